@@ -1,0 +1,62 @@
+# Finds libtorch without asking for a CUDA toolkit, which the wheel's own CMake package does.
+#
+#   TORCH_ROOT    the folder that holds include/ and lib/: an unpacked libtorch, or site-packages/torch.
+#                 Default: .deps/libtorch/torch (with `cuda`: .deps/libtorch-cuda/torch), which tools/setup fills.
+#   Torch::torch  libtorch_cpu and libc10; with the component `cuda` libtorch_cuda and libc10_cuda too.
+#   Torch_VERSION
+set(_torch_folder ${PROJECT_SOURCE_DIR}/.deps/libtorch)
+if("cuda" IN_LIST Torch_FIND_COMPONENTS)
+  string(APPEND _torch_folder "-cuda")
+endif()
+set(TORCH_ROOT "${_torch_folder}/torch" CACHE PATH "Folder that holds libtorch's include/ and lib/")
+
+set(_torch_hints PATHS "${TORCH_ROOT}" NO_DEFAULT_PATH)
+find_path(Torch_INCLUDE_DIR torch/csrc/api/include/torch/torch.h ${_torch_hints} PATH_SUFFIXES include)
+find_library(Torch_CPU_LIBRARY torch_cpu ${_torch_hints} PATH_SUFFIXES lib)
+find_library(Torch_C10_LIBRARY c10 ${_torch_hints} PATH_SUFFIXES lib)
+mark_as_advanced(Torch_INCLUDE_DIR Torch_CPU_LIBRARY Torch_C10_LIBRARY)
+set(_torch_required Torch_CPU_LIBRARY Torch_C10_LIBRARY Torch_INCLUDE_DIR)
+
+if("cuda" IN_LIST Torch_FIND_COMPONENTS)
+  find_library(Torch_CUDA_LIBRARY torch_cuda ${_torch_hints} PATH_SUFFIXES lib)
+  find_library(Torch_C10_CUDA_LIBRARY c10_cuda ${_torch_hints} PATH_SUFFIXES lib)
+  mark_as_advanced(Torch_CUDA_LIBRARY Torch_C10_CUDA_LIBRARY)
+  list(APPEND _torch_required Torch_CUDA_LIBRARY Torch_C10_CUDA_LIBRARY)
+endif()
+
+if(Torch_INCLUDE_DIR)
+  file(GLOB_RECURSE _torch_version_files "${Torch_INCLUDE_DIR}/torch/headeronly/version.h"
+       "${Torch_INCLUDE_DIR}/torch/csrc/api/include/torch/version.h")
+  foreach(_file IN LISTS _torch_version_files)
+    file(STRINGS "${_file}" _line REGEX "#define TORCH_VERSION \"")
+    if(_line MATCHES "\"([0-9]+\\.[0-9]+\\.[0-9]+)")
+      set(Torch_VERSION "${CMAKE_MATCH_1}")
+    endif()
+  endforeach()
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(
+  Torch
+  REQUIRED_VARS ${_torch_required}
+  VERSION_VAR Torch_VERSION
+  REASON_FAILURE_MESSAGE
+    "Looked in TORCH_ROOT=${TORCH_ROOT}. Run tools/setup (or `make`), or point -DTORCH_ROOT= at an unpacked libtorch or at site-packages/torch of a PyTorch >= ${Torch_FIND_VERSION}.")
+
+if(Torch_FOUND AND NOT TARGET Torch::torch)
+  add_library(Torch::c10 SHARED IMPORTED)
+  set_target_properties(Torch::c10 PROPERTIES IMPORTED_LOCATION "${Torch_C10_LIBRARY}")
+  add_library(Torch::cpu SHARED IMPORTED)
+  set_target_properties(Torch::cpu PROPERTIES IMPORTED_LOCATION "${Torch_CPU_LIBRARY}")
+  add_library(Torch::torch INTERFACE IMPORTED)
+  # The wheel's own libgomp must win over the compiler's: two OpenMP runtimes spin against each other.
+  # Its folder is libtorch's, so the run path that CMake writes for libtorch_cpu already leads there.
+  target_link_libraries(Torch::torch INTERFACE Torch::cpu Torch::c10)
+  target_include_directories(Torch::torch INTERFACE "${Torch_INCLUDE_DIR}"
+                                                    "${Torch_INCLUDE_DIR}/torch/csrc/api/include")
+  if("cuda" IN_LIST Torch_FIND_COMPONENTS)
+    # No symbol of ours names libtorch_cuda: it registers its kernels when it is loaded, so it must be kept.
+    target_link_libraries(
+      Torch::torch INTERFACE -Wl,--no-as-needed "${Torch_CUDA_LIBRARY}" "${Torch_C10_CUDA_LIBRARY}" -Wl,--as-needed)
+  endif()
+endif()

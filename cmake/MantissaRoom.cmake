@@ -1,0 +1,59 @@
+include(GoogleTest)
+
+# mantissa_pch(<name> <headers>...): a precompiled header that mantissa_use_pch() gives to any number of targets.
+# Sources still include what they use: clang-tidy and the header check compile without it.
+function(mantissa_pch name)
+  if(MANTISSA_PCH)
+    add_library(${name} OBJECT ${PROJECT_SOURCE_DIR}/cmake/empty.cpp)
+    target_link_libraries(${name} PRIVATE Torch::torch mantissa_warnings)
+    target_precompile_headers(${name} PRIVATE ${ARGN})
+  endif()
+endfunction()
+
+function(mantissa_use_pch target name)
+  if(MANTISSA_PCH)
+    target_precompile_headers(${target} REUSE_FROM ${name})
+  endif()
+endfunction()
+
+# mantissa_room(<room> [MODULES] DEPENDS <rooms>... SOURCES <files>... HEADERS <public headers>... [LIBS <targets>...])
+# A room is one folder and one static library, mantissa::<room>. DEPENDS is the drawing of the
+# architecture: a call the wrong way fails at link, and tools/check_arrows.py reads the same line. MODULES: most of
+# the room's sources include torch::nn or torch::optim, so that the precompiled header pays.
+function(mantissa_room room)
+  cmake_parse_arguments(ARG "MODULES" "" "DEPENDS;SOURCES;HEADERS;LIBS" ${ARGN})
+  add_library(mantissa_${room} STATIC ${ARG_SOURCES})
+  add_library(mantissa::${room} ALIAS mantissa_${room})
+  if(ARG_MODULES)
+    mantissa_use_pch(mantissa_${room} mantissa_module_pch)
+  endif()
+  set_target_properties(mantissa_${room} PROPERTIES EXPORT_NAME ${room} VERIFY_INTERFACE_HEADER_SETS ON)
+  target_sources(mantissa_${room} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS})
+  list(TRANSFORM ARG_DEPENDS PREPEND mantissa::)
+  target_link_libraries(mantissa_${room} PUBLIC Torch::torch ${ARG_DEPENDS} PRIVATE ${ARG_LIBS})
+  target_link_libraries(mantissa_${room} PRIVATE $<BUILD_INTERFACE:mantissa_warnings>)
+  set_property(GLOBAL APPEND PROPERTY MANTISSA_ROOMS mantissa_${room})
+endfunction()
+
+# mantissa_test(<room> <sources>... [LIBS <targets>...]): one GoogleTest program that links this room alone.
+function(mantissa_test room)
+  if(NOT MANTISSA_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "LIBS" ${ARGN})
+  add_executable(${room}_test ${ARG_UNPARSED_ARGUMENTS})
+  target_link_libraries(${room}_test PRIVATE mantissa::${room} mantissa_warnings GTest::gtest GTest::gmock
+                                             GTest::gtest_main ${ARG_LIBS})
+  target_compile_definitions(${room}_test PRIVATE MANTISSA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  mantissa_use_pch(${room}_test mantissa_test_pch)
+  gtest_discover_tests(${room}_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300 LABELS ${room})
+endfunction()
+
+# mantissa_bench(<room> <sources>...): one Google Benchmark program, built by `make bench`.
+function(mantissa_bench room)
+  if(NOT MANTISSA_BENCH)
+    return()
+  endif()
+  add_executable(${room}_bench ${ARGN})
+  target_link_libraries(${room}_bench PRIVATE mantissa::${room} mantissa_warnings benchmark::benchmark_main)
+endfunction()

@@ -1,0 +1,1 @@
+// A precompiled header needs one source file to belong to.
