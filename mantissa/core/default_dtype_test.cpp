@@ -1,0 +1,45 @@
+#include "mantissa/core/default_dtype.h"
+
+#include <stdexcept>
+
+#include <torch/torch.h>
+
+#include <gtest/gtest.h>
+
+namespace mantissa {
+namespace {
+
+TEST(DefaultDtypeGuard, IN03_RestoresWhenTheBodyThrows) {
+  const auto before = torch::get_default_dtype();
+  try {
+    DefaultDtypeGuard guard(at::kBFloat16);
+    EXPECT_EQ(torch::ones(1).scalar_type(), at::kBFloat16);
+    throw std::runtime_error("body");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_EQ(torch::get_default_dtype(), before);
+}
+
+TEST(DefaultDtypeGuard, NestsAndCapturesOnEntry) {
+  DefaultDtypeGuard outer(at::kDouble);
+  {
+    DefaultDtypeGuard inner(at::kHalf);
+    EXPECT_EQ(torch::nn::Linear(2, 2)->weight.scalar_type(), at::kHalf);
+  }
+  EXPECT_EQ(torch::ones(1).scalar_type(), at::kDouble);
+}
+
+TEST(DefaultDtypeGuard, RefusesIntegersAndChangesNothing) {
+  const auto before = torch::get_default_dtype();
+  EXPECT_THROW(DefaultDtypeGuard guard(at::kInt), c10::ValueError);
+  EXPECT_EQ(torch::get_default_dtype(), before);
+}
+
+TEST(DefaultDtypeGuard, IN02_ExplicitDtypesWin) {
+  DefaultDtypeGuard guard(at::kHalf);
+  EXPECT_EQ(torch::ones(1, at::kFloat).scalar_type(), at::kFloat);
+  EXPECT_EQ(torch::nn::BatchNorm1d(2)->num_batches_tracked.scalar_type(), at::kLong);
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,99 @@
+#include "mantissa/core/device.h"
+
+#include <sys/resource.h>
+
+#include <utility>
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/cpu/Utils.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/DeviceCapability.h>
+
+namespace mantissa {
+namespace {
+
+/// One of the names in at::cpu::get_cpu_capabilities(); absent on other architectures means no.
+bool cpu_has(const std::string& capability) {
+  static const auto capabilities = at::cpu::get_cpu_capabilities();
+  const auto found = capabilities.find(capability);
+  return found != capabilities.end() && found->second.isBool() && found->second.toBool();
+}
+
+DtypeSupportInfo cpu_support(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+      return {DtypeSupport::kNative, "every CPU"};
+    case at::kBFloat16:
+      if (cpu_has("amx_bf16")) return {DtypeSupport::kNative, "AMX-BF16"};
+      if (cpu_has("avx512_bf16")) return {DtypeSupport::kNative, "AVX512-BF16"};
+      return {DtypeSupport::kEmulated, "no bf16 products on this CPU: computed through float32, slower"};
+    case at::kHalf:
+      if (cpu_has("amx_fp16")) return {DtypeSupport::kNative, "AMX-FP16"};
+      if (cpu_has("avx512_fp16")) return {DtypeSupport::kNative, "AVX512-FP16"};
+      return {DtypeSupport::kEmulated, "no fp16 products on this CPU: computed through float32, slower"};
+    default:
+      return {DtypeSupport::kUnavailable, "no CPU kernels for this dtype"};
+  }
+}
+
+DtypeSupportInfo cuda_support(at::Device device, at::ScalarType dtype) {
+  if (cuda_device_count() == 0) return {DtypeSupport::kUnavailable, why_no_cuda()};
+  const auto capability = at::accelerator::getDeviceCapability(device.has_index() ? device.index() : 0);
+  const auto bit = uint64_t{1} << static_cast<uint64_t>(dtype);
+  return capability.capability_data.capability_bits & bit
+             ? DtypeSupportInfo{DtypeSupport::kNative, "CUDA device"}
+             : DtypeSupportInfo{DtypeSupport::kEmulated, "not among the device's own dtypes"};
+}
+
+}  // namespace
+
+int64_t cuda_device_count() {
+  const auto& hooks = at::detail::getCUDAHooks();
+  return hooks.hasCUDA() ? hooks.deviceCount() : 0;
+}
+
+std::string why_no_cuda() {
+#ifdef MANTISSA_CUDA
+  return "libtorch sees no CUDA device: check nvidia-smi and CUDA_VISIBLE_DEVICES";
+#else
+  return "this build has no CUDA: build the `cuda` preset (make PRESET=cuda)";
+#endif
+}
+
+at::Device resolve_device(const std::string& name) {
+  if (name == "auto") return cuda_device_count() > 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  at::Device device(at::kCPU);
+  try {
+    device = at::Device(name);
+  } catch (const c10::Error&) {
+    TORCH_CHECK_VALUE(false, "device '", name, "' is not a device name; choose auto, cpu, cuda or cuda:N");
+  }
+  if (device.is_cpu()) return device;
+  TORCH_CHECK_VALUE(device.is_cuda(), "device '", name, "' is not supported; choose auto, cpu, cuda or cuda:N");
+  const int64_t count = cuda_device_count();
+  TORCH_CHECK_VALUE(count > 0, "device '", name, "' was asked for, but ", why_no_cuda(), ", or choose --device cpu");
+  if (!device.has_index()) device.set_index(0);
+  TORCH_CHECK_VALUE(device.index() < count, "device '", name, "' was asked for, but this machine has ", count,
+                    " CUDA device(s), numbered from 0");
+  return device;
+}
+
+DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype) {
+  if (device.is_cpu()) return cpu_support(dtype);
+  if (device.is_cuda()) return cuda_support(device, dtype);
+  return {DtypeSupport::kUnavailable, "only cpu and cuda are supported"};
+}
+
+int64_t peak_memory_bytes(at::Device device) {
+  if (device.is_cuda() && cuda_device_count() > 0) {
+    const auto stats = at::accelerator::getDeviceStats(device.has_index() ? device.index() : 0);
+    return stats.allocated_bytes[static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE)].peak;
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;  // Linux gives kibibytes
+}
+
+}  // namespace mantissa

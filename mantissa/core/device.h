@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+namespace mantissa {
+
+/// The device a user named: "auto" (the first GPU, else the CPU), "cpu", "cuda", "cuda:1".
+/// Errors: c10::ValueError if the name is unknown or this machine or build has no such device.
+at::Device resolve_device(const std::string& name);
+
+/// Number of CUDA devices that this process can use; 0 without a GPU or without MANTISSA_CUDA=ON. Never throws.
+int64_t cuda_device_count();
+
+/// Why cuda_device_count() is 0, with the cure, for errors and `mantissa modes`.
+std::string why_no_cuda();
+
+/// How a device computes in a dtype.
+enum class DtypeSupport {
+  kNative,      ///< its own instructions multiply in this dtype
+  kEmulated,    ///< right results through other instructions, usually slower than float32
+  kUnavailable  ///< it cannot be run here
+};
+
+struct DtypeSupportInfo {
+  DtypeSupport support;
+  std::string reason;  ///< "AVX512-BF16", "no 16-bit product instructions on this CPU", ...
+};
+
+/// Whether `device` multiplies matrices of `dtype` natively, and by what. Floating-point dtypes only.
+DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype);
+
+/// Peak memory so far. CPU: the process's peak resident set; CUDA: the caching allocator's peak.
+/// Units: bytes.
+int64_t peak_memory_bytes(at::Device device);
+
+}  // namespace mantissa

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace mantissa {
+
+/// The candidate that `name` was most likely meant to be, or "" if none is within a third of its length in
+/// edits. For errors that name the cure: "unknown key 'precison', did you mean 'precision'?".
+std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates);
+
+/// "a, b, c"
+std::string join_names(const std::vector<std::string>& names);
+
+/// "; did you mean 'precision'?" or "".
+std::string did_you_mean(const std::string& name, const std::vector<std::string>& candidates);
+
+}  // namespace mantissa
