@@ -1,0 +1,185 @@
+#include "mantissa/io/atomic_file.h"
+
+#include <csignal>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <iterator>
+#include <string>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <thread>
+#include <unistd.h>
+
+#include <torch/torch.h>
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class AtomicFile : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "mantissa-atomic-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static std::string content(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  size_t files() const { return size_t(std::distance(fs::directory_iterator(folder_), {})); }
+  template <typename F>
+  static std::string error_of(const F& f) {
+    try {
+      f();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "no error";
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(AtomicFile, ThrowInTheMiddleKeepsTheOldFile) {
+  write_file_atomically(folder_ / "a", "old");
+  EXPECT_THROW(write_file_atomically(folder_ / "a",
+                                     [](std::ostream& out) {
+                                       out << std::string(1 << 20, 'x');
+                                       throw std::runtime_error("stop");
+                                     }),
+               std::runtime_error);
+  EXPECT_EQ(content(folder_ / "a"), "old");
+  EXPECT_EQ(files(), 1u);
+}
+
+// The size limit fails as a full disk does: write() comes back short, then with an error.
+TEST_F(AtomicFile, FullDiskKeepsTheOldFileAndNamesTheCure) {
+  write_file_atomically(folder_ / "a", "old");
+  rlimit old_limit{};
+  getrlimit(RLIMIT_FSIZE, &old_limit);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit{100'000, old_limit.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const std::string large =
+      error_of([&] { write_file_atomically(folder_ / "a", std::string(200'000, 'x')); });
+  // Small pieces reach the disk only when the buffer is full, or at the very end.
+  const std::string small = error_of([&] {
+    write_file_atomically(folder_ / "a", [](std::ostream& out) {
+      for (int i = 0; i < 20'000; ++i) out << "0123456789";
+    });
+  });
+  const std::string swallowed = error_of([&] {
+    write_file_atomically(folder_ / "a", [](std::ostream& out) {
+      try {
+        out << std::string(200'000, 'x');
+      } catch (...) {
+      }
+    });
+  });
+  setrlimit(RLIMIT_FSIZE, &old_limit);
+  std::signal(SIGXFSZ, old_handler);
+  for (const std::string& message : {large, small, swallowed}) {
+    EXPECT_THAT(message, HasSubstr((folder_ / "a").string()));
+    EXPECT_THAT(message, HasSubstr("File too large; raise the limit"));
+  }
+  EXPECT_EQ(content(folder_ / "a"), "old");
+  EXPECT_EQ(files(), 1u);
+}
+
+TEST_F(AtomicFile, MissingFolderAndFileAsFolder) {
+  EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "none" / "a", "x"); }),
+              HasSubstr("No such file or directory; create its folder first"));
+  write_file_atomically(folder_ / "file", "x");
+  EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "file" / "a", "x"); }),
+              HasSubstr("Not a directory; create its folder first"));
+  EXPECT_EQ(content(folder_ / "file"), "x");
+}
+
+TEST_F(AtomicFile, ReadOnlyFolder) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
+  fs::permissions(folder_, fs::perms::owner_read | fs::perms::owner_exec);
+  EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "a", "x"); }),
+              HasSubstr("Permission denied; choose"));
+  fs::permissions(folder_, fs::perms::owner_all);
+}
+
+// rename() over /dev/full would replace the device for everyone.
+TEST_F(AtomicFile, RefusesWhatIsNoRegularFile) {
+  EXPECT_THAT(error_of([] { write_file_atomically("/dev/full", "x"); }), HasSubstr("it is a device"));
+  EXPECT_THAT(error_of([&] { write_file_atomically(folder_, "x"); }), HasSubstr("it is a folder"));
+  EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "", "x"); }), HasSubstr("names no file"));
+  EXPECT_THAT(error_of([] { write_file_atomically("", "x"); }), HasSubstr("names no file"));
+}
+
+TEST_F(AtomicFile, LeftoverOfAKilledProcessIsNotTouched) {
+  // Whatever number comes next, some of these names are taken.
+  for (int n = 0; n < 100; ++n) {
+    std::ofstream(folder_ / (".a.tmp-" + std::to_string(getpid()) + "-" + std::to_string(n))) << "left over";
+  }
+  write_file_atomically(folder_ / "a", "new");
+  EXPECT_EQ(content(folder_ / "a"), "new");
+  EXPECT_EQ(files(), 101u);
+}
+
+TEST_F(AtomicFile, FollowsLinksAndKeepsPermissions) {
+  write_file_atomically(folder_ / "real", "old");
+  fs::permissions(folder_ / "real", fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink("real", folder_ / "link");
+  fs::create_symlink("later", folder_ / "dangling");
+  write_file_atomically(folder_ / "link", "new");
+  write_file_atomically(folder_ / "dangling", "made");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
+  EXPECT_EQ(content(folder_ / "real"), "new");
+  EXPECT_EQ(content(folder_ / "later"), "made");
+  EXPECT_EQ(fs::status(folder_ / "real").permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink("loop", folder_ / "loop");
+  EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "loop", "x"); }),
+              HasSubstr("following the symbolic link"));
+}
+
+TEST_F(AtomicFile, EveryMixOfSmallAndLargeWrites) {
+  std::string want;
+  write_file_atomically(folder_ / "a", [&](std::ostream& out) {
+    for (const size_t n : {0, 1, 65'535, 1, 1, 65'536, 65'537, 3, 200'000, 7}) {
+      const std::string piece(n, char('a' + want.size() % 26));
+      out.write(piece.data(), std::streamsize(n));
+      want += piece;
+      out.put('|');
+      want += '|';
+    }
+    out.flush();
+  });
+  EXPECT_EQ(content(folder_ / "a"), want);
+  write_file_atomically(folder_ / "a", "");
+  EXPECT_EQ(content(folder_ / "a"), "");
+  const std::string longest(255, 'n');
+  write_file_atomically(folder_ / longest, "x");
+  EXPECT_EQ(content(folder_ / longest), "x");
+}
+
+TEST_F(AtomicFile, ReadersSeeOneOrTheOtherWhole) {
+  const std::string a(300'000, 'a'), b(300'000, 'b');
+  write_file_atomically(folder_ / "f", a);
+  std::thread one([&] {
+    for (int i = 0; i < 10; ++i) write_file_atomically(folder_ / "f", a);
+  });
+  std::thread two([&] {
+    for (int i = 0; i < 10; ++i) write_file_atomically(folder_ / "f", b);
+  });
+  for (int i = 0; i < 50; ++i) {
+    const std::string seen = content(folder_ / "f");
+    EXPECT_TRUE(seen == a || seen == b) << seen.size();
+  }
+  one.join();
+  two.join();
+  EXPECT_EQ(files(), 1u);
+}
+
+}  // namespace
+}  // namespace mantissa

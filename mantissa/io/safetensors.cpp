@@ -1,0 +1,151 @@
+#include "mantissa/io/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <fcntl.h>
+#include <ostream>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/io/atomic_file.h"
+
+namespace mantissa {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors data are little-endian");
+
+constexpr uint64_t kLengthBytes = 8;
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+void check_writable(const std::string& name, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined(), "save_safetensors: tensor '", name, "' is undefined; leave it out");
+  TORCH_CHECK_VALUE(!tensor.is_meta(), "save_safetensors: tensor '", name,
+                    "' is on the meta device and has no values; materialise it first");
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided && tensor.has_storage(), "save_safetensors: tensor '",
+                    name, "' is sparse or has no storage; convert it with to_dense() first");
+}
+
+at::Tensor on_cpu(const at::Tensor& tensor) {
+  // A conjugate or negated view keeps its bit through contiguous(); the bytes would be those of its base.
+  return tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+}
+
+}  // namespace
+
+void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
+                      const std::map<std::string, std::string>& metadata) {
+  SafetensorsHeader header;
+  header.metadata = metadata;
+  for (const auto& [name, tensor] : tensors) {
+    check_writable(name, tensor);
+    header.tensors[name] = {tensor.scalar_type(), tensor.sizes().vec(), 0, 0};
+  }
+  std::vector<std::string> order;
+  const std::string text = make_safetensors_header(header, order);
+  write_file_atomically(path, [&](std::ostream& stream) {
+    const uint64_t length = text.size();
+    stream.write(reinterpret_cast<const char*>(&length), kLengthBytes);
+    stream.write(text.data(), std::streamsize(text.size()));
+    for (const std::string& name : order) {
+      const at::Tensor tensor = on_cpu(tensors.at(name));
+      if (tensor.nbytes() == 0) continue;
+      stream.write(static_cast<const char*>(tensor.const_data_ptr()), std::streamsize(tensor.nbytes()));
+    }
+  });
+}
+
+Safetensors load_safetensors(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  Safetensors loaded;
+  loaded.metadata = file.metadata();
+  for (const auto& [name, entry] : file.entries()) loaded.tensors.emplace(name, file.read(name));
+  return loaded;
+}
+
+namespace {
+
+/// Reads `n` bytes at `offset`, however many calls that takes (Linux reads at most 2 GiB at once).
+void read_exactly(int fd, char* out, uint64_t n, uint64_t offset, const std::string& file) {
+  while (n > 0) {
+    const ssize_t got = ::pread(fd, out, size_t(n), off_t(offset));
+    if (got < 0 && errno == EINTR) continue;
+    TORCH_CHECK(got >= 0, "cannot read '", file, "' at byte ", offset, ": ", reason(errno),
+                "; check the disk");
+    TORCH_CHECK(
+        got > 0, "cannot read '", file, "': it ends at byte ", offset, ", ", n,
+        " too early, though it was longer when it was opened; do not write to a file that is being read");
+    out += got;
+    offset += uint64_t(got);
+    n -= uint64_t(got);
+  }
+}
+
+/// Closes the file if the constructor throws.
+struct Closer {
+  int fd;
+  ~Closer() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : name_(path.string()) {
+  Closer file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  TORCH_CHECK(file.fd >= 0, "cannot open safetensors file '", name_, "': ", reason(errno),
+              "; check the path and its permissions");
+  struct stat status {};
+  TORCH_CHECK(::fstat(file.fd, &status) == 0 && S_ISREG(status.st_mode), "cannot open safetensors file '",
+              name_, "': it is not a regular file; give the path of a .safetensors file");
+  const uint64_t file_bytes = uint64_t(status.st_size);
+  TORCH_CHECK_VALUE(file_bytes >= kLengthBytes, "safetensors file '", name_, "': it is truncated: at least ",
+                    kLengthBytes, " bytes were expected, but it has ", file_bytes,
+                    "; get the file again from its source");
+  uint64_t header_bytes = 0;
+  read_exactly(file.fd, reinterpret_cast<char*>(&header_bytes), kLengthBytes, 0, name_);
+  TORCH_CHECK_VALUE(header_bytes <= kSafetensorsMaxHeaderBytes, "safetensors file '", name_,
+                    "': its header of ", header_bytes, " bytes is over the limit of ",
+                    kSafetensorsMaxHeaderBytes,
+                    ", so that it is most likely no safetensors file; check its path");
+  TORCH_CHECK_VALUE(header_bytes <= file_bytes - kLengthBytes, "safetensors file '", name_,
+                    "': it is truncated: its header alone needs ", kLengthBytes + header_bytes,
+                    " bytes, but the file has ", file_bytes, "; get the file again from its source");
+  std::string text(header_bytes, '\0');
+  read_exactly(file.fd, text.data(), header_bytes, kLengthBytes, name_);
+  data_begin_ = kLengthBytes + header_bytes;
+  header_ = parse_safetensors_header(text, file_bytes - data_begin_, name_);
+  std::swap(fd_, file.fd);
+}
+
+SafetensorsFile::~SafetensorsFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+at::Tensor SafetensorsFile::read(const std::string& name) const {
+  const auto found = header_.tensors.find(name);
+  if (found == header_.tensors.end()) {
+    std::vector<std::string> names;
+    for (const auto& [known, entry] : header_.tensors) names.push_back(known);
+    TORCH_CHECK_VALUE(false, "safetensors file '", name_, "' has no tensor '", name, "'",
+                      did_you_mean(name, names), "; entries() lists all ", names.size());
+  }
+  const SafetensorsEntry& entry = found->second;
+  at::Tensor tensor = at::empty(entry.shape, at::TensorOptions().dtype(entry.dtype).device(at::kCPU));
+  char* bytes = static_cast<char*>(tensor.mutable_data_ptr());
+  const uint64_t n = entry.end - entry.begin;
+  read_exactly(fd_, bytes, n, data_begin_ + entry.begin, name_);
+  // A C++ bool that is neither 0 nor 1 is undefined behaviour for whoever reads it.
+  if (entry.dtype == at::kBool) {
+    for (uint64_t i = 0; i < n; ++i) bytes[i] = bytes[i] != 0;
+  }
+  return tensor;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,176 @@
+#include "mantissa/io/safetensors_header.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+namespace mantissa {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+std::string error_of(const std::string& json, uint64_t data_bytes) {
+  try {
+    parse_safetensors_header(json, data_bytes, "some.file");
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+std::string entry(const std::string& dtype, const std::string& shape, const std::string& offsets) {
+  return R"({"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
+}
+std::string one(const std::string& value) { return R"({"w":)" + value + "}"; }
+
+struct BadHeader {
+  const char* name;
+  std::string json;
+  uint64_t data_bytes;
+  const char* message;
+};
+
+class BadHeaders : public testing::TestWithParam<BadHeader> {};
+
+TEST_P(BadHeaders, NamesFileTensorAndWhatIsWrong) {
+  const std::string message = error_of(GetParam().json, GetParam().data_bytes);
+  EXPECT_THAT(message, AllOf(HasSubstr("safetensors file 'some.file'"), HasSubstr(GetParam().message)));
+  EXPECT_THAT(message, Not(HasSubstr("\n")));
+}
+
+const std::string kTwo63 = "9223372036854775808", kTwo62 = "4611686018427387904";
+
+const BadHeader kBadHeaders[] = {
+    {"Empty", "", 0, "does not begin with '{'"},
+    {"SpaceFirst", " {}", 0, "does not begin with '{'"},
+    {"List", "[]", 0, "does not begin with '{'"},
+    {"CutJson", R"({"w":{"dtype":"F32")", 4, "not valid JSON"},
+    {"TextAfterJson", "{} x", 0, "not valid JSON"},
+    {"NotUtf8", "{\"\xff\":1}", 0, "not valid JSON"},
+    {"HugeNumber", one("1e999"), 0, "not valid JSON"},
+    {"NestedDeep", one(std::string(100'000, '[')), 0, "nests deeper"},
+    {"RepeatedName",
+     R"({"w":)" + entry("U8", "[1]", "[0,1]") + R"(,"w":)" + entry("U8", "[1]", "[0,1]") + "}", 1,
+     "names 'w' twice"},
+    {"RepeatedField", one(R"({"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]})"), 1,
+     "names 'dtype' twice"},
+    {"EntryIsNumber", one("3"), 0, "tensor 'w': its entry in the header must be an object"},
+    {"UnknownField", one(R"({"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":0})"), 1, "unknown field 'x'"},
+    {"NoShape", one(R"({"dtype":"U8","data_offsets":[0,1]})"), 1, "tensor 'w': the field 'shape' is missing"},
+    {"DtypeIsNumber", one(R"({"dtype":1,"shape":[1],"data_offsets":[0,1]})"), 1, "dtype must be a string"},
+    {"UnknownDtype", one(entry("F4", "[1]", "[0,1]")), 1,
+     "tensor 'w': dtype 'F4' is not one that libtorch can hold"},
+    {"ShapeIsNumber", one(entry("U8", "1", "[0,1]")), 1, "shape must be a list"},
+    {"NegativeSize", one(entry("U8", "[-1]", "[0,1]")), 1,
+     "shape must hold whole numbers from 0 to 2^64 - 1, but holds -1"},
+    {"FractionalSize", one(entry("U8", "[1.0]", "[0,1]")), 1, "but holds 1.0"},
+    {"SizeOf63Bits", one(entry("U8", "[" + kTwo63 + "]", "[0,1]")), 1, "overflows 63 bits"},
+    {"ProductOverflows", one(entry("U8", "[" + kTwo62 + ",2]", "[0,1]")), 1,
+     "product of its shape overflows"},
+    {"EmptyProductOverflows", one(entry("U8", "[0," + kTwo62 + ",2]", "[0,0]")), 0,
+     "product of its shape overflows"},
+    {"BytesOverflow", one(entry("F64", "[" + kTwo62 + "]", "[0,1]")), 1, "size in bytes overflows"},
+    {"TooManyDimensions",
+     one(entry(
+         "U8",
+         "[1" +
+             [] {
+               std::string ones;
+               for (int i = 0; i < 64; ++i) ones += ",1";
+               return ones;
+             }() +
+             "]",
+         "[0,1]")),
+     1, "65 dimensions"},
+    {"OneOffset", one(entry("U8", "[1]", "[0]")), 1, "list of begin and end"},
+    {"NegativeOffset", one(entry("U8", "[1]", "[-1,0]")), 1, "data_offsets must hold whole numbers"},
+    {"EndBeforeBegin", one(entry("U8", "[1]", "[1,0]")), 1, "before they begin"},
+    {"SizeMismatch", one(entry("F32", "[2,3]", "[0,23]")), 23, "make 24 bytes, but data_offsets hold 23"},
+    {"Truncated", one(entry("F32", "[2]", "[0,8]")), 7,
+     "truncated: its header promises 8 bytes of tensors, but only 7"},
+    {"TrailingBytes", one(entry("F32", "[2]", "[0,8]")), 9,
+     "1 bytes after the last tensor belong to no tensor"},
+    {"HoleAtStart", one(entry("F32", "[2]", "[4,12]")), 12,
+     "the 4 bytes before it, from 0, belong to no tensor"},
+    {"Hole", R"({"a":)" + entry("U8", "[2]", "[0,2]") + R"(,"b":)" + entry("U8", "[1]", "[3,4]") + "}", 4,
+     "tensor 'b': the 1 bytes before it, from 2"},
+    {"Overlap", R"({"a":)" + entry("U8", "[2]", "[0,2]") + R"(,"b":)" + entry("U8", "[2]", "[1,3]") + "}", 3,
+     "tensor 'b': its bytes from 1 overlap those of another tensor, which end at 2"},
+    {"SameBytesTwice",
+     R"({"a":)" + entry("U8", "[2]", "[0,2]") + R"(,"b":)" + entry("U8", "[2]", "[0,2]") + "}", 2, "overlap"},
+    {"EmptyTensorInsideAnother",
+     R"({"a":)" + entry("U8", "[2]", "[0,2]") + R"(,"b":)" + entry("U8", "[0]", "[1,1]") + "}", 2, "overlap"},
+    {"DataWithoutTensors", "{}", 5, "5 bytes after the last tensor"},
+    {"MetadataIsList", R"({"__metadata__":[]})", 0, "__metadata__ must be an object"},
+    {"MetadataIsNumber", R"({"__metadata__":{"step":3}})", 0, "the metadata 'step' must be a string"},
+    {"ControlInName", "{\"a\\u000ab\":3}", 0, "tensor 'a?b'"},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, BadHeaders, testing::ValuesIn(kBadHeaders),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(SafetensorsHeader, ReadsEveryField) {
+  const SafetensorsHeader header = parse_safetensors_header(
+      R"({"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},"__metadata__":{"format":"pt","":""},)"
+      R"("a":{"shape":[],"data_offsets":[12,13],"dtype":"BOOL"},"e":{"dtype":"F64","shape":[0,5],"data_offsets":[12,12]}}  )",
+      13, "f");
+  ASSERT_EQ(header.tensors.size(), 3u);
+  EXPECT_EQ(header.tensors.at("b").dtype, at::kBFloat16);
+  EXPECT_EQ(header.tensors.at("b").shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(header.tensors.at("a").begin, 12u);
+  EXPECT_TRUE(header.tensors.at("a").shape.empty());
+  EXPECT_EQ(header.tensors.at("e").shape, (std::vector<int64_t>{0, 5}));
+  EXPECT_EQ(header.metadata, (std::map<std::string, std::string>{{"format", "pt"}, {"", ""}}));
+}
+
+// No prefix and no single wrong byte of a good header may crash or hang; most are refused.
+TEST(SafetensorsHeader, SurvivesEveryCutAndEveryChangedByte) {
+  const std::string good =
+      R"({"w":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"__metadata__":{"k":"v"}})";
+  EXPECT_EQ(error_of(good, 8), "no error");
+  for (size_t n = 0; n < good.size(); ++n) EXPECT_NE(error_of(good.substr(0, n), 8), "no error") << n;
+  size_t refused = 0;
+  for (size_t i = 0; i < good.size(); ++i) {
+    for (int c = 0; c < 256; ++c) {
+      std::string bad = good;
+      bad[i] = char(c);
+      refused += error_of(bad, 8) != "no error";
+    }
+  }
+  EXPECT_GT(refused, good.size() * 200);
+}
+
+TEST(SafetensorsHeader, WritesWidestFirstThenByName) {
+  SafetensorsHeader header;
+  header.tensors = {
+      {"a", {at::kHalf, {3}, 0, 0}}, {"c", {at::kFloat, {}, 0, 0}}, {"b", {at::kFloat, {2}, 0, 0}}};
+  std::vector<std::string> order;
+  const std::string text = make_safetensors_header(header, order);
+  EXPECT_EQ(order, (std::vector<std::string>{"b", "c", "a"}));
+  EXPECT_EQ(text.size() % 8, 0u);
+  EXPECT_THAT(text, HasSubstr(R"("a":{"dtype":"F16","shape":[3],"data_offsets":[12,18]}})"));
+  EXPECT_EQ(parse_safetensors_header(text, 18, "f").tensors.at("c").begin, 8u);
+}
+
+TEST(SafetensorsHeader, RefusesToWriteWhatNobodyReads) {
+  const auto error = [](SafetensorsHeader header) {
+    std::vector<std::string> order;
+    try {
+      make_safetensors_header(header, order);
+    } catch (const c10::ValueError& e) {
+      return std::string(e.what_without_backtrace());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error({{{"__metadata__", {}}}, {}}), HasSubstr("rename it"));
+  EXPECT_THAT(error({{{"z", {at::kComplexDouble, {1}, 0, 0}}}, {}}),
+              HasSubstr("tensor 'z' is ComplexDouble"));
+  EXPECT_THAT(error({{{"\xff", {}}}, {}}), HasSubstr("not valid UTF-8"));
+  EXPECT_THAT(error({{}, {{"k", "\xff"}}}), HasSubstr("not valid UTF-8"));
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,117 @@
+#include "mantissa/io/weights.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <torch/torch.h>
+
+#include "mantissa/io/safetensors.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class Weights : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "mantissa-weights-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+    path_ = folder_ / "w.safetensors";
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static torch::nn::Sequential net(int64_t hidden = 3) {
+    return torch::nn::Sequential(torch::nn::Linear(2, hidden), torch::nn::BatchNorm1d(hidden));
+  }
+  static std::map<std::string, at::Tensor> copy(const torch::nn::Module& module) {
+    std::map<std::string, at::Tensor> out;
+    for (const auto& [name, weight] : named_weights(module)) out.emplace(name, weight.detach().clone());
+    return out;
+  }
+  std::string load_error(torch::nn::Module& module) const {
+    try {
+      load_weights(module, path_);
+    } catch (const c10::ValueError& error) {
+      return error.what_without_backtrace();
+    }
+    return "no error";
+  }
+
+  fs::path folder_, path_;
+};
+
+TEST_F(Weights, EveryMisfitInOneMessageAndNothingChanged) {
+  auto module = net();
+  auto tensors = copy(*module);
+  for (auto& [name, tensor] : tensors) tensor += 1;
+  tensors.erase("0.bias");
+  tensors["0.bais"] = at::ones({3});
+  tensors["0.weight"] = at::ones({3, 4});
+  tensors["1.num_batches_tracked"] = at::ones({}, at::kFloat);
+  tensors["1.running_mean"] = at::ones({3}, at::kComplexFloat);
+  save_safetensors(path_, tensors);
+  const auto before = copy(*module);
+  EXPECT_THAT(
+      load_error(*module),
+      AllOf(HasSubstr(path_.string()), HasSubstr("in 5 places"),
+            HasSubstr("'0.bias' is missing in the file; did you mean '0.bais'?"),
+            HasSubstr("'0.weight' has shape [3, 4] in the file, [3, 2] in the module"),
+            HasSubstr("'1.num_batches_tracked' is Float in the file, which cannot become the module's Long"),
+            HasSubstr("'1.running_mean' is ComplexFloat"), HasSubstr("'0.bais' is unknown to the module")));
+  for (const auto& [name, weight] : named_weights(*module))
+    EXPECT_TRUE(at::equal(weight, before.at(name))) << name;
+}
+
+TEST_F(Weights, LongListsAreCutAndCounted) {
+  std::map<std::string, at::Tensor> tensors;
+  for (int i = 0; i < 30; ++i) tensors[std::to_string(i)] = at::ones({1});
+  save_safetensors(path_, tensors);
+  auto module = net();
+  EXPECT_THAT(load_error(*module), AllOf(HasSubstr("in 37 places"), HasSubstr("and 17 more")));
+}
+
+TEST_F(Weights, MetaModuleIsRefused) {
+  struct Meta : torch::nn::Module {
+    Meta() { register_parameter("w", at::empty({2}, at::kMeta)); }
+  } module;
+  save_safetensors(path_, {{"w", at::ones({2})}});
+  EXPECT_THAT(load_error(module), HasSubstr("'w' is on the meta device; materialise"));
+  EXPECT_THROW(save_weights(module, folder_ / "meta"), c10::ValueError);
+}
+
+TEST_F(Weights, RoundTripThroughTheNamesOfPyTorch) {
+  auto saved = net(), loaded = net();
+  saved->forward(at::randn({4, 2}));
+  save_weights(*saved, path_, {{"format", "pt"}});
+  const SafetensorsFile file(path_);
+  EXPECT_EQ(file.entries().size(), 7u);
+  EXPECT_TRUE(file.entries().contains("1.running_var"));
+  const void* storage = loaded->parameters()[0].data_ptr();
+  load_weights(*loaded, path_);
+  EXPECT_EQ(loaded->parameters()[0].data_ptr(), storage);  // an optimizer keeps hold of the same tensors
+  for (const auto& [name, weight] : named_weights(*saved)) {
+    EXPECT_TRUE(at::equal(named_weights(*loaded).at(name), weight)) << name;
+  }
+  EXPECT_TRUE(loaded->parameters()[0].requires_grad());
+}
+
+TEST_F(Weights, TheModulesDtypeStays) {
+  auto saved = net(), loaded = net();
+  loaded->to(at::kDouble);
+  save_weights(*saved, path_);
+  load_weights(*loaded, path_);
+  EXPECT_EQ(loaded->parameters()[0].scalar_type(), at::kDouble);
+  EXPECT_TRUE(at::equal(loaded->parameters()[0], saved->parameters()[0].to(at::kDouble)));
+  auto half = net();
+  half->to(at::kBFloat16);
+  load_weights(*half, path_);
+  EXPECT_TRUE(at::equal(half->parameters()[0], saved->parameters()[0].to(at::kBFloat16)));
+}
+
+}  // namespace
+}  // namespace mantissa
