@@ -1,0 +1,73 @@
+#include "mantissa/amp/autocast.h"
+
+#include <ATen/autocast_mode.h>
+
+#include "mantissa/core/device.h"
+
+namespace mantissa {
+namespace {
+
+bool is_16_bit_float(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+bool has_cuda() {
+  // Asked for at every CUDA region; the driver's answer costs microseconds and does not change.
+  static const bool has_cuda = cuda_device_count() > 0;
+  return has_cuda;
+}
+
+/// Whether the region may be enabled. The dtype comes before the device, so that a program which is wrong on
+/// a GPU is wrong on a machine without one too.
+bool validate_cuda(at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(
+      is_16_bit_float(dtype), "Autocast(cuda, ", dtype,
+      "): CUDA autocast computes in Half or BFloat16; choose one of these, or pass enabled = false");
+  if (!has_cuda()) {
+    TORCH_WARN_ONCE("Autocast(cuda): CUDA is not available, so this region is disabled (", why_no_cuda(),
+                    "). Use Autocast(cpu) on this machine, or pass enabled = false.");
+    return false;
+  }
+  static const bool no_bf16 = dtype_support(at::kCUDA, at::kBFloat16).support == DtypeSupport::kUnavailable;
+  TORCH_CHECK_VALUE(dtype != at::kBFloat16 || !no_bf16,
+                    "Autocast(cuda, BFloat16): the current CUDA device does not support bfloat16; "
+                    "switch the dtype to Half and use a GradScaler");
+  return true;
+}
+
+bool validate(at::DeviceType device_type, at::ScalarType dtype) {
+  if (device_type == at::kCUDA) return validate_cuda(dtype);
+  if (is_16_bit_float(dtype)) return true;
+  TORCH_WARN_ONCE("Autocast(", c10::DeviceTypeName(device_type, /*lower_case=*/true), ", ", dtype,
+                  "): the dtype is not supported, so this region is disabled. Autocast on this device "
+                  "supports BFloat16 and Half; choose one of these, or pass enabled = false.");
+  return false;
+}
+
+}  // namespace
+
+Autocast::Autocast(at::DeviceType device_type, const AutocastOptions& options) : device_type_(device_type) {
+  TORCH_CHECK(at::autocast::is_autocast_available(device_type), "Autocast(",
+              c10::DeviceTypeName(device_type, /*lower_case=*/true),
+              "): unsupported autocast device type; use cpu or cuda");
+  previous_dtype_ = at::autocast::get_autocast_dtype(device_type);
+  dtype_ = options.dtype.value_or(previous_dtype_);
+  enabled_ = options.enabled && validate(device_type, dtype_);
+  previous_enabled_ = at::autocast::is_autocast_enabled(device_type);
+  previous_cache_enabled_ = at::autocast::is_autocast_cache_enabled();
+
+  // Nothing below throws: the state is either entered whole or not at all.
+  at::autocast::increment_nesting();
+  at::autocast::set_autocast_enabled(device_type, enabled_);
+  at::autocast::set_autocast_dtype(device_type, dtype_);
+  at::autocast::set_autocast_cache_enabled(options.cache_enabled.value_or(previous_cache_enabled_));
+  if (dtype_ != previous_dtype_) at::autocast::clear_cache();
+}
+
+Autocast::~Autocast() {
+  const bool outermost = at::autocast::decrement_nesting() == 0;
+  if (outermost || dtype_ != previous_dtype_) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(device_type_, previous_enabled_);
+  at::autocast::set_autocast_dtype(device_type_, previous_dtype_);
+  at::autocast::set_autocast_cache_enabled(previous_cache_enabled_);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,89 @@
+#include "mantissa/amp/clip_grad.h"
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/native/ForeachUtils.h>
+#include <ATen/ops/_foreach_clamp_max.h>
+#include <ATen/ops/_foreach_clamp_min.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+namespace mantissa {
+namespace {
+
+std::vector<at::Tensor> gradients_of(at::TensorList parameters) {
+  std::vector<at::Tensor> gradients;
+  gradients.reserve(parameters.size());
+  for (const at::Tensor& parameter : parameters) {
+    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+  }
+  return gradients;
+}
+
+/// By device and dtype, which the _foreach_ operations ask for; and by libtorch's own function, because the
+/// order of its groups is the order in which Python sums the norms.
+std::vector<std::vector<at::Tensor>> grouped(const std::vector<at::Tensor>& gradients) {
+  const std::vector<std::optional<at::Tensor>> list(gradients.begin(), gradients.end());
+  std::vector<std::vector<at::Tensor>> groups;
+  for (const auto& [key, group] :
+       at::native::_group_tensors_by_first_tensors_device_and_dtype({list}, false)) {
+    auto& out = groups.emplace_back();
+    for (const auto& gradient : group.first.front()) out.push_back(*gradient);
+  }
+  return groups;
+}
+
+}  // namespace
+
+at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double norm_type,
+                           bool error_if_nonfinite) {
+  TORCH_CHECK_VALUE(max_norm >= 0, "clip_grad_norm_: max_norm must be at least 0; got ", max_norm,
+                    " (to clip nothing, do not call it)");
+  TORCH_CHECK_VALUE(!std::isnan(norm_type),
+                    "clip_grad_norm_: norm_type is nan; use 1, 2, inf or another number");
+  const at::NoGradGuard no_grad;
+  const auto gradients = gradients_of(parameters);
+  if (gradients.empty()) return at::zeros({});
+  const auto groups = grouped(gradients);
+
+  std::vector<at::Tensor> norms;
+  norms.reserve(gradients.size());
+  for (const auto& group : groups) {
+    for (const at::Tensor& norm : at::_foreach_norm(group, norm_type)) {
+      norms.push_back(norm.to(gradients.front().device()));
+    }
+  }
+  const at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
+  if (error_if_nonfinite) {
+    const double value = total.item<double>();
+    TORCH_CHECK(std::isfinite(value), "clip_grad_norm_: the total norm of order ", norm_type,
+                " for gradients from `parameters` is ", value,
+                ", non-finite, so it cannot be clipped; pass "
+                "error_if_nonfinite = false and let GradScaler skip the step, or lower the learning rate");
+  }
+  // Always multiplied, also by 1: asking whether to would wait for the device.
+  const at::Tensor factor = ((total + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
+  for (const auto& group : groups) at::_foreach_mul_(group, factor.to(group.front().device()));
+  return total;
+}
+
+void clip_grad_value_(at::TensorList parameters, double clip_value) {
+  TORCH_CHECK_VALUE(clip_value >= 0, "clip_grad_value_: clip_value must be at least 0; got ", clip_value,
+                    " (to clip nothing, do not call it)");
+  const at::NoGradGuard no_grad;
+  const auto gradients = gradients_of(parameters);
+  if (gradients.empty()) return;
+  for (const auto& group : grouped(gradients)) {
+    at::_foreach_clamp_min_(group, -clip_value);
+    at::_foreach_clamp_max_(group, clip_value);
+  }
+}
+
+}  // namespace mantissa

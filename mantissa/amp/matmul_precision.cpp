@@ -1,0 +1,76 @@
+#include "mantissa/amp/matmul_precision.h"
+
+#include <vector>
+
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/suggest.h"
+
+namespace mantissa {
+namespace {
+
+using at::Float32Backend;
+using at::Float32Op;
+
+const std::vector<std::string>& precision_names() {
+  static const std::vector<std::string> names = {"highest", "high", "medium"};
+  return names;
+}
+
+void check_name(const std::string& precision) {
+  for (const auto& name : precision_names()) {
+    if (name == precision) return;
+  }
+  TORCH_CHECK_VALUE(false, "set_float32_matmul_precision: '", precision, "' is not one of ",
+                    join_names(precision_names()), did_you_mean(precision, precision_names()));
+}
+
+/// The backend's own setting for matmul, "none" if it takes its parent's: what writing back restores.
+std::string own_setting(Float32Backend backend) {
+  const auto& context = at::globalContext();
+  const auto matmul = context.float32Precision(backend, Float32Op::MATMUL);
+  // Reading resolves inheritance. A value equal to the parent's is written back as inherited, which reads the
+  // same.
+  const auto parent = context.float32Precision(backend, Float32Op::ALL);
+  return at::precision2str(matmul == parent ? at::Float32Precision::NONE : matmul);
+}
+
+void restore_setting(Float32Backend backend, const std::string& precision) {
+  at::globalContext().setFloat32Precision(backend, Float32Op::MATMUL, at::str2precision(precision));
+}
+
+}  // namespace
+
+void set_float32_matmul_precision(const std::string& precision) {
+  check_name(precision);
+  at::globalContext().setFloat32MatmulPrecision(precision);
+}
+
+std::string get_float32_matmul_precision() {
+  switch (at::globalContext().float32MatmulPrecision()) {
+    case at::Float32MatmulPrecision::HIGHEST:
+      return "highest";
+    case at::Float32MatmulPrecision::HIGH:
+      return "high";
+    case at::Float32MatmulPrecision::MEDIUM:
+      return "medium";
+  }
+  TORCH_INTERNAL_ASSERT(false,
+                        "get_float32_matmul_precision: libtorch has a precision unknown to this version");
+}
+
+Float32MatmulPrecisionGuard::Float32MatmulPrecisionGuard(const std::string& precision)
+    : previous_(get_float32_matmul_precision()),
+      previous_cuda_(own_setting(Float32Backend::CUDA)),
+      previous_mkldnn_(own_setting(Float32Backend::MKLDNN)) {
+  set_float32_matmul_precision(precision);
+}
+
+Float32MatmulPrecisionGuard::~Float32MatmulPrecisionGuard() {
+  at::globalContext().setFloat32MatmulPrecision(previous_);
+  restore_setting(Float32Backend::CUDA, previous_cuda_);
+  restore_setting(Float32Backend::MKLDNN, previous_mkldnn_);
+}
+
+}  // namespace mantissa
