@@ -1,0 +1,192 @@
+#include "mantissa/optim/adam.h"
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <ATen/ScalarOps.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/serialize.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
+
+namespace mantissa {
+namespace {
+
+using at::native::wrapped_scalar_tensor;
+
+/// Every comparison is false for NaN, so NaN is refused too, as in Python.
+void validate(const AdamOptions& options) {
+  const auto [beta1, beta2] = options.betas();
+  TORCH_CHECK_VALUE(options.lr() >= 0, "Adam: learning rate ", options.lr(),
+                    " is invalid; lr must be 0 or more");
+  TORCH_CHECK_VALUE(options.eps() >= 0, "Adam: eps ", options.eps(), " is invalid; eps must be 0 or more");
+  TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1, "Adam: first beta ", beta1, " is invalid; betas lie in [0, 1)");
+  TORCH_CHECK_VALUE(beta2 >= 0 && beta2 < 1, "Adam: second beta ", beta2, " is invalid; betas lie in [0, 1)");
+  TORCH_CHECK_VALUE(options.weight_decay() >= 0, "Adam: weight_decay ", options.weight_decay(),
+                    " is invalid; weight_decay must be 0 or more");
+}
+
+std::unique_ptr<AdamOptions> validated(const AdamOptions& options) {
+  validate(options);
+  return std::make_unique<AdamOptions>(options);
+}
+
+const AdamOptions& options_of(const torch::optim::OptimizerParamGroup& group) {
+  const auto* options = dynamic_cast<const AdamOptions*>(&group.options());
+  TORCH_CHECK_TYPE(
+      options,
+      "Adam: a parameter group has another optimizer's options; give it AdamOptions or AdamWOptions");
+  return *options;
+}
+
+template <typename T>
+void read_if_present(torch::serialize::InputArchive& archive, const std::string& key, T& value) {
+  c10::IValue stored;
+  if (archive.try_read(key, stored)) value = stored.to<T>();
+}
+
+void write_if_defined(torch::serialize::OutputArchive& archive, const std::string& key,
+                      const at::Tensor& tensor) {
+  if (tensor.defined()) archive.write(key, c10::IValue(tensor));
+}
+
+}  // namespace
+
+void AdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  archive.write("lr", c10::IValue(lr_));
+  archive.write("betas", c10::IValue(betas_));
+  archive.write("eps", c10::IValue(eps_));
+  archive.write("weight_decay", c10::IValue(weight_decay_));
+  archive.write("amsgrad", c10::IValue(amsgrad_));
+  archive.write("maximize", c10::IValue(maximize_));
+}
+
+void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
+  read_if_present(archive, "lr", lr_);
+  read_if_present(archive, "betas", betas_);
+  read_if_present(archive, "eps", eps_);
+  read_if_present(archive, "weight_decay", weight_decay_);
+  read_if_present(archive, "amsgrad", amsgrad_);
+  read_if_present(archive, "maximize", maximize_);  // libtorch's own Adam has none
+}
+
+void AdamParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  write_if_defined(archive, "step", step_);
+  write_if_defined(archive, "exp_avg", exp_avg_);
+  write_if_defined(archive, "exp_avg_sq", exp_avg_sq_);
+  write_if_defined(archive, "max_exp_avg_sq", max_exp_avg_sq_);
+}
+
+void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
+  c10::IValue step;
+  if (archive.try_read("step", step)) {
+    // libtorch's own Adam counts in an integer.
+    step_ = step.isInt() ? at::scalar_tensor(step.toInt(), at::kFloat) : step.toTensor();
+  }
+  read_if_present(archive, "exp_avg", exp_avg_);
+  read_if_present(archive, "exp_avg_sq", exp_avg_sq_);
+  read_if_present(archive, "max_exp_avg_sq", max_exp_avg_sq_);
+}
+
+Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, const AdamOptions& defaults,
+           WeightDecay weight_decay)
+    : Optimizer(groups, validated(defaults)), weight_decay_(weight_decay) {
+  size_t parameters = 0;
+  for (const auto& group : param_groups()) {
+    validate(options_of(group));
+    parameters += group.params().size();
+  }
+  TORCH_CHECK_VALUE(parameters > 0,
+                    "Adam: got no parameters; pass model->parameters() of a model that has some");
+}
+
+at::Tensor Adam::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  at::NoGradGuard no_grad;
+  for (const auto& group : param_groups_) {
+    options_of(group);
+    for (const at::Tensor& parameter : group.params()) {
+      TORCH_CHECK(!parameter.grad().defined() || !parameter.grad().is_sparse(), "Adam: a parameter of shape ",
+                  parameter.sizes(),
+                  " has a sparse gradient; build its Embedding with sparse(false) or use SGD");
+    }
+  }
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) update(parameter, options_of(group));
+    }
+  }
+  return loss;
+}
+
+AdamParamState& Adam::state_of(const at::Tensor& parameter, bool amsgrad) {
+  std::unique_ptr<torch::optim::OptimizerParamState>& slot = state_[parameter.unsafeGetTensorImpl()];
+  if (!slot) {
+    auto fresh = std::make_unique<AdamParamState>();
+    fresh->step(at::scalar_tensor(0.0, at::kFloat));
+    fresh->exp_avg(at::zeros_like(parameter));
+    fresh->exp_avg_sq(at::zeros_like(parameter));
+    slot = std::move(fresh);
+  }
+  auto& state = static_cast<AdamParamState&>(*slot);
+  if (amsgrad && !state.max_exp_avg_sq().defined()) state.max_exp_avg_sq(at::zeros_like(parameter));
+  return state;
+}
+
+// The operations and their order are Python's, because each rounds. In-place mul_(Scalar) would round the
+// scalar to a 16-bit tensor's dtype first; a wrapped number, which is what Python passes, is not rounded.
+void Adam::update(at::Tensor parameter, const AdamOptions& options) {
+  const auto [beta1, beta2] = options.betas();
+  AdamParamState& state = state_of(parameter, options.amsgrad());
+  at::Tensor grad = options.maximize() ? parameter.grad().neg() : parameter.grad();
+  at::Tensor exp_avg = state.exp_avg(), exp_avg_sq = state.exp_avg_sq(),
+             max_exp_avg_sq = state.max_exp_avg_sq();
+
+  state.step().add_(1);
+  const double step = state.step().item<float>();
+
+  if (options.weight_decay() != 0) {
+    if (weight_decay_ == WeightDecay::kDecoupled) {
+      parameter.mul_(wrapped_scalar_tensor(1 - options.lr() * options.weight_decay()));
+    } else {
+      grad = grad.add(parameter, options.weight_decay());
+    }
+  }
+  if (parameter.is_complex()) {
+    for (at::Tensor* tensor : {&parameter, &grad, &exp_avg, &exp_avg_sq, &max_exp_avg_sq}) {
+      if (tensor->defined()) *tensor = at::view_as_real(*tensor);
+    }
+  }
+
+  exp_avg.lerp_(grad, 1 - beta1);
+  exp_avg_sq.mul_(wrapped_scalar_tensor(beta2)).addcmul_(grad, grad, 1 - beta2);
+  if (options.amsgrad()) at::maximum_out(max_exp_avg_sq, max_exp_avg_sq, exp_avg_sq);
+
+  const double step_size = options.lr() / (1 - std::pow(beta1, step));
+  const double root_of_correction = std::pow(1 - std::pow(beta2, step), 0.5);
+  const at::Tensor& squared = options.amsgrad() ? max_exp_avg_sq : exp_avg_sq;
+  at::Tensor denominator = squared.sqrt().div(wrapped_scalar_tensor(root_of_correction));
+  denominator.add_(wrapped_scalar_tensor(options.eps()));
+  parameter.addcdiv_(exp_avg, denominator, -step_size);
+}
+
+void Adam::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<AdamParamState, AdamOptions>(archive, *this);
+}
+
+void Adam::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<AdamParamState, AdamOptions>(archive, *this);
+}
+
+}  // namespace mantissa

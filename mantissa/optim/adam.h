@@ -1,0 +1,89 @@
+#pragma once
+
+#include <tuple>
+#include <vector>
+
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+
+namespace mantissa {
+
+/// What one parameter group of Adam, AdamW and their fused kin is updated with.
+/// AdamWOptions (adamw.h) are these with AdamW's default weight decay.
+struct AdamOptions : public torch::optim::OptimizerCloneableOptions<AdamOptions> {
+  AdamOptions(double lr = 1e-3) : lr_(lr) {}
+
+  using betas_t = std::tuple<double, double>;
+
+  /// Step size.
+  TORCH_ARG(double, lr) = 1e-3;
+  /// Decay rates of the running means of the gradient and of its square, each in [0, 1).
+  TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
+  /// Added to the denominator.
+  TORCH_ARG(double, eps) = 1e-8;
+  /// Adam adds weight_decay * parameter to the gradient; AdamW shrinks the parameter by lr * weight_decay.
+  TORCH_ARG(double, weight_decay) = 0;
+  /// Divides by the largest squared mean so far. Memory: one more tensor a parameter.
+  TORCH_ARG(bool, amsgrad) = false;
+  /// Climbs instead of descending.
+  TORCH_ARG(bool, maximize) = false;
+
+ public:
+  double get_lr() const override { return lr_; }
+  void set_lr(const double lr) override { lr_ = lr; }
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+/// What Adam and its kin remember of one parameter, under the names that Python's state_dict() has.
+///
+/// Shapes: step is 0-dim float32, a tensor so that a fused step can take it back on the device; the others
+///         have the parameter's shape and dtype; max_exp_avg_sq is undefined without amsgrad.
+struct AdamParamState : public torch::optim::OptimizerCloneableParamState<AdamParamState> {
+  TORCH_ARG(at::Tensor, step);
+  TORCH_ARG(at::Tensor, exp_avg);
+  TORCH_ARG(at::Tensor, exp_avg_sq);
+  TORCH_ARG(at::Tensor, max_exp_avg_sq);
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+/// Adam for hand-written loops, the same numbers as Python's torch.optim.Adam bit for bit, where libtorch's
+/// own torch::optim::Adam is only close.
+///
+/// Memory:  two tensors of the size of each parameter, three with amsgrad.
+/// Errors:  c10::ValueError for options out of range and for no parameters at all; c10::TypeError for a group
+///          whose options are another optimizer's; c10::Error for sparse gradients. Nothing has changed then.
+/// Source:  Kingma and Ba 2015, arXiv:1412.6980; order of operations of Python's one-tensor path on the CPU.
+/// Example: adam_test.cpp, Adam.EqualsPythonBitForBit.
+class Adam : public torch::optim::Optimizer {
+ public:
+  explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                const AdamOptions& defaults = {})
+      : Adam(groups, defaults, WeightDecay::kAddedToGradient) {}
+  explicit Adam(std::vector<at::Tensor> parameters, const AdamOptions& defaults = {})
+      : Adam({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults) {}
+
+  /// Updates every parameter that has a gradient. With `closure`, calls it first with gradients enabled and
+  /// returns what it returned; without, returns an undefined tensor.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  /// Also takes what torch::optim::Adam or AdamW saved.
+  void load(torch::serialize::InputArchive& archive) override;
+
+ protected:
+  enum class WeightDecay { kAddedToGradient, kDecoupled };
+  Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, const AdamOptions& defaults,
+       WeightDecay weight_decay);
+
+ private:
+  AdamParamState& state_of(const at::Tensor& parameter, bool amsgrad);
+  void update(at::Tensor parameter, const AdamOptions& options);
+
+  WeightDecay weight_decay_;
+};
+
+}  // namespace mantissa
