@@ -1,0 +1,53 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "mantissa/precision/precision.h"
+
+namespace mantissa {
+
+/// While it lives, new floating-point tensors are made in the mode's dtype (Lightning: `init_tensor`).
+///
+/// Threads: sets libtorch's process-wide default dtype.
+/// Source:  spec IN-12.
+class TensorInit {
+ public:
+  explicit TensorInit(const Precision& precision) : scope_(precision.tensor_init_context()) {}
+  TensorInit(const TensorInit&) = delete;
+  TensorInit& operator=(const TensorInit&) = delete;
+
+ private:
+  Scope scope_;
+};
+
+/// While it lives, new modules are made as the mode wants them, without a float32 copy in between.
+///
+/// Threads: sets libtorch's process-wide default dtype.
+/// Source:  spec IN-11.
+class ModuleInit {
+ public:
+  explicit ModuleInit(const Precision& precision) : scope_(precision.module_init_context()) {}
+  ModuleInit(const ModuleInit&) = delete;
+  ModuleInit& operator=(const ModuleInit&) = delete;
+
+ private:
+  Scope scope_;
+};
+
+/// Moves parameters and buffers to `device`, each keeping its dtype. Optimizers made earlier follow.
+void move_module(torch::nn::Module& module, at::Device device);
+
+/// Makes a module as `precision` wants it, on `device` (Lightning: `init_module`).
+/// `make`: a function without arguments that returns a module holder or a pointer to a module.
+/// Example: init_test.cpp, InitModule.MakesTheModuleInItsDtype.
+template <typename Make>
+auto init_module(const Precision& precision, at::Device device, Make&& make) {
+  auto module = [&] {
+    const ModuleInit scope(precision);
+    return make();
+  }();
+  move_module(*module, device);
+  return module;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,141 @@
+#include "mantissa/precision/mixed.h"
+
+#include <limits>
+#include <stdexcept>
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mantissa/amp/grad_scaler.h"
+
+namespace mantissa {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+struct Loop {
+  explicit Loop(double init_scale = 256)
+      : precision(at::kHalf, at::kCPU,
+                  std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.init_scale = init_scale})) {
+    net->weight.data().fill_(1);
+    net->bias.data().fill_(0);
+  }
+  /// d loss / d weight is `x` in every element.
+  at::Tensor forward_and_backward(float x) {
+    optimizer.zero_grad();
+    const at::Tensor loss = (net->weight * x).sum() + (net->bias * x).sum();
+    precision.backward(loss);
+    return loss;
+  }
+  MixedPrecision precision;
+  torch::nn::Linear net{2, 2};
+  torch::optim::SGD optimizer{net->parameters(), 1.0};
+};
+
+TEST(MixedPrecision, ERR06_ERR07_RefusesOtherDtypesAndAScalerWithBf16) {
+  EXPECT_THROW(MixedPrecision(at::kFloat, at::kCPU), c10::ValueError);
+  EXPECT_THROW(MixedPrecision(at::kBFloat16, at::kCPU, std::make_unique<GradScaler>(at::kCPU)), c10::ValueError);
+}
+
+TEST(MixedPrecision, ERR09_RefusesLbfgsOnlyWithAScaler) {
+  torch::nn::Linear net(2, 2);
+  torch::optim::LBFGS lbfgs(net->parameters(), 0.1);
+  const auto closure = [&] {
+    lbfgs.zero_grad();
+    at::Tensor loss = net(torch::ones({1, 2})).sum();
+    loss.backward();
+    return loss;
+  };
+  MixedPrecision half(at::kHalf, at::kCPU), bf16(at::kBFloat16, at::kCPU);
+  EXPECT_THROW(half.optimizer_step(lbfgs, closure), c10::TypeError);
+  EXPECT_FALSE(bf16.optimizer_step(lbfgs, closure).skipped);
+}
+
+TEST(MixedPrecision, AnOverflowSkipsTheStepSaysWhyAndHalvesTheScale) {
+  Loop loop;
+  loop.forward_and_backward(kInf);
+  const StepResult result = loop.precision.optimizer_step(loop.optimizer);
+  EXPECT_TRUE(result.skipped);
+  EXPECT_EQ(result.cause, SkipCause::kNonFiniteGradients);
+  EXPECT_TRUE(loop.net->weight.detach().equal(torch::ones({2, 2})));
+  EXPECT_EQ(loop.precision.scaler()->get_scale(), 128);
+  loop.forward_and_backward(0.25);
+  EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer).skipped);
+  EXPECT_TRUE(loop.net->weight.detach().equal(torch::full({2, 2}, 0.75)));
+}
+
+TEST(MixedPrecision, CL06_ClipsUnscaledGradientsHoweverOftenTheyAreLookedAt) {
+  Loop loop;
+  loop.forward_and_backward(3);
+  loop.precision.unscale_gradients(loop.optimizer);
+  loop.precision.unscale_gradients(loop.optimizer);
+  EXPECT_TRUE(loop.net->weight.grad().equal(torch::full({2, 2}, 3.0)));
+  const at::Tensor norm = loop.precision.clip_gradients(loop.optimizer, 1.0);
+  EXPECT_NEAR(norm.item<float>(), 3 * std::sqrt(6.0F), 1e-5);
+  EXPECT_FALSE(loop.precision.clip_gradients(loop.optimizer, 0.5, GradientClipAlgorithm::kValue).defined());
+  EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer).skipped);
+  EXPECT_NEAR((1 - loop.net->weight[0][0]).item<float>(), 1 / std::sqrt(6.0F), 1e-5);
+}
+
+TEST(MixedPrecision, CL09_ClippingAnOverflowStillSkips) {
+  Loop loop;
+  loop.forward_and_backward(kInf);
+  loop.precision.clip_gradients(loop.optimizer, 1.0);
+  EXPECT_TRUE(loop.precision.optimizer_step(loop.optimizer).skipped);
+  EXPECT_TRUE(loop.net->weight.detach().equal(torch::ones({2, 2})));
+}
+
+TEST(MixedPrecision, AClosureThatThrowsAfterUnscalingDoesNotSpoilTheNextStep) {
+  Loop loop;
+  const auto failing = [&]() -> at::Tensor {
+    loop.forward_and_backward(1);
+    loop.precision.clip_gradients(loop.optimizer, 100);
+    throw std::runtime_error("out of memory");
+  };
+  EXPECT_THROW(loop.precision.optimizer_step(loop.optimizer, failing), std::runtime_error);
+  const auto good = [&] {
+    const at::Tensor loss = loop.forward_and_backward(0.5);
+    loop.precision.clip_gradients(loop.optimizer, 100);
+    return loss;
+  };
+  EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer, good).skipped);
+  EXPECT_TRUE(loop.net->weight.detach().equal(torch::full({2, 2}, 0.5)));
+  EXPECT_EQ(loop.precision.scaler()->get_scale(), 256);
+}
+
+TEST(MixedPrecision, AStepWithoutAnyGradientChangesNothing) {
+  Loop loop;
+  const StepResult result = loop.precision.optimizer_step(loop.optimizer, [] { return at::Tensor(); });
+  EXPECT_TRUE(result.skipped);
+  EXPECT_EQ(result.cause, SkipCause::kNoGradients);
+}
+
+TEST(MixedPrecision, AutocastIsOnInsideTheContextAndOffOutside) {
+  for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+    const MixedPrecision precision(dtype, at::kCPU);
+    const at::Tensor a = torch::ones({2, 2});
+    try {
+      const Scope scope = precision.forward_context();
+      EXPECT_EQ(a.mm(a).scalar_type(), dtype);
+      throw std::runtime_error("body");
+    } catch (const std::runtime_error&) {
+    }
+    EXPECT_EQ(a.mm(a).scalar_type(), at::kFloat);
+    EXPECT_EQ(precision.convert_output(a.to(dtype)).scalar_type(), at::kFloat);
+    EXPECT_EQ(precision.convert_input(a).scalar_type(), at::kFloat);
+  }
+}
+
+TEST(MixedPrecision, StateResumes) {
+  Loop loop, resumed(8);
+  loop.forward_and_backward(kInf);
+  loop.precision.optimizer_step(loop.optimizer);
+  resumed.precision.load_state_dict(loop.precision.state_dict());
+  EXPECT_EQ(resumed.precision.scaler()->get_scale(), 128);
+  EXPECT_TRUE(MixedPrecision(at::kBFloat16, at::kCPU).state_dict().empty());
+}
+
+}  // namespace
+}  // namespace mantissa

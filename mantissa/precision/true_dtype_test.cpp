@@ -1,0 +1,92 @@
+#include "mantissa/precision/true_dtype.h"
+
+#include <stdexcept>
+
+#include <torch/torch.h>
+
+#include <gtest/gtest.h>
+
+namespace mantissa {
+namespace {
+
+struct Net : torch::nn::Module {
+  Net() {
+    fc = register_module("fc", torch::nn::Linear(4, 4));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    mask = register_buffer("mask", torch::ones(4, at::kBool));
+    phase = register_buffer("phase", torch::ones(4, at::kComplexFloat));
+  }
+  torch::nn::Linear fc{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  at::Tensor mask, phase;
+};
+
+TEST(TrueDtype, RefusesOtherDtypes) {
+  EXPECT_THROW(TrueDtype(at::kFloat), c10::ValueError);
+  EXPECT_THROW(TrueDtype(at::kInt), c10::ValueError);
+}
+
+TEST(TrueDtype, PE23_ConvertsFloatingPointAndNothingElse) {
+  for (const auto dtype : {at::kDouble, at::kHalf, at::kBFloat16}) {
+    Net net;
+    TrueDtype(dtype).convert_module(net);
+    EXPECT_EQ(net.fc->weight.scalar_type(), dtype);
+    EXPECT_EQ(net.norm->running_mean.scalar_type(), dtype);
+    EXPECT_EQ(net.norm->num_batches_tracked.scalar_type(), at::kLong);
+    EXPECT_EQ(net.mask.scalar_type(), at::kBool);
+    EXPECT_EQ(net.phase.scalar_type(), at::kComplexFloat);
+  }
+}
+
+TEST(TrueDtype, OptimizersAliasesAndGradientsMadeEarlierFollow) {
+  Net net;
+  const at::Tensor alias = net.fc->weight;
+  torch::optim::SGD optimizer(net.parameters(), 0.1);
+  net.fc(torch::ones({2, 4})).sum().backward();
+  TrueDtype(at::kDouble).convert_module(net);
+  EXPECT_TRUE(alias.is_same(net.fc->weight));
+  EXPECT_EQ(alias.grad().scalar_type(), at::kDouble);
+  const at::Tensor before = alias.detach().clone();
+  optimizer.step();
+  EXPECT_TRUE(alias.detach().equal(before - 0.1 * alias.grad()));
+}
+
+TEST(TrueDtype, IN03_TheDefaultDtypeComesBackWhenTheBodyThrows) {
+  const TrueDtype precision(at::kHalf);
+  EXPECT_THROW(
+      {
+        const Scope scope = precision.forward_context();
+        EXPECT_EQ(torch::ones(1).scalar_type(), at::kHalf);
+        throw std::runtime_error("body");
+      },
+      std::runtime_error);
+  EXPECT_EQ(torch::ones(1).scalar_type(), at::kFloat);
+}
+
+TEST(TrueDtype, IN08_InputsAndOutputs) {
+  const TrueDtype precision(at::kDouble);
+  EXPECT_EQ(precision.convert_input(torch::ones(1, at::kHalf)).scalar_type(), at::kDouble);
+  for (const auto dtype : {at::kLong, at::kBool, at::kComplexFloat})
+    EXPECT_EQ(precision.convert_input(torch::ones(1, dtype)).scalar_type(), dtype);
+  EXPECT_EQ(precision.convert_output(torch::ones(1, at::kDouble)).scalar_type(), at::kFloat);
+  const std::vector<at::Tensor> batch{torch::ones(1), torch::ones(1, at::kLong)};
+  EXPECT_EQ(precision.convert_inputs(batch)[0].scalar_type(), at::kDouble);
+  EXPECT_EQ(precision.convert_inputs(batch)[1].scalar_type(), at::kLong);
+}
+
+TEST(TrueDtype, IN01_ComplexTensorsOfTheStepFollowTheDefault) {
+  const TrueDtype precision(at::kDouble);
+  const Scope scope = precision.forward_context();
+  EXPECT_EQ(torch::get_default_complex_dtype(), caffe2::TypeMeta::Make<c10::complex<double>>());
+}
+
+TEST(TrueDtype, FP02_SmallUpdatesAreLostInSixteenBits) {
+  for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+    at::Tensor weight = torch::ones(1, dtype);
+    weight -= 1e-4;
+    EXPECT_EQ(weight.item<float>(), 1.0F);
+  }
+}
+
+}  // namespace
+}  // namespace mantissa
