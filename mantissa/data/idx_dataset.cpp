@@ -1,0 +1,153 @@
+#include <algorithm>
+#include <map>
+#include <system_error>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/data/idx.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kImages = "images-idx3-ubyte", kLabels = "labels-idx1-ubyte", kGzip = ".gz";
+constexpr double kDigitsMax = 16, kByteMax = 255;
+
+/// What of `file` comes before `kind`, if it ends with that, with or without .gz.
+bool has_prefix(std::string_view file, std::string_view kind, std::string& prefix) {
+  if (file.ends_with(kGzip)) file.remove_suffix(kGzip.size());
+  if (!file.ends_with(kind)) return false;
+  prefix = file.substr(0, file.size() - kind.size());
+  return true;
+}
+
+struct Pair {
+  std::string prefix;
+  fs::path images, labels;
+};
+
+/// The labels beside `images`; a plain file is preferred to a gzip'd one.
+Pair with_labels(const fs::path& images, const std::string& prefix) {
+  const fs::path labels = images.parent_path() / (prefix + std::string(kLabels));
+  const fs::path gzip = labels.string() + std::string(kGzip);
+  std::error_code ignored;
+  const bool plain = fs::exists(labels, ignored);
+  TORCH_CHECK_VALUE(plain || fs::exists(gzip, ignored), "load_idx_dataset: '", images.string(),
+                    "' has no labels: neither '", labels.string(), "' nor '", gzip.filename().string(),
+                    "' exists; put them beside the images");
+  return {prefix, images, plain ? labels : gzip};
+}
+
+std::vector<Pair> find_pairs(const fs::path& path) {
+  std::string prefix;
+  std::error_code error;
+  if (fs::is_regular_file(path, error)) {
+    TORCH_CHECK_VALUE(has_prefix(path.filename().string(), kImages, prefix), "load_idx_dataset: '",
+                      path.string(), "' is not named PREFIX", kImages,
+                      "[.gz]; rename it, or give the folder");
+    return {with_labels(path, prefix)};
+  }
+  std::map<std::string, fs::path> images;
+  fs::directory_iterator entries(path, error);
+  TORCH_CHECK_VALUE(!error, "load_idx_dataset: cannot open folder '", path.string(), "': ", error.message(),
+                    "; give a folder that holds PREFIX", kImages, "[.gz] and PREFIX", kLabels, "[.gz]");
+  for (const fs::directory_entry& entry : entries) {
+    const std::string file = entry.path().filename().string();
+    if (!has_prefix(file, kImages, prefix)) continue;
+    const bool plain = !file.ends_with(kGzip);
+    if (plain || !images.contains(prefix)) images[prefix] = entry.path();
+  }
+  TORCH_CHECK_VALUE(!images.empty(), "load_idx_dataset: no file PREFIX", kImages, "[.gz] in folder '",
+                    path.string(), "'; put the images and PREFIX", kLabels, "[.gz] there");
+  std::vector<Pair> pairs;
+  for (const auto& [name, file] : images) pairs.push_back(with_labels(file, name));
+  return pairs;
+}
+
+bool is_test(const Pair& pair) {
+  return pair.prefix.find("t10k") != std::string::npos || pair.prefix.find("test") != std::string::npos;
+}
+bool is_train(const Pair& pair) { return pair.prefix.find("train") != std::string::npos; }
+
+struct Part {
+  at::Tensor images, labels;
+  std::string name;
+};
+
+Part read_part(const Pair& pair) {
+  return {read_idx(pair.images), read_idx(pair.labels), pair.images.string()};
+}
+
+void check(const Part& part, int64_t classes) {
+  const auto& [images, labels, name] = part;
+  TORCH_CHECK_VALUE(images.dim() == 3 && images.scalar_type() == at::kByte, name,
+                    ": images must be uint8 of 3 dimensions (count, height, width), but are ",
+                    images.scalar_type(), " ", images.sizes(), "; check that the file holds images");
+  TORCH_CHECK_VALUE(labels.dim() == 1 && labels.scalar_type() == at::kByte, name,
+                    ": labels must be uint8 of 1 dimension, but are ", labels.scalar_type(), " ",
+                    labels.sizes(), "; check that the file holds labels");
+  TORCH_CHECK_VALUE(images.size(0) == labels.size(0), name, ": ", images.size(0), " images, but ",
+                    labels.size(0), " labels; take both files from the same set");
+  TORCH_CHECK_VALUE(images.numel() > 0, name, ": no images (shape ", images.sizes(),
+                    "); give a set that has some");
+  if (classes == 0) return;
+  const uint8_t* label = labels.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < labels.size(0); ++i) {
+    TORCH_CHECK_VALUE(label[i] < classes, name, ": label ", int(label[i]), " of image ", i,
+                      " is out of range for ", classes,
+                      " classes; correct the labels or raise the number of classes");
+  }
+}
+
+double largest(const at::Tensor& bytes) { return bytes.max().item<double>(); }
+double scale_of(double max) { return max > kDigitsMax ? kByteMax : kDigitsMax; }
+
+std::shared_ptr<const TensorDataset> make(const Part& part, double scale) {
+  return std::make_shared<TensorDataset>(part.images.unsqueeze(1).to(at::kFloat).div_(scale),
+                                         part.labels.to(at::kLong));
+}
+
+}  // namespace
+
+std::shared_ptr<const TensorDataset> make_idx_dataset(const at::Tensor& images, const at::Tensor& labels,
+                                                      const std::string& name, int64_t classes) {
+  const Part part{images, labels.contiguous(), name};
+  check(part, classes);
+  return make(part, scale_of(largest(images)));
+}
+
+IdxDataset load_idx_dataset(const fs::path& path) {
+  const std::vector<Pair> pairs = find_pairs(path);
+  const Pair* train = &pairs.front();
+  const Pair* val = nullptr;
+  if (pairs.size() > 1) {
+    train = is_train(pairs[0]) ? &pairs[0] : &pairs[1];
+    val = train == &pairs[0] ? &pairs[1] : &pairs[0];
+    if (pairs.size() > 2 || !is_train(*train) || !is_test(*val)) {
+      std::vector<std::string> names;
+      for (const Pair& pair : pairs) names.push_back(pair.images.filename().string());
+      TORCH_CHECK_VALUE(
+          false, "load_idx_dataset: folder '", path.string(), "' holds several sets (", join_names(names),
+          ") that are not one train- and one t10k- part; give the path of one images file instead");
+    }
+  }
+  const Part train_part = read_part(*train);
+  check(train_part, 0);
+  double max = largest(train_part.images);
+  IdxDataset loaded;
+  loaded.classes = std::max<int64_t>(10, static_cast<int64_t>(largest(train_part.labels)) + 1);
+  Part val_part;
+  if (val != nullptr) {
+    val_part = read_part(*val);
+    check(val_part, loaded.classes);  // a model has no output for a class that it is never trained on
+    max = std::max(max, largest(val_part.images));
+    loaded.val = make(val_part, scale_of(max));
+  }
+  loaded.train = make(train_part, scale_of(max));
+  return loaded;
+}
+
+}  // namespace mantissa

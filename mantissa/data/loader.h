@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "mantissa/data/batch.h"
+#include "mantissa/data/dataset.h"
+
+namespace mantissa {
+
+/// Batches, epoch after epoch: what a training loop reads. Protocol: (set_epoch next* )*; next() returns
+/// nothing once the epoch is over and stays so until the next set_epoch(). Before the first set_epoch() it is
+/// epoch 0.
+///
+/// Threads: one at a time.
+class Loader {
+ public:
+  virtual ~Loader() = default;
+  /// Goes to the beginning of an epoch, whatever was read before; equal numbers give equal epochs.
+  virtual void set_epoch(int64_t epoch) = 0;
+  virtual std::optional<Batch> next() = 0;
+  /// Batches in an epoch.
+  virtual int64_t size() const = 0;
+};
+
+struct DataLoaderOptions {
+  /// Samples in a batch; the last one of an epoch may be smaller.
+  int64_t batch_size = 32;
+  /// A new order in every epoch, instead of the dataset's own.
+  bool shuffle = false;
+  /// Gives the order of every epoch; of no use without `shuffle` or `replacement`.
+  uint64_t seed = 0;
+  /// Leaves out a last batch that is not full.
+  bool drop_last = false;
+  /// Samples in an epoch; 0 for all of the dataset.
+  int64_t num_samples = 0;
+  /// Draws every sample from the whole dataset, so that one may come twice and `num_samples` may exceed its
+  /// size.
+  bool replacement = false;
+};
+
+/// Reads a dataset batch by batch, in an order that seed and epoch alone decide.
+///
+/// The order of epoch e is torch.randperm(size) from a generator seeded with seed + e, cut after num_samples;
+/// with replacement, torch.randint(size, (num_samples,)) from that generator. Bit for bit what Python draws;
+/// the global generator is never touched. Memory:  8 bytes for each sample of an epoch. Errors:
+/// c10::ValueError for a batch size below 1, a negative num_samples, an empty dataset, num_samples above the
+///          size without replacement, and drop_last when that leaves no batch.
+/// Example: loader_test.cpp, DataLoader.ShufflesAsPythonDoes.
+class DataLoader final : public Loader {
+ public:
+  explicit DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options = {});
+  void set_epoch(int64_t epoch) override;
+  std::optional<Batch> next() override;
+  int64_t size() const override;
+  const DataLoaderOptions& options() const { return options_; }
+
+ private:
+  std::shared_ptr<const Dataset> dataset_;
+  DataLoaderOptions options_;
+  int64_t samples_ = 0, position_ = 0;
+  at::Tensor order_;
+};
+
+/// Reads a dataset in an order that is given: for comparing runs with another program's.
+class OrderedLoader final : public Loader {
+ public:
+  /// Shape of `order`: int64 [batches, batch_size]; every epoch is the same.
+  /// Errors: c10::ValueError for other shapes and dtypes, no batches, or an index that the dataset does not
+  /// have.
+  OrderedLoader(std::shared_ptr<const Dataset> dataset, const at::Tensor& order);
+  void set_epoch(int64_t epoch) override;
+  std::optional<Batch> next() override;
+  int64_t size() const override { return order_.size(0); }
+
+ private:
+  std::shared_ptr<const Dataset> dataset_;
+  at::Tensor order_;
+  int64_t position_ = 0;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,80 @@
+#include "mantissa/data/text.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <system_error>
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+namespace mantissa {
+
+namespace fs = std::filesystem;
+
+at::Tensor load_text(const fs::path& path) {
+  std::error_code error;
+  const bool regular = fs::is_regular_file(path, error);
+  TORCH_CHECK(!error || error == std::errc::no_such_file_or_directory, "cannot read text file '",
+              path.string(), "': ", error.message(), "; check the path and its permissions");
+  TORCH_CHECK(regular, "cannot read text file '", path.string(),
+              "': ", fs::exists(path, error) ? "it is not a regular file" : "no such file",
+              "; check the path");
+  const uintmax_t size = fs::file_size(path, error);
+  TORCH_CHECK(!error, "cannot read text file '", path.string(), "': ", error.message(), "; check the path");
+  TORCH_CHECK_VALUE(size > 0, "text file '", path.string(), "' is empty; give one with text in it");
+  errno = 0;
+  std::ifstream in(path, std::ios::binary);
+  TORCH_CHECK(in.good(), "cannot open text file '", path.string(),
+              "': ", std::generic_category().message(errno), "; check its permissions");
+  at::Tensor bytes =
+      at::empty({static_cast<int64_t>(size)}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
+  in.read(static_cast<char*>(bytes.mutable_data_ptr()), static_cast<std::streamsize>(size));
+  TORCH_CHECK(in.gcount() == static_cast<std::streamsize>(size), "cannot read text file '", path.string(),
+              "': ", in.gcount(), " of ", size,
+              " bytes could be read; check the disk, and that nothing writes to the file");
+  return bytes;
+}
+
+std::pair<at::Tensor, at::Tensor> split_text(const at::Tensor& bytes, double held_out_fraction) {
+  TORCH_CHECK_VALUE(bytes.defined() && bytes.dim() == 1,
+                    "split_text: bytes must have one dimension; flatten() them");
+  const int64_t held_out = held_out_size(bytes.size(0), held_out_fraction, "split_text");
+  const int64_t kept = bytes.size(0) - held_out;
+  return {bytes.narrow(0, 0, kept), bytes.narrow(0, kept, held_out)};
+}
+
+TextDataset::TextDataset(const at::Tensor& bytes, int64_t context, int64_t stride)
+    : context_(context), stride_(stride) {
+  TORCH_CHECK_VALUE(bytes.defined() && bytes.dim() == 1 && bytes.scalar_type() == at::kByte && bytes.is_cpu(),
+                    "TextDataset: bytes must be one row of uint8 on the CPU, but are ",
+                    bytes.defined() ? bytes.toString() : "undefined", "; load_text() makes such");
+  TORCH_CHECK_VALUE(context >= 1 && stride >= 1, "TextDataset: context ", context, " and stride ", stride,
+                    " must both be at least 1; raise them");
+  const int64_t length = bytes.size(0);
+  TORCH_CHECK_VALUE(length > context, "TextDataset: a text of ", length,
+                    " bytes is shorter than context + 1 = ", static_cast<uint64_t>(context) + 1,
+                    "; give more text or a smaller context");
+  bytes_ = bytes.contiguous();
+  size_ = (length - context - 1) / stride + 1;
+}
+
+Batch TextDataset::get_batch(const at::Tensor& indices) const {
+  check_indices(indices, size_, "TextDataset::get_batch");
+  const at::Tensor starts = indices.contiguous();
+  const int64_t n = starts.size(0);
+  const auto options = at::TensorOptions().dtype(at::kLong).device(at::kCPU);
+  Batch batch{at::empty({n, context_}, options), at::empty({n, context_}, options), {}};
+  const int64_t* start = starts.const_data_ptr<int64_t>();
+  const uint8_t* text = bytes_.const_data_ptr<uint8_t>();
+  auto* data = batch.data.mutable_data_ptr<int64_t>();
+  auto* target = batch.target.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < n; ++i) {
+    const uint8_t* window = text + start[i] * stride_;
+    std::copy_n(window, context_, data + i * context_);
+    std::copy_n(window + 1, context_, target + i * context_);
+  }
+  return batch;
+}
+
+}  // namespace mantissa
