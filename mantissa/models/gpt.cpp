@@ -1,0 +1,114 @@
+#include "mantissa/models/gpt.h"
+
+#include <cmath>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/util/Exception.h>
+
+#include "mantissa/models/linear_internal.h"
+
+namespace mantissa {
+namespace {
+
+torch::nn::LayerNorm layer_norm(int64_t width) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+}  // namespace
+
+GptBlockImpl::GptBlockImpl(const GptOptions& options) : heads_(options.heads) {
+  const int64_t width = options.width;
+  norm1_ = register_module("norm1", layer_norm(width));
+  qkv_ = register_module("qkv", torch::nn::Linear(width, 3 * width));
+  projection_ = register_module("projection", torch::nn::Linear(width, width));
+  norm2_ = register_module("norm2", layer_norm(width));
+  expand_ = register_module("expand", torch::nn::Linear(width, 4 * width));
+  contract_ = register_module("contract", torch::nn::Linear(4 * width, width));
+}
+
+at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
+  const at::Tensor y = x + attend(norm1_(x));
+  return y + linear(contract_, at::gelu(linear(expand_, norm2_(y))));
+}
+
+at::Tensor GptBlockImpl::attend(const at::Tensor& x) {
+  const int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
+  std::vector<at::Tensor> parts = linear(qkv_, x).split(width, 2);
+  for (at::Tensor& part : parts) {  // [B, T, width] -> [B, heads, T, width / heads]
+    part = part.view({batch, length, heads_, width / heads_}).transpose(1, 2);
+  }
+  const at::Tensor y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
+                                                        /*dropout_p=*/0.0, /*is_causal=*/true);
+  return linear(projection_, y.transpose(1, 2).reshape({batch, length, width}));
+}
+
+GptImpl::GptImpl(const GptOptions& options) : options_(options) {
+  TORCH_CHECK_VALUE(options.layers > 0 && options.width > 0 && options.heads > 0 && options.context > 0 &&
+                        options.vocabulary > 0,
+                    "Gpt: every size must be positive; got layers ", options.layers, ", width ",
+                    options.width, ", heads ", options.heads, ", context ", options.context, ", vocabulary ",
+                    options.vocabulary);
+  TORCH_CHECK_VALUE(options.width % options.heads == 0, "Gpt: width ", options.width,
+                    " is not a multiple of heads ", options.heads, "; change one of them");
+  token_embedding_ =
+      register_module("token_embedding", torch::nn::Embedding(options.vocabulary, options.width));
+  position_embedding_ =
+      register_module("position_embedding", torch::nn::Embedding(options.context, options.width));
+  register_module("blocks", blocks_);
+  for (int64_t i = 0; i < options.layers; ++i) blocks_->push_back(GptBlock(options));
+  norm_ = register_module("norm", layer_norm(options.width));
+  head_ = register_module(
+      "head", torch::nn::Linear(torch::nn::LinearOptions(options.width, options.vocabulary).bias(false)));
+  initialize_weights();
+}
+
+// In the order of registration, so that Python's twin draws the same numbers from the same seed.
+void GptImpl::initialize_weights() {
+  at::NoGradGuard no_grad;
+  const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(options_.layers));
+  for (auto& item : named_parameters()) {
+    at::Tensor& parameter = item.value();
+    if (parameter.dim() == 2) {
+      const bool residual =
+          ends_with(item.key(), "projection.weight") || ends_with(item.key(), "contract.weight");
+      parameter.normal_(0.0, residual ? residual_std : 0.02);
+    } else if (ends_with(item.key(), "bias")) {
+      parameter.zero_();
+    }
+  }
+}
+
+at::Tensor GptImpl::embed(const at::Tensor& tokens) {
+  try {
+    return token_embedding_(tokens);
+  } catch (const c10::IndexError&) {
+    // The look-up has checked every token already; to check first would cost a reading of all on every step.
+    TORCH_CHECK_INDEX(false, "Gpt: tokens run from ", tokens.min().item<int64_t>(), " to ",
+                      tokens.max().item<int64_t>(), ", and the vocabulary is 0 to ", options_.vocabulary - 1,
+                      "; make the model with a larger vocabulary");
+  }
+}
+
+at::Tensor GptImpl::forward(const at::Tensor& tokens) {
+  TORCH_CHECK_TYPE(tokens.scalar_type() == at::kLong || tokens.scalar_type() == at::kInt,
+                   "Gpt: wants tokens of int64 or int32; got ", tokens.scalar_type(),
+                   "; convert with .to(at::kLong)");
+  TORCH_CHECK_VALUE(tokens.dim() == 2 && tokens.size(1) > 0, "Gpt: wants tokens [batch, length]; got ",
+                    tokens.sizes(), "; add a batch dimension with unsqueeze(0)");
+  TORCH_CHECK_VALUE(tokens.size(1) <= options_.context, "Gpt: a sequence of ", tokens.size(1),
+                    " tokens is longer than the context of ", options_.context,
+                    "; cut it, or make the model with a larger context");
+  const at::Tensor positions = at::arange(tokens.size(1), tokens.options().dtype(at::kLong));
+  at::Tensor x = embed(tokens) + position_embedding_(positions);
+  for (const auto& block : *blocks_) x = block->as<GptBlock>()->forward(x);
+  return linear(head_, norm_(x));
+}
+
+}  // namespace mantissa

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "mantissa/models/tensor_module.h"
+
+namespace mantissa {
+
+struct GptOptions {
+  int64_t layers = 4;
+  /// Size of a token's vector; a multiple of heads.
+  int64_t width = 256;
+  int64_t heads = 4;
+  /// The longest sequence; there is one learned vector a position.
+  int64_t context = 128;
+  int64_t vocabulary = 256;
+};
+
+/// x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))). Shapes: [B, T, width] in
+/// and out; position t attends to 0..t.
+class GptBlockImpl final : public TensorModule {
+ public:
+  explicit GptBlockImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& x) override;
+
+ private:
+  at::Tensor attend(const at::Tensor& x);
+
+  int64_t heads_;
+  torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
+  torch::nn::Linear qkv_{nullptr}, projection_{nullptr}, expand_{nullptr}, contract_{nullptr};
+};
+TORCH_MODULE(GptBlock);
+
+/// A decoder-only transformer over tokens, in GPT-2's form: layer norm before each part, learned positions,
+/// exact GELU, and an output layer of its own without bias.
+///
+/// Shapes: [B, T] of int64 or int32, 1 <= T <= context -> [B, T, vocabulary], not normalized.
+/// Units:  weights start from N(0, 0.02), drawn from the global generator; the two layers of each block that
+/// add to the
+///         residual, from N(0, 0.02 / sqrt(2 * layers)); biases 0.
+/// Errors: c10::ValueError for options out of range and for sequences that are too long; c10::TypeError for
+/// tokens that
+///         are not integers; c10::IndexError, on the CPU, for a token outside the vocabulary.
+/// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
+class GptImpl final : public TensorModule {
+ public:
+  explicit GptImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& tokens) override;
+
+ private:
+  void initialize_weights();
+  at::Tensor embed(const at::Tensor& tokens);
+
+  GptOptions options_;
+  torch::nn::Embedding token_embedding_{nullptr}, position_embedding_{nullptr};
+  torch::nn::ModuleList blocks_;
+  torch::nn::LayerNorm norm_{nullptr};
+  torch::nn::Linear head_{nullptr};
+};
+TORCH_MODULE(Gpt);
+
+}  // namespace mantissa

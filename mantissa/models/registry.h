@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mantissa/models/tensor_module.h"
+
+namespace mantissa {
+
+/// What a model reads: float images [N, C, H, W] into classes, or integer tokens [B, T] into the next token.
+enum class InputKind { kImages, kTokens };
+
+/// "images" or "tokens".
+const char* input_kind_name(InputKind kind);
+
+/// What a data set holds, as far as a model's shape depends on it. Only the fields of its kind are read.
+struct ModelInput {
+  InputKind kind = InputKind::kImages;
+  // Images.
+  int64_t channels = 1;
+  int64_t height = 0;
+  int64_t width = 0;
+  int64_t classes = 0;
+  // Tokens.
+  int64_t vocabulary = 256;
+  int64_t context = 128;
+};
+
+struct ModelEntry {
+  std::string name;
+  /// One line for --help.
+  std::string summary;
+  InputKind input;
+  std::shared_ptr<TensorModule> (*make)(const ModelInput&);
+};
+
+/// Every model that make_model() knows, for the command line's help and for tests over all of them.
+const std::vector<ModelEntry>& models();
+
+/// The model called `name`, of its default size, with weights drawn from the global generator in the default
+/// dtype.
+///
+/// Errors: c10::ValueError for an unknown name, with the nearest one and the list; for a model that reads the
+/// other
+///         kind of input, with those that fit; for sizes that the model refuses.
+std::shared_ptr<TensorModule> make_model(const std::string& name, const ModelInput& input);
+
+}  // namespace mantissa

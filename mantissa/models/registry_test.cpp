@@ -1,0 +1,124 @@
+#include "mantissa/models/registry.h"
+
+#include <algorithm>
+
+#include <ATen/autocast_mode.h>
+
+#include "mantissa/core/default_dtype.h"
+#include "mantissa/models/convnet.h"
+#include "mantissa/models/gpt.h"
+#include "mantissa/models/mlp.h"
+#include "mantissa/models/resnet.h"
+
+namespace mantissa {
+namespace {
+
+constexpr ModelInput kDigits{
+    .kind = InputKind::kImages, .channels = 1, .height = 8, .width = 8, .classes = 10};
+constexpr ModelInput kBytes{.kind = InputKind::kTokens, .vocabulary = 256, .context = 128};
+
+std::string error_of(const std::string& name, const ModelInput& input) {
+  try {
+    make_model(name, input);
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "no ValueError";
+}
+
+TEST(Registry, UnknownNameIsAnsweredWithTheNearestAndTheList) {
+  const std::string error = error_of("resnet-tinny", kDigits);
+  EXPECT_THAT(error, testing::HasSubstr("'resnet-tinny'; did you mean 'resnet-tiny'?"));
+  EXPECT_THAT(error, testing::HasSubstr("mlp, convnet, resnet-tiny, gpt-tiny"));
+  EXPECT_THAT(error_of("", kDigits), testing::HasSubstr("no model is called ''"));
+}
+
+TEST(Registry, WrongKindOfInputIsAnsweredWithThoseThatFit) {
+  EXPECT_THAT(
+      error_of("gpt-tiny", kDigits),
+      testing::HasSubstr(
+          "'gpt-tiny' reads tokens, and this data holds images; choose one of mlp, convnet, resnet-tiny"));
+  EXPECT_THAT(error_of("mlp", kBytes), testing::EndsWith("choose one of gpt-tiny"));
+}
+
+TEST(Registry, SizesThatTheModelRefuses) {
+  ModelInput input = kDigits;
+  input.height = 0;
+  EXPECT_THAT(error_of("mlp", input), testing::HasSubstr("in_features > 0"));
+  EXPECT_THAT(error_of("convnet", input), testing::HasSubstr("0x8"));
+}
+
+TEST(Registry, MakesTheNamedClass) {
+  EXPECT_TRUE(std::dynamic_pointer_cast<MlpImpl>(make_model("mlp", kDigits)));
+  EXPECT_TRUE(std::dynamic_pointer_cast<ConvnetImpl>(make_model("convnet", kDigits)));
+  EXPECT_TRUE(std::dynamic_pointer_cast<ResnetImpl>(make_model("resnet-tiny", kDigits)));
+  EXPECT_TRUE(std::dynamic_pointer_cast<GptImpl>(make_model("gpt-tiny", kBytes)));
+}
+
+class EveryModel : public testing::TestWithParam<ModelEntry> {
+ protected:
+  bool reads_images() const { return GetParam().input == InputKind::kImages; }
+  std::shared_ptr<TensorModule> make() const {
+    return make_model(GetParam().name, reads_images() ? kDigits : kBytes);
+  }
+  at::Tensor input(at::ScalarType dtype = at::kFloat) const {
+    // 128 tokens, so that every learned position gets a gradient.
+    return reads_images() ? at::randn({4, 1, 8, 8}, dtype) : at::randint(256, {2, 128}, at::kLong);
+  }
+};
+
+TEST_P(EveryModel, GradientsReachEveryParameter) {
+  torch::manual_seed(5);
+  const auto model = make();
+  model->forward(input()).square().mean().backward();
+  for (const auto& item : model->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    EXPECT_TRUE(item.value().grad().isfinite().all().item<bool>()) << item.key();
+    EXPECT_GT(item.value().grad().abs().max().item<float>(), 0) << item.key();
+  }
+}
+
+TEST_P(EveryModel, SameSeedGivesTheSameWeights) {
+  torch::manual_seed(6);
+  const auto first = make();
+  torch::manual_seed(6);
+  const auto second = make();
+  const auto a = first->parameters(), b = second->parameters();
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+  EXPECT_FALSE(at::equal(make()->parameters()[0], a[0])) << "the next one draws other numbers";
+}
+
+TEST_P(EveryModel, FollowsTheDefaultDtype) {
+  const auto model = [this] {
+    const DefaultDtypeGuard guard(at::kDouble);
+    return make();
+  }();
+  for (const at::Tensor& p : model->parameters()) EXPECT_EQ(p.scalar_type(), at::kDouble);
+  EXPECT_EQ(model->forward(input(at::kDouble)).scalar_type(), at::kDouble);
+}
+
+TEST_P(EveryModel, RunsUnderAutocastWithFloat32Gradients) {
+  const auto model = make();
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  // A short input: a CPU without bf16 arithmetic takes seconds for a whole one.
+  const at::Tensor output = model->forward(reads_images() ? input() : input().slice(1, 0, 8));
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+  output.to(at::kFloat).square().mean().backward();
+  for (const at::Tensor& p : model->parameters()) EXPECT_EQ(p.grad().scalar_type(), at::kFloat);
+}
+
+TEST_P(EveryModel, IsDescribedInOneLine) {
+  EXPECT_FALSE(GetParam().summary.empty());
+  EXPECT_EQ(GetParam().summary.find('\n'), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, EveryModel, testing::ValuesIn(models()), [](const auto& info) {
+  std::string name = info.param.name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace mantissa
