@@ -1,0 +1,43 @@
+#include "mantissa/trainer/classification_task.h"
+
+#include <utility>
+
+#include <ATen/ops/cross_entropy_loss.h>
+
+namespace mantissa {
+namespace {
+
+struct Scored {
+  at::Tensor logits;  ///< [positions, classes], float32 or float64
+  at::Tensor target;  ///< [positions]
+};
+
+Scored score(const ClassificationTask::Forward& forward, const Batch& batch) {
+  const at::Tensor logits = forward(batch.data);
+  TORCH_CHECK_VALUE(batch.target.defined() && logits.dim() == batch.target.dim() + 1 &&
+                        logits.sizes().slice(0, logits.dim() - 1) == batch.target.sizes(),
+                    "ClassificationTask: logits ", logits.sizes(), " do not fit targets ",
+                    batch.target.defined() ? c10::str(batch.target.sizes()) : "(none)",
+                    "; logits are [..., classes] where targets are [...]");
+  const bool reduced = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
+  return {(reduced ? logits.to(at::kFloat) : logits).flatten(0, -2), batch.target.flatten()};
+}
+
+}  // namespace
+
+ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward,
+                                       MakeOptimizer make_optimizer)
+    : module_(std::move(module)), forward_(std::move(forward)), make_optimizer_(std::move(make_optimizer)) {}
+
+at::Tensor ClassificationTask::training_step(const Batch& batch, int64_t /*batch_index*/) {
+  const auto [logits, target] = score(forward_, batch);
+  return at::cross_entropy_loss(logits, target);
+}
+
+void ClassificationTask::validation_step(const Batch& batch, int64_t /*batch_index*/) {
+  const auto [logits, target] = score(forward_, batch);
+  log("val_loss", at::cross_entropy_loss(logits, target));
+  log("val_accuracy", logits.argmax(-1).eq(target).to(at::kFloat).mean());
+}
+
+}  // namespace mantissa

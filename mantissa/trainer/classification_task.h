@@ -1,0 +1,35 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "mantissa/trainer/task.h"
+
+namespace mantissa {
+
+/// Trains any model that maps `batch.data` to logits with cross-entropy against integer `batch.target`: images to
+/// labels, tokens to next tokens. Logs `val_loss` and `val_accuracy`.
+///
+/// Shapes:   logits [..., classes], target [...]: every position counts alike.
+/// Units:    losses are means in nats.
+/// Numerics: the loss is computed in float32 when the logits are 16-bit.
+/// Errors:   c10::ValueError when logits and targets do not fit.
+class ClassificationTask : public Task {
+ public:
+  using Forward = std::function<at::Tensor(const at::Tensor&)>;
+  using MakeOptimizer = std::function<OptimizerConfig(torch::nn::Module&)>;
+
+  ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward, MakeOptimizer make_optimizer);
+
+  torch::nn::Module& module() override { return *module_; }
+  OptimizerConfig configure_optimizers() override { return make_optimizer_(*module_); }
+  at::Tensor training_step(const Batch& batch, int64_t batch_index) override;
+  void validation_step(const Batch& batch, int64_t batch_index) override;
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  Forward forward_;
+  MakeOptimizer make_optimizer_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,41 @@
+#include "mantissa/trainer/csv_logger.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <torch/torch.h>
+
+#include <gtest/gtest.h>
+
+namespace mantissa {
+namespace {
+
+std::string read(const std::filesystem::path& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+TEST(CsvLogger, GivesALateMetricItsColumnAndLeavesItEmptyBefore) {
+  const std::filesystem::path file = testing::TempDir() + "csv_logger_test.csv";
+  CsvLogger logger(file);
+  logger.on_epoch_end(0, 10, {{"train_loss", 1.5}});
+  EXPECT_EQ(read(file), "epoch,step,train_loss\n0,10,1.5\n");
+  logger.on_epoch_end(1, 20, {{"train_loss", 0.1}, {"a", 2}});
+  EXPECT_EQ(read(file), "epoch,step,a,train_loss\n0,10,,1.5\n1,20,2,0.1\n");
+}
+
+TEST(CsvLogger, NamesTheFileThatCannotBeWritten) {
+  CsvLogger logger("/proc/no/such/folder/metrics.csv");
+  try {
+    logger.on_epoch_end(0, 1, {});
+    FAIL() << "wrote into /proc";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(error.what_without_backtrace(), nullptr);
+    EXPECT_NE(std::string(error.what()).find("/proc/no/such/folder/metrics.csv"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace mantissa

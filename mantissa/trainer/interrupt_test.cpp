@@ -1,0 +1,45 @@
+#include "mantissa/trainer/interrupt.h"
+
+#include <csignal>
+
+#include <gtest/gtest.h>
+
+namespace mantissa {
+namespace {
+
+TEST(InterruptScope, TurnsTheFirstSignalIntoARequest) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    InterruptScope scope;
+    EXPECT_EQ(InterruptScope::requested(), 0);
+    std::raise(signal);
+    EXPECT_EQ(InterruptScope::requested(), signal);
+  }
+  EXPECT_EQ(InterruptScope::requested(), 0);  // a later run starts fresh
+}
+
+TEST(InterruptScope, TheSecondSignalKills) {
+  EXPECT_EXIT(
+      {
+        InterruptScope scope;
+        std::raise(SIGINT);
+        std::raise(SIGINT);
+      },
+      testing::KilledBySignal(SIGINT), "");
+}
+
+TEST(InterruptScope, RestoresTheHandlerBefore) {
+  struct sigaction mine {};
+  mine.sa_handler = SIG_IGN;
+  struct sigaction before {};
+  sigaction(SIGINT, &mine, &before);
+  {
+    InterruptScope outer;
+    InterruptScope inner;  // nesting changes nothing
+  }
+  struct sigaction after {};
+  sigaction(SIGINT, &before, &after);
+  EXPECT_EQ(after.sa_handler, SIG_IGN);
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace mantissa {
+
+/// Values by name, ordered, ready for a table, a CSV row or JSON.
+using Metrics = std::map<std::string, double>;
+
+/// Weighted means of named values over an epoch.
+///
+/// Sync: values on a GPU are summed there, in float64, and read once in compute(); values on the CPU at once.
+class MeanMetrics {
+ public:
+  /// `value`: one element of any real dtype. `weight`: usually the number of samples that it is a mean of.
+  /// Errors:  c10::ValueError if `value` has not exactly one element.
+  void add(const std::string& name, const at::Tensor& value, double weight);
+  void add(const std::string& name, double value, double weight);
+
+  /// The means so far. A name that was only added with weight 0 is left out.
+  Metrics compute() const;
+  void reset() { sums_.clear(); }
+
+ private:
+  struct Sum {
+    double host = 0;
+    at::Tensor device;  ///< 0-dim float64 where the values are; undefined until one came from a GPU
+    double weight = 0;
+  };
+  std::map<std::string, Sum> sums_;
+};
+
+}  // namespace mantissa

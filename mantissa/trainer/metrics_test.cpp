@@ -1,0 +1,51 @@
+#include "mantissa/trainer/metrics.h"
+
+#include <cmath>
+
+#include <torch/torch.h>
+
+#include <gtest/gtest.h>
+
+namespace mantissa {
+namespace {
+
+TEST(MeanMetrics, WeighsByBatchSizeSoAnOddLastBatchCountsAsItShould) {
+  MeanMetrics metrics;
+  metrics.add("loss", torch::tensor(1.0F), 3);
+  metrics.add("loss", torch::tensor(5.0F, at::kBFloat16), 1);
+  EXPECT_DOUBLE_EQ(metrics.compute().at("loss"), 2.0);
+}
+
+TEST(MeanMetrics, RefusesMoreThanOneNumber) {
+  MeanMetrics metrics;
+  EXPECT_THROW(metrics.add("loss", torch::ones(2), 1), c10::ValueError);
+  EXPECT_THROW(metrics.add("loss", at::Tensor(), 1), c10::ValueError);
+  EXPECT_TRUE(metrics.compute().empty());
+}
+
+TEST(MeanMetrics, KeepsNan) {
+  MeanMetrics metrics;
+  metrics.add("loss", std::nan(""), 1);
+  metrics.add("loss", 1.0, 1);
+  EXPECT_TRUE(std::isnan(metrics.compute().at("loss")));
+}
+
+TEST(MeanMetrics, LeavesOutWhatWeighsNothingAndForgetsOnReset) {
+  MeanMetrics metrics;
+  metrics.add("empty", 1.0, 0);
+  metrics.add("full", torch::ones({1}), 2);
+  EXPECT_EQ(metrics.compute(), (Metrics{{"full", 1.0}}));
+  metrics.reset();
+  EXPECT_TRUE(metrics.compute().empty());
+}
+
+TEST(MeanMetrics, SumsOnTheGpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  MeanMetrics metrics;
+  metrics.add("loss", torch::tensor(1.0F).cuda(), 3);
+  metrics.add("loss", torch::tensor(5.0F).cuda(), 1);
+  EXPECT_DOUBLE_EQ(metrics.compute().at("loss"), 2.0);
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+#include "mantissa/trainer/callback.h"
+
+namespace mantissa {
+
+/// Shows how a fit goes: on a terminal one line that is redrawn at most ten times a second, in a pipe or a file one
+/// plain line an epoch, so that logs stay readable.
+///
+/// Sync: reads the loss from the device once per redraw, never per step.
+class ProgressBar final : public Callback {
+ public:
+  enum class Style { kAuto, kTerminal, kPlain };
+
+  /// `out` is borrowed. kAuto: a terminal if `out` is one.
+  explicit ProgressBar(std::FILE* out = stderr, Style style = Style::kAuto);
+
+  void on_fit_start(const Trainer& trainer, const FitPlan& plan) override;
+  void on_train_epoch_start(int64_t epoch) override;
+  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override;
+  void on_epoch_end(int64_t epoch, int64_t global_step, const Metrics& metrics) override;
+  void on_exception() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string epoch_label(int64_t epoch) const;
+  void clear_line();
+
+  std::FILE* out_;
+  bool terminal_;
+  bool line_open_ = false;  ///< a bar stands on the terminal's current line
+  FitPlan plan_;
+  int64_t batches_ = 0, skipped_ = 0;  ///< of this epoch
+  Clock::time_point epoch_start_, last_draw_;
+};
+
+}  // namespace mantissa

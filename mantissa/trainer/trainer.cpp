@@ -1,0 +1,246 @@
+#include "mantissa/trainer/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+
+#include "mantissa/core/device.h"
+#include "mantissa/precision/init.h"
+#include "mantissa/precision/registry.h"
+#include "mantissa/trainer/interrupt.h"
+
+namespace mantissa {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+GradientClipAlgorithm parse_clip_algorithm(std::string name) {
+  const std::string given = name;
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  TORCH_CHECK_VALUE(name == "norm" || name == "value", "gradient_clip_algorithm '", given,
+                    "' is not one; choose norm or value");
+  return name == "norm" ? GradientClipAlgorithm::kNorm : GradientClipAlgorithm::kValue;
+}
+
+void check(const TrainerOptions& options) {
+  TORCH_CHECK_VALUE(!options.precision || !options.precision_plugin, "Trainer: both precision='",
+                    options.precision.value_or(""), "' and a precision_plugin were given; choose one");
+  TORCH_CHECK_VALUE(options.max_epochs >= -1 && options.max_steps >= -1,
+                    "Trainer: max_epochs and max_steps are counts, or -1 for no limit; got max_epochs=",
+                    options.max_epochs, ", max_steps=", options.max_steps);
+  TORCH_CHECK_VALUE(options.max_epochs != -1 || options.max_steps != -1,
+                    "Trainer: max_epochs and max_steps are both -1, so training would never end; set one of them");
+  TORCH_CHECK_VALUE(options.accumulate_grad_batches >= 1, "Trainer: accumulate_grad_batches must be at least 1, got ",
+                    options.accumulate_grad_batches);
+  TORCH_CHECK_VALUE(options.gradient_clip_val >= 0, "Trainer: gradient_clip_val must be at least 0 (0: no clipping), got ",
+                    options.gradient_clip_val);
+  TORCH_CHECK_VALUE(options.check_val_every_n_epoch >= 1, "Trainer: check_val_every_n_epoch must be at least 1, got ",
+                    options.check_val_every_n_epoch);
+}
+
+/// Points Task::log() at `metrics` for one batch.
+class LoggingInto {
+ public:
+  LoggingInto(MeanMetrics*& slot, MeanMetrics& metrics) : slot_(slot) { slot_ = &metrics; }
+  ~LoggingInto() { slot_ = nullptr; }
+
+ private:
+  MeanMetrics*& slot_;
+};
+
+}  // namespace
+
+Trainer::Trainer(TrainerOptions options)
+    : options_((check(options), std::move(options))),
+      device_(resolve_device(options_.device)),
+      precision_(options_.precision_plugin),
+      clip_algorithm_(parse_clip_algorithm(options_.gradient_clip_algorithm)) {
+  if (!precision_) precision_ = make_precision(options_.precision.value_or("32-true"), device_);
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::set_up_model(Task& task) {
+  {
+    const ModuleInit scope(*precision_);
+    task.configure_model();
+  }
+  precision_->convert_module(task.module());
+  move_module(task.module(), device_);
+}
+
+Batch Trainer::to_device(const Batch& batch) const {
+  if (device_.is_cpu()) return batch;
+  return map_tensors(batch, [this](const at::Tensor& x) { return x.to(device_, x.scalar_type(), /*non_blocking=*/true); });
+}
+
+at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool ends_window) {
+  torch::optim::Optimizer& optimizer = *optimizers_.optimizer;
+  const bool begins_window = window_batches_ == 0;
+  const at::AutoGradMode with_gradients(true);
+  at::Tensor loss;
+  {
+    const Scope forward = precision_->forward_context();
+    loss = task.training_step(batch, batch_index_);
+  }
+  if (begins_window) {
+    task.on_before_zero_grad(optimizer);
+    optimizer.zero_grad();
+  }
+  if (loss.defined()) {
+    TORCH_CHECK_VALUE(loss.numel() == 1 && loss.requires_grad(), "training_step() of batch ", batch_index_, " of epoch ",
+                      epoch_, " returned ", loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
+                      "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
+    const int64_t count = options_.accumulate_grad_batches;
+    const at::Tensor scaled = precision_->pre_backward(count > 1 ? loss / count : loss);
+    task.on_before_backward(scaled);
+    scaled.backward();
+    task.on_after_backward();
+  }
+  if (ends_window && (loss.defined() || has_gradients(optimizer))) {
+    precision_->unscale_gradients(optimizer);
+    task.on_before_optimizer_step(optimizer);
+    precision_->clip_gradients(optimizer, options_.gradient_clip_val, clip_algorithm_);
+  }
+  return loss.defined() ? loss.detach() : loss;
+}
+
+TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) {
+  const auto start = Clock::now();
+  TrainBatch done;
+  done.epoch = epoch_;
+  done.batch_index = batch_index_;
+  done.stepped = ends_window;
+  const Batch batch = to_device(precision_->convert_inputs(raw));
+  const auto closure = [&] { return done.loss = forward_and_backward(task, batch, ends_window); };
+  if (ends_window) {
+    done.step = precision_->optimizer_step(*optimizers_.optimizer, closure);
+    window_batches_ = 0;
+    if (optimizers_.scheduler && optimizers_.interval == OptimizerConfig::Interval::kStep && !done.step.skipped)
+      optimizers_.scheduler->step();
+  } else {
+    closure();
+    ++window_batches_;
+  }
+  done.step_ms = milliseconds_since(start);
+  return done;
+}
+
+FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
+  const auto start = Clock::now();
+  const InterruptScope interrupt;
+  const auto tell = [&](const auto& what) {
+    for (const auto& callback : options_.callbacks) what(*callback);
+  };
+  FitResult result;
+  std::vector<double> step_ms;
+  double train_ms = 0, samples = 0;
+  try {
+    TORCH_CHECK_VALUE(train.size() > 0, "fit: the training loader has no batches; give a dataset with at least one sample");
+    TORCH_CHECK_VALUE(!val || val->size() > 0, "fit: the validation loader has no batches; give it data or leave it out");
+    set_up_model(task);
+    optimizers_ = task.configure_optimizers();
+    TORCH_CHECK_VALUE(optimizers_.optimizer, "fit: configure_optimizers() returned no optimizer");
+    tell([&](Callback& c) { c.on_fit_start(*this, {train.size(), options_.max_epochs, options_.max_steps}); });
+
+    const auto wants_end = [&] {
+      result.interrupted_by = InterruptScope::requested();
+      return result.interrupted_by != 0 || (options_.max_steps >= 0 && result.steps >= options_.max_steps);
+    };
+    for (epoch_ = 0; (options_.max_epochs < 0 || epoch_ < options_.max_epochs) && !wants_end(); ++epoch_) {
+      task.module().train();
+      train.set_epoch(epoch_);
+      tell([&](Callback& c) { c.on_train_epoch_start(epoch_); });
+      MeanMetrics epoch_metrics;
+      batch_index_ = window_batches_ = 0;
+      bool interrupted = false, learned = false;
+      // One batch ahead, so that the last batch of the epoch is known to be it.
+      for (std::optional<Batch> batch = train.next(), next; batch; batch = std::move(next), ++batch_index_) {
+        next = train.next();
+        const bool ends_window = window_batches_ + 1 == options_.accumulate_grad_batches || !next;
+        TrainBatch done;
+        {
+          task.batch_weight_ = static_cast<double>(batch->size());
+          const LoggingInto scope(task.metrics_, epoch_metrics);
+          done = train_batch(task, *batch, ends_window);
+          if (done.loss.defined()) task.log("train_loss", done.loss);
+        }
+        result.steps += done.stepped;
+        result.skipped_steps += done.step.skipped;
+        learned |= done.stepped && !done.step.skipped;
+        done.global_step = result.steps;
+        samples += task.batch_weight_;
+        train_ms += done.step_ms;
+        step_ms.push_back(done.step_ms);
+        tell([&](Callback& c) { c.on_train_batch_end(*this, done); });
+        if (done.stepped && wants_end()) {
+          interrupted = next.has_value();
+          break;
+        }
+      }
+      if (optimizers_.scheduler && optimizers_.interval == OptimizerConfig::Interval::kEpoch && learned && !interrupted)
+        optimizers_.scheduler->step();
+      result.metrics = epoch_metrics.compute();
+      result.epochs += !interrupted;
+      const bool last = wants_end() || epoch_ + 1 == options_.max_epochs;
+      if (val && !result.interrupted_by && (last || (epoch_ + 1) % options_.check_val_every_n_epoch == 0))
+        result.metrics.merge(run_validation(task, *val));
+      tell([&](Callback& c) { c.on_epoch_end(epoch_, result.steps, result.metrics); });
+    }
+    task.module().train();
+    result.seconds = milliseconds_since(start) / 1e3;
+    result.step_ms = median(std::move(step_ms));
+    result.samples_per_second = train_ms > 0 ? samples / train_ms * 1e3 : 0;
+    result.peak_memory_bytes = peak_memory_bytes(device_);
+    tell([&](Callback& c) { c.on_fit_end(*this, result); });
+  } catch (...) {
+    tell([](Callback& c) { c.on_exception(); });
+    throw;
+  }
+  return result;
+}
+
+Metrics Trainer::validate(Task& task, Loader& val) {
+  TORCH_CHECK_VALUE(val.size() > 0, "validate: the loader has no batches; give a dataset with at least one sample");
+  set_up_model(task);
+  const bool was_training = task.module().is_training();
+  Metrics metrics = run_validation(task, val);
+  task.module().train(was_training);
+  return metrics;
+}
+
+Metrics Trainer::run_validation(Task& task, Loader& val) {
+  MeanMetrics metrics;
+  const c10::InferenceMode inference(options_.inference_mode);
+  const at::NoGradGuard no_gradients;
+  task.module().eval();
+  val.set_epoch(0);
+  int64_t index = 0;
+  while (const std::optional<Batch> raw = val.next()) {
+    const Batch batch = to_device(precision_->convert_inputs(*raw));
+    task.batch_weight_ = static_cast<double>(batch.size());
+    const LoggingInto scope(task.metrics_, metrics);
+    const Scope forward = precision_->forward_context();
+    task.validation_step(batch, index++);
+  }
+  return metrics.compute();
+}
+
+}  // namespace mantissa

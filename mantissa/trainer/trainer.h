@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include "mantissa/data/loader.h"
+#include "mantissa/precision/precision.h"
+#include "mantissa/trainer/callback.h"
+#include "mantissa/trainer/metrics.h"
+#include "mantissa/trainer/task.h"
+
+namespace mantissa {
+
+/// Names and meanings are Lightning's.
+struct TrainerOptions {
+  /// A name from registry.h; unset means "32-true". Not together with `precision_plugin`.
+  std::optional<std::string> precision = std::nullopt;
+  /// Hooks of the user's own.
+  std::shared_ptr<Precision> precision_plugin = nullptr;
+  /// "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N".
+  std::string device = "auto";
+  /// -1: no limit; then max_steps must be set.
+  int64_t max_epochs = 1;
+  /// Optimizer steps, skipped ones included; -1: no limit.
+  int64_t max_steps = -1;
+  /// Batches whose gradients are added before a step. The last batch of an epoch always steps.
+  int64_t accumulate_grad_batches = 1;
+  /// 0: no clipping.
+  double gradient_clip_val = 0;
+  /// "norm" or "value", upper or lower case.
+  std::string gradient_clip_algorithm = "norm";
+  /// Validation after every N-th epoch and after the last.
+  int64_t check_val_every_n_epoch = 1;
+  /// Validation under inference mode; false: with gradients merely off.
+  bool inference_mode = true;
+  std::vector<std::shared_ptr<Callback>> callbacks = {};
+};
+
+/// What fit() returns.
+struct FitResult {
+  int64_t epochs = 0;               ///< completed
+  int64_t steps = 0;                ///< optimizer steps, skipped ones included
+  int64_t skipped_steps = 0;
+  Metrics metrics;                  ///< of the last epoch: "train_loss" and what the task logged
+  double seconds = 0;               ///< whole fit, validation included
+  double step_ms = 0;               ///< median host time of a training batch
+  double samples_per_second = 0;    ///< in training batches, validation not counted
+  int64_t peak_memory_bytes = 0;    ///< see peak_memory_bytes() in core/device.h
+  int interrupted_by = 0;           ///< the signal that ended the run early, else 0
+};
+
+/// Trains a Task in any precision.
+///
+/// Order of a batch: convert_input, transfer to the device, forward context around training_step, loss divided by the
+/// accumulation count, zero_grad (first batch of a window), pre_backward, backward outside the forward context,
+/// and at the end of a window: clipping, optimizer_step, learning-rate schedule (not after a skipped step).
+///
+/// Signals: Ctrl-C and SIGTERM end fit() after the current step; it then returns as if it had come to its end.
+/// Threads: one fit() at a time in a process.
+/// Errors:  c10::ValueError for options that do not fit together, in the constructor.
+/// Source:  spec 2.2, 2.3, ERR-1, ERR-2, ERR-14, ERR-15.
+class Trainer {
+ public:
+  explicit Trainer(TrainerOptions options = {});
+  ~Trainer();
+
+  /// Trains until max_epochs or max_steps; `val` is validated after each epoch. The model stays on the device,
+  /// in training mode.
+  FitResult fit(Task& task, Loader& train, Loader* val = nullptr);
+  /// One pass without gradients; returns what validation_step() logged.
+  Metrics validate(Task& task, Loader& val);
+
+  const TrainerOptions& options() const { return options_; }
+  Precision& precision() const { return *precision_; }
+  at::Device device() const { return device_; }
+  /// Of the last fit(); null before.
+  torch::optim::Optimizer* optimizer() const { return optimizers_.optimizer.get(); }
+
+ private:
+  void set_up_model(Task& task);
+  TrainBatch train_batch(Task& task, const Batch& batch, bool ends_window);
+  at::Tensor forward_and_backward(Task& task, const Batch& batch, bool ends_window);
+  Metrics run_validation(Task& task, Loader& val);
+  Batch to_device(const Batch& batch) const;
+
+  TrainerOptions options_;
+  at::Device device_;
+  std::shared_ptr<Precision> precision_;
+  GradientClipAlgorithm clip_algorithm_;
+  OptimizerConfig optimizers_;
+  int64_t epoch_ = 0, batch_index_ = 0, window_batches_ = 0;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,346 @@
+#include "mantissa/trainer/trainer.h"
+
+#include <csignal>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mantissa/core/device.h"
+#include "mantissa/precision/registry.h"
+#include "mantissa/trainer/classification_task.h"
+
+namespace mantissa {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+/// Batches that are given.
+class ListLoader final : public Loader {
+ public:
+  explicit ListLoader(std::vector<Batch> batches) : batches_(std::move(batches)) {}
+  void set_epoch(int64_t) override { next_ = 0; }
+  std::optional<Batch> next() override {
+    return next_ < batches_.size() ? std::optional(batches_[next_++]) : std::nullopt;
+  }
+  int64_t size() const override { return static_cast<int64_t>(batches_.size()); }
+
+ private:
+  std::vector<Batch> batches_;
+  size_t next_ = 0;
+};
+
+ListLoader loader_of(std::vector<float> values) {
+  std::vector<Batch> batches;
+  for (const float value : values) batches.push_back({torch::full({1, 1}, value), torch::zeros({1}, at::kLong), {}});
+  return ListLoader(std::move(batches));
+}
+
+/// One weight w, loss w * x: the gradient is x. A negative x asks for the batch to be left out.
+class OneWeight : public Task {
+ public:
+  torch::nn::Module& module() override { return *net; }
+  OptimizerConfig configure_optimizers() override {
+    auto optimizer = std::make_shared<torch::optim::SGD>(net->parameters(), 1.0);
+    auto schedule = std::make_shared<torch::optim::StepLR>(*optimizer, 1, 0.5);
+    return {optimizer, with_schedule ? schedule : nullptr, interval};
+  }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    trace += "f";
+    const float x = batch.data.item<float>();
+    if (throws_at == x) throw std::runtime_error("training_step failed");
+    if (x < 0) return {};
+    if (raise_at == x) std::raise(SIGINT);
+    return (net->weight * batch.data).sum();
+  }
+  void validation_step(const Batch& batch, int64_t) override {
+    trace += "v";
+    validated_in_training_mode |= net->is_training();
+    validated_with_gradients |= (net->weight * 1).requires_grad();
+    log("val_x", batch.data.mean());
+  }
+  void on_before_zero_grad(torch::optim::Optimizer&) override { trace += "z"; }
+  void on_before_backward(const at::Tensor&) override { trace += "b"; }
+  void on_after_backward() override {
+    trace += "a";
+    after_backward = net->weight.grad().item<float>();
+  }
+  void on_before_optimizer_step(torch::optim::Optimizer&) override {
+    trace += "s";
+    before_step = net->weight.grad().item<float>();
+  }
+  double weight() { return net->weight.item<double>(); }
+
+  torch::nn::Linear net{[] {
+    torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
+    linear->weight.data().fill_(0);
+    return linear;
+  }()};
+  bool with_schedule = false;
+  OptimizerConfig::Interval interval = OptimizerConfig::Interval::kStep;
+  std::string trace;
+  float throws_at = -kInf, raise_at = -kInf, after_backward = 0, before_step = 0;
+  bool validated_in_training_mode = false, validated_with_gradients = false;
+};
+
+/// Keeps every batch's report.
+struct Recorder final : Callback {
+  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override {
+    batches.push_back(batch);
+    for (const auto& group : trainer.optimizer()->param_groups()) rate = group.options().get_lr();
+  }
+  void on_fit_end(const Trainer&, const FitResult&) override { ended = true; }
+  void on_exception() override { failed = true; }
+  std::vector<TrainBatch> batches;
+  double rate = 0;
+  bool ended = false, failed = false;
+};
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+TEST(Trainer, RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
+  const auto error = [](const TrainerOptions& options) { return error_of([&] { Trainer trainer(options); }); };
+  EXPECT_THAT(error({.precision = "32", .precision_plugin = make_precision("32", at::kCPU)}),
+              testing::HasSubstr("both precision='32' and a precision_plugin were given; choose one"));
+  EXPECT_THAT(error({.precision = "fp8"}), testing::HasSubstr("'fp8' is not a mode"));
+  EXPECT_THAT(error({.max_epochs = -1}), testing::HasSubstr("would never end"));
+  EXPECT_THAT(error({.max_epochs = -2}), testing::HasSubstr("max_epochs=-2"));
+  EXPECT_THAT(error({.accumulate_grad_batches = 0}), testing::HasSubstr("at least 1, got 0"));
+  EXPECT_THAT(error({.gradient_clip_val = -1}), testing::HasSubstr("gradient_clip_val"));
+  EXPECT_THAT(error({.gradient_clip_algorithm = "both"}), testing::HasSubstr("choose norm or value"));
+  EXPECT_EQ(error({.device = "cpu", .gradient_clip_algorithm = "NORM"}), "no error");
+}
+
+TEST(Trainer, RefusesEmptyLoadersAndUselessLosses) {
+  OneWeight task;
+  Trainer trainer({.device = "cpu"});
+  ListLoader empty({}), good = loader_of({1});
+  EXPECT_THAT(error_of([&] { trainer.fit(task, empty); }), testing::HasSubstr("no batches"));
+  EXPECT_THAT(error_of([&] { trainer.fit(task, good, &empty); }), testing::HasSubstr("no batches"));
+  EXPECT_THAT(error_of([&] { trainer.validate(task, empty); }), testing::HasSubstr("no batches"));
+  struct Detached : OneWeight {
+    at::Tensor training_step(const Batch&, int64_t) override { return torch::ones({}); }
+  } detached;
+  EXPECT_THAT(error_of([&] { trainer.fit(detached, good); }), testing::HasSubstr("a loss without a gradient"));
+}
+
+TEST(Trainer, CallsHooksInLightningsOrder) {
+  OneWeight task;
+  Trainer trainer({.device = "cpu", .max_epochs = 1, .accumulate_grad_batches = 2});
+  ListLoader train = loader_of({1, 2, 3}), val = loader_of({5, 7});
+  const FitResult result = trainer.fit(task, train, &val);
+  EXPECT_EQ(task.trace, "fzba" "fbas" "fzbas" "vv");  // zero_grad after the forward, once a window
+  EXPECT_EQ(result.steps, 2);  // the last batch of an epoch steps though its window is not full
+  EXPECT_DOUBLE_EQ(task.weight(), -((1 + 2) / 2.0) - 3 / 2.0);
+  EXPECT_DOUBLE_EQ(result.metrics.at("val_x"), 6);
+  EXPECT_FALSE(task.validated_in_training_mode);
+  EXPECT_FALSE(task.validated_with_gradients);
+  EXPECT_TRUE(task.net->is_training());
+}
+
+TEST(Trainer, PE15_AnOverflowInBatchThreeOfTwelve) {
+  OneWeight task;
+  auto recorder = std::make_shared<Recorder>();
+  Trainer trainer({.precision = "16-mixed", .device = "cpu", .callbacks = {recorder}});
+  PrecisionState state = trainer.precision().state_dict();
+  state["scale"] = 256.0;
+  trainer.precision().load_state_dict(state);
+  ListLoader train = loader_of({1, 1, 1, kInf, 1, 1, 1, 1, 1, 1, 1, 1});
+  const FitResult result = trainer.fit(task, train);
+  state = trainer.precision().state_dict();
+  EXPECT_EQ(state.at("scale").toDouble(), 128);
+  EXPECT_EQ(state.at("_growth_tracker").toLong(), 8);
+  EXPECT_EQ(result.steps, 12);
+  EXPECT_EQ(result.skipped_steps, 1);
+  EXPECT_EQ(recorder->batches[3].step.cause, SkipCause::kNonFiniteGradients);
+  EXPECT_FALSE(recorder->batches[4].step.skipped);
+  EXPECT_DOUBLE_EQ(task.weight(), -11);
+}
+
+TEST(Trainer, PE16_BatchesWithoutALossLeaveTheScaleAlone) {
+  OneWeight task;
+  Trainer trainer({.precision = "16-mixed", .device = "cpu"});
+  ListLoader train = loader_of({1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1});
+  const FitResult result = trainer.fit(task, train);
+  const PrecisionState state = trainer.precision().state_dict();
+  EXPECT_EQ(state.at("_growth_tracker").toLong(), 6);
+  EXPECT_EQ(state.at("scale").toDouble(), 65536);
+  EXPECT_EQ(result.steps, 12);
+  EXPECT_EQ(result.skipped_steps, 6);
+  EXPECT_DOUBLE_EQ(task.weight(), -6);
+}
+
+TEST(Trainer, GradientsOfAWindowCountInEveryModeThoughItsLastBatchHasNoLoss) {
+  for (const char* precision : {"32-true", "16-mixed"}) {
+    OneWeight task;
+    Trainer trainer({.precision = precision, .device = "cpu", .accumulate_grad_batches = 2});
+    ListLoader train = loader_of({4, -1});
+    EXPECT_EQ(trainer.fit(task, train).skipped_steps, 0) << precision;
+    EXPECT_DOUBLE_EQ(task.weight(), -2) << precision;
+  }
+}
+
+TEST(Trainer, SchedulesDoNotAdvanceOnASkippedStep) {
+  for (const auto interval : {OptimizerConfig::Interval::kStep, OptimizerConfig::Interval::kEpoch}) {
+    OneWeight task;
+    task.with_schedule = true;
+    task.interval = interval;
+    auto recorder = std::make_shared<Recorder>();
+    Trainer trainer({.precision = "16-mixed", .device = "cpu", .max_epochs = 3, .callbacks = {recorder}});
+    ListLoader overflows = loader_of({kInf});
+    trainer.fit(task, overflows);
+    EXPECT_EQ(recorder->rate, 1.0);
+  }
+  OneWeight task;
+  task.with_schedule = true;
+  auto recorder = std::make_shared<Recorder>();
+  Trainer trainer({.precision = "16-mixed", .device = "cpu", .callbacks = {recorder}});
+  ListLoader train = loader_of({0.5, kInf, 0.5});
+  trainer.fit(task, train);
+  // libtorch's StepLR takes its first step() as step 0, so two clean steps halve the rate once.
+  EXPECT_EQ(recorder->rate, 0.5);
+}
+
+TEST(Trainer, HooksSeeScaledGradientsAfterBackwardAndUnscaledOnesBeforeTheStep) {
+  OneWeight task;
+  auto recorder = std::make_shared<Recorder>();
+  Trainer trainer({.precision = "16-mixed", .device = "cpu", .gradient_clip_val = 1, .callbacks = {recorder}});
+  ListLoader train = loader_of({4});
+  trainer.fit(task, train);
+  EXPECT_EQ(task.after_backward, 4 * 65536.0F);
+  EXPECT_EQ(task.before_step, 4.0F);
+  EXPECT_NEAR(task.weight(), -1, 1e-6);
+  EXPECT_EQ(recorder->batches[0].loss.item<float>(), 0.0F);  // w was 0: the loss is neither scaled nor divided
+}
+
+TEST(Trainer, ClipsByValue) {
+  OneWeight task;
+  Trainer trainer({.device = "cpu", .gradient_clip_val = 0.25, .gradient_clip_algorithm = "value"});
+  ListLoader train = loader_of({4});
+  trainer.fit(task, train);
+  EXPECT_DOUBLE_EQ(task.weight(), -0.25);
+}
+
+TEST(Trainer, AnExceptionReachesTheCallerAndTheCallbacksAndLeavesNothingBehind) {
+  for (const Mode& mode : modes()) {
+    OneWeight task;
+    task.throws_at = 2;
+    auto recorder = std::make_shared<Recorder>();
+    Trainer trainer({.precision = mode.name, .device = "cpu", .callbacks = {recorder}});
+    ListLoader train = loader_of({1, 2, 3});
+    EXPECT_THROW(trainer.fit(task, train), std::runtime_error) << mode.name;
+    EXPECT_TRUE(recorder->failed);
+    EXPECT_FALSE(recorder->ended);
+    EXPECT_EQ(torch::ones(1).scalar_type(), at::kFloat);
+    EXPECT_EQ(torch::ones({1, 1}).mm(torch::ones({1, 1})).scalar_type(), at::kFloat);
+  }
+}
+
+TEST(Trainer, CtrlCEndsAfterTheCurrentStep) {
+  OneWeight task;
+  task.raise_at = 2;
+  auto recorder = std::make_shared<Recorder>();
+  Trainer trainer({.device = "cpu", .max_epochs = 5, .accumulate_grad_batches = 2, .callbacks = {recorder}});
+  ListLoader train = loader_of({2, 3, 4, 5});
+  const FitResult result = trainer.fit(task, train);
+  EXPECT_EQ(result.interrupted_by, SIGINT);
+  EXPECT_EQ(result.steps, 1);
+  EXPECT_EQ(result.epochs, 0);
+  EXPECT_TRUE(recorder->ended);
+  EXPECT_DOUBLE_EQ(task.weight(), -2.5);  // the window of the interrupted batch is complete
+}
+
+TEST(Trainer, EndsAtMaxStepsInTheMiddleOfAnEpochAndStillValidates) {
+  OneWeight task;
+  Trainer trainer({.device = "cpu", .max_epochs = -1, .max_steps = 5});
+  ListLoader train = loader_of({1, 1, 1}), val = loader_of({9});
+  const FitResult result = trainer.fit(task, train, &val);
+  EXPECT_EQ(result.steps, 5);
+  EXPECT_EQ(result.epochs, 1);
+  EXPECT_EQ(result.metrics.at("val_x"), 9);
+  EXPECT_EQ(Trainer({.device = "cpu", .max_steps = 0}).fit(task, train).steps, 0);
+}
+
+TEST(Trainer, ValidatesWithoutTraining) {
+  OneWeight task;
+  Trainer trainer({.precision = "bf16-mixed", .device = "cpu"});
+  ListLoader val = loader_of({1, 3});
+  task.net->eval();
+  EXPECT_DOUBLE_EQ(trainer.validate(task, val).at("val_x"), 2);
+  EXPECT_FALSE(task.net->is_training());
+}
+
+TEST(Trainer, ConvertsTheModelBeforeItMakesTheOptimizer) {
+  struct Late : OneWeight {
+    void configure_model() override { made_in = torch::ones(1).scalar_type(); }
+    OptimizerConfig configure_optimizers() override {
+      optimized = net->weight.scalar_type();
+      return OneWeight::configure_optimizers();
+    }
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      input = batch.data.scalar_type();
+      return OneWeight::training_step(batch, index);
+    }
+    at::ScalarType made_in{}, optimized{}, input{};
+  } task;
+  Trainer trainer({.precision = "bf16-true", .device = "cpu"});
+  ListLoader train = loader_of({1});
+  trainer.fit(task, train);
+  EXPECT_EQ(task.made_in, at::kBFloat16);
+  EXPECT_EQ(task.optimized, at::kBFloat16);
+  EXPECT_EQ(task.input, at::kBFloat16);
+}
+
+TEST(Task, LogOutsideARunSaysSo) {
+  struct Loud : OneWeight {
+    void shout() { log("x", 1.0); }
+  } task;
+  EXPECT_THAT(error_of([&] { task.shout(); }), testing::HasSubstr("inside training_step()"));
+}
+
+class EveryDevice : public testing::TestWithParam<std::string> {};
+
+TEST_P(EveryDevice, ClassifiesInEveryMode) {
+  if (GetParam() == "cuda" && cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
+  for (const Mode& mode : modes()) {
+    torch::manual_seed(0);
+    const at::Tensor x = torch::randn({64, 8});
+    const at::Tensor y = (x.select(1, 0) > 0).to(at::kLong);
+    auto net = std::make_shared<torch::nn::LinearImpl>(8, 2);
+    ClassificationTask task(
+        net, [&](const at::Tensor& input) { return net->forward(input); },
+        [](torch::nn::Module& module) {
+          return OptimizerConfig{std::make_shared<torch::optim::SGD>(module.parameters(), 0.5)};
+        });
+    Trainer trainer({.precision = mode.name, .device = GetParam(), .max_epochs = 40});
+    ListLoader train({{x, y, {}}}), val({{x, y, {}}});
+    EXPECT_GT(trainer.fit(task, train, &val).metrics.at("val_accuracy"), 0.9) << mode.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, EveryDevice, testing::Values("cpu", "cuda"));
+
+TEST(ClassificationTask, RefusesTargetsThatDoNotFit) {
+  auto net = std::make_shared<torch::nn::LinearImpl>(1, 2);
+  ClassificationTask task(
+      net, [&](const at::Tensor& input) { return net->forward(input); },
+      [](torch::nn::Module& module) {
+        return OptimizerConfig{std::make_shared<torch::optim::SGD>(module.parameters(), 0.5)};
+      });
+  const Batch wrong{torch::ones({3, 1}), torch::zeros({2}, at::kLong), {}};
+  EXPECT_THAT(error_of([&] { task.training_step(wrong, 0); }), testing::HasSubstr("do not fit targets [2]"));
+}
+
+}  // namespace
+}  // namespace mantissa
