@@ -1,0 +1,30 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+namespace mantissa::cli {
+
+/// The words on the command line or in the configuration are wrong: exit status 2, where a failed run gives 1.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The run was asked to stop by a signal and did, its files whole: exit status 128 + signal, as shells have it.
+struct Interrupted {
+  int signal;
+};
+
+/// Runs what only looks at the user's words: a value error there is a usage error.
+template <typename Check>
+auto usage(const Check& check) {
+  try {
+    return check();
+  } catch (const c10::ValueError& error) {
+    throw UsageError(error.what_without_backtrace());
+  }
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace mantissa::cli {
+
+/// What `mantissa fit` can be told, by flag or by YAML key. Unset: decided by the file below it in this order: flags,
+/// --config, the model's recipe (recipe.h).
+struct FitOptions {
+  std::optional<std::string> data, model, precision, device, optimizer, lr_schedule, gradient_clip_algorithm, weights,
+      output;
+  std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed, threads;
+  std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val;
+};
+
+/// Calls visit(name, member, help) for every option; the only list of them. Names are the YAML keys; flags have
+/// dashes for underscores.
+template <typename Options, typename Visit>
+void for_each_option(Options& o, const Visit& visit) {
+  visit("data", o.data, "digits, idx:DIR (MNIST's files, plain or gzip'd) or text:FILE (bytes)");
+  visit("model", o.model, "mlp, convnet, resnet-tiny or gpt-tiny");
+  visit("precision", o.precision, "a mode of `mantissa modes`, or all: every mode in turn");
+  visit("device", o.device, "auto, cpu, cuda or cuda:N");
+  visit("max_epochs", o.max_epochs, "passes over the training data; -1: no limit");
+  visit("max_steps", o.max_steps, "optimizer steps; -1: no limit");
+  visit("batch_size", o.batch_size, "samples a batch");
+  visit("accumulate_grad_batches", o.accumulate_grad_batches, "batches whose gradients are added before a step");
+  visit("optimizer", o.optimizer, "sgd or adamw");
+  visit("lr", o.lr, "learning rate");
+  visit("momentum", o.momentum, "sgd's momentum");
+  visit("beta1", o.beta1, "adamw's first decay");
+  visit("beta2", o.beta2, "adamw's second decay");
+  visit("weight_decay", o.weight_decay, "weight decay");
+  visit("lr_schedule", o.lr_schedule, "constant or cosine (to a tenth, over the whole run)");
+  visit("warmup_steps", o.warmup_steps, "steps over which the learning rate rises to --lr");
+  visit("gradient_clip_val", o.gradient_clip_val, "0: no clipping");
+  visit("gradient_clip_algorithm", o.gradient_clip_algorithm, "norm or value");
+  visit("val_fraction", o.val_fraction, "share held out for validation where the data has no split of its own");
+  visit("seed", o.seed, "of the weights, the shuffling and the split");
+  visit("threads", o.threads, "CPU threads; 0: one a core");
+  visit("weights", o.weights, "start from this safetensors file");
+  visit("output", o.output, "folder for the run's files; empty: runs/DATA-MODEL-PRECISION-N");
+}
+
+/// Every option that `over` leaves unset, from `under`.
+FitOptions merge(FitOptions over, const FitOptions& under);
+
+/// Errors: c10::ValueError naming file, line, key and cure for an unknown key or a value that does not parse.
+FitOptions read_yaml(const std::filesystem::path& file);
+std::string to_yaml(const FitOptions& options);
+
+}  // namespace mantissa::cli

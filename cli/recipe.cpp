@@ -1,0 +1,166 @@
+#include "cli/recipe.h"
+
+#include <algorithm>
+#include <thread>
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/optim/sgd.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/data/digits.h"
+#include "mantissa/data/idx.h"
+#include "mantissa/data/text.h"
+#include "mantissa/optim/adamw.h"
+#include "mantissa/optim/lr_scheduler.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// Good for the image models on small images in every mode: plain SGD moves fp16 weights, where Adam's epsilon
+/// and second moments fall below fp16's smallest number.
+FitOptions image_recipe() {
+  FitOptions o;
+  o.data = "digits", o.model = "convnet";
+  o.max_epochs = 15, o.max_steps = -1, o.batch_size = 32;
+  o.optimizer = "sgd", o.lr = 0.05, o.momentum = 0.9, o.weight_decay = 5e-4;
+  o.warmup_steps = 20, o.gradient_clip_val = 0.0, o.val_fraction = 0.2;
+  return o;
+}
+
+/// Byte-level language modelling; 1,500 steps of 16 x 128 bytes of tiny Shakespeare end near 1.67 nats a byte.
+FitOptions text_recipe() {
+  FitOptions o;
+  o.model = "gpt-tiny";
+  o.max_epochs = -1, o.max_steps = 1500, o.batch_size = 16;
+  o.optimizer = "adamw", o.lr = 1e-3, o.momentum = 0.0, o.weight_decay = 0.1;
+  o.warmup_steps = 100, o.gradient_clip_val = 1.0, o.val_fraction = 0.1;
+  return o;
+}
+
+FitOptions common_recipe() {
+  FitOptions o;
+  o.precision = "bf16-mixed", o.device = "auto";
+  o.accumulate_grad_batches = 1;
+  o.beta1 = 0.9, o.beta2 = 0.95;
+  o.lr_schedule = "cosine", o.gradient_clip_algorithm = "norm";
+  o.seed = 1, o.threads = 0;
+  o.weights = "", o.output = "";
+  return o;
+}
+
+void check_choice(const char* option, const std::string& value, const std::vector<std::string>& choices) {
+  TORCH_CHECK_VALUE(std::find(choices.begin(), choices.end(), value) != choices.end(), option, " '", value,
+                    "' is not one", did_you_mean(value, choices), "; choose from ", join_names(choices));
+}
+
+void check_range(const char* option, double value, double low, double high, const char* cure) {
+  TORCH_CHECK_VALUE(value >= low && value <= high, option, " ", value, " is out of range; ", cure);
+}
+
+struct DataSpec {
+  std::string kind, path;
+};
+
+DataSpec parse_data(const std::string& text) {
+  const size_t colon = text.find(':');
+  DataSpec spec{text.substr(0, colon), colon == std::string::npos ? "" : text.substr(colon + 1)};
+  TORCH_CHECK_VALUE((spec.kind == "digits" && colon == std::string::npos) ||
+                        ((spec.kind == "idx" || spec.kind == "text") && !spec.path.empty()),
+                    "--data '", text, "' names no data; write digits, idx:DIR or text:FILE");
+  return spec;
+}
+
+}  // namespace
+
+FitOptions resolve(const FitOptions& given) {
+  const bool text = given.data && given.data->starts_with("text:");
+  const bool tokens = given.model ? *given.model == "gpt-tiny" : text;
+  FitOptions o = merge(given, merge(tokens ? text_recipe() : image_recipe(), common_recipe()));
+  TORCH_CHECK_VALUE(o.data, "--model ", *o.model, " needs text; give --data text:FILE");
+  // A limit that was given stands for both: the recipe's own would end the run at another place.
+  if (given.max_steps && !given.max_epochs) o.max_epochs = -1;
+  if (given.max_epochs && !given.max_steps) o.max_steps = -1;
+
+  const DataSpec spec = parse_data(*o.data);
+  check_choice("--optimizer", *o.optimizer, {"sgd", "adamw"});
+  check_choice("--lr-schedule", *o.lr_schedule, {"constant", "cosine"});
+  check_range("--batch-size", static_cast<double>(*o.batch_size), 1, 1e9, "choose at least 1");
+  check_range("--lr", *o.lr, 0, 1e6, "choose 0 or more");
+  check_range("--momentum", *o.momentum, 0, 1, "choose 0 to 1");
+  check_range("--weight-decay", *o.weight_decay, 0, 1e6, "choose 0 or more");
+  check_range("--warmup-steps", static_cast<double>(*o.warmup_steps), 0, 1e15, "choose 0 or more");
+  check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
+  const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
+  TORCH_CHECK_VALUE(*o.threads >= 0 && *o.threads <= cores, "--threads ", *o.threads, ": this machine has ", cores,
+                    " cores; choose 1 to ", cores, ", or 0 for one a core");
+  std::vector<std::string> names, fitting;
+  for (const ModelEntry& model : models()) {
+    names.push_back(model.name);
+    if ((model.input == InputKind::kTokens) == (spec.kind == "text")) fitting.push_back(model.name);
+  }
+  check_choice("--model", *o.model, names);
+  TORCH_CHECK_VALUE(std::find(fitting.begin(), fitting.end(), *o.model) != fitting.end(), "--model ", *o.model,
+                    " cannot read --data ", *o.data, "; choose from ", join_names(fitting), ", or other data");
+  return o;
+}
+
+Data load_data(const FitOptions& o) {
+  const DataSpec spec = parse_data(*o.data);
+  const auto seed = static_cast<uint64_t>(*o.seed);
+  if (spec.kind == "text") {
+    const int64_t context = ModelInput{}.context;
+    const auto [train, held_out] = split_text(load_text(spec.path), *o.val_fraction);
+    return {"text", std::make_shared<TextDataset>(train, context),
+            std::make_shared<TextDataset>(held_out, context, /*stride=*/context), {.kind = InputKind::kTokens}};
+  }
+  IdxDataset loaded = spec.kind == "digits" ? IdxDataset{load_digits(), nullptr, 10} : load_idx_dataset(spec.path);
+  Data data{spec.kind, loaded.train, loaded.val, {.kind = InputKind::kImages}};
+  if (!data.val) std::tie(data.train, data.val) = random_split(loaded.train, *o.val_fraction, seed);
+  const at::Tensor image = loaded.train->data();
+  data.input.channels = image.size(1);
+  data.input.height = image.size(2);
+  data.input.width = image.size(3);
+  data.input.classes = loaded.classes;
+  return data;
+}
+
+std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
+  DataLoaderOptions options;
+  options.batch_size = *o.batch_size;
+  options.shuffle = true;
+  options.seed = static_cast<uint64_t>(*o.seed);
+  if (data.input.kind == InputKind::kTokens) {
+    // Windows overlap, so an epoch is as many of them as cover the text once, each drawn anywhere.
+    options.replacement = true;
+    options.num_samples = std::max<int64_t>(1, data.train->size() / ModelInput{}.context);
+  }
+  return std::make_unique<DataLoader>(data.train, options);
+}
+
+std::unique_ptr<Loader> val_loader(const FitOptions& /*o*/, const Data& data) {
+  DataLoaderOptions options;
+  options.batch_size = data.input.kind == InputKind::kTokens ? 32 : 256;  // no gradients: larger than a training batch, and always the same
+  return std::make_unique<DataLoader>(data.val, options);
+}
+
+OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, int64_t steps) {
+  OptimizerConfig config;
+  if (*o.optimizer == "adamw") {
+    config.optimizer = std::make_shared<AdamW>(
+        module.parameters(), AdamWOptions(*o.lr).betas({*o.beta1, *o.beta2}).weight_decay(*o.weight_decay));
+  } else {
+    config.optimizer = std::make_shared<torch::optim::SGD>(
+        module.parameters(), torch::optim::SGDOptions(*o.lr).momentum(*o.momentum).weight_decay(*o.weight_decay));
+  }
+  if (*o.lr_schedule == "cosine") {
+    // A run shorter than its warm-up still ends it: half of the steps rise, half fall.
+    const int64_t warmup = std::min(*o.warmup_steps, steps / 2);
+    config.scheduler = std::make_shared<WarmupCosineLR>(
+        *config.optimizer, WarmupCosineOptions{.warmup_steps = warmup, .total_steps = steps, .final_factor = 0.1});
+    config.interval = OptimizerConfig::Interval::kStep;
+  }
+  return config;
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cli/fit_options.h"
+#include "mantissa/data/dataset.h"
+#include "mantissa/data/loader.h"
+#include "mantissa/models/registry.h"
+#include "mantissa/trainer/task.h"
+
+namespace mantissa::cli {
+
+/// What `--data` names, loaded and split.
+struct Data {
+  std::string name;  ///< "digits", "idx", "text": for the run's folder
+  std::shared_ptr<const Dataset> train, val;
+  ModelInput input;
+};
+
+/// Fills what is unset: with what suits the model, else with the command line's own defaults.
+/// Errors: c10::ValueError for words that name nothing: data kind, model, optimizer, schedule, thread count.
+FitOptions resolve(const FitOptions& given);
+
+/// Errors: c10::Error naming the file for what is missing, truncated or inconsistent.
+Data load_data(const FitOptions& options);
+
+std::unique_ptr<Loader> train_loader(const FitOptions& options, const Data& data);
+std::unique_ptr<Loader> val_loader(const FitOptions& options, const Data& data);
+
+/// `steps`: of the whole run, for the schedule.
+OptimizerConfig make_optimizer(const FitOptions& options, torch::nn::Module& module, int64_t steps);
+
+}  // namespace mantissa::cli
