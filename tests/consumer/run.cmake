@@ -1,0 +1,15 @@
+# Installs the build into a scratch prefix, then configures, builds and runs the consumer against it.
+set(prefix ${BUILD}/consumer/prefix)
+set(build ${BUILD}/consumer/build)
+file(REMOVE_RECURSE ${BUILD}/consumer)
+function(run)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status)
+  if(status)
+    message(FATAL_ERROR "failed (${status}): ${ARGV}")
+  endif()
+endfunction()
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${build} -D CMAKE_PREFIX_PATH=${prefix} -D TORCH_ROOT=${TORCH_ROOT}
+    -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_CXX_STANDARD=20)
+run(${CMAKE_COMMAND} --build ${build})
+run(${build}/consumer)

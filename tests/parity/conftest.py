@@ -1,0 +1,68 @@
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+import reference
+import torch
+from safetensors.torch import load_file, save_file
+
+BUILD = pathlib.Path(os.environ.get("MANTISSA_BUILD", pathlib.Path(__file__).parents[2] / "build"))
+
+
+def make_data(model, batches, batch_size, image_size):
+    """Inputs that both sides read from one file: noise with a class-dependent pattern, or random bytes."""
+    generator = torch.Generator().manual_seed(7)
+    samples = 4 * batch_size
+    if model == "gpt-tiny":
+        text = torch.randint(0, 64, (samples, 129), generator=generator)
+        data, target = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    else:
+        target = torch.randint(0, 10, (samples,), generator=generator)
+        patterns = torch.randn(10, 1, image_size, image_size, generator=generator)
+        data = patterns[target] + 0.5 * torch.randn(samples, 1, image_size, image_size, generator=generator)
+    order = torch.stack([torch.randperm(samples, generator=generator)[:batch_size] for _ in range(batches)])
+    return {"data": data, "target": target, "order": order}
+
+
+@pytest.fixture
+def make_job(tmp_path):
+    """A complete job whose weights and data are written beside it; keyword arguments override."""
+
+    def make(**overrides):
+        job = {"model": "mlp", "precision": "32-true", "optimizer": "sgd", "lr": 0.05, "momentum": 0.9,
+               "weight_decay": 0.01, "accumulate_grad_batches": 1, "gradient_clip_val": 0.0, "threads": 2,
+               "image_size": 8, "batches": 200, "batch_size": 16, "seed": 0,
+               "weights": str(tmp_path / "weights.safetensors"), "data": str(tmp_path / "data.safetensors"),
+               "output": str(tmp_path / "output.safetensors")}
+        job.update(overrides)
+        torch.manual_seed(job["seed"])
+        save_file(reference.make_model(job).state_dict(), job["weights"])
+        save_file(make_data(job["model"], job["batches"], job["batch_size"], job["image_size"]), job["data"])
+        return job
+
+    return make
+
+
+@pytest.fixture
+def run_mantissa(tmp_path):
+    def run(job):
+        file = tmp_path / "job.json"
+        file.write_text(json.dumps(job))
+        subprocess.run([BUILD / "parity_runner", file], check=True)
+        return load_file(job["output"])
+
+    return run
+
+
+def assert_same(ours, theirs):
+    """Bit for bit, and says where it is not."""
+    assert ours.keys() == theirs.keys()
+    assert ours["skipped"].tolist() == theirs["skipped"].tolist()
+    assert ours["scale"].tolist() == theirs["scale"].tolist()
+    different = (ours["loss"] != theirs["loss"]).nonzero().flatten().tolist()
+    assert not different, f"losses differ first at step {different[0]} of {len(ours['loss'])}"
+    for name, value in theirs.items():
+        assert ours[name].dtype == value.dtype, name
+        assert torch.equal(ours[name], value), f"{name}: {(ours[name] != value).sum()} of {value.numel()} differ"

@@ -1,0 +1,107 @@
+// Trains as a job file says and writes what happened at every step, for tests/parity/*.py to compare with the peers.
+//
+//   parity_runner JOB.json
+//
+// Job:    see `Job` below. Files are safetensors: `weights` under state_dict names; `data` with "data" [n, ...],
+//         "target" [n, ...] and "order" int64 [batches, batch_size].
+// Result: `output`, safetensors: "loss" [batches] as the task returned it, "scale" [batches] after each batch (0 without
+//         a scaler), "skipped" [batches], and the final weights under "weights.<name>".
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <torch/optim/sgd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "mantissa/amp/grad_scaler.h"
+#include "mantissa/data/dataset.h"
+#include "mantissa/io/safetensors.h"
+#include "mantissa/io/weights.h"
+#include "mantissa/models/registry.h"
+#include "mantissa/optim/adamw.h"
+#include "mantissa/precision/mixed.h"
+#include "mantissa/trainer/classification_task.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Recorder final : Callback {
+  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override {
+    losses.push_back(batch.loss);
+    skipped.push_back(batch.step.skipped);
+    const PrecisionState state = trainer.precision().state_dict();
+    const auto found = state.find("scale");
+    scales.push_back(found == state.end() ? 0 : found->second.toDouble());
+  }
+  std::vector<at::Tensor> losses;
+  std::vector<double> scales;
+  std::vector<int64_t> skipped;
+};
+
+OptimizerConfig make_optimizer(const Json& job, torch::nn::Module& module) {
+  const double lr = job["lr"], decay = job["weight_decay"];
+  if (job["optimizer"] == "sgd")
+    return {std::make_shared<torch::optim::SGD>(
+        module.parameters(), torch::optim::SGDOptions(lr).momentum(job["momentum"]).weight_decay(decay))};
+  return {std::make_shared<AdamW>(module.parameters(), AdamWOptions(lr).weight_decay(decay))};
+}
+
+void run(const Json& job) {
+  at::set_num_threads(job["threads"]);
+  ModelInput input;
+  for (const ModelEntry& entry : models())
+    if (entry.name == job["model"]) input.kind = entry.input;
+  input.height = input.width = job["image_size"];
+  input.classes = 10;
+  const auto model = make_model(job["model"], input);
+  load_weights(*model, job["weights"].get<std::string>());
+
+  const Safetensors data = load_safetensors(job["data"].get<std::string>());
+  OrderedLoader loader(std::make_shared<TensorDataset>(data.tensors.at("data"), data.tensors.at("target")),
+                       data.tensors.at("order"));
+
+  auto recorder = std::make_shared<Recorder>();
+  TrainerOptions options{.device = "cpu",
+                         .accumulate_grad_batches = job["accumulate_grad_batches"],
+                         .gradient_clip_val = job["gradient_clip_val"],
+                         .callbacks = {recorder}};
+  if (job.contains("scaler")) {
+    const Json& scaler = job["scaler"];
+    options.precision_plugin = std::make_shared<MixedPrecision>(
+        at::kHalf, at::kCPU,
+        std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.init_scale = scaler["init_scale"],
+                                                                 .growth_interval = scaler["growth_interval"]}));
+  } else {
+    options.precision = job["precision"].get<std::string>();
+  }
+  Trainer trainer(options);
+  ClassificationTask task(
+      model, [&](const at::Tensor& x) { return model->forward(x); },
+      [&](torch::nn::Module& module) { return make_optimizer(job, module); });
+  trainer.fit(task, loader);
+
+  std::map<std::string, at::Tensor> result{{"loss", at::stack(recorder->losses)},
+                                           {"scale", at::tensor(recorder->scales, at::kDouble)},
+                                           {"skipped", at::tensor(recorder->skipped, at::kLong)}};
+  for (const auto& [name, weight] : named_weights(*model)) result["weights." + name] = weight;
+  save_safetensors(job["output"].get<std::string>(), result);
+}
+
+}  // namespace
+}  // namespace mantissa
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: parity_runner JOB.json\n");
+    return 2;
+  }
+  mantissa::run(nlohmann::json::parse(std::ifstream(argv[1])));
+  return 0;
+}

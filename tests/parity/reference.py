@@ -1,0 +1,79 @@
+"""The other side of parity_runner.cpp: the same job as a plain PyTorch loop."""
+
+import contextlib
+
+import models
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+TRUE_DTYPE = {"64-true": torch.float64, "16-true": torch.float16, "bf16-true": torch.bfloat16}
+AUTOCAST_DTYPE = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+
+
+def make_model(job):
+    return models.make_model(job["model"], height=job["image_size"], width=job["image_size"])
+
+
+def cross_entropy(logits, target):
+    """Over every position, in float32 where the logits are 16-bit (ClassificationTask does the same)."""
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    return F.cross_entropy(logits.flatten(0, -2), target.flatten())
+
+
+def make_optimizer(job, parameters):
+    if job["optimizer"] == "sgd":
+        return torch.optim.SGD(parameters, lr=job["lr"], momentum=job["momentum"], weight_decay=job["weight_decay"])
+    return torch.optim.AdamW(parameters, lr=job["lr"], weight_decay=job["weight_decay"])
+
+
+def run(job):
+    """{"loss": [batches], "scale": [batches], "skipped": [batches], "weights.<name>": ...}"""
+    torch.set_num_threads(job["threads"])
+    precision = job["precision"]
+    model = make_model(job)
+    model.load_state_dict(load_file(job["weights"]))
+    dtype = TRUE_DTYPE.get(precision)
+    if dtype:
+        model.to(dtype)
+    optimizer = make_optimizer(job, model.parameters())
+    scaler = None
+    if precision == "16-mixed":
+        scaler = torch.amp.GradScaler("cpu", **job.get("scaler", {}))
+    tensors = load_file(job["data"])
+    losses, scales, skipped = [], [], []
+    window = job["accumulate_grad_batches"]
+    for step, indices in enumerate(tensors["order"]):
+        data, target = tensors["data"][indices], tensors["target"][indices]
+        if dtype and data.is_floating_point():
+            data = data.to(dtype)
+        region = contextlib.nullcontext()
+        if precision in AUTOCAST_DTYPE:
+            region = torch.autocast("cpu", dtype=AUTOCAST_DTYPE[precision])
+        with region:
+            loss = cross_entropy(model(data), target)
+        if step % window == 0:
+            optimizer.zero_grad()
+        scaled = loss / window if window > 1 else loss
+        (scaler.scale(scaled) if scaler else scaled).backward()
+        was_skipped = False
+        if (step + 1) % window == 0 or step + 1 == len(tensors["order"]):
+            if scaler:
+                scaler.unscale_(optimizer)
+            if job["gradient_clip_val"] > 0:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), job["gradient_clip_val"])
+            if scaler:
+                before = scaler.get_scale()
+                scaler.step(optimizer)
+                scaler.update()
+                was_skipped = scaler.get_scale() < before
+            else:
+                optimizer.step()
+        losses.append(loss.detach())
+        scales.append(scaler.get_scale() if scaler else 0.0)
+        skipped.append(int(was_skipped))
+    result = {"loss": torch.stack(losses), "scale": torch.tensor(scales, dtype=torch.float64),
+              "skipped": torch.tensor(skipped)}
+    result.update({f"weights.{name}": value for name, value in model.state_dict().items()})
+    return result

@@ -1,0 +1,56 @@
+"""Our Trainer against Lightning's, live: precision x accumulation x clipping give the same losses and weights (PE-14)."""
+
+import warnings
+
+import pytest
+import reference
+import torch
+from conftest import assert_same
+from safetensors.torch import load_file
+
+lightning = pytest.importorskip("lightning")
+
+
+class Twin(lightning.LightningModule):
+    def __init__(self, job):
+        super().__init__()
+        self.job = job
+        self.model = reference.make_model(job)
+        self.model.load_state_dict(load_file(job["weights"]))
+        self.losses = []
+
+    def training_step(self, batch, _):
+        data, target = batch
+        loss = reference.cross_entropy(self.model(data), target)
+        self.losses.append(loss.detach())
+        return loss
+
+    def configure_optimizers(self):
+        return reference.make_optimizer(self.job, self.parameters())
+
+
+def run_lightning(job, tmp_path):
+    torch.set_num_threads(job["threads"])
+    tensors = load_file(job["data"])
+    batches = [(tensors["data"][i], tensors["target"][i]) for i in tensors["order"]]
+    twin = Twin(job)
+    trainer = lightning.Trainer(
+        accelerator="cpu", precision=job["precision"], max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        accumulate_grad_batches=job["accumulate_grad_batches"], gradient_clip_val=job["gradient_clip_val"] or None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(twin, torch.utils.data.DataLoader(batches, batch_size=None))
+    steps = len(batches)
+    result = {"loss": torch.stack(twin.losses), "scale": torch.zeros(steps, dtype=torch.float64),
+              "skipped": torch.zeros(steps, dtype=torch.int64)}
+    result.update({f"weights.{name}": value for name, value in twin.model.state_dict().items()})
+    return result
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
+def test_same_numbers_as_lightning(make_job, run_mantissa, tmp_path, precision, clip):
+    job = make_job(model="convnet", precision=precision, batches=31, accumulate_grad_batches=3, gradient_clip_val=clip,
+                   optimizer="adamw", lr=1e-3)
+    assert_same(run_mantissa(job), run_lightning(job, tmp_path))
