@@ -32,8 +32,9 @@ parity: configure
 bench: SETUP += --bench --peers
 bench: CMAKE_ARGS += -DMANTISSA_BENCH=ON
 bench: configure
-	cmake --build --preset $(PRESET)
-	.deps/peers/bin/python benchmarks/run.py --build $(BUILD)
+	cmake --build --preset $(PRESET) --target parity_runner benchmarks
+	$(BUILD)/amp_bench
+	.deps/peers/bin/python benchmarks/train_step.py --build $(BUILD)
 
 lint: SETUP += --lint
 lint: setup

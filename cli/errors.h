@@ -7,12 +7,14 @@
 
 namespace mantissa::cli {
 
-/// The words on the command line or in the configuration are wrong: exit status 2, where a failed run gives 1.
+/// The words on the command line or in the configuration are wrong: exit status 2, where a failed run
+/// gives 1.
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The run was asked to stop by a signal and did, its files whole: exit status 128 + signal, as shells have it.
+/// The run was asked to stop by a signal and did, its files whole: exit status 128 + signal, as shells have
+/// it.
 struct Interrupted {
   int signal;
 };

@@ -1,16 +1,15 @@
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cmath>
+#include <fmt/format.h>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 
 #include <ATen/Parallel.h>
 #include <ATen/Utils.h>
-#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include <nlohmann/json.hpp>
@@ -114,7 +113,8 @@ Json run_fit(const FitOptions& o, bool quiet) {
       model, [&](const at::Tensor& x) { return model->forward(x); },
       [&](torch::nn::Module& module) { return make_optimizer(o, module, steps); });
   const FitResult result = trainer.fit(task, *train, val.get());
-  save_weights(*model, folder / "weights.safetensors", {{"precision", trainer.precision().name()}, {"model", *o.model}});
+  save_weights(*model, folder / "weights.safetensors",
+               {{"precision", trainer.precision().name()}, {"model", *o.model}});
   Json json = to_json(o, trainer, result, parameters, folder);
   write_file_atomically(folder / "result.json", json.dump(2) + "\n");
   return json;
@@ -125,8 +125,8 @@ std::string cell(const Json& value, const char* format) {
 }
 
 void print_table(const std::vector<Json>& results) {
-  fmt::print("\n{:<11} {:>6} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n", "precision", "epochs", "steps", "val loss",
-             "val accuracy", "ms a step", "peak memory", "run files");
+  fmt::print("\n{:<11} {:>6} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n", "precision", "epochs", "steps",
+             "val loss", "val accuracy", "ms a step", "peak memory", "run files");
   for (const Json& r : results) {
     fmt::print("{:<11} {:>6} {:>7} {:>9} {:>13} {:>10} {:>9} MiB  {}\n", r["precision"].get<std::string>(),
                r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(), cell(r["val_loss"], "{:.4f}"),
@@ -135,8 +135,9 @@ void print_table(const std::vector<Json>& results) {
   }
 }
 
-/// Each mode in a process of its own: its peak memory is its own, and one that fails does not take the others along.
-/// Nothing of libtorch's threads or of CUDA may have started before: a forked child could not use them.
+/// Each mode in a process of its own: its peak memory is its own, and one that fails does not take the others
+/// along. Nothing of libtorch's threads or of CUDA may have started before: a forked child could not use
+/// them.
 Json run_in_child(const std::function<Json()>& run) {
   int ends[2];
   TORCH_CHECK(pipe(ends) == 0, "cannot make a pipe to a child process; are there too many open files?");
@@ -161,7 +162,8 @@ Json run_in_child(const std::function<Json()>& run) {
   close(ends[1]);
   std::string text;
   char buffer[4096];
-  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(n));
+  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<size_t>(n));
   close(ends[0]);
   waitpid(child, nullptr, 0);
   const Json answer = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -186,7 +188,8 @@ std::vector<Json> run_all_modes(const FitOptions& o, bool quiet) {
 }
 
 void fit(const FitCommand& command) {
-  const FitOptions file = command.config.empty() ? FitOptions{} : usage([&] { return read_yaml(command.config); });
+  const FitOptions file =
+      command.config.empty() ? FitOptions{} : usage([&] { return read_yaml(command.config); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, file)); });
   if (command.print_config) {
     fmt::print("{}", to_yaml(o));
@@ -196,7 +199,8 @@ void fit(const FitCommand& command) {
   const bool all = *o.precision == "all";
   const std::vector<Json> results =
       all ? run_all_modes(o, command.quiet) : std::vector<Json>{run_fit(o, command.quiet)};
-  if (!command.json.empty()) write_file_atomically(command.json, (all ? Json(results) : results[0]).dump(2) + "\n");
+  if (!command.json.empty())
+    write_file_atomically(command.json, (all ? Json(results) : results[0]).dump(2) + "\n");
   print_table(results);
   if (const int signal = results.back()["interrupted_by"].get<int>()) throw Interrupted{signal};
 }
@@ -213,7 +217,8 @@ void add_fit(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("fit", "Train a model and report what it reached");
   const auto command = std::make_shared<FitCommand>();
   sub->add_option("--config", command->config, "YAML file of the options below; flags override it");
-  sub->add_flag("--print-config", command->print_config, "write the complete configuration and train nothing");
+  sub->add_flag("--print-config", command->print_config,
+                "write the complete configuration and train nothing");
   sub->add_option("--json", command->json, "write the result here, machine-readably");
   sub->add_flag("--quiet", command->quiet, "no progress");
   for_each_option(command->flags, [&](const char* name, auto& member, const char* help) {

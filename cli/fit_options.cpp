@@ -1,14 +1,13 @@
 #include "cli/fit_options.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
-
 #include <set>
 #include <sstream>
 #include <type_traits>
 #include <vector>
-
 #include <yaml-cpp/yaml.h>
+
+#include <c10/util/Exception.h>
 
 #include "mantissa/core/suggest.h"
 
@@ -68,7 +67,8 @@ FitOptions read_yaml(const std::filesystem::path& file) {
         TORCH_CHECK_VALUE(false, where, "'", key, "' must be ", kind<Value>(), ", got '", value.str(), "'");
       }
     });
-    TORCH_CHECK_VALUE(found, where, "unknown key '", key, "'", did_you_mean(key, known), "; keys: ", join_names(known));
+    TORCH_CHECK_VALUE(found, where, "unknown key '", key, "'", did_you_mean(key, known),
+                      "; keys: ", join_names(known));
   }
   return options;
 }

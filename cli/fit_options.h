@@ -7,17 +7,19 @@
 
 namespace mantissa::cli {
 
-/// What `mantissa fit` can be told, by flag or by YAML key. Unset: decided by the file below it in this order: flags,
+/// What `mantissa fit` can be told, by flag or by YAML key. Unset: decided by the file below it in this
+/// order: flags,
 /// --config, the model's recipe (recipe.h).
 struct FitOptions {
-  std::optional<std::string> data, model, precision, device, optimizer, lr_schedule, gradient_clip_algorithm, weights,
-      output;
-  std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed, threads;
+  std::optional<std::string> data, model, precision, device, optimizer, lr_schedule, gradient_clip_algorithm,
+      weights, output;
+  std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
+      threads, classes;
   std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val;
 };
 
-/// Calls visit(name, member, help) for every option; the only list of them. Names are the YAML keys; flags have
-/// dashes for underscores.
+/// Calls visit(name, member, help) for every option; the only list of them. Names are the YAML keys; flags
+/// have dashes for underscores.
 template <typename Options, typename Visit>
 void for_each_option(Options& o, const Visit& visit) {
   visit("data", o.data, "digits, idx:DIR (MNIST's files, plain or gzip'd) or text:FILE (bytes)");
@@ -27,7 +29,8 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("max_epochs", o.max_epochs, "passes over the training data; -1: no limit");
   visit("max_steps", o.max_steps, "optimizer steps; -1: no limit");
   visit("batch_size", o.batch_size, "samples a batch");
-  visit("accumulate_grad_batches", o.accumulate_grad_batches, "batches whose gradients are added before a step");
+  visit("accumulate_grad_batches", o.accumulate_grad_batches,
+        "batches whose gradients are added before a step");
   visit("optimizer", o.optimizer, "sgd or adamw");
   visit("lr", o.lr, "learning rate");
   visit("momentum", o.momentum, "sgd's momentum");
@@ -38,7 +41,9 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("warmup_steps", o.warmup_steps, "steps over which the learning rate rises to --lr");
   visit("gradient_clip_val", o.gradient_clip_val, "0: no clipping");
   visit("gradient_clip_algorithm", o.gradient_clip_algorithm, "norm or value");
-  visit("val_fraction", o.val_fraction, "share held out for validation where the data has no split of its own");
+  visit("val_fraction", o.val_fraction,
+        "share held out for validation where the data has no split of its own");
+  visit("classes", o.classes, "of idx: labels; 0: what the labels show, at least 10");
   visit("seed", o.seed, "of the weights, the shuffling and the split");
   visit("threads", o.threads, "CPU threads; 0: one a core");
   visit("weights", o.weights, "start from this safetensors file");

@@ -1,26 +1,42 @@
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <fmt/format.h>
 #include <string>
+#include <vector>
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
 #include "cli/errors.h"
+#include "mantissa/core/suggest.h"
 
 namespace {
 
 /// libtorch's own handler adds a file and line of libtorch's or ours, which says nothing to a user.
 struct PlainWarnings final : c10::WarningHandler {
-  void process(const c10::Warning& warning) override { fmt::print(stderr, "mantissa: warning: {}\n", warning.msg()); }
+  void process(const c10::Warning& warning) override {
+    fmt::print(stderr, "mantissa: warning: {}\n", warning.msg());
+  }
 };
 
 int report(const std::string& message, int status) {
   // One line each: scripts and logs can rely on it.
   fmt::print(stderr, "mantissa: error: {}\n", message.substr(0, message.find('\n')));
   return status;
+}
+
+/// CLI11 says of `mantissa fitt` only that a subcommand is required.
+void check_command(const CLI::App& app, int argc, char** argv) {
+  const std::string word = argc > 1 ? argv[1] : "";
+  std::vector<std::string> commands;
+  for (const CLI::App* command : app.get_subcommands({})) commands.push_back(command->get_name());
+  if (word.empty() || word[0] == '-' || std::find(commands.begin(), commands.end(), word) != commands.end())
+    return;
+  throw mantissa::cli::UsageError("'" + word + "' is not a command" + mantissa::did_you_mean(word, commands) +
+                                  "; commands: " + mantissa::join_names(commands));
 }
 
 }  // namespace
@@ -33,11 +49,16 @@ int main(int argc, char** argv) {
   app.name("mantissa");
   app.set_version_flag("--version", "mantissa " MANTISSA_VERSION);
   app.require_subcommand(1);
-  app.footer("Exit status: 0 done, 1 the run failed, 2 the command or its configuration is wrong, 128 + N ended by signal N (130: Ctrl-C).");
+  app.footer(
+      "Exit status: 0 done, 1 the run failed, 2 the command or its configuration is wrong, 128 + N ended by "
+      "signal N (130: Ctrl-C).");
   mantissa::cli::add_fit(app);
   mantissa::cli::add_modes(app);
+  for (CLI::App* subcommand : app.get_subcommands({}))
+    subcommand->set_version_flag("--version", app.version());
 
   try {
+    check_command(app, argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);

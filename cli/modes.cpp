@@ -26,8 +26,8 @@ void print_modes() {
     fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", mode.name, join_names(mode.aliases), "", "", mode.summary);
     for (const c10::DeviceType type : {at::kCPU, at::kCUDA}) {
       const DtypeSupportInfo info = mode_support(mode, at::Device(type));
-      fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", type == at::kCPU ? "cpu" : "cuda", word(info.support),
-                 info.reason);
+      fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", type == at::kCPU ? "cpu" : "cuda",
+                 word(info.support), info.reason);
     }
   }
 }
@@ -35,7 +35,8 @@ void print_modes() {
 }  // namespace
 
 void add_modes(CLI::App& app) {
-  app.add_subcommand("modes", "Every precision mode: native, emulated or unavailable on this machine, and why")
+  app.add_subcommand("modes",
+                     "Every precision mode: native, emulated or unavailable on this machine, and why")
       ->callback(print_modes);
 }
 

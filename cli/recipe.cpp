@@ -17,8 +17,8 @@
 namespace mantissa::cli {
 namespace {
 
-/// Good for the image models on small images in every mode: plain SGD moves fp16 weights, where Adam's epsilon
-/// and second moments fall below fp16's smallest number.
+/// Good for the image models on small images in every mode: plain SGD moves fp16 weights, where Adam's
+/// epsilon and second moments fall below fp16's smallest number.
 FitOptions image_recipe() {
   FitOptions o;
   o.data = "digits", o.model = "convnet";
@@ -28,7 +28,8 @@ FitOptions image_recipe() {
   return o;
 }
 
-/// Byte-level language modelling; 1,500 steps of 16 x 128 bytes of tiny Shakespeare end near 1.67 nats a byte.
+/// Byte-level language modelling; 1,500 steps of 16 x 128 bytes of tiny Shakespeare end near 1.67 nats a
+/// byte.
 FitOptions text_recipe() {
   FitOptions o;
   o.model = "gpt-tiny";
@@ -44,7 +45,7 @@ FitOptions common_recipe() {
   o.accumulate_grad_batches = 1;
   o.beta1 = 0.9, o.beta2 = 0.95;
   o.lr_schedule = "cosine", o.gradient_clip_algorithm = "norm";
-  o.seed = 1, o.threads = 0;
+  o.classes = 0, o.seed = 1, o.threads = 0;
   o.weights = "", o.output = "";
   return o;
 }
@@ -90,18 +91,20 @@ FitOptions resolve(const FitOptions& given) {
   check_range("--momentum", *o.momentum, 0, 1, "choose 0 to 1");
   check_range("--weight-decay", *o.weight_decay, 0, 1e6, "choose 0 or more");
   check_range("--warmup-steps", static_cast<double>(*o.warmup_steps), 0, 1e15, "choose 0 or more");
+  check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
-  TORCH_CHECK_VALUE(*o.threads >= 0 && *o.threads <= cores, "--threads ", *o.threads, ": this machine has ", cores,
-                    " cores; choose 1 to ", cores, ", or 0 for one a core");
+  TORCH_CHECK_VALUE(*o.threads >= 0 && *o.threads <= cores, "--threads ", *o.threads, ": this machine has ",
+                    cores, " cores; choose 1 to ", cores, ", or 0 for one a core");
   std::vector<std::string> names, fitting;
   for (const ModelEntry& model : models()) {
     names.push_back(model.name);
     if ((model.input == InputKind::kTokens) == (spec.kind == "text")) fitting.push_back(model.name);
   }
   check_choice("--model", *o.model, names);
-  TORCH_CHECK_VALUE(std::find(fitting.begin(), fitting.end(), *o.model) != fitting.end(), "--model ", *o.model,
-                    " cannot read --data ", *o.data, "; choose from ", join_names(fitting), ", or other data");
+  TORCH_CHECK_VALUE(std::find(fitting.begin(), fitting.end(), *o.model) != fitting.end(), "--model ",
+                    *o.model, " cannot read --data ", *o.data, "; choose from ", join_names(fitting),
+                    ", or other data");
   return o;
 }
 
@@ -111,10 +114,13 @@ Data load_data(const FitOptions& o) {
   if (spec.kind == "text") {
     const int64_t context = ModelInput{}.context;
     const auto [train, held_out] = split_text(load_text(spec.path), *o.val_fraction);
-    return {"text", std::make_shared<TextDataset>(train, context),
-            std::make_shared<TextDataset>(held_out, context, /*stride=*/context), {.kind = InputKind::kTokens}};
+    return {"text",
+            std::make_shared<TextDataset>(train, context),
+            std::make_shared<TextDataset>(held_out, context, /*stride=*/context),
+            {.kind = InputKind::kTokens}};
   }
-  IdxDataset loaded = spec.kind == "digits" ? IdxDataset{load_digits(), nullptr, 10} : load_idx_dataset(spec.path);
+  IdxDataset loaded = spec.kind == "digits" ? IdxDataset{load_digits(), nullptr, 10}
+                                            : load_idx_dataset(spec.path, *o.classes);
   Data data{spec.kind, loaded.train, loaded.val, {.kind = InputKind::kImages}};
   if (!data.val) std::tie(data.train, data.val) = random_split(loaded.train, *o.val_fraction, seed);
   const at::Tensor image = loaded.train->data();
@@ -140,7 +146,9 @@ std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
 
 std::unique_ptr<Loader> val_loader(const FitOptions& /*o*/, const Data& data) {
   DataLoaderOptions options;
-  options.batch_size = data.input.kind == InputKind::kTokens ? 32 : 256;  // no gradients: larger than a training batch, and always the same
+  options.batch_size = data.input.kind == InputKind::kTokens
+                           ? 32
+                           : 256;  // no gradients: larger than a training batch, and always the same
   return std::make_unique<DataLoader>(data.val, options);
 }
 
@@ -151,13 +159,15 @@ OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, i
         module.parameters(), AdamWOptions(*o.lr).betas({*o.beta1, *o.beta2}).weight_decay(*o.weight_decay));
   } else {
     config.optimizer = std::make_shared<torch::optim::SGD>(
-        module.parameters(), torch::optim::SGDOptions(*o.lr).momentum(*o.momentum).weight_decay(*o.weight_decay));
+        module.parameters(),
+        torch::optim::SGDOptions(*o.lr).momentum(*o.momentum).weight_decay(*o.weight_decay));
   }
   if (*o.lr_schedule == "cosine") {
     // A run shorter than its warm-up still ends it: half of the steps rise, half fall.
     const int64_t warmup = std::min(*o.warmup_steps, steps / 2);
     config.scheduler = std::make_shared<WarmupCosineLR>(
-        *config.optimizer, WarmupCosineOptions{.warmup_steps = warmup, .total_steps = steps, .final_factor = 0.1});
+        *config.optimizer,
+        WarmupCosineOptions{.warmup_steps = warmup, .total_steps = steps, .final_factor = 0.1});
     config.interval = OptimizerConfig::Interval::kStep;
   }
   return config;

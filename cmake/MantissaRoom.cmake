@@ -1,12 +1,13 @@
 include(GoogleTest)
 
-# mantissa_pch(<name> <headers>...): a precompiled header that mantissa_use_pch() gives to any number of targets.
-# Sources still include what they use: clang-tidy and the header check compile without it.
+# mantissa_pch(<name> <headers>... [LIBS <targets>...]): a precompiled header for mantissa_use_pch(), by any number of
+# targets with the same compile options. Sources still include what they use: clang-tidy and the header check compile without it.
 function(mantissa_pch name)
   if(MANTISSA_PCH)
+    cmake_parse_arguments(ARG "" "" "LIBS" ${ARGN})
     add_library(${name} OBJECT ${PROJECT_SOURCE_DIR}/cmake/empty.cpp)
-    target_link_libraries(${name} PRIVATE Torch::torch mantissa_warnings)
-    target_precompile_headers(${name} PRIVATE ${ARGN})
+    target_link_libraries(${name} PRIVATE Torch::torch mantissa_warnings ${ARG_LIBS})
+    target_precompile_headers(${name} PRIVATE ${ARG_UNPARSED_ARGUMENTS})
   endif()
 endfunction()
 
@@ -56,4 +57,5 @@ function(mantissa_bench room)
   endif()
   add_executable(${room}_bench ${ARGN})
   target_link_libraries(${room}_bench PRIVATE mantissa::${room} mantissa_warnings benchmark::benchmark_main)
+  add_dependencies(benchmarks ${room}_bench)
 endfunction()

@@ -1,6 +1,7 @@
 // Your own loop, any precision: one string moves it between fp32, fp64, fp16 and bf16.
 #include <cstdio>
 
+#include <ATen/Context.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
 
@@ -10,13 +11,14 @@
 #include "mantissa/precision/registry.h"
 
 int main(int argc, char** argv) {
+  at::manual_seed(1);
   auto precision = mantissa::make_precision(argc > 1 ? argv[1] : "bf16-mixed", at::kCPU);
   mantissa::Convnet model(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10});
   precision->convert_module(*model);
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   mantissa::DataLoader loader(mantissa::load_digits(), {.batch_size = 32, .shuffle = true});
   double last_loss = 0;
-  for (int epoch = 0; epoch < 3; ++epoch) {
+  for (int epoch = 0; epoch < 5; ++epoch) {
     loader.set_epoch(epoch);
     while (auto batch = loader.next()) {
       optimizer.zero_grad();

@@ -1,6 +1,8 @@
-// Your own loop: the PyTorch AMP recipe, line for line. Two scope lines and three scaler lines are all that changes.
+// Your own loop: the PyTorch AMP recipe, line for line. Two scope lines and three scaler lines are all that
+// changes.
 #include <cstdio>
 
+#include <ATen/Context.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
 
@@ -12,12 +14,13 @@
 #include "mantissa/models/convnet.h"
 
 int main() {
+  at::manual_seed(1);
   mantissa::Convnet model(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10});
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   mantissa::DataLoader loader(mantissa::load_digits(), {.batch_size = 32, .shuffle = true});
   mantissa::GradScaler scaler(at::kCPU);
   double loss_sum = 0;
-  for (int epoch = 0; epoch < 3; ++epoch) {
+  for (int epoch = 0; epoch < 5; ++epoch) {
     loader.set_epoch(epoch);
     loss_sum = 0;
     while (auto batch = loader.next()) {

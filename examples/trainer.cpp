@@ -1,6 +1,9 @@
 // No loop: say what a step is, and the Trainer does the rest.
+#include "mantissa/trainer/trainer.h"
+
 #include <cstdio>
 
+#include <ATen/Context.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
 
@@ -8,12 +11,12 @@
 #include "mantissa/data/digits.h"
 #include "mantissa/models/convnet.h"
 #include "mantissa/trainer/progress_bar.h"
-#include "mantissa/trainer/trainer.h"
 
 struct Digits : mantissa::Task {
   torch::nn::Module& module() override { return *model; }
   mantissa::OptimizerConfig configure_optimizers() override {
-    return {std::make_shared<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9))};
+    return {std::make_shared<torch::optim::SGD>(model->parameters(),
+                                                torch::optim::SGDOptions(0.05).momentum(0.9))};
   }
   at::Tensor training_step(const mantissa::Batch& batch, int64_t) override {
     return torch::nn::functional::cross_entropy(model->forward(batch.data), batch.target);
@@ -25,6 +28,7 @@ struct Digits : mantissa::Task {
 };
 
 int main() {
+  at::manual_seed(1);
   auto [train, held_out] = mantissa::random_split(mantissa::load_digits(), 0.2, /*seed=*/1);
   mantissa::DataLoader train_loader(train, {.batch_size = 32, .shuffle = true});
   mantissa::DataLoader val_loader(held_out, {.batch_size = 256});

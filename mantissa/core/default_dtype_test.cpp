@@ -1,10 +1,9 @@
 #include "mantissa/core/default_dtype.h"
 
+#include <gtest/gtest.h>
 #include <stdexcept>
 
 #include <torch/torch.h>
-
-#include <gtest/gtest.h>
 
 namespace mantissa {
 namespace {

@@ -1,7 +1,6 @@
 #include "mantissa/core/device.h"
 
 #include <sys/resource.h>
-
 #include <utility>
 
 #include <ATen/DeviceAccelerator.h>
@@ -71,9 +70,11 @@ at::Device resolve_device(const std::string& name) {
     TORCH_CHECK_VALUE(false, "device '", name, "' is not a device name; choose auto, cpu, cuda or cuda:N");
   }
   if (device.is_cpu()) return device;
-  TORCH_CHECK_VALUE(device.is_cuda(), "device '", name, "' is not supported; choose auto, cpu, cuda or cuda:N");
+  TORCH_CHECK_VALUE(device.is_cuda(), "device '", name,
+                    "' is not supported; choose auto, cpu, cuda or cuda:N");
   const int64_t count = cuda_device_count();
-  TORCH_CHECK_VALUE(count > 0, "device '", name, "' was asked for, but ", why_no_cuda(), ", or choose --device cpu");
+  TORCH_CHECK_VALUE(count > 0, "device '", name, "' was asked for, but ", why_no_cuda(),
+                    ", or choose --device cpu");
   if (!device.has_index()) device.set_index(0);
   TORCH_CHECK_VALUE(device.index() < count, "device '", name, "' was asked for, but this machine has ", count,
                     " CUDA device(s), numbered from 0");

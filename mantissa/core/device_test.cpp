@@ -1,9 +1,9 @@
 #include "mantissa/core/device.h"
 
-#include <torch/torch.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <torch/torch.h>
 
 namespace mantissa {
 namespace {

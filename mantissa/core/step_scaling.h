@@ -13,7 +13,8 @@ class StepSupportsAmpScaling {
 
   /// Shape: 0-dim float32; what the gradients must be divided by. Undefined: they are unscaled already.
   at::Tensor grad_scale;
-  /// Shape: 0-dim float32; nonzero when a gradient is inf or nan, and then nothing may change. Undefined: no check.
+  /// Shape: 0-dim float32; nonzero when a gradient is inf or nan, and then nothing may change. Undefined: no
+  /// check.
   at::Tensor found_inf;
 };
 

@@ -13,9 +13,12 @@
 
 namespace mantissa {
 
-/// A struct that takes part in map_tensors() by naming its members: `auto tensors() { return std::tie(a, b); }`.
+/// A struct that takes part in map_tensors() by naming its members: `auto tensors() { return std::tie(a, b);
+/// }`.
 template <typename T>
-concept HasTensors = requires(T& value) { value.tensors(); };
+concept HasTensors = requires(T& value) {
+  value.tensors();
+};
 
 /// A copy of `tree` in which every tensor t is f(t): a tensor, a vector, array, tuple, pair, map or optional
 /// of trees, or a struct with tensors(). Strings, numbers and anything else are copied as they are, and the

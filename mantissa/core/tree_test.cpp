@@ -1,8 +1,8 @@
 #include "mantissa/core/tree.h"
 
-#include <torch/torch.h>
-
 #include <gtest/gtest.h>
+
+#include <torch/torch.h>
 
 namespace mantissa {
 namespace {

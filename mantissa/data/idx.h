@@ -35,8 +35,8 @@ struct IdxDataset {
   std::shared_ptr<const TensorDataset> train;
   /// Null if the folder has no test part: split it off with random_split().
   std::shared_ptr<const TensorDataset> val;
-  /// The largest label + 1, and at least 10, so that a small part of a set of digits makes the same model as
-  /// all of it.
+  /// As asked for; else the largest label + 1, and at least 10, so that a small part of a set of digits makes
+  /// the same model as all of it.
   int64_t classes = 10;
 };
 
@@ -50,7 +50,7 @@ struct IdxDataset {
 /// Errors:   those of read_idx() and make_idx_dataset(); c10::ValueError if there is no folder, no pair, or
 /// several pairs
 ///           of which it is not clear which one is meant; all name the files.
-IdxDataset load_idx_dataset(const std::filesystem::path& path);
+IdxDataset load_idx_dataset(const std::filesystem::path& path, int64_t classes = 0);
 
 /// A dataset of images uint8 [n, height, width] and labels uint8 [n], scaled as load_idx_dataset() does.
 /// Errors: c10::ValueError, beginning with `name`, for other shapes or dtypes, counts that differ, no images

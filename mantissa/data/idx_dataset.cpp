@@ -74,29 +74,29 @@ bool is_train(const Pair& pair) { return pair.prefix.find("train") != std::strin
 
 struct Part {
   at::Tensor images, labels;
-  std::string name;
+  std::string images_name, labels_name;
 };
 
 Part read_part(const Pair& pair) {
-  return {read_idx(pair.images), read_idx(pair.labels), pair.images.string()};
+  return {read_idx(pair.images), read_idx(pair.labels), pair.images.string(), pair.labels.string()};
 }
 
 void check(const Part& part, int64_t classes) {
-  const auto& [images, labels, name] = part;
-  TORCH_CHECK_VALUE(images.dim() == 3 && images.scalar_type() == at::kByte, name,
+  const auto& [images, labels, images_name, labels_name] = part;
+  TORCH_CHECK_VALUE(images.dim() == 3 && images.scalar_type() == at::kByte, images_name,
                     ": images must be uint8 of 3 dimensions (count, height, width), but are ",
                     images.scalar_type(), " ", images.sizes(), "; check that the file holds images");
-  TORCH_CHECK_VALUE(labels.dim() == 1 && labels.scalar_type() == at::kByte, name,
+  TORCH_CHECK_VALUE(labels.dim() == 1 && labels.scalar_type() == at::kByte, labels_name,
                     ": labels must be uint8 of 1 dimension, but are ", labels.scalar_type(), " ",
                     labels.sizes(), "; check that the file holds labels");
-  TORCH_CHECK_VALUE(images.size(0) == labels.size(0), name, ": ", images.size(0), " images, but ",
-                    labels.size(0), " labels; take both files from the same set");
-  TORCH_CHECK_VALUE(images.numel() > 0, name, ": no images (shape ", images.sizes(),
+  TORCH_CHECK_VALUE(images.size(0) == labels.size(0), labels_name, ": ", labels.size(0), " labels, but ",
+                    images_name, " has ", images.size(0), " images; take both files from the same set");
+  TORCH_CHECK_VALUE(images.numel() > 0, images_name, ": no images (shape ", images.sizes(),
                     "); give a set that has some");
   if (classes == 0) return;
   const uint8_t* label = labels.const_data_ptr<uint8_t>();
   for (int64_t i = 0; i < labels.size(0); ++i) {
-    TORCH_CHECK_VALUE(label[i] < classes, name, ": label ", int(label[i]), " of image ", i,
+    TORCH_CHECK_VALUE(label[i] < classes, labels_name, ": label ", int(label[i]), " of image ", i,
                       " is out of range for ", classes,
                       " classes; correct the labels or raise the number of classes");
   }
@@ -114,12 +114,14 @@ std::shared_ptr<const TensorDataset> make(const Part& part, double scale) {
 
 std::shared_ptr<const TensorDataset> make_idx_dataset(const at::Tensor& images, const at::Tensor& labels,
                                                       const std::string& name, int64_t classes) {
-  const Part part{images, labels.contiguous(), name};
+  const Part part{images, labels.contiguous(), name, name};
   check(part, classes);
   return make(part, scale_of(largest(images)));
 }
 
-IdxDataset load_idx_dataset(const fs::path& path) {
+IdxDataset load_idx_dataset(const fs::path& path, int64_t classes) {
+  TORCH_CHECK_VALUE(classes >= 0 && classes <= 256, "load_idx_dataset: ", classes,
+                    " classes; labels are bytes, so choose 1 to 256, or 0 to take what the labels show");
   const std::vector<Pair> pairs = find_pairs(path);
   const Pair* train = &pairs.front();
   const Pair* val = nullptr;
@@ -135,10 +137,11 @@ IdxDataset load_idx_dataset(const fs::path& path) {
     }
   }
   const Part train_part = read_part(*train);
-  check(train_part, 0);
+  check(train_part, classes);
   double max = largest(train_part.images);
   IdxDataset loaded;
-  loaded.classes = std::max<int64_t>(10, static_cast<int64_t>(largest(train_part.labels)) + 1);
+  loaded.classes =
+      classes > 0 ? classes : std::max<int64_t>(10, static_cast<int64_t>(largest(train_part.labels)) + 1);
   Part val_part;
   if (val != nullptr) {
     val_part = read_part(*val);

@@ -11,6 +11,10 @@
 #include "mantissa/models/resnet.h"
 
 namespace mantissa {
+
+/// For test names: gtest would print the row's bytes.
+static void PrintTo(const ModelEntry& entry, std::ostream* out) { *out << entry.name; }
+
 namespace {
 
 constexpr ModelInput kDigits{

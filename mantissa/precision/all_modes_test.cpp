@@ -1,9 +1,8 @@
 // One property over every row of the registry, so that a new mode is held to them without a new test.
+#include <gtest/gtest.h>
 #include <stdexcept>
 
 #include <torch/torch.h>
-
-#include <gtest/gtest.h>
 
 #include "mantissa/precision/registry.h"
 
@@ -87,7 +86,8 @@ std::vector<std::string> mode_names() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry, EveryMode,
-                         testing::Combine(testing::ValuesIn(mode_names()), testing::Values(at::kCPU, at::kCUDA)),
+                         testing::Combine(testing::ValuesIn(mode_names()),
+                                          testing::Values(at::kCPU, at::kCUDA)),
                          [](const auto& info) {
                            std::string name = std::get<0>(info.param) +
                                               (std::get<1>(info.param) == at::kCPU ? "_cpu" : "_cuda");

@@ -1,10 +1,9 @@
 #include "mantissa/precision/init.h"
 
+#include <gtest/gtest.h>
 #include <stdexcept>
 
 #include <torch/torch.h>
-
-#include <gtest/gtest.h>
 
 #include "mantissa/core/device.h"
 #include "mantissa/precision/registry.h"

@@ -1,12 +1,11 @@
 #include "mantissa/precision/mixed.h"
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <limits>
 #include <stdexcept>
 
 #include <torch/torch.h>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "mantissa/amp/grad_scaler.h"
 
@@ -36,7 +35,8 @@ struct Loop {
 
 TEST(MixedPrecision, ERR06_ERR07_RefusesOtherDtypesAndAScalerWithBf16) {
   EXPECT_THROW(MixedPrecision(at::kFloat, at::kCPU), c10::ValueError);
-  EXPECT_THROW(MixedPrecision(at::kBFloat16, at::kCPU, std::make_unique<GradScaler>(at::kCPU)), c10::ValueError);
+  EXPECT_THROW(MixedPrecision(at::kBFloat16, at::kCPU, std::make_unique<GradScaler>(at::kCPU)),
+               c10::ValueError);
 }
 
 TEST(MixedPrecision, ERR09_RefusesLbfgsOnlyWithAScaler) {

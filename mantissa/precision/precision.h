@@ -21,8 +21,8 @@ class Optimizer;
 
 namespace mantissa {
 
-/// Something that holds until the last handle is dropped: a guard object behind a pointer that knows only how to
-/// destroy it, so that each mode may return a guard of its own type. Empty when a mode needs none.
+/// Something that holds until the last handle is dropped: a guard object behind a pointer that knows only how
+/// to destroy it, so that each mode may return a guard of its own type. Empty when a mode needs none.
 using Scope = std::shared_ptr<void>;
 
 enum class GradientClipAlgorithm { kNorm, kValue };
@@ -37,7 +37,8 @@ enum class SkipCause {
 /// For users' logs: "non-finite gradients", ...
 std::string_view to_string(SkipCause cause);
 
-/// What an optimizer step did. A skipped step is an event, not an error: parameters and optimizer state are as before.
+/// What an optimizer step did. A skipped step is an event, not an error: parameters and optimizer state are
+/// as before.
 struct StepResult {
   bool skipped = false;
   SkipCause cause = SkipCause::kNone;
@@ -97,16 +98,18 @@ class Precision {
   /// pre_backward(loss).backward(). Call it outside the forward context.
   void backward(const at::Tensor& loss);
 
-  /// Brings gradients into the loss's own units, for code that looks at them. Harmless when repeated in a step.
+  /// Brings gradients into the loss's own units, for code that looks at them. Harmless when repeated in a
+  /// step.
   virtual void unscale_gradients(torch::optim::Optimizer& /*optimizer*/) {}
 
-  /// Unscales, then clips by the norm over all parameters of `optimizer` or by value; nothing if `clip_val` <= 0.
-  /// Returns the norm before clipping (0-dim, on the device), undefined when clipping by value or not at all.
+  /// Unscales, then clips by the norm over all parameters of `optimizer` or by value; nothing if `clip_val`
+  /// <= 0. Returns the norm before clipping (0-dim, on the device), undefined when clipping by value or not
+  /// at all.
   at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                             GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
 
-  /// Runs `closure` (forward, backward, clipping; returns the loss, or an undefined tensor for none), then steps.
-  /// Without a closure the gradients are those that are there.
+  /// Runs `closure` (forward, backward, clipping; returns the loss, or an undefined tensor for none), then
+  /// steps. Without a closure the gradients are those that are there.
   virtual StepResult optimizer_step(torch::optim::Optimizer& optimizer,
                                     const std::function<at::Tensor()>& closure = nullptr);
 

@@ -27,7 +27,11 @@ const std::vector<Mode>& modes() {
   static const std::vector<Mode> table{
       {"32-true", {"32"}, "weights and arithmetic as built, usually float32", at::kFloat, &make_32_true},
       {"64-true", {"64"}, "float64 weights and arithmetic", at::kDouble, &make_true<at::kDouble>},
-      {"16-mixed", {"16"}, "float32 weights, fp16 products, scaled gradients", at::kHalf, &make_mixed<at::kHalf>},
+      {"16-mixed",
+       {"16"},
+       "float32 weights, fp16 products, scaled gradients",
+       at::kHalf,
+       &make_mixed<at::kHalf>},
       {"bf16-mixed", {"bf16"}, "float32 weights, bf16 products", at::kBFloat16, &make_mixed<at::kBFloat16>},
       {"16-true", {}, "fp16 weights, activations and gradients", at::kHalf, &make_true<at::kHalf>},
       {"bf16-true", {}, "bf16 weights, activations and gradients", at::kBFloat16, &make_true<at::kBFloat16>},
@@ -54,13 +58,16 @@ const Mode& find_mode(const std::string& name) {
                     "; allowed: ", join_names(allowed));
 }
 
-DtypeSupportInfo mode_support(const Mode& mode, at::Device device) { return dtype_support(device, mode.compute_dtype); }
+DtypeSupportInfo mode_support(const Mode& mode, at::Device device) {
+  return dtype_support(device, mode.compute_dtype);
+}
 
 std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device) {
   const Mode& mode = find_mode(name);
   const DtypeSupportInfo support = mode_support(mode, device);
-  TORCH_CHECK_VALUE(support.support != DtypeSupport::kUnavailable, "precision '", mode.name, "' cannot run on ",
-                    device.str(), ": ", support.reason, "; `mantissa modes` lists what can");
+  TORCH_CHECK_VALUE(support.support != DtypeSupport::kUnavailable, "precision '", mode.name,
+                    "' cannot run on ", device.str(), ": ", support.reason,
+                    "; `mantissa modes` lists what can");
   return mode.make(device);
 }
 

@@ -1,9 +1,9 @@
 #include "mantissa/precision/registry.h"
 
-#include <torch/torch.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <torch/torch.h>
 
 namespace mantissa {
 namespace {
@@ -18,12 +18,16 @@ std::string error_of(const std::function<void()>& call) {
 }
 
 TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
-  for (const std::string name : {"8", "1", "12", "mixed", "fp16", "bfloat16", "BF16", "true", "", "32.0", "16-Mixed"}) {
+  for (const std::string name :
+       {"8", "1", "12", "mixed", "fp16", "bfloat16", "BF16", "true", "", "32.0", "16-Mixed"}) {
     const std::string error = error_of([&] { make_precision(name, at::kCPU); });
     EXPECT_THAT(error, testing::HasSubstr("precision '" + name + "' is not a mode"));
-    EXPECT_THAT(error, testing::HasSubstr("allowed: 32-true, 64-true, 16-mixed, bf16-mixed, 16-true, bf16-true, 32, 64, 16, bf16"));
+    EXPECT_THAT(error,
+                testing::HasSubstr(
+                    "allowed: 32-true, 64-true, 16-mixed, bf16-mixed, 16-true, bf16-true, 32, 64, 16, bf16"));
   }
-  EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }), testing::HasSubstr("did you mean 'bf16-mixed'?"));
+  EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }),
+              testing::HasSubstr("did you mean 'bf16-mixed'?"));
   EXPECT_THAT(error_of([] { make_precision(8, at::kCPU); }), testing::HasSubstr("'8'"));
 }
 
@@ -55,12 +59,14 @@ TEST(Registry, OnlyHistoricalAliasesWarn) {
   EXPECT_TRUE(counter.messages.empty());
   find_mode("16");
   find_mode("bf16");
-  EXPECT_THAT(counter.messages, testing::ElementsAre(testing::HasSubstr("'16-mixed'"), testing::HasSubstr("'bf16-mixed'")));
+  EXPECT_THAT(counter.messages,
+              testing::ElementsAre(testing::HasSubstr("'16-mixed'"), testing::HasSubstr("'bf16-mixed'")));
 }
 
 TEST(Registry, NamesTheMissingDevice) {
   if (cuda_device_count() > 0) GTEST_SKIP() << "this machine has a CUDA device";
-  EXPECT_THAT(error_of([] { make_precision("16-mixed", at::kCUDA); }), testing::HasSubstr("cannot run on cuda"));
+  EXPECT_THAT(error_of([] { make_precision("16-mixed", at::kCUDA); }),
+              testing::HasSubstr("cannot run on cuda"));
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ std::string name_for(at::ScalarType dtype) {
     case at::kBFloat16:
       return "bf16-true";
     default:
-      TORCH_CHECK_VALUE(false, "TrueDtype: weights can be kept in Double, Half or BFloat16, got ", c10::toString(dtype),
-                        "; use the 32-true mode for Float");
+      TORCH_CHECK_VALUE(false, "TrueDtype: weights can be kept in Double, Half or BFloat16, got ",
+                        c10::toString(dtype), "; use the 32-true mode for Float");
   }
 }
 
@@ -38,7 +38,9 @@ void TrueDtype::convert_module(torch::nn::Module& module) const {
 
 Scope TrueDtype::tensor_init_context() const { return std::make_shared<DefaultDtypeGuard>(dtype_); }
 
-at::Tensor TrueDtype::convert_input(const at::Tensor& x) const { return x.is_floating_point() ? x.to(dtype_) : x; }
+at::Tensor TrueDtype::convert_input(const at::Tensor& x) const {
+  return x.is_floating_point() ? x.to(dtype_) : x;
+}
 
 at::Tensor TrueDtype::convert_output(const at::Tensor& y) const { return to_default_dtype(y); }
 

@@ -7,7 +7,8 @@ namespace mantissa {
 /// "64-true", "16-true" and "bf16-true": weights, activations and gradients all live in one dtype.
 ///
 /// Memory:   the dtype's bytes per weight and again per gradient; no float32 master copy.
-/// Numerics: an update below half an ulp of its weight is lost (ulp(1) is 2^-10 in fp16, 2^-7 in bf16), so in 16
+/// Numerics: an update below half an ulp of its weight is lost (ulp(1) is 2^-10 in fp16, 2^-7 in bf16), so in
+/// 16
 ///           bits prefer the mixed modes when the learning rate is small. Complex tensors keep their dtype.
 /// Source:   spec 1.2, section 6.
 class TrueDtype final : public Precision {

@@ -17,10 +17,11 @@ struct TrainBatch {
   int64_t epoch = 0;        ///< from 0
   int64_t batch_index = 0;  ///< within the epoch, from 0
   int64_t global_step = 0;  ///< optimizer steps so far, skipped ones included
-  at::Tensor loss;          ///< 0-dim, detached, unscaled, not divided by the accumulation count; undefined if left out
-  bool stepped = false;     ///< whether this batch ended an accumulation window
-  StepResult step;          ///< only where `stepped`
-  double step_ms = 0;       ///< host time of the whole batch
+  at::Tensor
+      loss;  ///< 0-dim, detached, unscaled, not divided by the accumulation count; undefined if left out
+  bool stepped = false;  ///< whether this batch ended an accumulation window
+  StepResult step = {};  ///< only where `stepped`
+  double step_ms = 0;    ///< host time of the whole batch
 };
 
 /// What a fit will do, known before its first batch.

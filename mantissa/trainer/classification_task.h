@@ -7,8 +7,8 @@
 
 namespace mantissa {
 
-/// Trains any model that maps `batch.data` to logits with cross-entropy against integer `batch.target`: images to
-/// labels, tokens to next tokens. Logs `val_loss` and `val_accuracy`.
+/// Trains any model that maps `batch.data` to logits with cross-entropy against integer `batch.target`:
+/// images to labels, tokens to next tokens. Logs `val_loss` and `val_accuracy`.
 ///
 /// Shapes:   logits [..., classes], target [...]: every position counts alike.
 /// Units:    losses are means in nats.
@@ -19,7 +19,8 @@ class ClassificationTask : public Task {
   using Forward = std::function<at::Tensor(const at::Tensor&)>;
   using MakeOptimizer = std::function<OptimizerConfig(torch::nn::Module&)>;
 
-  ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward, MakeOptimizer make_optimizer);
+  ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward,
+                     MakeOptimizer make_optimizer);
 
   torch::nn::Module& module() override { return *module_; }
   OptimizerConfig configure_optimizers() override { return make_optimizer_(*module_); }

@@ -1,7 +1,6 @@
 #include "mantissa/trainer/csv_logger.h"
 
 #include <fmt/format.h>
-
 #include <set>
 
 #include "mantissa/io/atomic_file.h"

@@ -2,11 +2,10 @@
 
 #include <filesystem>
 #include <fstream>
+#include <gtest/gtest.h>
 #include <sstream>
 
 #include <torch/torch.h>
-
-#include <gtest/gtest.h>
 
 namespace mantissa {
 namespace {

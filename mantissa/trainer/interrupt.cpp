@@ -1,9 +1,8 @@
 #include "mantissa/trainer/interrupt.h"
 
-#include <csignal>
-
 #include <array>
 #include <atomic>
+#include <csignal>
 
 namespace mantissa {
 namespace {

@@ -1,7 +1,6 @@
 #include "mantissa/trainer/interrupt.h"
 
 #include <csignal>
-
 #include <gtest/gtest.h>
 
 namespace mantissa {

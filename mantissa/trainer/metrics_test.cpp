@@ -1,10 +1,9 @@
 #include "mantissa/trainer/metrics.h"
 
 #include <cmath>
+#include <gtest/gtest.h>
 
 #include <torch/torch.h>
-
-#include <gtest/gtest.h>
 
 namespace mantissa {
 namespace {

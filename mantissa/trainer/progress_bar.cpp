@@ -1,10 +1,9 @@
 #include "mantissa/trainer/progress_bar.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
-
-#include <algorithm>
 
 namespace mantissa {
 namespace {
@@ -48,8 +47,8 @@ void ProgressBar::on_train_batch_end(const Trainer& /*trainer*/, const TrainBatc
   std::string bar;
   for (int i = 0; i < kBarWidth; ++i) bar += i < filled ? "━" : "─";
   const double elapsed = std::chrono::duration<double>(now - epoch_start_).count();
-  std::string line = fmt::format("{} {} {}/{}  {:.1f} batches/s", epoch_label(batch.epoch), bar, batches_, total,
-                                 static_cast<double>(batches_) / std::max(elapsed, 1e-9));
+  std::string line = fmt::format("{} {} {}/{}  {:.1f} batches/s", epoch_label(batch.epoch), bar, batches_,
+                                 total, static_cast<double>(batches_) / std::max(elapsed, 1e-9));
   if (batch.loss.defined()) line += fmt::format("  loss {:.4g}", batch.loss.item<double>());
   if (skipped_ > 0) line += fmt::format("  skipped {}", skipped_);
   clear_line();

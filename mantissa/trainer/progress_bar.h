@@ -8,8 +8,8 @@
 
 namespace mantissa {
 
-/// Shows how a fit goes: on a terminal one line that is redrawn at most ten times a second, in a pipe or a file one
-/// plain line an epoch, so that logs stay readable.
+/// Shows how a fit goes: on a terminal one line that is redrawn at most ten times a second, in a pipe or a
+/// file one plain line an epoch, so that logs stay readable.
 ///
 /// Sync: reads the loss from the device once per redraw, never per step.
 class ProgressBar final : public Callback {

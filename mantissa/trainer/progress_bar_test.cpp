@@ -1,11 +1,10 @@
 #include "mantissa/trainer/progress_bar.h"
 
 #include <cstdio>
-
-#include <torch/torch.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <torch/torch.h>
 
 #include "mantissa/trainer/trainer.h"
 
@@ -23,7 +22,9 @@ std::string printed(ProgressBar::Style style) {
   bar.on_fit_start(trainer, {.batches_per_epoch = 2, .max_epochs = 3, .max_steps = -1});
   bar.on_train_epoch_start(0);
   bar.on_train_batch_end(trainer, {.batch_index = 0, .loss = torch::tensor(0.5F), .stepped = true});
-  bar.on_train_batch_end(trainer, {.batch_index = 1, .loss = at::Tensor(), .stepped = true, .step = {true, SkipCause::kNoGradients}, .step_ms = 1});
+  bar.on_train_batch_end(
+      trainer,
+      {.batch_index = 1, .loss = at::Tensor(), .stepped = true, .step = {true, SkipCause::kNoGradients}});
   bar.on_epoch_end(0, 2, {{"val_accuracy", 0.75}});
   bar.on_exception();
   std::string text(static_cast<size_t>(std::ftell(out)), '\0');

@@ -46,8 +46,8 @@ class Task {
   /// Called once, after the model was converted and moved.
   virtual OptimizerConfig configure_optimizers() = 0;
 
-  /// Forward and loss of one batch, inside the precision's forward context. Returns a 0-dim loss, or an undefined
-  /// tensor to leave the batch out.
+  /// Forward and loss of one batch, inside the precision's forward context. Returns a 0-dim loss, or an
+  /// undefined tensor to leave the batch out.
   virtual at::Tensor training_step(const Batch& batch, int64_t batch_index) = 0;
   /// Forward of one held-out batch, without gradients; log() what is wanted.
   virtual void validation_step(const Batch& /*batch*/, int64_t /*batch_index*/) {}
@@ -61,8 +61,8 @@ class Task {
   virtual void on_before_optimizer_step(torch::optim::Optimizer& /*optimizer*/) {}
 
  protected:
-  /// Notes a number for the progress bar, the loggers and the result: its mean over the epoch, weighted by batch
-  /// size. Only inside training_step() and validation_step().
+  /// Notes a number for the progress bar, the loggers and the result: its mean over the epoch, weighted by
+  /// batch size. Only inside training_step() and validation_step().
   void log(const std::string& name, const at::Tensor& value);
   void log(const std::string& name, double value);
 

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <utility>
 
-#include <c10/core/InferenceMode.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
@@ -45,13 +45,17 @@ void check(const TrainerOptions& options) {
   TORCH_CHECK_VALUE(options.max_epochs >= -1 && options.max_steps >= -1,
                     "Trainer: max_epochs and max_steps are counts, or -1 for no limit; got max_epochs=",
                     options.max_epochs, ", max_steps=", options.max_steps);
-  TORCH_CHECK_VALUE(options.max_epochs != -1 || options.max_steps != -1,
-                    "Trainer: max_epochs and max_steps are both -1, so training would never end; set one of them");
-  TORCH_CHECK_VALUE(options.accumulate_grad_batches >= 1, "Trainer: accumulate_grad_batches must be at least 1, got ",
+  TORCH_CHECK_VALUE(
+      options.max_epochs != -1 || options.max_steps != -1,
+      "Trainer: max_epochs and max_steps are both -1, so training would never end; set one of them");
+  TORCH_CHECK_VALUE(options.accumulate_grad_batches >= 1,
+                    "Trainer: accumulate_grad_batches must be at least 1, got ",
                     options.accumulate_grad_batches);
-  TORCH_CHECK_VALUE(options.gradient_clip_val >= 0, "Trainer: gradient_clip_val must be at least 0 (0: no clipping), got ",
+  TORCH_CHECK_VALUE(options.gradient_clip_val >= 0,
+                    "Trainer: gradient_clip_val must be at least 0 (0: no clipping), got ",
                     options.gradient_clip_val);
-  TORCH_CHECK_VALUE(options.check_val_every_n_epoch >= 1, "Trainer: check_val_every_n_epoch must be at least 1, got ",
+  TORCH_CHECK_VALUE(options.check_val_every_n_epoch >= 1,
+                    "Trainer: check_val_every_n_epoch must be at least 1, got ",
                     options.check_val_every_n_epoch);
 }
 
@@ -88,7 +92,8 @@ void Trainer::set_up_model(Task& task) {
 
 Batch Trainer::to_device(const Batch& batch) const {
   if (device_.is_cpu()) return batch;
-  return map_tensors(batch, [this](const at::Tensor& x) { return x.to(device_, x.scalar_type(), /*non_blocking=*/true); });
+  return map_tensors(
+      batch, [this](const at::Tensor& x) { return x.to(device_, x.scalar_type(), /*non_blocking=*/true); });
 }
 
 at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool ends_window) {
@@ -105,9 +110,10 @@ at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool en
     optimizer.zero_grad();
   }
   if (loss.defined()) {
-    TORCH_CHECK_VALUE(loss.numel() == 1 && loss.requires_grad(), "training_step() of batch ", batch_index_, " of epoch ",
-                      epoch_, " returned ", loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
-                      "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
+    TORCH_CHECK_VALUE(
+        loss.numel() == 1 && loss.requires_grad(), "training_step() of batch ", batch_index_, " of epoch ",
+        epoch_, " returned ", loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
+        "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
     const int64_t count = options_.accumulate_grad_batches;
     const at::Tensor scaled = precision_->pre_backward(count > 1 ? loss / count : loss);
     task.on_before_backward(scaled);
@@ -133,7 +139,8 @@ TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) 
   if (ends_window) {
     done.step = precision_->optimizer_step(*optimizers_.optimizer, closure);
     window_batches_ = 0;
-    if (optimizers_.scheduler && optimizers_.interval == OptimizerConfig::Interval::kStep && !done.step.skipped)
+    if (optimizers_.scheduler && optimizers_.interval == OptimizerConfig::Interval::kStep &&
+        !done.step.skipped)
       optimizers_.scheduler->step();
   } else {
     closure();
@@ -153,12 +160,16 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
   std::vector<double> step_ms;
   double train_ms = 0, samples = 0;
   try {
-    TORCH_CHECK_VALUE(train.size() > 0, "fit: the training loader has no batches; give a dataset with at least one sample");
-    TORCH_CHECK_VALUE(!val || val->size() > 0, "fit: the validation loader has no batches; give it data or leave it out");
+    TORCH_CHECK_VALUE(train.size() > 0,
+                      "fit: the training loader has no batches; give a dataset with at least one sample");
+    TORCH_CHECK_VALUE(!val || val->size() > 0,
+                      "fit: the validation loader has no batches; give it data or leave it out");
     set_up_model(task);
     optimizers_ = task.configure_optimizers();
     TORCH_CHECK_VALUE(optimizers_.optimizer, "fit: configure_optimizers() returned no optimizer");
-    tell([&](Callback& c) { c.on_fit_start(*this, {train.size(), options_.max_epochs, options_.max_steps}); });
+    tell([&](Callback& c) {
+      c.on_fit_start(*this, {train.size(), options_.max_epochs, options_.max_steps});
+    });
 
     const auto wants_end = [&] {
       result.interrupted_by = InterruptScope::requested();
@@ -195,7 +206,8 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
           break;
         }
       }
-      if (optimizers_.scheduler && optimizers_.interval == OptimizerConfig::Interval::kEpoch && learned && !interrupted)
+      if (optimizers_.scheduler && optimizers_.interval == OptimizerConfig::Interval::kEpoch && learned &&
+          !interrupted)
         optimizers_.scheduler->step();
       result.metrics = epoch_metrics.compute();
       result.epochs += !interrupted;
@@ -218,7 +230,8 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
 }
 
 Metrics Trainer::validate(Task& task, Loader& val) {
-  TORCH_CHECK_VALUE(val.size() > 0, "validate: the loader has no batches; give a dataset with at least one sample");
+  TORCH_CHECK_VALUE(val.size() > 0,
+                    "validate: the loader has no batches; give a dataset with at least one sample");
   set_up_model(task);
   const bool was_training = task.module().is_training();
   Metrics metrics = run_validation(task, val);

@@ -43,34 +43,34 @@ struct TrainerOptions {
 
 /// What fit() returns.
 struct FitResult {
-  int64_t epochs = 0;               ///< completed
-  int64_t steps = 0;                ///< optimizer steps, skipped ones included
+  int64_t epochs = 0;  ///< completed
+  int64_t steps = 0;   ///< optimizer steps, skipped ones included
   int64_t skipped_steps = 0;
-  Metrics metrics;                  ///< of the last epoch: "train_loss" and what the task logged
-  double seconds = 0;               ///< whole fit, validation included
-  double step_ms = 0;               ///< median host time of a training batch
-  double samples_per_second = 0;    ///< in training batches, validation not counted
-  int64_t peak_memory_bytes = 0;    ///< see peak_memory_bytes() in core/device.h
-  int interrupted_by = 0;           ///< the signal that ended the run early, else 0
+  Metrics metrics;                ///< of the last epoch: "train_loss" and what the task logged
+  double seconds = 0;             ///< whole fit, validation included
+  double step_ms = 0;             ///< median host time of a training batch
+  double samples_per_second = 0;  ///< in training batches, validation not counted
+  int64_t peak_memory_bytes = 0;  ///< see peak_memory_bytes() in core/device.h
+  int interrupted_by = 0;         ///< the signal that ended the run early, else 0
 };
 
 /// Trains a Task in any precision.
 ///
-/// Order of a batch: convert_input, transfer to the device, forward context around training_step, loss divided by the
-/// accumulation count, zero_grad (first batch of a window), pre_backward, backward outside the forward context,
-/// and at the end of a window: clipping, optimizer_step, learning-rate schedule (not after a skipped step).
+/// Order of a batch: convert_input, transfer to the device, forward context around training_step, loss
+/// divided by the accumulation count, zero_grad (first batch of a window), pre_backward, backward outside the
+/// forward context, and at the end of a window: clipping, optimizer_step, learning-rate schedule (not after a
+/// skipped step).
 ///
-/// Signals: Ctrl-C and SIGTERM end fit() after the current step; it then returns as if it had come to its end.
-/// Threads: one fit() at a time in a process.
-/// Errors:  c10::ValueError for options that do not fit together, in the constructor.
-/// Source:  spec 2.2, 2.3, ERR-1, ERR-2, ERR-14, ERR-15.
+/// Signals: Ctrl-C and SIGTERM end fit() after the current step; it then returns as if it had come to its
+/// end. Threads: one fit() at a time in a process. Errors:  c10::ValueError for options that do not fit
+/// together, in the constructor. Source:  spec 2.2, 2.3, ERR-1, ERR-2, ERR-14, ERR-15.
 class Trainer {
  public:
   explicit Trainer(TrainerOptions options = {});
   ~Trainer();
 
-  /// Trains until max_epochs or max_steps; `val` is validated after each epoch. The model stays on the device,
-  /// in training mode.
+  /// Trains until max_epochs or max_steps; `val` is validated after each epoch. The model stays on the
+  /// device, in training mode.
   FitResult fit(Task& task, Loader& train, Loader* val = nullptr);
   /// One pass without gradients; returns what validation_step() logged.
   Metrics validate(Task& task, Loader& val);

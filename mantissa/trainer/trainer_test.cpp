@@ -2,13 +2,12 @@
 
 #include <csignal>
 #include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <limits>
 #include <stdexcept>
 
 #include <torch/torch.h>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "mantissa/core/device.h"
 #include "mantissa/precision/registry.h"
@@ -36,7 +35,8 @@ class ListLoader final : public Loader {
 
 ListLoader loader_of(std::vector<float> values) {
   std::vector<Batch> batches;
-  for (const float value : values) batches.push_back({torch::full({1, 1}, value), torch::zeros({1}, at::kLong), {}});
+  for (const float value : values)
+    batches.push_back({torch::full({1, 1}, value), torch::zeros({1}, at::kLong), {}});
   return ListLoader(std::move(batches));
 }
 
@@ -110,7 +110,9 @@ std::string error_of(const std::function<void()>& call) {
 }
 
 TEST(Trainer, RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
-  const auto error = [](const TrainerOptions& options) { return error_of([&] { Trainer trainer(options); }); };
+  const auto error = [](const TrainerOptions& options) {
+    return error_of([&] { Trainer trainer(options); });
+  };
   EXPECT_THAT(error({.precision = "32", .precision_plugin = make_precision("32", at::kCPU)}),
               testing::HasSubstr("both precision='32' and a precision_plugin were given; choose one"));
   EXPECT_THAT(error({.precision = "fp8"}), testing::HasSubstr("'fp8' is not a mode"));
@@ -132,7 +134,8 @@ TEST(Trainer, RefusesEmptyLoadersAndUselessLosses) {
   struct Detached : OneWeight {
     at::Tensor training_step(const Batch&, int64_t) override { return torch::ones({}); }
   } detached;
-  EXPECT_THAT(error_of([&] { trainer.fit(detached, good); }), testing::HasSubstr("a loss without a gradient"));
+  EXPECT_THAT(error_of([&] { trainer.fit(detached, good); }),
+              testing::HasSubstr("a loss without a gradient"));
 }
 
 TEST(Trainer, CallsHooksInLightningsOrder) {
@@ -140,7 +143,11 @@ TEST(Trainer, CallsHooksInLightningsOrder) {
   Trainer trainer({.device = "cpu", .max_epochs = 1, .accumulate_grad_batches = 2});
   ListLoader train = loader_of({1, 2, 3}), val = loader_of({5, 7});
   const FitResult result = trainer.fit(task, train, &val);
-  EXPECT_EQ(task.trace, "fzba" "fbas" "fzbas" "vv");  // zero_grad after the forward, once a window
+  EXPECT_EQ(task.trace,
+            "fzba"
+            "fbas"
+            "fzbas"
+            "vv");             // zero_grad after the forward, once a window
   EXPECT_EQ(result.steps, 2);  // the last batch of an epoch steps though its window is not full
   EXPECT_DOUBLE_EQ(task.weight(), -((1 + 2) / 2.0) - 3 / 2.0);
   EXPECT_DOUBLE_EQ(result.metrics.at("val_x"), 6);
@@ -215,13 +222,15 @@ TEST(Trainer, SchedulesDoNotAdvanceOnASkippedStep) {
 TEST(Trainer, HooksSeeScaledGradientsAfterBackwardAndUnscaledOnesBeforeTheStep) {
   OneWeight task;
   auto recorder = std::make_shared<Recorder>();
-  Trainer trainer({.precision = "16-mixed", .device = "cpu", .gradient_clip_val = 1, .callbacks = {recorder}});
+  Trainer trainer(
+      {.precision = "16-mixed", .device = "cpu", .gradient_clip_val = 1, .callbacks = {recorder}});
   ListLoader train = loader_of({4});
   trainer.fit(task, train);
   EXPECT_EQ(task.after_backward, 4 * 65536.0F);
   EXPECT_EQ(task.before_step, 4.0F);
   EXPECT_NEAR(task.weight(), -1, 1e-6);
-  EXPECT_EQ(recorder->batches[0].loss.item<float>(), 0.0F);  // w was 0: the loss is neither scaled nor divided
+  EXPECT_EQ(recorder->batches[0].loss.item<float>(),
+            0.0F);  // w was 0: the loss is neither scaled nor divided
 }
 
 TEST(Trainer, ClipsByValue) {

@@ -26,23 +26,23 @@ def make_data(model, batches, batch_size, image_size):
     return {"data": data, "target": target, "order": order}
 
 
+def write_job(folder, **overrides):
+    """A complete job whose weights and data are written into `folder`; keyword arguments override."""
+    job = {"model": "mlp", "precision": "32-true", "optimizer": "sgd", "lr": 0.05, "momentum": 0.9,
+           "weight_decay": 0.01, "accumulate_grad_batches": 1, "gradient_clip_val": 0.0, "threads": 2,
+           "image_size": 8, "batches": 200, "batch_size": 16, "seed": 0,
+           "weights": str(folder / "weights.safetensors"), "data": str(folder / "data.safetensors"),
+           "output": str(folder / "output.safetensors")}
+    job.update(overrides)
+    torch.manual_seed(job["seed"])
+    save_file(reference.make_model(job).state_dict(), job["weights"])
+    save_file(make_data(job["model"], job["batches"], job["batch_size"], job["image_size"]), job["data"])
+    return job
+
+
 @pytest.fixture
 def make_job(tmp_path):
-    """A complete job whose weights and data are written beside it; keyword arguments override."""
-
-    def make(**overrides):
-        job = {"model": "mlp", "precision": "32-true", "optimizer": "sgd", "lr": 0.05, "momentum": 0.9,
-               "weight_decay": 0.01, "accumulate_grad_batches": 1, "gradient_clip_val": 0.0, "threads": 2,
-               "image_size": 8, "batches": 200, "batch_size": 16, "seed": 0,
-               "weights": str(tmp_path / "weights.safetensors"), "data": str(tmp_path / "data.safetensors"),
-               "output": str(tmp_path / "output.safetensors")}
-        job.update(overrides)
-        torch.manual_seed(job["seed"])
-        save_file(reference.make_model(job).state_dict(), job["weights"])
-        save_file(make_data(job["model"], job["batches"], job["batch_size"], job["image_size"]), job["data"])
-        return job
-
-    return make
+    return lambda **overrides: write_job(tmp_path, **overrides)
 
 
 @pytest.fixture

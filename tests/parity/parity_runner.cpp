@@ -1,11 +1,15 @@
-// Trains as a job file says and writes what happened at every step, for tests/parity/*.py to compare with the peers.
+// Trains as a job file says and writes what happened at every step, for tests/parity/*.py to compare with the
+// peers.
 //
 //   parity_runner JOB.json
 //
-// Job:    see `Job` below. Files are safetensors: `weights` under state_dict names; `data` with "data" [n, ...],
+// Job:    see `Job` below. Files are safetensors: `weights` under state_dict names; `data` with "data" [n,
+// ...],
 //         "target" [n, ...] and "order" int64 [batches, batch_size].
-// Result: `output`, safetensors: "loss" [batches] as the task returned it, "scale" [batches] after each batch (0 without
-//         a scaler), "skipped" [batches], and the final weights under "weights.<name>".
+// Result: `output`, safetensors: "loss" [batches] as the task returned it, "scale" [batches] after each batch
+// (0 without
+//         a scaler), "skipped" [batches], the final weights under "weights.<name>", and metadata "step_ms",
+//         the median.
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -76,8 +80,9 @@ void run(const Json& job) {
     const Json& scaler = job["scaler"];
     options.precision_plugin = std::make_shared<MixedPrecision>(
         at::kHalf, at::kCPU,
-        std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.init_scale = scaler["init_scale"],
-                                                                 .growth_interval = scaler["growth_interval"]}));
+        std::make_unique<GradScaler>(at::kCPU,
+                                     GradScalerOptions{.init_scale = scaler["init_scale"],
+                                                       .growth_interval = scaler["growth_interval"]}));
   } else {
     options.precision = job["precision"].get<std::string>();
   }
@@ -85,13 +90,13 @@ void run(const Json& job) {
   ClassificationTask task(
       model, [&](const at::Tensor& x) { return model->forward(x); },
       [&](torch::nn::Module& module) { return make_optimizer(job, module); });
-  trainer.fit(task, loader);
+  const FitResult fit = trainer.fit(task, loader);
 
   std::map<std::string, at::Tensor> result{{"loss", at::stack(recorder->losses)},
                                            {"scale", at::tensor(recorder->scales, at::kDouble)},
                                            {"skipped", at::tensor(recorder->skipped, at::kLong)}};
   for (const auto& [name, weight] : named_weights(*model)) result["weights." + name] = weight;
-  save_safetensors(job["output"].get<std::string>(), result);
+  save_safetensors(job["output"].get<std::string>(), result, {{"step_ms", std::to_string(fit.step_ms)}});
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ def make_optimizer(job, parameters):
     return torch.optim.AdamW(parameters, lr=job["lr"], weight_decay=job["weight_decay"])
 
 
-def run(job):
-    """{"loss": [batches], "scale": [batches], "skipped": [batches], "weights.<name>": ...}"""
+def run(job, on_step=lambda: None):
+    """{"loss": [batches], "scale": [batches], "skipped": [batches], "weights.<name>": ...}; `on_step` is called before the first step and after each."""
     torch.set_num_threads(job["threads"])
     precision = job["precision"]
     model = make_model(job)
@@ -44,6 +44,7 @@ def run(job):
     tensors = load_file(job["data"])
     losses, scales, skipped = [], [], []
     window = job["accumulate_grad_batches"]
+    on_step()
     for step, indices in enumerate(tensors["order"]):
         data, target = tensors["data"][indices], tensors["target"][indices]
         if dtype and data.is_floating_point():
@@ -73,6 +74,7 @@ def run(job):
         losses.append(loss.detach())
         scales.append(scaler.get_scale() if scaler else 0.0)
         skipped.append(int(was_skipped))
+        on_step()
     result = {"loss": torch.stack(losses), "scale": torch.tensor(scales, dtype=torch.float64),
               "skipped": torch.tensor(skipped)}
     result.update({f"weights.{name}": value for name, value in model.state_dict().items()})
