@@ -62,7 +62,7 @@ int64_t held_out_size(int64_t size, double held_out_fraction, const char* what) 
 }
 
 std::pair<std::shared_ptr<const Dataset>, std::shared_ptr<const Dataset>> random_split(
-    std::shared_ptr<const Dataset> dataset, double held_out_fraction, uint64_t seed) {
+    const std::shared_ptr<const Dataset>& dataset, double held_out_fraction, uint64_t seed) {
   TORCH_CHECK_VALUE(dataset, "random_split: no dataset; give the one to split");
   const int64_t size = dataset->size();
   const int64_t held_out = held_out_size(size, held_out_fraction, "random_split");

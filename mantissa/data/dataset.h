@@ -57,7 +57,7 @@ class Subset final : public Dataset {
 /// random_split() would take them. Errors: c10::ValueError if the fraction is not between 0 and 1 or leaves
 /// either part empty.
 std::pair<std::shared_ptr<const Dataset>, std::shared_ptr<const Dataset>> random_split(
-    std::shared_ptr<const Dataset> dataset, double held_out_fraction, uint64_t seed);
+    const std::shared_ptr<const Dataset>& dataset, double held_out_fraction, uint64_t seed);
 
 /// How many of `size` samples are held out. Errors: those of random_split(); `what` begins the message.
 int64_t held_out_size(int64_t size, double held_out_fraction, const char* what);

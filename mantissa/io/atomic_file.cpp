@@ -115,7 +115,7 @@ class FdStreambuf : public std::streambuf {
   int fd_;
   const fs::path& path_;
   int error_ = 0;
-  std::array<char, 1 << 16> buffer_;
+  std::array<char, 1 << 16> buffer_{};
 };
 
 /// The file itself behind any symbolic links, also one that does not exist yet; rename() would replace the

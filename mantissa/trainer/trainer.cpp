@@ -79,8 +79,6 @@ Trainer::Trainer(TrainerOptions options)
   if (!precision_) precision_ = make_precision(options_.precision.value_or("32-true"), device_);
 }
 
-Trainer::~Trainer() = default;
-
 void Trainer::set_up_model(Task& task) {
   {
     const ModuleInit scope(*precision_);

@@ -67,7 +67,6 @@ struct FitResult {
 class Trainer {
  public:
   explicit Trainer(TrainerOptions options = {});
-  ~Trainer();
 
   /// Trains until max_epochs or max_steps; `val` is validated after each epoch. The model stays on the
   /// device, in training mode.
