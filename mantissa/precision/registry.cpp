@@ -46,8 +46,9 @@ const Mode& find_mode(const std::string& name) {
     for (const std::string& alias : mode.aliases) {
       if (name != alias) continue;
       // Lightning's rule: "32" and "64" can mean only one thing, "16" and "bf16" once meant another.
-      if (!alias.starts_with("32") && !alias.starts_with("64"))
+      if (!alias.starts_with("32") && !alias.starts_with("64")) {
         TORCH_WARN("precision '", alias, "' is a historical alias; write '", mode.name, "'");
+      }
       return mode;
     }
     canonical.push_back(mode.name);
