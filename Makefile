@@ -2,20 +2,18 @@
 PRESET ?= release
 BUILD := $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 PRECISION ?= bf16-mixed
-SETUP := $(if $(filter cuda,$(PRESET)),--cuda)
-CMAKE_ARGS += $(if $(TORCH_ROOT),-DTORCH_ROOT=$(TORCH_ROOT))
+SETUP := tools/setup $(if $(filter cuda,$(PRESET)),--cuda)
+OPTIONS := $(if $(TORCH_ROOT),-DTORCH_ROOT=$(TORCH_ROOT)) $(CMAKE_ARGS)
 
-.PHONY: all setup configure fit test parity bench lint format clean
+.PHONY: all configure fit test parity bench lint format clean
 
 all: configure
 	cmake --build --preset $(PRESET)
 
-setup:
-	@tools/setup $(SETUP)
-
 # CMake looks at its own inputs when it builds; a configure is needed once, or when options are given.
-configure: setup
-	$(if $(CMAKE_ARGS),cmake --preset $(PRESET) $(CMAKE_ARGS),@test -f $(BUILD)/build.ninja || cmake --preset $(PRESET))
+configure:
+	@$(SETUP)
+	@if [ -n "$(strip $(OPTIONS))" ] || ! [ -f $(BUILD)/build.ninja ]; then cmake --preset $(PRESET) $(OPTIONS); fi
 
 fit: configure
 	cmake --build --preset $(PRESET) --target mantissa
@@ -24,24 +22,24 @@ fit: configure
 test: all
 	ctest --preset $(PRESET) --parallel $$(nproc)
 
-parity: SETUP += --peers
 parity: configure
+	@$(SETUP) --peers
 	cmake --build --preset $(PRESET) --target mantissa parity_runner
 	MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest tests/parity
 
-bench: SETUP += --bench --peers
-bench: CMAKE_ARGS += -DMANTISSA_BENCH=ON
 bench: configure
+	@$(SETUP) --peers --bench
+	cmake --preset $(PRESET) -DMANTISSA_BENCH=ON $(OPTIONS)
 	cmake --build --preset $(PRESET) --target parity_runner benchmarks
 	$(BUILD)/amp_bench
 	.deps/peers/bin/python benchmarks/train_step.py --build $(BUILD)
 
-lint: SETUP += --lint
-lint: setup
+lint:
+	@$(SETUP) --lint
 	tools/lint
 
-format: SETUP += --lint
-format: setup
+format:
+	@$(SETUP) --lint
 	git ls-files '*.h' '*.cpp' | xargs clang-format -i
 
 clean:

@@ -1,13 +1,18 @@
 // The program as a user runs it: exit status, one-line errors, files left behind.
-#include <array>
-#include <cstdio>
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <iterator>
+#include <set>
 #include <sstream>
 #include <string>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -21,6 +26,7 @@ using testing::MatchesRegex;
 struct Outcome {
   int status = -1;
   std::string out, err;
+  std::vector<std::string> left = {};  ///< files and folders that were not there before
 };
 
 std::string read(const fs::path& file) {
@@ -39,12 +45,25 @@ class Program : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
+  std::set<std::string> listing() const {
+    std::set<std::string> paths;
+    for (const auto& entry : fs::recursive_directory_iterator(folder_))
+      paths.insert(entry.path().lexically_relative(folder_).string());
+    return paths;
+  }
+
   Outcome run(const std::string& arguments) const {
+    std::set<std::string> before = listing();
+    before.insert({"out.txt", "err.txt"});
     const std::string command =
         "cd '" + folder_.string() + "' && { " MANTISSA_PROGRAM " " + arguments + "; } >out.txt 2>err.txt";
     const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read(folder_ / "out.txt"),
-            read(folder_ / "err.txt")};
+    Outcome outcome{WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+                    read(folder_ / "out.txt"), read(folder_ / "err.txt")};
+    const std::set<std::string> after = listing();
+    std::set_difference(after.begin(), after.end(), before.begin(), before.end(),
+                        std::back_inserter(outcome.left));
+    return outcome;
   }
   /// Runs `mantissa fit`, on the CPU and quietly.
   Outcome fit(const std::string& arguments) const { return run("fit --device cpu --quiet " + arguments); }
@@ -59,7 +78,7 @@ class Program : public testing::Test {
     EXPECT_EQ(outcome.status, status) << outcome.err;
     EXPECT_THAT(outcome.err, MatchesRegex("mantissa: error: [^\n]*\n"));
     for (const std::string& part : parts) EXPECT_THAT(outcome.err, HasSubstr(part));
-    EXPECT_FALSE(fs::exists(folder_ / "runs")) << "a failed run left its folder";
+    EXPECT_THAT(outcome.left, testing::IsEmpty()) << "a failed run left files";
   }
 
   fs::path folder_;
@@ -90,6 +109,13 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--gradient-clip-algorithm none"), 2, {"norm or value"});
   expect_error(fit("--val-fraction 1"), 2, {"--val-fraction 1"});
   expect_error(run("fit --device warp"), 2, {"'warp'", "auto, cpu, cuda"});
+  for (const char* wrong :
+       {"--beta1 1", "--beta1 -0.5", "--beta2 1", "--beta2 nan", "--accumulate-grad-batches 0",
+        "--gradient-clip-val -1", "--gradient-clip-val nan", "--max-epochs -2", "--max-steps -2"})
+    expect_error(fit(std::string(wrong) + " --optimizer adamw --output new"), 2,
+                 {wrong, "out of range; choose"});
+  expect_error(fit("--precision 16-true --optimizer adamw --output new"), 2,
+               {"16-true", "epsilon", "--optimizer sgd", "bf16-true"});
 }
 
 TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
@@ -104,7 +130,57 @@ TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
   expect_error(fit("--config list.yaml"), 2, {"list.yaml", "must be a map"});
   write("broken.yaml", "model: [mlp\n");
   expect_error(fit("--config broken.yaml"), 2, {"broken.yaml:", "not YAML"});
-  expect_error(fit("--config absent.yaml"), 1, {"absent.yaml", "existing YAML file"});
+  expect_error(fit("--config absent.yaml"), 1, {"absent.yaml", "No such file", "existing YAML file"});
+  write("folder/file", "");
+  expect_error(fit("--config folder"), 1, {"folder", "it is a folder"});
+  write("key.yaml", "model: mlp\n? [a, b]\n: 3\n");
+  expect_error(fit("--config key.yaml"), 2, {"key.yaml:2:", "not the name of an option"});
+}
+
+TEST_F(Program, AnAliasWarnsOnce) {
+  const Outcome outcome = fit("--precision 16 --model mlp --max-steps 1");
+  ASSERT_EQ(outcome.status, 0);
+  EXPECT_THAT(outcome.err, MatchesRegex("mantissa: warning: precision '16' is [^\n]*'16-mixed'\n"));
+  EXPECT_THAT(read(folder_ / "runs/digits-mlp-16-mixed-1/config.yaml"), HasSubstr("precision: 16-mixed"));
+}
+
+TEST_F(Program, ALimitOfAHigherLayerReplacesBothOfTheLowerOne) {
+  write("epochs.yaml", "max_epochs: 3\n");
+  EXPECT_THAT(fit("--config epochs.yaml --max-steps 900 --print-config").out,
+              AllOf(HasSubstr("max_epochs: -1 "), HasSubstr("max_steps: 900 ")));
+  EXPECT_THAT(fit("--config epochs.yaml --print-config").out,
+              AllOf(HasSubstr("max_epochs: 3 "), HasSubstr("max_steps: -1 ")));
+  write("both.yaml", "max_epochs: 3\nmax_steps: 10\n");
+  EXPECT_THAT(fit("--config both.yaml --print-config").out,
+              AllOf(HasSubstr("max_epochs: 3 "), HasSubstr("max_steps: 10 ")));
+  EXPECT_THAT(fit("--config both.yaml --max-epochs 5 --print-config").out,
+              AllOf(HasSubstr("max_epochs: 5 "), HasSubstr("max_steps: -1 ")));
+}
+
+TEST_F(Program, HugeLimitsDoNotOverflow) {
+  const Outcome outcome =
+      fit("--model mlp --max-epochs 9223372036854775807 --accumulate-grad-batches 9223372036854775807 "
+          "--max-steps 1");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(fit("--model mlp --max-epochs 9223372036854775807 --max-steps 1").status, 0);
+}
+
+TEST_F(Program, ARunThatFailsBeforeItsFirstStepRemovesItsFolder) {
+  // Batch norm refuses to train on one image of one pixel: only the first forward pass finds out.
+  write("one/a-images-idx3-ubyte", idx_header(8, {2, 1, 1}) + std::string(2, '\1'));
+  write("one/a-labels-idx1-ubyte", idx_header(8, {2}) + std::string("\0\1", 2));
+  const std::string arguments = "--model resnet-tiny --val-fraction 0.5 --data idx:one";
+  expect_error(fit(arguments), 1, {"more than 1 value"});
+  expect_error(fit(arguments + " --output new/run"), 1, {"more than 1 value"});
+  write("mine/metrics.csv", "kept");
+  expect_error(fit(arguments + " --output mine"), 1, {"more than 1 value"});
+  EXPECT_EQ(read(folder_ / "mine/metrics.csv"), "kept");
+}
+
+TEST_F(Program, ALossThatIsNotFiniteIsWarnedOf) {
+  const Outcome outcome = fit("--precision 32-true --model mlp --max-steps 20 --lr 1e6");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("mantissa: warning: the final val_loss of --precision 32-true is"));
 }
 
 TEST_F(Program, BadFilesExitWithOneAndLeaveNothing) {
@@ -113,7 +189,10 @@ TEST_F(Program, BadFilesExitWithOneAndLeaveNothing) {
   write("empty.txt", "");
   expect_error(fit("--data text:empty.txt"), 1, {"empty.txt"});
   write("short.txt", "too short for one window");
-  expect_error(fit("--data text:short.txt"), 1, {"129"});
+  expect_error(fit("--data text:short.txt"), 1, {"short.txt", "129", "longer file", "--val-fraction"});
+  write("split.txt", std::string(1000, 'a'));
+  expect_error(fit("--data text:split.txt"), 1, {"split.txt", "900", "100", "129"});
+  expect_error(fit("--data text:split.txt --val-fraction 0.9"), 1, {"split.txt"});
 
   const std::string images = idx_header(8, {2, 2, 2}) + std::string(8, '\1'),
                     labels = idx_header(8, {2}) + "\1\2";
@@ -145,8 +224,35 @@ TEST_F(Program, OutputsThatCannotBeWrittenAreFoundBeforeTraining) {
   expect_error(fit("--output file/run"), 1, {"file/run", "--output"});
   expect_error(fit("--json absent/result.json"), 1, {"absent/result.json", "no folder absent"});
   expect_error(fit("--json ."), 1, {"it is a folder"});
+  expect_error(fit("--json /dev/null"), 1, {"/dev/null", "a device"});
+  ASSERT_EQ(mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  expect_error(fit("--json pipe"), 1, {"pipe", "- for standard output"});
+  fs::create_symlink("pipe", folder_ / "to_pipe");
+  expect_error(fit("--json to_pipe"), 1, {"to_pipe", "a device, pipe"});
+  fs::create_symlink("absent/result.json", folder_ / "to_nothing");
+  expect_error(fit("--json to_nothing"), 1, {"to_nothing", "no folder absent"});
+  expect_error(fit("--json " + std::string(300, 'n')), 1, {"name too long"});
+  // Root may write anywhere by its permissions, but not here.
+  expect_error(fit("--json /proc/result.json"), 1, {"/proc/result.json cannot be written: folder /proc"});
+  expect_error(fit("--output /proc/run"), 1, {"/proc/run", "--output"});
+  write("all/bf16-true/config.yaml", "");
+  expect_error(fit("--precision all --model mlp --max-steps 1 --output all"), 1,
+               {"all/bf16-true already holds a run"});
   ASSERT_EQ(fit("--max-steps 1 --output run").status, 0);
   expect_error(fit("--max-steps 1 --output run"), 1, {"already holds a run"});
+}
+
+TEST_F(Program, JsonGoesToStandardOutputAndThroughLinksAndNeedsNoUtf8) {
+  const Outcome outcome = fit("--model mlp --max-steps 1 --json - --output 'caf\xe9'");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["run_folder"], "caf\xef\xbf\xbd");
+  EXPECT_THAT(outcome.err, HasSubstr("val accuracy"));
+  EXPECT_TRUE(fs::exists(folder_ / "caf\xe9/result.json"));
+
+  fs::create_symlink("result.json", folder_ / "link");
+  ASSERT_EQ(fit("--model mlp --max-steps 1 --json link").status, 0);
+  EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "result.json"))["steps"], 1);
 }
 
 TEST_F(Program, FitLeavesARunThatSaysWhatItWas) {
@@ -173,17 +279,21 @@ TEST_F(Program, FitLeavesARunThatSaysWhatItWas) {
 
 TEST_F(Program, TheConfigurationOfARunRepeatsIt) {
   ASSERT_EQ(fit("--precision 32-true --model mlp --max-epochs 2 --seed 5 --output first").status, 0);
-  ASSERT_EQ(run("fit --quiet --config first/config.yaml --output second").status, 0);
+  EXPECT_THAT(read(folder_ / "first/config.yaml"), testing::Not(HasSubstr("output")));
+  ASSERT_EQ(run("fit --quiet --config first/config.yaml").status, 0);
+  fs::rename(folder_ / "runs/digits-mlp-32-true-1", folder_ / "second");
   EXPECT_EQ(read(folder_ / "first/weights.safetensors"), read(folder_ / "second/weights.safetensors"));
   EXPECT_EQ(read(folder_ / "first/metrics.csv"), read(folder_ / "second/metrics.csv"));
 }
 
 TEST_F(Program, FlagsOverrideTheConfigurationAndPrintConfigIsComplete) {
-  write("run.yaml", "model: mlp\nlr: 0.125\nbatch_size: 8\n");
+  write("run.yaml", "model: mlp\nlr: 0.125\nbatch_size: 8\nmomentum: 0.30000000000000004\n");
   const Outcome printed = fit("--config run.yaml --batch-size 4 --print-config");
   ASSERT_EQ(printed.status, 0);
-  EXPECT_THAT(printed.out, AllOf(HasSubstr("model: mlp"), HasSubstr("lr: 0.125"), HasSubstr("batch_size: 4"),
-                                 HasSubstr("precision: bf16-mixed"), HasSubstr("seed: 1")));
+  EXPECT_THAT(printed.out,
+              AllOf(HasSubstr("model: mlp"), HasSubstr("lr: 0.125"), HasSubstr("batch_size: 4"),
+                    HasSubstr("momentum: 0.30000000000000004 "), HasSubstr("weight_decay: 0.0005 "),
+                    HasSubstr("precision: bf16-mixed"), HasSubstr("seed: 1")));
   write("printed.yaml", printed.out);
   EXPECT_EQ(fit("--config printed.yaml --print-config").out, printed.out);
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
@@ -201,8 +311,49 @@ TEST_F(Program, AllTrainsEveryModeInAProcessOfItsOwn) {
   }
 }
 
+TEST_F(Program, AllLeavesOutWhatAdamWCannotTrain) {
+  const Outcome outcome =
+      fit("--precision all --model mlp --optimizer adamw --max-steps 1 --output all --json all.json");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, MatchesRegex("mantissa: warning: 16-true is left out: [^\n]*epsilon[^\n]*\n"));
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 5U);
+  EXPECT_FALSE(fs::exists(folder_ / "all/16-true"));
+}
+
+constexpr const char* kWaitForChild =
+    "for i in $(seq 500); do child=$(cat /proc/$pid/task/$pid/children); [ -n \"$child\" ] && break; sleep "
+    "0.02; done; ";
+
+TEST_F(Program, AModeThatDiesDoesNotTakeTheOthersAlong) {
+  if (!fs::exists("/proc/self/task/" + std::to_string(getpid()) + "/children"))
+    GTEST_SKIP() << "this kernel does not list a process's children";
+  const Outcome outcome =
+      run("fit --device cpu --quiet --precision all --model mlp --max-steps 2 --output all --json all.json & "
+          "pid=$!; " +
+          std::string(kWaitForChild) + "kill -KILL $child; wait $pid");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err,
+              HasSubstr("mantissa: error: --precision 32-true: its process was ended by signal 9"));
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("64-true"), HasSubstr("bf16-true")));
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 5U);
+}
+
+TEST_F(Program, SigtermEndsAllModesCleanlyWithStatus143) {
+  const Outcome outcome = run(
+      "fit --device cpu --model mlp --precision all --max-epochs 100000 --lr 0 --output all --json all.json "
+      "2>progress.txt & pid=$!; for i in $(seq 300); do grep -q 'epoch 1/' progress.txt && break; sleep 0.1; "
+      "done; kill -TERM $pid; wait $pid");
+  EXPECT_EQ(outcome.status, 143);
+  const auto results = nlohmann::json::parse(read(folder_ / "all.json"));
+  ASSERT_EQ(results.size(), 1U);
+  EXPECT_EQ(results[0]["interrupted_by"], 15);
+  EXPECT_TRUE(fs::exists(folder_ / "all/32-true/weights.safetensors"));
+  EXPECT_FALSE(fs::exists(folder_ / "all/64-true"));
+}
+
 TEST_F(Program, AnErrorOfAChildIsTheProgramsError) {
-  expect_error(fit("--precision all --data idx:absent"), 1, {"absent"});
+  expect_error(fit("--precision all --data idx:absent --json all.json"), 1,
+               {"--precision 32-true: ", "absent", "(failed too: 64-true, 16-mixed"});
   expect_error(fit("--precision all --gradient-clip-algorithm none"), 2, {"norm or value"});
 }
 

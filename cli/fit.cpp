@@ -1,9 +1,15 @@
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <fmt/format.h>
-#include <fstream>
 #include <functional>
-#include <iostream>
 #include <memory>
+#include <poll.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -20,6 +26,7 @@
 #include "cli/recipe.h"
 #include "cli/run_folder.h"
 #include "mantissa/core/device.h"
+#include "mantissa/core/suggest.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/precision/registry.h"
@@ -42,10 +49,36 @@ struct FitCommand {
 
 /// Optimizer steps of the whole run, which the learning-rate schedule must know beforehand.
 int64_t total_steps(const FitOptions& o, const Loader& train) {
-  const int64_t per_epoch = (train.size() + *o.accumulate_grad_batches - 1) / *o.accumulate_grad_batches;
-  const int64_t by_epochs = *o.max_epochs < 0 ? INT64_MAX : *o.max_epochs * per_epoch;
+  const int64_t per_epoch = (train.size() - 1) / *o.accumulate_grad_batches + 1;
+  int64_t by_epochs = INT64_MAX;
+  if (*o.max_epochs >= 0 && __builtin_mul_overflow(*o.max_epochs, per_epoch, &by_epochs))
+    by_epochs = INT64_MAX;
   const int64_t by_steps = *o.max_steps < 0 ? INT64_MAX : *o.max_steps;
   return std::max<int64_t>(1, std::min(by_epochs, by_steps));
+}
+
+/// A path need not be UTF-8, which JSON is: what is not becomes U+FFFD.
+std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
+
+/// Keeps the folder of a run that took a step; one that failed before has nothing worth keeping.
+class KeepsFolder final : public Callback {
+ public:
+  explicit KeepsFolder(RunFolder& folder) : folder_(folder) {}
+  void on_train_batch_end(const Trainer& /*trainer*/, const TrainBatch& batch) override {
+    if (batch.stepped) folder_.keep();
+  }
+
+ private:
+  RunFolder& folder_;
+};
+
+void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
+  for (const char* name : {"train_loss", "val_loss"}) {
+    const auto found = metrics.find(name);
+    if (found != metrics.end() && !std::isfinite(found->second))
+      TORCH_WARN("the final ", name, " of --precision ", *o.precision, " is ", found->second,
+                 ": training diverged; try a smaller --lr or another --precision");
+  }
 }
 
 Json metric(const Metrics& metrics, const std::string& name) {
@@ -101,10 +134,14 @@ Json run_fit(const FitOptions& o, bool quiet) {
   for (const at::Tensor& p : model->parameters()) parameters += p.numel();
 
   // Only now, when all that can be wrong with the input has been found, is anything written.
-  const std::string label = fmt::format("{}-{}-{}", data.name, *o.model, find_mode(*o.precision).name);
-  const std::filesystem::path folder = make_run_folder(*o.output, label);
-  write_file_atomically(folder / "config.yaml", to_yaml(o));
-  options.callbacks.push_back(std::make_shared<CsvLogger>(folder / "metrics.csv"));
+  if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
+  const std::string label = fmt::format("{}-{}-{}", data.name, *o.model, *o.precision);
+  RunFolder folder(*o.output, label);
+  FitOptions repeatable = o;
+  repeatable.output.reset();  // a repetition wants a folder of its own
+  write_file_atomically(folder.file("config.yaml"), to_yaml(repeatable));
+  options.callbacks.push_back(std::make_shared<KeepsFolder>(folder));
+  options.callbacks.push_back(std::make_shared<CsvLogger>(folder.file("metrics.csv")));
   if (progress) options.callbacks.push_back(progress);
 
   Trainer trainer(options);
@@ -113,10 +150,12 @@ Json run_fit(const FitOptions& o, bool quiet) {
       model, [&](const at::Tensor& x) { return model->forward(x); },
       [&](torch::nn::Module& module) { return make_optimizer(o, module, steps); });
   const FitResult result = trainer.fit(task, *train, val.get());
-  save_weights(*model, folder / "weights.safetensors",
+  folder.keep();
+  warn_if_not_finite(o, result.metrics);
+  save_weights(*model, folder.file("weights.safetensors"),
                {{"precision", trainer.precision().name()}, {"model", *o.model}});
-  Json json = to_json(o, trainer, result, parameters, folder);
-  write_file_atomically(folder / "result.json", json.dump(2) + "\n");
+  Json json = to_json(o, trainer, result, parameters, folder.path());
+  write_file_atomically(folder.file("result.json"), dump(json) + "\n");
   return json;
 }
 
@@ -124,67 +163,151 @@ std::string cell(const Json& value, const char* format) {
   return value.is_number() ? fmt::format(fmt::runtime(format), value.get<double>()) : "-";
 }
 
-void print_table(const std::vector<Json>& results) {
-  fmt::print("\n{:<11} {:>6} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n", "precision", "epochs", "steps",
+void print_table(const std::vector<Json>& results, std::FILE* to) {
+  fmt::print(to, "\n{:<11} {:>6} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n", "precision", "epochs", "steps",
              "val loss", "val accuracy", "ms a step", "peak memory", "run files");
   for (const Json& r : results) {
-    fmt::print("{:<11} {:>6} {:>7} {:>9} {:>13} {:>10} {:>9} MiB  {}\n", r["precision"].get<std::string>(),
-               r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(), cell(r["val_loss"], "{:.4f}"),
-               cell(r["val_accuracy"], "{:.4f}"), cell(r["step_ms"], "{:.2f}"),
+    fmt::print(to, "{:<11} {:>6} {:>7} {:>9} {:>13} {:>10} {:>9} MiB  {}\n",
+               r["precision"].get<std::string>(), r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(),
+               cell(r["val_loss"], "{:.4f}"), cell(r["val_accuracy"], "{:.4f}"), cell(r["step_ms"], "{:.2f}"),
                r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());
+  }
+}
+
+/// One mode of `--precision all`: a result, or why there is none.
+struct Outcome {
+  Json result, error;
+  bool usage = false;
+};
+
+/// A child's answer on its way through the pipe.
+Json answer_of(const std::function<Json()>& run) {
+  try {
+    return {{"result", run()}};
+  } catch (const Interrupted&) {
+    return Json::object();
+  } catch (const UsageError& error) {
+    return {{"error", error.what()}, {"usage", true}};
+  } catch (const c10::Error& error) {
+    return {{"error", error.what_without_backtrace()}};
+  } catch (const std::exception& error) {
+    return {{"error", error.what()}};
+  }
+}
+
+[[noreturn]] void run_child(pid_t parent, int pipe_end, const std::function<Json()>& run) {
+  // In a group of its own, so that a terminal's Ctrl-C comes once, from the parent; a second one kills the
+  // parent, and with it the child.
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  bool sent = false;
+  try {
+    const std::string text = dump(answer_of(run));
+    size_t done = 0;
+    for (ssize_t n = 0; done < text.size(); done += static_cast<size_t>(n)) {
+      n = write(pipe_end, text.data() + done, text.size() - done);
+      if (n < 0 && errno != EINTR) break;
+      n = std::max<ssize_t>(n, 0);
+    }
+    sent = done == text.size();
+  } catch (...) {
+    sent = false;
+  }
+  _exit(sent ? 0 : 1);
+}
+
+/// All that comes through the pipe until the child ends. A signal that asks for the end is passed on.
+std::string read_answer(pid_t child, int pipe_end) {
+  constexpr int kMilliseconds = 200;  // a signal just before poll() does not end it
+  std::string text;
+  std::array<char, 4096> buffer{};
+  for (bool passed_on = false;;) {
+    const int signal = InterruptScope::requested();
+    if (signal != 0 && !passed_on) {
+      kill(child, signal);
+      passed_on = true;
+    }
+    pollfd ready{pipe_end, POLLIN, 0};
+    if (poll(&ready, 1, kMilliseconds) <= 0) continue;
+    const ssize_t n = read(pipe_end, buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return text;
+    text.append(buffer.data(), static_cast<size_t>(n));
   }
 }
 
 /// Each mode in a process of its own: its peak memory is its own, and one that fails does not take the others
 /// along. Nothing of libtorch's threads or of CUDA may have started before: a forked child could not use
 /// them.
-Json run_in_child(const std::function<Json()>& run) {
-  int ends[2];
-  TORCH_CHECK(pipe(ends) == 0, "cannot make a pipe to a child process; are there too many open files?");
-  const pid_t child = fork();
+Outcome run_in_child(const std::function<Json()>& run) {
+  std::array<int, 2> ends{};
+  TORCH_CHECK(pipe(ends.data()) == 0,
+              "cannot make a pipe to a child process; are there too many open files?");
+  const pid_t parent = getpid(), child = fork();
   TORCH_CHECK(child >= 0, "cannot start a child process; is there too little memory?");
   if (child == 0) {
     close(ends[0]);
-    Json answer;
-    try {
-      answer["result"] = run();
-    } catch (const UsageError& error) {
-      answer = {{"error", error.what()}, {"usage", true}};
-    } catch (const c10::Error& error) {
-      answer = {{"error", error.what_without_backtrace()}};
-    } catch (const std::exception& error) {
-      answer = {{"error", error.what()}};
-    }
-    const std::string text = answer.dump();
-    const bool sent = write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
-    _exit(sent ? 0 : 1);
+    run_child(parent, ends[1], run);
   }
   close(ends[1]);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<size_t>(n));
+  const std::string text = read_answer(child, ends[0]);
   close(ends[0]);
-  waitpid(child, nullptr, 0);
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+  if (WIFSIGNALED(status)) {
+    const int signal = WTERMSIG(status);
+    if (signal == InterruptScope::requested()) return {};  // asked before it could end cleanly
+    return {.result = {},
+            .error = fmt::format("its process was ended by signal {} ({}); is there enough memory?", signal,
+                                 strsignal(signal))};
+  }
   const Json answer = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  TORCH_CHECK(!answer.is_discarded(), "the child process that trained died without a result");
-  if (answer.contains("usage")) throw UsageError(answer["error"].get<std::string>());
-  TORCH_CHECK(!answer.contains("error"), answer["error"].get<std::string>());
-  return answer["result"];
+  if (answer.is_discarded())
+    return {.result = {}, .error = "its process ended without a result; is there enough memory?"};
+  return {answer.value("result", Json()), answer.value("error", Json()), answer.value("usage", false)};
 }
 
-std::vector<Json> run_all_modes(const FitOptions& o, bool quiet) {
-  const InterruptScope interrupt;  // Ctrl-C reaches the child as well, which ends cleanly
+/// What the modes reached and, of those that failed, who and why.
+struct Report {
   std::vector<Json> results;
+  std::string error;  ///< the first one, naming its mode; empty if none failed
+  bool usage = false;
+};
+
+Report run_all_modes(const FitOptions& o, bool quiet) {
+  std::vector<FitOptions> runs;
   for (const Mode& mode : modes()) {
+    if (mode.name == "16-true" && *o.optimizer == "adamw") {
+      TORCH_WARN("16-true is left out: ", kAdamWIn16True);
+      continue;
+    }
     FitOptions one = o;
     one.precision = mode.name;
     if (!o.output->empty()) one.output = (std::filesystem::path(*o.output) / mode.name).string();
-    if (!quiet) fmt::print(stderr, "{}\n", mode.name);
-    results.push_back(run_in_child([&] { return run_fit(one, quiet); }));
-    if (InterruptScope::requested()) break;
+    check_run_folder(*one.output);
+    runs.push_back(one);
   }
-  return results;
+  Report report;
+  std::vector<std::string> failed;
+  for (const FitOptions& one : runs) {
+    if (InterruptScope::requested()) break;
+    if (!quiet) fmt::print(stderr, "{}\n", *one.precision);
+    const Outcome outcome = run_in_child([&] { return run_fit(one, quiet); });
+    if (!outcome.result.is_null()) report.results.push_back(outcome.result);
+    if (outcome.error.is_null()) continue;
+    if (failed.empty()) {
+      report.error = fmt::format("--precision {}: {}", *one.precision, outcome.error.get<std::string>());
+      report.usage = outcome.usage;
+    }
+    failed.push_back(*one.precision);
+  }
+  if (failed.size() > 1) {
+    failed.erase(failed.begin());
+    report.error =
+        report.error.substr(0, report.error.find('\n')) + " (failed too: " + join_names(failed) + ")";
+  }
+  return report;
 }
 
 void fit(const FitCommand& command) {
@@ -195,14 +318,26 @@ void fit(const FitCommand& command) {
     fmt::print("{}", to_yaml(o));
     return;
   }
-  if (!command.json.empty()) check_writable(command.json);
-  const bool all = *o.precision == "all";
-  const std::vector<Json> results =
-      all ? run_all_modes(o, command.quiet) : std::vector<Json>{run_fit(o, command.quiet)};
-  if (!command.json.empty())
-    write_file_atomically(command.json, (all ? Json(results) : results[0]).dump(2) + "\n");
-  print_table(results);
-  if (const int signal = results.back()["interrupted_by"].get<int>()) throw Interrupted{signal};
+  const bool to_stdout = command.json == "-", all = *o.precision == "all";
+  if (!command.json.empty() && !to_stdout) check_writable(command.json);
+  const InterruptScope interrupt;
+  const Report report = all ? run_all_modes(o, command.quiet) : Report{{run_fit(o, command.quiet)}, {}};
+  if (!report.results.empty()) {
+    // The table first: should the file fail after all, the numbers of a long run are still there.
+    print_table(report.results, to_stdout ? stderr : stdout);
+    const std::string text = dump(all ? Json(report.results) : report.results[0]) + "\n";
+    if (to_stdout) {
+      fmt::print("{}", text);
+    } else if (!command.json.empty()) {
+      write_file_atomically(command.json, text);
+    }
+  }
+  if (const int signal = InterruptScope::requested()) {
+    if (!report.error.empty()) TORCH_WARN(report.error);
+    throw Interrupted{signal};
+  }
+  if (report.usage) throw UsageError(report.error);
+  TORCH_CHECK(report.error.empty(), report.error);
 }
 
 std::string flag_name(std::string name) {
@@ -219,7 +354,7 @@ void add_fit(CLI::App& app) {
   sub->add_option("--config", command->config, "YAML file of the options below; flags override it");
   sub->add_flag("--print-config", command->print_config,
                 "write the complete configuration and train nothing");
-  sub->add_option("--json", command->json, "write the result here, machine-readably");
+  sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output");
   sub->add_flag("--quiet", command->quiet, "no progress");
   for_each_option(command->flags, [&](const char* name, auto& member, const char* help) {
     sub->add_option(flag_name(name), member, help);

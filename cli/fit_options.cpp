@@ -1,8 +1,12 @@
 #include "cli/fit_options.h"
 
+#include <cerrno>
 #include <fmt/format.h>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <sstream>
+#include <system_error>
 #include <type_traits>
 #include <vector>
 #include <yaml-cpp/yaml.h>
@@ -21,9 +25,23 @@ constexpr const char* kind() {
   return "text";
 }
 
+std::string read_text(const std::filesystem::path& file) {
+  constexpr const char* kCure = "; give --config an existing YAML file";
+  std::error_code error;
+  TORCH_CHECK(!std::filesystem::is_directory(file, error), file.string(), ": cannot be read: it is a folder",
+              kCure);
+  errno = 0;
+  std::ifstream in(file, std::ios::binary);
+  TORCH_CHECK(in.good(), file.string(), ": cannot be read: ", std::generic_category().message(errno), kCure);
+  std::string text(std::istreambuf_iterator<char>(in), {});
+  TORCH_CHECK(!in.bad(), file.string(), ": cannot be read: ", std::generic_category().message(errno), kCure);
+  return text;
+}
+
 }  // namespace
 
 FitOptions merge(FitOptions over, const FitOptions& under) {
+  const bool epochs = over.max_epochs.has_value(), steps = over.max_steps.has_value();
   std::vector<const void*> members;
   for_each_option(under, [&](const char*, const auto& member, const char*) { members.push_back(&member); });
   size_t next = 0;
@@ -31,15 +49,17 @@ FitOptions merge(FitOptions over, const FitOptions& under) {
     const auto& below = *static_cast<const std::decay_t<decltype(member)>*>(members[next++]);
     if (!member) member = below;
   });
+  // A limit that was given stands for both: the other one of the layer below would end the run elsewhere.
+  if (steps && !epochs) over.max_epochs.reset();
+  if (epochs && !steps) over.max_steps.reset();
   return over;
 }
 
 FitOptions read_yaml(const std::filesystem::path& file) {
   YAML::Node root;
+  const std::string text = read_text(file);
   try {
-    root = YAML::LoadFile(file.string());
-  } catch (const YAML::BadFile&) {
-    TORCH_CHECK(false, file.string(), ": cannot be read; give --config an existing YAML file");
+    root = YAML::Load(text);
   } catch (const YAML::Exception& error) {
     TORCH_CHECK_VALUE(false, file.string(), ":", error.mark.line + 1, ": not YAML: ", error.msg);
   }
@@ -50,8 +70,10 @@ FitOptions read_yaml(const std::filesystem::path& file) {
   for_each_option(options, [&](const char* name, const auto&, const char*) { known.emplace_back(name); });
   std::set<std::string> seen;
   for (const auto& entry : root) {
-    const auto key = entry.first.as<std::string>();
     const std::string where = fmt::format("{}:{}: ", file.string(), entry.first.Mark().line + 1);
+    TORCH_CHECK_VALUE(entry.first.IsScalar(), where,
+                      "a key is not the name of an option; write `key: value`, keys: ", join_names(known));
+    const auto key = entry.first.as<std::string>();
     TORCH_CHECK_VALUE(seen.insert(key).second, where, "key '", key, "' stands here a second time; keep one");
     bool found = false;
     for_each_option(options, [&](const char* name, auto& member, const char*) {
@@ -75,11 +97,17 @@ FitOptions read_yaml(const std::filesystem::path& file) {
 
 std::string to_yaml(const FitOptions& options) {
   YAML::Emitter yaml;
-  yaml.SetDoublePrecision(15);  // 0.05 stays 0.05
   yaml << YAML::BeginMap;
   for_each_option(options, [&](const char* name, const auto& member, const char* help) {
     if (!member) return;
-    yaml << YAML::Key << name << YAML::Value << *member << YAML::Comment(help);
+    using Value = typename std::decay_t<decltype(member)>::value_type;
+    yaml << YAML::Key << name << YAML::Value;
+    if constexpr (std::is_same_v<Value, double>) {
+      yaml << fmt::format("{}", *member);  // the shortest text that reads back as the same number
+    } else {
+      yaml << *member;
+    }
+    yaml << YAML::Comment(help);
   });
   yaml << YAML::EndMap;
   return std::string(yaml.c_str()) + "\n";

@@ -50,10 +50,12 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("output", o.output, "folder for the run's files; empty: runs/DATA-MODEL-PRECISION-N");
 }
 
-/// Every option that `over` leaves unset, from `under`.
+/// Every option that `over` leaves unset, from `under`; but of max_epochs and max_steps, if `over` has one, it
+/// stands for both and the other stays unset.
 FitOptions merge(FitOptions over, const FitOptions& under);
 
-/// Errors: c10::ValueError naming file, line, key and cure for an unknown key or a value that does not parse.
+/// Errors: c10::Error naming the file if it cannot be read; c10::ValueError naming file, line, key and cure
+/// for an unknown key or a value that does not parse.
 FitOptions read_yaml(const std::filesystem::path& file);
 std::string to_yaml(const FitOptions& options);
 

@@ -1,11 +1,13 @@
 #include "cli/recipe.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <thread>
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/optimizer.h>
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/digits.h"
@@ -13,6 +15,8 @@
 #include "mantissa/data/text.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/lr_scheduler.h"
+#include "mantissa/optim/sgd.h"
+#include "mantissa/precision/registry.h"
 
 namespace mantissa::cli {
 namespace {
@@ -50,6 +54,9 @@ FitOptions common_recipe() {
   return o;
 }
 
+constexpr double kLargest = std::numeric_limits<double>::max();
+constexpr double kBelowOne = 1 - std::numeric_limits<double>::epsilon() / 2;
+
 void check_choice(const char* option, const std::string& value, const std::vector<std::string>& choices) {
   TORCH_CHECK_VALUE(std::find(choices.begin(), choices.end(), value) != choices.end(), option, " '", value,
                     "' is not one", did_you_mean(value, choices), "; choose from ", join_names(choices));
@@ -79,9 +86,9 @@ FitOptions resolve(const FitOptions& given) {
   const bool tokens = given.model ? *given.model == "gpt-tiny" : text;
   FitOptions o = merge(given, merge(tokens ? text_recipe() : image_recipe(), common_recipe()));
   TORCH_CHECK_VALUE(o.data, "--model ", *o.model, " needs text; give --data text:FILE");
-  // A limit that was given stands for both: the recipe's own would end the run at another place.
-  if (given.max_steps && !given.max_epochs) o.max_epochs = -1;
-  if (given.max_epochs && !given.max_steps) o.max_steps = -1;
+  if (!o.max_epochs) o.max_epochs = -1;
+  if (!o.max_steps) o.max_steps = -1;
+  if (*o.precision != "all") o.precision = find_mode(*o.precision).name;
 
   const DataSpec spec = parse_data(*o.data);
   check_choice("--optimizer", *o.optimizer, {"sgd", "adamw"});
@@ -91,6 +98,18 @@ FitOptions resolve(const FitOptions& given) {
   check_range("--momentum", *o.momentum, 0, 1, "choose 0 to 1");
   check_range("--weight-decay", *o.weight_decay, 0, 1e6, "choose 0 or more");
   check_range("--warmup-steps", static_cast<double>(*o.warmup_steps), 0, 1e15, "choose 0 or more");
+  check_range("--beta1", *o.beta1, 0, kBelowOne, "choose 0 or more, below 1");
+  check_range("--beta2", *o.beta2, 0, kBelowOne, "choose 0 or more, below 1");
+  check_range("--accumulate-grad-batches", static_cast<double>(*o.accumulate_grad_batches), 1, kLargest,
+              "choose at least 1");
+  check_range("--gradient-clip-val", *o.gradient_clip_val, 0, kLargest, "choose 0 (no clipping) or more");
+  check_range("--max-epochs", static_cast<double>(*o.max_epochs), -1, kLargest,
+              "choose 0 or more, or -1 for no limit");
+  check_range("--max-steps", static_cast<double>(*o.max_steps), -1, kLargest,
+              "choose 0 or more, or -1 for no limit");
+  TORCH_CHECK_VALUE(*o.max_epochs >= 0 || *o.max_steps >= 0,
+                    "--max-epochs and --max-steps are both -1, so training would never end; set one of them");
+  TORCH_CHECK_VALUE(*o.precision != "16-true" || *o.optimizer != "adamw", kAdamWIn16True);
   check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
@@ -113,7 +132,14 @@ Data load_data(const FitOptions& o) {
   const auto seed = static_cast<uint64_t>(*o.seed);
   if (spec.kind == "text") {
     const int64_t context = ModelInput{}.context;
-    const auto [train, held_out] = split_text(load_text(spec.path), *o.val_fraction);
+    const at::Tensor bytes = load_text(spec.path);
+    const int64_t size = bytes.size(0), needed = context + 1;
+    const int64_t held = std::llround(static_cast<double>(size) * *o.val_fraction);
+    TORCH_CHECK_VALUE(std::min(held, size - held) >= needed, "text file '", spec.path, "': --val-fraction ",
+                      *o.val_fraction, " splits its ", size, " bytes into ", size - held, " to train on and ",
+                      held, " to validate, but each needs ", needed,
+                      "; give a longer file or another --val-fraction");
+    const auto [train, held_out] = split_text(bytes, *o.val_fraction);
     return {"text",
             std::make_shared<TextDataset>(train, context),
             std::make_shared<TextDataset>(held_out, context, /*stride=*/context),
@@ -158,9 +184,8 @@ OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, i
     config.optimizer = std::make_shared<AdamW>(
         module.parameters(), AdamWOptions(*o.lr).betas({*o.beta1, *o.beta2}).weight_decay(*o.weight_decay));
   } else {
-    config.optimizer = std::make_shared<torch::optim::SGD>(
-        module.parameters(),
-        torch::optim::SGDOptions(*o.lr).momentum(*o.momentum).weight_decay(*o.weight_decay));
+    config.optimizer = std::make_shared<SGD>(
+        module.parameters(), SGDOptions(*o.lr).momentum(*o.momentum).weight_decay(*o.weight_decay));
   }
   if (*o.lr_schedule == "cosine") {
     // A run shorter than its warm-up still ends it: half of the steps rise, half fall.

@@ -19,8 +19,15 @@ struct Data {
   ModelInput input;
 };
 
-/// Fills what is unset: with what suits the model, else with the command line's own defaults.
-/// Errors: c10::ValueError for words that name nothing: data kind, model, optimizer, schedule, thread count.
+/// Why --optimizer adamw is refused in 16-true.
+inline constexpr const char* kAdamWIn16True =
+    "--optimizer adamw cannot train in --precision 16-true: its epsilon 1e-8 is 0 in fp16, so that updates "
+    "become nan; choose --optimizer sgd, or --precision 16-mixed or bf16-true";
+
+/// Fills what is unset: with what suits the model, else with the command line's own defaults. Gives the
+/// precision its canonical name.
+/// Errors: c10::ValueError for words that name nothing (data kind, model, precision, optimizer, schedule),
+/// numbers out of range and options that do not fit together.
 FitOptions resolve(const FitOptions& given);
 
 /// Errors: c10::Error naming the file for what is missing, truncated or inconsistent.

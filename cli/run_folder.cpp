@@ -1,7 +1,9 @@
 #include "cli/run_folder.h"
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstring>
+#include <cstdlib>
 #include <system_error>
 #include <unistd.h>
 
@@ -9,40 +11,110 @@
 
 namespace mantissa::cli {
 namespace fs = std::filesystem;
+namespace {
 
-fs::path make_run_folder(const std::string& wanted, const std::string& label) {
+constexpr std::array kFiles{"config.yaml", "metrics.csv", "weights.safetensors", "result.json"};
+
+/// The file itself behind any symbolic links, also one that does not exist yet.
+fs::path follow_links(fs::path file) {
   std::error_code error;
-  if (!wanted.empty()) {
-    const fs::path folder = wanted;
-    TORCH_CHECK(!fs::exists(folder / "config.yaml", error), "output folder ", wanted,
-                " already holds a run; give --output another folder, or remove it");
-    fs::create_directories(folder, error);
-    TORCH_CHECK(!error, "output folder ", wanted, " cannot be made: ", error.message(),
-                "; give --output a folder that can");
-    check_writable(folder / "config.yaml");
-    return folder;
+  for (int links = 0; links < 40 && fs::is_symlink(fs::symlink_status(file, error)); ++links)
+    file = file.parent_path() / fs::read_symlink(file, error);
+  return file;
+}
+
+/// The reason why no file can be made in `folder`, empty if one can. Permissions alone do not tell: a file
+/// system may be full or read-only.
+std::string cannot_write_in(const fs::path& folder) {
+  std::string name = (folder / ".mantissa-XXXXXX").string();
+  const int file = mkstemp(name.data());
+  if (file < 0) return std::generic_category().message(errno);
+  close(file);
+  unlink(name.c_str());
+  return {};
+}
+
+}  // namespace
+
+RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
+  check_run_folder(wanted);
+  std::error_code error;
+  try {
+    if (!wanted.empty()) {
+      make(path_ = wanted);
+    } else {
+      make("runs");
+      for (int number = 1;; ++number) {
+        path_ = fs::path("runs") / (label + "-" + std::to_string(number));
+        // create_directory is atomic: of two runs that start together each gets a folder of its own.
+        if (fs::create_directory(path_, error)) break;
+        TORCH_CHECK(!error, "output folder ", path_.string(), " cannot be made: ", error.message(),
+                    "; give --output a folder that can");
+      }
+      made_.push_back(path_);
+    }
+  } catch (...) {
+    for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, error);
+    throw;
   }
-  fs::create_directories("runs", error);
-  TORCH_CHECK(!error, "output folder runs cannot be made here: ", error.message(),
-              "; give --output a folder that can");
-  for (int number = 1;; ++number) {
-    const fs::path folder = fs::path("runs") / (label + "-" + std::to_string(number));
-    // create_directory is atomic: of two runs that start together each gets a folder of its own.
-    if (fs::create_directory(folder, error)) return folder;
+  for (const char* name : kFiles)
+    if (fs::exists(fs::symlink_status(path_ / name, error))) foreign_.push_back(path_ / name);
+}
+
+RunFolder::~RunFolder() {
+  if (keep_) return;
+  std::error_code ignored;  // what cannot be removed stays
+  for (const char* name : kFiles) {
+    const fs::path file = path_ / name;
+    if (std::find(foreign_.begin(), foreign_.end(), file) == foreign_.end()) fs::remove(file, ignored);
+  }
+  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
+}
+
+void RunFolder::make(const fs::path& folder) {
+  std::error_code error;
+  fs::path above;
+  for (const fs::path& part : folder) {
+    above /= part;
+    if (fs::is_directory(above, error)) continue;
+    if (fs::create_directory(above, error)) made_.push_back(above);
     TORCH_CHECK(!error, "output folder ", folder.string(), " cannot be made: ", error.message(),
                 "; give --output a folder that can");
   }
 }
 
+void check_run_folder(const std::string& wanted) {
+  const fs::path folder = wanted.empty() ? "runs" : wanted;
+  std::error_code error;
+  TORCH_CHECK(wanted.empty() || !fs::exists(folder / "config.yaml", error), "output folder ", wanted,
+              " already holds a run; give --output another folder, or remove it");
+  fs::path above = folder;
+  // What is not there yet must be makeable in what is.
+  while (!above.empty() && !fs::exists(above, error)) above = above.parent_path();
+  if (above.empty()) above = ".";
+  const std::string reason =
+      fs::is_directory(above, error) ? cannot_write_in(above) : above.string() + " is no folder";
+  TORCH_CHECK(reason.empty(), "output folder ", folder.string(), " cannot be made or written: ", reason,
+              "; give --output a folder that can");
+}
+
 void check_writable(const fs::path& file) {
-  const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  const fs::path target = follow_links(file);
+  const fs::path folder = target.has_parent_path() ? target.parent_path() : ".";
   std::error_code error;
   TORCH_CHECK(fs::is_directory(folder, error), file.string(), " cannot be written: there is no folder ",
               folder.string(), "; make it, or name another file");
-  TORCH_CHECK(!fs::is_directory(file, error), file.string(),
+  const fs::file_status status = fs::status(target, error);
+  TORCH_CHECK(status.type() != fs::file_type::none, file.string(), " cannot be written: ", error.message(),
+              "; name another file");
+  TORCH_CHECK(!fs::is_directory(status), file.string(),
               " cannot be written: it is a folder; name a file in it");
-  TORCH_CHECK(access(folder.c_str(), W_OK) == 0, file.string(), " cannot be written: folder ",
-              folder.string(), ": ", std::strerror(errno), "; name a file in a folder that you may write");
+  TORCH_CHECK(!fs::exists(status) || fs::is_regular_file(status), file.string(),
+              " cannot be written: it is a device, pipe or socket; name a regular file, or - for standard "
+              "output");
+  const std::string reason = cannot_write_in(folder);
+  TORCH_CHECK(reason.empty(), file.string(), " cannot be written: folder ", folder.string(), ": ", reason,
+              "; name a file in a folder that you may write");
 }
 
 }  // namespace mantissa::cli

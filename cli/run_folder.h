@@ -2,15 +2,39 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace mantissa::cli {
 
-/// Creates the folder for a run's files and returns it: `wanted`, or if that is empty the first free
-/// `runs/<label>-<N>`.
-/// Errors: c10::Error naming the folder if it cannot be made or written, or already holds a run.
-std::filesystem::path make_run_folder(const std::string& wanted, const std::string& label);
+/// The folder for a run's files. Unless keep() was called it is removed again at the end of the scope, with
+/// the files of a run that were written into it and the folders that were made for it, and nothing else.
+class RunFolder {
+ public:
+  /// Creates `wanted`, or if that is empty the first free `runs/<label>-<N>`.
+  /// Errors: those of check_run_folder(); c10::Error naming the folder if it cannot be made.
+  RunFolder(const std::string& wanted, const std::string& label);
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
 
-/// Finds out before a long run whether `file` can be written at its end.
+  std::filesystem::path file(const char* name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+  void keep() { keep_ = true; }
+
+ private:
+  void make(const std::filesystem::path& folder);
+
+  std::filesystem::path path_;
+  std::vector<std::filesystem::path> made_, foreign_;
+  bool keep_ = false;
+};
+
+/// Finds out, without leaving anything behind, whether RunFolder could have `wanted`.
+/// Errors: c10::Error naming the folder if it cannot be made or written, or already holds a run.
+void check_run_folder(const std::string& wanted);
+
+/// Finds out before a long run whether `file` can be written at its end, by writing another one beside it. A
+/// symbolic link is followed.
 /// Errors: c10::Error naming the file, the reason and the cure.
 void check_writable(const std::filesystem::path& file);
 

@@ -10,17 +10,16 @@ if("cuda" IN_LIST Torch_FIND_COMPONENTS)
 endif()
 set(TORCH_ROOT "${_torch_folder}/torch" CACHE PATH "Folder that holds libtorch's include/ and lib/")
 
-set(_torch_hints PATHS "${TORCH_ROOT}" NO_DEFAULT_PATH)
+# Not cached: another TORCH_ROOT must not be answered with what was found under the last one.
+set(_torch_hints PATHS "${TORCH_ROOT}" NO_DEFAULT_PATH NO_CACHE)
 find_path(Torch_INCLUDE_DIR torch/csrc/api/include/torch/torch.h ${_torch_hints} PATH_SUFFIXES include)
 find_library(Torch_CPU_LIBRARY torch_cpu ${_torch_hints} PATH_SUFFIXES lib)
 find_library(Torch_C10_LIBRARY c10 ${_torch_hints} PATH_SUFFIXES lib)
-mark_as_advanced(Torch_INCLUDE_DIR Torch_CPU_LIBRARY Torch_C10_LIBRARY)
 set(_torch_required Torch_CPU_LIBRARY Torch_C10_LIBRARY Torch_INCLUDE_DIR)
 
 if("cuda" IN_LIST Torch_FIND_COMPONENTS)
   find_library(Torch_CUDA_LIBRARY torch_cuda ${_torch_hints} PATH_SUFFIXES lib)
   find_library(Torch_C10_CUDA_LIBRARY c10_cuda ${_torch_hints} PATH_SUFFIXES lib)
-  mark_as_advanced(Torch_CUDA_LIBRARY Torch_C10_CUDA_LIBRARY)
   list(APPEND _torch_required Torch_CUDA_LIBRARY Torch_C10_CUDA_LIBRARY)
 endif()
 

@@ -3,11 +3,11 @@
 
 #include <ATen/Context.h>
 #include <torch/nn/functional/loss.h>
-#include <torch/optim/sgd.h>
 
 #include "mantissa/data/digits.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/models/convnet.h"
+#include "mantissa/optim/sgd.h"
 #include "mantissa/precision/registry.h"
 
 int main(int argc, char** argv) {
@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
   auto precision = mantissa::make_precision(argc > 1 ? argv[1] : "bf16-mixed", at::kCPU);
   mantissa::Convnet model(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10});
   precision->convert_module(*model);
-  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  mantissa::SGD optimizer(model->parameters(), mantissa::SGDOptions(0.05).momentum(0.9));
   mantissa::DataLoader loader(mantissa::load_digits(), {.batch_size = 32, .shuffle = true});
   double last_loss = 0;
   for (int epoch = 0; epoch < 5; ++epoch) {

@@ -4,7 +4,6 @@
 
 #include <ATen/Context.h>
 #include <torch/nn/functional/loss.h>
-#include <torch/optim/sgd.h>
 
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/clip_grad.h"
@@ -12,11 +11,12 @@
 #include "mantissa/data/digits.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/models/convnet.h"
+#include "mantissa/optim/sgd.h"
 
 int main() {
   at::manual_seed(1);
   mantissa::Convnet model(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10});
-  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  mantissa::SGD optimizer(model->parameters(), mantissa::SGDOptions(0.05).momentum(0.9));
   mantissa::DataLoader loader(mantissa::load_digits(), {.batch_size = 32, .shuffle = true});
   mantissa::GradScaler scaler(at::kCPU);
   double loss_sum = 0;

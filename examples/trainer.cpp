@@ -5,18 +5,17 @@
 
 #include <ATen/Context.h>
 #include <torch/nn/functional/loss.h>
-#include <torch/optim/sgd.h>
 
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/digits.h"
 #include "mantissa/models/convnet.h"
+#include "mantissa/optim/sgd.h"
 #include "mantissa/trainer/progress_bar.h"
 
 struct Digits : mantissa::Task {
   torch::nn::Module& module() override { return *model; }
   mantissa::OptimizerConfig configure_optimizers() override {
-    return {std::make_shared<torch::optim::SGD>(model->parameters(),
-                                                torch::optim::SGDOptions(0.05).momentum(0.9))};
+    return {std::make_shared<mantissa::SGD>(model->parameters(), mantissa::SGDOptions(0.05).momentum(0.9))};
   }
   at::Tensor training_step(const mantissa::Batch& batch, int64_t) override {
     return torch::nn::functional::cross_entropy(model->forward(batch.data), batch.target);

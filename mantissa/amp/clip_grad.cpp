@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <optional>
+#include <unordered_set>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -21,8 +22,12 @@ namespace {
 std::vector<at::Tensor> gradients_of(at::TensorList parameters) {
   std::vector<at::Tensor> gradients;
   gradients.reserve(parameters.size());
+  std::unordered_set<const at::TensorImpl*> seen;
   for (const at::Tensor& parameter : parameters) {
-    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+    // libtorch lists a weight that two modules share twice; it counts once, as in Python.
+    if (parameter.grad().defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      gradients.push_back(parameter.grad());
+    }
   }
   return gradients;
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <unordered_set>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -51,10 +52,11 @@ void check_gradients(const torch::optim::Optimizer& optimizer, bool allow_fp16) 
 
 std::vector<GradientGroup> gradient_groups(const torch::optim::Optimizer& optimizer) {
   std::vector<GradientGroup> groups;
+  std::unordered_set<const at::TensorImpl*> seen;  // libtorch lists a weight that two modules share twice
   for (const auto& param_group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : param_group.params()) {
       at::Tensor& gradient = parameter.mutable_grad();
-      if (!gradient.defined()) continue;
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       // Duplicate indices are summed when the optimizer coalesces; fp16 is the dtype where that sum
       // overflows.
       if (gradient.is_sparse() && gradient.scalar_type() == at::kHalf) gradient = gradient.coalesce();
@@ -287,6 +289,10 @@ void GradScaler::update(const at::Tensor& new_scale) {
                     new_scale.defined() ? new_scale.sizes() : at::IntArrayRef(), "; or pass a number");
   scale_.copy_(new_scale.reshape({}));
   optimizers_.clear();
+}
+
+void GradScaler::forget(const torch::optim::Optimizer& optimizer) {
+  std::erase_if(optimizers_, [&](const OptimizerState& state) { return state.optimizer == &optimizer; });
 }
 
 at::Tensor GradScaler::found_inf(const torch::optim::Optimizer& optimizer) const {

@@ -89,7 +89,8 @@ class GradScaler {
   GradScaler& operator=(const GradScaler&) = delete;
 
   /// outputs * scale, with torch's type promotion: a 0-dim fp16 loss becomes float32, a 1-dim one stays fp16
-  /// and may overflow. Shape: that of `outputs`. Errors: c10::ValueError if `outputs` is undefined.
+  /// and may overflow. Shape: that of `outputs`.
+  /// Errors: c10::ValueError if `outputs` is undefined.
   at::Tensor scale(const at::Tensor& outputs);
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
   /// The same for each tensor of a tree, which keeps its structure. A tree with anything else in it (torch:
@@ -113,7 +114,8 @@ class GradScaler {
   at::Tensor step(torch::optim::Optimizer& optimizer, const LossClosure& closure);
 
   /// Ends the iteration: backs off after an overflow in any optimizer, grows after `growth_interval` clean
-  /// iterations. Errors: c10::Error if no gradients were checked since the last update().
+  /// iterations.
+  /// Errors: c10::Error if no gradients were checked since the last update().
   void update();
   /// Ends the iteration with this scale instead; the growth tracker stays.
   /// Errors: c10::ValueError if `new_scale` does not fit in float32.
@@ -123,14 +125,21 @@ class GradScaler {
   ///         grad.
   void update(const at::Tensor& new_scale);
 
+  /// Drops what was noted of `optimizer` in this iteration, for a step that is not taken after all: its next
+  /// gradients are unscaled and checked anew.
+  void forget(const torch::optim::Optimizer& optimizer);
+
   /// What the check of `optimizer`'s gradients found in this iteration: nonzero for an overflow.
-  /// Shape: 0-dim float32 on the scale's device; undefined if nothing was checked. Sync: none.
+  /// Shape: 0-dim float32 on the scale's device; undefined if nothing was checked.
+  /// Sync: none.
   at::Tensor found_inf(const torch::optim::Optimizer& optimizer) const;
 
   bool is_enabled() const { return options_.enabled; }
-  /// The scale; 1 if disabled. Sync: reads one value from the device.
+  /// The scale; 1 if disabled.
+  /// Sync: reads one value from the device.
   double get_scale() const;
-  /// Clean iterations since the scale last changed or would have. Sync: reads one value from the device.
+  /// Clean iterations since the scale last changed or would have.
+  /// Sync: reads one value from the device.
   int64_t get_growth_tracker() const;
   double get_growth_factor() const { return options_.growth_factor; }
   double get_backoff_factor() const { return options_.backoff_factor; }

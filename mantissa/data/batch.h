@@ -22,9 +22,16 @@ struct Batch {
 
   /// For map_tensors(), which converts and moves all of them at once.
   auto tensors() { return std::tie(data, target, fields); }
-  /// Samples; 0 if there are no data.
-  int64_t size() const { return data.defined() && data.dim() > 0 ? data.size(0) : 0; }
-  /// The same batch on `device`. Sync: from pinned memory to a device, none.
+  /// Samples, counted by the first tensor that has any dimension; 0 if there is none.
+  int64_t size() const {
+    for (const at::Tensor* tensor : {&data, &target})
+      if (tensor->defined() && tensor->dim() > 0) return tensor->size(0);
+    for (const auto& [name, tensor] : fields)
+      if (tensor.defined() && tensor.dim() > 0) return tensor.size(0);
+    return 0;
+  }
+  /// The same batch on `device`.
+  /// Sync: from pinned memory to a device, none.
   Batch to(const at::Device& device) const {
     return map_tensors(*this, [&](const at::Tensor& t) { return t.to(device, /*non_blocking=*/true); });
   }

@@ -146,6 +146,10 @@ IdxDataset load_idx_dataset(const fs::path& path, int64_t classes) {
   if (val != nullptr) {
     val_part = read_part(*val);
     check(val_part, loaded.classes);  // a model has no output for a class that it is never trained on
+    const auto train_size = train_part.images.sizes().slice(1), val_size = val_part.images.sizes().slice(1);
+    TORCH_CHECK_VALUE(train_size == val_size, val_part.images_name, ": images of ", val_size[0], " x ",
+                      val_size[1], " pixels, but those of ", train_part.images_name, " have ", train_size[0],
+                      " x ", train_size[1], "; take both files from the same set");
     max = std::max(max, largest(val_part.images));
     loaded.val = make(val_part, scale_of(max));
   }

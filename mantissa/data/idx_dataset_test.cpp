@@ -104,6 +104,19 @@ TEST_F(IdxFolder, TrainAndTestPartShareOneScale) {
   EXPECT_EQ(set.classes, 12);
 }
 
+TEST_F(IdxFolder, TrainAndTestPartHaveImagesOfOneSize) {
+  write_pair("train-", std::string("\x00\x01", 2), 200);
+  write("t10k-labels-idx1-ubyte", {1}, "\x01");
+  write("t10k-images-idx3-ubyte", {1, 2, 1}, "ab");  // as many bytes, but upright
+  EXPECT_THAT(load_error(),
+              AllOf(HasSubstr((folder_ / "t10k-images-idx3-ubyte").string() + ": images of 2 x 1 pixels"),
+                    HasSubstr((folder_ / "train-images-idx3-ubyte").string() + " have 1 x 2")));
+  write("t10k-images-idx3-ubyte", {1, 1, 3}, "abc");
+  EXPECT_THAT(load_error(), HasSubstr("images of 1 x 3 pixels"));
+  write("t10k-images-idx3-ubyte", {1, 1, 2}, "ab");
+  EXPECT_EQ(load_error(), "no error");
+}
+
 TEST_F(IdxFolder, OnePairIsAllThereIs) {
   write_pair("digits-", std::string("\x00\x03", 2), 16);
   const IdxDataset set = load_idx_dataset(folder_);

@@ -15,6 +15,7 @@ namespace mantissa {
 /// nothing once the epoch is over and stays so until the next set_epoch(). Before the first set_epoch() it is
 /// epoch 0.
 ///
+/// A batch stays valid while the next one is fetched: loops look one batch ahead.
 /// Threads: one at a time.
 class Loader {
  public:
@@ -46,7 +47,9 @@ struct DataLoaderOptions {
 ///
 /// The order of epoch e is torch.randperm(size) from a generator seeded with seed + e, cut after num_samples;
 /// with replacement, torch.randint(size, (num_samples,)) from that generator. Bit for bit what Python draws;
-/// the global generator is never touched. Memory:  8 bytes for each sample of an epoch. Errors:
+/// the global generator is never touched.
+/// Memory:  8 bytes for each sample of an epoch.
+/// Errors:
 /// c10::ValueError for a batch size below 1, a negative num_samples, an empty dataset, num_samples above the
 ///          size without replacement, and drop_last when that leaves no batch.
 /// Example: loader_test.cpp, DataLoader.ShufflesAsPythonDoes.

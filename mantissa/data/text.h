@@ -15,7 +15,8 @@ namespace mantissa {
 at::Tensor load_text(const std::filesystem::path& path);
 
 /// Holds out the end of a text: {train, held out}, of which the latter has round(size * fraction) bytes. The
-/// end and not windows at random: those would overlap what was trained on. Memory: both are views of `bytes`.
+/// end and not windows at random: those would overlap what was trained on.
+/// Memory: both are views of `bytes`.
 /// Errors: c10::ValueError if the fraction is not between 0 and 1 or leaves either part empty.
 std::pair<at::Tensor, at::Tensor> split_text(const at::Tensor& bytes, double held_out_fraction);
 

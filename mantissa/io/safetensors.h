@@ -35,7 +35,8 @@ struct Safetensors {
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
                       const std::map<std::string, std::string>& metadata = {});
 
-/// Reads a whole file. Errors: those of SafetensorsFile.
+/// Reads a whole file.
+/// Errors: those of SafetensorsFile.
 Safetensors load_safetensors(const std::filesystem::path& path);
 
 /// An open safetensors file, for tools that list it and for loads that take one tensor at a time.

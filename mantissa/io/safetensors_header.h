@@ -11,7 +11,8 @@
 
 namespace mantissa {
 
-/// One tensor as a safetensors header lists it. Units: bytes, counted from the end of the header.
+/// One tensor as a safetensors header lists it.
+/// Units: bytes, counted from the end of the header.
 struct SafetensorsEntry {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape;
@@ -25,7 +26,8 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Longer headers are refused, by the reference implementation too. Units: bytes.
+/// Longer headers are refused, by the reference implementation too.
+/// Units: bytes.
 inline constexpr uint64_t kSafetensorsMaxHeaderBytes = 100'000'000;
 
 /// "F32" for at::kFloat; nothing for a dtype that the format has no name for (complex128, quantized types).

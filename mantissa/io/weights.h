@@ -18,7 +18,8 @@ namespace mantissa {
 std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module);
 
 /// Writes a module's weights as safetensors, under the names that PyTorch's state_dict() gives the same
-/// module. Errors: those of save_safetensors().
+/// module.
+/// Errors: those of save_safetensors().
 void save_weights(const torch::nn::Module& module, const std::filesystem::path& path,
                   const std::map<std::string, std::string>& metadata = {});
 

@@ -21,7 +21,8 @@ struct GptOptions {
   int64_t vocabulary = 256;
 };
 
-/// x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))). Shapes: [B, T, width] in
+/// x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))).
+/// Shapes: [B, T, width] in
 /// and out; position t attends to 0..t.
 class GptBlockImpl final : public TensorModule {
  public:

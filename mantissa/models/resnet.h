@@ -13,8 +13,10 @@
 namespace mantissa {
 
 /// relu(norm2(conv2(relu(norm1(conv1(x))))) + shortcut(x)), the shortcut a 1x1 convolution with batch norm
-/// where the shape changes, else x itself. Shapes: [N, in, H, W] -> [N, out, ceil(H / stride), ceil(W /
-/// stride)]. Source: He et al. 2016, arXiv:1512.03385, section 3.
+/// where the shape changes, else x itself.
+/// Shapes: [N, in, H, W] -> [N, out, ceil(H / stride), ceil(W /
+/// stride)].
+/// Source: He et al. 2016, arXiv:1512.03385, section 3.
 class BasicBlockImpl final : public TensorModule {
  public:
   BasicBlockImpl(int64_t in, int64_t out, int64_t stride);

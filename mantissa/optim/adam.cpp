@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
@@ -13,8 +12,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/serialize.h>
-#include <torch/serialize/input-archive.h>
-#include <torch/serialize/output-archive.h>
+
+#include "mantissa/optim/optimizer_internal.h"
 
 namespace mantissa {
 namespace {
@@ -44,17 +43,6 @@ const AdamOptions& options_of(const torch::optim::OptimizerParamGroup& group) {
       options,
       "Adam: a parameter group has another optimizer's options; give it AdamOptions or AdamWOptions");
   return *options;
-}
-
-template <typename T>
-void read_if_present(torch::serialize::InputArchive& archive, const std::string& key, T& value) {
-  c10::IValue stored;
-  if (archive.try_read(key, stored)) value = stored.to<T>();
-}
-
-void write_if_defined(torch::serialize::OutputArchive& archive, const std::string& key,
-                      const at::Tensor& tensor) {
-  if (tensor.defined()) archive.write(key, c10::IValue(tensor));
 }
 
 }  // namespace
@@ -97,7 +85,7 @@ void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
 
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, const AdamOptions& defaults,
            WeightDecay weight_decay)
-    : Optimizer(groups, validated(defaults)), weight_decay_(weight_decay) {
+    : Optimizer(unique_parameters("Adam", groups), validated(defaults)), weight_decay_(weight_decay) {
   size_t parameters = 0;
   for (const auto& group : param_groups()) {
     validate(options_of(group));

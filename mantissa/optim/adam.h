@@ -23,7 +23,8 @@ struct AdamOptions : public torch::optim::OptimizerCloneableOptions<AdamOptions>
   TORCH_ARG(double, eps) = 1e-8;
   /// Adam adds weight_decay * parameter to the gradient; AdamW shrinks the parameter by lr * weight_decay.
   TORCH_ARG(double, weight_decay) = 0;
-  /// Divides by the largest squared mean so far. Memory: one more tensor a parameter.
+  /// Divides by the largest squared mean so far.
+  /// Memory: one more tensor a parameter.
   TORCH_ARG(bool, amsgrad) = false;
   /// Climbs instead of descending.
   TORCH_ARG(bool, maximize) = false;
@@ -53,9 +54,12 @@ struct AdamParamState : public torch::optim::OptimizerCloneableParamState<AdamPa
 /// Adam for hand-written loops, the same numbers as Python's torch.optim.Adam bit for bit, where libtorch's
 /// own torch::optim::Adam is only close.
 ///
+/// A parameter named twice in a group, as libtorch's Module::parameters() names tied weights, is updated once.
+///
 /// Memory:  two tensors of the size of each parameter, three with amsgrad.
-/// Errors:  c10::ValueError for options out of range and for no parameters at all; c10::TypeError for a group
-///          whose options are another optimizer's; c10::Error for sparse gradients. Nothing has changed then.
+/// Errors:  c10::ValueError for options out of range, for no parameters at all and for a parameter in two
+///          groups; c10::TypeError for a group whose options are another optimizer's; c10::Error for sparse
+///          gradients. Nothing has changed then.
 /// Source:  Kingma and Ba 2015, arXiv:1412.6980; order of operations of Python's one-tensor path on the CPU.
 /// Example: adam_test.cpp, Adam.EqualsPythonBitForBit.
 class Adam : public torch::optim::Optimizer {

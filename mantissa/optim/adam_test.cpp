@@ -6,35 +6,12 @@
 #include <ATen/Version.h>
 
 #include "mantissa/optim/adamw.h"
+#include "mantissa/optim/test_support_internal.h"
 
 namespace mantissa {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
-
-const std::vector<double> kStart = {0.75, -1.25, 0.001953125, 3.0, -0.3125};
-
-at::Tensor start_parameter(at::ScalarType dtype) {
-  return at::tensor(kStart, at::kDouble).to(dtype).set_requires_grad(true);
-}
-
-/// Gradients that 16-bit dtypes hold exactly, some of them 0, of changing sign, of different size by element.
-at::Tensor gradient(int64_t step, at::ScalarType dtype) {
-  std::vector<double> values;
-  for (int64_t i = 0; i < 5; ++i) {
-    values.push_back(static_cast<double>((step * 7 + i * 5) % 11 - 5) / 16 * (i % 2 == 1 ? 1 : 0.125));
-  }
-  return at::tensor(values, at::kDouble).to(dtype);
-}
-
-void take_steps(torch::optim::Optimizer& optimizer, int64_t from, int64_t to) {
-  for (int64_t step = from; step < to; ++step) {
-    for (auto& group : optimizer.param_groups()) {
-      for (at::Tensor& p : group.params()) p.mutable_grad() = gradient(step, p.scalar_type());
-    }
-    optimizer.step();
-  }
-}
 
 /// 25 steps in Python's torch 2.11.0, printed with float.hex().
 struct Recorded {
@@ -225,15 +202,6 @@ TEST(Adam, ClosureRunsWithGradientsAndItsLossComesBack) {
   EXPECT_FALSE(at::equal(p, start_parameter(at::kFloat)));
 }
 
-std::string value_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "no ValueError";
-}
-
 TEST(Adam, RefusesOptionsOutOfRangeByNameAndValue) {
   const at::Tensor p = start_parameter(at::kFloat);
   const auto error = [&](const AdamOptions& options) { return value_error([&] { Adam({p}, options); }); };
@@ -257,6 +225,24 @@ TEST(Adam, RefusesAnotherOptimizersGroupOptions) {
   groups.emplace_back(std::vector<at::Tensor>{start_parameter(at::kFloat)},
                       std::make_unique<torch::optim::AdamWOptions>(0.1));
   EXPECT_THROW(AdamW optimizer(groups), c10::TypeError);
+}
+
+TEST(Adam, TiedParameterIsUpdatedOnce) {
+  const at::Tensor tied = start_parameter(at::kFloat), once = start_parameter(at::kFloat);
+  Adam optimizer(std::vector<at::Tensor>{tied, tied, once, tied}, AdamOptions(0.5));
+  ASSERT_EQ(optimizer.param_groups()[0].params().size(), 2U);
+  EXPECT_TRUE(optimizer.param_groups()[0].params()[1].is_same(once)) << "the order is the first mentions'";
+  take_steps(optimizer, 0, 3);
+  EXPECT_TRUE(at::equal(tied, once)) << tied << once;
+}
+
+TEST(Adam, RefusesParameterInTwoGroups) {
+  const at::Tensor p = start_parameter(at::kFloat);
+  EXPECT_THAT(value_error([&] {
+                Adam optimizer(std::vector<OptimizerParamGroup>{std::vector<at::Tensor>{p, p},
+                                                                std::vector<at::Tensor>{p}});
+              }),
+              testing::AllOf(testing::HasSubstr("shape [5]"), testing::HasSubstr("groups 0 and 1")));
 }
 
 TEST(Adam, RefusesSparseGradientsBeforeAnyParameterMoves) {

@@ -70,6 +70,14 @@ TEST_P(EveryMode, GradientsLookTheSameInEveryMode) {
   EXPECT_TRUE(net->weight.grad().to(at::kCPU, at::kFloat).equal(torch::full({2, 2}, 3.0F)));
 }
 
+TEST_P(EveryMode, AStepWithoutGradientsIsSkippedAlike) {
+  const auto mode = precision();
+  torch::nn::Linear net(2, 2);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  EXPECT_EQ(mode->optimizer_step(optimizer).cause, SkipCause::kNoGradients);
+  EXPECT_EQ(mode->optimizer_step(optimizer, [] { return at::Tensor(); }).cause, SkipCause::kNoGradients);
+}
+
 TEST_P(EveryMode, IntegersAndMasksKeepTheirDtype) {
   const auto mode = precision();
   for (const auto dtype : {at::kLong, at::kBool, at::kByte}) {

@@ -105,6 +105,98 @@ TEST(MixedPrecision, AClosureThatThrowsAfterUnscalingDoesNotSpoilTheNextStep) {
   EXPECT_EQ(loop.precision.scaler()->get_scale(), 256);
 }
 
+TEST(MixedPrecision, AStepThatTheLoopDropsDoesNotSpoilTheNext) {
+  for (const bool set_to_none : {true, false}) {
+    Loop loop;
+    loop.forward_and_backward(7);
+    loop.precision.clip_gradients(loop.optimizer, 100);  // unscales, then the loop decides against the step
+    loop.optimizer.zero_grad(set_to_none);
+    loop.precision.backward((loop.net->weight * 3).sum() + (loop.net->bias * 3).sum());
+    EXPECT_NEAR(loop.precision.clip_gradients(loop.optimizer, 100).item<float>(), 3 * std::sqrt(6.0F), 1e-4);
+    EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer).skipped);
+    EXPECT_TRUE(loop.net->weight.detach().equal(torch::full({2, 2}, -2.0)));
+  }
+  Loop loop;
+  loop.forward_and_backward(7);
+  loop.precision.clip_gradients(loop.optimizer, 100);
+  loop.optimizer.zero_grad();
+  EXPECT_EQ(loop.precision.optimizer_step(loop.optimizer).cause, SkipCause::kNoGradients);
+  loop.forward_and_backward(3);
+  loop.precision.clip_gradients(loop.optimizer, 100);
+  loop.precision.optimizer_step(loop.optimizer);
+  EXPECT_TRUE(loop.net->weight.detach().equal(torch::full({2, 2}, -2.0)));
+}
+
+/// Two weights, two optimizers, one backward pass: d/da = x, d/db = 3.
+struct TwoOptimizers {
+  void forward_and_backward(float x) {
+    first.zero_grad();
+    second.zero_grad();
+    precision.backward((a * x).sum() + (b * 3).sum());
+  }
+  MixedPrecision precision{at::kHalf, at::kCPU,
+                           std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.init_scale = 256})};
+  at::Tensor a = torch::zeros(1, at::requires_grad()), b = torch::zeros(1, at::requires_grad());
+  torch::optim::SGD first{std::vector<at::Tensor>{a}, 1.0}, second{std::vector<at::Tensor>{b}, 1.0};
+};
+
+TEST(MixedPrecision, SeveralOptimizersOfOneBackwardPassShareItsScaleAndMoveItOnce) {
+  TwoOptimizers two;
+  two.forward_and_backward(kInf);
+  EXPECT_TRUE(two.precision.optimizer_step(two.first).skipped);
+  EXPECT_FALSE(two.precision.optimizer_step(two.second).skipped);
+  EXPECT_EQ(two.b.item<float>(), -3);  // upstream: -6, unscaled by the halved scale
+  EXPECT_EQ(two.precision.scaler()->get_scale(), 128);
+  two.forward_and_backward(1);
+  two.precision.clip_gradients(two.first, 100);
+  two.precision.clip_gradients(two.second, 100);
+  two.precision.optimizer_step(two.first);
+  two.precision.optimizer_step(two.second);
+  EXPECT_EQ(two.a.item<float>(), -1);
+  EXPECT_EQ(two.b.item<float>(), -6);
+  EXPECT_EQ(two.precision.state_dict().at("_growth_tracker").toLong(), 1);
+}
+
+TEST(MixedPrecision, UnscaledGradientsWaitForTheirStepThroughAnothersBackward) {
+  TwoOptimizers two;
+  two.precision.backward((two.a * 2).sum());
+  two.precision.clip_gradients(two.first, 100);
+  two.precision.backward((two.b * 5).sum());
+  two.precision.optimizer_step(two.first);
+  two.precision.optimizer_step(two.second);
+  EXPECT_EQ(two.a.item<float>(), -2);
+  EXPECT_EQ(two.b.item<float>(), -5);
+}
+
+TEST(MixedPrecision, AnOptimizerThatThrowsDoesNotSpoilTheNextStep) {
+  struct Failing : torch::optim::SGD {
+    using SGD::SGD;
+    at::Tensor step(LossClosure closure = nullptr) override {
+      if (fails) throw std::runtime_error("out of memory");
+      return SGD::step(std::move(closure));
+    }
+    bool fails = true;
+  };
+  Loop loop;
+  Failing optimizer(loop.net->parameters(), 1.0);
+  loop.forward_and_backward(1);
+  EXPECT_THROW(loop.precision.optimizer_step(optimizer), std::runtime_error);
+  optimizer.fails = false;
+  loop.forward_and_backward(3);
+  loop.precision.clip_gradients(optimizer, 100);
+  loop.precision.optimizer_step(optimizer);
+  EXPECT_TRUE(loop.net->weight.detach().equal(torch::full({2, 2}, -2.0)));
+}
+
+TEST(MixedPrecision, AWeightThatTwoModulesShareIsUnscaledAndClippedOnce) {
+  MixedPrecision precision(at::kHalf, at::kCPU);
+  const at::Tensor w = torch::zeros(1, at::requires_grad());
+  torch::optim::SGD optimizer(std::vector<at::Tensor>{w, w}, 0.5);
+  precision.backward((w * 3).sum());
+  EXPECT_FLOAT_EQ(precision.clip_gradients(optimizer, 100).item<float>(), 3);
+  EXPECT_EQ(w.grad().item<float>(), 3);
+}
+
 TEST(MixedPrecision, AStepWithoutAnyGradientChangesNothing) {
   Loop loop;
   const StepResult result = loop.precision.optimizer_step(loop.optimizer, [] { return at::Tensor(); });

@@ -1,5 +1,8 @@
 #include "mantissa/precision/precision.h"
 
+#include <unordered_set>
+
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/amp/clip_grad.h"
@@ -33,11 +36,20 @@ at::Tensor Precision::clip_gradients(torch::optim::Optimizer& optimizer, double 
 StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer,
                                      const std::function<at::Tensor()>& closure) {
   if (!closure) {
+    if (!has_gradients(optimizer)) return {true, SkipCause::kNoGradients};
     optimizer.step();
     return {};
   }
   at::Tensor loss;
-  optimizer.step([&] { return loss = closure(); });
+  const bool line_search = dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr;
+  optimizer.step([&] {
+    loss = closure();
+    TORCH_CHECK_VALUE(
+        loss.defined() || !line_search,
+        "optimizer_step: LBFGS compares losses, so every batch needs one; return a loss, or take another "
+        "optimizer");
+    return loss;
+  });
   // Gradients of earlier batches of an accumulation window were applied even if this batch had no loss.
   if (!loss.defined() && !has_gradients(optimizer)) return {true, SkipCause::kNoGradients};
   return {};
@@ -45,8 +57,10 @@ StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer,
 
 std::vector<at::Tensor> main_params(torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
+  std::unordered_set<const at::TensorImpl*> seen;
   for (const auto& group : optimizer.param_groups())
-    all.insert(all.end(), group.params().begin(), group.params().end());
+    for (const at::Tensor& parameter : group.params())
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) all.push_back(parameter);
   return all;
 }
 

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,6 +69,8 @@ class Precision {
   Precision& operator=(const Precision&) = delete;
 
   const std::string& name() const { return name_; }
+  /// The kind of device that the hooks were made for; unset: any.
+  virtual std::optional<at::DeviceType> device_type() const { return std::nullopt; }
 
   /// Converts parameters, gradients and buffers in place; optimizers and aliases made earlier follow.
   virtual void convert_module(torch::nn::Module& /*module*/) const {}
@@ -109,7 +112,7 @@ class Precision {
                             GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
 
   /// Runs `closure` (forward, backward, clipping; returns the loss, or an undefined tensor for none), then
-  /// steps. Without a closure the gradients are those that are there.
+  /// steps. Without a closure the gradients are those that are there; without any gradient nothing is stepped.
   virtual StepResult optimizer_step(torch::optim::Optimizer& optimizer,
                                     const std::function<at::Tensor()>& closure = nullptr);
 
@@ -122,7 +125,7 @@ class Precision {
   std::string name_;
 };
 
-/// All parameters of all groups of `optimizer`.
+/// All parameters of all groups of `optimizer`, each once.
 std::vector<at::Tensor> main_params(torch::optim::Optimizer& optimizer);
 
 /// Whether any parameter of `optimizer` has a gradient.

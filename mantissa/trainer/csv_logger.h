@@ -11,7 +11,8 @@ namespace mantissa {
 /// Writes `metrics.csv`: one row an epoch, columns epoch, step and every metric seen.
 ///
 /// The file is whole at any moment: it is rewritten under another name after each epoch and renamed, so that
-/// a killed run keeps all finished epochs, and a metric that appears late gets its column. Errors: c10::Error
+/// a killed run keeps all finished epochs, and a metric that appears late gets its column.
+/// Errors: c10::Error
 /// naming the file when it cannot be written.
 class CsvLogger final : public Callback {
  public:

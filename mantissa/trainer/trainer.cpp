@@ -59,6 +59,30 @@ void check(const TrainerOptions& options) {
                     options.check_val_every_n_epoch);
 }
 
+/// Puts a module into evaluation mode and each of its parts back into the mode it had: a layer that the user has
+/// frozen stays so.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& module) : root_(module) {
+    for (const auto& part : module.modules(/*include_self=*/false))
+      parts_.emplace_back(part, part->is_training());
+    was_training_ = module.is_training();
+    module.eval();
+  }
+  ~EvaluationMode() {
+    root_.train(was_training_);
+    // Parents come before their children, and train() reaches down: so the children's own word is the last.
+    for (const auto& [part, was_training] : parts_) part->train(was_training);
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  torch::nn::Module& root_;
+  bool was_training_ = true;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
+};
+
 /// Points Task::log() at `metrics` for one batch.
 class LoggingInto {
  public:
@@ -76,6 +100,9 @@ Trainer::Trainer(TrainerOptions options)
       device_(resolve_device(options_.device)),
       precision_(options_.precision_plugin),
       clip_algorithm_(parse_clip_algorithm(options_.gradient_clip_algorithm)) {
+  TORCH_CHECK_VALUE(!precision_ || precision_->device_type().value_or(device_.type()) == device_.type(),
+                    "Trainer: the precision_plugin was made for another kind of device than ", device_.str(),
+                    "; make it for this one, or set device");
   if (!precision_) precision_ = make_precision(options_.precision.value_or("32-true"), device_);
 }
 
@@ -174,15 +201,15 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
       return result.interrupted_by != 0 || (options_.max_steps >= 0 && result.steps >= options_.max_steps);
     };
     for (epoch_ = 0; (options_.max_epochs < 0 || epoch_ < options_.max_epochs) && !wants_end(); ++epoch_) {
-      task.module().train();
       train.set_epoch(epoch_);
       tell([&](Callback& c) { c.on_train_epoch_start(epoch_); });
       MeanMetrics epoch_metrics;
       batch_index_ = window_batches_ = 0;
-      bool interrupted = false, learned = false;
+      bool interrupted = false, learned = false, gave_batches = false;
       // One batch ahead, so that the last batch of the epoch is known to be it.
       for (std::optional<Batch> batch = train.next(), next; batch; batch = std::move(next), ++batch_index_) {
         next = train.next();
+        gave_batches = true;
         const bool ends_window = window_batches_ + 1 == options_.accumulate_grad_batches || !next;
         TrainBatch done;
         {
@@ -210,11 +237,12 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
       result.metrics = epoch_metrics.compute();
       result.epochs += !interrupted;
       const bool last = wants_end() || epoch_ + 1 == options_.max_epochs;
+      TORCH_CHECK_VALUE(gave_batches, "fit: the training loader gave no batch in epoch ", epoch_,
+                        "; a loader must begin again at set_epoch()");
       if (val && !result.interrupted_by && (last || (epoch_ + 1) % options_.check_val_every_n_epoch == 0))
-        result.metrics.merge(run_validation(task, *val));
+        for (const auto& [name, value] : run_validation(task, *val)) result.metrics[name] = value;
       tell([&](Callback& c) { c.on_epoch_end(epoch_, result.steps, result.metrics); });
     }
-    task.module().train();
     result.seconds = milliseconds_since(start) / 1e3;
     result.step_ms = median(std::move(step_ms));
     result.samples_per_second = train_ms > 0 ? samples / train_ms * 1e3 : 0;
@@ -231,20 +259,18 @@ Metrics Trainer::validate(Task& task, Loader& val) {
   TORCH_CHECK_VALUE(val.size() > 0,
                     "validate: the loader has no batches; give a dataset with at least one sample");
   set_up_model(task);
-  const bool was_training = task.module().is_training();
-  Metrics metrics = run_validation(task, val);
-  task.module().train(was_training);
-  return metrics;
+  return run_validation(task, val);
 }
 
 Metrics Trainer::run_validation(Task& task, Loader& val) {
   MeanMetrics metrics;
-  const c10::InferenceMode inference(options_.inference_mode);
-  const at::NoGradGuard no_gradients;
-  task.module().eval();
+  const EvaluationMode evaluation(task.module());
   val.set_epoch(0);
   int64_t index = 0;
+  // Fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
   while (const std::optional<Batch> raw = val.next()) {
+    const c10::InferenceMode inference(options_.inference_mode);
+    const at::NoGradGuard no_gradients;
     const Batch batch = to_device(precision_->convert_inputs(*raw));
     task.batch_weight_ = static_cast<double>(batch.size());
     const LoggingInto scope(task.metrics_, metrics);

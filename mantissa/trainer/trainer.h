@@ -62,14 +62,20 @@ struct FitResult {
 /// skipped step).
 ///
 /// Signals: Ctrl-C and SIGTERM end fit() after the current step; it then returns as if it had come to its
-/// end. Threads: one fit() at a time in a process. Errors:  c10::ValueError for options that do not fit
-/// together, in the constructor. Source:  spec 2.2, 2.3, ERR-1, ERR-2, ERR-14, ERR-15.
+/// end.
+/// Threads: one fit() at a time in a process.
+/// Errors:  c10::ValueError for options that do not fit
+/// together, in the constructor.
+/// Source:  spec 2.2, 2.3, ERR-1, ERR-2, ERR-14, ERR-15.
 class Trainer {
  public:
   explicit Trainer(TrainerOptions options = {});
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
-  /// Trains until max_epochs or max_steps; `val` is validated after each epoch. The model stays on the
-  /// device, in training mode.
+  /// Trains until max_epochs or max_steps; `val` is validated after each epoch, and of a metric that both log under
+  /// one name validation's value counts. The model stays on the device; which of its layers are in training mode is
+  /// the caller's choice, and validation restores it.
   FitResult fit(Task& task, Loader& train, Loader* val = nullptr);
   /// One pass without gradients; returns what validation_step() logged.
   Metrics validate(Task& task, Loader& val);

@@ -122,6 +122,12 @@ TEST(Trainer, RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
   EXPECT_THAT(error({.gradient_clip_val = -1}), testing::HasSubstr("gradient_clip_val"));
   EXPECT_THAT(error({.gradient_clip_algorithm = "both"}), testing::HasSubstr("choose norm or value"));
   EXPECT_EQ(error({.device = "cpu", .gradient_clip_algorithm = "NORM"}), "no error");
+  struct Elsewhere : Precision {
+    Elsewhere() : Precision("elsewhere") {}
+    std::optional<at::DeviceType> device_type() const override { return at::kCUDA; }
+  };
+  EXPECT_THAT(error({.precision_plugin = std::make_shared<Elsewhere>(), .device = "cpu"}),
+              testing::HasSubstr("another kind of device than cpu"));
 }
 
 TEST(Trainer, RefusesEmptyLoadersAndUselessLosses) {

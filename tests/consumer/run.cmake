@@ -10,6 +10,7 @@ function(run)
 endfunction()
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
 run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${build} -D CMAKE_PREFIX_PATH=${prefix} -D TORCH_ROOT=${TORCH_ROOT}
-    -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_CXX_STANDARD=20)
+    -D CMAKE_CXX_COMPILER=${COMPILER})
 run(${CMAKE_COMMAND} --build ${build})
 run(${build}/consumer)
+run(${prefix}/bin/mantissa --version)

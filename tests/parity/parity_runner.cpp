@@ -17,7 +17,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
-#include <torch/optim/sgd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -27,6 +26,7 @@
 #include "mantissa/io/weights.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/optim/adamw.h"
+#include "mantissa/optim/sgd.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/trainer/classification_task.h"
 #include "mantissa/trainer/trainer.h"
@@ -52,8 +52,8 @@ struct Recorder final : Callback {
 OptimizerConfig make_optimizer(const Json& job, torch::nn::Module& module) {
   const double lr = job["lr"], decay = job["weight_decay"];
   if (job["optimizer"] == "sgd")
-    return {std::make_shared<torch::optim::SGD>(
-        module.parameters(), torch::optim::SGDOptions(lr).momentum(job["momentum"]).weight_decay(decay))};
+    return {std::make_shared<SGD>(module.parameters(),
+                                  SGDOptions(lr).momentum(job["momentum"]).weight_decay(decay))};
   return {std::make_shared<AdamW>(module.parameters(), AdamWOptions(lr).weight_decay(decay))};
 }
 

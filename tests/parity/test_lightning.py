@@ -2,13 +2,12 @@
 
 import warnings
 
+import lightning
 import pytest
 import reference
 import torch
 from conftest import assert_same
 from safetensors.torch import load_file
-
-lightning = pytest.importorskip("lightning")
 
 
 class Twin(lightning.LightningModule):

@@ -1,0 +1,135 @@
+#include "mantissa/optim/sgd.h"
+
+#include <memory>
+#include <utility>
+
+#include <ATen/ScalarOps.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/serialize.h>
+
+#include "mantissa/optim/optimizer_internal.h"
+
+namespace mantissa {
+namespace {
+
+/// Every comparison is false for NaN, so NaN is refused too.
+void validate(const SGDOptions& options) {
+  TORCH_CHECK_VALUE(options.lr() >= 0, "SGD: learning rate ", options.lr(),
+                    " is invalid; lr must be 0 or more");
+  TORCH_CHECK_VALUE(options.momentum() >= 0, "SGD: momentum ", options.momentum(),
+                    " is invalid; momentum must be 0 or more");
+  TORCH_CHECK_VALUE(options.weight_decay() >= 0, "SGD: weight_decay ", options.weight_decay(),
+                    " is invalid; weight_decay must be 0 or more");
+  TORCH_CHECK_VALUE(!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0),
+                    "SGD: nesterov with momentum ", options.momentum(), " and dampening ",
+                    options.dampening(), " is invalid; give it a momentum above 0 and no dampening");
+}
+
+std::unique_ptr<SGDOptions> validated(const SGDOptions& options) {
+  validate(options);
+  return std::make_unique<SGDOptions>(options);
+}
+
+const SGDOptions& options_of(const torch::optim::OptimizerParamGroup& group) {
+  const auto* options = dynamic_cast<const SGDOptions*>(&group.options());
+  TORCH_CHECK_TYPE(options,
+                   "SGD: a parameter group has another optimizer's options; give it mantissa::SGDOptions");
+  return *options;
+}
+
+}  // namespace
+
+void SGDOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  archive.write("lr", c10::IValue(lr_));
+  archive.write("momentum", c10::IValue(momentum_));
+  archive.write("dampening", c10::IValue(dampening_));
+  archive.write("weight_decay", c10::IValue(weight_decay_));
+  archive.write("nesterov", c10::IValue(nesterov_));
+  archive.write("maximize", c10::IValue(maximize_));
+}
+
+void SGDOptions::serialize(torch::serialize::InputArchive& archive) {
+  read_if_present(archive, "lr", lr_);
+  read_if_present(archive, "momentum", momentum_);
+  read_if_present(archive, "dampening", dampening_);
+  read_if_present(archive, "weight_decay", weight_decay_);
+  read_if_present(archive, "nesterov", nesterov_);
+  read_if_present(archive, "maximize", maximize_);  // libtorch's own SGD has none
+}
+
+void SGDParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  write_if_defined(archive, "momentum_buffer", momentum_buffer_);
+}
+
+void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
+  read_if_present(archive, "momentum_buffer", momentum_buffer_);
+}
+
+SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGDOptions& defaults)
+    : Optimizer(unique_parameters("SGD", groups), validated(defaults)) {
+  size_t parameters = 0;
+  for (const auto& group : param_groups()) {
+    validate(options_of(group));
+    parameters += group.params().size();
+  }
+  TORCH_CHECK_VALUE(parameters > 0,
+                    "SGD: got no parameters; pass model->parameters() of a model that has some");
+}
+
+at::Tensor SGD::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  at::NoGradGuard no_grad;
+  for (const auto& group : param_groups_) {
+    const bool decays = options_of(group).weight_decay() != 0;
+    for (const at::Tensor& parameter : group.params()) {
+      TORCH_CHECK(!decays || !parameter.grad().defined() || !parameter.grad().is_sparse(),
+                  "SGD: a parameter of shape ", parameter.sizes(),
+                  " has a sparse gradient and weight decay; put it in a group with weight_decay(0)");
+    }
+  }
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) update(parameter, options_of(group));
+    }
+  }
+  return loss;
+}
+
+/// The direction to step in, after `grad` has entered the sum of past gradients.
+at::Tensor SGD::with_momentum(const at::Tensor& parameter, const at::Tensor& grad,
+                              const SGDOptions& options) {
+  std::unique_ptr<torch::optim::OptimizerParamState>& slot = state_[parameter.unsafeGetTensorImpl()];
+  if (!slot) slot = std::make_unique<SGDParamState>();
+  at::Tensor& sum = static_cast<SGDParamState&>(*slot).momentum_buffer();
+  if (!sum.defined()) {
+    sum = grad.detach().clone();
+  } else {
+    // mul_(Scalar) would round the momentum to a 16-bit tensor's dtype first; a wrapped number, which is what
+    // Python passes, is not rounded.
+    sum.mul_(at::native::wrapped_scalar_tensor(options.momentum())).add_(grad, 1 - options.dampening());
+  }
+  return options.nesterov() ? grad.add(sum, options.momentum()) : sum;
+}
+
+// The operations and their order are Python's, because each rounds.
+void SGD::update(at::Tensor parameter, const SGDOptions& options) {
+  at::Tensor grad = options.maximize() ? parameter.grad().neg() : parameter.grad();
+  if (options.weight_decay() != 0) grad = grad.add(parameter, options.weight_decay());
+  if (options.momentum() != 0) grad = with_momentum(parameter, grad, options);
+  parameter.add_(grad, -options.lr());
+}
+
+void SGD::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<SGDParamState, SGDOptions>(archive, *this);
+}
+
+void SGD::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<SGDParamState, SGDOptions>(archive, *this);
+}
+
+}  // namespace mantissa
