@@ -75,9 +75,10 @@ class KeepsFolder final : public Callback {
 void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
   for (const char* name : {"train_loss", "val_loss"}) {
     const auto found = metrics.find(name);
-    if (found != metrics.end() && !std::isfinite(found->second))
+    if (found != metrics.end() && !std::isfinite(found->second)) {
       TORCH_WARN("the final ", name, " of --precision ", *o.precision, " is ", found->second,
                  ": training diverged; try a smaller --lr or another --precision");
+    }
   }
 }
 
@@ -333,7 +334,9 @@ void fit(const FitCommand& command) {
     }
   }
   if (const int signal = InterruptScope::requested()) {
-    if (!report.error.empty()) TORCH_WARN(report.error);
+    if (!report.error.empty()) {
+      TORCH_WARN(report.error);
+    }
     throw Interrupted{signal};
   }
   if (report.usage) throw UsageError(report.error);

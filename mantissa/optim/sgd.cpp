@@ -117,7 +117,7 @@ at::Tensor SGD::with_momentum(const at::Tensor& parameter, const at::Tensor& gra
 }
 
 // The operations and their order are Python's, because each rounds.
-void SGD::update(at::Tensor parameter, const SGDOptions& options) {
+void SGD::update(const at::Tensor& parameter, const SGDOptions& options) {
   at::Tensor grad = options.maximize() ? parameter.grad().neg() : parameter.grad();
   if (options.weight_decay() != 0) grad = grad.add(parameter, options.weight_decay());
   if (options.momentum() != 0) grad = with_momentum(parameter, grad, options);

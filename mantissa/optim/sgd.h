@@ -71,7 +71,7 @@ class SGD final : public torch::optim::Optimizer {
 
  private:
   at::Tensor with_momentum(const at::Tensor& parameter, const at::Tensor& grad, const SGDOptions& options);
-  void update(at::Tensor parameter, const SGDOptions& options);
+  void update(const at::Tensor& parameter, const SGDOptions& options);
 };
 
 }  // namespace mantissa

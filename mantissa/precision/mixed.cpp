@@ -71,8 +71,11 @@ bool MixedPrecision::is_unscaled(torch::optim::Optimizer& optimizer) {
 }
 
 void MixedPrecision::forget(torch::optim::Optimizer& optimizer) {
-  scaler_->forget(optimizer);
-  std::erase_if(unscaled_, [&](const Unscaled& waiting) { return waiting.optimizer == &optimizer; });
+  // Only what waits for its step: the flags of one that has stepped are what the due update learns from.
+  if (std::erase_if(unscaled_, [&](const Unscaled& waiting) { return waiting.optimizer == &optimizer; }) >
+      0) {
+    scaler_->forget(optimizer);
+  }
 }
 
 void MixedPrecision::end_iteration() const {
@@ -102,7 +105,9 @@ StepResult MixedPrecision::optimizer_step(torch::optim::Optimizer& optimizer,
       forget(optimizer);
       return {true, SkipCause::kNoGradients};
     }
-    is_unscaled(optimizer);  // forgets what is out of date
+    // One that unscales by itself is left to do so, unless its gradients were looked at.
+    const bool unscaled = is_unscaled(optimizer);
+    if (!unscaled && !dynamic_cast<StepSupportsAmpScaling*>(&optimizer)) unscale_gradients(optimizer);
     stepped = scaler_->step(optimizer);
   } catch (...) {
     // A step that failed half-way must not make the next one believe that its gradients are unscaled.

@@ -235,8 +235,84 @@ TEST(Trainer, HooksSeeScaledGradientsAfterBackwardAndUnscaledOnesBeforeTheStep) 
   EXPECT_EQ(task.after_backward, 4 * 65536.0F);
   EXPECT_EQ(task.before_step, 4.0F);
   EXPECT_NEAR(task.weight(), -1, 1e-6);
-  EXPECT_EQ(recorder->batches[0].loss.item<float>(),
-            0.0F);  // w was 0: the loss is neither scaled nor divided
+}
+
+TEST(Trainer, ReportsLossesNeitherScaledNorDivided) {
+  OneWeight task;
+  task.net->weight.data().fill_(0.5);
+  auto recorder = std::make_shared<Recorder>();
+  Trainer trainer(
+      {.precision = "16-mixed", .device = "cpu", .accumulate_grad_batches = 2, .callbacks = {recorder}});
+  ListLoader train = loader_of({4, 6});
+  const FitResult result = trainer.fit(task, train);
+  EXPECT_EQ(recorder->batches[0].loss.item<float>(), 2.0F);
+  EXPECT_EQ(recorder->batches[1].loss.item<float>(), 3.0F);
+  EXPECT_DOUBLE_EQ(result.metrics.at("train_loss"), 2.5);
+}
+
+TEST(Trainer, AFrozenLayerStaysInEvaluationMode) {
+  struct Frozen : OneWeight {
+    torch::nn::Module& module() override { return *both; }
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      frozen_in_training |= frozen->is_training();
+      thawed_in_training &= net->is_training();
+      return OneWeight::training_step(batch, index);
+    }
+    void validation_step(const Batch&, int64_t) override {
+      if (fails) throw std::runtime_error("validation_step failed");
+    }
+    torch::nn::BatchNorm1d frozen{2};
+    torch::nn::ModuleList both{net, frozen};
+    bool frozen_in_training = false, thawed_in_training = true, fails = false;
+  } task;
+  task.frozen->eval();
+  Trainer trainer({.device = "cpu", .max_epochs = 2});
+  ListLoader train = loader_of({1}), val = loader_of({1});
+  trainer.fit(task, train, &val);
+  trainer.validate(task, val);
+  task.fails = true;
+  EXPECT_THROW(trainer.validate(task, val), std::runtime_error);
+  EXPECT_FALSE(task.frozen_in_training);
+  EXPECT_TRUE(task.thawed_in_training);
+  EXPECT_TRUE(task.net->is_training());
+  EXPECT_FALSE(task.frozen->is_training());
+}
+
+TEST(Trainer, ValidationsWordIsTheLastOnAMetricOfTheSameName) {
+  struct Both : OneWeight {
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      log("accuracy", 0.25);
+      return OneWeight::training_step(batch, index);
+    }
+    void validation_step(const Batch&, int64_t) override { log("accuracy", 0.75); }
+  } task;
+  Trainer trainer({.device = "cpu"});
+  ListLoader train = loader_of({1}), val = loader_of({1});
+  EXPECT_EQ(trainer.fit(task, train, &val).metrics.at("accuracy"), 0.75);
+}
+
+TEST(Trainer, RefusesALoaderThatRunsDry) {
+  struct Dry final : Loader {
+    void set_epoch(int64_t) override {}
+    std::optional<Batch> next() override { return std::nullopt; }
+    int64_t size() const override { return 50; }
+  } dry;
+  OneWeight task;
+  Trainer trainer({.device = "cpu", .max_epochs = -1, .max_steps = 10});
+  EXPECT_THAT(error_of([&] { trainer.fit(task, dry); }), testing::HasSubstr("gave no batch in epoch 0"));
+}
+
+TEST(Trainer, CountsSamplesOfBatchesThatHaveNamedFieldsAlone) {
+  struct Named : OneWeight {
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      return (net->weight * batch.fields.at("x")).sum();
+    }
+  } task;
+  Trainer trainer({.device = "cpu"});
+  ListLoader train(std::vector<Batch>{Batch{{}, {}, {{"x", torch::ones({2, 1})}}}});
+  const FitResult result = trainer.fit(task, train);
+  EXPECT_EQ(result.metrics.count("train_loss"), 1U);
+  EXPECT_GT(result.samples_per_second, 0);
 }
 
 TEST(Trainer, ClipsByValue) {
