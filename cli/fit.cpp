@@ -285,6 +285,8 @@ Report run_all_modes(const FitOptions& o, bool quiet) {
     }
     FitOptions one = o;
     one.precision = mode.name;
+    // libtorch gives a forked process one thread unless it is told otherwise.
+    if (*one.threads == 0) one.threads = at::get_num_threads();
     if (!o.output->empty()) one.output = (std::filesystem::path(*o.output) / mode.name).string();
     check_run_folder(*one.output);
     runs.push_back(one);
