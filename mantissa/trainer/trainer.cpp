@@ -115,11 +115,7 @@ void Trainer::set_up_model(Task& task) {
   move_module(task.module(), device_);
 }
 
-Batch Trainer::to_device(const Batch& batch) const {
-  if (device_.is_cpu()) return batch;
-  return map_tensors(
-      batch, [this](const at::Tensor& x) { return x.to(device_, x.scalar_type(), /*non_blocking=*/true); });
-}
+Batch Trainer::to_device(const Batch& batch) const { return device_.is_cpu() ? batch : batch.to(device_); }
 
 at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool ends_window) {
   torch::optim::Optimizer& optimizer = *optimizers_.optimizer;
