@@ -55,8 +55,10 @@ class Program : public testing::Test {
   Outcome run(const std::string& arguments) const {
     std::set<std::string> before = listing();
     before.insert({"out.txt", "err.txt"});
-    const std::string command =
-        "cd '" + folder_.string() + "' && { " MANTISSA_PROGRAM " " + arguments + "; } >out.txt 2>err.txt";
+    // A shell without a terminal makes its background jobs deaf to Ctrl-C, and the program would respect that.
+    const std::string command = "cd '" + folder_.string() +
+                                "' && { env --default-signal=INT,HUP " MANTISSA_PROGRAM " " + arguments +
+                                "; } >out.txt 2>err.txt";
     const int status = std::system(command.c_str());
     Outcome outcome{WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
                     read(folder_ / "out.txt"), read(folder_ / "err.txt")};
@@ -106,7 +108,12 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--batch-size many"), 2, {"--batch-size", "many"});
   expect_error(fit("--threads 100000"), 2, {"--threads 100000", "cores"});
   expect_error(fit("--max-epochs -1 --max-steps -1"), 2, {"would never end"});
-  expect_error(fit("--gradient-clip-algorithm none"), 2, {"norm or value"});
+  expect_error(fit("--gradient-clip-algorithm none"), 2, {"norm, value"});
+  expect_error(fit("--epochs 3"), 2,
+               {"'--epochs' is no option", "did you mean '--max-epochs'?", "mantissa fit --help"});
+  expect_error(fit("--batchsize=3"), 2, {"'--batchsize'", "did you mean '--batch-size'?"});
+  expect_error(fit("--max-epochs 99999999999999999999"), 2, {"99999999999999999999", "out of range"});
+  expect_error(fit("--lr 1e7"), 2, {"--lr", "choose 0 to 1e6"});
   expect_error(fit("--val-fraction 1"), 2, {"--val-fraction 1"});
   expect_error(run("fit --device warp"), 2, {"'warp'", "auto, cpu, cuda"});
   for (const char* wrong :
@@ -133,6 +140,8 @@ TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
   expect_error(fit("--config absent.yaml"), 1, {"absent.yaml", "No such file", "existing YAML file"});
   write("folder/file", "");
   expect_error(fit("--config folder"), 1, {"folder", "it is a folder"});
+  write("two.yaml", "model: mlp\n---\nlr: 1\n");
+  expect_error(fit("--config two.yaml"), 2, {"two.yaml", "2 YAML documents"});
   write("key.yaml", "model: mlp\n? [a, b]\n: 3\n");
   expect_error(fit("--config key.yaml"), 2, {"key.yaml:2:", "not the name of an option"});
 }
@@ -173,7 +182,7 @@ TEST_F(Program, ARunThatFailsBeforeItsFirstStepRemovesItsFolder) {
   expect_error(fit(arguments), 1, {"more than 1 value"});
   expect_error(fit(arguments + " --output new/run"), 1, {"more than 1 value"});
   write("mine/metrics.csv", "kept");
-  expect_error(fit(arguments + " --output mine"), 1, {"more than 1 value"});
+  expect_error(fit(arguments + " --output mine"), 1, {"already holds a run's metrics.csv"});
   EXPECT_EQ(read(folder_ / "mine/metrics.csv"), "kept");
 }
 
@@ -237,9 +246,9 @@ TEST_F(Program, OutputsThatCannotBeWrittenAreFoundBeforeTraining) {
   expect_error(fit("--output /proc/run"), 1, {"/proc/run", "--output"});
   write("all/bf16-true/config.yaml", "");
   expect_error(fit("--precision all --model mlp --max-steps 1 --output all"), 1,
-               {"all/bf16-true already holds a run"});
+               {"all/bf16-true already holds a run's config.yaml"});
   ASSERT_EQ(fit("--max-steps 1 --output run").status, 0);
-  expect_error(fit("--max-steps 1 --output run"), 1, {"already holds a run"});
+  expect_error(fit("--max-steps 1 --output run"), 1, {"already holds a run's config.yaml"});
 }
 
 TEST_F(Program, JsonGoesToStandardOutputAndThroughLinksAndNeedsNoUtf8) {
@@ -274,7 +283,8 @@ TEST_F(Program, FitLeavesARunThatSaysWhatItWas) {
   for (const char* file : {"config.yaml", "metrics.csv", "result.json", "weights.safetensors"})
     EXPECT_TRUE(fs::exists(run / file)) << file;
   EXPECT_THAT(read(run / "metrics.csv"),
-              MatchesRegex("epoch,step,train_loss,val_accuracy,val_loss\n0,45,[^\n]+\n1,90,[^\n]+\n"));
+              MatchesRegex("epoch,step,skipped_steps,train_loss,val_accuracy,val_loss\n0,45,0,[^\n]+\n1,90,0,"
+                           "[^\n]+\n"));
 }
 
 TEST_F(Program, TheConfigurationOfARunRepeatsIt) {
@@ -354,7 +364,7 @@ TEST_F(Program, SigtermEndsAllModesCleanlyWithStatus143) {
 TEST_F(Program, AnErrorOfAChildIsTheProgramsError) {
   expect_error(fit("--precision all --data idx:absent --json all.json"), 1,
                {"--precision 32-true: ", "absent", "(failed too: 64-true, 16-mixed"});
-  expect_error(fit("--precision all --gradient-clip-algorithm none"), 2, {"norm or value"});
+  expect_error(fit("--precision all --gradient-clip-algorithm none"), 2, {"norm, value"});
 }
 
 TEST_F(Program, CtrlCEndsCleanlyWithStatus130) {
@@ -365,6 +375,37 @@ TEST_F(Program, CtrlCEndsCleanlyWithStatus130) {
   EXPECT_EQ(outcome.status, 130);
   EXPECT_TRUE(fs::exists(folder_ / "run/weights.safetensors"));
   EXPECT_EQ(nlohmann::json::parse(read(folder_ / "run/result.json"))["interrupted_by"], 2);
+}
+
+TEST_F(Program, AClosedTerminalEndsCleanlyWithStatus129) {
+  const Outcome outcome =
+      run("fit --device cpu --max-epochs 100000 --lr 0 --output run 2>progress.txt & pid=$!; "
+          "for i in $(seq 300); do grep -q 'epoch 1/' progress.txt && break; sleep 0.1; done; kill -HUP "
+          "$pid; wait $pid");
+  EXPECT_EQ(outcome.status, 129);
+  EXPECT_TRUE(fs::exists(folder_ / "run/weights.safetensors"));
+}
+
+TEST_F(Program, OutputThatNobodyTakesLosesNoTraining) {
+  run("fit --device cpu --model mlp --max-epochs 3 --output run 2>&1 | head -n 1");
+  EXPECT_TRUE(fs::exists(folder_ / "run/weights.safetensors"));
+  const Outcome full = fit("--model mlp --max-steps 1 --output full --json full.json >/dev/full");
+  EXPECT_EQ(full.status, 1);
+  EXPECT_THAT(full.err, HasSubstr("mantissa: error: standard output cannot be written: No space left"));
+  EXPECT_TRUE(fs::exists(folder_ / "full/weights.safetensors"));
+  EXPECT_TRUE(fs::exists(folder_ / "full.json"));
+  EXPECT_EQ(run("modes >/dev/full").status, 1);
+  EXPECT_THAT(run("modes | true").err, testing::IsEmpty());
+}
+
+TEST_F(Program, AFlagWithoutEffectIsWarnedOf) {
+  const Outcome outcome = fit("--classes 3 --beta1 0.5 --momentum 0.5 --print-config");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("--classes has no effect with --data digits"),
+                                 HasSubstr("--beta1 has no effect with --optimizer sgd"),
+                                 testing::Not(HasSubstr("--momentum"))));
+  write("complete.yaml", outcome.out);
+  EXPECT_THAT(fit("--config complete.yaml --print-config").err, testing::IsEmpty());
 }
 
 TEST_F(Program, HelpVersionAndModes) {
@@ -378,6 +419,8 @@ TEST_F(Program, HelpVersionAndModes) {
     EXPECT_EQ(outcome.status, 0);
     EXPECT_THAT(outcome.out, MatchesRegex("mantissa [0-9.]+\n"));
   }
+  EXPECT_THAT(run("fit --help").out,
+              AllOf(HasSubstr("[bf16-mixed]"), HasSubstr("samples a batch [32; text: 16]")));
   const Outcome modes = run("modes");
   EXPECT_EQ(modes.status, 0);
   for (const char* mode : {"32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"})

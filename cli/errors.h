@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdio>
 #include <stdexcept>
 #include <string>
 
@@ -18,6 +19,9 @@ struct UsageError : std::runtime_error {
 struct Interrupted {
   int signal;
 };
+
+/// Writes to standard error. That nobody reads it any more must not end a training.
+inline void tell_user(const std::string& text) { std::fputs(text.c_str(), stderr); }
 
 /// Runs what only looks at the user's words: a value error there is a usage error.
 template <typename Check>

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fmt/format.h>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <type_traits>
 #include <unistd.h>
 #include <vector>
 
@@ -160,19 +162,20 @@ Json run_fit(const FitOptions& o, bool quiet) {
   return json;
 }
 
-std::string cell(const Json& value, const char* format) {
-  return value.is_number() ? fmt::format(fmt::runtime(format), value.get<double>()) : "-";
-}
+std::string cell(const Json& value) { return value.is_number() ? format_metric(value.get<double>()) : "-"; }
 
 void print_table(const std::vector<Json>& results, std::FILE* to) {
-  fmt::print(to, "\n{:<11} {:>6} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n", "precision", "epochs", "steps",
-             "val loss", "val accuracy", "ms a step", "peak memory", "run files");
+  std::string table =
+      fmt::format("\n{:<11} {:>6} {:>7} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n", "precision", "epochs",
+                  "steps", "skipped", "val loss", "val accuracy", "ms a step", "peak memory", "run files");
   for (const Json& r : results) {
-    fmt::print(to, "{:<11} {:>6} {:>7} {:>9} {:>13} {:>10} {:>9} MiB  {}\n",
-               r["precision"].get<std::string>(), r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(),
-               cell(r["val_loss"], "{:.4f}"), cell(r["val_accuracy"], "{:.4f}"), cell(r["step_ms"], "{:.2f}"),
-               r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());
+    table += fmt::format("{:<11} {:>6} {:>7} {:>7} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
+                         r["precision"].get<std::string>(), r["epochs"].get<int64_t>(),
+                         r["steps"].get<int64_t>(), r["skipped_steps"].get<int64_t>(), cell(r["val_loss"]),
+                         cell(r["val_accuracy"]), r["step_ms"].get<double>(),
+                         r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());
   }
+  std::fputs(table.c_str(), to);
 }
 
 /// One mode of `--precision all`: a result, or why there is none.
@@ -295,7 +298,7 @@ Report run_all_modes(const FitOptions& o, bool quiet) {
   std::vector<std::string> failed;
   for (const FitOptions& one : runs) {
     if (InterruptScope::requested()) break;
-    if (!quiet) fmt::print(stderr, "{}\n", *one.precision);
+    if (!quiet) tell_user(*one.precision + "\n");
     const Outcome outcome = run_in_child([&] { return run_fit(one, quiet); });
     if (!outcome.result.is_null()) report.results.push_back(outcome.result);
     if (outcome.error.is_null()) continue;
@@ -317,6 +320,7 @@ void fit(const FitCommand& command) {
   const FitOptions file =
       command.config.empty() ? FitOptions{} : usage([&] { return read_yaml(command.config); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, file)); });
+  warn_without_effect(command.flags, o);
   if (command.print_config) {
     fmt::print("{}", to_yaml(o));
     return;
@@ -351,6 +355,28 @@ std::string flag_name(std::string name) {
   return "--" + name;
 }
 
+/// " [32; text: 16]": what an option is when it is not given, and with text if that differs.
+std::string default_of(const std::string& option) {
+  FitOptions text;
+  text.data = "text:FILE";
+  std::vector<std::string> defaults;
+  for (const FitOptions& recipe : {resolve({}), resolve(text)}) {
+    for_each_option(recipe, [&](const char* name, const auto& member, const char*) {
+      if (name == option) defaults.push_back(fmt::format("{}", *member));
+    });
+  }
+  if (option == "data" || defaults[0] == defaults[1])
+    return defaults[0].empty() ? "" : " [" + defaults[0] + "]";
+  return fmt::format(" [{}; text: {}]", defaults[0], defaults[1]);
+}
+
+/// CLI11 takes a number that is too large as the largest one.
+std::string fits_64_bits(const std::string& text) {
+  errno = 0;
+  std::strtoll(text.c_str(), nullptr, 10);
+  return errno == ERANGE ? text + " is out of range; choose a number of at most 18 digits" : "";
+}
+
 }  // namespace
 
 void add_fit(CLI::App& app) {
@@ -362,7 +388,9 @@ void add_fit(CLI::App& app) {
   sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output");
   sub->add_flag("--quiet", command->quiet, "no progress");
   for_each_option(command->flags, [&](const char* name, auto& member, const char* help) {
-    sub->add_option(flag_name(name), member, help);
+    using Value = typename std::decay_t<decltype(member)>::value_type;
+    CLI::Option* option = sub->add_option(flag_name(name), member, help + default_of(name));
+    if constexpr (std::is_same_v<Value, int64_t>) option->check(fits_64_bits, "");
   });
   sub->callback([command] { fit(*command); });
 }

@@ -59,7 +59,10 @@ FitOptions read_yaml(const std::filesystem::path& file) {
   YAML::Node root;
   const std::string text = read_text(file);
   try {
-    root = YAML::Load(text);
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    TORCH_CHECK_VALUE(documents.size() <= 1, file.string(), ": holds ", documents.size(),
+                      " YAML documents; keep one, the lines between two `---`");
+    if (!documents.empty()) root = documents.front();
   } catch (const YAML::Exception& error) {
     TORCH_CHECK_VALUE(false, file.string(), ":", error.mark.line + 1, ": not YAML: ", error.msg);
   }

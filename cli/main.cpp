@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
-#include <fmt/format.h>
 #include <string>
 #include <vector>
 
@@ -18,13 +20,13 @@ namespace {
 /// libtorch's own handler adds a file and line of libtorch's or ours, which says nothing to a user.
 struct PlainWarnings final : c10::WarningHandler {
   void process(const c10::Warning& warning) override {
-    fmt::print(stderr, "mantissa: warning: {}\n", warning.msg());
+    mantissa::cli::tell_user("mantissa: warning: " + warning.msg() + "\n");
   }
 };
 
 int report(const std::string& message, int status) {
   // One line each: scripts and logs can rely on it.
-  fmt::print(stderr, "mantissa: error: {}\n", message.substr(0, message.find('\n')));
+  mantissa::cli::tell_user("mantissa: error: " + message.substr(0, message.find('\n')) + "\n");
   return status;
 }
 
@@ -39,9 +41,28 @@ void check_command(const CLI::App& app, int argc, char** argv) {
                                   "; commands: " + mantissa::join_names(commands));
 }
 
-}  // namespace
+/// CLI11's own words for a flag that does not exist name no cure.
+std::string unknown_words(const CLI::App& app, const CLI::App& command) {
+  std::string word = app.remaining(/*recurse=*/true).front();
+  word = word.substr(0, word.find('='));
+  std::vector<std::string> options;
+  for (const CLI::Option* option : command.get_options()) options.push_back(option->get_name());
+  const size_t dashes = std::min(word.find_first_not_of('-'), word.size());
+  std::string meant = mantissa::nearest_name(word, options);
+  if (meant.empty() && dashes > 0) meant = mantissa::nearest_name(word.substr(dashes), options);
+  return "'" + word + "' is no option of " + command.get_display_name() +
+         (meant.empty() ? "" : "; did you mean '" + meant + "'?");
+}
 
-int main(int argc, char** argv) {
+/// What was written may still wait in a buffer, and a disk be full.
+int flushed(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  if (errno == EPIPE) return 128 + SIGPIPE;  // as if the signal had ended it: its reader wanted no more
+  return report(std::string("standard output cannot be written: ") + std::strerror(errno),
+                std::max(status, 1));
+}
+
+int run(int argc, char** argv) {
   PlainWarnings warnings;
   c10::WarningUtils::set_warning_handler(&warnings);
 
@@ -63,7 +84,11 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    return report(std::string(error.what()) + "; see mantissa --help", 2);
+    const auto called = app.get_subcommands();
+    const CLI::App& command = called.empty() ? app : *called.front();
+    const std::string name = called.empty() ? "mantissa" : "mantissa " + command.get_name();
+    const bool unknown = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    return report((unknown ? unknown_words(app, command) : error.what()) + "; see " + name + " --help", 2);
   } catch (const mantissa::cli::UsageError& error) {
     return report(error.what(), 2);
   } catch (const mantissa::cli::Interrupted& interrupted) {
@@ -74,4 +99,11 @@ int main(int argc, char** argv) {
     return report(error.what(), 1);
   }
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // `mantissa fit 2>&1 | head` must not lose the weights
+  return flushed(run(argc, argv));
 }

@@ -93,11 +93,12 @@ FitOptions resolve(const FitOptions& given) {
   const DataSpec spec = parse_data(*o.data);
   check_choice("--optimizer", *o.optimizer, {"sgd", "adamw"});
   check_choice("--lr-schedule", *o.lr_schedule, {"constant", "cosine"});
-  check_range("--batch-size", static_cast<double>(*o.batch_size), 1, 1e9, "choose at least 1");
-  check_range("--lr", *o.lr, 0, 1e6, "choose 0 or more");
+  check_choice("--gradient-clip-algorithm", *o.gradient_clip_algorithm, {"norm", "value"});
+  check_range("--batch-size", static_cast<double>(*o.batch_size), 1, 1e9, "choose at least 1, at most 1e9");
+  check_range("--lr", *o.lr, 0, 1e6, "choose 0 to 1e6");
   check_range("--momentum", *o.momentum, 0, 1, "choose 0 to 1");
-  check_range("--weight-decay", *o.weight_decay, 0, 1e6, "choose 0 or more");
-  check_range("--warmup-steps", static_cast<double>(*o.warmup_steps), 0, 1e15, "choose 0 or more");
+  check_range("--weight-decay", *o.weight_decay, 0, 1e6, "choose 0 to 1e6");
+  check_range("--warmup-steps", static_cast<double>(*o.warmup_steps), 0, 1e15, "choose 0 to 1e15");
   check_range("--beta1", *o.beta1, 0, kBelowOne, "choose 0 or more, below 1");
   check_range("--beta2", *o.beta2, 0, kBelowOne, "choose 0 or more, below 1");
   check_range("--accumulate-grad-batches", static_cast<double>(*o.accumulate_grad_batches), 1, kLargest,
@@ -125,6 +126,20 @@ FitOptions resolve(const FitOptions& given) {
                     *o.model, " cannot read --data ", *o.data, "; choose from ", join_names(fitting),
                     ", or other data");
   return o;
+}
+
+void warn_without_effect(const FitOptions& given, const FitOptions& o) {
+  const auto warn = [](bool given_in_vain, const char* flag, const std::string& because) {
+    if (given_in_vain) TORCH_WARN(flag, " has no effect with ", because);
+  };
+  const std::string optimizer = "--optimizer " + *o.optimizer;
+  warn(given.momentum && *o.optimizer != "sgd", "--momentum", optimizer);
+  warn(given.beta1 && *o.optimizer != "adamw", "--beta1", optimizer);
+  warn(given.beta2 && *o.optimizer != "adamw", "--beta2", optimizer);
+  warn(given.warmup_steps && *o.lr_schedule == "constant", "--warmup-steps", "--lr-schedule constant");
+  warn(given.gradient_clip_algorithm && *o.gradient_clip_val == 0, "--gradient-clip-algorithm",
+       "--gradient-clip-val 0");
+  warn(given.classes && !o.data->starts_with("idx:"), "--classes", "--data " + *o.data);
 }
 
 Data load_data(const FitOptions& o) {

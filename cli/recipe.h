@@ -30,6 +30,9 @@ inline constexpr const char* kAdamWIn16True =
 /// numbers out of range and options that do not fit together.
 FitOptions resolve(const FitOptions& given);
 
+/// Warns of each option in `given` that changes nothing in `resolved`.
+void warn_without_effect(const FitOptions& given, const FitOptions& resolved);
+
 /// Errors: c10::Error naming the file for what is missing, truncated or inconsistent.
 Data load_data(const FitOptions& options);
 

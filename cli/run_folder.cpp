@@ -1,6 +1,5 @@
 #include "cli/run_folder.h"
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -57,17 +56,12 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
     for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, error);
     throw;
   }
-  for (const char* name : kFiles)
-    if (fs::exists(fs::symlink_status(path_ / name, error))) foreign_.push_back(path_ / name);
 }
 
 RunFolder::~RunFolder() {
   if (keep_) return;
   std::error_code ignored;  // what cannot be removed stays
-  for (const char* name : kFiles) {
-    const fs::path file = path_ / name;
-    if (std::find(foreign_.begin(), foreign_.end(), file) == foreign_.end()) fs::remove(file, ignored);
-  }
+  for (const char* name : kFiles) fs::remove(path_ / name, ignored);
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
@@ -86,8 +80,10 @@ void RunFolder::make(const fs::path& folder) {
 void check_run_folder(const std::string& wanted) {
   const fs::path folder = wanted.empty() ? "runs" : wanted;
   std::error_code error;
-  TORCH_CHECK(wanted.empty() || !fs::exists(folder / "config.yaml", error), "output folder ", wanted,
-              " already holds a run; give --output another folder, or remove it");
+  for (const char* name : kFiles) {
+    TORCH_CHECK(wanted.empty() || !fs::exists(fs::symlink_status(folder / name, error)), "output folder ",
+                wanted, " already holds a run's ", name, "; give --output another folder, or remove it");
+  }
   fs::path above = folder;
   // What is not there yet must be makeable in what is.
   while (!above.empty() && !fs::exists(above, error)) above = above.parent_path();

@@ -25,7 +25,7 @@ class RunFolder {
   void make(const std::filesystem::path& folder);
 
   std::filesystem::path path_;
-  std::vector<std::filesystem::path> made_, foreign_;
+  std::vector<std::filesystem::path> made_;
   bool keep_ = false;
 };
 

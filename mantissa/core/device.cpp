@@ -87,6 +87,11 @@ DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype) {
   return {DtypeSupport::kUnavailable, "only cpu and cuda are supported"};
 }
 
+void reset_peak_memory(at::Device device) {
+  if (device.is_cuda() && cuda_device_count() > 0)
+    at::accelerator::resetPeakStats(device.has_index() ? device.index() : 0);
+}
+
 int64_t peak_memory_bytes(at::Device device) {
   if (device.is_cuda() && cuda_device_count() > 0) {
     const auto stats = at::accelerator::getDeviceStats(device.has_index() ? device.index() : 0);

@@ -34,8 +34,11 @@ struct DtypeSupportInfo {
 /// Whether `device` multiplies matrices of `dtype` natively, and by what. Floating-point dtypes only.
 DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype);
 
-/// Peak memory so far. CPU: the process's peak resident set; CUDA: the caching allocator's peak.
+/// Peak memory. CPU: the process's peak resident set since it began; CUDA: the caching allocator's peak since
+/// reset_peak_memory().
 /// Units: bytes.
 int64_t peak_memory_bytes(at::Device device);
+/// Nothing on the CPU, where the system keeps the count.
+void reset_peak_memory(at::Device device);
 
 }  // namespace mantissa

@@ -37,7 +37,13 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
       best_distance = distance;
     }
   }
-  return best;
+  if (!best.empty()) return best;
+  const auto contains = [&](const std::string& candidate) {
+    return name.size() > 2 && candidate.find(name) != std::string::npos;
+  };
+  const auto first = std::find_if(candidates.begin(), candidates.end(), contains);
+  const bool only = first != candidates.end() && std::none_of(first + 1, candidates.end(), contains);
+  return only ? *first : "";
 }
 
 std::string join_names(const std::vector<std::string>& names) {

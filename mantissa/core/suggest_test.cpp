@@ -22,5 +22,10 @@ TEST(Suggest, JoinsNames) {
   EXPECT_EQ(join_names({"a", "b"}), "a, b");
 }
 
+TEST(Suggest, TheOnlyNameThatContainsTheWordIsMeant) {
+  EXPECT_EQ(nearest_name("epochs", {"max-epochs", "max-steps"}), "max-epochs");
+  EXPECT_EQ(nearest_name("max", {"max-epochs", "max-steps"}), "");  // either could be
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -13,7 +13,7 @@ namespace mantissa {
 namespace {
 
 /// More problems than a reader takes in; the rest is counted.
-constexpr size_t kMaxListed = 20;
+constexpr size_t kMaxListed = 8;
 
 /// Why `entry` cannot be loaded into `weight`, or "".
 std::string misfit(const SafetensorsEntry& entry, const at::Tensor& weight) {

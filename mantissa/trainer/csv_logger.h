@@ -8,7 +8,8 @@
 
 namespace mantissa {
 
-/// Writes `metrics.csv`: one row an epoch, columns epoch, step and every metric seen.
+/// Writes `metrics.csv`: one row an epoch, columns epoch (from 0), step, skipped_steps (both since the
+/// run began) and every metric seen.
 ///
 /// The file is whole at any moment: it is rewritten under another name after each epoch and renamed, so that
 /// a killed run keeps all finished epochs, and a metric that appears late gets its column.
@@ -18,14 +19,18 @@ class CsvLogger final : public Callback {
  public:
   explicit CsvLogger(std::filesystem::path file) : file_(std::move(file)) {}
   void on_fit_start(const Trainer& trainer, const FitPlan& plan) override;
+  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override;
   void on_epoch_end(int64_t epoch, int64_t global_step, const Metrics& metrics) override;
 
  private:
   struct Row {
-    int64_t epoch, step;
+    int64_t epoch, step, skipped_steps;
     Metrics metrics;
   };
+  void write() const;
+
   std::filesystem::path file_;
+  int64_t skipped_ = 0;
   std::vector<Row> rows_;
 };
 

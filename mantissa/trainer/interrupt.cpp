@@ -7,7 +7,7 @@
 namespace mantissa {
 namespace {
 
-constexpr std::array kSignals{SIGINT, SIGTERM};
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP};
 
 std::atomic<int> requested_signal{0};
 std::atomic<bool> installed{false};
@@ -22,9 +22,12 @@ InterruptScope::InterruptScope() : owner_(!installed.exchange(true)) {
   requested_signal = 0;
   struct sigaction action {};
   action.sa_handler = on_signal;
-  // SA_RESETHAND: the first signal asks, the second does what it always did. SA_RESTART: reads of data go on.
+  // SA_RESETHAND: the first signal asks, the second kills. SA_RESTART: reads of data go on.
   action.sa_flags = SA_RESETHAND | SA_RESTART;
-  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous[i]);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &previous[i]);
+    if (previous[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 InterruptScope::~InterruptScope() {

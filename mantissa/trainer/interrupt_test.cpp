@@ -7,7 +7,7 @@ namespace mantissa {
 namespace {
 
 TEST(InterruptScope, TurnsTheFirstSignalIntoARequest) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     InterruptScope scope;
     EXPECT_EQ(InterruptScope::requested(), 0);
     std::raise(signal);
@@ -26,7 +26,7 @@ TEST(InterruptScope, TheSecondSignalKills) {
       testing::KilledBySignal(SIGINT), "");
 }
 
-TEST(InterruptScope, RestoresTheHandlerBefore) {
+TEST(InterruptScope, LeavesAnIgnoredSignalIgnoredAndRestoresTheHandlerBefore) {
   struct sigaction mine {};
   mine.sa_handler = SIG_IGN;
   struct sigaction before {};
@@ -34,6 +34,8 @@ TEST(InterruptScope, RestoresTheHandlerBefore) {
   {
     InterruptScope outer;
     InterruptScope inner;  // nesting changes nothing
+    std::raise(SIGINT);
+    EXPECT_EQ(InterruptScope::requested(), 0);  // what nohup or a shell made deaf stays deaf
   }
   struct sigaction after {};
   sigaction(SIGINT, &before, &after);

@@ -1,9 +1,17 @@
 #include "mantissa/trainer/metrics.h"
 
+#include <cmath>
+#include <fmt/format.h>
+
 #include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
 
 namespace mantissa {
+
+std::string format_metric(double value) {
+  if (std::isnan(value)) return "nan";
+  return fmt::format(fmt::runtime(std::abs(value) < 1e5 ? "{:.4f}" : "{:.3e}"), value);
+}
 
 void MeanMetrics::add(const std::string& name, const at::Tensor& value, double weight) {
   TORCH_CHECK_VALUE(value.defined() && value.numel() == 1, "log('", name, "'): a metric is one number, got ",

@@ -22,6 +22,14 @@ TEST(MeanMetrics, RefusesMoreThanOneNumber) {
   EXPECT_TRUE(metrics.compute().empty());
 }
 
+TEST(FormatMetric, StaysShort) {
+  EXPECT_EQ(format_metric(0.98765), "0.9877");
+  EXPECT_EQ(format_metric(-12345.0), "-12345.0000");
+  EXPECT_EQ(format_metric(1.5e38), "1.500e+38");
+  EXPECT_EQ(format_metric(-std::nan("")), "nan");
+  EXPECT_EQ(format_metric(-HUGE_VAL), "-inf");
+}
+
 TEST(MeanMetrics, KeepsNan) {
   MeanMetrics metrics;
   metrics.add("loss", std::nan(""), 1);

@@ -52,26 +52,23 @@ void ProgressBar::on_train_batch_end(const Trainer& /*trainer*/, const TrainBatc
   if (batch.loss.defined()) line += fmt::format("  loss {:.4g}", batch.loss.item<double>());
   if (skipped_ > 0) line += fmt::format("  skipped {}", skipped_);
   clear_line();
-  fmt::print(out_, "{}", fit_to_terminal(std::move(line), out_));
-  std::fflush(out_);
+  show(fit_to_terminal(std::move(line), out_));
   line_open_ = true;
 }
 
 void ProgressBar::on_epoch_end(int64_t epoch, int64_t global_step, const Metrics& metrics) {
   const double elapsed = std::chrono::duration<double>(Clock::now() - epoch_start_).count();
   std::string line = fmt::format("{}  step {}", epoch_label(epoch), global_step);
-  for (const auto& [name, value] : metrics) line += fmt::format("  {} {:.4f}", name, value);
+  for (const auto& [name, value] : metrics) line += "  " + name + " " + format_metric(value);
   if (skipped_ > 0) line += fmt::format("  skipped {}", skipped_);
   clear_line();
-  fmt::print(out_, "{}  {:.1f} s\n", line, elapsed);
-  std::fflush(out_);
+  show(fmt::format("{}  {:.1f} s\n", line, elapsed));
 }
 
 void ProgressBar::on_exception() {
   // Leave what was last seen, and the error message its own line.
-  if (line_open_) fmt::print(out_, "\n");
+  if (line_open_) show("\n");
   line_open_ = false;
-  std::fflush(out_);
 }
 
 std::string ProgressBar::epoch_label(int64_t epoch) const {
@@ -80,8 +77,13 @@ std::string ProgressBar::epoch_label(int64_t epoch) const {
 }
 
 void ProgressBar::clear_line() {
-  if (line_open_) fmt::print(out_, "\r\033[2K");
+  if (line_open_) show("\r\033[2K");
   line_open_ = false;
+}
+
+/// A terminal that was closed or a pipe whose reader has gone must not end the training: what it did not take is lost.
+void ProgressBar::show(const std::string& text) {
+  if (std::fputs(text.c_str(), out_) < 0 || std::fflush(out_) != 0) std::clearerr(out_);
 }
 
 }  // namespace mantissa

@@ -11,7 +11,9 @@ namespace mantissa {
 /// Shows how a fit goes: on a terminal one line that is redrawn at most ten times a second, in a pipe or a
 /// file one plain line an epoch, so that logs stay readable.
 ///
-/// Sync: reads the loss from the device once per redraw, never per step.
+/// Sync:   reads the loss from the device once per redraw, never per step.
+/// Errors: none; what cannot be written is lost and the training goes on (a program that writes into pipes must ignore
+///         SIGPIPE for that).
 class ProgressBar final : public Callback {
  public:
   enum class Style { kAuto, kTerminal, kPlain };
@@ -29,6 +31,7 @@ class ProgressBar final : public Callback {
   using Clock = std::chrono::steady_clock;
   std::string epoch_label(int64_t epoch) const;
   void clear_line();
+  void show(const std::string& text);
 
   std::FILE* out_;
   bool terminal_;

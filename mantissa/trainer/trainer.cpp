@@ -185,6 +185,7 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
                       "fit: the training loader has no batches; give a dataset with at least one sample");
     TORCH_CHECK_VALUE(!val || val->size() > 0,
                       "fit: the validation loader has no batches; give it data or leave it out");
+    reset_peak_memory(device_);
     set_up_model(task);
     optimizers_ = task.configure_optimizers();
     TORCH_CHECK_VALUE(optimizers_.optimizer, "fit: configure_optimizers() returned no optimizer");
@@ -235,8 +236,10 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
       const bool last = wants_end() || epoch_ + 1 == options_.max_epochs;
       TORCH_CHECK_VALUE(gave_batches, "fit: the training loader gave no batch in epoch ", epoch_,
                         "; a loader must begin again at set_epoch()");
-      if (val && !result.interrupted_by && (last || (epoch_ + 1) % options_.check_val_every_n_epoch == 0))
+      if (val && !result.interrupted_by && (last || (epoch_ + 1) % options_.check_val_every_n_epoch == 0)) {
         for (const auto& [name, value] : run_validation(task, *val)) result.metrics[name] = value;
+        wants_end();  // a signal meanwhile: the loop's own condition may not ask any more
+      }
       tell([&](Callback& c) { c.on_epoch_end(epoch_, result.steps, result.metrics); });
     }
     result.seconds = milliseconds_since(start) / 1e3;
@@ -265,6 +268,7 @@ Metrics Trainer::run_validation(Task& task, Loader& val) {
   int64_t index = 0;
   // Fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
   while (const std::optional<Batch> raw = val.next()) {
+    if (InterruptScope::requested()) return {};  // means over some of the batches would pass for all
     const c10::InferenceMode inference(options_.inference_mode);
     const at::NoGradGuard no_gradients;
     const Batch batch = to_device(precision_->convert_inputs(*raw));

@@ -61,8 +61,8 @@ struct FitResult {
 /// forward context, and at the end of a window: clipping, optimizer_step, learning-rate schedule (not after a
 /// skipped step).
 ///
-/// Signals: Ctrl-C and SIGTERM end fit() after the current step; it then returns as if it had come to its
-/// end.
+/// Signals: Ctrl-C, SIGTERM and SIGHUP end fit() after the current step or validation batch; it then returns as if it
+///          had come to its end, without the metrics of a validation that was cut short.
 /// Threads: one fit() at a time in a process.
 /// Errors:  c10::ValueError for options that do not fit
 /// together, in the constructor.

@@ -1,5 +1,6 @@
 #include "mantissa/trainer/trainer.h"
 
+#include <algorithm>
 #include <csignal>
 #include <functional>
 #include <gmock/gmock.h>
@@ -59,6 +60,7 @@ class OneWeight : public Task {
   }
   void validation_step(const Batch& batch, int64_t) override {
     trace += "v";
+    if (raise_at == batch.data.item<float>()) std::raise(SIGTERM);
     validated_in_training_mode |= net->is_training();
     validated_with_gradients |= (net->weight * 1).requires_grad();
     log("val_x", batch.data.mean());
@@ -350,6 +352,20 @@ TEST(Trainer, CtrlCEndsAfterTheCurrentStep) {
   EXPECT_EQ(result.epochs, 0);
   EXPECT_TRUE(recorder->ended);
   EXPECT_DOUBLE_EQ(task.weight(), -2.5);  // the window of the interrupted batch is complete
+}
+
+TEST(Trainer, ASignalEndsAValidationWhoseMetricsAreLeftOut) {
+  OneWeight task;
+  task.raise_at = 20;
+  auto recorder = std::make_shared<Recorder>();
+  ListLoader train = loader_of({1, 2}), val = loader_of({10, 20, 30});
+  Trainer trainer({.device = "cpu", .callbacks = {recorder}});
+  const FitResult result = trainer.fit(task, train, &val);
+  EXPECT_EQ(result.interrupted_by, SIGTERM);
+  EXPECT_EQ(std::count(task.trace.begin(), task.trace.end(), 'v'), 2);
+  EXPECT_TRUE(result.metrics.contains("train_loss"));
+  EXPECT_FALSE(result.metrics.contains("val_x"));
+  EXPECT_TRUE(recorder->ended);
 }
 
 TEST(Trainer, EndsAtMaxStepsInTheMiddleOfAnEpochAndStillValidates) {
