@@ -46,7 +46,6 @@ function(mantissa_test room)
   add_executable(${room}_test ${ARG_UNPARSED_ARGUMENTS})
   target_link_libraries(${room}_test PRIVATE mantissa::${room} mantissa_warnings GTest::gtest GTest::gmock
                                              GTest::gtest_main ${ARG_LIBS})
-  target_compile_definitions(${room}_test PRIVATE MANTISSA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   mantissa_use_pch(${room}_test mantissa_test_pch)
   gtest_discover_tests(${room}_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300 LABELS ${room})
 endfunction()
