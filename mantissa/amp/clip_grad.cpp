@@ -16,6 +16,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include "mantissa/amp/clip_grad_internal.h"
+
 namespace mantissa {
 namespace {
 
@@ -47,12 +49,21 @@ std::vector<std::vector<at::Tensor>> grouped(const std::vector<at::Tensor>& grad
 
 }  // namespace
 
-at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double norm_type,
-                           bool error_if_nonfinite) {
+void check_clip_norm(double max_norm, double norm_type) {
   TORCH_CHECK_VALUE(max_norm >= 0, "clip_grad_norm_: max_norm must be at least 0; got ", max_norm,
                     " (to clip nothing, do not call it)");
   TORCH_CHECK_VALUE(!std::isnan(norm_type),
                     "clip_grad_norm_: norm_type is nan; use 1, 2, inf or another number");
+}
+
+void check_clip_value(double clip_value) {
+  TORCH_CHECK_VALUE(clip_value >= 0, "clip_grad_value_: clip_value must be at least 0; got ", clip_value,
+                    " (to clip nothing, do not call it)");
+}
+
+at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double norm_type,
+                           bool error_if_nonfinite) {
+  check_clip_norm(max_norm, norm_type);
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);
   if (gradients.empty()) return at::zeros({});
@@ -80,8 +91,7 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double no
 }
 
 void clip_grad_value_(at::TensorList parameters, double clip_value) {
-  TORCH_CHECK_VALUE(clip_value >= 0, "clip_grad_value_: clip_value must be at least 0; got ", clip_value,
-                    " (to clip nothing, do not call it)");
+  check_clip_value(clip_value);
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);
   if (gradients.empty()) return;

@@ -1,37 +1,29 @@
 #include "mantissa/amp/grad_scaler.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <unordered_set>
+#include <sstream>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/optim/optimizer.h>
 
+#include "mantissa/amp/gradients_internal.h"
+#include "mantissa/amp/nonfinite_gradients.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/step_scaling.h"
-#include "mantissa/core/suggest.h"
 
 namespace mantissa {
 namespace {
 
 constexpr double kMaxScale = std::numeric_limits<float>::max();
-
-at::Tensor on_device(const at::Tensor& value, at::Device device) {
-  return value.to(device, /*non_blocking=*/true);
-}
-
-/// Of one kind: what _amp_foreach_non_finite_check_and_unscale_ takes at once.
-struct GradientGroup {
-  at::Device device;
-  at::ScalarType dtype;
-  std::vector<at::Tensor> gradients;
-};
 
 /// Looks at every gradient before any is touched, so that a refused optimizer is left as it was.
 void check_gradients(const torch::optim::Optimizer& optimizer, bool allow_fp16) {
@@ -42,55 +34,13 @@ void check_gradients(const torch::optim::Optimizer& optimizer, bool allow_fp16) 
       TORCH_CHECK_VALUE(
           allow_fp16 || gradient.scalar_type() != at::kHalf,
           "GradScaler::unscale_: Attempting to unscale FP16 gradients, which overflow in fp16 itself; "
-          "keep the parameters in float32 and run the forward pass under Autocast, or use bf16");
+          "keep the parameters in float32 and run the forward pass under Autocast, use bf16, or set "
+          "allow_fp16_gradients and lose what is small");
       TORCH_CHECK_NOT_IMPLEMENTED(
           !gradient.is_complex(), "GradScaler::unscale_: not implemented for ", gradient.scalar_type(),
           " gradients; keep complex parameters in an optimizer of their own without the scaler");
     }
   }
-}
-
-std::vector<GradientGroup> gradient_groups(const torch::optim::Optimizer& optimizer) {
-  std::vector<GradientGroup> groups;
-  std::unordered_set<const at::TensorImpl*> seen;  // libtorch lists a weight that two modules share twice
-  for (const auto& param_group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : param_group.params()) {
-      at::Tensor& gradient = parameter.mutable_grad();
-      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      // Duplicate indices are summed when the optimizer coalesces; fp16 is the dtype where that sum
-      // overflows.
-      if (gradient.is_sparse() && gradient.scalar_type() == at::kHalf) gradient = gradient.coalesce();
-      const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
-      auto group = groups.begin();
-      while (group != groups.end() &&
-             !(group->device == values.device() && group->dtype == values.scalar_type())) {
-        ++group;
-      }
-      if (group == groups.end()) group = groups.insert(group, {values.device(), values.scalar_type(), {}});
-      group->gradients.push_back(values);
-    }
-  }
-  return groups;
-}
-
-double read_number(const GradScalerState& state, const std::string& key) {
-  const at::Scalar& value = state.at(key);
-  TORCH_CHECK_VALUE(value.isFloatingPoint() || value.isIntegral(/*includeBool=*/false),
-                    "GradScaler::load_state_dict: '", key, "' must be a number; got ", value);
-  const double number = value.to<double>();
-  TORCH_CHECK_VALUE(std::isfinite(number), "GradScaler::load_state_dict: '", key, "' must be finite; got ",
-                    number);
-  return number;
-}
-
-int64_t read_integer(const GradScalerState& state, const std::string& key, int64_t min, int64_t max) {
-  const double number = read_number(state, key);
-  // Written so that a JSON reader which knows only floating-point numbers is understood.
-  TORCH_CHECK_VALUE(number == std::floor(number) && number >= static_cast<double>(min) &&
-                        number <= static_cast<double>(max),
-                    "GradScaler::load_state_dict: '", key, "' must be an integer from ", min, " to ", max,
-                    "; got ", number);
-  return static_cast<int64_t>(number);
 }
 
 }  // namespace
@@ -110,8 +60,20 @@ GradScaler::GradScaler(at::Device device, const GradScalerOptions& options)
   TORCH_CHECK_VALUE(options_.init_scale > 0 && options_.init_scale <= kMaxScale,
                     "GradScaler: init_scale must be positive and fit in float32; got ", options_.init_scale,
                     " (the default is 65536)");
+  TORCH_CHECK_VALUE(options_.min_scale >= 0 && options_.min_scale <= options_.init_scale,
+                    "GradScaler: min_scale must be from 0 to init_scale, ", options_.init_scale, "; got ",
+                    options_.min_scale, " (0 is no floor)");
+  TORCH_CHECK_VALUE(options_.max_scale >= options_.init_scale && options_.max_scale <= kMaxScale,
+                    "GradScaler: max_scale must be from init_scale, ", options_.init_scale,
+                    ", to float32's largest value; got ", options_.max_scale,
+                    " (leave it out for no ceiling)");
+  TORCH_CHECK_VALUE(options_.hysteresis_steps > 0, "GradScaler: hysteresis_steps must be at least 1; got ",
+                    options_.hysteresis_steps, " (1 backs off at every overflow)");
+  TORCH_CHECK_VALUE(options_.warn_after_skips >= 0, "GradScaler: warn_after_skips must be at least 0; got ",
+                    options_.warn_after_skips, " (0 never warns)");
   TORCH_CHECK_VALUE(options_.growth_interval > 0, "GradScaler: growth_interval must be at least 1; got ",
                     options_.growth_interval, " (the default is 2000)");
+  init_hysteresis_tracker_ = options_.hysteresis_steps;
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) {
@@ -126,16 +88,20 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs
 }
 
 at::Tensor GradScaler::scale_leaf(const at::Tensor& output, PerDevice& scales) {
-  if (!scale_.defined()) {
-    // Autograd keeps the scale for the backward pass, which it cannot for a tensor made in inference mode.
-    const c10::InferenceMode no_inference(false);
-    scale_ = at::full({}, options_.init_scale, at::TensorOptions(output.device()).dtype(at::kFloat));
-    growth_tracker_ = at::full({}, init_growth_tracker_, scale_.options().dtype(at::kInt));
-  }
+  if (!scale_.defined()) create_state(output.device());
   for (const auto& [device, scale] : scales) {
     if (device == output.device()) return output * scale;
   }
   return output * scales.emplace_back(output.device(), on_device(scale_, output.device())).second;
+}
+
+void GradScaler::create_state(at::Device device) {
+  // Autograd keeps the scale for the backward pass, which it cannot for a tensor made in inference mode.
+  const c10::InferenceMode no_inference(false);
+  scale_ = at::full({}, options_.init_scale, at::TensorOptions(device).dtype(at::kFloat));
+  growth_tracker_ = at::full({}, init_growth_tracker_, scale_.options().dtype(at::kInt));
+  if (options_.hysteresis_steps > 1)
+    hysteresis_tracker_ = at::full({}, init_hysteresis_tracker_, growth_tracker_.options());
 }
 
 void GradScaler::check_initialized(const char* function) const {
@@ -149,7 +115,7 @@ GradScaler::OptimizerState& GradScaler::state_of(const torch::optim::Optimizer& 
   for (auto& state : optimizers_) {
     if (state.optimizer == &optimizer) return state;
   }
-  return optimizers_.emplace_back(OptimizerState{&optimizer, Stage::kReady, {}});
+  return optimizers_.emplace_back(OptimizerState{&optimizer});
 }
 
 GradScaler::PerDevice GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer,
@@ -183,10 +149,14 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
       state.stage != Stage::kStepped,
       "GradScaler::unscale_: unscale_() is being called after step(); call it before step(), and update() at "
       "the end of the iteration");
+  TORCH_CHECK(
+      state.stage != Stage::kChecked,
+      "GradScaler::unscale_: unscale_() is being called after the scaler clipped fp16 gradients, which stay "
+      "scaled until the optimizer's step; call it before clipping, or not at all");
   // Metal has no float64.
   const at::Tensor inv_scale =
       scale_.is_mps() ? scale_.reciprocal() : scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  state.found_inf = check_and_unscale(optimizer, inv_scale, /*allow_fp16=*/false);
+  state.found_inf = check_and_unscale(optimizer, inv_scale, options_.allow_fp16_gradients);
   state.stage = Stage::kUnscaled;
 }
 
@@ -201,8 +171,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
       state.stage != Stage::kStepped,
       "GradScaler::step: step() has already been called since the last update(); call update() once at the "
       "end of every iteration");
-  if (dynamic_cast<StepSupportsAmpScaling*>(&optimizer) != nullptr) {
-    step_self_unscaling(optimizer, state);
+  if (auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer)) {
+    step_self_unscaling(optimizer, *scaling, state);
     state.stage = Stage::kStepped;
     return true;
   }
@@ -215,11 +185,49 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   for (const auto& [device, flag] : state.found_inf) overflowed = overflowed || flag.item<float>() != 0;
   if (!overflowed) optimizer.step();
   state.stage = Stage::kStepped;
+  note_step(optimizer, !overflowed);
   return !overflowed;
 }
 
-void GradScaler::step_self_unscaling(torch::optim::Optimizer& optimizer, OptimizerState& state) {
-  auto& scaling = dynamic_cast<StepSupportsAmpScaling&>(optimizer);
+void GradScaler::note_step(const torch::optim::Optimizer& optimizer, bool stepped) {
+  if (stepped) {
+    skips_in_a_row_.erase(&optimizer);
+    return;
+  }
+  const int64_t skips = ++skips_in_a_row_[&optimizer];
+  if (options_.warn_after_skips == 0 || skips % options_.warn_after_skips != 0) return;
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& parameters = optimizer.param_groups()[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      std::ostringstream name;
+      if (options_.parameter_name)
+        name << options_.parameter_name(parameters[i]);
+      else
+        name << "group " << g << ", parameter " << i;
+      named.emplace_back(name.str(), parameters[i]);
+    }
+  }
+  TORCH_WARN("GradScaler::step: ", skips, " steps in a row were skipped; the scale is ", get_scale(),
+             ", and these gradients have inf or nan: ", describe(find_nonfinite_gradients(named)),
+             ". If the loss itself is inf or nan no scale helps: look at the data and the learning rate, or "
+             "use bf16; if the scale is still high, start from a lower init_scale");
+}
+
+void GradScaler::check(torch::optim::Optimizer& optimizer, OptimizerState& state) {
+  state.found_inf = check_and_unscale(optimizer, at::full({}, 1.0, scale_.options()), /*allow_fp16=*/true);
+}
+
+at::Tensor GradScaler::divisor(const StepSupportsAmpScaling& scaling, const OptimizerState& state) const {
+  at::Tensor divisor = scale_;
+  // A scale that the caller has set stays in force: the gradients carry both.
+  if (scaling.grad_scale.defined()) divisor = divisor * scaling.grad_scale;
+  if (state.clip_divisor.defined()) divisor = divisor * state.clip_divisor;
+  return divisor;
+}
+
+void GradScaler::step_self_unscaling(torch::optim::Optimizer& optimizer, StepSupportsAmpScaling& scaling,
+                                     OptimizerState& state) {
   const struct Clear {
     StepSupportsAmpScaling& scaling;
     ~Clear() {
@@ -228,12 +236,13 @@ void GradScaler::step_self_unscaling(torch::optim::Optimizer& optimizer, Optimiz
     }
   } clear{
       scaling};  // also when the optimizer throws: a stale scale would divide the next step's gradients again
-  if (state.stage == Stage::kReady) {
-    const at::Tensor one = at::full({}, 1.0, scale_.options());
-    state.found_inf = check_and_unscale(optimizer, one, /*allow_fp16=*/true);
-    // A scale that the caller has set stays in force: the gradients carry both.
-    scaling.grad_scale = scaling.grad_scale.defined() ? scale_ * scaling.grad_scale : scale_;
-  }
+  TORCH_CHECK(
+      state.stage != Stage::kUnscaled || !state.found_inf.empty() || gradient_groups(optimizer).empty(),
+      "GradScaler::step: No inf checks were recorded for this optimizer: its gradients came after "
+      "unscale_(), "
+      "so they are still scaled; call unscale_() after backward()");
+  if (state.stage == Stage::kReady) check(optimizer, state);
+  if (state.stage != Stage::kUnscaled) scaling.grad_scale = divisor(scaling, state);
   const at::Tensor found_inf = sum_on_scale_device(state.found_inf);
   scaling.found_inf = found_inf.defined() ? found_inf : at::zeros({}, scale_.options());
   optimizer.step();
@@ -265,9 +274,34 @@ void GradScaler::update() {
   TORCH_CHECK(!flags.empty(),
               "GradScaler::update: No inf checks were recorded prior to update; call step(optimizer) after "
               "scale(loss).backward(), then update() once");
-  at::_amp_update_scale_(scale_, growth_tracker_, sum_on_scale_device(flags), options_.growth_factor,
-                         options_.backoff_factor, options_.growth_interval);
+  const at::Tensor found_inf = sum_on_scale_device(flags);
+  const at::Tensor before = hysteresis_tracker_.defined() ? scale_.clone() : at::Tensor();
+  at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor, options_.backoff_factor,
+                         options_.growth_interval);
+  if (before.defined()) apply_hysteresis(before, found_inf);
+  bound_scale();
   optimizers_.clear();
+}
+
+// All on the device: asking whether there was an overflow would wait for it.
+void GradScaler::apply_hysteresis(const at::Tensor& before, const at::Tensor& found_inf) {
+  const at::Tensor overflowed = found_inf != 0;
+  const at::Tensor interval_met = (growth_tracker_ == 0).logical_and(overflowed.logical_not());
+  const at::Tensor left = (hysteresis_tracker_ - overflowed.to(at::kInt)).clamp_min(0);
+  scale_.copy_(at::where(overflowed.logical_and(left > 0), before, scale_));
+  hysteresis_tracker_.copy_(left.masked_fill(interval_met, options_.hysteresis_steps));
+}
+
+double GradScaler::bounded(double scale) const {
+  if (options_.min_scale > 0) scale = std::max(scale, options_.min_scale);
+  return std::min(scale, options_.max_scale);
+}
+
+void GradScaler::bound_scale() {
+  if (options_.min_scale > 0)
+    scale_.clamp_(options_.min_scale, options_.max_scale);
+  else
+    scale_.clamp_max_(options_.max_scale);
 }
 
 void GradScaler::update(double new_scale) {
@@ -275,7 +309,7 @@ void GradScaler::update(double new_scale) {
   check_initialized("update");
   TORCH_CHECK_VALUE(std::abs(new_scale) <= kMaxScale,
                     "GradScaler::update: new_scale must be finite in float32; got ", new_scale);
-  scale_.fill_(new_scale);
+  scale_.fill_(bounded(new_scale));
   optimizers_.clear();
 }
 
@@ -288,6 +322,7 @@ void GradScaler::update(const at::Tensor& new_scale) {
                     " with requires_grad=False; got ", new_scale.toString(), " of shape ",
                     new_scale.defined() ? new_scale.sizes() : at::IntArrayRef(), "; or pass a number");
   scale_.copy_(new_scale.reshape({}));
+  bound_scale();
   optimizers_.clear();
 }
 
@@ -310,45 +345,6 @@ double GradScaler::get_scale() const {
 int64_t GradScaler::get_growth_tracker() const {
   if (!is_enabled()) return 0;
   return growth_tracker_.defined() ? growth_tracker_.item<int>() : init_growth_tracker_;
-}
-
-GradScalerState GradScaler::state_dict() const {
-  if (!is_enabled()) return {};
-  return {{"scale", get_scale()},
-          {"growth_factor", options_.growth_factor},
-          {"backoff_factor", options_.backoff_factor},
-          {"growth_interval", options_.growth_interval},
-          {"_growth_tracker", get_growth_tracker()}};
-}
-
-void GradScaler::load_state_dict(const GradScalerState& state) {
-  if (!is_enabled()) return;
-  TORCH_CHECK(
-      !state.empty(),
-      "GradScaler::load_state_dict: the source state dict is empty, possibly because it was saved from a "
-      "disabled instance of GradScaler; do not load it, and the scaler starts from its options");
-  std::vector<std::string> present;
-  for (const auto& [key, value] : state) present.push_back(key);
-  for (const char* key : {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}) {
-    TORCH_CHECK_VALUE(state.count(key) != 0, "GradScaler::load_state_dict: '", key, "' is missing; got ",
-                      join_names(present), did_you_mean(key, present),
-                      "; a state comes from state_dict(), here or in Python's torch.amp.GradScaler");
-  }
-  GradScalerOptions loaded = options_;
-  loaded.init_scale = read_number(state, "scale");
-  TORCH_CHECK_VALUE(std::abs(loaded.init_scale) <= kMaxScale,
-                    "GradScaler::load_state_dict: 'scale' must fit in float32; got ", loaded.init_scale);
-  loaded.growth_factor = read_number(state, "growth_factor");
-  loaded.backoff_factor = read_number(state, "backoff_factor");
-  constexpr int64_t kMaxExact = int64_t{1} << 53;
-  loaded.growth_interval = read_integer(state, "growth_interval", -kMaxExact, kMaxExact);
-  const int64_t tracker = read_integer(state, "_growth_tracker", 0, std::numeric_limits<int>::max());
-
-  options_ = loaded;
-  init_growth_tracker_ = tracker;
-  if (!scale_.defined()) return;
-  scale_.fill_(loaded.init_scale);
-  growth_tracker_.fill_(tracker);
 }
 
 }  // namespace mantissa

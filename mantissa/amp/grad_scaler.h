@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/amp/grad_scaler_state.h"
 #include "mantissa/core/tree.h"
 
 namespace torch::optim {
@@ -20,17 +22,37 @@ class Optimizer;
 
 namespace mantissa {
 
+class StepSupportsAmpScaling;
+
 struct GradScalerOptions {
   double init_scale = 65536.0;     ///< the first scale; a plain factor
   double growth_factor = 2.0;      ///< times this after `growth_interval` clean steps in a row
   double backoff_factor = 0.5;     ///< times this after an overflow
   int64_t growth_interval = 2000;  ///< clean steps before the scale grows; a huge value keeps it fixed
   bool enabled = true;             ///< false: every call passes through as if there were no scaler
-};
 
-/// A scaler's state under torch's own five keys: scale, growth_factor, backoff_factor (floating point),
-/// growth_interval, _growth_tracker (integers). Empty for a disabled scaler.
-using GradScalerState = std::map<std::string, at::Scalar>;
+  /// The scale never leaves [min_scale, max_scale], however it is set. The default floor is the smallest
+  /// normal float32, 2^-126: until there all numbers are torch's, and below it torch's reciprocal is inf and
+  /// the next clean step writes that into the parameters. 0: no floor, as torch, down to 0.
+  double min_scale = std::numeric_limits<float>::min();
+  double max_scale = std::numeric_limits<float>::max();
+  /// The scale backs off at the overflow of this number and at each one after it, until `growth_interval`
+  /// clean iterations in a row refill the count (Megatron-LM's and DeepSpeed's rule; Apex's kernel refills it
+  /// at every clean iteration). Steps are skipped all the same. 1: at every overflow, as torch.
+  int64_t hysteresis_steps = 1;
+
+  /// After this many steps of an optimizer skipped in a row, and again after as many more, a warning names
+  /// the first parameters with inf or nan in their gradients. It alone reads them on the host. 0: never.
+  /// Not for StepSupportsAmpScaling optimizers, whose skips the host never learns.
+  int64_t warn_after_skips = 10;
+  /// What that warning calls a parameter; by default "group 0, parameter 3".
+  std::function<std::string(const at::Tensor& parameter)> parameter_name{};
+
+  /// Lets unscale_() divide fp16 gradients in place, where torch refuses: what falls below 6e-8 after the
+  /// division is lost, which the scale was to prevent. A StepSupportsAmpScaling optimizer loses nothing if
+  /// unscale_() is not called, because it divides in its step, and needs no such permission.
+  bool allow_fp16_gradients = false;
+};
 
 /// A tensor, or a vector, array, map, tuple, pair or optional of such, or a struct with tensors(): nothing
 /// that scaling would have to leave out.
@@ -68,11 +90,13 @@ concept TensorTree = is_tensor_tree<T>;
 /// Shapes:   scale, growth count and overflow flags are 0-dim, on the device of the first tensor scaled.
 /// Units:    the scale is a plain factor; gradients leave unscale_() in the loss's own units.
 /// Numerics: gradients are multiplied by float32(1 / float64(scale)), exact for powers of two. An overflow is
-///           an inf or nan in the gradients as they come in. The scale has no lower bound: after some 165
-///           overflows in a row it is 0, and the next step writes inf or nan (as in torch; see get_scale()).
+///           an inf or nan in the gradients as they come in. The scale stays in [min_scale, max_scale].
 /// Sync:     step() reads one flag from each device that holds gradients, and none with a
 ///           StepSupportsAmpScaling optimizer; get_scale(), get_growth_tracker() and state_dict() read what
-///           they return. Nothing else waits for a device.
+///           they return. Nothing else waits for a device. With such optimizers a whole iteration, from
+///           scale() to update(), can be captured in a CUDA graph: call scale() once before, so that the
+///           scale exists. Scale and trackers keep their memory for the scaler's life, so update(new_scale)
+///           and load_state_dict() act on later replays; factors and limits are those of the capture.
 /// Threads:  one at a time.
 /// Errors:   c10::ValueError for options out of range and fp16 gradients; c10::Error for calls out of order.
 /// Source:   Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; spec section 3 (GS-1 to GS-55).
@@ -100,9 +124,26 @@ class GradScaler {
 
   /// Divides every gradient of `optimizer` by the scale, in place, and notes any inf or nan. Call it before
   /// clipping or reading gradients, once an iteration; step() does it otherwise.
-  /// Errors: c10::ValueError for fp16 gradients, c10::NotImplementedError for complex ones, c10::Error if
-  ///         called before scale(), twice, or after step(). Gradients are then untouched.
+  /// Errors: c10::ValueError for fp16 gradients unless they are allowed, c10::NotImplementedError for complex
+  ///         ones, c10::Error if called before scale(), twice, or after step(). Gradients are then untouched.
   void unscale_(torch::optim::Optimizer& optimizer);
+
+  /// Clips the gradients of `optimizer` by their joint norm, unscaling them first unless that was done;
+  /// returns the norm before, in the loss's own units, 0-dim on the first gradient's device.
+  ///
+  /// Numerics: mantissa::clip_grad_norm_() on unscaled gradients. fp16 gradients of a StepSupportsAmpScaling
+  ///           optimizer stay scaled and as they are: their norm is taken in float32, and the factor
+  ///           min(1, max_norm / (norm + 1e-6)) goes into the coming step's grad_scale.
+  /// Sync:     none.
+  /// Errors:   those of mantissa::clip_grad_norm_() and of unscale_(), before anything is changed.
+  at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type = 2.0);
+  /// The same by value: each element to [-clip_value, clip_value], in the loss's own units.
+  ///
+  /// Numerics: scaled fp16 gradients (see clip_grad_norm_()) are clamped to clip_value * scale, rounded to
+  ///           fp16; where that is beyond fp16 no finite element is changed, and none had to be.
+  /// Sync:     none.
+  /// Errors:   those of mantissa::clip_grad_value_() and of unscale_(), before anything is changed.
+  void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value);
 
   /// Steps `optimizer` unless a gradient overflowed; returns whether it called optimizer.step(). One that is
   /// a StepSupportsAmpScaling is always called and drops an overflowed step itself: found_inf() tells.
@@ -113,11 +154,11 @@ class GradScaler {
   /// Errors: c10::Error if enabled: a closure would need its own scaling, checking and skipping.
   at::Tensor step(torch::optim::Optimizer& optimizer, const LossClosure& closure);
 
-  /// Ends the iteration: backs off after an overflow in any optimizer, grows after `growth_interval` clean
-  /// iterations.
+  /// Ends the iteration: backs off after an overflow in any optimizer (see also hysteresis_steps), grows
+  /// after `growth_interval` clean iterations.
   /// Errors: c10::Error if no gradients were checked since the last update().
   void update();
-  /// Ends the iteration with this scale instead; the growth tracker stays.
+  /// Ends the iteration with this scale instead, brought into [min_scale, max_scale]; the trackers stay.
   /// Errors: c10::ValueError if `new_scale` does not fit in float32.
   void update(double new_scale);
   /// The same with the value of a tensor of one element, which is copied, so nothing waits for the device.
@@ -152,38 +193,58 @@ class GradScaler {
 
   /// What load_state_dict(), here or in Python, needs to go on; empty if disabled. Take it after update().
   GradScalerState state_dict() const;
-  /// Goes on from a saved state; the state of the current iteration stays. Keys beyond torch's five are
-  /// ignored; a disabled scaler ignores everything.
+  /// Goes on from a saved state; the state of the current iteration stays. Without _hysteresis_tracker the
+  /// count starts full. Foreign keys are ignored; a disabled scaler ignores everything.
   /// Errors: c10::Error if `state` is empty; c10::ValueError if a key is missing or a value is none that a
   ///         scaler can have. The scaler is then unchanged.
   void load_state_dict(const GradScalerState& state);
 
  private:
-  enum class Stage { kReady, kUnscaled, kStepped };
+  /// kChecked: looked at for inf and nan, still scaled; the optimizer will divide.
+  enum class Stage { kReady, kChecked, kUnscaled, kStepped };
   /// One value on several devices, copied to each when first asked for.
   using PerDevice = std::vector<std::pair<at::Device, at::Tensor>>;
   struct OptimizerState {
     const torch::optim::Optimizer* optimizer;
     Stage stage = Stage::kReady;
-    PerDevice found_inf;
+    PerDevice found_inf{};
+    at::Tensor
+        clip_divisor{};  // of gradients clipped while scaled: what the step divides by, beside the scale
   };
 
   at::Tensor scale_leaf(const at::Tensor& output, PerDevice& scales);
+  void create_state(at::Device device);
   void check_initialized(const char* function) const;
   OptimizerState& state_of(const torch::optim::Optimizer& optimizer);
   /// Multiplies by `inv_scale` and returns the overflow flags of each device that holds gradients.
   PerDevice check_and_unscale(torch::optim::Optimizer& optimizer, const at::Tensor& inv_scale,
                               bool allow_fp16);
-  void step_self_unscaling(torch::optim::Optimizer& optimizer, OptimizerState& state);
+  /// Notes any inf or nan and leaves the gradients scaled.
+  void check(torch::optim::Optimizer& optimizer, OptimizerState& state);
+  void step_self_unscaling(torch::optim::Optimizer& optimizer, StepSupportsAmpScaling& scaling,
+                           OptimizerState& state);
+  /// What a step of still scaled gradients divides them by.
+  at::Tensor divisor(const StepSupportsAmpScaling& scaling, const OptimizerState& state) const;
+  /// Where gradients are clipped while scaled: the optimizer's side of it. Otherwise they are unscaled, if
+  /// they are not yet, and the result is null.
+  StepSupportsAmpScaling* unscale_or_check(torch::optim::Optimizer& optimizer);
+  void note_step(const torch::optim::Optimizer& optimizer, bool stepped);
   /// Undefined if `flags` is empty.
   at::Tensor sum_on_scale_device(const PerDevice& flags) const;
+  /// Undoes the backoff of `before` while overflows are tolerated.
+  void apply_hysteresis(const at::Tensor& before, const at::Tensor& found_inf);
+  double bounded(double scale) const;
+  void bound_scale();
 
   at::Device device_;
   GradScalerOptions options_;  // init_scale is also what a state loaded before the first scale() sets
   int64_t init_growth_tracker_ = 0;
-  at::Tensor scale_;           // 0-dim float32, undefined before the first scale()
-  at::Tensor growth_tracker_;  // 0-dim int32, likewise
+  int64_t init_hysteresis_tracker_ = 0;
+  at::Tensor scale_;               // 0-dim float32, undefined before the first scale()
+  at::Tensor growth_tracker_;      // 0-dim int32, likewise
+  at::Tensor hysteresis_tracker_;  // 0-dim int32: overflows until a backoff; undefined without hysteresis
   std::vector<OptimizerState> optimizers_;
+  std::map<const torch::optim::Optimizer*, int64_t> skips_in_a_row_;
 };
 
 template <TensorTree Tree>

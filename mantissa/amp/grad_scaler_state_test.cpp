@@ -104,23 +104,50 @@ TEST(GradScaler, GS51_GS52_LoadingKeepsTheIterationsState) {
   EXPECT_EQ(p.item<float>(), 0.f);
 }
 
-TEST(GradScaler, GS53_ResumingEqualsNotStopping) {
+TEST(GradScaler, GS53_PE18_ResumingEqualsNotStopping) {
   const std::vector<float> grads = {1, 1, kInf, 1, 1, 1, 1, kNan, 1, 1, 1, 1};
   const GradScalerOptions options{.init_scale = 8.0, .growth_interval = 2};
-  SGD optimizer({with_grad({1.f})}, 0.0);
   for (size_t stop = 0; stop <= grads.size(); ++stop) {
     auto whole = used_scaler(options), first = used_scaler(options);
+    const auto p = with_grad({1.f}), q = with_grad({1.f});
+    SGD straight({p}, 0.1), resumed({q}, 0.1);
     for (size_t i = 0; i < stop; ++i) {
-      iterate(whole, optimizer, grads[i]);
-      iterate(first, optimizer, grads[i]);
+      iterate(whole, straight, grads[i]);
+      iterate(first, resumed, grads[i]);
     }
     GradScaler second(at::kCPU);
     second.load_state_dict(first.state_dict());
     for (size_t i = stop; i < grads.size(); ++i) {
-      EXPECT_EQ(iterate(second, optimizer, grads[i]), iterate(whole, optimizer, grads[i]));
+      EXPECT_EQ(iterate(second, resumed, grads[i]), iterate(whole, straight, grads[i]));
       EXPECT_EQ(second.get_scale(), whole.get_scale()) << stop << " " << i;
       EXPECT_EQ(second.get_growth_tracker(), whole.get_growth_tracker()) << stop << " " << i;
+      EXPECT_TRUE(at::equal(p, q)) << stop << " " << i;
     }
+  }
+}
+
+TEST(GradScaler, PE19_StatesCrossAsTensors) {
+  auto scaler = used_scaler({.init_scale = 8.0, .growth_interval = 7, .hysteresis_steps = 2});
+  const auto state = scaler.state_dict();
+  const auto tensors = scaler_state_to_tensors(state);
+  EXPECT_EQ(tensors.at("scale").scalar_type(), at::kDouble);
+  EXPECT_EQ(tensors.at("growth_interval").scalar_type(), at::kLong);
+  EXPECT_EQ(tensors.at("_hysteresis_tracker").dim(), 0);
+  const auto back = scaler_state_from_tensors(tensors);
+  ASSERT_EQ(back.size(), state.size());
+  for (const auto& [key, value] : state) {
+    EXPECT_EQ(back.at(key).toDouble(), value.toDouble()) << key;
+    EXPECT_EQ(back.at(key).isFloatingPoint(), value.isFloatingPoint()) << key;
+  }
+  EXPECT_TRUE(scaler_state_to_tensors({}).empty());
+  EXPECT_EQ(scaler_state_from_tensors({{"scale", torch::full({1}, 4.f)}}).at("scale").toDouble(), 4.0);
+  for (const auto& wrong : {at::Tensor(), torch::ones({2}), torch::ones({0}), torch::ones({}, at::kBool),
+                            torch::ones({}, at::kComplexFloat)}) {
+    expect_error<c10::ValueError>(
+        [&] {
+          scaler_state_from_tensors({{"scale", wrong}});
+        },
+        "'scale' must be one real number");
   }
 }
 

@@ -248,6 +248,19 @@ TEST(GradScaler, GS22_TheCheckIsOnTheIncomingValue) {
   EXPECT_EQ(scaler.found_inf(optimizer).item<float>(), 0.f);
 }
 
+TEST(GradScaler, GS21_ANanLossSkipsTheStepAndBacksOff) {
+  GradScaler scaler(at::kCPU, {.init_scale = 8.0});
+  const auto w = torch::ones({2}).requires_grad_();
+  SGD optimizer({w}, 1.0);
+  const auto loss = (w * kNan).sum();
+  EXPECT_TRUE(std::isnan(scaler.scale(loss).item<float>()));
+  scaler.scale(loss).backward();
+  EXPECT_FALSE(scaler.step(optimizer));
+  scaler.update();
+  EXPECT_TRUE(at::equal(w, torch::ones({2})));
+  EXPECT_EQ(scaler.get_scale(), 4.0);
+}
+
 TEST(GradScaler, GS23_NanWrittenAfterUnscaleIsNotDetected) {
   auto scaler = used_scaler();
   const auto p = with_grad({1.f});
@@ -331,7 +344,7 @@ TEST(GradScaler, GS33_GS34_UpdateWithANewScale) {
   EXPECT_EQ(scaler.get_growth_tracker(), 1);
   EXPECT_NO_THROW(scaler.step(optimizer));  // stages were cleared
   scaler.update(0.0);
-  EXPECT_EQ(scaler.get_scale(), 0.0);
+  EXPECT_EQ(scaler.get_scale(), 0x1p-126);  // accepted, as in torch, and brought up to the floor
   const auto value = torch::full({1}, 16.0, at::kDouble);
   scaler.update(value);
   value.fill_(3);
@@ -362,6 +375,14 @@ TEST(GradScaler, GS35_GrowsExactlyAtTheInterval) {
   }
 }
 
+TEST(GradScaler, PE17_GrowsFrom256To2048InTwelveSteps) {
+  auto scaler = used_scaler({.init_scale = 256.0, .growth_interval = 4});
+  SGD optimizer({with_grad({1.f})}, 0.0);
+  for (int i = 0; i < 12; ++i) iterate(scaler, optimizer, 1);
+  EXPECT_EQ(scaler.get_scale(), 2048.0);
+  EXPECT_EQ(scaler.get_growth_tracker(), 0);
+}
+
 TEST(GradScaler, GS36_AnyNonzeroFlagIsBad) {
   for (const float flag : {2.f, kNan, -1.f}) {
     auto scaler = used_scaler({.init_scale = 8.0});
@@ -384,8 +405,8 @@ TEST(GradScaler, GS37_GrowthPastFloat32KeepsTheScale) {
   EXPECT_EQ(scaler.get_growth_tracker(), 0);
 }
 
-TEST(GradScaler, GS38_BackoffMayReachZero) {
-  auto scaler = used_scaler({.init_scale = 0x1p-149});
+TEST(GradScaler, GS38_WithoutAFloorBackoffReachesZeroAsInTorch) {
+  auto scaler = used_scaler({.init_scale = 0x1p-149, .min_scale = 0.0});
   const auto p = with_grad({1.f});
   SGD optimizer({p}, 1.0);
   iterate(scaler, optimizer, kInf);

@@ -1,14 +1,23 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/core/step_scaling.h"
 
 // What the tests of this room share.
 namespace mantissa {
@@ -68,6 +77,108 @@ inline void expect_error(const F& f, const std::string& text) {
     EXPECT_THAT(e.what_without_backtrace(), testing::HasSubstr(text));
   }
 }
+
+/// What a self-unscaling optimizer is handed, for tests to look at after the step; nothing is read in it.
+class SelfUnscaling : public torch::optim::Optimizer, public StepSupportsAmpScaling {
+ public:
+  using Optimizer::Optimizer;
+  at::Tensor step(LossClosure) final {
+    const at::NoGradGuard no_grad;
+    seen_scale = grad_scale.defined() ? grad_scale.clone() : at::Tensor();
+    seen_found_inf = found_inf.clone();
+    scale_address = grad_scale.defined() ? grad_scale.const_data_ptr() : nullptr;
+    if (fails) throw std::runtime_error("optimizer failed");
+    std::vector<size_t> with_gradients;
+    for (size_t i = 0; i < params().size(); ++i) {
+      const at::Tensor& gradient = params()[i].grad();
+      if (gradient.defined() && !gradient.is_sparse()) with_gradients.push_back(i);
+    }
+    if (!with_gradients.empty()) update(with_gradients);
+    return {};
+  }
+  at::Tensor seen_scale, seen_found_inf;
+  const void* scale_address = nullptr;
+  bool fails = false;
+
+ protected:
+  virtual void update(const std::vector<size_t>& with_gradients) = 0;
+  const std::vector<at::Tensor>& params() const { return param_groups_[0].params(); }
+  std::vector<at::Tensor> gradients(const std::vector<size_t>& which) const {
+    std::vector<at::Tensor> out;
+    for (const size_t i : which) out.push_back(params()[i].grad());
+    return out;
+  }
+  static std::vector<at::Tensor> pick(const std::vector<at::Tensor>& all, const std::vector<size_t>& which) {
+    std::vector<at::Tensor> out;
+    for (const size_t i : which) out.push_back(all[i]);
+    return out;
+  }
+  static std::optional<at::Tensor> optional(const at::Tensor& t) {
+    return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
+  }
+};
+
+/// AdamW over libtorch's fused kernel, as Python's fused=True.
+class FusedAdamW final : public SelfUnscaling {
+ public:
+  explicit FusedAdamW(std::vector<at::Tensor> parameters)
+      : SelfUnscaling(std::move(parameters), std::make_unique<torch::optim::AdamWOptions>()) {
+    for (const auto& p : params()) {
+      moments.push_back(torch::zeros_like(p));
+      squares.push_back(torch::zeros_like(p));
+      steps.push_back(torch::zeros({}, p.options().dtype(at::kFloat)));
+    }
+  }
+  std::vector<at::Tensor> moments, squares, steps;
+
+ private:
+  void update(const std::vector<size_t>& which) override {
+    // A skipped step does not count: the kernel leaves the step counters to the caller.
+    for (const size_t i : which) steps[i] += 1 - found_inf;
+    at::_fused_adamw_(pick(params(), which), gradients(which), pick(moments, which), pick(squares, which), {},
+                      pick(steps, which), 1e-2, 0.9, 0.999, 1e-2, 1e-8, false, false, optional(grad_scale),
+                      optional(found_inf));
+  }
+};
+
+/// SGD without momentum over libtorch's fused kernel.
+class FusedSgd final : public SelfUnscaling {
+ public:
+  FusedSgd(std::vector<at::Tensor> parameters, double lr)
+      : SelfUnscaling(std::move(parameters), std::make_unique<torch::optim::SGDOptions>(lr)), lr_(lr) {}
+
+ private:
+  void update(const std::vector<size_t>& which) override {
+    at::_fused_sgd_(pick(params(), which), gradients(which), {}, 0.0, 0.0, lr_, 0.0, false, false, true,
+                    optional(grad_scale), optional(found_inf));
+  }
+  double lr_;
+};
+
+/// Counts what in this scope, in this thread, looks at a tensor's values on the host: item() and what ends in
+/// it, comparisons with a host result, shapes that depend on values. On a GPU each waits for the device.
+class HostReads {
+ public:
+  HostReads() {
+    count_ = 0;
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& fn) -> std::unique_ptr<at::ObserverContext> {
+          static constexpr std::array<std::string_view, 5> kReads = {"aten::_local_scalar_dense",
+                                                                     "aten::equal", "aten::nonzero",
+                                                                     "aten::masked_select", "aten::_unique2"};
+          if (std::find(kReads.begin(), kReads.end(), fn.name()) != kReads.end()) ++count_;
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~HostReads() { at::removeCallback(handle_); }
+  HostReads(const HostReads&) = delete;
+  HostReads& operator=(const HostReads&) = delete;
+  int count() const { return count_; }
+
+ private:
+  static inline thread_local int count_ = 0;
+  at::CallbackHandle handle_;
+};
 
 /// Two rows; every value at index 0, so that more than one are duplicates.
 inline at::Tensor sparse(const std::vector<float>& values, at::ScalarType dtype = at::kFloat) {

@@ -1,0 +1,91 @@
+// Clipping with a scaler: of unscaled gradients, or of scaled ones whose optimizer divides in its step.
+#include <optional>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <torch/optim/optimizer.h>
+
+#include "mantissa/amp/clip_grad.h"
+#include "mantissa/amp/clip_grad_internal.h"
+#include "mantissa/amp/grad_scaler.h"
+#include "mantissa/amp/gradients_internal.h"
+#include "mantissa/core/step_scaling.h"
+
+namespace mantissa {
+namespace {
+
+std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups()) {
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  }
+  return all;
+}
+
+/// The joint norm, in float32 or wider whatever the gradients' dtype; on the first gradient's device.
+at::Tensor total_norm(const std::vector<GradientGroup>& groups, double norm_type) {
+  std::vector<at::Tensor> norms;
+  for (const auto& group : groups) {
+    const auto dtype = group.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    for (const at::Tensor& norm : at::_foreach_norm(group.gradients, norm_type, dtype)) {
+      norms.push_back(on_device(norm, groups.front().device));
+    }
+  }
+  return at::linalg_vector_norm(at::stack(norms), norm_type);
+}
+
+}  // namespace
+
+StepSupportsAmpScaling* GradScaler::unscale_or_check(torch::optim::Optimizer& optimizer) {
+  if (!is_enabled()) return nullptr;
+  check_initialized("clip_grad");
+  auto& state = state_of(optimizer);
+  if (state.stage == Stage::kUnscaled) return nullptr;
+  auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer);
+  if (state.stage == Stage::kReady && scaling != nullptr && has_fp16_gradients(optimizer)) {
+    // Now, since clipping may hide an inf: a clamp makes it finite.
+    check(optimizer, state);
+    state.stage = Stage::kChecked;
+  }
+  if (state.stage == Stage::kChecked) return scaling;
+  unscale_(optimizer);
+  return nullptr;
+}
+
+at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
+                                       double norm_type) {
+  check_clip_norm(max_norm, norm_type);
+  const auto* scaling = unscale_or_check(optimizer);
+  if (scaling == nullptr) return mantissa::clip_grad_norm_(parameters_of(optimizer), max_norm, norm_type);
+  const at::NoGradGuard no_grad;
+  auto& state = state_of(optimizer);
+  const at::Tensor scaled = total_norm(gradient_groups(optimizer), norm_type);
+  const at::Tensor norm = scaled / on_device(divisor(*scaling, state), scaled.device());
+  const at::Tensor shrink =
+      on_device(((norm + 1e-6) / max_norm).clamp_min(1.0).to(at::kFloat), scale_.device());
+  state.clip_divisor = state.clip_divisor.defined() ? state.clip_divisor * shrink : shrink;
+  return norm;
+}
+
+void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {
+  check_clip_value(clip_value);
+  const auto* scaling = unscale_or_check(optimizer);
+  if (scaling == nullptr) {
+    mantissa::clip_grad_value_(parameters_of(optimizer), clip_value);
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  // The divisor is inf after clipping to the norm 0; times a value of 0, that is nan.
+  const at::Tensor limit = (divisor(*scaling, state_of(optimizer)) * clip_value).nan_to_num_(0.0);
+  for (const auto& group : gradient_groups(optimizer)) {
+    const at::Tensor high = on_device(limit, group.device), low = -high;
+    for (at::Tensor gradient : group.gradients) gradient.clamp_(low, high);
+  }
+}
+
+}  // namespace mantissa
