@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include "mantissa/amp/kept_weights_internal.h"
 #include "mantissa/core/device.h"
 
 namespace mantissa {
@@ -42,17 +43,29 @@ bool validate(at::DeviceType device_type, at::ScalarType dtype) {
   return false;
 }
 
-}  // namespace
-
-Autocast::Autocast(at::DeviceType device_type, const AutocastOptions& options) : device_type_(device_type) {
+void check_has_autocast(at::DeviceType device_type) {
   TORCH_CHECK(at::autocast::is_autocast_available(device_type), "Autocast(",
               c10::DeviceTypeName(device_type, /*lower_case=*/true),
               "): unsupported autocast device type; use cpu or cuda");
+}
+
+}  // namespace
+
+AutocastOptions current_autocast(at::DeviceType device_type) {
+  check_has_autocast(device_type);
+  return {.dtype = at::autocast::get_autocast_dtype(device_type),
+          .enabled = at::autocast::is_autocast_enabled(device_type),
+          .cache_enabled = at::autocast::is_autocast_cache_enabled()};
+}
+
+Autocast::Autocast(at::DeviceType device_type, const AutocastOptions& options) : device_type_(device_type) {
+  check_has_autocast(device_type);
   previous_dtype_ = at::autocast::get_autocast_dtype(device_type);
   dtype_ = options.dtype.value_or(previous_dtype_);
   enabled_ = options.enabled && validate(device_type, dtype_);
   previous_enabled_ = at::autocast::is_autocast_enabled(device_type);
   previous_cache_enabled_ = at::autocast::is_autocast_cache_enabled();
+  watches_kept_weights_ = enabled_ && kept_weights::begin_watch();
 
   // Nothing below throws: the state is either entered whole or not at all.
   at::autocast::increment_nesting();
@@ -68,6 +81,7 @@ Autocast::~Autocast() {
   at::autocast::set_autocast_enabled(device_type_, previous_enabled_);
   at::autocast::set_autocast_dtype(device_type_, previous_dtype_);
   at::autocast::set_autocast_cache_enabled(previous_cache_enabled_);
+  if (watches_kept_weights_) kept_weights::end_watch();
 }
 
 }  // namespace mantissa

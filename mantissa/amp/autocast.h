@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
@@ -15,6 +17,11 @@ struct AutocastOptions {
   /// Keep one cast of each weight until the outermost region ends; unset: as it is outside.
   std::optional<bool> cache_enabled = std::nullopt;
 };
+
+/// What re-creates this thread's present state: Autocast(device_type, current_autocast(device_type)). For code
+/// that runs later or elsewhere and must compute as here: a worker thread, a recomputed forward pass.
+/// Errors: c10::Error if the device has no autocast.
+AutocastOptions current_autocast(c10::DeviceType device_type);
 
 /// Runs matrix products and convolutions on one kind of device in 16 bits, and what needs the range in
 /// float32, for the rest of the scope. Wrap the forward pass and the loss; neither the backward pass nor the
@@ -55,6 +62,19 @@ class Autocast {
   bool enabled_;
   bool previous_enabled_;
   bool previous_cache_enabled_;
+  bool watches_kept_weights_;
 };
+
+/// `f`, each call of which runs in a region of its own: torch's `@autocast` in front of a function.
+///
+/// Errors:  those of Autocast, at the call.
+/// Example: autocast_test.cpp, Autocast.AC30_AFunctionsCallsEnterAndLeaveTheRegion
+template <typename F>
+auto autocast_function(F f, c10::DeviceType device_type, AutocastOptions options = {}) {
+  return [f = std::move(f), device_type, options](auto&&... args) -> decltype(auto) {
+    const Autocast region(device_type, options);
+    return std::invoke(f, std::forward<decltype(args)>(args)...);
+  };
+}
 
 }  // namespace mantissa

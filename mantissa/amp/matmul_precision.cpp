@@ -26,18 +26,18 @@ void check_name(const std::string& precision) {
                     join_names(precision_names()), did_you_mean(precision, precision_names()));
 }
 
-/// The backend's own setting for matmul, "none" if it takes its parent's: what writing back restores.
-std::string own_setting(Float32Backend backend) {
+/// The backend's own setting for `op`, "none" if it takes its parent's: what writing back restores.
+std::string own_setting(Float32Backend backend, Float32Op op) {
   const auto& context = at::globalContext();
-  const auto matmul = context.float32Precision(backend, Float32Op::MATMUL);
+  const auto precision = context.float32Precision(backend, op);
   // Reading resolves inheritance. A value equal to the parent's is written back as inherited, which reads the
   // same.
   const auto parent = context.float32Precision(backend, Float32Op::ALL);
-  return at::precision2str(matmul == parent ? at::Float32Precision::NONE : matmul);
+  return at::precision2str(precision == parent ? at::Float32Precision::NONE : precision);
 }
 
-void restore_setting(Float32Backend backend, const std::string& precision) {
-  at::globalContext().setFloat32Precision(backend, Float32Op::MATMUL, at::str2precision(precision));
+void restore_setting(Float32Backend backend, Float32Op op, const std::string& precision) {
+  at::globalContext().setFloat32Precision(backend, op, at::str2precision(precision));
 }
 
 }  // namespace
@@ -62,15 +62,35 @@ std::string get_float32_matmul_precision() {
 
 Float32MatmulPrecisionGuard::Float32MatmulPrecisionGuard(const std::string& precision)
     : previous_(get_float32_matmul_precision()),
-      previous_cuda_(own_setting(Float32Backend::CUDA)),
-      previous_mkldnn_(own_setting(Float32Backend::MKLDNN)) {
+      previous_cuda_(own_setting(Float32Backend::CUDA, Float32Op::MATMUL)),
+      previous_mkldnn_(own_setting(Float32Backend::MKLDNN, Float32Op::MATMUL)) {
   set_float32_matmul_precision(precision);
 }
 
 Float32MatmulPrecisionGuard::~Float32MatmulPrecisionGuard() {
   at::globalContext().setFloat32MatmulPrecision(previous_);
-  restore_setting(Float32Backend::CUDA, previous_cuda_);
-  restore_setting(Float32Backend::MKLDNN, previous_mkldnn_);
+  restore_setting(Float32Backend::CUDA, Float32Op::MATMUL, previous_cuda_);
+  restore_setting(Float32Backend::MKLDNN, Float32Op::MATMUL, previous_mkldnn_);
+}
+
+void set_tf32_convolutions(bool allow) { at::globalContext().setAllowTF32CuDNN(allow); }
+
+bool tf32_convolutions() {
+  return at::globalContext().float32Precision(Float32Backend::CUDA, Float32Op::CONV) ==
+         at::Float32Precision::TF32;
+}
+
+Tf32ConvolutionsGuard::Tf32ConvolutionsGuard(bool allow)
+    : previous_(at::globalContext().allowTF32CuDNN()),
+      previous_conv_(own_setting(Float32Backend::CUDA, Float32Op::CONV)),
+      previous_rnn_(own_setting(Float32Backend::CUDA, Float32Op::RNN)) {
+  set_tf32_convolutions(allow);
+}
+
+Tf32ConvolutionsGuard::~Tf32ConvolutionsGuard() {
+  set_tf32_convolutions(previous_);
+  restore_setting(Float32Backend::CUDA, Float32Op::CONV, previous_conv_);
+  restore_setting(Float32Backend::CUDA, Float32Op::RNN, previous_rnn_);
 }
 
 }  // namespace mantissa

@@ -1,7 +1,12 @@
 #include "mantissa/amp/matmul_precision.h"
 
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "mantissa/amp/test_support_internal.h"
+#include "mantissa/core/device.h"
 
 namespace mantissa {
 namespace {
@@ -18,6 +23,14 @@ TEST(MatmulPrecision, MP01_StartsAtHighestWithNothingSet) {
   EXPECT_EQ(get_float32_matmul_precision(), "highest");
   EXPECT_EQ(setting(Float32Backend::CUDA), Float32Precision::NONE);
   EXPECT_EQ(setting(Float32Backend::MKLDNN), Float32Precision::NONE);
+}
+
+// The variable is read once, when libtorch starts: only a new process sees it.
+TEST(MatmulPrecisionDeathTest, MP01_TheEnvironmentStartsAtHigh) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", 1);
+  EXPECT_EXIT(std::_Exit(get_float32_matmul_precision() == "high" ? 7 : 8), testing::ExitedWithCode(7), "");
+  unsetenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE");
 }
 
 TEST(MatmulPrecision, MP02_UnknownNamesAreRefusedAndChangeNothing) {
@@ -62,6 +75,123 @@ TEST(MatmulPrecision, MP03_ConvolutionsKeepTheirSetting) {
     const Float32MatmulPrecisionGuard guard(name);
     EXPECT_EQ(setting(Float32Backend::CUDA, Float32Op::CONV), before) << name;
   }
+}
+
+/// libtorch's per-backend settings, put back to what a new process has.
+struct Settings {
+  at::Context& context = at::globalContext();
+  void set(Float32Backend backend, Float32Op op, Float32Precision precision) {
+    context.setFloat32Precision(backend, op, precision);
+  }
+  Settings() = default;
+  Settings(const Settings&) = delete;
+  Settings& operator=(const Settings&) = delete;
+  ~Settings() {
+    set(Float32Backend::GENERIC, Float32Op::ALL, Float32Precision::NONE);
+    for (const auto op : {Float32Op::ALL, Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN}) {
+      set(Float32Backend::CUDA, op, Float32Precision::NONE);
+      set(Float32Backend::MKLDNN, op, Float32Precision::NONE);
+    }
+    context.setAllowTF32CuDNN(true);
+  }
+};
+
+TEST(MatmulPrecision, MP04_OperationsInheritFromBackendThenFromAll) {
+  Settings settings;
+  settings.set(Float32Backend::GENERIC, Float32Op::ALL, Float32Precision::TF32);
+  EXPECT_EQ(setting(Float32Backend::MKLDNN, Float32Op::CONV), Float32Precision::TF32);
+  settings.set(Float32Backend::MKLDNN, Float32Op::ALL, Float32Precision::BF16);
+  EXPECT_EQ(setting(Float32Backend::MKLDNN, Float32Op::CONV), Float32Precision::BF16);
+  settings.set(Float32Backend::MKLDNN, Float32Op::CONV, Float32Precision::IEEE);
+  EXPECT_EQ(setting(Float32Backend::MKLDNN, Float32Op::CONV), Float32Precision::IEEE);
+  settings.set(Float32Backend::MKLDNN, Float32Op::CONV, Float32Precision::NONE);
+  EXPECT_EQ(setting(Float32Backend::MKLDNN, Float32Op::CONV), Float32Precision::BF16);
+}
+
+TEST(MatmulPrecision, MP05_CudaKnowsNoBf16) {
+  Settings settings;
+  for (const auto op : {Float32Op::ALL, Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN}) {
+    const auto before = setting(Float32Backend::CUDA, op);
+    EXPECT_THROW(settings.set(Float32Backend::CUDA, op, Float32Precision::BF16), c10::Error);
+    EXPECT_EQ(setting(Float32Backend::CUDA, op), before);
+    settings.set(Float32Backend::MKLDNN, op, Float32Precision::BF16);
+    EXPECT_EQ(setting(Float32Backend::MKLDNN, op), Float32Precision::BF16);
+  }
+  EXPECT_THROW(at::str2precision("fp8"), c10::Error);
+}
+
+TEST(MatmulPrecision, MP06_OneSettingForAllReachesWhatInherits) {
+  Settings settings;
+  settings.set(Float32Backend::GENERIC, Float32Op::ALL, Float32Precision::TF32);
+  EXPECT_EQ(setting(Float32Backend::CUDA), Float32Precision::TF32);
+  for (const auto op : {Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN})
+    EXPECT_EQ(setting(Float32Backend::MKLDNN, op), Float32Precision::TF32);
+  settings.set(Float32Backend::GENERIC, Float32Op::ALL, Float32Precision::IEEE);
+  EXPECT_EQ(setting(Float32Backend::CUDA), Float32Precision::IEEE);
+  EXPECT_TRUE(tf32_convolutions());  // explicit from the start
+}
+
+TEST(MatmulPrecision, MP08_HighIsInertWithoutHardwareForIt) {
+  torch::manual_seed(0);
+  const auto a = torch::randn({64, 64}), b = torch::randn({64, 64});
+  const auto image = torch::randn({1, 2, 8, 8}), kernel = torch::randn({3, 2, 3, 3});
+  const auto product = a.mm(b), convolved = at::conv2d(image, kernel);
+  std::vector<std::string> inert = {"high"};
+  // oneDNN may take a CPU's 16-bit products for "medium".
+  if (dtype_support(at::kCPU, at::kBFloat16).support != DtypeSupport::kNative) inert.push_back("medium");
+  for (const std::string& name : inert) {
+    const Float32MatmulPrecisionGuard guard(name);
+    const Tf32ConvolutionsGuard convolutions(true);
+    EXPECT_TRUE(at::equal(a.mm(b), product)) << name;
+    EXPECT_TRUE(at::equal(at::conv2d(image, kernel), convolved)) << name;
+  }
+}
+
+TEST(Tf32Convolutions, MP03_OnFromTheStartAndApartFromProducts) {
+  EXPECT_TRUE(tf32_convolutions());
+  set_tf32_convolutions(false);
+  EXPECT_FALSE(tf32_convolutions());
+  EXPECT_NE(setting(Float32Backend::CUDA, Float32Op::RNN), Float32Precision::TF32);
+  EXPECT_EQ(get_float32_matmul_precision(), "highest");
+  set_tf32_convolutions(true);
+  EXPECT_TRUE(tf32_convolutions());
+  EXPECT_EQ(setting(Float32Backend::CUDA, Float32Op::RNN), Float32Precision::TF32);
+}
+
+TEST(Tf32ConvolutionsGuard, RestoresWhenTheBodyThrowsAndWhenNested) {
+  Settings settings;
+  try {
+    const Tf32ConvolutionsGuard outer(false);
+    {
+      const Tf32ConvolutionsGuard inner(true);
+      EXPECT_TRUE(tf32_convolutions());
+    }
+    EXPECT_FALSE(tf32_convolutions());
+    throw std::runtime_error("body");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_TRUE(tf32_convolutions());
+  set_tf32_convolutions(false);
+  { const Tf32ConvolutionsGuard guard(true); }
+  EXPECT_FALSE(tf32_convolutions());
+  EXPECT_FALSE(at::globalContext().allowTF32CuDNN());
+}
+
+TEST(Tf32ConvolutionsGuard, MP07_SettingsThatDifferAreRefusedBeforeAnythingChanges) {
+  Settings settings;
+  settings.set(Float32Backend::CUDA, Float32Op::RNN, Float32Precision::IEEE);
+  EXPECT_THROW(Tf32ConvolutionsGuard{false}, c10::Error);
+  EXPECT_TRUE(tf32_convolutions());
+  EXPECT_EQ(setting(Float32Backend::CUDA, Float32Op::RNN), Float32Precision::IEEE);
+}
+
+TEST(MatmulPrecision, MP07_OldAndNewInterfaceAgreeWhereBothCanSayIt) {
+  Settings settings;
+  at::globalContext().setAllowTF32CuBLAS(true);
+  EXPECT_EQ(get_float32_matmul_precision(), "high");
+  at::globalContext().setAllowTF32CuBLAS(false);
+  EXPECT_EQ(get_float32_matmul_precision(), "highest");
+  EXPECT_EQ(setting(Float32Backend::CUDA), Float32Precision::IEEE);
 }
 
 TEST(MatmulPrecisionGuard, RestoresWhenTheBodyThrowsAndWhenNested) {
