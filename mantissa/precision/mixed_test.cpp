@@ -66,6 +66,22 @@ TEST(MixedPrecision, AnOverflowSkipsTheStepSaysWhyAndHalvesTheScale) {
   EXPECT_TRUE(loop.net->weight.detach().equal(torch::full({2, 2}, 0.75)));
 }
 
+TEST(MixedPrecision, ASkippedStepNamesItsFirstNonFiniteParameterAlsoAfterClipping) {
+  for (const auto algorithm : {GradientClipAlgorithm::kNorm, GradientClipAlgorithm::kValue}) {
+    Loop loop;
+    const auto overflow_in_bias = [&] {
+      loop.optimizer.zero_grad();
+      loop.precision.backward(loop.net->weight.sum() + (loop.net->bias * std::nanf("")).sum());
+      loop.precision.clip_gradients(loop.optimizer, 1.0, algorithm);
+      return loop.precision.optimizer_step(loop.optimizer).first_nonfinite_parameter;
+    };
+    EXPECT_EQ(overflow_in_bias(), "group 0, parameter 1");
+    loop.precision.convert_module(*loop.net);
+    EXPECT_EQ(overflow_in_bias(), "bias");
+    EXPECT_TRUE(loop.net->weight.grad().equal(torch::ones({2, 2}))) << "left for a look";
+  }
+}
+
 TEST(MixedPrecision, CL06_ClipsUnscaledGradientsHoweverOftenTheyAreLookedAt) {
   Loop loop;
   loop.forward_and_backward(3);

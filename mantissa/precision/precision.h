@@ -43,6 +43,9 @@ std::string_view to_string(SkipCause cause);
 struct StepResult {
   bool skipped = false;
   SkipCause cause = SkipCause::kNone;
+  /// Of kNonFiniteGradients: the first parameter, in the optimizer's order, whose gradient is not finite. Its name where
+  /// convert_module() has seen its module, else "group 0, parameter 3".
+  std::string first_nonfinite_parameter = {};
 };
 
 /// The scaler's numbers under torch's key names, or empty: see GradScaler::state_dict().
@@ -52,6 +55,7 @@ using PrecisionState = std::map<std::string, at::Scalar>;
 ///
 /// A loop calls, in this order:
 ///   convert_module                                          once, before the optimizer is made
+///   setup_optimizer                                         once, after it was made
 ///   convert_input, forward_context, convert_output          around each forward
 ///   backward                                                outside the forward context
 ///   unscale_gradients, clip_gradients                       if it looks at gradients
@@ -73,7 +77,11 @@ class Precision {
   virtual std::optional<at::DeviceType> device_type() const { return std::nullopt; }
 
   /// Converts parameters, gradients and buffers in place; optimizers and aliases made earlier follow.
-  virtual void convert_module(torch::nn::Module& /*module*/) const {}
+  virtual void convert_module(torch::nn::Module& /*module*/) {}
+
+  /// Gives the optimizer what the mode wants it to step, for example float32 copies of 16-bit weights. The optimizer
+  /// must not have stepped yet, and this object must live as long as it is used.
+  virtual void setup_optimizer(torch::optim::Optimizer& /*optimizer*/) {}
 
   /// While it lives, new floating-point tensors have the mode's dtype. See init.h.
   virtual Scope tensor_init_context() const { return {}; }
@@ -107,9 +115,9 @@ class Precision {
 
   /// Unscales, then clips by the norm over all parameters of `optimizer` or by value; nothing if `clip_val`
   /// <= 0. Returns the norm before clipping (0-dim, on the device), undefined when clipping by value or not
-  /// at all.
-  at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
-                            GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
+  /// at all. Gradients that a scaler found non-finite stay as they are, for a look at them; their norm is inf.
+  virtual at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
+                                    GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
 
   /// Runs `closure` (forward, backward, clipping; returns the loss, or an undefined tensor for none), then
   /// steps. Without a closure the gradients are those that are there; without any gradient nothing is stepped.

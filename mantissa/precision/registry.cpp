@@ -1,5 +1,10 @@
 #include "mantissa/precision/registry.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <utility>
+
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/suggest.h"
@@ -9,38 +14,99 @@
 namespace mantissa {
 namespace {
 
+void refuse_loss_scale(const Mode& mode, const PrecisionOptions& options) {
+  TORCH_CHECK_VALUE(!options.loss_scale, "precision '", mode.name, "' with loss_scale '", *options.loss_scale,
+                    "': only fp16 gradients need a scale; leave it out, or choose 16-mixed or 16-true");
+}
+
+void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
+  TORCH_CHECK_VALUE(!options.keep_batchnorm_fp32 && !options.master_weights, "precision '", mode.name,
+                    "': its weights are not 16-bit, so keep_batchnorm_fp32 and master_weights have no meaning; leave "
+                    "them out, or choose 16-true, bf16-true, O2 or O3");
+}
+
+/// Null for "none".
+std::unique_ptr<GradScaler> make_scaler(const std::string& loss_scale, at::Device device, bool fp16_gradients) {
+  GradScalerOptions options{.allow_fp16_gradients = fp16_gradients};
+  if (loss_scale == "none") return nullptr;
+  if (loss_scale != "dynamic") {
+    char* end = nullptr;
+    const double scale = std::strtod(loss_scale.c_str(), &end);
+    TORCH_CHECK_VALUE(!loss_scale.empty() && *end == 0 && scale > 0 && std::isfinite(scale), "loss_scale '",
+                      loss_scale, "' is no scale; give dynamic, none or a number above 0");
+    options.init_scale = options.min_scale = options.max_scale = scale;
+  }
+  return std::make_unique<GradScaler>(device, options);
+}
+
+/// A mode whose weights stay as they are, or get another dtype and nothing else.
 template <at::ScalarType dtype>
-std::unique_ptr<Precision> make_true(at::Device) {
-  return std::make_unique<TrueDtype>(dtype);
+std::unique_ptr<Precision> make_wide(const Mode& mode, at::Device /*device*/, const PrecisionOptions& options) {
+  refuse_loss_scale(mode, options);
+  refuse_weight_options(mode, options);
+  return std::make_unique<TrueDtype>(dtype, TrueDtypeOptions{.name = mode.name});
+}
+
+std::unique_ptr<Precision> make_32_true(const Mode& mode, at::Device /*device*/, const PrecisionOptions& options) {
+  refuse_loss_scale(mode, options);
+  refuse_weight_options(mode, options);
+  return std::make_unique<Precision>(mode.name);
 }
 
 template <at::ScalarType dtype>
-std::unique_ptr<Precision> make_mixed(at::Device device) {
-  return std::make_unique<MixedPrecision>(dtype, device);
+std::unique_ptr<Precision> make_mixed(const Mode& mode, at::Device device, const PrecisionOptions& options) {
+  refuse_weight_options(mode, options);
+  if (dtype == at::kBFloat16) refuse_loss_scale(mode, options);
+  std::unique_ptr<GradScaler> scaler;
+  if (dtype == at::kHalf) {
+    scaler = make_scaler(options.loss_scale.value_or("dynamic"), device, /*fp16_gradients=*/false);
+    // Without a scale, a disabled scaler: none at all would mean the default one.
+    if (!scaler) scaler = std::make_unique<GradScaler>(device, GradScalerOptions{.enabled = false});
+  }
+  return std::make_unique<MixedPrecision>(dtype, device, std::move(scaler), mode.name);
 }
 
-std::unique_ptr<Precision> make_32_true(at::Device) { return std::make_unique<Precision>("32-true"); }
+/// 16-bit weights; `apex_o2`: with all that keeps them trainable, unless told otherwise.
+template <at::ScalarType dtype, bool apex_o2>
+std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, const PrecisionOptions& options) {
+  if (dtype == at::kBFloat16) refuse_loss_scale(mode, options);
+  TrueDtypeOptions narrow{.keep_batchnorm_fp32 = options.keep_batchnorm_fp32.value_or(apex_o2),
+                          .master_weights = options.master_weights.value_or(apex_o2),
+                          .name = mode.name};
+  narrow.scaler = make_scaler(options.loss_scale.value_or(apex_o2 ? "dynamic" : "none"), device,
+                              /*fp16_gradients=*/!narrow.master_weights);
+  return std::make_unique<TrueDtype>(dtype, std::move(narrow));
+}
 
 }  // namespace
 
 const std::vector<Mode>& modes() {
   static const std::vector<Mode> table{
       {"32-true", {"32"}, "weights and arithmetic as built, usually float32", at::kFloat, &make_32_true},
-      {"64-true", {"64"}, "float64 weights and arithmetic", at::kDouble, &make_true<at::kDouble>},
-      {"16-mixed",
-       {"16"},
-       "float32 weights, fp16 products, scaled gradients",
-       at::kHalf,
-       &make_mixed<at::kHalf>},
+      {"64-true", {"64"}, "float64 weights and arithmetic", at::kDouble, &make_wide<at::kDouble>},
+      {"16-mixed", {"16"}, "float32 weights, fp16 products, scaled gradients", at::kHalf, &make_mixed<at::kHalf>},
       {"bf16-mixed", {"bf16"}, "float32 weights, bf16 products", at::kBFloat16, &make_mixed<at::kBFloat16>},
-      {"16-true", {}, "fp16 weights, activations and gradients", at::kHalf, &make_true<at::kHalf>},
-      {"bf16-true", {}, "bf16 weights, activations and gradients", at::kBFloat16, &make_true<at::kBFloat16>},
+      {"16-true", {}, "fp16 weights, activations and gradients", at::kHalf, &make_narrow<at::kHalf, false>},
+      {"bf16-true",
+       {},
+       "bf16 weights, activations and gradients",
+       at::kBFloat16,
+       &make_narrow<at::kBFloat16, false>},
+      {"O0", {}, "Apex: float32 throughout", at::kFloat, &make_wide<at::kFloat>, true},
+      {"O1", {}, "Apex: as 16-mixed", at::kHalf, &make_mixed<at::kHalf>, true},
+      {"O2",
+       {},
+       "Apex: fp16 weights with float32 copies and batch norm, scaled gradients",
+       at::kHalf,
+       &make_narrow<at::kHalf, true>,
+       true},
+      {"O3", {}, "Apex: as 16-true", at::kHalf, &make_narrow<at::kHalf, false>, true},
   };
   return table;
 }
 
 const Mode& find_mode(const std::string& name) {
-  std::vector<std::string> allowed, canonical;
+  std::vector<std::string> allowed, canonical, historical;
   for (const Mode& mode : modes()) {
     if (name == mode.name) return mode;
     for (const std::string& alias : mode.aliases) {
@@ -51,10 +117,11 @@ const Mode& find_mode(const std::string& name) {
       }
       return mode;
     }
-    canonical.push_back(mode.name);
+    (mode.historical ? historical : canonical).push_back(mode.name);
     allowed.insert(allowed.end(), mode.aliases.begin(), mode.aliases.end());
   }
   allowed.insert(allowed.begin(), canonical.begin(), canonical.end());
+  allowed.insert(allowed.end(), historical.begin(), historical.end());
   TORCH_CHECK_VALUE(false, "precision '", name, "' is not a mode", did_you_mean(name, canonical),
                     "; allowed: ", join_names(allowed));
 }
@@ -63,13 +130,31 @@ DtypeSupportInfo mode_support(const Mode& mode, at::Device device) {
   return dtype_support(device, mode.compute_dtype);
 }
 
-std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device) {
+std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device,
+                                          const PrecisionOptions& options) {
   const Mode& mode = find_mode(name);
   const DtypeSupportInfo support = mode_support(mode, device);
   TORCH_CHECK_VALUE(support.support != DtypeSupport::kUnavailable, "precision '", mode.name,
                     "' cannot run on ", device.str(), ": ", support.reason,
                     "; `mantissa modes` lists what can");
-  return mode.make(device);
+  return mode.make(mode, device, options);
+}
+
+std::string mode_of_amp_flags(const std::string& precision, const std::string& amp_backend,
+                              const std::string& amp_level) {
+  if (amp_backend.empty() || amp_backend == "native") {
+    TORCH_CHECK_VALUE(amp_level.empty(), "amp_level '", amp_level,
+                      "' is one of Apex's; give amp_backend 'apex' with it, or leave it out");
+    return precision;
+  }
+  TORCH_CHECK_VALUE(amp_backend == "apex", "amp_backend '", amp_backend, "' is not one; choose native or apex");
+  TORCH_CHECK_VALUE(precision.empty() || precision == "16" || precision == "16-mixed", "precision '", precision,
+                    "' with amp_backend 'apex', which is fp16 only; leave one of them out");
+  const std::vector<std::string> levels{"O0", "O1", "O2", "O3"};
+  const std::string level = amp_level.empty() ? "O2" : amp_level;
+  TORCH_CHECK_VALUE(std::find(levels.begin(), levels.end(), level) != levels.end(), "amp_level '", amp_level,
+                    "' is not one", did_you_mean(amp_level, levels), "; choose from ", join_names(levels));
+  return level;
 }
 
 }  // namespace mantissa

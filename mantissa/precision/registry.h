@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,24 @@
 
 namespace mantissa {
 
+/// What a mode may be told beyond its name; unset: the mode's own. Names are Apex's.
+struct PrecisionOptions {
+  /// "dynamic" (grows and backs off), a number (stays; overflowed steps are skipped), or "none". For fp16 modes.
+  std::optional<std::string> loss_scale = std::nullopt;
+  /// For modes with 16-bit weights: batch norm stays in float32.
+  std::optional<bool> keep_batchnorm_fp32 = std::nullopt;
+  /// For modes with 16-bit weights: the optimizer steps float32 copies.
+  std::optional<bool> master_weights = std::nullopt;
+};
+
 /// A row of the table of modes: all that the command line, the tests and make_precision() know of a mode.
 struct Mode {
   std::string name;                  ///< canonical, for example "bf16-mixed"
   std::vector<std::string> aliases;  ///< accepted as well; those not starting with 32 or 64 warn
   std::string summary;               ///< one line for --help and `mantissa modes`
   at::ScalarType compute_dtype;      ///< of its matrix products
-  std::unique_ptr<Precision> (*make)(at::Device);
+  std::unique_ptr<Precision> (*make)(const Mode&, at::Device, const PrecisionOptions&);
+  bool historical = false;  ///< Apex's levels: another mode's numbers under an older name
 };
 
 /// Every mode, in the order in which users should read them.
@@ -33,13 +45,22 @@ const Mode& find_mode(const std::string& name);
 DtypeSupportInfo mode_support(const Mode& mode, at::Device device);
 
 /// The hooks for a precision named as Lightning names them: "16-mixed", "bf16", 32, ...
-/// Errors: c10::ValueError if the name is unknown (ERR-1) or the device cannot run the mode.
-/// Source: spec 1.1.
-std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device);
+/// Errors: c10::ValueError if the name is unknown (ERR-1), the device cannot run the mode, or the mode cannot use an
+///         option.
+/// Source: spec 1.1, 1.3.
+std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device,
+                                          const PrecisionOptions& options = {});
 /// Whole numbers only: 32.0 is no precision and does not compile.
 template <std::integral Bits>
-std::unique_ptr<Precision> make_precision(Bits bits, at::Device device) {
-  return make_precision(std::to_string(bits), device);
+std::unique_ptr<Precision> make_precision(Bits bits, at::Device device, const PrecisionOptions& options = {}) {
+  return make_precision(std::to_string(bits), device, options);
 }
+
+/// The mode that the flags of Lightning 1.5 name: with amp_backend "native" (or none) `precision` itself, with "apex"
+/// the level, "O2" if none is given.
+/// Errors: c10::ValueError for another backend, a level without Apex, and a `precision` with Apex that is not 16.
+/// Source: spec 1.3.
+std::string mode_of_amp_flags(const std::string& precision, const std::string& amp_backend,
+                              const std::string& amp_level);
 
 }  // namespace mantissa

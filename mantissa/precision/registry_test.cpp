@@ -5,6 +5,8 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/precision/scaled.h"
+
 namespace mantissa {
 namespace {
 
@@ -24,7 +26,8 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
     EXPECT_THAT(error, testing::HasSubstr("precision '" + name + "' is not a mode"));
     EXPECT_THAT(error,
                 testing::HasSubstr(
-                    "allowed: 32-true, 64-true, 16-mixed, bf16-mixed, 16-true, bf16-true, 32, 64, 16, bf16"));
+                    "allowed: 32-true, 64-true, 16-mixed, bf16-mixed, 16-true, bf16-true, 32, 64, 16, bf16, "
+                    "O0, O1, O2, O3"));
   }
   EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }),
               testing::HasSubstr("did you mean 'bf16-mixed'?"));
@@ -61,6 +64,48 @@ TEST(Registry, OnlyHistoricalAliasesWarn) {
   find_mode("bf16");
   EXPECT_THAT(counter.messages,
               testing::ElementsAre(testing::HasSubstr("'16-mixed'"), testing::HasSubstr("'bf16-mixed'")));
+}
+
+TEST(Registry, OptionsGoToTheModesThatHaveThem) {
+  const auto scaler_of = [](const std::string& mode, const PrecisionOptions& options) {
+    return dynamic_cast<ScaledPrecision&>(*make_precision(mode, at::kCPU, options)).scaler();
+  };
+  EXPECT_EQ(scaler_of("16-true", {}), nullptr);
+  for (const std::string mode : {"16-mixed", "16-true", "O1", "O2", "O3"}) {
+    const auto precision = make_precision(mode, at::kCPU, {.loss_scale = "128"});
+    GradScaler& scaler = *dynamic_cast<ScaledPrecision&>(*precision).scaler();
+    EXPECT_EQ(scaler.get_scale(), 128);
+    torch::nn::Linear net(1, 1);
+    torch::optim::SGD optimizer(net->parameters(), 1.0);
+    precision->convert_module(*net);
+    precision->setup_optimizer(optimizer);
+    precision->backward(net->weight.sum() * HUGE_VAL);
+    EXPECT_TRUE(precision->optimizer_step(optimizer).skipped);
+    EXPECT_EQ(dynamic_cast<ScaledPrecision&>(*precision).scaler()->get_scale(), 128) << "a number stays";
+  }
+  for (const std::string mode : {"32-true", "64-true", "bf16-mixed", "bf16-true", "O0"})
+    EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.loss_scale = "dynamic"}); }),
+                testing::HasSubstr("only fp16 gradients need a scale"));
+  for (const std::string mode : {"32-true", "64-true", "bf16-mixed", "16-mixed", "O0", "O1"}) {
+    EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.keep_batchnorm_fp32 = false}); }),
+                testing::HasSubstr("keep_batchnorm_fp32"));
+    EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.master_weights = true}); }),
+                testing::HasSubstr("master_weights"));
+  }
+  for (const std::string wrong : {"", "big", "0", "-1", "nan", "inf", "12x"})
+    EXPECT_THAT(error_of([&] { make_precision("16-mixed", at::kCPU, {.loss_scale = wrong}); }),
+                testing::HasSubstr("loss_scale '" + wrong + "' is no scale; give dynamic, none or a number"));
+}
+
+TEST(Registry, AmpFlagsOfLightning15NameAMode) {
+  EXPECT_EQ(mode_of_amp_flags("bf16-mixed", "", ""), "bf16-mixed");
+  EXPECT_EQ(mode_of_amp_flags("16", "native", ""), "16");
+  EXPECT_EQ(mode_of_amp_flags("16", "apex", ""), "O2");
+  EXPECT_EQ(mode_of_amp_flags("", "apex", "O1"), "O1");
+  EXPECT_THAT(error_of([] { mode_of_amp_flags("16", "", "O1"); }), testing::HasSubstr("amp_backend 'apex'"));
+  EXPECT_THAT(error_of([] { mode_of_amp_flags("16", "nvidia", ""); }), testing::HasSubstr("native or apex"));
+  EXPECT_THAT(error_of([] { mode_of_amp_flags("bf16", "apex", ""); }), testing::HasSubstr("fp16 only"));
+  EXPECT_THAT(error_of([] { mode_of_amp_flags("", "apex", "o2"); }), testing::HasSubstr("did you mean 'O2'?"));
 }
 
 TEST(Registry, NamesTheMissingDevice) {

@@ -1,7 +1,12 @@
 #include "mantissa/precision/true_dtype.h"
 
+#include <algorithm>
+#include <utility>
+
 #include <c10/core/DefaultDtype.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/optimizer.h>
 
 #include "mantissa/core/default_dtype.h"
 
@@ -22,18 +27,73 @@ std::string name_for(at::ScalarType dtype) {
   }
 }
 
-}  // namespace
+/// Throws before any member is made.
+std::string checked_name(at::ScalarType dtype, const TrueDtypeOptions& options) {
+  std::string name = options.name.empty() ? name_for(dtype) : options.name;
+  const bool is_16_bit = dtype == at::kHalf || dtype == at::kBFloat16;
+  TORCH_CHECK_VALUE(is_16_bit || (!options.keep_batchnorm_fp32 && !options.master_weights), name,
+                    ": its weights are not 16-bit, so keep_batchnorm_fp32 and master_weights have no meaning; leave "
+                    "them out, or choose 16-true or bf16-true");
+  TORCH_CHECK_VALUE(dtype == at::kHalf || !options.scaler, name,
+                    ": only fp16 gradients need a scaler; leave it out, or choose 16-true");
+  return name;
+}
 
-TrueDtype::TrueDtype(at::ScalarType dtype) : Precision(name_for(dtype)), dtype_(dtype) {}
+bool is_batch_norm(const torch::nn::Module& module) {
+  return module.as<torch::nn::BatchNorm1d>() || module.as<torch::nn::BatchNorm2d>() ||
+         module.as<torch::nn::BatchNorm3d>();
+}
 
-void TrueDtype::convert_module(torch::nn::Module& module) const {
-  for (at::Tensor& parameter : module.parameters()) {
+template <typename Convert>
+void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
+  for (at::Tensor& parameter : module.parameters(/*recurse=*/false)) {
     const at::Tensor gradient = parameter.grad();
     parameter.mutable_grad() = at::Tensor();  // set_data() refuses a dtype that differs from the gradient's
-    parameter.set_data(convert_input(parameter.data()));
-    if (gradient.defined()) parameter.mutable_grad() = convert_input(gradient);
+    parameter.set_data(convert(parameter.data()));
+    if (gradient.defined()) parameter.mutable_grad() = convert(gradient);
   }
-  for (at::Tensor& buffer : module.buffers()) buffer.set_data(convert_input(buffer.data()));
+  for (at::Tensor& buffer : module.buffers(/*recurse=*/false)) buffer.set_data(convert(buffer.data()));
+}
+
+}  // namespace
+
+TrueDtype::TrueDtype(at::ScalarType dtype, TrueDtypeOptions options)
+    : ScaledPrecision{checked_name(dtype, options), std::move(options.scaler)},  // braces: in this order
+      dtype_(dtype),
+      keep_batchnorm_fp32_(options.keep_batchnorm_fp32),
+      use_master_weights_(options.master_weights) {}
+
+void TrueDtype::convert_module(torch::nn::Module& module) {
+  ScaledPrecision::convert_module(module);
+  const auto convert_part = [&](torch::nn::Module& part) {
+    const at::ScalarType to = keep_batchnorm_fp32_ && is_batch_norm(part) ? at::kFloat : dtype_;
+    convert_own_tensors(part, [to](const at::Tensor& x) { return x.is_floating_point() ? x.to(to) : x; });
+  };
+  convert_part(module);  // modules(include_self) would ask for a shared_ptr to it
+  for (const auto& part : module.modules(/*include_self=*/false)) convert_part(*part);
+}
+
+void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
+  if (!use_master_weights_) return;
+  // Of an optimizer that was set up before at the same address, or is set up again.
+  std::erase_if(master_weights_, [&](const auto& masters) { return masters->belongs_to(optimizer); });
+  master_weights_.push_back(std::make_unique<MasterWeights>(optimizer));
+  master_weights_.back()->for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
+    set_parameter_name(master, parameter_name(parameter));
+  });
+}
+
+StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer,
+                                     const std::function<at::Tensor()>& closure) {
+  MasterWeights* masters = nullptr;
+  for (const auto& candidate : master_weights_)
+    if (candidate->belongs_to(optimizer)) masters = candidate.get();
+  TORCH_CHECK_VALUE(masters || !use_master_weights_, name(),
+                    ": optimizer_step() of an optimizer that steps the 16-bit weights themselves; call "
+                    "setup_optimizer() once after it was made");
+  const StepResult result = ScaledPrecision::optimizer_step(optimizer, closure);
+  if (masters && !result.skipped) masters->copy_to_model();
+  return result;
 }
 
 Scope TrueDtype::tensor_init_context() const { return std::make_shared<DefaultDtypeGuard>(dtype_); }

@@ -25,6 +25,62 @@ TEST(TrueDtype, RefusesOtherDtypes) {
   EXPECT_THROW(TrueDtype(at::kInt), c10::ValueError);
 }
 
+TEST(TrueDtype, RefusesOptionsThatTheDtypeCannotUse) {
+  EXPECT_THROW(TrueDtype(at::kDouble, {.keep_batchnorm_fp32 = true}), c10::ValueError);
+  EXPECT_THROW(TrueDtype(at::kDouble, {.master_weights = true}), c10::ValueError);
+  EXPECT_THROW(TrueDtype(at::kBFloat16, {.scaler = std::make_unique<GradScaler>(at::kCPU)}), c10::ValueError);
+}
+
+TEST(TrueDtype, KeepsBatchNormInFloat32WhereAsked) {
+  for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+    Net net;
+    TrueDtype mode(dtype, {.keep_batchnorm_fp32 = true});
+    mode.convert_module(net);
+    EXPECT_EQ(net.fc->weight.scalar_type(), dtype);
+    EXPECT_EQ(net.norm->weight.scalar_type(), at::kFloat);
+    EXPECT_EQ(net.norm->running_var.scalar_type(), at::kFloat);
+    const at::Tensor y = net.norm(net.fc(mode.convert_input(torch::randn({8, 4}))));
+    EXPECT_EQ(y.scalar_type(), dtype);
+    y.sum().backward();
+    EXPECT_EQ(net.norm->weight.grad().scalar_type(), at::kFloat);
+  }
+}
+
+/// Apex's O2 on one layer, scaled by 256.
+struct O2 {
+  O2() : mode(at::kHalf, {.master_weights = true,
+                          .scaler = std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.init_scale = 256})}) {
+    mode.convert_module(*net);
+    net->weight.data().fill_(1);
+  }
+  StepResult step(double gradient) {
+    optimizer.zero_grad();
+    mode.backward((net->weight.to(at::kFloat) * gradient).sum());
+    mode.clip_gradients(optimizer, 1e9);
+    return mode.optimizer_step(optimizer);
+  }
+  float weight() { return net->weight[0][0].item<float>(); }
+  torch::nn::Linear net{torch::nn::LinearOptions(2, 2).bias(false)};
+  TrueDtype mode;
+  torch::optim::SGD optimizer{net->parameters(), 1.0};
+};
+
+TEST(TrueDtype, MasterWeightsTakeSmallStepsAndASkippedOneChangesNothing) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  for (int i = 0; i < 1024; ++i) EXPECT_FALSE(o2.step(0x1p-14).skipped);
+  EXPECT_EQ(o2.weight(), 0.9375);  // 2^-14 is an eighth of an fp16 ulp there
+  const StepResult skipped = o2.step(HUGE_VAL);
+  EXPECT_EQ(skipped.cause, SkipCause::kNonFiniteGradients);
+  EXPECT_EQ(skipped.first_nonfinite_parameter, "weight");
+  EXPECT_EQ(o2.weight(), 0.9375);
+}
+
+TEST(TrueDtype, AStepWithoutSetupOptimizerSaysSo) {
+  O2 o2;
+  EXPECT_THROW(o2.step(1), c10::ValueError);
+}
+
 TEST(TrueDtype, PE23_ConvertsFloatingPointAndNothingElse) {
   for (const auto dtype : {at::kDouble, at::kHalf, at::kBFloat16}) {
     Net net;

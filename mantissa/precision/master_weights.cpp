@@ -1,0 +1,75 @@
+#include "mantissa/precision/master_weights.h"
+
+#include <unordered_map>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/optim/optimizer.h>
+
+namespace mantissa {
+namespace {
+
+bool is_16_bit(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+/// Runs after a gradient was accumulated into a parameter, on the thread that did it.
+struct MoveGradient final : torch::autograd::PostAccumulateGradHook {
+  explicit MoveGradient(at::Tensor to) : master(std::move(to)) {}
+  void operator()(const at::Tensor& parameter) override {
+    const at::NoGradGuard no_grad;
+    const at::Tensor gradient = parameter.grad().to(at::kFloat);
+    parameter.mutable_grad() = at::Tensor();
+    at::Tensor& sum = master.mutable_grad();
+    if (sum.defined()) {
+      sum.add_(gradient);
+    } else {
+      sum = gradient;
+    }
+  }
+  at::Tensor master;
+};
+
+}  // namespace
+
+MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {
+  TORCH_CHECK_VALUE(optimizer.state().empty(),
+                    "setup_optimizer: the optimizer has state already, which belongs to the 16-bit weights; call "
+                    "setup_optimizer() before its first step and before its state is loaded");
+  const at::NoGradGuard no_grad;
+  std::unordered_map<const at::TensorImpl*, at::Tensor> copies;  // libtorch lists a tied weight twice
+  for (auto& group : optimizer.param_groups()) {
+    for (at::Tensor& parameter : group.params()) {
+      if (!is_16_bit(parameter)) continue;
+      const auto [slot, is_new] = copies.try_emplace(parameter.unsafeGetTensorImpl());
+      if (is_new) {
+        slot->second = parameter.detach().to(at::kFloat).set_requires_grad(parameter.requires_grad());
+        torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<MoveGradient>(slot->second));
+        if (parameter.grad().defined()) MoveGradient(slot->second)(parameter);
+        model_.push_back(parameter);
+        master_.push_back(slot->second);
+      }
+      parameter = slot->second;
+    }
+  }
+}
+
+MasterWeights::~MasterWeights() {
+  for (size_t i = 0; i < model_.size(); ++i) {
+    const auto& hook = torch::autograd::impl::post_acc_grad_hooks(model_[i]);
+    const auto* moves = dynamic_cast<const MoveGradient*>(hook.get());
+    // Another MasterWeights may have taken the parameter over since.
+    if (moves && moves->master.is_same(master_[i]))
+      torch::autograd::impl::set_post_acc_grad_hooks(model_[i], nullptr);
+  }
+}
+
+void MasterWeights::copy_to_model() {
+  const at::NoGradGuard no_grad;
+  if (!model_.empty()) at::_foreach_copy_(model_, master_);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,95 @@
+#include "mantissa/precision/master_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+namespace mantissa {
+namespace {
+
+torch::nn::Linear half_net(at::ScalarType dtype) {
+  torch::nn::Linear net(2, 1);
+  net->to(dtype);
+  net->weight.data().fill_(1);
+  net->bias.data().fill_(1);
+  return net;
+}
+
+class MasterWeightsIn : public testing::TestWithParam<at::ScalarType> {};
+
+TEST_P(MasterWeightsIn, KeepUpdatesThat16BitsWouldLose) {
+  torch::nn::Linear net = half_net(GetParam());
+  torch::optim::SGD optimizer(net->parameters(), 1e-4);
+  MasterWeights masters(optimizer);
+  for (int step = 0; step < 1000; ++step) {
+    optimizer.zero_grad();
+    net->weight.sum().backward();
+    EXPECT_FALSE(net->weight.grad().defined());
+    optimizer.step();
+    masters.copy_to_model();
+  }
+  EXPECT_NEAR(net->weight[0][0].item<float>(), 0.9, 5e-3);  // half an ulp of bf16 there is 0.002
+  EXPECT_EQ(net->weight.scalar_type(), GetParam());
+  EXPECT_EQ(net->bias[0].item<float>(), 1);  // had no gradient
+}
+
+TEST_P(MasterWeightsIn, SumGradientsInFloat32) {
+  torch::nn::Linear net = half_net(GetParam());
+  torch::optim::SGD optimizer(net->parameters(), 1.0);
+  MasterWeights masters(optimizer);
+  for (int batch = 0; batch < 2049; ++batch) (net->weight.sum() / 4).backward();
+  const at::Tensor sum = optimizer.param_groups()[0].params()[0].grad();
+  EXPECT_EQ(sum.scalar_type(), at::kFloat);
+  EXPECT_EQ(sum[0][0].item<float>(), 512.25);
+  optimizer.zero_grad();
+  EXPECT_FALSE(optimizer.param_groups()[0].params()[0].grad().defined());
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, MasterWeightsIn, testing::Values(at::kHalf, at::kBFloat16),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+TEST(MasterWeights, LeaveWideParametersAndTieSharedOnes) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  const at::Tensor wide = torch::ones(1, torch::requires_grad());
+  torch::optim::SGD optimizer({net->weight, net->weight, wide}, 1.0);
+  MasterWeights masters(optimizer);
+  const auto& parameters = optimizer.param_groups()[0].params();
+  EXPECT_TRUE(parameters[0].is_same(parameters[1]));
+  EXPECT_TRUE(parameters[2].is_same(wide));
+}
+
+TEST(MasterWeights, TakeOverAGradientThatIsThere) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  net->weight.sum().backward();
+  torch::optim::SGD optimizer(net->parameters(), 1.0);
+  MasterWeights masters(optimizer);
+  EXPECT_FALSE(net->weight.grad().defined());
+  EXPECT_EQ(optimizer.param_groups()[0].params()[0].grad()[0][0].item<float>(), 1);
+}
+
+TEST(MasterWeights, RefuseAnOptimizerWithStateAndLeaveItAsItWas) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1.0).momentum(0.9));
+  net->weight.sum().backward();
+  optimizer.step();
+  EXPECT_THROW(MasterWeights{optimizer}, c10::ValueError);
+  EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(net->weight));
+  EXPECT_TRUE(net->weight.grad().defined());
+}
+
+TEST(MasterWeights, GiveGradientsBackAtTheirEndButNotASuccessors) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  torch::optim::SGD first(net->parameters(), 1.0), second(net->parameters(), 1.0);
+  auto old = std::make_unique<MasterWeights>(first);
+  auto successor = std::make_unique<MasterWeights>(second);
+  old.reset();
+  net->weight.sum().backward();
+  EXPECT_FALSE(net->weight.grad().defined());
+  EXPECT_TRUE(second.param_groups()[0].params()[0].grad().defined());
+  successor.reset();
+  net->weight.sum().backward();
+  EXPECT_TRUE(net->weight.grad().defined());
+}
+
+}  // namespace
+}  // namespace mantissa
