@@ -117,7 +117,10 @@ Json run_fit(const FitOptions& o, bool quiet) {
   auto options = usage([&] {
     TrainerOptions t;
     t.precision = *o.precision;
+    t.precision_options = precision_options(o);
     t.device = *o.device;
+    t.transactional = *o.transactional;
+    t.trace_nonfinite = *o.trace_nonfinite;
     t.max_epochs = *o.max_epochs;
     t.max_steps = *o.max_steps;
     t.accumulate_grad_batches = *o.accumulate_grad_batches;
@@ -282,12 +285,13 @@ struct Report {
 Report run_all_modes(const FitOptions& o, bool quiet) {
   std::vector<FitOptions> runs;
   for (const Mode& mode : modes()) {
-    if (mode.name == "16-true" && *o.optimizer == "adamw") {
-      TORCH_WARN("16-true is left out: ", kAdamWIn16True);
-      continue;
-    }
+    if (mode.historical) continue;
     FitOptions one = o;
     one.precision = mode.name;
+    if (adamw_steps_fp16(one)) {
+      TORCH_WARN(mode.name, " is left out: ", kAdamWIn16True);
+      continue;
+    }
     // libtorch gives a forked process one thread unless it is told otherwise.
     if (*one.threads == 0) one.threads = at::get_num_threads();
     if (!o.output->empty()) one.output = (std::filesystem::path(*o.output) / mode.name).string();

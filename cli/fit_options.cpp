@@ -22,6 +22,7 @@ template <typename T>
 constexpr const char* kind() {
   if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
   if constexpr (std::is_same_v<T, double>) return "a number";
+  if constexpr (std::is_same_v<T, bool>) return "true or false";
   return "text";
 }
 

@@ -12,9 +12,10 @@ namespace mantissa::cli {
 /// --config, the model's recipe (recipe.h).
 struct FitOptions {
   std::optional<std::string> data, model, precision, device, optimizer, lr_schedule, gradient_clip_algorithm,
-      weights, output;
+      loss_scale, keep_batchnorm_fp32, master_weights, amp_backend, amp_level, weights, output;
   std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
       threads, classes;
+  std::optional<bool> transactional, trace_nonfinite;
   std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val;
 };
 
@@ -25,6 +26,13 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("data", o.data, "digits, idx:DIR (MNIST's files, plain or gzip'd) or text:FILE (bytes)");
   visit("model", o.model, "mlp, convnet, resnet-tiny or gpt-tiny");
   visit("precision", o.precision, "a mode of `mantissa modes`, or all: every mode in turn");
+  visit("loss_scale", o.loss_scale, "of fp16 modes: dynamic, none or a number; auto: the mode's own");
+  visit("keep_batchnorm_fp32", o.keep_batchnorm_fp32,
+        "of modes with 16-bit weights: true, false or auto: the mode's own");
+  visit("master_weights", o.master_weights,
+        "of modes with 16-bit weights: step float32 copies; true, false or auto: the mode's own");
+  visit("amp_backend", o.amp_backend, "native, or apex: --amp-level instead of --precision");
+  visit("amp_level", o.amp_level, "Apex's O0, O1, O2 or O3");
   visit("device", o.device, "auto, cpu, cuda or cuda:N");
   visit("max_epochs", o.max_epochs, "passes over the training data; -1: no limit");
   visit("max_steps", o.max_steps, "optimizer steps; -1: no limit");
@@ -41,6 +49,9 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("warmup_steps", o.warmup_steps, "steps over which the learning rate rises to --lr");
   visit("gradient_clip_val", o.gradient_clip_val, "0: no clipping");
   visit("gradient_clip_algorithm", o.gradient_clip_algorithm, "norm or value");
+  visit("transactional", o.transactional, "true: a skipped step leaves batch norm's statistics as they were");
+  visit("trace_nonfinite", o.trace_nonfinite,
+        "true: on a skipped step or a nan loss, find the operation it came from");
   visit("val_fraction", o.val_fraction,
         "share held out for validation where the data has no split of its own");
   visit("classes", o.classes, "of idx: labels; 0: what the labels show, at least 10");

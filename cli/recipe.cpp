@@ -46,6 +46,9 @@ FitOptions text_recipe() {
 FitOptions common_recipe() {
   FitOptions o;
   o.precision = "bf16-mixed", o.device = "auto";
+  o.loss_scale = o.keep_batchnorm_fp32 = o.master_weights = "auto";
+  o.amp_backend = "native", o.amp_level = "";
+  o.transactional = o.trace_nonfinite = false;
   o.accumulate_grad_batches = 1;
   o.beta1 = 0.9, o.beta2 = 0.95;
   o.lr_schedule = "cosine", o.gradient_clip_algorithm = "norm";
@@ -88,10 +91,16 @@ FitOptions resolve(const FitOptions& given) {
   TORCH_CHECK_VALUE(o.data, "--model ", *o.model, " needs text; give --data text:FILE");
   if (!o.max_epochs) o.max_epochs = -1;
   if (!o.max_steps) o.max_steps = -1;
+  if (*o.amp_backend != "native" || !o.amp_level->empty()) {
+    o.precision = mode_of_amp_flags(given.precision.value_or(""), *o.amp_backend, *o.amp_level);
+    o.amp_backend = "native", o.amp_level = "";  // said by the precision now
+  }
   if (*o.precision != "all") o.precision = find_mode(*o.precision).name;
 
   const DataSpec spec = parse_data(*o.data);
   check_choice("--optimizer", *o.optimizer, {"sgd", "adamw"});
+  check_choice("--keep-batchnorm-fp32", *o.keep_batchnorm_fp32, {"auto", "true", "false"});
+  check_choice("--master-weights", *o.master_weights, {"auto", "true", "false"});
   check_choice("--lr-schedule", *o.lr_schedule, {"constant", "cosine"});
   check_choice("--gradient-clip-algorithm", *o.gradient_clip_algorithm, {"norm", "value"});
   check_range("--batch-size", static_cast<double>(*o.batch_size), 1, 1e9, "choose at least 1, at most 1e9");
@@ -110,7 +119,7 @@ FitOptions resolve(const FitOptions& given) {
               "choose 0 or more, or -1 for no limit");
   TORCH_CHECK_VALUE(*o.max_epochs >= 0 || *o.max_steps >= 0,
                     "--max-epochs and --max-steps are both -1, so training would never end; set one of them");
-  TORCH_CHECK_VALUE(*o.precision != "16-true" || *o.optimizer != "adamw", kAdamWIn16True);
+  TORCH_CHECK_VALUE(!adamw_steps_fp16(o), kAdamWIn16True);
   check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
@@ -126,6 +135,20 @@ FitOptions resolve(const FitOptions& given) {
                     *o.model, " cannot read --data ", *o.data, "; choose from ", join_names(fitting),
                     ", or other data");
   return o;
+}
+
+bool adamw_steps_fp16(const FitOptions& o) {
+  return *o.optimizer == "adamw" && (*o.precision == "16-true" || *o.precision == "O3") &&
+         *o.master_weights != "true";
+}
+
+PrecisionOptions precision_options(const FitOptions& o) {
+  const auto is_true = [](const std::string& word) {
+    return word == "auto" ? std::nullopt : std::optional(word == "true");
+  };
+  return {.loss_scale = *o.loss_scale == "auto" ? std::nullopt : o.loss_scale,
+          .keep_batchnorm_fp32 = is_true(*o.keep_batchnorm_fp32),
+          .master_weights = is_true(*o.master_weights)};
 }
 
 void warn_without_effect(const FitOptions& given, const FitOptions& o) {

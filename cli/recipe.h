@@ -8,6 +8,7 @@
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/models/registry.h"
+#include "mantissa/precision/registry.h"
 #include "mantissa/trainer/task.h"
 
 namespace mantissa::cli {
@@ -21,8 +22,10 @@ struct Data {
 
 /// Why --optimizer adamw is refused in 16-true.
 inline constexpr const char* kAdamWIn16True =
-    "--optimizer adamw cannot train in --precision 16-true: its epsilon 1e-8 is 0 in fp16, so that updates "
-    "become nan; choose --optimizer sgd, or --precision 16-mixed or bf16-true";
+    "--optimizer adamw cannot step the fp16 weights of --precision 16-true: its epsilon 1e-8 is 0 in fp16, "
+    "so that "
+    "updates become nan; choose --master-weights true, --optimizer sgd, or --precision 16-mixed or bf16-true";
+bool adamw_steps_fp16(const FitOptions& options);
 
 /// Fills what is unset: with what suits the model, else with the command line's own defaults. Gives the
 /// precision its canonical name.
@@ -32,6 +35,9 @@ FitOptions resolve(const FitOptions& given);
 
 /// Warns of each option in `given` that changes nothing in `resolved`.
 void warn_without_effect(const FitOptions& given, const FitOptions& resolved);
+
+/// For make_precision().
+PrecisionOptions precision_options(const FitOptions& options);
 
 /// Errors: c10::Error naming the file for what is missing, truncated or inconsistent.
 Data load_data(const FitOptions& options);

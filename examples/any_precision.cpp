@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
   mantissa::Convnet model(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10});
   precision->convert_module(*model);
   mantissa::SGD optimizer(model->parameters(), mantissa::SGDOptions(0.05).momentum(0.9));
+  precision->setup_optimizer(optimizer);
   mantissa::DataLoader loader(mantissa::load_digits(), {.batch_size = 32, .shuffle = true});
   double last_loss = 0;
   for (int epoch = 0; epoch < 5; ++epoch) {

@@ -106,6 +106,8 @@ class Precision {
 
   /// The loss whose backward() makes the gradients: `loss`, scaled where the mode scales.
   virtual at::Tensor pre_backward(const at::Tensor& loss) { return loss; }
+  /// `loss` times the scale that the last pre_backward() used, without its bookkeeping: for looking at a batch again.
+  virtual at::Tensor scale_loss(const at::Tensor& loss) { return loss; }
   /// pre_backward(loss).backward(). Call it outside the forward context.
   void backward(const at::Tensor& loss);
 

@@ -38,7 +38,8 @@ ScaledPrecision::ScaledPrecision(std::string name, std::unique_ptr<GradScaler> s
     : Precision(std::move(name)), scaler_(std::move(scaler)) {}
 
 void ScaledPrecision::convert_module(torch::nn::Module& module) {
-  for (const auto& parameter : module.named_parameters()) set_parameter_name(parameter.value(), parameter.key());
+  for (const auto& parameter : module.named_parameters())
+    set_parameter_name(parameter.value(), parameter.key());
 }
 
 void ScaledPrecision::set_parameter_name(const at::Tensor& parameter, const std::string& name) {
@@ -62,7 +63,7 @@ at::Tensor ScaledPrecision::pre_backward(const at::Tensor& loss) {
     waiting.gradient = first_gradient(*waiting.optimizer);
     waiting.version = waiting.gradient.defined() ? waiting.gradient._version() : 0;
   }
-  return scaler_->scale(loss);
+  return scale_loss(loss);
 }
 
 bool ScaledPrecision::is_unscaled(torch::optim::Optimizer& optimizer) {
@@ -131,7 +132,7 @@ std::string ScaledPrecision::first_nonfinite_parameter(torch::optim::Optimizer& 
 }
 
 StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer,
-                                          const std::function<at::Tensor()>& closure) {
+                                           const std::function<at::Tensor()>& closure) {
   if (!scales()) return Precision::optimizer_step(optimizer, closure);
   TORCH_CHECK_TYPE(
       !dynamic_cast<torch::optim::LBFGS*>(&optimizer),

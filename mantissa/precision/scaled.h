@@ -24,6 +24,7 @@ class ScaledPrecision : public Precision {
   /// Notes the parameters' names, for StepResult.
   void convert_module(torch::nn::Module& module) override;
   at::Tensor pre_backward(const at::Tensor& loss) override;
+  at::Tensor scale_loss(const at::Tensor& loss) override { return scales() ? scaler_->scale(loss) : loss; }
   void unscale_gradients(torch::optim::Optimizer& optimizer) override;
   at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                             GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm) override;

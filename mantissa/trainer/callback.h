@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/precision/nonfinite_trace.h"
 #include "mantissa/precision/precision.h"
 #include "mantissa/trainer/metrics.h"
 
@@ -21,7 +23,9 @@ struct TrainBatch {
       loss;  ///< 0-dim, detached, unscaled, not divided by the accumulation count; undefined if left out
   bool stepped = false;  ///< whether this batch ended an accumulation window
   StepResult step = {};  ///< only where `stepped`
-  double step_ms = 0;    ///< host time of the whole batch
+  /// Where the first inf or nan came from; only with TrainerOptions::trace_nonfinite.
+  std::optional<NonFiniteOrigin> origin = {};
+  double step_ms = 0;  ///< host time of the whole batch
 };
 
 /// What a fit will do, known before its first batch.

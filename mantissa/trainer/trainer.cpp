@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include <c10/core/GradMode.h>
@@ -42,6 +43,13 @@ GradientClipAlgorithm parse_clip_algorithm(std::string name) {
 void check(const TrainerOptions& options) {
   TORCH_CHECK_VALUE(!options.precision || !options.precision_plugin, "Trainer: both precision='",
                     options.precision.value_or(""), "' and a precision_plugin were given; choose one");
+  const PrecisionOptions& told = options.precision_options;
+  const bool is_told = told.loss_scale || told.keep_batchnorm_fp32 || told.master_weights ||
+                       options.amp_backend != "native" || !options.amp_level.empty();
+  TORCH_CHECK_VALUE(
+      !is_told || !options.precision_plugin,
+      "Trainer: a precision_plugin was given, and with it precision_options, amp_backend or amp_level, "
+      "which are for the modes by name; make the plugin with them, or leave it out");
   TORCH_CHECK_VALUE(options.max_epochs >= -1 && options.max_steps >= -1,
                     "Trainer: max_epochs and max_steps are counts, or -1 for no limit; got max_epochs=",
                     options.max_epochs, ", max_steps=", options.max_steps);
@@ -86,11 +94,12 @@ class EvaluationMode {
 /// Points Task::log() at `metrics` for one batch.
 class LoggingInto {
  public:
-  LoggingInto(MeanMetrics*& slot, MeanMetrics& metrics) : slot_(slot) { slot_ = &metrics; }
-  ~LoggingInto() { slot_ = nullptr; }
+  LoggingInto(MeanMetrics*& slot, MeanMetrics& metrics) : slot_(slot), outer_(slot) { slot_ = &metrics; }
+  ~LoggingInto() { slot_ = outer_; }
 
  private:
   MeanMetrics*& slot_;
+  MeanMetrics* outer_;
 };
 
 }  // namespace
@@ -103,7 +112,10 @@ Trainer::Trainer(TrainerOptions options)
   TORCH_CHECK_VALUE(!precision_ || precision_->device_type().value_or(device_.type()) == device_.type(),
                     "Trainer: the precision_plugin was made for another kind of device than ", device_.str(),
                     "; make it for this one, or set device");
-  if (!precision_) precision_ = make_precision(options_.precision.value_or("32-true"), device_);
+  if (precision_) return;
+  const std::string mode =
+      mode_of_amp_flags(options_.precision.value_or(""), options_.amp_backend, options_.amp_level);
+  precision_ = make_precision(mode.empty() ? "32-true" : mode, device_, options_.precision_options);
 }
 
 void Trainer::set_up_model(Task& task) {
@@ -121,6 +133,7 @@ at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool en
   torch::optim::Optimizer& optimizer = *optimizers_.optimizer;
   const bool begins_window = window_batches_ == 0;
   const at::AutoGradMode with_gradients(true);
+  const bool is_noted = note_for_replay(task, batch, begins_window);
   at::Tensor loss;
   {
     const Scope forward = precision_->forward_context();
@@ -135,18 +148,53 @@ at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool en
         loss.numel() == 1 && loss.requires_grad(), "training_step() of batch ", batch_index_, " of epoch ",
         epoch_, " returned ", loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
         "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
+    if (is_noted && !std::isfinite(loss.item<double>())) trace_window(task);
     const int64_t count = options_.accumulate_grad_batches;
     const at::Tensor scaled = precision_->pre_backward(count > 1 ? loss / count : loss);
     task.on_before_backward(scaled);
     scaled.backward();
     task.on_after_backward();
   }
+  if (is_noted && !loss.defined()) window_.pop_back();  // left out: it cannot be the one
   if (ends_window && (loss.defined() || has_gradients(optimizer))) {
     precision_->unscale_gradients(optimizer);
     task.on_before_optimizer_step(optimizer);
     precision_->clip_gradients(optimizer, options_.gradient_clip_val, clip_algorithm_);
   }
   return loss.defined() ? loss.detach() : loss;
+}
+
+bool Trainer::note_for_replay(Task& task, const Batch& batch, bool begins_window) {
+  if (begins_window) {
+    window_.clear();
+    before_window_.reset();
+    if (options_.transactional) before_window_.emplace(task.module());
+  }
+  if (!options_.trace_nonfinite || traces_left_ == 0) return false;
+  window_.push_back({batch, batch_index_, ReplayPoint(task.module())});
+  return true;
+}
+
+void Trainer::trace_window(Task& task) {
+  if (origin_ || traces_left_ == 0) return;
+  --traces_left_;
+  MeanMetrics seen_already;
+  const LoggingInto scope(task.metrics_, seen_already);
+  for (const WindowBatch& noted : window_) {
+    const auto forward_and_loss = [&] {
+      at::Tensor loss;
+      {
+        const Scope forward = precision_->forward_context();
+        loss = task.training_step(noted.batch, noted.index);
+      }
+      return precision_->scale_loss(loss / options_.accumulate_grad_batches);
+    };
+    origin_ = trace_nonfinite(task.module(), forward_and_loss, noted.before);
+    if (!origin_) continue;
+    origin_is_new_ = true;
+    TORCH_WARN("batch ", noted.index, " of epoch ", epoch_, ": ", origin_->to_string());
+    return;
+  }
 }
 
 TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) {
@@ -156,10 +204,15 @@ TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) 
   done.batch_index = batch_index_;
   done.stepped = ends_window;
   const Batch batch = to_device(precision_->convert_inputs(raw));
+  if (window_batches_ == 0) origin_.reset();
   const auto closure = [&] { return done.loss = forward_and_backward(task, batch, ends_window); };
   if (ends_window) {
     done.step = precision_->optimizer_step(*optimizers_.optimizer, closure);
     window_batches_ = 0;
+    if (done.step.cause == SkipCause::kNonFiniteGradients) {
+      if (options_.trace_nonfinite) trace_window(task);
+      if (before_window_) before_window_->restore_buffers();
+    }
     if (optimizers_.scheduler && optimizers_.interval == OptimizerConfig::Interval::kStep &&
         !done.step.skipped)
       optimizers_.scheduler->step();
@@ -167,6 +220,7 @@ TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) 
     closure();
     ++window_batches_;
   }
+  if (std::exchange(origin_is_new_, false)) done.origin = origin_;
   done.step_ms = milliseconds_since(start);
   return done;
 }
@@ -189,6 +243,8 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
     set_up_model(task);
     optimizers_ = task.configure_optimizers();
     TORCH_CHECK_VALUE(optimizers_.optimizer, "fit: configure_optimizers() returned no optimizer");
+    precision_->setup_optimizer(*optimizers_.optimizer);
+    traces_left_ = TrainerOptions::kMaxTraces;
     tell([&](Callback& c) {
       c.on_fit_start(*this, {train.size(), options_.max_epochs, options_.max_steps});
     });
@@ -242,6 +298,8 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
       }
       tell([&](Callback& c) { c.on_epoch_end(epoch_, result.steps, result.metrics); });
     }
+    window_.clear();
+    before_window_.reset();
     result.seconds = milliseconds_since(start) / 1e3;
     result.step_ms = median(std::move(step_ms));
     result.samples_per_second = train_ms > 0 ? samples / train_ms * 1e3 : 0;

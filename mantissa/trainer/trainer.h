@@ -9,7 +9,10 @@
 #include <c10/core/Device.h>
 
 #include "mantissa/data/loader.h"
+#include "mantissa/precision/nonfinite_trace.h"
 #include "mantissa/precision/precision.h"
+#include "mantissa/precision/registry.h"
+#include "mantissa/precision/replay_point.h"
 #include "mantissa/trainer/callback.h"
 #include "mantissa/trainer/metrics.h"
 #include "mantissa/trainer/task.h"
@@ -20,7 +23,11 @@ namespace mantissa {
 struct TrainerOptions {
   /// A name from registry.h; unset means "32-true". Not together with `precision_plugin`.
   std::optional<std::string> precision = std::nullopt;
-  /// Hooks of the user's own.
+  /// Loss scale, float32 batch norm, master weights: what the mode is told beyond its name.
+  PrecisionOptions precision_options = {};
+  /// Lightning 1.5's: "native", or "apex" with amp_level "O0" to "O3"; see mode_of_amp_flags().
+  std::string amp_backend = "native", amp_level = {};
+  /// Hooks of the user's own. Not together with any of the above.
   std::shared_ptr<Precision> precision_plugin = nullptr;
   /// "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N".
   std::string device = "auto";
@@ -34,6 +41,14 @@ struct TrainerOptions {
   double gradient_clip_val = 0;
   /// "norm" or "value", upper or lower case.
   std::string gradient_clip_algorithm = "norm";
+  /// A skipped step leaves no trace: buffers (batch norm's statistics) are as before its window; parameters, optimizer
+  /// and schedule are in any case. Costs a copy of the buffers each window.
+  bool transactional = false;
+  /// On a skipped step or a loss that is not finite, runs the window again under observation and warns with the operation
+  /// that made the first inf or nan: see nonfinite_trace.h. At most kMaxTraces times a fit.
+  /// Memory: holds the batches of a window. Sync: reads each loss.
+  bool trace_nonfinite = false;
+  static constexpr int kMaxTraces = 10;
   /// Validation after every N-th epoch and after the last.
   int64_t check_val_every_n_epoch = 1;
   /// Validation under inference mode; false: with gradients merely off.
@@ -56,6 +71,7 @@ struct FitResult {
 
 /// Trains a Task in any precision.
 ///
+/// Once: configure_model, conversion and move, configure_optimizers, the precision's setup_optimizer.
 /// Order of a batch: convert_input, transfer to the device, forward context around training_step, loss
 /// divided by the accumulation count, zero_grad (first batch of a window), pre_backward, backward outside the
 /// forward context, and at the end of a window: clipping, optimizer_step, learning-rate schedule (not after a
@@ -90,6 +106,8 @@ class Trainer {
   void set_up_model(Task& task);
   TrainBatch train_batch(Task& task, const Batch& batch, bool ends_window);
   at::Tensor forward_and_backward(Task& task, const Batch& batch, bool ends_window);
+  bool note_for_replay(Task& task, const Batch& batch, bool begins_window);
+  void trace_window(Task& task);
   Metrics run_validation(Task& task, Loader& val);
   Batch to_device(const Batch& batch) const;
 
@@ -99,6 +117,17 @@ class Trainer {
   GradientClipAlgorithm clip_algorithm_;
   OptimizerConfig optimizers_;
   int64_t epoch_ = 0, batch_index_ = 0, window_batches_ = 0;
+
+  struct WindowBatch {
+    Batch batch;
+    int64_t index;
+    ReplayPoint before;
+  };
+  std::vector<WindowBatch> window_;  ///< while trace_nonfinite may still want it
+  std::optional<ReplayPoint> before_window_;
+  std::optional<NonFiniteOrigin> origin_;  ///< of this window
+  bool origin_is_new_ = false;             ///< found in this batch
+  int traces_left_ = 0;
 };
 
 }  // namespace mantissa

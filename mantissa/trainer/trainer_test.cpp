@@ -124,6 +124,14 @@ TEST(Trainer, RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
   EXPECT_THAT(error({.gradient_clip_val = -1}), testing::HasSubstr("gradient_clip_val"));
   EXPECT_THAT(error({.gradient_clip_algorithm = "both"}), testing::HasSubstr("choose norm or value"));
   EXPECT_EQ(error({.device = "cpu", .gradient_clip_algorithm = "NORM"}), "no error");
+  const std::shared_ptr<Precision> plugin = make_precision("16-mixed", at::kCPU);
+  EXPECT_THAT(error({.precision_options = {.loss_scale = "128"}, .precision_plugin = plugin}),
+              testing::HasSubstr("precision_plugin was given, and with it precision_options"));
+  EXPECT_THAT(error({.amp_backend = "apex", .precision_plugin = plugin}), testing::HasSubstr("amp_backend"));
+  EXPECT_THAT(error({.precision = "bf16", .amp_backend = "apex"}), testing::HasSubstr("fp16 only"));
+  EXPECT_THAT(error({.precision_options = {.loss_scale = "128"}}), testing::HasSubstr("only fp16 gradients"));
+  EXPECT_EQ(Trainer({.precision = "16", .amp_backend = "apex", .device = "cpu"}).precision().name(), "O2");
+  EXPECT_EQ(Trainer({.amp_backend = "apex", .amp_level = "O1", .device = "cpu"}).precision().name(), "O1");
   struct Elsewhere : Precision {
     Elsewhere() : Precision("elsewhere") {}
     std::optional<at::DeviceType> device_type() const override { return at::kCUDA; }
@@ -225,6 +233,87 @@ TEST(Trainer, SchedulesDoNotAdvanceOnASkippedStep) {
   trainer.fit(task, train);
   // libtorch's StepLR takes its first step() as step 0, so two clean steps halve the rate once.
   EXPECT_EQ(recorder->rate, 0.5);
+}
+
+/// Batch norm in front of one weight; the loss is the batch's second column, so that a batch can overflow without
+/// spoiling the statistics of the first.
+class Normed : public OneWeight {
+ public:
+  Normed() {
+    whole.push_back(norm);
+    whole.push_back(net);
+  }
+  torch::nn::Module& module() override { return *whole; }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    ++steps;
+    return (net(norm(batch.data)).sum() + 1) * factor(batch);
+  }
+  static float factor(const Batch& batch) { return batch.data.max().item<float>() > 50 ? kInf : 1; }
+  torch::nn::BatchNorm1d norm{1};
+  torch::nn::Sequential whole;
+  int steps = 0;
+};
+
+ListLoader pairs_of(std::vector<float> values) {
+  std::vector<Batch> batches;
+  for (const float value : values)
+    batches.push_back({torch::tensor({{value}, {-value}}), torch::zeros({2}, at::kLong), {}});
+  return ListLoader(std::move(batches));
+}
+
+TEST(Trainer, ATransactionalSkippedStepLeavesNoTrace) {
+  for (const bool transactional : {false, true}) {
+    for (const int64_t window : {1, 2}) {
+      Normed task, clean;
+      ListLoader with = pairs_of({1, 100}), without = pairs_of({1});
+      if (window == 2) with = pairs_of({1, 2, 3, 100}), without = pairs_of({1, 2});
+      auto recorder = std::make_shared<Recorder>();
+      const auto fit = [&](Normed& t, ListLoader& loader) {
+        Trainer({.precision = "16-mixed",
+                 .device = "cpu",
+                 .accumulate_grad_batches = window,
+                 .transactional = transactional,
+                 .callbacks = {recorder}})
+            .fit(t, loader);
+      };
+      fit(clean, without);
+      fit(task, with);
+      const StepResult& last = recorder->batches.back().step;
+      EXPECT_EQ(last.cause, SkipCause::kNonFiniteGradients);
+      EXPECT_EQ(last.first_nonfinite_parameter, "0.weight");
+      EXPECT_TRUE(task.net->weight.equal(clean.net->weight));
+      EXPECT_EQ(task.norm->running_var.equal(clean.norm->running_var), transactional);
+      EXPECT_EQ(task.norm->num_batches_tracked.equal(clean.norm->num_batches_tracked), transactional);
+    }
+  }
+}
+
+TEST(Trainer, TracesASkippedStepToItsOperationAndTellsCallbacks) {
+  Normed task;
+  ListLoader train = pairs_of({1, 2, 100, 3});
+  auto recorder = std::make_shared<Recorder>();
+  Trainer trainer({.precision = "16-mixed",
+                   .device = "cpu",
+                   .accumulate_grad_batches = 2,
+                   .trace_nonfinite = true,
+                   .callbacks = {recorder}});
+  const FitResult result = trainer.fit(task, train);
+  EXPECT_EQ(result.skipped_steps, 1);
+  EXPECT_FALSE(recorder->batches[1].origin.has_value());
+  ASSERT_TRUE(recorder->batches[2].origin.has_value())
+      << "at the loss that is not finite, before the window ends";
+  EXPECT_EQ(recorder->batches[2].origin->op, "aten::mul");
+  EXPECT_FALSE(recorder->batches[3].origin.has_value()) << "one trace a window";
+  EXPECT_EQ(task.steps, 5);  // four batches, one of them twice
+  EXPECT_EQ(result.metrics.at("train_loss"), kInf) << "the second look was not counted";
+}
+
+TEST(Trainer, TracesNoMoreThanAFewTimes) {
+  Normed task;
+  ListLoader train = pairs_of(std::vector<float>(30, 100));
+  Trainer trainer({.precision = "32-true", .device = "cpu", .trace_nonfinite = true});
+  trainer.fit(task, train);
+  EXPECT_EQ(task.steps, 30 + TrainerOptions::kMaxTraces);
 }
 
 TEST(Trainer, HooksSeeScaledGradientsAfterBackwardAndUnscaledOnesBeforeTheStep) {
