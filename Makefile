@@ -24,7 +24,7 @@ test: all
 
 parity: configure
 	@$(SETUP) --peers
-	cmake --build --preset $(PRESET) --target mantissa parity_runner scaler_runner
+	cmake --build --preset $(PRESET) --target mantissa parity_runners
 	MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest tests/parity
 
 bench: configure

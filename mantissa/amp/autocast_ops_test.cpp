@@ -291,10 +291,11 @@ TEST_P(AutocastOpsIn, PE20_PE21_AC19_EachEqualsItsInputsCastByHand) {
     const auto got = call(op, given);
     ASSERT_EQ(got.size(), want.size()) << row.name;
     ASSERT_FALSE(got.empty()) << row.name;
+    // LAPACK's least squares gives the last bit by where its arguments lie in memory, also without autocast.
+    const double tolerance = row.name == "linalg_lstsq" ? 1e-5 : 0;
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(got[i].scalar_type(), want[i].scalar_type()) << row.name;
-      EXPECT_TRUE(at::allclose(got[i], want[i], 0, 0, /*equal_nan=*/true))
-          << row.name << i << got[i] << want[i];
+      EXPECT_TRUE(at::allclose(got[i], want[i], tolerance, tolerance, /*equal_nan=*/true)) << row.name;
       if (got[i].is_floating_point()) {
         EXPECT_EQ(got[i].scalar_type(), runs_in) << row.name;
       }

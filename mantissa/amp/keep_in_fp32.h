@@ -35,7 +35,7 @@ namespace mantissa {
 /// Memory:   no copy of anything; 16-bit inputs get a float32 cast, which backward saves in their place.
 /// Speed:    nothing while no weight is kept; else one look-up per tensor argument of those operations,
 ///           inside regions.
-/// Threads:  safe from any thread; regions that are open already do not see the change.
+/// Threads:  safe from any thread; a region that is open already need not see a new mark.
 /// Saving:   nothing is stored in the tensors: files, printing and types are stock, and a loaded model is
 ///           marked again by the program.
 /// Errors:   c10::ValueError if `module` has no floating-point weight.

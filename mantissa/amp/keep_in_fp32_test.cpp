@@ -100,6 +100,21 @@ TEST_F(KeepInFp32, LinearOfEveryShapeWithAndWithoutBias) {
   }
 }
 
+TEST_F(KeepInFp32, ProductsWrittenByHandWithTheWeightAndItsViews) {
+  torch::nn::Linear layer(4, 4);
+  keep_in_fp32(*layer);
+  const auto w = layer->weight, x = low(torch::randn({2, 4, 4}));
+  const Autocast region(at::kCPU);
+  for (const at::Tensor& y : {at::matmul(x, w.t()), x[0].mm(w.t()), at::addmm(layer->bias, x[0], w),
+                              at::bmm(x, w.expand({2, 4, 4})), at::einsum("bij,kj->bik", {x, w}),
+                              at::matmul(x, w.slice(0, 1, 3).t()), at::matmul(x, w.detach()),
+                              at::matmul(x, w.view({2, 2, 4})[1].t()), at::cat({x[0], w})})
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+  // Another tensor, if computed from it.
+  EXPECT_EQ(at::matmul(x, w * 2).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(at::matmul(x, w.clone()).scalar_type(), at::kBFloat16);
+}
+
 TEST_F(KeepInFp32, ConvolutionsOfEveryKind) {
   const auto check = [](auto module, const at::Tensor& x) {
     keep_in_fp32(*module);
@@ -209,6 +224,15 @@ TEST_F(KeepInFp32, BackwardGivesTheGradientsOfFloat32) {
   const auto kept = gradients(true), exact = gradients(false);
   for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], exact[i])) << i;
   EXPECT_EQ(kept[0].scalar_type(), at::kFloat);
+}
+
+TEST_F(KeepInFp32, BackwardInsideARegionGivesFloat32GradientsToo) {
+  torch::nn::Linear layer(8, 4);
+  keep_in_fp32(*layer);
+  const Autocast region(at::kCPU);
+  layer(low(torch::ones({3, 8}))).sum().backward();
+  EXPECT_EQ(layer->weight.grad().scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::equal(layer->weight.grad(), torch::full({4, 8}, 3.f)));
 }
 
 TEST_F(KeepInFp32, NoGradInferenceModeNestedAndDisabledRegions) {
