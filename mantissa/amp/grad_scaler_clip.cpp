@@ -84,7 +84,7 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
   const at::Tensor limit = (divisor(*scaling, state_of(optimizer)) * clip_value).nan_to_num_(0.0);
   for (const auto& group : gradient_groups(optimizer)) {
     const at::Tensor high = on_device(limit, group.device), low = -high;
-    for (at::Tensor gradient : group.gradients) gradient.clamp_(low, high);
+    for (const at::Tensor& gradient : group.gradients) gradient.clamp_(low, high);
   }
 }
 

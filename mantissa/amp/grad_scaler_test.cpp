@@ -180,6 +180,22 @@ TEST(GradScaler, GS15_UnscalesByTheRoundedReciprocal) {
   EXPECT_EQ(exact.grad().item<double>(), 7.0 * inv);  // float32's reciprocal in float64 gradients too
 }
 
+TEST(GradScaler, GS15_TheReciprocalIsFloat64sRounded) {
+  torch::manual_seed(3);
+  auto scaler = used_scaler({.min_scale = 0.0});
+  const auto p = with_grad({1.f});
+  SGD optimizer({p}, 0.0);
+  const auto exponents = torch::randint(-149, 128, {2000}), fractions = torch::rand({2000}) + 1;
+  for (int64_t i = 0; i < exponents.numel(); ++i) {
+    const double scale = static_cast<float>(
+        std::ldexp(fractions[i].item<double>(), static_cast<int>(exponents[i].item<float>())));
+    scaler.update(scale);
+    set_grad(p, 1);
+    scaler.unscale_(optimizer);
+    EXPECT_EQ(p.grad().item<float>(), static_cast<float>(1 / scale)) << scale;
+  }
+}
+
 TEST(GradScaler, GS16_Fp16AndComplexGradientsAreRefusedBeforeAnyChange) {
   auto scaler = used_scaler({.init_scale = 2.0});
   const auto fine = with_grad({8.f}), half = with_grad({8.f}, at::kHalf);

@@ -25,7 +25,7 @@ std::vector<GradientGroup> gradient_groups(const torch::optim::Optimizer& optimi
 bool has_fp16_gradients(const torch::optim::Optimizer& optimizer);
 
 inline at::Tensor on_device(const at::Tensor& value, at::Device device) {
-  return value.to(device, /*non_blocking=*/true);
+  return value.device() == device ? value : value.to(device, /*non_blocking=*/true);
 }
 
 }  // namespace mantissa

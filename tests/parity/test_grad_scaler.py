@@ -28,7 +28,8 @@ FLOOR = 2.0**-126
 
 # Kind: what torch raises and says; what we raise and say.
 KINDS = {
-    "no scale": (AssertionError, "did not use scaler.scale(loss or outputs)", "Error", "scaler.scale(loss) was not used"),
+    "no scale": (AssertionError, "did not use scaler.scale(loss or outputs)", "Error",
+                 "scaler.scale(loss) was not used"),
     "unscaled twice": (RuntimeError, "unscale_() has already been called on this optimizer since the last update()",
                        "Error", "unscale_() has already been called on this optimizer since the last update()"),
     "unscaled late": (RuntimeError, "unscale_() is being called after step()", "Error",
