@@ -1,15 +1,12 @@
 #include "mantissa/optim/adam.h"
 
 #include <cmath>
-#include <memory>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/maximum.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/view_as_real.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/serialize.h>
 
@@ -20,32 +17,34 @@ namespace {
 
 using at::native::wrapped_scalar_tensor;
 
+constexpr const char* kName = "Adam";
+
+}  // namespace
+
 /// Every comparison is false for NaN, so NaN is refused too, as in Python.
-void validate(const AdamOptions& options) {
+void validate(const char* optimizer, const AdamOptions& options) {
   const auto [beta1, beta2] = options.betas();
-  TORCH_CHECK_VALUE(options.lr() >= 0, "Adam: learning rate ", options.lr(),
+  TORCH_CHECK_VALUE(options.lr() >= 0, optimizer, ": learning rate ", options.lr(),
                     " is invalid; lr must be 0 or more");
-  TORCH_CHECK_VALUE(options.eps() >= 0, "Adam: eps ", options.eps(), " is invalid; eps must be 0 or more");
-  TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1, "Adam: first beta ", beta1, " is invalid; betas lie in [0, 1)");
-  TORCH_CHECK_VALUE(beta2 >= 0 && beta2 < 1, "Adam: second beta ", beta2, " is invalid; betas lie in [0, 1)");
-  TORCH_CHECK_VALUE(options.weight_decay() >= 0, "Adam: weight_decay ", options.weight_decay(),
+  TORCH_CHECK_VALUE(options.eps() >= 0, optimizer, ": eps ", options.eps(),
+                    " is invalid; eps must be 0 or more");
+  TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1, optimizer, ": first beta ", beta1,
+                    " is invalid; betas lie in [0, 1)");
+  TORCH_CHECK_VALUE(beta2 >= 0 && beta2 < 1, optimizer, ": second beta ", beta2,
+                    " is invalid; betas lie in [0, 1)");
+  TORCH_CHECK_VALUE(options.weight_decay() >= 0, optimizer, ": weight_decay ", options.weight_decay(),
                     " is invalid; weight_decay must be 0 or more");
 }
 
-std::unique_ptr<AdamOptions> validated(const AdamOptions& options) {
-  validate(options);
-  return std::make_unique<AdamOptions>(options);
+AdamParamState& adam_state(ParamStateSlot& slot, const at::Tensor& parameter, bool amsgrad,
+                           at::ScalarType dtype) {
+  auto& state = state_in<AdamParamState>(slot);
+  if (!state.step().defined()) step_on(at::kCPU, state.step());
+  fit_state(state.exp_avg(), parameter, dtype);
+  fit_state(state.exp_avg_sq(), parameter, dtype);
+  if (amsgrad) fit_state(state.max_exp_avg_sq(), parameter, dtype);
+  return state;
 }
-
-const AdamOptions& options_of(const torch::optim::OptimizerParamGroup& group) {
-  const auto* options = dynamic_cast<const AdamOptions*>(&group.options());
-  TORCH_CHECK_TYPE(
-      options,
-      "Adam: a parameter group has another optimizer's options; give it AdamOptions or AdamWOptions");
-  return *options;
-}
-
-}  // namespace
 
 void AdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("lr", c10::IValue(lr_));
@@ -73,11 +72,7 @@ void AdamParamState::serialize(torch::serialize::OutputArchive& archive) const {
 }
 
 void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
-  c10::IValue step;
-  if (archive.try_read("step", step)) {
-    // libtorch's own Adam counts in an integer.
-    step_ = step.isInt() ? at::scalar_tensor(step.toInt(), at::kFloat) : step.toTensor();
-  }
+  read_step(archive, step_);
   read_if_present(archive, "exp_avg", exp_avg_);
   read_if_present(archive, "exp_avg_sq", exp_avg_sq_);
   read_if_present(archive, "max_exp_avg_sq", max_exp_avg_sq_);
@@ -85,25 +80,15 @@ void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
 
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, const AdamOptions& defaults,
            WeightDecay weight_decay)
-    : Optimizer(unique_parameters("Adam", groups), validated(defaults)), weight_decay_(weight_decay) {
-  size_t parameters = 0;
-  for (const auto& group : param_groups()) {
-    validate(options_of(group));
-    parameters += group.params().size();
-  }
-  TORCH_CHECK_VALUE(parameters > 0,
-                    "Adam: got no parameters; pass model->parameters() of a model that has some");
+    : Optimizer(unique_parameters(kName, groups), validated(kName, defaults)), weight_decay_(weight_decay) {
+  validate_groups<AdamOptions>(kName, param_groups());
 }
 
 at::Tensor Adam::step(LossClosure closure) {
-  at::Tensor loss;
-  if (closure) {
-    at::AutoGradMode enable_grad(true);
-    loss = closure();
-  }
+  const at::Tensor loss = loss_of(closure);
   at::NoGradGuard no_grad;
   for (const auto& group : param_groups_) {
-    options_of(group);
+    options_of<AdamOptions>(kName, group);
     for (const at::Tensor& parameter : group.params()) {
       TORCH_CHECK(!parameter.grad().defined() || !parameter.grad().is_sparse(), "Adam: a parameter of shape ",
                   parameter.sizes(),
@@ -112,31 +97,18 @@ at::Tensor Adam::step(LossClosure closure) {
   }
   for (const auto& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) update(parameter, options_of(group));
+      if (parameter.grad().defined()) update(parameter, options_of<AdamOptions>(kName, group));
     }
   }
   return loss;
-}
-
-AdamParamState& Adam::state_of(const at::Tensor& parameter, bool amsgrad) {
-  std::unique_ptr<torch::optim::OptimizerParamState>& slot = state_[parameter.unsafeGetTensorImpl()];
-  if (!slot) {
-    auto fresh = std::make_unique<AdamParamState>();
-    fresh->step(at::scalar_tensor(0.0, at::kFloat));
-    fresh->exp_avg(at::zeros_like(parameter));
-    fresh->exp_avg_sq(at::zeros_like(parameter));
-    slot = std::move(fresh);
-  }
-  auto& state = static_cast<AdamParamState&>(*slot);
-  if (amsgrad && !state.max_exp_avg_sq().defined()) state.max_exp_avg_sq(at::zeros_like(parameter));
-  return state;
 }
 
 // The operations and their order are Python's, because each rounds. In-place mul_(Scalar) would round the
 // scalar to a 16-bit tensor's dtype first; a wrapped number, which is what Python passes, is not rounded.
 void Adam::update(at::Tensor parameter, const AdamOptions& options) {
   const auto [beta1, beta2] = options.betas();
-  AdamParamState& state = state_of(parameter, options.amsgrad());
+  AdamParamState& state = adam_state(state_[parameter.unsafeGetTensorImpl()], parameter, options.amsgrad(),
+                                     parameter.scalar_type());
   at::Tensor grad = options.maximize() ? parameter.grad().neg() : parameter.grad();
   at::Tensor exp_avg = state.exp_avg(), exp_avg_sq = state.exp_avg_sq(),
              max_exp_avg_sq = state.max_exp_avg_sq();

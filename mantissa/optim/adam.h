@@ -84,7 +84,6 @@ class Adam : public torch::optim::Optimizer {
        WeightDecay weight_decay);
 
  private:
-  AdamParamState& state_of(const at::Tensor& parameter, bool amsgrad);
   void update(at::Tensor parameter, const AdamOptions& options);
 
   WeightDecay weight_decay_;

@@ -1,5 +1,8 @@
 #include <unordered_map>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/optim/optimizer_internal.h"
@@ -23,6 +26,33 @@ std::vector<torch::optim::OptimizerParamGroup> unique_parameters(
     }
   }
   return result;
+}
+
+at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
+  if (!closure) return {};
+  const at::AutoGradMode enable_grad(true);
+  return closure();
+}
+
+void fit_state(at::Tensor& state, const at::Tensor& parameter, at::ScalarType dtype) {
+  const bool fits = state.defined() && state.scalar_type() == dtype && state.device() == parameter.device() &&
+                    (state.strides() == parameter.strides() || !parameter.is_non_overlapping_and_dense());
+  if (fits) return;
+  at::Tensor fitting = at::zeros_like(parameter, parameter.options().dtype(dtype));
+  if (state.defined()) fitting.copy_(state);
+  state = fitting;
+}
+
+at::Tensor& step_on(at::Device device, at::Tensor& step) {
+  if (!step.defined()) step = at::scalar_tensor(0.0, at::kFloat);
+  step = step.to(device);
+  return step;
+}
+
+void read_step(torch::serialize::InputArchive& archive, at::Tensor& step) {
+  c10::IValue stored;
+  if (!archive.try_read("step", stored)) return;
+  step = stored.isInt() ? at::scalar_tensor(stored.toInt(), at::kFloat) : stored.toTensor();
 }
 
 }  // namespace mantissa

@@ -1,13 +1,53 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
 namespace mantissa {
+
+struct AdagradOptions;
+struct AdamOptions;
+struct AdamParamState;
+struct SGDOptions;
+
+/// c10::ValueError naming `optimizer` and what is out of range. NaN is.
+void validate(const char* optimizer, const AdagradOptions& options);
+void validate(const char* optimizer, const AdamOptions& options);
+void validate(const char* optimizer, const SGDOptions& options);
+
+/// For the constructors of our optimizers, which hand libtorch's the defaults before any body runs.
+template <typename Options>
+std::unique_ptr<Options> validated(const char* optimizer, const Options& options) {
+  validate(optimizer, options);
+  return std::make_unique<Options>(options);
+}
+
+template <typename Options>
+const Options& options_of(const char* optimizer, const torch::optim::OptimizerParamGroup& group) {
+  const auto* options = dynamic_cast<const Options*>(&group.options());
+  TORCH_CHECK_TYPE(options, optimizer,
+                   ": a parameter group has another optimizer's options; give it those that ", optimizer,
+                   "'s constructor takes");
+  return *options;
+}
+
+/// Errors: c10::TypeError and c10::ValueError for a group's options, c10::ValueError for no parameters at all.
+template <typename Options>
+void validate_groups(const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  size_t parameters = 0;
+  for (const auto& group : groups) {
+    validate(optimizer, options_of<Options>(optimizer, group));
+    parameters += group.params().size();
+  }
+  TORCH_CHECK_VALUE(parameters > 0, optimizer,
+                    ": got no parameters; pass model->parameters() of a model that has some");
+}
 
 /// `groups` with each parameter once, for the constructors of our optimizers. libtorch's Module::parameters()
 /// names a tied weight once for each module that holds it, and it would be stepped as often; Python's names it
@@ -17,6 +57,30 @@ namespace mantissa {
 ///         its name in the message.
 std::vector<torch::optim::OptimizerParamGroup> unique_parameters(
     const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+/// What `closure` returns when called with gradients enabled; undefined without one.
+at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
+
+using ParamStateSlot = std::unique_ptr<torch::optim::OptimizerParamState>;
+
+template <typename State>
+State& state_in(ParamStateSlot& slot) {
+  if (!slot) slot = std::make_unique<State>();
+  return static_cast<State&>(*slot);
+}
+
+/// Makes a state tensor that is undefined, zero, and brings one that a file held, or that was made before the
+/// parameter was converted, to the parameter's device, layout in memory and `dtype`.
+void fit_state(at::Tensor& state, const at::Tensor& parameter, at::ScalarType dtype);
+
+/// `step`, the 0-dim float32 counter of a state, brought to `device`; 0 where it is undefined.
+at::Tensor& step_on(at::Device device, at::Tensor& step);
+/// Reads "step", also the integer that libtorch's own optimizers write.
+void read_step(torch::serialize::InputArchive& archive, at::Tensor& step);
+
+/// The state of Adam and its fused kin, made where it is missing. The moments have `dtype`.
+AdamParamState& adam_state(ParamStateSlot& slot, const at::Tensor& parameter, bool amsgrad,
+                           at::ScalarType dtype);
 
 template <typename T>
 void read_if_present(torch::serialize::InputArchive& archive, const std::string& key, T& value) {

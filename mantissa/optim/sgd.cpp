@@ -1,6 +1,5 @@
 #include "mantissa/optim/sgd.h"
 
-#include <memory>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
@@ -13,32 +12,22 @@
 namespace mantissa {
 namespace {
 
-/// Every comparison is false for NaN, so NaN is refused too.
-void validate(const SGDOptions& options) {
-  TORCH_CHECK_VALUE(options.lr() >= 0, "SGD: learning rate ", options.lr(),
-                    " is invalid; lr must be 0 or more");
-  TORCH_CHECK_VALUE(options.momentum() >= 0, "SGD: momentum ", options.momentum(),
-                    " is invalid; momentum must be 0 or more");
-  TORCH_CHECK_VALUE(options.weight_decay() >= 0, "SGD: weight_decay ", options.weight_decay(),
-                    " is invalid; weight_decay must be 0 or more");
-  TORCH_CHECK_VALUE(!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0),
-                    "SGD: nesterov with momentum ", options.momentum(), " and dampening ",
-                    options.dampening(), " is invalid; give it a momentum above 0 and no dampening");
-}
-
-std::unique_ptr<SGDOptions> validated(const SGDOptions& options) {
-  validate(options);
-  return std::make_unique<SGDOptions>(options);
-}
-
-const SGDOptions& options_of(const torch::optim::OptimizerParamGroup& group) {
-  const auto* options = dynamic_cast<const SGDOptions*>(&group.options());
-  TORCH_CHECK_TYPE(options,
-                   "SGD: a parameter group has another optimizer's options; give it mantissa::SGDOptions");
-  return *options;
-}
+constexpr const char* kName = "SGD";
 
 }  // namespace
+
+/// Every comparison is false for NaN, so NaN is refused too.
+void validate(const char* optimizer, const SGDOptions& options) {
+  TORCH_CHECK_VALUE(options.lr() >= 0, optimizer, ": learning rate ", options.lr(),
+                    " is invalid; lr must be 0 or more");
+  TORCH_CHECK_VALUE(options.momentum() >= 0, optimizer, ": momentum ", options.momentum(),
+                    " is invalid; momentum must be 0 or more");
+  TORCH_CHECK_VALUE(options.weight_decay() >= 0, optimizer, ": weight_decay ", options.weight_decay(),
+                    " is invalid; weight_decay must be 0 or more");
+  TORCH_CHECK_VALUE(!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0), optimizer,
+                    ": nesterov with momentum ", options.momentum(), " and dampening ", options.dampening(),
+                    " is invalid; give it a momentum above 0 and no dampening");
+}
 
 void SGDOptions::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("lr", c10::IValue(lr_));
@@ -59,6 +48,8 @@ void SGDOptions::serialize(torch::serialize::InputArchive& archive) {
 }
 
 void SGDParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  // Every step so far was dropped: the first to come must find no buffer.
+  if (unstarted_.defined() && unstarted_.item<float>() != 0) return;
   write_if_defined(archive, "momentum_buffer", momentum_buffer_);
 }
 
@@ -67,25 +58,15 @@ void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
 }
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGDOptions& defaults)
-    : Optimizer(unique_parameters("SGD", groups), validated(defaults)) {
-  size_t parameters = 0;
-  for (const auto& group : param_groups()) {
-    validate(options_of(group));
-    parameters += group.params().size();
-  }
-  TORCH_CHECK_VALUE(parameters > 0,
-                    "SGD: got no parameters; pass model->parameters() of a model that has some");
+    : Optimizer(unique_parameters(kName, groups), validated(kName, defaults)) {
+  validate_groups<SGDOptions>(kName, param_groups());
 }
 
 at::Tensor SGD::step(LossClosure closure) {
-  at::Tensor loss;
-  if (closure) {
-    at::AutoGradMode enable_grad(true);
-    loss = closure();
-  }
+  const at::Tensor loss = loss_of(closure);
   at::NoGradGuard no_grad;
   for (const auto& group : param_groups_) {
-    const bool decays = options_of(group).weight_decay() != 0;
+    const bool decays = options_of<SGDOptions>(kName, group).weight_decay() != 0;
     for (const at::Tensor& parameter : group.params()) {
       TORCH_CHECK(!decays || !parameter.grad().defined() || !parameter.grad().is_sparse(),
                   "SGD: a parameter of shape ", parameter.sizes(),
@@ -94,7 +75,7 @@ at::Tensor SGD::step(LossClosure closure) {
   }
   for (const auto& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) update(parameter, options_of(group));
+      if (parameter.grad().defined()) update(parameter, options_of<SGDOptions>(kName, group));
     }
   }
   return loss;
@@ -103,12 +84,11 @@ at::Tensor SGD::step(LossClosure closure) {
 /// The direction to step in, after `grad` has entered the sum of past gradients.
 at::Tensor SGD::with_momentum(const at::Tensor& parameter, const at::Tensor& grad,
                               const SGDOptions& options) {
-  std::unique_ptr<torch::optim::OptimizerParamState>& slot = state_[parameter.unsafeGetTensorImpl()];
-  if (!slot) slot = std::make_unique<SGDParamState>();
-  at::Tensor& sum = static_cast<SGDParamState&>(*slot).momentum_buffer();
+  at::Tensor& sum = state_in<SGDParamState>(state_[parameter.unsafeGetTensorImpl()]).momentum_buffer();
   if (!sum.defined()) {
     sum = grad.detach().clone();
   } else {
+    if (!sum.is_sparse()) fit_state(sum, parameter, parameter.scalar_type());
     // mul_(Scalar) would round the momentum to a 16-bit tensor's dtype first; a wrapped number, which is what
     // Python passes, is not rounded.
     sum.mul_(at::native::wrapped_scalar_tensor(options.momentum())).add_(grad, 1 - options.dampening());

@@ -36,6 +36,9 @@ struct SGDOptions : public torch::optim::OptimizerCloneableOptions<SGDOptions> {
 /// Shapes: the parameter's shape and dtype.
 struct SGDParamState : public torch::optim::OptimizerCloneableParamState<SGDParamState> {
   TORCH_ARG(at::Tensor, momentum_buffer);
+  /// FusedSGD's, 0-dim float32: not 0 while found_inf dropped every step since the buffer was made, so that it
+  /// holds nothing yet. A file then has no buffer; the flag itself is never in one.
+  TORCH_ARG(at::Tensor, unstarted);
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;

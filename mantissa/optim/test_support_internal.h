@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,43 @@ inline void take_steps(torch::optim::Optimizer& optimizer, int64_t from, int64_t
     }
     optimizer.step();
   }
+}
+
+/// `of`'s state and options, saved and loaded into `into`.
+inline void hand_over(const torch::optim::Optimizer& of, torch::optim::Optimizer& into) {
+  std::stringstream file;
+  torch::serialize::OutputArchive saved;
+  of.save(saved);
+  saved.save_to(file);
+  torch::serialize::InputArchive loaded;
+  loaded.load_from(file);
+  into.load(loaded);
+}
+
+/// A weight large enough that a kernel's vector body, its tail and several threads all have a part of it.
+inline at::Tensor large_parameter(at::ScalarType dtype) {
+  torch::manual_seed(3);
+  return at::randn({3001}).to(dtype).set_requires_grad(true);
+}
+
+/// The same noise in every call with `step` and `sizes`; what 16-bit dtypes hold is the same in all dtypes.
+inline at::Tensor noise(int64_t step, at::IntArrayRef sizes, at::ScalarType dtype) {
+  torch::manual_seed(100 + static_cast<uint64_t>(step));
+  return at::randn(sizes).to(at::kBFloat16).to(dtype);
+}
+
+inline void take_noisy_steps(torch::optim::Optimizer& optimizer, int64_t from, int64_t to) {
+  for (int64_t step = from; step < to; ++step) {
+    for (auto& group : optimizer.param_groups()) {
+      for (at::Tensor& p : group.params()) p.mutable_grad() = noise(step, p.sizes(), p.scalar_type());
+    }
+    optimizer.step();
+  }
+}
+
+/// A copy that trains apart from `parameter`.
+inline at::Tensor twin(const at::Tensor& parameter) {
+  return parameter.detach().clone().set_requires_grad(true);
 }
 
 inline std::string value_error(const std::function<void()>& body) {

@@ -3,7 +3,7 @@
 //
 //   parity_runner JOB.json
 //
-// Job:    see `Job` below. Files are safetensors: `weights` under state_dict names; `data` with "data" [n,
+// Job:    without "model", see optimizer_job.h. Files are safetensors: `weights` under state_dict names; `data` with "data" [n,
 // ...],
 //         "target" [n, ...] and "order" int64 [batches, batch_size].
 // Result: `output`, safetensors: "loss" [batches] as the task returned it, "scale" [batches] after each batch
@@ -25,11 +25,10 @@
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/models/registry.h"
-#include "mantissa/optim/adamw.h"
-#include "mantissa/optim/sgd.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/trainer/classification_task.h"
 #include "mantissa/trainer/trainer.h"
+#include "optimizer_job.h"
 
 namespace mantissa {
 namespace {
@@ -48,14 +47,6 @@ struct Recorder final : Callback {
   std::vector<double> scales;
   std::vector<int64_t> skipped;
 };
-
-OptimizerConfig make_optimizer(const Json& job, torch::nn::Module& module) {
-  const double lr = job["lr"], decay = job["weight_decay"];
-  if (job["optimizer"] == "sgd")
-    return {std::make_shared<SGD>(module.parameters(),
-                                  SGDOptions(lr).momentum(job["momentum"]).weight_decay(decay))};
-  return {std::make_shared<AdamW>(module.parameters(), AdamWOptions(lr).weight_decay(decay))};
-}
 
 void run(const Json& job) {
   at::set_num_threads(job["threads"]);
@@ -89,7 +80,9 @@ void run(const Json& job) {
   Trainer trainer(options);
   ClassificationTask task(
       model, [&](const at::Tensor& x) { return model->forward(x); },
-      [&](torch::nn::Module& module) { return make_optimizer(job, module); });
+      [&](torch::nn::Module& module) {
+        return OptimizerConfig{std::shared_ptr(make_optimizer(job, module.parameters()))};
+      });
   const FitResult fit = trainer.fit(task, loader);
 
   std::map<std::string, at::Tensor> result{{"loss", at::stack(recorder->losses)},
@@ -107,6 +100,11 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: parity_runner JOB.json\n");
     return 2;
   }
-  mantissa::run(nlohmann::json::parse(std::ifstream(argv[1])));
+  const auto job = nlohmann::json::parse(std::ifstream(argv[1]));
+  if (job.contains("model")) {
+    mantissa::run(job);
+  } else {
+    mantissa::run_optimizer(job);
+  }
   return 0;
 }

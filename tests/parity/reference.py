@@ -23,6 +23,8 @@ def cross_entropy(logits, target):
 
 
 def make_optimizer(job, parameters):
+    if job["optimizer"] == "fused-adamw":
+        return torch.optim.AdamW(parameters, lr=job["lr"], weight_decay=job["weight_decay"], fused=True)
     if job["optimizer"] == "sgd":
         return torch.optim.SGD(parameters, lr=job["lr"], momentum=job["momentum"], weight_decay=job["weight_decay"])
     return torch.optim.AdamW(parameters, lr=job["lr"], weight_decay=job["weight_decay"])
@@ -60,7 +62,7 @@ def run(job, on_step=lambda: None):
         (scaler.scale(scaled) if scaler else scaled).backward()
         was_skipped = False
         if (step + 1) % window == 0 or step + 1 == len(tensors["order"]):
-            if scaler:
+            if scaler and not job["optimizer"].startswith("fused-"):
                 scaler.unscale_(optimizer)
             if job["gradient_clip_val"] > 0:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), job["gradient_clip_val"])

@@ -1,0 +1,357 @@
+// What holds for every fused optimizer.
+#include "mantissa/optim/fused_optimizer.h"
+
+#include <ATen/Parallel.h>
+
+#include "mantissa/optim/fused_adagrad.h"
+#include "mantissa/optim/fused_adam.h"
+#include "mantissa/optim/fused_sgd.h"
+#include "mantissa/optim/test_support_internal.h"
+
+namespace mantissa {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+using Groups = std::vector<OptimizerParamGroup>;
+
+struct Kind {
+  std::string name;
+  std::function<std::unique_ptr<FusedOptimizer>(const Groups&, const FusedOptions&)> make;
+};
+
+/// For gtest, which would print a Kind's bytes, pointers and all.
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+
+template <typename Optimizer, typename Options>
+Kind kind(const std::string& name, const Options& options) {
+  return {name, [options](const Groups& groups, const FusedOptions& fused) {
+            return std::make_unique<Optimizer>(groups, options, fused);
+          }};
+}
+
+const std::vector<Kind> kKinds = {
+    kind<FusedAdam>("FusedAdam", AdamOptions(0.01).weight_decay(0.1)),
+    kind<FusedAdamW>("FusedAdamW", AdamWOptions(AdamOptions(0.01).amsgrad(true).maximize(true))),
+    kind<FusedSGD>("FusedSGD", SGDOptions(0.01)),
+    kind<FusedSGD>("FusedSGDMomentum", SGDOptions(0.01).momentum(0.9).weight_decay(0.1).nesterov(true)),
+    kind<FusedSGD>("FusedSGDDampening", SGDOptions(0.01).momentum(0.9).dampening(0.5).maximize(true)),
+    kind<FusedAdagrad>("FusedAdagrad",
+                       AdagradOptions(0.01).lr_decay(0.1).weight_decay(0.1).initial_accumulator_value(0.5)),
+};
+const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+const FusedOptions kRounding = {.stochastic_rounding = true, .seed = 17};
+
+/// What a later step depends on, and the weight.
+std::vector<at::Tensor> everything(const FusedOptimizer& optimizer, const at::Tensor& parameter) {
+  std::vector<at::Tensor> all{parameter.detach().clone()};
+  for (const auto& [key, state] : optimizer.state()) {
+    if (const auto* adam = dynamic_cast<const AdamParamState*>(state.get())) {
+      all.insert(all.end(), {adam->step(), adam->exp_avg(), adam->exp_avg_sq()});
+      if (adam->max_exp_avg_sq().defined()) all.push_back(adam->max_exp_avg_sq());
+    } else if (const auto* sgd = dynamic_cast<const SGDParamState*>(state.get())) {
+      all.push_back(sgd->momentum_buffer());
+    } else {
+      const auto& adagrad = dynamic_cast<const AdagradParamState&>(*state);
+      all.insert(all.end(), {adagrad.step(), adagrad.sum()});
+    }
+  }
+  for (at::Tensor& tensor : all) tensor = tensor.clone();
+  return all;
+}
+
+void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+}
+
+class Fused : public testing::TestWithParam<Kind> {
+ protected:
+  static std::unique_ptr<FusedOptimizer> make(const std::vector<at::Tensor>& parameters,
+                                              const FusedOptions& options = {}) {
+    return GetParam().make(Groups{OptimizerParamGroup(parameters)}, options);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, Fused, testing::ValuesIn(kKinds),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(Fused, DroppedStepChangesNothingWhateverTheFlagAddsUpTo) {
+  for (at::ScalarType dtype : kDtypes) {
+    for (const FusedOptions& options : {FusedOptions(), kRounding}) {
+      for (float flag : {1.0F, 2.0F}) {
+        const at::Tensor p = large_parameter(dtype);
+        const auto optimizer = make({p}, options);
+        take_noisy_steps(*optimizer, 0, 2);
+        const auto before = everything(*optimizer, p);
+        p.mutable_grad().fill_(INFINITY);
+        optimizer->grad_scale = at::full({}, 8.0);
+        optimizer->found_inf = at::full({}, flag);
+        optimizer->step();
+        expect_equal(everything(*optimizer, p), before);
+        EXPECT_EQ(optimizer->found_inf.item<float>(), flag) << "the scaler's flag stays the scaler's";
+      }
+    }
+  }
+}
+
+TEST_P(Fused, FirstStepsThatAreDroppedLeaveNoTrace) {
+  for (at::ScalarType dtype : kDtypes) {
+    const at::Tensor straight = large_parameter(dtype), p = large_parameter(dtype);
+    const auto want = make({straight}), optimizer = make({p});
+    for (int i = 0; i < 2; ++i) {
+      p.mutable_grad() = at::full_like(p, NAN).detach();
+      optimizer->found_inf = at::ones({});
+      optimizer->step();
+    }
+    want->found_inf = optimizer->found_inf = at::zeros({});
+    take_noisy_steps(*want, 0, 3);
+    take_noisy_steps(*optimizer, 0, 3);
+    expect_equal(everything(*optimizer, p), everything(*want, straight));
+    want->found_inf.reset();  // the scaler is gone
+    optimizer->found_inf.reset();
+    take_noisy_steps(*want, 3, 5);
+    take_noisy_steps(*optimizer, 3, 5);
+    expect_equal(everything(*optimizer, p), everything(*want, straight));
+  }
+}
+
+TEST_P(Fused, SavedAfterADroppedFirstStepStartsAfresh) {
+  const at::Tensor straight = large_parameter(at::kFloat), dropped = large_parameter(at::kFloat);
+  const auto want = make({straight}), first = make({dropped});
+  dropped.mutable_grad() = at::ones_like(dropped).detach();
+  first->found_inf = at::ones({});
+  first->step();
+  const at::Tensor p = twin(dropped);
+  const auto optimizer = make({p});
+  hand_over(*first, *optimizer);
+  take_noisy_steps(*want, 0, 3);
+  take_noisy_steps(*optimizer, 0, 3);
+  expect_equal(everything(*optimizer, p), everything(*want, straight));
+}
+
+TEST_P(Fused, DividesByTheScaleAndLeavesUnscaledGradients) {
+  for (at::ScalarType dtype : kDtypes) {
+    for (const FusedOptions& options : {FusedOptions(), kRounding}) {
+      const at::Tensor plain = large_parameter(dtype), scaled = large_parameter(dtype);
+      const auto want = make({plain}, options), optimizer = make({scaled}, options);
+      optimizer->grad_scale = at::full({}, 1024.0);
+      optimizer->found_inf = at::zeros({});
+      for (int64_t step = 0; step < 3; ++step) {
+        plain.mutable_grad() = noise(step, plain.sizes(), dtype);
+        scaled.mutable_grad() = noise(step, plain.sizes(), dtype) * 1024;
+        want->step();
+        optimizer->step();
+        EXPECT_TRUE(at::equal(scaled.grad(), plain.grad())) << dtype;
+      }
+      EXPECT_TRUE(at::equal(scaled, plain)) << dtype;
+    }
+  }
+}
+
+TEST_P(Fused, GradientsAndStatesFollowTheParametersLayout) {
+  for (at::ScalarType dtype : kDtypes) {
+    const at::Tensor rows = noise(-1, {31, 33}, dtype).set_requires_grad(true);
+    const at::Tensor columns =
+        rows.detach().t().clone(at::MemoryFormat::Contiguous).t().set_requires_grad(true);
+    ASSERT_NE(rows.strides(), columns.strides());
+    const auto want = make({rows}), optimizer = make({columns});
+    want->grad_scale = optimizer->grad_scale = at::full({}, 2.0);
+    for (int64_t step = 0; step < 3; ++step) {
+      rows.mutable_grad() = noise(step, {31, 33}, dtype);
+      columns.mutable_grad() = noise(step, {31, 33}, dtype);
+      want->step();
+      optimizer->step();
+      EXPECT_TRUE(at::equal(columns.grad(), noise(step, {31, 33}, dtype) / 2));
+    }
+    EXPECT_TRUE(at::allclose(columns.to(at::kDouble), rows.to(at::kDouble), 1e-6,
+                             dtype == at::kHalf       ? 1e-3
+                             : dtype == at::kBFloat16 ? 1e-2
+                                                      : 1e-6))
+        << dtype;
+    // A state saved for one layout serves the other.
+    const at::Tensor taken = twin(rows),
+                     moved =
+                         rows.detach().t().clone(at::MemoryFormat::Contiguous).t().set_requires_grad(true);
+    const auto same = make({taken}), other = make({moved});
+    hand_over(*want, *same);
+    hand_over(*want, *other);
+    take_noisy_steps(*same, 3, 4);
+    take_noisy_steps(*other, 3, 4);
+    EXPECT_TRUE(at::allclose(moved.to(at::kDouble), taken.to(at::kDouble), 1e-6,
+                             dtype == at::kHalf       ? 1e-3
+                             : dtype == at::kBFloat16 ? 1e-2
+                                                      : 1e-6))
+        << dtype;
+  }
+}
+
+TEST_P(Fused, RefusesWhatKernelsCannotTakeBeforeAnyParameterMoves) {
+  const at::Tensor fine = large_parameter(at::kFloat), odd = large_parameter(at::kFloat);
+  const at::Tensor complex = at::zeros({2}, at::kComplexFloat).set_requires_grad(true);
+  const at::Tensor gaps = at::zeros({4, 4}).slice(1, 0, 2).detach().set_requires_grad(true);
+  const auto optimizer = make({fine, odd, complex, gaps});
+  fine.mutable_grad() = at::ones_like(fine).detach();
+  odd.mutable_grad() = at::ones_like(odd).detach().to_sparse();
+  EXPECT_THROW(optimizer->step(), c10::Error);
+  odd.mutable_grad().reset();
+  complex.mutable_grad() = at::ones_like(complex).detach();
+  EXPECT_THROW(optimizer->step(), c10::TypeError);
+  complex.mutable_grad().reset();
+  gaps.mutable_grad() = at::ones({4, 2});
+  EXPECT_THAT(value_error([&] { optimizer->step(); }), testing::HasSubstr("has gaps in memory"));
+  EXPECT_TRUE(at::equal(fine, large_parameter(at::kFloat)));
+  EXPECT_TRUE(optimizer->state().empty());
+}
+
+TEST_P(Fused, ParametersWithoutGradientJoinLater) {
+  const at::Tensor early = large_parameter(at::kFloat), late = large_parameter(at::kFloat),
+                   alone = large_parameter(at::kFloat), never = large_parameter(at::kFloat);
+  const auto both = make({early, late, never}), one = make({alone});
+  early.mutable_grad() = noise(9, early.sizes(), at::kFloat);
+  both->step();
+  EXPECT_TRUE(at::equal(late, large_parameter(at::kFloat)));
+  for (int64_t step = 0; step < 3; ++step) {
+    early.mutable_grad() = late.mutable_grad() = alone.mutable_grad() = noise(step, late.sizes(), at::kFloat);
+    both->step();
+    one->step();
+  }
+  EXPECT_TRUE(at::equal(late, alone));
+  EXPECT_FALSE(at::equal(early, late));
+  EXPECT_TRUE(at::equal(never, large_parameter(at::kFloat)));
+}
+
+TEST_P(Fused, EmptyTensorsEmptyGroupsAndSeveralDtypes) {
+  const at::Tensor empty = at::zeros({0, 3}).set_requires_grad(true),
+                   scalar = at::ones({}).set_requires_grad(true),
+                   half = at::ones({5}, at::kHalf).set_requires_grad(true),
+                   brain = at::ones({5}, at::kBFloat16).set_requires_grad(true),
+                   fine = at::ones({5}, at::kDouble).set_requires_grad(true);
+  for (const FusedOptions& options : {FusedOptions(), kRounding}) {
+    const auto optimizer = GetParam().make(
+        Groups{OptimizerParamGroup(std::vector<at::Tensor>{}),
+               OptimizerParamGroup(std::vector<at::Tensor>{empty, half, scalar, brain, fine})},
+        options);
+    take_noisy_steps(*optimizer, 0, 2);
+    for (const at::Tensor& p : {scalar, half, brain, fine}) EXPECT_TRUE(p.ne(1).any().item<bool>()) << p;
+    for (const at::Tensor& p : {scalar, half, brain, fine}) EXPECT_TRUE(p.isfinite().all().item<bool>()) << p;
+    optimizer->zero_grad();
+    optimizer->step();
+  }
+}
+
+TEST_P(Fused, TiedWeightIsUpdatedOnceAndTwoGroupsAreRefused) {
+  const at::Tensor tied = large_parameter(at::kFloat), once = large_parameter(at::kFloat);
+  const auto optimizer = make({tied, tied, once});
+  take_noisy_steps(*optimizer, 0, 2);
+  EXPECT_TRUE(at::equal(tied, once));
+  EXPECT_THAT(value_error([&] {
+                GetParam().make(Groups{OptimizerParamGroup({tied}), OptimizerParamGroup({tied})}, {});
+              }),
+              testing::HasSubstr("groups 0 and 1"));
+  EXPECT_THAT(value_error([&] { make({}); }), testing::HasSubstr("no parameters"));
+}
+
+TEST_P(Fused, GroupsFollowTheirOwnLearningRate) {
+  const at::Tensor still = large_parameter(at::kFloat), moving = large_parameter(at::kFloat);
+  const auto optimizer =
+      GetParam().make(Groups{OptimizerParamGroup({still}), OptimizerParamGroup({moving})}, {});
+  EXPECT_EQ(optimizer->param_groups()[0].options().get_lr(), 0.01);
+  optimizer->param_groups()[0].options().set_lr(0);
+  take_noisy_steps(*optimizer, 0, 2);
+  EXPECT_TRUE(at::equal(still, large_parameter(at::kFloat)));
+  EXPECT_FALSE(at::equal(moving, still));
+}
+
+TEST_P(Fused, RefusesAnotherOptimizersGroupOptions) {
+  Groups groups;
+  groups.emplace_back(std::vector<at::Tensor>{large_parameter(at::kFloat)},
+                      std::make_unique<torch::optim::LBFGSOptions>());
+  EXPECT_THROW(GetParam().make(groups, {}), c10::TypeError);
+}
+
+TEST_P(Fused, ClosureRunsWithGradientsAndItsLossComesBack) {
+  const at::Tensor p = large_parameter(at::kFloat);
+  const auto optimizer = make({p});
+  const at::NoGradGuard no_grad;
+  const at::Tensor loss = optimizer->step([&] {
+    const at::Tensor value = p.square().sum();
+    value.backward();
+    return value;
+  });
+  EXPECT_EQ(loss.item<float>(), large_parameter(at::kFloat).square().sum().item<float>());
+  EXPECT_FALSE(at::equal(p, large_parameter(at::kFloat)));
+}
+
+TEST_P(Fused, SavedInTheMiddleContinuesBitForBit) {
+  for (at::ScalarType dtype : kDtypes) {
+    for (const FusedOptions& options : {FusedOptions(), kRounding}) {
+      const at::Tensor p = large_parameter(dtype);
+      const auto straight = make({p}, options);
+      take_noisy_steps(*straight, 0, 3);
+      const at::Tensor q = twin(p);
+      const auto resumed = make({q}, {.stochastic_rounding = options.stochastic_rounding, .seed = 99});
+      resumed->param_groups()[0].options().set_lr(123);
+      hand_over(*straight, *resumed);
+      take_noisy_steps(*straight, 3, 6);
+      take_noisy_steps(*resumed, 3, 6);
+      expect_equal(everything(*resumed, q), everything(*straight, p));
+    }
+  }
+}
+
+TEST_P(Fused, StochasticallyRoundedWeightsDoNotDependOnTheThreads) {
+  const int threads = at::get_num_threads();
+  for (at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    std::vector<std::vector<at::Tensor>> seen;
+    for (int count : {1, 2, 3}) {
+      at::set_num_threads(count);
+      const at::Tensor p = noise(1, {257, 259}, dtype).set_requires_grad(true),
+                       small = start_parameter(dtype);
+      const auto optimizer = make({small, p}, kRounding), tiny = make({twin(small)}, kRounding);
+      take_noisy_steps(*optimizer, 0, 3);
+      take_noisy_steps(*tiny, 0, 3);
+      seen.push_back({p.detach(), small.detach(), tiny->param_groups()[0].params()[0].detach()});
+    }
+    expect_equal(seen[1], seen[0]);
+    expect_equal(seen[2], seen[0]);
+  }
+  at::set_num_threads(threads);
+}
+
+TEST_P(Fused, SeedsAndParametersDrawApart) {
+  const at::Tensor a = large_parameter(at::kBFloat16), b = large_parameter(at::kBFloat16),
+                   c = large_parameter(at::kBFloat16);
+  const auto pair = make({a, b}, {.stochastic_rounding = true, .seed = 1}),
+             other = make({c}, {.stochastic_rounding = true, .seed = 2});
+  take_noisy_steps(*pair, 0, 1);
+  take_noisy_steps(*other, 0, 1);
+  EXPECT_FALSE(at::equal(a, b));
+  EXPECT_FALSE(at::equal(a, c));
+  EXPECT_LT((a - b).abs().max().item<double>(), 0.05) << "by one last place";
+}
+
+TEST_P(Fused, StochasticRoundingLeavesOtherDtypesAlone) {
+  for (at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const at::Tensor p = large_parameter(dtype), q = large_parameter(dtype);
+    const auto plain = make({p}), rounding = make({q}, kRounding);
+    take_noisy_steps(*plain, 0, 3);
+    take_noisy_steps(*rounding, 0, 3);
+    EXPECT_TRUE(at::equal(p, q));
+  }
+}
+
+TEST_P(Fused, TakesGradientsOnSeveralDevices) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  const at::Tensor here = large_parameter(at::kFloat), there = here.detach().cuda().set_requires_grad(true);
+  const auto optimizer = make({here, there});
+  optimizer->grad_scale = at::full({}, 4.0);
+  optimizer->found_inf = at::zeros({});
+  take_noisy_steps(*optimizer, 0, 3);
+  EXPECT_TRUE(at::allclose(there.cpu(), here, 1e-5, 1e-6));
+  const at::Tensor before = there.detach().clone();
+  optimizer->found_inf = at::full({}, 2.0);
+  take_noisy_steps(*optimizer, 3, 4);
+  EXPECT_TRUE(at::equal(there, before));
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,82 @@
+#include "mantissa/optim/fused_sgd.h"
+
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/maximum.h>
+#include <torch/optim/serialize.h>
+
+#include "mantissa/optim/fused_optimizer_internal.h"
+#include "mantissa/optim/optimizer_internal.h"
+
+namespace mantissa {
+namespace {
+
+constexpr const char* kName = "FusedSGD";
+
+}  // namespace
+
+FusedSGD::FusedSGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGDOptions& defaults,
+                   const FusedOptions& options)
+    : FusedOptimizer(kName, groups, validated(kName, defaults), options) {
+  validate_groups<SGDOptions>(kName, param_groups());
+}
+
+const torch::optim::OptimizerOptions& FusedSGD::checked_options(
+    const torch::optim::OptimizerParamGroup& group) const {
+  return options_of<SGDOptions>(kName, group);
+}
+
+bool FusedSGD::needs_float32(const at::Tensor& parameter) const {
+  return parameter.is_cpu() && parameter.element_size() == 2;
+}
+
+void FusedSGD::add_state(Slot& slot, const torch::optim::OptimizerOptions& options, at::ScalarType dtype) {
+  const auto& sgd = static_cast<const SGDOptions&>(options);
+  if (sgd.momentum() == 0) return;
+  auto& state = state_in<SGDParamState>(state_[slot.parameter.unsafeGetTensorImpl()]);
+  slot.first = !state.momentum_buffer().defined();
+  if (sgd.dampening() == 0) state.unstarted({});  // then a buffer of zeros is as good as none
+  slot.unstarted = state.unstarted();
+  fit_state(state.momentum_buffer(), slot.parameter, dtype);
+  slot.states = {state.momentum_buffer()};
+}
+
+void FusedSGD::call_kernel(const Batch& batch, const torch::optim::OptimizerOptions& options) const {
+  const auto& sgd = static_cast<const SGDOptions&>(options);
+  const auto call = [&](bool first, const std::optional<at::Tensor>& dropped) {
+    at::_fused_sgd_(batch.parameters, batch.gradients,
+                    sgd.momentum() == 0 ? std::vector<at::Tensor>() : batch.states[0], sgd.weight_decay(),
+                    sgd.momentum(), sgd.lr(), sgd.dampening(), sgd.nesterov(), sgd.maximize(), first,
+                    batch.grad_scale, dropped);
+  };
+  if (!batch.unstarted.defined()) {
+    call(batch.first, batch.found_inf);
+    return;
+  }
+  // Only the device knows whether this is the first step. Of these two calls it drops one, or both.
+  const auto dropped_or = [&](const at::Tensor& flag) {
+    return batch.found_inf ? at::maximum(*batch.found_inf, flag) : flag;
+  };
+  call(/*first=*/true, dropped_or(1 - batch.unstarted));
+  call(/*first=*/false, dropped_or(batch.unstarted));
+}
+
+void FusedSGD::finish(const std::vector<Slot>& slots, const Batch& batch) {
+  if (!batch.first && !batch.unstarted.defined()) return;
+  at::Tensor unstarted;
+  if (batch.found_inf) unstarted = batch.first ? *batch.found_inf : batch.unstarted * *batch.found_inf;
+  for (const Slot& slot : slots) {
+    state_in<SGDParamState>(state_[slot.parameter.unsafeGetTensorImpl()]).unstarted(unstarted);
+  }
+}
+
+void FusedSGD::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<SGDParamState, SGDOptions>(archive, *this);
+  save_draws(archive);
+}
+
+void FusedSGD::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<SGDParamState, SGDOptions>(archive, *this);
+  load_draws(archive);
+}
+
+}  // namespace mantissa
