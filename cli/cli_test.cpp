@@ -123,6 +123,13 @@ TEST_F(Program, WrongWordsExitWithTwo) {
                  {wrong, "out of range; choose"});
   expect_error(fit("--precision 16-true --optimizer adamw --output new"), 2,
                {"16-true", "epsilon", "--optimizer sgd", "bf16-true"});
+  expect_error(fit("--precision O3 --optimizer fused-adamw"), 2, {"epsilon", "--stochastic-rounding true"});
+  expect_error(fit("--stochastic-rounding true"), 2, {"--optimizer fused-sgd"});
+  expect_error(fit("--precision bf16-mixed --loss-scale 128"), 2, {"loss_scale '128'", "only fp16"});
+  expect_error(fit("--precision 16-true --loss-scale much"), 2, {"'much' is no scale", "dynamic, none"});
+  expect_error(fit("--amp-level O2"), 2, {"amp_backend 'apex'"});
+  expect_error(fit("--precision bf16-mixed --amp-backend apex"), 2, {"fp16 only"});
+  expect_error(fit("--master-weights maybe"), 2, {"'maybe' is not one", "auto, true, false"});
 }
 
 TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
@@ -396,6 +403,18 @@ TEST_F(Program, OutputThatNobodyTakesLosesNoTraining) {
   EXPECT_TRUE(fs::exists(folder_ / "full.json"));
   EXPECT_EQ(run("modes >/dev/full").status, 1);
   EXPECT_THAT(run("modes | true").err, testing::IsEmpty());
+}
+
+TEST_F(Program, ApexFlagsNameTheirLevel) {
+  EXPECT_THAT(fit("--amp-backend apex --print-config").out,
+              AllOf(HasSubstr("precision: O2 "), HasSubstr("amp_backend: native ")));
+  write("old.yaml", "precision: 16\namp_backend: apex\namp_level: O1\n");
+  EXPECT_THAT(fit("--config old.yaml --print-config").out, HasSubstr("precision: O1 "));
+  for (const char* level : {"O0", "O1", "O2", "O3"}) {
+    const Outcome outcome = fit(std::string("--max-epochs 2 --amp-backend apex --json - --amp-level ") + level);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_GT(nlohmann::json::parse(outcome.out)["val_accuracy"], 0.8) << level;
+  }
 }
 
 TEST_F(Program, AFlagWithoutEffectIsWarnedOf) {

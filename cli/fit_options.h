@@ -15,7 +15,7 @@ struct FitOptions {
       loss_scale, keep_batchnorm_fp32, master_weights, amp_backend, amp_level, weights, output;
   std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
       threads, classes;
-  std::optional<bool> transactional, trace_nonfinite;
+  std::optional<bool> stochastic_rounding, transactional, trace_nonfinite;
   std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val;
 };
 
@@ -39,7 +39,9 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("batch_size", o.batch_size, "samples a batch");
   visit("accumulate_grad_batches", o.accumulate_grad_batches,
         "batches whose gradients are added before a step");
-  visit("optimizer", o.optimizer, "sgd or adamw");
+  visit("optimizer", o.optimizer, "sgd, adamw, fused-sgd or fused-adamw");
+  visit("stochastic_rounding", o.stochastic_rounding,
+        "true: a fused optimizer rounds 16-bit weights up or down at random, so that small updates are not lost");
   visit("lr", o.lr, "learning rate");
   visit("momentum", o.momentum, "sgd's momentum");
   visit("beta1", o.beta1, "adamw's first decay");

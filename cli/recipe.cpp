@@ -14,6 +14,8 @@
 #include "mantissa/data/idx.h"
 #include "mantissa/data/text.h"
 #include "mantissa/optim/adamw.h"
+#include "mantissa/optim/fused_adam.h"
+#include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/lr_scheduler.h"
 #include "mantissa/optim/sgd.h"
 #include "mantissa/precision/registry.h"
@@ -48,7 +50,7 @@ FitOptions common_recipe() {
   o.precision = "bf16-mixed", o.device = "auto";
   o.loss_scale = o.keep_batchnorm_fp32 = o.master_weights = "auto";
   o.amp_backend = "native", o.amp_level = "";
-  o.transactional = o.trace_nonfinite = false;
+  o.stochastic_rounding = o.transactional = o.trace_nonfinite = false;
   o.accumulate_grad_batches = 1;
   o.beta1 = 0.9, o.beta2 = 0.95;
   o.lr_schedule = "cosine", o.gradient_clip_algorithm = "norm";
@@ -98,7 +100,7 @@ FitOptions resolve(const FitOptions& given) {
   if (*o.precision != "all") o.precision = find_mode(*o.precision).name;
 
   const DataSpec spec = parse_data(*o.data);
-  check_choice("--optimizer", *o.optimizer, {"sgd", "adamw"});
+  check_choice("--optimizer", *o.optimizer, {"sgd", "adamw", "fused-sgd", "fused-adamw"});
   check_choice("--keep-batchnorm-fp32", *o.keep_batchnorm_fp32, {"auto", "true", "false"});
   check_choice("--master-weights", *o.master_weights, {"auto", "true", "false"});
   check_choice("--lr-schedule", *o.lr_schedule, {"constant", "cosine"});
@@ -119,6 +121,9 @@ FitOptions resolve(const FitOptions& given) {
               "choose 0 or more, or -1 for no limit");
   TORCH_CHECK_VALUE(*o.max_epochs >= 0 || *o.max_steps >= 0,
                     "--max-epochs and --max-steps are both -1, so training would never end; set one of them");
+  TORCH_CHECK_VALUE(!*o.stochastic_rounding || o.optimizer->starts_with("fused-"),
+                    "--stochastic-rounding is the fused optimizers' own; choose --optimizer fused-", *o.optimizer,
+                    ", or leave it out");
   TORCH_CHECK_VALUE(!adamw_steps_fp16(o), kAdamWIn16True);
   check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
@@ -138,8 +143,8 @@ FitOptions resolve(const FitOptions& given) {
 }
 
 bool adamw_steps_fp16(const FitOptions& o) {
-  return *o.optimizer == "adamw" && (*o.precision == "16-true" || *o.precision == "O3") &&
-         *o.master_weights != "true";
+  const bool fp16_weights = (*o.precision == "16-true" || *o.precision == "O3") && *o.master_weights != "true";
+  return fp16_weights && o.optimizer->ends_with("adamw") && !*o.stochastic_rounding;
 }
 
 PrecisionOptions precision_options(const FitOptions& o) {
@@ -156,9 +161,9 @@ void warn_without_effect(const FitOptions& given, const FitOptions& o) {
     if (given_in_vain) TORCH_WARN(flag, " has no effect with ", because);
   };
   const std::string optimizer = "--optimizer " + *o.optimizer;
-  warn(given.momentum && *o.optimizer != "sgd", "--momentum", optimizer);
-  warn(given.beta1 && *o.optimizer != "adamw", "--beta1", optimizer);
-  warn(given.beta2 && *o.optimizer != "adamw", "--beta2", optimizer);
+  warn(given.momentum && !o.optimizer->ends_with("sgd"), "--momentum", optimizer);
+  warn(given.beta1 && !o.optimizer->ends_with("adamw"), "--beta1", optimizer);
+  warn(given.beta2 && !o.optimizer->ends_with("adamw"), "--beta2", optimizer);
   warn(given.warmup_steps && *o.lr_schedule == "constant", "--warmup-steps", "--lr-schedule constant");
   warn(given.gradient_clip_algorithm && *o.gradient_clip_val == 0, "--gradient-clip-algorithm",
        "--gradient-clip-val 0");
@@ -218,13 +223,14 @@ std::unique_ptr<Loader> val_loader(const FitOptions& /*o*/, const Data& data) {
 
 OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, int64_t steps) {
   OptimizerConfig config;
-  if (*o.optimizer == "adamw") {
-    config.optimizer = std::make_shared<AdamW>(
-        module.parameters(), AdamWOptions(*o.lr).betas({*o.beta1, *o.beta2}).weight_decay(*o.weight_decay));
-  } else {
-    config.optimizer = std::make_shared<SGD>(
-        module.parameters(), SGDOptions(*o.lr).momentum(*o.momentum).weight_decay(*o.weight_decay));
-  }
+  const auto adamw = AdamWOptions(*o.lr).betas({*o.beta1, *o.beta2}).weight_decay(*o.weight_decay);
+  const auto sgd = SGDOptions(*o.lr).momentum(*o.momentum).weight_decay(*o.weight_decay);
+  const FusedOptions fused{.stochastic_rounding = *o.stochastic_rounding, .seed = static_cast<uint64_t>(*o.seed)};
+  if (*o.optimizer == "adamw") config.optimizer = std::make_shared<AdamW>(module.parameters(), adamw);
+  if (*o.optimizer == "sgd") config.optimizer = std::make_shared<SGD>(module.parameters(), sgd);
+  if (*o.optimizer == "fused-adamw")
+    config.optimizer = std::make_shared<FusedAdamW>(module.parameters(), adamw, fused);
+  if (*o.optimizer == "fused-sgd") config.optimizer = std::make_shared<FusedSGD>(module.parameters(), sgd, fused);
   if (*o.lr_schedule == "cosine") {
     // A run shorter than its warm-up still ends it: half of the steps rise, half fall.
     const int64_t warmup = std::min(*o.warmup_steps, steps / 2);

@@ -20,11 +20,11 @@ struct Data {
   ModelInput input;
 };
 
-/// Why --optimizer adamw is refused in 16-true.
+/// Why AdamW is refused in 16-true, unless its state is float32.
 inline constexpr const char* kAdamWIn16True =
-    "--optimizer adamw cannot step the fp16 weights of --precision 16-true: its epsilon 1e-8 is 0 in fp16, "
-    "so that "
-    "updates become nan; choose --master-weights true, --optimizer sgd, or --precision 16-mixed or bf16-true";
+    "AdamW cannot keep its state in the fp16 of --precision 16-true: its epsilon 1e-8 and small squared gradients are 0 "
+    "there, so that updates become nan or leap; choose --optimizer fused-adamw --stochastic-rounding true, "
+    "--master-weights true, --optimizer sgd, or --precision 16-mixed or bf16-true";
 bool adamw_steps_fp16(const FitOptions& options);
 
 /// Fills what is unset: with what suits the model, else with the command line's own defaults. Gives the
