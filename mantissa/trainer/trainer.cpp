@@ -148,12 +148,13 @@ at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool en
         loss.numel() == 1 && loss.requires_grad(), "training_step() of batch ", batch_index_, " of epoch ",
         epoch_, " returned ", loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
         "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
-    if (is_noted && !std::isfinite(loss.item<double>())) trace_window(task);
     const int64_t count = options_.accumulate_grad_batches;
     const at::Tensor scaled = precision_->pre_backward(count > 1 ? loss / count : loss);
     task.on_before_backward(scaled);
     scaled.backward();
     task.on_after_backward();
+    // Not before: a second forward would change batch norm's statistics under the first one's backward.
+    if (is_noted && !std::isfinite(loss.item<double>())) trace_window(task);
   }
   if (is_noted && !loss.defined()) window_.pop_back();  // left out: it cannot be the one
   if (ends_window && (loss.defined() || has_gradients(optimizer))) {
