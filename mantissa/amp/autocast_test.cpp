@@ -311,7 +311,7 @@ TEST_F(Autocast, AC25_AStepInsideTheRegionIsNotSeen) {
       << "libtorch changed: update the note on steps in autocast.h";
 }
 
-TEST_F(Autocast, AC26_TheCacheSumsGradientsInTheLowDtype) {
+TEST_F(Autocast, AC26_PE12_TheCacheSumsGradientsInTheLowDtype) {
   const auto gradient = [](bool cache) {
     const auto w = torch::ones({1, 1}).requires_grad_();
     at::Tensor sum;

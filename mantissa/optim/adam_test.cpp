@@ -109,8 +109,8 @@ void expect_recorded(bool decoupled) {
   }
 }
 
-TEST(Adam, EqualsPythonBitForBit) { expect_recorded(false); }
-TEST(AdamW, EqualsPythonBitForBit) { expect_recorded(true); }
+TEST(Adam, PE07_EqualsPythonBitForBit) { expect_recorded(false); }
+TEST(AdamW, PE07_EqualsPythonBitForBit) { expect_recorded(true); }
 
 TEST(AdamW, KeepsWeightDecayApartFromGradientWhenGivenAdamsOptions) {
   const at::Tensor p = start_parameter(at::kFloat);

@@ -41,7 +41,7 @@ TEST(FusedAdam, FollowsAdam) {
   }
 }
 
-TEST(FusedAdamW, FollowsLibtorchsAdamW) {
+TEST(FusedAdamW, PE06_FollowsLibtorchsAdamW) {
   const at::Tensor p = large_parameter(at::kFloat), q = twin(p);
   FusedAdamW fused({p}, AdamWOptions(0.01).weight_decay(0.1));
   torch::optim::AdamW stock({q}, torch::optim::AdamWOptions(0.01).weight_decay(0.1));

@@ -74,7 +74,7 @@ const std::vector<Recorded> kRecorded = {
     {"nesterov, L2", kNesterov, at::kHalf, {0x1.38cp-2, -0x1.d28p-2, -0x1.f58p-8, 0x1.3e4p+0, -0x1.064p-3}},
 };
 
-TEST(SGD, EqualsPythonBitForBit) {
+TEST(SGD, PE09_EqualsPythonBitForBit) {
   if (at::get_cpu_capability() == "DEFAULT") GTEST_SKIP() << "recorded on a CPU with fused multiply-add";
   for (const Recorded& recorded : kRecorded) {
     const at::Tensor p = start_parameter(recorded.dtype);

@@ -11,7 +11,7 @@
 namespace mantissa {
 namespace {
 
-TEST(InitModule, MakesTheModuleInItsDtype) {
+TEST(InitModule, IN11_MakesTheModuleInItsDtype) {
   for (const Mode& mode : modes()) {
     const auto precision = make_precision(mode.name, at::kCPU);
     const auto net = init_module(*precision, at::kCPU, [] { return torch::nn::BatchNorm1d(2); });
@@ -29,7 +29,7 @@ TEST(InitModule, RestoresTheDefaultDtypeWhenTheModulesConstructorThrows) {
   EXPECT_EQ(torch::ones(1).scalar_type(), at::kFloat);
 }
 
-TEST(InitModule, PlacesItOnTheDevice) {
+TEST(InitModule, IN12_PlacesItOnTheDevice) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const auto precision = make_precision("bf16-true", at::kCUDA);
   const auto net = init_module(*precision, at::Device(at::kCUDA, 0), [] { return torch::nn::Linear(2, 2); });

@@ -82,6 +82,25 @@ TEST(MixedPrecision, ASkippedStepNamesItsFirstNonFiniteParameterAlsoAfterClippin
   }
 }
 
+TEST(MixedPrecision, NF01_NF02_AnomalyDetectionRaisesAtANanAlsoWhereTheScalerWouldSkip) {
+  const auto error = [](float factor) -> std::string {
+    Loop loop;
+    try {
+      const torch::autograd::DetectAnomalyGuard anomaly(/*check_nan=*/true);
+      const at::Tensor loss = (loop.net->weight.square().sqrt() * factor).sum();
+      loop.precision.backward(loss);
+      EXPECT_EQ(loop.precision.optimizer_step(loop.optimizer).skipped, !std::isfinite(factor));
+    } catch (const std::exception& thrown) {
+      return thrown.what();
+    }
+    return "none";
+  };
+  EXPECT_EQ(error(1), "none");
+  EXPECT_EQ(error(kInf), "none");  // inf alone does not raise: the scaler skips
+  EXPECT_THAT(error(std::nanf("")),
+              testing::HasSubstr("'MulBackward1' returned nan values in its 0th output"));
+}
+
 TEST(MixedPrecision, CL06_ClipsUnscaledGradientsHoweverOftenTheyAreLookedAt) {
   Loop loop;
   loop.forward_and_backward(3);

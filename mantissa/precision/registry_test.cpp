@@ -66,6 +66,14 @@ TEST(Registry, OnlyHistoricalAliasesWarn) {
               testing::ElementsAre(testing::HasSubstr("'16-mixed'"), testing::HasSubstr("'bf16-mixed'")));
 }
 
+TEST(Registry, ERR08_On16MixedTheCpuRunsFp16WithAScaler) {
+  const auto mode = make_precision("16-mixed", at::kCPU);
+  EXPECT_EQ(mode->name(), "16-mixed");  // Lightning warns and takes bf16-mixed
+  const Scope region = mode->forward_context();
+  EXPECT_EQ(torch::ones({2, 2}).mm(torch::ones({2, 2})).scalar_type(), at::kHalf);
+  EXPECT_NE(dynamic_cast<ScaledPrecision&>(*mode).scaler(), nullptr);
+}
+
 TEST(Registry, OptionsGoToTheModesThatHaveThem) {
   const auto scaler_of = [](const std::string& mode, const PrecisionOptions& options) {
     return dynamic_cast<ScaledPrecision&>(*make_precision(mode, at::kCPU, options)).scaler();
@@ -105,7 +113,8 @@ TEST(Registry, AmpFlagsOfLightning15NameAMode) {
   EXPECT_THAT(error_of([] { mode_of_amp_flags("16", "", "O1"); }), testing::HasSubstr("amp_backend 'apex'"));
   EXPECT_THAT(error_of([] { mode_of_amp_flags("16", "nvidia", ""); }), testing::HasSubstr("native or apex"));
   EXPECT_THAT(error_of([] { mode_of_amp_flags("bf16", "apex", ""); }), testing::HasSubstr("fp16 only"));
-  EXPECT_THAT(error_of([] { mode_of_amp_flags("", "apex", "o2"); }), testing::HasSubstr("did you mean 'O2'?"));
+  EXPECT_THAT(error_of([] { mode_of_amp_flags("", "apex", "o2"); }),
+              testing::HasSubstr("did you mean 'O2'?"));
 }
 
 TEST(Registry, NamesTheMissingDevice) {

@@ -113,7 +113,7 @@ std::string error_of(const std::function<void()>& call) {
   return "no error";
 }
 
-TEST(Trainer, RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
+TEST(Trainer, ERR02_ERR15_ERR27_RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
   const auto error = [](const TrainerOptions& options) {
     return error_of([&] { Trainer trainer(options); });
   };
@@ -142,7 +142,7 @@ TEST(Trainer, RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
               testing::HasSubstr("another kind of device than cpu"));
 }
 
-TEST(Trainer, RefusesEmptyLoadersAndUselessLosses) {
+TEST(Trainer, ERR17_RefusesEmptyLoadersAndUselessLosses) {
   OneWeight task;
   Trainer trainer({.device = "cpu"});
   ListLoader empty({}), good = loader_of({1});
@@ -407,6 +407,19 @@ TEST(Trainer, CountsSamplesOfBatchesThatHaveNamedFieldsAlone) {
   EXPECT_GT(result.samples_per_second, 0);
 }
 
+TEST(Trainer, CL05_ClipsAboveZeroByNormUnlessToldOtherwiseAndNeverThrows) {
+  const auto weight_after = [](const TrainerOptions& options, float gradient) {
+    OneWeight task;
+    ListLoader train = loader_of({gradient});
+    Trainer(options).fit(task, train);
+    return task.weight();
+  };
+  EXPECT_EQ(weight_after({.device = "cpu", .gradient_clip_val = 0}, 4), -4);
+  EXPECT_NEAR(weight_after({.device = "cpu", .gradient_clip_val = 0.25}, 4), -0.25, 1e-6);
+  EXPECT_NEAR(weight_after({.device = "cpu", .gradient_clip_val = 8}, 4), -4, 1e-6);
+  EXPECT_TRUE(std::isnan(weight_after({.device = "cpu", .gradient_clip_val = 1}, kInf)));
+}
+
 TEST(Trainer, ClipsByValue) {
   OneWeight task;
   Trainer trainer({.device = "cpu", .gradient_clip_val = 0.25, .gradient_clip_algorithm = "value"});
@@ -415,7 +428,7 @@ TEST(Trainer, ClipsByValue) {
   EXPECT_DOUBLE_EQ(task.weight(), -0.25);
 }
 
-TEST(Trainer, AnExceptionReachesTheCallerAndTheCallbacksAndLeavesNothingBehind) {
+TEST(Trainer, IN06_AnExceptionReachesTheCallerAndTheCallbacksAndLeavesNothingBehind) {
   for (const Mode& mode : modes()) {
     OneWeight task;
     task.throws_at = 2;
@@ -478,7 +491,7 @@ TEST(Trainer, ValidatesWithoutTraining) {
   EXPECT_FALSE(task.net->is_training());
 }
 
-TEST(Trainer, ConvertsTheModelBeforeItMakesTheOptimizer) {
+TEST(Trainer, IN15_ConvertsTheModelBeforeItMakesTheOptimizer) {
   struct Late : OneWeight {
     void configure_model() override { made_in = torch::ones(1).scalar_type(); }
     OptimizerConfig configure_optimizers() override {

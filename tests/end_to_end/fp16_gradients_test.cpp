@@ -60,7 +60,8 @@ struct FirstEpoch final : Callback {
 };
 
 template <typename Model>
-Outcome train(const std::function<Model()>& make, Loader& loader, int64_t epochs, const std::string& loss_scale) {
+Outcome train(const std::function<Model()>& make, Loader& loader, int64_t epochs,
+              const std::string& loss_scale) {
   torch::manual_seed(1);
   TinyLoss<Model> task(make());
   const auto first = std::make_shared<FirstEpoch>();
@@ -89,8 +90,11 @@ TEST(Fp16Gradients, ASmallGptTrainsWithALossScaleAndNotWithout) {
   while (text.size() < 2000) text += "the quick brown fox jumps over the lazy dog. ";
   const at::Tensor bytes =
       torch::from_blob(text.data(), {static_cast<int64_t>(text.size())}, at::kByte).clone();
-  DataLoader loader(std::make_shared<TextDataset>(bytes, 16), {.batch_size = 8, .shuffle = true, .num_samples = 80});
-  const std::function make = [] { return Gpt(GptOptions{.layers = 2, .width = 32, .heads = 2, .context = 16}); };
+  DataLoader loader(std::make_shared<TextDataset>(bytes, 16),
+                    {.batch_size = 8, .shuffle = true, .num_samples = 80});
+  const std::function make = [] {
+    return Gpt(GptOptions{.layers = 2, .width = 32, .heads = 2, .context = 16});
+  };
   const Outcome without = train(make, loader, 5, "none"), with = train(make, loader, 5, "dynamic");
   EXPECT_GT(without.zeros, 0.99);
   EXPECT_GT(without.last_loss, 0.95 * without.first_loss);

@@ -87,7 +87,7 @@ def errs_in_python(case, dtype):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_bit_for_bit(run_ours, name, dtype, scaled):
+def test_PE10_bit_for_bit(run_ours, name, dtype, scaled):
     """With a scaler, whose scale is no power of two here, the fourth step is dropped."""
     case = CASES[name]
     tensors = make_tensors(TAILS if errs_in_python(case, dtype) else LARGE, dtype)

@@ -49,7 +49,7 @@ def run_lightning(job, tmp_path):
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
-def test_same_numbers_as_lightning(make_job, run_mantissa, tmp_path, precision, clip):
+def test_PE14_same_numbers_as_lightning(make_job, run_mantissa, tmp_path, precision, clip):
     job = make_job(model="convnet", precision=precision, batches=31, accumulate_grad_batches=3, gradient_clip_val=clip,
                    optimizer="adamw", lr=1e-3)
     assert_same(run_mantissa(job), run_lightning(job, tmp_path))

@@ -21,7 +21,7 @@ def batch_size(model):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
 @pytest.mark.parametrize("model", MODELS)
-def test_200_steps_bit_for_bit(make_job, run_mantissa, model, precision, optimizer):
+def test_PE03_200_steps_bit_for_bit(make_job, run_mantissa, model, precision, optimizer):
     job = make_job(model=model, precision=precision, optimizer=optimizer, lr=LEARNING_RATE[optimizer],
                    batch_size=batch_size(model))
     ours, theirs = run_mantissa(job), reference.run(job)
@@ -31,14 +31,14 @@ def test_200_steps_bit_for_bit(make_job, run_mantissa, model, precision, optimiz
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_bf16_mixed_bit_for_bit(make_job, run_mantissa, model):
+def test_PE03_PE11_bf16_mixed_bit_for_bit(make_job, run_mantissa, model):
     job = make_job(model=model, precision="bf16-mixed", optimizer="adamw", lr=1e-3, batch_size=batch_size(model),
                    batches=10 if model == "gpt-tiny" else 60, gradient_clip_val=1.0)
     assert_same(run_mantissa(job), reference.run(job))
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_16_mixed_scale_and_skips_at_every_step(make_job, run_mantissa, model):
+def test_PE03_PE11_16_mixed_scale_and_skips_at_every_step(make_job, run_mantissa, model):
     """A scale that starts near overflow and grows every third step: skips happen, and at the same steps."""
     job = make_job(model=model, precision="16-mixed", optimizer="sgd", lr=0.02, batch_size=batch_size(model),
                    batches=10 if model == "gpt-tiny" else 60, gradient_clip_val=1.0,
@@ -63,7 +63,7 @@ def test_accumulation_and_clipping_bit_for_bit(make_job, run_mantissa, precision
 
 
 @pytest.mark.parametrize(("precision", "optimizer"), [("bf16-true", "sgd"), ("16-true", "sgd"), ("bf16-true", "adamw")])
-def test_true_half_bit_for_bit(make_job, run_mantissa, precision, optimizer):
+def test_PE08_PE09_true_half_bit_for_bit(make_job, run_mantissa, precision, optimizer):
     """The optimizer's own arithmetic in 16 bits, with momentum and decay; no AdamW in fp16, where its epsilon is 0."""
     job = make_job(model="convnet", precision=precision, optimizer=optimizer, lr=LEARNING_RATE[optimizer], batches=60,
                    momentum=0.9, weight_decay=0.01)
