@@ -1,0 +1,85 @@
+#include <set>
+
+#include <ATen/ops/empty.h>
+
+#include "mantissa/precision/nonfinite_operation_internal.h"
+#include "mantissa/precision/nonfinite_values_internal.h"
+
+namespace mantissa::nonfinite_internal {
+namespace {
+
+/// Whether `op` draws random numbers; dropout with probability 0 does not.
+bool is_random(const Frame& frame) {
+  if (!frame.op.hasTag(at::Tag::nondeterministic_seeded)) return false;
+  const auto& arguments = frame.op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (arguments[i].name() == "dropout_p" && frame.inputs[i].isDouble())
+      return frame.inputs[i].toDouble() != 0;
+  return true;
+}
+
+bool narrower(at::ScalarType dtype, at::ScalarType wide) {
+  return at::isFloatingType(dtype) && c10::elementSize(dtype) < c10::elementSize(wide);
+}
+
+}  // namespace
+
+Use use_of(const c10::OperatorHandle& op, size_t index) {
+  const c10::Argument& argument = op.schema().arguments()[index];
+  if (!argument.alias_info() || !argument.alias_info()->isWrite()) return Use::kRead;
+  static const std::set<std::string> overwriting = {
+      "aten::copy_",      "aten::fill_",   "aten::zero_",   "aten::normal_",      "aten::uniform_",
+      "aten::bernoulli_", "aten::random_", "aten::cauchy_", "aten::exponential_", "aten::log_normal_"};
+  return argument.kwarg_only() || overwriting.count(op.schema().name()) != 0 ? Use::kOverwrite : Use::kModify;
+}
+
+bool returns_raw_memory(const std::string& name) {
+  for (const char* start : {"aten::empty", "aten::new_empty", "aten::resize", "aten::_resize", "aten::set_"})
+    if (name.rfind(start, 0) == 0) return true;
+  return false;
+}
+
+std::optional<bool> finite_in(at::ScalarType wide, const Frame& frame) {
+  if (is_random(frame)) return std::nullopt;
+  const auto widen = [&](const at::Tensor& t) {
+    if (!t.defined()) return t;
+    return t.detach().to(narrower(t.scalar_type(), wide) ? wide : t.scalar_type(), /*non_blocking=*/false,
+                         /*copy=*/true);
+  };
+  try {
+    std::vector<c10::IValue> stack;
+    const auto& arguments = frame.op.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const std::string& name = arguments[i].name();
+      const bool is_dtype = name == "dtype" || name == "out_dtype" || name == "input_dtype";
+      if (arguments[i].kwarg_only() && use_of(frame.op, i) == Use::kOverwrite) {
+        stack.push_back(map_tensors_of(frame.inputs[i], [&](const at::Tensor& t) {
+          return at::empty({0}, t.options().dtype(narrower(t.scalar_type(), wide) ? wide : t.scalar_type()));
+        }));
+      } else if (is_dtype && frame.inputs[i].isInt() &&
+                 narrower(static_cast<at::ScalarType>(frame.inputs[i].toInt()), wide)) {
+        stack.emplace_back(static_cast<int64_t>(wide));
+      } else if (name == "half_to_float") {
+        stack.emplace_back(false);
+      } else {
+        stack.push_back(map_tensors_of(frame.before(i), widen));
+      }
+    }
+    std::vector<c10::IValue> results;
+    for (size_t i = 0; i < arguments.size(); ++i)
+      if (use_of(frame.op, i) != Use::kRead) results.push_back(stack[i]);
+    frame.op.callBoxed(&stack);
+    results.insert(results.end(), stack.begin(), stack.end());
+    bool finite = true;
+    for (const c10::IValue& result : results)
+      each_tensor(result, [&](const at::Tensor& t) {
+        const at::Tensor values = values_of(t);
+        if (values.defined()) finite = finite && look_at(values).finite();
+      });
+    return finite;
+  } catch (const std::exception&) {
+    return std::nullopt;  // no kernel for the wider dtype
+  }
+}
+
+}  // namespace mantissa::nonfinite_internal

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+#include <c10/core/ScalarType.h>
+
+namespace mantissa::nonfinite_internal {
+
+template <typename F>
+void each_tensor(const c10::IValue& value, const F& f) {
+  if (value.isTensor()) {
+    f(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorVector()) f(t);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorList().vec())
+      if (t) f(*t);
+  }
+}
+
+template <typename F>
+c10::IValue map_tensors_of(const c10::IValue& value, const F& f) {
+  if (value.isTensor()) return f(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> out;
+    for (const at::Tensor& t : value.toTensorVector()) out.push_back(f(t));
+    return out;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> out;
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorList().vec())
+      out.push_back(t ? std::optional(f(*t)) : std::nullopt);
+    return out;
+  }
+  return value;
+}
+
+/// How an operation uses an argument.
+enum class Use { kRead, kModify, kOverwrite };
+Use use_of(const c10::OperatorHandle& op, size_t index);
+
+/// Whether what the operation returns is memory that nobody has written yet.
+bool returns_raw_memory(const std::string& name);
+
+/// Where an operation stands among the modules.
+struct Place {
+  std::string module;
+  bool inside = false;
+  size_t visits = SIZE_MAX;  ///< modules that had been entered, this one too; SIZE_MAX: not known
+};
+
+/// An operation that is running.
+struct Frame final : at::ObserverContext {
+  explicit Frame(c10::OperatorHandle handle) : op(std::move(handle)) {}
+
+  const std::string& name() const { return op.schema().name(); }
+  /// Argument `i` as it was before the operation.
+  const c10::IValue& before(size_t i) const {
+    const auto found = modified.find(i);
+    return found == modified.end() ? inputs[i] : found->second;
+  }
+
+  const Frame& outermost() const { return parent ? parent->outermost() : *this; }
+
+  c10::OperatorHandle op;
+  Frame* parent = nullptr;
+  std::vector<c10::IValue> inputs;
+  std::unordered_map<size_t, c10::IValue> modified;  ///< copies of arguments that it changes in place
+  size_t first_event = 0;                            ///< events from here on happened inside it
+  Place place;
+};
+
+/// Whether the operation gives finite values when its arguments are cast to `wide`; unset if that cannot be
+/// run: it draws random numbers, or has no kernel for `wide`.
+std::optional<bool> finite_in(at::ScalarType wide, const Frame& frame);
+
+}  // namespace mantissa::nonfinite_internal
