@@ -25,7 +25,7 @@ test: all
 parity: configure
 	@$(SETUP) --peers
 	cmake --build --preset $(PRESET) --target mantissa parity_runners
-	MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest tests/parity
+	OMP_WAIT_POLICY=PASSIVE MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest tests/parity
 
 bench: configure
 	@$(SETUP) --peers --bench
