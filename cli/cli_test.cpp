@@ -124,6 +124,7 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--precision 16-true --optimizer adamw --output new"), 2,
                {"16-true", "epsilon", "--optimizer sgd", "bf16-true"});
   expect_error(fit("--precision O3 --optimizer fused-adamw"), 2, {"epsilon", "--stochastic-rounding true"});
+  expect_error(fit("--precision O2 --master-weights false --optimizer adamw"), 2, {"epsilon"});
   expect_error(fit("--stochastic-rounding true"), 2, {"--optimizer fused-sgd"});
   expect_error(fit("--precision bf16-mixed --loss-scale 128"), 2, {"loss_scale '128'", "only fp16"});
   expect_error(fit("--precision 16-true --loss-scale much"), 2, {"'much' is no scale", "dynamic, none"});
@@ -335,6 +336,12 @@ TEST_F(Program, AllLeavesOutWhatAdamWCannotTrain) {
   EXPECT_THAT(outcome.err, MatchesRegex("mantissa: warning: 16-true is left out: [^\n]*epsilon[^\n]*\n"));
   EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 5U);
   EXPECT_FALSE(fs::exists(folder_ / "all/16-true"));
+  const Outcome scaled =
+      fit("--precision all --model mlp --loss-scale 128 --max-steps 1 --output scaled --json scaled.json");
+  ASSERT_EQ(scaled.status, 0) << scaled.err;
+  EXPECT_THAT(scaled.err,
+              HasSubstr("mantissa: warning: bf16-mixed is left out: precision 'bf16-mixed' with loss_scale"));
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "scaled.json")).size(), 2U);
 }
 
 constexpr const char* kWaitForChild =
@@ -411,7 +418,8 @@ TEST_F(Program, ApexFlagsNameTheirLevel) {
   write("old.yaml", "precision: 16\namp_backend: apex\namp_level: O1\n");
   EXPECT_THAT(fit("--config old.yaml --print-config").out, HasSubstr("precision: O1 "));
   for (const char* level : {"O0", "O1", "O2", "O3"}) {
-    const Outcome outcome = fit(std::string("--max-epochs 2 --amp-backend apex --json - --amp-level ") + level);
+    const Outcome outcome =
+        fit(std::string("--max-epochs 2 --amp-backend apex --json - --amp-level ") + level);
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_GT(nlohmann::json::parse(outcome.out)["val_accuracy"], 0.8) << level;
   }

@@ -292,6 +292,12 @@ Report run_all_modes(const FitOptions& o, bool quiet) {
       TORCH_WARN(mode.name, " is left out: ", kAdamWIn16True);
       continue;
     }
+    try {
+      make_precision(mode.name, at::Device(at::kCPU), precision_options(one));
+    } catch (const c10::ValueError& error) {
+      TORCH_WARN(mode.name, " is left out: ", error.what_without_backtrace());
+      continue;
+    }
     // libtorch gives a forked process one thread unless it is told otherwise.
     if (*one.threads == 0) one.threads = at::get_num_threads();
     if (!o.output->empty()) one.output = (std::filesystem::path(*o.output) / mode.name).string();

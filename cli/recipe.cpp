@@ -122,8 +122,8 @@ FitOptions resolve(const FitOptions& given) {
   TORCH_CHECK_VALUE(*o.max_epochs >= 0 || *o.max_steps >= 0,
                     "--max-epochs and --max-steps are both -1, so training would never end; set one of them");
   TORCH_CHECK_VALUE(!*o.stochastic_rounding || o.optimizer->starts_with("fused-"),
-                    "--stochastic-rounding is the fused optimizers' own; choose --optimizer fused-", *o.optimizer,
-                    ", or leave it out");
+                    "--stochastic-rounding is the fused optimizers' own; choose --optimizer fused-",
+                    *o.optimizer, ", or leave it out");
   TORCH_CHECK_VALUE(!adamw_steps_fp16(o), kAdamWIn16True);
   check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
@@ -143,7 +143,9 @@ FitOptions resolve(const FitOptions& given) {
 }
 
 bool adamw_steps_fp16(const FitOptions& o) {
-  const bool fp16_weights = (*o.precision == "16-true" || *o.precision == "O3") && *o.master_weights != "true";
+  const bool o2 = *o.precision == "O2",
+             copies = *o.master_weights == "true" || (o2 && *o.master_weights == "auto");
+  const bool fp16_weights = !copies && (o2 || *o.precision == "16-true" || *o.precision == "O3");
   return fp16_weights && o.optimizer->ends_with("adamw") && !*o.stochastic_rounding;
 }
 
@@ -158,7 +160,9 @@ PrecisionOptions precision_options(const FitOptions& o) {
 
 void warn_without_effect(const FitOptions& given, const FitOptions& o) {
   const auto warn = [](bool given_in_vain, const char* flag, const std::string& because) {
-    if (given_in_vain) TORCH_WARN(flag, " has no effect with ", because);
+    if (given_in_vain) {
+      TORCH_WARN(flag, " has no effect with ", because);
+    }
   };
   const std::string optimizer = "--optimizer " + *o.optimizer;
   warn(given.momentum && !o.optimizer->ends_with("sgd"), "--momentum", optimizer);
@@ -225,12 +229,14 @@ OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, i
   OptimizerConfig config;
   const auto adamw = AdamWOptions(*o.lr).betas({*o.beta1, *o.beta2}).weight_decay(*o.weight_decay);
   const auto sgd = SGDOptions(*o.lr).momentum(*o.momentum).weight_decay(*o.weight_decay);
-  const FusedOptions fused{.stochastic_rounding = *o.stochastic_rounding, .seed = static_cast<uint64_t>(*o.seed)};
+  const FusedOptions fused{.stochastic_rounding = *o.stochastic_rounding,
+                           .seed = static_cast<uint64_t>(*o.seed)};
   if (*o.optimizer == "adamw") config.optimizer = std::make_shared<AdamW>(module.parameters(), adamw);
   if (*o.optimizer == "sgd") config.optimizer = std::make_shared<SGD>(module.parameters(), sgd);
   if (*o.optimizer == "fused-adamw")
     config.optimizer = std::make_shared<FusedAdamW>(module.parameters(), adamw, fused);
-  if (*o.optimizer == "fused-sgd") config.optimizer = std::make_shared<FusedSGD>(module.parameters(), sgd, fused);
+  if (*o.optimizer == "fused-sgd")
+    config.optimizer = std::make_shared<FusedSGD>(module.parameters(), sgd, fused);
   if (*o.lr_schedule == "cosine") {
     // A run shorter than its warm-up still ends it: half of the steps rise, half fall.
     const int64_t warmup = std::min(*o.warmup_steps, steps / 2);

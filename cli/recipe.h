@@ -22,7 +22,8 @@ struct Data {
 
 /// Why AdamW is refused in 16-true, unless its state is float32.
 inline constexpr const char* kAdamWIn16True =
-    "AdamW cannot keep its state in the fp16 of --precision 16-true: its epsilon 1e-8 and small squared gradients are 0 "
+    "AdamW cannot keep its state in fp16, as --precision 16-true, O3 and O2 without master weights would "
+    "have it: its epsilon 1e-8 and small squared gradients are 0 "
     "there, so that updates become nan or leap; choose --optimizer fused-adamw --stochastic-rounding true, "
     "--master-weights true, --optimizer sgd, or --precision 16-mixed or bf16-true";
 bool adamw_steps_fp16(const FitOptions& options);

@@ -1,6 +1,8 @@
 #include "mantissa/precision/master_weights.h"
 
+#include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
@@ -36,9 +38,10 @@ struct MoveGradient final : torch::autograd::PostAccumulateGradHook {
 }  // namespace
 
 MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {
-  TORCH_CHECK_VALUE(optimizer.state().empty(),
-                    "setup_optimizer: the optimizer has state already, which belongs to the 16-bit weights; call "
-                    "setup_optimizer() before its first step and before its state is loaded");
+  TORCH_CHECK_VALUE(
+      optimizer.state().empty(),
+      "setup_optimizer: the optimizer has state already, which belongs to the 16-bit weights; call "
+      "setup_optimizer() before its first step and before its state is loaded");
   const at::NoGradGuard no_grad;
   std::unordered_map<const at::TensorImpl*, at::Tensor> copies;  // libtorch lists a tied weight twice
   for (auto& group : optimizer.param_groups()) {
@@ -47,9 +50,11 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
       const auto [slot, is_new] = copies.try_emplace(parameter.unsafeGetTensorImpl());
       if (is_new) {
         slot->second = parameter.detach().to(at::kFloat).set_requires_grad(parameter.requires_grad());
-        torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<MoveGradient>(slot->second));
+        torch::autograd::impl::set_post_acc_grad_hooks(parameter,
+                                                       std::make_unique<MoveGradient>(slot->second));
         if (parameter.grad().defined()) MoveGradient(slot->second)(parameter);
         model_.push_back(parameter);
+        versions_.push_back(parameter._version());
         master_.push_back(slot->second);
       }
       parameter = slot->second;
@@ -67,9 +72,34 @@ MasterWeights::~MasterWeights() {
   }
 }
 
+bool MasterWeights::are_stepped_by(const torch::optim::Optimizer& optimizer) const {
+  if (!belongs_to(optimizer)) return false;
+  std::unordered_set<const at::TensorImpl*> stepped;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params()) stepped.insert(parameter.unsafeGetTensorImpl());
+  return std::all_of(master_.begin(), master_.end(), [&](const at::Tensor& master) {
+    return stepped.contains(master.unsafeGetTensorImpl());
+  });
+}
+
+bool MasterWeights::share_a_parameter_with(const MasterWeights& other) const {
+  std::unordered_set<const at::TensorImpl*> mine;
+  for (const at::Tensor& parameter : model_) mine.insert(parameter.unsafeGetTensorImpl());
+  return std::any_of(other.model_.begin(), other.model_.end(), [&](const at::Tensor& parameter) {
+    return mine.contains(parameter.unsafeGetTensorImpl());
+  });
+}
+
+void MasterWeights::take_over_changes() {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < model_.size(); ++i)
+    if (model_[i]._version() != versions_[i]) master_[i].copy_(model_[i]);
+}
+
 void MasterWeights::copy_to_model() {
   const at::NoGradGuard no_grad;
   if (!model_.empty()) at::_foreach_copy_(model_, master_);
+  for (size_t i = 0; i < model_.size(); ++i) versions_[i] = model_[i]._version();
 }
 
 }  // namespace mantissa

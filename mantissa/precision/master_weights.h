@@ -15,8 +15,8 @@ namespace mantissa {
 /// of a 16-bit weight are not lost.
 ///
 /// The copies stand in the optimizer's parameter groups, and the gradient of a 16-bit parameter moves to its copy's, in
-/// float32, as soon as backward() has made it: zero_grad(), unscaling, clipping and accumulation find it there, the
-/// parameter's own grad() stays undefined.
+/// float32, as soon as backward() has made it: the optimizer's zero_grad(), unscaling, clipping and accumulation find it there, the
+/// parameter's own grad() stays undefined, so that a module's zero_grad() clears nothing.
 ///
 /// Memory:  6 bytes a 16-bit parameter: the copy, and 2 more for its gradient.
 /// Threads: one at a time.
@@ -31,6 +31,8 @@ class MasterWeights {
   MasterWeights(const MasterWeights&) = delete;
   MasterWeights& operator=(const MasterWeights&) = delete;
 
+  /// Takes over what was written into the model's parameters since, as by loading a file; call it before a step.
+  void take_over_changes();
   /// Rounds the copies into the model's parameters; call it after a step.
   void copy_to_model();
 
@@ -40,10 +42,14 @@ class MasterWeights {
     for (size_t i = 0; i < model_.size(); ++i) visit(model_[i], master_[i]);
   }
   bool belongs_to(const torch::optim::Optimizer& optimizer) const { return &optimizer == optimizer_; }
+  /// Whether `optimizer` steps these copies: it was set up before and is no other at the same address.
+  bool are_stepped_by(const torch::optim::Optimizer& optimizer) const;
+  bool share_a_parameter_with(const MasterWeights& other) const;
 
  private:
   torch::optim::Optimizer* optimizer_;
   std::vector<at::Tensor> model_, master_;
+  std::vector<uint32_t> versions_;  ///< of the model's parameters when the copies were the same
 };
 
 }  // namespace mantissa

@@ -1,8 +1,8 @@
 #include "mantissa/precision/registry.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -20,20 +20,25 @@ void refuse_loss_scale(const Mode& mode, const PrecisionOptions& options) {
 }
 
 void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
-  TORCH_CHECK_VALUE(!options.keep_batchnorm_fp32 && !options.master_weights, "precision '", mode.name,
-                    "': its weights are not 16-bit, so keep_batchnorm_fp32 and master_weights have no meaning; leave "
-                    "them out, or choose 16-true, bf16-true, O2 or O3");
+  TORCH_CHECK_VALUE(
+      !options.keep_batchnorm_fp32 && !options.master_weights, "precision '", mode.name,
+      "': its weights are not 16-bit, so keep_batchnorm_fp32 and master_weights have no meaning; leave "
+      "them out, or choose 16-true, bf16-true, O2 or O3");
 }
 
 /// Null for "none".
-std::unique_ptr<GradScaler> make_scaler(const std::string& loss_scale, at::Device device, bool fp16_gradients) {
+std::unique_ptr<GradScaler> make_scaler(const std::string& loss_scale, at::Device device,
+                                        bool fp16_gradients) {
   GradScalerOptions options{.allow_fp16_gradients = fp16_gradients};
   if (loss_scale == "none") return nullptr;
   if (loss_scale != "dynamic") {
+    constexpr double kSmallest = std::numeric_limits<float>::min(),
+                     kLargest = std::numeric_limits<float>::max();
     char* end = nullptr;
     const double scale = std::strtod(loss_scale.c_str(), &end);
-    TORCH_CHECK_VALUE(!loss_scale.empty() && *end == 0 && scale > 0 && std::isfinite(scale), "loss_scale '",
-                      loss_scale, "' is no scale; give dynamic, none or a number above 0");
+    TORCH_CHECK_VALUE(!loss_scale.empty() && *end == 0 && scale >= kSmallest && scale <= kLargest,
+                      "loss_scale '", loss_scale,
+                      "' is no scale; give dynamic, none or a number that float32 holds, above 0");
     options.init_scale = options.min_scale = options.max_scale = scale;
   }
   return std::make_unique<GradScaler>(device, options);
@@ -41,13 +46,15 @@ std::unique_ptr<GradScaler> make_scaler(const std::string& loss_scale, at::Devic
 
 /// A mode whose weights stay as they are, or get another dtype and nothing else.
 template <at::ScalarType dtype>
-std::unique_ptr<Precision> make_wide(const Mode& mode, at::Device /*device*/, const PrecisionOptions& options) {
+std::unique_ptr<Precision> make_wide(const Mode& mode, at::Device /*device*/,
+                                     const PrecisionOptions& options) {
   refuse_loss_scale(mode, options);
   refuse_weight_options(mode, options);
   return std::make_unique<TrueDtype>(dtype, TrueDtypeOptions{.name = mode.name});
 }
 
-std::unique_ptr<Precision> make_32_true(const Mode& mode, at::Device /*device*/, const PrecisionOptions& options) {
+std::unique_ptr<Precision> make_32_true(const Mode& mode, at::Device /*device*/,
+                                        const PrecisionOptions& options) {
   refuse_loss_scale(mode, options);
   refuse_weight_options(mode, options);
   return std::make_unique<Precision>(mode.name);
@@ -84,7 +91,11 @@ const std::vector<Mode>& modes() {
   static const std::vector<Mode> table{
       {"32-true", {"32"}, "weights and arithmetic as built, usually float32", at::kFloat, &make_32_true},
       {"64-true", {"64"}, "float64 weights and arithmetic", at::kDouble, &make_wide<at::kDouble>},
-      {"16-mixed", {"16"}, "float32 weights, fp16 products, scaled gradients", at::kHalf, &make_mixed<at::kHalf>},
+      {"16-mixed",
+       {"16"},
+       "float32 weights, fp16 products, scaled gradients",
+       at::kHalf,
+       &make_mixed<at::kHalf>},
       {"bf16-mixed", {"bf16"}, "float32 weights, bf16 products", at::kBFloat16, &make_mixed<at::kBFloat16>},
       {"16-true", {}, "fp16 weights, activations and gradients", at::kHalf, &make_narrow<at::kHalf, false>},
       {"bf16-true",
@@ -147,9 +158,10 @@ std::string mode_of_amp_flags(const std::string& precision, const std::string& a
                       "' is one of Apex's; give amp_backend 'apex' with it, or leave it out");
     return precision;
   }
-  TORCH_CHECK_VALUE(amp_backend == "apex", "amp_backend '", amp_backend, "' is not one; choose native or apex");
-  TORCH_CHECK_VALUE(precision.empty() || precision == "16" || precision == "16-mixed", "precision '", precision,
-                    "' with amp_backend 'apex', which is fp16 only; leave one of them out");
+  TORCH_CHECK_VALUE(amp_backend == "apex", "amp_backend '", amp_backend,
+                    "' is not one; choose native or apex");
+  TORCH_CHECK_VALUE(precision.empty() || precision == "16" || precision == "16-mixed", "precision '",
+                    precision, "' with amp_backend 'apex', which is fp16 only; leave one of them out");
   const std::vector<std::string> levels{"O0", "O1", "O2", "O3"};
   const std::string level = amp_level.empty() ? "O2" : amp_level;
   TORCH_CHECK_VALUE(std::find(levels.begin(), levels.end(), level) != levels.end(), "amp_level '", amp_level,

@@ -100,7 +100,7 @@ TEST(Registry, OptionsGoToTheModesThatHaveThem) {
     EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.master_weights = true}); }),
                 testing::HasSubstr("master_weights"));
   }
-  for (const std::string wrong : {"", "big", "0", "-1", "nan", "inf", "12x"})
+  for (const std::string wrong : {"", "big", "0", "-1", "nan", "inf", "12x", "1e-50", "1e39"})
     EXPECT_THAT(error_of([&] { make_precision("16-mixed", at::kCPU, {.loss_scale = wrong}); }),
                 testing::HasSubstr("loss_scale '" + wrong + "' is no scale; give dynamic, none or a number"));
 }

@@ -1,5 +1,6 @@
 #include "mantissa/precision/scaled.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -14,13 +15,6 @@
 namespace mantissa {
 namespace {
 
-at::Tensor first_gradient(const torch::optim::Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& parameter : group.params())
-      if (parameter.grad().defined()) return parameter.grad();
-  return {};
-}
-
 bool unscales_itself(torch::optim::Optimizer& optimizer) {
   return dynamic_cast<StepSupportsAmpScaling*>(&optimizer) != nullptr;
 }
@@ -28,8 +22,11 @@ bool unscales_itself(torch::optim::Optimizer& optimizer) {
 /// In fp16 the division by the scale would flush what the scale has saved; a step that unscales by itself divides in
 /// float32.
 bool keeps_scale(torch::optim::Optimizer& optimizer) {
-  const at::Tensor gradient = first_gradient(optimizer);
-  return unscales_itself(optimizer) && gradient.defined() && gradient.scalar_type() == at::kHalf;
+  if (!unscales_itself(optimizer)) return false;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params())
+      if (parameter.grad().defined() && parameter.grad().scalar_type() == at::kHalf) return true;
+  return false;
 }
 
 }  // namespace
@@ -53,50 +50,73 @@ std::string ScaledPrecision::parameter_name(const at::Tensor& parameter) const {
 
 at::Tensor ScaledPrecision::pre_backward(const at::Tensor& loss) {
   if (!scales()) return loss;
-  // One that waited through a whole further backward pass was dropped by the loop.
-  for (size_t i = unscaled_.size(); i-- > 0;) {
-    if (unscaled_[i].backward_since) forget(*unscaled_[i].optimizer);
+  for (size_t i = waiting_.size(); i-- > 0;) {
+    Waiting& entry = waiting_[i];
+    const Fingerprint now = fingerprint(*entry.optimizer);
+    if (!entry.backward_since) {
+      entry.backward_since = true;
+      entry.gradients = now;
+    } else if (!same(entry.gradients, now)) {
+      forget(*entry.optimizer);  // dropped by the loop, and written anew since
+    }
   }
   end_iteration();
-  for (Unscaled& waiting : unscaled_) {
-    waiting.backward_since = true;
-    waiting.gradient = first_gradient(*waiting.optimizer);
-    waiting.version = waiting.gradient.defined() ? waiting.gradient._version() : 0;
-  }
   return scale_loss(loss);
 }
 
-bool ScaledPrecision::is_unscaled(torch::optim::Optimizer& optimizer) {
-  for (const Unscaled& waiting : unscaled_) {
-    if (waiting.optimizer != &optimizer) continue;
-    if (!waiting.backward_since) return true;
-    // Other optimizers' backward passes leave these gradients alone; new ones are another tensor or version.
-    const at::Tensor now = first_gradient(optimizer);
-    if (now.defined() && now.is_same(waiting.gradient) && now._version() == waiting.version) return true;
-    forget(optimizer);
-    return false;
+ScaledPrecision::Fingerprint ScaledPrecision::fingerprint(const torch::optim::Optimizer& optimizer) {
+  Fingerprint gradients;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.grad();
+      gradients.emplace_back(gradient, gradient.defined() ? gradient._version() : 0);
+    }
   }
-  return false;
+  return gradients;
+}
+
+bool ScaledPrecision::same(const Fingerprint& a, const Fingerprint& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.first.is_same(y.first) && x.second == y.second;
+  });
+}
+
+const ScaledPrecision::Waiting* ScaledPrecision::waiting(torch::optim::Optimizer& optimizer) {
+  const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                  [&](const Waiting& entry) { return entry.optimizer == &optimizer; });
+  if (found == waiting_.end()) return nullptr;
+  // Other optimizers' backward passes leave these gradients alone.
+  if (!found->backward_since || same(found->gradients, fingerprint(optimizer))) return &*found;
+  forget(optimizer);
+  return nullptr;
 }
 
 void ScaledPrecision::forget(torch::optim::Optimizer& optimizer) {
   // Only what waits for its step: the flags of one that has stepped are what the due update learns from.
-  if (std::erase_if(unscaled_, [&](const Unscaled& waiting) { return waiting.optimizer == &optimizer; }) >
-      0) {
+  if (std::erase_if(waiting_, [&](const Waiting& entry) { return entry.optimizer == &optimizer; }) > 0)
     scaler_->forget(optimizer);
-  }
 }
 
 void ScaledPrecision::end_iteration() const {
-  if (!update_is_due_ || !unscaled_.empty()) return;
+  if (!update_is_due_ || !waiting_.empty()) return;
   scaler_->update();
   update_is_due_ = false;
+  stepped_.clear();
+}
+
+void ScaledPrecision::begin_iteration_of(torch::optim::Optimizer& optimizer) {
+  if (std::find(stepped_.begin(), stepped_.end(), &optimizer) == stepped_.end()) return;
+  // Its second step while others wait for their first: those were left out by the loop, and the scale moves now.
+  while (!waiting_.empty()) forget(*waiting_.back().optimizer);
+  end_iteration();
 }
 
 void ScaledPrecision::unscale_gradients(torch::optim::Optimizer& optimizer) {
-  if (!scales() || is_unscaled(optimizer) || !has_gradients(optimizer) || keeps_scale(optimizer)) return;
+  if (!scales() || !has_gradients(optimizer) || keeps_scale(optimizer)) return;
+  begin_iteration_of(optimizer);
+  if (waiting(optimizer)) return;
   scaler_->unscale_(optimizer);
-  unscaled_.push_back({&optimizer, false, {}, 0});
+  waiting_.push_back({&optimizer});
 }
 
 at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
@@ -104,7 +124,10 @@ at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, d
   if (clip_val <= 0 || !scales() || !has_gradients(optimizer))
     return Precision::clip_gradients(optimizer, clip_val, algorithm);
   const bool by_norm = algorithm == GradientClipAlgorithm::kNorm;
-  if (keeps_scale(optimizer) && !is_unscaled(optimizer)) {
+  begin_iteration_of(optimizer);
+  const Waiting* entry = waiting(optimizer);
+  if (entry ? entry->still_scaled : keeps_scale(optimizer)) {
+    if (!entry) waiting_.push_back({&optimizer, /*still_scaled=*/true});
     if (by_norm) return scaler_->clip_grad_norm_(optimizer, clip_val);
     scaler_->clip_grad_value_(optimizer, clip_val);
     return {};
@@ -147,7 +170,8 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer,
       return {true, SkipCause::kNoGradients};
     }
     // One that unscales by itself is left to do so, unless its gradients were looked at.
-    if (!is_unscaled(optimizer) && !unscales_itself(optimizer)) unscale_gradients(optimizer);
+    begin_iteration_of(optimizer);
+    if (!waiting(optimizer) && !unscales_itself(optimizer)) unscale_gradients(optimizer);
     stepped = scaler_->step(optimizer);
   } catch (...) {
     // A step that failed half-way must not make the next one believe that its gradients are unscaled.
@@ -155,10 +179,22 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer,
     throw;
   }
   if (unscales_itself(optimizer)) stepped = !has_overflowed(optimizer);
-  std::erase_if(unscaled_, [&](const Unscaled& waiting) { return waiting.optimizer == &optimizer; });
+  std::erase_if(waiting_, [&](const Waiting& entry) { return entry.optimizer == &optimizer; });
+  stepped_.push_back(&optimizer);
   update_is_due_ = true;
+  if (unscales_itself(optimizer)) warn_of_skips(optimizer, stepped);
   if (stepped) return {};
   return {true, SkipCause::kNonFiniteGradients, first_nonfinite_parameter(optimizer)};
+}
+
+void ScaledPrecision::warn_of_skips(torch::optim::Optimizer& optimizer, bool stepped) {
+  constexpr int64_t kWarnAfter = 10;  // as GradScaler of the other optimizers
+  skips_in_a_row_ = stepped ? 0 : skips_in_a_row_ + 1;
+  if (stepped || skips_in_a_row_ % kWarnAfter != 0) return;
+  TORCH_WARN(name(), ": ", skips_in_a_row_,
+             " steps in a row were skipped for gradients that are not finite; the first is that of ",
+             first_nonfinite_parameter(optimizer),
+             "; lower the loss scale, keep that module in float32, or take bf16");
 }
 
 PrecisionState ScaledPrecision::state_dict() const {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "mantissa/amp/grad_scaler.h"
@@ -17,6 +18,7 @@ namespace mantissa {
 ///          backward pass are all unscaled by the scale that scaled them, and it moves once. An optimizer whose
 ///          gradients were unscaled but never stepped starts afresh with its next gradients; what the old ones
 ///          held does not move the scale.
+/// Threads: one at a time. An optimizer must live until its step, or until the next backward() but one.
 /// Errors:  c10::TypeError for LBFGS with a scaler.
 /// Source:  spec 2.3, ERR-9.
 class ScaledPrecision : public Precision {
@@ -48,23 +50,32 @@ class ScaledPrecision : public Precision {
   std::string parameter_name(const at::Tensor& parameter) const;
 
  private:
-  /// An optimizer whose gradients are unscaled and wait for their step.
-  struct Unscaled {
+  /// Gradients, and their versions, by which later ones are told apart.
+  using Fingerprint = std::vector<std::pair<at::Tensor, uint32_t>>;
+  /// An optimizer whose gradients the scaler has looked at and which waits for its step.
+  struct Waiting {
     torch::optim::Optimizer* optimizer;
-    bool backward_since = false;
-    at::Tensor gradient;  ///< its first one, and that one's version, when the backward pass after it began
-    uint32_t version = 0;
+    bool still_scaled = false;    ///< checked and clipped, but left for the step to unscale
+    bool backward_since = false;  ///< another backward pass has begun, before which `gradients` were taken
+    Fingerprint gradients = {};
   };
 
   bool scales() const { return scaler_ && scaler_->is_enabled(); }
-  bool is_unscaled(torch::optim::Optimizer& optimizer);
+  static Fingerprint fingerprint(const torch::optim::Optimizer& optimizer);
+  static bool same(const Fingerprint& a, const Fingerprint& b);
+  /// Null if it does not wait, or if it did and has new gradients: then what was noted of it is forgotten.
+  const Waiting* waiting(torch::optim::Optimizer& optimizer);
+  void begin_iteration_of(torch::optim::Optimizer& optimizer);
+  void warn_of_skips(torch::optim::Optimizer& optimizer, bool stepped);
   void forget(torch::optim::Optimizer& optimizer);
   bool has_overflowed(torch::optim::Optimizer& optimizer) const;
   std::string first_nonfinite_parameter(torch::optim::Optimizer& optimizer) const;
   void end_iteration() const;
 
   std::unique_ptr<GradScaler> scaler_;
-  std::vector<Unscaled> unscaled_;
+  std::vector<Waiting> waiting_;
+  mutable std::vector<const torch::optim::Optimizer*> stepped_;  ///< since the scale last moved
+  int64_t skips_in_a_row_ = 0;                                   ///< of optimizers that unscale by themselves
   std::unordered_map<const at::TensorImpl*, std::string> names_;
   mutable bool update_is_due_ =
       false;  ///< a step was taken or skipped, and the scale has not learned from it yet

@@ -6,6 +6,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/core/default_dtype.h"
@@ -31,9 +32,10 @@ std::string name_for(at::ScalarType dtype) {
 std::string checked_name(at::ScalarType dtype, const TrueDtypeOptions& options) {
   std::string name = options.name.empty() ? name_for(dtype) : options.name;
   const bool is_16_bit = dtype == at::kHalf || dtype == at::kBFloat16;
-  TORCH_CHECK_VALUE(is_16_bit || (!options.keep_batchnorm_fp32 && !options.master_weights), name,
-                    ": its weights are not 16-bit, so keep_batchnorm_fp32 and master_weights have no meaning; leave "
-                    "them out, or choose 16-true or bf16-true");
+  TORCH_CHECK_VALUE(
+      is_16_bit || (!options.keep_batchnorm_fp32 && !options.master_weights), name,
+      ": its weights are not 16-bit, so keep_batchnorm_fp32 and master_weights have no meaning; leave "
+      "them out, or choose 16-true or bf16-true");
   TORCH_CHECK_VALUE(dtype == at::kHalf || !options.scaler, name,
                     ": only fp16 gradients need a scaler; leave it out, or choose 16-true");
   return name;
@@ -75,9 +77,14 @@ void TrueDtype::convert_module(torch::nn::Module& module) {
 
 void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
   if (!use_master_weights_) return;
-  // Of an optimizer that was set up before at the same address, or is set up again.
-  std::erase_if(master_weights_, [&](const auto& masters) { return masters->belongs_to(optimizer); });
-  master_weights_.push_back(std::make_unique<MasterWeights>(optimizer));
+  for (const auto& masters : master_weights_)
+    if (masters->are_stepped_by(optimizer)) return;  // set up before: a second fit, say
+  auto made = std::make_unique<MasterWeights>(optimizer);
+  // What an optimizer before it left behind, at the same address or over the same parameters.
+  std::erase_if(master_weights_, [&](const auto& masters) {
+    return masters->belongs_to(optimizer) || masters->share_a_parameter_with(*made);
+  });
+  master_weights_.push_back(std::move(made));
   master_weights_.back()->for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
     set_parameter_name(master, parameter_name(parameter));
   });
@@ -91,6 +98,11 @@ StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer,
   TORCH_CHECK_VALUE(masters || !use_master_weights_, name(),
                     ": optimizer_step() of an optimizer that steps the 16-bit weights themselves; call "
                     "setup_optimizer() once after it was made");
+  TORCH_CHECK_TYPE(
+      !masters || !dynamic_cast<torch::optim::LBFGS*>(&optimizer), name(),
+      ": LBFGS evaluates its loss several times a step, which float32 copies of the weights cannot follow; "
+      "use another optimizer, or no master weights");
+  if (masters) masters->take_over_changes();
   const StepResult result = ScaledPrecision::optimizer_step(optimizer, closure);
   if (masters && !result.skipped) masters->copy_to_model();
   return result;

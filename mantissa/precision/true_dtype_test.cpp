@@ -48,8 +48,10 @@ TEST(TrueDtype, KeepsBatchNormInFloat32WhereAsked) {
 
 /// Apex's O2 on one layer, scaled by 256.
 struct O2 {
-  O2() : mode(at::kHalf, {.master_weights = true,
-                          .scaler = std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.init_scale = 256})}) {
+  O2()
+      : mode(at::kHalf,
+             {.master_weights = true,
+              .scaler = std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.init_scale = 256})}) {
     mode.convert_module(*net);
     net->weight.data().fill_(1);
   }
@@ -74,6 +76,36 @@ TEST(TrueDtype, MasterWeightsTakeSmallStepsAndASkippedOneChangesNothing) {
   EXPECT_EQ(skipped.cause, SkipCause::kNonFiniteGradients);
   EXPECT_EQ(skipped.first_nonfinite_parameter, "weight");
   EXPECT_EQ(o2.weight(), 0.9375);
+}
+
+TEST(TrueDtype, MasterWeightsTakeOverWhatIsWrittenIntoTheModel) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  o2.step(0.5);
+  {
+    const torch::NoGradGuard no_grad;
+    o2.net->weight.fill_(100);
+  }
+  o2.step(0.5);
+  EXPECT_EQ(o2.weight(), 99.5);
+}
+
+TEST(TrueDtype, SettingUpAgainKeepsTheCopiesAndRefusesNothing) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  o2.step(0x1p-14);
+  o2.mode.setup_optimizer(o2.optimizer);  // a second fit with the same optimizer
+  for (int i = 1; i < 1024; ++i) EXPECT_FALSE(o2.step(0x1p-14).skipped);
+  EXPECT_EQ(o2.weight(), 0.9375);
+}
+
+TEST(TrueDtype, MasterWeightsRefuseLbfgs) {
+  torch::nn::Linear net(2, 2);
+  TrueDtype mode(at::kBFloat16, {.master_weights = true});
+  mode.convert_module(*net);
+  torch::optim::LBFGS lbfgs(net->parameters(), 0.1);
+  mode.setup_optimizer(lbfgs);
+  EXPECT_THROW(mode.optimizer_step(lbfgs, [] { return torch::ones({}); }), c10::TypeError);
 }
 
 TEST(TrueDtype, AStepWithoutSetupOptimizerSaysSo) {

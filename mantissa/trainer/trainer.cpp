@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
@@ -188,9 +189,16 @@ void Trainer::trace_window(Task& task) {
         const Scope forward = precision_->forward_context();
         loss = task.training_step(noted.batch, noted.index);
       }
+      TORCH_CHECK(loss.defined(), "training_step() gave no loss the second time");
       return precision_->scale_loss(loss / options_.accumulate_grad_batches);
     };
-    origin_ = trace_nonfinite(task.module(), forward_and_loss, noted.before);
+    try {
+      origin_ = trace_nonfinite(task.module(), forward_and_loss, noted.before);
+    } catch (const std::exception& error) {  // the training itself is sound
+      TORCH_WARN("trace_nonfinite: batch ", noted.index, " of epoch ", epoch_,
+                 " could not be run again: ", error.what());
+      return;
+    }
     if (!origin_) continue;
     origin_is_new_ = true;
     TORCH_WARN("batch ", noted.index, " of epoch ", epoch_, ": ", origin_->to_string());
@@ -210,10 +218,8 @@ TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) 
   if (ends_window) {
     done.step = precision_->optimizer_step(*optimizers_.optimizer, closure);
     window_batches_ = 0;
-    if (done.step.cause == SkipCause::kNonFiniteGradients) {
-      if (options_.trace_nonfinite) trace_window(task);
-      if (before_window_) before_window_->restore_buffers();
-    }
+    if (done.step.cause == SkipCause::kNonFiniteGradients && options_.trace_nonfinite) trace_window(task);
+    if (done.step.skipped && before_window_) before_window_->restore_buffers();
     if (optimizers_.scheduler && optimizers_.interval == OptimizerConfig::Interval::kStep &&
         !done.step.skipped)
       optimizers_.scheduler->step();
@@ -244,6 +250,11 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
     set_up_model(task);
     optimizers_ = task.configure_optimizers();
     TORCH_CHECK_VALUE(optimizers_.optimizer, "fit: configure_optimizers() returned no optimizer");
+    TORCH_CHECK_TYPE(
+        options_.accumulate_grad_batches == 1 ||
+            !dynamic_cast<torch::optim::LBFGS*>(optimizers_.optimizer.get()),
+        "fit: LBFGS evaluates the last batch of a window several times, which accumulate_grad_batches=",
+        options_.accumulate_grad_batches, " cannot follow; set it to 1, or take another optimizer");
     precision_->setup_optimizer(*optimizers_.optimizer);
     traces_left_ = TrainerOptions::kMaxTraces;
     tell([&](Callback& c) {

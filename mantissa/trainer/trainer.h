@@ -120,7 +120,7 @@ class Trainer {
 
   struct WindowBatch {
     Batch batch;
-    int64_t index;
+    int64_t index = 0;
     ReplayPoint before;
   };
   std::vector<WindowBatch> window_;  ///< while trace_nonfinite may still want it

@@ -1,6 +1,7 @@
 // PyTorch and Lightning refuse to clip together with a fused optimizer and a scaler; here it gives the plain one's run.
 #include <gtest/gtest.h>
 #include <memory>
+#include <stdexcept>
 
 #include <torch/torch.h>
 
@@ -9,6 +10,8 @@
 #include "mantissa/models/convnet.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_adam.h"
+#include "mantissa/optim/fused_sgd.h"
+#include "mantissa/precision/registry.h"
 #include "mantissa/trainer/classification_task.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -46,6 +49,51 @@ TEST(FusedClipping, ERR10_EqualsThePlainOptimizersRun) {
           << precision << algorithm;
     }
   }
+}
+
+/// fp16 weights that start at 1 and a scale of 1024, which the fused step takes out.
+struct Half {
+  Half() {
+    mode->convert_module(*net);
+    for (at::Tensor& parameter : net->parameters()) parameter.data().fill_(1);
+  }
+  void backward(double gradient) { mode->backward((net->weight.to(at::kFloat) * gradient).sum()); }
+  float weight() { return net->weight.item<float>(); }
+  std::unique_ptr<Precision> mode = make_precision("16-true", at::kCPU, {.loss_scale = "1024"});
+  torch::nn::Linear net{1, 1};
+  FusedSGD optimizer{net->parameters(), SGDOptions(1.0)};
+};
+
+TEST(FusedClipping, AStepThatIsDroppedAfterClippingIsForgotten) {
+  Half half;
+  half.backward(0.25);
+  half.mode->clip_gradients(half.optimizer, 0.125);
+  half.optimizer.zero_grad();
+  half.backward(1e6);  // overflows
+  EXPECT_TRUE(half.mode->optimizer_step(half.optimizer).skipped);
+  EXPECT_EQ(half.weight(), 1);
+  half.optimizer.zero_grad();
+  half.backward(0.25);
+  half.mode->clip_gradients(half.optimizer, 0.125);
+  EXPECT_THROW(
+      half.mode->optimizer_step(half.optimizer, []() -> at::Tensor { throw std::runtime_error("loss"); }),
+      std::runtime_error);
+  EXPECT_FALSE(half.mode->optimizer_step(half.optimizer).skipped);
+  EXPECT_EQ(half.weight(), 0.75) << "without the clipping of the step that failed";
+}
+
+TEST(FusedClipping, SmallFp16GradientsSurviveBesideFloat32BatchNorm) {
+  torch::nn::Sequential net(torch::nn::BatchNorm1d(1));
+  net->push_back(torch::nn::Linear(torch::nn::LinearOptions(1, 1).bias(false)));
+  const auto mode = make_precision("16-true", at::kCPU, {.loss_scale = "65536", .keep_batchnorm_fp32 = true});
+  mode->convert_module(*net);
+  const at::Tensor weight = net->parameters().back();
+  weight.data().fill_(1);
+  FusedSGD optimizer(net->parameters(), SGDOptions(0x1p24));
+  mode->backward((weight.to(at::kFloat) * 0x1p-28).sum() + net->parameters().front().sum() * 0);
+  mode->unscale_gradients(optimizer);  // as the Trainer does before its hook
+  EXPECT_FALSE(mode->optimizer_step(optimizer).skipped);
+  EXPECT_EQ(weight.item<float>(), 0.9375);
 }
 
 }  // namespace
