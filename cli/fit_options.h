@@ -41,7 +41,8 @@ void for_each_option(Options& o, const Visit& visit) {
         "batches whose gradients are added before a step");
   visit("optimizer", o.optimizer, "sgd, adamw, fused-sgd or fused-adamw");
   visit("stochastic_rounding", o.stochastic_rounding,
-        "true: a fused optimizer rounds 16-bit weights up or down at random, so that small updates are not lost");
+        "true: a fused optimizer rounds 16-bit weights up or down at random, so that small updates are not "
+        "lost");
   visit("lr", o.lr, "learning rate");
   visit("momentum", o.momentum, "sgd's momentum");
   visit("beta1", o.beta1, "adamw's first decay");

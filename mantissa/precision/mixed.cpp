@@ -19,8 +19,9 @@ std::string name_for(at::ScalarType dtype) {
 
 MixedPrecision::MixedPrecision(at::ScalarType dtype, at::Device device, std::unique_ptr<GradScaler> scaler,
                                const std::string& name)
-    : ScaledPrecision(name.empty() ? name_for(dtype) : name,
-                      dtype == at::kHalf && !scaler ? std::make_unique<GradScaler>(device) : std::move(scaler)),
+    : ScaledPrecision(name.empty() ? name_for(dtype) : name, dtype == at::kHalf && !scaler
+                                                                 ? std::make_unique<GradScaler>(device)
+                                                                 : std::move(scaler)),
       dtype_(dtype),
       device_(device) {
   TORCH_CHECK_VALUE(dtype == at::kHalf || !this->scaler(),

@@ -52,7 +52,8 @@ std::unique_ptr<Precision> make_precision(const std::string& name, at::Device de
                                           const PrecisionOptions& options = {});
 /// Whole numbers only: 32.0 is no precision and does not compile.
 template <std::integral Bits>
-std::unique_ptr<Precision> make_precision(Bits bits, at::Device device, const PrecisionOptions& options = {}) {
+std::unique_ptr<Precision> make_precision(Bits bits, at::Device device,
+                                          const PrecisionOptions& options = {}) {
   return make_precision(std::to_string(bits), device, options);
 }
 

@@ -24,7 +24,8 @@ TEST(CsvLogger, GivesALateMetricItsColumnAndLeavesItEmptyBefore) {
   const Trainer trainer({.device = "cpu"});
   logger.on_fit_start(trainer, {});
   EXPECT_EQ(read(file), "epoch,step,skipped_steps\n");
-  logger.on_train_batch_end(trainer, {.loss = {}, .stepped = true, .step = {true, SkipCause::kNonFiniteGradients}});
+  logger.on_train_batch_end(trainer,
+                            {.loss = {}, .stepped = true, .step = {true, SkipCause::kNonFiniteGradients}});
   logger.on_epoch_end(0, 10, {{"train_loss", 1.5}});
   EXPECT_EQ(read(file), "epoch,step,skipped_steps,train_loss\n0,10,1,1.5\n");
   logger.on_epoch_end(1, 20, {{"train_loss", 0.1}, {"a", 2}});
