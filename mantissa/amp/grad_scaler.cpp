@@ -201,10 +201,8 @@ void GradScaler::note_step(const torch::optim::Optimizer& optimizer, bool steppe
     const auto& parameters = optimizer.param_groups()[g].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
       std::ostringstream name;
-      if (options_.parameter_name)
-        name << options_.parameter_name(parameters[i]);
-      else
-        name << "group " << g << ", parameter " << i;
+      if (options_.parameter_name) name << options_.parameter_name(parameters[i]);
+      if (name.view().empty()) name << "group " << g << ", parameter " << i;
       named.emplace_back(name.str(), parameters[i]);
     }
   }
@@ -212,6 +210,10 @@ void GradScaler::note_step(const torch::optim::Optimizer& optimizer, bool steppe
              ", and these gradients have inf or nan: ", describe(find_nonfinite_gradients(named)),
              ". If the loss itself is inf or nan no scale helps: look at the data and the learning rate, or "
              "use bf16; if the scale is still high, start from a lower init_scale");
+}
+
+void GradScaler::set_parameter_name(std::function<std::string(const at::Tensor&)> name) {
+  if (!options_.parameter_name) options_.parameter_name = std::move(name);
 }
 
 void GradScaler::check(torch::optim::Optimizer& optimizer, OptimizerState& state) {

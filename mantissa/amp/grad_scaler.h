@@ -43,7 +43,7 @@ struct GradScalerOptions {
 
   /// After this many steps of an optimizer skipped in a row, and again after as many more, a warning names
   /// the first parameters with inf or nan in their gradients. It alone reads them on the host. 0: never.
-  /// Not for StepSupportsAmpScaling optimizers, whose skips the host never learns.
+  /// Not for StepSupportsAmpScaling optimizers, whose skips the host never learns unless note_step() tells.
   int64_t warn_after_skips = 10;
   /// What that warning calls a parameter; by default "group 0, parameter 3".
   std::function<std::string(const at::Tensor& parameter)> parameter_name{};
@@ -170,6 +170,13 @@ class GradScaler {
   /// gradients are unscaled and checked anew.
   void forget(const torch::optim::Optimizer& optimizer);
 
+  /// Tells of a StepSupportsAmpScaling optimizer whether its last step changed anything, for the warning of
+  /// warn_after_skips; of others step() knows.
+  void note_step(const torch::optim::Optimizer& optimizer, bool stepped);
+
+  /// Says what that warning calls a parameter, unless the options did.
+  void set_parameter_name(std::function<std::string(const at::Tensor& parameter)> name);
+
   /// What the check of `optimizer`'s gradients found in this iteration: nonzero for an overflow.
   /// Shape: 0-dim float32 on the scale's device; undefined if nothing was checked.
   /// Sync: none.
@@ -228,7 +235,6 @@ class GradScaler {
   /// Where gradients are clipped while scaled: the optimizer's side of it. Otherwise they are unscaled, if
   /// they are not yet, and the result is null.
   StepSupportsAmpScaling* unscale_or_check(torch::optim::Optimizer& optimizer);
-  void note_step(const torch::optim::Optimizer& optimizer, bool stepped);
   /// Undefined if `flags` is empty.
   at::Tensor sum_on_scale_device(const PerDevice& flags) const;
   /// Undoes the backoff of `before` while overflows are tolerated.

@@ -1,4 +1,5 @@
 // Clipping with a scaler: of unscaled gradients, or of scaled ones whose optimizer divides in its step.
+#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -80,8 +81,11 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
     return;
   }
   const at::NoGradGuard no_grad;
+  auto& state = state_of(optimizer);
   // The divisor is inf after clipping to the norm 0; times a value of 0, that is nan.
-  const at::Tensor limit = (divisor(*scaling, state_of(optimizer)) * clip_value).nan_to_num_(0.0);
+  const at::Tensor limit = (divisor(*scaling, state) * clip_value).nan_to_num_(0.0);
+  // Overflowed gradients keep their infinities, for a look at them; this step is dropped anyway.
+  if (!state.found_inf.empty()) limit.masked_fill_(sum_on_scale_device(state.found_inf) != 0, HUGE_VAL);
   for (const auto& group : gradient_groups(optimizer)) {
     const at::Tensor high = on_device(limit, group.device), low = -high;
     for (const at::Tensor& gradient : group.gradients) gradient.clamp_(low, high);

@@ -1,6 +1,7 @@
 #include "mantissa/optim/fused_optimizer.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <ATen/Parallel.h>
@@ -9,6 +10,8 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/optim/fused_optimizer_internal.h"
@@ -78,7 +81,12 @@ FusedOptimizer::FusedOptimizer(const char* name, const std::vector<torch::optim:
     : Optimizer(unique_parameters(name, groups), std::move(defaults)),
       name_(name),
       stochastic_rounding_(options.stochastic_rounding),
-      seed_(options.seed) {}
+      seed_(options.seed.value_or(0)) {
+  if (stochastic_rounding_ && !options.seed) {
+    seed_ = static_cast<uint64_t>(
+        at::randint(std::numeric_limits<int64_t>::max(), {}, at::kLong).item<int64_t>());
+  }
+}
 
 void FusedOptimizer::finish(const std::vector<Slot>& /*slots*/, const Batch& /*batch*/) {}
 bool FusedOptimizer::needs_float32(const at::Tensor& /*parameter*/) const { return false; }
@@ -152,8 +160,21 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
       finish(slots, batch);
     }
   }
-  ++stream_;
+  count_step();
   return loss;
+}
+
+const at::Tensor& FusedOptimizer::stream_on(at::Device device) {
+  for (const auto& [known, stream] : streams_) {
+    if (known == device) return stream;
+  }
+  const auto options = at::TensorOptions(device).dtype(at::kLong);
+  return streams_.emplace_back(device, at::full({}, static_cast<int64_t>(stream_), options)).second;
+}
+
+void FusedOptimizer::count_step() {
+  ++stream_;
+  for (const auto& [device, stream] : streams_) stream.add_(1);
 }
 
 std::vector<std::vector<FusedOptimizer::Slot>> FusedOptimizer::batches(
@@ -183,7 +204,7 @@ std::vector<std::vector<FusedOptimizer::Slot>> FusedOptimizer::batches(
 
 // In pieces, so that the float32 copies stay small: on the CPU in a core's cache, elsewhere 64 MB each.
 void FusedOptimizer::update_in_float32(const std::vector<Slot>& slots, const Batch& batch,
-                                       const torch::optim::OptimizerOptions& options) const {
+                                       const torch::optim::OptimizerOptions& options) {
   const bool on_cpu = batch.parameters.front().is_cpu();
   std::vector<int64_t> numels;
   for (const at::Tensor& parameter : batch.parameters) numels.push_back(parameter.numel());
@@ -206,8 +227,12 @@ void FusedOptimizer::update_in_float32(const std::vector<Slot>& slots, const Bat
       const Piece& piece = bundle[i];
       const at::Tensor parameter = row(batch.parameters[piece.slot], piece);
       if (stochastic_rounding_) {
-        stochastic_round_(parameter, wide.parameters[i], seed_, stream_,
-                          slots[piece.slot].first_draw + static_cast<uint64_t>(piece.begin));
+        const uint64_t first_draw = slots[piece.slot].first_draw + static_cast<uint64_t>(piece.begin);
+        if (on_cpu) {
+          stochastic_round_(parameter, wide.parameters[i], seed_, stream_, first_draw);
+        } else {
+          stochastic_round_(parameter, wide.parameters[i], seed_, stream_on(parameter.device()), first_draw);
+        }
       } else {
         parameter.copy_(wide.parameters[i]);
       }
@@ -233,7 +258,9 @@ void FusedOptimizer::update_in_float32(const std::vector<Slot>& slots, const Bat
 void FusedOptimizer::save_draws(torch::serialize::OutputArchive& archive) const {
   if (!stochastic_rounding_) return;
   archive.write("stochastic_rounding_seed", c10::IValue(static_cast<int64_t>(seed_)));
-  archive.write("stochastic_rounding_stream", c10::IValue(static_cast<int64_t>(stream_)));
+  auto stream = static_cast<int64_t>(stream_);
+  for (const auto& [device, its_stream] : streams_) stream = std::max(stream, its_stream.item<int64_t>());
+  archive.write("stochastic_rounding_stream", c10::IValue(stream));
 }
 
 void FusedOptimizer::load_draws(torch::serialize::InputArchive& archive) {
@@ -242,6 +269,7 @@ void FusedOptimizer::load_draws(torch::serialize::InputArchive& archive) {
   read_if_present(archive, "stochastic_rounding_stream", stream);
   seed_ = static_cast<uint64_t>(seed);
   stream_ = static_cast<uint64_t>(stream);
+  for (const auto& [device, its_stream] : streams_) its_stream.fill_(stream);
 }
 
 }  // namespace mantissa

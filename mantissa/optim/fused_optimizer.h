@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -19,8 +21,9 @@ struct FusedOptions {
   ///         still in bfloat16. Adam: 12 bytes a parameter with its gradient; 8 without this, 16 with float32
   ///         weights. SGD with momentum: 8, 6 and 12.
   bool stochastic_rounding = false;
-  /// Names the sequence of draws; a file that is loaded brings its own.
-  uint64_t seed = 0;
+  /// Names the sequence of draws; a file that is loaded brings its own. Unset: drawn from libtorch's generator, so
+  /// that torch::manual_seed() decides it and two optimizers do not round alike.
+  std::optional<uint64_t> seed = std::nullopt;
 };
 
 /// What the fused optimizers have in common: one kernel call updates all parameters of one group, device and
@@ -34,7 +37,9 @@ struct FusedOptions {
 /// - In FusedSGD as said there.
 ///
 /// Numerics: does not depend on the number of threads on the CPU.
-/// Sync:     none, and none in GradScaler::step(); the step counters are taken back on the device.
+/// Sync:     none, and none in GradScaler::step(); the step counters are taken back on the device. A step can be
+///           captured in a CUDA graph: take one before, so that moments and counters exist. Replays use the
+///           learning rate of the capture.
 /// Errors:   as of the unfused kin; c10::TypeError for dtypes other than float64, float32, float16 and bfloat16,
 ///           c10::ValueError for a parameter whose memory has gaps, c10::Error for any sparse gradient. Nothing
 ///           has changed then.
@@ -72,7 +77,10 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
   std::vector<std::vector<Slot>> batches(const torch::optim::OptimizerParamGroup& group,
                                          const torch::optim::OptimizerOptions& options, uint64_t& draws);
   void update_in_float32(const std::vector<Slot>& slots, const Batch& batch,
-                         const torch::optim::OptimizerOptions& options) const;
+                         const torch::optim::OptimizerOptions& options);
+  /// Elsewhere than on the CPU: `stream_` as a number on `device`.
+  const at::Tensor& stream_on(at::Device device);
+  void count_step();
   bool rounds_stochastically(const at::Tensor& parameter) const;
 
   const char* name_;
@@ -81,6 +89,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
   /// How often step() was called, dropped steps included: the host does not know those. A dropped step changes
   /// no weight, because rounding leaves what 16 bits hold as it is, and the next has draws of its own.
   uint64_t stream_ = 0;
+  /// The same, 0-dim int64, for each other device with 16-bit weights: the replays of a CUDA graph count on.
+  std::vector<std::pair<at::Device, at::Tensor>> streams_;
 };
 
 }  // namespace mantissa

@@ -329,6 +329,29 @@ TEST_P(Fused, SeedsAndParametersDrawApart) {
   EXPECT_LT((a - b).abs().max().item<double>(), 0.05) << "by one last place";
 }
 
+TEST_P(Fused, WithoutASeedTheGlobalGeneratorGivesOne) {
+  const auto train = [](uint64_t global_seed, bool second) {
+    const at::Tensor p = large_parameter(at::kBFloat16);
+    torch::manual_seed(global_seed);
+    auto optimizer = make({p}, {.stochastic_rounding = true});
+    if (second) optimizer = make({p}, {.stochastic_rounding = true});
+    take_noisy_steps(*optimizer, 0, 1);
+    return p;
+  };
+  EXPECT_TRUE(at::equal(train(1, false), train(1, false)));
+  EXPECT_FALSE(at::equal(train(1, false), train(2, false)));
+  EXPECT_FALSE(at::equal(train(1, false), train(1, true)));
+}
+
+TEST_P(Fused, WithoutStochasticRoundingTheGlobalGeneratorStays) {
+  torch::manual_seed(1);
+  const at::Tensor next = at::rand({});
+  torch::manual_seed(1);
+  const at::Tensor p = at::ones({3}, at::kBFloat16).set_requires_grad(true);
+  make({p});
+  EXPECT_TRUE(at::equal(at::rand({}), next));
+}
+
 TEST_P(Fused, StochasticRoundingLeavesOtherDtypesAlone) {
   for (at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const at::Tensor p = large_parameter(dtype), q = large_parameter(dtype);

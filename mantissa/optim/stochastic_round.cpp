@@ -11,7 +11,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_right_shift.h>
 #include <ATen/ops/clamp_max.h>
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
@@ -144,18 +144,16 @@ at::Tensor flat(const at::Tensor& tensor) { return tensor.as_strided({tensor.num
 }  // namespace
 
 void stochastic_round_by_operations_(const at::Tensor& out, const at::Tensor& in, uint64_t seed,
-                                     uint64_t step, uint64_t offset) {
+                                     const at::Tensor& step, uint64_t offset) {
   const at::NoGradGuard no_grad;
   const uint64_t skip = offset % kDrawsPerBlock, first_block = offset / kDrawsPerBlock;
   const auto blocks =
       static_cast<int64_t>((skip + static_cast<uint64_t>(in.numel()) + kDrawsPerBlock - 1) / kDrawsPerBlock);
   const at::Tensor block =
       at::arange(blocks, in.options().dtype(at::kLong)) + static_cast<int64_t>(first_block);
-  const auto constant = [&](uint64_t value) {
-    return at::full_like(block, static_cast<int64_t>(value & 0xffffffff));
-  };
+  const auto low_word = [&](const at::Tensor& value) { return (value & 0xffffffff).expand_as(block); };
   const auto words = philox<at::Tensor>(
-      {block & 0xffffffff, right_shift(block, 32), constant(step), constant(step >> 32)}, seed);
+      {low_word(block), right_shift(block, 32), low_word(step), low_word(right_shift(step, 32))}, seed);
   std::vector<at::Tensor> draws;
   for (const at::Tensor& word : words) draws.push_back(word & 0xffff);
   for (const at::Tensor& word : words) draws.push_back(right_shift(word, 16));
@@ -166,8 +164,9 @@ void stochastic_round_by_operations_(const at::Tensor& out, const at::Tensor& in
   flat(out).view(at::kShort).copy_(bits);
 }
 
-const at::Tensor& stochastic_round_(const at::Tensor& out, const at::Tensor& in, uint64_t seed, uint64_t step,
-                                    uint64_t offset) {
+namespace {
+
+void check(const at::Tensor& out, const at::Tensor& in) {
   TORCH_CHECK_TYPE(in.scalar_type() == at::kFloat &&
                        (out.scalar_type() == at::kBFloat16 || out.scalar_type() == at::kHalf),
                    "stochastic_round_: rounds float32 to bfloat16 or float16; got ", in.scalar_type(), " to ",
@@ -179,8 +178,16 @@ const at::Tensor& stochastic_round_(const at::Tensor& out, const at::Tensor& in,
       "device; got ",
       out.sizes(), " strides ", out.strides(), " on ", out.device(), " for ", in.sizes(), " strides ",
       in.strides(), " on ", in.device(), "; call contiguous() on both");
+}
+
+}  // namespace
+
+const at::Tensor& stochastic_round_(const at::Tensor& out, const at::Tensor& in, uint64_t seed, uint64_t step,
+                                    uint64_t offset) {
+  check(out, in);
   if (!in.is_cpu()) {
-    stochastic_round_by_operations_(out, in, seed, step, offset);
+    const at::Tensor on_device = at::full({}, static_cast<int64_t>(step), in.options().dtype(at::kLong));
+    stochastic_round_by_operations_(out, in, seed, on_device, offset);
     return out;
   }
   auto* const to = static_cast<uint16_t*>(out.mutable_data_ptr());
@@ -191,6 +198,18 @@ const at::Tensor& stochastic_round_(const at::Tensor& out, const at::Tensor& in,
     round_on_cpu<kBrain>(to, from, in.numel(), seed, step, offset);
   }
   out.unsafeGetTensorImpl()->bump_version();
+  return out;
+}
+
+const at::Tensor& stochastic_round_(const at::Tensor& out, const at::Tensor& in, uint64_t seed,
+                                    const at::Tensor& step, uint64_t offset) {
+  check(out, in);
+  TORCH_CHECK_VALUE(step.scalar_type() == at::kLong && step.dim() == 0 && step.device() == in.device(),
+                    "stochastic_round_: the step must be a 0-dim int64 tensor on ", in.device(), "; got ",
+                    step.toString(), " of shape ", step.sizes(), " on ", step.device());
+  if (in.is_cpu())
+    return stochastic_round_(out, in, seed, static_cast<uint64_t>(step.item<int64_t>()), offset);
+  stochastic_round_by_operations_(out, in, seed, step, offset);
   return out;
 }
 

@@ -25,5 +25,10 @@ namespace mantissa {
 /// Example:  stochastic_round_test.cpp, StochasticRound.MeanIsTheInput.
 const at::Tensor& stochastic_round_(const at::Tensor& out, const at::Tensor& in, uint64_t seed, uint64_t step,
                                     uint64_t offset = 0);
+/// The same with the step on the device, where the replays of a CUDA graph can count it.
+/// Shapes: `step` is 0-dim int64, on the device of `in`.
+/// Sync:   none, except on the CPU, which is the host.
+const at::Tensor& stochastic_round_(const at::Tensor& out, const at::Tensor& in, uint64_t seed,
+                                    const at::Tensor& step, uint64_t offset = 0);
 
 }  // namespace mantissa

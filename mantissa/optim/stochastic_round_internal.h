@@ -6,6 +6,6 @@ namespace mantissa {
 
 /// stochastic_round_() of tensor operations alone, for devices that have no loop of their own.
 void stochastic_round_by_operations_(const at::Tensor& out, const at::Tensor& in, uint64_t seed,
-                                     uint64_t step, uint64_t offset);
+                                     const at::Tensor& step, uint64_t offset);
 
 }  // namespace mantissa

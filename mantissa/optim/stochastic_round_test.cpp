@@ -167,9 +167,19 @@ TEST_P(StochasticRound, OperationsGiveTheBitsOfTheLoop) {
   const at::Tensor in = at::cat({assorted(), at::randn({501}), every_number(GetParam()).to(at::kFloat)});
   for (uint64_t offset : {uint64_t{0}, uint64_t{3}, (uint64_t{1} << 36) + 5}) {
     const at::Tensor out = at::empty_like(in, at::TensorOptions(GetParam()));
-    stochastic_round_by_operations_(out, in, kSeed, kStep, offset);
-    EXPECT_TRUE(at::equal(bits(out), bits(rounded(in, GetParam(), kSeed, kStep, offset)))) << offset;
+    const at::Tensor want = rounded(in, GetParam(), kSeed, kStep, offset);
+    const at::Tensor step = at::full({}, static_cast<int64_t>(kStep), at::kLong);
+    stochastic_round_by_operations_(out, in, kSeed, step, offset);
+    EXPECT_TRUE(at::equal(bits(out), bits(want))) << offset;
+    stochastic_round_(out.zero_(), in, kSeed, step, offset);
+    EXPECT_TRUE(at::equal(bits(out), bits(want))) << offset;
   }
+}
+
+TEST_P(StochasticRound, RefusesAStepThatIsNoCount) {
+  const at::Tensor in = at::randn({3}), out = at::empty_like(in, at::TensorOptions(GetParam()));
+  for (const at::Tensor& step : {at::zeros({}), at::zeros({1}, at::kLong)})
+    EXPECT_THROW(stochastic_round_(out, in, kSeed, step), c10::ValueError);
 }
 
 TEST_P(StochasticRound, CountsElementsInMemoryOrder) {

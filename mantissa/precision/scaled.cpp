@@ -19,20 +19,26 @@ bool unscales_itself(torch::optim::Optimizer& optimizer) {
   return dynamic_cast<StepSupportsAmpScaling*>(&optimizer) != nullptr;
 }
 
-/// In fp16 the division by the scale would flush what the scale has saved; a step that unscales by itself divides in
-/// float32.
-bool keeps_scale(torch::optim::Optimizer& optimizer) {
-  if (!unscales_itself(optimizer)) return false;
+bool has_fp16_gradients(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& parameter : group.params())
       if (parameter.grad().defined() && parameter.grad().scalar_type() == at::kHalf) return true;
   return false;
 }
 
+/// In fp16 the division by the scale would flush what the scale has saved; a step that unscales by itself divides in
+/// float32.
+bool keeps_scale(torch::optim::Optimizer& optimizer) {
+  return unscales_itself(optimizer) && has_fp16_gradients(optimizer);
+}
+
 }  // namespace
 
 ScaledPrecision::ScaledPrecision(std::string name, std::unique_ptr<GradScaler> scaler)
-    : Precision(std::move(name)), scaler_(std::move(scaler)) {}
+    : Precision(std::move(name)), scaler_(std::move(scaler)) {
+  if (scaler_)
+    scaler_->set_parameter_name([this](const at::Tensor& parameter) { return parameter_name(parameter); });
+}
 
 void ScaledPrecision::convert_module(torch::nn::Module& module) {
   for (const auto& parameter : module.named_parameters())
@@ -40,19 +46,20 @@ void ScaledPrecision::convert_module(torch::nn::Module& module) {
 }
 
 void ScaledPrecision::set_parameter_name(const at::Tensor& parameter, const std::string& name) {
-  names_[parameter.unsafeGetTensorImpl()] = name;
+  names_.insert_or_assign(parameter.unsafeGetTensorImpl(),
+                          std::pair(WeakTensor(parameter.getIntrusivePtr()), name));
 }
 
 std::string ScaledPrecision::parameter_name(const at::Tensor& parameter) const {
   const auto found = names_.find(parameter.unsafeGetTensorImpl());
-  return found == names_.end() ? "" : found->second;
+  return found == names_.end() ? "" : found->second.second;
 }
 
 at::Tensor ScaledPrecision::pre_backward(const at::Tensor& loss) {
   if (!scales()) return loss;
   for (size_t i = waiting_.size(); i-- > 0;) {
     Waiting& entry = waiting_[i];
-    const Fingerprint now = fingerprint(*entry.optimizer);
+    const Fingerprint now = fingerprint(entry.parameters);
     if (!entry.backward_since) {
       entry.backward_since = true;
       entry.gradients = now;
@@ -64,15 +71,17 @@ at::Tensor ScaledPrecision::pre_backward(const at::Tensor& loss) {
   return scale_loss(loss);
 }
 
-ScaledPrecision::Fingerprint ScaledPrecision::fingerprint(const torch::optim::Optimizer& optimizer) {
+ScaledPrecision::Fingerprint ScaledPrecision::fingerprint(const std::vector<at::Tensor>& parameters) {
   Fingerprint gradients;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const at::Tensor& gradient = parameter.grad();
-      gradients.emplace_back(gradient, gradient.defined() ? gradient._version() : 0);
-    }
+  for (const at::Tensor& parameter : parameters) {
+    const at::Tensor& gradient = parameter.grad();
+    gradients.emplace_back(gradient, gradient.defined() ? gradient._version() : 0);
   }
   return gradients;
+}
+
+ScaledPrecision::Waiting& ScaledPrecision::wait(torch::optim::Optimizer& optimizer) {
+  return waiting_.emplace_back(Waiting{&optimizer, main_params(optimizer)});
 }
 
 bool ScaledPrecision::same(const Fingerprint& a, const Fingerprint& b) {
@@ -85,13 +94,17 @@ const ScaledPrecision::Waiting* ScaledPrecision::waiting(torch::optim::Optimizer
   const auto found = std::find_if(waiting_.begin(), waiting_.end(),
                                   [&](const Waiting& entry) { return entry.optimizer == &optimizer; });
   if (found == waiting_.end()) return nullptr;
+  const std::vector<at::Tensor> parameters = main_params(optimizer);
+  const bool is_it =
+      std::equal(parameters.begin(), parameters.end(), found->parameters.begin(), found->parameters.end(),
+                 [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); });
   // Other optimizers' backward passes leave these gradients alone.
-  if (!found->backward_since || same(found->gradients, fingerprint(optimizer))) return &*found;
+  if (is_it && (!found->backward_since || same(found->gradients, fingerprint(parameters)))) return &*found;
   forget(optimizer);
   return nullptr;
 }
 
-void ScaledPrecision::forget(torch::optim::Optimizer& optimizer) {
+void ScaledPrecision::forget(const torch::optim::Optimizer& optimizer) {
   // Only what waits for its step: the flags of one that has stepped are what the due update learns from.
   if (std::erase_if(waiting_, [&](const Waiting& entry) { return entry.optimizer == &optimizer; }) > 0)
     scaler_->forget(optimizer);
@@ -115,8 +128,16 @@ void ScaledPrecision::unscale_gradients(torch::optim::Optimizer& optimizer) {
   if (!scales() || !has_gradients(optimizer) || keeps_scale(optimizer)) return;
   begin_iteration_of(optimizer);
   if (waiting(optimizer)) return;
+  if (!warned_of_fp16_ && has_fp16_gradients(optimizer)) {
+    warned_of_fp16_ = true;
+    TORCH_WARN(
+        name(),
+        ": the optimizer's fp16 gradients are divided by the loss scale in fp16, where those below 6e-8 "
+        "become 0 as they would without a scale; FusedAdamW, FusedAdam, FusedSGD and FusedAdagrad divide in "
+        "float32, and master_weights keeps float32 gradients");
+  }
   scaler_->unscale_(optimizer);
-  waiting_.push_back({&optimizer});
+  wait(optimizer);
 }
 
 at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
@@ -127,7 +148,7 @@ at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, d
   begin_iteration_of(optimizer);
   const Waiting* entry = waiting(optimizer);
   if (entry ? entry->still_scaled : keeps_scale(optimizer)) {
-    if (!entry) waiting_.push_back({&optimizer, /*still_scaled=*/true});
+    if (!entry) wait(optimizer).still_scaled = true;
     if (by_norm) return scaler_->clip_grad_norm_(optimizer, clip_val);
     scaler_->clip_grad_value_(optimizer, clip_val);
     return {};
@@ -182,19 +203,9 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer,
   std::erase_if(waiting_, [&](const Waiting& entry) { return entry.optimizer == &optimizer; });
   stepped_.push_back(&optimizer);
   update_is_due_ = true;
-  if (unscales_itself(optimizer)) warn_of_skips(optimizer, stepped);
+  if (unscales_itself(optimizer)) scaler_->note_step(optimizer, stepped);
   if (stepped) return {};
   return {true, SkipCause::kNonFiniteGradients, first_nonfinite_parameter(optimizer)};
-}
-
-void ScaledPrecision::warn_of_skips(torch::optim::Optimizer& optimizer, bool stepped) {
-  constexpr int64_t kWarnAfter = 10;  // as GradScaler of the other optimizers
-  skips_in_a_row_ = stepped ? 0 : skips_in_a_row_ + 1;
-  if (stepped || skips_in_a_row_ % kWarnAfter != 0) return;
-  TORCH_WARN(name(), ": ", skips_in_a_row_,
-             " steps in a row were skipped for gradients that are not finite; the first is that of ",
-             first_nonfinite_parameter(optimizer),
-             "; lower the loss scale, keep that module in float32, or take bf16");
 }
 
 PrecisionState ScaledPrecision::state_dict() const {

@@ -18,7 +18,9 @@ namespace mantissa {
 ///          backward pass are all unscaled by the scale that scaled them, and it moves once. An optimizer whose
 ///          gradients were unscaled but never stepped starts afresh with its next gradients; what the old ones
 ///          held does not move the scale.
-/// Threads: one at a time. An optimizer must live until its step, or until the next backward() but one.
+/// fp16:    gradients in fp16 of an optimizer that does not unscale by itself are divided in fp16, which loses what
+///          the scale has saved; this is warned of once.
+/// Threads: one at a time.
 /// Errors:  c10::TypeError for LBFGS with a scaler.
 /// Source:  spec 2.3, ERR-9.
 class ScaledPrecision : public Precision {
@@ -50,24 +52,26 @@ class ScaledPrecision : public Precision {
   std::string parameter_name(const at::Tensor& parameter) const;
 
  private:
+  using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
   /// Gradients, and their versions, by which later ones are told apart.
   using Fingerprint = std::vector<std::pair<at::Tensor, uint32_t>>;
   /// An optimizer whose gradients the scaler has looked at and which waits for its step.
   struct Waiting {
-    torch::optim::Optimizer* optimizer;
+    torch::optim::Optimizer* optimizer;  ///< an address only: the loop may have destroyed it
+    std::vector<at::Tensor> parameters;
     bool still_scaled = false;    ///< checked and clipped, but left for the step to unscale
     bool backward_since = false;  ///< another backward pass has begun, before which `gradients` were taken
     Fingerprint gradients = {};
   };
 
   bool scales() const { return scaler_ && scaler_->is_enabled(); }
-  static Fingerprint fingerprint(const torch::optim::Optimizer& optimizer);
+  static Fingerprint fingerprint(const std::vector<at::Tensor>& parameters);
   static bool same(const Fingerprint& a, const Fingerprint& b);
+  Waiting& wait(torch::optim::Optimizer& optimizer);
   /// Null if it does not wait, or if it did and has new gradients: then what was noted of it is forgotten.
   const Waiting* waiting(torch::optim::Optimizer& optimizer);
   void begin_iteration_of(torch::optim::Optimizer& optimizer);
-  void warn_of_skips(torch::optim::Optimizer& optimizer, bool stepped);
-  void forget(torch::optim::Optimizer& optimizer);
+  void forget(const torch::optim::Optimizer& optimizer);
   bool has_overflowed(torch::optim::Optimizer& optimizer) const;
   std::string first_nonfinite_parameter(torch::optim::Optimizer& optimizer) const;
   void end_iteration() const;
@@ -75,10 +79,11 @@ class ScaledPrecision : public Precision {
   std::unique_ptr<GradScaler> scaler_;
   std::vector<Waiting> waiting_;
   mutable std::vector<const torch::optim::Optimizer*> stepped_;  ///< since the scale last moved
-  int64_t skips_in_a_row_ = 0;                                   ///< of optimizers that unscale by themselves
-  std::unordered_map<const at::TensorImpl*, std::string> names_;
-  mutable bool update_is_due_ =
-      false;  ///< a step was taken or skipped, and the scale has not learned from it yet
+  /// Held weakly: a parameter may die, and its address is no other's while this holds it.
+  std::unordered_map<const at::TensorImpl*, std::pair<WeakTensor, std::string>> names_;
+  bool warned_of_fp16_ = false;
+  /// A step was taken or skipped, and the scale has not learned from it yet.
+  mutable bool update_is_due_ = false;
 };
 
 }  // namespace mantissa

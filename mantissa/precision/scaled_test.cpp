@@ -5,7 +5,9 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/step_scaling.h"
 #include "mantissa/precision/mixed.h"
+#include "mantissa/precision/true_dtype.h"
 
 namespace mantissa {
 namespace {
@@ -23,6 +25,18 @@ struct Part {
   float bias() { return net->bias.item<float>(); }
   torch::nn::Linear net{1, 1};
   torch::optim::SGD optimizer{net->parameters(), 1.0};
+};
+
+struct Warnings : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+  c10::WarningUtils::WarningHandlerGuard guard{this};
+};
+
+/// Steps nothing, as the fused ones step nothing on an overflow.
+struct SelfUnscaling : torch::optim::SGD, StepSupportsAmpScaling {
+  using SGD::SGD;
+  at::Tensor step(LossClosure /*closure*/) override { return {}; }
 };
 
 std::unique_ptr<MixedPrecision> scaled_by_1024() {
@@ -72,6 +86,77 @@ TEST(ScaledPrecision, GradientsThatWereDroppedAndMadeAnewInPartAreUnscaled) {
     EXPECT_EQ(part.weight(), 1);
     EXPECT_EQ(part.bias(), 0.875);
   }
+}
+
+TEST(ScaledPrecision, AnOptimizerThatIsDestroyedWhileItWaitsIsForgotten) {
+  const auto mode = scaled_by_1024();
+  Part part;
+  for (int i = 0; i < 3; ++i) {
+    std::optional<torch::optim::SGD> short_lived(std::in_place, part.net->parameters(), 1.0);
+    part.optimizer.zero_grad();
+    mode->backward(part.loss(0.25, 0.25));
+    mode->unscale_gradients(*short_lived);
+    // The next has other parameters and, as like as not, the address.
+    short_lived.emplace(std::vector<at::Tensor>{part.net->bias}, 1.0);
+    part.net->bias.mutable_grad() = at::Tensor();
+    mode->backward((part.net->bias * 0.125F).sum());
+    EXPECT_FALSE(mode->optimizer_step(*short_lived).skipped);
+  }
+  EXPECT_EQ(part.bias(), 0.625);
+}
+
+TEST(ScaledPrecision, ManySkipsInARowAreWarnedOfWithTheLayersName) {
+  const auto train = [](auto&& optimizer, Part& part) {
+    const auto mode = scaled_by_1024();
+    mode->convert_module(*part.net);
+    Warnings warnings;
+    for (int i = 0; i < 10; ++i) {
+      optimizer.zero_grad();
+      mode->backward(part.loss(1, HUGE_VALF));
+      EXPECT_TRUE(mode->optimizer_step(optimizer).skipped);
+    }
+    ASSERT_EQ(warnings.texts.size(), 1U);
+    EXPECT_NE(warnings.texts[0].find("10 steps in a row"), std::string::npos) << warnings.texts[0];
+    EXPECT_NE(warnings.texts[0].find("bias"), std::string::npos) << warnings.texts[0];
+  };
+  Part plain, fused;
+  train(plain.optimizer, plain);
+  train(SelfUnscaling(fused.net->parameters(), 1.0), fused);
+}
+
+TEST(ScaledPrecision, AParametersNameDiesWithIt) {
+  const auto mode = scaled_by_1024();
+  for (int i = 0; i < 20; ++i) {
+    auto named = std::make_unique<Part>();
+    mode->convert_module(*named->net);
+    named.reset();
+    Part other;  // as like as not where the named one was
+    mode->backward(other.loss(HUGE_VALF, 0));
+    EXPECT_EQ(mode->optimizer_step(other.optimizer).first_nonfinite_parameter, "group 0, parameter 0");
+  }
+}
+
+TEST(ScaledPrecision, DividingFp16GradientsInFp16IsWarnedOfOnce) {
+  const auto mode_of = [] {
+    return TrueDtype(at::kHalf, {.scaler = std::make_unique<GradScaler>(
+                                     at::kCPU, GradScalerOptions{.allow_fp16_gradients = true})});
+  };
+  const auto step_twice = [](TrueDtype& mode, Part& part, torch::optim::Optimizer& optimizer) {
+    mode.convert_module(*part.net);
+    Warnings warnings;
+    for (int i = 0; i < 2; ++i) {
+      mode.backward(part.loss(0x1p-10F, 0x1p-10F));
+      mode.optimizer_step(optimizer);
+    }
+    return warnings.texts;
+  };
+  Part plain, fused;
+  TrueDtype divides_in_fp16 = mode_of(), leaves_it = mode_of();
+  const auto texts = step_twice(divides_in_fp16, plain, plain.optimizer);
+  ASSERT_EQ(texts.size(), 1U);
+  EXPECT_NE(texts[0].find("FusedAdamW"), std::string::npos) << texts[0];
+  SelfUnscaling self_unscaling(fused.net->parameters(), 1.0);
+  EXPECT_TRUE(step_twice(leaves_it, fused, self_unscaling).empty());
 }
 
 }  // namespace

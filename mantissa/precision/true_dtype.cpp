@@ -95,9 +95,11 @@ StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer,
   MasterWeights* masters = nullptr;
   for (const auto& candidate : master_weights_)
     if (candidate->belongs_to(optimizer)) masters = candidate.get();
-  TORCH_CHECK_VALUE(masters || !use_master_weights_, name(),
-                    ": optimizer_step() of an optimizer that steps the 16-bit weights themselves; call "
-                    "setup_optimizer() once after it was made");
+  TORCH_CHECK_VALUE(
+      masters || !use_master_weights_, name(),
+      ": optimizer_step() of an optimizer that has no float32 copies of the weights: either "
+      "setup_optimizer() was not called once after it was made, or another optimizer with some of the "
+      "same weights was set up since and has taken them over; give every weight to one optimizer");
   TORCH_CHECK_TYPE(
       !masters || !dynamic_cast<torch::optim::LBFGS*>(&optimizer), name(),
       ": LBFGS evaluates its loss several times a step, which float32 copies of the weights cannot follow; "

@@ -108,6 +108,21 @@ TEST(TrueDtype, MasterWeightsRefuseLbfgs) {
   EXPECT_THROW(mode.optimizer_step(lbfgs, [] { return torch::ones({}); }), c10::TypeError);
 }
 
+TEST(TrueDtype, TwoOptimizersOfOneWeightAreRefusedAtTheStepOfTheFirst) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  torch::optim::SGD second({o2.net->weight}, 1.0);  // the 16-bit weight again
+  o2.mode.setup_optimizer(second);
+  const float before = o2.weight();
+  try {
+    o2.step(1);
+    FAIL() << "stepped";
+  } catch (const c10::ValueError& error) {
+    EXPECT_NE(std::string(error.what()).find("give every weight to one optimizer"), std::string::npos);
+  }
+  EXPECT_EQ(o2.weight(), before);
+}
+
 TEST(TrueDtype, AStepWithoutSetupOptimizerSaysSo) {
   O2 o2;
   EXPECT_THROW(o2.step(1), c10::ValueError);

@@ -82,6 +82,15 @@ TEST(FusedClipping, AStepThatIsDroppedAfterClippingIsForgotten) {
   EXPECT_EQ(half.weight(), 0.75) << "without the clipping of the step that failed";
 }
 
+TEST(FusedClipping, AnOverflowIsNamedAlsoAfterClippingByValue) {
+  Half half;
+  half.backward(1e6);
+  half.mode->clip_gradients(half.optimizer, 0.125, GradientClipAlgorithm::kValue);
+  const StepResult result = half.mode->optimizer_step(half.optimizer);
+  EXPECT_TRUE(result.skipped);
+  EXPECT_EQ(result.first_nonfinite_parameter, "weight");
+}
+
 TEST(FusedClipping, SmallFp16GradientsSurviveBesideFloat32BatchNorm) {
   torch::nn::Sequential net(torch::nn::BatchNorm1d(1));
   net->push_back(torch::nn::Linear(torch::nn::LinearOptions(1, 1).bias(false)));
