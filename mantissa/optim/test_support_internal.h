@@ -34,7 +34,8 @@ inline void take_steps(torch::optim::Optimizer& optimizer, int64_t from, int64_t
 }
 
 /// `of`'s state and options, saved and loaded into `into`.
-inline void hand_over(const torch::optim::Optimizer& of, torch::optim::Optimizer& into) {
+template <typename Saved, typename Loaded>
+void hand_over(const Saved& of, Loaded& into) {
   std::stringstream file;
   torch::serialize::OutputArchive saved;
   of.save(saved);

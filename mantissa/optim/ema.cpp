@@ -1,0 +1,108 @@
+#include "mantissa/optim/ema.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/lerp.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/serialize/archive.h>
+
+namespace mantissa {
+namespace {
+
+at::ScalarType average_dtype(const at::Tensor& tensor) {
+  return at::isReducedFloatingType(tensor.scalar_type()) ? at::kFloat : tensor.scalar_type();
+}
+
+}  // namespace
+
+ExponentialMovingAverage::ExponentialMovingAverage(torch::nn::Module& module, const EmaOptions& options)
+    : module_(module), options_(options) {
+  TORCH_CHECK_VALUE(options.decay >= 0 && options.decay < 1,
+                    "ExponentialMovingAverage: the decay must be in [0, 1); got ", options.decay,
+                    " (0.999 spans some 1000 steps)");
+}
+
+std::vector<at::Tensor> ExponentialMovingAverage::tensors() const {
+  std::vector<at::Tensor> all = module_.parameters();
+  for (const at::Tensor& buffer : module_.buffers()) all.push_back(buffer);
+  return all;
+}
+
+void ExponentialMovingAverage::check_same(const std::vector<at::Tensor>& now,
+                                          const std::vector<at::Tensor>& averages) const {
+  TORCH_CHECK(std::equal(now.begin(), now.end(), averages.begin(), averages.end(),
+                         [](const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes(); }),
+              "ExponentialMovingAverage: there are averages of ", averages.size(),
+              " tensors, and the module has ", now.size(),
+              " of other number or shapes; make the average anew for a module of another shape");
+}
+
+void ExponentialMovingAverage::update() {
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> now = tensors();
+  if (num_updates_ == 0) {
+    averages_.clear();
+    for (const at::Tensor& tensor : now)
+      averages_.push_back(tensor.detach().to(average_dtype(tensor), /*non_blocking=*/false, /*copy=*/true));
+  } else {
+    check_same(now, averages_);
+    const size_t parameters = module_.parameters().size();
+    for (size_t i = 0; i < now.size(); ++i) {
+      at::Tensor& average = averages_[i];
+      const bool averaged = i < parameters || options_.use_buffers;
+      if (averaged && (average.is_floating_point() || average.is_complex())) {
+        average.lerp_(now[i].to(average.options()), 1 - options_.decay);
+      } else {
+        average.copy_(now[i]);
+      }
+    }
+  }
+  ++num_updates_;
+}
+
+std::shared_ptr<void> ExponentialMovingAverage::average_weights() {
+  const at::NoGradGuard no_grad;
+  if (num_updates_ == 0) return {};
+  const std::vector<at::Tensor> now = tensors();
+  std::vector<at::Tensor> trained;
+  trained.reserve(now.size());
+  for (const at::Tensor& tensor : now) trained.push_back(tensor.detach().clone());
+  auto restore = std::shared_ptr<void>(nullptr, [now, trained](void*) {
+    const at::NoGradGuard still_no_grad;
+    for (size_t i = 0; i < now.size(); ++i) now[i].detach().copy_(trained[i]);
+  });
+  copy_to_module();
+  return restore;
+}
+
+void ExponentialMovingAverage::copy_to_module() {
+  if (num_updates_ == 0) return;
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> now = tensors();
+  check_same(now, averages_);
+  for (size_t i = 0; i < now.size(); ++i) now[i].detach().copy_(averages_[i]);
+}
+
+void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("num_updates", c10::IValue(num_updates_));
+  archive.write("averages", c10::IValue(averages_));
+}
+
+void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
+  c10::IValue num_updates, averages;
+  archive.read("num_updates", num_updates);
+  archive.read("averages", averages);
+  std::vector<at::Tensor> loaded = averages.toTensorVector();
+  if (num_updates.toInt() > 0) {
+    const std::vector<at::Tensor> now = tensors();
+    check_same(now, loaded);
+    for (size_t i = 0; i < now.size(); ++i) loaded[i] = loaded[i].to(now[i].device(), average_dtype(now[i]));
+  }
+  averages_ = std::move(loaded);
+  num_updates_ = num_updates.toInt();
+}
+
+}  // namespace mantissa

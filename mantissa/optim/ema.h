@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace mantissa {
+
+struct EmaOptions {
+  /// Weight of the past: average = decay * average + (1 - decay) * weight. The average so spans some 1 / (1 - decay)
+  /// steps.
+  double decay = 0.999;
+  /// Averages floating-point buffers (batch norm's statistics) too; false: the average has the module's own.
+  bool use_buffers = false;
+};
+
+/// The exponential moving average of a module's weights, which often generalises better than the last ones.
+///
+///     ExponentialMovingAverage ema(*model);
+///     ... optimizer.step(); ema.update();          // not after a skipped step: nothing was learned
+///     { const auto averaged = ema.average_weights(); validate(model); }
+///
+/// Numerics: equal to torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), bit for bit: the first
+///           update() copies, later ones are average.lerp_(weight, 1 - decay). Averages of 16-bit weights are kept in
+///           float32, because at a decay of 0.999 one in bfloat16 stands still; Python keeps the weight's dtype.
+/// Memory:   one copy of the weights, in float32 at least; another while average_weights() is held.
+/// Threads:  one at a time.
+/// Errors:   c10::ValueError for a decay outside [0, 1); c10::Error if the module's tensors have changed in number or
+///           shape since.
+/// Source:   Polyak and Juditsky 1992; Tarvainen and Valpola 2017, arXiv:1703.01780, section 2.
+/// Example:  ema_test.cpp, Ema.AveragesAreThoseOfPython
+class ExponentialMovingAverage {
+ public:
+  /// Borrows `module`, which may still be moved or converted before the first update().
+  explicit ExponentialMovingAverage(torch::nn::Module& module, const EmaOptions& options = {});
+
+  /// Takes the module's present weights into the average; call it after each step that changed them.
+  void update();
+  int64_t num_updates() const { return num_updates_; }
+
+  /// While it lives, the module has the averaged weights and buffers, written into its own tensors; then the trained
+  /// ones again, also when the body throws. Before the first update() nothing changes.
+  /// Threads: no update() meanwhile.
+  std::shared_ptr<void> average_weights();
+  /// Leaves the module with the averages for good.
+  void copy_to_module();
+
+  /// Averages in the order of the module's parameters, then its buffers'.
+  const std::vector<at::Tensor>& averages() const { return averages_; }
+
+  void save(torch::serialize::OutputArchive& archive) const;
+  /// Errors: c10::Error if the file's tensors do not fit the module's; nothing has changed then.
+  void load(torch::serialize::InputArchive& archive);
+
+ private:
+  std::vector<at::Tensor> tensors() const;
+  void check_same(const std::vector<at::Tensor>& now, const std::vector<at::Tensor>& averages) const;
+
+  torch::nn::Module& module_;
+  EmaOptions options_;
+  std::vector<at::Tensor> averages_;
+  int64_t num_updates_ = 0;
+};
+
+}  // namespace mantissa
