@@ -4,8 +4,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -92,8 +94,12 @@ bool MasterWeights::share_a_parameter_with(const MasterWeights& other) const {
 
 void MasterWeights::take_over_changes() {
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < model_.size(); ++i)
-    if (model_[i]._version() != versions_[i]) master_[i].copy_(model_[i]);
+  for (size_t i = 0; i < model_.size(); ++i) {
+    if (model_[i]._version() == versions_[i]) continue;
+    // An average that was swapped in and out again has written the old values: their low bits are in the copy only.
+    const at::Tensor is_as_it_was = master_[i].to(model_[i].scalar_type()) == model_[i];
+    master_[i].copy_(at::where(is_as_it_was, master_[i], model_[i]));
+  }
 }
 
 void MasterWeights::copy_to_model() {

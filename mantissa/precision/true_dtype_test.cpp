@@ -90,6 +90,19 @@ TEST(TrueDtype, MasterWeightsTakeOverWhatIsWrittenIntoTheModel) {
   EXPECT_EQ(o2.weight(), 99.5);
 }
 
+TEST(TrueDtype, MasterWeightsKeepTheirLowBitsWhenTheModelsAreWrittenAndPutBack) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  for (int i = 0; i < 1024; ++i) {
+    o2.step(0x1p-14);
+    const torch::NoGradGuard no_grad;
+    const at::Tensor trained = o2.net->weight.clone();
+    o2.net->weight.fill_(7);  // an average's validation
+    o2.net->weight.copy_(trained);
+  }
+  EXPECT_EQ(o2.weight(), 0.9375);
+}
+
 TEST(TrueDtype, SettingUpAgainKeepsTheCopiesAndRefusesNothing) {
   O2 o2;
   o2.mode.setup_optimizer(o2.optimizer);
