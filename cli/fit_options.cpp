@@ -23,7 +23,7 @@ constexpr const char* kind() {
   if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
   if constexpr (std::is_same_v<T, double>) return "a number";
   if constexpr (std::is_same_v<T, bool>) return "true or false";
-  return "text";
+  return "one value";
 }
 
 std::string read_text(const std::filesystem::path& file) {
@@ -43,6 +43,9 @@ std::string read_text(const std::filesystem::path& file) {
 
 FitOptions merge(FitOptions over, const FitOptions& under) {
   const bool epochs = over.max_epochs.has_value(), steps = over.max_steps.has_value();
+  const bool by_name = over.precision.has_value(),
+             native = over.amp_backend == "native" || over.amp_backend == "",
+             by_level = (over.amp_backend && !native) || (over.amp_level && !over.amp_level->empty());
   std::vector<const void*> members;
   for_each_option(under, [&](const char*, const auto& member, const char*) { members.push_back(&member); });
   size_t next = 0;
@@ -53,6 +56,9 @@ FitOptions merge(FitOptions over, const FitOptions& under) {
   // A limit that was given stands for both: the other one of the layer below would end the run elsewhere.
   if (steps && !epochs) over.max_epochs.reset();
   if (epochs && !steps) over.max_steps.reset();
+  if (by_level && !by_name) over.precision.reset();
+  if (by_name && !by_level) over.amp_backend.reset(), over.amp_level.reset();
+  if (native && !by_level) over.amp_level.reset();  // the level was of the backend below
   return over;
 }
 

@@ -1,9 +1,10 @@
 #include "mantissa/precision/registry.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
+#include <system_error>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -22,11 +23,13 @@ constexpr double kApexMaxScale = 16777216;  // 2^24, of Apex's dynamic scaler
 /// Null for "dynamic" and "none".
 std::optional<double> fixed_scale(const std::string& loss_scale) {
   if (loss_scale == "dynamic" || loss_scale == "none") return std::nullopt;
-  char* end = nullptr;
-  const double scale = std::strtod(loss_scale.c_str(), &end);
-  TORCH_CHECK_VALUE(!loss_scale.empty() && *end == 0 && scale >= kSmallestScale && scale <= kLargestScale,
-                    "loss_scale '", loss_scale,
-                    "' is no scale; give dynamic, none or a number that float32 holds, above 0");
+  double scale = 0;
+  const char* const end = loss_scale.data() + loss_scale.size();
+  const auto [stopped, error] = std::from_chars(loss_scale.data(), end, scale);
+  TORCH_CHECK_VALUE(
+      error == std::errc() && stopped == end && scale >= kSmallestScale && scale <= kLargestScale,
+      "loss_scale '", loss_scale,
+      "' is no scale; give dynamic, none or a number that float32 holds, above 0");
   return scale;
 }
 

@@ -103,7 +103,8 @@ TEST(Registry, OptionsGoToTheModesThatHaveThem) {
     EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.master_weights = true}); }),
                 testing::HasSubstr("master_weights"));
   }
-  for (const std::string wrong : {"", "big", "0", "-1", "nan", "inf", "12x", "1e-50", "1e39"})
+  for (const std::string wrong :
+       {"", "big", "0", "-1", "nan", "inf", "12x", " 12", "0x10", "1e-50", "1e39", "1e400"})
     EXPECT_THAT(error_of([&] { make_precision("16-mixed", at::kCPU, {.loss_scale = wrong}); }),
                 testing::HasSubstr("loss_scale '" + wrong + "' is no scale; give dynamic, none or a number"));
 }
