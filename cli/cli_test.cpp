@@ -118,6 +118,9 @@ TEST_F(Program, WrongWordsExitWithTwo) {
     expect_error(fit("--seed " + quoted), 2, {"--seed: " + quoted + " is no whole number; give one"});
     expect_error(fit("--transactional " + quoted), 2, {"--transactional: " + quoted, "choose true or false"});
   }
+  for (const char* flag : {"--config", "--json"})
+    expect_error(fit(std::string(flag) + "= --model mlp"), 2,
+                 {flag, "'' is no file; name one, or leave it out"});
   expect_error(fit("--trace-nonfinite 2"), 2, {"'2' is not one; choose true or false"});
   expect_error(fit("--lr 1e400"), 2, {"--lr", "1e400", "out of range; choose"});
   expect_error(fit("--batchsize=3"), 2, {"'--batchsize'", "did you mean '--batch-size'?"});
@@ -588,7 +591,7 @@ TEST_F(Program, EveryOptionIsInHelpAndConfigurationAndComesBack) {
   for (std::string line; std::getline(lines, line); ++options) {
     std::string flag = "--" + line.substr(0, line.find(':'));
     std::replace(flag.begin(), flag.end(), '_', '-');
-    EXPECT_THAT(help, HasSubstr("  " + flag + " "));
+    EXPECT_THAT(help, testing::ContainsRegex("  " + flag + "[ ,]"));
   }
   EXPECT_GT(options, 40);
   const Outcome told = fit(
@@ -604,6 +607,12 @@ TEST_F(Program, EveryOptionIsInHelpAndConfigurationAndComesBack) {
         "master_weights: false ", "float32_matmul_precision: highest ", "transactional: true ",
         "trace_nonfinite: true "})
     EXPECT_THAT(told.out, HasSubstr(line));
+  EXPECT_THAT(fit("--precision O2 --min-loss-scale 2 --print-config").out, HasSubstr("min_scale: 2 "));
+  write("apex.yaml", "precision: O2\nmax_loss_scale: 2048\n");
+  EXPECT_THAT(fit("--config apex.yaml --print-config").out, HasSubstr("max_scale: 2048 "));
+  write("twice.yaml", "precision: O2\nmax_loss_scale: 2048\nmax_scale: 4096\n");
+  EXPECT_THAT(fit("--config twice.yaml").err,
+              HasSubstr("twice.yaml:3: key 'max_scale' stands here a second"));
   write("told.yaml", told.out);
   EXPECT_EQ(fit("--config told.yaml --print-config").out, told.out);
   EXPECT_EQ(fit("--config told.yaml --max-steps 1").status, 0);

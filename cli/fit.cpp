@@ -428,14 +428,21 @@ std::string misfit(const std::string& text) {
 void add_fit(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("fit", "Train a model and report what it reached");
   const auto command = std::make_shared<FitCommand>();
-  sub->add_option("--config", command->config, "YAML file of the options below; flags override it");
+  const auto names_a_file = [](const std::string& text) {
+    return text.empty() ? "'' is no file; name one, or leave it out" : "";
+  };
+  sub->add_option("--config", command->config, "YAML file of the options below; flags override it")
+      ->check(names_a_file, "");
   sub->add_flag("--print-config", command->print_config,
                 "write the complete configuration and train nothing");
-  sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output");
+  sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output")
+      ->check(names_a_file, "");
   sub->add_flag("--quiet", command->quiet, "no progress");
   for_each_option(command->flags, [&](const char* name, auto& member, const char* help) {
     using Value = typename std::decay_t<decltype(member)>::value_type;
-    CLI::Option* option = sub->add_option(flag_name(name), member, help + default_of(name));
+    const std::string apex(apex_name(name)),
+        flags = flag_name(name) + (apex.empty() ? "" : "," + flag_name(apex));
+    CLI::Option* option = sub->add_option(flags, member, help + default_of(name));
     if constexpr (!std::is_same_v<Value, std::string>) option->check(misfit<Value>, "");
   });
   sub->callback([command] { fit(*command); });

@@ -83,7 +83,9 @@ FitOptions read_yaml(const std::filesystem::path& file) {
     const std::string where = fmt::format("{}:{}: ", file.string(), entry.first.Mark().line + 1);
     TORCH_CHECK_VALUE(entry.first.IsScalar(), where,
                       "a key is not the name of an option; write `key: value`, keys: ", join_names(known));
-    const auto key = entry.first.as<std::string>();
+    auto key = entry.first.as<std::string>();
+    for (const std::string& name : known)
+      if (!key.empty() && key == apex_name(name)) key = name;
     TORCH_CHECK_VALUE(seen.insert(key).second, where, "key '", key, "' stands here a second time; keep one");
     bool found = false;
     for_each_option(options, [&](const char* name, auto& member, const char*) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace mantissa::cli {
 
@@ -79,6 +80,11 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("threads", o.threads, "CPU threads; 0: one a core");
   visit("weights", o.weights, "start from this safetensors file");
   visit("output", o.output, "folder for the run's files; empty: runs/DATA-MODEL-PRECISION-N");
+}
+
+/// Apex's name for an option that has another here, accepted too; else "".
+constexpr std::string_view apex_name(std::string_view name) {
+  return name == "min_scale" ? "min_loss_scale" : name == "max_scale" ? "max_loss_scale" : "";
 }
 
 /// Every option that `over` leaves unset, from `under`. But of two ways to say one thing the one that `over` has stands
