@@ -111,6 +111,18 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--gradient-clip-algorithm none"), 2, {"norm, value"});
   expect_error(fit("--epochs 3"), 2,
                {"'--epochs' is no option", "did you mean '--max-epochs'?", "mantissa fit --help"});
+  expect_error(fit("--model= --output new"), 2, {"--model ''", "choose from mlp"});
+  for (const char* wrong : {"", "abc", "1x"}) {
+    const std::string quoted = std::string("'") + wrong + "'";
+    expect_error(fit("--lr " + quoted), 2, {"--lr: " + quoted + " is no number; give one"});
+    expect_error(fit("--seed " + quoted), 2, {"--seed: " + quoted + " is no whole number; give one"});
+    expect_error(fit("--transactional " + quoted), 2, {"--transactional: " + quoted, "choose true or false"});
+  }
+  for (const char* flag : {"--config", "--json"})
+    expect_error(fit(std::string(flag) + "= --model mlp"), 2,
+                 {flag, "'' is no file; name one, or leave it out"});
+  expect_error(fit("--trace-nonfinite 2"), 2, {"'2' is not one; choose true or false"});
+  expect_error(fit("--lr 1e400"), 2, {"--lr", "1e400", "out of range; choose"});
   expect_error(fit("--batchsize=3"), 2, {"'--batchsize'", "did you mean '--batch-size'?"});
   expect_error(fit("--max-epochs 99999999999999999999"), 2, {"99999999999999999999", "out of range"});
   expect_error(fit("--lr 1e7"), 2, {"--lr", "choose 0 to 1e6"});
@@ -152,6 +164,110 @@ TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
   expect_error(fit("--config two.yaml"), 2, {"two.yaml", "2 YAML documents"});
   write("key.yaml", "model: mlp\n? [a, b]\n: 3\n");
   expect_error(fit("--config key.yaml"), 2, {"key.yaml:2:", "not the name of an option"});
+}
+
+TEST_F(Program, WrongScalerNumbersExitWithTwo) {
+  const std::string float_names[] = {"init_scale", "growth_factor", "backoff_factor", "min_scale",
+                                     "max_scale"},
+                    count_names[] = {"growth_interval", "hysteresis_steps", "warn_after_skips"};
+  const auto flag_of = [](std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    return "--" + name;
+  };
+  const auto refuses = [&](const std::string& name, const std::string& value, const std::string& because) {
+    expect_error(fit(flag_of(name) + "='" + value + "' --output new --precision 16-mixed"), 2,
+                 {name, value, because});
+  };
+  for (const std::string& name : float_names) {
+    for (const char* value : {"nan", "inf", "-1"}) refuses(name, value, " is out of range; choose ");
+    for (const char* value : {"1e400", "abc", "", "2x", " 2", "0x10"})
+      refuses(name, value, " is no number that float64 holds; give one, or auto");
+  }
+  for (const std::string& name : count_names) {
+    refuses(name, "-1", " is out of range; choose ");
+    for (const char* value : {"nan", "inf", "1.5", "99999999999999999999", "abc", ""})
+      refuses(name, value, " is no whole number that int64 holds; give one, or auto");
+  }
+  expect_error(fit("--precision 16-mixed --min-scale 8 --max-scale 4 --print-config"), 2,
+               {"min_scale 8 is above max_scale 4"});
+  expect_error(fit("--growth-factor 4 --print-config"), 2,
+               {"'bf16-mixed' with growth_factor 4", "leave it out, or choose 16-mixed"});
+  expect_error(fit("--precision 16-true --hysteresis-steps 4"), 2,
+               {"hysteresis_steps 4", "loss_scale dynamic"});
+  expect_error(fit("--precision O2 --loss-scale 128 --max-scale 1024"), 2, {"max_scale 1024", "128 stays"});
+  expect_error(fit("--precision 16-mixed --loss-scale none --warn-after-skips 4"), 2, {"warn_after_skips 4"});
+  expect_error(fit("--precision all --growth-factor 1"), 2, {"growth_factor 1 is out of range"});
+  expect_error(fit("--precision all --growth-factor abc"), 2, {"growth_factor 'abc' is no number"});
+  expect_error(fit("--precision all --loss-scale much"), 2, {"'much' is no scale"});
+  expect_error(fit("--precision all --loss-scale none --growth-factor 3"), 2, {"every mode is left out"});
+  expect_error(fit("--amp-backend apex --amp-level O4"), 2, {"'O4' is not one; choose from O0, O1, O2, O3"});
+  for (const char* wrong : {"hihg", "", "HIGH", "tf32", "1"})
+    expect_error(
+        fit("--float32-matmul-precision='" + std::string(wrong) + "' --print-config"), 2,
+        {"--float32-matmul-precision '" + std::string(wrong) + "'", "choose from highest, high, medium"});
+}
+
+TEST_F(Program, WrongScalerKeysNameTheirValue) {
+  const auto refuses = [&](const std::string& yaml, const std::vector<std::string>& parts) {
+    write("run.yaml", "precision: 16-mixed\n" + yaml + "\n");
+    expect_error(fit("--config run.yaml"), 2, parts);
+  };
+  refuses("growth_factor: [2]", {"run.yaml:2:", "'growth_factor' must be one value, got '[2]'"});
+  refuses("growth_factor: {a: 2}", {"run.yaml:2:", "'growth_factor' must be one value"});
+  refuses("growth_factor:", {"run.yaml:2:", "'growth_factor' must be one value"});
+  refuses("growth_factor: .nan", {"growth_factor '.nan'", "give one, or auto"});
+  refuses("growth_factor: true", {"growth_factor 'true'", "give one, or auto"});
+  refuses("growth_interval: 1e3", {"growth_interval '1e3'", "no whole number"});
+  refuses("grwoth_interval: 5", {"'grwoth_interval'", "did you mean 'growth_interval'?"});
+  refuses("float32_matmul_precision: [high]", {"'float32_matmul_precision' must be one value"});
+  refuses("float32_matmul_precision: hgih", {"'hgih'", "did you mean 'high'?"});
+  refuses("transactional: sometimes", {"'transactional' must be true or false, got 'sometimes'"});
+}
+
+TEST_F(Program, TheScalersNumbersReachTheTraining) {
+  const std::string overflow = "--precision 16-mixed --model mlp --max-steps 4 --json - --init-scale 1e38 ";
+  const auto skipped = [&](const std::string& more) {
+    const Outcome outcome = fit(overflow + more);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out)["skipped_steps"].get<int>();
+  };
+  EXPECT_EQ(skipped(""), 4);
+  EXPECT_EQ(skipped("--backoff-factor 1e-36"), 1);
+  EXPECT_EQ(skipped("--backoff-factor 1e-36 --hysteresis-steps 3"), 3);
+  EXPECT_EQ(skipped("--backoff-factor 1e-36 --min-scale 1e37"), 4);
+  EXPECT_EQ(skipped("--backoff-factor 1e-36 --growth-interval 1 --growth-factor 1e36"), 2);
+  EXPECT_THAT(fit(overflow + "--warn-after-skips 3").err, HasSubstr("3 steps"));
+  write("run.yaml", "backoff_factor: 1.0e-36\nhysteresis_steps: 2\n");
+  EXPECT_EQ(skipped("--config run.yaml"), 2);
+}
+
+TEST_F(Program, AFlagOfOneGroupReplacesTheFilesOtherOne) {
+  const auto printed = [&](const std::string& yaml, const std::string& flags) {
+    write("run.yaml", yaml);
+    const Outcome outcome = fit("--config run.yaml --print-config " + flags);
+    return outcome.out.substr(0, outcome.out.find("loss_scale")) + outcome.err;
+  };
+  EXPECT_THAT(printed("precision: O2\n", "--amp-backend apex --amp-level O1"), HasSubstr("precision: O1 "));
+  EXPECT_THAT(printed("precision: bf16-mixed\n", "--amp-backend apex"), HasSubstr("precision: O2 "));
+  const std::string apex = "precision: 16\namp_backend: apex\namp_level: O1\n";
+  EXPECT_THAT(printed(apex, "--precision bf16-mixed"), HasSubstr("precision: bf16-mixed "));
+  EXPECT_THAT(printed(apex, "--amp-level O3"), HasSubstr("precision: O3 "));
+  EXPECT_THAT(printed(apex, "--amp-backend native"), HasSubstr("precision: 16-mixed "));
+  EXPECT_THAT(printed(apex, "--precision 16 --amp-backend apex"), HasSubstr("precision: O1 "));
+  for (const char* native : {"native", "''"})
+    EXPECT_THAT(printed("precision: 64-true\n", std::string("--amp-backend ") + native),
+                HasSubstr("precision: 64-true "));
+  EXPECT_THAT(printed("precision: O2\n", "--amp-level O1"), HasSubstr("give amp_backend 'apex' with it"));
+  EXPECT_THAT(printed("precision: O2\namp_backend: apex\n", ""),
+              HasSubstr("fp16 only; leave one of them out"));
+}
+
+TEST_F(Program, WeightsThatAreNotFiniteAreRefusedBeforeTraining) {
+  ASSERT_EQ(fit("--precision 32-true --model mlp --max-steps 40 --lr 1e6 --output bad").status, 0);
+  for (const char* mode : {"32-true", "16-mixed"})
+    expect_error(fit(std::string("--model mlp --weights bad/weights.safetensors --precision ") + mode), 1,
+                 {"--weights bad/weights.safetensors: ", " values of '", "more tensors) are nan or inf",
+                  "before its run diverged"});
 }
 
 TEST_F(Program, AnAliasWarnsOnce) {
@@ -198,6 +314,7 @@ TEST_F(Program, ALossThatIsNotFiniteIsWarnedOf) {
   const Outcome outcome = fit("--precision 32-true --model mlp --max-steps 20 --lr 1e6");
   EXPECT_EQ(outcome.status, 0);
   EXPECT_THAT(outcome.err, HasSubstr("mantissa: warning: the final val_loss of --precision 32-true is"));
+  EXPECT_THAT(outcome.out + outcome.err, testing::Not(HasSubstr("-nan"))) << "a sign that says nothing";
 }
 
 TEST_F(Program, BadFilesExitWithOneAndLeaveNothing) {
@@ -433,6 +550,72 @@ TEST_F(Program, AFlagWithoutEffectIsWarnedOf) {
                                  testing::Not(HasSubstr("--momentum"))));
   write("complete.yaml", outcome.out);
   EXPECT_THAT(fit("--config complete.yaml --print-config").err, testing::IsEmpty());
+}
+
+TEST_F(Program, OptionsOfTheModeWithoutEffectAreWarnedOf) {
+  const auto warning = [&](const std::string& arguments) {
+    const Outcome outcome = fit(arguments + " --print-config");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    write("printed.yaml", outcome.out);
+    EXPECT_EQ(fit("--config printed.yaml --print-config").err, "") << "a complete file says nothing in vain";
+    return outcome.err;
+  };
+  const auto in_vain = [](const std::string& flag, const std::string& because) {
+    return MatchesRegex("mantissa: warning: " + flag + " has no effect with " + because + "[^\n]*\n");
+  };
+  for (const char* mode : {"bf16-mixed", "32-true", "16-true", "O3", "16-mixed --loss-scale none"})
+    EXPECT_THAT(warning(std::string("--model resnet-tiny --transactional true --precision ") + mode),
+                in_vain("--transactional", "--precision [^ ]*, which skips no step"));
+  EXPECT_THAT(warning("--model mlp --transactional true --precision O2"),
+              in_vain("--transactional", "--model mlp, which has no batch norm"));
+  EXPECT_EQ(warning("--model resnet-tiny --transactional true --precision 16-true --loss-scale 128"), "");
+  EXPECT_EQ(warning("--model mlp --transactional false"), "");
+  const std::string rounding = "--optimizer fused-adamw --stochastic-rounding true --precision ";
+  for (const char* mode :
+       {"32-true", "64-true", "16-mixed", "bf16-mixed", "O0", "O1", "O2", "bf16-true --master-weights true"})
+    EXPECT_THAT(warning(rounding + mode),
+                in_vain("--stochastic-rounding", "--precision [^ ]*, whose optimizer"));
+  for (const char* mode : {"16-true", "bf16-true", "O3", "O2 --master-weights false", "all"})
+    EXPECT_EQ(warning(rounding + mode), "") << mode;
+  for (const char* mode : {"64-true", "16-mixed", "bf16-true"})
+    EXPECT_THAT(warning(std::string("--float32-matmul-precision high --precision ") + mode),
+                in_vain("--float32-matmul-precision", "--precision [^ ]*, whose products"));
+  for (const char* mode : {"32-true", "O0", "all"})
+    EXPECT_EQ(warning(std::string("--float32-matmul-precision high --precision ") + mode), "") << mode;
+}
+
+TEST_F(Program, EveryOptionIsInHelpAndConfigurationAndComesBack) {
+  const std::string complete = fit("--print-config").out, help = run("fit --help").out;
+  std::istringstream lines(complete);
+  int options = 0;
+  for (std::string line; std::getline(lines, line); ++options) {
+    std::string flag = "--" + line.substr(0, line.find(':'));
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    EXPECT_THAT(help, testing::ContainsRegex("  " + flag + "[ ,]"));
+  }
+  EXPECT_GT(options, 40);
+  const Outcome told = fit(
+      "--precision O2 --loss-scale dynamic --init-scale 1024 --growth-factor 1.5 --backoff-factor 0.125 "
+      "--growth-interval 30 --min-scale 0.5 --max-scale 4096 --hysteresis-steps 2 --warn-after-skips 0 "
+      "--keep-batchnorm-fp32 false --master-weights false --float32-matmul-precision highest --transactional "
+      "true --trace-nonfinite true --model resnet-tiny --print-config");
+  ASSERT_EQ(told.status, 0) << told.err;
+  for (const char* line :
+       {"precision: O2 ", "loss_scale: dynamic ", "init_scale: 1024 ", "growth_factor: 1.5 ",
+        "backoff_factor: 0.125 ", "growth_interval: 30 ", "min_scale: 0.5 ", "max_scale: 4096 ",
+        "hysteresis_steps: 2 ", "warn_after_skips: 0 ", "keep_batchnorm_fp32: false ",
+        "master_weights: false ", "float32_matmul_precision: highest ", "transactional: true ",
+        "trace_nonfinite: true "})
+    EXPECT_THAT(told.out, HasSubstr(line));
+  EXPECT_THAT(fit("--precision O2 --min-loss-scale 2 --print-config").out, HasSubstr("min_scale: 2 "));
+  write("apex.yaml", "precision: O2\nmax_loss_scale: 2048\n");
+  EXPECT_THAT(fit("--config apex.yaml --print-config").out, HasSubstr("max_scale: 2048 "));
+  write("twice.yaml", "precision: O2\nmax_loss_scale: 2048\nmax_scale: 4096\n");
+  EXPECT_THAT(fit("--config twice.yaml").err,
+              HasSubstr("twice.yaml:3: key 'max_scale' stands here a second"));
+  write("told.yaml", told.out);
+  EXPECT_EQ(fit("--config told.yaml --print-config").out, told.out);
+  EXPECT_EQ(fit("--config told.yaml --max-steps 1").status, 0);
 }
 
 TEST_F(Program, HelpVersionAndModes) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -12,12 +13,15 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <system_error>
 #include <type_traits>
 #include <unistd.h>
 #include <vector>
 
 #include <ATen/Parallel.h>
 #include <ATen/Utils.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/sum.h>
 #include <torch/nn/module.h>
 
 #include <nlohmann/json.hpp>
@@ -78,10 +82,24 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
   for (const char* name : {"train_loss", "val_loss"}) {
     const auto found = metrics.find(name);
     if (found != metrics.end() && !std::isfinite(found->second)) {
-      TORCH_WARN("the final ", name, " of --precision ", *o.precision, " is ", found->second,
+      TORCH_WARN("the final ", name, " of --precision ", *o.precision, " is ", format_metric(found->second),
                  ": training diverged; try a smaller --lr or another --precision");
     }
   }
+}
+
+/// A loss of nan after the training would be blamed on the training.
+void check_finite_weights(const torch::nn::Module& module, const std::string& file) {
+  std::string first;
+  int64_t tensors = 0;
+  for (const auto& [name, weight] : named_weights(module)) {
+    const int64_t wrong = weight.numel() - at::isfinite(weight).sum().item<int64_t>();
+    if (wrong == 0 || tensors++ > 0) continue;
+    first = fmt::format("{} of the {} values of '{}'", wrong, weight.numel(), name);
+  }
+  const std::string others = tensors > 1 ? fmt::format(" (and {} more tensors)", tensors - 1) : "";
+  TORCH_CHECK(tensors == 0, "--weights ", file, ": ", first, others,
+              " are nan or inf, from which nothing can be trained; give a file from before its run diverged");
 }
 
 Json metric(const Metrics& metrics, const std::string& name) {
@@ -118,6 +136,7 @@ Json run_fit(const FitOptions& o, bool quiet) {
     TrainerOptions t;
     t.precision = *o.precision;
     t.precision_options = precision_options(o);
+    t.float32_matmul_precision = *o.float32_matmul_precision;
     t.device = *o.device;
     t.transactional = *o.transactional;
     t.trace_nonfinite = *o.trace_nonfinite;
@@ -135,7 +154,10 @@ Json run_fit(const FitOptions& o, bool quiet) {
 
   torch::manual_seed(static_cast<uint64_t>(*o.seed));
   const auto model = make_model(*o.model, data.input);
-  if (!o.weights->empty()) load_weights(*model, *o.weights);
+  if (!o.weights->empty()) {
+    load_weights(*model, *o.weights);
+    check_finite_weights(*model, *o.weights);
+  }
   int64_t parameters = 0;
   for (const at::Tensor& p : model->parameters()) parameters += p.numel();
 
@@ -284,18 +306,16 @@ struct Report {
 
 Report run_all_modes(const FitOptions& o, bool quiet) {
   std::vector<FitOptions> runs;
+  std::vector<std::string> left_out;
   for (const Mode& mode : modes()) {
     if (mode.historical) continue;
     FitOptions one = o;
     one.precision = mode.name;
-    if (adamw_steps_fp16(one)) {
-      TORCH_WARN(mode.name, " is left out: ", kAdamWIn16True);
-      continue;
-    }
     try {
+      TORCH_CHECK_VALUE(!adamw_steps_fp16(one), kAdamWIn16True);
       make_precision(mode.name, at::Device(at::kCPU), precision_options(one));
     } catch (const c10::ValueError& error) {
-      TORCH_WARN(mode.name, " is left out: ", error.what_without_backtrace());
+      left_out.push_back(mode.name + " is left out: " + error.what_without_backtrace());
       continue;
     }
     // libtorch gives a forked process one thread unless it is told otherwise.
@@ -303,6 +323,10 @@ Report run_all_modes(const FitOptions& o, bool quiet) {
     if (!o.output->empty()) one.output = (std::filesystem::path(*o.output) / mode.name).string();
     check_run_folder(*one.output);
     runs.push_back(one);
+  }
+  if (runs.empty()) throw UsageError("--precision all: every mode is left out; " + left_out.front());
+  for (const std::string& why : left_out) {
+    TORCH_WARN(why);
   }
   Report report;
   std::vector<std::string> failed;
@@ -380,11 +404,23 @@ std::string default_of(const std::string& option) {
   return fmt::format(" [{}; text: {}]", defaults[0], defaults[1]);
 }
 
-/// CLI11 takes a number that is too large as the largest one.
-std::string fits_64_bits(const std::string& text) {
-  errno = 0;
-  std::strtoll(text.c_str(), nullptr, 10);
-  return errno == ERANGE ? text + " is out of range; choose a number of at most 18 digits" : "";
+/// Why `text` is no Value, or "". CLI11's own reading takes an empty word for no option at all, 2 for true, and a number
+/// that is too large for the largest one.
+template <typename Value>
+std::string misfit(const std::string& text) {
+  if constexpr (std::is_same_v<Value, bool>) {
+    const std::vector<std::string> words{"true", "false", "yes", "no", "on", "off", "1", "0"};
+    const bool known = std::find(words.begin(), words.end(), text) != words.end();
+    return known ? "" : "'" + text + "' is not one; choose true or false";
+  } else {
+    Value value{};
+    const char* const end = text.data() + text.size();
+    const auto [stopped, error] = std::from_chars(text.data(), end, value);
+    if (error == std::errc::result_out_of_range)
+      return text + " is out of range; choose a number of at most 18 digits";
+    const char* const kind = std::is_same_v<Value, int64_t> ? "whole number" : "number";
+    return error == std::errc() && stopped == end ? "" : fmt::format("'{}' is no {}; give one", text, kind);
+  }
 }
 
 }  // namespace
@@ -392,15 +428,22 @@ std::string fits_64_bits(const std::string& text) {
 void add_fit(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("fit", "Train a model and report what it reached");
   const auto command = std::make_shared<FitCommand>();
-  sub->add_option("--config", command->config, "YAML file of the options below; flags override it");
+  const auto names_a_file = [](const std::string& text) {
+    return text.empty() ? "'' is no file; name one, or leave it out" : "";
+  };
+  sub->add_option("--config", command->config, "YAML file of the options below; flags override it")
+      ->check(names_a_file, "");
   sub->add_flag("--print-config", command->print_config,
                 "write the complete configuration and train nothing");
-  sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output");
+  sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output")
+      ->check(names_a_file, "");
   sub->add_flag("--quiet", command->quiet, "no progress");
   for_each_option(command->flags, [&](const char* name, auto& member, const char* help) {
     using Value = typename std::decay_t<decltype(member)>::value_type;
-    CLI::Option* option = sub->add_option(flag_name(name), member, help + default_of(name));
-    if constexpr (std::is_same_v<Value, int64_t>) option->check(fits_64_bits, "");
+    const std::string apex(apex_name(name)),
+        flags = flag_name(name) + (apex.empty() ? "" : "," + flag_name(apex));
+    CLI::Option* option = sub->add_option(flags, member, help + default_of(name));
+    if constexpr (!std::is_same_v<Value, std::string>) option->check(misfit<Value>, "");
   });
   sub->callback([command] { fit(*command); });
 }

@@ -23,7 +23,7 @@ constexpr const char* kind() {
   if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
   if constexpr (std::is_same_v<T, double>) return "a number";
   if constexpr (std::is_same_v<T, bool>) return "true or false";
-  return "text";
+  return "one value";
 }
 
 std::string read_text(const std::filesystem::path& file) {
@@ -43,6 +43,9 @@ std::string read_text(const std::filesystem::path& file) {
 
 FitOptions merge(FitOptions over, const FitOptions& under) {
   const bool epochs = over.max_epochs.has_value(), steps = over.max_steps.has_value();
+  const bool by_name = over.precision.has_value(),
+             native = over.amp_backend == "native" || over.amp_backend == "",
+             by_level = (over.amp_backend && !native) || (over.amp_level && !over.amp_level->empty());
   std::vector<const void*> members;
   for_each_option(under, [&](const char*, const auto& member, const char*) { members.push_back(&member); });
   size_t next = 0;
@@ -53,6 +56,9 @@ FitOptions merge(FitOptions over, const FitOptions& under) {
   // A limit that was given stands for both: the other one of the layer below would end the run elsewhere.
   if (steps && !epochs) over.max_epochs.reset();
   if (epochs && !steps) over.max_steps.reset();
+  if (by_level && !by_name) over.precision.reset();
+  if (by_name && !by_level) over.amp_backend.reset(), over.amp_level.reset();
+  if (native && !by_level) over.amp_level.reset();  // the level was of the backend below
   return over;
 }
 
@@ -77,7 +83,9 @@ FitOptions read_yaml(const std::filesystem::path& file) {
     const std::string where = fmt::format("{}:{}: ", file.string(), entry.first.Mark().line + 1);
     TORCH_CHECK_VALUE(entry.first.IsScalar(), where,
                       "a key is not the name of an option; write `key: value`, keys: ", join_names(known));
-    const auto key = entry.first.as<std::string>();
+    auto key = entry.first.as<std::string>();
+    for (const std::string& name : known)
+      if (!key.empty() && key == apex_name(name)) key = name;
     TORCH_CHECK_VALUE(seen.insert(key).second, where, "key '", key, "' stands here a second time; keep one");
     bool found = false;
     for_each_option(options, [&](const char* name, auto& member, const char*) {

@@ -4,15 +4,18 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace mantissa::cli {
 
-/// What `mantissa fit` can be told, by flag or by YAML key. Unset: decided by the file below it in this
-/// order: flags,
+/// What `mantissa fit` can be told, by flag or by YAML key. Unset: decided by the layer below it, in this order: flags,
 /// --config, the model's recipe (recipe.h).
 struct FitOptions {
   std::optional<std::string> data, model, precision, device, optimizer, lr_schedule, gradient_clip_algorithm,
-      loss_scale, keep_batchnorm_fp32, master_weights, amp_backend, amp_level, weights, output;
+      amp_backend, amp_level, float32_matmul_precision, weights, output;
+  /// PrecisionOptions: what the mode has of its own when it is "auto".
+  std::optional<std::string> loss_scale, init_scale, growth_factor, backoff_factor, growth_interval,
+      min_scale, max_scale, hysteresis_steps, warn_after_skips, keep_batchnorm_fp32, master_weights;
   std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
       threads, classes;
   std::optional<bool> stochastic_rounding, transactional, trace_nonfinite;
@@ -27,12 +30,27 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("model", o.model, "mlp, convnet, resnet-tiny or gpt-tiny");
   visit("precision", o.precision, "a mode of `mantissa modes`, or all: every mode in turn");
   visit("loss_scale", o.loss_scale, "of fp16 modes: dynamic, none or a number; auto: the mode's own");
+  visit("init_scale", o.init_scale, "of a dynamic loss scale: the first one; auto: 65536");
+  visit("growth_factor", o.growth_factor, "of a dynamic loss scale: times this when it grows; auto: 2");
+  visit("backoff_factor", o.backoff_factor,
+        "of a dynamic loss scale: times this after an overflow; auto: 0.5");
+  visit("growth_interval", o.growth_interval,
+        "of a dynamic loss scale: steps without overflow until it grows; auto: 2000");
+  visit("min_scale", o.min_scale, "of a dynamic loss scale: the least; 0: no floor; auto: 2^-126");
+  visit("max_scale", o.max_scale,
+        "of a dynamic loss scale: the largest; auto: float32's largest, of Apex's levels 2^24");
+  visit("hysteresis_steps", o.hysteresis_steps,
+        "of a dynamic loss scale: overflows until it backs off; auto: 1");
+  visit("warn_after_skips", o.warn_after_skips,
+        "of a loss scale: warn when so many steps in a row are skipped; 0: never; auto: 10");
   visit("keep_batchnorm_fp32", o.keep_batchnorm_fp32,
         "of modes with 16-bit weights: true, false or auto: the mode's own");
   visit("master_weights", o.master_weights,
         "of modes with 16-bit weights: step float32 copies; true, false or auto: the mode's own");
   visit("amp_backend", o.amp_backend, "native, or apex: --amp-level instead of --precision");
   visit("amp_level", o.amp_level, "Apex's O0, O1, O2 or O3");
+  visit("float32_matmul_precision", o.float32_matmul_precision,
+        "of float32 products: highest, high (TF32 on GPUs) or medium (bf16 too, on CPUs that have it)");
   visit("device", o.device, "auto, cpu, cuda or cuda:N");
   visit("max_epochs", o.max_epochs, "passes over the training data; -1: no limit");
   visit("max_steps", o.max_steps, "optimizer steps; -1: no limit");
@@ -64,8 +82,13 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("output", o.output, "folder for the run's files; empty: runs/DATA-MODEL-PRECISION-N");
 }
 
-/// Every option that `over` leaves unset, from `under`; but of max_epochs and max_steps, if `over` has one, it
-/// stands for both and the other stays unset.
+/// Apex's name for an option that has another here, accepted too; else "".
+constexpr std::string_view apex_name(std::string_view name) {
+  return name == "min_scale" ? "min_loss_scale" : name == "max_scale" ? "max_loss_scale" : "";
+}
+
+/// Every option that `over` leaves unset, from `under`. But of two ways to say one thing the one that `over` has stands
+/// for both, and the other stays unset: max_epochs and max_steps; precision, and amp_backend with amp_level.
 FitOptions merge(FitOptions over, const FitOptions& under);
 
 /// Errors: c10::Error naming the file if it cannot be read; c10::ValueError naming file, line, key and cure

@@ -54,6 +54,20 @@ std::string unknown_words(const CLI::App& app, const CLI::App& command) {
          (meant.empty() ? "" : "; did you mean '" + meant + "'?");
 }
 
+/// The words, last first, as CLI11 wants them. Of `--model= --quiet` it would take `--quiet` for the model.
+std::vector<std::string> words(int argc, char** argv) {
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    const bool is_empty = word.starts_with("--") && word.size() > 3 && word.find('=') == word.size() - 1;
+    if (is_empty) word.pop_back();
+    words.push_back(word);
+    if (is_empty) words.emplace_back();
+  }
+  std::reverse(words.begin(), words.end());
+  return words;
+}
+
 /// What was written may still wait in a buffer, and a disk be full.
 int flushed(int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
@@ -80,7 +94,7 @@ int run(int argc, char** argv) {
 
   try {
     check_command(app, argc, argv);
-    app.parse(argc, argv);
+    app.parse(words(argc, argv));
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {

@@ -1,9 +1,12 @@
 #include "cli/recipe.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
+#include <system_error>
 #include <thread>
+#include <type_traits>
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
@@ -19,6 +22,7 @@
 #include "mantissa/optim/lr_scheduler.h"
 #include "mantissa/optim/sgd.h"
 #include "mantissa/precision/registry.h"
+#include "mantissa/precision/scaled.h"
 
 namespace mantissa::cli {
 namespace {
@@ -48,8 +52,10 @@ FitOptions text_recipe() {
 FitOptions common_recipe() {
   FitOptions o;
   o.precision = "bf16-mixed", o.device = "auto";
-  o.loss_scale = o.keep_batchnorm_fp32 = o.master_weights = "auto";
-  o.amp_backend = "native", o.amp_level = "";
+  o.loss_scale = o.init_scale = o.growth_factor = o.backoff_factor = o.growth_interval = o.min_scale =
+      o.max_scale = o.hysteresis_steps = o.warn_after_skips = "auto";
+  o.keep_batchnorm_fp32 = o.master_weights = "auto";
+  o.amp_backend = "native", o.amp_level = "", o.float32_matmul_precision = "highest";
   o.stochastic_rounding = o.transactional = o.trace_nonfinite = false;
   o.accumulate_grad_batches = 1;
   o.beta1 = 0.9, o.beta2 = 0.95;
@@ -69,6 +75,46 @@ void check_choice(const char* option, const std::string& value, const std::vecto
 
 void check_range(const char* option, double value, double low, double high, const char* cure) {
   TORCH_CHECK_VALUE(value >= low && value <= high, option, " ", value, " is out of range; ", cure);
+}
+
+/// The number that `text` is; null for "auto".
+template <typename Number>
+std::optional<Number> number(const char* name, const std::string& text) {
+  if (text == "auto") return std::nullopt;
+  Number value{};
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, value);
+  TORCH_CHECK_VALUE(
+      error == std::errc() && stopped == end, name, " '", text, "' is no ",
+      std::is_integral_v<Number> ? "whole number that int64 holds" : "number that float64 holds",
+      "; give one, or auto");
+  return value;
+}
+
+/// Null for "auto".
+std::optional<bool> truth(const std::string& word) {
+  return word == "auto" ? std::nullopt : std::optional(word == "true");
+}
+
+/// Without float32 copies of them.
+bool steps_16_bit_weights(const FitOptions& o) {
+  const bool o2 = *o.precision == "O2",
+             copies = *o.master_weights == "true" || (o2 && *o.master_weights == "auto");
+  return !copies && (o2 || o.precision->ends_with("16-true") || *o.precision == "O3");
+}
+
+bool has_scaler(const FitOptions& o) {
+  const auto mode = make_precision(*o.precision, at::Device(at::kCPU), precision_options(o));
+  auto* scaled = dynamic_cast<ScaledPrecision*>(mode.get());
+  return scaled && scaled->scaler() && scaled->scaler()->is_enabled();
+}
+
+bool has_buffers(const std::string& model) {
+  for (const ModelEntry& entry : models()) {
+    if (entry.name != model) continue;
+    return !entry.make({.kind = entry.input, .height = 8, .width = 8, .classes = 10})->buffers().empty();
+  }
+  return false;
 }
 
 struct DataSpec {
@@ -93,16 +139,16 @@ FitOptions resolve(const FitOptions& given) {
   TORCH_CHECK_VALUE(o.data, "--model ", *o.model, " needs text; give --data text:FILE");
   if (!o.max_epochs) o.max_epochs = -1;
   if (!o.max_steps) o.max_steps = -1;
-  if (*o.amp_backend != "native" || !o.amp_level->empty()) {
-    o.precision = mode_of_amp_flags(given.precision.value_or(""), *o.amp_backend, *o.amp_level);
-    o.amp_backend = "native", o.amp_level = "";  // said by the precision now
-  }
+  o.precision =
+      mode_of_amp_flags(o.precision.value_or(""), o.amp_backend.value_or("native"), o.amp_level.value_or(""));
+  o.amp_backend = "native", o.amp_level = "";  // said by the precision now
   if (*o.precision != "all") o.precision = find_mode(*o.precision).name;
 
   const DataSpec spec = parse_data(*o.data);
   check_choice("--optimizer", *o.optimizer, {"sgd", "adamw", "fused-sgd", "fused-adamw"});
   check_choice("--keep-batchnorm-fp32", *o.keep_batchnorm_fp32, {"auto", "true", "false"});
   check_choice("--master-weights", *o.master_weights, {"auto", "true", "false"});
+  check_choice("--float32-matmul-precision", *o.float32_matmul_precision, {"highest", "high", "medium"});
   check_choice("--lr-schedule", *o.lr_schedule, {"constant", "cosine"});
   check_choice("--gradient-clip-algorithm", *o.gradient_clip_algorithm, {"norm", "value"});
   check_range("--batch-size", static_cast<double>(*o.batch_size), 1, 1e9, "choose at least 1, at most 1e9");
@@ -125,6 +171,9 @@ FitOptions resolve(const FitOptions& given) {
                     "--stochastic-rounding is the fused optimizers' own; choose --optimizer fused-",
                     *o.optimizer, ", or leave it out");
   TORCH_CHECK_VALUE(!adamw_steps_fp16(o), kAdamWIn16True);
+  const PrecisionOptions told = precision_options(o);
+  // Which options a mode can use is the same on every device.
+  if (*o.precision != "all") make_precision(*o.precision, at::Device(at::kCPU), told);
   check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
@@ -143,19 +192,22 @@ FitOptions resolve(const FitOptions& given) {
 }
 
 bool adamw_steps_fp16(const FitOptions& o) {
-  const bool o2 = *o.precision == "O2",
-             copies = *o.master_weights == "true" || (o2 && *o.master_weights == "auto");
-  const bool fp16_weights = !copies && (o2 || *o.precision == "16-true" || *o.precision == "O3");
-  return fp16_weights && o.optimizer->ends_with("adamw") && !*o.stochastic_rounding;
+  return steps_16_bit_weights(o) && *o.precision != "bf16-true" && o.optimizer->ends_with("adamw") &&
+         !*o.stochastic_rounding;
 }
 
 PrecisionOptions precision_options(const FitOptions& o) {
-  const auto is_true = [](const std::string& word) {
-    return word == "auto" ? std::nullopt : std::optional(word == "true");
-  };
   return {.loss_scale = *o.loss_scale == "auto" ? std::nullopt : o.loss_scale,
-          .keep_batchnorm_fp32 = is_true(*o.keep_batchnorm_fp32),
-          .master_weights = is_true(*o.master_weights)};
+          .keep_batchnorm_fp32 = truth(*o.keep_batchnorm_fp32),
+          .master_weights = truth(*o.master_weights),
+          .init_scale = number<double>("init_scale", *o.init_scale),
+          .growth_factor = number<double>("growth_factor", *o.growth_factor),
+          .backoff_factor = number<double>("backoff_factor", *o.backoff_factor),
+          .min_scale = number<double>("min_scale", *o.min_scale),
+          .max_scale = number<double>("max_scale", *o.max_scale),
+          .growth_interval = number<int64_t>("growth_interval", *o.growth_interval),
+          .hysteresis_steps = number<int64_t>("hysteresis_steps", *o.hysteresis_steps),
+          .warn_after_skips = number<int64_t>("warn_after_skips", *o.warn_after_skips)};
 }
 
 void warn_without_effect(const FitOptions& given, const FitOptions& o) {
@@ -171,6 +223,19 @@ void warn_without_effect(const FitOptions& given, const FitOptions& o) {
   warn(given.warmup_steps && *o.lr_schedule == "constant", "--warmup-steps", "--lr-schedule constant");
   warn(given.gradient_clip_algorithm && *o.gradient_clip_val == 0, "--gradient-clip-algorithm",
        "--gradient-clip-val 0");
+  if (*o.precision != "all") {
+    const std::string precision = "--precision " + *o.precision;
+    const bool scales = has_scaler(o);
+    warn(*o.transactional && given.transactional && !scales, "--transactional",
+         precision + ", which skips no step without a loss scale");
+    warn(*o.transactional && given.transactional && scales && !has_buffers(*o.model), "--transactional",
+         "--model " + *o.model + ", which has no batch norm");
+    warn(*o.stochastic_rounding && given.stochastic_rounding && !steps_16_bit_weights(o),
+         "--stochastic-rounding", precision + ", whose optimizer steps no 16-bit weights");
+    warn(given.float32_matmul_precision && *o.float32_matmul_precision != "highest" &&
+             find_mode(*o.precision).compute_dtype != at::kFloat,
+         "--float32-matmul-precision", precision + ", whose products are not float32");
+  }
   warn(given.classes && !o.data->starts_with("idx:"), "--classes", "--data " + *o.data);
 }
 

@@ -38,6 +38,7 @@ FitOptions resolve(const FitOptions& given);
 void warn_without_effect(const FitOptions& given, const FitOptions& resolved);
 
 /// For make_precision().
+/// Errors: c10::ValueError for what should be a number and is none.
 PrecisionOptions precision_options(const FitOptions& options);
 
 /// Errors: c10::Error naming the file for what is missing, truncated or inconsistent.

@@ -17,6 +17,23 @@ TEST(Suggest, StaysSilentWhenNothingIsNear) {
   EXPECT_EQ(did_you_mean("banana", {"seed"}), "");
 }
 
+TEST(Suggest, TwoNeighboursSwappedAreOneEdit) {
+  EXPECT_EQ(nearest_name("haed", {"body", "head"}), "head");
+  EXPECT_EQ(nearest_name("Haed", {"body", "head"}), "head");
+  EXPECT_EQ(nearest_name("ehad", {"head"}), "head");
+  EXPECT_EQ(nearest_name("haed", {"hard", "head"}), "hard") << "of two that are as near, the first";
+  EXPECT_EQ(nearest_name("edah", {"head"}), "") << "letters in any order are not";
+}
+
+TEST(Suggest, MoreThanHalfOfAShortNameMustBeRight) {
+  EXPECT_EQ(nearest_name("O4", {"O0", "O1"}), "");
+  EXPECT_EQ(nearest_name("o2", {"O0", "O2"}), "O2") << "case is no difference";
+  EXPECT_EQ(nearest_name("x", {"a", "b"}), "");
+  EXPECT_EQ(nearest_name("8", {"16", "32"}), "");
+  EXPECT_EQ(nearest_name("cqu", {"cpu"}), "cpu");
+  EXPECT_EQ(nearest_name("lr2", {"lr"}), "lr");
+}
+
 TEST(Suggest, JoinsNames) {
   EXPECT_EQ(join_names({}), "");
   EXPECT_EQ(join_names({"a", "b"}), "a, b");

@@ -1,8 +1,10 @@
 #include "mantissa/precision/registry.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <charconv>
+#include <cmath>
 #include <limits>
+#include <system_error>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -14,9 +16,83 @@
 namespace mantissa {
 namespace {
 
+constexpr double kSmallestScale = std::numeric_limits<float>::min(),
+                 kLargestScale = std::numeric_limits<float>::max();
+constexpr double kApexMaxScale = 16777216;  // 2^24, of Apex's dynamic scaler
+
+/// Null for "dynamic" and "none".
+std::optional<double> fixed_scale(const std::string& loss_scale) {
+  if (loss_scale == "dynamic" || loss_scale == "none") return std::nullopt;
+  double scale = 0;
+  const char* const end = loss_scale.data() + loss_scale.size();
+  const auto [stopped, error] = std::from_chars(loss_scale.data(), end, scale);
+  TORCH_CHECK_VALUE(
+      error == std::errc() && stopped == end && scale >= kSmallestScale && scale <= kLargestScale,
+      "loss_scale '", loss_scale,
+      "' is no scale; give dynamic, none or a number that float32 holds, above 0");
+  return scale;
+}
+
+template <typename Number>
+void check_range(const char* name, const std::optional<Number>& value, Number low, Number high,
+                 const char* cure) {
+  TORCH_CHECK_VALUE(!value || (*value >= low && *value <= high), name, " ", *value, " is out of range; ",
+                    cure);
+}
+
+/// Values that no mode can use: a mistake of the user's whatever the mode.
+void check_values(const PrecisionOptions& o) {
+  constexpr int64_t kLargestCount = std::numeric_limits<int32_t>::max();  // of torch's kernels
+  const double above_zero = std::nextafter(0.0, 1.0), below_one = std::nextafter(1.0, 0.0),
+               above_one = std::nextafter(1.0, 2.0);
+  if (o.loss_scale) fixed_scale(*o.loss_scale);
+  check_range("init_scale", o.init_scale, kSmallestScale, kLargestScale,
+              "choose a number that float32 holds, above 0");
+  check_range("growth_factor", o.growth_factor, above_one, kLargestScale,
+              "choose a number above 1 (for a scale that stays give it as loss_scale)");
+  check_range("backoff_factor", o.backoff_factor, above_zero, below_one, "choose above 0 and below 1");
+  check_range("growth_interval", o.growth_interval, int64_t{1}, kLargestCount, "choose 1 to 2147483647");
+  check_range("min_scale", o.min_scale, 0.0, kLargestScale,
+              "choose 0 (no floor) or a number that float32 holds");
+  check_range("max_scale", o.max_scale, kSmallestScale, kLargestScale,
+              "choose a number that float32 holds, above 0");
+  check_range("hysteresis_steps", o.hysteresis_steps, int64_t{1}, kLargestCount, "choose 1 to 2147483647");
+  check_range("warn_after_skips", o.warn_after_skips, int64_t{0}, std::numeric_limits<int64_t>::max(),
+              "choose 0 (never) or more");
+  const double low = o.min_scale.value_or(0), high = o.max_scale.value_or(kLargestScale);
+  TORCH_CHECK_VALUE(low <= high, "min_scale ", low, " is above max_scale ", high, "; choose one below it");
+  TORCH_CHECK_VALUE(!o.init_scale || (*o.init_scale >= low && *o.init_scale <= high), "init_scale ",
+                    *o.init_scale, " is not from min_scale ", low, " to max_scale ", high,
+                    "; choose one between them");
+}
+
+/// "growth_factor 4": the first given of the scaler's numbers that only a scale that moves has, or "".
+std::string moving_scale_option(const PrecisionOptions& o) {
+  std::string found;
+  const auto look = [&](const char* name, const auto& value) {
+    if (found.empty() && value) found = c10::str(name, " ", *value);
+  };
+  look("init_scale", o.init_scale);
+  look("growth_factor", o.growth_factor);
+  look("backoff_factor", o.backoff_factor);
+  look("growth_interval", o.growth_interval);
+  look("min_scale", o.min_scale);
+  look("max_scale", o.max_scale);
+  look("hysteresis_steps", o.hysteresis_steps);
+  return found;
+}
+
+/// The same of those that any loss scale has.
+std::string scaler_option(const PrecisionOptions& o) {
+  const std::string found = moving_scale_option(o);
+  return found.empty() && o.warn_after_skips ? c10::str("warn_after_skips ", *o.warn_after_skips) : found;
+}
+
 void refuse_loss_scale(const Mode& mode, const PrecisionOptions& options) {
-  TORCH_CHECK_VALUE(!options.loss_scale, "precision '", mode.name, "' with loss_scale '", *options.loss_scale,
-                    "': only fp16 gradients need a scale; leave it out, or choose 16-mixed or 16-true");
+  const std::string given =
+      options.loss_scale ? "loss_scale '" + *options.loss_scale + "'" : scaler_option(options);
+  TORCH_CHECK_VALUE(given.empty(), "precision '", mode.name, "' with ", given,
+                    ": only fp16 gradients need a scale; leave it out, or choose 16-mixed or 16-true");
 }
 
 void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
@@ -27,20 +103,34 @@ void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
 }
 
 /// Null for "none".
-std::unique_ptr<GradScaler> make_scaler(const std::string& loss_scale, at::Device device,
-                                        bool fp16_gradients) {
-  GradScalerOptions options{.allow_fp16_gradients = fp16_gradients};
-  if (loss_scale == "none") return nullptr;
-  if (loss_scale != "dynamic") {
-    constexpr double kSmallest = std::numeric_limits<float>::min(),
-                     kLargest = std::numeric_limits<float>::max();
-    char* end = nullptr;
-    const double scale = std::strtod(loss_scale.c_str(), &end);
-    TORCH_CHECK_VALUE(!loss_scale.empty() && *end == 0 && scale >= kSmallest && scale <= kLargest,
-                      "loss_scale '", loss_scale,
-                      "' is no scale; give dynamic, none or a number that float32 holds, above 0");
-    options.init_scale = options.min_scale = options.max_scale = scale;
+std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, const PrecisionOptions& told,
+                                        const std::string& loss_scale, bool fp16_gradients) {
+  if (loss_scale == "none") {
+    const std::string given = scaler_option(told);
+    TORCH_CHECK_VALUE(given.empty(), "precision '", mode.name, "' without a loss scale has no use for ",
+                      given, "; leave it out, or give loss_scale dynamic");
+    return nullptr;
   }
+  GradScalerOptions options{.allow_fp16_gradients = fp16_gradients};
+  options.warn_after_skips = told.warn_after_skips.value_or(options.warn_after_skips);
+  if (const std::optional<double> scale = fixed_scale(loss_scale)) {
+    const std::string given = moving_scale_option(told);
+    TORCH_CHECK_VALUE(given.empty(), "loss_scale ", loss_scale, " stays, so ", given,
+                      " has no meaning; leave it out, or give loss_scale dynamic");
+    options.init_scale = options.min_scale = options.max_scale = *scale;
+    return std::make_unique<GradScaler>(device, options);
+  }
+  options.growth_factor = told.growth_factor.value_or(options.growth_factor);
+  options.backoff_factor = told.backoff_factor.value_or(options.backoff_factor);
+  options.growth_interval = told.growth_interval.value_or(options.growth_interval);
+  options.hysteresis_steps = told.hysteresis_steps.value_or(options.hysteresis_steps);
+  options.min_scale = told.min_scale.value_or(options.min_scale);
+  if (mode.historical) {
+    options.max_scale = std::max({kApexMaxScale, told.init_scale.value_or(0), options.min_scale});
+  }
+  options.max_scale = told.max_scale.value_or(options.max_scale);
+  options.init_scale =
+      told.init_scale.value_or(std::clamp(options.init_scale, options.min_scale, options.max_scale));
   return std::make_unique<GradScaler>(device, options);
 }
 
@@ -66,7 +156,8 @@ std::unique_ptr<Precision> make_mixed(const Mode& mode, at::Device device, const
   if (dtype == at::kBFloat16) refuse_loss_scale(mode, options);
   std::unique_ptr<GradScaler> scaler;
   if (dtype == at::kHalf) {
-    scaler = make_scaler(options.loss_scale.value_or("dynamic"), device, /*fp16_gradients=*/false);
+    scaler = make_scaler(mode, device, options, options.loss_scale.value_or("dynamic"),
+                         /*fp16_gradients=*/false);
     // Without a scale, a disabled scaler: none at all would mean the default one.
     if (!scaler) scaler = std::make_unique<GradScaler>(device, GradScalerOptions{.enabled = false});
   }
@@ -80,8 +171,9 @@ std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, cons
   TrueDtypeOptions narrow{.keep_batchnorm_fp32 = options.keep_batchnorm_fp32.value_or(apex_o2),
                           .master_weights = options.master_weights.value_or(apex_o2),
                           .name = mode.name};
-  narrow.scaler = make_scaler(options.loss_scale.value_or(apex_o2 ? "dynamic" : "none"), device,
-                              /*fp16_gradients=*/!narrow.master_weights);
+  narrow.scaler =
+      make_scaler(mode, device, options, options.loss_scale.value_or(apex_o2 ? "dynamic" : "none"),
+                  /*fp16_gradients=*/!narrow.master_weights);
   return std::make_unique<TrueDtype>(dtype, std::move(narrow));
 }
 
@@ -144,6 +236,7 @@ DtypeSupportInfo mode_support(const Mode& mode, at::Device device) {
 std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device,
                                           const PrecisionOptions& options) {
   const Mode& mode = find_mode(name);
+  check_values(options);
   const DtypeSupportInfo support = mode_support(mode, device);
   TORCH_CHECK_VALUE(support.support != DtypeSupport::kUnavailable, "precision '", mode.name,
                     "' cannot run on ", device.str(), ": ", support.reason,

@@ -1,7 +1,10 @@
 #include "mantissa/precision/registry.h"
 
+#include <cmath>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits>
+#include <map>
 
 #include <torch/torch.h>
 
@@ -100,9 +103,156 @@ TEST(Registry, OptionsGoToTheModesThatHaveThem) {
     EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.master_weights = true}); }),
                 testing::HasSubstr("master_weights"));
   }
-  for (const std::string wrong : {"", "big", "0", "-1", "nan", "inf", "12x", "1e-50", "1e39"})
+  for (const std::string wrong :
+       {"", "big", "0", "-1", "nan", "inf", "12x", " 12", "0x10", "1e-50", "1e39", "1e400"})
     EXPECT_THAT(error_of([&] { make_precision("16-mixed", at::kCPU, {.loss_scale = wrong}); }),
                 testing::HasSubstr("loss_scale '" + wrong + "' is no scale; give dynamic, none or a number"));
+}
+
+/// What a scale far above or below comes back as: the ceiling and the floor.
+double bounded(GradScaler& scaler, double scale) {
+  scaler.scale(torch::ones({}));
+  scaler.update(scale);
+  return scaler.get_scale();
+}
+
+TEST(Registry, TheScalersNumbersReachIt) {
+  const PrecisionOptions options{.loss_scale = "dynamic",
+                                 .init_scale = 512,
+                                 .growth_factor = 4,
+                                 .backoff_factor = 0.25,
+                                 .min_scale = 2,
+                                 .max_scale = 1024,
+                                 .growth_interval = 7,
+                                 .hysteresis_steps = 3};
+  for (const std::string mode : {"16-mixed", "16-true", "O1", "O2", "O3"}) {
+    const auto precision = make_precision(mode, at::kCPU, options);
+    GradScaler& scaler = *dynamic_cast<ScaledPrecision&>(*precision).scaler();
+    EXPECT_EQ(scaler.get_scale(), 512) << mode;
+    EXPECT_EQ(scaler.get_growth_factor(), 4);
+    EXPECT_EQ(scaler.get_backoff_factor(), 0.25);
+    EXPECT_EQ(scaler.get_growth_interval(), 7);
+    EXPECT_EQ(precision->state_dict().at("_hysteresis_tracker").toInt(), 3);
+    EXPECT_EQ(bounded(scaler, 1e30), 1024);
+    EXPECT_EQ(bounded(scaler, 1e-30), 2);
+  }
+}
+
+TEST(Registry, WarnAfterSkipsReachesFixedScalesToo) {
+  struct Counter : c10::WarningHandler {
+    void process(const c10::Warning&) override { ++count; }
+    int count = 0;
+  } counter;
+  const c10::WarningUtils::WarningHandlerGuard guard(&counter);
+  for (const std::string scale : {"dynamic", "128"}) {
+    const auto mode = make_precision("16-mixed", at::kCPU, {.loss_scale = scale, .warn_after_skips = 2});
+    torch::nn::Linear net(1, 1);
+    torch::optim::SGD optimizer(net->parameters(), 1.0);
+    mode->convert_module(*net);
+    counter.count = 0;
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(counter.count, 0);
+      optimizer.zero_grad();
+      mode->backward(net->weight.sum() * HUGE_VAL);
+      EXPECT_TRUE(mode->optimizer_step(optimizer).skipped);
+    }
+    EXPECT_EQ(counter.count, 1) << scale;
+  }
+}
+
+TEST(Registry, ApexsLevelsHaveApexsCeilingAndFirstScale) {
+  const auto scaler_of = [](Precision& precision) -> GradScaler& {
+    return *dynamic_cast<ScaledPrecision&>(precision).scaler();
+  };
+  for (const std::string mode : {"O1", "O2", "O3"}) {
+    const auto apex = make_precision(mode, at::kCPU, {.loss_scale = "dynamic"});
+    EXPECT_EQ(scaler_of(*apex).get_scale(), 65536) << mode;
+    EXPECT_EQ(bounded(scaler_of(*apex), 1e30), 16777216) << mode;
+    const auto told = make_precision(mode, at::kCPU, {.loss_scale = "dynamic", .max_scale = 1e9});
+    EXPECT_EQ(bounded(scaler_of(*told), 1e30), 1e9) << mode;
+    const auto higher = make_precision(mode, at::kCPU, {.loss_scale = "dynamic", .init_scale = 0x1p26});
+    EXPECT_EQ(bounded(scaler_of(*higher), 1e30), 0x1p26) << mode;
+    const auto fixed = make_precision(mode, at::kCPU, {.loss_scale = "1e9"});
+    EXPECT_EQ(scaler_of(*fixed).get_scale(), 1e9) << "a number is what it is";
+  }
+  const auto torchs = make_precision("16-mixed", at::kCPU);
+  EXPECT_GT(bounded(scaler_of(*torchs), 1e30), 9e29);
+}
+
+TEST(Registry, AFirstScaleThatIsNotGivenIsBroughtIntoTheLimits) {
+  const auto first = [](const std::string& mode, const PrecisionOptions& options) {
+    return dynamic_cast<ScaledPrecision&>(*make_precision(mode, at::kCPU, options)).scaler()->get_scale();
+  };
+  EXPECT_EQ(first("16-mixed", {.max_scale = 1024}), 1024);
+  EXPECT_EQ(first("16-mixed", {.min_scale = 1e6}), 1e6);
+  EXPECT_EQ(first("O2", {.min_scale = 0x1p25}), 0x1p25) << "above Apex's ceiling";
+  EXPECT_EQ(first("16-mixed", {.max_scale = std::numeric_limits<float>::min()}),
+            std::numeric_limits<float>::min());
+  EXPECT_EQ(first("16-mixed", {.min_scale = 0}), 65536);
+}
+
+TEST(Registry, TheScalersNumbersAreRefusedWhereNothingReadsThem) {
+  const auto error = [](const std::string& mode, const PrecisionOptions& options) {
+    return error_of([&] { make_precision(mode, at::kCPU, options); });
+  };
+  for (const std::string mode : {"32-true", "64-true", "bf16-mixed", "bf16-true", "O0"}) {
+    EXPECT_EQ(
+        error(mode, {.growth_factor = 4}),
+        "precision '" + mode +
+            "' with growth_factor 4: only fp16 gradients need a scale; leave it out, or choose 16-mixed "
+            "or 16-true");
+    EXPECT_THAT(error(mode, {.warn_after_skips = 3}), testing::HasSubstr("with warn_after_skips 3: only"));
+  }
+  for (const auto& [name, option] :
+       std::map<std::string, PrecisionOptions>{{"init_scale 2", {.init_scale = 2}},
+                                               {"growth_factor 3", {.growth_factor = 3}},
+                                               {"backoff_factor 0.5", {.backoff_factor = 0.5}},
+                                               {"min_scale 1", {.min_scale = 1}},
+                                               {"max_scale 9", {.max_scale = 9}},
+                                               {"growth_interval 5", {.growth_interval = 5}},
+                                               {"hysteresis_steps 2", {.hysteresis_steps = 2}},
+                                               {"warn_after_skips 4", {.warn_after_skips = 4}}}) {
+    const std::string unused =
+        " without a loss scale has no use for " + name + "; leave it out, or give loss_scale dynamic";
+    for (const std::string mode : {"16-true", "O3"})
+      EXPECT_EQ(error(mode, option), "precision '" + mode + "'" + unused);
+    PrecisionOptions with_scale = option;
+    with_scale.loss_scale = "none";
+    for (const std::string mode : {"16-mixed", "O2"})
+      EXPECT_EQ(error(mode, with_scale), "precision '" + mode + "'" + unused);
+    with_scale.loss_scale = "128";
+    EXPECT_EQ(error("16-mixed", with_scale),
+              option.warn_after_skips ? "no error"
+                                      : "loss_scale 128 stays, so " + name +
+                                            " has no meaning; leave it out, or give loss_scale dynamic");
+  }
+}
+
+TEST(Registry, RefusesTheScalersNumbersOutOfRangeInAnyMode) {
+  const double nan = std::nan(""), inf = HUGE_VAL;
+  const auto refuses = [](const std::string& start, const PrecisionOptions& options) {
+    for (const std::string mode : {"16-mixed", "32-true"}) {
+      const std::string error = error_of([&] { make_precision(mode, at::kCPU, options); });
+      EXPECT_THAT(error, testing::StartsWith(start)) << mode;
+      EXPECT_THAT(error, testing::HasSubstr("; choose ")) << "the cure";
+    }
+  };
+  for (const double wrong : {nan, inf, -1.0, 0.0, 1e-40, 1e39}) {
+    refuses("init_scale ", {.init_scale = wrong});
+    refuses("max_scale ", {.max_scale = wrong});
+  }
+  for (const double wrong : {nan, inf, -1.0, 1e39}) refuses("min_scale ", {.min_scale = wrong});
+  for (const double wrong : {nan, inf, -2.0, 0.5, 1.0}) refuses("growth_factor ", {.growth_factor = wrong});
+  for (const double wrong : {nan, inf, -0.5, 0.0, 1.0, 2.0})
+    refuses("backoff_factor ", {.backoff_factor = wrong});
+  for (const int64_t wrong : {int64_t{0}, int64_t{-1}, int64_t{1} << 32}) {
+    refuses("growth_interval " + std::to_string(wrong) + " is", {.growth_interval = wrong});
+    refuses("hysteresis_steps " + std::to_string(wrong) + " is", {.hysteresis_steps = wrong});
+  }
+  refuses("warn_after_skips -1 is", {.warn_after_skips = -1});
+  refuses("min_scale 8 is above max_scale 4", {.min_scale = 8, .max_scale = 4});
+  refuses("init_scale 2 is not from min_scale 4 to max_scale 8",
+          {.init_scale = 2, .min_scale = 4, .max_scale = 8});
 }
 
 TEST(Registry, AmpFlagsOfLightning15NameAMode) {
@@ -115,6 +265,8 @@ TEST(Registry, AmpFlagsOfLightning15NameAMode) {
   EXPECT_THAT(error_of([] { mode_of_amp_flags("bf16", "apex", ""); }), testing::HasSubstr("fp16 only"));
   EXPECT_THAT(error_of([] { mode_of_amp_flags("", "apex", "o2"); }),
               testing::HasSubstr("did you mean 'O2'?"));
+  EXPECT_THAT(error_of([] { mode_of_amp_flags("", "apex", "O4"); }),
+              testing::HasSubstr("amp_level 'O4' is not one; choose from O0, O1, O2, O3"));
 }
 
 TEST(Registry, NamesTheMissingDevice) {

@@ -12,6 +12,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
+#include "mantissa/amp/matmul_precision.h"
 #include "mantissa/core/device.h"
 #include "mantissa/precision/init.h"
 #include "mantissa/precision/registry.h"
@@ -41,12 +42,16 @@ GradientClipAlgorithm parse_clip_algorithm(std::string name) {
   return name == "norm" ? GradientClipAlgorithm::kNorm : GradientClipAlgorithm::kValue;
 }
 
+Scope matmul_precision_scope(const TrainerOptions& options) {
+  const auto& name = options.float32_matmul_precision;
+  return name ? std::make_shared<Float32MatmulPrecisionGuard>(*name) : nullptr;
+}
+
 void check(const TrainerOptions& options) {
   TORCH_CHECK_VALUE(!options.precision || !options.precision_plugin, "Trainer: both precision='",
                     options.precision.value_or(""), "' and a precision_plugin were given; choose one");
-  const PrecisionOptions& told = options.precision_options;
-  const bool is_told = told.loss_scale || told.keep_batchnorm_fp32 || told.master_weights ||
-                       options.amp_backend != "native" || !options.amp_level.empty();
+  const bool is_told = options.precision_options != PrecisionOptions{} || options.amp_backend != "native" ||
+                       !options.amp_level.empty();
   TORCH_CHECK_VALUE(
       !is_told || !options.precision_plugin,
       "Trainer: a precision_plugin was given, and with it precision_options, amp_backend or amp_level, "
@@ -66,6 +71,7 @@ void check(const TrainerOptions& options) {
   TORCH_CHECK_VALUE(options.check_val_every_n_epoch >= 1,
                     "Trainer: check_val_every_n_epoch must be at least 1, got ",
                     options.check_val_every_n_epoch);
+  matmul_precision_scope(options);  // refuses what is no name
 }
 
 /// Puts a module into evaluation mode and each of its parts back into the mode it had: a layer that the user has
@@ -242,6 +248,7 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
   std::vector<double> step_ms;
   double train_ms = 0, samples = 0;
   try {
+    const Scope matmul_precision = matmul_precision_scope(options_);
     TORCH_CHECK_VALUE(train.size() > 0,
                       "fit: the training loader has no batches; give a dataset with at least one sample");
     TORCH_CHECK_VALUE(!val || val->size() > 0,
@@ -327,6 +334,7 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
 Metrics Trainer::validate(Task& task, Loader& val) {
   TORCH_CHECK_VALUE(val.size() > 0,
                     "validate: the loader has no batches; give a dataset with at least one sample");
+  const Scope matmul_precision = matmul_precision_scope(options_);
   set_up_model(task);
   return run_validation(task, val);
 }

@@ -10,6 +10,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/amp/matmul_precision.h"
 #include "mantissa/core/device.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/classification_task.h"
@@ -131,7 +132,14 @@ TEST(Trainer, ERR02_ERR15_ERR27_RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
               testing::HasSubstr("precision_plugin was given, and with it precision_options"));
   EXPECT_THAT(error({.amp_backend = "apex", .precision_plugin = plugin}), testing::HasSubstr("amp_backend"));
   EXPECT_THAT(error({.precision = "bf16", .amp_backend = "apex"}), testing::HasSubstr("fp16 only"));
+  EXPECT_THAT(error({.precision_options = {.warn_after_skips = 5}, .precision_plugin = plugin}),
+              testing::HasSubstr("precision_plugin was given, and with it precision_options"));
   EXPECT_THAT(error({.precision_options = {.loss_scale = "128"}}), testing::HasSubstr("only fp16 gradients"));
+  EXPECT_THAT(error({.precision = "16-mixed", .precision_options = {.growth_factor = 0.5}}),
+              testing::HasSubstr("growth_factor 0.5 is out of range"));
+  EXPECT_THAT(error({.float32_matmul_precision = "hihg"}),
+              testing::HasSubstr("float32_matmul_precision: 'hihg' is not one of highest, high, medium; did "
+                                 "you mean 'high'?"));
   EXPECT_EQ(Trainer({.precision = "16", .amp_backend = "apex", .device = "cpu"}).precision().name(), "O2");
   EXPECT_EQ(Trainer({.amp_backend = "apex", .amp_level = "O1", .device = "cpu"}).precision().name(), "O1");
   struct Elsewhere : Precision {
@@ -154,6 +162,31 @@ TEST(Trainer, ERR17_RefusesEmptyLoadersAndUselessLosses) {
   } detached;
   EXPECT_THAT(error_of([&] { trainer.fit(detached, good); }),
               testing::HasSubstr("a loss without a gradient"));
+}
+
+TEST(Trainer, MatmulPrecisionHoldsForTheRunAndNoLonger) {
+  struct Asks : OneWeight {
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      seen.push_back(get_float32_matmul_precision());
+      return OneWeight::training_step(batch, index);
+    }
+    void validation_step(const Batch&, int64_t) override { seen.push_back(get_float32_matmul_precision()); }
+    std::vector<std::string> seen;
+  } task;
+  ListLoader train = loader_of({1}), val = loader_of({1});
+  const Float32MatmulPrecisionGuard outer("medium");
+  Trainer trainer({.float32_matmul_precision = "high", .device = "cpu"});
+  EXPECT_EQ(get_float32_matmul_precision(), "medium") << "a trainer that only waits changes nothing";
+  trainer.fit(task, train, &val);
+  EXPECT_EQ(get_float32_matmul_precision(), "medium");
+  trainer.validate(task, val);
+  EXPECT_EQ(get_float32_matmul_precision(), "medium");
+  task.throws_at = 1;
+  EXPECT_THROW(trainer.fit(task, train), std::runtime_error);
+  EXPECT_EQ(get_float32_matmul_precision(), "medium");
+  task.throws_at = -kInf;
+  Trainer({.device = "cpu"}).fit(task, train);
+  EXPECT_THAT(task.seen, testing::ElementsAre("high", "high", "high", "high", "medium"));
 }
 
 TEST(Trainer, CallsHooksInLightningsOrder) {
