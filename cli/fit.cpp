@@ -41,6 +41,7 @@
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/progress_bar.h"
 #include "mantissa/trainer/trainer.h"
+#include "mantissa/trainer/weight_averaging.h"
 
 namespace mantissa::cli {
 namespace {
@@ -171,6 +172,9 @@ Json run_fit(const FitOptions& o, bool quiet) {
   options.callbacks.push_back(std::make_shared<KeepsFolder>(folder));
   options.callbacks.push_back(std::make_shared<CsvLogger>(folder.file("metrics.csv")));
   if (progress) options.callbacks.push_back(progress);
+  if (*o.ema_decay > 0)
+    options.callbacks.push_back(
+        std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{{*o.ema_decay}}));
 
   Trainer trainer(options);
   const int64_t steps = total_steps(o, *train);

@@ -19,7 +19,7 @@ struct FitOptions {
   std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
       threads, classes;
   std::optional<bool> stochastic_rounding, transactional, trace_nonfinite;
-  std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val;
+  std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val, ema_decay;
 };
 
 /// Calls visit(name, member, help) for every option; the only list of them. Names are the YAML keys; flags
@@ -70,6 +70,8 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("warmup_steps", o.warmup_steps, "steps over which the learning rate rises to --lr");
   visit("gradient_clip_val", o.gradient_clip_val, "0: no clipping");
   visit("gradient_clip_algorithm", o.gradient_clip_algorithm, "norm or value");
+  visit("ema_decay", o.ema_decay,
+        "of the weights' moving average, which validation sees and the run saves, e.g. 0.999; 0: none");
   visit("transactional", o.transactional, "true: a skipped step leaves batch norm's statistics as they were");
   visit("trace_nonfinite", o.trace_nonfinite,
         "true: on a skipped step or a nan loss, find the operation it came from");

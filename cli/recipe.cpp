@@ -58,7 +58,7 @@ FitOptions common_recipe() {
   o.amp_backend = "native", o.amp_level = "", o.float32_matmul_precision = "highest";
   o.stochastic_rounding = o.transactional = o.trace_nonfinite = false;
   o.accumulate_grad_batches = 1;
-  o.beta1 = 0.9, o.beta2 = 0.95;
+  o.beta1 = 0.9, o.beta2 = 0.95, o.ema_decay = 0.0;
   o.lr_schedule = "cosine", o.gradient_clip_algorithm = "norm";
   o.classes = 0, o.seed = 1, o.threads = 0;
   o.weights = "", o.output = "";
@@ -160,6 +160,7 @@ FitOptions resolve(const FitOptions& given) {
   check_range("--beta2", *o.beta2, 0, kBelowOne, "choose 0 or more, below 1");
   check_range("--accumulate-grad-batches", static_cast<double>(*o.accumulate_grad_batches), 1, kLargest,
               "choose at least 1");
+  check_range("--ema-decay", *o.ema_decay, 0, kBelowOne, "choose 0 (no average) or a number below 1");
   check_range("--gradient-clip-val", *o.gradient_clip_val, 0, kLargest, "choose 0 (no clipping) or more");
   check_range("--max-epochs", static_cast<double>(*o.max_epochs), -1, kLargest,
               "choose 0 or more, or -1 for no limit");

@@ -132,6 +132,7 @@ void Trainer::set_up_model(Task& task) {
   }
   precision_->convert_module(task.module());
   move_module(task.module(), device_);
+  module_ = &task.module();
 }
 
 Batch Trainer::to_device(const Batch& batch) const { return device_.is_cpu() ? batch : batch.to(device_); }
@@ -342,11 +343,15 @@ Metrics Trainer::validate(Task& task, Loader& val) {
 Metrics Trainer::run_validation(Task& task, Loader& val) {
   MeanMetrics metrics;
   const EvaluationMode evaluation(task.module());
+  for (const auto& callback : options_.callbacks) callback->on_validation_start(*this);
   val.set_epoch(0);
   int64_t index = 0;
   // Fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
   while (const std::optional<Batch> raw = val.next()) {
-    if (InterruptScope::requested()) return {};  // means over some of the batches would pass for all
+    if (InterruptScope::requested()) {
+      metrics = {};  // means over some of the batches would pass for all
+      break;
+    }
     const c10::InferenceMode inference(options_.inference_mode);
     const at::NoGradGuard no_gradients;
     const Batch batch = to_device(precision_->convert_inputs(*raw));
@@ -355,6 +360,7 @@ Metrics Trainer::run_validation(Task& task, Loader& val) {
     const Scope forward = precision_->forward_context();
     task.validation_step(batch, index++);
   }
+  for (const auto& callback : options_.callbacks) callback->on_validation_end(*this);
   return metrics.compute();
 }
 

@@ -102,6 +102,8 @@ class Trainer {
   const TrainerOptions& options() const { return options_; }
   Precision& precision() const { return *precision_; }
   at::Device device() const { return device_; }
+  /// Of the last fit() or validate(), whose task must still live; null before.
+  torch::nn::Module* module() const { return module_; }
   /// Of the last fit(); null before.
   torch::optim::Optimizer* optimizer() const { return optimizers_.optimizer.get(); }
 
@@ -118,6 +120,7 @@ class Trainer {
   at::Device device_;
   std::shared_ptr<Precision> precision_;
   GradientClipAlgorithm clip_algorithm_;
+  torch::nn::Module* module_ = nullptr;
   OptimizerConfig optimizers_;
   int64_t epoch_ = 0, batch_index_ = 0, window_batches_ = 0;
 

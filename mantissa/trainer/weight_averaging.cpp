@@ -1,0 +1,48 @@
+#include "mantissa/trainer/weight_averaging.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa {
+
+EMAWeightAveraging::EMAWeightAveraging(EMAWeightAveragingOptions options) : options_(options) {
+  TORCH_CHECK_VALUE(options.ema.decay >= 0 && options.ema.decay < 1,
+                    "EMAWeightAveraging: the decay must be in [0, 1); got ", options.ema.decay);
+  TORCH_CHECK_VALUE(
+      options.update_every_n_steps >= 1 && options.update_starting_at_step >= 1,
+      "EMAWeightAveraging: update_every_n_steps and update_starting_at_step are counts from 1; got ",
+      options.update_every_n_steps, " and ", options.update_starting_at_step);
+}
+
+void EMAWeightAveraging::on_fit_start(const Trainer& trainer, const FitPlan& /*plan*/) {
+  averaged_.reset();
+  ema_.emplace(*trainer.module(), options_.ema);
+  fitting_ = true;
+}
+
+void EMAWeightAveraging::on_train_batch_end(const Trainer& /*trainer*/, const TrainBatch& batch) {
+  const int64_t since = batch.global_step - options_.update_starting_at_step;
+  if (batch.stepped && !batch.step.skipped && since >= 0 && since % options_.update_every_n_steps == 0)
+    ema_->update();
+}
+
+void EMAWeightAveraging::on_validation_start(const Trainer& /*trainer*/) {
+  if (fitting_) averaged_ = ema_->average_weights();
+}
+
+void EMAWeightAveraging::on_validation_end(const Trainer& /*trainer*/) { averaged_.reset(); }
+
+void EMAWeightAveraging::on_fit_end(const Trainer& /*trainer*/, const FitResult& /*result*/) {
+  ema_->copy_to_module();
+  fitting_ = false;
+}
+
+// The model keeps what was trained: an average that a failed run leaves behind could not be trained on.
+void EMAWeightAveraging::on_exception() {
+  averaged_.reset();
+  fitting_ = false;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "mantissa/optim/ema.h"
+#include "mantissa/trainer/callback.h"
+
+namespace mantissa {
+
+struct EMAWeightAveragingOptions {
+  EmaOptions ema = {};
+  int64_t update_every_n_steps = 1;
+  /// The optimizer step, counted from 1, whose weights are the first to be averaged.
+  int64_t update_starting_at_step = 1;
+};
+
+/// Keeps the exponential moving average of the model's weights: validation sees the averaged ones, training goes on
+/// with its own, and after fit() the model has the averaged ones. A skipped step is not averaged. Names are Lightning's.
+///
+/// Memory: as ExponentialMovingAverage.
+/// Errors: c10::ValueError for options out of range.
+/// Example: weight_averaging_test.cpp, EMAWeightAveraging.ValidationSeesTheAverage
+class EMAWeightAveraging final : public Callback {
+ public:
+  explicit EMAWeightAveraging(EMAWeightAveragingOptions options = {});
+
+  void on_fit_start(const Trainer& trainer, const FitPlan& plan) override;
+  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override;
+  void on_validation_start(const Trainer& trainer) override;
+  void on_validation_end(const Trainer& trainer) override;
+  void on_fit_end(const Trainer& trainer, const FitResult& result) override;
+  void on_exception() override;
+
+  /// Of the last fit; null before.
+  const ExponentialMovingAverage* average() const { return ema_ ? &*ema_ : nullptr; }
+
+ private:
+  EMAWeightAveragingOptions options_;
+  std::optional<ExponentialMovingAverage> ema_;
+  std::shared_ptr<void> averaged_;  ///< while the model has the averaged weights
+  bool fitting_ = false;
+};
+
+}  // namespace mantissa
