@@ -408,8 +408,8 @@ std::string default_of(const std::string& option) {
   return fmt::format(" [{}; text: {}]", defaults[0], defaults[1]);
 }
 
-/// Why `text` is no Value, or "". CLI11's own reading takes an empty word for no option at all, 2 for true, and a number
-/// that is too large for the largest one.
+/// Why `text` is no Value, or "". CLI11's own reading takes an empty word for no option at all, 2 for true,
+/// and a number that is too large for the largest one.
 template <typename Value>
 std::string misfit(const std::string& text) {
   if constexpr (std::is_same_v<Value, bool>) {

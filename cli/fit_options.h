@@ -8,8 +8,8 @@
 
 namespace mantissa::cli {
 
-/// What `mantissa fit` can be told, by flag or by YAML key. Unset: decided by the layer below it, in this order: flags,
-/// --config, the model's recipe (recipe.h).
+/// What `mantissa fit` can be told, by flag or by YAML key. Unset: decided by the layer below it, in this
+/// order: flags, --config, the model's recipe (recipe.h).
 struct FitOptions {
   std::optional<std::string> data, model, precision, device, optimizer, lr_schedule, gradient_clip_algorithm,
       amp_backend, amp_level, float32_matmul_precision, weights, output;
@@ -89,8 +89,9 @@ constexpr std::string_view apex_name(std::string_view name) {
   return name == "min_scale" ? "min_loss_scale" : name == "max_scale" ? "max_loss_scale" : "";
 }
 
-/// Every option that `over` leaves unset, from `under`. But of two ways to say one thing the one that `over` has stands
-/// for both, and the other stays unset: max_epochs and max_steps; precision, and amp_backend with amp_level.
+/// Every option that `over` leaves unset, from `under`. But of two ways to say one thing the one that `over`
+/// has stands for both, and the other stays unset: max_epochs and max_steps; precision, and amp_backend with
+/// amp_level.
 FitOptions merge(FitOptions over, const FitOptions& under);
 
 /// Errors: c10::Error naming the file if it cannot be read; c10::ValueError naming file, line, key and cure

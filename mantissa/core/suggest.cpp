@@ -8,8 +8,8 @@
 namespace mantissa {
 namespace {
 
-/// Edits from `a` to `b`, upper and lower case taken as equal: a letter more, less or another, or two neighbours
-/// swapped (Damerau's distance in its form of optimal string alignment).
+/// Edits from `a` to `b`, upper and lower case taken as equal: a letter more, less or another, or two
+/// neighbours swapped (Damerau's distance in its form of optimal string alignment).
 size_t edit_distance(const std::string& a, const std::string& b) {
   const auto same = [](char x, char y) {
     return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));

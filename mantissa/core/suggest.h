@@ -5,9 +5,9 @@
 
 namespace mantissa {
 
-/// The candidate that `name` was most likely meant to be: the nearest within a third of its length in edits (a swap
-/// of neighbours is one) that leave more than half of the letters, else the only one that contains it, else "". For
-/// errors that name the cure: "unknown key 'precison', did you mean 'precision'?".
+/// The candidate that `name` was most likely meant to be: the nearest within a third of its length in edits
+/// (a swap of neighbours is one) that leave more than half of the letters, else the only one that contains
+/// it, else "". For errors that name the cure: "unknown key 'precison', did you mean 'precision'?".
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates);
 
 /// "a, b, c"

@@ -96,10 +96,12 @@ void refuse_loss_scale(const Mode& mode, const PrecisionOptions& options) {
 }
 
 void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
-  TORCH_CHECK_VALUE(
-      !options.keep_batchnorm_fp32 && !options.master_weights, "precision '", mode.name,
-      "': its weights are not 16-bit, so keep_batchnorm_fp32 and master_weights have no meaning; leave "
-      "them out, or choose 16-true, bf16-true, O2 or O3");
+  if (!options.keep_batchnorm_fp32 && !options.master_weights) return;
+  const bool batchnorm = options.keep_batchnorm_fp32.has_value();
+  TORCH_CHECK_VALUE(false, "precision '", mode.name, "' with ",
+                    batchnorm ? "keep_batchnorm_fp32 " : "master_weights ",
+                    (batchnorm ? *options.keep_batchnorm_fp32 : *options.master_weights) ? "true" : "false",
+                    ": its weights are not 16-bit; leave it out, or choose 16-true, bf16-true, O2 or O3");
 }
 
 /// Null for "none".

@@ -15,8 +15,8 @@
 
 namespace mantissa {
 
-/// What a mode may be told beyond its name; unset: the mode's own. The first three names are Apex's, the others are
-/// GradScalerOptions' own, whose meanings and defaults they have.
+/// What a mode may be told beyond its name; unset: the mode's own. The first three names are Apex's, the
+/// others are GradScalerOptions' own, whose meanings and defaults they have.
 struct PrecisionOptions {
   /// "dynamic" (grows and backs off), a number (stays; overflowed steps are skipped), or "none". For fp16 modes.
   std::optional<std::string> loss_scale = std::nullopt;
@@ -25,8 +25,8 @@ struct PrecisionOptions {
   /// For modes with 16-bit weights: the optimizer steps float32 copies.
   std::optional<bool> master_weights = std::nullopt;
 
-  /// Of a dynamic loss scale: where it starts (unset: 65536, brought into the limits), how it moves, and where it ends
-  /// (unset: float32's range; Apex's levels: at most 2^24, or init_scale if that is more).
+  /// Of a dynamic loss scale: where it starts (unset: 65536, brought into the limits), how it moves, and
+  /// where it ends (unset: float32's range; Apex's levels: at most 2^24, or init_scale if that is more).
   std::optional<double> init_scale = std::nullopt, growth_factor = std::nullopt,
                         backoff_factor = std::nullopt, min_scale = std::nullopt, max_scale = std::nullopt;
   std::optional<int64_t> growth_interval = std::nullopt, hysteresis_steps = std::nullopt;
@@ -57,8 +57,8 @@ const Mode& find_mode(const std::string& name);
 DtypeSupportInfo mode_support(const Mode& mode, at::Device device);
 
 /// The hooks for a precision named as Lightning names them: "16-mixed", "bf16", 32, ...
-/// Errors: c10::ValueError if the name is unknown (ERR-1), the device cannot run the mode, or an option is out of range
-///         or of no use to the mode.
+/// Errors: c10::ValueError if the name is unknown (ERR-1), the device cannot run the mode, or an option is
+///         out of range or of no use to the mode.
 /// Source: spec 1.1, 1.3.
 std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device,
                                           const PrecisionOptions& options = {});

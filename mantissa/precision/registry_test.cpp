@@ -99,9 +99,9 @@ TEST(Registry, OptionsGoToTheModesThatHaveThem) {
                 testing::HasSubstr("only fp16 gradients need a scale"));
   for (const std::string mode : {"32-true", "64-true", "bf16-mixed", "16-mixed", "O0", "O1"}) {
     EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.keep_batchnorm_fp32 = false}); }),
-                testing::HasSubstr("keep_batchnorm_fp32"));
+                testing::HasSubstr("with keep_batchnorm_fp32 false: its weights are not 16-bit; leave it"));
     EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.master_weights = true}); }),
-                testing::HasSubstr("master_weights"));
+                testing::HasSubstr("with master_weights true: its weights are not 16-bit; leave it out"));
   }
   for (const std::string wrong :
        {"", "big", "0", "-1", "nan", "inf", "12x", " 12", "0x10", "1e-50", "1e39", "1e400"})

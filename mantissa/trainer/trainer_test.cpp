@@ -132,10 +132,11 @@ TEST(Trainer, ERR02_ERR15_ERR27_RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
               testing::HasSubstr("precision_plugin was given, and with it precision_options"));
   EXPECT_THAT(error({.amp_backend = "apex", .precision_plugin = plugin}), testing::HasSubstr("amp_backend"));
   EXPECT_THAT(error({.precision = "bf16", .amp_backend = "apex"}), testing::HasSubstr("fp16 only"));
-  EXPECT_THAT(error({.precision_options = {.warn_after_skips = 5}, .precision_plugin = plugin}),
+  const PrecisionOptions skips{.warn_after_skips = 5}, shrinks{.growth_factor = 0.5};
+  EXPECT_THAT(error({.precision_options = skips, .precision_plugin = plugin}),
               testing::HasSubstr("precision_plugin was given, and with it precision_options"));
   EXPECT_THAT(error({.precision_options = {.loss_scale = "128"}}), testing::HasSubstr("only fp16 gradients"));
-  EXPECT_THAT(error({.precision = "16-mixed", .precision_options = {.growth_factor = 0.5}}),
+  EXPECT_THAT(error({.precision = "16-mixed", .precision_options = shrinks}),
               testing::HasSubstr("growth_factor 0.5 is out of range"));
   EXPECT_THAT(error({.float32_matmul_precision = "hihg"}),
               testing::HasSubstr("float32_matmul_precision: 'hihg' is not one of highest, high, medium; did "
