@@ -3,6 +3,7 @@
 #   TORCH_ROOT    the folder that holds include/ and lib/: an unpacked libtorch, or site-packages/torch.
 #                 Default: .deps/libtorch/torch (with `cuda`: .deps/libtorch-cuda/torch), which tools/setup fills.
 #   Torch::torch  libtorch_cpu and libc10; with the component `cuda` libtorch_cuda and libc10_cuda too.
+#   Torch::openmp the OpenMP runtime that libtorch's own threads belong to, for sources compiled with -fopenmp.
 #   Torch_VERSION
 set(_torch_folder ${PROJECT_SOURCE_DIR}/.deps/libtorch)
 if("cuda" IN_LIST Torch_FIND_COMPONENTS)
@@ -15,6 +16,7 @@ set(_torch_hints PATHS "${TORCH_ROOT}" NO_DEFAULT_PATH NO_CACHE)
 find_path(Torch_INCLUDE_DIR torch/csrc/api/include/torch/torch.h ${_torch_hints} PATH_SUFFIXES include)
 find_library(Torch_CPU_LIBRARY torch_cpu ${_torch_hints} PATH_SUFFIXES lib)
 find_library(Torch_C10_LIBRARY c10 ${_torch_hints} PATH_SUFFIXES lib)
+find_library(Torch_OPENMP_LIBRARY libgomp.so.1 ${_torch_hints} PATH_SUFFIXES lib)
 set(_torch_required Torch_CPU_LIBRARY Torch_C10_LIBRARY Torch_INCLUDE_DIR)
 
 if("cuda" IN_LIST Torch_FIND_COMPONENTS)
@@ -48,6 +50,13 @@ if(Torch_FOUND AND NOT TARGET Torch::torch)
   add_library(Torch::cpu SHARED IMPORTED)
   set_target_properties(Torch::cpu PROPERTIES IMPORTED_LOCATION "${Torch_CPU_LIBRARY}")
   add_library(Torch::torch INTERFACE IMPORTED)
+  # For loops on libtorch's threads: its own runtime, which lies beside it, else the one that it was linked with.
+  add_library(Torch::openmp INTERFACE IMPORTED)
+  if(Torch_OPENMP_LIBRARY)
+    target_link_libraries(Torch::openmp INTERFACE "${Torch_OPENMP_LIBRARY}")
+  else()
+    target_link_options(Torch::openmp INTERFACE -fopenmp)
+  endif()
   # The wheel's own libgomp must win over the compiler's: two OpenMP runtimes spin against each other.
   # Its folder is libtorch's, so the run path that CMake writes for libtorch_cpu already leads there.
   target_link_libraries(Torch::torch INTERFACE Torch::cpu Torch::c10)

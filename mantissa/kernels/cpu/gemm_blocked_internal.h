@@ -1,0 +1,317 @@
+#pragma once
+
+// The blocked product, written once for every tier with vectors. A tier instantiates it with V, a struct of its own
+// anonymous namespace, so that each instance is that file's alone; nothing here may be compiled without V. V names:
+//
+//   kLanes, kRows, kVectors     lanes of a vector; the tile of the result: kRows x (kVectors * kLanes)
+//   Float, Short                kLanes float32, kLanes 16-bit values
+//   zero, load, store, broadcast, add, mul, fma (a * b + c)
+//   load_short, store_short, widen_bf16, narrow_bf16, widen_fp16, narrow_fp16   (narrow: to nearest even, NaN kept)
+//   transpose(Float* rows)      of kLanes vectors
+
+#include <cstdint>
+#include <utility>
+
+#include "mantissa/kernels/cpu/gemm.h"
+
+namespace mantissa::cpu {
+
+template <Element kElement>
+struct StorageOf {
+  using type = uint16_t;
+};
+template <>
+struct StorageOf<Element::kFloat32> {
+  using type = float;
+};
+
+/// Reads and writes elements of one type. kRounded: what a float32 value is rounded to while it is read.
+template <class V, Element kElement, Element kRounded = kElement>
+struct Elements {
+  using Storage = typename StorageOf<kElement>::type;
+  using Float = typename V::Float;
+
+  [[gnu::always_inline]] static inline Float load(const Storage* from) {
+    if constexpr (kElement == Element::kBFloat16) {
+      return V::widen_bf16(V::load_short(from));
+    } else if constexpr (kElement == Element::kFloat16) {
+      return V::widen_fp16(V::load_short(from));
+    } else if constexpr (kRounded == Element::kBFloat16) {
+      return V::widen_bf16(V::narrow_bf16(V::load(from)));
+    } else if constexpr (kRounded == Element::kFloat16) {
+      return V::widen_fp16(V::narrow_fp16(V::load(from)));
+    } else {
+      return V::load(from);
+    }
+  }
+
+  [[gnu::always_inline]] static inline void store(Storage* to, Float value) {
+    if constexpr (kElement == Element::kBFloat16) {
+      V::store_short(to, V::narrow_bf16(value));
+    } else if constexpr (kElement == Element::kFloat16) {
+      V::store_short(to, V::narrow_fp16(value));
+    } else {
+      V::store(to, value);
+    }
+  }
+
+  /// The first `count` of kLanes, `stride` apart; 0 in the other lanes, whose memory is not read.
+  static Float gather(const Storage* from, int64_t stride, int64_t count) {
+    alignas(64) Storage values[V::kLanes] = {};
+    for (int64_t i = 0; i < count; ++i) values[i] = from[i * stride];
+    return load(values);
+  }
+
+  static void scatter(Storage* to, int64_t stride, int64_t count, Float value) {
+    alignas(64) Storage values[V::kLanes];
+    store(values, value);
+    for (int64_t i = 0; i < count; ++i) to[i * stride] = values[i];
+  }
+};
+
+/// Writes one panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth + lane].
+/// `lanes` of them exist, further ones are 0 or undefined. The last step's vector may reach past the panel's end,
+/// where the next panel will be.
+template <class V, int kWidth, class Source>
+void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64_t k_stride, int64_t lanes,
+                int64_t depth, float* to) {
+  constexpr int kVectors = (kWidth + V::kLanes - 1) / V::kLanes;
+  if (lane_stride == 1 && lanes >= kVectors * V::kLanes) {
+    for (int64_t k = 0; k < depth; ++k)
+      for (int v = 0; v < kVectors; ++v)
+        V::store(to + k * kWidth + v * V::kLanes, Source::load(from + k * k_stride + v * V::kLanes));
+    return;
+  }
+  if (k_stride == 1) {
+    for (int v = 0; v < kVectors; ++v) {
+      constexpr int kMost = kWidth < V::kLanes ? kWidth : V::kLanes;
+      const int64_t here = lanes - v * V::kLanes < kMost ? lanes - v * V::kLanes : kMost;
+      const typename Source::Storage* const first = from + v * V::kLanes * lane_stride;
+      for (int64_t k = 0; k < depth; k += V::kLanes) {
+        typename V::Float rows[V::kLanes];
+        const int64_t steps = depth - k < V::kLanes ? depth - k : V::kLanes;
+        if (here == kMost && steps == V::kLanes) {
+#pragma GCC unroll 16
+          for (int lane = 0; lane < V::kLanes; ++lane)
+            rows[lane] = lane < kMost ? Source::load(first + lane * lane_stride + k) : V::zero();
+        } else {
+          for (int64_t lane = 0; lane < V::kLanes; ++lane)
+            rows[lane] = lane < here ? Source::gather(first + lane * lane_stride + k, 1, steps) : V::zero();
+        }
+        V::transpose(rows);
+        float* const out = to + k * kWidth + v * V::kLanes;
+        if (steps == V::kLanes) {
+#pragma GCC unroll 16
+          for (int step = 0; step < V::kLanes; ++step) V::store(out + step * kWidth, rows[step]);
+        } else {
+          for (int64_t step = 0; step < steps; ++step) V::store(out + step * kWidth, rows[step]);
+        }
+      }
+    }
+    return;
+  }
+  for (int64_t k = 0; k < depth; ++k)
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t here = lanes - v * V::kLanes < V::kLanes ? lanes - v * V::kLanes : V::kLanes;
+      V::store(to + k * kWidth + v * V::kLanes,
+               Source::gather(from + k * k_stride + v * V::kLanes * lane_stride, lane_stride, here));
+    }
+}
+
+/// Where an operand's panels begin: element (lane, k) is data[lane * lane_stride + k * k_stride].
+struct Panels {
+  const void* data;
+  int64_t lane_stride, k_stride;
+  int64_t lanes;  // from here to the matrix's end
+};
+
+/// f(Elements<...>{}) for an operand of type `element` beside one of type `other`.
+template <class V, class F>
+[[gnu::always_inline]] inline auto with_elements(Element element, Element other, const F& f) {
+  if (element == Element::kBFloat16) return f(Elements<V, Element::kBFloat16>{});
+  if (element == Element::kFloat16) return f(Elements<V, Element::kFloat16>{});
+  if (other == Element::kBFloat16) return f(Elements<V, Element::kFloat32, Element::kBFloat16>{});
+  if (other == Element::kFloat16) return f(Elements<V, Element::kFloat32, Element::kFloat16>{});
+  return f(Elements<V, Element::kFloat32>{});
+}
+
+/// Packs the lanes [0, width) of `panels`, `depth` deep, one panel of kWidth after the other.
+template <class V, int kWidth>
+void pack(Element element, Element other, const Panels& panels, int64_t width, int64_t depth, float* to) {
+  with_elements<V>(element, other, [&](auto source) {
+    using Source = decltype(source);
+    // In ascending order: see pack_panel() about what it writes past a panel's end.
+    for (int64_t lane = 0; lane < width; lane += kWidth)
+      pack_panel<V, kWidth, Source>(
+          static_cast<const typename Source::Storage*>(panels.data) + lane * panels.lane_stride,
+          panels.lane_stride, panels.k_stride, panels.lanes - lane, depth, to + lane * depth);
+  });
+}
+
+/// The innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k of
+/// a[k * kRows + row] * b[k * kColumns + column], of kTileRows rows and kTileVectors vectors of the panels.
+/// Knows float32 only: conversions in here were seen to cost it 15 %.
+template <class V, int kTileRows, int kTileVectors>
+void multiply_tile(int64_t depth, const float* a, const float* b, float* to, int64_t stride,
+                   bool accumulate) {
+  using Float = typename V::Float;
+  // The sums are indexed by constants alone (packs, no loop), else GCC 12 keeps them in memory: 2.4 times slower.
+  const auto run = [&]<int... kSum, int... kVector>(std::integer_sequence<int, kSum...>,
+                                                    std::integer_sequence<int, kVector...>)
+      __attribute__((always_inline)) {
+    Float sums[] = {((void)kSum, V::zero())...};
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < depth; ++k) {
+      const Float columns[] = {V::load(b + kVector * V::kLanes)...};
+      ((sums[kSum] = V::fma(V::broadcast(a + kSum / kTileVectors), columns[kSum % kTileVectors], sums[kSum])),
+       ...);
+      a += V::kRows;
+      b += V::kVectors * V::kLanes;
+    }
+    if (accumulate)
+      ((sums[kSum] =
+            V::add(V::load(to + kSum / kTileVectors * stride + kSum % kTileVectors * V::kLanes), sums[kSum])),
+       ...);
+    (V::store(to + kSum / kTileVectors * stride + kSum % kTileVectors * V::kLanes, sums[kSum]), ...);
+  };
+  run(std::make_integer_sequence<int, kTileRows * kTileVectors>{},
+      std::make_integer_sequence<int, kTileVectors>{});
+}
+
+/// multiply_tile() for each number of rows and vectors that an edge leaves: at [(rows - 1) * kVectors + vectors - 1].
+template <class V, typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
+struct Tiles;
+template <class V, int... kIndex>
+struct Tiles<V, std::integer_sequence<int, kIndex...>> {
+  using Multiply = void(int64_t depth, const float* a, const float* b, float* to, int64_t stride,
+                        bool accumulate);
+  static constexpr Multiply* kOf[] = {
+      &multiply_tile<V, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1>...};
+};
+
+template <class V>
+typename V::Float load_from(const ConstMatrix& matrix, int64_t offset, int64_t stride, int64_t count) {
+  return with_elements<V>(
+      matrix.element, matrix.element, [&](auto source) __attribute__((always_inline)) {
+        using Source = decltype(source);
+        const auto* const from = static_cast<const typename Source::Storage*>(matrix.data) + offset;
+        return stride == 1 && count >= V::kLanes
+                   ? Source::load(from)
+                   : Source::gather(from, stride, count < V::kLanes ? count : V::kLanes);
+      });
+}
+
+/// A rectangle of the result.
+struct Tile {
+  int64_t batch, row, col, rows, cols;
+};
+
+/// From the finished sums, at sums[row * stride + column], to the result; they are overwritten. Their rows are padded
+/// to whole vectors.
+template <class V, Element kOut>
+void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
+  using Out = Elements<V, kOut>;
+  const auto alpha = V::broadcast(&g.alpha), beta = V::broadcast(&g.beta);
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    float* const row = sums + i * stride;
+    const int64_t addend = tile.batch * g.addend.batch_stride + (tile.row + i) * g.addend.row_stride +
+                           tile.col * g.addend.col_stride;
+    auto* const out = static_cast<typename Out::Storage*>(g.out.data) + tile.batch * g.out.batch_stride +
+                      (tile.row + i) * g.out.row_stride + tile.col * g.out.col_stride;
+    const auto finish = [&](int64_t j) __attribute__((always_inline)) {
+      auto value = V::mul(alpha, V::load(row + j));
+      if (g.addend.data)
+        value = V::fma(
+            beta,
+            load_from<V>(g.addend, addend + j * g.addend.col_stride, g.addend.col_stride, tile.cols - j),
+            value);
+      return value;
+    };
+    if (g.activation != Activation::kNone) {
+      for (int64_t j = 0; j < tile.cols; j += V::kLanes) V::store(row + j, finish(j));
+      generic::activate(g.activation, row, tile.cols);
+    }
+    for (int64_t j = 0; j < tile.cols; j += V::kLanes) {
+      const auto value = g.activation == Activation::kNone ? finish(j) : V::load(row + j);
+      if (g.out.col_stride == 1 && tile.cols - j >= V::kLanes) {
+        Out::store(out + j, value);
+      } else {
+        Out::scatter(out + j * g.out.col_stride, g.out.col_stride,
+                     tile.cols - j < V::kLanes ? tile.cols - j : V::kLanes, value);
+      }
+    }
+  }
+}
+
+template <class V>
+void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
+  switch (g.out.element) {
+    case Element::kBFloat16:
+      return finish_tile_as<V, Element::kBFloat16>(g, tile, sums, stride);
+    case Element::kFloat16:
+      return finish_tile_as<V, Element::kFloat16>(g, tile, sums, stride);
+    case Element::kFloat32:
+      return finish_tile_as<V, Element::kFloat32>(g, tile, sums, stride);
+  }
+}
+
+/// A panel of b times a packed block of a: the tiles of `block`, a few columns wide. The sums pass through `sums`
+/// between blocks of k; where one block is all, they stay in a tile's own memory.
+template <class V>
+void multiply_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last, const float* a,
+                    const float* b, float* sums, int64_t stride) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  alignas(64) float tile_sums[V::kRows * kColumns];
+  const int64_t vectors = (block.cols + V::kLanes - 1) / V::kLanes;
+  for (int64_t i = 0; i < block.rows; i += V::kRows) {
+    const int64_t rows = block.rows - i < V::kRows ? block.rows - i : V::kRows;
+    const bool only = first && last;
+    float* const to = only ? tile_sums : sums + i * stride;
+    const int64_t to_stride = only ? kColumns : stride;
+    Tiles<V>::kOf[(rows - 1) * V::kVectors + vectors - 1](depth, a + i * depth, b, to, to_stride, !first);
+    if (last) finish_tile<V>(g, {block.batch, block.row + i, block.col, rows, block.cols}, to, to_stride);
+  }
+}
+
+/// Where element `index` of an operand lies.
+template <class V>
+const void* at(const ConstMatrix& matrix, int64_t index) {
+  return static_cast<const char*>(matrix.data) + index * (matrix.element == Element::kFloat32 ? 4 : 2);
+}
+
+template <class V>
+int64_t least(int64_t x, int64_t y) {
+  return x < y ? x : y;
+}
+
+template <class V>
+void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  for (int64_t col = part.col_begin; col < part.col_end; col += kGemmBlockN) {
+    const int64_t cols = least<V>(kGemmBlockN, part.col_end - col);
+    const int64_t stride = (cols + kColumns - 1) / kColumns * kColumns;
+    for (int64_t rows_begin = part.row_begin; rows_begin < part.row_end; rows_begin += kGemmRows) {
+      const int64_t rows_end = least<V>(rows_begin + kGemmRows, part.row_end);
+      for (int64_t k = 0; k < g.k; k += kGemmBlockK) {
+        const int64_t depth = least<V>(kGemmBlockK, g.k - k);
+        const int64_t b_at = part.batch * g.b.batch_stride + k * g.b.row_stride + col * g.b.col_stride;
+        pack<V, kColumns>(g.b.element, g.a.element,
+                          {at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col}, cols, depth,
+                          scratch.b);
+        for (int64_t row = rows_begin; row < rows_end; row += kGemmBlockM) {
+          const int64_t rows = least<V>(kGemmBlockM, rows_end - row);
+          const int64_t a_at = part.batch * g.a.batch_stride + row * g.a.row_stride + k * g.a.col_stride;
+          pack<V, V::kRows>(g.a.element, g.b.element,
+                            {at<V>(g.a, a_at), g.a.row_stride, g.a.col_stride, g.m - row}, rows, depth,
+                            scratch.a);
+          for (int64_t j = 0; j < cols; j += kColumns)
+            multiply_panel<V>(g, {part.batch, row, col + j, rows, least<V>(kColumns, cols - j)}, depth,
+                              k == 0, k + depth == g.k, scratch.a, scratch.b + j * depth,
+                              scratch.sums + (row - rows_begin) * stride + j, stride);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace mantissa::cpu

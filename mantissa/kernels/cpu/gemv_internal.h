@@ -1,0 +1,123 @@
+#pragma once
+
+// A few rows times a matrix, for every tier with vectors, on the terms of gemm_blocked_internal.h: each element of the matrix
+// is used so rarely that it is widened where it is used and never packed.
+
+#include "mantissa/kernels/cpu/gemm_blocked_internal.h"
+
+namespace mantissa::cpu {
+
+/// chains[j] = the sum over k of a[k] * from[k * k_stride + j]: the columns lie next to each other, and there are at
+/// least kLanes of them up to the last one here. The order of summation is that of Gemm.
+template <class V, class Source>
+void add_rows(const float* a, const typename Source::Storage* from, int64_t k_stride, int64_t depth,
+              int64_t cols, float* chains) {
+  constexpr int64_t kTogether = 4;  // rows for each time that the sums are read and written
+  const int64_t whole = cols / V::kLanes * V::kLanes;
+  for (int64_t j = 0; j < whole; j += V::kLanes) V::store(chains + j, V::zero());
+  int64_t k = 0;
+  for (; k + kTogether <= depth; k += kTogether) {
+    const auto* const row = from + k * k_stride;
+    const auto a0 = V::broadcast(a + k), a1 = V::broadcast(a + k + 1), a2 = V::broadcast(a + k + 2),
+               a3 = V::broadcast(a + k + 3);
+    for (int64_t j = 0; j < whole; j += V::kLanes) {
+      auto chain = V::fma(a0, Source::load(row + j), V::load(chains + j));
+      chain = V::fma(a1, Source::load(row + k_stride + j), chain);
+      chain = V::fma(a2, Source::load(row + 2 * k_stride + j), chain);
+      chain = V::fma(a3, Source::load(row + 3 * k_stride + j), chain);
+      V::store(chains + j, chain);
+    }
+  }
+  for (; k < depth; ++k)
+    for (int64_t j = 0; j < whole; j += V::kLanes)
+      V::store(chains + j,
+               V::fma(V::broadcast(a + k), Source::load(from + k * k_stride + j), V::load(chains + j)));
+  if (whole == cols) return;
+  // A vector that ends with the last column: nothing is read past the row's end.
+  const auto* const last = from + cols - V::kLanes;
+  auto chain = V::zero();
+  for (k = 0; k < depth; ++k) chain = V::fma(V::broadcast(a + k), Source::load(last + k * k_stride), chain);
+  alignas(64) float lanes[V::kLanes];
+  V::store(lanes, chain);
+  for (int64_t j = whole; j < cols; ++j) chains[j] = lanes[V::kLanes - cols + j];
+}
+
+/// chains[j] = the sum over k of a[k] * from[j * col_stride + k], of kCols columns: k lies next to each other.
+/// Order: two chains of multiply-adds per lane, then the lanes in order.
+template <class V, class Source, int kCols>
+void multiply_columns(const float* a, const typename Source::Storage* from, int64_t col_stride, int64_t depth,
+                      float* chains) {
+  typename V::Float even[kCols], odd[kCols];
+#pragma GCC unroll 4
+  for (int j = 0; j < kCols; ++j) even[j] = odd[j] = V::zero();
+  int64_t k = 0;
+  for (; k + 2 * V::kLanes <= depth; k += 2 * V::kLanes) {
+    const auto first = V::load(a + k), second = V::load(a + k + V::kLanes);
+#pragma GCC unroll 4
+    for (int j = 0; j < kCols; ++j) {
+      even[j] = V::fma(first, Source::load(from + j * col_stride + k), even[j]);
+      odd[j] = V::fma(second, Source::load(from + j * col_stride + k + V::kLanes), odd[j]);
+    }
+  }
+  for (; k < depth; k += V::kLanes) {
+    const int64_t count = depth - k < V::kLanes ? depth - k : V::kLanes;
+    for (int j = 0; j < kCols; ++j)
+      even[j] = V::fma(V::load(a + k), Source::gather(from + j * col_stride + k, 1, count), even[j]);
+  }
+  for (int j = 0; j < kCols; ++j) {
+    alignas(64) float lanes[V::kLanes];
+    V::store(lanes, V::add(even[j], odd[j]));
+    float sum = 0;
+    for (const float lane : lanes) sum += lane;
+    chains[j] = sum;
+  }
+}
+
+/// Whether gemv() takes `g`: up to three rows are multiplied sooner one by one than b is packed.
+template <class V>
+bool is_gemv(const Gemm& g) {
+  return g.m <= 3 && (g.b.row_stride == 1 || (g.b.col_stride == 1 && g.n >= V::kLanes));
+}
+
+/// sums[j] = the row's products with the columns [col, col + cols); at most kGemmBlockN of them.
+template <class V>
+void multiply_row(const Gemm& g, int64_t batch, int64_t row, int64_t col, int64_t cols, float* a_row,
+                  float* sums) {
+  alignas(64) float chains[kGemmBlockN];
+  for (int64_t k = 0; k < g.k; k += kGemmBlockK) {
+    const int64_t depth = least<V>(kGemmBlockK, g.k - k);
+    // One step of panels whose lanes are the row's elements.
+    pack<V, V::kLanes>(g.a.element, g.b.element,
+                       {at<V>(g.a, batch * g.a.batch_stride + row * g.a.row_stride + k * g.a.col_stride),
+                        g.a.col_stride, 0, depth},
+                       depth, 1, a_row);
+    const void* const b = at<V>(g.b, batch * g.b.batch_stride + k * g.b.row_stride + col * g.b.col_stride);
+    with_elements<V>(g.b.element, g.a.element, [&](auto source) {
+      using Source = decltype(source);
+      const auto* const from = static_cast<const typename Source::Storage*>(b);
+      if (g.b.col_stride == 1 && g.n >= V::kLanes) {
+        add_rows<V, Source>(a_row, from, g.b.row_stride, depth, cols, chains);
+        return;
+      }
+      int64_t j = 0;
+      for (; j + 4 <= cols; j += 4)
+        multiply_columns<V, Source, 4>(a_row, from + j * g.b.col_stride, g.b.col_stride, depth, chains + j);
+      for (; j < cols; ++j)
+        multiply_columns<V, Source, 1>(a_row, from + j * g.b.col_stride, g.b.col_stride, depth, chains + j);
+    });
+    for (int64_t j = 0; j < cols; ++j) sums[j] = k == 0 ? chains[j] : sums[j] + chains[j];
+  }
+}
+
+template <class V>
+void gemv(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
+  for (int64_t col = part.col_begin; col < part.col_end; col += kGemmBlockN) {
+    const int64_t cols = least<V>(kGemmBlockN, part.col_end - col);
+    for (int64_t row = part.row_begin; row < part.row_end; ++row) {
+      multiply_row<V>(g, part.batch, row, col, cols, scratch.a, scratch.sums);
+      finish_tile<V>(g, {part.batch, row, col, 1, cols}, scratch.sums, 0);
+    }
+  }
+}
+
+}  // namespace mantissa::cpu

@@ -1,0 +1,159 @@
+#include "mantissa/kernels/cpu/gemm.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace mantissa::cpu::generic {
+namespace {
+
+float from_bits(uint32_t bits) {
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+uint32_t to_bits(float value) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+float widen_bf16(uint16_t bits) { return from_bits(static_cast<uint32_t>(bits) << 16); }
+
+uint16_t narrow_bf16(float value) {
+  if (std::isnan(value)) return 0x7fc0;
+  const uint32_t bits = to_bits(value);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+float widen_fp16(uint16_t half) {
+  const uint32_t sign = (half & 0x8000U) << 16, exponent = (half >> 10) & 31U, mantissa = half & 1023U;
+  if (exponent == 0) return from_bits(sign | to_bits(static_cast<float>(mantissa) * 0x1p-24F));
+  if (exponent == 31) return from_bits(sign | 0x7f800000U | (mantissa << 13));
+  return from_bits(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+uint16_t narrow_fp16(float value) {
+  const uint32_t bits = to_bits(value), magnitude = bits & 0x7fffffffU;
+  const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000U);
+  if (magnitude > 0x7f800000U) return sign | 0x7e00;
+  if (magnitude >= to_bits(65536)) return sign | 0x7c00;
+  // Below 2^-14: adding 0.5, whose last place is 2^-24, makes the hardware round at fp16's last place.
+  if (magnitude < to_bits(0x1p-14F))
+    return sign | static_cast<uint16_t>(to_bits(from_bits(magnitude) + 0.5F) - to_bits(0.5F));
+  return sign | static_cast<uint16_t>((magnitude + 0xfff + ((magnitude >> 13) & 1) - (112U << 23)) >> 13);
+}
+
+float load(Element element, const void* data, int64_t index) {
+  switch (element) {
+    case Element::kBFloat16:
+      return widen_bf16(static_cast<const uint16_t*>(data)[index]);
+    case Element::kFloat16:
+      return widen_fp16(static_cast<const uint16_t*>(data)[index]);
+    case Element::kFloat32:
+      break;
+  }
+  return static_cast<const float*>(data)[index];
+}
+
+void store(Element element, void* data, int64_t index, float value) {
+  switch (element) {
+    case Element::kBFloat16:
+      static_cast<uint16_t*>(data)[index] = narrow_bf16(value);
+      return;
+    case Element::kFloat16:
+      static_cast<uint16_t*>(data)[index] = narrow_fp16(value);
+      return;
+    case Element::kFloat32:
+      static_cast<float*>(data)[index] = value;
+  }
+}
+
+/// An operand's element as it is multiplied: beside a 16-bit one, float32 is rounded to that.
+float load_operand(const ConstMatrix& matrix, Element other, int64_t index) {
+  const float value = load(matrix.element, matrix.data, index);
+  if (matrix.element != Element::kFloat32) return value;
+  if (other == Element::kBFloat16) return widen_bf16(narrow_bf16(value));
+  return other == Element::kFloat16 ? widen_fp16(narrow_fp16(value)) : value;
+}
+
+template <typename T>
+T least(T a, T b) {
+  return a < b ? a : b;
+}
+
+constexpr int64_t kStrip = 64;  // columns whose sums are made at once
+
+/// sums[row][column] of the strip that begins at `col`, of rows [row_begin, row_end).
+void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scratch, int64_t row_begin,
+                    int64_t row_end, int64_t col, int64_t cols) {
+  for (int64_t k_begin = 0; k_begin < g.k; k_begin += kGemmBlockK) {
+    const int64_t depth = least(kGemmBlockK, g.k - k_begin);
+    for (int64_t k = 0; k < depth; ++k)
+      for (int64_t j = 0; j < cols; ++j)
+        scratch.b[k * kStrip + j] = load_operand(
+            g.b, g.a.element,
+            part.batch * g.b.batch_stride + (k_begin + k) * g.b.row_stride + (col + j) * g.b.col_stride);
+    for (int64_t i = row_begin; i < row_end; ++i) {
+      const int64_t row = part.batch * g.a.batch_stride + i * g.a.row_stride;
+      float chain[kStrip] = {};
+      for (int64_t k = 0; k < depth; ++k) {
+        const float a = load_operand(g.a, g.b.element, row + (k_begin + k) * g.a.col_stride);
+        const float* const b = scratch.b + k * kStrip;
+        // Not std::fma, which CPUs of this tier may lack: a product of two 16-bit values is exact in float32 unless
+        // it leaves its range, so the sum is the only rounding here, too.
+        for (int64_t j = 0; j < cols; ++j) chain[j] += a * b[j];
+      }
+      float* const sums = scratch.sums + (i - row_begin) * kStrip;
+      for (int64_t j = 0; j < cols; ++j) sums[j] = k_begin == 0 ? chain[j] : sums[j] + chain[j];
+    }
+  }
+}
+
+}  // namespace
+
+void activate(Activation activation, float* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = values[i];
+    switch (activation) {
+      case Activation::kNone:
+        break;
+      case Activation::kRelu:
+        values[i] = x < 0 ? 0 : x;  // a NaN stays one
+        break;
+      case Activation::kGelu:
+        values[i] = 0.5F * x * (1 + std::erf(x * 0.70710678F));
+        break;
+      case Activation::kGeluTanh:
+        values[i] = 0.5F * x * (1 + std::tanh(0.79788456F * (x + 0.044715F * x * x * x)));
+        break;
+    }
+  }
+}
+
+void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
+  for (int64_t col = part.col_begin; col < part.col_end; col += kStrip) {
+    const int64_t cols = least(kStrip, part.col_end - col);
+    for (int64_t row_begin = part.row_begin; row_begin < part.row_end; row_begin += kGemmRows) {
+      const int64_t row_end = least(row_begin + kGemmRows, part.row_end);
+      multiply_strip(g, part, scratch, row_begin, row_end, col, cols);
+      for (int64_t i = row_begin; i < row_end; ++i) {
+        float* const values = scratch.sums + (i - row_begin) * kStrip;
+        const int64_t out = part.batch * g.out.batch_stride + i * g.out.row_stride;
+        const int64_t addend = part.batch * g.addend.batch_stride + i * g.addend.row_stride;
+        for (int64_t j = 0; j < cols; ++j) {
+          values[j] *= g.alpha;
+          if (g.addend.data)
+            values[j] = std::fma(
+                g.beta, load(g.addend.element, g.addend.data, addend + (col + j) * g.addend.col_stride),
+                values[j]);
+        }
+        if (g.activation != Activation::kNone) activate(g.activation, values, cols);
+        for (int64_t j = 0; j < cols; ++j)
+          store(g.out.element, g.out.data, out + (col + j) * g.out.col_stride, values[j]);
+      }
+    }
+  }
+}
+
+}  // namespace mantissa::cpu::generic

@@ -1,0 +1,129 @@
+#include "mantissa/kernels/gemm.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <c10/util/irange.h>
+
+namespace mantissa {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+
+/// This thread's working memory for parts of up to rows x cols.
+cpu::GemmScratch scratch_for(const GemmBuild& build, int64_t rows, int64_t cols, int64_t k) {
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  thread_local std::unique_ptr<float, Free> memory;
+  thread_local int64_t capacity = 0;
+
+  const int64_t depth = std::min(k, cpu::kGemmBlockK);
+  const int64_t block_cols = round_up(std::min(cols, cpu::kGemmBlockN), build.tile_cols);
+  const auto line = [](int64_t floats) { return round_up(floats, 16); };
+  const int64_t a =
+      line(round_up(std::min(rows, cpu::kGemmBlockM), build.tile_rows) * depth + cpu::kGemmSlack);
+  const int64_t b = line(block_cols * depth + cpu::kGemmSlack);
+  const int64_t sums = line(round_up(std::min(rows, cpu::kGemmRows), build.tile_rows) * block_cols);
+  if (a + b + sums > capacity) {
+    memory.reset();
+    capacity = 0;
+    memory.reset(
+        static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(a + b + sums) * sizeof(float))));
+    if (!memory) throw std::bad_alloc();
+    capacity = a + b + sums;
+  }
+  return {memory.get(), memory.get() + a, memory.get() + a + b};
+}
+
+/// How a result is cut into rows x cols parts of at most row_step x col_step.
+struct Grid {
+  int64_t rows = 1, cols = 1, row_step = 0, col_step = 0;
+};
+
+/// `parts` parts. The largest decides when all are done: its products, and what packing its operands costs, about that
+/// of 6 products an element.
+Grid grid_for(const cpu::Gemm& g, const GemmBuild& build, int64_t parts) {
+  Grid best;
+  int64_t best_cost = std::numeric_limits<int64_t>::max();
+  for (int64_t rows = 1; rows <= parts; ++rows) {
+    if (parts % rows != 0) continue;
+    const int64_t row_step = round_up(divide_up(g.m, rows), build.tile_rows);
+    const int64_t col_step = round_up(divide_up(g.n, parts / rows), build.tile_cols);
+    const int64_t cost = row_step * col_step + 6 * (row_step + col_step);
+    if (cost < best_cost) {
+      best_cost = cost;
+      best = {divide_up(g.m, row_step), divide_up(g.n, col_step), row_step, col_step};
+    }
+  }
+  return best;
+}
+
+cpu::Gemm transposed(cpu::Gemm g) {
+  std::swap(g.m, g.n);
+  std::swap(g.a, g.b);
+  for (cpu::ConstMatrix* const matrix : {&g.a, &g.b, &g.addend})
+    std::swap(matrix->row_stride, matrix->col_stride);
+  std::swap(g.out.row_stride, g.out.col_stride);
+  return g;
+}
+
+/// The same product as kernels like it best: few results along the rows, of which a tile takes any number, else those
+/// next to each other along the columns.
+cpu::Gemm oriented(const cpu::Gemm& g, const GemmBuild& build) {
+  const bool few_rows = g.m <= build.tile_rows, few_cols = g.n <= build.tile_rows;
+  const bool turn = few_rows || few_cols ? g.n < g.m : g.out.col_stride != 1 && g.out.row_stride == 1;
+  return turn ? transposed(g) : g;
+}
+
+}  // namespace
+
+const std::vector<GemmBuild>& gemm_builds() {
+  static const std::vector<GemmBuild> builds = {
+#if defined(__x86_64__)
+    {CpuTier::kAvx512, cpu::avx512::gemm, 12, 32},
+    {CpuTier::kAvx2, cpu::avx2::gemm, 6, 16},
+#endif
+    {CpuTier::kGeneric, cpu::generic::gemm, 1, 64}
+  };
+  return builds;
+}
+
+void gemm(const cpu::Gemm& g) {
+  static const GemmBuild& build =
+      *std::find_if(gemm_builds().begin(), gemm_builds().end(),
+                    [](const GemmBuild& each) { return each.tier <= cpu_tier(); });
+  gemm(g, build);
+}
+
+void gemm(const cpu::Gemm& given, const GemmBuild& build) {
+  const cpu::Gemm g = oriented(given, build);
+  // Waking threads costs some microseconds: each shall have about five of work.
+  constexpr int64_t kProductsPerThread = int64_t{1} << 18;
+  const int64_t worth = std::max<int64_t>(1, g.m * g.n * g.k * g.batch / kProductsPerThread);
+  const int64_t threads = at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), worth);
+  // Whole matrices, unless there are so few that some threads would wait for others.
+  const bool many = g.batch % threads == 0 || g.batch >= 8 * threads;
+  const Grid grid = grid_for(g, build, many ? 1 : threads / std::gcd(threads, g.batch));
+  const int64_t parts = grid.rows * grid.cols, tasks = parts * g.batch;
+
+  at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
+    const cpu::GemmScratch scratch =
+        scratch_for(build, std::min(g.m, grid.row_step), std::min(g.n, grid.col_step), g.k);
+    for (const auto task : c10::irange(begin, end)) {
+      const int64_t row = task % parts / grid.cols * grid.row_step, col = task % grid.cols * grid.col_step;
+      build.run(
+          g, {task / parts, row, std::min(g.m, row + grid.row_step), col, std::min(g.n, col + grid.col_step)},
+          scratch);
+    }
+  });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,108 @@
+#include "mantissa/kernels/overrides.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include <torch/library.h>
+
+#include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/products_internal.h"
+
+namespace mantissa {
+namespace {
+
+struct State {
+  std::mutex mutex;
+  /// Its end takes the kernels out of the dispatcher again, which then finds libtorch's.
+  std::unique_ptr<torch::Library> library;
+  std::atomic<bool> enabled = false;
+  /// By a call of either function, or by the default: nothing is left for the default to decide.
+  std::atomic<bool> decided = false;
+};
+
+/// Never destroyed: at the program's end other threads may still multiply.
+State& state() {
+  static State& state = *new State;
+  return state;
+}
+
+/// The dispatcher warns of the first kernel in a process that takes another's place. Here that is the purpose, so this
+/// one warning is dropped and any other passed on.
+class WithoutOverrideWarning final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("Overriding a previously registered kernel") == std::string::npos)
+      outer_.process(warning);
+  }
+
+ private:
+  c10::WarningHandler& outer_ = *c10::WarningUtils::get_warning_handler();
+};
+
+std::unique_ptr<torch::Library> make_library() {
+  WithoutOverrideWarning handler;
+  const c10::WarningUtils::WarningHandlerGuard guard(&handler);  // this thread's alone
+  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CPU,
+                                                  __FILE__, __LINE__);
+  library->impl("mm", TORCH_FN(products::mm));
+  library->impl("mm.out", TORCH_FN(products::mm_out));
+  library->impl("addmm", TORCH_FN(products::addmm));
+  library->impl("addmm.out", TORCH_FN(products::addmm_out));
+  library->impl("addmm_", TORCH_FN(products::addmm_));
+  library->impl("bmm", TORCH_FN(products::bmm));
+  library->impl("bmm.out", TORCH_FN(products::bmm_out));
+  library->impl("baddbmm", TORCH_FN(products::baddbmm));
+  library->impl("baddbmm.out", TORCH_FN(products::baddbmm_out));
+  library->impl("baddbmm_", TORCH_FN(products::baddbmm_));
+  library->impl("addmv", TORCH_FN(products::addmv));
+  library->impl("addmv.out", TORCH_FN(products::addmv_out));
+  library->impl("addmv_", TORCH_FN(products::addmv_));
+  library->impl("dot", TORCH_FN(products::dot));
+  return library;
+}
+
+bool allowed_by_environment() {
+  const char* const value = std::getenv("MANTISSA_CPU_KERNELS");
+  if (value == nullptr || *value == '\0' || std::string_view(value) == "1") return true;
+  TORCH_CHECK_VALUE(std::string_view(value) == "0", "MANTISSA_CPU_KERNELS=", value,
+                    ": choose 0 (libtorch's own CPU kernels) or 1, or unset it");
+  return false;
+}
+
+bool enable(State& state) {
+  if (!state.enabled && allowed_by_environment()) {
+    cpu_tier();  // its errors belong here, not into the first product
+    state.library = make_library();
+    state.enabled = true;
+  }
+  state.decided = true;
+  return state.enabled;
+}
+
+}  // namespace
+
+bool enable_cpu_kernels() {
+  const std::lock_guard lock(state().mutex);
+  return enable(state());
+}
+
+void disable_cpu_kernels() {
+  const std::lock_guard lock(state().mutex);
+  state().library.reset();
+  state().enabled = false;
+  state().decided = true;
+}
+
+bool cpu_kernels_enabled() { return state().enabled; }
+
+void enable_cpu_kernels_by_default() {
+  if (state().decided) return;
+  const std::lock_guard lock(state().mutex);
+  if (!state().decided) enable(state());
+}
+
+}  // namespace mantissa
