@@ -47,27 +47,44 @@ void Judge::read_tensor(const at::Tensor& now, const at::Tensor& before, size_t 
   const at::Tensor values = values_of(before), values_now = values_of(now);
   if (!values.defined()) return;
   const Owned* owner = modules_.owner_of(values_now);
-  operands.facts.push_back(facts_of(values, owner ? owner->name : ""));
+  operands.facts.push_back(owner ? facts_of(unexpanded(values), owner->name) : facts_of(values));
+  // A bias is told of as itself, a weight that the operation took transposed as well.
+  const int64_t told = c10::multiply_integers(operands.facts.back().sizes);
+  if (owner && told == c10::multiply_integers(owner->sizes)) operands.facts.back().sizes = owner->sizes;
   operands.reduced |= at::isReducedFloatingType(values.scalar_type());
   if (operands.facts.back().non_finite == 0) return;
   const Finiteness finiteness = look_at(values);
-  if (values.unsafeGetTensorImpl()->is_wrapped_number()) {
+  std::vector<size_t> causes = history_.causes_of(Span(values_now));
+  // A number of the program's: libtorch hands one to index_put_() in a tensor that no operation has made.
+  if (values.unsafeGetTensorImpl()->is_wrapped_number() ||
+      (values.dim() == 0 && causes.empty() && !owner && !node_of(now))) {
     operands.constant_nan |= finiteness.nan;
     operands.constant_inf |= finiteness.inf;
     return;
   }
   operands.seen.nan |= finiteness.nan;
   operands.seen.inf |= finiteness.inf;
-  std::vector<size_t> causes = history_.causes_of(Span(values_now));
   if (causes.empty()) {
     Event source{.blame = Event::Blame::kFull, .origin = reader, .visits = visits};
     source.origin.result = operands.facts.back();
     source.origin.result.name.clear();
+    source.origin.by_autocast = false;
+    if (!reader.called_by.empty()) source.origin.op = std::exchange(source.origin.called_by, "");
     source.origin.tensor = "input " + std::to_string(index);
     source.origin.cause = NonFiniteCause::kInput;
     if (owner) {
       source.origin.tensor = (owner->is_parameter ? "parameter '" : "buffer '") + owner->name + "'";
       source.origin.cause = NonFiniteCause::kParameter;
+    }
+    const std::shared_ptr<torch::autograd::Node> node = node_of(now);
+    if (!owner && node && is_custom(*node)) {
+      const Place place = modules_.place_of(*node);
+      source.origin.op = node_name(*node);
+      source.origin.module = place.module;
+      source.origin.inside_module = place.inside;
+      source.origin.tensor = "output " + std::to_string(now.output_nr());
+      source.origin.cause = NonFiniteCause::kUnknown;
+      source.visits = place.visits;
     }
     if (!(owner && owner->is_parameter) && !finiteness.nan && is_mask(values)) {
       source.blame = Event::Blame::kLastResort;

@@ -1,4 +1,5 @@
 #include <set>
+#include <string_view>
 
 #include <torch/nn/module.h>
 
@@ -8,39 +9,53 @@ namespace mantissa::nonfinite_internal {
 
 using torch::autograd::Node;
 
+namespace {
+constexpr std::string_view kCustom = "torch::autograd::CppNode<";
+}
+
+bool is_custom(const Node& node) { return node.name().rfind(kCustom, 0) == 0; }
+
 std::string node_name(const Node& node) {
   std::string name = node.name();
-  const std::string custom = "torch::autograd::CppNode<";
-  if (name.rfind(custom, 0) != 0) return name;
-  name = name.substr(custom.size(), name.size() - custom.size() - 1);
+  if (!is_custom(node)) return name;
+  name = name.substr(kCustom.size(), name.size() - kCustom.size() - 1);
   const size_t scope = name.rfind("::");
   return scope == std::string::npos ? name : name.substr(scope + 2);
 }
 
-Modules::Modules(const torch::nn::Module& root) {
-  const auto module_of = [](const std::string& name) {
-    const size_t dot = name.rfind('.');
-    return dot == std::string::npos ? "" : name.substr(0, dot);
-  };
-  for (const auto& item : root.named_parameters())
-    own(item.value(), module_of(item.key()), item.key(), /*is_parameter=*/true);
-  for (const auto& item : root.named_buffers())
-    own(item.value(), module_of(item.key()), item.key(), /*is_parameter=*/false);
+std::shared_ptr<Node> node_of(const at::Tensor& t) {
+  if (!t.defined() || !t.requires_grad()) return nullptr;
+  try {
+    return t.grad_fn();
+  } catch (const c10::Error&) {
+    return nullptr;  // a row of a parameter that was written without gradients
+  }
 }
 
-void Modules::own(const at::Tensor& tensor, const std::string& module, const std::string& name,
-                  bool is_parameter) {
-  if (!is_strided(tensor)) return;
-  const Span span(tensor);
+Modules::Modules(const torch::nn::Module& root) {
+  const auto own_all = [this](const auto& named, bool is_parameter) {
+    for (const auto& item : named) {
+      const at::Tensor& tensor = item.value();
+      if (!is_strided(tensor)) continue;
+      const size_t dot = item.key().rfind('.');
+      const std::string module = dot == std::string::npos ? "" : item.key().substr(0, dot);
+      own(tensor, {Span(tensor), module, item.key(), is_parameter, tensor, tensor.sizes().vec()});
+    }
+  };
+  own_all(root.named_parameters(), /*is_parameter=*/true);
+  own_all(root.named_buffers(), /*is_parameter=*/false);
+}
+
+void Modules::own(const at::Tensor& tensor, Owned owned) {
   known_.push_back(tensor.storage().getWeakStorageImpl());
-  std::vector<Owned>& all = owned_[span.storage];
+  std::vector<Owned>& all = owned_[owned.span.storage];
   for (Owned& other : all) {
-    if (other.span.begin != span.begin || other.span.end != span.end) continue;
-    other.module += " or " + module;  // a tied weight: which of the two reads it cannot be told
-    other.name += " or " + name;
+    if (other.span.begin != owned.span.begin || other.span.end != owned.span.end) continue;
+    other.module += " or " + owned.module;  // a tied weight: which of the two reads it cannot be told
+    other.name += " or " + owned.name;
     return;
   }
-  all.push_back({.span = span, .module = module, .name = name, .is_parameter = is_parameter});
+  all.push_back(std::move(owned));
 }
 
 const Owned* Modules::owner_of(const at::Tensor& tensor) const {
@@ -59,17 +74,20 @@ void Modules::own_copies(const Frame& frame, const std::vector<c10::IValue>& out
   if (copying.count(frame.name()) == 0 || !frame.inputs[0].isTensor() || outputs.empty()) return;
   const Owned* owner = owner_of(frame.inputs[0].toTensor());
   if (!owner || owner_of(outputs[0].toTensor())) return;
-  const Owned original = *owner;  // own() may move it
-  own(outputs[0].toTensor(), original.module, original.name, original.is_parameter);
+  const at::Tensor& copy = outputs[0].toTensor();
+  if (!is_strided(copy)) return;
+  Owned owned = *owner;
+  owned.span = Span(copy);
+  owned.original = at::Tensor();
+  own(copy, std::move(owned));
 }
 
 Modules::NodeKey Modules::key_of(const Node& node) { return {node.thread_id(), node.sequence_nr()}; }
 
 void Modules::remember_forward_op(const at::Tensor& result, const std::string& name, const Place& place) {
-  if (!result.defined() || !result.requires_grad()) return;
-  const std::shared_ptr<Node>& node = result.grad_fn();
   // The innermost operation ends first and is the one whose derivative the node is.
-  if (node) forward_ops_.try_emplace(key_of(*node), ForwardOp{name.empty() ? node_name(*node) : name, place});
+  if (const std::shared_ptr<Node> node = node_of(result))
+    forward_ops_.try_emplace(key_of(*node), ForwardOp{name.empty() ? node_name(*node) : name, place});
 }
 
 Place Modules::place_of(const Node& node) const {

@@ -26,8 +26,15 @@ struct Owned {
   Span span;
   std::string module, name;
   bool is_parameter;
+  at::Tensor original = {};  ///< undefined of a copy
+  std::vector<int64_t> sizes = {};
 };
 
+/// The node of `t`'s derivative, or null.
+std::shared_ptr<torch::autograd::Node> node_of(const at::Tensor& t);
+
+/// Whether it is a custom function's, torch::autograd::Function<>.
+bool is_custom(const torch::autograd::Node& node);
 /// "NanGradient" for torch::autograd::CppNode<(anonymous namespace)::NanGradient>.
 std::string node_name(const torch::autograd::Node& node);
 
@@ -67,7 +74,7 @@ class Modules {
   using NodeKey = std::pair<uint64_t, uint64_t>;
 
   static NodeKey key_of(const torch::autograd::Node& node);
-  void own(const at::Tensor& tensor, const std::string& module, const std::string& name, bool is_parameter);
+  void own(const at::Tensor& tensor, Owned owned);
 
   std::unordered_map<c10::StorageImpl*, std::vector<Owned>> owned_;
   // Keeps the addresses of storages that are gone from being used again.

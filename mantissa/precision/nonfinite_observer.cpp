@@ -63,9 +63,16 @@ std::unique_ptr<at::ObserverContext> Observer::on_start(const at::RecordFunction
   if (!handle) return nullptr;
   auto frame = std::make_unique<Frame>(*handle);
   frame->inputs.assign(fn.inputs().begin(), fn.inputs().end());
+  const c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+  frame->autocast = !excluded.has_all(c10::autocast_dispatch_keyset);
   const Unobserved guard;
   frame->parent = innermost;
-  observer->start(*frame);
+  try {
+    observer->start(*frame);
+  } catch (const std::exception& error) {
+    observer->warn_of(frame->name(), error);
+    return nullptr;
+  }
   innermost = frame.get();
   return frame;
 }
@@ -76,21 +83,70 @@ void Observer::on_end(const at::RecordFunction& fn, at::ObserverContext* context
   if (!observer || !frame) return;
   innermost = frame->parent;
   const Unobserved guard;
-  observer->end(*frame, {fn.outputs().begin(), fn.outputs().end()});
+  try {
+    observer->end(*frame, {fn.outputs().begin(), fn.outputs().end()});
+  } catch (const std::exception& error) {
+    observer->warn_of(frame->name(), error);
+  }
+}
+
+/// What the user's program does legally must not end in an exception of the trace's.
+void Observer::warn_of(const std::string& name, const std::exception& error) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(warned_, true)) return;
+  const auto* known = dynamic_cast<const c10::Error*>(&error);
+  TORCH_WARN("trace_nonfinite: ", name, " could not be observed (",
+             known ? known->what_without_backtrace() : error.what(),
+             "); what it made is told of as the input of what reads it");
+}
+
+/// Copies what the operation will change, under whichever argument it reads it: mul_() of a number is mul_out() of
+/// its own destination.
+void Observer::keep_before(Frame& frame) {
+  std::vector<Span> written;
+  for (size_t i = 0; i < frame.inputs.size(); ++i) {
+    if (use_of(frame.op, i) == Use::kRead) continue;
+    each_tensor(frame.inputs[i], [&](const at::Tensor& t) {
+      const at::Tensor values = values_of(t);
+      if (!values.defined()) return;
+      written.emplace_back(values);
+      const Owned* owner = modules_.owner_of(values);
+      if (!owner || !owner->is_parameter || !owner->original.defined()) return;
+      const bool is_kept = std::any_of(written_parameters_.begin(), written_parameters_.end(),
+                                       [&](const auto& kept) { return kept.first.is_same(owner->original); });
+      if (!is_kept) written_parameters_.emplace_back(owner->original, owner->original.detach().clone());
+    });
+  }
+  if (written.empty()) return;
+  for (size_t i = 0; i < frame.inputs.size(); ++i) {
+    if (use_of(frame.op, i) == Use::kOverwrite) continue;
+    bool changes = false;
+    each_tensor(frame.inputs[i], [&](const at::Tensor& t) {
+      const at::Tensor values = values_of(t);
+      if (!values.defined()) return;
+      const Span span(values);
+      changes |= std::any_of(written.begin(), written.end(), [&](const Span& other) {
+        return other.storage == span.storage && other.overlaps(span);
+      });
+    });
+    if (!changes) continue;
+    frame.modified[i] = map_tensors_of(
+        frame.inputs[i], [](const at::Tensor& t) { return values_of(t).defined() ? t.detach().clone() : t; });
+  }
+}
+
+void Observer::restore_parameters() const {
+  const Unobserved guard;
+  for (auto [parameter, value] : written_parameters_) parameter.copy_(value);
 }
 
 void Observer::start(Frame& frame) {
   const std::lock_guard lock(mutex_);
   frame.first_event = history_.size();
-  for (size_t i = 0; i < frame.inputs.size(); ++i) {
-    // The result of a custom function is first seen here.
-    each_tensor(frame.inputs[i],
-                [&](const at::Tensor& t) { modules_.remember_forward_op(t, "", modules_.here()); });
-    if (use_of(frame.op, i) == Use::kModify)
-      frame.modified[i] = map_tensors_of(frame.inputs[i], [](const at::Tensor& t) {
-        return values_of(t).defined() ? t.detach().clone() : t;
-      });
-  }
+  // The result of a custom function is first seen here.
+  for (const c10::IValue& input : frame.inputs)
+    each_tensor(input, [&](const at::Tensor& t) { modules_.remember_forward_op(t, "", modules_.here()); });
+  keep_before(frame);
   frame.place = modules_.enter(frame, in_backward_);
 }
 
@@ -146,7 +202,11 @@ void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) 
   if (bad.empty() || judge_.reads_callers_own(frame)) return;
 
   origin.op = frame.name();
-  if (frame.outermost().name() != frame.name()) origin.called_by = frame.outermost().name();
+  if (const Frame* cast = frame.cast()) {
+    origin.op = "aten::to";
+    origin.by_autocast = cast->is_by_autocast();
+  }
+  if (frame.outermost().name() != origin.op) origin.called_by = frame.outermost().name();
   modules_.locate(origin, frame.place, torch::autograd::get_current_node().get(), in_backward_);
   Event event{.origin = origin, .visits = frame.place.visits};
   const Operands operands = judge_.read(frame, origin);
@@ -162,11 +222,23 @@ void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) 
       judge_.judge(event, given, seen, nullptr);
     }
   }
+  if (event.origin.cause == NonFiniteCause::kConstant && !event.origin.called_by.empty()) {
+    event.origin.op = frame.outermost().name();  // what the program wrote: index_put_(), not its kernel
+    event.origin.called_by.clear();
+  }
   history_.add(std::move(event), bad);
 }
 
 void Observer::on_node(Node& node, const variable_list& outputs, const variable_list& inputs) {
   const Unobserved guard;
+  try {
+    look_at_node(node, outputs, inputs);
+  } catch (const std::exception& error) {
+    warn_of(node_name(node), error);
+  }
+}
+
+void Observer::look_at_node(Node& node, const variable_list& outputs, const variable_list& inputs) {
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const at::Tensor values = values_of(outputs[i]);

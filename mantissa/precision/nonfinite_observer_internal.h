@@ -48,6 +48,9 @@ class Observer : public std::enable_shared_from_this<Observer> {
   };
   std::optional<NonFiniteOrigin> blame(const std::vector<Bad>& bad);
 
+  /// Parameters that the forward has written into (weight normalisation) become what they were.
+  void restore_parameters() const;
+
   void on_node(torch::autograd::Node& node, const torch::autograd::variable_list& outputs,
                const torch::autograd::variable_list& inputs);
 
@@ -56,14 +59,20 @@ class Observer : public std::enable_shared_from_this<Observer> {
   static void on_end(const at::RecordFunction& fn, at::ObserverContext* context);
 
   void start(Frame& frame);
+  void keep_before(Frame& frame);
   void end(const Frame& frame, const std::vector<c10::IValue>& outputs);
+  void look_at_node(torch::autograd::Node& node, const torch::autograd::variable_list& outputs,
+                    const torch::autograd::variable_list& inputs);
+  void warn_of(const std::string& name, const std::exception& error);
 
   std::mutex mutex_;  ///< autograd's threads, one a GPU, report at the same time
   std::optional<at::CallbackHandle> callback_;
   Modules modules_;
   History history_;
   Judge judge_{modules_, history_};
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_parameters_;  ///< and what they were before
   bool in_backward_ = false;
+  bool warned_ = false;
 };
 
 }  // namespace mantissa::nonfinite_internal
