@@ -39,10 +39,29 @@ bool returns_raw_memory(const std::string& name) {
   return false;
 }
 
+const Frame* Frame::cast() const {
+  const auto casts = [](const Frame* frame) {
+    return frame && (frame->name() == "aten::to" || frame->name() == "aten::_to_copy");
+  };
+  const Frame* found = casts(this) ? this : parent;
+  if (!casts(found) || (found != this && name() != "aten::copy_")) return nullptr;
+  while (casts(found->parent)) found = found->parent;
+  return found;
+}
+
+bool Frame::is_by_autocast() const {
+  // Its kernel casts the operands with autocast switched off, then calls the operation again.
+  if (!parent || !parent->autocast || autocast || !inputs[0].isTensor()) return false;
+  bool is_operand = false;
+  for (const c10::IValue& operand : parent->inputs)
+    each_tensor(operand, [&](const at::Tensor& t) { is_operand |= t.is_same(inputs[0].toTensor()); });
+  return is_operand;
+}
+
 std::optional<bool> finite_in(at::ScalarType wide, const Frame& frame) {
   if (is_random(frame)) return std::nullopt;
   const auto widen = [&](const at::Tensor& t) {
-    if (!t.defined()) return t;
+    if (!t.defined() || t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
     return t.detach().to(narrower(t.scalar_type(), wide) ? wide : t.scalar_type(), /*non_blocking=*/false,
                          /*copy=*/true);
   };

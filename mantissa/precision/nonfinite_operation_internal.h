@@ -68,6 +68,10 @@ struct Frame final : at::ObserverContext {
     return found == modified.end() ? inputs[i] : found->second;
   }
 
+  /// The cast that this operation is a part of, or null.
+  const Frame* cast() const;
+  /// Whether it is a cast that autocast has put before its parent.
+  bool is_by_autocast() const;
   const Frame& outermost() const { return parent ? parent->outermost() : *this; }
 
   c10::OperatorHandle op;
@@ -75,6 +79,7 @@ struct Frame final : at::ObserverContext {
   std::vector<c10::IValue> inputs;
   std::unordered_map<size_t, c10::IValue> modified;  ///< copies of arguments that it changes in place
   size_t first_event = 0;                            ///< events from here on happened inside it
+  bool autocast = false;                             ///< it began inside an autocast region
   Place place;
 };
 

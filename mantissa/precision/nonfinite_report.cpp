@@ -1,4 +1,5 @@
 #include <array>
+#include <limits>
 #include <sstream>
 
 #include <c10/core/ScalarType.h>
@@ -71,9 +72,20 @@ std::string describe(const OperandFacts& facts) {
   out.precision(3);
   out << c10::toString(facts.dtype) << " " << c10::IntArrayRef(facts.sizes);
   if (!facts.name.empty()) out << " '" << facts.name << "'";
-  out << " |x| " << facts.min_abs << ".." << facts.max_abs;
-  if (facts.non_finite > 0) out << " and " << facts.non_finite << " not finite";
+  const bool none_finite = facts.non_finite > 0 && facts.non_finite == c10::multiply_integers(facts.sizes);
+  if (!none_finite) out << " |x| " << facts.min_abs << ".." << facts.max_abs;
+  if (none_finite) {
+    out << " not finite";
+  } else if (facts.non_finite > 0) {
+    out << " and " << facts.non_finite << " not finite";
+  }
   return out.str();
+}
+
+double largest(at::ScalarType dtype) {
+  if (dtype == at::kHalf) return std::numeric_limits<at::Half>::max();
+  if (dtype == at::kBFloat16) return std::numeric_limits<at::BFloat16>::max();
+  return std::numeric_limits<float>::max();
 }
 
 std::string place(const NonFiniteOrigin& origin) {
@@ -94,13 +106,19 @@ bool has_known_domain(const NonFiniteOrigin& origin) { return domain_cure(origin
 std::string cure_for(const NonFiniteOrigin& origin) {
   switch (origin.cause) {
     case NonFiniteCause::kDtypeRange:
+      if (origin.by_autocast && !origin.module.empty() && !origin.inputs.empty() &&
+          !origin.inputs[0].name.empty())
+        return "no weight is of use at this size: look at what made it grow (learning rate, the checkpoint). "
+               "To train "
+               "with it all the same, keep_in_fp32(\"" +
+               origin.module + "\") or bf16, whose range is float32's";
       return (origin.inside_module && !origin.module.empty() && !contains(origin.module, " or ")
                   ? "keep this module in float32, keep_in_fp32(\"" + origin.module + "\")"
                   : std::string("run this part in float32, on inputs cast with .to(at::kFloat)")) +
              ", or train in bf16, whose range is float32's";
     case NonFiniteCause::kLossScale:
-      return "lower the loss scale (GradScaler halves it by itself; a step skipped now and then is normal). "
-             "If it "
+      return "lower the loss scale (a dynamic one backs off by itself; a step skipped now and then is "
+             "normal). If it "
              "returns at every scale, run this part in float32 or train in bf16";
     case NonFiniteCause::kOverflow:
       return "the values themselves have grown too large, and no dtype of training holds them: lower the "
@@ -121,16 +139,27 @@ std::string cure_for(const NonFiniteOrigin& origin) {
              "or select "
              "what goes on with where()";
     case NonFiniteCause::kParameter:
-      return "it was so before this batch: an earlier step broke it, or the checkpoint holds it so. Load an "
-             "older "
-             "checkpoint; lower the learning rate or clip gradients";
+      return "it was so before this batch: the file that it was loaded from holds it so, or an earlier step "
+             "broke it. "
+             "Nothing that follows can be right: go back to a checkpoint that is finite";
     case NonFiniteCause::kInput:
+      if (origin.backward)
+        return "no operation has made it: look at the hooks and at the backward of custom functions, where "
+               "they write "
+               "memory themselves";
       return "it came from outside the forward: look at the data of this batch and at its normalization (a "
-             "deviation of "
-             "0, a missing value, a cast to 16 bits)";
+             "deviation of 0, a missing value, a cast to 16 bits). Unless code of your own that is no "
+             "operation of "
+             "libtorch, or another thread, wrote it";
+    case NonFiniteCause::kAccumulation:
+      return "each batch's gradient is finite and their sum is not: lower the loss scale (a dynamic one "
+             "backs off by "
+             "itself), add up fewer batches, or take a mode whose gradients are float32 (16-mixed) or bf16";
     case NonFiniteCause::kUnknown:
-      return "the operation could not be tried in a wider dtype: run this part in float32, and look at its "
-             "inputs";
+      return contains(origin.op, "::")
+                 ? "the operation could not be tried in a wider dtype: run this part in float32, "
+                   "and look at its inputs"
+                 : "the code of a function of your own made it: look there";
   }
   return {};
 }
@@ -155,6 +184,8 @@ std::string_view to_string(NonFiniteCause cause) {
       return "a non-finite parameter or buffer";
     case NonFiniteCause::kInput:
       return "a non-finite input";
+    case NonFiniteCause::kAccumulation:
+      return "the sum over the accumulation window";
     case NonFiniteCause::kUnknown:
       return "unknown";
   }
@@ -163,8 +194,13 @@ std::string_view to_string(NonFiniteCause cause) {
 
 std::string NonFiniteOrigin::to_string() const {
   std::ostringstream out;
-  out << (backward ? "backward: " : "forward: ") << op;
-  if (!called_by.empty()) out << " (called by " << called_by << ")";
+  out << (backward ? "backward: " : "forward: ");
+  if (by_autocast) {
+    out << "autocast's cast to " << c10::toString(result.dtype) << " for " << called_by;
+  } else {
+    out << op;
+    if (!called_by.empty()) out << " (called by " << called_by << ")";
+  }
   if (!forward_op.empty()) out << " in the derivative of " << forward_op;
   out << place(*this);
   const bool met_it = cause == NonFiniteCause::kParameter || cause == NonFiniteCause::kInput;
@@ -172,9 +208,12 @@ std::string NonFiniteOrigin::to_string() const {
   for (size_t i = 0; !met_it && i < inputs.size(); ++i)
     out << (i == 0 ? ", from " : "; ") << describe(inputs[i]);
   out << "\ncause: " << mantissa::to_string(cause);
-  if (finite_in_float32)
+  if (by_autocast && cause == NonFiniteCause::kDtypeRange) {
+    out << " (a cast to " << c10::toString(result.dtype) << " ends at " << largest(result.dtype) << ")";
+  } else if (finite_in_float32 && (*finite_in_float32 || at::isReducedFloatingType(result.dtype))) {
     out << " (in float32 the same operation is " << (*finite_in_float32 ? "finite" : "not finite either")
         << ")";
+  }
   out << ". Cure: " << cure;
   return out.str();
 }

@@ -19,15 +19,16 @@ namespace mantissa {
 
 /// Why an operation made inf or nan.
 enum class NonFiniteCause {
-  kDtypeRange,  ///< forward: the result is finite in float32, and too large for the dtype that was used
-  kLossScale,   ///< the same in the backward pass, whose values grow with the loss scale
-  kOverflow,    ///< too large for float32 as well
-  kDomain,      ///< no dtype helps: log of 0, division by 0, the root's derivative at 0
-  kInfinities,  ///< infinities that were meant, as a mask's, met in a way that gives nan
-  kConstant,    ///< an inf or nan that the program wrote reached the loss
-  kParameter,   ///< a parameter or buffer was not finite before the batch
-  kInput,       ///< a tensor from outside the forward was not finite: the batch
-  kUnknown      ///< the operation could not be run again: random numbers, or no kernel for the wider dtype
+  kDtypeRange,    ///< forward: the result is finite in float32, and too large for the dtype that was used
+  kLossScale,     ///< the same in the backward pass, whose values grow with the loss scale
+  kOverflow,      ///< too large for float32 as well
+  kDomain,        ///< no dtype helps: log of 0, division by 0, the root's derivative at 0
+  kInfinities,    ///< infinities that were meant, as a mask's, met in a way that gives nan
+  kConstant,      ///< an inf or nan that the program wrote reached the loss
+  kParameter,     ///< a parameter or buffer was not finite before the batch
+  kInput,         ///< a tensor that no operation has made was not finite: the batch
+  kAccumulation,  ///< each batch's gradient is finite, their sum over the accumulation window is not
+  kUnknown        ///< the operation could not be run again: random numbers, or no kernel for the wider dtype
 };
 
 /// For users' logs: "beyond the dtype's range", ...
@@ -46,6 +47,7 @@ struct OperandFacts {
 struct NonFiniteOrigin {
   bool backward = false;       ///< in which pass
   std::string op;              ///< "aten::exp"; for a custom function's backward the name of its node
+  bool by_autocast = false;    ///< `op` is the cast that autocast has put before `called_by`
   std::string called_by;       ///< the operation that the program called, where `op` is a part of it
   std::string forward_op;      ///< backward: the operation whose derivative it is, where known
   std::string module;          ///< path of the module that it belongs to, or of the last one before it
@@ -69,10 +71,10 @@ struct NonFiniteOrigin {
 /// `forward_and_loss`: the batch's forward, with its autocast region, to a loss of one element, scaled as it
 /// was; no backward. With `from`, the batch begins there.
 ///
-/// Afterwards gradients, buffers and generators are as they were before the call, also when the batch throws.
-/// Weights are read, never written: call it before the optimizer steps on the bad gradients.
+/// Afterwards gradients, buffers and generators are as they were before the call, also when the batch throws, and so
+/// are parameters that the forward writes into. Call it before the optimizer steps on the bad gradients.
 /// Sync:    reads each operation's result; on the CPU about twice as long as the plain batch.
-/// Threads: autograd's own are observed too; one trace at a time in the process.
+/// Threads: autograd's own are observed too, those that the forward starts are not; one trace at a time in the process.
 /// Errors:  c10::ValueError if the loss is undefined or has not one element; c10::Error while another trace
 ///          runs.
 /// Example: nonfinite_trace_test.cpp, TraceNonFinite.NamesTheModuleWhoseProductOverflows
@@ -81,5 +83,23 @@ std::optional<NonFiniteOrigin> trace_nonfinite(torch::nn::Module& module,
 std::optional<NonFiniteOrigin> trace_nonfinite(torch::nn::Module& module,
                                                const std::function<at::Tensor()>& forward_and_loss,
                                                const ReplayPoint& from);
+
+/// One of the batches whose gradients are added up before a step.
+struct WindowBatch {
+  std::function<at::Tensor()> forward_and_loss;  ///< as for trace_nonfinite()
+  const ReplayPoint* from = nullptr;             ///< null: the batch begins as things stand
+};
+struct WindowOrigin {
+  size_t batch = 0;  ///< its place in the window
+  NonFiniteOrigin origin;
+};
+
+/// The same for an accumulation window: the first of its batches that is to blame. If each of them is finite and the
+/// sum of their gradients is not, the batch and the parameter where it ceases to be (cause kAccumulation).
+///
+/// Memory: one more set of gradients.
+/// Example: nonfinite_window_test.cpp, TraceNonFiniteWindow.FindsASumThatOverflowsThoughEveryTermIsFinite
+std::optional<WindowOrigin> trace_nonfinite_window(torch::nn::Module& module,
+                                                   const std::vector<WindowBatch>& batches);
 
 }  // namespace mantissa

@@ -55,12 +55,15 @@ struct Transformer final : Faulty {
 
   at::Tensor logits(const at::Tensor& from) {
     at::Tensor x = at_place("embedding", embedding(from));
-    const std::vector<at::Tensor> parts = qkv(at_place("norm1", norm1(x))).split(8, -1);
+    const std::vector<at::Tensor> parts = at_place("qkv", qkv(at_place("norm1", norm1(x)))).split(8, -1);
     at::Tensor scores = torch::bmm(parts[0], parts[1].transpose(1, 2)) / std::sqrt(8.0);
     scores = at_place("scores", scores) + mask.to(scores.scalar_type());
     const at::Tensor weights = at_place("softmax", torch::softmax(scores, -1));
-    x = x + projection(at_place("value", torch::bmm(weights, parts[2])));
-    x = x + at_place("mlp", mlp->forward(norm2(x)));
+    x = at_place("residual",
+                 x + at_place("projection", projection(at_place("value", torch::bmm(weights, parts[2])))));
+    at::Tensor y = at_place("fc1", mlp[0]->as<torch::nn::Linear>()->forward(at_place("norm2", norm2(x))));
+    y = at_place("gelu", mlp[1]->as<torch::nn::GELU>()->forward(y));
+    x = x + at_place("mlp", mlp[2]->as<torch::nn::Linear>()->forward(y));
     return at_place("head", head(x));
   }
   at::Tensor loss(const Precision& precision) override {
@@ -86,8 +89,8 @@ struct Convnet final : Faulty {
   }
   at::Tensor loss(const Precision& precision) override {
     const Scope scope = precision.forward_context();
-    at::Tensor x = at_place("conv", conv(precision.convert_input(images)));
-    x = torch::relu(at_place("norm", norm(x)));
+    at::Tensor x = at_place("conv", conv(at_place("images", precision.convert_input(images))));
+    x = at_place("relu", torch::relu(at_place("norm", norm(x))));
     x = at_place("pool", torch::max_pool2d(x, 2));
     const at::Tensor y = at_place("head", head(x.flatten(1))).to(at::kFloat);
     return at_place("loss", torch::nn::functional::cross_entropy(y, torch::tensor({0, 1, 2}, y.device())));
@@ -119,17 +122,21 @@ struct Position {
 };
 constexpr Position kTransformerPositions[] = {{"embedding", "embedding", "norm1"},
                                               {"norm1", "norm1", "qkv"},
+                                              {"qkv", "qkv", "projection"},
                                               {"scores", "qkv", "projection"},
                                               {"softmax", "qkv", "projection"},
                                               {"value", "qkv", "projection"},
+                                              {"projection", "projection", "norm2"},
+                                              {"residual", "projection", "norm2"},
+                                              {"norm2", "norm2", "mlp.fc1"},
+                                              {"fc1", "mlp.fc1", "mlp.fc2"},
+                                              {"gelu", "mlp.fc1", "mlp.fc2"},
                                               {"mlp", "mlp.fc2", "head"},
                                               {"head", "head", ""},
                                               {"loss", "head", ""}};
-constexpr Position kConvnetPositions[] = {{"conv", "conv", "norm"},
-                                          {"norm", "norm", "head"},
-                                          {"pool", "norm", "head"},
-                                          {"head", "head", ""},
-                                          {"loss", "head", ""}};
+constexpr Position kConvnetPositions[] = {{"conv", "conv", "norm"}, {"norm", "norm", "head"},
+                                          {"relu", "norm", "head"}, {"pool", "norm", "head"},
+                                          {"head", "head", ""},     {"loss", "head", ""}};
 
 class InEveryMode : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(TraceNonFinite, InEveryMode,
@@ -174,6 +181,14 @@ TEST_P(InEveryMode, NamesALogOfANegativeValueWhereverItStands) {
   };
   expect_found_at<Transformer>(kTransformerPositions, GetParam(), fault, check);
   expect_found_at<Convnet>(kConvnetPositions, GetParam(), fault, check);
+}
+
+TEST(TraceNonFinite, NamesAnOperationBeforeTheFirstModule) {
+  Convnet net;
+  net.faults["images"] = [](const at::Tensor& x) { return torch::log(x * 0 - 1); };
+  const auto origin = trace(net);
+  ASSERT_TRUE(origin);
+  EXPECT_THAT(origin->to_string(), testing::StartsWith("forward: aten::log before conv made output 0"));
 }
 
 TEST_P(InEveryMode, NamesTheRootWhoseDerivativeAtZeroIsInfinite) {
@@ -221,7 +236,10 @@ TEST(TraceNonFinite, NamesTheCastOfAWeightThatIsTooLarge) {
   set(net.qkv->weight, [](at::Tensor& w) { w[5][2] = 1e5; });
   const auto origin = trace(net, "16-mixed");
   ASSERT_TRUE(origin);
-  EXPECT_EQ(origin->op, "aten::copy_") << origin->to_string();
+  EXPECT_TRUE(origin->by_autocast);
+  EXPECT_THAT(origin->to_string(),
+              HasSubstr("forward: autocast's cast to Half for aten::matmul in qkv made"));
+  EXPECT_THAT(origin->to_string(), HasSubstr("ends at 65504"));
   EXPECT_EQ(origin->module, "qkv");
   EXPECT_EQ(origin->cause, NonFiniteCause::kDtypeRange);
   EXPECT_EQ(origin->result.non_finite, 1);

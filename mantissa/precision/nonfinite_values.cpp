@@ -21,14 +21,30 @@ at::Tensor as_real(const at::Tensor& values) {
 }  // namespace
 
 bool is_strided(const at::Tensor& t) {
-  return t.defined() && t.layout() == at::kStrided && !t.is_meta() && t.numel() > 0 && !t._is_zerotensor() &&
-         t.has_storage();
+  return t.defined() && t.layout() == at::kStrided && !t.is_nested() && !t.is_meta() && t.numel() > 0 &&
+         !t._is_zerotensor() && t.has_storage();
 }
 
 at::Tensor values_of(const at::Tensor& t) {
   if (!t.defined() || !(t.is_floating_point() || t.is_complex())) return {};
-  if (t.layout() == at::kSparse) return values_of(t._values());
-  return is_strided(t) ? t : at::Tensor();
+  switch (t.layout()) {
+    case at::kSparse:
+      return values_of(t._values());
+    case at::kSparseCsr:
+    case at::kSparseCsc:
+    case at::kSparseBsr:
+    case at::kSparseBsc:
+      return values_of(t.values());
+    default:
+      return is_strided(t) ? t : at::Tensor();
+  }
+}
+
+at::Tensor unexpanded(const at::Tensor& t) {
+  at::Tensor own = t;
+  for (int64_t d = t.dim(); d-- > 0;)
+    if (t.stride(d) == 0 && t.size(d) > 1) own = own.select(d, 0);
+  return own;
 }
 
 Finiteness look_at(const at::Tensor& values) {

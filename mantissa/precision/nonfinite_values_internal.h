@@ -23,6 +23,9 @@ struct Finiteness {
 /// One pass without a temporary. Where there is a nan, an inf beside it is not seen.
 Finiteness look_at(const at::Tensor& values);
 
+/// `t` without the dimensions that only repeat it: of a bias that was expanded over a batch, the bias.
+at::Tensor unexpanded(const at::Tensor& t);
+
 /// Whether there is nothing but 0 and -inf, as in an additive attention mask.
 bool is_mask(const at::Tensor& values);
 

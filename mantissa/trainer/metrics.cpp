@@ -35,7 +35,8 @@ Metrics MeanMetrics::compute() const {
   for (const auto& [name, sum] : sums_) {
     if (sum.weight == 0) continue;
     const double total = sum.host + (sum.device.defined() ? sum.device.item<double>() : 0.0);
-    means[name] = total / sum.weight;
+    const double mean = total / sum.weight;
+    means[name] = std::isnan(mean) ? std::abs(mean) : mean;  // some nans have a sign, and print it
   }
   return means;
 }

@@ -1,6 +1,7 @@
 #include "mantissa/trainer/progress_bar.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -49,7 +50,10 @@ void ProgressBar::on_train_batch_end(const Trainer& /*trainer*/, const TrainBatc
   const double elapsed = std::chrono::duration<double>(now - epoch_start_).count();
   std::string line = fmt::format("{} {} {}/{}  {:.1f} batches/s", epoch_label(batch.epoch), bar, batches_,
                                  total, static_cast<double>(batches_) / std::max(elapsed, 1e-9));
-  if (batch.loss.defined()) line += fmt::format("  loss {:.4g}", batch.loss.item<double>());
+  if (batch.loss.defined()) {
+    const double loss = batch.loss.item<double>();
+    line += fmt::format("  loss {:.4g}", std::isnan(loss) ? std::abs(loss) : loss);
+  }
   if (skipped_ > 0) line += fmt::format("  skipped {}", skipped_);
   clear_line();
   show(fit_to_terminal(std::move(line), out_));

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include <ATen/ops/linalg_vector_norm.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
@@ -17,6 +18,7 @@
 #include "mantissa/precision/init.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/logging_into_internal.h"
 
 namespace mantissa {
 namespace {
@@ -98,16 +100,19 @@ class EvaluationMode {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
 };
 
-/// Points Task::log() at `metrics` for one batch.
-class LoggingInto {
- public:
-  LoggingInto(MeanMetrics*& slot, MeanMetrics& metrics) : slot_(slot), outer_(slot) { slot_ = &metrics; }
-  ~LoggingInto() { slot_ = outer_; }
-
- private:
-  MeanMetrics*& slot_;
-  MeanMetrics* outer_;
-};
+/// Sync: reads one number.
+bool gradients_are_finite(torch::optim::Optimizer& optimizer) {
+  at::Tensor total;  // 0, or nan
+  for (const at::Tensor& parameter : main_params(optimizer)) {
+    if (!parameter.grad().defined()) continue;
+    const at::Tensor gradient = parameter.grad().detach();
+    const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+    if (values.numel() == 0) continue;
+    const at::Tensor none = at::linalg_vector_norm(values, HUGE_VAL).mul(0);
+    total = total.defined() ? total + none.to(total.options()) : none;
+  }
+  return !total.defined() || std::isfinite(total.item<double>());
+}
 
 }  // namespace
 
@@ -157,7 +162,9 @@ at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool en
         epoch_, " returned ", loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
         "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
     const int64_t count = options_.accumulate_grad_batches;
-    const at::Tensor scaled = precision_->pre_backward(count > 1 ? loss / count : loss);
+    const at::Tensor share = count > 1 ? loss / count : loss;
+    const at::Tensor scaled = precision_->pre_backward(share);
+    is_scaled_ = !scaled.is_same(share);
     task.on_before_backward(scaled);
     scaled.backward();
     task.on_after_backward();
@@ -167,50 +174,12 @@ at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool en
   if (is_noted && !loss.defined()) window_.pop_back();  // left out: it cannot be the one
   if (ends_window && (loss.defined() || has_gradients(optimizer))) {
     precision_->unscale_gradients(optimizer);
+    // A scaler drops the step, and the trace can wait until then; without one the step breaks the weights.
+    if (is_noted && !is_scaled_ && !origin_ && !gradients_are_finite(optimizer)) trace_window(task);
     task.on_before_optimizer_step(optimizer);
     precision_->clip_gradients(optimizer, options_.gradient_clip_val, clip_algorithm_);
   }
   return loss.defined() ? loss.detach() : loss;
-}
-
-bool Trainer::note_for_replay(Task& task, const Batch& batch, bool begins_window) {
-  if (begins_window) {
-    window_.clear();
-    before_window_.reset();
-    if (options_.transactional) before_window_.emplace(task.module());
-  }
-  if (!options_.trace_nonfinite || traces_left_ == 0) return false;
-  window_.push_back({batch, batch_index_, ReplayPoint(task.module())});
-  return true;
-}
-
-void Trainer::trace_window(Task& task) {
-  if (origin_ || traces_left_ == 0) return;
-  --traces_left_;
-  MeanMetrics seen_already;
-  const LoggingInto scope(task.metrics_, seen_already);
-  for (const WindowBatch& noted : window_) {
-    const auto forward_and_loss = [&] {
-      at::Tensor loss;
-      {
-        const Scope forward = precision_->forward_context();
-        loss = task.training_step(noted.batch, noted.index);
-      }
-      TORCH_CHECK(loss.defined(), "training_step() gave no loss the second time");
-      return precision_->scale_loss(loss / options_.accumulate_grad_batches);
-    };
-    try {
-      origin_ = trace_nonfinite(task.module(), forward_and_loss, noted.before);
-    } catch (const std::exception& error) {  // the training itself is sound
-      TORCH_WARN("trace_nonfinite: batch ", noted.index, " of epoch ", epoch_,
-                 " could not be run again: ", error.what());
-      return;
-    }
-    if (!origin_) continue;
-    origin_is_new_ = true;
-    TORCH_WARN("batch ", noted.index, " of epoch ", epoch_, ": ", origin_->to_string());
-    return;
-  }
 }
 
 TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) {
@@ -226,6 +195,10 @@ TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) 
     done.step = precision_->optimizer_step(*optimizers_.optimizer, closure);
     window_batches_ = 0;
     if (done.step.cause == SkipCause::kNonFiniteGradients && options_.trace_nonfinite) trace_window(task);
+    if (!done.step.skipped) {
+      ++steps_taken_;
+      overflows_in_a_row_ = 0;
+    }
     if (done.step.skipped && before_window_) before_window_->restore_buffers();
     if (optimizers_.scheduler && optimizers_.interval == OptimizerConfig::Interval::kStep &&
         !done.step.skipped)
@@ -265,6 +238,8 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
         options_.accumulate_grad_batches, " cannot follow; set it to 1, or take another optimizer");
     precision_->setup_optimizer(*optimizers_.optimizer);
     traces_left_ = TrainerOptions::kMaxTraces;
+    steps_taken_ = overflows_in_a_row_ = 0;
+    told_of_scale_ = false;
     tell([&](Callback& c) {
       c.on_fit_start(*this, {train.size(), options_.max_epochs, options_.max_steps});
     });

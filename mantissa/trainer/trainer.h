@@ -48,11 +48,13 @@ struct TrainerOptions {
   /// A skipped step leaves no trace: buffers (batch norm's statistics) are as before its window; parameters, optimizer
   /// and schedule are in any case. Costs a copy of the buffers each window.
   bool transactional = false;
-  /// On a skipped step or a loss that is not finite, runs the window again under observation and warns with the operation
-  /// that made the first inf or nan: see nonfinite_trace.h. At most kMaxTraces times a fit.
-  /// Memory: holds the batches of a window. Sync: reads each loss.
+  /// On a skipped step, and on a loss or (without a scaler) a gradient that is not finite, runs the window again under
+  /// observation and warns with the operation that made the first inf or nan: see nonfinite_trace.h. At most kMaxTraces
+  /// warnings a fit; a dynamic loss scale that was too high is none, unless it is so kOverflowsInARow times in a row.
+  /// Weights that are not finite are told of once, and nothing after them.
+  /// Memory: holds the batches of a window. Sync: reads each loss, and without a scaler the size of the gradients.
   bool trace_nonfinite = false;
-  static constexpr int kMaxTraces = 10;
+  static constexpr int kMaxTraces = 10, kOverflowsInARow = 10;
   /// Validation after every N-th epoch and after the last.
   int64_t check_val_every_n_epoch = 1;
   /// Validation under inference mode; false: with gradients merely off.
@@ -114,6 +116,7 @@ class Trainer {
   at::Tensor forward_and_backward(Task& task, const Batch& batch, bool ends_window);
   bool note_for_replay(Task& task, const Batch& batch, bool begins_window);
   void trace_window(Task& task);
+  void report_origin(int64_t batch_index);
   Metrics run_validation(Task& task, Loader& val);
   Batch to_device(const Batch& batch) const;
 
@@ -125,16 +128,20 @@ class Trainer {
   OptimizerConfig optimizers_;
   int64_t epoch_ = 0, batch_index_ = 0, window_batches_ = 0;
 
-  struct WindowBatch {
+  struct NotedBatch {
     Batch batch;
     int64_t index = 0;
     ReplayPoint before;
   };
-  std::vector<WindowBatch> window_;  ///< while trace_nonfinite may still want it
+  std::vector<NotedBatch> window_;  ///< while trace_nonfinite may still want it
   std::optional<ReplayPoint> before_window_;
   std::optional<NonFiniteOrigin> origin_;  ///< of this window
   bool origin_is_new_ = false;             ///< found in this batch
   int traces_left_ = 0;
+  int64_t steps_taken_ = 0;         ///< in this fit, skipped ones not included
+  int64_t overflows_in_a_row_ = 0;  ///< skipped steps whose gradients were too large for the loss scale
+  bool is_scaled_ = false;          ///< the loss, before its backward pass
+  bool told_of_scale_ = false;
 };
 
 }  // namespace mantissa

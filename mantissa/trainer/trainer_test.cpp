@@ -346,7 +346,7 @@ TEST(Trainer, TracesASkippedStepToItsOperationAndTellsCallbacks) {
 TEST(Trainer, TracesNoMoreThanAFewTimes) {
   Normed task;
   ListLoader train = pairs_of(std::vector<float>(30, 100));
-  Trainer trainer({.precision = "32-true", .device = "cpu", .trace_nonfinite = true});
+  Trainer trainer({.precision = "16-mixed", .device = "cpu", .trace_nonfinite = true});
   trainer.fit(task, train);
   EXPECT_EQ(task.steps, 30 + TrainerOptions::kMaxTraces);
 }

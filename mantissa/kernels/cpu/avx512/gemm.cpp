@@ -1,77 +1,10 @@
 #include "mantissa/kernels/cpu/gemm.h"
 
-#include <immintrin.h>
-
+#include "mantissa/kernels/cpu/avx512/vector_internal.h"
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 #include "mantissa/kernels/cpu/gemv_internal.h"
 
 namespace mantissa::cpu::avx512 {
-namespace {
-
-/// 12 x 32: 24 sums and 2 vectors of b of the 32 registers; a comes from memory inside the multiply-add.
-struct Avx512 {
-  static constexpr int kLanes = 16, kRows = 12, kVectors = 2;
-  using Float = __m512;
-  using Short = __m256i;
-
-  static Float zero() { return _mm512_setzero_ps(); }
-  static Float load(const float* from) { return _mm512_loadu_ps(from); }
-  static void store(float* to, Float x) { _mm512_storeu_ps(to, x); }
-  static Float broadcast(const float* from) { return _mm512_set1_ps(*from); }
-  static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
-  static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
-  static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
-
-  static Short load_short(const uint16_t* from) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  }
-  static void store_short(uint16_t* to, Short x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); }
-  static Float widen_bf16(Short x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-  }
-  static Short narrow_bf16(Float x) {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded =
-        _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(is_nan, rounded, _mm512_set1_epi32(0x7fc0)));
-  }
-  static Float widen_fp16(Short x) { return _mm512_cvtph_ps(x); }
-  static Short narrow_fp16(Float x) {
-    return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
-
-  [[gnu::always_inline]] static inline void transpose(Float* rows) {
-    // Pairs and quadruples of rows inside each quarter; then quarters, as a 4 x 4 transpose of 128 bits each.
-    Float pairs[16], quads[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-      pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-      pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-      quads[i] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
-      quads[i + 1] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
-      quads[i + 2] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
-      quads[i + 3] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const Float even_low = _mm512_shuffle_f32x4(quads[i], quads[i + 4], 0x88);
-      const Float odd_low = _mm512_shuffle_f32x4(quads[i], quads[i + 4], 0xdd);
-      const Float even_high = _mm512_shuffle_f32x4(quads[i + 8], quads[i + 12], 0x88);
-      const Float odd_high = _mm512_shuffle_f32x4(quads[i + 8], quads[i + 12], 0xdd);
-      rows[i] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
-      rows[i + 4] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
-      rows[i + 8] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
-      rows[i + 12] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
-    }
-  }
-};
-
-}  // namespace
 
 void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   if (is_gemv<Avx512>(g)) return gemv<Avx512>(g, part, scratch);

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <immintrin.h>
+
+namespace mantissa::cpu::avx2 {
+// Not shared with other sources: no linker may take one tier's copy for another's.
+namespace {
+
+/// 6 x 16: 12 sums, 2 vectors of b and 1 of a are 15 of the 16 registers.
+struct Avx2 {
+  static constexpr int kLanes = 8, kRows = 6, kVectors = 2;
+  using Float = __m256;
+  using Short = __m128i;
+
+  static Float zero() { return _mm256_setzero_ps(); }
+  static Float load(const float* from) { return _mm256_loadu_ps(from); }
+  static void store(float* to, Float x) { _mm256_storeu_ps(to, x); }
+  static Float broadcast(const float* from) { return _mm256_broadcast_ss(from); }
+  static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
+  static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
+  static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+
+  static Short load_short(const uint16_t* from) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  }
+  static void store_short(uint16_t* to, Short x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), x); }
+  static Float widen_bf16(Short x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  }
+  static Short narrow_bf16(Float x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i kept = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
+  }
+  static Float widen_fp16(Short x) { return _mm256_cvtph_ps(x); }
+  static Short narrow_fp16(Float x) {
+    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+
+  [[gnu::always_inline]] static inline void transpose(Float* rows) {
+    // Pairs of rows, then quadruples inside each half, then the halves.
+    const Float a0 = _mm256_unpacklo_ps(rows[0], rows[1]), a1 = _mm256_unpackhi_ps(rows[0], rows[1]);
+    const Float a2 = _mm256_unpacklo_ps(rows[2], rows[3]), a3 = _mm256_unpackhi_ps(rows[2], rows[3]);
+    const Float a4 = _mm256_unpacklo_ps(rows[4], rows[5]), a5 = _mm256_unpackhi_ps(rows[4], rows[5]);
+    const Float a6 = _mm256_unpacklo_ps(rows[6], rows[7]), a7 = _mm256_unpackhi_ps(rows[6], rows[7]);
+    const Float b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee);
+    const Float b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
+    const Float b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee);
+    const Float b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
+    rows[0] = _mm256_permute2f128_ps(b0, b4, 0x20), rows[4] = _mm256_permute2f128_ps(b0, b4, 0x31);
+    rows[1] = _mm256_permute2f128_ps(b1, b5, 0x20), rows[5] = _mm256_permute2f128_ps(b1, b5, 0x31);
+    rows[2] = _mm256_permute2f128_ps(b2, b6, 0x20), rows[6] = _mm256_permute2f128_ps(b2, b6, 0x31);
+    rows[3] = _mm256_permute2f128_ps(b3, b7, 0x20), rows[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
+  }
+};
+
+}  // namespace
+}  // namespace mantissa::cpu::avx2
