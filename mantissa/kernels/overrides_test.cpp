@@ -46,10 +46,21 @@ bool ours_is_registered(const char* name, const char* overload = "") {
 TEST_F(Overrides, AreOnAndOffByACall) {
   EXPECT_TRUE(cpu_kernels_enabled());
   const std::vector<std::pair<const char*, const char*>> names = {
-      {"aten::mm", ""},         {"aten::mm", "out"},    {"aten::addmm", ""},  {"aten::addmm", "out"},
-      {"aten::addmm_", ""},     {"aten::bmm", ""},      {"aten::bmm", "out"}, {"aten::baddbmm", ""},
-      {"aten::baddbmm", "out"}, {"aten::baddbmm_", ""}, {"aten::addmv", ""},  {"aten::addmv", "out"},
-      {"aten::addmv_", ""},     {"aten::dot", ""}};
+      {"aten::mm", ""},
+      {"aten::mm", "out"},
+      {"aten::addmm", ""},
+      {"aten::addmm", "out"},
+      {"aten::addmm_", ""},
+      {"aten::bmm", ""},
+      {"aten::bmm", "out"},
+      {"aten::baddbmm", ""},
+      {"aten::baddbmm", "out"},
+      {"aten::baddbmm_", ""},
+      {"aten::addmv", ""},
+      {"aten::addmv", "out"},
+      {"aten::addmv_", ""},
+      {"aten::dot", ""},
+      {"aten::_amp_foreach_non_finite_check_and_unscale_", ""}};
   for (const auto& [name, overload] : names)
     EXPECT_TRUE(ours_is_registered(name, overload)) << name << overload;
   EXPECT_TRUE(enable_cpu_kernels()) << "a second time";

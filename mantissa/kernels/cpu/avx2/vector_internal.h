@@ -20,6 +20,7 @@ struct Avx2 {
   static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
   static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
   static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+  static bool is_nan(Float x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 
   static Short load_short(const uint16_t* from) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));

@@ -20,6 +20,7 @@ struct Avx512 {
   static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
   static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
   static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+  static bool is_nan(Float x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 
   static Short load_short(const uint16_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));

@@ -1,0 +1,87 @@
+#include "mantissa/kernels/unscale.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale_native.h>
+
+namespace mantissa {
+namespace {
+
+struct Run {
+  char* data;
+  cpu::Element element;
+  int64_t begin, count;  ///< counted over all tensors
+};
+
+/// Null where libtorch's kernel is the one to go: for its errors too.
+const cpu::Element* element_of(const at::Tensor& tensor) {
+  static constexpr cpu::Element kFloat32 = cpu::Element::kFloat32, kFloat16 = cpu::Element::kFloat16,
+                                kBFloat16 = cpu::Element::kBFloat16;
+  if (!tensor.is_cpu() || tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
+    return nullptr;
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return &kFloat32;
+    case at::kHalf:
+      return &kFloat16;
+    case at::kBFloat16:
+      return &kBFloat16;
+    default:
+      return nullptr;
+  }
+}
+
+bool is_scalar(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.numel() == 1 && tensor.scalar_type() == at::kFloat;
+}
+
+}  // namespace
+
+const std::vector<UnscaleBuild>& unscale_builds() {
+  static const std::vector<UnscaleBuild> builds = {
+#if defined(__x86_64__)
+    {CpuTier::kAvx512, cpu::avx512::unscale},
+    {CpuTier::kAvx2, cpu::avx2::unscale},
+#endif
+    {CpuTier::kGeneric, cpu::generic::unscale}
+  };
+  return builds;
+}
+
+void non_finite_check_and_unscale_(at::TensorList gradients, at::Tensor& found_inf,
+                                   const at::Tensor& inv_scale) {
+  static const UnscaleBuild& build =
+      *std::find_if(unscale_builds().begin(), unscale_builds().end(),
+                    [](const UnscaleBuild& each) { return each.tier <= cpu_tier(); });
+  const auto stock = [&] {
+    at::native::_amp_foreach_non_finite_check_and_unscale_cpu_(gradients, found_inf, inv_scale);
+  };
+  if (!is_scalar(found_inf) || !is_scalar(inv_scale)) return stock();
+  std::vector<Run> runs;
+  runs.reserve(gradients.size());
+  int64_t total = 0;
+  for (const at::Tensor& gradient : gradients) {
+    const cpu::Element* const element = element_of(gradient);
+    if (element == nullptr) return stock();
+    runs.push_back({static_cast<char*>(gradient.mutable_data_ptr()), *element, total, gradient.numel()});
+    total += gradient.numel();
+  }
+  const float factor = *inv_scale.const_data_ptr<float>();
+  std::atomic<bool> found = false;
+  // A thread is worth waking for some ten microseconds of work.
+  at::parallel_for(0, total, 1 << 15, [&](int64_t begin, int64_t end) {
+    auto run = std::upper_bound(runs.begin(), runs.end(), begin,
+                                [](int64_t at, const Run& each) { return at < each.begin; });
+    for (--run; run != runs.end() && run->begin < end; ++run) {
+      const int64_t first = std::max(begin, run->begin) - run->begin;
+      const int64_t last = std::min(end, run->begin + run->count) - run->begin;
+      const int64_t bytes = run->element == cpu::Element::kFloat32 ? 4 : 2;
+      if (build.run(run->data + first * bytes, run->element, last - first, factor)) found = true;
+    }
+  });
+  if (found) *found_inf.mutable_data_ptr<float>() = 1;
+}
+
+}  // namespace mantissa
