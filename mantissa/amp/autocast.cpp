@@ -4,6 +4,7 @@
 
 #include "mantissa/amp/kept_weights_internal.h"
 #include "mantissa/core/device.h"
+#include "mantissa/kernels/overrides.h"
 
 namespace mantissa {
 namespace {
@@ -65,6 +66,7 @@ Autocast::Autocast(at::DeviceType device_type, const AutocastOptions& options) :
   enabled_ = options.enabled && validate(device_type, dtype_);
   previous_enabled_ = at::autocast::is_autocast_enabled(device_type);
   previous_cache_enabled_ = at::autocast::is_autocast_cache_enabled();
+  if (enabled_ && device_type == at::kCPU) enable_cpu_kernels_by_default();
   watches_kept_weights_ = enabled_ && kept_weights::begin_watch();
 
   // Nothing below throws: the state is either entered whole or not at all.

@@ -10,6 +10,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/core/default_dtype.h"
+#include "mantissa/kernels/overrides.h"
 
 namespace mantissa {
 namespace {
@@ -63,7 +64,9 @@ TrueDtype::TrueDtype(at::ScalarType dtype, TrueDtypeOptions options)
     : ScaledPrecision{checked_name(dtype, options), std::move(options.scaler)},  // braces: in this order
       dtype_(dtype),
       keep_batchnorm_fp32_(options.keep_batchnorm_fp32),
-      use_master_weights_(options.master_weights) {}
+      use_master_weights_(options.master_weights) {
+  if (dtype == at::kHalf || dtype == at::kBFloat16) enable_cpu_kernels_by_default();
+}
 
 void TrueDtype::convert_module(torch::nn::Module& module) {
   ScaledPrecision::convert_module(module);

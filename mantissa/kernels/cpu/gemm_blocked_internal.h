@@ -6,6 +6,7 @@
 //   kLanes, kRows, kVectors     lanes of a vector; the tile of the result: kRows x (kVectors * kLanes)
 //   Float, Short                kLanes float32, kLanes 16-bit values
 //   zero, load, store, broadcast, add, mul, fma (a * b + c)
+//   load_some, load_short_some  the first elements, 0 in the other lanes, whose memory is not read
 //   load_short, store_short, widen_bf16, narrow_bf16, widen_fp16, narrow_fp16   (narrow: to nearest even, NaN kept)
 //   transpose(Float* rows)      of kLanes vectors
 
@@ -32,16 +33,34 @@ struct Elements {
   using Float = typename V::Float;
 
   [[gnu::always_inline]] static inline Float load(const Storage* from) {
-    if constexpr (kElement == Element::kBFloat16) {
-      return V::widen_bf16(V::load_short(from));
-    } else if constexpr (kElement == Element::kFloat16) {
-      return V::widen_fp16(V::load_short(from));
-    } else if constexpr (kRounded == Element::kBFloat16) {
-      return V::widen_bf16(V::narrow_bf16(V::load(from)));
-    } else if constexpr (kRounded == Element::kFloat16) {
-      return V::widen_fp16(V::narrow_fp16(V::load(from)));
+    if constexpr (kElement == Element::kFloat32) {
+      return widen(V::load(from));
     } else {
-      return V::load(from);
+      return widen(V::load_short(from));
+    }
+  }
+
+  /// The first `count` of kLanes, fewer than all; 0 in the other lanes, whose memory is not read.
+  [[gnu::always_inline]] static inline Float load_some(const Storage* from, int64_t count) {
+    if constexpr (kElement == Element::kFloat32) {
+      return widen(V::load_some(from, count));
+    } else {
+      return widen(V::load_short_some(from, count));
+    }
+  }
+
+  template <typename Raw>
+  [[gnu::always_inline]] static inline Float widen(Raw raw) {
+    if constexpr (kElement == Element::kBFloat16) {
+      return V::widen_bf16(raw);
+    } else if constexpr (kElement == Element::kFloat16) {
+      return V::widen_fp16(raw);
+    } else if constexpr (kRounded == Element::kBFloat16) {
+      return V::widen_bf16(V::narrow_bf16(raw));
+    } else if constexpr (kRounded == Element::kFloat16) {
+      return V::widen_fp16(V::narrow_fp16(raw));
+    } else {
+      return raw;
     }
   }
 
@@ -55,7 +74,7 @@ struct Elements {
     }
   }
 
-  /// The first `count` of kLanes, `stride` apart; 0 in the other lanes, whose memory is not read.
+  /// The same of elements that are `stride` apart, up to all of them.
   static Float gather(const Storage* from, int64_t stride, int64_t count) {
     alignas(64) Storage values[V::kLanes] = {};
     for (int64_t i = 0; i < count; ++i) values[i] = from[i * stride];
@@ -82,8 +101,18 @@ void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64
         V::store(to + k * kWidth + v * V::kLanes, Source::load(from + k * k_stride + v * V::kLanes));
     return;
   }
+  if (lane_stride == 1) {
+    const int64_t whole = lanes / V::kLanes * V::kLanes;
+    for (int64_t k = 0; k < depth; ++k) {
+      for (int64_t lane = 0; lane < whole; lane += V::kLanes)
+        V::store(to + k * kWidth + lane, Source::load(from + k * k_stride + lane));
+      if (whole < lanes)
+        V::store(to + k * kWidth + whole, Source::load_some(from + k * k_stride + whole, lanes - whole));
+    }
+    return;
+  }
   if (k_stride == 1) {
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kVectors && v * V::kLanes < lanes; ++v) {
       constexpr int kMost = kWidth < V::kLanes ? kWidth : V::kLanes;
       const int64_t here = lanes - v * V::kLanes < kMost ? lanes - v * V::kLanes : kMost;
       const typename Source::Storage* const first = from + v * V::kLanes * lane_stride;
@@ -96,7 +125,9 @@ void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64
             rows[lane] = lane < kMost ? Source::load(first + lane * lane_stride + k) : V::zero();
         } else {
           for (int64_t lane = 0; lane < V::kLanes; ++lane)
-            rows[lane] = lane < here ? Source::gather(first + lane * lane_stride + k, 1, steps) : V::zero();
+            rows[lane] = lane >= here         ? V::zero()
+                         : steps == V::kLanes ? Source::load(first + lane * lane_stride + k)
+                                              : Source::load_some(first + lane * lane_stride + k, steps);
         }
         V::transpose(rows);
         float* const out = to + k * kWidth + v * V::kLanes;
@@ -195,9 +226,8 @@ typename V::Float load_from(const ConstMatrix& matrix, int64_t offset, int64_t s
       matrix.element, matrix.element, [&](auto source) __attribute__((always_inline)) {
         using Source = decltype(source);
         const auto* const from = static_cast<const typename Source::Storage*>(matrix.data) + offset;
-        return stride == 1 && count >= V::kLanes
-                   ? Source::load(from)
-                   : Source::gather(from, stride, count < V::kLanes ? count : V::kLanes);
+        if (stride != 1) return Source::gather(from, stride, count < V::kLanes ? count : V::kLanes);
+        return count < V::kLanes ? Source::load_some(from, count) : Source::load(from);
       });
 }
 
@@ -294,20 +324,28 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
       const int64_t rows_end = least<V>(rows_begin + kGemmRows, part.row_end);
       for (int64_t k = 0; k < g.k; k += kGemmBlockK) {
         const int64_t depth = least<V>(kGemmBlockK, g.k - k);
-        const int64_t b_at = part.batch * g.b.batch_stride + k * g.b.row_stride + col * g.b.col_stride;
-        pack<V, kColumns>(g.b.element, g.a.element,
-                          {at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col}, cols, depth,
-                          scratch.b);
+        // A panel of b is packed right before its first use; where that is its only use, always into the same memory,
+        // which stays in the first cache level.
+        const int64_t b_step = rows_end - rows_begin > kGemmBlockM ? depth : 0;
         for (int64_t row = rows_begin; row < rows_end; row += kGemmBlockM) {
           const int64_t rows = least<V>(kGemmBlockM, rows_end - row);
           const int64_t a_at = part.batch * g.a.batch_stride + row * g.a.row_stride + k * g.a.col_stride;
           pack<V, V::kRows>(g.a.element, g.b.element,
                             {at<V>(g.a, a_at), g.a.row_stride, g.a.col_stride, g.m - row}, rows, depth,
                             scratch.a);
-          for (int64_t j = 0; j < cols; j += kColumns)
-            multiply_panel<V>(g, {part.batch, row, col + j, rows, least<V>(kColumns, cols - j)}, depth,
-                              k == 0, k + depth == g.k, scratch.a, scratch.b + j * depth,
-                              scratch.sums + (row - rows_begin) * stride + j, stride);
+          for (int64_t j = 0; j < cols; j += kColumns) {
+            const int64_t here = least<V>(kColumns, cols - j);
+            float* const panel = scratch.b + j * b_step;
+            if (row == rows_begin) {
+              const int64_t b_at =
+                  part.batch * g.b.batch_stride + k * g.b.row_stride + (col + j) * g.b.col_stride;
+              pack<V, kColumns>(g.b.element, g.a.element,
+                                {at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col - j}, here,
+                                depth, panel);
+            }
+            multiply_panel<V>(g, {part.batch, row, col + j, rows, here}, depth, k == 0, k + depth == g.k,
+                              scratch.a, panel, scratch.sums + (row - rows_begin) * stride + j, stride);
+          }
         }
       }
     }

@@ -60,9 +60,12 @@ void multiply_columns(const float* a, const typename Source::Storage* from, int6
     }
   }
   for (; k < depth; k += V::kLanes) {
-    const int64_t count = depth - k < V::kLanes ? depth - k : V::kLanes;
-    for (int j = 0; j < kCols; ++j)
-      even[j] = V::fma(V::load(a + k), Source::gather(from + j * col_stride + k, 1, count), even[j]);
+    const auto row = V::load(a + k);  // 0 past its end
+    for (int j = 0; j < kCols; ++j) {
+      const auto* const column = from + j * col_stride + k;
+      even[j] = V::fma(
+          row, depth - k < V::kLanes ? Source::load_some(column, depth - k) : Source::load(column), even[j]);
+    }
   }
   for (int j = 0; j < kCols; ++j) {
     alignas(64) float lanes[V::kLanes];

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <immintrin.h>
 
 namespace mantissa::cpu::avx2 {
@@ -22,6 +23,23 @@ struct Avx2 {
   static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
   static bool is_nan(Float x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 
+  static Float load_some(const float* from, int64_t count) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes));
+  }
+  /// Up to three elements.
+  static uint64_t load_few(const uint16_t* from, int64_t count) {
+    if (count < 2) return count == 0 ? 0 : *from;
+    uint32_t two = 0;
+    std::memcpy(&two, from, sizeof two);
+    return count == 2 ? two : two | static_cast<uint64_t>(from[2]) << 32;
+  }
+  static Short load_short_some(const uint16_t* from, int64_t count) {
+    if (count < 4) return _mm_cvtsi64_si128(static_cast<int64_t>(load_few(from, count)));
+    uint64_t four = 0;
+    std::memcpy(&four, from, sizeof four);
+    return _mm_set_epi64x(static_cast<int64_t>(load_few(from + 4, count - 4)), static_cast<int64_t>(four));
+  }
   static Short load_short(const uint16_t* from) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   }

@@ -22,6 +22,12 @@ struct Avx512 {
   static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   static bool is_nan(Float x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 
+  static Float load_some(const float* from, int64_t count) {
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1), from);
+  }
+  static Short load_short_some(const uint16_t* from, int64_t count) {
+    return _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1U << count) - 1), from);
+  }
   static Short load_short(const uint16_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   }
