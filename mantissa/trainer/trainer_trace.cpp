@@ -2,7 +2,9 @@
 #include <string>
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
+#include <torch/nn/module.h>
 
 #include "mantissa/trainer/logging_into_internal.h"
 #include "mantissa/trainer/trainer.h"
