@@ -1,7 +1,7 @@
 // What it costs to be ready for trace_nonfinite(): a training step that takes a ReplayPoint first against one
 // that does not, in turn, on one thread, with the two networks' weights compared bit for bit at the end.
-// The same for a whole Trainer with trace_nonfinite, which holds the batches and reads the loss and the gradients' size
-// as well. Beside it, what a trace costs in steps.
+// The same for a whole Trainer with trace_nonfinite, which holds the batches and reads the loss and the
+// gradients' size as well. Beside it, what a trace costs in steps.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,4 +1,5 @@
-// Where the NaN came from, as the Trainer asks and tells it: which windows are run again, and what is worth a warning.
+// Where the NaN came from, as the Trainer asks and tells it: which windows are run again, and what is worth a
+// warning.
 #include <string>
 #include <utility>
 
