@@ -1,6 +1,7 @@
 // What it costs to be ready for trace_nonfinite(): a training step that takes a ReplayPoint first against one
 // that does not, in turn, on one thread, with the two networks' weights compared bit for bit at the end.
-// Beside it, what a trace costs in steps.
+// The same for a whole Trainer with trace_nonfinite, which holds the batches and reads the loss and the
+// gradients' size as well. Beside it, what a trace costs in steps.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,6 +17,8 @@
 
 #include "mantissa/models/registry.h"
 #include "mantissa/precision/nonfinite_trace.h"
+#include "mantissa/trainer/classification_task.h"
+#include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
 namespace {
@@ -100,6 +103,48 @@ bool measure(const std::string& name, InputKind kind, int pairs) {
   return equal;
 }
 
+/// Gives one batch again and again.
+class Repeated final : public Loader {
+ public:
+  Repeated(Batch batch, int64_t count) : batch_(std::move(batch)), count_(count) {}
+  void set_epoch(int64_t /*epoch*/) override { next_ = 0; }
+  std::optional<Batch> next() override { return next_++ < count_ ? std::optional(batch_) : std::nullopt; }
+  int64_t size() const override { return count_; }
+
+ private:
+  Batch batch_;
+  int64_t count_, next_ = 0;
+};
+
+bool measure_trainer(const std::string& name, InputKind kind, int pairs, int64_t batches) {
+  Training one(name, kind), other(name, kind);
+  const auto fit_ms = [&](Training& of, bool armed) {
+    const auto make_optimizer = [](torch::nn::Module& net) {
+      return OptimizerConfig{std::make_shared<torch::optim::SGD>(net.parameters(), 1e-3)};
+    };
+    ClassificationTask task(
+        of.net, [&](const at::Tensor& x) { return of.net->forward(x); }, make_optimizer);
+    const std::vector<int64_t> shape =
+        kind == InputKind::kImages ? std::vector<int64_t>{64} : std::vector<int64_t>{2, 64};
+    Repeated train({one.batch, one.targets.view(shape), {}}, batches);
+    return Trainer({.device = "cpu", .trace_nonfinite = armed}).fit(task, train).step_ms;
+  };
+  fit_ms(one, false), fit_ms(other, true);
+  std::vector<double> ratios;
+  for (int i = 0; i < pairs; ++i) {
+    double plain = fit_ms(one, false), armed = fit_ms(other, true);
+    armed += fit_ms(one, true);
+    plain += fit_ms(other, false);
+    ratios.push_back(armed / plain);
+  }
+  bool equal = true;
+  const auto a = one.net->parameters(), b = other.net->parameters();
+  for (size_t i = 0; i < a.size(); ++i) equal = equal && a[i].equal(b[i]);
+  std::printf("%-11s Trainer with trace_nonfinite/without %.4f  %s\n", name.c_str(), median(ratios),
+              equal ? "weights equal" : "WEIGHTS DIFFER");
+  return equal;
+}
+
 }  // namespace
 }  // namespace mantissa
 
@@ -108,5 +153,8 @@ int main() {
   bool good = mantissa::measure("convnet", mantissa::InputKind::kImages, 200);
   good &= mantissa::measure("resnet-tiny", mantissa::InputKind::kImages, 100);
   good &= mantissa::measure("gpt-tiny", mantissa::InputKind::kTokens, 40);
+  good &= mantissa::measure_trainer("convnet", mantissa::InputKind::kImages, 15, 30);
+  good &= mantissa::measure_trainer("resnet-tiny", mantissa::InputKind::kImages, 15, 12);
+  good &= mantissa::measure_trainer("gpt-tiny", mantissa::InputKind::kTokens, 15, 6);
   return good ? 0 : 1;
 }

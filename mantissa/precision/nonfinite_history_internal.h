@@ -26,8 +26,8 @@ class History {
   size_t size() const { return events_.size(); }
   /// Notes an event, which made `results` what they are; returns its number.
   size_t add(Event event, const std::vector<at::Tensor>& results);
-  /// The events that may have written what is not finite in `span`, latest first, back to one that wrote all of
-  /// it.
+  /// The events that may have written what is not finite in `span`, latest first, back to one that wrote all
+  /// of it.
   std::vector<size_t> causes_of(const Span& span) const;
   /// The first event to blame among all that lead to `roots`; null: none is.
   const Event* first_to_blame(std::vector<size_t> roots) const;

@@ -27,7 +27,8 @@ class Judge {
  public:
   Judge(const Modules& modules, History& history) : modules_(modules), history_(history) {}
 
-  /// One that is not finite and that no operation has made becomes an event of its own. `reader`: pass and place.
+  /// One that is not finite and that no operation has made becomes an event of its own. `reader`: pass and
+  /// place.
   Operands read(const Frame& frame, const NonFiniteOrigin& reader);
   /// The same for argument `index` alone: as it is now, and as it was before.
   void read_tensor(const at::Tensor& now, const at::Tensor& before, size_t index,

@@ -38,8 +38,8 @@ bool is_custom(const torch::autograd::Node& node);
 /// "NanGradient" for torch::autograd::CppNode<(anonymous namespace)::NanGradient>.
 std::string node_name(const torch::autograd::Node& node);
 
-/// Which module an operation belongs to. libtorch's modules have no hooks: an operation is known by the parameter
-/// or buffer that it reads, and its derivative by the node that holds it.
+/// Which module an operation belongs to. libtorch's modules have no hooks: an operation is known by the
+/// parameter or buffer that it reads, and its derivative by the node that holds it.
 class Modules {
  public:
   explicit Modules(const torch::nn::Module& root);

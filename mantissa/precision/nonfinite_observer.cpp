@@ -20,8 +20,8 @@ thread_local Frame* innermost = nullptr;
 // Callbacks are plain functions; libtorch hands them to autograd's threads, but nothing of ours with them.
 std::atomic<Observer*> active = nullptr;
 
-/// Tells the observer what a node of the backward graph returned: a custom function may make values without any
-/// operation of libtorch.
+/// Tells the observer what a node of the backward graph returned: a custom function may make values without
+/// any operation of libtorch.
 class NodeHook final : public torch::autograd::FunctionPostHook {
  public:
   // The loss, and with it this hook, may outlive the trace.
@@ -100,8 +100,8 @@ void Observer::warn_of(const std::string& name, const std::exception& error) {
              "); what it made is told of as the input of what reads it");
 }
 
-/// Copies what the operation will change, under whichever argument it reads it: mul_() of a number is mul_out() of
-/// its own destination.
+/// Copies what the operation will change, under whichever argument it reads it: mul_() of a number is
+/// mul_out() of its own destination.
 void Observer::keep_before(Frame& frame) {
   std::vector<Span> written;
   for (size_t i = 0; i < frame.inputs.size(); ++i) {

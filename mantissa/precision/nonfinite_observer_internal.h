@@ -28,8 +28,8 @@ struct Unobserved {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-/// Sees every operation of a forward and backward pass on this thread and autograd's, from begin() to its end, and
-/// keeps the history of what was not finite.
+/// Sees every operation of a forward and backward pass on this thread and autograd's, from begin() to its
+/// end, and keeps the history of what was not finite.
 class Observer : public std::enable_shared_from_this<Observer> {
  public:
   explicit Observer(const torch::nn::Module& module) : modules_(module) {}

@@ -1,4 +1,5 @@
-// What a program may legally do around and inside a module: the trace must name the right operation and never throw.
+// What a program may legally do around and inside a module: the trace must name the right operation and never
+// throw.
 #include <cmath>
 #include <functional>
 #include <gmock/gmock.h>

@@ -71,10 +71,12 @@ struct NonFiniteOrigin {
 /// `forward_and_loss`: the batch's forward, with its autocast region, to a loss of one element, scaled as it
 /// was; no backward. With `from`, the batch begins there.
 ///
-/// Afterwards gradients, buffers and generators are as they were before the call, also when the batch throws, and so
-/// are parameters that the forward writes into. Call it before the optimizer steps on the bad gradients.
+/// Afterwards gradients, buffers and generators are as they were before the call, also when the batch throws,
+/// and so are parameters that the forward writes into. Call it before the optimizer steps on the bad
+/// gradients.
 /// Sync:    reads each operation's result; on the CPU about twice as long as the plain batch.
-/// Threads: autograd's own are observed too, those that the forward starts are not; one trace at a time in the process.
+/// Threads: autograd's own are observed too, those that the forward starts are not; one trace at a time in
+///          the process.
 /// Errors:  c10::ValueError if the loss is undefined or has not one element; c10::Error while another trace
 ///          runs.
 /// Example: nonfinite_trace_test.cpp, TraceNonFinite.NamesTheModuleWhoseProductOverflows
@@ -94,8 +96,9 @@ struct WindowOrigin {
   NonFiniteOrigin origin;
 };
 
-/// The same for an accumulation window: the first of its batches that is to blame. If each of them is finite and the
-/// sum of their gradients is not, the batch and the parameter where it ceases to be (cause kAccumulation).
+/// The same for an accumulation window: the first of its batches that is to blame. If each of them is finite
+/// and the sum of their gradients is not, the batch and the parameter where it ceases to be (cause
+/// kAccumulation).
 ///
 /// Memory: one more set of gradients.
 /// Example: nonfinite_window_test.cpp, TraceNonFiniteWindow.FindsASumThatOverflowsThoughEveryTermIsFinite

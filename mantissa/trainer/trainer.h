@@ -45,14 +45,16 @@ struct TrainerOptions {
   double gradient_clip_val = 0;
   /// "norm" or "value", upper or lower case.
   std::string gradient_clip_algorithm = "norm";
-  /// A skipped step leaves no trace: buffers (batch norm's statistics) are as before its window; parameters, optimizer
-  /// and schedule are in any case. Costs a copy of the buffers each window.
+  /// A skipped step leaves no trace: buffers (batch norm's statistics) are as before its window; parameters,
+  /// optimizer and schedule are in any case. Costs a copy of the buffers each window.
   bool transactional = false;
-  /// On a skipped step, and on a loss or (without a scaler) a gradient that is not finite, runs the window again under
-  /// observation and warns with the operation that made the first inf or nan: see nonfinite_trace.h. At most kMaxTraces
-  /// warnings a fit; a dynamic loss scale that was too high is none, unless it is so kOverflowsInARow times in a row.
-  /// Weights that are not finite are told of once, and nothing after them.
-  /// Memory: holds the batches of a window. Sync: reads each loss, and without a scaler the size of the gradients.
+  /// On a skipped step, and on a loss or (without a scaler) a gradient that is not finite, runs the window
+  /// again under observation and warns with the operation that made the first inf or nan: see
+  /// nonfinite_trace.h. At most kMaxTraces warnings a fit; a dynamic loss scale that was too high is none,
+  /// unless it is so kOverflowsInARow times in a row. Weights that are not finite are told of once, and
+  /// nothing after them.
+  /// Memory: holds the batches of a window. Sync: reads each loss, and without a scaler the size of the
+  ///         gradients.
   bool trace_nonfinite = false;
   static constexpr int kMaxTraces = 10, kOverflowsInARow = 10;
   /// Validation after every N-th epoch and after the last.
@@ -83,8 +85,8 @@ struct FitResult {
 /// forward context, and at the end of a window: clipping, optimizer_step, learning-rate schedule (not after a
 /// skipped step).
 ///
-/// Signals: Ctrl-C, SIGTERM and SIGHUP end fit() after the current step or validation batch; it then returns as if it
-///          had come to its end, without the metrics of a validation that was cut short.
+/// Signals: Ctrl-C, SIGTERM and SIGHUP end fit() after the current step or validation batch; it then returns
+///          as if it had come to its end, without the metrics of a validation that was cut short.
 /// Threads: one fit() at a time in a process.
 /// Errors:  c10::ValueError for options that do not fit
 /// together, in the constructor.
@@ -95,9 +97,9 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Trains until max_epochs or max_steps; `val` is validated after each epoch, and of a metric that both log under
-  /// one name validation's value counts. The model stays on the device; which of its layers are in training mode is
-  /// the caller's choice, and validation restores it.
+  /// Trains until max_epochs or max_steps; `val` is validated after each epoch, and of a metric that both log
+  /// under one name validation's value counts. The model stays on the device; which of its layers are in
+  /// training mode is the caller's choice, and validation restores it.
   FitResult fit(Task& task, Loader& train, Loader* val = nullptr);
   /// One pass without gradients; returns what validation_step() logged.
   Metrics validate(Task& task, Loader& val);

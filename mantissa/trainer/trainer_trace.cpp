@@ -1,8 +1,11 @@
-// Where the NaN came from, as the Trainer asks and tells it: which windows are run again, and what is worth a warning.
+// Where the NaN came from, as the Trainer asks and tells it: which windows are run again, and what is worth a
+// warning.
 #include <string>
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
+#include <torch/nn/module.h>
 
 #include "mantissa/trainer/logging_into_internal.h"
 #include "mantissa/trainer/trainer.h"

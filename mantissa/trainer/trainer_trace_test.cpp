@@ -165,6 +165,26 @@ TEST(TrainerTrace, WithoutAScalerTheGradientIsNamedBeforeItBreaksTheWeights) {
   }
 }
 
+TEST(TrainerTrace, FiniteGradientsWhoseSumIsNotAreFinite) {
+  // Their sum is beyond fp16, none of them is.
+  class Wide final : public Task {
+   public:
+    torch::nn::Module& module() override { return *net; }
+    OptimizerConfig configure_optimizers() override {
+      return {std::make_shared<torch::optim::SGD>(net->parameters(), 0.0)};
+    }
+    at::Tensor training_step(const Batch&, int64_t) override {
+      ++runs;
+      return (net->weight * 6e4).to(at::kFloat).sum();
+    }
+    torch::nn::Linear net{torch::nn::LinearOptions(2, 2).bias(false)};
+    int runs = 0;
+  } task;
+  task.net->weight.data().zero_();
+  EXPECT_THAT(warnings_of(task, 3, {.precision = "16-true"}), testing::IsEmpty());
+  EXPECT_EQ(task.runs, 3);
+}
+
 TEST(TrainerTrace, FindsASumThatOverflowsOverTheWindow) {
   // Each batch's gradient is 4 / 2 * 2e4, and the sum of two is beyond 65504.
   OneWeight task([](const at::Tensor& y, int64_t) { return (y * 2e4).to(at::kFloat).sum(); });
