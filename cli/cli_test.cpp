@@ -637,4 +637,17 @@ TEST_F(Program, HelpVersionAndModes) {
     EXPECT_THAT(modes.out, HasSubstr(mode));
 }
 
+TEST_F(Program, ModesNamesTheTierOfTheCpuKernels) {
+  setenv("MANTISSA_CPU_KERNELS", "1", 1);
+  setenv("MANTISSA_MAX_ISA", "generic", 1);
+  EXPECT_THAT(run("modes").out, HasSubstr("16-bit products on the CPU: kernels of tier generic"));
+  setenv("MANTISSA_CPU_KERNELS", "0", 1);
+  EXPECT_THAT(run("modes").out, HasSubstr("16-bit products on the CPU: libtorch's own"));
+  setenv("MANTISSA_CPU_KERNELS", "1", 1);
+  setenv("MANTISSA_MAX_ISA", "avx3", 1);
+  EXPECT_THAT(run("modes").err, HasSubstr("MANTISSA_MAX_ISA=avx3: no such tier"));
+  unsetenv("MANTISSA_CPU_KERNELS");
+  unsetenv("MANTISSA_MAX_ISA");
+}
+
 }  // namespace

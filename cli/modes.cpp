@@ -1,8 +1,11 @@
 #include <fmt/format.h>
+#include <string>
 
 #include "cli/commands.h"
+#include "mantissa/core/cpu_tier.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/kernels/overrides.h"
 #include "mantissa/precision/registry.h"
 
 namespace mantissa::cli {
@@ -20,6 +23,12 @@ const char* word(DtypeSupport support) {
   return "unknown";
 }
 
+std::string cpu_kernels() {
+  if (!enable_cpu_kernels()) return "libtorch's own, by MANTISSA_CPU_KERNELS=0";
+  const std::string used = tier_name(cpu_tier()), had = tier_name(hardware_cpu_tier());
+  return "kernels of tier " + used + (used == had ? "" : ", capped by MANTISSA_MAX_ISA; this CPU is " + had);
+}
+
 void print_modes() {
   fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "mode", "alias", "on", "support", "what it is, and why");
   for (const Mode& mode : modes()) {
@@ -30,6 +39,7 @@ void print_modes() {
                  word(info.support), info.reason);
     }
   }
+  fmt::print("\n16-bit products on the CPU: {}\n", cpu_kernels());
 }
 
 }  // namespace

@@ -5,7 +5,8 @@
 
 namespace mantissa {
 
-/// The instruction sets that kernels are built for. Ordered: a CPU of one tier runs the kernels of all lower ones.
+/// The instruction sets that kernels are built for. Ordered: a CPU of one tier runs the kernels of all lower
+/// ones.
 enum class CpuTier {
   kGeneric,    ///< what every CPU of the architecture has
   kAvx2,       ///< AVX2, FMA and F16C: x86 of 2013 and later

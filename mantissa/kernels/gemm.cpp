@@ -48,8 +48,8 @@ struct Grid {
   int64_t rows = 1, cols = 1, row_step = 0, col_step = 0;
 };
 
-/// `parts` parts. The largest decides when all are done: its products, and what packing its operands costs, about that
-/// of 6 products an element.
+/// `parts` parts. The largest decides when all are done: its products, and what packing its operands costs,
+/// about that of 6 products an element.
 Grid grid_for(const cpu::Gemm& g, const GemmBuild& build, int64_t parts) {
   Grid best;
   int64_t best_cost = std::numeric_limits<int64_t>::max();
@@ -75,8 +75,8 @@ cpu::Gemm transposed(cpu::Gemm g) {
   return g;
 }
 
-/// The same product as kernels like it best: few results along the rows, of which a tile takes any number, else those
-/// next to each other along the columns.
+/// The same product as kernels like it best: few results along the rows, of which a tile takes any number,
+/// else those next to each other along the columns.
 cpu::Gemm oriented(const cpu::Gemm& g, const GemmBuild& build) {
   const bool few_rows = g.m <= build.tile_rows, few_cols = g.n <= build.tile_rows;
   const bool turn = few_rows || few_cols ? g.n < g.m : g.out.col_stride != 1 && g.out.row_stride == 1;

@@ -21,8 +21,8 @@ const std::vector<GemmBuild>& gemm_builds();
 
 /// Computes `g` with the best build for cpu_tier(): see cpu::Gemm for shapes and numerics.
 ///
-/// Threads: at::get_num_threads() of them in one parallel region, or the calling one alone inside another region or where the
-///          work would not pay for waking them. Results do not depend on their number.
+/// Threads: at::get_num_threads() of them in one parallel region, or the calling one alone inside another
+///          region or where the work would not pay for waking them. Results do not depend on their number.
 /// Memory:  at most 2.2 MiB per thread, kept until the thread ends.
 void gemm(const cpu::Gemm& g);
 

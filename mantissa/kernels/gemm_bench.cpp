@@ -1,7 +1,8 @@
-// 16-bit products against the same product in float32: both in turn, A B A B ..., and the median of the ratios, so that the
-// machine's drift hits both alike. Beside them libtorch's own 16-bit kernel, where it ends within a second or so. Every result
-// is checked before it is timed. MANTISSA_MAX_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
-// makes a larger CPU an ordinary one; --benchmark_filter=bf16/256 picks, --benchmark_out=FILE writes JSON.
+// 16-bit products against the same product in float32: both in turn, A B A B ..., and the median of the
+// ratios, so that the machine's drift hits both alike. Beside them libtorch's own 16-bit kernel, where it
+// ends within a second or so. Every result is checked before it is timed. MANTISSA_MAX_ISA=avx2
+// ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 makes a larger CPU an
+// ordinary one; --benchmark_filter=bf16/256 picks, --benchmark_out=FILE writes JSON.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <chrono>
@@ -160,8 +161,8 @@ bool register_all() {
   benchmark::AddCustomContext("tier", tier_name(cpu_tier()));
   benchmark::AddCustomContext("hardware_tier", tier_name(hardware_cpu_tier()));
   benchmark::AddCustomContext("threads", std::to_string(at::get_num_threads()));
-  // Cubes and odd sizes, then the products of a gpt of 256 and of 768 wide (512 tokens), of small batches, of one token, of
-  // attention (batch * heads matrices).
+  // Cubes and odd sizes, then the products of a gpt of 256 and of 768 wide (512 tokens), of small batches, of
+  // one token, of attention (batch * heads matrices).
   const std::vector<Shape> shapes = {
       {0, 256, 256, 256},  {0, 512, 512, 512},  {0, 1024, 1024, 1024}, {0, 2048, 2048, 2048},
       {0, 255, 257, 259},  {0, 1023, 513, 771}, {0, 512, 256, 256},    {0, 512, 768, 256},

@@ -126,8 +126,8 @@ TEST_P(GemmTest, IsWithinTheBoundAtEveryEdge) {
     }
 }
 
-/// The order of summation is a part of the definition. The one exception is up to three rows or columns against
-/// a matrix that is adjacent along k.
+/// The order of summation is a part of the definition. The one exception is up to three rows or columns
+/// against a matrix that is adjacent along k.
 TEST_P(GemmTest, EqualsGenericBitForBit) {
   for (const auto dtype : {at::kBFloat16, at::kHalf})
     for (const auto& [m, n, k] : kShapes) {

@@ -31,8 +31,8 @@ State& state() {
   return state;
 }
 
-/// The dispatcher warns of the first kernel in a process that takes another's place. Here that is the purpose, so this
-/// one warning is dropped and any other passed on.
+/// The dispatcher warns of the first kernel in a process that takes another's place. Here that is the
+/// purpose, so this one warning is dropped and any other passed on.
 class WithoutOverrideWarning final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {

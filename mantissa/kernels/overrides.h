@@ -2,30 +2,32 @@
 
 namespace mantissa {
 
-/// Puts this library's products of bf16 and fp16 matrices (mm, addmm, bmm, baddbmm, addmv, dot, with their out= and in-place
-/// forms, and whatever reaches them: linear, matmul, einsum, mv) in the place of libtorch's CPU kernels for the whole process. On CPUs without 16-bit
-/// products libtorch's are 80 to 400 times slower than float32; these are as fast as float32.
-/// Returns whether they are on: false, and nothing changes, under MANTISSA_CPU_KERNELS=0 in the environment.
+/// Puts this library's products of bf16 and fp16 matrices (mm, addmm, bmm, baddbmm, addmv, dot, with their
+/// out= and in-place forms, and whatever reaches them: linear, matmul, einsum, mv) in the place of libtorch's
+/// CPU kernels for the whole process. On CPUs without 16-bit products libtorch's are 80 to 400 times slower
+/// than float32; these are as fast as float32. Returns whether they are on: false, and nothing changes, under
+/// MANTISSA_CPU_KERNELS=0 in the environment.
 ///
-/// Other dtypes, and what is faster or defined only in libtorch (see docs/cpu-kernels.md), still run libtorch's own
-/// code. Autograd, autocast, InferenceMode and double backward are above the CPU kernels and see no difference.
+/// Other dtypes, and what is faster or defined only in libtorch (see docs/cpu-kernels.md), still run
+/// libtorch's own code. Autograd, autocast, InferenceMode and double backward are above the CPU kernels and
+/// see no difference.
 ///
-/// Numerics: those of cpu::Gemm: float32 sums in an order of their own, one rounding. Not bit for bit libtorch's, whose order
-///           and rounding differ between CPUs, too.
-/// Threads:  any may call, also at the same time; products that other threads have under way finish in the kernel they
-///           began with.
+/// Numerics: those of cpu::Gemm: float32 sums in an order of their own, one rounding. Not bit for bit
+///           libtorch's, whose order and rounding differ between CPUs, too.
+/// Threads:  any may call, also at the same time; products that other threads have under way finish in the
+///           kernel they began with.
 /// Errors:   c10::ValueError if MANTISSA_CPU_KERNELS is neither 0 nor 1, or MANTISSA_MAX_ISA names no tier.
 /// Example:  overrides_test.cpp, Overrides.AreOnAndOffByACall
 bool enable_cpu_kernels();
 
-/// Gives libtorch its own kernels back, bit for bit, for the rest of the process: enable_cpu_kernels_by_default() then
-/// changes nothing, enable_cpu_kernels() does.
+/// Gives libtorch its own kernels back, bit for bit, for the rest of the process:
+/// enable_cpu_kernels_by_default() then changes nothing, enable_cpu_kernels() does.
 void disable_cpu_kernels();
 
 bool cpu_kernels_enabled();
 
-/// What Autocast and the 16-bit precision modes call: enable_cpu_kernels(), unless disable_cpu_kernels() was called.
-/// After the first call it costs a few nanoseconds.
+/// What Autocast and the 16-bit precision modes call: enable_cpu_kernels(), unless disable_cpu_kernels() was
+/// called. After the first call it costs a few nanoseconds.
 void enable_cpu_kernels_by_default();
 
 }  // namespace mantissa

@@ -4,8 +4,8 @@
 
 namespace mantissa::products {
 
-/// Whether `g`, of 16-bit operands, is faster with gemm() than with libtorch's kernel on this CPU. `is_dot`: it is the
-/// product of two vectors, for which libtorch has a kernel of its own.
+/// Whether `g`, of 16-bit operands, is faster with gemm() than with libtorch's kernel on this CPU. `is_dot`:
+/// it is the product of two vectors, for which libtorch has a kernel of its own.
 bool is_faster_here(const cpu::Gemm& g, bool is_dot);
 
 }  // namespace mantissa::products

@@ -45,8 +45,8 @@ cpu::MatrixOf<Pointer> matrix(Pointer data, const at::Tensor& x) {
           batch_dims == 1 ? x.stride(0) : 0};
 }
 
-/// a [m, k] times b [k, n], each perhaps in a batch, if shapes and dtypes fit and this is the faster place for it. A vector
-/// is one row of a, one column of b.
+/// a [m, k] times b [k, n], each perhaps in a batch, if shapes and dtypes fit and this is the faster place
+/// for it. A vector is one row of a, one column of b.
 std::optional<Product> product(const at::Tensor& a, const at::Tensor& b, int64_t a_dim, int64_t b_dim) {
   const at::ScalarType dtype = a.scalar_type();
   if ((dtype != at::kBFloat16 && dtype != at::kHalf) || b.scalar_type() != dtype) return std::nullopt;
@@ -105,7 +105,8 @@ bool overlap(const at::Tensor& x, const at::Tensor& y) {
   return x_begin < y_end && y_begin < x_end;
 }
 
-/// Whether elements of `x` may share memory: false if, sorted by stride, each dimension steps over the ones before it.
+/// Whether elements of `x` may share memory: false if, sorted by stride, each dimension steps over the ones
+/// before it.
 bool overlaps_itself(const at::Tensor& x) {
   std::array<std::pair<int64_t, int64_t>, 3> dims{};  // stride, size
   dims.fill({0, 1});

@@ -6,10 +6,11 @@
 
 namespace mantissa::test {
 
-/// Every element of `got` is as near to the exact result as cpu::Gemm promises: `k` products of which `magnitude` is the
-/// exact sum of the absolute values (the addend's, too) are added in float32, an error of at most (k + 2) eps32
-/// magnitude; the factors, addend and activation are a few roundings more; then one rounding to got's dtype.
-/// `exact` and `magnitude`: float64, of got's shape. Where exact is not finite, `got` is the same.
+/// Every element of `got` is as near to the exact result as cpu::Gemm promises: `k` products of which
+/// `magnitude` is the exact sum of the absolute values (the addend's, too) are added in float32, an error of
+/// at most (k + 2) eps32 magnitude; the factors, addend and activation are a few roundings more; then one
+/// rounding to got's dtype. `exact` and `magnitude`: float64, of got's shape. Where exact is not finite,
+/// `got` is the same.
 inline void expect_within_bound(const at::Tensor& got, const at::Tensor& exact, const at::Tensor& magnitude,
                                 int64_t k) {
   ASSERT_EQ(got.sizes(), exact.sizes());

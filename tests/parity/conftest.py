@@ -8,6 +8,9 @@ import reference
 import torch
 from safetensors.torch import load_file, save_file
 
+# Equal bits need the same kernels on both sides. test_cpu_kernels.py is about ours.
+os.environ["MANTISSA_CPU_KERNELS"] = "0"
+
 BUILD = pathlib.Path(os.environ.get("MANTISSA_BUILD", pathlib.Path(__file__).parents[2] / "build"))
 
 

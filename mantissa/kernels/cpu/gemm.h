@@ -1,7 +1,7 @@
 #pragma once
 
-// What a tier's product kernel takes. Seen by every tier, so nothing here may be compiled into code of its own: no
-// function, no torch or STL container header.
+// What a tier's product kernel takes. Seen by every tier, so nothing here may be compiled into code of its
+// own: no function, no torch or STL container header.
 
 #include <cstdint>
 
@@ -12,8 +12,8 @@ enum class Element : uint8_t { kFloat32, kBFloat16, kFloat16 };
 /// Applied to the finished value in float32, before its one rounding.
 enum class Activation : uint8_t { kNone, kRelu, kGelu, kGeluTanh };
 
-/// A matrix, or one for each of a batch, in anybody's memory. Strides count elements, may have any sign and may be
-/// 0 in what is only read.
+/// A matrix, or one for each of a batch, in anybody's memory. Strides count elements, may have any sign and
+/// may be 0 in what is only read.
 template <typename Pointer>
 struct MatrixOf {
   Pointer data = nullptr;
@@ -25,13 +25,18 @@ using Matrix = MatrixOf<void*>;
 
 /// out = activation(alpha * a b + beta * addend), for each of `batch` matrices.
 ///
-/// Shapes:   a [m, k], b [k, n], addend and out [m, n]; all of them at least 1. A bias of a column or a row is an
-///           addend whose other stride is 0.
-/// Numerics: a float32 operand is first rounded to the other's 16-bit type, as a cast before the product would; two
-///           float32 operands are multiplied as they are. Products and sums are float32: for each result a chain of
-///           fused multiply-adds over at most kGemmBlockK elements of k, in order, and the sums of such blocks added in
-///           order. So no result depends on the split over threads. alpha, addend and activation follow in float32,
-///           then one rounding, to nearest even, NaN kept.
+/// Shapes:   a [m, k], b [k, n], addend and out [m, n]; all of them at least 1. A bias of a column or a row
+///           is an addend whose other stride is 0.
+/// Numerics: a float32 operand is first rounded to the other's 16-bit type, as a cast before the product
+///           would; two float32 operands are multiplied as they are. Products and sums are float32: for each
+///           result a chain of fused multiply-adds over at most kGemmBlockK elements of k, in order, and the
+///           sums of such blocks added in order. So no result depends on the split over threads. alpha,
+///           addend and activation follow in float32, then one rounding, to nearest even, NaN kept.
+///           Up to three rows or columns against a matrix that is adjacent along k are the exception: there
+///           each vector lane has chains of its own, which are added at the end of the block.
+/// Bound:    |out - exact| <= E + u (|exact| + E), where u is 2^-8 for bf16, 2^-11 for fp16 (half a last
+///           place; below their normal range half the smallest value, absolute) and
+///           E = (k + 8) 2^-24 (|alpha| sum |a||b| + |beta addend|).
 /// Errors:   none; `out` overlaps neither a nor b, and the addend only if both are the same matrix.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0, batch = 1;
@@ -47,10 +52,10 @@ struct GemmPart {
   int64_t batch, row_begin, row_end, col_begin, col_end;
 };
 
-/// Blocks that stay in the caches: a kGemmBlockM x kGemmBlockK part of a in float32 (216 KiB) in the second level, while a
-/// kGemmBlockK x kGemmBlockN part of b (768 KiB) passes through in slivers of 24 KiB, which stay in the first. Half or
-/// double of each was within the noise. Sums that wait for the next block of k are kept for kGemmRows rows, so that b is packed again
-/// only once for as many.
+/// Blocks that stay in the caches: a kGemmBlockM x kGemmBlockK part of a in float32 (216 KiB) in the second
+/// level, while a kGemmBlockK x kGemmBlockN part of b (768 KiB) passes through in slivers of 24 KiB, which
+/// stay in the first. Sums that wait for the next block of k are kept for kGemmRows rows, so that b is packed
+/// again only once for as many.
 constexpr int64_t kGemmBlockK = 384, kGemmBlockM = 144, kGemmBlockN = 512, kGemmRows = 576;
 
 /// Working memory of one call; 64-byte aligned.

@@ -1,13 +1,15 @@
 #pragma once
 
-// The blocked product, written once for every tier with vectors. A tier instantiates it with V, a struct of its own
-// anonymous namespace, so that each instance is that file's alone; nothing here may be compiled without V. V names:
+// The blocked product, written once for every tier with vectors. A tier instantiates it with V, a struct of
+// its own anonymous namespace, so that each instance is that file's alone; nothing here may be compiled
+// without V. V names:
 //
 //   kLanes, kRows, kVectors     lanes of a vector; the tile of the result: kRows x (kVectors * kLanes)
 //   Float, Short                kLanes float32, kLanes 16-bit values
 //   zero, load, store, broadcast, add, mul, fma (a * b + c)
+//   load_short, store_short
 //   load_some, load_short_some  the first elements, 0 in the other lanes, whose memory is not read
-//   load_short, store_short, widen_bf16, narrow_bf16, widen_fp16, narrow_fp16   (narrow: to nearest even, NaN kept)
+//   widen_bf16, widen_fp16, narrow_bf16, narrow_fp16            narrow: to nearest even, NaN kept
 //   transpose(Float* rows)      of kLanes vectors
 
 #include <cstdint>
@@ -88,9 +90,9 @@ struct Elements {
   }
 };
 
-/// Writes one panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth + lane].
-/// `lanes` of them exist, further ones are 0 or undefined. The last step's vector may reach past the panel's end,
-/// where the next panel will be.
+/// Writes one panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth +
+/// lane]. `lanes` of them exist, further ones are 0 or undefined. The last step's vector may reach past the
+/// panel's end, where the next panel will be.
 template <class V, int kWidth, class Source>
 void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64_t k_stride, int64_t lanes,
                 int64_t depth, float* to) {
@@ -133,7 +135,7 @@ void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64
         float* const out = to + k * kWidth + v * V::kLanes;
         if (steps == V::kLanes) {
 #pragma GCC unroll 16
-          for (int step = 0; step < V::kLanes; ++step) V::store(out + step * kWidth, rows[step]);
+          for (int64_t step = 0; step < V::kLanes; ++step) V::store(out + step * kWidth, rows[step]);
         } else {
           for (int64_t step = 0; step < steps; ++step) V::store(out + step * kWidth, rows[step]);
         }
@@ -179,14 +181,15 @@ void pack(Element element, Element other, const Panels& panels, int64_t width, i
   });
 }
 
-/// The innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k of
-/// a[k * kRows + row] * b[k * kColumns + column], of kTileRows rows and kTileVectors vectors of the panels.
-/// Knows float32 only: conversions in here were seen to cost it 15 %.
+/// The innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k
+/// of a[k * kRows + row] * b[k * kColumns + column], of kTileRows rows and kTileVectors vectors of the
+/// panels. Knows float32 only: conversions in here were seen to cost it 15 %.
 template <class V, int kTileRows, int kTileVectors>
 void multiply_tile(int64_t depth, const float* a, const float* b, float* to, int64_t stride,
                    bool accumulate) {
   using Float = typename V::Float;
-  // The sums are indexed by constants alone (packs, no loop), else GCC 12 keeps them in memory: 2.4 times slower.
+  // The sums are indexed by constants alone (packs, no loop), else GCC 12 keeps them in memory: 2.4 times
+  // slower.
   const auto run = [&]<int... kSum, int... kVector>(std::integer_sequence<int, kSum...>,
                                                     std::integer_sequence<int, kVector...>)
       __attribute__((always_inline)) {
@@ -209,7 +212,8 @@ void multiply_tile(int64_t depth, const float* a, const float* b, float* to, int
       std::make_integer_sequence<int, kTileVectors>{});
 }
 
-/// multiply_tile() for each number of rows and vectors that an edge leaves: at [(rows - 1) * kVectors + vectors - 1].
+/// multiply_tile() for each number of rows and vectors that an edge leaves: at [(rows - 1) * kVectors +
+/// vectors - 1].
 template <class V, typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
 struct Tiles;
 template <class V, int... kIndex>
@@ -236,40 +240,38 @@ struct Tile {
   int64_t batch, row, col, rows, cols;
 };
 
-/// From the finished sums, at sums[row * stride + column], to the result; they are overwritten. Their rows are padded
-/// to whole vectors.
+/// From the finished sums, at sums[row * stride + column], to the result; they are overwritten. Their rows
+/// are padded to whole vectors.
 template <class V, Element kOut>
 void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
   using Out = Elements<V, kOut>;
   const auto alpha = V::broadcast(&g.alpha), beta = V::broadcast(&g.beta);
-  for (int64_t i = 0; i < tile.rows; ++i) {
+  // Copies: for all the compiler knows, a vector that is stored may change what `g` and `tile` hold.
+  const bool adds = g.addend.data != nullptr, activates = g.activation != Activation::kNone;
+  const int64_t rows = tile.rows, cols = tile.cols, out_step = g.out.col_stride;
+  const int64_t whole = out_step == 1 ? cols / V::kLanes * V::kLanes : 0;
+  for (int64_t i = 0; i < rows; ++i) {
     float* const row = sums + i * stride;
     const int64_t addend = tile.batch * g.addend.batch_stride + (tile.row + i) * g.addend.row_stride +
                            tile.col * g.addend.col_stride;
     auto* const out = static_cast<typename Out::Storage*>(g.out.data) + tile.batch * g.out.batch_stride +
-                      (tile.row + i) * g.out.row_stride + tile.col * g.out.col_stride;
+                      (tile.row + i) * g.out.row_stride + tile.col * out_step;
     const auto finish = [&](int64_t j) __attribute__((always_inline)) {
-      auto value = V::mul(alpha, V::load(row + j));
-      if (g.addend.data)
-        value = V::fma(
-            beta,
-            load_from<V>(g.addend, addend + j * g.addend.col_stride, g.addend.col_stride, tile.cols - j),
-            value);
-      return value;
+      const auto value = V::mul(alpha, V::load(row + j));
+      if (!adds) return value;
+      return V::fma(beta,
+                    load_from<V>(g.addend, addend + j * g.addend.col_stride, g.addend.col_stride, cols - j),
+                    value);
     };
-    if (g.activation != Activation::kNone) {
-      for (int64_t j = 0; j < tile.cols; j += V::kLanes) V::store(row + j, finish(j));
-      generic::activate(g.activation, row, tile.cols);
+    if (activates) {
+      for (int64_t j = 0; j < cols; j += V::kLanes) V::store(row + j, finish(j));
+      generic::activate(g.activation, row, cols);
     }
-    for (int64_t j = 0; j < tile.cols; j += V::kLanes) {
-      const auto value = g.activation == Activation::kNone ? finish(j) : V::load(row + j);
-      if (g.out.col_stride == 1 && tile.cols - j >= V::kLanes) {
-        Out::store(out + j, value);
-      } else {
-        Out::scatter(out + j * g.out.col_stride, g.out.col_stride,
-                     tile.cols - j < V::kLanes ? tile.cols - j : V::kLanes, value);
-      }
-    }
+    for (int64_t j = 0; j < whole; j += V::kLanes)
+      Out::store(out + j, activates ? V::load(row + j) : finish(j));
+    for (int64_t j = whole; j < cols; j += V::kLanes)
+      Out::scatter(out + j * out_step, out_step, cols - j < V::kLanes ? cols - j : V::kLanes,
+                   activates ? V::load(row + j) : finish(j));
   }
 }
 
@@ -285,8 +287,8 @@ void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
   }
 }
 
-/// A panel of b times a packed block of a: the tiles of `block`, a few columns wide. The sums pass through `sums`
-/// between blocks of k; where one block is all, they stay in a tile's own memory.
+/// A panel of b times a packed block of a: the tiles of `block`, a few columns wide. The sums pass through
+/// `sums` between blocks of k; where one block is all, they stay in a tile's own memory.
 template <class V>
 void multiply_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last, const float* a,
                     const float* b, float* sums, int64_t stride) {
@@ -324,8 +326,8 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
       const int64_t rows_end = least<V>(rows_begin + kGemmRows, part.row_end);
       for (int64_t k = 0; k < g.k; k += kGemmBlockK) {
         const int64_t depth = least<V>(kGemmBlockK, g.k - k);
-        // A panel of b is packed right before its first use; where that is its only use, always into the same memory,
-        // which stays in the first cache level.
+        // A panel of b is packed right before its first use; where that is its only use, always into the same
+        // memory, which stays in the first cache level.
         const int64_t b_step = rows_end - rows_begin > kGemmBlockM ? depth : 0;
         for (int64_t row = rows_begin; row < rows_end; row += kGemmBlockM) {
           const int64_t rows = least<V>(kGemmBlockM, rows_end - row);

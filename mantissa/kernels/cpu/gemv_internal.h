@@ -1,14 +1,18 @@
 #pragma once
 
-// A few rows times a matrix, for every tier with vectors, on the terms of gemm_blocked_internal.h: each element of the matrix
-// is used so rarely that it is widened where it is used and never packed.
+// A few rows times a matrix, for every tier with vectors, on the terms of gemm_blocked_internal.h: each
+// element of the matrix is used so rarely that it is widened where it is used and never packed.
 
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 
 namespace mantissa::cpu {
 
-/// chains[j] = the sum over k of a[k] * from[k * k_stride + j]: the columns lie next to each other, and there are at
-/// least kLanes of them up to the last one here. The order of summation is that of Gemm.
+/// Columns at a time: long rows are read at the memory's speed. Their sums take 8 KiB, which GemmScratch
+/// holds in place of a tile's rows.
+constexpr int64_t kGemvBlockN = 2048;
+
+/// chains[j] = the sum over k of a[k] * from[k * k_stride + j]: the columns lie next to each other, and there
+/// are at least kLanes of them up to the last one here. The order of summation is that of Gemm.
 template <class V, class Source>
 void add_rows(const float* a, const typename Source::Storage* from, int64_t k_stride, int64_t depth,
               int64_t cols, float* chains) {
@@ -42,7 +46,8 @@ void add_rows(const float* a, const typename Source::Storage* from, int64_t k_st
   for (int64_t j = whole; j < cols; ++j) chains[j] = lanes[V::kLanes - cols + j];
 }
 
-/// chains[j] = the sum over k of a[k] * from[j * col_stride + k], of kCols columns: k lies next to each other.
+/// chains[j] = the sum over k of a[k] * from[j * col_stride + k], of kCols columns: k lies next to each
+/// other.
 /// Order: two chains of multiply-adds per lane, then the lanes in order.
 template <class V, class Source, int kCols>
 void multiply_columns(const float* a, const typename Source::Storage* from, int64_t col_stride, int64_t depth,
@@ -82,11 +87,11 @@ bool is_gemv(const Gemm& g) {
   return g.m <= 3 && (g.b.row_stride == 1 || (g.b.col_stride == 1 && g.n >= V::kLanes));
 }
 
-/// sums[j] = the row's products with the columns [col, col + cols); at most kGemmBlockN of them.
+/// sums[j] = the row's products with the columns [col, col + cols); at most kGemvBlockN of them.
 template <class V>
 void multiply_row(const Gemm& g, int64_t batch, int64_t row, int64_t col, int64_t cols, float* a_row,
                   float* sums) {
-  alignas(64) float chains[kGemmBlockN];
+  alignas(64) float chains[kGemvBlockN];
   for (int64_t k = 0; k < g.k; k += kGemmBlockK) {
     const int64_t depth = least<V>(kGemmBlockK, g.k - k);
     // One step of panels whose lanes are the row's elements.
@@ -114,8 +119,9 @@ void multiply_row(const Gemm& g, int64_t batch, int64_t row, int64_t col, int64_
 
 template <class V>
 void gemv(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
-  for (int64_t col = part.col_begin; col < part.col_end; col += kGemmBlockN) {
-    const int64_t cols = least<V>(kGemmBlockN, part.col_end - col);
+  static_assert(kGemvBlockN <= V::kRows * kGemmBlockN);
+  for (int64_t col = part.col_begin; col < part.col_end; col += kGemvBlockN) {
+    const int64_t cols = least<V>(kGemvBlockN, part.col_end - col);
     for (int64_t row = part.row_begin; row < part.row_end; ++row) {
       multiply_row<V>(g, part.batch, row, col, cols, scratch.a, scratch.sums);
       finish_tile<V>(g, {part.batch, row, col, 1, cols}, scratch.sums, 0);

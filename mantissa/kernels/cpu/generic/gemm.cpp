@@ -38,8 +38,8 @@ void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scra
       for (int64_t k = 0; k < depth; ++k) {
         const float a = load_operand(g.a, g.b.element, row + (k_begin + k) * g.a.col_stride);
         const float* const b = scratch.b + k * kStrip;
-        // Not std::fma, which CPUs of this tier may lack: a product of two 16-bit values is exact in float32 unless
-        // it leaves its range, so the sum is the only rounding here, too.
+        // Not std::fma, which CPUs of this tier may lack: a product of two 16-bit values is exact in float32
+        // unless it leaves its range, so the sum is the only rounding here, too.
         for (int64_t j = 0; j < cols; ++j) chain[j] += a * b[j];
       }
       float* const sums = scratch.sums + (i - row_begin) * kStrip;
