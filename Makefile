@@ -32,6 +32,7 @@ bench: configure
 	cmake --preset $(PRESET) -DMANTISSA_BENCH=ON $(OPTIONS)
 	cmake --build --preset $(PRESET) --target parity_runner benchmarks
 	$(BUILD)/amp_bench
+	$(BUILD)/kernels_bench
 	$(BUILD)/replay_point_bench
 	.deps/peers/bin/python benchmarks/train_step.py --build $(BUILD)
 

@@ -12,20 +12,21 @@ namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
-/// From where on libtorch's kernel is the faster, as gemm_bench.cpp measured it; in products of two elements,
-/// m * n * k.
+/// Where libtorch's kernel is the faster, as gemm_bench.cpp measured it.
 struct StockIsFaster {
-  bool native;         ///< the CPU multiplies this dtype itself, and libtorch's oneDNN makes use of it
-  int64_t rows_from;   ///< with fewer rows or columns the matrix is read once, which oneDNN does slowly
-  int64_t size_from;   ///< smaller ones are done before oneDNN has looked up its kernel
+  int64_t rows_below;  ///< with fewer rows or columns
+  int64_t rows_from;   ///< with as many rows and columns, if the product is also as large as
+  int64_t size_from;   ///< this: batch * m * n * k
   int64_t dots_below;  ///< products of two vectors with fewer elements
 };
-constexpr StockIsFaster kTable[] = {
-    {.native = true, .rows_from = 4, .size_from = int64_t{96} * 96 * 96, .dots_below = 4096},
-    // Emulated, libtorch's matrix products are 7 to 400 times slower than float32, and its products of
-    // vectors as fast.
-    {.native = false, .rows_from = kNever, .size_from = kNever, .dots_below = kNever},
-};
+/// The CPU multiplies this dtype itself. oneDNN makes use of that, but reads a matrix that is used once
+/// slowly, and small products are done here before it has looked up its kernel.
+constexpr StockIsFaster kNative = {0, 4, int64_t{96} * 96 * 96, 4096};
+/// Emulated, libtorch's matrix products are up to 400 times slower than float32; its products of vectors as
+/// fast.
+constexpr StockIsFaster kEmulated = {0, kNever, kNever, kNever};
+/// Plain loops pack what they use once, too.
+constexpr StockIsFaster kGeneric = {16, kNever, kNever, kNever};
 
 /// Whether oneDNN multiplies this type with instructions of its own. A capped tier stands for a CPU without
 /// them.
@@ -38,9 +39,12 @@ bool is_native(cpu::Element element) {
 }  // namespace
 
 bool is_faster_here(const cpu::Gemm& g, bool is_dot) {
-  const StockIsFaster& stock = kTable[is_native(g.a.element) ? 0 : 1];
+  const StockIsFaster& stock = is_native(g.a.element)            ? kNative
+                               : cpu_tier() == CpuTier::kGeneric ? kGeneric
+                                                                 : kEmulated;
   if (is_dot) return g.k >= stock.dots_below;
-  return std::min(g.m, g.n) < stock.rows_from || g.m * g.n * g.k * g.batch < stock.size_from;
+  const int64_t rows = std::min(g.m, g.n);
+  return rows >= stock.rows_below && (rows < stock.rows_from || g.m * g.n * g.k * g.batch < stock.size_from);
 }
 
 }  // namespace mantissa::products
