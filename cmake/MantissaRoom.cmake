@@ -37,6 +37,13 @@ function(mantissa_room room)
   set_property(GLOBAL APPEND PROPERTY MANTISSA_ROOMS mantissa_${room})
 endfunction()
 
+# mantissa_parallel(<room> <sources>...): those of its sources that call at::parallel_for(), which without OpenMP runs
+# serially. On their own: the precompiled header is made without it.
+function(mantissa_parallel room)
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
+  target_link_libraries(mantissa_${room} PRIVATE Torch::openmp)
+endfunction()
+
 # mantissa_test(<room> <sources>... [LIBS <targets>...]): one GoogleTest program that links this room alone.
 function(mantissa_test room)
   if(NOT MANTISSA_TESTS)

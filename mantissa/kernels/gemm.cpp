@@ -8,8 +8,9 @@
 #include <numeric>
 #include <utility>
 
-#include <ATen/Parallel.h>
 #include <c10/util/irange.h>
+
+#include "mantissa/core/parallel_internal.h"
 
 namespace mantissa {
 namespace {

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <atomic>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale_native.h>
+
+#include "mantissa/core/parallel_internal.h"
 
 namespace mantissa {
 namespace {

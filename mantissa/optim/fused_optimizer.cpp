@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
@@ -14,6 +13,7 @@
 #include <ATen/ops/randint.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/parallel_internal.h"
 #include "mantissa/optim/fused_optimizer_internal.h"
 #include "mantissa/optim/optimizer_internal.h"
 #include "mantissa/optim/stochastic_round.h"

@@ -5,7 +5,6 @@
 #include <bit>
 #include <type_traits>
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -16,6 +15,7 @@
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/parallel_internal.h"
 #include "mantissa/optim/stochastic_round_internal.h"
 
 namespace mantissa {
