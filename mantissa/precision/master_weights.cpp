@@ -26,13 +26,15 @@ struct MoveGradient final : torch::autograd::PostAccumulateGradHook {
   void operator()(const at::Tensor& parameter) override {
     const at::NoGradGuard no_grad;
     const at::Tensor gradient = parameter.grad().to(at::kFloat);
-    parameter.mutable_grad() = at::Tensor();
     at::Tensor& sum = master.mutable_grad();
-    if (sum.defined()) {
-      sum.add_(gradient);
-    } else {
+    if (!sum.defined()) {
       sum = gradient;
+    } else if (sum.is_sparse() && !gradient.is_sparse()) {
+      sum = gradient.add(sum);
+    } else {
+      sum.add_(gradient);
     }
+    parameter.mutable_grad() = at::Tensor();
   }
   at::Tensor master;
 };

@@ -67,6 +67,21 @@ TEST(MasterWeights, TakeOverAGradientThatIsThere) {
   EXPECT_EQ(optimizer.param_groups()[0].params()[0].grad()[0][0].item<float>(), 1);
 }
 
+TEST(MasterWeights, SumSparseAndDenseGradientsInAnyOrder) {
+  for (const bool sparse_first : {true, false}) {
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(3, 1).sparse(true));
+    table->to(at::kHalf);
+    torch::optim::SGD optimizer(table->parameters(), 1.0);
+    MasterWeights masters(optimizer);
+    const auto sparse = [&] { table(torch::tensor({0, 2, 2})).to(at::kFloat).sum().backward(); };
+    const auto dense = [&] { table->weight.to(at::kFloat).sum().backward(); };
+    if (sparse_first) sparse(), dense();
+    if (!sparse_first) dense(), sparse();
+    const at::Tensor sum = optimizer.param_groups()[0].params()[0].grad().to_dense();
+    EXPECT_TRUE(at::equal(sum, torch::tensor({{2.0F}, {1.0F}, {3.0F}}))) << sum;
+  }
+}
+
 TEST(MasterWeights, RefuseAnOptimizerWithStateAndLeaveItAsItWas) {
   torch::nn::Linear net = half_net(at::kHalf);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1.0).momentum(0.9));

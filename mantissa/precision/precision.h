@@ -111,8 +111,8 @@ class Precision {
   /// pre_backward(loss).backward(). Call it outside the forward context.
   void backward(const at::Tensor& loss);
 
-  /// Brings gradients into the loss's own units, for code that looks at them. Harmless when repeated in a
-  /// step.
+  /// Brings gradients into the loss's own units, for code that looks at them. Harmless when repeated in a step. fp16
+  /// gradients of an optimizer that unscales by itself stay as they are: see ScaledPrecision.
   virtual void unscale_gradients(torch::optim::Optimizer& /*optimizer*/) {}
 
   /// Unscales, then clips by the norm over all parameters of `optimizer` or by value; nothing if `clip_val`

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <torch/nn/module.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
@@ -46,8 +46,8 @@ void ScaledPrecision::convert_module(torch::nn::Module& module) {
 }
 
 void ScaledPrecision::set_parameter_name(const at::Tensor& parameter, const std::string& name) {
-  names_.insert_or_assign(parameter.unsafeGetTensorImpl(),
-                          std::pair(WeakTensor(parameter.getIntrusivePtr()), name));
+  // A tied weight keeps its first name, as in Python.
+  names_.try_emplace(parameter.unsafeGetTensorImpl(), WeakTensor(parameter.getIntrusivePtr()), name);
 }
 
 std::string ScaledPrecision::parameter_name(const at::Tensor& parameter) const {
@@ -75,7 +75,8 @@ ScaledPrecision::Fingerprint ScaledPrecision::fingerprint(const std::vector<at::
   Fingerprint gradients;
   for (const at::Tensor& parameter : parameters) {
     const at::Tensor& gradient = parameter.grad();
-    gradients.emplace_back(gradient, gradient.defined() ? gradient._version() : 0);
+    gradients.emplace_back(WeakTensor(gradient.getIntrusivePtr()),
+                           gradient.defined() ? gradient._version() : 0);
   }
   return gradients;
 }
@@ -85,9 +86,13 @@ ScaledPrecision::Waiting& ScaledPrecision::wait(torch::optim::Optimizer& optimiz
 }
 
 bool ScaledPrecision::same(const Fingerprint& a, const Fingerprint& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return x.first.is_same(y.first) && x.second == y.second;
-  });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return x.first == y.first && x.second == y.second; });
+}
+
+bool ScaledPrecision::are_used_up(torch::optim::Optimizer& optimizer) const {
+  const auto last = used_up_.find(&optimizer);
+  return last != used_up_.end() && same(last->second, fingerprint(main_params(optimizer)));
 }
 
 const ScaledPrecision::Waiting* ScaledPrecision::waiting(torch::optim::Optimizer& optimizer) {
@@ -125,7 +130,7 @@ void ScaledPrecision::begin_iteration_of(torch::optim::Optimizer& optimizer) {
 }
 
 void ScaledPrecision::unscale_gradients(torch::optim::Optimizer& optimizer) {
-  if (!scales() || !has_gradients(optimizer) || keeps_scale(optimizer)) return;
+  if (!scales() || !has_gradients(optimizer) || keeps_scale(optimizer) || are_used_up(optimizer)) return;
   begin_iteration_of(optimizer);
   if (waiting(optimizer)) return;
   if (!warned_of_fp16_ && has_fp16_gradients(optimizer)) {
@@ -142,7 +147,7 @@ void ScaledPrecision::unscale_gradients(torch::optim::Optimizer& optimizer) {
 
 at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                                            GradientClipAlgorithm algorithm) {
-  if (clip_val <= 0 || !scales() || !has_gradients(optimizer))
+  if (clip_val <= 0 || !scales() || !has_gradients(optimizer) || are_used_up(optimizer))
     return Precision::clip_gradients(optimizer, clip_val, algorithm);
   const bool by_norm = algorithm == GradientClipAlgorithm::kNorm;
   begin_iteration_of(optimizer);
@@ -155,7 +160,9 @@ at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, d
   }
   unscale_gradients(optimizer);
   // Clipping would spread a nan over all gradients and hide an inf, and this step is dropped anyway.
-  if (has_overflowed(optimizer)) return by_norm ? at::full({}, HUGE_VAL) : at::Tensor();
+  if (has_overflowed(optimizer)) {
+    return by_norm ? at::full_like(scaler_->found_inf(optimizer), HUGE_VAL) : at::Tensor();
+  }
   return Precision::clip_gradients(optimizer, clip_val, algorithm);
 }
 
@@ -190,18 +197,24 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer,
       forget(optimizer);
       return {true, SkipCause::kNoGradients};
     }
+    TORCH_CHECK(!are_used_up(optimizer),
+                "optimizer_step: step() has already been called with these gradients, which "
+                "are unscaled since; call backward() before each step");
     // One that unscales by itself is left to do so, unless its gradients were looked at.
     begin_iteration_of(optimizer);
     if (!waiting(optimizer) && !unscales_itself(optimizer)) unscale_gradients(optimizer);
     stepped = scaler_->step(optimizer);
   } catch (...) {
-    // A step that failed half-way must not make the next one believe that its gradients are unscaled.
+    // A step that failed half-way must not make the next one believe that its gradients are unscaled, nor move the
+    // scale by what it saw.
     forget(optimizer);
+    if (std::find(stepped_.begin(), stepped_.end(), &optimizer) == stepped_.end()) scaler_->forget(optimizer);
     throw;
   }
   if (unscales_itself(optimizer)) stepped = !has_overflowed(optimizer);
   std::erase_if(waiting_, [&](const Waiting& entry) { return entry.optimizer == &optimizer; });
   stepped_.push_back(&optimizer);
+  used_up_.insert_or_assign(&optimizer, fingerprint(main_params(optimizer)));
   update_is_due_ = true;
   if (unscales_itself(optimizer)) scaler_->note_step(optimizer, stepped);
   if (stepped) return {};

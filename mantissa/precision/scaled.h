@@ -21,7 +21,7 @@ namespace mantissa {
 /// fp16:    gradients in fp16 of an optimizer that does not unscale by itself are divided in fp16, which loses what
 ///          the scale has saved; this is warned of once.
 /// Threads: one at a time.
-/// Errors:  c10::TypeError for LBFGS with a scaler.
+/// Errors:  c10::TypeError for LBFGS with a scaler; c10::Error for a second step with the gradients of the last one.
 /// Source:  spec 2.3, ERR-9.
 class ScaledPrecision : public Precision {
  public:
@@ -53,8 +53,8 @@ class ScaledPrecision : public Precision {
 
  private:
   using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
-  /// Gradients, and their versions, by which later ones are told apart.
-  using Fingerprint = std::vector<std::pair<at::Tensor, uint32_t>>;
+  /// Gradients, and their versions, by which later ones are told apart. Held weakly: zero_grad() frees their memory.
+  using Fingerprint = std::vector<std::pair<WeakTensor, uint32_t>>;
   /// An optimizer whose gradients the scaler has looked at and which waits for its step.
   struct Waiting {
     torch::optim::Optimizer* optimizer;  ///< an address only: the loop may have destroyed it
@@ -67,6 +67,8 @@ class ScaledPrecision : public Precision {
   bool scales() const { return scaler_ && scaler_->is_enabled(); }
   static Fingerprint fingerprint(const std::vector<at::Tensor>& parameters);
   static bool same(const Fingerprint& a, const Fingerprint& b);
+  /// Whether the gradients of `optimizer` are those of its last step, which has unscaled them.
+  bool are_used_up(torch::optim::Optimizer& optimizer) const;
   Waiting& wait(torch::optim::Optimizer& optimizer);
   /// Null if it does not wait, or if it did and has new gradients: then what was noted of it is forgotten.
   const Waiting* waiting(torch::optim::Optimizer& optimizer);
@@ -79,6 +81,8 @@ class ScaledPrecision : public Precision {
   std::unique_ptr<GradScaler> scaler_;
   std::vector<Waiting> waiting_;
   mutable std::vector<const torch::optim::Optimizer*> stepped_;  ///< since the scale last moved
+  /// What each optimizer's last step left, by its address.
+  std::unordered_map<const torch::optim::Optimizer*, Fingerprint> used_up_;
   /// Held weakly: a parameter may die, and its address is no other's while this holds it.
   std::unordered_map<const at::TensorImpl*, std::pair<WeakTensor, std::string>> names_;
   bool warned_of_fp16_ = false;

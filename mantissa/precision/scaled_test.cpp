@@ -105,6 +105,64 @@ TEST(ScaledPrecision, AnOptimizerThatIsDestroyedWhileItWaitsIsForgotten) {
   EXPECT_EQ(part.bias(), 0.625);
 }
 
+TEST(ScaledPrecision, ASecondStepWithTheSameGradientsIsRefused) {
+  const auto mode = scaled_by_1024();
+  Part part;
+  mode->backward(part.loss(0.25, 0.25));
+  EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped);
+  // Looking at them after the step divides nothing.
+  mode->unscale_gradients(part.optimizer);
+  EXPECT_NEAR(mode->clip_gradients(part.optimizer, 100.0).item<double>(), std::sqrt(0.125), 1e-6);
+  EXPECT_EQ(part.net->weight.grad().item<float>(), 0.25);
+  Part other;
+  mode->backward(other.loss(1, 1));
+  EXPECT_FALSE(mode->optimizer_step(other.optimizer).skipped);
+  EXPECT_EQ(part.weight(), 0.75);
+}
+
+TEST(ScaledPrecision, StepsOfUsedUpGradientsThrowUntilABackward) {
+  const auto mode = scaled_by_1024();
+  Part part;
+  mode->backward(part.loss(0.25, 0.25));
+  mode->optimizer_step(part.optimizer);
+  for (int i = 0; i < 2; ++i) EXPECT_THROW(mode->optimizer_step(part.optimizer), c10::Error);
+  EXPECT_EQ(part.weight(), 0.75);
+  part.optimizer.zero_grad();
+  mode->backward(part.loss(0.25, 0.25));
+  EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped);
+  EXPECT_EQ(part.weight(), 0.5);
+}
+
+TEST(ScaledPrecision, AStepThatThrowsDoesNotMoveTheScale) {
+  struct Throws : SelfUnscaling {
+    using SelfUnscaling::SelfUnscaling;
+    at::Tensor step(LossClosure /*closure*/) override { throw std::runtime_error("step"); }
+  };
+  const auto mode = scaled_by_1024();
+  Part overflowed, clean;
+  Throws throws(overflowed.net->parameters(), 1.0);
+  mode->backward(overflowed.loss(HUGE_VALF, 0));
+  EXPECT_THROW(mode->optimizer_step(throws), std::runtime_error);
+  mode->backward(clean.loss(0.25, 0));
+  EXPECT_FALSE(mode->optimizer_step(clean.optimizer).skipped);
+  EXPECT_EQ(mode->scaler()->get_scale(), 1024);
+}
+
+TEST(ScaledPrecision, ATiedWeightHasItsFirstName) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      first = register_parameter("first", torch::ones({1}));
+      register_parameter("second", first);
+    }
+    at::Tensor first;
+  } net;
+  const auto mode = scaled_by_1024();
+  mode->convert_module(net);
+  torch::optim::SGD optimizer({net.first}, 1.0);
+  mode->backward((net.first * HUGE_VALF).sum());
+  EXPECT_EQ(mode->optimizer_step(optimizer).first_nonfinite_parameter, "first");
+}
+
 TEST(ScaledPrecision, ManySkipsInARowAreWarnedOfWithTheLayersName) {
   const auto train = [](auto&& optimizer, Part& part) {
     const auto mode = scaled_by_1024();

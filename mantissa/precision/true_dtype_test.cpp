@@ -78,6 +78,24 @@ TEST(TrueDtype, MasterWeightsTakeSmallStepsAndASkippedOneChangesNothing) {
   EXPECT_EQ(o2.weight(), 0.9375);
 }
 
+/// What docs/modes.md tells: the copies are main_params(), and are saved and put back beside the model's weights.
+TEST(TrueDtype, MasterWeightsThatAreSavedAndPutBackGoOnBitForBit) {
+  O2 straight, resumed;
+  straight.mode.setup_optimizer(straight.optimizer);
+  for (int i = 0; i < 300; ++i) straight.step(0x1p-14);
+  std::vector<at::Tensor> saved;
+  for (const at::Tensor& copy : main_params(straight.optimizer)) saved.push_back(copy.detach().clone());
+
+  resumed.mode.setup_optimizer(resumed.optimizer);
+  {
+    const torch::NoGradGuard no_grad;
+    resumed.net->weight.copy_(straight.net->weight);
+    for (size_t i = 0; i < saved.size(); ++i) main_params(resumed.optimizer)[i].copy_(saved[i]);
+  }
+  for (int i = 300; i < 1024; ++i) resumed.step(0x1p-14);
+  EXPECT_EQ(resumed.weight(), 0.9375);
+}
+
 TEST(TrueDtype, MasterWeightsTakeOverWhatIsWrittenIntoTheModel) {
   O2 o2;
   o2.mode.setup_optimizer(o2.optimizer);
