@@ -55,7 +55,8 @@ class Program : public testing::Test {
   Outcome run(const std::string& arguments) const {
     std::set<std::string> before = listing();
     before.insert({"out.txt", "err.txt"});
-    // A shell without a terminal makes its background jobs deaf to Ctrl-C, and the program would respect that.
+    // A shell without a terminal makes its background jobs deaf to Ctrl-C, and the program would respect
+    // that.
     const std::string command = "cd '" + folder_.string() +
                                 "' && { env --default-signal=INT,HUP " MANTISSA_PROGRAM " " + arguments +
                                 "; } >out.txt 2>err.txt";

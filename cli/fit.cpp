@@ -89,6 +89,13 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
   }
 }
 
+void warn_if_nothing_was_learned(const FitResult& result) {
+  if (result.steps == 0 || result.skipped_steps < result.steps) return;
+  TORCH_WARN("all ", result.steps,
+             " steps were skipped: the weights are those that the run began with; lower or leave "
+             "out --loss-scale or --init-scale, or see --trace-nonfinite true");
+}
+
 /// A loss of nan after the training would be blamed on the training.
 void check_finite_weights(const torch::nn::Module& module, const std::string& file) {
   std::string first;
@@ -184,6 +191,7 @@ Json run_fit(const FitOptions& o, bool quiet) {
   const FitResult result = trainer.fit(task, *train, val.get());
   folder.keep();
   warn_if_not_finite(o, result.metrics);
+  warn_if_nothing_was_learned(result);
   save_weights(*model, folder.file("weights.safetensors"),
                {{"precision", trainer.precision().name()}, {"model", *o.model}});
   Json json = to_json(o, trainer, result, parameters, folder.path());

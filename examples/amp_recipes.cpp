@@ -1,5 +1,6 @@
 // The cases of PyTorch's AMP recipe, each a function that can be copied:
-//   example_amp_recipes default|clipping|accumulation|gradient_penalty|several_models|custom_function|validation|
+//   example_amp_recipes
+//   default|clipping|accumulation|gradient_penalty|several_models|custom_function|validation|
 //                       disabled_region|metrics
 // Each trains on the embedded digits in fp16 on the CPU and exits with 1 if it did not learn.
 #include <cstdio>
@@ -111,8 +112,8 @@ double accumulation() {
   });
 }
 
-/// The penalty is a function of gradients: those of the scaled loss, unscaled by hand, for scaler.scale() will scale the
-/// penalty with the rest of the loss.
+/// The penalty is a function of gradients: those of the scaled loss, unscaled by hand, for scaler.scale()
+/// will scale the penalty with the rest of the loss.
 double gradient_penalty() {
   Convnet model = make_model();
   SGD optimizer(model->parameters(), options());
@@ -202,7 +203,8 @@ double custom_function() {
   });
 }
 
-/// Validation needs the region, for the same numbers at the same speed, and no scaler: there is no gradient to save.
+/// Validation needs the region, for the same numbers at the same speed, and no scaler: there is no gradient
+/// to save.
 double validation() {
   Convnet model = make_model();
   SGD optimizer(model->parameters(), options());

@@ -1,5 +1,5 @@
-// The scaler's check and unscaling against libtorch's: both in turn, and the median of the ratios, so that the machine's
-// drift hits both alike. The results are compared before anything is timed.
+// The scaler's check and unscaling against libtorch's: both in turn, and the median of the ratios, so that
+// the machine's drift hits both alike. The results are compared before anything is timed.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <chrono>

@@ -98,7 +98,8 @@ void MasterWeights::take_over_changes() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < model_.size(); ++i) {
     if (model_[i]._version() == versions_[i]) continue;
-    // An average that was swapped in and out again has written the old values: their low bits are in the copy only.
+    // An average that was swapped in and out again has written the old values: their low bits are in the copy
+    // only.
     const at::Tensor is_as_it_was = master_[i].to(model_[i].scalar_type()) == model_[i];
     master_[i].copy_(at::where(is_as_it_was, master_[i], model_[i]));
   }

@@ -11,16 +11,18 @@ class Optimizer;
 
 namespace mantissa {
 
-/// Float32 copies of an optimizer's 16-bit parameters, which it steps in their place, so that updates below half an ulp
-/// of a 16-bit weight are not lost.
+/// Float32 copies of an optimizer's 16-bit parameters, which it steps in their place, so that updates below
+/// half an ulp of a 16-bit weight are not lost.
 ///
-/// The copies stand in the optimizer's parameter groups, and the gradient of a 16-bit parameter moves to its copy's, in
-/// float32, as soon as backward() has made it: the optimizer's zero_grad(), unscaling, clipping and accumulation find it there, the
-/// parameter's own grad() stays undefined, so that a module's zero_grad() clears nothing.
+/// The copies stand in the optimizer's parameter groups, and the gradient of a 16-bit parameter moves to its
+/// copy's, in float32, as soon as backward() has made it: the optimizer's zero_grad(), unscaling, clipping
+/// and accumulation find it there, the parameter's own grad() stays undefined, so that a module's zero_grad()
+/// clears nothing.
 ///
 /// Memory:  6 bytes a 16-bit parameter: the copy, and 2 more for its gradient.
 /// Threads: one at a time.
-/// Errors:  c10::ValueError for an optimizer that has state already. The optimizer and the parameters are then as before.
+/// Errors:  c10::ValueError for an optimizer that has state already. The optimizer and the parameters are
+///          then as before.
 /// Source:  Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; Apex's level O2.
 class MasterWeights {
  public:
@@ -31,7 +33,8 @@ class MasterWeights {
   MasterWeights(const MasterWeights&) = delete;
   MasterWeights& operator=(const MasterWeights&) = delete;
 
-  /// Takes over what was written into the model's parameters since, as by loading a file; call it before a step.
+  /// Takes over what was written into the model's parameters since, as by loading a file; call it before a
+  /// step.
   void take_over_changes();
   /// Rounds the copies into the model's parameters; call it after a step.
   void copy_to_model();

@@ -43,8 +43,8 @@ std::string_view to_string(SkipCause cause);
 struct StepResult {
   bool skipped = false;
   SkipCause cause = SkipCause::kNone;
-  /// Of kNonFiniteGradients: the first parameter, in the optimizer's order, whose gradient is not finite. Its name where
-  /// convert_module() has seen its module, else "group 0, parameter 3".
+  /// Of kNonFiniteGradients: the first parameter, in the optimizer's order, whose gradient is not finite. Its
+  /// name where convert_module() has seen its module, else "group 0, parameter 3".
   std::string first_nonfinite_parameter = {};
 };
 
@@ -79,8 +79,8 @@ class Precision {
   /// Converts parameters, gradients and buffers in place; optimizers and aliases made earlier follow.
   virtual void convert_module(torch::nn::Module& /*module*/) {}
 
-  /// Gives the optimizer what the mode wants it to step, for example float32 copies of 16-bit weights. The optimizer
-  /// must not have stepped yet, and this object must live as long as it is used.
+  /// Gives the optimizer what the mode wants it to step, for example float32 copies of 16-bit weights. The
+  /// optimizer must not have stepped yet, and this object must live as long as it is used.
   virtual void setup_optimizer(torch::optim::Optimizer& /*optimizer*/) {}
 
   /// While it lives, new floating-point tensors have the mode's dtype. See init.h.
@@ -106,23 +106,26 @@ class Precision {
 
   /// The loss whose backward() makes the gradients: `loss`, scaled where the mode scales.
   virtual at::Tensor pre_backward(const at::Tensor& loss) { return loss; }
-  /// `loss` times the scale that the last pre_backward() used, without its bookkeeping: for looking at a batch again.
+  /// `loss` times the scale that the last pre_backward() used, without its bookkeeping: for looking at a
+  /// batch again.
   virtual at::Tensor scale_loss(const at::Tensor& loss) { return loss; }
   /// pre_backward(loss).backward(). Call it outside the forward context.
   void backward(const at::Tensor& loss);
 
-  /// Brings gradients into the loss's own units, for code that looks at them. Harmless when repeated in a step. fp16
-  /// gradients of an optimizer that unscales by itself stay as they are: see ScaledPrecision.
+  /// Brings gradients into the loss's own units, for code that looks at them. Harmless when repeated in a
+  /// step. fp16 gradients of an optimizer that unscales by itself stay as they are: see ScaledPrecision.
   virtual void unscale_gradients(torch::optim::Optimizer& /*optimizer*/) {}
 
   /// Unscales, then clips by the norm over all parameters of `optimizer` or by value; nothing if `clip_val`
   /// <= 0. Returns the norm before clipping (0-dim, on the device), undefined when clipping by value or not
-  /// at all. Gradients that a scaler found non-finite stay as they are, for a look at them; their norm is inf.
+  /// at all. Gradients that a scaler found non-finite stay as they are, for a look at them; their norm is
+  /// inf.
   virtual at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                                     GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
 
   /// Runs `closure` (forward, backward, clipping; returns the loss, or an undefined tensor for none), then
-  /// steps. Without a closure the gradients are those that are there; without any gradient nothing is stepped.
+  /// steps. Without a closure the gradients are those that are there; without any gradient nothing is
+  /// stepped.
   virtual StepResult optimizer_step(torch::optim::Optimizer& optimizer,
                                     const std::function<at::Tensor()>& closure = nullptr);
 

@@ -227,6 +227,7 @@ const Mode& find_mode(const std::string& name) {
   }
   allowed.insert(allowed.begin(), canonical.begin(), canonical.end());
   allowed.insert(allowed.end(), historical.begin(), historical.end());
+  canonical.insert(canonical.end(), historical.begin(), historical.end());
   TORCH_CHECK_VALUE(false, "precision '", name, "' is not a mode", did_you_mean(name, canonical),
                     "; allowed: ", join_names(allowed));
 }
@@ -255,10 +256,14 @@ std::string mode_of_amp_flags(const std::string& precision, const std::string& a
   }
   TORCH_CHECK_VALUE(amp_backend == "apex", "amp_backend '", amp_backend,
                     "' is not one; choose native or apex");
-  TORCH_CHECK_VALUE(precision.empty() || precision == "16" || precision == "16-mixed", "precision '",
-                    precision, "' with amp_backend 'apex', which is fp16 only; leave one of them out");
   const std::vector<std::string> levels{"O0", "O1", "O2", "O3"};
-  const std::string level = amp_level.empty() ? "O2" : amp_level;
+  const bool names_a_level = std::find(levels.begin(), levels.end(), precision) != levels.end();
+  const std::string level = !amp_level.empty() ? amp_level : names_a_level ? precision : "O2";
+  TORCH_CHECK_VALUE(
+      precision.empty() || precision == "16" || precision == "16-mixed" || precision == level, "precision '",
+      precision,
+      "' with amp_backend 'apex', whose modes are the levels O0 to O3; leave precision out, and choose by "
+      "amp_level");
   TORCH_CHECK_VALUE(std::find(levels.begin(), levels.end(), level) != levels.end(), "amp_level '", amp_level,
                     "' is not one", did_you_mean(amp_level, levels), "; choose from ", join_names(levels));
   return level;

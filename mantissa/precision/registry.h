@@ -18,7 +18,8 @@ namespace mantissa {
 /// What a mode may be told beyond its name; unset: the mode's own. The first three names are Apex's, the
 /// others are GradScalerOptions' own, whose meanings and defaults they have.
 struct PrecisionOptions {
-  /// "dynamic" (grows and backs off), a number (stays; overflowed steps are skipped), or "none". For fp16 modes.
+  /// "dynamic" (grows and backs off), a number (stays; overflowed steps are skipped), or "none". For fp16
+  /// modes.
   std::optional<std::string> loss_scale = std::nullopt;
   /// For modes with 16-bit weights: batch norm stays in float32.
   std::optional<bool> keep_batchnorm_fp32 = std::nullopt;
@@ -69,9 +70,10 @@ std::unique_ptr<Precision> make_precision(Bits bits, at::Device device,
   return make_precision(std::to_string(bits), device, options);
 }
 
-/// The mode that the flags of Lightning 1.5 name: with amp_backend "native" (or none) `precision` itself, with "apex"
-/// the level, "O2" if none is given.
-/// Errors: c10::ValueError for another backend, a level without Apex, and a `precision` with Apex that is not 16.
+/// The mode that the flags of Lightning 1.5 name: with amp_backend "native" (or none) `precision` itself,
+/// with "apex" the level, "O2" if none is given.
+/// Errors: c10::ValueError for another backend, a level without Apex, and a `precision` with Apex that is not
+///         16.
 /// Source: spec 1.3.
 std::string mode_of_amp_flags(const std::string& precision, const std::string& amp_backend,
                               const std::string& amp_level);

@@ -34,6 +34,7 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
   }
   EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }),
               testing::HasSubstr("did you mean 'bf16-mixed'?"));
+  EXPECT_THAT(error_of([] { make_precision("o2", at::kCPU); }), testing::HasSubstr("did you mean 'O2'?"));
   EXPECT_THAT(error_of([] { make_precision(8, at::kCPU); }), testing::HasSubstr("'8'"));
 }
 
@@ -262,7 +263,11 @@ TEST(Registry, AmpFlagsOfLightning15NameAMode) {
   EXPECT_EQ(mode_of_amp_flags("", "apex", "O1"), "O1");
   EXPECT_THAT(error_of([] { mode_of_amp_flags("16", "", "O1"); }), testing::HasSubstr("amp_backend 'apex'"));
   EXPECT_THAT(error_of([] { mode_of_amp_flags("16", "nvidia", ""); }), testing::HasSubstr("native or apex"));
-  EXPECT_THAT(error_of([] { mode_of_amp_flags("bf16", "apex", ""); }), testing::HasSubstr("fp16 only"));
+  EXPECT_THAT(error_of([] { mode_of_amp_flags("bf16", "apex", ""); }),
+              testing::HasSubstr("choose by amp_level"));
+  EXPECT_EQ(mode_of_amp_flags("O1", "apex", ""), "O1");
+  EXPECT_EQ(mode_of_amp_flags("O1", "apex", "O1"), "O1");
+  EXPECT_THAT(error_of([] { mode_of_amp_flags("O1", "apex", "O2"); }), testing::HasSubstr("'O1' with amp"));
   EXPECT_THAT(error_of([] { mode_of_amp_flags("", "apex", "o2"); }),
               testing::HasSubstr("did you mean 'O2'?"));
   EXPECT_THAT(error_of([] { mode_of_amp_flags("", "apex", "O4"); }),

@@ -17,7 +17,8 @@ namespace mantissa {
 /// forward.
 ///
 /// Memory:  a copy of the buffers, and 5 KB for the CPU's generator.
-/// Sync:    none on the CPU; buffers on a GPU are copied in its queue, generators keep their state on the host.
+/// Sync:    none on the CPU; buffers on a GPU are copied in its queue, generators keep their state on the
+///          host.
 /// Example: replay_point_test.cpp, ReplayPoint.ASecondRunSeesTheSameDropoutAndStatistics
 class ReplayPoint {
  public:

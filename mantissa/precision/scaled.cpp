@@ -26,8 +26,8 @@ bool has_fp16_gradients(const torch::optim::Optimizer& optimizer) {
   return false;
 }
 
-/// In fp16 the division by the scale would flush what the scale has saved; a step that unscales by itself divides in
-/// float32.
+/// In fp16 the division by the scale would flush what the scale has saved; a step that unscales by itself
+/// divides in float32.
 bool keeps_scale(torch::optim::Optimizer& optimizer) {
   return unscales_itself(optimizer) && has_fp16_gradients(optimizer);
 }
@@ -124,7 +124,8 @@ void ScaledPrecision::end_iteration() const {
 
 void ScaledPrecision::begin_iteration_of(torch::optim::Optimizer& optimizer) {
   if (std::find(stepped_.begin(), stepped_.end(), &optimizer) == stepped_.end()) return;
-  // Its second step while others wait for their first: those were left out by the loop, and the scale moves now.
+  // Its second step while others wait for their first: those were left out by the loop, and the scale moves
+  // now.
   while (!waiting_.empty()) forget(*waiting_.back().optimizer);
   end_iteration();
 }
@@ -205,8 +206,8 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer,
     if (!waiting(optimizer) && !unscales_itself(optimizer)) unscale_gradients(optimizer);
     stepped = scaler_->step(optimizer);
   } catch (...) {
-    // A step that failed half-way must not make the next one believe that its gradients are unscaled, nor move the
-    // scale by what it saw.
+    // A step that failed half-way must not make the next one believe that its gradients are unscaled, nor
+    // move the scale by what it saw.
     forget(optimizer);
     if (std::find(stepped_.begin(), stepped_.end(), &optimizer) == stepped_.end()) scaler_->forget(optimizer);
     throw;

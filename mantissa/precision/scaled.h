@@ -14,14 +14,15 @@ namespace mantissa {
 /// What all modes with a loss scaler share; without one its hooks are Precision's own.
 ///
 /// Sync:    optimizer_step() reads one overflow flag from the device; with clipping, clip_gradients() does.
-/// Scale:   it moves when the next iteration begins (its first backward()), so that several optimizers with one
-///          backward pass are all unscaled by the scale that scaled them, and it moves once. An optimizer whose
-///          gradients were unscaled but never stepped starts afresh with its next gradients; what the old ones
-///          held does not move the scale.
-/// fp16:    gradients in fp16 of an optimizer that does not unscale by itself are divided in fp16, which loses what
-///          the scale has saved; this is warned of once.
+/// Scale:   it moves when the next iteration begins (its first backward()), so that several optimizers with
+///          one backward pass are all unscaled by the scale that scaled them, and it moves once. An optimizer
+///          whose gradients were unscaled but never stepped starts afresh with its next gradients; what the
+///          old ones held does not move the scale.
+/// Numerics: fp16 gradients of an optimizer that does not unscale by itself are divided in fp16, which loses
+///          what the scale has saved; this is warned of once.
 /// Threads: one at a time.
-/// Errors:  c10::TypeError for LBFGS with a scaler; c10::Error for a second step with the gradients of the last one.
+/// Errors:  c10::TypeError for LBFGS with a scaler; c10::Error for a second step with the gradients of the
+///          last one.
 /// Source:  spec 2.3, ERR-9.
 class ScaledPrecision : public Precision {
  public:
@@ -53,7 +54,8 @@ class ScaledPrecision : public Precision {
 
  private:
   using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
-  /// Gradients, and their versions, by which later ones are told apart. Held weakly: zero_grad() frees their memory.
+  /// Gradients, and their versions, by which later ones are told apart. Held weakly: zero_grad() frees their
+  /// memory.
   using Fingerprint = std::vector<std::pair<WeakTensor, uint32_t>>;
   /// An optimizer whose gradients the scaler has looked at and which waits for its step.
   struct Waiting {

@@ -1,4 +1,5 @@
-// Loops that leave steps out, share backward passes and come back late: nobody's gradients are divided twice or not at all.
+// Loops that leave steps out, share backward passes and come back late: nobody's gradients are divided twice
+// or not at all.
 #include "mantissa/precision/scaled.h"
 
 #include <gtest/gtest.h>

@@ -14,22 +14,23 @@ struct TrueDtypeOptions {
   bool keep_batchnorm_fp32 = false;
   /// The optimizer steps float32 copies of 16-bit weights: see MasterWeights. Call setup_optimizer() then.
   bool master_weights = false;
-  /// For kHalf, whose small gradients flush to zero without one. It must allow fp16 gradients unless there are master
-  /// weights.
+  /// For kHalf, whose small gradients flush to zero without one. It must allow fp16 gradients unless there
+  /// are master weights.
   std::unique_ptr<GradScaler> scaler = nullptr;
   /// The registry's name, where it is not the dtype's own.
   std::string name = {};
 };
 
-/// "64-true", "16-true" and "bf16-true": weights, activations and gradients all live in one dtype. With its options also
-/// Apex's levels O0, O2 and O3.
+/// "64-true", "16-true" and "bf16-true": weights, activations and gradients all live in one dtype. With its
+/// options also Apex's levels O0, O2 and O3.
 ///
 /// Memory:   the dtype's bytes per weight and again per gradient; no float32 master copy unless asked for.
-/// Numerics: without master weights an update below half an ulp of its weight is lost (ulp(1) is 2^-10 in fp16, 2^-7 in
-///           bf16), so in 16 bits prefer the mixed modes when the learning rate is small. Complex tensors keep their
-///           dtype. With a scaler and no master weights, an optimizer that unscales by itself (the fused ones) is given
-///           scaled gradients and divides them in float32; another one's are unscaled in fp16, where what the scale has
-///           saved from flushing to zero flushes after all.
+/// Numerics: without master weights an update below half an ulp of its weight is lost (ulp(1) is 2^-10 in
+///           fp16, 2^-7 in bf16), so in 16 bits prefer the mixed modes when the learning rate is small.
+///           Complex tensors keep their dtype. With a scaler and no master weights, an optimizer that
+///           unscales by itself (the fused ones) is given scaled gradients and divides them in float32;
+///           another one's are unscaled in fp16, where what the scale has saved from flushing to zero flushes
+///           after all.
 /// Errors:   c10::ValueError for another dtype, and for options that the dtype cannot use.
 /// Source:   spec 1.2, 1.3, section 6.
 class TrueDtype final : public ScaledPrecision {

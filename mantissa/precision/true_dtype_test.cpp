@@ -78,7 +78,8 @@ TEST(TrueDtype, MasterWeightsTakeSmallStepsAndASkippedOneChangesNothing) {
   EXPECT_EQ(o2.weight(), 0.9375);
 }
 
-/// What docs/modes.md tells: the copies are main_params(), and are saved and put back beside the model's weights.
+/// What docs/modes.md tells: the copies are main_params(), and are saved and put back beside the model's
+/// weights.
 TEST(TrueDtype, MasterWeightsThatAreSavedAndPutBackGoOnBitForBit) {
   O2 straight, resumed;
   straight.mode.setup_optimizer(straight.optimizer);

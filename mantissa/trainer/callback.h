@@ -35,8 +35,8 @@ struct FitPlan {
   int64_t max_steps = -1;   ///< -1: as many as max_epochs needs
 };
 
-/// Watches a run. Override what is needed. A callback may change the model's weights for a validation and for good at the
-/// end; what training does next it does not change.
+/// Watches a run. Override what is needed. A callback may change the model's weights for a validation and for
+/// good at the end; what training does next it does not change.
 /// Errors: an exception ends the run, after on_exception() of every callback.
 class Callback {
  public:
@@ -44,7 +44,8 @@ class Callback {
   virtual void on_fit_start(const Trainer& /*trainer*/, const FitPlan& /*plan*/) {}
   virtual void on_train_epoch_start(int64_t /*epoch*/) {}
   virtual void on_train_batch_end(const Trainer& /*trainer*/, const TrainBatch& /*batch*/) {}
-  /// Around each pass over the validation data; after an exception on_exception() comes instead of the second.
+  /// Around each pass over the validation data; after an exception on_exception() comes instead of the
+  /// second.
   virtual void on_validation_start(const Trainer& /*trainer*/) {}
   virtual void on_validation_end(const Trainer& /*trainer*/) {}
   /// `metrics`: this epoch's, training and validation.

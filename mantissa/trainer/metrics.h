@@ -11,8 +11,8 @@ namespace mantissa {
 /// Values by name, ordered, ready for a table, a CSV row or JSON.
 using Metrics = std::map<std::string, double>;
 
-/// For people: four decimals, or four digits where those would be many; "nan" without the sign that arithmetic
-/// happened to leave.
+/// For people: four decimals, or four digits where those would be many; "nan" without the sign that
+/// arithmetic happened to leave.
 std::string format_metric(double value);
 
 /// Weighted means of named values over an epoch.

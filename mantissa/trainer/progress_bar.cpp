@@ -85,7 +85,8 @@ void ProgressBar::clear_line() {
   line_open_ = false;
 }
 
-/// A terminal that was closed or a pipe whose reader has gone must not end the training: what it did not take is lost.
+/// A terminal that was closed or a pipe whose reader has gone must not end the training: what it did not take
+/// is lost.
 void ProgressBar::show(const std::string& text) {
   if (std::fputs(text.c_str(), out_) < 0 || std::fflush(out_) != 0) std::clearerr(out_);
 }

@@ -12,8 +12,8 @@ namespace mantissa {
 /// file one plain line an epoch, so that logs stay readable.
 ///
 /// Sync:   reads the loss from the device once per redraw, never per step.
-/// Errors: none; what cannot be written is lost and the training goes on (a program that writes into pipes must ignore
-///         SIGPIPE for that).
+/// Errors: none; what cannot be written is lost and the training goes on (a program that writes into pipes
+///         must ignore SIGPIPE for that).
 class ProgressBar final : public Callback {
  public:
   enum class Style { kAuto, kTerminal, kPlain };

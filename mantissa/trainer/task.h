@@ -57,8 +57,8 @@ class Task {
   virtual void on_before_backward(const at::Tensor& /*loss*/) {}
   /// Gradients are still scaled here.
   virtual void on_after_backward() {}
-  /// Gradients are unscaled, except fp16 ones of a fused optimizer, which divides by the scale itself; clipping
-  /// is yet to come.
+  /// Gradients are unscaled, except fp16 ones of a fused optimizer, which divides by the scale itself;
+  /// clipping is yet to come.
   virtual void on_before_optimizer_step(torch::optim::Optimizer& /*optimizer*/) {}
 
  protected:

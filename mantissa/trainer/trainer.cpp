@@ -77,8 +77,8 @@ void check(const TrainerOptions& options) {
   matmul_precision_scope(options);  // refuses what is no name
 }
 
-/// Puts a module into evaluation mode and each of its parts back into the mode it had: a layer that the user has
-/// frozen stays so.
+/// Puts a module into evaluation mode and each of its parts back into the mode it had: a layer that the user
+/// has frozen stays so.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : root_(module) {
@@ -114,7 +114,8 @@ bool gradients_are_finite(torch::optim::Optimizer& optimizer) {
     const at::Tensor sum = gradients.back().sum().to(at::kDouble);
     total = total.defined() ? total + sum.to(total.device()) : sum;
   }
-  // A sum is the fastest look at a gradient: finite, it has only finite terms. The other way it may have overflowed.
+  // A sum is the fastest look at a gradient: finite, it has only finite terms. The other way it may have
+  // overflowed.
   if (!total.defined() || std::isfinite(total.item<double>())) return true;
   return std::all_of(gradients.begin(), gradients.end(), [](const at::Tensor& gradient) {
     const auto [low, high] = at::aminmax(gradient);

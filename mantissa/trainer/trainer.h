@@ -88,8 +88,7 @@ struct FitResult {
 /// Signals: Ctrl-C, SIGTERM and SIGHUP end fit() after the current step or validation batch; it then returns
 ///          as if it had come to its end, without the metrics of a validation that was cut short.
 /// Threads: one fit() at a time in a process.
-/// Errors:  c10::ValueError for options that do not fit
-/// together, in the constructor.
+/// Errors:  c10::ValueError for options that do not fit together, in the constructor.
 /// Source:  spec 2.2, 2.3, ERR-1, ERR-2, ERR-14, ERR-15.
 class Trainer {
  public:

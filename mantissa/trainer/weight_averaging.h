@@ -16,8 +16,9 @@ struct EMAWeightAveragingOptions {
   int64_t update_starting_at_step = 1;
 };
 
-/// Keeps the exponential moving average of the model's weights: validation sees the averaged ones, training goes on
-/// with its own, and after fit() the model has the averaged ones. A skipped step is not averaged. Names are Lightning's.
+/// Keeps the exponential moving average of the model's weights: validation sees the averaged ones, training
+/// goes on with its own, and after fit() the model has the averaged ones. A skipped step is not averaged.
+/// Names are Lightning's.
 ///
 /// Memory: as ExponentialMovingAverage.
 /// Errors: c10::ValueError for options out of range.

@@ -1,5 +1,5 @@
-// What a loss scale is for in 16-true: a loss so small that its fp16 gradients are 0 trains nothing without one and
-// trains with one. Adam's step does not depend on the size of the gradients, so nothing else differs.
+// What a loss scale is for in 16-true: a loss so small that its fp16 gradients are 0 trains nothing without
+// one and trains with one. Adam's step does not depend on the size of the gradients, so nothing else differs.
 #include <gtest/gtest.h>
 #include <memory>
 

@@ -6,7 +6,8 @@
 // Job:    "kind" is one of
 //         "calls":           "calls" is a list of {"op": "aten::mm", "overload": "", "args": [...], "kwargs":
 //                            {...}}; a tensor is {"tensor": its name in the file "tensors"}, a list of them
-//                            {"tensors": [names]}. Result: tensor "i.k" is the k-th tensor that call i returned.
+//                            {"tensors": [names]}. Result: tensor "i.k" is the k-th tensor that call i
+//                            returned.
 //         "custom_function": "cast_inputs" and "backward_inside" are booleans, "tensors" holds "a" and "b".
 //                            Result: "product", "a.grad", "b.grad".
 //         "registrations":   prints {"AutocastCPU": [names], "AutocastCUDA": [names]}.

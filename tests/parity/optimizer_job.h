@@ -9,14 +9,16 @@
 
 namespace mantissa {
 
-/// job["optimizer"]: sgd, adamw, or fused- before sgd, adam, adamw, adagrad; its options have their Python names.
+/// job["optimizer"]: sgd, adamw, or fused- before sgd, adam, adamw, adagrad; its options have their Python
+/// names.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const nlohmann::json& job,
                                                         std::vector<at::Tensor> parameters);
 
 /// Steps an optimizer alone, through given gradients, and writes weights, gradients and states.
 ///
-/// Job:    optimizer and options as above, threads; `tensors`: safetensors with the weights "0", "1", ... and the
-///         gradients "<step>.<weight>", any of which may be missing; `scale` and `found_inf` [steps], if there.
+/// Job:    optimizer and options as above, threads; `tensors`: safetensors with the weights "0", "1", ... and
+///         the gradients "<step>.<weight>", any of which may be missing; `scale` and `found_inf` [steps], if
+///         there.
 /// Result: `output`, safetensors: "<weight>", "<weight>.grad", "<weight>.<state name of Python's>".
 void run_optimizer(const nlohmann::json& job);
 

@@ -1,4 +1,5 @@
-// Runs sequences of GradScaler calls, for tests/parity/test_grad_scaler.py to compare with torch.amp.GradScaler.
+// Runs sequences of GradScaler calls, for tests/parity/test_grad_scaler.py to compare with
+// torch.amp.GradScaler.
 //
 //   scaler_runner < SEQUENCES > RESULTS        one JSON object or array a line, in the same order
 //   scaler_runner convert FROM TO              a saved scaler state, loaded into a scaler and saved again;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Unscaling, written once for every tier with vectors, on the terms of gemm_blocked_internal.h. V names `is_nan` too: whether
-// any lane is nan.
+// Unscaling, written once for every tier with vectors, on the terms of gemm_blocked_internal.h. V names
+// `is_nan` too: whether any lane is nan.
 
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 #include "mantissa/kernels/cpu/unscale.h"
