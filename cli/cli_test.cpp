@@ -142,7 +142,7 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--precision bf16-mixed --loss-scale 128"), 2, {"loss_scale '128'", "only fp16"});
   expect_error(fit("--precision 16-true --loss-scale much"), 2, {"'much' is no scale", "dynamic, none"});
   expect_error(fit("--amp-level O2"), 2, {"amp_backend 'apex'"});
-  expect_error(fit("--precision bf16-mixed --amp-backend apex"), 2, {"fp16 only"});
+  expect_error(fit("--precision bf16-mixed --amp-backend apex"), 2, {"choose by amp_level"});
   expect_error(fit("--master-weights maybe"), 2, {"'maybe' is not one", "auto, true, false"});
 }
 
@@ -259,8 +259,8 @@ TEST_F(Program, AFlagOfOneGroupReplacesTheFilesOtherOne) {
     EXPECT_THAT(printed("precision: 64-true\n", std::string("--amp-backend ") + native),
                 HasSubstr("precision: 64-true "));
   EXPECT_THAT(printed("precision: O2\n", "--amp-level O1"), HasSubstr("give amp_backend 'apex' with it"));
-  EXPECT_THAT(printed("precision: O2\namp_backend: apex\n", ""),
-              HasSubstr("fp16 only; leave one of them out"));
+  EXPECT_THAT(printed("precision: bf16-mixed\namp_backend: apex\n", ""),
+              HasSubstr("choose by amp_level"));
 }
 
 TEST_F(Program, WeightsThatAreNotFiniteAreRefusedBeforeTraining) {

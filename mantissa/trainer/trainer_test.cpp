@@ -131,7 +131,7 @@ TEST(Trainer, ERR02_ERR15_ERR27_RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
   EXPECT_THAT(error({.precision_options = {.loss_scale = "128"}, .precision_plugin = plugin}),
               testing::HasSubstr("precision_plugin was given, and with it precision_options"));
   EXPECT_THAT(error({.amp_backend = "apex", .precision_plugin = plugin}), testing::HasSubstr("amp_backend"));
-  EXPECT_THAT(error({.precision = "bf16", .amp_backend = "apex"}), testing::HasSubstr("fp16 only"));
+  EXPECT_THAT(error({.precision = "bf16", .amp_backend = "apex"}), testing::HasSubstr("choose by amp_level"));
   const PrecisionOptions skips{.warn_after_skips = 5}, shrinks{.growth_factor = 0.5};
   EXPECT_THAT(error({.precision_options = skips, .precision_plugin = plugin}),
               testing::HasSubstr("precision_plugin was given, and with it precision_options"));
