@@ -75,7 +75,9 @@ class Adam : public torch::optim::Optimizer {
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Also takes what torch::optim::Adam or AdamW saved.
+  /// Also takes what the fused kin and torch::optim::Adam or AdamW saved.
+  /// Errors: c10::ValueError for another optimizer's file and for one of other parameters. Nothing has changed
+  ///         then.
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:

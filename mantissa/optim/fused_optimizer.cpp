@@ -118,6 +118,7 @@ void FusedOptimizer::check() const {
 at::Tensor FusedOptimizer::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);
   const at::NoGradGuard no_grad;
+  keep_each_parameter_once(name_, param_groups_);
   check();
   // Kernels know 0 and 1 only, and the counters are taken back by it; several devices' flags add up to more.
   const at::Tensor dropped = found_inf.defined() ? found_inf.ne(0) : found_inf;

@@ -41,8 +41,9 @@ struct FusedOptions {
 ///           captured in a CUDA graph: take one before, so that moments and counters exist. Replays use the
 ///           learning rate of the capture.
 /// Errors:   as of the unfused kin; c10::TypeError for dtypes other than float64, float32, float16 and bfloat16,
-///           c10::ValueError for a parameter whose memory has gaps, c10::Error for any sparse gradient. Nothing
-///           has changed then.
+///           c10::ValueError for a parameter whose memory has gaps, c10::Error for any sparse gradient;
+///           c10::ValueError in load() for another optimizer's file and for one of other parameters. Nothing has
+///           changed then.
 class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpScaling {
  public:
   /// Updates every parameter that has a gradient. With `closure`, calls it first with gradients enabled and

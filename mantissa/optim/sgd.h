@@ -69,7 +69,9 @@ class SGD final : public torch::optim::Optimizer {
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Also takes what torch::optim::SGD saved.
+  /// Also takes what FusedSGD and torch::optim::SGD saved.
+  /// Errors: c10::ValueError for another optimizer's file and for one of other parameters. Nothing has changed
+  ///         then.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
