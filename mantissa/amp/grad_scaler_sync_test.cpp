@@ -93,7 +93,7 @@ struct Iteration {
 
   GradScaler scaler;
   at::Tensor w, h, x;
-  FusedSgd a, b;
+  KernelSgd a, b;
 };
 
 TEST(GradScaler, GS45_GS54_AnIterationOfSelfUnscalingOptimizersReadsNothing) {
