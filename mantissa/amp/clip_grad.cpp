@@ -61,9 +61,20 @@ void check_clip_value(double clip_value) {
                     " (to clip nothing, do not call it)");
 }
 
+void check_dense(at::TensorList parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!parameter.grad().defined() || !parameter.grad().is_sparse(),
+                                "clip_grad: a parameter of shape ", parameter.sizes(),
+                                " has a sparse gradient, for which there is no clipping; build its Embedding "
+                                "with sparse(false), or clip "
+                                "the other parameters only");
+  }
+}
+
 at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double norm_type,
                            bool error_if_nonfinite) {
   check_clip_norm(max_norm, norm_type);
+  check_dense(parameters);
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);
   if (gradients.empty()) return at::zeros({});
@@ -92,6 +103,7 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double no
 
 void clip_grad_value_(at::TensorList parameters, double clip_value) {
   check_clip_value(clip_value);
+  check_dense(parameters);
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);
   if (gradients.empty()) return;

@@ -13,6 +13,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/amp/gradients_internal.h"
@@ -24,18 +25,33 @@ namespace mantissa {
 namespace {
 
 constexpr double kMaxScale = std::numeric_limits<float>::max();
+constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();  // the trackers are int32
+
+c10::weak_intrusive_ptr<c10::TensorImpl> first_parameter(const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      return c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr());
+    }
+  }
+  return c10::weak_intrusive_ptr<c10::TensorImpl>(at::Tensor().getIntrusivePtr());
+}
 
 /// Looks at every gradient before any is touched, so that a refused optimizer is left as it was.
 void check_gradients(const torch::optim::Optimizer& optimizer, bool allow_fp16) {
+  const bool divides = dynamic_cast<const StepSupportsAmpScaling*>(&optimizer) != nullptr;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       TORCH_CHECK_VALUE(
           allow_fp16 || gradient.scalar_type() != at::kHalf,
-          "GradScaler::unscale_: Attempting to unscale FP16 gradients, which overflow in fp16 itself; "
-          "keep the parameters in float32 and run the forward pass under Autocast, use bf16, or set "
-          "allow_fp16_gradients and lose what is small");
+          "GradScaler::unscale_: Attempting to unscale FP16 gradients, which overflow in fp16 itself; ",
+          divides
+              ? "leave out unscale_(): step() and scaler.clip_grad_norm_(optimizer, max_norm) lose nothing, "
+                "because this optimizer divides in its step; or set allow_fp16_gradients and lose what is "
+                "small"
+              : "keep the parameters in float32 and run the forward pass under Autocast, use bf16, or set "
+                "allow_fp16_gradients and lose what is small");
       TORCH_CHECK_NOT_IMPLEMENTED(
           !gradient.is_complex(), "GradScaler::unscale_: not implemented for ", gradient.scalar_type(),
           " gradients; keep complex parameters in an optimizer of their own without the scaler");
@@ -45,6 +61,15 @@ void check_gradients(const torch::optim::Optimizer& optimizer, bool allow_fp16) 
 
 }  // namespace
 
+void GradScaler::check_factors(const char* function, const GradScalerOptions& options) {
+  TORCH_CHECK_VALUE(options.growth_factor > 1.0 && std::isfinite(options.growth_factor), function,
+                    ": the growth factor must be > 1.0 and finite; got ", options.growth_factor,
+                    " (to keep the scale fixed, use a huge growth_interval)");
+  TORCH_CHECK_VALUE(options.backoff_factor >= 0 && options.backoff_factor < 1.0, function,
+                    ": the backoff factor must be < 1.0 and at least 0; got ", options.backoff_factor,
+                    " (the default is 0.5)");
+}
+
 GradScaler::GradScaler(at::Device device, const GradScalerOptions& options)
     : device_(device), options_(options) {
   if (options_.enabled && device_.is_cuda() && cuda_device_count() == 0) {
@@ -53,10 +78,7 @@ GradScaler::GradScaler(at::Device device, const GradScalerOptions& options)
     options_.enabled = false;
   }
   if (!options_.enabled) return;
-  TORCH_CHECK_VALUE(options_.growth_factor > 1.0, "GradScaler: the growth factor must be > 1.0; got ",
-                    options_.growth_factor, " (to keep the scale fixed, use a huge growth_interval)");
-  TORCH_CHECK_VALUE(options_.backoff_factor < 1.0, "GradScaler: the backoff factor must be < 1.0; got ",
-                    options_.backoff_factor, " (the default is 0.5)");
+  check_factors("GradScaler", options_);
   TORCH_CHECK_VALUE(options_.init_scale > 0 && options_.init_scale <= kMaxScale,
                     "GradScaler: init_scale must be positive and fit in float32; got ", options_.init_scale,
                     " (the default is 65536)");
@@ -67,7 +89,8 @@ GradScaler::GradScaler(at::Device device, const GradScalerOptions& options)
                     "GradScaler: max_scale must be from init_scale, ", options_.init_scale,
                     ", to float32's largest value; got ", options_.max_scale,
                     " (leave it out for no ceiling)");
-  TORCH_CHECK_VALUE(options_.hysteresis_steps > 0, "GradScaler: hysteresis_steps must be at least 1; got ",
+  TORCH_CHECK_VALUE(options_.hysteresis_steps > 0 && options_.hysteresis_steps <= kMaxCount,
+                    "GradScaler: hysteresis_steps must be at least 1 and fit in int32; got ",
                     options_.hysteresis_steps, " (1 backs off at every overflow)");
   TORCH_CHECK_VALUE(options_.warn_after_skips >= 0, "GradScaler: warn_after_skips must be at least 0; got ",
                     options_.warn_after_skips, " (0 never warns)");
@@ -102,6 +125,14 @@ void GradScaler::create_state(at::Device device) {
   growth_tracker_ = at::full({}, init_growth_tracker_, scale_.options().dtype(at::kInt));
   if (options_.hysteresis_steps > 1)
     hysteresis_tracker_ = at::full({}, init_hysteresis_tracker_, growth_tracker_.options());
+}
+
+void GradScaler::check_usable(const char* function, const torch::optim::Optimizer& optimizer) const {
+  TORCH_CHECK_TYPE(
+      !dynamic_cast<const torch::optim::LBFGS*>(&optimizer), "GradScaler::", function,
+      ": LBFGS evaluates its loss several times a step, which a gradient scaler cannot follow; use "
+      "bf16, float32 or another optimizer");
+  check_initialized(function);
 }
 
 void GradScaler::check_initialized(const char* function) const {
@@ -139,7 +170,7 @@ GradScaler::PerDevice GradScaler::check_and_unscale(torch::optim::Optimizer& opt
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!is_enabled()) return;
-  check_initialized("unscale_");
+  check_usable("unscale_", optimizer);
   auto& state = state_of(optimizer);
   TORCH_CHECK(
       state.stage != Stage::kUnscaled,
@@ -158,6 +189,10 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const at::Tensor inv_scale = scale_.reciprocal();
   state.found_inf = check_and_unscale(optimizer, inv_scale, options_.allow_fp16_gradients);
   state.stage = Stage::kUnscaled;
+  // Of one that divides in its step nothing is read unless note_step() tells of its skips.
+  const int64_t skips = skips_in_a_row(optimizer);
+  if (skips == 0 && dynamic_cast<StepSupportsAmpScaling*>(&optimizer) != nullptr) return;
+  if (warns_at(skips + 1) && has_overflowed(state)) state.nonfinite = nonfinite_gradients(optimizer);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -165,7 +200,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     optimizer.step();
     return true;
   }
-  check_initialized("step");
+  check_usable("step", optimizer);
   auto& state = state_of(optimizer);
   TORCH_CHECK(
       state.stage != Stage::kStepped,
@@ -181,21 +216,29 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
       !state.found_inf.empty(),
       "GradScaler::step: No inf checks were recorded for this optimizer: none of its parameters has a "
       "gradient; call backward() on the scaled loss first, and do not step optimizers that took no part");
-  bool overflowed = false;
-  for (const auto& [device, flag] : state.found_inf) overflowed = overflowed || flag.item<float>() != 0;
+  const bool overflowed = has_overflowed(state);
   if (!overflowed) optimizer.step();
   state.stage = Stage::kStepped;
   note_step(optimizer, !overflowed);
   return !overflowed;
 }
 
-void GradScaler::note_step(const torch::optim::Optimizer& optimizer, bool stepped) {
-  if (stepped) {
-    skips_in_a_row_.erase(&optimizer);
-    return;
-  }
-  const int64_t skips = ++skips_in_a_row_[&optimizer];
-  if (options_.warn_after_skips == 0 || skips % options_.warn_after_skips != 0) return;
+bool GradScaler::has_overflowed(const OptimizerState& state) {
+  return std::any_of(state.found_inf.begin(), state.found_inf.end(),
+                     [](const auto& flag) { return flag.second.template item<float>() != 0; });
+}
+
+bool GradScaler::warns_at(int64_t skips) const {
+  return options_.warn_after_skips != 0 && skips % options_.warn_after_skips == 0;
+}
+
+int64_t GradScaler::skips_in_a_row(const torch::optim::Optimizer& optimizer) const {
+  const auto found = skips_.find(&optimizer);
+  if (found == skips_.end()) return 0;
+  return found->second.first_parameter == first_parameter(optimizer) ? found->second.in_a_row : 0;
+}
+
+std::string GradScaler::nonfinite_gradients(const torch::optim::Optimizer& optimizer) const {
   std::vector<std::pair<std::string, at::Tensor>> named;
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& parameters = optimizer.param_groups()[g].params();
@@ -206,10 +249,29 @@ void GradScaler::note_step(const torch::optim::Optimizer& optimizer, bool steppe
       named.emplace_back(name.str(), parameters[i]);
     }
   }
+  return describe(find_nonfinite_gradients(named));
+}
+
+void GradScaler::note_step(const torch::optim::Optimizer& optimizer, bool stepped) {
+  if (stepped) {
+    skips_.erase(&optimizer);
+    return;
+  }
+  const int64_t skips = skips_in_a_row(optimizer) + 1;
+  std::erase_if(skips_, [](const auto& entry) { return entry.second.first_parameter.expired(); });
+  skips_.insert_or_assign(&optimizer, Skips{first_parameter(optimizer), skips});
+  if (!warns_at(skips)) return;
+  const auto noted = std::find_if(optimizers_.begin(), optimizers_.end(), [&](const OptimizerState& state) {
+    return state.optimizer == &optimizer && !state.nonfinite.empty();
+  });
+  const bool fixed = options_.min_scale == options_.max_scale;
   TORCH_WARN("GradScaler::step: ", skips, " steps in a row were skipped; the scale is ", get_scale(),
-             ", and these gradients have inf or nan: ", describe(find_nonfinite_gradients(named)),
+             ", and these gradients have inf or nan: ",
+             noted != optimizers_.end() ? noted->nonfinite : nonfinite_gradients(optimizer),
              ". If the loss itself is inf or nan no scale helps: look at the data and the learning rate, or "
-             "use bf16; if the scale is still high, start from a lower init_scale");
+             "use bf16; if the scale is still high, ",
+             fixed ? "lower the fixed scale" : "start from a lower init_scale",
+             ". trace_nonfinite() (docs/nonfinite.md) names the operation where it began");
 }
 
 void GradScaler::set_parameter_name(std::function<std::string(const at::Tensor&)> name) {
@@ -230,14 +292,15 @@ at::Tensor GradScaler::divisor(const StepSupportsAmpScaling& scaling, const Opti
 
 void GradScaler::step_self_unscaling(torch::optim::Optimizer& optimizer, StepSupportsAmpScaling& scaling,
                                      OptimizerState& state) {
-  const struct Clear {
+  struct Clear {
     StepSupportsAmpScaling& scaling;
     ~Clear() {
       scaling.grad_scale.reset();
       scaling.found_inf.reset();
     }
-  } clear{
-      scaling};  // also when the optimizer throws: a stale scale would divide the next step's gradients again
+  };
+  // Also when the optimizer throws: a stale scale would divide the next step's gradients again.
+  const Clear clear{scaling};
   TORCH_CHECK(
       state.stage != Stage::kUnscaled || !state.found_inf.empty() || gradient_groups(optimizer).empty(),
       "GradScaler::step: No inf checks were recorded for this optimizer: its gradients came after "
@@ -309,8 +372,9 @@ void GradScaler::bound_scale() {
 void GradScaler::update(double new_scale) {
   if (!is_enabled()) return;
   check_initialized("update");
-  TORCH_CHECK_VALUE(std::abs(new_scale) <= kMaxScale,
-                    "GradScaler::update: new_scale must be finite in float32; got ", new_scale);
+  TORCH_CHECK_VALUE(new_scale >= 0 && new_scale <= kMaxScale,
+                    "GradScaler::update: new_scale must be at least 0 and finite in float32; got ", new_scale,
+                    " (the default scale is 65536)");
   scale_.fill_(bounded(new_scale));
   optimizers_.clear();
 }

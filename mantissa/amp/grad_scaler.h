@@ -27,7 +27,7 @@ class StepSupportsAmpScaling;
 struct GradScalerOptions {
   double init_scale = 65536.0;     ///< the first scale; a plain factor
   double growth_factor = 2.0;      ///< times this after `growth_interval` clean steps in a row
-  double backoff_factor = 0.5;     ///< times this after an overflow
+  double backoff_factor = 0.5;     ///< times this after an overflow; 0: down to min_scale at once
   int64_t growth_interval = 2000;  ///< clean steps before the scale grows; a huge value keeps it fixed
   bool enabled = true;             ///< false: every call passes through as if there were no scaler
 
@@ -42,7 +42,8 @@ struct GradScalerOptions {
   int64_t hysteresis_steps = 1;
 
   /// After this many steps of an optimizer skipped in a row, and again after as many more, a warning names
-  /// the first parameters with inf or nan in their gradients. It alone reads them on the host. 0: never.
+  /// the first parameters with inf or nan in their gradients, as these were before they were clipped. It
+  /// alone reads them on the host, in unscale_() where the coming step may be the one to warn of. 0: never.
   /// Not for StepSupportsAmpScaling optimizers, whose skips the host never learns unless note_step() tells.
   int64_t warn_after_skips = 10;
   /// What that warning calls a parameter; by default "group 0, parameter 3".
@@ -93,12 +94,14 @@ concept TensorTree = is_tensor_tree<T>;
 ///           an inf or nan in the gradients as they come in. The scale stays in [min_scale, max_scale].
 /// Sync:     step() reads one flag from each device that holds gradients, and none with a
 ///           StepSupportsAmpScaling optimizer; get_scale(), get_growth_tracker() and state_dict() read what
-///           they return. Nothing else waits for a device. With such optimizers a whole iteration, from
-///           scale() to update(), can be captured in a CUDA graph: call scale() once before, so that the
-///           scale exists. Scale and trackers keep their memory for the scaler's life, so update(new_scale)
-///           and load_state_dict() act on later replays; factors and limits are those of the capture.
+///           they return. Nothing else waits for a device, unless the warning of warn_after_skips is due.
+///           With such optimizers a whole iteration, from scale() to update(), can be captured in a CUDA
+///           graph: call scale() once before, so that the scale exists. Scale and trackers keep their memory
+///           for the scaler's life, so update(new_scale) and load_state_dict() act on later replays; factors
+///           and limits are those of the capture.
 /// Threads:  one at a time.
-/// Errors:   c10::ValueError for options out of range and fp16 gradients; c10::Error for calls out of order.
+/// Errors:   c10::ValueError for options out of range and fp16 gradients; c10::TypeError for LBFGS; c10::Error
+///           for calls out of order.
 /// Source:   Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; spec section 3 (GS-1 to GS-55).
 /// Example:  grad_scaler_test.cpp, GradScaler.TrainsOneStep
 class GradScaler {
@@ -125,14 +128,16 @@ class GradScaler {
   /// Divides every gradient of `optimizer` by the scale, in place, and notes any inf or nan. Call it before
   /// clipping or reading gradients, once an iteration; step() does it otherwise.
   /// Errors: c10::ValueError for fp16 gradients unless they are allowed, c10::NotImplementedError for complex
-  ///         ones, c10::Error if called before scale(), twice, or after step(). Gradients are then untouched.
+  ///         ones, c10::TypeError for LBFGS, c10::Error if called before scale(), twice, or after step().
+  ///         Gradients are then untouched.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// Clips the gradients of `optimizer` by their joint norm, unscaling them first unless that was done;
   /// returns the norm before, in the loss's own units, 0-dim on the first gradient's device.
   ///
   /// Numerics: mantissa::clip_grad_norm_() on unscaled gradients. fp16 gradients of a StepSupportsAmpScaling
-  ///           optimizer stay scaled and as they are: their norm is taken in float32, and the factor
+  ///           optimizer stay scaled and as they are: their norm is taken in float32, for orders other than 1
+  ///           to 2 and inf of the unscaled values, whose powers overflow less, and the factor
   ///           min(1, max_norm / (norm + 1e-6)) goes into the coming step's grad_scale.
   /// Sync:     none.
   /// Errors:   those of mantissa::clip_grad_norm_() and of unscale_(), before anything is changed.
@@ -159,9 +164,11 @@ class GradScaler {
   /// Errors: c10::Error if no gradients were checked since the last update().
   void update();
   /// Ends the iteration with this scale instead, brought into [min_scale, max_scale]; the trackers stay.
-  /// Errors: c10::ValueError if `new_scale` does not fit in float32.
+  /// 0 is taken, as in torch, and becomes min_scale.
+  /// Errors: c10::ValueError if `new_scale` is negative or does not fit in float32.
   void update(double new_scale);
-  /// The same with the value of a tensor of one element, which is copied, so nothing waits for the device.
+  /// The same with the value of a tensor of one element, which is copied, so nothing waits for the device:
+  /// what is below min_scale, negative numbers too, becomes that.
   /// Errors: c10::ValueError if it is not on the scaler's kind of device, not of one element, or requires
   ///         grad.
   void update(const at::Tensor& new_scale);
@@ -203,7 +210,9 @@ class GradScaler {
   /// Goes on from a saved state; the state of the current iteration stays. Without _hysteresis_tracker the
   /// count starts full. Foreign keys are ignored; a disabled scaler ignores everything.
   /// Errors: c10::Error if `state` is empty; c10::ValueError if a key is missing or a value is none that a
-  ///         scaler can have. The scaler is then unchanged.
+  ///         scaler can have: a scale that is not positive (0, which torch's scaler underflows to, is taken
+  ///         where min_scale is 0), factors and an interval that the constructor refuses. The scaler is then
+  ///         unchanged.
   void load_state_dict(const GradScalerState& state);
 
  private:
@@ -215,13 +224,17 @@ class GradScaler {
     const torch::optim::Optimizer* optimizer;
     Stage stage = Stage::kReady;
     PerDevice found_inf{};
-    at::Tensor
-        clip_divisor{};  // of gradients clipped while scaled: what the step divides by, beside the scale
+    /// Of gradients clipped while scaled: what the step divides by, beside the scale.
+    at::Tensor clip_divisor{};
+    /// For the warning: the gradients with inf or nan as they came in, since clipping spreads or hides those.
+    std::string nonfinite{};
   };
 
   at::Tensor scale_leaf(const at::Tensor& output, PerDevice& scales);
   void create_state(at::Device device);
   void check_initialized(const char* function) const;
+  void check_usable(const char* function, const torch::optim::Optimizer& optimizer) const;
+  static void check_factors(const char* function, const GradScalerOptions& options);
   OptimizerState& state_of(const torch::optim::Optimizer& optimizer);
   /// Multiplies by `inv_scale` and returns the overflow flags of each device that holds gradients.
   PerDevice check_and_unscale(torch::optim::Optimizer& optimizer, const at::Tensor& inv_scale,
@@ -239,6 +252,10 @@ class GradScaler {
   at::Tensor sum_on_scale_device(const PerDevice& flags) const;
   /// Undoes the backoff of `before` while overflows are tolerated.
   void apply_hysteresis(const at::Tensor& before, const at::Tensor& found_inf);
+  static bool has_overflowed(const OptimizerState& state);
+  bool warns_at(int64_t skips) const;
+  int64_t skips_in_a_row(const torch::optim::Optimizer& optimizer) const;
+  std::string nonfinite_gradients(const torch::optim::Optimizer& optimizer) const;
   double bounded(double scale) const;
   void bound_scale();
 
@@ -250,7 +267,13 @@ class GradScaler {
   at::Tensor growth_tracker_;      // 0-dim int32, likewise
   at::Tensor hysteresis_tracker_;  // 0-dim int32: overflows until a backoff; undefined without hysteresis
   std::vector<OptimizerState> optimizers_;
-  std::map<const torch::optim::Optimizer*, int64_t> skips_in_a_row_;
+  /// By address, and only as long as the optimizer there has the same first parameter: another may come to
+  /// lie where one was.
+  struct Skips {
+    c10::weak_intrusive_ptr<c10::TensorImpl> first_parameter;
+    int64_t in_a_row = 0;
+  };
+  std::map<const torch::optim::Optimizer*, Skips> skips_;
 };
 
 template <TensorTree Tree>

@@ -28,23 +28,35 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
   return all;
 }
 
-/// The joint norm, in float32 or wider whatever the gradients' dtype; on the first gradient's device.
-at::Tensor total_norm(const std::vector<GradientGroup>& groups, double norm_type) {
+/// The joint norm of the gradients divided by `divisor`, in float32 or wider whatever their dtype; on the
+/// first gradient's device.
+at::Tensor total_norm(const std::vector<GradientGroup>& groups, double norm_type, const at::Tensor& divisor) {
+  // Up to the square, sums of powers of scaled fp16 values fit in float32. For other orders divided values
+  // are summed up; the order 0 counts them, whatever the scale.
+  const bool fits = (norm_type >= 1 && norm_type <= 2) || norm_type == HUGE_VAL;
   std::vector<at::Tensor> norms;
   for (const auto& group : groups) {
     const auto dtype = group.dtype == at::kDouble ? at::kDouble : at::kFloat;
-    for (const at::Tensor& norm : at::_foreach_norm(group.gradients, norm_type, dtype)) {
-      norms.push_back(on_device(norm, groups.front().device));
+    std::vector<at::Tensor> of_group;
+    if (fits) {
+      of_group = at::_foreach_norm(group.gradients, norm_type, dtype);
+    } else {
+      for (const at::Tensor& gradient : group.gradients) {
+        const at::Tensor unscaled = gradient.to(dtype) / on_device(divisor, group.device);
+        of_group.push_back(at::linalg_vector_norm(unscaled, norm_type));
+      }
     }
+    for (const at::Tensor& norm : of_group) norms.push_back(on_device(norm, groups.front().device));
   }
-  return at::linalg_vector_norm(at::stack(norms), norm_type);
+  const at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
+  return fits ? total / on_device(divisor, total.device()) : total;
 }
 
 }  // namespace
 
 StepSupportsAmpScaling* GradScaler::unscale_or_check(torch::optim::Optimizer& optimizer) {
   if (!is_enabled()) return nullptr;
-  check_initialized("clip_grad");
+  check_usable("clip_grad", optimizer);
   auto& state = state_of(optimizer);
   if (state.stage == Stage::kUnscaled) return nullptr;
   auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer);
@@ -54,6 +66,7 @@ StepSupportsAmpScaling* GradScaler::unscale_or_check(torch::optim::Optimizer& op
     state.stage = Stage::kChecked;
   }
   if (state.stage == Stage::kChecked) return scaling;
+  check_dense(parameters_of(optimizer));
   unscale_(optimizer);
   return nullptr;
 }
@@ -65,8 +78,7 @@ at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, doubl
   if (scaling == nullptr) return mantissa::clip_grad_norm_(parameters_of(optimizer), max_norm, norm_type);
   const at::NoGradGuard no_grad;
   auto& state = state_of(optimizer);
-  const at::Tensor scaled = total_norm(gradient_groups(optimizer), norm_type);
-  const at::Tensor norm = scaled / on_device(divisor(*scaling, state), scaled.device());
+  const at::Tensor norm = total_norm(gradient_groups(optimizer), norm_type, divisor(*scaling, state));
   const at::Tensor shrink =
       on_device(((norm + 1e-6) / max_norm).clamp_min(1.0).to(at::kFloat), scale_.device());
   state.clip_divisor = state.clip_divisor.defined() ? state.clip_divisor * shrink : shrink;

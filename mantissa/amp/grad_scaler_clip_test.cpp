@@ -1,5 +1,7 @@
 // Clipping with a scaler, and fp16 gradients.
 #include <cmath>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "mantissa/amp/clip_grad.h"
@@ -83,7 +85,7 @@ TEST(GradScaler, GS16_Fp16GradientsAreUnscaledInPlaceWhereThatIsAllowed) {
 TEST(GradScaler, GS46_AStepThatDividesKeepsWhatFp16Loses) {
   const float scaled = 0x1p-14f;
   const auto folded = with_grad({scaled}, at::kHalf), in_place = with_grad({scaled}, at::kHalf);
-  FusedSgd a({folded}, 0x1p29), b({in_place}, 0x1p29);
+  KernelSgd a({folded}, 0x1p29), b({in_place}, 0x1p29);
   auto scaler = used_scaler({.allow_fp16_gradients = true});
   scaler.step(a);
   EXPECT_EQ(folded.item<float>(), 0.5f);  // 1 - 2^29 * 2^-30
@@ -99,7 +101,7 @@ TEST(GradScaler, GS46_ScaledFp16GradientsAreClippedByNorm) {
     // In the loss's units (3, 4) * 2^-25: zero in fp16.
     const auto h = with_grad({3 * 0x1p-9f}, at::kHalf), s = with_grad({4 * 0x1p-9f}, at::kHalf);
     const auto plain = torch::tensor({3 * 0x1p-25, 4 * 0x1p-25}, at::kDouble);
-    FusedSgd fused({h, s}, 0x1p24);
+    KernelSgd fused({h, s}, 0x1p24);
     const double norm = plain.norm(norm_type).item<double>();
     EXPECT_EQ(scaler.clip_grad_norm_(fused, 1e-8, norm_type).item<double>(), norm);
     EXPECT_EQ(h.grad().item<float>(), 3 * 0x1p-9f);  // untouched
@@ -112,9 +114,68 @@ TEST(GradScaler, GS46_ScaledFp16GradientsAreClippedByNorm) {
   }
 }
 
+// (0.25 * 65536)^10 is beyond float32, as a negative power of it is below.
+TEST(GradScaler, ScaledFp16GradientsAreClippedByAnyOrderOfNorm) {
+  for (const double norm_type : {10.0, -10.0, 3.0, 0.0, -static_cast<double>(kInf)}) {
+    auto scaler = used_scaler();
+    const auto h = with_grad({16384.f, 16384.f}, at::kHalf);
+    KernelSgd fused({h}, 1.0);
+    const double norm = clip_grad_norm_({with_grad({0.25f, 0.25f})}, 100.0, norm_type).item<double>();
+    EXPECT_NEAR(scaler.clip_grad_norm_(fused, 100.0, norm_type).item<double>(), norm, 1e-6) << norm_type;
+    EXPECT_TRUE(scaler.step(fused));
+    EXPECT_EQ(h[0].item<float>(), 0.75f) << norm_type;
+  }
+}
+
+TEST(GradScaler, ClippingRefusesSparseGradientsInALineBeforeItUnscales) {
+  auto scaler = used_scaler({.init_scale = 4.0});
+  const auto dense = with_grad({8.f, 8.f}), p = torch::ones({2}).requires_grad_();
+  p.mutable_grad() = sparse({4.f, 6.f});
+  SGD optimizer({dense, p}, 1.0);
+  const std::string cure =
+      "shape [2] has a sparse gradient, for which there is no clipping; build its Embedding";
+  for (const auto& clip : std::vector<std::function<void()>>{[&] { scaler.clip_grad_norm_(optimizer, 1.0); },
+                                                             [&] { scaler.clip_grad_value_(optimizer, 1.0); },
+                                                             [&] {
+                                                               clip_grad_norm_({dense, p}, 1.0);
+                                                             },
+                                                             [&] {
+                                                               clip_grad_value_({dense, p}, 1.0);
+                                                             }}) {
+    expect_error<c10::NotImplementedError>(clip, cure);
+  }
+  EXPECT_EQ(dense.grad()[0].item<float>(), 8.f);
+  EXPECT_TRUE(scaler.step(optimizer));
+}
+
+TEST(GradScaler, UnscalingFp16GradientsOfOneThatDividesNamesWhatLosesNothing) {
+  auto scaler = used_scaler();
+  KernelSgd fused({with_grad({8.f}, at::kHalf)}, 1.0);
+  SGD plain({with_grad({8.f}, at::kHalf)}, 1.0);
+  expect_error<c10::ValueError>(
+      [&] { scaler.unscale_(fused); },
+      "leave out unscale_(): step() and scaler.clip_grad_norm_(optimizer, max_norm)");
+  expect_error<c10::ValueError>([&] { scaler.unscale_(plain); }, "keep the parameters in float32");
+}
+
+TEST(GradScaler, ERR09_LBFGSIsRefusedBeforeItsGradientsAreTouched) {
+  auto scaler = used_scaler({.init_scale = 4.0});
+  const auto p = with_grad({8.f});
+  torch::optim::LBFGS optimizer(std::vector<at::Tensor>{p}, 0.1);
+  const std::string cure =
+      "LBFGS evaluates its loss several times a step, which a gradient scaler cannot follow; use bf16";
+  for (const auto& call : std::vector<std::function<void()>>{
+           [&] { scaler.step(optimizer); }, [&] { scaler.unscale_(optimizer); },
+           [&] { scaler.clip_grad_norm_(optimizer, 1.0); },
+           [&] { scaler.clip_grad_value_(optimizer, 1.0); }}) {
+    expect_error<c10::TypeError>(call, cure);
+  }
+  EXPECT_EQ(p.grad().item<float>(), 8.f);
+}
+
 TEST(GradScaler, GS46_AGradientBelowTheLimitKeepsTheScale) {
   auto scaler = used_scaler({.init_scale = 4.0});
-  FusedSgd fused({with_grad({8.f}, at::kHalf)}, 1.0);
+  KernelSgd fused({with_grad({8.f}, at::kHalf)}, 1.0);
   EXPECT_EQ(scaler.clip_grad_norm_(fused, 100.0).item<float>(), 2.f);
   scaler.step(fused);
   EXPECT_EQ(fused.seen_scale.item<float>(), 4.f);
@@ -126,7 +187,7 @@ TEST(GradScaler, GS46_AGradientBelowTheLimitKeepsTheScale) {
 TEST(GradScaler, GS46_ScaledFp16GradientsAreClippedByValue) {
   auto scaler = used_scaler({.init_scale = 1024.0});
   const auto p = with_grad({2048.f, -2048.f, 100.f, 0.f}, at::kHalf), mate = with_grad({2048.f});
-  FusedSgd fused({p}, 1.0);
+  KernelSgd fused({p}, 1.0);
   scaler.clip_grad_value_(fused, 0.5);
   EXPECT_TRUE(at::equal(p.grad(), torch::tensor({512.f, -512.f, 100.f, 0.f}).to(at::kHalf)));
   scaler.step(fused);
@@ -145,7 +206,7 @@ TEST(GradScaler, CL09_AClampedInfOfScaledGradientsIsStillSkipped) {
   for (const float bad : {kInf, -kInf, kNan}) {
     auto scaler = used_scaler({.init_scale = 4.0});
     const auto p = with_grad({bad, 8.f}, at::kHalf);
-    FusedSgd fused({p}, 1.0);
+    KernelSgd fused({p}, 1.0);
     scaler.clip_grad_value_(fused, 1.0);
     scaler.clip_grad_norm_(fused, 1.0);
     scaler.step(fused);
@@ -160,7 +221,7 @@ TEST(GradScaler, CL09_AClampedInfOfScaledGradientsIsStillSkipped) {
 TEST(GradScaler, ScaledClippingComposes) {
   auto scaler = used_scaler({.init_scale = 4.0});
   const auto p = with_grad({24.f, 32.f}, at::kHalf), mixed = with_grad({0.f});
-  FusedSgd fused({p, mixed}, 1.0);
+  KernelSgd fused({p, mixed}, 1.0);
   fused.grad_scale = torch::full({}, 2.f);  // (3, 4) in the loss's units
   EXPECT_EQ(scaler.clip_grad_norm_(fused, 2.5).item<float>(), 5.f);
   EXPECT_NEAR(scaler.clip_grad_norm_(fused, 1.25).item<float>(), 2.5f, 1e-5);
@@ -183,13 +244,13 @@ TEST(GradScaler, ScaledClippingComposes) {
 TEST(GradScaler, ClippingOfSelfUnscalingFp32GradientsUnscalesInPlace) {
   auto scaler = used_scaler({.init_scale = 4.0});
   const auto p = with_grad({12.f, 16.f});
-  FusedSgd fused({p}, 1.0);
+  KernelSgd fused({p}, 1.0);
   EXPECT_EQ(scaler.clip_grad_norm_(fused, 100.0).item<float>(), 5.f);
   EXPECT_EQ(p.grad()[0].item<float>(), 3.f);
   scaler.step(fused);
   EXPECT_FALSE(fused.seen_scale.defined());
   EXPECT_EQ(p[0].item<float>(), -2.f);
-  FusedSgd empty({torch::ones({1}).requires_grad_()}, 1.0);
+  KernelSgd empty({torch::ones({1}).requires_grad_()}, 1.0);
   EXPECT_EQ(scaler.clip_grad_norm_(empty, 1.0).item<float>(), 0.f);
 }
 
@@ -197,7 +258,7 @@ TEST(GradScaler, Fp16SparseGradientsAreClippedOnceCoalesced) {
   auto scaler = used_scaler({.init_scale = 2.0});
   const auto p = torch::ones({2}, at::kHalf).requires_grad_();
   p.mutable_grad() = sparse({4.f, 6.f}, at::kHalf);
-  FusedSgd fused({p}, 1.0);
+  KernelSgd fused({p}, 1.0);
   EXPECT_EQ(scaler.clip_grad_norm_(fused, 100.0).item<float>(), 5.f);
   scaler.clip_grad_value_(fused, 1.0);
   EXPECT_EQ(p.grad()._values()[0].item<float>(), 2.f);
@@ -210,7 +271,7 @@ TEST(GradScaler, ScaledClippingOnSeveralDevices) {
   const auto half = at::TensorOptions(at::kCUDA).dtype(at::kHalf);
   const auto on_gpu = parameter(torch::ones({1}, half), torch::full({1}, 12.f, half));
   const auto on_cpu = with_grad({16.f}, at::kHalf);
-  FusedSgd fused({on_cpu, on_gpu}, 1.0);
+  KernelSgd fused({on_cpu, on_gpu}, 1.0);
   const auto norm = scaler.clip_grad_norm_(fused, 2.5);
   EXPECT_TRUE(norm.is_cpu());
   EXPECT_EQ(norm.item<float>(), 5.f);

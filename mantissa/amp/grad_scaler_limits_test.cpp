@@ -21,9 +21,17 @@ TEST(GradScaler, LimitsOutOfRangeAreRefused) {
     expect_error<c10::ValueError>([&] { GradScaler(at::kCPU, {.max_scale = ceiling}); },
                                   "max_scale must be from init_scale, 65536");
   }
-  for (const int64_t steps : {0, -1}) {
+  for (const int64_t steps : {int64_t{0}, int64_t{-1}, int64_t{1} << 31}) {
     expect_error<c10::ValueError>([&] { GradScaler(at::kCPU, {.hysteresis_steps = steps}); },
-                                  "hysteresis_steps must be at least 1");
+                                  "hysteresis_steps must be at least 1 and fit in int32");
+  }
+  for (const double factor : {1.0, static_cast<double>(kInf), std::nan("")}) {
+    expect_error<c10::ValueError>([&] { GradScaler(at::kCPU, {.growth_factor = factor}); },
+                                  "growth factor must be > 1.0");
+  }
+  for (const double factor : {1.0, -0.5, static_cast<double>(-kInf), std::nan("")}) {
+    expect_error<c10::ValueError>([&] { GradScaler(at::kCPU, {.backoff_factor = factor}); },
+                                  "backoff factor must be < 1.0");
   }
   expect_error<c10::ValueError>([] { GradScaler(at::kCPU, {.warn_after_skips = -1}); }, "0 never warns");
   EXPECT_NO_THROW(GradScaler(at::kCPU, {.min_scale = 65536.0, .max_scale = 65536.0}));
@@ -53,7 +61,7 @@ TEST(GradScaler, GS37_FloorAndCeilingHoldHoweverTheScaleIsSet) {
   }
   scaler.update(1.0);
   EXPECT_EQ(scaler.get_scale(), 3.0);
-  scaler.update(-1.0);
+  expect_error<c10::ValueError>([&] { scaler.update(-1.0); }, "new_scale must be at least 0");
   EXPECT_EQ(scaler.get_scale(), 3.0);
   scaler.update(torch::full({}, kInf));
   EXPECT_EQ(scaler.get_scale(), 20.0);
@@ -62,9 +70,11 @@ TEST(GradScaler, GS37_FloorAndCeilingHoldHoweverTheScaleIsSet) {
   scaler.load_state_dict(state);
   EXPECT_EQ(scaler.get_scale(), 20.0);
   state["scale"] = 0.0;
-  GradScaler lazy(at::kCPU);
-  lazy.load_state_dict(state);
-  EXPECT_EQ(lazy.get_scale(), kSmallestNormal);
+  GradScaler lazy(at::kCPU), floorless(at::kCPU, {.min_scale = 0.0});
+  expect_error<c10::ValueError>([&] { lazy.load_state_dict(state); }, "start anew without its state");
+  EXPECT_EQ(lazy.get_scale(), 65536.0);
+  floorless.load_state_dict(state);  // torch's, after an underflow
+  EXPECT_EQ(floorless.get_scale(), 0.0);
 }
 
 struct Row {

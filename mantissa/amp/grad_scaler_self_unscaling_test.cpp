@@ -10,7 +10,7 @@ namespace {
 TEST(GradScaler, GS42_GS43_GS45_SelfUnscalingOptimizersGetScaleAndFlag) {
   auto scaler = used_scaler({.init_scale = 4.0});
   const auto p = with_grad({8.f, -4.f}), plain = with_grad({2.f, -1.f});
-  FusedAdamW fused({p}), reference({plain});
+  KernelAdamW fused({p}), reference({plain});
   EXPECT_TRUE(scaler.step(fused));
   EXPECT_EQ(fused.seen_scale.item<float>(), 4.f);
   EXPECT_EQ(fused.seen_found_inf.item<float>(), 0.f);
@@ -38,7 +38,7 @@ TEST(GradScaler, GS42_GS43_GS45_SelfUnscalingOptimizersGetScaleAndFlag) {
 
 TEST(GradScaler, GS43_TheCallersScaleStaysInForce) {
   auto scaler = used_scaler({.init_scale = 4.0});
-  FusedAdamW fused({with_grad({8.f})});
+  KernelAdamW fused({with_grad({8.f})});
   fused.grad_scale = torch::full({}, 3.f);
   scaler.step(fused);
   EXPECT_EQ(fused.seen_scale.item<float>(), 12.f);
@@ -47,7 +47,7 @@ TEST(GradScaler, GS43_TheCallersScaleStaysInForce) {
 TEST(GradScaler, GS44_AfterUnscaleTheOptimizerGetsNoScale) {
   auto scaler = used_scaler({.init_scale = 4.0});
   const auto p = with_grad({8.f});
-  FusedAdamW fused({p});
+  KernelAdamW fused({p});
   scaler.unscale_(fused);
   EXPECT_EQ(p.grad().item<float>(), 2.f);
   scaler.step(fused);
@@ -64,14 +64,14 @@ TEST(GradScaler, GS44_AfterUnscaleTheOptimizerGetsNoScale) {
 TEST(GradScaler, GS46_SelfUnscalingOptimizersMayHaveFp16Gradients) {
   auto scaler = used_scaler({.init_scale = 4.0});
   const auto p = with_grad({8.f}, at::kHalf);
-  FusedAdamW fused({p});
+  KernelAdamW fused({p});
   EXPECT_TRUE(scaler.step(fused));
   EXPECT_LT(p.item<float>(), 1.f);
 }
 
 TEST(GradScaler, GS47_SelfUnscalingWithoutGradients) {
   auto scaler = used_scaler();
-  FusedAdamW fused({torch::ones({1}).requires_grad_()});
+  KernelAdamW fused({torch::ones({1}).requires_grad_()});
   EXPECT_TRUE(scaler.step(fused));
   EXPECT_EQ(fused.seen_found_inf.item<float>(), 0.f);
   expect_error([&] { scaler.update(); }, "No inf checks were recorded prior to update");
@@ -80,7 +80,7 @@ TEST(GradScaler, GS47_SelfUnscalingWithoutGradients) {
 TEST(GradScaler, GS47_GradientsThatComeAfterUnscaleAreNotStepped) {
   auto scaler = used_scaler();
   const auto p = torch::ones({1}).requires_grad_();
-  FusedAdamW fused({p});
+  KernelAdamW fused({p});
   scaler.unscale_(fused);
   set_grad(p, 65536.f);
   expect_error([&] { scaler.step(fused); }, "No inf checks were recorded for this optimizer");
@@ -89,7 +89,7 @@ TEST(GradScaler, GS47_GradientsThatComeAfterUnscaleAreNotStepped) {
 
 TEST(GradScaler, AThrowingOptimizerKeepsNoScaleOfThisStep) {
   auto scaler = used_scaler({.init_scale = 4.0});
-  FusedAdamW fused({with_grad({8.f})});
+  KernelAdamW fused({with_grad({8.f})});
   fused.fails = true;
   EXPECT_THROW(scaler.step(fused), std::runtime_error);
   EXPECT_FALSE(fused.grad_scale.defined());
@@ -103,7 +103,7 @@ TEST(GradScaler, GS26_Fp16SparseGradientsAreCoalescedBeforeTheCheck) {
   auto scaler = used_scaler({.init_scale = 2.0});
   const auto half = torch::ones({2}, at::kHalf).requires_grad_();
   half.mutable_grad() = sparse({60000.f, 60000.f}, at::kHalf);
-  FusedAdamW fused({half});
+  KernelAdamW fused({half});
   scaler.step(fused);
   EXPECT_TRUE(half.grad().is_coalesced());
   EXPECT_EQ(fused.seen_found_inf.item<float>(), 1.f);

@@ -67,13 +67,17 @@ void GradScaler::load_state_dict(const GradScalerState& state) {
   }
   GradScalerOptions loaded = options_;
   loaded.init_scale = read_number(state, "scale");
-  TORCH_CHECK_VALUE(std::abs(loaded.init_scale) <= std::numeric_limits<float>::max(),
+  TORCH_CHECK_VALUE(loaded.init_scale > 0 || (loaded.init_scale == 0 && options_.min_scale == 0),
+                    "GradScaler::load_state_dict: 'scale' must be positive; got ", loaded.init_scale,
+                    " (where torch's scaler has underflowed to 0, start anew without its state)");
+  TORCH_CHECK_VALUE(loaded.init_scale <= std::numeric_limits<float>::max(),
                     "GradScaler::load_state_dict: 'scale' must fit in float32; got ", loaded.init_scale);
   loaded.init_scale = bounded(loaded.init_scale);
   loaded.growth_factor = read_number(state, "growth_factor");
   loaded.backoff_factor = read_number(state, "backoff_factor");
+  check_factors("GradScaler::load_state_dict", loaded);
   constexpr int64_t kMaxExact = int64_t{1} << 53;
-  loaded.growth_interval = read_integer(state, "growth_interval", -kMaxExact, kMaxExact);
+  loaded.growth_interval = read_integer(state, "growth_interval", 1, kMaxExact);
   constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
   const int64_t growth = read_integer(state, "_growth_tracker", 0, kMaxInt);
   int64_t hysteresis = options_.hysteresis_steps;

@@ -78,6 +78,16 @@ TEST(GradScaler, GS50_WrongStatesChangeNothing) {
     state = good;
     state["scale"] = 1e39;
     expect_error<c10::ValueError>([&] { scaler.load_state_dict(state); }, "must fit in float32");
+    const std::vector<std::pair<std::string, double>> impossible = {
+        {"scale", -5.0},           {"scale", 0.0},          {"growth_factor", -3.0},
+        {"growth_factor", 1.0},    {"backoff_factor", 7.0}, {"backoff_factor", -1.0},
+        {"growth_interval", -4.0}, {"growth_interval", 0.0}};
+    for (const auto& [key, value] : impossible) {
+      state = good;
+      state[key] = value;
+      EXPECT_THROW(scaler.load_state_dict(state), c10::ValueError) << key << " " << value;
+      expect_unchanged();
+    }
     expect_unchanged();
     state = good;
     state["growth_interval"] = 9.0;  // from a reader that knows only floating-point numbers

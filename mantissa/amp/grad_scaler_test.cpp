@@ -19,18 +19,18 @@ using testing::HasSubstr;
 using torch::optim::SGD;
 
 TEST(GradScaler, GS01_GS02_OptionsOutOfRangeAreRefused) {
-  expect_error<c10::ValueError>([] { GradScaler(at::kCPU, {.growth_factor = 1.0}); }, "must be > 1.0; got 1");
+  expect_error<c10::ValueError>([] { GradScaler(at::kCPU, {.growth_factor = 1.0}); },
+                                "must be > 1.0 and finite; got 1");
   expect_error<c10::ValueError>([] { GradScaler(at::kCPU, {.growth_factor = std::nan("")}); },
                                 "must be > 1.0");
   expect_error<c10::ValueError>([] { GradScaler(at::kCPU, {.backoff_factor = 1.0}); },
-                                "must be < 1.0; got 1");
+                                "must be < 1.0 and at least 0; got 1");
   for (const double scale : {0.0, -1.0, 1e39, static_cast<double>(kInf), std::nan("")}) {
     expect_error<c10::ValueError>([&] { GradScaler(at::kCPU, {.init_scale = scale}); },
                                   "init_scale must be positive");
   }
   expect_error<c10::ValueError>([] { GradScaler(at::kCPU, {.growth_interval = 0}); }, "must be at least 1");
   EXPECT_NO_THROW(GradScaler(at::kCPU, {.backoff_factor = 0.0}));
-  EXPECT_NO_THROW(GradScaler(at::kCPU, {.backoff_factor = -1.0}));
   EXPECT_NO_THROW(GradScaler(at::kCPU, {.growth_factor = 0.5, .backoff_factor = 2.0, .enabled = false}));
 }
 
@@ -373,7 +373,7 @@ TEST(GradScaler, GS33_GS34_UpdateWithANewScale) {
   expect_error<c10::ValueError>([&] { scaler.update(torch::ones({}, at::kMeta)); }, reason);
   expect_error<c10::ValueError>([&] { scaler.update(at::Tensor()); }, reason);
   for (const double bad : {1e39, static_cast<double>(kInf), std::nan("")}) {
-    expect_error<c10::ValueError>([&] { scaler.update(bad); }, "must be finite in float32");
+    expect_error<c10::ValueError>([&] { scaler.update(bad); }, "must be at least 0 and finite in float32");
   }
   EXPECT_EQ(scaler.get_scale(), 8.0);
 }

@@ -25,7 +25,8 @@ std::vector<GradientGroup> gradient_groups(const torch::optim::Optimizer& optimi
 bool has_fp16_gradients(const torch::optim::Optimizer& optimizer);
 
 inline at::Tensor on_device(const at::Tensor& value, at::Device device) {
-  return value.device() == device ? value : value.to(device, /*non_blocking=*/true);
+  // What is on the CPU the host reads at once, so that copy is waited for.
+  return value.device() == device ? value : value.to(device, /*non_blocking=*/!device.is_cpu());
 }
 
 }  // namespace mantissa

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "mantissa/amp/clip_grad.h"
 #include "mantissa/amp/test_support_internal.h"
 
 namespace mantissa {
@@ -105,11 +106,61 @@ TEST(GradScaler, TheWarningTakesTheCallersNamesAndReadsOnlyThen) {
   EXPECT_THAT(warnings.texts[0], Not(HasSubstr("group")));
 }
 
+// A norm of nan makes every gradient nan, and clamping makes an inf finite.
+TEST(GradScaler, TheWarningNamesTheGradientsAsTheyWereBeforeClipping) {
+  for (const bool by_norm : {false, true}) {
+    auto scaler = used_scaler({.warn_after_skips = 2});
+    const auto good = with_grad({1.f, 1.f}), bad = with_grad({1.f, 1.f});
+    SGD optimizer({good, bad}, 0.1);
+    Warnings warnings;
+    for (int i = 0; i < 4; ++i) {
+      set_grad(good, 1.f);
+      set_grad(bad, kInf);
+      HostReads reads;
+      scaler.unscale_(optimizer);
+      EXPECT_EQ(reads.count() > 0, i % 2 == 1) << i;  // only where a warning may come
+      if (by_norm) {
+        clip_grad_norm_({good, bad}, 1.0);
+      } else {
+        scaler.clip_grad_value_(optimizer, 1.0);
+      }
+      EXPECT_FALSE(scaler.step(optimizer));
+      scaler.update();
+    }
+    ASSERT_EQ(warnings.texts.size(), 2u);
+    for (const std::string& text : warnings.texts) {
+      EXPECT_THAT(text, HasSubstr("inf or nan: group 0, parameter 1 [2]: 2 inf, 0 nan of 2. "));
+    }
+    EXPECT_THAT(warnings.texts[0], HasSubstr("start from a lower init_scale. trace_nonfinite()"));
+  }
+}
+
+TEST(GradScaler, TheWarningOfAFixedScaleSaysSo) {
+  auto scaler = used_scaler({.min_scale = 65536.0, .max_scale = 65536.0, .warn_after_skips = 1});
+  SGD optimizer({with_grad({kInf})}, 0.1);
+  Warnings warnings;
+  scaler.step(optimizer);
+  ASSERT_EQ(warnings.texts.size(), 1u);
+  EXPECT_THAT(warnings.texts[0], HasSubstr("if the scale is still high, lower the fixed scale."));
+}
+
+TEST(GradScaler, AnotherOptimizerAtTheSameAddressStartsItsOwnRow) {
+  auto scaler = used_scaler({.warn_after_skips = 2});
+  Warnings warnings;
+  std::optional<SGD> optimizer;
+  for (int i = 0; i < 4; ++i) {
+    optimizer.emplace(std::vector<at::Tensor>{with_grad({kInf})}, 0.1);
+    EXPECT_FALSE(scaler.step(*optimizer));
+    scaler.update();
+  }
+  EXPECT_TRUE(warnings.texts.empty());
+}
+
 TEST(GradScaler, NoWarningWhenOffOrSelfUnscaling) {
   Warnings warnings;
   auto off = used_scaler({.warn_after_skips = 0}), scaler = used_scaler({.warn_after_skips = 1});
   SGD optimizer({with_grad({kInf})}, 0.1);
-  FusedAdamW fused({with_grad({kInf})});
+  KernelAdamW fused({with_grad({kInf})});
   for (int i = 0; i < 20; ++i) {
     off.step(optimizer);
     off.update();

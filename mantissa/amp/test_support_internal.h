@@ -119,9 +119,9 @@ class SelfUnscaling : public torch::optim::Optimizer, public StepSupportsAmpScal
 };
 
 /// AdamW over libtorch's fused kernel, as Python's fused=True.
-class FusedAdamW final : public SelfUnscaling {
+class KernelAdamW final : public SelfUnscaling {
  public:
-  explicit FusedAdamW(std::vector<at::Tensor> parameters)
+  explicit KernelAdamW(std::vector<at::Tensor> parameters)
       : SelfUnscaling(std::move(parameters), std::make_unique<torch::optim::AdamWOptions>()) {
     for (const auto& p : params()) {
       moments.push_back(torch::zeros_like(p));
@@ -142,9 +142,9 @@ class FusedAdamW final : public SelfUnscaling {
 };
 
 /// SGD without momentum over libtorch's fused kernel.
-class FusedSgd final : public SelfUnscaling {
+class KernelSgd final : public SelfUnscaling {
  public:
-  FusedSgd(std::vector<at::Tensor> parameters, double lr)
+  KernelSgd(std::vector<at::Tensor> parameters, double lr)
       : SelfUnscaling(std::move(parameters), std::make_unique<torch::optim::SGDOptions>(lr)), lr_(lr) {}
 
  private:

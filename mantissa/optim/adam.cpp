@@ -87,6 +87,7 @@ Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, const A
 at::Tensor Adam::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);
   at::NoGradGuard no_grad;
+  keep_each_parameter_once(kName, param_groups_);
   for (const auto& group : param_groups_) {
     options_of<AdamOptions>(kName, group);
     for (const at::Tensor& parameter : group.params()) {
@@ -146,7 +147,7 @@ void Adam::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void Adam::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<AdamParamState, AdamOptions>(archive, *this);
+  load_optimizer<AdamParamState, AdamOptions>(kName, "betas", archive, *this);
 }
 
 }  // namespace mantissa

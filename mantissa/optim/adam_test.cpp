@@ -245,6 +245,31 @@ TEST(Adam, RefusesParameterInTwoGroups) {
               testing::AllOf(testing::HasSubstr("shape [5]"), testing::HasSubstr("groups 0 and 1")));
 }
 
+TEST(Adam, GroupsAddedLaterAreLookedAtToo) {
+  const at::Tensor first = start_parameter(at::kFloat), tied = start_parameter(at::kFloat);
+  AdamW optimizer({first}, AdamWOptions(0.1));
+  optimizer.add_param_group(std::vector<at::Tensor>{tied, tied});
+  take_steps(optimizer, 0, 2);
+  EXPECT_TRUE(at::equal(tied, first));
+  Adam wrong({first});
+  wrong.add_param_group(std::vector<at::Tensor>{first});
+  EXPECT_THAT(value_error([&] { wrong.step(); }), testing::HasSubstr("groups 0 and 1"));
+}
+
+TEST(Adam, RefusesAFileThatIsNotItsOwn) {
+  const at::Tensor p = start_parameter(at::kFloat), wide = at::ones({2, 5}).set_requires_grad(true);
+  Adam optimizer({p}, AdamOptions(0.1)), other_net({wide});
+  torch::optim::SGD sgd({p}, 0.3);
+  EXPECT_THAT(value_error([&] { hand_over(sgd, optimizer); }),
+              testing::HasSubstr("Adam::load: the file is of SGD"));
+  wide.mutable_grad() = at::ones({2, 5});
+  other_net.step();
+  EXPECT_THAT(value_error([&] { hand_over(other_net, optimizer); }),
+              testing::HasSubstr("of shape [2, 5] for parameter 0 of group 0, whose shape is [5]"));
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1);
+  EXPECT_TRUE(optimizer.state().empty());
+}
+
 TEST(Adam, RefusesSparseGradientsBeforeAnyParameterMoves) {
   const at::Tensor dense = start_parameter(at::kFloat), sparse = start_parameter(at::kFloat);
   Adam optimizer(std::vector<at::Tensor>{dense, sparse});

@@ -5,6 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/lerp.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/serialize/archive.h>
@@ -41,6 +42,7 @@ void ExponentialMovingAverage::check_same(const std::vector<at::Tensor>& now,
 }
 
 void ExponentialMovingAverage::update() {
+  const c10::InferenceMode no_inference(false);  // what is made in it cannot be updated outside of it
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> now = tensors();
   if (num_updates_ == 0) {
@@ -92,6 +94,8 @@ void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) co
 }
 
 void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
+  const bool inference = c10::InferenceMode::is_enabled();  // libtorch has read the file in it
+  const c10::InferenceMode no_inference(false);
   c10::IValue num_updates, averages;
   archive.read("num_updates", num_updates);
   archive.read("averages", averages);
@@ -99,7 +103,9 @@ void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
   if (num_updates.toInt() > 0) {
     const std::vector<at::Tensor> now = tensors();
     check_same(now, loaded);
-    for (size_t i = 0; i < now.size(); ++i) loaded[i] = loaded[i].to(now[i].device(), average_dtype(now[i]));
+    for (size_t i = 0; i < now.size(); ++i) {
+      loaded[i] = loaded[i].to(now[i].device(), average_dtype(now[i]), /*non_blocking=*/false, inference);
+    }
   }
   averages_ = std::move(loaded);
   num_updates_ = num_updates.toInt();

@@ -17,8 +17,8 @@ class OutputArchive;
 namespace mantissa {
 
 struct EmaOptions {
-  /// Weight of the past: average = decay * average + (1 - decay) * weight. The average so spans some 1 / (1 - decay)
-  /// steps.
+  /// Weight of the past: average = decay * average + (1 - decay) * weight. The average so spans some
+  /// 1 / (1 - decay) steps.
   double decay = 0.999;
   /// Averages floating-point buffers (batch norm's statistics) too; false: the average has the module's own.
   bool use_buffers = false;
@@ -30,13 +30,16 @@ struct EmaOptions {
 ///     ... optimizer.step(); ema.update();          // not after a skipped step: nothing was learned
 ///     { const auto averaged = ema.average_weights(); validate(model); }
 ///
-/// Numerics: equal to torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), bit for bit: the first
-///           update() copies, later ones are average.lerp_(weight, 1 - decay). Averages of 16-bit weights are kept in
-///           float32, because at a decay of 0.999 one in bfloat16 stands still; Python keeps the weight's dtype.
+/// Numerics: equal to torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), bit for bit, in
+///           float32 and wider: the first update() copies, later ones are average.lerp_(weight, 1 - decay).
+///           Averages of 16-bit weights are kept in float32, because at a decay of 0.999 one in bfloat16
+///           stands still; Python keeps the weight's dtype. Integer buffers (batch norm's count of batches)
+///           and masks are always the module's own; Python's use_buffers averages those too, and cuts off the
+///           fraction.
 /// Memory:   one copy of the weights, in float32 at least; another while average_weights() is held.
 /// Threads:  one at a time.
-/// Errors:   c10::ValueError for a decay outside [0, 1); c10::Error if the module's tensors have changed in number or
-///           shape since.
+/// Errors:   c10::ValueError for a decay outside [0, 1); c10::Error if the module's tensors have changed in
+///           number or shape since.
 /// Source:   Polyak and Juditsky 1992; Tarvainen and Valpola 2017, arXiv:1703.01780, section 2.
 /// Example:  ema_test.cpp, Ema.AveragesAreThoseOfPython
 class ExponentialMovingAverage {
@@ -48,8 +51,8 @@ class ExponentialMovingAverage {
   void update();
   int64_t num_updates() const { return num_updates_; }
 
-  /// While it lives, the module has the averaged weights and buffers, written into its own tensors; then the trained
-  /// ones again, also when the body throws. Before the first update() nothing changes.
+  /// While it lives, the module has the averaged weights and buffers, written into its own tensors; then the
+  /// trained ones again, also when the body throws. Before the first update() nothing changes.
   /// Threads: no update() meanwhile.
   std::shared_ptr<void> average_weights();
   /// Leaves the module with the averages for good.

@@ -55,6 +55,22 @@ TEST(Ema, BuffersAreTheModulesOwnUnlessAveraged) {
   }
 }
 
+TEST(Ema, UpdatesAndLoadsInInferenceModeToo) {
+  Net net;
+  ExponentialMovingAverage ema(net, {.decay = 0.5}), loaded(net, {.decay = 0.5});
+  {
+    const c10::InferenceMode inference;
+    net.write(1);
+    ema.update();
+    hand_over(ema, loaded);
+  }
+  net.write(3);
+  for (ExponentialMovingAverage* average : {&ema, &loaded}) {
+    average->update();
+    EXPECT_EQ(average->averages()[0][0][0].item<float>(), 2);
+  }
+}
+
 TEST(Ema, TrainedWeightsComeBackAlsoWhenTheBodyThrows) {
   Net net;
   ExponentialMovingAverage ema(net, {.decay = 0.5});

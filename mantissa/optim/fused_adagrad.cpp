@@ -87,7 +87,7 @@ void FusedAdagrad::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FusedAdagrad::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<AdagradParamState, AdagradOptions>(archive, *this);
+  load_optimizer<AdagradParamState, AdagradOptions>(kName, "lr_decay", archive, *this);
   load_draws(archive);
 }
 

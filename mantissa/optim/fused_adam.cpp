@@ -8,6 +8,11 @@
 #include "mantissa/optim/optimizer_internal.h"
 
 namespace mantissa {
+namespace {
+
+const char* name_of(bool decoupled) { return decoupled ? "FusedAdamW" : "FusedAdam"; }
+
+}  // namespace
 
 FusedAdam::FusedAdam(const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                      const AdamOptions& defaults, const FusedOptions& options, bool decoupled)
@@ -17,7 +22,7 @@ FusedAdam::FusedAdam(const char* name, const std::vector<torch::optim::Optimizer
 
 const torch::optim::OptimizerOptions& FusedAdam::checked_options(
     const torch::optim::OptimizerParamGroup& group) const {
-  return options_of<AdamOptions>(decoupled_ ? "FusedAdamW" : "FusedAdam", group);
+  return options_of<AdamOptions>(name_of(decoupled_), group);
 }
 
 void FusedAdam::add_state(Slot& slot, const torch::optim::OptimizerOptions& options, at::ScalarType dtype) {
@@ -51,7 +56,7 @@ void FusedAdam::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FusedAdam::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<AdamParamState, AdamOptions>(archive, *this);
+  load_optimizer<AdamParamState, AdamOptions>(name_of(decoupled_), "betas", archive, *this);
   load_draws(archive);
 }
 

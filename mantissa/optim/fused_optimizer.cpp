@@ -118,6 +118,7 @@ void FusedOptimizer::check() const {
 at::Tensor FusedOptimizer::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);
   const at::NoGradGuard no_grad;
+  keep_each_parameter_once(name_, param_groups_);
   check();
   // Kernels know 0 and 1 only, and the counters are taken back by it; several devices' flags add up to more.
   const at::Tensor dropped = found_inf.defined() ? found_inf.ne(0) : found_inf;
@@ -186,7 +187,8 @@ std::vector<std::vector<FusedOptimizer::Slot>> FusedOptimizer::batches(
     slot.parameter = parameter;
     slot.gradient = parameter.grad();
     slot.first_draw = draws;
-    // Whole blocks of the generator, and counted without a gradient too: what the others draw does not change.
+    // Whole blocks of the generator, and counted without a gradient too: what the others draw does not
+    // change.
     draws += (static_cast<uint64_t>(parameter.numel()) + 7) / 8 * 8;
     if (!slot.gradient.defined()) continue;
     add_state(slot, options, rounds_stochastically(parameter) ? at::kFloat : parameter.scalar_type());

@@ -250,6 +250,85 @@ TEST_P(Fused, TiedWeightIsUpdatedOnceAndTwoGroupsAreRefused) {
   EXPECT_THAT(value_error([&] { make({}); }), testing::HasSubstr("no parameters"));
 }
 
+TEST_P(Fused, GroupsAddedLaterAreLookedAtToo) {
+  const at::Tensor first = large_parameter(at::kFloat), tied = twin(first), shared = twin(first);
+  const auto optimizer = make({first});
+  optimizer->add_param_group(OptimizerParamGroup({tied, tied}));
+  take_noisy_steps(*optimizer, 0, 2);
+  EXPECT_TRUE(at::equal(tied, first));
+  const auto wrong = make({first});
+  wrong->add_param_group(OptimizerParamGroup({shared, first}));
+  const at::Tensor before = first.detach().clone();
+  EXPECT_THAT(value_error([&] { take_noisy_steps(*wrong, 2, 3); }),
+              testing::HasSubstr("is in parameter groups 0 and 1; keep it in one of them"));
+  EXPECT_TRUE(at::equal(first, before));
+}
+
+/// What `load` leaves of `optimizer`, and what it says.
+template <typename Load>
+std::string refusal(const FusedOptimizer& optimizer, const at::Tensor& parameter, const Load& load) {
+  const auto before = everything(optimizer, parameter);
+  const double lr = optimizer.param_groups()[0].options().get_lr();
+  const std::string error = value_error(load);
+  expect_equal(everything(optimizer, parameter), before);
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), lr);
+  return error;
+}
+
+TEST_P(Fused, RefusesAnotherOptimizersFileBeforeAnythingChanges) {
+  const at::Tensor p = large_parameter(at::kFloat), other = large_parameter(at::kFloat);
+  const auto optimizer = make({p});
+  take_noisy_steps(*optimizer, 0, 2);
+  const bool is_sgd = dynamic_cast<FusedSGD*>(optimizer.get()) != nullptr;
+  const bool is_adam = dynamic_cast<FusedAdam*>(optimizer.get()) != nullptr;
+  const auto expect_refused = [&](auto&& another, const std::string& whose) {
+    take_noisy_steps(another, 0, 1);
+    EXPECT_THAT(refusal(*optimizer, p, [&] { hand_over(another, *optimizer); }),
+                testing::HasSubstr("the file is of " + whose + ", whose options and state are not "));
+  };
+  if (!is_sgd) {
+    expect_refused(torch::optim::SGD({other}, torch::optim::SGDOptions(0.3).momentum(0.9)), "SGD");
+    expect_refused(SGD({other}, SGDOptions(0.3).momentum(0.9)), "SGD");
+  }
+  if (!is_adam) {
+    expect_refused(torch::optim::AdamW({other}, 0.3), "Adam or AdamW");
+    expect_refused(FusedAdamW({other}, AdamWOptions(0.3)), "Adam or AdamW");
+  }
+  if (is_sgd || is_adam) expect_refused(torch::optim::Adagrad({other}, 0.3), "Adagrad");
+  expect_refused(torch::optim::RMSprop({other}, 0.3), "RMSprop");
+
+  torch::serialize::OutputArchive saved;
+  saved.write("weight", other);
+  std::stringstream file;
+  saved.save_to(file);
+  torch::serialize::InputArchive archive;
+  archive.load_from(file);
+  EXPECT_THAT(refusal(*optimizer, p, [&] { optimizer->load(archive); }),
+              testing::HasSubstr("the file has no 'state', so it is no optimizer's"));
+}
+
+TEST_P(Fused, RefusesAnotherNetsFileBeforeAnythingChanges) {
+  const at::Tensor p = large_parameter(at::kFloat), q = large_parameter(at::kFloat);
+  const auto optimizer = make({p, q});
+  take_noisy_steps(*optimizer, 0, 2);
+  const auto load = [&](const Groups& groups) {
+    const auto another = GetParam().make(groups, {});
+    another->param_groups()[0].options().set_lr(123);
+    take_noisy_steps(*another, 0, 1);
+    return refusal(*optimizer, p, [&] { hand_over(*another, *optimizer); });
+  };
+  const at::Tensor same = large_parameter(at::kFloat), wide = at::ones({3, 4}).set_requires_grad(true);
+  if (!optimizer->state().empty()) {  // SGD without momentum has none
+    EXPECT_THAT(load({OptimizerParamGroup({same, wide})}),
+                testing::ContainsRegex("of shape \\[3, 4\\] for parameter 1 of group 0, whose shape is "
+                                       "\\[3001\\]; load it into an optimizer of the net"));
+  }
+  EXPECT_THAT(load({OptimizerParamGroup({same})}),
+              testing::HasSubstr("the file has 1 parameters in group 0, and the optimizer has 2"));
+  EXPECT_THAT(load({OptimizerParamGroup({same}), OptimizerParamGroup({wide})}),
+              testing::HasSubstr("the file has 2 parameter groups, and the optimizer has 1"));
+}
+
 TEST_P(Fused, GroupsFollowTheirOwnLearningRate) {
   const at::Tensor still = large_parameter(at::kFloat), moving = large_parameter(at::kFloat);
   const auto optimizer =

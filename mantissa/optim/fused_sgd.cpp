@@ -75,7 +75,7 @@ void FusedSGD::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FusedSGD::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<SGDParamState, SGDOptions>(archive, *this);
+  load_optimizer<SGDParamState, SGDOptions>(kName, "nesterov", archive, *this);
   load_draws(archive);
 }
 

@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <array>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -9,23 +13,115 @@
 
 namespace mantissa {
 
-std::vector<torch::optim::OptimizerParamGroup> unique_parameters(
-    const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
-  std::vector<torch::optim::OptimizerParamGroup> result;
-  result.reserve(groups.size());
+namespace {
+
+struct OptionOf {
+  std::string_view option, optimizer;
+};
+
+/// Options by which libtorch's optimizers and ours are told apart in a file.
+constexpr std::array<OptionOf, 5> kOptions = {{{"betas", "Adam or AdamW"},
+                                               {"nesterov", "SGD"},
+                                               {"lr_decay", "Adagrad"},
+                                               {"alpha", "RMSprop"},
+                                               {"max_iter", "LBFGS"}}};
+
+bool has(const std::vector<std::string>& keys, std::string_view key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
+std::string owner_of(const std::vector<std::string>& options) {
+  for (const OptionOf& known : kOptions) {
+    if (has(options, known.option)) return std::string(known.optimizer);
+  }
+  return "no optimizer that is known here";
+}
+
+torch::serialize::InputArchive part(const char* name, torch::serialize::InputArchive& archive,
+                                    const std::string& key) {
+  torch::serialize::InputArchive result;
+  TORCH_CHECK_VALUE(archive.try_read(key, result), name, "::load: the file has no '", key,
+                    "', so it is no optimizer's; give it what torch::save() made of one");
+  return result;
+}
+
+/// The number that libtorch writes as a tensor.
+size_t size_in(const char* name, torch::serialize::InputArchive& archive, const std::string& key) {
+  at::Tensor size;
+  TORCH_CHECK_VALUE(archive.try_read(key, size), name, "::load: the file has no '", key,
+                    "', so it is no optimizer's; give it what torch::save() made of one");
+  return static_cast<size_t>(size.item<int64_t>());
+}
+
+constexpr const char* kOtherNet = "; load it into an optimizer of the net that it was saved with";
+
+/// The counter aside, a state has its parameter's shape.
+void check_shapes(const char* name, size_t group, size_t index, const at::Tensor& parameter,
+                  torch::serialize::InputArchive& state) {
+  for (const std::string& key : state.keys()) {
+    c10::IValue value;
+    if (key == "step" || !state.try_read(key, value) || !value.isTensor()) continue;
+    TORCH_CHECK_VALUE(value.toTensor().sizes() == parameter.sizes(), name, "::load: the file has a ", key,
+                      " of shape ", value.toTensor().sizes(), " for parameter ", index, " of group ", group,
+                      ", whose shape is ", parameter.sizes(), kOtherNet);
+  }
+}
+
+}  // namespace
+
+void keep_each_parameter_once(const char* optimizer, std::vector<torch::optim::OptimizerParamGroup>& groups) {
   std::unordered_map<const c10::TensorImpl*, size_t> group_of;
+  bool repeated = false;
   for (size_t group = 0; group < groups.size(); ++group) {
-    result.push_back(groups[group]);
-    result.back().params().clear();
     for (const at::Tensor& parameter : groups[group].params()) {
       const auto [found, first] = group_of.emplace(parameter.unsafeGetTensorImpl(), group);
       TORCH_CHECK_VALUE(found->second == group, optimizer, ": a parameter of shape ", parameter.sizes(),
                         " is in parameter groups ", found->second, " and ", group,
                         "; keep it in one of them");
-      if (first) result.back().params().push_back(parameter);
+      repeated = repeated || !first;
     }
   }
-  return result;
+  if (!repeated) return;
+  for (auto& group : groups) {
+    std::unordered_set<const c10::TensorImpl*> seen;
+    std::erase_if(group.params(), [&](const at::Tensor& parameter) {
+      return !seen.insert(parameter.unsafeGetTensorImpl()).second;
+    });
+  }
+}
+
+void check_saved(const char* name, const std::string& option, torch::serialize::InputArchive& archive,
+                 const torch::optim::Optimizer& optimizer,
+                 const std::function<void(torch::serialize::InputArchive&)>& check_options) {
+  const auto& groups = optimizer.param_groups();
+  torch::serialize::InputArchive states = part(name, archive, "state");
+  torch::serialize::InputArchive saved_groups = part(name, archive, "param_groups");
+  const std::vector<std::string> with_state = states.keys();
+  const size_t saved = size_in(name, saved_groups, "param_groups/size");
+  for (size_t group = 0; group < saved; ++group) {
+    torch::serialize::InputArchive saved_group =
+        part(name, saved_groups, "param_groups/" + std::to_string(group));
+    torch::serialize::InputArchive options = part(name, saved_group, "options");
+    const std::vector<std::string> keys = options.keys();
+    TORCH_CHECK_VALUE(has(keys, option), name, "::load: the file is of ", owner_of(keys),
+                      ", whose options and state are not ", name, "'s; load it into that, or start ", name,
+                      " without a file");
+    TORCH_CHECK_VALUE(saved == groups.size(), name, "::load: the file has ", saved,
+                      " parameter groups, and the optimizer has ", groups.size(), kOtherNet);
+    const auto& parameters = groups[group].params();
+    const size_t count = size_in(name, saved_group, "params/size");
+    TORCH_CHECK_VALUE(count == parameters.size(), name, "::load: the file has ", count,
+                      " parameters in group ", group, ", and the optimizer has ", parameters.size(),
+                      kOtherNet);
+    check_options(options);
+    for (size_t index = 0; index < count; ++index) {
+      c10::IValue key;
+      if (!saved_group.try_read("params/" + std::to_string(index), key) || !key.isString()) continue;
+      if (!has(with_state, key.toStringRef())) continue;
+      torch::serialize::InputArchive state = part(name, states, key.toStringRef());
+      check_shapes(name, group, index, parameters[index], state);
+    }
+  }
 }
 
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
+#include <torch/optim/serialize.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
@@ -37,7 +39,8 @@ const Options& options_of(const char* optimizer, const torch::optim::OptimizerPa
   return *options;
 }
 
-/// Errors: c10::TypeError and c10::ValueError for a group's options, c10::ValueError for no parameters at all.
+/// Errors: c10::TypeError and c10::ValueError for a group's options, c10::ValueError for no parameters at
+///         all.
 template <typename Options>
 void validate_groups(const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   size_t parameters = 0;
@@ -49,14 +52,20 @@ void validate_groups(const char* optimizer, const std::vector<torch::optim::Opti
                     ": got no parameters; pass model->parameters() of a model that has some");
 }
 
-/// `groups` with each parameter once, for the constructors of our optimizers. libtorch's Module::parameters()
-/// names a tied weight once for each module that holds it, and it would be stepped as often; Python's names it
-/// once. Of repetitions in a group the first stays.
+/// Leaves each parameter in `groups` once. libtorch's Module::parameters() names a tied weight once for each
+/// module that holds it, and it would be stepped as often; Python's names it once. Of repetitions in a group
+/// the first stays. Called in each step too, since libtorch's add_param_group() asks no optimizer.
 ///
 /// Errors: c10::ValueError where two groups share a parameter: whose options should it have? `optimizer` is
-///         its name in the message.
-std::vector<torch::optim::OptimizerParamGroup> unique_parameters(
-    const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups);
+///         its name in the message. Nothing has changed then.
+void keep_each_parameter_once(const char* optimizer, std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+/// The same for the constructors of our optimizers, which hand libtorch's the groups.
+inline std::vector<torch::optim::OptimizerParamGroup> unique_parameters(
+    const char* optimizer, std::vector<torch::optim::OptimizerParamGroup> groups) {
+  keep_each_parameter_once(optimizer, groups);
+  return groups;
+}
 
 /// What `closure` returns when called with gradients enabled; undefined without one.
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
@@ -86,6 +95,32 @@ template <typename T>
 void read_if_present(torch::serialize::InputArchive& archive, const std::string& key, T& value) {
   c10::IValue stored;
   if (archive.try_read(key, stored)) value = stored.to<T>();
+}
+
+/// Whether the file in `archive` fits `optimizer`, which is called `name`. `option` is one that files for it
+/// have and others' have not; `check_options` is given each group's.
+///
+/// Errors: c10::ValueError for another optimizer's file, and for one of other parameters.
+void check_saved(const char* name, const std::string& option, torch::serialize::InputArchive& archive,
+                 const torch::optim::Optimizer& optimizer,
+                 const std::function<void(torch::serialize::InputArchive&)>& check_options);
+
+/// What load() of our optimizers does: all of the file is looked at before anything is changed, where
+/// libtorch takes what names it knows and leaves the rest as it is.
+///
+/// Errors: those of check_saved(), validate_groups() and keep_each_parameter_once(), c10::ValueError for
+///         options out of range. Nothing has changed then.
+template <typename State, typename Options>
+void load_optimizer(const char* name, const std::string& option, torch::serialize::InputArchive& archive,
+                    torch::optim::Optimizer& optimizer) {
+  keep_each_parameter_once(name, optimizer.param_groups());
+  validate_groups<Options>(name, optimizer.param_groups());
+  check_saved(name, option, archive, optimizer, [&](torch::serialize::InputArchive& saved) {
+    Options options;
+    options.serialize(saved);
+    validate(name, options);
+  });
+  torch::optim::serialize<State, Options>(archive, optimizer);
 }
 
 inline void write_if_defined(torch::serialize::OutputArchive& archive, const std::string& key,

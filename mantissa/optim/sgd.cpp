@@ -65,6 +65,7 @@ SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGD
 at::Tensor SGD::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);
   at::NoGradGuard no_grad;
+  keep_each_parameter_once(kName, param_groups_);
   for (const auto& group : param_groups_) {
     const bool decays = options_of<SGDOptions>(kName, group).weight_decay() != 0;
     for (const at::Tensor& parameter : group.params()) {
@@ -109,7 +110,7 @@ void SGD::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void SGD::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<SGDParamState, SGDOptions>(archive, *this);
+  load_optimizer<SGDParamState, SGDOptions>(kName, "nesterov", archive, *this);
 }
 
 }  // namespace mantissa

@@ -235,6 +235,34 @@ TEST(SGD, RefusesParameterInTwoGroups) {
               testing::AllOf(testing::HasSubstr("shape [5]"), testing::HasSubstr("groups 0 and 1")));
 }
 
+TEST(SGD, GroupsAddedLaterAreLookedAtToo) {
+  const at::Tensor first = start_parameter(at::kFloat), tied = start_parameter(at::kFloat);
+  SGD optimizer({first}, kMomentum);
+  optimizer.add_param_group(std::vector<at::Tensor>{tied, tied});
+  take_steps(optimizer, 0, 2);
+  EXPECT_TRUE(at::equal(tied, first));
+  const at::Tensor before = first.detach().clone();
+  SGD wrong({first}, kMomentum);
+  wrong.add_param_group(std::vector<at::Tensor>{first});
+  EXPECT_THAT(value_error([&] { wrong.step(); }), testing::HasSubstr("groups 0 and 1"));
+  EXPECT_TRUE(at::equal(first, before));
+}
+
+TEST(SGD, RefusesAFileThatIsNotItsOwn) {
+  const at::Tensor p = start_parameter(at::kFloat), wide = at::ones({2, 5}).set_requires_grad(true);
+  SGD optimizer({p}, kMomentum), other_net({wide}, kNesterov);
+  torch::optim::AdamW adamw({p}, 0.3);
+  EXPECT_THAT(value_error([&] { hand_over(adamw, optimizer); }),
+              testing::HasSubstr("SGD::load: the file is of Adam or AdamW"));
+  wide.mutable_grad() = at::ones({2, 5});
+  other_net.step();
+  EXPECT_THAT(
+      value_error([&] { hand_over(other_net, optimizer); }),
+      testing::HasSubstr("momentum_buffer of shape [2, 5] for parameter 0 of group 0, whose shape is [5]"));
+  EXPECT_EQ(static_cast<const SGDOptions&>(optimizer.param_groups()[0].options()).momentum(), 0.9);
+  EXPECT_TRUE(optimizer.state().empty());
+}
+
 TEST(SGD, RefusesAnotherOptimizersGroupOptions) {
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(std::vector<at::Tensor>{start_parameter(at::kFloat)},
