@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -119,6 +121,56 @@ Operands Judge::read(const Frame& frame, const NonFiniteOrigin& reader) {
   return operands;
 }
 
+void Judge::note_scale(const Frame& frame, const at::Tensor& result) {
+  const std::optional<double> scale = loss_scale_of(frame);
+  if (!scale) return;
+  loss_scale_ = *scale;
+  scaled_ = result;
+}
+
+void Judge::begin_backward(const at::Tensor& loss) {
+  const bool is_scaled = scaled_.defined() && is_strided(loss) && scaled_.is_alias_of(loss);
+  if (!is_scaled) loss_scale_ = 0;
+  scaled_.reset();
+}
+
+NonFiniteCause Judge::cause_of(NonFiniteOrigin& origin, const Finiteness& result, bool reduced,
+                               const Frame& frame) const {
+  std::optional<std::vector<at::Tensor>> wide;
+  origin.finite_in_float32 = false;
+  if (reduced) {
+    wide = results_in(at::kFloat, frame);
+    origin.finite_in_float32 = wide ? std::optional(all_finite(*wide)) : std::nullopt;
+  }
+  if (!origin.backward && loss_scale_of(frame)) return NonFiniteCause::kLossScale;
+  if (origin.finite_in_float32.value_or(false))
+    return origin.backward && loss_scale_ > 0 ? NonFiniteCause::kLossScale : NonFiniteCause::kDtypeRange;
+  if (const Underflows::Flushed* flushed = underflows_.explaining(frame)) {
+    origin.flushed_by = flushed->by;
+    origin.flushed = flushed->value;
+    return NonFiniteCause::kUnderflow;
+  }
+  wide = results_in(at::kDouble, frame);
+  if (wide && all_finite(*wide)) {
+    if (!origin.backward || loss_scale_ == 0) return NonFiniteCause::kOverflow;
+    double largest = 0;
+    for (const at::Tensor& t : *wide)
+      if (const at::Tensor values = values_of(t); values.defined())
+        largest = std::max(largest, facts_of(values).max_abs);
+    return largest / loss_scale_ <= std::numeric_limits<float>::max() ? NonFiniteCause::kLossScale
+                                                                      : NonFiniteCause::kOverflow;
+  }
+  if (wide)
+    return result.nan || has_known_domain(origin) ? NonFiniteCause::kDomain : NonFiniteCause::kOverflow;
+  // No kernel for float64. Products of such operands are beyond float32, and sums of those may be nan.
+  constexpr double kLargest = 1e18;
+  double largest = 0;
+  for (const OperandFacts& input : origin.inputs) largest = std::max(largest, input.max_abs);
+  if (!origin.finite_in_float32 || largest <= kLargest) return NonFiniteCause::kUnknown;
+  return origin.backward && loss_scale_ > 0 && largest / loss_scale_ <= kLargest ? NonFiniteCause::kLossScale
+                                                                                 : NonFiniteCause::kOverflow;
+}
+
 void Judge::judge(Event& event, const Operands& operands, const Finiteness& result,
                   const Frame* frame) const {
   NonFiniteOrigin& origin = event.origin;
@@ -137,13 +189,7 @@ void Judge::judge(Event& event, const Operands& operands, const Finiteness& resu
     }
   } else if (frame) {
     const bool reduced = operands.reduced || at::isReducedFloatingType(origin.result.dtype);
-    origin.finite_in_float32 = reduced ? finite_in(at::kFloat, *frame) : std::optional(false);
-    if (origin.finite_in_float32.value_or(false)) {
-      origin.cause = origin.backward ? NonFiniteCause::kLossScale : NonFiniteCause::kDtypeRange;
-    } else if (const std::optional<bool> finite = finite_in(at::kDouble, *frame)) {
-      const bool too_large = *finite || (!result.nan && !has_known_domain(origin));
-      origin.cause = too_large ? NonFiniteCause::kOverflow : NonFiniteCause::kDomain;
-    }
+    origin.cause = cause_of(origin, result, reduced, *frame);
   }
 }
 

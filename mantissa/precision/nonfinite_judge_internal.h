@@ -9,6 +9,7 @@
 #include "mantissa/precision/nonfinite_modules_internal.h"
 #include "mantissa/precision/nonfinite_operation_internal.h"
 #include "mantissa/precision/nonfinite_trace.h"
+#include "mantissa/precision/nonfinite_underflow_internal.h"
 #include "mantissa/precision/nonfinite_values_internal.h"
 
 namespace mantissa::nonfinite_internal {
@@ -25,7 +26,8 @@ struct Operands {
 /// Decides whether an operation is to blame for a result that is not finite, from what went into it.
 class Judge {
  public:
-  Judge(const Modules& modules, History& history) : modules_(modules), history_(history) {}
+  Judge(const Modules& modules, History& history, const Underflows& underflows)
+      : modules_(modules), history_(history), underflows_(underflows) {}
 
   /// One that is not finite and that no operation has made becomes an event of its own. `reader`: pass and
   /// place.
@@ -33,6 +35,11 @@ class Judge {
   /// The same for argument `index` alone: as it is now, and as it was before.
   void read_tensor(const at::Tensor& now, const at::Tensor& before, size_t index,
                    const NonFiniteOrigin& reader, size_t visits, Operands& operands);
+
+  /// An operation of the forward has ended: the last one that scaled a loss says by how much.
+  void note_scale(const Frame& frame, const at::Tensor& result);
+  /// The backward pass of `loss` is next.
+  void begin_backward(const at::Tensor& loss);
 
   /// Fills in blame and cause. `frame`: null for a custom function's node.
   void judge(Event& event, const Operands& operands, const Finiteness& result, const Frame* frame) const;
@@ -42,8 +49,14 @@ class Judge {
   bool reads_callers_own(const Frame& frame) const;
 
  private:
+  NonFiniteCause cause_of(NonFiniteOrigin& origin, const Finiteness& result, bool reduced,
+                          const Frame& frame) const;
+
   const Modules& modules_;
   History& history_;
+  const Underflows& underflows_;
+  double loss_scale_ = 0;  ///< 0: none was seen
+  at::Tensor scaled_;
 };
 
 }  // namespace mantissa::nonfinite_internal

@@ -154,12 +154,15 @@ void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) 
   const std::lock_guard lock(mutex_);
   modules_.own_copies(frame, outputs);
   if (returns_raw_memory(frame.name())) return;
+  if (!in_backward_ && !outputs.empty() && outputs[0].isTensor())
+    judge_.note_scale(frame, outputs[0].toTensor());
   std::vector<at::Tensor> results, written;
   for (const c10::IValue& output : outputs)
     each_tensor(output, [&](const at::Tensor& t) {
       modules_.remember_forward_op(t, frame.name(), frame.place);
       results.push_back(t);
     });
+  const std::vector<at::Tensor> returned = results;
   std::unordered_set<c10::StorageImpl*> inputs;
   for (size_t i = 0; i < frame.inputs.size(); ++i)
     each_tensor(frame.inputs[i], [&](const at::Tensor& t) {
@@ -178,6 +181,7 @@ void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) 
   std::vector<at::Tensor> bad;
   Finiteness seen;
   NonFiniteOrigin origin;
+  std::vector<c10::StorageImpl*> made;
   for (size_t i = 0; i < results.size(); ++i) {
     const at::Tensor values = values_of(results[i]);
     if (!values.defined()) continue;
@@ -186,6 +190,7 @@ void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) 
       return Span(values_of(t)).storage == span.storage;
     });
     if (!is_written && inputs.count(span.storage) != 0) continue;  // a view of an operand
+    made.push_back(span.storage);
     const std::vector<size_t> known = history_.causes_of(span);
     if (std::any_of(known.begin(), known.end(), [&](size_t event) { return event >= frame.first_event; }))
       continue;  // a part of this operation has made them, and has been told of
@@ -199,9 +204,18 @@ void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) 
     seen.nan |= finiteness.nan;
     seen.inf |= finiteness.inf;
   }
-  if (bad.empty() || judge_.reads_callers_own(frame)) return;
+  if (!bad.empty() && !judge_.reads_callers_own(frame)) tell_of(frame, origin, bad, seen);
+  if (made.empty()) return;
+  // A kernel may clear its result before it computes.
+  const bool clears = frame.name() == "aten::zero_" || frame.name() == "aten::fill_";
+  if (frame.parent && !clears) frame.parent->made_inside.insert(made.begin(), made.end());
+  underflows_.note(frame, returned);
+}
 
+void Observer::tell_of(const Frame& frame, NonFiniteOrigin origin, const std::vector<at::Tensor>& bad,
+                       const Finiteness& seen) {
   origin.op = frame.name();
+  origin.under_autocast = frame.is_under_autocast();
   if (const Frame* cast = frame.cast()) {
     origin.op = "aten::to";
     origin.by_autocast = cast->is_by_autocast();
@@ -261,6 +275,7 @@ void Observer::look_at_node(Node& node, const variable_list& outputs, const vari
 }
 
 void Observer::begin_backward(const at::Tensor& loss) {
+  judge_.begin_backward(loss);
   std::unordered_set<Node*> seen;
   std::deque<Node*> open{loss.grad_fn().get()};
   while (!open.empty()) {

@@ -61,6 +61,8 @@ class Observer : public std::enable_shared_from_this<Observer> {
   void start(Frame& frame);
   void keep_before(Frame& frame);
   void end(const Frame& frame, const std::vector<c10::IValue>& outputs);
+  void tell_of(const Frame& frame, NonFiniteOrigin origin, const std::vector<at::Tensor>& bad,
+               const Finiteness& seen);
   void look_at_node(torch::autograd::Node& node, const torch::autograd::variable_list& outputs,
                     const torch::autograd::variable_list& inputs);
   void warn_of(const std::string& name, const std::exception& error);
@@ -69,7 +71,8 @@ class Observer : public std::enable_shared_from_this<Observer> {
   std::optional<at::CallbackHandle> callback_;
   Modules modules_;
   History history_;
-  Judge judge_{modules_, history_};
+  Underflows underflows_;
+  Judge judge_{modules_, history_, underflows_};
   std::vector<std::pair<at::Tensor, at::Tensor>> written_parameters_;  ///< and what they were before
   bool in_backward_ = false;
   bool warned_ = false;

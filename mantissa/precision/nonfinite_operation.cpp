@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <set>
 
 #include <ATen/ops/empty.h>
@@ -58,12 +60,23 @@ bool Frame::is_by_autocast() const {
   return is_operand;
 }
 
-std::optional<bool> finite_in(at::ScalarType wide, const Frame& frame) {
+std::optional<std::vector<at::Tensor>> results_in(at::ScalarType wide, const Frame& frame,
+                                                  const StandIn& stand_in) {
   if (is_random(frame)) return std::nullopt;
   const auto widen = [&](const at::Tensor& t) {
     if (!t.defined() || t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
     return t.detach().to(narrower(t.scalar_type(), wide) ? wide : t.scalar_type(), /*non_blocking=*/false,
                          /*copy=*/true);
+  };
+  const auto widen_argument = [&](size_t i) {
+    std::vector<at::Tensor> now;
+    each_tensor(frame.inputs[i], [&](const at::Tensor& t) { now.push_back(t); });
+    size_t k = 0;
+    return map_tensors_of(frame.before(i), [&](const at::Tensor& before) {
+      const at::Tensor other = stand_in ? stand_in(now[k]) : at::Tensor();
+      ++k;
+      return other.defined() ? other : widen(before);
+    });
   };
   try {
     std::vector<c10::IValue> stack;
@@ -81,24 +94,41 @@ std::optional<bool> finite_in(at::ScalarType wide, const Frame& frame) {
       } else if (name == "half_to_float") {
         stack.emplace_back(false);
       } else {
-        stack.push_back(map_tensors_of(frame.before(i), widen));
+        stack.push_back(widen_argument(i));
       }
     }
-    std::vector<c10::IValue> results;
+    std::vector<c10::IValue> written;
     for (size_t i = 0; i < arguments.size(); ++i)
-      if (use_of(frame.op, i) != Use::kRead) results.push_back(stack[i]);
+      if (use_of(frame.op, i) != Use::kRead) written.push_back(stack[i]);
     frame.op.callBoxed(&stack);
-    results.insert(results.end(), stack.begin(), stack.end());
-    bool finite = true;
-    for (const c10::IValue& result : results)
-      each_tensor(result, [&](const at::Tensor& t) {
-        const at::Tensor values = values_of(t);
-        if (values.defined()) finite = finite && look_at(values).finite();
-      });
-    return finite;
+    stack.insert(stack.end(), written.begin(), written.end());
+    std::vector<at::Tensor> results;
+    for (const c10::IValue& result : stack)
+      each_tensor(result, [&](const at::Tensor& t) { results.push_back(t); });
+    return results;
   } catch (const std::exception&) {
     return std::nullopt;  // no kernel for the wider dtype
   }
+}
+
+bool all_finite(const std::vector<at::Tensor>& results) {
+  return std::all_of(results.begin(), results.end(), [](const at::Tensor& t) {
+    const at::Tensor values = values_of(t);
+    return !values.defined() || look_at(values).finite();
+  });
+}
+
+std::optional<double> loss_scale_of(const Frame& frame) {
+  if (frame.name() != "aten::mul" || frame.inputs.size() != 2 || !frame.inputs[0].isTensor() ||
+      !frame.inputs[1].isTensor())
+    return std::nullopt;
+  const at::Tensor &loss = frame.inputs[0].toTensor(), &scale = frame.inputs[1].toTensor();
+  if (!is_strided(loss) || loss.numel() != 1 || !is_strided(scale) || scale.dim() != 0 ||
+      scale.scalar_type() != at::kFloat || scale.requires_grad() ||
+      scale.unsafeGetTensorImpl()->is_wrapped_number())
+    return std::nullopt;
+  const auto value = scale.item<double>();
+  return std::isfinite(value) && value > 0 ? std::optional(value) : std::nullopt;
 }
 
 }  // namespace mantissa::nonfinite_internal

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -73,18 +75,29 @@ struct Frame final : at::ObserverContext {
   /// Whether it is a cast that autocast has put before its parent.
   bool is_by_autocast() const;
   const Frame& outermost() const { return parent ? parent->outermost() : *this; }
+  /// Whether the program called it, or what it is a part of, inside an autocast region.
+  bool is_under_autocast() const { return autocast || (parent && parent->is_under_autocast()); }
 
   c10::OperatorHandle op;
   Frame* parent = nullptr;
   std::vector<c10::IValue> inputs;
-  std::unordered_map<size_t, c10::IValue> modified;  ///< copies of arguments that it changes in place
-  size_t first_event = 0;                            ///< events from here on happened inside it
-  bool autocast = false;                             ///< it began inside an autocast region
+  std::unordered_map<size_t, c10::IValue> modified;   ///< copies of arguments that it changes in place
+  size_t first_event = 0;                             ///< events from here on happened inside it
+  bool autocast = false;                              ///< it began inside an autocast region
+  std::unordered_set<c10::StorageImpl*> made_inside;  ///< by operations that it is made of, but for fills
   Place place;
 };
 
-/// Whether the operation gives finite values when its arguments are cast to `wide`; unset if that cannot be
-/// run: it draws random numbers, or has no kernel for `wide`.
-std::optional<bool> finite_in(at::ScalarType wide, const Frame& frame);
+/// What stands in for an operand of the operation; undefined: itself, cast.
+using StandIn = std::function<at::Tensor(const at::Tensor& operand)>;
+
+/// What the operation returns when its arguments are cast to `wide`, and what it then writes into; unset if
+/// that cannot be run: it draws random numbers, or has no kernel for `wide`.
+std::optional<std::vector<at::Tensor>> results_in(at::ScalarType wide, const Frame& frame,
+                                                  const StandIn& stand_in = {});
+bool all_finite(const std::vector<at::Tensor>& results);
+
+/// The factor, if the operation is what GradScaler::scale() does to a loss of one element.
+std::optional<double> loss_scale_of(const Frame& frame);
 
 }  // namespace mantissa::nonfinite_internal

@@ -213,6 +213,77 @@ TEST(TraceNonFiniteOperations, AutocastsCastIsCalledSo) {
   EXPECT_FALSE(own->by_autocast) << "the program's own cast";
 }
 
+// ---- what has no kernel for float64
+
+TEST(TraceNonFiniteOperations, AnOverflowIsKnownWithoutAKernelForFloat64) {
+  expect_each(
+      {{"oneDNN's convolution in bf16",
+        [](const at::Tensor& h) {
+          const at::Tensor x = (h.reshape({1, 1, 2, 4}) * 0 + 5e31).expand({4, 16, 2, 4}).to(at::kBFloat16);
+          return torch::conv2d(x, torch::full({16, 16, 1, 1}, 3e31).to(at::kBFloat16)).to(at::kFloat).sum();
+        },
+        "aten::mkldnn_convolution"}});
+}
+
+// ---- what fp16 makes 0 of
+
+TEST(TraceNonFiniteOperations, A0ThatFp16MadeIsToldFromAnyOther) {
+  const auto half = [](const at::Tensor& h, float value) { return (h * 0 + value).to(at::kHalf); };
+  const auto loss = [](const at::Tensor& y) { return y.to(at::kFloat).sum(); };
+  struct Flush {
+    const char* name;
+    Rest rest;
+    const char* by;
+    double value;
+  };
+  const double sigmoid = 1 / (1 + std::exp(20.0));
+  const std::vector<Flush> flushes = {
+      {"an epsilon", [&](const at::Tensor& h) { return loss(half(h, 1) / (half(h, 1).norm() * 0 + 1e-8)); },
+       "aten::add after in", 1e-8},
+      {"0 / 0", [&](const at::Tensor& h) { return loss(half(h, 0) / half(h, 0).norm().clamp_min(1e-8)); },
+       "aten::clamp_min after in", 1e-8},
+      {"at once", [&](const at::Tensor& h) { return loss(torch::log(torch::sigmoid(half(h, -20)))); },
+       "aten::sigmoid after in", sigmoid},
+      {"a view", [&](const at::Tensor& h) { return loss(torch::log(torch::sigmoid(half(h, -20)).t()[1])); },
+       "aten::sigmoid after in", sigmoid},
+      {"operations on",
+       [&](const at::Tensor& h) { return loss(torch::log(torch::sigmoid(half(h, -20)).mean(0).sqrt())); },
+       "aten::sigmoid after in", sigmoid},
+      {"in float32", [&](const at::Tensor& h) { return torch::log(loss(torch::sigmoid(half(h, -20)))); },
+       "aten::sigmoid after in", sigmoid},
+      {"in place", [&](const at::Tensor& h) { return loss(half(h, 1e-4F).mul_(1e-4).reciprocal()); },
+       "aten::mul after in", 1e-8},
+      {"the program's cast", [&](const at::Tensor& h) { return loss(1 / (h * 0 + 1e-9).to(at::kHalf)); },
+       "aten::to after in", 1e-9}};
+  for (const auto& [name, rest, by, value] : flushes) {
+    SCOPED_TRACE(name);
+    const auto origin = trace(rest);
+    ASSERT_TRUE(origin);
+    EXPECT_EQ(origin->cause, NonFiniteCause::kUnderflow) << origin->to_string();
+    EXPECT_EQ(origin->flushed_by, by);
+    EXPECT_NEAR(origin->flushed, value, 0.01 * value);
+    EXPECT_THAT(origin->to_string(), HasSubstr(by + std::string(" made 0 of ")));
+    EXPECT_THAT(origin->cure, HasSubstr("epsilon that fp16 holds"));
+  }
+
+  const auto kDomain = NonFiniteCause::kDomain;
+  expect_each(
+      {{"a 0 of its own", [&](const at::Tensor& h) { return loss(torch::log(half(h, 0))); }, "aten::log",
+        kDomain},
+       {"a negative value", [&](const at::Tensor& h) { return loss(torch::log(torch::relu(half(h, -1)))); },
+        "aten::log", kDomain},
+       {"beside one that was flushed",
+        [&](const at::Tensor& h) { return loss(torch::sigmoid(half(h, -20)) / half(h, 0)); }, "aten::div",
+        kDomain},
+       {"one that was flushed, and written over",
+        [&](const at::Tensor& h) { return loss(torch::log(torch::sigmoid(half(h, -20)).detach().zero_())); },
+        "aten::log", kDomain},
+       {"a sum that cancels", [&](const at::Tensor& h) { return loss(torch::log((half(h, 1) + 1e-4) - 1)); },
+        "aten::log", kDomain}});
+  const auto own = trace([&](const at::Tensor& h) { return loss(torch::log(half(h, 0))); });
+  EXPECT_THAT(own.value().to_string(), HasSubstr("fp16 makes 0 of all below 6e-08"));
+}
+
 // ---- functions of the user's own, hooks, threads
 
 struct RawNan : torch::autograd::Function<RawNan> {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <sstream>
@@ -88,6 +89,24 @@ double largest(at::ScalarType dtype) {
   return std::numeric_limits<float>::max();
 }
 
+/// "keep this module in float32", as far as that can be done where the operation ran.
+std::string in_float32(const NonFiniteOrigin& origin) {
+  if (!origin.inside_module || origin.module.empty() || contains(origin.module, " or "))
+    return "run this part in float32, on inputs cast with .to(at::kFloat)";
+  const std::string keep = "keep_in_fp32(\"" + origin.module + "\")";
+  if (origin.under_autocast) return "keep this module in float32, " + keep;
+  return "its weights are 16-bit themselves: scale its values down, train in 16-mixed (its weights are "
+         "float32, so "
+         "that " +
+         keep + " works)";
+}
+
+bool has_zero_of_half(const NonFiniteOrigin& origin) {
+  return std::any_of(origin.inputs.begin(), origin.inputs.end(), [](const OperandFacts& input) {
+    return input.dtype == at::kHalf && input.min_abs == 0;
+  });
+}
+
 std::string place(const NonFiniteOrigin& origin) {
   const std::string module = origin.module.empty() ? "the root module" : origin.module;
   if (origin.inside_module) return " in " + module;
@@ -101,7 +120,12 @@ std::string place(const NonFiniteOrigin& origin) {
 
 namespace nonfinite_internal {
 
-bool has_known_domain(const NonFiniteOrigin& origin) { return domain_cure(origin) != nullptr; }
+bool has_known_domain(const NonFiniteOrigin& origin) {
+  // Of a power, 0 alone makes inf: pow(1e30, 50) is merely large.
+  const bool is_power = contains(origin.op, "pow");
+  const bool has_zero = !origin.inputs.empty() && origin.inputs[0].min_abs == 0;
+  return domain_cure(origin) != nullptr && (!is_power || has_zero);
+}
 
 std::string cure_for(const NonFiniteOrigin& origin) {
   switch (origin.cause) {
@@ -112,14 +136,23 @@ std::string cure_for(const NonFiniteOrigin& origin) {
                "To train "
                "with it all the same, keep_in_fp32(\"" +
                origin.module + "\") or bf16, whose range is float32's";
-      return (origin.inside_module && !origin.module.empty() && !contains(origin.module, " or ")
-                  ? "keep this module in float32, keep_in_fp32(\"" + origin.module + "\")"
-                  : std::string("run this part in float32, on inputs cast with .to(at::kFloat)")) +
-             ", or train in bf16, whose range is float32's";
+      if (origin.backward)
+        return "the loss is not scaled by a scaler, so this gradient is too large by itself, or by a factor "
+               "of "
+               "your own: clamp what makes it, run this part in float32, or train in bf16, whose range is "
+               "float32's";
+      return in_float32(origin) + ", or train in bf16, whose range is float32's";
+    case NonFiniteCause::kUnderflow:
+      return in_float32(origin) +
+             ", take an epsilon that fp16 holds (1e-4; of 1e-8 it keeps 0), or train in bf16, whose range is "
+             "float32's";
     case NonFiniteCause::kLossScale:
+      if (!origin.backward)
+        return "the loss itself is finite: lower the loss scale (a dynamic one backs off by itself), and "
+               "give "
+               "the scaler a loss in float32";
       return "lower the loss scale (a dynamic one backs off by itself; a step skipped now and then is "
-             "normal). If it "
-             "returns at every scale, run this part in float32 or train in bf16";
+             "normal). If it returns at every scale, run this part in float32 or train in bf16";
     case NonFiniteCause::kOverflow:
       return "the values themselves have grown too large, and no dtype of training holds them: lower the "
              "learning rate, "
@@ -171,9 +204,11 @@ std::string_view to_string(NonFiniteCause cause) {
     case NonFiniteCause::kDtypeRange:
       return "beyond the dtype's range";
     case NonFiniteCause::kLossScale:
-      return "scaled gradient beyond the dtype's range";
+      return "scaled beyond the dtype's range";
     case NonFiniteCause::kOverflow:
       return "beyond float32's range";
+    case NonFiniteCause::kUnderflow:
+      return "below fp16's smallest number";
     case NonFiniteCause::kDomain:
       return "outside the operation's domain";
     case NonFiniteCause::kInfinities:
@@ -210,8 +245,12 @@ std::string NonFiniteOrigin::to_string() const {
   out << "\ncause: " << mantissa::to_string(cause);
   if (by_autocast && cause == NonFiniteCause::kDtypeRange) {
     out << " (a cast to " << c10::toString(result.dtype) << " ends at " << largest(result.dtype) << ")";
+  } else if (cause == NonFiniteCause::kUnderflow) {
+    out << " (fp16 ends at 6e-08: " << flushed_by << " made 0 of " << flushed << ")";
   } else if (finite_in_float32 && (*finite_in_float32 || at::isReducedFloatingType(result.dtype))) {
     out << " (in float32 the same operation is " << (*finite_in_float32 ? "finite" : "not finite either")
+        << (cause == NonFiniteCause::kDomain && has_zero_of_half(*this) ? "; fp16 makes 0 of all below 6e-08"
+                                                                        : "")
         << ")";
   }
   out << ". Cure: " << cure;

@@ -108,7 +108,7 @@ inline std::optional<NonFiniteOrigin> trace(Faulty& net, const std::string& mode
                                             double scale = 1) {
   const auto precision = make_precision(mode, at::kCPU);
   precision->convert_module(net);
-  return trace_nonfinite(net, [&] { return net.loss(*precision) * scale; });
+  return trace_nonfinite(net, [&] { return net.loss(*precision) * torch::full({}, scale); });
 }
 
 }  // namespace mantissa::nonfinite_test

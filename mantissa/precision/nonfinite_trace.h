@@ -19,9 +19,10 @@ namespace mantissa {
 
 /// Why an operation made inf or nan.
 enum class NonFiniteCause {
-  kDtypeRange,    ///< forward: the result is finite in float32, and too large for the dtype that was used
-  kLossScale,     ///< the same in the backward pass, whose values grow with the loss scale
+  kDtypeRange,    ///< the result is finite in float32, and too large for the dtype that was used
+  kLossScale,     ///< finite without the loss scale: the scaled loss itself, or a gradient
   kOverflow,      ///< too large for float32 as well
+  kUnderflow,     ///< 0 was left of a value too small for fp16 (6e-8), and divided by or taken the log of
   kDomain,        ///< no dtype helps: log of 0, division by 0, the root's derivative at 0
   kInfinities,    ///< infinities that were meant, as a mask's, met in a way that gives nan
   kConstant,      ///< an inf or nan that the program wrote reached the loss
@@ -57,6 +58,9 @@ struct NonFiniteOrigin {
   OperandFacts result;         ///< of that tensor
   std::vector<OperandFacts> inputs;       ///< floating-point operands, in order
   std::optional<bool> finite_in_float32;  ///< the operation on the same inputs; unset: it could not be run
+  bool under_autocast = false;            ///< it was called in an autocast region
+  std::string flushed_by;                 ///< kUnderflow: what left 0 of `flushed`, "aten::add after head"
+  double flushed = 0;
   NonFiniteCause cause = NonFiniteCause::kUnknown;
   std::string cure;
 
@@ -69,7 +73,8 @@ struct NonFiniteOrigin {
 /// those of an attention mask do, are nobody's fault.
 ///
 /// `forward_and_loss`: the batch's forward, with its autocast region, to a loss of one element, scaled as it
-/// was; no backward. With `from`, the batch begins there.
+/// was; no backward. With `from`, the batch begins there. A scaler is known by how GradScaler::scale()
+/// scales: the loss times a 0-dim float32 tensor. A number that the program multiplies by is none.
 ///
 /// Afterwards gradients, buffers and generators are as they were before the call, also when the batch throws,
 /// and so are parameters that the forward writes into. Call it before the optimizer steps on the bad

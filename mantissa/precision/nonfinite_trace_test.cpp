@@ -42,6 +42,10 @@ TEST(TraceNonFinite, NamesTheModuleWhoseProductOverflows) {
     EXPECT_EQ(origin->cause, NonFiniteCause::kDtypeRange);
     EXPECT_EQ(origin->finite_in_float32, true);
     EXPECT_THAT(origin->cure, HasSubstr("keep_in_fp32(\"mlp.fc1\")"));
+    EXPECT_EQ(origin->under_autocast, mode == std::string("16-mixed"));
+    EXPECT_THAT(origin->cure, origin->under_autocast
+                                  ? testing::StartsWith("keep this module in float32")
+                                  : testing::StartsWith("its weights are 16-bit themselves"));
     double largest = 0;
     for (const OperandFacts& input : origin->inputs) largest = std::max(largest, input.max_abs);
     EXPECT_NEAR(largest, 6e4, 20);  // the nearest half
@@ -92,6 +96,29 @@ TEST(TraceNonFinite, NamesAGradientThatTheScaleHasMadeTooLarge) {
   EXPECT_THAT(origin->cure, HasSubstr("lower the loss scale"));
 }
 
+TEST(TraceNonFinite, TellsALossScaleFromValuesThatAreTooLarge) {
+  Convnet net;
+  const Precision precision("32-true");
+  GradScaler scaler(at::kCPU, {.init_scale = 1e38});
+  const auto expect = [&](const Fault& of_loss, NonFiniteCause cause, bool backward) {
+    const auto origin = trace_nonfinite(net, [&] { return of_loss(net.loss(precision)); });
+    ASSERT_TRUE(origin);
+    EXPECT_EQ(origin->cause, cause) << origin->to_string();
+    EXPECT_EQ(origin->backward, backward) << origin->to_string();
+    EXPECT_EQ(origin->cure.find("lower the loss scale") != std::string::npos,
+              cause == NonFiniteCause::kLossScale);
+  };
+  const auto kScale = NonFiniteCause::kLossScale;
+  expect([&](const at::Tensor& x) { return scaler.scale(x * 100); }, kScale, false);
+  expect([&](const at::Tensor& x) { return scaler.scale(x * 1e-5 * 1e5); }, kScale, true);
+  expect([&](const at::Tensor& x) { return scaler.scale((x * 1e4).reshape({1}).to(at::kHalf)); }, kScale,
+         false);
+  // No scaler: a number of the program's own.
+  expect([](const at::Tensor& x) { return x * 1e30 * 1e30; }, NonFiniteCause::kOverflow, false);
+  expect([](const at::Tensor& x) { return x.to(at::kHalf).to(at::kFloat) * 1e6; },
+         NonFiniteCause::kDtypeRange, true);
+}
+
 TEST(TraceNonFinite, TellsAnOverflowOfFloat32FromAnOperationOutsideItsDomain) {
   Convnet net;
   net.faults["head"] = [](const at::Tensor& x) { return torch::exp(x * 0 + 100); };
@@ -101,6 +128,10 @@ TEST(TraceNonFinite, TellsAnOverflowOfFloat32FromAnOperationOutsideItsDomain) {
   EXPECT_EQ(origin->cause, NonFiniteCause::kOverflow);
   net.faults["head"] = [](const at::Tensor& x) { return torch::exp(x * 0 + 1000); };
   EXPECT_EQ(trace(net).value().cause, NonFiniteCause::kOverflow);  // of float64 as well
+  net.faults["head"] = [](const at::Tensor& x) { return torch::pow(x.abs() * 0 + 1e30, 50); };
+  EXPECT_EQ(trace(net).value().cause, NonFiniteCause::kOverflow);
+  net.faults["head"] = [](const at::Tensor& x) { return torch::pow(x * 0, -1); };
+  EXPECT_EQ(trace(net).value().cause, NonFiniteCause::kDomain);
   net.faults["head"] = [](const at::Tensor& x) { return x.to(at::kDouble) / (x - x); };
   const auto domain = trace(net);
   ASSERT_TRUE(domain);
@@ -501,7 +532,7 @@ TEST(TraceNonFinite, FindsForwardAndBackwardFaultsOnAGpu) {
   ASSERT_TRUE(forward);
   EXPECT_EQ(forward->op, "aten::log") << forward->to_string();
   net.faults.clear();
-  const auto scaled = trace_nonfinite(net, [&] { return batch() * 1e9; });
+  const auto scaled = trace_nonfinite(net, [&] { return batch() * torch::full({}, 1e9, device); });
   ASSERT_TRUE(scaled);
   EXPECT_EQ(scaled->cause, NonFiniteCause::kLossScale) << scaled->to_string();
 }

@@ -249,6 +249,7 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
     traces_left_ = TrainerOptions::kMaxTraces;
     steps_taken_ = overflows_in_a_row_ = 0;
     told_of_scale_ = false;
+    told_of_.clear();
     tell([&](Callback& c) {
       c.on_fit_start(*this, {train.size(), options_.max_epochs, options_.max_steps});
     });

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -143,6 +144,7 @@ class Trainer {
   int64_t overflows_in_a_row_ = 0;  ///< skipped steps whose gradients were too large for the loss scale
   bool is_scaled_ = false;          ///< the loss, before its backward pass
   bool told_of_scale_ = false;
+  std::set<std::string> told_of_;  ///< origins: operation, place and cause
 };
 
 }  // namespace mantissa

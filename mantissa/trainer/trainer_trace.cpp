@@ -82,7 +82,8 @@ void Trainer::report_origin(int64_t batch_index) {
     if (++overflows_in_a_row_ % TrainerOptions::kOverflowsInARow != 0) {
       if (std::exchange(told_of_scale_, true)) return;
       TORCH_WARN(
-          where, "the step was skipped, since a gradient of ", origin_->op, " at the loss scale ",
+          where, "the step was skipped, since ",
+          origin_->backward ? "a gradient of " + origin_->op : "the loss", " at the loss scale ",
           precision_->scale_loss(at::ones({}, device_)).item<double>(), " is beyond ",
           c10::toString(origin_->result.dtype),
           ". The scaler lowers the scale by itself, which is how it finds its own: told of again only when ",
@@ -113,6 +114,15 @@ void Trainer::report_origin(int64_t batch_index) {
                "how they are initialized"
              : "an earlier step broke it: stop, and go back to a checkpoint from before") +
         std::string(". Nothing that follows can be right, and no later batch is traced");
+  }
+  // The same fault in batch after batch is one fault.
+  const std::string cause(to_string(origin_->cause));
+  const std::string what = (origin_->backward ? "backward: " : "forward: ") + origin_->op +
+                           (origin_->inside_module ? " in " : " after ") +
+                           (origin_->module.empty() ? "the root module" : origin_->module);
+  if (overflows_in_a_row_ == 0 && !told_of_.insert(what + cause).second) {
+    TORCH_WARN(where, "again ", what, ": ", cause);
+    return;
   }
   TORCH_WARN(where, origin_->to_string());
 }

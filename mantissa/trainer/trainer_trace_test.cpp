@@ -109,6 +109,33 @@ TEST(TrainerTrace, OverflowsOfADynamicScaleLeaveTheTracesToFaults) {
   EXPECT_THAT(warnings[1], HasSubstr("batch 45 of epoch 0: forward: aten::log"));
 }
 
+TEST(TrainerTrace, AScaleBeyondFloat32IsAScaleThatFindsItself) {
+  // 3e38 times the loss, or in the backward pass times its derivative, is beyond float32.
+  for (const double factor : {1e3, 1e-3}) {
+    OneWeight task(
+        [=](const at::Tensor& y, int64_t) { return (y.to(at::kFloat) * 1e6).sum() * factor / 1e6; });
+    const auto warnings =
+        warnings_of(task, 4, {.precision = "16-mixed", .precision_options = {.init_scale = 3e38}});
+    ASSERT_EQ(warnings.size(), 1);
+    EXPECT_THAT(warnings[0], HasSubstr("at the loss scale 3e+38 is beyond "));
+    EXPECT_THAT(warnings[0], Not(HasSubstr("Cure")));
+  }
+}
+
+TEST(TrainerTrace, ARepeatedFaultIsToldOfInOneLine) {
+  OneWeight task([](const at::Tensor& y, int64_t batch) {
+    return batch == 2 ? torch::sqrt(y.to(at::kFloat) - 1).sum() : torch::log(y.to(at::kFloat) - 1).sum();
+  });
+  const auto warnings = warnings_of(task, 4, {.precision = "16-mixed"});
+  ASSERT_EQ(warnings.size(), 4);
+  EXPECT_THAT(warnings[0], HasSubstr("Cure"));
+  EXPECT_EQ(
+      warnings[1],
+      "batch 1 of epoch 0: again forward: aten::log after the root module: outside the operation's domain");
+  EXPECT_THAT(warnings[2], HasSubstr("batch 2 of epoch 0: forward: aten::sqrt"));
+  EXPECT_THAT(warnings[3], HasSubstr("batch 3 of epoch 0: again forward: aten::log"));
+}
+
 TEST(TrainerTrace, ManyOverflowsInARowAreAFault) {
   OneWeight task([](const at::Tensor& y, int64_t) { return y.to(at::kFloat).sum() * 1e30; });
   const int rows = TrainerOptions::kOverflowsInARow;
@@ -124,6 +151,7 @@ TEST(TrainerTrace, AFixedScaleIsNamedWithItsFlag) {
   const auto warnings =
       warnings_of(task, 2, {.precision = "16-mixed", .precision_options = {.loss_scale = "131072"}});
   ASSERT_EQ(warnings.size(), 2);
+  EXPECT_THAT(warnings[1], HasSubstr("batch 1 of epoch 0: again backward: aten::"));
   EXPECT_THAT(warnings[0], HasSubstr("Cure: the loss scale is fixed at 131072 (--loss-scale"));
   EXPECT_THAT(warnings[0], Not(HasSubstr("backs off")));
 }
