@@ -18,8 +18,8 @@ struct AutocastOptions {
   std::optional<bool> cache_enabled = std::nullopt;
 };
 
-/// What re-creates this thread's present state: Autocast(device_type, current_autocast(device_type)). For code
-/// that runs later or elsewhere and must compute as here: a worker thread, a recomputed forward pass.
+/// What re-creates this thread's present state: Autocast(device_type, current_autocast(device_type)). For
+/// code that runs later or elsewhere and must compute as here: a worker thread, a recomputed forward pass.
 /// Errors: c10::Error if the device has no autocast.
 AutocastOptions current_autocast(c10::DeviceType device_type);
 

@@ -1,5 +1,5 @@
-// Which operations autocast casts, and to what: the lists of spec 4.2 against the libtorch in use. What parity
-// with Python shows for Python's own lists (tests/parity/test_autocast.py), these show without it.
+// Which operations autocast casts, and to what: the lists of spec 4.2 against the libtorch in use. What
+// parity with Python shows for Python's own lists (tests/parity/test_autocast.py), these show without it.
 #include <iterator>
 #include <set>
 #include <sstream>

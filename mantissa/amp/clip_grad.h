@@ -15,8 +15,8 @@ namespace mantissa {
 ///           step.
 /// Sync:     none, unlike libtorch's; with `error_if_nonfinite` one value is read from the device.
 /// Errors:   c10::ValueError if `max_norm` is negative or nan or `norm_type` is nan; c10::NotImplementedError
-///           for a sparse gradient; c10::Error with `error_if_nonfinite` if the norm is not finite. Gradients are
-///           then untouched.
+///           for a sparse gradient; c10::Error with `error_if_nonfinite` if the norm is not finite. Gradients
+///           are then untouched.
 /// Source:   spec CL-1 to CL-3, CL-8.
 at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double norm_type = 2.0,
                            bool error_if_nonfinite = false);
@@ -24,8 +24,8 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double no
 /// Clamps each element of each gradient of `parameters` in place to [-clip_value, clip_value]; nan stays nan.
 ///
 /// Sync:   none.
-/// Errors: c10::ValueError if `clip_value` is negative or nan, c10::NotImplementedError for a sparse gradient.
-///         Gradients are then untouched.
+/// Errors: c10::ValueError if `clip_value` is negative or nan, c10::NotImplementedError for a sparse
+///         gradient. Gradients are then untouched.
 /// Source: spec CL-4.
 void clip_grad_value_(at::TensorList parameters, double clip_value);
 

@@ -15,7 +15,8 @@ struct AutogradContext;
 namespace mantissa {
 
 struct CustomForwardOptions {
-  /// Run forward and backward with autocast off, on inputs of this dtype; unset: as the region around it says.
+  /// Run forward and backward with autocast off, on inputs of this dtype; unset: as the region around it
+  /// says.
   std::optional<c10::ScalarType> cast_inputs = std::nullopt;
 };
 
@@ -30,11 +31,11 @@ struct CustomForwardOptions {
 ///   }
 ///
 /// With cast_inputs inside an enabled region of `device_type`: inputs() casts, and autocast is off until the
-/// scope ends. With cast_inputs elsewhere: no cast and no change. Without: no cast, forward's operations follow
-/// the region. The gradient of an input that was cast is cast back by autograd.
+/// scope ends. With cast_inputs elsewhere: no cast and no change. Without: no cast, forward's operations
+/// follow the region. The gradient of an input that was cast is cast back by autograd.
 ///
-/// Errors:  c10::ValueError for a cast_inputs that is no floating-point dtype; c10::Error if the device has no
-///          autocast.
+/// Errors:  c10::ValueError for a cast_inputs that is no floating-point dtype; c10::Error if the device has
+///          no autocast.
 /// Source:  spec AC-34 to AC-37.
 /// Example: custom_function_test.cpp, CustomFunction.AC35_CastInputsRunsInFloat32WithAutocastOff
 class CustomForward {

@@ -9,9 +9,9 @@
 
 namespace mantissa {
 
-/// The norm of every gradient and of all of them, to log: "grad_2.0_norm/NAME" and "grad_2.0_norm_total", the order
-/// written as Python writes a float. Empty if no parameter has a gradient. `named_parameters`: for a module,
-/// `module.named_parameters().pairs()`. Call it where gradients are unscaled and not yet clipped:
+/// The norm of every gradient and of all of them, to log: "grad_2.0_norm/NAME" and "grad_2.0_norm_total", the
+/// order written as Python writes a float. Empty if no parameter has a gradient. `named_parameters`: for a
+/// module, `module.named_parameters().pairs()`. Call it where gradients are unscaled and not yet clipped:
 /// Task::on_before_optimizer_step().
 ///
 /// Shapes:  0-dim, on the gradients' devices; the total on the first one's.

@@ -42,8 +42,8 @@ struct GradScalerOptions {
   int64_t hysteresis_steps = 1;
 
   /// After this many steps of an optimizer skipped in a row, and again after as many more, a warning names
-  /// the first parameters with inf or nan in their gradients, as these were before they were clipped. It alone
-  /// reads them on the host, in unscale_() where the coming step may be the one to warn of. 0: never.
+  /// the first parameters with inf or nan in their gradients, as these were before they were clipped. It
+  /// alone reads them on the host, in unscale_() where the coming step may be the one to warn of. 0: never.
   /// Not for StepSupportsAmpScaling optimizers, whose skips the host never learns unless note_step() tells.
   int64_t warn_after_skips = 10;
   /// What that warning calls a parameter; by default "group 0, parameter 3".
@@ -94,12 +94,14 @@ concept TensorTree = is_tensor_tree<T>;
 ///           an inf or nan in the gradients as they come in. The scale stays in [min_scale, max_scale].
 /// Sync:     step() reads one flag from each device that holds gradients, and none with a
 ///           StepSupportsAmpScaling optimizer; get_scale(), get_growth_tracker() and state_dict() read what
-///           they return. Nothing else waits for a device, unless the warning of warn_after_skips is due. With such optimizers a whole iteration, from
-///           scale() to update(), can be captured in a CUDA graph: call scale() once before, so that the
-///           scale exists. Scale and trackers keep their memory for the scaler's life, so update(new_scale)
-///           and load_state_dict() act on later replays; factors and limits are those of the capture.
+///           they return. Nothing else waits for a device, unless the warning of warn_after_skips is due.
+///           With such optimizers a whole iteration, from scale() to update(), can be captured in a CUDA
+///           graph: call scale() once before, so that the scale exists. Scale and trackers keep their memory
+///           for the scaler's life, so update(new_scale) and load_state_dict() act on later replays; factors
+///           and limits are those of the capture.
 /// Threads:  one at a time.
-/// Errors:   c10::ValueError for options out of range and fp16 gradients; c10::Error for calls out of order.
+/// Errors:   c10::ValueError for options out of range and fp16 gradients; c10::TypeError for LBFGS;
+///           c10::Error for calls out of order.
 /// Source:   Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; spec section 3 (GS-1 to GS-55).
 /// Example:  grad_scaler_test.cpp, GradScaler.TrainsOneStep
 class GradScaler {
@@ -165,8 +167,8 @@ class GradScaler {
   /// 0 is taken, as in torch, and becomes min_scale.
   /// Errors: c10::ValueError if `new_scale` is negative or does not fit in float32.
   void update(double new_scale);
-  /// The same with the value of a tensor of one element, which is copied, so nothing waits for the device: what
-  /// is below min_scale, negative numbers too, becomes that.
+  /// The same with the value of a tensor of one element, which is copied, so nothing waits for the device:
+  /// what is below min_scale, negative numbers too, becomes that.
   /// Errors: c10::ValueError if it is not on the scaler's kind of device, not of one element, or requires
   ///         grad.
   void update(const at::Tensor& new_scale);
@@ -265,8 +267,8 @@ class GradScaler {
   at::Tensor growth_tracker_;      // 0-dim int32, likewise
   at::Tensor hysteresis_tracker_;  // 0-dim int32: overflows until a backoff; undefined without hysteresis
   std::vector<OptimizerState> optimizers_;
-  /// By address, and only as long as the optimizer there has the same first parameter: another may come to lie
-  /// where one was.
+  /// By address, and only as long as the optimizer there has the same first parameter: another may come to
+  /// lie where one was.
   struct Skips {
     c10::weak_intrusive_ptr<c10::TensorImpl> first_parameter;
     int64_t in_a_row = 0;

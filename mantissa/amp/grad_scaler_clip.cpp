@@ -28,11 +28,11 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
   return all;
 }
 
-/// The joint norm of the gradients divided by `divisor`, in float32 or wider whatever their dtype; on the first
-/// gradient's device.
+/// The joint norm of the gradients divided by `divisor`, in float32 or wider whatever their dtype; on the
+/// first gradient's device.
 at::Tensor total_norm(const std::vector<GradientGroup>& groups, double norm_type, const at::Tensor& divisor) {
-  // Up to the square, sums of powers of scaled fp16 values fit in float32. For other orders divided values are
-  // summed up; the order 0 counts them, whatever the scale.
+  // Up to the square, sums of powers of scaled fp16 values fit in float32. For other orders divided values
+  // are summed up; the order 0 counts them, whatever the scale.
   const bool fits = (norm_type >= 1 && norm_type <= 2) || norm_type == HUGE_VAL;
   std::vector<at::Tensor> norms;
   for (const auto& group : groups) {

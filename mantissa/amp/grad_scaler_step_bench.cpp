@@ -1,7 +1,7 @@
 // What the scaler adds to a whole training step on the CPU: the 8x8-digits convnet of models/convnet.h by its
-// functions (this room knows no models), batch 32, SGD. Steps with and without a scaler take turns, so that the
-// machine's drift hits both, and share one training: two of the same kind, each with its own memory, were seen to
-// differ by 1 %. Timed is the processor time of the one thread, which other programs disturb less;
+// functions (this room knows no models), batch 32, SGD. Steps with and without a scaler take turns, so that
+// the machine's drift hits both, and share one training: two of the same kind, each with its own memory, were
+// seen to differ by 1 %. Timed is the processor time of the one thread, which other programs disturb less;
 // the counter is the median of the ratios of neighbours.
 #include <algorithm>
 #include <benchmark/benchmark.h>

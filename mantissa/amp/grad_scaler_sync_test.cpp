@@ -62,8 +62,8 @@ TEST(GradScaler, GS54_OnlyStepReadsFromTheDevice) {
 }
 
 /// One iteration of all that a training loop may do: two losses accumulated, two optimizers, of fp32
-/// gradients and of fp16 ones, which are clipped while scaled. SGD, because the CPU's fused AdamW itself reads
-/// its step counters with item(); the one for CUDA does not.
+/// gradients and of fp16 ones, which are clipped while scaled. SGD, because the CPU's fused AdamW itself
+/// reads its step counters with item(); the one for CUDA does not.
 struct Iteration {
   explicit Iteration(at::Device device, int64_t hysteresis_steps = 2)
       : scaler(device, {.init_scale = 8.0, .growth_interval = 2, .hysteresis_steps = hysteresis_steps}),

@@ -19,11 +19,11 @@
 #include "mantissa/amp/kept_weights_internal.h"
 #include "mantissa/core/suggest.h"
 
-// How it works. A C++ module has no hooks and its forward() is not virtual, so the one place that sees every use
-// of a weight is the dispatcher. While weights are kept, an enabled Autocast region adds one key above
-// autocast's to the thread's key set. Under this key stand kernels for the operations below, and for all others
-// a fall-through, which the dispatcher skips without a call. The kernel looks whether an argument is a kept
-// weight: if not, the operation goes on to autocast; if so, it runs in float32 with autocast off.
+// How it works. A C++ module has no hooks and its forward() is not virtual, so the one place that sees every
+// use of a weight is the dispatcher. While weights are kept, an enabled Autocast region adds one key above
+// autocast's to the thread's key set. Under this key stand kernels for the operations below, and for all
+// others a fall-through, which the dispatcher skips without a call. The kernel looks whether an argument is a
+// kept weight: if not, the operation goes on to autocast; if so, it runs in float32 with autocast off.
 //
 // The tensors themselves carry no mark: keys and meta data on a tensor are lost when set_data() moves it to
 // another device, and show in printing and saving. The set of TensorImpls, which set_data() keeps, does not.
@@ -54,8 +54,8 @@ bool is_view_of(const c10::TensorImpl& tensor, const c10::TensorImpl& weight) {
   return weight_begin <= begin && end <= weight_end && begin < end;
 }
 
-/// The kept weights of the process. Holds TensorImpls weakly: a dead weight's address is not used again before
-/// its entry is gone.
+/// The kept weights of the process. Holds TensorImpls weakly: a dead weight's address is not used again
+/// before its entry is gone.
 class Registry {
  public:
   void add(const std::vector<at::Tensor>& weights) {
@@ -76,7 +76,8 @@ class Registry {
 
   bool empty() const { return size_ == 0; }
 
-  /// Forgets weights that have died and finds the others' present storages, which set_data() may have changed.
+  /// Forgets weights that have died and finds the others' present storages, which set_data() may have
+  /// changed.
   void refresh() {
     const std::unique_lock lock(mutex_);
     std::erase_if(weights_, [](const auto& entry) { return entry.second.expired(); });
@@ -157,7 +158,8 @@ bool is_unlisted(const std::string& name) {
   return names.contains(name);
 }
 
-/// At the first weight that is kept, so that programs which keep none have no kernel of ours in the dispatcher.
+/// At the first weight that is kept, so that programs which keep none have no kernel of ours in the
+/// dispatcher.
 void register_kernels() {
   static const auto* libraries = [] {
     const auto library = [](const char* name) {

@@ -23,9 +23,10 @@ namespace mantissa {
 /// statistics) are kept; other operations and other weights run as ever.
 ///
 /// Which:    all operations of autocast's lists for CPU and CUDA (linear, products, convolutions, layer and
-///           group norm, cells, ...), batch, instance and RMS norm, LSTM, GRU, RNN. Recognised are the weight,
-///           its views (t(), a slice) and its detach(), also after an optimizer's step, Module::to(device) and
-///           load. The result is float32; the next product outside the module lowers it again.
+///           group norm, cells, ...), batch, instance and RMS norm, LSTM, GRU, RNN. Recognised are the
+///           weight, its views (t(), a slice) and its detach(), also after an optimizer's step,
+///           Module::to(device) and load. The result is float32; the next product outside the module lowers
+///           it again.
 /// Not:      operations without a weight (softmax, activations, losses, the q*k and p*v products of
 ///           attention): use in_fp32(). A tensor computed from a weight (its clone, Module::clone(), weight
 ///           normalisation) is another tensor: mark the clone again. Regions opened by at::autocast's flags
@@ -64,12 +65,13 @@ class Fp32Region {
   std::optional<Autocast> cpu_, cuda_;  // empty where autocast is off anyway
 };
 
-/// f(inputs...) in an Fp32Region, the inputs' float16 and bfloat16 tensors cast to float32, in trees of tensors
-/// too (see map_tensors). The casts carry gradients. For what has no weight to mark, and for a module with
-/// float32 weights called once: `in_fp32([&](const at::Tensor& x) { return at::softmax(x, -1); }, scores)`.
+/// f(inputs...) in an Fp32Region, the inputs' float16 and bfloat16 tensors cast to float32, in trees of
+/// tensors too (see map_tensors). The casts carry gradients. For what has no weight to mark, and for a module
+/// with float32 weights called once: `in_fp32([&](const at::Tensor& x) { return at::softmax(x, -1); },
+/// scores)`.
 ///
-/// Numerics: float64, integers and masks keep their dtype. Casts outside of regions too, so a loss is computed
-///           in float32 in the "16-true" and "bf16-true" modes as well.
+/// Numerics: float64, integers and masks keep their dtype. Casts outside of regions too, so a loss is
+///           computed in float32 in the "16-true" and "bf16-true" modes as well.
 template <typename F, typename... Inputs>
 auto in_fp32(F&& f, const Inputs&... inputs) {
   const auto cast = [](const at::Tensor& t) {

@@ -37,8 +37,9 @@ class Float32MatmulPrecisionGuard {
   std::string previous_mkldnn_;
 };
 
-/// Whether CUDA's convolutions and recurrent layers (cuDNN) compute float32 in TF32, for the whole process; on
-/// from the start, unlike matrix products. Off: in float32, unless libtorch's setting for all of CUDA says tf32.
+/// Whether CUDA's convolutions and recurrent layers (cuDNN) compute float32 in TF32, for the whole process;
+/// on from the start, unlike matrix products. Off: in float32, unless libtorch's setting for all of CUDA says
+/// tf32.
 ///
 /// Threads: one setting for all threads.
 /// Source:  spec MP-3; torch.backends.cudnn.allow_tf32.
@@ -50,8 +51,8 @@ bool tf32_convolutions();
 /// set_tf32_convolutions() until the scope ends, also by an exception.
 ///
 /// Threads: as Float32MatmulPrecisionGuard.
-/// Errors:  c10::Error from libtorch, before anything is changed, if convolutions and recurrent layers were set
-///          apart through its per-operation interface.
+/// Errors:  c10::Error from libtorch, before anything is changed, if convolutions and recurrent layers were
+///          set apart through its per-operation interface.
 class Tf32ConvolutionsGuard {
  public:
   explicit Tf32ConvolutionsGuard(bool allow);

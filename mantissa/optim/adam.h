@@ -54,7 +54,8 @@ struct AdamParamState : public torch::optim::OptimizerCloneableParamState<AdamPa
 /// Adam for hand-written loops, the same numbers as Python's torch.optim.Adam bit for bit, where libtorch's
 /// own torch::optim::Adam is only close.
 ///
-/// A parameter named twice in a group, as libtorch's Module::parameters() names tied weights, is updated once.
+/// A parameter named twice in a group, as libtorch's Module::parameters() names tied weights, is updated
+/// once.
 ///
 /// Memory:  two tensors of the size of each parameter, three with amsgrad.
 /// Errors:  c10::ValueError for options out of range, for no parameters at all and for a parameter in two
@@ -76,8 +77,8 @@ class Adam : public torch::optim::Optimizer {
 
   void save(torch::serialize::OutputArchive& archive) const override;
   /// Also takes what the fused kin and torch::optim::Adam or AdamW saved.
-  /// Errors: c10::ValueError for another optimizer's file and for one of other parameters. Nothing has changed
-  ///         then.
+  /// Errors: c10::ValueError for another optimizer's file and for one of other parameters. Nothing has
+  ///         changed then.
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:

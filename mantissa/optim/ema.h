@@ -32,9 +32,10 @@ struct EmaOptions {
 ///
 /// Numerics: equal to torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), bit for bit, in
 ///           float32 and wider: the first update() copies, later ones are average.lerp_(weight, 1 - decay).
-///           Averages of 16-bit weights are kept in float32, because at a decay of 0.999 one in bfloat16 stands
-///           still; Python keeps the weight's dtype. Integer buffers (batch norm's count of batches) and masks
-///           are always the module's own; Python's use_buffers averages those too, and cuts off the fraction.
+///           Averages of 16-bit weights are kept in float32, because at a decay of 0.999 one in bfloat16
+///           stands still; Python keeps the weight's dtype. Integer buffers (batch norm's count of batches)
+///           and masks are always the module's own; Python's use_buffers averages those too, and cuts off the
+///           fraction.
 /// Memory:   one copy of the weights, in float32 at least; another while average_weights() is held.
 /// Threads:  one at a time.
 /// Errors:   c10::ValueError for a decay outside [0, 1); c10::Error if the module's tensors have changed in

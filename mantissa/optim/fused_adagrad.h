@@ -45,11 +45,13 @@ struct AdagradParamState : public torch::optim::OptimizerCloneableParamState<Ada
 };
 
 /// Adagrad in one kernel call for all parameters of a group, device and dtype: the same numbers as Python's
-/// torch.optim.Adagrad(fused=True) bit for bit. FusedOptimizer says what all fused ones share. GradScaler hands
-/// it the scale; Python's scaler does not know that its fused Adagrad takes one, and waits for the device.
+/// torch.optim.Adagrad(fused=True) bit for bit. FusedOptimizer says what all fused ones share. GradScaler
+/// hands it the scale; Python's scaler does not know that its fused Adagrad takes one, and waits for the
+/// device.
 ///
 /// Memory:  one tensor of the size of each parameter, float32 for 16-bit ones with stochastic rounding.
-/// Source:  Duchi et al. 2011, "Adaptive subgradient methods for online learning and stochastic optimization".
+/// Source:  Duchi et al. 2011, "Adaptive subgradient methods for online learning and stochastic
+///          optimization".
 /// Example: fused_adagrad_test.cpp, FusedAdagrad.FollowsItsFormula.
 class FusedAdagrad final : public FusedOptimizer {
  public:

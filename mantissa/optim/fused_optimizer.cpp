@@ -187,7 +187,8 @@ std::vector<std::vector<FusedOptimizer::Slot>> FusedOptimizer::batches(
     slot.parameter = parameter;
     slot.gradient = parameter.grad();
     slot.first_draw = draws;
-    // Whole blocks of the generator, and counted without a gradient too: what the others draw does not change.
+    // Whole blocks of the generator, and counted without a gradient too: what the others draw does not
+    // change.
     draws += (static_cast<uint64_t>(parameter.numel()) + 7) / 8 * 8;
     if (!slot.gradient.defined()) continue;
     add_state(slot, options, rounds_stochastically(parameter) ? at::kFloat : parameter.scalar_type());

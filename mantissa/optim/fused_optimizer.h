@@ -14,15 +14,15 @@ namespace mantissa {
 
 /// What holds for a whole fused optimizer, whatever its groups' options.
 struct FusedOptions {
-  /// Computes the update of bfloat16 and float16 parameters in float32 and rounds the new weight up or down at
-  /// random (stochastic_round.h), so that updates below half its last place are not lost. Parameters of other
-  /// dtypes are updated as without.
+  /// Computes the update of bfloat16 and float16 parameters in float32 and rounds the new weight up or down
+  /// at random (stochastic_round.h), so that updates below half its last place are not lost. Parameters of
+  /// other dtypes are updated as without.
   /// Memory: the moments of 16-bit parameters are float32, since a running mean whose rate is 0.999 stands
   ///         still in bfloat16. Adam: 12 bytes a parameter with its gradient; 8 without this, 16 with float32
   ///         weights. SGD with momentum: 8, 6 and 12.
   bool stochastic_rounding = false;
-  /// Names the sequence of draws; a file that is loaded brings its own. Unset: drawn from libtorch's generator, so
-  /// that torch::manual_seed() decides it and two optimizers do not round alike.
+  /// Names the sequence of draws; a file that is loaded brings its own. Unset: drawn from libtorch's
+  /// generator, so that torch::manual_seed() decides it and two optimizers do not round alike.
   std::optional<uint64_t> seed = std::nullopt;
 };
 
@@ -30,20 +30,21 @@ struct FusedOptions {
 /// dtype, divides by `grad_scale` and drops the step if `found_inf` is not 0, with no value read on the host.
 ///
 /// Equal to Python's optimizer with fused=True bit for bit on the CPU, except where that one errs:
-/// - `found_inf` other than 0 and 1, as a sum over devices is, drops the step too; Python takes it, inf and all.
+/// - `found_inf` other than 0 and 1, as a sum over devices is, drops the step too; Python takes it, inf and
+///   all.
 /// - A gradient or a moment laid out in memory otherwise than its parameter is brought into its order; Python
 ///   pairs elements by their place in memory on the CPU. Parameters with gaps are refused; Python writes past
 ///   them.
 /// - In FusedSGD as said there.
 ///
 /// Numerics: does not depend on the number of threads on the CPU.
-/// Sync:     none, and none in GradScaler::step(); the step counters are taken back on the device. A step can be
-///           captured in a CUDA graph: take one before, so that moments and counters exist. Replays use the
-///           learning rate of the capture.
-/// Errors:   as of the unfused kin; c10::TypeError for dtypes other than float64, float32, float16 and bfloat16,
-///           c10::ValueError for a parameter whose memory has gaps, c10::Error for any sparse gradient;
-///           c10::ValueError in load() for another optimizer's file and for one of other parameters. Nothing has
-///           changed then.
+/// Sync:     none, and none in GradScaler::step(); the step counters are taken back on the device. A step can
+///           be captured in a CUDA graph: take one before, so that moments and counters exist. Replays use
+///           the learning rate of the capture.
+/// Errors:   as of the unfused kin; c10::TypeError for dtypes other than float64, float32, float16 and
+///           bfloat16, c10::ValueError for a parameter whose memory has gaps, c10::Error for any sparse
+///           gradient; c10::ValueError in load() for another optimizer's file and for one of other
+///           parameters. Nothing has changed then.
 class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpScaling {
  public:
   /// Updates every parameter that has a gradient. With `closure`, calls it first with gradients enabled and
@@ -87,8 +88,9 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
   const char* name_;
   bool stochastic_rounding_;
   uint64_t seed_;
-  /// How often step() was called, dropped steps included: the host does not know those. A dropped step changes
-  /// no weight, because rounding leaves what 16 bits hold as it is, and the next has draws of its own.
+  /// How often step() was called, dropped steps included: the host does not know those. A dropped step
+  /// changes no weight, because rounding leaves what 16 bits hold as it is, and the next has draws of its
+  /// own.
   uint64_t stream_ = 0;
   /// The same, 0-dim int64, for each other device with 16-bit weights: the replays of a CUDA graph count on.
   std::vector<std::pair<at::Device, at::Tensor>> streams_;

@@ -9,9 +9,9 @@ namespace mantissa {
 
 /// SGD in one kernel call for all parameters of a group, device and dtype: the same numbers as Python's
 /// torch.optim.SGD(fused=True) bit for bit, except where that one (2.11) errs:
-/// - 16-bit parameters on the CPU: Python leaves them as they are but for the last few elements of each tensor,
-///   and reads momentum past its end. Here they are computed in float32 and rounded to nearest, bit for bit
-///   what Python makes of those last elements.
+/// - 16-bit parameters on the CPU: Python leaves them as they are but for the last few elements of each
+///   tensor, and reads momentum past its end. Here they are computed in float32 and rounded to nearest, bit
+///   for bit what Python makes of those last elements.
 /// - A first step that found_inf drops: Python keeps uninitialised memory as momentum. Here the next step is
 ///   the first, also with dampening, which the first gradient is spared.
 /// - A parameter whose first gradient comes later than others': Python fails.

@@ -1,5 +1,6 @@
-// A step of the fused optimizers against libtorch's and ours: both in turn, A B A B ..., and the median of the
-// ratios, so that the machine's drift hits both alike. Their weights are compared before anything is timed.
+// A step of the fused optimizers against libtorch's and ours: both in turn, A B A B ..., and the median of
+// the ratios, so that the machine's drift hits both alike. Their weights are compared before anything is
+// timed.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <chrono>

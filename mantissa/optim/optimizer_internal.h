@@ -39,7 +39,8 @@ const Options& options_of(const char* optimizer, const torch::optim::OptimizerPa
   return *options;
 }
 
-/// Errors: c10::TypeError and c10::ValueError for a group's options, c10::ValueError for no parameters at all.
+/// Errors: c10::TypeError and c10::ValueError for a group's options, c10::ValueError for no parameters at
+///         all.
 template <typename Options>
 void validate_groups(const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   size_t parameters = 0;
@@ -52,8 +53,8 @@ void validate_groups(const char* optimizer, const std::vector<torch::optim::Opti
 }
 
 /// Leaves each parameter in `groups` once. libtorch's Module::parameters() names a tied weight once for each
-/// module that holds it, and it would be stepped as often; Python's names it once. Of repetitions in a group the
-/// first stays. Called in each step too, since libtorch's add_param_group() asks no optimizer.
+/// module that holds it, and it would be stepped as often; Python's names it once. Of repetitions in a group
+/// the first stays. Called in each step too, since libtorch's add_param_group() asks no optimizer.
 ///
 /// Errors: c10::ValueError where two groups share a parameter: whose options should it have? `optimizer` is
 ///         its name in the message. Nothing has changed then.
@@ -96,19 +97,19 @@ void read_if_present(torch::serialize::InputArchive& archive, const std::string&
   if (archive.try_read(key, stored)) value = stored.to<T>();
 }
 
-/// Whether the file in `archive` fits `optimizer`, which is called `name`. `option` is one that files for it have
-/// and others' have not; `check_options` is given each group's.
+/// Whether the file in `archive` fits `optimizer`, which is called `name`. `option` is one that files for it
+/// have and others' have not; `check_options` is given each group's.
 ///
 /// Errors: c10::ValueError for another optimizer's file, and for one of other parameters.
 void check_saved(const char* name, const std::string& option, torch::serialize::InputArchive& archive,
                  const torch::optim::Optimizer& optimizer,
                  const std::function<void(torch::serialize::InputArchive&)>& check_options);
 
-/// What load() of our optimizers does: all of the file is looked at before anything is changed, where libtorch
-/// takes what names it knows and leaves the rest as it is.
+/// What load() of our optimizers does: all of the file is looked at before anything is changed, where
+/// libtorch takes what names it knows and leaves the rest as it is.
 ///
-/// Errors: those of check_saved(), validate_groups() and keep_each_parameter_once(), c10::ValueError for options
-///         out of range. Nothing has changed then.
+/// Errors: those of check_saved(), validate_groups() and keep_each_parameter_once(), c10::ValueError for
+///         options out of range. Nothing has changed then.
 template <typename State, typename Options>
 void load_optimizer(const char* name, const std::string& option, torch::serialize::InputArchive& archive,
                     torch::optim::Optimizer& optimizer) {

@@ -36,8 +36,8 @@ struct SGDOptions : public torch::optim::OptimizerCloneableOptions<SGDOptions> {
 /// Shapes: the parameter's shape and dtype.
 struct SGDParamState : public torch::optim::OptimizerCloneableParamState<SGDParamState> {
   TORCH_ARG(at::Tensor, momentum_buffer);
-  /// FusedSGD's, 0-dim float32: not 0 while found_inf dropped every step since the buffer was made, so that it
-  /// holds nothing yet. A file then has no buffer; the flag itself is never in one.
+  /// FusedSGD's, 0-dim float32: not 0 while found_inf dropped every step since the buffer was made, so that
+  /// it holds nothing yet. A file then has no buffer; the flag itself is never in one.
   TORCH_ARG(at::Tensor, unstarted);
 
  public:
@@ -49,7 +49,8 @@ struct SGDParamState : public torch::optim::OptimizerCloneableParamState<SGDPara
 /// bit in 16-bit dtypes too, where libtorch's own torch::optim::SGD rounds the momentum first (0.9 becomes
 /// 0.8984375 in bfloat16).
 ///
-/// A parameter named twice in a group, as libtorch's Module::parameters() names tied weights, is updated once.
+/// A parameter named twice in a group, as libtorch's Module::parameters() names tied weights, is updated
+/// once.
 ///
 /// Memory:  one tensor of the size of each parameter with momentum, none without.
 /// Errors:  c10::ValueError for options out of range, for no parameters at all and for a parameter in two
@@ -70,8 +71,8 @@ class SGD final : public torch::optim::Optimizer {
 
   void save(torch::serialize::OutputArchive& archive) const override;
   /// Also takes what FusedSGD and torch::optim::SGD saved.
-  /// Errors: c10::ValueError for another optimizer's file and for one of other parameters. Nothing has changed
-  ///         then.
+  /// Errors: c10::ValueError for another optimizer's file and for one of other parameters. Nothing has
+  ///         changed then.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:

@@ -80,8 +80,8 @@ struct Format {
 constexpr Format kBrain = {0, 0x7f800000, 0, 0, 0x7f7f, 0x7f80, 0x7fc0, 0x007f0000};
 constexpr Format kHalf = {0x38800000, 0x47800000, 0x38000000, 3, 0x7bff, 0x7c00, 0x7e00, 0x007fe000};
 
-/// `magnitude`'s place among the format's numbers, counted from zero, with 16 bits of fraction. Where nothing is
-/// left to chance the fraction is 0.
+/// `magnitude`'s place among the format's numbers, counted from zero, with 16 bits of fraction. Where nothing
+/// is left to chance the fraction is 0.
 template <typename Bits>
 Bits place(const Bits& magnitude, const Format& format) {
   const int32_t scale = 1 << format.shift, nearest_overflows = format.largest << 16 | 0x8000;
