@@ -259,8 +259,7 @@ TEST_F(Program, AFlagOfOneGroupReplacesTheFilesOtherOne) {
     EXPECT_THAT(printed("precision: 64-true\n", std::string("--amp-backend ") + native),
                 HasSubstr("precision: 64-true "));
   EXPECT_THAT(printed("precision: O2\n", "--amp-level O1"), HasSubstr("give amp_backend 'apex' with it"));
-  EXPECT_THAT(printed("precision: bf16-mixed\namp_backend: apex\n", ""),
-              HasSubstr("choose by amp_level"));
+  EXPECT_THAT(printed("precision: bf16-mixed\namp_backend: apex\n", ""), HasSubstr("choose by amp_level"));
 }
 
 TEST_F(Program, WeightsThatAreNotFiniteAreRefusedBeforeTraining) {

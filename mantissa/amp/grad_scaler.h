@@ -100,8 +100,8 @@ concept TensorTree = is_tensor_tree<T>;
 ///           for the scaler's life, so update(new_scale) and load_state_dict() act on later replays; factors
 ///           and limits are those of the capture.
 /// Threads:  one at a time.
-/// Errors:   c10::ValueError for options out of range and fp16 gradients; c10::TypeError for LBFGS; c10::Error
-///           for calls out of order.
+/// Errors:   c10::ValueError for options out of range and fp16 gradients; c10::TypeError for LBFGS;
+///           c10::Error for calls out of order.
 /// Source:   Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; spec section 3 (GS-1 to GS-55).
 /// Example:  grad_scaler_test.cpp, GradScaler.TrainsOneStep
 class GradScaler {
