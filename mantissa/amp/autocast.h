@@ -31,9 +31,9 @@ AutocastOptions current_autocast(c10::DeviceType device_type);
 /// flag, also when an exception ends it, and leaving the outermost region drops all cached casts.
 ///
 /// Numerics: with the cache on, a weight used k times sums its k gradients in the region's dtype; with the
-///           cache off, in float32.
+///           cache off, and by Mantissa's CPU kernels (docs/cpu-kernels.md) either way, in float32.
 /// Memory:   cached casts of the weights live until the outermost region ends, and do not see a weight that
-///           changes inside it.
+///           changes inside it. Mantissa's CPU products of weights make none.
 /// Threads:  the state is this thread's own: a worker thread needs its own region. The cast cache is one for
 ///           the process, keyed by tensor alone: threads that share weights must share the dtype.
 /// Errors:   c10::Error if the device has no autocast; c10::ValueError for CUDA with a dtype other than fp16

@@ -10,6 +10,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "mantissa/amp/test_support_internal.h"
+#include "mantissa/kernels/overrides.h"
 
 // The class is named Autocast in the test output too; inside it the scope object needs its full name.
 namespace {
@@ -299,7 +300,22 @@ TEST_F(Autocast, AC24_AfterAnExceptionInTheInnerRegion) {
   EXPECT_EQ(at::mm(x, w).scalar_type(), at::kBFloat16);
 }
 
+/// Libtorch's casts and products for the scope: ours keep no cast of a weight (MixedProducts.*).
+class StockProducts {
+ public:
+  StockProducts() { mantissa::disable_cpu_kernels(); }
+  ~StockProducts() {
+    if (before_) mantissa::enable_cpu_kernels();
+  }
+  StockProducts(const StockProducts&) = delete;
+  StockProducts& operator=(const StockProducts&) = delete;
+
+ private:
+  bool before_ = mantissa::cpu_kernels_enabled();
+};
+
 TEST_F(Autocast, AC25_AStepInsideTheRegionIsNotSeen) {
+  const StockProducts stock;
   const auto w = torch::ones({2, 2}).requires_grad_(), x = torch::eye(2);
   const Region region(at::kCPU);
   EXPECT_EQ(at::mm(x, w)[0][0].item<float>(), 1.f);
@@ -312,6 +328,7 @@ TEST_F(Autocast, AC25_AStepInsideTheRegionIsNotSeen) {
 }
 
 TEST_F(Autocast, AC26_PE12_TheCacheSumsGradientsInTheLowDtype) {
+  const StockProducts stock;
   const auto gradient = [](bool cache) {
     const auto w = torch::ones({1, 1}).requires_grad_();
     at::Tensor sum;

@@ -6,10 +6,12 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <torch/library.h>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/mixed_products_internal.h"
 #include "mantissa/kernels/products_internal.h"
 #include "mantissa/kernels/unscale.h"
 
@@ -18,8 +20,8 @@ namespace {
 
 struct State {
   std::mutex mutex;
-  /// Its end takes the kernels out of the dispatcher again, which then finds libtorch's.
-  std::unique_ptr<torch::Library> library;
+  /// Their end takes the kernels out of the dispatcher again, which then finds libtorch's.
+  std::vector<std::unique_ptr<torch::Library>> libraries;
   std::atomic<bool> enabled = false;
   /// By a call of either function, or by the default: nothing is left for the default to decide.
   std::atomic<bool> decided = false;
@@ -44,11 +46,21 @@ class WithoutOverrideWarning final : public c10::WarningHandler {
   c10::WarningHandler& outer_ = *c10::WarningUtils::get_warning_handler();
 };
 
-std::unique_ptr<torch::Library> make_library() {
-  WithoutOverrideWarning handler;
-  const c10::WarningUtils::WarningHandlerGuard guard(&handler);  // this thread's alone
-  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CPU,
-                                                  __FILE__, __LINE__);
+std::unique_ptr<torch::Library> library_for(c10::DispatchKey key) {
+  return std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+}
+
+std::unique_ptr<torch::Library> autocast_library() {
+  auto library = library_for(c10::DispatchKey::AutocastCPU);
+  library->impl("linear", TORCH_FN(mixed_products::linear));
+  library->impl("matmul", TORCH_FN(mixed_products::matmul));
+  library->impl("mm", TORCH_FN(mixed_products::mm));
+  library->impl("addmm", TORCH_FN(mixed_products::addmm));
+  return library;
+}
+
+std::unique_ptr<torch::Library> cpu_library() {
+  auto library = library_for(c10::DispatchKey::CPU);
   library->impl("mm", TORCH_FN(products::mm));
   library->impl("mm.out", TORCH_FN(products::mm_out));
   library->impl("addmm", TORCH_FN(products::addmm));
@@ -78,7 +90,10 @@ bool allowed_by_environment() {
 bool enable(State& state) {
   if (!state.enabled && allowed_by_environment()) {
     cpu_tier();  // its errors belong here, not into the first product
-    state.library = make_library();
+    WithoutOverrideWarning handler;
+    const c10::WarningUtils::WarningHandlerGuard guard(&handler);  // this thread's alone
+    state.libraries.push_back(cpu_library());
+    state.libraries.push_back(autocast_library());
     state.enabled = true;
   }
   state.decided = true;
@@ -94,7 +109,7 @@ bool enable_cpu_kernels() {
 
 void disable_cpu_kernels() {
   const std::lock_guard lock(state().mutex);
-  state().library.reset();
+  state().libraries.clear();
   state().enabled = false;
   state().decided = true;
 }

@@ -4,7 +4,8 @@ namespace mantissa {
 
 /// Puts this library's products of bf16 and fp16 matrices (mm, addmm, bmm, baddbmm, addmv, dot, with their
 /// out= and in-place forms, and whatever reaches them: linear, matmul, einsum, mv) in the place of libtorch's
-/// CPU kernels for the whole process. On CPUs without 16-bit products libtorch's are 80 to 400 times slower
+/// CPU kernels for the whole process, and its products of activations and float32 weights (linear, matmul,
+/// mm, addmm) in the place of CPU autocast's casts and products. On CPUs without 16-bit products libtorch's are 80 to 400 times slower
 /// than float32; these are as fast as float32. Returns whether they are on: false, and nothing changes, under
 /// MANTISSA_CPU_KERNELS=0 in the environment.
 ///
@@ -19,6 +20,20 @@ namespace mantissa {
 /// Errors:   c10::ValueError if MANTISSA_CPU_KERNELS is neither 0 nor 1, or MANTISSA_MAX_ISA names no tier.
 /// Example:  overrides_test.cpp, Overrides.AreOnAndOffByACall
 bool enable_cpu_kernels();
+
+/// While one lives, this thread's autocast casts weights in operations of their own, before the product: the
+/// same numbers, but for a weight that is used several times (docs/cpu-kernels.md). For what looks at
+/// operations one by one.
+class SeparateCasts {
+ public:
+  SeparateCasts();
+  ~SeparateCasts();
+  SeparateCasts(const SeparateCasts&) = delete;
+  SeparateCasts& operator=(const SeparateCasts&) = delete;
+
+ private:
+  bool before_;
+};
 
 /// Gives libtorch its own kernels back, bit for bit, for the rest of the process:
 /// enable_cpu_kernels_by_default() then changes nothing, enable_cpu_kernels() does.

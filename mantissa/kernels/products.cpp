@@ -3,7 +3,6 @@
 #include <optional>
 #include <utility>
 
-#include <ATen/core/NamedTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/addmv_cpu_dispatch.h>
@@ -15,19 +14,12 @@
 #include <c10/util/irange.h>
 
 #include "mantissa/kernels/gemm.h"
+#include "mantissa/kernels/matrix_internal.h"
 #include "mantissa/kernels/product_choice_internal.h"
 #include "mantissa/kernels/products_internal.h"
 
 namespace mantissa::products {
 namespace {
-
-bool is_plain(const at::Tensor& x) {
-  return x.layout() == at::kStrided && x.is_cpu() && !x.is_conj() && !x.is_neg() && !x.has_names();
-}
-
-cpu::Element element_of(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 ? cpu::Element::kBFloat16 : cpu::Element::kFloat16;
-}
 
 /// A product that is going to be computed here, and the result's shape.
 struct Product {
@@ -35,15 +27,6 @@ struct Product {
   at::DimVector sizes;
   at::ScalarType dtype;
 };
-
-/// `x` read as matrices; a vector is one column.
-template <typename Pointer>
-cpu::MatrixOf<Pointer> matrix(Pointer data, const at::Tensor& x) {
-  const int64_t batch_dims = x.dim() == 3 ? 1 : 0;
-  const auto stride = [&](int64_t dim) { return dim < x.dim() ? x.stride(dim) : 0; };
-  return {data, element_of(x.scalar_type()), stride(batch_dims), stride(batch_dims + 1),
-          batch_dims == 1 ? x.stride(0) : 0};
-}
 
 /// a [m, k] times b [k, n], each perhaps in a batch, if shapes and dtypes fit and this is the faster place
 /// for it. A vector is one row of a, one column of b.

@@ -1,6 +1,5 @@
 // The scaler's check and unscaling against libtorch's: both in turn, and the median of the ratios, so that
 // the machine's drift hits both alike. The results are compared before anything is timed.
-#include <algorithm>
 #include <benchmark/benchmark.h>
 #include <chrono>
 #include <vector>
@@ -11,17 +10,13 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include "mantissa/core/bench_internal.h"
 #include "mantissa/kernels/unscale.h"
 
 namespace mantissa {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double quantile(std::vector<double> values, double part) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(part * static_cast<double>(values.size() - 1))];
-}
 
 /// `ratio`: time over libtorch's, with the tenth and the ninetieth percentile.
 void BM_Unscale(benchmark::State& state, at::ScalarType dtype) {

@@ -1,7 +1,6 @@
 // A step of the fused optimizers against libtorch's and ours: both in turn, A B A B ..., and the median of
 // the ratios, so that the machine's drift hits both alike. Their weights are compared before anything is
 // timed.
-#include <algorithm>
 #include <benchmark/benchmark.h>
 #include <chrono>
 #include <ctime>
@@ -19,6 +18,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include "mantissa/core/bench_internal.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/stochastic_round.h"
@@ -49,11 +49,6 @@ Cost cost_of(Optimizer& optimizer) {
   optimizer.step();
   const std::chrono::duration<double, std::milli> wall = std::chrono::steady_clock::now() - start;
   return {wall.count(), static_cast<double>(std::clock() - cpu) * 1e3 / CLOCKS_PER_SEC};
-}
-
-double quantile(std::vector<double> values, double part) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(part * static_cast<double>(values.size() - 1))];
 }
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<at::Tensor>)>;

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 
+#include "mantissa/kernels/overrides.h"
 #include "mantissa/precision/nonfinite_observer_internal.h"
 #include "mantissa/precision/nonfinite_report_internal.h"
 #include "mantissa/precision/nonfinite_values_internal.h"
@@ -125,6 +126,7 @@ Traced trace(torch::nn::Module& module, const std::function<at::Tensor()>& forwa
   const RestoreAtEnd restore(module);
   const GradientsAside gradients(module);
   const NoCachedCasts casts;
+  const SeparateCasts operations;  // which of them is at fault is the question
   const at::AutoGradMode with_gradients(true);
   const at::RecordFunctionGuard observed(true);
   if (from) from->restore();

@@ -45,6 +45,9 @@ struct Gemm {
   Matrix out;
   float alpha = 1, beta = 1;
   Activation activation = Activation::kNone;
+  /// Unless kFloat32: a float32 addend is rounded to it while it is read, and a result that goes to float32
+  /// before it is written, as casts before and after the product would.
+  Element round_to = Element::kFloat32;
 };
 
 /// The part of one matrix's result that a call computes; at least one element.

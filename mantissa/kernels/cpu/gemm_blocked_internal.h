@@ -28,7 +28,7 @@ struct StorageOf<Element::kFloat32> {
   using type = float;
 };
 
-/// Reads and writes elements of one type. kRounded: what a float32 value is rounded to while it is read.
+/// Reads and writes elements of one type. kRounded: what a float32 value is rounded to on its way.
 template <class V, Element kElement, Element kRounded = kElement>
 struct Elements {
   using Storage = typename StorageOf<kElement>::type;
@@ -72,7 +72,7 @@ struct Elements {
     } else if constexpr (kElement == Element::kFloat16) {
       V::store_short(to, V::narrow_fp16(value));
     } else {
-      V::store(to, value);
+      V::store(to, widen(value));
     }
   }
 
@@ -158,7 +158,7 @@ struct Panels {
   int64_t lanes;  // from here to the matrix's end
 };
 
-/// f(Elements<...>{}) for an operand of type `element` beside one of type `other`.
+/// f(Elements<...>{}) for an operand of type `element` beside one of type `other`, to which float32 is rounded.
 template <class V, class F>
 [[gnu::always_inline]] inline auto with_elements(Element element, Element other, const F& f) {
   if (element == Element::kBFloat16) return f(Elements<V, Element::kBFloat16>{});
@@ -225,9 +225,10 @@ struct Tiles<V, std::integer_sequence<int, kIndex...>> {
 };
 
 template <class V>
-typename V::Float load_from(const ConstMatrix& matrix, int64_t offset, int64_t stride, int64_t count) {
+typename V::Float load_from(const ConstMatrix& matrix, Element round_to, int64_t offset, int64_t stride,
+                            int64_t count) {
   return with_elements<V>(
-      matrix.element, matrix.element, [&](auto source) __attribute__((always_inline)) {
+      matrix.element, round_to, [&](auto source) __attribute__((always_inline)) {
         using Source = decltype(source);
         const auto* const from = static_cast<const typename Source::Storage*>(matrix.data) + offset;
         if (stride != 1) return Source::gather(from, stride, count < V::kLanes ? count : V::kLanes);
@@ -242,9 +243,8 @@ struct Tile {
 
 /// From the finished sums, at sums[row * stride + column], to the result; they are overwritten. Their rows
 /// are padded to whole vectors.
-template <class V, Element kOut>
+template <class V, class Out>
 void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
-  using Out = Elements<V, kOut>;
   const auto alpha = V::broadcast(&g.alpha), beta = V::broadcast(&g.beta);
   // Copies: for all the compiler knows, a vector that is stored may change what `g` and `tile` hold.
   const bool adds = g.addend.data != nullptr, activates = g.activation != Activation::kNone;
@@ -259,9 +259,10 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
     const auto finish = [&](int64_t j) __attribute__((always_inline)) {
       const auto value = V::mul(alpha, V::load(row + j));
       if (!adds) return value;
-      return V::fma(beta,
-                    load_from<V>(g.addend, addend + j * g.addend.col_stride, g.addend.col_stride, cols - j),
-                    value);
+      return V::fma(
+          beta,
+          load_from<V>(g.addend, g.round_to, addend + j * g.addend.col_stride, g.addend.col_stride, cols - j),
+          value);
     };
     if (activates) {
       for (int64_t j = 0; j < cols; j += V::kLanes) V::store(row + j, finish(j));
@@ -277,14 +278,8 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
 
 template <class V>
 void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
-  switch (g.out.element) {
-    case Element::kBFloat16:
-      return finish_tile_as<V, Element::kBFloat16>(g, tile, sums, stride);
-    case Element::kFloat16:
-      return finish_tile_as<V, Element::kFloat16>(g, tile, sums, stride);
-    case Element::kFloat32:
-      return finish_tile_as<V, Element::kFloat32>(g, tile, sums, stride);
-  }
+  with_elements<V>(g.out.element, g.round_to,
+                   [&](auto out) { finish_tile_as<V, decltype(out)>(g, tile, sums, stride); });
 }
 
 /// A panel of b times a packed block of a: the tiles of `block`, a few columns wide. The sums pass through

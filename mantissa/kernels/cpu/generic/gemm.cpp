@@ -7,12 +7,15 @@
 namespace mantissa::cpu::generic {
 namespace {
 
-/// An operand's element as it is multiplied: beside a 16-bit one, float32 is rounded to that.
-float load_operand(const ConstMatrix& matrix, Element other, int64_t index) {
+float rounded(float value, Element to) {
+  if (to == Element::kBFloat16) return widen_bf16(narrow_bf16(value));
+  return to == Element::kFloat16 ? widen_fp16(narrow_fp16(value)) : value;
+}
+
+/// An element, rounded to `round_to` if it is float32.
+float load_rounded(const ConstMatrix& matrix, Element round_to, int64_t index) {
   const float value = load(matrix.element, matrix.data, index);
-  if (matrix.element != Element::kFloat32) return value;
-  if (other == Element::kBFloat16) return widen_bf16(narrow_bf16(value));
-  return other == Element::kFloat16 ? widen_fp16(narrow_fp16(value)) : value;
+  return matrix.element == Element::kFloat32 ? rounded(value, round_to) : value;
 }
 
 template <typename T>
@@ -29,14 +32,14 @@ void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scra
     const int64_t depth = least(kGemmBlockK, g.k - k_begin);
     for (int64_t k = 0; k < depth; ++k)
       for (int64_t j = 0; j < cols; ++j)
-        scratch.b[k * kStrip + j] = load_operand(
+        scratch.b[k * kStrip + j] = load_rounded(
             g.b, g.a.element,
             part.batch * g.b.batch_stride + (k_begin + k) * g.b.row_stride + (col + j) * g.b.col_stride);
     for (int64_t i = row_begin; i < row_end; ++i) {
       const int64_t row = part.batch * g.a.batch_stride + i * g.a.row_stride;
       float chain[kStrip] = {};
       for (int64_t k = 0; k < depth; ++k) {
-        const float a = load_operand(g.a, g.b.element, row + (k_begin + k) * g.a.col_stride);
+        const float a = load_rounded(g.a, g.b.element, row + (k_begin + k) * g.a.col_stride);
         const float* const b = scratch.b + k * kStrip;
         // Not std::fma, which CPUs of this tier may lack: a product of two 16-bit values is exact in float32
         // unless it leaves its range, so the sum is the only rounding here, too.
@@ -82,13 +85,14 @@ void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
         for (int64_t j = 0; j < cols; ++j) {
           values[j] *= g.alpha;
           if (g.addend.data)
-            values[j] = std::fma(
-                g.beta, load(g.addend.element, g.addend.data, addend + (col + j) * g.addend.col_stride),
-                values[j]);
+            values[j] =
+                std::fma(g.beta, load_rounded(g.addend, g.round_to, addend + (col + j) * g.addend.col_stride),
+                         values[j]);
         }
         if (g.activation != Activation::kNone) activate(g.activation, values, cols);
         for (int64_t j = 0; j < cols; ++j)
-          store(g.out.element, g.out.data, out + (col + j) * g.out.col_stride, values[j]);
+          store(g.out.element, g.out.data, out + (col + j) * g.out.col_stride,
+                g.out.element == Element::kFloat32 ? rounded(values[j], g.round_to) : values[j]);
       }
     }
   }

@@ -1,0 +1,207 @@
+#include <utility>
+
+#include <ATen/FuncTorchTLS.h>
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/TracerMode.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "mantissa/kernels/gemm.h"
+#include "mantissa/kernels/matrix_internal.h"
+#include "mantissa/kernels/mixed_products_internal.h"
+#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/product_choice_internal.h"
+
+namespace mantissa {
+namespace mixed_products {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+using products::element_of;
+using products::matrix;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// out = a b + bias, of matrices; a is of 16 bits, `out` of 16 or of float32 rounded to a's.
+void multiply(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& out) {
+  cpu::Gemm g;
+  g.m = a.size(0);
+  g.k = a.size(1);
+  g.n = b.size(1);
+  g.a = matrix(a.const_data_ptr(), a);
+  g.b = matrix(b.const_data_ptr(), b);
+  g.out = matrix(out.mutable_data_ptr(), out);
+  g.round_to = g.a.element;
+  if (bias.defined())
+    g.addend = {bias.const_data_ptr(), element_of(bias.scalar_type()), /*row_stride=*/0, bias.stride(0), 0};
+  gemm(g);
+}
+
+Tensor rows_of(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+/// x [..., k] of 16 bits times weight [k, n] of float32, plus bias [n]: [..., n] in x's dtype.
+Tensor multiply(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  at::DimVector sizes(x.sizes().begin(), x.sizes().end() - 1);
+  sizes.push_back(weight.size(1));
+  const Tensor out = at::empty(sizes, x.options());
+  multiply(rows_of(x), weight, bias, out.view({-1, weight.size(1)}));
+  return out;
+}
+
+class MixedProduct : public torch::autograd::Function<MixedProduct> {
+ public:
+  /// `is_transposed`: the weight is [n, k], as layers keep it.
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& bias, bool is_transposed) {
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["is_transposed"] = is_transposed;
+    const Tensor addend = bias.value_or(Tensor());
+    if (addend.defined()) ctx->saved_data["bias"] = addend.scalar_type();
+    return multiply(x, is_transposed ? weight.t() : weight, addend);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1], &gradient = gradients[0];
+    const bool is_transposed = ctx->saved_data["is_transposed"].toBool();
+    const Tensor by_row = is_transposed ? weight : weight.t();  // [n, k]
+
+    variable_list result(4);
+    // A backward pass that is differentiated itself is left to autograd.
+    const bool is_recorded = at::GradMode::is_enabled();
+    if (ctx->needs_input_grad(0)) {
+      result[0] =
+          is_recorded ? gradient.matmul(by_row.to(gradient.scalar_type())) : multiply(gradient, by_row, {});
+    }
+    if (ctx->needs_input_grad(1)) {
+      const Tensor rows = rows_of(gradient), inputs = rows_of(x);
+      if (is_recorded) {
+        const Tensor by_k = inputs.t().mm(rows).to(weight.scalar_type());
+        result[1] = is_transposed ? by_k.t() : by_k;
+      } else {
+        result[1] = at::empty_like(weight);
+        if (is_transposed) {
+          multiply(rows.t(), inputs, {}, result[1]);
+        } else {
+          multiply(inputs.t(), rows, {}, result[1]);
+        }
+      }
+    }
+    const auto bias = ctx->saved_data.find("bias");
+    if (bias != ctx->saved_data.end() && ctx->needs_input_grad(2))
+      result[2] = rows_of(gradient).sum(0).to(bias->second.toScalarType());
+    return result;
+  }
+};
+
+/// A parameter, or a view of one. Under no_grad every tensor is one of its own.
+bool is_weight(const Tensor& x) { return x.is_leaf() || (x.is_view() && x._base().is_leaf()); }
+
+thread_local bool casts_are_separate = false;
+
+bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
+
+/// Whether more than autograd and autocast looks on, who would miss operations that a kernel does not call.
+bool is_observed(std::initializer_list<const Tensor*> tensors) {
+  if (casts_are_separate || at::tracer::impl::is_dispatch_enabled() || at::functorch::functorchTLSAccessor())
+    return true;
+  for (const Tensor* const x : tensors)
+    if (x->defined() && (at::isTensorSubclassLike(*x) || has_tangent(*x))) return true;
+  return false;
+}
+
+bool is_floating(const Tensor& x) {
+  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
+}
+
+/// x [..., k] times weight, [n, k] if `is_transposed` and else [k, n], plus a bias [n] or none: computed, if
+/// this is the place for it.
+std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_transposed) {
+  using products::is_plain;
+  // First what rules out most.
+  if (weight.scalar_type() != at::kFloat || weight.dim() != 2 || x.dim() == 0 || !is_floating(x))
+    return std::nullopt;
+  const int64_t k = weight.size(is_transposed ? 1 : 0), n = weight.size(is_transposed ? 0 : 1);
+  if (x.size(-1) != k || x.numel() == 0 || weight.numel() == 0) return std::nullopt;
+  if (is_observed({&x, &weight, &bias}) || !is_plain(x) || !is_plain(weight) || !is_weight(weight))
+    return std::nullopt;
+  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != n || !is_plain(bias) || !is_floating(bias)))
+    return std::nullopt;
+
+  const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
+  if (dtype != at::kBFloat16 && dtype != at::kHalf) return std::nullopt;
+  if (bias.defined() && bias.scalar_type() != at::kFloat && bias.scalar_type() != dtype) return std::nullopt;
+  cpu::Gemm shape;
+  shape.m = x.numel() / k;
+  shape.k = k;
+  shape.n = n;
+  shape.a.element = element_of(dtype);
+  if (!products::is_faster_here(shape, /*is_dot=*/false)) return std::nullopt;
+
+  const Tensor low = at::autocast::cached_cast(dtype, x, at::kCPU);
+  const auto maybe_bias = bias.defined() ? std::make_optional(bias) : std::nullopt;
+  return MixedProduct::apply(low, weight, maybe_bias, is_transposed);
+}
+
+/// What libtorch registers for autocast.
+template <typename F, F* kFunction>
+using Stock = typename at::autocast::WrapFunction<at::autocast::CastPolicy::lower_precision_fp, at::kCPU, F,
+                                                  F, kFunction>::type;
+
+class NoAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKey::AutocastCPU};
+};
+
+}  // namespace
+
+Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
+  {
+    const NoAutocast guard;
+    if (auto y = product(input, weight, bias.value_or(Tensor()), /*is_transposed=*/true)) return *y;
+  }
+  return Stock<Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&), at::linear>::call(
+      input, weight, bias);
+}
+
+Tensor matmul(const Tensor& self, const Tensor& other) {
+  {
+    const NoAutocast guard;
+    if (auto y = product(self, other, {}, /*is_transposed=*/false)) return *y;
+  }
+  return Stock<Tensor(const Tensor&, const Tensor&), at::matmul>::call(self, other);
+}
+
+Tensor mm(const Tensor& self, const Tensor& mat2) {
+  if (self.dim() == 2) {
+    const NoAutocast guard;
+    if (auto y = product(self, mat2, {}, /*is_transposed=*/false)) return *y;
+  }
+  return Stock<Tensor(const Tensor&, const Tensor&), at::mm>::call(self, mat2);
+}
+
+Tensor addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+             const Scalar& alpha) {
+  if (mat1.dim() == 2 && self.defined() && beta.equal(1) && alpha.equal(1)) {
+    const NoAutocast guard;
+    if (auto y = product(mat1, mat2, self, /*is_transposed=*/false)) return *y;
+  }
+  return Stock<Tensor(const Tensor&, const Tensor&, const Tensor&, const Scalar&, const Scalar&),
+               at::addmm>::call(self, mat1, mat2, beta, alpha);
+}
+
+}  // namespace mixed_products
+
+SeparateCasts::SeparateCasts() : before_(mixed_products::casts_are_separate) {
+  mixed_products::casts_are_separate = true;
+}
+
+SeparateCasts::~SeparateCasts() { mixed_products::casts_are_separate = before_; }
+
+}  // namespace mantissa

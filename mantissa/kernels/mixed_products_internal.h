@@ -1,0 +1,26 @@
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
+
+/// The kernels that overrides.cpp registers for autocast on the CPU. Inside a region each multiplies 16-bit
+/// activations by a float32 weight that is rounded to 16 bits while it is packed, so that no 16-bit copy of
+/// it is made or kept, and writes the weight's gradient to float32. The numbers are those of a cast, the same
+/// product (products_internal.h) and a cast back, bit for bit; only where a weight is used several times are
+/// its gradients added in float32 instead of 16 bits.
+///
+/// A weight is a float32 parameter, or a view of one, of two dimensions, that is the right factor. Backward
+/// reads the weight itself: as in float32, autograd refuses one that changed after the forward pass.
+/// Everything else goes through libtorch's own autocast, as does what its own kernels multiply faster, and
+/// what is traced, transformed by functorch, or carries forward-mode gradients.
+namespace mantissa::mixed_products {
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+at::Tensor matmul(const at::Tensor& self, const at::Tensor& other);
+at::Tensor mm(const at::Tensor& self, const at::Tensor& mat2);
+at::Tensor addmm(const at::Tensor& self, const at::Tensor& mat1, const at::Tensor& mat2,
+                 const at::Scalar& beta, const at::Scalar& alpha);
+
+}  // namespace mantissa::mixed_products
