@@ -5,110 +5,18 @@
 // larger CPU an ordinary one; --benchmark_filter=gpt-256 picks, --benchmark_out=FILE writes JSON.
 #include <benchmark/benchmark.h>
 #include <cmath>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/randint.h>
-#include <torch/utils.h>
 
+#include "benchmarks/training_internal.h"
 #include "mantissa/core/bench_internal.h"
 #include "mantissa/core/cpu_tier.h"
 #include "mantissa/kernels/overrides.h"
-#include "mantissa/models/gpt.h"
-#include "mantissa/models/resnet.h"
-#include "mantissa/optim/fused_adam.h"
-#include "mantissa/precision/registry.h"
 
 namespace mantissa {
 namespace {
-
-struct Data {
-  at::Tensor batch, targets;
-};
-
-/// A model that is trained on one batch, by hand, as the Trainer does it.
-class Training {
- public:
-  Training(std::shared_ptr<TensorModule> net, const std::string& mode, Data data)
-      : net_(std::move(net)), precision_(make_precision(mode, at::kCPU)), data_(std::move(data)) {
-    precision_->convert_module(*net_);
-    optimizer_ = std::make_unique<FusedAdamW>(net_->parameters(), AdamWOptions(1e-3));
-    precision_->setup_optimizer(*optimizer_);
-  }
-
-  double step() {
-    at::Tensor loss;
-    optimizer_->zero_grad();
-    {
-      const Scope forward = precision_->forward_context();
-      const at::Tensor y = net_->forward(precision_->convert_input(data_.batch));
-      loss = at::cross_entropy_loss(y.reshape({data_.targets.numel(), -1}), data_.targets);
-    }
-    precision_->backward(precision_->pre_backward(loss));
-    precision_->unscale_gradients(*optimizer_);
-    if (!precision_->optimizer_step(*optimizer_).skipped) ++steps_;
-    return loss.item<double>();
-  }
-
-  /// The loss after a number of steps; those that looked for the loss scale are skipped and do not count.
-  double loss_after(int64_t steps) {
-    double loss = 0;
-    while (steps_ < steps) loss = step();
-    return loss;
-  }
-
- private:
-  std::shared_ptr<TensorModule> net_;
-  std::unique_ptr<Precision> precision_;
-  Data data_;
-  std::unique_ptr<FusedAdamW> optimizer_;
-  int64_t steps_ = 0;
-};
-
-struct Case {
-  std::string name;
-  std::shared_ptr<TensorModule> (*make)();
-  Data (*data)();
-};
-
-std::shared_ptr<TensorModule> gpt(int64_t width) {
-  GptOptions options;
-  options.width = width;
-  options.heads = width / 64;
-  return std::make_shared<GptImpl>(options);
-}
-
-Data tokens() {
-  return {at::randint(256, {4, 128}, at::kLong), at::randint(256, {int64_t{4} * 128}, at::kLong)};
-}
-
-std::shared_ptr<TensorModule> resnet() {
-  ResnetOptions options;
-  options.channels = 3;
-  options.classes = 10;
-  return std::make_shared<ResnetImpl>(options);
-}
-
-Data images() { return {at::rand({32, 3, 32, 32}), at::randint(10, {32}, at::kLong)}; }
-
-/// The model's weights stay as they are: libtorch's convolution follows its input.
-Data images_channels_last() {
-  Data data = images();
-  data.batch = data.batch.contiguous(at::MemoryFormat::ChannelsLast);
-  return data;
-}
-
-const std::vector<Case>& cases() {
-  static const std::vector<Case> cases = {{"gpt-256", [] { return gpt(256); }, tokens},
-                                          {"gpt-768", [] { return gpt(768); }, tokens},
-                                          {"resnet-tiny", resnet, images},
-                                          {"resnet-tiny-channels-last", resnet, images_channels_last}};
-  return cases;
-}
 
 void compare(benchmark::State& state, const Case& each, const std::string& mode) {
   torch::manual_seed(1);
