@@ -79,7 +79,7 @@ CpuTier capped_cpu_tier(CpuTier tier, const char* cap) {
     names.push_back(tier_name(candidate));
   }
   TORCH_CHECK_VALUE(false, "MANTISSA_MAX_ISA=", cap, ": no such tier", did_you_mean(cap, names),
-                    " Choose one of ", join_names(names), ", or unset it");
+                    "; choose one of ", join_names(names), ", or unset it");
 }
 
 CpuTier cpu_tier() {
