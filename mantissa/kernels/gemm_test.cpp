@@ -200,7 +200,7 @@ TEST_P(GemmTest, FactorsAddendsAndActivationsComeBeforeTheOneRounding) {
           if (activation == Activation::kGelu) exact = at::gelu(exact);
           if (activation == Activation::kGeluTanh) exact = at::gelu(exact, "tanh");
           test::expect_within_bound(run(a, b, at::kBFloat16, extras), exact, magnitude, k);
-          if (m > 3) {
+          if (m > 3 && (activation == Activation::kNone || activation == Activation::kRelu)) {
             EXPECT_TRUE(test::same_bits(run(a, b, at::kHalf, extras), generic(a, b, at::kHalf, extras)));
           }
         }

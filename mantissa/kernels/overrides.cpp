@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/gelu_internal.h"
 #include "mantissa/kernels/mixed_products_internal.h"
 #include "mantissa/kernels/products_internal.h"
 #include "mantissa/kernels/unscale.h"
@@ -66,6 +67,7 @@ std::unique_ptr<torch::Library> cpu_library() {
   library->impl("addmm", TORCH_FN(products::addmm));
   library->impl("addmm.out", TORCH_FN(products::addmm_out));
   library->impl("addmm_", TORCH_FN(products::addmm_));
+  library->impl("_addmm_activation", TORCH_FN(products::addmm_activation));
   library->impl("bmm", TORCH_FN(products::bmm));
   library->impl("bmm.out", TORCH_FN(products::bmm_out));
   library->impl("baddbmm", TORCH_FN(products::baddbmm));
@@ -75,6 +77,9 @@ std::unique_ptr<torch::Library> cpu_library() {
   library->impl("addmv.out", TORCH_FN(products::addmv_out));
   library->impl("addmv_", TORCH_FN(products::addmv_));
   library->impl("dot", TORCH_FN(products::dot));
+  library->impl("gelu", TORCH_FN(gelus::gelu));
+  library->impl("gelu_", TORCH_FN(gelus::gelu_));
+  library->impl("gelu_backward", TORCH_FN(gelus::gelu_backward));
   library->impl("_amp_foreach_non_finite_check_and_unscale_", TORCH_FN(non_finite_check_and_unscale_));
   return library;
 }

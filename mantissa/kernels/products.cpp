@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/native/Resize.h>
+#include <ATen/ops/_addmm_activation_cpu_dispatch.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/addmv_cpu_dispatch.h>
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
@@ -188,6 +189,15 @@ Tensor& addmm_(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scala
                const Scalar& alpha) {
   return add_product_(product(mat1, mat2, 2, 2), self, mat1, mat2, beta, alpha,
                       [&]() -> Tensor& { return at::cpu::addmm_(self, mat1, mat2, beta, alpha); });
+}
+
+Tensor addmm_activation(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                        const Scalar& alpha, bool use_gelu) {
+  auto p = product(mat1, mat2, 2, 2);
+  // libtorch rounds the sum and then what the activation makes of it; here is one rounding.
+  if (p) p->gemm.activation = use_gelu ? cpu::Activation::kGelu : cpu::Activation::kRelu;
+  return add_product(std::move(p), self, beta, alpha,
+                     [&] { return at::cpu::_addmm_activation(self, mat1, mat2, beta, alpha, use_gelu); });
 }
 
 Tensor bmm(const Tensor& self, const Tensor& mat2) {

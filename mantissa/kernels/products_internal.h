@@ -18,6 +18,9 @@ at::Tensor& addmm_out(const at::Tensor& self, const at::Tensor& mat1, const at::
 at::Tensor& addmm_(at::Tensor& self, const at::Tensor& mat1, const at::Tensor& mat2, const at::Scalar& beta,
                    const at::Scalar& alpha);
 
+at::Tensor addmm_activation(const at::Tensor& self, const at::Tensor& mat1, const at::Tensor& mat2,
+                            const at::Scalar& beta, const at::Scalar& alpha, bool use_gelu);
+
 at::Tensor bmm(const at::Tensor& self, const at::Tensor& mat2);
 at::Tensor& bmm_out(const at::Tensor& self, const at::Tensor& mat2, at::Tensor& out);
 

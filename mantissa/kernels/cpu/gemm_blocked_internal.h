@@ -1,94 +1,15 @@
 #pragma once
 
-// The blocked product, written once for every tier with vectors. A tier instantiates it with V, a struct of
-// its own anonymous namespace, so that each instance is that file's alone; nothing here may be compiled
-// without V. V names:
-//
-//   kLanes, kRows, kVectors     lanes of a vector; the tile of the result: kRows x (kVectors * kLanes)
-//   Float, Short                kLanes float32, kLanes 16-bit values
-//   zero, load, store, broadcast, add, mul, fma (a * b + c)
-//   load_short, store_short
-//   load_some, load_short_some  the first elements, 0 in the other lanes, whose memory is not read
-//   widen_bf16, widen_fp16, narrow_bf16, narrow_fp16            narrow: to nearest even, NaN kept
-//   transpose(Float* rows)      of kLanes vectors
+// The blocked product, written once for every tier with vectors, on the terms of elements_internal.h.
 
 #include <cstdint>
 #include <utility>
 
+#include "mantissa/kernels/cpu/activation_internal.h"
+#include "mantissa/kernels/cpu/elements_internal.h"
 #include "mantissa/kernels/cpu/gemm.h"
 
 namespace mantissa::cpu {
-
-template <Element kElement>
-struct StorageOf {
-  using type = uint16_t;
-};
-template <>
-struct StorageOf<Element::kFloat32> {
-  using type = float;
-};
-
-/// Reads and writes elements of one type. kRounded: what a float32 value is rounded to on its way.
-template <class V, Element kElement, Element kRounded = kElement>
-struct Elements {
-  using Storage = typename StorageOf<kElement>::type;
-  using Float = typename V::Float;
-
-  [[gnu::always_inline]] static inline Float load(const Storage* from) {
-    if constexpr (kElement == Element::kFloat32) {
-      return widen(V::load(from));
-    } else {
-      return widen(V::load_short(from));
-    }
-  }
-
-  /// The first `count` of kLanes, fewer than all; 0 in the other lanes, whose memory is not read.
-  [[gnu::always_inline]] static inline Float load_some(const Storage* from, int64_t count) {
-    if constexpr (kElement == Element::kFloat32) {
-      return widen(V::load_some(from, count));
-    } else {
-      return widen(V::load_short_some(from, count));
-    }
-  }
-
-  template <typename Raw>
-  [[gnu::always_inline]] static inline Float widen(Raw raw) {
-    if constexpr (kElement == Element::kBFloat16) {
-      return V::widen_bf16(raw);
-    } else if constexpr (kElement == Element::kFloat16) {
-      return V::widen_fp16(raw);
-    } else if constexpr (kRounded == Element::kBFloat16) {
-      return V::widen_bf16(V::narrow_bf16(raw));
-    } else if constexpr (kRounded == Element::kFloat16) {
-      return V::widen_fp16(V::narrow_fp16(raw));
-    } else {
-      return raw;
-    }
-  }
-
-  [[gnu::always_inline]] static inline void store(Storage* to, Float value) {
-    if constexpr (kElement == Element::kBFloat16) {
-      V::store_short(to, V::narrow_bf16(value));
-    } else if constexpr (kElement == Element::kFloat16) {
-      V::store_short(to, V::narrow_fp16(value));
-    } else {
-      V::store(to, widen(value));
-    }
-  }
-
-  /// The same of elements that are `stride` apart, up to all of them.
-  static Float gather(const Storage* from, int64_t stride, int64_t count) {
-    alignas(64) Storage values[V::kLanes] = {};
-    for (int64_t i = 0; i < count; ++i) values[i] = from[i * stride];
-    return load(values);
-  }
-
-  static void scatter(Storage* to, int64_t stride, int64_t count, Float value) {
-    alignas(64) Storage values[V::kLanes];
-    store(values, value);
-    for (int64_t i = 0; i < count; ++i) to[i * stride] = values[i];
-  }
-};
 
 /// Writes one panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth +
 /// lane]. `lanes` of them exist, further ones are 0 or undefined. The last step's vector may reach past the
@@ -157,16 +78,6 @@ struct Panels {
   int64_t lane_stride, k_stride;
   int64_t lanes;  // from here to the matrix's end
 };
-
-/// f(Elements<...>{}) for an operand of type `element` beside one of type `other`, to which float32 is rounded.
-template <class V, class F>
-[[gnu::always_inline]] inline auto with_elements(Element element, Element other, const F& f) {
-  if (element == Element::kBFloat16) return f(Elements<V, Element::kBFloat16>{});
-  if (element == Element::kFloat16) return f(Elements<V, Element::kFloat16>{});
-  if (other == Element::kBFloat16) return f(Elements<V, Element::kFloat32, Element::kBFloat16>{});
-  if (other == Element::kFloat16) return f(Elements<V, Element::kFloat32, Element::kFloat16>{});
-  return f(Elements<V, Element::kFloat32>{});
-}
 
 /// Packs the lanes [0, width) of `panels`, `depth` deep, one panel of kWidth after the other.
 template <class V, int kWidth>
@@ -266,7 +177,7 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
     };
     if (activates) {
       for (int64_t j = 0; j < cols; j += V::kLanes) V::store(row + j, finish(j));
-      generic::activate(g.activation, row, cols);
+      activate_with<V>(g.activation, Element::kFloat32, row, row, cols);
     }
     for (int64_t j = 0; j < whole; j += V::kLanes)
       Out::store(out + j, activates ? V::load(row + j) : finish(j));

@@ -1,17 +1,15 @@
 #pragma once
 
-// Unscaling, written once for every tier with vectors, on the terms of gemm_blocked_internal.h. V names
-// `is_nan` too: whether any lane is nan.
+// Unscaling, written once for every tier with vectors, on the terms of elements_internal.h.
 
-#include "mantissa/kernels/cpu/gemm_blocked_internal.h"
+#include "mantissa/kernels/cpu/elements_internal.h"
 #include "mantissa/kernels/cpu/unscale.h"
 
 namespace mantissa::cpu {
 
 /// 0 times inf or nan is nan, of all else 0: two sums of such products keep any nan, and are looked at once.
-template <class V, Element kElement, bool kWrites>
+template <class V, class Source, bool kWrites>
 bool unscale_values(void* values, int64_t count, float inv_scale) {
-  using Source = Elements<V, kElement>;
   auto* const data = static_cast<typename Source::Storage*>(values);
   const auto factor = V::broadcast(&inv_scale), zero = V::zero();
   auto even = zero, odd = zero;
@@ -35,23 +33,12 @@ bool unscale_values(void* values, int64_t count, float inv_scale) {
   return V::is_nan(V::add(even, odd));
 }
 
-template <class V, Element kElement>
-bool unscale_of(void* values, int64_t count, float inv_scale) {
-  return inv_scale == 1 ? unscale_values<V, kElement, false>(values, count, inv_scale)
-                        : unscale_values<V, kElement, true>(values, count, inv_scale);
-}
-
 template <class V>
 bool unscale_with(void* values, Element element, int64_t count, float inv_scale) {
-  switch (element) {
-    case Element::kBFloat16:
-      return unscale_of<V, Element::kBFloat16>(values, count, inv_scale);
-    case Element::kFloat16:
-      return unscale_of<V, Element::kFloat16>(values, count, inv_scale);
-    case Element::kFloat32:
-      break;
-  }
-  return unscale_of<V, Element::kFloat32>(values, count, inv_scale);
+  return with_elements<V>(element, element, [&](auto source) {
+    return inv_scale == 1 ? unscale_values<V, decltype(source), false>(values, count, inv_scale)
+                          : unscale_values<V, decltype(source), true>(values, count, inv_scale);
+  });
 }
 
 }  // namespace mantissa::cpu

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "mantissa/kernels/cpu/generic/activation_internal.h"
 #include "mantissa/kernels/cpu/generic/element_internal.h"
 
 namespace mantissa::cpu::generic {
@@ -53,25 +54,6 @@ void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scra
 
 }  // namespace
 
-void activate(Activation activation, float* values, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float x = values[i];
-    switch (activation) {
-      case Activation::kNone:
-        break;
-      case Activation::kRelu:
-        values[i] = x < 0 ? 0 : x;  // a NaN stays one
-        break;
-      case Activation::kGelu:
-        values[i] = 0.5F * x * (1 + std::erf(x * 0.70710678F));
-        break;
-      case Activation::kGeluTanh:
-        values[i] = 0.5F * x * (1 + std::tanh(0.79788456F * (x + 0.044715F * x * x * x)));
-        break;
-    }
-  }
-}
-
 void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   for (int64_t col = part.col_begin; col < part.col_end; col += kStrip) {
     const int64_t cols = least(kStrip, part.col_end - col);
@@ -89,7 +71,7 @@ void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
                 std::fma(g.beta, load_rounded(g.addend, g.round_to, addend + (col + j) * g.addend.col_stride),
                          values[j]);
         }
-        if (g.activation != Activation::kNone) activate(g.activation, values, cols);
+        for (int64_t j = 0; j < cols; ++j) values[j] = activated(g.activation, values[j]);
         for (int64_t j = 0; j < cols; ++j)
           store(g.out.element, g.out.data, out + (col + j) * g.out.col_stride,
                 g.out.element == Element::kFloat32 ? rounded(values[j], g.round_to) : values[j]);

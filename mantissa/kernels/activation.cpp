@@ -1,0 +1,54 @@
+#include "mantissa/kernels/activation.h"
+
+#include <algorithm>
+
+#include "mantissa/core/parallel_internal.h"
+
+namespace mantissa {
+namespace {
+
+const ActivationBuild& best_build() {
+  static const ActivationBuild& build =
+      *std::find_if(activation_builds().begin(), activation_builds().end(),
+                    [](const ActivationBuild& each) { return each.tier <= cpu_tier(); });
+  return build;
+}
+
+/// f(begin, end) for the parts of [0, count): a thread is worth waking for some ten microseconds of work.
+template <typename F>
+void in_parts(int64_t count, const F& f) {
+  at::parallel_for(0, count, 1 << 14, f);
+}
+
+}  // namespace
+
+const std::vector<ActivationBuild>& activation_builds() {
+  static const std::vector<ActivationBuild> builds = {
+#if defined(__x86_64__)
+    {CpuTier::kAvx512, cpu::avx512::activate, cpu::avx512::activate_backward},
+    {CpuTier::kAvx2, cpu::avx2::activate, cpu::avx2::activate_backward},
+#endif
+    {CpuTier::kGeneric, cpu::generic::activate, cpu::generic::activate_backward}
+  };
+  return builds;
+}
+
+void activate(cpu::Activation activation, cpu::Element element, const void* x, void* out, int64_t count) {
+  const int64_t bytes = element == cpu::Element::kFloat32 ? 4 : 2;
+  in_parts(count, [&](int64_t begin, int64_t end) {
+    best_build().run(activation, element, static_cast<const char*>(x) + begin * bytes,
+                     static_cast<char*>(out) + begin * bytes, end - begin);
+  });
+}
+
+void activate_backward(cpu::Activation activation, cpu::Element element, const void* gradient, const void* x,
+                       void* out, int64_t count) {
+  const int64_t bytes = element == cpu::Element::kFloat32 ? 4 : 2;
+  in_parts(count, [&](int64_t begin, int64_t end) {
+    best_build().run_backward(activation, element, static_cast<const char*>(gradient) + begin * bytes,
+                              static_cast<const char*>(x) + begin * bytes,
+                              static_cast<char*>(out) + begin * bytes, end - begin);
+  });
+}
+
+}  // namespace mantissa

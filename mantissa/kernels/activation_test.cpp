@@ -1,0 +1,178 @@
+#include "mantissa/kernels/activation.h"
+
+#include <gtest/gtest.h>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/kernels/matrix_internal.h"
+#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/test_support_internal.h"
+
+namespace mantissa {
+
+/// For GoogleTest's messages.
+void PrintTo(const ActivationBuild& build, std::ostream* out) { *out << tier_name(build.tier); }
+
+namespace {
+
+using cpu::Activation;
+
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kHalf, at::kBFloat16};
+constexpr Activation kGelus[] = {Activation::kGelu, Activation::kGeluTanh};
+
+/// All 16-bit values, or as many of float32.
+at::Tensor every_value(at::ScalarType dtype) {
+  const at::Tensor bits = at::arange(-32768, 32768, at::kInt);
+  if (dtype == at::kFloat) return bits.mul(65536 / 16).add(12345).to(at::kFloat).div(1 << 20);
+  return bits.to(at::kShort).view(dtype);
+}
+
+/// x and the derivative of the activation, in float64, without the cancellation of 1 + erf.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> exact(Activation activation, const at::Tensor& values) {
+  const at::Tensor x = values.to(at::kDouble);
+  if (activation == Activation::kGelu) {
+    const at::Tensor share = at::erfc(x * -M_SQRT1_2) * 0.5;
+    const at::Tensor density = x * at::exp(x * x * -0.5) * (M_2_SQRTPI * M_SQRT1_2 * 0.5);
+    return {x * share, share + density, share + density.abs()};
+  }
+  const double k = M_2_SQRTPI * M_SQRT2;  // 2 sqrt(2 / pi)
+  const at::Tensor share = at::sigmoid((x + x * x * x * 0.044715) * k);
+  const at::Tensor rest = at::sigmoid((x + x * x * x * 0.044715) * -k);
+  const at::Tensor bend = x * (x * x * (3 * 0.044715) + 1) * share * rest * k;
+  return {x * share, share + bend, share + bend.abs()};
+}
+
+/// `got` is `want` as near as cpu::ActivateKernel promises: within a share of `size`, one rounding of its dtype,
+/// and what is below float32's range.
+void expect_near(const at::Tensor& got, const at::Tensor& x_in, const at::Tensor& want,
+                 const at::Tensor& size) {
+  const at::Tensor x = x_in.to(at::kDouble);
+
+  const bool is_bf16 = got.scalar_type() == at::kBFloat16, is_fp16 = got.scalar_type() == at::kHalf;
+  const double half_ulp = is_bf16 ? 0x1p-8 : is_fp16 ? 0x1p-11 : 0x1p-24;
+  const at::Tensor allowed =
+      size.abs() * (x * x + 16) * 0x1p-23 + want.abs() * half_ulp * 1.01 + (is_fp16 ? 0x1p-25 : 0x1p-118);
+  const at::Tensor error = (got.to(at::kDouble) - want).abs();
+  const at::Tensor finite = want.isfinite() & (want.abs() < (is_fp16 ? 65504 : 3.3e38));
+  const at::Tensor wrong = finite & ~(error <= allowed);
+  EXPECT_FALSE(wrong.any().item<bool>())
+      << wrong.sum().item<int64_t>() << " out of bound, the worst by a factor of "
+      << (error / allowed).masked_fill(~wrong, 0).max().item<double>() << " at "
+      << (error / allowed).masked_fill(~wrong, 0).argmax().item<int64_t>();
+}
+
+class ActivationTest : public testing::TestWithParam<ActivationBuild> {
+ protected:
+  void SetUp() override {
+    if (GetParam().tier > cpu_tier())
+      GTEST_SKIP() << "no " << tier_name(GetParam().tier) << " here (or MANTISSA_MAX_ISA rules it out)";
+  }
+  static at::Tensor activated(Activation activation, const at::Tensor& x) {
+    at::Tensor out = at::full_like(x, -7);
+    GetParam().run(activation, products::element_of(x.scalar_type()), x.const_data_ptr(),
+                   out.mutable_data_ptr(), x.numel());
+    return out;
+  }
+  static at::Tensor gradient(Activation activation, const at::Tensor& gradient, const at::Tensor& x) {
+    at::Tensor out = at::full_like(x, -7);
+    GetParam().run_backward(activation, products::element_of(x.scalar_type()), gradient.const_data_ptr(),
+                            x.const_data_ptr(), out.mutable_data_ptr(), x.numel());
+    return out;
+  }
+};
+
+TEST_P(ActivationTest, GeluIsWithinTheBoundAtEveryValue) {
+  for (const Activation activation : kGelus)
+    for (const auto dtype : kDtypes) {
+      SCOPED_TRACE(dtype);
+      const at::Tensor x = every_value(dtype);
+      const auto [value, slope, size] = exact(activation, x);
+      expect_near(activated(activation, x), x, value, value);
+      expect_near(gradient(activation, at::ones_like(x), x), x, slope, size);
+    }
+}
+
+TEST_P(ActivationTest, ReluIsExactAndKeepsNan) {
+  for (const auto dtype : kDtypes) {
+    const at::Tensor x = every_value(dtype);
+    EXPECT_TRUE(at::equal(at::nan_to_num(activated(Activation::kRelu, x), 7), at::nan_to_num(x.relu(), 7)));
+    EXPECT_TRUE(at::equal(gradient(Activation::kRelu, at::ones_like(x), x), (x > 0).to(dtype)));
+    EXPECT_TRUE(test::same_bits(activated(Activation::kNone, x), x));
+  }
+}
+
+TEST_P(ActivationTest, InfinitiesAndNanAreAsInLibtorchsFormula) {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto dtype : kDtypes) {
+    const at::Tensor x = at::tensor({inf, -inf, nan}, at::kDouble).to(dtype);
+    for (const bool is_tanh : {false, true}) {
+      const at::Tensor y = activated(is_tanh ? Activation::kGeluTanh : Activation::kGelu, x);
+      EXPECT_EQ(y[0].item<double>(), inf);
+      EXPECT_TRUE(y[1].isnan().item<bool>());
+      EXPECT_TRUE(y[2].isnan().item<bool>());
+    }
+  }
+}
+
+TEST_P(ActivationTest, GradientsOfAnySizeAndEveryTail) {
+  for (const Activation activation : kGelus)
+    for (const auto dtype : kDtypes)
+      for (const int64_t count : {0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 100}) {
+        const at::Tensor x = at::randn({count + 1}).to(dtype).slice(0, 0, count);
+        const at::Tensor g = (at::randn({count + 1}) * 50).to(dtype).slice(0, 0, count);
+        const auto [value, slope, size] = exact(activation, x);
+        expect_near(activated(activation, x), x, value, value);
+        const at::Tensor wide = g.to(at::kDouble);
+        expect_near(gradient(activation, g, x), x, wide * slope, wide * size);
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryBuild, ActivationTest, testing::ValuesIn(activation_builds()),
+                         [](const auto& info) { return tier_name(info.param.tier); });
+
+class Gelu : public testing::Test {
+ protected:
+  void SetUp() override {
+    at::manual_seed(1);
+    if (cpu_tier() == CpuTier::kGeneric) GTEST_SKIP() << "libtorch's is the faster one here";
+    if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
+  }
+  void TearDown() override { disable_cpu_kernels(); }
+};
+
+TEST_F(Gelu, TakesLibtorchsPlaceInEveryLayout) {
+  for (const char* const approximate : {"none", "tanh"})
+    for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+      const at::Tensor base = at::randn({6, 5, 4, 40000 / 120}) * 3;
+      for (const at::Tensor& like :
+           {base, base.transpose(0, 2), base.contiguous(at::MemoryFormat::ChannelsLast), base.slice(1, 1, 4),
+            base.select(0, 1).expand({3, 5, 4, -1}), base.slice(0, 0, 0)}) {
+        const at::Tensor x = like.to(dtype).requires_grad_();
+        const at::Tensor y = at::gelu(x, approximate), g = at::randn(like.sizes()).to(dtype);
+        y.backward(g);
+        const at::Tensor wide = x.detach().to(at::kDouble).requires_grad_();
+        const at::Tensor want = at::gelu(wide, approximate);
+        want.backward(g.to(at::kDouble));
+        const double rtol = dtype == at::kBFloat16 ? 0x1p-8 : dtype == at::kHalf ? 0x1p-11 : 1e-5;
+        EXPECT_EQ(y.scalar_type(), dtype);
+        EXPECT_TRUE(at::allclose(y.to(at::kDouble), want, rtol, 1e-6));
+        EXPECT_TRUE(at::allclose(x.grad().to(at::kDouble), wide.grad(), rtol, 2e-3 * rtol + 1e-6));
+        disable_cpu_kernels();
+        EXPECT_EQ(at::gelu(x, approximate).strides(), y.strides());
+        enable_cpu_kernels();
+        at::Tensor in_place = x.detach().clone();
+        if (in_place.numel() > 0) {
+          EXPECT_EQ(at::gelu_(in_place, approximate).data_ptr(), in_place.data_ptr());
+          EXPECT_TRUE(at::equal(in_place, y));
+        }
+      }
+    }
+  EXPECT_THROW(at::gelu(at::ones({2}, at::kHalf), "erf"), c10::Error);
+  EXPECT_THROW(at::gelu(at::ones({2}, at::kInt)), c10::Error);
+}
+
+}  // namespace
+}  // namespace mantissa

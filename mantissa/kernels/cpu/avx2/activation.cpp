@@ -1,0 +1,17 @@
+#include "mantissa/kernels/cpu/activation.h"
+
+#include "mantissa/kernels/cpu/activation_internal.h"
+#include "mantissa/kernels/cpu/avx2/vector_internal.h"
+
+namespace mantissa::cpu::avx2 {
+
+void activate(Activation activation, Element element, const void* x, void* out, int64_t count) {
+  activate_with<Avx2>(activation, element, x, out, count);
+}
+
+void activate_backward(Activation activation, Element element, const void* gradient, const void* x, void* out,
+                       int64_t count) {
+  activate_backward_with<Avx2>(activation, element, gradient, x, out, count);
+}
+
+}  // namespace mantissa::cpu::avx2
