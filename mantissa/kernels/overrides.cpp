@@ -11,6 +11,7 @@
 
 #include "mantissa/core/cpu_tier.h"
 #include "mantissa/kernels/products_internal.h"
+#include "mantissa/kernels/scaled_dot_product_internal.h"
 #include "mantissa/kernels/unscale.h"
 
 namespace mantissa {
@@ -63,6 +64,9 @@ std::unique_ptr<torch::Library> make_library() {
   library->impl("addmv.out", TORCH_FN(products::addmv_out));
   library->impl("addmv_", TORCH_FN(products::addmv_));
   library->impl("dot", TORCH_FN(products::dot));
+  library->impl("_scaled_dot_product_flash_attention_for_cpu", TORCH_FN(scaled_dot_product::forward));
+  library->impl("_scaled_dot_product_flash_attention_for_cpu_backward",
+                TORCH_FN(scaled_dot_product::backward));
   library->impl("_amp_foreach_non_finite_check_and_unscale_", TORCH_FN(non_finite_check_and_unscale_));
   return library;
 }
