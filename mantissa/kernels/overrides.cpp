@@ -14,6 +14,7 @@
 #include "mantissa/kernels/gelu_internal.h"
 #include "mantissa/kernels/mixed_products_internal.h"
 #include "mantissa/kernels/products_internal.h"
+#include "mantissa/kernels/scaled_dot_product_internal.h"
 #include "mantissa/kernels/unscale.h"
 
 namespace mantissa {
@@ -80,6 +81,9 @@ std::unique_ptr<torch::Library> cpu_library() {
   library->impl("gelu", TORCH_FN(gelus::gelu));
   library->impl("gelu_", TORCH_FN(gelus::gelu_));
   library->impl("gelu_backward", TORCH_FN(gelus::gelu_backward));
+  library->impl("_scaled_dot_product_flash_attention_for_cpu", TORCH_FN(scaled_dot_product::forward));
+  library->impl("_scaled_dot_product_flash_attention_for_cpu_backward",
+                TORCH_FN(scaled_dot_product::backward));
   library->impl("_amp_foreach_non_finite_check_and_unscale_", TORCH_FN(non_finite_check_and_unscale_));
   return library;
 }

@@ -47,4 +47,8 @@ bool is_faster_here(const cpu::Gemm& g, bool is_dot) {
   return rows >= stock.rows_below && (rows < stock.rows_from || g.m * g.n * g.k * g.batch < stock.size_from);
 }
 
+bool is_faster_here(const cpu::Attention&) {
+  return cpu_tier() != CpuTier::kGeneric;  // plain loops widen what they read again and again
+}
+
 }  // namespace mantissa::products

@@ -92,12 +92,21 @@ void pack(Element element, Element other, const Panels& panels, int64_t width, i
   });
 }
 
+/// A tile's left operand as pack() leaves it: element (row, k) at [k * kRows + row].
+template <class V>
+struct PackedRows {
+  static constexpr int64_t kRowStep = 1, kStep = V::kRows;
+  PackedRows(const float* packed) : at(packed) {}
+  int64_t run(int64_t depth) const { return depth; }  ///< steps until next_run() is due
+  void next_run() {}
+  const float* at;
+};
+
 /// The innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k
-/// of a[k * kRows + row] * b[k * kColumns + column], of kTileRows rows and kTileVectors vectors of the
-/// panels. Knows float32 only: conversions in here were seen to cost it 15 %.
-template <class V, int kTileRows, int kTileVectors>
-void multiply_tile(int64_t depth, const float* a, const float* b, float* to, int64_t stride,
-                   bool accumulate) {
+/// of a(row, k) * b[k * kColumns + column], of kTileRows rows and kTileVectors vectors of the panels. Knows
+/// float32 only: conversions in here were seen to cost it 15 %.
+template <class V, class A, int kTileRows, int kTileVectors>
+void multiply_tile(int64_t depth, A a, const float* b, float* to, int64_t stride, bool accumulate) {
   using Float = typename V::Float;
   // The sums are indexed by constants alone (packs, no loop), else GCC 12 keeps them in memory: 2.4 times
   // slower.
@@ -105,13 +114,19 @@ void multiply_tile(int64_t depth, const float* a, const float* b, float* to, int
                                                     std::integer_sequence<int, kVector...>)
       __attribute__((always_inline)) {
     Float sums[] = {((void)kSum, V::zero())...};
+    for (int64_t left = depth; left > 0;) {
+      const int64_t steps = a.run(left);
 #pragma GCC unroll 4
-    for (int64_t k = 0; k < depth; ++k) {
-      const Float columns[] = {V::load(b + kVector * V::kLanes)...};
-      ((sums[kSum] = V::fma(V::broadcast(a + kSum / kTileVectors), columns[kSum % kTileVectors], sums[kSum])),
-       ...);
-      a += V::kRows;
-      b += V::kVectors * V::kLanes;
+      for (int64_t k = 0; k < steps; ++k) {
+        const Float columns[] = {V::load(b + kVector * V::kLanes)...};
+        ((sums[kSum] = V::fma(V::broadcast(a.at + kSum / kTileVectors * A::kRowStep),
+                              columns[kSum % kTileVectors], sums[kSum])),
+         ...);
+        a.at += A::kStep;
+        b += V::kVectors * V::kLanes;
+      }
+      left -= steps;
+      a.next_run();
     }
     if (accumulate)
       ((sums[kSum] =
@@ -125,14 +140,14 @@ void multiply_tile(int64_t depth, const float* a, const float* b, float* to, int
 
 /// multiply_tile() for each number of rows and vectors that an edge leaves: at [(rows - 1) * kVectors +
 /// vectors - 1].
-template <class V, typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
+template <class V, class A = PackedRows<V>,
+          typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
 struct Tiles;
-template <class V, int... kIndex>
-struct Tiles<V, std::integer_sequence<int, kIndex...>> {
-  using Multiply = void(int64_t depth, const float* a, const float* b, float* to, int64_t stride,
-                        bool accumulate);
+template <class V, class A, int... kIndex>
+struct Tiles<V, A, std::integer_sequence<int, kIndex...>> {
+  using Multiply = void(int64_t depth, A a, const float* b, float* to, int64_t stride, bool accumulate);
   static constexpr Multiply* kOf[] = {
-      &multiply_tile<V, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1>...};
+      &multiply_tile<V, A, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1>...};
 };
 
 template <class V>

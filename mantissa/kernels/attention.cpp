@@ -1,0 +1,106 @@
+#include "mantissa/kernels/attention.h"
+
+#include <algorithm>
+
+#include <c10/util/irange.h>
+
+#include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/scratch_internal.h"
+
+namespace mantissa {
+namespace {
+
+int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
+
+const AttentionBuild& best_build() {
+  static const AttentionBuild& build =
+      *std::find_if(attention_builds().begin(), attention_builds().end(),
+                    [](const AttentionBuild& each) { return each.tier <= cpu_tier(); });
+  return build;
+}
+
+/// How many threads `products` multiplications pay for.
+int64_t threads_for(int64_t products) {
+  // Waking threads costs some microseconds: each shall have about five of work.
+  constexpr int64_t kProductsPerThread = int64_t{1} << 18;
+  if (at::in_parallel_region()) return 1;
+  return std::clamp<int64_t>(products / kProductsPerThread, 1, at::get_num_threads());
+}
+
+/// Into how many parts each of `heads` is cut: one, unless some threads would wait for others.
+int64_t parts_for(int64_t heads, int64_t threads) {
+  return heads % threads == 0 || heads >= 8 * threads ? 1 : divide_up(8 * threads, heads);
+}
+
+}  // namespace
+
+const std::vector<AttentionBuild>& attention_builds() {
+  static const std::vector<AttentionBuild> builds = {
+#if defined(__x86_64__)
+    {CpuTier::kAvx512, cpu::avx512::attention, cpu::avx512::attention_scratch_size,
+     cpu::avx512::attention_gradient, cpu::avx512::attention_gradient_scratch_size, 32},
+    {CpuTier::kAvx2, cpu::avx2::attention, cpu::avx2::attention_scratch_size, cpu::avx2::attention_gradient,
+     cpu::avx2::attention_gradient_scratch_size, 16},
+#endif
+    {CpuTier::kGeneric, cpu::generic::attention, cpu::generic::attention_scratch_size,
+     cpu::generic::attention_gradient, cpu::generic::attention_gradient_scratch_size, 1}
+  };
+  return builds;
+}
+
+void attention(const cpu::Attention& g) { attention(g, best_build()); }
+
+void attention(const cpu::Attention& g, const AttentionBuild& build) {
+  const int64_t heads = g.batch * g.heads;
+  const int64_t threads = threads_for(heads * g.queries * g.keys * g.width);
+  // Each part packs the keys and values for itself, which fewer queries do not pay for.
+  constexpr int64_t kLeastQueries = 64;
+  const int64_t step =
+      round_up(std::max(kLeastQueries, divide_up(g.queries, parts_for(heads, threads))), build.panel);
+  const int64_t parts = divide_up(g.queries, step);
+  at::parallel_for(0, heads * parts, divide_up(heads * parts, threads), [&](int64_t begin, int64_t end) {
+    float* const scratch = thread_scratch(build.scratch_size(g));
+    for (const auto task : c10::irange(begin, end)) {
+      const int64_t head = task / parts, query = task % parts * step;
+      build.run(g, {head / g.heads, head % g.heads, query, std::min(g.queries, query + step)}, scratch);
+    }
+  });
+}
+
+void attention_gradient(const cpu::AttentionGradient& g) { attention_gradient(g, best_build()); }
+
+void attention_gradient(const cpu::AttentionGradient& gradient, const AttentionBuild& build) {
+  const cpu::Attention& g = gradient.attention;
+  const int64_t groups = g.batch * g.kv_heads, group = g.heads / g.kv_heads;
+  const int64_t threads = threads_for(5 * g.batch * g.heads * g.queries * g.keys * g.width / 2);
+  // One part for each head of the keys, unless more than 2 of 7 threads would wait: then gradients of keys and
+  // those of queries apart, a range each, for which scores are computed twice.
+  const bool whole = divide_up(groups, threads) * threads * 5 <= groups * 7;
+  std::vector<cpu::AttentionGradientPart> parts;
+  int64_t most_keys = 0;
+  constexpr int64_t kLeast = 64;  // see attention()
+  const int64_t cuts = whole ? 1 : divide_up(4 * threads, groups);
+  const int64_t key_step = whole ? g.keys : std::max(kLeast, divide_up(g.keys, cuts));
+  const int64_t query_step = round_up(std::max(kLeast, divide_up(g.queries * group, cuts)), build.panel);
+  for (const auto i : c10::irange(groups)) {
+    const int64_t batch = i / g.kv_heads, kv_head = i % g.kv_heads, head = kv_head * group;
+    for (int64_t key = 0; key < g.keys; key += key_step) {
+      const int64_t key_end = std::min(g.keys, key + key_step);
+      parts.push_back({batch, kv_head, head, head + group, 0, g.queries, key, key_end, whole, true});
+      most_keys = std::max(most_keys, key_end - key);
+    }
+    if (whole) continue;
+    for (int64_t h = head; h < head + group; ++h)
+      for (int64_t query = 0; query < g.queries; query += query_step)
+        parts.push_back({batch, kv_head, h, h + 1, query, std::min(g.queries, query + query_step), 0, g.keys,
+                         true, false});
+  }
+  const auto tasks = static_cast<int64_t>(parts.size());
+  at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
+    float* const scratch = thread_scratch(build.gradient_scratch_size(g, most_keys));
+    for (const auto task : c10::irange(begin, end)) build.run_gradient(gradient, parts[task], scratch);
+  });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,247 @@
+#pragma once
+
+// The gradient of attention, written once for every tier with vectors, on the terms of
+// attention_blocked_internal.h.
+
+#include "mantissa/kernels/cpu/attention_blocked_internal.h"
+
+namespace mantissa::cpu {
+
+/// A tile's left operand whose rows are keys and whose steps are queries, read from panels of scores: element
+/// (row, k) at [row * kColumns + k], and for each panel further `panel` floats on.
+template <class V>
+struct AcrossPanels {
+  static constexpr int64_t kColumns = AttentionShape<V>::kColumns, kRowStep = kColumns, kStep = 1;
+  int64_t run(int64_t depth) const { return least<V>(depth, kColumns); }
+  void next_run() { at += panel - kColumns; }
+  const float* at;
+  int64_t panel;
+};
+
+/// The working memory of attention_gradient_blocked() for the gradient of `keys` keys.
+template <class V>
+struct GradientScratch {
+  using Shape = AttentionShape<V>;
+  GradientScratch(const Attention& g, int64_t keys, float* memory)
+      : block_keys(Shape::keys(g, kGradientKeyFloats, kGradientKeys)),
+        block_queries(Shape::queries(g, kGradientQueryFloats, kGradientQueries)),
+        row_stride(Shape::up(g.width, Shape::kColumns)),
+        key_rows(Shape::take(memory, size, block_keys * g.width)),
+        value_rows(Shape::take(memory, size, block_keys * g.width)),
+        key_columns(Shape::take(memory, size, Shape::up(g.width, V::kRows) * block_keys)),
+        query_rows(Shape::take(memory, size, block_queries * g.width)),
+        grad_out_rows(Shape::take(memory, size, block_queries * g.width)),
+        query_columns(Shape::take(memory, size, row_stride * block_queries)),
+        grad_out_columns(Shape::take(memory, size, row_stride * block_queries)),
+        out_rows(Shape::take(memory, size, Shape::kColumns * g.width)),
+        logsumexp(Shape::take(memory, size, block_queries)),
+        offsets(Shape::take(memory, size, block_queries)),
+        scale(Shape::take(memory, size, Shape::kColumns)),
+        weights(Shape::take(memory, size, block_keys * block_queries)),
+        grad_scores(Shape::take(memory, size, block_keys * block_queries)),
+        mask(Shape::take(memory, size, g.mask.data ? block_keys * Shape::kColumns : 0)),
+        grad_queries(Shape::take(memory, size, block_queries * g.width)),
+        grad_keys(Shape::take(memory, size, keys * row_stride)),
+        grad_values(Shape::take(memory, size, keys * row_stride)) {}
+  int64_t size = 0;
+  int64_t block_keys, block_queries;
+  int64_t row_stride;                          ///< of grad_keys and grad_values
+  float *key_rows, *value_rows, *key_columns;  ///< packed for the tile's rows, rows or columns as lanes
+  float *query_rows, *grad_out_rows;           ///< packed for its columns, rows as lanes
+  float *query_columns, *grad_out_columns;     ///< likewise, columns as lanes
+  float* out_rows;                             ///< of one panel
+  float *logsumexp, *offsets;                  ///< of each query; row sums of dO * O
+  float* scale;                                ///< for each query of a panel the same
+  float *weights, *grad_scores;                ///< panel after panel, block_keys keys each
+  float* mask;                                 ///< of one panel
+  float* grad_queries;                         ///< sums, turned
+  float *grad_keys, *grad_values;              ///< sums of all blocks
+};
+
+template <class V>
+int64_t gradient_blocked_scratch_size(const Attention& g, int64_t keys) {
+  return GradientScratch<V>(g, keys, nullptr).size;
+}
+
+/// The operands of one head.
+struct GradientHead {
+  ConstMatrix query, key, value, mask, out, grad_out;
+  const float* logsumexp;
+};
+
+template <class V>
+void multiply_all(float* values, int64_t count, float factor) {
+  const auto factors = V::set(factor);
+  for (int64_t i = 0; i < count; i += V::kLanes) V::store(values + i, V::mul(V::load(values + i), factors));
+}
+
+/// Packs a block of queries with what belongs to them, multiplied by the scale.
+template <class V>
+void prepare_queries(const Attention& g, const GradientHead& head, int64_t query, int64_t queries,
+                     const GradientScratch<V>& scratch) {
+  using Shape = AttentionShape<V>;
+  constexpr int64_t kColumns = Shape::kColumns;
+  pack_rows<V, kColumns>(head.query, query, queries, g.width, scratch.query_rows);
+  pack_rows<V, kColumns>(head.grad_out, query, queries, g.width, scratch.grad_out_rows);
+  pack_columns<V, kColumns>(head.query, query, queries, g.width, scratch.query_columns);
+  pack_columns<V, kColumns>(head.grad_out, query, queries, g.width, scratch.grad_out_columns);
+  multiply_all<V>(scratch.query_rows, Shape::up(queries, kColumns) * g.width, g.scale);
+  multiply_all<V>(scratch.query_columns, scratch.row_stride * queries, g.scale);
+  for (int64_t i = 0; i < queries; ++i)
+    scratch.logsumexp[i] = head.logsumexp[(query + i) * g.logsumexp.row_stride];
+  for (int64_t i = queries; i % kColumns != 0; ++i) scratch.logsumexp[i] = 0;
+  for (int64_t j = 0; j < queries; j += kColumns) {
+    const int64_t here = least<V>(kColumns, queries - j);
+    pack_rows<V, kColumns>(head.out, query + j, here, g.width, scratch.out_rows);
+    for (int64_t v = 0; v < here; v += V::kLanes) {
+      auto sum = V::zero();
+      for (int64_t d = 0; d < g.width; ++d)
+        sum = V::fma(V::load(scratch.grad_out_rows + j * g.width + d * kColumns + v),
+                     V::load(scratch.out_rows + d * kColumns + v), sum);
+      V::store(scratch.offsets + j + v, sum);
+    }
+  }
+}
+
+/// One panel's weights from its scores, and the gradient of the scores from that of the weights; in place.
+template <class V>
+void weigh_gradient(const ScorePanel& panel, const float* logsumexp, const float* offsets, float* weights,
+                    float* grads) {
+  constexpr int64_t kColumns = AttentionShape<V>::kColumns;
+  for (int64_t v = 0; v < panel.vectors * V::kLanes; v += V::kLanes) {
+    const auto largest = V::load(logsumexp + v), offset = V::load(offsets + v);
+    for (int64_t i = v; i < panel.keys * kColumns; i += kColumns) {
+      const auto weight = exp<V>(V::sub(V::load(weights + i), largest));
+      V::store(weights + i, weight);
+      V::store(grads + i, V::mul(weight, V::sub(V::load(grads + i), offset)));
+    }
+  }
+}
+
+/// to[key][column] += the sum over the block's queries of panels(key, query) * columns(query, column).
+template <class V>
+void add_over_queries(const Attention& g, const ScorePanel& block, const float* panels, int64_t panel_floats,
+                      const float* columns, float* to, int64_t row_stride) {
+  constexpr int64_t kColumns = AttentionShape<V>::kColumns;
+  for (int64_t d = 0; d < g.width; d += kColumns) {
+    const int64_t vectors = (least<V>(g.width - d, kColumns) + V::kLanes - 1) / V::kLanes;
+    for (int64_t i = 0; i < block.keys; i += V::kRows) {
+      // The first panel that sees the first of these keys; it has scores for all of them.
+      const int64_t hidden = g.causal ? block.key + i - block.query : 0;
+      const int64_t first = hidden > 0 ? hidden / kColumns * kColumns : 0;
+      if (first >= block.queries) break;
+      const AcrossPanels<V> rows = {panels + first / kColumns * panel_floats + i * kColumns, panel_floats};
+      Tiles<V, AcrossPanels<V>>::kOf[(least<V>(block.keys - i, V::kRows) - 1) * V::kVectors + vectors - 1](
+          block.queries - first, rows, columns + d * block.queries + first * kColumns,
+          to + i * row_stride + d, row_stride, true);
+    }
+  }
+}
+
+/// A block of queries, prepared, against a block of keys.
+template <class V>
+void add_gradient(const Attention& g, const AttentionGradientPart& part, const GradientHead& head,
+                  const ScorePanel& block, const GradientScratch<V>& scratch) {
+  using Shape = AttentionShape<V>;
+  constexpr int64_t kColumns = Shape::kColumns;
+  const int64_t panel_floats = scratch.block_keys * kColumns;
+  pack_rows<V, V::kRows>(head.key, block.key, block.keys, g.width, scratch.key_rows);
+  pack_rows<V, V::kRows>(head.value, block.key, block.keys, g.width, scratch.value_rows);
+  if (part.of_queries)
+    pack_columns<V, V::kRows>(head.key, block.key, block.keys, g.width, scratch.key_columns);
+  for (int64_t j = 0; j < block.queries; j += kColumns) {
+    const int64_t here = least<V>(kColumns, block.queries - j);
+    // Whole tiles of keys, which add_over_queries() reads.
+    const int64_t seen =
+        g.causal ? least<V>(block.keys, Shape::up(block.query + j + here - block.key, V::kRows)) : block.keys;
+    if (seen <= 0) continue;
+    const ScorePanel panel = {block.query + j, here, block.key, seen, (here + V::kLanes - 1) / V::kLanes};
+    float* const weights = scratch.weights + j / kColumns * panel_floats;
+    float* const grads = scratch.grad_scores + j / kColumns * panel_floats;
+    score_panel<V>(g, head.mask, panel, scratch.key_rows, scratch.query_rows + j * g.width, scratch.mask,
+                   weights);
+    for (int64_t i = 0; i < seen; i += V::kRows)
+      Tiles<V>::kOf[(least<V>(seen - i, V::kRows) - 1) * V::kVectors + panel.vectors - 1](
+          g.width, scratch.value_rows + i * g.width, scratch.grad_out_rows + j * g.width,
+          grads + i * kColumns, kColumns, false);
+    weigh_gradient<V>(panel, scratch.logsumexp + j, scratch.offsets + j, weights, grads);
+    for (int64_t d = 0; part.of_queries && d < g.width; d += V::kRows)
+      Tiles<V>::kOf[(least<V>(g.width - d, V::kRows) - 1) * V::kVectors + panel.vectors - 1](
+          seen, scratch.key_columns + d * block.keys, grads,
+          scratch.grad_queries + j * g.width + d * kColumns, kColumns, block.key > 0);
+  }
+  if (!part.of_keys) return;
+  const int64_t sums = (block.key - part.key_begin) * scratch.row_stride;
+  add_over_queries<V>(g, block, scratch.weights, panel_floats, scratch.grad_out_columns,
+                      scratch.grad_values + sums, scratch.row_stride);
+  add_over_queries<V>(g, block, scratch.grad_scores, panel_floats, scratch.query_columns,
+                      scratch.grad_keys + sums, scratch.row_stride);
+}
+
+/// Rows of `from`, rounded, to rows [row, row + rows) of `to`.
+template <class V, class Out>
+void store_rows(const float* from, int64_t stride, int64_t rows, int64_t width, const Matrix& to,
+                int64_t row) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t d = 0; d < width; d += V::kLanes) {
+      auto* const out =
+          static_cast<typename Out::Storage*>(to.data) + (row + i) * to.row_stride + d * to.col_stride;
+      const auto value = V::load(from + i * stride + d);
+      if (width - d >= V::kLanes && to.col_stride == 1) {
+        Out::store(out, value);
+      } else {
+        Out::scatter(out, to.col_stride, least<V>(width - d, V::kLanes), value);
+      }
+    }
+}
+
+template <class V>
+void store_rows(const float* from, int64_t stride, int64_t rows, int64_t width, const Matrix& to,
+                int64_t row) {
+  if (to.element == Element::kBFloat16)
+    return store_rows<V, Elements<V, Element::kBFloat16>>(from, stride, rows, width, to, row);
+  store_rows<V, Elements<V, Element::kFloat16>>(from, stride, rows, width, to, row);
+}
+
+template <class V>
+void attention_gradient_blocked(const AttentionGradient& gradient, const AttentionGradientPart& part,
+                                float* memory) {
+  using Shape = AttentionShape<V>;
+  const Attention& g = gradient.attention;
+  const int64_t part_keys = part.key_end - part.key_begin;
+  const GradientScratch<V> scratch(g, part.of_keys ? part_keys : 0, memory);
+  for (int64_t i = 0; i < Shape::kColumns; ++i) scratch.scale[i] = g.scale;
+  for (int64_t i = 0; part.of_keys && i < part_keys * scratch.row_stride; ++i)
+    scratch.grad_keys[i] = scratch.grad_values[i] = 0;
+
+  for (int64_t h = part.head_begin; h < part.head_end; ++h) {
+    const GradientHead head = {
+        of_head<V>(g.query, part.batch, h),
+        of_head<V>(g.key, part.batch, part.kv_head),
+        of_head<V>(g.value, part.batch, part.kv_head),
+        g.mask.data ? of_head<V>(g.mask, part.batch, h) : ConstMatrix{},
+        of_head<V>(gradient.out, part.batch, h),
+        of_head<V>(gradient.grad_out, part.batch, h),
+        g.logsumexp.data + part.batch * g.logsumexp.batch_stride + h * g.logsumexp.head_stride};
+    for (int64_t query = part.query_begin; query < part.query_end; query += scratch.block_queries) {
+      const int64_t queries = least<V>(scratch.block_queries, part.query_end - query);
+      const int64_t end = g.causal ? least<V>(part.key_end, query + queries) : part.key_end;
+      if (end <= part.key_begin) continue;
+      prepare_queries<V>(g, head, query, queries, scratch);
+      for (int64_t key = part.key_begin; key < end; key += scratch.block_keys)
+        add_gradient<V>(g, part, head,
+                        {query, queries, key, least<V>(scratch.block_keys, end - key), V::kVectors}, scratch);
+      for (int64_t j = 0; part.of_queries && j < queries; j += Shape::kColumns)
+        store_turned<V>(scratch.grad_queries + j * g.width, scratch.scale,
+                        least<V>(Shape::kColumns, queries - j), g.width,
+                        of_head<V>(gradient.grad_query, part.batch, h), query + j);
+    }
+  }
+  if (!part.of_keys) return;
+  store_rows<V>(scratch.grad_keys, scratch.row_stride, part_keys, g.width,
+                of_head<V>(gradient.grad_key, part.batch, part.kv_head), part.key_begin);
+  store_rows<V>(scratch.grad_values, scratch.row_stride, part_keys, g.width,
+                of_head<V>(gradient.grad_value, part.batch, part.kv_head), part.key_begin);
+}
+
+}  // namespace mantissa::cpu

@@ -1,0 +1,23 @@
+#include "mantissa/kernels/cpu/attention.h"
+
+#include "mantissa/kernels/cpu/attention_blocked_internal.h"
+#include "mantissa/kernels/cpu/attention_gradient_internal.h"
+#include "mantissa/kernels/cpu/avx2/vector_internal.h"
+
+namespace mantissa::cpu::avx2 {
+
+void attention(const Attention& g, const AttentionPart& part, float* scratch) {
+  attention_blocked<Avx2>(g, part, scratch);
+}
+
+int64_t attention_scratch_size(const Attention& g) { return attention_blocked_scratch_size<Avx2>(g); }
+
+void attention_gradient(const AttentionGradient& g, const AttentionGradientPart& part, float* scratch) {
+  attention_gradient_blocked<Avx2>(g, part, scratch);
+}
+
+int64_t attention_gradient_scratch_size(const Attention& g, int64_t keys) {
+  return gradient_blocked_scratch_size<Avx2>(g, keys);
+}
+
+}  // namespace mantissa::cpu::avx2
