@@ -200,11 +200,32 @@ TEST_P(GemmTest, FactorsAddendsAndActivationsComeBeforeTheOneRounding) {
           if (activation == Activation::kGelu) exact = at::gelu(exact);
           if (activation == Activation::kGeluTanh) exact = at::gelu(exact, "tanh");
           test::expect_within_bound(run(a, b, at::kBFloat16, extras), exact, magnitude, k);
-          if (m > 3) {
+          if (m > 3 && activation <= Activation::kRelu) {
             EXPECT_TRUE(test::same_bits(run(a, b, at::kHalf, extras), generic(a, b, at::kHalf, extras)));
           }
         }
   }
+}
+
+TEST_P(GemmTest, ActivationsAreAccurateEverywhere) {
+  const at::Tensor all = at::arange(65536).to(at::kShort).view(at::kBFloat16).to(at::kFloat).view({-1, 1});
+  const at::Tensor ones = at::ones({1, 9}), x = all.to(at::kDouble), size = x.abs();
+  const at::Tensor z = 0.79788456080286536 * (x + 0.044715 * x * x * x);
+  const auto check = [&](Activation activation, const at::Tensor& exact, const at::Tensor& units) {
+    const at::Tensor got = run(all, ones, at::kFloat, {.activation = activation}).to(at::kDouble);
+    EXPECT_TRUE(at::equal(got.isnan(), exact.isnan().expand_as(got)));
+    // Far below the normal numbers the exponential is 0.
+    const at::Tensor off = (got - exact).abs(), allowed = units * 0x1p-23 * exact.abs() + 0x1p-110;
+    const at::Tensor wrong = exact.isfinite() & ~(off <= allowed);
+    EXPECT_FALSE(wrong.any().item<bool>()) << static_cast<int>(activation) << ": "
+                                           << (off / allowed).masked_fill(~wrong, 0).max().item<double>();
+    EXPECT_TRUE(at::equal(got == HUGE_VAL, (exact == HUGE_VAL).expand_as(got)));
+  };
+  check(Activation::kRelu, x.relu(), at::zeros({}));
+  // libtorch's gelu of -inf is NaN: -inf times 0.
+  check(Activation::kGelu, 0.5 * x * at::erfc(-x * 0.70710678118654752), 4 + x.square().clamp_max(400));
+  check(Activation::kGeluTanh, x / (1 + (-2 * z).exp()),
+        4 + 4 * size + (size * size * size / 4).clamp_max(1e6));
 }
 
 TEST_P(GemmTest, AnAddendMayBeTheResultItself) {

@@ -36,7 +36,8 @@ using Matrix = MatrixOf<void*>;
 ///           each vector lane has chains of its own, which are added at the end of the block.
 /// Bound:    |out - exact| <= E + u (|exact| + E), where u is 2^-8 for bf16, 2^-11 for fp16 (half a last
 ///           place; below their normal range half the smallest value, absolute) and
-///           E = (k + 8) 2^-24 (|alpha| sum |a||b| + |beta addend|).
+///           E = (k + 8) 2^-24 (|alpha| sum |a||b| + |beta addend|). Of an activation y of x: E as large for
+///           x, and (4 + x^2) 2^-23 |y| for kGelu, (4 + 4 |x| + |x|^3 / 4) 2^-23 |y| for kGeluTanh.
 /// Errors:   none; `out` overlaps neither a nor b, and the addend only if both are the same matrix.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0, batch = 1;
@@ -68,13 +69,10 @@ struct GemmScratch {
 constexpr int64_t kGemmSlack = 16;
 
 using GemmKernel = void(const Gemm&, const GemmPart&, const GemmScratch&);
-/// Applies to `count` values in place.
-using ActivationKernel = void(Activation, float* values, int64_t count);
 
 namespace generic {  // the definition of correct
 GemmKernel gemm;
-ActivationKernel activate;
-}  // namespace generic
+}
 namespace avx2 {
 GemmKernel gemm;
 }

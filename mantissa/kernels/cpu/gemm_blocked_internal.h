@@ -11,11 +11,14 @@
 //   load_some, load_short_some  the first elements, 0 in the other lanes, whose memory is not read
 //   widen_bf16, widen_fp16, narrow_bf16, narrow_fp16            narrow: to nearest even, NaN kept
 //   transpose(Float* rows)      of kLanes vectors
+//
+// and what math_internal.h lists.
 
 #include <cstdint>
 #include <utility>
 
 #include "mantissa/kernels/cpu/gemm.h"
+#include "mantissa/kernels/cpu/math_internal.h"
 
 namespace mantissa::cpu {
 
@@ -280,7 +283,7 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
     };
     if (activates) {
       for (int64_t j = 0; j < cols; j += V::kLanes) V::store(row + j, finish(j));
-      generic::activate(g.activation, row, cols);
+      activate<V>(g.activation, row, cols);
     }
     for (int64_t j = 0; j < whole; j += V::kLanes)
       Out::store(out + j, activates ? V::load(row + j) : finish(j));

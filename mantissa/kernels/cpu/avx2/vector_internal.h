@@ -26,6 +26,9 @@ struct Avx2 {
   static Float div(Float a, Float b) { return _mm256_div_ps(a, b); }
   static Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
   static Float min(Float a, Float b) { return _mm256_min_ps(a, b); }
+  static Float if_positive(Float x, Float a, Float b) {
+    return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ));
+  }
   static Float power_of_two(Float x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23));
   }

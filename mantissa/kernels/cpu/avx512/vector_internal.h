@@ -25,6 +25,9 @@ struct Avx512 {
   static Float div(Float a, Float b) { return _mm512_div_ps(a, b); }
   static Float max(Float a, Float b) { return _mm512_max_ps(a, b); }
   static Float min(Float a, Float b) { return _mm512_min_ps(a, b); }
+  static Float if_positive(Float x, Float a, Float b) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), b, a);
+  }
   static Float power_of_two(Float x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23));
   }

@@ -20,6 +20,26 @@ T least(T a, T b) {
   return a < b ? a : b;
 }
 
+void activate(Activation activation, float* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double x = values[i];  // tails are not to be differences from 1, nor constants rounded
+    switch (activation) {
+      case Activation::kNone:
+        break;
+      case Activation::kRelu:
+        if (x < 0) values[i] = 0;  // a NaN stays one
+        break;
+      case Activation::kGelu:
+        values[i] = static_cast<float>(0.5 * x * std::erfc(-x * 0.70710678118654752));
+        break;
+      case Activation::kGeluTanh:
+        values[i] =
+            static_cast<float>(x / (1 + std::exp(-2 * 0.79788456080286536 * (x + 0.044715 * x * x * x))));
+        break;
+    }
+  }
+}
+
 constexpr int64_t kStrip = 64;  // columns whose sums are made at once
 
 /// sums[row][column] of the strip that begins at `col`, of rows [row_begin, row_end).
@@ -49,25 +69,6 @@ void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scra
 }
 
 }  // namespace
-
-void activate(Activation activation, float* values, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float x = values[i];
-    switch (activation) {
-      case Activation::kNone:
-        break;
-      case Activation::kRelu:
-        values[i] = x < 0 ? 0 : x;  // a NaN stays one
-        break;
-      case Activation::kGelu:
-        values[i] = 0.5F * x * (1 + std::erf(x * 0.70710678F));
-        break;
-      case Activation::kGeluTanh:
-        values[i] = 0.5F * x * (1 + std::tanh(0.79788456F * (x + 0.044715F * x * x * x)));
-        break;
-    }
-  }
-}
 
 void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   for (int64_t col = part.col_begin; col < part.col_end; col += kStrip) {
