@@ -24,7 +24,7 @@ test: all
 
 parity: configure
 	@$(SETUP) --peers
-	cmake --build --preset $(PRESET) --target mantissa parity_runners
+	cmake --build --preset $(PRESET) --target mantissa mantissa_kernels_python parity_runners
 	OMP_WAIT_POLICY=PASSIVE MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest tests/parity
 
 bench: configure
