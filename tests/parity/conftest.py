@@ -12,17 +12,6 @@ from safetensors.torch import load_file, save_file
 os.environ["MANTISSA_CPU_KERNELS"] = "0"
 
 BUILD = pathlib.Path(os.environ.get("MANTISSA_BUILD", pathlib.Path(__file__).parents[2] / "build"))
-LIBRARY = BUILD / "libmantissa_kernels.so"
-
-
-@pytest.fixture
-def kernels(monkeypatch):
-    """torch.ops.mantissa_kernels, switched on for one test: the others compare with libtorch's own kernels."""
-    monkeypatch.setenv("MANTISSA_CPU_KERNELS", "1")
-    torch.ops.load_library(LIBRARY)
-    assert torch.ops.mantissa_kernels.enable()
-    yield torch.ops.mantissa_kernels
-    torch.ops.mantissa_kernels.disable()
 
 
 def make_data(model, batches, batch_size, image_size):
