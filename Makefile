@@ -3,6 +3,7 @@ PRESET ?= release
 BUILD := $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 PRECISION ?= bf16-mixed
 SETUP := tools/setup $(if $(filter cuda,$(PRESET)),--cuda)
+PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest
 OPTIONS := $(if $(TORCH_ROOT),-DTORCH_ROOT=$(TORCH_ROOT)) $(CMAKE_ARGS)
 
 .PHONY: all configure fit test parity bench lint format clean
@@ -24,8 +25,11 @@ test: all
 
 parity: configure
 	@$(SETUP) --peers
-	cmake --build --preset $(PRESET) --target mantissa parity_runners
-	OMP_WAIT_POLICY=PASSIVE MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest tests/parity
+	cmake --build --preset $(PRESET) --target mantissa mantissa_kernels_python parity_runners
+	$(PYTEST) tests/parity
+	$(PYTEST) tests/python
+	MANTISSA_MAX_ISA=avx2 $(PYTEST) tests/python -m products
+	MANTISSA_MAX_ISA=generic $(PYTEST) tests/python -m products
 
 bench: configure
 	@$(SETUP) --peers --bench

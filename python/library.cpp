@@ -1,0 +1,67 @@
+// libmantissa_kernels.so: what torch.ops.load_library() loads into a running Python. It switches the kernels
+// on and gives Python the calls of overrides.h as torch.ops.mantissa_kernels. Nothing may throw here: no
+// exception passes dlopen().
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include <ATen/Version.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <torch/headeronly/version.h>
+#include <torch/library.h>
+
+#include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/overrides.h"
+
+namespace {
+
+/// Classes of libtorch are laid out anew with every release, so no kernel of ours may see another release's.
+bool is_of_this_release() {
+  return at::show_config().find("TORCH_VERSION=" TORCH_VERSION ",") != std::string::npos;
+}
+
+/// Another copy of this library, from another folder.
+bool is_loaded_already() {
+  return c10::Dispatcher::singleton().findSchema({"mantissa_kernels::enable", ""}).has_value();
+}
+
+std::string tier() { return mantissa::tier_name(mantissa::cpu_tier()); }
+std::string torch_version() { return TORCH_VERSION; }
+
+void load() {
+  if (!is_of_this_release()) {
+    TORCH_WARN(
+        "mantissa_kernels: built for PyTorch " TORCH_VERSION
+        ", which this is not; nothing is switched on. Build it again with the PyTorch that is installed");
+    return;
+  }
+  if (is_loaded_already()) {
+    TORCH_WARN("mantissa_kernels: loaded a second time, from another file; the first one stays in charge");
+    return;
+  }
+  // Never destroyed, as the kernels: see overrides.cpp.
+  auto* const library =
+      new torch::Library(torch::Library::DEF, "mantissa_kernels", std::nullopt, __FILE__, __LINE__);
+  library->def("enable() -> bool", mantissa::enable_cpu_kernels);
+  library->def("disable() -> ()", mantissa::disable_cpu_kernels);
+  library->def("enabled() -> bool", mantissa::cpu_kernels_enabled);
+  library->def("tier() -> str", tier);
+  library->def("torch_version() -> str", torch_version);
+  mantissa::enable_cpu_kernels_by_default();
+}
+
+[[maybe_unused]] const bool is_loaded = [] {
+  try {
+    load();
+    return true;
+  } catch (const c10::Error& error) {
+    TORCH_WARN("mantissa_kernels: not switched on: ", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    TORCH_WARN("mantissa_kernels: not switched on: ", error.what());
+  }
+  return false;
+}();
+
+}  // namespace

@@ -1,0 +1,63 @@
+"""bf16 and fp16 matrix products at float32's speed for PyTorch on ordinary CPUs.
+
+Importing this switches the kernels on, for the whole process, unless ``MANTISSA_CPU_KERNELS=0`` is in the environment.
+Models, autocast and autograd need no change. See docs/python.md and docs/cpu-kernels.md of Mantissa.
+"""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+from mantissa_kernels._build import TORCH_VERSION
+
+__all__ = ["TORCH_VERSION", "disable", "enable", "enabled", "switched", "tier"]
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ImportError(f"mantissa_kernels: PyTorch is not installed; run pip install torch=={TORCH_VERSION}") from error
+
+# Classes of libtorch are laid out anew with every release.
+if torch.__version__.split("+")[0] != TORCH_VERSION:
+    raise ImportError(
+        f"mantissa_kernels: built with PyTorch {TORCH_VERSION}, but {torch.__version__} is installed. Build it again "
+        f"with this one: pip install --force-reinstall --no-deps --no-build-isolation FOLDER, of Mantissa's source; "
+        f"or go back: pip install torch=={TORCH_VERSION}")
+
+torch.ops.load_library(pathlib.Path(__file__).with_name("libmantissa_kernels.so"))
+_library = torch.ops.mantissa_kernels
+
+
+def enable() -> bool:
+    """Switches the kernels on for the process; says whether they are: never under ``MANTISSA_CPU_KERNELS=0``.
+
+    Raises:
+        ValueError: ``MANTISSA_CPU_KERNELS`` is neither 0 nor 1, or ``MANTISSA_MAX_ISA`` names no tier.
+    """
+    return bool(_library.enable())
+
+
+def disable() -> None:
+    """Gives PyTorch its own kernels back, bit for bit."""
+    _library.disable()
+
+
+def enabled() -> bool:
+    """Whether they are on."""
+    return bool(_library.enabled())
+
+
+def tier() -> str:
+    """The instructions in use: ``generic``, ``avx2``, ``avx512`` or ``avx512_bf16``; ``MANTISSA_MAX_ISA`` caps them."""
+    return str(_library.tier())
+
+
+@contextlib.contextmanager
+def switched(on: bool) -> Iterator[None]:
+    """On or off inside the ``with`` block, for every thread, and afterwards as before."""
+    before = enabled()
+    (enable if on else disable)()
+    try:
+        yield
+    finally:
+        (enable if before else disable)()

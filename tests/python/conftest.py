@@ -1,0 +1,43 @@
+import contextlib
+import os
+import pathlib
+
+import pytest
+import torch
+
+BUILD = pathlib.Path(os.environ.get("MANTISSA_BUILD", pathlib.Path(__file__).parents[2] / "build"))
+LIBRARY = BUILD / "libmantissa_kernels.so"
+
+HALF_PLACE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
+
+torch.ops.load_library(LIBRARY)
+
+
+@pytest.fixture(autouse=True)
+def kernels():
+    """torch.ops.mantissa_kernels, switched on whatever the test before did."""
+    if not torch.ops.mantissa_kernels.enable():
+        pytest.exit("MANTISSA_CPU_KERNELS=0: nothing to test", 1)
+    return torch.ops.mantissa_kernels
+
+
+@contextlib.contextmanager
+def stock():
+    """PyTorch's own kernels."""
+    torch.ops.mantissa_kernels.disable()
+    try:
+        yield
+    finally:
+        torch.ops.mantissa_kernels.enable()
+
+
+def sum_error(magnitude, products):
+    """E of docs/cpu-kernels.md: what a float32 sum of so many products may be off; `magnitude` is the sum of |a||b|."""
+    return (products + 8) * 2.0**-24 * magnitude
+
+
+def allowed_error(exact, sums, dtype):
+    """How far one rounding to `dtype`, after an error of `sums`, may lie from `exact`."""
+    # A hair more than half a place: where the exact value is next to a power of two, its neighbour's place counts.
+    return sums + (exact.abs() + sums) * HALF_PLACE[dtype] * (1 + 2**-7) + SMALLEST[dtype] / 2

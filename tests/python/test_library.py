@@ -1,0 +1,145 @@
+"""build/libmantissa_kernels.so in a Python process: what it brings along, and how it is switched."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import LIBRARY
+
+PREAMBLE = f"""
+import torch
+LIBRARY = {str(LIBRARY)!r}
+def is_ours(op="aten::mm"):
+    return "overrides.cpp" in [l for l in torch._C._dispatch_dump_table(op).splitlines() if l.startswith("CPU: ")][0]
+"""
+
+
+def run_python(code, **environment):
+    """In a process of its own, as a program would; what it printed on stderr."""
+    unset = {name: value for name, value in os.environ.items() if not name.startswith("MANTISSA_")}
+    done = subprocess.run([sys.executable, "-c", PREAMBLE + code], env=unset | environment, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_loading_switches_on_in_silence():
+    assert run_python("""
+assert not is_ours()
+torch.ops.load_library(LIBRARY)
+kernels = torch.ops.mantissa_kernels
+assert is_ours() and kernels.enabled() and torch.__version__.startswith(kernels.torch_version())
+kernels.disable()
+assert not is_ours() and not kernels.enabled()
+assert kernels.enable() and is_ours()
+""") == ""
+
+
+def test_the_process_keeps_one_libtorch_and_one_openmp():
+    run_python("""
+import pathlib
+torch.ops.load_library(LIBRARY)
+a = torch.randn(300, 300).half()
+a @ a
+files = {line.split()[-1] for line in open("/proc/self/maps") if "/" in line}
+torch_folder = pathlib.Path(torch.__file__).resolve().parent
+for stem in ("libtorch_cpu", "libc10.", "libtorch_python"):
+    found = [file for file in files if stem in file]
+    assert len(found) == 1 and torch_folder in pathlib.Path(found[0]).resolve().parents, found
+assert len([file for file in files if any(s in file for s in ("libgomp", "libomp", "libiomp"))]) == 1, files
+""")
+
+
+def test_no_symbol_of_the_rooms_is_visible():
+    """Else those of a C++ program that links Mantissa, and embeds Python, would be taken for them."""
+    symbols = subprocess.run(["nm", "-DC", "--defined-only", LIBRARY], check=True, capture_output=True, text=True)
+    assert "mantissa" not in symbols.stdout
+
+
+def test_the_environment_keeps_them_off():
+    assert run_python("""
+torch.ops.load_library(LIBRARY)
+assert not is_ours() and not torch.ops.mantissa_kernels.enabled() and not torch.ops.mantissa_kernels.enable()
+""", MANTISSA_CPU_KERNELS="0") == ""
+
+
+@pytest.mark.parametrize(("name", "value"), [("MANTISSA_CPU_KERNELS", "off"), ("MANTISSA_MAX_ISA", "mmx")])
+def test_a_wrong_environment_is_a_warning_when_loaded_and_an_error_when_asked(name, value):
+    """No exception can pass dlopen(): it would end the process."""
+    assert f"not switched on: {name}={value}" in run_python(f"""
+torch.ops.load_library(LIBRARY)
+assert not is_ours()
+try:
+    torch.ops.mantissa_kernels.enable()
+except ValueError as error:
+    assert "{name}={value}" in str(error)
+else:
+    raise AssertionError("no error")
+""", **{name: value})
+
+
+@pytest.mark.parametrize("tier", ["generic", "avx2"])
+def test_a_tier_can_be_chosen(tier):
+    run_python(f"""
+torch.ops.load_library(LIBRARY)
+assert torch.ops.mantissa_kernels.tier() in ("generic", {tier!r})
+""", MANTISSA_MAX_ISA=tier)
+
+
+def test_loading_twice_changes_nothing(tmp_path):
+    """The same file, and a copy of it, as from a wheel beside a build folder."""
+    copy = shutil.copy(LIBRARY, tmp_path / "copy.so")
+    assert "loaded a second time" in run_python(f"""
+torch.ops.load_library(LIBRARY)
+torch.ops.mantissa_kernels.disable()
+torch.ops.load_library(LIBRARY)
+torch.ops.load_library({str(copy)!r})
+assert not is_ours() and not torch.ops.mantissa_kernels.enabled()
+assert torch.ops.mantissa_kernels.enable() and is_ours()
+""")
+
+
+def test_forked_workers_multiply():
+    """The parent has used its threads, none of which live on in a worker."""
+    run_python("""
+from torch.utils.data import DataLoader, Dataset
+torch.ops.load_library(LIBRARY)
+a = torch.randn(200, 200).bfloat16()
+class Products(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): return (a @ a) * i, is_ours()
+product = a @ a
+for i, (batch, ours) in enumerate(DataLoader(Products(), num_workers=2, multiprocessing_context="fork", timeout=60)):
+    assert torch.equal(batch[0], product * i) and ours.all()
+""")
+
+
+def test_threads_multiply_while_others_switch(kernels):
+    """Every product is one of the two kernels', whole."""
+    import threading
+
+    a = torch.randn(40, 40).half()
+    ours = a @ a
+    kernels.disable()
+    theirs = a @ a
+    stop, wrong = threading.Event(), []
+
+    def multiply():
+        while not stop.is_set():
+            product = a @ a
+            if not (torch.equal(product, ours) or torch.equal(product, theirs)):
+                wrong.append(product)
+
+    threads = [threading.Thread(target=multiply) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2000):
+        kernels.enable()
+        kernels.disable()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,103 @@
+"""Whole models through torch.autocast, as Python programs train them: the losses follow those of PyTorch's own kernels.
+
+Both round products once to 16 bits, from sums in other orders: to 2^-8 of them in bf16, 2^-11 in fp16. A loss is a mean
+over many, and each of the few steps adds to the difference.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import stock
+from models import Resnet18, Transformer
+from torch import nn
+
+STEPS = 6
+TOLERANCE = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
+
+
+def transformer(generator):
+    tokens = torch.randint(0, 64, (4, 25), generator=generator)
+    return Transformer(layers=2, width=64, heads=4, vocabulary=64), tokens[:, :-1], tokens[:, 1:]
+
+
+def resnet18(generator):
+    target = torch.randint(0, 10, (8,), generator=generator)
+    patterns = torch.randn(10, 3, 1, 1, generator=generator)
+    images = patterns[target] + 0.5 * torch.randn(8, 3, 16, 16, generator=generator)
+    return Resnet18(classes=10, width=16), images, target
+
+
+def train(make, dtype):
+    """Losses, scale and weights of a few steps: with a GradScaler in fp16."""
+    torch.manual_seed(0)
+    model, data, target = make(torch.Generator().manual_seed(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    # The first scale is too large for both, so that steps are skipped, too.
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, enabled=dtype == torch.float16)
+    losses = []
+    for _ in range(STEPS * (3 if dtype == torch.float16 else 1)):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=dtype):
+            loss = F.cross_entropy(model(data).flatten(0, -2).float(), target.flatten())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.detach())
+    return torch.stack(losses), scaler.get_scale()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("make", [transformer, resnet18], ids=lambda make: make.__name__)
+def test_losses_follow_pytorchs(make, dtype):
+    ours, our_scale = train(make, dtype)
+    with stock():
+        theirs, their_scale = train(make, dtype)
+    assert our_scale == their_scale
+    torch.testing.assert_close(ours, theirs, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert theirs[-1] < 0.9 * theirs[0], "a run that learns nothing proves little"
+
+
+def gradients(model, images):
+    """Results and gradients of a model in bf16."""
+    model.zero_grad()
+    result = model(images)
+    result.float().square().mean().backward()
+    return [result.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+
+@pytest.fixture
+def small():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 20), nn.GELU(),
+                          nn.Linear(20, 4)).bfloat16()
+    return model, torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+@pytest.mark.parametrize("how", [
+    pytest.param(lambda model, images: torch.jit.trace(model, images), id="trace"),
+    pytest.param(lambda model, images: torch.jit.script(model), id="script"),
+    pytest.param(lambda model, images: torch.compile(model, backend="eager"), id="compile_eager"),
+    pytest.param(lambda model, images: torch.compile(model, backend="aot_eager"), id="compile_aot_eager")])
+def test_compiled_models_reach_the_same_kernels(small, how):
+    """Bit for bit what the model itself computes; and PyTorch's once they are off, without compiling again."""
+    model, images = small
+    plain = gradients(model, images)
+    compiled = how(model, images)
+    for _ in range(3):  # scripted models are specialised on what they see
+        for ours, expected in zip(gradients(compiled, images), plain, strict=True):
+            assert torch.equal(ours, expected)
+    with stock():
+        for theirs, expected in zip(gradients(compiled, images), gradients(model, images), strict=True):
+            assert torch.equal(theirs, expected)
+
+
+def test_a_forward_pass_may_meet_another_kernel_in_its_backward_pass(small):
+    """Switching in between is no error: gradients are of the same formulas."""
+    model, images = small
+    ours = gradients(model, images)
+    result = model(images)
+    with stock():
+        model.zero_grad()
+        result.float().square().mean().backward()
+    for parameter, gradient in zip(model.parameters(), ours[1:], strict=True):
+        torch.testing.assert_close(parameter.grad.float(), gradient.float(), rtol=2**-5, atol=2**-8)

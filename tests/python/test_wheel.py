@@ -1,0 +1,78 @@
+"""`pip install .`: the wheel, and the module that it brings."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RELEASE = torch.__version__.split("+")[0]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with what pip installed from a wheel that it built."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", folder, ROOT], check=True)
+    wheels = list(folder.glob("*.whl"))
+    assert [wheel.name.split("-")[2:4] for wheel in wheels] == [["py3", "none"]] and "any" not in wheels[0].name
+    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--target", folder / "site", *wheels], check=True)
+    return folder / "site"
+
+
+def run_python(installed, code, **environment):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MANTISSA_")}
+    return subprocess.run([sys.executable, "-c", code], env=kept | {"PYTHONPATH": str(installed)} | environment,
+                          capture_output=True, text=True)
+
+
+def test_importing_switches_on(installed):
+    done = run_python(installed, """
+import mantissa_kernels as kernels, pathlib, sys, torch
+assert pathlib.Path(kernels.__file__).with_name("py.typed").exists()
+assert kernels.enabled() and kernels.tier() in ("generic", "avx2", "avx512", "avx512_bf16")
+a = torch.randn(40, 40).half()
+ours = a @ a
+torch.testing.assert_close(ours.double(), a.double() @ a.double(), rtol=2**-10, atol=2**-10)
+with kernels.switched(False):
+    assert not kernels.enabled()
+    theirs = a @ a
+    with kernels.switched(True):
+        assert kernels.enabled() and torch.equal(a @ a, ours)
+    assert not kernels.enabled() and torch.equal(a @ a, theirs)
+assert kernels.enabled()
+try:
+    with kernels.switched(False):
+        raise KeyError
+except KeyError:
+    assert kernels.enabled()
+kernels.disable()
+assert not kernels.enabled()
+with kernels.switched(True):
+    assert kernels.enabled()
+assert not kernels.enabled() and kernels.enable()
+""")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_environment_keeps_them_off(installed):
+    done = run_python(installed, """
+import mantissa_kernels as kernels
+assert not kernels.enabled() and not kernels.enable()
+""", MANTISSA_CPU_KERNELS="0")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("before", "messages"), [
+    ("import torch; torch.__version__ = '9.9.1+cpu'", [f"built with PyTorch {RELEASE}", "9.9.1+cpu is installed",
+                                                       f"pip install torch=={RELEASE}"]),
+    ("import sys; sys.modules['torch'] = None", ["PyTorch is not installed", f"pip install torch=={RELEASE}"])])
+def test_the_wrong_pytorch_or_none_is_an_error_that_says_what_to_do(installed, before, messages):
+    done = run_python(installed, before + "\nimport mantissa_kernels")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: mantissa_kernels: ") and all(message in last for message in messages), last
