@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "mantissa/core/bench_internal.h"
 #include "mantissa/kernels/overrides.h"
 
 namespace mantissa {
