@@ -1,16 +1,14 @@
 #include "mantissa/kernels/gemm.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
-#include <memory>
-#include <new>
 #include <numeric>
 #include <utility>
 
 #include <c10/util/irange.h>
 
 #include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/scratch_internal.h"
 
 namespace mantissa {
 namespace {
@@ -20,12 +18,6 @@ int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 /// This thread's working memory for parts of up to rows x cols.
 cpu::GemmScratch scratch_for(const GemmBuild& build, int64_t rows, int64_t cols, int64_t k) {
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
-  };
-  thread_local std::unique_ptr<float, Free> memory;
-  thread_local int64_t capacity = 0;
-
   const int64_t depth = std::min(k, cpu::kGemmBlockK);
   const int64_t block_cols = round_up(std::min(cols, cpu::kGemmBlockN), build.tile_cols);
   const auto line = [](int64_t floats) { return round_up(floats, 16); };
@@ -33,15 +25,9 @@ cpu::GemmScratch scratch_for(const GemmBuild& build, int64_t rows, int64_t cols,
       line(round_up(std::min(rows, cpu::kGemmBlockM), build.tile_rows) * depth + cpu::kGemmSlack);
   const int64_t b = line(block_cols * depth + cpu::kGemmSlack);
   const int64_t sums = line(round_up(std::min(rows, cpu::kGemmRows), build.tile_rows) * block_cols);
-  if (a + b + sums > capacity) {
-    memory.reset();
-    capacity = 0;
-    memory.reset(
-        static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(a + b + sums) * sizeof(float))));
-    if (!memory) throw std::bad_alloc();
-    capacity = a + b + sums;
-  }
-  return {memory.get(), memory.get() + a, memory.get() + a + b};
+  auto* const memory =
+      static_cast<float*>(thread_scratch((a + b + sums) * static_cast<int64_t>(sizeof(float))));
+  return {memory, memory + a, memory + a + b};
 }
 
 /// How a result is cut into rows x cols parts of at most row_step x col_step.

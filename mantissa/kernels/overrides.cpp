@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/convolutions_internal.h"
 #include "mantissa/kernels/products_internal.h"
 #include "mantissa/kernels/unscale.h"
 
@@ -63,6 +64,8 @@ std::unique_ptr<torch::Library> make_library() {
   library->impl("addmv.out", TORCH_FN(products::addmv_out));
   library->impl("addmv_", TORCH_FN(products::addmv_));
   library->impl("dot", TORCH_FN(products::dot));
+  library->impl("convolution", TORCH_FN(convolutions::convolution));
+  library->impl("convolution_backward", TORCH_FN(convolutions::convolution_backward));
   library->impl("_amp_foreach_non_finite_check_and_unscale_", TORCH_FN(non_finite_check_and_unscale_));
   return library;
 }

@@ -60,6 +60,8 @@ TEST_F(Overrides, AreOnAndOffByACall) {
       {"aten::addmv", "out"},
       {"aten::addmv_", ""},
       {"aten::dot", ""},
+      {"aten::convolution", ""},
+      {"aten::convolution_backward", ""},
       {"aten::_amp_foreach_non_finite_check_and_unscale_", ""}};
   for (const auto& [name, overload] : names)
     EXPECT_TRUE(ours_is_registered(name, overload)) << name << overload;

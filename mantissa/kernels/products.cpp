@@ -3,7 +3,6 @@
 #include <optional>
 #include <utility>
 
-#include <ATen/core/NamedTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/addmv_cpu_dispatch.h>
@@ -17,17 +16,10 @@
 #include "mantissa/kernels/gemm.h"
 #include "mantissa/kernels/product_choice_internal.h"
 #include "mantissa/kernels/products_internal.h"
+#include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa::products {
 namespace {
-
-bool is_plain(const at::Tensor& x) {
-  return x.layout() == at::kStrided && x.is_cpu() && !x.is_conj() && !x.is_neg() && !x.has_names();
-}
-
-cpu::Element element_of(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 ? cpu::Element::kBFloat16 : cpu::Element::kFloat16;
-}
 
 /// A product that is going to be computed here, and the result's shape.
 struct Product {
