@@ -120,14 +120,69 @@ bool is_within(const Problem& c, int64_t window) {
   return taps_of(c) <= cpu::kConvolutionDepth && window_pixels(c.axes, kPixel.data()) <= window;
 }
 
+/// Each group has one channel and one result.
+template <typename Problem>
+bool is_depthwise(const Problem& c) {
+  return c.groups > 1 && c.channels == 1 && c.outputs == 1;
+}
+
+/// As the depthwise kernels take it: the groups are channels.
+template <typename Images>
+void make_channels_of_groups(Images& images) {
+  images.channel_stride = images.group_stride;
+  images.group_stride = 0;
+}
+
+/// A convolution, its kernel, and how the work is cut: blocks, fastest, then ranges of channels, then groups.
+struct Pass {
+  cpu::Convolution c;
+  cpu::ConvolutionKernel* kernel;
+  int64_t window_channels, blocks, ranges, outputs, tasks;
+};
+
+/// The same convolution as it is computed; how it is cut is still open.
+Pass pass_of(const cpu::Convolution& c, const ConvolutionBuild& build) {
+  Pass pass{c, build.convolve, 0, 0, 1, 0, 0};
+  if (is_depthwise(c)) {
+    make_channels_of_groups(pass.c.source);
+    make_channels_of_groups(pass.c.out);
+    pass.c.weight.image_stride = c.weight.group_stride;
+    std::swap(pass.c.groups, pass.c.outputs);
+    pass.kernel = build.convolve_depthwise;
+    pass.window_channels = cpu::kConvolutionLanes;
+  }
+  pass.c = without_gaps(pass.c);
+  pass.c.block_channels = block_channels(pass.c);
+  pass.window_channels = std::max(pass.window_channels, pass.c.block_channels);
+  return pass;
+}
+
+void cut(Pass& pass, const ConvolutionBuild& build, int64_t threads) {
+  cpu::Convolution& c = pass.c;
+  // Enough blocks for all threads.
+  const int64_t share = divide_up(pixel_count(c) * c.groups, threads);
+  choose_blocks(c, std::clamp<int64_t>(share, 48, cpu::kConvolutionPixels),
+                cpu::kConvolutionSource / pass.window_channels);
+  pass.blocks = block_count(c);
+  pass.outputs = c.outputs;
+  const int64_t parts = pass.blocks * c.groups;
+  if (parts % threads != 0 && parts < 8 * threads) {
+    const int64_t wanted = threads / std::gcd(threads, parts);
+    pass.outputs = round_up(divide_up(c.outputs, wanted), build.tile_cols);
+    pass.ranges = divide_up(c.outputs, pass.outputs);
+  }
+  pass.tasks = parts * pass.ranges;
+}
+
 /// This thread's working memory.
-cpu::ConvolutionScratch scratch_for(const cpu::Convolution& c, int64_t outputs,
-                                    const ConvolutionBuild& build) {
-  const int64_t columns = round_up(outputs, build.tile_cols), depth = c.channels * taps_of(c);
+cpu::ConvolutionScratch scratch_for(const Pass& pass, const ConvolutionBuild& build) {
+  const cpu::Convolution& c = pass.c;
+  const int64_t columns = round_up(std::min(c.outputs, pass.outputs), build.tile_cols);
+  const int64_t all = columns * c.channels * taps_of(c);
   const int64_t panel = build.tile_cols * c.block_channels * taps_of(c);
-  const int64_t source = round_up(window_pixels(c.axes, c.block) * c.block_channels + cpu::kGemmSlack, 16);
-  const int64_t weights =
-      round_up((columns * depth <= cpu::kConvolutionWeights ? columns * depth : panel) + cpu::kGemmSlack, 16);
+  const auto line = [](int64_t floats) { return round_up(floats, 16); };
+  const int64_t source = line(window_pixels(c.axes, c.block) * pass.window_channels + cpu::kGemmSlack);
+  const int64_t weights = line((all <= cpu::kConvolutionWeights ? all : panel) + cpu::kGemmSlack);
   const int64_t pixels = cpu::kConvolutionPixels + 48;
   const int64_t sums =
       c.block_channels < c.channels ? pixels * std::min(columns, cpu::kConvolutionColumns) : 0;
@@ -139,19 +194,29 @@ cpu::ConvolutionScratch scratch_for(const cpu::Convolution& c, int64_t outputs,
 }
 
 /// For a weight's gradient: its blocks must not depend on how many channels a part has, so there is room for
-/// this many at least.
-constexpr int64_t kWeightChannels = 16, kWeightWindow = cpu::kConvolutionSource / kWeightChannels;
+/// this many at least, also for a depthwise one's.
+constexpr int64_t kWeightChannels = cpu::kConvolutionLanes,
+                  kWeightWindow = cpu::kConvolutionSource / kWeightChannels;
 
-/// How a weight's gradient is cut: parts of up to so many channels and outputs.
+/// How a weight's gradient is cut: parts of up to so many channels and outputs, whose sums are made for
+/// `together` outputs at a time.
 struct WeightParts {
-  int64_t channels, outputs, channel_parts, output_parts;
+  int64_t channels, outputs, together, channel_parts, output_parts;
 };
 
-WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBuild& build, int64_t threads) {
+WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBuild& build, int64_t threads,
+                            bool depthwise) {
   WeightParts parts{};
   const auto even = [](int64_t size, int64_t most, int64_t multiple) {
     return std::min(size, round_up(divide_up(size, divide_up(size, most)), multiple));
   };
+  if (depthwise) {
+    // One range of channels after the other, whole vectors each.
+    parts = {cpu::kConvolutionLanes, 0, cpu::kConvolutionLanes, 1, 0};
+    parts.outputs = even(c.outputs, divide_up(c.outputs, threads), build.tile_cols);
+    parts.output_parts = divide_up(c.outputs, parts.outputs);
+    return parts;
+  }
   // Both operands are packed anew for each part of the other: the fewest parts that fit, but one per thread.
   const int64_t taps = taps_of(c);
   const int64_t most_outputs = std::min(c.outputs, cpu::kConvolutionOutputs);
@@ -164,6 +229,7 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
   const int64_t room = std::max<int64_t>(1, cpu::kConvolutionSums / (taps * parts.channels));
   parts.outputs =
       even(c.outputs, std::min({most_outputs, room, divide_up(c.outputs, wanted)}), build.tile_rows);
+  parts.together = round_up(parts.outputs, build.tile_rows);
   parts.output_parts = divide_up(c.outputs, parts.outputs);
   return parts;
 }
@@ -171,31 +237,13 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
 cpu::ConvolutionWeightScratch scratch_for(const cpu::ConvolutionWeight& c, const WeightParts& parts,
                                           const ConvolutionBuild& build) {
   const cpu::Axis& width = c.axes[2];
-  const int64_t outputs = round_up(parts.outputs, build.tile_rows);
   const int64_t run = (width.dilation == 1 ? width.taps : 1) * parts.channels;
   const int64_t source = round_up(window_pixels(c.axes, c.block) * parts.channels + cpu::kGemmSlack, 16);
-  const int64_t gradient = round_up(outputs * cpu::kConvolutionChain + cpu::kGemmSlack, 16);
-  const int64_t sums = outputs * (taps_of(c) * parts.channels / run) * round_up(run, build.tile_cols);
+  const int64_t gradient = round_up(parts.together * cpu::kConvolutionChain + cpu::kGemmSlack, 16);
+  const int64_t sums = parts.together * (taps_of(c) * parts.channels / run) * round_up(run, build.tile_cols);
   auto* const memory =
       static_cast<float*>(thread_scratch((source + gradient + sums) * static_cast<int64_t>(sizeof(float))));
   return {memory, memory + source, memory + source + gradient};
-}
-
-/// How the work of one convolution is cut: blocks, fastest, then ranges of channels, then groups.
-struct Tasks {
-  int64_t blocks, ranges, outputs, count;
-};
-
-Tasks tasks_of(const cpu::Convolution& c, const ConvolutionBuild& build, int64_t threads) {
-  Tasks tasks{block_count(c), 1, c.outputs, 0};
-  const int64_t parts = tasks.blocks * c.groups;
-  if (parts % threads != 0 && parts < 8 * threads) {
-    const int64_t wanted = threads / std::gcd(threads, parts);
-    tasks.outputs = round_up(divide_up(c.outputs, wanted), build.tile_cols);
-    tasks.ranges = divide_up(c.outputs, tasks.outputs);
-  }
-  tasks.count = parts * tasks.ranges;
-  return tasks;
 }
 
 /// As in gemm(): each thread shall have some microseconds of work.
@@ -206,16 +254,15 @@ int64_t threads_for(int64_t products) {
 }
 
 /// Tasks [begin, end) of one convolution.
-void run(const cpu::Convolution& c, const Tasks& tasks, const ConvolutionBuild& build, int64_t begin,
-         int64_t end) {
-  const cpu::ConvolutionScratch scratch = scratch_for(c, std::min(c.outputs, tasks.outputs), build);
+void run(const Pass& pass, const ConvolutionBuild& build, int64_t begin, int64_t end) {
+  const cpu::ConvolutionScratch scratch = scratch_for(pass, build);
   while (begin < end) {
-    const int64_t block = begin % tasks.blocks, range = begin / tasks.blocks % tasks.ranges;
-    const int64_t blocks = std::min(tasks.blocks - block, end - begin);
-    build.convolve(c,
-                   {begin / (tasks.blocks * tasks.ranges), block, block + blocks, range * tasks.outputs,
-                    std::min(c.outputs, (range + 1) * tasks.outputs)},
-                   scratch);
+    const int64_t block = begin % pass.blocks, range = begin / pass.blocks % pass.ranges;
+    const int64_t blocks = std::min(pass.blocks - block, end - begin);
+    pass.kernel(pass.c,
+                {begin / (pass.blocks * pass.ranges), block, block + blocks, range * pass.outputs,
+                 std::min(pass.c.outputs, (range + 1) * pass.outputs)},
+                scratch);
     begin += blocks;
   }
 }
@@ -225,10 +272,13 @@ void run(const cpu::Convolution& c, const Tasks& tasks, const ConvolutionBuild& 
 const std::vector<ConvolutionBuild>& convolution_builds() {
   static const std::vector<ConvolutionBuild> builds = {
 #if defined(__x86_64__)
-    {CpuTier::kAvx512, cpu::avx512::convolve, cpu::avx512::convolve_weight, 12, 32},
-    {CpuTier::kAvx2, cpu::avx2::convolve, cpu::avx2::convolve_weight, 6, 16},
+    {CpuTier::kAvx512, cpu::avx512::convolve, cpu::avx512::convolve_depthwise, cpu::avx512::convolve_weight,
+     cpu::avx512::convolve_depthwise_weight, 12, 32},
+    {CpuTier::kAvx2, cpu::avx2::convolve, cpu::avx2::convolve_depthwise, cpu::avx2::convolve_weight,
+     cpu::avx2::convolve_depthwise_weight, 6, 16},
 #endif
-    {CpuTier::kGeneric, cpu::generic::convolve, cpu::generic::convolve_weight, 1, 1}
+    {CpuTier::kGeneric, cpu::generic::convolve, cpu::generic::convolve_depthwise,
+     cpu::generic::convolve_weight, cpu::generic::convolve_depthwise_weight, 1, 1}
   };
   return builds;
 }
@@ -241,58 +291,62 @@ const ConvolutionBuild& convolution_build() {
 }
 
 bool is_computable(const cpu::Convolution& c) {
-  return is_within(c, cpu::kConvolutionSource / block_channels(c));
+  return is_within(c,
+                   cpu::kConvolutionSource / (is_depthwise(c) ? cpu::kConvolutionLanes : block_channels(c)));
 }
 
 bool is_computable(const cpu::ConvolutionWeight& c) { return is_within(c, kWeightWindow); }
 
-void convolution(std::vector<cpu::Convolution> passes, const ConvolutionBuild& build) {
-  int64_t products = 0;
-  for (cpu::Convolution& c : passes) {
-    TORCH_CHECK(is_computable(c), "convolution: a kernel of ", taps_of(c),
-                " taps reaches over too much of the ", "source for the scratch; ask is_computable() first");
-    c = without_gaps(c);
-    c.block_channels = block_channels(c);
+void convolution(const std::vector<cpu::Convolution>& convolutions, const ConvolutionBuild& build) {
+  int64_t products = 0, tasks = 0;
+  std::vector<Pass> passes;
+  for (const cpu::Convolution& c : convolutions) {
+    TORCH_CHECK(is_computable(c), "convolution: a kernel of ", taps_of(c), " taps reaches over too much of ",
+                "the source for the scratch; ask is_computable() first");
+    passes.push_back(pass_of(c, build));
     products += pixel_count(c) * c.groups * c.outputs * c.channels * std::max<int64_t>(1, taps_of(c));
   }
   const int64_t threads = threads_for(products);
-  std::vector<Tasks> tasks;
-  int64_t count = 0;
-  for (cpu::Convolution& c : passes) {
-    // Enough blocks for all threads.
-    const int64_t share = divide_up(pixel_count(c) * c.groups, threads);
-    choose_blocks(c, std::clamp<int64_t>(share, 48, cpu::kConvolutionPixels),
-                  cpu::kConvolutionSource / c.block_channels);
-    tasks.push_back(tasks_of(c, build, threads));
-    count += tasks.back().count;
+  for (Pass& pass : passes) {
+    cut(pass, build, threads);
+    tasks += pass.tasks;
   }
-  at::parallel_for(0, count, divide_up(count, threads), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
     int64_t first = 0;
-    for (const auto i : c10::irange(passes.size())) {
-      const int64_t from = std::max(begin, first), to = std::min(end, first + tasks[i].count);
-      if (from < to) run(passes[i], tasks[i], build, from - first, to - first);
-      first += tasks[i].count;
+    for (const Pass& pass : passes) {
+      const int64_t from = std::max(begin, first), to = std::min(end, first + pass.tasks);
+      if (from < to) run(pass, build, from - first, to - first);
+      first += pass.tasks;
     }
   });
 }
 
 void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build) {
   TORCH_CHECK(is_computable(c), "convolution_weight: a kernel of ", taps_of(c),
-              " taps reaches over too much of ", "the source for the scratch; ask is_computable() first");
+              " taps reaches over too much of the source for the scratch; ask is_computable() first");
+  const bool depthwise = is_depthwise(c);
+  if (depthwise) {
+    make_channels_of_groups(c.source);
+    make_channels_of_groups(c.gradient);
+    c.out.image_stride = c.out.group_stride;
+    std::swap(c.groups, c.outputs);
+  }
+  cpu::ConvolutionWeightKernel* const kernel =
+      depthwise ? build.convolve_depthwise_weight : build.convolve_weight;
   choose_blocks(c, cpu::kConvolutionChain, kWeightWindow);
   const int64_t threads = threads_for(pixel_count(c) * c.groups * c.outputs * c.channels * taps_of(c));
-  const WeightParts parts = weight_parts_of(c, build, threads);
-  const int64_t count = c.groups * parts.channel_parts * parts.output_parts;
-  at::parallel_for(0, count, divide_up(count, threads), [&](int64_t begin, int64_t end) {
+  const WeightParts parts = weight_parts_of(c, build, threads, depthwise);
+  const int64_t tasks = c.groups * parts.channel_parts * parts.output_parts;
+  at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
     const cpu::ConvolutionWeightScratch scratch = scratch_for(c, parts, build);
     for (const auto task : c10::irange(begin, end)) {
       const int64_t output = task % parts.output_parts * parts.outputs;
       const int64_t channel = task / parts.output_parts % parts.channel_parts * parts.channels;
-      build.convolve_weight(c,
-                            {task / (parts.output_parts * parts.channel_parts), channel,
-                             std::min(c.channels, channel + parts.channels), output,
-                             std::min(c.outputs, output + parts.outputs)},
-                            scratch);
+      kernel(c,
+             {task / (parts.output_parts * parts.channel_parts), channel,
+              std::min(c.channels, channel + parts.channels), output,
+              std::min(c.outputs, output + parts.outputs)},
+             scratch);
     }
   });
 }

@@ -11,8 +11,8 @@ namespace mantissa {
 /// A build of the convolution kernels inside this binary.
 struct ConvolutionBuild {
   CpuTier tier;
-  cpu::ConvolutionKernel* convolve;
-  cpu::ConvolutionWeightKernel* convolve_weight;
+  cpu::ConvolutionKernel *convolve, *convolve_depthwise;
+  cpu::ConvolutionWeightKernel *convolve_weight, *convolve_depthwise_weight;
   int64_t tile_rows, tile_cols;  ///< parts of a group's channels begin at multiples of these
 };
 
@@ -34,7 +34,8 @@ bool is_computable(const cpu::ConvolutionWeight& c);
 ///          would not pay for waking them. Results do not depend on their number.
 /// Memory:  at most 3.1 MiB per thread, kept until the thread ends.
 /// Errors:  c10::Error unless is_computable().
-void convolution(std::vector<cpu::Convolution> passes, const ConvolutionBuild& build = convolution_build());
+void convolution(const std::vector<cpu::Convolution>& convolutions,
+                 const ConvolutionBuild& build = convolution_build());
 
 /// The gradient of a weight: see cpu::ConvolutionWeight. Its `block` is chosen here.
 /// Threads, Memory, Errors: as convolution().

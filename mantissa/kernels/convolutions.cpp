@@ -208,7 +208,7 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   c.out = written(out, written_channels);
   std::vector<cpu::Convolution> passes = transposed ? adjoint(c) : std::vector<cpu::Convolution>{c};
   if (!are_computable(passes)) return stock();
-  mantissa::convolution(std::move(passes));
+  mantissa::convolution(passes);
   return out;
 }
 
@@ -251,7 +251,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
     if (!is_computable(c)) return stock();
     convolution_weight(c);
   }
-  if (output_mask[0]) mantissa::convolution(std::move(passes));
+  if (output_mask[0]) mantissa::convolution(passes);
   if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad_output);
   return gradients;
 }

@@ -5,9 +5,6 @@
 // ordinary one; --benchmark_filter=bf16/256 picks, --benchmark_out=FILE writes JSON.
 #include <algorithm>
 #include <benchmark/benchmark.h>
-#include <chrono>
-#include <ctime>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,6 +14,7 @@
 #include <ATen/ops/randn.h>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/bench_support_internal.h"
 #include "mantissa/kernels/gemm.h"
 #include "mantissa/kernels/overrides.h"
 #include "mantissa/kernels/product_choice_internal.h"
@@ -24,26 +22,10 @@
 namespace mantissa {
 namespace {
 
-struct Cost {
-  double wall, cpu;  // seconds; of all threads, waiting for each other included
-};
-
-using Run = std::function<at::Tensor()>;
-
-Cost cost_of(const Run& run, int64_t repeats) {
-  benchmark::DoNotOptimize(run());  // what ran before has filled the caches with its own
-  const std::clock_t cpu = std::clock();
-  const auto start = std::chrono::steady_clock::now();
-  for (int64_t i = 0; i < repeats; ++i) benchmark::DoNotOptimize(run());
-  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
-  return {wall.count() / static_cast<double>(repeats),
-          static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC / static_cast<double>(repeats)};
-}
-
-double quantile(std::vector<double> values, double part) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(part * static_cast<double>(values.size() - 1))];
-}
+using bench::Cost;
+using bench::cost_of;
+using bench::quantile;
+using bench::Run;
 
 struct Shape {
   int64_t batch, m, n, k;

@@ -116,17 +116,22 @@ struct ConvolutionWeightScratch {
 using ConvolutionWeightKernel = void(const ConvolutionWeight&, const ConvolutionWeightPart&,
                                      const ConvolutionWeightScratch&);
 
+/// Depthwise: channel o of the results comes from channel o of the source alone, so that weight[o, t] has no c.
+/// `groups` and `channels` are 1, the part's group and channels are not looked at. Otherwise as above, also in
+/// numerics. Windows are of kConvolutionLanes channels.
+constexpr int64_t kConvolutionLanes = 32;
+
 namespace generic {  // the definition of correct
-ConvolutionKernel convolve;
-ConvolutionWeightKernel convolve_weight;
+ConvolutionKernel convolve, convolve_depthwise;
+ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
 }  // namespace generic
 namespace avx2 {
-ConvolutionKernel convolve;
-ConvolutionWeightKernel convolve_weight;
+ConvolutionKernel convolve, convolve_depthwise;
+ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
 }  // namespace avx2
 namespace avx512 {
-ConvolutionKernel convolve;
-ConvolutionWeightKernel convolve_weight;
+ConvolutionKernel convolve, convolve_depthwise;
+ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
 }  // namespace avx512
 
 }  // namespace mantissa::cpu

@@ -282,7 +282,8 @@ void finish_pixels(const Convolution& c, int64_t group, int64_t output, int64_t 
 #pragma GCC unroll 16
       for (int64_t row = 0; row < V::kLanes; ++row) rows[row] = value(i + row);
       V::transpose(rows);
-      const bool adjacent = pixels == V::kLanes && out_at[i + V::kLanes - 1] - out_at[i] == V::kLanes - 1;
+      bool adjacent = pixels == V::kLanes;
+      for (int64_t pixel = 1; pixel < pixels; ++pixel) adjacent &= out_at[i + pixel] == out_at[i] + pixel;
       for (int64_t lane = 0; lane < here; ++lane) {
         Storage* const row = out + (first + lane) * channel_stride;
         if (adjacent) {

@@ -10,6 +10,13 @@
 
 namespace mantissa::cpu {
 
+template <class V>
+int64_t block_count(const ConvolutionWeight& c) {
+  int64_t count = 1;
+  for (int a = 0; a < 4; ++a) count *= ((a == 0 ? c.batch : c.axes[a - 1].out) + c.block[a] - 1) / c.block[a];
+  return count;
+}
+
 /// The results of a block: `count` runs, whose pixels are `pitch` apart in the window.
 struct PixelRuns {
   int64_t count, pitch;
@@ -142,9 +149,8 @@ void convolve_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPar
   constexpr int kColumns = V::kVectors * V::kLanes;
   const int64_t channels = part.channel_end - part.channel_begin;
   const int64_t outputs = part.output_end - part.output_begin;
-  int64_t blocks = 1, padded = 0, stride = 0;
-  for (int a = 0; a < 4; ++a)
-    blocks *= ((a == 0 ? c.batch : c.axes[a - 1].out) + c.block[a] - 1) / c.block[a];
+  const int64_t blocks = block_count<V>(c);
+  int64_t padded = 0, stride = 0;
   Runs runs;
   PixelRuns pixels;
   for (int64_t index = 0; index < blocks; ++index) {

@@ -42,9 +42,10 @@ int64_t position(const Axis* axes, const int64_t* strides, const int64_t* at, co
   return offset(strides, positions);
 }
 
-/// One result: image n, channel o of the group, at `at` along the axes.
-float result(const Convolution& c, int64_t group, int64_t n, int64_t o, const int64_t* at) {
-  const int64_t source = group * c.source.group_stride + n * c.source.image_stride;
+/// One result: image n, channel o of the group, at `at` along the axes, of c.channels from `channel` on.
+float result(const Convolution& c, int64_t group, int64_t n, int64_t channel, int64_t o, const int64_t* at) {
+  const int64_t source =
+      group * c.source.group_stride + n * c.source.image_stride + channel * c.source.channel_stride;
   const int64_t weight = group * c.weight.group_stride + o * c.weight.image_stride;
   float sum = 0;
   for (int64_t first = 0; first < c.channels; first += c.block_channels) {
@@ -91,32 +92,51 @@ float weight_gradient(const ConvolutionWeight& c, int64_t group, int64_t i, int6
   return sum;
 }
 
-}  // namespace
-
-void convolve(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& /*scratch*/) {
+void convolve_blocks(const Convolution& c, const ConvolutionPart& part, bool depthwise) {
   for (int64_t block = part.block_begin; block < part.block_end; ++block)
     for_each_result(c, block, [&](int64_t n, const int64_t* at) {
       for (int64_t o = part.output_begin; o < part.output_end; ++o)
         store(c.out.element, c.out.data,
               part.group * c.out.group_stride + n * c.out.image_stride + o * c.out.channel_stride +
                   offset(c.out.strides, at),
-              result(c, part.group, n, o, at));
+              result(c, part.group, n, depthwise ? o : 0, o, at));
     });
+}
+
+/// The taps from channel i of the group's source to channel o of its results.
+void weight_gradients(const ConvolutionWeight& c, int64_t group, int64_t i, int64_t o) {
+  // A depthwise weight has channel 0 alone.
+  const int64_t out =
+      group * c.out.group_stride + o * c.out.image_stride + (c.channels == 1 ? 0 : i) * c.out.channel_stride;
+  for (int64_t d = 0; d < c.axes[0].taps; ++d)
+    for (int64_t h = 0; h < c.axes[1].taps; ++h)
+      for (int64_t w = 0; w < c.axes[2].taps; ++w) {
+        const int64_t tap[] = {d, h, w};
+        store(c.out.element, c.out.data, out + offset(c.out.strides, tap),
+              weight_gradient(c, group, i, o, tap));
+      }
+}
+
+}  // namespace
+
+void convolve(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& /*scratch*/) {
+  convolve_blocks(c, part, /*depthwise=*/false);
+}
+
+void convolve_depthwise(const Convolution& c, const ConvolutionPart& part,
+                        const ConvolutionScratch& /*scratch*/) {
+  convolve_blocks(c, part, /*depthwise=*/true);
 }
 
 void convolve_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
                      const ConvolutionWeightScratch& /*scratch*/) {
   for (int64_t o = part.output_begin; o < part.output_end; ++o)
-    for (int64_t i = part.channel_begin; i < part.channel_end; ++i)
-      for (int64_t d = 0; d < c.axes[0].taps; ++d)
-        for (int64_t h = 0; h < c.axes[1].taps; ++h)
-          for (int64_t w = 0; w < c.axes[2].taps; ++w) {
-            const int64_t tap[] = {d, h, w};
-            store(c.out.element, c.out.data,
-                  part.group * c.out.group_stride + o * c.out.image_stride + i * c.out.channel_stride +
-                      offset(c.out.strides, tap),
-                  weight_gradient(c, part.group, i, o, tap));
-          }
+    for (int64_t i = part.channel_begin; i < part.channel_end; ++i) weight_gradients(c, part.group, i, o);
+}
+
+void convolve_depthwise_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+                               const ConvolutionWeightScratch& /*scratch*/) {
+  for (int64_t o = part.output_begin; o < part.output_end; ++o) weight_gradients(c, 0, o, o);
 }
 
 }  // namespace mantissa::cpu::generic
