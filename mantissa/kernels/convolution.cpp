@@ -229,7 +229,9 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
   const int64_t room = std::max<int64_t>(1, cpu::kConvolutionSums / (taps * parts.channels));
   parts.outputs =
       even(c.outputs, std::min({most_outputs, room, divide_up(c.outputs, wanted)}), build.tile_rows);
-  parts.together = round_up(parts.outputs, build.tile_rows);
+  // Either side of a tile may be the outputs'.
+  parts.together =
+      std::max(round_up(parts.outputs, build.tile_rows), round_up(parts.outputs, build.tile_cols));
   parts.output_parts = divide_up(c.outputs, parts.outputs);
   return parts;
 }

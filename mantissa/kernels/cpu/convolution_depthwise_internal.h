@@ -33,17 +33,17 @@ void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, co
 }
 
 /// to[tap * kColumns + lane] = (added to what is there, if `accumulate`) the sum over the runs' pixels of
-/// window[taps[tap] + pixel] gradient[pixel], of kTaps taps and one vector of channels. The gradient's pixels
-/// are `pitch` apart.
+/// window[taps[tap] + pixel] gradient[pixel], of kTaps taps and one vector of channels. The window's pixels are
+/// `step` apart, the gradient's `pitch`.
 template <class V, int kTaps>
-void add_taps(const PixelRuns& runs, int64_t pitch, const int64_t* taps, const float* window,
+void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
               const float* gradient, float* to, bool accumulate) {
   constexpr int kColumns = V::kVectors * V::kLanes;
   const auto run = [&]<int... kTap>(std::integer_sequence<int, kTap...>) __attribute__((always_inline)) {
     typename V::Float sums[] = {((void)kTap, V::zero())...};
     const float* const from[] = {(window + taps[kTap])...};
     for (int64_t i = 0; i < runs.count; ++i)
-      for (int64_t k = 0, at = runs.offsets[i]; k < runs.lengths[i]; ++k, at += runs.pitch) {
+      for (int64_t at = runs.offsets[i]; at < runs.offsets[i] + runs.length; at += step) {
         const auto by = V::load(gradient);
         ((sums[kTap] = V::fma(by, V::load(from[kTap] + at), sums[kTap])), ...);
         gradient += pitch;
@@ -64,7 +64,7 @@ template <class V, int... kPixels, int... kTaps>
 struct DepthwiseTiles<V, std::integer_sequence<int, kPixels...>, std::integer_sequence<int, kTaps...>> {
   using Multiply = void(const Runs& runs, int64_t pitch, const float* source, const int64_t* at,
                         const float* weights, float* to);
-  using Add = void(const PixelRuns& runs, int64_t pitch, const int64_t* taps, const float* window,
+  using Add = void(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
                    const float* gradient, float* to, bool accumulate);
   static constexpr Multiply* kMultiply[] = {&multiply_depthwise<V, kPixels + 1>...};
   static constexpr Add* kAdd[] = {&add_taps<V, kTaps + 1>...};
@@ -126,8 +126,7 @@ void convolve_depthwise_weight_with(const ConvolutionWeight& c, const Convolutio
   constexpr int kColumns = V::kVectors * V::kLanes;
   const int64_t blocks = block_count<V>(c);
   int64_t taps[kConvolutionDepth], count = 0;
-  Runs runs;
-  PixelRuns pixels;
+  Runs runs, pixels;
   for (int64_t output = part.output_begin; output < part.output_end; output += kColumns) {
     const int64_t lanes = least<V>(kColumns, part.output_end - output);
     for (int64_t index = 0; index < blocks; ++index) {
@@ -136,15 +135,15 @@ void convolve_depthwise_weight_with(const ConvolutionWeight& c, const Convolutio
       widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
       widen_gradient<V>(c, box, output, lanes, scratch.gradient);
       find_runs<V>(c.axes, window, runs);
-      find_pixel_runs<V>(c, box, window, pixels);
+      find_pixel_runs<V>(c, box, window, c.axes[2].step * lanes, pixels);
       count = 0;
       for (int64_t i = 0; i < runs.count; ++i)
         for (int64_t k = 0; k < runs.length; k += lanes) taps[count++] = runs.offsets[i] + k;
       for (int64_t tap = 0; tap < count; tap += kDepthwiseTaps)
         for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
           DepthwiseTiles<V>::kAdd[least<V>(count - tap, kDepthwiseTaps) - 1](
-              pixels, lanes, taps + tap, scratch.source + lane, scratch.gradient + lane,
-              scratch.sums + tap * kColumns + lane, index > 0);
+              pixels, c.axes[2].step * lanes, lanes, taps + tap, scratch.source + lane,
+              scratch.gradient + lane, scratch.sums + tap * kColumns + lane, index > 0);
     }
     with_elements<V>(c.out.element, c.out.element, [&](auto element) {
       using Out = decltype(element);

@@ -48,6 +48,12 @@ void clear(float* to, int64_t count) {
 template <class V, class Source>
 void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, int64_t pixel_stride,
                   int64_t channels, int64_t pixels, float* to) {
+  if (channel_stride == 1 && pixel_stride == channels) {
+    const int64_t count = channels * pixels, whole = count / V::kLanes * V::kLanes;
+    for (int64_t i = 0; i < whole; i += V::kLanes) V::store(to + i, Source::load(from + i));
+    if (whole < count) V::store(to + whole, Source::load_some(from + whole, count - whole));
+    return;
+  }
   // What is less than a vector reaches into the next pixel, which is written after it: such channels first.
   const int64_t whole = channels / V::kLanes * V::kLanes;
   if (whole < channels)
@@ -135,6 +141,8 @@ struct Runs {
   int64_t offsets[kConvolutionDepth];
 };
 
+using Adjacent = std::integral_constant<int64_t, 1>;
+
 template <class V>
 void find_runs(const Axis* axes, const Window& window, Runs& runs) {
   const bool adjacent = axes[2].dilation == 1;
@@ -148,12 +156,12 @@ void find_runs(const Axis* axes, const Window& window, Runs& runs) {
             w * axes[2].dilation * window.channels;
 }
 
-/// multiply_tile(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets, while
-/// b is packed as there. kTogether: so many rows at a time have one pointer and are `pitch` apart, since a
-/// pointer for each of 12 rows leaves no registers for the loop.
-template <class V, int kTileRows, int kTileVectors, int kTogether>
-void multiply_runs(const Runs& runs, const float* source, const int64_t* at, int64_t pitch, const float* b,
-                   float* to, bool accumulate) {
+/// multiply_tile(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets, where
+/// those of a run are `step` apart, while b is packed as there. kTogether: so many rows at a time have one
+/// pointer and are `pitch` apart, since a pointer for each of 12 rows leaves no registers for the loop.
+template <class V, int kTileRows, int kTileVectors, int kTogether, class Step>
+void multiply_runs(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
+                   const float* b, float* to, bool accumulate) {
   using Float = typename V::Float;
   constexpr int kColumns = V::kVectors * V::kLanes;
   // Indexed by constants alone: see multiply_tile().
@@ -166,7 +174,7 @@ void multiply_runs(const Runs& runs, const float* source, const int64_t* at, int
       const float* const rows[] = {(end + at[kPointer * kTogether])...};
       int64_t next = pitch - runs.length;
 #pragma GCC unroll 4
-      for (int64_t k = -runs.length; k != 0; ++k, ++next) {
+      for (int64_t k = -runs.length; k != 0; k += step, next += step) {
         const Float columns[] = {V::load(b + kVector * V::kLanes)...};
         ((sums[kSum] = V::fma(V::broadcast(rows[kSum / kTileVectors / kTogether] +
                                            (kSum / kTileVectors % kTogether ? next : k)),
@@ -187,22 +195,23 @@ void multiply_runs(const Runs& runs, const float* source, const int64_t* at, int
 }
 
 /// multiply_runs() for each number of rows and vectors: see Tiles.
-template <class V, typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
+template <class V, class Step, typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
 struct RunTiles;
-template <class V, int... kIndex>
-struct RunTiles<V, std::integer_sequence<int, kIndex...>> {
-  using Multiply = void(const Runs& runs, const float* source, const int64_t* at, int64_t pitch,
+template <class V, class Step, int... kIndex>
+struct RunTiles<V, Step, std::integer_sequence<int, kIndex...>> {
+  using Multiply = void(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
                         const float* b, float* to, bool accumulate);
   static constexpr Multiply* kOf[] = {
-      &multiply_runs<V, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1, 1>...};
+      &multiply_runs<V, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1, 1, Step>...};
 
-  static void multiply(int64_t rows, int64_t vectors, const Runs& runs, const float* source,
+  static void multiply(int64_t rows, int64_t vectors, const Runs& runs, Step step, const float* source,
                        const int64_t* at, int64_t pitch, const float* b, float* to, bool accumulate) {
     bool in_pairs = rows == V::kRows && vectors == V::kVectors;
     for (int64_t row = 0; row < rows && in_pairs; row += 2) in_pairs = at[row + 1] - at[row] == pitch;
     if (in_pairs)
-      return multiply_runs<V, V::kRows, V::kVectors, 2>(runs, source, at, pitch, b, to, accumulate);
-    kOf[(rows - 1) * V::kVectors + vectors - 1](runs, source, at, pitch, b, to, accumulate);
+      return multiply_runs<V, V::kRows, V::kVectors, 2, Step>(runs, step, source, at, pitch, b, to,
+                                                              accumulate);
+    kOf[(rows - 1) * V::kVectors + vectors - 1](runs, step, source, at, pitch, b, to, accumulate);
   }
 };
 
@@ -322,9 +331,9 @@ void multiply_block(const Block<V>& block, int64_t output, int64_t lanes, bool f
     const int64_t count = least<V>(kTogether, block.pixels - i);
     float* const sums = first && last ? finished : waiting + i * kColumns;
     for (int64_t row = 0; row < count; row += V::kRows)
-      RunTiles<V>::multiply(least<V>(count - row, V::kRows), vectors, block.runs, block.scratch.source,
-                            block.scratch.source_at + i + row, block.pitch, panel, sums + row * kColumns,
-                            !first);
+      RunTiles<V, Adjacent>::multiply(least<V>(count - row, V::kRows), vectors, block.runs, Adjacent{},
+                                      block.scratch.source, block.scratch.source_at + i + row, block.pitch,
+                                      panel, sums + row * kColumns, !first);
     if (!last) continue;
     with_elements<V>(c.out.element, c.out.element, [&](auto out) {
       finish_pixels<V, decltype(out)>(c, block.part.group, output, lanes, block.scratch.out_at + i, count,

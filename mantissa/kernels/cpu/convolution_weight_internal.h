@@ -17,35 +17,28 @@ int64_t block_count(const ConvolutionWeight& c) {
   return count;
 }
 
-/// The results of a block: `count` runs, whose pixels are `pitch` apart in the window.
-struct PixelRuns {
-  int64_t count, pitch;
-  int64_t offsets[kConvolutionChain], lengths[kConvolutionChain];
-};
-
+/// The results of a block: runs of pixels that are `pitch` apart in the window.
 template <class V>
-void find_pixel_runs(const ConvolutionWeight& c, const Box& box, const Window& window, PixelRuns& runs) {
-  const int64_t length = box.end[3] - box.begin[3];
+void find_pixel_runs(const ConvolutionWeight& c, const Box& box, const Window& window, int64_t pitch,
+                     Runs& runs) {
+  int64_t counts[] = {box.end[0] - box.begin[0], box.end[1] - box.begin[1], box.end[2] - box.begin[2]};
+  const int64_t strides[] = {window.size[0] * window.size[1] * window.row(),
+                             c.axes[0].step * window.size[1] * window.row(), c.axes[1].step * window.row()};
+  runs.length = (box.end[3] - box.begin[3]) * pitch;
+  // Without a border, rows follow each other: they are one.
+  for (int a = 2; a >= 0 && (counts[a] == 1 || strides[a] == runs.length); --a) {
+    runs.length *= counts[a];
+    counts[a] = 1;
+  }
   runs.count = 0;
-  runs.pitch = c.axes[2].step * window.channels;
-  for (int64_t n = 0; n < box.end[0] - box.begin[0]; ++n)
-    for (int64_t d = 0; d < box.end[1] - box.begin[1]; ++d)
-      for (int64_t h = 0; h < box.end[2] - box.begin[2]; ++h) {
-        const int64_t offset =
-            ((n * window.size[0] + d * c.axes[0].step) * window.size[1] + h * c.axes[1].step) * window.row();
-        const int64_t last = runs.count - 1;
-        // Without a border, rows follow each other.
-        if (runs.count > 0 && runs.offsets[last] + runs.lengths[last] * runs.pitch == offset) {
-          runs.lengths[last] += length;
-          continue;
-        }
-        runs.offsets[runs.count] = offset;
-        runs.lengths[runs.count++] = length;
-      }
+  for (int64_t n = 0; n < counts[0]; ++n)
+    for (int64_t d = 0; d < counts[1]; ++d)
+      for (int64_t h = 0; h < counts[2]; ++h)
+        runs.offsets[runs.count++] = n * strides[0] + d * strides[1] + h * strides[2];
 }
 
-/// Packs the gradient of the box's results, V::kRows channels to a panel.
-template <class V>
+/// Packs the gradient of the box's results, kWidth channels to a panel.
+template <class V, int kWidth>
 void pack_gradient(const ConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
                    int64_t pixels, float* to) {
   const ConstImages& images = c.gradient;
@@ -58,34 +51,33 @@ void pack_gradient(const ConvolutionWeight& c, const ConvolutionWeightPart& part
     const auto* const data = static_cast<const typename Source::Storage*>(images.data) +
                              part.group * images.group_stride + box.begin[2] * images.strides[1] +
                              box.begin[3] * images.strides[2];
-    for (int64_t output = part.output_begin; output < part.output_end; output += V::kRows) {
+    for (int64_t output = part.output_begin; output < part.output_end; output += kWidth) {
       float* panel = to + (output - part.output_begin) * pixels;
       for (int64_t n = box.begin[0]; n < box.end[0]; ++n)
         for (int64_t d = box.begin[1]; d < box.end[1]; ++d)
-          for (int64_t h = 0; h < rows; ++h, panel += length * V::kRows)
-            pack_panel<V, V::kRows, Source>(data + n * images.image_stride + d * images.strides[0] +
-                                                h * images.strides[1] + output * images.channel_stride,
-                                            images.channel_stride, images.strides[2],
-                                            part.output_end - output, length, panel);
+          for (int64_t h = 0; h < rows; ++h, panel += length * kWidth)
+            pack_panel<V, kWidth, Source>(data + n * images.image_stride + d * images.strides[0] +
+                                              h * images.strides[1] + output * images.channel_stride,
+                                          images.channel_stride, images.strides[2], part.output_end - output,
+                                          length, panel);
     }
   });
 }
 
 /// multiply_tile(), whose steps are pixels: b's vectors come from the window, a is packed as there.
 template <class V, int kTileRows, int kTileVectors>
-void multiply_pixels(const PixelRuns& runs, const float* a, const float* window, float* to, int64_t stride,
-                     bool accumulate) {
+void multiply_pixels(const Runs& runs, int64_t pitch, const float* a, const float* window, float* to,
+                     int64_t stride, bool accumulate) {
   using Float = typename V::Float;
   // Indexed by constants alone: see multiply_tile().
   const auto run = [&]<int... kSum, int... kVector>(std::integer_sequence<int, kSum...>,
                                                     std::integer_sequence<int, kVector...>)
       __attribute__((always_inline)) {
     Float sums[] = {((void)kSum, V::zero())...};
-    const int64_t pitch = runs.pitch;
     for (int64_t i = 0; i < runs.count; ++i) {
       const float* b = window + runs.offsets[i];
 #pragma GCC unroll 4
-      for (int64_t k = runs.lengths[i]; k > 0; --k) {
+      for (int64_t k = runs.length; k > 0; k -= pitch) {
         const Float columns[] = {V::load(b + kVector * V::kLanes)...};
         ((sums[kSum] =
               V::fma(V::broadcast(a + kSum / kTileVectors), columns[kSum % kTileVectors], sums[kSum])),
@@ -109,8 +101,8 @@ template <class V, typename = std::make_integer_sequence<int, V::kRows * V::kVec
 struct PixelTiles;
 template <class V, int... kIndex>
 struct PixelTiles<V, std::integer_sequence<int, kIndex...>> {
-  using Multiply = void(const PixelRuns& runs, const float* a, const float* window, float* to, int64_t stride,
-                        bool accumulate);
+  using Multiply = void(const Runs& runs, int64_t pitch, const float* a, const float* window, float* to,
+                        int64_t stride, bool accumulate);
   static constexpr Multiply* kOf[] = {
       &multiply_pixels<V, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1>...};
 };
@@ -143,38 +135,95 @@ void finish_weights(const ConvolutionWeight& c, const ConvolutionWeightPart& par
   }
 }
 
+/// What the loops below share of one block of results.
+struct WeightBlock {
+  int64_t index, results, pitch;  ///< the block's place; its results, and from one to the next in the window
+  Runs taps, pixels;
+};
+
+/// Adds a block: tiles of results' channels x adjacent taps and channels of the window.
+template <class V>
+void add_wide(const ConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
+              const WeightBlock& block, const ConvolutionWeightScratch& scratch) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  const int64_t outputs = part.output_end - part.output_begin;
+  pack_gradient<V, V::kRows>(c, part, box, block.results, scratch.gradient);
+  const Runs& taps = block.taps;
+  const int64_t padded = (taps.length + kColumns - 1) / kColumns * kColumns, stride = taps.count * padded;
+  for (int64_t i = 0; i < taps.count; ++i)
+    for (int64_t col = 0; col < taps.length; col += kColumns) {
+      const int64_t vectors = (least<V>(taps.length - col, kColumns) + V::kLanes - 1) / V::kLanes;
+      for (int64_t output = 0; output < outputs; output += V::kRows)
+        PixelTiles<V>::kOf[(least<V>(outputs - output, V::kRows) - 1) * V::kVectors + vectors - 1](
+            block.pixels, block.pitch, scratch.gradient + output * block.results,
+            scratch.source + taps.offsets[i] + col, scratch.sums + output * stride + i * padded + col, stride,
+            block.index > 0);
+    }
+}
+
+/// Where few channels leave vectors of the window half empty: tiles of taps and channels x results' channels,
+/// the sums as [panel][tap and channel][kColumns].
+template <class V>
+void add_narrow(const ConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
+                const WeightBlock& block, const ConvolutionWeightScratch& scratch) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  const int64_t outputs = part.output_end - part.output_begin;
+  pack_gradient<V, kColumns>(c, part, box, block.results, scratch.gradient);
+  int64_t rows[kConvolutionDepth], count = 0;
+  for (int64_t i = 0; i < block.taps.count; ++i)
+    for (int64_t k = 0; k < block.taps.length; ++k) rows[count++] = block.taps.offsets[i] + k;
+  for (int64_t output = 0; output < outputs; output += kColumns) {
+    const int64_t vectors = (least<V>(outputs - output, kColumns) + V::kLanes - 1) / V::kLanes;
+    for (int64_t row = 0; row < count; row += V::kRows)
+      RunTiles<V, int64_t>::multiply(least<V>(count - row, V::kRows), vectors, block.pixels, block.pitch,
+                                     scratch.source, rows + row, /*pitch=*/1,
+                                     scratch.gradient + output * block.results,
+                                     scratch.sums + output * count + row * kColumns, block.index > 0);
+  }
+}
+
+template <class V, class Out>
+void finish_narrow(const ConvolutionWeight& c, const ConvolutionWeightPart& part, const float* sums) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  const int64_t channels = part.channel_end - part.channel_begin;
+  auto* const out = static_cast<typename Out::Storage*>(c.out.data) + part.group * c.out.group_stride +
+                    part.channel_begin * c.out.channel_stride;
+  for (int64_t output = part.output_begin; output < part.output_end; output += kColumns)
+    for (int64_t d = 0; d < c.axes[0].taps; ++d)
+      for (int64_t h = 0; h < c.axes[1].taps; ++h)
+        for (int64_t w = 0; w < c.axes[2].taps; ++w)
+          for (int64_t i = 0; i < channels; ++i, sums += kColumns)
+            for (int64_t lane = 0; lane < kColumns && output + lane < part.output_end; lane += V::kLanes)
+              Out::scatter(out + (output + lane) * c.out.image_stride + i * c.out.channel_stride +
+                               d * c.out.strides[0] + h * c.out.strides[1] + w * c.out.strides[2],
+                           c.out.image_stride, least<V>(part.output_end - output - lane, V::kLanes),
+                           V::load(sums + lane));
+}
+
 template <class V>
 void convolve_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
                           const ConvolutionWeightScratch& scratch) {
   constexpr int kColumns = V::kVectors * V::kLanes;
-  const int64_t channels = part.channel_end - part.channel_begin;
-  const int64_t outputs = part.output_end - part.output_begin;
-  const int64_t blocks = block_count<V>(c);
-  int64_t padded = 0, stride = 0;
-  Runs runs;
-  PixelRuns pixels;
-  for (int64_t index = 0; index < blocks; ++index) {
-    const Box box = box_of<V>(c, index);
+  const int64_t channels = part.channel_end - part.channel_begin, blocks = block_count<V>(c);
+  const bool narrow = channels < V::kLanes &&
+                      c.axes[0].taps * c.axes[1].taps * c.axes[2].taps * channels <= kConvolutionDepth;
+  WeightBlock block;
+  for (block.index = 0; block.index < blocks; ++block.index) {
+    const Box box = box_of<V>(c, block.index);
     const Window window = window_of<V>(c.axes, box, channels);
     widen_window<V>(c.axes, c.source, part.group, part.channel_begin, box, window, scratch.source);
-    find_runs<V>(c.axes, window, runs);
-    find_pixel_runs<V>(c, box, window, pixels);
-    int64_t count = 1;
-    for (int a = 0; a < 4; ++a) count *= box.end[a] - box.begin[a];
-    pack_gradient<V>(c, part, box, count, scratch.gradient);
-    padded = (runs.length + kColumns - 1) / kColumns * kColumns;
-    stride = runs.count * padded;
-    for (int64_t i = 0; i < runs.count; ++i)
-      for (int64_t col = 0; col < runs.length; col += kColumns) {
-        const int64_t vectors = (least<V>(runs.length - col, kColumns) + V::kLanes - 1) / V::kLanes;
-        for (int64_t output = 0; output < outputs; output += V::kRows)
-          PixelTiles<V>::kOf[(least<V>(outputs - output, V::kRows) - 1) * V::kVectors + vectors - 1](
-              pixels, scratch.gradient + output * count, scratch.source + runs.offsets[i] + col,
-              scratch.sums + output * stride + i * padded + col, stride, index > 0);
-      }
+    block.pitch = c.axes[2].step * channels;
+    block.results = 1;
+    for (int a = 0; a < 4; ++a) block.results *= box.end[a] - box.begin[a];
+    find_runs<V>(c.axes, window, block.taps);
+    find_pixel_runs<V>(c, box, window, block.pitch, block.pixels);
+    (narrow ? add_narrow<V> : add_wide<V>)(c, part, box, block, scratch);
   }
   with_elements<V>(c.out.element, c.out.element, [&](auto out) {
-    finish_weights<V, decltype(out)>(c, part, scratch.sums, stride, padded);
+    using Out = decltype(out);
+    if (narrow) return finish_narrow<V, Out>(c, part, scratch.sums);
+    const int64_t padded = (block.taps.length + kColumns - 1) / kColumns * kColumns;
+    finish_weights<V, Out>(c, part, scratch.sums, block.taps.count * padded, padded);
   });
 }
 
