@@ -61,8 +61,9 @@ Pointer advanced(Pointer data, cpu::Element element, int64_t elements) {
   return static_cast<Byte*>(data) + elements * (element == cpu::Element::kFloat32 ? 4 : 2);
 }
 
-/// The same convolution without what it would skip: along an axis with one tap, only positions that are read.
-cpu::Convolution without_gaps(cpu::Convolution c) {
+/// Drops what is skipped: of an axis with one tap, only positions that are read remain.
+template <typename Problem>
+void drop_gaps(Problem& c) {
   for (const auto a : c10::irange(3)) {
     cpu::Axis& axis = c.axes[a];
     const bool inside = axis.origin >= 0 && axis.origin + (axis.out - 1) * axis.step < axis.size;
@@ -72,7 +73,10 @@ cpu::Convolution without_gaps(cpu::Convolution c) {
     c.source.strides[a] *= axis.step;
     axis = {axis.out, axis.out, 1, 1, 1, 0};
   }
-  // Rows that follow each other in both are one row.
+}
+
+/// Makes rows that follow each other in source and results one row.
+void join_rows(cpu::Convolution& c) {
   for (const int a : {1, 0}) {
     const cpu::Axis &outer = c.axes[a], &inner = c.axes[2];
     const auto is_plain = [](const cpu::Axis& axis) {
@@ -85,7 +89,6 @@ cpu::Convolution without_gaps(cpu::Convolution c) {
     c.axes[2].size = c.axes[2].out = outer.out * inner.out;
     c.axes[a] = {};
   }
-  return c;
 }
 
 /// Makes blocks of up to `pixels` results, which need up to `window` pixels of the source: from the last axis
@@ -151,7 +154,8 @@ Pass pass_of(const cpu::Convolution& c, const ConvolutionBuild& build) {
     pass.kernel = build.convolve_depthwise;
     pass.window_channels = cpu::kConvolutionLanes;
   }
-  pass.c = without_gaps(pass.c);
+  drop_gaps(pass.c);
+  join_rows(pass.c);
   pass.c.block_channels = block_channels(pass.c);
   pass.window_channels = std::max(pass.window_channels, pass.c.block_channels);
   return pass;
@@ -333,6 +337,7 @@ void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build)
     c.out.image_stride = c.out.group_stride;
     std::swap(c.groups, c.outputs);
   }
+  drop_gaps(c);
   cpu::ConvolutionWeightKernel* const kernel =
       depthwise ? build.convolve_depthwise_weight : build.convolve_weight;
   choose_blocks(c, cpu::kConvolutionChain, kWeightWindow);

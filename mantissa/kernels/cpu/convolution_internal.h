@@ -173,7 +173,7 @@ void multiply_runs(const Runs& runs, Step step, const float* source, const int64
       const float* const end = source + runs.offsets[i] + runs.length;
       const float* const rows[] = {(end + at[kPointer * kTogether])...};
       int64_t next = pitch - runs.length;
-#pragma GCC unroll 4
+#pragma GCC unroll 2
       for (int64_t k = -runs.length; k != 0; k += step, next += step) {
         const Float columns[] = {V::load(b + kVector * V::kLanes)...};
         ((sums[kSum] = V::fma(V::broadcast(rows[kSum / kTileVectors / kTogether] +
