@@ -8,8 +8,8 @@
 
 #include <torch/torch.h>
 
-#include "mantissa/kernels/matrix_internal.h"
 #include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/tensors_internal.h"
 #include "mantissa/kernels/test_support_internal.h"
 
 namespace mantissa {
@@ -73,13 +73,13 @@ class ActivationTest : public testing::TestWithParam<ActivationBuild> {
   }
   static at::Tensor activated(Activation activation, const at::Tensor& x) {
     at::Tensor out = at::full_like(x, -7);
-    GetParam().run(activation, products::element_of(x.scalar_type()), x.const_data_ptr(),
-                   out.mutable_data_ptr(), x.numel());
+    GetParam().run(activation, element_of(x.scalar_type()), x.const_data_ptr(), out.mutable_data_ptr(),
+                   x.numel());
     return out;
   }
   static at::Tensor gradient(Activation activation, const at::Tensor& gradient, const at::Tensor& x) {
     at::Tensor out = at::full_like(x, -7);
-    GetParam().run_backward(activation, products::element_of(x.scalar_type()), gradient.const_data_ptr(),
+    GetParam().run_backward(activation, element_of(x.scalar_type()), gradient.const_data_ptr(),
                             x.const_data_ptr(), out.mutable_data_ptr(), x.numel());
     return out;
   }

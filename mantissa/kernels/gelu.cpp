@@ -7,7 +7,7 @@
 #include "mantissa/core/cpu_tier.h"
 #include "mantissa/kernels/activation.h"
 #include "mantissa/kernels/gelu_internal.h"
-#include "mantissa/kernels/matrix_internal.h"
+#include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa::gelus {
 namespace {
@@ -21,7 +21,7 @@ std::optional<cpu::Activation> form(c10::string_view approximate) {
 
 /// Whether it is computed here. Plain loops would be slower than libtorch's.
 bool is_ours(const at::Tensor& x) {
-  return (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf) && products::is_plain(x) &&
+  return (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf) && is_plain(x) &&
          x.is_non_overlapping_and_dense() && cpu_tier() != CpuTier::kGeneric;
 }
 
@@ -31,8 +31,8 @@ at::Tensor gelu(const at::Tensor& self, c10::string_view approximate) {
   const auto activation = form(approximate);
   if (!activation || !is_ours(self)) return at::cpu::gelu(self, approximate);
   at::Tensor out = at::empty_like(self);
-  activate(*activation, products::element_of(self.scalar_type()), self.const_data_ptr(),
-           out.mutable_data_ptr(), self.numel());
+  activate(*activation, element_of(self.scalar_type()), self.const_data_ptr(), out.mutable_data_ptr(),
+           self.numel());
   return out;
 }
 
@@ -40,7 +40,7 @@ at::Tensor& gelu_(at::Tensor& self, c10::string_view approximate) {
   const auto activation = form(approximate);
   if (!activation || !is_ours(self)) return at::cpu::gelu_(self, approximate);
   void* const data = self.mutable_data_ptr();
-  activate(*activation, products::element_of(self.scalar_type()), data, data, self.numel());
+  activate(*activation, element_of(self.scalar_type()), data, data, self.numel());
   return self;
 }
 
@@ -52,7 +52,7 @@ at::Tensor gelu_backward(const at::Tensor& grad_output, const at::Tensor& self,
       grad_output.strides() != self.strides())
     return at::cpu::gelu_backward(grad_output, self, approximate);
   at::Tensor out = at::empty_like(self);
-  activate_backward(*activation, products::element_of(self.scalar_type()), grad_output.const_data_ptr(),
+  activate_backward(*activation, element_of(self.scalar_type()), grad_output.const_data_ptr(),
                     self.const_data_ptr(), out.mutable_data_ptr(), self.numel());
   return out;
 }

@@ -13,10 +13,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "mantissa/kernels/gemm.h"
-#include "mantissa/kernels/matrix_internal.h"
 #include "mantissa/kernels/mixed_products_internal.h"
 #include "mantissa/kernels/overrides.h"
 #include "mantissa/kernels/product_choice_internal.h"
+#include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa {
 namespace mixed_products {
@@ -24,8 +24,6 @@ namespace {
 
 using at::Scalar;
 using at::Tensor;
-using products::element_of;
-using products::matrix;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -124,7 +122,6 @@ bool is_floating(const Tensor& x) {
 /// x [..., k] times weight, [n, k] if `is_transposed` and else [k, n], plus a bias [n] or none: computed, if
 /// this is the place for it.
 std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_transposed) {
-  using products::is_plain;
   // First what rules out most.
   if (weight.scalar_type() != at::kFloat || weight.dim() != 2 || x.dim() == 0 || !is_floating(x))
     return std::nullopt;

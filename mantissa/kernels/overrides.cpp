@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/convolutions_internal.h"
 #include "mantissa/kernels/gelu_internal.h"
 #include "mantissa/kernels/mixed_products_internal.h"
 #include "mantissa/kernels/products_internal.h"
@@ -84,6 +85,8 @@ std::unique_ptr<torch::Library> cpu_library() {
   library->impl("_scaled_dot_product_flash_attention_for_cpu", TORCH_FN(scaled_dot_product::forward));
   library->impl("_scaled_dot_product_flash_attention_for_cpu_backward",
                 TORCH_FN(scaled_dot_product::backward));
+  library->impl("convolution", TORCH_FN(convolutions::convolution));
+  library->impl("convolution_backward", TORCH_FN(convolutions::convolution_backward));
   library->impl("_amp_foreach_non_finite_check_and_unscale_", TORCH_FN(non_finite_check_and_unscale_));
   return library;
 }

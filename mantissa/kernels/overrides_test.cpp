@@ -62,6 +62,8 @@ TEST_F(Overrides, AreOnAndOffByACall) {
       {"aten::dot", ""},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", ""},
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", ""},
+      {"aten::convolution", ""},
+      {"aten::convolution_backward", ""},
       {"aten::_amp_foreach_non_finite_check_and_unscale_", ""}};
   for (const auto& [name, overload] : names)
     EXPECT_TRUE(ours_is_registered(name, overload)) << name << overload;

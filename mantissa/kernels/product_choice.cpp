@@ -28,15 +28,13 @@ constexpr StockIsFaster kEmulated = {0, kNever, kNever, kNever};
 /// Plain loops pack what they use once, too.
 constexpr StockIsFaster kGeneric = {16, kNever, kNever, kNever};
 
-/// Whether oneDNN multiplies this type with instructions of its own. A capped tier stands for a CPU without
-/// them.
+}  // namespace
+
 bool is_native(cpu::Element element) {
   static const bool bf16 = cpu_tier() == CpuTier::kAvx512Bf16;
   static const bool fp16 = bf16 && dtype_support(at::kCPU, at::kHalf).support == DtypeSupport::kNative;
   return (element == cpu::Element::kBFloat16 ? bf16 : fp16) && at::globalContext().userEnabledMkldnn();
 }
-
-}  // namespace
 
 bool is_faster_here(const cpu::Gemm& g, bool is_dot) {
   const StockIsFaster& stock = is_native(g.a.element)            ? kNative

@@ -5,6 +5,10 @@
 
 namespace mantissa::products {
 
+/// Whether oneDNN multiplies this type with instructions of its own. A capped tier stands for a CPU without
+/// them.
+bool is_native(cpu::Element element);
+
 /// Whether `g`, of 16-bit operands, is faster with gemm() than with libtorch's kernel on this CPU. `is_dot`:
 /// it is the product of two vectors, for which libtorch has a kernel of its own.
 bool is_faster_here(const cpu::Gemm& g, bool is_dot);

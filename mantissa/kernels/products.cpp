@@ -15,9 +15,9 @@
 #include <c10/util/irange.h>
 
 #include "mantissa/kernels/gemm.h"
-#include "mantissa/kernels/matrix_internal.h"
 #include "mantissa/kernels/product_choice_internal.h"
 #include "mantissa/kernels/products_internal.h"
+#include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa::products {
 namespace {

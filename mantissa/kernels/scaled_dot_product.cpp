@@ -9,16 +9,14 @@
 #include <ATen/ops/empty_strided_cpu_dispatch.h>
 
 #include "mantissa/kernels/attention.h"
-#include "mantissa/kernels/matrix_internal.h"
 #include "mantissa/kernels/product_choice_internal.h"
 #include "mantissa/kernels/scaled_dot_product_internal.h"
+#include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa::scaled_dot_product {
 namespace {
 
 using at::Tensor;
-using products::element_of;
-using products::is_plain;
 
 /// x [batch, heads, rows, columns].
 template <typename Pointer>

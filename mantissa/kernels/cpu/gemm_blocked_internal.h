@@ -3,6 +3,7 @@
 // The blocked product, written once for every tier with vectors, on the terms of elements_internal.h.
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "mantissa/kernels/cpu/activation_internal.h"
@@ -13,24 +14,24 @@ namespace mantissa::cpu {
 
 /// Writes one panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth +
 /// lane]. `lanes` of them exist, further ones are 0 or undefined. The last step's vector may reach past the
-/// panel's end, where the next panel will be.
-template <class V, int kWidth, class Source>
+/// panel's end, where the next panel will be. Steps may be further apart: to[k * step + lane].
+template <class V, int kWidth, class Source, class Step = std::integral_constant<int64_t, kWidth>>
 void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64_t k_stride, int64_t lanes,
-                int64_t depth, float* to) {
+                int64_t depth, float* to, Step step = {}) {
   constexpr int kVectors = (kWidth + V::kLanes - 1) / V::kLanes;
   if (lane_stride == 1 && lanes >= kVectors * V::kLanes) {
     for (int64_t k = 0; k < depth; ++k)
       for (int v = 0; v < kVectors; ++v)
-        V::store(to + k * kWidth + v * V::kLanes, Source::load(from + k * k_stride + v * V::kLanes));
+        V::store(to + k * step + v * V::kLanes, Source::load(from + k * k_stride + v * V::kLanes));
     return;
   }
   if (lane_stride == 1) {
     const int64_t whole = lanes / V::kLanes * V::kLanes;
     for (int64_t k = 0; k < depth; ++k) {
       for (int64_t lane = 0; lane < whole; lane += V::kLanes)
-        V::store(to + k * kWidth + lane, Source::load(from + k * k_stride + lane));
+        V::store(to + k * step + lane, Source::load(from + k * k_stride + lane));
       if (whole < lanes)
-        V::store(to + k * kWidth + whole, Source::load_some(from + k * k_stride + whole, lanes - whole));
+        V::store(to + k * step + whole, Source::load_some(from + k * k_stride + whole, lanes - whole));
     }
     return;
   }
@@ -53,12 +54,12 @@ void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64
                                               : Source::load_some(first + lane * lane_stride + k, steps);
         }
         V::transpose(rows);
-        float* const out = to + k * kWidth + v * V::kLanes;
+        float* const out = to + k * step + v * V::kLanes;
         if (steps == V::kLanes) {
 #pragma GCC unroll 16
-          for (int64_t step = 0; step < V::kLanes; ++step) V::store(out + step * kWidth, rows[step]);
+          for (int64_t row = 0; row < V::kLanes; ++row) V::store(out + row * step, rows[row]);
         } else {
-          for (int64_t step = 0; step < steps; ++step) V::store(out + step * kWidth, rows[step]);
+          for (int64_t row = 0; row < steps; ++row) V::store(out + row * step, rows[row]);
         }
       }
     }
@@ -67,7 +68,7 @@ void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64
   for (int64_t k = 0; k < depth; ++k)
     for (int v = 0; v < kVectors; ++v) {
       const int64_t here = lanes - v * V::kLanes < V::kLanes ? lanes - v * V::kLanes : V::kLanes;
-      V::store(to + k * kWidth + v * V::kLanes,
+      V::store(to + k * step + v * V::kLanes,
                Source::gather(from + k * k_stride + v * V::kLanes * lane_stride, lane_stride, here));
     }
 }

@@ -5,7 +5,7 @@
 
 #include "mantissa/kernels/cpu/gemm.h"
 
-namespace mantissa::products {
+namespace mantissa {
 
 /// Numbers in this machine's memory, each at its strides: what a kernel can read as it is.
 inline bool is_plain(const at::Tensor& x) {
@@ -28,4 +28,4 @@ cpu::MatrixOf<Pointer> matrix(Pointer data, const at::Tensor& x) {
           batch_dims == 1 ? x.stride(0) : 0};
 }
 
-}  // namespace mantissa::products
+}  // namespace mantissa

@@ -1,0 +1,393 @@
+#include "mantissa/kernels/convolution.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <type_traits>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/irange.h>
+
+#include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/scratch_internal.h"
+
+namespace mantissa {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+
+template <typename Problem>
+int64_t taps_of(const Problem& c) {
+  return c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
+}
+
+/// Channels whose taps make one chain; a function of the shape alone.
+int64_t block_channels(const cpu::Convolution& c) {
+  const int64_t most = std::max<int64_t>(1, cpu::kConvolutionDepth / std::max<int64_t>(1, taps_of(c)));
+  return std::min(c.channels, most < 16 ? most : most / 16 * 16);
+}
+
+/// What `extent` results along an axis read of it.
+int64_t span(const cpu::Axis& axis, int64_t extent) {
+  return axis.taps == 0 ? 0 : (extent - 1) * axis.step + (axis.taps - 1) * axis.dilation + 1;
+}
+
+/// Pixels of the source that a block needs, its border included.
+int64_t window_pixels(const cpu::Axis* axes, const int64_t* block) {
+  return block[0] * span(axes[0], block[1]) * span(axes[1], block[2]) * span(axes[2], block[3]);
+}
+
+template <typename Problem>
+int64_t size_along(const Problem& c, int dim) {
+  return dim == 0 ? c.batch : c.axes[dim - 1].out;
+}
+
+int64_t block_count(const cpu::Convolution& c) {
+  int64_t count = 1;
+  for (const auto dim : c10::irange(4)) count *= divide_up(size_along(c, dim), c.block[dim]);
+  return count;
+}
+
+template <typename Problem>
+int64_t pixel_count(const Problem& c) {
+  return c.batch * c.axes[0].out * c.axes[1].out * c.axes[2].out;
+}
+
+template <typename Pointer>
+Pointer advanced(Pointer data, cpu::Element element, int64_t elements) {
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
+  return static_cast<Byte*>(data) + elements * (element == cpu::Element::kFloat32 ? 4 : 2);
+}
+
+/// Drops what is skipped: of an axis with one tap, only positions that are read remain.
+template <typename Problem>
+void drop_gaps(Problem& c) {
+  for (const auto a : c10::irange(3)) {
+    cpu::Axis& axis = c.axes[a];
+    const bool inside = axis.origin >= 0 && axis.origin + (axis.out - 1) * axis.step < axis.size;
+    // Channels that are apart are read in vectors along the last axis, which must stay adjacent.
+    if (axis.taps != 1 || !inside || (a == 2 && axis.step > 1 && c.source.channel_stride != 1)) continue;
+    c.source.data = advanced(c.source.data, c.source.element, axis.origin * c.source.strides[a]);
+    c.source.strides[a] *= axis.step;
+    axis = {axis.out, axis.out, 1, 1, 1, 0};
+  }
+}
+
+/// Makes rows that follow each other in source and results one row.
+void join_rows(cpu::Convolution& c) {
+  for (const int a : {1, 0}) {
+    const cpu::Axis &outer = c.axes[a], &inner = c.axes[2];
+    const auto is_plain = [](const cpu::Axis& axis) {
+      return axis.taps == 1 && axis.step == 1 && axis.origin == 0 && axis.size == axis.out;
+    };
+    if (!is_plain(outer) || !is_plain(inner)) break;
+    if (outer.out > 1 && (c.source.strides[a] != inner.out * c.source.strides[2] ||
+                          c.out.strides[a] != inner.out * c.out.strides[2]))
+      break;
+    c.axes[2].size = c.axes[2].out = outer.out * inner.out;
+    c.axes[a] = {};
+  }
+}
+
+/// Makes blocks of up to `pixels` results, which need up to `window` pixels of the source: from the last axis
+/// outwards as many as fit.
+template <typename Problem>
+void choose_blocks(Problem& c, int64_t pixels, int64_t window) {
+  std::fill_n(c.block, 4, 1);
+  for (int dim = 3; dim >= 0; --dim) {
+    const int64_t size = size_along(c, dim);
+    int64_t low = 1, high = size;  // the largest that fits
+    while (low < high) {
+      c.block[dim] = (low + high + 1) / 2;
+      const bool fits = c.block[0] * c.block[1] * c.block[2] * c.block[3] <= pixels &&
+                        window_pixels(c.axes, c.block) <= window;
+      if (fits)
+        low = c.block[dim];
+      else
+        high = c.block[dim] - 1;
+    }
+    c.block[dim] = divide_up(size, divide_up(size, low));
+    if (c.block[dim] < size) break;
+  }
+}
+
+/// Whether a kernel has few enough taps, and a single result's window up to `window` pixels.
+template <typename Problem>
+bool is_within(const Problem& c, int64_t window) {
+  // Alone first: what is larger might overflow the products.
+  for (const cpu::Axis& axis : c.axes)
+    if (axis.taps > cpu::kConvolutionDepth || span(axis, 1) > window) return false;
+  constexpr std::array<int64_t, 4> kPixel = {1, 1, 1, 1};
+  return taps_of(c) <= cpu::kConvolutionDepth && window_pixels(c.axes, kPixel.data()) <= window;
+}
+
+/// Each group has one channel and one result.
+template <typename Problem>
+bool is_depthwise(const Problem& c) {
+  return c.groups > 1 && c.channels == 1 && c.outputs == 1;
+}
+
+/// As the depthwise kernels take it: the groups are channels.
+template <typename Images>
+void make_channels_of_groups(Images& images) {
+  images.channel_stride = images.group_stride;
+  images.group_stride = 0;
+}
+
+/// A convolution, its kernel, and how the work is cut: blocks, fastest, then ranges of channels, then groups.
+struct Pass {
+  cpu::Convolution c;
+  cpu::ConvolutionKernel* kernel;
+  int64_t window_channels, blocks, ranges, outputs, tasks;
+};
+
+/// The same convolution as it is computed; how it is cut is still open.
+Pass pass_of(const cpu::Convolution& c, const ConvolutionBuild& build) {
+  Pass pass{c, build.convolve, 0, 0, 1, 0, 0};
+  if (is_depthwise(c)) {
+    make_channels_of_groups(pass.c.source);
+    make_channels_of_groups(pass.c.out);
+    pass.c.weight.image_stride = c.weight.group_stride;
+    std::swap(pass.c.groups, pass.c.outputs);
+    pass.kernel = build.convolve_depthwise;
+    pass.window_channels = cpu::kConvolutionLanes;
+  }
+  drop_gaps(pass.c);
+  join_rows(pass.c);
+  pass.c.block_channels = block_channels(pass.c);
+  pass.window_channels = std::max(pass.window_channels, pass.c.block_channels);
+  return pass;
+}
+
+void cut(Pass& pass, const ConvolutionBuild& build, int64_t threads) {
+  cpu::Convolution& c = pass.c;
+  // Enough blocks for all threads.
+  const int64_t share = divide_up(pixel_count(c) * c.groups, threads);
+  choose_blocks(c, std::clamp<int64_t>(share, 48, cpu::kConvolutionPixels),
+                cpu::kConvolutionSource / pass.window_channels);
+  pass.blocks = block_count(c);
+  pass.outputs = c.outputs;
+  const int64_t parts = pass.blocks * c.groups;
+  if (parts % threads != 0 && parts < 8 * threads) {
+    const int64_t wanted = threads / std::gcd(threads, parts);
+    pass.outputs = round_up(divide_up(c.outputs, wanted), build.tile_cols);
+    pass.ranges = divide_up(c.outputs, pass.outputs);
+  }
+  pass.tasks = parts * pass.ranges;
+}
+
+/// This thread's working memory.
+cpu::ConvolutionScratch scratch_for(const Pass& pass, const ConvolutionBuild& build) {
+  const cpu::Convolution& c = pass.c;
+  const int64_t columns = round_up(std::min(c.outputs, pass.outputs), build.tile_cols);
+  const int64_t all = columns * c.channels * taps_of(c);
+  const int64_t panel = build.tile_cols * c.block_channels * taps_of(c);
+  const auto line = [](int64_t floats) { return round_up(floats, 16); };
+  const int64_t source = line(window_pixels(c.axes, c.block) * pass.window_channels + cpu::kGemmSlack);
+  const int64_t weights = line((all <= cpu::kConvolutionWeights ? all : panel) + cpu::kGemmSlack);
+  const int64_t pixels = cpu::kConvolutionPixels + 48;
+  const int64_t sums =
+      c.block_channels < c.channels ? pixels * std::min(columns, cpu::kConvolutionColumns) : 0;
+  constexpr int64_t kFloats = sizeof(int64_t) / sizeof(float);
+  float* const memory = thread_scratch(source + weights + sums + 2 * pixels * kFloats);
+  auto* const tables = reinterpret_cast<int64_t*>(memory + source + weights + sums);
+  return {memory, memory + source, memory + source + weights, tables, tables + pixels};
+}
+
+/// For a weight's gradient: its blocks must not depend on how many channels a part has, so there is room for
+/// this many at least, also for a depthwise one's.
+constexpr int64_t kWeightChannels = cpu::kConvolutionLanes,
+                  kWeightWindow = cpu::kConvolutionSource / kWeightChannels;
+
+/// How a weight's gradient is cut: parts of up to so many channels and outputs, whose sums are made for
+/// `together` outputs at a time.
+struct WeightParts {
+  int64_t channels, outputs, together, channel_parts, output_parts;
+};
+
+WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBuild& build, int64_t threads,
+                            bool depthwise) {
+  WeightParts parts{};
+  const auto even = [](int64_t size, int64_t most, int64_t multiple) {
+    return std::min(size, round_up(divide_up(size, divide_up(size, most)), multiple));
+  };
+  if (depthwise) {
+    // One range of channels after the other, whole vectors each.
+    parts = {cpu::kConvolutionLanes, 0, cpu::kConvolutionLanes, 1, 0};
+    parts.outputs = even(c.outputs, divide_up(c.outputs, threads), build.tile_cols);
+    parts.output_parts = divide_up(c.outputs, parts.outputs);
+    return parts;
+  }
+  // Both operands are packed anew for each part of the other: the fewest parts that fit, but one per thread.
+  const int64_t taps = taps_of(c);
+  const int64_t most_outputs = std::min(c.outputs, cpu::kConvolutionOutputs);
+  const int64_t fit = std::min(cpu::kConvolutionSums / (taps * most_outputs),
+                               cpu::kConvolutionSource / window_pixels(c.axes, c.block));
+  const int64_t share = divide_up(c.channels * c.groups, threads);
+  parts.channels = even(c.channels, std::max(kWeightChannels, std::min(fit, share) / 16 * 16), 16);
+  parts.channel_parts = divide_up(c.channels, parts.channels);
+  const int64_t wanted = divide_up(threads, std::gcd(threads, parts.channel_parts * c.groups));
+  const int64_t room = std::max<int64_t>(1, cpu::kConvolutionSums / (taps * parts.channels));
+  parts.outputs =
+      even(c.outputs, std::min({most_outputs, room, divide_up(c.outputs, wanted)}), build.tile_rows);
+  // Either side of a tile may be the outputs'.
+  parts.together =
+      std::max(round_up(parts.outputs, build.tile_rows), round_up(parts.outputs, build.tile_cols));
+  parts.output_parts = divide_up(c.outputs, parts.outputs);
+  return parts;
+}
+
+cpu::ConvolutionWeightScratch scratch_for(const cpu::ConvolutionWeight& c, const WeightParts& parts,
+                                          const ConvolutionBuild& build) {
+  const cpu::Axis& width = c.axes[2];
+  const int64_t run = (width.dilation == 1 ? width.taps : 1) * parts.channels;
+  const int64_t source = round_up(window_pixels(c.axes, c.block) * parts.channels + cpu::kGemmSlack, 16);
+  const int64_t gradient = round_up(parts.together * cpu::kConvolutionChain + cpu::kGemmSlack, 16);
+  const int64_t sums = parts.together * (taps_of(c) * parts.channels / run) * round_up(run, build.tile_cols);
+  float* const memory = thread_scratch(source + gradient + sums);
+  return {memory, memory + source, memory + source + gradient};
+}
+
+/// As in gemm(): each thread shall have some microseconds of work.
+int64_t threads_for(int64_t products) {
+  constexpr int64_t kProductsPerThread = int64_t{1} << 18;
+  const int64_t worth = std::max<int64_t>(1, products / kProductsPerThread);
+  return at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), worth);
+}
+
+/// Tasks [begin, end) of one convolution.
+void run(const Pass& pass, const ConvolutionBuild& build, int64_t begin, int64_t end) {
+  const cpu::ConvolutionScratch scratch = scratch_for(pass, build);
+  while (begin < end) {
+    const int64_t block = begin % pass.blocks, range = begin / pass.blocks % pass.ranges;
+    const int64_t blocks = std::min(pass.blocks - block, end - begin);
+    pass.kernel(pass.c,
+                {begin / (pass.blocks * pass.ranges), block, block + blocks, range * pass.outputs,
+                 std::min(pass.c.outputs, (range + 1) * pass.outputs)},
+                scratch);
+    begin += blocks;
+  }
+}
+
+}  // namespace
+
+const std::vector<ConvolutionBuild>& convolution_builds() {
+  static const std::vector<ConvolutionBuild> builds = {
+#if defined(__x86_64__)
+    {CpuTier::kAvx512, cpu::avx512::convolve, cpu::avx512::convolve_depthwise, cpu::avx512::convolve_weight,
+     cpu::avx512::convolve_depthwise_weight, 12, 32},
+    {CpuTier::kAvx2, cpu::avx2::convolve, cpu::avx2::convolve_depthwise, cpu::avx2::convolve_weight,
+     cpu::avx2::convolve_depthwise_weight, 6, 16},
+#endif
+    {CpuTier::kGeneric, cpu::generic::convolve, cpu::generic::convolve_depthwise,
+     cpu::generic::convolve_weight, cpu::generic::convolve_depthwise_weight, 1, 1}
+  };
+  return builds;
+}
+
+const ConvolutionBuild& convolution_build() {
+  static const ConvolutionBuild& build =
+      *std::find_if(convolution_builds().begin(), convolution_builds().end(),
+                    [](const ConvolutionBuild& each) { return each.tier <= cpu_tier(); });
+  return build;
+}
+
+bool is_computable(const cpu::Convolution& c) {
+  return is_within(c,
+                   cpu::kConvolutionSource / (is_depthwise(c) ? cpu::kConvolutionLanes : block_channels(c)));
+}
+
+bool is_computable(const cpu::ConvolutionWeight& c) { return is_within(c, kWeightWindow); }
+
+void convolution(const std::vector<cpu::Convolution>& convolutions, const ConvolutionBuild& build) {
+  int64_t products = 0, tasks = 0;
+  std::vector<Pass> passes;
+  for (const cpu::Convolution& c : convolutions) {
+    TORCH_CHECK(is_computable(c), "convolution: a kernel of ", taps_of(c), " taps reaches over too much of ",
+                "the source for the scratch; ask is_computable() first");
+    passes.push_back(pass_of(c, build));
+    products += pixel_count(c) * c.groups * c.outputs * c.channels * std::max<int64_t>(1, taps_of(c));
+  }
+  const int64_t threads = threads_for(products);
+  for (Pass& pass : passes) {
+    cut(pass, build, threads);
+    tasks += pass.tasks;
+  }
+  at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
+    int64_t first = 0;
+    for (const Pass& pass : passes) {
+      const int64_t from = std::max(begin, first), to = std::min(end, first + pass.tasks);
+      if (from < to) run(pass, build, from - first, to - first);
+      first += pass.tasks;
+    }
+  });
+}
+
+void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build) {
+  TORCH_CHECK(is_computable(c), "convolution_weight: a kernel of ", taps_of(c),
+              " taps reaches over too much of the source for the scratch; ask is_computable() first");
+  const bool depthwise = is_depthwise(c);
+  if (depthwise) {
+    make_channels_of_groups(c.source);
+    make_channels_of_groups(c.gradient);
+    c.out.image_stride = c.out.group_stride;
+    std::swap(c.groups, c.outputs);
+  }
+  drop_gaps(c);
+  cpu::ConvolutionWeightKernel* const kernel =
+      depthwise ? build.convolve_depthwise_weight : build.convolve_weight;
+  choose_blocks(c, cpu::kConvolutionChain, kWeightWindow);
+  const int64_t threads = threads_for(pixel_count(c) * c.groups * c.outputs * c.channels * taps_of(c));
+  const WeightParts parts = weight_parts_of(c, build, threads, depthwise);
+  const int64_t tasks = c.groups * parts.channel_parts * parts.output_parts;
+  at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
+    const cpu::ConvolutionWeightScratch scratch = scratch_for(c, parts, build);
+    for (const auto task : c10::irange(begin, end)) {
+      const int64_t output = task % parts.output_parts * parts.outputs;
+      const int64_t channel = task / parts.output_parts % parts.channel_parts * parts.channels;
+      kernel(c,
+             {task / (parts.output_parts * parts.channel_parts), channel,
+              std::min(c.channels, channel + parts.channels), output,
+              std::min(c.outputs, output + parts.outputs)},
+             scratch);
+    }
+  });
+}
+
+std::vector<cpu::Convolution> adjoint(const cpu::Convolution& c) {
+  cpu::Convolution turned = c;
+  std::swap(turned.channels, turned.outputs);
+  std::swap(turned.weight.image_stride, turned.weight.channel_stride);
+  std::vector<cpu::Convolution> passes = {turned};
+  for (const auto a : c10::irange(3)) {
+    // Position y is reached from result i by tap t if y = origin + i * step + t * dilation. For the positions
+    // phase + j * step these are the taps first + m * every, and i = j + (phase - origin - t * dilation) / step.
+    const cpu::Axis& axis = c.axes[a];
+    const int64_t every = axis.step / std::gcd(axis.step, axis.dilation);
+    std::vector<cpu::Convolution> split;
+    for (const auto phase : c10::irange(std::min(axis.step, axis.size))) {
+      int64_t first = 0;
+      while (first < every && (phase - axis.origin - first * axis.dilation) % axis.step != 0) ++first;
+      const int64_t taps = first < std::min(every, axis.taps) ? divide_up(axis.taps - first, every) : 0;
+      const int64_t last = first + (taps - 1) * every;  // read backwards, so that positions ascend
+      for (cpu::Convolution pass : passes) {
+        pass.axes[a] = {axis.out, divide_up(axis.size - phase, axis.step), taps, 1, 1, 0};
+        if (taps > 0) {
+          pass.axes[a].dilation = every * axis.dilation / axis.step;
+          pass.axes[a].origin = (phase - axis.origin - last * axis.dilation) / axis.step;
+          pass.weight.data = advanced(pass.weight.data, pass.weight.element, last * pass.weight.strides[a]);
+          pass.weight.strides[a] *= -every;
+        }
+        pass.out.data = advanced(pass.out.data, pass.out.element, phase * pass.out.strides[a]);
+        pass.out.strides[a] *= axis.step;
+        split.push_back(pass);
+      }
+    }
+    passes = std::move(split);
+  }
+  return passes;
+}
+
+}  // namespace mantissa

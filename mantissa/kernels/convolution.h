@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/cpu/convolution.h"
+
+namespace mantissa {
+
+/// A build of the convolution kernels inside this binary.
+struct ConvolutionBuild {
+  CpuTier tier;
+  cpu::ConvolutionKernel *convolve, *convolve_depthwise;
+  cpu::ConvolutionWeightKernel *convolve_weight, *convolve_depthwise_weight;
+  int64_t tile_rows, tile_cols;  ///< parts of a group's channels begin at multiples of these
+};
+
+/// Best first; the last runs on any CPU.
+const std::vector<ConvolutionBuild>& convolution_builds();
+
+/// The best one for cpu_tier().
+const ConvolutionBuild& convolution_build();
+
+/// Whether `c` is within what the scratch takes: kernels of up to cpu::kConvolutionDepth taps that reach over no
+/// more of the source than cpu::kConvolutionSource.
+bool is_computable(const cpu::Convolution& c);
+bool is_computable(const cpu::ConvolutionWeight& c);
+
+/// Computes convolutions, which do not depend on each other, in one parallel region: see cpu::Convolution for
+/// shapes and numerics. Their `block` and `block_channels` are chosen here.
+///
+/// Threads: at::get_num_threads() of them, or the calling one alone inside another region or where the work
+///          would not pay for waking them. Results do not depend on their number.
+/// Memory:  at most 3.1 MiB per thread, kept until the thread ends.
+/// Errors:  c10::Error unless is_computable().
+void convolution(const std::vector<cpu::Convolution>& convolutions,
+                 const ConvolutionBuild& build = convolution_build());
+
+/// The gradient of a weight: see cpu::ConvolutionWeight. Its `block` is chosen here.
+/// Threads, Memory, Errors: as convolution().
+void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build = convolution_build());
+
+/// The adjoint of `c`, which is the gradient of its source and a transposed convolution: c.source is now where
+/// the gradient of c's results is read, c.out where that of c's source is written; axes, channels, outputs and
+/// weight are still those of c. One convolution for each remainder of a position by the axes' steps: there every
+/// result has the same taps.
+std::vector<cpu::Convolution> adjoint(const cpu::Convolution& c);
+
+}  // namespace mantissa

@@ -1,0 +1,140 @@
+// 16-bit convolutions and their gradients against the same in float32, on the terms of gemm_bench.cpp: both in
+// turn, the median of the ratios of processor time, every result checked before it is timed, libtorch's own
+// 16-bit kernel beside them. --benchmark_filter=conv/fp16/resnet picks.
+#include <algorithm>
+#include <benchmark/benchmark.h>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/randn.h>
+
+#include "mantissa/core/bench_internal.h"
+#include "mantissa/kernels/convolution_choice_internal.h"
+#include "mantissa/kernels/overrides.h"
+
+namespace mantissa {
+namespace {
+
+using Run = std::function<at::Tensor()>;
+
+struct Shape {
+  const char* name;
+  std::vector<int64_t> input, weight;
+  int64_t stride = 1, padding = 1, groups = 1;
+  bool transposed = false;
+};
+
+enum class Part : uint8_t { kForward, kByInput, kByWeight };
+
+Run run_of(const Shape& s, Part part, const at::Tensor& x, const at::Tensor& w, const at::Tensor& g) {
+  const size_t dims = s.input.size() - 2;
+  const std::vector<int64_t> stride(dims, s.stride), padding(dims, s.padding), one(dims, 1), zero(dims, 0);
+  if (part == Part::kForward)
+    return [=] { return at::convolution(x, w, {}, stride, padding, one, s.transposed, zero, s.groups); };
+  return [=] {
+    const auto [by_input, by_weight, by_bias] =
+        at::convolution_backward(g, x, w, {}, stride, padding, one, s.transposed, zero, s.groups,
+                                 {part == Part::kByInput, part == Part::kByWeight, false});
+    return part == Part::kByInput ? by_input : by_weight;
+  };
+}
+
+void compare(benchmark::State& state, const Shape& s, at::ScalarType dtype, Part part, bool channels_last) {
+  enable_cpu_kernels();
+  const auto format = channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  const at::Tensor x = at::randn(s.input).to(dtype).contiguous(format),
+                   w = at::randn(s.weight).to(dtype).contiguous(format);
+  const at::Tensor y = run_of(s, Part::kForward, x, w, {})();
+  const at::Tensor g = at::randn(y.sizes()).to(dtype).contiguous(format);
+  const Run mine = run_of(s, part, x, w, g),
+            twin = run_of(s, part, x.to(at::kFloat), w.to(at::kFloat), g.to(at::kFloat));
+  const auto stock = [&](int64_t repeats) {
+    disable_cpu_kernels();
+    const Cost cost = cost_of(mine, repeats);
+    enable_cpu_kernels();
+    return cost;
+  };
+  const at::Tensor wanted = twin();
+  if ((mine().to(at::kFloat) - wanted).abs().max().item<double>() >
+      0.01 * wanted.abs().max().item<double>()) {
+    state.SkipWithError("the results differ");
+    return;
+  }
+  const int64_t repeats = std::max<int64_t>(1, static_cast<int64_t>(5e-3 / cost_of(twin, 1).wall));
+  std::vector<double> ratios, over_stock, stock_ratios, twin_seconds;
+  for (auto _ : state) {
+    const Cost base = cost_of(twin, repeats), cost = cost_of(mine, repeats);
+    state.SetIterationTime(cost.wall);
+    ratios.push_back(cost.cpu / base.cpu);
+    twin_seconds.push_back(base.cpu);
+    // Slow ones need no many rounds: three digits are not asked of a factor of ten.
+    if (stock_ratios.size() < 2 || stock_ratios.back() < 3) {
+      const Cost theirs = stock(stock_ratios.empty() || stock_ratios.back() > 3 ? 1 : repeats);
+      stock_ratios.push_back(theirs.cpu / base.cpu);
+      over_stock.push_back(cost.cpu / theirs.cpu);
+    }
+  }
+  const double products = static_cast<double>((s.transposed ? x : y).numel() * w[0].numel());
+  state.counters["fp32_cpu"] = quantile(ratios, 0.5);
+  state.counters["fp32_p10"] = quantile(ratios, 0.1);
+  state.counters["fp32_p90"] = quantile(ratios, 0.9);
+  state.counters["fp32_gflops"] = 2e-9 * products / quantile(twin_seconds, 0.5);
+  state.counters["stock"] = quantile(stock_ratios, 0.5);
+  state.counters["over_stock"] = quantile(over_stock, 0.5);
+  state.SetLabel(
+      convolutions::is_faster_here(dtype == at::kHalf ? cpu::Element::kFloat16 : cpu::Element::kBFloat16)
+          ? ""
+          : "libtorch's");
+}
+
+bool register_all() {
+  // A small ResNet on 32 x 32 images, ResNet-18's layers on 224 x 224, and what is not a square.
+  const std::vector<Shape> shapes = {{"tiny/3to32", {32, 3, 32, 32}, {32, 3, 3, 3}},
+                                     {"tiny/32to32", {32, 32, 32, 32}, {32, 32, 3, 3}},
+                                     {"tiny/32to64s2", {32, 32, 32, 32}, {64, 32, 3, 3}, 2},
+                                     {"tiny/32to64s2k1", {32, 32, 32, 32}, {64, 32, 1, 1}, 2, 0},
+                                     {"tiny/64to64", {32, 64, 16, 16}, {64, 64, 3, 3}},
+                                     {"tiny/64to128s2", {32, 64, 16, 16}, {128, 64, 3, 3}, 2},
+                                     {"tiny/64to128s2k1", {32, 64, 16, 16}, {128, 64, 1, 1}, 2, 0},
+                                     {"tiny/128to128", {32, 128, 8, 8}, {128, 128, 3, 3}},
+                                     {"resnet18/stem", {4, 3, 224, 224}, {64, 3, 7, 7}, 2, 3},
+                                     {"resnet18/56", {4, 64, 56, 56}, {64, 64, 3, 3}},
+                                     {"resnet18/28s2", {4, 64, 56, 56}, {128, 64, 3, 3}, 2},
+                                     {"resnet18/28", {4, 128, 28, 28}, {128, 128, 3, 3}},
+                                     {"resnet18/14", {4, 256, 14, 14}, {256, 256, 3, 3}},
+                                     {"resnet18/7", {4, 512, 7, 7}, {512, 512, 3, 3}},
+                                     {"resnet18/7of1", {1, 512, 7, 7}, {512, 512, 3, 3}},
+                                     {"resnet50/14k1", {4, 256, 14, 14}, {1024, 256, 1, 1}, 1, 0},
+                                     {"depthwise/56", {8, 64, 56, 56}, {64, 1, 3, 3}, 1, 1, 64},
+                                     {"depthwise/28s2", {8, 128, 28, 28}, {128, 1, 3, 3}, 2, 1, 128},
+                                     {"depthwise/14", {8, 256, 14, 14}, {256, 1, 3, 3}, 1, 1, 256},
+                                     {"groups/28", {8, 128, 28, 28}, {128, 4, 3, 3}, 1, 1, 32},
+                                     {"line/1000", {8, 64, 1000}, {128, 64, 5}, 1, 2},
+                                     {"volume/28", {2, 16, 8, 28, 28}, {32, 16, 3, 3, 3}},
+                                     {"transposed/16s2", {8, 64, 16, 16}, {64, 32, 4, 4}, 2, 1, 1, true}};
+  const std::vector<std::pair<Part, std::string>> parts = {
+      {Part::kForward, "forward"}, {Part::kByInput, "by_input"}, {Part::kByWeight, "by_weight"}};
+  for (const Shape& s : shapes)
+    for (const auto dtype : {at::kBFloat16, at::kHalf})
+      for (const bool channels_last : {false, true})
+        for (const auto& [part, part_name] : parts) {
+          if (channels_last && s.input.size() != 4) continue;
+          const std::string name = std::string("conv/") + (dtype == at::kHalf ? "fp16/" : "bf16/") + s.name +
+                                   (channels_last ? "/NHWC/" : "/NCHW/") + part_name;
+          benchmark::RegisterBenchmark(
+              name.c_str(), [=](benchmark::State& state) { compare(state, s, dtype, part, channels_last); })
+              ->UseManualTime()
+              ->Unit(benchmark::kMicrosecond)
+              ->Iterations(11);
+        }
+  return true;
+}
+
+const bool kRegistered = register_all();
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,329 @@
+#include "mantissa/kernels/convolution.h"
+
+#include <algorithm>
+#include <gtest/gtest.h>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <torch/torch.h>
+
+#include "mantissa/kernels/tensors_internal.h"
+#include "mantissa/kernels/test_support_internal.h"
+
+namespace mantissa {
+
+/// For GoogleTest's messages.
+void PrintTo(const ConvolutionBuild& build, std::ostream* out) { *out << tier_name(build.tier); }
+
+namespace {
+
+/// A convolution of volumes: all sizes along depth, height, width.
+struct Shape {
+  int64_t batch = 1, groups = 1, channels = 1, outputs = 1;  // of each group
+  std::vector<int64_t> size = {1, 1, 1}, taps = {1, 1, 1}, step = {1, 1, 1}, dilation = {1, 1, 1},
+                       padding = {0, 0, 0};
+
+  int64_t out(int a) const {
+    return (size[a] + 2 * padding[a] - (taps[a] - 1) * dilation[a] - 1) / step[a] + 1;
+  }
+  at::Tensor source(at::ScalarType dtype) const {
+    return at::randn({batch, groups * channels, size[0], size[1], size[2]}).to(dtype);
+  }
+  at::Tensor weight(at::ScalarType dtype) const {
+    return at::randn({groups * outputs, channels, taps[0], taps[1], taps[2]}).to(dtype);
+  }
+  at::Tensor result(at::ScalarType dtype) const {
+    return at::randn({batch, groups * outputs, out(0), out(1), out(2)}).to(dtype);
+  }
+};
+
+std::ostream& operator<<(std::ostream& out, const Shape& s) {
+  return out << s.batch << " images, " << s.groups << " x " << s.channels << " to " << s.outputs << ", size "
+             << s.size << ", taps " << s.taps << ", step " << s.step << ", dilation " << s.dilation
+             << ", padding " << s.padding;
+}
+
+cpu::Element element(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat ? cpu::Element::kFloat32 : element_of(x.scalar_type());
+}
+
+template <typename Images>
+Images images(const at::Tensor& x, int64_t channels) {
+  return {x.data_ptr(), element(x),  channels * x.stride(1),
+          x.stride(0),  x.stride(1), {x.stride(2), x.stride(3), x.stride(4)}};
+}
+
+template <typename Images>
+Images kernels(const at::Tensor& w, int64_t outputs) {
+  Images images = mantissa::images<Images>(w, 0);
+  images.group_stride = outputs * w.stride(0);
+  return images;
+}
+
+template <typename Problem>
+Problem problem(const Shape& s) {
+  Problem c;
+  c.batch = s.batch;
+  c.groups = s.groups;
+  c.channels = s.channels;
+  c.outputs = s.outputs;
+  for (int a = 0; a < 3; ++a)
+    c.axes[a] = {s.size[a], s.out(a), s.taps[a], s.step[a], s.dilation[a], -s.padding[a]};
+  return c;
+}
+
+class ConvolutionTest : public testing::TestWithParam<ConvolutionBuild> {
+ protected:
+  void SetUp() override {
+    if (GetParam().tier > cpu_tier())
+      GTEST_SKIP() << "no " << tier_name(GetParam().tier) << " here (or MANTISSA_MAX_ISA rules it out)";
+    at::manual_seed(1);
+  }
+
+  static at::Tensor forward(const ConvolutionBuild& build, const Shape& s, const at::Tensor& x,
+                            const at::Tensor& w, at::Tensor out, const at::Tensor& bias = {}) {
+    auto c = problem<cpu::Convolution>(s);
+    c.source = images<cpu::ConstImages>(x, s.channels);
+    c.weight = kernels<cpu::ConstImages>(w, s.outputs);
+    c.out = images<cpu::Images>(out, s.outputs);
+    if (bias.defined()) {
+      c.bias = bias.data_ptr();
+      c.bias_element = element(bias);
+      c.bias_stride = bias.stride(0);
+    }
+    convolution({c}, build);
+    return out;
+  }
+  static at::Tensor by_source(const ConvolutionBuild& build, const Shape& s, const at::Tensor& g,
+                              const at::Tensor& w, at::Tensor out) {
+    auto c = problem<cpu::Convolution>(s);
+    c.source = images<cpu::ConstImages>(g, s.outputs);
+    c.weight = kernels<cpu::ConstImages>(w, s.outputs);
+    c.out = images<cpu::Images>(out, s.channels);
+    convolution(adjoint(c), build);
+    return out;
+  }
+  static at::Tensor by_weight(const ConvolutionBuild& build, const Shape& s, const at::Tensor& g,
+                              const at::Tensor& x, at::Tensor out) {
+    auto c = problem<cpu::ConvolutionWeight>(s);
+    c.source = images<cpu::ConstImages>(x, s.channels);
+    c.gradient = images<cpu::ConstImages>(g, s.outputs);
+    c.out = kernels<cpu::Images>(out, s.outputs);
+    convolution_weight(c, build);
+    return out;
+  }
+  static at::Tensor forward(const Shape& s, const at::Tensor& x, const at::Tensor& w) {
+    return forward(GetParam(), s, x, w, s.result(x.scalar_type()));
+  }
+};
+
+/// Random, small, and with every option.
+std::vector<Shape> random_shapes(int count) {
+  std::mt19937 random(7);
+  const auto pick = [&](int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(random() % static_cast<uint64_t>(most - least + 1));
+  };
+  std::vector<Shape> shapes;
+  while (static_cast<int>(shapes.size()) < count) {
+    Shape s{pick(1, 3), pick(0, 3) == 0 ? pick(2, 4) : 1, pick(1, 20), pick(1, 37)};
+    if (pick(0, 5) == 0) s = {pick(1, 3), pick(2, 40), 1, 1};  // depthwise
+    const int dims = static_cast<int>(pick(1, 3));
+    bool fits = true;
+    for (int a = 3 - dims; a < 3; ++a) {
+      s.size[a] = pick(1, dims == 3 ? 6 : 14);
+      s.taps[a] = pick(1, dims == 3 ? 3 : 5);
+      s.step[a] = pick(1, 3);
+      s.dilation[a] = pick(1, 3);
+      s.padding[a] = pick(0, 4);
+      fits = fits && s.size[a] + 2 * s.padding[a] > (s.taps[a] - 1) * s.dilation[a];
+    }
+    if (fits) shapes.push_back(s);
+  }
+  return shapes;
+}
+
+/// `x` with its channels last, or in the middle of a larger tensor.
+at::Tensor laid_out(const at::Tensor& x, int layout) {
+  if (layout == 1) return x.contiguous(at::MemoryFormat::ChannelsLast3d);
+  if (layout == 2) return at::stack({x, x}, -1).select(-1, 1);
+  return x;
+}
+
+/// The order of summation is a part of the definition.
+TEST_P(ConvolutionTest, EqualsGenericBitForBit) {
+  const ConvolutionBuild& generic = convolution_builds().back();
+  int i = 0;
+  for (Shape s : random_shapes(60)) {
+    SCOPED_TRACE(testing::Message() << s);
+    const auto dtype = i % 2 == 0 ? at::kHalf : at::kBFloat16;
+    const int layout = i++ % 3;
+    const at::Tensor x = laid_out(s.source(dtype), layout), w = laid_out(s.weight(dtype), i % 3),
+                     g = laid_out(s.result(dtype), layout), y = s.result(dtype);
+    const at::Tensor bias = at::randn({y.size(1)}).to(dtype);
+    EXPECT_TRUE(test::same_bits(forward(GetParam(), s, x, w, at::empty_like(g), bias),
+                                forward(generic, s, x, w, at::empty_like(y), bias)));
+    EXPECT_TRUE(test::same_bits(by_source(GetParam(), s, g, w, at::empty_like(x)),
+                                by_source(generic, s, g, w, at::empty_like(x))));
+    EXPECT_TRUE(test::same_bits(by_weight(GetParam(), s, g, x, at::empty_like(w)),
+                                by_weight(generic, s, g, x, at::empty_like(w))));
+    if (HasFailure()) return;
+  }
+}
+
+/// More than one block of channels, of outputs, of pixels, and of each operand in scratch.
+std::vector<Shape> large_shapes() {
+  return {
+      {.batch = 1,
+       .channels = 150,
+       .outputs = 33,
+       .size = {1, 5, 6},
+       .taps = {1, 3, 3},
+       .padding = {0, 1, 1}},
+      {.batch = 1, .channels = 1200, .outputs = 300, .size = {1, 2, 3}},
+      {.batch = 2, .channels = 3, .outputs = 5, .size = {1, 60, 61}, .taps = {1, 3, 3}},
+      {.batch = 1, .channels = 2, .outputs = 3, .size = {1, 1, 9000}, .taps = {1, 1, 3}, .step = {1, 1, 2}},
+      {.batch = 3, .groups = 70, .size = {1, 40, 41}, .taps = {1, 3, 5}, .padding = {0, 1, 0}},
+      {.batch = 1,
+       .channels = 40,
+       .outputs = 600,
+       .size = {1, 3, 3},
+       .taps = {1, 3, 3},
+       .padding = {0, 1, 1}}};
+}
+
+TEST_P(ConvolutionTest, EqualsGenericBeyondOneBlock) {
+  const ConvolutionBuild& generic = convolution_builds().back();
+  for (const Shape& s : large_shapes()) {
+    SCOPED_TRACE(testing::Message() << s);
+    const at::Tensor x = s.source(at::kHalf), w = s.weight(at::kHalf), g = s.result(at::kHalf);
+    EXPECT_TRUE(test::same_bits(forward(GetParam(), s, x, w, at::empty_like(g)),
+                                forward(generic, s, x, w, at::empty_like(g))));
+    EXPECT_TRUE(test::same_bits(by_source(GetParam(), s, g, w, at::empty_like(x)),
+                                by_source(generic, s, g, w, at::empty_like(x))));
+    EXPECT_TRUE(test::same_bits(by_weight(GetParam(), s, g, x, at::empty_like(w)),
+                                by_weight(generic, s, g, x, at::empty_like(w))));
+  }
+}
+
+/// Large terms with alternating signs, small ones among them.
+TEST_P(ConvolutionTest, SumsThatCancelStayWithinTheBound) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const Shape s{.batch = 4, .channels = 140, .outputs = 20, .size = {1, 9, 10}, .taps = {1, 3, 3}};
+    const at::Tensor x = at::rand({4, 140, 1, 9, 10}).to(dtype), w = at::rand({20, 140, 1, 3, 3}).to(dtype);
+    const double large = dtype == at::kHalf ? 30000 : 1e30;
+    x.slice(1, 0, at::nullopt, 4).fill_(large);
+    x.slice(1, 2, at::nullopt, 4).fill_(-large);
+    for (const at::Tensor& by : {w, at::ones_like(w)}) {
+      const at::Tensor a = x.to(at::kDouble), b = by.to(at::kDouble);
+      test::expect_within_bound(forward(s, x, by), at::conv3d(a, b), at::conv3d(a.abs(), b.abs()), 140 * 9);
+    }
+    // And along the results, as the weight's gradient is summed.
+    const at::Tensor g = at::ones({4, 20, 1, 7, 8}, dtype), y = at::rand({4, 140, 1, 9, 10}).to(dtype);
+    y.slice(4, 0, at::nullopt, 2).fill_(large);
+    y.slice(4, 1, at::nullopt, 2).fill_(-large);
+    const auto exact = [&](const at::Tensor& by, const at::Tensor& from) {
+      return std::get<1>(at::convolution_backward(by, from, w.to(at::kDouble), {}, {1, 1, 1}, {0, 0, 0},
+                                                  {1, 1, 1}, false, {0, 0, 0}, 1, {false, true, false}));
+    };
+    test::expect_within_bound(by_weight(GetParam(), s, g, y, at::empty_like(w)),
+                              exact(g.to(at::kDouble), y.to(at::kDouble)),
+                              exact(g.to(at::kDouble), y.to(at::kDouble).abs()), 4 * 7 * 8);
+  }
+}
+
+/// Summed in bf16 both would stop at 256.
+TEST_P(ConvolutionTest, SumsInFloat32) {
+  const Shape s{.batch = 3, .channels = 200, .outputs = 9, .size = {1, 32, 32}, .taps = {1, 3, 3}};
+  const at::Tensor x = at::ones({3, 200, 1, 32, 32}, at::kBFloat16),
+                   w = at::ones({9, 200, 1, 3, 3}, at::kBFloat16),
+                   g = at::ones({3, 9, 1, 30, 30}, at::kBFloat16);
+  EXPECT_TRUE(at::equal(forward(s, x, w), at::full_like(g, 1800)));
+  EXPECT_TRUE(at::equal(by_weight(GetParam(), s, g, x, at::empty_like(w)), at::full_like(w, 2700)));
+}
+
+/// A border of zeros is multiplied: 0 times Inf is NaN there, too, as if the image were padded before.
+TEST_P(ConvolutionTest, NanAndInfReachWhatReadsThemAlone) {
+  const Shape s{
+      .batch = 2, .channels = 20, .outputs = 35, .size = {1, 8, 9}, .taps = {1, 3, 3}, .padding = {0, 1, 1}};
+  const Shape depthwise{.batch = 2, .groups = 35, .size = {1, 8, 9}, .taps = {1, 3, 3}, .padding = {0, 1, 1}};
+  for (const Shape& shape : {s, depthwise})
+    for (const float bad :
+         {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+      const at::Tensor x = shape.source(at::kHalf), w = shape.weight(at::kHalf);
+      x[1][3][0][4][5] = bad;
+      w[7][0][0][2][1] = -bad;
+      const at::Tensor padded = at::constant_pad_nd(x, {1, 1, 1, 1}).to(at::kDouble);
+      const auto exact = [&](const at::Tensor& image, const at::Tensor& weight) {
+        // im2col by hand: libtorch's own kernels may skip the border.
+        return at::einsum("ncdhwij,ocdij->nodhw",
+                          {image.unfold(3, 3, 1).unfold(4, 3, 1).contiguous(), weight.to(at::kDouble)});
+      };
+      at::Tensor wanted;
+      if (shape.groups == 1) {
+        wanted = exact(padded, w);
+      } else {
+        std::vector<at::Tensor> each;
+        for (int64_t i = 0; i < shape.groups; ++i)
+          each.push_back(exact(padded.narrow(1, i, 1), w.narrow(0, i, 1)));
+        wanted = at::cat(each, 1);
+      }
+      test::expect_within_bound(forward(shape, x, w), wanted, at::full_like(wanted, 1000), 180);
+    }
+}
+
+TEST_P(ConvolutionTest, KeepsDenormals) {
+  const Shape s{.channels = 1, .outputs = 1, .size = {1, 8, 8}};
+  const at::Tensor one = at::ones({1, 1, 1, 1, 1}, at::kHalf);
+  const at::Tensor x = (at::arange(64).view({1, 1, 1, 8, 8}) * 0x1p-24).to(at::kHalf);
+  EXPECT_TRUE(at::equal(forward(s, x, one), x));
+}
+
+/// The memory beside the results stands, in every layout.
+TEST_P(ConvolutionTest, WritesItsResultsAlone) {
+  const Shape s{.batch = 2, .channels = 5, .outputs = 19, .size = {1, 7, 9}, .taps = {1, 3, 3}};
+  const at::Tensor x = s.source(at::kHalf), w = s.weight(at::kHalf), wanted = forward(s, x, w);
+  for (const int layout : {0, 1}) {
+    const at::Tensor around = laid_out(at::full({4, 23, 1, 9, 11}, 7, at::kHalf), layout);
+    const at::Tensor inside = around.narrow(0, 1, 2).narrow(1, 2, 19).narrow(3, 2, 5).narrow(4, 1, 7);
+    forward(GetParam(), s, x, w, inside);
+    EXPECT_TRUE(test::same_bits(inside, wanted)) << layout;
+    inside.fill_(7);
+    EXPECT_TRUE((around == 7).all().item<bool>()) << layout;
+  }
+  // Rows and columns swapped: eight results in a row are as far apart as if they were adjacent.
+  const Shape narrow{.channels = 5, .outputs = 3, .size = {1, 4, 2}};
+  const at::Tensor small = narrow.source(at::kHalf), by = narrow.weight(at::kHalf);
+  const at::Tensor swapped = at::empty({1, 3, 1, 2, 4}, at::kHalf).transpose(3, 4);
+  EXPECT_TRUE(test::same_bits(forward(GetParam(), narrow, small, by, swapped), forward(narrow, small, by)));
+}
+
+TEST_P(ConvolutionTest, ThreadsOfTheProgramConvolveAtTheSameTime) {
+  const Shape s{.batch = 2, .channels = 40, .outputs = 30, .size = {1, 12, 12}, .taps = {1, 3, 3}};
+  const at::Tensor x = s.source(at::kHalf), w = s.weight(at::kHalf), wanted = forward(s, x, w);
+  std::vector<at::Tensor> got(4);
+  std::vector<std::thread> threads;
+  for (at::Tensor& mine : got) threads.emplace_back([&] { mine = forward(s, x, w); });
+  for (std::thread& thread : threads) thread.join();
+  for (const at::Tensor& each : got) EXPECT_TRUE(test::same_bits(each, wanted));
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryBuild, ConvolutionTest, testing::ValuesIn(convolution_builds()),
+                         [](const auto& info) { return tier_name(info.param.tier); });
+
+TEST(Convolution, KernelsBeyondTheScratchAreRefused) {
+  const Shape taps{.size = {1, 1, 2000}, .taps = {1, 1, 1500}};
+  const Shape reach{.channels = 128, .size = {1, 2000, 2000}, .taps = {1, 3, 3}, .dilation = {1, 900, 900}};
+  for (const Shape& s : {taps, reach}) {
+    EXPECT_FALSE(is_computable(problem<cpu::Convolution>(s)));
+    EXPECT_FALSE(is_computable(problem<cpu::ConvolutionWeight>(s)));
+    EXPECT_THROW(convolution({problem<cpu::Convolution>(s)}), c10::Error);
+    EXPECT_THROW(convolution_weight(problem<cpu::ConvolutionWeight>(s)), c10::Error);
+  }
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,259 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <ATen/native/ConvUtils.h>
+#include <ATen/ops/convolution_backward_compositeexplicitautograd_dispatch.h>
+#include <ATen/ops/convolution_compositeexplicitautograd_dispatch.h>
+#include <ATen/ops/empty_cpu_dispatch.h>
+#include <c10/util/irange.h>
+
+#include "mantissa/kernels/convolution.h"
+#include "mantissa/kernels/convolution_choice_internal.h"
+#include "mantissa/kernels/convolutions_internal.h"
+#include "mantissa/kernels/gemm.h"
+#include "mantissa/kernels/tensors_internal.h"
+
+namespace mantissa::convolutions {
+namespace {
+
+using Tensor = at::Tensor;
+using Sizes = at::IntArrayRef;
+
+/// What describes a convolution beside its tensors, as libtorch passes it.
+struct Options {
+  Sizes stride, padding, dilation;
+  bool transposed;
+  Sizes output_padding;
+  int64_t groups;
+};
+
+/// A convolution that is computed here, as the one that is not transposed: from `image` to `result`. A
+/// transposed one is its adjoint: it reads the result and writes the image.
+struct Geometry {
+  int64_t groups, channels, outputs;  ///< of each group: the image's, the result's
+  cpu::Axis axes[3];
+  at::DimVector output_sizes;
+  at::ScalarType dtype;
+};
+
+bool is_operand(const Tensor& x, at::ScalarType dtype) {
+  return x.scalar_type() == dtype && x.numel() > 0 && is_plain(x);
+}
+
+/// One value per dimension, or one for all.
+bool is_option(Sizes values, int64_t dims, int64_t least) {
+  const auto size = static_cast<int64_t>(values.size());
+  return (size == dims || size == 1) &&
+         std::all_of(values.begin(), values.end(), [&](int64_t value) { return value >= least; });
+}
+
+int64_t option(Sizes values, int64_t dim) { return values[values.size() == 1 ? 0 : dim]; }
+
+/// The strides of `x` [image, channel, ...]; a group has `channels`.
+template <typename Pointer>
+cpu::ImagesOf<Pointer> images(Pointer data, const Tensor& x, int64_t channels) {
+  cpu::ImagesOf<Pointer> images{data, element_of(x.scalar_type()), channels * x.stride(1), x.stride(0),
+                                x.stride(1)};
+  for (const auto dim : c10::irange(2, x.dim())) images.strides[3 - x.dim() + dim] = x.stride(dim);
+  return images;
+}
+
+cpu::ConstImages read(const Tensor& x, int64_t channels) { return images(x.const_data_ptr(), x, channels); }
+cpu::Images written(const Tensor& x, int64_t channels) { return images(x.mutable_data_ptr(), x, channels); }
+
+/// A weight's images are the kernels [result, image], whose groups lie along the results.
+template <typename Pointer>
+cpu::ImagesOf<Pointer> kernels(Pointer data, const Tensor& weight, int64_t outputs) {
+  cpu::ImagesOf<Pointer> kernels = images(data, weight, 0);
+  kernels.group_stride = outputs * weight.stride(0);
+  return kernels;
+}
+
+cpu::Convolution problem(const Geometry& g, const Tensor& weight, int64_t batch) {
+  cpu::Convolution c;
+  c.batch = batch;
+  c.groups = g.groups;
+  c.channels = g.channels;
+  c.outputs = g.outputs;
+  std::copy_n(g.axes, 3, c.axes);
+  c.weight = kernels(weight.const_data_ptr(), weight, g.outputs);
+  return c;
+}
+
+cpu::ConvolutionWeight weight_problem(const Geometry& g, int64_t batch) {
+  cpu::ConvolutionWeight c;
+  c.batch = batch;
+  c.groups = g.groups;
+  c.channels = g.channels;
+  c.outputs = g.outputs;
+  std::copy_n(g.axes, 3, c.axes);
+  return c;
+}
+
+bool are_computable(const std::vector<cpu::Convolution>& passes) {
+  return std::all_of(passes.begin(), passes.end(), [](const auto& pass) { return is_computable(pass); });
+}
+
+/// The geometry, if shapes and dtypes fit and this is the faster place for it.
+std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, const Options& options) {
+  const int64_t dims = input.dim() - 2;
+  const at::ScalarType dtype = input.scalar_type();
+  if (dtype != at::kBFloat16 && dtype != at::kHalf) return std::nullopt;
+  if (dims < 1 || dims > 3 || weight.dim() != input.dim() || options.groups < 1) return std::nullopt;
+  if (!is_operand(input, dtype) || !is_operand(weight, dtype)) return std::nullopt;
+  if (!is_option(options.stride, dims, 1) || !is_option(options.padding, dims, 0) ||
+      !is_option(options.dilation, dims, 1) || !is_option(options.output_padding, dims, 0))
+    return std::nullopt;
+  const int64_t input_channels = options.transposed ? weight.size(0) : weight.size(1) * options.groups;
+  if (weight.size(0) % options.groups != 0 || input.size(1) != input_channels) return std::nullopt;
+  if (!is_faster_here(element_of(dtype))) return std::nullopt;
+
+  Geometry g{options.groups, weight.size(1), weight.size(0) / options.groups, {}, {}, dtype};
+  g.output_sizes = {input.size(0), options.transposed ? weight.size(1) * options.groups : weight.size(0)};
+  for (const auto dim : c10::irange(dims)) {
+    cpu::Axis& axis = g.axes[3 - dims + dim];
+    const int64_t added = option(options.output_padding, dim);
+    axis.taps = weight.size(2 + dim);
+    axis.step = option(options.stride, dim);
+    axis.dilation = option(options.dilation, dim);
+    axis.origin = -option(options.padding, dim);
+    const int64_t size = input.size(2 + dim), reach = (axis.taps - 1) * axis.dilation + 1 + 2 * axis.origin;
+    if (options.transposed) {
+      if (added >= std::max(axis.step, axis.dilation)) return std::nullopt;
+      axis.out = size;
+      axis.size = (size - 1) * axis.step + reach + added;
+    } else {
+      if (added != 0 || size < reach) return std::nullopt;
+      axis.size = size;
+      axis.out = (size - reach) / axis.step + 1;
+    }
+    g.output_sizes.push_back(options.transposed ? axis.size : axis.out);
+    if (g.output_sizes.back() < 1) return std::nullopt;
+  }
+  return g;
+}
+
+/// The format that libtorch's kernel would give its results.
+at::MemoryFormat memory_format(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                               const Options& options, at::OptionalIntArrayRef bias_sizes) {
+  if (input.suggest_memory_format() == at::MemoryFormat::Contiguous &&
+      weight.suggest_memory_format() == at::MemoryFormat::Contiguous)
+    return at::MemoryFormat::Contiguous;
+  const auto symbolic = [](Sizes sizes) { return c10::fromIntArrayRefSlow(sizes); };
+  at::OptionalSymIntArrayRef symbolic_bias;
+  if (bias_sizes) symbolic_bias = symbolic(*bias_sizes);
+  const auto backend = at::native::select_conv_backend(
+      input, weight, bias, symbolic(options.stride), symbolic(options.padding), symbolic(options.dilation),
+      options.transposed, symbolic(options.output_padding), options.groups, symbolic_bias);
+  return at::native::_determine_backend_memory_format(input, weight, backend);
+}
+
+Tensor empty(Sizes sizes, const Tensor& like, at::MemoryFormat format) {
+  return at::cpu::empty(sizes, like.options(), format);
+}
+
+/// The sums over images and places of `gradient`, for each channel: a product with ones for each image, then
+/// the images in order.
+Tensor bias_gradient(const Tensor& gradient) {
+  const int64_t batch = gradient.size(0), channels = gradient.size(1);
+  Tensor sums = at::cpu::empty({batch, channels}, gradient.options().dtype(at::kFloat));
+  Tensor result = at::cpu::empty({channels}, gradient.options());
+  const Tensor flat = gradient.flatten(2);
+  const float one = 1;
+  cpu::Gemm g;
+  g.m = 1;
+  g.n = channels;
+  g.k = flat.size(2);
+  g.batch = batch;
+  g.a = {&one, cpu::Element::kFloat32, 0, 0, 0};
+  g.b = {flat.const_data_ptr(), element_of(gradient.scalar_type()), flat.stride(2), flat.stride(1),
+         flat.stride(0)};
+  g.out = {sums.mutable_data_ptr(), cpu::Element::kFloat32, channels, 1, channels};
+  gemm(g);
+  // And the images, by which the result is rounded.
+  g.k = batch;
+  g.batch = 1;
+  g.b = {sums.const_data_ptr(), cpu::Element::kFloat32, channels, 1, 0};
+  g.out = {result.mutable_data_ptr(), element_of(gradient.scalar_type()), channels, 1, 0};
+  gemm(g);
+  return result;
+}
+
+}  // namespace
+
+Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, Sizes stride,
+                   Sizes padding, Sizes dilation, bool transposed, Sizes output_padding, int64_t groups) {
+  const auto stock = [&] {
+    return at::compositeexplicitautograd::convolution(input, weight, bias, stride, padding, dilation,
+                                                      transposed, output_padding, groups);
+  };
+  const Options options{stride, padding, dilation, transposed, output_padding, groups};
+  const auto g = geometry(input, weight, options);
+  if (!g) return stock();
+  const bool adds = bias.has_value() && bias->defined();
+  if (adds && (!is_operand(*bias, g->dtype) || bias->dim() != 1 || bias->size(0) != g->output_sizes[1]))
+    return stock();
+
+  cpu::Convolution c = problem(*g, weight, input.size(0));
+  const int64_t read_channels = transposed ? g->outputs : g->channels;
+  const int64_t written_channels = transposed ? g->channels : g->outputs;
+  c.source = read(input, read_channels);
+  if (adds) {
+    c.bias = bias->const_data_ptr();
+    c.bias_element = element_of(g->dtype);
+    c.bias_stride = bias->stride(0);
+  }
+  const Tensor out = empty(g->output_sizes, input, memory_format(input, weight, bias, options, {}));
+  c.out = written(out, written_channels);
+  std::vector<cpu::Convolution> passes = transposed ? adjoint(c) : std::vector<cpu::Convolution>{c};
+  if (!are_computable(passes)) return stock();
+  mantissa::convolution(passes);
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_output, const Tensor& input,
+                                                        const Tensor& weight,
+                                                        at::OptionalIntArrayRef bias_sizes, Sizes stride,
+                                                        Sizes padding, Sizes dilation, bool transposed,
+                                                        Sizes output_padding, int64_t groups,
+                                                        std::array<bool, 3> output_mask) {
+  const auto stock = [&] {
+    return at::compositeexplicitautograd::convolution_backward(grad_output, input, weight, bias_sizes, stride,
+                                                               padding, dilation, transposed, output_padding,
+                                                               groups, output_mask);
+  };
+  const Options options{stride, padding, dilation, transposed, output_padding, groups};
+  const auto g = geometry(input, weight, options);
+  if (!g || !is_operand(grad_output, g->dtype) || grad_output.sizes() != Sizes(g->output_sizes))
+    return stock();
+
+  const at::MemoryFormat format = memory_format(input, weight, std::nullopt, options, bias_sizes);
+  std::tuple<Tensor, Tensor, Tensor> gradients;
+  std::vector<cpu::Convolution> passes;
+  if (output_mask[0]) {
+    Tensor& gradient = std::get<0>(gradients);
+    gradient = empty(input.sizes(), input, format);
+    cpu::Convolution c = problem(*g, weight, input.size(0));
+    c.source = read(grad_output, transposed ? g->channels : g->outputs);
+    c.out = written(gradient, transposed ? g->outputs : g->channels);
+    passes = transposed ? std::vector<cpu::Convolution>{c} : adjoint(c);
+    if (!are_computable(passes)) return stock();
+  }
+  if (output_mask[1]) {
+    Tensor& gradient = std::get<1>(gradients);
+    gradient = empty(weight.sizes(), weight, format);
+    cpu::ConvolutionWeight c = weight_problem(*g, input.size(0));
+    // A transposed convolution's weight saw the gradient as its image.
+    c.source = read(transposed ? grad_output : input, g->channels);
+    c.gradient = read(transposed ? input : grad_output, g->outputs);
+    c.out = kernels(gradient.mutable_data_ptr(), gradient, g->outputs);
+    if (!is_computable(c)) return stock();
+    convolution_weight(c);
+  }
+  if (output_mask[0]) mantissa::convolution(passes);
+  if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad_output);
+  return gradients;
+}
+
+}  // namespace mantissa::convolutions

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/OptionalArrayRef.h>
+
+/// The convolutions that overrides.cpp registers, in the form of libtorch's, on the terms of
+/// products_internal.h.
+namespace mantissa::convolutions {
+
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, at::IntArrayRef stride, at::IntArrayRef padding,
+                       at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding,
+                       int64_t groups);
+
+/// The gradients of input, weight and bias that `output_mask` names; the others are undefined.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,
+    at::OptionalIntArrayRef bias_sizes, at::IntArrayRef stride, at::IntArrayRef padding,
+    at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding, int64_t groups,
+    std::array<bool, 3> output_mask);
+
+}  // namespace mantissa::convolutions

@@ -1,0 +1,29 @@
+#include "mantissa/kernels/cpu/convolution.h"
+
+#include "mantissa/kernels/cpu/avx2/vector_internal.h"
+#include "mantissa/kernels/cpu/convolution_depthwise_internal.h"
+#include "mantissa/kernels/cpu/convolution_internal.h"
+#include "mantissa/kernels/cpu/convolution_weight_internal.h"
+
+namespace mantissa::cpu::avx2 {
+
+void convolve(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
+  convolve_with<Avx2>(c, part, scratch);
+}
+
+void convolve_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+                     const ConvolutionWeightScratch& scratch) {
+  convolve_weight_with<Avx2>(c, part, scratch);
+}
+
+void convolve_depthwise(const Convolution& c, const ConvolutionPart& part,
+                        const ConvolutionScratch& scratch) {
+  convolve_depthwise_with<Avx2>(c, part, scratch);
+}
+
+void convolve_depthwise_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+                               const ConvolutionWeightScratch& scratch) {
+  convolve_depthwise_weight_with<Avx2>(c, part, scratch);
+}
+
+}  // namespace mantissa::cpu::avx2

@@ -1,0 +1,137 @@
+#pragma once
+
+// What a tier's convolution kernels take. Seen by every tier, so nothing here may be compiled into code of its
+// own: no function, no torch or STL container header.
+
+#include <cstdint>
+
+#include "mantissa/kernels/cpu/gemm.h"
+
+namespace mantissa::cpu {
+
+/// Images of up to three dimensions (depth, height, width; missing ones have size 1), or a weight, whose images
+/// are its kernels. Strides count elements and may have any sign; 0 in what is only read.
+template <typename Pointer>
+struct ImagesOf {
+  Pointer data = nullptr;
+  Element element = Element::kFloat32;
+  int64_t group_stride = 0, image_stride = 0, channel_stride = 0;
+  int64_t strides[3] = {};
+};
+using ConstImages = ImagesOf<const void*>;
+using Images = ImagesOf<void*>;
+
+/// One dimension: tap t of result i reads the source at origin + i * step + t * dilation. Outside of
+/// [0, size) there are zeros, which are multiplied like any other value: 0 times Inf is NaN there, too.
+struct Axis {
+  int64_t size = 1;  ///< of the source
+  int64_t out = 1, taps = 1;
+  int64_t step = 1, dilation = 1, origin = 0;
+};
+
+/// out[n, o, i] = bias[o] + the sum over taps t and channels c of source[n, c, position(i, t)] weight[o, c, t],
+/// in each of `groups` groups. The gradient of the input, with another list of taps, is one, too.
+///
+/// Shapes:   all at least 1; taps may be 0, and then the result is the bias.
+/// Numerics: a chain of float32 fused multiply-adds over the taps, the last dimension fastest, and in each over
+///           the channels, for block_channels channels at a time; the sums of such blocks added in order, then
+///           the bias, then one rounding, to nearest even, NaN kept. No result depends on tier or threads.
+/// Bound:    that of Gemm, with k = channels * taps.
+/// Errors:   none; `out` overlaps nothing.
+struct Convolution {
+  int64_t batch = 1, groups = 1;
+  int64_t channels = 1, outputs = 1;  ///< of each group
+  Axis axes[3];
+  ConstImages source;
+  ConstImages weight;  ///< image_stride: from one result's kernel to the next
+  const void* bias = nullptr;
+  Element bias_element = Element::kFloat32;
+  int64_t bias_stride = 0;
+  Images out;
+  int64_t block_channels = 1;
+  /// What is computed at a time: images, then extents along the axes.
+  int64_t block[4] = {1, 1, 1, 1};
+};
+
+/// The results that a call computes: blocks [block_begin, block_end), counted with the width fastest, of one
+/// group's channels [output_begin, output_end).
+struct ConvolutionPart {
+  int64_t group, block_begin, block_end, output_begin, output_end;
+};
+
+/// The depth of a chain, of a packed panel of the weight: at most so many taps times channels.
+constexpr int64_t kConvolutionDepth = 1152;
+/// A block's results, and the float32 values that it needs from the source (1 MiB).
+constexpr int64_t kConvolutionPixels = 1024, kConvolutionSource = int64_t{1} << 18;
+/// Weights of up to so many float32 values (1 MiB) are packed once for all blocks of a part.
+constexpr int64_t kConvolutionWeights = int64_t{1} << 18;
+/// Results whose sums wait for the next block of channels: so many of each pixel, rounded up to the tile's.
+constexpr int64_t kConvolutionColumns = 256;
+
+/// Working memory of one call; 64-byte aligned.
+struct ConvolutionScratch {
+  float* source;       ///< of one block, and kGemmSlack
+  float* weights;      ///< of the part, if they stay, else of one panel
+  float* sums;         ///< kConvolutionPixels, rounded up to 48, x the columns that wait, if there are any
+  int64_t* source_at;  ///< kConvolutionPixels + 48: where a result's first tap lies
+  int64_t* out_at;     ///< likewise: where the result lies
+};
+
+using ConvolutionKernel = void(const Convolution&, const ConvolutionPart&, const ConvolutionScratch&);
+
+/// out[o, c, t] = the sum over images n and results i of gradient[n, o, i] source[n, c, position(i, t)]: the
+/// gradient of a Convolution's weight.
+///
+/// Shapes:   those of Convolution; all at least 1.
+/// Numerics: a chain of float32 fused multiply-adds over the results of a block, the last axis fastest; the
+///           sums of such blocks added in order, then one rounding, to nearest even, NaN kept. Blocks depend on
+///           the shape alone, so no result depends on tier or threads.
+/// Bound:    that of Gemm, with k the number of results.
+/// Errors:   none; `out` overlaps nothing.
+struct ConvolutionWeight {
+  int64_t batch = 1, groups = 1;
+  int64_t channels = 1, outputs = 1;  ///< of each group
+  Axis axes[3];
+  ConstImages source, gradient;
+  Images out;  ///< image_stride: from one result's kernel to the next
+  int64_t block[4] = {1, 1, 1, 1};
+};
+
+/// The weights that a call computes, of one group.
+struct ConvolutionWeightPart {
+  int64_t group, channel_begin, channel_end, output_begin, output_end;
+};
+
+/// A block's results: their source and gradient shall stay in the first cache level for a tile.
+constexpr int64_t kConvolutionChain = 256;
+/// A part's weights, in float32 (1 MiB), and its channels of the gradient.
+constexpr int64_t kConvolutionSums = int64_t{1} << 18, kConvolutionOutputs = 512;
+
+struct ConvolutionWeightScratch {
+  float* source;    ///< of one block, and kGemmSlack
+  float* gradient;  ///< kConvolutionChain x the part's outputs, rounded up to a tile's side, and kGemmSlack
+  float* sums;      ///< the outputs x the runs of taps and channels, rounded up to the tile's columns
+};
+
+using ConvolutionWeightKernel = void(const ConvolutionWeight&, const ConvolutionWeightPart&,
+                                     const ConvolutionWeightScratch&);
+
+/// Depthwise: channel o of the results comes from channel o of the source alone, so that weight[o, t] has no c.
+/// `groups` and `channels` are 1, the part's group and channels are not looked at. Otherwise as above, also in
+/// numerics. Windows are of kConvolutionLanes channels.
+constexpr int64_t kConvolutionLanes = 32;
+
+namespace generic {  // the definition of correct
+ConvolutionKernel convolve, convolve_depthwise;
+ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
+}  // namespace generic
+namespace avx2 {
+ConvolutionKernel convolve, convolve_depthwise;
+ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
+}  // namespace avx2
+namespace avx512 {
+ConvolutionKernel convolve, convolve_depthwise;
+ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
+}  // namespace avx512
+
+}  // namespace mantissa::cpu

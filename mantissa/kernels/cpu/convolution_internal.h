@@ -1,0 +1,392 @@
+#pragma once
+
+// Convolution without a matrix of patches, written once for every tier with vectors, on the terms of
+// gemm_blocked_internal.h. The part of the source that a block of results needs is widened into scratch once,
+// channels adjacent, zeros around: there the taps of one row of the kernel are one run of adjacent values, at
+// the same distance from every pixel. Tiles are pixels x channels of the result.
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "mantissa/kernels/cpu/convolution.h"
+#include "mantissa/kernels/cpu/gemm_blocked_internal.h"
+
+namespace mantissa::cpu {
+
+/// Images [begin[0], end[0]) and ranges of the axes behind them.
+struct Box {
+  int64_t begin[4], end[4];
+};
+
+/// Where a block's source lies in scratch: the axes' extents, the pixels' pitch and the position of the first.
+struct Window {
+  int64_t size[3], first[3], channels;
+
+  int64_t row() const { return size[2] * channels; }
+};
+
+template <class V>
+Window window_of(const Axis* axes, const Box& box, int64_t channels) {
+  Window window{{}, {}, channels};
+  for (int a = 0; a < 3; ++a) {
+    const Axis& axis = axes[a];
+    const int64_t extent = box.end[a + 1] - box.begin[a + 1];
+    window.size[a] = (extent - 1) * axis.step + (axis.taps - 1) * axis.dilation + 1;
+    window.first[a] = axis.origin + box.begin[a + 1] * axis.step;
+  }
+  return window;
+}
+
+template <class V>
+void clear(float* to, int64_t count) {
+  std::memset(to, 0, static_cast<size_t>(count) * sizeof(float));
+}
+
+/// to[pixel * channels + channel], of pixels that are `pixel_stride` apart. May write a vector past the end.
+template <class V, class Source>
+void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, int64_t pixel_stride,
+                  int64_t channels, int64_t pixels, float* to) {
+  if (channel_stride == 1 && pixel_stride == channels) {
+    const int64_t count = channels * pixels, whole = count / V::kLanes * V::kLanes;
+    for (int64_t i = 0; i < whole; i += V::kLanes) V::store(to + i, Source::load(from + i));
+    if (whole < count) V::store(to + whole, Source::load_some(from + whole, count - whole));
+    return;
+  }
+  // What is less than a vector reaches into the next pixel, which is written after it: such channels first.
+  const int64_t whole = channels / V::kLanes * V::kLanes;
+  if (whole < channels)
+    pack_panel<V, V::kLanes, Source>(from + whole * channel_stride, channel_stride, pixel_stride,
+                                     channels - whole, pixels, to + whole, channels);
+  for (int64_t c = 0; c < whole; c += V::kLanes)
+    pack_panel<V, V::kLanes, Source>(from + c * channel_stride, channel_stride, pixel_stride, V::kLanes,
+                                     pixels, to + c, channels);
+}
+
+/// One row of a window; `from` is where position 0 of the last axis would lie.
+template <class V, class Source>
+void widen_row(const Axis& axis, const ConstImages& images, const typename Source::Storage* from,
+               const Window& window, float* to) {
+  const int64_t first = window.first[2], size = window.size[2], channels = window.channels;
+  const int64_t begin = first < 0 ? least<V>(-first, size) : 0;
+  const int64_t inside = axis.size - first < size ? axis.size - first : size;
+  const int64_t end = inside > begin ? inside : begin;
+  if (begin < end)
+    widen_pixels<V, Source>(from + (first + begin) * images.strides[2], images.channel_stride,
+                            images.strides[2], channels, end - begin, to + begin * channels);
+  clear<V>(to, begin * channels);
+  clear<V>(to + end * channels, (size - end) * channels);
+}
+
+/// The window of all the box's images, one after the other.
+template <class V>
+void widen_window(const Axis* axes, const ConstImages& images, int64_t group, int64_t channel, const Box& box,
+                  const Window& window, float* to) {
+  with_elements<V>(images.element, images.element, [&](auto source) {
+    using Source = decltype(source);
+    const auto* const data = static_cast<const typename Source::Storage*>(images.data) +
+                             group * images.group_stride + channel * images.channel_stride;
+    for (int64_t n = box.begin[0]; n < box.end[0]; ++n)
+      for (int64_t d = window.first[0]; d < window.first[0] + window.size[0]; ++d)
+        for (int64_t h = window.first[1]; h < window.first[1] + window.size[1]; ++h, to += window.row()) {
+          if (d < 0 || d >= axes[0].size || h < 0 || h >= axes[1].size)
+            clear<V>(to, window.row());
+          else
+            widen_row<V, Source>(
+                axes[2], images,
+                data + n * images.image_stride + d * images.strides[0] + h * images.strides[1], window, to);
+        }
+  });
+}
+
+/// Block `index` of the results.
+template <class V, class Problem>
+Box box_of(const Problem& c, int64_t index) {
+  Box box{};
+  for (int a = 3; a >= 0; --a) {
+    const int64_t size = a == 0 ? c.batch : c.axes[a - 1].out;
+    const int64_t blocks = (size + c.block[a] - 1) / c.block[a];
+    box.begin[a] = index % blocks * c.block[a];
+    box.end[a] = least<V>(box.begin[a] + c.block[a], size);
+    index /= blocks;
+  }
+  return box;
+}
+
+/// Notes where each result of the box has its first tap in the window, and where it is written. Returns their
+/// number.
+template <class V>
+int64_t find_pixels(const Convolution& c, const Box& box, const Window& window, int64_t* source_at,
+                    int64_t* out_at) {
+  const int64_t size[] = {box.end[1] - box.begin[1], box.end[2] - box.begin[2], box.end[3] - box.begin[3]};
+  int64_t count = 0;
+  for (int64_t n = 0; n < box.end[0] - box.begin[0]; ++n)
+    for (int64_t d = 0; d < size[0]; ++d)
+      for (int64_t h = 0; h < size[1]; ++h) {
+        const int64_t row = (n * window.size[0] + d * c.axes[0].step) * window.size[1] + h * c.axes[1].step;
+        const int64_t out = (box.begin[0] + n) * c.out.image_stride + (box.begin[1] + d) * c.out.strides[0] +
+                            (box.begin[2] + h) * c.out.strides[1] + box.begin[3] * c.out.strides[2];
+        for (int64_t w = 0; w < size[2]; ++w, ++count) {
+          source_at[count] = row * window.row() + w * c.axes[2].step * window.channels;
+          out_at[count] = out + w * c.out.strides[2];
+        }
+      }
+  return count;
+}
+
+/// The taps of a pixel: `count` runs of `length` adjacent values.
+struct Runs {
+  int64_t count, length;
+  int64_t offsets[kConvolutionDepth];
+};
+
+using Adjacent = std::integral_constant<int64_t, 1>;
+
+template <class V>
+void find_runs(const Axis* axes, const Window& window, Runs& runs) {
+  const bool adjacent = axes[2].dilation == 1;
+  runs.length = (adjacent ? axes[2].taps : 1) * window.channels;
+  runs.count = 0;
+  for (int64_t d = 0; d < axes[0].taps; ++d)
+    for (int64_t h = 0; h < axes[1].taps; ++h)
+      for (int64_t w = 0; w < (adjacent ? least<V>(axes[2].taps, 1) : axes[2].taps); ++w)
+        runs.offsets[runs.count++] =
+            (d * axes[0].dilation * window.size[1] + h * axes[1].dilation) * window.row() +
+            w * axes[2].dilation * window.channels;
+}
+
+/// multiply_tile(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets, where
+/// those of a run are `step` apart, while b is packed as there. kTogether: so many rows at a time have one
+/// pointer and are `pitch` apart, since a pointer for each of 12 rows leaves no registers for the loop.
+template <class V, int kTileRows, int kTileVectors, int kTogether, class Step>
+void multiply_runs(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
+                   const float* b, float* to, bool accumulate) {
+  using Float = typename V::Float;
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  // Indexed by constants alone: see multiply_tile().
+  const auto run = [&]<int... kSum, int... kVector, int... kPointer>(
+      std::integer_sequence<int, kSum...>, std::integer_sequence<int, kVector...>,
+      std::integer_sequence<int, kPointer...>) __attribute__((always_inline)) {
+    Float sums[] = {((void)kSum, V::zero())...};
+    for (int64_t i = 0; i < runs.count; ++i) {
+      const float* const end = source + runs.offsets[i] + runs.length;
+      const float* const rows[] = {(end + at[kPointer * kTogether])...};
+      int64_t next = pitch - runs.length;
+#pragma GCC unroll 2
+      for (int64_t k = -runs.length; k != 0; k += step, next += step) {
+        const Float columns[] = {V::load(b + kVector * V::kLanes)...};
+        ((sums[kSum] = V::fma(V::broadcast(rows[kSum / kTileVectors / kTogether] +
+                                           (kSum / kTileVectors % kTogether ? next : k)),
+                              columns[kSum % kTileVectors], sums[kSum])),
+         ...);
+        b += kColumns;
+      }
+    }
+    if (accumulate)
+      ((sums[kSum] = V::add(V::load(to + kSum / kTileVectors * kColumns + kSum % kTileVectors * V::kLanes),
+                            sums[kSum])),
+       ...);
+    (V::store(to + kSum / kTileVectors * kColumns + kSum % kTileVectors * V::kLanes, sums[kSum]), ...);
+  };
+  run(std::make_integer_sequence<int, kTileRows * kTileVectors>{},
+      std::make_integer_sequence<int, kTileVectors>{},
+      std::make_integer_sequence<int, kTileRows / kTogether>{});
+}
+
+/// multiply_runs() for each number of rows and vectors: see Tiles.
+template <class V, class Step, typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
+struct RunTiles;
+template <class V, class Step, int... kIndex>
+struct RunTiles<V, Step, std::integer_sequence<int, kIndex...>> {
+  using Multiply = void(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
+                        const float* b, float* to, bool accumulate);
+  static constexpr Multiply* kOf[] = {
+      &multiply_runs<V, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1, 1, Step>...};
+
+  static void multiply(int64_t rows, int64_t vectors, const Runs& runs, Step step, const float* source,
+                       const int64_t* at, int64_t pitch, const float* b, float* to, bool accumulate) {
+    bool in_pairs = rows == V::kRows && vectors == V::kVectors;
+    for (int64_t row = 0; row < rows && in_pairs; row += 2) in_pairs = at[row + 1] - at[row] == pitch;
+    if (in_pairs)
+      return multiply_runs<V, V::kRows, V::kVectors, 2, Step>(runs, step, source, at, pitch, b, to,
+                                                              accumulate);
+    kOf[(rows - 1) * V::kVectors + vectors - 1](runs, step, source, at, pitch, b, to, accumulate);
+  }
+};
+
+/// to[k * kColumns + lane] of one panel, k being (tap, channel): the results' channels [output, output + lanes)
+/// and the source's [channel, channel + channels).
+template <class V, class Source>
+void pack_taps(const Convolution& c, int64_t group, int64_t output, int64_t lanes, int64_t channel,
+               int64_t channels, float* to) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int64_t kTogether = 128;
+  const ConstImages& weight = c.weight;
+  const int64_t taps[] = {c.axes[0].taps, c.axes[1].taps, c.axes[2].taps},
+                count = taps[0] * taps[1] * taps[2];
+  const auto* const from = static_cast<const typename Source::Storage*>(weight.data) +
+                           group * weight.group_stride + output * weight.image_stride +
+                           channel * weight.channel_stride;
+  // A kernel's taps next to each other, perhaps backwards: read as they lie, then sorted by tap.
+  const int64_t sign = weight.strides[2] < 0 ? -1 : 1;
+  const bool dense = (taps[2] == 1 || weight.strides[2] == sign) &&
+                     (taps[1] == 1 || weight.strides[1] == sign * taps[2]) &&
+                     (taps[0] == 1 || weight.strides[0] == sign * taps[2] * taps[1]);
+  if (dense && count > 1 && count <= kTogether && weight.channel_stride != 1 && weight.image_stride != 1) {
+    alignas(64) float rows[kTogether * kColumns];
+    const auto* const lowest = sign < 0 ? from - (count - 1) : from;
+    const int64_t step = weight.channel_stride == count ? kTogether / count : 1;
+    for (int64_t first = 0; first < channels; first += step) {
+      const int64_t here = least<V>(step, channels - first);
+      pack_panel<V, kColumns, Source>(lowest + first * weight.channel_stride, weight.image_stride, 1, lanes,
+                                      here * count, rows);
+      const float* row = rows;
+      for (int64_t i = first; i < first + here; ++i)
+        for (int64_t tap = 0; tap < count; ++tap, row += kColumns) {
+          float* const out = to + ((sign < 0 ? count - 1 - tap : tap) * channels + i) * kColumns;
+          for (int v = 0; v < V::kVectors; ++v) V::store(out + v * V::kLanes, V::load(row + v * V::kLanes));
+        }
+    }
+    return;
+  }
+  for (int64_t d = 0; d < taps[0]; ++d)
+    for (int64_t h = 0; h < taps[1]; ++h)
+      for (int64_t w = 0; w < taps[2]; ++w, to += channels * kColumns)
+        pack_panel<V, kColumns, Source>(
+            from + d * weight.strides[0] + h * weight.strides[1] + w * weight.strides[2], weight.image_stride,
+            weight.channel_stride, lanes, channels, to);
+}
+
+/// From finished sums, [pixel][kColumns], to the results [output, output + lanes) of `count` pixels.
+template <class V, class Out>
+void finish_pixels(const Convolution& c, int64_t group, int64_t output, int64_t lanes, const int64_t* out_at,
+                   int64_t count, const float* sums) {
+  using Storage = typename Out::Storage;
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  const int64_t channel_stride = c.out.channel_stride;
+  auto* const out = static_cast<Storage*>(c.out.data) + group * c.out.group_stride + output * channel_stride;
+  for (int64_t v = 0; v * V::kLanes < lanes; ++v) {
+    const int64_t first = v * V::kLanes, here = least<V>(lanes - first, V::kLanes);
+    const auto bias = c.bias == nullptr ? V::zero()
+                                        : load_from<V>({c.bias, c.bias_element, 0, 0, 0}, Element::kFloat32,
+                                                       (group * c.outputs + output + first) * c.bias_stride,
+                                                       c.bias_stride, here);
+    const auto value = [&](int64_t pixel) __attribute__((always_inline)) {
+      const auto sum = V::load(sums + pixel * kColumns + first);
+      return c.bias == nullptr ? sum : V::add(sum, bias);
+    };
+    if (channel_stride == 1) {
+      for (int64_t i = 0; i < count; ++i) {
+        if (here == V::kLanes)
+          Out::store(out + out_at[i] + first, value(i));
+        else
+          Out::scatter(out + out_at[i] + first, 1, here, value(i));
+      }
+      continue;
+    }
+    for (int64_t i = 0; i < count; i += V::kLanes) {
+      const int64_t pixels = least<V>(count - i, V::kLanes);
+      typename V::Float rows[V::kLanes];
+#pragma GCC unroll 16
+      for (int64_t row = 0; row < V::kLanes; ++row) rows[row] = value(i + row);
+      V::transpose(rows);
+      bool adjacent = pixels == V::kLanes;
+      for (int64_t pixel = 1; pixel < pixels; ++pixel) adjacent &= out_at[i + pixel] == out_at[i] + pixel;
+      for (int64_t lane = 0; lane < here; ++lane) {
+        Storage* const row = out + (first + lane) * channel_stride;
+        if (adjacent) {
+          Out::store(row + out_at[i], rows[lane]);
+          continue;
+        }
+        alignas(64) Storage values[V::kLanes];
+        Out::store(values, rows[lane]);
+        for (int64_t pixel = 0; pixel < pixels; ++pixel) row[out_at[i + pixel]] = values[pixel];
+      }
+    }
+  }
+}
+
+/// What the loops below share of one block of results.
+template <class V>
+struct Block {
+  const Convolution& c;
+  const ConvolutionPart& part;
+  const ConvolutionScratch& scratch;
+  int64_t pixels, pitch;  ///< from one to the next in a row
+  Runs runs;
+};
+
+/// A packed panel times a block: the results [output, output + lanes).
+template <class V>
+void multiply_block(const Block<V>& block, int64_t output, int64_t lanes, bool first, bool last,
+                    const float* panel, float* waiting) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  // A multiple of the tile's rows and of a vector's lanes.
+  constexpr int64_t kTogether = 48;
+  alignas(64) float finished[kTogether * kColumns];
+  const int64_t vectors = (lanes + V::kLanes - 1) / V::kLanes;
+  const Convolution& c = block.c;
+  for (int64_t i = 0; i < block.pixels; i += kTogether) {
+    const int64_t count = least<V>(kTogether, block.pixels - i);
+    float* const sums = first && last ? finished : waiting + i * kColumns;
+    for (int64_t row = 0; row < count; row += V::kRows)
+      RunTiles<V, Adjacent>::multiply(least<V>(count - row, V::kRows), vectors, block.runs, Adjacent{},
+                                      block.scratch.source, block.scratch.source_at + i + row, block.pitch,
+                                      panel, sums + row * kColumns, !first);
+    if (!last) continue;
+    with_elements<V>(c.out.element, c.out.element, [&](auto out) {
+      finish_pixels<V, decltype(out)>(c, block.part.group, output, lanes, block.scratch.out_at + i, count,
+                                      sums);
+    });
+  }
+}
+
+template <class V>
+void convolve_with(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
+  const int64_t outputs = part.output_end - part.output_begin;
+  const int64_t padded = (outputs + kColumns - 1) / kColumns * kColumns;
+  const bool stays = padded * c.channels * taps <= kConvolutionWeights;
+  const bool waits = c.block_channels < c.channels;
+  const int64_t together = waits ? kConvolutionColumns : outputs;
+  Block<V> block{c, part, scratch, 0, 0, {}};
+  const auto panel_of = [&](int64_t index, int64_t output, int64_t lanes, int64_t channel, int64_t channels) {
+    float* const panel =
+        scratch.weights + (stays ? (padded * channel + (output - part.output_begin) * channels) * taps : 0);
+    if (!stays || index == part.block_begin)
+      with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
+        pack_taps<V, decltype(source)>(c, part.group, output, lanes, channel, channels, panel);
+      });
+    return panel;
+  };
+
+  for (int64_t index = part.block_begin; index < part.block_end; ++index) {
+    const Box box = box_of<V>(c, index);
+    for (int64_t begin = part.output_begin; begin < part.output_end; begin += together) {
+      const int64_t end = least<V>(begin + together, part.output_end);
+      for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
+        const int64_t channels = least<V>(c.block_channels, c.channels - channel);
+        if (taps > 0) {
+          const Window window = window_of<V>(c.axes, box, channels);
+          widen_window<V>(c.axes, c.source, part.group, channel, box, window, scratch.source);
+          block.pixels = find_pixels<V>(c, box, window, scratch.source_at, scratch.out_at);
+          block.pitch = c.axes[2].step * channels;
+          find_runs<V>(c.axes, window, block.runs);
+        } else {
+          block.pixels = find_pixels<V>(c, box, {}, scratch.source_at, scratch.out_at);
+          block.runs.count = 0;
+        }
+        for (int64_t output = begin; output < end; output += kColumns) {
+          const int64_t lanes = least<V>(kColumns, end - output);
+          multiply_block<V>(block, output, lanes, channel == 0, channel + channels == c.channels,
+                            panel_of(index, output, lanes, channel, channels),
+                            scratch.sums + (output - begin) * (kConvolutionPixels + 48));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace mantissa::cpu
