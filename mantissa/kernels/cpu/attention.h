@@ -24,7 +24,8 @@ using Heads = HeadsOf<void*>;
 /// Numerics: scale * query, scores, weights and sums are float32, the sums chains of fused multiply-adds in
 ///           the order of width and of the keys, in blocks of keys whose sums are added in order. Weights are
 ///           not rounded. One rounding of the result, to nearest even, NaN kept; denormals are kept, but
-///           weights below 2^-126 of their row's largest are 0.
+///           weights below 2^-126 of their row's largest are 0. Up to six queries are the exception: there
+///           each vector lane has chains of its own.
 ///           A row that sees no key (mask -inf, or causal) is 0 and so is its logsumexp. A score that is NaN
 ///           or +inf makes its row NaN. A value that is NaN or Inf reaches every row that sees its key, and
 ///           may reach rows from which the causal mask hides it.
