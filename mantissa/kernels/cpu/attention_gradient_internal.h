@@ -66,7 +66,7 @@ int64_t gradient_blocked_scratch_size(const Attention& g, int64_t keys) {
 /// The operands of one head.
 struct GradientHead {
   ConstMatrix query, key, value, mask, out, grad_out;
-  const float* logsumexp;
+  const float* logsumexp = nullptr;
 };
 
 /// Packs a block of queries with what belongs to them, multiplied by the scale.
