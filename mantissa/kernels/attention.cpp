@@ -28,9 +28,36 @@ int64_t threads_for(int64_t products) {
   return std::clamp<int64_t>(products / kProductsPerThread, 1, at::get_num_threads());
 }
 
+/// Each part packs the other operand for itself, which fewer rows do not pay for.
+constexpr int64_t kLeastRows = 64;
+
 /// Into how many parts each of `heads` is cut: one, unless some threads would wait for others.
 int64_t parts_for(int64_t heads, int64_t threads) {
   return heads % threads == 0 || heads >= 8 * threads ? 1 : divide_up(8 * threads, heads);
+}
+
+/// One part for each head of the keys, unless more than 2 of 7 threads would wait: then gradients of keys and
+/// those of queries apart, a range each, for which scores are computed twice.
+std::vector<cpu::AttentionGradientPart> gradient_parts(const cpu::Attention& g, int64_t threads,
+                                                       int64_t panel) {
+  const int64_t heads = g.batch * g.kv_heads, group = g.heads / g.kv_heads;
+  const bool whole = divide_up(heads, threads) * threads * 5 <= heads * 7;
+  const int64_t cuts = whole ? 1 : divide_up(4 * threads, heads);
+  const int64_t key_step = whole ? g.keys : std::max(kLeastRows, divide_up(g.keys, cuts));
+  const int64_t query_step = round_up(std::max(kLeastRows, divide_up(g.queries * group, cuts)), panel);
+  std::vector<cpu::AttentionGradientPart> parts;
+  for (const auto i : c10::irange(heads)) {
+    const int64_t batch = i / g.kv_heads, kv_head = i % g.kv_heads, head = kv_head * group;
+    for (int64_t key = 0; key < g.keys; key += key_step)
+      parts.push_back({batch, kv_head, head, head + group, 0, g.queries, key,
+                       std::min(g.keys, key + key_step), whole, true});
+    if (whole) continue;
+    for (int64_t h = head; h < head + group; ++h)
+      for (int64_t query = 0; query < g.queries; query += query_step)
+        parts.push_back({batch, kv_head, h, h + 1, query, std::min(g.queries, query + query_step), 0, g.keys,
+                         true, false});
+  }
+  return parts;
 }
 
 }  // namespace
@@ -54,10 +81,8 @@ void attention(const cpu::Attention& g) { attention(g, best_build()); }
 void attention(const cpu::Attention& g, const AttentionBuild& build) {
   const int64_t heads = g.batch * g.heads;
   const int64_t threads = threads_for(heads * g.queries * g.keys * g.width);
-  // Each part packs the keys and values for itself, which fewer queries do not pay for.
-  constexpr int64_t kLeastQueries = 64;
   const int64_t step =
-      round_up(std::max(kLeastQueries, divide_up(g.queries, parts_for(heads, threads))), build.panel);
+      round_up(std::max(kLeastRows, divide_up(g.queries, parts_for(heads, threads))), build.panel);
   const int64_t parts = divide_up(g.queries, step);
   at::parallel_for(0, heads * parts, divide_up(heads * parts, threads), [&](int64_t begin, int64_t end) {
     float* const scratch = thread_scratch(build.scratch_size(g));
@@ -72,33 +97,12 @@ void attention_gradient(const cpu::AttentionGradient& g) { attention_gradient(g,
 
 void attention_gradient(const cpu::AttentionGradient& gradient, const AttentionBuild& build) {
   const cpu::Attention& g = gradient.attention;
-  const int64_t groups = g.batch * g.kv_heads, group = g.heads / g.kv_heads;
   const int64_t threads = threads_for(5 * g.batch * g.heads * g.queries * g.keys * g.width / 2);
-  // One part for each head of the keys, unless more than 2 of 7 threads would wait: then gradients of keys and
-  // those of queries apart, a range each, for which scores are computed twice.
-  const bool whole = divide_up(groups, threads) * threads * 5 <= groups * 7;
-  std::vector<cpu::AttentionGradientPart> parts;
-  int64_t most_keys = 0;
-  constexpr int64_t kLeast = 64;  // see attention()
-  const int64_t cuts = whole ? 1 : divide_up(4 * threads, groups);
-  const int64_t key_step = whole ? g.keys : std::max(kLeast, divide_up(g.keys, cuts));
-  const int64_t query_step = round_up(std::max(kLeast, divide_up(g.queries * group, cuts)), build.panel);
-  for (const auto i : c10::irange(groups)) {
-    const int64_t batch = i / g.kv_heads, kv_head = i % g.kv_heads, head = kv_head * group;
-    for (int64_t key = 0; key < g.keys; key += key_step) {
-      const int64_t key_end = std::min(g.keys, key + key_step);
-      parts.push_back({batch, kv_head, head, head + group, 0, g.queries, key, key_end, whole, true});
-      most_keys = std::max(most_keys, key_end - key);
-    }
-    if (whole) continue;
-    for (int64_t h = head; h < head + group; ++h)
-      for (int64_t query = 0; query < g.queries; query += query_step)
-        parts.push_back({batch, kv_head, h, h + 1, query, std::min(g.queries, query + query_step), 0, g.keys,
-                         true, false});
-  }
+  const std::vector<cpu::AttentionGradientPart> parts = gradient_parts(g, threads, build.panel);
+  const int64_t keys = parts[0].key_end - parts[0].key_begin;  // no part has more
   const auto tasks = static_cast<int64_t>(parts.size());
   at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
-    float* const scratch = thread_scratch(build.gradient_scratch_size(g, most_keys));
+    float* const scratch = thread_scratch(build.gradient_scratch_size(g, keys));
     for (const auto task : c10::irange(begin, end)) build.run_gradient(gradient, parts[task], scratch);
   });
 }

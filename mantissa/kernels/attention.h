@@ -24,7 +24,7 @@ const std::vector<AttentionBuild>& attention_builds();
 ///
 /// Threads: at::get_num_threads() of them in one parallel region, or the calling one alone inside another
 ///          region or where the work would not pay for waking them. Results do not depend on their number.
-/// Memory:  at most 0.7 MiB per thread for widths up to 2048, kept until the thread ends.
+/// Memory:  at most 0.6 MiB per thread for widths up to 1024, kept until the thread ends.
 void attention(const cpu::Attention& g);
 
 /// The same with one build, which this CPU must be able to run.
@@ -34,7 +34,8 @@ void attention(const cpu::Attention& g, const AttentionBuild& build);
 ///
 /// Threads: as above; a head's keys and queries are shared out only where heads are too few, at 7 products in
 ///          place of 5.
-/// Memory:  at most 0.7 MiB per thread and 8 bytes for each element of one head's keys, kept likewise.
+/// Memory:  at most 0.9 MiB per thread for widths up to 1024 and 8 bytes for each element of one head's keys,
+///          whose width counts up to the next multiple of a panel; kept likewise.
 void attention_gradient(const cpu::AttentionGradient& g);
 void attention_gradient(const cpu::AttentionGradient& g, const AttentionBuild& build);
 

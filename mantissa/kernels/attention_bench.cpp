@@ -1,5 +1,6 @@
 // 16-bit attention against the same in float32, both in turn, as gemm_bench.cpp does it and with its
-// environment. Results and gradients are checked before anything is timed. --benchmark_filter=bf16/train picks.
+// environment. Results and gradients are checked before anything is timed. --benchmark_filter=bf16/train
+// picks.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <functional>

@@ -22,9 +22,10 @@ using Heads = HeadsOf<void*>;
 ///           1. Head h of the queries reads head h / (heads / kv_heads) of keys and values. logsumexp is
 ///           float32 and [queries]: its col_stride is not read.
 /// Numerics: scale * query, scores, weights and sums are float32, the sums chains of fused multiply-adds in
-///           the order of width and of the keys, in blocks of keys whose sums are added in order. Weights are
-///           not rounded. One rounding of the result, to nearest even, NaN kept; denormals are kept, but
-///           weights below 2^-126 of their row's largest are 0.
+///           the order of width and of the keys, in blocks of keys whose sums are added in order; with up to
+///           six queries each vector lane has chains of its own. Weights are not rounded. One rounding of the
+///           result, to nearest even, NaN kept; denormals are kept, but weights below 2^-126 of their row's
+///           largest are 0.
 ///           A row that sees no key (mask -inf, or causal) is 0 and so is its logsumexp. A score that is NaN
 ///           or +inf makes its row NaN. A value that is NaN or Inf reaches every row that sees its key, and
 ///           may reach rows from which the causal mask hides it.
@@ -35,7 +36,7 @@ struct Attention {
   int64_t batch = 1, heads = 1, kv_heads = 1, queries = 0, keys = 0, width = 0;
   ConstHeads query, key, value;
   ConstHeads mask;  ///< none if data is nullptr
-  Heads out;        ///< of the gradient: what the forward pass wrote, and only read
+  Heads out;
   HeadsOf<float*> logsumexp;
   float scale = 1;
   bool causal = false;  ///< query i sees the keys up to i
@@ -50,9 +51,11 @@ struct AttentionPart {
 ///
 /// Shapes:   grad_out, out and grad_query as query; grad_key and grad_value as key.
 /// Numerics: weights are computed again from logsumexp. With P the weights, O the result as it was rounded
-///           and everything else in float32: dV = P^T dO, dP = dO V^T, dS = P * (dP - row sums of dO * O), dQ =
-///           scale * dS K, dK = dS^T (scale * Q); chains of fused multiply-adds over blocks of keys or
+///           and everything else in float32: dV = P^T dO, dP = dO V^T, dS = P * (dP - row sums of dO * O),
+///           dQ = scale * dS K, dK = dS^T (scale * Q); chains of fused multiply-adds over blocks of keys or
 ///           queries, which are added in order, heads that share a key one after the other. One rounding.
+/// Bound:    that of each product, with the errors of its operands to the first order: the weights' is twice
+///           that of Attention, that of the row sums one rounding of O. The tests compute it.
 struct AttentionGradient {
   Attention attention;  ///< its `out` is not used
   ConstHeads out, grad_out;
@@ -76,8 +79,8 @@ constexpr int64_t kGradientKeyFloats = 8192, kGradientQueryFloats = 8192, kGradi
 
 using AttentionKernel = void(const Attention&, const AttentionPart&, float* scratch);
 using AttentionGradientKernel = void(const AttentionGradient&, const AttentionGradientPart&, float* scratch);
-/// How many floats of scratch, 64-byte aligned, a call needs; of the gradient one that computes that of `keys`
-/// keys.
+/// How many floats of scratch, 64-byte aligned, a call needs; of the gradient one that computes that of
+/// `keys` keys.
 using AttentionScratchSize = int64_t(const Attention&);
 using AttentionGradientScratchSize = int64_t(const Attention&, int64_t keys);
 

@@ -77,6 +77,13 @@ void pack_columns(const ConstMatrix& x, int64_t row, int64_t rows, int64_t width
                   width, rows, to);
 }
 
+/// In place, of whole vectors.
+template <class V>
+void multiply_all(float* values, int64_t count, float factor) {
+  const auto factors = V::set(factor);
+  for (int64_t i = 0; i < count; i += V::kLanes) V::store(values + i, V::mul(V::load(values + i), factors));
+}
+
 /// -inf for the first lanes that a load takes, inf for the others.
 template <class V>
 struct Hiding {
@@ -188,6 +195,31 @@ void store_turned(const float* from, const float* factor, int64_t queries, int64
   }
 }
 
+/// Rows of `from`, rounded, to rows [row, row + rows) of `to`.
+template <class V, class Out>
+void store_rows(const float* from, int64_t stride, int64_t rows, int64_t width, const Matrix& to,
+                int64_t row) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t d = 0; d < width; d += V::kLanes) {
+      auto* const out =
+          static_cast<typename Out::Storage*>(to.data) + (row + i) * to.row_stride + d * to.col_stride;
+      const auto value = V::load(from + i * stride + d);
+      if (width - d >= V::kLanes && to.col_stride == 1) {
+        Out::store(out, value);
+      } else {
+        Out::scatter(out, to.col_stride, least<V>(width - d, V::kLanes), value);
+      }
+    }
+}
+
+template <class V>
+void store_rows(const float* from, int64_t stride, int64_t rows, int64_t width, const Matrix& to,
+                int64_t row) {
+  if (to.element == Element::kBFloat16)
+    return store_rows<V, Elements<V, Element::kBFloat16>>(from, stride, rows, width, to, row);
+  store_rows<V, Elements<V, Element::kFloat16>>(from, stride, rows, width, to, row);
+}
+
 /// The working memory of attention_blocked().
 template <class V>
 struct AttentionScratch {
@@ -227,9 +259,7 @@ void attend_block(const Attention& g, int64_t batch, int64_t head, int64_t query
   const ConstMatrix key = of_head<V>(g.key, batch, kv_head), value = of_head<V>(g.value, batch, kv_head);
   const ConstMatrix mask = g.mask.data ? of_head<V>(g.mask, batch, head) : ConstMatrix{};
   pack_rows<V, kColumns>(of_head<V>(g.query, batch, head), query, queries, g.width, scratch.queries);
-  const Float scale = V::set(g.scale);
-  for (int64_t i = 0; i < padded * g.width; i += V::kLanes)
-    V::store(scratch.queries + i, V::mul(V::load(scratch.queries + i), scale));
+  multiply_all<V>(scratch.queries, padded * g.width, g.scale);
   for (int64_t i = 0; i < padded; i += V::kLanes) {
     V::store(scratch.largest + i, V::set(-FLT_MAX));
     V::store(scratch.sums + i, V::zero());

@@ -66,14 +66,8 @@ int64_t gradient_blocked_scratch_size(const Attention& g, int64_t keys) {
 /// The operands of one head.
 struct GradientHead {
   ConstMatrix query, key, value, mask, out, grad_out;
-  const float* logsumexp;
+  const float* logsumexp = nullptr;
 };
-
-template <class V>
-void multiply_all(float* values, int64_t count, float factor) {
-  const auto factors = V::set(factor);
-  for (int64_t i = 0; i < count; i += V::kLanes) V::store(values + i, V::mul(V::load(values + i), factors));
-}
 
 /// Packs a block of queries with what belongs to them, multiplied by the scale.
 template <class V>
@@ -176,31 +170,6 @@ void add_gradient(const Attention& g, const AttentionGradientPart& part, const G
                       scratch.grad_values + sums, scratch.row_stride);
   add_over_queries<V>(g, block, scratch.grad_scores, panel_floats, scratch.query_columns,
                       scratch.grad_keys + sums, scratch.row_stride);
-}
-
-/// Rows of `from`, rounded, to rows [row, row + rows) of `to`.
-template <class V, class Out>
-void store_rows(const float* from, int64_t stride, int64_t rows, int64_t width, const Matrix& to,
-                int64_t row) {
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t d = 0; d < width; d += V::kLanes) {
-      auto* const out =
-          static_cast<typename Out::Storage*>(to.data) + (row + i) * to.row_stride + d * to.col_stride;
-      const auto value = V::load(from + i * stride + d);
-      if (width - d >= V::kLanes && to.col_stride == 1) {
-        Out::store(out, value);
-      } else {
-        Out::scatter(out, to.col_stride, least<V>(width - d, V::kLanes), value);
-      }
-    }
-}
-
-template <class V>
-void store_rows(const float* from, int64_t stride, int64_t rows, int64_t width, const Matrix& to,
-                int64_t row) {
-  if (to.element == Element::kBFloat16)
-    return store_rows<V, Elements<V, Element::kBFloat16>>(from, stride, rows, width, to, row);
-  store_rows<V, Elements<V, Element::kFloat16>>(from, stride, rows, width, to, row);
 }
 
 template <class V>

@@ -2,11 +2,13 @@
 
 #include "mantissa/kernels/cpu/attention_blocked_internal.h"
 #include "mantissa/kernels/cpu/attention_gradient_internal.h"
+#include "mantissa/kernels/cpu/attention_rows_internal.h"
 #include "mantissa/kernels/cpu/avx512/vector_internal.h"
 
 namespace mantissa::cpu::avx512 {
 
 void attention(const Attention& g, const AttentionPart& part, float* scratch) {
+  if (is_few_rows<Avx512>(g)) return attention_rows<Avx512>(g, part, scratch);
   attention_blocked<Avx512>(g, part, scratch);
 }
 
