@@ -34,11 +34,13 @@ parity: configure
 bench: configure
 	@$(SETUP) --peers --bench
 	cmake --preset $(PRESET) -DMANTISSA_BENCH=ON $(OPTIONS)
-	cmake --build --preset $(PRESET) --target parity_runner benchmarks
+	cmake --build --preset $(PRESET) --target mantissa_kernels_python parity_runner benchmarks
 	$(BUILD)/amp_bench
 	$(BUILD)/kernels_bench
 	$(BUILD)/replay_point_bench
 	.deps/peers/bin/python benchmarks/train_step.py --build $(BUILD)
+	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD)
+	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD) --ordinary-cpu
 
 lint:
 	@$(SETUP) --lint

@@ -17,10 +17,11 @@
 
 namespace {
 
+/// Volatile, so that the text itself is compared: a test changes it in a copy of the library.
+const char* const volatile kBuiltWith = "TORCH_VERSION=" TORCH_VERSION ",";
+
 /// Classes of libtorch are laid out anew with every release, so no kernel of ours may see another release's.
-bool is_of_this_release() {
-  return at::show_config().find("TORCH_VERSION=" TORCH_VERSION ",") != std::string::npos;
-}
+bool is_of_this_release() { return at::show_config().find(kBuiltWith) != std::string::npos; }
 
 /// Another copy of this library, from another folder.
 bool is_loaded_already() {

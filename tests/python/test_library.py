@@ -102,6 +102,21 @@ assert torch.ops.mantissa_kernels.enable() and is_ours()
 """)
 
 
+def test_another_release_of_pytorch_is_refused(tmp_path):
+    """A library whose release is not the process's: its classes would be laid out otherwise."""
+    release = torch.__version__.split("+")[0]
+    built_with = f"TORCH_VERSION={release},".encode()
+    code = LIBRARY.read_bytes()
+    assert code.count(built_with) == 1
+    other = tmp_path / "other.so"
+    other.write_bytes(code.replace(built_with, built_with[:-2] + b"9,"))
+    message = run_python(f"""
+torch.ops.load_library({str(other)!r})
+assert not is_ours() and not hasattr(torch.ops.mantissa_kernels, "enable")
+""")
+    assert f"built for PyTorch {release}, which this is not; nothing is switched on" in message
+
+
 def test_forked_workers_multiply():
     """The parent has used its threads, none of which live on in a worker."""
     run_python("""

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Time of a training step in Python: autocast with our kernels and with PyTorch's own, over float32.
+
+In one process, a step of each in turn: float32, ours, PyTorch's own (in the first rounds only: it may be very slow). The
+losses of ours must follow PyTorch's before a time counts. Writes JSON and prints a table of median ratios to the float32
+step of the same round; below 1 is faster than float32.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+
+# An ordinary CPU's instructions, in ours and in everything that PyTorch calls.
+ORDINARY = {"MANTISSA_MAX_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+TOLERANCE = 2**-5  # of a loss: some products a step, each rounded to 2^-8 in bf16, over a few steps
+
+
+def transformer(torch, models):
+    tokens = torch.randint(0, 256, (4, 129), generator=torch.Generator().manual_seed(1))
+    return models.Transformer(layers=4, width=256, heads=4, vocabulary=256), tokens[:, :-1], tokens[:, 1:]
+
+
+def resnet18(torch, models):
+    generator = torch.Generator().manual_seed(1)
+    return models.Resnet18(classes=10), torch.randn(8, 3, 32, 32, generator=generator), \
+        torch.randint(0, 10, (8,), generator=generator)
+
+
+class Training:
+    """One model, its optimizer and the losses so far; the same at the start for the same `make`."""
+
+    def __init__(self, make, dtype, ours):
+        import models
+        import torch
+
+        torch.manual_seed(0)
+        self.model, self.data, self.target = make(torch, models)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=dtype == torch.float16)
+        self.dtype, self.ours, self.losses = dtype, ours, []
+
+    def step(self):
+        """Trains one step; its seconds."""
+        import torch
+        import torch.nn.functional as F
+
+        (torch.ops.mantissa_kernels.enable if self.ours else torch.ops.mantissa_kernels.disable)()
+        begin = time.perf_counter()
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=self.dtype, enabled=self.dtype != torch.float32):
+            logits = self.model(self.data)
+        loss = F.cross_entropy(logits.flatten(0, -2).float(), self.target.flatten())
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.losses.append(loss.item())
+        return time.perf_counter() - begin
+
+
+def measure(make, dtype, rounds, stock_rounds):
+    import torch
+
+    runs = {"float32": Training(make, torch.float32, False), "ours": Training(make, dtype, True),
+            "stock": Training(make, dtype, False)}
+    for run in runs.values():
+        run.step()
+    seconds = {name: [] for name in runs}
+    for i in range(rounds):
+        for name, run in runs.items():
+            if name != "stock" or i < stock_rounds:
+                seconds[name].append(run.step())
+    for ours, stock in zip(runs["ours"].losses, runs["stock"].losses):
+        if not abs(ours - stock) <= TOLERANCE * stock:
+            raise SystemExit(f"{make.__name__} in {dtype}: a loss of {ours}, PyTorch's is {stock}; no time counts")
+
+    def ratios(name):
+        return [a / b for a, b in zip(seconds[name], seconds["float32"])]
+
+    return {"model": make.__name__, "dtype": str(dtype).removeprefix("torch."),
+            **{f"{name}_ms": statistics.median(values) * 1e3 for name, values in seconds.items()},
+            "ours_ratio": statistics.median(ratios("ours")), "ours_ratio_min": min(ratios("ours")),
+            "ours_ratio_max": max(ratios("ours")), "stock_ratio": statistics.median(ratios("stock"))}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--stock-rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--ordinary-cpu", action="store_true", help="use AVX2 alone, in every library")
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args()
+    if arguments.ordinary_cpu and not ORDINARY.items() <= os.environ.items():
+        # Libraries read it when they are loaded.
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ORDINARY)
+
+    import torch
+
+    torch.ops.load_library(arguments.build / "libmantissa_kernels.so")
+    if not torch.ops.mantissa_kernels.enable():
+        raise SystemExit("MANTISSA_CPU_KERNELS=0: there is nothing to compare; unset it")
+    torch.set_num_threads(arguments.threads)
+    tier = torch.ops.mantissa_kernels.tier()
+    rows = []
+    print(f"tier {tier}, {arguments.threads} threads; ratios to the float32 step")
+    print(f"{'model':<12} {'dtype':<9} {'float32 ms':>10} {'ours ms':>9} {'stock ms':>9} {'ours':>6}  {'spread':<11} stock")
+    for make in (transformer, resnet18):
+        for dtype in (torch.bfloat16, torch.float16):
+            row = measure(make, dtype, arguments.rounds, min(arguments.rounds, arguments.stock_rounds))
+            rows.append(row)
+            spread = f"{row['ours_ratio_min']:.2f}–{row['ours_ratio_max']:.2f}"
+            print(f"{row['model']:<12} {row['dtype']:<9} {row['float32_ms']:>10.1f} {row['ours_ms']:>9.1f} "
+                  f"{row['stock_ms']:>9.1f} {row['ours_ratio']:>6.2f}  {spread:<11} {row['stock_ratio']:.2f}", flush=True)
+    name = "bench_python_ordinary_cpu.json" if arguments.ordinary_cpu else "bench_python.json"
+    file = arguments.json or arguments.build / name
+    file.write_text(json.dumps({"benchmark": "python_models", "machine": platform.processor() or platform.machine(),
+                                "tier": tier, "capability": torch.backends.cpu.get_cpu_capability(),
+                                "threads": arguments.threads, "torch": torch.__version__, "rounds": arguments.rounds,
+                                "rows": rows}, indent=2) + "\n")
+    print(f"written: {file}")
+
+
+if __name__ == "__main__":
+    main()
