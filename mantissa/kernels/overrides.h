@@ -3,17 +3,17 @@
 namespace mantissa {
 
 /// Puts this library's products of bf16 and fp16 matrices (mm, addmm, bmm, baddbmm, addmv, dot, with their
-/// out= and in-place forms, and whatever reaches them: linear, matmul, einsum, mv) in the place of libtorch's
-/// CPU kernels for the whole process. On CPUs without 16-bit products libtorch's are 80 to 400 times slower
-/// than float32; these are as fast as float32. Returns whether they are on: false, and nothing changes, under
-/// MANTISSA_CPU_KERNELS=0 in the environment.
+/// out= and in-place forms, and whatever reaches them: linear, matmul, einsum, mv) and its convolutions with
+/// their gradients in the place of libtorch's CPU kernels for the whole process. On CPUs without 16-bit
+/// products libtorch's are 10 to 400 times slower than float32; these are as fast as float32. Returns whether
+/// they are on: false, and nothing changes, under MANTISSA_CPU_KERNELS=0 in the environment.
 ///
 /// Other dtypes, and what is faster or defined only in libtorch (see docs/cpu-kernels.md), still run
 /// libtorch's own code. Autograd, autocast, InferenceMode and double backward are above the CPU kernels and
 /// see no difference.
 ///
-/// Numerics: those of cpu::Gemm: float32 sums in an order of their own, one rounding. Not bit for bit
-///           libtorch's, whose order and rounding differ between CPUs, too.
+/// Numerics: those of cpu::Gemm and cpu::Convolution: float32 sums in an order of their own, one rounding.
+///           Not bit for bit libtorch's, whose order and rounding differ between CPUs, too.
 /// Threads:  any may call, also at the same time; products that other threads have under way finish in the
 ///           kernel they began with.
 /// Errors:   c10::ValueError if MANTISSA_CPU_KERNELS is neither 0 nor 1, or MANTISSA_MAX_ISA names no tier.
