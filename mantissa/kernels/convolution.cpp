@@ -207,6 +207,12 @@ struct WeightParts {
   int64_t channels, outputs, together, channel_parts, output_parts;
 };
 
+/// The sums of one output: for each run of taps and channels whole tiles.
+int64_t sums_of(const cpu::ConvolutionWeight& c, int64_t channels, const ConvolutionBuild& build) {
+  const int64_t run = (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * channels;
+  return taps_of(c) * channels / run * round_up(run, build.tile_cols);
+}
+
 WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBuild& build, int64_t threads,
                             bool depthwise) {
   WeightParts parts{};
@@ -221,15 +227,14 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
     return parts;
   }
   // Both operands are packed anew for each part of the other: the fewest parts that fit, but one per thread.
-  const int64_t taps = taps_of(c);
   const int64_t most_outputs = std::min(c.outputs, cpu::kConvolutionOutputs);
-  const int64_t fit = std::min(cpu::kConvolutionSums / (taps * most_outputs),
+  const int64_t fit = std::min(cpu::kConvolutionSums / (taps_of(c) * most_outputs),
                                cpu::kConvolutionSource / window_pixels(c.axes, c.block));
   const int64_t share = divide_up(c.channels * c.groups, threads);
   parts.channels = even(c.channels, std::max(kWeightChannels, std::min(fit, share) / 16 * 16), 16);
   parts.channel_parts = divide_up(c.channels, parts.channels);
   const int64_t wanted = divide_up(threads, std::gcd(threads, parts.channel_parts * c.groups));
-  const int64_t room = std::max<int64_t>(1, cpu::kConvolutionSums / (taps * parts.channels));
+  const int64_t room = std::max<int64_t>(1, cpu::kConvolutionSums / sums_of(c, parts.channels, build));
   parts.outputs =
       even(c.outputs, std::min({most_outputs, room, divide_up(c.outputs, wanted)}), build.tile_rows);
   // Either side of a tile may be the outputs'.
@@ -241,11 +246,9 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
 
 cpu::ConvolutionWeightScratch scratch_for(const cpu::ConvolutionWeight& c, const WeightParts& parts,
                                           const ConvolutionBuild& build) {
-  const cpu::Axis& width = c.axes[2];
-  const int64_t run = (width.dilation == 1 ? width.taps : 1) * parts.channels;
   const int64_t source = round_up(window_pixels(c.axes, c.block) * parts.channels + cpu::kGemmSlack, 16);
   const int64_t gradient = round_up(parts.together * cpu::kConvolutionChain + cpu::kGemmSlack, 16);
-  const int64_t sums = parts.together * (taps_of(c) * parts.channels / run) * round_up(run, build.tile_cols);
+  const int64_t sums = parts.together * sums_of(c, parts.channels, build);
   float* const memory = thread_scratch(source + gradient + sums);
   return {memory, memory + source, memory + source + gradient};
 }
@@ -363,7 +366,8 @@ std::vector<cpu::Convolution> adjoint(const cpu::Convolution& c) {
   std::vector<cpu::Convolution> passes = {turned};
   for (const auto a : c10::irange(3)) {
     // Position y is reached from result i by tap t if y = origin + i * step + t * dilation. For the positions
-    // phase + j * step these are the taps first + m * every, and i = j + (phase - origin - t * dilation) / step.
+    // phase + j * step these are the taps first + m * every, and i = j + (phase - origin - t * dilation) /
+    // step.
     const cpu::Axis& axis = c.axes[a];
     const int64_t every = axis.step / std::gcd(axis.step, axis.dilation);
     std::vector<cpu::Convolution> split;

@@ -22,8 +22,8 @@ const std::vector<ConvolutionBuild>& convolution_builds();
 /// The best one for cpu_tier().
 const ConvolutionBuild& convolution_build();
 
-/// Whether `c` is within what the scratch takes: kernels of up to cpu::kConvolutionDepth taps that reach over no
-/// more of the source than cpu::kConvolutionSource.
+/// Whether `c` is within what the scratch takes: kernels of up to cpu::kConvolutionDepth taps that reach over
+/// no more of the source than cpu::kConvolutionSource.
 bool is_computable(const cpu::Convolution& c);
 bool is_computable(const cpu::ConvolutionWeight& c);
 
@@ -38,13 +38,15 @@ void convolution(const std::vector<cpu::Convolution>& convolutions,
                  const ConvolutionBuild& build = convolution_build());
 
 /// The gradient of a weight: see cpu::ConvolutionWeight. Its `block` is chosen here.
-/// Threads, Memory, Errors: as convolution().
+///
+/// Threads, Errors: as convolution().
+/// Memory:  at most 2.6 MiB per thread, for kernels of more than 256 taps up to 6.3 MiB.
 void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build = convolution_build());
 
-/// The adjoint of `c`, which is the gradient of its source and a transposed convolution: c.source is now where
-/// the gradient of c's results is read, c.out where that of c's source is written; axes, channels, outputs and
-/// weight are still those of c. One convolution for each remainder of a position by the axes' steps: there every
-/// result has the same taps.
+/// The adjoint of `c`, which is the gradient of its source and a transposed convolution: c.source is now
+/// where the gradient of c's results is read, c.out where that of c's source is written; axes, channels,
+/// outputs and weight are still those of c. One convolution for each remainder of a position by the axes'
+/// steps: there every result has the same taps.
 std::vector<cpu::Convolution> adjoint(const cpu::Convolution& c);
 
 }  // namespace mantissa

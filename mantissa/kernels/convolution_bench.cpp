@@ -1,6 +1,6 @@
-// 16-bit convolutions and their gradients against the same in float32, on the terms of gemm_bench.cpp: both in
-// turn, the median of the ratios of processor time, every result checked before it is timed, libtorch's own
-// 16-bit kernel beside them. --benchmark_filter=conv/fp16/resnet picks.
+// 16-bit convolutions and their gradients against the same in float32, on the terms of gemm_bench.cpp: both
+// in turn, the median of the ratios of processor time, every result checked before it is timed, libtorch's
+// own 16-bit kernel beside them. --benchmark_filter=conv/fp16/resnet picks.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <functional>
@@ -85,10 +85,10 @@ void compare(benchmark::State& state, const Shape& s, at::ScalarType dtype, Part
   state.counters["fp32_gflops"] = 2e-9 * products / quantile(twin_seconds, 0.5);
   state.counters["stock"] = quantile(stock_ratios, 0.5);
   state.counters["over_stock"] = quantile(over_stock, 0.5);
-  state.SetLabel(
-      convolutions::is_faster_here(dtype == at::kHalf ? cpu::Element::kFloat16 : cpu::Element::kBFloat16)
-          ? ""
-          : "libtorch's");
+  const convolutions::Kind kind{part != Part::kForward, s.groups > 1 && s.groups == s.weight[0],
+                                s.stride > 1};
+  const auto element = dtype == at::kHalf ? cpu::Element::kFloat16 : cpu::Element::kBFloat16;
+  state.SetLabel(convolutions::is_faster_here(element, kind) ? "" : "libtorch's");
 }
 
 bool register_all() {

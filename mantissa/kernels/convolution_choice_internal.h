@@ -4,7 +4,14 @@
 
 namespace mantissa::convolutions {
 
-/// Whether a convolution of 16-bit tensors and its gradients are faster here than in libtorch, on this CPU.
-bool is_faster_here(cpu::Element element);
+/// What matters for the choice, beside the dtype.
+struct Kind {
+  bool backward = false;
+  bool depthwise = false;  ///< groups of one channel
+  bool strided = false;    ///< along any axis
+};
+
+/// Whether a convolution of 16-bit tensors, or its gradients, are faster here than in libtorch, on this CPU.
+bool is_faster_here(cpu::Element element, const Kind& kind);
 
 }  // namespace mantissa::convolutions

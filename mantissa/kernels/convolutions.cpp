@@ -96,7 +96,8 @@ bool are_computable(const std::vector<cpu::Convolution>& passes) {
 }
 
 /// The geometry, if shapes and dtypes fit and this is the faster place for it.
-std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, const Options& options) {
+std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, const Options& options,
+                                 bool backward) {
   const int64_t dims = input.dim() - 2;
   const at::ScalarType dtype = input.scalar_type();
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return std::nullopt;
@@ -107,7 +108,10 @@ std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, cons
     return std::nullopt;
   const int64_t input_channels = options.transposed ? weight.size(0) : weight.size(1) * options.groups;
   if (weight.size(0) % options.groups != 0 || input.size(1) != input_channels) return std::nullopt;
-  if (!is_faster_here(element_of(dtype))) return std::nullopt;
+  const bool strided =
+      std::any_of(options.stride.begin(), options.stride.end(), [](int64_t s) { return s > 1; });
+  const bool depthwise = options.groups > 1 && weight.size(0) == options.groups && weight.size(1) == 1;
+  if (!is_faster_here(element_of(dtype), {backward, depthwise, strided})) return std::nullopt;
 
   Geometry g{options.groups, weight.size(1), weight.size(0) / options.groups, {}, {}, dtype};
   g.output_sizes = {input.size(0), options.transposed ? weight.size(1) * options.groups : weight.size(0)};
@@ -189,7 +193,7 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
                                                       transposed, output_padding, groups);
   };
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  const auto g = geometry(input, weight, options);
+  const auto g = geometry(input, weight, options, /*backward=*/false);
   if (!g) return stock();
   const bool adds = bias.has_value() && bias->defined();
   if (adds && (!is_operand(*bias, g->dtype) || bias->dim() != 1 || bias->size(0) != g->output_sizes[1]))
@@ -224,7 +228,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
                                                                groups, output_mask);
   };
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  const auto g = geometry(input, weight, options);
+  const auto g = geometry(input, weight, options, /*backward=*/true);
   if (!g || !is_operand(grad_output, g->dtype) || grad_output.sizes() != Sizes(g->output_sizes))
     return stock();
 

@@ -98,8 +98,8 @@ class Convolutions : public testing::Test {
 
 std::vector<at::ScalarType> dtypes_here() {
   std::vector<at::ScalarType> dtypes;
-  if (convolutions::is_faster_here(cpu::Element::kFloat16)) dtypes.push_back(at::kHalf);
-  if (convolutions::is_faster_here(cpu::Element::kBFloat16)) dtypes.push_back(at::kBFloat16);
+  if (convolutions::is_faster_here(cpu::Element::kFloat16, {})) dtypes.push_back(at::kHalf);
+  if (convolutions::is_faster_here(cpu::Element::kBFloat16, {})) dtypes.push_back(at::kBFloat16);
   return dtypes;
 }
 

@@ -14,8 +14,8 @@ namespace mantissa {
 /// libtorch's own code. Autograd, autocast, InferenceMode and double backward are above the CPU kernels and
 /// see no difference.
 ///
-/// Numerics: those of cpu::Gemm and cpu::Attention: float32 sums in an order of their own, one rounding. Not
-///           bit for bit libtorch's, whose order and rounding differ between CPUs, too.
+/// Numerics: those of cpu::Gemm, cpu::Convolution and cpu::Attention: float32 sums in an order of their own,
+///           one rounding. Not bit for bit libtorch's, whose order and rounding differ between CPUs, too.
 /// Threads:  any may call, also at the same time; products that other threads have under way finish in the
 ///           kernel they began with.
 /// Errors:   c10::ValueError if MANTISSA_CPU_KERNELS is neither 0 nor 1, or MANTISSA_MAX_ISA names no tier.

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a tier's convolution kernels take. Seen by every tier, so nothing here may be compiled into code of its
-// own: no function, no torch or STL container header.
+// What a tier's convolution kernels take. Seen by every tier, so nothing here may be compiled into code of
+// its own: no function, no torch or STL container header.
 
 #include <cstdint>
 
@@ -9,8 +9,8 @@
 
 namespace mantissa::cpu {
 
-/// Images of up to three dimensions (depth, height, width; missing ones have size 1), or a weight, whose images
-/// are its kernels. Strides count elements and may have any sign; 0 in what is only read.
+/// Images of up to three dimensions (depth, height, width; missing ones have size 1), or a weight, whose
+/// images are its kernels. Strides count elements and may have any sign; 0 in what is only read.
 template <typename Pointer>
 struct ImagesOf {
   Pointer data = nullptr;
@@ -29,13 +29,14 @@ struct Axis {
   int64_t step = 1, dilation = 1, origin = 0;
 };
 
-/// out[n, o, i] = bias[o] + the sum over taps t and channels c of source[n, c, position(i, t)] weight[o, c, t],
-/// in each of `groups` groups. The gradient of the input, with another list of taps, is one, too.
+/// out[n, o, i] = bias[o] + the sum over taps t and channels c of source[n, c, position(i, t)] weight[o, c,
+/// t], in each of `groups` groups. The gradient of the input, with another list of taps, is one, too.
 ///
 /// Shapes:   all at least 1; taps may be 0, and then the result is the bias.
-/// Numerics: a chain of float32 fused multiply-adds over the taps, the last dimension fastest, and in each over
-///           the channels, for block_channels channels at a time; the sums of such blocks added in order, then
-///           the bias, then one rounding, to nearest even, NaN kept. No result depends on tier or threads.
+/// Numerics: a chain of float32 fused multiply-adds over the taps, the last dimension fastest, and in each
+///           over the channels, for block_channels channels at a time; the sums of such blocks added in
+///           order, then the bias, then one rounding, to nearest even, NaN kept. No result depends on tier or
+/// threads.
 /// Bound:    that of Gemm, with k = channels * taps.
 /// Errors:   none; `out` overlaps nothing.
 struct Convolution {
@@ -84,8 +85,8 @@ using ConvolutionKernel = void(const Convolution&, const ConvolutionPart&, const
 ///
 /// Shapes:   those of Convolution; all at least 1.
 /// Numerics: a chain of float32 fused multiply-adds over the results of a block, the last axis fastest; the
-///           sums of such blocks added in order, then one rounding, to nearest even, NaN kept. Blocks depend on
-///           the shape alone, so no result depends on tier or threads.
+///           sums of such blocks added in order, then one rounding, to nearest even, NaN kept. Blocks depend
+///           on shape and layout alone, so no result depends on tier or threads.
 /// Bound:    that of Gemm, with k the number of results.
 /// Errors:   none; `out` overlaps nothing.
 struct ConvolutionWeight {
@@ -104,7 +105,7 @@ struct ConvolutionWeightPart {
 
 /// A block's results: their source and gradient shall stay in the first cache level for a tile.
 constexpr int64_t kConvolutionChain = 256;
-/// A part's weights, in float32 (1 MiB), and its channels of the gradient.
+/// A part's weights in float32 (1 MiB), unless one tile has more, and its channels of the gradient.
 constexpr int64_t kConvolutionSums = int64_t{1} << 18, kConvolutionOutputs = 512;
 
 struct ConvolutionWeightScratch {
@@ -116,9 +117,9 @@ struct ConvolutionWeightScratch {
 using ConvolutionWeightKernel = void(const ConvolutionWeight&, const ConvolutionWeightPart&,
                                      const ConvolutionWeightScratch&);
 
-/// Depthwise: channel o of the results comes from channel o of the source alone, so that weight[o, t] has no c.
-/// `groups` and `channels` are 1, the part's group and channels are not looked at. Otherwise as above, also in
-/// numerics. Windows are of kConvolutionLanes channels.
+/// Depthwise: channel o of the results comes from channel o of the source alone, so that weight[o, t] has no
+/// c. `groups` and `channels` are 1, the part's group and channels are not looked at. Otherwise as above,
+/// also in numerics. Windows are of kConvolutionLanes channels.
 constexpr int64_t kConvolutionLanes = 32;
 
 namespace generic {  // the definition of correct

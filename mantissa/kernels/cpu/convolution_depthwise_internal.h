@@ -1,7 +1,7 @@
 #pragma once
 
-// Convolutions whose channels do not meet, on the terms of convolution_internal.h: vectors are adjacent channels
-// of the window, and a weight is used for several pixels while it is in a register.
+// Convolutions whose channels do not meet, on the terms of convolution_internal.h: vectors are adjacent
+// channels of the window, and a weight is used for several pixels while it is in a register.
 
 #include <cstdint>
 #include <utility>
@@ -11,8 +11,8 @@
 
 namespace mantissa::cpu {
 
-/// to[pixel * kColumns + lane] = the sum over taps of source[at[pixel] + tap] weights[tap], of kPixels pixels and
-/// one vector of channels; `pitch` is the taps' distance in a run.
+/// to[pixel * kColumns + lane] = the sum over taps of source[at[pixel] + tap] weights[tap], of kPixels pixels
+/// and one vector of channels; `pitch` is the taps' distance in a run.
 template <class V, int kPixels>
 void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, const int64_t* at,
                         const float* weights, float* to) {
@@ -33,8 +33,8 @@ void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, co
 }
 
 /// to[tap * kColumns + lane] = (added to what is there, if `accumulate`) the sum over the runs' pixels of
-/// window[taps[tap] + pixel] gradient[pixel], of kTaps taps and one vector of channels. The window's pixels are
-/// `step` apart, the gradient's `pitch`.
+/// window[taps[tap] + pixel] gradient[pixel], of kTaps taps and one vector of channels. The window's pixels
+/// are `step` apart, the gradient's `pitch`.
 template <class V, int kTaps>
 void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
               const float* gradient, float* to, bool accumulate) {
@@ -76,15 +76,20 @@ void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
   constexpr int kColumns = V::kVectors * V::kLanes;
   constexpr int64_t kTogether = 48;
   alignas(64) float sums[kTogether * kColumns];
+  const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
   Runs runs;
   for (int64_t index = part.block_begin; index < part.block_end; ++index) {
     const Box box = box_of<V>(c, index);
     for (int64_t output = part.output_begin; output < part.output_end; output += kColumns) {
       const int64_t lanes = least<V>(kColumns, part.output_end - output);
-      const Window window = window_of<V>(c.axes, box, lanes);
-      widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
+      // Without taps there is no window: the results are the bias.
+      const Window window = taps > 0 ? window_of<V>(c.axes, box, lanes) : Window{};
       const int64_t pixels = find_pixels<V>(c, box, window, scratch.source_at, scratch.out_at);
-      find_runs<V>(c.axes, window, runs);
+      runs.count = 0;
+      if (taps > 0) {
+        widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
+        find_runs<V>(c.axes, window, runs);
+      }
       with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
         pack_taps<V, decltype(source)>(c, 0, output, lanes, 0, 1, scratch.weights);
       });

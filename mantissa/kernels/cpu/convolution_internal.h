@@ -20,7 +20,8 @@ struct Box {
   int64_t begin[4], end[4];
 };
 
-/// Where a block's source lies in scratch: the axes' extents, the pixels' pitch and the position of the first.
+/// Where a block's source lies in scratch: the axes' extents, the pixels' pitch and the position of the
+/// first.
 struct Window {
   int64_t size[3], first[3], channels;
 
@@ -156,9 +157,9 @@ void find_runs(const Axis* axes, const Window& window, Runs& runs) {
             w * axes[2].dilation * window.channels;
 }
 
-/// multiply_tile(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets, where
-/// those of a run are `step` apart, while b is packed as there. kTogether: so many rows at a time have one
-/// pointer and are `pitch` apart, since a pointer for each of 12 rows leaves no registers for the loop.
+/// multiply_tile(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets,
+/// where those of a run are `step` apart, while b is packed as there. kTogether: so many rows at a time have
+/// one pointer and are `pitch` apart, since a pointer for each of 12 rows leaves no registers for the loop.
 template <class V, int kTileRows, int kTileVectors, int kTogether, class Step>
 void multiply_runs(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
                    const float* b, float* to, bool accumulate) {
@@ -215,8 +216,8 @@ struct RunTiles<V, Step, std::integer_sequence<int, kIndex...>> {
   }
 };
 
-/// to[k * kColumns + lane] of one panel, k being (tap, channel): the results' channels [output, output + lanes)
-/// and the source's [channel, channel + channels).
+/// to[k * kColumns + lane] of one panel, k being (tap, channel): the results' channels [output, output +
+/// lanes) and the source's [channel, channel + channels).
 template <class V, class Source>
 void pack_taps(const Convolution& c, int64_t group, int64_t output, int64_t lanes, int64_t channel,
                int64_t channels, float* to) {
@@ -368,15 +369,14 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
       const int64_t end = least<V>(begin + together, part.output_end);
       for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
         const int64_t channels = least<V>(c.block_channels, c.channels - channel);
+        // Without taps there is no window: the results are the bias.
+        const Window window = taps > 0 ? window_of<V>(c.axes, box, channels) : Window{};
+        block.pixels = find_pixels<V>(c, box, window, scratch.source_at, scratch.out_at);
+        block.pitch = c.axes[2].step * channels;
+        block.runs.count = 0;
         if (taps > 0) {
-          const Window window = window_of<V>(c.axes, box, channels);
           widen_window<V>(c.axes, c.source, part.group, channel, box, window, scratch.source);
-          block.pixels = find_pixels<V>(c, box, window, scratch.source_at, scratch.out_at);
-          block.pitch = c.axes[2].step * channels;
           find_runs<V>(c.axes, window, block.runs);
-        } else {
-          block.pixels = find_pixels<V>(c, box, {}, scratch.source_at, scratch.out_at);
-          block.runs.count = 0;
         }
         for (int64_t output = begin; output < end; output += kColumns) {
           const int64_t lanes = least<V>(kColumns, end - output);
