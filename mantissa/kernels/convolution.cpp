@@ -9,14 +9,11 @@
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
 
-#include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/scratch_internal.h"
 
 namespace mantissa {
 namespace {
-
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 template <typename Problem>
 int64_t taps_of(const Problem& c) {
@@ -251,13 +248,6 @@ cpu::ConvolutionWeightScratch scratch_for(const cpu::ConvolutionWeight& c, const
   const int64_t sums = parts.together * sums_of(c, parts.channels, build);
   float* const memory = thread_scratch(source + gradient + sums);
   return {memory, memory + source, memory + source + gradient};
-}
-
-/// As in gemm(): each thread shall have some microseconds of work.
-int64_t threads_for(int64_t products) {
-  constexpr int64_t kProductsPerThread = int64_t{1} << 18;
-  const int64_t worth = std::max<int64_t>(1, products / kProductsPerThread);
-  return at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), worth);
 }
 
 /// Tasks [begin, end) of one convolution.

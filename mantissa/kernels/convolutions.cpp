@@ -23,9 +23,9 @@ using Sizes = at::IntArrayRef;
 /// What describes a convolution beside its tensors, as libtorch passes it.
 struct Options {
   Sizes stride, padding, dilation;
-  bool transposed;
+  bool transposed = false;
   Sizes output_padding;
-  int64_t groups;
+  int64_t groups = 1;
 };
 
 /// A convolution that is computed here, as the one that is not transposed: from `image` to `result`. A

@@ -16,6 +16,7 @@
 namespace mantissa {
 namespace {
 
+using test::error_of;
 using test::same_bits;
 
 struct Case {
@@ -239,17 +240,6 @@ TEST_F(Convolutions, OtherCasesAreLibtorchs) {
       }};
   for (size_t i = 0; i < others.size(); ++i)
     EXPECT_TRUE(same_bits(others[i](), stock(others[i]))) << "case " << i;
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 TEST_F(Convolutions, ErrorsAreLibtorchs) {

@@ -7,14 +7,11 @@
 
 #include <c10/util/irange.h>
 
-#include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/scratch_internal.h"
 
 namespace mantissa {
 namespace {
-
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 /// This thread's working memory for parts of up to rows x cols.
 cpu::GemmScratch scratch_for(const GemmBuild& build, int64_t rows, int64_t cols, int64_t k) {
@@ -91,10 +88,7 @@ void gemm(const cpu::Gemm& g) {
 
 void gemm(const cpu::Gemm& given, const GemmBuild& build) {
   const cpu::Gemm g = oriented(given, build);
-  // Waking threads costs some microseconds: each shall have about five of work.
-  constexpr int64_t kProductsPerThread = int64_t{1} << 18;
-  const int64_t worth = std::max<int64_t>(1, g.m * g.n * g.k * g.batch / kProductsPerThread);
-  const int64_t threads = at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), worth);
+  const int64_t threads = threads_for(g.m * g.n * g.k * g.batch);
   // Whole matrices, unless there are so few that some threads would wait for others.
   const bool many = g.batch % threads == 0 || g.batch >= 8 * threads;
   const Grid grid = grid_for(g, build, many ? 1 : threads / std::gcd(threads, g.batch));

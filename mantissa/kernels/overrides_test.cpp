@@ -16,6 +16,7 @@
 namespace mantissa {
 namespace {
 
+using test::error_of;
 using test::same_bits;
 using Compute = std::function<at::Tensor()>;
 
@@ -263,17 +264,6 @@ TEST_F(Overrides, OddCasesAreAsInLibtorch) {
     });
     EXPECT_TRUE(same_bits(ours, theirs)) << "case " << i;
   }
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 TEST_F(Overrides, ErrorsAreLibtorchs) {

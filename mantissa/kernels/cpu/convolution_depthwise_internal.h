@@ -16,7 +16,7 @@ namespace mantissa::cpu {
 template <class V, int kPixels>
 void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, const int64_t* at,
                         const float* weights, float* to) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int64_t kColumns = V::kVectors * V::kLanes;
   // Indexed by constants alone: see multiply_tile().
   const auto run = [&]<int... kPixel>(std::integer_sequence<int, kPixel...>) __attribute__((always_inline)) {
     typename V::Float sums[] = {((void)kPixel, V::zero())...};
@@ -38,7 +38,7 @@ void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, co
 template <class V, int kTaps>
 void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
               const float* gradient, float* to, bool accumulate) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int64_t kColumns = V::kVectors * V::kLanes;
   const auto run = [&]<int... kTap>(std::integer_sequence<int, kTap...>) __attribute__((always_inline)) {
     typename V::Float sums[] = {((void)kTap, V::zero())...};
     const float* const from[] = {(window + taps[kTap])...};

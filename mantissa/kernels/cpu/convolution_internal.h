@@ -138,8 +138,8 @@ int64_t find_pixels(const Convolution& c, const Box& box, const Window& window, 
 
 /// The taps of a pixel: `count` runs of `length` adjacent values.
 struct Runs {
-  int64_t count, length;
-  int64_t offsets[kConvolutionDepth];
+  int64_t count = 0, length = 0;
+  int64_t offsets[kConvolutionDepth] = {};
 };
 
 using Adjacent = std::integral_constant<int64_t, 1>;
@@ -164,7 +164,7 @@ template <class V, int kTileRows, int kTileVectors, int kTogether, class Step>
 void multiply_runs(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
                    const float* b, float* to, bool accumulate) {
   using Float = typename V::Float;
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int64_t kColumns = V::kVectors * V::kLanes;
   // Indexed by constants alone: see multiply_tile().
   const auto run = [&]<int... kSum, int... kVector, int... kPointer>(
       std::integer_sequence<int, kSum...>, std::integer_sequence<int, kVector...>,
@@ -172,7 +172,7 @@ void multiply_runs(const Runs& runs, Step step, const float* source, const int64
     Float sums[] = {((void)kSum, V::zero())...};
     for (int64_t i = 0; i < runs.count; ++i) {
       const float* const end = source + runs.offsets[i] + runs.length;
-      const float* const rows[] = {(end + at[kPointer * kTogether])...};
+      const float* const rows[] = {(end + at[int64_t{kPointer} * kTogether])...};
       int64_t next = pitch - runs.length;
 #pragma GCC unroll 2
       for (int64_t k = -runs.length; k != 0; k += step, next += step) {
@@ -314,8 +314,8 @@ struct Block {
   const Convolution& c;
   const ConvolutionPart& part;
   const ConvolutionScratch& scratch;
-  int64_t pixels, pitch;  ///< from one to the next in a row
-  Runs runs;
+  int64_t pixels = 0, pitch = 0;  ///< from one to the next in a row
+  Runs runs = {};
 };
 
 /// A packed panel times a block: the results [output, output + lanes).
@@ -352,7 +352,7 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
   const bool stays = padded * c.channels * taps <= kConvolutionWeights;
   const bool waits = c.block_channels < c.channels;
   const int64_t together = waits ? kConvolutionColumns : outputs;
-  Block<V> block{c, part, scratch, 0, 0, {}};
+  Block<V> block{c, part, scratch};
   const auto panel_of = [&](int64_t index, int64_t output, int64_t lanes, int64_t channel, int64_t channels) {
     float* const panel =
         scratch.weights + (stays ? (padded * channel + (output - part.output_begin) * channels) * taps : 0);

@@ -137,7 +137,8 @@ void finish_weights(const ConvolutionWeight& c, const ConvolutionWeightPart& par
 
 /// What the loops below share of one block of results.
 struct WeightBlock {
-  int64_t index, results, pitch;  ///< the block's place; its results, and from one to the next in the window
+  int64_t index = 0, results = 0,
+          pitch = 0;  ///< the block's place; its results, and from one to the next in the window
   Runs taps, pixels;
 };
 
