@@ -35,8 +35,10 @@ bench: configure
 	@$(SETUP) --peers --bench
 	cmake --preset $(PRESET) -DMANTISSA_BENCH=ON $(OPTIONS)
 	cmake --build --preset $(PRESET) --target mantissa_kernels_python parity_runner benchmarks
-	$(BUILD)/amp_bench
-	$(BUILD)/kernels_bench
+	$(BUILD)/amp_bench --benchmark_out=$(BUILD)/amp_bench.json
+	$(BUILD)/kernels_bench --benchmark_out=$(BUILD)/kernels_bench.json
+	$(BUILD)/precision_step_bench --benchmark_out=$(BUILD)/precision_step_bench.json
+	$(BUILD)/peak_memory_bench
 	$(BUILD)/replay_point_bench
 	.deps/peers/bin/python benchmarks/train_step.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD)
