@@ -1,16 +1,13 @@
 #include "mantissa/kernels/activation.h"
 
-#include <algorithm>
-
 #include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/best_build_internal.h"
 
 namespace mantissa {
 namespace {
 
-const ActivationBuild& best_build() {
-  static const ActivationBuild& build =
-      *std::find_if(activation_builds().begin(), activation_builds().end(),
-                    [](const ActivationBuild& each) { return each.tier <= cpu_tier(); });
+const ActivationBuild& activation_build() {
+  static const ActivationBuild& build = best_build(activation_builds());
   return build;
 }
 
@@ -36,8 +33,8 @@ const std::vector<ActivationBuild>& activation_builds() {
 void activate(cpu::Activation activation, cpu::Element element, const void* x, void* out, int64_t count) {
   const int64_t bytes = element == cpu::Element::kFloat32 ? 4 : 2;
   in_parts(count, [&](int64_t begin, int64_t end) {
-    best_build().run(activation, element, static_cast<const char*>(x) + begin * bytes,
-                     static_cast<char*>(out) + begin * bytes, end - begin);
+    activation_build().run(activation, element, static_cast<const char*>(x) + begin * bytes,
+                           static_cast<char*>(out) + begin * bytes, end - begin);
   });
 }
 
@@ -45,9 +42,9 @@ void activate_backward(cpu::Activation activation, cpu::Element element, const v
                        void* out, int64_t count) {
   const int64_t bytes = element == cpu::Element::kFloat32 ? 4 : 2;
   in_parts(count, [&](int64_t begin, int64_t end) {
-    best_build().run_backward(activation, element, static_cast<const char*>(gradient) + begin * bytes,
-                              static_cast<const char*>(x) + begin * bytes,
-                              static_cast<char*>(out) + begin * bytes, end - begin);
+    activation_build().run_backward(activation, element, static_cast<const char*>(gradient) + begin * bytes,
+                                    static_cast<const char*>(x) + begin * bytes,
+                                    static_cast<char*>(out) + begin * bytes, end - begin);
   });
 }
 

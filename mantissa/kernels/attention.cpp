@@ -4,28 +4,16 @@
 
 #include <c10/util/irange.h>
 
-#include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/best_build_internal.h"
+#include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/scratch_internal.h"
 
 namespace mantissa {
 namespace {
 
-int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
-int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
-
-const AttentionBuild& best_build() {
-  static const AttentionBuild& build =
-      *std::find_if(attention_builds().begin(), attention_builds().end(),
-                    [](const AttentionBuild& each) { return each.tier <= cpu_tier(); });
+const AttentionBuild& attention_build() {
+  static const AttentionBuild& build = best_build(attention_builds());
   return build;
-}
-
-/// How many threads `products` multiplications pay for.
-int64_t threads_for(int64_t products) {
-  // Waking threads costs some microseconds: each shall have about five of work.
-  constexpr int64_t kProductsPerThread = int64_t{1} << 18;
-  if (at::in_parallel_region()) return 1;
-  return std::clamp<int64_t>(products / kProductsPerThread, 1, at::get_num_threads());
 }
 
 /// Each part packs the other operand for itself, which fewer rows do not pay for.
@@ -76,7 +64,7 @@ const std::vector<AttentionBuild>& attention_builds() {
   return builds;
 }
 
-void attention(const cpu::Attention& g) { attention(g, best_build()); }
+void attention(const cpu::Attention& g) { attention(g, attention_build()); }
 
 void attention(const cpu::Attention& g, const AttentionBuild& build) {
   const int64_t heads = g.batch * g.heads;
@@ -93,7 +81,7 @@ void attention(const cpu::Attention& g, const AttentionBuild& build) {
   });
 }
 
-void attention_gradient(const cpu::AttentionGradient& g) { attention_gradient(g, best_build()); }
+void attention_gradient(const cpu::AttentionGradient& g) { attention_gradient(g, attention_build()); }
 
 void attention_gradient(const cpu::AttentionGradient& gradient, const AttentionBuild& build) {
   const cpu::Attention& g = gradient.attention;

@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
 
+#include "mantissa/kernels/best_build_internal.h"
 #include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/scratch_internal.h"
 
@@ -281,9 +282,7 @@ const std::vector<ConvolutionBuild>& convolution_builds() {
 }
 
 const ConvolutionBuild& convolution_build() {
-  static const ConvolutionBuild& build =
-      *std::find_if(convolution_builds().begin(), convolution_builds().end(),
-                    [](const ConvolutionBuild& each) { return each.tier <= cpu_tier(); });
+  static const ConvolutionBuild& build = best_build(convolution_builds());
   return build;
 }
 

@@ -7,6 +7,7 @@
 
 #include <c10/util/irange.h>
 
+#include "mantissa/kernels/best_build_internal.h"
 #include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/scratch_internal.h"
 
@@ -80,9 +81,7 @@ const std::vector<GemmBuild>& gemm_builds() {
 }
 
 void gemm(const cpu::Gemm& g) {
-  static const GemmBuild& build =
-      *std::find_if(gemm_builds().begin(), gemm_builds().end(),
-                    [](const GemmBuild& each) { return each.tier <= cpu_tier(); });
+  static const GemmBuild& build = best_build(gemm_builds());
   gemm(g, build);
 }
 

@@ -6,6 +6,8 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale_native.h>
 
 #include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/best_build_internal.h"
+#include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa {
 namespace {
@@ -16,22 +18,11 @@ struct Run {
   int64_t begin, count;  ///< counted over all tensors
 };
 
-/// Null where libtorch's kernel is the one to go: for its errors too.
-const cpu::Element* element_of(const at::Tensor& tensor) {
-  static constexpr cpu::Element kFloat32 = cpu::Element::kFloat32, kFloat16 = cpu::Element::kFloat16,
-                                kBFloat16 = cpu::Element::kBFloat16;
-  if (!tensor.is_cpu() || tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
-    return nullptr;
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return &kFloat32;
-    case at::kHalf:
-      return &kFloat16;
-    case at::kBFloat16:
-      return &kBFloat16;
-    default:
-      return nullptr;
-  }
+/// Whether it is not libtorch's kernel that is the one to go: for its errors too.
+bool is_ours(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  return (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) && is_plain(tensor) &&
+         tensor.is_non_overlapping_and_dense();
 }
 
 bool is_scalar(const at::Tensor& tensor) {
@@ -53,9 +44,7 @@ const std::vector<UnscaleBuild>& unscale_builds() {
 
 void non_finite_check_and_unscale_(at::TensorList gradients, at::Tensor& found_inf,
                                    const at::Tensor& inv_scale) {
-  static const UnscaleBuild& build =
-      *std::find_if(unscale_builds().begin(), unscale_builds().end(),
-                    [](const UnscaleBuild& each) { return each.tier <= cpu_tier(); });
+  static const UnscaleBuild& build = best_build(unscale_builds());
   const auto stock = [&] {
     at::native::_amp_foreach_non_finite_check_and_unscale_cpu_(gradients, found_inf, inv_scale);
   };
@@ -64,9 +53,9 @@ void non_finite_check_and_unscale_(at::TensorList gradients, at::Tensor& found_i
   runs.reserve(gradients.size());
   int64_t total = 0;
   for (const at::Tensor& gradient : gradients) {
-    const cpu::Element* const element = element_of(gradient);
-    if (element == nullptr) return stock();
-    runs.push_back({static_cast<char*>(gradient.mutable_data_ptr()), *element, total, gradient.numel()});
+    if (!is_ours(gradient)) return stock();
+    runs.push_back({static_cast<char*>(gradient.mutable_data_ptr()), element_of(gradient.scalar_type()),
+                    total, gradient.numel()});
     total += gradient.numel();
   }
   const float factor = *inv_scale.const_data_ptr<float>();
