@@ -1,7 +1,7 @@
 #include "mantissa/kernels/activation.h"
 
-#include "mantissa/core/parallel_internal.h"
 #include "mantissa/kernels/best_build_internal.h"
+#include "mantissa/kernels/parts_internal.h"
 
 namespace mantissa {
 namespace {
@@ -31,20 +31,17 @@ const std::vector<ActivationBuild>& activation_builds() {
 }
 
 void activate(cpu::Activation activation, cpu::Element element, const void* x, void* out, int64_t count) {
-  const int64_t bytes = element == cpu::Element::kFloat32 ? 4 : 2;
   in_parts(count, [&](int64_t begin, int64_t end) {
-    activation_build().run(activation, element, static_cast<const char*>(x) + begin * bytes,
-                           static_cast<char*>(out) + begin * bytes, end - begin);
+    activation_build().run(activation, element, advanced(x, element, begin), advanced(out, element, begin),
+                           end - begin);
   });
 }
 
 void activate_backward(cpu::Activation activation, cpu::Element element, const void* gradient, const void* x,
                        void* out, int64_t count) {
-  const int64_t bytes = element == cpu::Element::kFloat32 ? 4 : 2;
   in_parts(count, [&](int64_t begin, int64_t end) {
-    activation_build().run_backward(activation, element, static_cast<const char*>(gradient) + begin * bytes,
-                                    static_cast<const char*>(x) + begin * bytes,
-                                    static_cast<char*>(out) + begin * bytes, end - begin);
+    activation_build().run_backward(activation, element, advanced(gradient, element, begin),
+                                    advanced(x, element, begin), advanced(out, element, begin), end - begin);
   });
 }
 

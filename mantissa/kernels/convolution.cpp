@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <type_traits>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -51,12 +50,6 @@ int64_t block_count(const cpu::Convolution& c) {
 template <typename Problem>
 int64_t pixel_count(const Problem& c) {
   return c.batch * c.axes[0].out * c.axes[1].out * c.axes[2].out;
-}
-
-template <typename Pointer>
-Pointer advanced(Pointer data, cpu::Element element, int64_t elements) {
-  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
-  return static_cast<Byte*>(data) + elements * (element == cpu::Element::kFloat32 ? 4 : 2);
 }
 
 /// Drops what is skipped: of an axis with one tap, only positions that are read remain.

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/cpu/gemm.h"
 
 namespace mantissa {
 
@@ -13,6 +15,13 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+
+/// Where the part begins that has so many elements before it; void* or const void*.
+template <typename Pointer>
+Pointer advanced(Pointer data, cpu::Element element, int64_t elements) {
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
+  return static_cast<Byte*>(data) + elements * (element == cpu::Element::kFloat32 ? 4 : 2);
+}
 
 /// Threads for so many multiplications. Waking them costs some microseconds: each shall have about five of
 /// work.

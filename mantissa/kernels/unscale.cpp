@@ -5,15 +5,15 @@
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale_native.h>
 
-#include "mantissa/core/parallel_internal.h"
 #include "mantissa/kernels/best_build_internal.h"
+#include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa {
 namespace {
 
 struct Run {
-  char* data;
+  void* data;
   cpu::Element element;
   int64_t begin, count;  ///< counted over all tensors
 };
@@ -54,8 +54,8 @@ void non_finite_check_and_unscale_(at::TensorList gradients, at::Tensor& found_i
   int64_t total = 0;
   for (const at::Tensor& gradient : gradients) {
     if (!is_ours(gradient)) return stock();
-    runs.push_back({static_cast<char*>(gradient.mutable_data_ptr()), element_of(gradient.scalar_type()),
-                    total, gradient.numel()});
+    runs.push_back(
+        {gradient.mutable_data_ptr(), element_of(gradient.scalar_type()), total, gradient.numel()});
     total += gradient.numel();
   }
   const float factor = *inv_scale.const_data_ptr<float>();
@@ -67,8 +67,8 @@ void non_finite_check_and_unscale_(at::TensorList gradients, at::Tensor& found_i
     for (--run; run != runs.end() && run->begin < end; ++run) {
       const int64_t first = std::max(begin, run->begin) - run->begin;
       const int64_t last = std::min(end, run->begin + run->count) - run->begin;
-      const int64_t bytes = run->element == cpu::Element::kFloat32 ? 4 : 2;
-      if (build.run(run->data + first * bytes, run->element, last - first, factor)) found = true;
+      if (build.run(advanced(run->data, run->element, first), run->element, last - first, factor))
+        found = true;
     }
   });
   if (found) *found_inf.mutable_data_ptr<float>() = 1;
