@@ -71,7 +71,7 @@ std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error
 class KeepsFolder final : public Callback {
  public:
   explicit KeepsFolder(RunFolder& folder) : folder_(folder) {}
-  void on_train_batch_end(const Trainer& /*trainer*/, const TrainBatch& batch) override {
+  void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) override {
     if (batch.stepped) folder_.keep();
   }
 

@@ -14,8 +14,8 @@
 
 struct Digits : mantissa::Task {
   torch::nn::Module& module() override { return *model; }
-  mantissa::OptimizerConfig configure_optimizers() override {
-    return {std::make_shared<mantissa::SGD>(model->parameters(), mantissa::SGDOptions(0.05).momentum(0.9))};
+  std::vector<mantissa::OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<mantissa::SGD>(model->parameters(), mantissa::SGDOptions(0.05).momentum(0.9))}};
   }
   at::Tensor training_step(const mantissa::Batch& batch, int64_t) override {
     return torch::nn::functional::cross_entropy(model->forward(batch.data), batch.target);

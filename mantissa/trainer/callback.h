@@ -1,10 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <optional>
+#include <string>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
+#include "mantissa/data/batch.h"
 #include "mantissa/precision/nonfinite_trace.h"
 #include "mantissa/precision/precision.h"
 #include "mantissa/trainer/metrics.h"
@@ -14,15 +18,18 @@ namespace mantissa {
 class Trainer;
 struct FitResult;
 
+/// What a Trainer was asked to do.
+enum class Stage { kFit, kValidate, kTest, kPredict };
+
 /// One training batch, as callbacks see it after it ended.
 struct TrainBatch {
   int64_t epoch = 0;        ///< from 0
   int64_t batch_index = 0;  ///< within the epoch, from 0
   int64_t global_step = 0;  ///< optimizer steps so far, skipped ones included
-  at::Tensor
-      loss;  ///< 0-dim, detached, unscaled, not divided by the accumulation count; undefined if left out
-  bool stepped = false;  ///< whether this batch ended an accumulation window
-  StepResult step = {};  ///< only where `stepped`
+  /// 0-dim, detached, unscaled, not divided by the accumulation count; undefined if left out.
+  at::Tensor loss;
+  bool stepped = false;  ///< whether an optimizer step ended this batch
+  StepResult step = {};  ///< only where `stepped`; without automatic optimization, of the batch's last step
   /// Where the first inf or nan came from; only with TrainerOptions::trace_nonfinite.
   std::optional<NonFiniteOrigin> origin = {};
   double step_ms = 0;  ///< host time of the whole batch
@@ -35,23 +42,57 @@ struct FitPlan {
   int64_t max_steps = -1;   ///< -1: as many as max_epochs needs
 };
 
-/// Watches a run. Override what is needed. A callback may change the model's weights for a validation and for
-/// good at the end; what training does next it does not change.
+/// Watches a run, and may end it (Trainer::stop()). Override what is needed; names are Lightning's.
+///
+/// A fit:      setup on_fit_start [on_sanity_check_start VALIDATION on_sanity_check_end] on_train_start EPOCH*
+///             on_train_end on_fit_end teardown
+/// EPOCH:      on_train_epoch_start (BATCH [VALIDATION])* on_epoch_end
+/// BATCH:      on_train_batch_start, the task's and the callbacks' on_before_zero_grad, on_before_backward,
+///             on_after_backward, on_before_optimizer_step, on_train_batch_end
+/// VALIDATION: on_validation_start on_validation_batch_end* on_validation_end
+/// validate(): setup VALIDATION teardown; test() and predict() alike.
+///
+/// A callback may change the model's weights for a validation and for good at the end; what training does
+/// next it does not change.
 /// Errors: an exception ends the run, after on_exception() of every callback.
 class Callback {
  public:
   virtual ~Callback() = default;
-  virtual void on_fit_start(const Trainer& /*trainer*/, const FitPlan& /*plan*/) {}
-  virtual void on_train_epoch_start(int64_t /*epoch*/) {}
-  virtual void on_train_batch_end(const Trainer& /*trainer*/, const TrainBatch& /*batch*/) {}
+  virtual void setup(Trainer& /*trainer*/, Stage /*stage*/) {}
+  virtual void on_fit_start(Trainer& /*trainer*/, const FitPlan& /*plan*/) {}
+  virtual void on_sanity_check_start(Trainer& /*trainer*/) {}
+  virtual void on_sanity_check_end(Trainer& /*trainer*/) {}
+  virtual void on_train_start(Trainer& /*trainer*/) {}
+  virtual void on_train_epoch_start(Trainer& /*trainer*/, int64_t /*epoch*/) {}
+  virtual void on_train_batch_start(Trainer& /*trainer*/, const Batch& /*batch*/, int64_t /*batch_index*/) {}
+  virtual void on_before_zero_grad(Trainer& /*trainer*/, torch::optim::Optimizer& /*optimizer*/) {}
+  /// `loss` is scaled where the precision scales.
+  virtual void on_before_backward(Trainer& /*trainer*/, const at::Tensor& /*loss*/) {}
+  /// Gradients are still scaled.
+  virtual void on_after_backward(Trainer& /*trainer*/) {}
+  /// Gradients are unscaled (see Task), clipping is yet to come.
+  virtual void on_before_optimizer_step(Trainer& /*trainer*/, torch::optim::Optimizer& /*optimizer*/) {}
+  virtual void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& /*batch*/) {}
   /// Around each pass over the validation data; after an exception on_exception() comes instead of the
   /// second.
-  virtual void on_validation_start(const Trainer& /*trainer*/) {}
-  virtual void on_validation_end(const Trainer& /*trainer*/) {}
+  virtual void on_validation_start(Trainer& /*trainer*/) {}
+  virtual void on_validation_batch_end(Trainer& /*trainer*/, int64_t /*batch_index*/) {}
+  virtual void on_validation_end(Trainer& /*trainer*/) {}
+  virtual void on_test_start(Trainer& /*trainer*/) {}
+  virtual void on_test_batch_end(Trainer& /*trainer*/, int64_t /*batch_index*/) {}
+  virtual void on_test_end(Trainer& /*trainer*/) {}
+  virtual void on_predict_start(Trainer& /*trainer*/) {}
+  virtual void on_predict_batch_end(Trainer& /*trainer*/, const c10::IValue& /*prediction*/,
+                                    int64_t /*batch_index*/) {}
+  virtual void on_predict_end(Trainer& /*trainer*/) {}
   /// `metrics`: this epoch's, training and validation.
-  virtual void on_epoch_end(int64_t /*epoch*/, int64_t /*global_step*/, const Metrics& /*metrics*/) {}
-  virtual void on_fit_end(const Trainer& /*trainer*/, const FitResult& /*result*/) {}
-  virtual void on_exception() {}
+  virtual void on_epoch_end(Trainer& /*trainer*/, int64_t /*epoch*/, int64_t /*global_step*/,
+                            const Metrics& /*metrics*/) {}
+  virtual void on_train_end(Trainer& /*trainer*/) {}
+  virtual void on_fit_end(Trainer& /*trainer*/, const FitResult& /*result*/) {}
+  virtual void on_exception(Trainer& /*trainer*/, const std::exception_ptr& /*exception*/) {}
+  /// Last of all, also after an exception.
+  virtual void teardown(Trainer& /*trainer*/, Stage /*stage*/) {}
 };
 
 }  // namespace mantissa

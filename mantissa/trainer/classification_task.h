@@ -23,7 +23,7 @@ class ClassificationTask : public Task {
                      MakeOptimizer make_optimizer);
 
   torch::nn::Module& module() override { return *module_; }
-  OptimizerConfig configure_optimizers() override { return make_optimizer_(*module_); }
+  std::vector<OptimizerConfig> configure_optimizers() override { return {make_optimizer_(*module_)}; }
   at::Tensor training_step(const Batch& batch, int64_t batch_index) override;
   void validation_step(const Batch& batch, int64_t batch_index) override;
 

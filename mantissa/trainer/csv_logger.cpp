@@ -7,17 +7,18 @@
 
 namespace mantissa {
 
-void CsvLogger::on_fit_start(const Trainer& /*trainer*/, const FitPlan& /*plan*/) {
+void CsvLogger::on_fit_start(Trainer& /*trainer*/, const FitPlan& /*plan*/) {
   rows_.clear();
   skipped_ = 0;
   write();  // a file that cannot be written is found now, not after the first epoch
 }
 
-void CsvLogger::on_train_batch_end(const Trainer& /*trainer*/, const TrainBatch& batch) {
+void CsvLogger::on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) {
   skipped_ += batch.step.skipped;
 }
 
-void CsvLogger::on_epoch_end(int64_t epoch, int64_t global_step, const Metrics& metrics) {
+void CsvLogger::on_epoch_end(Trainer& /*trainer*/, int64_t epoch, int64_t global_step,
+                             const Metrics& metrics) {
   rows_.push_back({epoch, global_step, skipped_, metrics});
   write();
 }

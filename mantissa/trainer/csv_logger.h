@@ -18,9 +18,9 @@ namespace mantissa {
 class CsvLogger final : public Callback {
  public:
   explicit CsvLogger(std::filesystem::path file) : file_(std::move(file)) {}
-  void on_fit_start(const Trainer& trainer, const FitPlan& plan) override;
-  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override;
-  void on_epoch_end(int64_t epoch, int64_t global_step, const Metrics& metrics) override;
+  void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
+  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override;
+  void on_epoch_end(Trainer& trainer, int64_t epoch, int64_t global_step, const Metrics& metrics) override;
 
  private:
   struct Row {

@@ -21,21 +21,22 @@ std::string read(const std::filesystem::path& file) {
 TEST(CsvLogger, GivesALateMetricItsColumnAndLeavesItEmptyBefore) {
   const std::filesystem::path file = testing::TempDir() + "csv_logger_test.csv";
   CsvLogger logger(file);
-  const Trainer trainer({.device = "cpu"});
+  Trainer trainer({.device = "cpu"});
   logger.on_fit_start(trainer, {});
   EXPECT_EQ(read(file), "epoch,step,skipped_steps\n");
   logger.on_train_batch_end(trainer,
                             {.loss = {}, .stepped = true, .step = {true, SkipCause::kNonFiniteGradients}});
-  logger.on_epoch_end(0, 10, {{"train_loss", 1.5}});
+  logger.on_epoch_end(trainer, 0, 10, {{"train_loss", 1.5}});
   EXPECT_EQ(read(file), "epoch,step,skipped_steps,train_loss\n0,10,1,1.5\n");
-  logger.on_epoch_end(1, 20, {{"train_loss", 0.1}, {"a", 2}});
+  logger.on_epoch_end(trainer, 1, 20, {{"train_loss", 0.1}, {"a", 2}});
   EXPECT_EQ(read(file), "epoch,step,skipped_steps,a,train_loss\n0,10,1,,1.5\n1,20,1,2,0.1\n");
 }
 
 TEST(CsvLogger, NamesTheFileThatCannotBeWritten) {
   CsvLogger logger("/proc/no/such/folder/metrics.csv");
   try {
-    logger.on_fit_start(Trainer({.device = "cpu"}), {});
+    Trainer trainer({.device = "cpu"});
+    logger.on_fit_start(trainer, {});
     FAIL() << "wrote into /proc";
   } catch (const c10::Error& error) {
     EXPECT_NE(error.what_without_backtrace(), nullptr);

@@ -28,15 +28,15 @@ std::string fit_to_terminal(std::string line, std::FILE* out) {
 ProgressBar::ProgressBar(std::FILE* out, Style style)
     : out_(out), terminal_(style == Style::kAuto ? isatty(fileno(out)) == 1 : style == Style::kTerminal) {}
 
-void ProgressBar::on_fit_start(const Trainer& /*trainer*/, const FitPlan& plan) { plan_ = plan; }
+void ProgressBar::on_fit_start(Trainer& /*trainer*/, const FitPlan& plan) { plan_ = plan; }
 
-void ProgressBar::on_train_epoch_start(int64_t /*epoch*/) {
+void ProgressBar::on_train_epoch_start(Trainer& /*trainer*/, int64_t /*epoch*/) {
   batches_ = skipped_ = 0;
   epoch_start_ = Clock::now();
   last_draw_ = {};
 }
 
-void ProgressBar::on_train_batch_end(const Trainer& /*trainer*/, const TrainBatch& batch) {
+void ProgressBar::on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) {
   ++batches_;
   skipped_ += batch.step.skipped;
   if (!terminal_) return;
@@ -60,7 +60,8 @@ void ProgressBar::on_train_batch_end(const Trainer& /*trainer*/, const TrainBatc
   line_open_ = true;
 }
 
-void ProgressBar::on_epoch_end(int64_t epoch, int64_t global_step, const Metrics& metrics) {
+void ProgressBar::on_epoch_end(Trainer& /*trainer*/, int64_t epoch, int64_t global_step,
+                               const Metrics& metrics) {
   const double elapsed = std::chrono::duration<double>(Clock::now() - epoch_start_).count();
   std::string line = fmt::format("{}  step {}", epoch_label(epoch), global_step);
   for (const auto& [name, value] : metrics) line += "  " + name + " " + format_metric(value);
@@ -69,7 +70,7 @@ void ProgressBar::on_epoch_end(int64_t epoch, int64_t global_step, const Metrics
   show(fmt::format("{}  {:.1f} s\n", line, elapsed));
 }
 
-void ProgressBar::on_exception() {
+void ProgressBar::on_exception(Trainer& /*trainer*/, const std::exception_ptr& /*exception*/) {
   // Leave what was last seen, and the error message its own line.
   if (line_open_) show("\n");
   line_open_ = false;

@@ -21,11 +21,11 @@ class ProgressBar final : public Callback {
   /// `out` is borrowed. kAuto: a terminal if `out` is one.
   explicit ProgressBar(std::FILE* out = stderr, Style style = Style::kAuto);
 
-  void on_fit_start(const Trainer& trainer, const FitPlan& plan) override;
-  void on_train_epoch_start(int64_t epoch) override;
-  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override;
-  void on_epoch_end(int64_t epoch, int64_t global_step, const Metrics& metrics) override;
-  void on_exception() override;
+  void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
+  void on_train_epoch_start(Trainer& trainer, int64_t epoch) override;
+  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override;
+  void on_epoch_end(Trainer& trainer, int64_t epoch, int64_t global_step, const Metrics& metrics) override;
+  void on_exception(Trainer& trainer, const std::exception_ptr& exception) override;
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -17,16 +17,16 @@ using testing::Not;
 /// What a bar prints in two batches and the end of an epoch.
 std::string printed(ProgressBar::Style style) {
   std::FILE* out = std::tmpfile();
-  const Trainer trainer({.device = "cpu"});
+  Trainer trainer({.device = "cpu"});
   ProgressBar bar(out, style);
   bar.on_fit_start(trainer, {.batches_per_epoch = 2, .max_epochs = 3, .max_steps = -1});
-  bar.on_train_epoch_start(0);
+  bar.on_train_epoch_start(trainer, 0);
   bar.on_train_batch_end(trainer, {.batch_index = 0, .loss = torch::tensor(0.5F), .stepped = true});
   bar.on_train_batch_end(
       trainer,
       {.batch_index = 1, .loss = at::Tensor(), .stepped = true, .step = {true, SkipCause::kNoGradients}});
-  bar.on_epoch_end(0, 2, {{"val_accuracy", 0.75}});
-  bar.on_exception();
+  bar.on_epoch_end(trainer, 0, 2, {{"val_accuracy", 0.75}});
+  bar.on_exception(trainer, nullptr);
   std::string text(static_cast<size_t>(std::ftell(out)), '\0');
   std::rewind(out);
   EXPECT_EQ(std::fread(text.data(), 1, text.size(), out), text.size());

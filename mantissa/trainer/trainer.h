@@ -1,10 +1,14 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -12,58 +16,13 @@
 #include "mantissa/data/loader.h"
 #include "mantissa/precision/nonfinite_trace.h"
 #include "mantissa/precision/precision.h"
-#include "mantissa/precision/registry.h"
 #include "mantissa/precision/replay_point.h"
 #include "mantissa/trainer/callback.h"
 #include "mantissa/trainer/metrics.h"
 #include "mantissa/trainer/task.h"
+#include "mantissa/trainer/trainer_options.h"
 
 namespace mantissa {
-
-/// Names and meanings are Lightning's.
-struct TrainerOptions {
-  /// A name from registry.h; unset means "32-true". Not together with `precision_plugin`.
-  std::optional<std::string> precision = std::nullopt;
-  /// The loss scale and its numbers, float32 batch norm, master weights: what the mode is told beyond its
-  /// name.
-  PrecisionOptions precision_options = {};
-  /// Lightning 1.5's: "native", or "apex" with amp_level "O0" to "O3"; see mode_of_amp_flags().
-  std::string amp_backend = "native", amp_level = {};
-  /// Hooks of the user's own. Not together with any of the above.
-  std::shared_ptr<Precision> precision_plugin = nullptr;
-  /// "highest", "high" or "medium": how exactly float32 matrix products are computed while fit() or
-  /// validate() runs, in the whole process; see set_float32_matmul_precision(). Unset: as the process has it.
-  std::optional<std::string> float32_matmul_precision = std::nullopt;
-  /// "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N".
-  std::string device = "auto";
-  /// -1: no limit; then max_steps must be set.
-  int64_t max_epochs = 1;
-  /// Optimizer steps, skipped ones included; -1: no limit.
-  int64_t max_steps = -1;
-  /// Batches whose gradients are added before a step. The last batch of an epoch always steps.
-  int64_t accumulate_grad_batches = 1;
-  /// 0: no clipping.
-  double gradient_clip_val = 0;
-  /// "norm" or "value", upper or lower case.
-  std::string gradient_clip_algorithm = "norm";
-  /// A skipped step leaves no trace: buffers (batch norm's statistics) are as before its window; parameters,
-  /// optimizer and schedule are in any case. Costs a copy of the buffers each window.
-  bool transactional = false;
-  /// On a skipped step, and on a loss or (without a scaler) a gradient that is not finite, runs the window
-  /// again under observation and warns with the operation that made the first inf or nan: see
-  /// nonfinite_trace.h. At most kMaxTraces warnings a fit; a dynamic loss scale that was too high is none,
-  /// unless it is so kOverflowsInARow times in a row. Weights that are not finite are told of once, and
-  /// nothing after them.
-  /// Memory: holds the batches of a window. Sync: reads each loss, and without a scaler the size of the
-  ///         gradients.
-  bool trace_nonfinite = false;
-  static constexpr int kMaxTraces = 10, kOverflowsInARow = 10;
-  /// Validation after every N-th epoch and after the last.
-  int64_t check_val_every_n_epoch = 1;
-  /// Validation under inference mode; false: with gradients merely off.
-  bool inference_mode = true;
-  std::vector<std::shared_ptr<Callback>> callbacks = {};
-};
 
 /// What fit() returns.
 struct FitResult {
@@ -72,10 +31,21 @@ struct FitResult {
   int64_t skipped_steps = 0;
   Metrics metrics;                ///< of the last epoch: "train_loss" and what the task logged
   double seconds = 0;             ///< whole fit, validation included
-  double step_ms = 0;             ///< median host time of a training batch
+  double step_ms = 0;             ///< median host time of a training batch, of the last 10,000
   double samples_per_second = 0;  ///< in training batches, validation not counted
   int64_t peak_memory_bytes = 0;  ///< see peak_memory_bytes() in core/device.h
   int interrupted_by = 0;         ///< the signal that ended the run early, else 0
+  std::string stopped_by;         ///< why stop() ended the run early, else empty
+};
+
+/// Where a fit stands.
+struct FitProgress {
+  int64_t epoch = 0;          ///< in training, or the next; from 0
+  int64_t batches = 0;        ///< done in this epoch
+  int64_t total_batches = 0;  ///< done in all epochs
+  int64_t steps = 0;          ///< optimizer steps, skipped ones included
+  int64_t skipped_steps = 0;
+  int64_t validated_batches = -1;  ///< total_batches at the last validation
 };
 
 /// Trains a Task in any precision.
@@ -88,47 +58,130 @@ struct FitResult {
 ///
 /// Signals: Ctrl-C, SIGTERM and SIGHUP end fit() after the current step or validation batch; it then returns
 ///          as if it had come to its end, without the metrics of a validation that was cut short.
-/// Threads: one fit() at a time in a process.
+/// Threads: one run at a time in a process; stop() from any thread.
 /// Errors:  c10::ValueError for options that do not fit together, in the constructor.
-/// Source:  spec 2.2, 2.3, ERR-1, ERR-2, ERR-14, ERR-15.
+/// Source:  spec 2.2, 2.3, 2.4, ERR-1, ERR-2, ERR-11 to ERR-15.
 class Trainer {
  public:
   explicit Trainer(TrainerOptions options = {});
+  ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Trains until max_epochs or max_steps; `val` is validated after each epoch, and of a metric that both log
-  /// under one name validation's value counts. The model stays on the device; which of its layers are in
-  /// training mode is the caller's choice, and validation restores it.
+  /// Trains until max_epochs, max_steps or max_time, or until a callback calls stop(); `val` is validated as
+  /// the options say, and of a metric that both log under one name validation's value counts. The model stays
+  /// on the device; which of its layers are in training mode is the caller's choice, and validation restores
+  /// it.
   FitResult fit(Task& task, Loader& train, Loader* val = nullptr);
   /// One pass without gradients; returns what validation_step() logged.
   Metrics validate(Task& task, Loader& val);
+  /// The same with test_step().
+  Metrics test(Task& task, Loader& test);
+  /// One pass without gradients; returns what predict_step() returned, batch by batch, a tensor in the
+  /// default dtype. Nothing is kept with `return_predictions` false: then a callback takes it.
+  std::vector<c10::IValue> predict(Task& task, Loader& data, bool return_predictions = true);
+
+  /// Ends fit() after the current step, once min_epochs and min_steps are reached. `why` is for the user.
+  void stop(std::string why);
+  /// Whether stop() was called in this fit.
+  bool should_stop() const { return !stopped_by().empty(); }
+  /// What the first stop() of this run said, else empty.
+  std::string stopped_by() const;
 
   const TrainerOptions& options() const { return options_; }
   Precision& precision() const { return *precision_; }
   at::Device device() const { return device_; }
-  /// Of the last fit() or validate(), whose task must still live; null before.
+  /// Of the last run, whose task must still live; null before.
   torch::nn::Module* module() const { return module_; }
-  /// Of the last fit(); null before.
-  torch::optim::Optimizer* optimizer() const { return optimizers_.optimizer.get(); }
+  /// The first optimizer of the last fit(); null before.
+  torch::optim::Optimizer* optimizer() const;
+  const std::vector<OptimizerConfig>& optimizers() const { return optimizers_; }
+  const FitProgress& progress() const { return progress_; }
+  /// The newest value of every metric: of the epochs that ended and of the last validation.
+  const Metrics& callback_metrics() const { return callback_metrics_; }
+  /// Whether a validation runs that only looks whether it can.
+  bool is_sanity_checking() const { return is_sanity_checking_; }
 
  private:
+  friend class Task;
+  friend class TaskOptimizer;
+  using Clock = std::chrono::steady_clock;
+  class Running;
+
+  // trainer.cpp: what every run does
+  void run(Stage stage, Task& task, const std::function<void()>& body);
+  template <typename Hook>
+  void tell(const Hook& hook) {
+    for (const auto& callback : options_.callbacks) hook(*callback);
+  }
   void set_up_model(Task& task);
+  Batch to_device(const Batch& batch) const;
+  void log(const std::string& name, const at::Tensor& value);
+  void log(const std::string& name, double value);
+
+  // fit_loop.cpp
+  void set_up_optimizers(Task& task);
+  void set_up_fit(const Loader& train, const Loader* val);
+  void train_epoch(Task& task, Loader& train, Loader* val);
+  void check_sanity(Task& task, Loader& val);
+  bool wants_end();
+  bool validation_is_due() const;
+  void validate_now(Task& task, Loader& val);
+  void end_epoch(Task& task, Loader* val, bool is_whole);
+  void note_batch(const TrainBatch& done);
+  void advance_schedules(OptimizerConfig::Interval interval);
+  FitResult fit_result();
+
+  // train_batch.cpp
   TrainBatch train_batch(Task& task, const Batch& batch, bool ends_window);
+  void step_automatically(Task& task, const Batch& batch, bool ends_window, TrainBatch& done);
+  void step_manually(Task& task, const Batch& batch, TrainBatch& done);
   at::Tensor forward_and_backward(Task& task, const Batch& batch, bool ends_window);
+  void backward(Task& task, const at::Tensor& loss);
+  void clear_gradients(torch::optim::Optimizer& optimizer);
+  void prepare_step(torch::optim::Optimizer& optimizer);
+  void note_step(const OptimizerConfig& config, const StepResult& step);
+  void manual_backward(const at::Tensor& loss);
+  StepResult manual_step(OptimizerConfig& config, const std::function<at::Tensor()>& closure);
+
+  // trainer_trace.cpp
   bool note_for_replay(Task& task, const Batch& batch, bool begins_window);
   void trace_window(Task& task);
   void report_origin(int64_t batch_index);
-  Metrics run_validation(Task& task, Loader& val);
-  Batch to_device(const Batch& batch) const;
+
+  // evaluation.cpp
+  Metrics run_validation(Task& task, Loader& val, int64_t batches);
+  /// Whether it came to its end: a signal cuts it short.
+  bool evaluate(Task& task, Loader& loader, int64_t batches,
+                const std::function<void(const Batch&, int64_t)>& step);
 
   TrainerOptions options_;
   at::Device device_;
   std::shared_ptr<Precision> precision_;
   GradientClipAlgorithm clip_algorithm_;
+
+  // Of the run.
+  Task* task_ = nullptr;  ///< null between runs
   torch::nn::Module* module_ = nullptr;
-  OptimizerConfig optimizers_;
-  int64_t epoch_ = 0, batch_index_ = 0, window_batches_ = 0;
+  MeanMetrics* logging_ = nullptr;  ///< where log() goes now
+  double batch_weight_ = 0;
+  mutable std::mutex stop_mutex_;
+  std::string stopped_by_;
+
+  // Of a fit.
+  std::vector<OptimizerConfig> optimizers_;
+  std::vector<TaskOptimizer> task_optimizers_;
+  FitProgress progress_;
+  Metrics callback_metrics_, epoch_metrics_;
+  MeanMetrics training_metrics_;  ///< of this epoch
+  std::vector<bool> learned_;     ///< by optimizer: whether it took a step in this epoch
+  int64_t batches_per_epoch_ = 0, validate_every_ = 0, accumulate_ = 1, window_batches_ = 0;
+  StepResult manual_step_;  ///< the last one of this batch
+  int interrupted_by_ = 0;
+  bool is_automatic_ = true, is_sanity_checking_ = false;
+  Clock::time_point start_;
+  std::vector<double> step_ms_;
+  double train_ms_ = 0, samples_ = 0;
 
   struct NotedBatch {
     Batch batch;
@@ -140,7 +193,6 @@ class Trainer {
   std::optional<NonFiniteOrigin> origin_;  ///< of this window
   bool origin_is_new_ = false;             ///< found in this batch
   int traces_left_ = 0;
-  int64_t steps_taken_ = 0;         ///< in this fit, skipped ones not included
   int64_t overflows_in_a_row_ = 0;  ///< skipped steps whose gradients were too large for the loss scale
   bool is_scaled_ = false;          ///< the loss, before its backward pass
   bool told_of_scale_ = false;

@@ -14,105 +14,10 @@
 #include "mantissa/core/device.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/classification_task.h"
+#include "mantissa/trainer/test_support_internal.h"
 
 namespace mantissa {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
-/// Batches that are given.
-class ListLoader final : public Loader {
- public:
-  explicit ListLoader(std::vector<Batch> batches) : batches_(std::move(batches)) {}
-  void set_epoch(int64_t) override { next_ = 0; }
-  std::optional<Batch> next() override {
-    return next_ < batches_.size() ? std::optional(batches_[next_++]) : std::nullopt;
-  }
-  int64_t size() const override { return static_cast<int64_t>(batches_.size()); }
-
- private:
-  std::vector<Batch> batches_;
-  size_t next_ = 0;
-};
-
-ListLoader loader_of(std::vector<float> values) {
-  std::vector<Batch> batches;
-  for (const float value : values)
-    batches.push_back({torch::full({1, 1}, value), torch::zeros({1}, at::kLong), {}});
-  return ListLoader(std::move(batches));
-}
-
-/// One weight w, loss w * x: the gradient is x. A negative x asks for the batch to be left out.
-class OneWeight : public Task {
- public:
-  torch::nn::Module& module() override { return *net; }
-  OptimizerConfig configure_optimizers() override {
-    auto optimizer = std::make_shared<torch::optim::SGD>(net->parameters(), 1.0);
-    auto schedule = std::make_shared<torch::optim::StepLR>(*optimizer, 1, 0.5);
-    return {optimizer, with_schedule ? schedule : nullptr, interval};
-  }
-  at::Tensor training_step(const Batch& batch, int64_t) override {
-    trace += "f";
-    const float x = batch.data.item<float>();
-    if (throws_at == x) throw std::runtime_error("training_step failed");
-    if (x < 0) return {};
-    if (raise_at == x) std::raise(SIGINT);
-    return (net->weight * batch.data).sum();
-  }
-  void validation_step(const Batch& batch, int64_t) override {
-    trace += "v";
-    if (batch.data.numel() == 1 && raise_at == batch.data.item<float>()) std::raise(SIGTERM);
-    validated_in_training_mode |= net->is_training();
-    validated_with_gradients |= (net->weight * 1).requires_grad();
-    log("val_x", batch.data.mean());
-  }
-  void on_before_zero_grad(torch::optim::Optimizer&) override { trace += "z"; }
-  void on_before_backward(const at::Tensor&) override { trace += "b"; }
-  void on_after_backward() override {
-    trace += "a";
-    const at::Tensor gradient = net->weight.grad();  // undefined with master weights
-    if (gradient.defined()) after_backward = gradient.item<float>();
-  }
-  void on_before_optimizer_step(torch::optim::Optimizer&) override {
-    trace += "s";
-    const at::Tensor gradient = net->weight.grad();
-    if (gradient.defined()) before_step = gradient.item<float>();
-  }
-  double weight() { return net->weight.item<double>(); }
-
-  torch::nn::Linear net{[] {
-    torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
-    linear->weight.data().fill_(0);
-    return linear;
-  }()};
-  bool with_schedule = false;
-  OptimizerConfig::Interval interval = OptimizerConfig::Interval::kStep;
-  std::string trace;
-  float throws_at = -kInf, raise_at = -kInf, after_backward = 0, before_step = 0;
-  bool validated_in_training_mode = false, validated_with_gradients = false;
-};
-
-/// Keeps every batch's report.
-struct Recorder final : Callback {
-  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override {
-    batches.push_back(batch);
-    for (const auto& group : trainer.optimizer()->param_groups()) rate = group.options().get_lr();
-  }
-  void on_fit_end(const Trainer&, const FitResult&) override { ended = true; }
-  void on_exception() override { failed = true; }
-  std::vector<TrainBatch> batches;
-  double rate = 0;
-  bool ended = false, failed = false;
-};
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 
 TEST(Trainer, ERR02_ERR15_ERR27_RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
   const auto error = [](const TrainerOptions& options) {
@@ -176,7 +81,7 @@ TEST(Trainer, MatmulPrecisionHoldsForTheRunAndNoLonger) {
   } task;
   ListLoader train = loader_of({1}), val = loader_of({1});
   const Float32MatmulPrecisionGuard outer("medium");
-  Trainer trainer({.float32_matmul_precision = "high", .device = "cpu"});
+  Trainer trainer({.float32_matmul_precision = "high", .device = "cpu", .num_sanity_val_steps = 0});
   EXPECT_EQ(get_float32_matmul_precision(), "medium") << "a trainer that only waits changes nothing";
   trainer.fit(task, train, &val);
   EXPECT_EQ(get_float32_matmul_precision(), "medium");
@@ -192,7 +97,8 @@ TEST(Trainer, MatmulPrecisionHoldsForTheRunAndNoLonger) {
 
 TEST(Trainer, CallsHooksInLightningsOrder) {
   OneWeight task;
-  Trainer trainer({.device = "cpu", .max_epochs = 1, .accumulate_grad_batches = 2});
+  Trainer trainer(
+      {.device = "cpu", .max_epochs = 1, .num_sanity_val_steps = 0, .accumulate_grad_batches = 2});
   ListLoader train = loader_of({1, 2, 3}), val = loader_of({5, 7});
   const FitResult result = trainer.fit(task, train, &val);
   EXPECT_EQ(task.trace,
@@ -496,7 +402,7 @@ TEST(Trainer, ASignalEndsAValidationWhoseMetricsAreLeftOut) {
   task.raise_at = 20;
   auto recorder = std::make_shared<Recorder>();
   ListLoader train = loader_of({1, 2}), val = loader_of({10, 20, 30});
-  Trainer trainer({.device = "cpu", .callbacks = {recorder}});
+  Trainer trainer({.device = "cpu", .num_sanity_val_steps = 0, .callbacks = {recorder}});
   const FitResult result = trainer.fit(task, train, &val);
   EXPECT_EQ(result.interrupted_by, SIGTERM);
   EXPECT_EQ(std::count(task.trace.begin(), task.trace.end(), 'v'), 2);
@@ -528,7 +434,7 @@ TEST(Trainer, ValidatesWithoutTraining) {
 TEST(Trainer, IN15_ConvertsTheModelBeforeItMakesTheOptimizer) {
   struct Late : OneWeight {
     void configure_model() override { made_in = torch::ones(1).scalar_type(); }
-    OptimizerConfig configure_optimizers() override {
+    std::vector<OptimizerConfig> configure_optimizers() override {
       optimized = net->weight.scalar_type();
       return OneWeight::configure_optimizers();
     }

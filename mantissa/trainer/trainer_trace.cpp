@@ -28,14 +28,14 @@ bool Trainer::note_for_replay(Task& task, const Batch& batch, bool begins_window
     if (options_.transactional) before_window_.emplace(task.module());
   }
   if (!options_.trace_nonfinite || traces_left_ == 0) return false;
-  window_.push_back({batch, batch_index_, ReplayPoint(task.module())});
+  window_.push_back({batch, progress_.batches, ReplayPoint(task.module())});
   return true;
 }
 
 void Trainer::trace_window(Task& task) {
   if (origin_ || traces_left_ == 0) return;
   MeanMetrics seen_already;
-  const LoggingInto scope(task.metrics_, seen_already);
+  const LoggingInto scope(logging_, seen_already);
   std::vector<WindowBatch> batches;
   for (const NotedBatch& noted : window_) {
     const auto forward_and_loss = [this, &task, &noted] {
@@ -45,7 +45,7 @@ void Trainer::trace_window(Task& task) {
         loss = task.training_step(noted.batch, noted.index);
       }
       TORCH_CHECK(loss.defined(), "training_step() of batch ", noted.index, " gave no loss the second time");
-      return precision_->scale_loss(loss / options_.accumulate_grad_batches);
+      return precision_->scale_loss(loss / accumulate_);
     };
     batches.push_back({forward_and_loss, &noted.before});
   }
@@ -63,8 +63,8 @@ void Trainer::trace_window(Task& task) {
   }
   if (!found) {
     --traces_left_;
-    TORCH_WARN("trace_nonfinite: the window that ends with batch ", batch_index_, " of epoch ", epoch_, " ",
-               failure);
+    TORCH_WARN("trace_nonfinite: the window that ends with batch ", progress_.batches, " of epoch ",
+               progress_.epoch, " ", failure);
     return;
   }
   origin_ = found->origin;
@@ -74,7 +74,7 @@ void Trainer::trace_window(Task& task) {
 
 void Trainer::report_origin(int64_t batch_index) {
   const std::string where =
-      "batch " + std::to_string(batch_index) + " of epoch " + std::to_string(epoch_) + ": ";
+      "batch " + std::to_string(batch_index) + " of epoch " + std::to_string(progress_.epoch) + ": ";
   const bool is_scale =
       origin_->cause == NonFiniteCause::kLossScale || origin_->cause == NonFiniteCause::kAccumulation;
   const std::optional<std::string> fixed = fixed_loss_scale(options_);
@@ -109,7 +109,7 @@ void Trainer::report_origin(int64_t batch_index) {
   if (origin_->cause == NonFiniteCause::kParameter) {
     traces_left_ = 0;
     origin_->cure =
-        (steps_taken_ == 0
+        (progress_.steps == progress_.skipped_steps
              ? "it was so before the first step: look at the file that the weights were loaded from, or at "
                "how they are initialized"
              : "an earlier step broke it: stop, and go back to a checkpoint from before") +

@@ -50,8 +50,8 @@ class OneWeight final : public Task {
     net->weight.data().fill_(0.5);
   }
   torch::nn::Module& module() override { return *net; }
-  OptimizerConfig configure_optimizers() override {
-    return {std::make_shared<torch::optim::SGD>(net->parameters(), rate_)};
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<torch::optim::SGD>(net->parameters(), rate_)}};
   }
   at::Tensor training_step(const Batch& batch, int64_t index) override {
     ++runs;
@@ -66,7 +66,7 @@ class OneWeight final : public Task {
 };
 
 struct Origins final : Callback {
-  void on_train_batch_end(const Trainer&, const TrainBatch& batch) override {
+  void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
     if (batch.origin) causes.push_back(batch.origin->cause);
   }
   std::vector<NonFiniteCause> causes;
@@ -198,8 +198,8 @@ TEST(TrainerTrace, FiniteGradientsWhoseSumIsNotAreFinite) {
   class Wide final : public Task {
    public:
     torch::nn::Module& module() override { return *net; }
-    OptimizerConfig configure_optimizers() override {
-      return {std::make_shared<torch::optim::SGD>(net->parameters(), 0.0)};
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::SGD>(net->parameters(), 0.0)}};
     }
     at::Tensor training_step(const Batch&, int64_t) override {
       ++runs;
@@ -232,8 +232,8 @@ TEST(TrainerTrace, SaysWhenItCannotFindIt) {
   class BrokenAfterwards final : public Task {
    public:
     torch::nn::Module& module() override { return *net; }
-    OptimizerConfig configure_optimizers() override {
-      return {std::make_shared<torch::optim::SGD>(net->parameters(), 0.0)};
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::SGD>(net->parameters(), 0.0)}};
     }
     at::Tensor training_step(const Batch& batch, int64_t) override { return net(batch.data).sum(); }
     void on_after_backward() override { net->weight.mutable_grad().fill_(HUGE_VAL); }

@@ -16,31 +16,31 @@ EMAWeightAveraging::EMAWeightAveraging(EMAWeightAveragingOptions options) : opti
       options.update_every_n_steps, " and ", options.update_starting_at_step);
 }
 
-void EMAWeightAveraging::on_fit_start(const Trainer& trainer, const FitPlan& /*plan*/) {
+void EMAWeightAveraging::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/) {
   averaged_.reset();
   ema_.emplace(*trainer.module(), options_.ema);
   fitting_ = true;
 }
 
-void EMAWeightAveraging::on_train_batch_end(const Trainer& /*trainer*/, const TrainBatch& batch) {
+void EMAWeightAveraging::on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) {
   const int64_t since = batch.global_step - options_.update_starting_at_step;
   if (batch.stepped && !batch.step.skipped && since >= 0 && since % options_.update_every_n_steps == 0)
     ema_->update();
 }
 
-void EMAWeightAveraging::on_validation_start(const Trainer& /*trainer*/) {
+void EMAWeightAveraging::on_validation_start(Trainer& /*trainer*/) {
   if (fitting_) averaged_ = ema_->average_weights();
 }
 
-void EMAWeightAveraging::on_validation_end(const Trainer& /*trainer*/) { averaged_.reset(); }
+void EMAWeightAveraging::on_validation_end(Trainer& /*trainer*/) { averaged_.reset(); }
 
-void EMAWeightAveraging::on_fit_end(const Trainer& /*trainer*/, const FitResult& /*result*/) {
+void EMAWeightAveraging::on_fit_end(Trainer& /*trainer*/, const FitResult& /*result*/) {
   ema_->copy_to_module();
   fitting_ = false;
 }
 
 // The model keeps what was trained: an average that a failed run leaves behind could not be trained on.
-void EMAWeightAveraging::on_exception() {
+void EMAWeightAveraging::on_exception(Trainer& /*trainer*/, const std::exception_ptr& /*exception*/) {
   averaged_.reset();
   fitting_ = false;
 }

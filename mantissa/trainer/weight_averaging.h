@@ -27,12 +27,12 @@ class EMAWeightAveraging final : public Callback {
  public:
   explicit EMAWeightAveraging(EMAWeightAveragingOptions options = {});
 
-  void on_fit_start(const Trainer& trainer, const FitPlan& plan) override;
-  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override;
-  void on_validation_start(const Trainer& trainer) override;
-  void on_validation_end(const Trainer& trainer) override;
-  void on_fit_end(const Trainer& trainer, const FitResult& result) override;
-  void on_exception() override;
+  void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
+  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override;
+  void on_validation_start(Trainer& trainer) override;
+  void on_validation_end(Trainer& trainer) override;
+  void on_fit_end(Trainer& trainer, const FitResult& result) override;
+  void on_exception(Trainer& trainer, const std::exception_ptr& exception) override;
 
   /// Of the last fit; null before.
   const ExponentialMovingAverage* average() const { return ema_ ? &*ema_ : nullptr; }

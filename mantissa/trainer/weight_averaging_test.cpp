@@ -34,8 +34,8 @@ class OneWeight final : public Task {
  public:
   OneWeight() { net->weight.data().fill_(0); }
   torch::nn::Module& module() override { return *net; }
-  OptimizerConfig configure_optimizers() override {
-    return {std::make_shared<torch::optim::SGD>(net->parameters(), 1.0)};
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<torch::optim::SGD>(net->parameters(), 1.0)}};
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
     trained.push_back(net->weight.item<float>());
@@ -53,7 +53,11 @@ class OneWeight final : public Task {
 FitResult fit(OneWeight& task, const std::shared_ptr<EMAWeightAveraging>& average,
               const std::string& precision = "32-true", bool overflow = false) {
   Three train(overflow), val;
-  Trainer trainer({.precision = precision, .device = "cpu", .max_epochs = 2, .callbacks = {average}});
+  Trainer trainer({.precision = precision,
+                   .device = "cpu",
+                   .max_epochs = 2,
+                   .num_sanity_val_steps = 0,
+                   .callbacks = {average}});
   return trainer.fit(task, train, &val);
 }
 

@@ -24,9 +24,9 @@ class TinyLoss final : public Task {
  public:
   explicit TinyLoss(Model model) : model_(std::move(model)) {}
   torch::nn::Module& module() override { return *model_; }
-  OptimizerConfig configure_optimizers() override {
-    return {std::make_shared<FusedAdamW>(model_->parameters(), AdamWOptions(3e-3).eps(1e-16).weight_decay(0),
-                                         FusedOptions{.stochastic_rounding = true})};
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<FusedAdamW>(model_->parameters(), AdamWOptions(3e-3).eps(1e-16).weight_decay(0),
+                                          FusedOptions{.stochastic_rounding = true})}};
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
     const at::Tensor logits = model_->forward(batch.data).to(at::kFloat);
@@ -53,7 +53,7 @@ struct Outcome {
 
 /// Keeps the loss of the first epoch.
 struct FirstEpoch final : Callback {
-  void on_epoch_end(int64_t epoch, int64_t, const Metrics& metrics) override {
+  void on_epoch_end(Trainer& /*trainer*/, int64_t epoch, int64_t, const Metrics& metrics) override {
     if (epoch == 0) loss = metrics.at("loss");
   }
   double loss = 0;

@@ -36,7 +36,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct Recorder final : Callback {
-  void on_train_batch_end(const Trainer& trainer, const TrainBatch& batch) override {
+  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
     losses.push_back(batch.loss);
     skipped.push_back(batch.step.skipped);
     const PrecisionState state = trainer.precision().state_dict();

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace mantissa {
+
+/// How many batches of a loader: a count (an integer) or a share of them (a floating-point number), as
+/// Lightning tells 1 from 1.0.
+class BatchLimit {
+ public:
+  template <std::integral Count>
+  constexpr BatchLimit(Count count) : count_(static_cast<int64_t>(count)) {}
+  template <std::floating_point Share>
+  constexpr BatchLimit(Share share) : share_(share), is_share_(true) {}
+
+  bool is_share() const { return is_share_; }
+  /// Whether it lets all batches through, however many there are.
+  bool is_all() const { return is_share_ && share_ == 1; }
+  bool is_none() const { return is_share_ ? share_ == 0 : count_ == 0; }
+  /// Of `total`: the count, if there are so many, or the share, rounded down.
+  /// Errors: c10::ValueError, `name` in it, for a share above 0 that leaves no batch.
+  int64_t of(int64_t total, const char* name) const;
+  /// "10", "0.25".
+  std::string to_string() const;
+  /// Errors: c10::ValueError, `name` in it, for a negative count and a share outside [0, 1].
+  void check(const char* name) const;
+
+ private:
+  int64_t count_ = 0;
+  double share_ = 0;
+  bool is_share_ = false;
+};
+
+/// How many batches' gradients are added before a step: one number, or by the epoch from which each holds
+/// (Lightning: GradientAccumulationScheduler). Before the first of those epochs it is 1.
+class AccumulationSchedule {
+ public:
+  template <std::integral Count>
+  constexpr AccumulationSchedule(Count batches) : first_(static_cast<int64_t>(batches)) {}
+  AccumulationSchedule(std::map<int64_t, int64_t> from_epoch) : from_epoch_(std::move(from_epoch)) {}
+
+  int64_t at(int64_t epoch) const;
+  /// Whether it is `batches` in all epochs.
+  bool is_always(int64_t batches) const;
+  std::string to_string() const;
+  /// Errors: c10::ValueError for an epoch below 0 or a number below 1.
+  void check() const;
+
+ private:
+  int64_t first_ = 1;
+  std::map<int64_t, int64_t> from_epoch_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,142 @@
+// Passes without gradients: validation, test, prediction.
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/nn/module.h>
+
+#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/logging_into_internal.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa {
+namespace {
+
+/// Puts a module into evaluation mode and each of its parts back into the mode it had: a layer that the user
+/// has frozen stays so.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& module) : root_(module) {
+    for (const auto& part : module.modules(/*include_self=*/false))
+      parts_.emplace_back(part, part->is_training());
+    was_training_ = module.is_training();
+    module.eval();
+  }
+  ~EvaluationMode() {
+    root_.train(was_training_);
+    // Parents come before their children, and train() reaches down: so the children's own word is the last.
+    for (const auto& [part, was_training] : parts_) part->train(was_training);
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  torch::nn::Module& root_;
+  bool was_training_ = true;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
+};
+
+void check_not_empty(const Loader& loader, const char* what) {
+  TORCH_CHECK_VALUE(loader.size() > 0, what,
+                    ": the loader has no batches; give a dataset with at least one sample");
+}
+
+}  // namespace
+
+bool Trainer::evaluate(Task& task, Loader& loader, int64_t batches,
+                       const std::function<void(const Batch&, int64_t)>& step) {
+  const EvaluationMode evaluation(task.module());
+  loader.set_epoch(0);
+  for (int64_t index = 0; index < batches; ++index) {
+    // Fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
+    const std::optional<Batch> raw = loader.next();
+    if (!raw) break;
+    if (InterruptScope::requested()) return false;
+    const c10::InferenceMode inference(options_.inference_mode);
+    const at::NoGradGuard no_gradients;
+    const Batch batch = to_device(precision_->convert_inputs(*raw));
+    batch_weight_ = static_cast<double>(batch.size());
+    step(batch, index);
+  }
+  return true;
+}
+
+Metrics Trainer::run_validation(Task& task, Loader& val, int64_t batches) {
+  tell([&](Callback& c) { c.on_validation_start(*this); });
+  MeanMetrics metrics;
+  const LoggingInto scope(logging_, metrics);
+  const bool is_whole = evaluate(task, val, batches, [&](const Batch& batch, int64_t index) {
+    {
+      const Scope forward = precision_->forward_context();
+      task.validation_step(batch, index);
+    }
+    tell([&](Callback& c) { c.on_validation_batch_end(*this, index); });
+  });
+  // Means over some of the batches would pass for all.
+  const Metrics result = is_whole ? metrics.compute() : Metrics();
+  if (!is_sanity_checking_)
+    for (const auto& [name, value] : result) callback_metrics_[name] = value;
+  tell([&](Callback& c) { c.on_validation_end(*this); });
+  return result;
+}
+
+Metrics Trainer::validate(Task& task, Loader& val) {
+  Metrics result;
+  run(Stage::kValidate, task, [&] {
+    check_not_empty(val, "validate");
+    const int64_t batches = options_.limit_val_batches.of(val.size(), "limit_val_batches");
+    set_up_model(task);
+    callback_metrics_.clear();
+    result = run_validation(task, val, batches);
+  });
+  return result;
+}
+
+Metrics Trainer::test(Task& task, Loader& test) {
+  run(Stage::kTest, task, [&] {
+    check_not_empty(test, "test");
+    const int64_t batches = options_.limit_test_batches.of(test.size(), "limit_test_batches");
+    set_up_model(task);
+    callback_metrics_.clear();
+    tell([&](Callback& c) { c.on_test_start(*this); });
+    MeanMetrics metrics;
+    const LoggingInto scope(logging_, metrics);
+    const bool is_whole = evaluate(task, test, batches, [&](const Batch& batch, int64_t index) {
+      {
+        const Scope forward = precision_->forward_context();
+        task.test_step(batch, index);
+      }
+      tell([&](Callback& c) { c.on_test_batch_end(*this, index); });
+    });
+    if (is_whole) callback_metrics_ = metrics.compute();
+    tell([&](Callback& c) { c.on_test_end(*this); });
+  });
+  return callback_metrics_;
+}
+
+std::vector<c10::IValue> Trainer::predict(Task& task, Loader& data, bool return_predictions) {
+  std::vector<c10::IValue> predictions;
+  run(Stage::kPredict, task, [&] {
+    check_not_empty(data, "predict");
+    const int64_t batches = options_.limit_predict_batches.of(data.size(), "limit_predict_batches");
+    set_up_model(task);
+    tell([&](Callback& c) { c.on_predict_start(*this); });
+    evaluate(task, data, batches, [&](const Batch& batch, int64_t index) {
+      c10::IValue prediction;
+      {
+        const Scope forward = precision_->forward_context();
+        prediction = task.predict_step(batch, index);
+      }
+      if (prediction.isTensor() && prediction.toTensor().defined())
+        prediction = precision_->convert_output(prediction.toTensor());
+      tell([&](Callback& c) { c.on_predict_batch_end(*this, prediction, index); });
+      if (return_predictions) predictions.push_back(std::move(prediction));
+    });
+    tell([&](Callback& c) { c.on_predict_end(*this); });
+  });
+  return predictions;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,329 @@
+// Epochs: which batch comes next, when to validate, when to end.
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/nn/module.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+
+#include "mantissa/core/device.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa {
+namespace {
+
+/// Step times that are kept for the median.
+constexpr size_t kStepTimes = 10'000;
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// The first batches of a loader's epoch 0, again and again.
+class FirstBatches final : public Loader {
+ public:
+  FirstBatches(Loader& loader, int64_t count) {
+    loader.set_epoch(0);
+    while (size() < count) {
+      std::optional<Batch> batch = loader.next();
+      if (!batch) break;
+      batches_.push_back(*std::move(batch));
+    }
+  }
+  void set_epoch(int64_t /*epoch*/) override { next_ = 0; }
+  std::optional<Batch> next() override {
+    return next_ < batches_.size() ? std::optional(batches_[next_++]) : std::nullopt;
+  }
+  int64_t size() const override { return static_cast<int64_t>(batches_.size()); }
+
+ private:
+  std::vector<Batch> batches_;
+  size_t next_ = 0;
+};
+
+/// At its end the default generators of the CPU and of `device` are where they were.
+class SameRandomNumbers {
+ public:
+  explicit SameRandomNumbers(at::Device device) {
+    for (const at::Device& of : {at::Device(at::kCPU), device}) {
+      const at::Generator& generator = at::globalContext().defaultGenerator(of);
+      states_.emplace_back(generator, generator.get_state());
+    }
+  }
+  ~SameRandomNumbers() {
+    for (auto& [generator, state] : states_) generator.set_state(state);
+  }
+  SameRandomNumbers(const SameRandomNumbers&) = delete;
+  SameRandomNumbers& operator=(const SameRandomNumbers&) = delete;
+
+ private:
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+void check_loaders(const Loader& train, const Loader* val) {
+  TORCH_CHECK_VALUE(train.size() > 0,
+                    "fit: the training loader has no batches; give a dataset with at least one sample");
+  TORCH_CHECK_VALUE(!val || val->size() > 0,
+                    "fit: the validation loader has no batches; give it data or leave it out");
+}
+
+/// What only training tells: whether the task and the options fit together (ERR-11 to ERR-13).
+void check_task(const Task& task, const TrainerOptions& options) {
+  if (task.automatic_optimization()) return;
+  TORCH_CHECK_VALUE(options.gradient_clip_val == 0, "fit: gradient_clip_val=", options.gradient_clip_val,
+                    " is for automatic optimization, and this task steps by itself: leave it out, and call "
+                    "TaskOptimizer::clip_gradients() before step()");
+  TORCH_CHECK_VALUE(options.accumulate_grad_batches.is_always(1),
+                    "fit: accumulate_grad_batches=", options.accumulate_grad_batches.to_string(),
+                    " is for automatic optimization, and this task steps by itself: leave it out, and step "
+                    "every so many batches");
+  TORCH_CHECK_VALUE(!options.transactional && !options.trace_nonfinite,
+                    "fit: transactional and trace_nonfinite follow the Trainer's own steps, and this task "
+                    "steps by itself; leave them out");
+}
+
+void check_optimizers(const std::vector<OptimizerConfig>& configs, const TrainerOptions& options,
+                      bool is_automatic) {
+  TORCH_CHECK_VALUE(!configs.empty(), "fit: configure_optimizers() returned no optimizer");
+  for (size_t i = 0; i < configs.size(); ++i) {
+    TORCH_CHECK_VALUE(configs[i].optimizer, "fit: optimizer ", i, " of configure_optimizers() is null");
+    TORCH_CHECK_VALUE(configs[i].frequency >= 1, "fit: optimizer ", i,
+                      " of configure_optimizers() has a schedule with frequency ", configs[i].frequency,
+                      "; give at least 1");
+    for (size_t j = 0; j < i; ++j)
+      TORCH_CHECK_VALUE(configs[i].optimizer != configs[j].optimizer, "fit: optimizers ", j, " and ", i,
+                        " of configure_optimizers() are one; return it once");
+  }
+  TORCH_CHECK_VALUE(configs.size() == 1 || !is_automatic, "fit: configure_optimizers() returned ",
+                    configs.size(),
+                    " optimizers, and which of them a loss is for only the task knows: override "
+                    "automatic_optimization() to return false, and step them in training_step()");
+  TORCH_CHECK_TYPE(
+      options.accumulate_grad_batches.is_always(1) ||
+          !dynamic_cast<torch::optim::LBFGS*>(configs.front().optimizer.get()),
+      "fit: LBFGS evaluates the last batch of a window several times, which accumulate_grad_batches=",
+      options.accumulate_grad_batches.to_string(), " cannot follow; set it to 1, or take another optimizer");
+}
+
+}  // namespace
+
+FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
+  start_ = Clock::now();
+  const InterruptScope interrupt;
+  FitResult result;
+  run(Stage::kFit, task, [&] {
+    check_loaders(train, val);
+    check_task(task, options_);
+    std::optional<torch::autograd::DetectAnomalyGuard> detect_anomaly;
+    if (options_.detect_anomaly) detect_anomaly.emplace();
+    std::optional<FirstBatches> first_batches;
+    Loader* from = &train;
+    if (!options_.overfit_batches.is_none()) {
+      first_batches.emplace(train, options_.overfit_batches.of(train.size(), "overfit_batches"));
+      from = &*first_batches;
+      if (val) val = from;
+    }
+    if (options_.limit_val_batches.is_none()) val = nullptr;
+    reset_peak_memory(device_);
+    set_up_model(task);
+    set_up_optimizers(task);
+    set_up_fit(*from, val);
+    tell([&](Callback& c) {
+      c.on_fit_start(*this, {batches_per_epoch_, options_.max_epochs, options_.max_steps});
+    });
+    if (val && options_.num_sanity_val_steps != 0 && !wants_end()) check_sanity(task, *val);
+    tell([&](Callback& c) { c.on_train_start(*this); });
+    while ((options_.max_epochs < 0 || progress_.epoch < options_.max_epochs) && !wants_end())
+      train_epoch(task, *from, val);
+    window_.clear();
+    before_window_.reset();
+    tell([&](Callback& c) { c.on_train_end(*this); });
+    result = fit_result();
+    tell([&](Callback& c) { c.on_fit_end(*this, result); });
+  });
+  return result;
+}
+
+void Trainer::set_up_optimizers(Task& task) {
+  is_automatic_ = task.automatic_optimization();
+  optimizers_ = task.configure_optimizers();
+  check_optimizers(optimizers_, options_, is_automatic_);
+  task_optimizers_.clear();
+  for (OptimizerConfig& config : optimizers_) {
+    precision_->setup_optimizer(*config.optimizer);
+    task_optimizers_.push_back(TaskOptimizer(*this, config));
+  }
+}
+
+void Trainer::set_up_fit(const Loader& train, const Loader* val) {
+  batches_per_epoch_ = options_.limit_train_batches.of(train.size(), "limit_train_batches");
+  if (val) options_.limit_val_batches.of(val->size(), "limit_val_batches");
+  validate_every_ = batches_per_epoch_;
+  if (!options_.val_check_interval.is_all()) {
+    const bool is_share = options_.val_check_interval.is_share();
+    validate_every_ = options_.val_check_interval.of(
+        is_share ? batches_per_epoch_ : std::numeric_limits<int64_t>::max(), "val_check_interval");
+    TORCH_CHECK_VALUE(
+        !val || is_share || !options_.check_val_every_n_epoch || validate_every_ <= batches_per_epoch_,
+        "fit: val_check_interval=", options_.val_check_interval.to_string(), " is above the ",
+        batches_per_epoch_,
+        " batches of an epoch; lower it, or unset check_val_every_n_epoch to count batches "
+        "over all epochs");
+  }
+  progress_ = {};
+  callback_metrics_.clear();
+  epoch_metrics_.clear();
+  training_metrics_.reset();
+  learned_.assign(optimizers_.size(), false);
+  window_batches_ = 0;
+  interrupted_by_ = 0;
+  step_ms_.clear();
+  train_ms_ = samples_ = 0;
+  traces_left_ = TrainerOptions::kMaxTraces;
+  overflows_in_a_row_ = 0;
+  told_of_scale_ = false;
+  told_of_.clear();
+}
+
+void Trainer::check_sanity(Task& task, Loader& val) {
+  const SameRandomNumbers untouched(device_);
+  is_sanity_checking_ = true;
+  tell([&](Callback& c) { c.on_sanity_check_start(*this); });
+  const int64_t batches = options_.limit_val_batches.of(val.size(), "limit_val_batches");
+  const int64_t steps = options_.num_sanity_val_steps;
+  run_validation(task, val, steps < 0 ? batches : std::min(steps, batches));
+  tell([&](Callback& c) { c.on_sanity_check_end(*this); });
+  is_sanity_checking_ = false;
+}
+
+/// Whether training ends here: between two steps, where everything is whole.
+bool Trainer::wants_end() {
+  interrupted_by_ = InterruptScope::requested();
+  if (interrupted_by_ != 0) return true;
+  if (options_.max_steps >= 0 && progress_.steps >= options_.max_steps) return true;
+  if (options_.max_time && Clock::now() - start_ >= *options_.max_time) return true;
+  return should_stop() && progress_.epoch >= options_.min_epochs && progress_.steps >= options_.min_steps;
+}
+
+bool Trainer::validation_is_due() const {
+  if (progress_.batches == 0 || progress_.validated_batches == progress_.total_batches) return false;
+  if (!options_.check_val_every_n_epoch) return progress_.total_batches % validate_every_ == 0;
+  return (progress_.epoch + 1) % *options_.check_val_every_n_epoch == 0 &&
+         progress_.batches % validate_every_ == 0;
+}
+
+void Trainer::validate_now(Task& task, Loader& val) {
+  const Metrics metrics =
+      run_validation(task, val, options_.limit_val_batches.of(val.size(), "limit_val_batches"));
+  progress_.validated_batches = progress_.total_batches;
+  for (const auto& [name, value] : metrics) epoch_metrics_[name] = value;
+}
+
+void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
+  train.set_epoch(progress_.epoch);
+  accumulate_ = options_.accumulate_grad_batches.at(progress_.epoch);
+  training_metrics_.reset();
+  epoch_metrics_.clear();
+  learned_.assign(optimizers_.size(), false);
+  tell([&](Callback& c) { c.on_train_epoch_start(*this, progress_.epoch); });
+  bool ends_here = false;
+  // One batch ahead, so that the last batch of the epoch is known to be it.
+  std::optional<Batch> batch = batches_per_epoch_ > 0 ? train.next() : std::nullopt;
+  TORCH_CHECK_VALUE(batch || batches_per_epoch_ == 0, "fit: the training loader gave no batch in epoch ",
+                    progress_.epoch, "; a loader must begin again at set_epoch()");
+  while (batch && !ends_here) {
+    std::optional<Batch> next = progress_.batches + 1 < batches_per_epoch_ ? train.next() : std::nullopt;
+    const bool ends_window = window_batches_ + 1 == accumulate_ || !next;
+    const TrainBatch done = train_batch(task, *batch, ends_window);
+    ++progress_.batches;
+    ++progress_.total_batches;
+    note_batch(done);
+    if (done.stepped && !done.step.skipped) advance_schedules(OptimizerConfig::Interval::kStep);
+    tell([&](Callback& c) { c.on_train_batch_end(*this, done); });
+    batch = std::move(next);
+    ends_here = (done.stepped || !is_automatic_) && wants_end();
+    if (val && interrupted_by_ == 0 && (!ends_here || !batch) && validation_is_due())
+      validate_now(task, *val);
+  }
+  end_epoch(task, val, /*is_whole=*/!batch);
+}
+
+void Trainer::end_epoch(Task& task, Loader* val, bool is_whole) {
+  for (const auto& [name, value] : training_metrics_.compute())
+    callback_metrics_[name] = epoch_metrics_.try_emplace(name, value).first->second;  // validation's counts
+  const int64_t epoch = progress_.epoch;
+  if (is_whole) {
+    ++progress_.epoch;
+    progress_.batches = 0;
+  }
+  // What the run ends on is validated, whatever the interval.
+  const bool is_last = wants_end() || progress_.epoch == options_.max_epochs;
+  if (val && is_last && interrupted_by_ == 0 && progress_.validated_batches != progress_.total_batches)
+    validate_now(task, *val);
+  if (is_whole) advance_schedules(OptimizerConfig::Interval::kEpoch);
+  tell([&](Callback& c) { c.on_epoch_end(*this, epoch, progress_.steps, epoch_metrics_); });
+}
+
+void Trainer::note_batch(const TrainBatch& done) {
+  samples_ += batch_weight_;
+  train_ms_ += done.step_ms;
+  if (step_ms_.size() < kStepTimes) {
+    step_ms_.push_back(done.step_ms);
+  } else {
+    step_ms_[static_cast<size_t>(progress_.total_batches) % kStepTimes] = done.step_ms;
+  }
+}
+
+void Trainer::advance_schedules(OptimizerConfig::Interval interval) {
+  if (!is_automatic_) return;  // the task's own
+  const bool by_epoch = interval == OptimizerConfig::Interval::kEpoch;
+  const int64_t count = by_epoch ? progress_.epoch : progress_.steps - progress_.skipped_steps;
+  for (size_t i = 0; i < optimizers_.size(); ++i) {
+    const OptimizerConfig& config = optimizers_[i];
+    if (count % config.frequency != 0 || !learned_[i]) continue;
+    if (config.scheduler && config.interval == interval) config.scheduler->step();
+    if (config.plateau && by_epoch) {
+      const auto found = epoch_metrics_.find(config.monitor);
+      if (found != epoch_metrics_.end()) {
+        config.plateau->step(static_cast<float>(found->second));
+      } else {
+        std::vector<std::string> names;
+        for (const auto& [name, value] : callback_metrics_) names.push_back(name);
+        TORCH_CHECK_VALUE(callback_metrics_.contains(config.monitor), "fit: the schedule of optimizer ", i,
+                          " monitors '", config.monitor, "', which was not logged; logged were ",
+                          join_names(names));
+      }
+    }
+  }
+}
+
+FitResult Trainer::fit_result() {
+  FitResult result;
+  result.epochs = progress_.epoch;
+  result.steps = progress_.steps;
+  result.skipped_steps = progress_.skipped_steps;
+  result.metrics = epoch_metrics_;
+  result.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  result.step_ms = median(step_ms_);
+  result.samples_per_second = train_ms_ > 0 ? samples_ / train_ms_ * 1e3 : 0;
+  result.peak_memory_bytes = peak_memory_bytes(device_);
+  result.interrupted_by = interrupted_by_;
+  result.stopped_by = stopped_by();
+  return result;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,388 @@
+// How long a fit lasts, what it validates and when.
+#include <chrono>
+#include <csignal>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/trainer/test_support_internal.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// Writes down the hooks as they come.
+struct Diary final : Callback {
+  void setup(Trainer&, Stage stage) override { note(stage == Stage::kFit ? "setup fit" : "setup"); }
+  void on_fit_start(Trainer&, const FitPlan& plan) override {
+    note("fit " + std::to_string(plan.batches_per_epoch));
+  }
+  void on_sanity_check_start(Trainer& trainer) override {
+    note(trainer.is_sanity_checking() ? "sane?" : "?");
+  }
+  void on_sanity_check_end(Trainer&) override { note("sane"); }
+  void on_train_start(Trainer&) override { note("train"); }
+  void on_train_epoch_start(Trainer&, int64_t epoch) override { note("epoch " + std::to_string(epoch)); }
+  void on_train_batch_start(Trainer&, const Batch& batch, int64_t) override {
+    note("batch " + std::to_string(batch.data.item<int>()));
+  }
+  void on_before_zero_grad(Trainer&, torch::optim::Optimizer&) override { note("zero"); }
+  void on_before_backward(Trainer&, const at::Tensor&) override { note("before"); }
+  void on_after_backward(Trainer&) override { note("after"); }
+  void on_before_optimizer_step(Trainer&, torch::optim::Optimizer&) override { note("step"); }
+  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
+    note("end " + std::to_string(batch.global_step));
+    if (stops_at == batch.global_step) trainer.stop("enough");
+    if (throws_at == batch.global_step) throw std::runtime_error("callback failed");
+  }
+  void on_validation_start(Trainer&) override { note("val"); }
+  void on_validation_batch_end(Trainer&, int64_t index) override { note("v" + std::to_string(index)); }
+  void on_validation_end(Trainer&) override { note("val end"); }
+  void on_test_start(Trainer&) override { note("test"); }
+  void on_test_end(Trainer&) override { note("test end"); }
+  void on_predict_batch_end(Trainer&, const c10::IValue& prediction, int64_t) override {
+    note("predicted " + std::to_string(prediction.toTensor().item<int>()));
+  }
+  void on_epoch_end(Trainer&, int64_t epoch, int64_t, const Metrics&) override {
+    note("epoch end " + std::to_string(epoch));
+  }
+  void on_train_end(Trainer&) override { note("train end"); }
+  void on_fit_end(Trainer&, const FitResult&) override { note("fit end"); }
+  void on_exception(Trainer&, const std::exception_ptr&) override {
+    note("exception");
+    if (throws_at >= 0) throw std::runtime_error("and again");
+  }
+  void teardown(Trainer&, Stage) override { note("teardown"); }
+
+  void note(const std::string& line) { lines.push_back(line); }
+  int64_t count(const std::string& line) const { return std::count(lines.begin(), lines.end(), line); }
+  std::vector<std::string> lines;
+  int64_t stops_at = -1, throws_at = -1;
+};
+
+struct FitRun {
+  FitResult result;
+  std::shared_ptr<Diary> diary = std::make_shared<Diary>();
+  OneWeight task;
+};
+
+/// Fits four batches (1, 2, 3, 4) with two of validation.
+std::unique_ptr<FitRun> fit(TrainerOptions options, int64_t stops_at = -1) {
+  auto run = std::make_unique<FitRun>();
+  run->diary->stops_at = stops_at;
+  options.device = "cpu";
+  options.callbacks.push_back(run->diary);
+  ListLoader train = loader_of({1, 2, 3, 4}), val = loader_of({5, 7});
+  run->result = Trainer(options).fit(run->task, train, &val);
+  return run;
+}
+
+std::string refusal(const TrainerOptions& options) {
+  return error_of([&] { fit(options); });
+}
+
+TEST(FitLoop, TellsCallbacksInTheOrderThatCallbackStates) {
+  const auto run = fit({.limit_train_batches = 2, .limit_val_batches = 1, .accumulate_grad_batches = 2});
+  EXPECT_THAT(
+      run->diary->lines,
+      ElementsAre("setup fit", "fit 2", "sane?", "val", "v0", "val end", "sane", "train", "epoch 0",
+                  "batch 1", "zero", "before", "after", "end 0", "batch 2", "before", "after", "step",
+                  "end 1", "val", "v0", "val end", "epoch end 0", "train end", "fit end", "teardown"));
+}
+
+TEST(FitLoop, SanityValidationLeavesNoMetricAndNoRandomNumberBehind) {
+  struct Draws : OneWeight {
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      if (drawn.numel() == 0) drawn = torch::rand({1});
+      return OneWeight::training_step(batch, index);
+    }
+    void validation_step(const Batch& batch, int64_t index) override {
+      torch::rand({3});
+      OneWeight::validation_step(batch, index);
+    }
+    at::Tensor drawn = torch::empty({0});
+  };
+  struct Looks final : Callback {
+    void on_train_start(Trainer& trainer) override { metrics = trainer.callback_metrics(); }
+    Metrics metrics;
+  };
+  std::vector<at::Tensor> drawn;
+  for (const int64_t steps : {0, 1, -1}) {
+    Draws task;
+    const auto looks = std::make_shared<Looks>();
+    ListLoader train = loader_of({1}), val = loader_of({5, 7, 9});
+    torch::manual_seed(3);
+    Trainer({.device = "cpu", .num_sanity_val_steps = steps, .callbacks = {looks}}).fit(task, train, &val);
+    drawn.push_back(task.drawn);
+    EXPECT_TRUE(looks->metrics.empty());
+    EXPECT_EQ(std::count(task.trace.begin(), task.trace.end(), 'v'), 3 + (steps < 0 ? 3 : steps));
+  }
+  EXPECT_TRUE(drawn[0].equal(drawn[1]) && drawn[0].equal(drawn[2]));
+}
+
+TEST(FitLoop, LimitsAreCountsOrShares) {
+  EXPECT_EQ(fit({.limit_train_batches = 3})->result.steps, 3);
+  EXPECT_EQ(fit({.limit_train_batches = 30})->result.steps, 4);
+  EXPECT_EQ(fit({.limit_train_batches = 0.5})->result.steps, 2);
+  EXPECT_EQ(fit({.limit_train_batches = 1})->result.steps, 1);
+  EXPECT_EQ(fit({.limit_train_batches = 1.0})->result.steps, 4);
+  const auto none = fit({.max_epochs = 2, .limit_train_batches = 0});
+  EXPECT_EQ(none->result.steps, 0);
+  EXPECT_EQ(none->result.epochs, 2);
+  const auto unvalidated = fit({.limit_val_batches = 0});
+  EXPECT_EQ(unvalidated->diary->count("val"), 0);
+  EXPECT_FALSE(unvalidated->result.metrics.contains("val_x"));
+  EXPECT_DOUBLE_EQ(fit({.limit_val_batches = 0.5})->result.metrics.at("val_x"), 5);
+  EXPECT_THAT(refusal({.limit_train_batches = 0.1}),
+              HasSubstr("limit_train_batches=0.1 of 4 batches is none; give at least 0.25"));
+  EXPECT_THAT(refusal({.limit_val_batches = 1.5}), HasSubstr("limit_val_batches=1.5 is a share"));
+  EXPECT_THAT(refusal({.limit_test_batches = -1}), HasSubstr("limit_test_batches=-1 is negative"));
+}
+
+TEST(FitLoop, ValidatesInsideAnEpoch) {
+  const auto at = [](const FitRun& run) {
+    std::vector<std::string> where;
+    for (size_t i = 1; i < run.diary->lines.size(); ++i)
+      if (run.diary->lines[i] == "val") where.push_back(run.diary->lines[i - 1]);
+    return where;
+  };
+  const TrainerOptions base{.max_epochs = 2, .num_sanity_val_steps = 0};
+  TrainerOptions options = base;
+  options.val_check_interval = 2;
+  EXPECT_THAT(at(*fit(options)), ElementsAre("end 2", "end 4", "end 6", "end 8"));
+  options.val_check_interval = 0.5;
+  EXPECT_THAT(at(*fit(options)), ElementsAre("end 2", "end 4", "end 6", "end 8"));
+  options.val_check_interval = 3;
+  EXPECT_THAT(at(*fit(options)), ElementsAre("end 3", "end 7", "end 8")) << "and what the run ends on";
+  options.check_val_every_n_epoch = 2;
+  EXPECT_THAT(at(*fit(options)), ElementsAre("end 7", "end 8"));
+  options.check_val_every_n_epoch = std::nullopt;
+  EXPECT_THAT(at(*fit(options)), ElementsAre("end 3", "end 6", "end 8")) << "batches of all epochs count";
+  options.val_check_interval = 5;
+  EXPECT_THAT(at(*fit(options)), ElementsAre("end 5", "end 8"));
+  options.check_val_every_n_epoch = 1;
+  EXPECT_THAT(refusal(options), HasSubstr("val_check_interval=5 is above the 4 batches of an epoch"));
+  EXPECT_THAT(refusal({.val_check_interval = 0}), HasSubstr("val_check_interval is 0"));
+  EXPECT_THAT(refusal({.val_check_interval = 0.5, .check_val_every_n_epoch = std::nullopt}),
+              HasSubstr("counts batches over all epochs"));
+}
+
+TEST(FitLoop, StopEndsTheRunOnceItsMinimaAreReached) {
+  const auto at_once = fit({.max_epochs = 5}, /*stops_at=*/2);
+  EXPECT_EQ(at_once->result.steps, 2);
+  EXPECT_EQ(at_once->result.epochs, 0);
+  EXPECT_EQ(at_once->result.stopped_by, "enough");
+  EXPECT_EQ(at_once->diary->count("fit end"), 1);
+  EXPECT_EQ(fit({.max_epochs = 5, .min_epochs = 2}, 2)->result.steps, 8);
+  EXPECT_EQ(fit({.max_epochs = 5, .min_steps = 7}, 2)->result.steps, 7);
+  EXPECT_EQ(fit({.max_epochs = 5, .max_steps = 6, .min_steps = 6}, 2)->result.steps, 6);
+  EXPECT_EQ(fit({.max_epochs = 1, .min_epochs = 1}, 2)->result.steps, 4);
+  EXPECT_THAT(refusal({.max_epochs = 1, .min_epochs = 2}), HasSubstr("min_epochs=2 is above max_epochs=1"));
+  EXPECT_THAT(refusal({.max_steps = 1, .min_steps = 2}), HasSubstr("min_steps=2 is above max_steps=1"));
+  EXPECT_THAT(refusal({.min_steps = -1}), HasSubstr("min_steps=-1"));
+}
+
+TEST(FitLoop, MaxTimeEndsARunThatHasNoOtherEnd) {
+  const auto run = fit({.max_epochs = -1, .max_time = std::chrono::milliseconds(30)});
+  EXPECT_GE(run->result.seconds, 0.03);
+  EXPECT_GT(run->result.steps, 0);
+  EXPECT_THAT(refusal({.max_time = std::chrono::milliseconds(0)}), HasSubstr("max_time is 0 ms"));
+}
+
+TEST(FitLoop, OverfitsOnTheSameBatchesAndValidatesOnThem) {
+  const auto run = fit({.max_epochs = 2, .overfit_batches = 2, .num_sanity_val_steps = 0});
+  EXPECT_EQ(run->diary->count("batch 1"), 2);
+  EXPECT_EQ(run->diary->count("batch 3"), 0);
+  EXPECT_DOUBLE_EQ(run->result.metrics.at("val_x"), 1.5);
+  EXPECT_EQ(fit({.overfit_batches = 0.25})->result.steps, 1);
+
+  // A shuffling loader gives other batches in each epoch, and must not here.
+  struct Remembers : OneWeight {
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      seen.push_back(batch.data.sum().item<float>());
+      return (net->weight * batch.data).sum() * 0;
+    }
+    std::vector<float> seen;
+  } task;
+  DataLoader loader(std::make_shared<TensorDataset>(torch::arange(64.0).reshape({64, 1})),
+                    {.batch_size = 4, .shuffle = true});
+  Trainer({.device = "cpu", .max_epochs = 2, .overfit_batches = 2}).fit(task, loader);
+  ASSERT_EQ(task.seen.size(), 4U);
+  EXPECT_EQ(task.seen[0], task.seen[2]);
+  EXPECT_EQ(task.seen[1], task.seen[3]);
+}
+
+TEST(FitLoop, FastDevRunTakesOneBatchOfEverything) {
+  const auto run = fit({.max_epochs = 50, .fast_dev_run = true});
+  EXPECT_EQ(run->result.steps, 1);
+  EXPECT_EQ(run->diary->count("v0"), 1);
+  EXPECT_EQ(run->diary->count("v1"), 0);
+}
+
+TEST(FitLoop, AccumulatesByEpoch) {
+  const auto run =
+      fit({.max_epochs = 3, .accumulate_grad_batches = std::map<int64_t, int64_t>{{1, 2}, {2, 4}}});
+  EXPECT_EQ(run->result.steps, 4 + 2 + 1);
+  EXPECT_THAT(refusal({.accumulate_grad_batches = std::map<int64_t, int64_t>{{0, 0}}}),
+              HasSubstr("accumulate_grad_batches={0: 0} has {0: 0}"));
+  EXPECT_THAT(refusal({.accumulate_grad_batches = std::map<int64_t, int64_t>{{-1, 2}}}),
+              HasSubstr("{-1: 2}"));
+}
+
+TEST(FitLoop, NF01_DetectsAnomaliesWhileItLastsAndNoLonger) {
+  struct Roots : OneWeight {
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      return (net->weight * batch.data - 1).sqrt().sum();
+    }
+  } task;
+  ListLoader train = loader_of({0});
+  Trainer({.device = "cpu"}).fit(task, train);  // nan, and nobody asked
+  task.net->weight.data().fill_(0);
+  EXPECT_THAT(error_of([&] { Trainer({.device = "cpu", .detect_anomaly = true}).fit(task, train); }),
+              HasSubstr("Function 'SqrtBackward0' returned nan values"));
+  EXPECT_FALSE(torch::autograd::AnomalyMode::is_enabled());
+}
+
+TEST(FitLoop, SchedulesAdvanceEveryFrequency) {
+  struct Scheduled : OneWeight {
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      auto configs = OneWeight::configure_optimizers();
+      configs[0].frequency = frequency;
+      return configs;
+    }
+    int64_t frequency = 2;
+  } task;
+  task.with_schedule = true;
+  const auto recorder = std::make_shared<Recorder>();
+  ListLoader train = loader_of({0, 0, 0, 0, 0, 0});
+  Trainer trainer({.device = "cpu", .callbacks = {recorder}});
+  trainer.fit(task, train);
+  // libtorch's StepLR takes its first step() as step 0.
+  EXPECT_EQ(recorder->rate, 0.25);
+  task.frequency = 0;
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train); }), HasSubstr("frequency 0"));
+}
+
+TEST(FitLoop, APlateauLowersTheRateWhenItsMetricStandsStill) {
+  struct Flat : OneWeight {
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      auto optimizer = std::make_shared<torch::optim::SGD>(net->parameters(), 1.0);
+      OptimizerConfig config{optimizer};
+      config.plateau = std::make_shared<torch::optim::ReduceLROnPlateauScheduler>(
+          *optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.5F, /*patience=*/0);
+      config.monitor = monitor;
+      return {config};
+    }
+    std::string monitor = "val_x";
+  } task;
+  const auto recorder = std::make_shared<Recorder>();
+  ListLoader train = loader_of({0}), val = loader_of({5});
+  Trainer trainer({.device = "cpu", .max_epochs = 4, .callbacks = {recorder}});
+  trainer.fit(task, train, &val);
+  EXPECT_EQ(trainer.optimizer()->param_groups()[0].options().get_lr(), 0.125) << "three epochs no better";
+  task.monitor = "val_y";
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train, &val); }),
+              HasSubstr("monitors 'val_y', which was not logged; logged were train_loss, val_x"));
+}
+
+TEST(FitLoop, AThrowingCallbackEndsTheRunAndEveryOtherHearsOfIt) {
+  OneWeight task;
+  const auto bad = std::make_shared<Diary>(), good = std::make_shared<Diary>();
+  bad->throws_at = 2;
+  ListLoader train = loader_of({1, 2, 3});
+  Trainer trainer({.device = "cpu", .callbacks = {bad, good}});
+  EXPECT_THROW(trainer.fit(task, train), std::runtime_error);
+  EXPECT_EQ(good->count("exception"), 1) << "though the one before threw again";
+  EXPECT_EQ(good->lines.back(), "teardown");
+  EXPECT_EQ(trainer.progress().steps, 2);
+  EXPECT_DOUBLE_EQ(task.weight(), -3) << "the step that was taken stays";
+  bad->throws_at = -1;
+  EXPECT_EQ(trainer.fit(task, train).steps, 3) << "and the trainer can be used again";
+}
+
+TEST(FitLoop, RefusesARunInsideARun) {
+  struct Nested : OneWeight {
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      ListLoader val = loader_of({1});
+      trainer().validate(*this, val);
+      return OneWeight::training_step(batch, index);
+    }
+  } task;
+  ListLoader train = loader_of({1});
+  EXPECT_THAT(error_of([&] { Trainer({.device = "cpu"}).fit(task, train); }), HasSubstr("a run is going on"));
+}
+
+struct Predicts : OneWeight {
+  void test_step(const Batch& batch, int64_t) override {
+    log("test_x", batch.data.mean());
+    was_training |= net->is_training();
+  }
+  c10::IValue predict_step(const Batch& batch, int64_t) override {
+    was_training |= net->is_training();
+    return net(batch.data);
+  }
+  bool was_training = false;
+};
+
+TEST(Evaluation, TestsAndPredictsInEveryMode) {
+  for (const Mode& mode : modes()) {
+    Predicts task;
+    task.net->weight.data().fill_(2);
+    const auto diary = std::make_shared<Diary>();
+    Trainer trainer({.precision = mode.name, .device = "cpu", .callbacks = {diary}});
+    ListLoader data = loader_of({1, 2, 3});
+    EXPECT_DOUBLE_EQ(trainer.test(task, data).at("test_x"), 2) << mode.name;
+    const std::vector<c10::IValue> predictions = trainer.predict(task, data);
+    ASSERT_EQ(predictions.size(), 3U);
+    EXPECT_EQ(predictions[2].toTensor().item<double>(), 6) << mode.name;
+    EXPECT_EQ(predictions[2].toTensor().scalar_type(), at::kFloat) << mode.name;
+    EXPECT_FALSE(predictions[2].toTensor().requires_grad());
+    EXPECT_TRUE(trainer.predict(task, data, /*return_predictions=*/false).empty());
+    EXPECT_FALSE(task.was_training);
+    EXPECT_TRUE(task.net->is_training());
+    EXPECT_EQ(diary->count("predicted 6"), 2);
+    EXPECT_EQ(diary->count("test end"), 1);
+  }
+}
+
+TEST(Evaluation, LimitsAndRefusals) {
+  OneWeight task;
+  ListLoader data = loader_of({1, 2, 3}), empty({});
+  Trainer trainer({.device = "cpu", .limit_test_batches = 2, .limit_predict_batches = 1});
+  EXPECT_DOUBLE_EQ(trainer.test(task, data).at("val_x"), 1.5)
+      << "test_step() is validation_step() by default";
+  EXPECT_THAT(error_of([&] { trainer.predict(task, data); }), HasSubstr("has no predict_step()"));
+  EXPECT_THAT(error_of([&] { trainer.predict(task, empty); }), HasSubstr("no batches"));
+  EXPECT_THAT(error_of([&] { trainer.test(task, empty); }), HasSubstr("no batches"));
+  Predicts predicts;
+  EXPECT_EQ(trainer.predict(predicts, data).size(), 1U);
+}
+
+TEST(BatchLimit, AShareThatMeansABatchIsOne) {
+  EXPECT_EQ(BatchLimit(0.3).of(10, "x"), 3) << "though 0.3 * 10 is below 3";
+  EXPECT_EQ(BatchLimit(0.29).of(10, "x"), 2);
+  EXPECT_EQ(BatchLimit(0.0).of(10, "x"), 0);
+  EXPECT_EQ(BatchLimit(7).of(3, "x"), 3);
+  EXPECT_TRUE(BatchLimit(1.0).is_all());
+  EXPECT_FALSE(BatchLimit(1).is_all());
+}
+
+TEST(AccumulationSchedule, HoldsFromItsEpochOn) {
+  const AccumulationSchedule schedule(std::map<int64_t, int64_t>{{2, 4}, {5, 1}});
+  EXPECT_EQ(schedule.at(0), 1);
+  EXPECT_EQ(schedule.at(2), 4);
+  EXPECT_EQ(schedule.at(4), 4);
+  EXPECT_EQ(schedule.at(7), 1);
+  EXPECT_FALSE(schedule.is_always(1));
+  EXPECT_TRUE(AccumulationSchedule(3).is_always(3));
+  EXPECT_TRUE(AccumulationSchedule(std::map<int64_t, int64_t>{{0, 3}}).is_always(3));
+}
+
+}  // namespace
+}  // namespace mantissa
