@@ -4,6 +4,7 @@
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/functorch/DynamicLayer.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -106,10 +107,14 @@ thread_local bool casts_are_separate = false;
 
 bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
 
+/// Whether this thread is inside grad(), vmap(), ...: functorch's state stays when the last of them has ended.
+bool is_transformed() {
+  return at::functorch::functorchTLSAccessor() && !at::functorch::getDynamicLayerStack().empty();
+}
+
 /// Whether more than autograd and autocast looks on, who would miss operations that a kernel does not call.
 bool is_observed(std::initializer_list<const Tensor*> tensors) {
-  if (casts_are_separate || at::tracer::impl::is_dispatch_enabled() || at::functorch::functorchTLSAccessor())
-    return true;
+  if (casts_are_separate || at::tracer::impl::is_dispatch_enabled() || is_transformed()) return true;
   for (const Tensor* const x : tensors)
     if (x->defined() && (at::isTensorSubclassLike(*x) || has_tangent(*x))) return true;
   return false;
@@ -125,10 +130,11 @@ std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tenso
   // First what rules out most.
   if (weight.scalar_type() != at::kFloat || weight.dim() != 2 || x.dim() == 0 || !is_floating(x))
     return std::nullopt;
+  // Before any size: a subclass need not have sizes that are numbers.
+  if (is_observed({&x, &weight, &bias})) return std::nullopt;
   const int64_t k = weight.size(is_transposed ? 1 : 0), n = weight.size(is_transposed ? 0 : 1);
   if (x.size(-1) != k || x.numel() == 0 || weight.numel() == 0) return std::nullopt;
-  if (is_observed({&x, &weight, &bias}) || !is_plain(x) || !is_plain(weight) || !is_weight(weight))
-    return std::nullopt;
+  if (!is_plain(x) || !is_plain(weight) || !is_weight(weight)) return std::nullopt;
   if (bias.defined() && (bias.dim() != 1 || bias.size(0) != n || !is_plain(bias) || !is_floating(bias)))
     return std::nullopt;
 

@@ -1,4 +1,4 @@
-"""bf16 and fp16 matrix products at float32's speed for PyTorch on ordinary CPUs.
+"""bf16 and fp16 products, convolutions and attention at float32's speed for PyTorch on ordinary CPUs.
 
 Importing this switches the kernels on, for the whole process, unless ``MANTISSA_CPU_KERNELS=0`` is in the environment.
 Models, autocast and autograd need no change. See docs/python.md and docs/cpu-kernels.md of Mantissa.

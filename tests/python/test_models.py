@@ -106,3 +106,36 @@ def test_a_forward_pass_may_meet_another_kernel_in_its_backward_pass(small):
         result.float().square().mean().backward()
     for parameter, gradient in zip(model.parameters(), ours[1:], strict=True):
         torch.testing.assert_close(parameter.grad.float(), gradient.float(), rtol=2**-5, atol=2**-8)
+
+
+def test_a_batch_of_lengths_of_its_own():
+    """A nested tensor has no sizes that are numbers."""
+    torch.manual_seed(0)
+    layer = nn.Linear(40, 20)
+    rows = [torch.randn(3, 40), torch.randn(5, 40)]
+
+    def run():
+        layer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = layer(torch.nested.nested_tensor(rows, layout=torch.jagged)).values()
+        result.float().pow(2).sum().backward()
+        return result, layer.weight.grad
+
+    ours = run()
+    with stock():
+        theirs = run()
+    for a, b in zip(ours, theirs):
+        torch.testing.assert_close(a.float(), b.float(), rtol=2**-6, atol=2**-6)
+
+
+def test_after_a_transform_of_functions_weights_are_rounded_in_the_product_again():
+    layer, x = nn.Linear(40, 20), torch.randn(30, 40)
+
+    def operation():
+        with torch.autocast("cpu", dtype=torch.float16):
+            return layer(x).grad_fn.name()
+
+    before = operation()
+    assert "MixedProduct" in before
+    torch.func.vmap(torch.func.grad(lambda row: layer(row).sum()))(x)
+    assert operation() == before
