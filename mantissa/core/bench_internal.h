@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <ctime>
+#include <utility>
 #include <vector>
 
 namespace mantissa {
@@ -26,6 +27,18 @@ Cost cost_of(const Run& run, int64_t repeats) {
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
   return {wall.count() / static_cast<double>(repeats),
           static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC / static_cast<double>(repeats)};
+}
+
+/// Costs of two programs, the first one first in even rounds and last in odd ones: what runs second finds its
+/// operands in the caches and the processor at its speed, and of two programs that are one it would win.
+template <typename A, typename B>
+std::pair<Cost, Cost> costs_in_turn(size_t round, const A& a, const B& b) {
+  if (round % 2 == 0) {
+    const Cost cost_a = a();
+    return {cost_a, b()};
+  }
+  const Cost cost_b = b();
+  return {a(), cost_b};
 }
 
 /// The value that `part` of them lie below; of at least one.

@@ -67,13 +67,17 @@ void compare(benchmark::State& state, const Shape& s, at::ScalarType dtype, Part
   const int64_t repeats = std::max<int64_t>(1, static_cast<int64_t>(5e-3 / cost_of(twin, 1).wall));
   std::vector<double> ratios, over_stock, stock_ratios, twin_seconds;
   for (auto _ : state) {
-    const Cost base = cost_of(twin, repeats), cost = cost_of(mine, repeats);
-    state.SetIterationTime(cost.wall);
-    ratios.push_back(cost.cpu / base.cpu);
+    const Cost base = cost_of(twin, repeats);
     twin_seconds.push_back(base.cpu);
     // Slow ones need no many rounds: three digits are not asked of a factor of ten.
-    if (stock_ratios.size() < 2 || stock_ratios.back() < 3) {
-      const Cost theirs = stock(stock_ratios.empty() || stock_ratios.back() > 3 ? 1 : repeats);
+    const bool with_stock = stock_ratios.size() < 2 || stock_ratios.back() < 3;
+    const int64_t stock_repeats = stock_ratios.empty() || stock_ratios.back() > 3 ? 1 : repeats;
+    const auto [cost, theirs] = costs_in_turn(
+        ratios.size(), [&] { return cost_of(mine, repeats); },
+        [&] { return with_stock ? stock(stock_repeats) : Cost{}; });
+    state.SetIterationTime(cost.wall);
+    ratios.push_back(cost.cpu / base.cpu);
+    if (with_stock) {
       stock_ratios.push_back(theirs.cpu / base.cpu);
       over_stock.push_back(cost.cpu / theirs.cpu);
     }

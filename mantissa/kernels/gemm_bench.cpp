@@ -83,14 +83,17 @@ void compare(benchmark::State& state, Shape shape, at::ScalarType dtype, bool a_
       with_stock ? std::clamp<int64_t>(static_cast<int64_t>(2e-3 / stock(1).wall), 1, repeats) : 0;
   std::vector<double> ratios, cpu_ratios, stock_ratios, over_stock, twin_seconds;
   for (auto _ : state) {
-    const Cost base = cost_of(twin, repeats), mine = ours(repeats);
+    const Cost base = cost_of(twin, repeats);
+    // Slow ones need no many rounds: three digits are not asked of a factor of a hundred.
+    const bool stock_now = with_stock && (stock_ratios.size() < 3 || stock_ratios.back() < 10);
+    const auto [mine, theirs] = costs_in_turn(
+        ratios.size(), [&] { return ours(repeats); },
+        [&] { return stock_now ? stock(stock_repeats) : Cost{}; });
     state.SetIterationTime(mine.wall);
     ratios.push_back(mine.wall / base.wall);
     cpu_ratios.push_back(mine.cpu / base.cpu);
     twin_seconds.push_back(base.wall);
-    // Slow ones need no many rounds: three digits are not asked of a factor of a hundred.
-    if (with_stock && (stock_ratios.size() < 3 || stock_ratios.back() < 10)) {
-      const Cost theirs = stock(stock_repeats);
+    if (stock_now) {
       stock_ratios.push_back(theirs.cpu / base.cpu);
       over_stock.push_back(mine.cpu / theirs.cpu);
     }
