@@ -60,6 +60,12 @@ std::optional<Batch> DataLoader::next() {
   return dataset_->get_batch(indices);
 }
 
+void DataLoader::skip(int64_t batches) {
+  if (!order_.defined()) set_epoch(0);
+  const int64_t left = (samples_ - position_ + options_.batch_size - 1) / options_.batch_size;
+  position_ = batches >= left ? samples_ : position_ + batches * options_.batch_size;
+}
+
 int64_t DataLoader::size() const { return batches_of(samples_, options_); }
 
 OrderedLoader::OrderedLoader(std::shared_ptr<const Dataset> dataset, const at::Tensor& order)

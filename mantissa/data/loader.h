@@ -23,6 +23,11 @@ class Loader {
   /// Goes to the beginning of an epoch, whatever was read before; equal numbers give equal epochs.
   virtual void set_epoch(int64_t epoch) = 0;
   virtual std::optional<Batch> next() = 0;
+  /// As if next() had been called so often in this epoch: where a run that was resumed goes on. By default it
+  /// is.
+  virtual void skip(int64_t batches) {
+    for (int64_t i = 0; i < batches && next(); ++i) continue;
+  }
   /// Batches in an epoch.
   virtual int64_t size() const = 0;
 };
@@ -58,6 +63,8 @@ class DataLoader final : public Loader {
   explicit DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options = {});
   void set_epoch(int64_t epoch) override;
   std::optional<Batch> next() override;
+  /// Without reading a sample.
+  void skip(int64_t batches) override;
   int64_t size() const override;
   const DataLoaderOptions& options() const { return options_; }
 

@@ -15,14 +15,19 @@ namespace {
 /// More problems than a reader takes in; the rest is counted.
 constexpr size_t kMaxListed = 8;
 
-/// Why `entry` cannot be loaded into `weight`, or "".
-std::string misfit(const SafetensorsEntry& entry, const at::Tensor& weight) {
+/// What a tensor is said to be, in a file or in memory.
+struct Described {
+  at::ScalarType dtype;
+  at::IntArrayRef shape;
+};
+
+/// Why `stored` cannot be loaded into `weight`, or "".
+std::string misfit(const Described& stored, const at::Tensor& weight) {
   std::ostringstream why;
-  if (weight.sizes() != at::IntArrayRef(entry.shape)) {
-    why << "has shape " << at::IntArrayRef(entry.shape) << " in the file, " << weight.sizes()
-        << " in the module";
-  } else if (!c10::canCast(entry.dtype, weight.scalar_type())) {
-    why << "is " << c10::toString(entry.dtype) << " in the file, which cannot become the module's "
+  if (weight.sizes() != stored.shape) {
+    why << "has shape " << stored.shape << " in the file, " << weight.sizes() << " in the module";
+  } else if (!c10::canCast(stored.dtype, weight.scalar_type())) {
+    why << "is " << c10::toString(stored.dtype) << " in the file, which cannot become the module's "
         << c10::toString(weight.scalar_type());
   } else if (weight.is_meta()) {
     why << "is on the meta device; materialise the module first";
@@ -30,22 +35,31 @@ std::string misfit(const SafetensorsEntry& entry, const at::Tensor& weight) {
   return why.str();
 }
 
-std::vector<std::string> problems(const SafetensorsFile& file,
-                                  const std::map<std::string, at::Tensor>& weights) {
-  std::vector<std::string> unknown, found;
-  for (const auto& [name, entry] : file.entries()) {
+/// Errors: c10::ValueError that lists everything in which `stored` does not fit `weights`.
+void check_fit(const std::map<std::string, Described>& stored,
+               const std::map<std::string, at::Tensor>& weights, const std::string& from) {
+  std::vector<std::string> unknown, wrong;
+  for (const auto& [name, entry] : stored) {
     if (!weights.contains(name)) unknown.push_back(name);
   }
   for (const auto& [name, weight] : weights) {
-    const auto entry = file.entries().find(name);
-    if (entry == file.entries().end()) {
-      found.push_back("'" + name + "' is missing in the file" + did_you_mean(name, unknown));
+    const auto entry = stored.find(name);
+    if (entry == stored.end()) {
+      wrong.push_back("'" + name + "' is missing in the file" + did_you_mean(name, unknown));
     } else if (const std::string why = misfit(entry->second, weight); !why.empty()) {
-      found.push_back("'" + name + "' " + why);
+      wrong.push_back("'" + name + "' " + why);
     }
   }
-  for (const std::string& name : unknown) found.push_back("'" + name + "' is unknown to the module");
-  return found;
+  for (const std::string& name : unknown) wrong.push_back("'" + name + "' is unknown to the module");
+  if (wrong.empty()) return;
+  const size_t count = wrong.size();
+  if (count > kMaxListed) {
+    wrong.resize(kMaxListed);
+    wrong.push_back("and " + std::to_string(count - kMaxListed) + " more");
+  }
+  TORCH_CHECK_VALUE(false, "load_weights: '", from, "' does not fit the module in ", count,
+                    count == 1 ? " place: " : " places: ", join_names(wrong),
+                    "; build the module with the options that the file was saved with");
 }
 
 }  // namespace
@@ -63,22 +77,24 @@ void save_weights(const torch::nn::Module& module, const std::filesystem::path& 
   save_safetensors(path, named_weights(module), metadata);
 }
 
+void load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,
+                  const std::string& from) {
+  std::map<std::string, Described> stored;
+  for (const auto& [name, tensor] : weights) stored.emplace(name, Described{tensor.scalar_type(), tensor.sizes()});
+  const std::map<std::string, at::Tensor> own = named_weights(module);
+  check_fit(stored, own, from);
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, weight] : own) weight.copy_(weights.at(name));
+}
+
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {
   const SafetensorsFile file(path);
-  std::map<std::string, at::Tensor> weights = named_weights(module);
-  std::vector<std::string> wrong = problems(file, weights);
-  if (!wrong.empty()) {
-    const size_t count = wrong.size();
-    if (count > kMaxListed) {
-      wrong.resize(kMaxListed);
-      wrong.push_back("and " + std::to_string(count - kMaxListed) + " more");
-    }
-    TORCH_CHECK_VALUE(false, "load_weights: '", path.string(), "' does not fit the module in ", count,
-                      count == 1 ? " place: " : " places: ", join_names(wrong),
-                      "; build the module with the options that the file was saved with");
-  }
+  std::map<std::string, Described> stored;
+  for (const auto& [name, entry] : file.entries()) stored.emplace(name, Described{entry.dtype, entry.shape});
+  const std::map<std::string, at::Tensor> own = named_weights(module);
+  check_fit(stored, own, path.string());
   const at::NoGradGuard no_grad;
-  for (auto& [name, weight] : weights) weight.copy_(file.read(name));
+  for (const auto& [name, weight] : own) weight.copy_(file.read(name));
 }
 
 }  // namespace mantissa

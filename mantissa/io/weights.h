@@ -23,6 +23,12 @@ std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module)
 void save_weights(const torch::nn::Module& module, const std::filesystem::path& path,
                   const std::map<std::string, std::string>& metadata = {});
 
+/// Puts `weights` into a module, in place, by name; they must fit exactly. `from` names them in errors.
+///
+/// Numerics and errors: as the file's, below.
+void load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,
+                  const std::string& from);
+
 /// Puts the weights of a safetensors file into a module, in place, by name; the file must fit exactly.
 ///
 /// Numerics: values are converted to the dtypes that the module has, by copy_().

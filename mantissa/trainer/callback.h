@@ -58,6 +58,10 @@ struct FitPlan {
 class Callback {
  public:
   virtual ~Callback() = default;
+  /// What checkpoints call the state of a callback that is Stateful: its class.
+  virtual std::string state_key() const;
+  /// Hears of everything after the others, as what saves a run must.
+  virtual bool runs_last() const { return false; }
   virtual void setup(Trainer& /*trainer*/, Stage /*stage*/) {}
   virtual void on_fit_start(Trainer& /*trainer*/, const FitPlan& /*plan*/) {}
   virtual void on_sanity_check_start(Trainer& /*trainer*/) {}

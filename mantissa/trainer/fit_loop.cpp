@@ -17,6 +17,7 @@
 
 #include "mantissa/core/device.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/io/checkpoint.h"
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -121,7 +122,7 @@ void check_optimizers(const std::vector<OptimizerConfig>& configs, const Trainer
 
 }  // namespace
 
-FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
+FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesystem::path& ckpt_path) {
   start_ = Clock::now();
   const InterruptScope interrupt;
   FitResult result;
@@ -139,16 +140,23 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val) {
     }
     if (options_.limit_val_batches.is_none()) val = nullptr;
     reset_peak_memory(device_);
+    std::optional<Checkpoint> checkpoint;
+    if (!ckpt_path.empty()) checkpoint = read(ckpt_path);
     set_up_model(task);
+    // Before the optimizers, whose float32 copies are made from the weights.
+    if (checkpoint) load_model(task, *checkpoint, ckpt_path.string());
     set_up_optimizers(task);
     set_up_fit(*from, val);
+    train_loader_ = from;
     tell([&](Callback& c) {
       c.on_fit_start(*this, {batches_per_epoch_, options_.max_epochs, options_.max_steps});
     });
-    if (val && options_.num_sanity_val_steps != 0 && !wants_end()) check_sanity(task, *val);
+    if (checkpoint) resume(*checkpoint, ckpt_path.string());
+    checkpoint.reset();
+    if (val && options_.num_sanity_val_steps != 0 && ckpt_path.empty() && !wants_end(progress_.epoch))
+      check_sanity(task, *val);
     tell([&](Callback& c) { c.on_train_start(*this); });
-    while ((options_.max_epochs < 0 || progress_.epoch < options_.max_epochs) && !wants_end())
-      train_epoch(task, *from, val);
+    while (!wants_end(progress_.epoch)) train_epoch(task, *from, val);
     window_.clear();
     before_window_.reset();
     tell([&](Callback& c) { c.on_train_end(*this); });
@@ -185,6 +193,8 @@ void Trainer::set_up_fit(const Loader& train, const Loader* val) {
         "over all epochs");
   }
   progress_ = {};
+  seconds_before_ = 0;
+  resume_rng_.reset();
   callback_metrics_.clear();
   epoch_metrics_.clear();
   training_metrics_.reset();
@@ -210,13 +220,13 @@ void Trainer::check_sanity(Task& task, Loader& val) {
   is_sanity_checking_ = false;
 }
 
-/// Whether training ends here: between two steps, where everything is whole.
-bool Trainer::wants_end() {
+bool Trainer::wants_end(int64_t epochs) {
   interrupted_by_ = InterruptScope::requested();
   if (interrupted_by_ != 0) return true;
+  if (options_.max_epochs >= 0 && epochs >= options_.max_epochs) return true;
   if (options_.max_steps >= 0 && progress_.steps >= options_.max_steps) return true;
-  if (options_.max_time && Clock::now() - start_ >= *options_.max_time) return true;
-  return should_stop() && progress_.epoch >= options_.min_epochs && progress_.steps >= options_.min_steps;
+  if (options_.max_time && seconds_so_far() * 1e3 >= static_cast<double>(options_.max_time->count())) return true;
+  return should_stop() && epochs >= options_.min_epochs && progress_.steps >= options_.min_steps;
 }
 
 bool Trainer::validation_is_due() const {
@@ -227,24 +237,30 @@ bool Trainer::validation_is_due() const {
 }
 
 void Trainer::validate_now(Task& task, Loader& val) {
-  const Metrics metrics =
-      run_validation(task, val, options_.limit_val_batches.of(val.size(), "limit_val_batches"));
   progress_.validated_batches = progress_.total_batches;
-  for (const auto& [name, value] : metrics) epoch_metrics_[name] = value;
+  run_validation(task, val, options_.limit_val_batches.of(val.size(), "limit_val_batches"));
 }
 
 void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
-  train.set_epoch(progress_.epoch);
+  const bool is_begun = progress_.batches > 0;  // by the run that this one goes on from
   accumulate_ = options_.accumulate_grad_batches.at(progress_.epoch);
-  training_metrics_.reset();
-  epoch_metrics_.clear();
-  learned_.assign(optimizers_.size(), false);
+  if (!is_begun) {
+    resume_random_numbers();
+    training_metrics_.reset();
+    epoch_metrics_.clear();
+    learned_.assign(optimizers_.size(), false);
+  }
+  train.set_epoch(progress_.epoch);
+  if (is_begun) train.skip(progress_.batches);
   tell([&](Callback& c) { c.on_train_epoch_start(*this, progress_.epoch); });
   bool ends_here = false;
   // One batch ahead, so that the last batch of the epoch is known to be it.
-  std::optional<Batch> batch = batches_per_epoch_ > 0 ? train.next() : std::nullopt;
-  TORCH_CHECK_VALUE(batch || batches_per_epoch_ == 0, "fit: the training loader gave no batch in epoch ",
+  std::optional<Batch> batch = progress_.batches < batches_per_epoch_ ? train.next() : std::nullopt;
+  TORCH_CHECK_VALUE(batch || is_begun || batches_per_epoch_ == 0, "fit: the training loader gave no batch in epoch ",
                     progress_.epoch, "; a loader must begin again at set_epoch()");
+  // As when the checkpoint was written: this batch had been fetched, and no validation begun.
+  resume_random_numbers();
+  if (val && validation_is_due()) validate_now(task, *val);
   while (batch && !ends_here) {
     std::optional<Batch> next = progress_.batches + 1 < batches_per_epoch_ ? train.next() : std::nullopt;
     const bool ends_window = window_batches_ + 1 == accumulate_ || !next;
@@ -255,7 +271,7 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
     if (done.stepped && !done.step.skipped) advance_schedules(OptimizerConfig::Interval::kStep);
     tell([&](Callback& c) { c.on_train_batch_end(*this, done); });
     batch = std::move(next);
-    ends_here = (done.stepped || !is_automatic_) && wants_end();
+    ends_here = (done.stepped || !is_automatic_) && wants_end(progress_.epoch);
     if (val && interrupted_by_ == 0 && (!ends_here || !batch) && validation_is_due())
       validate_now(task, *val);
   }
@@ -266,15 +282,15 @@ void Trainer::end_epoch(Task& task, Loader* val, bool is_whole) {
   for (const auto& [name, value] : training_metrics_.compute())
     callback_metrics_[name] = epoch_metrics_.try_emplace(name, value).first->second;  // validation's counts
   const int64_t epoch = progress_.epoch;
+  // What the run ends on is validated, whatever the interval.
+  if (val && wants_end(epoch + is_whole) && interrupted_by_ == 0 &&
+      progress_.validated_batches != progress_.total_batches)
+    validate_now(task, *val);
   if (is_whole) {
     ++progress_.epoch;
     progress_.batches = 0;
+    advance_schedules(OptimizerConfig::Interval::kEpoch);
   }
-  // What the run ends on is validated, whatever the interval.
-  const bool is_last = wants_end() || progress_.epoch == options_.max_epochs;
-  if (val && is_last && interrupted_by_ == 0 && progress_.validated_batches != progress_.total_batches)
-    validate_now(task, *val);
-  if (is_whole) advance_schedules(OptimizerConfig::Interval::kEpoch);
   tell([&](Callback& c) { c.on_epoch_end(*this, epoch, progress_.steps, epoch_metrics_); });
 }
 

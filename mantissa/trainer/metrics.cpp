@@ -41,4 +41,39 @@ Metrics MeanMetrics::compute() const {
   return means;
 }
 
+StateDict MeanMetrics::state_dict() const {
+  StateDict state;
+  for (const auto& [name, sum] : sums_) {
+    StateDict entry{{"host", sum.host}, {"weight", sum.weight}};
+    if (sum.device.defined()) entry.emplace("device", sum.device);
+    state.emplace(name, std::move(entry));
+  }
+  return state;
+}
+
+void MeanMetrics::load_state_dict(const StateReader& state) {
+  std::map<std::string, Sum> sums;
+  for (const auto& [name, value] : state.to_dict()) {
+    const StateReader entry = state.at(name);
+    Sum& sum = sums[name];
+    sum.host = entry.at("host").to_double();
+    sum.weight = entry.at("weight").to_double();
+    // Stays on the CPU: 0-dim, it may be added to on any device.
+    if (const auto device = entry.find("device")) sum.device = device->to_tensor().clone();
+  }
+  sums_ = std::move(sums);
+}
+
+StateDict to_state(const Metrics& metrics) {
+  StateDict state;
+  for (const auto& [name, value] : metrics) state.emplace(name, value);
+  return state;
+}
+
+Metrics metrics_of(const StateReader& state) {
+  Metrics metrics;
+  for (const auto& [name, value] : state.to_dict()) metrics[name] = state.at(name).to_double();
+  return metrics;
+}
+
 }  // namespace mantissa

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/core/state_dict.h"
+
 namespace mantissa {
 
 /// Values by name, ordered, ready for a table, a CSV row or JSON.
@@ -14,6 +16,9 @@ using Metrics = std::map<std::string, double>;
 /// For people: four decimals, or four digits where those would be many; "nan" without the sign that
 /// arithmetic happened to leave.
 std::string format_metric(double value);
+
+StateDict to_state(const Metrics& metrics);
+Metrics metrics_of(const StateReader& state);
 
 /// Weighted means of named values over an epoch.
 ///
@@ -28,6 +33,10 @@ class MeanMetrics {
   /// The means so far. A name that was only added with weight 0 is left out.
   Metrics compute() const;
   void reset() { sums_.clear(); }
+
+  /// {"loss": {"host": 1.5, "weight": 3, "device": tensor}}: for going on with the same epoch.
+  StateDict state_dict() const;
+  void load_state_dict(const StateReader& state);
 
  private:
   struct Sum {

@@ -1,5 +1,6 @@
 #include "mantissa/trainer/trainer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <torch/nn/module.h>
@@ -48,6 +49,8 @@ Trainer::Trainer(TrainerOptions options)
         mode_of_amp_flags(options_.precision.value_or(""), options_.amp_backend, options_.amp_level);
     precision_ = make_precision(mode.empty() ? "32-true" : mode, device_, options_.precision_options);
   }
+  std::stable_partition(options_.callbacks.begin(), options_.callbacks.end(),
+                        [](const auto& callback) { return !callback->runs_last(); });
   if (options_.fast_dev_run) {
     options_.max_epochs = options_.max_steps = 1;
     options_.min_epochs = options_.min_steps = options_.num_sanity_val_steps = 0;
@@ -75,6 +78,7 @@ torch::optim::Optimizer* Trainer::optimizer() const {
 
 void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
   const Running running(*this, task);
+  stage_ = stage;
   try {
     const Scope matmul_precision =
         options_.float32_matmul_precision

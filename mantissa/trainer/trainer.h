@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -13,6 +14,7 @@
 
 #include <c10/core/Device.h>
 
+#include "mantissa/core/state_dict.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/precision/nonfinite_trace.h"
 #include "mantissa/precision/precision.h"
@@ -23,6 +25,8 @@
 #include "mantissa/trainer/trainer_options.h"
 
 namespace mantissa {
+
+struct Checkpoint;
 
 /// What fit() returns.
 struct FitResult {
@@ -72,7 +76,13 @@ class Trainer {
   /// the options say, and of a metric that both log under one name validation's value counts. The model stays
   /// on the device; which of its layers are in training mode is the caller's choice, and validation restores
   /// it.
-  FitResult fit(Task& task, Loader& train, Loader* val = nullptr);
+  ///
+  /// `ckpt_path`: a checkpoint, or a folder of which the newest whole one is taken, to go on from, bit for bit
+  /// where the precision, the options, the data and the machine are the same; what is not is told as a
+  /// warning.
+  /// Errors: c10::ValueError for a checkpoint that is damaged or of another model or optimizer.
+  FitResult fit(Task& task, Loader& train, Loader* val = nullptr,
+                const std::filesystem::path& ckpt_path = {});
   /// One pass without gradients; returns what validation_step() logged.
   Metrics validate(Task& task, Loader& val);
   /// The same with test_step().
@@ -83,6 +93,12 @@ class Trainer {
 
   /// Ends fit() after the current step, once min_epochs and min_steps are reached. `why` is for the user.
   void stop(std::string why);
+
+  /// All that a fit which runs now needs to go on: from the step that ended last. The tensors are the run's
+  /// own: take a snapshot() before training goes on.
+  /// Errors: c10::Error outside a fit.
+  /// Source: docs/checkpoints.md.
+  Checkpoint checkpoint() const;
   /// Whether stop() was called in this fit.
   bool should_stop() const { return !stopped_by().empty(); }
   /// What the first stop() of this run said, else empty.
@@ -96,6 +112,8 @@ class Trainer {
   /// The first optimizer of the last fit(); null before.
   torch::optim::Optimizer* optimizer() const;
   const std::vector<OptimizerConfig>& optimizers() const { return optimizers_; }
+  /// What runs now, or ran last.
+  Stage stage() const { return stage_; }
   const FitProgress& progress() const { return progress_; }
   /// The newest value of every metric: of the epochs that ended and of the last validation.
   const Metrics& callback_metrics() const { return callback_metrics_; }
@@ -124,13 +142,21 @@ class Trainer {
   void set_up_fit(const Loader& train, const Loader* val);
   void train_epoch(Task& task, Loader& train, Loader* val);
   void check_sanity(Task& task, Loader& val);
-  bool wants_end();
+  /// Whether training ends here, between two steps, after so many whole epochs.
+  bool wants_end(int64_t epochs);
   bool validation_is_due() const;
   void validate_now(Task& task, Loader& val);
   void end_epoch(Task& task, Loader* val, bool is_whole);
   void note_batch(const TrainBatch& done);
   void advance_schedules(OptimizerConfig::Interval interval);
   FitResult fit_result();
+
+  // checkpointing.cpp
+  static Checkpoint read(const std::filesystem::path& path);
+  void load_model(Task& task, const Checkpoint& checkpoint, const std::string& from);
+  void resume(const Checkpoint& checkpoint, const std::string& from);
+  void resume_random_numbers();
+  double seconds_so_far() const;
 
   // train_batch.cpp
   TrainBatch train_batch(Task& task, const Batch& batch, bool ends_window);
@@ -161,6 +187,7 @@ class Trainer {
   GradientClipAlgorithm clip_algorithm_;
 
   // Of the run.
+  Stage stage_ = Stage::kFit;
   Task* task_ = nullptr;  ///< null between runs
   torch::nn::Module* module_ = nullptr;
   MeanMetrics* logging_ = nullptr;  ///< where log() goes now
@@ -174,6 +201,9 @@ class Trainer {
   FitProgress progress_;
   Metrics callback_metrics_, epoch_metrics_;
   MeanMetrics training_metrics_;  ///< of this epoch
+  Loader* train_loader_ = nullptr;
+  std::optional<StateValue> resume_rng_;  ///< until the first batch of a run that goes on is at hand
+  double seconds_before_ = 0;             ///< of the run that this one goes on from
   std::vector<bool> learned_;     ///< by optimizer: whether it took a step in this epoch
   int64_t batches_per_epoch_ = 0, validate_every_ = 0, accumulate_ = 1, window_batches_ = 0;
   StepResult manual_step_;  ///< the last one of this batch

@@ -39,6 +39,13 @@ void EMAWeightAveraging::on_fit_end(Trainer& /*trainer*/, const FitResult& /*res
   fitting_ = false;
 }
 
+StateDict EMAWeightAveraging::state_dict() const { return ema_ ? ema_->state_dict() : StateDict(); }
+
+void EMAWeightAveraging::load_state_dict(const StateReader& state) {
+  TORCH_CHECK(ema_, "EMAWeightAveraging::load_state_dict: it averages nothing yet; call it after on_fit_start()");
+  if (state.size() > 0) ema_->load_state_dict(state);
+}
+
 // The model keeps what was trained: an average that a failed run leaves behind could not be trained on.
 void EMAWeightAveraging::on_exception(Trainer& /*trainer*/, const std::exception_ptr& /*exception*/) {
   averaged_.reset();

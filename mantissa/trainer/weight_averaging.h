@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "mantissa/core/state_dict.h"
 #include "mantissa/optim/ema.h"
 #include "mantissa/trainer/callback.h"
 
@@ -23,7 +24,7 @@ struct EMAWeightAveragingOptions {
 /// Memory: as ExponentialMovingAverage.
 /// Errors: c10::ValueError for options out of range.
 /// Example: weight_averaging_test.cpp, EMAWeightAveraging.ValidationSeesTheAverage
-class EMAWeightAveraging final : public Callback {
+class EMAWeightAveraging final : public Callback, public Stateful {
  public:
   explicit EMAWeightAveraging(EMAWeightAveragingOptions options = {});
 
@@ -33,6 +34,9 @@ class EMAWeightAveraging final : public Callback {
   void on_validation_end(Trainer& trainer) override;
   void on_fit_end(Trainer& trainer, const FitResult& result) override;
   void on_exception(Trainer& trainer, const std::exception_ptr& exception) override;
+
+  StateDict state_dict() const override;
+  void load_state_dict(const StateReader& state) override;
 
   /// Of the last fit; null before.
   const ExponentialMovingAverage* average() const { return ema_ ? &*ema_ : nullptr; }

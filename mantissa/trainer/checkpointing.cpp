@@ -1,0 +1,210 @@
+// What a run must remember to go on bit for bit, and how it takes it up again.
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/Type.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "mantissa/core/rng_state.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/io/checkpoint.h"
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/weights.h"
+#include "mantissa/optim/optimizer_state.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa {
+namespace {
+
+StateDict to_state(const FitProgress& progress) {
+  return {{"epoch", progress.epoch},
+          {"batches", progress.batches},
+          {"total_batches", progress.total_batches},
+          {"global_step", progress.steps},
+          {"skipped_steps", progress.skipped_steps},
+          {"validated_batches", progress.validated_batches}};
+}
+
+FitProgress progress_of(const StateReader& state) {
+  constexpr int64_t kMany = std::numeric_limits<int64_t>::max();
+  return {state.at("epoch").to_int(0, kMany),         state.at("batches").to_int(0, kMany),
+          state.at("total_batches").to_int(0, kMany), state.at("global_step").to_int(0, kMany),
+          state.at("skipped_steps").to_int(0, kMany), state.at("validated_batches").to_int(-1, kMany)};
+}
+
+/// Callbacks by what a checkpoint calls them: their class, and a number where there are several of it.
+std::map<std::string, Callback*> by_key(const std::vector<std::shared_ptr<Callback>>& callbacks) {
+  std::map<std::string, Callback*> keyed;
+  for (const auto& callback : callbacks) {
+    const std::string key = callback->state_key();
+    std::string name = key;
+    for (int n = 2; keyed.contains(name); ++n) name = key + "#" + std::to_string(n);
+    keyed.emplace(name, callback.get());
+  }
+  return keyed;
+}
+
+/// "12 weights from Float to BFloat16" for weights that lose bits on their way into the module.
+std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch::nn::Module& module) {
+  int64_t count = 0;
+  at::ScalarType source{}, target{};
+  for (const auto& [name, weight] : named_weights(module)) {
+    const auto found = from.find(name);
+    if (found == from.end() || found->second.scalar_type() == weight.scalar_type()) continue;
+    const at::ScalarType wide = found->second.scalar_type(), own = weight.scalar_type();
+    if (c10::promoteTypes(wide, own) == own) continue;  // every value fits
+    source = wide;
+    target = own;
+    ++count;
+  }
+  if (count == 0) return "";
+  return std::to_string(count) + (count == 1 ? " weight is" : " weights are") + " rounded from " +
+         c10::toString(source) + " to " + c10::toString(target);
+}
+
+}  // namespace
+
+std::string Callback::state_key() const { return c10::demangle(typeid(*this).name()); }
+
+Checkpoint Trainer::checkpoint() const {
+  TORCH_CHECK(task_ && stage_ == Stage::kFit && !optimizers_.empty(),
+              "Trainer::checkpoint: no fit is going on; call it from a callback, or use save_weights()");
+  FitProgress progress = progress_;
+  // Gradients of a window that has not ended are not kept: it is begun again.
+  progress.batches -= window_batches_;
+  progress.total_batches -= window_batches_;
+  StateList optimizers, own, schedules, learned;
+  for (size_t i = 0; i < optimizers_.size(); ++i) {
+    const OptimizerConfig& config = optimizers_[i];
+    optimizers.emplace_back(optimizer_state(*config.optimizer));
+    own.emplace_back(own_parameters(*config.optimizer, *module_));
+    StateDict schedule;
+    if (config.scheduler) schedule.emplace("scheduler", scheduler_state(*config.scheduler));
+    if (config.plateau) schedule.emplace("plateau", scheduler_state(*config.plateau));
+    schedules.emplace_back(std::move(schedule));
+    learned.emplace_back(static_cast<bool>(learned_[i]));
+  }
+  StateDict callbacks;
+  for (const auto& [key, callback] : by_key(options_.callbacks))
+    if (const auto* stateful = dynamic_cast<const Stateful*>(callback))
+      callbacks.emplace(key, stateful->state_dict());
+  Checkpoint all;
+  all.step = progress.steps;
+  all.weights = named_weights(*module_);
+  all.state = {{"progress", to_state(progress)},
+               {"exact", window_batches_ == 0},
+               {"seconds", seconds_so_far()},
+               {"precision", StateDict{{"name", precision_->name()},
+                                       {"state", scalars_to_state(precision_->state_dict())}}},
+               {"optimizers", std::move(optimizers)},
+               {"own_parameters", std::move(own)},
+               {"schedules", std::move(schedules)},
+               {"learned", std::move(learned)},
+               {"callbacks", std::move(callbacks)},
+               {"training_metrics", training_metrics_.state_dict()},
+               {"epoch_metrics", mantissa::to_state(epoch_metrics_)},
+               {"callback_metrics", mantissa::to_state(callback_metrics_)},
+               {"rng", rng_state()}};
+  if (const auto* stateful = dynamic_cast<const Stateful*>(task_)) all.state.emplace("task", stateful->state_dict());
+  if (const auto* stateful = dynamic_cast<const Stateful*>(train_loader_))
+    all.state.emplace("loader", stateful->state_dict());
+  return all;
+}
+
+double Trainer::seconds_so_far() const {
+  return seconds_before_ + std::chrono::duration<double>(Clock::now() - start_).count();
+}
+
+Checkpoint Trainer::read(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error) && !list_checkpoints(path).empty()) {
+    NewestCheckpoint newest = *load_newest(path);
+    for (const std::string& warning : newest.warnings) {
+      TORCH_WARN("resuming from '", newest.path.string(), "', for a newer one cannot be used: ", warning);
+    }
+    return std::move(newest.checkpoint);
+  }
+  return load_checkpoint(path);
+}
+
+void Trainer::load_model(Task& task, const Checkpoint& checkpoint, const std::string& from) {
+  const std::string lost = narrowed(checkpoint.weights, task.module());
+  load_weights(task.module(), checkpoint.weights, from);
+  if (lost.empty()) return;
+  TORCH_WARN("'", from, "' is of ",
+             StateReader(checkpoint.state).at("precision").at("name").to_string(), ", and this run of ",
+             precision_->name(), ": ", lost);
+}
+
+void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
+  const StateReader state(checkpoint.state, from);
+  const StateReader optimizers = state.at("optimizers"), own = state.at("own_parameters"),
+                    schedules = state.at("schedules"), learned = state.at("learned");
+  if (optimizers.size() != optimizers_.size())
+    optimizers.fail("holds " + std::to_string(optimizers.size()) + " optimizers, and the task has " +
+                    std::to_string(optimizers_.size()) + "; resume with the task that was saved");
+  const StateReader precision = state.at("precision");
+  const bool is_same_mode = precision.at("name").to_string() == precision_->name();
+  std::vector<std::string> lost;
+  for (size_t i = 0; i < optimizers_.size(); ++i) {
+    const OptimizerConfig& config = optimizers_[i];
+    load_optimizer_state(*config.optimizer, optimizers.at(i));
+    const StateDict mine = own_parameters(*config.optimizer, *module_);
+    if (mine.size() == own.at(i).size()) {
+      load_own_parameters(*config.optimizer, *module_, own.at(i));
+    } else if (own.at(i).size() > 0) {
+      lost.emplace_back("the float32 copies of its weights are dropped");
+    }
+    if (config.scheduler) load_scheduler_state(*config.scheduler, schedules.at(i).at("scheduler"));
+    if (config.plateau) load_scheduler_state(*config.plateau, schedules.at(i).at("plateau"));
+    learned_[i] = learned.at(i).to_bool();
+  }
+  const bool has_scale = !precision_->state_dict().empty(), had_scale = precision.at("state").size() > 0;
+  if (had_scale && has_scale) precision_->load_state_dict(scalars_from_state(precision.at("state")));
+  if (had_scale && !has_scale) lost.emplace_back("its loss scale is dropped");
+  if (has_scale && !had_scale) lost.emplace_back("it has no loss scale, which begins anew");
+  for (const auto& [key, callback] : by_key(options_.callbacks)) {
+    auto* stateful = dynamic_cast<Stateful*>(callback);
+    if (!stateful) continue;
+    if (const auto saved = state.at("callbacks").find(key)) {
+      stateful->load_state_dict(*saved);
+    } else {
+      lost.push_back("it has nothing for the callback " + key + ", which begins anew");
+    }
+  }
+  if (auto* stateful = dynamic_cast<Stateful*>(task_)) stateful->load_state_dict(state.at("task"));
+  if (auto* stateful = dynamic_cast<Stateful*>(train_loader_)) stateful->load_state_dict(state.at("loader"));
+  progress_ = progress_of(state.at("progress"));
+  seconds_before_ = state.at("seconds").to_double();
+  training_metrics_.load_state_dict(state.at("training_metrics"));
+  epoch_metrics_ = metrics_of(state.at("epoch_metrics"));
+  callback_metrics_ = metrics_of(state.at("callback_metrics"));
+  if (!state.at("exact").to_bool())
+    lost.emplace_back("it was saved inside an accumulation window, which is begun again");
+  resume_rng_ = checkpoint.state.at("rng");
+  if (lost.empty()) return;
+  std::string text;
+  for (const std::string& what : lost) text += (text.empty() ? "" : "; ") + what;
+  TORCH_WARN("resuming from '", from, "'",
+             is_same_mode ? "" : " of " + precision.at("name").to_string() + " in " + precision_->name(), ": ", text);
+}
+
+void Trainer::resume_random_numbers() {
+  if (!resume_rng_) return;
+  const StateValue state = *std::exchange(resume_rng_, std::nullopt);
+  const std::vector<std::string> missing = load_rng_state(StateReader(state, "rng"));
+  if (!missing.empty()) {
+    TORCH_WARN("resuming: the random numbers of ", join_names(missing),
+               " go on from where they are, for only the checkpoint or only this machine has that generator");
+  }
+}
+
+}  // namespace mantissa

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/core/state_dict.h"
+#include "mantissa/trainer/callback.h"
+
+namespace mantissa {
+
+class BackgroundWriter;
+class FolderLock;
+
+/// Names and meanings are Lightning's.
+struct ModelCheckpointOptions {
+  /// The folder for the checkpoints; made where it is missing.
+  std::filesystem::path dirpath = "checkpoints";
+  /// A checkpoint's name. {epoch}, {step} and every metric in braces are replaced, by their value in a format
+  /// if one stands behind a colon: "{epoch}-{val_loss:.3f}".
+  std::string filename = "epoch={epoch}-step={step}";
+  /// A logged metric by which the best ones are kept; empty: the newest are the best.
+  std::string monitor = {};
+  /// "min": lower is better; "max".
+  std::string mode = "min";
+  /// So many of the best are kept; -1: all; 0: none but the newest, with save_last.
+  int64_t save_top_k = 1;
+  /// The newest is always kept, so that a run can go on from it.
+  bool save_last = true;
+  /// Saves after every so many epochs, and with `monitor` after every validation in them; 0: not by epochs.
+  int64_t every_n_epochs = 1;
+  /// Saves after every so many optimizer steps; 0: not by steps.
+  int64_t every_n_train_steps = 0;
+  /// Saves when so long has passed since the last one.
+  std::optional<std::chrono::milliseconds> train_time_interval = std::nullopt;
+  /// Saves when an exception ends the run.
+  bool save_on_exception = true;
+  /// Writes while training goes on, at the cost of a copy of all that is saved.
+  bool async = true;
+};
+
+/// Saves a run, so that fit(..., ckpt_path) goes on from there bit for bit; and at its end, whatever ended it.
+///
+/// A checkpoint that cannot be written is warned of, and training goes on; if it was the run's last one,
+/// fit() fails with the reason, after everything else has ended.
+/// Memory:  with `async` one copy of weights and optimizer state while it is written.
+/// Threads: writes in one of its own; the folder is this run's alone meanwhile.
+/// Errors:  c10::ValueError for options that do not fit together, in the constructor, and for a `monitor` that
+///          was not logged; at the start c10::Error for a folder that cannot be made or is another run's.
+/// Source:  docs/checkpoints.md has the format.
+/// Example: model_checkpoint_test.cpp, ModelCheckpoint.AResumedRunIsTheUninterruptedOneInEveryMode
+class ModelCheckpoint final : public Callback, public Stateful {
+ public:
+  explicit ModelCheckpoint(ModelCheckpointOptions options = {});
+  ~ModelCheckpoint() override;
+
+  /// Of the last fit: empty before the first checkpoint.
+  const std::filesystem::path& best_model_path() const { return best_path_; }
+  const std::filesystem::path& last_model_path() const { return last_path_; }
+  /// Without `monitor`: none.
+  std::optional<double> best_model_score() const { return best_score_; }
+
+  bool runs_last() const override { return true; }
+  void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
+  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override;
+  void on_validation_end(Trainer& trainer) override;
+  void on_epoch_end(Trainer& trainer, int64_t epoch, int64_t global_step, const Metrics& metrics) override;
+  void on_train_end(Trainer& trainer) override;
+  void on_exception(Trainer& trainer, const std::exception_ptr& exception) override;
+  void teardown(Trainer& trainer, Stage stage) override;
+
+  StateDict state_dict() const override;
+  void load_state_dict(const StateReader& state) override;
+
+ private:
+  struct Kept {
+    double score = 0;
+    int64_t order = 0;  ///< the later of two equal ones has the higher
+  };
+  using Clock = std::chrono::steady_clock;
+
+  void save(Trainer& trainer, bool must_have_metric);
+  std::string name_of(const Trainer& trainer) const;
+  /// Returns the names of those that are no longer among the best.
+  std::vector<std::string> keep(const std::string& name, std::optional<double> score);
+  bool is_better(const Kept& a, const Kept& b) const;
+  void note_failure();
+
+  ModelCheckpointOptions options_;
+  std::unique_ptr<FolderLock> lock_;
+  std::unique_ptr<BackgroundWriter> writer_;
+  std::map<std::string, Kept> best_;  ///< at most save_top_k, by their names
+  std::filesystem::path best_path_, last_path_;
+  std::optional<double> best_score_;
+  int64_t order_ = 0, last_step_ = -1, last_batches_ = -1;
+  Clock::time_point last_time_;
+  std::string failure_;  ///< of the last checkpoint, if it could not be written
+};
+
+}  // namespace mantissa

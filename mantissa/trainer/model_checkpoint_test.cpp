@@ -1,0 +1,314 @@
+#include "mantissa/trainer/model_checkpoint.h"
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/data/dataset.h"
+#include "mantissa/io/checkpoint.h"
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/optim/fused_adam.h"
+#include "mantissa/optim/lr_scheduler.h"
+#include "mantissa/trainer/test_support_internal.h"
+#include "mantissa/trainer/trainer.h"
+#include "mantissa/trainer/weight_averaging.h"
+
+namespace mantissa {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+
+class InFolder : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "mantissa-trainer-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder); }
+  std::vector<std::string> names(const std::string& of = "") const {
+    std::vector<std::string> found;
+    for (const CheckpointEntry& entry : list_checkpoints(folder / of))
+      found.push_back(entry.path.filename().string());
+    return found;
+  }
+  std::filesystem::path folder;
+};
+using ModelCheckpointFiles = InFolder;
+
+/// Dropout, batch norm and a schedule: whatever a resumed run could get wrong.
+class Net : public Task {
+ public:
+  torch::nn::Module& module() override { return *net; }
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    auto optimizer = std::make_shared<FusedAdamW>(net->parameters(), AdamWOptions(1e-2).eps(1e-4),
+                                                  FusedOptions{.stochastic_rounding = true});
+    auto schedule =
+        std::make_shared<WarmupCosineLR>(*optimizer, WarmupCosineOptions{.warmup_steps = 2, .total_steps = 40});
+    return {{optimizer, schedule, OptimizerConfig::Interval::kStep}};
+  }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    if (dies_at-- == 0) throw std::runtime_error("training_step failed");
+    return (net->forward(batch.data) - batch.target.to(batch.data.dtype())).square().mean();
+  }
+  void validation_step(const Batch& batch, int64_t) override {
+    log("val_loss", (net->forward(batch.data) - batch.target.to(batch.data.dtype())).square().mean());
+  }
+  torch::nn::Sequential net{torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8), torch::nn::Dropout(0.5),
+                            torch::nn::Linear(8, 1)};
+  int64_t dies_at = -1;
+};
+
+struct Job {
+  std::string precision = "32-true";
+  std::filesystem::path folder;
+  int64_t max_steps = -1, max_epochs = 3, every_n_train_steps = 0;
+  std::filesystem::path from = {};
+  int64_t dies_at = -1;
+  bool async = true;
+};
+
+/// Trains Net on 22 samples in batches of 4 (6 a epoch), two batches a step.
+FitResult run(const Job& job) {
+  torch::manual_seed(7);
+  const at::Tensor x = torch::randn({22, 6});
+  const auto data = std::make_shared<TensorDataset>(x, x.sum(1, /*keepdim=*/true));
+  Net task;
+  task.dies_at = job.dies_at;
+  if (!job.from.empty()) torch::manual_seed(99);  // what a resumed run draws is the checkpoint's
+  DataLoader train(data, {.batch_size = 4, .shuffle = true, .seed = 5}), val(data, {.batch_size = 8});
+  Trainer trainer({.precision = job.precision,
+                   .device = "cpu",
+                   .max_epochs = job.max_epochs,
+                   .max_steps = job.max_steps,
+                   .accumulate_grad_batches = 2,
+                   .gradient_clip_val = 1,
+                   .callbacks = {std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+                                     .dirpath = job.folder,
+                                     .save_top_k = -1,
+                                     .every_n_train_steps = job.every_n_train_steps,
+                                     .async = job.async}),
+                                 std::make_shared<EMAWeightAveraging>(
+                                     EMAWeightAveragingOptions{.ema = {.decay = 0.9}})}});
+  return trainer.fit(task, train, &val, job.from);
+}
+
+/// All that a checkpoint holds but the time and what its callbacks say of files.
+StateDict comparable(const std::filesystem::path& path) {
+  Checkpoint checkpoint = load_checkpoint(path);
+  StateDict weights;
+  for (const auto& [name, tensor] : checkpoint.weights) weights.emplace(name, tensor);
+  checkpoint.state.erase("seconds");
+  checkpoint.state.at("callbacks").get_if<StateDict>()->erase("mantissa::ModelCheckpoint");
+  checkpoint.state.emplace("weights", weights);
+  return checkpoint.state;
+}
+
+class EveryMode : public InFolder, public testing::WithParamInterface<std::string> {};
+
+TEST_P(EveryMode, AResumedRunIsTheUninterruptedOne) {
+  const std::string mode = GetParam();
+  run({.precision = mode, .folder = folder / "whole", .every_n_train_steps = 1});
+  const std::string last = "epoch=3-step=9";
+  // In the middle of an epoch, where an epoch ends, and on the epoch's last step.
+  for (const int64_t steps : {1, 2, 3, 4, 6, 8}) {
+    const std::string half = "half" + std::to_string(steps), rest = "rest" + std::to_string(steps);
+    run({.precision = mode, .folder = folder / half, .max_steps = steps});
+    run({.precision = mode, .folder = folder / rest, .every_n_train_steps = 1, .from = folder / half});
+    EXPECT_EQ(difference(comparable(folder / "whole" / last), comparable(folder / rest / last)), "")
+        << mode << " after " << steps << " steps";
+  }
+}
+
+TEST_P(EveryMode, ARunThatDiedGoesOnFromItsNewestCheckpoint) {
+  const std::string mode = GetParam();
+  run({.precision = mode, .folder = folder / "whole"});
+  EXPECT_THROW(run({.precision = mode, .folder = folder / "died", .every_n_train_steps = 1, .dies_at = 8}),
+               std::runtime_error);
+  run({.precision = mode, .folder = folder / "rest", .from = folder / "died"});
+  EXPECT_EQ(difference(comparable(folder / "whole" / "epoch=3-step=9"),
+                       comparable(folder / "rest" / "epoch=3-step=9")),
+            "")
+      << mode;
+}
+
+std::vector<std::string> mode_names() {
+  std::vector<std::string> names;
+  for (const Mode& mode : modes()) names.push_back(mode.name);
+  return names;
+}
+
+std::string test_name(const testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, EveryMode, testing::ValuesIn(mode_names()), test_name);
+
+TEST_F(ModelCheckpointFiles, ADamagedNewestCheckpointIsToldOfAndTheOneBeforeTaken) {
+  run({.folder = folder / "whole", .every_n_train_steps = 1});
+  run({.folder = folder / "half", .max_steps = 5, .every_n_train_steps = 1});
+  std::filesystem::resize_file(folder / "half" / names("half").front() / "weights.safetensors", 20);
+  testing::internal::CaptureStderr();
+  run({.folder = folder / "rest", .every_n_train_steps = 1, .from = folder / "half"});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("a newer one cannot be used"));
+  EXPECT_EQ(difference(comparable(folder / "whole" / "epoch=3-step=9"),
+                       comparable(folder / "rest" / "epoch=3-step=9")),
+            "");
+}
+
+TEST_F(ModelCheckpointFiles, AnotherPrecisionTakesTheCheckpointAndSaysWhatIsLost) {
+  run({.precision = "16-mixed", .folder = folder / "half", .max_steps = 5});
+  testing::internal::CaptureStderr();
+  run({.precision = "bf16-true", .folder = folder / "rest", .from = folder / "half"});
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told, HasSubstr("rounded from Float to BFloat16"));
+  EXPECT_THAT(told, HasSubstr("of 16-mixed in bf16-true: its loss scale is dropped"));
+  EXPECT_EQ(names("rest").front(), "epoch=3-step=9");
+  testing::internal::CaptureStderr();
+  run({.precision = "16-mixed", .folder = folder / "again", .max_epochs = 4, .from = folder / "rest"});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("it has no loss scale, which begins anew"));
+}
+
+/// Logs a metric that it is told, epoch by epoch.
+struct Logs : OneWeight {
+  void validation_step(const Batch&, int64_t) override { log("m", values.at(validated++)); }
+  std::vector<double> values;
+  size_t validated = 0;
+};
+
+FitResult fit(const ModelCheckpointOptions& options, std::vector<double> metrics,
+              std::shared_ptr<ModelCheckpoint>* made = nullptr) {
+  Logs task;
+  const auto epochs = static_cast<int64_t>(metrics.size());
+  task.values = std::move(metrics);
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  auto checkpoints = std::make_shared<ModelCheckpoint>(options);
+  if (made) *made = checkpoints;
+  return Trainer({.device = "cpu", .max_epochs = epochs, .num_sanity_val_steps = 0, .callbacks = {checkpoints}})
+      .fit(task, train, &val);
+}
+
+TEST_F(ModelCheckpointFiles, KeepsTheBestAndTheNewest) {
+  std::shared_ptr<ModelCheckpoint> made;
+  fit({.dirpath = folder, .filename = "{epoch}-{m:.1f}", .monitor = "m", .save_top_k = 2}, {3, 1, NAN, 2, 5},
+      &made);
+  EXPECT_THAT(names(), UnorderedElementsAre("1-1.0", "3-2.0", "5-5.0"));
+  EXPECT_EQ(made->best_model_path().filename(), "1-1.0");
+  EXPECT_EQ(made->last_model_path().filename(), "5-5.0");
+  EXPECT_EQ(made->best_model_score(), 1);
+}
+
+TEST_F(ModelCheckpointFiles, KeepsTheHighestAllOrTheNewestAlone) {
+  fit({.dirpath = folder / "max", .filename = "{m}", .monitor = "m", .mode = "max", .save_last = false}, {3, 4, 2});
+  EXPECT_THAT(names("max"), ElementsAre("4"));
+  fit({.dirpath = folder / "all", .filename = "{epoch}", .save_top_k = -1, .every_n_epochs = 2}, {3, 4, 2, 1, 0});
+  EXPECT_THAT(names("all"), ElementsAre("5", "4", "2"));
+  fit({.dirpath = folder / "last", .filename = "{step}", .save_top_k = 0}, {3, 4, 2});
+  EXPECT_THAT(names("last"), ElementsAre("6"));
+}
+
+TEST_F(ModelCheckpointFiles, RefusesWhatKeepsNothingOrNamesNothing) {
+  const auto error = [](const ModelCheckpointOptions& options) {
+    return error_of([&] { ModelCheckpoint callback(options); });
+  };
+  EXPECT_THAT(error({.mode = "lowest"}), HasSubstr("choose min or max"));
+  EXPECT_THAT(error({.save_top_k = -2}), HasSubstr("save_top_k=-2"));
+  EXPECT_THAT(error({.save_top_k = 0, .save_last = false}), HasSubstr("keeps nothing"));
+  EXPECT_THAT(error({.filename = "a/b"}), HasSubstr("no name of a folder"));
+  EXPECT_THAT(error({.every_n_train_steps = -1}), HasSubstr("every_n_train_steps=-1"));
+  EXPECT_THAT(error_of([&] { fit({.dirpath = folder, .monitor = "n"}, {1}); }),
+              HasSubstr("the monitor 'n' was not logged; logged were m, train_loss"));
+  EXPECT_THAT(error_of([&] { fit({.dirpath = folder / "x", .filename = "{m:d}"}, {1}); }), HasSubstr("{m:d}"));
+}
+
+TEST_F(ModelCheckpointFiles, TwoRunsInOneFolderAreOneTooMany) {
+  struct Nested final : Callback {
+    explicit Nested(std::filesystem::path in) : folder(std::move(in)) {}
+    void on_train_start(Trainer&) override {
+      error = error_of([&] { fit({.dirpath = folder}, {1}); });
+    }
+    std::filesystem::path folder;
+    std::string error;
+  };
+  const auto nested = std::make_shared<Nested>(folder);
+  OneWeight task;
+  ListLoader train = loader_of({1});
+  Trainer({.device = "cpu",
+           .callbacks = {nested, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder})}})
+      .fit(task, train);
+  EXPECT_THAT(nested->error, HasSubstr(folder.string()));
+  EXPECT_EQ(fit({.dirpath = folder}, {1}).steps, 2) << "and free again";
+}
+
+TEST_F(ModelCheckpointFiles, AFolderThatCannotBeWrittenEndsTheRunOnlyAtItsEnd) {
+  for (const bool async : {false, true}) {
+    struct Spoils final : Callback {
+      explicit Spoils(std::filesystem::path in) : folder(std::move(in)) {}
+      void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+        ++batches;
+        // Where the checkpoint should come a file is in the way: for root, too.
+        if (batch.global_step == 1) std::ofstream(folder / "2") << "in the way";
+        if (batch.global_step == 3 && heals) std::filesystem::remove(folder / "2");
+      }
+      std::filesystem::path folder;
+      bool heals = false;
+      int batches = 0;
+    };
+    for (const bool heals : {false, true}) {
+      const auto spoils = std::make_shared<Spoils>(folder);
+      spoils->heals = heals;
+      OneWeight task;
+      ListLoader train = loader_of({1, 1});
+      Trainer trainer({.device = "cpu",
+                       .max_epochs = heals ? 2 : 1,
+                       .callbacks = {spoils, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+                                                 .dirpath = folder, .filename = "{step}", .async = async})}});
+      testing::internal::CaptureStderr();
+      const std::string error = error_of([&] { trainer.fit(task, train); });
+      EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("training goes on without it"));
+      EXPECT_THAT(error, heals ? testing::Eq("no error") : HasSubstr("last checkpoint could not be written"));
+      EXPECT_EQ(spoils->batches, heals ? 4 : 2);
+      std::filesystem::remove_all(folder);
+    }
+  }
+}
+
+TEST_F(ModelCheckpointFiles, ASignalLeavesACheckpointOfTheStepThatEndedTheRun) {
+  OneWeight task;
+  task.raise_at = 2;
+  ListLoader train = loader_of({1, 2, 3, 4});
+  Trainer trainer({.device = "cpu",
+                   .callbacks = {std::make_shared<ModelCheckpoint>(
+                       ModelCheckpointOptions{.dirpath = folder, .filename = "{step}"})}});
+  EXPECT_EQ(trainer.fit(task, train).interrupted_by, SIGINT);
+  EXPECT_THAT(names(), ElementsAre("2"));
+  OneWeight rest;
+  Trainer again({.device = "cpu"});
+  EXPECT_EQ(again.fit(rest, train, nullptr, folder).steps, 4);
+  EXPECT_DOUBLE_EQ(rest.weight(), -1 - 2 - 3 - 4);
+}
+
+TEST_F(ModelCheckpointFiles, ResumingNothingOrSomethingElseSaysSo) {
+  OneWeight task;
+  ListLoader train = loader_of({1});
+  Trainer trainer({.device = "cpu"});
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder / "none"); }), HasSubstr("none"));
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder); }), HasSubstr(folder.string()));
+  run({.folder = folder / "net", .max_steps = 1});
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder / "net"); }),
+              HasSubstr("does not fit the module"));
+  EXPECT_THAT(error_of([&] { trainer.checkpoint(); }), HasSubstr("no fit is going on"));
+}
+
+}  // namespace
+}  // namespace mantissa
