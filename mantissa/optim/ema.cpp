@@ -1,6 +1,7 @@
 #include "mantissa/optim/ema.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -99,16 +100,33 @@ void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
   c10::IValue num_updates, averages;
   archive.read("num_updates", num_updates);
   archive.read("averages", averages);
-  std::vector<at::Tensor> loaded = averages.toTensorVector();
-  if (num_updates.toInt() > 0) {
+  take(num_updates.toInt(), averages.toTensorVector(), inference);
+}
+
+void ExponentialMovingAverage::take(int64_t num_updates, std::vector<at::Tensor> averages, bool copy) {
+  if (num_updates > 0) {
     const std::vector<at::Tensor> now = tensors();
-    check_same(now, loaded);
+    check_same(now, averages);
     for (size_t i = 0; i < now.size(); ++i) {
-      loaded[i] = loaded[i].to(now[i].device(), average_dtype(now[i]), /*non_blocking=*/false, inference);
+      averages[i] = averages[i].to(now[i].device(), average_dtype(now[i]), /*non_blocking=*/false, copy);
     }
   }
-  averages_ = std::move(loaded);
-  num_updates_ = num_updates.toInt();
+  averages_ = std::move(averages);
+  num_updates_ = num_updates;
+}
+
+StateDict ExponentialMovingAverage::state_dict() const {
+  return {{"num_updates", num_updates_}, {"averages", StateList(averages_.begin(), averages_.end())}};
+}
+
+void ExponentialMovingAverage::load_state_dict(const StateReader& state) {
+  const c10::InferenceMode no_inference(false);  // what is made in it cannot be updated outside of it
+  const int64_t num_updates = state.at("num_updates").to_int(0, std::numeric_limits<int64_t>::max());
+  const StateReader saved = state.at("averages");
+  std::vector<at::Tensor> averages;
+  for (size_t i = 0; i < saved.to_list().size(); ++i) averages.push_back(saved.at(i).to_tensor());
+  if (num_updates == 0 && !averages.empty()) saved.fail("there are averages, and no update has made any");
+  take(num_updates, std::move(averages), /*copy=*/true);
 }
 
 }  // namespace mantissa

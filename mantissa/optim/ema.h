@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/core/state_dict.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -42,7 +44,7 @@ struct EmaOptions {
 ///           number or shape since.
 /// Source:   Polyak and Juditsky 1992; Tarvainen and Valpola 2017, arXiv:1703.01780, section 2.
 /// Example:  ema_test.cpp, Ema.AveragesAreThoseOfPython
-class ExponentialMovingAverage {
+class ExponentialMovingAverage final : public Stateful {
  public:
   /// Borrows `module`, which may still be moved or converted before the first update().
   explicit ExponentialMovingAverage(torch::nn::Module& module, const EmaOptions& options = {});
@@ -65,9 +67,18 @@ class ExponentialMovingAverage {
   /// Errors: c10::Error if the file's tensors do not fit the module's; nothing has changed then.
   void load(torch::serialize::InputArchive& archive);
 
+  /// The same for a checkpoint: {"num_updates": 3, "averages": [tensor, ...]}.
+  /// Memory: copies no tensor.
+  StateDict state_dict() const override;
+  /// Memory: copies the averages.
+  /// Errors: c10::ValueError naming the place, c10::Error as load(); nothing has changed then.
+  void load_state_dict(const StateReader& state) override;
+
  private:
   std::vector<at::Tensor> tensors() const;
   void check_same(const std::vector<at::Tensor>& now, const std::vector<at::Tensor>& averages) const;
+  /// `copy`: the averages are somebody else's tensors.
+  void take(int64_t num_updates, std::vector<at::Tensor> averages, bool copy);
 
   torch::nn::Module& module_;
   EmaOptions options_;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -46,6 +47,23 @@ void WarmupCosineLR::resume_at(int64_t steps_taken) {
                     " step() calls that the checkpoint names");
   set_rates(steps_taken);
   step_count_ = static_cast<unsigned>(steps_taken);
+}
+
+StateDict WarmupCosineLR::state_dict() const {
+  return {{"step_count", steps_taken()}, {"base_lrs", StateList(base_lrs_.begin(), base_lrs_.end())}};
+}
+
+void WarmupCosineLR::load_state_dict(const StateReader& state) {
+  const int64_t steps = state.at("step_count").to_int(0, std::numeric_limits<unsigned>::max());
+  const StateReader saved = state.at("base_lrs");
+  std::vector<double> rates;
+  for (size_t i = 0; i < saved.to_list().size(); ++i) rates.push_back(saved.at(i).to_double());
+  if (rates.size() != base_lrs_.size()) {
+    saved.fail(c10::str("are ", rates.size(), "; the schedule is of ", base_lrs_.size(),
+                        " parameter groups: load it into one of the groups that it was saved with"));
+  }
+  base_lrs_ = std::move(rates);
+  step_count_ = static_cast<unsigned>(steps);
 }
 
 // The base class asks before it counts the step that just ended, so the next step is one further.

@@ -5,6 +5,8 @@
 
 #include <torch/optim/schedulers/lr_scheduler.h>
 
+#include "mantissa/core/state_dict.h"
+
 namespace mantissa {
 
 struct WarmupCosineOptions {
@@ -33,16 +35,22 @@ double warmup_cosine_factor(const WarmupCosineOptions& options, int64_t step);
 /// parameter
 ///          group was added to the optimizer since.
 /// Example: lr_scheduler_test.cpp, WarmupCosineLR.SetsEveryGroupsRateBeforeItsStep.
-class WarmupCosineLR final : public torch::optim::LRScheduler {
+class WarmupCosineLR final : public torch::optim::LRScheduler, public Stateful {
  public:
   /// `optimizer` is borrowed and must outlive this.
   WarmupCosineLR(torch::optim::Optimizer& optimizer, const WarmupCosineOptions& options);
 
-  /// How often step() was called; what a checkpoint has to keep.
+  /// How often step() was called.
   int64_t steps_taken() const { return step_count_; }
   /// Continues after `steps_taken` steps and sets the rates that belong there. The base rates stay those of
   /// the constructor, so build the schedule before an optimizer's saved state is loaded.
   void resume_at(int64_t steps_taken);
+
+  /// The steps taken and the base rates: what a checkpoint keeps. The present rates are the optimizer's.
+  StateDict state_dict() const override;
+  /// Sets no rates: load the optimizer's state for them.
+  /// Errors: c10::ValueError naming the place for a state of another number of parameter groups.
+  void load_state_dict(const StateReader& state) override;
 
  protected:
   std::vector<double> get_lrs() override;

@@ -1,0 +1,289 @@
+#include "mantissa/optim/optimizer_state.h"
+
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/optim/archive_internal.h"
+
+namespace mantissa {
+namespace {
+
+using torch::optim::Optimizer;
+
+// The names in libtorch's archives.
+constexpr const char* kState = "state";
+constexpr const char* kGroups = "param_groups";
+constexpr const char* kParams = "params";
+constexpr const char* kVersion = "pytorch_version";
+
+constexpr const char* kOther = "; load it into an optimizer of the kind and net that it was saved with";
+
+std::string numbered(const char* name, size_t number) {
+  return std::string(name) + "/" + std::to_string(number);
+}
+
+/// The number that libtorch writes as a tensor.
+size_t size_in(const StateReader& archive, const char* name) {
+  return static_cast<size_t>(archive.at(std::string(name) + "/size").to_tensor().item<int64_t>());
+}
+at::Tensor size_tensor(size_t size) { return at::scalar_tensor(static_cast<int64_t>(size), at::kLong); }
+
+/// Each parameter once, in the order of its number.
+std::vector<at::Tensor> unique_parameters_of(const Optimizer& optimizer) {
+  std::vector<at::Tensor> unique;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) unique.push_back(parameter);
+    }
+  }
+  return unique;
+}
+
+std::vector<std::string> keys_of(const StateDict& dict) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : dict) keys.push_back(key);
+  return keys;
+}
+
+/// A group's options and parameter numbers are those of `present`, but for the options' values.
+void check_group(const StateReader& saved, const StateReader& present) {
+  const StateReader params = saved.at(kParams);
+  if (!difference({{kParams, params.to_list()}}, {{kParams, present.at(kParams).to_list()}}).empty()) {
+    params.fail(c10::str("the ", params.size(), " parameters are not those of the optimizer, which has ",
+                         present.at(kParams).size(), " here", kOther));
+  }
+  const auto names = keys_of(saved.to_dict()), wanted = keys_of(present.to_dict());
+  if (names != wanted) {
+    saved.fail("has the options " + join_names(names) + "; the optimizer's are " + join_names(wanted) +
+               kOther);
+  }
+  for (const std::string& name : wanted) {
+    const StateValue &value = saved.to_dict().at(name), &now = present.to_dict().at(name);
+    // An option that may be unset, as LBFGS's max_eval, is nothing then.
+    if (value.kind() != now.kind() && !value.is_null() && !now.is_null()) {
+      saved.at(name).fail("is " + std::string(value.kind()) + "; " + std::string(now.kind()) +
+                          " was expected");
+    }
+  }
+}
+
+/// A moment has its parameter's shape, or is one number, or spans all parameters as those of LBFGS.
+void check_moment(const StateReader& saved, const StateValue& value, const at::Tensor& parameter,
+                  int64_t total) {
+  if (const auto* list = value.get_if<StateList>()) {
+    for (size_t i = 0; i < list->size(); ++i) check_moment(saved.at(i), (*list)[i], parameter, total);
+  } else if (const auto* tensor = value.get_if<at::Tensor>()) {
+    const bool fits = tensor->sizes() == parameter.sizes() || tensor->dim() == 0 ||
+                      tensor->sizes() == at::IntArrayRef({total});
+    if (!fits)
+      saved.fail(c10::str("has shape ", tensor->sizes(), "; its parameter's is ", parameter.sizes(), kOther));
+  }
+}
+
+void check(const StateReader& saved, const StateReader& present, const std::vector<at::Tensor>& parameters) {
+  const StateReader groups = saved.at(kGroups), present_groups = present.at(kGroups);
+  if (groups.to_list().size() != present_groups.size()) {
+    groups.fail(c10::str("are ", groups.size(), "; the optimizer has ", present_groups.size(), kOther));
+  }
+  for (size_t i = 0; i < groups.size(); ++i) check_group(groups.at(i), present_groups.at(i));
+  int64_t total = 0;
+  std::map<std::string, at::Tensor, std::less<>> by_number;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    total += parameters[i].numel();
+    by_number.emplace(std::to_string(i), parameters[i]);
+  }
+  const StateReader states = saved.at(kState);
+  for (const auto& [number, state] : states.to_dict()) {
+    const StateReader entry = states.at(number);
+    const auto parameter = by_number.find(number);
+    if (parameter == by_number.end()) {
+      entry.fail(c10::str("there are only ", parameters.size(), " parameters", kOther));
+    }
+    for (const auto& [name, value] : entry.to_dict()) {
+      if (name != "step") check_moment(entry.at(name), value, parameter->second, total);
+    }
+  }
+  for (const auto& [name, value] : saved.to_dict()) {
+    const auto now = present.find(name);
+    // What only one of them has belongs to rounding at random, which the other does without.
+    if (now && now->kind() != saved.at(name).kind()) {
+      saved.at(name).fail("is " + std::string(saved.at(name).kind()) + "; " + std::string(now->kind()) +
+                          " was expected");
+    }
+  }
+}
+
+/// A copy for an optimizer to keep.
+StateValue moved(const StateValue& value, at::Device device) {
+  if (const auto* tensor = value.get_if<at::Tensor>()) {
+    return tensor->detach().to(device, tensor->scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  }
+  const auto* list = value.get_if<StateList>();
+  if (!list) return value;
+  StateList copy;
+  for (const StateValue& item : *list) copy.push_back(moved(item, device));
+  return copy;
+}
+
+/// In libtorch's layout. Parameters are named there by address; any text of a number does, but 0, which is none.
+std::string address(size_t number) { return std::to_string(number + 1); }
+
+StateDict archive_of(const StateReader& saved, const std::vector<at::Tensor>& parameters) {
+  StateDict states, groups;
+  for (const auto& [number, entry] : saved.at(kState).to_dict()) {
+    const size_t index = std::stoul(number);
+    StateDict state;
+    for (const auto& [name, value] : *entry.get_if<StateDict>()) {
+      state.emplace(name, moved(value, name == "step" ? at::Device(at::kCPU) : parameters[index].device()));
+    }
+    states.emplace(address(index), std::move(state));
+  }
+  std::unordered_set<size_t> seen;
+  const StateReader saved_groups = saved.at(kGroups);
+  groups.emplace(std::string(kGroups) + "/size", size_tensor(saved_groups.size()));
+  for (size_t i = 0; i < saved_groups.size(); ++i) {
+    StateDict options = saved_groups.at(i).to_dict(), group;
+    options.erase(kParams);
+    const StateReader params = saved_groups.at(i).at(kParams);
+    group.emplace(std::string(kParams) + "/size", size_tensor(params.size()));
+    for (size_t k = 0; k < params.size(); ++k) {
+      const auto number = static_cast<size_t>(params.at(k).to_int());
+      // libtorch would move a repeated parameter's state twice, and leave it none.
+      const bool first = seen.insert(number).second;
+      group.emplace(numbered(kParams, k), address(first ? number : parameters.size()));
+    }
+    group.emplace("options", std::move(options));
+    groups.emplace(numbered(kGroups, i), std::move(group));
+  }
+  StateDict archive = saved.to_dict();
+  archive.insert_or_assign(kState, std::move(states));
+  archive.insert_or_assign(kGroups, std::move(groups));
+  archive.insert_or_assign(kVersion, "1.5.0");
+  return archive;
+}
+
+/// Holds what an optimizer had, and puts it back unless told that all went well.
+class Rollback {
+ public:
+  explicit Rollback(Optimizer& optimizer) : optimizer_(optimizer), state_(std::move(optimizer.state())) {
+    optimizer.state().clear();
+    for (auto& group : optimizer.param_groups()) options_.push_back(group.options().clone());
+  }
+  ~Rollback() {
+    if (done_) return;
+    optimizer_.state() = std::move(state_);
+    for (size_t i = 0; i < options_.size(); ++i) {
+      optimizer_.param_groups()[i].set_options(std::move(options_[i]));
+    }
+  }
+  Rollback(const Rollback&) = delete;
+  Rollback& operator=(const Rollback&) = delete;
+  void all_went_well() { done_ = true; }
+
+ private:
+  Optimizer& optimizer_;
+  std::remove_reference_t<decltype(std::declval<Optimizer&>().state())> state_;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
+  bool done_ = false;
+};
+
+}  // namespace
+
+StateDict optimizer_state(const Optimizer& optimizer) {
+  const StateDict written = written_by([&](auto& archive) { optimizer.save(archive); });
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      written.contains(kState) && written.contains(kGroups),
+      "optimizer_state: this optimizer's save() writes no state; give it save() and load(), as"
+      " torch::optim::serialize() makes them");
+  const StateReader archive(written);
+  std::unordered_map<std::string, int64_t> numbers;
+  StateList groups;
+  const StateReader saved_groups = archive.at(kGroups);
+  for (size_t i = 0; i < size_in(saved_groups, kGroups); ++i) {
+    const StateReader saved = saved_groups.at(numbered(kGroups, i));
+    StateDict group = saved.at("options").to_dict();
+    StateList params;
+    for (size_t k = 0; k < size_in(saved, kParams); ++k) {
+      const auto next = static_cast<int64_t>(numbers.size());
+      params.emplace_back(numbers.emplace(saved.at(numbered(kParams, k)).to_string(), next).first->second);
+    }
+    group.insert_or_assign(kParams, std::move(params));
+    groups.emplace_back(std::move(group));
+  }
+  StateDict states;
+  for (const auto& [key, value] : archive.at(kState).to_dict()) {
+    const auto number = numbers.find(key);  // none: state of a parameter that was taken out of its group
+    if (number != numbers.end()) states.emplace(std::to_string(number->second), value);
+  }
+  StateDict state = written;
+  state.erase(kVersion);
+  state.insert_or_assign(kState, std::move(states));
+  state.insert_or_assign(kGroups, std::move(groups));
+  return state;
+}
+
+void load_optimizer_state(Optimizer& optimizer, const StateReader& state) {
+  const std::vector<at::Tensor> parameters = unique_parameters_of(optimizer);
+  const StateDict present = optimizer_state(optimizer);
+  check(state, StateReader(present), parameters);
+  const StateDict archive = archive_of(state, parameters);
+
+  Rollback before(optimizer);
+  read_from(archive, [&](auto& input) { optimizer.load(input); });
+  // libtorch's own take the names that they know and leave the rest.
+  const StateDict loaded = optimizer_state(optimizer);
+  for (const char* part : {kState, kGroups}) {
+    const std::string found = difference({{part, loaded.at(part)}}, {{part, state.to_dict().at(part)}});
+    if (!found.empty())
+      state.fail("the optimizer does not take all of it (" + found + ", in it and here)" + kOther);
+  }
+  before.all_went_well();
+}
+
+StateDict own_parameters(const Optimizer& optimizer, const torch::nn::Module& module) {
+  std::unordered_set<const c10::TensorImpl*> held;
+  for (const at::Tensor& parameter : module.parameters()) held.insert(parameter.unsafeGetTensorImpl());
+  StateDict own;
+  const std::vector<at::Tensor> parameters = unique_parameters_of(optimizer);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!held.contains(parameters[i].unsafeGetTensorImpl()))
+      own.emplace(std::to_string(i), parameters[i].detach());
+  }
+  return own;
+}
+
+void load_own_parameters(Optimizer& optimizer, const torch::nn::Module& module,
+                         const StateReader& parameters) {
+  const StateDict own = own_parameters(optimizer, module);
+  const auto names = keys_of(parameters.to_dict()), wanted = keys_of(own);
+  if (names != wanted) {
+    parameters.fail(c10::str("there are ", names.size(), " parameters of the optimizer's own, and it has ",
+                             wanted.size(), kOther));
+  }
+  for (const std::string& name : wanted) {
+    const at::Tensor &saved = parameters.at(name).to_tensor(), &now = *own.at(name).get_if<at::Tensor>();
+    if (saved.sizes() != now.sizes() || saved.scalar_type() != now.scalar_type()) {
+      parameters.at(name).fail(c10::str("is ", saved.scalar_type(), saved.sizes(), "; ", now.scalar_type(),
+                                        now.sizes(), " was expected", kOther));
+    }
+  }
+  const at::NoGradGuard no_grad;
+  for (const std::string& name : wanted) {
+    at::Tensor(*own.at(name).get_if<at::Tensor>()).copy_(parameters.at(name).to_tensor());
+  }
+}
+
+}  // namespace mantissa

@@ -1,0 +1,365 @@
+#include "mantissa/optim/optimizer_state.h"
+
+#include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/optim/adam.h"
+#include "mantissa/optim/adamw.h"
+#include "mantissa/optim/fused_adagrad.h"
+#include "mantissa/optim/fused_adam.h"
+#include "mantissa/optim/fused_sgd.h"
+#include "mantissa/optim/sgd.h"
+
+namespace mantissa {
+namespace {
+
+using testing::HasSubstr;
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+using Groups = std::vector<OptimizerParamGroup>;
+
+struct Kind {
+  const char* name;
+  std::function<std::unique_ptr<Optimizer>(const Groups&)> make;
+  at::ScalarType dtype = at::kFloat;
+};
+
+template <typename Made, typename Options>
+Kind kind(const char* name, const Options& options) {
+  return {name, [options](const Groups& groups) { return std::make_unique<Made>(groups, options); }};
+}
+
+/// The seed is another in every optimizer that is made, so that one which is not loaded goes another way.
+template <typename Made, typename Options>
+Kind rounding(const char* name, const Options& options) {
+  return {name,
+          [options](const Groups& groups) {
+            return std::make_unique<Made>(groups, options, FusedOptions{.stochastic_rounding = true});
+          },
+          at::kBFloat16};
+}
+
+const std::vector<Kind>& kinds() {
+  namespace lib = torch::optim;
+  static const std::vector<Kind> all = {
+      kind<Adam>("Adam", AdamOptions(0.1).amsgrad(true).weight_decay(0.01)),
+      kind<AdamW>("AdamW", AdamWOptions(0.1)),
+      kind<SGD>("SGD", SGDOptions(0.1).momentum(0.9).nesterov(true)),
+      kind<SGD>("PlainSGD", SGDOptions(0.1)),
+      kind<FusedAdam>("FusedAdam", AdamOptions(0.1)),
+      kind<FusedAdamW>("FusedAdamW", AdamWOptions(0.1)),
+      kind<FusedSGD>("FusedSGD", SGDOptions(0.1).momentum(0.9)),
+      kind<FusedAdagrad>("FusedAdagrad", AdagradOptions(0.1)),
+      rounding<FusedAdam>("RoundingAdam", AdamOptions(0.001)),
+      rounding<FusedSGD>("RoundingSGD", SGDOptions(0.001).momentum(0.9)),
+      rounding<FusedAdagrad>("RoundingAdagrad", AdagradOptions(0.001)),
+      kind<lib::Adam>("TorchAdam", lib::AdamOptions(0.1).amsgrad(true)),
+      kind<lib::AdamW>("TorchAdamW", lib::AdamWOptions(0.1)),
+      kind<lib::SGD>("TorchSGD", lib::SGDOptions(0.1).momentum(0.9)),
+      kind<lib::RMSprop>("TorchRMSprop", lib::RMSpropOptions(0.1).momentum(0.5).centered(true)),
+      kind<lib::Adagrad>("TorchAdagrad", lib::AdagradOptions(0.1).lr_decay(0.01))};
+  return all;
+}
+
+/// Parameters of several shapes, the last of which never has a gradient.
+struct Net {
+  explicit Net(at::ScalarType dtype) {
+    for (const std::vector<int64_t>& sizes :
+         std::vector<std::vector<int64_t>>{{3, 4}, {}, {7}, {2, 2, 2}, {5}}) {
+      parameters.push_back(at::linspace(-1, 1, c10::multiply_integers(sizes)).reshape(sizes).to(dtype));
+      parameters.back().set_requires_grad(true);
+    }
+  }
+  Groups groups() const {
+    return {OptimizerParamGroup({parameters.begin(), parameters.begin() + 2}),
+            OptimizerParamGroup({parameters.begin() + 2, parameters.end()})};
+  }
+  void take_steps(Optimizer& optimizer, int64_t from, int64_t to) const {
+    for (int64_t step = from; step < to; ++step) {
+      for (size_t i = 0; i + 1 < parameters.size(); ++i) {
+        at::Tensor parameter = parameters[i];
+        parameter.mutable_grad() =
+            (at::ones_like(parameter, at::kFloat) * (step % 3 - 0.7) * (i + 1.3)).to(parameter.scalar_type());
+      }
+      optimizer.step();
+    }
+  }
+  void copy_from(const Net& other) const {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters.size(); ++i) at::Tensor(parameters[i]).copy_(other.parameters[i]);
+  }
+  StateDict values() const { return {{"parameters", StateList(parameters.begin(), parameters.end())}}; }
+
+  std::vector<at::Tensor> parameters;
+};
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+class OptimizerState : public testing::TestWithParam<Kind> {};
+
+TEST_P(OptimizerState, GoesOnBitForBit) {
+  const Net straight(GetParam().dtype), stopped(GetParam().dtype), resumed(GetParam().dtype);
+  const auto one = GetParam().make(straight.groups()), two = GetParam().make(stopped.groups());
+  one->param_groups()[1].options().set_lr(0.03);
+  two->param_groups()[1].options().set_lr(0.03);
+  if (StateReader(optimizer_state(*one)).find("stochastic_rounding_seed")) {
+    load_optimizer_state(*two, StateReader(snapshot(optimizer_state(*one))));  // the same seed
+  }
+  straight.take_steps(*one, 0, 9);
+  stopped.take_steps(*two, 0, 4);
+  const StateDict saved = snapshot(optimizer_state(*two));
+
+  resumed.copy_from(stopped);
+  const auto three = GetParam().make(resumed.groups());
+  load_optimizer_state(*three, StateReader(saved));
+  EXPECT_EQ(difference(optimizer_state(*three), saved), "");
+  EXPECT_EQ(three->param_groups()[1].options().get_lr(), 0.03);
+  resumed.take_steps(*three, 4, 9);
+  EXPECT_EQ(difference(resumed.values(), straight.values()), "");
+  EXPECT_EQ(difference(optimizer_state(*three), optimizer_state(*one)), "");
+}
+
+// In place too, after it has gone another way, also where the saved one had taken no step.
+TEST_P(OptimizerState, DropsWhatTheOptimizerHad) {
+  const Net net(GetParam().dtype);
+  const auto optimizer = GetParam().make(net.groups());
+  const StateDict unborn = snapshot(optimizer_state(*optimizer));
+  net.take_steps(*optimizer, 0, 3);
+  const StateDict born = snapshot(optimizer_state(*optimizer));
+  load_optimizer_state(*optimizer, StateReader(unborn));
+  EXPECT_EQ(difference(optimizer_state(*optimizer), unborn), "");
+  load_optimizer_state(*optimizer, StateReader(born));
+  EXPECT_EQ(difference(optimizer_state(*optimizer), born), "");
+}
+
+TEST_P(OptimizerState, SharesNoMemoryOnceLoaded) {
+  const Net net(GetParam().dtype);
+  const auto optimizer = GetParam().make(net.groups());
+  net.take_steps(*optimizer, 0, 2);
+  const StateDict saved = snapshot(optimizer_state(*optimizer)), untouched = snapshot(saved);
+  load_optimizer_state(*optimizer, StateReader(saved));
+  net.take_steps(*optimizer, 2, 4);
+  EXPECT_EQ(difference(saved, untouched), "");
+}
+
+/// The first tensor with a shape in a parameter's state, or null.
+at::Tensor* first_moment(StateDict& state) {
+  for (auto& [number, entry] : *state.at("state").get_if<StateDict>()) {
+    for (auto& [name, value] : *entry.get_if<StateDict>()) {
+      auto* tensor = value.get_if<at::Tensor>();
+      if (tensor && tensor->dim() > 0) return tensor;
+    }
+  }
+  return nullptr;
+}
+
+TEST_P(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
+  const Net net(GetParam().dtype);
+  const auto optimizer = GetParam().make(net.groups());
+  net.take_steps(*optimizer, 0, 2);
+  const StateDict before = snapshot(optimizer_state(*optimizer));
+  const auto error_with = [&](const auto& change) {
+    StateDict state = snapshot(before);
+    (*(*state.at("param_groups").get_if<StateList>())[0].get_if<StateDict>()).insert_or_assign("lr", 77.0);
+    change(state);
+    const std::string error =
+        error_of([&] { load_optimizer_state(*optimizer, StateReader(state, "optimizers.0")); });
+    EXPECT_EQ(difference(optimizer_state(*optimizer), before), "");
+    return error;
+  };
+  const auto group = [](StateDict& state) -> StateDict& {
+    return *(*state.at("param_groups").get_if<StateList>())[0].get_if<StateDict>();
+  };
+  EXPECT_THAT(error_with([](StateDict& s) { s.erase("state"); }),
+              HasSubstr("optimizers.0: 'state' is missing"));
+  EXPECT_THAT(error_with([](StateDict& s) { s.erase("param_groups"); }),
+              HasSubstr("'param_groups' is missing"));
+  EXPECT_THAT(error_with([](StateDict& s) { s.at("param_groups").get_if<StateList>()->pop_back(); }),
+              HasSubstr("optimizers.0.param_groups: are 1; the optimizer has 2; load it into"));
+  EXPECT_THAT(error_with([&](StateDict& s) { group(s).at("params").get_if<StateList>()->pop_back(); }),
+              HasSubstr("optimizers.0.param_groups.0.params: the 1 parameters are not those"));
+  EXPECT_THAT(error_with([&](StateDict& s) { group(s).erase("lr"); }),
+              HasSubstr("param_groups.0: has the options"));
+  EXPECT_THAT(error_with([&](StateDict& s) { group(s)["momentums"] = 3; }), HasSubstr("has the options"));
+  EXPECT_THAT(error_with([&](StateDict& s) { group(s)["lr"] = "high"; }),
+              HasSubstr("optimizers.0.param_groups.0.lr: is text; a floating-point number was expected"));
+  EXPECT_THAT(error_with([&](StateDict& s) { (*s.at("state").get_if<StateDict>())["9"] = StateDict(); }),
+              HasSubstr("optimizers.0.state.9: there are only 5 parameters"));
+  EXPECT_THAT(error_with([&](StateDict& s) { (*s.at("state").get_if<StateDict>())["0"] = 1; }),
+              HasSubstr("optimizers.0.state.0: is a whole number; a dict was expected"));
+  if (StateDict copy = snapshot(before); first_moment(copy)) {
+    EXPECT_THAT(error_with([](StateDict& s) {
+                  *first_moment(s) = at::ones({3, 5});
+                }),
+                HasSubstr("has shape [3, 5]"));
+    EXPECT_NE(error_with([](StateDict& s) {
+                for (auto& [number, entry] : *s.at("state").get_if<StateDict>()) {
+                  (*entry.template get_if<StateDict>())["unheard_of"] = at::ones({});
+                }
+              }),
+              "no error");
+    EXPECT_NE(error_with([](StateDict& s) {
+                for (auto& [number, entry] : *s.at("state").get_if<StateDict>()) {
+                  (*entry.template get_if<StateDict>())["step"] = "many";
+                }
+              }),
+              "no error");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryKind, OptimizerState, testing::ValuesIn(kinds()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(OptimizerStateOf, LbfgsGoesOnBitForBit) {
+  for (const bool wolfe : {false, true}) {
+    const auto make = [&](const at::Tensor& x) {
+      auto options = torch::optim::LBFGSOptions(0.5).max_iter(3).history_size(4);
+      if (wolfe) options.line_search_fn("strong_wolfe");
+      return std::make_unique<torch::optim::LBFGS>(std::vector<at::Tensor>{x}, options);
+    };
+    const auto step = [](torch::optim::LBFGS& optimizer, const at::Tensor& x) {
+      optimizer.step([&] {
+        optimizer.zero_grad();
+        const at::Tensor loss = (x.pow(4) - x.pow(2) + 0.3 * x).sum() + x.prod();
+        loss.backward();
+        return loss;
+      });
+    };
+    const at::Tensor x = at::tensor({1.5, -0.7, 0.2}, at::kDouble).set_requires_grad(true);
+    const auto optimizer = make(x);
+    for (int i = 0; i < 3; ++i) step(*optimizer, x);
+    const at::Tensor y = x.detach().clone().set_requires_grad(true);
+    const StateDict saved = snapshot(optimizer_state(*optimizer));
+    const auto resumed = make(y);
+    load_optimizer_state(*resumed, StateReader(saved));
+    EXPECT_EQ(difference(optimizer_state(*resumed), saved), "");
+    for (int i = 0; i < 3; ++i) {
+      step(*optimizer, x);
+      step(*resumed, y);
+    }
+    EXPECT_TRUE(at::equal(x, y));
+    EXPECT_EQ(difference(optimizer_state(*resumed), optimizer_state(*optimizer)), "");
+  }
+}
+
+TEST(OptimizerStateOf, LooksAsPythonsDoes) {
+  const at::Tensor a = at::ones({2}).set_requires_grad(true), b = at::ones({3}).set_requires_grad(true);
+  AdamW optimizer(std::vector<OptimizerParamGroup>{OptimizerParamGroup({a}), OptimizerParamGroup({b})});
+  a.mutable_grad() = at::ones({2});
+  optimizer.step();
+  const StateDict state = optimizer_state(optimizer);
+  const StateReader reader(state);
+  EXPECT_EQ(reader.at("state").size(), 1u);
+  EXPECT_EQ(reader.at("state").at("0").at("step").to_tensor().item<float>(), 1);
+  EXPECT_EQ(reader.at("param_groups").at(0).at("betas").at(1).to_double(), 0.999);
+  EXPECT_EQ(reader.at("param_groups").at(1).at("params").at(0).to_int(), 1);
+}
+
+// libtorch's Module::parameters() names a tied weight once for each module that holds it.
+TEST(OptimizerStateOf, ATiedWeightHasOneNumber) {
+  const at::Tensor tied = at::ones({2}).set_requires_grad(true),
+                   other = at::ones({2}).set_requires_grad(true);
+  const auto make = [&] {
+    return std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{tied, other, tied},
+                                               torch::optim::SGDOptions(0.1).momentum(0.9));
+  };
+  const auto optimizer = make();
+  tied.mutable_grad() = at::ones({2});
+  optimizer->step();
+  const StateDict state = snapshot(optimizer_state(*optimizer));
+  EXPECT_EQ(difference({{"p", StateReader(state).at("param_groups").at(0).at("params").to_list()}},
+                       {{"p", StateList{0, 1, 0}}}),
+            "");
+  const auto resumed = make();
+  load_optimizer_state(*resumed, StateReader(state));
+  EXPECT_EQ(difference(optimizer_state(*resumed), state), "");
+}
+
+TEST(OptimizerStateOf, FusedAndUnfusedTakeEachOthers) {
+  const at::Tensor p = at::ones({4}).set_requires_grad(true);
+  Adam plain({p});
+  FusedAdam fused({p}, {}, {.stochastic_rounding = true, .seed = 3});
+  p.mutable_grad() = at::ones({4});
+  plain.step();
+  load_optimizer_state(fused, StateReader(snapshot(optimizer_state(plain))));
+  const StateDict state = snapshot(optimizer_state(fused));
+  EXPECT_EQ(StateReader(state).at("stochastic_rounding_seed").to_int(), 3);
+  load_optimizer_state(plain, StateReader(state));
+}
+
+TEST(OptimizerStateOf, AnOptimizerThatWritesNothingIsRefused) {
+  struct Mute : Optimizer {
+    Mute() : Optimizer(std::vector<at::Tensor>{}, std::make_unique<torch::optim::SGDOptions>(0.1)) {}
+    at::Tensor step(LossClosure) override { return {}; }
+  };
+  EXPECT_THAT(error_of([] { optimizer_state(Mute()); }),
+              HasSubstr("this optimizer's save() writes no state"));
+}
+
+TEST(OptimizerStateOf, StateFollowsItsParameterToAGpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "needs a GPU";
+  for (const Kind& kind : kinds()) {
+    const at::Tensor p = at::ones({4}, at::dtype(kind.dtype).device(at::kCUDA)).set_requires_grad(true);
+    const auto optimizer = kind.make({OptimizerParamGroup({p})});
+    p.mutable_grad() = at::ones_like(p);
+    optimizer->step();
+    const StateDict saved = snapshot(optimizer_state(*optimizer));
+    const auto step = [&](const StateDict& state) {
+      const at::Tensor q = p.detach().clone().set_requires_grad(true);
+      const auto other = kind.make({OptimizerParamGroup({q})});
+      load_optimizer_state(*other, StateReader(state));
+      q.mutable_grad() = at::ones_like(q);
+      other->step();
+      return q.detach().cpu();
+    };
+    const at::Tensor resumed = step(saved);
+    p.mutable_grad() = at::ones_like(p);
+    optimizer->step();
+    EXPECT_TRUE(at::equal(resumed, p.detach().cpu())) << kind.name;
+  }
+}
+
+TEST(OwnParameters, AreThoseThatTheModuleDoesNotHold) {
+  torch::nn::Linear model(3, 2);
+  model->to(at::kBFloat16);
+  const auto make = [&] {
+    auto optimizer = std::make_unique<SGD>(model->parameters(), SGDOptions(0.1));
+    EXPECT_TRUE(own_parameters(*optimizer, *model).empty());
+    at::Tensor& weight = optimizer->param_groups()[0].params()[0];
+    weight = weight.detach().to(at::kFloat).set_requires_grad(true);
+    return optimizer;
+  };
+  const auto optimizer = make(), resumed = make();
+  at::Tensor master = optimizer->param_groups()[0].params()[0];
+  master.detach().add_(1e-6);
+  const StateDict saved = snapshot(own_parameters(*optimizer, *model));
+  EXPECT_EQ(saved.size(), 1u);
+  EXPECT_NE(difference(saved, own_parameters(*resumed, *model)), "");
+  load_own_parameters(*resumed, *model, StateReader(saved));
+  EXPECT_EQ(difference(saved, own_parameters(*resumed, *model)), "");
+  EXPECT_TRUE(resumed->param_groups()[0].params()[0].requires_grad());
+
+  const auto error = [&](const StateDict& state) {
+    return error_of([&] { load_own_parameters(*resumed, *model, StateReader(state, "masters")); });
+  };
+  EXPECT_THAT(error({}), HasSubstr("masters: there are 0 parameters of the optimizer's own, and it has 1"));
+  EXPECT_THAT(error({{"0", at::ones({2})}}), HasSubstr("masters.0: is Float[2]; Float[2, 3] was expected"));
+  EXPECT_THAT(error({{"0", master.to(at::kDouble)}}), HasSubstr("masters.0: is Double[2, 3]"));
+  EXPECT_EQ(difference(saved, own_parameters(*resumed, *model)), "");
+}
+
+}  // namespace
+}  // namespace mantissa
