@@ -4,16 +4,18 @@
 #include <bit>
 #include <cerrno>
 #include <fcntl.h>
+#include <functional>
 #include <ostream>
 #include <sys/stat.h>
-#include <system_error>
 #include <unistd.h>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/atomic_file.h"
+#include "mantissa/io/files_internal.h"
 
 namespace mantissa {
 namespace {
@@ -21,8 +23,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "safetensors data are little-endian");
 
 constexpr uint64_t kLengthBytes = 8;
-
-std::string reason(int error) { return std::generic_category().message(error); }
 
 void check_writable(const std::string& name, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), "save_safetensors: tensor '", name, "' is undefined; leave it out");
@@ -37,10 +37,9 @@ at::Tensor on_cpu(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
 }
 
-}  // namespace
-
-void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
-                      const std::map<std::string, std::string>& metadata) {
+/// Lays the file out, which finds every error that the tensors can make, and returns what writes it.
+std::function<void(std::ostream&)> writer_of(const std::map<std::string, at::Tensor>& tensors,
+                                             const std::map<std::string, std::string>& metadata) {
   SafetensorsHeader header;
   header.metadata = metadata;
   for (const auto& [name, tensor] : tensors) {
@@ -48,8 +47,8 @@ void save_safetensors(const std::filesystem::path& path, const std::map<std::str
     header.tensors[name] = {tensor.scalar_type(), tensor.sizes().vec(), 0, 0};
   }
   std::vector<std::string> order;
-  const std::string text = make_safetensors_header(header, order);
-  write_file_atomically(path, [&](std::ostream& stream) {
+  std::string text = make_safetensors_header(header, order);
+  return [&tensors, text = std::move(text), order = std::move(order)](std::ostream& stream) {
     const uint64_t length = text.size();
     stream.write(reinterpret_cast<const char*>(&length), kLengthBytes);
     stream.write(text.data(), std::streamsize(text.size()));
@@ -58,7 +57,19 @@ void save_safetensors(const std::filesystem::path& path, const std::map<std::str
       if (tensor.nbytes() == 0) continue;
       stream.write(static_cast<const char*>(tensor.const_data_ptr()), std::streamsize(tensor.nbytes()));
     }
-  });
+  };
+}
+
+}  // namespace
+
+void write_safetensors(std::ostream& stream, const std::map<std::string, at::Tensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  writer_of(tensors, metadata)(stream);
+}
+
+void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
+                      const std::map<std::string, std::string>& metadata) {
+  write_file_atomically(path, writer_of(tensors, metadata));
 }
 
 Safetensors load_safetensors(const std::filesystem::path& path) {
@@ -87,29 +98,21 @@ void read_exactly(int fd, char* out, uint64_t n, uint64_t offset, const std::str
   }
 }
 
-/// Closes the file if the constructor throws.
-struct Closer {
-  int fd;
-  ~Closer() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : name_(path.string()) {
-  Closer file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  TORCH_CHECK(file.fd >= 0, "cannot open safetensors file '", name_, "': ", reason(errno),
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  TORCH_CHECK(file.get() >= 0, "cannot open safetensors file '", name_, "': ", reason(errno),
               "; check the path and its permissions");
   struct stat status {};
-  TORCH_CHECK(::fstat(file.fd, &status) == 0 && S_ISREG(status.st_mode), "cannot open safetensors file '",
+  TORCH_CHECK(::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode), "cannot open safetensors file '",
               name_, "': it is not a regular file; give the path of a .safetensors file");
   const uint64_t file_bytes = uint64_t(status.st_size);
   TORCH_CHECK_VALUE(file_bytes >= kLengthBytes, "safetensors file '", name_, "': it is truncated: at least ",
                     kLengthBytes, " bytes were expected, but it has ", file_bytes,
                     "; get the file again from its source");
   uint64_t header_bytes = 0;
-  read_exactly(file.fd, reinterpret_cast<char*>(&header_bytes), kLengthBytes, 0, name_);
+  read_exactly(file.get(), reinterpret_cast<char*>(&header_bytes), kLengthBytes, 0, name_);
   TORCH_CHECK_VALUE(header_bytes <= kSafetensorsMaxHeaderBytes, "safetensors file '", name_,
                     "': its header of ", header_bytes, " bytes is over the limit of ",
                     kSafetensorsMaxHeaderBytes,
@@ -118,10 +121,10 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : name_(path
                     "': it is truncated: its header alone needs ", kLengthBytes + header_bytes,
                     " bytes, but the file has ", file_bytes, "; get the file again from its source");
   std::string text(header_bytes, '\0');
-  read_exactly(file.fd, text.data(), header_bytes, kLengthBytes, name_);
+  read_exactly(file.get(), text.data(), header_bytes, kLengthBytes, name_);
   data_begin_ = kLengthBytes + header_bytes;
   header_ = parse_safetensors_header(text, file_bytes - data_begin_, name_);
-  std::swap(fd_, file.fd);
+  fd_ = file.release();
 }
 
 SafetensorsFile::~SafetensorsFile() {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <iosfwd>
 #include <map>
 #include <string>
 #include <vector>
@@ -34,6 +35,10 @@ struct Safetensors {
 /// Source:  https://github.com/huggingface/safetensors, section "Format" of its README.
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
                       const std::map<std::string, std::string>& metadata = {});
+
+/// The same into a stream, which must throw when a write fails: for files that are part of something larger.
+void write_safetensors(std::ostream& stream, const std::map<std::string, at::Tensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
 
 /// Reads a whole file.
 /// Errors: those of SafetensorsFile.

@@ -1,0 +1,86 @@
+#include "mantissa/io/background_writer.h"
+
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+namespace mantissa {
+
+BackgroundWriter::BackgroundWriter(size_t max_queued) : max_queued_(max_queued) {
+  TORCH_CHECK_VALUE(max_queued > 0, "BackgroundWriter: max_queued is 0; give it room for 1 job or more");
+  thread_ = std::thread([this] { run(); });
+}
+
+BackgroundWriter::~BackgroundWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  for (const std::exception_ptr& error : errors_) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const c10::Error& what) {
+      TORCH_WARN("BackgroundWriter: a last job failed: ", what.what_without_backtrace());
+    } catch (const std::exception& what) {
+      TORCH_WARN("BackgroundWriter: a last job failed: ", what.what());
+    } catch (...) {
+      TORCH_WARN("BackgroundWriter: a last job failed");
+    }
+  }
+}
+
+void BackgroundWriter::post(std::function<void()> job) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return jobs_.size() < max_queued_; });
+  jobs_.push_back(std::move(job));
+  changed_.notify_all();
+  rethrow_oldest(lock);
+}
+
+void BackgroundWriter::wait_for_room() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return jobs_.size() < max_queued_; });
+}
+
+void BackgroundWriter::flush() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return jobs_.empty() && !busy_; });
+  rethrow_oldest(lock);
+}
+
+void BackgroundWriter::rethrow_oldest(std::unique_lock<std::mutex>& lock) {
+  if (errors_.empty()) return;
+  const std::exception_ptr oldest = std::move(errors_.front());
+  errors_.pop_front();
+  lock.unlock();
+  std::rethrow_exception(oldest);
+}
+
+void BackgroundWriter::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return !jobs_.empty() || ending_; });
+    if (jobs_.empty()) return;
+    std::exception_ptr error;
+    {
+      const std::function<void()> job = std::move(jobs_.front());
+      jobs_.pop_front();
+      busy_ = true;
+      changed_.notify_all();
+      lock.unlock();
+      try {
+        job();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }  // what the job held is freed before it counts as done
+    lock.lock();
+    if (error) errors_.push_back(std::move(error));
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace mantissa

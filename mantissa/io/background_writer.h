@@ -1,0 +1,53 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace mantissa {
+
+/// One thread that writes, so that training need not wait for the disk: jobs run one at a time, in the order
+/// in which they were given. For checkpoints see save_checkpoint_later().
+///
+/// No job is ever lost: each runs, also after one before it has thrown and while an exception of the caller's
+/// unwinds through the destructor.
+/// Memory:  at most `max_queued` jobs wait, with what they hold; post() waits for room.
+/// Threads: any number may call; a job must not.
+/// Errors:  what a job threw comes out of the next call of post() or flush(), the oldest first. What is left
+///          when the destructor has run all jobs is warned of, by libtorch's logging.
+/// Example: background_writer_test.cpp, BackgroundWriter.RunsEveryJobInOrder
+class BackgroundWriter {
+ public:
+  explicit BackgroundWriter(size_t max_queued = 1);
+  /// Runs what waits.
+  ~BackgroundWriter();
+  BackgroundWriter(const BackgroundWriter&) = delete;
+  BackgroundWriter& operator=(const BackgroundWriter&) = delete;
+
+  /// Gives the writer a job. If it throws, which it does for an earlier job's error, `job` was taken all the
+  /// same.
+  void post(std::function<void()> job);
+  /// Waits until post() would not have to: for a caller whose job holds much memory, before he makes it.
+  void wait_for_room();
+  /// Waits until every job has run.
+  void flush();
+
+ private:
+  void run();
+  void rethrow_oldest(std::unique_lock<std::mutex>& lock);
+
+  const size_t max_queued_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> jobs_;
+  std::deque<std::exception_ptr> errors_;
+  bool busy_ = false;
+  bool ending_ = false;
+  std::thread thread_;  ///< last, so that it finds all of the above
+};
+
+}  // namespace mantissa

@@ -1,0 +1,169 @@
+#include "mantissa/io/checkpoint_folder.h"
+
+#include <array>
+#include <csignal>
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "mantissa/io/atomic_file.h"
+#include "mantissa/io/checkpoint_test_support_internal.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using CheckpointFolder = InFolder;
+using FolderLockTest = InFolder;
+
+std::vector<std::string> listed(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const CheckpointEntry& entry : list_checkpoints(folder))
+    names.push_back(entry.path.filename().string());
+  return names;
+}
+
+TEST_F(CheckpointFolder, ListsTheNewestFirst) {
+  EXPECT_THAT(listed(folder_), IsEmpty());
+  for (const int64_t step : {9, 100, 10}) save_checkpoint(folder_ / c10::str("s", step), a_checkpoint(step));
+  // Touched, copied, or of equal steps: the step decides, then when it was written.
+  fs::last_write_time(folder_ / "s9" / "manifest.json",
+                      fs::file_time_type::clock::now() + std::chrono::hours(1));
+  ::usleep(2000);
+  save_checkpoint(folder_ / "again", a_checkpoint(10));
+  // None of these is a checkpoint.
+  fs::create_directory(folder_ / "logs");
+  write(folder_ / "logs" / "x.csv", "1");
+  fs::create_directory(folder_ / "empty");
+  write(folder_ / "notes", "x");
+  EXPECT_THAT(listed(folder_), ElementsAre("s100", "again", "s10", "s9"));
+  write(folder_ / "s100" / "manifest.json", "{");
+  fs::remove(folder_ / "s10" / "manifest.json");
+  EXPECT_THAT(listed(folder_), ElementsAre("again", "s9", "s10", "s100"));
+  EXPECT_THAT(list_checkpoints(folder_).back().problem, HasSubstr("is not valid JSON"));
+  EXPECT_THAT(error_of([&] { list_checkpoints(folder_ / "none"); }), HasSubstr("No such file or directory"));
+}
+
+TEST_F(CheckpointFolder, FallsBackToTheOneBeforeAndSaysSo) {
+  EXPECT_FALSE(load_newest(folder_).has_value());
+  for (const int64_t step : {1, 2, 3}) save_checkpoint(folder_ / c10::str("s", step), a_checkpoint(step));
+  EXPECT_THAT(load_newest(folder_)->warnings, IsEmpty());
+  const fs::path file = folder_ / "s3" / "state.safetensors";
+  std::string content = content_of(file);
+  content.back() = char(content.back() ^ 1);
+  write(file, content);
+  auto newest = load_newest(folder_);
+  EXPECT_EQ(newest->path, folder_ / "s2");
+  EXPECT_EQ(newest->checkpoint.step, 2);
+  EXPECT_THAT(newest->warnings, ElementsAre(HasSubstr(file.string() + "' has the checksum")));
+  write(folder_ / "s2" / "manifest.json", "");
+  newest = load_newest(folder_);
+  EXPECT_EQ(newest->checkpoint.step, 1);
+  EXPECT_THAT(newest->warnings, ElementsAre(HasSubstr("s2"), HasSubstr("s3")));
+  fs::remove(folder_ / "s1" / "weights.safetensors");
+  EXPECT_THAT(error_of([&] { load_newest(folder_); }),
+              testing::AllOf(HasSubstr("is damaged, 3 of them: "), HasSubstr("s1"), HasSubstr("s2"),
+                             HasSubstr("s3")));
+}
+
+TEST_F(CheckpointFolder, RemovesOnlyCheckpoints) {
+  save_checkpoint(folder_ / "a", a_checkpoint(1));
+  save_checkpoint(folder_ / "b", a_checkpoint(2));
+  fs::remove(folder_ / "b" / "manifest.json");
+  fs::create_directory_symlink("a", folder_ / "last");
+  EXPECT_NE(error_of([&] { remove_checkpoint(folder_ / "last"); }), "no error");
+  fs::remove(folder_ / "last");
+  EXPECT_TRUE(remove_checkpoint(folder_ / "a"));
+  EXPECT_TRUE(remove_checkpoint(folder_ / "b" / ""));
+  EXPECT_FALSE(remove_checkpoint(folder_ / "a"));
+  EXPECT_THAT(names(), IsEmpty());
+  fs::create_directory(folder_ / "data");
+  write(folder_ / "data" / "photo", "x");
+  EXPECT_THAT(error_of([&] { remove_checkpoint(folder_ / "data"); }),
+              HasSubstr("it is no folder of a checkpoint"));
+  EXPECT_TRUE(fs::exists(folder_ / "data" / "photo"));
+}
+
+/// A process id that nobody has.
+pid_t dead_process() {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  ::waitpid(child, nullptr, 0);
+  return child;
+}
+
+TEST_F(CheckpointFolder, RemovesWhatDeadWritersHaveLeft) {
+  const std::string dead = std::to_string(dead_process()), parent = std::to_string(::getppid()),
+                    mine = std::to_string(::getpid());
+  fs::create_directory(folder_ / (".a.tmp-" + dead + "-0"));
+  write(folder_ / (".a.tmp-" + dead + "-0") / "weights.safetensors", "half");
+  write(folder_ / (".run.csv.tmp-" + dead + "-12"), "half");
+  write(folder_ / (".a.tmp-" + mine + "-99999"), "of an earlier process of the same id");
+  // These stay.
+  write(folder_ / (".a.tmp-" + parent + "-1"), "of a living process");
+  write(folder_ / (".a.swp-" + dead + "-1"), "somebody else's");
+  write(folder_ / (".a.tmp-" + dead), "no number");
+  write(folder_ / (".a.tmp-" + dead + "x-1"), "no process");
+  write(folder_ / (".tmp-" + dead + "-1"), "no name");
+  write(folder_ / "a.tmp-1-1", "not hidden");
+  write(folder_ / ".tmp--1", "nothing");
+  EXPECT_EQ(remove_leftovers(folder_).size(), 3u);
+  EXPECT_EQ(names().size(), 7u);
+  EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
+}
+
+// Our own, and those of a living writer whose process id says nothing here, as in another container.
+TEST_F(CheckpointFolder, LeavesWhatALivingWriterHolds) {
+  write_file_atomically(folder_ / "file", [&](std::ostream& stream) {
+    EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
+    stream << "whole";
+    const std::string now = names().front();
+    ASSERT_EQ(now.front(), '.');
+    const std::string other = ".file.tmp-" + std::to_string(dead_process()) + "-0";
+    fs::rename(folder_ / now, folder_ / other);
+    EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
+    fs::rename(folder_ / other, folder_ / now);
+  });
+  EXPECT_EQ(content_of(folder_ / "file"), "whole");
+}
+
+TEST_F(FolderLockTest, TheSecondRunIsToldWhoHasTheFolder) {
+  {
+    const FolderLock first(folder_);
+    const std::string error = error_of([&] { FolderLock second(folder_); });
+    EXPECT_THAT(error, HasSubstr("is in use by process " + std::to_string(::getpid()) + " on "));
+    EXPECT_THAT(error, HasSubstr("; wait for it, end it, or choose another folder"));
+  }
+  const FolderLock again(folder_);
+  EXPECT_THAT(listed(folder_), IsEmpty());
+  EXPECT_THAT(error_of([&] { FolderLock lock(folder_ / "none"); }), HasSubstr("create its folder first"));
+}
+
+TEST_F(FolderLockTest, AKilledProcessLeavesNone) {
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe(pipe.data()), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const FolderLock lock(folder_);
+    const char ready = 1;
+    if (::write(pipe[1], &ready, 1) != 1) ::_exit(1);
+    ::pause();
+  }
+  char ready = 0;
+  ASSERT_EQ(::read(pipe[0], &ready, 1), 1);
+  EXPECT_THAT(error_of([&] { FolderLock lock(folder_); }),
+              HasSubstr("in use by process " + std::to_string(child)));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  const FolderLock mine(folder_);
+  EXPECT_THAT(content_of(folder_ / ".lock"), HasSubstr("process " + std::to_string(::getpid()) + " on "));
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,407 @@
+#include "mantissa/io/checkpoint.h"
+
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <gmock/gmock.h>
+#include <memory>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include "mantissa/io/background_writer.h"
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/checkpoint_internal.h"
+#include "mantissa/io/checkpoint_test_support_internal.h"
+#include "mantissa/io/safetensors.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using CheckpointFiles = InFolder;
+
+TEST_F(CheckpointFiles, ReadsWhatWasWritten) {
+  const Checkpoint want = a_checkpoint(7);
+  save_checkpoint(folder_ / "step=7", want);
+  EXPECT_EQ(difference(as_state(load_checkpoint(folder_ / "step=7")), as_state(want)), "");
+  EXPECT_THAT(names(), ElementsAre("step=7"));
+  // A slash at the end is no other name.
+  save_checkpoint(folder_ / "step=7" / "", a_checkpoint(8));
+  EXPECT_EQ(load_checkpoint(folder_ / "step=7" / "").step, 8);
+  EXPECT_THAT(names(), ElementsAre("step=7"));
+}
+
+TEST_F(CheckpointFiles, NothingAtAll) {
+  save_checkpoint(folder_ / "empty", {});
+  EXPECT_EQ(difference(as_state(load_checkpoint(folder_ / "empty")), as_state({})), "");
+}
+
+TEST_F(CheckpointFiles, WeightsAreAFileOfTheirOwnUnderTheirNames) {
+  save_checkpoint(folder_ / "a", a_checkpoint(3));
+  const Safetensors weights = load_safetensors(folder_ / "a" / "weights.safetensors");
+  EXPECT_EQ(weights.tensors.size(), 2u);
+  EXPECT_TRUE(at::equal(weights.tensors.at("0.weight"), at::arange(100, at::kFloat).add(3)));
+  EXPECT_EQ(weights.metadata.at("format"), "pt");
+  // The tree's paths are the names of the others.
+  const SafetensorsFile state(folder_ / "a" / "state.safetensors");
+  EXPECT_TRUE(state.entries().contains("optimizers.0.state.0.exp_avg"));
+  const Manifest manifest = read_manifest(folder_ / "a");
+  EXPECT_EQ(manifest.step, 3);
+  EXPECT_EQ(manifest.libtorch_version, TORCH_VERSION);
+  EXPECT_TRUE(manifest.weights.at("0.weight").is_meta());
+  EXPECT_EQ(manifest.weights.at("0.weight").sizes(), at::IntArrayRef({100}));
+}
+
+TEST_F(CheckpointFiles, PlacesOfTheSamePathKeepTheirTensors) {
+  const Checkpoint want{
+      0,
+      {},
+      {{"a.b", at::ones({1})}, {"a", StateDict{{"b", at::zeros({2})}}}, {"__metadata__", at::ones({3})}}};
+  save_checkpoint(folder_ / "a", want);
+  EXPECT_EQ(difference(as_state(load_checkpoint(folder_ / "a")), as_state(want)), "");
+}
+
+TEST_F(CheckpointFiles, TensorsReadShareNoMemory) {
+  const at::Tensor tied = at::ones({4});
+  save_checkpoint(folder_ / "a",
+                  {0, {{"in", tied}, {"out", tied}}, {{"x", tied}, {"y", tied[0].expand({3})}}});
+  Checkpoint loaded = load_checkpoint(folder_ / "a");
+  loaded.weights.at("in").zero_();
+  EXPECT_TRUE(at::equal(loaded.weights.at("out"), tied));
+  EXPECT_TRUE(at::equal(StateReader(loaded.state).at("y").to_tensor(), at::ones({3})));
+}
+
+TEST_F(CheckpointFiles, RefusesWhatCannotBeStoredAndWritesNothing) {
+  save_checkpoint(folder_ / "a", a_checkpoint(1));
+  const auto error = [&](const StateDict& state) {
+    return error_of([&] { save_checkpoint(folder_ / "a", {2, {}, state}); });
+  };
+  EXPECT_THAT(error({{"x", StateList{at::quantize_per_tensor(at::ones({2}), 1, 0, at::kQInt8)}}}),
+              HasSubstr("x.0: a tensor of dtype QInt8 has no form in a file"));
+  EXPECT_THAT(error({{"x", at::ones({2}, at::kMeta)}}), HasSubstr("meta device"));
+  EXPECT_THAT(error({{"x", at::ones({2}).to_sparse()}}), HasSubstr("'x' is sparse"));
+  EXPECT_THAT(error({{"x", StateList{"\xff"}}}), HasSubstr("x.0: its text or name is not valid UTF-8"));
+  EXPECT_THAT(error({{"\xff", 1}}), HasSubstr("not valid UTF-8"));
+  StateValue deep = 1;
+  for (int i = 0; i < kMaxStateDepth; ++i) deep = StateList{deep};
+  EXPECT_THAT(error({{"x", deep}}), HasSubstr("nests deeper than 64"));
+  EXPECT_THAT(error_of([&] {
+                save_checkpoint(folder_ / "a", {2, {{"w", at::Tensor()}}, {}});
+              }),
+              HasSubstr("weight 'w' is undefined"));
+  EXPECT_THAT(error_of([&] { save_checkpoint(folder_ / "a", {-1, {}, {}}); }), HasSubstr("its step is -1"));
+  EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
+  EXPECT_THAT(names(), ElementsAre("a"));
+}
+
+TEST_F(CheckpointFiles, TheDeepestStateGoesThereAndBack) {
+  StateValue deep = at::ones({2});
+  for (int i = 1; i < kMaxStateDepth; ++i) deep = StateList{deep};
+  const Checkpoint want{0, {}, {{"x", deep}}};
+  save_checkpoint(folder_ / "a", want);
+  EXPECT_EQ(difference(as_state(load_checkpoint(folder_ / "a")), as_state(want)), "");
+}
+
+TEST_F(CheckpointFiles, ReplacesOnlyCheckpoints) {
+  fs::create_directory(folder_ / "data");
+  write(folder_ / "data" / "photo", "x");
+  write(folder_ / "file", "x");
+  for (const char* name : {"data", "file", ".hidden", ""}) {
+    EXPECT_NE(error_of([&] { save_checkpoint(folder_ / name, a_checkpoint(1)); }), "no error") << name;
+  }
+  EXPECT_THAT(error_of([&] { save_checkpoint(folder_ / std::string(201, 'n'), {}); }),
+              HasSubstr("shorter name"));
+  EXPECT_THAT(error_of([&] { save_checkpoint(folder_ / "none" / "a", {}); }),
+              HasSubstr("No such file or directory; create its folder first"));
+  EXPECT_EQ(content_of(folder_ / "data" / "photo"), "x");
+  EXPECT_THAT(names(), ElementsAre("data", "file"));
+  fs::create_directory(folder_ / "empty");
+  save_checkpoint(folder_ / "empty", a_checkpoint(1));
+  save_checkpoint(folder_ / std::string(200, 'n'), a_checkpoint(2));
+  EXPECT_EQ(load_checkpoint(folder_ / std::string(200, 'n')).step, 2);
+}
+
+TEST_F(CheckpointFiles, FollowsALink) {
+  save_checkpoint(folder_ / "step=1", a_checkpoint(1));
+  fs::create_directory_symlink("step=1", folder_ / "last");
+  save_checkpoint(folder_ / "last", a_checkpoint(2));
+  EXPECT_TRUE(fs::is_symlink(folder_ / "last"));
+  EXPECT_EQ(load_checkpoint(folder_ / "step=1").step, 2);
+}
+
+// What a file system without RENAME_EXCHANGE makes of it.
+TEST_F(CheckpointFiles, ReplacesAlsoInTwoMoves) {
+  save_checkpoint(folder_ / "old", a_checkpoint(1));
+  save_checkpoint(folder_ / "new", a_checkpoint(2));
+  put_in_place(folder_ / "new", folder_ / "old", /*may_exchange=*/false);
+  EXPECT_EQ(load_checkpoint(folder_ / "old").step, 2);
+  EXPECT_EQ(load_checkpoint(folder_ / "new").step, 1);
+  EXPECT_THAT(names(), ElementsAre("new", "old"));
+  EXPECT_NE(error_of([&] { put_in_place(folder_ / "none", folder_ / "old", false); }), "no error");
+  EXPECT_EQ(load_checkpoint(folder_ / "old").step, 2);
+  EXPECT_THAT(names(), ElementsAre("new", "old"));
+}
+
+TEST_F(CheckpointFiles, IsFoundBetweenTheTwoMoves) {
+  save_checkpoint(folder_ / "a", a_checkpoint(1));
+  fs::rename(folder_ / "a", folder_ / ".a.old-4194305-0");  // no process has so high an id
+  EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
+  EXPECT_EQ(load_newest(folder_)->checkpoint.step, 1);
+  EXPECT_THAT(remove_leftovers(folder_), ElementsAre(".a.old-4194305-0"));
+  EXPECT_THAT(names(), ElementsAre("a"));
+  EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
+}
+
+TEST_F(CheckpointFiles, SnapshotIsOfTheMoment) {
+  Checkpoint run = a_checkpoint(1);
+  const Checkpoint copy = snapshot(run);
+  run.weights.at("0.weight").zero_();
+  EXPECT_EQ(difference(as_state(copy), as_state(a_checkpoint(1))), "");
+}
+
+TEST_F(CheckpointFiles, WrittenLaterAreOfTheMomentOfTheCall) {
+  Checkpoint run = a_checkpoint(1);
+  {
+    BackgroundWriter writer;
+    for (int64_t step = 1; step <= 5; ++step) {
+      run.step = step;
+      save_checkpoint_later(writer, folder_ / c10::str("s", step), run);
+      run.weights.at("0.weight").add_(1);
+    }
+    save_checkpoint_later(writer, folder_ / "none" / "a", run);
+    // One of the two calls says so, and the first takes its checkpoint all the same.
+    EXPECT_THAT(error_of([&] {
+                  save_checkpoint_later(writer, folder_ / "last", run);
+                  writer.flush();
+                }),
+                HasSubstr("create its folder first"));
+    save_checkpoint_later(writer, folder_ / "s1", run);
+  }
+  for (int64_t step = 2; step <= 5; ++step) {
+    const Checkpoint read = load_checkpoint(folder_ / c10::str("s", step));
+    EXPECT_TRUE(at::equal(read.weights.at("0.weight"), at::arange(100, at::kFloat).add(step)));
+  }
+  EXPECT_EQ(difference(as_state(load_checkpoint(folder_ / "last")), as_state(run)), "");
+  EXPECT_EQ(difference(as_state(load_checkpoint(folder_ / "s1")), as_state(run)), "");
+}
+
+// ---- damage
+
+// Every byte of the manifest and of both headers, and a sample of the data.
+TEST_F(CheckpointFiles, EveryChangedByteIsFound) {
+  save_checkpoint(folder_ / "a", a_checkpoint(5));
+  for (const char* name : {"manifest.json", "weights.safetensors", "state.safetensors"}) {
+    const fs::path file = folder_ / "a" / name;
+    const std::string whole = content_of(file);
+    for (size_t i = 0; i < whole.size(); i += name[0] == 'm' ? 1 : 3) {
+      std::string damaged = whole;
+      damaged[i] = char(damaged[i] ^ (i % 2 == 0 ? 0x01 : 0x80));
+      write(file, damaged);
+      ASSERT_THROW(load_checkpoint(folder_ / "a"), c10::Error) << name << " byte " << i;
+    }
+    write(file, whole);
+  }
+  EXPECT_EQ(load_checkpoint(folder_ / "a").step, 5);
+}
+
+TEST_F(CheckpointFiles, EveryTruncationIsFound) {
+  save_checkpoint(folder_ / "a", a_checkpoint(5));
+  for (const char* name : {"manifest.json", "weights.safetensors", "state.safetensors"}) {
+    const fs::path file = folder_ / "a" / name;
+    const std::string whole = content_of(file);
+    for (size_t n = 0; n < whole.size(); n += 1 + n / 50) {
+      write(file, whole.substr(0, n));
+      ASSERT_THROW(load_checkpoint(folder_ / "a"), c10::Error) << name << " of " << n << " bytes";
+    }
+    write(file, whole + " ");
+    ASSERT_THROW(load_checkpoint(folder_ / "a"), c10::Error) << name;
+    fs::remove(file);
+    EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "a"); }), HasSubstr(file.string()));
+    fs::create_directory(file);
+    ASSERT_THROW(load_checkpoint(folder_ / "a"), c10::Error) << name;
+    fs::remove(file);
+    write(file, whole);
+  }
+}
+
+TEST_F(CheckpointFiles, SaysWhatIsDamaged) {
+  save_checkpoint(folder_ / "a", a_checkpoint(5));
+  save_checkpoint(folder_ / "b", a_checkpoint(6));
+  const fs::path weights = folder_ / "a" / "weights.safetensors";
+  const std::string whole = content_of(weights);
+  write(weights, whole.substr(0, whole.size() - 9));
+  EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "a"); }),
+              testing::ContainsRegex("weights.safetensors' has [0-9]+ bytes, and was written with [0-9]+; "
+                                     "the checkpoint is damaged: take another one"));
+  write(weights, content_of(folder_ / "b" / "weights.safetensors"));  // whole, but another's
+  EXPECT_THAT(
+      error_of([&] { load_checkpoint(folder_ / "a"); }),
+      testing::ContainsRegex("weights.safetensors' has the checksum [0-9a-f]{32}, and was written with"));
+}
+
+// A manifest that is right in itself and does not fit the files beside it.
+TEST_F(CheckpointFiles, TheManifestMustFitTheTensors) {
+  save_checkpoint(folder_ / "a", {0, {{"w", at::ones({2, 3})}}, {{"x", at::ones({4})}}});
+  const Manifest right = read_manifest(folder_ / "a");
+  const auto error_with = [&](const auto& change) {
+    Manifest manifest = right;
+    change(manifest);
+    write(folder_ / "a" / "manifest.json", make_manifest(manifest));
+    return error_of([&] { load_checkpoint(folder_ / "a"); });
+  };
+  EXPECT_EQ(error_with([](Manifest&) {}), "no error");
+  EXPECT_THAT(error_with([](Manifest& m) {
+                m.weights["w"] = at::empty({3, 2}, at::kMeta);
+              }),
+              HasSubstr("tensor 'w': it is Float[2, 3], and the manifest beside it says Float[3, 2]"));
+  EXPECT_THAT(error_with([](Manifest& m) { m.weights["w"] = m.weights["w"].to(at::kHalf); }),
+              HasSubstr("says Half[2, 3]"));
+  EXPECT_THAT(error_with([](Manifest& m) { m.weights["v"] = m.weights["w"]; }),
+              HasSubstr("has no tensor 'v'"));
+  EXPECT_THAT(error_with([](Manifest& m) { m.weights.clear(); }), HasSubstr("has a tensor 'w', which"));
+  EXPECT_THAT(error_with([](Manifest& m) { m.tensor_names[0] = "y"; }), HasSubstr("has no tensor 'y'"));
+  EXPECT_THAT(
+      error_with([](Manifest& m) { m.state["x"] = at::empty({4}, at::dtype(at::kInt).device(at::kMeta)); }),
+      HasSubstr("tensor 'x': it is Float[4], and the manifest beside it says Int[4]"));
+  EXPECT_THAT(error_with([](Manifest& m) { m.state.clear(); }), HasSubstr("has a tensor 'x', which"));
+  EXPECT_THAT(error_with([](Manifest& m) { m.files.erase("state.safetensors"); }),
+              HasSubstr("state.safetensors' is not in the manifest"));
+}
+
+// ---- faults while writing
+
+// The size limit fails as a full disk does.
+TEST_F(CheckpointFiles, AFullDiskKeepsTheOldOne) {
+  save_checkpoint(folder_ / "a", a_checkpoint(1, 50'000));
+  rlimit old_limit{};
+  getrlimit(RLIMIT_FSIZE, &old_limit);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit{100'000, old_limit.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const std::string error = error_of([&] { save_checkpoint(folder_ / "a", a_checkpoint(2, 50'000)); });
+  setrlimit(RLIMIT_FSIZE, &old_limit);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_THAT(error, HasSubstr((folder_ / "a" / "weights.safetensors").string()));
+  EXPECT_THAT(error, HasSubstr("File too large; raise the limit"));
+  EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
+  EXPECT_THAT(names(), ElementsAre("a"));
+}
+
+TEST_F(CheckpointFiles, AFullFileSystemKeepsTheOldOne) {
+  const fs::path disk = folder_ / "disk";
+  fs::create_directory(disk);
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) GTEST_SKIP() << "may not mount a tmpfs";
+  const auto unmount = std::shared_ptr<void>(nullptr, [&](void*) { ::umount(disk.c_str()); });
+  save_checkpoint(disk / "a", a_checkpoint(1, 50'000));
+  // At every size some other write is the one that fails: the weights' for the largest, the manifest's in between.
+  const int64_t kept = 1;
+  int failures = 0;
+  for (const int64_t size :
+       {1'000'000, 160'000, 90'000, 80'000, 79'400, 79'000, 78'600, 78'200, 77'800, 77'000}) {
+    const std::string error = error_of([&] { save_checkpoint(disk / "a", a_checkpoint(kept + 1, size)); });
+    EXPECT_EQ(load_checkpoint(disk / "a").step, error == "no error" ? kept + 1 : kept);
+    EXPECT_EQ(std::distance(fs::directory_iterator(disk), {}), 1);
+    if (error == "no error") break;
+    EXPECT_THAT(error, HasSubstr("No space left on device; free some space"));
+    ++failures;
+  }
+  EXPECT_GE(failures, 4);
+  EXPECT_EQ(std::distance(fs::directory_iterator(disk), {}), 1);
+  save_checkpoint(disk / "a", a_checkpoint(3, 50'000));
+  EXPECT_EQ(load_checkpoint(disk / "a").step, 3);
+}
+
+/// Runs `body` where no file may be made: as a user who owns nothing, in a process of its own.
+template <typename Body>
+std::string error_as_nobody(const Body& body) {
+  std::array<int, 2> pipe{};
+  EXPECT_EQ(::pipe(pipe.data()), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(1);
+    const std::string error = error_of(body);
+    const bool told = ::write(pipe[1], error.data(), error.size()) > 0;
+    ::_exit(told ? 0 : 1);
+  }
+  ::close(pipe[1]);
+  std::array<char, 4000> text{};
+  const ssize_t read = ::read(pipe[0], text.data(), text.size());
+  ::close(pipe[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  return {text.data(), size_t(std::max<ssize_t>(read, 0))};
+}
+
+TEST_F(CheckpointFiles, AReadOnlyFolderKeepsTheOldOne) {
+  save_checkpoint(folder_ / "a", a_checkpoint(1));
+  fs::permissions(folder_, fs::perms(0555));
+  const Checkpoint next = a_checkpoint(2);
+  EXPECT_THAT(error_as_nobody([&] { save_checkpoint(folder_ / "a", next); }),
+              HasSubstr("Permission denied; choose a folder that you may write to"));
+  EXPECT_THAT(error_as_nobody([&] { FolderLock{folder_}; }), HasSubstr("Permission denied; choose"));
+  EXPECT_THAT(error_as_nobody([&] { remove_checkpoint(folder_ / "a"); }),
+              HasSubstr("Permission denied; choose"));
+  // It may still be read.
+  EXPECT_EQ(error_as_nobody([&] { load_newest(folder_); }), "no error");
+  fs::permissions(folder_, fs::perms::owner_all);
+  EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
+}
+
+// A child writes checkpoint after checkpoint, replaces one of them each time and removes old ones, until it is
+// killed. After each kill a whole checkpoint is found, no older than the last that the child had finished.
+TEST_F(CheckpointFiles, KilledAtAnyMomentThereIsAlwaysAWholeOne) {
+  save_checkpoint(folder_ / "last", a_checkpoint(0, 5000));
+  int64_t finished = 0;
+  size_t leftovers = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  save_checkpoint(folder_ / "last", a_checkpoint(0, 5000));
+  // A round of the child's work takes two such and a removal.
+  const auto longest = 4 * (std::chrono::steady_clock::now() - begin);
+  std::srand(1);
+  for (int round = 0; round < 200; ++round) {
+    std::array<int, 2> pipe{};
+    ASSERT_EQ(::pipe(pipe.data()), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (int64_t step = finished + 1;; ++step) {
+        const Checkpoint checkpoint = a_checkpoint(step, 5000);
+        save_checkpoint(folder_ / "last", checkpoint);
+        if (::write(pipe[1], &step, sizeof(step)) < 0) ::_exit(1);
+        save_checkpoint(folder_ / ("step=" + std::to_string(step)), checkpoint);
+        remove_checkpoint(folder_ / ("step=" + std::to_string(step - 2)));
+      }
+    }
+    ::close(pipe[1]);
+    std::this_thread::sleep_for(longest * (std::rand() / double(RAND_MAX)));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    for (int64_t step = 0; ::read(pipe[0], &step, sizeof(step)) == sizeof(step);) finished = step;
+    ::close(pipe[0]);
+
+    const auto newest = load_newest(folder_);
+    ASSERT_TRUE(newest.has_value());
+    ASSERT_THAT(newest->warnings, testing::IsEmpty());
+    ASSERT_GE(newest->checkpoint.step, finished);
+    ASSERT_LE(newest->checkpoint.step, finished + 1);
+    ASSERT_EQ(difference(as_state(newest->checkpoint), as_state(a_checkpoint(newest->checkpoint.step, 5000))),
+              "");
+    ASSERT_EQ(load_checkpoint(folder_ / "last").step, newest->checkpoint.step);
+    leftovers += remove_leftovers(folder_).size();
+    for (const std::string& name : names()) ASSERT_NE(name.front(), '.') << name;
+    finished = newest->checkpoint.step;
+  }
+  EXPECT_GT(leftovers, 20u) << "the kills came at harmless moments";
+  EXPECT_GT(finished, 20) << "the kills came before anything was written";
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace mantissa {
+
+/// XXH3 of 128 bits over a stream of bytes, for finding what a disk or a network has changed; no protection
+/// from somebody who means to deceive.
+///
+/// Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md; seed 0.
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  Checksum(Checksum&&) noexcept;
+  Checksum& operator=(Checksum&&) noexcept;
+
+  void update(const void* data, size_t bytes);
+  /// Of what was given so far, as the program xxh128sum prints it: 32 digits, the high half first.
+  std::string hex() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+std::string checksum_of(std::string_view bytes);
+
+}  // namespace mantissa

@@ -1,0 +1,174 @@
+#include "mantissa/io/files_internal.h"
+
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <fcntl.h>
+#include <ostream>
+#include <streambuf>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <system_error>
+
+#include <c10/util/Exception.h>
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Buffers small writes, passes large ones through; throws on the first failure.
+class FdStreambuf : public std::streambuf {
+ public:
+  FdStreambuf(int fd, const fs::path& path) : fd_(fd), path_(path) {
+    setp(buffer_.data(), buffer_.data() + buffer_.size());
+  }
+
+  void flush() {
+    const std::streamsize n = pptr() - pbase();
+    setp(buffer_.data(), buffer_.data() + buffer_.size());
+    write_all(buffer_.data(), n);
+  }
+
+ protected:
+  int_type overflow(int_type c) override {
+    flush();
+    return traits_type::eq_int_type(c, traits_type::eof()) ? traits_type::not_eof(c) : sputc(char(c));
+  }
+  std::streamsize xsputn(const char* data, std::streamsize n) override {
+    if (n <= epptr() - pptr()) {
+      std::char_traits<char>::copy(pptr(), data, size_t(n));
+      pbump(int(n));
+      return n;
+    }
+    flush();
+    write_all(data, n);
+    return n;
+  }
+  int sync() override {
+    flush();
+    return 0;
+  }
+
+ private:
+  void write_all(const char* data, std::streamsize n) {
+    // After a failure nothing more may reach the file: a writer that swallows the exception must not get a
+    // file with a hole in it renamed into place.
+    if (error_ != 0) fail_to_write(path_, "writing", error_);
+    while (n > 0) {
+      const ssize_t written = ::write(fd_, data, size_t(n));
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) {
+        error_ = written < 0 ? errno : ENOSPC;
+        fail_to_write(path_, "writing", error_);
+      }
+      data += written;
+      n -= written;
+    }
+  }
+
+  int fd_;
+  const fs::path& path_;
+  int error_ = 0;
+  std::array<char, 1 << 16> buffer_{};
+};
+
+}  // namespace
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+const char* cure(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return "free some space or choose a folder on another disk";
+    case EFBIG:
+      return "raise the limit on file sizes (ulimit -f) or choose another file system";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "choose a folder that you may write to";
+    case ENOENT:
+    case ENOTDIR:
+      return "create its folder first or correct the path";
+    case ENAMETOOLONG:
+      return "choose a shorter name";
+    default:
+      return "check the disk or choose another folder";
+  }
+}
+
+void fail_to_write(const fs::path& path, const char* doing, int error) {
+  TORCH_CHECK(false, "cannot write '", path.string(), "': ", doing, " failed: ", reason(error), "; ",
+              cure(error));
+}
+
+fs::path behind_links(fs::path path) {
+  std::error_code error;
+  for (int links = 0; fs::is_symlink(fs::symlink_status(path, error)); ++links) {
+    const fs::path next = fs::read_symlink(path, error);
+    if (error || links == 40)
+      fail_to_write(path, "following the symbolic link", error ? error.value() : ELOOP);
+    path = path.parent_path() / next;
+  }
+  return path;
+}
+
+FileDescriptor open_folder_of(const fs::path& target, const fs::path& path) {
+  const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
+  FileDescriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened.get() < 0) fail_to_write(path, "opening its folder", errno);
+  return opened;
+}
+
+void sync_folder(const FileDescriptor& folder, const fs::path& path) {
+  // Some file systems cannot sync a folder (EINVAL); there a rename is as durable as they make it.
+  if (::fsync(folder.get()) != 0 && errno != EINVAL) fail_to_write(path, "syncing its folder", errno);
+}
+
+void fill_file(const FileDescriptor& file, const fs::path& path,
+               const std::function<void(std::ostream&)>& write) {
+  FdStreambuf buffer(file.get(), path);
+  std::ostream stream(&buffer);
+  stream.exceptions(std::ios::badbit | std::ios::failbit);
+  write(stream);
+  buffer.flush();
+  if (::fsync(file.get()) != 0) fail_to_write(path, "syncing to the disk", errno);
+}
+
+fs::path sibling(const fs::path& target, const char* kind) {
+  static std::atomic<uint64_t> count{0};
+  std::string name = ".";
+  name += target.filename().string().substr(0, kLongestName);
+  name += std::string(".") + kind + "-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+  return target.parent_path() / name;
+}
+
+std::optional<SiblingName> parse_sibling(const std::string& file_name) {
+  const size_t count = file_name.rfind('-');
+  if (count == std::string::npos || count == 0) return std::nullopt;
+  const size_t pid = file_name.rfind('-', count - 1);
+  if (pid == std::string::npos) return std::nullopt;
+  const size_t kind = file_name.rfind('.', pid);
+  if (kind == std::string::npos || kind < 2 || file_name.front() != '.') return std::nullopt;
+  const auto number = [&](size_t begin, size_t end, auto& value) {
+    const char *first = file_name.data() + begin, *last = file_name.data() + end;
+    const auto [stop, error] = std::from_chars(first, last, value);
+    return error == std::errc() && stop == last && value >= 0;
+  };
+  SiblingName parts{file_name.substr(1, kind - 1), file_name.substr(kind + 1, pid - kind - 1)};
+  int64_t which = 0;
+  if (!number(pid + 1, count, parts.pid) || !number(count + 1, file_name.size(), which)) return std::nullopt;
+  return parts.pid > 0 ? std::optional(parts) : std::nullopt;
+}
+
+std::mutex& temporaries_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+bool try_lock(const FileDescriptor& file) {
+  return ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+}  // namespace mantissa

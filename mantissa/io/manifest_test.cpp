@@ -1,0 +1,140 @@
+#include "mantissa/io/manifest.h"
+
+#include <bit>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include "mantissa/io/checkpoint_test_support_internal.h"
+
+namespace mantissa {
+namespace {
+
+using testing::HasSubstr;
+
+/// A manifest with this state, in which `from` was replaced by `to`.
+std::string text_with(const std::string& from, const std::string& to) {
+  Manifest manifest;
+  manifest.step = 12;
+  manifest.files["state.safetensors"] = {10, std::string(32, '0')};
+  manifest.weights["w"] = at::ones({2, 3});
+  manifest.state = {{"x", at::ones({4})}, {"lr", 0.5}};
+  manifest.tensor_names = {"x"};
+  std::string text = make_manifest(manifest);
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+std::string error_with(const std::string& from, const std::string& to) {
+  return error_of([&] { parse_manifest(text_with(from, to), "m.json", /*verify_checksum=*/false); });
+}
+
+TEST(Manifest, ReadsWhatItWrote) {
+  const Manifest manifest = parse_manifest(text_with("", ""), "m.json");
+  EXPECT_EQ(manifest.step, 12);
+  EXPECT_EQ(manifest.files.at("state.safetensors").bytes, 10u);
+  EXPECT_EQ(manifest.weights.at("w").sizes(), at::IntArrayRef({2, 3}));
+  EXPECT_EQ(manifest.tensor_names, std::vector<std::string>{"x"});
+  EXPECT_EQ(StateReader(manifest.state).at("lr").to_double(), 0.5);
+}
+
+TEST(Manifest, KeepsNumbersBitForBit) {
+  Manifest manifest;
+  manifest.state = {{"numbers", *a_checkpoint(1).state.find("numbers")->second.get_if<StateList>()}};
+  for (uint64_t i = 1; i < 20'000; ++i) {
+    // Doubles of every size, and NaNs with payloads among them.
+    const double number = std::bit_cast<double>(i * 0x9E3779B97F4A7C15ULL);
+    manifest.state.insert_or_assign(c10::str("n", i % 500), number);
+    if (i % 500 == 0) {
+      const Manifest read = parse_manifest(make_manifest(manifest), "m.json");
+      ASSERT_EQ(difference(read.state, manifest.state), "");
+    }
+  }
+  manifest.state = {{"nan", std::bit_cast<double>(uint64_t{0xfff800000000beef})}};
+  EXPECT_THAT(make_manifest(manifest), HasSubstr("\"$double\": \"0xfff800000000beef\""));
+  EXPECT_EQ(difference(parse_manifest(make_manifest(manifest), "m.json").state, manifest.state), "");
+}
+
+TEST(Manifest, RefusesWhatItDoesNotKnow) {
+  EXPECT_EQ(
+      error_with("\"version\": 1", "\"version\": 2"),
+      "checkpoint manifest 'm.json': its format version is 2, and only version 1 is known here; read it "
+      "with the Mantissa that wrote it, or a newer one");
+  EXPECT_THAT(error_with("mantissa-checkpoint", "other"), HasSubstr("it is no manifest of a checkpoint"));
+  EXPECT_THAT(error_with("\"step\": 12,", ""), HasSubstr("the field 'step' is missing"));
+  EXPECT_THAT(error_with("\"step\": 12", "\"step\": -1"), HasSubstr("step: is -1; it must be 0 or more"));
+  EXPECT_THAT(error_with("\"step\": 12", "\"step\": 12.0"), HasSubstr("step: must be a whole number"));
+  EXPECT_THAT(error_with("\"step\": 12", "\"step\": 9223372036854775808"),
+              HasSubstr("step: is above 2^63 - 1"));
+  EXPECT_THAT(error_with("\"step\": 12", "\"step\": 1e999"), HasSubstr("is not valid JSON"));
+  EXPECT_THAT(error_with("\"step\": 12", "\"step\": 12, \"steps\": 1"), HasSubstr("unknown field 'steps'"));
+  EXPECT_THAT(error_with("\"step\": 12", "\"step\": 12, \"step\": 13"), HasSubstr("names 'step' twice"));
+  EXPECT_THAT(error_with("\"bytes\": 10", "\"bytes\": -10"),
+              HasSubstr("files.state.safetensors.bytes: is -10"));
+  EXPECT_THAT(error_with("\"bytes\": 10,", ""),
+              HasSubstr("files.state.safetensors: the field 'bytes' is missing"));
+  EXPECT_THAT(error_with("\"lr\": 0.5", "\"lr\": 18446744073709551615"),
+              HasSubstr("state.lr: is above 2^63 - 1"));
+  EXPECT_THAT(error_with("\"lr\": 0.5", "\"$lr\": 0.5"), HasSubstr("state: the name '$lr' is unknown"));
+  EXPECT_THAT(error_with("\"lr\": 0.5", "\"lr\": {\"$double\": \"0x7ff\"}"),
+              HasSubstr("state.lr: '$double' must"));
+  EXPECT_THAT(error_with("\"lr\": 0.5", "\"lr\": {\"$double\": \"0x7ff000000000000g\"}"),
+              HasSubstr("must hold"));
+  EXPECT_THAT(error_with("\"lr\": 0.5", "\"lr\": {\"$double\": 3}"), HasSubstr("state.lr: must be a string"));
+  EXPECT_THAT(error_with("\"lr\": 0.5", "\"lr\": {\"$double\": \"0x0\", \"b\": 1}"),
+              HasSubstr("unknown field 'b'"));
+}
+
+TEST(Manifest, RefusesTensorsThatCannotBe) {
+  const std::string dtype = "\"dtype\": \"F32\"";
+  EXPECT_THAT(error_with(dtype, "\"dtype\": \"F31\""), HasSubstr("the dtype 'F31' is unknown"));
+  EXPECT_THAT(error_with(dtype, "\"dtype\": 4"), HasSubstr("weights.w.dtype: must be a string"));
+  EXPECT_THAT(error_with(dtype, dtype + ", \"data\": 0"), HasSubstr("weights.w: unknown field 'data'"));
+  const auto with_state = [](const std::string& x) { return error_with("\"lr\": 0.5", "\"lr\": " + x); };
+  const auto tensor = [](const std::string& name, const std::string& shape) {
+    return R"({"$tensor": ")" + name + R"(", "dtype": "F32", "shape": )" + shape + "}";
+  };
+  EXPECT_EQ(with_state(tensor("y", "[3]")), "no error");
+  EXPECT_THAT(with_state(tensor("x", "[3]")), HasSubstr("the tensor 'x' is named twice"));
+  EXPECT_THAT(with_state(tensor("y", "[-3]")), HasSubstr("state.lr.shape: is -3"));
+  EXPECT_THAT(with_state(tensor("y", "3")), HasSubstr("'shape' must be a list"));
+  EXPECT_THAT(with_state(tensor("y", "[4611686018427387904, 2]")), HasSubstr("overflows 63 bits"));
+  EXPECT_THAT(with_state(tensor("y", "[0, 4611686018427387904, 2]")), HasSubstr("overflows 63 bits"));
+  std::string ones = "1";
+  for (int i = 0; i < 64; ++i) ones += ",1";
+  EXPECT_THAT(with_state(tensor("y", "[" + ones + "]")), HasSubstr("at most 64"));
+  EXPECT_THAT(with_state(R"({"$tensor": "y", "shape": []})"), HasSubstr("the field 'dtype' is missing"));
+  EXPECT_THAT(with_state(R"({"$tensor": 3, "dtype": "F32", "shape": []})"), HasSubstr("must be a string"));
+}
+
+TEST(Manifest, LimitsTheDepth) {
+  const auto nested = [](size_t depth) {
+    return error_with("\"lr\": 0.5", "\"lr\": " + std::string(depth, '[') + std::string(depth, ']'));
+  };
+  EXPECT_EQ(nested(60), "no error");
+  EXPECT_THAT(nested(100), HasSubstr("nests deeper than the format allows"));
+  EXPECT_THAT(nested(1'000'000), HasSubstr("nests deeper than the format allows"));
+  EXPECT_THAT(error_of([] { parse_manifest(std::string(1'000'000, '['), "m.json"); }), HasSubstr("deeper"));
+}
+
+TEST(Manifest, TextsThatAreNone) {
+  for (const char* text : {"", "{", "[]", "null", "\xff\xfe", "{}", "3", "{\"format\": 1}"}) {
+    EXPECT_NE(error_of([&] { parse_manifest(text, "m.json"); }), "no error") << text;
+    EXPECT_NE(error_of([&] { parse_manifest(text, "m.json", false); }), "no error") << text;
+  }
+}
+
+TEST(Manifest, ItsOwnChecksumStandsAtTheEnd) {
+  const std::string text = text_with("", "");
+  EXPECT_THAT(text, testing::EndsWith("\"\n}\n"));
+  EXPECT_EQ(text.substr(text.size() - 52, 16), ",\n \"xxh3_128\": \"");
+  EXPECT_THAT(error_of([&] { parse_manifest(text_with("\"step\": 12", "\"step\": 13"), "m.json"); }),
+              testing::ContainsRegex("its checksum is [0-9a-f]{32}, and it was written with"));
+  EXPECT_THAT(error_of([&] { parse_manifest(text + " ", "m.json"); }),
+              HasSubstr("its last 52 bytes must hold its checksum"));
+}
+
+}  // namespace
+}  // namespace mantissa

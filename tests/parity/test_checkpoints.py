@@ -1,0 +1,55 @@
+"""Python reads checkpoints: the weights as any safetensors file, the rest by the reader that the docs print."""
+
+import math
+import pathlib
+import re
+import subprocess
+
+import pytest
+import torch
+from conftest import BUILD
+from safetensors.torch import load_file
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md"
+NUMBERS = torch.arange(6).reshape(2, 3)
+COMPLEX = torch.complex(NUMBERS.double(), -NUMBERS.double())
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    subprocess.run([BUILD / "checkpoint_runner", tmp_path / "step=1200"], check=True)
+    return tmp_path / "step=1200"
+
+
+def same(ours, theirs):
+    assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
+def test_safetensors_reads_the_weights(checkpoint):
+    weights = load_file(checkpoint / "weights.safetensors")
+    assert weights.keys() == {"0.weight", "0.bias", "0.phase"}
+    same(weights["0.weight"], NUMBERS.float())
+    same(weights["0.bias"], NUMBERS.bfloat16().t())
+
+
+def test_the_reader_of_the_docs_reads_all_of_it(checkpoint):
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1], names)
+    step, weights, state = names["load"](checkpoint)
+    assert step == 1200
+    same(weights["0.weight"], NUMBERS.float())
+    same(weights["0.phase"], COMPLEX)
+    same(state["optimizers"][0]["exp_avg"], NUMBERS)
+    assert state["optimizers"][0]["lr"] == 0.1
+    numbers = state["numbers"]
+    assert numbers[:6] == [1, 1.0, 0.0, 5e-324, math.inf, -math.inf] and math.isnan(numbers[6]) and numbers[7] == -2**63
+    assert [type(number) for number in numbers] == [int, float, float, float, float, float, float, int]
+    assert math.copysign(1, numbers[2]) == -1
+    same(state["complex"], COMPLEX[0, 2])
+    assert state["$name"] == {"$tensor": "a name"}
+    assert (state["text"], state["nothing"], state["flag"]) == ("Grüße\n", None, True)
+
+    file = checkpoint / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="was written with"):
+        names["load"](checkpoint)
