@@ -80,7 +80,8 @@ void save_weights(const torch::nn::Module& module, const std::filesystem::path& 
 void load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,
                   const std::string& from) {
   std::map<std::string, Described> stored;
-  for (const auto& [name, tensor] : weights) stored.emplace(name, Described{tensor.scalar_type(), tensor.sizes()});
+  for (const auto& [name, tensor] : weights)
+    stored.emplace(name, Described{tensor.scalar_type(), tensor.sizes()});
   const std::map<std::string, at::Tensor> own = named_weights(module);
   check_fit(stored, own, from);
   const at::NoGradGuard no_grad;

@@ -111,9 +111,11 @@ Checkpoint Trainer::checkpoint() const {
                {"callbacks", std::move(callbacks)},
                {"training_metrics", training_metrics_.state_dict()},
                {"epoch_metrics", mantissa::to_state(epoch_metrics_)},
+               {"validation_metrics", mantissa::to_state(validation_metrics_)},
                {"callback_metrics", mantissa::to_state(callback_metrics_)},
                {"rng", rng_state()}};
-  if (const auto* stateful = dynamic_cast<const Stateful*>(task_)) all.state.emplace("task", stateful->state_dict());
+  if (const auto* stateful = dynamic_cast<const Stateful*>(task_))
+    all.state.emplace("task", stateful->state_dict());
   if (const auto* stateful = dynamic_cast<const Stateful*>(train_loader_))
     all.state.emplace("loader", stateful->state_dict());
   return all;
@@ -139,9 +141,8 @@ void Trainer::load_model(Task& task, const Checkpoint& checkpoint, const std::st
   const std::string lost = narrowed(checkpoint.weights, task.module());
   load_weights(task.module(), checkpoint.weights, from);
   if (lost.empty()) return;
-  TORCH_WARN("'", from, "' is of ",
-             StateReader(checkpoint.state).at("precision").at("name").to_string(), ", and this run of ",
-             precision_->name(), ": ", lost);
+  TORCH_WARN("'", from, "' is of ", StateReader(checkpoint.state).at("precision").at("name").to_string(),
+             ", and this run of ", precision_->name(), ": ", lost);
 }
 
 void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
@@ -186,6 +187,7 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   seconds_before_ = state.at("seconds").to_double();
   training_metrics_.load_state_dict(state.at("training_metrics"));
   epoch_metrics_ = metrics_of(state.at("epoch_metrics"));
+  validation_metrics_ = metrics_of(state.at("validation_metrics"));
   callback_metrics_ = metrics_of(state.at("callback_metrics"));
   if (!state.at("exact").to_bool())
     lost.emplace_back("it was saved inside an accumulation window, which is begun again");
@@ -194,7 +196,8 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   std::string text;
   for (const std::string& what : lost) text += (text.empty() ? "" : "; ") + what;
   TORCH_WARN("resuming from '", from, "'",
-             is_same_mode ? "" : " of " + precision.at("name").to_string() + " in " + precision_->name(), ": ", text);
+             is_same_mode ? "" : " of " + precision.at("name").to_string() + " in " + precision_->name(),
+             ": ", text);
 }
 
 void Trainer::resume_random_numbers() {

@@ -77,7 +77,7 @@ Metrics Trainer::run_validation(Task& task, Loader& val, int64_t batches) {
   // Means over some of the batches would pass for all.
   const Metrics result = is_whole ? metrics.compute() : Metrics();
   if (!is_sanity_checking_)
-    for (const auto& [name, value] : result) callback_metrics_[name] = epoch_metrics_[name] = value;
+    for (const auto& [name, value] : result) callback_metrics_[name] = validation_metrics_[name] = value;
   if (!is_whole) progress_.validated_batches = -1;
   tell([&](Callback& c) { c.on_validation_end(*this); });
   return result;

@@ -197,6 +197,7 @@ void Trainer::set_up_fit(const Loader& train, const Loader* val) {
   resume_rng_.reset();
   callback_metrics_.clear();
   epoch_metrics_.clear();
+  validation_metrics_.clear();
   training_metrics_.reset();
   learned_.assign(optimizers_.size(), false);
   window_batches_ = 0;
@@ -225,7 +226,8 @@ bool Trainer::wants_end(int64_t epochs) {
   if (interrupted_by_ != 0) return true;
   if (options_.max_epochs >= 0 && epochs >= options_.max_epochs) return true;
   if (options_.max_steps >= 0 && progress_.steps >= options_.max_steps) return true;
-  if (options_.max_time && seconds_so_far() * 1e3 >= static_cast<double>(options_.max_time->count())) return true;
+  if (options_.max_time && seconds_so_far() * 1e3 >= static_cast<double>(options_.max_time->count()))
+    return true;
   return should_stop() && epochs >= options_.min_epochs && progress_.steps >= options_.min_steps;
 }
 
@@ -247,7 +249,7 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
   if (!is_begun) {
     resume_random_numbers();
     training_metrics_.reset();
-    epoch_metrics_.clear();
+    validation_metrics_.clear();
     learned_.assign(optimizers_.size(), false);
   }
   train.set_epoch(progress_.epoch);
@@ -256,8 +258,9 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
   bool ends_here = false;
   // One batch ahead, so that the last batch of the epoch is known to be it.
   std::optional<Batch> batch = progress_.batches < batches_per_epoch_ ? train.next() : std::nullopt;
-  TORCH_CHECK_VALUE(batch || is_begun || batches_per_epoch_ == 0, "fit: the training loader gave no batch in epoch ",
-                    progress_.epoch, "; a loader must begin again at set_epoch()");
+  TORCH_CHECK_VALUE(batch || is_begun || batches_per_epoch_ == 0,
+                    "fit: the training loader gave no batch in epoch ", progress_.epoch,
+                    "; a loader must begin again at set_epoch()");
   // As when the checkpoint was written: this batch had been fetched, and no validation begun.
   resume_random_numbers();
   if (val && validation_is_due()) validate_now(task, *val);
@@ -279,13 +282,16 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
 }
 
 void Trainer::end_epoch(Task& task, Loader* val, bool is_whole) {
-  for (const auto& [name, value] : training_metrics_.compute())
-    callback_metrics_[name] = epoch_metrics_.try_emplace(name, value).first->second;  // validation's counts
+  epoch_metrics_ = training_metrics_.compute();
+  for (const auto& [name, value] : epoch_metrics_) {
+    if (!validation_metrics_.contains(name)) callback_metrics_[name] = value;
+  }
   const int64_t epoch = progress_.epoch;
   // What the run ends on is validated, whatever the interval.
   if (val && wants_end(epoch + is_whole) && interrupted_by_ == 0 &&
       progress_.validated_batches != progress_.total_batches)
     validate_now(task, *val);
+  for (const auto& [name, value] : validation_metrics_) epoch_metrics_[name] = value;  // its word is the last
   if (is_whole) {
     ++progress_.epoch;
     progress_.batches = 0;

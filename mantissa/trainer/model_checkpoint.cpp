@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -15,15 +16,31 @@
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
+namespace {
+
+/// What `write` throws, in words; "" if it does not.
+std::string failure_of(const std::function<void()>& write) {
+  try {
+    write();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
 
 ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std::move(options)) {
-  TORCH_CHECK_VALUE(options_.mode == "min" || options_.mode == "max", "ModelCheckpoint: mode '", options_.mode,
-                    "' is not one; choose min or max");
+  TORCH_CHECK_VALUE(options_.mode == "min" || options_.mode == "max", "ModelCheckpoint: mode '",
+                    options_.mode, "' is not one; choose min or max");
   TORCH_CHECK_VALUE(options_.save_top_k >= -1, "ModelCheckpoint: save_top_k=", options_.save_top_k,
                     "; give a count, or -1 to keep all");
   TORCH_CHECK_VALUE(options_.every_n_epochs >= 0 && options_.every_n_train_steps >= 0,
-                    "ModelCheckpoint: every_n_epochs=", options_.every_n_epochs, ", every_n_train_steps=",
-                    options_.every_n_train_steps, "; give counts, or 0 for not at all");
+                    "ModelCheckpoint: every_n_epochs=", options_.every_n_epochs,
+                    ", every_n_train_steps=", options_.every_n_train_steps,
+                    "; give counts, or 0 for not at all");
   TORCH_CHECK_VALUE(options_.save_top_k != 0 || options_.save_last,
                     "ModelCheckpoint: save_top_k=0 without save_last keeps nothing; leave the callback out");
   TORCH_CHECK_VALUE(!options_.filename.empty() && options_.filename.find('/') == std::string::npos &&
@@ -34,7 +51,7 @@ ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std:
 
 ModelCheckpoint::~ModelCheckpoint() = default;
 
-void ModelCheckpoint::on_fit_start(Trainer& /*trainer*/, const FitPlan& /*plan*/) {
+void ModelCheckpoint::on_fit_start(Trainer& /*trainer*/, const FitPlan& plan) {
   std::error_code error;
   std::filesystem::create_directories(options_.dirpath, error);
   TORCH_CHECK(!error, "ModelCheckpoint: cannot make the folder '", options_.dirpath.string(),
@@ -42,9 +59,10 @@ void ModelCheckpoint::on_fit_start(Trainer& /*trainer*/, const FitPlan& /*plan*/
   lock_ = std::make_unique<FolderLock>(options_.dirpath);
   remove_leftovers(options_.dirpath);
   if (options_.async) writer_ = std::make_unique<BackgroundWriter>();
-  last_step_ = last_batches_ = -1;
+  outcome_ = std::make_shared<Outcome>();
+  batches_per_epoch_ = plan.batches_per_epoch;
+  last_saved_ = {-1, -1, -1};
   last_time_ = Clock::now();
-  failure_.clear();
 }
 
 void ModelCheckpoint::on_train_batch_end(Trainer& trainer, const TrainBatch& batch) {
@@ -58,6 +76,7 @@ void ModelCheckpoint::on_train_batch_end(Trainer& trainer, const TrainBatch& bat
 
 void ModelCheckpoint::on_validation_end(Trainer& trainer) {
   if (trainer.is_sanity_checking() || trainer.stage() != Stage::kFit || options_.monitor.empty()) return;
+  if (trainer.progress().batches == batches_per_epoch_) return;  // the epoch ends, and is saved then
   if (options_.every_n_epochs == 0 || (trainer.progress().epoch + 1) % options_.every_n_epochs != 0) return;
   if (trainer.callback_metrics().contains(options_.monitor)) save(trainer, false);
 }
@@ -81,24 +100,16 @@ void ModelCheckpoint::on_exception(Trainer& trainer, const std::exception_ptr& /
 }
 
 void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
-  if (writer_) {
-    try {
-      writer_->flush();
-    } catch (...) {
-      note_failure();
-    }
-    writer_.reset();
-  }
+  writer_.reset();  // after all that it was given
   lock_.reset();
-  TORCH_CHECK(failure_.empty(), "ModelCheckpoint: the run's last checkpoint could not be written: ", failure_,
-              std::filesystem::is_directory(last_path_)
-                  ? "; the last one that was is '" + last_path_.string() + "'"
-                  : "");
+  const std::string failure = outcome_ ? std::exchange(outcome_->failure, {}) : "";
+  TORCH_CHECK(failure.empty(), "ModelCheckpoint: the run's last checkpoint could not be written: ", failure);
 }
 
 void ModelCheckpoint::save(Trainer& trainer, bool must_have_metric) {
   const FitProgress& progress = trainer.progress();
-  if (progress.steps == last_step_ && progress.total_batches == last_batches_) return;  // it is saved
+  const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
+  if (now == last_saved_) return;
   std::optional<double> score;
   if (!options_.monitor.empty()) {
     const Metrics& metrics = trainer.callback_metrics();
@@ -110,52 +121,36 @@ void ModelCheckpoint::save(Trainer& trainer, bool must_have_metric) {
                       did_you_mean(options_.monitor, names));
     if (found != metrics.end()) score = found->second;
   }
-  if (!options_.save_last && !options_.monitor.empty() && !score) return;
   const std::string name = name_of(trainer);
-  last_step_ = progress.steps;
-  last_batches_ = progress.total_batches;
+  std::vector<std::string> dropped = keep(name, score);
+  if (!options_.save_last && !best_.contains(name)) return;
+  last_saved_ = now;
   last_time_ = Clock::now();
-  const std::filesystem::path path = options_.dirpath / name, before = last_path_;
-  last_path_ = path;
-  std::vector<std::string> dropped;
-  if (before.filename() != name && !before.empty()) dropped.push_back(before.filename().string());
-  const std::vector<std::string> out = keep(name, score);
-  dropped.insert(dropped.end(), out.begin(), out.end());
+  if (!last_path_.empty()) dropped.push_back(last_path_.filename().string());
+  last_path_ = options_.dirpath / name;
   std::erase_if(dropped, [&](const std::string& other) {
     return other == name || best_.contains(other) || options_.save_top_k == -1;
   });
-  // Only when the new one is whole may the older ones go.
-  const auto job = [path, dropped, dirpath = options_.dirpath](const Checkpoint& checkpoint) {
-    save_checkpoint(path, checkpoint);
-    for (const std::string& other : dropped) remove_checkpoint(dirpath / other);
+  const auto job = [outcome = outcome_, dirpath = options_.dirpath, name,
+                    dropped](const Checkpoint& checkpoint) {
+    outcome->failure = failure_of([&] {
+      save_checkpoint(dirpath / name, checkpoint);
+      // Only now, when the new one is whole, may the older ones go.
+      for (const std::string& other : dropped) remove_checkpoint(dirpath / other);
+    });
+    if (outcome->failure.empty()) return;
+    TORCH_WARN("ModelCheckpoint: a checkpoint could not be written, and training goes on without it: ",
+               outcome->failure);
   };
-  try {
-    if (writer_) {
-      writer_->wait_for_room();
-      const auto copy = std::make_shared<Checkpoint>(snapshot(trainer.checkpoint()));
-      writer_->post([job, copy] { job(*copy); });
-    } else {
-      job(trainer.checkpoint());
-    }
-    failure_.clear();
-  } catch (const c10::Error&) {
-    note_failure();
-  }
-}
-
-void ModelCheckpoint::note_failure() {
-  try {
-    throw;
-  } catch (const c10::Error& error) {
-    failure_ = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    failure_ = error.what();
-  }
-  TORCH_WARN("ModelCheckpoint: a checkpoint could not be written, and training goes on without it: ", failure_);
+  if (!writer_) return job(trainer.checkpoint());
+  writer_->wait_for_room();
+  writer_->post([job, copy = std::make_shared<Checkpoint>(snapshot(trainer.checkpoint()))] { job(*copy); });
 }
 
 std::string ModelCheckpoint::name_of(const Trainer& trainer) const {
   const FitProgress& progress = trainer.progress();
+  // Of an epoch that has just ended its own number, and not the next one's.
+  const int64_t epoch = progress.batches == 0 && progress.epoch > 0 ? progress.epoch - 1 : progress.epoch;
   std::string name;
   const std::string& pattern = options_.filename;
   for (size_t i = 0; i < pattern.size();) {
@@ -168,15 +163,17 @@ std::string ModelCheckpoint::name_of(const Trainer& trainer) const {
     const std::string format = colon == std::string::npos ? "{}" : "{" + inside.substr(colon) + "}";
     try {
       if (key == "epoch") {
-        name += fmt::format(fmt::runtime(format), progress.epoch);
+        name += fmt::format(fmt::runtime(format), epoch);
       } else if (key == "step") {
         name += fmt::format(fmt::runtime(format), progress.steps);
       } else {
         const auto found = trainer.callback_metrics().find(key);
-        name += found == trainer.callback_metrics().end() ? "none" : fmt::format(fmt::runtime(format), found->second);
+        name += found == trainer.callback_metrics().end() ? "none"
+                                                          : fmt::format(fmt::runtime(format), found->second);
       }
     } catch (const fmt::format_error& error) {
-      TORCH_CHECK_VALUE(false, "ModelCheckpoint: filename '", pattern, "': ", error.what(), " in {", inside, "}");
+      TORCH_CHECK_VALUE(false, "ModelCheckpoint: filename '", pattern, "': ", error.what(), " in {", inside,
+                        "}");
     }
     i = close + 1;
   }

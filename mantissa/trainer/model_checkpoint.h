@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -82,6 +83,10 @@ class ModelCheckpoint final : public Callback, public Stateful {
     double score = 0;
     int64_t order = 0;  ///< the later of two equal ones has the higher
   };
+  /// Of the last checkpoint that was tried: "", or why it could not be written. The writer's while there is one.
+  struct Outcome {
+    std::string failure;
+  };
   using Clock = std::chrono::steady_clock;
 
   void save(Trainer& trainer, bool must_have_metric);
@@ -89,7 +94,6 @@ class ModelCheckpoint final : public Callback, public Stateful {
   /// Returns the names of those that are no longer among the best.
   std::vector<std::string> keep(const std::string& name, std::optional<double> score);
   bool is_better(const Kept& a, const Kept& b) const;
-  void note_failure();
 
   ModelCheckpointOptions options_;
   std::unique_ptr<FolderLock> lock_;
@@ -97,9 +101,10 @@ class ModelCheckpoint final : public Callback, public Stateful {
   std::map<std::string, Kept> best_;  ///< at most save_top_k, by their names
   std::filesystem::path best_path_, last_path_;
   std::optional<double> best_score_;
-  int64_t order_ = 0, last_step_ = -1, last_batches_ = -1;
+  int64_t order_ = 0, batches_per_epoch_ = 0;
+  std::array<int64_t, 3> last_saved_{};  ///< steps, epoch and batch
   Clock::time_point last_time_;
-  std::string failure_;  ///< of the last checkpoint, if it could not be written
+  std::shared_ptr<Outcome> outcome_;
 };
 
 }  // namespace mantissa

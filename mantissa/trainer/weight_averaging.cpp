@@ -42,7 +42,8 @@ void EMAWeightAveraging::on_fit_end(Trainer& /*trainer*/, const FitResult& /*res
 StateDict EMAWeightAveraging::state_dict() const { return ema_ ? ema_->state_dict() : StateDict(); }
 
 void EMAWeightAveraging::load_state_dict(const StateReader& state) {
-  TORCH_CHECK(ema_, "EMAWeightAveraging::load_state_dict: it averages nothing yet; call it after on_fit_start()");
+  TORCH_CHECK(ema_,
+              "EMAWeightAveraging::load_state_dict: it averages nothing yet; call it after on_fit_start()");
   if (state.size() > 0) ema_->load_state_dict(state);
 }
 
