@@ -139,7 +139,7 @@ const T& StateReader::get(const char* expected) const {
   return *found;
 }
 
-std::string_view StateReader::kind() const { return dict_ ? kKinds.back() : value_->kind(); }
+std::string_view StateReader::kind() const { return value_ ? value_->kind() : kKinds.back(); }
 
 std::string StateReader::below(std::string_view name) const { return joined(path_, name); }
 

@@ -27,7 +27,8 @@ class TemporaryFile {
       file_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     } while (file_.get() < 0 && (errno == EINTR || errno == EEXIST));  // EEXIST: left by a killed process
     if (file_.get() < 0) fail_to_write(target, "creating a temporary file beside it", errno);
-    // On a second descriptor of the same opening, so that the lock outlives the closing, which is before the move.
+    // On a second descriptor of the same opening, so that the lock outlives the closing, which is before the
+    // move.
     held_ = FileDescriptor(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
     try_lock(held_);
   }

@@ -46,9 +46,11 @@ void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkp
 
 /// Takes a snapshot of `checkpoint` and has `writer` write it, so that training may go on at once.
 ///
-/// Memory: a snapshot for each checkpoint that `writer` has not finished; waits for its room before it takes one.
-/// Errors: those of snapshot(), when nothing is written; those of an earlier job, see BackgroundWriter::post(),
-///         when this one is. What save_checkpoint() throws comes out of a later call of `writer`.
+/// Memory: a snapshot for each checkpoint that `writer` has not finished; waits for its room before it takes
+///         one.
+/// Errors: those of snapshot(), when nothing is written; those of an earlier job, see
+///         BackgroundWriter::post(), when this one is. What save_checkpoint() throws comes out of a later
+///         call of `writer`.
 void save_checkpoint_later(BackgroundWriter& writer, const std::filesystem::path& path,
                            const Checkpoint& checkpoint);
 

@@ -301,7 +301,8 @@ TEST_F(CheckpointFiles, AFullFileSystemKeepsTheOldOne) {
   if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) GTEST_SKIP() << "may not mount a tmpfs";
   const auto unmount = std::shared_ptr<void>(nullptr, [&](void*) { ::umount(disk.c_str()); });
   save_checkpoint(disk / "a", a_checkpoint(1, 50'000));
-  // At every size some other write is the one that fails: the weights' for the largest, the manifest's in between.
+  // At every size some other write is the one that fails: the weights' for the largest, the manifest's in
+  // between.
   const int64_t kept = 1;
   int failures = 0;
   for (const int64_t size :
@@ -356,8 +357,8 @@ TEST_F(CheckpointFiles, AReadOnlyFolderKeepsTheOldOne) {
   EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
 }
 
-// A child writes checkpoint after checkpoint, replaces one of them each time and removes old ones, until it is
-// killed. After each kill a whole checkpoint is found, no older than the last that the child had finished.
+// A child writes checkpoint after checkpoint, replaces one of them each time and removes old ones, until it
+// is killed. After each kill a whole checkpoint is found, no older than the last that the child had finished.
 TEST_F(CheckpointFiles, KilledAtAnyMomentThereIsAlwaysAWholeOne) {
   save_checkpoint(folder_ / "last", a_checkpoint(0, 5000));
   int64_t finished = 0;

@@ -138,7 +138,8 @@ StateValue moved(const StateValue& value, at::Device device) {
   return copy;
 }
 
-/// In libtorch's layout. Parameters are named there by address; any text of a number does, but 0, which is none.
+/// In libtorch's layout. Parameters are named there by address; any text of a number does, but 0, which is
+/// none.
 std::string address(size_t number) { return std::to_string(number + 1); }
 
 StateDict archive_of(const StateReader& saved, const std::vector<at::Tensor>& parameters) {

@@ -1,5 +1,6 @@
-// Taking an optimizer's state as a tree against libtorch's own way, its zip file, here in memory: both in turn, and
-// the median of the ratios. Both leave a copy that the next step does not change, and they hold the same.
+// Taking an optimizer's state as a tree against libtorch's own way, its zip file, here in memory: both in
+// turn, and the median of the ratios. Both leave a copy that the next step does not change, and they hold the
+// same.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <chrono>

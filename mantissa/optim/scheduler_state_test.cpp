@@ -41,7 +41,8 @@ std::string error_of(const F& f) {
   return "no error";
 }
 
-/// `step(scheduler, i)` at every step, stopped and gone on with at each of them: the rates of an unbroken run.
+/// `step(scheduler, i)` at every step, stopped and gone on with at each of them: the rates of an unbroken
+/// run.
 template <typename Make, typename Step>
 void expect_same_rates(const Make& make, const Step& step) {
   constexpr int kSteps = 14;
