@@ -14,36 +14,12 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/io/write_error_internal.h"
+
 namespace mantissa {
 namespace {
 
 namespace fs = std::filesystem;
-
-const char* cure(int error) {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-      return "free some space or choose a folder on another disk";
-    case EFBIG:
-      return "raise the limit on file sizes (ulimit -f) or choose another file system";
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return "choose a folder that you may write to";
-    case ENOENT:
-    case ENOTDIR:
-      return "create its folder first or correct the path";
-    case ENAMETOOLONG:
-      return "choose a shorter name";
-    default:
-      return "check the disk or choose another folder";
-  }
-}
-
-[[noreturn]] void fail(const fs::path& path, const char* doing, int error) {
-  TORCH_CHECK(false, "cannot write '", path.string(), "': ", doing,
-              " failed: ", std::generic_category().message(error), "; ", cure(error));
-}
 
 class FileDescriptor {
  public:
@@ -99,13 +75,13 @@ class FdStreambuf : public std::streambuf {
   void write_all(const char* data, std::streamsize n) {
     // After a failure nothing more may reach the file: a writer that swallows the exception must not get a
     // file with a hole in it renamed into place.
-    if (error_ != 0) fail(path_, "writing", error_);
+    if (error_ != 0) fail_to_write(path_, "writing", error_);
     while (n > 0) {
       const ssize_t written = ::write(fd_, data, size_t(n));
       if (written < 0 && errno == EINTR) continue;
       if (written <= 0) {
         error_ = written < 0 ? errno : ENOSPC;
-        fail(path_, "writing", error_);
+        fail_to_write(path_, "writing", error_);
       }
       data += written;
       n -= written;
@@ -124,7 +100,8 @@ fs::path resolve(fs::path path) {
   std::error_code error;
   for (int links = 0; fs::is_symlink(fs::symlink_status(path, error)); ++links) {
     const fs::path next = fs::read_symlink(path, error);
-    if (error || links == 40) fail(path, "following the symbolic link", error ? error.value() : ELOOP);
+    if (error || links == 40)
+      fail_to_write(path, "following the symbolic link", error ? error.value() : ELOOP);
     path = path.parent_path() / next;
   }
   return path;
@@ -143,7 +120,7 @@ class TemporaryFile {
       path_ = target.parent_path() / (stem + std::to_string(count++));
       fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     } while (fd_ < 0 && (errno == EINTR || errno == EEXIST));  // EEXIST: left by a killed process of this id
-    if (fd_ < 0) fail(target, "creating a temporary file beside it", errno);
+    if (fd_ < 0) fail_to_write(target, "creating a temporary file beside it", errno);
   }
   ~TemporaryFile() {
     if (!path_.empty()) ::unlink(path_.c_str());
@@ -153,7 +130,8 @@ class TemporaryFile {
 
   int fd() const { return fd_; }
   void rename_to(const fs::path& target) {
-    if (::rename(path_.c_str(), target.c_str()) != 0) fail(target, "renaming the temporary file", errno);
+    if (::rename(path_.c_str(), target.c_str()) != 0)
+      fail_to_write(target, "renaming the temporary file", errno);
     path_.clear();
   }
 
@@ -176,21 +154,22 @@ void write_file_atomically(const fs::path& path, const std::function<void(std::o
 
   const fs::path folder_path = target.has_parent_path() ? target.parent_path() : fs::path(".");
   FileDescriptor folder(::open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.get() < 0) fail(path, "opening its folder", errno);
+  if (folder.get() < 0) fail_to_write(path, "opening its folder", errno);
 
   TemporaryFile temporary(target, 0666);
   FileDescriptor file(temporary.fd());
-  if (exists && ::fchmod(file.get(), old.st_mode & 07777) != 0) fail(path, "keeping its permissions", errno);
+  if (exists && ::fchmod(file.get(), old.st_mode & 07777) != 0)
+    fail_to_write(path, "keeping its permissions", errno);
   FdStreambuf buffer(file.get(), path);
   std::ostream stream(&buffer);
   stream.exceptions(std::ios::badbit | std::ios::failbit);
   write(stream);
   buffer.flush();
-  if (::fsync(file.get()) != 0) fail(path, "syncing to the disk", errno);
-  if (const int error = file.close()) fail(path, "closing", error);
+  if (::fsync(file.get()) != 0) fail_to_write(path, "syncing to the disk", errno);
+  if (const int error = file.close()) fail_to_write(path, "closing", error);
   temporary.rename_to(target);
   // Some file systems cannot sync a folder (EINVAL); there the rename is as durable as they make it.
-  if (::fsync(folder.get()) != 0 && errno != EINVAL) fail(path, "syncing its folder", errno);
+  if (::fsync(folder.get()) != 0 && errno != EINVAL) fail_to_write(path, "syncing its folder", errno);
 }
 
 void write_file_atomically(const fs::path& path, std::string_view content) {
