@@ -37,6 +37,7 @@ bench: configure
 	cmake --build --preset $(PRESET) --target mantissa_kernels_python parity_runner benchmarks
 	$(BUILD)/amp_bench --benchmark_out=$(BUILD)/amp_bench.json
 	$(BUILD)/kernels_bench --benchmark_out=$(BUILD)/kernels_bench.json
+	$(BUILD)/trainer_bench --benchmark_out=$(BUILD)/trainer_bench.json
 	$(BUILD)/precision_step_bench --benchmark_out=$(BUILD)/precision_step_bench.json
 	$(BUILD)/peak_memory_bench
 	$(BUILD)/replay_point_bench

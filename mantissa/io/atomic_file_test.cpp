@@ -1,17 +1,18 @@
 #include "mantissa/io/atomic_file.h"
 
-#include <csignal>
 #include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <iterator>
+#include <optional>
 #include <string>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 
 #include <torch/torch.h>
+
+#include "mantissa/io/file_size_limit_internal.h"
 
 namespace mantissa {
 namespace {
@@ -61,11 +62,7 @@ TEST_F(AtomicFile, ThrowInTheMiddleKeepsTheOldFile) {
 // The size limit fails as a full disk does: write() comes back short, then with an error.
 TEST_F(AtomicFile, FullDiskKeepsTheOldFileAndNamesTheCure) {
   write_file_atomically(folder_ / "a", "old");
-  rlimit old_limit{};
-  getrlimit(RLIMIT_FSIZE, &old_limit);
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-  const rlimit limit{100'000, old_limit.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &limit);
+  std::optional<FileSizeLimit> limit(100'000);
   const std::string large =
       error_of([&] { write_file_atomically(folder_ / "a", std::string(200'000, 'x')); });
   // Small pieces reach the disk only when the buffer is full, or at the very end.
@@ -82,8 +79,7 @@ TEST_F(AtomicFile, FullDiskKeepsTheOldFileAndNamesTheCure) {
       }
     });
   });
-  setrlimit(RLIMIT_FSIZE, &old_limit);
-  std::signal(SIGXFSZ, old_handler);
+  limit.reset();
   for (const std::string& message : {large, small, swallowed}) {
     EXPECT_THAT(message, HasSubstr((folder_ / "a").string()));
     EXPECT_THAT(message, HasSubstr("File too large; raise the limit"));

@@ -1,0 +1,111 @@
+#include "mantissa/io/append_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <fcntl.h>
+#include <fstream>
+#include <ostream>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "mantissa/io/atomic_file.h"
+#include "mantissa/io/files_internal.h"
+
+namespace mantissa {
+
+AppendFile::AppendFile(std::filesystem::path path) : path_(std::move(path)) {}
+
+AppendFile::AppendFile(std::filesystem::path path, Mode mode) : AppendFile(std::move(path)) {
+  open(mode == Mode::kCreate ? O_CREAT | O_EXCL : O_CREAT);
+  if (mode == Mode::kContinue) drop_cut_line();
+  // The name of a new file, too, must survive a loss of power. What cannot be synced (EINVAL) does as it can.
+  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  if (const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); fd >= 0) {
+    ::fsync(fd);
+    ::close(fd);
+  }
+}
+
+AppendFile::~AppendFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void AppendFile::open(int flags) {
+  if (fd_ >= 0) ::close(fd_);
+  do {
+    fd_ = ::open(path_.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | flags, 0666);
+  } while (fd_ < 0 && errno == EINTR);
+  if (fd_ < 0) fail_to_write(path_, "opening", errno);
+  struct stat found {};
+  if (::fstat(fd_, &found) != 0) fail_to_write(path_, "looking at it", errno);
+  TORCH_CHECK_VALUE(S_ISREG(found.st_mode), "cannot write '", path_.string(),
+                    "': it is no regular file; give the name of one");
+  // Other errors: a file system that has no locks. There, runs are not kept apart.
+  TORCH_CHECK(::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "cannot write '", path_.string(),
+              "': another run is writing it; give each run a folder of its own");
+  size_ = static_cast<uint64_t>(found.st_size);
+}
+
+void AppendFile::check_not_removed() const {
+  struct stat found {};
+  if (::fstat(fd_, &found) != 0) fail_to_write(path_, "looking at it", errno);
+  TORCH_CHECK(found.st_nlink > 0, "cannot write '", path_.string(),
+              "': it was removed, or its folder was; leave a run's files alone while it goes on");
+}
+
+void AppendFile::drop_cut_line() {
+  std::array<char, 4096> block{};
+  uint64_t whole = size_;
+  bool found = false;
+  while (whole > 0 && !found) {
+    const size_t n = std::min<uint64_t>(block.size(), whole);
+    if (::pread(fd_, block.data(), n, static_cast<off_t>(whole - n)) != static_cast<ssize_t>(n))
+      fail_to_write(path_, "reading its end", errno);
+    const auto end = std::find(block.rend() - static_cast<ptrdiff_t>(n), block.rend(), '\n');
+    found = end != block.rend();
+    whole -= n;
+    if (found) whole += static_cast<uint64_t>(block.rend() - end);
+  }
+  if (whole < size_ && ::ftruncate(fd_, static_cast<off_t>(whole)) != 0)
+    fail_to_write(path_, "dropping a line without an end", errno);
+  size_ = whole;
+}
+
+void AppendFile::append(std::string_view piece) {
+  check_not_removed();
+  for (std::string_view rest = piece; !rest.empty();) {
+    const ssize_t written = ::write(fd_, rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      const int error = written < 0 ? errno : ENOSPC;
+      // What of the piece is there would be a row that ends in the middle. If even this fails, it stays so.
+      [[maybe_unused]] const int cut = ::ftruncate(fd_, static_cast<off_t>(size_));
+      fail_to_write(path_, "writing", error);
+    }
+    rest.remove_prefix(static_cast<size_t>(written));
+  }
+  size_ += piece.size();
+}
+
+void AppendFile::sync() {
+  check_not_removed();
+  if (::fsync(fd_) != 0) fail_to_write(path_, "syncing to the disk", errno);
+}
+
+void AppendFile::edit_lines(const std::function<bool(std::string& line)>& edit) {
+  check_not_removed();
+  write_file_atomically(path_, [&](std::ostream& out) {
+    std::ifstream in(path_, std::ios::binary);
+    for (std::string line; std::getline(in, line);)
+      if (edit(line)) out << line << '\n';
+    if (!in.eof()) fail_to_write(path_, "reading it for a rewrite", errno);
+  });
+  open(0);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,164 @@
+#include "mantissa/io/append_file.h"
+
+#include <csignal>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <iterator>
+#include <string>
+#include <unistd.h>
+
+#include <torch/torch.h>
+
+#include "mantissa/io/file_size_limit_internal.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using enum AppendFile::Mode;
+
+class AppendFileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "mantissa-append-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+    path_ = folder_ / "rows";
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string content() const {
+    std::ifstream in(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  void write(const std::string& content) const { std::ofstream(path_, std::ios::binary) << content; }
+  template <typename F>
+  static std::string error_of(const F& f) {
+    try {
+      f();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "no error";
+  }
+
+  fs::path folder_, path_;
+};
+
+TEST_F(AppendFileTest, GoesOnAfterTheLastWholeLine) {
+  const std::string long_line(10'000, 'x');  // more than the blocks in which the end is looked for
+  const struct {
+    std::string before, kept;
+  } cases[] = {{"", ""},        {"a\n", "a\n"}, {"a\nb", "a\n"}, {"cut", ""}, {"a\n" + long_line, "a\n"},
+               {long_line, ""}, {"\n", "\n"}};
+  for (const auto& [before, kept] : cases) {
+    write(before);
+    AppendFile file(path_, kContinue);
+    EXPECT_EQ(file.size(), kept.size());
+    file.append("next\n");
+    EXPECT_EQ(content(), kept + "next\n") << before.substr(0, 10);
+  }
+}
+
+TEST_F(AppendFileTest, ANewFileMustNotBeThere) {
+  write("precious");
+  EXPECT_THAT(error_of([&] { AppendFile(path_, kCreate); }), HasSubstr("File exists"));
+  EXPECT_EQ(content(), "precious");
+}
+
+TEST_F(AppendFileTest, EditsAndDropsLinesThenGoesOn) {
+  write("1\n2\n3\n");
+  AppendFile file(path_, kContinue);
+  file.edit_lines([](std::string& line) {
+    line += "!";
+    return line != "2!";
+  });
+  file.append("4\n");
+  EXPECT_EQ(content(), "1!\n3!\n4\n");
+  EXPECT_EQ(file.size(), content().size());
+}
+
+TEST_F(AppendFileTest, AThrowWhileEditingLeavesTheFileAsItWas) {
+  write("1\n2\n");
+  AppendFile file(path_, kContinue);
+  EXPECT_THROW(file.edit_lines([](std::string& line) -> bool {
+    if (line == "2") throw std::runtime_error("stop");
+    return false;
+  }),
+               std::runtime_error);
+  file.append("3\n");
+  EXPECT_EQ(content(), "1\n2\n3\n");
+}
+
+TEST_F(AppendFileTest, HasOneWriterAtATime) {
+  AppendFile first(path_, kContinue);
+  const auto open_again = [&] { AppendFile(path_, kContinue); };
+  EXPECT_THAT(error_of(open_again), HasSubstr("another run is writing it"));
+  first.append("a\n");
+  first.edit_lines([](std::string& /*line*/) { return true; });  // another file under the same name
+  EXPECT_THAT(error_of(open_again), HasSubstr("another run is writing it"));
+}
+
+TEST_F(AppendFileTest, TellsThatItsFileOrFolderWasRemoved) {
+  AppendFile file(path_, kContinue);
+  file.append("a\n");
+  fs::remove_all(folder_);
+  const std::string told = "rows': it was removed, or its folder was";
+  EXPECT_THAT(error_of([&] { file.append("b\n"); }), HasSubstr(told));
+  EXPECT_THAT(error_of([&] { file.sync(); }), HasSubstr(told));
+  EXPECT_THAT(error_of([&] { file.edit_lines([](std::string& /*line*/) { return true; }); }),
+              HasSubstr(told));
+  EXPECT_FALSE(fs::exists(folder_));
+}
+
+TEST_F(AppendFileTest, AFolderMayMove) {
+  AppendFile file(path_, kContinue);
+  const fs::path moved = folder_.string() + "-moved";
+  fs::rename(folder_, moved);
+  file.append("a\n");
+  folder_ = moved;
+  path_ = moved / "rows";
+  EXPECT_EQ(content(), "a\n");
+}
+
+TEST_F(AppendFileTest, TellsWhyItCannotBeOpened) {
+  EXPECT_THAT(error_of([&] { AppendFile(folder_ / "none" / "rows", kContinue); }),
+              HasSubstr("No such file or directory; create its folder first"));
+  EXPECT_THAT(error_of([&] { AppendFile(folder_, kContinue); }), HasSubstr("opening failed: Is a directory"));
+  EXPECT_THAT(error_of([&] { AppendFile("/dev/null", kContinue); }), HasSubstr("no regular file"));
+}
+
+TEST_F(AppendFileTest, APieceThatDoesNotFitLeavesNoPartOfItself) {
+  AppendFile file(path_, kContinue);
+  file.append("0123456789\n");
+  {
+    const FileSizeLimit limit(16);
+    EXPECT_THAT(error_of([&] { file.append("abcdefghij\n"); }), HasSubstr("writing failed: File too large"));
+  }
+  EXPECT_EQ(content(), "0123456789\n");
+  file.append("abcdefghij\n");
+  EXPECT_EQ(content(), "0123456789\nabcdefghij\n");
+}
+
+TEST_F(AppendFileTest, WhatWasAppendedOutlivesAKill) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  // The test runs again in a new process, which cannot know the name of this one's folder.
+  fs::remove_all(folder_);
+  const fs::path file = fs::temp_directory_path() / "mantissa-append-killed";
+  EXPECT_EXIT(
+      {
+        fs::remove(file);
+        AppendFile rows(file, kContinue);
+        rows.append("a\n");
+        std::raise(SIGKILL);
+      },
+      testing::KilledBySignal(SIGKILL), "");
+  path_ = file;
+  EXPECT_EQ(content(), "a\n");
+  fs::remove(file);
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,144 @@
+#include "mantissa/io/event_file.h"
+
+#include <cmath>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <unistd.h>
+
+#include <torch/csrc/jit/serialization/export.h>
+#include <torch/torch.h>
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+std::string error_of(std::string_view bytes) {
+  try {
+    parse_events(bytes);
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+const Event kScalars{.wall_time = 1.7e9 + 0.25, .step = 7, .scalars = {{"loss", 0.5F}, {"zero", 0.0F}}};
+
+TEST(EventFile, KeepsEveryField) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::vector<Event> events{
+      {.wall_time = 1.5, .file_version = "brain.Event:2"},
+      {.wall_time = 2, .step = 1LL << 40, .restarts = true},
+      kScalars,
+      {.wall_time = 3, .step = -1, .scalars = {{"inf", kInf}, {"-inf", -kInf}, {"λ/x y", 1e-40F}}},
+      {.wall_time = 4, .texts = {{"note", "**bold** ü"}, {"empty", ""}}},
+      {.wall_time = 5,
+       .hparams = {{{"lr", 0.0}, {"fused", false}, {"name", std::string()}, {"other", std::string("x")}}}},
+      {.wall_time = 6, .hparams = {std::map<std::string, Event::HParam>()}},
+      {.wall_time = 7, .succeeded = true},
+      {.wall_time = 8, .succeeded = false}};
+  std::string bytes;
+  for (const Event& event : events) bytes += event_record(event);
+  const EventFile file = parse_events(bytes);
+  EXPECT_EQ(file.events, events);
+  EXPECT_FALSE(file.is_cut);
+}
+
+TEST(EventFile, KeepsNan) {
+  const EventFile file = parse_events(event_record({.scalars = {{"loss", std::nanf("")}}}));
+  EXPECT_TRUE(std::isnan(file.events.at(0).scalars.at(0).second));
+}
+
+TEST(EventFile, IsWhatTensorFlowWrites) {
+  // The first record of every event file, its time being 1.0; from TensorFlow's own writer.
+  const std::string message(
+      "\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0d"
+      "brain.Event:2",
+      24);
+  const std::string record = event_record({.wall_time = 1, .file_version = "brain.Event:2"});
+  EXPECT_EQ(record.substr(0, 8), std::string("\x18\0\0\0\0\0\0\0", 8));
+  EXPECT_EQ(record.substr(8, 4), "\xa3\x7f\x4b\x22");
+  EXPECT_EQ(record.substr(12, message.size()), message);
+  EXPECT_EQ(record.size(), 12 + message.size() + 4);
+}
+
+TEST(EventFile, ReadsWhatIsThereOfACutFile) {
+  const std::string one = event_record(kScalars), two = one + one;
+  for (size_t n = 0; n <= two.size(); ++n) {
+    const EventFile file = parse_events(std::string_view(two).substr(0, n));
+    EXPECT_EQ(file.events.size(), n / one.size()) << n;
+    EXPECT_EQ(file.is_cut, n % one.size() != 0) << n;
+  }
+}
+
+TEST(EventFile, EveryFlippedBitIsFound) {
+  const std::string good = event_record(kScalars);
+  for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
+    std::string bad = good + good;
+    bad[good.size() + bit / 8] ^= static_cast<char>(1 << bit % 8);
+    EXPECT_THAT(error_of(bad), HasSubstr("the record at byte " + std::to_string(good.size()) + " has a"));
+  }
+}
+
+TEST(EventFile, AGoodChecksumDoesNotMakeAnEvent) {
+  // An empty message is an event without values; TFRecord's own sums for a length of 0 and for no bytes.
+  std::string empty(8, '\0');
+  empty += "\x29\x03\x98\x07";
+  empty += std::string("\xd8\xea\x82\xa2", 4);
+  EXPECT_EQ(parse_events(empty).events, std::vector<Event>(1));
+  EXPECT_THAT(error_of("<html>this is another file</html>"), HasSubstr("no TensorBoard event file"));
+}
+
+class EventFileWriterTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "mantissa-events-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static std::string content(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(EventFileWriterTest, BeginsWithTheVersionAndHasANameOfItsOwn) {
+  EventFileWriter first(folder_), second(folder_);
+  EXPECT_NE(first.path(), second.path());
+  EXPECT_THAT(first.path().filename().string(),
+              testing::MatchesRegex("events\\.out\\.tfevents\\.[0-9]+\\..+\\." + std::to_string(getpid()) +
+                                    "\\.[0-9]+"));
+  first.write(std::vector{kScalars, kScalars});
+  const EventFile file = parse_events(content(first.path()));
+  ASSERT_EQ(file.events.size(), 3U);
+  EXPECT_EQ(file.events[0].file_version, "brain.Event:2");
+  EXPECT_EQ(file.events[1], kScalars);
+}
+
+/// libtorch_cpu holds a protobuf of another version, for ONNX. Both at work in one process, in turn.
+TEST_F(EventFileWriterTest, TwoProtobufsLiveInOneProcess) {
+  // A ModelProto {ir_version: 8, graph {name: "g"}, opset_import {version: 17}}, and the same with an empty
+  // name.
+  const std::string good("\x08\x08\x3a\x03\x12\x01g\x42\x02\x10\x11", 11);
+  const std::string nameless("\x08\x08\x3a\x02\x12\0\x42\x02\x10\x11", 10);
+  for (int turn = 0; turn < 3; ++turn) {
+    EventFileWriter writer(folder_);
+    writer.write({&kScalars, 1});
+    EXPECT_NO_THROW(torch::jit::check_onnx_proto(good));
+    EXPECT_ANY_THROW(torch::jit::check_onnx_proto(nameless));
+    EXPECT_ANY_THROW(torch::jit::check_onnx_proto("\xff\xff no protobuf"));
+    EXPECT_EQ(parse_events(content(writer.path())).events.at(1), kScalars);
+  }
+}
+
+}  // namespace
+}  // namespace mantissa

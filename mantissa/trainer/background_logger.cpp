@@ -1,0 +1,170 @@
+#include "mantissa/trainer/background_logger.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <variant>
+
+#include <c10/util/Exception.h>
+
+#include <nlohmann/json.hpp>
+
+namespace mantissa {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+bool is_utf8(const std::string& text) {
+  const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
+  if (std::all_of(text.begin(), text.end(), is_ascii)) return true;
+  try {
+    return !nlohmann::json(text).dump().empty();
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
+void check_name(const char* function, const std::string& name) {
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  TORCH_CHECK_VALUE(!name.empty() && std::none_of(name.begin(), name.end(), is_control) && is_utf8(name),
+                    function, ": the name '", name,
+                    "' is empty, is not UTF-8 or has control characters; choose another");
+}
+
+}  // namespace
+
+BackgroundLogger::BackgroundLogger(std::string name, std::filesystem::path log_dir,
+                                   std::unique_ptr<LogWriter> writer, const BackgroundOptions& options)
+    : name_(std::move(name)), log_dir_(std::move(log_dir)), options_(options), writer_(std::move(writer)) {
+  TORCH_CHECK_VALUE(options.flush_seconds > 0 && options.flush_seconds <= 3600 && options.queue_rows >= 2,
+                    name_, " logger: need flush_seconds above 0 and at most 3600, and queue_rows >= 2; got ",
+                    options.flush_seconds, ", ", options.queue_rows);
+  thread_ = std::thread([this] { run(); });
+}
+
+BackgroundLogger::~BackgroundLogger() {
+  {
+    const std::scoped_lock lock(queue_mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+  try {
+    after_queued([](LogWriter& writer) { writer.sync(); });
+  } catch (const c10::Error& error) {
+    TORCH_WARN("the ", name_, " logger has lost rows: ", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    TORCH_WARN("the ", name_, " logger has lost rows: ", error.what());
+  }
+}
+
+void BackgroundLogger::log_metrics(MetricValues metrics, int64_t step) {
+  for (const auto& [name, value] : metrics) {
+    check_name("log_metrics", name);
+    TORCH_CHECK_VALUE(name != "step" && name != "wall_time", "log_metrics: the name '", name,
+                      "' is that of the logger's own column; choose another");
+  }
+  const double time = now();
+  size_t queued = 0;
+  {
+    std::unique_lock lock(queue_mutex_);
+    room_.wait(lock, [&] { return queue_.size() < options_.queue_rows || failed_; });
+    if (takes_nothing()) return;
+    queue_.push_back({std::move(metrics), step, time});
+    queued = queue_.size();
+  }
+  // Not for every row: to wake a thread costs more than all the rest.
+  if (queued == options_.queue_rows / 2) wake_.notify_one();
+}
+
+void BackgroundLogger::log_hyperparams(const Hyperparameters& params) {
+  for (const auto& [name, value] : params) {
+    check_name("log_hyperparams", name);
+    const auto* const text = std::get_if<std::string>(&value);
+    TORCH_CHECK_VALUE(!text || is_utf8(*text), "log_hyperparams: the value of '", name, "' is not UTF-8");
+  }
+  after_queued([&](LogWriter& writer) { writer.write_hyperparams(params, now()); });
+}
+
+void BackgroundLogger::resume_from(int64_t step) {
+  after_queued([&](LogWriter& writer) { writer.resume_from(step, now()); });
+}
+
+void BackgroundLogger::save() {
+  after_queued([](LogWriter& writer) { writer.sync(); });
+}
+
+void BackgroundLogger::finalize(const std::string& status) {
+  after_queued([&](LogWriter& writer) {
+    writer.finish(status, now());
+    writer.sync();
+  });
+}
+
+/// The logger's thread.
+void BackgroundLogger::run() {
+  const std::chrono::duration<double> interval(options_.flush_seconds);
+  for (;;) {
+    {
+      std::unique_lock lock(queue_mutex_);
+      wake_.wait_for(lock, interval,
+                     [&] { return stop_ || failed_ || queue_.size() >= options_.queue_rows / 2; });
+      if (stop_ || failed_) return;
+    }
+    const std::scoped_lock lock(writing_);
+    try {
+      write_queued();
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+}
+
+/// Under writing_.
+void BackgroundLogger::write_queued() {
+  {
+    const std::scoped_lock lock(queue_mutex_);
+    taken_.swap(queue_);
+  }
+  room_.notify_all();
+  if (taken_.empty()) return;
+  writer_->write(taken_);
+  taken_.clear();
+}
+
+/// Calls the writer on this thread, after all rows that were logged before.
+void BackgroundLogger::after_queued(const std::function<void(LogWriter&)>& call) {
+  const std::scoped_lock writing(writing_);
+  {
+    const std::scoped_lock lock(queue_mutex_);
+    if (takes_nothing()) return;
+  }
+  try {
+    write_queued();
+    call(*writer_);
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  const std::scoped_lock lock(queue_mutex_);
+  takes_nothing();
+}
+
+/// Under writing_.
+void BackgroundLogger::fail(std::exception_ptr error) {
+  const std::scoped_lock lock(queue_mutex_);
+  failed_ = true;
+  error_ = std::move(error);
+  queue_.clear();
+  taken_.clear();
+  room_.notify_all();
+}
+
+/// Under queue_mutex_. Throws what has not been told yet.
+bool BackgroundLogger::takes_nothing() {
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  return failed_;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <filesystem>
+#include <system_error>
+
+#include <c10/util/Exception.h>
+
+namespace mantissa {
+
+/// `folder`, created with those above it if it is not there.
+/// Errors: c10::Error naming it and the system's reason.
+inline const std::filesystem::path& make_log_dir(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  TORCH_CHECK(!error, "cannot create the folder '", folder.string(), "' for logs: ", error.message(),
+              "; choose one that you may write to");
+  return folder;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <variant>
+
+#include <ATen/core/Tensor.h>
+
+namespace mantissa {
+
+/// One number to log: given as such, or as a tensor that need not have been computed yet.
+///
+/// Shapes:  any tensor of one real element.
+/// Sync:    a tensor on the CPU is read at once. One on a device is neither waited for nor copied here:
+///          read() does that, on the thread that writes. Its content must not be changed in place until then.
+/// Errors:  c10::ValueError for a tensor that is not one real number.
+class MetricValue {
+ public:
+  MetricValue(double value) : value_(value) {}  // NOLINT: {"loss", 0.5} is what callers write
+  MetricValue(const at::Tensor& value);         // NOLINT
+  /// Threads: any.
+  double read() const;
+
+ private:
+  struct OnDevice;
+  double value_ = 0;
+  std::shared_ptr<const OnDevice> on_device_;
+};
+
+/// Values by name. Of a Metrics m: MetricValues(m.begin(), m.end()).
+using MetricValues = std::map<std::string, MetricValue>;
+
+/// What a run was told, by name: learning rates, names of models.
+using Hyperparameter = std::variant<bool, int64_t, double, std::string>;
+using Hyperparameters = std::map<std::string, Hyperparameter>;
+
+/// Keeps what a run measures. Names are Lightning's. Mantissa's own are CSVLogger, TensorBoardLogger and
+/// JSONLinesLogger; a run may have several.
+///
+/// Errors: a logger that can no longer write throws once, from the next call of any kind, and takes nothing
+///         from then on: it is the caller's choice whether the run goes on without it.
+class Logger {
+ public:
+  virtual ~Logger() = default;
+
+  /// "csv", "tensorboard", ...
+  virtual std::string name() const = 0;
+  /// The folder that holds its files; empty if it writes none.
+  virtual std::filesystem::path log_dir() const { return {}; }
+
+  /// A row: what was measured at `step`, the number of optimizer steps so far. Two calls with one step are
+  /// two rows.
+  virtual void log_metrics(MetricValues metrics, int64_t step) = 0;
+  /// Before the first row. May be called again: newer values of a name replace older ones.
+  virtual void log_hyperparams(const Hyperparameters& params) = 0;
+  /// Tells that the run goes on from a checkpoint of `step`: rows of later steps, which a killed run left,
+  /// are void.
+  virtual void resume_from(int64_t /*step*/) {}
+  /// Returns when all rows so far are on the disk. Call it before a checkpoint counts as written: a run that
+  /// goes on from there does not log earlier rows again.
+  virtual void save() {}
+  /// The run is over: "success" or what else it came to ("failed", "interrupted"). All rows are on the disk
+  /// then. Logging may go on: another fit() of the same Trainer is another run.
+  virtual void finalize(const std::string& /*status*/) {}
+};
+
+}  // namespace mantissa
