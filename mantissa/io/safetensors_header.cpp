@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <set>
 #include <tuple>
 #include <utility>
 
 #include <c10/util/Exception.h>
 
 #include <nlohmann/json.hpp>
+
+#include "mantissa/io/json_internal.h"
 
 namespace mantissa {
 namespace {
@@ -58,42 +59,10 @@ struct Place {
   }
 };
 
-/// A key or string of the file, fit for a one-line message.
-std::string shown(const std::string& text) {
-  std::string out = text.substr(0, 100);
-  for (char& c : out) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return out;
-}
-
-json parse_json(std::string_view text, const Place& place) {
-  // nlohmann's DOM keeps the last of two equal keys, so that a repeated name must be seen while parsing.
-  std::vector<std::set<std::string>> keys;
-  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
-    place.require(depth <= 8, "its header nests deeper than the format allows");
-    if (event == json::parse_event_t::object_start) {
-      keys.emplace_back();
-    } else if (event == json::parse_event_t::object_end) {
-      keys.pop_back();
-    } else if (event == json::parse_event_t::key) {
-      const auto& key = value.get_ref<const std::string&>();
-      place.require(keys.back().insert(key).second, "its header names '", shown(key), "' twice");
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, watch);
-  } catch (const json::exception& error) {
-    place.require(false, "its header is not valid JSON (", shown(error.what()), ")");
-  }
-  return {};
-}
-
 uint64_t unsigned_of(const json& value, const Place& place, const char* field) {
   if (!value.is_number_unsigned()) {
     place.require(false, field, " must hold whole numbers from 0 to 2^64 - 1, but holds ",
-                  shown(value.dump(-1, ' ', true, json::error_handler_t::replace)));
+                  fit_for_message(value.dump(-1, ' ', true, json::error_handler_t::replace)));
   }
   return value.get<uint64_t>();
 }
@@ -118,8 +87,8 @@ SafetensorsEntry parse_entry(const json& value, const Place& place) {
   place.require(value.is_object(),
                 "its entry in the header must be an object of dtype, shape and data_offsets");
   for (const auto& [key, unused] : value.items()) {
-    place.require(key == "dtype" || key == "shape" || key == "data_offsets", "unknown field '", shown(key),
-                  "'");
+    place.require(key == "dtype" || key == "shape" || key == "data_offsets", "unknown field '",
+                  fit_for_message(key), "'");
   }
   for (const char* key : {"dtype", "shape", "data_offsets"}) {
     place.require(value.contains(key), "the field '", key, "' is missing");
@@ -129,7 +98,7 @@ SafetensorsEntry parse_entry(const json& value, const Place& place) {
   place.require(dtype.is_string(), "dtype must be a string");
   const auto known = safetensors_dtype(dtype.get_ref<const std::string&>());
   TORCH_CHECK_VALUE(known.has_value(), "safetensors file '", place.file, "', tensor '", place.tensor,
-                    "': dtype '", shown(dtype.get_ref<const std::string&>()),
+                    "': dtype '", fit_for_message(dtype.get_ref<const std::string&>()),
                     "' is not one that libtorch can hold; convert the file where it was made");
   entry.dtype = *known;
   const json& shape = value["shape"];
@@ -166,7 +135,7 @@ void check_cover(const SafetensorsHeader& header, uint64_t data_bytes, const std
                           " bytes of tensors, but only ", data_bytes, " are there");
   uint64_t at = 0;
   for (const auto& [begin, end, name] : spans) {
-    const Place place{file, shown(std::string(name))};
+    const Place place{file, fit_for_message(std::string(name))};
     place.require(begin >= at, "its bytes from ", begin, " overlap those of another tensor, which end at ",
                   at);
     place.require(begin == at, "the ", begin - at, " bytes before it, from ", at, ", belong to no tensor");
@@ -197,16 +166,17 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_
   whole.require(!text.empty() && text.front() == '{',
                 "its header does not begin with '{', so that it is no "
                 "safetensors file");
-  const json root = parse_json(text, whole);
+  const json root =
+      parse_json(text, 8, [&](const std::string& what) { whole.require(false, "its header ", what); });
   SafetensorsHeader header;
   for (const auto& [name, value] : root.items()) {
     if (name != kMetadata) {
-      header.tensors.emplace(name, parse_entry(value, {file, shown(name)}));
+      header.tensors.emplace(name, parse_entry(value, {file, fit_for_message(name)}));
       continue;
     }
     whole.require(value.is_object(), "__metadata__ must be an object of strings");
     for (const auto& [key, text_value] : value.items()) {
-      whole.require(text_value.is_string(), "the metadata '", shown(key), "' must be a string");
+      whole.require(text_value.is_string(), "the metadata '", fit_for_message(key), "' must be a string");
       header.metadata.emplace(key, text_value.get<std::string>());
     }
   }
