@@ -26,8 +26,8 @@ using Conversion = std::map<std::string, ConvertedTensor>;
 SafetensorsHeader converted_header(const SafetensorsModel& model, const Conversion& conversion,
                                    const std::map<std::string, std::string>& metadata);
 
-/// Writes the converted model: `layout` is that of its converted_header(). Returns what the casts lost, by new
-/// names; a tensor that keeps its dtype is not in it.
+/// Writes the converted model: `layout` is that of its converted_header(). Returns what the casts lost, by
+/// new names; a tensor that keeps its dtype is not in it.
 ///
 /// Numerics: values are cast as Tensor::to() casts them.
 /// Memory:   two pieces of at most kConversionPieceBytes, one as read and one as written, besides the headers
