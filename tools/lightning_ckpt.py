@@ -154,7 +154,8 @@ def main(arguments=None):
                                      epilog="Exit status: 0 done, 1 a file cannot be read or written, 2 the command is wrong.")
     parser.add_argument("ckpt", type=pathlib.Path, help="the checkpoint that Lightning wrote")
     parser.add_argument("out", type=pathlib.Path, help="the folder to make")
-    parser.add_argument("--strip-prefix", default="", metavar="TEXT", help="take this from the beginning of names, such as model.")
+    parser.add_argument("--strip-prefix", default="", metavar="TEXT",
+                        help="take this from the beginning of names, such as model.")
     parser.add_argument("--trust", action="store_true", help="run the code that the file may hold")
     options = parser.parse_args(arguments)
     try:
