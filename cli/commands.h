@@ -7,5 +7,10 @@ namespace mantissa::cli {
 /// Each adds its subcommand with a callback that runs it and throws on failure.
 void add_fit(CLI::App& app);
 void add_modes(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_convert(CLI::App& app);
+/// These two tell what `app` was told until they are called.
+void add_completion(CLI::App& app);
+void add_man(CLI::App& app);
 
 }  // namespace mantissa::cli

@@ -20,6 +20,11 @@ struct Interrupted {
   int signal;
 };
 
+/// A check that was asked for found something: exit status 3.
+struct CheckFailed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 /// Writes to standard error. That nobody reads it any more must not end a training.
 inline void tell_user(const std::string& text) { std::fputs(text.c_str(), stderr); }
 

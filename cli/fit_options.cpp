@@ -1,18 +1,15 @@
 #include "cli/fit_options.h"
 
-#include <cerrno>
 #include <fmt/format.h>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <sstream>
-#include <system_error>
 #include <type_traits>
 #include <vector>
 #include <yaml-cpp/yaml.h>
 
 #include <c10/util/Exception.h>
 
+#include "cli/yaml_file.h"
 #include "mantissa/core/suggest.h"
 
 namespace mantissa::cli {
@@ -24,19 +21,6 @@ constexpr const char* kind() {
   if constexpr (std::is_same_v<T, double>) return "a number";
   if constexpr (std::is_same_v<T, bool>) return "true or false";
   return "one value";
-}
-
-std::string read_text(const std::filesystem::path& file) {
-  constexpr const char* kCure = "; give --config an existing YAML file";
-  std::error_code error;
-  TORCH_CHECK(!std::filesystem::is_directory(file, error), file.string(), ": cannot be read: it is a folder",
-              kCure);
-  errno = 0;
-  std::ifstream in(file, std::ios::binary);
-  TORCH_CHECK(in.good(), file.string(), ": cannot be read: ", std::generic_category().message(errno), kCure);
-  std::string text(std::istreambuf_iterator<char>(in), {});
-  TORCH_CHECK(!in.bad(), file.string(), ": cannot be read: ", std::generic_category().message(errno), kCure);
-  return text;
 }
 
 }  // namespace
@@ -63,16 +47,7 @@ FitOptions merge(FitOptions over, const FitOptions& under) {
 }
 
 FitOptions read_yaml(const std::filesystem::path& file) {
-  YAML::Node root;
-  const std::string text = read_text(file);
-  try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    TORCH_CHECK_VALUE(documents.size() <= 1, file.string(), ": holds ", documents.size(),
-                      " YAML documents; keep one, the lines between two `---`");
-    if (!documents.empty()) root = documents.front();
-  } catch (const YAML::Exception& error) {
-    TORCH_CHECK_VALUE(false, file.string(), ":", error.mark.line + 1, ": not YAML: ", error.msg);
-  }
+  const YAML::Node root = load_yaml(file, "--config");
   TORCH_CHECK_VALUE(root.IsMap() || root.IsNull(), file.string(),
                     ": must be a map of options, `key: value` a line; --print-config writes one");
   FitOptions options;

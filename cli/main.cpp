@@ -85,10 +85,15 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", "mantissa " MANTISSA_VERSION);
   app.require_subcommand(1);
   app.footer(
-      "Exit status: 0 done, 1 the run failed, 2 the command or its configuration is wrong, 128 + N ended by "
-      "signal N (130: Ctrl-C).");
+      "Exit status: 0 done, 1 the run failed, 2 the command or its configuration is wrong, 3 a check that "
+      "was "
+      "asked for found something, 128 + N ended by signal N (130: Ctrl-C).");
   mantissa::cli::add_fit(app);
   mantissa::cli::add_modes(app);
+  mantissa::cli::add_inspect(app);
+  mantissa::cli::add_convert(app);
+  mantissa::cli::add_completion(app);
+  mantissa::cli::add_man(app);
   for (CLI::App* subcommand : app.get_subcommands({}))
     subcommand->set_version_flag("--version", app.version());
 
@@ -105,6 +110,8 @@ int run(int argc, char** argv) {
     return report((unknown ? unknown_words(app, command) : error.what()) + "; see " + name + " --help", 2);
   } catch (const mantissa::cli::UsageError& error) {
     return report(error.what(), 2);
+  } catch (const mantissa::cli::CheckFailed& found) {
+    return report(found.what(), 3);
   } catch (const mantissa::cli::Interrupted& interrupted) {
     return 128 + interrupted.signal;
   } catch (const c10::Error& error) {

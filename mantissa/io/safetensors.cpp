@@ -12,6 +12,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/atomic_file.h"
@@ -131,24 +132,42 @@ SafetensorsFile::~SafetensorsFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-at::Tensor SafetensorsFile::read(const std::string& name) const {
+const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
   const auto found = header_.tensors.find(name);
   if (found == header_.tensors.end()) {
     std::vector<std::string> names;
-    for (const auto& [known, entry] : header_.tensors) names.push_back(known);
+    for (const auto& [known, unused] : header_.tensors) names.push_back(known);
     TORCH_CHECK_VALUE(false, "safetensors file '", name_, "' has no tensor '", name, "'",
                       did_you_mean(name, names), "; entries() lists all ", names.size());
   }
-  const SafetensorsEntry& entry = found->second;
-  at::Tensor tensor = at::empty(entry.shape, at::TensorOptions().dtype(entry.dtype).device(at::kCPU));
-  char* bytes = static_cast<char*>(tensor.mutable_data_ptr());
-  const uint64_t n = entry.end - entry.begin;
-  read_exactly(fd_, bytes, n, data_begin_ + entry.begin, name_);
+  return found->second;
+}
+
+at::Tensor SafetensorsFile::read(const std::string& name) const {
+  const SafetensorsEntry& all = entry(name);
+  at::Tensor tensor = at::empty(all.shape, at::TensorOptions().dtype(all.dtype).device(at::kCPU));
+  read_into(name, 0, tensor);
+  return tensor;
+}
+
+void SafetensorsFile::read_into(const std::string& name, int64_t begin, const at::Tensor& out) const {
+  const SafetensorsEntry& all = entry(name);
+  TORCH_CHECK_VALUE(out.is_cpu() && out.is_contiguous() && out.scalar_type() == all.dtype,
+                    "safetensors file '", name_, "', tensor '", name, "': it is ", all.dtype,
+                    " and cannot be read into a tensor that is ", out.scalar_type(), " on ", out.device(),
+                    out.is_contiguous() ? "" : " and not contiguous",
+                    "; give a contiguous CPU tensor of its dtype");
+  const int64_t size = c10::multiply_integers(all.shape), count = out.numel();
+  TORCH_CHECK_VALUE(begin >= 0 && begin <= size && count <= size - begin, "safetensors file '", name_,
+                    "', tensor '", name, "': ", count, " elements from ", begin,
+                    " were asked for, but it has ", size, "; ask for some of those");
+  char* bytes = static_cast<char*>(out.mutable_data_ptr());
+  const uint64_t element = c10::elementSize(all.dtype), n = uint64_t(count) * element;
+  read_exactly(fd_, bytes, n, data_begin_ + all.begin + uint64_t(begin) * element, name_);
   // A C++ bool that is neither 0 nor 1 is undefined behaviour for whoever reads it.
-  if (entry.dtype == at::kBool) {
+  if (all.dtype == at::kBool) {
     for (uint64_t i = 0; i < n; ++i) bytes[i] = bytes[i] != 0;
   }
-  return tensor;
 }
 
 }  // namespace mantissa

@@ -67,8 +67,15 @@ class SafetensorsFile {
   /// Errors: c10::ValueError for a name that the file lacks; c10::Error if the disk fails or the file was cut
   /// meanwhile.
   at::Tensor read(const std::string& name) const;
+  /// Fills `out` with elements in row-major order, from the one of index `begin`, so that a tensor of any
+  /// size can be walked through in little memory.
+  /// Shapes: any; `out` is contiguous, on the CPU and of the tensor's dtype. Errors: also c10::ValueError for
+  /// another `out` and for elements that the tensor lacks.
+  void read_into(const std::string& name, int64_t begin, const at::Tensor& out) const;
 
  private:
+  const SafetensorsEntry& entry(const std::string& name) const;
+
   std::string name_;
   int fd_ = -1;
   uint64_t data_begin_ = 0;

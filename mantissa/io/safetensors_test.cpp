@@ -197,6 +197,29 @@ TEST_F(SafetensorsFileTest, ReadsOneTensorAtATime) {
   }
 }
 
+TEST_F(SafetensorsFileTest, ReadsSomeElements) {
+  save_safetensors(path_, {{"a", at::arange(10, at::kFloat).view({2, 5})}, {"b", at::ones({3}, at::kBool)}});
+  const SafetensorsFile file(path_);
+  const at::Tensor out = at::zeros({2, 2});
+  file.read_into("a", 5, out);
+  EXPECT_TRUE(at::equal(out, at::arange(5, 9, at::kFloat).view({2, 2})));
+  file.read_into("a", 10, at::empty({0}));
+  const auto error = [&](int64_t begin, const at::Tensor& into) {
+    try {
+      file.read_into("a", begin, into);
+    } catch (const c10::ValueError& e) {
+      return std::string(e.what_without_backtrace());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error(-1, out), HasSubstr("4 elements from -1 were asked for, but it has 10"));
+  EXPECT_THAT(error(7, out), HasSubstr("but it has 10"));
+  EXPECT_THAT(error(11, at::empty({0})), HasSubstr("but it has 10"));
+  EXPECT_THAT(error(0, at::empty({1}, at::kInt)),
+              HasSubstr("it is Float and cannot be read into a tensor that is Int"));
+  EXPECT_THAT(error(0, at::empty({2, 2}).t()), HasSubstr("not contiguous"));
+}
+
 TEST_F(SafetensorsFileTest, FileCutWhileOpen) {
   save_safetensors(path_, {{"w", at::ones({100})}});
   const SafetensorsFile file(path_);

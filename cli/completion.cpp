@@ -1,0 +1,284 @@
+#include "cli/completion.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <sstream>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/errors.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/models/registry.h"
+#include "mantissa/precision/registry.h"
+
+namespace mantissa::cli {
+namespace {
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, at);) parts.push_back(part);
+  return parts;
+}
+
+/// "a|b|c" is a list by itself; those of the registries are longer than a line of help.
+std::vector<std::string> choices_of(const OptionWords& option) {
+  if (option.value.find('|') != std::string::npos) return split(option.value, '|');
+  const std::string name = option.names.empty() ? "" : option.names.front();
+  std::vector<std::string> choices;
+  if (name == "--precision") {
+    for (const Mode& mode : modes()) choices.push_back(mode.name);
+    choices.emplace_back("all");
+  }
+  if (name == "--model") {
+    for (const ModelEntry& model : models()) choices.push_back(model.name);
+  }
+  return choices;
+}
+
+OptionWords words_of(const CLI::Option& option) {
+  OptionWords words;
+  for (const std::string& name : option.get_snames()) words.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) words.names.push_back("--" + name);
+  words.help = option.get_description();
+  words.repeats = option.get_expected_max() > 1;
+  if (option.get_items_expected_max() > 0)
+    words.value = option.get_option_text().empty() ? option.get_type_name() : option.get_option_text();
+  std::sort(words.names.begin(), words.names.end(),
+            [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
+  words.choices = choices_of(words);
+  return words;
+}
+
+CommandWords words_of_one(const CLI::App& app, const std::string& name) {
+  CommandWords words{name, app.get_description(), app.get_footer(), {}};
+  for (const CLI::Option* option : app.get_options({})) words.options.push_back(words_of(*option));
+  return words;
+}
+
+std::string join(const std::vector<std::string>& words, const char* between) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
+std::vector<std::string> flags_of(const CommandWords& command) {
+  std::vector<std::string> flags;
+  for (const OptionWords& option : command.options)
+    flags.insert(flags.end(), option.names.begin(), option.names.end());
+  return flags;
+}
+
+std::vector<std::string> arguments_of(const CommandWords& command) {
+  std::vector<std::string> words;
+  for (const OptionWords& option : command.options)
+    if (option.names.empty()) words.insert(words.end(), option.choices.begin(), option.choices.end());
+  return words;
+}
+
+/// `text` for a shell's single quotes, with a backslash before each of `special`.
+std::string quoted(const std::string& text, const std::string& special = "") {
+  std::string out = "'";
+  for (const char c : text) {
+    if (special.find(c) != std::string::npos) out += '\\';
+    out += c == '\'' ? "'\\''" : std::string(1, c);
+  }
+  return out + "'";
+}
+
+// Where nothing fits, `-o default` completes names of files.
+std::string bash(const std::vector<CommandWords>& commands) {
+  std::string words, values;
+  for (const CommandWords& command : commands) {
+    std::vector<std::string> all = flags_of(command), arguments = arguments_of(command);
+    if (command.name.empty())
+      for (const CommandWords& other : commands)
+        if (!other.name.empty()) arguments.push_back(other.name);
+    words += fmt::format("    {})\n      options={}\n      arguments={}\n      ;;\n",
+                         command.name.empty() ? "''" : command.name, quoted(join(all, " ")),
+                         quoted(join(arguments, " ")));
+    for (const OptionWords& option : command.options) {
+      if (option.value.empty() || option.names.empty()) continue;
+      std::vector<std::string> cases;
+      for (const std::string& name : option.names) cases.push_back(quoted(command.name + " " + name));
+      values += fmt::format("    {})\n      options=\n      arguments={}\n      ;;\n", join(cases, " | "),
+                            quoted(join(option.choices, " ")));
+    }
+  }
+  return fmt::format(R"(# bash completion for mantissa, made by `mantissa completion bash`
+_mantissa() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD - 1]}}
+  local command='' options='' arguments='' i
+  for ((i = 1; i < COMP_CWORD; ++i)); do
+    if [[ ${{COMP_WORDS[i]}} != -* ]]; then
+      command=${{COMP_WORDS[i]}}
+      break
+    fi
+  done
+  case $command in
+{}  esac
+  case "$command $previous" in
+{}  esac
+  if [[ $current == -* ]]; then arguments=$options; fi
+  mapfile -t COMPREPLY < <(compgen -W "$arguments" -- "$current")
+}}
+complete -o default -F _mantissa mantissa
+)",
+                     words, values);
+}
+
+std::string zsh_value(const OptionWords& option) {
+  const std::string what = option.choices.empty() ? "_files" : "(" + join(option.choices, " ") + ")";
+  std::string name = option.choices.empty() ? option.value : "choice";
+  std::replace(name.begin(), name.end(), ':', ' ');
+  return ":" + name + ":" + what;
+}
+
+std::string zsh(const std::vector<CommandWords>& commands) {
+  std::string names, cases, own;
+  for (const CommandWords& command : commands) {
+    std::string specs;
+    for (const OptionWords& option : command.options) {
+      if (option.names.empty()) {
+        specs += " \\\n          " + quoted((option.repeats ? "*" : "") + zsh_value(option), "");
+        continue;
+      }
+      for (const std::string& name : option.names) {
+        const std::string spec = (option.repeats ? "*" : "") + name + "[";
+        const std::string help = quoted(option.help, "[]:\\");
+        specs += " \\\n          " + quoted(spec) + help +
+                 quoted("]" + (option.value.empty() ? "" : zsh_value(option)));
+      }
+    }
+    if (command.name.empty()) {
+      own = specs;
+      continue;
+    }
+    names += "    " + quoted(command.name + ":") + quoted(command.help, ":\\") + "\n";
+    cases += fmt::format("        {})\n          _arguments{}\n          ;;\n", command.name, specs);
+  }
+  return fmt::format(R"(#compdef mantissa
+# zsh completion for mantissa, made by `mantissa completion zsh`
+_mantissa() {{
+  local state line
+  local -a commands
+  commands=(
+{}  )
+  _arguments -C{} \
+          '1:command:->command' '*::argument:->argument'
+  case $state in
+    command) _describe command commands ;;
+    argument)
+      case $words[1] in
+{}      esac
+      ;;
+  esac
+}}
+if [[ $funcstack[1] == _mantissa ]]; then
+  _mantissa "$@"
+else
+  compdef _mantissa mantissa
+fi
+)",
+                     names, own, cases);
+}
+
+std::string fish(const std::vector<CommandWords>& commands) {
+  std::string text = "# fish completion for mantissa, made by `mantissa completion fish`\n";
+  for (const CommandWords& command : commands) {
+    const std::string where =
+        command.name.empty() ? "complete -c mantissa -n __fish_use_subcommand"
+                             : "complete -c mantissa -n '__fish_seen_subcommand_from " + command.name + "'";
+    if (!command.name.empty())
+      text += fmt::format("complete -c mantissa -n __fish_use_subcommand -f -a {} -d {}\n", command.name,
+                          quoted(command.help, "\\"));
+    for (const OptionWords& option : command.options) {
+      std::string line = where;
+      for (const std::string& name : option.names)
+        line += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+      if (!option.value.empty() && !option.names.empty()) line += option.choices.empty() ? " -r" : " -x";
+      if (!option.choices.empty()) line += " -f -a " + quoted(join(option.choices, " "), "\\");
+      if (option.names.empty() && option.choices.empty()) continue;  // names of files, as by default
+      text += line + " -d " + quoted(option.help, "\\") + "\n";
+    }
+  }
+  return text;
+}
+
+/// A text in roff: nothing in it is a command, and a dash can be searched for and copied.
+std::string roff(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    const bool starts = out.empty() || out.back() == '\n';
+    if (starts && (c == '.' || c == '\'')) out += "\\&";
+    if (c == '\\')
+      out += "\\e";
+    else if (c == '-')
+      out += "\\-";
+    else
+      out += c;
+  }
+  return out;
+}
+
+std::string roff(const OptionWords& option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.names) names.push_back("\\fB" + roff(name) + "\\fR");
+  std::string line = join(names, ", ");
+  if (!option.value.empty()) line += (line.empty() ? "" : " ") + ("\\fI" + roff(option.value) + "\\fR");
+  return ".TP\n" + line + "\n" + roff(option.help) + "\n";
+}
+
+}  // namespace
+
+std::vector<CommandWords> words_of(const CLI::App& app) {
+  std::vector<CommandWords> all{words_of_one(app, "")};
+  for (const CLI::App* command : app.get_subcommands({}))
+    all.push_back(words_of_one(*command, command->get_name()));
+  return all;
+}
+
+std::string completion(const std::vector<CommandWords>& commands, const std::string& shell) {
+  if (shell == "bash") return bash(commands);
+  if (shell == "zsh") return zsh(commands);
+  if (shell == "fish") return fish(commands);
+  const std::vector<std::string> shells = split(kShells, '|');
+  throw UsageError("'" + shell + "' is not a shell that can be completed here" + did_you_mean(shell, shells) +
+                   "; choose from " + join_names(shells));
+}
+
+std::string man_page(const std::vector<CommandWords>& commands, const std::string& version) {
+  const CommandWords& program = commands.front();
+  std::string text = fmt::format(
+      ".TH MANTISSA 1 \"\" \"{}\" \"User Commands\"\n.SH NAME\nmantissa \\- {}\n.SH SYNOPSIS\n.B mantissa\n"
+      ".I COMMAND\n[\\fIOPTIONS\\fR]\n.SH OPTIONS\n",
+      roff(version), roff(program.help.substr(program.help.find(' ') + 1)));
+  for (const OptionWords& option : program.options) text += roff(option);
+  text += ".SH COMMANDS\n";
+  for (const CommandWords& command : commands) {
+    if (command.name.empty()) continue;
+    text += ".SS mantissa " + roff(command.name) + "\n" + roff(command.help) + ".\n";
+    for (const OptionWords& option : command.options) text += roff(option);
+    if (!command.footer.empty()) text += ".PP\n" + roff(command.footer) + "\n";
+  }
+  return text + ".SH NOTES\n" + roff(program.footer) + "\n";
+}
+
+void add_completion(CLI::App& app) {
+  CLI::App* sub =
+      app.add_subcommand("completion", "Print what makes a shell complete the words of this program");
+  const auto shell = std::make_shared<std::string>();
+  sub->add_option("shell", *shell, "the shell")->required()->option_text(kShells);
+  sub->footer("For bash: source <(mantissa completion bash), in ~/.bashrc");
+  sub->callback([&app, shell] { fmt::print("{}", completion(words_of(app), *shell)); });
+}
+
+void add_man(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("man", "Print the manual page, in roff");
+  sub->footer("To read it: mantissa man | man -l -");
+  sub->callback([&app] { fmt::print("{}", man_page(words_of(app), app.version())); });
+}
+
+}  // namespace mantissa::cli

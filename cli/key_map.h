@@ -1,0 +1,41 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <regex>
+#include <string>
+#include <vector>
+
+namespace mantissa::cli {
+
+/// One step from old names to new ones.
+struct RenameRule {
+  std::string text;  ///< the pattern, as it was given
+  std::regex pattern;
+  /// With $1 for the pattern's first group and so on; nothing: tensors that the pattern finds are left out.
+  std::optional<std::string> replacement;
+  bool must_match = true;  ///< whether it is an error if no name has the pattern
+};
+
+/// `PATTERN=>REPLACEMENT`: an ECMAScript regular expression, and what every part of a name that it finds
+/// becomes.
+/// Errors: c10::ValueError naming the text and what is wrong.
+RenameRule parse_rename(const std::string& text);
+
+/// Rules that take a prefix from the names that have it, and put one before every name.
+RenameRule strip_prefix_rule(const std::string& prefix);
+RenameRule add_prefix_rule(const std::string& prefix);
+
+/// The rules of a YAML file, a map from patterns to replacements in their order; a replacement of `null`
+/// leaves the tensors out.
+/// Errors: c10::ValueError with the file's name and line; those of load_yaml().
+std::vector<RenameRule> read_key_map(const std::filesystem::path& file);
+
+/// The new name of each name that is not left out: every rule in its order, on what the rules before it made.
+/// Errors: c10::ValueError for a rule that must match and does not, two names that become one, a name that
+///         becomes empty or is too long for a regular expression.
+std::map<std::string, std::string> rename_all(const std::vector<std::string>& names,
+                                              const std::vector<RenameRule>& rules);
+
+}  // namespace mantissa::cli
