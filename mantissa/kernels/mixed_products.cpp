@@ -1,6 +1,5 @@
 #include <utility>
 
-#include <ATen/FuncTorchTLS.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
@@ -11,6 +10,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "mantissa/kernels/gemm.h"
@@ -54,6 +54,26 @@ Tensor multiply(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   return out;
 }
 
+thread_local bool casts_are_separate = false;
+
+bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
+
+/// Whether this thread is inside a transformation of functorch. Its thread-local state does not tell: that stays
+/// once there was one.
+bool is_transformed() {
+  constexpr c10::DispatchKeySet kInside(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode});
+  return c10::impl::tls_local_dispatch_key_set().included_.has_any(kInside);
+}
+
+/// Whether more than autograd and autocast looks on, who would miss operations that a kernel does not call.
+bool is_observed(std::initializer_list<const Tensor*> tensors) {
+  if (casts_are_separate || at::tracer::impl::is_dispatch_enabled() || is_transformed()) return true;
+  for (const Tensor* const x : tensors)
+    if (x->defined() && (at::isTensorSubclassLike(*x) || has_tangent(*x))) return true;
+  return false;
+}
+
 class MixedProduct : public torch::autograd::Function<MixedProduct> {
  public:
   /// `is_transposed`: the weight is [n, k], as layers keep it.
@@ -73,15 +93,17 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     const Tensor by_row = is_transposed ? weight : weight.t();  // [n, k]
 
     variable_list result(4);
-    // A backward pass that is differentiated itself is left to autograd.
-    const bool is_recorded = at::GradMode::is_enabled();
+    // Left to libtorch's operations: a backward pass that is differentiated itself, and gradients that only
+    // they can read: a batch of them under vmap, or one whose signs are still to be changed.
+    const bool by_operations =
+        at::GradMode::is_enabled() || is_observed({&gradient, &x, &weight}) || !is_plain(gradient);
     if (ctx->needs_input_grad(0)) {
       result[0] =
-          is_recorded ? gradient.matmul(by_row.to(gradient.scalar_type())) : multiply(gradient, by_row, {});
+          by_operations ? gradient.matmul(by_row.to(gradient.scalar_type())) : multiply(gradient, by_row, {});
     }
     if (ctx->needs_input_grad(1)) {
       const Tensor rows = rows_of(gradient), inputs = rows_of(x);
-      if (is_recorded) {
+      if (by_operations) {
         const Tensor by_k = inputs.t().mm(rows).to(weight.scalar_type());
         result[1] = is_transposed ? by_k.t() : by_k;
       } else {
@@ -103,23 +125,6 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
 /// A parameter, or a view of one. Under no_grad every tensor is one of its own.
 bool is_weight(const Tensor& x) { return x.is_leaf() || (x.is_view() && x._base().is_leaf()); }
 
-thread_local bool casts_are_separate = false;
-
-bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
-
-/// Whether this thread is inside grad(), vmap(), ...: functorch's state stays when the last of them has ended.
-bool is_transformed() {
-  return at::functorch::functorchTLSAccessor() && !at::functorch::getDynamicLayerStack().empty();
-}
-
-/// Whether more than autograd and autocast looks on, who would miss operations that a kernel does not call.
-bool is_observed(std::initializer_list<const Tensor*> tensors) {
-  if (casts_are_separate || at::tracer::impl::is_dispatch_enabled() || is_transformed()) return true;
-  for (const Tensor* const x : tensors)
-    if (x->defined() && (at::isTensorSubclassLike(*x) || has_tangent(*x))) return true;
-  return false;
-}
-
 bool is_floating(const Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
 }
@@ -127,11 +132,10 @@ bool is_floating(const Tensor& x) {
 /// x [..., k] times weight, [n, k] if `is_transposed` and else [k, n], plus a bias [n] or none: computed, if
 /// this is the place for it.
 std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_transposed) {
-  // First what rules out most.
-  if (weight.scalar_type() != at::kFloat || weight.dim() != 2 || x.dim() == 0 || !is_floating(x))
-    return std::nullopt;
-  // Before any size: a subclass need not have sizes that are numbers.
+  // First what rules out most; then what has no sizes to ask for.
+  if (weight.scalar_type() != at::kFloat || x.is_nested() || weight.is_nested()) return std::nullopt;
   if (is_observed({&x, &weight, &bias})) return std::nullopt;
+  if (weight.dim() != 2 || x.dim() == 0 || !is_floating(x)) return std::nullopt;
   const int64_t k = weight.size(is_transposed ? 1 : 0), n = weight.size(is_transposed ? 0 : 1);
   if (x.size(-1) != k || x.numel() == 0 || weight.numel() == 0) return std::nullopt;
   if (!is_plain(x) || !is_plain(weight) || !is_weight(weight)) return std::nullopt;

@@ -1,9 +1,11 @@
 #include <functional>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <string>
 #include <vector>
 
 #include <ATen/autocast_mode.h>
+#include <ATen/functorch/DynamicLayer.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/torch.h>
 
@@ -181,6 +183,18 @@ TEST_P(MixedProducts, CastNoWeight) {
   EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
 }
 
+/// Whose thread-local state outlives it.
+TEST_P(MixedProducts, CastNoWeightAfterATransformationOfFunctorch) {
+  at::functorch::initAndPushDynamicLayer(at::functorch::TransformType::Vmap, /*batch_size=*/2,
+                                         at::functorch::RandomnessType::Error);
+  at::functorch::popDynamicLayerAndDeleteMetadata();
+  const at::Tensor x = at::randn({16, 40}).to(GetParam()), w = at::randn({24, 40}).requires_grad_();
+  const Casts casts;
+  const Region region(GetParam());
+  at::linear(x, w);
+  EXPECT_THAT(Casts::counted(), testing::IsEmpty());
+}
+
 TEST_P(MixedProducts, TakeWeightsInAnyLayout) {
   const at::Tensor x = at::randn({20, 12});
   const at::Tensor big = at::randn({3, 30, 3, 12});
@@ -232,6 +246,20 @@ TEST_P(MixedProducts, GradientsOfGradientsFlow) {
   const auto ours = second(true), exact = second(false);
   for (size_t i = 0; i < 2; ++i)
     EXPECT_LT((ours[i] - exact[i]).norm().item<double>(), 0.03 * exact[i].norm().item<double>());
+}
+
+/// Backward is called without the dispatcher, which would have changed them before an operation.
+TEST_P(MixedProducts, AGradientWhoseSignsAreStillToBeChangedIsReadAsItIs) {
+  const at::Tensor x = at::randn({8, 16}), w = at::randn({4, 16}), bias = at::randn({4});
+  const at::Tensor gradient = at::randn({8, 4}).to(GetParam());
+  const auto gradients = [&](const at::Tensor& start) {
+    const at::Tensor a = x.detach().requires_grad_(), b = w.detach().requires_grad_(),
+                     c = bias.detach().requires_grad_();
+    const Region region(GetParam());
+    return torch::autograd::grad({at::linear(a, b, c)}, {a, b, c}, {start});
+  };
+  const auto ours = gradients(at::_neg_view(gradient)), expected = gradients(gradient.neg());
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(ours[i], expected[i])) << i;
 }
 
 TEST_P(MixedProducts, AWeightUsedTwiceSumsItsGradientsInFloat32) {

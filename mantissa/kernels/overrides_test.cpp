@@ -356,6 +356,22 @@ TEST_F(Overrides, OutputsOverInputsAreLibtorchs) {
   at::set_num_threads(threads);
 }
 
+/// What grows moves, and the input that lies in the same memory with it.
+TEST_F(Overrides, AnOutputMayGrowInTheMemoryOfAnInput) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor start = at::randn({40, 40}).to(dtype);
+    const int64_t size = 1 << 20;  // so large that it is given back to the system at once
+    const auto product = [&] {
+      const at::Tensor all = at::zeros({size}, dtype);
+      const at::Tensor a = all.narrow(0, 0, 1600).view({40, 40}).copy_(start);
+      at::Tensor out = all.narrow(0, size, 0);
+      at::mm_out(out, a, start);
+      return out;
+    };
+    EXPECT_TRUE(same_bits(product(), stock(product)));
+  }
+}
+
 TEST_F(Overrides, ResizingAnOutputWarnsAsInLibtorch) {
   Collect handler;
   const c10::WarningUtils::WarningHandlerGuard guard(&handler);

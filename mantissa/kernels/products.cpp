@@ -109,12 +109,16 @@ bool overlaps_itself(const at::Tensor& x) {
 bool is_writable(const Product& p, const at::Tensor& out, std::initializer_list<const at::Tensor*> inputs,
                  const at::Tensor* self) {
   if (out.scalar_type() != p.dtype || !is_plain(out) || out.dim() > 3) return false;
-  const bool resized = out.sizes() != at::IntArrayRef(p.sizes);
-  if (!resized && overlaps_itself(out)) return false;
+  if (out.sizes() != at::IntArrayRef(p.sizes)) {
+    // Resized, it may move, and with it whatever lies in the same memory.
+    const auto is_apart = [&](const at::Tensor* x) { return !x->is_alias_of(out); };
+    return std::all_of(inputs.begin(), inputs.end(), is_apart) && (self == nullptr || is_apart(self));
+  }
+  if (overlaps_itself(out)) return false;
   for (const at::Tensor* const input : inputs)
     if (overlap(*input, out)) return false;
   if (self == nullptr || !overlap(*self, out)) return true;
-  return !resized && self->data_ptr() == out.data_ptr() && self->sizes() == out.sizes() &&
+  return self->data_ptr() == out.data_ptr() && self->sizes() == out.sizes() &&
          self->strides() == out.strides();
 }
 

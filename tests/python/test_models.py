@@ -96,6 +96,31 @@ def test_compiled_models_reach_the_same_kernels(small, how):
             assert torch.equal(theirs, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_batch_of_gradients_goes_through_an_autocast_region(dtype):
+    """vmap over the backward pass alone: the forward pass knew nothing of it."""
+    torch.manual_seed(0)
+    layer, x, starts = nn.Linear(6, 5), torch.randn(3, 6, requires_grad=True), torch.randn(4, 3, 5).to(dtype)
+    with torch.autocast("cpu", dtype=dtype):
+        y = layer(x)
+    leaves = [x, *layer.parameters()]
+    batched = torch.autograd.grad(y, leaves, starts, is_grads_batched=True, retain_graph=True)
+    for i, start in enumerate(starts):
+        for ours, expected in zip(batched, torch.autograd.grad(y, leaves, start, retain_graph=True), strict=True):
+            torch.testing.assert_close(ours[i], expected, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_nested_tensors_go_through_an_autocast_region(layout):
+    """Whose sizes are no numbers, or none."""
+    torch.manual_seed(0)
+    layer, rows = nn.Linear(6, 5), [torch.randn(2, 6), torch.randn(3, 6)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        nested = layer(torch.nested.nested_tensor(rows, layout=layout))
+        plain = layer(torch.cat(rows))
+    torch.testing.assert_close(torch.cat(nested.unbind()), plain, rtol=2**-7, atol=2**-7)
+
+
 def test_a_forward_pass_may_meet_another_kernel_in_its_backward_pass(small):
     """Switching in between is no error: gradients are of the same formulas."""
     model, images = small
