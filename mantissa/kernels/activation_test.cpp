@@ -46,8 +46,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> exact(Activation activation, cons
   return {x * share, share + bend, share + bend.abs()};
 }
 
-/// `got` is `want` as near as cpu::ActivateKernel promises: within a share of `size`, one rounding of its dtype,
-/// and what is below float32's range.
+/// `got` is `want` as near as cpu::ActivateKernel promises: within a share of `size`, one rounding of its
+/// dtype, and what is below float32's range.
 void expect_near(const at::Tensor& got, const at::Tensor& x_in, const at::Tensor& want,
                  const at::Tensor& size) {
   const at::Tensor x = x_in.to(at::kDouble);

@@ -239,7 +239,7 @@ cpu::ConvolutionWeightScratch scratch_for(const cpu::ConvolutionWeight& c, const
                                           const ConvolutionBuild& build) {
   const int64_t source = round_up(window_pixels(c.axes, c.block) * parts.channels + cpu::kGemmSlack, 16);
   const int64_t gradient = round_up(parts.together * cpu::kConvolutionChain + cpu::kGemmSlack, 16);
-  const int64_t sums = parts.together * sums_of(c, parts.channels, build);
+  const int64_t sums = parts.together * sums_of(c, parts.channels, build) + cpu::kGemmSlack;
   float* const memory = thread_scratch(source + gradient + sums);
   return {memory, memory + source, memory + source + gradient};
 }

@@ -57,8 +57,8 @@ thread_local bool casts_are_separate = false;
 
 bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
 
-/// Whether this thread is inside a transformation of functorch. Its thread-local state does not tell: that stays
-/// once there was one.
+/// Whether this thread is inside a transformation of functorch. Its thread-local state does not tell: that
+/// stays once there was one.
 bool is_transformed() {
   constexpr c10::DispatchKeySet kInside(
       {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode});

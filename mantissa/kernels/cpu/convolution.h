@@ -111,7 +111,8 @@ constexpr int64_t kConvolutionSums = int64_t{1} << 18, kConvolutionOutputs = 512
 struct ConvolutionWeightScratch {
   float* source;    ///< of one block, and kGemmSlack
   float* gradient;  ///< kConvolutionChain x the part's outputs, rounded up to a tile's side, and kGemmSlack
-  float* sums;      ///< the outputs x the runs of taps and channels, rounded up to the tile's columns
+  float* sums;      ///< the outputs x the runs of taps and channels, rounded up to the tile's columns, and
+                    ///< kGemmSlack: a tap's channels are read as whole vectors
 };
 
 using ConvolutionWeightKernel = void(const ConvolutionWeight&, const ConvolutionWeightPart&,
