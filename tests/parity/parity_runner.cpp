@@ -64,7 +64,7 @@ void run(const Json& job) {
 
   auto recorder = std::make_shared<Recorder>();
   TrainerOptions options{.device = "cpu",
-                         .accumulate_grad_batches = job["accumulate_grad_batches"],
+                         .accumulate_grad_batches = job["accumulate_grad_batches"].get<int64_t>(),
                          .gradient_clip_val = job["gradient_clip_val"],
                          .callbacks = {recorder}};
   if (job.contains("scaler")) {
