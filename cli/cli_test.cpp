@@ -469,10 +469,10 @@ constexpr const char* kWaitForChild =
 TEST_F(Program, AModeThatDiesDoesNotTakeTheOthersAlong) {
   if (!fs::exists("/proc/self/task/" + std::to_string(getpid()) + "/children"))
     GTEST_SKIP() << "this kernel does not list a process's children";
-  const Outcome outcome =
-      run("fit --device cpu --quiet --precision all --model mlp --max-steps 2 --output all --json all.json & "
-          "pid=$!; " +
-          std::string(kWaitForChild) + "kill -KILL $child; wait $pid");
+  const Outcome outcome = run(
+      "fit --device cpu --quiet --precision all --model mlp --max-steps 1000 --output all --json all.json & "
+      "pid=$!; " +
+      std::string(kWaitForChild) + "kill -KILL $child; wait $pid");
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err,
               HasSubstr("mantissa: error: --precision 32-true: its process was ended by signal 9"));
