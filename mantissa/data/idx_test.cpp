@@ -9,6 +9,8 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
+
 namespace mantissa {
 namespace {
 
@@ -24,42 +26,27 @@ std::string idx(int type, const std::vector<uint32_t>& shape, const std::string&
 }
 const std::string kGood = idx(8, {2, 3}, "abcdef");
 
-template <typename F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 std::string parse_error(const std::string& bytes) {
   return error_of([&] { parse_idx(bytes, "mem"); });
 }
 
-class IdxFile : public testing::Test {
+class IdxFile : public InFolder {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "mantissa-idx-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
+    InFolder::SetUp();
     path_ = folder_ / "f";
   }
-  void TearDown() override { fs::remove_all(folder_); }
   void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
   void write_gzip(const std::string& bytes) const {
     gzFile file = gzopen(path_.c_str(), "wb");
     gzwrite(file, bytes.data(), unsigned(bytes.size()));
     gzclose(file);
   }
-  std::string content() const {
-    std::ifstream in(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string content() const { return content_of(path_); }
   std::string read_error() const {
     return error_of([&] { read_idx(path_); });
   }
-  fs::path folder_, path_;
+  fs::path path_;
 };
 
 TEST(Idx, EveryCutIsTruncated) {

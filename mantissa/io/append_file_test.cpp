@@ -10,6 +10,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/file_size_limit_internal.h"
 
 namespace mantissa {
@@ -19,32 +20,17 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 using enum AppendFile::Mode;
 
-class AppendFileTest : public testing::Test {
+class AppendFileTest : public InFolder {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "mantissa-append-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
+    InFolder::SetUp();
     path_ = folder_ / "rows";
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
-  std::string content() const {
-    std::ifstream in(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string content() const { return content_of(path_); }
   void write(const std::string& content) const { std::ofstream(path_, std::ios::binary) << content; }
-  template <typename F>
-  static std::string error_of(const F& f) {
-    try {
-      f();
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "no error";
-  }
 
-  fs::path folder_, path_;
+  fs::path path_;
 };
 
 TEST_F(AppendFileTest, GoesOnAfterTheLastWholeLine) {

@@ -12,6 +12,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/file_size_limit_internal.h"
 
 namespace mantissa {
@@ -20,31 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-class AtomicFile : public testing::Test {
+class AtomicFile : public InFolder {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "mantissa-atomic-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  static std::string content(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
   size_t files() const { return size_t(std::distance(fs::directory_iterator(folder_), {})); }
-  template <typename F>
-  static std::string error_of(const F& f) {
-    try {
-      f();
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "no error";
-  }
-
-  fs::path folder_;
 };
 
 TEST_F(AtomicFile, ThrowInTheMiddleKeepsTheOldFile) {
@@ -55,7 +34,7 @@ TEST_F(AtomicFile, ThrowInTheMiddleKeepsTheOldFile) {
                                        throw std::runtime_error("stop");
                                      }),
                std::runtime_error);
-  EXPECT_EQ(content(folder_ / "a"), "old");
+  EXPECT_EQ(content_of(folder_ / "a"), "old");
   EXPECT_EQ(files(), 1u);
 }
 
@@ -84,7 +63,7 @@ TEST_F(AtomicFile, FullDiskKeepsTheOldFileAndNamesTheCure) {
     EXPECT_THAT(message, HasSubstr((folder_ / "a").string()));
     EXPECT_THAT(message, HasSubstr("File too large; raise the limit"));
   }
-  EXPECT_EQ(content(folder_ / "a"), "old");
+  EXPECT_EQ(content_of(folder_ / "a"), "old");
   EXPECT_EQ(files(), 1u);
 }
 
@@ -94,7 +73,7 @@ TEST_F(AtomicFile, MissingFolderAndFileAsFolder) {
   write_file_atomically(folder_ / "file", "x");
   EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "file" / "a", "x"); }),
               HasSubstr("Not a directory; create its folder first"));
-  EXPECT_EQ(content(folder_ / "file"), "x");
+  EXPECT_EQ(content_of(folder_ / "file"), "x");
 }
 
 TEST_F(AtomicFile, ReadOnlyFolder) {
@@ -119,7 +98,7 @@ TEST_F(AtomicFile, LeftoverOfAKilledProcessIsNotTouched) {
     std::ofstream(folder_ / (".a.tmp-" + std::to_string(getpid()) + "-" + std::to_string(n))) << "left over";
   }
   write_file_atomically(folder_ / "a", "new");
-  EXPECT_EQ(content(folder_ / "a"), "new");
+  EXPECT_EQ(content_of(folder_ / "a"), "new");
   EXPECT_EQ(files(), 101u);
 }
 
@@ -131,8 +110,8 @@ TEST_F(AtomicFile, FollowsLinksAndKeepsPermissions) {
   write_file_atomically(folder_ / "link", "new");
   write_file_atomically(folder_ / "dangling", "made");
   EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
-  EXPECT_EQ(content(folder_ / "real"), "new");
-  EXPECT_EQ(content(folder_ / "later"), "made");
+  EXPECT_EQ(content_of(folder_ / "real"), "new");
+  EXPECT_EQ(content_of(folder_ / "later"), "made");
   EXPECT_EQ(fs::status(folder_ / "real").permissions(), fs::perms::owner_read | fs::perms::owner_write);
   fs::create_symlink("loop", folder_ / "loop");
   EXPECT_THAT(error_of([&] { write_file_atomically(folder_ / "loop", "x"); }),
@@ -151,12 +130,12 @@ TEST_F(AtomicFile, EveryMixOfSmallAndLargeWrites) {
     }
     out.flush();
   });
-  EXPECT_EQ(content(folder_ / "a"), want);
+  EXPECT_EQ(content_of(folder_ / "a"), want);
   write_file_atomically(folder_ / "a", "");
-  EXPECT_EQ(content(folder_ / "a"), "");
+  EXPECT_EQ(content_of(folder_ / "a"), "");
   const std::string longest(255, 'n');
   write_file_atomically(folder_ / longest, "x");
-  EXPECT_EQ(content(folder_ / longest), "x");
+  EXPECT_EQ(content_of(folder_ / longest), "x");
 }
 
 TEST_F(AtomicFile, ReadersSeeOneOrTheOtherWhole) {
@@ -169,7 +148,7 @@ TEST_F(AtomicFile, ReadersSeeOneOrTheOtherWhole) {
     for (int i = 0; i < 10; ++i) write_file_atomically(folder_ / "f", b);
   });
   for (int i = 0; i < 50; ++i) {
-    const std::string seen = content(folder_ / "f");
+    const std::string seen = content_of(folder_ / "f");
     EXPECT_TRUE(seen == a || seen == b) << seen.size();
   }
   one.join();

@@ -17,8 +17,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-using CheckpointFolder = InFolder;
-using FolderLockTest = InFolder;
+using CheckpointFolder = InCheckpointFolder;
+using FolderLockTest = InCheckpointFolder;
 
 std::vector<std::string> listed(const fs::path& folder) {
   std::vector<std::string> names;

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-using CheckpointFiles = InFolder;
+using CheckpointFiles = InCheckpointFolder;
 
 TEST_F(CheckpointFiles, ReadsWhatWasWritten) {
   const Checkpoint want = a_checkpoint(7);

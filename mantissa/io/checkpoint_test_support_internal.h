@@ -11,20 +11,13 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/checkpoint.h"
 
 namespace mantissa {
 
-/// A folder of its own for each test.
-class InFolder : public testing::Test {
+class InCheckpointFolder : public InFolder {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "mantissa-checkpoint-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::vector<std::string> names() const {
     std::vector<std::string> found;
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
@@ -33,27 +26,10 @@ class InFolder : public testing::Test {
     std::sort(found.begin(), found.end());
     return found;
   }
-
-  std::filesystem::path folder_;
 };
-
-inline std::string content_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 inline void write(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
-}
-
-template <typename F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
 }
 
 /// Everything a checkpoint can hold; `step` is in its values too.

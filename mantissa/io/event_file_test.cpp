@@ -12,20 +12,13 @@
 #include <torch/csrc/jit/serialization/export.h>
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
+
 namespace mantissa {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
-
-std::string error_of(std::string_view bytes) {
-  try {
-    parse_events(bytes);
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 
 const Event kScalars{.wall_time = 1.7e9 + 0.25, .step = 7, .scalars = {{"loss", 0.5F}, {"zero", 0.0F}}};
 
@@ -81,7 +74,8 @@ TEST(EventFile, EveryFlippedBitIsFound) {
   for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
     std::string bad = good + good;
     bad[good.size() + bit / 8] ^= static_cast<char>(1 << bit % 8);
-    EXPECT_THAT(error_of(bad), HasSubstr("the record at byte " + std::to_string(good.size()) + " has a"));
+    EXPECT_THAT(error_of([&] { parse_events(bad); }),
+                HasSubstr("the record at byte " + std::to_string(good.size()) + " has a"));
   }
 }
 
@@ -91,25 +85,11 @@ TEST(EventFile, AGoodChecksumDoesNotMakeAnEvent) {
   empty += "\x29\x03\x98\x07";
   empty += std::string("\xd8\xea\x82\xa2", 4);
   EXPECT_EQ(parse_events(empty).events, std::vector<Event>(1));
-  EXPECT_THAT(error_of("<html>this is another file</html>"), HasSubstr("no TensorBoard event file"));
+  EXPECT_THAT(error_of([] { parse_events("<html>this is another file</html>"); }),
+              HasSubstr("no TensorBoard event file"));
 }
 
-class EventFileWriterTest : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "mantissa-events-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  static std::string content(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-
-  fs::path folder_;
-};
+using EventFileWriterTest = InFolder;
 
 TEST_F(EventFileWriterTest, BeginsWithTheVersionAndHasANameOfItsOwn) {
   EventFileWriter first(folder_), second(folder_);
@@ -118,7 +98,7 @@ TEST_F(EventFileWriterTest, BeginsWithTheVersionAndHasANameOfItsOwn) {
               testing::MatchesRegex("events\\.out\\.tfevents\\.[0-9]+\\..+\\." + std::to_string(getpid()) +
                                     "\\.[0-9]+"));
   first.write(std::vector{kScalars, kScalars});
-  const EventFile file = parse_events(content(first.path()));
+  const EventFile file = parse_events(content_of(first.path()));
   ASSERT_EQ(file.events.size(), 3U);
   EXPECT_EQ(file.events[0].file_version, "brain.Event:2");
   EXPECT_EQ(file.events[1], kScalars);
@@ -136,7 +116,7 @@ TEST_F(EventFileWriterTest, TwoProtobufsLiveInOneProcess) {
     EXPECT_NO_THROW(torch::jit::check_onnx_proto(good));
     EXPECT_ANY_THROW(torch::jit::check_onnx_proto(nameless));
     EXPECT_ANY_THROW(torch::jit::check_onnx_proto("\xff\xff no protobuf"));
-    EXPECT_EQ(parse_events(content(writer.path())).events.at(1), kScalars);
+    EXPECT_EQ(parse_events(content_of(writer.path())).events.at(1), kScalars);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/atomic_file.h"
 
 namespace mantissa {
@@ -19,30 +20,8 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::string content(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-template <typename F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
-
-class Sharded : public testing::Test {
+class Sharded : public InFolder {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "mantissa-sharded-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::vector<std::string> listing() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::recursive_directory_iterator(folder_))
@@ -78,8 +57,6 @@ class Sharded : public testing::Test {
     header.metadata = {{"format", "pt"}};
     write_safetensors_files(lay_out_safetensors(out, header, max_bytes), give(tensors()));
   }
-
-  fs::path folder_;
 };
 
 TEST_F(Sharded, WritesShardsAndReadsThemBack) {
@@ -119,9 +96,9 @@ TEST_F(Sharded, WritesShardsAndReadsThemBack) {
 TEST_F(Sharded, OneFileIsTheOneThatSaveSafetensorsWrites) {
   write(folder_ / "one.safetensors", 0);
   save_safetensors(folder_ / "two.safetensors", tensors(), {{"format", "pt"}});
-  EXPECT_EQ(content(folder_ / "one.safetensors"), content(folder_ / "two.safetensors"));
+  EXPECT_EQ(content_of(folder_ / "one.safetensors"), content_of(folder_ / "two.safetensors"));
   write(folder_ / "large", 1'000'000);
-  EXPECT_EQ(content(folder_ / "large/model.safetensors"), content(folder_ / "two.safetensors"));
+  EXPECT_EQ(content_of(folder_ / "large/model.safetensors"), content_of(folder_ / "two.safetensors"));
   EXPECT_FALSE(SafetensorsModel(folder_ / "large").is_sharded());
 }
 
@@ -263,9 +240,9 @@ TEST_F(Sharded, AFullDiskLeavesNothing) {
 
 TEST_F(Sharded, ExistingFilesStay) {
   write(folder_ / "net", 20);
-  const std::string before = content(folder_ / "net/model-00001-of-00003.safetensors");
+  const std::string before = content_of(folder_ / "net/model-00001-of-00003.safetensors");
   EXPECT_THAT(error_of([&] { write(folder_ / "net", 20); }), HasSubstr("cannot be replaced in one move"));
-  EXPECT_EQ(content(folder_ / "net/model-00001-of-00003.safetensors"), before);
+  EXPECT_EQ(content_of(folder_ / "net/model-00001-of-00003.safetensors"), before);
   EXPECT_TRUE(fs::exists(folder_ / "net/model.safetensors.index.json"));
   write(folder_ / "one.safetensors", 0);
   EXPECT_THROW(write_safetensors_files(

@@ -9,6 +9,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/adam.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_adagrad.h"
@@ -98,15 +99,6 @@ struct Net {
 
   std::vector<at::Tensor> parameters;
 };
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 
 class OptimizerState : public testing::TestWithParam<Kind> {};
 

@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/ema.h"
 #include "mantissa/optim/lr_scheduler.h"
 #include "mantissa/optim/optimizer_state.h"
@@ -29,16 +30,6 @@ std::vector<double> rates_of(const SGD& optimizer) {
   std::vector<double> rates;
   for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
   return rates;
-}
-
-template <typename F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
 }
 
 /// `step(scheduler, i)` at every step, stopped and gone on with at each of them: the rates of an unbroken

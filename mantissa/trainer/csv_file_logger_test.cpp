@@ -7,16 +7,16 @@
 
 #include <torch/torch.h>
 
-#include "mantissa/trainer/log_folder_internal.h"
+#include "mantissa/core/test_support_internal.h"
 
 namespace mantissa {
 namespace {
 
 using testing::HasSubstr;
 
-class CSVLoggerTest : public LogFolderTest {
+class CSVLoggerTest : public InFolder {
  protected:
-  std::string rows() const { return content(folder_ / "metrics.csv"); }
+  std::string rows() const { return content_of(folder_ / "metrics.csv"); }
   void write(const std::string& content) const { std::ofstream(folder_ / "metrics.csv") << content; }
 };
 
@@ -94,7 +94,7 @@ TEST_F(CSVLoggerTest, KeepsHyperparameters) {
   CSVLogger logger(folder_);
   logger.log_hyperparams({{"lr", 1e-5}, {"epochs", 3}, {"model", "a: \"b\""}, {"ema", true}});
   logger.log_hyperparams({{"epochs", 4}, {"lr2", 1.0}, {"inf", INFINITY}, {"nan", NAN}, {"big", 1.5e300}});
-  EXPECT_EQ(content(folder_ / "hparams.yaml"),
+  EXPECT_EQ(content_of(folder_ / "hparams.yaml"),
             "\"big\": 1.5e+300\n\"ema\": true\n\"epochs\": 4\n\"inf\": .inf\n\"lr\": 1.0e-05\n\"lr2\": 1.0\n"
             "\"model\": \"a: \\\"b\\\"\"\n\"nan\": .nan\n");
 }
@@ -107,10 +107,10 @@ TEST_F(CSVLoggerTest, IsOnlyAppendedToWhileNoColumnComes) {
   std::filesystem::create_hard_link(folder_ / "metrics.csv", link);
   logger.log_metrics({{"loss", 2}}, 2);
   logger.save();
-  EXPECT_EQ(content(link), "step,loss\n1,1\n2,2\n");  // the same file
+  EXPECT_EQ(content_of(link), "step,loss\n1,1\n2,2\n");  // the same file
   logger.log_metrics({{"acc", 2}}, 3);
   logger.save();
-  EXPECT_EQ(content(link), "step,loss\n1,1\n2,2\n");  // another one has its name now
+  EXPECT_EQ(content_of(link), "step,loss\n1,1\n2,2\n");  // another one has its name now
 }
 
 }  // namespace

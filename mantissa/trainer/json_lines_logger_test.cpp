@@ -10,16 +10,16 @@
 
 #include <nlohmann/json.hpp>
 
-#include "mantissa/trainer/log_folder_internal.h"
+#include "mantissa/core/test_support_internal.h"
 
 namespace mantissa {
 namespace {
 
-class JSONLinesLoggerTest : public LogFolderTest {
+class JSONLinesLoggerTest : public InFolder {
  protected:
   /// With times replaced by T.
   std::string lines() const {
-    return std::regex_replace(content(folder_ / "metrics.jsonl"), std::regex(R"("wall_time":\d+\.\d{6})"),
+    return std::regex_replace(content_of(folder_ / "metrics.jsonl"), std::regex(R"("wall_time":\d+\.\d{6})"),
                               "\"wall_time\":T");
   }
 };
@@ -48,7 +48,7 @@ TEST_F(JSONLinesLoggerTest, IsStrictJsonWhateverTheNumbers) {
   logger.log_metrics(
       {{"a", -std::nan("")}, {"b", kInf}, {"c", -kInf}, {"d", 0.1}, {"e", 5e-324}, {"f", -0.0}}, 1);
   logger.save();
-  const auto row = nlohmann::json::parse(content(folder_ / "metrics.jsonl"));
+  const auto row = nlohmann::json::parse(content_of(folder_ / "metrics.jsonl"));
   EXPECT_EQ(row["a"], "NaN");
   EXPECT_EQ(row["b"], "Infinity");
   EXPECT_EQ(row["c"], "-Infinity");

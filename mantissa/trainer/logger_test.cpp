@@ -10,11 +10,11 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/event_file.h"
 #include "mantissa/io/file_size_limit_internal.h"
 #include "mantissa/trainer/csv_file_logger.h"
 #include "mantissa/trainer/json_lines_logger.h"
-#include "mantissa/trainer/log_folder_internal.h"
 #include "mantissa/trainer/tensorboard_logger.h"
 
 namespace mantissa {
@@ -73,7 +73,7 @@ const Kind kKinds[] = {
        return static_cast<int64_t>(parse_events(content).events.size()) - 1;
      }}};
 
-class EveryLogger : public LogFolderTest, public testing::WithParamInterface<Kind> {
+class EveryLogger : public InFolder, public testing::WithParamInterface<Kind> {
  protected:
   static constexpr BackgroundOptions kNever{.flush_seconds = 3600};
 
@@ -86,7 +86,7 @@ class EveryLogger : public LogFolderTest, public testing::WithParamInterface<Kin
       if (entry.path().filename() != "hparams.yaml") return entry.path();
     return {};
   }
-  int64_t rows() const { return GetParam().rows(content(file())); }
+  int64_t rows() const { return GetParam().rows(content_of(file())); }
 };
 
 TEST_P(EveryLogger, MakesItsFolderAndTellsOfIt) {
@@ -187,7 +187,7 @@ TEST_P(EveryLogger, SigkillCostsAFlushIntervalAtMost) {
 INSTANTIATE_TEST_SUITE_P(Loggers, EveryLogger, testing::ValuesIn(kKinds),
                          [](const auto& info) { return std::string(info.param.name); });
 
-using Loggers = LogFolderTest;
+using Loggers = InFolder;
 
 TEST_F(Loggers, SeveralShareAFolder) {
   std::vector<std::shared_ptr<Logger>> loggers;
@@ -199,7 +199,7 @@ TEST_F(Loggers, SeveralShareAFolder) {
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string name = entry.path().filename();
     const Kind& kind = kKinds[name == "metrics.csv" ? 0 : name == "metrics.jsonl" ? 1 : 2];
-    EXPECT_EQ(kind.rows(content(entry.path())), 10) << name;
+    EXPECT_EQ(kind.rows(content_of(entry.path())), 10) << name;
     ++files;
   }
   EXPECT_EQ(files, 3);

@@ -26,23 +26,15 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
 
-class InFolder : public testing::Test {
+class ModelCheckpointFiles : public InFolder {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "mantissa-trainer-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder); }
   std::vector<std::string> names(const std::string& of = "") const {
     std::vector<std::string> found;
-    for (const CheckpointEntry& entry : list_checkpoints(folder / of))
+    for (const CheckpointEntry& entry : list_checkpoints(folder_ / of))
       found.push_back(entry.path.filename().string());
     return found;
   }
-  std::filesystem::path folder;
 };
-using ModelCheckpointFiles = InFolder;
 
 /// Dropout, batch norm and a schedule: whatever a resumed run could get wrong.
 class Net : public Task {
@@ -112,30 +104,30 @@ StateDict comparable(const std::filesystem::path& path) {
   return checkpoint.state;
 }
 
-class EveryMode : public InFolder, public testing::WithParamInterface<std::string> {};
+class EveryMode : public ModelCheckpointFiles, public testing::WithParamInterface<std::string> {};
 
 TEST_P(EveryMode, AResumedRunIsTheUninterruptedOne) {
   const std::string mode = GetParam();
-  run({.precision = mode, .folder = folder / "whole", .every_n_train_steps = 1});
+  run({.precision = mode, .folder = folder_ / "whole", .every_n_train_steps = 1});
   const std::string last = "epoch=2-step=9";
   // In the middle of an epoch, where an epoch ends, and on the epoch's last step.
   for (const int64_t steps : {1, 2, 3, 4, 6, 8}) {
     const std::string half = "half" + std::to_string(steps), rest = "rest" + std::to_string(steps);
-    run({.precision = mode, .folder = folder / half, .max_steps = steps});
-    run({.precision = mode, .folder = folder / rest, .every_n_train_steps = 1, .from = folder / half});
-    EXPECT_EQ(difference(comparable(folder / "whole" / last), comparable(folder / rest / last)), "")
+    run({.precision = mode, .folder = folder_ / half, .max_steps = steps});
+    run({.precision = mode, .folder = folder_ / rest, .every_n_train_steps = 1, .from = folder_ / half});
+    EXPECT_EQ(difference(comparable(folder_ / "whole" / last), comparable(folder_ / rest / last)), "")
         << mode << " after " << steps << " steps";
   }
 }
 
 TEST_P(EveryMode, ARunThatDiedGoesOnFromItsNewestCheckpoint) {
   const std::string mode = GetParam();
-  run({.precision = mode, .folder = folder / "whole"});
-  EXPECT_THROW(run({.precision = mode, .folder = folder / "died", .every_n_train_steps = 1, .dies_at = 8}),
+  run({.precision = mode, .folder = folder_ / "whole"});
+  EXPECT_THROW(run({.precision = mode, .folder = folder_ / "died", .every_n_train_steps = 1, .dies_at = 8}),
                std::runtime_error);
-  run({.precision = mode, .folder = folder / "rest", .from = folder / "died"});
-  EXPECT_EQ(difference(comparable(folder / "whole" / "epoch=2-step=9"),
-                       comparable(folder / "rest" / "epoch=2-step=9")),
+  run({.precision = mode, .folder = folder_ / "rest", .from = folder_ / "died"});
+  EXPECT_EQ(difference(comparable(folder_ / "whole" / "epoch=2-step=9"),
+                       comparable(folder_ / "rest" / "epoch=2-step=9")),
             "")
       << mode;
 }
@@ -155,27 +147,27 @@ std::string test_name(const testing::TestParamInfo<std::string>& info) {
 INSTANTIATE_TEST_SUITE_P(Modes, EveryMode, testing::ValuesIn(mode_names()), test_name);
 
 TEST_F(ModelCheckpointFiles, ADamagedNewestCheckpointIsToldOfAndTheOneBeforeTaken) {
-  run({.folder = folder / "whole", .every_n_train_steps = 1});
-  run({.folder = folder / "half", .max_steps = 5, .every_n_train_steps = 1});
-  std::filesystem::resize_file(folder / "half" / names("half").front() / "weights.safetensors", 20);
+  run({.folder = folder_ / "whole", .every_n_train_steps = 1});
+  run({.folder = folder_ / "half", .max_steps = 5, .every_n_train_steps = 1});
+  std::filesystem::resize_file(folder_ / "half" / names("half").front() / "weights.safetensors", 20);
   testing::internal::CaptureStderr();
-  run({.folder = folder / "rest", .every_n_train_steps = 1, .from = folder / "half"});
+  run({.folder = folder_ / "rest", .every_n_train_steps = 1, .from = folder_ / "half"});
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("a newer one cannot be used"));
-  EXPECT_EQ(difference(comparable(folder / "whole" / "epoch=2-step=9"),
-                       comparable(folder / "rest" / "epoch=2-step=9")),
+  EXPECT_EQ(difference(comparable(folder_ / "whole" / "epoch=2-step=9"),
+                       comparable(folder_ / "rest" / "epoch=2-step=9")),
             "");
 }
 
 TEST_F(ModelCheckpointFiles, AnotherPrecisionTakesTheCheckpointAndSaysWhatIsLost) {
-  run({.precision = "16-mixed", .folder = folder / "half", .max_steps = 5});
+  run({.precision = "16-mixed", .folder = folder_ / "half", .max_steps = 5});
   testing::internal::CaptureStderr();
-  run({.precision = "bf16-true", .folder = folder / "rest", .from = folder / "half"});
+  run({.precision = "bf16-true", .folder = folder_ / "rest", .from = folder_ / "half"});
   const std::string told = testing::internal::GetCapturedStderr();
   EXPECT_THAT(told, HasSubstr("rounded from Float to BFloat16"));
   EXPECT_THAT(told, HasSubstr("of 16-mixed in bf16-true: its loss scale is dropped"));
   EXPECT_EQ(names("rest").front(), "epoch=2-step=9");
   testing::internal::CaptureStderr();
-  run({.precision = "16-mixed", .folder = folder / "again", .max_epochs = 4, .from = folder / "rest"});
+  run({.precision = "16-mixed", .folder = folder_ / "again", .max_epochs = 4, .from = folder_ / "rest"});
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("it has no loss scale, which begins anew"));
 }
 
@@ -201,7 +193,7 @@ FitResult fit(const ModelCheckpointOptions& options, std::vector<double> metrics
 
 TEST_F(ModelCheckpointFiles, KeepsTheBestAndTheNewest) {
   std::shared_ptr<ModelCheckpoint> made;
-  fit({.dirpath = folder, .filename = "{epoch}-{m:.1f}", .monitor = "m", .save_top_k = 2}, {3, 1, NAN, 2, 5},
+  fit({.dirpath = folder_, .filename = "{epoch}-{m:.1f}", .monitor = "m", .save_top_k = 2}, {3, 1, NAN, 2, 5},
       &made);
   EXPECT_THAT(names(), UnorderedElementsAre("1-1.0", "3-2.0", "4-5.0"));
   EXPECT_EQ(made->best_model_path().filename(), "1-1.0");
@@ -210,13 +202,13 @@ TEST_F(ModelCheckpointFiles, KeepsTheBestAndTheNewest) {
 }
 
 TEST_F(ModelCheckpointFiles, KeepsTheHighestAllOrTheNewestAlone) {
-  fit({.dirpath = folder / "max", .filename = "{m}", .monitor = "m", .mode = "max", .save_last = false},
+  fit({.dirpath = folder_ / "max", .filename = "{m}", .monitor = "m", .mode = "max", .save_last = false},
       {3, 4, 2});
   EXPECT_THAT(names("max"), ElementsAre("4"));
-  fit({.dirpath = folder / "all", .filename = "{epoch}", .save_top_k = -1, .every_n_epochs = 2},
+  fit({.dirpath = folder_ / "all", .filename = "{epoch}", .save_top_k = -1, .every_n_epochs = 2},
       {3, 4, 2, 1, 0});
   EXPECT_THAT(names("all"), ElementsAre("4", "3", "1"));
-  fit({.dirpath = folder / "last", .filename = "{step}", .save_top_k = 0}, {3, 4, 2});
+  fit({.dirpath = folder_ / "last", .filename = "{step}", .save_top_k = 0}, {3, 4, 2});
   EXPECT_THAT(names("last"), ElementsAre("6"));
 }
 
@@ -229,62 +221,63 @@ TEST_F(ModelCheckpointFiles, RefusesWhatKeepsNothingOrNamesNothing) {
   EXPECT_THAT(error({.save_top_k = 0, .save_last = false}), HasSubstr("keeps nothing"));
   EXPECT_THAT(error({.filename = "a/b"}), HasSubstr("no name of a folder"));
   EXPECT_THAT(error({.every_n_train_steps = -1}), HasSubstr("every_n_train_steps=-1"));
-  EXPECT_THAT(error_of([&] { fit({.dirpath = folder, .monitor = "n"}, {1}); }),
+  EXPECT_THAT(error_of([&] { fit({.dirpath = folder_, .monitor = "n"}, {1}); }),
               HasSubstr("the monitor 'n' was not logged; logged were m, train_loss"));
-  EXPECT_THAT(error_of([&] { fit({.dirpath = folder / "x", .filename = "{m:d}"}, {1}); }),
+  EXPECT_THAT(error_of([&] { fit({.dirpath = folder_ / "x", .filename = "{m:d}"}, {1}); }),
               HasSubstr("{m:d}"));
 }
 
 TEST_F(ModelCheckpointFiles, TwoRunsInOneFolderAreOneTooMany) {
   struct Nested final : Callback {
-    explicit Nested(std::filesystem::path in) : folder(std::move(in)) {}
+    explicit Nested(std::filesystem::path in) : folder_(std::move(in)) {}
     void on_train_start(Trainer&) override {
-      error = error_of([&] { fit({.dirpath = folder}, {1}); });
+      error = error_of([&] { fit({.dirpath = folder_}, {1}); });
     }
-    std::filesystem::path folder;
+    std::filesystem::path folder_;
     std::string error;
   };
-  const auto nested = std::make_shared<Nested>(folder);
+  const auto nested = std::make_shared<Nested>(folder_);
   OneWeight task;
   ListLoader train = loader_of({1});
   Trainer(
       {.device = "cpu",
-       .callbacks = {nested, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder})}})
+       .callbacks = {nested, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_})}})
       .fit(task, train);
-  EXPECT_THAT(nested->error, HasSubstr(folder.string()));
-  EXPECT_EQ(fit({.dirpath = folder}, {1}).steps, 2) << "and free again";
+  EXPECT_THAT(nested->error, HasSubstr(folder_.string()));
+  EXPECT_EQ(fit({.dirpath = folder_}, {1}).steps, 2) << "and free again";
 }
 
 TEST_F(ModelCheckpointFiles, AFolderThatCannotBeWrittenEndsTheRunOnlyAtItsEnd) {
   for (const bool async : {false, true}) {
     struct Spoils final : Callback {
-      explicit Spoils(std::filesystem::path in) : folder(std::move(in)) {}
+      explicit Spoils(std::filesystem::path in) : folder_(std::move(in)) {}
       void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
         ++batches;
         // Where the checkpoint should come a file is in the way: for root, too.
-        if (batch.global_step == 1) std::ofstream(folder / "2") << "in the way";
-        if (batch.global_step == 3 && heals) std::filesystem::remove(folder / "2");
+        if (batch.global_step == 1) std::ofstream(folder_ / "2") << "in the way";
+        if (batch.global_step == 3 && heals) std::filesystem::remove(folder_ / "2");
       }
-      std::filesystem::path folder;
+      std::filesystem::path folder_;
       bool heals = false;
       int batches = 0;
     };
     for (const bool heals : {false, true}) {
       if (heals && async) continue;  // the writer might come only when the way is free again
-      const auto spoils = std::make_shared<Spoils>(folder);
+      const auto spoils = std::make_shared<Spoils>(folder_);
       spoils->heals = heals;
       OneWeight task;
       ListLoader train = loader_of({1, 1});
-      Trainer trainer({.device = "cpu",
-                       .max_epochs = heals ? 2 : 1,
-                       .callbacks = {spoils, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
-                                                 .dirpath = folder, .filename = "{step}", .async = async})}});
+      Trainer trainer(
+          {.device = "cpu",
+           .max_epochs = heals ? 2 : 1,
+           .callbacks = {spoils, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+                                     .dirpath = folder_, .filename = "{step}", .async = async})}});
       testing::internal::CaptureStderr();
       const std::string error = error_of([&] { trainer.fit(task, train); });
       EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("training goes on without it"));
       EXPECT_THAT(error, HasSubstr(heals ? "no error" : "last checkpoint could not be written"));
       EXPECT_EQ(spoils->batches, heals ? 4 : 2);
-      std::filesystem::remove_all(folder);
+      std::filesystem::remove_all(folder_);
     }
   }
 }
@@ -295,12 +288,12 @@ TEST_F(ModelCheckpointFiles, ASignalLeavesACheckpointOfTheStepThatEndedTheRun) {
   ListLoader train = loader_of({1, 2, 3, 4});
   Trainer trainer({.device = "cpu",
                    .callbacks = {std::make_shared<ModelCheckpoint>(
-                       ModelCheckpointOptions{.dirpath = folder, .filename = "{step}"})}});
+                       ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}"})}});
   EXPECT_EQ(trainer.fit(task, train).interrupted_by, SIGINT);
   EXPECT_THAT(names(), ElementsAre("2"));
   OneWeight rest;
   Trainer again({.device = "cpu"});
-  EXPECT_EQ(again.fit(rest, train, nullptr, folder).steps, 4);
+  EXPECT_EQ(again.fit(rest, train, nullptr, folder_).steps, 4);
   EXPECT_DOUBLE_EQ(rest.weight(), -1 - 2 - 3 - 4);
 }
 
@@ -308,10 +301,10 @@ TEST_F(ModelCheckpointFiles, ResumingNothingOrSomethingElseSaysSo) {
   OneWeight task;
   ListLoader train = loader_of({1});
   Trainer trainer({.device = "cpu"});
-  EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder / "none"); }), HasSubstr("none"));
-  EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder); }), HasSubstr(folder.string()));
-  run({.folder = folder / "net", .max_steps = 1});
-  EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder / "net"); }),
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder_ / "none"); }), HasSubstr("none"));
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder_); }), HasSubstr(folder_.string()));
+  run({.folder = folder_ / "net", .max_steps = 1});
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder_ / "net"); }),
               HasSubstr("does not fit the module"));
   EXPECT_THAT(error_of([&] { trainer.checkpoint(); }), HasSubstr("no fit is going on"));
 }

@@ -6,8 +6,8 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/event_file.h"
-#include "mantissa/trainer/log_folder_internal.h"
 
 namespace mantissa {
 namespace {
@@ -16,10 +16,10 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::Pair;
 
-class TensorBoardLoggerTest : public LogFolderTest {
+class TensorBoardLoggerTest : public InFolder {
  protected:
   std::vector<Event> events() const {
-    return parse_events(content(fs::directory_iterator(folder_)->path())).events;
+    return parse_events(content_of(fs::directory_iterator(folder_)->path())).events;
   }
 };
 

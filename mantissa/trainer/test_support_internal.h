@@ -13,6 +13,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
@@ -103,14 +104,5 @@ struct Recorder final : Callback {
   double rate = 0;
   bool ended = false, failed = false;
 };
-
-inline std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 
 }  // namespace mantissa

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+namespace mantissa {
+
+/// What an exception says to a user: of libtorch's, without the backtrace.
+inline std::string message_of(const std::exception& error) {
+  const auto* const ours = dynamic_cast<const c10::Error*>(&error);
+  return ours ? ours->what_without_backtrace() : error.what();
+}
+
+}  // namespace mantissa
