@@ -135,8 +135,7 @@ at::ScalarType new_dtype(const ConvertCommand& c, const Words& words, const std:
 }
 
 Conversion plan(const ConvertCommand& c, const Words& words, const SafetensorsModel& model) {
-  std::vector<std::string> names;
-  for (const auto& [name, entry] : model.entries()) names.push_back(name);
+  const std::vector<std::string> names = keys_of(model.entries());
   check_globs("--only", c.only, names);
   check_globs("--keep-fp32", c.keep_fp32, names);
   Conversion conversion;

@@ -32,6 +32,7 @@
 #include "cli/recipe.h"
 #include "cli/run_folder.h"
 #include "mantissa/core/device.h"
+#include "mantissa/core/error_message.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
@@ -229,10 +230,8 @@ Json answer_of(const std::function<Json()>& run) {
     return Json::object();
   } catch (const UsageError& error) {
     return {{"error", error.what()}, {"usage", true}};
-  } catch (const c10::Error& error) {
-    return {{"error", error.what_without_backtrace()}};
   } catch (const std::exception& error) {
-    return {{"error", error.what()}};
+    return {{"error", message_of(error)}};
   }
 }
 

@@ -93,9 +93,7 @@ struct Row {
 };
 
 std::vector<Row> rows_of(const Listing& listing, const InspectCommand& command) {
-  std::vector<std::string> names;
-  for (const auto& [name, entry] : listing.entries) names.push_back(name);
-  check_globs("--filter", command.filters, names);
+  check_globs("--filter", command.filters, keys_of(listing.entries));
   std::vector<Row> rows;
   for (const auto& [name, entry] : listing.entries) {
     if (!command.filters.empty() && !matches_any(command.filters, name)) continue;

@@ -8,6 +8,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/io/make_folders.h"
+
 namespace mantissa::cli {
 namespace fs = std::filesystem;
 namespace {
@@ -66,15 +68,9 @@ RunFolder::~RunFolder() {
 }
 
 void RunFolder::make(const fs::path& folder) {
-  std::error_code error;
-  fs::path above;
-  for (const fs::path& part : folder) {
-    above /= part;
-    if (fs::is_directory(above, error)) continue;
-    if (fs::create_directory(above, error)) made_.push_back(above);
-    TORCH_CHECK(!error, "output folder ", folder.string(), " cannot be made: ", error.message(),
-                "; give --output a folder that can");
-  }
+  const std::error_code error = make_folders(folder, made_);
+  TORCH_CHECK(!error, "output folder ", folder.string(), " cannot be made: ", error.message(),
+              "; give --output a folder that can");
 }
 
 void check_run_folder(const std::string& wanted) {

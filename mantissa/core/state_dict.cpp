@@ -164,8 +164,7 @@ const StateDict& StateReader::to_dict() const { return get<StateDict>("a dict");
 
 StateReader StateReader::at(std::string_view key) const {
   if (auto found = find(key)) return *std::move(found);
-  std::vector<std::string> names;
-  for (const auto& [name, value] : to_dict()) names.push_back(name);
+  const std::vector<std::string> names = keys_of(to_dict());
   const std::string name(key);
   fail("'" + name + "' is missing" + did_you_mean(name, names) + "; there is " +
        (names.empty() ? "nothing" : join_names(names)));

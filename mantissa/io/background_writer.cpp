@@ -4,6 +4,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/error_message.h"
+
 namespace mantissa {
 
 BackgroundWriter::BackgroundWriter(size_t max_queued) : max_queued_(max_queued) {
@@ -21,10 +23,8 @@ BackgroundWriter::~BackgroundWriter() {
   for (const std::exception_ptr& error : errors_) {
     try {
       std::rethrow_exception(error);
-    } catch (const c10::Error& what) {
-      TORCH_WARN("BackgroundWriter: a last job failed: ", what.what_without_backtrace());
     } catch (const std::exception& what) {
-      TORCH_WARN("BackgroundWriter: a last job failed: ", what.what());
+      TORCH_WARN("BackgroundWriter: a last job failed: ", message_of(what));
     } catch (...) {
       TORCH_WARN("BackgroundWriter: a last job failed");
     }

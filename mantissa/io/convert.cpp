@@ -12,10 +12,8 @@ namespace {
 const SafetensorsEntry& entry_of(const SafetensorsModel& model, const std::string& source) {
   const auto found = model.entries().find(source);
   if (found == model.entries().end()) {
-    std::vector<std::string> names;
-    for (const auto& [name, entry] : model.entries()) names.push_back(name);
     TORCH_CHECK_VALUE(false, "convert_safetensors: the model has no tensor '", source, "'",
-                      did_you_mean(source, names), "; name one that it has");
+                      did_you_mean(source, keys_of(model.entries())), "; name one that it has");
   }
   return found->second;
 }

@@ -50,9 +50,7 @@ std::function<void(std::ostream&)> writer_of(const std::map<std::string, at::Ten
   std::vector<std::string> order;
   std::string text = make_safetensors_header(header, order);
   return [&tensors, text = std::move(text), order = std::move(order)](std::ostream& stream) {
-    const uint64_t length = text.size();
-    stream.write(reinterpret_cast<const char*>(&length), kLengthBytes);
-    stream.write(text.data(), std::streamsize(text.size()));
+    write_safetensors_header(stream, text);
     for (const std::string& name : order) {
       const at::Tensor tensor = on_cpu(tensors.at(name));
       if (tensor.nbytes() == 0) continue;
@@ -135,10 +133,9 @@ SafetensorsFile::~SafetensorsFile() {
 const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
   const auto found = header_.tensors.find(name);
   if (found == header_.tensors.end()) {
-    std::vector<std::string> names;
-    for (const auto& [known, unused] : header_.tensors) names.push_back(known);
     TORCH_CHECK_VALUE(false, "safetensors file '", name_, "' has no tensor '", name, "'",
-                      did_you_mean(name, names), "; entries() lists all ", names.size());
+                      did_you_mean(name, keys_of(header_.tensors)), "; entries() lists all ",
+                      header_.tensors.size());
   }
   return found->second;
 }

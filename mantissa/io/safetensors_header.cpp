@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <ostream>
 #include <tuple>
 #include <utility>
 
@@ -227,6 +228,12 @@ std::string make_safetensors_header(SafetensorsHeader& header, std::vector<std::
                     " bytes is over the format's limit of ", kSafetensorsMaxHeaderBytes,
                     "; shorten the metadata or write several files");
   return text;
+}
+
+void write_safetensors_header(std::ostream& stream, std::string_view json) {
+  const uint64_t length = json.size();
+  stream.write(reinterpret_cast<const char*>(&length), sizeof length);
+  stream.write(json.data(), std::streamsize(json.size()));
 }
 
 }  // namespace mantissa

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <map>
 #include <optional>
 #include <string>
@@ -51,5 +52,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_
 /// tensor
 ///         named "__metadata__".
 std::string make_safetensors_header(SafetensorsHeader& header, std::vector<std::string>& order);
+
+/// Writes what stands before the data: the JSON's length in 8 bytes, little-endian, and the JSON.
+void write_safetensors_header(std::ostream& stream, std::string_view json);
 
 }  // namespace mantissa

@@ -16,6 +16,7 @@
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/json_internal.h"
+#include "mantissa/io/make_folders.h"
 
 namespace mantissa {
 namespace {
@@ -85,9 +86,7 @@ void write_one(const SafetensorsLayout::File& file, const GiveElements& give) {
   std::vector<std::string> order;
   const std::string text = make_safetensors_header(header, order);
   write_file_atomically(file.path, [&](std::ostream& stream) {
-    const uint64_t length = text.size();
-    stream.write(reinterpret_cast<const char*>(&length), sizeof length);
-    stream.write(text.data(), std::streamsize(text.size()));
+    write_safetensors_header(stream, text);
     for (const std::string& name : order) {
       const SafetensorsEntry& entry = header.tensors.at(name);
       uint64_t left = bytes_of(entry);
@@ -111,15 +110,9 @@ void write_one(const SafetensorsLayout::File& file, const GiveElements& give) {
 class Undo {
  public:
   void make_folder(const fs::path& folder) {
-    std::error_code error;
-    fs::path above;
-    for (const fs::path& part : folder) {
-      above /= part;
-      if (fs::is_directory(above, error)) continue;
-      if (fs::create_directory(above, error)) made_.push_back(above);
-      TORCH_CHECK(!error, "folder '", folder.string(), "' cannot be made: ", error.message(),
-                  "; choose another place");
-    }
+    const std::error_code error = make_folders(folder, made_);
+    TORCH_CHECK(!error, "folder '", folder.string(), "' cannot be made: ", error.message(),
+                "; choose another place");
   }
   void made(const fs::path& file) { made_.push_back(file); }
   void keep() { made_.clear(); }
@@ -233,10 +226,8 @@ void SafetensorsModel::add_metadata(const std::map<std::string, std::string>& me
 const SafetensorsFile& SafetensorsModel::file_of(const std::string& name) const {
   const auto found = file_of_.find(name);
   if (found == file_of_.end()) {
-    std::vector<std::string> names;
-    for (const auto& [known, entry] : entries_) names.push_back(known);
-    TORCH_CHECK_VALUE(false, "model '", name_, "' has no tensor '", name, "'", did_you_mean(name, names),
-                      "; entries() lists all ", names.size());
+    TORCH_CHECK_VALUE(false, "model '", name_, "' has no tensor '", name, "'",
+                      did_you_mean(name, keys_of(entries_)), "; entries() lists all ", entries_.size());
   }
   return *found->second;
 }

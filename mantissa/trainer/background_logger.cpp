@@ -9,6 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "mantissa/core/error_message.h"
+
 namespace mantissa {
 namespace {
 
@@ -53,10 +55,8 @@ BackgroundLogger::~BackgroundLogger() {
   thread_.join();
   try {
     after_queued([](LogWriter& writer) { writer.sync(); });
-  } catch (const c10::Error& error) {
-    TORCH_WARN("the ", name_, " logger has lost rows: ", error.what_without_backtrace());
   } catch (const std::exception& error) {
-    TORCH_WARN("the ", name_, " logger has lost rows: ", error.what());
+    TORCH_WARN("the ", name_, " logger has lost rows: ", message_of(error));
   }
 }
 

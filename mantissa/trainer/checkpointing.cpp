@@ -127,14 +127,14 @@ double Trainer::seconds_so_far() const {
 
 Checkpoint Trainer::read(const std::filesystem::path& path) {
   std::error_code error;
-  if (std::filesystem::is_directory(path, error) && !list_checkpoints(path).empty()) {
-    NewestCheckpoint newest = *load_newest(path);
-    for (const std::string& warning : newest.warnings) {
-      TORCH_WARN("resuming from '", newest.path.string(), "', for a newer one cannot be used: ", warning);
-    }
-    return std::move(newest.checkpoint);
+  // A checkpoint's own folder holds none.
+  std::optional<NewestCheckpoint> newest;
+  if (std::filesystem::is_directory(path, error)) newest = load_newest(path);
+  if (!newest) return load_checkpoint(path);
+  for (const std::string& warning : newest->warnings) {
+    TORCH_WARN("resuming from '", newest->path.string(), "', for a newer one cannot be used: ", warning);
   }
-  return load_checkpoint(path);
+  return std::move(newest->checkpoint);
 }
 
 void Trainer::load_model(Task& task, const Checkpoint& checkpoint, const std::string& from) {

@@ -6,8 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/Context.h>
-#include <ATen/core/Generator.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/nn/module.h>
 #include <torch/optim/lbfgs.h>
@@ -16,6 +14,7 @@
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
 #include "mantissa/core/device.h"
+#include "mantissa/core/rng_state.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/trainer/interrupt.h"
@@ -56,23 +55,16 @@ class FirstBatches final : public Loader {
   size_t next_ = 0;
 };
 
-/// At its end the default generators of the CPU and of `device` are where they were.
+/// At its end the default generators are where they were.
 class SameRandomNumbers {
  public:
-  explicit SameRandomNumbers(at::Device device) {
-    for (const at::Device& of : {at::Device(at::kCPU), device}) {
-      const at::Generator& generator = at::globalContext().defaultGenerator(of);
-      states_.emplace_back(generator, generator.get_state());
-    }
-  }
-  ~SameRandomNumbers() {
-    for (auto& [generator, state] : states_) generator.set_state(state);
-  }
+  SameRandomNumbers() = default;
+  ~SameRandomNumbers() { load_rng_state(StateReader(state_)); }
   SameRandomNumbers(const SameRandomNumbers&) = delete;
   SameRandomNumbers& operator=(const SameRandomNumbers&) = delete;
 
  private:
-  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+  StateDict state_ = rng_state();
 };
 
 void check_loaders(const Loader& train, const Loader* val) {
@@ -211,7 +203,7 @@ void Trainer::set_up_fit(const Loader& train, const Loader* val) {
 }
 
 void Trainer::check_sanity(Task& task, Loader& val) {
-  const SameRandomNumbers untouched(device_);
+  const SameRandomNumbers untouched;
   is_sanity_checking_ = true;
   tell([&](Callback& c) { c.on_sanity_check_start(*this); });
   const int64_t batches = options_.limit_val_batches.of(val.size(), "limit_val_batches");
@@ -323,11 +315,9 @@ void Trainer::advance_schedules(OptimizerConfig::Interval interval) {
       if (found != epoch_metrics_.end()) {
         config.plateau->step(static_cast<float>(found->second));
       } else {
-        std::vector<std::string> names;
-        for (const auto& [name, value] : callback_metrics_) names.push_back(name);
         TORCH_CHECK_VALUE(callback_metrics_.contains(config.monitor), "fit: the schedule of optimizer ", i,
                           " monitors '", config.monitor, "', which was not logged; logged were ",
-                          join_names(names));
+                          join_names(keys_of(callback_metrics_)));
       }
     }
   }

@@ -9,6 +9,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/error_message.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/background_writer.h"
 #include "mantissa/io/checkpoint.h"
@@ -22,10 +23,8 @@ namespace {
 std::string failure_of(const std::function<void()>& write) {
   try {
     write();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();
+    return message_of(error);
   }
   return "";
 }
@@ -114,11 +113,9 @@ void ModelCheckpoint::save(Trainer& trainer, bool must_have_metric) {
   if (!options_.monitor.empty()) {
     const Metrics& metrics = trainer.callback_metrics();
     const auto found = metrics.find(options_.monitor);
-    std::vector<std::string> names;
-    for (const auto& [name, value] : metrics) names.push_back(name);
     TORCH_CHECK_VALUE(found != metrics.end() || !must_have_metric, "ModelCheckpoint: the monitor '",
-                      options_.monitor, "' was not logged; logged were ", join_names(names),
-                      did_you_mean(options_.monitor, names));
+                      options_.monitor, "' was not logged; logged were ", join_names(keys_of(metrics)),
+                      did_you_mean(options_.monitor, keys_of(metrics)));
     if (found != metrics.end()) score = found->second;
   }
   const std::string name = name_of(trainer);

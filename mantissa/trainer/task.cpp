@@ -20,17 +20,16 @@ Trainer& Task::trainer() const {
   return *trainer_;
 }
 
-void Task::log(const std::string& name, const at::Tensor& value) {
-  TORCH_CHECK(trainer_, "log('", name,
-              "'): call it inside training_step() or validation_step() of a running Trainer");
-  trainer_->log(name, value);
+template <typename Value>
+void Task::note(const std::string& name, const Value& value) {
+  TORCH_CHECK(trainer_ && trainer_->logging_, "log('", name,
+              "'): call it inside training_step(), validation_step() or test_step() of a running Trainer");
+  trainer_->logging_->add(name, value, trainer_->batch_weight_);
 }
 
-void Task::log(const std::string& name, double value) {
-  TORCH_CHECK(trainer_, "log('", name,
-              "'): call it inside training_step() or validation_step() of a running Trainer");
-  trainer_->log(name, value);
-}
+void Task::log(const std::string& name, const at::Tensor& value) { note(name, value); }
+
+void Task::log(const std::string& name, double value) { note(name, value); }
 
 TaskOptimizer& Task::optimizers(size_t index) const {
   std::vector<TaskOptimizer>& all = trainer().task_optimizers_;

@@ -123,6 +123,9 @@ class Task {
 
  private:
   friend class Trainer;
+  template <typename Value>
+  void note(const std::string& name, const Value& value);
+
   Trainer* trainer_ = nullptr;
 };
 

@@ -56,7 +56,7 @@ TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) 
     step_manually(task, batch, done);
   }
   done.global_step = progress_.steps;
-  if (done.loss.defined()) log("train_loss", done.loss);
+  if (done.loss.defined()) training_metrics_.add("train_loss", done.loss, batch_weight_);
   done.step_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   return done;
 }

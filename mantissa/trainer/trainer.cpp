@@ -8,6 +8,7 @@
 
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/core/device.h"
+#include "mantissa/core/error_message.h"
 #include "mantissa/precision/init.h"
 #include "mantissa/precision/registry.h"
 
@@ -94,10 +95,8 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
       for (const auto& callback : options_.callbacks) {
         try {
           hook(*callback);
-        } catch (const c10::Error& error) {
-          TORCH_WARN("a callback failed while the run ended on an error: ", error.what_without_backtrace());
         } catch (const std::exception& error) {
-          TORCH_WARN("a callback failed while the run ended on an error: ", error.what());
+          TORCH_WARN("a callback failed while the run ended on an error: ", message_of(error));
         }
       }
     };
@@ -120,17 +119,5 @@ void Trainer::set_up_model(Task& task) {
 }
 
 Batch Trainer::to_device(const Batch& batch) const { return device_.is_cpu() ? batch : batch.to(device_); }
-
-void Trainer::log(const std::string& name, const at::Tensor& value) {
-  TORCH_CHECK(logging_, "log('", name,
-              "'): call it inside training_step(), validation_step() or test_step()");
-  logging_->add(name, value, batch_weight_);
-}
-
-void Trainer::log(const std::string& name, double value) {
-  TORCH_CHECK(logging_, "log('", name,
-              "'): call it inside training_step(), validation_step() or test_step()");
-  logging_->add(name, value, batch_weight_);
-}
 
 }  // namespace mantissa

@@ -134,8 +134,6 @@ class Trainer {
   }
   void set_up_model(Task& task);
   Batch to_device(const Batch& batch) const;
-  void log(const std::string& name, const at::Tensor& value);
-  void log(const std::string& name, double value);
 
   // fit_loop.cpp
   void set_up_optimizers(Task& task);

@@ -7,6 +7,7 @@
 #include <ATen/ops/ones.h>
 #include <torch/nn/module.h>
 
+#include "mantissa/core/error_message.h"
 #include "mantissa/trainer/logging_into_internal.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -56,10 +57,8 @@ void Trainer::trace_window(Task& task) {
       "backward pass (a hook, on_after_backward)";
   try {
     found = trace_nonfinite_window(task.module(), batches);
-  } catch (const c10::Error& error) {  // the training itself is sound
-    failure = std::string("could not be run again: ") + error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    failure = std::string("could not be run again: ") + error.what();
+  } catch (const std::exception& error) {  // the training itself is sound
+    failure = "could not be run again: " + message_of(error);
   }
   if (!found) {
     --traces_left_;
