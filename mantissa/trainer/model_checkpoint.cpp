@@ -128,9 +128,10 @@ void ModelCheckpoint::save(Trainer& trainer, bool must_have_metric) {
   std::erase_if(dropped, [&](const std::string& other) {
     return other == name || best_.contains(other) || options_.save_top_k == -1;
   });
-  const auto job = [outcome = outcome_, dirpath = options_.dirpath, name,
+  const auto job = [&trainer, outcome = outcome_, dirpath = options_.dirpath, name,
                     dropped](const Checkpoint& checkpoint) {
     outcome->failure = failure_of([&] {
+      trainer.save_logs();
       save_checkpoint(dirpath / name, checkpoint);
       // Only now, when the new one is whole, may the older ones go.
       for (const std::string& other : dropped) remove_checkpoint(dirpath / other);
