@@ -1,92 +1,21 @@
-// The program as a user runs it: exit status, one-line errors, files left behind.
+// Words, files and statuses of every command.
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <iterator>
+#include <csignal>
 #include <map>
-#include <set>
-#include <sstream>
-#include <string>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "cli/test_support_internal.h"
+
+namespace mantissa::cli {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::MatchesRegex;
-
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-  std::vector<std::string> left = {};  ///< files and folders that were not there before
-};
-
-std::string read(const fs::path& file) {
-  std::ostringstream text;
-  text << std::ifstream(file, std::ios::binary).rdbuf();
-  return text.str();
-}
-
-class Program : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              (std::string("mantissa_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::set<std::string> listing() const {
-    std::set<std::string> paths;
-    for (const auto& entry : fs::recursive_directory_iterator(folder_))
-      paths.insert(entry.path().lexically_relative(folder_).string());
-    return paths;
-  }
-
-  Outcome run(const std::string& arguments) const {
-    std::set<std::string> before = listing();
-    before.insert({"out.txt", "err.txt"});
-    // A shell without a terminal makes its background jobs deaf to Ctrl-C, and the program would respect
-    // that.
-    const std::string command = "cd '" + folder_.string() +
-                                "' && { env --default-signal=INT,HUP " MANTISSA_PROGRAM " " + arguments +
-                                "; } >out.txt 2>err.txt";
-    const int status = std::system(command.c_str());
-    Outcome outcome{WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-                    read(folder_ / "out.txt"), read(folder_ / "err.txt")};
-    const std::set<std::string> after = listing();
-    std::set_difference(after.begin(), after.end(), before.begin(), before.end(),
-                        std::back_inserter(outcome.left));
-    return outcome;
-  }
-  /// Runs `mantissa fit`, on the CPU and quietly.
-  Outcome fit(const std::string& arguments) const { return run("fit --device cpu --quiet " + arguments); }
-
-  void write(const std::string& name, const std::string& content) const {
-    fs::create_directories((folder_ / name).parent_path());
-    std::ofstream(folder_ / name, std::ios::binary) << content;
-  }
-
-  /// One line on stderr that says all of it, this status, and nothing left but what was there.
-  void expect_error(const Outcome& outcome, int status, const std::vector<std::string>& parts) const {
-    EXPECT_EQ(outcome.status, status) << outcome.err;
-    EXPECT_THAT(outcome.err, MatchesRegex("mantissa: error: [^\n]*\n"));
-    for (const std::string& part : parts) EXPECT_THAT(outcome.err, HasSubstr(part));
-    EXPECT_THAT(outcome.left, testing::IsEmpty()) << "a failed run left files";
-  }
-
-  fs::path folder_;
-};
 
 std::string idx_header(unsigned char type, const std::vector<uint32_t>& sizes) {
   std::string bytes{'\0', '\0', static_cast<char>(type), static_cast<char>(sizes.size())};
@@ -406,11 +335,11 @@ TEST_F(Program, FitLeavesARunThatSaysWhatItWas) {
        {"train_loss", "val_loss", "seconds", "step_ms", "samples_per_second", "peak_memory_bytes"})
     EXPECT_GT(result[key], 0) << key;
   const fs::path run = folder_ / "runs/digits-convnet-16-mixed-1";
-  for (const char* file : {"config.yaml", "metrics.csv", "result.json", "weights.safetensors"})
+  for (const char* file : {"config.yaml", "metrics.csv", "result.json", "weights.safetensors", "checkpoints"})
     EXPECT_TRUE(fs::exists(run / file)) << file;
   EXPECT_THAT(read(run / "metrics.csv"),
-              MatchesRegex("epoch,step,skipped_steps,train_loss,val_accuracy,val_loss\n0,45,0,[^\n]+\n1,90,0,"
-                           "[^\n]+\n"));
+              MatchesRegex("epoch,step,skipped_steps,train_loss,train_loss_step,val_accuracy,val_loss\n"
+                           "0,45,0,[^,\n]+,,[^\n]+\n1,50,0,,[^,\n]+,,\n1,90,0,[^,\n]+,,[^\n]+\n"));
 }
 
 TEST_F(Program, TheConfigurationOfARunRepeatsIt) {
@@ -866,7 +795,8 @@ std::set<std::string> flags_in_help(const std::string& help) {
   return flags;
 }
 
-const std::vector<std::string> kCommands{"fit", "modes", "inspect", "convert", "completion", "man"};
+const std::vector<std::string> kCommands{"fit",   "resume",  "validate", "test",       "predict",
+                                         "modes", "inspect", "convert",  "completion", "man"};
 
 TEST_F(Program, CompletionAndManualNameEveryOption) {
   std::map<std::string, std::string> texts;
@@ -916,7 +846,7 @@ TEST_F(Program, BashCompletes) {
     return outcome.out;
   };
   EXPECT_EQ(complete("i"), "inspect ");
-  EXPECT_EQ(complete("''"), "fit modes inspect convert completion man ");
+  EXPECT_EQ(complete("''"), "fit resume validate test predict modes inspect convert completion man ");
   EXPECT_EQ(complete("--v"), "--version ");
   EXPECT_EQ(complete("inspect --no"), "--no-values ");
   EXPECT_EQ(complete("inspect --no-values --so"), "--sort ");
@@ -984,3 +914,4 @@ TEST_F(Program, ModesNamesTheTierOfTheCpuKernels) {
 }
 
 }  // namespace
+}  // namespace mantissa::cli

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <type_traits>
@@ -62,6 +63,8 @@ FitOptions common_recipe() {
   o.lr_schedule = "cosine", o.gradient_clip_algorithm = "norm";
   o.classes = 0, o.seed = 1, o.threads = 0;
   o.weights = "", o.output = "";
+  o.logger = "csv,tensorboard", o.log_every_n_steps = 50;
+  o.enable_checkpointing = true, o.every_n_train_steps = 0, o.save_top_k = 1, o.monitor = "val_loss";
   return o;
 }
 
@@ -175,6 +178,14 @@ FitOptions resolve(const FitOptions& given) {
   const PrecisionOptions told = precision_options(o);
   // Which options a mode can use is the same on every device.
   if (*o.precision != "all") make_precision(*o.precision, at::Device(at::kCPU), told);
+  logger_words(o);
+  check_range("--log-every-n-steps", static_cast<double>(*o.log_every_n_steps), 0, kLargest,
+              "choose 0 or more");
+  check_range("--every-n-train-steps", static_cast<double>(*o.every_n_train_steps), 0, kLargest,
+              "choose 0 or more");
+  check_range("--save-top-k", static_cast<double>(*o.save_top_k), -1, kLargest,
+              "choose 0 or more, or -1 for all");
+  check_choice("--monitor", *o.monitor, {"val_loss", "val_accuracy", "train_loss"});
   check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
@@ -190,6 +201,19 @@ FitOptions resolve(const FitOptions& given) {
                     *o.model, " cannot read --data ", *o.data, "; choose from ", join_names(fitting),
                     ", or other data");
   return o;
+}
+
+std::vector<std::string> logger_words(const FitOptions& o) {
+  std::vector<std::string> words;
+  std::istringstream in(*o.logger);
+  for (std::string word; std::getline(in, word, ',');) {
+    check_choice("--logger", word, {"csv", "tensorboard", "jsonl", "none"});
+    words.push_back(word);
+  }
+  TORCH_CHECK_VALUE(!words.empty(), "--logger is empty; write none for no logger");
+  TORCH_CHECK_VALUE(words.size() == 1 || std::find(words.begin(), words.end(), "none") == words.end(),
+                    "--logger '", *o.logger, "': none stands for itself; leave it or the others out");
+  return words;
 }
 
 bool adamw_steps_fp16(const FitOptions& o) {
@@ -267,6 +291,27 @@ Data load_data(const FitOptions& o) {
   data.input.height = image.size(2);
   data.input.width = image.size(3);
   data.input.classes = loaded.classes;
+  return data;
+}
+
+Data load_all_data(const FitOptions& o) {
+  const DataSpec spec = parse_data(*o.data);
+  if (spec.kind == "text") {
+    const int64_t context = ModelInput{}.context;
+    const at::Tensor bytes = load_text(spec.path);
+    TORCH_CHECK_VALUE(bytes.size(0) > context, "text file '", spec.path, "' has ", bytes.size(0),
+                      " bytes, but a window needs ", context + 1, "; give a longer file");
+    return {"text",
+            nullptr,
+            std::make_shared<TextDataset>(bytes, context, /*stride=*/context),
+            {.kind = InputKind::kTokens}};
+  }
+  Data data = load_data(o);
+  if (spec.kind == "digits") {
+    data.val = load_digits();
+  } else if (const IdxDataset loaded = load_idx_dataset(spec.path, *o.classes); !loaded.val) {
+    data.val = loaded.train;
+  }
   return data;
 }
 

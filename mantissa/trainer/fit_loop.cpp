@@ -287,7 +287,8 @@ void Trainer::end_epoch(Task& task, Loader* val, bool is_whole) {
       progress_.validated_batches != progress_.total_batches)
     validate_now(task, *val);
   for (const auto& [name, value] : validation_metrics_) epoch_metrics_[name] = value;  // its word is the last
-  log_metrics({epoch_metrics_.begin(), epoch_metrics_.end()});
+  // Means over a part of the epoch would stand beside those of the run that goes on from here.
+  if (interrupted_by_ == 0) log_metrics({epoch_metrics_.begin(), epoch_metrics_.end()});
   if (is_whole) {
     ++progress_.epoch;
     progress_.batches = 0;

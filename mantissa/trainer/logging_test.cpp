@@ -134,7 +134,7 @@ TEST(TrainerLogging, TheStatusTellsHowItEnded) {
   EXPECT_THAT(failed.lines(), ElementsAre("1: epoch=0 skipped_steps=0 train_loss_step=0 x_step=1", "failed"));
   Fit interrupted{.options = {.log_every_n_steps = 0}};
   interrupted.task.raise_at = 1;
-  EXPECT_THAT(interrupted.lines(), ElementsAre("1: epoch=0 skipped_steps=0 train_loss=0 x=1", "interrupted"));
+  EXPECT_THAT(interrupted.lines(), ElementsAre("interrupted")) << "no mean of a part of the epoch";
 }
 
 TEST(TrainerLogging, OneThatFailsIsLeftOutAndTheOthersGetTheirs) {
