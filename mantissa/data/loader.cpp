@@ -31,8 +31,7 @@ at::Tensor draw(int64_t size, int64_t samples, const DataLoaderOptions& options,
   return at::randperm(size, generator, kIndex).narrow(0, 0, samples);
 }
 
-/// What is drawn from such seeds is unrelated between two seeds (the finalizer of SplitMix64: Steele, Lea, Flood
-/// 2014).
+/// Seeds that are near each other, far apart (the finalizer of SplitMix64: Steele, Lea, Flood 2014).
 uint64_t scrambled(uint64_t seed) {
   seed += 0x9E3779B97F4A7C15;
   seed = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9;

@@ -67,17 +67,17 @@ struct DataLoaderOptions {
 ///
 /// Workers begin at the first next() after a set_epoch() or skip(), where the calling thread's grad mode,
 /// autocast and inference mode become theirs, and end with the epoch. They compute with one libtorch thread
-/// each. What they have read ahead counts as not read: a run that is resumed gets it again. set_epoch(), skip()
-/// and the destructor drop it, and wait for the batches that are being read; until the next next() nothing
-/// reads the dataset.
+/// each. What they have read ahead counts as not read: a run that is resumed gets it again. set_epoch(),
+/// skip() and the destructor drop it, and wait for the batches that are being read; until the next next()
+/// nothing reads the dataset.
 /// Memory:  8 bytes for each sample of an epoch; num_workers * prefetch_factor batches.
 /// Threads: with several workers, dataset and transform are called from several at once.
-/// Errors:  c10::ValueError for a batch size below 1, a negative num_samples or num_workers, a prefetch_factor
-///          below 1, an empty dataset, num_samples above the size without replacement, and drop_last when that
-///          leaves no batch. What dataset or transform throw for a batch comes out of the next() that would
-///          have given it, and the one after that gives the batch behind it: a c10::Error with a line that
-///          names epoch, batch and samples; anything else as a c10::Error that says so too and holds it nested
-///          (std::rethrow_if_nested).
+/// Errors:  c10::ValueError for a batch size below 1, a negative num_samples or num_workers, a
+///          prefetch_factor below 1, an empty dataset, num_samples above the size without replacement, and
+///          drop_last when that leaves no batch. What dataset or transform throw for a batch comes out of the
+///          next() that would have given it, and the one after that gives the batch behind it: a c10::Error
+///          with a line that names epoch, batch and samples; anything else nested in such a c10::Error
+///          (std::rethrow_if_nested). c10::Error from next() if the system gives no thread.
 /// Example: loader_test.cpp, DataLoader.ShufflesAsPythonDoes.
 class DataLoader final : public Loader {
  public:

@@ -117,7 +117,7 @@ TEST(DataLoaderWorkers, RefusesWrongNumbers) {
               HasSubstr("no samples"));
 }
 
-// Every kind of epoch, with random numbers in it: the last batch odd, dropped, the only one; fewer batches than
+// Every kind of epoch, with random numbers: the last batch odd, dropped, the only one; fewer batches than
 // workers; more than fit ahead.
 TEST(DataLoaderWorkers, GiveTheSameBatchesInTheSameOrder) {
   const auto dataset = std::make_shared<Watched>(45, dawdle);

@@ -14,8 +14,9 @@ namespace mantissa {
 ///
 /// `generator` is the batch's own: what is drawn from it depends on the loader's seed, the epoch and the
 /// batch's number alone, whichever thread reads the batch, and in which order.
-/// Numerics: give new tensors their dtype, as in at::rand({n}, generator, at::kFloat). The default dtype is one
-///           for the whole process, and a training step of "16-true" changes it while workers read (spec IN-4).
+/// Numerics: give new tensors their dtype, as in at::rand({n}, generator, at::kFloat). The default dtype is
+///           one for the whole process, and a training step of "16-true" changes it while workers read (spec
+///           IN-4).
 /// Threads:  called from several at once; the global generator's numbers would come in any order.
 using Transform = std::function<Batch(Batch batch, const at::Generator& generator)>;
 
