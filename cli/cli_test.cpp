@@ -37,6 +37,9 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--optimizer adam"), 2, {"'adam'", "sgd, adamw"});
   expect_error(fit("--batch-size 0"), 2, {"--batch-size 0", "at least 1"});
   expect_error(fit("--batch-size many"), 2, {"--batch-size", "many"});
+  expect_error(fit("--num-workers -1"), 2, {"--num-workers -1", "choose 0 (none) to 1024"});
+  write("workers.yaml", "num_workers: -2\n");
+  expect_error(fit("--config workers.yaml"), 2, {"--num-workers -2"});
   expect_error(fit("--threads 100000"), 2, {"--threads 100000", "cores"});
   expect_error(fit("--max-epochs -1 --max-steps -1"), 2, {"would never end"});
   expect_error(fit("--gradient-clip-algorithm none"), 2, {"norm, value"});
@@ -349,6 +352,14 @@ TEST_F(Program, TheConfigurationOfARunRepeatsIt) {
   fs::rename(folder_ / "runs/digits-mlp-32-true-1", folder_ / "second");
   EXPECT_EQ(read(folder_ / "first/weights.safetensors"), read(folder_ / "second/weights.safetensors"));
   EXPECT_EQ(read(folder_ / "first/metrics.csv"), read(folder_ / "second/metrics.csv"));
+}
+
+TEST_F(Program, WorkersChangeNothingButWhoReads) {
+  ASSERT_EQ(fit("--precision 32-true --model mlp --max-epochs 2 --output none").status, 0);
+  ASSERT_EQ(fit("--precision 32-true --model mlp --max-epochs 2 --num-workers 3 --output three").status, 0);
+  EXPECT_THAT(read(folder_ / "three/config.yaml"), HasSubstr("num_workers: 3 "));
+  EXPECT_EQ(read(folder_ / "none/weights.safetensors"), read(folder_ / "three/weights.safetensors"));
+  EXPECT_EQ(read(folder_ / "none/metrics.csv"), read(folder_ / "three/metrics.csv"));
 }
 
 TEST_F(Program, FlagsOverrideTheConfigurationAndPrintConfigIsComplete) {

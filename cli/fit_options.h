@@ -17,7 +17,7 @@ struct FitOptions {
   std::optional<std::string> loss_scale, init_scale, growth_factor, backoff_factor, growth_interval,
       min_scale, max_scale, hysteresis_steps, warn_after_skips, keep_batchnorm_fp32, master_weights;
   std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
-      threads, classes, log_every_n_steps, every_n_train_steps, save_top_k;
+      threads, classes, num_workers, log_every_n_steps, every_n_train_steps, save_top_k;
   std::optional<bool> stochastic_rounding, transactional, trace_nonfinite, enable_checkpointing;
   std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val, ema_decay;
 };
@@ -55,6 +55,8 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("max_epochs", o.max_epochs, "passes over the training data; -1: no limit");
   visit("max_steps", o.max_steps, "optimizer steps; -1: no limit");
   visit("batch_size", o.batch_size, "samples a batch");
+  visit("num_workers", o.num_workers,
+        "threads that read batches ahead, with the same result; 0: the training's own");
   visit("accumulate_grad_batches", o.accumulate_grad_batches,
         "batches whose gradients are added before a step");
   visit("optimizer", o.optimizer, "sgd, adamw, fused-sgd or fused-adamw");

@@ -61,7 +61,7 @@ FitOptions common_recipe() {
   o.accumulate_grad_batches = 1;
   o.beta1 = 0.9, o.beta2 = 0.95, o.ema_decay = 0.0;
   o.lr_schedule = "cosine", o.gradient_clip_algorithm = "norm";
-  o.classes = 0, o.seed = 1, o.threads = 0;
+  o.classes = 0, o.seed = 1, o.threads = 0, o.num_workers = 0;
   o.weights = "", o.output = "";
   o.logger = "csv,tensorboard", o.log_every_n_steps = 50;
   o.enable_checkpointing = true, o.every_n_train_steps = 0, o.save_top_k = 1, o.monitor = "val_loss";
@@ -155,6 +155,7 @@ FitOptions resolve(const FitOptions& given) {
   check_choice("--lr-schedule", *o.lr_schedule, {"constant", "cosine"});
   check_choice("--gradient-clip-algorithm", *o.gradient_clip_algorithm, {"norm", "value"});
   check_range("--batch-size", static_cast<double>(*o.batch_size), 1, 1e9, "choose at least 1, at most 1e9");
+  check_range("--num-workers", static_cast<double>(*o.num_workers), 0, 1024, "choose 0 (none) to 1024");
   check_range("--lr", *o.lr, 0, 1e6, "choose 0 to 1e6");
   check_range("--momentum", *o.momentum, 0, 1, "choose 0 to 1");
   check_range("--weight-decay", *o.weight_decay, 0, 1e6, "choose 0 to 1e6");
@@ -320,6 +321,7 @@ std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
   options.batch_size = *o.batch_size;
   options.shuffle = true;
   options.seed = static_cast<uint64_t>(*o.seed);
+  options.num_workers = *o.num_workers;
   if (data.input.kind == InputKind::kTokens) {
     // Windows overlap, so an epoch is as many of them as cover the text once, each drawn anywhere.
     options.replacement = true;
@@ -328,8 +330,9 @@ std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
   return std::make_unique<DataLoader>(data.train, options);
 }
 
-std::unique_ptr<Loader> val_loader(const FitOptions& /*o*/, const Data& data) {
+std::unique_ptr<Loader> val_loader(const FitOptions& o, const Data& data) {
   DataLoaderOptions options;
+  options.num_workers = *o.num_workers;
   options.batch_size = data.input.kind == InputKind::kTokens
                            ? 32
                            : 256;  // no gradients: larger than a training batch, and always the same
