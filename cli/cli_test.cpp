@@ -1,92 +1,21 @@
-// The program as a user runs it: exit status, one-line errors, files left behind.
+// Words, files and statuses of every command.
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <iterator>
+#include <csignal>
 #include <map>
-#include <set>
-#include <sstream>
-#include <string>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "cli/test_support_internal.h"
+
+namespace mantissa::cli {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::MatchesRegex;
-
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-  std::vector<std::string> left = {};  ///< files and folders that were not there before
-};
-
-std::string read(const fs::path& file) {
-  std::ostringstream text;
-  text << std::ifstream(file, std::ios::binary).rdbuf();
-  return text.str();
-}
-
-class Program : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              (std::string("mantissa_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::set<std::string> listing() const {
-    std::set<std::string> paths;
-    for (const auto& entry : fs::recursive_directory_iterator(folder_))
-      paths.insert(entry.path().lexically_relative(folder_).string());
-    return paths;
-  }
-
-  Outcome run(const std::string& arguments) const {
-    std::set<std::string> before = listing();
-    before.insert({"out.txt", "err.txt"});
-    // A shell without a terminal makes its background jobs deaf to Ctrl-C, and the program would respect
-    // that.
-    const std::string command = "cd '" + folder_.string() +
-                                "' && { env --default-signal=INT,HUP " MANTISSA_PROGRAM " " + arguments +
-                                "; } >out.txt 2>err.txt";
-    const int status = std::system(command.c_str());
-    Outcome outcome{WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-                    read(folder_ / "out.txt"), read(folder_ / "err.txt")};
-    const std::set<std::string> after = listing();
-    std::set_difference(after.begin(), after.end(), before.begin(), before.end(),
-                        std::back_inserter(outcome.left));
-    return outcome;
-  }
-  /// Runs `mantissa fit`, on the CPU and quietly.
-  Outcome fit(const std::string& arguments) const { return run("fit --device cpu --quiet " + arguments); }
-
-  void write(const std::string& name, const std::string& content) const {
-    fs::create_directories((folder_ / name).parent_path());
-    std::ofstream(folder_ / name, std::ios::binary) << content;
-  }
-
-  /// One line on stderr that says all of it, this status, and nothing left but what was there.
-  void expect_error(const Outcome& outcome, int status, const std::vector<std::string>& parts) const {
-    EXPECT_EQ(outcome.status, status) << outcome.err;
-    EXPECT_THAT(outcome.err, MatchesRegex("mantissa: error: [^\n]*\n"));
-    for (const std::string& part : parts) EXPECT_THAT(outcome.err, HasSubstr(part));
-    EXPECT_THAT(outcome.left, testing::IsEmpty()) << "a failed run left files";
-  }
-
-  fs::path folder_;
-};
 
 std::string idx_header(unsigned char type, const std::vector<uint32_t>& sizes) {
   std::string bytes{'\0', '\0', static_cast<char>(type), static_cast<char>(sizes.size())};
@@ -108,6 +37,9 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--optimizer adam"), 2, {"'adam'", "sgd, adamw"});
   expect_error(fit("--batch-size 0"), 2, {"--batch-size 0", "at least 1"});
   expect_error(fit("--batch-size many"), 2, {"--batch-size", "many"});
+  expect_error(fit("--num-workers -1"), 2, {"--num-workers -1", "choose 0 (none) to 1024"});
+  write("workers.yaml", "num_workers: -2\n");
+  expect_error(fit("--config workers.yaml"), 2, {"--num-workers -2"});
   expect_error(fit("--threads 100000"), 2, {"--threads 100000", "cores"});
   expect_error(fit("--max-epochs -1 --max-steps -1"), 2, {"would never end"});
   expect_error(fit("--gradient-clip-algorithm none"), 2, {"norm, value"});
@@ -417,11 +349,11 @@ TEST_F(Program, FitLeavesARunThatSaysWhatItWas) {
        {"train_loss", "val_loss", "seconds", "step_ms", "samples_per_second", "peak_memory_bytes"})
     EXPECT_GT(result[key], 0) << key;
   const fs::path run = folder_ / "runs/digits-convnet-16-mixed-1";
-  for (const char* file : {"config.yaml", "metrics.csv", "result.json", "weights.safetensors"})
+  for (const char* file : {"config.yaml", "metrics.csv", "result.json", "weights.safetensors", "checkpoints"})
     EXPECT_TRUE(fs::exists(run / file)) << file;
   EXPECT_THAT(read(run / "metrics.csv"),
-              MatchesRegex("epoch,step,skipped_steps,train_loss,val_accuracy,val_loss\n0,45,0,[^\n]+\n1,90,0,"
-                           "[^\n]+\n"));
+              MatchesRegex("epoch,step,skipped_steps,train_loss,train_loss_step,val_accuracy,val_loss\n"
+                           "0,45,0,[^,\n]+,,[^\n]+\n1,50,0,,[^,\n]+,,\n1,90,0,[^,\n]+,,[^\n]+\n"));
 }
 
 TEST_F(Program, TheConfigurationOfARunRepeatsIt) {
@@ -431,6 +363,14 @@ TEST_F(Program, TheConfigurationOfARunRepeatsIt) {
   fs::rename(folder_ / "runs/digits-mlp-32-true-1", folder_ / "second");
   EXPECT_EQ(read(folder_ / "first/weights.safetensors"), read(folder_ / "second/weights.safetensors"));
   EXPECT_EQ(read(folder_ / "first/metrics.csv"), read(folder_ / "second/metrics.csv"));
+}
+
+TEST_F(Program, WorkersChangeNothingButWhoReads) {
+  ASSERT_EQ(fit("--precision 32-true --model mlp --max-epochs 2 --output none").status, 0);
+  ASSERT_EQ(fit("--precision 32-true --model mlp --max-epochs 2 --num-workers 3 --output three").status, 0);
+  EXPECT_THAT(read(folder_ / "three/config.yaml"), HasSubstr("num_workers: 3 "));
+  EXPECT_EQ(read(folder_ / "none/weights.safetensors"), read(folder_ / "three/weights.safetensors"));
+  EXPECT_EQ(read(folder_ / "none/metrics.csv"), read(folder_ / "three/metrics.csv"));
 }
 
 TEST_F(Program, FlagsOverrideTheConfigurationAndPrintConfigIsComplete) {
@@ -883,7 +823,8 @@ std::set<std::string> flags_in_help(const std::string& help) {
   return flags;
 }
 
-const std::vector<std::string> kCommands{"fit", "modes", "inspect", "convert", "completion", "man"};
+const std::vector<std::string> kCommands{"fit",   "resume",  "validate", "test",       "predict",
+                                         "modes", "inspect", "convert",  "completion", "man"};
 
 TEST_F(Program, CompletionAndManualNameEveryOption) {
   std::map<std::string, std::string> texts;
@@ -933,7 +874,7 @@ TEST_F(Program, BashCompletes) {
     return outcome.out;
   };
   EXPECT_EQ(complete("i"), "inspect ");
-  EXPECT_EQ(complete("''"), "fit modes inspect convert completion man ");
+  EXPECT_EQ(complete("''"), "fit resume validate test predict modes inspect convert completion man ");
   EXPECT_EQ(complete("--v"), "--version ");
   EXPECT_EQ(complete("inspect --no"), "--no-values ");
   EXPECT_EQ(complete("inspect --no-values --so"), "--sort ");
@@ -1001,3 +942,4 @@ TEST_F(Program, ModesNamesTheTierOfTheCpuKernels) {
 }
 
 }  // namespace
+}  // namespace mantissa::cli

@@ -6,6 +6,10 @@ namespace mantissa::cli {
 
 /// Each adds its subcommand with a callback that runs it and throws on failure.
 void add_fit(CLI::App& app);
+void add_resume(CLI::App& app);
+/// `validate` and `test`.
+void add_evaluate(CLI::App& app);
+void add_predict(CLI::App& app);
 void add_modes(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_convert(CLI::App& app);

@@ -12,13 +12,13 @@ namespace mantissa::cli {
 /// order: flags, --config, the model's recipe (recipe.h).
 struct FitOptions {
   std::optional<std::string> data, model, precision, device, optimizer, lr_schedule, gradient_clip_algorithm,
-      amp_backend, amp_level, float32_matmul_precision, weights, output;
+      amp_backend, amp_level, float32_matmul_precision, weights, logger, monitor, output;
   /// PrecisionOptions: what the mode has of its own when it is "auto".
   std::optional<std::string> loss_scale, init_scale, growth_factor, backoff_factor, growth_interval,
       min_scale, max_scale, hysteresis_steps, warn_after_skips, keep_batchnorm_fp32, master_weights;
   std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
-      threads, classes;
-  std::optional<bool> stochastic_rounding, transactional, trace_nonfinite;
+      threads, classes, num_workers, log_every_n_steps, every_n_train_steps, save_top_k;
+  std::optional<bool> stochastic_rounding, transactional, trace_nonfinite, enable_checkpointing;
   std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val, ema_decay;
 };
 
@@ -55,6 +55,8 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("max_epochs", o.max_epochs, "passes over the training data; -1: no limit");
   visit("max_steps", o.max_steps, "optimizer steps; -1: no limit");
   visit("batch_size", o.batch_size, "samples a batch");
+  visit("num_workers", o.num_workers,
+        "threads that read batches ahead, with the same result; 0: the training's own");
   visit("accumulate_grad_batches", o.accumulate_grad_batches,
         "batches whose gradients are added before a step");
   visit("optimizer", o.optimizer, "sgd, adamw, fused-sgd or fused-adamw");
@@ -81,6 +83,15 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("seed", o.seed, "of the weights, the shuffling and the split");
   visit("threads", o.threads, "CPU threads; 0: one a core");
   visit("weights", o.weights, "start from this safetensors file");
+  visit("logger", o.logger, "csv, tensorboard, jsonl: some of them, with commas between; or none");
+  visit("log_every_n_steps", o.log_every_n_steps,
+        "a row of metrics after so many optimizer steps; 0: only by epochs");
+  visit("enable_checkpointing", o.enable_checkpointing,
+        "checkpoints after each epoch and at the end, from which `mantissa resume` goes on");
+  visit("every_n_train_steps", o.every_n_train_steps,
+        "checkpoints after so many optimizer steps, too; 0: none");
+  visit("save_top_k", o.save_top_k, "so many of the best checkpoints are kept, beside the newest; -1: all");
+  visit("monitor", o.monitor, "by which they are the best: val_loss, val_accuracy or train_loss");
   visit("output", o.output, "folder for the run's files; empty: runs/DATA-MODEL-PRECISION-N");
 }
 

@@ -89,6 +89,9 @@ int run(int argc, char** argv) {
       "was "
       "asked for found something, 128 + N ended by signal N (130: Ctrl-C).");
   mantissa::cli::add_fit(app);
+  mantissa::cli::add_resume(app);
+  mantissa::cli::add_evaluate(app);
+  mantissa::cli::add_predict(app);
   mantissa::cli::add_modes(app);
   mantissa::cli::add_inspect(app);
   mantissa::cli::add_convert(app);

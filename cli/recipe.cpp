@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <type_traits>
@@ -60,8 +61,10 @@ FitOptions common_recipe() {
   o.accumulate_grad_batches = 1;
   o.beta1 = 0.9, o.beta2 = 0.95, o.ema_decay = 0.0;
   o.lr_schedule = "cosine", o.gradient_clip_algorithm = "norm";
-  o.classes = 0, o.seed = 1, o.threads = 0;
+  o.classes = 0, o.seed = 1, o.threads = 0, o.num_workers = 0;
   o.weights = "", o.output = "";
+  o.logger = "csv,tensorboard", o.log_every_n_steps = 50;
+  o.enable_checkpointing = true, o.every_n_train_steps = 0, o.save_top_k = 1, o.monitor = "val_loss";
   return o;
 }
 
@@ -152,6 +155,7 @@ FitOptions resolve(const FitOptions& given) {
   check_choice("--lr-schedule", *o.lr_schedule, {"constant", "cosine"});
   check_choice("--gradient-clip-algorithm", *o.gradient_clip_algorithm, {"norm", "value"});
   check_range("--batch-size", static_cast<double>(*o.batch_size), 1, 1e9, "choose at least 1, at most 1e9");
+  check_range("--num-workers", static_cast<double>(*o.num_workers), 0, 1024, "choose 0 (none) to 1024");
   check_range("--lr", *o.lr, 0, 1e6, "choose 0 to 1e6");
   check_range("--momentum", *o.momentum, 0, 1, "choose 0 to 1");
   check_range("--weight-decay", *o.weight_decay, 0, 1e6, "choose 0 to 1e6");
@@ -175,6 +179,14 @@ FitOptions resolve(const FitOptions& given) {
   const PrecisionOptions told = precision_options(o);
   // Which options a mode can use is the same on every device.
   if (*o.precision != "all") make_precision(*o.precision, at::Device(at::kCPU), told);
+  logger_words(o);
+  check_range("--log-every-n-steps", static_cast<double>(*o.log_every_n_steps), 0, kLargest,
+              "choose 0 or more");
+  check_range("--every-n-train-steps", static_cast<double>(*o.every_n_train_steps), 0, kLargest,
+              "choose 0 or more");
+  check_range("--save-top-k", static_cast<double>(*o.save_top_k), -1, kLargest,
+              "choose 0 or more, or -1 for all");
+  check_choice("--monitor", *o.monitor, {"val_loss", "val_accuracy", "train_loss"});
   check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
@@ -190,6 +202,19 @@ FitOptions resolve(const FitOptions& given) {
                     *o.model, " cannot read --data ", *o.data, "; choose from ", join_names(fitting),
                     ", or other data");
   return o;
+}
+
+std::vector<std::string> logger_words(const FitOptions& o) {
+  std::vector<std::string> words;
+  std::istringstream in(*o.logger);
+  for (std::string word; std::getline(in, word, ',');) {
+    check_choice("--logger", word, {"csv", "tensorboard", "jsonl", "none"});
+    words.push_back(word);
+  }
+  TORCH_CHECK_VALUE(!words.empty(), "--logger is empty; write none for no logger");
+  TORCH_CHECK_VALUE(words.size() == 1 || std::find(words.begin(), words.end(), "none") == words.end(),
+                    "--logger '", *o.logger, "': none stands for itself; leave it or the others out");
+  return words;
 }
 
 bool adamw_steps_fp16(const FitOptions& o) {
@@ -270,11 +295,33 @@ Data load_data(const FitOptions& o) {
   return data;
 }
 
+Data load_all_data(const FitOptions& o) {
+  const DataSpec spec = parse_data(*o.data);
+  if (spec.kind == "text") {
+    const int64_t context = ModelInput{}.context;
+    const at::Tensor bytes = load_text(spec.path);
+    TORCH_CHECK_VALUE(bytes.size(0) > context, "text file '", spec.path, "' has ", bytes.size(0),
+                      " bytes, but a window needs ", context + 1, "; give a longer file");
+    return {"text",
+            nullptr,
+            std::make_shared<TextDataset>(bytes, context, /*stride=*/context),
+            {.kind = InputKind::kTokens}};
+  }
+  Data data = load_data(o);
+  if (spec.kind == "digits") {
+    data.val = load_digits();
+  } else if (const IdxDataset loaded = load_idx_dataset(spec.path, *o.classes); !loaded.val) {
+    data.val = loaded.train;
+  }
+  return data;
+}
+
 std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
   DataLoaderOptions options;
   options.batch_size = *o.batch_size;
   options.shuffle = true;
   options.seed = static_cast<uint64_t>(*o.seed);
+  options.num_workers = *o.num_workers;
   if (data.input.kind == InputKind::kTokens) {
     // Windows overlap, so an epoch is as many of them as cover the text once, each drawn anywhere.
     options.replacement = true;
@@ -283,8 +330,9 @@ std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
   return std::make_unique<DataLoader>(data.train, options);
 }
 
-std::unique_ptr<Loader> val_loader(const FitOptions& /*o*/, const Data& data) {
+std::unique_ptr<Loader> val_loader(const FitOptions& o, const Data& data) {
   DataLoaderOptions options;
+  options.num_workers = *o.num_workers;
   options.batch_size = data.input.kind == InputKind::kTokens
                            ? 32
                            : 256;  // no gradients: larger than a training batch, and always the same

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/fit_options.h"
 #include "mantissa/data/dataset.h"
@@ -37,12 +38,19 @@ FitOptions resolve(const FitOptions& given);
 /// Warns of each option in `given` that changes nothing in `resolved`.
 void warn_without_effect(const FitOptions& given, const FitOptions& resolved);
 
+/// The loggers of `--logger`.
+/// Errors: c10::ValueError for a word that names none.
+std::vector<std::string> logger_words(const FitOptions& options);
+
 /// For make_precision().
 /// Errors: c10::ValueError for what should be a number and is none.
 PrecisionOptions precision_options(const FitOptions& options);
 
 /// Errors: c10::Error naming the file for what is missing, truncated or inconsistent.
 Data load_data(const FitOptions& options);
+
+/// The same unsplit, as `val`: an image set's own test part, else all there is. For models that are trained.
+Data load_all_data(const FitOptions& options);
 
 std::unique_ptr<Loader> train_loader(const FitOptions& options, const Data& data);
 std::unique_ptr<Loader> val_loader(const FitOptions& options, const Data& data);

@@ -14,7 +14,9 @@ namespace mantissa::cli {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::array kFiles{"config.yaml", "metrics.csv", "weights.safetensors", "result.json"};
+/// What shows that a folder holds a run.
+constexpr std::array kFiles{"config.yaml",         "metrics.csv", "metrics.jsonl",
+                            "weights.safetensors", "result.json", kCheckpoints};
 
 /// The file itself behind any symbolic links, also one that does not exist yet.
 fs::path follow_links(fs::path file) {
@@ -43,6 +45,7 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
   try {
     if (!wanted.empty()) {
       make(path_ = wanted);
+      for (const auto& entry : fs::directory_iterator(path_)) others_.insert(entry.path());
     } else {
       make("runs");
       for (int number = 1;; ++number) {
@@ -63,7 +66,10 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
 RunFolder::~RunFolder() {
   if (keep_) return;
   std::error_code ignored;  // what cannot be removed stays
-  for (const char* name : kFiles) fs::remove(path_ / name, ignored);
+  std::vector<fs::path> written;
+  for (const auto& entry : fs::directory_iterator(path_, ignored))
+    if (!others_.contains(entry.path())) written.push_back(entry.path());
+  for (const fs::path& file : written) fs::remove_all(file, ignored);
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 

@@ -1,18 +1,25 @@
 #pragma once
 
 #include <filesystem>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mantissa::cli {
 
+/// Where in a run's folder its checkpoints are.
+inline constexpr const char* kCheckpoints = "checkpoints";
+
 /// The folder for a run's files. Unless keep() was called it is removed again at the end of the scope, with
-/// the files of a run that were written into it and the folders that were made for it, and nothing else.
+/// all that was written into it and the folders that were made for it, and nothing else.
 class RunFolder {
  public:
   /// Creates `wanted`, or if that is empty the first free `runs/<label>-<N>`.
   /// Errors: those of check_run_folder(); c10::Error naming the folder if it cannot be made.
   RunFolder(const std::string& wanted, const std::string& label);
+  /// Goes on in a folder that holds a run.
+  explicit RunFolder(std::filesystem::path existing) : path_(std::move(existing)), keep_(true) {}
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -26,6 +33,7 @@ class RunFolder {
 
   std::filesystem::path path_;
   std::vector<std::filesystem::path> made_;
+  std::set<std::filesystem::path> others_;  ///< lay there before
   bool keep_ = false;
 };
 

@@ -1,12 +1,17 @@
 #include "mantissa/data/loader.h"
 
 #include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randperm.h>
 #include <c10/util/Exception.h>
+
+#include "mantissa/data/batch_workers_internal.h"
 
 namespace mantissa {
 namespace {
@@ -26,6 +31,67 @@ at::Tensor draw(int64_t size, int64_t samples, const DataLoaderOptions& options,
   return at::randperm(size, generator, kIndex).narrow(0, 0, samples);
 }
 
+/// Seeds that are near each other, far apart (the finalizer of SplitMix64: Steele, Lea, Flood 2014).
+uint64_t scrambled(uint64_t seed) {
+  seed += 0x9E3779B97F4A7C15;
+  seed = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9;
+  seed = (seed ^ seed >> 27) * 0x94D049BB133111EB;
+  return seed ^ seed >> 31;
+}
+
+/// Reads the batches of one epoch by their number. It needs nothing of its loader, which may move.
+class EpochReader {
+ public:
+  EpochReader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options, int64_t samples,
+              int64_t epoch)
+      : dataset_(std::move(dataset)),
+        order_(draw(dataset_->size(), samples, options, epoch)),
+        batch_size_(options.batch_size),
+        epoch_(epoch),
+        transform_(options.transform),
+        // A CPU generator takes 32 bits of a seed: counted on, so that no two batches of a run have the same.
+        first_seed_(scrambled(options.seed) +
+                    static_cast<uint64_t>(epoch) * static_cast<uint64_t>(batches_of(samples, options))) {}
+
+  Batch operator()(int64_t number) const {
+    const int64_t begin = number * batch_size_;
+    const at::Tensor indices = order_.narrow(0, begin, std::min(batch_size_, order_.size(0) - begin));
+    try {
+      Batch batch = dataset_->get_batch(indices);
+      if (!transform_) return batch;
+      return transform_(std::move(batch),
+                        at::detail::createCPUGenerator(first_seed_ + static_cast<uint64_t>(number)));
+    } catch (c10::Error& error) {
+      error.add_context("reading " + name_of(number, indices));
+      throw;
+    } catch (const std::exception& error) {
+      std::throw_with_nested(
+          c10::Error("DataLoader: cannot read " + name_of(number, indices) + ": " + error.what()));
+    } catch (...) {
+      std::throw_with_nested(c10::Error("DataLoader: cannot read " + name_of(number, indices) +
+                                        ": an exception of an unknown type"));
+    }
+  }
+
+ private:
+  /// "batch 3 of epoch 0: samples 4, 9"
+  std::string name_of(int64_t number, const at::Tensor& indices) const {
+    constexpr int64_t kNamed = 8;
+    std::string text =
+        "batch " + std::to_string(number) + " of epoch " + std::to_string(epoch_) + ": samples ";
+    const int64_t* index = indices.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < std::min(indices.size(0), kNamed); ++i)
+      text += (i == 0 ? "" : ", ") + std::to_string(index[i]);
+    return indices.size(0) > kNamed ? text + ", ..." : text;
+  }
+
+  std::shared_ptr<const Dataset> dataset_;
+  at::Tensor order_;
+  int64_t batch_size_, epoch_;
+  Transform transform_;
+  uint64_t first_seed_;
+};
+
 }  // namespace
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options)
@@ -40,30 +106,43 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
   TORCH_CHECK_VALUE(options.replacement || options.num_samples <= size, "DataLoader: num_samples ",
                     options.num_samples, " exceeds the dataset's ", size,
                     "; lower it or set replacement, which may draw a sample twice");
+  TORCH_CHECK_VALUE(options.num_workers >= 0, "DataLoader: num_workers ", options.num_workers,
+                    " is negative; give 0 to read in the calling thread, or a count of threads");
+  TORCH_CHECK_VALUE(options.prefetch_factor >= 1, "DataLoader: prefetch_factor ", options.prefetch_factor,
+                    " leaves the workers nothing to read; give 1 or more");
   samples_ = options.num_samples == 0 ? size : options.num_samples;
   TORCH_CHECK_VALUE(batches_of(samples_, options) > 0, "DataLoader: drop_last leaves no batch, for ",
                     samples_, " samples do not fill one of ", options.batch_size,
                     "; lower batch_size or keep the last batch");
 }
 
+DataLoader::~DataLoader() = default;
+DataLoader::DataLoader(DataLoader&&) noexcept = default;
+DataLoader& DataLoader::operator=(DataLoader&&) noexcept = default;
+
 void DataLoader::set_epoch(int64_t epoch) {
-  order_ = draw(dataset_->size(), samples_, options_, epoch);
+  workers_.reset();
+  read_ = EpochReader(dataset_, options_, samples_, epoch);
   position_ = 0;
 }
 
 std::optional<Batch> DataLoader::next() {
-  if (!order_.defined()) set_epoch(0);
-  const int64_t n = std::min(options_.batch_size, samples_ - position_);
-  if (n == 0 || (options_.drop_last && n < options_.batch_size)) return std::nullopt;
-  const at::Tensor indices = order_.narrow(0, position_, n);
-  position_ += n;
-  return dataset_->get_batch(indices);
+  if (!read_) set_epoch(0);
+  if (position_ == size()) {
+    workers_.reset();
+    return std::nullopt;
+  }
+  if (!workers_ && options_.num_workers > 0)
+    workers_ = std::make_unique<BatchWorkers>(read_, position_, size(), options_.num_workers,
+                                              options_.prefetch_factor);
+  const int64_t number = position_++;
+  return workers_ ? workers_->next() : read_(number);
 }
 
 void DataLoader::skip(int64_t batches) {
-  if (!order_.defined()) set_epoch(0);
-  const int64_t left = (samples_ - position_ + options_.batch_size - 1) / options_.batch_size;
-  position_ = batches >= left ? samples_ : position_ + batches * options_.batch_size;
+  if (!read_) set_epoch(0);
+  workers_.reset();
+  position_ += std::clamp<int64_t>(batches, 0, size() - position_);
 }
 
 int64_t DataLoader::size() const { return batches_of(samples_, options_); }
@@ -83,6 +162,10 @@ void OrderedLoader::set_epoch(int64_t /*epoch*/) { position_ = 0; }
 std::optional<Batch> OrderedLoader::next() {
   if (position_ == order_.size(0)) return std::nullopt;
   return dataset_->get_batch(order_.select(0, position_++));
+}
+
+void OrderedLoader::skip(int64_t batches) {
+  position_ += std::clamp<int64_t>(batches, 0, size() - position_);
 }
 
 }  // namespace mantissa

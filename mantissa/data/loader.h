@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -8,8 +9,11 @@
 
 #include "mantissa/data/batch.h"
 #include "mantissa/data/dataset.h"
+#include "mantissa/data/transform.h"
 
 namespace mantissa {
+
+class BatchWorkers;
 
 /// Batches, epoch after epoch: what a training loop reads. Protocol: (set_epoch next* )*; next() returns
 /// nothing once the epoch is over and stays so until the next set_epoch(). Before the first set_epoch() it is
@@ -37,7 +41,7 @@ struct DataLoaderOptions {
   int64_t batch_size = 32;
   /// A new order in every epoch, instead of the dataset's own.
   bool shuffle = false;
-  /// Gives the order of every epoch; of no use without `shuffle` or `replacement`.
+  /// Gives the order of every epoch, with `shuffle` or `replacement`, and the random numbers of `transform`.
   uint64_t seed = 0;
   /// Leaves out a last batch that is not full.
   bool drop_last = false;
@@ -46,6 +50,13 @@ struct DataLoaderOptions {
   /// Draws every sample from the whole dataset, so that one may come twice and `num_samples` may exceed its
   /// size.
   bool replacement = false;
+  /// Threads that read ahead; 0: next() reads in the calling thread. The batches are the same, bit for bit,
+  /// whatever the number.
+  int64_t num_workers = 0;
+  /// Batches that each of them reads ahead.
+  int64_t prefetch_factor = 2;
+  /// What each batch goes through.
+  Transform transform = {};
 };
 
 /// Reads a dataset batch by batch, in an order that seed and epoch alone decide.
@@ -53,14 +64,28 @@ struct DataLoaderOptions {
 /// The order of epoch e is torch.randperm(size) from a generator seeded with seed + e, cut after num_samples;
 /// with replacement, torch.randint(size, (num_samples,)) from that generator. Bit for bit what Python draws;
 /// the global generator is never touched.
-/// Memory:  8 bytes for each sample of an epoch.
-/// Errors:
-/// c10::ValueError for a batch size below 1, a negative num_samples, an empty dataset, num_samples above the
-///          size without replacement, and drop_last when that leaves no batch.
+///
+/// Workers begin at the first next() after a set_epoch() or skip(), where the calling thread's grad mode,
+/// autocast and inference mode become theirs, and end with the epoch. They compute with one libtorch thread
+/// each. What they have read ahead counts as not read: a run that is resumed gets it again. set_epoch(),
+/// skip() and the destructor drop it, and wait for the batches that are being read; until the next next()
+/// nothing reads the dataset.
+/// Memory:  8 bytes for each sample of an epoch; num_workers * prefetch_factor batches.
+/// Threads: with several workers, dataset and transform are called from several at once.
+/// Errors:  c10::ValueError for a batch size below 1, a negative num_samples or num_workers, a
+///          prefetch_factor below 1, an empty dataset, num_samples above the size without replacement, and
+///          drop_last when that leaves no batch. What dataset or transform throw for a batch comes out of the
+///          next() that would have given it, and the one after that gives the batch behind it: a c10::Error
+///          with a line that names epoch, batch and samples; anything else nested in such a c10::Error
+///          (std::rethrow_if_nested). c10::Error from next() if the system gives no thread.
 /// Example: loader_test.cpp, DataLoader.ShufflesAsPythonDoes.
 class DataLoader final : public Loader {
  public:
   explicit DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options = {});
+  ~DataLoader() override;
+  DataLoader(DataLoader&&) noexcept;
+  DataLoader& operator=(DataLoader&&) noexcept;
+
   void set_epoch(int64_t epoch) override;
   std::optional<Batch> next() override;
   /// Without reading a sample.
@@ -71,8 +96,9 @@ class DataLoader final : public Loader {
  private:
   std::shared_ptr<const Dataset> dataset_;
   DataLoaderOptions options_;
-  int64_t samples_ = 0, position_ = 0;
-  at::Tensor order_;
+  int64_t samples_ = 0, position_ = 0;         ///< samples of an epoch; batches that were handed out
+  std::function<Batch(int64_t number)> read_;  ///< a batch of this epoch; empty before the first one
+  std::unique_ptr<BatchWorkers> workers_;
 };
 
 /// Reads a dataset in an order that is given: for comparing runs with another program's.
@@ -84,6 +110,8 @@ class OrderedLoader final : public Loader {
   OrderedLoader(std::shared_ptr<const Dataset> dataset, const at::Tensor& order);
   void set_epoch(int64_t epoch) override;
   std::optional<Batch> next() override;
+  /// Without reading a sample.
+  void skip(int64_t batches) override;
   int64_t size() const override { return order_.size(0); }
 
  private:

@@ -1,38 +1,19 @@
 #include "mantissa/trainer/background_logger.h"
 
-#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <variant>
 
 #include <c10/util/Exception.h>
 
-#include <nlohmann/json.hpp>
-
 #include "mantissa/core/error_message.h"
+#include "mantissa/trainer/log_name_internal.h"
 
 namespace mantissa {
 namespace {
 
 double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-bool is_utf8(const std::string& text) {
-  const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
-  if (std::all_of(text.begin(), text.end(), is_ascii)) return true;
-  try {
-    return !nlohmann::json(text).dump().empty();
-  } catch (const nlohmann::json::type_error&) {
-    return false;
-  }
-}
-
-void check_name(const char* function, const std::string& name) {
-  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
-  TORCH_CHECK_VALUE(!name.empty() && std::none_of(name.begin(), name.end(), is_control) && is_utf8(name),
-                    function, ": the name '", name,
-                    "' is empty, is not UTF-8 or has control characters; choose another");
 }
 
 }  // namespace
@@ -61,11 +42,7 @@ BackgroundLogger::~BackgroundLogger() {
 }
 
 void BackgroundLogger::log_metrics(MetricValues metrics, int64_t step) {
-  for (const auto& [name, value] : metrics) {
-    check_name("log_metrics", name);
-    TORCH_CHECK_VALUE(name != "step" && name != "wall_time", "log_metrics: the name '", name,
-                      "' is that of the logger's own column; choose another");
-  }
+  for (const auto& [name, value] : metrics) check_metric_name("log_metrics", name);
   const double time = now();
   size_t queued = 0;
   {
@@ -81,7 +58,7 @@ void BackgroundLogger::log_metrics(MetricValues metrics, int64_t step) {
 
 void BackgroundLogger::log_hyperparams(const Hyperparameters& params) {
   for (const auto& [name, value] : params) {
-    check_name("log_hyperparams", name);
+    check_log_name("log_hyperparams", name);
     const auto* const text = std::get_if<std::string>(&value);
     TORCH_CHECK_VALUE(!text || is_utf8(*text), "log_hyperparams: the value of '", name, "' is not UTF-8");
   }

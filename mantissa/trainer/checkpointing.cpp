@@ -74,9 +74,10 @@ std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch:
 
 std::string Callback::state_key() const { return c10::demangle(typeid(*this).name()); }
 
-Checkpoint Trainer::checkpoint() const {
+Checkpoint Trainer::checkpoint() {
   TORCH_CHECK(task_ && stage_ == Stage::kFit && !optimizers_.empty(),
               "Trainer::checkpoint: no fit is going on; call it from a callback, or use save_weights()");
+  end_row();  // a run that goes on from here does not log it again
   FitProgress progress = progress_;
   // Gradients of a window that has not ended are not kept: it is begun again.
   progress.batches -= window_batches_;

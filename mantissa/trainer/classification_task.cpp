@@ -1,5 +1,6 @@
 #include "mantissa/trainer/classification_task.h"
 
+#include <string>
 #include <utility>
 
 #include <ATen/ops/cross_entropy_loss.h>
@@ -34,10 +35,21 @@ at::Tensor ClassificationTask::training_step(const Batch& batch, int64_t /*batch
   return at::cross_entropy_loss(logits, target);
 }
 
-void ClassificationTask::validation_step(const Batch& batch, int64_t /*batch_index*/) {
+void ClassificationTask::log_scores(const char* prefix, const Batch& batch) {
   const auto [logits, target] = score(forward_, batch);
-  log("val_loss", at::cross_entropy_loss(logits, target));
-  log("val_accuracy", logits.argmax(-1).eq(target).to(at::kFloat).mean());
+  const std::string name = prefix;
+  log(name + "_loss", at::cross_entropy_loss(logits, target));
+  log(name + "_accuracy", logits.argmax(-1).eq(target).to(at::kFloat).mean());
+}
+
+void ClassificationTask::validation_step(const Batch& batch, int64_t /*batch_index*/) {
+  log_scores("val", batch);
+}
+
+void ClassificationTask::test_step(const Batch& batch, int64_t /*batch_index*/) { log_scores("test", batch); }
+
+c10::IValue ClassificationTask::predict_step(const Batch& batch, int64_t /*batch_index*/) {
+  return forward_(batch.data);
 }
 
 }  // namespace mantissa

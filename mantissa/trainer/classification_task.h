@@ -8,7 +8,8 @@
 namespace mantissa {
 
 /// Trains any model that maps `batch.data` to logits with cross-entropy against integer `batch.target`:
-/// images to labels, tokens to next tokens. Logs `val_loss` and `val_accuracy`.
+/// images to labels, tokens to next tokens. Logs `val_loss` and `val_accuracy`, in a test `test_loss` and
+/// `test_accuracy`; predicts the logits.
 ///
 /// Shapes:   logits [..., classes], target [...]: every position counts alike.
 /// Units:    losses are means in nats.
@@ -26,8 +27,12 @@ class ClassificationTask : public Task {
   std::vector<OptimizerConfig> configure_optimizers() override { return {make_optimizer_(*module_)}; }
   at::Tensor training_step(const Batch& batch, int64_t batch_index) override;
   void validation_step(const Batch& batch, int64_t batch_index) override;
+  void test_step(const Batch& batch, int64_t batch_index) override;
+  c10::IValue predict_step(const Batch& batch, int64_t batch_index) override;
 
  private:
+  void log_scores(const char* prefix, const Batch& batch);
+
   std::shared_ptr<torch::nn::Module> module_;
   Forward forward_;
   MakeOptimizer make_optimizer_;

@@ -1,37 +1,25 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
-#include <vector>
 
-#include "mantissa/trainer/callback.h"
+#include "mantissa/trainer/background_logger.h"
 
 namespace mantissa {
 
-/// Writes `metrics.csv`: one row an epoch, columns epoch (from 0), step, skipped_steps (both since the
-/// run began) and every metric seen.
+/// Writes `metrics.csv` into a folder: a line for each call of log_metrics(), columns epoch, step and
+/// skipped_steps if they are logged, then every other metric by name; and `hparams.yaml`, as Lightning's
+/// logger of this name does.
 ///
-/// The file is whole at any moment: it is rewritten under another name after each epoch and renamed, so that
-/// a killed run keeps all finished epochs, and a metric that appears late gets its column.
-/// Errors: c10::Error
-/// naming the file when it cannot be written.
-class CsvLogger final : public Callback {
+/// A metric that appears late gets its column: the file is then rewritten under another name and renamed,
+/// once for all rows of a flush; otherwise it is only appended to. A file that is there is gone on with.
+/// Numerics: shortest decimals that read back as the same double; "nan", "inf", "-inf".
+/// Memory:   the rows of a flush, not those of the run.
+/// Errors:   those of BackgroundLogger and AppendFile; c10::ValueError for a `metrics.csv` that is not of
+///           this logger.
+/// Source:   docs/loggers.md.
+class CSVLogger final : public BackgroundLogger {
  public:
-  explicit CsvLogger(std::filesystem::path file) : file_(std::move(file)) {}
-  void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
-  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override;
-  void on_epoch_end(Trainer& trainer, int64_t epoch, int64_t global_step, const Metrics& metrics) override;
-
- private:
-  struct Row {
-    int64_t epoch, step, skipped_steps;
-    Metrics metrics;
-  };
-  void write() const;
-
-  std::filesystem::path file_;
-  int64_t skipped_ = 0;
-  std::vector<Row> rows_;
+  explicit CSVLogger(const std::filesystem::path& folder, const BackgroundOptions& options = {});
 };
 
 }  // namespace mantissa

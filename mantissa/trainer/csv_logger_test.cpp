@@ -1,47 +1,116 @@
 #include "mantissa/trainer/csv_logger.h"
 
-#include <filesystem>
+#include <cmath>
 #include <fstream>
-#include <gtest/gtest.h>
-#include <sstream>
+#include <gmock/gmock.h>
+#include <limits>
 
 #include <torch/torch.h>
 
-#include "mantissa/trainer/trainer.h"
+#include "mantissa/core/test_support_internal.h"
 
 namespace mantissa {
 namespace {
 
-std::string read(const std::filesystem::path& file) {
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  return text.str();
+using testing::HasSubstr;
+
+class CSVLoggerTest : public InFolder {
+ protected:
+  std::string rows() const { return content_of(folder_ / "metrics.csv"); }
+  void write(const std::string& content) const { std::ofstream(folder_ / "metrics.csv") << content; }
+};
+
+TEST_F(CSVLoggerTest, GivesALateMetricItsColumnAndLeavesItEmptyBefore) {
+  CSVLogger logger(folder_);
+  EXPECT_EQ(rows(), "step\n");
+  logger.log_metrics({{"epoch", 0}, {"train_loss", 1.5}, {"skipped_steps", 1}}, 10);
+  logger.save();
+  EXPECT_EQ(rows(), "epoch,step,skipped_steps,train_loss\n0,10,1,1.5\n");
+  logger.log_metrics({{"epoch", 1}, {"train_loss", 0.1}, {"a", 2}}, 20);
+  logger.log_metrics({{"lr", 1e-3}}, 21);
+  logger.save();
+  EXPECT_EQ(rows(), "epoch,step,skipped_steps,a,lr,train_loss\n0,10,1,,,1.5\n1,20,,2,,0.1\n,21,,,0.001,\n");
 }
 
-TEST(CsvLogger, GivesALateMetricItsColumnAndLeavesItEmptyBefore) {
-  const std::filesystem::path file = testing::TempDir() + "csv_logger_test.csv";
-  CsvLogger logger(file);
-  Trainer trainer({.device = "cpu"});
-  logger.on_fit_start(trainer, {});
-  EXPECT_EQ(read(file), "epoch,step,skipped_steps\n");
-  logger.on_train_batch_end(trainer,
-                            {.loss = {}, .stepped = true, .step = {true, SkipCause::kNonFiniteGradients}});
-  logger.on_epoch_end(trainer, 0, 10, {{"train_loss", 1.5}});
-  EXPECT_EQ(read(file), "epoch,step,skipped_steps,train_loss\n0,10,1,1.5\n");
-  logger.on_epoch_end(trainer, 1, 20, {{"train_loss", 0.1}, {"a", 2}});
-  EXPECT_EQ(read(file), "epoch,step,skipped_steps,a,train_loss\n0,10,1,,1.5\n1,20,1,2,0.1\n");
+TEST_F(CSVLoggerTest, KeepsDoublesAndWhatIsNoNumber) {
+  CSVLogger logger(folder_);
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  logger.log_metrics(
+      {{"a", 0.1}, {"b", 1e300}, {"c", 5e-324}, {"d", -std::nan("")}, {"e", kInf}, {"f", -kInf}}, 1);
+  logger.save();
+  EXPECT_EQ(rows(), "step,a,b,c,d,e,f\n1,0.1,1e+300,5e-324,nan,inf,-inf\n");
 }
 
-TEST(CsvLogger, NamesTheFileThatCannotBeWritten) {
-  CsvLogger logger("/proc/no/such/folder/metrics.csv");
-  try {
-    Trainer trainer({.device = "cpu"});
-    logger.on_fit_start(trainer, {});
-    FAIL() << "wrote into /proc";
-  } catch (const c10::Error& error) {
-    EXPECT_NE(error.what_without_backtrace(), nullptr);
-    EXPECT_NE(std::string(error.what()).find("/proc/no/such/folder/metrics.csv"), std::string::npos);
+TEST_F(CSVLoggerTest, QuotesNames) {
+  {
+    CSVLogger logger(folder_);
+    logger.log_metrics({{"a,\"b\"", 1}}, 1);
   }
+  CSVLogger logger(folder_);  // reads them back
+  logger.log_metrics({{"z", 2}, {"a,\"b\"", 3}}, 2);
+  logger.save();
+  EXPECT_EQ(rows(), "step,\"a,\"\"b\"\"\",z\n1,1,\n2,3,2\n");
+}
+
+TEST_F(CSVLoggerTest, GoesOnWithAFileAndDropsTheRowsAfterTheCheckpoint) {
+  write("epoch,step,loss\n0,10,1\n0,20,2\n1,30,3\n,20,4\n0,3");  // cut by a kill
+  {
+    CSVLogger logger(folder_);
+    logger.resume_from(20);
+    EXPECT_EQ(rows(), "epoch,step,loss\n0,10,1\n0,20,2\n,20,4\n");
+    logger.log_metrics({{"loss", 5}, {"epoch", 1}}, 30);
+  }
+  CSVLogger logger(folder_);
+  logger.log_metrics({{"acc", 1}}, 40);
+  logger.save();
+  EXPECT_EQ(rows(), "epoch,step,acc,loss\n0,10,,1\n0,20,,2\n,20,,4\n1,30,,5\n,40,1,\n");
+}
+
+TEST_F(CSVLoggerTest, RefusesATableThatIsNotItsOwn) {
+  for (const char* line : {"loss,epoch,step", "a,b", "epoch;step", "step,\"a", "step,step", ""}) {
+    write(std::string(line) + "\n1,2,3\n");
+    EXPECT_THAT(error_of([&] { CSVLogger logger(folder_); }),
+                HasSubstr("its first line is not a CSVLogger's"))
+        << line;
+  }
+  const std::string wrong_row = "step,loss\n1,2\n1,2,3\n";
+  write(wrong_row);
+  CSVLogger logger(folder_);
+  logger.log_metrics({{"new", 1}}, 1);
+  EXPECT_THAT(error_of([&] { logger.save(); }),
+              HasSubstr("the row '1,2,3' does not have the header's 2 cells"));
+  EXPECT_EQ(rows(), wrong_row);
+}
+
+TEST_F(CSVLoggerTest, RefusesToResumeWhereAStepIsNone) {
+  for (const char* step : {"", "x", "1.5", "99999999999999999999"}) {
+    write(std::string("step,loss\n") + step + ",2\n");
+    CSVLogger logger(folder_);
+    EXPECT_THAT(error_of([&] { logger.resume_from(1); }), HasSubstr("is no step")) << step;
+  }
+}
+
+TEST_F(CSVLoggerTest, KeepsHyperparameters) {
+  CSVLogger logger(folder_);
+  logger.log_hyperparams({{"lr", 1e-5}, {"epochs", 3}, {"model", "a: \"b\""}, {"ema", true}});
+  logger.log_hyperparams({{"epochs", 4}, {"lr2", 1.0}, {"inf", INFINITY}, {"nan", NAN}, {"big", 1.5e300}});
+  EXPECT_EQ(content_of(folder_ / "hparams.yaml"),
+            "\"big\": 1.5e+300\n\"ema\": true\n\"epochs\": 4\n\"inf\": .inf\n\"lr\": 1.0e-05\n\"lr2\": 1.0\n"
+            "\"model\": \"a: \\\"b\\\"\"\n\"nan\": .nan\n");
+}
+
+TEST_F(CSVLoggerTest, IsOnlyAppendedToWhileNoColumnComes) {
+  CSVLogger logger(folder_);
+  logger.log_metrics({{"loss", 1}}, 1);
+  logger.save();
+  const std::filesystem::path link = folder_ / "link";
+  std::filesystem::create_hard_link(folder_ / "metrics.csv", link);
+  logger.log_metrics({{"loss", 2}}, 2);
+  logger.save();
+  EXPECT_EQ(content_of(link), "step,loss\n1,1\n2,2\n");  // the same file
+  logger.log_metrics({{"acc", 2}}, 3);
+  logger.save();
+  EXPECT_EQ(content_of(link), "step,loss\n1,1\n2,2\n");  // another one has its name now
 }
 
 }  // namespace

@@ -76,8 +76,10 @@ Metrics Trainer::run_validation(Task& task, Loader& val, int64_t batches) {
   });
   // Means over some of the batches would pass for all.
   const Metrics result = is_whole ? metrics.compute() : Metrics();
-  if (!is_sanity_checking_)
+  if (!is_sanity_checking_) {
     for (const auto& [name, value] : result) callback_metrics_[name] = validation_metrics_[name] = value;
+    log_metrics({result.begin(), result.end()});
+  }
   if (!is_whole) progress_.validated_batches = -1;
   tell([&](Callback& c) { c.on_validation_end(*this); });
   return result;
@@ -112,6 +114,7 @@ Metrics Trainer::test(Task& task, Loader& test) {
       tell([&](Callback& c) { c.on_test_batch_end(*this, index); });
     });
     if (is_whole) callback_metrics_ = metrics.compute();
+    log_metrics({callback_metrics_.begin(), callback_metrics_.end()});
     tell([&](Callback& c) { c.on_test_end(*this); });
   });
   return callback_metrics_;

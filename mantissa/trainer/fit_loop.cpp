@@ -143,7 +143,10 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesy
     tell([&](Callback& c) {
       c.on_fit_start(*this, {batches_per_epoch_, options_.max_epochs, options_.max_steps});
     });
-    if (checkpoint) resume(*checkpoint, ckpt_path.string());
+    if (checkpoint) {
+      resume(*checkpoint, ckpt_path.string());
+      each_logger([&](Logger& logger) { logger.resume_from(progress_.steps); });
+    }
     checkpoint.reset();
     if (val && options_.num_sanity_val_steps != 0 && ckpt_path.empty() && !wants_end(progress_.epoch))
       check_sanity(task, *val);
@@ -284,6 +287,8 @@ void Trainer::end_epoch(Task& task, Loader* val, bool is_whole) {
       progress_.validated_batches != progress_.total_batches)
     validate_now(task, *val);
   for (const auto& [name, value] : validation_metrics_) epoch_metrics_[name] = value;  // its word is the last
+  // Means over a part of the epoch would stand beside those of the run that goes on from here.
+  if (interrupted_by_ == 0) log_metrics({epoch_metrics_.begin(), epoch_metrics_.end()});
   if (is_whole) {
     ++progress_.epoch;
     progress_.batches = 0;

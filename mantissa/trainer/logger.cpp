@@ -1,11 +1,40 @@
 #include "mantissa/trainer/logger.h"
 
+#include <algorithm>
+
 #include <ATen/ops/item.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <nlohmann/json.hpp>
+
+#include "mantissa/trainer/log_name_internal.h"
+
 namespace mantissa {
+
+bool is_utf8(const std::string& text) {
+  const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
+  if (std::all_of(text.begin(), text.end(), is_ascii)) return true;
+  try {
+    return !nlohmann::json(text).dump().empty();
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
+void check_log_name(const char* function, const std::string& name) {
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  TORCH_CHECK_VALUE(!name.empty() && std::none_of(name.begin(), name.end(), is_control) && is_utf8(name),
+                    function, ": the name '", name,
+                    "' is empty, is not UTF-8 or has control characters; choose another");
+}
+
+void check_metric_name(const char* function, const std::string& name) {
+  check_log_name(function, name);
+  TORCH_CHECK_VALUE(name != "step" && name != "wall_time", function, ": the name '", name,
+                    "' is that of the logger's own column; choose another");
+}
 
 struct MetricValue::OnDevice {
   explicit OnDevice(const at::Tensor& tensor) : value(tensor.detach()), computed(tensor.device().type()) {

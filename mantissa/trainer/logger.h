@@ -33,6 +33,10 @@ class MetricValue {
 /// Values by name. Of a Metrics m: MetricValues(m.begin(), m.end()).
 using MetricValues = std::map<std::string, MetricValue>;
 
+/// Errors: c10::ValueError, in the name of `function`, for a name that is empty, is not UTF-8, has control
+///         characters, or is "step" or "wall_time", which formats use.
+void check_metric_name(const char* function, const std::string& name);
+
 /// What a run was told, by name: learning rates, names of models.
 using Hyperparameter = std::variant<bool, int64_t, double, std::string>;
 using Hyperparameters = std::map<std::string, Hyperparameter>;
@@ -59,7 +63,8 @@ class Logger {
   /// Tells that the run goes on from a checkpoint of `step`: rows of later steps, which a killed run left,
   /// are void.
   virtual void resume_from(int64_t /*step*/) {}
-  /// Returns when all rows so far are on the disk. Call it before a checkpoint counts as written: a run that
+  /// Returns when all rows so far are on the disk. A Trainer calls it from whatever thread writes checkpoints,
+  /// while others log. Call it before a checkpoint counts as written: a run that
   /// goes on from there does not log earlier rows again.
   virtual void save() {}
   /// The run is over: "success" or what else it came to ("failed", "interrupted"). All rows are on the disk

@@ -15,7 +15,7 @@
 
 #include "mantissa/core/bench_internal.h"
 #include "mantissa/io/event_file.h"
-#include "mantissa/trainer/csv_file_logger.h"
+#include "mantissa/trainer/csv_logger.h"
 #include "mantissa/trainer/json_lines_logger.h"
 #include "mantissa/trainer/tensorboard_logger.h"
 

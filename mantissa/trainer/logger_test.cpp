@@ -13,7 +13,7 @@
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/event_file.h"
 #include "mantissa/io/file_size_limit_internal.h"
-#include "mantissa/trainer/csv_file_logger.h"
+#include "mantissa/trainer/csv_logger.h"
 #include "mantissa/trainer/json_lines_logger.h"
 #include "mantissa/trainer/tensorboard_logger.h"
 

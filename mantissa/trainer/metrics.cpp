@@ -30,6 +30,16 @@ void MeanMetrics::add(const std::string& name, double value, double weight) {
   sum.weight += weight;
 }
 
+void MeanMetrics::add(const MeanMetrics& other) {
+  for (const auto& [name, added] : other.sums_) {
+    Sum& sum = sums_[name];
+    sum.host += added.host;
+    sum.weight += added.weight;
+    if (added.device.defined())
+      sum.device = sum.device.defined() ? sum.device.add(added.device) : added.device;
+  }
+}
+
 Metrics MeanMetrics::compute() const {
   Metrics means;
   for (const auto& [name, sum] : sums_) {

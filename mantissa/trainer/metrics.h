@@ -29,6 +29,8 @@ class MeanMetrics {
   /// Errors:  c10::ValueError if `value` has not exactly one element.
   void add(const std::string& name, const at::Tensor& value, double weight);
   void add(const std::string& name, double value, double weight);
+  /// All that was added to `other`.
+  void add(const MeanMetrics& other);
 
   /// The means so far. A name that was only added with weight 0 is left out.
   Metrics compute() const;

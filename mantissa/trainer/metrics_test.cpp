@@ -48,12 +48,26 @@ TEST(MeanMetrics, LeavesOutWhatWeighsNothingAndForgetsOnReset) {
   EXPECT_TRUE(metrics.compute().empty());
 }
 
+TEST(MeanMetrics, AddsWhatAnotherHas) {
+  MeanMetrics metrics, other;
+  metrics.add("loss", 1.0, 3);
+  other.add("loss", 5.0, 1);
+  other.add("accuracy", 0.5, 2);
+  metrics.add(other);
+  metrics.add(MeanMetrics());
+  EXPECT_EQ(metrics.compute(), (Metrics{{"accuracy", 0.5}, {"loss", 2.0}}));
+}
+
 TEST(MeanMetrics, SumsOnTheGpu) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   MeanMetrics metrics;
   metrics.add("loss", torch::tensor(1.0F).cuda(), 3);
   metrics.add("loss", torch::tensor(5.0F).cuda(), 1);
   EXPECT_DOUBLE_EQ(metrics.compute().at("loss"), 2.0);
+  MeanMetrics other;
+  other.add(metrics);
+  other.add(metrics);
+  EXPECT_DOUBLE_EQ(other.compute().at("loss"), 2.0);
 }
 
 }  // namespace

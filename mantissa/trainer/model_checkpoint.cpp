@@ -14,6 +14,7 @@
 #include "mantissa/io/background_writer.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
@@ -83,7 +84,8 @@ void ModelCheckpoint::on_validation_end(Trainer& trainer) {
 void ModelCheckpoint::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*global_step*/,
                                    const Metrics& /*metrics*/) {
   if (options_.every_n_epochs > 0 && (epoch + 1) % options_.every_n_epochs == 0)
-    save(trainer, /*must_have_metric=*/true);
+    // A signal may have cut the first validation short.
+    save(trainer, /*must_have_metric=*/InterruptScope::requested() == 0);
 }
 
 void ModelCheckpoint::on_train_end(Trainer& trainer) {
@@ -128,9 +130,10 @@ void ModelCheckpoint::save(Trainer& trainer, bool must_have_metric) {
   std::erase_if(dropped, [&](const std::string& other) {
     return other == name || best_.contains(other) || options_.save_top_k == -1;
   });
-  const auto job = [outcome = outcome_, dirpath = options_.dirpath, name,
+  const auto job = [&trainer, outcome = outcome_, dirpath = options_.dirpath, name,
                     dropped](const Checkpoint& checkpoint) {
     outcome->failure = failure_of([&] {
+      trainer.save_logs();
       save_checkpoint(dirpath / name, checkpoint);
       // Only now, when the new one is whole, may the older ones go.
       for (const std::string& other : dropped) remove_checkpoint(dirpath / other);

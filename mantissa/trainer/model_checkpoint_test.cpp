@@ -11,6 +11,8 @@
 #include <torch/torch.h>
 
 #include "mantissa/data/dataset.h"
+#include "mantissa/data/loader.h"
+#include "mantissa/data/transform.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/optim/fused_adam.h"
@@ -66,7 +68,16 @@ struct Job {
   std::filesystem::path from = {};
   int64_t dies_at = -1;
   bool async = true;
+  int64_t num_workers = 0;
 };
+
+/// In a loader's threads, where the default dtype may be any mode's.
+Transform noise() {
+  return per_sample([](Batch sample, const at::Generator& generator) {
+    sample.data = sample.data + at::randn({6}, generator, at::kFloat) * 0.1;
+    return sample;
+  });
+}
 
 /// Trains Net on 22 samples in batches of 4 (6 a epoch), two batches a step.
 FitResult run(const Job& job) {
@@ -76,7 +87,13 @@ FitResult run(const Job& job) {
   Net task;
   task.dies_at = job.dies_at;
   if (!job.from.empty()) torch::manual_seed(99);  // what a resumed run draws is the checkpoint's
-  DataLoader train(data, {.batch_size = 4, .shuffle = true, .seed = 5}), val(data, {.batch_size = 8});
+  DataLoader train(data, {.batch_size = 4,
+                          .shuffle = true,
+                          .seed = 5,
+                          .num_workers = job.num_workers,
+                          .prefetch_factor = 1,
+                          .transform = noise()}),
+      val(data, {.batch_size = 8, .num_workers = job.num_workers});
   Trainer trainer({.precision = job.precision,
                    .device = "cpu",
                    .max_epochs = job.max_epochs,
@@ -120,10 +137,29 @@ TEST_P(EveryMode, AResumedRunIsTheUninterruptedOne) {
   }
 }
 
+TEST_P(EveryMode, AResumedRunIsTheUninterruptedOneWhateverTheWorkers) {
+  const std::string mode = GetParam();
+  run({.precision = mode, .folder = folder_ / "whole"});
+  // In the middle of an epoch, and where one ends; while batches are there that were read ahead.
+  for (const int64_t steps : {1, 3, 5}) {
+    const std::string half = "half" + std::to_string(steps), rest = "rest" + std::to_string(steps);
+    run({.precision = mode, .folder = folder_ / half, .max_steps = steps, .num_workers = 3});
+    run({.precision = mode, .folder = folder_ / rest, .from = folder_ / half, .num_workers = 2});
+    EXPECT_EQ(difference(comparable(folder_ / "whole" / "epoch=2-step=9"),
+                         comparable(folder_ / rest / "epoch=2-step=9")),
+              "")
+        << mode << " after " << steps << " steps";
+  }
+}
+
 TEST_P(EveryMode, ARunThatDiedGoesOnFromItsNewestCheckpoint) {
   const std::string mode = GetParam();
   run({.precision = mode, .folder = folder_ / "whole"});
-  EXPECT_THROW(run({.precision = mode, .folder = folder_ / "died", .every_n_train_steps = 1, .dies_at = 8}),
+  EXPECT_THROW(run({.precision = mode,
+                    .folder = folder_ / "died",
+                    .every_n_train_steps = 1,
+                    .dies_at = 8,
+                    .num_workers = 2}),
                std::runtime_error);
   run({.precision = mode, .folder = folder_ / "rest", .from = folder_ / "died"});
   EXPECT_EQ(difference(comparable(folder_ / "whole" / "epoch=2-step=9"),

@@ -24,7 +24,10 @@ template <typename Value>
 void Task::note(const std::string& name, const Value& value) {
   TORCH_CHECK(trainer_ && trainer_->logging_, "log('", name,
               "'): call it inside training_step(), validation_step() or test_step() of a running Trainer");
+  check_metric_name("log", name);
   trainer_->logging_->add(name, value, trainer_->batch_weight_);
+  if (trainer_->should_log_ && trainer_->logging_ == &trainer_->batch_metrics_)
+    trainer_->note_step_value(name, value);
 }
 
 void Task::log(const std::string& name, const at::Tensor& value) { note(name, value); }

@@ -43,20 +43,29 @@ bool gradients_are_finite(torch::optim::Optimizer& optimizer) {
 
 TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) {
   const auto start = Clock::now();
+  end_row();  // the next one may be long in coming
+  should_log_ = step_makes_row(ends_window);
+  batch_row_.emplace();
   TrainBatch done;
   done.epoch = progress_.epoch;
   done.batch_index = progress_.batches;
   const Batch batch = to_device(precision_->convert_inputs(raw));
   tell([&](Callback& c) { c.on_train_batch_start(*this, batch, progress_.batches); });
   batch_weight_ = static_cast<double>(batch.size());
-  const LoggingInto scope(logging_, training_metrics_);
+  batch_metrics_.reset();
+  const LoggingInto scope(logging_, batch_metrics_);
   if (is_automatic_) {
     step_automatically(task, batch, ends_window, done);
   } else {
     step_manually(task, batch, done);
   }
   done.global_step = progress_.steps;
-  if (done.loss.defined()) training_metrics_.add("train_loss", done.loss, batch_weight_);
+  training_metrics_.add(batch_metrics_);  // not of a batch that threw: a run that goes on has it again
+  if (done.loss.defined()) {
+    training_metrics_.add("train_loss", done.loss, batch_weight_);
+    if (should_log_) note_step_value("train_loss", done.loss);
+  }
+  log_metrics(*std::exchange(batch_row_, std::nullopt));
   done.step_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   return done;
 }
@@ -157,7 +166,7 @@ void Trainer::step_manually(Task& task, const Batch& batch, TrainBatch& done) {
 }
 
 void Trainer::manual_backward(const at::Tensor& loss) {
-  TORCH_CHECK(!is_automatic_ && logging_ == &training_metrics_,
+  TORCH_CHECK(!is_automatic_ && logging_ == &batch_metrics_,
               "manual_backward: call it inside training_step() of a task whose automatic_optimization() is "
               "false; otherwise the Trainer calls backward() on the loss that training_step() returns");
   // It runs inside training_step(), and so inside the forward context's region; gradients are computed
@@ -167,7 +176,7 @@ void Trainer::manual_backward(const at::Tensor& loss) {
 }
 
 StepResult Trainer::manual_step(OptimizerConfig& config, const std::function<at::Tensor()>& closure) {
-  TORCH_CHECK(!is_automatic_ && logging_ == &training_metrics_,
+  TORCH_CHECK(!is_automatic_ && logging_ == &batch_metrics_,
               "TaskOptimizer::step: call it inside training_step() of a task whose automatic_optimization() "
               "is false; otherwise the Trainer steps");
   torch::optim::Optimizer& optimizer = *config.optimizer;

@@ -53,6 +53,7 @@ Trainer::Trainer(TrainerOptions options)
   std::stable_partition(options_.callbacks.begin(), options_.callbacks.end(),
                         [](const auto& callback) { return !callback->runs_last(); });
   if (options_.fast_dev_run) {
+    options_.loggers.clear();
     options_.max_epochs = options_.max_steps = 1;
     options_.min_epochs = options_.min_steps = options_.num_sanity_val_steps = 0;
     options_.accumulate_grad_batches = 1;
@@ -80,6 +81,8 @@ torch::optim::Optimizer* Trainer::optimizer() const {
 void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
   const Running running(*this, task);
   stage_ = stage;
+  loggers_ = options_.loggers;
+  row_ = {};
   try {
     const Scope matmul_precision =
         options_.float32_matmul_precision
@@ -88,6 +91,7 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
     tell([&](Callback& c) { c.setup(*this, stage); });
     body();
     tell([&](Callback& c) { c.teardown(*this, stage); });
+    end_logs(interrupted_by_ == 0 ? "success" : "interrupted");
   } catch (...) {
     const std::exception_ptr exception = std::current_exception();
     // What one callback throws now must neither hide the cause nor keep the others from closing their files.
@@ -102,6 +106,7 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
     };
     last_words([&](Callback& c) { c.on_exception(*this, exception); });
     last_words([&](Callback& c) { c.teardown(*this, stage); });
+    end_logs("failed");
     window_.clear();
     before_window_.reset();
     throw;

@@ -95,14 +95,25 @@ class Trainer {
   void stop(std::string why);
 
   /// All that a fit which runs now needs to go on: from the step that ended last. The tensors are the run's
-  /// own: take a snapshot() before training goes on.
+  /// own: take a snapshot() before training goes on. Call save_logs() before it counts as written, so that
+  /// a run that goes on from it misses no row.
   /// Errors: c10::Error outside a fit.
   /// Source: docs/checkpoints.md.
-  Checkpoint checkpoint() const;
+  Checkpoint checkpoint();
   /// Whether stop() was called in this fit.
   bool should_stop() const { return !stopped_by().empty(); }
   /// What the first stop() of this run said, else empty.
   std::string stopped_by() const;
+
+  /// Adds to the row that every logger gets of this moment: one a step, and in a training batch that of the
+  /// step which ends it. For callbacks; a task has log().
+  /// Errors: c10::ValueError for a name that loggers refuse (check_metric_name()).
+  void log_metrics(const MetricValues& metrics);
+  /// Whether the step of this training batch makes a row (log_every_n_steps) and there is a logger for it.
+  bool should_log() const { return should_log_; }
+  /// Returns when all rows so far are on the disk.
+  /// Threads: any.
+  void save_logs();
 
   const TrainerOptions& options() const { return options_; }
   Precision& precision() const { return *precision_; }
@@ -156,6 +167,13 @@ class Trainer {
   void resume_random_numbers();
   double seconds_so_far() const;
 
+  // logging.cpp
+  void each_logger(const std::function<void(Logger&)>& call);
+  bool step_makes_row(bool ends_window) const;
+  void note_step_value(const std::string& name, const MetricValue& value);
+  void end_row();
+  void end_logs(const std::string& status);
+
   // train_batch.cpp
   TrainBatch train_batch(Task& task, const Batch& batch, bool ends_window);
   void step_automatically(Task& task, const Batch& batch, bool ends_window, TrainBatch& done);
@@ -192,13 +210,22 @@ class Trainer {
   double batch_weight_ = 0;
   mutable std::mutex stop_mutex_;
   std::string stopped_by_;
+  std::mutex loggers_mutex_;
+  std::vector<std::shared_ptr<Logger>> loggers_;  ///< those that have not failed
+  /// Being put together.
+  struct Row {
+    MetricValues metrics;
+    int64_t step = 0, epoch = 0, skipped_steps = 0;
+  } row_;
+  std::optional<MetricValues> batch_row_;  ///< while a training batch runs: of the step that will end it
+  bool should_log_ = false;
 
   // Of a fit.
   std::vector<OptimizerConfig> optimizers_;
   std::vector<TaskOptimizer> task_optimizers_;
   FitProgress progress_;
   Metrics callback_metrics_, epoch_metrics_, validation_metrics_;
-  MeanMetrics training_metrics_;  ///< of this epoch
+  MeanMetrics training_metrics_, batch_metrics_;  ///< of this epoch's whole batches, and of the one that runs
   Loader* train_loader_ = nullptr;
   std::optional<StateValue> resume_rng_;  ///< until the first batch of a run that goes on is at hand
   double seconds_before_ = 0;             ///< of the run that this one goes on from

@@ -66,6 +66,13 @@ void check_batches(const TrainerOptions& options) {
                     options.num_sanity_val_steps);
 }
 
+void check_loggers(const TrainerOptions& options) {
+  TORCH_CHECK_VALUE(options.log_every_n_steps >= 0,
+                    "Trainer: log_every_n_steps is a count, or 0 for never; got ", options.log_every_n_steps);
+  for (const auto& logger : options.loggers)
+    TORCH_CHECK_VALUE(logger, "Trainer: one of the loggers is null; leave it out");
+}
+
 }  // namespace
 
 GradientClipAlgorithm parse_clip_algorithm(std::string name) {
@@ -78,6 +85,7 @@ GradientClipAlgorithm parse_clip_algorithm(std::string name) {
 
 void check(const TrainerOptions& options) {
   check_precision(options);
+  check_loggers(options);
   check_length(options);
   check_batches(options);
   options.accumulate_grad_batches.check();

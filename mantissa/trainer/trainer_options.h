@@ -11,6 +11,7 @@
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/batch_limit.h"
 #include "mantissa/trainer/callback.h"
+#include "mantissa/trainer/logger.h"
 
 namespace mantissa {
 
@@ -85,6 +86,12 @@ struct TrainerOptions {
   static constexpr int kMaxTraces = 10, kOverflowsInARow = 10;
 
   std::vector<std::shared_ptr<Callback>> callbacks = {};
+
+  /// What the run measures goes to each of them. One that fails is told of and left out from then on.
+  std::vector<std::shared_ptr<Logger>> loggers = {};
+  /// Every so many optimizer steps (batches, without automatic optimization) what training_step() logged
+  /// makes a row, as NAME_step; 0: never. Means over an epoch are logged in any case, as NAME.
+  int64_t log_every_n_steps = 50;
 };
 
 /// What the Trainer's constructor asks first.

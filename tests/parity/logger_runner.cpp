@@ -14,7 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "mantissa/trainer/csv_file_logger.h"
+#include "mantissa/trainer/csv_logger.h"
 #include "mantissa/trainer/json_lines_logger.h"
 #include "mantissa/trainer/tensorboard_logger.h"
 

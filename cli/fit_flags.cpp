@@ -1,0 +1,75 @@
+#include "cli/fit_flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fmt/format.h>
+#include <system_error>
+#include <type_traits>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/recipe.h"
+
+namespace mantissa::cli {
+namespace {
+
+std::string flag_name(std::string name) {
+  for (char& c : name)
+    if (c == '_') c = '-';
+  return "--" + name;
+}
+
+/// " [32; text: 16]": what an option is when it is not given, and with text if that differs.
+std::string default_of(const std::string& option) {
+  FitOptions text;
+  text.data = "text:FILE";
+  std::vector<std::string> defaults;
+  for (const FitOptions& recipe : {resolve({}), resolve(text)}) {
+    for_each_option(recipe, [&](const char* name, const auto& member, const char*) {
+      if (name == option) defaults.push_back(fmt::format("{}", *member));
+    });
+  }
+  if (option == "data" || defaults[0] == defaults[1])
+    return defaults[0].empty() ? "" : " [" + defaults[0] + "]";
+  return fmt::format(" [{}; text: {}]", defaults[0], defaults[1]);
+}
+
+/// Why `text` is no Value, or "". CLI11's own reading takes an empty word for no option at all, 2 for true,
+/// and a number that is too large for the largest one.
+template <typename Value>
+std::string misfit(const std::string& text) {
+  if constexpr (std::is_same_v<Value, bool>) {
+    const std::vector<std::string> words{"true", "false", "yes", "no", "on", "off", "1", "0"};
+    const bool known = std::find(words.begin(), words.end(), text) != words.end();
+    return known ? "" : "'" + text + "' is not one; choose true or false";
+  } else {
+    Value value{};
+    const char* const end = text.data() + text.size();
+    const auto [stopped, error] = std::from_chars(text.data(), end, value);
+    if (error == std::errc::result_out_of_range)
+      return text + " is out of range; choose a number of at most 18 digits";
+    const char* const kind = std::is_same_v<Value, int64_t> ? "whole number" : "number";
+    return error == std::errc() && stopped == end ? "" : fmt::format("'{}' is no {}; give one", text, kind);
+  }
+}
+
+}  // namespace
+
+void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<std::string>& only) {
+  for_each_option(options, [&](const char* name, auto& member, const char* help) {
+    if (!only.empty() && std::find(only.begin(), only.end(), name) == only.end()) return;
+    using Value = typename std::decay_t<decltype(member)>::value_type;
+    const std::string apex(apex_name(name)),
+        flags = flag_name(name) + (apex.empty() ? "" : "," + flag_name(apex));
+    // The default of a command that goes on with a run is what the run has.
+    CLI::Option* option = subcommand.add_option(flags, member, help + (only.empty() ? default_of(name) : ""));
+    if constexpr (!std::is_same_v<Value, std::string>) option->check(misfit<Value>, "");
+  });
+}
+
+std::string names_a_file(const std::string& text) {
+  return text.empty() ? "'' is no file; name one, or leave it out" : "";
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <CLI/App.hpp>
+
+#include "cli/fit_options.h"
+
+namespace mantissa::cli {
+
+/// The options of `fit` as flags of a subcommand, those named `only`, or all of them.
+void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<std::string>& only = {});
+
+/// CLI11 takes `--json=` for a file without a name.
+std::string names_a_file(const std::string& text);
+
+}  // namespace mantissa::cli

@@ -1,0 +1,85 @@
+#include <fmt/format.h>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/softmax.h>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/errors.h"
+#include "cli/fit_flags.h"
+#include "cli/run.h"
+#include "cli/run_folder.h"
+#include "cli/saved_run.h"
+#include "mantissa/io/atomic_file.h"
+#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa::cli {
+namespace {
+
+struct PredictCommand {
+  SavedRunCommand run;
+  std::string output = "-";
+};
+
+/// A row of CSV for each sample, as soon as its batch is done.
+class WritesRows final : public Callback {
+ public:
+  explicit WritesRows(std::ostream& out) : out_(out) { out_ << "index,class,probability\n"; }
+  void on_predict_batch_end(Trainer& /*trainer*/, const c10::IValue& prediction, int64_t /*index*/) override {
+    at::Tensor logits = prediction.toTensor().to(at::kCPU, at::kDouble);
+    if (logits.dim() == 3) logits = logits.select(1, -1);  // of a window the byte that comes next
+    const auto [probability, label] = at::softmax(logits, -1).max(-1);
+    for (int64_t i = 0; i < label.size(0); ++i)
+      out_ << fmt::format("{},{},{}\n", row_++, label[i].item<int64_t>(),
+                          static_cast<float>(probability[i].item<double>()));
+  }
+
+ private:
+  std::ostream& out_;
+  int64_t row_ = 0;
+};
+
+void write_predictions(const SavedRun& run, std::ostream& out) {
+  const FitOptions& o = run.options;
+  ClassificationTask task = make_task(o, run.model, /*steps=*/1);
+  const auto loader = val_loader(o, run.data);
+  Trainer trainer({.precision = *o.precision,
+                   .precision_options = precision_options(o),
+                   .float32_matmul_precision = *o.float32_matmul_precision,
+                   .device = *o.device,
+                   .callbacks = {std::make_shared<WritesRows>(out)}});
+  trainer.predict(task, *loader, /*return_predictions=*/false);
+  if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
+}
+
+void predict(const PredictCommand& command) {
+  const bool to_stdout = command.output == "-";
+  if (!to_stdout) check_writable(command.output);
+  const InterruptScope interrupt;
+  const SavedRun run = open_saved_run(command.run, /*unsplit=*/true);
+  if (to_stdout) {
+    write_predictions(run, std::cout);
+    std::cout.flush();
+  } else {
+    write_file_atomically(command.output, [&](std::ostream& out) { write_predictions(run, out); });
+  }
+}
+
+}  // namespace
+
+void add_predict(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("predict", "What a run's model says of each sample, as CSV");
+  const auto command = std::make_shared<PredictCommand>();
+  add_saved_run_flags(*sub, command->run);
+  sub->add_option("--output", command->output, "the CSV file; -: standard output")->check(names_a_file, "");
+  sub->footer("The class of an image, or the byte that follows a window of text, and how probable it is.");
+  sub->callback([command] { predict(*command); });
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,62 @@
+#include <fmt/format.h>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/errors.h"
+#include "cli/fit_flags.h"
+#include "cli/recipe.h"
+#include "cli/run.h"
+#include "cli/run_folder.h"
+#include "cli/saved_run.h"
+#include "mantissa/trainer/interrupt.h"
+
+namespace mantissa::cli {
+namespace {
+
+struct ResumeCommand {
+  FitOptions flags;
+  std::string folder, json;
+  bool quiet = false;
+};
+
+/// Whether the run in `folder` came to its end by itself.
+bool is_complete(const std::filesystem::path& folder) {
+  std::ifstream in(folder / "result.json");
+  const Json result = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  return result.is_object() && result.value("interrupted_by", 1) == 0;
+}
+
+void resume(const ResumeCommand& command) {
+  const std::filesystem::path folder = command.folder;
+  const FitOptions before = usage([&] { return read_run_config(folder); });
+  const FitOptions o = usage([&] { return resolve(merge(command.flags, before)); });
+  const bool goes_further = command.flags.max_epochs || command.flags.max_steps;
+  TORCH_CHECK(goes_further || !is_complete(folder), "the run in ", folder.string(),
+              " is complete; give --max-epochs or --max-steps to train on");
+  if (!command.json.empty() && command.json != "-") check_writable(command.json);
+  const InterruptScope interrupt;
+  report({resume_fit(o, folder, command.quiet)}, command.json, /*as_array=*/false);
+  if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
+}
+
+}  // namespace
+
+void add_resume(CLI::App& app) {
+  CLI::App* sub =
+      app.add_subcommand("resume", "Go on with a run that ended early, from its newest checkpoint");
+  const auto command = std::make_shared<ResumeCommand>();
+  sub->add_option("run", command->folder, "the run's folder")->required()->option_text("RUN");
+  sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output")
+      ->check(names_a_file, "");
+  sub->add_flag("--quiet", command->quiet, "no progress");
+  add_fit_flags(*sub, command->flags,
+                {"max_epochs", "max_steps", "precision", "device", "threads", "logger", "log_every_n_steps",
+                 "every_n_train_steps", "save_top_k"});
+  sub->callback([command] { resume(*command); });
+}
+
+}  // namespace mantissa::cli

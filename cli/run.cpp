@@ -1,0 +1,257 @@
+#include "cli/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fmt/format.h>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <ATen/Utils.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/sum.h>
+#include <torch/nn/module.h>
+
+#include "cli/errors.h"
+#include "cli/recipe.h"
+#include "cli/run_folder.h"
+#include "mantissa/io/atomic_file.h"
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/weights.h"
+#include "mantissa/trainer/csv_logger.h"
+#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/json_lines_logger.h"
+#include "mantissa/trainer/model_checkpoint.h"
+#include "mantissa/trainer/progress_bar.h"
+#include "mantissa/trainer/tensorboard_logger.h"
+#include "mantissa/trainer/trainer.h"
+#include "mantissa/trainer/weight_averaging.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// Optimizer steps of the whole run, which the learning-rate schedule must know beforehand.
+int64_t total_steps(const FitOptions& o, const Loader& train) {
+  const int64_t per_epoch = (train.size() - 1) / *o.accumulate_grad_batches + 1;
+  int64_t by_epochs = INT64_MAX;
+  if (*o.max_epochs >= 0 && __builtin_mul_overflow(*o.max_epochs, per_epoch, &by_epochs))
+    by_epochs = INT64_MAX;
+  const int64_t by_steps = *o.max_steps < 0 ? INT64_MAX : *o.max_steps;
+  return std::max<int64_t>(1, std::min(by_epochs, by_steps));
+}
+
+/// Keeps the folder of a run that took a step; one that failed before has nothing worth keeping.
+class KeepsFolder final : public Callback {
+ public:
+  explicit KeepsFolder(RunFolder& folder) : folder_(folder) {}
+  void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) override {
+    if (batch.stepped) folder_.keep();
+  }
+
+ private:
+  RunFolder& folder_;
+};
+
+void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
+  for (const char* name : {"train_loss", "val_loss"}) {
+    const auto found = metrics.find(name);
+    if (found != metrics.end() && !std::isfinite(found->second)) {
+      TORCH_WARN("the final ", name, " of --precision ", *o.precision, " is ", format_metric(found->second),
+                 ": training diverged; try a smaller --lr or another --precision");
+    }
+  }
+}
+
+void warn_if_nothing_was_learned(const FitResult& result) {
+  if (result.steps == 0 || result.skipped_steps < result.steps) return;
+  TORCH_WARN("all ", result.steps,
+             " steps were skipped: the weights are those that the run began with; lower or leave "
+             "out --loss-scale or --init-scale, or see --trace-nonfinite true");
+}
+
+/// A loss of nan after the training would be blamed on the training.
+void check_finite_weights(const torch::nn::Module& module, const std::string& file) {
+  std::string first;
+  int64_t tensors = 0;
+  for (const auto& [name, weight] : named_weights(module)) {
+    const int64_t wrong = weight.numel() - at::isfinite(weight).sum().item<int64_t>();
+    if (wrong == 0 || tensors++ > 0) continue;
+    first = fmt::format("{} of the {} values of '{}'", wrong, weight.numel(), name);
+  }
+  const std::string others = tensors > 1 ? fmt::format(" (and {} more tensors)", tensors - 1) : "";
+  TORCH_CHECK(tensors == 0, "--weights ", file, ": ", first, others,
+              " are nan or inf, from which nothing can be trained; give a file from before its run diverged");
+}
+
+Json metric(const Metrics& metrics, const std::string& name) {
+  const auto found = metrics.find(name);
+  return found == metrics.end() ? Json(nullptr) : Json(found->second);  // nan and inf become null in JSON too
+}
+
+Json to_json(const FitOptions& o, const Trainer& trainer, const FitResult& result, int64_t parameters,
+             const std::filesystem::path& folder) {
+  return {{"precision", trainer.precision().name()},
+          {"device", trainer.device().str()},
+          {"model", *o.model},
+          {"data", *o.data},
+          {"parameters", parameters},
+          {"epochs", result.epochs},
+          {"steps", result.steps},
+          {"skipped_steps", result.skipped_steps},
+          {"train_loss", metric(result.metrics, "train_loss")},
+          {"val_loss", metric(result.metrics, "val_loss")},
+          {"val_accuracy", metric(result.metrics, "val_accuracy")},
+          {"seconds", result.seconds},
+          {"step_ms", result.step_ms},
+          {"samples_per_second", result.samples_per_second},
+          {"peak_memory_bytes", result.peak_memory_bytes},
+          {"interrupted_by", result.interrupted_by},
+          {"run_folder", folder.string()},
+          {"mantissa_version", MANTISSA_VERSION}};
+}
+
+/// What the loggers of `--logger` write into the run's folder.
+std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& o, const std::filesystem::path& folder) {
+  std::vector<std::shared_ptr<Logger>> loggers;
+  for (const std::string& word : logger_words(o)) {
+    if (word == "csv") loggers.push_back(std::make_shared<CSVLogger>(folder));
+    if (word == "jsonl") loggers.push_back(std::make_shared<JSONLinesLogger>(folder));
+    if (word == "tensorboard") loggers.push_back(std::make_shared<TensorBoardLogger>(folder));
+  }
+  Hyperparameters told;
+  for_each_option(o, [&](const char* name, const auto& member, const char*) {
+    if (member && std::string(name) != "output") told.emplace(name, *member);
+  });
+  for (const auto& logger : loggers)
+    if (logger->name() != "csv") logger->log_hyperparams(told);  // config.yaml has them in that form
+  return loggers;
+}
+
+std::shared_ptr<ModelCheckpoint> make_model_checkpoint(const FitOptions& o,
+                                                       const std::filesystem::path& dirpath) {
+  return std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = dirpath,
+                             .monitor = *o.monitor,
+                             .mode = o.monitor->ends_with("accuracy") ? "max" : "min",
+                             .save_top_k = *o.save_top_k,
+                             .every_n_train_steps = *o.every_n_train_steps});
+}
+
+bool holds_checkpoints(const std::filesystem::path& folder) {
+  return std::filesystem::is_directory(folder) && !list_checkpoints(folder).empty();
+}
+
+/// In `resumed`, or if that is empty in a new folder.
+Json train(const FitOptions& o, bool quiet, const std::filesystem::path& resumed) {
+  if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
+  auto progress = quiet ? nullptr : std::make_shared<ProgressBar>();
+  auto options = usage([&] {
+    TrainerOptions t;
+    t.precision = *o.precision;
+    t.precision_options = precision_options(o);
+    t.float32_matmul_precision = *o.float32_matmul_precision;
+    t.device = *o.device;
+    t.transactional = *o.transactional;
+    t.trace_nonfinite = *o.trace_nonfinite;
+    t.max_epochs = *o.max_epochs;
+    t.max_steps = *o.max_steps;
+    t.accumulate_grad_batches = *o.accumulate_grad_batches;
+    t.gradient_clip_val = *o.gradient_clip_val;
+    t.gradient_clip_algorithm = *o.gradient_clip_algorithm;
+    t.log_every_n_steps = *o.log_every_n_steps;
+    const Trainer words_are_right(t);
+    return t;
+  });
+  const Data data = load_data(o);
+  const auto train = train_loader(o, data);
+  const auto val = val_loader(o, data);
+
+  torch::manual_seed(static_cast<uint64_t>(*o.seed));
+  const auto model = make_model(*o.model, data.input);
+  const std::filesystem::path saved = resumed.empty() ? "" : resumed / kCheckpoints;
+  const bool goes_on = !resumed.empty() && holds_checkpoints(saved);
+  if (!o.weights->empty() && !goes_on) {
+    load_weights(*model, *o.weights);
+    check_finite_weights(*model, *o.weights);
+  }
+  int64_t parameters = 0;
+  for (const at::Tensor& p : model->parameters()) parameters += p.numel();
+
+  // Only now, when all that can be wrong with the input has been found, is anything written.
+  if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
+  const std::string label = fmt::format("{}-{}-{}", data.name, *o.model, *o.precision);
+  const auto folder =
+      resumed.empty() ? std::make_unique<RunFolder>(*o.output, label) : std::make_unique<RunFolder>(resumed);
+  FitOptions repeatable = o;
+  repeatable.output.reset();  // a repetition wants a folder of its own
+  write_file_atomically(folder->file("config.yaml"), to_yaml(repeatable));
+  options.callbacks.push_back(std::make_shared<KeepsFolder>(*folder));
+  if (*o.enable_checkpointing)
+    options.callbacks.push_back(make_model_checkpoint(o, folder->file(kCheckpoints)));
+  options.loggers = make_loggers(o, folder->path());
+  if (!resumed.empty() && !goes_on)
+    for (const auto& logger : options.loggers) logger->resume_from(0);
+  if (progress) options.callbacks.push_back(progress);
+  if (*o.ema_decay > 0)
+    options.callbacks.push_back(
+        std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{{*o.ema_decay}}));
+
+  Trainer trainer(options);
+  ClassificationTask task = make_task(o, model, total_steps(o, *train));
+  const FitResult result = trainer.fit(task, *train, val.get(), goes_on ? saved : "");
+  folder->keep();
+  warn_if_not_finite(o, result.metrics);
+  warn_if_nothing_was_learned(result);
+  save_weights(*model, folder->file("weights.safetensors"),
+               {{"precision", trainer.precision().name()}, {"model", *o.model}});
+  Json json = to_json(o, trainer, result, parameters, folder->path());
+  write_file_atomically(folder->file("result.json"), dump(json) + "\n");
+  return json;
+}
+
+std::string cell(const Json& value) { return value.is_number() ? format_metric(value.get<double>()) : "-"; }
+
+void print_table(const std::vector<Json>& results, std::FILE* to) {
+  std::string table =
+      fmt::format("\n{:<11} {:>6} {:>7} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n", "precision", "epochs",
+                  "steps", "skipped", "val loss", "val accuracy", "ms a step", "peak memory", "run files");
+  for (const Json& r : results) {
+    table += fmt::format("{:<11} {:>6} {:>7} {:>7} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
+                         r["precision"].get<std::string>(), r["epochs"].get<int64_t>(),
+                         r["steps"].get<int64_t>(), r["skipped_steps"].get<int64_t>(), cell(r["val_loss"]),
+                         cell(r["val_accuracy"]), r["step_ms"].get<double>(),
+                         r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());
+  }
+  std::fputs(table.c_str(), to);
+}
+
+}  // namespace
+
+std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
+
+Json run_fit(const FitOptions& options, bool quiet) { return train(options, quiet, ""); }
+
+Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, bool quiet) {
+  return train(options, quiet, folder);
+}
+
+void report(const std::vector<Json>& results, const std::string& json, bool as_array) {
+  if (results.empty()) return;
+  const bool to_stdout = json == "-";
+  // The table first: should the file fail after all, the numbers of a long run are still there.
+  print_table(results, to_stdout ? stderr : stdout);
+  const std::string text = dump(as_array ? Json(results) : results[0]) + "\n";
+  if (to_stdout) {
+    fmt::print("{}", text);
+  } else if (!json.empty()) {
+    write_file_atomically(json, text);
+  }
+}
+
+ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
+                             int64_t steps) {
+  return {model, [model](const at::Tensor& x) { return model->forward(x); },
+          [options, steps](torch::nn::Module& module) { return make_optimizer(options, module, steps); }};
+}
+
+}  // namespace mantissa::cli

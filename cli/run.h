@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/fit_options.h"
+#include "mantissa/models/registry.h"
+#include "mantissa/trainer/classification_task.h"
+
+namespace mantissa::cli {
+
+using Json = nlohmann::ordered_json;
+
+/// A path need not be UTF-8, which JSON is: what is not becomes U+FFFD.
+std::string dump(const Json& json);
+
+/// Trains in a folder of the run's own; returns what result.json holds.
+/// Errors: those of load_data(), RunFolder and Trainer::fit(); Interrupted if a signal came before training.
+Json run_fit(const FitOptions& options, bool quiet);
+
+/// Goes on in the folder of a run that ended early, from its newest checkpoint, or from the beginning if it
+/// has none yet.
+/// Errors: those of run_fit(); c10::ValueError for checkpoints that are all damaged.
+Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, bool quiet);
+
+/// The results as a table, and as JSON where `json` says so: a file, or "-" for standard output. `as_array`:
+/// also of one.
+void report(const std::vector<Json>& results, const std::string& json, bool as_array);
+
+/// For `model`, as the options say; `steps` is for the schedule.
+ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
+                             int64_t steps);
+
+}  // namespace mantissa::cli

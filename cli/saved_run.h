@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include <CLI/App.hpp>
+
+#include "cli/fit_options.h"
+#include "cli/recipe.h"
+#include "mantissa/models/registry.h"
+
+namespace mantissa::cli {
+
+/// The configuration of the run in `folder`.
+/// Errors: c10::ValueError if it holds none, and those of read_yaml().
+FitOptions read_run_config(const std::filesystem::path& folder);
+
+/// The words that validate, test and predict share.
+struct SavedRunCommand {
+  std::string folder;
+  FitOptions flags;
+  bool quiet = false;
+};
+void add_saved_run_flags(CLI::App& subcommand, SavedRunCommand& command);
+
+/// A model that a run has trained, and data for it.
+struct SavedRun {
+  FitOptions options;
+  Data data;  ///< what to work on is `val`
+  std::shared_ptr<TensorModule> model;
+  std::filesystem::path weights;  ///< the file that they are from
+};
+
+/// `unsplit`: other data than the run's is taken whole.
+/// Weights are those of `--weights`, else weights.safetensors, else the newest checkpoint's.
+/// Errors: c10::Error and c10::ValueError naming the file for what is missing or does not fit.
+SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit);
+
+}  // namespace mantissa::cli

@@ -1,0 +1,191 @@
+// Runs that ended early go on; models that were trained are asked.
+#include <csignal>
+#include <random>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/test_support_internal.h"
+
+namespace mantissa::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+const std::string kRun =
+    "--model mlp --max-epochs 4 --every-n-train-steps 7 --log-every-n-steps 1 --ema-decay 0.9 ";
+
+class SavedRun : public Program {
+ protected:
+  /// What a run that ended has learned and logged.
+  std::string traces(const std::string& run) const {
+    return read(folder_ / run / "metrics.csv") + read(folder_ / run / "weights.safetensors");
+  }
+};
+
+TEST_F(SavedRun, AnInterruptedRunGoesOnAsIfNothingHadBeen) {
+  for (const std::string mode : {"32-true", "16-mixed"}) {
+    const std::string words = kRun + "--precision " + mode;
+    ASSERT_EQ(fit(words + " --output whole-" + mode).status, 0);
+    const std::string half = "half-" + mode;
+    const Outcome ended =
+        run("fit --device cpu --quiet " + words + " --output " + half + " & pid=$!; until grep -q ^0,20, " +
+            half + "/metrics.csv 2>/dev/null; do sleep 0.002; done; kill -TERM $pid; wait $pid");
+    EXPECT_THAT(ended.status, testing::AnyOf(143, 0));
+    if (ended.status == 0) continue;  // it was faster than the signal
+    ASSERT_EQ(run("resume --quiet " + half).status, 0);
+    EXPECT_TRUE(traces("whole-" + mode) == traces(half)) << mode;
+  }
+}
+
+// A random moment each time; the folder must then hold what another process can go on from.
+TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
+  const auto times = [] {
+    const char* const asked = std::getenv("MANTISSA_KILLS");
+    return asked ? std::atoi(asked) : 6;
+  }();
+  ASSERT_EQ(fit(kRun + "--output whole").status, 0);
+  const std::string whole = traces("whole");
+  std::minstd_rand random(7);
+  int killed = 0;
+  for (int i = 0; i < times; ++i) {
+    const std::string name = "run" + std::to_string(i);
+    std::string words = "fit --device cpu --quiet " + kRun + "--output " + name;
+    for (int deaths = 0;; ++deaths) {
+      const int milliseconds = static_cast<int>(250 + random() % 700);
+      // Killed twice at most, so that it comes to an end.
+      const std::string limit = deaths < 2 ? " & pid=$!; sleep " + std::to_string(milliseconds / 1000.0) +
+                                                 "; kill -KILL $pid; wait $pid"
+                                           : "";
+      const Outcome outcome = run(words + limit);
+      if (outcome.status == 0) break;
+      ASSERT_EQ(outcome.status, 137) << outcome.err;
+      ++killed;
+      // Before its configuration was written there was no run.
+      if (fs::exists(folder_ / name / "config.yaml")) {
+        words = "resume --quiet " + name;
+      } else {
+        fs::remove_all(folder_ / name);
+      }
+      if (fs::exists(folder_ / name / "result.json")) break;  // it had just ended
+    }
+    EXPECT_TRUE(traces(name) == whole) << name;
+    fs::remove_all(folder_ / name);
+  }
+  EXPECT_GT(killed, 0);
+}
+
+TEST_F(SavedRun, ACompleteRunIsTrainedFurtherOnlyWhenAsked) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --lr-schedule constant --output run").status, 0);
+  expect_error(run("resume run"), 1, {"the run in run is complete", "--max-epochs"});
+  const Outcome further = run("resume run --max-epochs 2 --quiet --json further.json");
+  ASSERT_EQ(further.status, 0) << further.err;
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "further.json"))["epochs"], 2);
+  ASSERT_EQ(fit("--model mlp --max-epochs 2 --lr-schedule constant --output whole").status, 0);
+  EXPECT_TRUE(traces("run") == traces("whole"));
+  expect_error(run("resume run"), 1, {"is complete"});
+}
+
+TEST_F(SavedRun, ADamagedNewestCheckpointIsToldOf) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 2 --output run --save-top-k -1").status, 0);
+  fs::remove(folder_ / "run/result.json");
+  fs::resize_file(folder_ / "run/checkpoints/epoch=1-step=90/weights.safetensors", 100);
+  const Outcome resumed = run("resume run --quiet");
+  EXPECT_EQ(resumed.status, 0);
+  EXPECT_THAT(resumed.err, HasSubstr("a newer one cannot be used"));
+}
+
+TEST_F(SavedRun, AnotherPrecisionTakesItAndSaysWhatIsLost) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --precision 16-mixed --output run").status, 0);
+  const Outcome resumed = run("resume run --quiet --precision bf16-true --max-epochs 2");
+  EXPECT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_THAT(resumed.err,
+              AllOf(HasSubstr("rounded from Float to BFloat16"), HasSubstr("loss scale is dropped")));
+}
+
+TEST_F(SavedRun, WhatIsNoRunIsRefused) {
+  for (const char* command : {"resume", "validate", "test", "predict"}) {
+    expect_error(run(std::string(command) + " nothing"), 2, {"'nothing' holds no run", "config.yaml"});
+    expect_error(run(command), 2, {"run"});
+  }
+  write("started/config.yaml", "model: mlp\n");
+  expect_error(run("validate started"), 1, {"neither weights.safetensors nor a checkpoint", "--weights"});
+  expect_error(run("validate started --precision all"), 2, {"choose one mode"});
+}
+
+TEST_F(SavedRun, TwoProcessesInOneRunAreOneTooMany) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --output run").status, 0);
+  const Outcome second =
+      run("resume run --quiet --max-epochs 100000 2>/dev/null & pid=$!; "
+          "sleep 1; " MANTISSA_PROGRAM
+          " resume run --quiet --max-epochs 3; echo status $?; kill -INT $pid; wait $pid");
+  EXPECT_THAT(second.out, HasSubstr("status 1"));
+}
+
+TEST_F(SavedRun, ValidateRepeatsWhatTheRunReached) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 2 --output run --json result.json").status, 0);
+  const auto result = nlohmann::json::parse(read(folder_ / "result.json"));
+  const Outcome outcome = run("validate run --quiet --json again.json");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto again = nlohmann::json::parse(read(folder_ / "again.json"));
+  EXPECT_EQ(again["val_loss"], result["val_loss"]);
+  EXPECT_EQ(again["val_accuracy"], result["val_accuracy"]);
+  EXPECT_EQ(again["samples"], 359);
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("val_accuracy"), HasSubstr("359 samples of digits")));
+  // Without the weights that a run leaves at its end, the newest checkpoint's.
+  fs::remove(folder_ / "run/weights.safetensors");
+  const Outcome from_checkpoint = run("validate run --quiet --json -");
+  ASSERT_EQ(from_checkpoint.status, 0) << from_checkpoint.err;
+  EXPECT_EQ(nlohmann::json::parse(from_checkpoint.out)["val_loss"], result["val_loss"]);
+  EXPECT_THAT(from_checkpoint.out, HasSubstr("checkpoints/epoch=1-step=90"));
+}
+
+TEST_F(SavedRun, TestTakesOtherDataWhole) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 2 --output run").status, 0);
+  const Outcome whole = run("test run --quiet --data digits --json -"),
+                held_out = run("test run --quiet --json -");
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  EXPECT_EQ(nlohmann::json::parse(whole.out)["samples"], 1797);
+  EXPECT_EQ(nlohmann::json::parse(held_out.out)["samples"], 359);
+  EXPECT_GT(nlohmann::json::parse(held_out.out)["test_accuracy"], 0.8);
+}
+
+TEST_F(SavedRun, PredictWritesARowForEachSample) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 2 --output run").status, 0);
+  const Outcome outcome = run("predict run --quiet --precision bf16-mixed --data digits");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  std::istringstream rows(outcome.out);
+  std::string line;
+  std::getline(rows, line);
+  EXPECT_EQ(line, "index,class,probability");
+  int64_t count = 0;
+  int64_t label = -1;
+  double probability = 0;
+  for (int64_t index = -1; std::getline(rows, line); ++count) {
+    ASSERT_EQ(std::sscanf(line.c_str(), "%ld,%ld,%lf", &index, &label, &probability), 3) << line;
+    EXPECT_EQ(index, count);
+    EXPECT_TRUE(label >= 0 && label < 10 && probability > 0 && probability <= 1) << line;
+  }
+  EXPECT_EQ(count, 1797);
+  ASSERT_EQ(run("predict run --quiet --precision bf16-mixed --data digits --output rows.csv").status, 0);
+  EXPECT_EQ(read(folder_ / "rows.csv"), outcome.out);
+  expect_error(run("predict run --output absent/rows.csv"), 1, {"there is no folder"});
+}
+
+TEST_F(SavedRun, LoggersAreChosenByName) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --logger jsonl --enable-checkpointing false --output run").status,
+            0);
+  EXPECT_TRUE(fs::exists(folder_ / "run/metrics.jsonl"));
+  EXPECT_FALSE(fs::exists(folder_ / "run/metrics.csv"));
+  EXPECT_FALSE(fs::exists(folder_ / "run/checkpoints"));
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --logger none --output quiet").status, 0);
+  EXPECT_FALSE(fs::exists(folder_ / "quiet/metrics.csv"));
+  expect_error(fit("--logger cvs"), 2, {"--logger 'cvs'", "did you mean 'csv'?"});
+  expect_error(fit("--logger none,csv"), 2, {"none stands for itself"});
+  expect_error(fit("--monitor loss"), 2, {"--monitor 'loss'"});
+  expect_error(fit("--save-top-k -2"), 2, {"--save-top-k -2"});
+}
+
+}  // namespace
+}  // namespace mantissa::cli
