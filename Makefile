@@ -6,7 +6,7 @@ SETUP := tools/setup $(if $(filter cuda,$(PRESET)),--cuda)
 PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest
 OPTIONS := $(if $(TORCH_ROOT),-DTORCH_ROOT=$(TORCH_ROOT)) $(CMAKE_ARGS)
 
-.PHONY: all configure fit test parity bench lint format clean
+.PHONY: all configure fit test parity bench fuzz tsan lint format clean
 
 all: configure
 	cmake --build --preset $(PRESET)
@@ -45,6 +45,20 @@ bench: configure
 	.deps/peers/bin/python benchmarks/data_loader.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD) --ordinary-cpu
+
+# Each target for FUZZ_SECONDS, 600 if unset: see tools/fuzz.
+fuzz:
+	@$(SETUP) --fuzz
+	@[ -f build-fuzz/build.ninja ] || cmake --preset fuzz $(OPTIONS)
+	cmake --build --preset fuzz
+	tools/fuzz
+
+# What makes threads of its own, under ThreadSanitizer.
+tsan:
+	@$(SETUP)
+	@[ -f build-tsan/build.ninja ] || cmake --preset tsan $(OPTIONS)
+	cmake --build --preset tsan
+	ctest --preset tsan --parallel $$(nproc)
 
 lint:
 	@$(SETUP) --lint

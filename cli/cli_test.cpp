@@ -95,7 +95,18 @@ TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
   write("folder/file", "");
   expect_error(fit("--config folder"), 1, {"folder", "it is a folder"});
   write("two.yaml", "model: mlp\n---\nlr: 1\n");
-  expect_error(fit("--config two.yaml"), 2, {"two.yaml", "2 YAML documents"});
+  expect_error(fit("--config two.yaml"), 2, {"two.yaml", "several YAML documents"});
+  // In which YAML::LoadAll() finds documents without end.
+  write("endless.yaml", "---\n&a b\n? data\n: x\n");
+  expect_error(fit("--config endless.yaml"), 2, {"endless.yaml", "must be a map"});
+  write("empty_first.yaml", "---\n---\nlr: 1\n");
+  expect_error(fit("--config empty_first.yaml"), 2, {"several YAML documents"});
+  // Bytes that the run's own config.yaml could not repeat.
+  write("latin1.yaml", "lr: 1\ndata: \"idx:\xff\\n\"\n");
+  expect_error(fit("--config latin1.yaml"), 2, {"latin1.yaml:2:", "'data'", "write it in UTF-8"});
+  // Nothing of a file reaches the terminal that could move its cursor.
+  write("bell.yaml", "\"l\\er\": 1\n");
+  expect_error(fit("--config bell.yaml"), 2, {"unknown key 'l?r'"});
   write("key.yaml", "model: mlp\n? [a, b]\n: 3\n");
   expect_error(fit("--config key.yaml"), 2, {"key.yaml:2:", "not the name of an option"});
 }
@@ -372,6 +383,12 @@ TEST_F(Program, FlagsOverrideTheConfigurationAndPrintConfigIsComplete) {
                     HasSubstr("precision: bf16-mixed"), HasSubstr("seed: 1")));
   write("printed.yaml", printed.out);
   EXPECT_EQ(fit("--config printed.yaml --print-config").out, printed.out);
+  // Numbers that are none are refused later, if at all; what is printed must be read back.
+  write("nan.yaml", "lr: .nan\nmomentum: -.inf\n");
+  const Outcome nan = fit("--config nan.yaml --print-config");
+  EXPECT_THAT(nan.out, AllOf(HasSubstr("lr: .nan "), HasSubstr("momentum: -.inf ")));
+  write("printed.yaml", nan.out);
+  EXPECT_EQ(fit("--config printed.yaml --print-config").out, nan.out);
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
 }
 

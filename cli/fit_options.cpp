@@ -1,5 +1,6 @@
 #include "cli/fit_options.h"
 
+#include <cmath>
 #include <fmt/format.h>
 #include <set>
 #include <sstream>
@@ -9,6 +10,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/text.h"
 #include "cli/yaml_file.h"
 #include "mantissa/core/suggest.h"
 
@@ -21,6 +23,16 @@ constexpr const char* kind() {
   if constexpr (std::is_same_v<T, double>) return "a number";
   if constexpr (std::is_same_v<T, bool>) return "true or false";
   return "one value";
+}
+
+/// Whether to_yaml() could repeat `text`: yaml-cpp reads bytes that are not UTF-8, and writes others for
+/// them.
+bool is_kept_by_yaml(const std::string& text) {
+  try {
+    return YAML::Load(YAML::Dump(YAML::Node(text))).as<std::string>() == text;
+  } catch (const YAML::Exception&) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -46,22 +58,23 @@ FitOptions merge(FitOptions over, const FitOptions& under) {
   return over;
 }
 
-FitOptions read_yaml(const std::filesystem::path& file) {
-  const YAML::Node root = load_yaml(file, "--config");
-  TORCH_CHECK_VALUE(root.IsMap() || root.IsNull(), file.string(),
+FitOptions parse_yaml(const std::string& text, const std::string& file) {
+  const YAML::Node root = parse_document(text, file);
+  TORCH_CHECK_VALUE(root.IsMap() || root.IsNull(), file,
                     ": must be a map of options, `key: value` a line; --print-config writes one");
   FitOptions options;
   std::vector<std::string> known;
   for_each_option(options, [&](const char* name, const auto&, const char*) { known.emplace_back(name); });
   std::set<std::string> seen;
   for (const auto& entry : root) {
-    const std::string where = fmt::format("{}:{}: ", file.string(), entry.first.Mark().line + 1);
+    const std::string where = fmt::format("{}:{}: ", file, entry.first.Mark().line + 1);
     TORCH_CHECK_VALUE(entry.first.IsScalar(), where,
                       "a key is not the name of an option; write `key: value`, keys: ", join_names(known));
     auto key = entry.first.as<std::string>();
     for (const std::string& name : known)
       if (!key.empty() && key == apex_name(name)) key = name;
-    TORCH_CHECK_VALUE(seen.insert(key).second, where, "key '", key, "' stands here a second time; keep one");
+    TORCH_CHECK_VALUE(seen.insert(key).second, where, "key '", printable(key),
+                      "' stands here a second time; keep one");
     bool found = false;
     for_each_option(options, [&](const char* name, auto& member, const char*) {
       if (key != name) return;
@@ -73,13 +86,22 @@ FitOptions read_yaml(const std::filesystem::path& file) {
       } catch (const std::exception&) {
         std::ostringstream value;
         value << entry.second;
-        TORCH_CHECK_VALUE(false, where, "'", key, "' must be ", kind<Value>(), ", got '", value.str(), "'");
+        TORCH_CHECK_VALUE(false, where, "'", key, "' must be ", kind<Value>(), ", got '",
+                          printable(value.str()), "'");
+      }
+      if constexpr (std::is_same_v<Value, std::string>) {
+        TORCH_CHECK_VALUE(is_kept_by_yaml(*member), where, "'", key, "' is '", printable(*member),
+                          "', which has characters that YAML cannot hold; write it in UTF-8");
       }
     });
-    TORCH_CHECK_VALUE(found, where, "unknown key '", key, "'", did_you_mean(key, known),
+    TORCH_CHECK_VALUE(found, where, "unknown key '", printable(key), "'", did_you_mean(key, known),
                       "; keys: ", join_names(known));
   }
   return options;
+}
+
+FitOptions read_yaml(const std::filesystem::path& file) {
+  return parse_yaml(read_text(file, "--config"), file.string());
 }
 
 std::string to_yaml(const FitOptions& options) {
@@ -90,7 +112,11 @@ std::string to_yaml(const FitOptions& options) {
     using Value = typename std::decay_t<decltype(member)>::value_type;
     yaml << YAML::Key << name << YAML::Value;
     if constexpr (std::is_same_v<Value, double>) {
-      yaml << fmt::format("{}", *member);  // the shortest text that reads back as the same number
+      if (std::isfinite(*member)) {
+        yaml << fmt::format("{}", *member);  // the shortest text that reads back as the same number
+      } else {
+        yaml << *member;  // in YAML's words: .nan, .inf
+      }
     } else {
       yaml << *member;
     }

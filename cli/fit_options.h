@@ -105,9 +105,12 @@ constexpr std::string_view apex_name(std::string_view name) {
 /// amp_level.
 FitOptions merge(FitOptions over, const FitOptions& under);
 
-/// Errors: c10::Error naming the file if it cannot be read; c10::ValueError naming file, line, key and cure
-/// for an unknown key or a value that does not parse.
+/// The options that a YAML text gives. `file` only names it in errors.
+/// Errors: c10::ValueError naming file, line, key and cure for an unknown key or a value that does not parse.
+FitOptions parse_yaml(const std::string& text, const std::string& file);
+/// Errors: those of parse_yaml(); c10::Error naming the file if it cannot be read.
 FitOptions read_yaml(const std::filesystem::path& file);
+/// What parse_yaml() reads back as the same options.
 std::string to_yaml(const FitOptions& options);
 
 }  // namespace mantissa::cli

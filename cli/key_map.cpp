@@ -54,7 +54,7 @@ RenameRule add_prefix_rule(const std::string& prefix) {
 }
 
 std::vector<RenameRule> read_key_map(const std::filesystem::path& file) {
-  const YAML::Node root = load_yaml(file, "--key-map");
+  const YAML::Node root = parse_document(read_text(file, "--key-map"), file.string());
   TORCH_CHECK_VALUE(
       root.IsMap(), file.string(),
       ": must be a map, `PATTERN: REPLACEMENT` a line, or `PATTERN: null` to leave tensors out");

@@ -29,7 +29,7 @@ RenameRule add_prefix_rule(const std::string& prefix);
 
 /// The rules of a YAML file, a map from patterns to replacements in their order; a replacement of `null`
 /// leaves the tensors out.
-/// Errors: c10::ValueError with the file's name and line; those of load_yaml().
+/// Errors: c10::ValueError with the file's name and line; those of read_text() and parse_document().
 std::vector<RenameRule> read_key_map(const std::filesystem::path& file);
 
 /// The new name of each name that is not left out: every rule in its order, on what the rules before it made.

@@ -3,14 +3,53 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
-#include <string>
+#include <sstream>
 #include <system_error>
-#include <vector>
+#include <yaml-cpp/eventhandler.h>
 
 #include <c10/util/Exception.h>
 
+#include "cli/text.h"
+
 namespace mantissa::cli {
 namespace {
+
+/// Looks whether a document has anything in it.
+class Content final : public YAML::EventHandler {
+ public:
+  bool is_empty() const { return empty_; }
+
+  void OnDocumentStart(const YAML::Mark&) override { empty_ = true; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override { empty_ = false; }
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {
+    empty_ = false;
+  }
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {
+    empty_ = false;
+  }
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    empty_ = false;
+  }
+  void OnMapEnd() override {}
+
+ private:
+  bool empty_ = true;
+};
+
+/// Whether anything comes after the first document. Not YAML::LoadAll(), which finds documents without end
+/// where a scalar is followed by "? key".
+bool has_several_documents(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Content content;
+  return parser.HandleNextDocument(content) && parser.HandleNextDocument(content) && !content.is_empty();
+}
+
+}  // namespace
 
 std::string read_text(const std::filesystem::path& file, const char* flag) {
   const std::string cure = std::string("; give ") + flag + " an existing YAML file";
@@ -25,17 +64,13 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
   return text;
 }
 
-}  // namespace
-
-YAML::Node load_yaml(const std::filesystem::path& file, const char* flag) {
-  const std::string text = read_text(file, flag);
+YAML::Node parse_document(const std::string& text, const std::string& file) {
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    TORCH_CHECK_VALUE(documents.size() <= 1, file.string(), ": holds ", documents.size(),
-                      " YAML documents; keep one, the lines between two `---`");
-    return documents.empty() ? YAML::Node() : documents.front();
+    TORCH_CHECK_VALUE(!has_several_documents(text), file,
+                      ": holds several YAML documents; keep one, the lines between two `---`");
+    return YAML::Load(text);
   } catch (const YAML::Exception& error) {
-    TORCH_CHECK_VALUE(false, file.string(), ":", error.mark.line + 1, ": not YAML: ", error.msg);
+    TORCH_CHECK_VALUE(false, file, ":", error.mark.line + 1, ": not YAML: ", printable(error.msg));
   }
   return {};
 }

@@ -1,13 +1,17 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <yaml-cpp/yaml.h>
 
 namespace mantissa::cli {
 
-/// The one document of a YAML file, null if it is empty. `flag` is the option that named the file.
-/// Errors: c10::Error if it cannot be read; c10::ValueError with its name and line if it is no YAML or
-/// several.
-YAML::Node load_yaml(const std::filesystem::path& file, const char* flag);
+/// What stands in a file. `flag` is the option that named it.
+/// Errors: c10::Error if it cannot be read.
+std::string read_text(const std::filesystem::path& file, const char* flag);
+
+/// The one document of a YAML text, null if it is empty. `file` only names it in errors.
+/// Errors: c10::ValueError with that name and the line if it is no YAML or several.
+YAML::Node parse_document(const std::string& text, const std::string& file);
 
 }  // namespace mantissa::cli

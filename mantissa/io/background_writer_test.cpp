@@ -145,9 +145,14 @@ TEST(BackgroundWriter, AnExceptionInFlightLosesNoJob) {
 TEST(BackgroundWriter, WarnsOfErrorsThatNobodyAskedFor) {
   testing::internal::CaptureStderr();
   {
+    Gate gate;
     BackgroundWriter writer(2);
-    writer.post([] { throw std::runtime_error("disk full"); });
+    writer.post([&] {
+      gate.wait();  // else the next post() may be there to ask
+      throw std::runtime_error("disk full");
+    });
     writer.post([] { throw 3; });
+    gate.open();
   }
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, testing::HasSubstr("a last job failed: disk full"));

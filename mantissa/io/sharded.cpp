@@ -25,6 +25,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr std::string_view kSuffix = ".safetensors", kIndexSuffix = ".index.json";
+constexpr const char* kTotalSize = "total_size";
 /// A hundred times the index of a model of 700 billion parameters.
 constexpr uint64_t kMaxIndexBytes = 1'000'000'000;
 
@@ -139,8 +140,10 @@ ShardIndex parse_shard_index(std::string_view text, const std::string& file) {
   for (const auto& [name, shard] : root["weight_map"].items()) {
     require(shard.is_string(), file, "the shard of '", fit_for_message(name), "' must be a file name");
     const fs::path path(shard.get_ref<const std::string&>());
-    // An index is input: it must not lead a reader out of its own folder.
-    require(path.has_filename() && path.is_relative() &&
+    // An index is input: it must not lead a reader out of its own folder. To the system a name ends at its
+    // first zero byte: it would open another file than the one that is checked.
+    require(path.has_filename() && path.filename() != "." && path.is_relative() &&
+                path.native().find('\0') == std::string::npos &&
                 std::find(path.begin(), path.end(), fs::path("..")) == path.end(),
             file, "the shard of '", fit_for_message(name), "', '", fit_for_message(path.string()),
             "', is not a file below the index's folder");
@@ -149,7 +152,7 @@ ShardIndex parse_shard_index(std::string_view text, const std::string& file) {
   require(!index.weight_map.empty(), file, "its weight_map is empty");
   if (root.contains("metadata") && root["metadata"].is_object()) {
     for (const auto& [key, value] : root["metadata"].items())
-      if (value.is_string()) index.metadata.emplace(key, value.get<std::string>());
+      if (value.is_string() && key != kTotalSize) index.metadata.emplace(key, value.get<std::string>());
   }
   return index;
 }
@@ -158,7 +161,7 @@ std::string make_shard_index(const ShardIndex& index, uint64_t total_bytes) {
   nlohmann::ordered_json root;
   root["metadata"] = nlohmann::ordered_json::object();
   for (const auto& [key, value] : index.metadata) root["metadata"][key] = value;
-  root["metadata"]["total_size"] = total_bytes;
+  root["metadata"][kTotalSize] = total_bytes;
   root["weight_map"] = json(index.weight_map);
   try {
     return root.dump(2) + "\n";

@@ -136,6 +136,8 @@ TEST_F(Sharded, TheFormOfTheIndex) {
       R"({"metadata":{"total_size":1.5e9,"k":"v"},"weight_map":{"w":"s/f.safetensors"},"x":[]})", "i");
   EXPECT_EQ(index.weight_map.at("w"), "s/f.safetensors");
   EXPECT_EQ(index.metadata, (std::map<std::string, std::string>{{"k", "v"}}));
+  EXPECT_TRUE(
+      parse_shard_index(R"({"metadata":{"total_size":"8"},"weight_map":{"w":"f"}})", "i").metadata.empty());
   EXPECT_THAT(error_of([] { make_shard_index({{{"\xff", "f"}}, {}}, 1); }), HasSubstr("not valid UTF-8"));
 }
 
@@ -152,7 +154,7 @@ TEST_F(Sharded, DamagedIndexesAreRefused) {
   refused(R"({"weight_map":{"w":3}})", "must be a file name");
   refused(R"({"weight_map":{"w":"f","w":"g"}})", "names 'w' twice");
   refused(std::string(100, '['), "nests deeper");
-  for (const char* path : {"", "/etc/passwd", "../f", "a/../../f", "a/"})
+  for (const char* path : {"", "/etc/passwd", "../f", "a/../../f", "a/", ".", "a/.", "f\\u0000.safetensors"})
     refused(std::string(R"({"weight_map":{"w":")") + path + "\"}}", "not a file below the index's folder");
 }
 

@@ -1,0 +1,53 @@
+#pragma once
+
+// What reads bytes that anybody may have made, one target a parser. A target is called with any bytes and
+// returns if the parser did what its documentation says; everything else is a finding: another exception, a
+// crash, a sanitizer's report, a round trip that loses something. libfuzzer.cpp makes a fuzzer of each,
+// replay_test.cpp a test of its corpus.
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+namespace mantissa::fuzz {
+
+using Target = void(std::string_view bytes);
+
+Target config;              // YAML of `mantissa fit --config`
+Target events;              // TensorBoard event files
+Target idx;                 // IDX files, not gzip'd
+Target manifest;            // manifest.json of a checkpoint, whatever its checksum
+Target safetensors_header;  // 8 bytes, little-endian, that say how many bytes of data follow; then the JSON
+Target shard_index;         // model.safetensors.index.json
+
+inline constexpr std::pair<const char*, Target*> kTargets[] = {
+    {"config", config},     {"events", events},           {"idx", idx},
+    {"manifest", manifest}, {"shard_index", shard_index}, {"safetensors_header", safetensors_header},
+};
+
+/// Not a c10::Error: those are what parsers refuse bytes with.
+inline void require(bool condition, const std::string& what) {
+  if (!condition) throw std::logic_error(what);
+}
+
+/// What `parse` makes, or nothing if it refuses the bytes as documented: with a c10::ValueError in one line,
+/// without the control characters with which a file could write to a terminal.
+template <typename Parse>
+auto accepted(const Parse& parse) -> std::optional<decltype(parse())> {
+  try {
+    return parse();
+  } catch (const c10::ValueError& error) {
+    const std::string message = error.what_without_backtrace();
+    const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+    require(!message.empty() && std::none_of(message.begin(), message.end(), is_control),
+            "an error with control characters: " + message);
+    return std::nullopt;
+  }
+}
+
+}  // namespace mantissa::fuzz
