@@ -145,7 +145,7 @@ bool holds_checkpoints(const std::filesystem::path& folder) {
 Json train(const FitOptions& o, bool quiet, const std::filesystem::path& resumed) {
   if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
   auto progress = quiet ? nullptr : std::make_shared<ProgressBar>();
-  auto options = usage([&] {
+  const auto words = usage([&] {
     TrainerOptions t;
     t.precision = *o.precision;
     t.precision_options = precision_options(o);
@@ -185,6 +185,7 @@ Json train(const FitOptions& o, bool quiet, const std::filesystem::path& resumed
   FitOptions repeatable = o;
   repeatable.output.reset();  // a repetition wants a folder of its own
   write_file_atomically(folder->file("config.yaml"), to_yaml(repeatable));
+  TrainerOptions options = words;  // its loggers and checkpoints must be gone before the folder may be
   options.callbacks.push_back(std::make_shared<KeepsFolder>(*folder));
   if (*o.enable_checkpointing)
     options.callbacks.push_back(make_model_checkpoint(o, folder->file(kCheckpoints)));
@@ -196,7 +197,7 @@ Json train(const FitOptions& o, bool quiet, const std::filesystem::path& resumed
     options.callbacks.push_back(
         std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{{*o.ema_decay}}));
 
-  Trainer trainer(options);
+  Trainer trainer(std::move(options));
   ClassificationTask task = make_task(o, model, total_steps(o, *train));
   const FitResult result = trainer.fit(task, *train, val.get(), goes_on ? saved : "");
   folder->keep();

@@ -204,7 +204,7 @@ TEST(FitLoop, OverfitsOnTheSameBatchesAndValidatesOnThem) {
 
   // A shuffling loader gives other batches in each epoch, and must not here.
   struct Remembers : OneWeight {
-    at::Tensor training_step(const Batch& batch, int64_t index) override {
+    at::Tensor training_step(const Batch& batch, int64_t /*index*/) override {
       seen.push_back(batch.data.sum().item<float>());
       return (net->weight * batch.data).sum() * 0;
     }

@@ -155,8 +155,8 @@ std::string ModelCheckpoint::name_of(const Trainer& trainer) const {
   const std::string& pattern = options_.filename;
   for (size_t i = 0; i < pattern.size();) {
     const size_t open = pattern.find('{', i), close = pattern.find('}', open);
-    if (open == std::string::npos || close == std::string::npos) return name + pattern.substr(i);
-    name += pattern.substr(i, open - i);
+    if (open == std::string::npos || close == std::string::npos) return name.append(pattern, i);
+    name.append(pattern, i, open - i);
     const std::string inside = pattern.substr(open + 1, close - open - 1);
     const size_t colon = inside.find(':');
     const std::string key = inside.substr(0, colon);
