@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,6 +25,7 @@
 #include "cli/errors.h"
 #include "cli/text.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/sharded.h"
 #include "mantissa/io/value_summary.h"
 
@@ -74,7 +76,42 @@ Listing open_safetensors(const fs::path& path) {
   return listing;
 }
 
+bool is_checkpoint(const fs::path& path) { return fs::is_regular_file(path / "manifest.json"); }
+
+/// The state's tensors stand beside the weights, as state/NAME.
+Listing open_checkpoint(const fs::path& path) {
+  constexpr const char* kState = "state/";
+  const Manifest manifest = read_manifest(path);
+  Listing listing = open_safetensors(path / "weights.safetensors");
+  listing.path = path.string();
+  listing.kind = "checkpoint";
+  listing.metadata["step"] = std::to_string(manifest.step);
+  listing.metadata["mantissa_version"] = manifest.mantissa_version;
+  listing.metadata["libtorch_version"] = manifest.libtorch_version;
+  const StateReader state(manifest.state, path.string());
+  if (const auto precision = state.find("precision"))
+    listing.metadata["precision"] = precision->at("name").to_string();
+  if (const auto progress = state.find("progress"))
+    listing.metadata["epoch"] = std::to_string(progress->at("epoch").to_int());
+  if (!manifest.files.contains("state.safetensors")) return listing;
+  Listing more = open_safetensors(path / "state.safetensors");
+  listing.files.insert(listing.files.end(), more.files.begin(), more.files.end());
+  for (auto& [name, entry] : more.entries) listing.entries.emplace(kState + name, std::move(entry));
+  listing.read = [weights = std::move(listing.read), states = std::move(more.read)](
+                     const std::string& name, const TakeElements& take) {
+    if (name.starts_with(kState)) return states(name.substr(std::strlen(kState)), take);
+    weights(name, take);
+  };
+  return listing;
+}
+
+/// Of a folder of checkpoints the newest one.
+Listing open_newest(const fs::path& path) { return open_checkpoint(list_checkpoints(path).front().path); }
+
 constexpr std::array kKinds{
+    Kind{is_checkpoint, open_checkpoint},
+    Kind{[](const fs::path& path) { return fs::is_directory(path) && !list_checkpoints(path).empty(); },
+         open_newest},
     Kind{[](const fs::path&) { return true; }, open_safetensors},
 };
 

@@ -173,6 +173,27 @@ TEST_F(SavedRun, PredictWritesARowForEachSample) {
   expect_error(run("predict run --output absent/rows.csv"), 1, {"there is no folder"});
 }
 
+TEST_F(SavedRun, InspectShowsCheckpoints) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --precision 16-mixed --output run").status, 0);
+  for (const char* what : {"run/checkpoints", "run/checkpoints/epoch=0-step=45"}) {
+    const Outcome outcome = run(std::string("inspect --check --json ") + what);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const auto listing = nlohmann::json::parse(outcome.out)[0];
+    EXPECT_EQ(listing["kind"], "checkpoint");
+    EXPECT_EQ(listing["metadata"]["step"], "45");
+    EXPECT_EQ(listing["metadata"]["epoch"], "1");
+    EXPECT_EQ(listing["metadata"]["precision"], "16-mixed");
+    std::set<std::string> names;
+    for (const auto& tensor : listing["tensors"]) names.insert(tensor["name"]);
+    EXPECT_TRUE(names.contains("layers.0.weight"));
+    EXPECT_TRUE(std::any_of(names.begin(), names.end(), [](const std::string& name) {
+      return name.starts_with("state/optimizers.0.") && name.ends_with("momentum_buffer");
+    })) << outcome.out;
+  }
+  std::ofstream(folder_ / "run/checkpoints/epoch=0-step=45/manifest.json") << "{}";
+  expect_error(run("inspect run/checkpoints/epoch=0-step=45"), 1, {"manifest.json"});
+}
+
 TEST_F(SavedRun, LoggersAreChosenByName) {
   ASSERT_EQ(fit("--model mlp --max-epochs 1 --logger jsonl --enable-checkpointing false --output run").status,
             0);
