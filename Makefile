@@ -42,6 +42,7 @@ bench: configure
 	$(BUILD)/peak_memory_bench
 	$(BUILD)/replay_point_bench
 	.deps/peers/bin/python benchmarks/train_step.py --build $(BUILD)
+	.deps/peers/bin/python benchmarks/trainer_cost.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/data_loader.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD) --ordinary-cpu

@@ -53,11 +53,13 @@ TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
     const std::string name = "run" + std::to_string(i);
     std::string words = "fit --device cpu --quiet " + kRun + "--output " + name;
     for (int deaths = 0;; ++deaths) {
-      const int milliseconds = static_cast<int>(250 + random() % 700);
+      // Mostly while it trains, sometimes while it starts.
+      const std::string begun =
+          random() % 8 == 0 ? "" : "until [ -e " + name + "/metrics.csv ]; do sleep 0.005; done; ";
+      const std::string moment = std::to_string(static_cast<double>(random() % 450) / 1000);
       // Killed twice at most, so that it comes to an end.
-      const std::string limit = deaths < 2 ? " & pid=$!; sleep " + std::to_string(milliseconds / 1000.0) +
-                                                 "; kill -KILL $pid; wait $pid"
-                                           : "";
+      const std::string limit =
+          deaths < 2 ? " & pid=$!; " + begun + "sleep " + moment + "; kill -KILL $pid; wait $pid" : "";
       const Outcome outcome = run(words + limit);
       if (outcome.status == 0) break;
       ASSERT_EQ(outcome.status, 137) << outcome.err;
