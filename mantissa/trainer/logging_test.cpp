@@ -1,6 +1,4 @@
 // What a run tells its loggers, and when.
-#include <cmath>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "mantissa/trainer/csv_logger.h"
@@ -13,28 +11,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-double without_sign_of_nan(double value) { return std::isnan(value) ? std::abs(value) : value; }
-
-/// Keeps what it is told, a line a call.
-class Told final : public Logger {
- public:
-  std::string name() const override { return "told"; }
-  void log_metrics(MetricValues metrics, int64_t step) override {
-    if (fails) throw std::runtime_error("no room");
-    std::string line = std::to_string(step) + ":";
-    for (const auto& [name, value] : metrics)
-      line += fmt::format(" {}={}", name, without_sign_of_nan(value.read()));
-    lines.push_back(line);
-  }
-  void log_hyperparams(const Hyperparameters&) override {}
-  void resume_from(int64_t step) override { lines.push_back("resume " + std::to_string(step)); }
-  void save() override { lines.emplace_back("save"); }
-  void finalize(const std::string& status) override { lines.push_back(status); }
-
-  bool fails = false;
-  std::vector<std::string> lines;
-};
 
 /// Logs the batch's number, in validation as well.
 struct LogsX : OneWeight {
