@@ -15,6 +15,8 @@
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/lr_scheduler.h"
+#include "mantissa/trainer/early_stopping.h"
+#include "mantissa/trainer/precision_monitor.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 #include "mantissa/trainer/weight_averaging.h"
@@ -77,19 +79,21 @@ FitResult run(const Job& job) {
   task.dies_at = job.dies_at;
   if (!job.from.empty()) torch::manual_seed(99);  // what a resumed run draws is the checkpoint's
   DataLoader train(data, {.batch_size = 4, .shuffle = true, .seed = 5}), val(data, {.batch_size = 8});
-  Trainer trainer({.precision = job.precision,
-                   .device = "cpu",
-                   .max_epochs = job.max_epochs,
-                   .max_steps = job.max_steps,
-                   .accumulate_grad_batches = 2,
-                   .gradient_clip_val = 1,
-                   .callbacks = {std::make_shared<ModelCheckpoint>(
-                                     ModelCheckpointOptions{.dirpath = job.folder,
-                                                            .save_top_k = -1,
-                                                            .every_n_train_steps = job.every_n_train_steps,
-                                                            .async = job.async}),
-                                 std::make_shared<EMAWeightAveraging>(
-                                     EMAWeightAveragingOptions{.ema = {.decay = 0.9}})}});
+  Trainer trainer(
+      {.precision = job.precision,
+       .device = "cpu",
+       .max_epochs = job.max_epochs,
+       .max_steps = job.max_steps,
+       .accumulate_grad_batches = 2,
+       .gradient_clip_val = 1,
+       .callbacks = {std::make_shared<ModelCheckpoint>(
+                         ModelCheckpointOptions{.dirpath = job.folder,
+                                                .save_top_k = -1,
+                                                .every_n_train_steps = job.every_n_train_steps,
+                                                .async = job.async}),
+                     std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{.ema = {.decay = 0.9}}),
+                     std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "val_loss"}),
+                     std::make_shared<PrecisionMonitor>(PrecisionMonitorOptions{.every_n_steps = 2})}});
   return trainer.fit(task, train, &val, job.from);
 }
 
