@@ -26,12 +26,6 @@ bool has_fp16_gradients(const torch::optim::Optimizer& optimizer) {
   return false;
 }
 
-/// In fp16 the division by the scale would flush what the scale has saved; a step that unscales by itself
-/// divides in float32.
-bool keeps_scale(torch::optim::Optimizer& optimizer) {
-  return unscales_itself(optimizer) && has_fp16_gradients(optimizer);
-}
-
 }  // namespace
 
 ScaledPrecision::ScaledPrecision(std::string name, std::unique_ptr<GradScaler> scaler)
@@ -48,6 +42,12 @@ void ScaledPrecision::convert_module(torch::nn::Module& module) {
 void ScaledPrecision::set_parameter_name(const at::Tensor& parameter, const std::string& name) {
   // A tied weight keeps its first name, as in Python.
   names_.try_emplace(parameter.unsafeGetTensorImpl(), WeakTensor(parameter.getIntrusivePtr()), name);
+}
+
+// In fp16 the division by the scale would flush what the scale has saved; a step that unscales by itself
+// divides in float32.
+bool ScaledPrecision::keeps_scale(torch::optim::Optimizer& optimizer) const {
+  return scales() && unscales_itself(optimizer) && has_fp16_gradients(optimizer);
 }
 
 std::string ScaledPrecision::parameter_name(const at::Tensor& parameter) const {

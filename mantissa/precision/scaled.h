@@ -44,13 +44,16 @@ class ScaledPrecision : public Precision {
     return scaler_.get();
   }
 
+  /// Whether the gradients of `optimizer` stay scaled until its step, which divides them: see Numerics.
+  bool keeps_scale(torch::optim::Optimizer& optimizer) const;
+  /// What StepResult calls a parameter, or its float32 copy; empty for one that convert_module() has not seen.
+  std::string parameter_name(const at::Tensor& parameter) const;
+
  protected:
   /// `scaler`: null for a mode that does not scale.
   ScaledPrecision(std::string name, std::unique_ptr<GradScaler> scaler);
 
-  /// What StepResult calls a parameter.
   void set_parameter_name(const at::Tensor& parameter, const std::string& name);
-  std::string parameter_name(const at::Tensor& parameter) const;
 
  private:
   using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;

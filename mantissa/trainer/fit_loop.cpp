@@ -269,11 +269,16 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
     if (done.stepped && !done.step.skipped) advance_schedules(OptimizerConfig::Interval::kStep);
     tell([&](Callback& c) { c.on_train_batch_end(*this, done); });
     batch = std::move(next);
-    ends_here = (done.stepped || !is_automatic_) && wants_end(progress_.epoch);
-    if (val && interrupted_by_ == 0 && (!ends_here || !batch) && validation_is_due())
+    const bool may_end = done.stepped || !is_automatic_;
+    ends_here = may_end && wants_end(progress_.epoch);
+    if (val && interrupted_by_ == 0 && (!ends_here || !batch) && validation_is_due()) {
       validate_now(task, *val);
+      ends_here = may_end && wants_end(progress_.epoch);  // what was measured may have called stop()
+    }
   }
-  end_epoch(task, val, /*is_whole=*/!batch);
+  // An epoch whose validation a signal has cut short is not over: a run that goes on from here validates it.
+  const bool lacks_validation = val && interrupted_by_ != 0 && validation_is_due();
+  end_epoch(task, val, /*is_whole=*/!batch && !lacks_validation);
 }
 
 void Trainer::end_epoch(Task& task, Loader* val, bool is_whole) {
@@ -288,7 +293,7 @@ void Trainer::end_epoch(Task& task, Loader* val, bool is_whole) {
     validate_now(task, *val);
   for (const auto& [name, value] : validation_metrics_) epoch_metrics_[name] = value;  // its word is the last
   // Means over a part of the epoch would stand beside those of the run that goes on from here.
-  if (interrupted_by_ == 0) log_metrics({epoch_metrics_.begin(), epoch_metrics_.end()});
+  if (is_whole || interrupted_by_ == 0) log_metrics({epoch_metrics_.begin(), epoch_metrics_.end()});
   if (is_whole) {
     ++progress_.epoch;
     progress_.batches = 0;

@@ -1,6 +1,4 @@
 // What a run tells its loggers, and when.
-#include <cmath>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "mantissa/trainer/csv_logger.h"
@@ -13,28 +11,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-double without_sign_of_nan(double value) { return std::isnan(value) ? std::abs(value) : value; }
-
-/// Keeps what it is told, a line a call.
-class Told final : public Logger {
- public:
-  std::string name() const override { return "told"; }
-  void log_metrics(MetricValues metrics, int64_t step) override {
-    if (fails) throw std::runtime_error("no room");
-    std::string line = std::to_string(step) + ":";
-    for (const auto& [name, value] : metrics)
-      line += fmt::format(" {}={}", name, without_sign_of_nan(value.read()));
-    lines.push_back(line);
-  }
-  void log_hyperparams(const Hyperparameters&) override {}
-  void resume_from(int64_t step) override { lines.push_back("resume " + std::to_string(step)); }
-  void save() override { lines.emplace_back("save"); }
-  void finalize(const std::string& status) override { lines.push_back(status); }
-
-  bool fails = false;
-  std::vector<std::string> lines;
-};
 
 /// Logs the batch's number, in validation as well.
 struct LogsX : OneWeight {
@@ -207,6 +183,28 @@ TEST_F(TrainerLoggingFiles, ARunThatGoesOnLogsNothingTwice) {
   // What was logged after the newest checkpoint, as by a run that was killed.
   CSVLogger(folder_ / "parts").log_metrics({{"x_step", 77}}, 4);
   run("parts", "b", -kInf, true);
+  EXPECT_EQ(content_of(folder_ / "whole/metrics.csv"), content_of(folder_ / "parts/metrics.csv"));
+}
+
+TEST_F(TrainerLoggingFiles, AValidationThatASignalCutShortIsDoneByTheRunThatGoesOn) {
+  const auto run = [&](const std::string& log, float raise_at, bool resumes) {
+    LogsX task;
+    task.raise_at = raise_at;
+    ListLoader train = loader_of({1, 2, 3}), val = loader_of({10, 20, 30});
+    Trainer trainer({.device = "cpu",
+                     .max_epochs = 2,
+                     .num_sanity_val_steps = 0,
+                     .callbacks = {std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+                         .dirpath = folder_ / ("checkpoints of " + log), .monitor = "val_x"})},
+                     .loggers = {std::make_shared<CSVLogger>(folder_ / log)},
+                     .log_every_n_steps = 1});
+    return trainer.fit(task, train, &val, resumes ? folder_ / ("checkpoints of " + log) : "");
+  };
+  run("whole", -kInf, false);
+  const FitResult cut = run("parts", 20, false);
+  EXPECT_EQ(cut.interrupted_by, SIGTERM);
+  EXPECT_EQ(cut.epochs, 0);
+  EXPECT_EQ(run("parts", -kInf, true).epochs, 2);
   EXPECT_EQ(content_of(folder_ / "whole/metrics.csv"), content_of(folder_ / "parts/metrics.csv"));
 }
 

@@ -17,6 +17,8 @@
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/lr_scheduler.h"
+#include "mantissa/trainer/early_stopping.h"
+#include "mantissa/trainer/precision_monitor.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 #include "mantissa/trainer/weight_averaging.h"
@@ -94,19 +96,21 @@ FitResult run(const Job& job) {
                           .prefetch_factor = 1,
                           .transform = noise()}),
       val(data, {.batch_size = 8, .num_workers = job.num_workers});
-  Trainer trainer({.precision = job.precision,
-                   .device = "cpu",
-                   .max_epochs = job.max_epochs,
-                   .max_steps = job.max_steps,
-                   .accumulate_grad_batches = 2,
-                   .gradient_clip_val = 1,
-                   .callbacks = {std::make_shared<ModelCheckpoint>(
-                                     ModelCheckpointOptions{.dirpath = job.folder,
-                                                            .save_top_k = -1,
-                                                            .every_n_train_steps = job.every_n_train_steps,
-                                                            .async = job.async}),
-                                 std::make_shared<EMAWeightAveraging>(
-                                     EMAWeightAveragingOptions{.ema = {.decay = 0.9}})}});
+  Trainer trainer(
+      {.precision = job.precision,
+       .device = "cpu",
+       .max_epochs = job.max_epochs,
+       .max_steps = job.max_steps,
+       .accumulate_grad_batches = 2,
+       .gradient_clip_val = 1,
+       .callbacks = {std::make_shared<ModelCheckpoint>(
+                         ModelCheckpointOptions{.dirpath = job.folder,
+                                                .save_top_k = -1,
+                                                .every_n_train_steps = job.every_n_train_steps,
+                                                .async = job.async}),
+                     std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{.ema = {.decay = 0.9}}),
+                     std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "val_loss"}),
+                     std::make_shared<PrecisionMonitor>(PrecisionMonitorOptions{.every_n_steps = 2})}});
   return trainer.fit(task, train, &val, job.from);
 }
 

@@ -1,8 +1,10 @@
 // For this room's tests: a task whose every number is known, batches that are given, callbacks that remember.
 #pragma once
 
+#include <cmath>
 #include <csignal>
 #include <exception>
+#include <fmt/format.h>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -103,6 +105,28 @@ struct Recorder final : Callback {
   std::vector<TrainBatch> batches;
   double rate = 0;
   bool ended = false, failed = false;
+};
+
+inline double without_sign_of_nan(double value) { return std::isnan(value) ? std::abs(value) : value; }
+
+/// Keeps what it is told, a line a call.
+class Told final : public Logger {
+ public:
+  std::string name() const override { return "told"; }
+  void log_metrics(MetricValues metrics, int64_t step) override {
+    if (fails) throw std::runtime_error("no room");
+    std::string line = std::to_string(step) + ":";
+    for (const auto& [name, value] : metrics)
+      line += fmt::format(" {}={}", name, without_sign_of_nan(value.read()));
+    lines.push_back(line);
+  }
+  void log_hyperparams(const Hyperparameters&) override {}
+  void resume_from(int64_t step) override { lines.push_back("resume " + std::to_string(step)); }
+  void save() override { lines.emplace_back("save"); }
+  void finalize(const std::string& status) override { lines.push_back(status); }
+
+  bool fails = false;
+  std::vector<std::string> lines;
 };
 
 }  // namespace mantissa

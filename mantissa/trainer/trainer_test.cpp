@@ -411,6 +411,21 @@ TEST(Trainer, ASignalEndsAValidationWhoseMetricsAreLeftOut) {
   EXPECT_TRUE(recorder->ended);
 }
 
+TEST(Trainer, AStopInAValidationEndsTheRunThere) {
+  struct Stops final : Callback {
+    void on_validation_end(Trainer& trainer) override { trainer.stop("enough"); }
+  };
+  OneWeight task;
+  ListLoader train = loader_of({1, 2, 3, 4}), val = loader_of({9});
+  const FitResult result = Trainer({.device = "cpu",
+                                    .val_check_interval = 2,
+                                    .num_sanity_val_steps = 0,
+                                    .callbacks = {std::make_shared<Stops>()}})
+                               .fit(task, train, &val);
+  EXPECT_EQ(result.steps, 2);
+  EXPECT_EQ(std::count(task.trace.begin(), task.trace.end(), 'v'), 1);
+}
+
 TEST(Trainer, EndsAtMaxStepsInTheMiddleOfAnEpochAndStillValidates) {
   OneWeight task;
   Trainer trainer({.device = "cpu", .max_epochs = -1, .max_steps = 5});
