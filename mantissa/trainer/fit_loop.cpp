@@ -268,6 +268,7 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
     note_batch(done);
     if (done.stepped && !done.step.skipped) advance_schedules(OptimizerConfig::Interval::kStep);
     tell([&](Callback& c) { c.on_train_batch_end(*this, done); });
+    end_row();  // one of its own in every run, whatever is saved between it and the epoch's
     batch = std::move(next);
     const bool may_end = done.stepped || !is_automatic_;
     ends_here = may_end && wants_end(progress_.epoch);

@@ -50,10 +50,10 @@ TEST(TrainerLogging, ARowEverySoManyStepsAndOneAnEpoch) {
 }
 
 TEST(TrainerLogging, AStepIsLoggedWithItsWindowsLastBatch) {
-  EXPECT_THAT(
-      (Fit{.options = {.accumulate_grad_batches = 2, .log_every_n_steps = 1}}.lines()),
-      ElementsAre("1: epoch=0 skipped_steps=0 train_loss_step=0 x_step=2",
-                  "2: epoch=0 skipped_steps=0 train_loss=-1.5 train_loss_step=-4.5 x=2 x_step=3", "success"));
+  EXPECT_THAT((Fit{.options = {.accumulate_grad_batches = 2, .log_every_n_steps = 1}}.lines()),
+              ElementsAre("1: epoch=0 skipped_steps=0 train_loss_step=0 x_step=2",
+                          "2: epoch=0 skipped_steps=0 train_loss_step=-4.5 x_step=3",
+                          "2: epoch=0 skipped_steps=0 train_loss=-1.5 x=2", "success"));
 }
 
 TEST(TrainerLogging, NeverAndLeftOut) {
@@ -73,8 +73,8 @@ TEST(TrainerLogging, ValidationInsideAnEpochIsARowOfItsStep) {
 
 TEST(TrainerLogging, ASkippedStepCountsAndIsLogged) {
   EXPECT_THAT((Fit{.options = {.precision = "16-mixed", .log_every_n_steps = 1}, .train = {kInf}}.lines()),
-              ElementsAre("1: epoch=0 skipped_steps=1 train_loss=nan train_loss_step=nan x=inf x_step=inf",
-                          "success"));
+              ElementsAre("1: epoch=0 skipped_steps=1 train_loss_step=nan x_step=inf",
+                          "1: epoch=0 skipped_steps=1 train_loss=nan x=inf", "success"));
 }
 
 TEST(TrainerLogging, WhatCallbacksLogIsOfTheSameRow) {
@@ -124,7 +124,7 @@ TEST(TrainerLogging, OneThatFailsIsLeftOutAndTheOthersGetTheirs) {
   EXPECT_THAT(told, HasSubstr("the told logger failed, and the run goes on without it: no room"));
   EXPECT_EQ(told.find("logger failed"), told.rfind("logger failed")) << "once";
   EXPECT_THAT(bad->lines, ElementsAre());
-  EXPECT_EQ(good->lines.size(), 4U);
+  EXPECT_EQ(good->lines.size(), 5U);
 }
 
 TEST(TrainerLogging, ValidateAndTestAreRows) {
