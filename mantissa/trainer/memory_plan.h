@@ -13,8 +13,8 @@ class Task;
 /// What training holds in memory, by what it is held for. A tensor that two of these share, as tied weights
 /// are, counts once and for the first of them.
 ///
-/// Not in it: the batch as the loader gives it, what callbacks keep (an average of the weights), libtorch itself, and what memory
-/// allocators hold back.
+/// Not in it: the batch as the loader gives it, what callbacks keep (an average of the weights), libtorch
+/// itself, and what memory allocators hold back.
 /// Units: bytes.
 struct MemoryPlan {
   std::string precision;         ///< the mode's canonical name
