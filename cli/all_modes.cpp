@@ -1,128 +1,22 @@
 #include "cli/all_modes.h"
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <csignal>
-#include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
-#include <functional>
-#include <poll.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <ATen/Parallel.h>
 
+#include "cli/child_process.h"
 #include "cli/errors.h"
 #include "cli/recipe.h"
 #include "cli/run_folder.h"
-#include "mantissa/core/error_message.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/interrupt.h"
 
 namespace mantissa::cli {
-namespace {
 
-/// One mode of `--precision all`: a result, or why there is none.
-struct Outcome {
-  Json result, error;
-  bool usage = false;
-};
-
-/// A child's answer on its way through the pipe.
-Json answer_of(const std::function<Json()>& run) {
-  try {
-    return {{"result", run()}};
-  } catch (const Interrupted&) {
-    return Json::object();
-  } catch (const UsageError& error) {
-    return {{"error", error.what()}, {"usage", true}};
-  } catch (const std::exception& error) {
-    return {{"error", message_of(error)}};
-  }
-}
-
-[[noreturn]] void run_child(pid_t parent, int pipe_end, const std::function<Json()>& run) {
-  // In a group of its own, so that a terminal's Ctrl-C comes once, from the parent; a second one kills the
-  // parent, and with it the child.
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);
-  bool sent = false;
-  try {
-    const std::string text = dump(answer_of(run));
-    size_t done = 0;
-    for (ssize_t n = 0; done < text.size(); done += static_cast<size_t>(n)) {
-      n = write(pipe_end, text.data() + done, text.size() - done);
-      if (n < 0 && errno != EINTR) break;
-      n = std::max<ssize_t>(n, 0);
-    }
-    sent = done == text.size();
-  } catch (...) {
-    sent = false;
-  }
-  _exit(sent ? 0 : 1);
-}
-
-/// All that comes through the pipe until the child ends. A signal that asks for the end is passed on.
-std::string read_answer(pid_t child, int pipe_end) {
-  constexpr int kMilliseconds = 200;  // a signal just before poll() does not end it
-  std::string text;
-  std::array<char, 4096> buffer{};
-  for (bool passed_on = false;;) {
-    const int signal = InterruptScope::requested();
-    if (signal != 0 && !passed_on) {
-      kill(child, signal);
-      passed_on = true;
-    }
-    pollfd ready{pipe_end, POLLIN, 0};
-    if (poll(&ready, 1, kMilliseconds) <= 0) continue;
-    const ssize_t n = read(pipe_end, buffer.data(), buffer.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return text;
-    text.append(buffer.data(), static_cast<size_t>(n));
-  }
-}
-
-/// Each mode in a process of its own: its peak memory is its own, and one that fails does not take the others
-/// along. Nothing of libtorch's threads or of CUDA may have started before: a forked child could not use
-/// them.
-Outcome run_in_child(const std::function<Json()>& run) {
-  std::array<int, 2> ends{};
-  TORCH_CHECK(pipe(ends.data()) == 0,
-              "cannot make a pipe to a child process; are there too many open files?");
-  const pid_t parent = getpid(), child = fork();
-  TORCH_CHECK(child >= 0, "cannot start a child process; is there too little memory?");
-  if (child == 0) {
-    close(ends[0]);
-    run_child(parent, ends[1], run);
-  }
-  close(ends[1]);
-  const std::string text = read_answer(child, ends[0]);
-  close(ends[0]);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
-  if (WIFSIGNALED(status)) {
-    const int signal = WTERMSIG(status);
-    if (signal == InterruptScope::requested()) return {};  // asked before it could end cleanly
-    return {.result = {},
-            .error = fmt::format("its process was ended by signal {} ({}); is there enough memory?", signal,
-                                 strsignal(signal))};
-  }
-  const Json answer = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (answer.is_discarded())
-    return {.result = {}, .error = "its process ended without a result; is there enough memory?"};
-  return {answer.value("result", Json()), answer.value("error", Json()), answer.value("usage", false)};
-}
-
-}  // namespace
-
-Report run_all_modes(const FitOptions& o, bool quiet) {
+std::vector<FitOptions> runs_of_all_modes(const FitOptions& o, std::vector<std::string>& left_out) {
   std::vector<FitOptions> runs;
-  std::vector<std::string> left_out;
   for (const Mode& mode : modes()) {
     if (mode.historical) continue;
     FitOptions one = o;
@@ -136,20 +30,28 @@ Report run_all_modes(const FitOptions& o, bool quiet) {
     }
     // libtorch gives a forked process one thread unless it is told otherwise.
     if (*one.threads == 0) one.threads = at::get_num_threads();
-    if (!o.output->empty()) one.output = (std::filesystem::path(*o.output) / mode.name).string();
-    check_run_folder(*one.output);
     runs.push_back(one);
   }
+  return runs;
+}
+
+Report run_all_modes(const FitOptions& o, bool quiet, const Json& plan) {
+  std::vector<std::string> left_out;
+  std::vector<FitOptions> runs = runs_of_all_modes(o, left_out);
   if (runs.empty()) throw UsageError("--precision all: every mode is left out; " + left_out.front());
   for (const std::string& why : left_out) {
     TORCH_WARN(why);
+  }
+  for (FitOptions& one : runs) {
+    if (!o.output->empty()) one.output = (std::filesystem::path(*o.output) / *one.precision).string();
+    check_run_folder(*one.output);
   }
   Report report;
   std::vector<std::string> failed;
   for (const FitOptions& one : runs) {
     if (InterruptScope::requested()) break;
     if (!quiet) tell_user(*one.precision + "\n");
-    const Outcome outcome = run_in_child([&] { return run_fit(one, quiet); });
+    const ChildOutcome outcome = run_in_child([&] { return run_fit(one, quiet, plan); });
     if (!outcome.result.is_null()) report.results.push_back(outcome.result);
     if (outcome.error.is_null()) continue;
     if (failed.empty()) {

@@ -14,7 +14,11 @@ struct Report {
   bool usage = false;
 };
 
-/// `mantissa fit --precision all`: each mode in a process of its own.
-Report run_all_modes(const FitOptions& options, bool quiet);
+/// The same run in every mode but the historical ones, each to be run in a process of its own. Those that
+/// these options do not fit are in `left_out`, with the reason.
+std::vector<FitOptions> runs_of_all_modes(const FitOptions& options, std::vector<std::string>& left_out);
+
+/// `mantissa fit --precision all`: each mode in a process of its own; `plan` as of run_fit().
+Report run_all_modes(const FitOptions& options, bool quiet, const Json& plan);
 
 }  // namespace mantissa::cli

@@ -1,3 +1,4 @@
+#include <cstdio>
 #include <fmt/format.h>
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/plan.h"
 #include "cli/recipe.h"
 #include "cli/run.h"
 #include "cli/run_folder.h"
@@ -19,7 +21,7 @@ namespace {
 struct FitCommand {
   FitOptions flags;
   std::string config, json;
-  bool print_config = false, quiet = false;
+  bool print_config = false, plan = false, quiet = false;
 };
 
 void fit(const FitCommand& command) {
@@ -34,8 +36,13 @@ void fit(const FitCommand& command) {
   const bool all = *o.precision == "all";
   if (!command.json.empty() && command.json != "-") check_writable(command.json);
   const InterruptScope interrupt;
-  const Report done = all ? run_all_modes(o, command.quiet) : Report{{run_fit(o, command.quiet)}};
+  // The table makes room for JSON, as that of the results does.
+  std::FILE* const to = command.json == "-" ? stderr : stdout;
+  const Json plan = command.plan ? plan_fit(o) : Json();
+  if (command.plan) print_plan(o, plan, to);
+  const Report done = all ? run_all_modes(o, command.quiet, plan) : Report{{run_fit(o, command.quiet, plan)}};
   report(done.results, command.json, all);
+  if (command.plan) print_measured(done.results, to);
   if (const int signal = InterruptScope::requested()) {
     if (!done.error.empty()) {
       TORCH_WARN(done.error);
@@ -55,6 +62,8 @@ void add_fit(CLI::App& app) {
       ->check(names_a_file, "");
   sub->add_flag("--print-config", command->print_config,
                 "write the complete configuration and train nothing");
+  sub->add_flag("--plan", command->plan,
+                "print the memory that this run and every other mode would need, and after it what it took");
   sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output")
       ->check(names_a_file, "");
   sub->add_flag("--quiet", command->quiet, "no progress");

@@ -15,6 +15,7 @@
 #include "cli/errors.h"
 #include "cli/recipe.h"
 #include "cli/run_folder.h"
+#include "mantissa/core/device.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/weights.h"
@@ -142,30 +143,15 @@ bool holds_checkpoints(const std::filesystem::path& folder) {
 }
 
 /// In `resumed`, or if that is empty in a new folder.
-Json train(const FitOptions& o, bool quiet, const std::filesystem::path& resumed) {
+Json train(const FitOptions& o, bool quiet, const Json& plan, const std::filesystem::path& resumed) {
   if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
   auto progress = quiet ? nullptr : std::make_shared<ProgressBar>();
-  const auto words = usage([&] {
-    TrainerOptions t;
-    t.precision = *o.precision;
-    t.precision_options = precision_options(o);
-    t.float32_matmul_precision = *o.float32_matmul_precision;
-    t.device = *o.device;
-    t.transactional = *o.transactional;
-    t.trace_nonfinite = *o.trace_nonfinite;
-    t.max_epochs = *o.max_epochs;
-    t.max_steps = *o.max_steps;
-    t.accumulate_grad_batches = *o.accumulate_grad_batches;
-    t.gradient_clip_val = *o.gradient_clip_val;
-    t.gradient_clip_algorithm = *o.gradient_clip_algorithm;
-    t.log_every_n_steps = *o.log_every_n_steps;
-    const Trainer words_are_right(t);
-    return t;
-  });
+  const TrainerOptions words = trainer_options(o);
   const Data data = load_data(o);
   const auto train = train_loader(o, data);
   const auto val = val_loader(o, data);
 
+  const int64_t memory_before = peak_memory_bytes(at::kCPU);
   torch::manual_seed(static_cast<uint64_t>(*o.seed));
   const auto model = make_model(*o.model, data.input);
   const std::filesystem::path saved = resumed.empty() ? "" : resumed / kCheckpoints;
@@ -206,6 +192,11 @@ Json train(const FitOptions& o, bool quiet, const std::filesystem::path& resumed
   save_weights(*model, folder->file("weights.safetensors"),
                {{"precision", trainer.precision().name()}, {"model", *o.model}});
   Json json = to_json(o, trainer, result, parameters, folder->path());
+  if (!plan.is_null()) {
+    json["memory_plan"] = plan;
+    // A GPU's peak is counted from the beginning of the fit.
+    json["memory_before_bytes"] = trainer.device().is_cpu() ? memory_before : 0;
+  }
   write_file_atomically(folder->file("result.json"), dump(json) + "\n");
   return json;
 }
@@ -230,10 +221,12 @@ void print_table(const std::vector<Json>& results, std::FILE* to) {
 
 std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
-Json run_fit(const FitOptions& options, bool quiet) { return train(options, quiet, ""); }
+Json run_fit(const FitOptions& options, bool quiet, const Json& plan) {
+  return train(options, quiet, plan, "");
+}
 
 Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, bool quiet) {
-  return train(options, quiet, folder);
+  return train(options, quiet, nullptr, folder);
 }
 
 void report(const std::vector<Json>& results, const std::string& json, bool as_array) {
@@ -247,6 +240,26 @@ void report(const std::vector<Json>& results, const std::string& json, bool as_a
   } else if (!json.empty()) {
     write_file_atomically(json, text);
   }
+}
+
+TrainerOptions trainer_options(const FitOptions& o) {
+  return usage([&] {
+    TrainerOptions t;
+    t.precision = *o.precision;
+    t.precision_options = precision_options(o);
+    t.float32_matmul_precision = *o.float32_matmul_precision;
+    t.device = *o.device;
+    t.transactional = *o.transactional;
+    t.trace_nonfinite = *o.trace_nonfinite;
+    t.max_epochs = *o.max_epochs;
+    t.max_steps = *o.max_steps;
+    t.accumulate_grad_batches = *o.accumulate_grad_batches;
+    t.gradient_clip_val = *o.gradient_clip_val;
+    t.gradient_clip_algorithm = *o.gradient_clip_algorithm;
+    t.log_every_n_steps = *o.log_every_n_steps;
+    const Trainer words_are_right(t);
+    return t;
+  });
 }
 
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,

@@ -12,6 +12,7 @@
 #include "cli/fit_options.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/trainer/classification_task.h"
+#include "mantissa/trainer/trainer_options.h"
 
 namespace mantissa::cli {
 
@@ -20,9 +21,10 @@ using Json = nlohmann::ordered_json;
 /// A path need not be UTF-8, which JSON is: what is not becomes U+FFFD.
 std::string dump(const Json& json);
 
-/// Trains in a folder of the run's own; returns what result.json holds.
+/// Trains in a folder of the run's own; returns what result.json holds, of which `plan` (plan_fit()) is a part
+/// unless it is null.
 /// Errors: those of load_data(), RunFolder and Trainer::fit(); Interrupted if a signal came before training.
-Json run_fit(const FitOptions& options, bool quiet);
+Json run_fit(const FitOptions& options, bool quiet, const Json& plan = nullptr);
 
 /// Goes on in the folder of a run that ended early, from its newest checkpoint, or from the beginning if it
 /// has none yet.
@@ -32,6 +34,9 @@ Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, 
 /// The results as a table, and as JSON where `json` says so: a file, or "-" for standard output. `as_array`:
 /// also of one.
 void report(const std::vector<Json>& results, const std::string& json, bool as_array);
+
+/// Errors: UsageError for words that the Trainer refuses.
+TrainerOptions trainer_options(const FitOptions& options);
 
 /// For `model`, as the options say; `steps` is for the schedule.
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,

@@ -1,7 +1,10 @@
 #include "mantissa/precision/init.h"
 
+#include <array>
 #include <gtest/gtest.h>
 #include <stdexcept>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <torch/torch.h>
 
@@ -27,6 +30,49 @@ TEST(InitModule, RestoresTheDefaultDtypeWhenTheModulesConstructorThrows) {
   const auto failing = []() -> torch::nn::Linear { throw std::runtime_error("no such layer"); };
   EXPECT_THROW(init_module(*precision, at::kCPU, failing), std::runtime_error);
   EXPECT_EQ(torch::ones(1).scalar_type(), at::kFloat);
+}
+
+/// Bytes that init_module() adds to a process's peak resident set while it makes `layers` times Linear(4096,
+/// 4096), and what the weights are; zeros if it fails.
+std::array<int64_t, 2> peak_and_weights(const char* mode, int layers) {
+  std::array<int64_t, 2> found{};
+  std::array<int, 2> ends{};
+  if (pipe(ends.data()) != 0) return found;
+  const pid_t child = fork();
+  if (child == 0) {
+    at::set_num_threads(1);  // a forked process has none of the others
+    const auto precision = make_precision(mode, at::kCPU);
+    const int64_t before = peak_memory_bytes(at::kCPU);
+    auto net = init_module(*precision, at::kCPU, [layers] {
+      torch::nn::Sequential all;
+      for (int i = 0; i < layers; ++i) all->push_back(torch::nn::Linear(4096, 4096));
+      return all;
+    });
+    precision->convert_module(*net);  // as Trainer does after configure_model(): nothing is left to convert
+    found[0] = peak_memory_bytes(at::kCPU) - before;
+    for (const at::Tensor& parameter : net->parameters())
+      found[1] += static_cast<int64_t>(parameter.nbytes());
+    _exit(write(ends[1], found.data(), sizeof found) == sizeof found ? 0 : 1);
+  }
+  close(ends[1]);
+  if (read(ends[0], found.data(), sizeof found) != sizeof found) found = {};
+  close(ends[0]);
+  waitpid(child, nullptr, 0);
+  return found;
+}
+
+TEST(InitModule, IN11_MakesALargeModuleInNoMoreMemoryThanItsWeights) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory would be measured with it";
+#endif
+  for (const auto& [mode, layers] : {std::pair{"bf16-true", 15}, {"16-true", 4}, {"32-true", 2}}) {
+    const auto [peak, weights] = peak_and_weights(mode, layers);
+    ASSERT_GT(weights, layers * 4096 * 4096 * 2) << mode;
+    EXPECT_LE(static_cast<double>(peak), 1.1 * static_cast<double>(weights)) << mode;
+    EXPECT_GT(static_cast<double>(peak), 0.9 * static_cast<double>(weights)) << mode << ": was it measured?";
+    RecordProperty(std::string(mode) + " peak bytes", std::to_string(peak));
+    RecordProperty(std::string(mode) + " weight bytes", std::to_string(weights));
+  }
 }
 
 TEST(InitModule, IN12_PlacesItOnTheDevice) {

@@ -18,6 +18,7 @@
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/same_random_numbers_internal.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
@@ -53,18 +54,6 @@ class FirstBatches final : public Loader {
  private:
   std::vector<Batch> batches_;
   size_t next_ = 0;
-};
-
-/// At its end the default generators are where they were.
-class SameRandomNumbers {
- public:
-  SameRandomNumbers() = default;
-  ~SameRandomNumbers() { load_rng_state(StateReader(state_)); }
-  SameRandomNumbers(const SameRandomNumbers&) = delete;
-  SameRandomNumbers& operator=(const SameRandomNumbers&) = delete;
-
- private:
-  StateDict state_ = rng_state();
 };
 
 void check_loaders(const Loader& train, const Loader* val) {

@@ -1,0 +1,127 @@
+#include "cli/plan.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/Utils.h>
+
+#include "cli/all_modes.h"
+#include "cli/child_process.h"
+#include "cli/errors.h"
+#include "cli/recipe.h"
+#include "cli/text.h"
+#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/memory_plan.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// One mode, in the child.
+Json plan_mode(const FitOptions& o) {
+  at::set_num_threads(static_cast<int>(*o.threads));
+  const TrainerOptions options = trainer_options(o);
+  const Data data = load_data(o);
+  const auto train = train_loader(o, data);
+  train->set_epoch(0);
+  const std::optional<Batch> batch = train->next();
+  ClassificationTask task = make_task(o, make_model(*o.model, data.input), /*steps=*/2);
+  const MemoryPlan plan = plan_memory(task, *batch, options);
+  return {{"precision", plan.precision},
+          {"weights", plan.weights},
+          {"buffers", plan.buffers},
+          {"masters", plan.masters},
+          {"gradients", plan.gradients},
+          {"optimizer_states", plan.optimizer_states},
+          {"activations", plan.activations},
+          {"total", plan.total()},
+          {"peak", plan.peak}};
+}
+
+FitOptions with_the_modes_own(FitOptions o) {
+  for (auto* told :
+       {&o.loss_scale, &o.init_scale, &o.growth_factor, &o.backoff_factor, &o.growth_interval, &o.min_scale,
+        &o.max_scale, &o.hysteresis_steps, &o.warn_after_skips, &o.keep_batchnorm_fp32, &o.master_weights})
+    *told = "auto";
+  return o;
+}
+
+std::string mebibytes(const Json& bytes) {
+  return fmt::format("{:.2f}", static_cast<double>(bytes.get<int64_t>()) / (1 << 20));
+}
+
+}  // namespace
+
+Json plan_fit(const FitOptions& o) {
+  const bool all = *o.precision == "all";
+  std::vector<std::string> left_out;
+  const std::vector<FitOptions> runs = runs_of_all_modes(all ? o : with_the_modes_own(o), left_out);
+  Json rows = Json::array();
+  const auto plan = [&](const FitOptions& one) {
+    ChildOutcome outcome = run_in_child([&] { return plan_mode(one); });
+    if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
+    if (!outcome.result.is_null()) rows.push_back(outcome.result);
+    return outcome;
+  };
+  if (!all) {
+    FitOptions own = o;
+    if (*own.threads == 0) own.threads = at::get_num_threads();
+    const ChildOutcome outcome = plan(own);
+    if (!outcome.error.is_null()) {
+      const auto why = outcome.error.get<std::string>();
+      if (outcome.usage) throw UsageError(why);
+      TORCH_CHECK(false, why);
+    }
+    for (const std::string& why : left_out)  // of all modes the runs will tell
+      if (!why.starts_with(*o.precision + " ")) {
+        TORCH_WARN("memory plan: ", why);
+      }
+  }
+  for (const FitOptions& one : runs) {
+    if (*one.precision == *o.precision) continue;
+    const ChildOutcome outcome = plan(one);
+    if (!outcome.error.is_null()) {
+      TORCH_WARN("memory plan: ", *one.precision, " is left out: ", outcome.error.get<std::string>());
+    }
+  }
+  return rows;
+}
+
+void print_plan(const FitOptions& o, const Json& plan, std::FILE* to) {
+  std::string table = fmt::format(
+      "memory plan in MiB: {}, batches of {}, {}\n"
+      "{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+      *o.model, *o.batch_size, *o.optimizer, "precision", "weights", "buffers", "masters", "gradients",
+      "states", "activations", "total", "peak");
+  for (const Json& row : plan) {
+    const auto name = row["precision"].get<std::string>();
+    table += fmt::format("{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+                         name + (name == *o.precision ? " *" : ""), mebibytes(row["weights"]),
+                         mebibytes(row["buffers"]), mebibytes(row["masters"]), mebibytes(row["gradients"]),
+                         mebibytes(row["optimizer_states"]), mebibytes(row["activations"]),
+                         mebibytes(row["total"]), mebibytes(row["peak"]));
+  }
+  std::fputs((table + "\n").c_str(), to);
+  std::fflush(to);  // before a long run, and before other processes write there
+}
+
+void print_measured(const std::vector<Json>& results, std::FILE* to) {
+  for (const Json& result : results) {
+    const Json& plan = result["memory_plan"];
+    const auto row = std::find_if(plan.begin(), plan.end(),
+                                  [&](const Json& r) { return r["precision"] == result["precision"]; });
+    if (row == plan.end()) continue;  // it could not be planned, and has been told of
+    const auto bytes = [](const Json& value) { return human_bytes(value.get<uint64_t>()); };
+    std::string line = fmt::format("memory of {}: planned {}, at its peak {}; measured peak {}",
+                                   result["precision"].get<std::string>(), bytes((*row)["total"]),
+                                   bytes((*row)["peak"]), bytes(result["peak_memory_bytes"]));
+    if (result["memory_before_bytes"] != 0)
+      line += fmt::format(", {} of it before the model was made", bytes(result["memory_before_bytes"]));
+    std::fputs((line + "\n").c_str(), to);
+  }
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,116 @@
+// What a run will need in memory is told before it, in every mode, and changes nothing about the run.
+#include <nlohmann/json.hpp>
+
+#include "cli/test_support_internal.h"
+
+namespace mantissa::cli {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+class Plan : public Program {
+ protected:
+  /// Plans a run without a step; returns what --json wrote.
+  json plan(const std::string& arguments) const {
+    const Outcome outcome = fit("--plan --max-steps 0 --json result.json " + arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(read(folder_ / "result.json"));
+  }
+};
+
+std::vector<std::string> modes_of(const json& result) {
+  std::vector<std::string> names;
+  for (const json& row : result["memory_plan"]) names.push_back(row["precision"]);
+  return names;
+}
+
+TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
+  const Outcome outcome =
+      fit("--model convnet --optimizer sgd --precision bf16-mixed --plan --max-steps 0 --json result.json");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, Not(HasSubstr("warning")));
+  const json result = json::parse(read(folder_ / "result.json"));
+  ASSERT_THAT(modes_of(result),
+              ElementsAre("bf16-mixed", "32-true", "64-true", "16-mixed", "16-true", "bf16-true"));
+  const int64_t parameters = result["parameters"];
+  for (const json& row : result["memory_plan"]) {
+    const std::string mode = row["precision"];
+    const int64_t bytes = mode == "64-true" ? 8 : mode == "16-true" || mode == "bf16-true" ? 2 : 4;
+    EXPECT_EQ(row["weights"], parameters * bytes) << mode;
+    EXPECT_EQ(row["gradients"], parameters * bytes) << mode;
+    EXPECT_EQ(row["optimizer_states"], parameters * bytes) << mode << ": momentum";
+    EXPECT_EQ(row["masters"], 0) << mode;
+    EXPECT_GE(row["peak"], row["total"]) << mode;
+  }
+  const auto activations = [&](size_t row) {
+    return result["memory_plan"][row]["activations"].get<double>();
+  };
+  // Not twice and half: the indices of max pooling are int64 in every mode.
+  EXPECT_GT(activations(2), 1.6 * activations(1)) << "float64's";
+  EXPECT_LT(activations(5), 0.75 * activations(1)) << "bf16's";
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("memory plan in MiB: convnet, batches of 32, sgd\n"),
+                                 HasSubstr("\nbf16-mixed *"), HasSubstr("\n32-true "),
+                                 HasSubstr("memory of bf16-mixed: planned "), HasSubstr("measured peak "),
+                                 HasSubstr("of it before the model was made\n")));
+}
+
+TEST_F(Plan, ChangesNothingAboutTheRun) {
+  for (const std::string mode : {"32-true", "16-mixed"}) {
+    const std::string words = "--model convnet --max-steps 3 --precision " + mode + " --output " + mode;
+    ASSERT_EQ(fit(words + "-alone").status, 0);
+    ASSERT_EQ(fit(words + "-planned --plan").status, 0);
+    for (const char* file : {"metrics.csv", "weights.safetensors"})
+      EXPECT_TRUE(read(folder_ / (mode + "-alone") / file) == read(folder_ / (mode + "-planned") / file))
+          << mode << " " << file;
+  }
+}
+
+TEST_F(Plan, OtherModesHaveTheirOwnOptions) {
+  const json result = plan("--model mlp --optimizer sgd --precision bf16-true --master-weights true");
+  for (const json& row : result["memory_plan"]) {
+    const bool own = row["precision"] == "bf16-true";
+    EXPECT_EQ(row["masters"], own ? 2 * row["weights"].get<int64_t>() : 0) << row;
+  }
+  EXPECT_EQ(modes_of(plan("--model mlp --optimizer sgd --precision O2 --output o2")).front(), "O2");
+}
+
+TEST_F(Plan, ModesThatTheOptionsDoNotFitAreLeftOutWithTheReason) {
+  const Outcome outcome =
+      fit("--model mlp --precision 32-true --optimizer adamw --plan --max-steps 0 --json result.json");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.err,
+              HasSubstr("memory plan: 16-true is left out: AdamW cannot keep its state in fp16"));
+  EXPECT_THAT(modes_of(json::parse(read(folder_ / "result.json"))),
+              ElementsAre("32-true", "64-true", "16-mixed", "bf16-mixed", "bf16-true"));
+}
+
+TEST_F(Plan, OfAllModesIsMadeOnce) {
+  const Outcome outcome = fit("--model mlp --optimizer sgd --precision all --plan --max-steps 0 --json -");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json results = json::parse(outcome.out);
+  ASSERT_EQ(results.size(), 6U);
+  for (const json& result : results) {
+    EXPECT_EQ(result["memory_plan"], results[0]["memory_plan"]);
+    EXPECT_THAT(outcome.err, HasSubstr("memory of " + result["precision"].get<std::string>() + ": planned "));
+  }
+  EXPECT_EQ(results[0]["memory_plan"].size(), 6U);
+}
+
+TEST_F(Plan, FailsAsTheRunWould) {
+  expect_error(fit("--plan --data text:none.txt --model gpt-tiny"), 1, {"none.txt"});
+  expect_error(run("fit --quiet --plan --device cuda:99"), 2, {"cuda:99"});
+}
+
+TEST_F(Plan, IsNotInAResultThatDidNotAskForIt) {
+  ASSERT_EQ(fit("--max-steps 0 --json result.json").status, 0);
+  const json result = json::parse(read(folder_ / "result.json"));
+  EXPECT_FALSE(result.contains("memory_plan"));
+  EXPECT_FALSE(result.contains("memory_before_bytes"));
+}
+
+}  // namespace
+}  // namespace mantissa::cli

@@ -1,0 +1,220 @@
+#include "mantissa/trainer/memory_plan.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "mantissa/optim/optimizer_state.h"
+#include "mantissa/trainer/same_random_numbers_internal.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa {
+namespace {
+
+/// What libtorch's allocators hand out and take back, on one kind of device. They tell whoever stands in the
+/// profiler's place; that one is looked at as a ProfilerStateBase elsewhere, so it is one, of no profiler.
+class LiveBytes final : public torch::profiler::impl::ProfilerStateBase {
+ public:
+  explicit LiveBytes(at::DeviceType type)
+      : ProfilerStateBase(torch::profiler::impl::ProfilerConfig(
+            torch::profiler::impl::ProfilerState::Disabled, /*report_input_shapes=*/false,
+            /*profile_memory=*/true)),
+        type_(type) {}
+
+  void reportMemoryUsage(void* block, int64_t bytes, size_t /*allocated*/, size_t /*reserved*/,
+                         c10::Device device) override {
+    if (device.type() != type_) return;
+    const std::lock_guard lock(mutex_);
+    if (bytes > 0) {
+      blocks_[block] = bytes;
+      now_ += bytes;
+      peak_ = std::max(peak_, now_);
+    } else if (const auto found = blocks_.find(block); found != blocks_.end()) {
+      // Another block was there before the counting began.
+      now_ -= found->second;
+      blocks_.erase(found);
+    }
+  }
+  torch::profiler::impl::ActiveProfilerType profilerType() override {
+    return torch::profiler::impl::ActiveProfilerType::NONE;
+  }
+
+  int64_t now() const {
+    const std::lock_guard lock(mutex_);
+    return now_;
+  }
+  int64_t peak() const {
+    const std::lock_guard lock(mutex_);
+    return peak_;
+  }
+  void restart_peak() {
+    const std::lock_guard lock(mutex_);
+    peak_ = now_;
+  }
+
+ private:
+  at::DeviceType type_;
+  mutable std::mutex mutex_;  // a GPU's backward pass runs in a thread of its own
+  std::unordered_map<void*, int64_t> blocks_;
+  int64_t now_ = 0, peak_ = 0;
+};
+
+/// Bytes of tensors, each memory once.
+class TensorBytes {
+ public:
+  int64_t add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return 0;
+    if (tensor.is_sparse()) return add(tensor._indices()) + add(tensor._values());
+    if (!tensor.has_storage()) return static_cast<int64_t>(tensor.nbytes());
+    const at::Storage& storage = tensor.storage();
+    return seen_.insert(storage.unsafeGetStorageImpl()).second ? static_cast<int64_t>(storage.nbytes()) : 0;
+  }
+  int64_t add(const std::vector<at::Tensor>& tensors) {
+    int64_t bytes = 0;
+    for (const at::Tensor& tensor : tensors) bytes += add(tensor);
+    return bytes;
+  }
+  int64_t add(const StateValue& state) {
+    int64_t bytes = 0;
+    if (const auto* tensor = state.get_if<at::Tensor>()) bytes += add(*tensor);
+    if (const auto* list = state.get_if<StateList>())
+      for (const StateValue& entry : *list) bytes += add(entry);
+    if (const auto* dict = state.get_if<StateDict>())
+      for (const auto& [name, entry] : *dict) bytes += add(entry);
+    return bytes;
+  }
+
+ private:
+  std::unordered_set<const void*> seen_;
+};
+
+/// Fills a plan while a Trainer trains two batches.
+class Counting final : public Callback {
+ public:
+  MemoryPlan plan;
+  bool has_stepped = false;
+
+  void on_train_batch_start(Trainer& trainer, const Batch& batch, int64_t index) override {
+    if (index > 0) {
+      live_->restart_peak();
+      return;
+    }
+    plan.precision = trainer.precision().name();
+    TensorBytes counted;
+    plan.weights = counted.add(trainer.module()->parameters());
+    plan.buffers = counted.add(trainer.module()->buffers());
+    plan.masters = counted.add(stepped(trainer));
+    trainer.module()->zero_grad();  // what an earlier backward pass left would end in the middle
+    for (const OptimizerConfig& config : trainer.optimizers()) config.optimizer->zero_grad();
+    batch_ = batch;
+    live_ = std::make_shared<LiveBytes>(trainer.device().type());
+    guard_.emplace(c10::DebugInfoKind::PROFILER_STATE, live_);
+  }
+
+  void on_before_backward(Trainer& trainer, const at::Tensor& /*loss*/) override {
+    if (has_stepped) return;
+    // Of a task with steps of its own, what an earlier one in this batch has left.
+    const int64_t held = gradients(trainer) + states(trainer);
+    plan.activations = std::max(plan.activations, live_->now() - held);
+  }
+
+  void on_after_backward(Trainer& trainer) override {
+    // A step that a scaler skips would make no state.
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : stepped(trainer))
+      if (parameter.grad().defined()) parameter.mutable_grad().zero_();
+  }
+
+  void on_before_optimizer_step(Trainer& trainer, torch::optim::Optimizer& /*optimizer*/) override {
+    plan.gradients = std::max(plan.gradients, gradients(trainer));
+  }
+
+  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
+    has_stepped |= batch.stepped && !batch.step.skipped;
+    plan.optimizer_states = states(trainer);
+    plan.peak = plan.weights + plan.buffers + plan.masters + live_->peak();
+  }
+
+  void teardown(Trainer& /*trainer*/, Stage /*stage*/) override { guard_.reset(); }
+
+ private:
+  static std::vector<at::Tensor> stepped(const Trainer& trainer) {
+    std::vector<at::Tensor> parameters;
+    for (const OptimizerConfig& config : trainer.optimizers())
+      for (const at::Tensor& parameter : main_params(*config.optimizer)) parameters.push_back(parameter);
+    return parameters;
+  }
+  static int64_t gradients(const Trainer& trainer) {
+    TensorBytes counted;
+    int64_t bytes = 0;
+    for (const at::Tensor& parameter : trainer.module()->parameters()) bytes += counted.add(parameter.grad());
+    for (const at::Tensor& parameter : stepped(trainer)) bytes += counted.add(parameter.grad());
+    return bytes;
+  }
+  static int64_t states(const Trainer& trainer) {
+    TensorBytes counted;
+    int64_t bytes = 0;
+    for (const OptimizerConfig& config : trainer.optimizers())
+      bytes += counted.add(optimizer_state(*config.optimizer));
+    return bytes;
+  }
+
+  Batch batch_;  // libtorch warns of blocks that are older than the counting and end in it
+  std::shared_ptr<LiveBytes> live_;
+  std::optional<c10::DebugInfoGuard> guard_;
+};
+
+/// An epoch of one batch, twice: the second finds the optimizer's state and the gradients of the first.
+class Twice final : public Loader {
+ public:
+  explicit Twice(const Batch& batch) : batch_(batch) {}
+  void set_epoch(int64_t /*epoch*/) override { given_ = 0; }
+  std::optional<Batch> next() override { return given_++ < size() ? std::optional(batch_) : std::nullopt; }
+  int64_t size() const override { return 2; }
+
+ private:
+  const Batch& batch_;
+  int64_t given_ = 0;
+};
+
+}  // namespace
+
+MemoryPlan plan_memory(Task& task, const Batch& batch, const TrainerOptions& options) {
+  TORCH_CHECK(!c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE),
+              "plan_memory: a profiler runs in this thread, in whose place it must count; end that first");
+  const SameRandomNumbers untouched;
+  TrainerOptions dry;
+  dry.precision = options.precision;
+  dry.precision_options = options.precision_options;
+  dry.amp_backend = options.amp_backend;
+  dry.amp_level = options.amp_level;
+  dry.precision_plugin = options.precision_plugin;
+  dry.float32_matmul_precision = options.float32_matmul_precision;
+  dry.device = options.device;
+  if (task.automatic_optimization()) {
+    dry.gradient_clip_val = options.gradient_clip_val;
+    dry.gradient_clip_algorithm = options.gradient_clip_algorithm;
+  }
+  const auto counting = std::make_shared<Counting>();
+  dry.callbacks = {counting};
+  Twice loader(batch);
+  const FitResult result = Trainer(dry).fit(task, loader);
+  TORCH_CHECK(result.interrupted_by == 0, "plan_memory: signal ", result.interrupted_by,
+              " asked for the end before it had counted all");
+  TORCH_CHECK_VALUE(counting->has_stepped,
+                    "plan_memory: the task took no optimizer step on this batch, so that what a step keeps "
+                    "is not known; give a batch that training_step() learns from");
+  return counting->plan;
+}
+
+}  // namespace mantissa

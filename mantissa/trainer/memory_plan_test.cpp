@@ -1,0 +1,246 @@
+#include "mantissa/trainer/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/torch.h>
+
+#include "mantissa/core/device.h"
+#include "mantissa/optim/adamw.h"
+#include "mantissa/optim/fused_adam.h"
+#include "mantissa/trainer/test_support_internal.h"
+
+namespace mantissa {
+namespace {
+
+using testing::AllOf;
+using testing::Ge;
+using testing::HasSubstr;
+using testing::Le;
+using testing::ThrowsMessage;
+
+constexpr int64_t kSamples = 32, kIn = 8, kOut = 16, kWeights = kIn * kOut;
+
+/// relu(x W): one weight, one buffer, and of the forward pass only relu's result is kept.
+class OneLayer : public Task {
+ public:
+  explicit OneLayer(double momentum = 0) : momentum_(momentum) {
+    net->register_buffer("seen", torch::zeros({3}));
+  }
+  torch::nn::Module& module() override { return *net; }
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<torch::optim::SGD>(net->parameters(),
+                                                 torch::optim::SGDOptions(0.1).momentum(momentum_))}};
+  }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    return torch::relu(net->forward(batch.data)).sum();
+  }
+
+  torch::nn::Linear net{torch::nn::LinearOptions(kIn, kOut).bias(false)};
+
+ private:
+  double momentum_;
+};
+
+Batch some_batch() { return {torch::rand({kSamples, kIn}), torch::zeros({kSamples}, at::kLong), {}}; }
+
+TEST(MemoryPlan, EveryNumberOfAModeIsKnown) {
+  for (const auto& [mode, bytes] : std::vector<std::pair<std::string, int64_t>>{
+           {"32-true", 4}, {"64-true", 8}, {"16-true", 2}, {"bf16-true", 2}, {"16-mixed", 4}}) {
+    OneLayer task(/*momentum=*/0.9);
+    const MemoryPlan plan = plan_memory(task, some_batch(), {.precision = mode, .device = "cpu"});
+    EXPECT_EQ(plan.precision, mode);
+    EXPECT_EQ(plan.weights, kWeights * bytes) << mode;
+    EXPECT_EQ(plan.buffers, 3 * bytes) << mode;
+    EXPECT_EQ(plan.masters, 0) << mode;
+    EXPECT_EQ(plan.gradients, kWeights * bytes) << mode;
+    EXPECT_EQ(plan.optimizer_states, kWeights * bytes) << mode;
+    if (mode.ends_with("true")) {
+      EXPECT_EQ(plan.activations, (kSamples * kOut + 1) * bytes) << mode << ": relu's result and the loss";
+    } else {
+      // In half its size, and the loss; casts of the input and, where no kernel of ours is, of the weight.
+      const int64_t result = kSamples * kOut * 2, casts = (kSamples * kIn + kWeights) * 2;
+      EXPECT_THAT(plan.activations, AllOf(Ge(result), Le(result + casts + 64))) << mode;
+    }
+    EXPECT_EQ(plan.total(), (kWeights * 3 + 3) * bytes + plan.activations) << mode;
+    EXPECT_THAT(plan.peak, AllOf(Ge(plan.total()), Le(2 * plan.total()))) << mode;
+  }
+}
+
+TEST(MemoryPlan, MastersAreFloat32WithTheirGradientsAndStates) {
+  OneLayer task(/*momentum=*/0.9);
+  TrainerOptions options{.precision = "bf16-true", .device = "cpu"};
+  options.precision_options.master_weights = true;
+  const MemoryPlan plan = plan_memory(task, some_batch(), options);
+  EXPECT_EQ(plan.weights, kWeights * 2);
+  EXPECT_EQ(plan.masters, kWeights * 4);
+  EXPECT_EQ(plan.gradients, kWeights * 4);
+  EXPECT_EQ(plan.optimizer_states, kWeights * 4);
+}
+
+struct WithOptimizer final : OneLayer {
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    if (fused) {
+      return {{std::make_shared<FusedAdamW>(net->parameters(), AdamWOptions(0.1),
+                                            FusedOptions{.stochastic_rounding = true})}};
+    }
+    return {{std::make_shared<AdamW>(net->parameters(), AdamWOptions(0.1))}};
+  }
+  bool fused = false;
+};
+
+TEST(MemoryPlan, StatesAreThoseThatTheOptimizerReallyMakes) {
+  for (const bool fused : {false, true}) {
+    WithOptimizer task;
+    task.fused = fused;
+    const MemoryPlan plan = plan_memory(task, some_batch(), {.precision = "bf16-true", .device = "cpu"});
+    const int64_t moments = 2 * kWeights * (fused ? 4 : 2);  // stochastic rounding wants float32 moments
+    EXPECT_THAT(plan.optimizer_states, AllOf(Ge(moments), Le(moments + 8))) << "and a step counter";
+  }
+}
+
+struct Overflowing final : OneLayer {
+  using OneLayer::OneLayer;
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    return OneLayer::training_step(batch, index) * kInf;
+  }
+};
+
+TEST(MemoryPlan, AStepThatTheScaleWouldSkipIsCountedAllTheSame) {
+  Overflowing task(/*momentum=*/0.9);
+  const MemoryPlan plan = plan_memory(task, some_batch(), {.precision = "16-mixed", .device = "cpu"});
+  EXPECT_EQ(plan.optimizer_states, kWeights * 4);
+}
+
+struct Tied final : OneLayer {
+  Tied() { net->register_parameter("again", net->weight); }
+};
+
+TEST(MemoryPlan, ATiedWeightCountsOnce) {
+  Tied task;
+  const MemoryPlan plan = plan_memory(task, some_batch(), {.device = "cpu"});
+  EXPECT_EQ(plan.weights, kWeights * 4);
+  EXPECT_EQ(plan.gradients, kWeights * 4);
+  EXPECT_EQ(plan.optimizer_states, 0) << "SGD without momentum has none";
+}
+
+struct Wasteful final : OneLayer {
+  static constexpr int64_t kTemporary = 1 << 20;
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    torch::zeros({kTemporary}, at::kByte);
+    return OneLayer::training_step(batch, index);
+  }
+};
+
+TEST(MemoryPlan, TemporariesAreInThePeakAlone) {
+  Wasteful task;
+  const MemoryPlan plan = plan_memory(task, some_batch(), {.device = "cpu"});
+  EXPECT_LT(plan.activations, Wasteful::kTemporary);
+  // When they are there the weights, their gradients and nothing else is.
+  EXPECT_EQ(plan.peak, Wasteful::kTemporary + plan.weights + plan.buffers + plan.gradients);
+}
+
+struct StepsItself final : OneLayer {
+  bool automatic_optimization() const override { return false; }
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    const auto sgd = [](const at::Tensor& weight) {
+      return std::make_shared<torch::optim::SGD>(std::vector{weight},
+                                                 torch::optim::SGDOptions(0.1).momentum(0.9));
+    };
+    net->register_parameter("other", torch::rand({kIn, kOut}));
+    return {{sgd(net->weight)}, {sgd(net->named_parameters()["other"])}};
+  }
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    for (const size_t i : {0, 1}) {
+      const at::Tensor loss = i == 0 ? OneLayer::training_step(batch, index)
+                                     : torch::relu(batch.data.mm(net->named_parameters()["other"])).sum();
+      optimizers(i).zero_grad();
+      manual_backward(loss);
+      optimizers(i).step();
+    }
+    return {};
+  }
+};
+
+TEST(MemoryPlan, StepsOfTheTasksOwnAreCounted) {
+  StepsItself task;
+  const MemoryPlan plan = plan_memory(
+      task, some_batch(), {.device = "cpu", .accumulate_grad_batches = 4, .gradient_clip_val = 1});
+  EXPECT_EQ(plan.weights, 2 * kWeights * 4);
+  EXPECT_EQ(plan.gradients, 2 * kWeights * 4);
+  EXPECT_EQ(plan.optimizer_states, 2 * kWeights * 4);
+  // The second pass counts without the gradient and the state that the first one left.
+  EXPECT_THAT(plan.activations,
+              AllOf(Ge((kSamples * kOut + 1) * 4), Le((kSamples * kOut + kWeights + 16) * 4)));
+}
+
+TEST(MemoryPlan, RandomNumbersGoOnAsIfNothingHadBeen) {
+  struct Dropping final : OneLayer {
+    at::Tensor training_step(const Batch& batch, int64_t index) override {
+      return torch::dropout(OneLayer::training_step(batch, index), 0.5, /*train=*/true);
+    }
+  };
+  Dropping task;
+  const Batch batch = some_batch();
+  torch::manual_seed(7);
+  const at::Tensor want = torch::rand({4});
+  torch::manual_seed(7);
+  plan_memory(task, batch, {.device = "cpu"});
+  EXPECT_TRUE(torch::equal(torch::rand({4}), want));
+}
+
+TEST(MemoryPlan, ABatchThatTeachesNothingIsRefused) {
+  OneWeight task;
+  const Batch left_out{torch::full({1, 1}, -1.0), torch::zeros({1}, at::kLong), {}};
+  EXPECT_THAT([&] { plan_memory(task, left_out, {.device = "cpu"}); },
+              ThrowsMessage<c10::ValueError>(HasSubstr("took no optimizer step on this batch")));
+}
+
+TEST(MemoryPlan, NothingCountsAnyMoreAfterAnError) {
+  OneWeight task;
+  task.throws_at = 1;
+  const Batch batch{torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}};
+  EXPECT_THROW(plan_memory(task, batch, {.device = "cpu"}), std::runtime_error);
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE), nullptr);
+}
+
+struct Profiler final : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
+  bool memoryProfilingEnabled() const override { return false; }
+};
+
+TEST(MemoryPlan, AProfilerIsLeftAlone) {
+  OneLayer task;
+  const auto profiler = std::make_shared<Profiler>();
+  const c10::DebugInfoGuard profiling(c10::DebugInfoKind::PROFILER_STATE, profiler);
+  EXPECT_THAT([&] { plan_memory(task, some_batch(), {.device = "cpu"}); },
+              ThrowsMessage<c10::Error>(HasSubstr("a profiler runs in this thread")));
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE), profiler.get());
+}
+
+TEST(MemoryPlan, ASignalLeavesNoHalfOfIt) {
+  OneWeight task;
+  task.raise_at = 1;
+  const Batch batch{torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}};
+  EXPECT_THAT([&] { plan_memory(task, batch, {.device = "cpu"}); },
+              ThrowsMessage<c10::Error>(HasSubstr("signal 2 asked for the end")));
+}
+
+TEST(MemoryPlan, CountsOnAGpu) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
+  OneLayer task(/*momentum=*/0.9);
+  const MemoryPlan plan = plan_memory(task, some_batch(), {.precision = "bf16-true", .device = "cuda"});
+  EXPECT_EQ(plan.weights, kWeights * 2);
+  EXPECT_EQ(plan.optimizer_states, kWeights * 2);
+  EXPECT_THAT(plan.activations, AllOf(Ge(kSamples * kOut * 2), Le(kSamples * kOut * 2 + 1024)));
+  EXPECT_GE(plan.peak, plan.total());
+}
+
+}  // namespace
+}  // namespace mantissa
