@@ -23,7 +23,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors data are little-endian");
 
-constexpr uint64_t kLengthBytes = 8;
+constexpr uint64_t kHeaderLengthBytes = 8;
 
 void check_writable(const std::string& name, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), "save_safetensors: tensor '", name, "' is undefined; leave it out");
@@ -107,21 +107,21 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : name_(path
   TORCH_CHECK(::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode), "cannot open safetensors file '",
               name_, "': it is not a regular file; give the path of a .safetensors file");
   const uint64_t file_bytes = uint64_t(status.st_size);
-  TORCH_CHECK_VALUE(file_bytes >= kLengthBytes, "safetensors file '", name_, "': it is truncated: at least ",
-                    kLengthBytes, " bytes were expected, but it has ", file_bytes,
-                    "; get the file again from its source");
+  TORCH_CHECK_VALUE(file_bytes >= kHeaderLengthBytes, "safetensors file '", name_,
+                    "': it is truncated: at least ", kHeaderLengthBytes, " bytes were expected, but it has ",
+                    file_bytes, "; get the file again from its source");
   uint64_t header_bytes = 0;
-  read_exactly(file.get(), reinterpret_cast<char*>(&header_bytes), kLengthBytes, 0, name_);
+  read_exactly(file.get(), reinterpret_cast<char*>(&header_bytes), kHeaderLengthBytes, 0, name_);
   TORCH_CHECK_VALUE(header_bytes <= kSafetensorsMaxHeaderBytes, "safetensors file '", name_,
                     "': its header of ", header_bytes, " bytes is over the limit of ",
                     kSafetensorsMaxHeaderBytes,
                     ", so that it is most likely no safetensors file; check its path");
-  TORCH_CHECK_VALUE(header_bytes <= file_bytes - kLengthBytes, "safetensors file '", name_,
-                    "': it is truncated: its header alone needs ", kLengthBytes + header_bytes,
+  TORCH_CHECK_VALUE(header_bytes <= file_bytes - kHeaderLengthBytes, "safetensors file '", name_,
+                    "': it is truncated: its header alone needs ", kHeaderLengthBytes + header_bytes,
                     " bytes, but the file has ", file_bytes, "; get the file again from its source");
   std::string text(header_bytes, '\0');
-  read_exactly(file.get(), text.data(), header_bytes, kLengthBytes, name_);
-  data_begin_ = kLengthBytes + header_bytes;
+  read_exactly(file.get(), text.data(), header_bytes, kHeaderLengthBytes, name_);
+  data_begin_ = kHeaderLengthBytes + header_bytes;
   header_ = parse_safetensors_header(text, file_bytes - data_begin_, name_);
   fd_ = file.release();
 }

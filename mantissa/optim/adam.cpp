@@ -17,7 +17,7 @@ namespace {
 
 using at::native::wrapped_scalar_tensor;
 
-constexpr const char* kName = "Adam";
+constexpr const char* kAdam = "Adam";
 
 }  // namespace
 
@@ -80,16 +80,16 @@ void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
 
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, const AdamOptions& defaults,
            WeightDecay weight_decay)
-    : Optimizer(unique_parameters(kName, groups), validated(kName, defaults)), weight_decay_(weight_decay) {
-  validate_groups<AdamOptions>(kName, param_groups());
+    : Optimizer(unique_parameters(kAdam, groups), validated(kAdam, defaults)), weight_decay_(weight_decay) {
+  validate_groups<AdamOptions>(kAdam, param_groups());
 }
 
 at::Tensor Adam::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);
   at::NoGradGuard no_grad;
-  keep_each_parameter_once(kName, param_groups_);
+  keep_each_parameter_once(kAdam, param_groups_);
   for (const auto& group : param_groups_) {
-    options_of<AdamOptions>(kName, group);
+    options_of<AdamOptions>(kAdam, group);
     for (const at::Tensor& parameter : group.params()) {
       TORCH_CHECK(!parameter.grad().defined() || !parameter.grad().is_sparse(), "Adam: a parameter of shape ",
                   parameter.sizes(),
@@ -98,7 +98,7 @@ at::Tensor Adam::step(LossClosure closure) {
   }
   for (const auto& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) update(parameter, options_of<AdamOptions>(kName, group));
+      if (parameter.grad().defined()) update(parameter, options_of<AdamOptions>(kAdam, group));
     }
   }
   return loss;
@@ -147,7 +147,7 @@ void Adam::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void Adam::load(torch::serialize::InputArchive& archive) {
-  load_optimizer<AdamParamState, AdamOptions>(kName, "betas", archive, *this);
+  load_optimizer<AdamParamState, AdamOptions>(kAdam, "betas", archive, *this);
 }
 
 }  // namespace mantissa

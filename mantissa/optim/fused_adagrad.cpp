@@ -9,7 +9,7 @@
 namespace mantissa {
 namespace {
 
-constexpr const char* kName = "FusedAdagrad";
+constexpr const char* kFusedAdagrad = "FusedAdagrad";
 
 }  // namespace
 
@@ -55,13 +55,13 @@ void AdagradParamState::serialize(torch::serialize::InputArchive& archive) {
 
 FusedAdagrad::FusedAdagrad(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                            const AdagradOptions& defaults, const FusedOptions& options)
-    : FusedOptimizer(kName, groups, validated(kName, defaults), options) {
-  validate_groups<AdagradOptions>(kName, param_groups());
+    : FusedOptimizer(kFusedAdagrad, groups, validated(kFusedAdagrad, defaults), options) {
+  validate_groups<AdagradOptions>(kFusedAdagrad, param_groups());
 }
 
 const torch::optim::OptimizerOptions& FusedAdagrad::checked_options(
     const torch::optim::OptimizerParamGroup& group) const {
-  return options_of<AdagradOptions>(kName, group);
+  return options_of<AdagradOptions>(kFusedAdagrad, group);
 }
 
 void FusedAdagrad::add_state(Slot& slot, const torch::optim::OptimizerOptions& options,
@@ -87,7 +87,7 @@ void FusedAdagrad::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FusedAdagrad::load(torch::serialize::InputArchive& archive) {
-  load_optimizer<AdagradParamState, AdagradOptions>(kName, "lr_decay", archive, *this);
+  load_optimizer<AdagradParamState, AdagradOptions>(kFusedAdagrad, "lr_decay", archive, *this);
   load_draws(archive);
 }
 

@@ -10,19 +10,19 @@
 namespace mantissa {
 namespace {
 
-constexpr const char* kName = "FusedSGD";
+constexpr const char* kFusedSGD = "FusedSGD";
 
 }  // namespace
 
 FusedSGD::FusedSGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGDOptions& defaults,
                    const FusedOptions& options)
-    : FusedOptimizer(kName, groups, validated(kName, defaults), options) {
-  validate_groups<SGDOptions>(kName, param_groups());
+    : FusedOptimizer(kFusedSGD, groups, validated(kFusedSGD, defaults), options) {
+  validate_groups<SGDOptions>(kFusedSGD, param_groups());
 }
 
 const torch::optim::OptimizerOptions& FusedSGD::checked_options(
     const torch::optim::OptimizerParamGroup& group) const {
-  return options_of<SGDOptions>(kName, group);
+  return options_of<SGDOptions>(kFusedSGD, group);
 }
 
 bool FusedSGD::needs_float32(const at::Tensor& parameter) const {
@@ -75,7 +75,7 @@ void FusedSGD::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FusedSGD::load(torch::serialize::InputArchive& archive) {
-  load_optimizer<SGDParamState, SGDOptions>(kName, "nesterov", archive, *this);
+  load_optimizer<SGDParamState, SGDOptions>(kFusedSGD, "nesterov", archive, *this);
   load_draws(archive);
 }
 

@@ -12,7 +12,7 @@
 namespace mantissa {
 namespace {
 
-constexpr const char* kName = "SGD";
+constexpr const char* kSGD = "SGD";
 
 }  // namespace
 
@@ -58,16 +58,16 @@ void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
 }
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGDOptions& defaults)
-    : Optimizer(unique_parameters(kName, groups), validated(kName, defaults)) {
-  validate_groups<SGDOptions>(kName, param_groups());
+    : Optimizer(unique_parameters(kSGD, groups), validated(kSGD, defaults)) {
+  validate_groups<SGDOptions>(kSGD, param_groups());
 }
 
 at::Tensor SGD::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);
   at::NoGradGuard no_grad;
-  keep_each_parameter_once(kName, param_groups_);
+  keep_each_parameter_once(kSGD, param_groups_);
   for (const auto& group : param_groups_) {
-    const bool decays = options_of<SGDOptions>(kName, group).weight_decay() != 0;
+    const bool decays = options_of<SGDOptions>(kSGD, group).weight_decay() != 0;
     for (const at::Tensor& parameter : group.params()) {
       TORCH_CHECK(!decays || !parameter.grad().defined() || !parameter.grad().is_sparse(),
                   "SGD: a parameter of shape ", parameter.sizes(),
@@ -76,7 +76,7 @@ at::Tensor SGD::step(LossClosure closure) {
   }
   for (const auto& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) update(parameter, options_of<SGDOptions>(kName, group));
+      if (parameter.grad().defined()) update(parameter, options_of<SGDOptions>(kSGD, group));
     }
   }
   return loss;
@@ -110,7 +110,7 @@ void SGD::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void SGD::load(torch::serialize::InputArchive& archive) {
-  load_optimizer<SGDParamState, SGDOptions>(kName, "nesterov", archive, *this);
+  load_optimizer<SGDParamState, SGDOptions>(kSGD, "nesterov", archive, *this);
 }
 
 }  // namespace mantissa

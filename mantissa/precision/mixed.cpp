@@ -8,7 +8,7 @@
 namespace mantissa {
 namespace {
 
-std::string name_for(at::ScalarType dtype) {
+std::string mixed_name(at::ScalarType dtype) {
   TORCH_CHECK_VALUE(dtype == at::kHalf || dtype == at::kBFloat16,
                     "MixedPrecision: products can run in Half or BFloat16, got ", c10::toString(dtype),
                     "; the 32-true and 64-true modes use no autocast");
@@ -19,9 +19,9 @@ std::string name_for(at::ScalarType dtype) {
 
 MixedPrecision::MixedPrecision(at::ScalarType dtype, at::Device device, std::unique_ptr<GradScaler> scaler,
                                const std::string& name)
-    : ScaledPrecision(name.empty() ? name_for(dtype) : name, dtype == at::kHalf && !scaler
-                                                                 ? std::make_unique<GradScaler>(device)
-                                                                 : std::move(scaler)),
+    : ScaledPrecision(name.empty() ? mixed_name(dtype) : name, dtype == at::kHalf && !scaler
+                                                                   ? std::make_unique<GradScaler>(device)
+                                                                   : std::move(scaler)),
       dtype_(dtype),
       device_(device) {
   TORCH_CHECK_VALUE(dtype == at::kHalf || !this->scaler(),

@@ -15,7 +15,7 @@
 namespace mantissa {
 namespace {
 
-std::string name_for(at::ScalarType dtype) {
+std::string true_name(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
       return "64-true";
@@ -31,7 +31,7 @@ std::string name_for(at::ScalarType dtype) {
 
 /// Throws before any member is made.
 std::string checked_name(at::ScalarType dtype, const TrueDtypeOptions& options) {
-  std::string name = options.name.empty() ? name_for(dtype) : options.name;
+  std::string name = options.name.empty() ? true_name(dtype) : options.name;
   const bool is_16_bit = dtype == at::kHalf || dtype == at::kBFloat16;
   TORCH_CHECK_VALUE(
       is_16_bit || (!options.keep_batchnorm_fp32 && !options.master_weights), name,

@@ -5,11 +5,6 @@
 namespace mantissa::cpu::generic {
 namespace {
 
-template <typename T>
-T least(T a, T b) {
-  return a < b ? a : b;
-}
-
 /// f(n, at) for each result of block `index`, the last axis fastest.
 template <typename Problem, typename F>
 void for_each_result(const Problem& c, int64_t index, const F& f) {

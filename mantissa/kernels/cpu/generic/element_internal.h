@@ -74,5 +74,11 @@ void store(Element element, void* data, int64_t index, float value) {
   }
 }
 
+/// As std::min.
+template <typename T>
+T least(T a, T b) {
+  return a < b ? a : b;
+}
+
 }  // namespace
 }  // namespace mantissa::cpu::generic

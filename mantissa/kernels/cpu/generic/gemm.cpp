@@ -19,11 +19,6 @@ float load_rounded(const ConstMatrix& matrix, Element round_to, int64_t index) {
   return matrix.element == Element::kFloat32 ? rounded(value, round_to) : value;
 }
 
-template <typename T>
-T least(T a, T b) {
-  return a < b ? a : b;
-}
-
 constexpr int64_t kStrip = 64;  // columns whose sums are made at once
 
 /// sums[row][column] of the strip that begins at `col`, of rows [row_begin, row_end).
