@@ -78,6 +78,32 @@ TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
   EXPECT_GT(killed, 0);
 }
 
+// Training goes on while nothing can be saved, says so in the end, and nothing is lost once there is room again.
+TEST_F(SavedRun, ARunThatFilledTheDiskGoesOnWhenThereIsRoom) {
+  if (std::system("unshare -rm true 2>/dev/null") != 0) GTEST_SKIP() << "may not mount a tmpfs here";
+  ASSERT_EQ(fit(kRun + "--output whole").status, 0);
+  write("full.sh",
+        "mkdir disk && mount -t tmpfs -o size=2m tmpfs disk || exit 1\n"
+        "mantissa=" MANTISSA_PROGRAM
+        "\n"
+        "$mantissa fit --device cpu --quiet " +
+            kRun +
+            "--save-top-k -1 --output disk/run\n"
+            "echo full: status $?\n"
+            "ls disk/run/weights.safetensors\n"
+            "mount -o remount,size=64m disk\n"
+            "$mantissa resume --quiet disk/run >resumed.txt\n"
+            "echo resumed: status $?\n"
+            "cp disk/run/weights.safetensors after.safetensors\n");
+  const Outcome outcome = run("--version >/dev/null; unshare -rm sh full.sh");
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("full: status 1\n"), HasSubstr("resumed: status 0\n")))
+      << outcome.err;
+  EXPECT_THAT(outcome.err,
+              AllOf(HasSubstr("the run's last checkpoint could not be written"), HasSubstr("No space left")));
+  EXPECT_FALSE(read(folder_ / "after.safetensors").empty());
+  EXPECT_TRUE(read(folder_ / "after.safetensors") == read(folder_ / "whole/weights.safetensors"));
+}
+
 TEST_F(SavedRun, ACompleteRunIsTrainedFurtherOnlyWhenAsked) {
   ASSERT_EQ(fit("--model mlp --max-epochs 1 --lr-schedule constant --output run").status, 0);
   expect_error(run("resume run"), 1, {"the run in run is complete", "--max-epochs"});

@@ -40,13 +40,13 @@ struct Fit {
 };
 
 TEST(TrainerLogging, ARowEverySoManyStepsAndOneAnEpoch) {
-  EXPECT_THAT((Fit{.options = {.max_epochs = 2, .log_every_n_steps = 2}, .val = {5}}.lines()),
-              ElementsAre("2: epoch=0 skipped_steps=0 train_loss_step=-2 x_step=2",
-                          "3: epoch=0 skipped_steps=0 train_loss=-3.6666666666666665 val_x=5 x=2",
-                          "4: epoch=1 skipped_steps=0 train_loss_step=-6 x_step=1",
-                          "6: epoch=1 skipped_steps=0 train_loss=-15.666666666666666 train_loss_step=-27 "
-                          "val_x=5 x=2 x_step=3",
-                          "success"));
+  EXPECT_THAT(
+      (Fit{.options = {.max_epochs = 2, .log_every_n_steps = 2}, .val = {5}}.lines()),
+      ElementsAre("2: epoch=0 skipped_steps=0 train_loss_step=-2 x_step=2",
+                  "3: epoch=0 skipped_steps=0 train_loss=-3.6666666666666665 val_x=5 x=2",
+                  "4: epoch=1 skipped_steps=0 train_loss_step=-6 x_step=1",
+                  "6: epoch=1 skipped_steps=0 train_loss_step=-27 x_step=3",
+                  "6: epoch=1 skipped_steps=0 train_loss=-15.666666666666666 val_x=5 x=2", "success"));
 }
 
 TEST(TrainerLogging, AStepIsLoggedWithItsWindowsLastBatch) {
