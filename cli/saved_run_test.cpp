@@ -75,6 +75,7 @@ TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
     EXPECT_TRUE(traces(name) == whole) << name;
     fs::remove_all(folder_ / name);
   }
+  RecordProperty("killed", killed);
   EXPECT_GT(killed, 0);
 }
 
