@@ -1,3 +1,4 @@
+#include <cstdio>
 #include <fmt/format.h>
 #include <memory>
 #include <string>
@@ -8,9 +9,7 @@
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/run.h"
-#include "cli/run_folder.h"
 #include "cli/saved_run.h"
-#include "mantissa/io/atomic_file.h"
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -23,17 +22,13 @@ struct EvaluateCommand {
 };
 
 void evaluate(const EvaluateCommand& command, bool is_test) {
-  const bool to_stdout = command.json == "-";
-  if (!command.json.empty() && !to_stdout) check_writable(command.json);
+  check_json(command.json);
   const InterruptScope interrupt;
   const SavedRun run = open_saved_run(command.run, /*unsplit=*/is_test);
   const FitOptions& o = run.options;
   ClassificationTask task = make_task(o, run.model, /*steps=*/1);
   const auto loader = val_loader(o, run.data);
-  Trainer trainer({.precision = *o.precision,
-                   .precision_options = precision_options(o),
-                   .float32_matmul_precision = *o.float32_matmul_precision,
-                   .device = *o.device});
+  Trainer trainer(trainer_options(o));
   const Metrics metrics = is_test ? trainer.test(task, *loader) : trainer.validate(task, *loader);
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
   Json json{{"precision", trainer.precision().name()},
@@ -46,20 +41,15 @@ void evaluate(const EvaluateCommand& command, bool is_test) {
   std::string table = fmt::format("{} of {} in {}, {} samples of {}\n", *o.model, run.weights.string(),
                                   trainer.precision().name(), run.data.val->size(), *o.data);
   for (const auto& [name, value] : metrics) table += fmt::format("{:<13} {}\n", name, format_metric(value));
-  std::fputs(table.c_str(), to_stdout ? stderr : stdout);
-  if (to_stdout) {
-    fmt::print("{}\n", dump(json));
-  } else if (!command.json.empty()) {
-    write_file_atomically(command.json, dump(json) + "\n");
-  }
+  std::fputs(table.c_str(), command.json == "-" ? stderr : stdout);
+  write_json(json, command.json);
 }
 
 void add(CLI::App& app, const char* name, const char* help, bool is_test) {
   CLI::App* sub = app.add_subcommand(name, help);
   const auto command = std::make_shared<EvaluateCommand>();
   add_saved_run_flags(*sub, command->run);
-  sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output")
-      ->check(names_a_file, "");
+  add_json_flag(*sub, command->json);
   sub->callback([command, is_test] { evaluate(*command, is_test); });
 }
 

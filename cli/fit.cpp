@@ -12,7 +12,6 @@
 #include "cli/plan.h"
 #include "cli/recipe.h"
 #include "cli/run.h"
-#include "cli/run_folder.h"
 #include "mantissa/trainer/interrupt.h"
 
 namespace mantissa::cli {
@@ -34,7 +33,7 @@ void fit(const FitCommand& command) {
     return;
   }
   const bool all = *o.precision == "all";
-  if (!command.json.empty() && command.json != "-") check_writable(command.json);
+  check_json(command.json);
   const InterruptScope interrupt;
   // The table makes room for JSON, as that of the results does.
   std::FILE* const to = command.json == "-" ? stderr : stdout;
@@ -64,8 +63,7 @@ void add_fit(CLI::App& app) {
                 "write the complete configuration and train nothing");
   sub->add_flag("--plan", command->plan,
                 "print the memory that this run and every other mode would need, and after it what it took");
-  sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output")
-      ->check(names_a_file, "");
+  add_json_flag(*sub, command->json);
   sub->add_flag("--quiet", command->quiet, "no progress");
   add_fit_flags(*sub, command->flags);
   sub->callback([command] { fit(*command); });

@@ -68,6 +68,11 @@ void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<
   });
 }
 
+void add_json_flag(CLI::App& subcommand, std::string& json) {
+  subcommand.add_option("--json", json, "write the result here, machine-readably; -: standard output")
+      ->check(names_a_file, "");
+}
+
 std::string names_a_file(const std::string& text) {
   return text.empty() ? "'' is no file; name one, or leave it out" : "";
 }

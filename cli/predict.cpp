@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/softmax.h>
@@ -35,9 +36,10 @@ class WritesRows final : public Callback {
     at::Tensor logits = prediction.toTensor().to(at::kCPU, at::kDouble);
     if (logits.dim() == 3) logits = logits.select(1, -1);  // of a window the byte that comes next
     const auto [probability, label] = at::softmax(logits, -1).max(-1);
-    for (int64_t i = 0; i < label.size(0); ++i)
-      out_ << fmt::format("{},{},{}\n", row_++, label[i].item<int64_t>(),
-                          static_cast<float>(probability[i].item<double>()));
+    const auto labels = label.accessor<int64_t, 1>();
+    const auto probabilities = probability.accessor<double, 1>();
+    for (int64_t i = 0; i < labels.size(0); ++i)
+      out_ << fmt::format("{},{},{}\n", row_++, labels[i], static_cast<float>(probabilities[i]));
   }
 
  private:
@@ -49,11 +51,9 @@ void write_predictions(const SavedRun& run, std::ostream& out) {
   const FitOptions& o = run.options;
   ClassificationTask task = make_task(o, run.model, /*steps=*/1);
   const auto loader = val_loader(o, run.data);
-  Trainer trainer({.precision = *o.precision,
-                   .precision_options = precision_options(o),
-                   .float32_matmul_precision = *o.float32_matmul_precision,
-                   .device = *o.device,
-                   .callbacks = {std::make_shared<WritesRows>(out)}});
+  TrainerOptions options = trainer_options(o);
+  options.callbacks.push_back(std::make_shared<WritesRows>(out));
+  Trainer trainer(std::move(options));
   trainer.predict(task, *loader, /*return_predictions=*/false);
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
 }

@@ -133,6 +133,21 @@ DataSpec parse_data(const std::string& text) {
   return spec;
 }
 
+/// `val` is null where the data has no part of its own for it.
+Data load_images(const DataSpec& spec, const FitOptions& o) {
+  const IdxDataset loaded = spec.kind == "digits" ? IdxDataset{load_digits(), nullptr, 10}
+                                                  : load_idx_dataset(spec.path, *o.classes);
+  const at::Tensor image = loaded.train->data();
+  return {spec.kind,
+          loaded.train,
+          loaded.val,
+          {.kind = InputKind::kImages,
+           .channels = image.size(1),
+           .height = image.size(2),
+           .width = image.size(3),
+           .classes = loaded.classes}};
+}
+
 }  // namespace
 
 FitOptions resolve(const FitOptions& given) {
@@ -283,15 +298,8 @@ Data load_data(const FitOptions& o) {
             std::make_shared<TextDataset>(held_out, context, /*stride=*/context),
             {.kind = InputKind::kTokens}};
   }
-  IdxDataset loaded = spec.kind == "digits" ? IdxDataset{load_digits(), nullptr, 10}
-                                            : load_idx_dataset(spec.path, *o.classes);
-  Data data{spec.kind, loaded.train, loaded.val, {.kind = InputKind::kImages}};
-  if (!data.val) std::tie(data.train, data.val) = random_split(loaded.train, *o.val_fraction, seed);
-  const at::Tensor image = loaded.train->data();
-  data.input.channels = image.size(1);
-  data.input.height = image.size(2);
-  data.input.width = image.size(3);
-  data.input.classes = loaded.classes;
+  Data data = load_images(spec, o);
+  if (!data.val) std::tie(data.train, data.val) = random_split(data.train, *o.val_fraction, seed);
   return data;
 }
 
@@ -307,12 +315,8 @@ Data load_all_data(const FitOptions& o) {
             std::make_shared<TextDataset>(bytes, context, /*stride=*/context),
             {.kind = InputKind::kTokens}};
   }
-  Data data = load_data(o);
-  if (spec.kind == "digits") {
-    data.val = load_digits();
-  } else if (const IdxDataset loaded = load_idx_dataset(spec.path, *o.classes); !loaded.val) {
-    data.val = loaded.train;
-  }
+  Data data = load_images(spec, o);
+  if (!data.val) data.val = data.train;
   return data;
 }
 

@@ -10,7 +10,6 @@
 #include "cli/fit_flags.h"
 #include "cli/recipe.h"
 #include "cli/run.h"
-#include "cli/run_folder.h"
 #include "cli/saved_run.h"
 #include "mantissa/trainer/interrupt.h"
 
@@ -37,7 +36,7 @@ void resume(const ResumeCommand& command) {
   const bool goes_further = command.flags.max_epochs || command.flags.max_steps;
   TORCH_CHECK(goes_further || !is_complete(folder), "the run in ", folder.string(),
               " is complete; give --max-epochs or --max-steps to train on");
-  if (!command.json.empty() && command.json != "-") check_writable(command.json);
+  check_json(command.json);
   const InterruptScope interrupt;
   report({resume_fit(o, folder, command.quiet)}, command.json, /*as_array=*/false);
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
@@ -50,8 +49,7 @@ void add_resume(CLI::App& app) {
       app.add_subcommand("resume", "Go on with a run that ended early, from its newest checkpoint");
   const auto command = std::make_shared<ResumeCommand>();
   sub->add_option("run", command->folder, "the run's folder")->required()->option_text("RUN");
-  sub->add_option("--json", command->json, "write the result here, machine-readably; -: standard output")
-      ->check(names_a_file, "");
+  add_json_flag(*sub, command->json);
   sub->add_flag("--quiet", command->quiet, "no progress");
   add_fit_flags(*sub, command->flags,
                 {"max_epochs", "max_steps", "precision", "device", "threads", "logger", "log_every_n_steps",

@@ -221,6 +221,19 @@ void print_table(const std::vector<Json>& results, std::FILE* to) {
 
 std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
+void check_json(const std::string& file) {
+  if (!file.empty() && file != "-") check_writable(file);
+}
+
+void write_json(const Json& json, const std::string& file) {
+  const std::string text = dump(json) + "\n";
+  if (file == "-") {
+    fmt::print("{}", text);
+  } else if (!file.empty()) {
+    write_file_atomically(file, text);
+  }
+}
+
 Json run_fit(const FitOptions& options, bool quiet, const Json& plan) {
   return train(options, quiet, plan, "");
 }
@@ -231,15 +244,9 @@ Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, 
 
 void report(const std::vector<Json>& results, const std::string& json, bool as_array) {
   if (results.empty()) return;
-  const bool to_stdout = json == "-";
   // The table first: should the file fail after all, the numbers of a long run are still there.
-  print_table(results, to_stdout ? stderr : stdout);
-  const std::string text = dump(as_array ? Json(results) : results[0]) + "\n";
-  if (to_stdout) {
-    fmt::print("{}", text);
-  } else if (!json.empty()) {
-    write_file_atomically(json, text);
-  }
+  print_table(results, json == "-" ? stderr : stdout);
+  write_json(as_array ? Json(results) : results[0], json);
 }
 
 TrainerOptions trainer_options(const FitOptions& o) {

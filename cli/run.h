@@ -21,6 +21,12 @@ using Json = nlohmann::ordered_json;
 /// A path need not be UTF-8, which JSON is: what is not becomes U+FFFD.
 std::string dump(const Json& json);
 
+/// `--json`'s file, before a long run.
+/// Errors: those of check_writable().
+void check_json(const std::string& file);
+/// Writes `json` to a file, or to standard output if that is "-"; nowhere if it is empty.
+void write_json(const Json& json, const std::string& file);
+
 /// Trains in a folder of the run's own; returns what result.json holds, of which `plan` (plan_fit()) is a part
 /// unless it is null.
 /// Errors: those of load_data(), RunFolder and Trainer::fit(); Interrupted if a signal came before training.

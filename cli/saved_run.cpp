@@ -51,6 +51,8 @@ SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {
     TORCH_CHECK(newest, "the run in ", folder.string(),
                 " has neither weights.safetensors nor a checkpoint; give --weights FILE");
     run.weights = newest->path / "weights.safetensors";
+    load_weights(*run.model, newest->checkpoint.weights, run.weights.string());
+    return run;
   }
   load_weights(*run.model, run.weights);
   return run;
