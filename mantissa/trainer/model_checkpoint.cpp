@@ -51,7 +51,8 @@ ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std:
 
 ModelCheckpoint::~ModelCheckpoint() = default;
 
-void ModelCheckpoint::on_fit_start(Trainer& /*trainer*/, const FitPlan& plan) {
+void ModelCheckpoint::on_fit_start(Trainer& trainer, const FitPlan& plan) {
+  if (trainer.options().fast_dev_run) return;
   std::error_code error;
   std::filesystem::create_directories(options_.dirpath, error);
   TORCH_CHECK(!error, "ModelCheckpoint: cannot make the folder '", options_.dirpath.string(),
@@ -62,6 +63,7 @@ void ModelCheckpoint::on_fit_start(Trainer& /*trainer*/, const FitPlan& plan) {
   outcome_ = std::make_shared<Outcome>();
   batches_per_epoch_ = plan.batches_per_epoch;
   last_saved_ = {-1, -1, -1};
+  is_scored_ = false;
   last_time_ = Clock::now();
 }
 
@@ -71,33 +73,42 @@ void ModelCheckpoint::on_train_batch_end(Trainer& trainer, const TrainBatch& bat
       options_.every_n_train_steps > 0 && batch.global_step % options_.every_n_train_steps == 0;
   const bool by_time =
       options_.train_time_interval && Clock::now() - last_time_ >= *options_.train_time_interval;
-  if (by_steps || by_time) save(trainer, /*must_have_metric=*/false);
+  // What was measured before is not the score of these weights.
+  if (by_steps || by_time) save(trainer, std::nullopt);
 }
 
 void ModelCheckpoint::on_validation_end(Trainer& trainer) {
   if (trainer.is_sanity_checking() || trainer.stage() != Stage::kFit || options_.monitor.empty()) return;
   if (trainer.progress().batches == batches_per_epoch_) return;  // the epoch ends, and is saved then
   if (options_.every_n_epochs == 0 || (trainer.progress().epoch + 1) % options_.every_n_epochs != 0) return;
-  if (trainer.callback_metrics().contains(options_.monitor)) save(trainer, false);
+  if (const auto score = score_in(trainer.callback_metrics())) save(trainer, score);
 }
 
 void ModelCheckpoint::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*global_step*/,
-                                   const Metrics& /*metrics*/) {
-  if (options_.every_n_epochs > 0 && (epoch + 1) % options_.every_n_epochs == 0)
-    // A signal may have cut the first validation short.
-    save(trainer, /*must_have_metric=*/InterruptScope::requested() == 0);
+                                   const Metrics& metrics) {
+  if (!lock_ || options_.every_n_epochs == 0 || (epoch + 1) % options_.every_n_epochs != 0) return;
+  const std::optional<double> score = score_in(metrics);
+  // The first validation may be still to come, or cut short by a signal.
+  const bool is_measured =
+      trainer.progress().validated_batches >= 0 || trainer.options().check_val_every_n_epoch == 1;
+  const Metrics& all = trainer.callback_metrics();
+  TORCH_CHECK_VALUE(options_.monitor.empty() || score || all.contains(options_.monitor) || !is_measured ||
+                        InterruptScope::requested() != 0,
+                    "ModelCheckpoint: the monitor '", options_.monitor, "' was not logged; logged were ",
+                    join_names(keys_of(all)), did_you_mean(options_.monitor, keys_of(all)));
+  save(trainer, score);
 }
 
 void ModelCheckpoint::on_train_end(Trainer& trainer) {
-  if (options_.save_last) save(trainer, /*must_have_metric=*/false);
+  if (!options_.save_last) return;
+  // What a run ends on by itself is validated.
+  save(trainer, InterruptScope::requested() == 0 ? score_in(trainer.callback_metrics()) : std::nullopt);
 }
 
 void ModelCheckpoint::on_exception(Trainer& trainer, const std::exception_ptr& /*exception*/) {
   // Before on_fit_start() there is nothing to save, and without a step nothing new.
-  if (!lock_ || !options_.save_on_exception || trainer.stage() != Stage::kFit ||
-      trainer.progress().steps == 0)
-    return;
-  save(trainer, /*must_have_metric=*/false);
+  if (!options_.save_on_exception || trainer.stage() != Stage::kFit || trainer.progress().steps == 0) return;
+  save(trainer, std::nullopt);
 }
 
 void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
@@ -107,23 +118,22 @@ void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
   TORCH_CHECK(failure.empty(), "ModelCheckpoint: the run's last checkpoint could not be written: ", failure);
 }
 
-void ModelCheckpoint::save(Trainer& trainer, bool must_have_metric) {
+std::optional<double> ModelCheckpoint::score_in(const Metrics& metrics) const {
+  const auto found = metrics.find(options_.monitor);
+  return found == metrics.end() ? std::nullopt : std::optional(found->second);
+}
+
+void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
+  if (!lock_) return;  // fast_dev_run
   const FitProgress& progress = trainer.progress();
   const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
-  if (now == last_saved_) return;
-  std::optional<double> score;
-  if (!options_.monitor.empty()) {
-    const Metrics& metrics = trainer.callback_metrics();
-    const auto found = metrics.find(options_.monitor);
-    TORCH_CHECK_VALUE(found != metrics.end() || !must_have_metric, "ModelCheckpoint: the monitor '",
-                      options_.monitor, "' was not logged; logged were ", join_names(keys_of(metrics)),
-                      did_you_mean(options_.monitor, keys_of(metrics)));
-    if (found != metrics.end()) score = found->second;
-  }
+  // Saved by its step before it was validated: once more, now that it may be one of the best.
+  if (now == last_saved_ && (is_scored_ || !score)) return;
   const std::string name = name_of(trainer);
   std::vector<std::string> dropped = keep(name, score);
   if (!options_.save_last && !best_.contains(name)) return;
   last_saved_ = now;
+  is_scored_ = score.has_value();
   last_time_ = Clock::now();
   if (!last_path_.empty()) dropped.push_back(last_path_.filename().string());
   last_path_ = options_.dirpath / name;
@@ -160,7 +170,8 @@ std::string ModelCheckpoint::name_of(const Trainer& trainer) const {
     const std::string inside = pattern.substr(open + 1, close - open - 1);
     const size_t colon = inside.find(':');
     const std::string key = inside.substr(0, colon);
-    const std::string format = colon == std::string::npos ? "{}" : "{" + inside.substr(colon) + "}";
+    const std::string format =
+        colon == std::string::npos ? "{}" : fmt::format("{{{}}}", inside.substr(colon));
     try {
       if (key == "epoch") {
         name += fmt::format(fmt::runtime(format), epoch);

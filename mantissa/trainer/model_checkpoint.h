@@ -25,7 +25,8 @@ struct ModelCheckpointOptions {
   /// A checkpoint's name. {epoch}, {step} and every metric in braces are replaced, by their value in a format
   /// if one stands behind a colon: "{epoch}-{val_loss:.3f}".
   std::string filename = "epoch={epoch}-step={step}";
-  /// A logged metric by which the best ones are kept; empty: the newest are the best.
+  /// A logged metric by which the best ones are kept, of those saved where it was measured; empty: the newest
+  /// are the best.
   std::string monitor = {};
   /// "min": lower is better; "max".
   std::string mode = "min";
@@ -48,7 +49,7 @@ struct ModelCheckpointOptions {
 /// Saves a run, so that fit(..., ckpt_path) goes on from there bit for bit; and at its end, whatever ended it.
 ///
 /// A checkpoint that cannot be written is warned of, and training goes on; if it was the run's last one,
-/// fit() fails with the reason, after everything else has ended.
+/// fit() fails with the reason, after everything else has ended. Nothing is saved in fast_dev_run.
 /// Memory:  with `async` one copy of weights and optimizer state while it is written.
 /// Threads: writes in one of its own; the folder is this run's alone meanwhile.
 /// Errors:  c10::ValueError for options that do not fit together, in the constructor, and for a `monitor` that
@@ -89,7 +90,8 @@ class ModelCheckpoint final : public Callback, public Stateful {
   };
   using Clock = std::chrono::steady_clock;
 
-  void save(Trainer& trainer, bool must_have_metric);
+  std::optional<double> score_in(const Metrics& metrics) const;
+  void save(Trainer& trainer, std::optional<double> score);
   std::string name_of(const Trainer& trainer) const;
   /// Returns the names of those that are no longer among the best.
   std::vector<std::string> keep(const std::string& name, std::optional<double> score);
@@ -103,6 +105,7 @@ class ModelCheckpoint final : public Callback, public Stateful {
   std::optional<double> best_score_;
   int64_t order_ = 0, batches_per_epoch_ = 0;
   std::array<int64_t, 3> last_saved_{};  ///< steps, epoch and batch
+  bool is_scored_ = false;               ///< that one
   Clock::time_point last_time_;
   std::shared_ptr<Outcome> outcome_;
 };

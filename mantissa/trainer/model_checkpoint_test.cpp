@@ -252,6 +252,42 @@ TEST_F(ModelCheckpointFiles, KeepsTheHighestAllOrTheNewestAlone) {
   EXPECT_THAT(names("last"), ElementsAre("6"));
 }
 
+TEST_F(ModelCheckpointFiles, AScoreIsOfTheWeightsItWasMeasuredOn) {
+  const auto best = [&](const char* name, std::vector<double> values, ModelCheckpointOptions options) {
+    Logs task;
+    const int64_t epochs = 2 * static_cast<int64_t>(values.size()) - 1;
+    task.values = std::move(values);
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    options.dirpath = folder_ / name;
+    options.monitor = "m";
+    options.filename = "{step}";
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(options);
+    Trainer({.device = "cpu",
+             .max_epochs = epochs,
+             .check_val_every_n_epoch = 2,
+             .num_sanity_val_steps = 0,
+             .callbacks = {checkpoints}})
+        .fit(task, train, &val);
+    return checkpoints->best_model_path().filename().string();
+  };
+  // Validated after steps 4 and 8, and at the end, after 10; the epochs between have their checkpoints, too.
+  EXPECT_EQ(best("epochs", {3, 2, 1}, {.save_top_k = 3}), "10");
+  EXPECT_THAT(names("epochs"), UnorderedElementsAre("4", "8", "10"));
+  // A checkpoint after step 5, before the next validation, must not pass for as good.
+  EXPECT_EQ(best("steps", {1, 3}, {.every_n_train_steps = 1}), "4");
+  EXPECT_THAT(names("steps"), UnorderedElementsAre("4", "6"));
+}
+
+TEST_F(ModelCheckpointFiles, FastDevRunLeavesNone) {
+  Logs task;
+  task.values = {3};
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  const auto checkpoints =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / "none", .monitor = "x"});
+  Trainer({.device = "cpu", .fast_dev_run = true, .callbacks = {checkpoints}}).fit(task, train, &val);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+}
+
 TEST_F(ModelCheckpointFiles, RefusesWhatKeepsNothingOrNamesNothing) {
   const auto error = [](const ModelCheckpointOptions& options) {
     return error_of([&] { ModelCheckpoint callback(options); });
