@@ -10,6 +10,7 @@
 #include "cli/fit_flags.h"
 #include "cli/run.h"
 #include "cli/saved_run.h"
+#include "cli/trainer_parts.h"
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 

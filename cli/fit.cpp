@@ -37,8 +37,7 @@ void fit(const FitCommand& command) {
   const InterruptScope interrupt;
   // The table makes room for JSON, as that of the results does.
   std::FILE* const to = command.json == "-" ? stderr : stdout;
-  const Json plan = command.plan ? plan_fit(o) : Json();
-  if (command.plan) print_plan(o, plan, to);
+  const Json plan = command.plan ? plan_fit(o, to) : Json();
   const Report done = all ? run_all_modes(o, command.quiet, plan) : Report{{run_fit(o, command.quiet, plan)}};
   report(done.results, command.json, all);
   if (command.plan) print_measured(done.results, to);
@@ -61,8 +60,7 @@ void add_fit(CLI::App& app) {
       ->check(names_a_file, "");
   sub->add_flag("--print-config", command->print_config,
                 "write the complete configuration and train nothing");
-  sub->add_flag("--plan", command->plan,
-                "print the memory that this run and every other mode would need, and after it what it took");
+  add_plan_flag(*sub, command->plan);
   add_json_flag(*sub, command->json);
   sub->add_flag("--quiet", command->quiet, "no progress");
   add_fit_flags(*sub, command->flags);

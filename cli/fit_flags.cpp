@@ -68,6 +68,12 @@ void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<
   });
 }
 
+void add_plan_flag(CLI::App& subcommand, bool& plan) {
+  subcommand.add_flag("--plan", plan,
+                      "print the memory that this run and every other mode would need, and after it what it "
+                      "took");
+}
+
 void add_json_flag(CLI::App& subcommand, std::string& json) {
   subcommand.add_option("--json", json, "write the result here, machine-readably; -: standard output")
       ->check(names_a_file, "");

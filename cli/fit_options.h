@@ -12,14 +12,20 @@ namespace mantissa::cli {
 /// order: flags, --config, the model's recipe (recipe.h).
 struct FitOptions {
   std::optional<std::string> data, model, precision, device, optimizer, lr_schedule, gradient_clip_algorithm,
-      amp_backend, amp_level, float32_matmul_precision, weights, logger, monitor, output;
+      amp_backend, amp_level, float32_matmul_precision, weights, logger, monitor, output, max_time, callbacks,
+      early_stopping;
+  /// Batches: a count, or a share.
+  std::optional<std::string> limit_train_batches, limit_val_batches, overfit_batches, val_check_interval;
   /// PrecisionOptions: what the mode has of its own when it is "auto".
   std::optional<std::string> loss_scale, init_scale, growth_factor, backoff_factor, growth_interval,
       min_scale, max_scale, hysteresis_steps, warn_after_skips, keep_batchnorm_fp32, master_weights;
   std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
-      threads, classes, num_workers, log_every_n_steps, every_n_train_steps, save_top_k;
-  std::optional<bool> stochastic_rounding, transactional, trace_nonfinite, enable_checkpointing;
-  std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val, ema_decay;
+      threads, classes, num_workers, log_every_n_steps, every_n_train_steps, save_top_k, min_epochs,
+      min_steps, check_val_every_n_epoch, num_sanity_val_steps, patience;
+  std::optional<bool> stochastic_rounding, transactional, trace_nonfinite, enable_checkpointing, fast_dev_run,
+      detect_anomaly;
+  std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val, ema_decay,
+      min_delta;
 };
 
 /// Calls visit(name, member, help) for every option; the only list of them. Names are the YAML keys; flags
@@ -54,6 +60,25 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("device", o.device, "auto, cpu, cuda or cuda:N");
   visit("max_epochs", o.max_epochs, "passes over the training data; -1: no limit");
   visit("max_steps", o.max_steps, "optimizer steps; -1: no limit");
+  visit("max_time", o.max_time, "DD:HH:MM:SS, after which training ends, time before a resume included");
+  visit("min_epochs", o.min_epochs, "before which early stopping does not end training");
+  visit("min_steps", o.min_steps, "the same in optimizer steps");
+  visit("early_stopping", o.early_stopping,
+        "end training when this no longer improves: val_loss, val_accuracy or train_loss; empty: train on");
+  visit("patience", o.patience, "of early stopping: so many checks in a row without an improvement");
+  visit("min_delta", o.min_delta, "of early stopping: an improvement is a change by more than this");
+  visit("limit_train_batches", o.limit_train_batches,
+        "batches of an epoch: a count (100), or a share of them (0.25)");
+  visit("limit_val_batches", o.limit_val_batches, "batches of a validation, the same way; 0: no validation");
+  visit("overfit_batches", o.overfit_batches,
+        "train and validate on so many batches, the same in every epoch; 0.0: all");
+  visit("val_check_interval", o.val_check_interval,
+        "validate after so many batches of an epoch, or after this share of them");
+  visit("check_val_every_n_epoch", o.check_val_every_n_epoch,
+        "validate in every N-th epoch; 0: --val-check-interval counts batches over all epochs");
+  visit("num_sanity_val_steps", o.num_sanity_val_steps,
+        "validation batches before training, to find at once what is wrong there; -1: all");
+  visit("fast_dev_run", o.fast_dev_run, "true: one batch of everything, to see whether it runs");
   visit("batch_size", o.batch_size, "samples a batch");
   visit("num_workers", o.num_workers,
         "threads that read batches ahead, with the same result; 0: the training's own");
@@ -77,6 +102,8 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("transactional", o.transactional, "true: a skipped step leaves batch norm's statistics as they were");
   visit("trace_nonfinite", o.trace_nonfinite,
         "true: on a skipped step or a nan loss, find the operation it came from");
+  visit("detect_anomaly", o.detect_anomaly,
+        "true: end on a backward pass that computes nan, and name its operation; slow");
   visit("val_fraction", o.val_fraction,
         "share held out for validation where the data has no split of its own");
   visit("classes", o.classes, "of idx: labels; 0: what the labels show, at least 10");
@@ -86,6 +113,9 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("logger", o.logger, "csv, tensorboard, jsonl: some of them, with commas between; or none");
   visit("log_every_n_steps", o.log_every_n_steps,
         "a row of metrics after so many optimizer steps; 0: only by epochs");
+  visit("callbacks", o.callbacks,
+        "LearningRateMonitor, PrecisionMonitor, DeviceStatsMonitor: some of them, with commas between; or "
+        "none");
   visit("enable_checkpointing", o.enable_checkpointing,
         "checkpoints after each epoch and at the end, from which `mantissa resume` goes on");
   visit("every_n_train_steps", o.every_n_train_steps,

@@ -14,6 +14,7 @@
 #include "cli/errors.h"
 #include "cli/recipe.h"
 #include "cli/text.h"
+#include "cli/trainer_parts.h"
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/memory_plan.h"
 
@@ -53,9 +54,27 @@ std::string mebibytes(const Json& bytes) {
   return fmt::format("{:.2f}", static_cast<double>(bytes.get<int64_t>()) / (1 << 20));
 }
 
+void print_plan(const FitOptions& o, const Json& plan, std::FILE* to) {
+  std::string table = fmt::format(
+      "memory plan in MiB: {}, batches of {}, {}\n"
+      "{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+      *o.model, *o.batch_size, *o.optimizer, "precision", "weights", "buffers", "masters", "gradients",
+      "states", "activations", "total", "peak");
+  for (const Json& row : plan) {
+    const auto name = row["precision"].get<std::string>();
+    table += fmt::format("{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+                         name + (name == *o.precision ? " *" : ""), mebibytes(row["weights"]),
+                         mebibytes(row["buffers"]), mebibytes(row["masters"]), mebibytes(row["gradients"]),
+                         mebibytes(row["optimizer_states"]), mebibytes(row["activations"]),
+                         mebibytes(row["total"]), mebibytes(row["peak"]));
+  }
+  std::fputs((table + "\n").c_str(), to);
+  std::fflush(to);  // before a long run, and before other processes write there
+}
+
 }  // namespace
 
-Json plan_fit(const FitOptions& o) {
+Json plan_fit(const FitOptions& o, std::FILE* to) {
   const bool all = *o.precision == "all";
   std::vector<std::string> left_out;
   const std::vector<FitOptions> runs = runs_of_all_modes(all ? o : with_the_modes_own(o), left_out);
@@ -87,25 +106,8 @@ Json plan_fit(const FitOptions& o) {
       TORCH_WARN("memory plan: ", *one.precision, " is left out: ", outcome.error.get<std::string>());
     }
   }
+  print_plan(o, rows, to);
   return rows;
-}
-
-void print_plan(const FitOptions& o, const Json& plan, std::FILE* to) {
-  std::string table = fmt::format(
-      "memory plan in MiB: {}, batches of {}, {}\n"
-      "{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
-      *o.model, *o.batch_size, *o.optimizer, "precision", "weights", "buffers", "masters", "gradients",
-      "states", "activations", "total", "peak");
-  for (const Json& row : plan) {
-    const auto name = row["precision"].get<std::string>();
-    table += fmt::format("{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
-                         name + (name == *o.precision ? " *" : ""), mebibytes(row["weights"]),
-                         mebibytes(row["buffers"]), mebibytes(row["masters"]), mebibytes(row["gradients"]),
-                         mebibytes(row["optimizer_states"]), mebibytes(row["activations"]),
-                         mebibytes(row["total"]), mebibytes(row["peak"]));
-  }
-  std::fputs((table + "\n").c_str(), to);
-  std::fflush(to);  // before a long run, and before other processes write there
 }
 
 void print_measured(const std::vector<Json>& results, std::FILE* to) {

@@ -11,10 +11,9 @@ namespace mantissa::cli {
 /// would hold in memory: a row for each, MemoryPlan's numbers by name, "precision" first. With precision
 /// "all", the rows of its runs. Nothing is left behind: each mode is tried in a process of its own.
 ///
+/// Writes them to `to`, too, as a table.
 /// Errors: those of the run itself; another mode that fails is told of and left out.
-Json plan_fit(const FitOptions& options);
-
-void print_plan(const FitOptions& options, const Json& plan, std::FILE* to);
+Json plan_fit(const FitOptions& options, std::FILE* to);
 
 /// What each result's run took, beside what was planned for it.
 void print_measured(const std::vector<Json>& results, std::FILE* to);

@@ -100,6 +100,27 @@ TEST_F(Plan, OfAllModesIsMadeOnce) {
   EXPECT_EQ(results[0]["memory_plan"].size(), 6U);
 }
 
+TEST_F(Plan, OfARunThatGoesOn) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --limit-train-batches 2 --output run").status, 0);
+  const Outcome resumed = run("resume run --quiet --plan --max-epochs 2 --json result.json");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_THAT(resumed.out,
+              AllOf(HasSubstr("memory plan in MiB: mlp"), HasSubstr("memory of bf16-mixed: planned ")));
+  EXPECT_THAT(modes_of(json::parse(read(folder_ / "result.json"))), testing::Contains("32-true"));
+  EXPECT_EQ(json::parse(read(folder_ / "result.json"))["epochs"], 2);
+}
+
+TEST_F(Plan, CtrlCEndsItWithStatus130AndNothingLeft) {
+  // A large data set keeps each mode's process busy for a while: the signal comes while they plan.
+  write("text.txt", std::string(4 << 20, 'a'));
+  const Outcome outcome = run(
+      "fit --device cpu --quiet --data text:text.txt --model gpt-tiny --batch-size 64 --plan --output run & "
+      "pid=$!; sleep 1; kill -INT $pid; wait $pid");
+  EXPECT_EQ(outcome.status, 130);
+  EXPECT_THAT(outcome.out, Not(HasSubstr("memory plan")));
+  EXPECT_THAT(outcome.left, testing::IsEmpty());
+}
+
 TEST_F(Plan, FailsAsTheRunWould) {
   expect_error(fit("--plan --data text:none.txt --model gpt-tiny"), 1, {"none.txt"});
   expect_error(run("fit --quiet --plan --device cuda:99"), 2, {"cuda:99"});

@@ -16,6 +16,7 @@
 #include "cli/run.h"
 #include "cli/run_folder.h"
 #include "cli/saved_run.h"
+#include "cli/trainer_parts.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/trainer.h"

@@ -8,11 +8,13 @@
 #include <system_error>
 #include <thread>
 #include <type_traits>
+#include <utility>
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "cli/limits.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/digits.h"
 #include "mantissa/data/idx.h"
@@ -64,6 +66,10 @@ FitOptions common_recipe() {
   o.classes = 0, o.seed = 1, o.threads = 0, o.num_workers = 0;
   o.weights = "", o.output = "";
   o.logger = "csv,tensorboard", o.log_every_n_steps = 50;
+  o.max_time = "", o.min_epochs = 0, o.min_steps = 0, o.fast_dev_run = o.detect_anomaly = false;
+  o.early_stopping = "", o.patience = 3, o.min_delta = 0.0, o.callbacks = "none";
+  o.limit_train_batches = o.limit_val_batches = o.val_check_interval = "1.0", o.overfit_batches = "0.0";
+  o.check_val_every_n_epoch = 1, o.num_sanity_val_steps = 2;
   o.enable_checkpointing = true, o.every_n_train_steps = 0, o.save_top_k = 1, o.monitor = "val_loss";
   return o;
 }
@@ -78,6 +84,25 @@ void check_choice(const char* option, const std::string& value, const std::vecto
 
 void check_range(const char* option, double value, double low, double high, const char* cure) {
   TORCH_CHECK_VALUE(value >= low && value <= high, option, " ", value, " is out of range; ", cure);
+}
+
+/// "A,B": what stands between the commas; nothing for "none".
+std::vector<std::string> words_of(const char* flag, const std::string& text,
+                                  std::vector<std::string> choices) {
+  TORCH_CHECK_VALUE(!text.empty(), flag, " is empty; write none for none");
+  if (text == "none") return {};
+  choices.emplace_back("none");
+  std::vector<std::string> words;
+  std::istringstream in(text);
+  for (std::string word; std::getline(in, word, ',');) {
+    check_choice(flag, word, choices);
+    TORCH_CHECK_VALUE(word != "none", flag, " '", text,
+                      "': none stands for itself; leave it or the others out");
+    TORCH_CHECK_VALUE(std::find(words.begin(), words.end(), word) == words.end(), flag, " '", text,
+                      "': ", word, " is there twice; once is enough");
+    words.push_back(word);
+  }
+  return words;
 }
 
 /// The number that `text` is; null for "auto".
@@ -185,8 +210,13 @@ FitOptions resolve(const FitOptions& given) {
               "choose 0 or more, or -1 for no limit");
   check_range("--max-steps", static_cast<double>(*o.max_steps), -1, kLargest,
               "choose 0 or more, or -1 for no limit");
-  TORCH_CHECK_VALUE(*o.max_epochs >= 0 || *o.max_steps >= 0,
-                    "--max-epochs and --max-steps are both -1, so training would never end; set one of them");
+  const bool is_endless = *o.max_epochs < 0 && *o.max_steps < 0;
+  TORCH_CHECK_VALUE(!is_endless || !o.max_time->empty(),
+                    "--max-epochs and --max-steps are both -1, so training would never end; set one of them, "
+                    "or --max-time");
+  TORCH_CHECK_VALUE(!is_endless || *o.lr_schedule != "cosine",
+                    "--lr-schedule cosine falls over the whole run, whose length --max-time alone does not "
+                    "tell; give --max-epochs or --max-steps, or --lr-schedule constant");
   TORCH_CHECK_VALUE(!*o.stochastic_rounding || o.optimizer->starts_with("fused-"),
                     "--stochastic-rounding is the fused optimizers' own; choose --optimizer fused-",
                     *o.optimizer, ", or leave it out");
@@ -194,14 +224,28 @@ FitOptions resolve(const FitOptions& given) {
   const PrecisionOptions told = precision_options(o);
   // Which options a mode can use is the same on every device.
   if (*o.precision != "all") make_precision(*o.precision, at::Device(at::kCPU), told);
-  logger_words(o);
+  check_limits(o);
+  const bool validates = !batch_limit("--limit-val-batches", *o.limit_val_batches).is_none();
+  if (!validates && !given.monitor) o.monitor = "train_loss";
+  for (const auto& [flag, metric] :
+       {std::pair("--monitor", *o.monitor), {"--early-stopping", *o.early_stopping}})
+    TORCH_CHECK_VALUE(
+        validates || !metric.starts_with("val_"), flag, " ", metric,
+        " is measured in validations, of which --limit-val-batches 0 has none; choose train_loss");
+  const std::vector<std::string> loggers = logger_words(o), callbacks = callback_words(o);
+  TORCH_CHECK_VALUE(!loggers.empty() || callbacks.empty(), "--callbacks ", *o.callbacks,
+                    " write to a logger, and --logger is none; leave one of the two out");
   check_range("--log-every-n-steps", static_cast<double>(*o.log_every_n_steps), 0, kLargest,
               "choose 0 or more");
   check_range("--every-n-train-steps", static_cast<double>(*o.every_n_train_steps), 0, kLargest,
               "choose 0 or more");
   check_range("--save-top-k", static_cast<double>(*o.save_top_k), -1, kLargest,
               "choose 0 or more, or -1 for all");
-  check_choice("--monitor", *o.monitor, {"val_loss", "val_accuracy", "train_loss"});
+  const std::vector<std::string> metrics{"val_loss", "val_accuracy", "train_loss"};
+  check_choice("--monitor", *o.monitor, metrics);
+  if (!o.early_stopping->empty()) check_choice("--early-stopping", *o.early_stopping, metrics);
+  check_range("--patience", static_cast<double>(*o.patience), 0, kLargest, "choose 0 or more");
+  check_range("--min-delta", *o.min_delta, 0, kLargest, "choose 0 or more");
   check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
@@ -220,16 +264,12 @@ FitOptions resolve(const FitOptions& given) {
 }
 
 std::vector<std::string> logger_words(const FitOptions& o) {
-  std::vector<std::string> words;
-  std::istringstream in(*o.logger);
-  for (std::string word; std::getline(in, word, ',');) {
-    check_choice("--logger", word, {"csv", "tensorboard", "jsonl", "none"});
-    words.push_back(word);
-  }
-  TORCH_CHECK_VALUE(!words.empty(), "--logger is empty; write none for no logger");
-  TORCH_CHECK_VALUE(words.size() == 1 || std::find(words.begin(), words.end(), "none") == words.end(),
-                    "--logger '", *o.logger, "': none stands for itself; leave it or the others out");
-  return words;
+  return words_of("--logger", *o.logger, {"csv", "tensorboard", "jsonl"});
+}
+
+std::vector<std::string> callback_words(const FitOptions& o) {
+  return words_of("--callbacks", *o.callbacks,
+                  {"LearningRateMonitor", "PrecisionMonitor", "DeviceStatsMonitor"});
 }
 
 bool adamw_steps_fp16(const FitOptions& o) {

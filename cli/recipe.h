@@ -38,9 +38,10 @@ FitOptions resolve(const FitOptions& given);
 /// Warns of each option in `given` that changes nothing in `resolved`.
 void warn_without_effect(const FitOptions& given, const FitOptions& resolved);
 
-/// The loggers of `--logger`.
+/// The loggers of `--logger` and the callbacks of `--callbacks`; none for "none".
 /// Errors: c10::ValueError for a word that names none.
 std::vector<std::string> logger_words(const FitOptions& options);
+std::vector<std::string> callback_words(const FitOptions& options);
 
 /// For make_precision().
 /// Errors: c10::ValueError for what should be a number and is none.

@@ -1,13 +1,15 @@
-#include <fmt/format.h>
+#include <cstdio>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/plan.h"
 #include "cli/recipe.h"
 #include "cli/run.h"
 #include "cli/saved_run.h"
@@ -19,7 +21,7 @@ namespace {
 struct ResumeCommand {
   FitOptions flags;
   std::string folder, json;
-  bool quiet = false;
+  bool plan = false, quiet = false;
 };
 
 /// Whether the run in `folder` came to its end by itself.
@@ -33,12 +35,20 @@ void resume(const ResumeCommand& command) {
   const std::filesystem::path folder = command.folder;
   const FitOptions before = usage([&] { return read_run_config(folder); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, before)); });
-  const bool goes_further = command.flags.max_epochs || command.flags.max_steps;
-  TORCH_CHECK(goes_further || !is_complete(folder), "the run in ", folder.string(),
-              " is complete; give --max-epochs or --max-steps to train on");
+  const FitOptions& given = command.flags;
+  const bool goes_further =
+      given.max_epochs || given.max_steps || given.max_time || given.early_stopping || given.patience;
+  TORCH_CHECK(
+      goes_further || !is_complete(folder), "the run in ", folder.string(),
+      " is complete; give --max-epochs or --max-steps to train on, or lift what ended it: --max-time, "
+      "--early-stopping, --patience");
   check_json(command.json);
   const InterruptScope interrupt;
-  report({resume_fit(o, folder, command.quiet)}, command.json, /*as_array=*/false);
+  std::FILE* const to = command.json == "-" ? stderr : stdout;
+  const Json plan = command.plan ? plan_fit(o, to) : Json();
+  const std::vector<Json> results{resume_fit(o, folder, command.quiet, plan)};
+  report(results, command.json, /*as_array=*/false);
+  if (command.plan) print_measured(results, to);
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
 }
 
@@ -49,11 +59,12 @@ void add_resume(CLI::App& app) {
       app.add_subcommand("resume", "Go on with a run that ended early, from its newest checkpoint");
   const auto command = std::make_shared<ResumeCommand>();
   sub->add_option("run", command->folder, "the run's folder")->required()->option_text("RUN");
+  add_plan_flag(*sub, command->plan);
   add_json_flag(*sub, command->json);
   sub->add_flag("--quiet", command->quiet, "no progress");
   add_fit_flags(*sub, command->flags,
-                {"max_epochs", "max_steps", "precision", "device", "threads", "logger", "log_every_n_steps",
-                 "every_n_train_steps", "save_top_k"});
+                {"max_epochs", "max_steps", "max_time", "early_stopping", "patience", "precision", "device",
+                 "threads", "logger", "log_every_n_steps", "every_n_train_steps", "save_top_k"});
   sub->callback([command] { resume(*command); });
 }
 

@@ -13,33 +13,20 @@
 #include <torch/nn/module.h>
 
 #include "cli/errors.h"
+#include "cli/limits.h"
 #include "cli/recipe.h"
 #include "cli/run_folder.h"
+#include "cli/trainer_parts.h"
 #include "mantissa/core/device.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/trainer/csv_logger.h"
 #include "mantissa/trainer/interrupt.h"
-#include "mantissa/trainer/json_lines_logger.h"
-#include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/progress_bar.h"
-#include "mantissa/trainer/tensorboard_logger.h"
 #include "mantissa/trainer/trainer.h"
-#include "mantissa/trainer/weight_averaging.h"
 
 namespace mantissa::cli {
 namespace {
-
-/// Optimizer steps of the whole run, which the learning-rate schedule must know beforehand.
-int64_t total_steps(const FitOptions& o, const Loader& train) {
-  const int64_t per_epoch = (train.size() - 1) / *o.accumulate_grad_batches + 1;
-  int64_t by_epochs = INT64_MAX;
-  if (*o.max_epochs >= 0 && __builtin_mul_overflow(*o.max_epochs, per_epoch, &by_epochs))
-    by_epochs = INT64_MAX;
-  const int64_t by_steps = *o.max_steps < 0 ? INT64_MAX : *o.max_steps;
-  return std::max<int64_t>(1, std::min(by_epochs, by_steps));
-}
 
 /// Keeps the folder of a run that took a step; one that failed before has nothing worth keeping.
 class KeepsFolder final : public Callback {
@@ -107,35 +94,9 @@ Json to_json(const FitOptions& o, const Trainer& trainer, const FitResult& resul
           {"samples_per_second", result.samples_per_second},
           {"peak_memory_bytes", result.peak_memory_bytes},
           {"interrupted_by", result.interrupted_by},
+          {"stopped_by", result.stopped_by},
           {"run_folder", folder.string()},
           {"mantissa_version", MANTISSA_VERSION}};
-}
-
-/// What the loggers of `--logger` write into the run's folder.
-std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& o, const std::filesystem::path& folder) {
-  std::vector<std::shared_ptr<Logger>> loggers;
-  for (const std::string& word : logger_words(o)) {
-    if (word == "csv") loggers.push_back(std::make_shared<CSVLogger>(folder));
-    if (word == "jsonl") loggers.push_back(std::make_shared<JSONLinesLogger>(folder));
-    if (word == "tensorboard") loggers.push_back(std::make_shared<TensorBoardLogger>(folder));
-  }
-  Hyperparameters told;
-  for_each_option(o, [&](const char* name, const auto& member, const char*) {
-    if (member && std::string(name) != "output") told.emplace(name, *member);
-  });
-  for (const auto& logger : loggers)
-    if (logger->name() != "csv") logger->log_hyperparams(told);  // config.yaml has them in that form
-  return loggers;
-}
-
-std::shared_ptr<ModelCheckpoint> make_model_checkpoint(const FitOptions& o,
-                                                       const std::filesystem::path& dirpath) {
-  return std::make_shared<ModelCheckpoint>(
-      ModelCheckpointOptions{.dirpath = dirpath,
-                             .monitor = *o.monitor,
-                             .mode = o.monitor->ends_with("accuracy") ? "max" : "min",
-                             .save_top_k = *o.save_top_k,
-                             .every_n_train_steps = *o.every_n_train_steps});
 }
 
 bool holds_checkpoints(const std::filesystem::path& folder) {
@@ -172,16 +133,12 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, const std::filesys
   repeatable.output.reset();  // a repetition wants a folder of its own
   write_file_atomically(folder->file("config.yaml"), to_yaml(repeatable));
   TrainerOptions options = words;  // its loggers and checkpoints must be gone before the folder may be
+  options.callbacks = make_callbacks(o, folder->path());
   options.callbacks.push_back(std::make_shared<KeepsFolder>(*folder));
-  if (*o.enable_checkpointing)
-    options.callbacks.push_back(make_model_checkpoint(o, folder->file(kCheckpoints)));
   options.loggers = make_loggers(o, folder->path());
   if (!resumed.empty() && !goes_on)
     for (const auto& logger : options.loggers) logger->resume_from(0);
   if (progress) options.callbacks.push_back(progress);
-  if (*o.ema_decay > 0)
-    options.callbacks.push_back(
-        std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{{*o.ema_decay}}));
 
   Trainer trainer(std::move(options));
   ClassificationTask task = make_task(o, model, total_steps(o, *train));
@@ -238,8 +195,9 @@ Json run_fit(const FitOptions& options, bool quiet, const Json& plan) {
   return train(options, quiet, plan, "");
 }
 
-Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, bool quiet) {
-  return train(options, quiet, nullptr, folder);
+Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, bool quiet,
+                const Json& plan) {
+  return train(options, quiet, plan, folder);
 }
 
 void report(const std::vector<Json>& results, const std::string& json, bool as_array) {
@@ -247,26 +205,6 @@ void report(const std::vector<Json>& results, const std::string& json, bool as_a
   // The table first: should the file fail after all, the numbers of a long run are still there.
   print_table(results, json == "-" ? stderr : stdout);
   write_json(as_array ? Json(results) : results[0], json);
-}
-
-TrainerOptions trainer_options(const FitOptions& o) {
-  return usage([&] {
-    TrainerOptions t;
-    t.precision = *o.precision;
-    t.precision_options = precision_options(o);
-    t.float32_matmul_precision = *o.float32_matmul_precision;
-    t.device = *o.device;
-    t.transactional = *o.transactional;
-    t.trace_nonfinite = *o.trace_nonfinite;
-    t.max_epochs = *o.max_epochs;
-    t.max_steps = *o.max_steps;
-    t.accumulate_grad_batches = *o.accumulate_grad_batches;
-    t.gradient_clip_val = *o.gradient_clip_val;
-    t.gradient_clip_algorithm = *o.gradient_clip_algorithm;
-    t.log_every_n_steps = *o.log_every_n_steps;
-    const Trainer words_are_right(t);
-    return t;
-  });
 }
 
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,

@@ -12,7 +12,6 @@
 #include "cli/fit_options.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/trainer/classification_task.h"
-#include "mantissa/trainer/trainer_options.h"
 
 namespace mantissa::cli {
 
@@ -35,14 +34,12 @@ Json run_fit(const FitOptions& options, bool quiet, const Json& plan = nullptr);
 /// Goes on in the folder of a run that ended early, from its newest checkpoint, or from the beginning if it
 /// has none yet.
 /// Errors: those of run_fit(); c10::ValueError for checkpoints that are all damaged.
-Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, bool quiet);
+Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, bool quiet,
+                const Json& plan = nullptr);
 
 /// The results as a table, and as JSON where `json` says so: a file, or "-" for standard output. `as_array`:
 /// also of one.
 void report(const std::vector<Json>& results, const std::string& json, bool as_array);
-
-/// Errors: UsageError for words that the Trainer refuses.
-TrainerOptions trainer_options(const FitOptions& options);
 
 /// For `model`, as the options say; `steps` is for the schedule.
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,

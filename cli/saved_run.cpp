@@ -35,6 +35,8 @@ SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {
   const fs::path folder = command.folder;
   FitOptions saved = usage([&] { return read_run_config(folder); });
   saved.weights.reset();  // those that the training began with
+  // What kept the training short is not asked of its model.
+  saved.limit_val_batches.reset(), saved.fast_dev_run.reset(), saved.overfit_batches.reset();
   SavedRun run;
   run.options = usage([&] { return resolve(merge(command.flags, saved)); });
   const FitOptions& o = run.options;
@@ -50,6 +52,9 @@ SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {
     const auto newest = fs::is_directory(checkpoints) ? load_newest(checkpoints) : std::nullopt;
     TORCH_CHECK(newest, "the run in ", folder.string(),
                 " has neither weights.safetensors nor a checkpoint; give --weights FILE");
+    for (const std::string& warning : newest->warnings) {
+      TORCH_WARN(warning);
+    }
     run.weights = newest->path / "weights.safetensors";
     load_weights(*run.model, newest->checkpoint.weights, run.weights.string());
     return run;

@@ -1,0 +1,135 @@
+// How long a run goes, how much of an epoch it sees, what watches it and what ends it early.
+#include <nlohmann/json.hpp>
+
+#include "cli/test_support_internal.h"
+
+namespace mantissa::cli {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+class Limits : public Program {
+ protected:
+  /// Of a run in the folder "run"; what its result.json holds.
+  json fitted(const std::string& arguments) const {
+    const Outcome outcome = fit("--model mlp --precision 32-true --output run " + arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(read(folder_ / "run/result.json"));
+  }
+  std::string header() const {
+    const std::string rows = read(folder_ / "run/metrics.csv");
+    return rows.substr(0, rows.find('\n'));
+  }
+};
+
+TEST_F(Limits, WrongWordsExitWithTwo) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> wrong{
+      {"--max-time 90", {"--max-time '90'", "DD:HH:MM:SS"}},
+      {"--max-time 00:00:00:00", {"no time above 0"}},
+      {"--max-time 00:24:00:00", {"DD:HH:MM:SS"}},
+      {"--max-time 00:00:01:00:", {"DD:HH:MM:SS"}},
+      {"--max-time -1:00:00:00", {"DD:HH:MM:SS"}},
+      {"--limit-train-batches 1.5", {"--limit-train-batches '1.5'", "such as 100, or 0.25"}},
+      {"--limit-val-batches all", {"--limit-val-batches 'all'"}},
+      {"--val-check-interval 0", {"val_check_interval is 0"}},
+      {"--overfit-batches -3", {"overfit_batches=-3 is negative"}},
+      {"--check-val-every-n-epoch -1", {"--check-val-every-n-epoch -1"}},
+      {"--check-val-every-n-epoch 0", {"val_check_interval counts batches over all epochs"}},
+      {"--num-sanity-val-steps -2", {"num_sanity_val_steps"}},
+      {"--min-epochs 5 --max-epochs 2", {"min_epochs=5 is above max_epochs=2"}},
+      {"--early-stopping loss", {"--early-stopping 'loss'", "val_loss"}},
+      {"--patience -1", {"--patience -1"}},
+      {"--callbacks PrecisionMonitr", {"did you mean 'PrecisionMonitor'"}},
+      {"--callbacks none,PrecisionMonitor", {"none stands for itself"}},
+      {"--callbacks PrecisionMonitor --logger none", {"--logger is none"}},
+      {"--logger csv,csv", {"csv is there twice"}},
+      {"--limit-val-batches 0 --monitor val_loss", {"--monitor val_loss", "--limit-val-batches"}},
+      {"--limit-val-batches 0 --early-stopping val_loss", {"--early-stopping val_loss"}},
+      {"--max-epochs -1 --max-time 00:00:01:00", {"--lr-schedule constant"}},
+  };
+  for (const auto& [arguments, parts] : wrong) expect_error(fit("--model mlp " + arguments), 2, parts);
+}
+
+TEST_F(Limits, TrainingSeesAShareOfItsBatches) {
+  const json result = fitted("--max-epochs 2 --limit-train-batches 3 --limit-val-batches 0.5");
+  EXPECT_EQ(result["steps"], 6);
+  EXPECT_TRUE(result["val_loss"].is_number());
+}
+
+TEST_F(Limits, WithoutValidationTheTrainingLossChooses) {
+  const json result = fitted("--max-epochs 2 --limit-train-batches 3 --limit-val-batches 0");
+  EXPECT_TRUE(result["val_loss"].is_null());
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("monitor: train_loss"));
+}
+
+TEST_F(Limits, ValidatesInTheMiddleOfAnEpoch) {
+  fitted("--max-epochs 1 --limit-train-batches 4 --val-check-interval 0.5 --log-every-n-steps 1");
+  const std::string rows = read(folder_ / "run/metrics.csv");
+  EXPECT_THAT(header(), HasSubstr("val_loss"));
+  // Steps 1 to 4; validated after 2 and, with the epoch's row, after 4.
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 1 + 4 + 2) << rows;
+}
+
+TEST_F(Limits, ModelsOfAShortRunAreValidatedWhole) {
+  fitted("--max-epochs 1 --limit-train-batches 3 --limit-val-batches 1");
+  EXPECT_EQ(run("validate run --json -").status, 0);
+  EXPECT_EQ(json::parse(read(folder_ / "out.txt"))["samples"], 359);
+}
+
+TEST_F(Limits, EarlyStoppingEndsTheRunAndPatienceGoesOn) {
+  const std::string words =
+      "--limit-train-batches 2 --early-stopping val_accuracy --min-delta 1 --patience 2 --max-epochs 9";
+  const json result = fitted(words);
+  EXPECT_EQ(result["epochs"], 3);
+  EXPECT_THAT(result["stopped_by"].get<std::string>(),
+              StartsWith("EarlyStopping: val_accuracy has not improved"));
+  const Outcome refused = run("resume run --quiet");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.err, HasSubstr("--patience"));
+  EXPECT_EQ(run("resume run --quiet --patience 4 --json -").status, 0);
+  EXPECT_EQ(json::parse(read(folder_ / "out.txt"))["epochs"], 5);
+}
+
+TEST_F(Limits, MinEpochsHoldEarlyStoppingBack) {
+  const json result = fitted(
+      "--limit-train-batches 2 --early-stopping val_accuracy --min-delta 1 --patience 1 --max-epochs 9 "
+      "--min-epochs 4");
+  EXPECT_EQ(result["epochs"], 4);
+}
+
+TEST_F(Limits, MaxTimeEndsARunWithoutOtherEnd) {
+  const json result = fitted("--max-epochs -1 --lr-schedule constant --max-time 00:00:00:01");
+  EXPECT_GT(result["steps"], 0);
+  EXPECT_GE(result["seconds"], 1.0);
+}
+
+TEST_F(Limits, MonitorsWriteTheirColumns) {
+  fitted(
+      "--max-epochs 1 --limit-train-batches 2 --log-every-n-steps 1 --callbacks "
+      "LearningRateMonitor,PrecisionMonitor,DeviceStatsMonitor");
+  EXPECT_THAT(header(), AllOf(HasSubstr("lr-"), HasSubstr("grad_norm"), HasSubstr("DeviceStatsMonitor")));
+}
+
+TEST_F(Limits, FastDevRunTriesEverythingAndLeavesNoCheckpointAndNoLog) {
+  const json result = fitted("--fast-dev-run true --callbacks LearningRateMonitor --early-stopping val_loss");
+  EXPECT_EQ(result["steps"], 1);
+  EXPECT_TRUE(result["val_loss"].is_number());
+  const std::set<std::string> left = listing();
+  EXPECT_THAT(left, Not(Contains("run/checkpoints")));
+  EXPECT_THAT(left, Not(Contains("run/metrics.csv")));
+}
+
+TEST_F(Limits, DetectAnomalyEndsOnTheOperation) {
+  const Outcome outcome = fit("--model mlp --precision 32-true --lr 1000000 --detect-anomaly true");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("returned nan values"));
+}
+
+}  // namespace
+}  // namespace mantissa::cli
