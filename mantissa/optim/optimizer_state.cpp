@@ -1,5 +1,6 @@
 #include "mantissa/optim/optimizer_state.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <unordered_map>
@@ -56,6 +57,22 @@ std::vector<std::string> keys_of(const StateDict& dict) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : dict) keys.push_back(key);
   return keys;
+}
+
+/// Without options that are off and that the optimizer does not know: libtorch's own have no maximize.
+StateDict without_idle_options(const StateReader& saved, const StateReader& present) {
+  StateDict state = saved.to_dict();
+  auto* groups = state.contains(kGroups) ? state.at(kGroups).get_if<StateList>() : nullptr;
+  const StateReader known = present.at(kGroups);
+  for (size_t i = 0; groups && i < std::min(groups->size(), known.size()); ++i) {
+    auto* group = (*groups)[i].get_if<StateDict>();
+    if (!group) continue;
+    std::erase_if(*group, [&](const auto& option) {
+      const bool* is_on = option.second.template get_if<bool>();
+      return is_on && !*is_on && !known.at(i).find(option.first);
+    });
+  }
+  return state;
 }
 
 /// A group's options and parameter numbers are those of `present`, but for the options' values.
@@ -239,15 +256,17 @@ StateDict optimizer_state(const Optimizer& optimizer) {
 void load_optimizer_state(Optimizer& optimizer, const StateReader& state) {
   const std::vector<at::Tensor> parameters = unique_parameters_of(optimizer);
   const StateDict present = optimizer_state(optimizer);
-  check(state, StateReader(present), parameters);
-  const StateDict archive = archive_of(state, parameters);
+  const StateDict fitting = without_idle_options(state, StateReader(present));
+  const StateReader saved(fitting, state.path());
+  check(saved, StateReader(present), parameters);
+  const StateDict archive = archive_of(saved, parameters);
 
   Rollback before(optimizer);
   read_from(archive, [&](auto& input) { optimizer.load(input); });
   // libtorch's own take the names that they know and leave the rest.
   const StateDict loaded = optimizer_state(optimizer);
   for (const char* part : {kState, kGroups}) {
-    const std::string found = difference({{part, loaded.at(part)}}, {{part, state.to_dict().at(part)}});
+    const std::string found = difference({{part, loaded.at(part)}}, {{part, fitting.at(part)}});
     if (!found.empty())
       state.fail("the optimizer does not take all of it (" + found + ", in it and here)" + kOther);
   }
@@ -268,22 +287,30 @@ StateDict own_parameters(const Optimizer& optimizer, const torch::nn::Module& mo
 
 void load_own_parameters(Optimizer& optimizer, const torch::nn::Module& module,
                          const StateReader& parameters) {
-  const StateDict own = own_parameters(optimizer, module);
-  const auto names = keys_of(parameters.to_dict()), wanted = keys_of(own);
+  StateDict targets = own_parameters(optimizer, module);
+  const bool are_weights = targets.empty();
+  if (are_weights) {
+    const std::vector<at::Tensor> all = unique_parameters_of(optimizer);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const std::string number = std::to_string(i);
+      if (parameters.find(number)) targets.emplace(number, all[i].detach());
+    }
+  }
+  const auto names = keys_of(parameters.to_dict()), wanted = keys_of(targets);
   if (names != wanted) {
     parameters.fail(c10::str("there are ", names.size(), " parameters of the optimizer's own, and it has ",
                              wanted.size(), kOther));
   }
   for (const std::string& name : wanted) {
-    const at::Tensor &saved = parameters.at(name).to_tensor(), &now = *own.at(name).get_if<at::Tensor>();
-    if (saved.sizes() != now.sizes() || saved.scalar_type() != now.scalar_type()) {
+    const at::Tensor &saved = parameters.at(name).to_tensor(), &now = *targets.at(name).get_if<at::Tensor>();
+    if (saved.sizes() != now.sizes() || (saved.scalar_type() != now.scalar_type() && !are_weights)) {
       parameters.at(name).fail(c10::str("is ", saved.scalar_type(), saved.sizes(), "; ", now.scalar_type(),
                                         now.sizes(), " was expected", kOther));
     }
   }
   const at::NoGradGuard no_grad;
   for (const std::string& name : wanted) {
-    at::Tensor(*own.at(name).get_if<at::Tensor>()).copy_(parameters.at(name).to_tensor());
+    at::Tensor(*targets.at(name).get_if<at::Tensor>()).copy_(parameters.at(name).to_tensor());
   }
 }
 

@@ -43,7 +43,8 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const StateReader&
 ///
 /// Memory: copies no tensor.
 StateDict own_parameters(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
-/// Puts them back, in place. Load the module's weights before.
+/// Puts them back, in place. Load the module's weights before. An optimizer that has none steps the weights:
+/// they become those, which the copies know more exactly.
 /// Errors: c10::ValueError naming the place for other numbers, shapes or dtypes. Nothing has changed then.
 void load_own_parameters(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                          const StateReader& parameters);

@@ -186,6 +186,7 @@ TEST_P(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_THAT(error_with([&](StateDict& s) { group(s).erase("lr"); }),
               HasSubstr("param_groups.0: has the options"));
   EXPECT_THAT(error_with([&](StateDict& s) { group(s)["momentums"] = 3; }), HasSubstr("has the options"));
+  EXPECT_THAT(error_with([&](StateDict& s) { group(s)["unheard_of"] = true; }), HasSubstr("has the options"));
   EXPECT_THAT(error_with([&](StateDict& s) { group(s)["lr"] = "high"; }),
               HasSubstr("optimizers.0.param_groups.0.lr: is text; a floating-point number was expected"));
   EXPECT_THAT(error_with([&](StateDict& s) { (*s.at("state").get_if<StateDict>())["9"] = StateDict(); }),
@@ -292,6 +293,16 @@ TEST(OptimizerStateOf, FusedAndUnfusedTakeEachOthers) {
   load_optimizer_state(plain, StateReader(state));
 }
 
+TEST(OptimizerStateOf, AnOptionThatIsOffNeedNotBeKnown) {
+  const Net net(at::kFloat);
+  AdamW ours(net.groups(), AdamWOptions(0.01));
+  torch::optim::AdamW libtorchs(net.groups(), torch::optim::AdamWOptions(0.5));
+  load_optimizer_state(libtorchs, StateReader(optimizer_state(ours)));
+  EXPECT_EQ(libtorchs.param_groups()[0].options().get_lr(), 0.01);
+  EXPECT_NE(error_of([&] { load_optimizer_state(ours, StateReader(optimizer_state(libtorchs))); }),
+            "no error");
+}
+
 TEST(OptimizerStateOf, AnOptimizerThatWritesNothingIsRefused) {
   struct Mute : Optimizer {
     Mute() : Optimizer(std::vector<at::Tensor>{}, std::make_unique<torch::optim::SGDOptions>(0.1)) {}
@@ -343,6 +354,20 @@ TEST(OwnParameters, AreThoseThatTheModuleDoesNotHold) {
   load_own_parameters(*resumed, *model, StateReader(saved));
   EXPECT_EQ(difference(saved, own_parameters(*resumed, *model)), "");
   EXPECT_TRUE(resumed->param_groups()[0].params()[0].requires_grad());
+
+  // Without such copies they are the weights, in whatever dtype.
+  torch::nn::Linear wide(3, 2), narrow(3, 2);
+  narrow->to(at::kBFloat16);
+  for (const auto& module : {wide, narrow}) {
+    SGD steps_weights(module->parameters(), SGDOptions(0.1));
+    load_own_parameters(steps_weights, *module, StateReader(saved));
+    EXPECT_TRUE(module->weight.equal(master.detach().to(module->weight.scalar_type())));
+    EXPECT_TRUE(module->weight.requires_grad());
+    EXPECT_THAT(error_of([&] {
+                  load_own_parameters(steps_weights, *module, StateReader(StateDict{{"7", master.detach()}}));
+                }),
+                HasSubstr("there are 1 parameters of the optimizer's own, and it has 0"));
+  }
 
   const auto error = [&](const StateDict& state) {
     return error_of([&] { load_own_parameters(*resumed, *model, StateReader(state, "masters")); });

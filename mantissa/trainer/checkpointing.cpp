@@ -156,34 +156,42 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   const StateReader precision = state.at("precision");
   const bool is_same_mode = precision.at("name").to_string() == precision_->name();
   std::vector<std::string> lost;
+  // Another program's checkpoint (tools/lightning_ckpt.py) need not have all that a run of ours has.
+  const auto take = [&lost](const StateReader& from_state, const std::string& key, const std::string& what,
+                            const auto& load) {
+    if (const auto saved = from_state.find(key)) {
+      load(*saved);
+    } else {
+      lost.push_back("it has nothing for " + what + ", which begins anew");
+    }
+  };
   for (size_t i = 0; i < optimizers_.size(); ++i) {
     const OptimizerConfig& config = optimizers_[i];
     load_optimizer_state(*config.optimizer, optimizers.at(i));
-    const StateDict mine = own_parameters(*config.optimizer, *module_);
-    if (mine.size() == own.at(i).size()) {
-      load_own_parameters(*config.optimizer, *module_, own.at(i));
-    } else if (own.at(i).size() > 0) {
-      lost.emplace_back("the float32 copies of its weights are dropped");
-    }
-    if (config.scheduler) load_scheduler_state(*config.scheduler, schedules.at(i).at("scheduler"));
-    if (config.plateau) load_scheduler_state(*config.plateau, schedules.at(i).at("plateau"));
+    // Without any in the checkpoint, those made from its weights are as good.
+    if (own.at(i).size() > 0) load_own_parameters(*config.optimizer, *module_, own.at(i));
+    const std::string schedule = "the schedule of optimizer " + std::to_string(i);
+    if (config.scheduler)
+      take(schedules.at(i), "scheduler", schedule,
+           [&](const StateReader& saved) { load_scheduler_state(*config.scheduler, saved); });
+    if (config.plateau)
+      take(schedules.at(i), "plateau", schedule,
+           [&](const StateReader& saved) { load_scheduler_state(*config.plateau, saved); });
     learned_[i] = learned.at(i).to_bool();
   }
   const bool has_scale = !precision_->state_dict().empty(), had_scale = precision.at("state").size() > 0;
   if (had_scale && has_scale) precision_->load_state_dict(scalars_from_state(precision.at("state")));
   if (had_scale && !has_scale) lost.emplace_back("its loss scale is dropped");
   if (has_scale && !had_scale) lost.emplace_back("it has no loss scale, which begins anew");
-  for (const auto& [key, callback] : by_key(options_.callbacks)) {
-    auto* stateful = dynamic_cast<Stateful*>(callback);
-    if (!stateful) continue;
-    if (const auto saved = state.at("callbacks").find(key)) {
-      stateful->load_state_dict(*saved);
-    } else {
-      lost.push_back("it has nothing for the callback " + key + ", which begins anew");
-    }
-  }
-  if (auto* stateful = dynamic_cast<Stateful*>(task_)) stateful->load_state_dict(state.at("task"));
-  if (auto* stateful = dynamic_cast<Stateful*>(train_loader_)) stateful->load_state_dict(state.at("loader"));
+  const auto take_stateful = [&take](auto* object, const StateReader& from_state, const std::string& key,
+                                     const std::string& what) {
+    if (auto* stateful = dynamic_cast<Stateful*>(object))
+      take(from_state, key, what, [&](const StateReader& saved) { stateful->load_state_dict(saved); });
+  };
+  for (const auto& [key, callback] : by_key(options_.callbacks))
+    take_stateful(callback, state.at("callbacks"), key, "the callback " + key);
+  take_stateful(task_, state, "task", "the task");
+  take_stateful(train_loader_, state, "loader", "the training loader");
   progress_ = progress_of(state.at("progress"));
   seconds_before_ = state.at("seconds").to_double();
   training_metrics_.load_state_dict(state.at("training_metrics"));
@@ -192,7 +200,8 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   callback_metrics_ = metrics_of(state.at("callback_metrics"));
   if (!state.at("exact").to_bool())
     lost.emplace_back("it was saved inside an accumulation window, which is begun again");
-  resume_rng_ = checkpoint.state.at("rng");
+  take(state, "rng", "the random numbers",
+       [&](const StateReader&) { resume_rng_ = checkpoint.state.at("rng"); });
   if (lost.empty()) return;
   std::string text;
   for (const std::string& what : lost) text += (text.empty() ? "" : "; ") + what;

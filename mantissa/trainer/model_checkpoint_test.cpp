@@ -211,6 +211,40 @@ TEST_F(ModelCheckpointFiles, AnotherPrecisionTakesTheCheckpointAndSaysWhatIsLost
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("it has no loss scale, which begins anew"));
 }
 
+TEST_F(ModelCheckpointFiles, Float32CopiesAreTheWeightsOfAModeWithoutThem) {
+  run({.precision = "O2", .folder = folder_ / "half", .max_steps = 4});
+  testing::internal::CaptureStderr();
+  run({.precision = "32-true", .folder = folder_ / "rest", .max_steps = 4, .from = folder_ / "half"});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("float32 copies")));
+  const Checkpoint before = load_checkpoint(folder_ / "half" / names("half").front()),
+                   after = load_checkpoint(folder_ / "rest" / names("rest").front());
+  const StateReader copies = StateReader(before.state).at("own_parameters").at(0);
+  ASSERT_GT(copies.size(), 0U);
+  int64_t number = 0, finer = 0;
+  for (const auto& parameter : Net().net->named_parameters()) {
+    const auto copy = copies.find(std::to_string(number++));
+    if (!copy) continue;  // batch norm is float32 itself
+    const std::string& name = parameter.key();
+    EXPECT_TRUE(after.weights.at(name).equal(copy->to_tensor())) << name;
+    finer += !before.weights.at(name).to(at::kFloat).equal(copy->to_tensor());
+  }
+  EXPECT_GT(finer, 0) << "the copies were no better than the weights";
+}
+
+TEST_F(ModelCheckpointFiles, WhatACheckpointLacksBeginsAnewAndIsTold) {
+  run({.folder = folder_ / "whole", .max_steps = 4});
+  const std::filesystem::path saved = folder_ / "whole" / names("whole").front();
+  Checkpoint checkpoint = load_checkpoint(saved);
+  checkpoint.state.erase("rng");
+  checkpoint.state.at("callbacks") = StateDict();
+  save_checkpoint(folder_ / "foreign", checkpoint);
+  testing::internal::CaptureStderr();
+  run({.folder = folder_ / "rest", .from = folder_ / "foreign"});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("nothing for the callback mantissa::EMAWeightAveraging, which begins anew"),
+                    HasSubstr("nothing for the random numbers, which begins anew")));
+}
+
 /// Logs a metric that it is told, epoch by epoch.
 struct Logs : OneWeight {
   void validation_step(const Batch&, int64_t) override { log("m", values.at(validated++)); }
