@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Turns a checkpoint of Lightning (`.ckpt`) into files that hold data and no code.
+"""Turns a checkpoint of Lightning (`.ckpt`) into one of Mantissa's, which holds data and no code.
 
     lightning_ckpt.py epoch=3-step=400.ckpt OUT --strip-prefix model.
 
-makes the folder OUT with weights.safetensors (the state_dict) and lightning.json (hyperparameters, epoch, global_step,
-gradient scaler, Lightning's version). Needs torch and safetensors, not Lightning. A `.ckpt` is a pickle, which can run
-any code: it is read with weights_only=True, which runs none; --trust reads one that needs more.
+makes the folder OUT, a checkpoint as docs/checkpoints.md describes, from which Trainer::fit() goes on: weights, optimizers,
+schedules, loss scale, epoch and step. Beside it, OUT/lightning.json has the rest: hyperparameters, Lightning's version.
+Not taken: random numbers, which are no C++ generator's, and the state of callbacks. Needs torch, safetensors and xxhash, not
+Lightning. A `.ckpt` is a pickle, which can run any code: it is read with weights_only=True, which runs none; --trust reads one
+that needs more.
 
 Exit status: 0 done, 1 the file cannot be read or written, 2 the command is wrong. Nothing is left behind in 1 and 2.
 """
@@ -18,10 +20,13 @@ import pathlib
 import pickle
 import re
 import shutil
+import struct
 import sys
+import time
 import zipfile
 
 import torch
+import xxhash
 from safetensors.torch import save_file
 
 
@@ -109,13 +114,142 @@ def plain(value):
     return str(value)
 
 
-def write(folder, tensors, info):
+# safetensors' names; C128 is Mantissa's own, stored as F64 with one more dimension of 2.
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+          torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16",
+          torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64", torch.complex128: "C128", torch.float8_e4m3fn: "F8_E4M3",
+          torch.float8_e5m2: "F8_E5M2", torch.float8_e8m0fnu: "F8_E8M0"}
+# How Python's optimizers run, and what its schedules keep in the groups; nothing that C++'s could be told.
+PYTHONS_OWN = {"foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay", "initial_lr", "swa_lr"}
+
+
+def entry(value, name):
+    if value.dtype not in DTYPES:
+        raise Refused(f"'{name}' is {value.dtype}, which no checkpoint holds; convert it before it is saved")
+    return {"dtype": DTYPES[value.dtype], "shape": list(value.shape)}
+
+
+def tree(value, path, tensors):
+    """`value` as a manifest has it; its tensors go into `tensors` under their paths."""
+    if isinstance(value, dict):
+        return {("$" if str(key).startswith("$") else "") + str(key): tree(item, f"{path}.{key}" if path else str(key), tensors)
+                for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [tree(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value
+        return {"$tensor": path, **entry(value, path)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$double": "0x" + struct.pack(">d", value).hex()}
+    if value is None or isinstance(value, (bool, float, str)) or (isinstance(value, int) and -2**63 <= value < 2**63):
+        return value
+    raise Refused(f"'{path}' is {type(value).__name__}, which no checkpoint holds; --weights-only leaves it out")
+
+
+WHOLE_NUMBERS = {"params", "max_iter", "max_eval", "history_size"}
+
+
+def option(name, value):
+    """Python takes 0 for 0.0."""
+    value = value.item() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, (list, tuple)) and name not in WHOLE_NUMBERS:
+        return [option(name, item) for item in value]
+    return float(value) if type(value) is int and name not in WHOLE_NUMBERS else value
+
+
+def optimizer_tree(saved):
+    """A state_dict() of torch.optim's as Mantissa has it: what C++ has no use for and what is None left out."""
+    groups = [{name: option(name, value) for name, value in group.items() if name not in PYTHONS_OWN | {"param_names"}}
+              for group in saved["param_groups"]]
+    return {"param_groups": groups,
+            "state": {str(number): {name: value for name, value in state.items() if value is not None}
+                      for number, state in saved["state"].items() if any(value is not None for value in state.values())}}
+
+
+def schedule_tree(saved):
+    """Of ReduceLROnPlateau, or of a schedule that counts its steps."""
+    if "num_bad_epochs" in saved:
+        return {"plateau": {"best": float(saved["best"]), "num_bad_epochs": saved["num_bad_epochs"],
+                            "cooldown_counter": saved["cooldown_counter"], "last_epoch": saved["last_epoch"]}}
+    return {"scheduler": {"step_count": saved["last_epoch"], "base_lrs": [float(rate) for rate in saved.get("base_lrs", [])]}}
+
+
+def progress_tree(checkpoint):
+    """Where the next batch stands. Lightning counts an epoch as begun until after what is saved at its end."""
+    loop = (checkpoint.get("loops") or {}).get("fit_loop")
+    progress = {"epoch": checkpoint.get("epoch") or 0, "batches": 0, "total_batches": 0,
+                "global_step": checkpoint.get("global_step") or 0, "skipped_steps": 0, "validated_batches": -1}
+    if loop:
+        batches = loop["epoch_loop.batch_progress"]
+        is_whole = batches["is_last_batch"]
+        progress["epoch"] = loop["epoch_progress"]["current"]["ready"] - (0 if is_whole else 1)
+        progress["batches"] = 0 if is_whole else batches["current"]["ready"]
+        progress["total_batches"] = batches["total"]["ready"]
+        if is_whole:
+            progress["validated_batches"] = progress["total_batches"]
+    return progress
+
+
+def state_of(checkpoint, weights, left_out):
+    """What Trainer::fit() goes on from, see docs/checkpoints.md."""
+    optimizers = [optimizer_tree(saved) for saved in checkpoint.get("optimizer_states", [])]
+    schedules = [{} for _ in optimizers]
+    saved = checkpoint.get("lr_schedulers", [])
+    # Whose they are is not in the file; each optimizer may have one.
+    if len(saved) == len(optimizers):
+        for index, schedule in enumerate(saved):
+            try:
+                schedules[index] = schedule_tree(schedule)
+            except KeyError:
+                left_out.append(f"lr_schedulers.{index}")
+    elif saved:
+        left_out.append("lr_schedulers")
+    scaler = checkpoint.get("MixedPrecision", checkpoint.get("native_amp_scaling_state")) or {}
+    dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
+    mode = {torch.bfloat16: "bf16-true", torch.float16: "16-true", torch.float64: "64-true"}
+    name = "16-mixed" if scaler else mode.get(min(dtypes, key=lambda dtype: dtype.itemsize, default=None), "32-true")
+    return {"progress": progress_tree(checkpoint), "exact": True, "seconds": 0.0,
+            "precision": {"name": name, "state": scaler}, "optimizers": optimizers,
+            "own_parameters": [{} for _ in optimizers], "schedules": schedules, "learned": [True for _ in optimizers],
+            "callbacks": {}, "training_metrics": {}, "epoch_metrics": {}, "validation_metrics": {}, "callback_metrics": {}}
+
+
+def storable(tensors):
+    """With memory of their own, complex128 as safetensors can hold it."""
+    return {name: torch.view_as_real(value).contiguous() if value.dtype == torch.complex128 else value
+            for name, value in untied(tensors)[0].items()}
+
+
+def digest(path):
+    total = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            total.update(block)
+    return total.hexdigest()
+
+
+def manifest(folder, step, weights, state):
+    files = {path.name: {"bytes": path.stat().st_size, "xxh3_128": digest(path)} for path in sorted(folder.iterdir())}
+    text = json.dumps({"format": "mantissa-checkpoint", "version": 1, "mantissa": "lightning_ckpt.py",
+                       "libtorch": torch.__version__, "step": step, "written_unix_ms": time.time_ns() // 10**6, "files": files,
+                       "weights": {name: entry(value, name) for name, value in weights.items()}, "state": state},
+                      indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n}").encode()
+    return text + f',\n "xxh3_128": "{xxhash.xxh3_128_hexdigest(text)}"\n}}\n'.encode()
+
+
+def write(folder, weights, state, info):
     """The one place that knows what the result looks like on the disk: whole under its name, or not there."""
     temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary.mkdir()
     try:
-        save_file(tensors, temporary / "weights.safetensors", metadata={"format": "pt"})
+        save_file(storable(weights), temporary / "weights.safetensors", metadata={"format": "pt"})
+        if state is not None:
+            tensors = {}
+            nodes = tree(state, "", tensors)
+            save_file(storable(tensors), temporary / "state.safetensors")
+            step = state["progress"]["global_step"]
+            (temporary / "manifest.json").write_bytes(manifest(temporary, step, weights, nodes))
         (temporary / "lightning.json").write_text(json.dumps(info, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         for path in [*temporary.iterdir(), temporary]:
             handle = os.open(path, os.O_RDONLY)
@@ -129,12 +263,19 @@ def write(folder, tensors, info):
         raise
 
 
-def convert(path, folder, prefix="", trust=False):
+def convert(path, folder, prefix="", trust=False, weights_only=False):
     if os.path.lexists(folder):
         raise Refused(f"'{folder}' is there already; choose another folder, or remove it")
     checkpoint = load(path, trust)
     tensors, left_out = renamed(checkpoint["state_dict"], prefix)
     tensors, tied = untied(tensors)
+    state = None
+    if not weights_only and checkpoint.get("optimizer_states"):
+        try:
+            state = state_of(checkpoint, tensors, left_out)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Refused(f"'{path}' has a training state of another form than Lightning's ({type(error).__name__}: "
+                          f"{first_line(error)}); --weights-only takes the weights alone") from error
     info = {
         "epoch": checkpoint.get("epoch"),
         "global_step": checkpoint.get("global_step"),
@@ -145,29 +286,36 @@ def convert(path, folder, prefix="", trust=False):
         "tied": tied,
         "left_out": left_out,
     }
-    write(folder, tensors, plain(info))
-    return tensors, left_out, tied
+    write(folder, tensors, state, plain(info))
+    return tensors, left_out, tied, state
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description="Turns a Lightning .ckpt into weights.safetensors and lightning.json.",
+    parser = argparse.ArgumentParser(description="Turns a Lightning .ckpt into a checkpoint of Mantissa's.",
                                      epilog="Exit status: 0 done, 1 a file cannot be read or written, 2 the command is wrong.")
     parser.add_argument("ckpt", type=pathlib.Path, help="the checkpoint that Lightning wrote")
     parser.add_argument("out", type=pathlib.Path, help="the folder to make")
     parser.add_argument("--strip-prefix", default="", metavar="TEXT",
                         help="take this from the beginning of names, such as model.")
+    parser.add_argument("--weights-only", action="store_true",
+                        help="leave out optimizers, schedules, loss scale and progress")
     parser.add_argument("--trust", action="store_true", help="run the code that the file may hold")
     options = parser.parse_args(arguments)
     try:
-        tensors, left_out, tied = convert(options.ckpt, options.out, options.strip_prefix, options.trust)
+        tensors, left_out, tied, state = convert(options.ckpt, options.out, options.strip_prefix, options.trust,
+                                                 options.weights_only)
     except (Refused, OSError) as error:
         print(f"lightning_ckpt: error: {error}", file=sys.stderr)
         return 1
     print(f"{options.out}: {len(tensors)} tensors, {sum(value.nbytes for value in tensors.values())} bytes")
+    if state is None:
+        print("weights only: " + ("as asked" if options.weights_only else "the file has no optimizers to go on with"))
+    else:
+        print("to go on from epoch {epoch}, batch {batches}, step {global_step}".format(**state["progress"]))
     for name, first in tied.items():
         print(f"tied: '{name}' is a copy of '{first}'")
     if left_out:
-        print(f"lightning_ckpt: warning: no tensors and left out: {', '.join(left_out)}", file=sys.stderr)
+        print(f"lightning_ckpt: warning: left out: {', '.join(left_out)}", file=sys.stderr)
     common = os.path.commonprefix(list(tensors)).rpartition(".")
     if len(tensors) > 1 and common[1]:
         print(f"hint: all names begin with '{common[0]}.'; --strip-prefix {common[0]}. takes it off")

@@ -3,7 +3,7 @@
 //
 //   parity_runner JOB.json
 //
-// Job:    without "model", see optimizer_job.h. Files are safetensors: `weights` under state_dict names;
+// Job:    without "model", see optimizer_job.h. "max_epochs" and "ckpt_path" may be missing. Files are safetensors: `weights` under state_dict names;
 // `data` with "data" [n, ...],
 //         "target" [n, ...] and "order" int64 [batches, batch_size].
 // Result: `output`, safetensors: "loss" [batches] as the task returned it, "scale" [batches] after each batch
@@ -64,6 +64,7 @@ void run(const Json& job) {
 
   auto recorder = std::make_shared<Recorder>();
   TrainerOptions options{.device = "cpu",
+                         .max_epochs = job.value("max_epochs", 1),
                          .accumulate_grad_batches = job["accumulate_grad_batches"].get<int64_t>(),
                          .gradient_clip_val = job["gradient_clip_val"],
                          .callbacks = {recorder}};
@@ -83,7 +84,7 @@ void run(const Json& job) {
       [&](torch::nn::Module& module) {
         return OptimizerConfig{std::shared_ptr(make_optimizer(job, module.parameters()))};
       });
-  const FitResult fit = trainer.fit(task, loader);
+  const FitResult fit = trainer.fit(task, loader, nullptr, job.value("ckpt_path", ""));
 
   std::map<std::string, at::Tensor> result{{"loss", at::stack(recorder->losses)},
                                            {"scale", at::tensor(recorder->scales, at::kDouble)},

@@ -1,6 +1,8 @@
 """The other side of parity_runner.cpp: the same job as a plain PyTorch loop."""
 
 import contextlib
+import pathlib
+import re
 
 import models
 import torch
@@ -81,3 +83,11 @@ def run(job, on_step=lambda: None):
               "skipped": torch.tensor(skipped)}
     result.update({f"weights.{name}": value for name, value in model.state_dict().items()})
     return result
+
+
+def load_checkpoint(folder):
+    """step, weights, state: by the reader that docs/checkpoints.md prints."""
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    return names["load"](folder)

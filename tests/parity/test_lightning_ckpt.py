@@ -1,4 +1,5 @@
-"""tools/lightning_ckpt.py on checkpoints that Lightning really wrote, and on files that want to run code."""
+"""tools/lightning_ckpt.py on checkpoints that Lightning really wrote, and on files that want to run code; and runs that
+Lightning began and ours end."""
 
 import json
 import os
@@ -8,9 +9,11 @@ import sys
 
 import lightning
 import pytest
+import reference
 import torch
-from conftest import BUILD
+from conftest import BUILD, assert_same
 from safetensors.torch import load_file
+from test_lightning import Twin, run_lightning
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "tools" / "lightning_ckpt.py"
 
@@ -76,7 +79,9 @@ def test_weights_and_numbers_arrive(tmp_path):
     assert info["tied"] == {"head.weight": "embed.weight"} and not info["left_out"]
     seen = subprocess.run([BUILD / "mantissa", "inspect", "--json", "--check", tmp_path / "out"], capture_output=True, text=True)
     assert seen.returncode == 0, seen.stderr
-    assert [tensor["name"] for tensor in json.loads(seen.stdout)[0]["tensors"]] == sorted(want)
+    names = [tensor["name"] for tensor in json.loads(seen.stdout)[0]["tensors"]]
+    assert [name for name in names if not name.startswith("state/")] == sorted(want)
+    assert "state/optimizers.0.state.0.exp_avg" in names
     reloaded = Tied()
     reloaded.load_state_dict(weights)
 
@@ -153,3 +158,56 @@ def test_a_truncated_checkpoint_and_a_plain_state_dict(tmp_path):
 def test_names_that_would_collide(tmp_path):
     torch.save({"state_dict": {"w": torch.ones(2), "model.w": torch.ones(2)}}, tmp_path / "run.ckpt")
     refused(run("run.ckpt", "out", "--strip-prefix", "model.", cwd=tmp_path), tmp_path, "there twice")
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("optimizer,steps", [("adamw", 62), ("sgd", 41)])
+def test_ours_ends_what_lightning_began_bit_for_bit(make_job, run_mantissa, tmp_path, precision, optimizer, steps):
+    job = make_job(model="convnet", precision=precision, batches=31, optimizer=optimizer, lr=1e-3)
+    begun = {**job, "max_epochs": -1, "max_steps": steps}
+    run_lightning(begun, tmp_path, save=tmp_path / "run.ckpt")
+    done = run("run.ckpt", "out", "--strip-prefix", "model.", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"to go on from epoch {steps // 31}, batch {steps % 31}, step {steps}" in done.stdout
+    theirs = run_lightning({**job, "max_epochs": 3}, tmp_path)
+    ours = run_mantissa({**job, "max_epochs": 3, "ckpt_path": str(tmp_path / "out")})
+    for name in "loss", "scale", "skipped":
+        theirs[name] = theirs[name][steps:]
+    assert_same(ours, theirs)
+
+
+class Scheduled(Twin):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def test_the_docs_reader_finds_schedule_scale_and_progress(make_job, tmp_path):
+    job = make_job(precision="bf16-mixed", batches=5)
+    run_lightning({**job, "max_epochs": 2}, tmp_path, save=tmp_path / "run.ckpt", twin=Scheduled)
+    checkpoint = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    scaler = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
+    torch.save({**checkpoint, "MixedPrecision": scaler}, tmp_path / "run.ckpt")
+    assert run("run.ckpt", "out", cwd=tmp_path).returncode == 0
+    step, weights, state = reference.load_checkpoint(tmp_path / "out")
+    assert step == 10 and weights.keys() == checkpoint["state_dict"].keys()
+    assert state["precision"] == {"name": "16-mixed", "state": scaler}
+    assert state["schedules"] == [{"scheduler": {"step_count": 2, "base_lrs": [0.05]}}]
+    assert state["progress"] == {"epoch": 2, "batches": 0, "total_batches": 10, "global_step": 10, "skipped_steps": 0,
+                                 "validated_batches": 10}
+    assert state["optimizers"][0]["param_groups"][0]["lr"] == 0.05 / 4
+    buffer = checkpoint["optimizer_states"][0]["state"][0]["momentum_buffer"]
+    assert torch.equal(state["optimizers"][0]["state"]["0"]["momentum_buffer"], buffer)
+
+
+def test_what_is_no_training_state_is_refused_or_left_out(make_job, tmp_path):
+    job = make_job(batches=3)
+    run_lightning(job, tmp_path, save=tmp_path / "run.ckpt")
+    whole = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    torch.save({**whole, "optimizer_states": [{"state": {}}]}, tmp_path / "run.ckpt")
+    refused(run("run.ckpt", "out", cwd=tmp_path), tmp_path, "param_groups", "--weights-only")
+    done = run("run.ckpt", "out", "--weights-only", cwd=tmp_path)
+    assert done.returncode == 0 and not (tmp_path / "out" / "manifest.json").exists()
+    torch.save({**whole, "lr_schedulers": [{"milestones": 3}]}, tmp_path / "run.ckpt")
+    done = run("run.ckpt", "out2", cwd=tmp_path)
+    assert done.returncode == 0 and "lr_schedulers.0" in done.stderr
