@@ -196,7 +196,7 @@ std::string why_no_checkpoint(const fs::path& path) {
   // Its beginning tells, also of one that is cut or has a byte changed further on.
   std::string begin(128, '\0');
   std::ifstream(path / kManifestFile, std::ios::binary).read(begin.data(), std::streamsize(begin.size()));
-  if (begin.find("\"" + std::string(kManifestFormat) + "\"") != std::string::npos) return "";
+  if (begin.find(c10::str('"', kManifestFormat, '"')) != std::string::npos) return "";
   bool has_tensors = false, is_empty = true;
   fs::directory_iterator entries(path, error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
