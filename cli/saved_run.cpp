@@ -44,20 +44,23 @@ SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {
   if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
   run.data = unsplit && command.flags.data ? load_all_data(o) : load_data(o);
   run.model = make_model(*o.model, run.data.input);
-  run.weights = folder / "weights.safetensors";
+  run.weights = folder / kWeights;
   if (!o.weights->empty()) {
     run.weights = *o.weights;
-  } else if (!fs::exists(run.weights)) {
+  } else if (!fs::exists(run.weights) || !fs::exists(folder / kResult)) {
+    // Without a result, weights are those of a training that has been gone on with since.
     const fs::path checkpoints = folder / kCheckpoints;
     const auto newest = fs::is_directory(checkpoints) ? load_newest(checkpoints) : std::nullopt;
-    TORCH_CHECK(newest, "the run in ", folder.string(),
+    TORCH_CHECK(newest || fs::exists(run.weights), "the run in ", folder.string(),
                 " has neither weights.safetensors nor a checkpoint; give --weights FILE");
-    for (const std::string& warning : newest->warnings) {
-      TORCH_WARN(warning);
+    if (newest) {
+      for (const std::string& warning : newest->warnings) {
+        TORCH_WARN(warning);
+      }
+      run.weights = newest->path / "weights.safetensors";
+      load_weights(*run.model, newest->checkpoint.weights, run.weights.string());
+      return run;
     }
-    run.weights = newest->path / "weights.safetensors";
-    load_weights(*run.model, newest->checkpoint.weights, run.weights.string());
-    return run;
   }
   load_weights(*run.model, run.weights);
   return run;
