@@ -40,15 +40,19 @@ FitProgress progress_of(const StateReader& state) {
           state.at("skipped_steps").to_int(0, kMany), state.at("validated_batches").to_int(-1, kMany)};
 }
 
-/// Callbacks by what a checkpoint calls them: their class, and a number where there are several of it.
+/// `name`, with a number where there are several of it.
+template <typename Keyed>
+std::string unused_key(const Keyed& keyed, const std::string& name) {
+  std::string key = name;
+  for (int n = 2; keyed.contains(key); ++n) key = name + "#" + std::to_string(n);
+  return key;
+}
+
+/// Callbacks by what a checkpoint calls them: their class.
 std::map<std::string, Callback*> by_key(const std::vector<std::shared_ptr<Callback>>& callbacks) {
   std::map<std::string, Callback*> keyed;
-  for (const auto& callback : callbacks) {
-    const std::string key = callback->state_key();
-    std::string name = key;
-    for (int n = 2; keyed.contains(name); ++n) name = key + "#" + std::to_string(n);
-    keyed.emplace(name, callback.get());
-  }
+  for (const auto& callback : callbacks)
+    keyed.emplace(unused_key(keyed, callback->state_key()), callback.get());
   return keyed;
 }
 
@@ -121,8 +125,34 @@ Checkpoint Trainer::checkpoint() {
     all.state.emplace("task", stateful->state_dict());
   if (const auto* stateful = dynamic_cast<const Stateful*>(train_loader_))
     all.state.emplace("loader", stateful->state_dict());
+  StateDict rows;
+  for (const auto& [key, logger] : loggers_by_key())
+    if (const auto logged = logger->rows()) rows.emplace(key, *logged);
+  all.state.emplace("loggers", std::move(rows));
   tell([&](Callback& c) { c.on_save_checkpoint(*this, all); });
   return all;
+}
+
+/// Those that have not failed, by what a checkpoint calls them.
+std::map<std::string, std::shared_ptr<Logger>> Trainer::loggers_by_key() {
+  const std::lock_guard lock(loggers_mutex_);
+  std::map<std::string, std::shared_ptr<Logger>> keyed;
+  for (const auto& logger : loggers_) keyed.emplace(unused_key(keyed, logger->name()), logger);
+  return keyed;
+}
+
+/// Where a checkpoint says how many rows a logger had, what came after them goes; else what came after its step.
+void Trainer::resume_logs(const StateReader& state) {
+  const auto rows = state.find("loggers");
+  const auto keyed = loggers_by_key();
+  each_logger([&](Logger& logger) {
+    for (const auto& [key, known] : keyed) {
+      if (known.get() != &logger) continue;
+      const auto logged = rows ? rows->find(key) : std::nullopt;
+      if (!logged) return logger.resume_from(progress_.steps);
+      return logger.resume_from(progress_.steps, logged->to_int(0, std::numeric_limits<int64_t>::max()));
+    }
+  });
 }
 
 /// What changes the numbers of a run that goes on with another.

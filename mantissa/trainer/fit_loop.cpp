@@ -138,7 +138,7 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesy
     });
     if (checkpoint) {
       resume(*checkpoint, ckpt_path.string());
-      each_logger([&](Logger& logger) { logger.resume_from(progress_.steps); });
+      resume_logs(StateReader(checkpoint->state, ckpt_path.string()));
     }
     checkpoint.reset();
     if (val && options_.num_sanity_val_steps != 0 && ckpt_path.empty() && !wants_end(progress_.epoch))

@@ -155,7 +155,7 @@ TEST_F(KeptCheckpoints, NeitherAnErrorNorASignalDisplacesTheBest) {
     explicit Ends(bool throws_) : throws(throws_) {}
     void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
       if (batch.global_step != 3) return;
-      if (throws) throw std::runtime_error("the callback failed");
+      TORCH_CHECK(!throws, "the callback failed");
       std::raise(SIGINT);
     }
     bool throws;
@@ -233,7 +233,8 @@ TEST_F(KeptCheckpoints, NamesInAStateThatLeadOutOfTheFolderAreRefused) {
   fit({.dirpath = folder_ / "run", .filename = "{epoch}"}, {1});
   std::filesystem::create_directories(folder_ / "victim");
   std::ofstream(folder_ / "victim" / "manifest.json") << "{}";
-  for (const std::string name : {"../victim", (folder_ / "victim").string().c_str(), ".."}) {
+  for (const std::string& name :
+       {std::string("../victim"), (folder_ / "victim").string(), std::string("..")}) {
     Checkpoint checkpoint = load_checkpoint(folder_ / "run" / "0");
     auto* callbacks = checkpoint.state.at("callbacks").get_if<StateDict>();
     auto* state = callbacks->at("mantissa::ModelCheckpoint").get_if<StateDict>();

@@ -200,6 +200,8 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   to_remove_.clear();
   last_path_ = options_.dirpath / name;
   if (options_.save_top_k == -1) saved_.insert(name);
+  std::sort(write.dropped.begin(), write.dropped.end());
+  write.dropped.erase(std::unique(write.dropped.begin(), write.dropped.end()), write.dropped.end());
   std::erase_if(write.dropped, [&](const std::string& other) {
     return other == name || best_.contains(other) || options_.save_top_k == -1;
   });

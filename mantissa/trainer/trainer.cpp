@@ -81,9 +81,10 @@ std::string Trainer::stopped_by() const {
 std::optional<double> Trainer::metric_now(const std::string& name) const {
   const auto found = callback_metrics_.find(name);
   if (found == callback_metrics_.end()) return std::nullopt;
-  const int64_t measured =
-      validation_metrics_.contains(name) ? progress_.validated_batches : measured_batches_;
-  return measured == progress_.total_batches ? std::optional(found->second) : std::nullopt;
+  const bool is_new = validation_metrics_.contains(name)
+                          ? progress_.validated_batches == progress_.total_batches
+                          : epoch_metrics_.contains(name) && measured_batches_ == progress_.total_batches;
+  return is_new ? std::optional(found->second) : std::nullopt;
 }
 
 torch::optim::Optimizer* Trainer::optimizer() const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -170,6 +171,8 @@ class Trainer {
   void resume_random_numbers();
   double seconds_so_far() const;
   StateDict setup_state() const;
+  std::map<std::string, std::shared_ptr<Logger>> loggers_by_key();
+  void resume_logs(const StateReader& state);
 
   // logging.cpp
   void each_logger(const std::function<void(Logger&)>& call);
