@@ -4,7 +4,10 @@ What docs/trainer.md has otherwise is accounted for by a rule:
 - what a run ends on is validated, whatever the interval (with_final_validation);
 - a stop() in the middle of an accumulation window waits for its step, so none of the jobs stops there (stops_inside_a_window);
 - min_steps alone leaves min_epochs at 0, which Lightning then takes as 1 (lightning_trace says 0);
-- minima above their maxima, and a share as val_check_interval without check_val_every_n_epoch, are refused (is_refused).
+- minima above their maxima, and a share as val_check_interval without check_val_every_n_epoch, are refused (is_refused);
+- overfit_batches validates on training's batches, of which limits can take some; Lightning on as many, or that share, of the
+  validation loader's, whatever the limits: jobs with it have equal loaders and no limits;
+- without a validation loader val_check_interval is not looked at; Lightning refuses it where it is above the epoch's batches.
 """
 
 import json
@@ -98,6 +101,11 @@ def random_jobs(count):
         for name, choose in choices.items():
             if rng.random() < (0.1 if name == "overfit_batches" else 0.3):
                 options[name] = choose()
+        if "overfit_batches" in options:
+            val = train
+            options = {name: value for name, value in options.items() if not name.startswith("limit_")}
+        if val == 0:
+            options.pop("val_check_interval", None)
         job = (train, val, options, rng.randint(1, 12) if rng.random() < 0.4 else None)
         if not stops_inside_a_window(job) and not is_refused(job):
             jobs.append(job)
