@@ -248,6 +248,30 @@ TEST_F(Program, ARunThatFailsBeforeItsFirstStepRemovesItsFolder) {
   EXPECT_EQ(read(folder_ / "mine/metrics.csv"), "kept");
 }
 
+// The second must not take the first one's files along when it gives up.
+TEST_F(Program, OfTwoRunsInOneFolderOneIsWholeAndOneIsRefused) {
+  for (int i = 0; i < 6; ++i) {
+    const std::string name = "both" + std::to_string(i),
+                      words = "fit --device cpu --quiet --model mlp --max-steps 20 --output " + name;
+    run(words + " 2>first.txt & pid=$!; " MANTISSA_PROGRAM " " + words +
+        " 2>second.txt; echo $? >second.status; wait $pid; echo $? >first.status");
+    const std::string first = read(folder_ / "first.status"), second = read(folder_ / "second.status");
+    EXPECT_EQ(std::set({first, second}), std::set<std::string>({"0\n", "1\n"})) << first << second;
+    EXPECT_THAT(read(folder_ / (first == "0\n" ? "second.txt" : "first.txt")),
+                MatchesRegex("mantissa: error: [^\n]*(is in use by process|already holds a run's)[^\n]*\n"));
+    for (const char* file :
+         {"config.yaml", "metrics.csv", "result.json", "weights.safetensors", "checkpoints"})
+      EXPECT_TRUE(fs::exists(folder_ / name / file)) << file;
+    EXPECT_FALSE(fs::exists(folder_ / name / ".lock"));
+  }
+}
+
+// What a killed process has left of its lock is no run.
+TEST_F(Program, AFolderWithAnOldLockIsFree) {
+  write("run/.lock", "process 1 on nowhere");
+  EXPECT_EQ(fit("--model mlp --max-steps 1 --output run").status, 0);
+}
+
 TEST_F(Program, ALossThatIsNotFiniteIsWarnedOf) {
   const Outcome outcome = fit("--precision 32-true --model mlp --max-steps 20 --lr 1e6");
   EXPECT_EQ(outcome.status, 0);

@@ -21,8 +21,8 @@ struct FitOptions {
       min_scale, max_scale, hysteresis_steps, warn_after_skips, keep_batchnorm_fp32, master_weights;
   std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
       threads, classes, num_workers, log_every_n_steps, every_n_train_steps, save_top_k, min_epochs,
-      min_steps, check_val_every_n_epoch, num_sanity_val_steps, patience;
-  std::optional<bool> stochastic_rounding, transactional, trace_nonfinite, enable_checkpointing, fast_dev_run,
+      min_steps, check_val_every_n_epoch, num_sanity_val_steps, patience, fast_dev_run;
+  std::optional<bool> stochastic_rounding, transactional, trace_nonfinite, enable_checkpointing,
       detect_anomaly;
   std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val, ema_decay,
       min_delta;
@@ -78,7 +78,7 @@ void for_each_option(Options& o, const Visit& visit) {
         "validate in every N-th epoch; 0: --val-check-interval counts batches over all epochs");
   visit("num_sanity_val_steps", o.num_sanity_val_steps,
         "validation batches before training, to find at once what is wrong there; -1: all");
-  visit("fast_dev_run", o.fast_dev_run, "true: one batch of everything, to see whether it runs");
+  visit("fast_dev_run", o.fast_dev_run, "above 0: so many batches of everything, to see whether it runs");
   visit("batch_size", o.batch_size, "samples a batch");
   visit("num_workers", o.num_workers,
         "threads that read batches ahead, with the same result; 0: the training's own");

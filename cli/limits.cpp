@@ -61,7 +61,7 @@ void check_limits(const FitOptions& o) {
 }
 
 int64_t total_steps(const FitOptions& o, const Loader& train) {
-  if (*o.fast_dev_run) return 1;
+  if (*o.fast_dev_run > 0) return *o.fast_dev_run;
   const BatchLimit overfit = batch_limit("--overfit-batches", *o.overfit_batches);
   int64_t batches = train.size();
   if (!overfit.is_none()) batches = overfit.of(batches, "overfit_batches");

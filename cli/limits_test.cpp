@@ -117,7 +117,7 @@ TEST_F(Limits, MonitorsWriteTheirColumns) {
 }
 
 TEST_F(Limits, FastDevRunTriesEverythingAndLeavesNoCheckpointAndNoLog) {
-  const json result = fitted("--fast-dev-run true --callbacks LearningRateMonitor --early-stopping val_loss");
+  const json result = fitted("--fast-dev-run 1 --callbacks LearningRateMonitor --early-stopping val_loss");
   EXPECT_EQ(result["steps"], 1);
   EXPECT_TRUE(result["val_loss"].is_number());
   const std::set<std::string> left = listing();

@@ -68,7 +68,7 @@ FitOptions common_recipe() {
   o.classes = 0, o.seed = 1, o.threads = 0, o.num_workers = 0;
   o.weights = "", o.output = "";
   o.logger = "csv,tensorboard", o.log_every_n_steps = 50;
-  o.max_time = "", o.min_epochs = 0, o.min_steps = 0, o.fast_dev_run = o.detect_anomaly = false;
+  o.max_time = "", o.min_epochs = 0, o.min_steps = 0, o.fast_dev_run = 0, o.detect_anomaly = false;
   o.early_stopping = "", o.patience = 3, o.min_delta = 0.0, o.callbacks = "none";
   o.limit_train_batches = o.limit_val_batches = o.val_check_interval = "1.0", o.overfit_batches = "0.0";
   o.check_val_every_n_epoch = 1, o.num_sanity_val_steps = 2;

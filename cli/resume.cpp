@@ -12,6 +12,7 @@
 #include "cli/plan.h"
 #include "cli/recipe.h"
 #include "cli/run.h"
+#include "cli/run_folder.h"
 #include "cli/saved_run.h"
 #include "mantissa/trainer/interrupt.h"
 
@@ -26,13 +27,16 @@ struct ResumeCommand {
 
 /// Whether the run in `folder` came to its end by itself.
 bool is_complete(const std::filesystem::path& folder) {
-  std::ifstream in(folder / "result.json");
+  std::ifstream in(folder / kResult);
   const Json result = Json::parse(in, nullptr, /*allow_exceptions=*/false);
   return result.is_object() && result.value("interrupted_by", 1) == 0;
 }
 
 void resume(const ResumeCommand& command) {
   const std::filesystem::path folder = command.folder;
+  usage([&] { return read_run_config(folder); });  // nothing is locked where no run is
+  RunFolder held(folder);
+  // Read again: another process may have had it until now.
   const FitOptions before = usage([&] { return read_run_config(folder); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, before)); });
   const FitOptions& given = command.flags;
@@ -46,7 +50,7 @@ void resume(const ResumeCommand& command) {
   const InterruptScope interrupt;
   std::FILE* const to = command.json == "-" ? stderr : stdout;
   const Json plan = command.plan ? plan_fit(o, to) : Json();
-  const std::vector<Json> results{resume_fit(o, folder, command.quiet, plan)};
+  const std::vector<Json> results{resume_fit(o, held, command.quiet, plan)};
   report(results, command.json, /*as_array=*/false);
   if (command.plan) print_measured(results, to);
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fmt/format.h>
+#include <system_error>
 #include <utility>
 
 #include <ATen/Parallel.h>
@@ -28,16 +30,31 @@
 namespace mantissa::cli {
 namespace {
 
-/// Keeps the folder of a run that took a step; one that failed before has nothing worth keeping.
-class KeepsFolder final : public Callback {
+/// Makes a folder that of a run which took a step. One that failed before has nothing worth keeping, or, if
+/// it went on with an earlier one, leaves that one's words and result as they were.
+class BeginsRun final : public Callback {
  public:
-  explicit KeepsFolder(RunFolder& folder) : folder_(folder) {}
+  /// `config`: to be written then; "" if it has been.
+  BeginsRun(RunFolder& folder, std::string config) : folder_(folder), config_(std::move(config)) {}
   void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) override {
-    if (batch.stepped) folder_.keep();
+    if (batch.stepped) begin();
+  }
+  void begin() {
+    if (std::exchange(begun_, true)) return;
+    folder_.keep();
+    if (!config_.empty()) write_file_atomically(folder_.file("config.yaml"), config_);
+    // It would tell of the training before, and that the run is complete, should this one be killed.
+    const std::filesystem::path result = folder_.file(kResult);
+    std::error_code error;
+    std::filesystem::remove(result, error);
+    TORCH_CHECK(!error, "cannot remove '", result.string(),
+                "', which is of the training before: ", error.message(), "; remove it by hand");
   }
 
  private:
   RunFolder& folder_;
+  std::string config_;
+  bool begun_ = false;
 };
 
 void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
@@ -103,8 +120,8 @@ bool holds_checkpoints(const std::filesystem::path& folder) {
   return std::filesystem::is_directory(folder) && !list_checkpoints(folder).empty();
 }
 
-/// In `resumed`, or if that is empty in a new folder.
-Json train(const FitOptions& o, bool quiet, const Json& plan, const std::filesystem::path& resumed) {
+/// In `resumed`, or if there is none in a new folder.
+Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
   auto progress = quiet ? nullptr : std::make_shared<ProgressBar>();
   const TrainerOptions words = trainer_options(o);
@@ -115,8 +132,8 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, const std::filesys
   const int64_t memory_before = peak_memory_bytes(at::kCPU);
   torch::manual_seed(static_cast<uint64_t>(*o.seed));
   const auto model = make_model(*o.model, data.input);
-  const std::filesystem::path saved = resumed.empty() ? "" : resumed / kCheckpoints;
-  const bool goes_on = !resumed.empty() && holds_checkpoints(saved);
+  const std::filesystem::path saved = resumed ? resumed->file(kCheckpoints) : "";
+  const bool goes_on = resumed && holds_checkpoints(saved);
   if (!o.weights->empty() && !goes_on) {
     load_weights(*model, *o.weights);
     check_finite_weights(*model, *o.weights);
@@ -127,26 +144,29 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, const std::filesys
   // Only now, when all that can be wrong with the input has been found, is anything written.
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
   const std::string label = fmt::format("{}-{}-{}", data.name, *o.model, *o.precision);
-  const auto folder =
-      resumed.empty() ? std::make_unique<RunFolder>(*o.output, label) : std::make_unique<RunFolder>(resumed);
+  const auto fresh = resumed ? nullptr : std::make_unique<RunFolder>(*o.output, label);
+  RunFolder* const folder = resumed ? resumed : fresh.get();
   FitOptions repeatable = o;
   repeatable.output.reset();  // a repetition wants a folder of its own
-  write_file_atomically(folder->file("config.yaml"), to_yaml(repeatable));
+  std::string config = to_yaml(repeatable);
+  // What is killed before its first step is a run to go on with, too.
+  if (fresh) write_file_atomically(folder->file("config.yaml"), std::exchange(config, {}));
   TrainerOptions options = words;  // its loggers and checkpoints must be gone before the folder may be
   options.callbacks = make_callbacks(o, folder->path());
-  options.callbacks.push_back(std::make_shared<KeepsFolder>(*folder));
+  const auto begins = std::make_shared<BeginsRun>(*folder, std::move(config));
+  options.callbacks.push_back(begins);
   options.loggers = make_loggers(o, folder->path());
-  if (!resumed.empty() && !goes_on)
-    for (const auto& logger : options.loggers) logger->resume_from(0);
+  if (resumed && !goes_on)
+    for (const auto& logger : options.loggers) logger->resume_from(-1);
   if (progress) options.callbacks.push_back(progress);
 
   Trainer trainer(std::move(options));
   ClassificationTask task = make_task(o, model, total_steps(o, *train));
   const FitResult result = trainer.fit(task, *train, val.get(), goes_on ? saved : "");
-  folder->keep();
+  begins->begin();  // if there was no step to take
   warn_if_not_finite(o, result.metrics);
   warn_if_nothing_was_learned(result);
-  save_weights(*model, folder->file("weights.safetensors"),
+  save_weights(*model, folder->file(kWeights),
                {{"precision", trainer.precision().name()}, {"model", *o.model}});
   Json json = to_json(o, trainer, result, parameters, folder->path());
   if (!plan.is_null()) {
@@ -154,7 +174,7 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, const std::filesys
     // A GPU's peak is counted from the beginning of the fit.
     json["memory_before_bytes"] = trainer.device().is_cpu() ? memory_before : 0;
   }
-  write_file_atomically(folder->file("result.json"), dump(json) + "\n");
+  write_file_atomically(folder->file(kResult), dump(json) + "\n");
   return json;
 }
 
@@ -192,12 +212,11 @@ void write_json(const Json& json, const std::string& file) {
 }
 
 Json run_fit(const FitOptions& options, bool quiet, const Json& plan) {
-  return train(options, quiet, plan, "");
+  return train(options, quiet, plan, nullptr);
 }
 
-Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, bool quiet,
-                const Json& plan) {
-  return train(options, quiet, plan, folder);
+Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const Json& plan) {
+  return train(options, quiet, plan, &folder);
 }
 
 void report(const std::vector<Json>& results, const std::string& json, bool as_array) {

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 
 namespace mantissa::cli {
 
+class RunFolder;
 using Json = nlohmann::ordered_json;
 
 /// A path need not be UTF-8, which JSON is: what is not becomes U+FFFD.
@@ -32,10 +32,10 @@ void write_json(const Json& json, const std::string& file);
 Json run_fit(const FitOptions& options, bool quiet, const Json& plan = nullptr);
 
 /// Goes on in the folder of a run that ended early, from its newest checkpoint, or from the beginning if it
-/// has none yet.
+/// has none yet. Its config.yaml and result.json are as they were until the first step is taken: then the one
+/// is that of `options`, and the other is gone until training ends.
 /// Errors: those of run_fit(); c10::ValueError for checkpoints that are all damaged.
-Json resume_fit(const FitOptions& options, const std::filesystem::path& folder, bool quiet,
-                const Json& plan = nullptr);
+Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const Json& plan = nullptr);
 
 /// The results as a table, and as JSON where `json` says so: a file, or "-" for standard output. `as_array`:
 /// also of one.

@@ -8,6 +8,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/io/atomic_file.h"
 #include "mantissa/io/make_folders.h"
 
 namespace mantissa::cli {
@@ -15,15 +16,14 @@ namespace fs = std::filesystem;
 namespace {
 
 /// What shows that a folder holds a run.
-constexpr std::array kFiles{"config.yaml",         "metrics.csv", "metrics.jsonl",
-                            "weights.safetensors", "result.json", kCheckpoints};
+constexpr std::array kFiles{"config.yaml", "metrics.csv", "metrics.jsonl", kWeights, kResult, kCheckpoints};
 
-/// The file itself behind any symbolic links, also one that does not exist yet.
-fs::path follow_links(fs::path file) {
+void check_holds_no_run(const fs::path& folder) {
   std::error_code error;
-  for (int links = 0; links < 40 && fs::is_symlink(fs::symlink_status(file, error)); ++links)
-    file = file.parent_path() / fs::read_symlink(file, error);
-  return file;
+  for (const char* name : kFiles) {
+    TORCH_CHECK(!fs::exists(fs::symlink_status(folder / name, error)), "output folder ", folder.string(),
+                " already holds a run's ", name, "; give --output another folder, or remove it");
+  }
 }
 
 /// The reason why no file can be made in `folder`, empty if one can. Permissions alone do not tell: a file
@@ -45,7 +45,6 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
   try {
     if (!wanted.empty()) {
       make(path_ = wanted);
-      for (const auto& entry : fs::directory_iterator(path_)) others_.insert(entry.path());
     } else {
       make("runs");
       for (int number = 1;; ++number) {
@@ -57,11 +56,18 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
       }
       made_.push_back(path_);
     }
+    lock_ = std::make_unique<FolderLock>(path_);
+    check_holds_no_run(path_);  // one that was begun and ended since
+    for (const auto& entry : fs::directory_iterator(path_)) others_.insert(entry.path());
   } catch (...) {
+    lock_.reset();  // its file would keep the folder
     for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, error);
     throw;
   }
 }
+
+RunFolder::RunFolder(const fs::path& existing)
+    : path_(existing), lock_(std::make_unique<FolderLock>(existing)), keep_(true) {}
 
 RunFolder::~RunFolder() {
   if (keep_) return;
@@ -70,6 +76,7 @@ RunFolder::~RunFolder() {
   for (const auto& entry : fs::directory_iterator(path_, ignored))
     if (!others_.contains(entry.path())) written.push_back(entry.path());
   for (const fs::path& file : written) fs::remove_all(file, ignored);
+  lock_.reset();  // only now, when nothing is left that another run's could be taken for
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
@@ -82,10 +89,7 @@ void RunFolder::make(const fs::path& folder) {
 void check_run_folder(const std::string& wanted) {
   const fs::path folder = wanted.empty() ? "runs" : wanted;
   std::error_code error;
-  for (const char* name : kFiles) {
-    TORCH_CHECK(wanted.empty() || !fs::exists(fs::symlink_status(folder / name, error)), "output folder ",
-                wanted, " already holds a run's ", name, "; give --output another folder, or remove it");
-  }
+  if (!wanted.empty()) check_holds_no_run(folder);
   fs::path above = folder;
   // What is not there yet must be makeable in what is.
   while (!above.empty() && !fs::exists(above, error)) above = above.parent_path();
@@ -97,7 +101,7 @@ void check_run_folder(const std::string& wanted) {
 }
 
 void check_writable(const fs::path& file) {
-  const fs::path target = follow_links(file);
+  const fs::path target = behind_links(file);
   const fs::path folder = target.has_parent_path() ? target.parent_path() : ".";
   std::error_code error;
   TORCH_CHECK(fs::is_directory(folder, error), file.string(), " cannot be written: there is no folder ",

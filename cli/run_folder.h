@@ -1,25 +1,34 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "mantissa/io/checkpoint_folder.h"
 
 namespace mantissa::cli {
 
 /// Where in a run's folder its checkpoints are.
 inline constexpr const char* kCheckpoints = "checkpoints";
+/// What training leaves there at its end, in this order. While it goes on in the folder of an earlier one,
+/// there is no kResult, and kWeights are the earlier one's.
+inline constexpr const char* kWeights = "weights.safetensors";
+inline constexpr const char* kResult = "result.json";
 
-/// The folder for a run's files. Unless keep() was called it is removed again at the end of the scope, with
-/// all that was written into it and the folders that were made for it, and nothing else.
+/// The folder for a run's files, which no other run may use while this lives: FolderLock. Unless keep() was
+/// called it is removed again at the end of the scope, with all that was written into it and the folders that
+/// were made for it, and nothing else.
 class RunFolder {
  public:
   /// Creates `wanted`, or if that is empty the first free `runs/<label>-<N>`.
-  /// Errors: those of check_run_folder(); c10::Error naming the folder if it cannot be made.
+  /// Errors: those of check_run_folder(); c10::Error naming the folder if it cannot be made, or who holds it.
+  ///         Nothing is then left behind, and nothing of another run removed.
   RunFolder(const std::string& wanted, const std::string& label);
-  /// Goes on in a folder that holds a run.
-  explicit RunFolder(std::filesystem::path existing) : path_(std::move(existing)), keep_(true) {}
+  /// Goes on in a folder that holds a run; writes nothing but the lock.
+  /// Errors: those of FolderLock.
+  explicit RunFolder(const std::filesystem::path& existing);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -32,6 +41,7 @@ class RunFolder {
   void make(const std::filesystem::path& folder);
 
   std::filesystem::path path_;
+  std::unique_ptr<FolderLock> lock_;
   std::vector<std::filesystem::path> made_;
   std::set<std::filesystem::path> others_;  ///< lay there before
   bool keep_ = false;

@@ -43,24 +43,27 @@ struct SavedWeights {
   Shapes shapes;
 };
 
+SavedWeights read_shapes(const fs::path& path) {
+  SavedWeights found{path, std::nullopt, {}};
+  const SafetensorsFile file(path);
+  for (const auto& [name, entry] : file.entries()) found.shapes[name] = entry.shape;
+  return found;
+}
+
 SavedWeights find_weights(const fs::path& folder, const std::string& given) {
-  SavedWeights found{given.empty() ? folder / "weights.safetensors" : fs::path(given), std::nullopt, {}};
-  if (!given.empty() || fs::exists(found.path)) {
-    const SafetensorsFile file(found.path);
-    for (const auto& [name, entry] : file.entries()) found.shapes[name] = entry.shape;
-    return found;
-  }
-  const fs::path checkpoints = folder / kCheckpoints;
+  if (!given.empty()) return read_shapes(given);
+  const fs::path weights = folder / kWeights, checkpoints = folder / kCheckpoints;
+  // Without a result, weights are those of a training that has been gone on with since.
+  if (fs::exists(weights) && fs::exists(folder / kResult)) return read_shapes(weights);
   auto newest = fs::is_directory(checkpoints) ? load_newest(checkpoints) : std::nullopt;
-  TORCH_CHECK(newest, "the run in ", folder.string(),
+  TORCH_CHECK(newest || fs::exists(weights), "the run in ", folder.string(),
               " has neither weights.safetensors nor a checkpoint; give --weights FILE");
+  if (!newest) return read_shapes(weights);
   for (const std::string& warning : newest->warnings) {
     TORCH_WARN(warning);
   }
-  found.path = newest->path / "weights.safetensors";
-  found.shapes = shapes_of(newest->checkpoint.weights);
-  found.checkpoint = std::move(newest->checkpoint);
-  return found;
+  Shapes shapes = shapes_of(newest->checkpoint.weights);
+  return {newest->path / "weights.safetensors", std::move(newest->checkpoint), std::move(shapes)};
 }
 
 /// How many classes a model of these weights tells apart: what grows with the classes is this long in them.

@@ -145,13 +145,61 @@ TEST_F(SavedRun, WhatIsNoRunIsRefused) {
   expect_error(run("validate started --precision all"), 2, {"choose one mode"});
 }
 
+/// The first step after a complete run was gone on with: its result is of the past.
+constexpr const char* kWaitForStep =
+    "for i in $(seq 6000); do [ -e run/result.json ] || break; sleep 0.005; done; ";
+
 TEST_F(SavedRun, TwoProcessesInOneRunAreOneTooMany) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --lr-schedule constant --output run").status, 0);
+  const Outcome outcome =
+      run("resume run --quiet --max-epochs 100000 --save-top-k -1 2>first.txt & pid=$!; " +
+          std::string(kWaitForStep) +
+          "cp run/config.yaml before.yaml; " MANTISSA_PROGRAM
+          " resume run --quiet --max-epochs 3; echo second: status $?; cp run/config.yaml "
+          "after.yaml; " MANTISSA_PROGRAM
+          " inspect run/checkpoints >/dev/null; echo inspect: status $?; " MANTISSA_PROGRAM
+          " validate run --quiet >/dev/null; echo validate: status $?; kill -INT $pid; wait $pid");
+  EXPECT_EQ(outcome.status, 130) << read(folder_ / "first.txt");
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("second: status 1\n"), HasSubstr("inspect: status 0\n"),
+                                 HasSubstr("validate: status 0\n")))
+      << outcome.err;
+  EXPECT_THAT(outcome.err, testing::MatchesRegex(
+                               "mantissa: error: the folder 'run' is in use by process [^\n]*; wait for it, "
+                               "end it, or choose another folder\n"));
+  EXPECT_THAT(read(folder_ / "before.yaml"), HasSubstr("max_epochs: 100000 "));
+  EXPECT_EQ(read(folder_ / "after.yaml"), read(folder_ / "before.yaml"));
+  EXPECT_FALSE(fs::exists(folder_ / "run/.lock"));
+}
+
+// What was complete is not any more once training has gone on.
+TEST_F(SavedRun, ACompleteRunThatIsTrainedFurtherAndKilledGoesOn) {
+  const std::string words = "--model mlp --lr-schedule constant ";
+  ASSERT_EQ(fit(words + "--max-epochs 1 --output run").status, 0);
+  const Outcome killed = run("resume run --quiet --max-epochs 40 & pid=$!; " + std::string(kWaitForStep) +
+                             "kill -KILL $pid; wait $pid");
+  ASSERT_EQ(killed.status, 137) << killed.err;
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("max_epochs: 40 "));
+  // Asked is what the training has come to, and not what it had come to before.
+  const Outcome asked = run("validate run --quiet --json -");
+  ASSERT_EQ(asked.status, 0) << asked.err;
+  EXPECT_THAT(asked.out, HasSubstr("run/checkpoints/epoch="));
+  const Outcome resumed = run("resume run --quiet --json resumed.json");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "resumed.json"))["epochs"], 40);
+  ASSERT_EQ(fit(words + "--max-epochs 40 --output whole").status, 0);
+  EXPECT_TRUE(traces("run") == traces("whole"));
+  EXPECT_THAT(run("validate run --quiet --json -").out, HasSubstr("run/weights.safetensors"));
+}
+
+TEST_F(SavedRun, AResumeThatFailsBeforeItsFirstStepLeavesTheRunAsItWas) {
   ASSERT_EQ(fit("--model mlp --max-epochs 1 --output run").status, 0);
-  const Outcome second =
-      run("resume run --quiet --max-epochs 100000 2>/dev/null & pid=$!; "
-          "sleep 1; " MANTISSA_PROGRAM
-          " resume run --quiet --max-epochs 3; echo status $?; kill -INT $pid; wait $pid");
-  EXPECT_THAT(second.out, HasSubstr("status 1"));
+  const std::string config = read(folder_ / "run/config.yaml"), result = read(folder_ / "run/result.json");
+  fs::resize_file(folder_ / "run/checkpoints/epoch=0-step=45/weights.safetensors", 100);
+  const Outcome failed = run("resume run --quiet --max-epochs 2");
+  EXPECT_EQ(failed.status, 1);
+  EXPECT_THAT(failed.err, AllOf(HasSubstr("every checkpoint in "), HasSubstr("is damaged")));
+  EXPECT_EQ(read(folder_ / "run/config.yaml"), config);
+  EXPECT_EQ(read(folder_ / "run/result.json"), result);
 }
 
 TEST_F(SavedRun, ValidateRepeatsWhatTheRunReached) {

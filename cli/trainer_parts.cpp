@@ -59,7 +59,7 @@ TrainerOptions trainer_options(const FitOptions& o) {
 
 std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& o, const std::filesystem::path& folder) {
   std::vector<std::shared_ptr<Logger>> loggers;
-  if (*o.fast_dev_run) return loggers;  // the Trainer would leave them out; nor should they make files
+  if (*o.fast_dev_run > 0) return loggers;  // the Trainer would leave them out; nor should they make files
   for (const std::string& word : logger_words(o)) {
     if (word == "csv") loggers.push_back(std::make_shared<CSVLogger>(folder));
     if (word == "jsonl") loggers.push_back(std::make_shared<JSONLinesLogger>(folder));

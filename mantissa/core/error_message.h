@@ -13,4 +13,14 @@ inline std::string message_of(const std::exception& error) {
   return ours ? ours->what_without_backtrace() : error.what();
 }
 
+inline std::string message_of(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const std::exception& error) {
+    return message_of(error);
+  } catch (...) {
+    return "what was thrown is no std::exception";
+  }
+}
+
 }  // namespace mantissa

@@ -6,6 +6,7 @@
 #include <ostream>
 #include <string>
 #include <sys/stat.h>
+#include <system_error>
 #include <unistd.h>
 
 #include <c10/util/Exception.h>
@@ -51,6 +52,17 @@ class TemporaryFile {
 };
 
 }  // namespace
+
+fs::path behind_links(fs::path path) {
+  std::error_code error;
+  for (int links = 0; fs::is_symlink(fs::symlink_status(path, error)); ++links) {
+    const fs::path next = fs::read_symlink(path, error);
+    if (error || links == 40)
+      fail_to_write(path, "following the symbolic link", error ? error.value() : ELOOP);
+    path = path.parent_path() / next;
+  }
+  return path;
+}
 
 void write_file_atomically(const fs::path& path, const std::function<void(std::ostream&)>& write) {
   const fs::path target = behind_links(path);

@@ -7,6 +7,11 @@
 
 namespace mantissa {
 
+/// The file or folder itself behind any symbolic links, also one that does not exist yet; rename() would
+/// replace the link.
+/// Errors: c10::Error naming a link that cannot be followed, or leads in a circle.
+std::filesystem::path behind_links(std::filesystem::path path);
+
 /// Writes a file that readers see either whole or not at all, whatever kills the program: `write` fills a
 /// file of a temporary name (`.NAME.tmp-PID-N`) in the same folder, which is synced to the disk and renamed
 /// over `path`.

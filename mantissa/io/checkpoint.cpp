@@ -19,6 +19,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/io/atomic_file.h"
 #include "mantissa/io/background_writer.h"
 #include "mantissa/io/checkpoint_internal.h"
 #include "mantissa/io/checksum.h"
@@ -189,6 +190,26 @@ bool is_checkpoint_folder(const fs::path& path) {
          fs::exists(path / kStateFile, error);
 }
 
+std::string why_no_checkpoint(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return "it is no folder";
+  // Its beginning tells, also of one that is cut or has a byte changed further on.
+  std::string begin(128, '\0');
+  std::ifstream(path / kManifestFile, std::ios::binary).read(begin.data(), std::streamsize(begin.size()));
+  if (begin.find(c10::str('"', kManifestFormat, '"')) != std::string::npos) return "";
+  bool has_tensors = false, is_empty = true;
+  fs::directory_iterator entries(path, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (name != kManifestFile && name != kWeightsFile && name != kStateFile && name != kLightningFile)
+      return "it has no manifest of one, and holds '" + name + "'";
+    has_tensors = has_tensors || name == kWeightsFile || name == kStateFile;
+    is_empty = false;
+  }
+  if (error) return error.message();
+  return has_tensors || is_empty ? "" : "it has neither a manifest of one nor weights";
+}
+
 fs::path checkpoint_at(const fs::path& path) {
   std::error_code error;
   if (fs::exists(path, error)) return path;
@@ -246,8 +267,9 @@ void save_checkpoint(const fs::path& path, const Checkpoint& checkpoint) {
   TORCH_CHECK_VALUE(checkpoint.step >= 0, "cannot write checkpoint '", path.string(), "': its step is ",
                     checkpoint.step, "; give the number of steps taken");
   std::error_code error;
-  TORCH_CHECK_VALUE(!fs::exists(target, error) || is_checkpoint_folder(target), "cannot write checkpoint '",
-                    path.string(), "': there is something else under that name; choose another or move it");
+  const std::string other = fs::exists(target, error) ? why_no_checkpoint(target) : "";
+  TORCH_CHECK_VALUE(other.empty(), "cannot write checkpoint '", path.string(),
+                    "': there is something else under that name (", other, "); choose another or move it");
 
   Manifest manifest;
   manifest.step = checkpoint.step;

@@ -38,7 +38,8 @@ Checkpoint snapshot(const Checkpoint& checkpoint);
 /// Memory:  see save_safetensors().
 /// Threads: any number, as long as they write different checkpoints.
 /// Errors:  c10::ValueError naming the place for tensors and texts that cannot be stored, and if `path` is
-///          something else than a checkpoint's folder; c10::Error naming the file, the system's reason and
+///          something else than a checkpoint's folder (one without a readable manifest of Mantissa's that
+///          holds more than a checkpoint's files); c10::Error naming the file, the system's reason and
 ///          the cure. `path` is then as it was before.
 /// Source:  docs/checkpoints.md, the format.
 /// Example: checkpoint_test.cpp, CheckpointFiles.ReadsWhatWasWritten

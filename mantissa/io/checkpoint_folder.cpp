@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <mutex>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <system_error>
 #include <tuple>
 #include <unistd.h>
@@ -76,6 +77,14 @@ std::string now() {
   return text.data();
 }
 
+/// Whether `file` is what `name` stands for: the holder before may have removed it since it was opened.
+bool is_still(const fs::path& name, const FileDescriptor& file) {
+  struct stat opened {};
+  struct stat named {};
+  return ::fstat(file.get(), &opened) == 0 && ::stat(name.c_str(), &named) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
 std::string holder() {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
@@ -123,9 +132,10 @@ bool remove_checkpoint(const fs::path& path) {
   std::error_code error;
   const fs::path target = checkpoint_at(named);
   if (!fs::exists(fs::symlink_status(target, error))) return false;
-  TORCH_CHECK_VALUE(!fs::is_symlink(target, error) && is_checkpoint_folder(target),
-                    "cannot remove checkpoint '", path.string(),
-                    "': it is no folder of a checkpoint; give one's own name");
+  const std::string other =
+      fs::is_symlink(target, error) ? "it is a symbolic link" : why_no_checkpoint(target);
+  TORCH_CHECK_VALUE(other.empty(), "cannot remove checkpoint '", path.string(),
+                    "': it is no folder of a checkpoint (", other, "); give one's own name");
   const FileDescriptor parent = open_folder_of(target, named);
   // Held, so that remove_leftovers() does not take it for a killed process's.
   const FileDescriptor held(::open(target.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -161,16 +171,20 @@ std::vector<std::string> remove_leftovers(const fs::path& folder) {
   return gone;
 }
 
-FolderLock::FolderLock(const fs::path& folder) {
-  const fs::path file = folder / ".lock";
-  FileDescriptor opened(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-  if (opened.get() < 0) fail_to_write(file, "creating it", errno);
-  if (!try_lock(opened)) {
-    std::array<char, 400> who{};
-    const ssize_t read = ::pread(opened.get(), who.data(), who.size() - 1, 0);
-    TORCH_CHECK(false, "the folder '", folder.string(), "' is in use by ",
-                read > 0 ? who.data() : "another process", "; wait for it, end it, or choose another folder");
-  }
+FolderLock::FolderLock(const fs::path& folder) : file_(fs::absolute(folder) / ".lock") {
+  FileDescriptor opened;
+  int tries = 0;  // on a file system that does not number files they are never the same
+  do {
+    opened = FileDescriptor(::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+    if (opened.get() < 0) fail_to_write(folder / ".lock", "creating it", errno);
+    if (!try_lock(opened)) {
+      std::array<char, 400> who{};
+      const ssize_t read = ::pread(opened.get(), who.data(), who.size() - 1, 0);
+      TORCH_CHECK(false, "the folder '", folder.string(), "' is in use by ",
+                  read > 0 ? who.data() : "another process",
+                  "; wait for it, end it, or choose another folder");
+    }
+  } while (!is_still(file_, opened) && ++tries < 100);
   // Who holds it is for a message only: that it cannot be written, on a full disk, is no reason to stop.
   const std::string me = holder();
   [[maybe_unused]] const bool told =
@@ -178,6 +192,10 @@ FolderLock::FolderLock(const fs::path& folder) {
   fd_ = opened.release();
 }
 
-FolderLock::~FolderLock() { ::close(fd_); }
+FolderLock::~FolderLock() {
+  const FileDescriptor held(fd_);
+  // While it is held; and never that of somebody who has put another folder in this one's place.
+  if (is_still(file_, held)) ::unlink(file_.c_str());
+}
 
 }  // namespace mantissa

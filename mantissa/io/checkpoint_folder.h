@@ -49,7 +49,8 @@ bool remove_checkpoint(const std::filesystem::path& path);
 std::vector<std::string> remove_leftovers(const std::filesystem::path& folder);
 
 /// A folder that one run has to itself: as long as this lives, a second one on the same folder throws. The
-/// system drops the lock when its process ends, however it ends. The file `.lock` stays.
+/// system drops the lock when its process ends, however it ends. The file `.lock`, which says who has it,
+/// goes with the lock, unless the process is killed.
 ///
 /// Threads: any.
 /// Errors:  c10::Error naming who holds the folder (process, machine, since when) and the cure; c10::Error if
@@ -63,6 +64,7 @@ class FolderLock {
   FolderLock& operator=(const FolderLock&) = delete;
 
  private:
+  std::filesystem::path file_;
   int fd_ = -1;
 };
 

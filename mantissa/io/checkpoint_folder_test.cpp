@@ -1,9 +1,11 @@
 #include "mantissa/io/checkpoint_folder.h"
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <gmock/gmock.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 #include "mantissa/io/atomic_file.h"
@@ -138,9 +140,45 @@ TEST_F(FolderLockTest, TheSecondRunIsToldWhoHasTheFolder) {
     EXPECT_THAT(error, HasSubstr("is in use by process " + std::to_string(::getpid()) + " on "));
     EXPECT_THAT(error, HasSubstr("; wait for it, end it, or choose another folder"));
   }
+  EXPECT_THAT(names(), IsEmpty());
   const FolderLock again(folder_);
   EXPECT_THAT(listed(folder_), IsEmpty());
   EXPECT_THAT(error_of([&] { FolderLock lock(folder_ / "none"); }), HasSubstr("create its folder first"));
+}
+
+// Its file comes and goes; who opened it before it went must not take that for the lock.
+TEST_F(FolderLockTest, IsHeldByOneAtATime) {
+  std::atomic<int> holders{0}, crowds{0}, held{0};
+  const auto take_turns = [&] {
+    for (int i = 0; i < 500; ++i) {
+      try {
+        const FolderLock lock(folder_);
+        if (++holders > 1) ++crowds;
+        ++held;
+        std::this_thread::yield();
+        --holders;
+      } catch (const c10::Error&) {
+        std::this_thread::yield();  // another has it
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) threads.emplace_back(take_turns);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(crowds, 0);
+  EXPECT_GT(held, 100);
+  EXPECT_THAT(names(), IsEmpty());
+}
+
+TEST_F(FolderLockTest, LeavesAnothersFileAlone) {
+  fs::create_directory(folder_ / "run");
+  {
+    const FolderLock lock(folder_ / "run");
+    fs::remove_all(folder_ / "run");
+    fs::create_directory(folder_ / "run");
+    write(folder_ / "run" / ".lock", "another's");
+  }
+  EXPECT_EQ(content_of(folder_ / "run" / ".lock"), "another's");
 }
 
 TEST_F(FolderLockTest, AKilledProcessLeavesNone) {

@@ -129,6 +129,50 @@ TEST_F(CheckpointFiles, ReplacesOnlyCheckpoints) {
   EXPECT_EQ(load_checkpoint(folder_ / std::string(200, 'n')).step, 2);
 }
 
+// Web pages and browser extensions have a manifest.json too.
+TEST_F(CheckpointFiles, AManifestOfSomethingElseIsNoCheckpoint) {
+  const auto make = [&](const char* name, const std::vector<std::pair<const char*, const char*>>& files) {
+    fs::create_directory(folder_ / name);
+    for (const auto& [file, text] : files) write(folder_ / name / file, text);
+  };
+  make("web", {{"manifest.json", R"({"name": "page"})"}, {"main.js", "x"}});
+  make("alone", {{"manifest.json", R"({"name": "page"})"}});
+  make("model", {{"weights.safetensors", "x"}, {"tokenizer.json", "x"}});
+  for (const auto& [name, reason] :
+       {std::pair("web", "holds 'main.js'"), std::pair("alone", "neither a manifest of one nor weights"),
+        std::pair("model", "holds 'tokenizer.json'")}) {
+    EXPECT_THAT(error_of([&, name = name] { save_checkpoint(folder_ / name, a_checkpoint(1)); }),
+                HasSubstr(reason));
+    EXPECT_THAT(error_of([&, name = name] { remove_checkpoint(folder_ / name); }), HasSubstr(reason));
+  }
+  EXPECT_EQ(content_of(folder_ / "web" / "main.js"), "x");
+  EXPECT_EQ(content_of(folder_ / "web" / "manifest.json"), R"({"name": "page"})");
+  EXPECT_TRUE(fs::exists(folder_ / "alone" / "manifest.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "model" / "tokenizer.json"));
+  EXPECT_THAT(names(), ElementsAre("alone", "model", "web"));
+}
+
+TEST_F(CheckpointFiles, ADamagedOneIsStillReplacedAndRemoved) {
+  const auto damage = [&](const fs::path& path, const std::string& how) {
+    save_checkpoint(path, a_checkpoint(1));
+    if (how == "cut") fs::resize_file(path / "manifest.json", 200);
+    if (how == "empty") write(path / "manifest.json", "");
+    if (how == "other") write(path / "manifest.json", "{}");
+    if (how == "none") fs::remove(path / "manifest.json");
+    if (how == "lightning") write(path / "lightning.json", "{}");
+    if (how == "lightning") fs::remove(path / "manifest.json");
+    if (how == "noted") write(path / "notes.txt", "the best so far");  // its manifest is whole
+  };
+  for (const char* how : {"cut", "empty", "other", "none", "lightning", "noted"}) {
+    damage(folder_ / "a", how);
+    EXPECT_EQ(error_of([&] { save_checkpoint(folder_ / "a", a_checkpoint(2)); }), "no error") << how;
+    EXPECT_EQ(load_checkpoint(folder_ / "a").step, 2) << how;
+    damage(folder_ / "b", how);
+    EXPECT_EQ(error_of([&] { remove_checkpoint(folder_ / "b"); }), "no error") << how;
+    EXPECT_THAT(names(), ElementsAre("a")) << how;
+  }
+}
+
 TEST_F(CheckpointFiles, FollowsALink) {
   save_checkpoint(folder_ / "step=1", a_checkpoint(1));
   fs::create_directory_symlink("step=1", folder_ / "last");

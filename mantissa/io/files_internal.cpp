@@ -103,17 +103,6 @@ void fail_to_write(const fs::path& path, const char* doing, int error) {
               cure(error));
 }
 
-fs::path behind_links(fs::path path) {
-  std::error_code error;
-  for (int links = 0; fs::is_symlink(fs::symlink_status(path, error)); ++links) {
-    const fs::path next = fs::read_symlink(path, error);
-    if (error || links == 40)
-      fail_to_write(path, "following the symbolic link", error ? error.value() : ELOOP);
-    path = path.parent_path() / next;
-  }
-  return path;
-}
-
 FileDescriptor open_folder_of(const fs::path& target, const fs::path& path) {
   const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
   FileDescriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

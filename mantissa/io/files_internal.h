@@ -44,10 +44,6 @@ const char* cure(int error);
 /// c10::Error "cannot write 'PATH': DOING failed: REASON; CURE".
 [[noreturn]] void fail_to_write(const std::filesystem::path& path, const char* doing, int error);
 
-/// The file or folder itself behind any symbolic links, also one that does not exist yet; rename() would
-/// replace the link.
-std::filesystem::path behind_links(std::filesystem::path path);
-
 /// The folder that holds `target`, opened to be synced. `path` is what errors name.
 FileDescriptor open_folder_of(const std::filesystem::path& target, const std::filesystem::path& path);
 void sync_folder(const FileDescriptor& folder, const std::filesystem::path& path);

@@ -15,6 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "mantissa/io/checkpoint_internal.h"
 #include "mantissa/io/checksum.h"
 #include "mantissa/io/json_internal.h"
 #include "mantissa/io/safetensors_header.h"
@@ -25,7 +26,6 @@ namespace {
 using nlohmann::json;
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kFormat = "mantissa-checkpoint";
 constexpr std::string_view kTensor = "$tensor";
 constexpr std::string_view kDouble = "$double";
 /// safetensors has none; such a tensor is stored as F64 with one dimension more.
@@ -306,8 +306,8 @@ Manifest parse_manifest(std::string_view text, const std::string& file, bool ver
   const json root = parse_json(text, kMaxStateDepth + 4,
                                [&](const std::string& what) { whole.require(false, "it ", what); });
   // Before the checksum: a later version may have another.
-  whole.require(root.is_object() && root.contains("format") && root["format"] == kFormat,
-                "it is no manifest of a checkpoint: its field 'format' must be \"", kFormat, "\"");
+  whole.require(root.is_object() && root.contains("format") && root["format"] == kManifestFormat,
+                "it is no manifest of a checkpoint: its field 'format' must be \"", kManifestFormat, "\"");
   const int64_t version = whole.at("version").whole(whole.field(root, "version"));
   TORCH_CHECK_VALUE(version == kManifestVersion, "checkpoint manifest '", file, "': its format version is ",
                     version, ", and only version ", kManifestVersion,
@@ -342,7 +342,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file, bool ver
 
 std::string make_manifest(const Manifest& manifest) {
   Json root;
-  root["format"] = kFormat;
+  root["format"] = kManifestFormat;
   root["version"] = kManifestVersion;
   root["mantissa"] = MANTISSA_VERSION;
   root["libtorch"] = TORCH_VERSION;

@@ -89,6 +89,20 @@ void ExponentialMovingAverage::copy_to_module() {
   for (size_t i = 0; i < now.size(); ++i) now[i].detach().copy_(averages_[i]);
 }
 
+std::map<std::string, at::Tensor> ExponentialMovingAverage::named_averages() const {
+  std::map<std::string, at::Tensor> named;
+  if (num_updates_ == 0) return named;
+  check_same(tensors(), averages_);
+  size_t next = 0;
+  const auto add = [&](const auto& items) {
+    for (const auto& item : items)
+      named.emplace(item.key(), averages_[next++].to(item.value().scalar_type()));
+  };
+  add(module_.named_parameters());
+  add(module_.named_buffers());
+  return named;
+}
+
 void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) const {
   archive.write("num_updates", c10::IValue(num_updates_));
   archive.write("averages", c10::IValue(averages_));

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -60,6 +62,9 @@ class ExponentialMovingAverage final : public Stateful {
   /// Leaves the module with the averages for good.
   void copy_to_module();
 
+  /// What the module would have after copy_to_module(), under its state_dict() names and in its dtypes; empty
+  /// before the first update().
+  std::map<std::string, at::Tensor> named_averages() const;
   /// Averages in the order of the module's parameters, then its buffers'.
   const std::vector<at::Tensor>& averages() const { return averages_; }
 

@@ -20,7 +20,11 @@ double now() {
 
 BackgroundLogger::BackgroundLogger(std::string name, std::filesystem::path log_dir,
                                    std::unique_ptr<LogWriter> writer, const BackgroundOptions& options)
-    : name_(std::move(name)), log_dir_(std::move(log_dir)), options_(options), writer_(std::move(writer)) {
+    : name_(std::move(name)),
+      log_dir_(log_dir.empty() ? std::move(log_dir) : std::filesystem::absolute(log_dir)),
+      options_(options),
+      writer_(std::move(writer)),
+      rows_(writer_->rows()) {
   TORCH_CHECK_VALUE(options.flush_seconds > 0 && options.flush_seconds <= 3600 && options.queue_rows >= 2,
                     name_, " logger: need flush_seconds above 0 and at most 3600, and queue_rows >= 2; got ",
                     options.flush_seconds, ", ", options.queue_rows);
@@ -38,6 +42,8 @@ BackgroundLogger::~BackgroundLogger() {
     after_queued([](LogWriter& writer) { writer.sync(); });
   } catch (const std::exception& error) {
     TORCH_WARN("the ", name_, " logger has lost rows: ", message_of(error));
+  } catch (...) {  // a LogWriter of a user's may throw anything
+    TORCH_WARN("the ", name_, " logger has lost rows: an exception that is no std::exception");
   }
 }
 
@@ -50,6 +56,7 @@ void BackgroundLogger::log_metrics(MetricValues metrics, int64_t step) {
     room_.wait(lock, [&] { return queue_.size() < options_.queue_rows || failed_; });
     if (takes_nothing()) return;
     queue_.push_back({std::move(metrics), step, time});
+    if (rows_) ++*rows_;
     queued = queue_.size();
   }
   // Not for every row: to wake a thread costs more than all the rest.
@@ -65,8 +72,25 @@ void BackgroundLogger::log_hyperparams(const Hyperparameters& params) {
   after_queued([&](LogWriter& writer) { writer.write_hyperparams(params, now()); });
 }
 
-void BackgroundLogger::resume_from(int64_t step) {
-  after_queued([&](LogWriter& writer) { writer.resume_from(step, now()); });
+std::optional<int64_t> BackgroundLogger::rows() const {
+  const std::scoped_lock lock(queue_mutex_);
+  return rows_;
+}
+
+void BackgroundLogger::resume_from(int64_t step) { void_rows(step, std::nullopt); }
+
+void BackgroundLogger::resume_from(int64_t step, int64_t rows) {
+  TORCH_CHECK_VALUE(rows >= 0, "resume_from: rows=", rows, "; give what rows() said, or leave it out");
+  void_rows(step, rows);
+}
+
+void BackgroundLogger::void_rows(int64_t step, std::optional<int64_t> rows) {
+  after_queued([&](LogWriter& writer) {
+    writer.resume_from(step, rows, now());
+    const std::scoped_lock lock(queue_mutex_);
+    rows_ = writer.rows();
+    if (rows_) *rows_ += static_cast<int64_t>(queue_.size());  // another thread's, logged meanwhile
+  });
 }
 
 void BackgroundLogger::save() {
@@ -133,6 +157,7 @@ void BackgroundLogger::fail(std::exception_ptr error) {
   const std::scoped_lock lock(queue_mutex_);
   failed_ = true;
   error_ = std::move(error);
+  rows_.reset();
   queue_.clear();
   taken_.clear();
   room_.notify_all();

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -34,7 +35,11 @@ class LogWriter {
   /// for a device.
   virtual void write(std::span<const LogRow> rows) = 0;
   virtual void write_hyperparams(const Hyperparameters& params, double wall_time) = 0;
-  virtual void resume_from(int64_t step, double wall_time) = 0;
+  /// Of the rows in its file, from whatever logger, those after the first `rows` are void; if that is unset,
+  /// those of steps after `step`.
+  virtual void resume_from(int64_t step, std::optional<int64_t> rows, double wall_time) = 0;
+  /// Those in its file; unset if resume_from() does not look at `rows`.
+  virtual std::optional<int64_t> rows() const { return std::nullopt; }
   virtual void finish(const std::string& status, double wall_time) = 0;
   /// Waits for the disk.
   virtual void sync() = 0;
@@ -54,6 +59,7 @@ struct BackgroundOptions {
 /// Threads: all calls from any thread.
 /// Sync:    values on a device are waited for by the logger's thread.
 /// Memory:  `queue_rows` rows at most, twice.
+/// Files:   log_dir() is made absolute: the program may change its folder while it logs.
 /// Errors:  c10::ValueError from log_metrics() and log_hyperparams() for a name that is empty, is not UTF-8,
 ///          has control characters, or is "step" or "wall_time", which formats use; nothing is logged then. A
 ///          failure to write is thrown once by the next call, whatever it is, and the logger drops everything
@@ -71,7 +77,9 @@ class BackgroundLogger : public Logger {
   std::filesystem::path log_dir() const override { return log_dir_; }
   void log_metrics(MetricValues metrics, int64_t step) override;
   void log_hyperparams(const Hyperparameters& params) override;
+  std::optional<int64_t> rows() const override;
   void resume_from(int64_t step) override;
+  void resume_from(int64_t step, int64_t rows) override;
   void save() override;
   void finalize(const std::string& status) override;
 
@@ -79,6 +87,7 @@ class BackgroundLogger : public Logger {
   void run();
   void write_queued();
   void after_queued(const std::function<void(LogWriter&)>& call);
+  void void_rows(int64_t step, std::optional<int64_t> rows);
   void fail(std::exception_ptr error);
   bool takes_nothing();
 
@@ -90,10 +99,11 @@ class BackgroundLogger : public Logger {
   const std::unique_ptr<LogWriter> writer_;
   std::vector<LogRow> taken_;  ///< out of the queue, to be written
 
-  std::mutex queue_mutex_;
+  mutable std::mutex queue_mutex_;
   std::condition_variable wake_, room_;
   std::vector<LogRow> queue_;
-  std::exception_ptr error_;  ///< not told yet
+  std::optional<int64_t> rows_;  ///< in the file and on their way to it
+  std::exception_ptr error_;     ///< not told yet
   bool failed_ = false, stop_ = false;
 
   std::thread thread_;  ///< last: it uses all of the above

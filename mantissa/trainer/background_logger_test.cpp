@@ -4,6 +4,7 @@
 #include <chrono>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -23,7 +24,8 @@ struct Log {
   std::vector<std::string> calls;
   std::mutex mutex;  ///< a test that holds it holds the writer up
   std::atomic<int> rows{0};
-  std::atomic<bool> fails{false};
+  std::atomic<bool> fails{false}, throws_a_number{false};
+  bool counts = true;  ///< its rows
 };
 
 class MemoryWriter final : public LogWriter {
@@ -40,13 +42,21 @@ class MemoryWriter final : public LogWriter {
   void write_hyperparams(const Hyperparameters& params, double /*wall_time*/) override {
     add("params " + std::to_string(params.size()));
   }
-  void resume_from(int64_t step, double /*wall_time*/) override { add("resume " + std::to_string(step)); }
+  void resume_from(int64_t step, std::optional<int64_t> rows, double /*wall_time*/) override {
+    add("resume " + std::to_string(step) + (rows ? " with " + std::to_string(*rows) : ""));
+    if (rows) log_.rows = static_cast<int>(*rows);
+  }
+  std::optional<int64_t> rows() const override {
+    if (!log_.counts) return std::nullopt;
+    return log_.rows;
+  }
   void finish(const std::string& status, double /*wall_time*/) override { add("finish " + status); }
   void sync() override { add("sync"); }
 
  private:
   void add(const std::string& call) {
     const std::scoped_lock lock(log_.mutex);
+    if (log_.throws_a_number) throw 7;
     if (log_.fails) throw std::runtime_error("the disk is gone");
     log_.calls.push_back(call);
   }
@@ -195,6 +205,77 @@ TEST(BackgroundLogger, AFailureThatNoCallCouldTellIsAWarning) {
   }
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("the memory logger has lost rows: the disk is gone"));
+}
+
+// Nor does one that is no std::exception end the program.
+TEST(BackgroundLogger, SurvivesWhateverItsWriterThrows) {
+  Log log;
+  testing::internal::CaptureStderr();
+  {
+    MemoryLogger logger(log);
+    logger.log_metrics({{"loss", 0.5}}, 1);
+    log.throws_a_number = true;
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("the memory logger has lost rows: an exception that is no std::exception"));
+  MemoryLogger logger(log, {.flush_seconds = 0.001});
+  const auto fails = [&] {
+    try {
+      logger.log_metrics({{"loss", 0.5}}, 1);
+    } catch (int number) {
+      return number == 7;
+    }
+    return false;
+  };
+  EXPECT_TRUE(comes(fails));
+}
+
+TEST(BackgroundLogger, CountsRowsAlsoThoseThatWait) {
+  Log log;
+  log.rows = 3;  // of an earlier run
+  MemoryLogger logger(log);
+  EXPECT_EQ(logger.rows(), 3);
+  logger.log_metrics({{"loss", 1}}, 1);
+  logger.log_metrics({{"loss", 1}}, 1);
+  EXPECT_THROW(logger.log_metrics({{"", 1}}, 1), c10::ValueError);
+  EXPECT_EQ(logger.rows(), 5);
+  EXPECT_EQ(log.rows, 3);
+  logger.save();
+  EXPECT_EQ(log.rows, 5);
+  EXPECT_EQ(logger.rows(), 5);
+  logger.resume_from(1, 4);
+  EXPECT_EQ(logger.rows(), 4);
+  EXPECT_EQ(log.calls.back(), "resume 1 with 4");
+  logger.resume_from(1);
+  EXPECT_EQ(log.calls.back(), "resume 1");
+  EXPECT_THROW(logger.resume_from(1, -1), c10::ValueError);
+  log.fails = true;
+  EXPECT_THROW(logger.finalize("success"), std::runtime_error);
+  EXPECT_EQ(logger.rows(), std::nullopt);
+}
+
+TEST(BackgroundLogger, KnowsNoCountThatItsWriterDoesNotKeep) {
+  Log log;
+  log.counts = false;
+  MemoryLogger logger(log);
+  logger.log_metrics({{"loss", 1}}, 1);
+  logger.resume_from(0);
+  EXPECT_EQ(logger.rows(), std::nullopt);
+}
+
+// A logger of one's own that knows only steps.
+TEST(BackgroundLogger, ALoggerWithoutRowsGoesByTheStep) {
+  struct BySteps final : Logger {
+    std::string name() const override { return "by steps"; }
+    void log_metrics(MetricValues, int64_t) override {}
+    void log_hyperparams(const Hyperparameters&) override {}
+    void resume_from(int64_t step) override { resumed = step; }
+    int64_t resumed = 0;
+  } logger;
+  Logger& any = logger;
+  EXPECT_EQ(any.rows(), std::nullopt);
+  any.resume_from(5, 2);
+  EXPECT_EQ(logger.resumed, 5);
 }
 
 TEST(BackgroundLogger, RefusesNamesThatFormatsCannotKeep) {

@@ -16,10 +16,17 @@ void BatchLimit::check(const char* name) const {
                     " is negative; give a number of batches, or a share of them between 0.0 and 1.0");
 }
 
-int64_t BatchLimit::of(int64_t total, const char* name) const {
+int64_t BatchLimit::rounded_down(int64_t total) const {
   if (!is_share_) return std::min(count_, total);
   // A share like 0.3 of 10 is 2.999...: what was meant counts.
-  const auto batches = static_cast<int64_t>(std::floor(share_ * static_cast<double>(total) + 1e-9));
+  return static_cast<int64_t>(std::floor(share_ * static_cast<double>(total) + 1e-9));
+}
+
+int64_t BatchLimit::of_at_least_one(int64_t total) const { return std::max<int64_t>(1, rounded_down(total)); }
+
+int64_t BatchLimit::of(int64_t total, const char* name) const {
+  const int64_t batches = rounded_down(total);
+  if (!is_share_) return batches;
   TORCH_CHECK_VALUE(batches > 0 || is_none() || total == 0, "Trainer: ", name, "=", to_string(), " of ",
                     total, " batches is none; give at least ", 1.0 / static_cast<double>(total),
                     ", or a number of batches");

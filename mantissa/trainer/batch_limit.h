@@ -25,12 +25,16 @@ class BatchLimit {
   /// Of `total`: the count, if there are so many, or the share, rounded down.
   /// Errors: c10::ValueError, `name` in it, for a share above 0 that leaves no batch.
   int64_t of(int64_t total, const char* name) const;
+  /// The same, but 1 for a share that leaves no batch.
+  int64_t of_at_least_one(int64_t total) const;
   /// "10", "0.25".
   std::string to_string() const;
   /// Errors: c10::ValueError, `name` in it, for a negative count and a share outside [0, 1].
   void check(const char* name) const;
 
  private:
+  int64_t rounded_down(int64_t total) const;
+
   int64_t count_ = 0;
   double share_ = 0;
   bool is_share_ = false;

@@ -16,6 +16,7 @@
 namespace mantissa {
 
 class Trainer;
+struct Checkpoint;
 struct FitResult;
 
 /// What a Trainer was asked to do.
@@ -44,7 +45,7 @@ struct FitPlan {
 
 /// Watches a run, and may end it (Trainer::stop()). Override what is needed; names are Lightning's.
 ///
-/// A fit:      setup on_fit_start [on_sanity_check_start VALIDATION on_sanity_check_end] on_train_start EPOCH*
+/// A fit:      setup [on_load_checkpoint] on_fit_start [on_sanity_check_start VALIDATION on_sanity_check_end] on_train_start EPOCH*
 ///             on_train_end on_fit_end teardown
 /// EPOCH:      on_train_epoch_start (BATCH [VALIDATION])* on_epoch_end
 /// BATCH:      on_train_batch_start, the task's and the callbacks' on_before_zero_grad, on_before_backward,
@@ -94,6 +95,12 @@ class Callback {
                             const Metrics& /*metrics*/) {}
   virtual void on_train_end(Trainer& /*trainer*/) {}
   virtual void on_fit_end(Trainer& /*trainer*/, const FitResult& /*result*/) {}
+  /// After everything else is in it; the states of Stateful callbacks by state_key() under "callbacks". For
+  /// what a checkpoint shall hold beyond, or another than the model's own weights.
+  virtual void on_save_checkpoint(Trainer& /*trainer*/, Checkpoint& /*checkpoint*/) {}
+  /// Of a run that goes on: when the model has the checkpoint's weights, before the optimizers are set up.
+  /// load_state_dict() comes later, after on_fit_start().
+  virtual void on_load_checkpoint(Trainer& /*trainer*/, const Checkpoint& /*checkpoint*/) {}
   virtual void on_exception(Trainer& /*trainer*/, const std::exception_ptr& /*exception*/) {}
   /// Last of all, also after an exception.
   virtual void teardown(Trainer& /*trainer*/, Stage /*stage*/) {}

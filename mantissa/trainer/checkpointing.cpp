@@ -101,7 +101,7 @@ Checkpoint Trainer::checkpoint() {
   all.step = progress.steps;
   all.weights = named_weights(*module_);
   all.state = {{"progress", to_state(progress)},
-               {"exact", window_batches_ == 0},
+               {"exact", window_batches_ == 0 && !in_batch_ && !broke_in_step_},
                {"seconds", seconds_so_far()},
                {"precision", StateDict{{"name", precision_->name()},
                                        {"state", scalars_to_state(precision_->state_dict())}}},
@@ -114,12 +114,23 @@ Checkpoint Trainer::checkpoint() {
                {"epoch_metrics", mantissa::to_state(epoch_metrics_)},
                {"validation_metrics", mantissa::to_state(validation_metrics_)},
                {"callback_metrics", mantissa::to_state(callback_metrics_)},
-               {"rng", rng_state()}};
+               {"setup", setup_state()},
+               // Of a run that goes on and has not begun its first batch: still those it goes on with.
+               {"rng", resume_rng_ ? *resume_rng_ : StateValue(rng_state())}};
   if (const auto* stateful = dynamic_cast<const Stateful*>(task_))
     all.state.emplace("task", stateful->state_dict());
   if (const auto* stateful = dynamic_cast<const Stateful*>(train_loader_))
     all.state.emplace("loader", stateful->state_dict());
+  tell([&](Callback& c) { c.on_save_checkpoint(*this, all); });
   return all;
+}
+
+/// What changes the numbers of a run that goes on with another.
+StateDict Trainer::setup_state() const {
+  return {{"number of batches an epoch", std::to_string(batches_per_epoch_)},
+          {"accumulate_grad_batches", options_.accumulate_grad_batches.to_string()},
+          {"gradient_clip_val", c10::str(options_.gradient_clip_val)},
+          {"gradient_clip_algorithm", options_.gradient_clip_algorithm}};
 }
 
 double Trainer::seconds_so_far() const {
@@ -133,7 +144,8 @@ Checkpoint Trainer::read(const std::filesystem::path& path) {
   if (std::filesystem::is_directory(path, error)) newest = load_newest(path);
   if (!newest) return load_checkpoint(path);
   for (const std::string& warning : newest->warnings) {
-    TORCH_WARN("resuming from '", newest->path.string(), "', for a newer one cannot be used: ", warning);
+    TORCH_WARN("resuming from '", newest->path.string(),
+               "'; one that is or may be newer cannot be used: ", warning);
   }
   return std::move(newest->checkpoint);
 }
@@ -177,6 +189,8 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
     if (config.plateau)
       take(schedules.at(i), "plateau", schedule,
            [&](const StateReader& saved) { load_scheduler_state(*config.plateau, saved); });
+    if (schedules.at(i).size() > 0 && !config.scheduler && !config.plateau)
+      lost.push_back("its schedule of optimizer " + std::to_string(i) + " is not in this run");
     learned_[i] = learned.at(i).to_bool();
   }
   const bool has_scale = !precision_->state_dict().empty(), had_scale = precision.at("state").size() > 0;
@@ -190,6 +204,9 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   };
   for (const auto& [key, callback] : by_key(options_.callbacks))
     take_stateful(callback, state.at("callbacks"), key, "the callback " + key);
+  const auto mine = by_key(options_.callbacks);
+  for (const auto& [key, saved] : state.at("callbacks").to_dict())
+    if (!mine.contains(key)) lost.push_back("its callback " + key + " is not in this run");
   take_stateful(task_, state, "task", "the task");
   take_stateful(train_loader_, state, "loader", "the training loader");
   progress_ = progress_of(state.at("progress"));
@@ -199,7 +216,13 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   validation_metrics_ = metrics_of(state.at("validation_metrics"));
   callback_metrics_ = metrics_of(state.at("callback_metrics"));
   if (!state.at("exact").to_bool())
-    lost.emplace_back("it was saved inside an accumulation window, which is begun again");
+    lost.emplace_back("it was saved inside a batch or an accumulation window, which is begun again");
+  if (const auto setup = state.find("setup"))
+    for (const auto& [name, now] : setup_state())
+      if (const auto before = setup->find(name);
+          before && !difference({{name, now}}, {{name, setup->to_dict().at(name)}}).empty())
+        lost.push_back("its " + name + " was " + before->to_string() + " and is " +
+                       *now.get_if<std::string>());
   take(state, "rng", "the random numbers",
        [&](const StateReader&) { resume_rng_ = checkpoint.state.at("rng"); });
   if (lost.empty()) return;

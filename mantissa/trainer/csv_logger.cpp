@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -111,11 +112,13 @@ class CsvWriter final : public LogWriter {
       file_.append(header(columns_) + "\n");
       return;
     }
+    std::ifstream in(file_.path());
     std::string line;
-    std::getline(std::ifstream(file_.path()), line);
+    std::getline(in, line);
     columns_ = parse_header(line);
     TORCH_CHECK_VALUE(columns_.contains(kStep) && header(columns_) == line, "cannot go on with '",
                       file_.path().string(), "': its first line is not a CSVLogger's; choose another folder");
+    while (std::getline(in, line)) ++rows_;
   }
 
   void write(std::span<const LogRow> rows) override {
@@ -137,6 +140,7 @@ class CsvWriter final : public LogWriter {
       text += '\n';
     }
     file_.append(text);
+    rows_ += static_cast<int64_t>(rows.size());
   }
 
   void write_hyperparams(const Hyperparameters& params, double /*wall_time*/) override {
@@ -147,17 +151,22 @@ class CsvWriter final : public LogWriter {
     write_file_atomically(folder_ / "hparams.yaml", text);
   }
 
-  void resume_from(int64_t last_step, double /*wall_time*/) override {
+  void resume_from(int64_t last_step, std::optional<int64_t> rows, double /*wall_time*/) override {
     const auto step_cell = static_cast<size_t>(std::distance(columns_.begin(), columns_.find(kStep)));
+    int64_t kept = 0;
     edit_rows(columns_, [&](const std::vector<std::string_view>& cells, std::string& /*line*/) {
       int64_t step = 0;
       const std::string_view text = cells[step_cell];
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
       TORCH_CHECK_VALUE(error == std::errc() && end == text.data() + text.size(), "cannot go on with '",
                         file_.path().string(), "': '", text, "' is no step; repair or remove the file");
-      return step <= last_step;
+      const bool stays = rows ? kept < *rows : step <= last_step;
+      kept += stays ? 1 : 0;
+      return stays;
     });
+    rows_ = kept;
   }
+  std::optional<int64_t> rows() const override { return rows_; }
 
   void finish(const std::string& /*status*/, double /*wall_time*/) override {}
   void sync() override { file_.sync(); }
@@ -197,6 +206,7 @@ class CsvWriter final : public LogWriter {
   std::filesystem::path folder_;
   AppendFile file_;
   Columns columns_{kStep};
+  int64_t rows_ = 0;  ///< in the file
   Hyperparameters params_;
 };
 

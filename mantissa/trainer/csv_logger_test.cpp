@@ -66,6 +66,47 @@ TEST_F(CSVLoggerTest, GoesOnWithAFileAndDropsTheRowsAfterTheCheckpoint) {
   EXPECT_EQ(rows(), "epoch,step,acc,loss\n0,10,,1\n0,20,,2\n,20,,4\n1,30,,5\n,40,1,\n");
 }
 
+// A checkpoint inside an epoch, then the epoch's own row, at the same step: only the count tells them apart.
+TEST_F(CSVLoggerTest, TheCountTellsRowsOfOneStepApart) {
+  int64_t at_the_checkpoint = 0;
+  {
+    CSVLogger logger(folder_);
+    EXPECT_EQ(logger.rows(), 0);
+    logger.log_metrics({{"loss", 1}}, 2);
+    logger.log_metrics({{"loss", 2}}, 4);
+    at_the_checkpoint = logger.rows().value();
+    logger.log_metrics({{"acc", 3}}, 4);
+  }
+  EXPECT_EQ(at_the_checkpoint, 2);
+  CSVLogger logger(folder_);
+  EXPECT_EQ(logger.rows(), 3);
+  logger.resume_from(4, at_the_checkpoint);
+  EXPECT_EQ(rows(), "step,acc,loss\n2,,1\n4,,2\n");
+  EXPECT_EQ(logger.rows(), 2);
+  logger.log_metrics({{"acc", 3}}, 4);
+  logger.save();
+  EXPECT_EQ(rows(), "step,acc,loss\n2,,1\n4,,2\n4,3,\n");
+  EXPECT_EQ(logger.rows(), 3);
+  logger.resume_from(4, 100);  // of a file that has lost some
+  EXPECT_EQ(logger.rows(), 3);
+  logger.resume_from(3);
+  EXPECT_EQ(logger.rows(), 1);
+  logger.resume_from(-1);
+  EXPECT_EQ(rows(), "step,acc,loss\n");
+  EXPECT_EQ(logger.rows(), 0);
+}
+
+// Two runs of one program, one after the other: steps begin anew, and the first run's rows are no later ones.
+TEST_F(CSVLoggerTest, TheCountKeepsAnEarlierRun) {
+  write("step,loss\n10,1\n20,2\n");
+  CSVLogger logger(folder_);
+  logger.log_metrics({{"loss", 3}}, 5);
+  const int64_t at_the_checkpoint = logger.rows().value();
+  logger.log_metrics({{"loss", 4}}, 6);
+  logger.resume_from(5, at_the_checkpoint);
+  EXPECT_EQ(rows(), "step,loss\n10,1\n20,2\n5,3\n");
+}
+
 TEST_F(CSVLoggerTest, RefusesATableThatIsNotItsOwn) {
   for (const char* line : {"loss,epoch,step", "a,b", "epoch;step", "step,\"a", "step,step", ""}) {
     write(std::string(line) + "\n1,2,3\n");

@@ -76,11 +76,13 @@ Metrics Trainer::run_validation(Task& task, Loader& val, int64_t batches) {
   });
   // Means over some of the batches would pass for all.
   const Metrics result = is_whole ? metrics.compute() : Metrics();
+  // Before callbacks hear of it: what one of them saves now was validated.
+  if (is_whole && stage_ == Stage::kFit && !is_sanity_checking_)
+    progress_.validated_batches = progress_.total_batches;
   if (!is_sanity_checking_) {
     for (const auto& [name, value] : result) callback_metrics_[name] = validation_metrics_[name] = value;
     log_metrics({result.begin(), result.end()});
   }
-  if (!is_whole) progress_.validated_batches = -1;
   tell([&](Callback& c) { c.on_validation_end(*this); });
   return result;
 }

@@ -112,12 +112,13 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesy
     check_task(task, options_);
     std::optional<torch::autograd::DetectAnomalyGuard> detect_anomaly;
     if (options_.detect_anomaly) detect_anomaly.emplace();
-    std::optional<FirstBatches> first_batches;
+    std::optional<FirstBatches> first_batches, same_batches;
     Loader* from = &train;
     if (!options_.overfit_batches.is_none()) {
       first_batches.emplace(train, options_.overfit_batches.of(train.size(), "overfit_batches"));
       from = &*first_batches;
-      if (val) val = from;
+      // Its own place in them: a validation inside the epoch must not move training's.
+      if (val) val = &same_batches.emplace(*first_batches);
     }
     if (options_.limit_val_batches.is_none()) val = nullptr;
     reset_peak_memory(device_);
@@ -125,7 +126,10 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesy
     if (!ckpt_path.empty()) checkpoint = read(ckpt_path);
     set_up_model(task);
     // Before the optimizers, whose float32 copies are made from the weights.
-    if (checkpoint) load_model(task, *checkpoint, ckpt_path.string());
+    if (checkpoint) {
+      load_model(task, *checkpoint, ckpt_path.string());
+      tell([&](Callback& c) { c.on_load_checkpoint(*this, *checkpoint); });
+    }
     set_up_optimizers(task);
     set_up_fit(*from, val);
     train_loader_ = from;
@@ -140,7 +144,7 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesy
     if (val && options_.num_sanity_val_steps != 0 && ckpt_path.empty() && !wants_end(progress_.epoch))
       check_sanity(task, *val);
     tell([&](Callback& c) { c.on_train_start(*this); });
-    while (!wants_end(progress_.epoch)) train_epoch(task, *from, val);
+    while (batches_per_epoch_ > 0 && !wants_end(progress_.epoch)) train_epoch(task, *from, val);
     window_.clear();
     before_window_.reset();
     tell([&](Callback& c) { c.on_train_end(*this); });
@@ -167,8 +171,10 @@ void Trainer::set_up_fit(const Loader& train, const Loader* val) {
   validate_every_ = batches_per_epoch_;
   if (!options_.val_check_interval.is_all()) {
     const bool is_share = options_.val_check_interval.is_share();
-    validate_every_ = options_.val_check_interval.of(
-        is_share ? batches_per_epoch_ : std::numeric_limits<int64_t>::max(), "val_check_interval");
+    // A share of an epoch that is shorter than one batch is one, as Lightning has it.
+    validate_every_ =
+        is_share ? options_.val_check_interval.of_at_least_one(batches_per_epoch_)
+                 : options_.val_check_interval.of(std::numeric_limits<int64_t>::max(), "val_check_interval");
     TORCH_CHECK_VALUE(
         !val || is_share || !options_.check_val_every_n_epoch || validate_every_ <= batches_per_epoch_,
         "fit: val_check_interval=", options_.val_check_interval.to_string(), " is above the ",
@@ -176,13 +182,19 @@ void Trainer::set_up_fit(const Loader& train, const Loader* val) {
         " batches of an epoch; lower it, or unset check_val_every_n_epoch to count batches "
         "over all epochs");
   }
+  const bool inside = validate_every_ < batches_per_epoch_ || !options_.check_val_every_n_epoch;
+  TORCH_CHECK_VALUE(
+      val != &train || !inside,
+      "fit: training and validation read from one loader, which a validation inside an epoch would "
+      "move; give validation a loader of its own");
   progress_ = {};
   seconds_before_ = 0;
-  resume_rng_.reset();
   callback_metrics_.clear();
   epoch_metrics_.clear();
   validation_metrics_.clear();
   training_metrics_.reset();
+  window_metrics_.reset();
+  measured_batches_ = -1;
   learned_.assign(optimizers_.size(), false);
   window_batches_ = 0;
   interrupted_by_ = 0;
@@ -223,7 +235,6 @@ bool Trainer::validation_is_due() const {
 }
 
 void Trainer::validate_now(Task& task, Loader& val) {
-  progress_.validated_batches = progress_.total_batches;
   run_validation(task, val, options_.limit_val_batches.of(val.size(), "limit_val_batches"));
 }
 
@@ -247,7 +258,10 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
                     "; a loader must begin again at set_epoch()");
   // As when the checkpoint was written: this batch had been fetched, and no validation begun.
   resume_random_numbers();
-  if (val && validation_is_due()) validate_now(task, *val);
+  if (val && validation_is_due()) {
+    validate_now(task, *val);
+    ends_here = wants_end(progress_.epoch);
+  }
   while (batch && !ends_here) {
     std::optional<Batch> next = progress_.batches + 1 < batches_per_epoch_ ? train.next() : std::nullopt;
     const bool ends_window = window_batches_ + 1 == accumulate_ || !next;
@@ -257,6 +271,7 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
     note_batch(done);
     if (done.stepped && !done.step.skipped) advance_schedules(OptimizerConfig::Interval::kStep);
     tell([&](Callback& c) { c.on_train_batch_end(*this, done); });
+    in_step_ = false;
     end_row();  // one of its own in every run, whatever is saved between it and the epoch's
     batch = std::move(next);
     const bool may_end = done.stepped || !is_automatic_;
@@ -273,14 +288,18 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
 
 void Trainer::end_epoch(Task& task, Loader* val, bool is_whole) {
   epoch_metrics_ = training_metrics_.compute();
+  measured_batches_ = progress_.total_batches;
   for (const auto& [name, value] : epoch_metrics_) {
     if (!validation_metrics_.contains(name)) callback_metrics_[name] = value;
   }
   const int64_t epoch = progress_.epoch;
   // What the run ends on is validated, whatever the interval.
   if (val && wants_end(epoch + is_whole) && interrupted_by_ == 0 &&
-      progress_.validated_batches != progress_.total_batches)
+      progress_.validated_batches != progress_.total_batches) {
     validate_now(task, *val);
+    interrupted_by_ = InterruptScope::requested();
+    is_whole = is_whole && progress_.validated_batches == progress_.total_batches;
+  }
   for (const auto& [name, value] : validation_metrics_) epoch_metrics_[name] = value;  // its word is the last
   // Means over a part of the epoch would stand beside those of the run that goes on from here.
   if (is_whole || interrupted_by_ == 0) log_metrics({epoch_metrics_.begin(), epoch_metrics_.end()});

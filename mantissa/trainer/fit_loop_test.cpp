@@ -225,6 +225,105 @@ TEST(FitLoop, FastDevRunTakesOneBatchOfEverything) {
   EXPECT_EQ(run->diary->count("v1"), 0);
 }
 
+TEST(FitLoop, AValidationInsideAnEpochLeavesOverfittingItsPlace) {
+  const auto diary = std::make_shared<Diary>();
+  OneWeight task;
+  ListLoader train = loader_of({1, 2, 3, 4, 5}), val = loader_of({9});
+  Trainer({.device = "cpu",
+           .overfit_batches = 4,
+           .val_check_interval = 2,
+           .num_sanity_val_steps = 0,
+           .callbacks = {diary}})
+      .fit(task, train, &val);
+  EXPECT_EQ(
+      diary->count("batch 1") + diary->count("batch 2") + diary->count("batch 3") + diary->count("batch 4"),
+      4);
+  EXPECT_EQ(diary->count("val"), 2);
+  EXPECT_EQ(diary->count("v3"), 2);
+  EXPECT_THAT(error_of([&] { Trainer({.device = "cpu", .val_check_interval = 2}).fit(task, train, &train); }),
+              HasSubstr("one loader"));
+  EXPECT_EQ(Trainer({.device = "cpu"}).fit(task, train, &train).steps, 5);
+}
+
+TEST(FitLoop, NoTrainingBatchesAreNoTraining) {
+  const auto diary = std::make_shared<Diary>();
+  OneWeight task;
+  ListLoader train = loader_of({1}), val = loader_of({1});
+  const FitResult result = Trainer({.device = "cpu",
+                                    .max_epochs = -1,
+                                    .max_steps = 10,
+                                    .limit_train_batches = 0,
+                                    .num_sanity_val_steps = 0,
+                                    .callbacks = {diary}})
+                               .fit(task, train, &val);
+  EXPECT_EQ(result.steps, 0);
+  EXPECT_EQ(diary->count("epoch 0") + diary->count("val"), 0);
+}
+
+TEST(FitLoop, FastDevRunForgetsWhatOneBatchCannotDo) {
+  for (const BatchLimit interval : {BatchLimit(0.5), BatchLimit(4)}) {
+    OneWeight task;
+    ListLoader train = loader_of({1, 2, 3, 4, 5}), val = loader_of({1, 2, 3});
+    const auto diary = std::make_shared<Diary>();
+    EXPECT_EQ(Trainer({.device = "cpu",
+                       .fast_dev_run = 2,
+                       .val_check_interval = interval,
+                       .check_val_every_n_epoch = 7,
+                       .callbacks = {diary}})
+                  .fit(task, train, &val)
+                  .steps,
+              2);
+    EXPECT_EQ(diary->count("v1"), 1);
+    EXPECT_EQ(diary->count("v2"), 0);
+  }
+  EXPECT_THAT(error_of([] { Trainer trainer({.fast_dev_run = -1}); }), HasSubstr("fast_dev_run"));
+}
+
+TEST(FitLoop, AShareOfAShortEpochIsOneBatch) {
+  OneWeight task;
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  const auto diary = std::make_shared<Diary>();
+  Trainer({.device = "cpu", .val_check_interval = 0.25, .num_sanity_val_steps = 0, .callbacks = {diary}})
+      .fit(task, train, &val);
+  EXPECT_EQ(diary->count("val"), 2);
+}
+
+TEST(FitLoop, WhatIsThrownNeedNotBeAnException) {
+  struct Throws final : Callback {
+    void on_train_batch_end(Trainer&, const TrainBatch&) override { throw 3; }
+    void on_exception(Trainer&, const std::exception_ptr&) override { throw 4; }
+  };
+  const auto diary = std::make_shared<Diary>();
+  OneWeight task;
+  ListLoader train = loader_of({1});
+  Trainer trainer({.device = "cpu", .callbacks = {std::make_shared<Throws>(), diary}});
+  EXPECT_THROW(trainer.fit(task, train), int);
+  EXPECT_EQ(diary->count("exception"), 1);
+  EXPECT_EQ(diary->count("teardown"), 1);
+}
+
+TEST(FitLoop, ACheckpointOfAFitThatFailedEarlyIsNotThatOfTheOneBefore) {
+  struct Asks final : Callback {
+    void on_exception(Trainer& trainer, const std::exception_ptr&) override {
+      said = error_of([&] { trainer.checkpoint(); });
+    }
+    std::string said;
+  };
+  struct CannotBegin final : OneWeight {
+    void configure_model() override { throw std::runtime_error("no model"); }
+  };
+  const auto asks = std::make_shared<Asks>();
+  Trainer trainer({.device = "cpu", .callbacks = {asks}});
+  ListLoader train = loader_of({1});
+  {
+    OneWeight gone;
+    trainer.fit(gone, train);
+  }
+  CannotBegin task;
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train); }), HasSubstr("no model"));
+  EXPECT_THAT(asks->said, HasSubstr("no fit is going on"));
+}
+
 TEST(FitLoop, AccumulatesByEpoch) {
   const auto run =
       fit({.max_epochs = 3, .accumulate_grad_batches = std::map<int64_t, int64_t>{{1, 2}, {2, 4}}});

@@ -2,7 +2,10 @@
 
 #include <cmath>
 #include <fmt/format.h>
+#include <fstream>
 #include <iterator>
+#include <optional>
+#include <string>
 #include <variant>
 
 #include <nlohmann/json.hpp>
@@ -26,10 +29,20 @@ std::string json_of(const std::string& value) { return Json(value).dump(); }
 
 std::string time_field(double wall_time) { return fmt::format(R"("wall_time":{:.6f})", wall_time); }
 
+/// The step of a row; unset for a line that is none.
+std::optional<int64_t> step_of(const std::string& line) {
+  const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!row.is_object() || !row.contains("step") || !row["step"].is_number_integer()) return std::nullopt;
+  return row["step"].get<int64_t>();
+}
+
 class JsonLinesWriter final : public LogWriter {
  public:
   explicit JsonLinesWriter(const std::filesystem::path& folder)
-      : file_(folder / "metrics.jsonl", AppendFile::Mode::kContinue) {}
+      : file_(folder / "metrics.jsonl", AppendFile::Mode::kContinue) {
+    std::ifstream in(file_.path());
+    for (std::string line; std::getline(in, line);) rows_ += step_of(line) ? 1 : 0;
+  }
 
   void write(std::span<const LogRow> rows) override {
     std::string text;
@@ -40,6 +53,7 @@ class JsonLinesWriter final : public LogWriter {
       text += "}\n";
     }
     file_.append(text);
+    rows_ += static_cast<int64_t>(rows.size());
   }
 
   void write_hyperparams(const Hyperparameters& params, double wall_time) override {
@@ -50,13 +64,18 @@ class JsonLinesWriter final : public LogWriter {
     file_.append(fmt::format(R"({{"hyperparams":{{{}}},{}}})", fields, time_field(wall_time)) + "\n");
   }
 
-  void resume_from(int64_t last_step, double /*wall_time*/) override {
+  void resume_from(int64_t last_step, std::optional<int64_t> rows, double /*wall_time*/) override {
+    int64_t kept = 0;
     file_.edit_lines([&](std::string& line) {
-      const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-      const bool has_step = row.is_object() && row.contains("step") && row["step"].is_number_integer();
-      return !has_step || row["step"].get<int64_t>() <= last_step;
+      const std::optional<int64_t> step = step_of(line);
+      if (!step) return true;
+      const bool stays = rows ? kept < *rows : *step <= last_step;
+      kept += stays ? 1 : 0;
+      return stays;
     });
+    rows_ = kept;
   }
+  std::optional<int64_t> rows() const override { return rows_; }
 
   void finish(const std::string& status, double wall_time) override {
     file_.append(fmt::format(R"({{"status":{},{}}})", json_of(status), time_field(wall_time)) + "\n");
@@ -65,6 +84,7 @@ class JsonLinesWriter final : public LogWriter {
 
  private:
   AppendFile file_;
+  int64_t rows_ = 0;  ///< in the file
 };
 
 }  // namespace

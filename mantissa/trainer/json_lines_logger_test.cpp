@@ -75,5 +75,26 @@ TEST_F(JSONLinesLoggerTest, GoesOnWithAFileAndDropsTheRowsAfterTheCheckpoint) {
             "{\"step\":30,\"wall_time\":T,\"a\":3}\n");
 }
 
+// Rows alone are counted: what the run was told and how it ended stays.
+TEST_F(JSONLinesLoggerTest, TheCountTellsRowsOfOneStepApart) {
+  {
+    JSONLinesLogger logger(folder_);
+    logger.log_hyperparams({{"lr", 0.5}});
+    logger.log_metrics({{"a", 1}}, 4);
+    EXPECT_EQ(logger.rows(), 1);
+    logger.log_metrics({{"a", 2}}, 4);
+    logger.finalize("failed");
+  }
+  JSONLinesLogger logger(folder_);
+  EXPECT_EQ(logger.rows(), 2);
+  logger.resume_from(4, 1);
+  EXPECT_EQ(lines(),
+            "{\"hyperparams\":{\"lr\":0.5},\"wall_time\":T}\n{\"step\":4,\"wall_time\":T,\"a\":1}\n"
+            "{\"status\":\"failed\",\"wall_time\":T}\n");
+  EXPECT_EQ(logger.rows(), 1);
+  logger.resume_from(3);
+  EXPECT_EQ(logger.rows(), 0);
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -60,9 +61,15 @@ class Logger {
   virtual void log_metrics(MetricValues metrics, int64_t step) = 0;
   /// Before the first row. May be called again: newer values of a name replace older ones.
   virtual void log_hyperparams(const Hyperparameters& params) = 0;
-  /// Tells that the run goes on from a checkpoint of `step`: rows of later steps, which a killed run left,
-  /// are void.
+  /// For a checkpoint to keep: the rows so far, those that its files held from before among them; unset if it
+  /// does not count them. Threads: any; does not wait for what is being written.
+  virtual std::optional<int64_t> rows() const { return std::nullopt; }
+  /// Tells that the run goes on from a checkpoint of `step` (-1: anew): rows of later steps, which a killed
+  /// run left, are void.
   virtual void resume_from(int64_t /*step*/) {}
+  /// The same of a checkpoint that has kept rows(): all rows after the first `rows` are void, also those that
+  /// were logged at `step` itself, which steps cannot tell from those before the checkpoint.
+  virtual void resume_from(int64_t step, int64_t /*rows*/) { resume_from(step); }
   /// Returns when all rows so far are on the disk. A Trainer calls it from whatever thread writes checkpoints,
   /// while others log. Call it before a checkpoint counts as written: a run that
   /// goes on from there does not log earlier rows again.

@@ -161,6 +161,23 @@ TEST_P(EveryLogger, ARemovedFolderIsOneErrorOfTheNextCall) {
   EXPECT_FALSE(fs::exists(folder_));
 }
 
+// A new column and hyperparameters replace files by their names.
+TEST_P(EveryLogger, KeepsItsFolderWhenTheProgramGoesToAnother) {
+  const fs::path before = fs::current_path();
+  const std::shared_ptr<void> back(nullptr, [&](void*) { fs::current_path(before); });
+  fs::current_path(folder_.parent_path());
+  const auto logger = GetParam().make(folder_.filename(), {});
+  logger->log_metrics({{"loss", 0.5}}, 1);
+  logger->save();
+  fs::current_path("/");
+  EXPECT_TRUE(logger->log_dir().is_absolute());
+  EXPECT_TRUE(fs::equivalent(logger->log_dir(), folder_));
+  logger->log_metrics({{"loss", 0.5}, {"new", 1}}, 2);
+  logger->save();
+  EXPECT_EQ(rows(), 2);
+  EXPECT_NO_THROW(logger->log_hyperparams({{"lr", 0.5}}));
+}
+
 TEST_P(EveryLogger, TwoRunsMayNotWriteOneFile) {
   if (std::string(GetParam().name) == "tensorboard") GTEST_SKIP() << "each has a file of its own";
   const auto first = make();

@@ -1,4 +1,5 @@
 // Rows for the loggers.
+#include <exception>
 #include <utility>
 
 #include "mantissa/core/error_message.h"
@@ -16,13 +17,13 @@ void Trainer::each_logger(const std::function<void(Logger&)>& call) {
   for (const auto& logger : loggers) {
     try {
       call(*logger);
-    } catch (const std::exception& error) {
+    } catch (...) {
       {
         const std::lock_guard lock(loggers_mutex_);
         if (std::erase(loggers_, logger) == 0) continue;  // another thread has told of it
       }
       TORCH_WARN("the ", logger->name(),
-                 " logger failed, and the run goes on without it: ", message_of(error));
+                 " logger failed, and the run goes on without it: ", message_of(std::current_exception()));
     }
   }
 }

@@ -34,6 +34,7 @@ class MeanMetrics {
 
   /// The means so far. A name that was only added with weight 0 is left out.
   Metrics compute() const;
+  bool empty() const { return sums_.empty(); }
   void reset() { sums_.clear(); }
 
   /// {"loss": {"host": 1.5, "weight": 3, "device": tensor}}: for going on with the same epoch.

@@ -24,10 +24,41 @@ namespace {
 std::string failure_of(const std::function<void()>& write) {
   try {
     write();
-  } catch (const std::exception& error) {
-    return message_of(error);
+  } catch (...) {
+    return message_of(std::current_exception());
   }
   return "";
+}
+
+/// `pattern` with what `value_of` gives for each name in braces: a text for a format such as "{:.3f}".
+/// Errors: c10::ValueError for a format that does not fit.
+std::string fill_in(
+    const std::string& pattern,
+    const std::function<std::string(const std::string& name, const std::string& format)>& value_of) {
+  std::string name;
+  for (size_t i = 0; i < pattern.size();) {
+    const size_t open = pattern.find('{', i), close = pattern.find('}', open);
+    if (open == std::string::npos || close == std::string::npos) return name.append(pattern, i);
+    name.append(pattern, i, open - i);
+    const std::string inside = pattern.substr(open + 1, close - open - 1);
+    const size_t colon = inside.find(':');
+    try {
+      name += value_of(inside.substr(0, colon),
+                       colon == std::string::npos ? "{}" : fmt::format("{{{}}}", inside.substr(colon)));
+    } catch (const fmt::format_error& error) {
+      TORCH_CHECK_VALUE(false, "ModelCheckpoint: filename '", pattern, "': ", error.what(), " in {", inside,
+                        "}; epoch and step are whole numbers, and metrics are not");
+    }
+    i = close + 1;
+  }
+  return name;
+}
+
+/// A checkpoint's name in a state that somebody may have changed: nothing that leads out of the folder.
+const std::string& checked_name(const StateReader& name_reader, const std::string& name) {
+  if (name.find('/') != std::string::npos || name.starts_with("."))
+    name_reader.fail("'" + name + "' is no name of a checkpoint");
+  return name;
 }
 
 }  // namespace
@@ -47,6 +78,17 @@ ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std:
                         options_.filename.front() != '.',
                     "ModelCheckpoint: filename '", options_.filename,
                     "' is no name of a folder; leave out slashes and a leading dot, and set dirpath");
+  fill_in(options_.filename, [](const std::string& name, const std::string& format) {
+    return name == "epoch" || name == "step" ? fmt::format(fmt::runtime(format), 1)
+                                             : fmt::format(fmt::runtime(format), 1.0);
+  });
+  options_.dirpath = std::filesystem::absolute(options_.dirpath);  // the program may go elsewhere meanwhile
+}
+
+std::string ModelCheckpoint::state_key() const {
+  return options_.monitor.empty()
+             ? Callback::state_key()
+             : Callback::state_key() + "(" + options_.monitor + ", " + options_.mode + ")";
 }
 
 ModelCheckpoint::~ModelCheckpoint() = default;
@@ -61,10 +103,30 @@ void ModelCheckpoint::on_fit_start(Trainer& trainer, const FitPlan& plan) {
   remove_leftovers(options_.dirpath);
   if (options_.async) writer_ = std::make_unique<BackgroundWriter>();
   outcome_ = std::make_shared<Outcome>();
+  best_.clear();
+  saved_.clear();
+  to_remove_.clear();
+  best_path_.clear();
+  last_path_.clear();
+  best_score_.reset();
+  order_ = 0;
+  last_base_.clear();
+  last_step_ = -1;
   batches_per_epoch_ = plan.batches_per_epoch;
   last_saved_ = {-1, -1, -1};
   is_scored_ = false;
   last_time_ = Clock::now();
+}
+
+void ModelCheckpoint::on_train_start(Trainer& trainer) {
+  if (!lock_ || trainer.progress().total_batches > 0) return;
+  const size_t others = list_checkpoints(options_.dirpath).size();
+  if (others > 0) {
+    TORCH_WARN("ModelCheckpoint: '", options_.dirpath.string(), "' holds ", others,
+               others == 1 ? " checkpoint" : " checkpoints",
+               " of another run, and who goes on from the newest there may take one of them; give this run a "
+               "folder of its own, or go on with that one (ckpt_path)");
+  }
 }
 
 void ModelCheckpoint::on_train_batch_end(Trainer& trainer, const TrainBatch& batch) {
@@ -73,54 +135,48 @@ void ModelCheckpoint::on_train_batch_end(Trainer& trainer, const TrainBatch& bat
       options_.every_n_train_steps > 0 && batch.global_step % options_.every_n_train_steps == 0;
   const bool by_time =
       options_.train_time_interval && Clock::now() - last_time_ >= *options_.train_time_interval;
-  // What was measured before is not the score of these weights.
-  if (by_steps || by_time) save(trainer, std::nullopt);
+  if (by_steps || by_time) save(trainer, trainer.metric_now(options_.monitor));
 }
 
 void ModelCheckpoint::on_validation_end(Trainer& trainer) {
-  if (trainer.is_sanity_checking() || trainer.stage() != Stage::kFit || options_.monitor.empty()) return;
+  if (trainer.is_sanity_checking() || trainer.stage() != Stage::kFit) return;
   if (trainer.progress().batches == batches_per_epoch_) return;  // the epoch ends, and is saved then
   if (options_.every_n_epochs == 0 || (trainer.progress().epoch + 1) % options_.every_n_epochs != 0) return;
-  if (const auto score = score_in(trainer.callback_metrics())) save(trainer, score);
+  if (const auto score = trainer.metric_now(options_.monitor)) save(trainer, score);
 }
 
 void ModelCheckpoint::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*global_step*/,
-                                   const Metrics& metrics) {
+                                   const Metrics& /*metrics*/) {
   if (!lock_ || options_.every_n_epochs == 0 || (epoch + 1) % options_.every_n_epochs != 0) return;
-  const std::optional<double> score = score_in(metrics);
   // The first validation may be still to come, or cut short by a signal.
   const bool is_measured =
       trainer.progress().validated_batches >= 0 || trainer.options().check_val_every_n_epoch == 1;
   const Metrics& all = trainer.callback_metrics();
-  TORCH_CHECK_VALUE(options_.monitor.empty() || score || all.contains(options_.monitor) || !is_measured ||
+  TORCH_CHECK_VALUE(options_.monitor.empty() || all.contains(options_.monitor) || !is_measured ||
                         InterruptScope::requested() != 0,
                     "ModelCheckpoint: the monitor '", options_.monitor, "' was not logged; logged were ",
                     join_names(keys_of(all)), did_you_mean(options_.monitor, keys_of(all)));
-  save(trainer, score);
+  save(trainer, trainer.metric_now(options_.monitor));
 }
 
 void ModelCheckpoint::on_train_end(Trainer& trainer) {
-  if (!options_.save_last) return;
-  // What a run ends on by itself is validated.
-  save(trainer, InterruptScope::requested() == 0 ? score_in(trainer.callback_metrics()) : std::nullopt);
+  if (options_.save_last) save(trainer, trainer.metric_now(options_.monitor));
 }
 
 void ModelCheckpoint::on_exception(Trainer& trainer, const std::exception_ptr& /*exception*/) {
-  // Before on_fit_start() there is nothing to save, and without a step nothing new.
-  if (!options_.save_on_exception || trainer.stage() != Stage::kFit || trainer.progress().steps == 0) return;
-  save(trainer, std::nullopt);
+  // Before on_fit_start() there is nothing to save, and without a step nothing new. A step that broke off may
+  // have changed what was measured.
+  if (options_.save_on_exception && trainer.stage() == Stage::kFit && trainer.progress().steps > 0)
+    save(trainer, std::nullopt);
 }
 
 void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
   writer_.reset();  // after all that it was given
   lock_.reset();
-  const std::string failure = outcome_ ? std::exchange(outcome_->failure, {}) : "";
+  if (!outcome_) return;
+  take_back_failures();
+  const std::string failure = std::exchange(outcome_->failure, {});
   TORCH_CHECK(failure.empty(), "ModelCheckpoint: the run's last checkpoint could not be written: ", failure);
-}
-
-std::optional<double> ModelCheckpoint::score_in(const Metrics& metrics) const {
-  const auto found = metrics.find(options_.monitor);
-  return found == metrics.end() ? std::nullopt : std::optional(found->second);
 }
 
 void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
@@ -129,66 +185,93 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
   // Saved by its step before it was validated: once more, now that it may be one of the best.
   if (now == last_saved_ && (is_scored_ || !score)) return;
-  const std::string name = name_of(trainer);
-  std::vector<std::string> dropped = keep(name, score);
+  if (writer_) writer_->wait_for_room();
+  take_back_failures();
+  const std::string name = name_for(trainer, score);
+  Write write{.name = name, .last = last_path_, .before = {}, .dropped = {}};
+  if (const auto kept = best_.find(name); kept != best_.end()) write.before.emplace_back(name, kept->second);
+  keep(name, score, write);
   if (!options_.save_last && !best_.contains(name)) return;
   last_saved_ = now;
   is_scored_ = score.has_value();
   last_time_ = Clock::now();
-  if (!last_path_.empty()) dropped.push_back(last_path_.filename().string());
+  if (!last_path_.empty()) write.dropped.push_back(last_path_.filename().string());
+  write.dropped.insert(write.dropped.end(), to_remove_.begin(), to_remove_.end());
+  to_remove_.clear();
   last_path_ = options_.dirpath / name;
-  std::erase_if(dropped, [&](const std::string& other) {
+  if (options_.save_top_k == -1) saved_.insert(name);
+  std::erase_if(write.dropped, [&](const std::string& other) {
     return other == name || best_.contains(other) || options_.save_top_k == -1;
   });
-  const auto job = [&trainer, outcome = outcome_, dirpath = options_.dirpath, name,
-                    dropped](const Checkpoint& checkpoint) {
-    outcome->failure = failure_of([&] {
+  const auto job = [&trainer, outcome = outcome_, dirpath = options_.dirpath,
+                    write](const Checkpoint& checkpoint) {
+    const std::string failure = failure_of([&] {
       trainer.save_logs();
-      save_checkpoint(dirpath / name, checkpoint);
+      save_checkpoint(dirpath / write.name, checkpoint);
       // Only now, when the new one is whole, may the older ones go.
-      for (const std::string& other : dropped) remove_checkpoint(dirpath / other);
+      for (const std::string& other : write.dropped) remove_checkpoint(dirpath / other);
     });
-    if (outcome->failure.empty()) return;
+    const std::lock_guard lock(outcome->mutex);
+    outcome->failure = failure;
+    if (failure.empty()) return;
+    outcome->failed.push_back(write);
     TORCH_WARN("ModelCheckpoint: a checkpoint could not be written, and training goes on without it: ",
-               outcome->failure);
+               failure);
   };
   if (!writer_) return job(trainer.checkpoint());
-  writer_->wait_for_room();
   writer_->post([job, copy = std::make_shared<Checkpoint>(snapshot(trainer.checkpoint()))] { job(*copy); });
+}
+
+/// What could not be written is none of the best, and what should have gone for it is still there.
+void ModelCheckpoint::take_back_failures() {
+  std::vector<Write> failed;
+  {
+    const std::lock_guard lock(outcome_->mutex);
+    failed = std::exchange(outcome_->failed, {});
+  }
+  for (auto write = failed.rbegin(); write != failed.rend(); ++write) {
+    best_.erase(write->name);
+    for (const auto& [name, kept] : write->before) best_[name] = kept;
+    for (const std::string& name : write->dropped)
+      if (!best_.contains(name)) to_remove_.push_back(name);
+    if (last_path_ == options_.dirpath / write->name) last_path_ = write->last;
+  }
+  if (failed.empty()) return;
+  std::erase_if(to_remove_, [&](const std::string& name) { return last_path_.filename() == name; });
+  last_saved_ = {-1, -1, -1};
+  note_best();
+}
+
+/// Lightning's way: a name that one of the kept checkpoints has gets "-v1" and so on, unless that one goes.
+std::string ModelCheckpoint::name_for(const Trainer& trainer, std::optional<double> score) {
+  const std::string base = name_of(trainer);
+  const bool is_the_same_step = base == last_base_ && trainer.progress().steps == last_step_;
+  last_base_ = base;
+  last_step_ = trainer.progress().steps;
+  if (is_the_same_step) return last_name_;
+  last_name_ = base;
+  const auto worst = worst_of_the_best();
+  const bool is_full = options_.save_top_k > 0 && static_cast<int64_t>(best_.size()) >= options_.save_top_k;
+  const bool displaces =
+      is_full && (options_.monitor.empty() || score) && is_better({score.value_or(0), order_}, worst->second);
+  const auto is_taken = [&](const std::string& name) {
+    return saved_.contains(name) || (best_.contains(name) && !(displaces && worst->first == name));
+  };
+  for (int version = 1; is_taken(last_name_); ++version) last_name_ = base + "-v" + std::to_string(version);
+  return last_name_;
 }
 
 std::string ModelCheckpoint::name_of(const Trainer& trainer) const {
   const FitProgress& progress = trainer.progress();
   // Of an epoch that has just ended its own number, and not the next one's.
   const int64_t epoch = progress.batches == 0 && progress.epoch > 0 ? progress.epoch - 1 : progress.epoch;
-  std::string name;
-  const std::string& pattern = options_.filename;
-  for (size_t i = 0; i < pattern.size();) {
-    const size_t open = pattern.find('{', i), close = pattern.find('}', open);
-    if (open == std::string::npos || close == std::string::npos) return name.append(pattern, i);
-    name.append(pattern, i, open - i);
-    const std::string inside = pattern.substr(open + 1, close - open - 1);
-    const size_t colon = inside.find(':');
-    const std::string key = inside.substr(0, colon);
-    const std::string format =
-        colon == std::string::npos ? "{}" : fmt::format("{{{}}}", inside.substr(colon));
-    try {
-      if (key == "epoch") {
-        name += fmt::format(fmt::runtime(format), epoch);
-      } else if (key == "step") {
-        name += fmt::format(fmt::runtime(format), progress.steps);
-      } else {
-        const auto found = trainer.callback_metrics().find(key);
-        name += found == trainer.callback_metrics().end() ? "none"
-                                                          : fmt::format(fmt::runtime(format), found->second);
-      }
-    } catch (const fmt::format_error& error) {
-      TORCH_CHECK_VALUE(false, "ModelCheckpoint: filename '", pattern, "': ", error.what(), " in {", inside,
-                        "}");
-    }
-    i = close + 1;
-  }
-  return name;
+  return fill_in(options_.filename, [&](const std::string& name, const std::string& format) {
+    if (name == "epoch") return fmt::format(fmt::runtime(format), epoch);
+    if (name == "step") return fmt::format(fmt::runtime(format), progress.steps);
+    const auto found = trainer.callback_metrics().find(name);
+    return found == trainer.callback_metrics().end() ? std::string("none")
+                                                     : fmt::format(fmt::runtime(format), found->second);
+  });
 }
 
 bool ModelCheckpoint::is_better(const Kept& a, const Kept& b) const {
@@ -201,55 +284,67 @@ bool ModelCheckpoint::is_better(const Kept& a, const Kept& b) const {
   return a.order > b.order;
 }
 
-std::vector<std::string> ModelCheckpoint::keep(const std::string& name, std::optional<double> score) {
-  if (options_.save_top_k == 0 || (!options_.monitor.empty() && !score)) return {};
+std::map<std::string, ModelCheckpoint::Kept>::const_iterator ModelCheckpoint::worst_of_the_best() const {
+  return std::max_element(best_.begin(), best_.end(),
+                          [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
+}
+
+void ModelCheckpoint::keep(const std::string& name, std::optional<double> score, Write& write) {
+  if (options_.save_top_k == 0 || (!options_.monitor.empty() && !score)) return;
   best_[name] = {score.value_or(0), order_++};
-  std::vector<std::string> dropped;
   while (options_.save_top_k > 0 && static_cast<int64_t>(best_.size()) > options_.save_top_k) {
-    const auto worst = std::max_element(best_.begin(), best_.end(), [&](const auto& a, const auto& b) {
-      return is_better(a.second, b.second);
-    });
-    dropped.push_back(worst->first);
+    const auto worst = worst_of_the_best();
+    write.dropped.push_back(worst->first);
+    if (worst->first != name) write.before.emplace_back(*worst);
     best_.erase(worst);
   }
+  note_best();
+}
+
+void ModelCheckpoint::note_best() {
+  best_path_.clear();
+  best_score_.reset();
   const auto best = std::min_element(best_.begin(), best_.end(), [&](const auto& a, const auto& b) {
     return is_better(a.second, b.second);
   });
+  if (best == best_.end()) return;
   best_path_ = options_.dirpath / best->first;
-  if (score) best_score_ = best->second.score;
-  return dropped;
+  if (!options_.monitor.empty()) best_score_ = best->second.score;
 }
 
 StateDict ModelCheckpoint::state_dict() const {
   StateDict best;
   for (const auto& [name, kept] : best_)
     best.emplace(name, StateDict{{"score", kept.score}, {"order", kept.order}});
-  StateDict state{{"best", std::move(best)},
-                  {"best_model", best_path_.filename().string()},
-                  {"last_model", last_path_.filename().string()},
-                  {"order", order_}};
-  if (best_score_) state.emplace("best_model_score", *best_score_);
-  return state;
+  return {{"best", std::move(best)},
+          {"last_model", last_path_.filename().string()},
+          {"last_step", last_step_},
+          {"last_filename", last_base_},
+          {"order", order_}};
 }
 
 void ModelCheckpoint::load_state_dict(const StateReader& state) {
-  std::map<std::string, Kept> best;
-  for (const auto& [name, value] : state.at("best").to_dict()) {
-    const StateReader kept = state.at("best").at(name);
-    // Removed by hand, or in another folder than the run that goes on: it cannot be kept.
-    if (!std::filesystem::is_directory(options_.dirpath / name)) continue;
-    best[name] = {kept.at("score").to_double(), kept.at("order").to_int()};
-  }
-  const auto in_folder = [&](const std::string& name) {
-    return name.empty() ? std::filesystem::path() : options_.dirpath / name;
+  // Removed by hand, or in another folder than the run that goes on: it cannot be kept.
+  const auto is_here = [&](const std::string& name) {
+    return !name.empty() && std::filesystem::is_directory(options_.dirpath / name);
   };
-  const std::string& last = state.at("last_model").to_string();
-  order_ = state.at("order").to_int();
+  std::map<std::string, Kept> best;
+  const StateReader saved = state.at("best");
+  for (const auto& [name, value] : saved.to_dict()) {
+    const StateReader kept = saved.at(name);
+    if (is_here(checked_name(kept, name)))
+      best[name] = {kept.at("score").to_double(), kept.at("order").to_int()};
+  }
+  const StateReader last_model = state.at("last_model");
+  const std::string last = checked_name(last_model, last_model.to_string());
+  const int64_t last_step = state.at("last_step").to_int(), order = state.at("order").to_int();
+  last_base_ = state.at("last_filename").to_string();
+  last_step_ = last_step;
+  last_name_ = last;
+  order_ = order;
   best_ = std::move(best);
-  best_path_ = in_folder(state.at("best_model").to_string());
-  last_path_ = in_folder(last);
-  best_score_.reset();
-  if (const auto score = state.find("best_model_score")) best_score_ = score->to_double();
+  last_path_ = is_here(last) ? options_.dirpath / last : std::filesystem::path();
+  note_best();
 }
 
 }  // namespace mantissa

@@ -6,8 +6,11 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "mantissa/core/state_dict.h"
@@ -23,7 +26,7 @@ struct ModelCheckpointOptions {
   /// The folder for the checkpoints; made where it is missing.
   std::filesystem::path dirpath = "checkpoints";
   /// A checkpoint's name. {epoch}, {step} and every metric in braces are replaced, by their value in a format
-  /// if one stands behind a colon: "{epoch}-{val_loss:.3f}".
+  /// if one stands behind a colon: "{epoch}-{val_loss:.3f}". One that another of the kept has gets "-v1" behind.
   std::string filename = "epoch={epoch}-step={step}";
   /// A logged metric by which the best ones are kept, of those saved where it was measured; empty: the newest
   /// are the best.
@@ -67,8 +70,11 @@ class ModelCheckpoint final : public Callback, public Stateful {
   /// Without `monitor`: none.
   std::optional<double> best_model_score() const { return best_score_; }
 
+  /// One for each monitor and mode.
+  std::string state_key() const override;
   bool runs_last() const override { return true; }
   void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
+  void on_train_start(Trainer& trainer) override;
   void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override;
   void on_validation_end(Trainer& trainer) override;
   void on_epoch_end(Trainer& trainer, int64_t epoch, int64_t global_step, const Metrics& metrics) override;
@@ -84,24 +90,41 @@ class ModelCheckpoint final : public Callback, public Stateful {
     double score = 0;
     int64_t order = 0;  ///< the later of two equal ones has the higher
   };
-  /// Of the last checkpoint that was tried: "", or why it could not be written. The writer's while there is one.
+  /// A checkpoint on its way to the disk, and what to put back if it does not get there.
+  struct Write {
+    std::string name;
+    std::filesystem::path last;                        ///< the newest before it
+    std::vector<std::pair<std::string, Kept>> before;  ///< those of the best that it has displaced
+    std::vector<std::string> dropped;                  ///< what goes when it is whole
+  };
+  /// Also the writer's thread's.
   struct Outcome {
-    std::string failure;
+    std::mutex mutex;
+    std::string failure;  ///< of the last one that was tried: "", or why it could not be written
+    std::vector<Write> failed;
   };
   using Clock = std::chrono::steady_clock;
 
-  std::optional<double> score_in(const Metrics& metrics) const;
+  /// `score`: of the weights as they are; unset if they were not measured.
   void save(Trainer& trainer, std::optional<double> score);
+  void take_back_failures();
+  std::string name_for(const Trainer& trainer, std::optional<double> score);
   std::string name_of(const Trainer& trainer) const;
-  /// Returns the names of those that are no longer among the best.
-  std::vector<std::string> keep(const std::string& name, std::optional<double> score);
+  /// Puts it among the best, and into `write` those that are no longer.
+  void keep(const std::string& name, std::optional<double> score, Write& write);
+  void note_best();
+  std::map<std::string, Kept>::const_iterator worst_of_the_best() const;
   bool is_better(const Kept& a, const Kept& b) const;
 
   ModelCheckpointOptions options_;
   std::unique_ptr<FolderLock> lock_;
   std::unique_ptr<BackgroundWriter> writer_;
-  std::map<std::string, Kept> best_;  ///< at most save_top_k, by their names
+  std::map<std::string, Kept> best_;    ///< at most save_top_k, by their names
+  std::set<std::string> saved_;         ///< in this fit, where all are kept
+  std::vector<std::string> to_remove_;  ///< those that a write which failed should have removed
   std::filesystem::path best_path_, last_path_;
+  std::string last_base_, last_name_;  ///< by the pattern, and what it became
+  int64_t last_step_ = -1;
   std::optional<double> best_score_;
   int64_t order_ = 0, batches_per_epoch_ = 0;
   std::array<int64_t, 3> last_saved_{};  ///< steps, epoch and batch

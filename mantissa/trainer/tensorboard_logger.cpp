@@ -1,6 +1,7 @@
 #include "mantissa/trainer/tensorboard_logger.h"
 
 #include <fmt/format.h>
+#include <optional>
 #include <utility>
 #include <variant>
 
@@ -54,7 +55,7 @@ class TensorBoardWriter final : public LogWriter {
     write_one({.wall_time = wall_time, .texts = {{"hyperparameters", table}}, .hparams = std::move(hparams)});
   }
 
-  void resume_from(int64_t step, double wall_time) override {
+  void resume_from(int64_t step, std::optional<int64_t> /*rows*/, double wall_time) override {
     // Twice: TensorBoard takes the first that it sees in a folder for the start of the first run.
     const Event restart{.wall_time = wall_time, .step = step + 1, .restarts = true};
     file_.write(std::vector{restart, restart});

@@ -11,7 +11,9 @@ namespace mantissa {
 /// `tensorboard --logdir`.
 ///
 /// Each logger begins a file of its own: those of earlier runs in the folder stay, and TensorBoard shows them
-/// as one run. After resume_from() it forgets their later steps.
+/// as one run. After resume_from() it forgets their later steps. What was logged at the checkpoint's own step
+/// after it was taken is there twice, with the same values: TensorBoard shows the newer one, and Python's
+/// EventAccumulator gives both.
 /// Numerics: scalars are float32, as TensorBoard's own writers have them: 1e300 becomes inf. CSVLogger and
 ///           JSONLinesLogger keep the double.
 /// Errors:   those of BackgroundLogger and EventFileWriter.

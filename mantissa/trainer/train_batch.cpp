@@ -46,6 +46,7 @@ TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) 
   end_row();  // the next one may be long in coming
   should_log_ = step_makes_row(ends_window);
   batch_row_.emplace();
+  in_batch_ = in_step_ = true;
   TrainBatch done;
   done.epoch = progress_.epoch;
   done.batch_index = progress_.batches;
@@ -60,14 +61,22 @@ TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) 
     step_manually(task, batch, done);
   }
   done.global_step = progress_.steps;
-  training_metrics_.add(batch_metrics_);  // not of a batch that threw: a run that goes on has it again
   if (done.loss.defined()) {
-    training_metrics_.add("train_loss", done.loss, batch_weight_);
+    batch_metrics_.add("train_loss", done.loss, batch_weight_);
     if (should_log_) note_step_value("train_loss", done.loss);
   }
+  note_metrics(window_batches_ == 0);
   log_metrics(*std::exchange(batch_row_, std::nullopt));
+  in_batch_ = false;
   done.step_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   return done;
+}
+
+/// Not of a batch that threw, nor of a window that has not ended: a run that goes on has them again.
+void Trainer::note_metrics(bool window_has_ended) {
+  if (!window_has_ended) return window_metrics_.add(batch_metrics_);
+  if (!window_metrics_.empty()) training_metrics_.add(std::exchange(window_metrics_, {}));
+  training_metrics_.add(batch_metrics_);
 }
 
 void Trainer::step_automatically(Task& task, const Batch& batch, bool ends_window, TrainBatch& done) {

@@ -52,13 +52,17 @@ Trainer::Trainer(TrainerOptions options)
   }
   std::stable_partition(options_.callbacks.begin(), options_.callbacks.end(),
                         [](const auto& callback) { return !callback->runs_last(); });
-  if (options_.fast_dev_run) {
+  if (const int64_t batches = options_.fast_dev_run; batches > 0) {
     options_.loggers.clear();
-    options_.max_epochs = options_.max_steps = 1;
+    options_.max_epochs = 1;
+    options_.max_steps = batches;
     options_.min_epochs = options_.min_steps = options_.num_sanity_val_steps = 0;
     options_.accumulate_grad_batches = 1;
+    options_.overfit_batches = 0.0;
+    options_.val_check_interval = 1.0;
+    options_.check_val_every_n_epoch = 1;
     options_.limit_train_batches = options_.limit_val_batches = options_.limit_test_batches =
-        options_.limit_predict_batches = 1;
+        options_.limit_predict_batches = batches;
   }
 }
 
@@ -74,6 +78,14 @@ std::string Trainer::stopped_by() const {
   return stopped_by_;
 }
 
+std::optional<double> Trainer::metric_now(const std::string& name) const {
+  const auto found = callback_metrics_.find(name);
+  if (found == callback_metrics_.end()) return std::nullopt;
+  const int64_t measured =
+      validation_metrics_.contains(name) ? progress_.validated_batches : measured_batches_;
+  return measured == progress_.total_batches ? std::optional(found->second) : std::nullopt;
+}
+
 torch::optim::Optimizer* Trainer::optimizer() const {
   return optimizers_.empty() ? nullptr : optimizers_.front().optimizer.get();
 }
@@ -81,8 +93,19 @@ torch::optim::Optimizer* Trainer::optimizer() const {
 void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
   const Running running(*this, task);
   stage_ = stage;
-  loggers_ = options_.loggers;
+  {
+    const std::lock_guard lock(loggers_mutex_);
+    loggers_ = options_.loggers;
+  }
   row_ = {};
+  in_batch_ = in_step_ = broke_in_step_ = false;
+  if (stage == Stage::kFit) {  // of the last one: its task may be gone
+    optimizers_.clear();
+    task_optimizers_.clear();
+    module_ = nullptr;
+    train_loader_ = nullptr;
+    resume_rng_.reset();
+  }
   try {
     const Scope matmul_precision =
         options_.float32_matmul_precision
@@ -94,13 +117,15 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
     end_logs(interrupted_by_ == 0 ? "success" : "interrupted");
   } catch (...) {
     const std::exception_ptr exception = std::current_exception();
+    broke_in_step_ = in_step_;
     // What one callback throws now must neither hide the cause nor keep the others from closing their files.
     const auto last_words = [&](const auto& hook) {
       for (const auto& callback : options_.callbacks) {
         try {
           hook(*callback);
-        } catch (const std::exception& error) {
-          TORCH_WARN("a callback failed while the run ended on an error: ", message_of(error));
+        } catch (...) {
+          TORCH_WARN("a callback failed while the run ended on an error: ",
+                     message_of(std::current_exception()));
         }
       }
     };

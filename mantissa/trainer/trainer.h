@@ -132,6 +132,9 @@ class Trainer {
   const FitProgress& progress() const { return progress_; }
   /// The newest value of every metric: of the epochs that ended and of the last validation.
   const Metrics& callback_metrics() const { return callback_metrics_; }
+  /// Of those, the value that was measured on the weights as they are: by a validation after the last batch, or
+  /// as the mean of an epoch that ends here. Unset for a metric that is older, or was never logged.
+  std::optional<double> metric_now(const std::string& name) const;
   /// Whether a validation runs that only looks whether it can.
   bool is_sanity_checking() const { return is_sanity_checking_; }
 
@@ -170,6 +173,7 @@ class Trainer {
   void resume(const Checkpoint& checkpoint, const std::string& from);
   void resume_random_numbers();
   double seconds_so_far() const;
+  StateDict setup_state() const;
 
   // logging.cpp
   void each_logger(const std::function<void(Logger&)>& call);
@@ -188,6 +192,7 @@ class Trainer {
   void prepare_step(torch::optim::Optimizer& optimizer);
   void note_step(const OptimizerConfig& config, const StepResult& step);
   void manual_backward(const at::Tensor& loss);
+  void note_metrics(bool window_has_ended);
   StepResult manual_step(OptimizerConfig& config, const std::function<at::Tensor()>& closure);
 
   // trainer_trace.cpp
@@ -229,7 +234,9 @@ class Trainer {
   std::vector<TaskOptimizer> task_optimizers_;
   FitProgress progress_;
   Metrics callback_metrics_, epoch_metrics_, validation_metrics_;
-  MeanMetrics training_metrics_, batch_metrics_;  ///< of this epoch's whole batches, and of the one that runs
+  /// Of this epoch's whole windows, of the batches of the one that has not ended, of the batch that runs.
+  MeanMetrics training_metrics_, window_metrics_, batch_metrics_;
+  int64_t measured_batches_ = -1;  ///< total_batches when training's means were last computed
   Loader* train_loader_ = nullptr;
   std::optional<StateValue> resume_rng_;  ///< until the first batch of a run that goes on is at hand
   double seconds_before_ = 0;             ///< of the run that this one goes on from
@@ -238,6 +245,9 @@ class Trainer {
   StepResult manual_step_;  ///< the last one of this batch
   int interrupted_by_ = 0;
   bool is_automatic_ = true, is_sanity_checking_ = false;
+  bool in_batch_ = false;       ///< between its first hook and the last write of its step
+  bool in_step_ = false;        ///< the same, until every callback has heard of it
+  bool broke_in_step_ = false;  ///< an exception did
   Clock::time_point start_;
   std::vector<double> step_ms_;
   double train_ms_ = 0, samples_ = 0;

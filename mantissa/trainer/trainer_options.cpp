@@ -61,6 +61,9 @@ void check_batches(const TrainerOptions& options) {
                     "Trainer: without check_val_every_n_epoch, val_check_interval counts batches over all "
                     "epochs, but it is the share ",
                     options.val_check_interval.to_string(), "; give an integer");
+  TORCH_CHECK_VALUE(options.fast_dev_run >= 0,
+                    "Trainer: fast_dev_run is a number of batches, or 0 for none; got ",
+                    options.fast_dev_run);
   TORCH_CHECK_VALUE(options.num_sanity_val_steps >= -1,
                     "Trainer: num_sanity_val_steps is a count, or -1 for all batches; got ",
                     options.num_sanity_val_steps);

@@ -47,8 +47,9 @@ struct TrainerOptions {
   /// Above 0: trains on so many batches, the same in every epoch, and validates on them: for seeing whether a
   /// model can learn at all.
   BatchLimit overfit_batches = 0.0;
-  /// One batch of everything, to see whether it runs: no logger, no sanity validation.
-  bool fast_dev_run = false;
+  /// Above 0: one epoch of so many batches of everything (true is one), to see whether it runs: no logger, no
+  /// sanity validation, no checkpoint, no early stopping.
+  int64_t fast_dev_run = 0;
 
   /// When validation comes: after so many training batches of an epoch, or after this share of them.
   BatchLimit val_check_interval = 1.0;

@@ -1,11 +1,22 @@
 #include "mantissa/trainer/weight_averaging.h"
 
+#include <map>
+#include <string>
+#include <utility>
+
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include "mantissa/io/checkpoint.h"
+#include "mantissa/io/weights.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
+namespace {
+
+constexpr const char* kTrained = "trained_weights";
+
+}  // namespace
 
 EMAWeightAveraging::EMAWeightAveraging(EMAWeightAveragingOptions options) : options_(options) {
   TORCH_CHECK_VALUE(options.ema.decay >= 0 && options.ema.decay < 1,
@@ -37,6 +48,32 @@ void EMAWeightAveraging::on_validation_end(Trainer& /*trainer*/) { averaged_.res
 void EMAWeightAveraging::on_fit_end(Trainer& /*trainer*/, const FitResult& /*result*/) {
   ema_->copy_to_module();
   fitting_ = false;
+}
+
+void EMAWeightAveraging::on_save_checkpoint(Trainer& /*trainer*/, Checkpoint& checkpoint) {
+  auto* state = checkpoint.state.at("callbacks").get_if<StateDict>();
+  if (!ema_ || ema_->num_updates() == 0 || !state->contains(state_key())) return;
+  // In a validation the model has the averaged weights.
+  const bool is_averaged = averaged_ != nullptr;
+  averaged_.reset();
+  StateDict trained;
+  for (auto& [name, average] : ema_->named_averages()) {
+    at::Tensor& weight = checkpoint.weights.at(name);
+    trained.emplace(name, is_averaged ? weight.detach().clone() : weight.detach());
+    weight = std::move(average);
+  }
+  state->at(state_key()).get_if<StateDict>()->insert_or_assign(kTrained, std::move(trained));
+  if (is_averaged) averaged_ = ema_->average_weights();
+}
+
+// Before the optimizers are set up: float32 copies of the weights are made of the trained ones.
+void EMAWeightAveraging::on_load_checkpoint(Trainer& trainer, const Checkpoint& checkpoint) {
+  const auto mine = StateReader(checkpoint.state, "the checkpoint").at("callbacks").find(state_key());
+  const auto trained = mine ? mine->find(kTrained) : std::nullopt;
+  if (!trained) return;
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& [name, value] : trained->to_dict()) weights.emplace(name, trained->at(name).to_tensor());
+  load_weights(*trainer.module(), weights, trained->path());
 }
 
 StateDict EMAWeightAveraging::state_dict() const { return ema_ ? ema_->state_dict() : StateDict(); }

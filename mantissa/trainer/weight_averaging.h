@@ -18,7 +18,8 @@ struct EMAWeightAveragingOptions {
 };
 
 /// Keeps the exponential moving average of the model's weights: validation sees the averaged ones, training
-/// goes on with its own, and after fit() the model has the averaged ones. A skipped step is not averaged.
+/// goes on with its own, and after fit() the model has the averaged ones. A skipped step is not averaged. The
+/// weights of a checkpoint are the averaged ones, which were validated; the trained ones lie in its state.
 /// Names are Lightning's.
 ///
 /// Memory: as ExponentialMovingAverage.
@@ -34,6 +35,8 @@ class EMAWeightAveraging final : public Callback, public Stateful {
   void on_validation_end(Trainer& trainer) override;
   void on_fit_end(Trainer& trainer, const FitResult& result) override;
   void on_exception(Trainer& trainer, const std::exception_ptr& exception) override;
+  void on_save_checkpoint(Trainer& trainer, Checkpoint& checkpoint) override;
+  void on_load_checkpoint(Trainer& trainer, const Checkpoint& checkpoint) override;
 
   StateDict state_dict() const override;
   void load_state_dict(const StateReader& state) override;

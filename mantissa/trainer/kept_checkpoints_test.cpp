@@ -1,0 +1,279 @@
+// Which checkpoints are the best, what they are called, and what happens to them when something goes wrong.
+#include <filesystem>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/io/checkpoint.h"
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/trainer/model_checkpoint.h"
+#include "mantissa/trainer/test_support_internal.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa {
+namespace {
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::UnorderedElementsAre;
+
+class KeptCheckpoints : public InFolder {
+ protected:
+  std::vector<std::string> names(const std::string& of = "") const {
+    std::vector<std::string> found;
+    for (const CheckpointEntry& entry : list_checkpoints(folder_ / of))
+      found.push_back(entry.path.filename().string());
+    return found;
+  }
+};
+
+/// Logs a metric that it is told, epoch by epoch.
+struct Logs : OneWeight {
+  void validation_step(const Batch&, int64_t) override { log("m", values.at(validated++)); }
+  std::vector<double> values;
+  size_t validated = 0;
+};
+
+FitResult fit(const ModelCheckpointOptions& options, std::vector<double> metrics,
+              std::shared_ptr<ModelCheckpoint>* made = nullptr) {
+  Logs task;
+  const auto epochs = static_cast<int64_t>(metrics.size());
+  task.values = std::move(metrics);
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  auto checkpoints = std::make_shared<ModelCheckpoint>(options);
+  if (made) *made = checkpoints;
+  return Trainer(
+             {.device = "cpu", .max_epochs = epochs, .num_sanity_val_steps = 0, .callbacks = {checkpoints}})
+      .fit(task, train, &val);
+}
+
+TEST_F(KeptCheckpoints, KeepsTheBestAndTheNewest) {
+  std::shared_ptr<ModelCheckpoint> made;
+  fit({.dirpath = folder_, .filename = "{epoch}-{m:.1f}", .monitor = "m", .save_top_k = 2}, {3, 1, NAN, 2, 5},
+      &made);
+  EXPECT_THAT(names(), UnorderedElementsAre("1-1.0", "3-2.0", "4-5.0"));
+  EXPECT_EQ(made->best_model_path().filename(), "1-1.0");
+  EXPECT_EQ(made->last_model_path().filename(), "4-5.0");
+  EXPECT_EQ(made->best_model_score(), 1);
+}
+
+TEST_F(KeptCheckpoints, KeepsTheHighestAllOrTheNewestAlone) {
+  fit({.dirpath = folder_ / "max", .filename = "{m}", .monitor = "m", .mode = "max", .save_last = false},
+      {3, 4, 2});
+  EXPECT_THAT(names("max"), ElementsAre("4"));
+  fit({.dirpath = folder_ / "all", .filename = "{epoch}", .save_top_k = -1, .every_n_epochs = 2},
+      {3, 4, 2, 1, 0});
+  EXPECT_THAT(names("all"), ElementsAre("4", "3", "1"));
+  fit({.dirpath = folder_ / "last", .filename = "{step}", .save_top_k = 0}, {3, 4, 2});
+  EXPECT_THAT(names("last"), ElementsAre("6"));
+}
+
+TEST_F(KeptCheckpoints, AScoreIsOfTheWeightsItWasMeasuredOn) {
+  const auto best = [&](const char* name, std::vector<double> values, ModelCheckpointOptions options) {
+    Logs task;
+    const int64_t epochs = 2 * static_cast<int64_t>(values.size()) - 1;
+    task.values = std::move(values);
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    options.dirpath = folder_ / name;
+    options.monitor = "m";
+    options.filename = "{step}";
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(options);
+    Trainer({.device = "cpu",
+             .max_epochs = epochs,
+             .check_val_every_n_epoch = 2,
+             .num_sanity_val_steps = 0,
+             .callbacks = {checkpoints}})
+        .fit(task, train, &val);
+    return checkpoints->best_model_path().filename().string();
+  };
+  // Validated after steps 4 and 8, and at the end, after 10; the epochs between have their checkpoints, too.
+  EXPECT_EQ(best("epochs", {3, 2, 1}, {.save_top_k = 3}), "10");
+  EXPECT_THAT(names("epochs"), UnorderedElementsAre("4", "8", "10"));
+  // A checkpoint after step 5, before the next validation, must not pass for as good.
+  EXPECT_EQ(best("steps", {1, 3}, {.every_n_train_steps = 1}), "4");
+  EXPECT_THAT(names("steps"), UnorderedElementsAre("4", "6"));
+}
+
+TEST_F(KeptCheckpoints, FastDevRunLeavesNone) {
+  Logs task;
+  task.values = {3};
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  const auto checkpoints =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / "none", .monitor = "x"});
+  Trainer({.device = "cpu", .fast_dev_run = true, .callbacks = {checkpoints}}).fit(task, train, &val);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+}
+
+TEST_F(KeptCheckpoints, RefusesWhatKeepsNothingOrNamesNothing) {
+  const auto error = [](const ModelCheckpointOptions& options) {
+    return error_of([&] { ModelCheckpoint callback(options); });
+  };
+  EXPECT_THAT(error({.mode = "lowest"}), HasSubstr("choose min or max"));
+  EXPECT_THAT(error({.save_top_k = -2}), HasSubstr("save_top_k=-2"));
+  EXPECT_THAT(error({.save_top_k = 0, .save_last = false}), HasSubstr("keeps nothing"));
+  EXPECT_THAT(error({.filename = "a/b"}), HasSubstr("no name of a folder"));
+  EXPECT_THAT(error({.every_n_train_steps = -1}), HasSubstr("every_n_train_steps=-1"));
+  EXPECT_THAT(error_of([&] { fit({.dirpath = folder_, .monitor = "n"}, {1}); }),
+              HasSubstr("the monitor 'n' was not logged; logged were m, train_loss"));
+}
+
+TEST_F(KeptCheckpoints, ANameThatAnotherOfTheBestHasGetsAVersion) {
+  std::shared_ptr<ModelCheckpoint> made;
+  fit({.dirpath = folder_ / "best", .filename = "best", .monitor = "m", .save_last = false}, {0.1, 0.5, 0.9},
+      &made);
+  EXPECT_THAT(names("best"), ElementsAre("best"));
+  EXPECT_EQ(made->best_model_score(), 0.1);
+  EXPECT_EQ(load_checkpoint(folder_ / "best" / "best").step, 2);
+  fit({.dirpath = folder_ / "better", .filename = "best", .monitor = "m", .save_last = false},
+      {0.5, 0.7, 0.1}, &made);
+  EXPECT_THAT(names("better"), ElementsAre("best")) << "the one that goes leaves its name";
+  EXPECT_EQ(load_checkpoint(folder_ / "better" / "best").step, 6);
+  fit({.dirpath = folder_ / "two",
+       .filename = "{m:.0f}",
+       .monitor = "m",
+       .save_top_k = 2,
+       .save_last = false},
+      {0.52, 0.54, 0.9}, &made);
+  EXPECT_THAT(names("two"), UnorderedElementsAre("1", "1-v1"));
+  EXPECT_EQ(made->best_model_score(), 0.52);
+  fit({.dirpath = folder_ / "all", .filename = "x", .save_top_k = -1}, {3, 2, 1});
+  EXPECT_THAT(names("all"), UnorderedElementsAre("x", "x-v1", "x-v2"));
+}
+
+TEST_F(KeptCheckpoints, NeitherAnErrorNorASignalDisplacesTheBest) {
+  struct Ends final : Callback {
+    explicit Ends(bool throws_) : throws(throws_) {}
+    void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+      if (batch.global_step != 3) return;
+      if (throws) throw std::runtime_error("the callback failed");
+      std::raise(SIGINT);
+    }
+    bool throws;
+  };
+  for (const bool throws : {false, true}) {
+    Logs task;
+    task.values = {0.1, 0.2};
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m"});
+    Trainer trainer({.device = "cpu",
+                     .max_epochs = 2,
+                     .num_sanity_val_steps = 0,
+                     .callbacks = {std::make_shared<Ends>(throws), checkpoints}});
+    const std::string error = error_of([&] { trainer.fit(task, train, &val); });
+    EXPECT_EQ(error.find("the callback failed") != std::string::npos, throws) << error;
+    EXPECT_THAT(names(), UnorderedElementsAre("2", "3"));
+    EXPECT_EQ(checkpoints->best_model_path().filename(), "2");
+    EXPECT_EQ(checkpoints->best_model_score(), 0.1);
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+TEST_F(KeptCheckpoints, OneThatCouldNotBeWrittenIsNoneOfTheBest) {
+  for (const bool async : {false, true}) {
+    struct InTheWay final : Callback {
+      explicit InTheWay(std::filesystem::path file_) : file(std::move(file_)) {}
+      void on_train_start(Trainer&) override {
+        std::filesystem::create_directories(file.parent_path());
+        std::ofstream(file) << "in the way";
+      }
+      std::filesystem::path file;
+    };
+    Logs task;
+    task.values = {0.5, 0.1, 0.3};
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m", .async = async});
+    testing::internal::CaptureStderr();
+    Trainer({.device = "cpu",
+             .max_epochs = 3,
+             .num_sanity_val_steps = 0,
+             .callbacks = {std::make_shared<InTheWay>(folder_ / "4"), checkpoints}})
+        .fit(task, train, &val);
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("could not be written"));
+    EXPECT_EQ(checkpoints->best_model_path().filename(), "6");
+    EXPECT_EQ(checkpoints->best_model_score(), 0.3);
+    EXPECT_THAT(names(), ElementsAre("6")) << "the first one has to go with the next that is whole";
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+TEST_F(KeptCheckpoints, AnotherRunsCheckpointsInTheFolderAreToldOf) {
+  fit({.dirpath = folder_, .filename = "{epoch}"}, {1, 2});
+  testing::internal::CaptureStderr();
+  fit({.dirpath = folder_, .filename = "{epoch}"}, {1});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("holds 1 checkpoint of another run"));
+}
+
+TEST_F(KeptCheckpoints, ASecondFitBeginsAnew) {
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = folder_, .filename = "{epoch}", .monitor = "m"});
+  Trainer trainer({.device = "cpu", .num_sanity_val_steps = 0, .callbacks = {checkpoints}});
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  for (const double value : {0.1, 0.7}) {
+    std::filesystem::remove_all(folder_);
+    Logs task;
+    task.values = {value};
+    trainer.fit(task, train, &val);
+    EXPECT_EQ(checkpoints->best_model_score(), value);
+  }
+}
+
+TEST_F(KeptCheckpoints, NamesInAStateThatLeadOutOfTheFolderAreRefused) {
+  fit({.dirpath = folder_ / "run", .filename = "{epoch}"}, {1});
+  std::filesystem::create_directories(folder_ / "victim");
+  std::ofstream(folder_ / "victim" / "manifest.json") << "{}";
+  for (const std::string name : {"../victim", (folder_ / "victim").string().c_str(), ".."}) {
+    Checkpoint checkpoint = load_checkpoint(folder_ / "run" / "0");
+    auto* callbacks = checkpoint.state.at("callbacks").get_if<StateDict>();
+    auto* state = callbacks->at("mantissa::ModelCheckpoint").get_if<StateDict>();
+    state->at("best") = StateDict{{name, StateDict{{"score", 0.0}, {"order", -1}}}};
+    save_checkpoint(folder_ / "evil", checkpoint);
+    Logs task;
+    task.values = {1, 1};
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_ / "rest", .filename = "{epoch}"});
+    Trainer trainer({.device = "cpu", .max_epochs = 2, .callbacks = {checkpoints}});
+    EXPECT_THAT(error_of([&] { trainer.fit(task, train, &val, folder_ / "evil"); }),
+                HasSubstr("'" + name + "' is no name of a checkpoint"));
+    EXPECT_TRUE(std::filesystem::exists(folder_ / "victim" / "manifest.json"));
+  }
+}
+
+TEST_F(KeptCheckpoints, FormatsAreTriedBeforeTheRun) {
+  const auto error = [](const std::string& filename) {
+    return error_of([&] { ModelCheckpoint callback({.filename = filename}); });
+  };
+  EXPECT_THAT(error("{epoch:.3f}"), HasSubstr("epoch and step are whole numbers"));
+  EXPECT_THAT(error("{m:d}"), HasSubstr("invalid"));
+  EXPECT_EQ(error("{epoch:03d}-{m:.3f}"), "no error");
+}
+
+TEST_F(KeptCheckpoints, LieWhereTheProgramWasWhenTheyWereAskedFor) {
+  const std::filesystem::path home = std::filesystem::current_path();
+  std::filesystem::create_directories(folder_ / "a");
+  std::filesystem::create_directories(folder_ / "b");
+  std::filesystem::current_path(folder_ / "a");
+  const auto checkpoints =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = "run", .filename = "{epoch}"});
+  std::filesystem::current_path(folder_ / "b");
+  OneWeight task;
+  ListLoader train = loader_of({1});
+  Trainer({.device = "cpu", .callbacks = {checkpoints}}).fit(task, train);
+  std::filesystem::current_path(home);
+  EXPECT_THAT(names("a/run"), ElementsAre("0"));
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,188 @@
+// Going on from a checkpoint where something was under way: a validation, a window, nothing at all.
+#include <csignal>
+#include <filesystem>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/io/checkpoint.h"
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/trainer/early_stopping.h"
+#include "mantissa/trainer/model_checkpoint.h"
+#include "mantissa/trainer/test_support_internal.h"
+#include "mantissa/trainer/trainer.h"
+#include "mantissa/trainer/weight_averaging.h"
+
+namespace mantissa {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+/// What it does is drawn: the weight says whether the random numbers were the right ones.
+struct Draws : OneWeight {
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    trace += "f";
+    log("x", batch.data.mean());
+    if (throws_at == batch.data.item<float>()) throw std::runtime_error("training_step failed");
+    return (net->weight * batch.data * torch::rand({})).sum();
+  }
+  void validation_step(const Batch& batch, int64_t) override {
+    trace += "v";
+    if (validation_fails) throw std::runtime_error("validation_step failed");
+    if (raises == trace) std::raise(SIGTERM);
+    log("m", batch.data.mean());
+  }
+  bool validation_fails = false;
+  std::string raises;
+};
+
+class Resume : public InFolder {
+ protected:
+  /// Fits batches 1 to 4, validated on one, with checkpoints in the folder `name`.
+  FitResult fit(Draws& task, const std::string& name, TrainerOptions options, const std::string& from = "") {
+    ListLoader train = loader_of({1, 2, 3, 4}), val = loader_of({1});
+    options.device = "cpu";
+    options.num_sanity_val_steps = 0;
+    options.callbacks.push_back(std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_ / name,
+                               .filename = "{epoch}-{step}",
+                               .every_n_train_steps = every_n_train_steps}));
+    return Trainer(std::move(options)).fit(task, train, &val, from.empty() ? "" : folder_ / from);
+  }
+  std::string told(const std::function<void()>& run) {
+    testing::internal::CaptureStderr();
+    run();
+    return testing::internal::GetCapturedStderr();
+  }
+  double whole(TrainerOptions options) {
+    torch::manual_seed(3);
+    Draws task;
+    fit(task, "whole", std::move(options));
+    return task.weight();
+  }
+
+  int64_t every_n_train_steps = 0;
+};
+
+TEST_F(Resume, OneThatTrainsNothingLeavesTheRandomNumbers) {
+  const double expected = whole({.max_epochs = 3});
+  torch::manual_seed(3);
+  Draws begun, idle, rest;
+  fit(begun, "run", {.max_epochs = 2});
+  torch::manual_seed(9);
+  EXPECT_EQ(fit(idle, "run", {.max_epochs = 2}, "run").steps, 8);
+  torch::manual_seed(10);
+  fit(rest, "run", {.max_epochs = 3}, "run");
+  EXPECT_EQ(rest.weight(), expected);
+}
+
+TEST_F(Resume, AValidationThatThrewIsMadeByTheRunThatGoesOn) {
+  const double expected = whole({.max_epochs = 2});
+  torch::manual_seed(3);
+  Draws begun, rest;
+  begun.validation_fails = true;
+  EXPECT_THROW(fit(begun, "run", {.max_epochs = 2}), std::runtime_error);
+  fit(rest, "run",
+      {.max_epochs = 2, .callbacks = {std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "m"})}},
+      "run");
+  EXPECT_EQ(rest.trace, "vffffv");
+  EXPECT_EQ(rest.weight(), expected);
+}
+
+TEST_F(Resume, TheLastValidationThatASignalCutShortIsMadeByTheRunThatGoesOn) {
+  Draws begun, rest;
+  begun.raises = "ffffffffv";
+  const FitResult cut = fit(begun, "run", {.max_epochs = 2, .check_val_every_n_epoch = 5});
+  EXPECT_EQ(cut.interrupted_by, SIGTERM);
+  const FitResult result = fit(rest, "run", {.max_epochs = 2, .check_val_every_n_epoch = 5}, "run");
+  EXPECT_EQ(rest.trace, "v");
+  EXPECT_EQ(result.epochs, 2);
+  EXPECT_TRUE(result.metrics.contains("m"));
+}
+
+TEST_F(Resume, WhatTheFirstValidationStopsEndsThere) {
+  // The checkpoint of step 2 comes before its validation, in which the run is stopped.
+  struct Stops final : Callback {
+    void on_validation_end(Trainer& trainer) override { trainer.stop("enough"); }
+  };
+  every_n_train_steps = 2;
+  const auto options = [] {
+    return TrainerOptions{.max_epochs = 2, .val_check_interval = 2, .callbacks = {std::make_shared<Stops>()}};
+  };
+  Draws begun, rest;
+  begun.validation_fails = true;
+  EXPECT_THROW(fit(begun, "run", options()), std::runtime_error);
+  EXPECT_EQ(fit(rest, "run", options(), "run").steps, 2);
+  EXPECT_EQ(rest.trace, "v");
+}
+
+TEST_F(Resume, AWindowThatIsBegunAgainCountsOnce) {
+  Draws begun, rest;
+  begun.throws_at = 4;
+  EXPECT_THROW(fit(begun, "run", {.accumulate_grad_batches = 2}), std::runtime_error);
+  const std::string warnings = told([&] {
+    const FitResult result = fit(rest, "run", {.accumulate_grad_batches = 2}, "run");
+    EXPECT_EQ(rest.trace, "ffv");
+    EXPECT_EQ(result.steps, 2);
+    EXPECT_EQ(result.metrics.at("x"), 2.5) << "the mean of 1, 2, 3 and 4, each once";
+  });
+  EXPECT_THAT(warnings, HasSubstr("inside a batch or an accumulation window, which is begun again"));
+}
+
+TEST_F(Resume, ACheckpointOfABatchThatThrewSaysSo) {
+  Draws begun, rest;
+  begun.throws_at = 3;
+  EXPECT_THROW(fit(begun, "run", {}), std::runtime_error);
+  EXPECT_THAT(told([&] { fit(rest, "run", {}, "run"); }), HasSubstr("saved inside a batch"));
+}
+
+TEST_F(Resume, WhatIsAnotherRunsSetupIsTold) {
+  Draws begun, rest;
+  fit(begun, "run", {.max_epochs = 1, .callbacks = {std::make_shared<EMAWeightAveraging>()}});
+  EXPECT_THAT(told([&] {
+                fit(rest, "rest",
+                    {.max_epochs = 2,
+                     .limit_train_batches = 2,
+                     .accumulate_grad_batches = 2,
+                     .gradient_clip_val = 0.5},
+                    "run");
+              }),
+              AllOf(HasSubstr("number of batches an epoch was 4 and is 2"),
+                    HasSubstr("accumulate_grad_batches was 1 and is 2"),
+                    HasSubstr("gradient_clip_val was 0 and is 0.5"),
+                    HasSubstr("its callback mantissa::EMAWeightAveraging is not in this run")));
+}
+
+TEST_F(Resume, ACheckpointHasTheAveragedWeightsAndGoesOnWithTheTrainedOnes) {
+  const auto average = [] {
+    return std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{.ema = {.decay = 0.5}});
+  };
+  struct Weights final : Callback {
+    void on_train_end(Trainer& trainer) override { last = trainer.module()->parameters()[0].item<double>(); }
+    double last = 0;
+  };
+  const auto trained = std::make_shared<Weights>(), again = std::make_shared<Weights>();
+  torch::manual_seed(3);
+  Draws begun;
+  fit(begun, "run", {.max_epochs = 1, .callbacks = {average(), trained}});
+  const Checkpoint saved = load_checkpoint(list_checkpoints(folder_ / "run").front().path);
+  EXPECT_EQ(saved.weights.at("weight").item<double>(), begun.weight()) << "fit() leaves the averaged weight";
+  EXPECT_NE(trained->last, begun.weight());
+  Draws rest, all;
+  fit(rest, "run", {.max_epochs = 2, .callbacks = {average(), again}}, "run");
+  torch::manual_seed(3);
+  const auto whole = std::make_shared<Weights>();
+  fit(all, "whole", {.max_epochs = 2, .callbacks = {average(), whole}});
+  EXPECT_EQ(again->last, whole->last);
+  EXPECT_EQ(rest.weight(), all.weight());
+}
+
+}  // namespace
+}  // namespace mantissa
