@@ -17,13 +17,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 
-std::string idx_header(unsigned char type, const std::vector<uint32_t>& sizes) {
-  std::string bytes{'\0', '\0', static_cast<char>(type), static_cast<char>(sizes.size())};
-  for (const uint32_t size : sizes)
-    for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(size >> shift & 0xff);
-  return bytes;
-}
-
 TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(run(""), 2, {"subcommand"});
   expect_error(run("fitt"), 2, {"'fitt' is not a command; did you mean 'fit'?"});
@@ -56,7 +49,8 @@ TEST_F(Program, WrongWordsExitWithTwo) {
     expect_error(fit(std::string(flag) + "= --model mlp"), 2,
                  {flag, "'' is no file; name one, or leave it out"});
   expect_error(fit("--trace-nonfinite 2"), 2, {"'2' is not one; choose true or false"});
-  expect_error(fit("--lr 1e400"), 2, {"--lr", "1e400", "out of range; choose"});
+  expect_error(fit("--lr 1e400"), 2,
+               {"--lr", "1e400", "out of range; choose 0, or a number between 1e-307 and 1e308"});
   expect_error(fit("--batchsize=3"), 2, {"'--batchsize'", "did you mean '--batch-size'?"});
   expect_error(fit("--max-epochs 99999999999999999999"), 2, {"99999999999999999999", "out of range"});
   expect_error(fit("--lr 1e7"), 2, {"--lr", "choose 0 to 1e6"});
@@ -528,6 +522,31 @@ TEST_F(Program, AFlagWithoutEffectIsWarnedOf) {
                                  testing::Not(HasSubstr("--momentum"))));
   write("complete.yaml", outcome.out);
   EXPECT_THAT(fit("--config complete.yaml --print-config").err, testing::IsEmpty());
+  const std::string saving = "--every-n-train-steps 5 --save-top-k 2 --monitor val_accuracy ",
+                    stopping = "--patience 2 --min-delta 0.1 ";
+  const std::string in_vain =
+      fit(saving + stopping + "--enable-checkpointing false --max-steps 0 --print-config").err;
+  for (const char* flag : {"--every-n-train-steps", "--save-top-k", "--monitor"})
+    EXPECT_THAT(in_vain, HasSubstr(std::string(flag) + " has no effect with --enable-checkpointing false"));
+  for (const char* flag : {"--patience", "--min-delta"})
+    EXPECT_THAT(in_vain, HasSubstr(std::string(flag) + " has no effect with no --early-stopping"));
+  EXPECT_EQ(fit(saving + stopping + "--early-stopping val_loss --print-config").err, "");
+}
+
+TEST_F(Program, AWarmUpThatTheRunCutsShortIsWarnedOf) {
+  const std::string warning =
+      "mantissa: warning: --warmup-steps 3 is more than half of the run's 4 steps; the learning rate rises "
+      "over 2\n";
+  EXPECT_EQ(fit("--model mlp --max-steps 4 --warmup-steps 3").err, warning);
+  EXPECT_EQ(fit("--model mlp --max-steps 4 --warmup-steps 2").err, "");
+  EXPECT_EQ(fit("--model mlp --max-steps 4").err, "") << "the recipe's own is for runs of any length";
+}
+
+TEST_F(Program, OneModeIsOfferedWhereARunGoesOn) {
+  EXPECT_THAT(run("fit --help").out, HasSubstr("or all: every mode"));
+  for (const char* command : {"resume", "validate", "test", "predict"})
+    EXPECT_THAT(run(std::string(command) + " --help").out,
+                AllOf(HasSubstr("a mode of `mantissa modes`"), testing::Not(HasSubstr("or all"))));
 }
 
 TEST_F(Program, OptionsOfTheModeWithoutEffectAreWarnedOf) {
@@ -750,6 +769,24 @@ TEST_F(Program, ConvertToShardsAndBackIsTheSameFile) {
   expect_error(run("convert back.safetensors link.safetensors --overwrite"), 2, {"is the input itself"});
 }
 
+TEST_F(Program, ConvertTakesTheWeightsOfACheckpoint) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 2 --save-top-k -1 --output run").status, 0);
+  const std::string oldest = "run/checkpoints/epoch=0-step=45", newest = "run/checkpoints/epoch=1-step=90";
+  for (const auto& [in, weights] : {std::pair(oldest, oldest), {std::string("run/checkpoints"), newest}}) {
+    const Outcome outcome = run("convert " + in + " out.safetensors --overwrite");
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_TRUE(read(folder_ / "out.safetensors") == read(folder_ / weights / "weights.safetensors")) << in;
+  }
+  EXPECT_FALSE(read(folder_ / oldest / "weights.safetensors") ==
+               read(folder_ / newest / "weights.safetensors"));
+  expect_error(run("convert " + oldest + " " + oldest + "/weights.safetensors"), 2, {"is the input itself"});
+  // A folder of runs has weights below it, and yet no checkpoint.
+  for (const char* command : {"inspect .", "convert . out2.safetensors"}) {
+    fs::remove(folder_ / "out.safetensors");
+    expect_error(run(command), 1, {"folder '.' holds no *.safetensors", "and no checkpoint"});
+  }
+}
+
 TEST_F(Program, ConvertRefusesBeforeItWrites) {
   write("in.safetensors", kRareValues);
   const auto convert = [&](const std::string& arguments) {
@@ -901,7 +938,16 @@ TEST_F(Program, BashCompletes) {
   EXPECT_EQ(complete("inspect --sort ''"), "name bytes ");
   EXPECT_EQ(complete("inspect fit --no"), "--no-values ");
   EXPECT_EQ(complete("fit --precision bf"), "bf16-mixed bf16-true ");
+  EXPECT_EQ(complete("fit --precision a"), "all ");
+  EXPECT_EQ(complete("resume --precision a"), " ") << "a run goes on in one mode";
   EXPECT_EQ(complete("fit --model r"), "resnet-tiny ");
+  EXPECT_EQ(complete("fit --lr-schedule ''"), "constant cosine ");
+  EXPECT_EQ(complete("fit --logger ''"), "csv tensorboard jsonl none ");
+  EXPECT_EQ(complete("fit --monitor val"), "val_loss val_accuracy ");
+  EXPECT_EQ(complete("fit --amp-level ''"), "O0 O1 O2 O3 ");
+  EXPECT_EQ(complete("fit --transactional ''"), "true false ");
+  EXPECT_EQ(complete("validate --float32-matmul-precision h"), "highest high ");
+  EXPECT_EQ(complete("convert --dtype b"), "bf16 ");
   EXPECT_EQ(complete("fit --max-e"), "--max-epochs ");
   EXPECT_EQ(complete("completion z"), "zsh ");
   EXPECT_EQ(complete("fit --config f"), " ") << "names of files are bash's own default";

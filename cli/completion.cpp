@@ -9,9 +9,8 @@
 
 #include "cli/commands.h"
 #include "cli/errors.h"
+#include "cli/recipe.h"
 #include "mantissa/core/suggest.h"
-#include "mantissa/models/registry.h"
-#include "mantissa/precision/registry.h"
 
 namespace mantissa::cli {
 namespace {
@@ -23,22 +22,18 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-/// "a|b|c" is a list by itself; those of the registries are longer than a line of help.
-std::vector<std::string> choices_of(const OptionWords& option) {
+/// "a|b|c" is a list by itself; the others are longer than a line of help.
+std::vector<std::string> values_of(const OptionWords& option, const std::string& command) {
   if (option.value.find('|') != std::string::npos) return split(option.value, '|');
-  const std::string name = option.names.empty() ? "" : option.names.front();
-  std::vector<std::string> choices;
-  if (name == "--precision") {
-    for (const Mode& mode : modes()) choices.push_back(mode.name);
-    choices.emplace_back("all");
-  }
-  if (name == "--model") {
-    for (const ModelEntry& model : models()) choices.push_back(model.name);
-  }
+  if (option.value.empty() || option.names.empty()) return {};
+  std::string name = option.names.front().substr(option.names.front().find_first_not_of('-'));
+  std::replace(name.begin(), name.end(), '-', '_');
+  std::vector<std::string> choices = choices_of(name);
+  if (command != "fit") std::erase(choices, "all");  // the others go on with a run, in one mode
   return choices;
 }
 
-OptionWords words_of(const CLI::Option& option) {
+OptionWords words_of(const CLI::Option& option, const std::string& command) {
   OptionWords words;
   for (const std::string& name : option.get_snames()) words.names.push_back("-" + name);
   for (const std::string& name : option.get_lnames()) words.names.push_back("--" + name);
@@ -48,13 +43,13 @@ OptionWords words_of(const CLI::Option& option) {
     words.value = option.get_option_text().empty() ? option.get_type_name() : option.get_option_text();
   std::sort(words.names.begin(), words.names.end(),
             [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
-  words.choices = choices_of(words);
+  words.choices = values_of(words, command);
   return words;
 }
 
 CommandWords words_of_one(const CLI::App& app, const std::string& name) {
   CommandWords words{name, app.get_description(), app.get_footer(), {}};
-  for (const CLI::Option* option : app.get_options({})) words.options.push_back(words_of(*option));
+  for (const CLI::Option* option : app.get_options({})) words.options.push_back(words_of(*option, name));
   return words;
 }
 

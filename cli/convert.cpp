@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,6 +25,7 @@
 
 #include "cli/commands.h"
 #include "cli/errors.h"
+#include "cli/find_checkpoint.h"
 #include "cli/key_map.h"
 #include "cli/text.h"
 #include "mantissa/core/suggest.h"
@@ -285,7 +287,8 @@ Json to_json(const SafetensorsModel& model, const Conversion& conversion, const 
 
 void convert(const ConvertCommand& c) {
   const Words words = usage([&] { return parse(c); });
-  const SafetensorsModel model(c.in);
+  const fs::path checkpoint = find_checkpoint(c.in);
+  const SafetensorsModel model(checkpoint.empty() ? fs::path(c.in) : checkpoint / "weights.safetensors");
   for (const std::string& key : model.conflicting_metadata()) {
     TORCH_WARN("the files of ", c.in, " differ in the metadata '", printable(key),
                "'; the first one's is kept");
@@ -325,12 +328,12 @@ void add_convert(CLI::App& app) {
                          const char* help) {
     sub->add_option(flag, words, help)->allow_extra_args(false)->option_text(word);
   };
-  const auto once = [&](const char* flag, std::string& text, const char* word, const std::string& help) {
+  const auto once = [&](const char* flag, std::string& text, const std::string& word, const char* help) {
     return sub->add_option(flag, text, help)->option_text(word);
   };
   once("in", c.in, "IN", "a safetensors file, an index of shards, or a folder with one")->required();
   once("out", c.out, "OUT", "NAME.safetensors, or a folder for model.safetensors")->required();
-  once("--dtype", c.dtype, "DTYPE", "cast floating-point tensors to " + join_names(dtype_names()));
+  once("--dtype", c.dtype, fmt::format("{}", fmt::join(dtype_names(), "|")), "cast floating-point tensors");
   again("--only", c.only, "GLOB", "cast only tensors of this name, a shell pattern; again: those too");
   again("--keep-fp32", c.keep_fp32, "GLOB", "tensors of this name become or stay float32; again: those too");
   once("--max-shard-size", c.max_shard_size, "SIZE",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fmt/format.h>
+#include <string_view>
 #include <system_error>
 #include <type_traits>
 #include <vector>
@@ -44,12 +45,14 @@ std::string misfit(const std::string& text) {
     const bool known = std::find(words.begin(), words.end(), text) != words.end();
     return known ? "" : "'" + text + "' is not one; choose true or false";
   } else {
+    constexpr bool is_whole = std::is_same_v<Value, int64_t>;
     Value value{};
     const char* const end = text.data() + text.size();
     const auto [stopped, error] = std::from_chars(text.data(), end, value);
     if (error == std::errc::result_out_of_range)
-      return text + " is out of range; choose a number of at most 18 digits";
-    const char* const kind = std::is_same_v<Value, int64_t> ? "whole number" : "number";
+      return text + " is out of range; choose " +
+             (is_whole ? "a number of at most 18 digits" : "0, or a number between 1e-307 and 1e308");
+    const char* const kind = is_whole ? "whole number" : "number";
     return error == std::errc() && stopped == end ? "" : fmt::format("'{}' is no {}; give one", text, kind);
   }
 }
@@ -62,8 +65,10 @@ void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<
     using Value = typename std::decay_t<decltype(member)>::value_type;
     const std::string apex(apex_name(name)),
         flags = flag_name(name) + (apex.empty() ? "" : "," + flag_name(apex));
-    // The default of a command that goes on with a run is what the run has.
-    CLI::Option* option = subcommand.add_option(flags, member, help + (only.empty() ? default_of(name) : ""));
+    // A command that goes on with a run has the run's own as defaults, and does so in one mode.
+    const bool goes_on = !only.empty(), is_precision = goes_on && std::string_view(name) == "precision";
+    const std::string text = is_precision ? "a mode of `mantissa modes`" : help;
+    CLI::Option* option = subcommand.add_option(flags, member, text + (goes_on ? "" : default_of(name)));
     if constexpr (!std::is_same_v<Value, std::string>) option->check(misfit<Value>, "");
   });
 }

@@ -23,9 +23,10 @@
 
 #include "cli/commands.h"
 #include "cli/errors.h"
+#include "cli/find_checkpoint.h"
 #include "cli/text.h"
 #include "mantissa/core/suggest.h"
-#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/checkpoint.h"
 #include "mantissa/io/sharded.h"
 #include "mantissa/io/value_summary.h"
 
@@ -54,12 +55,6 @@ struct Listing {
   std::function<void(const std::string& name, const TakeElements& take)> read;
 };
 
-/// What can be shown. A new kind is a row; the first that knows the path takes it.
-struct Kind {
-  bool (*knows)(const fs::path& path);
-  Listing (*open)(const fs::path& path);
-};
-
 Listing open_safetensors(const fs::path& path) {
   const auto model = std::make_shared<SafetensorsModel>(path);
   Listing listing{path.string(),
@@ -75,8 +70,6 @@ Listing open_safetensors(const fs::path& path) {
   };
   return listing;
 }
-
-bool is_checkpoint(const fs::path& path) { return fs::is_regular_file(path / "manifest.json"); }
 
 /// The state's tensors stand beside the weights, as state/NAME.
 Listing open_checkpoint(const fs::path& path) {
@@ -105,19 +98,9 @@ Listing open_checkpoint(const fs::path& path) {
   return listing;
 }
 
-/// Of a folder of checkpoints the newest one.
-Listing open_newest(const fs::path& path) { return open_checkpoint(list_checkpoints(path).front().path); }
-
-constexpr std::array kKinds{
-    Kind{is_checkpoint, open_checkpoint},
-    Kind{[](const fs::path& path) { return fs::is_directory(path) && !list_checkpoints(path).empty(); },
-         open_newest},
-    Kind{[](const fs::path&) { return true; }, open_safetensors},
-};
-
 Listing open(const fs::path& path) {
-  return std::find_if(kKinds.begin(), kKinds.end(), [&](const Kind& kind) { return kind.knows(path); })
-      ->open(path);
+  const fs::path checkpoint = find_checkpoint(path);
+  return checkpoint.empty() ? open_safetensors(path) : open_checkpoint(checkpoint);
 }
 
 /// What is known of a tensor, or of several together.

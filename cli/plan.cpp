@@ -22,7 +22,8 @@ namespace mantissa::cli {
 namespace {
 
 /// One mode, in the child.
-Json plan_mode(const FitOptions& o) {
+Json plan_mode(FitOptions o) {
+  o.warmup_steps = 0;  // its two steps are too few for one, and memory knows none
   at::set_num_threads(static_cast<int>(*o.threads));
   const TrainerOptions options = trainer_options(o);
   const Data data = load_data(o);

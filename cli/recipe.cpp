@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <optional>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -74,6 +76,11 @@ FitOptions common_recipe() {
   return o;
 }
 
+bool is_text(const FitOptions& o) {
+  return o.model ? *o.model == "gpt-tiny" : o.data && o.data->starts_with("text:");
+}
+FitOptions recipe_of(const FitOptions& o) { return is_text(o) ? text_recipe() : image_recipe(); }
+
 constexpr double kLargest = std::numeric_limits<double>::max();
 constexpr double kBelowOne = 1 - std::numeric_limits<double>::epsilon() / 2;
 
@@ -88,10 +95,9 @@ void check_range(const char* option, double value, double low, double high, cons
 
 /// "A,B": what stands between the commas; nothing for "none".
 std::vector<std::string> words_of(const char* flag, const std::string& text,
-                                  std::vector<std::string> choices) {
+                                  const std::vector<std::string>& choices) {
   TORCH_CHECK_VALUE(!text.empty(), flag, " is empty; write none for none");
   if (text == "none") return {};
-  choices.emplace_back("none");
   std::vector<std::string> words;
   std::istringstream in(text);
   for (std::string word; std::getline(in, word, ',');) {
@@ -175,10 +181,40 @@ Data load_images(const DataSpec& spec, const FitOptions& o) {
 
 }  // namespace
 
+std::vector<std::string> choices_of(const std::string& option) {
+  std::vector<std::string> words;
+  if (option == "model")
+    for (const ModelEntry& model : models()) words.push_back(model.name);
+  if (option == "precision" || option == "amp_level")
+    for (const Mode& mode : modes())
+      if (option == "precision" || mode.name.starts_with("O")) words.push_back(mode.name);
+  if (option == "precision") words.emplace_back("all");
+  const std::vector<std::string> auto_or_truth{"auto", "true", "false"},
+      metrics{"val_loss", "val_accuracy", "train_loss"};
+  const std::map<std::string, std::vector<std::string>> fixed{
+      {"optimizer", {"sgd", "adamw", "fused-sgd", "fused-adamw"}},
+      {"lr_schedule", {"constant", "cosine"}},
+      {"gradient_clip_algorithm", {"norm", "value"}},
+      {"keep_batchnorm_fp32", auto_or_truth},
+      {"master_weights", auto_or_truth},
+      {"amp_backend", {"native", "apex"}},
+      {"float32_matmul_precision", {"highest", "high", "medium"}},
+      {"logger", {"csv", "tensorboard", "jsonl", "none"}},
+      {"callbacks", {"LearningRateMonitor", "PrecisionMonitor", "DeviceStatsMonitor", "none"}},
+      {"monitor", metrics},
+      {"early_stopping", metrics},
+  };
+  if (const auto found = fixed.find(option); found != fixed.end()) words = found->second;
+  const FitOptions types;
+  for_each_option(types, [&](const char* name, const auto& member, const char*) {
+    if constexpr (std::is_same_v<decltype(member), const std::optional<bool>&>)
+      if (name == option) words = {"true", "false"};
+  });
+  return words;
+}
+
 FitOptions resolve(const FitOptions& given) {
-  const bool text = given.data && given.data->starts_with("text:");
-  const bool tokens = given.model ? *given.model == "gpt-tiny" : text;
-  FitOptions o = merge(given, merge(tokens ? text_recipe() : image_recipe(), common_recipe()));
+  FitOptions o = merge(given, merge(recipe_of(given), common_recipe()));
   TORCH_CHECK_VALUE(o.data, "--model ", *o.model, " needs text; give --data text:FILE");
   if (!o.max_epochs) o.max_epochs = -1;
   if (!o.max_steps) o.max_steps = -1;
@@ -188,12 +224,14 @@ FitOptions resolve(const FitOptions& given) {
   if (*o.precision != "all") o.precision = find_mode(*o.precision).name;
 
   const DataSpec spec = parse_data(*o.data);
-  check_choice("--optimizer", *o.optimizer, {"sgd", "adamw", "fused-sgd", "fused-adamw"});
-  check_choice("--keep-batchnorm-fp32", *o.keep_batchnorm_fp32, {"auto", "true", "false"});
-  check_choice("--master-weights", *o.master_weights, {"auto", "true", "false"});
-  check_choice("--float32-matmul-precision", *o.float32_matmul_precision, {"highest", "high", "medium"});
-  check_choice("--lr-schedule", *o.lr_schedule, {"constant", "cosine"});
-  check_choice("--gradient-clip-algorithm", *o.gradient_clip_algorithm, {"norm", "value"});
+  check_choice("--optimizer", *o.optimizer, choices_of("optimizer"));
+  check_choice("--keep-batchnorm-fp32", *o.keep_batchnorm_fp32, choices_of("keep_batchnorm_fp32"));
+  check_choice("--master-weights", *o.master_weights, choices_of("master_weights"));
+  check_choice("--float32-matmul-precision", *o.float32_matmul_precision,
+               choices_of("float32_matmul_precision"));
+  check_choice("--lr-schedule", *o.lr_schedule, choices_of("lr_schedule"));
+  check_choice("--gradient-clip-algorithm", *o.gradient_clip_algorithm,
+               choices_of("gradient_clip_algorithm"));
   check_range("--batch-size", static_cast<double>(*o.batch_size), 1, 1e9, "choose at least 1, at most 1e9");
   check_range("--num-workers", static_cast<double>(*o.num_workers), 0, 1024, "choose 0 (none) to 1024");
   check_range("--lr", *o.lr, 0, 1e6, "choose 0 to 1e6");
@@ -241,9 +279,9 @@ FitOptions resolve(const FitOptions& given) {
               "choose 0 or more");
   check_range("--save-top-k", static_cast<double>(*o.save_top_k), -1, kLargest,
               "choose 0 or more, or -1 for all");
-  const std::vector<std::string> metrics{"val_loss", "val_accuracy", "train_loss"};
-  check_choice("--monitor", *o.monitor, metrics);
-  if (!o.early_stopping->empty()) check_choice("--early-stopping", *o.early_stopping, metrics);
+  check_choice("--monitor", *o.monitor, choices_of("monitor"));
+  if (!o.early_stopping->empty())
+    check_choice("--early-stopping", *o.early_stopping, choices_of("early_stopping"));
   check_range("--patience", static_cast<double>(*o.patience), 0, kLargest, "choose 0 or more");
   check_range("--min-delta", *o.min_delta, 0, kLargest, "choose 0 or more");
   check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
@@ -251,12 +289,11 @@ FitOptions resolve(const FitOptions& given) {
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
   TORCH_CHECK_VALUE(*o.threads >= 0 && *o.threads <= cores, "--threads ", *o.threads, ": this machine has ",
                     cores, " cores; choose 1 to ", cores, ", or 0 for one a core");
-  std::vector<std::string> names, fitting;
+  std::vector<std::string> fitting;
   for (const ModelEntry& model : models()) {
-    names.push_back(model.name);
     if ((model.input == InputKind::kTokens) == (spec.kind == "text")) fitting.push_back(model.name);
   }
-  check_choice("--model", *o.model, names);
+  check_choice("--model", *o.model, choices_of("model"));
   TORCH_CHECK_VALUE(std::find(fitting.begin(), fitting.end(), *o.model) != fitting.end(), "--model ",
                     *o.model, " cannot read --data ", *o.data, "; choose from ", join_names(fitting),
                     ", or other data");
@@ -264,12 +301,11 @@ FitOptions resolve(const FitOptions& given) {
 }
 
 std::vector<std::string> logger_words(const FitOptions& o) {
-  return words_of("--logger", *o.logger, {"csv", "tensorboard", "jsonl"});
+  return words_of("--logger", *o.logger, choices_of("logger"));
 }
 
 std::vector<std::string> callback_words(const FitOptions& o) {
-  return words_of("--callbacks", *o.callbacks,
-                  {"LearningRateMonitor", "PrecisionMonitor", "DeviceStatsMonitor"});
+  return words_of("--callbacks", *o.callbacks, choices_of("callbacks"));
 }
 
 bool adamw_steps_fp16(const FitOptions& o) {
@@ -304,6 +340,14 @@ void warn_without_effect(const FitOptions& given, const FitOptions& o) {
   warn(given.warmup_steps && *o.lr_schedule == "constant", "--warmup-steps", "--lr-schedule constant");
   warn(given.gradient_clip_algorithm && *o.gradient_clip_val == 0, "--gradient-clip-algorithm",
        "--gradient-clip-val 0");
+  for (const auto& [given_in_vain, flag] :
+       {std::pair(given.every_n_train_steps && *o.every_n_train_steps > 0, "--every-n-train-steps"),
+        {given.save_top_k.has_value(), "--save-top-k"},
+        {given.monitor.has_value(), "--monitor"}})
+    warn(given_in_vain && !*o.enable_checkpointing, flag, "--enable-checkpointing false");
+  for (const auto& [is_given, flag] :
+       {std::pair(given.patience.has_value(), "--patience"), {given.min_delta.has_value(), "--min-delta"}})
+    warn(is_given && o.early_stopping->empty(), flag, "no --early-stopping");
   if (*o.precision != "all") {
     const std::string precision = "--precision " + *o.precision;
     const bool scales = has_scaler(o);
@@ -398,6 +442,10 @@ OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, i
   if (*o.lr_schedule == "cosine") {
     // A run shorter than its warm-up still ends it: half of the steps rise, half fall.
     const int64_t warmup = std::min(*o.warmup_steps, steps / 2);
+    if (warmup < *o.warmup_steps && o.warmup_steps != recipe_of(o).warmup_steps) {
+      TORCH_WARN_ONCE("--warmup-steps ", *o.warmup_steps, " is more than half of the run's ", steps,
+                      " steps; the learning rate rises over ", warmup);
+    }
     config.scheduler = std::make_shared<WarmupCosineLR>(
         *config.optimizer,
         WarmupCosineOptions{.warmup_steps = warmup, .total_steps = steps, .final_factor = 0.1});

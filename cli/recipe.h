@@ -29,6 +29,10 @@ inline constexpr const char* kAdamWIn16True =
     "--master-weights true, --optimizer sgd, or --precision 16-mixed or bf16-true";
 bool adamw_steps_fp16(const FitOptions& options);
 
+/// The words of which an option of `fit` (its YAML key) takes one, or with commas between them several; none
+/// if it takes others too. The only list of them: resolve() checks by it, and shells complete by it.
+std::vector<std::string> choices_of(const std::string& option);
+
 /// Fills what is unset: with what suits the model, else with the command line's own defaults. Gives the
 /// precision its canonical name.
 /// Errors: c10::ValueError for words that name nothing (data kind, model, precision, optimizer, schedule),

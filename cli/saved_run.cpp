@@ -1,8 +1,16 @@
 #include "cli/saved_run.h"
 
+#include <algorithm>
+#include <fmt/format.h>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/max.h>
 #include <torch/nn/module.h>
 
 #include <CLI/CLI.hpp>
@@ -11,11 +19,121 @@
 #include "cli/fit_flags.h"
 #include "cli/run_folder.h"
 #include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
 
 namespace mantissa::cli {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+Shapes shapes_of(const std::map<std::string, at::Tensor>& weights) {
+  Shapes shapes;
+  for (const auto& [name, weight] : weights) shapes[name] = weight.sizes().vec();
+  return shapes;
+}
+
+/// The weights that a run's model is going to have.
+struct SavedWeights {
+  fs::path path;
+  std::optional<Checkpoint> checkpoint;  ///< null: `path` is yet to be read
+  Shapes shapes;
+};
+
+SavedWeights read_shapes(const fs::path& path) {
+  SavedWeights found{path, std::nullopt, {}};
+  const SafetensorsFile file(path);
+  for (const auto& [name, entry] : file.entries()) found.shapes[name] = entry.shape;
+  return found;
+}
+
+SavedWeights find_weights(const fs::path& folder, const std::string& given) {
+  if (!given.empty()) return read_shapes(given);
+  const fs::path weights = folder / kWeights, checkpoints = folder / kCheckpoints;
+  // Without a result, weights are those of a training that has been gone on with since.
+  if (fs::exists(weights) && fs::exists(folder / kResult)) return read_shapes(weights);
+  auto newest = fs::is_directory(checkpoints) ? load_newest(checkpoints) : std::nullopt;
+  TORCH_CHECK(newest || fs::exists(weights), "the run in ", folder.string(),
+              " has neither weights.safetensors nor a checkpoint; give --weights FILE");
+  if (!newest) return read_shapes(weights);
+  for (const std::string& warning : newest->warnings) {
+    TORCH_WARN(warning);
+  }
+  Shapes shapes = shapes_of(newest->checkpoint.weights);
+  return {newest->path / "weights.safetensors", std::move(newest->checkpoint), std::move(shapes)};
+}
+
+/// How many classes a model of these weights tells apart: what grows with the classes is this long in them.
+/// Null for the weights of another model, which load_weights() refuses with all that is wrong.
+std::optional<int64_t> classes_of(const std::string& model, ModelInput input, const Shapes& weights) {
+  const auto shapes_for = [&](int64_t classes) {
+    input.classes = classes;
+    return shapes_of(named_weights(*make_model(model, input)));
+  };
+  const Shapes two = shapes_for(2), three = shapes_for(3);
+  for (const auto& [name, shape] : two) {
+    const auto differs = std::mismatch(shape.begin(), shape.end(), three.at(name).begin()).first;
+    if (differs == shape.end()) continue;
+    const auto dimension = static_cast<size_t>(differs - shape.begin());
+    const auto found = weights.find(name);
+    if (found != weights.end() && found->second.size() == shape.size()) return found->second[dimension];
+  }
+  return std::nullopt;
+}
+
+void check_labels(const Dataset& data, int64_t classes, const std::string& name) {
+  constexpr int64_t kPiece = 4096;
+  for (int64_t begin = 0; begin < data.size(); begin += kPiece) {
+    const at::Tensor indices = at::arange(begin, std::min(begin + kPiece, data.size()));
+    const auto largest = at::max(data.get_batch(indices).target).item<int64_t>();
+    TORCH_CHECK_VALUE(largest < classes, "--data ", name, " has the label ", largest,
+                      ", but the run's model knows ", classes, " classes, 0 to ", classes - 1,
+                      "; give data of those classes");
+  }
+}
+
+std::string pixels(const ModelInput& input) { return fmt::format("{} x {}", input.height, input.width); }
+
+/// What the run's model was made to read, as far as the run's data still tells.
+std::string images_of(const FitOptions& run) {
+  try {
+    return "images of " + pixels(load_data(run).input) + " pixels";
+  } catch (const c10::Error&) {
+    return "images of another size";
+  }
+}
+
+bool fits(const torch::nn::Module& module, const Shapes& weights) {
+  const Shapes shapes = shapes_of(named_weights(module));
+  return std::all_of(shapes.begin(), shapes.end(), [&](const auto& wanted) {
+    const auto found = weights.find(wanted.first);
+    return found == weights.end() || found->second == wanted.second;
+  });
+}
+
+/// As many classes as `weights` have, whatever the data shows of them.
+/// Errors: c10::ValueError for data that such a model cannot read.
+void make_saved_model(SavedRun& run, const FitOptions& trained, const SavedWeights& weights,
+                      bool is_other_data) {
+  const FitOptions& o = run.options;
+  ModelInput& input = run.data.input;
+  if (input.kind == InputKind::kImages) {
+    if (const auto classes = classes_of(*o.model, input, weights.shapes)) {
+      input.classes = *classes;
+      check_labels(*run.data.val, *classes, *o.data);
+    }
+  }
+  run.model = make_model(*o.model, input);
+  if (is_other_data && input.kind == InputKind::kImages && o.weights->empty() &&
+      !fits(*run.model, weights.shapes))
+    TORCH_CHECK_VALUE(false, "the run's model reads ", images_of(trained), "; --data ", *o.data, " has ",
+                      pixels(input), "; give images of the size that it was trained on");
+}
+
+}  // namespace
 
 FitOptions read_run_config(const fs::path& folder) {
   const fs::path config = folder / "config.yaml";
@@ -42,27 +160,21 @@ SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {
   const FitOptions& o = run.options;
   if (*o.precision == "all") throw UsageError("--precision all is for fit; choose one mode");
   if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
-  run.data = unsplit && command.flags.data ? load_all_data(o) : load_data(o);
-  run.model = make_model(*o.model, run.data.input);
-  run.weights = folder / kWeights;
-  if (!o.weights->empty()) {
-    run.weights = *o.weights;
-  } else if (!fs::exists(run.weights) || !fs::exists(folder / kResult)) {
-    // Without a result, weights are those of a training that has been gone on with since.
-    const fs::path checkpoints = folder / kCheckpoints;
-    const auto newest = fs::is_directory(checkpoints) ? load_newest(checkpoints) : std::nullopt;
-    TORCH_CHECK(newest || fs::exists(run.weights), "the run in ", folder.string(),
-                " has neither weights.safetensors nor a checkpoint; give --weights FILE");
-    if (newest) {
-      for (const std::string& warning : newest->warnings) {
-        TORCH_WARN(warning);
-      }
-      run.weights = newest->path / "weights.safetensors";
-      load_weights(*run.model, newest->checkpoint.weights, run.weights.string());
-      return run;
-    }
+  const SavedWeights weights = find_weights(folder, *o.weights);
+  run.weights = weights.path;
+  // Which labels it may have is the model's to say, not --classes: here all that a byte holds.
+  FitOptions readable = o;
+  readable.classes = 256;
+  run.data = unsplit && command.flags.data ? load_all_data(readable) : load_data(readable);
+  FitOptions before = command.flags;
+  before.data.reset();
+  make_saved_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
+                   command.flags.data.has_value());
+  if (weights.checkpoint) {
+    load_weights(*run.model, weights.checkpoint->weights, weights.path.string());
+  } else {
+    load_weights(*run.model, weights.path);
   }
-  load_weights(*run.model, run.weights);
   return run;
 }
 

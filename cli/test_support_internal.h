@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -26,6 +27,14 @@ inline std::string read(const std::filesystem::path& file) {
   std::ostringstream text;
   text << std::ifstream(file, std::ios::binary).rdbuf();
   return text.str();
+}
+
+/// The beginning of an IDX file.
+inline std::string idx_header(unsigned char type, const std::vector<uint32_t>& sizes) {
+  std::string bytes{'\0', '\0', static_cast<char>(type), static_cast<char>(sizes.size())};
+  for (const uint32_t size : sizes)
+    for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(size >> shift & 0xff);
+  return bytes;
 }
 
 class Program : public testing::Test {

@@ -2,8 +2,10 @@
 
 #include <concepts>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <string>
+#include <utility>
 
 namespace mantissa {
 
@@ -45,6 +47,9 @@ class AccumulationSchedule {
   template <std::integral Count>
   constexpr AccumulationSchedule(Count batches) : first_(static_cast<int64_t>(batches)) {}
   AccumulationSchedule(std::map<int64_t, int64_t> from_epoch) : from_epoch_(std::move(from_epoch)) {}
+  /// {{epoch, batches}, ...}
+  AccumulationSchedule(std::initializer_list<std::pair<const int64_t, int64_t>> from_epoch)
+      : from_epoch_(from_epoch) {}
 
   int64_t at(int64_t epoch) const;
   /// Whether it is `batches` in all epochs.

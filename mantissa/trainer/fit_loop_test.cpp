@@ -484,5 +484,14 @@ TEST(AccumulationSchedule, HoldsFromItsEpochOn) {
   EXPECT_TRUE(AccumulationSchedule(std::map<int64_t, int64_t>{{0, 3}}).is_always(3));
 }
 
+TEST(AccumulationSchedule, IsWrittenInBraces) {
+  const auto text = [](const TrainerOptions& options) { return options.accumulate_grad_batches.to_string(); };
+  EXPECT_EQ(text({.accumulate_grad_batches = 4}), "4");
+  EXPECT_EQ(text({.accumulate_grad_batches = {4}}), "4");
+  EXPECT_EQ(text({.accumulate_grad_batches = {{4, 2}}}), "{4: 2}");
+  EXPECT_EQ(text({.accumulate_grad_batches = {{0, 4}, {4, 8}}}), "{0: 4, 4: 8}");
+  EXPECT_EQ(text({.accumulate_grad_batches = {{0, 4}, {4, 8}, {6, 1}}}), "{0: 4, 4: 8, 6: 1}");
+}
+
 }  // namespace
 }  // namespace mantissa

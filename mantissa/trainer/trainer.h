@@ -63,7 +63,11 @@ struct FitProgress {
 ///
 /// Signals: Ctrl-C, SIGTERM and SIGHUP end fit() after the current step or validation batch; it then returns
 ///          as if it had come to its end, without the metrics of a validation that was cut short.
-/// Threads: one run at a time in a process; stop() from any thread.
+/// Threads: one run at a time of a Trainer, and of a Task; stop() from any thread. Another Trainer may run
+///          inside a run, on the same thread. Runs in several threads share what is the process's own: the
+///          default generators, the default dtype (which 16-true, bf16-true and 64-true set while they
+///          compute), float32_matmul_precision, and signals: they are caught until the fit() that began
+///          first returns, and end all that run then.
 /// Errors:  c10::ValueError for options that do not fit together, in the constructor.
 /// Source:  spec 2.2, 2.3, 2.4, ERR-1, ERR-2, ERR-11 to ERR-15.
 class Trainer {

@@ -14,3 +14,18 @@ run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${build} -D CMAKE_PREFIX_PATH=${pr
 run(${CMAKE_COMMAND} --build ${build})
 run(${build}/consumer)
 run(${prefix}/bin/mantissa --version)
+
+# The folder above libtorch's own will do, also by the environment; an option wins over that.
+file(MAKE_DIRECTORY ${BUILD}/consumer/above)
+file(CREATE_LINK ${TORCH_ROOT} ${BUILD}/consumer/above/torch SYMBOLIC)
+function(expect_torch library)
+  run(${CMAKE_COMMAND} -E env ${ARGN} -G Ninja -S ${SOURCE} -B ${build}-torch --fresh -D CMAKE_PREFIX_PATH=${prefix}
+      -D CMAKE_CXX_COMPILER=${COMPILER})
+  file(READ ${build}-torch/build.ninja rules)
+  string(FIND "${rules}" "${library}" place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "${ARGN}: '${library}' is not linked")
+  endif()
+endfunction()
+expect_torch(${BUILD}/consumer/above/torch/lib/ TORCH_ROOT=${BUILD}/consumer/above ${CMAKE_COMMAND})
+expect_torch(${TORCH_ROOT}/lib/ TORCH_ROOT=${BUILD}/absent ${CMAKE_COMMAND} -D TORCH_ROOT=${TORCH_ROOT})
