@@ -200,8 +200,9 @@ TEST_F(KeptCheckpoints, OneThatCouldNotBeWrittenIsNoneOfTheBest) {
              .num_sanity_val_steps = 0,
              .callbacks = {std::make_shared<InTheWay>(folder_ / "4"), checkpoints}})
         .fit(task, train, &val);
-    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("could not be written"));
-    EXPECT_EQ(checkpoints->best_model_path().filename(), "6");
+    const std::string told = testing::internal::GetCapturedStderr();
+    EXPECT_THAT(told, HasSubstr("could not be written"));
+    EXPECT_EQ(checkpoints->best_model_path().filename(), "6") << told;
     EXPECT_EQ(checkpoints->best_model_score(), 0.3);
     EXPECT_THAT(names(), ElementsAre("6")) << "the first one has to go with the next that is whole";
     std::filesystem::remove_all(folder_);

@@ -108,6 +108,7 @@ void ModelCheckpoint::on_fit_start(Trainer& trainer, const FitPlan& plan) {
   to_remove_.clear();
   best_path_.clear();
   last_path_.clear();
+  last_kept_.reset();
   best_score_.reset();
   order_ = 0;
   last_base_.clear();
@@ -172,9 +173,15 @@ void ModelCheckpoint::on_exception(Trainer& trainer, const std::exception_ptr& /
 
 void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
   writer_.reset();  // after all that it was given
+  if (outcome_) take_back_failures();
+  for (const std::string& name : std::exchange(to_remove_, {})) {
+    const std::string failure = failure_of([&] { remove_checkpoint(options_.dirpath / name); });
+    if (!failure.empty()) {
+      TORCH_WARN("ModelCheckpoint: ", failure);
+    }
+  }
   lock_.reset();
   if (!outcome_) return;
-  take_back_failures();
   const std::string failure = std::exchange(outcome_->failure, {});
   TORCH_CHECK(failure.empty(), "ModelCheckpoint: the run's last checkpoint could not be written: ", failure);
 }
@@ -190,6 +197,8 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   const std::string name = name_for(trainer, score);
   Write write{.name = name, .last = last_path_, .before = {}, .dropped = {}};
   if (const auto kept = best_.find(name); kept != best_.end()) write.before.emplace_back(name, kept->second);
+  last_kept_.reset();
+  if (options_.monitor.empty() || score) last_kept_ = {score.value_or(0), order_};
   keep(name, score, write);
   if (!options_.save_last && !best_.contains(name)) return;
   last_saved_ = now;
@@ -236,10 +245,20 @@ void ModelCheckpoint::take_back_failures() {
     for (const auto& [name, kept] : write->before) best_[name] = kept;
     for (const std::string& name : write->dropped)
       if (!best_.contains(name)) to_remove_.push_back(name);
-    if (last_path_ == options_.dirpath / write->name) last_path_ = write->last;
+    if (last_path_ != options_.dirpath / write->name) continue;
+    last_path_ = write->last;
+    last_kept_.reset();
   }
   if (failed.empty()) return;
-  std::erase_if(to_remove_, [&](const std::string& name) { return last_path_.filename() == name; });
+  // The newest was ranked when the failed one still passed for written.
+  const std::string last = last_path_.filename().string();
+  if (last_kept_ && options_.save_top_k != 0 && !last.empty()) best_[last] = *last_kept_;
+  while (options_.save_top_k > 0 && static_cast<int64_t>(best_.size()) > options_.save_top_k) {
+    const auto worst = worst_of_the_best();
+    to_remove_.push_back(worst->first);
+    best_.erase(worst);
+  }
+  std::erase_if(to_remove_, [&](const std::string& name) { return last == name || best_.contains(name); });
   last_saved_ = {-1, -1, -1};
   note_best();
 }

@@ -123,6 +123,7 @@ class ModelCheckpoint final : public Callback, public Stateful {
   std::set<std::string> saved_;         ///< in this fit, where all are kept
   std::vector<std::string> to_remove_;  ///< those that a write which failed should have removed
   std::filesystem::path best_path_, last_path_;
+  std::optional<Kept> last_kept_;      ///< how the newest was ranked
   std::string last_base_, last_name_;  ///< by the pattern, and what it became
   int64_t last_step_ = -1;
   std::optional<double> best_score_;
