@@ -1,6 +1,8 @@
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,11 +27,33 @@ struct ResumeCommand {
   bool plan = false, quiet = false;
 };
 
-/// Whether the run in `folder` came to its end by itself.
-bool is_complete(const std::filesystem::path& folder) {
+/// Of a run that came to its end by itself; else null.
+Json result_of(const std::filesystem::path& folder) {
   std::ifstream in(folder / kResult);
-  const Json result = Json::parse(in, nullptr, /*allow_exceptions=*/false);
-  return result.is_object() && result.value("interrupted_by", 1) == 0;
+  Json result = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  return result.is_object() && result.value("interrupted_by", 1) == 0 ? result : Json();
+}
+
+/// Whether `given` asks a complete run for more than it has.
+/// Errors: c10::Error, with the cure, if not.
+void check_goes_further(const FitOptions& given, const std::filesystem::path& folder, const Json& result) {
+  const auto check_above = [&](const char* flag, const std::optional<int64_t>& limit, const char* done) {
+    const int64_t so_far = result.value(done, int64_t{0});
+    TORCH_CHECK(!limit || *limit < 0 || *limit > so_far, "the run in ", folder.string(),
+                " is complete, with ", so_far, " ", done, "; give ", flag, " above that to train on");
+  };
+  check_above("--max-epochs", given.max_epochs, "epochs");
+  check_above("--max-steps", given.max_steps, "steps");
+  TORCH_CHECK(
+      given.max_epochs || given.max_steps || given.max_time || given.early_stopping || given.patience,
+      "the run in ", folder.string(),
+      " is complete; give --max-epochs or --max-steps to train on, or lift what ended it: --max-time, "
+      "--early-stopping, --patience");
+  const std::filesystem::path checkpoints = folder / kCheckpoints;
+  TORCH_CHECK(
+      std::filesystem::is_directory(checkpoints), "the run in ", folder.string(),
+      " is complete and has no checkpoints to go on from; begin another from its weights: fit --weights ",
+      (folder / kWeights).string());
 }
 
 void resume(const ResumeCommand& command) {
@@ -39,13 +63,8 @@ void resume(const ResumeCommand& command) {
   // Read again: another process may have had it until now.
   const FitOptions before = usage([&] { return read_run_config(folder); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, before)); });
-  const FitOptions& given = command.flags;
-  const bool goes_further =
-      given.max_epochs || given.max_steps || given.max_time || given.early_stopping || given.patience;
-  TORCH_CHECK(
-      goes_further || !is_complete(folder), "the run in ", folder.string(),
-      " is complete; give --max-epochs or --max-steps to train on, or lift what ended it: --max-time, "
-      "--early-stopping, --patience");
+  if (const Json result = result_of(folder); !result.is_null())
+    check_goes_further(command.flags, folder, result);
   check_json(command.json);
   const InterruptScope interrupt;
   std::FILE* const to = command.json == "-" ? stderr : stdout;

@@ -110,6 +110,9 @@ TEST_F(SavedRun, ARunThatFilledTheDiskGoesOnWhenThereIsRoom) {
 TEST_F(SavedRun, ACompleteRunIsTrainedFurtherOnlyWhenAsked) {
   ASSERT_EQ(fit("--model mlp --max-epochs 1 --lr-schedule constant --output run").status, 0);
   expect_error(run("resume run"), 1, {"the run in run is complete", "--max-epochs"});
+  expect_error(run("resume run --max-epochs 1"), 1,
+               {"is complete, with 1 epochs", "--max-epochs above that"});
+  expect_error(run("resume run --max-steps 1"), 1, {"--max-steps above that"});
   const Outcome further = run("resume run --max-epochs 2 --quiet --json further.json");
   ASSERT_EQ(further.status, 0) << further.err;
   EXPECT_EQ(nlohmann::json::parse(read(folder_ / "further.json"))["epochs"], 2);
@@ -285,6 +288,14 @@ TEST_F(SavedRun, LoggersAreChosenByName) {
   expect_error(fit("--logger none,csv"), 2, {"none stands for itself"});
   expect_error(fit("--monitor loss"), 2, {"--monitor 'loss'"});
   expect_error(fit("--save-top-k -2"), 2, {"--save-top-k -2"});
+}
+
+TEST_F(SavedRun, ACompleteRunWithoutCheckpointsIsNotBegunAgain) {
+  ASSERT_EQ(
+      fit("--model mlp --max-epochs 1 --limit-train-batches 2 --enable-checkpointing false --output run")
+          .status,
+      0);
+  expect_error(run("resume run --max-epochs 2"), 1, {"has no checkpoints to go on from", "fit --weights"});
 }
 
 }  // namespace

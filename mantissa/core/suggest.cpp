@@ -47,7 +47,14 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   };
   const auto first = std::find_if(candidates.begin(), candidates.end(), contains);
   const bool only = first != candidates.end() && std::none_of(first + 1, candidates.end(), contains);
-  return only ? *first : "";
+  if (only) return *first;
+  // "epochs" is more likely the first of those that are epochs of some kind than nothing.
+  const auto last_word =
+      std::find_if(candidates.begin(), candidates.end(), [&](const std::string& candidate) {
+        return contains(candidate) && candidate.ends_with(name) &&
+               !std::isalnum(static_cast<unsigned char>(candidate[candidate.size() - name.size() - 1]));
+      });
+  return last_word == candidates.end() ? "" : *last_word;
 }
 
 std::string join_names(const std::vector<std::string>& names) {
