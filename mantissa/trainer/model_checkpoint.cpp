@@ -197,10 +197,10 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   const std::string name = name_for(trainer, score);
   Write write{.name = name, .last = last_path_, .before = {}, .dropped = {}};
   if (const auto kept = best_.find(name); kept != best_.end()) write.before.emplace_back(name, kept->second);
-  last_kept_.reset();
-  if (options_.monitor.empty() || score) last_kept_ = {score.value_or(0), order_};
+  const Kept rank{score.value_or(0), order_};
   keep(name, score, write);
   if (!options_.save_last && !best_.contains(name)) return;
+  last_kept_ = options_.monitor.empty() || score ? std::optional(rank) : std::nullopt;
   last_saved_ = now;
   is_scored_ = score.has_value();
   last_time_ = Clock::now();
