@@ -232,9 +232,9 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
     if (auto* stateful = dynamic_cast<Stateful*>(object))
       take(from_state, key, what, [&](const StateReader& saved) { stateful->load_state_dict(saved); });
   };
-  for (const auto& [key, callback] : by_key(options_.callbacks))
-    take_stateful(callback, state.at("callbacks"), key, "the callback " + key);
   const auto mine = by_key(options_.callbacks);
+  for (const auto& [key, callback] : mine)
+    take_stateful(callback, state.at("callbacks"), key, "the callback " + key);
   for (const auto& [key, saved] : state.at("callbacks").to_dict())
     if (!mine.contains(key)) lost.push_back("its callback " + key + " is not in this run");
   take_stateful(task_, state, "task", "the task");
@@ -249,8 +249,7 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
     lost.emplace_back("it was saved inside a batch or an accumulation window, which is begun again");
   if (const auto setup = state.find("setup"))
     for (const auto& [name, now] : setup_state())
-      if (const auto before = setup->find(name);
-          before && !difference({{name, now}}, {{name, setup->to_dict().at(name)}}).empty())
+      if (const auto before = setup->find(name); before && before->to_string() != *now.get_if<std::string>())
         lost.push_back("its " + name + " was " + before->to_string() + " and is " +
                        *now.get_if<std::string>());
   take(state, "rng", "the random numbers",
