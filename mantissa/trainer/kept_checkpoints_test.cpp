@@ -12,7 +12,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/io/checkpoint.h"
-#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/trainer/checkpoint_test_support_internal.h"
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
@@ -27,15 +27,7 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::UnorderedElementsAre;
 
-class KeptCheckpoints : public InFolder {
- protected:
-  std::vector<std::string> names(const std::string& of = "") const {
-    std::vector<std::string> found;
-    for (const CheckpointEntry& entry : list_checkpoints(folder_ / of))
-      found.push_back(entry.path.filename().string());
-    return found;
-  }
-};
+class KeptCheckpoints : public InFolderOfCheckpoints {};
 
 /// Logs a metric that it is told, epoch by epoch.
 struct Logs : OneWeight {

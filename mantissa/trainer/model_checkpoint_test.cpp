@@ -14,9 +14,9 @@
 #include "mantissa/data/loader.h"
 #include "mantissa/data/transform.h"
 #include "mantissa/io/checkpoint.h"
-#include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/lr_scheduler.h"
+#include "mantissa/trainer/checkpoint_test_support_internal.h"
 #include "mantissa/trainer/early_stopping.h"
 #include "mantissa/trainer/precision_monitor.h"
 #include "mantissa/trainer/test_support_internal.h"
@@ -30,15 +30,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
 
-class ModelCheckpointFiles : public InFolder {
- protected:
-  std::vector<std::string> names(const std::string& of = "") const {
-    std::vector<std::string> found;
-    for (const CheckpointEntry& entry : list_checkpoints(folder_ / of))
-      found.push_back(entry.path.filename().string());
-    return found;
-  }
-};
+class ModelCheckpointFiles : public InFolderOfCheckpoints {};
 
 /// Dropout, batch norm and a schedule: whatever a resumed run could get wrong.
 class Net : public Task {

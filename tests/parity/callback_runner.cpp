@@ -28,6 +28,7 @@
 #include "mantissa/trainer/early_stopping.h"
 #include "mantissa/trainer/learning_rate_monitor.h"
 #include "mantissa/trainer/trainer.h"
+#include "ones.h"
 
 namespace {
 
@@ -37,21 +38,6 @@ double number(const Json& json) {
   return json.is_string() ? std::stod(json.get<std::string>()) : json.get<double>();
 }
 Json json_of(double value) { return std::isfinite(value) ? Json(value) : Json(std::to_string(value)); }
-
-/// So many batches of a 1.
-class Ones final : public mantissa::Loader {
- public:
-  explicit Ones(int64_t size) : size_(size) {}
-  void set_epoch(int64_t) override { next_ = 0; }
-  std::optional<mantissa::Batch> next() override {
-    if (next_++ >= size_) return std::nullopt;
-    return mantissa::Batch{at::ones({1, 1}), at::zeros({1}, at::kLong), {}};
-  }
-  int64_t size() const override { return size_; }
-
- private:
-  int64_t size_, next_ = 0;
-};
 
 /// Logs "m", a value an epoch.
 class Logs : public mantissa::Task {

@@ -25,26 +25,12 @@
 
 #include "mantissa/optim/sgd.h"
 #include "mantissa/trainer/trainer.h"
+#include "ones.h"
 
 namespace {
 
 using Json = nlohmann::json;
 using Trace = std::vector<std::string>;
-
-/// So many batches of a 1.
-class Ones final : public mantissa::Loader {
- public:
-  explicit Ones(int64_t size) : size_(size) {}
-  void set_epoch(int64_t) override { next_ = 0; }
-  std::optional<mantissa::Batch> next() override {
-    if (next_++ >= size_) return std::nullopt;
-    return mantissa::Batch{at::ones({1, 1}), at::zeros({1}, at::kLong), {}};
-  }
-  int64_t size() const override { return size_; }
-
- private:
-  int64_t size_, next_ = 0;
-};
 
 class Traced final : public mantissa::Task {
  public:
