@@ -103,19 +103,8 @@ void ModelCheckpoint::on_fit_start(Trainer& trainer, const FitPlan& plan) {
   remove_leftovers(options_.dirpath);
   if (options_.async) writer_ = std::make_unique<BackgroundWriter>();
   outcome_ = std::make_shared<Outcome>();
-  best_.clear();
-  saved_.clear();
-  to_remove_.clear();
-  best_path_.clear();
-  last_path_.clear();
-  last_kept_.reset();
-  best_score_.reset();
-  order_ = 0;
-  last_base_.clear();
-  last_step_ = -1;
+  state_ = {};
   batches_per_epoch_ = plan.batches_per_epoch;
-  last_saved_ = {-1, -1, -1};
-  is_scored_ = false;
   last_time_ = Clock::now();
 }
 
@@ -174,7 +163,7 @@ void ModelCheckpoint::on_exception(Trainer& trainer, const std::exception_ptr& /
 void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
   writer_.reset();  // after all that it was given
   if (outcome_) take_back_failures();
-  for (const std::string& name : std::exchange(to_remove_, {})) {
+  for (const std::string& name : std::exchange(state_.to_remove, {})) {
     const std::string failure = failure_of([&] { remove_checkpoint(options_.dirpath / name); });
     if (!failure.empty()) {
       TORCH_WARN("ModelCheckpoint: ", failure);
@@ -191,28 +180,29 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   const FitProgress& progress = trainer.progress();
   const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
   // Saved by its step before it was validated: once more, now that it may be one of the best.
-  if (now == last_saved_ && (is_scored_ || !score)) return;
+  if (now == state_.last_saved && (state_.is_scored || !score)) return;
   if (writer_) writer_->wait_for_room();
   take_back_failures();
   const std::string name = name_for(trainer, score);
-  Write write{.name = name, .last = last_path_, .before = {}, .dropped = {}};
-  if (const auto kept = best_.find(name); kept != best_.end()) write.before.emplace_back(name, kept->second);
-  const Kept rank{score.value_or(0), order_};
+  Write write{.name = name, .last = state_.last_path, .before = {}, .dropped = {}};
+  if (const auto kept = state_.best.find(name); kept != state_.best.end())
+    write.before.emplace_back(name, kept->second);
+  const Kept rank{score.value_or(0), state_.order};
   keep(name, score, write);
-  if (!options_.save_last && !best_.contains(name)) return;
-  last_kept_ = options_.monitor.empty() || score ? std::optional(rank) : std::nullopt;
-  last_saved_ = now;
-  is_scored_ = score.has_value();
+  if (!options_.save_last && !state_.best.contains(name)) return;
+  state_.last_kept = options_.monitor.empty() || score ? std::optional(rank) : std::nullopt;
+  state_.last_saved = now;
+  state_.is_scored = score.has_value();
   last_time_ = Clock::now();
-  if (!last_path_.empty()) write.dropped.push_back(last_path_.filename().string());
-  write.dropped.insert(write.dropped.end(), to_remove_.begin(), to_remove_.end());
-  to_remove_.clear();
-  last_path_ = options_.dirpath / name;
-  if (options_.save_top_k == -1) saved_.insert(name);
+  if (!state_.last_path.empty()) write.dropped.push_back(state_.last_path.filename().string());
+  write.dropped.insert(write.dropped.end(), state_.to_remove.begin(), state_.to_remove.end());
+  state_.to_remove.clear();
+  state_.last_path = options_.dirpath / name;
+  if (options_.save_top_k == -1) state_.saved.insert(name);
   std::sort(write.dropped.begin(), write.dropped.end());
   write.dropped.erase(std::unique(write.dropped.begin(), write.dropped.end()), write.dropped.end());
   std::erase_if(write.dropped, [&](const std::string& other) {
-    return other == name || best_.contains(other) || options_.save_top_k == -1;
+    return other == name || state_.best.contains(other) || options_.save_top_k == -1;
   });
   const auto job = [&trainer, outcome = outcome_, dirpath = options_.dirpath,
                     write](const Checkpoint& checkpoint) {
@@ -241,45 +231,49 @@ void ModelCheckpoint::take_back_failures() {
     failed = std::exchange(outcome_->failed, {});
   }
   for (auto write = failed.rbegin(); write != failed.rend(); ++write) {
-    best_.erase(write->name);
-    for (const auto& [name, kept] : write->before) best_[name] = kept;
+    state_.best.erase(write->name);
+    for (const auto& [name, kept] : write->before) state_.best[name] = kept;
     for (const std::string& name : write->dropped)
-      if (!best_.contains(name)) to_remove_.push_back(name);
-    if (last_path_ != options_.dirpath / write->name) continue;
-    last_path_ = write->last;
-    last_kept_.reset();
+      if (!state_.best.contains(name)) state_.to_remove.push_back(name);
+    if (state_.last_path != options_.dirpath / write->name) continue;
+    state_.last_path = write->last;
+    state_.last_kept.reset();
   }
   if (failed.empty()) return;
   // The newest was ranked when the failed one still passed for written.
-  const std::string last = last_path_.filename().string();
-  if (last_kept_ && options_.save_top_k != 0 && !last.empty()) best_[last] = *last_kept_;
-  while (options_.save_top_k > 0 && static_cast<int64_t>(best_.size()) > options_.save_top_k) {
+  const std::string last = state_.last_path.filename().string();
+  if (state_.last_kept && options_.save_top_k != 0 && !last.empty()) state_.best[last] = *state_.last_kept;
+  while (options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) > options_.save_top_k) {
     const auto worst = worst_of_the_best();
-    to_remove_.push_back(worst->first);
-    best_.erase(worst);
+    state_.to_remove.push_back(worst->first);
+    state_.best.erase(worst);
   }
-  std::erase_if(to_remove_, [&](const std::string& name) { return last == name || best_.contains(name); });
-  last_saved_ = {-1, -1, -1};
+  std::erase_if(state_.to_remove,
+                [&](const std::string& name) { return last == name || state_.best.contains(name); });
+  state_.last_saved = {-1, -1, -1};
   note_best();
 }
 
 /// Lightning's way: a name that one of the kept checkpoints has gets "-v1" and so on, unless that one goes.
 std::string ModelCheckpoint::name_for(const Trainer& trainer, std::optional<double> score) {
   const std::string base = name_of(trainer);
-  const bool is_the_same_step = base == last_base_ && trainer.progress().steps == last_step_;
-  last_base_ = base;
-  last_step_ = trainer.progress().steps;
-  if (is_the_same_step) return last_name_;
-  last_name_ = base;
+  const bool is_the_same_step = base == state_.last_base && trainer.progress().steps == state_.last_step;
+  state_.last_base = base;
+  state_.last_step = trainer.progress().steps;
+  if (is_the_same_step) return state_.last_name;
+  state_.last_name = base;
   const auto worst = worst_of_the_best();
-  const bool is_full = options_.save_top_k > 0 && static_cast<int64_t>(best_.size()) >= options_.save_top_k;
-  const bool displaces =
-      is_full && (options_.monitor.empty() || score) && is_better({score.value_or(0), order_}, worst->second);
+  const bool is_full =
+      options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) >= options_.save_top_k;
+  const bool displaces = is_full && (options_.monitor.empty() || score) &&
+                         is_better({score.value_or(0), state_.order}, worst->second);
   const auto is_taken = [&](const std::string& name) {
-    return saved_.contains(name) || (best_.contains(name) && !(displaces && worst->first == name));
+    return state_.saved.contains(name) ||
+           (state_.best.contains(name) && !(displaces && worst->first == name));
   };
-  for (int version = 1; is_taken(last_name_); ++version) last_name_ = base + "-v" + std::to_string(version);
-  return last_name_;
+  for (int version = 1; is_taken(state_.last_name); ++version)
+    state_.last_name = base + "-v" + std::to_string(version);
+  return state_.last_name;
 }
 
 std::string ModelCheckpoint::name_of(const Trainer& trainer) const {
@@ -306,42 +300,42 @@ bool ModelCheckpoint::is_better(const Kept& a, const Kept& b) const {
 }
 
 std::map<std::string, ModelCheckpoint::Kept>::const_iterator ModelCheckpoint::worst_of_the_best() const {
-  return std::max_element(best_.begin(), best_.end(),
+  return std::max_element(state_.best.begin(), state_.best.end(),
                           [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
 }
 
 void ModelCheckpoint::keep(const std::string& name, std::optional<double> score, Write& write) {
   if (options_.save_top_k == 0 || (!options_.monitor.empty() && !score)) return;
-  best_[name] = {score.value_or(0), order_++};
-  while (options_.save_top_k > 0 && static_cast<int64_t>(best_.size()) > options_.save_top_k) {
+  state_.best[name] = {score.value_or(0), state_.order++};
+  while (options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) > options_.save_top_k) {
     const auto worst = worst_of_the_best();
     write.dropped.push_back(worst->first);
     if (worst->first != name) write.before.emplace_back(*worst);
-    best_.erase(worst);
+    state_.best.erase(worst);
   }
   note_best();
 }
 
 void ModelCheckpoint::note_best() {
-  best_path_.clear();
-  best_score_.reset();
-  const auto best = std::min_element(best_.begin(), best_.end(), [&](const auto& a, const auto& b) {
-    return is_better(a.second, b.second);
-  });
-  if (best == best_.end()) return;
-  best_path_ = options_.dirpath / best->first;
-  if (!options_.monitor.empty()) best_score_ = best->second.score;
+  state_.best_path.clear();
+  state_.best_score.reset();
+  const auto best =
+      std::min_element(state_.best.begin(), state_.best.end(),
+                       [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
+  if (best == state_.best.end()) return;
+  state_.best_path = options_.dirpath / best->first;
+  if (!options_.monitor.empty()) state_.best_score = best->second.score;
 }
 
 StateDict ModelCheckpoint::state_dict() const {
   StateDict best;
-  for (const auto& [name, kept] : best_)
+  for (const auto& [name, kept] : state_.best)
     best.emplace(name, StateDict{{"score", kept.score}, {"order", kept.order}});
   return {{"best", std::move(best)},
-          {"last_model", last_path_.filename().string()},
-          {"last_step", last_step_},
-          {"last_filename", last_base_},
-          {"order", order_}};
+          {"last_model", state_.last_path.filename().string()},
+          {"last_step", state_.last_step},
+          {"last_filename", state_.last_base},
+          {"order", state_.order}};
 }
 
 void ModelCheckpoint::load_state_dict(const StateReader& state) {
@@ -359,12 +353,12 @@ void ModelCheckpoint::load_state_dict(const StateReader& state) {
   const StateReader last_model = state.at("last_model");
   const std::string last = checked_name(last_model, last_model.to_string());
   const int64_t last_step = state.at("last_step").to_int(), order = state.at("order").to_int();
-  last_base_ = state.at("last_filename").to_string();
-  last_step_ = last_step;
-  last_name_ = last;
-  order_ = order;
-  best_ = std::move(best);
-  last_path_ = is_here(last) ? options_.dirpath / last : std::filesystem::path();
+  state_.last_base = state.at("last_filename").to_string();
+  state_.last_step = last_step;
+  state_.last_name = last;
+  state_.order = order;
+  state_.best = std::move(best);
+  state_.last_path = is_here(last) ? options_.dirpath / last : std::filesystem::path();
   note_best();
 }
 

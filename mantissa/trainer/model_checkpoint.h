@@ -65,10 +65,10 @@ class ModelCheckpoint final : public Callback, public Stateful {
   ~ModelCheckpoint() override;
 
   /// Of the last fit: empty before the first checkpoint.
-  const std::filesystem::path& best_model_path() const { return best_path_; }
-  const std::filesystem::path& last_model_path() const { return last_path_; }
+  const std::filesystem::path& best_model_path() const { return state_.best_path; }
+  const std::filesystem::path& last_model_path() const { return state_.last_path; }
   /// Without `monitor`: none.
-  std::optional<double> best_model_score() const { return best_score_; }
+  std::optional<double> best_model_score() const { return state_.best_score; }
 
   /// One for each monitor and mode.
   std::string state_key() const override;
@@ -103,6 +103,19 @@ class ModelCheckpoint final : public Callback, public Stateful {
     std::string failure;  ///< of the last one that was tried: "", or why it could not be written
     std::vector<Write> failed;
   };
+  /// Of a fit.
+  struct State {
+    std::map<std::string, Kept> best = {};    ///< at most save_top_k, by their names
+    std::set<std::string> saved = {};         ///< where all are kept
+    std::vector<std::string> to_remove = {};  ///< those that a write which failed should have removed
+    std::filesystem::path best_path = {}, last_path = {};
+    std::optional<double> best_score = {};
+    std::optional<Kept> last_kept = {};          ///< how the newest was ranked
+    std::string last_base = {}, last_name = {};  ///< by the pattern, and what it became
+    int64_t last_step = -1, order = 0;
+    std::array<int64_t, 3> last_saved{-1, -1, -1};  ///< steps, epoch and batch
+    bool is_scored = false;                         ///< that one
+  };
   using Clock = std::chrono::steady_clock;
 
   /// `score`: of the weights as they are; unset if they were not measured.
@@ -119,17 +132,8 @@ class ModelCheckpoint final : public Callback, public Stateful {
   ModelCheckpointOptions options_;
   std::unique_ptr<FolderLock> lock_;
   std::unique_ptr<BackgroundWriter> writer_;
-  std::map<std::string, Kept> best_;    ///< at most save_top_k, by their names
-  std::set<std::string> saved_;         ///< in this fit, where all are kept
-  std::vector<std::string> to_remove_;  ///< those that a write which failed should have removed
-  std::filesystem::path best_path_, last_path_;
-  std::optional<Kept> last_kept_;      ///< how the newest was ranked
-  std::string last_base_, last_name_;  ///< by the pattern, and what it became
-  int64_t last_step_ = -1;
-  std::optional<double> best_score_;
-  int64_t order_ = 0, batches_per_epoch_ = 0;
-  std::array<int64_t, 3> last_saved_{};  ///< steps, epoch and batch
-  bool is_scored_ = false;               ///< that one
+  State state_;
+  int64_t batches_per_epoch_ = 0;
   Clock::time_point last_time_;
   std::shared_ptr<Outcome> outcome_;
 };
