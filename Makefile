@@ -22,6 +22,7 @@ fit: configure
 
 test: all
 	ctest --preset $(PRESET) --parallel $$(nproc)
+	@tools/skipped_tests $(BUILD)/Testing/Temporary/LastTest.log
 
 parity: configure
 	@$(SETUP) --peers

@@ -29,6 +29,7 @@
 #include "cli/key_map.h"
 #include "cli/text.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/io/checkpoint.h"
 #include "mantissa/io/sharded.h"
 #include "mantissa/trainer/interrupt.h"
 
@@ -288,7 +289,7 @@ Json to_json(const SafetensorsModel& model, const Conversion& conversion, const 
 void convert(const ConvertCommand& c) {
   const Words words = usage([&] { return parse(c); });
   const fs::path checkpoint = find_checkpoint(c.in);
-  const SafetensorsModel model(checkpoint.empty() ? fs::path(c.in) : checkpoint / "weights.safetensors");
+  const SafetensorsModel model(checkpoint.empty() ? fs::path(c.in) : checkpoint / kCheckpointWeights);
   for (const std::string& key : model.conflicting_metadata()) {
     TORCH_WARN("the files of ", c.in, " differ in the metadata '", printable(key),
                "'; the first one's is kept");

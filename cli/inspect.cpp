@@ -75,7 +75,7 @@ Listing open_safetensors(const fs::path& path) {
 Listing open_checkpoint(const fs::path& path) {
   constexpr const char* kState = "state/";
   const Manifest manifest = read_manifest(path);
-  Listing listing = open_safetensors(path / "weights.safetensors");
+  Listing listing = open_safetensors(path / kCheckpointWeights);
   listing.path = path.string();
   listing.kind = "checkpoint";
   listing.metadata["step"] = std::to_string(manifest.step);

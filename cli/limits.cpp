@@ -20,8 +20,6 @@ std::optional<Number> parse(std::string_view text) {
   return value;
 }
 
-}  // namespace
-
 BatchLimit batch_limit(const char* flag, const std::string& text) {
   if (const auto count = parse<int64_t>(text)) return *count;
   const auto share = parse<double>(text);
@@ -50,22 +48,24 @@ std::optional<std::chrono::milliseconds> max_time(const FitOptions& o) {
   return std::chrono::seconds(seconds);
 }
 
-void check_limits(const FitOptions& o) {
-  max_time(o);
-  batch_limit("--limit-train-batches", *o.limit_train_batches);
-  batch_limit("--limit-val-batches", *o.limit_val_batches);
-  batch_limit("--overfit-batches", *o.overfit_batches);
-  batch_limit("--val-check-interval", *o.val_check_interval);
+}  // namespace
+
+RunLimits run_limits(const FitOptions& o) {
   TORCH_CHECK_VALUE(*o.check_val_every_n_epoch >= 0, "--check-val-every-n-epoch ", *o.check_val_every_n_epoch,
                     " is negative; choose 1 or more, or 0 for --val-check-interval over all epochs");
+  return {.max_time = max_time(o),
+          .limit_train_batches = batch_limit("--limit-train-batches", *o.limit_train_batches),
+          .limit_val_batches = batch_limit("--limit-val-batches", *o.limit_val_batches),
+          .overfit_batches = batch_limit("--overfit-batches", *o.overfit_batches),
+          .val_check_interval = batch_limit("--val-check-interval", *o.val_check_interval)};
 }
 
 int64_t total_steps(const FitOptions& o, const Loader& train) {
   if (*o.fast_dev_run > 0) return *o.fast_dev_run;
-  const BatchLimit overfit = batch_limit("--overfit-batches", *o.overfit_batches);
+  const RunLimits limits = run_limits(o);
   int64_t batches = train.size();
-  if (!overfit.is_none()) batches = overfit.of(batches, "overfit_batches");
-  batches = batch_limit("--limit-train-batches", *o.limit_train_batches).of(batches, "limit_train_batches");
+  if (!limits.overfit_batches.is_none()) batches = limits.overfit_batches.of(batches, "overfit_batches");
+  batches = limits.limit_train_batches.of(batches, "limit_train_batches");
   constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   const int64_t per_epoch = batches == 0 ? 0 : (batches - 1) / *o.accumulate_grad_batches + 1;
   int64_t by_epochs = kNone;

@@ -11,17 +11,15 @@
 
 namespace mantissa::cli {
 
-/// "100": a count; "0.25", "1.0": a share.
-/// Errors: c10::ValueError, `flag` in it, for anything else.
-BatchLimit batch_limit(const char* flag, const std::string& text);
+/// What the words about how long a run goes and how much of an epoch it sees mean.
+struct RunLimits {
+  std::optional<std::chrono::milliseconds> max_time;  ///< DD:HH:MM:SS as Lightning has it
+  /// "100" is a count; "0.25", "1.0" are shares.
+  BatchLimit limit_train_batches, limit_val_batches, overfit_batches, val_check_interval;
+};
 
-/// Of `--max-time`, DD:HH:MM:SS as Lightning has it; unset if it is empty.
-/// Errors: c10::ValueError for anything else, and for no time at all.
-std::optional<std::chrono::milliseconds> max_time(const FitOptions& options);
-
-/// Whether the words about how long a run goes and how much of an epoch it sees mean something.
-/// Errors: c10::ValueError.
-void check_limits(const FitOptions& options);
+/// Errors: c10::ValueError, the flag in it, for words that mean nothing.
+RunLimits run_limits(const FitOptions& options);
 
 /// Optimizer steps of the whole run, which the learning-rate schedule must know beforehand.
 int64_t total_steps(const FitOptions& options, const Loader& train);

@@ -262,8 +262,7 @@ FitOptions resolve(const FitOptions& given) {
   const PrecisionOptions told = precision_options(o);
   // Which options a mode can use is the same on every device.
   if (*o.precision != "all") make_precision(*o.precision, at::Device(at::kCPU), told);
-  check_limits(o);
-  const bool validates = !batch_limit("--limit-val-batches", *o.limit_val_batches).is_none();
+  const bool validates = !run_limits(o).limit_val_batches.is_none();
   if (!validates && !given.monitor) o.monitor = "train_loss";
   for (const auto& [flag, metric] :
        {std::pair("--monitor", *o.monitor), {"--early-stopping", *o.early_stopping}})

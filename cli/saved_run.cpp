@@ -18,6 +18,7 @@
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/run_folder.h"
+#include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
@@ -63,7 +64,7 @@ SavedWeights find_weights(const fs::path& folder, const std::string& given) {
     TORCH_WARN(warning);
   }
   Shapes shapes = shapes_of(newest->checkpoint.weights);
-  return {newest->path / "weights.safetensors", std::move(newest->checkpoint), std::move(shapes)};
+  return {newest->path / kCheckpointWeights, std::move(newest->checkpoint), std::move(shapes)};
 }
 
 /// How many classes a model of these weights tells apart: what grows with the classes is this long in them.

@@ -38,11 +38,12 @@ TrainerOptions trainer_options(const FitOptions& o) {
     t.max_steps = *o.max_steps;
     t.min_epochs = *o.min_epochs;
     t.min_steps = *o.min_steps;
-    t.max_time = max_time(o);
-    t.limit_train_batches = batch_limit("--limit-train-batches", *o.limit_train_batches);
-    t.limit_val_batches = batch_limit("--limit-val-batches", *o.limit_val_batches);
-    t.overfit_batches = batch_limit("--overfit-batches", *o.overfit_batches);
-    t.val_check_interval = batch_limit("--val-check-interval", *o.val_check_interval);
+    const RunLimits limits = run_limits(o);
+    t.max_time = limits.max_time;
+    t.limit_train_batches = limits.limit_train_batches;
+    t.limit_val_batches = limits.limit_val_batches;
+    t.overfit_batches = limits.overfit_batches;
+    t.val_check_interval = limits.val_check_interval;
     t.check_val_every_n_epoch =
         *o.check_val_every_n_epoch == 0 ? std::nullopt : std::optional(*o.check_val_every_n_epoch);
     t.num_sanity_val_steps = *o.num_sanity_val_steps;

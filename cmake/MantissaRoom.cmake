@@ -44,6 +44,18 @@ function(mantissa_parallel room)
   target_link_libraries(mantissa_${room} PRIVATE Torch::openmp)
 endfunction()
 
+# mantissa_test_suites(<program> <label>): each suite of a GoogleTest program is a test of ctest's, <label>.<suite>.
+function(mantissa_test_suites program label)
+  set(script ${CMAKE_CURRENT_BINARY_DIR}/${program}_suites.cmake)
+  file(GENERATE OUTPUT ${script} CONTENT
+"set(PROGRAM [==[$<TARGET_FILE:${program}>]==])
+set(LISTING [==[${CMAKE_CURRENT_BINARY_DIR}/${program}_suites.txt]==])
+set(LABEL ${label})
+include([==[${PROJECT_SOURCE_DIR}/cmake/AddTestSuites.cmake]==])
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${script})
+endfunction()
+
 # mantissa_test(<room> <sources>... [LIBS <targets>...]): one GoogleTest program that links this room alone.
 function(mantissa_test room)
   if(NOT MANTISSA_TESTS)
@@ -54,7 +66,7 @@ function(mantissa_test room)
   target_link_libraries(${room}_test PRIVATE mantissa::${room} mantissa_warnings GTest::gtest GTest::gmock
                                              GTest::gtest_main ${ARG_LIBS})
   mantissa_use_pch(${room}_test mantissa_test_pch)
-  gtest_discover_tests(${room}_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300 LABELS ${room})
+  mantissa_test_suites(${room}_test ${room})
 endfunction()
 
 # mantissa_bench(<room> <sources>...): one Google Benchmark program, built by `make bench`.

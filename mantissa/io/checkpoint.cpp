@@ -186,7 +186,7 @@ bool is_checkpoint_folder(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return false;
   if (fs::is_empty(path, error)) return true;
-  return fs::exists(path / kManifestFile, error) || fs::exists(path / kWeightsFile, error) ||
+  return fs::exists(path / kManifestFile, error) || fs::exists(path / kCheckpointWeights, error) ||
          fs::exists(path / kStateFile, error);
 }
 
@@ -201,9 +201,9 @@ std::string why_no_checkpoint(const fs::path& path) {
   fs::directory_iterator entries(path, error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
     const std::string name = entries->path().filename().string();
-    if (name != kManifestFile && name != kWeightsFile && name != kStateFile && name != kLightningFile)
+    if (name != kManifestFile && name != kCheckpointWeights && name != kStateFile && name != kLightningFile)
       return "it has no manifest of one, and holds '" + name + "'";
-    has_tensors = has_tensors || name == kWeightsFile || name == kStateFile;
+    has_tensors = has_tensors || name == kCheckpointWeights || name == kStateFile;
     is_empty = false;
   }
   if (error) return error.message();
@@ -291,7 +291,7 @@ void save_checkpoint(const fs::path& path, const Checkpoint& checkpoint) {
   make_manifest(manifest);  // finds what cannot be stored before anything is written
 
   const TemporaryFolder folder(target, named);
-  manifest.files[kWeightsFile] = write_tensors(folder, kWeightsFile, weights);
+  manifest.files[kCheckpointWeights] = write_tensors(folder, kCheckpointWeights, weights);
   manifest.files[kStateFile] = write_tensors(folder, kStateFile, tensors);
   folder.write(kManifestFile, [&](std::ostream& stream) { stream << make_manifest(manifest); });
   folder.sync();
@@ -311,20 +311,20 @@ Manifest read_manifest(const fs::path& path) {
 Checkpoint load_checkpoint(const fs::path& path) {
   const fs::path folder = checkpoint_at(path);
   const Manifest manifest = read_manifest(folder);
-  Tensors weights = read_verified(folder / kWeightsFile, manifest);
+  Tensors weights = read_verified(folder / kCheckpointWeights, manifest);
   Tensors tensors = read_verified(folder / kStateFile, manifest);
 
   Checkpoint checkpoint;
   checkpoint.step = manifest.step;
   for (const auto& [name, promised] : manifest.weights) {
-    checkpoint.weights.emplace(name, take(weights, name, promised, folder / kWeightsFile));
+    checkpoint.weights.emplace(name, take(weights, name, promised, folder / kCheckpointWeights));
   }
   std::vector<at::Tensor> in_order;
   size_t next = 0;
   for (const auto& [unused, promised] : named_tensors(manifest.state)) {
     in_order.push_back(take(tensors, manifest.tensor_names[next++], promised, folder / kStateFile));
   }
-  check_all_taken(weights, folder / kWeightsFile);
+  check_all_taken(weights, folder / kCheckpointWeights);
   check_all_taken(tensors, folder / kStateFile);
   checkpoint.state = with_tensors(manifest.state, in_order);
   return checkpoint;

@@ -14,6 +14,9 @@ namespace mantissa {
 
 class BackgroundWriter;
 
+/// The file in a checkpoint's folder that holds its weights: what other programs read.
+inline constexpr const char* kCheckpointWeights = "weights.safetensors";
+
 /// All that a run needs to go on: the model's weights under PyTorch's state_dict() names (named_weights()),
 /// everything else as a tree, and how far the run was.
 struct Checkpoint {

@@ -8,7 +8,6 @@
 namespace mantissa {
 
 inline constexpr const char* kManifestFile = "manifest.json";
-inline constexpr const char* kWeightsFile = "weights.safetensors";
 inline constexpr const char* kStateFile = "state.safetensors";
 /// What tools/lightning_ckpt.py puts beside weights.
 inline constexpr const char* kLightningFile = "lightning.json";
