@@ -64,9 +64,10 @@ TEST_F(Program, CompletionAndManualNameEveryOption) {
 }
 
 TEST_F(Program, BashCompletes) {
-  write("words.sh", "source <(" MANTISSA_PROGRAM
-                    " completion bash)\nCOMP_WORDS=(mantissa \"$@\")\nCOMP_CWORD=$#\n_mantissa\n"
-                    "printf '%s ' \"${COMPREPLY[@]}\"\n");
+  ASSERT_EQ(run("completion bash >completion.bash").status, 0);
+  write("words.sh",
+        "source completion.bash\nCOMP_WORDS=(mantissa \"$@\")\nCOMP_CWORD=$#\n_mantissa\n"
+        "printf '%s ' \"${COMPREPLY[@]}\"\n");
   const auto complete = [&](const std::string& words) {
     const Outcome outcome = run("--version >/dev/null; bash words.sh " + words);
     EXPECT_EQ(outcome.err, "");

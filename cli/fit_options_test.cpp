@@ -113,16 +113,15 @@ TEST_F(Program, WrongScalerNumbersExitWithTwo) {
     expect_error(fit(flag_of(name) + "='" + value + "' --output new --precision 16-mixed"), 2,
                  {name, value, because});
   };
-  for (const std::string& name : float_names) {
-    for (const char* value : {"nan", "inf", "-1"}) refuses(name, value, " is out of range; choose ");
-    for (const char* value : {"1e400", "abc", "", "2x", " 2", "0x10"})
-      refuses(name, value, " is no number that float64 holds; give one, or auto");
-  }
-  for (const std::string& name : count_names) {
-    refuses(name, "-1", " is out of range; choose ");
-    for (const char* value : {"nan", "inf", "1.5", "99999999999999999999", "abc", ""})
-      refuses(name, value, " is no whole number that int64 holds; give one, or auto");
-  }
+  // What is no number is so for all of them, what is out of range for each by itself.
+  for (const std::string& name : float_names)
+    for (const char* value : {"nan", "-1"}) refuses(name, value, " is out of range; choose ");
+  refuses("max_scale", "inf", " is out of range; choose ");
+  for (const char* value : {"1e400", "abc", "", "2x", " 2", "0x10"})
+    refuses("growth_factor", value, " is no number that float64 holds; give one, or auto");
+  for (const std::string& name : count_names) refuses(name, "-1", " is out of range; choose ");
+  for (const char* value : {"nan", "inf", "1.5", "99999999999999999999", "abc", ""})
+    refuses("hysteresis_steps", value, " is no whole number that int64 holds; give one, or auto");
   expect_error(fit("--precision 16-mixed --min-scale 8 --max-scale 4 --print-config"), 2,
                {"min_scale 8 is above max_scale 4"});
   expect_error(fit("--growth-factor 4 --print-config"), 2,

@@ -63,8 +63,8 @@ function(mantissa_test room)
   endif()
   cmake_parse_arguments(ARG "" "" "LIBS" ${ARGN})
   add_executable(${room}_test ${ARG_UNPARSED_ARGUMENTS})
-  target_link_libraries(${room}_test PRIVATE mantissa::${room} mantissa_warnings GTest::gtest GTest::gmock
-                                             GTest::gtest_main ${ARG_LIBS})
+  target_link_libraries(${room}_test PRIVATE mantissa::${room} mantissa_warnings mantissa_test_flags
+                                             GTest::gtest GTest::gmock GTest::gtest_main ${ARG_LIBS})
   mantissa_use_pch(${room}_test mantissa_test_pch)
   mantissa_test_suites(${room}_test ${room})
 endfunction()
