@@ -49,11 +49,15 @@ void check_goes_further(const FitOptions& given, const std::filesystem::path& fo
       "the run in ", folder.string(),
       " is complete; give --max-epochs or --max-steps to train on, or lift what ended it: --max-time, "
       "--early-stopping, --patience");
-  const std::filesystem::path checkpoints = folder / kCheckpoints;
-  TORCH_CHECK(
-      std::filesystem::is_directory(checkpoints), "the run in ", folder.string(),
-      " is complete and has no checkpoints to go on from; begin another from its weights: fit --weights ",
-      (folder / kWeights).string());
+}
+
+/// A run without checkpoints begins again, which must not cost weights that were trained.
+/// Errors: c10::Error, with the cure, if it would.
+void check_loses_nothing(const RunFolder& folder) {
+  TORCH_CHECK(!folder.checkpoints().empty() || !std::filesystem::exists(folder.file(kWeights)), "the run in ",
+              folder.path().string(),
+              " has no checkpoints to go on from; begin another from its weights: fit --weights ",
+              folder.file(kWeights).string());
 }
 
 void resume(const ResumeCommand& command) {
@@ -65,6 +69,7 @@ void resume(const ResumeCommand& command) {
   const FitOptions o = usage([&] { return resolve(merge(command.flags, before)); });
   if (const Json result = result_of(folder); !result.is_null())
     check_goes_further(command.flags, folder, result);
+  check_loses_nothing(held);
   check_json(command.json);
   const InterruptScope interrupt;
   std::FILE* const to = command.json == "-" ? stderr : stdout;

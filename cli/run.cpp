@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fmt/format.h>
+#include <map>
 #include <system_error>
 #include <utility>
 
@@ -21,7 +22,6 @@
 #include "cli/trainer_parts.h"
 #include "mantissa/core/device.h"
 #include "mantissa/io/atomic_file.h"
-#include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/progress_bar.h"
@@ -39,8 +39,10 @@ class BeginsRun final : public Callback {
   void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) override {
     if (batch.stepped) begin();
   }
+  bool begun() const { return begun_; }
   void begin() {
-    if (std::exchange(begun_, true)) return;
+    if (begun()) return;
+    begun_ = true;
     folder_.keep();
     if (!config_.empty()) write_file_atomically(folder_.file("config.yaml"), config_);
     // It would tell of the training before, and that the run is complete, should this one be killed.
@@ -116,8 +118,21 @@ Json to_json(const FitOptions& o, const Trainer& trainer, const FitResult& resul
           {"mantissa_version", MANTISSA_VERSION}};
 }
 
-bool holds_checkpoints(const std::filesystem::path& folder) {
-  return std::filesystem::is_directory(folder) && !list_checkpoints(folder).empty();
+/// Whether a checkpoint has all that was trained.
+bool is_saved(const RunFolder& folder, int64_t steps) {
+  const auto all = folder.checkpoints();
+  return std::any_of(all.begin(), all.end(), [&](const CheckpointEntry& c) { return c.step >= steps; });
+}
+
+/// Of a run that ends on an error, which stays the one that is told.
+void rescue_weights(const torch::nn::Module& model, const std::filesystem::path& file,
+                    const std::map<std::string, std::string>& about) {
+  try {
+    save_weights(model, file, about);
+    TORCH_WARN("the weights as they were at the error are in ", file.string());
+  } catch (const std::exception&) {
+    return;  // there is no room for them either
+  }
 }
 
 /// In `resumed`, or if there is none in a new folder.
@@ -133,7 +148,10 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   torch::manual_seed(static_cast<uint64_t>(*o.seed));
   const auto model = make_model(*o.model, data.input);
   const std::filesystem::path saved = resumed ? resumed->file(kCheckpoints) : "";
-  const bool goes_on = resumed && holds_checkpoints(saved);
+  const bool goes_on = resumed && !resumed->checkpoints().empty();
+  if (resumed && !goes_on) {
+    TORCH_WARN("the run in ", resumed->path().string(), " has no checkpoint to go on from, and begins again");
+  }
   if (!o.weights->empty() && !goes_on) {
     load_weights(*model, *o.weights);
     check_finite_weights(*model, *o.weights);
@@ -162,12 +180,21 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
 
   Trainer trainer(std::move(options));
   ClassificationTask task = make_task(o, model, total_steps(o, *train));
-  const FitResult result = trainer.fit(task, *train, val.get(), goes_on ? saved : "");
+  const std::map<std::string, std::string> about{{"precision", trainer.precision().name()},
+                                                 {"model", *o.model}};
+  FitResult result;
+  try {
+    result = trainer.fit(task, *train, val.get(), goes_on ? saved : "");
+  } catch (...) {
+    // Where a checkpoint found no room there may be some for the weights alone.
+    if (begins->begun() && !is_saved(*folder, trainer.progress().steps))
+      rescue_weights(*model, folder->file(kWeights), about);
+    throw;
+  }
   begins->begin();  // if there was no step to take
   warn_if_not_finite(o, result.metrics);
   warn_if_nothing_was_learned(result);
-  save_weights(*model, folder->file(kWeights),
-               {{"precision", trainer.precision().name()}, {"model", *o.model}});
+  save_weights(*model, folder->file(kWeights), about);
   Json json = to_json(o, trainer, result, parameters, folder->path());
   if (!plan.is_null()) {
     json["memory_plan"] = plan;

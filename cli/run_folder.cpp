@@ -69,6 +69,11 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
 RunFolder::RunFolder(const fs::path& existing)
     : path_(existing), lock_(std::make_unique<FolderLock>(existing)), keep_(true) {}
 
+std::vector<CheckpointEntry> RunFolder::checkpoints() const {
+  const fs::path folder = file(kCheckpoints);
+  return fs::is_directory(folder) ? list_checkpoints(folder) : std::vector<CheckpointEntry>();
+}
+
 RunFolder::~RunFolder() {
   if (keep_) return;
   std::error_code ignored;  // what cannot be removed stays

@@ -35,6 +35,8 @@ class RunFolder {
 
   std::filesystem::path file(const char* name) const { return path_ / name; }
   const std::filesystem::path& path() const { return path_; }
+  /// Newest first; none where there is no folder for them.
+  std::vector<CheckpointEntry> checkpoints() const;
   void keep() { keep_ = true; }
 
  private:

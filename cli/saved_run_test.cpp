@@ -295,7 +295,39 @@ TEST_F(SavedRun, ACompleteRunWithoutCheckpointsIsNotBegunAgain) {
       fit("--model mlp --max-epochs 1 --limit-train-batches 2 --enable-checkpointing false --output run")
           .status,
       0);
-  expect_error(run("resume run --max-epochs 2"), 1, {"has no checkpoints to go on from", "fit --weights"});
+  const std::string arguments = "resume run --quiet --max-epochs 2";
+  expect_error(run(arguments), 1, {"has no checkpoints to go on from", "fit --weights"});
+  // As a signal would have left it.
+  fs::remove(folder_ / "run/result.json");
+  const std::string rows = read(folder_ / "run/metrics.csv");
+  expect_error(run(arguments), 1, {"has no checkpoints to go on from", "fit --weights"});
+  EXPECT_EQ(read(folder_ / "run/metrics.csv"), rows);
+  // Killed before it had any: nothing is lost.
+  fs::remove(folder_ / "run/weights.safetensors");
+  const Outcome again = run(arguments);
+  EXPECT_EQ(again.status, 0);
+  EXPECT_THAT(again.err, HasSubstr("the run in run has no checkpoint to go on from, and begins again"));
+}
+
+TEST_F(SavedRun, WeightsWithoutRoomForACheckpointAreSavedAlone) {
+  constexpr const char* kTry =
+      "unshare -rm sh -c 'mount -t tmpfs -o size=1m tmpfs /mnt && mount -o remount,size=2m /mnt' 2>/dev/null";
+  if (std::system(kTry) != 0) GTEST_SKIP() << "may not mount a tmpfs here";
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --lr-schedule constant --output run").status, 0);
+  // Room for the checkpoint that is there, and half of another.
+  write("small.sh",
+        "cp -r run/checkpoints kept && size=$(du -sk kept | cut -f 1)\n"
+        "mount -t tmpfs -o size=$((size * 3 / 2))k tmpfs run/checkpoints || exit 1\n"
+        "cp -r kept/. run/checkpoints && cp run/weights.safetensors before.safetensors\n" MANTISSA_PROGRAM
+        " resume --quiet --max-epochs 2 run\n"
+        "echo status $?\n");
+  const Outcome outcome = run("--version >/dev/null; unshare -rm sh small.sh");
+  EXPECT_THAT(outcome.out, HasSubstr("status 1\n")) << outcome.err;
+  EXPECT_THAT(outcome.err,
+              AllOf(HasSubstr("the run's last checkpoint could not be written"),
+                    HasSubstr("the weights as they were at the error are in run/weights.safetensors")));
+  EXPECT_EQ(run("inspect run/weights.safetensors").status, 0);
+  EXPECT_NE(read(folder_ / "run/weights.safetensors"), read(folder_ / "before.safetensors"));
 }
 
 }  // namespace

@@ -180,8 +180,10 @@ FolderLock::FolderLock(const fs::path& folder) : file_(fs::absolute(folder) / ".
     if (!try_lock(opened)) {
       std::array<char, 400> who{};
       const ssize_t read = ::pread(opened.get(), who.data(), who.size() - 1, 0);
-      TORCH_CHECK(false, "the folder '", folder.string(), "' is in use by ",
-                  read > 0 ? who.data() : "another process",
+      const std::string by = read > 0 ? who.data() : "another process";
+      TORCH_CHECK(!by.starts_with("process " + std::to_string(::getpid()) + " on "), "the folder '",
+                  folder.string(), "' is in use by this process; give each of its writers one of its own");
+      TORCH_CHECK(false, "the folder '", folder.string(), "' is in use by ", by,
                   "; wait for it, end it, or choose another folder");
     }
   } while (!is_still(file_, opened) && ++tries < 100);

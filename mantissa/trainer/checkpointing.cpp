@@ -1,8 +1,10 @@
 // What a run must remember to go on bit for bit, and how it takes it up again.
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -78,15 +80,51 @@ std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch:
 
 std::string Callback::state_key() const { return c10::demangle(typeid(*this).name()); }
 
+// Gradients of a window that has not ended are not kept: it is begun again.
+FitProgress Trainer::resumes_at() const {
+  FitProgress progress = progress_;
+  progress.batches -= window_batches_;
+  progress.total_batches -= window_batches_;
+  return progress;
+}
+
+/// What a task that steps by itself has summed up and not stepped on: gradients by their weights' names.
+StateDict Trainer::unstepped_gradients() const {
+  StateDict gradients;
+  if (std::find(unstepped_.begin(), unstepped_.end(), true) == unstepped_.end()) return gradients;
+  std::set<const at::TensorImpl*> used;
+  for (size_t i = 0; i < optimizers_.size(); ++i) {
+    if (unstepped_[i]) continue;
+    for (const at::Tensor& parameter : main_params(*optimizers_[i].optimizer))
+      used.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& parameter : module_->named_parameters()) {
+    const at::Tensor& gradient = parameter.value().grad();
+    if (gradient.defined() && !used.contains(parameter.value().unsafeGetTensorImpl()))
+      gradients.emplace(parameter.key(), gradient.is_sparse() ? gradient.to_dense() : gradient);
+  }
+  return gradients;
+}
+
+void Trainer::load_unstepped_gradients(const StateReader& state) {
+  const auto parameters = module_->named_parameters();
+  for (const auto& [name, value] : state.to_dict()) {
+    const StateReader saved = state.at(name);
+    const at::Tensor* parameter = parameters.find(name);
+    if (!parameter) saved.fail("is of no weight of this model; resume with the task that was saved");
+    const at::Tensor gradient = saved.to_tensor();
+    if (gradient.sizes() != parameter->sizes())
+      saved.fail("has another shape than its weight; resume with the task that was saved");
+    parameter->mutable_grad() = gradient.to(parameter->options(), /*non_blocking=*/false, /*copy=*/true);
+  }
+}
+
 Checkpoint Trainer::checkpoint() {
   TORCH_CHECK(task_ && stage_ == Stage::kFit && !optimizers_.empty(),
               "Trainer::checkpoint: no fit is going on; call it from a callback, or use save_weights()");
   end_row();  // a run that goes on from here does not log it again
-  FitProgress progress = progress_;
-  // Gradients of a window that has not ended are not kept: it is begun again.
-  progress.batches -= window_batches_;
-  progress.total_batches -= window_batches_;
-  StateList optimizers, own, schedules, learned;
+  const FitProgress progress = resumes_at();
+  StateList optimizers, own, schedules, learned, unstepped;
   for (size_t i = 0; i < optimizers_.size(); ++i) {
     const OptimizerConfig& config = optimizers_[i];
     optimizers.emplace_back(optimizer_state(*config.optimizer));
@@ -96,6 +134,7 @@ Checkpoint Trainer::checkpoint() {
     if (config.plateau) schedule.emplace("plateau", scheduler_state(*config.plateau));
     schedules.emplace_back(std::move(schedule));
     learned.emplace_back(static_cast<bool>(learned_[i]));
+    unstepped.emplace_back(static_cast<bool>(unstepped_[i]));
   }
   StateDict callbacks;
   for (const auto& [key, callback] : by_key(options_.callbacks))
@@ -105,7 +144,7 @@ Checkpoint Trainer::checkpoint() {
   all.step = progress.steps;
   all.weights = named_weights(*module_);
   all.state = {{"progress", to_state(progress)},
-               {"exact", window_batches_ == 0 && !in_batch_ && !broke_in_step_},
+               {"exact", resumes_exactly()},
                {"seconds", seconds_so_far()},
                {"precision", StateDict{{"name", precision_->name()},
                                        {"state", scalars_to_state(precision_->state_dict())}}},
@@ -120,7 +159,13 @@ Checkpoint Trainer::checkpoint() {
                {"callback_metrics", mantissa::to_state(callback_metrics_)},
                {"setup", setup_state()},
                // Of a run that goes on and has not begun its first batch: still those it goes on with.
-               {"rng", resume_rng_ ? *resume_rng_ : StateValue(rng_state())}};
+               {"rng", resume_rng_       ? *resume_rng_
+                       : validation_rng_ ? *validation_rng_
+                                         : StateValue(rng_state())}};
+  if (!is_automatic_) {
+    all.state.emplace("unstepped", std::move(unstepped));
+    all.state.emplace("gradients", unstepped_gradients());
+  }
   if (const auto* stateful = dynamic_cast<const Stateful*>(task_))
     all.state.emplace("task", stateful->state_dict());
   if (const auto* stateful = dynamic_cast<const Stateful*>(train_loader_))
@@ -172,6 +217,10 @@ Checkpoint Trainer::read(const std::filesystem::path& path) {
   // A checkpoint's own folder holds none.
   std::optional<NewestCheckpoint> newest;
   if (std::filesystem::is_directory(path, error)) newest = load_newest(path);
+  TORCH_CHECK_VALUE(newest || !std::filesystem::is_directory(path, error) ||
+                        std::filesystem::exists(path / kCheckpointWeights, error),
+                    "fit: '", path.string(),
+                    "' holds no checkpoint; leave ckpt_path empty to begin a run, or name another folder");
   if (!newest) return load_checkpoint(path);
   for (const std::string& warning : newest->warnings) {
     TORCH_WARN("resuming from '", newest->path.string(),
@@ -239,7 +288,8 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
     if (!mine.contains(key)) lost.push_back("its callback " + key + " is not in this run");
   take_stateful(task_, state, "task", "the task");
   take_stateful(train_loader_, state, "loader", "the training loader");
-  progress_ = progress_of(state.at("progress"));
+  // All that can go wrong comes first: a run without progress has nothing to save.
+  const FitProgress progress = progress_of(state.at("progress"));
   seconds_before_ = state.at("seconds").to_double();
   training_metrics_.load_state_dict(state.at("training_metrics"));
   epoch_metrics_ = metrics_of(state.at("epoch_metrics"));
@@ -252,8 +302,18 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
       if (const auto before = setup->find(name); before && before->to_string() != *now.get_if<std::string>())
         lost.push_back("its " + name + " was " + before->to_string() + " and is " +
                        *now.get_if<std::string>());
+  if (const auto gradients = state.find("gradients"); gradients && !is_automatic_) {
+    if (is_same_mode) {
+      load_unstepped_gradients(*gradients);
+      const StateReader unstepped = state.at("unstepped");
+      for (size_t i = 0; i < optimizers_.size(); ++i) unstepped_[i] = unstepped.at(i).to_bool();
+    } else if (gradients->size() > 0) {
+      lost.emplace_back("gradients that no step has used are dropped");
+    }
+  }
   take(state, "rng", "the random numbers",
        [&](const StateReader&) { resume_rng_ = checkpoint.state.at("rng"); });
+  progress_ = progress;
   if (lost.empty()) return;
   std::string text;
   for (const std::string& what : lost) text += (text.empty() ? "" : "; ") + what;
@@ -264,8 +324,8 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
 
 void Trainer::resume_random_numbers() {
   if (!resume_rng_) return;
-  const StateValue state = *std::exchange(resume_rng_, std::nullopt);
-  const std::vector<std::string> missing = load_rng_state(StateReader(state, "rng"));
+  const std::vector<std::string> missing = load_rng_state(StateReader(*resume_rng_, "rng"));
+  resume_rng_.reset();  // now: should that fail, what is saved still has them
   if (!missing.empty()) {
     TORCH_WARN("resuming: the random numbers of ", join_names(missing),
                " go on from where they are, for only the checkpoint or only this machine has that generator");

@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
+#include "mantissa/core/rng_state.h"
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/logging_into_internal.h"
 #include "mantissa/trainer/trainer.h"
@@ -53,7 +54,8 @@ bool Trainer::evaluate(Task& task, Loader& loader, int64_t batches,
     // Fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
     const std::optional<Batch> raw = loader.next();
     if (!raw) break;
-    if (InterruptScope::requested()) return false;
+    // Inside a window training goes on to its end, where this validation would no longer be due.
+    if (InterruptScope::requested() && (stage_ != Stage::kFit || window_batches_ == 0)) return false;
     const c10::InferenceMode inference(options_.inference_mode);
     const at::NoGradGuard no_gradients;
     const Batch batch = to_device(precision_->convert_inputs(*raw));
@@ -64,6 +66,8 @@ bool Trainer::evaluate(Task& task, Loader& loader, int64_t batches,
 }
 
 Metrics Trainer::run_validation(Task& task, Loader& val, int64_t batches) {
+  const bool is_of_training = stage_ == Stage::kFit && !is_sanity_checking_;
+  if (is_of_training) validation_rng_ = rng_state();
   tell([&](Callback& c) { c.on_validation_start(*this); });
   MeanMetrics metrics;
   const LoggingInto scope(logging_, metrics);
@@ -77,8 +81,10 @@ Metrics Trainer::run_validation(Task& task, Loader& val, int64_t batches) {
   // Means over some of the batches would pass for all.
   const Metrics result = is_whole ? metrics.compute() : Metrics();
   // Before callbacks hear of it: what one of them saves now was validated.
-  if (is_whole && stage_ == Stage::kFit && !is_sanity_checking_)
+  if (is_of_training && is_whole) {
     progress_.validated_batches = progress_.total_batches;
+    validation_rng_.reset();
+  }
   if (!is_sanity_checking_) {
     for (const auto& [name, value] : result) callback_metrics_[name] = validation_metrics_[name] = value;
     log_metrics({result.begin(), result.end()});

@@ -144,7 +144,8 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesy
     if (val && options_.num_sanity_val_steps != 0 && ckpt_path.empty() && !wants_end(progress_.epoch))
       check_sanity(task, *val);
     tell([&](Callback& c) { c.on_train_start(*this); });
-    while (batches_per_epoch_ > 0 && !wants_end(progress_.epoch)) train_epoch(task, *from, val);
+    while (batches_per_epoch_ > 0 && (!wants_end(progress_.epoch) || lacks_last_validation(val)))
+      train_epoch(task, *from, val);
     window_.clear();
     before_window_.reset();
     tell([&](Callback& c) { c.on_train_end(*this); });
@@ -196,6 +197,8 @@ void Trainer::set_up_fit(const Loader& train, const Loader* val) {
   window_metrics_.reset();
   measured_batches_ = -1;
   learned_.assign(optimizers_.size(), false);
+  unstepped_.assign(optimizers_.size(), false);
+  validation_rng_.reset();
   window_batches_ = 0;
   interrupted_by_ = 0;
   step_ms_.clear();
@@ -234,6 +237,12 @@ bool Trainer::validation_is_due() const {
          progress_.batches % validate_every_ == 0;
 }
 
+/// Of a run that goes on though all its steps were taken: what it ended on was not validated to the end.
+bool Trainer::lacks_last_validation(const Loader* val) const {
+  return val && interrupted_by_ == 0 && progress_.batches > 0 &&
+         progress_.validated_batches != progress_.total_batches;
+}
+
 void Trainer::validate_now(Task& task, Loader& val) {
   run_validation(task, val, options_.limit_val_batches.of(val.size(), "limit_val_batches"));
 }
@@ -250,7 +259,7 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
   train.set_epoch(progress_.epoch);
   if (is_begun) train.skip(progress_.batches);
   tell([&](Callback& c) { c.on_train_epoch_start(*this, progress_.epoch); });
-  bool ends_here = false;
+  bool ends_here = is_begun && wants_end(progress_.epoch);
   // One batch ahead, so that the last batch of the epoch is known to be it.
   std::optional<Batch> batch = progress_.batches < batches_per_epoch_ ? train.next() : std::nullopt;
   TORCH_CHECK_VALUE(batch || is_begun || batches_per_epoch_ == 0,
@@ -258,7 +267,7 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
                     "; a loader must begin again at set_epoch()");
   // As when the checkpoint was written: this batch had been fetched, and no validation begun.
   resume_random_numbers();
-  if (val && validation_is_due()) {
+  if (val && interrupted_by_ == 0 && validation_is_due()) {
     validate_now(task, *val);
     ends_here = wants_end(progress_.epoch);
   }

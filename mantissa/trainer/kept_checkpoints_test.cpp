@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
+#include "mantissa/trainer/weight_averaging.h"
 
 namespace mantissa {
 namespace {
@@ -206,6 +209,134 @@ TEST_F(KeptCheckpoints, AnotherRunsCheckpointsInTheFolderAreToldOf) {
   testing::internal::CaptureStderr();
   fit({.dirpath = folder_, .filename = "{epoch}"}, {1});
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("holds 1 checkpoint of another run"));
+  EXPECT_THAT(names(), UnorderedElementsAre("1", "0")) << "another run's name is free";
+  fit({.dirpath = folder_, .filename = "{epoch}"}, {1});
+  EXPECT_THAT(names(), UnorderedElementsAre("1", "0", "0-v1")) << "one that is there is nobody else's";
+}
+
+/// Goes on from `from`, and trains to `epochs` in all.
+std::shared_ptr<ModelCheckpoint> go_on(const std::filesystem::path& from, ModelCheckpointOptions options,
+                                       int64_t epochs, std::vector<double> metrics) {
+  Logs task;
+  task.values = std::move(metrics);
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  auto checkpoints = std::make_shared<ModelCheckpoint>(std::move(options));
+  Trainer({.device = "cpu", .max_epochs = epochs, .num_sanity_val_steps = 0, .callbacks = {checkpoints}})
+      .fit(task, train, &val, from);
+  return checkpoints;
+}
+
+TEST_F(KeptCheckpoints, ARunThatGoesOnElsewhereLeavesWhatItFindsThere) {
+  const auto in = [&](const char* name) {
+    return ModelCheckpointOptions{
+        .dirpath = folder_ / name, .filename = "{epoch}", .monitor = "m", .save_top_k = 2};
+  };
+  fit(in("a"), {0.1});
+  fit(in("b"), {0.9, 0.8});
+  testing::internal::CaptureStderr();
+  const auto checkpoints = go_on(folder_ / "a" / "0", in("b"), 3, {0.7, 0.6});
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told, HasSubstr("holds 2 checkpoints of another run"));
+  EXPECT_THAT(told, HasSubstr("does not hold this run's '0'; the best are chosen without"));
+  EXPECT_THAT(names("b"), UnorderedElementsAre("0", "1", "1-v1", "2"));
+  EXPECT_EQ(checkpoints->best_model_score(), 0.6);
+}
+
+TEST_F(KeptCheckpoints, AllAreKeptAlsoWhenTheRunGoesOn) {
+  const ModelCheckpointOptions all{.dirpath = folder_, .filename = "x", .save_top_k = -1};
+  fit(all, {3, 2});
+  go_on(folder_, all, 4, {1, 0});
+  EXPECT_THAT(names(), UnorderedElementsAre("x", "x-v1", "x-v2", "x-v3"));
+}
+
+TEST_F(KeptCheckpoints, ARunThatGoesOnFromAnOlderOneIsToldOfTheNewerOnes) {
+  const ModelCheckpointOptions all{.dirpath = folder_, .filename = "{epoch}", .save_top_k = -1};
+  fit(all, {3, 2, 1});
+  testing::internal::CaptureStderr();
+  go_on(folder_ / "0", all, 2, {5});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("holds 2 checkpoints of this run with more than the 2 steps"));
+  EXPECT_THAT(names(), UnorderedElementsAre("0", "1", "2"));
+}
+
+TEST_F(KeptCheckpoints, OneThatCannotBeRemovedIsNoFailedWrite) {
+  for (const bool async : {false, true}) {
+    // Somebody has moved the first one to another disk, and left a link.
+    struct Moves final : Callback {
+      explicit Moves(std::filesystem::path file_) : file(std::move(file_)) {}
+      void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+        if (batch.global_step != 3) return;
+        while (!std::filesystem::exists(file / "manifest.json")) std::this_thread::yield();
+        std::filesystem::rename(file, file.string() + "-elsewhere");
+        std::filesystem::create_symlink(file.string() + "-elsewhere", file);
+      }
+      std::filesystem::path file;
+    };
+    Logs task;
+    task.values = {0.5, 0.3, 0.1};
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m", .async = async});
+    testing::internal::CaptureStderr();
+    Trainer({.device = "cpu",
+             .max_epochs = 3,
+             .num_sanity_val_steps = 0,
+             .callbacks = {std::make_shared<Moves>(folder_ / "2"), checkpoints}})
+        .fit(task, train, &val);
+    const std::string told = testing::internal::GetCapturedStderr();
+    EXPECT_THAT(told, HasSubstr("an older checkpoint stays for now"));
+    EXPECT_THAT(told, Not(HasSubstr("could not be written")));
+    EXPECT_EQ(checkpoints->best_model_path().filename(), "6");
+    EXPECT_EQ(checkpoints->best_model_score(), 0.1);
+    EXPECT_EQ(checkpoints->last_model_path().filename(), "6");
+    EXPECT_THAT(names(), Not(Contains("4")));
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+TEST_F(KeptCheckpoints, OneWhoseCopyCouldNotBeMadeIsTriedAgainAtTheEnd) {
+  struct Fails : Logs, Stateful {
+    StateDict state_dict() const override {
+      if (++saves == 2) throw std::bad_alloc();
+      return {};
+    }
+    void load_state_dict(const StateReader&) override {}
+    mutable int saves = 0;
+  } task;
+  task.values = {3, 2, 1};
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m"});
+  Trainer trainer({.device = "cpu", .max_epochs = 3, .num_sanity_val_steps = 0, .callbacks = {checkpoints}});
+  EXPECT_THROW(trainer.fit(task, train, &val), std::bad_alloc);
+  EXPECT_THAT(names(), UnorderedElementsAre("4", "2")) << "saved by the exception's hook";
+  EXPECT_EQ(checkpoints->last_model_path().filename(), "4");
+  EXPECT_EQ(checkpoints->best_model_path().filename(), "2");
+}
+
+TEST_F(KeptCheckpoints, NothingIsSavedOfWhatCallbacksMakeOfTheWeightsAfterTraining) {
+  struct Throws final : Callback {
+    void on_fit_end(Trainer&, const FitResult&) override { throw std::runtime_error("on_fit_end failed"); }
+  };
+  OneWeight task;
+  ListLoader train = loader_of({1, 2});
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+      .dirpath = folder_, .save_last = false, .every_n_epochs = 0, .every_n_train_steps = 5});
+  Trainer trainer(
+      {.device = "cpu",
+       .max_epochs = 1,
+       .callbacks = {std::make_shared<EMAWeightAveraging>(), std::make_shared<Throws>(), checkpoints}});
+  EXPECT_THROW(trainer.fit(task, train), std::runtime_error);
+  EXPECT_THAT(names(), IsEmpty());
+}
+
+TEST_F(KeptCheckpoints, TwoAveragesAreRefused) {
+  OneWeight task;
+  ListLoader train = loader_of({1, 2});
+  Trainer trainer(
+      {.device = "cpu",
+       .callbacks = {std::make_shared<EMAWeightAveraging>(), std::make_shared<EMAWeightAveraging>()}});
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train); }), HasSubstr("there are two of it"));
 }
 
 TEST_F(KeptCheckpoints, ASecondFitBeginsAnew) {
@@ -252,6 +383,9 @@ TEST_F(KeptCheckpoints, FormatsAreTriedBeforeTheRun) {
   EXPECT_THAT(error("{epoch:.3f}"), HasSubstr("epoch and step are whole numbers"));
   EXPECT_THAT(error("{m:d}"), HasSubstr("invalid"));
   EXPECT_EQ(error("{epoch:03d}-{m:.3f}"), "no error");
+  EXPECT_EQ(error("{val/loss:.2f}"), "no error") << "a metric's name is not the folder's";
+  EXPECT_THAT(error(std::string(200, 'x')), HasSubstr("gives names of 200 bytes; leave it at 180"));
+  EXPECT_THAT(error_of([] { ModelCheckpoint callback({.dirpath = ""}); }), HasSubstr("dirpath is empty"));
 }
 
 TEST_F(KeptCheckpoints, LieWhereTheProgramWasWhenTheyWereAskedFor) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <functional>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,27 @@ std::string fill_in(
   return name;
 }
 
+/// What tells a run's checkpoints from another's: by names alone they are often the same.
+std::string new_run_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+/// Whether a callback of this run has saved the checkpoint.
+/// Errors: those of read_manifest().
+bool is_of_run(const std::filesystem::path& checkpoint, const std::string& run) {
+  const Manifest manifest = read_manifest(checkpoint);
+  const auto callbacks = StateReader(manifest.state, checkpoint.string()).find("callbacks");
+  if (!callbacks) return false;
+  for (const auto& [key, value] : callbacks->to_dict()) {
+    const auto* state = value.get_if<StateDict>();
+    if (!state || !state->contains("run")) continue;
+    const auto* saved = state->at("run").get_if<std::string>();
+    if (saved && *saved == run) return true;
+  }
+  return false;
+}
+
 /// A checkpoint's name in a state that somebody may have changed: nothing that leads out of the folder.
 const std::string& checked_name(const StateReader& name_reader, const std::string& name) {
   if (name.find('/') != std::string::npos || name.starts_with("."))
@@ -74,14 +96,19 @@ ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std:
                     "; give counts, or 0 for not at all");
   TORCH_CHECK_VALUE(options_.save_top_k != 0 || options_.save_last,
                     "ModelCheckpoint: save_top_k=0 without save_last keeps nothing; leave the callback out");
-  TORCH_CHECK_VALUE(!options_.filename.empty() && options_.filename.find('/') == std::string::npos &&
-                        options_.filename.front() != '.',
+  TORCH_CHECK_VALUE(!options_.dirpath.empty(),
+                    "ModelCheckpoint: dirpath is empty; name a folder, or leave it out");
+  const std::string example =
+      fill_in(options_.filename, [](const std::string& name, const std::string& format) {
+        return name == "epoch" || name == "step" ? fmt::format(fmt::runtime(format), 1)
+                                                 : fmt::format(fmt::runtime(format), 1.0);
+      });
+  TORCH_CHECK_VALUE(!example.empty() && example.find('/') == std::string::npos && example.front() != '.',
                     "ModelCheckpoint: filename '", options_.filename,
                     "' is no name of a folder; leave out slashes and a leading dot, and set dirpath");
-  fill_in(options_.filename, [](const std::string& name, const std::string& format) {
-    return name == "epoch" || name == "step" ? fmt::format(fmt::runtime(format), 1)
-                                             : fmt::format(fmt::runtime(format), 1.0);
-  });
+  constexpr size_t kLongest = 180;  // of 255, less what temporary names and larger numbers add
+  TORCH_CHECK_VALUE(example.size() <= kLongest, "ModelCheckpoint: filename '", options_.filename,
+                    "' gives names of ", example.size(), " bytes; leave it at ", kLongest);
   options_.dirpath = std::filesystem::absolute(options_.dirpath);  // the program may go elsewhere meanwhile
 }
 
@@ -104,18 +131,65 @@ void ModelCheckpoint::on_fit_start(Trainer& trainer, const FitPlan& plan) {
   if (options_.async) writer_ = std::make_unique<BackgroundWriter>();
   outcome_ = std::make_shared<Outcome>();
   state_ = {};
+  state_.run = new_run_id();
+  is_training_ = false;
   batches_per_epoch_ = plan.batches_per_epoch;
   last_time_ = Clock::now();
 }
 
 void ModelCheckpoint::on_train_start(Trainer& trainer) {
-  if (!lock_ || trainer.progress().total_batches > 0) return;
-  const size_t others = list_checkpoints(options_.dirpath).size();
-  if (others > 0) {
-    TORCH_WARN("ModelCheckpoint: '", options_.dirpath.string(), "' holds ", others,
-               others == 1 ? " checkpoint" : " checkpoints",
+  if (!lock_) return;
+  take_stock(trainer);
+  is_training_ = true;
+}
+
+/// Compares what the state knows with what lies in the folder, where another run's checkpoints may have the same names.
+void ModelCheckpoint::take_stock(const Trainer& trainer) {
+  const FitProgress now = trainer.resumes_at();
+  std::set<std::string> mine;
+  int64_t of_others = 0, later = 0;
+  for (const CheckpointEntry& entry : list_checkpoints(options_.dirpath)) {
+    const std::string name = entry.path.filename().string();
+    bool is_readable = entry.problem.empty(), is_mine = false;
+    if (is_readable) is_readable = failure_of([&] { is_mine = is_of_run(entry.path, state_.run); }).empty();
+    if (!is_readable) continue;  // nothing is lost when its name is used again
+    if (is_mine && entry.step > now.steps) {
+      ++later;  // this run is on its way there again
+      continue;
+    }
+    of_others += !is_mine;
+    (is_mine ? mine : state_.taken).insert(name);
+  }
+  const std::string last = state_.last_path.filename().string();
+  std::string gone;
+  std::erase_if(state_.best, [&](const auto& kept) {
+    if (mine.contains(kept.first)) return false;
+    gone += (gone.empty() ? "'" : ", '") + kept.first + "'";
+    return true;
+  });
+  if (!mine.contains(last)) state_.last_path.clear();
+  for (const std::string& name : mine)
+    if (name != last && !state_.best.contains(name)) state_.taken.insert(name);
+  note_best();
+  if (!state_.last_path.empty() && state_.last_step == now.steps) {
+    // What this run goes on from is saved already, and better than anything inside a batch would be.
+    state_.last_saved = {now.steps, now.epoch, now.batches};
+    state_.last_validated = now.validated_batches;
+    state_.is_scored = options_.monitor.empty() || state_.best.contains(last);
+  }
+  const std::string folder = "ModelCheckpoint: '" + options_.dirpath.string() + "' ";
+  if (!gone.empty()) {
+    TORCH_WARN(folder, "does not hold this run's ", gone, "; the best are chosen without");
+  }
+  if (of_others > 0) {
+    TORCH_WARN(folder, "holds ", of_others, of_others == 1 ? " checkpoint" : " checkpoints",
                " of another run, and who goes on from the newest there may take one of them; give this run a "
                "folder of its own, or go on with that one (ckpt_path)");
+  }
+  if (later > 0) {
+    TORCH_WARN(folder, "holds ", later, later == 1 ? " checkpoint" : " checkpoints",
+               " of this run with more than the ", now.steps,
+               " steps that it goes on from; until it has taken as many, the newest there is one of them");
   }
 }
 
@@ -151,17 +225,17 @@ void ModelCheckpoint::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*gl
 
 void ModelCheckpoint::on_train_end(Trainer& trainer) {
   if (options_.save_last) save(trainer, trainer.metric_now(options_.monitor));
+  is_training_ = false;  // what callbacks now make of the weights is nothing to go on from
 }
 
 void ModelCheckpoint::on_exception(Trainer& trainer, const std::exception_ptr& /*exception*/) {
-  // Before on_fit_start() there is nothing to save, and without a step nothing new. A step that broke off may
-  // have changed what was measured.
-  if (options_.save_on_exception && trainer.stage() == Stage::kFit && trainer.progress().steps > 0)
-    save(trainer, std::nullopt);
+  // Without a step there is nothing new. A step that broke off may have changed what was measured.
+  if (options_.save_on_exception && is_training_ && trainer.progress().steps > 0) save(trainer, std::nullopt);
 }
 
 void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
   writer_.reset();  // after all that it was given
+  is_training_ = false;
   if (outcome_) take_back_failures();
   for (const std::string& name : std::exchange(state_.to_remove, {})) {
     const std::string failure = failure_of([&] { remove_checkpoint(options_.dirpath / name); });
@@ -176,13 +250,41 @@ void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
 }
 
 void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
-  if (!lock_) return;  // fast_dev_run
-  const FitProgress& progress = trainer.progress();
-  const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
-  // Saved by its step before it was validated: once more, now that it may be one of the best.
-  if (now == state_.last_saved && (state_.is_scored || !score)) return;
-  if (writer_) writer_->wait_for_room();
+  if (!lock_) return;             // fast_dev_run
+  if (writer_) writer_->flush();  // or there would be two copies, and what failed would not be known
   take_back_failures();
+  const FitProgress progress = trainer.resumes_at();
+  const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
+  const bool is_saved = now == state_.last_saved;
+  // Saved by its step before it was validated: now it may be one of the best, and need not be validated again.
+  const bool is_ranked = state_.is_scored || !score;
+  if (is_saved && is_ranked && progress.validated_batches == state_.last_validated) return;
+  if (is_saved && !trainer.resumes_exactly()) {
+    if (!is_ranked) rank_last(*score);
+    return;
+  }
+  const State before = state_;
+  try {
+    write(trainer, score, now);
+  } catch (...) {  // the copy may need more memory than there is
+    state_ = before;
+    throw;
+  }
+}
+
+/// The newest, which is better to go on from than what would be written now.
+void ModelCheckpoint::rank_last(double score) {
+  Write ranked;
+  const std::string name = state_.last_path.filename().string();
+  state_.last_kept = Kept{score, state_.order};
+  state_.is_scored = true;
+  keep(name, score, ranked);
+  for (const std::string& other : ranked.dropped)
+    if (other != name) state_.to_remove.insert(other);
+}
+
+void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
+                            const std::array<int64_t, 3>& now) {
   const std::string name = name_for(trainer, score);
   Write write{.name = name, .last = state_.last_path, .before = {}, .dropped = {}};
   if (const auto kept = state_.best.find(name); kept != state_.best.end())
@@ -192,15 +294,12 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   if (!options_.save_last && !state_.best.contains(name)) return;
   state_.last_kept = options_.monitor.empty() || score ? std::optional(rank) : std::nullopt;
   state_.last_saved = now;
+  state_.last_validated = trainer.progress().validated_batches;
   state_.is_scored = score.has_value();
-  last_time_ = Clock::now();
-  if (!state_.last_path.empty()) write.dropped.push_back(state_.last_path.filename().string());
-  write.dropped.insert(write.dropped.end(), state_.to_remove.begin(), state_.to_remove.end());
-  state_.to_remove.clear();
+  if (!state_.last_path.empty()) write.dropped.insert(state_.last_path.filename().string());
+  write.dropped.merge(std::exchange(state_.to_remove, {}));
   state_.last_path = options_.dirpath / name;
-  if (options_.save_top_k == -1) state_.saved.insert(name);
-  std::sort(write.dropped.begin(), write.dropped.end());
-  write.dropped.erase(std::unique(write.dropped.begin(), write.dropped.end()), write.dropped.end());
+  if (options_.save_top_k == -1) state_.taken.insert(name);
   std::erase_if(write.dropped, [&](const std::string& other) {
     return other == name || state_.best.contains(other) || options_.save_top_k == -1;
   });
@@ -209,18 +308,32 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
     const std::string failure = failure_of([&] {
       trainer.save_logs();
       save_checkpoint(dirpath / write.name, checkpoint);
-      // Only now, when the new one is whole, may the older ones go.
-      for (const std::string& other : write.dropped) remove_checkpoint(dirpath / other);
     });
+    // Only now, when the new one is whole, may the older ones go.
+    std::map<std::string, std::string> stayed;
+    if (failure.empty())
+      for (const std::string& other : write.dropped) {
+        const std::string reason = failure_of([&] { remove_checkpoint(dirpath / other); });
+        if (!reason.empty()) stayed.emplace(other, reason);
+      }
     const std::lock_guard lock(outcome->mutex);
     outcome->failure = failure;
+    for (const auto& [other, reason] : stayed) {
+      outcome->stayed.insert(other);
+      if (!outcome->told_of.insert(other).second) continue;
+      TORCH_WARN("ModelCheckpoint: an older checkpoint stays for now: ", reason);
+    }
     if (failure.empty()) return;
     outcome->failed.push_back(write);
     TORCH_WARN("ModelCheckpoint: a checkpoint could not be written, and training goes on without it: ",
                failure);
   };
-  if (!writer_) return job(trainer.checkpoint());
-  writer_->post([job, copy = std::make_shared<Checkpoint>(snapshot(trainer.checkpoint()))] { job(*copy); });
+  if (writer_) {
+    writer_->post([job, copy = std::make_shared<Checkpoint>(snapshot(trainer.checkpoint()))] { job(*copy); });
+  } else {
+    job(trainer.checkpoint());
+  }
+  last_time_ = Clock::now();
 }
 
 /// What could not be written is none of the best, and what should have gone for it is still there.
@@ -229,12 +342,13 @@ void ModelCheckpoint::take_back_failures() {
   {
     const std::lock_guard lock(outcome_->mutex);
     failed = std::exchange(outcome_->failed, {});
+    state_.to_remove.merge(std::exchange(outcome_->stayed, {}));
   }
   for (auto write = failed.rbegin(); write != failed.rend(); ++write) {
     state_.best.erase(write->name);
     for (const auto& [name, kept] : write->before) state_.best[name] = kept;
     for (const std::string& name : write->dropped)
-      if (!state_.best.contains(name)) state_.to_remove.push_back(name);
+      if (!state_.best.contains(name)) state_.to_remove.insert(name);
     if (state_.last_path != options_.dirpath / write->name) continue;
     state_.last_path = write->last;
     state_.last_kept.reset();
@@ -245,7 +359,7 @@ void ModelCheckpoint::take_back_failures() {
   if (state_.last_kept && options_.save_top_k != 0 && !last.empty()) state_.best[last] = *state_.last_kept;
   while (options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) > options_.save_top_k) {
     const auto worst = worst_of_the_best();
-    state_.to_remove.push_back(worst->first);
+    state_.to_remove.insert(worst->first);
     state_.best.erase(worst);
   }
   std::erase_if(state_.to_remove,
@@ -254,7 +368,8 @@ void ModelCheckpoint::take_back_failures() {
   note_best();
 }
 
-/// Lightning's way: a name that one of the kept checkpoints has gets "-v1" and so on, unless that one goes.
+/// Lightning's way: a name that one of the kept checkpoints has, or another run's, gets "-v1" and so on, unless that
+/// one goes.
 std::string ModelCheckpoint::name_for(const Trainer& trainer, std::optional<double> score) {
   const std::string base = name_of(trainer);
   const bool is_the_same_step = base == state_.last_base && trainer.progress().steps == state_.last_step;
@@ -268,7 +383,7 @@ std::string ModelCheckpoint::name_for(const Trainer& trainer, std::optional<doub
   const bool displaces = is_full && (options_.monitor.empty() || score) &&
                          is_better({score.value_or(0), state_.order}, worst->second);
   const auto is_taken = [&](const std::string& name) {
-    return state_.saved.contains(name) ||
+    return state_.taken.contains(name) ||
            (state_.best.contains(name) && !(displaces && worst->first == name));
   };
   for (int version = 1; is_taken(state_.last_name); ++version)
@@ -309,7 +424,7 @@ void ModelCheckpoint::keep(const std::string& name, std::optional<double> score,
   state_.best[name] = {score.value_or(0), state_.order++};
   while (options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) > options_.save_top_k) {
     const auto worst = worst_of_the_best();
-    write.dropped.push_back(worst->first);
+    write.dropped.insert(worst->first);
     if (worst->first != name) write.before.emplace_back(*worst);
     state_.best.erase(worst);
   }
@@ -332,33 +447,32 @@ StateDict ModelCheckpoint::state_dict() const {
   for (const auto& [name, kept] : state_.best)
     best.emplace(name, StateDict{{"score", kept.score}, {"order", kept.order}});
   return {{"best", std::move(best)},
+          {"run", state_.run},
           {"last_model", state_.last_path.filename().string()},
           {"last_step", state_.last_step},
           {"last_filename", state_.last_base},
           {"order", state_.order}};
 }
 
+// Which of them are still there take_stock() finds out.
 void ModelCheckpoint::load_state_dict(const StateReader& state) {
-  // Removed by hand, or in another folder than the run that goes on: it cannot be kept.
-  const auto is_here = [&](const std::string& name) {
-    return !name.empty() && std::filesystem::is_directory(options_.dirpath / name);
-  };
   std::map<std::string, Kept> best;
   const StateReader saved = state.at("best");
   for (const auto& [name, value] : saved.to_dict()) {
     const StateReader kept = saved.at(name);
-    if (is_here(checked_name(kept, name)))
-      best[name] = {kept.at("score").to_double(), kept.at("order").to_int()};
+    best[checked_name(kept, name)] = {kept.at("score").to_double(), kept.at("order").to_int()};
   }
   const StateReader last_model = state.at("last_model");
   const std::string last = checked_name(last_model, last_model.to_string());
   const int64_t last_step = state.at("last_step").to_int(), order = state.at("order").to_int();
-  state_.last_base = state.at("last_filename").to_string();
+  const std::string last_base = state.at("last_filename").to_string(), run = state.at("run").to_string();
+  state_.run = run;
+  state_.last_base = last_base;
   state_.last_step = last_step;
   state_.last_name = last;
   state_.order = order;
   state_.best = std::move(best);
-  state_.last_path = is_here(last) ? options_.dirpath / last : std::filesystem::path();
+  state_.last_path = last.empty() ? std::filesystem::path() : options_.dirpath / last;
   note_best();
 }
 

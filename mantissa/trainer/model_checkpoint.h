@@ -95,31 +95,37 @@ class ModelCheckpoint final : public Callback, public Stateful {
     std::string name;
     std::filesystem::path last;                        ///< the newest before it
     std::vector<std::pair<std::string, Kept>> before;  ///< those of the best that it has displaced
-    std::vector<std::string> dropped;                  ///< what goes when it is whole
+    std::set<std::string> dropped;                     ///< what goes when it is whole
   };
   /// Also the writer's thread's.
   struct Outcome {
     std::mutex mutex;
     std::string failure;  ///< of the last one that was tried: "", or why it could not be written
     std::vector<Write> failed;
+    std::set<std::string> stayed, told_of;  ///< older ones that could not be removed
   };
   /// Of a fit.
   struct State {
-    std::map<std::string, Kept> best = {};    ///< at most save_top_k, by their names
-    std::set<std::string> saved = {};         ///< where all are kept
-    std::vector<std::string> to_remove = {};  ///< those that a write which failed should have removed
+    std::string run = {};                   ///< tells this run's checkpoints from others
+    std::map<std::string, Kept> best = {};  ///< at most save_top_k, by their names
+    std::set<std::string> taken = {};      ///< names of others' checkpoints; where all are kept, also its own
+    std::set<std::string> to_remove = {};  ///< those that could not be removed yet
     std::filesystem::path best_path = {}, last_path = {};
     std::optional<double> best_score = {};
     std::optional<Kept> last_kept = {};          ///< how the newest was ranked
     std::string last_base = {}, last_name = {};  ///< by the pattern, and what it became
     int64_t last_step = -1, order = 0;
     std::array<int64_t, 3> last_saved{-1, -1, -1};  ///< steps, epoch and batch
+    int64_t last_validated = -1;                    ///< what validated_batches was then
     bool is_scored = false;                         ///< that one
   };
   using Clock = std::chrono::steady_clock;
 
   /// `score`: of the weights as they are; unset if they were not measured.
   void save(Trainer& trainer, std::optional<double> score);
+  void write(Trainer& trainer, std::optional<double> score, const std::array<int64_t, 3>& now);
+  void rank_last(double score);
+  void take_stock(const Trainer& trainer);
   void take_back_failures();
   std::string name_for(const Trainer& trainer, std::optional<double> score);
   std::string name_of(const Trainer& trainer) const;
@@ -134,6 +140,7 @@ class ModelCheckpoint final : public Callback, public Stateful {
   std::unique_ptr<BackgroundWriter> writer_;
   State state_;
   int64_t batches_per_epoch_ = 0;
+  bool is_training_ = false;
   Clock::time_point last_time_;
   std::shared_ptr<Outcome> outcome_;
 };

@@ -13,6 +13,7 @@
 
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/manifest.h"
 #include "mantissa/trainer/early_stopping.h"
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
@@ -31,15 +32,17 @@ struct Draws : OneWeight {
     calls += "f";
     log("x", batch.data.mean());
     if (throws_at == batch.data.item<float>()) throw std::runtime_error("training_step failed");
+    if (raises == calls) std::raise(SIGTERM);
     return (net->weight * batch.data * torch::rand({})).sum();
   }
   void validation_step(const Batch& batch, int64_t) override {
     calls += "v";
+    if (validation_draws) torch::rand({});
     if (validation_fails) throw std::runtime_error("validation_step failed");
     if (raises == calls) std::raise(SIGTERM);
     log("m", batch.data.mean());
   }
-  bool validation_fails = false;
+  bool validation_fails = false, validation_draws = false;
   std::string calls, raises;
 };
 
@@ -94,6 +97,159 @@ TEST_F(Resume, AValidationThatThrewIsMadeByTheRunThatGoesOn) {
       "run");
   EXPECT_EQ(rest.calls, "vvffffvv");
   EXPECT_EQ(rest.weight(), expected);
+}
+
+TEST_F(Resume, AValidationThatDrawsAndBreaksOffDrawsTheSameAgain) {
+  Draws all;
+  all.validation_draws = true;
+  torch::manual_seed(3);
+  fit(all, "whole", {.max_epochs = 2});
+  for (const bool by_signal : {false, true}) {
+    Draws begun, rest;
+    begun.validation_draws = rest.validation_draws = true;
+    begun.validation_fails = !by_signal;
+    if (by_signal) begun.raises = "ffffv";
+    const std::string name = by_signal ? "signal" : "error";
+    torch::manual_seed(3);
+    if (by_signal) {
+      fit(begun, name, {.max_epochs = 2});
+    } else {
+      EXPECT_THROW(fit(begun, name, {.max_epochs = 2}), std::runtime_error);
+    }
+    EXPECT_EQ(begun.calls, "ffffv");
+    torch::manual_seed(4);
+    fit(rest, name, {.max_epochs = 2}, name);
+    EXPECT_EQ(rest.calls, "vvffffvv");
+    EXPECT_EQ(rest.weight(), all.weight()) << name;
+  }
+}
+
+TEST_F(Resume, AValidationInsideAWindowIsMadeWholeForASignalWaitsForTheWindow) {
+  const auto options = [] {
+    return TrainerOptions{.max_epochs = 2, .val_check_interval = 2, .accumulate_grad_batches = 4};
+  };
+  Draws all, begun, rest;
+  all.validation_draws = begun.validation_draws = rest.validation_draws = true;
+  torch::manual_seed(3);
+  fit(all, "whole", options());
+  begun.raises = "ff";
+  torch::manual_seed(3);
+  EXPECT_EQ(fit(begun, "run", options()).interrupted_by, SIGTERM);
+  EXPECT_EQ(begun.calls, "ffvvff");
+  torch::manual_seed(4);
+  EXPECT_EQ(fit(rest, "run", options(), "run").interrupted_by, 0);
+  EXPECT_EQ(begun.calls + rest.calls, all.calls);
+  EXPECT_EQ(rest.weight(), all.weight());
+}
+
+TEST_F(Resume, TheLastValidationOfMaxStepsIsMadeByTheRunThatGoesOn) {
+  const auto options = [] { return TrainerOptions{.max_epochs = -1, .max_steps = 3}; };
+  for (const bool by_signal : {false, true}) {
+    const std::string name = by_signal ? "signal" : "error";
+    Draws begun, rest, idle;
+    begun.validation_fails = !by_signal;
+    if (by_signal) begun.raises = "fffv";
+    if (by_signal) {
+      fit(begun, name, options());
+    } else {
+      EXPECT_THROW(fit(begun, name, options()), std::runtime_error);
+    }
+    EXPECT_EQ(begun.calls, "fffv");
+    const FitResult result = fit(rest, name, options(), name);
+    EXPECT_EQ(rest.calls, "vv") << name;
+    EXPECT_EQ(result.steps, 3);
+    EXPECT_TRUE(result.metrics.contains("m"));
+    EXPECT_EQ(rest.weight(), begun.weight());
+    fit(idle, name, options(), name);
+    EXPECT_EQ(idle.calls, "") << "nothing is left to do";
+  }
+}
+
+TEST_F(Resume, GradientsThatATaskHasNotSteppedOnAreKept) {
+  struct EveryThird : Draws {
+    bool automatic_optimization() const override { return false; }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      calls += "f";
+      manual_backward((net->weight * batch.data * torch::rand({})).sum());
+      if (raises == calls) std::raise(SIGTERM);
+      if (++batches % 3 != 0) return {};
+      optimizers().step();
+      optimizers().zero_grad();
+      return {};
+    }
+    int64_t batches = 0;
+  };
+  for (const char* precision : {"32-true", "16-mixed", "O2"}) {
+    EveryThird all, begun, rest;
+    const std::string name = precision;
+    torch::manual_seed(3);
+    fit(all, name + "-whole", {.precision = precision, .max_epochs = 3});
+    begun.raises = "fffff";
+    torch::manual_seed(3);
+    fit(begun, name, {.precision = precision, .max_epochs = 3});
+    rest.batches = begun.batches;
+    torch::manual_seed(4);
+    EXPECT_EQ(told([&] { fit(rest, name, {.precision = precision, .max_epochs = 3}, name); }), "");
+    EXPECT_EQ(rest.batches, 12);
+    EXPECT_EQ(rest.weight(), all.weight()) << precision;
+  }
+}
+
+/// Whether the checkpoint promises to go on bit for bit.
+bool is_exact(const std::filesystem::path& checkpoint) {
+  return StateReader(read_manifest(checkpoint).state, "").at("exact").to_bool();
+}
+
+TEST_F(Resume, AnErrorDoesNotReplaceAnExactCheckpointOfTheSameStep) {
+  every_n_train_steps = 1;
+  Draws begun, again;
+  fit(begun, "run", {.max_epochs = -1, .max_steps = 1});
+  ASSERT_TRUE(is_exact(folder_ / "run" / "0-1"));
+  again.throws_at = 2;
+  EXPECT_THROW(fit(again, "run", {.max_epochs = 1}, "run"), std::runtime_error);
+  EXPECT_TRUE(is_exact(folder_ / "run" / "0-1")) << "a run that goes on and dies in its first batch";
+  Draws window;
+  window.throws_at = 4;
+  EXPECT_THROW(fit(window, "window", {.accumulate_grad_batches = 2}), std::runtime_error);
+  EXPECT_TRUE(is_exact(folder_ / "window" / "0-1")) << "one that dies in the window after it";
+}
+
+TEST_F(Resume, AValidationInAWindowRanksTheCheckpointOfItsStep) {
+  Draws task;
+  ListLoader train = loader_of({1, 2, 3, 4}), val = loader_of({1});
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+      .dirpath = folder_, .filename = "{step}", .monitor = "m", .save_top_k = 2, .every_n_train_steps = 1});
+  Trainer({.device = "cpu",
+           .max_epochs = 1,
+           .val_check_interval = 3,
+           .num_sanity_val_steps = 0,
+           .accumulate_grad_batches = 2,
+           .callbacks = {checkpoints}})
+      .fit(task, train, &val);
+  EXPECT_TRUE(is_exact(folder_ / "1"));
+  EXPECT_EQ(checkpoints->best_model_score(), 1);
+  EXPECT_EQ(checkpoints->best_model_path().filename(), "2");
+}
+
+TEST_F(Resume, AStateThatIsRefusedLeavesTheCheckpointAsItIs) {
+  Draws begun;
+  fit(begun, "run", {.max_epochs = 1});
+  const auto path = list_checkpoints(folder_ / "run").front().path;
+  Checkpoint bad = load_checkpoint(path);
+  bad.state.at("rng").get_if<StateDict>()->at("cpu") = at::zeros({3}, at::kByte);
+  save_checkpoint(path, bad);
+  const int64_t written = read_manifest(path).written_unix_ms;
+  Draws rest;
+  EXPECT_NE(error_of([&] { fit(rest, "run", {.max_epochs = 2}, "run"); }), "no error");
+  EXPECT_EQ(list_checkpoints(folder_ / "run").size(), 1U);
+  EXPECT_EQ(read_manifest(path).written_unix_ms, written);
+}
+
+TEST_F(Resume, AFolderWithoutCheckpointsIsNamed) {
+  std::filesystem::create_directories(folder_ / "empty");
+  Draws task;
+  EXPECT_THAT(error_of([&] { fit(task, "run", {}, "empty"); }),
+              HasSubstr("holds no checkpoint; leave ckpt_path empty to begin a run"));
 }
 
 TEST_F(Resume, TheLastValidationThatASignalCutShortIsMadeByTheRunThatGoesOn) {

@@ -101,8 +101,9 @@ void Trainer::step_automatically(Task& task, const Batch& batch, bool ends_windo
 void Trainer::note_step(const OptimizerConfig& config, const StepResult& step) {
   ++progress_.steps;
   progress_.skipped_steps += step.skipped;
-  if (step.skipped) return;
-  learned_[static_cast<size_t>(&config - optimizers_.data())] = true;
+  const auto index = static_cast<size_t>(&config - optimizers_.data());
+  unstepped_[index] = false;
+  if (!step.skipped) learned_[index] = true;
 }
 
 at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool ends_window) {
@@ -181,6 +182,7 @@ void Trainer::manual_backward(const at::Tensor& loss) {
   // It runs inside training_step(), and so inside the forward context's region; gradients are computed
   // outside of it, as they are in every other loop (spec 2.3).
   const Autocast off(device_.type(), {.enabled = false});
+  unstepped_.assign(unstepped_.size(), true);  // which of them the loss is for, nobody knows
   backward(*task_, loss);
 }
 

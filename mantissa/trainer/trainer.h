@@ -131,6 +131,10 @@ class Trainer {
   /// What runs now, or ran last.
   Stage stage() const { return stage_; }
   const FitProgress& progress() const { return progress_; }
+  /// Where a run that goes on from what checkpoint() gives now begins: a window that has not ended is begun again.
+  FitProgress resumes_at() const;
+  /// Whether it goes on bit for bit: not from inside a batch or a window.
+  bool resumes_exactly() const { return window_batches_ == 0 && !in_batch_ && !broke_in_step_; }
   /// The newest value of every metric: of the epochs that ended and of the last validation.
   const Metrics& callback_metrics() const { return callback_metrics_; }
   /// Of those, the value that was measured on the weights as they are: by a validation after the last batch, or
@@ -162,6 +166,7 @@ class Trainer {
   /// Whether training ends here, between two steps, after so many whole epochs.
   bool wants_end(int64_t epochs);
   bool validation_is_due() const;
+  bool lacks_last_validation(const Loader* val) const;
   void validate_now(Task& task, Loader& val);
   void end_epoch(Task& task, Loader* val, bool is_whole);
   void note_batch(const TrainBatch& done);
@@ -173,6 +178,8 @@ class Trainer {
   void load_model(Task& task, const Checkpoint& checkpoint, const std::string& from);
   void resume(const Checkpoint& checkpoint, const std::string& from);
   void resume_random_numbers();
+  StateDict unstepped_gradients() const;
+  void load_unstepped_gradients(const StateReader& state);
   double seconds_so_far() const;
   StateDict setup_state() const;
   std::map<std::string, std::shared_ptr<Logger>> loggers_by_key();
@@ -242,8 +249,11 @@ class Trainer {
   int64_t measured_batches_ = -1;  ///< total_batches when training's means were last computed
   Loader* train_loader_ = nullptr;
   std::optional<StateValue> resume_rng_;  ///< until the first batch of a run that goes on is at hand
-  double seconds_before_ = 0;             ///< of the run that this one goes on from
-  std::vector<bool> learned_;             ///< by optimizer: whether it took a step in this epoch
+  /// While a validation runs, and after one that broke off: those it began with, for it is made again.
+  std::optional<StateValue> validation_rng_;
+  double seconds_before_ = 0;    ///< of the run that this one goes on from
+  std::vector<bool> learned_;    ///< by optimizer: whether it took a step in this epoch
+  std::vector<bool> unstepped_;  ///< by optimizer: whether manual_backward() came after its last step
   int64_t batches_per_epoch_ = 0, validate_every_ = 0, accumulate_ = 1, window_batches_ = 0;
   StepResult manual_step_;  ///< the last one of this batch
   int interrupted_by_ = 0;

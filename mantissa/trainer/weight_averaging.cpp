@@ -28,6 +28,11 @@ EMAWeightAveraging::EMAWeightAveraging(EMAWeightAveragingOptions options) : opti
 }
 
 void EMAWeightAveraging::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/) {
+  for (const auto& callback : trainer.options().callbacks)
+    TORCH_CHECK_VALUE(
+        callback.get() == this || !dynamic_cast<const EMAWeightAveraging*>(callback.get()),
+        "EMAWeightAveraging: there are two of it, and only one can put its average in the weights' "
+        "place; leave one out, or average with Ema in a callback of your own");
   averaged_.reset();
   ema_.emplace(*trainer.module(), options_.ema);
   fitting_ = true;
