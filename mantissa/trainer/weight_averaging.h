@@ -23,7 +23,7 @@ struct EMAWeightAveragingOptions {
 /// Names are Lightning's.
 ///
 /// Memory: as ExponentialMovingAverage.
-/// Errors: c10::ValueError for options out of range.
+/// Errors: c10::ValueError for options out of range, and for a second one in a Trainer.
 /// Example: weight_averaging_test.cpp, EMAWeightAveraging.ValidationSeesTheAverage
 class EMAWeightAveraging final : public Callback, public Stateful {
  public:
@@ -41,7 +41,7 @@ class EMAWeightAveraging final : public Callback, public Stateful {
   StateDict state_dict() const override;
   void load_state_dict(const StateReader& state) override;
 
-  /// Of the last fit; null before.
+  /// Of the last fit, whose task must still live; null before.
   const ExponentialMovingAverage* average() const { return ema_ ? &*ema_ : nullptr; }
 
  private:
