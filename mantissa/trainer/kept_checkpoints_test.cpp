@@ -14,6 +14,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/io/checkpoint.h"
+#include "mantissa/io/manifest.h"
 #include "mantissa/trainer/checkpoint_test_support_internal.h"
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
@@ -240,6 +241,12 @@ TEST_F(KeptCheckpoints, ARunThatGoesOnElsewhereLeavesWhatItFindsThere) {
   EXPECT_THAT(told, HasSubstr("does not hold this run's '0'; the best are chosen without"));
   EXPECT_THAT(names("b"), UnorderedElementsAre("0", "1", "1-v1", "2"));
   EXPECT_EQ(checkpoints->best_model_score(), 0.6);
+  fit(in("c"), {0.9});
+  const int64_t written = read_manifest(folder_ / "c" / "0").written_unix_ms;
+  go_on(folder_ / "a" / "0", in("c"), 1, {});
+  EXPECT_THAT(names("c"), UnorderedElementsAre("0", "0-v1"))
+      << "nothing to train, and still something to save";
+  EXPECT_EQ(read_manifest(folder_ / "c" / "0").written_unix_ms, written);
 }
 
 TEST_F(KeptCheckpoints, AllAreKeptAlsoWhenTheRunGoesOn) {

@@ -167,7 +167,11 @@ void ModelCheckpoint::take_stock(const Trainer& trainer) {
     gone += (gone.empty() ? "'" : ", '") + kept.first + "'";
     return true;
   });
-  if (!mine.contains(last)) state_.last_path.clear();
+  if (!mine.contains(last)) {
+    state_.last_path.clear();
+    state_.last_base.clear();
+    state_.last_step = -1;
+  }
   for (const std::string& name : mine)
     if (name != last && !state_.best.contains(name)) state_.taken.insert(name);
   note_best();
