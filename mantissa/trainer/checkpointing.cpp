@@ -112,7 +112,7 @@ void Trainer::load_unstepped_gradients(const StateReader& state) {
     const StateReader saved = state.at(name);
     const at::Tensor* parameter = parameters.find(name);
     if (!parameter) saved.fail("is of no weight of this model; resume with the task that was saved");
-    const at::Tensor gradient = saved.to_tensor();
+    const at::Tensor& gradient = saved.to_tensor();
     if (gradient.sizes() != parameter->sizes())
       saved.fail("has another shape than its weight; resume with the task that was saved");
     parameter->mutable_grad() = gradient.to(parameter->options(), /*non_blocking=*/false, /*copy=*/true);
