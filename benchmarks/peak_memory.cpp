@@ -12,6 +12,7 @@
 #include <c10/util/Exception.h>
 
 #include "benchmarks/training_internal.h"
+#include "mantissa/precision/init.h"
 
 namespace mantissa {
 namespace {
@@ -34,7 +35,9 @@ int train(const std::string& model, const std::string& mode) {
   const Case& each = find(model);
   const int64_t before = status("VmHWM");
   torch::manual_seed(1);
-  Training training(each.make(), mode, each.data());
+  auto precision = make_precision(mode, at::kCPU);
+  const auto net = init_module(*precision, at::kCPU, each.make);
+  Training training(std::move(precision), net, each.data());
   const double loss = training.loss_after(3);
   if (!(loss > 0 && loss < 100)) return 1;
   std::printf("%lld %lld\n", static_cast<long long>(before), static_cast<long long>(status("VmHWM")));

@@ -23,7 +23,7 @@ void compare(benchmark::State& state, const Case& each, const std::string& mode)
   const Data data = each.data();
   const auto make = [&](const std::string& name) {
     torch::manual_seed(2);
-    return Training(each.make(), name, data);
+    return Training(make_precision(name, at::kCPU), each.make(), data);
   };
   Training base = make("32-true"), mine = make(mode);
   const double base_loss = base.loss_after(4), my_loss = mine.loss_after(4);

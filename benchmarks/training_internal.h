@@ -25,8 +25,8 @@ struct Data {
 /// A model that is trained on one batch, by hand, as the Trainer does it.
 class Training {
  public:
-  Training(std::shared_ptr<TensorModule> net, const std::string& mode, Data data)
-      : net_(std::move(net)), precision_(make_precision(mode, at::kCPU)), data_(std::move(data)) {
+  Training(std::unique_ptr<Precision> precision, std::shared_ptr<TensorModule> net, Data data)
+      : precision_(std::move(precision)), net_(std::move(net)), data_(std::move(data)) {
     precision_->convert_module(*net_);
     optimizer_ = std::make_unique<FusedAdamW>(net_->parameters(), AdamWOptions(1e-3));
     precision_->setup_optimizer(*optimizer_);
@@ -54,8 +54,8 @@ class Training {
   }
 
  private:
-  std::shared_ptr<TensorModule> net_;
   std::unique_ptr<Precision> precision_;
+  std::shared_ptr<TensorModule> net_;
   Data data_;
   std::unique_ptr<FusedAdamW> optimizer_;
   int64_t steps_ = 0;
