@@ -1,9 +1,5 @@
-// 16-bit attention against the same in float32, both in turn, as gemm_bench.cpp does it and with its
-// environment. Results and gradients are checked before anything is timed. --benchmark_filter=bf16/train
+// 16-bit attention against the same in float32, on the terms of gemm_bench.cpp. --benchmark_filter=attention/bf16/train
 // picks.
-#include <algorithm>
-#include <benchmark/benchmark.h>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,13 +12,10 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "mantissa/core/bench_internal.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/twins_bench_internal.h"
 
 namespace mantissa {
 namespace {
-
-using Run = std::function<at::Tensor()>;
 
 struct Shape {
   int64_t batch, heads, tokens, width;
@@ -66,53 +59,31 @@ std::vector<at::Tensor> gradients(const Inputs& in) {
   return torch::autograd::grad({forward(in)}, in.qkv, {in.grad_out});
 }
 
-void compare(benchmark::State& state, const Shape& shape, Kind kind, bool trains, at::ScalarType dtype) {
-  enable_cpu_kernels();
+Twins twins(const Shape& shape, Kind kind, bool trains, at::ScalarType dtype) {
   const Inputs low = inputs(shape, kind, trains, dtype, dtype),
                wide = inputs(shape, kind, trains, dtype, at::kFloat);
   const auto near = [](const at::Tensor& x, const at::Tensor& y) {
     return (x.to(at::kFloat) - y).norm().item<double>() <= 0.01 * y.norm().item<double>();
   };
+  const auto run_of = [&](const Inputs& in) -> Run {
+    if (trains) return [in] { return gradients(in)[0]; };
+    return [in] { return forward(in); };
+  };
+  Twins twins;
+  twins.narrow = run_of(low);
+  twins.wide = run_of(wide);
   // The same seed: dropout draws the same.
   at::manual_seed(2);
   const at::Tensor out = forward(low);
   std::vector<at::Tensor> grads;
   if (trains) grads = gradients(low);
   at::manual_seed(2);
-  bool right = near(out, forward(wide));
+  twins.agree = near(out, forward(wide));
   if (trains) {
     const std::vector<at::Tensor> wanted = gradients(wide);
-    for (size_t i = 0; i < grads.size(); ++i) right = right && near(grads[i], wanted[i]);
+    for (size_t i = 0; i < grads.size(); ++i) twins.agree = twins.agree && near(grads[i], wanted[i]);
   }
-  if (!right) return state.SkipWithError("the results differ");
-
-  const auto run_of = [&](const Inputs& in) -> Run {
-    if (trains) return [&in] { return gradients(in)[0]; };
-    return [&in] { return forward(in); };
-  };
-  const Run twin = run_of(wide), ours = run_of(low);
-  const auto stock = [&](int64_t repeats) {
-    disable_cpu_kernels();
-    const Cost cost = cost_of(ours, repeats);
-    enable_cpu_kernels();
-    return cost;
-  };
-  const int64_t repeats = std::max<int64_t>(1, static_cast<int64_t>(5e-3 / cost_of(twin, 2).wall));
-  std::vector<double> ratios, stock_ratios, twin_us;
-  for (auto _ : state) {
-    const Cost base = cost_of(twin, repeats), mine = cost_of(ours, repeats);
-    state.SetIterationTime(mine.wall);
-    ratios.push_back(mine.cpu / base.cpu);
-    twin_us.push_back(base.cpu * 1e6);
-    // Slow ones need no many rounds.
-    if (stock_ratios.size() < 5 || stock_ratios.back() < 2)
-      stock_ratios.push_back(stock(std::max<int64_t>(1, repeats / 4)).cpu / base.cpu);
-  }
-  state.counters["fp32_cpu"] = quantile(ratios, 0.5);
-  state.counters["fp32_p10"] = quantile(ratios, 0.1);
-  state.counters["fp32_p90"] = quantile(ratios, 0.9);
-  state.counters["stock"] = quantile(stock_ratios, 0.5);
-  state.counters["fp32_us"] = quantile(twin_us, 0.5);
+  return twins;
 }
 
 bool register_all() {
@@ -123,17 +94,14 @@ bool register_all() {
       {"causal", Kind::kCausal}, {"full", Kind::kFull}, {"mask", Kind::kMask}, {"dropout", Kind::kDropout}};
   for (const auto dtype : {at::kBFloat16, at::kHalf})
     for (const bool trains : {false, true})
-      for (const auto& [name, kind] : kinds)
-        for (const Shape& s : shapes)
-          benchmark::RegisterBenchmark(
-              (std::string(dtype == at::kHalf ? "fp16/" : "bf16/") + (trains ? "train/" : "forward/") + name +
-               "/" + std::to_string(s.batch) + "x" + std::to_string(s.heads) + "x" +
-               std::to_string(s.tokens) + "x" + std::to_string(s.width))
-                  .c_str(),
-              [=, kind = kind](benchmark::State& state) { compare(state, s, kind, trains, dtype); })
-              ->UseManualTime()
-              ->Unit(benchmark::kMicrosecond)
-              ->Iterations(21);
+      for (const auto& [name_of_kind, kind] : kinds)
+        for (const Shape& s : shapes) {
+          const std::string name = std::string("attention/") + (dtype == at::kHalf ? "fp16/" : "bf16/") +
+                                   (trains ? "train/" : "forward/") + name_of_kind + "/" +
+                                   std::to_string(s.batch) + "x" + std::to_string(s.heads) + "x" +
+                                   std::to_string(s.tokens) + "x" + std::to_string(s.width);
+          register_twins(name, [=, kind = kind] { return twins(s, kind, trains, dtype); });
+        }
   return true;
 }
 

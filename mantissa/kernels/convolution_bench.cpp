@@ -1,9 +1,5 @@
-// 16-bit convolutions and their gradients against the same in float32, on the terms of gemm_bench.cpp: both
-// in turn, the median of the ratios of processor time, every result checked before it is timed, libtorch's
-// own 16-bit kernel beside them. --benchmark_filter=conv/fp16/resnet picks.
-#include <algorithm>
-#include <benchmark/benchmark.h>
-#include <functional>
+// 16-bit convolutions and their gradients against the same in float32, on the terms of gemm_bench.cpp.
+// --benchmark_filter=conv/fp16/resnet picks.
 #include <string>
 #include <vector>
 
@@ -12,14 +8,11 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/randn.h>
 
-#include "mantissa/core/bench_internal.h"
 #include "mantissa/kernels/convolution_choice_internal.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/twins_bench_internal.h"
 
 namespace mantissa {
 namespace {
-
-using Run = std::function<at::Tensor()>;
 
 struct Shape {
   const char* name;
@@ -43,56 +36,24 @@ Run run_of(const Shape& s, Part part, const at::Tensor& x, const at::Tensor& w, 
   };
 }
 
-void compare(benchmark::State& state, const Shape& s, at::ScalarType dtype, Part part, bool channels_last) {
-  enable_cpu_kernels();
+Twins twins(const Shape& s, at::ScalarType dtype, Part part, bool channels_last) {
   const auto format = channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   const at::Tensor x = at::randn(s.input).to(dtype).contiguous(format),
                    w = at::randn(s.weight).to(dtype).contiguous(format);
   const at::Tensor y = run_of(s, Part::kForward, x, w, {})();
   const at::Tensor g = at::randn(y.sizes()).to(dtype).contiguous(format);
-  const Run mine = run_of(s, part, x, w, g),
-            twin = run_of(s, part, x.to(at::kFloat), w.to(at::kFloat), g.to(at::kFloat));
-  const auto stock = [&](int64_t repeats) {
-    disable_cpu_kernels();
-    const Cost cost = cost_of(mine, repeats);
-    enable_cpu_kernels();
-    return cost;
-  };
-  const at::Tensor wanted = twin();
-  if ((mine().to(at::kFloat) - wanted).abs().max().item<double>() >
-      0.01 * wanted.abs().max().item<double>()) {
-    state.SkipWithError("the results differ");
-    return;
-  }
-  const int64_t repeats = std::max<int64_t>(1, static_cast<int64_t>(5e-3 / cost_of(twin, 1).wall));
-  std::vector<double> ratios, over_stock, stock_ratios, twin_seconds;
-  for (auto _ : state) {
-    const Cost base = cost_of(twin, repeats);
-    twin_seconds.push_back(base.cpu);
-    // Slow ones need no many rounds: three digits are not asked of a factor of ten.
-    const bool with_stock = stock_ratios.size() < 2 || stock_ratios.back() < 3;
-    const int64_t stock_repeats = stock_ratios.empty() || stock_ratios.back() > 3 ? 1 : repeats;
-    const auto [cost, theirs] = costs_in_turn(
-        ratios.size(), [&] { return cost_of(mine, repeats); },
-        [&] { return with_stock ? stock(stock_repeats) : Cost{}; });
-    state.SetIterationTime(cost.wall);
-    ratios.push_back(cost.cpu / base.cpu);
-    if (with_stock) {
-      stock_ratios.push_back(theirs.cpu / base.cpu);
-      over_stock.push_back(cost.cpu / theirs.cpu);
-    }
-  }
-  const double products = static_cast<double>((s.transposed ? x : y).numel() * w[0].numel());
-  state.counters["fp32_cpu"] = quantile(ratios, 0.5);
-  state.counters["fp32_p10"] = quantile(ratios, 0.1);
-  state.counters["fp32_p90"] = quantile(ratios, 0.9);
-  state.counters["fp32_gflops"] = 2e-9 * products / quantile(twin_seconds, 0.5);
-  state.counters["stock"] = quantile(stock_ratios, 0.5);
-  state.counters["over_stock"] = quantile(over_stock, 0.5);
+  Twins twins;
+  twins.narrow = run_of(s, part, x, w, g);
+  twins.wide = run_of(s, part, x.to(at::kFloat), w.to(at::kFloat), g.to(at::kFloat));
+  const at::Tensor wanted = twins.wide();
+  twins.agree = (twins.narrow().to(at::kFloat) - wanted).abs().max().item<double>() <=
+                0.01 * wanted.abs().max().item<double>();
+  twins.products = static_cast<double>((s.transposed ? x : y).numel() * w[0].numel());
   const convolutions::Kind kind{part != Part::kForward, s.groups > 1 && s.groups == s.weight[0],
                                 s.stride > 1};
   const auto element = dtype == at::kHalf ? cpu::Element::kFloat16 : cpu::Element::kBFloat16;
-  state.SetLabel(convolutions::is_faster_here(element, kind) ? "" : "libtorch's");
+  twins.is_ours = convolutions::is_faster_here(element, kind);
+  return twins;
 }
 
 bool register_all() {
@@ -129,11 +90,8 @@ bool register_all() {
           if (channels_last && s.input.size() != 4) continue;
           const std::string name = std::string("conv/") + (dtype == at::kHalf ? "fp16/" : "bf16/") + s.name +
                                    (channels_last ? "/NHWC/" : "/NCHW/") + part_name;
-          benchmark::RegisterBenchmark(
-              name.c_str(), [=](benchmark::State& state) { compare(state, s, dtype, part, channels_last); })
-              ->UseManualTime()
-              ->Unit(benchmark::kMicrosecond)
-              ->Iterations(11);
+          register_twins(
+              name, [=] { return twins(s, dtype, part, channels_last); }, 11);
         }
   return true;
 }

@@ -1,7 +1,5 @@
-// GELU and its gradient in 16 bits against float32: both in turn, and the median of the ratios; beside them
-// libtorch's own 16-bit kernels. Every result is checked before it is timed.
-#include <benchmark/benchmark.h>
-#include <vector>
+// GELU and its gradient in 16 bits against float32, as twins_bench_internal.h says.
+#include <string>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
@@ -9,59 +7,39 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
 
-#include "mantissa/core/bench_internal.h"
-#include "mantissa/core/cpu_tier.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/twins_bench_internal.h"
 
 namespace mantissa {
 namespace {
 
-void compare(benchmark::State& state, at::ScalarType dtype, const char* approximate, bool backward) {
-  const at::Tensor wide = at::randn({state.range(0)}), x = wide.to(dtype);
-  const at::Tensor wide_gradient = at::ones_like(wide), gradient = at::ones_like(x);
-  const auto run = [&](const at::Tensor& g, const at::Tensor& values) {
-    return backward ? at::gelu_backward(g, values, approximate) : at::gelu(values, approximate);
+Twins twins(int64_t size, at::ScalarType dtype, const std::string& approximate, bool backward) {
+  const auto run_of = [=](const at::Tensor& x) -> Run {
+    const at::Tensor gradient = at::ones_like(x);
+    if (backward) return [=] { return at::gelu_backward(gradient, x, approximate); };
+    return [=] { return at::gelu(x, approximate); };
   };
-  enable_cpu_kernels();
-  if ((run(gradient, x).to(at::kFloat) - run(wide_gradient, wide)).abs().max().item<double>() > 0.05) {
-    state.SkipWithError("the results differ");
-    return;
-  }
-  const int64_t repeats = 1 + (int64_t{1} << 21) / state.range(0);
-  const auto twin = [&] { return run(wide_gradient, wide); };
-  const auto mine = [&] { return run(gradient, x); };
-  std::vector<double> ratios, stock;
-  for (auto _ : state) {
-    const double base = cost_of(twin, repeats).cpu;
-    const auto [ours, theirs] = costs_in_turn(
-        ratios.size(), [&] { return cost_of(mine, repeats); },
-        [&] {
-          disable_cpu_kernels();
-          const Cost cost = cost_of(mine, repeats);
-          enable_cpu_kernels();
-          return cost;
-        });
-    state.SetIterationTime(ours.wall);
-    ratios.push_back(ours.cpu / base);
-    stock.push_back(theirs.cpu / base);
-  }
-  state.counters["fp32"] = quantile(ratios, 0.5);
-  state.counters["fp32_p90"] = quantile(ratios, 0.9);
-  state.counters["stock"] = quantile(stock, 0.5);
-  state.SetLabel(tier_name(cpu_tier()));
+  const at::Tensor x = at::randn({size}).to(dtype);
+  Twins twins;
+  twins.narrow = run_of(x);
+  twins.wide = run_of(x.to(at::kFloat));
+  twins.agree = (twins.narrow().to(at::kFloat) - twins.wide()).abs().max().item<double>() <= 0.05;
+  return twins;
 }
 
-void sizes(benchmark::internal::Benchmark* bench) {
-  bench->Arg(1 << 10)->Arg(1 << 14)->Arg(1 << 19)->UseManualTime()->Iterations(21)->Unit(
-      benchmark::kMicrosecond);
+bool register_all() {
+  for (const std::string approximate : {"none", "tanh"})
+    for (const bool backward : {false, true})
+      for (const auto dtype : {at::kBFloat16, at::kHalf})
+        for (const int64_t size : {1 << 10, 1 << 14, 1 << 19}) {
+          const std::string name = std::string("gelu/") + (dtype == at::kHalf ? "fp16/" : "bf16/") +
+                                   approximate + (backward ? "/backward/" : "/forward/") +
+                                   std::to_string(size);
+          register_twins(name, [=] { return twins(size, dtype, approximate, backward); });
+        }
+  return true;
 }
 
-BENCHMARK_CAPTURE(compare, gelu_bf16, at::kBFloat16, "none", false)->Apply(sizes);
-BENCHMARK_CAPTURE(compare, gelu_fp16, at::kHalf, "none", false)->Apply(sizes);
-BENCHMARK_CAPTURE(compare, gelu_tanh_bf16, at::kBFloat16, "tanh", false)->Apply(sizes);
-BENCHMARK_CAPTURE(compare, gelu_backward_bf16, at::kBFloat16, "none", true)->Apply(sizes);
-BENCHMARK_CAPTURE(compare, gelu_backward_fp16, at::kHalf, "none", true)->Apply(sizes);
-BENCHMARK_CAPTURE(compare, gelu_tanh_backward_bf16, at::kBFloat16, "tanh", true)->Apply(sizes);
+const bool kRegistered = register_all();
 
 }  // namespace
 }  // namespace mantissa

@@ -17,17 +17,18 @@ struct Normal {
   typename V::Float density;  ///< sqrt(2 pi) times its density
 };
 
-/// Below -|x| the share is the density times Mills' ratio, which is the polynomial of t = 1 / (1 + 0.31 |x|) that
-/// is nearest to it in relative terms: within 1.7e-7.
+/// Below -|x| the share is the density times Mills' ratio, which is t = 1 / (1 + 0.362 |x|) times the polynomial of
+/// t that is nearest to it in relative terms, of degree 6: within 7.7e-7. (Of degree 7 it would be 1.6e-7, for one of
+/// some twenty operations; 16-bit results do not show it.)
 template <class V>
 [[gnu::always_inline]] inline Normal<V> normal(typename V::Float x) {
   using Float = typename V::Float;
   const Float one = V::set(1), size = V::abs(x);
-  const Float density = exp<V>(V::mul(V::mul(x, V::set(-0.5F)), x));
-  const Float t = V::div(one, V::fma(size, V::set(0.31F), one));
-  Float value = V::set(0.035854928F);
-  constexpr float kCoefficients[] = {-0.14166197F, 0.15517141F, -0.0150035908F, 0.110166095F,
-                                     0.10775312F,  0.12406340F, 0.123656698F};
+  const Float density = exp2<V>(V::mul(V::mul(x, V::set(-0.72134752F)), x));
+  const Float t = V::div(one, V::fma(size, V::set(0.362F), one));
+  Float value = V::set(0.047938243F);
+  constexpr float kCoefficients[] = {-0.18000953F, 0.17661709F, 0.028831609F,
+                                     0.13942964F,  0.14268932F, 0.1445039F};
   for (const float coefficient : kCoefficients) value = V::fma(value, t, V::set(coefficient));
   const Float outside = V::mul(V::mul(value, t), density);
   return {V::where_negative(x, outside, V::sub(one, outside)), density};
@@ -42,10 +43,11 @@ struct Logistic {
 template <class V>
 [[gnu::always_inline]] inline Logistic<V> logistic(typename V::Float x) {
   using Float = typename V::Float;
-  constexpr float kTwice = 1.59576912F;  // 2 sqrt(2 / pi)
+  constexpr float kTwice = 1.59576912F;     // 2 sqrt(2 / pi)
+  constexpr float kToBase2 = -2.30220820F;  // -kTwice / ln 2
   const Float one = V::set(1), square = V::mul(x, x);
-  const Float inner = V::fma(V::mul(square, V::set(0.044715F)), x, x);
-  const Float value = V::div(one, V::add(one, exp<V>(V::mul(inner, V::set(-kTwice)))));
+  const Float power = V::mul(V::fma(square, V::set(0.044715F * kToBase2), V::set(kToBase2)), x);
+  const Float value = V::div(one, V::add(one, exp2<V>(V::min(V::set(128), power))));
   return {value, V::fma(square, V::set(3 * 0.044715F * kTwice), V::set(kTwice))};
 }
 
@@ -110,8 +112,16 @@ void activate_with(Activation activation, Element element, const void* x, void* 
     with_activation(activation, [&](auto which) {
       constexpr Activation kActivation = which();
       int64_t i = 0;
-      for (; i + V::kLanes <= count; i += V::kLanes)
+      for (; i + 2 * V::kLanes <= count; i += 2 * V::kLanes) {
+        typename V::Float two[2];
+        Values::load_two(from + i, two);
+        for (auto& each : two) each = activated<V>(kActivation, each);
+        Values::store_two(to + i, two);
+      }
+      if (i + V::kLanes <= count) {
         Values::store(to + i, activated<V>(kActivation, Values::load(from + i)));
+        i += V::kLanes;
+      }
       if (i < count)
         Values::scatter(to + i, 1, count - i,
                         activated<V>(kActivation, Values::load_some(from + i, count - i)));
@@ -130,9 +140,19 @@ void activate_backward_with(Activation activation, Element element, const void* 
     with_activation(activation, [&](auto which) {
       constexpr Activation kActivation = which();
       int64_t i = 0;
-      for (; i + V::kLanes <= count; i += V::kLanes)
-        Values::store(to + i, V::mul(Values::load(gradients + i),
-                                     activation_slope<V>(kActivation, Values::load(values + i))));
+      for (; i + 2 * V::kLanes <= count; i += 2 * V::kLanes) {
+        typename V::Float two[2], two_gradients[2];
+        Values::load_two(values + i, two);
+        Values::load_two(gradients + i, two_gradients);
+        for (int k = 0; k < 2; ++k)
+          two[k] = V::mul(two_gradients[k], activation_slope<V>(kActivation, two[k]));
+        Values::store_two(to + i, two);
+      }
+      if (i + V::kLanes <= count) {
+        const auto slope = activation_slope<V>(kActivation, Values::load(values + i));
+        Values::store(to + i, V::mul(Values::load(gradients + i), slope));
+        i += V::kLanes;
+      }
       if (i < count) {
         const auto slope = activation_slope<V>(kActivation, Values::load_some(values + i, count - i));
         Values::scatter(to + i, 1, count - i, V::mul(Values::load_some(gradients + i, count - i), slope));

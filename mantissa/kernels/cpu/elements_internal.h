@@ -10,10 +10,12 @@
 //   load_short, store_short
 //   load_some, load_short_some  the first elements, 0 in the other lanes, whose memory is not read
 //   widen_bf16, widen_fp16, narrow_bf16, narrow_fp16            narrow: to nearest even, NaN kept
+//   load_two_bf16, store_two_bf16                               see Elements::load_two()
 //   transpose(Float* rows)      of kLanes vectors
 //   set(value), sub, div        div: a / b
 //   max(a, b), min(a, b)        b where a lane of either is NaN
-//   abs(x), where_negative(x, a, b), where_positive(x, a, b)    b where x is not, or is NaN
+//   abs(x), where_positive(x, a, b)     b where x is not, or is NaN
+//   where_negative(x, a, b)     by the bit of x's sign
 //   is_nan(x)                   whether any lane is
 //   power_of_two(x)             2^n of the n + 127 that stand in the lowest bits of x, 0 for n = -127
 
@@ -77,6 +79,27 @@ struct Elements {
       V::store_short(to, V::narrow_fp16(value));
     } else {
       V::store(to, widen(value));
+    }
+  }
+
+  /// The next 2 * kLanes elements, in an order of their own that store_two() undoes: of bf16 those of even and those
+  /// of odd places, which no instruction has to move.
+  [[gnu::always_inline]] static inline void load_two(const Storage* from, Float* two) {
+    if constexpr (kElement == Element::kBFloat16) {
+      V::load_two_bf16(from, two);
+    } else {
+      two[0] = load(from);
+      two[1] = load(from + V::kLanes);
+    }
+  }
+
+  /// NaN is kept that comes of elements: its last 16 bits are 0, so that rounding cannot carry it over.
+  [[gnu::always_inline]] static inline void store_two(Storage* to, const Float* two) {
+    if constexpr (kElement == Element::kBFloat16) {
+      V::store_two_bf16(to, two);
+    } else {
+      store(to, two[0]);
+      store(to + V::kLanes, two[1]);
     }
   }
 

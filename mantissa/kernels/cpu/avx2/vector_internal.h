@@ -30,9 +30,7 @@ struct Avx2 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23));
   }
   static Float abs(Float x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x); }
-  static Float where_negative(Float x, Float a, Float b) {
-    return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, zero(), _CMP_LT_OQ));
-  }
+  static Float where_negative(Float x, Float a, Float b) { return _mm256_blendv_ps(b, a, x); }
   static Float where_positive(Float x, Float a, Float b) {
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, zero(), _CMP_GT_OQ));
   }
@@ -62,14 +60,25 @@ struct Avx2 {
   static Float widen_bf16(Short x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
   }
-  static Short narrow_bf16(Float x) {
+  static __m256i rounded_to_bf16(Float x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded =
-        _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  }
+  static Short narrow_bf16(Float x) {
+    const __m256i rounded = _mm256_srli_epi32(rounded_to_bf16(x), 16);
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     const __m256i kept = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan);
     return _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
+  }
+  static void load_two_bf16(const uint16_t* from, Float* two) {
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    two[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    two[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+  }
+  static void store_two_bf16(uint16_t* to, const Float* two) {
+    const __m256i even = _mm256_srli_epi32(rounded_to_bf16(two[0]), 16), odd = rounded_to_bf16(two[1]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_blend_epi16(even, odd, 0xaa));
   }
   static Float widen_fp16(Short x) { return _mm256_cvtph_ps(x); }
   static Short narrow_fp16(Float x) {

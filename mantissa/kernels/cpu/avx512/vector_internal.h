@@ -30,7 +30,7 @@ struct Avx512 {
   }
   static Float abs(Float x) { return _mm512_abs_ps(x); }
   static Float where_negative(Float x, Float a, Float b) {
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero(), _CMP_LT_OQ), b, a);
+    return _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(x)), b, a);
   }
   static Float where_positive(Float x, Float a, Float b) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ), b, a);
@@ -50,13 +50,24 @@ struct Avx512 {
   static Float widen_bf16(Short x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
   }
-  static Short narrow_bf16(Float x) {
+  static __m512i rounded_to_bf16(Float x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded =
-        _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  }
+  static Short narrow_bf16(Float x) {
+    const __m512i rounded = _mm512_srli_epi32(rounded_to_bf16(x), 16);
     const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(is_nan, rounded, _mm512_set1_epi32(0x7fc0)));
+  }
+  static void load_two_bf16(const uint16_t* from, Float* two) {
+    const __m512i pairs = _mm512_loadu_si512(from);
+    two[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    two[1] = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+  }
+  static void store_two_bf16(uint16_t* to, const Float* two) {
+    const __m512i even = _mm512_srli_epi32(rounded_to_bf16(two[0]), 16), odd = rounded_to_bf16(two[1]);
+    _mm512_storeu_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaa, even, odd));
   }
   static Float widen_fp16(Short x) { return _mm512_cvtph_ps(x); }
   static Short narrow_fp16(Float x) {
