@@ -100,7 +100,8 @@ bool register_all() {
                                    (trains ? "train/" : "forward/") + name_of_kind + "/" +
                                    std::to_string(s.batch) + "x" + std::to_string(s.heads) + "x" +
                                    std::to_string(s.tokens) + "x" + std::to_string(s.width);
-          register_twins(name, [=, kind = kind] { return twins(s, kind, trains, dtype); });
+          register_twins(
+              name, [=, kind = kind] { return twins(s, kind, trains, dtype); }, 11);
         }
   return true;
 }

@@ -1,9 +1,14 @@
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <ATen/Parallel.h>
 
@@ -46,8 +51,8 @@ void time_in_turn(benchmark::State& state, const std::string& name, const Twins&
   std::vector<double> wall, cpu, stock, over_stock, twin_seconds;
   for (auto _ : state) {
     const Cost base = cost_of(twins.wide, repeats);
-    // Slow ones need no many rounds: three digits are not asked of a factor of a hundred.
-    const bool stock_now = twins.with_stock && (stock.size() < 3 || stock.back() < 10);
+    // What is far from ours needs no many rounds: three digits are not asked of a factor of a hundred.
+    const bool stock_now = twins.with_stock && (stock.size() < 3 || over_stock.back() > 0.5);
     const auto [mine, theirs] = costs_in_turn(
         wall.size(), [&] { return cost_of(twins.narrow, repeats); },
         [&] { return stock_now ? stock_cost(twins.narrow, stock_repeats) : Cost{}; });
@@ -89,8 +94,20 @@ void summary(benchmark::State& state) {
   state.SetLabel(twins.back().second + "; " + stocks.back().second);
 }
 
+/// Memory stays with the process: else glibc takes tensors of some MiB from the system anew, or not, depending on what
+/// ran before, and the pages' faults are half of such an operation's time.
+bool keep_memory() {
+#ifdef __GLIBC__
+  return mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1 &&
+         mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max()) == 1;
+#else
+  return false;
+#endif
+}
+
 /// Of all before it: the last of the sources that are linked registers last.
 bool register_summary() {
+  benchmark::AddCustomContext("memory", keep_memory() ? "kept" : "as the system gives it");
   benchmark::AddCustomContext("tier", tier_name(cpu_tier()));
   benchmark::AddCustomContext("hardware_tier", tier_name(hardware_cpu_tier()));
   benchmark::AddCustomContext("threads", std::to_string(at::get_num_threads()));
