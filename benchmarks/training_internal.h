@@ -98,7 +98,6 @@ inline Data images_channels_last() {
 inline const std::vector<Case>& cases() {
   static const std::vector<Case> cases = {{"gpt-256", [] { return gpt(256); }, tokens},
                                           {"gpt-768", [] { return gpt(768); }, tokens},
-                                          {"gpt-768-12", [] { return gpt(768, 12); }, tokens},
                                           {"resnet-tiny", resnet, images},
                                           {"resnet-tiny-channels-last", resnet, images_channels_last}};
   return cases;

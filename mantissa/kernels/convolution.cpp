@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -112,6 +113,17 @@ bool is_within(const Problem& c, int64_t window) {
     if (axis.taps > cpu::kConvolutionDepth || span(axis, 1) > window) return false;
   constexpr std::array<int64_t, 4> kPixel = {1, 1, 1, 1};
   return taps_of(c) <= cpu::kConvolutionDepth && window_pixels(c.axes, kPixel.data()) <= window;
+}
+
+int64_t result_count(const cpu::Convolution& c) { return pixel_count(c) * c.groups * c.outputs; }
+
+int64_t product_count(const cpu::Convolution& c) {
+  return result_count(c) * c.channels * std::max<int64_t>(1, taps_of(c));
+}
+
+/// What it costs, about: a result's products, and its rounding and writing.
+double work_of(const cpu::Convolution& c) {
+  return static_cast<double>(result_count(c)) * static_cast<double>(c.channels * taps_of(c) + 8);
 }
 
 /// Each group has one channel and one result.
@@ -287,25 +299,33 @@ bool is_computable(const cpu::Convolution& c) {
 bool is_computable(const cpu::ConvolutionWeight& c) { return is_within(c, kWeightWindow); }
 
 void convolution(const std::vector<cpu::Convolution>& convolutions, const ConvolutionBuild& build) {
-  int64_t products = 0, tasks = 0;
+  int64_t products = 0;
+  double work = 0;
   std::vector<Pass> passes;
   for (const cpu::Convolution& c : convolutions) {
     TORCH_CHECK(is_computable(c), "convolution: a kernel of ", taps_of(c), " taps reaches over too much of ",
                 "the source for the scratch; ask is_computable() first");
     passes.push_back(pass_of(c, build));
-    products += pixel_count(c) * c.groups * c.outputs * c.channels * std::max<int64_t>(1, taps_of(c));
+    products += product_count(c);
+    work += work_of(c);
   }
   const int64_t threads = threads_for(products);
-  for (Pass& pass : passes) {
-    cut(pass, build, threads);
-    tasks += pass.tasks;
-  }
-  at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
-    int64_t first = 0;
+  for (Pass& pass : passes) cut(pass, build, threads);
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    // A thread's share is one of the work, not of the tasks: those of a strided gradient have one tap, two or four.
+    const auto share = [&](int64_t thread) {
+      return work * static_cast<double>(thread) / static_cast<double>(threads);
+    };
+    double before = 0;
     for (const Pass& pass : passes) {
-      const int64_t from = std::max(begin, first), to = std::min(end, first + pass.tasks);
-      if (from < to) run(pass, build, from - first, to - first);
-      first += pass.tasks;
+      const double all = work_of(pass.c);
+      const auto task_at = [&](int64_t thread) {
+        if (thread == threads) return pass.tasks;
+        const double done = std::clamp((share(thread) - before) / all, 0.0, 1.0);
+        return static_cast<int64_t>(std::llround(done * static_cast<double>(pass.tasks)));
+      };
+      if (task_at(begin) < task_at(end)) run(pass, build, task_at(begin), task_at(end));
+      before += all;
     }
   });
 }

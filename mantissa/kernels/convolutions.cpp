@@ -95,6 +95,18 @@ bool are_computable(const std::vector<cpu::Convolution>& passes) {
   return std::all_of(passes.begin(), passes.end(), [](const auto& pass) { return is_computable(pass); });
 }
 
+/// Whether an adjoint, which has a pass for each remainder of a position by the strides, has so few that they do not
+/// cost more than the work in them.
+bool has_few_passes(const Geometry& g) {
+  constexpr int64_t kMost = 4096;
+  int64_t count = 1;
+  for (const cpu::Axis& axis : g.axes) {
+    count *= std::min({axis.step, axis.size, kMost + 1});
+    if (count > kMost) return false;
+  }
+  return true;
+}
+
 /// The geometry, if shapes and dtypes fit and this is the faster place for it.
 std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, const Options& options,
                                  bool backward) {
@@ -194,7 +206,7 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   };
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
   const auto g = geometry(input, weight, options, /*backward=*/false);
-  if (!g) return stock();
+  if (!g || (transposed && !has_few_passes(*g))) return stock();
   const bool adds = bias.has_value() && bias->defined();
   if (adds && (!is_operand(*bias, g->dtype) || bias->dim() != 1 || bias->size(0) != g->output_sizes[1]))
     return stock();
@@ -231,6 +243,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
   const auto g = geometry(input, weight, options, /*backward=*/true);
   if (!g || !is_operand(grad_output, g->dtype) || grad_output.sizes() != Sizes(g->output_sizes))
     return stock();
+  if (output_mask[0] && !transposed && !has_few_passes(*g)) return stock();
 
   const at::MemoryFormat format = memory_format(input, weight, std::nullopt, options, bias_sizes);
   std::tuple<Tensor, Tensor, Tensor> gradients;
