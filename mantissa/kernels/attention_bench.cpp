@@ -1,4 +1,4 @@
-// 16-bit attention against the same in float32, on the terms of gemm_bench.cpp. --benchmark_filter=attention/bf16/train
+// 16-bit attention against the same in float32, as twins_bench_internal.h says. --benchmark_filter=attention/bf16/train
 // picks.
 #include <optional>
 #include <string>

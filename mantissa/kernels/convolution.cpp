@@ -374,9 +374,10 @@ std::vector<cpu::Convolution> adjoint(const cpu::Convolution& c) {
     const int64_t every = axis.step / std::gcd(axis.step, axis.dilation);
     std::vector<cpu::Convolution> split;
     for (const auto phase : c10::irange(std::min(axis.step, axis.size))) {
+      const int64_t most = std::min(every, axis.taps);
       int64_t first = 0;
-      while (first < every && (phase - axis.origin - first * axis.dilation) % axis.step != 0) ++first;
-      const int64_t taps = first < std::min(every, axis.taps) ? divide_up(axis.taps - first, every) : 0;
+      while (first < most && (phase - axis.origin - first * axis.dilation) % axis.step != 0) ++first;
+      const int64_t taps = first < most ? divide_up(axis.taps - first, every) : 0;
       const int64_t last = first + (taps - 1) * every;  // read backwards, so that positions ascend
       for (cpu::Convolution pass : passes) {
         pass.axes[a] = {axis.out, divide_up(axis.size - phase, axis.step), taps, 1, 1, 0};

@@ -1,4 +1,4 @@
-// 16-bit convolutions and their gradients against the same in float32, on the terms of gemm_bench.cpp.
+// 16-bit convolutions and their gradients against the same in float32, as twins_bench_internal.h says.
 // --benchmark_filter=conv/fp16/resnet picks.
 #include <string>
 #include <vector>

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -41,11 +42,13 @@ bool is_operand(const Tensor& x, at::ScalarType dtype) {
   return x.scalar_type() == dtype && x.numel() > 0 && is_plain(x);
 }
 
-/// One value per dimension, or one for all.
+/// One value per dimension, or one for all, none so large that places overflow.
 bool is_option(Sizes values, int64_t dims, int64_t least) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const auto size = static_cast<int64_t>(values.size());
-  return (size == dims || size == 1) &&
-         std::all_of(values.begin(), values.end(), [&](int64_t value) { return value >= least; });
+  return (size == dims || size == 1) && std::all_of(values.begin(), values.end(), [&](int64_t value) {
+           return value >= least && value <= kMost;
+         });
 }
 
 int64_t option(Sizes values, int64_t dim) { return values[values.size() == 1 ? 0 : dim]; }
@@ -95,16 +98,16 @@ bool are_computable(const std::vector<cpu::Convolution>& passes) {
   return std::all_of(passes.begin(), passes.end(), [](const auto& pass) { return is_computable(pass); });
 }
 
-/// Whether an adjoint, which has a pass for each remainder of a position by the strides, has so few that they do not
-/// cost more than the work in them.
-bool has_few_passes(const Geometry& g) {
-  constexpr int64_t kMost = 4096;
-  int64_t count = 1;
+/// Whether an adjoint has work for its passes, one for each remainder of a position by the strides: most of a large
+/// stride's have no tap and cost a microsecond, in which 2^16 products are made.
+bool has_work_for_its_passes(const Geometry& g, int64_t batch) {
+  double passes = 1;
+  double products = static_cast<double>(batch * g.groups * g.channels) * static_cast<double>(g.outputs);
   for (const cpu::Axis& axis : g.axes) {
-    count *= std::min({axis.step, axis.size, kMost + 1});
-    if (count > kMost) return false;
+    passes *= static_cast<double>(std::min(axis.step, axis.size));
+    products *= static_cast<double>(axis.out) * static_cast<double>(axis.taps);
   }
-  return true;
+  return passes <= 32 || passes * 0x1p16 <= products;
 }
 
 /// The geometry, if shapes and dtypes fit and this is the faster place for it.
@@ -206,7 +209,7 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   };
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
   const auto g = geometry(input, weight, options, /*backward=*/false);
-  if (!g || (transposed && !has_few_passes(*g))) return stock();
+  if (!g || (transposed && !has_work_for_its_passes(*g, input.size(0)))) return stock();
   const bool adds = bias.has_value() && bias->defined();
   if (adds && (!is_operand(*bias, g->dtype) || bias->dim() != 1 || bias->size(0) != g->output_sizes[1]))
     return stock();
@@ -243,7 +246,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
   const auto g = geometry(input, weight, options, /*backward=*/true);
   if (!g || !is_operand(grad_output, g->dtype) || grad_output.sizes() != Sizes(g->output_sizes))
     return stock();
-  if (output_mask[0] && !transposed && !has_few_passes(*g)) return stock();
+  if (output_mask[0] && !transposed && !has_work_for_its_passes(*g, input.size(0))) return stock();
 
   const at::MemoryFormat format = memory_format(input, weight, std::nullopt, options, bias_sizes);
   std::tuple<Tensor, Tensor, Tensor> gradients;

@@ -1,7 +1,9 @@
 // Convolutions in libtorch's place: what overrides_test.cpp asks of products.
+#include <algorithm>
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -178,10 +180,14 @@ TEST_P(ConvolutionCases, ResultsDoNotDependOnTheNumberOfThreads) {
   const Case& c = GetParam();
   const int before = at::get_num_threads();
   for (const auto dtype : dtypes_here()) {
-    // Enough images that threads share the work.
+    // Enough images that threads share the work: see threads_for().
     std::vector<int64_t> sizes = c.input;
-    sizes[0] *= 4;
-    const at::Tensor x = at::randn(sizes).to(dtype), w = at::randn(c.weight).to(dtype);
+    sizes[0] = 1;
+    const at::Tensor w = at::randn(c.weight).to(dtype);
+    const at::Tensor image = at::randn(sizes).to(dtype), result = convolve(c, image, w);
+    const int64_t products = (c.transposed ? image.numel() : result.numel()) * w[0].numel();
+    sizes[0] = std::max<int64_t>(1, (int64_t{7} << 18) / products);
+    const at::Tensor x = at::randn(sizes).to(dtype);
     at::set_num_threads(1);
     const at::Tensor y = convolve(c, x, w), g = at::randn(y.sizes()).to(dtype);
     const auto wanted = gradients(c, g, x, w);
@@ -241,12 +247,24 @@ TEST_F(Convolutions, OtherCasesAreLibtorchs) {
       [&] {
         // 4,900 remainders; where zeros around the image were multiplied, there would be NaN
         return at::conv_transpose2d(half({1, 1, 2, 3}), at::full({1, 1, 1, 80}, INFINITY, at::kHalf), {}, 70);
+      },
+      [&] {
+        const Case c{"", {}, {}, {70}};
+        return gradients(c, half({1, 1, 2, 3}), half({1, 1, 71, 220}),
+                         at::full({1, 1, 1, 80}, INFINITY, at::kHalf))[0];
+      },
+      [&] {
+        const Case c{"", {}, {}, {1 << 30}, {0}, {2}};  // remainders that share a factor with the dilation
+        return gradients(c, half({1, 1, 1}), half({1, 1, 4096}), half({1, 1, 3}))[0];
       }};
   for (size_t i = 0; i < others.size(); ++i)
     EXPECT_TRUE(same_bits(others[i](), stock(others[i]))) << "case " << i;
 }
 
 TEST_F(Convolutions, ErrorsAreLibtorchs) {
+  EXPECT_THROW(at::conv_transpose1d(at::ones({1, 1, 1}, at::kHalf), at::ones({1, 1, 3}, at::kHalf), {},
+                                    std::numeric_limits<int64_t>::max()),
+               c10::Error);
   const auto half = [](at::IntArrayRef sizes) { return at::ones(sizes, at::kHalf); };
   const std::vector<std::function<void()>> wrong = {
       [&] {

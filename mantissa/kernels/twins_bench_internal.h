@@ -22,7 +22,8 @@ struct Twins {
 };
 
 /// Registers a benchmark that calls `make` and times what it returns, in turn, A B A B ..., so that the machine's drift
-/// hits both alike, and with them libtorch's own 16-bit kernel. Reports medians of the ratios of `rounds` rounds:
+/// hits both alike, and with them libtorch's own 16-bit kernel, which has three rounds where it takes more than twice as
+/// long. Reports medians of the ratios of `rounds` rounds:
 ///
 ///   fp32, fp32_p10, fp32_p90    wall time over float32's, and its tenth and ninetieth percentile
 ///   fp32_cpu                    processor time over float32's: steadier on one thread of a shared machine; with

@@ -34,6 +34,16 @@ float ours(std::vector<at::Tensor> gradients, double inv_scale) {
 
 class Unscale : public testing::TestWithParam<UnscaleBuild> {};
 
+TEST_P(Unscale, AFactorThatIsAnyNanMakesNan) {
+  const auto [tier, run] = GetParam();
+  if (tier > cpu_tier()) GTEST_SKIP() << "no " << tier_name(tier) << " here";
+  for (const uint32_t bits : {0x7fffffffU, 0xffffffffU, 0x7fc00000U, 0x7f800001U}) {
+    at::Tensor x = at::ones({70}, at::kBFloat16);
+    EXPECT_FALSE(run(x.mutable_data_ptr(), cpu::Element::kBFloat16, 70, c10::bit_cast<float>(bits)));
+    EXPECT_TRUE(x.isnan().all().item<bool>()) << bits;
+  }
+}
+
 TEST_P(Unscale, EqualsLibtorchAtEveryTailAndPlaceOfAnInfinity) {
   const auto [tier, run] = GetParam();
   if (tier > cpu_tier()) GTEST_SKIP() << "no " << tier_name(tier) << " here";

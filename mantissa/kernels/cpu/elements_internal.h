@@ -93,7 +93,8 @@ struct Elements {
     }
   }
 
-  /// NaN is kept that comes of elements: its last 16 bits are 0, so that rounding cannot carry it over.
+  /// A NaN stays one whose last 16 bits are 0, so that rounding cannot carry it over: all that come of elements of
+  /// this type, and those that arithmetic makes. It keeps its bits, where store() writes 0x7fc0.
   [[gnu::always_inline]] static inline void store_two(Storage* to, const Float* two) {
     if constexpr (kElement == Element::kBFloat16) {
       V::store_two_bf16(to, two);

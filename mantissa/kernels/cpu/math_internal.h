@@ -24,8 +24,8 @@ template <class V>
   return V::mul(value, V::power_of_two(shifted));
 }
 
-/// 2^x, within a relative error of 1.6e-7, 0 below -126.5 and inf from 127.5 on; for x up to 128. NaN stays
-/// NaN.
+/// 2^x, within a relative error of 1.8e-7 (2.2e-7 below the normal numbers); 0 from -126.5 down and inf above 127.5; for
+/// x up to 128 alone. NaN stays NaN.
 template <class V>
 [[gnu::always_inline]] inline typename V::Float exp2(typename V::Float x) {
   using Float = typename V::Float;
@@ -33,7 +33,7 @@ template <class V>
   const Float inside = V::max(V::set(-127), x);
   const Float shifted = V::add(inside, shift);
   const Float f = V::sub(inside, V::sub(shifted, shift));
-  // The polynomial that is nearest to 2^f, in relative terms, where |f| <= 1/2: within 9.2e-8.
+  // The polynomial that is nearest to 2^f, in relative terms, where |f| <= 1/2: within 1.1e-7.
   Float value = V::set(0.0013264727F);
   constexpr float kCoefficients[] = {0.009671513F, 0.055507336F, 0.24022242F, 0.693147F, 1.0F};
   for (const float coefficient : kCoefficients) value = V::fma(value, f, V::set(coefficient));
