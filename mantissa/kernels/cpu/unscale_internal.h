@@ -11,10 +11,10 @@ namespace mantissa::cpu {
 /// 64 MiB of float32 that saves 3 % of the time on two threads, which wait for the memory, and 15 % on one.
 template <typename Storage>
 [[gnu::always_inline]] inline void prefetch(const Storage* from, int64_t count) {
-  constexpr uintptr_t kAhead = 6144, kLine = 64;
-  const auto first = reinterpret_cast<uintptr_t>(from) + kAhead;
-  for (uintptr_t byte = 0; byte < count * sizeof *from; byte += kLine)
-    __builtin_prefetch(reinterpret_cast<const void*>(first + byte));
+  constexpr size_t kAhead = 6144, kLine = 64;
+  const auto* const first = reinterpret_cast<const char*>(from);
+  for (size_t byte = 0; byte < count * sizeof *from; byte += kLine)
+    __builtin_prefetch(first + kAhead + byte);
 }
 
 /// 0 times inf or nan is nan, of all else 0: two sums of such products keep any nan, and are looked at once.
