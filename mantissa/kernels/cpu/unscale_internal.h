@@ -13,8 +13,7 @@ template <typename Storage>
 [[gnu::always_inline]] inline void prefetch(const Storage* from, int64_t count) {
   constexpr size_t kAhead = 6144, kLine = 64;
   const auto* const first = reinterpret_cast<const char*>(from);
-  for (size_t byte = 0; byte < count * sizeof *from; byte += kLine)
-    __builtin_prefetch(first + kAhead + byte);
+  for (size_t byte = 0; byte < count * sizeof *from; byte += kLine) __builtin_prefetch(first + kAhead + byte);
 }
 
 /// 0 times inf or nan is nan, of all else 0: two sums of such products keep any nan, and are looked at once.
