@@ -2,6 +2,8 @@
 
 // Unscaling, written once for every tier with vectors, on the terms of elements_internal.h.
 
+#include <cstddef>
+
 #include "mantissa/kernels/cpu/elements_internal.h"
 #include "mantissa/kernels/cpu/unscale.h"
 
