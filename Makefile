@@ -4,7 +4,7 @@ BUILD := $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 PRECISION ?= bf16-mixed
 SETUP := tools/setup $(if $(filter cuda,$(PRESET)),--cuda)
 # Side by side as ctest's: most of a comparison's time is one thread's, or a program's that starts.
-PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest -n auto --maxprocesses 4
+PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 OPTIONS := $(if $(TORCH_ROOT),-DTORCH_ROOT=$(TORCH_ROOT)) $(CMAKE_ARGS)
 
 .PHONY: all configure fit test parity bench fuzz tsan lint format clean

@@ -12,6 +12,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RELEASE = torch.__version__.split("+")[0]
 
 
+# On one worker: each would build a wheel of its own.
+pytestmark = pytest.mark.xdist_group("wheel")
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """A folder with what pip installed from a wheel that it built."""
