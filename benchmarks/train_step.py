@@ -18,8 +18,12 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "parity"))
 
-CASES = [("mlp", 32, 8, 300), ("convnet", 32, 8, 200), ("resnet-tiny", 32, 28, 20), ("gpt-tiny", 4, 8, 10)]
-PRECISIONS = ["32-true", "bf16-mixed", "16-mixed"]
+# Equal losses ask for libtorch's own 16-bit products on both sides. In fp16 they are emulated: of the larger models such a
+# step takes seconds on either side, and tells nothing of the loop. What our kernels make of it: precision_step_bench.
+CASES = [("mlp", 32, 8, 300, ["32-true", "bf16-mixed", "16-mixed"]),
+         ("convnet", 32, 8, 200, ["32-true", "bf16-mixed", "16-mixed"]),
+         ("resnet-tiny", 32, 28, 20, ["32-true", "bf16-mixed"]),
+         ("gpt-tiny", 4, 8, 10, ["32-true", "bf16-mixed"])]
 
 
 def time_theirs(job_file):
@@ -80,8 +84,8 @@ def main():
 
     rows = []
     print(f"{'model':<12} {'precision':<11} {'ours ms':>9} {'PyTorch ms':>11} {'ratio':>6}  spread")
-    for model, batch_size, image_size, batches in CASES:
-        for precision in PRECISIONS:
+    for model, batch_size, image_size, batches, precisions in CASES:
+        for precision in precisions:
             row = measure(arguments.build, model, precision, batch_size, image_size, batches, arguments.rounds,
                           arguments.threads)
             rows.append(row)

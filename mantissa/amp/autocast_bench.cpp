@@ -1,0 +1,18 @@
+// What an autocast region costs.
+#include <benchmark/benchmark.h>
+
+#include "mantissa/amp/autocast.h"
+
+namespace mantissa {
+namespace {
+
+void BM_AutocastRegion(benchmark::State& state) {
+  for (auto _ : state) {
+    const Autocast region(at::kCPU);
+    benchmark::DoNotOptimize(region.enabled());
+  }
+}
+BENCHMARK(BM_AutocastRegion);
+
+}  // namespace
+}  // namespace mantissa
