@@ -72,6 +72,7 @@ cpu::Gemm oriented(const cpu::Gemm& g, const GemmBuild& build) {
 const std::vector<GemmBuild>& gemm_builds() {
   static const std::vector<GemmBuild> builds = {
 #if defined(__x86_64__)
+    {CpuTier::kAvx512Bf16, cpu::avx512_bf16::gemm, 12, 32},
     {CpuTier::kAvx512, cpu::avx512::gemm, 12, 32},
     {CpuTier::kAvx2, cpu::avx2::gemm, 6, 16},
 #endif

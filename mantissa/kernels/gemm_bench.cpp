@@ -50,7 +50,7 @@ Twins twins(const Shape& shape, at::ScalarType dtype, bool a_transposed, bool b_
   g.a.element = dtype == at::kHalf ? cpu::Element::kFloat16 : cpu::Element::kBFloat16;
   twins.is_ours = products::is_faster_here(g, /*is_dot=*/false);
   // A hundred times slower than float32 may be minutes.
-  twins.with_stock = !twins.is_ours || twins.products <= 1 << 26;
+  twins.with_stock = products::is_native(g.a.element) || twins.products <= 1 << 26;
   return twins;
 }
 

@@ -9,7 +9,9 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "mantissa/kernels/gemm.h"
@@ -128,6 +130,29 @@ bool is_floating(const Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
 }
 
+/// Whether libtorch's autocast keeps its copy of `weight` until the region ends.
+bool is_kept_by_autocast(const Tensor& weight) {
+  return at::autocast::is_autocast_cache_enabled() && weight.requires_grad() && weight.is_leaf() &&
+         !weight.is_view();
+}
+
+/// Notes that `weight` is used; whether this thread used it before in the autocast region it is in. That a
+/// region began is seen from libtorch's cache, which forgot `mark`.
+bool is_used_again(const Tensor& weight) {
+  static const Tensor mark = [] {
+    const c10::InferenceMode guard(false);
+    return at::zeros({}, at::kFloat).requires_grad_();
+  }();
+  thread_local Tensor region;
+  thread_local ska::flat_hash_set<const c10::TensorImpl*> used;
+  const Tensor now = at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), mark, at::kCPU);
+  if (!now.is_same(region)) {
+    used.clear();
+    region = now;
+  }
+  return !used.insert(weight.unsafeGetTensorImpl()).second;
+}
+
 /// x [..., k] times weight, [n, k] if `is_transposed` and else [k, n], plus a bias [n] or none: computed, if
 /// this is the place for it.
 std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_transposed) {
@@ -150,6 +175,10 @@ std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tenso
   shape.n = n;
   shape.a.element = element_of(dtype);
   if (!products::is_faster_here(shape, /*is_dot=*/false)) return std::nullopt;
+  // Where products take as long as reading a weight, the second half of a float32 weight counts: one of a
+  // recurrent layer had better be cast, once.
+  if (products::is_native(shape.a.element) && is_kept_by_autocast(weight) && is_used_again(weight))
+    return std::nullopt;
 
   const Tensor low = at::autocast::cached_cast(dtype, x, at::kCPU);
   const auto maybe_bias = bias.defined() ? std::make_optional(bias) : std::nullopt;

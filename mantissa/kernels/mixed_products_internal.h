@@ -13,8 +13,9 @@
 ///
 /// A weight is a float32 parameter, or a view of one, of two dimensions, that is the right factor. Backward
 /// reads the weight itself: as in float32, autograd refuses one that changed after the forward pass.
-/// Everything else goes through libtorch's own autocast, as does what its own kernels multiply faster, and
-/// what is traced, transformed by functorch, or carries forward-mode gradients.
+/// Everything else goes through libtorch's own autocast, as does what its own kernels multiply faster, what is
+/// traced, transformed by functorch, or carries forward-mode gradients, and, on CPUs that multiply the type
+/// themselves, a weight's second and later uses in a region, for which autocast keeps a copy until it ends.
 namespace mantissa::mixed_products {
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);

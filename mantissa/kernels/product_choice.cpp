@@ -16,17 +16,21 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 struct StockIsFaster {
   int64_t rows_below;  ///< with fewer rows or columns
   int64_t rows_from;   ///< with as many rows and columns, if the product is also as large as
-  int64_t size_from;   ///< this: batch * m * n * k
+  int64_t size_from;   ///< this: m * n * k
+  int64_t batch_from;  ///< or a batch of them as large as this: batch * m * n * k
   int64_t dots_below;  ///< products of two vectors with fewer elements
 };
-/// The CPU multiplies this dtype itself. oneDNN makes use of that, but reads a matrix that is used once
-/// slowly, and small products are done here before it has looked up its kernel.
-constexpr StockIsFaster kNative = {0, 4, int64_t{96} * 96 * 96, 4096};
+/// The CPU multiplies tiles of this dtype (AMX), or has its arithmetic (AVX512-FP16). oneDNN makes use of that, but
+/// reads a matrix that is used once slowly, and small products are done here before it has looked up its kernel.
+constexpr StockIsFaster kTiles = {0, 4, int64_t{96} * 96 * 96, int64_t{96} * 96 * 96, 4096};
+/// It multiplies vectors of pairs of bf16, and so do the kernels here, which pack a matrix even where it is used
+/// for one tile's columns or two.
+constexpr StockIsFaster kPairs = {0, 4, kNever, (int64_t{1} << 24) + 1, 4096};
 /// Emulated, libtorch's matrix products are up to 400 times slower than float32; its products of vectors as
 /// fast.
-constexpr StockIsFaster kEmulated = {0, kNever, kNever, kNever};
+constexpr StockIsFaster kEmulated = {0, kNever, kNever, kNever, kNever};
 /// Plain loops pack what they use once, too.
-constexpr StockIsFaster kGeneric = {16, kNever, kNever, kNever};
+constexpr StockIsFaster kGeneric = {16, kNever, kNever, kNever, kNever};
 
 }  // namespace
 
@@ -37,12 +41,15 @@ bool is_native(cpu::Element element) {
 }
 
 bool is_faster_here(const cpu::Gemm& g, bool is_dot) {
-  const StockIsFaster& stock = is_native(g.a.element)            ? kNative
+  static const bool has_bf16_tiles = dtype_support(at::kCPU, at::kBFloat16).reason == "AMX-BF16";
+  const bool by_tiles = g.a.element == cpu::Element::kFloat16 || has_bf16_tiles;
+  const StockIsFaster& stock = is_native(g.a.element)            ? (by_tiles ? kTiles : kPairs)
                                : cpu_tier() == CpuTier::kGeneric ? kGeneric
                                                                  : kEmulated;
   if (is_dot) return g.k >= stock.dots_below;
-  const int64_t rows = std::min(g.m, g.n);
-  return rows >= stock.rows_below && (rows < stock.rows_from || g.m * g.n * g.k * g.batch < stock.size_from);
+  const int64_t rows = std::min(g.m, g.n), size = g.m * g.n * g.k * g.batch;
+  return rows >= stock.rows_below &&
+         (rows < stock.rows_from || size < (g.batch > 1 ? stock.batch_from : stock.size_from));
 }
 
 bool is_faster_here(const cpu::Attention&) {

@@ -5,8 +5,8 @@
 
 namespace mantissa::products {
 
-/// Whether oneDNN multiplies this type with instructions of its own. A capped tier stands for a CPU without
-/// them.
+/// Whether the CPU has instructions that multiply this type, of which oneDNN makes use. A capped tier stands
+/// for a CPU without them.
 bool is_native(cpu::Element element);
 
 /// Whether `g`, of 16-bit operands, is faster with gemm() than with libtorch's kernel on this CPU. `is_dot`:

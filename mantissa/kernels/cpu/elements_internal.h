@@ -5,6 +5,8 @@
 // compiled without V. V names:
 //
 //   kLanes, kRows, kVectors     lanes of a vector; the tile of the result: kRows x (kVectors * kLanes)
+//   kSteps                      steps of k that a lane of a packed panel holds: 1 float32, or 2 bf16
+//   multiply_packed(a, b, c)    c + the product of what the lanes of packed panels hold
 //   Float, Short                kLanes float32, kLanes 16-bit values
 //   zero, load, store, broadcast, add, mul, fma (a * b + c)
 //   load_short, store_short

@@ -80,9 +80,16 @@ struct Panels {
   int64_t lanes;  // from here to the matrix's end
 };
 
+/// Steps of a panel that is `depth` of k deep.
+template <class V>
+int64_t packed_depth(int64_t depth) {
+  return (depth + V::kSteps - 1) / V::kSteps;
+}
+
 /// Packs the lanes [0, width) of `panels`, `depth` deep, one panel of kWidth after the other.
 template <class V, int kWidth>
 void pack(Element element, Element other, const Panels& panels, int64_t width, int64_t depth, float* to) {
+  if constexpr (V::kSteps == 2) return V::template pack_pairs<kWidth>(element, panels, width, depth, to);
   with_elements<V>(element, other, [&](auto source) {
     using Source = decltype(source);
     // In ascending order: see pack_panel() about what it writes past a panel's end.
@@ -104,8 +111,8 @@ struct PackedRows {
 };
 
 /// The innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k
-/// of a(row, k) * b[k * kColumns + column], of kTileRows rows and kTileVectors vectors of the panels. Knows
-/// float32 only: conversions in here were seen to cost it 15 %.
+/// of a(row, k) * b[k * kColumns + column], of kTileRows rows and kTileVectors vectors of the panels, `depth`
+/// steps deep. Knows what pack() leaves only: conversions in here were seen to cost it 15 %.
 template <class V, class A, int kTileRows, int kTileVectors>
 void multiply_tile(int64_t depth, A a, const float* b, float* to, int64_t stride, bool accumulate) {
   using Float = typename V::Float;
@@ -120,8 +127,8 @@ void multiply_tile(int64_t depth, A a, const float* b, float* to, int64_t stride
 #pragma GCC unroll 4
       for (int64_t k = 0; k < steps; ++k) {
         const Float columns[] = {V::load(b + kVector * V::kLanes)...};
-        ((sums[kSum] = V::fma(V::broadcast(a.at + kSum / kTileVectors * A::kRowStep),
-                              columns[kSum % kTileVectors], sums[kSum])),
+        ((sums[kSum] = V::multiply_packed(V::broadcast(a.at + kSum / kTileVectors * A::kRowStep),
+                                          columns[kSum % kTileVectors], sums[kSum])),
          ...);
         a.at += A::kStep;
         b += V::kVectors * V::kLanes;
@@ -177,6 +184,20 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
   const bool adds = g.addend.data != nullptr, activates = g.activation != Activation::kNone;
   const int64_t rows = tile.rows, cols = tile.cols, out_step = g.out.col_stride;
   const int64_t whole = out_step == 1 ? cols / V::kLanes * V::kLanes : 0;
+  if (!adds && !activates && whole == cols &&
+      cols == V::kVectors * V::kLanes) {  // most tiles: nothing to decide
+    auto* out = static_cast<typename Out::Storage*>(g.out.data) + tile.batch * g.out.batch_stride +
+                tile.row * g.out.row_stride + tile.col;
+    const int64_t out_stride = g.out.row_stride;
+    for (int64_t i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V::kVectors; ++v)
+        Out::store(out + v * V::kLanes, V::mul(alpha, V::load(sums + v * V::kLanes)));
+      sums += stride;
+      out += out_stride;
+    }
+    return;
+  }
   for (int64_t i = 0; i < rows; ++i) {
     float* const row = sums + i * stride;
     const int64_t addend = tile.batch * g.addend.batch_stride + (tile.row + i) * g.addend.row_stride +
@@ -209,7 +230,7 @@ void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
                    [&](auto out) { finish_tile_as<V, decltype(out)>(g, tile, sums, stride); });
 }
 
-/// A panel of b times a packed block of a: the tiles of `block`, a few columns wide. The sums pass through
+/// A panel of b times a packed block of a, `depth` steps: the tiles of `block`, a few columns wide. The sums pass through
 /// `sums` between blocks of k; where one block is all, they stay in a tile's own memory.
 template <class V>
 void multiply_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last, const float* a,
@@ -246,11 +267,11 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
     const int64_t stride = (cols + kColumns - 1) / kColumns * kColumns;
     for (int64_t rows_begin = part.row_begin; rows_begin < part.row_end; rows_begin += kGemmRows) {
       const int64_t rows_end = least<V>(rows_begin + kGemmRows, part.row_end);
-      for (int64_t k = 0; k < g.k; k += kGemmBlockK) {
-        const int64_t depth = least<V>(kGemmBlockK, g.k - k);
+      for (int64_t k = 0; k < g.k; k += 384 * V::kSteps) {
+        const int64_t depth = least<V>(384 * V::kSteps, g.k - k), steps = packed_depth<V>(depth);
         // A panel of b is packed right before its first use; where that is its only use, always into the same
         // memory, which stays in the first cache level.
-        const int64_t b_step = rows_end - rows_begin > kGemmBlockM ? depth : 0;
+        const int64_t b_step = rows_end - rows_begin > kGemmBlockM ? steps : 0;
         for (int64_t row = rows_begin; row < rows_end; row += kGemmBlockM) {
           const int64_t rows = least<V>(kGemmBlockM, rows_end - row);
           const int64_t a_at = part.batch * g.a.batch_stride + row * g.a.row_stride + k * g.a.col_stride;
@@ -267,7 +288,7 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
                                 {at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col - j}, here,
                                 depth, panel);
             }
-            multiply_panel<V>(g, {part.batch, row, col + j, rows, here}, depth, k == 0, k + depth == g.k,
+            multiply_panel<V>(g, {part.batch, row, col + j, rows, here}, steps, k == 0, k + depth == g.k,
                               scratch.a, panel, scratch.sums + (row - rows_begin) * stride + j, stride);
           }
         }

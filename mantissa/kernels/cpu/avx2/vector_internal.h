@@ -10,7 +10,7 @@ namespace {
 
 /// 6 x 16: 12 sums, 2 vectors of b and 1 of a are 15 of the 16 registers.
 struct Avx2 {
-  static constexpr int kLanes = 8, kRows = 6, kVectors = 2;
+  static constexpr int kLanes = 8, kRows = 6, kVectors = 2, kSteps = 1;
   using Float = __m256;
   using Short = __m128i;
 
@@ -21,6 +21,7 @@ struct Avx2 {
   static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
   static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
   static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+  static Float multiply_packed(Float a, Float b, Float c) { return fma(a, b, c); }
   static Float set(float value) { return _mm256_set1_ps(value); }
   static Float sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
   static Float div(Float a, Float b) { return _mm256_div_ps(a, b); }

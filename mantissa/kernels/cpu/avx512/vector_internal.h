@@ -9,7 +9,7 @@ namespace {
 
 /// 12 x 32: 24 sums and 2 vectors of b of the 32 registers; a comes from memory inside the multiply-add.
 struct Avx512 {
-  static constexpr int kLanes = 16, kRows = 12, kVectors = 2;
+  static constexpr int kLanes = 16, kRows = 12, kVectors = 2, kSteps = 1;
   using Float = __m512;
   using Short = __m256i;
 
@@ -20,6 +20,7 @@ struct Avx512 {
   static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
   static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
   static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+  static Float multiply_packed(Float a, Float b, Float c) { return fma(a, b, c); }
   static Float set(float value) { return _mm512_set1_ps(value); }
   static Float sub(Float a, Float b) { return _mm512_sub_ps(a, b); }
   static Float div(Float a, Float b) { return _mm512_div_ps(a, b); }

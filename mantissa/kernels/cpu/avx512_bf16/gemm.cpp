@@ -1,0 +1,24 @@
+#include "mantissa/kernels/cpu/gemm.h"
+
+#include "mantissa/kernels/cpu/avx512_bf16/vector_internal.h"
+#include "mantissa/kernels/cpu/gemm_blocked_internal.h"
+#include "mantissa/kernels/cpu/gemv_internal.h"
+
+namespace mantissa::cpu::avx512_bf16 {
+
+namespace {
+
+/// Of bf16, or of bf16 and float32 that is rounded to it.
+bool is_of_pairs(const Gemm& g) {
+  return g.a.element != Element::kFloat16 && g.b.element != Element::kFloat16 &&
+         (g.a.element == Element::kBFloat16 || g.b.element == Element::kBFloat16);
+}
+
+}  // namespace
+
+void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
+  if (!is_of_pairs(g) || is_gemv<Avx512Bf16>(g)) return avx512::gemm(g, part, scratch);
+  gemm_blocked<Avx512Bf16>(g, part, scratch);
+}
+
+}  // namespace mantissa::cpu::avx512_bf16
