@@ -53,19 +53,18 @@ struct Bf16Source<Element::kFloat32> {
 template <int kWidth, class Source>
 void pack_pairs_panel(const typename Source::Storage* from, int64_t lane_stride, int64_t k_stride,
                       int64_t lanes, int64_t depth, float* to) {
-  constexpr int kLanes = Avx512::kLanes, kVectors = (kWidth + kLanes - 1) / kLanes;
-  for (int v = 0; v < kVectors && v * kLanes < lanes; ++v) {
-    constexpr int kMost = kWidth < kLanes ? kWidth : kLanes;
-    const int64_t here = lanes - v * kLanes < kMost ? lanes - v * kLanes : kMost;
-    const typename Source::Storage* const first = from + v * kLanes * lane_stride;
-    float* const panel = to + v * kLanes;
+  constexpr int64_t kLanes = Avx512::kLanes, kMost = kWidth < kLanes ? kWidth : kLanes;
+  for (int64_t begin = 0; begin < kWidth && begin < lanes; begin += kLanes) {
+    const int64_t here = lanes - begin < kMost ? lanes - begin : kMost;
+    const typename Source::Storage* const first = from + begin * lane_stride;
+    float* const panel = to + begin;
     if (k_stride == 1) {
       for (int64_t k = 0; k < depth; k += 2 * kLanes) {
         Avx512::Float rows[kLanes];
         const int64_t left = depth - k;
         if (here == kMost && left >= 2 * kLanes) {
 #pragma GCC unroll 16
-          for (int lane = 0; lane < kLanes; ++lane)
+          for (int64_t lane = 0; lane < kLanes; ++lane)
             rows[lane] = lane < kMost
                              ? _mm512_castsi512_ps(Source::load_pairs(first + lane * lane_stride + k))
                              : Avx512::zero();
