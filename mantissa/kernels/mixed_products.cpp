@@ -1,5 +1,6 @@
 #include <utility>
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
@@ -130,27 +131,35 @@ bool is_floating(const Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
 }
 
-/// Whether libtorch's autocast keeps its copy of `weight` until the region ends.
+/// Whether libtorch's autocast would keep a copy of `weight` until the region ends. Under hooks on saved tensors
+/// none is asked for: checkpointing compares what two forward passes save, of which only one may find a copy.
 bool is_kept_by_autocast(const Tensor& weight) {
-  return at::autocast::is_autocast_cache_enabled() && weight.requires_grad() && weight.is_leaf() &&
-         !weight.is_view();
+  return at::autocast::is_autocast_cache_enabled() && !c10::InferenceMode::is_enabled() &&
+         weight.requires_grad() && weight.is_leaf() && !weight.is_view() && !weight.is_inference() &&
+         at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
 }
 
-/// Notes that `weight` is used; whether this thread used it before in the autocast region it is in. That a
-/// region began is seen from libtorch's cache, which forgot `mark`.
+/// Notes that `weight` is used; whether this thread used it before in the autocast region it is in, and it has
+/// not changed since, for autocast's copy would not. That a region began is seen from autocast's cache, which
+/// forgot `mark`.
 bool is_used_again(const Tensor& weight) {
-  static const Tensor mark = [] {
-    const c10::InferenceMode guard(false);
-    return at::zeros({}, at::kFloat).requires_grad_();
-  }();
+  struct Use {
+    c10::weak_intrusive_ptr<c10::TensorImpl> weight;  // keeps its address from becoming another's
+    uint32_t version;
+  };
+  static const Tensor mark = at::zeros({}, at::kFloat).requires_grad_();
   thread_local Tensor region;
-  thread_local ska::flat_hash_set<const c10::TensorImpl*> used;
+  thread_local ska::flat_hash_map<const c10::TensorImpl*, Use> uses;
   const Tensor now = at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), mark, at::kCPU);
   if (!now.is_same(region)) {
-    used.clear();
+    uses.clear();
     region = now;
   }
-  return !used.insert(weight.unsafeGetTensorImpl()).second;
+  const auto version = static_cast<uint32_t>(weight._version());
+  const auto [use, is_first] =
+      uses.emplace(weight.unsafeGetTensorImpl(),
+                   Use{c10::weak_intrusive_ptr<c10::TensorImpl>(weight.getIntrusivePtr()), version});
+  return !is_first && use->second.version == version;
 }
 
 /// x [..., k] times weight, [n, k] if `is_transposed` and else [k, n], plus a bias [n] or none: computed, if

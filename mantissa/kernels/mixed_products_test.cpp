@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -242,6 +243,19 @@ TEST_P(MixedProducts, AWeightThatIsUsedAgainInARegionIsCastOnceWhereProductsAreF
   at::autocast::set_autocast_cache_enabled(false);
   for (int use = 0; use < 3; ++use) EXPECT_EQ(casts_of(w), 0) << "nothing would be kept without a cache";
   at::autocast::set_autocast_cache_enabled(true);
+}
+
+TEST_P(MixedProducts, AWeightThatChangesInARegionIsReadAsItIs) {
+  const at::Tensor x = at::randn({8, 128}).to(GetParam()), w = at::randn({128, 128}).requires_grad_();
+  const Region region(GetParam());
+  const at::Tensor first = at::linear(x, w).detach();
+  for (int uses = 0; uses < 3; ++uses) {
+    {
+      const at::NoGradGuard guard;
+      w.mul_(2);
+    }
+    EXPECT_TRUE(same_bits(at::linear(x, w).detach(), first * std::pow(2, uses + 1))) << uses;
+  }
 }
 
 TEST_P(MixedProducts, GradientsOfAWeightThatIsUsedManyTimesAreThatOfItsUses) {

@@ -267,8 +267,8 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
     const int64_t stride = (cols + kColumns - 1) / kColumns * kColumns;
     for (int64_t rows_begin = part.row_begin; rows_begin < part.row_end; rows_begin += kGemmRows) {
       const int64_t rows_end = least<V>(rows_begin + kGemmRows, part.row_end);
-      for (int64_t k = 0; k < g.k; k += 384 * V::kSteps) {
-        const int64_t depth = least<V>(384 * V::kSteps, g.k - k), steps = packed_depth<V>(depth);
+      for (int64_t k = 0; k < g.k; k += kGemmBlockK * V::kSteps) {
+        const int64_t depth = least<V>(kGemmBlockK * V::kSteps, g.k - k), steps = packed_depth<V>(depth);
         // A panel of b is packed right before its first use; where that is its only use, always into the same
         // memory, which stays in the first cache level.
         const int64_t b_step = rows_end - rows_begin > kGemmBlockM ? steps : 0;
