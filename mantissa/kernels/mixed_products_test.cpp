@@ -246,6 +246,7 @@ TEST_P(MixedProducts, AWeightThatIsUsedAgainInARegionIsCastOnceWhereProductsAreF
 }
 
 TEST_P(MixedProducts, AWeightThatChangesInARegionIsReadAsItIs) {
+  if (!is_ours(8, 128, 128)) GTEST_SKIP() << "libtorch multiplies this here";
   const at::Tensor x = at::randn({8, 128}).to(GetParam()), w = at::randn({128, 128}).requires_grad_();
   const Region region(GetParam());
   const at::Tensor first = at::linear(x, w).detach();
