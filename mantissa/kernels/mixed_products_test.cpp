@@ -199,7 +199,7 @@ class LiveBytes : public c10::MemoryReportingInfoBase {
   int64_t now = 0, peak = 0;
 };
 
-/// Nor make one, and none for each matrix of a batch.
+/// Nor is one made, of which libtorch would make one for each matrix of a batch.
 TEST_P(MixedProducts, KeepNoCopyOfAWeight) {
   constexpr int64_t kRows = 32, kInputs = 512, kOutputs = 256;  // a copy is larger than all the rest
   if (!is_ours(kRows, kOutputs, kInputs)) GTEST_SKIP() << "libtorch multiplies this here";
