@@ -12,13 +12,6 @@
 namespace mantissa {
 namespace {
 
-/// One of the names in at::cpu::get_cpu_capabilities(); absent on other architectures means no.
-bool cpu_has(const std::string& capability) {
-  static const auto capabilities = at::cpu::get_cpu_capabilities();
-  const auto found = capabilities.find(capability);
-  return found != capabilities.end() && found->second.isBool() && found->second.toBool();
-}
-
 DtypeSupportInfo cpu_support(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
@@ -47,6 +40,12 @@ DtypeSupportInfo cuda_support(at::Device device, at::ScalarType dtype) {
 }
 
 }  // namespace
+
+bool cpu_has(const std::string& capability) {
+  static const auto capabilities = at::cpu::get_cpu_capabilities();
+  const auto found = capabilities.find(capability);
+  return found != capabilities.end() && found->second.isBool() && found->second.toBool();
+}
 
 int64_t cuda_device_count() {
   const auto& hooks = at::detail::getCUDAHooks();

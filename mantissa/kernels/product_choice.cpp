@@ -40,12 +40,18 @@ bool is_native(cpu::Element element) {
   return (element == cpu::Element::kBFloat16 ? bf16 : fp16) && at::globalContext().userEnabledMkldnn();
 }
 
+namespace {
+
+const StockIsFaster& stock_for(cpu::Element element) {
+  static const bool has_bf16_tiles = cpu_has("amx_bf16");
+  if (is_native(element)) return element == cpu::Element::kBFloat16 && !has_bf16_tiles ? kPairs : kTiles;
+  return cpu_tier() == CpuTier::kGeneric ? kGeneric : kEmulated;
+}
+
+}  // namespace
+
 bool is_faster_here(const cpu::Gemm& g, bool is_dot) {
-  static const bool has_bf16_tiles = dtype_support(at::kCPU, at::kBFloat16).reason == "AMX-BF16";
-  const bool by_tiles = g.a.element == cpu::Element::kFloat16 || has_bf16_tiles;
-  const StockIsFaster& stock = is_native(g.a.element)            ? (by_tiles ? kTiles : kPairs)
-                               : cpu_tier() == CpuTier::kGeneric ? kGeneric
-                                                                 : kEmulated;
+  const StockIsFaster& stock = stock_for(g.a.element);
   if (is_dot) return g.k >= stock.dots_below;
   const int64_t rows = std::min(g.m, g.n), size = g.m * g.n * g.k * g.batch;
   return rows >= stock.rows_below &&
