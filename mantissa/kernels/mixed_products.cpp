@@ -156,10 +156,11 @@ bool is_used_again(const Tensor& weight) {
     region = now;
   }
   const auto version = static_cast<uint32_t>(weight._version());
-  const auto [use, is_first] =
-      uses.emplace(weight.unsafeGetTensorImpl(),
-                   Use{c10::weak_intrusive_ptr<c10::TensorImpl>(weight.getIntrusivePtr()), version});
-  return !is_first && use->second.version == version;
+  const auto use = uses.find(weight.unsafeGetTensorImpl());
+  if (use != uses.end()) return use->second.version == version;
+  uses.emplace(weight.unsafeGetTensorImpl(),
+               Use{c10::weak_intrusive_ptr<c10::TensorImpl>(weight.getIntrusivePtr()), version});
+  return false;
 }
 
 /// x [..., k] times weight, [n, k] if `is_transposed` and else [k, n], plus a bias [n] or none: computed, if

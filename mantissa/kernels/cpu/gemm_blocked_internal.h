@@ -12,6 +12,46 @@
 
 namespace mantissa::cpu {
 
+/// Steps of a panel that is `depth` of k deep.
+template <class V>
+int64_t packed_depth(int64_t depth) {
+  return (depth + V::kSteps - 1) / V::kSteps;
+}
+
+/// pack_panel() of a matrix whose elements of k lie next to each other. A vector that Source reads holds
+/// kLanes * V::kSteps of them, a step of the panel V::kSteps.
+template <class V, int kWidth, class Source, class Step>
+void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int64_t lanes, int64_t depth,
+                  float* to, Step step) {
+  constexpr int64_t kMost = kWidth < V::kLanes ? kWidth : V::kLanes, kDeep = int64_t{V::kLanes} * V::kSteps;
+  for (int64_t begin = 0; begin < kWidth && begin < lanes; begin += V::kLanes) {
+    const int64_t here = lanes - begin < kMost ? lanes - begin : kMost;
+    const typename Source::Storage* const first = from + begin * lane_stride;
+    for (int64_t k = 0; k < depth; k += kDeep) {
+      typename V::Float rows[V::kLanes];
+      const int64_t left = depth - k < kDeep ? depth - k : kDeep;
+      if (here == kMost && left == kDeep) {
+#pragma GCC unroll 16
+        for (int64_t lane = 0; lane < V::kLanes; ++lane)
+          rows[lane] = lane < kMost ? Source::load(first + lane * lane_stride + k) : V::zero();
+      } else {
+        for (int64_t lane = 0; lane < V::kLanes; ++lane)
+          rows[lane] = lane >= here    ? V::zero()
+                       : left == kDeep ? Source::load(first + lane * lane_stride + k)
+                                       : Source::load_some(first + lane * lane_stride + k, left);
+      }
+      V::transpose(rows);
+      float* const out = to + k / V::kSteps * step + begin;
+      if (left == kDeep) {
+#pragma GCC unroll 16
+        for (int64_t row = 0; row < V::kLanes; ++row) V::store(out + row * step, rows[row]);
+      } else {
+        for (int64_t row = 0; row < packed_depth<V>(left); ++row) V::store(out + row * step, rows[row]);
+      }
+    }
+  }
+}
+
 /// Writes one panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth +
 /// lane]. `lanes` of them exist, further ones are 0 or undefined. The last step's vector may reach past the
 /// panel's end, where the next panel will be. Steps may be further apart: to[k * step + lane].
@@ -35,36 +75,7 @@ void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64
     }
     return;
   }
-  if (k_stride == 1) {
-    for (int v = 0; v < kVectors && v * V::kLanes < lanes; ++v) {
-      constexpr int kMost = kWidth < V::kLanes ? kWidth : V::kLanes;
-      const int64_t here = lanes - v * V::kLanes < kMost ? lanes - v * V::kLanes : kMost;
-      const typename Source::Storage* const first = from + v * V::kLanes * lane_stride;
-      for (int64_t k = 0; k < depth; k += V::kLanes) {
-        typename V::Float rows[V::kLanes];
-        const int64_t steps = depth - k < V::kLanes ? depth - k : V::kLanes;
-        if (here == kMost && steps == V::kLanes) {
-#pragma GCC unroll 16
-          for (int lane = 0; lane < V::kLanes; ++lane)
-            rows[lane] = lane < kMost ? Source::load(first + lane * lane_stride + k) : V::zero();
-        } else {
-          for (int64_t lane = 0; lane < V::kLanes; ++lane)
-            rows[lane] = lane >= here         ? V::zero()
-                         : steps == V::kLanes ? Source::load(first + lane * lane_stride + k)
-                                              : Source::load_some(first + lane * lane_stride + k, steps);
-        }
-        V::transpose(rows);
-        float* const out = to + k * step + v * V::kLanes;
-        if (steps == V::kLanes) {
-#pragma GCC unroll 16
-          for (int64_t row = 0; row < V::kLanes; ++row) V::store(out + row * step, rows[row]);
-        } else {
-          for (int64_t row = 0; row < steps; ++row) V::store(out + row * step, rows[row]);
-        }
-      }
-    }
-    return;
-  }
+  if (k_stride == 1) return pack_along_k<V, kWidth, Source>(from, lane_stride, lanes, depth, to, step);
   for (int64_t k = 0; k < depth; ++k)
     for (int v = 0; v < kVectors; ++v) {
       const int64_t here = lanes - v * V::kLanes < V::kLanes ? lanes - v * V::kLanes : V::kLanes;
@@ -80,24 +91,21 @@ struct Panels {
   int64_t lanes;  // from here to the matrix's end
 };
 
-/// Steps of a panel that is `depth` of k deep.
-template <class V>
-int64_t packed_depth(int64_t depth) {
-  return (depth + V::kSteps - 1) / V::kSteps;
-}
-
 /// Packs the lanes [0, width) of `panels`, `depth` deep, one panel of kWidth after the other.
 template <class V, int kWidth>
 void pack(Element element, Element other, const Panels& panels, int64_t width, int64_t depth, float* to) {
-  if constexpr (V::kSteps == 2) return V::template pack_pairs<kWidth>(element, panels, width, depth, to);
-  with_elements<V>(element, other, [&](auto source) {
-    using Source = decltype(source);
-    // In ascending order: see pack_panel() about what it writes past a panel's end.
-    for (int64_t lane = 0; lane < width; lane += kWidth)
-      pack_panel<V, kWidth, Source>(
-          static_cast<const typename Source::Storage*>(panels.data) + lane * panels.lane_stride,
-          panels.lane_stride, panels.k_stride, panels.lanes - lane, depth, to + lane * depth);
-  });
+  if constexpr (V::kSteps == 2) {
+    V::template pack_pairs<kWidth>(element, panels, width, depth, to);
+  } else {
+    with_elements<V>(element, other, [&](auto source) {
+      using Source = decltype(source);
+      // In ascending order: see pack_panel() about what it writes past a panel's end.
+      for (int64_t lane = 0; lane < width; lane += kWidth)
+        pack_panel<V, kWidth, Source>(
+            static_cast<const typename Source::Storage*>(panels.data) + lane * panels.lane_stride,
+            panels.lane_stride, panels.k_stride, panels.lanes - lane, depth, to + lane * depth);
+    });
+  }
 }
 
 /// A tile's left operand as pack() leaves it: element (row, k) at [k * kRows + row].

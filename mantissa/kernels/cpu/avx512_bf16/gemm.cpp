@@ -5,7 +5,6 @@
 #include "mantissa/kernels/cpu/gemv_internal.h"
 
 namespace mantissa::cpu::avx512_bf16 {
-
 namespace {
 
 /// Of bf16, or of bf16 and float32 that is rounded to it.

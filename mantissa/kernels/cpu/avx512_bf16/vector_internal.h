@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <immintrin.h>
+#include <type_traits>
 
 #include "mantissa/kernels/cpu/avx512/vector_internal.h"
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
@@ -12,81 +13,64 @@ namespace {
 
 using avx512::Avx512;
 
-/// Reads operands as bf16: kLanes elements, or along k as many pairs; what float32 holds is rounded to nearest
-/// even, denormals to 0. `some`: the first `count` elements, then zeros.
+/// Reads kLanes elements as bf16; float32 is rounded to nearest even, denormals to 0. `some`: the first `count`,
+/// then zeros.
 template <Element kElement>
-struct Bf16Source {
+struct Lanes {
   using Storage = uint16_t;
   static __m256i load(const Storage* from) { return Avx512::load_short(from); }
   static __m256i load_some(const Storage* from, int64_t count) {
     return Avx512::load_short_some(from, count);
   }
-  static __m512i load_pairs(const Storage* from) { return _mm512_loadu_si512(from); }
-  static __m512i load_some_pairs(const Storage* from, int64_t count) {
-    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << count) - 1), from);
-  }
 };
 
 template <>
-struct Bf16Source<Element::kFloat32> {
+struct Lanes<Element::kFloat32> {
   using Storage = float;
-  static __m256i round(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
-  static __m512i round(__m512 first, __m512 second) {
-    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
-  }
   static __m256i load(const Storage* from) { return round(Avx512::load(from)); }
   static __m256i load_some(const Storage* from, int64_t count) {
     return round(Avx512::load_some(from, count));
   }
-  static __m512i load_pairs(const Storage* from) {
+  static __m256i round(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
+};
+
+/// Reads kLanes pairs of neighbours in the same way.
+template <Element kElement>
+struct Pairs {
+  using Storage = uint16_t;
+  static __m512 load(const Storage* from) { return _mm512_castsi512_ps(_mm512_loadu_si512(from)); }
+  static __m512 load_some(const Storage* from, int64_t count) {
+    const auto mask = static_cast<__mmask32>((uint64_t{1} << count) - 1);
+    return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, from));
+  }
+};
+
+template <>
+struct Pairs<Element::kFloat32> {
+  using Storage = float;
+  static __m512 load(const Storage* from) {
     return round(Avx512::load(from), Avx512::load(from + Avx512::kLanes));
   }
-  static __m512i load_some_pairs(const Storage* from, int64_t count) {
+  static __m512 load_some(const Storage* from, int64_t count) {
     return count < Avx512::kLanes
                ? round(Avx512::load_some(from, count), Avx512::zero())
                : round(Avx512::load(from), Avx512::load_some(from + Avx512::kLanes, count - Avx512::kLanes));
   }
+  static __m512 round(__m512 first, __m512 second) {
+    return reinterpret_cast<__m512>(_mm512_cvtne2ps_pbh(second, first));
+  }
 };
 
 /// pack_panel() of gemm_blocked_internal.h, with `depth` elements of k in pairs: the earlier in the low half of a
-/// lane, after the last of an odd number 0.
-template <int kWidth, class Source>
-void pack_pairs_panel(const typename Source::Storage* from, int64_t lane_stride, int64_t k_stride,
+/// lane, after the last of an odd number 0. k lies anyhow.
+template <int kWidth, Element kElement>
+void pack_pairs_apart(const typename Lanes<kElement>::Storage* from, int64_t lane_stride, int64_t k_stride,
                       int64_t lanes, int64_t depth, float* to) {
+  using Source = Lanes<kElement>;
   constexpr int64_t kLanes = Avx512::kLanes, kMost = kWidth < kLanes ? kWidth : kLanes;
   for (int64_t begin = 0; begin < kWidth && begin < lanes; begin += kLanes) {
     const int64_t here = lanes - begin < kMost ? lanes - begin : kMost;
-    const typename Source::Storage* const first = from + begin * lane_stride;
-    float* const panel = to + begin;
-    if (k_stride == 1) {
-      for (int64_t k = 0; k < depth; k += 2 * kLanes) {
-        Avx512::Float rows[kLanes];
-        const int64_t left = depth - k;
-        if (here == kMost && left >= 2 * kLanes) {
-#pragma GCC unroll 16
-          for (int64_t lane = 0; lane < kLanes; ++lane)
-            rows[lane] = lane < kMost
-                             ? _mm512_castsi512_ps(Source::load_pairs(first + lane * lane_stride + k))
-                             : Avx512::zero();
-        } else {
-          for (int64_t lane = 0; lane < kLanes; ++lane) {
-            const auto* const row = first + lane * lane_stride + k;
-            rows[lane] = lane >= here         ? Avx512::zero()
-                         : left >= 2 * kLanes ? _mm512_castsi512_ps(Source::load_pairs(row))
-                                              : _mm512_castsi512_ps(Source::load_some_pairs(row, left));
-          }
-        }
-        Avx512::transpose(rows);
-        float* const out = panel + k / 2 * kWidth;
-        if (left >= 2 * kLanes) {
-#pragma GCC unroll 16
-          for (int64_t row = 0; row < kLanes; ++row) Avx512::store(out + row * kWidth, rows[row]);
-        } else {
-          for (int64_t row = 0; row < (left + 1) / 2; ++row) Avx512::store(out + row * kWidth, rows[row]);
-        }
-      }
-      continue;
-    }
+    const auto* const first = from + begin * lane_stride;
     const auto read = [&](const typename Source::Storage* step) __attribute__((always_inline)) {
       if (lane_stride == 1) return here == kLanes ? Source::load(step) : Source::load_some(step, here);
       alignas(64) typename Source::Storage values[kLanes] = {};
@@ -98,7 +82,7 @@ void pack_pairs_panel(const typename Source::Storage* from, int64_t lane_stride,
       if (k + 1 < depth)
         pairs = _mm512_or_si512(
             pairs, _mm512_slli_epi32(_mm512_cvtepu16_epi32(read(first + (k + 1) * k_stride)), 16));
-      Avx512::store(panel + k / 2 * kWidth, _mm512_castsi512_ps(pairs));
+      Avx512::store(to + begin + k / 2 * kWidth, _mm512_castsi512_ps(pairs));
     }
   }
 }
@@ -116,17 +100,27 @@ struct Avx512Bf16 : Avx512 {
   /// pack() of gemm_blocked_internal.h.
   template <int kWidth>
   static void pack_pairs(Element element, const Panels& panels, int64_t width, int64_t depth, float* to) {
-    const auto pack_all = [&](auto source) {
-      using Source = decltype(source);
-      // In ascending order: see pack_panel() about what it writes past a panel's end.
-      for (int64_t lane = 0; lane < width; lane += kWidth)
-        pack_pairs_panel<kWidth, Source>(
-            static_cast<const typename Source::Storage*>(panels.data) + lane * panels.lane_stride,
-            panels.lane_stride, panels.k_stride, panels.lanes - lane, depth,
-            to + lane * packed_depth<Avx512Bf16>(depth));
-    };
-    if (element == Element::kFloat32) return pack_all(Bf16Source<Element::kFloat32>{});
-    pack_all(Bf16Source<Element::kBFloat16>{});
+    if (element == Element::kFloat32)
+      return pack_pairs_of<kWidth, Element::kFloat32>(panels, width, depth, to);
+    pack_pairs_of<kWidth, Element::kBFloat16>(panels, width, depth, to);
+  }
+
+ private:
+  template <int kWidth, Element kElement>
+  static void pack_pairs_of(const Panels& panels, int64_t width, int64_t depth, float* to) {
+    const auto* const data = static_cast<const typename Pairs<kElement>::Storage*>(panels.data);
+    // In ascending order: see pack_panel() about what it writes past a panel's end.
+    for (int64_t lane = 0; lane < width; lane += kWidth) {
+      const auto* const from = data + lane * panels.lane_stride;
+      const int64_t lanes = panels.lanes - lane;
+      float* const panel = to + lane * packed_depth<Avx512Bf16>(depth);
+      if (panels.k_stride == 1) {
+        pack_along_k<Avx512Bf16, kWidth, Pairs<kElement>>(from, panels.lane_stride, lanes, depth, panel,
+                                                          std::integral_constant<int64_t, kWidth>{});
+      } else {
+        pack_pairs_apart<kWidth, kElement>(from, panels.lane_stride, panels.k_stride, lanes, depth, panel);
+      }
+    }
   }
 };
 
