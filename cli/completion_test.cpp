@@ -3,7 +3,7 @@
 
 #include "cli/test_support_internal.h"
 
-namespace mantissa::cli {
+namespace mantissa::cli::completion_test {
 namespace {
 
 using testing::AllOf;
@@ -151,4 +151,4 @@ TEST_F(Program, ModesNamesTheTierOfTheCpuKernels) {
 }
 
 }  // namespace
-}  // namespace mantissa::cli
+}  // namespace mantissa::cli::completion_test

@@ -5,7 +5,7 @@
 
 #include "cli/test_support_internal.h"
 
-namespace mantissa::cli {
+namespace mantissa::cli::fit_options_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -353,4 +353,4 @@ TEST_F(Program, EveryOptionIsInHelpAndConfigurationAndComesBack) {
 }
 
 }  // namespace
-}  // namespace mantissa::cli
+}  // namespace mantissa::cli::fit_options_test

@@ -3,7 +3,7 @@
 
 #include "cli/test_support_internal.h"
 
-namespace mantissa::cli {
+namespace mantissa::cli::limits_test {
 namespace {
 
 using nlohmann::json;
@@ -132,4 +132,4 @@ TEST_F(Limits, DetectAnomalyEndsOnTheOperation) {
 }
 
 }  // namespace
-}  // namespace mantissa::cli
+}  // namespace mantissa::cli::limits_test

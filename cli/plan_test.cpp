@@ -3,7 +3,7 @@
 
 #include "cli/test_support_internal.h"
 
-namespace mantissa::cli {
+namespace mantissa::cli::plan_test {
 namespace {
 
 using nlohmann::json;
@@ -134,4 +134,4 @@ TEST_F(Plan, IsNotInAResultThatDidNotAskForIt) {
 }
 
 }  // namespace
-}  // namespace mantissa::cli
+}  // namespace mantissa::cli::plan_test

@@ -6,7 +6,7 @@
 
 #include "cli/test_support_internal.h"
 
-namespace mantissa::cli {
+namespace mantissa::cli::saved_run_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -331,4 +331,4 @@ TEST_F(SavedRun, WeightsWithoutRoomForACheckpointAreSavedAlone) {
 }
 
 }  // namespace
-}  // namespace mantissa::cli
+}  // namespace mantissa::cli::saved_run_test

@@ -5,7 +5,7 @@
 
 #include "cli/test_support_internal.h"
 
-namespace mantissa::cli {
+namespace mantissa::cli::weights_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -266,4 +266,4 @@ TEST_F(Program, ConvertInterruptedLeavesNothing) {
 }
 
 }  // namespace
-}  // namespace mantissa::cli
+}  // namespace mantissa::cli::weights_test

@@ -11,7 +11,7 @@
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::autocast_ops_test {
 namespace {
 
 enum class Policy { kLow, kFloat32, kWidest };
@@ -374,4 +374,4 @@ TEST(AutocastOps, PE20_CudasPolicies) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::autocast_ops_test

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-namespace mantissa {
+namespace mantissa::clip_grad_test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -202,4 +202,4 @@ TEST(ClipGradNorm, GradientsOnSeveralDevices) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::clip_grad_test

@@ -10,7 +10,7 @@
 
 #include "mantissa/amp/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::custom_function_test {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -275,4 +275,4 @@ TEST_F(CustomFunction, AC38_RecomputationReentersTheSavedState) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::custom_function_test

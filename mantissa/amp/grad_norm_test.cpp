@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::grad_norm_test {
 namespace {
 
 TEST(GradNorm, NF04_NamesEveryGradientAndTheTotal) {
@@ -30,4 +30,4 @@ TEST(GradNorm, NF04_RefusesOrdersThatAreNoNorm) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::grad_norm_test

@@ -8,7 +8,7 @@
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::grad_scaler_clip_test {
 namespace {
 
 using torch::optim::SGD;
@@ -281,4 +281,4 @@ TEST(GradScaler, ScaledClippingOnSeveralDevices) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::grad_scaler_clip_test

@@ -5,7 +5,7 @@
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::grad_scaler_limits_test {
 namespace {
 
 using torch::optim::SGD;
@@ -154,4 +154,4 @@ TEST(GradScaler, GS49_StatesWithAndWithoutHysteresisAreReadByBoth) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::grad_scaler_limits_test

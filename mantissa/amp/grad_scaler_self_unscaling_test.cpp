@@ -4,7 +4,7 @@
 #include "mantissa/amp/test_support_internal.h"
 #include "mantissa/core/step_scaling.h"
 
-namespace mantissa {
+namespace mantissa::grad_scaler_self_unscaling_test {
 namespace {
 
 TEST(GradScaler, GS42_GS43_GS45_SelfUnscalingOptimizersGetScaleAndFlag) {
@@ -110,4 +110,4 @@ TEST(GradScaler, GS26_Fp16SparseGradientsAreCoalescedBeforeTheCheck) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::grad_scaler_self_unscaling_test

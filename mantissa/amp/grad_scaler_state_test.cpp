@@ -5,7 +5,7 @@
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::grad_scaler_state_test {
 namespace {
 
 using testing::HasSubstr;
@@ -162,4 +162,4 @@ TEST(GradScaler, PE19_StatesCrossAsTensors) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::grad_scaler_state_test

@@ -13,7 +13,7 @@
 #define MANTISSA_TEST_CUDA_GRAPH
 #endif
 
-namespace mantissa {
+namespace mantissa::grad_scaler_sync_test {
 namespace {
 
 using torch::optim::SGD;
@@ -209,4 +209,4 @@ TEST(GradScaler, AnIterationIsCapturedInACudaGraph) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::grad_scaler_sync_test

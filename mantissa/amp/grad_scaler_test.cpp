@@ -12,7 +12,7 @@
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::grad_scaler_test {
 namespace {
 
 using testing::HasSubstr;
@@ -526,4 +526,4 @@ TEST(GradScaler, TrainsOneStep) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::grad_scaler_test

@@ -9,7 +9,7 @@
 
 #include "mantissa/amp/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::keep_in_fp32_test {
 namespace {
 
 struct NetImpl : torch::nn::Module {
@@ -554,4 +554,4 @@ TEST(InFp32, CarriesGradientsAndRestoresAfterAThrow) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::keep_in_fp32_test

@@ -8,7 +8,7 @@
 #include "mantissa/amp/test_support_internal.h"
 #include "mantissa/core/device.h"
 
-namespace mantissa {
+namespace mantissa::matmul_precision_test {
 namespace {
 
 using at::Float32Backend;
@@ -246,4 +246,4 @@ TEST(MatmulPrecision, CudaProductsInTf32AreCoarserAndStayFloat32) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::matmul_precision_test

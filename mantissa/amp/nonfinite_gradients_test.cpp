@@ -7,7 +7,7 @@
 #include "mantissa/amp/clip_grad.h"
 #include "mantissa/amp/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::nonfinite_gradients_test {
 namespace {
 
 using testing::HasSubstr;
@@ -171,4 +171,4 @@ TEST(GradScaler, NoWarningWhenOffOrSelfUnscaling) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::nonfinite_gradients_test

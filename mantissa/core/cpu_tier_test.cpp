@@ -8,7 +8,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::cpu_tier_test {
 namespace {
 
 TEST(CpuTier, TheCapLowersAndNeverRaises) {
@@ -56,4 +56,4 @@ TEST(CpuTier, AgreesWithTheSystem) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::cpu_tier_test

@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::default_dtype_test {
 namespace {
 
 TEST(DefaultDtypeGuard, IN03_RestoresWhenTheBodyThrows) {
@@ -59,4 +59,4 @@ TEST(DefaultDtypeGuard, IN02_ExplicitDtypesWin) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::default_dtype_test

@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::device_test {
 namespace {
 
 std::string error_of(const std::string& device) {
@@ -61,4 +61,4 @@ TEST(PeakMemory, CudaCountsTheAllocator) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::device_test

@@ -7,7 +7,7 @@
 
 #include "mantissa/core/device.h"
 
-namespace mantissa {
+namespace mantissa::rng_state_test {
 namespace {
 
 TEST(RngState, TheNextDrawsAreThoseThatWouldHaveCome) {
@@ -71,4 +71,4 @@ TEST(RngState, TheNextDrawsOfAGpu) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::rng_state_test

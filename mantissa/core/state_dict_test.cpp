@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::state_dict_test {
 namespace {
 
 using testing::HasSubstr;
@@ -158,4 +158,4 @@ TEST(StateScalars, GoThereAndBack) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::state_dict_test

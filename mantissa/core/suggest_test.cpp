@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace mantissa {
+namespace mantissa::suggest_test {
 namespace {
 
 TEST(Suggest, FindsTheTypo) {
@@ -45,4 +45,4 @@ TEST(Suggest, TheOnlyNameThatContainsTheWordIsMeant) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::suggest_test

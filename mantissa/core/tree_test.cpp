@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::tree_test {
 namespace {
 
 struct Sample {
@@ -47,4 +47,4 @@ TEST(MapTensors, SkipsWhatIsAbsent) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::tree_test

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::batch_test {
 namespace {
 
 TEST(Batch, SizeWithoutData) {
@@ -26,4 +26,4 @@ TEST(Batch, MapsEveryTensor) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::batch_test

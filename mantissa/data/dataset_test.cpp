@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::dataset_test {
 namespace {
 
 at::Tensor row(std::vector<int64_t> values) { return at::tensor(values, at::kLong); }
@@ -77,4 +77,4 @@ TEST(RandomSplit, LeavesTheGlobalGeneratorAlone) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::dataset_test

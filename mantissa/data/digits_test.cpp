@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::digits_test {
 namespace {
 
 // Figures from scikit-learn's documentation of load_digits(): 1,797 samples, about 180 a class, values 0
@@ -24,4 +24,4 @@ TEST(Digits, AreScikitLearns) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::digits_test

@@ -7,7 +7,7 @@
 
 #include "mantissa/data/idx.h"
 
-namespace mantissa {
+namespace mantissa::idx_dataset_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -144,4 +144,4 @@ TEST_F(IdxFolder, MnistIfItIsHere) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::idx_dataset_test

@@ -11,7 +11,7 @@
 
 #include "mantissa/core/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::idx_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -162,4 +162,4 @@ TEST_F(IdxFile, GzipOfATruncatedFile) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::idx_test

@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::loader_test {
 namespace {
 
 using testing::ElementsAre;
@@ -114,4 +114,4 @@ TEST(OrderedLoader, RefusesWrongOrders) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::loader_test

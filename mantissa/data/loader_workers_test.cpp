@@ -22,7 +22,7 @@
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/data/loader.h"
 
-namespace mantissa {
+namespace mantissa::loader_workers_test {
 namespace {
 
 using testing::AllOf;
@@ -413,4 +413,4 @@ TEST(DataLoaderWorkers, SayWhenTheSystemGivesNoThread) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::loader_workers_test

@@ -9,7 +9,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::text_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -87,4 +87,4 @@ TEST(TextDataset, NonContiguousBytes) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::text_test

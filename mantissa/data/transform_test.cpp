@@ -7,7 +7,7 @@
 
 #include "mantissa/core/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::transform_test {
 namespace {
 
 using testing::HasSubstr;
@@ -67,4 +67,4 @@ TEST(PerSample, RefusesNothing) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::transform_test

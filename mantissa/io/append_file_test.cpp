@@ -13,7 +13,7 @@
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/file_size_limit_internal.h"
 
-namespace mantissa {
+namespace mantissa::append_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -147,4 +147,4 @@ TEST_F(AppendFileTest, WhatWasAppendedOutlivesAKill) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::append_file_test

@@ -15,7 +15,7 @@
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/file_size_limit_internal.h"
 
-namespace mantissa {
+namespace mantissa::atomic_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -157,4 +157,4 @@ TEST_F(AtomicFile, ReadersSeeOneOrTheOtherWhole) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::atomic_file_test

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-namespace mantissa {
+namespace mantissa::background_writer_test {
 namespace {
 
 using testing::ElementsAre;
@@ -186,4 +186,4 @@ TEST(BackgroundWriter, TakesJobsFromManyThreads) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::background_writer_test

@@ -11,7 +11,7 @@
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/checkpoint_test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::checkpoint_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -203,4 +203,4 @@ TEST_F(FolderLockTest, AKilledProcessLeavesNone) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::checkpoint_folder_test

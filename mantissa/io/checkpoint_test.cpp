@@ -19,7 +19,7 @@
 #include "mantissa/io/checkpoint_test_support_internal.h"
 #include "mantissa/io/safetensors.h"
 
-namespace mantissa {
+namespace mantissa::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -449,4 +449,4 @@ TEST_F(CheckpointFiles, KilledAtAnyMomentThereIsAlwaysAWholeOne) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::checkpoint_test

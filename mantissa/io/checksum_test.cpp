@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace mantissa {
+namespace mantissa::checksum_test {
 namespace {
 
 // From xxHash's own list of test vectors (tests/sanity_test_vectors.h): seed 0, no bytes.
@@ -32,4 +32,4 @@ TEST(Checksum, EveryByteCounts) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::checksum_test

@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::convert_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -103,4 +103,4 @@ TEST_F(Convert, RefusesWhatIsNoCast) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::convert_test

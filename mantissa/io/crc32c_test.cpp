@@ -4,7 +4,7 @@
 #include <numeric>
 #include <string>
 
-namespace mantissa {
+namespace mantissa::crc32c_test {
 namespace {
 
 TEST(Crc32c, HasTheValuesOfRfc3720) {
@@ -19,4 +19,4 @@ TEST(Crc32c, HasTheValuesOfRfc3720) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::crc32c_test

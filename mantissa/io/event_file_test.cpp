@@ -14,7 +14,7 @@
 
 #include "mantissa/core/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::event_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -121,4 +121,4 @@ TEST_F(EventFileWriterTest, TwoProtobufsLiveInOneProcess) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::event_file_test

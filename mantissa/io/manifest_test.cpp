@@ -8,7 +8,7 @@
 
 #include "mantissa/io/checkpoint_test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::manifest_test {
 namespace {
 
 using testing::HasSubstr;
@@ -137,4 +137,4 @@ TEST(Manifest, ItsOwnChecksumStandsAtTheEnd) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::manifest_test

@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::safetensors_header_test {
 namespace {
 
 using testing::AllOf;
@@ -173,4 +173,4 @@ TEST(SafetensorsHeader, RefusesToWriteWhatNobodyReads) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::safetensors_header_test

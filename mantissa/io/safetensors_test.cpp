@@ -10,7 +10,7 @@
 
 #include "mantissa/io/atomic_file.h"
 
-namespace mantissa {
+namespace mantissa::safetensors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -228,4 +228,4 @@ TEST_F(SafetensorsFileTest, FileCutWhileOpen) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::safetensors_test

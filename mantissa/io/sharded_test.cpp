@@ -12,7 +12,7 @@
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/atomic_file.h"
 
-namespace mantissa {
+namespace mantissa::sharded_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -255,4 +255,4 @@ TEST_F(Sharded, ExistingFilesStay) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::sharded_test

@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::value_summary_test {
 namespace {
 
 using testing::HasSubstr;
@@ -159,4 +159,4 @@ TEST(CastLoss, RefusesWhatItCannotCompare) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::value_summary_test

@@ -8,7 +8,7 @@
 
 #include "mantissa/io/safetensors.h"
 
-namespace mantissa {
+namespace mantissa::weights_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -114,4 +114,4 @@ TEST_F(Weights, TheModulesDtypeStays) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::weights_test

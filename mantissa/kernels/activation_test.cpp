@@ -12,7 +12,7 @@
 #include "mantissa/kernels/tensors_internal.h"
 #include "mantissa/kernels/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::activation_test {
 
 /// For GoogleTest's messages.
 void PrintTo(const ActivationBuild& build, std::ostream* out) { *out << tier_name(build.tier); }
@@ -211,4 +211,4 @@ TEST_F(Gelu, TakesLibtorchsPlaceInEveryLayout) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::activation_test

@@ -10,7 +10,7 @@
 #include "mantissa/kernels/attention_test_support_internal.h"
 #include "mantissa/kernels/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::attention_test {
 
 /// For GoogleTest's messages.
 void PrintTo(const AttentionBuild& build, std::ostream* out) { *out << tier_name(build.tier); }
@@ -92,7 +92,7 @@ class AttentionTest : public testing::TestWithParam<AttentionBuild> {
   }
   void TearDown() override { at::set_num_threads(threads_); }
 
-  static AttentionResult run(const AttentionProblem& p) { return mantissa::run(GetParam(), p); }
+  static AttentionResult run(const AttentionProblem& p) { return attention_test::run(GetParam(), p); }
 
   const int threads_ = at::get_num_threads();
 };
@@ -281,4 +281,4 @@ INSTANTIATE_TEST_SUITE_P(EveryBuild, AttentionTest, testing::ValuesIn(attention_
                          [](const auto& info) { return tier_name(info.param.tier); });
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::attention_test

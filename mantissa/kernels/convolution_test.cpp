@@ -14,7 +14,7 @@
 #include "mantissa/kernels/tensors_internal.h"
 #include "mantissa/kernels/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::convolution_test {
 
 /// For GoogleTest's messages.
 void PrintTo(const ConvolutionBuild& build, std::ostream* out) { *out << tier_name(build.tier); }
@@ -59,7 +59,7 @@ Images images(const at::Tensor& x, int64_t channels) {
 
 template <typename Images>
 Images kernels(const at::Tensor& w, int64_t outputs) {
-  Images images = mantissa::images<Images>(w, 0);
+  Images images = convolution_test::images<Images>(w, 0);
   images.group_stride = outputs * w.stride(0);
   return images;
 }
@@ -326,4 +326,4 @@ TEST(Convolution, KernelsBeyondTheScratchAreRefused) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::convolution_test

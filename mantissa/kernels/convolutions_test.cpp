@@ -15,7 +15,7 @@
 #include "mantissa/kernels/overrides.h"
 #include "mantissa/kernels/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::convolutions_test {
 namespace {
 
 using test::error_of;
@@ -370,4 +370,4 @@ TEST_F(Convolutions, GradientsMayBeExpanded) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::convolutions_test

@@ -12,7 +12,7 @@
 
 #include "mantissa/kernels/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::gemm_test {
 
 /// For GoogleTest's messages.
 void PrintTo(const GemmBuild& build, std::ostream* out) { *out << tier_name(build.tier); }
@@ -401,4 +401,4 @@ TEST(Gemm, ChoosesTheBestBuildThatMayRun) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::gemm_test

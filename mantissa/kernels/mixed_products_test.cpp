@@ -17,7 +17,7 @@
 #include "mantissa/kernels/product_choice_internal.h"
 #include "mantissa/kernels/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::mixed_products_test {
 namespace {
 
 using test::same_bits;
@@ -468,4 +468,4 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, MixedProducts, testing::Values(at::kBFloat16, a
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::mixed_products_test

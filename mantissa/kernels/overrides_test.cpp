@@ -13,7 +13,7 @@
 
 #include "mantissa/kernels/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::overrides_test {
 namespace {
 
 using test::error_of;
@@ -426,4 +426,4 @@ TEST_F(Overrides, AutocastAndInferenceModeReachThem) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::overrides_test

@@ -13,7 +13,7 @@
 #include "mantissa/kernels/overrides.h"
 #include "mantissa/kernels/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::scaled_dot_product_test {
 namespace {
 
 using test::AttentionProblem;
@@ -239,4 +239,4 @@ TEST_F(ScaledDotProduct, InferenceModeAndUndefinedGradients) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::scaled_dot_product_test

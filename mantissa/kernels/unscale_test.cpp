@@ -8,7 +8,7 @@
 
 #include "mantissa/kernels/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::unscale_test {
 
 /// For GoogleTest's messages.
 void PrintTo(const UnscaleBuild& build, std::ostream* out) { *out << tier_name(build.tier); }
@@ -140,4 +140,4 @@ TEST(NonFiniteCheckAndUnscale, ErrorsAreLibtorchs) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::unscale_test

@@ -1,6 +1,6 @@
 #include "mantissa/models/convnet.h"
 
-namespace mantissa {
+namespace mantissa::convnet_test {
 namespace {
 
 int64_t parameter_count(torch::nn::Module& model) {
@@ -42,4 +42,4 @@ TEST(Convnet, RefusesWrongSizesWithTheCure) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::convnet_test

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace mantissa {
+namespace mantissa::gpt_test {
 namespace {
 
 constexpr GptOptions kSmall{.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 10};
@@ -110,4 +110,4 @@ TEST(Gpt, Takes32BitTokensToTheSameEnd) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::gpt_test

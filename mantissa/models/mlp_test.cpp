@@ -1,6 +1,6 @@
 #include "mantissa/models/mlp.h"
 
-namespace mantissa {
+namespace mantissa::mlp_test {
 namespace {
 
 TEST(Mlp, NamesShapesAndCountOfParameters) {
@@ -42,4 +42,4 @@ TEST(Mlp, RefusesWrongSizes) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::mlp_test

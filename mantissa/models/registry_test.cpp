@@ -10,7 +10,7 @@
 #include "mantissa/models/mlp.h"
 #include "mantissa/models/resnet.h"
 
-namespace mantissa {
+namespace mantissa::registry_test {
 
 /// For test names: gtest would print the row's bytes.
 static void PrintTo(const ModelEntry& entry, std::ostream* out) { *out << entry.name; }
@@ -125,4 +125,4 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryModel, testing::ValuesIn(models()), [](c
 });
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::registry_test

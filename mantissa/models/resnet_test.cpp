@@ -1,6 +1,6 @@
 #include "mantissa/models/resnet.h"
 
-namespace mantissa {
+namespace mantissa::resnet_test {
 namespace {
 
 TEST(Resnet, CountsOfParametersAndBuffers) {
@@ -66,4 +66,4 @@ TEST(Resnet, RefusesWrongSizes) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::resnet_test

@@ -8,7 +8,7 @@
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::adam_test {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
@@ -315,4 +315,4 @@ TEST(Adam, TakesOverWhatLibtorchsAdamWSaved) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::adam_test

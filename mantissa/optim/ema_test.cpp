@@ -4,7 +4,7 @@
 
 #include "mantissa/optim/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::ema_test {
 namespace {
 
 struct Net : torch::nn::Module {
@@ -144,4 +144,4 @@ TEST(Ema, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::ema_test

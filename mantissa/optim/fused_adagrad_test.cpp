@@ -2,7 +2,7 @@
 
 #include "mantissa/optim/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::fused_adagrad_test {
 namespace {
 
 const AdagradOptions kOptions =
@@ -57,4 +57,4 @@ TEST(FusedAdagrad, RefusesOptionsOutOfRangeByNameAndValue) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::fused_adagrad_test

@@ -3,7 +3,7 @@
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::fused_adam_test {
 namespace {
 
 const std::vector<AdamOptions> kOptions = {
@@ -170,4 +170,4 @@ TEST(FusedAdam, NamesItselfInErrors) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::fused_adam_test

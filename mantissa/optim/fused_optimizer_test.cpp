@@ -8,7 +8,7 @@
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::fused_optimizer_test {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
@@ -456,4 +456,4 @@ TEST_P(Fused, TakesGradientsOnSeveralDevices) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::fused_optimizer_test

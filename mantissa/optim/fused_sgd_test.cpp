@@ -2,7 +2,7 @@
 
 #include "mantissa/optim/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::fused_sgd_test {
 namespace {
 
 const std::vector<SGDOptions> kOptions = {
@@ -86,4 +86,4 @@ TEST(FusedSGD, NamesItselfInErrors) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::fused_sgd_test

@@ -1,6 +1,6 @@
 #include "mantissa/optim/lr_scheduler.h"
 
-namespace mantissa {
+namespace mantissa::lr_scheduler_test {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
@@ -84,4 +84,4 @@ TEST(WarmupCosineLR, RefusesAGroupAddedLater) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::lr_scheduler_test

@@ -17,7 +17,7 @@
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/sgd.h"
 
-namespace mantissa {
+namespace mantissa::optimizer_state_test {
 namespace {
 
 using testing::HasSubstr;
@@ -379,4 +379,4 @@ TEST(OwnParameters, AreThoseThatTheModuleDoesNotHold) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::optimizer_state_test

@@ -12,7 +12,7 @@
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/optim/sgd.h"
 
-namespace mantissa {
+namespace mantissa::scheduler_state_test {
 namespace {
 
 using testing::HasSubstr;
@@ -162,4 +162,4 @@ TEST(EmaState, GoesOnBitForBit) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::scheduler_state_test

@@ -7,7 +7,7 @@
 
 #include "mantissa/optim/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::sgd_test {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
@@ -303,4 +303,4 @@ TEST(SGD, TakesOverWhatLibtorchsSGDSaved) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::sgd_test

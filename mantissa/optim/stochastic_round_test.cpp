@@ -9,7 +9,7 @@
 #include "mantissa/optim/stochastic_round_internal.h"
 #include "mantissa/optim/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::stochastic_round_test {
 namespace {
 
 constexpr uint64_t kSeed = 0x123456789abcdef0, kStep = (uint64_t{5} << 32) + 7;
@@ -214,4 +214,4 @@ TEST(StochasticRoundErrors, TellsAutogradOfTheWrite) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::stochastic_round_test

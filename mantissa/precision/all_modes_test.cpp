@@ -6,7 +6,7 @@
 
 #include "mantissa/precision/registry.h"
 
-namespace mantissa {
+namespace mantissa::all_modes_test {
 namespace {
 
 class EveryMode : public testing::TestWithParam<std::tuple<std::string, c10::DeviceType>> {
@@ -110,4 +110,4 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryMode,
                          });
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::all_modes_test

@@ -11,7 +11,7 @@
 #include "mantissa/core/device.h"
 #include "mantissa/precision/registry.h"
 
-namespace mantissa {
+namespace mantissa::init_test {
 namespace {
 
 TEST(InitModule, IN11_MakesTheModuleInItsDtype) {
@@ -96,4 +96,4 @@ TEST(TensorInit, IN02_ExplicitDtypesWinAndScopesEnd) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::init_test

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::master_weights_test {
 namespace {
 
 torch::nn::Linear half_net(at::ScalarType dtype) {
@@ -107,4 +107,4 @@ TEST(MasterWeights, GiveGradientsBackAtTheirEndButNotASuccessors) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::master_weights_test

@@ -9,7 +9,7 @@
 
 #include "mantissa/amp/grad_scaler.h"
 
-namespace mantissa {
+namespace mantissa::mixed_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -265,4 +265,4 @@ TEST(MixedPrecision, StateResumes) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::mixed_test

@@ -14,7 +14,7 @@
 #include "mantissa/amp/autocast.h"
 #include "mantissa/precision/nonfinite_trace.h"
 
-namespace mantissa {
+namespace mantissa::nonfinite_operations_test {
 namespace {
 
 using testing::HasSubstr;
@@ -475,4 +475,4 @@ TEST(TraceNonFiniteOperations, GoThroughSeveralOutputs) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::nonfinite_operations_test

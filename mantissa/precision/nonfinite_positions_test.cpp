@@ -11,7 +11,7 @@
 #include "mantissa/precision/nonfinite_test_nets_internal.h"
 #include "mantissa/precision/nonfinite_trace.h"
 
-namespace mantissa {
+namespace mantissa::nonfinite_positions_test {
 namespace {
 
 using namespace nonfinite_test;
@@ -105,4 +105,4 @@ TEST_P(InEveryMode, NamesTheRootWhoseDerivativeAtZeroIsInfinite) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::nonfinite_positions_test

@@ -17,7 +17,7 @@
 #include "mantissa/precision/nonfinite_test_nets_internal.h"
 #include "mantissa/precision/registry.h"
 
-namespace mantissa {
+namespace mantissa::nonfinite_trace_test {
 namespace {
 
 using namespace nonfinite_test;
@@ -538,4 +538,4 @@ TEST(TraceNonFinite, FindsForwardAndBackwardFaultsOnAGpu) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::nonfinite_trace_test

@@ -5,7 +5,7 @@
 
 #include "mantissa/precision/nonfinite_trace.h"
 
-namespace mantissa {
+namespace mantissa::nonfinite_window_test {
 namespace {
 
 /// Two weights in fp16; the gradient of each is its factor.
@@ -66,4 +66,4 @@ TEST(TraceNonFiniteWindow, AddsSparseGradientsToDenseOnes) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::nonfinite_window_test

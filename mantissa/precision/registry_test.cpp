@@ -10,7 +10,7 @@
 
 #include "mantissa/precision/scaled.h"
 
-namespace mantissa {
+namespace mantissa::registry_test {
 namespace {
 
 std::string error_of(const std::function<void()>& call) {
@@ -281,4 +281,4 @@ TEST(Registry, NamesTheMissingDevice) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::registry_test

@@ -6,7 +6,7 @@
 
 #include "mantissa/core/device.h"
 
-namespace mantissa {
+namespace mantissa::replay_point_test {
 namespace {
 
 struct Net : torch::nn::Module {
@@ -51,4 +51,4 @@ TEST(ReplayPoint, TakesAModuleWithNeitherParametersNorBuffers) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::replay_point_test

@@ -10,7 +10,7 @@
 #include "mantissa/precision/mixed.h"
 #include "mantissa/precision/true_dtype.h"
 
-namespace mantissa {
+namespace mantissa::scaled_test {
 namespace {
 
 /// A weight and a bias that start at 1, stepped by SGD with rate 1; gradients are what backward() is told.
@@ -219,4 +219,4 @@ TEST(ScaledPrecision, DividingFp16GradientsInFp16IsWarnedOfOnce) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::scaled_test

@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::true_dtype_test {
 namespace {
 
 struct Net : torch::nn::Module {
@@ -223,4 +223,4 @@ TEST(TrueDtype, FP02_SmallUpdatesAreLostInSixteenBits) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::true_dtype_test

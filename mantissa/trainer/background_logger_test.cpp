@@ -12,7 +12,7 @@
 
 #include "mantissa/trainer/metrics.h"
 
-namespace mantissa {
+namespace mantissa::background_logger_test {
 namespace {
 
 using testing::ElementsAre;
@@ -299,4 +299,4 @@ TEST(BackgroundLogger, RefusesOptionsThatCannotWork) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::background_logger_test

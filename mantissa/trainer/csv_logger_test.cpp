@@ -9,7 +9,7 @@
 
 #include "mantissa/core/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::csv_logger_test {
 namespace {
 
 using testing::HasSubstr;
@@ -155,4 +155,4 @@ TEST_F(CSVLoggerTest, IsOnlyAppendedToWhileNoColumnComes) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::csv_logger_test

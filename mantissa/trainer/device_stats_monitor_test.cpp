@@ -10,7 +10,7 @@
 #include "mantissa/core/device.h"
 #include "mantissa/trainer/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::device_stats_monitor_test {
 namespace {
 
 using testing::HasSubstr;
@@ -104,4 +104,4 @@ TEST(DeviceStatsMonitor, WantsALogger) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::device_stats_monitor_test

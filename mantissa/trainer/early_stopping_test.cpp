@@ -11,7 +11,7 @@
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::early_stopping_test {
 namespace {
 
 using testing::HasSubstr;
@@ -243,4 +243,4 @@ TEST_F(EarlyStoppingFiles, AStopThatWaitsIsNotForgotten) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::early_stopping_test

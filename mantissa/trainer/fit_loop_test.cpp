@@ -12,7 +12,7 @@
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
-namespace mantissa {
+namespace mantissa::fit_loop_test {
 namespace {
 
 using testing::ElementsAre;
@@ -494,4 +494,4 @@ TEST(AccumulationSchedule, IsWrittenInBraces) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::fit_loop_test

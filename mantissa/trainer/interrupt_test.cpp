@@ -3,7 +3,7 @@
 #include <csignal>
 #include <gtest/gtest.h>
 
-namespace mantissa {
+namespace mantissa::interrupt_test {
 namespace {
 
 TEST(InterruptScope, TurnsTheFirstSignalIntoARequest) {
@@ -43,4 +43,4 @@ TEST(InterruptScope, LeavesAnIgnoredSignalIgnoredAndRestoresTheHandlerBefore) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::interrupt_test

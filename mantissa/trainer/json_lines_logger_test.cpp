@@ -12,7 +12,7 @@
 
 #include "mantissa/core/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::json_lines_logger_test {
 namespace {
 
 class JSONLinesLoggerTest : public InFolder {
@@ -97,4 +97,4 @@ TEST_F(JSONLinesLoggerTest, TheCountTellsRowsOfOneStepApart) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::json_lines_logger_test

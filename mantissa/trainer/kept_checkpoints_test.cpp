@@ -21,7 +21,7 @@
 #include "mantissa/trainer/trainer.h"
 #include "mantissa/trainer/weight_averaging.h"
 
-namespace mantissa {
+namespace mantissa::kept_checkpoints_test {
 namespace {
 
 using testing::Contains;
@@ -411,4 +411,4 @@ TEST_F(KeptCheckpoints, LieWhereTheProgramWasWhenTheyWereAskedFor) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::kept_checkpoints_test

@@ -13,7 +13,7 @@
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::learning_rate_monitor_test {
 namespace {
 
 using testing::ElementsAre;
@@ -172,4 +172,4 @@ TEST_F(LearningRateMonitorFiles, ARunThatGoesOnLogsNothingTwice) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::learning_rate_monitor_test

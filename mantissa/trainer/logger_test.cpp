@@ -17,7 +17,7 @@
 #include "mantissa/trainer/json_lines_logger.h"
 #include "mantissa/trainer/tensorboard_logger.h"
 
-namespace mantissa {
+namespace mantissa::logger_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -223,4 +223,4 @@ TEST_F(Loggers, SeveralShareAFolder) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::logger_test

@@ -6,7 +6,7 @@
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::logging_test {
 namespace {
 
 using testing::ElementsAre;
@@ -240,4 +240,4 @@ TEST_F(TrainerLoggingFiles, RowsAreOnTheDiskBeforeACheckpointCounts) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::logging_test

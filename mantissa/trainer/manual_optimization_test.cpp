@@ -10,7 +10,7 @@
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
-namespace mantissa {
+namespace mantissa::manual_optimization_test {
 namespace {
 
 using testing::ElementsAre;
@@ -278,4 +278,4 @@ TEST(ManualOptimization, ASignalEndsTheRunThoughTheTaskTakesNoStep) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::manual_optimization_test

@@ -16,7 +16,7 @@
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/trainer/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::memory_plan_test {
 namespace {
 
 using testing::AllOf;
@@ -243,4 +243,4 @@ TEST(MemoryPlan, CountsOnAGpu) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::memory_plan_test

@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 
-namespace mantissa {
+namespace mantissa::metrics_test {
 namespace {
 
 TEST(MeanMetrics, WeighsByBatchSizeSoAnOddLastBatchCountsAsItShould) {
@@ -71,4 +71,4 @@ TEST(MeanMetrics, SumsOnTheGpu) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::metrics_test

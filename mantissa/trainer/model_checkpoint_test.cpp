@@ -23,7 +23,7 @@
 #include "mantissa/trainer/trainer.h"
 #include "mantissa/trainer/weight_averaging.h"
 
-namespace mantissa {
+namespace mantissa::model_checkpoint_test {
 namespace {
 
 using testing::ElementsAre;
@@ -330,4 +330,4 @@ TEST_F(ModelCheckpointFiles, ResumingNothingOrSomethingElseSaysSo) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::model_checkpoint_test

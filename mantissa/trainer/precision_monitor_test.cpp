@@ -13,7 +13,7 @@
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::precision_monitor_test {
 namespace {
 
 using testing::Contains;
@@ -334,4 +334,4 @@ TEST_F(PrecisionMonitorFiles, ARunThatGoesOnCountsItsSkippedStepsOn) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::precision_monitor_test

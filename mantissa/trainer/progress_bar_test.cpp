@@ -8,7 +8,7 @@
 
 #include "mantissa/trainer/trainer.h"
 
-namespace mantissa {
+namespace mantissa::progress_bar_test {
 namespace {
 
 using testing::HasSubstr;
@@ -48,4 +48,4 @@ TEST(ProgressBar, RedrawsOneLineOnATerminal) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::progress_bar_test

@@ -20,7 +20,7 @@
 #include "mantissa/trainer/trainer.h"
 #include "mantissa/trainer/weight_averaging.h"
 
-namespace mantissa {
+namespace mantissa::resume_test {
 namespace {
 
 using testing::AllOf;
@@ -340,4 +340,4 @@ TEST_F(Resume, ACheckpointHasTheAveragedWeightsAndGoesOnWithTheTrainedOnes) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::resume_test

@@ -9,7 +9,7 @@
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/event_file.h"
 
-namespace mantissa {
+namespace mantissa::tensorboard_logger_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -58,4 +58,4 @@ TEST_F(TensorBoardLoggerTest, WritesScalarsHyperparametersAndTheEnd) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::tensorboard_logger_test

@@ -9,7 +9,7 @@
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::timer_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -123,4 +123,4 @@ TEST_F(TimerFiles, ARunThatGoesOnCountsTheTimeBefore) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::timer_test

@@ -16,7 +16,7 @@
 #include "mantissa/trainer/classification_task.h"
 #include "mantissa/trainer/test_support_internal.h"
 
-namespace mantissa {
+namespace mantissa::trainer_test {
 namespace {
 
 TEST(Trainer, ERR02_ERR15_ERR27_RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
@@ -508,4 +508,4 @@ TEST(ClassificationTask, RefusesTargetsThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::trainer_test

@@ -11,7 +11,7 @@
 
 #include "mantissa/trainer/trainer.h"
 
-namespace mantissa {
+namespace mantissa::trainer_trace_test {
 namespace {
 
 using testing::ElementsAre;
@@ -245,4 +245,4 @@ TEST(TrainerTrace, SaysWhenItCannotFindIt) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::trainer_trace_test

@@ -8,7 +8,7 @@
 
 #include "mantissa/trainer/trainer.h"
 
-namespace mantissa {
+namespace mantissa::weight_averaging_test {
 namespace {
 
 /// Three batches; the one with the value 100 overflows where the precision scales.
@@ -122,4 +122,4 @@ TEST(EMAWeightAveraging, RefusesOptionsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::weight_averaging_test

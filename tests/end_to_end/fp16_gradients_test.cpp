@@ -13,7 +13,7 @@
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/trainer/trainer.h"
 
-namespace mantissa {
+namespace mantissa::fp16_gradients_test {
 namespace {
 
 constexpr double kTiny = 0x1p-24;
@@ -103,4 +103,4 @@ TEST(Fp16Gradients, ASmallGptTrainsWithALossScaleAndNotWithout) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::fp16_gradients_test

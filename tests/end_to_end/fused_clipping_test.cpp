@@ -16,7 +16,7 @@
 #include "mantissa/trainer/classification_task.h"
 #include "mantissa/trainer/trainer.h"
 
-namespace mantissa {
+namespace mantissa::fused_clipping_test {
 namespace {
 
 template <typename Optimizer>
@@ -108,4 +108,4 @@ TEST(FusedClipping, SmallFp16GradientsSurviveBesideFloat32BatchNorm) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::fused_clipping_test

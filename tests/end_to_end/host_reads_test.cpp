@@ -10,7 +10,7 @@
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
 
-namespace mantissa {
+namespace mantissa::host_reads_test {
 namespace {
 
 using Clip = std::function<void(GradScaler&, torch::optim::Optimizer&)>;
@@ -73,4 +73,4 @@ TEST(HostReadsOfAnIteration, WithFusedAdamAndAdagradAreTheKernelsOwn) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::host_reads_test
