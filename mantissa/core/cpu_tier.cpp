@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <sstream>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -40,8 +42,25 @@ CpuTier detect() {
   if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !has(eax, kBf16)) return CpuTier::kAvx512;
   return CpuTier::kAvx512Bf16;
 }
+std::string model() {
+  uint32_t words[12] = {}, signature = 0, unused = 0;
+  constexpr uint32_t kFirst = 0x80000002;  // three leaves of 16 letters each
+  for (uint32_t leaf = 0; leaf < 3; ++leaf) {
+    uint32_t* const four = words + std::size_t{4} * leaf;
+    if (!__get_cpuid(kFirst + leaf, four, four + 1, four + 2, four + 3)) return "";
+  }
+  const char* const letters = reinterpret_cast<const char*>(words);
+  std::string name(letters, strnlen(letters, sizeof words));
+  name.erase(0, name.find_first_not_of(' '));
+  name.erase(name.find_last_not_of(' ') + 1);
+  __get_cpuid(1, &signature, &unused, &unused, &unused);
+  std::ostringstream text;
+  text << name << " (" << std::hex << signature << ')';
+  return text.str();
+}
 #else
 CpuTier detect() { return CpuTier::kGeneric; }
+std::string model() { return ""; }
 #endif
 
 }  // namespace
@@ -69,6 +88,11 @@ std::string tier_name(CpuTier tier) {
 CpuTier hardware_cpu_tier() {
   static const CpuTier tier = detect();
   return tier;
+}
+
+std::string cpu_model() {
+  static const std::string name = model();
+  return name;
 }
 
 CpuTier capped_cpu_tier(CpuTier tier, const char* cap) {

@@ -23,6 +23,10 @@ CpuTier cpu_tier();
 /// What the CPU and the operating system run, whatever the environment says.
 CpuTier hardware_cpu_tier();
 
+/// What the CPU calls itself, with its signature (family, model, stepping): "AMD EPYC 9005 (b00f21)"; "" where it does not
+/// say.
+std::string cpu_model();
+
 /// The lower of `tier` and the tier that `cap` names; `tier` itself for nullptr and "".
 /// Errors: c10::ValueError that lists the names, if `cap` is none of them.
 CpuTier capped_cpu_tier(CpuTier tier, const char* cap);

@@ -1,14 +1,13 @@
 #include "mantissa/kernels/activation.h"
 
-#include "mantissa/kernels/best_build_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/parts_internal.h"
 
 namespace mantissa {
 namespace {
 
-const ActivationBuild& activation_build() {
-  static const ActivationBuild& build = best_build(activation_builds());
-  return build;
+const ActivationBuild& build_of(KernelFamily family, cpu::Element element) {
+  return build_for(activation_builds(), kernel_for(family, element).tier.value_or(cpu_tier()));
 }
 
 /// f(begin, end) for the parts of [0, count): a thread is worth waking for some ten microseconds of work.
@@ -31,17 +30,18 @@ const std::vector<ActivationBuild>& activation_builds() {
 }
 
 void activate(cpu::Activation activation, cpu::Element element, const void* x, void* out, int64_t count) {
+  const ActivationBuild& build = build_of(KernelFamily::kGelu, element);
   in_parts(count, [&](int64_t begin, int64_t end) {
-    activation_build().run(activation, element, advanced(x, element, begin), advanced(out, element, begin),
-                           end - begin);
+    build.run(activation, element, advanced(x, element, begin), advanced(out, element, begin), end - begin);
   });
 }
 
 void activate_backward(cpu::Activation activation, cpu::Element element, const void* gradient, const void* x,
                        void* out, int64_t count) {
+  const ActivationBuild& build = build_of(KernelFamily::kGeluBackward, element);
   in_parts(count, [&](int64_t begin, int64_t end) {
-    activation_build().run_backward(activation, element, advanced(gradient, element, begin),
-                                    advanced(x, element, begin), advanced(out, element, begin), end - begin);
+    build.run_backward(activation, element, advanced(gradient, element, begin), advanced(x, element, begin),
+                       advanced(out, element, begin), end - begin);
   });
 }
 

@@ -18,7 +18,7 @@ struct ActivationBuild {
 /// Best first; the last runs on any CPU.
 const std::vector<ActivationBuild>& activation_builds();
 
-/// The best build for cpu_tier(), in parallel: see cpu::ActivateKernel for shapes and numerics.
+/// The build that was chosen on this CPU, in parallel: see cpu::ActivateKernel for shapes and numerics.
 ///
 /// Threads: at::get_num_threads() of them, for what is worth waking them.
 void activate(cpu::Activation activation, cpu::Element element, const void* x, void* out, int64_t count);

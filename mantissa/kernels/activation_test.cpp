@@ -169,7 +169,6 @@ class Gelu : public testing::Test {
  protected:
   void SetUp() override {
     at::manual_seed(1);
-    if (cpu_tier() == CpuTier::kGeneric) GTEST_SKIP() << "libtorch's is the faster one here";
     if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
   }
   void TearDown() override { disable_cpu_kernels(); }

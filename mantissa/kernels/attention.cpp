@@ -4,16 +4,15 @@
 
 #include <c10/util/irange.h>
 
-#include "mantissa/kernels/best_build_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/scratch_internal.h"
 
 namespace mantissa {
 namespace {
 
-const AttentionBuild& attention_build() {
-  static const AttentionBuild& build = best_build(attention_builds());
-  return build;
+const AttentionBuild& build_of(KernelFamily family, cpu::Element element) {
+  return build_for(attention_builds(), kernel_for(family, element).tier.value_or(cpu_tier()));
 }
 
 /// Each part packs the other operand for itself, which fewer rows do not pay for.
@@ -64,7 +63,7 @@ const std::vector<AttentionBuild>& attention_builds() {
   return builds;
 }
 
-void attention(const cpu::Attention& g) { attention(g, attention_build()); }
+void attention(const cpu::Attention& g) { attention(g, build_of(KernelFamily::kAttention, g.query.element)); }
 
 void attention(const cpu::Attention& g, const AttentionBuild& build) {
   const int64_t heads = g.batch * g.heads;
@@ -81,7 +80,9 @@ void attention(const cpu::Attention& g, const AttentionBuild& build) {
   });
 }
 
-void attention_gradient(const cpu::AttentionGradient& g) { attention_gradient(g, attention_build()); }
+void attention_gradient(const cpu::AttentionGradient& g) {
+  attention_gradient(g, build_of(KernelFamily::kAttentionBackward, g.attention.query.element));
+}
 
 void attention_gradient(const cpu::AttentionGradient& gradient, const AttentionBuild& build) {
   const cpu::Attention& g = gradient.attention;

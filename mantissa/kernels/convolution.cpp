@@ -9,7 +9,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
 
-#include "mantissa/kernels/best_build_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/scratch_internal.h"
 
@@ -284,11 +284,6 @@ const std::vector<ConvolutionBuild>& convolution_builds() {
      cpu::generic::convolve_weight, cpu::generic::convolve_depthwise_weight, 1, 1}
   };
   return builds;
-}
-
-const ConvolutionBuild& convolution_build() {
-  static const ConvolutionBuild& build = best_build(convolution_builds());
-  return build;
 }
 
 bool is_computable(const cpu::Convolution& c) {

@@ -19,9 +19,6 @@ struct ConvolutionBuild {
 /// Best first; the last runs on any CPU.
 const std::vector<ConvolutionBuild>& convolution_builds();
 
-/// The best one for cpu_tier().
-const ConvolutionBuild& convolution_build();
-
 /// Whether `c` is within what the scratch takes: kernels of up to cpu::kConvolutionDepth taps that reach over
 /// no more of the source than cpu::kConvolutionSource.
 bool is_computable(const cpu::Convolution& c);
@@ -34,14 +31,13 @@ bool is_computable(const cpu::ConvolutionWeight& c);
 ///          would not pay for waking them. Results do not depend on their number.
 /// Memory:  at most 3.1 MiB per thread, kept until the thread ends.
 /// Errors:  c10::Error unless is_computable().
-void convolution(const std::vector<cpu::Convolution>& convolutions,
-                 const ConvolutionBuild& build = convolution_build());
+void convolution(const std::vector<cpu::Convolution>& convolutions, const ConvolutionBuild& build);
 
 /// The gradient of a weight: see cpu::ConvolutionWeight. Its `block` is chosen here.
 ///
 /// Threads, Errors: as convolution().
 /// Memory:  at most 2.6 MiB per thread, for kernels of more than 256 taps up to 6.3 MiB.
-void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build = convolution_build());
+void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build);
 
 /// The adjoint of `c`, which is the gradient of its source and a transposed convolution: c.source is now
 /// where the gradient of c's results is read, c.out where that of c's source is written; axes, channels,

@@ -8,7 +8,8 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/randn.h>
 
-#include "mantissa/kernels/convolution_choice_internal.h"
+#include "mantissa/kernels/calibration_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/twins_bench_internal.h"
 
 namespace mantissa {
@@ -21,7 +22,7 @@ struct Shape {
   bool transposed = false;
 };
 
-enum class Part : uint8_t { kForward, kByInput, kByWeight };
+using Part = ConvolutionPass;
 
 Run run_of(const Shape& s, Part part, const at::Tensor& x, const at::Tensor& w, const at::Tensor& g) {
   const size_t dims = s.input.size() - 2;
@@ -49,10 +50,17 @@ Twins twins(const Shape& s, at::ScalarType dtype, Part part, bool channels_last)
   twins.agree = (twins.narrow().to(at::kFloat) - wanted).abs().max().item<double>() <=
                 0.01 * wanted.abs().max().item<double>();
   twins.products = static_cast<double>((s.transposed ? x : y).numel() * w[0].numel());
-  const convolutions::Kind kind{part != Part::kForward, s.groups > 1 && s.groups == s.weight[0],
-                                s.stride > 1};
+  const ConvolutionKind kind{.groups = s.groups,
+                             .channels = s.weight[1],
+                             .outputs = s.weight[0] / s.groups,
+                             .products = static_cast<int64_t>(twins.products),
+                             .strided = s.stride > 1,
+                             .channels_last = channels_last};
+  const Part computed = !s.transposed || part == Part::kByWeight ? part
+                        : part == Part::kForward                 ? Part::kByInput
+                                                                 : Part::kForward;
   const auto element = dtype == at::kHalf ? cpu::Element::kFloat16 : cpu::Element::kBFloat16;
-  twins.is_ours = convolutions::is_faster_here(element, kind);
+  twins.kernel = kernel_name(kernel_for(family_of(computed, kind), element));
   return twins;
 }
 

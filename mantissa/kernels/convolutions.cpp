@@ -9,8 +9,8 @@
 #include <ATen/ops/empty_cpu_dispatch.h>
 #include <c10/util/irange.h>
 
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/convolution.h"
-#include "mantissa/kernels/convolution_choice_internal.h"
 #include "mantissa/kernels/convolutions_internal.h"
 #include "mantissa/kernels/gemm.h"
 #include "mantissa/kernels/tensors_internal.h"
@@ -29,7 +29,9 @@ struct Options {
   int64_t groups = 1;
 };
 
-/// A convolution that is computed here, as the one that is not transposed: from `image` to `result`. A
+using Pass = ConvolutionPass;
+
+/// A convolution that can be computed here, as the one that is not transposed: from `image` to `result`. A
 /// transposed one is its adjoint: it reads the result and writes the image.
 struct Geometry {
   int64_t groups, channels, outputs;  ///< of each group: the image's, the result's
@@ -98,21 +100,39 @@ bool are_computable(const std::vector<cpu::Convolution>& passes) {
   return std::all_of(passes.begin(), passes.end(), [](const auto& pass) { return is_computable(pass); });
 }
 
+double products_of(const Geometry& g, int64_t batch) {
+  double products = static_cast<double>(batch * g.groups * g.channels) * static_cast<double>(g.outputs);
+  for (const cpu::Axis& axis : g.axes)
+    products *= static_cast<double>(axis.out) * static_cast<double>(axis.taps);
+  return products;
+}
+
 /// Whether an adjoint has work for its passes, one for each remainder of a position by the strides: most of a large
 /// stride's have no tap and cost a microsecond, in which 2^16 products are made.
 bool has_work_for_its_passes(const Geometry& g, int64_t batch) {
   double passes = 1;
-  double products = static_cast<double>(batch * g.groups * g.channels) * static_cast<double>(g.outputs);
-  for (const cpu::Axis& axis : g.axes) {
-    passes *= static_cast<double>(std::min(axis.step, axis.size));
-    products *= static_cast<double>(axis.out) * static_cast<double>(axis.taps);
-  }
-  return passes <= 32 || passes * 0x1p16 <= products;
+  for (const cpu::Axis& axis : g.axes) passes *= static_cast<double>(std::min(axis.step, axis.size));
+  return passes <= 32 || passes * 0x1p16 <= products_of(g, batch);
 }
 
-/// The geometry, if shapes and dtypes fit and this is the faster place for it.
-std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, const Options& options,
-                                 bool backward) {
+/// The build that was chosen for such a convolution; none: libtorch's kernel.
+const ConvolutionBuild* build_of(const Geometry& g, const Tensor& input, bool transposed, Pass pass) {
+  // A transposed convolution is the gradient of another one by its input, and the other way round.
+  if (transposed && pass != Pass::kByWeight) pass = pass == Pass::kForward ? Pass::kByInput : Pass::kForward;
+  const ConvolutionKind kind{
+      .groups = g.groups,
+      .channels = g.channels,
+      .outputs = g.outputs,
+      .products = static_cast<int64_t>(std::min(products_of(g, input.size(0)), 0x1p62)),
+      .strided =
+          std::any_of(std::begin(g.axes), std::end(g.axes), [](const auto& axis) { return axis.step > 1; }),
+      .channels_last = input.size(1) > 1 && input.stride(1) == 1};
+  const Kernel kernel = kernel_for(family_of(pass, kind), element_of(g.dtype));
+  return kernel.tier ? &build_for(convolution_builds(), *kernel.tier) : nullptr;
+}
+
+/// The geometry, if shapes and dtypes fit.
+std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, const Options& options) {
   const int64_t dims = input.dim() - 2;
   const at::ScalarType dtype = input.scalar_type();
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return std::nullopt;
@@ -123,10 +143,6 @@ std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, cons
     return std::nullopt;
   const int64_t input_channels = options.transposed ? weight.size(0) : weight.size(1) * options.groups;
   if (weight.size(0) % options.groups != 0 || input.size(1) != input_channels) return std::nullopt;
-  const bool strided =
-      std::any_of(options.stride.begin(), options.stride.end(), [](int64_t s) { return s > 1; });
-  const bool depthwise = options.groups > 1 && weight.size(0) == options.groups && weight.size(1) == 1;
-  if (!is_faster_here(element_of(dtype), {backward, depthwise, strided})) return std::nullopt;
 
   Geometry g{options.groups, weight.size(1), weight.size(0) / options.groups, {}, {}, dtype};
   g.output_sizes = {input.size(0), options.transposed ? weight.size(1) * options.groups : weight.size(0)};
@@ -208,8 +224,10 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
                                                       transposed, output_padding, groups);
   };
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  const auto g = geometry(input, weight, options, /*backward=*/false);
+  const auto g = geometry(input, weight, options);
   if (!g || (transposed && !has_work_for_its_passes(*g, input.size(0)))) return stock();
+  const ConvolutionBuild* const build = build_of(*g, input, transposed, Pass::kForward);
+  if (build == nullptr) return stock();
   const bool adds = bias.has_value() && bias->defined();
   if (adds && (!is_operand(*bias, g->dtype) || bias->dim() != 1 || bias->size(0) != g->output_sizes[1]))
     return stock();
@@ -227,7 +245,7 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   c.out = written(out, written_channels);
   std::vector<cpu::Convolution> passes = transposed ? adjoint(c) : std::vector<cpu::Convolution>{c};
   if (!are_computable(passes)) return stock();
-  mantissa::convolution(passes);
+  mantissa::convolution(passes, *build);
   return out;
 }
 
@@ -237,21 +255,29 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
                                                         Sizes padding, Sizes dilation, bool transposed,
                                                         Sizes output_padding, int64_t groups,
                                                         std::array<bool, 3> output_mask) {
-  const auto stock = [&] {
+  const auto stock_of = [&](std::array<bool, 3> mask) {
     return at::compositeexplicitautograd::convolution_backward(grad_output, input, weight, bias_sizes, stride,
                                                                padding, dilation, transposed, output_padding,
-                                                               groups, output_mask);
+                                                               groups, mask);
   };
+  const auto stock = [&] { return stock_of(output_mask); };
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  const auto g = geometry(input, weight, options, /*backward=*/true);
+  const auto g = geometry(input, weight, options);
   if (!g || !is_operand(grad_output, g->dtype) || grad_output.sizes() != Sizes(g->output_sizes))
     return stock();
-  if (output_mask[0] && !transposed && !has_work_for_its_passes(*g, input.size(0))) return stock();
+  const ConvolutionBuild* by_input = nullptr;
+  const ConvolutionBuild* by_weight = nullptr;
+  if (output_mask[0] && (transposed || has_work_for_its_passes(*g, input.size(0))))
+    by_input = build_of(*g, input, transposed, Pass::kByInput);
+  if (output_mask[1]) by_weight = build_of(*g, input, transposed, Pass::kByWeight);
+  if (by_input == nullptr && by_weight == nullptr) return stock();
 
   const at::MemoryFormat format = memory_format(input, weight, std::nullopt, options, bias_sizes);
   std::tuple<Tensor, Tensor, Tensor> gradients;
+  const std::array<bool, 3> rest = {output_mask[0] && by_input == nullptr,
+                                    output_mask[1] && by_weight == nullptr, false};
   std::vector<cpu::Convolution> passes;
-  if (output_mask[0]) {
+  if (by_input != nullptr) {
     Tensor& gradient = std::get<0>(gradients);
     gradient = empty(input.sizes(), input, format);
     cpu::Convolution c = problem(*g, weight, input.size(0));
@@ -260,7 +286,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
     passes = transposed ? std::vector<cpu::Convolution>{c} : adjoint(c);
     if (!are_computable(passes)) return stock();
   }
-  if (output_mask[1]) {
+  if (by_weight != nullptr) {
     Tensor& gradient = std::get<1>(gradients);
     gradient = empty(weight.sizes(), weight, format);
     cpu::ConvolutionWeight c = weight_problem(*g, input.size(0));
@@ -269,9 +295,11 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
     c.gradient = read(transposed ? input : grad_output, g->outputs);
     c.out = kernels(gradient.mutable_data_ptr(), gradient, g->outputs);
     if (!is_computable(c)) return stock();
-    convolution_weight(c);
+    convolution_weight(c, *by_weight);
   }
-  if (output_mask[0]) mantissa::convolution(passes);
+  if (by_input != nullptr) mantissa::convolution(passes, *by_input);
+  if (rest[0]) std::get<0>(gradients) = std::get<0>(stock_of(rest));
+  if (rest[1]) std::get<1>(gradients) = std::get<1>(stock_of(rest));
   if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad_output);
   return gradients;
 }

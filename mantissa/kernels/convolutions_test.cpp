@@ -11,7 +11,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/cpu_tier.h"
-#include "mantissa/kernels/convolution_choice_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/overrides.h"
 #include "mantissa/kernels/test_support_internal.h"
 
@@ -81,7 +81,6 @@ std::vector<Case> cases() {
   };
 }
 
-/// On, wherever the tier is at least AVX2: below, and in bf16 on CPUs with bf16 products, libtorch computes.
 class Convolutions : public testing::Test {
  protected:
   void SetUp() override {
@@ -101,8 +100,8 @@ class Convolutions : public testing::Test {
 
 std::vector<at::ScalarType> dtypes_here() {
   std::vector<at::ScalarType> dtypes;
-  if (convolutions::is_faster_here(cpu::Element::kFloat16, {})) dtypes.push_back(at::kHalf);
-  if (convolutions::is_faster_here(cpu::Element::kBFloat16, {})) dtypes.push_back(at::kBFloat16);
+  if (kernel_for(KernelFamily::kConvolution, cpu::Element::kFloat16).tier) dtypes.push_back(at::kHalf);
+  if (kernel_for(KernelFamily::kConvolution, cpu::Element::kBFloat16).tier) dtypes.push_back(at::kBFloat16);
   return dtypes;
 }
 

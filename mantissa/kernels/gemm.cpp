@@ -7,7 +7,7 @@
 
 #include <c10/util/irange.h>
 
-#include "mantissa/kernels/best_build_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/scratch_internal.h"
 
@@ -82,8 +82,11 @@ const std::vector<GemmBuild>& gemm_builds() {
 }
 
 void gemm(const cpu::Gemm& g) {
-  static const GemmBuild& build = best_build(gemm_builds());
-  gemm(g, build);
+  const cpu::Element element = g.a.element != cpu::Element::kFloat32 ? g.a.element : g.b.element;
+  // Of float32 alone, as sums of a bias's gradient: nothing is measured.
+  const std::optional<CpuTier> tier =
+      element == cpu::Element::kFloat32 ? cpu_tier() : kernel_for(family_of(g), element).tier;
+  gemm(g, build_for(gemm_builds(), tier.value_or(cpu_tier())));
 }
 
 void gemm(const cpu::Gemm& given, const GemmBuild& build) {

@@ -11,9 +11,10 @@
 #include <ATen/ops/randn.h>
 
 #include "mantissa/core/bench_internal.h"
+#include "mantissa/kernels/calibration_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/gemm.h"
 #include "mantissa/kernels/overrides.h"
-#include "mantissa/kernels/product_choice_internal.h"
 #include "mantissa/kernels/twins_bench_internal.h"
 
 namespace mantissa {
@@ -48,9 +49,11 @@ Twins twins(const Shape& shape, at::ScalarType dtype, bool a_transposed, bool b_
   g.k = k;
   g.batch = std::max<int64_t>(batch, 1);
   g.a.element = dtype == at::kHalf ? cpu::Element::kFloat16 : cpu::Element::kBFloat16;
-  twins.is_ours = products::is_faster_here(g, /*is_dot=*/false);
+  const Kernel kernel = kernel_for(family_of(g), g.a.element);
+  twins.kernel = kernel_name(kernel);
   // A hundred times slower than float32 may be minutes.
-  twins.with_stock = products::is_native(g.a.element) || twins.products <= 1 << 26;
+  const auto times = time_kernels({{family_of(g), dtype, {kernel, kLibtorchs}}}).front();
+  twins.with_stock = twins.products <= 1 << 26 || times[1].seconds < 4 * times[0].seconds;
   return twins;
 }
 

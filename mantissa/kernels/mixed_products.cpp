@@ -15,10 +15,10 @@
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/gemm.h"
 #include "mantissa/kernels/mixed_products_internal.h"
 #include "mantissa/kernels/overrides.h"
-#include "mantissa/kernels/product_choice_internal.h"
 #include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa {
@@ -184,10 +184,11 @@ std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tenso
   shape.k = k;
   shape.n = n;
   shape.a.element = element_of(dtype);
-  if (!products::is_faster_here(shape, /*is_dot=*/false)) return std::nullopt;
+  const Kernel kernel = kernel_for(family_of(shape), shape.a.element);
+  if (!kernel.tier) return std::nullopt;
   // Where products take as long as reading a weight, the second half of a float32 weight counts: one of a
   // recurrent layer had better be cast, once.
-  if (products::is_native(shape.a.element) && is_kept_by_autocast(weight) && is_used_again(weight))
+  if (kernel.tier == CpuTier::kAvx512Bf16 && is_kept_by_autocast(weight) && is_used_again(weight))
     return std::nullopt;
 
   const Tensor low = at::autocast::cached_cast(dtype, x, at::kCPU);

@@ -13,8 +13,8 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/overrides.h"
-#include "mantissa/kernels/product_choice_internal.h"
 #include "mantissa/kernels/test_support_internal.h"
 
 namespace mantissa::mixed_products_test {
@@ -119,7 +119,7 @@ class MixedProducts : public testing::TestWithParam<at::ScalarType> {
     g.n = n;
     g.k = k;
     g.a.element = element();
-    return products::is_faster_here(g, /*is_dot=*/false);
+    return kernel_for(family_of(g), element()).tier.has_value();
   }
 
   static cpu::Element element() {
@@ -128,7 +128,12 @@ class MixedProducts : public testing::TestWithParam<at::ScalarType> {
 
   /// Those of the number that tells one region from the next, where a second use counts.
   static std::vector<int64_t> casts_of_a_region() {
-    return products::is_native(element()) ? std::vector<int64_t>{1} : std::vector<int64_t>{};
+    return reads_pairs() ? std::vector<int64_t>{1} : std::vector<int64_t>{};
+  }
+
+  /// Where a copy of 16 bits is faster to read a second time.
+  static bool reads_pairs() {
+    return kernel_for(KernelFamily::kProduct, element()).tier == CpuTier::kAvx512Bf16;
   }
 
   /// Forward and backward of `form`. `cast_first`: on 16-bit copies, as autocast does.
@@ -242,7 +247,7 @@ TEST_P(MixedProducts, AWeightThatIsUsedAgainInARegionIsCastOnceWhereProductsAreF
     SCOPED_TRACE(i == 0 ? "one region" : "the next");
     const Region region(GetParam());
     EXPECT_EQ(casts_of(w), 0);
-    EXPECT_EQ(casts_of(w), products::is_native(element()) ? 1 : 0);
+    EXPECT_EQ(casts_of(w), reads_pairs() ? 1 : 0);
     EXPECT_EQ(casts_of(w), 0) << "kept";
     EXPECT_EQ(casts_of(other), 0);
   }

@@ -14,8 +14,8 @@
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <c10/util/irange.h>
 
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/gemm.h"
-#include "mantissa/kernels/product_choice_internal.h"
 #include "mantissa/kernels/products_internal.h"
 #include "mantissa/kernels/tensors_internal.h"
 
@@ -25,6 +25,7 @@ namespace {
 /// A product that is going to be computed here, and the result's shape.
 struct Product {
   cpu::Gemm gemm;
+  const GemmBuild* build = nullptr;
   at::DimVector sizes;
   at::ScalarType dtype;
 };
@@ -38,7 +39,7 @@ std::optional<Product> product(const at::Tensor& a, const at::Tensor& b, int64_t
   if (a.numel() == 0 || b.numel() == 0 || a.size(-1) != b.size(b_dim == 1 ? 0 : -2)) return std::nullopt;
   if (a_dim == 3 && a.size(0) != b.size(0)) return std::nullopt;
 
-  Product p{{}, at::DimVector(a.sizes().begin(), a.sizes().end() - 1), dtype};
+  Product p{{}, nullptr, at::DimVector(a.sizes().begin(), a.sizes().end() - 1), dtype};
   if (b_dim > 1) p.sizes.push_back(b.size(-1));
   p.gemm.m = a_dim == 1 ? 1 : a.size(-2);
   p.gemm.k = a.size(-1);
@@ -47,7 +48,9 @@ std::optional<Product> product(const at::Tensor& a, const at::Tensor& b, int64_t
   p.gemm.a = matrix(a.const_data_ptr(), a);
   if (a_dim == 1) std::swap(p.gemm.a.row_stride, p.gemm.a.col_stride);
   p.gemm.b = matrix(b.const_data_ptr(), b);
-  if (!is_faster_here(p.gemm, a_dim == 1)) return std::nullopt;
+  const Kernel kernel = kernel_for(family_of(p.gemm, /*is_dot=*/a_dim == 1), p.gemm.a.element);
+  if (!kernel.tier) return std::nullopt;
+  p.build = &build_for(gemm_builds(), *kernel.tier);
   return p;
 }
 
@@ -124,7 +127,7 @@ bool is_writable(const Product& p, const at::Tensor& out, std::initializer_list<
 
 at::Tensor& compute(Product& p, at::Tensor& out) {
   p.gemm.out = matrix(out.mutable_data_ptr(), out);
-  gemm(p.gemm);
+  gemm(p.gemm, *p.build);
   return out;
 }
 

@@ -9,7 +9,7 @@
 #include <ATen/ops/empty_strided_cpu_dispatch.h>
 
 #include "mantissa/kernels/attention.h"
-#include "mantissa/kernels/product_choice_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/scaled_dot_product_internal.h"
 #include "mantissa/kernels/tensors_internal.h"
 
@@ -41,8 +41,8 @@ bool set_mask(cpu::Attention& g, const Tensor& mask, at::ScalarType dtype) {
 }
 
 /// The problem without its results, if shapes and dtypes fit and this is the faster place for it.
-std::optional<cpu::Attention> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
-                                           double dropout_p, bool is_causal,
+std::optional<cpu::Attention> attention_of(KernelFamily family, const Tensor& query, const Tensor& key,
+                                           const Tensor& value, double dropout_p, bool is_causal,
                                            const std::optional<Tensor>& attn_mask,
                                            std::optional<double> scale) {
   // Wider ones would need more scratch than attention() promises.
@@ -68,7 +68,8 @@ std::optional<cpu::Attention> attention_of(const Tensor& query, const Tensor& ke
   g.scale = static_cast<float>(scale.value_or(1 / std::sqrt(static_cast<double>(g.width))));
   g.causal = is_causal;
   const bool masked = attn_mask.has_value() && attn_mask->defined();
-  if ((masked && !set_mask(g, *attn_mask, dtype)) || !products::is_faster_here(g)) return std::nullopt;
+  if ((masked && !set_mask(g, *attn_mask, dtype)) || !kernel_for(family, element_of(dtype)).tier)
+    return std::nullopt;
   return g;
 }
 
@@ -90,7 +91,7 @@ Tensor empty_gradient(const Tensor& x) {
 std::tuple<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const Tensor& value,
                                    double dropout_p, bool is_causal, const std::optional<Tensor>& attn_mask,
                                    std::optional<double> scale) {
-  auto g = attention_of(query, key, value, dropout_p, is_causal, attn_mask, scale);
+  auto g = attention_of(KernelFamily::kAttention, query, key, value, dropout_p, is_causal, attn_mask, scale);
   if (!g)
     return at::cpu::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal,
                                                                 attn_mask, scale);
@@ -110,7 +111,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_out, const Tensor
                                             double dropout_p, bool is_causal,
                                             const std::optional<Tensor>& attn_mask,
                                             std::optional<double> scale) {
-  auto g = attention_of(query, key, value, dropout_p, is_causal, attn_mask, scale);
+  auto g = attention_of(KernelFamily::kAttentionBackward, query, key, value, dropout_p, is_causal, attn_mask,
+                        scale);
   const auto fits = [&] {
     for (const Tensor* const x : {&grad_out, &out})
       if (!x->defined() || x->scalar_type() != query.scalar_type() || !is_plain(*x) ||

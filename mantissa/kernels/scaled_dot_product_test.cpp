@@ -90,7 +90,6 @@ AttentionProblem self_attention(at::ScalarType dtype, int64_t heads, int64_t tok
 /// libtorch's own result differs by its rounded weights; were it ours too, a test would compare it with
 /// itself.
 void expect_ours(const AttentionProblem& p) {
-  if (cpu_tier() == CpuTier::kGeneric) return;  // where libtorch's own are left in place
   disable_cpu_kernels();
   const at::Tensor theirs = operators(p)[4];
   enable_cpu_kernels();
@@ -98,7 +97,6 @@ void expect_ours(const AttentionProblem& p) {
 }
 
 TEST_F(ScaledDotProduct, ResultsAndGradientsAreNearTheExactOnes) {
-  if (cpu_tier() == CpuTier::kGeneric) GTEST_SKIP() << "libtorch's own kernels run in this tier";
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     std::vector<AttentionProblem> problems = {
         self_attention(dtype, 4, 67, 32), problem(dtype, 3, 3, 20, 50, 24), problem(dtype, 6, 2, 33, 45, 16)};

@@ -77,7 +77,7 @@ void time_in_turn(benchmark::State& state, const std::string& name, const Twins&
     state.counters["over_stock"] = quantile(over_stock, 0.5);
     over_stocks().emplace_back(quantile(over_stock, 0.5), name);
   }
-  state.SetLabel(twins.is_ours ? "" : "libtorch's");
+  state.SetLabel(twins.kernel);
 }
 
 void summary(benchmark::State& state) {

@@ -17,7 +17,7 @@ struct Twins {
   Run wide, narrow;
   bool agree = true;       ///< whether the results do: if not, nothing is timed
   double products = 0;     ///< multiplications of one run, for `fp32_gflops`
-  bool is_ours = true;     ///< whether the 16-bit kernel is Mantissa's; else the label says so
+  std::string kernel;      ///< the one that was chosen for the 16-bit operation, for the label
   bool with_stock = true;  ///< whether libtorch's own 16-bit kernel ends in bearable time
 };
 

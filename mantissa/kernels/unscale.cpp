@@ -5,7 +5,7 @@
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale_native.h>
 
-#include "mantissa/kernels/best_build_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/parts_internal.h"
 #include "mantissa/kernels/tensors_internal.h"
 
@@ -44,11 +44,14 @@ const std::vector<UnscaleBuild>& unscale_builds() {
 
 void non_finite_check_and_unscale_(at::TensorList gradients, at::Tensor& found_inf,
                                    const at::Tensor& inv_scale) {
-  static const UnscaleBuild& build = best_build(unscale_builds());
   const auto stock = [&] {
     at::native::_amp_foreach_non_finite_check_and_unscale_cpu_(gradients, found_inf, inv_scale);
   };
-  if (!is_scalar(found_inf) || !is_scalar(inv_scale)) return stock();
+  if (!is_scalar(found_inf) || !is_scalar(inv_scale) || gradients.empty() || !is_ours(gradients[0]))
+    return stock();
+  const Kernel kernel = kernel_for(KernelFamily::kUnscale, element_of(gradients[0].scalar_type()));
+  if (!kernel.tier) return stock();
+  const UnscaleBuild& build = build_for(unscale_builds(), *kernel.tier);
   std::vector<Run> runs;
   runs.reserve(gradients.size());
   int64_t total = 0;

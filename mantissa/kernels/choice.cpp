@@ -1,0 +1,347 @@
+#include "mantissa/kernels/choice.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/irange.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/kernels/calibration_internal.h"
+#include "mantissa/kernels/choice_cache_internal.h"
+#include "mantissa/kernels/choice_internal.h"
+
+namespace mantissa {
+namespace {
+
+std::array<std::string, kKernelFamilies> make_family_names() {
+  std::array<std::string, kKernelFamilies> names;
+  size_t next = 0;
+  for (const char* const name : {"product", "small_product", "few_rows", "batched_product", "dot"})
+    names[next++] = name;
+  for (const char* const kind : {"convolution", "small_convolution", "grouped_convolution", "depthwise",
+                                 "strided_depthwise", "depthwise_last", "strided_depthwise_last"})
+    for (const char* const pass : {"", "_by_input", "_by_weight"}) names[next++] = std::string(kind) + pass;
+  for (const char* const name : {"attention", "attention_backward", "gelu", "gelu_backward", "unscale"})
+    names[next++] = name;
+  return names;
+}
+
+const std::array<std::string, kKernelFamilies>& family_names() {
+  static const auto& names = *new std::array<std::string, kKernelFamilies>(make_family_names());
+  return names;
+}
+
+struct NamedElement {
+  const char* name;
+  at::ScalarType dtype;
+};
+/// In the order of cpu::Element.
+constexpr std::array<NamedElement, 3> kElements = {
+    {{"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}}};
+
+/// Whether there is anything to choose: of float32 operations only unscaling is ours.
+bool is_chosen(size_t element, size_t family) {
+  return kElements[element].dtype != at::kFloat || family == static_cast<size_t>(KernelFamily::kUnscale);
+}
+
+std::string key_of(size_t element, size_t family) {
+  return std::string(kElements[element].name) + "." + family_names()[family];
+}
+
+/// Of the kernels of a family that are builds of their own, the one that is most likely the fastest first, and
+/// libtorch's.
+std::vector<Kernel> candidates(size_t element, size_t family) {
+  const auto f = static_cast<KernelFamily>(family);
+  const bool has_pairs =
+      kElements[element].dtype == at::kBFloat16 &&
+      (f == KernelFamily::kProduct || f == KernelFamily::kSmallProduct || f == KernelFamily::kBatchedProduct);
+  std::vector<Kernel> result;
+  for (const CpuTier tier : {CpuTier::kAvx512Bf16, CpuTier::kAvx512, CpuTier::kAvx2})
+    if (tier <= cpu_tier() && (tier != CpuTier::kAvx512Bf16 || has_pairs)) result.push_back({tier});
+  if (result.empty()) result.push_back({CpuTier::kGeneric});
+  result.push_back(kLibtorchs);
+  return result;
+}
+
+/// What a pin to `kernel` means for a family: a tier's builds may be another one's.
+Kernel settled_kernel(size_t element, size_t family, Kernel kernel) {
+  if (!kernel.tier) return kernel;
+  for (const Kernel& candidate : candidates(element, family))
+    if (candidate.tier && *candidate.tier <= *kernel.tier) return candidate;
+  return {CpuTier::kGeneric};
+}
+
+/// One byte, so that it can be read while another thread decides: 0 is undecided.
+using Code = uint8_t;
+Code code_of(Kernel kernel) {
+  return kernel.tier ? static_cast<Code>(2 + static_cast<int>(*kernel.tier)) : 1;
+}
+Kernel kernel_of(Code code) { return code == 1 ? kLibtorchs : Kernel{static_cast<CpuTier>(code - 2)}; }
+
+struct Decision {
+  std::string source;
+  std::vector<KernelTiming> timings;
+};
+
+struct Table {
+  std::atomic<Code> kernels[kElements.size()][kKernelFamilies] = {};
+  std::mutex mutex;  // guards all that follows
+  Decision decisions[kElements.size()][kKernelFamilies];
+  std::optional<Kernel> pins[kElements.size()][kKernelFamilies];
+  bool environment_is_read = false;
+  std::optional<ChoiceCache> cache;
+};
+
+/// Never destroyed: at the program's end other threads may still multiply.
+Table& table() {
+  static Table& table = *new Table;
+  return table;
+}
+
+/// Products, convolutions, attention, GELU, unscaling: a small call of one family may belong to another one of its kind.
+int kind_of(KernelFamily family) {
+  return (family >= KernelFamily::kConvolution) + (family >= KernelFamily::kAttention) +
+         (family >= KernelFamily::kGelu) + (family >= KernelFamily::kUnscale);
+}
+
+thread_local const ForcedKernel* forced = nullptr;
+
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names = {"libtorch"};
+  for (const CpuTier tier : cpu_tiers()) names.push_back(tier_name(tier));
+  return names;
+}
+
+/// The kernel that `name` names, if this CPU has it.
+Kernel parse_kernel(const std::string& name, const std::string& asked) {
+  if (name == "libtorch") return kLibtorchs;
+  for (const CpuTier tier : cpu_tiers()) {
+    if (tier_name(tier) != name) continue;
+    TORCH_CHECK_VALUE(tier <= cpu_tier(), asked, ": this CPU runs kernels up to tier ", tier_name(cpu_tier()),
+                      cpu_tier() == hardware_cpu_tier() ? "" : " (by MANTISSA_MAX_ISA)", ", not ", name);
+    return {tier};
+  }
+  TORCH_CHECK_VALUE(false, asked, ": there is no kernel '", name, "'", did_you_mean(name, kernel_names()),
+                    "; choose one of ", join_names(kernel_names()));
+}
+
+bool matches(const std::string& pattern, const std::string& name) {
+  if (!pattern.empty() && pattern.back() == '*')
+    return name.compare(0, pattern.size() - 1, pattern, 0, pattern.size() - 1) == 0;
+  return pattern == name;
+}
+
+using Pin =
+    std::pair<std::pair<size_t, size_t>, std::optional<Kernel>>;  // element and family; none: measured
+
+/// What one entry, [[DTYPE.]FAMILY=]KERNEL, pins.
+std::vector<Pin> parse_entry(const std::string& entry, const std::string& asked) {
+  const size_t equals = entry.find('=');
+  const std::string name = equals == std::string::npos ? entry : entry.substr(equals + 1);
+  const std::string what = equals == std::string::npos ? "*" : entry.substr(0, equals);
+  const size_t dot = what.find('.');
+  const std::string dtype = dot == std::string::npos ? "*" : what.substr(0, dot);
+  const std::string family = dot == std::string::npos ? what : what.substr(dot + 1);
+  const std::optional<Kernel> kernel =
+      name == "measured" ? std::nullopt : std::optional(parse_kernel(name, asked));
+  std::vector<Pin> pins;
+  bool has_dtype = false;
+  for (const auto element : c10::irange(kElements.size())) {
+    if (!matches(dtype, kElements[element].name)) continue;
+    has_dtype = true;
+    for (const auto f : c10::irange(family_names().size()))
+      if (matches(family, family_names()[f]) && is_chosen(element, f)) pins.push_back({{element, f}, kernel});
+  }
+  TORCH_CHECK_VALUE(has_dtype, asked, ": there are no kernels for '", dtype,
+                    "'; choose bf16 or fp16 (fp32 for unscale)");
+  const std::vector<std::string> names(family_names().begin(), family_names().end());
+  TORCH_CHECK_VALUE(!pins.empty(), asked, ": there is no family '", family, "' of kernels",
+                    did_you_mean(family, names), "; choose one of ", join_names(names));
+  return pins;
+}
+
+std::vector<Pin> parse(const std::string& text, const std::string& asked) {
+  std::vector<Pin> pins;
+  if (text.empty()) return pins;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    for (Pin& pin : parse_entry(text.substr(begin, end - begin), asked)) pins.push_back(std::move(pin));
+    begin = end + 1;
+  }
+  return pins;
+}
+
+void set_pins(Table& table, const std::vector<Pin>& pins) {
+  for (const auto& [place, kernel] : pins) {
+    const auto [element, family] = place;
+    table.pins[element][family] = kernel;
+    table.kernels[element][family].store(0, std::memory_order_release);
+  }
+}
+
+void read_environment(Table& table) {
+  if (table.environment_is_read) return;
+  cpu_tier();  // whose errors come first
+  const char* const value = std::getenv("MANTISSA_KERNELS");
+  if (value != nullptr && *value != '\0')
+    set_pins(table, parse(value, std::string("MANTISSA_KERNELS=") + value));
+  table.environment_is_read = true;
+}
+
+/// The choice among what was timed, if all of it is still there to be chosen.
+std::optional<Kernel> among(const std::vector<Kernel>& kernels, const std::vector<KernelTiming>& timings) {
+  if (timings.size() != kernels.size()) return std::nullopt;
+  for (const auto i : c10::irange(kernels.size()))
+    if (timings[i].kernel != kernel_name(kernels[i])) return std::nullopt;
+  return kernels[fastest(timings)];
+}
+
+/// The families that a program needs together, from the first to before the last: they are measured on one thread.
+std::pair<size_t, size_t> group_of(size_t family) {
+  constexpr auto kFirstKind = static_cast<size_t>(KernelFamily::kConvolution);
+  constexpr auto kAttention = static_cast<size_t>(KernelFamily::kAttention);
+  if (family < kFirstKind) return {0, kFirstKind};
+  if (family < kAttention) {
+    const size_t first = family - (family - kFirstKind) % 3;
+    return {first, first + 3};
+  }
+  if (family == static_cast<size_t>(KernelFamily::kUnscale)) return {family, family + 1};
+  const size_t first = family - (family - kAttention) % 2;
+  return {first, first + 2};
+}
+
+void settle(Table& table, size_t element, size_t family, Kernel kernel, Decision decision) {
+  table.decisions[element][family] = std::move(decision);
+  table.kernels[element][family].store(code_of(kernel), std::memory_order_release);
+}
+
+/// Measures what of a group is undecided.
+void measure(Table& table, size_t element, std::pair<size_t, size_t> group) {
+  std::vector<Contest> contests;
+  std::vector<size_t> families;
+  for (const auto family : c10::irange(group.first, group.second)) {
+    if (!is_chosen(element, family) || table.kernels[element][family] != 0) continue;
+    if (table.pins[element][family]) continue;
+    contests.push_back(
+        {static_cast<KernelFamily>(family), kElements[element].dtype, candidates(element, family)});
+    families.push_back(family);
+  }
+  std::vector<std::vector<KernelTiming>> timings;
+  try {
+    timings = time_kernels(contests);
+  } catch (const std::system_error&) {  // no thread can be made to measure on
+    for (const auto i : c10::irange(families.size()))
+      settle(table, element, families[i], contests[i].kernels.front(), {"default", {}});
+    return;
+  }
+  std::map<std::string, std::vector<KernelTiming>> rows;
+  for (const auto i : c10::irange(families.size())) {
+    rows[key_of(element, families[i])] = timings[i];
+    settle(table, element, families[i], contests[i].kernels[fastest(timings[i])], {"measured", timings[i]});
+  }
+  table.cache->keep(rows);
+}
+
+/// Decides; the mutex is held.
+Kernel decide(Table& table, size_t element, size_t family) {
+  read_environment(table);
+  const auto decided = [&] { return table.kernels[element][family].load(std::memory_order_acquire); };
+  if (const Code code = decided(); code != 0) return kernel_of(code);
+  if (const auto& pin = table.pins[element][family]) {
+    settle(table, element, family, settled_kernel(element, family, *pin), {"pinned", {}});
+    return kernel_of(decided());
+  }
+  if (!table.cache) table.cache = ChoiceCache::read();
+  const std::vector<KernelTiming> kept = table.cache->timings(key_of(element, family));
+  if (const auto kernel = among(candidates(element, family), kept)) {
+    settle(table, element, family, *kernel, {"cached", kept});
+  } else {
+    measure(table, element, group_of(family));
+  }
+  return kernel_of(decided());
+}
+
+}  // namespace
+
+ForcedKernel::ForcedKernel(KernelFamily family, Kernel kernel) : family(family), kernel(kernel) {
+  forced = this;
+}
+ForcedKernel::~ForcedKernel() { forced = nullptr; }
+
+Kernel kernel_for(KernelFamily family, cpu::Element element) {
+  const auto e = static_cast<size_t>(element), f = static_cast<size_t>(family);
+  const Code code = table().kernels[e][f].load(std::memory_order_acquire);
+  if (forced != nullptr) {  // the thread that measures, which must not wait for itself
+    if (kind_of(forced->family) == kind_of(family)) return forced->kernel;
+    return code != 0 ? kernel_of(code) : candidates(e, f).front();
+  }
+  if (code != 0) return kernel_of(code);
+  const std::lock_guard lock(table().mutex);
+  return decide(table(), e, f);
+}
+
+KernelFamily family_of(const cpu::Gemm& g, bool is_dot) {
+  constexpr int64_t kLarge = int64_t{96} * 96 * 96;
+  if (is_dot) return KernelFamily::kDot;
+  if (std::min(g.m, g.n) < 4) return KernelFamily::kFewRows;
+  if (g.m * g.n * g.k * g.batch < kLarge) return KernelFamily::kSmallProduct;
+  return g.batch > 1 ? KernelFamily::kBatchedProduct : KernelFamily::kProduct;
+}
+
+KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
+  constexpr int64_t kLarge = int64_t{1} << 22;
+  const auto first = [&] {
+    if (kind.groups == 1)
+      return kind.products < kLarge ? KernelFamily::kSmallConvolution : KernelFamily::kConvolution;
+    if (kind.channels > 1 || kind.outputs > 1) return KernelFamily::kGroupedConvolution;
+    if (kind.channels_last)
+      return kind.strided ? KernelFamily::kStridedDepthwiseLast : KernelFamily::kDepthwiseLast;
+    return kind.strided ? KernelFamily::kStridedDepthwise : KernelFamily::kDepthwise;
+  };
+  return static_cast<KernelFamily>(static_cast<int>(first()) + static_cast<int>(pass));
+}
+
+void pin_cpu_kernels(const std::string& pins) {
+  const std::vector<Pin> parsed = parse(pins, "pin_cpu_kernels('" + pins + "')");
+  const std::lock_guard lock(table().mutex);
+  read_environment(table());
+  set_pins(table(), parsed);
+}
+
+std::string cpu_kernel_choices() {
+  std::string choices;
+  for (const auto element : c10::irange(kElements.size()))
+    for (const auto family : c10::irange(family_names().size()))
+      if (const Code code = table().kernels[element][family].load(std::memory_order_acquire); code != 0)
+        choices +=
+            (choices.empty() ? "" : ",") + key_of(element, family) + "=" + kernel_name(kernel_of(code));
+  return choices;
+}
+
+std::vector<KernelChoice> cpu_kernel_table() {
+  std::vector<KernelChoice> rows;
+  const std::lock_guard lock(table().mutex);
+  for (const auto element : c10::irange(size_t{1}, kElements.size()))
+    for (const auto family : c10::irange(family_names().size())) {
+      const Kernel kernel = decide(table(), element, family);
+      const Decision& decision = table().decisions[element][family];
+      rows.push_back({kElements[element].name, family_names()[family], kernel_name(kernel), decision.source,
+                      decision.timings,
+                      over_float32(static_cast<KernelFamily>(family), kElements[element].dtype, kernel)});
+    }
+  return rows;
+}
+
+void check_kernel_pins_of_environment() {
+  const std::lock_guard lock(table().mutex);
+  read_environment(table());
+}
+
+}  // namespace mantissa
