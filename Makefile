@@ -4,7 +4,7 @@ BUILD := $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 PRECISION ?= bf16-mixed
 SETUP := tools/setup $(if $(filter cuda,$(PRESET)),--cuda)
 # Side by side as ctest's: most of a comparison's time is one thread's, or a program's that starts.
-PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_CACHE_DIR= MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 OPTIONS := $(if $(TORCH_ROOT),-DTORCH_ROOT=$(TORCH_ROOT)) $(CMAKE_ARGS)
 
 .PHONY: all configure fit test parity bench fuzz tsan lint format clean
@@ -30,8 +30,8 @@ parity: configure
 	cmake --build --preset $(PRESET) --target mantissa mantissa_kernels_python parity_runners
 	$(PYTEST) tests/parity
 	$(PYTEST) tests/python
-	MANTISSA_MAX_ISA=avx2 $(PYTEST) tests/python -m products
-	MANTISSA_MAX_ISA=generic $(PYTEST) tests/python -m products
+	MANTISSA_KERNELS=avx2 $(PYTEST) tests/python -m products
+	MANTISSA_KERNELS=generic $(PYTEST) tests/python -m products
 
 bench: configure
 	@$(SETUP) --peers --bench

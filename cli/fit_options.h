@@ -12,8 +12,8 @@ namespace mantissa::cli {
 /// order: flags, --config, the model's recipe (recipe.h).
 struct FitOptions {
   std::optional<std::string> data, model, precision, device, optimizer, lr_schedule, gradient_clip_algorithm,
-      amp_backend, amp_level, float32_matmul_precision, weights, logger, monitor, output, max_time, callbacks,
-      early_stopping;
+      amp_backend, amp_level, float32_matmul_precision, cpu_kernels, weights, logger, monitor, output,
+      max_time, callbacks, early_stopping;
   /// Batches: a count, or a share.
   std::optional<std::string> limit_train_batches, limit_val_batches, overfit_batches, val_check_interval;
   /// PrecisionOptions: what the mode has of its own when it is "auto".
@@ -57,6 +57,9 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("amp_level", o.amp_level, "Apex's O0, O1, O2 or O3");
   visit("float32_matmul_precision", o.float32_matmul_precision,
         "of float32 products: highest, high (TF32 on GPUs) or medium (bf16 too, on CPUs that have it)");
+  visit("cpu_kernels", o.cpu_kernels,
+        "which kernels compute what is of 16 bits on the CPU, e.g. avx2 or product=libtorch; empty: the "
+        "fastest here");
   visit("device", o.device, "auto, cpu, cuda or cuda:N");
   visit("max_epochs", o.max_epochs, "passes over the training data; -1: no limit");
   visit("max_steps", o.max_steps, "optimizer steps; -1: no limit");

@@ -1,10 +1,14 @@
+#include <algorithm>
 #include <fmt/format.h>
+#include <memory>
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/mode_speed.h"
 #include "mantissa/core/cpu_tier.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/kernels/choice.h"
 #include "mantissa/kernels/overrides.h"
 #include "mantissa/precision/registry.h"
 
@@ -26,28 +30,59 @@ const char* word(DtypeSupport support) {
 std::string cpu_kernels() {
   if (!enable_cpu_kernels()) return "libtorch's own, by MANTISSA_CPU_KERNELS=0";
   const std::string used = tier_name(cpu_tier()), had = tier_name(hardware_cpu_tier());
-  return "kernels of tier " + used + (used == had ? "" : ", capped by MANTISSA_MAX_ISA; this CPU is " + had);
+  return "the fastest of libtorch's and Mantissa's, up to tier " + used +
+         (used == had ? "" : ", capped by MANTISSA_MAX_ISA; this CPU is " + had) +
+         "; `mantissa modes --kernels` lists them";
+}
+
+/// What a step takes on the CPU: measured, since instructions that a CPU has may be slower than those they replace.
+std::string cpu_speed(const Mode& mode, const std::vector<ModeSpeed>& speeds) {
+  const auto speed = std::find_if(speeds.begin(), speeds.end(),
+                                  [&](const ModeSpeed& each) { return each.mode == mode.name; });
+  if (speed != speeds.end())
+    return fmt::format(
+        "a step takes {:.2f} (small GPT) and {:.2f} (small ResNet) of its time in 32-true here", speed->gpt,
+        speed->resnet);
+  return mode.historical ? "an older name, see its summary" : "what the others are compared with";
 }
 
 void print_modes() {
   fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "mode", "alias", "on", "support", "what it is, and why");
+  const std::string kernels = cpu_kernels();  // whose errors come before all that takes time
+  const std::vector<ModeSpeed> speeds = measure_modes();
   for (const Mode& mode : modes()) {
     fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", mode.name, join_names(mode.aliases), "", "", mode.summary);
-    for (const c10::DeviceType type : {at::kCPU, at::kCUDA}) {
-      const DtypeSupportInfo info = mode_support(mode, at::Device(type));
-      fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", type == at::kCPU ? "cpu" : "cuda",
-                 word(info.support), info.reason);
-    }
+    fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cpu", "yes", cpu_speed(mode, speeds));
+    const DtypeSupportInfo info = mode_support(mode, at::Device(at::kCUDA));
+    fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cuda", word(info.support), info.reason);
   }
-  fmt::print("\n16-bit products on the CPU: {}\n", cpu_kernels());
+  fmt::print("\n16-bit operations on the CPU: {}\n", kernels);
+}
+
+void print_kernels() {
+  const std::string kernels = cpu_kernels();
+  fmt::print("{}, {}\n", cpu_model().empty() ? "this CPU" : cpu_model(), kernels);
+  fmt::print("{:<6} {:<32} {:<12} {:<9} {:>9}  {}\n", "dtype", "family", "kernel", "why", "/ float32",
+             "microseconds on one thread");
+  for (const KernelChoice& row : cpu_kernel_table()) {
+    std::string timings;
+    for (const KernelTiming& timing : row.timings)
+      timings += fmt::format("{}{} {:.1f}", timings.empty() ? "" : ", ", timing.kernel, 1e6 * timing.seconds);
+    fmt::print("{:<6} {:<32} {:<12} {:<9} {:>9.2f}  {}\n", row.dtype, row.family, row.kernel, row.source,
+               row.over_float32, timings);
+  }
 }
 
 }  // namespace
 
 void add_modes(CLI::App& app) {
-  app.add_subcommand("modes",
-                     "Every precision mode: native, emulated or unavailable on this machine, and why")
-      ->callback(print_modes);
+  CLI::App* const sub = app.add_subcommand(
+      "modes", "Every precision mode: whether it runs on this machine, how fast or why not");
+  const auto kernels = std::make_shared<bool>(false);
+  sub->add_flag(
+      "--kernels", *kernels,
+      "instead: which kernel computes which 16-bit operations on this CPU, and what each of them takes");
+  sub->callback([kernels] { *kernels ? print_kernels() : print_modes(); });
 }
 
 }  // namespace mantissa::cli

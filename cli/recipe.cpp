@@ -21,6 +21,7 @@
 #include "mantissa/data/digits.h"
 #include "mantissa/data/idx.h"
 #include "mantissa/data/text.h"
+#include "mantissa/kernels/choice.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
@@ -60,7 +61,7 @@ FitOptions common_recipe() {
   o.loss_scale = o.init_scale = o.growth_factor = o.backoff_factor = o.growth_interval = o.min_scale =
       o.max_scale = o.hysteresis_steps = o.warn_after_skips = "auto";
   o.keep_batchnorm_fp32 = o.master_weights = "auto";
-  o.amp_backend = "native", o.amp_level = "", o.float32_matmul_precision = "highest";
+  o.amp_backend = "native", o.amp_level = "", o.float32_matmul_precision = "highest", o.cpu_kernels = "";
   o.stochastic_rounding = o.transactional = o.trace_nonfinite = false;
   o.accumulate_grad_batches = 1;
   o.beta1 = 0.9, o.beta2 = 0.95, o.ema_decay = 0.0;
@@ -229,6 +230,7 @@ FitOptions resolve(const FitOptions& given) {
   check_choice("--master-weights", *o.master_weights, choices_of("master_weights"));
   check_choice("--float32-matmul-precision", *o.float32_matmul_precision,
                choices_of("float32_matmul_precision"));
+  usage([&] { check_cpu_kernel_pins(*o.cpu_kernels); });
   check_choice("--lr-schedule", *o.lr_schedule, choices_of("lr_schedule"));
   check_choice("--gradient-clip-algorithm", *o.gradient_clip_algorithm,
                choices_of("gradient_clip_algorithm"));

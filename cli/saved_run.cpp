@@ -146,8 +146,9 @@ FitOptions read_run_config(const fs::path& folder) {
 void add_saved_run_flags(CLI::App& subcommand, SavedRunCommand& command) {
   subcommand.add_option("run", command.folder, "the run's folder")->required()->option_text("RUN");
   subcommand.add_flag("--quiet", command.quiet, "no progress");
-  add_fit_flags(subcommand, command.flags,
-                {"data", "weights", "precision", "float32_matmul_precision", "device", "threads"});
+  add_fit_flags(
+      subcommand, command.flags,
+      {"data", "weights", "precision", "float32_matmul_precision", "cpu_kernels", "device", "threads"});
 }
 
 SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {

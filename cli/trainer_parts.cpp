@@ -31,6 +31,7 @@ TrainerOptions trainer_options(const FitOptions& o) {
     t.precision = *o.precision;
     t.precision_options = precision_options(o);
     t.float32_matmul_precision = *o.float32_matmul_precision;
+    t.cpu_kernels = *o.cpu_kernels;
     t.device = *o.device;
     t.transactional = *o.transactional;
     t.trace_nonfinite = *o.trace_nonfinite;

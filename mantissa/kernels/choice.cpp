@@ -85,6 +85,12 @@ Code code_of(Kernel kernel) {
 }
 Kernel kernel_of(Code code) { return code == 1 ? kLibtorchs : Kernel{static_cast<CpuTier>(code - 2)}; }
 
+/// By the user, or (a kernel only) by a checkpoint.
+struct Pin {
+  std::optional<Kernel> kernel;  ///< none: measured
+  bool by_user = false;
+};
+
 struct Decision {
   std::string source;
   std::vector<KernelTiming> timings;
@@ -94,7 +100,7 @@ struct Table {
   std::atomic<Code> kernels[kElements.size()][kKernelFamilies] = {};
   std::mutex mutex;  // guards all that follows
   Decision decisions[kElements.size()][kKernelFamilies];
-  std::optional<Kernel> pins[kElements.size()][kKernelFamilies];
+  Pin pins[kElements.size()][kKernelFamilies];
   bool environment_is_read = false;
   std::optional<ChoiceCache> cache;
 };
@@ -138,11 +144,14 @@ bool matches(const std::string& pattern, const std::string& name) {
   return pattern == name;
 }
 
-using Pin =
-    std::pair<std::pair<size_t, size_t>, std::optional<Kernel>>;  // element and family; none: measured
+/// What one family in one dtype is pinned to; no kernel: measured.
+struct Entry {
+  size_t element, family;
+  std::optional<Kernel> kernel;
+};
 
 /// What one entry, [[DTYPE.]FAMILY=]KERNEL, pins.
-std::vector<Pin> parse_entry(const std::string& entry, const std::string& asked) {
+std::vector<Entry> parse_entry(const std::string& entry, const std::string& asked) {
   const size_t equals = entry.find('=');
   const std::string name = equals == std::string::npos ? entry : entry.substr(equals + 1);
   const std::string what = equals == std::string::npos ? "*" : entry.substr(0, equals);
@@ -151,13 +160,13 @@ std::vector<Pin> parse_entry(const std::string& entry, const std::string& asked)
   const std::string family = dot == std::string::npos ? what : what.substr(dot + 1);
   const std::optional<Kernel> kernel =
       name == "measured" ? std::nullopt : std::optional(parse_kernel(name, asked));
-  std::vector<Pin> pins;
+  std::vector<Entry> pins;
   bool has_dtype = false;
   for (const auto element : c10::irange(kElements.size())) {
     if (!matches(dtype, kElements[element].name)) continue;
     has_dtype = true;
     for (const auto f : c10::irange(family_names().size()))
-      if (matches(family, family_names()[f]) && is_chosen(element, f)) pins.push_back({{element, f}, kernel});
+      if (matches(family, family_names()[f]) && is_chosen(element, f)) pins.push_back({element, f, kernel});
   }
   TORCH_CHECK_VALUE(has_dtype, asked, ": there are no kernels for '", dtype,
                     "'; choose bf16 or fp16 (fp32 for unscale)");
@@ -167,21 +176,22 @@ std::vector<Pin> parse_entry(const std::string& entry, const std::string& asked)
   return pins;
 }
 
-std::vector<Pin> parse(const std::string& text, const std::string& asked) {
-  std::vector<Pin> pins;
+std::vector<Entry> parse(const std::string& text, const std::string& asked) {
+  std::vector<Entry> pins;
   if (text.empty()) return pins;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    for (Pin& pin : parse_entry(text.substr(begin, end - begin), asked)) pins.push_back(std::move(pin));
+    for (Entry& pin : parse_entry(text.substr(begin, end - begin), asked)) pins.push_back(std::move(pin));
     begin = end + 1;
   }
   return pins;
 }
 
-void set_pins(Table& table, const std::vector<Pin>& pins) {
-  for (const auto& [place, kernel] : pins) {
-    const auto [element, family] = place;
-    table.pins[element][family] = kernel;
+void set_pins(Table& table, const std::vector<Entry>& entries, bool by_user) {
+  for (const auto& [element, family, kernel] : entries) {
+    Pin& pin = table.pins[element][family];
+    if (pin.by_user && !by_user) continue;
+    pin = {kernel, by_user};
     table.kernels[element][family].store(0, std::memory_order_release);
   }
 }
@@ -191,7 +201,7 @@ void read_environment(Table& table) {
   cpu_tier();  // whose errors come first
   const char* const value = std::getenv("MANTISSA_KERNELS");
   if (value != nullptr && *value != '\0')
-    set_pins(table, parse(value, std::string("MANTISSA_KERNELS=") + value));
+    set_pins(table, parse(value, std::string("MANTISSA_KERNELS=") + value), /*by_user=*/true);
   table.environment_is_read = true;
 }
 
@@ -228,7 +238,7 @@ void measure(Table& table, size_t element, std::pair<size_t, size_t> group) {
   std::vector<size_t> families;
   for (const auto family : c10::irange(group.first, group.second)) {
     if (!is_chosen(element, family) || table.kernels[element][family] != 0) continue;
-    if (table.pins[element][family]) continue;
+    if (table.pins[element][family].kernel) continue;
     contests.push_back(
         {static_cast<KernelFamily>(family), kElements[element].dtype, candidates(element, family)});
     families.push_back(family);
@@ -254,7 +264,7 @@ Kernel decide(Table& table, size_t element, size_t family) {
   read_environment(table);
   const auto decided = [&] { return table.kernels[element][family].load(std::memory_order_acquire); };
   if (const Code code = decided(); code != 0) return kernel_of(code);
-  if (const auto& pin = table.pins[element][family]) {
+  if (const auto& pin = table.pins[element][family].kernel) {
     settle(table, element, family, settled_kernel(element, family, *pin), {"pinned", {}});
     return kernel_of(decided());
   }
@@ -308,11 +318,33 @@ KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
   return static_cast<KernelFamily>(static_cast<int>(first()) + static_cast<int>(pass));
 }
 
+void check_cpu_kernel_pins(const std::string& pins) { parse(pins, "the CPU kernels '" + pins + "'"); }
+
 void pin_cpu_kernels(const std::string& pins) {
-  const std::vector<Pin> parsed = parse(pins, "pin_cpu_kernels('" + pins + "')");
+  const std::vector<Entry> entries = parse(pins, "the CPU kernels '" + pins + "'");
   const std::lock_guard lock(table().mutex);
   read_environment(table());
-  set_pins(table(), parsed);
+  set_pins(table(), entries, /*by_user=*/true);
+}
+
+std::vector<std::string> resume_cpu_kernels(const std::string& choices) {
+  std::vector<std::string> refused;
+  const std::lock_guard lock(table().mutex);
+  read_environment(table());
+  for (auto& of_element : table().pins)
+    for (Pin& pin : of_element)
+      if (!pin.by_user) pin = {};
+  for (size_t begin = 0; begin < choices.size();) {
+    const size_t end = std::min(choices.find(',', begin), choices.size());
+    const std::string entry = choices.substr(begin, end - begin);
+    try {
+      set_pins(table(), parse_entry(entry, entry), /*by_user=*/false);
+    } catch (const c10::ValueError&) {
+      refused.push_back(entry);
+    }
+    begin = end + 1;
+  }
+  return refused;
 }
 
 std::string cpu_kernel_choices() {

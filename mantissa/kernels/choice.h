@@ -35,6 +35,14 @@ struct KernelChoice {
 /// Example: choice_test.cpp, Choice.PinsFamilies
 void pin_cpu_kernels(const std::string& pins);
 
+/// What pin_cpu_kernels(pins) would throw, and nothing else.
+void check_cpu_kernel_pins(const std::string& pins);
+
+/// Pins what a checkpoint kept of cpu_kernel_choices(), but for what the user pinned by MANTISSA_KERNELS or
+/// pin_cpu_kernels(), which stays; what an earlier call pinned does not. Returns the choices that this CPU or this release
+/// cannot follow, as they stand in `choices`.
+std::vector<std::string> resume_cpu_kernels(const std::string& choices);
+
 /// Every choice that was made in this process until now, as pin_cpu_kernels() takes it. A checkpoint keeps it, so that a
 /// resumed run computes the same bits.
 std::string cpu_kernel_choices();

@@ -105,6 +105,18 @@ TEST_F(Choice, BadPinsNameTheCureAndChangeNothing) {
   EXPECT_THAT(error("avx512_bf16"), HasSubstr("this CPU runs kernels up to tier"));
 }
 
+TEST_F(Choice, ACheckpointsChoicesYieldToTheUsers) {
+  for (int family = 0; family < kKernelFamilies; ++family)
+    kernel_for(static_cast<KernelFamily>(family), kFp16);
+  const std::string choices = cpu_kernel_choices();
+  EXPECT_THAT(resume_cpu_kernels(choices), testing::IsEmpty());
+  EXPECT_THAT(resume_cpu_kernels("fp16.product=neon," + choices + ",bf16.nothing=generic"),
+              testing::ElementsAre("fp16.product=neon", "bf16.nothing=generic"));
+  pin_cpu_kernels("gelu=generic");
+  EXPECT_THAT(resume_cpu_kernels("bf16.gelu=libtorch,fp16.gelu=libtorch"), testing::IsEmpty());
+  EXPECT_EQ(kernel_for(KernelFamily::kGelu, kBf16), Kernel{CpuTier::kGeneric}) << "as the user said";
+}
+
 TEST_F(Choice, ComputesWithWhatIsPinned) {
   if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
   const at::Tensor a = at::rand({40, 700}).to(at::kHalf), b = at::rand({700, 40}).to(at::kHalf);

@@ -20,6 +20,7 @@
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/weights.h"
+#include "mantissa/kernels/choice.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -146,6 +147,7 @@ Checkpoint Trainer::checkpoint() {
   all.state = {{"progress", to_state(progress)},
                {"exact", resumes_exactly()},
                {"seconds", seconds_so_far()},
+               {"cpu_kernels", cpu_kernel_choices()},
                {"precision", StateDict{{"name", precision_->name()},
                                        {"state", scalars_to_state(precision_->state_dict())}}},
                {"optimizers", std::move(optimizers)},
@@ -276,6 +278,10 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   if (had_scale && has_scale) precision_->load_state_dict(scalars_from_state(precision.at("state")));
   if (had_scale && !has_scale) lost.emplace_back("its loss scale is dropped");
   if (has_scale && !had_scale) lost.emplace_back("it has no loss scale, which begins anew");
+  if (const auto kernels = state.find("cpu_kernels"))
+    if (const auto refused = resume_cpu_kernels(kernels->to_string()); !refused.empty())
+      lost.push_back("its CPU kernels " + join_names(refused) +
+                     " are not available here, and others' bits differ");
   const auto take_stateful = [&take](auto* object, const StateReader& from_state, const std::string& key,
                                      const std::string& what) {
     if (auto* stateful = dynamic_cast<Stateful*>(object))

@@ -199,6 +199,7 @@ MemoryPlan plan_memory(Task& task, const Batch& batch, const TrainerOptions& opt
   dry.amp_backend = options.amp_backend;
   dry.amp_level = options.amp_level;
   dry.precision_plugin = options.precision_plugin;
+  dry.cpu_kernels = options.cpu_kernels;
   dry.float32_matmul_precision = options.float32_matmul_precision;
   dry.device = options.device;
   if (task.automatic_optimization()) {

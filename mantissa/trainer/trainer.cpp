@@ -9,6 +9,7 @@
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/error_message.h"
+#include "mantissa/kernels/choice.h"
 #include "mantissa/precision/init.h"
 #include "mantissa/precision/registry.h"
 
@@ -108,6 +109,7 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
     resume_rng_.reset();
   }
   try {
+    pin_cpu_kernels(options_.cpu_kernels);
     const Scope matmul_precision =
         options_.float32_matmul_precision
             ? std::make_shared<Float32MatmulPrecisionGuard>(*options_.float32_matmul_precision)

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/amp/matmul_precision.h"
+#include "mantissa/kernels/choice.h"
 
 namespace mantissa {
 namespace {
@@ -20,6 +21,7 @@ void check_precision(const TrainerOptions& options) {
       !is_told || !options.precision_plugin,
       "Trainer: a precision_plugin was given, and with it precision_options, amp_backend or amp_level, "
       "which are for the modes by name; make the plugin with them, or leave it out");
+  check_cpu_kernel_pins(options.cpu_kernels);
   if (options.float32_matmul_precision) Float32MatmulPrecisionGuard(*options.float32_matmul_precision);
 }
 

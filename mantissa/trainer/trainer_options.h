@@ -29,6 +29,9 @@ struct TrainerOptions {
   /// "highest", "high" or "medium": how exactly float32 matrix products are computed while a run lasts, in
   /// the whole process; see set_float32_matmul_precision(). Unset: as the process has it.
   std::optional<std::string> float32_matmul_precision = std::nullopt;
+  /// Which kernels compute what is of 16 bits on the CPU, as pin_cpu_kernels() takes it, from the first run on for the
+  /// whole process. Empty: the fastest here, and a resumed run's as its checkpoint has them.
+  std::string cpu_kernels = {};
   /// "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N".
   std::string device = "auto";
 
