@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/choice.h"
 #include "mantissa/kernels/overrides.h"
 
 namespace {
@@ -49,6 +50,9 @@ void load() {
   library->def("disable() -> ()", mantissa::disable_cpu_kernels);
   library->def("enabled() -> bool", mantissa::cpu_kernels_enabled);
   library->def("tier() -> str", tier);
+  library->def("pin(str kernels) -> ()",
+               [](const std::string& kernels) { mantissa::pin_cpu_kernels(kernels); });
+  library->def("choices() -> str", mantissa::cpu_kernel_choices);
   library->def("torch_version() -> str", torch_version);
   mantissa::enable_cpu_kernels_by_default();
 }

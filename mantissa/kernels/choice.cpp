@@ -327,6 +327,17 @@ void pin_cpu_kernels(const std::string& pins) {
   set_pins(table(), entries, /*by_user=*/true);
 }
 
+void forget_cpu_kernel_choices() {
+  const std::lock_guard lock(table().mutex);
+  for (const auto element : c10::irange(kElements.size()))
+    for (const auto family : c10::irange(family_names().size())) {
+      table().pins[element][family] = {};
+      table().kernels[element][family].store(0, std::memory_order_release);
+    }
+  table().environment_is_read = false;
+  table().cache.reset();
+}
+
 std::vector<std::string> resume_cpu_kernels(const std::string& choices) {
   std::vector<std::string> refused;
   const std::lock_guard lock(table().mutex);

@@ -26,7 +26,7 @@ struct KernelChoice {
 /// Pins kernels, for this process, to what `pins` says, so that they are not chosen by measurement and results have the
 /// same bits every time: KERNEL for all of them, or FAMILY=KERNEL or DTYPE.FAMILY=KERNEL, several with commas between
 /// them, of which later ones win. FAMILY may end in *, for all families that begin so; KERNEL is "libtorch" or a tier's
-/// name, or "measured", which undoes a pin. "" changes nothing. What was pinned before, by the environment variable
+/// name, or "measured": the fastest, also where a resumed checkpoint has another one. "" changes nothing. What was pinned before, by the environment variable
 /// MANTISSA_KERNELS too, stays pinned unless `pins` names it.
 ///
 /// Threads: any may call, but what other threads have under way finishes in the kernel that it began with.

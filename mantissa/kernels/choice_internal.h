@@ -72,6 +72,9 @@ struct ConvolutionKind {
 };
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind);
 
+/// For tests: nothing is pinned or decided, as in a new process, which would read the environment and the cache anew.
+void forget_cpu_kernel_choices();
+
 /// While one lives, kernel_for() is `kernel` on this thread for `family` and its like (products, convolutions, ...), and
 /// nothing is measured for others. Not nested.
 class ForcedKernel {

@@ -40,7 +40,7 @@ const testing::Environment* const kOwnKernels = testing::AddGlobalTestEnvironmen
 
 class Choice : public testing::Test {
  protected:
-  void SetUp() override { pin_cpu_kernels("measured"); }
+  void SetUp() override { forget_cpu_kernel_choices(); }
   void TearDown() override { pin_our_own(); }
 
   static Kernel product(cpu::Element element) { return kernel_for(KernelFamily::kProduct, element); }

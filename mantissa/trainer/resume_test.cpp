@@ -14,6 +14,9 @@
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/manifest.h"
+#include "mantissa/kernels/choice.h"
+#include "mantissa/kernels/choice_internal.h"
+#include "mantissa/kernels/overrides.h"
 #include "mantissa/trainer/early_stopping.h"
 #include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
@@ -84,6 +87,33 @@ TEST_F(Resume, OneThatTrainsNothingLeavesTheRandomNumbers) {
   torch::manual_seed(10);
   fit(rest, "run", {.max_epochs = 3}, "run");
   EXPECT_EQ(rest.weight(), expected);
+}
+
+struct Multiplies : Draws {
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    at::mm(at::ones({8, 8}, at::kBFloat16), at::ones({8, 8}, at::kBFloat16));
+    return Draws::training_step(batch, index);
+  }
+};
+
+/// They decide the bits, and another process might measure others to be the fastest.
+TEST_F(Resume, ComputesWithTheCpuKernelsOfTheCheckpoint) {
+  if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
+  const auto product = [] {
+    const std::string choices = "," + cpu_kernel_choices() + ",", name = ",bf16.small_product=";
+    const size_t begin = choices.find(name) + name.size();
+    return choices.substr(begin, choices.find(',', begin) - begin);
+  };
+  Multiplies begun, rest, measured;
+  fit(begun, "run", {.precision = "bf16-mixed", .cpu_kernels = "generic", .max_epochs = 1});
+  EXPECT_EQ(product(), "generic");
+  forget_cpu_kernel_choices();
+  fit(rest, "run", {.precision = "bf16-mixed", .max_epochs = 2}, "run");
+  EXPECT_EQ(product(), "generic");
+  pin_cpu_kernels("libtorch");
+  fit(measured, "run", {.precision = "bf16-mixed", .max_epochs = 3}, "run");
+  EXPECT_EQ(product(), "libtorch") << "as the user says now";
+  forget_cpu_kernel_choices();
 }
 
 TEST_F(Resume, AValidationThatThrewIsMadeByTheRunThatGoesOn) {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from mantissa_kernels._build import TORCH_VERSION
 
-__all__ = ["TORCH_VERSION", "disable", "enable", "enabled", "switched", "tier"]
+__all__ = ["TORCH_VERSION", "choices", "disable", "enable", "enabled", "pin", "switched", "tier"]
 
 try:
     import torch
@@ -50,6 +50,21 @@ def enabled() -> bool:
 def tier() -> str:
     """The instructions in use: ``generic``, ``avx2``, ``avx512`` or ``avx512_bf16``; ``MANTISSA_MAX_ISA`` caps them."""
     return str(_library.tier())
+
+
+def choices() -> str:
+    """The kernels that were chosen until now, the fastest on this CPU, as ``pin`` takes them."""
+    return str(_library.choices())
+
+
+def pin(kernels: str) -> None:
+    """Pins kernels for the process, so that bits repeat: ``avx2``, ``product=libtorch``, ``fp16.gelu=avx512``, several
+    with commas between them; ``MANTISSA_KERNELS`` in the environment does the same. See docs/cpu-kernels.md of Mantissa.
+
+    Raises:
+        ValueError: there is no such kernel or family, or this CPU lacks the tier.
+    """
+    _library.pin(kernels)
 
 
 @contextlib.contextmanager

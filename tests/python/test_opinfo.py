@@ -9,7 +9,7 @@ and errors must be PyTorch's, and so must the bits of what the kernels do not to
   mean square may be no more than MEAN times PyTorch's, or that of one rounding.
 An operation with more samples than SAMPLES says is tried with as many, evenly taken from the list.
 
-MANTISSA_MAX_ISA chooses the tier, `-m products` the operations that reach the kernels.
+MANTISSA_KERNELS chooses the tier, `-m products` the operations that reach the kernels.
 """
 
 import collections
