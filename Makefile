@@ -7,7 +7,7 @@ SETUP := tools/setup $(if $(filter cuda,$(PRESET)),--cuda)
 PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_CACHE_DIR= MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 OPTIONS := $(if $(TORCH_ROOT),-DTORCH_ROOT=$(TORCH_ROOT)) $(CMAKE_ARGS)
 
-.PHONY: all configure fit test parity bench fuzz tsan lint format clean
+.PHONY: all configure fit test newer parity bench fuzz tsan lint format clean
 
 all: configure
 	cmake --build --preset $(PRESET)
@@ -24,6 +24,13 @@ fit: configure
 test: all
 	ctest --preset $(PRESET) --parallel $$(nproc)
 	@tools/skipped_tests $(BUILD)/Testing/Temporary/LastTest.log
+
+# With the newest libtorch that is supported, whatever TORCH_ROOT names: all rooms, the program, the tests that know libtorch best.
+newer:
+	@TORCH_ROOT= tools/setup --newer
+	@[ -f build-newer/build.ninja ] || cmake --preset newer $(CMAKE_ARGS)
+	cmake --build --preset newer
+	ctest --preset newer --parallel $$(nproc)
 
 parity: configure
 	@$(SETUP) --peers

@@ -1,15 +1,15 @@
 #pragma once
 
-#include <ATen/core/NamedTensor.h>
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/core/torch_compat_internal.h"
 #include "mantissa/kernels/cpu/gemm.h"
 
 namespace mantissa {
 
 /// Numbers in this machine's memory, each at its strides: what a kernel can read as it is.
 inline bool is_plain(const at::Tensor& x) {
-  return x.layout() == at::kStrided && x.is_cpu() && !x.is_conj() && !x.is_neg() && !x.has_names();
+  return x.layout() == at::kStrided && x.is_cpu() && !x.is_conj() && !x.is_neg() && !has_names(x);
 }
 
 /// Of float32, bf16 or fp16.

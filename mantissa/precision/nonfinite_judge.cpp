@@ -78,7 +78,7 @@ void Judge::read_tensor(const at::Tensor& now, const at::Tensor& before, size_t 
       source.origin.tensor = (owner->is_parameter ? "parameter '" : "buffer '") + owner->name + "'";
       source.origin.cause = NonFiniteCause::kParameter;
     }
-    const std::shared_ptr<torch::autograd::Node> node = node_of(now);
+    const NodePointer node = node_of(now);
     if (!owner && node && is_custom(*node)) {
       const Place place = modules_.place_of(*node);
       source.origin.op = node_name(*node);

@@ -23,7 +23,7 @@ std::string node_name(const Node& node) {
   return scope == std::string::npos ? name : name.substr(scope + 2);
 }
 
-std::shared_ptr<Node> node_of(const at::Tensor& t) {
+NodePointer node_of(const at::Tensor& t) {
   if (!t.defined() || !t.requires_grad()) return nullptr;
   try {
     return t.grad_fn();
@@ -86,7 +86,7 @@ Modules::NodeKey Modules::key_of(const Node& node) { return {node.thread_id(), n
 
 void Modules::remember_forward_op(const at::Tensor& result, const std::string& name, const Place& place) {
   // The innermost operation ends first and is the one whose derivative the node is.
-  if (const std::shared_ptr<Node> node = node_of(result))
+  if (const NodePointer node = node_of(result))
     forward_ops_.try_emplace(key_of(*node), ForwardOp{name.empty() ? node_name(*node) : name, place});
 }
 
@@ -100,7 +100,7 @@ Place Modules::here() const {
 }
 
 Place Modules::enter(const Frame& frame, bool in_backward) {
-  const std::shared_ptr<Node> node = torch::autograd::get_current_node();
+  const NodePointer node = torch::autograd::get_current_node();
   const auto forward = node ? forward_ops_.find(key_of(*node)) : forward_ops_.end();
   const Owned* owner = nullptr;
   for (const c10::IValue& input : frame.inputs)

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "mantissa/core/torch_compat_internal.h"
 #include "mantissa/precision/nonfinite_operation_internal.h"
 #include "mantissa/precision/nonfinite_trace.h"
 #include "mantissa/precision/nonfinite_values_internal.h"
@@ -31,7 +32,7 @@ struct Owned {
 };
 
 /// The node of `t`'s derivative, or null.
-std::shared_ptr<torch::autograd::Node> node_of(const at::Tensor& t);
+NodePointer node_of(const at::Tensor& t);
 
 /// Whether it is a custom function's, torch::autograd::Function<>.
 bool is_custom(const torch::autograd::Node& node);

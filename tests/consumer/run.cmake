@@ -29,3 +29,24 @@ function(expect_torch library)
 endfunction()
 expect_torch(${BUILD}/consumer/above/torch/lib/ TORCH_ROOT=${BUILD}/consumer/above ${CMAKE_COMMAND})
 expect_torch(${TORCH_ROOT}/lib/ TORCH_ROOT=${BUILD}/absent ${CMAKE_COMMAND} -D TORCH_ROOT=${TORCH_ROOT})
+
+# Another release than the archives were built with is refused when the project is configured.
+set(other ${BUILD}/consumer/other)
+file(WRITE ${other}/include/torch/csrc/api/include/torch/torch.h "")
+file(WRITE ${other}/include/torch/headeronly/version.h
+     "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 99\n#define TORCH_VERSION_PATCH 3\n")
+foreach(library IN ITEMS libtorch_cpu.so libc10.so)
+  file(MAKE_DIRECTORY ${other}/lib)
+  file(CREATE_LINK ${TORCH_ROOT}/lib/${library} ${other}/lib/${library} SYMBOLIC)
+endforeach()
+execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${build}-other --fresh -D CMAKE_PREFIX_PATH=${prefix}
+                        -D TORCH_ROOT=${other} -D CMAKE_CXX_COMPILER=${COMPILER}
+                RESULT_VARIABLE status ERROR_VARIABLE error)
+string(REGEX REPLACE "[ \n]+" " " error "${error}")  # CMake breaks lines where it likes
+foreach(part IN ITEMS "was built with libtorch ${TORCH_VERSION}," "TORCH_ROOT=${other} holds libtorch 2.99.3."
+                      "Point -DTORCH_ROOT= at a libtorch ${TORCH_VERSION}, or build Mantissa anew")
+  string(FIND "${error}" "${part}" place)
+  if(NOT status OR place EQUAL -1)
+    message(FATAL_ERROR "libtorch 2.99.3 was not refused with '${part}' (status ${status}): ${error}")
+  endif()
+endforeach()

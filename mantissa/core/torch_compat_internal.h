@@ -1,0 +1,34 @@
+#pragma once
+
+// What differs between the releases of libtorch that Mantissa builds with, 2.11 to 2.15.
+
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <torch/headeronly/version.h>
+
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
+              "Mantissa needs libtorch 2.11 or newer: point TORCH_ROOT at one");
+
+// 2.13 has no named dimensions.
+#if __has_include(<ATen/core/NamedTensor.h>)
+#include <ATen/core/NamedTensor.h>
+#endif
+
+namespace mantissa {
+
+/// Whether the dimensions of `x` have names, which its operations would have to check and hand on.
+inline bool has_names([[maybe_unused]] const at::Tensor& x) {
+#if __has_include(<ATen/core/NamedTensor.h>)
+  return x.has_names();
+#else
+  return false;
+#endif
+}
+
+/// What owns a node of autograd's graph: std::shared_ptr in 2.11, c10::intrusive_ptr in 2.13. Whoever uses it
+/// includes torch/csrc/autograd/function.h.
+using NodePointer = std::remove_cv_t<std::remove_reference_t<decltype(std::declval<at::Tensor>().grad_fn())>>;
+
+}  // namespace mantissa
