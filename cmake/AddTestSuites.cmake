@@ -14,6 +14,6 @@ foreach(suite IN LISTS suites)
   string(REGEX REPLACE "\\..*" "" suite "${suite}")
   add_test("${LABEL}.${suite}" "${PROGRAM}" "--gtest_filter=${suite}.*")
   # Skipped is a suite of which nothing ran and nothing failed, which would be listed after the skipped ones.
-  set_tests_properties("${LABEL}.${suite}" PROPERTIES TIMEOUT 600 LABELS ${LABEL} SKIP_REGULAR_EXPRESSION
+  set_tests_properties("${LABEL}.${suite}" PROPERTIES TIMEOUT 1800 LABELS ${LABEL} SKIP_REGULAR_EXPRESSION
     "PASSED  \\] 0 tests\\.\n\\[  SKIPPED \\] [0-9]+ tests?, listed below:\n(\\[  SKIPPED \\] [^\n]*\n)*$")
 endforeach()

@@ -371,6 +371,7 @@ std::string error_as_nobody(const Body& body) {
   EXPECT_EQ(::pipe(pipe.data()), 0);
   const pid_t child = ::fork();
   if (child == 0) {
+    at::set_num_threads(1);  // a forked process has none of the others
     if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(1);
     const std::string error = error_of(body);
     const bool told = ::write(pipe[1], error.data(), error.size()) > 0;
@@ -417,6 +418,7 @@ TEST_F(CheckpointFiles, KilledAtAnyMomentThereIsAlwaysAWholeOne) {
     ASSERT_EQ(::pipe(pipe.data()), 0);
     const pid_t child = ::fork();
     if (child == 0) {
+      at::set_num_threads(1);
       for (int64_t step = finished + 1;; ++step) {
         const Checkpoint checkpoint = a_checkpoint(step, 5000);
         save_checkpoint(folder_ / "last", checkpoint);

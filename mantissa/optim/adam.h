@@ -62,7 +62,7 @@ struct AdamParamState : public torch::optim::OptimizerCloneableParamState<AdamPa
 ///          groups; c10::TypeError for a group whose options are another optimizer's; c10::Error for sparse
 ///          gradients. Nothing has changed then.
 /// Source:  Kingma and Ba 2015, arXiv:1412.6980; order of operations of Python's one-tensor path on the CPU.
-/// Example: adam_test.cpp, Adam.PE07_EqualsPythonBitForBit.
+/// Example: adam_test.cpp, Adam.PE07_FollowsWhatPythonRecorded.
 class Adam : public torch::optim::Optimizer {
  public:
   explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,

@@ -92,7 +92,6 @@ const std::vector<Recorded> kRecorded = {
 };
 
 void expect_recorded(bool decoupled) {
-  if (at::get_cpu_capability() == "DEFAULT") GTEST_SKIP() << "recorded on a CPU with fused multiply-add";
   for (const Recorded& recorded : kRecorded) {
     if (recorded.decoupled != decoupled) continue;
     const at::Tensor p = start_parameter(recorded.dtype);
@@ -103,14 +102,15 @@ void expect_recorded(bool decoupled) {
       optimizer = std::make_unique<Adam>(std::vector<at::Tensor>{p}, recorded.options);
     }
     take_steps(*optimizer, 0, 25);
-    EXPECT_TRUE(at::equal(p.detach().to(at::kDouble), at::tensor(recorded.parameter, at::kDouble)))
+    EXPECT_TRUE(is_near_recorded(p, recorded.parameter, recorded.options.lr()))
         << recorded.name << " in " << recorded.dtype << "\n"
         << p;
   }
 }
 
-TEST(Adam, PE07_EqualsPythonBitForBit) { expect_recorded(false); }
-TEST(AdamW, PE07_EqualsPythonBitForBit) { expect_recorded(true); }
+// Bit for bit beside Python on the same CPU: tests/parity/test_optimizers.py.
+TEST(Adam, PE07_FollowsWhatPythonRecorded) { expect_recorded(false); }
+TEST(AdamW, PE07_FollowsWhatPythonRecorded) { expect_recorded(true); }
 
 TEST(AdamW, KeepsWeightDecayApartFromGradientWhenGivenAdamsOptions) {
   const at::Tensor p = start_parameter(at::kFloat);

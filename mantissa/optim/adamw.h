@@ -17,7 +17,7 @@ struct AdamWOptions : public AdamOptions {
 /// Adam.
 ///
 /// Source:  Loshchilov and Hutter 2019, arXiv:1711.05101.
-/// Example: adam_test.cpp, AdamW.PE07_EqualsPythonBitForBit.
+/// Example: adam_test.cpp, AdamW.PE07_FollowsWhatPythonRecorded.
 class AdamW final : public Adam {
  public:
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,

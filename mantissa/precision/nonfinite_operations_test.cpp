@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include <ATen/native/ConvUtils.h>
 #include <torch/torch.h>
 
 #include "mantissa/amp/autocast.h"
@@ -215,14 +216,27 @@ TEST(TraceNonFiniteOperations, AutocastsCastIsCalledSo) {
 
 // ---- what has no kernel for float64
 
+/// Whether libtorch gives this CPU's convolutions of bf16 to oneDNN.
+bool onednn_convolves_bf16() {
+  const at::Tensor x = at::ones({4, 16, 2, 4}, at::kBFloat16), w = at::ones({16, 16, 1, 1}, at::kBFloat16);
+  const std::vector<c10::SymInt> one = {1, 1}, none = {0, 0};
+  return at::native::select_conv_backend(x, w, std::nullopt, one, none, one, /*transposed=*/false, none, 1,
+                                         std::nullopt) == at::native::ConvBackend::Mkldnn;
+}
+
 TEST(TraceNonFiniteOperations, AnOverflowIsKnownWithoutAKernelForFloat64) {
-  expect_each(
-      {{"oneDNN's convolution in bf16",
-        [](const at::Tensor& h) {
-          const at::Tensor x = (h.reshape({1, 1, 2, 4}) * 0 + 5e31).expand({4, 16, 2, 4}).to(at::kBFloat16);
-          return torch::conv2d(x, torch::full({16, 16, 1, 1}, 3e31).to(at::kBFloat16)).to(at::kFloat).sum();
-        },
-        "aten::mkldnn_convolution"}});
+  // Called by its own name: which kernel conv2d takes depends on the CPU.
+  const auto convolution = [](at::ScalarType dtype) {
+    return [dtype](const at::Tensor& h) {
+      const at::Tensor x = (h.reshape({1, 1, 2, 4}) * 0 + 5e31).expand({4, 16, 2, 4}).to(dtype);
+      const at::Tensor w = torch::full({16, 16, 1, 1}, 3e31).to(dtype);
+      return at::mkldnn_convolution(x, w, {}, {0, 0}, {1, 1}, {1, 1}, 1).to(at::kFloat).sum();
+    };
+  };
+  std::vector<Case> cases = {{"in float32", convolution(at::kFloat), "aten::mkldnn_convolution"}};
+  if (onednn_convolves_bf16())
+    cases.push_back({"in bf16", convolution(at::kBFloat16), "aten::mkldnn_convolution"});
+  expect_each(cases);
 }
 
 // ---- what fp16 makes 0 of

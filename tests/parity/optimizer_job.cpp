@@ -62,6 +62,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const nlohmann::json& jo
                                                         std::vector<at::Tensor> parameters) {
   const std::string name = job["optimizer"];
   if (name == "sgd") return std::make_unique<SGD>(std::move(parameters), sgd_options(job));
+  if (name == "adam") return std::make_unique<Adam>(std::move(parameters), adam_options(job, AdamOptions()));
   if (name == "adamw")
     return std::make_unique<AdamW>(std::move(parameters), adam_options(job, AdamWOptions()));
   if (name == "fused-sgd") return std::make_unique<FusedSGD>(std::move(parameters), sgd_options(job));

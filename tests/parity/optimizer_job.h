@@ -9,8 +9,7 @@
 
 namespace mantissa {
 
-/// job["optimizer"]: sgd, adamw, or fused- before sgd, adam, adamw, adagrad; its options have their Python
-/// names.
+/// job["optimizer"]: sgd, adam, adamw, or fused- before these and adagrad; its options have their Python names.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const nlohmann::json& job,
                                                         std::vector<at::Tensor> parameters);
 

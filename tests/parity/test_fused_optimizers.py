@@ -10,8 +10,7 @@ from conftest import assert_same
 from safetensors.torch import save_file
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-CLASSES = {"fused-sgd": torch.optim.SGD, "fused-adam": torch.optim.Adam, "fused-adamw": torch.optim.AdamW,
-           "fused-adagrad": torch.optim.Adagrad}
+CLASSES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad}
 CASES = {
     "adam": {"optimizer": "fused-adam", "lr": 0.02, "weight_decay": 0.05},
     "adam, amsgrad": {"optimizer": "fused-adam", "lr": 0.02, "beta1": 0.5, "beta2": 0.7, "eps": 1e-4, "amsgrad": True},
@@ -46,7 +45,8 @@ def run_python(case, tensors, found_inf, scale=None):
     if "beta1" in case:
         options["betas"] = (case["beta1"], case["beta2"])
     parameters = [tensors[key].clone().requires_grad_() for key in tensors if key.isdigit()]
-    optimizer = CLASSES[case["optimizer"]](parameters, fused=True, **options)
+    path = {"fused": True} if case["optimizer"].startswith("fused-") else {"foreach": False}
+    optimizer = CLASSES[case["optimizer"].removeprefix("fused-")](parameters, **path, **options)
     for step, flag in enumerate(found_inf):
         for i, parameter in enumerate(parameters):
             gradient = tensors.get(f"{step}.{i}")
