@@ -156,10 +156,12 @@ std::array<std::string, kValueColumns.size()> value_cells(const ValueSummary& v)
 
 std::string shape_text(const Row& row) { return fmt::format("[{}]", fmt::join(row.shape, ", ")); }
 
+/// A column's width. A name in a file may have millions of letters, which must not widen every other row, too.
 size_t widest(const std::vector<Row>& rows, size_t least,
               const std::function<std::string(const Row&)>& cell) {
+  constexpr size_t kMost = 200;
   for (const Row& row : rows) least = std::max(least, cell(row).size());
-  return least;
+  return std::min(least, kMost);
 }
 
 /// By dtype, in the order of names.

@@ -9,8 +9,10 @@ namespace mantissa {
 namespace {
 
 /// Edits from `a` to `b`, upper and lower case taken as equal: a letter more, less or another, or two
-/// neighbours swapped (Damerau's distance in its form of optimal string alignment).
-size_t edit_distance(const std::string& a, const std::string& b) {
+/// neighbours swapped (Damerau's distance in its form of optimal string alignment). The exact number matters
+/// below `limit` only: the search ends where it cannot come out below.
+size_t edit_distance(const std::string& a, const std::string& b, size_t limit) {
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= limit) return limit;
   const auto same = [](char x, char y) {
     return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
   };
@@ -24,6 +26,10 @@ size_t edit_distance(const std::string& a, const std::string& b) {
       if (i > 1 && j > 1 && same(a[i - 1], b[j - 2]) && same(a[i - 2], b[j - 1]))
         row[j] = std::min(row[j], before_last[j - 2] + 1);
     }
+    // A swap leads from the last row past this one.
+    const auto is_out = [&](size_t distance) { return distance >= limit; };
+    if (std::all_of(row.begin(), row.end(), is_out) && std::all_of(last.begin(), last.end(), is_out))
+      return limit;
   }
   return row[b.size()];
 }
@@ -31,10 +37,13 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates) {
+  // A name of a million letters, out of a file, was not mistyped, and would take hours to compare.
+  constexpr size_t kLongest = 1000;
+  if (name.size() > kLongest) return "";
   std::string best;
   size_t best_distance = std::max<size_t>(name.size() / 3, 1) + 1;
   for (const std::string& candidate : candidates) {
-    const size_t distance = edit_distance(name, candidate);
+    const size_t distance = edit_distance(name, candidate, best_distance);
     // With half of the letters wrong any short name is near any other: "O4" was not meant to be "O0".
     if (distance < best_distance && 2 * distance < std::max(name.size(), candidate.size())) {
       best = candidate;

@@ -109,6 +109,21 @@ const BadHeader kBadHeaders[] = {
     {"ControlInName", "{\"a\\u000ab\":3}", 0, "tensor 'a?b'"},
 };
 
+// Time in proportion to the tensors: with their square as its measure it would take hours here.
+TEST(SafetensorsHeader, ReadsHundredsOfThousandsOfTensors) {
+  constexpr size_t kTensors = 300'000;
+  std::string text = "{";
+  for (size_t i = 0; i < kTensors; ++i)
+    text += (i == 0 ? "\"layer." : ",\"layer.") + std::to_string(i) +
+            "\":" + entry("U8", "[1]", "[" + std::to_string(i) + "," + std::to_string(i + 1) + "]");
+  const SafetensorsHeader header = parse_safetensors_header(text + "}", kTensors, "some.file");
+  EXPECT_EQ(header.tensors.size(), kTensors);
+  EXPECT_EQ(header.tensors.at("layer.299999").begin, kTensors - 1);
+  // Not the last one's error alone: whatever is wrong is found as fast.
+  EXPECT_THAT(error_of(text + ",\"layer.0\":0}", kTensors), HasSubstr("names 'layer.0' twice"));
+  EXPECT_THAT(error_of(text + "}", kTensors - 1), HasSubstr("truncated"));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, BadHeaders, testing::ValuesIn(kBadHeaders),
                          [](const auto& info) { return std::string(info.param.name); });
 

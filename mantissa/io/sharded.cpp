@@ -219,10 +219,8 @@ void SafetensorsModel::add_file(const fs::path& path) {
 
 void SafetensorsModel::add_metadata(const std::map<std::string, std::string>& metadata) {
   for (const auto& [key, value] : metadata) {
-    const bool is_new = metadata_.emplace(key, value).second;
-    if (!is_new && metadata_.at(key) != value &&
-        std::find(conflicts_.begin(), conflicts_.end(), key) == conflicts_.end())
-      conflicts_.push_back(key);
+    const auto [first, is_new] = metadata_.emplace(key, value);
+    if (!is_new && first->second != value) conflicts_.insert(key);
   }
 }
 

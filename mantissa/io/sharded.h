@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,7 +58,7 @@ class SafetensorsModel {
   /// Of all files and the index together; the first that has a key decides.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// Keys whose values differ between the files.
-  const std::vector<std::string>& conflicting_metadata() const { return conflicts_; }
+  const std::set<std::string>& conflicting_metadata() const { return conflicts_; }
   /// The safetensors files, and the index if there is one.
   const std::vector<std::filesystem::path>& files() const { return files_; }
   bool is_sharded() const { return sharded_; }
@@ -83,7 +84,7 @@ class SafetensorsModel {
   std::map<std::string, SafetensorsEntry> entries_;
   std::map<std::string, const SafetensorsFile*> file_of_;
   std::map<std::string, std::string> metadata_;
-  std::vector<std::string> conflicts_;
+  std::set<std::string> conflicts_;
   bool sharded_ = false;
 };
 
