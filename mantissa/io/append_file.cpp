@@ -8,6 +8,7 @@
 #include <ostream>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <system_error>
 #include <unistd.h>
 #include <utility>
 
@@ -21,10 +22,15 @@ namespace mantissa {
 AppendFile::AppendFile(std::filesystem::path path) : path_(std::move(path)) {}
 
 AppendFile::AppendFile(std::filesystem::path path, Mode mode) : AppendFile(std::move(path)) {
-  open(mode == Mode::kCreate ? O_CREAT | O_EXCL : O_CREAT);
-  if (mode == Mode::kContinue) drop_cut_line();
-  // The name of a new file, too, must survive a loss of power. What cannot be synced (EINVAL) does as it can.
+  made_ = open(O_CREAT | O_EXCL, /*may_exist=*/mode == Mode::kContinue);
+  if (!made_) {
+    open(O_CREAT);
+    drop_cut_line();
+  }
   const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  // Nobody else writes the file: a rewrite that has not come to its end is a killed process's.
+  remove_abandoned_files(folder, {path_.filename().string()});
+  // The name of a new file, too, must survive a loss of power. What cannot be synced (EINVAL) does as it can.
   if (const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); fd >= 0) {
     ::fsync(fd);
     ::close(fd);
@@ -32,14 +38,25 @@ AppendFile::AppendFile(std::filesystem::path path, Mode mode) : AppendFile(std::
 }
 
 AppendFile::~AppendFile() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0) return;
+  struct stat mine {};
+  struct stat named {};
+  // Where the disk had no room for a first piece.
+  const bool is_useless = made_ && size_ == 0 && ::fstat(fd_, &mine) == 0 && mine.st_size == 0 &&
+                          ::lstat(path_.c_str(), &named) == 0 && named.st_dev == mine.st_dev &&
+                          named.st_ino == mine.st_ino;
+  if (is_useless) ::unlink(path_.c_str());
+  ::close(fd_);
 }
 
-void AppendFile::open(int flags) {
+/// False if there is such a file already and `may_exist`.
+bool AppendFile::open(int flags, bool may_exist) {
   if (fd_ >= 0) ::close(fd_);
   do {
-    fd_ = ::open(path_.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | flags, 0666);
+    // Somebody else who may write in the folder must not lead us to another file by a link.
+    fd_ = ::open(path_.c_str(), O_RDWR | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0666);
   } while (fd_ < 0 && errno == EINTR);
+  if (fd_ < 0 && errno == EEXIST && may_exist) return false;
   if (fd_ < 0) fail_to_write(path_, "opening", errno);
   struct stat found {};
   if (::fstat(fd_, &found) != 0) fail_to_write(path_, "looking at it", errno);
@@ -49,6 +66,7 @@ void AppendFile::open(int flags) {
   TORCH_CHECK(::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "cannot write '", path_.string(),
               "': another run is writing it; give each run a folder of its own");
   size_ = static_cast<uint64_t>(found.st_size);
+  return true;
 }
 
 void AppendFile::check_not_removed() const {
@@ -99,12 +117,17 @@ void AppendFile::sync() {
 
 void AppendFile::edit_lines(const std::function<bool(std::string& line)>& edit) {
   check_not_removed();
-  write_file_atomically(path_, [&](std::ostream& out) {
-    std::ifstream in(path_, std::ios::binary);
-    for (std::string line; std::getline(in, line);)
-      if (edit(line)) out << line << '\n';
-    if (!in.eof()) fail_to_write(path_, "reading it for a rewrite", errno);
-  });
+  if (std::error_code error; std::filesystem::is_symlink(path_, error))
+    fail_to_write(path_, "opening", ELOOP);
+  write_file_atomically(
+      path_,
+      [&](std::ostream& out) {
+        std::ifstream in(path_, std::ios::binary);
+        for (std::string line; std::getline(in, line);)
+          if (edit(line)) out << line << '\n';
+        if (!in.eof()) fail_to_write(path_, "reading it for a rewrite", errno);
+      },
+      Links::kReplace);
   open(0);
 }
 

@@ -15,11 +15,12 @@ namespace mantissa {
 /// Threads: one at a time.
 /// Errors:  c10::Error naming the file, the system's reason and the cure if it cannot be opened or written,
 ///          if another run has it open, or if it was removed meanwhile. A piece is in the file whole or,
-///          after an error, not at all; only a kill in the middle of append() can leave a cut one.
+///          after an error, not at all; only a kill in the middle of append() can leave a cut one. A symbolic
+///          link is refused. A new file that nothing could be written into is removed again.
 class AppendFile {
  public:
   /// kCreate: the file must not be there yet. kContinue: creates it or goes on after its last whole line:
-  /// what a killed program has left behind that is dropped.
+  /// what a killed program has left behind that, or of edit_lines(), is dropped.
   enum class Mode { kCreate, kContinue };
 
   AppendFile(std::filesystem::path path, Mode mode);
@@ -42,12 +43,13 @@ class AppendFile {
 
  private:
   explicit AppendFile(std::filesystem::path path);  // opens nothing
-  void open(int flags);
+  bool open(int flags, bool may_exist = false);
   void check_not_removed() const;
   void drop_cut_line();
 
   std::filesystem::path path_;
   int fd_ = -1;
+  bool made_ = false;
   uint64_t size_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <iterator>
 #include <string>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <torch/torch.h>
@@ -126,6 +127,58 @@ TEST_F(AppendFileTest, APieceThatDoesNotFitLeavesNoPartOfItself) {
   EXPECT_EQ(content(), "0123456789\n");
   file.append("abcdefghij\n");
   EXPECT_EQ(content(), "0123456789\nabcdefghij\n");
+}
+
+TEST_F(AppendFileTest, DoesNotFollowALink) {
+  const fs::path other = folder_ / "precious";
+  std::ofstream(other) << "no line's end";
+  fs::create_symlink(other, path_);
+  for (const auto mode : {kCreate, kContinue})
+    EXPECT_NE(error_of([&] { AppendFile(path_, mode); }), "no error");
+  EXPECT_THAT(error_of([&] { AppendFile(path_, kContinue); }), HasSubstr("remove the symbolic link"));
+  EXPECT_EQ(content_of(other), "no line's end");
+  // Put there later, where the file is rewritten.
+  fs::remove(path_);
+  AppendFile file(path_, kContinue);
+  file.append("1\n");
+  fs::rename(path_, folder_ / "rows-elsewhere");
+  fs::create_symlink(other, path_);
+  EXPECT_THAT(error_of([&] { file.edit_lines([](std::string& /*line*/) { return true; }); }),
+              HasSubstr("remove the symbolic link"));
+  EXPECT_EQ(content_of(other), "no line's end");
+}
+
+TEST_F(AppendFileTest, ANewFileThatNothingFitsIntoIsRemoved) {
+  for (const auto mode : {kCreate, kContinue}) {
+    const FileSizeLimit limit(0);
+    {
+      AppendFile file(path_, mode);
+      EXPECT_THAT(error_of([&] { file.append("row\n"); }), HasSubstr("File too large"));
+    }
+    EXPECT_FALSE(fs::exists(path_));
+  }
+  write("");  // not ours
+  { AppendFile file(path_, kContinue); }
+  EXPECT_TRUE(fs::exists(path_));
+}
+
+TEST_F(AppendFileTest, SweepsUpAfterAKilledRewrite) {
+  const pid_t dead = ::fork();
+  if (dead == 0) {  // in the middle of it
+    AppendFile file(path_, kContinue);
+    file.append("1\n2\n");
+    file.edit_lines([](std::string& /*line*/) -> bool { ::_exit(0); });
+  }
+  ::waitpid(dead, nullptr, 0);
+  const auto files = [&] { return std::distance(fs::directory_iterator(folder_), fs::directory_iterator()); };
+  ASSERT_EQ(files(), 2) << "a temporary file was to stay";
+  const std::string stale = ".tmp-" + std::to_string(dead) + "-7";
+  std::ofstream(folder_ / (".other" + stale)) << "not of this file";
+  fs::create_directory(folder_ / (".rows" + stale));
+  std::ofstream(folder_ / (".rows.tmp-" + std::to_string(::getppid()) + "-7")) << "of a living process";
+  AppendFile file(path_, kContinue);
+  EXPECT_EQ(files(), 4);
+  EXPECT_EQ(content(), "1\n2\n");
 }
 
 TEST_F(AppendFileTest, WhatWasAppendedOutlivesAKill) {

@@ -64,12 +64,14 @@ fs::path behind_links(fs::path path) {
   return path;
 }
 
-void write_file_atomically(const fs::path& path, const std::function<void(std::ostream&)>& write) {
-  const fs::path target = behind_links(path);
+void write_file_atomically(const fs::path& path, const std::function<void(std::ostream&)>& write,
+                           Links links) {
+  const fs::path target = links == Links::kFollow ? behind_links(path) : path;
   TORCH_CHECK_VALUE(target.has_filename(), "cannot write '", path.string(),
                     "': it names no file; give a file name");
   struct stat old {};
-  const bool exists = ::stat(target.c_str(), &old) == 0;
+  // A link that is replaced has no permissions to keep.
+  const bool exists = ::lstat(target.c_str(), &old) == 0 && !S_ISLNK(old.st_mode);
   TORCH_CHECK_VALUE(!exists || S_ISREG(old.st_mode), "cannot write '", path.string(), "': it is ",
                     S_ISDIR(old.st_mode) ? "a folder" : "a device, pipe or socket",
                     ", which cannot be replaced in one move; give the name of a regular file");
@@ -84,9 +86,10 @@ void write_file_atomically(const fs::path& path, const std::function<void(std::o
   sync_folder(folder, path);
 }
 
-void write_file_atomically(const fs::path& path, std::string_view content) {
+void write_file_atomically(const fs::path& path, std::string_view content, Links links) {
   write_file_atomically(
-      path, [&](std::ostream& stream) { stream.write(content.data(), std::streamsize(content.size())); });
+      path, [&](std::ostream& stream) { stream.write(content.data(), std::streamsize(content.size())); },
+      links);
 }
 
 }  // namespace mantissa

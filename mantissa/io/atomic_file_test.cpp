@@ -118,6 +118,20 @@ TEST_F(AtomicFile, FollowsLinksAndKeepsPermissions) {
               HasSubstr("following the symbolic link"));
 }
 
+TEST_F(AtomicFile, ReplacesALinkWhereAsked) {
+  write_file_atomically(folder_ / "real", "old");
+  fs::create_symlink("real", folder_ / "link");
+  fs::create_symlink("later", folder_ / "dangling");
+  fs::create_symlink("loop", folder_ / "loop");
+  for (const char* name : {"link", "dangling", "loop", "none"}) {
+    write_file_atomically(folder_ / name, "new", Links::kReplace);
+    EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(folder_ / name))) << name;
+    EXPECT_EQ(content_of(folder_ / name), "new");
+  }
+  EXPECT_EQ(content_of(folder_ / "real"), "old");
+  EXPECT_FALSE(fs::exists(folder_ / "later"));
+}
+
 TEST_F(AtomicFile, EveryMixOfSmallAndLargeWrites) {
   std::string want;
   write_file_atomically(folder_ / "a", [&](std::ostream& out) {

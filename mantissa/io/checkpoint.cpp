@@ -118,6 +118,8 @@ ManifestFile write_tensors(const TemporaryFolder& folder, const char* name, cons
   return file;
 }
 
+/// A thousand times the manifest of a model of 100,000 tensors.
+constexpr uint64_t kMaxManifestBytes = 1'000'000'000;
 constexpr const char* kTakeAnother = "; the checkpoint is damaged: take another one";
 
 uint64_t size_of(const fs::path& path) {
@@ -129,7 +131,11 @@ uint64_t size_of(const fs::path& path) {
 }
 
 std::string content_of(const fs::path& path) {
-  std::string text(size_of(path), '\0');
+  const uint64_t bytes = size_of(path);
+  TORCH_CHECK_VALUE(bytes <= kMaxManifestBytes, "'", path.string(), "' has ", bytes,
+                    " bytes, which are over the limit of ", kMaxManifestBytes, " for a manifest",
+                    kTakeAnother);
+  std::string text(bytes, '\0');
   std::ifstream in(path, std::ios::binary);
   TORCH_CHECK(in.read(text.data(), std::streamsize(text.size())), "'", path.string(),
               "' cannot be read: ", reason(errno), "; check its permissions and the disk");
@@ -193,6 +199,8 @@ bool is_checkpoint_folder(const fs::path& path) {
 std::string why_no_checkpoint(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return "it is no folder";
+  const bool is_file = fs::is_regular_file(path / kManifestFile, error);  // a pipe would wait for a writer
+  if (!is_file && fs::exists(path / kManifestFile, error)) return "its manifest is no regular file";
   // Its beginning tells, also of one that is cut or has a byte changed further on.
   std::string begin(128, '\0');
   std::ifstream(path / kManifestFile, std::ios::binary).read(begin.data(), std::streamsize(begin.size()));
@@ -264,8 +272,9 @@ void save_checkpoint(const fs::path& path, const Checkpoint& checkpoint) {
   TORCH_CHECK_VALUE(target.filename().string().size() <= kLongestName, "cannot write checkpoint '",
                     path.string(), "': its name is longer than ", kLongestName,
                     " bytes; choose a shorter name");
-  TORCH_CHECK_VALUE(checkpoint.step >= 0, "cannot write checkpoint '", path.string(), "': its step is ",
-                    checkpoint.step, "; give the number of steps taken");
+  TORCH_CHECK_VALUE(checkpoint.step >= 0 && checkpoint.step <= kMaxCount, "cannot write checkpoint '",
+                    path.string(), "': its step is ", checkpoint.step,
+                    "; give the number of steps taken, from 0 to ", kMaxCount);
   std::error_code error;
   const std::string other = fs::exists(target, error) ? why_no_checkpoint(target) : "";
   TORCH_CHECK_VALUE(other.empty(), "cannot write checkpoint '", path.string(),

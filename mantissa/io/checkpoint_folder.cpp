@@ -7,6 +7,7 @@
 #include <ctime>
 #include <fcntl.h>
 #include <mutex>
+#include <string_view>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
@@ -59,16 +60,6 @@ CheckpointEntry entry_of(const fs::path& path) {
   return entry;
 }
 
-bool is_dead(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
-
-/// Whether whoever made a temporary file or folder is gone. Our own id may be that of an earlier process, as
-/// where each container's first process is number 1: then the lock alone tells.
-bool is_abandoned(const fs::path& path, pid_t writer) {
-  if (writer != getpid() && !is_dead(writer)) return false;
-  const FileDescriptor opened(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  return opened.get() >= 0 && try_lock(opened);
-}
-
 std::string now() {
   const std::time_t seconds = std::time(nullptr);
   std::tm utc{};
@@ -81,14 +72,43 @@ std::string now() {
 bool is_still(const fs::path& name, const FileDescriptor& file) {
   struct stat opened {};
   struct stat named {};
-  return ::fstat(file.get(), &opened) == 0 && ::stat(name.c_str(), &named) == 0 &&
+  return ::fstat(file.get(), &opened) == 0 && ::lstat(name.c_str(), &named) == 0 &&
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+/// What every lock's text begins with.
+constexpr std::string_view kHolder = "process ";
+
+/// On one line, whoever has written it.
+std::string text_of(const FileDescriptor& file) {
+  std::array<char, 400> text{};
+  const ssize_t read = ::pread(file.get(), text.data(), text.size(), 0);
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  std::replace_if(text.begin(), text.end(), is_control, '?');
+  return {text.data(), read > 0 ? static_cast<size_t>(read) : 0};
+}
+
+/// Opens the file of a lock, or makes it. Whoever may write in the folder can have put something else under its
+/// name: a link to a file of ours, which must not be written, or a pipe.
+/// Errors: c10::Error with the cure if it is no file that a FolderLock has made.
+FileDescriptor open_lock(const fs::path& file, const fs::path& shown) {
+  FileDescriptor opened(::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
+  if (opened.get() < 0) fail_to_write(shown, "opening it", errno);
+  struct stat found {};
+  if (::fstat(opened.get(), &found) != 0) fail_to_write(shown, "looking at it", errno);
+  const std::string text = S_ISREG(found.st_mode) ? text_of(opened) : "";
+  const size_t same = std::min(text.size(), kHolder.size());
+  TORCH_CHECK(S_ISREG(found.st_mode) && text.compare(0, same, kHolder, 0, same) == 0,
+              "cannot lock the folder with '", shown.string(), "': there is something else under that name (",
+              S_ISREG(found.st_mode) ? "its text is not that of a lock" : "it is no regular file",
+              "); move it away, or choose another folder");
+  return opened;
 }
 
 std::string holder() {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
-  return "process " + std::to_string(getpid()) + " on " + host.data() + " since " + now();
+  return std::string(kHolder) + std::to_string(getpid()) + " on " + host.data() + " since " + now();
 }
 
 }  // namespace
@@ -171,17 +191,19 @@ std::vector<std::string> remove_leftovers(const fs::path& folder) {
   return gone;
 }
 
+void remove_leftovers(const fs::path& folder, const std::set<std::string>& names) {
+  remove_abandoned_files(folder, names);
+}
+
 FolderLock::FolderLock(const fs::path& folder) : file_(fs::absolute(folder) / ".lock") {
   FileDescriptor opened;
   int tries = 0;  // on a file system that does not number files they are never the same
   do {
-    opened = FileDescriptor(::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-    if (opened.get() < 0) fail_to_write(folder / ".lock", "creating it", errno);
+    opened = open_lock(file_, folder / ".lock");
     if (!try_lock(opened)) {
-      std::array<char, 400> who{};
-      const ssize_t read = ::pread(opened.get(), who.data(), who.size() - 1, 0);
-      const std::string by = read > 0 ? who.data() : "another process";
-      TORCH_CHECK(!by.starts_with("process " + std::to_string(::getpid()) + " on "), "the folder '",
+      const std::string who = text_of(opened);
+      const std::string by = who.empty() ? "another process" : who;
+      TORCH_CHECK(!by.starts_with(std::string(kHolder) + std::to_string(::getpid()) + " on "), "the folder '",
                   folder.string(), "' is in use by this process; give each of its writers one of its own");
       TORCH_CHECK(false, "the folder '", folder.string(), "' is in use by ", by,
                   "; wait for it, end it, or choose another folder");

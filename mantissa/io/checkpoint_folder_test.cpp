@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -178,6 +179,40 @@ TEST_F(FolderLockTest, LeavesAnothersFileAlone) {
     write(folder_ / "run" / ".lock", "another's");
   }
   EXPECT_EQ(content_of(folder_ / "run" / ".lock"), "another's");
+}
+
+// Whoever may write in the folder can have put something else there.
+TEST_F(FolderLockTest, TouchesNothingThatIsNoLock) {
+  const fs::path lock = folder_ / ".lock", other = folder_ / "precious";
+  write(other, "precious");
+  const auto error = [&] { return error_of([&] { FolderLock held(folder_); }); };
+  fs::create_symlink(other, lock);
+  EXPECT_THAT(error(), HasSubstr("remove the symbolic link"));
+  EXPECT_TRUE(fs::is_symlink(lock));
+  fs::remove(lock);
+  fs::create_symlink(folder_ / "absent", lock);
+  EXPECT_THAT(error(), HasSubstr("remove the symbolic link"));
+  EXPECT_FALSE(fs::exists(folder_ / "absent"));
+  fs::remove(lock);
+  fs::create_hard_link(other, lock);
+  EXPECT_THAT(error(), HasSubstr("its text is not that of a lock"));
+  EXPECT_EQ(content_of(other), "precious");
+  fs::remove(lock);
+  ASSERT_EQ(::mkfifo(lock.c_str(), 0600), 0);
+  EXPECT_THAT(error(), HasSubstr("it is no regular file"));
+  EXPECT_TRUE(fs::is_fifo(lock));
+  fs::remove(lock);
+  fs::create_directory(lock);
+  EXPECT_THAT(error(), HasSubstr("move the folder of that name away"));
+  fs::remove(lock);
+  // A killed process's, and what a full disk has left of one.
+  for (const char* text :
+       {"process 1 on host since then, and a longer text than the next one's", "pro", ""}) {
+    write(lock, text);
+    const FolderLock held(folder_);
+    EXPECT_THAT(content_of(lock), testing::EndsWith("UTC"));
+    EXPECT_THAT(content_of(lock), testing::StartsWith("process " + std::to_string(::getpid())));
+  }
 }
 
 TEST_F(FolderLockTest, AKilledProcessLeavesNone) {

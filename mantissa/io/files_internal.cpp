@@ -3,12 +3,14 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <csignal>
 #include <fcntl.h>
 #include <ostream>
 #include <streambuf>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
@@ -73,6 +75,8 @@ class FdStreambuf : public std::streambuf {
   std::array<char, 1 << 16> buffer_{};
 };
 
+bool is_dead(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
+
 }  // namespace
 
 std::string reason(int error) { return std::generic_category().message(error); }
@@ -93,6 +97,13 @@ const char* cure(int error) {
       return "create its folder first or correct the path";
     case ENAMETOOLONG:
       return "choose a shorter name";
+    case ELOOP:
+      return "remove the symbolic link, or choose another folder";
+    case EISDIR:
+      return "move the folder of that name away, or choose another name";
+    case EMFILE:
+    case ENFILE:
+      return "raise the limit on open files (ulimit -n)";
     default:
       return "check the disk or choose another folder";
   }
@@ -158,6 +169,29 @@ std::mutex& temporaries_mutex() {
 
 bool try_lock(const FileDescriptor& file) {
   return ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+bool is_abandoned(const fs::path& path, pid_t writer) {
+  if (writer != getpid() && !is_dead(writer)) return false;
+  const FileDescriptor opened(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  return opened.get() >= 0 && try_lock(opened);
+}
+
+void remove_abandoned_files(const fs::path& folder, const std::set<std::string>& names) {
+  const std::lock_guard lock(temporaries_mutex());
+  std::error_code error;
+  std::vector<fs::path> found;
+  fs::directory_iterator entries(folder, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const auto parts = parse_sibling(entries->path().filename().string());
+    if (parts && parts->kind == kTemporary && names.contains(parts->name)) found.push_back(entries->path());
+  }
+  for (const fs::path& path : found) {
+    struct stat status {};
+    const bool is_ours =
+        ::lstat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == ::geteuid();
+    if (is_ours && is_abandoned(path, parse_sibling(path.filename().string())->pid)) ::unlink(path.c_str());
+  }
 }
 
 }  // namespace mantissa

@@ -6,6 +6,7 @@
 #include <iosfwd>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <unistd.h>
 #include <utility>
@@ -70,5 +71,11 @@ inline constexpr const char* kTemporary = "tmp";
 std::mutex& temporaries_mutex();
 /// Takes the lock; false if somebody holds it. True where the file system has no locks.
 bool try_lock(const FileDescriptor& file);
+/// Whether whoever made a temporary file or folder is gone. Our own id may be that of an earlier process, as
+/// where each container's first process is number 1: then the lock alone tells.
+bool is_abandoned(const std::filesystem::path& path, pid_t writer);
+/// Removes from `folder` the temporary files of files of these names that a killed process of this user has
+/// left there. For folders that hold other things, too: all else stays, and what cannot be removed does.
+void remove_abandoned_files(const std::filesystem::path& folder, const std::set<std::string>& names);
 
 }  // namespace mantissa

@@ -67,8 +67,8 @@ void write_safetensors(std::ostream& stream, const std::map<std::string, at::Ten
 }
 
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
-                      const std::map<std::string, std::string>& metadata) {
-  write_file_atomically(path, writer_of(tensors, metadata));
+                      const std::map<std::string, std::string>& metadata, Links links) {
+  write_file_atomically(path, writer_of(tensors, metadata), links);
 }
 
 Safetensors load_safetensors(const std::filesystem::path& path) {
@@ -100,7 +100,8 @@ void read_exactly(int fd, char* out, uint64_t n, uint64_t offset, const std::str
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : name_(path.string()) {
-  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe would wait for a writer before it can be refused.
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   TORCH_CHECK(file.get() >= 0, "cannot open safetensors file '", name_, "': ", reason(errno),
               "; check the path and its permissions");
   struct stat status {};

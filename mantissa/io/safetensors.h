@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/io/atomic_file.h"
 #include "mantissa/io/safetensors_header.h"
 
 namespace mantissa {
@@ -34,7 +35,7 @@ struct Safetensors {
 ///          file that was there before is untouched.
 /// Source:  https://github.com/huggingface/safetensors, section "Format" of its README.
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
-                      const std::map<std::string, std::string>& metadata = {});
+                      const std::map<std::string, std::string>& metadata = {}, Links links = Links::kFollow);
 
 /// The same into a stream, which must throw when a write fails: for files that are part of something larger.
 void write_safetensors(std::ostream& stream, const std::map<std::string, at::Tensor>& tensors,

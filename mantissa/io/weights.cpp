@@ -45,7 +45,9 @@ void check_fit(const std::map<std::string, Described>& stored,
   for (const auto& [name, weight] : weights) {
     const auto entry = stored.find(name);
     if (entry == stored.end()) {
-      wrong.push_back("'" + name + "' is missing in the file" + did_you_mean(name, unknown));
+      // A search through all of the file's names, which only those that are listed are worth.
+      const std::string hint = wrong.size() < kMaxListed ? did_you_mean(name, unknown) : "";
+      wrong.push_back("'" + name + "' is missing in the file" + hint);
     } else if (const std::string why = misfit(entry->second, weight); !why.empty()) {
       wrong.push_back("'" + name + "' " + why);
     }
@@ -73,8 +75,8 @@ std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module)
 }
 
 void save_weights(const torch::nn::Module& module, const std::filesystem::path& path,
-                  const std::map<std::string, std::string>& metadata) {
-  save_safetensors(path, named_weights(module), metadata);
+                  const std::map<std::string, std::string>& metadata, Links links) {
+  save_safetensors(path, named_weights(module), metadata, links);
 }
 
 void load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,

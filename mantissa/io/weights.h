@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/io/atomic_file.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -21,7 +23,7 @@ std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module)
 /// module.
 /// Errors: those of save_safetensors().
 void save_weights(const torch::nn::Module& module, const std::filesystem::path& path,
-                  const std::map<std::string, std::string>& metadata = {});
+                  const std::map<std::string, std::string>& metadata = {}, Links links = Links::kFollow);
 
 /// Puts `weights` into a module, in place, by name; they must fit exactly. `from` names them in errors.
 ///

@@ -148,7 +148,7 @@ class CsvWriter final : public LogWriter {
     std::string text;
     for (const auto& [name, value] : params_)
       text += fmt::format("{}: {}\n", nlohmann::json(name).dump(), yaml(value));
-    write_file_atomically(folder_ / "hparams.yaml", text);
+    write_file_atomically(folder_ / "hparams.yaml", text, Links::kReplace);
   }
 
   void resume_from(int64_t last_step, std::optional<int64_t> rows, double /*wall_time*/) override {
