@@ -157,6 +157,12 @@ double StateReader::to_double() const {
   if (const auto* whole = value_ ? value_->get_if<int64_t>() : nullptr) return static_cast<double>(*whole);
   return get<double>("a number");
 }
+double StateReader::to_double(double min, double max) const {
+  const double value = to_double();
+  if (!(value >= min && value <= max))
+    fail(c10::str("is ", value, "; a number from ", min, " to ", max, " was expected"));
+  return value;
+}
 const std::string& StateReader::to_string() const { return get<std::string>("text"); }
 const at::Tensor& StateReader::to_tensor() const { return get<at::Tensor>("a tensor"); }
 const StateList& StateReader::to_list() const { return get<StateList>("a list"); }

@@ -15,6 +15,10 @@
 
 namespace mantissa {
 
+/// No run counts further: steps, batches and the like in a saved state are from 0 to this, so that whoever reads
+/// them can add to them and every number is exact as a double, too.
+inline constexpr int64_t kMaxCount = int64_t{1} << 53;
+
 class StateValue;
 using StateList = std::vector<StateValue>;
 /// What a run must remember, by name: StateDict{{"step", 3}, {"groups", StateList{...}}}.
@@ -90,8 +94,12 @@ class StateReader {
   int64_t to_int() const;
   /// A number in [min, max].
   int64_t to_int(int64_t min, int64_t max) const;
+  /// A number of things that a run has counted: from 0 to kMaxCount.
+  int64_t to_count() const { return to_int(0, kMaxCount); }
   /// Whole numbers are taken too.
   double to_double() const;
+  /// A number in [min, max], which NaN is not.
+  double to_double(double min, double max) const;
   const std::string& to_string() const;
   /// The state's own tensor: clone() what is to be changed.
   const at::Tensor& to_tensor() const;

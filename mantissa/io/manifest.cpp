@@ -34,6 +34,8 @@ constexpr std::string_view kComplexDouble = "C128";
 constexpr std::string_view kBeforeChecksum = ",\n \"xxh3_128\": \"";
 constexpr std::string_view kAfterChecksum = "\"\n}\n";
 constexpr size_t kChecksumDigits = 32;
+/// The end of the year 9999.
+constexpr int64_t kLatestUnixMs = 253'402'300'799'999;
 
 std::string joined(const std::string& path, std::string_view name) {
   return path.empty() ? std::string(name) : path + "." + std::string(name);
@@ -70,9 +72,10 @@ struct Place {
     require(fits, "is above 2^63 - 1");
     return value.get<int64_t>();
   }
-  int64_t count(const json& value) const {
+  int64_t count(const json& value, int64_t most = std::numeric_limits<int64_t>::max()) const {
     const int64_t number = whole(value);
     require(number >= 0, "is ", number, "; it must be 0 or more");
+    require(number <= most, "is ", number, "; it must be at most ", most);
     return number;
   }
   void only(const json& object, std::initializer_list<std::string_view> known) const {
@@ -319,8 +322,9 @@ Manifest parse_manifest(std::string_view text, const std::string& file, bool ver
   Manifest manifest;
   manifest.mantissa_version = whole.at("mantissa").text(whole.field(root, "mantissa"));
   manifest.libtorch_version = whole.at("libtorch").text(whole.field(root, "libtorch"));
-  manifest.step = whole.at("step").count(whole.field(root, "step"));
-  manifest.written_unix_ms = whole.at("written_unix_ms").whole(whole.field(root, "written_unix_ms"));
+  manifest.step = whole.at("step").count(whole.field(root, "step"), kMaxCount);
+  manifest.written_unix_ms =
+      whole.at("written_unix_ms").count(whole.field(root, "written_unix_ms"), kLatestUnixMs);
   for (const auto& [name, value] : whole.at("files").object(whole.field(root, "files")).items()) {
     const Place place = whole.at("files").at(name);
     place.object(value);

@@ -65,6 +65,12 @@ TEST(Manifest, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(error_with("mantissa-checkpoint", "other"), HasSubstr("it is no manifest of a checkpoint"));
   EXPECT_THAT(error_with("\"step\": 12,", ""), HasSubstr("the field 'step' is missing"));
   EXPECT_THAT(error_with("\"step\": 12", "\"step\": -1"), HasSubstr("step: is -1; it must be 0 or more"));
+  EXPECT_THAT(error_with("\"step\": 12", "\"step\": 9223372036854775807"),
+              HasSubstr("step: is 9223372036854775807; it must be at most 9007199254740992"));
+  EXPECT_THAT(error_with("\"written_unix_ms\": 0", "\"written_unix_ms\": -1"),
+              HasSubstr("written_unix_ms: is -1; it must be 0 or more"));
+  EXPECT_THAT(error_with("\"written_unix_ms\": 0", "\"written_unix_ms\": 9223372036854775807"),
+              HasSubstr("written_unix_ms: is 9223372036854775807; it must be at most 253402300799999"));
   EXPECT_THAT(error_with("\"step\": 12", "\"step\": 12.0"), HasSubstr("step: must be a whole number"));
   EXPECT_THAT(error_with("\"step\": 12", "\"step\": 9223372036854775808"),
               HasSubstr("step: is above 2^63 - 1"));

@@ -1,7 +1,6 @@
 #include "mantissa/optim/ema.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -135,7 +134,7 @@ StateDict ExponentialMovingAverage::state_dict() const {
 
 void ExponentialMovingAverage::load_state_dict(const StateReader& state) {
   const c10::InferenceMode no_inference(false);  // what is made in it cannot be updated outside of it
-  const int64_t num_updates = state.at("num_updates").to_int(0, std::numeric_limits<int64_t>::max());
+  const int64_t num_updates = state.at("num_updates").to_count();
   const StateReader saved = state.at("averages");
   std::vector<at::Tensor> averages;
   for (size_t i = 0; i < saved.to_list().size(); ++i) averages.push_back(saved.at(i).to_tensor());

@@ -1,6 +1,7 @@
 #include "mantissa/optim/optimizer_state.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <unordered_map>
@@ -94,7 +95,19 @@ void check_group(const StateReader& saved, const StateReader& present) {
       saved.at(name).fail("is " + std::string(value.kind()) + "; " + std::string(now.kind()) +
                           " was expected");
     }
+    const auto* const number = value.get_if<double>();
+    if (number && std::isnan(*number)) saved.at(name).fail("is nan; a number was expected");
   }
+}
+
+/// How many steps a parameter has taken: a number, or a tensor of one.
+void check_step(const StateReader& saved, const StateValue& value) {
+  const auto* const tensor = value.get_if<at::Tensor>();
+  if (tensor && tensor->numel() != 1) saved.fail("is no single number");
+  const auto most = static_cast<double>(kMaxCount);
+  const double step = tensor ? tensor->item<double>() : saved.to_double(0, most);
+  if (!(step >= 0 && step <= most))
+    saved.fail(c10::str("is ", step, "; a number from 0 to ", kMaxCount, " was expected"));
 }
 
 /// A moment has its parameter's shape, or is one number, or spans all parameters as those of LBFGS.
@@ -130,7 +143,11 @@ void check(const StateReader& saved, const StateReader& present, const std::vect
       entry.fail(c10::str("there are only ", parameters.size(), " parameters", kOther));
     }
     for (const auto& [name, value] : entry.to_dict()) {
-      if (name != "step") check_moment(entry.at(name), value, parameter->second, total);
+      if (name == "step") {
+        check_step(entry.at(name), value);
+      } else {
+        check_moment(entry.at(name), value, parameter->second, total);
+      }
     }
   }
   for (const auto& [name, value] : saved.to_dict()) {

@@ -1,11 +1,12 @@
 // What a run must remember to go on bit for bit, and how it takes it up again.
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <system_error>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -27,6 +28,10 @@
 namespace mantissa {
 namespace {
 
+constexpr const char* kBatchesAnEpoch = "number of batches an epoch";
+/// Thirty thousand years.
+constexpr double kMaxSeconds = 1e12;
+
 StateDict to_state(const FitProgress& progress) {
   return {{"epoch", progress.epoch},
           {"batches", progress.batches},
@@ -36,11 +41,39 @@ StateDict to_state(const FitProgress& progress) {
           {"validated_batches", progress.validated_batches}};
 }
 
+/// Errors: c10::ValueError for a number that no run can have come to, and for two that no run can have together.
 FitProgress progress_of(const StateReader& state) {
-  constexpr int64_t kMany = std::numeric_limits<int64_t>::max();
-  return {state.at("epoch").to_int(0, kMany),         state.at("batches").to_int(0, kMany),
-          state.at("total_batches").to_int(0, kMany), state.at("global_step").to_int(0, kMany),
-          state.at("skipped_steps").to_int(0, kMany), state.at("validated_batches").to_int(-1, kMany)};
+  const FitProgress progress{
+      state.at("epoch").to_count(),         state.at("batches").to_count(),
+      state.at("total_batches").to_count(), state.at("global_step").to_count(),
+      state.at("skipped_steps").to_count(), state.at("validated_batches").to_int(-1, kMaxCount)};
+  const auto check_at_most = [&](const char* name, int64_t value, const char* limit_name, int64_t limit) {
+    if (value > limit)
+      state.at(name).fail(c10::str("is ", value, ", which is above the ", limit, " of ", limit_name));
+  };
+  check_at_most("batches", progress.batches, "total_batches", progress.total_batches);
+  // Every epoch that has ended had a batch. Another program's checkpoint may have counted epochs alone.
+  if (progress.total_batches > 0)
+    check_at_most("epoch", progress.epoch, "total_batches", progress.total_batches - progress.batches);
+  check_at_most("skipped_steps", progress.skipped_steps, "global_step", progress.steps);
+  return progress;
+}
+
+/// Of a checkpoint that says how many batches its run's epochs had: it cannot be further on in one.
+void check_inside_epoch(const StateReader& state, const FitProgress& progress) {
+  const auto setup = state.find("setup");
+  const auto text = setup ? setup->find(kBatchesAnEpoch) : std::nullopt;
+  if (!text) return;
+  const std::string& digits = text->to_string();
+  int64_t batches = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), batches);
+  if (error != std::errc() || end != digits.data() + digits.size() || batches < 0 || batches > kMaxCount)
+    text->fail(c10::str("is '", digits, "'; a number from 0 to ", kMaxCount, " was expected"));
+  if (progress.batches > batches)
+    state.at("progress")
+        .at("batches")
+        .fail(c10::str("is ", progress.batches, ", which is above the ", batches,
+                       " batches of an epoch in setup"));
 }
 
 /// `name`, with a number where there are several of it.
@@ -197,14 +230,14 @@ void Trainer::resume_logs(const StateReader& state) {
       if (known.get() != &logger) continue;
       const auto logged = rows ? rows->find(key) : std::nullopt;
       if (!logged) return logger.resume_from(progress_.steps);
-      return logger.resume_from(progress_.steps, logged->to_int(0, std::numeric_limits<int64_t>::max()));
+      return logger.resume_from(progress_.steps, logged->to_count());
     }
   });
 }
 
 /// What changes the numbers of a run that goes on with another.
 StateDict Trainer::setup_state() const {
-  return {{"number of batches an epoch", std::to_string(batches_per_epoch_)},
+  return {{kBatchesAnEpoch, std::to_string(batches_per_epoch_)},
           {"accumulate_grad_batches", options_.accumulate_grad_batches.to_string()},
           {"gradient_clip_val", c10::str(options_.gradient_clip_val)},
           {"gradient_clip_algorithm", options_.gradient_clip_algorithm}};
@@ -296,7 +329,12 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   take_stateful(train_loader_, state, "loader", "the training loader");
   // All that can go wrong comes first: a run without progress has nothing to save.
   const FitProgress progress = progress_of(state.at("progress"));
-  seconds_before_ = state.at("seconds").to_double();
+  check_inside_epoch(state, progress);
+  if (progress.steps != checkpoint.step)
+    state.at("progress")
+        .at("global_step")
+        .fail(c10::str("is ", progress.steps, ", and the checkpoint's step is ", checkpoint.step));
+  seconds_before_ = state.at("seconds").to_double(0, kMaxSeconds);
   training_metrics_.load_state_dict(state.at("training_metrics"));
   epoch_metrics_ = metrics_of(state.at("epoch_metrics"));
   validation_metrics_ = metrics_of(state.at("validation_metrics"));

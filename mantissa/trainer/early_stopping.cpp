@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <fmt/format.h>
-#include <limits>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -128,12 +127,11 @@ StateDict EarlyStopping::state_dict() const {
 }
 
 void EarlyStopping::load_state_dict(const StateReader& state) {
-  constexpr int64_t kMany = std::numeric_limits<int64_t>::max();
-  State loaded{.wait_count = state.at("wait_count").to_int(0, kMany),
+  State loaded{.wait_count = state.at("wait_count").to_count(),
                .best_score = state.at("best_score").to_double(),
                .reason = static_cast<EarlyStoppingReason>(state.at("stopping_reason").to_int(0, 4)),
                .message = state.at("stopping_reason_message").to_string()};
-  if (const auto epoch = state.find("stopped_epoch")) loaded.stopped_epoch = epoch->to_int(0, kMany);
+  if (const auto epoch = state.find("stopped_epoch")) loaded.stopped_epoch = epoch->to_count();
   state_ = std::move(loaded);
 }
 

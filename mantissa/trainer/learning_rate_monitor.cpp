@@ -1,6 +1,5 @@
 #include "mantissa/trainer/learning_rate_monitor.h"
 
-#include <limits>
 #include <map>
 #include <typeinfo>
 #include <utility>
@@ -118,7 +117,7 @@ MetricValues LearningRateMonitor::values(const OptimizerConfig& config, const st
 }
 
 void LearningRateMonitor::load_state_dict(const StateReader& state) {
-  logged_epoch_ = state.at("logged_epoch").to_int(-1, std::numeric_limits<int64_t>::max());
+  logged_epoch_ = state.at("logged_epoch").to_int(-1, kMaxCount);
 }
 
 }  // namespace mantissa

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <fmt/format.h>
+#include <limits>
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
@@ -67,9 +68,12 @@ void MeanMetrics::load_state_dict(const StateReader& state) {
     const StateReader entry = state.at(name);
     Sum& sum = sums[name];
     sum.host = entry.at("host").to_double();
-    sum.weight = entry.at("weight").to_double();
+    sum.weight = entry.at("weight").to_double(0, std::numeric_limits<double>::max());
     // Stays on the CPU: 0-dim, it may be added to on any device.
-    if (const auto device = entry.find("device")) sum.device = device->to_tensor().clone();
+    if (const auto device = entry.find("device")) {
+      if (device->to_tensor().dim() != 0) device->fail("is no single number");
+      sum.device = device->to_tensor().clone();
+    }
   }
   sums_ = std::move(sums);
 }

@@ -217,7 +217,7 @@ std::optional<PrecisionReport> PrecisionMonitor::report() const {
 }
 
 void PrecisionMonitor::load_state_dict(const StateReader& state) {
-  skipped_before_ = state.at("skipped_steps").to_int(0, std::numeric_limits<int64_t>::max());
+  skipped_before_ = state.at("skipped_steps").to_count();
 }
 
 }  // namespace mantissa

@@ -80,9 +80,8 @@ void Timer::look(Trainer& trainer) {
 }
 
 void Timer::load_state_dict(const StateReader& state) {
-  const StateReader elapsed = state.at("time_elapsed");
-  if (!(elapsed.to_double() >= 0)) elapsed.fail("is no time; 0 or more was expected");
-  watch(Stage::kFit).total = Seconds(elapsed.to_double());
+  constexpr double kMost = 1e12;  // thirty thousand years
+  watch(Stage::kFit).total = Seconds(state.at("time_elapsed").to_double(0, kMost));
 }
 
 }  // namespace mantissa
