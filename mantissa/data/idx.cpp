@@ -161,7 +161,8 @@ at::Tensor parse_idx(std::string_view bytes, const std::string& name) {
 
 at::Tensor read_idx(const std::filesystem::path& path) {
   const std::string name = path.string();
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe would wait for a writer before it can be refused.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   TORCH_CHECK(fd >= 0, "cannot open IDX file '", name, "': ", std::generic_category().message(errno),
               "; check the path and its permissions");
   FileSource source(fd, name);  // owns fd

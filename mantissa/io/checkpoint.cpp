@@ -86,7 +86,8 @@ class TemporaryFolder {
   const fs::path& path() const { return path_; }
   void write(const char* name, const std::function<void(std::ostream&)>& write) const {
     const fs::path shown = shown_ / name;
-    FileDescriptor file(::open((path_ / name).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    // In the folder that was made, whatever has its name by now.
+    FileDescriptor file(::openat(folder_.get(), name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (file.get() < 0) fail_to_write(shown, "creating it", errno);
     fill_file(file, shown, write);
     if (const int error = file.close()) fail_to_write(shown, "closing", error);

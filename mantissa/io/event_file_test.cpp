@@ -13,6 +13,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/test_support_internal.h"
+#include "mantissa/io/file_size_limit_internal.h"
 
 namespace mantissa::event_file_test {
 namespace {
@@ -102,6 +103,14 @@ TEST_F(EventFileWriterTest, BeginsWithTheVersionAndHasANameOfItsOwn) {
   ASSERT_EQ(file.events.size(), 3U);
   EXPECT_EQ(file.events[0].file_version, "brain.Event:2");
   EXPECT_EQ(file.events[1], kScalars);
+}
+
+TEST_F(EventFileWriterTest, LeavesNoEmptyFileWhereThereIsNoRoom) {
+  {
+    const FileSizeLimit limit(0);
+    EXPECT_THAT(error_of([&] { EventFileWriter writer(folder_); }), HasSubstr("File too large"));
+  }
+  EXPECT_TRUE(fs::is_empty(folder_));
 }
 
 /// libtorch_cpu holds a protobuf of another version, for ONNX. Both at work in one process, in turn.

@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 
 #include "mantissa/core/suggest.h"
+#include "mantissa/io/json_internal.h"
 #include "mantissa/io/safetensors.h"
 
 namespace mantissa {
@@ -46,13 +47,14 @@ void check_fit(const std::map<std::string, Described>& stored,
     const auto entry = stored.find(name);
     if (entry == stored.end()) {
       // A search through all of the file's names, which only those that are listed are worth.
-      const std::string hint = wrong.size() < kMaxListed ? did_you_mean(name, unknown) : "";
+      const std::string hint = wrong.size() < kMaxListed ? fit_for_message(did_you_mean(name, unknown)) : "";
       wrong.push_back("'" + name + "' is missing in the file" + hint);
     } else if (const std::string why = misfit(entry->second, weight); !why.empty()) {
       wrong.push_back("'" + name + "' " + why);
     }
   }
-  for (const std::string& name : unknown) wrong.push_back("'" + name + "' is unknown to the module");
+  for (const std::string& name : unknown)
+    wrong.push_back("'" + fit_for_message(name) + "' is unknown to the module");
   if (wrong.empty()) return;
   const size_t count = wrong.size();
   if (count > kMaxListed) {

@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/safetensors.h"
 
 namespace mantissa::weights_test {
@@ -73,6 +74,28 @@ TEST_F(Weights, LongListsAreCutAndCounted) {
   save_safetensors(path_, tensors);
   auto module = net();
   EXPECT_THAT(load_error(*module), AllOf(HasSubstr("in 37 places"), HasSubstr("and 29 more")));
+}
+
+TEST_F(Weights, NamesOutOfAFileDoNotFillTheScreen) {
+  save_safetensors(path_, {{"line\n\x1b[2J" + std::string(1 << 20, 'x'), at::ones({1})}});
+  auto module = net();
+  const std::string error = load_error(*module);
+  EXPECT_THAT(error, HasSubstr("'line??[2Jxxx"));
+  EXPECT_LT(error.size(), 2000u);
+}
+
+// Each missing weight is compared with all names of the file only where that is told.
+TEST_F(Weights, ManyThatDoNotFitAreToldAtOnce) {
+  struct Many : torch::nn::Module {
+    Many() {
+      for (int i = 0; i < 3000; ++i) register_buffer("of_the_module_" + std::to_string(i), at::zeros({1}));
+    }
+  } module;
+  std::map<std::string, at::Tensor> tensors;
+  const at::Tensor one = at::ones({1});
+  for (int i = 0; i < 100'000; ++i) tensors.emplace("of_the_other_" + std::to_string(i), one);
+  EXPECT_THAT(error_of([&] { load_weights(module, tensors, "file"); }),
+              AllOf(HasSubstr("in 103000 places"), HasSubstr("and 102992 more")));
 }
 
 TEST_F(Weights, MetaModuleIsRefused) {

@@ -3,6 +3,7 @@
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -189,6 +190,8 @@ TEST_P(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_THAT(error_with([&](StateDict& s) { group(s)["unheard_of"] = true; }), HasSubstr("has the options"));
   EXPECT_THAT(error_with([&](StateDict& s) { group(s)["lr"] = "high"; }),
               HasSubstr("optimizers.0.param_groups.0.lr: is text; a floating-point number was expected"));
+  EXPECT_THAT(error_with([&](StateDict& s) { group(s)["lr"] = std::numeric_limits<double>::quiet_NaN(); }),
+              HasSubstr("optimizers.0.param_groups.0.lr: is nan; a number was expected"));
   EXPECT_THAT(error_with([&](StateDict& s) { (*s.at("state").get_if<StateDict>())["9"] = StateDict(); }),
               HasSubstr("optimizers.0.state.9: there are only 5 parameters"));
   EXPECT_THAT(error_with([&](StateDict& s) { (*s.at("state").get_if<StateDict>())["0"] = 1; }),
@@ -210,6 +213,15 @@ TEST_P(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
                 }
               }),
               "no error");
+    const StateValue impossible[] = {at::scalar_tensor(-1.0),
+                                     at::scalar_tensor(std::numeric_limits<double>::quiet_NaN()),
+                                     at::ones({2}), std::numeric_limits<int64_t>::max(), -1};
+    for (const StateValue& value : impossible)
+      EXPECT_THAT(error_with([&](StateDict& s) {
+                    for (auto& [number, entry] : *s.at("state").get_if<StateDict>())
+                      (*entry.template get_if<StateDict>())["step"] = value;
+                  }),
+                  HasSubstr(".step: is "));
   }
 }
 
