@@ -15,6 +15,7 @@
 #include "mantissa/io/background_writer.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/held_folder.h"
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -110,6 +111,7 @@ ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std:
   TORCH_CHECK_VALUE(example.size() <= kLongest, "ModelCheckpoint: filename '", options_.filename,
                     "' gives names of ", example.size(), " bytes; leave it at ", kLongest);
   options_.dirpath = std::filesystem::absolute(options_.dirpath);  // the program may go elsewhere meanwhile
+  dirpath_ = options_.dirpath;
 }
 
 std::string ModelCheckpoint::state_key() const {
@@ -122,12 +124,16 @@ ModelCheckpoint::~ModelCheckpoint() = default;
 
 void ModelCheckpoint::on_fit_start(Trainer& trainer, const FitPlan& plan) {
   if (trainer.options().fast_dev_run) return;
+  dirpath_ = options_.dirpath;
+  rescued_.clear();
+  lost_.clear();
   std::error_code error;
-  std::filesystem::create_directories(options_.dirpath, error);
-  TORCH_CHECK(!error, "ModelCheckpoint: cannot make the folder '", options_.dirpath.string(),
-              "': ", error.message(), "; choose another dirpath");
-  lock_ = std::make_unique<FolderLock>(options_.dirpath);
-  remove_leftovers(options_.dirpath);
+  std::filesystem::create_directories(dirpath_, error);
+  TORCH_CHECK(!error, "ModelCheckpoint: cannot make the folder '", dirpath_.string(), "': ", error.message(),
+              "; choose another dirpath");
+  lock_ = std::make_unique<FolderLock>(dirpath_);
+  folder_ = std::make_unique<HeldFolder>(dirpath_);
+  remove_leftovers(dirpath_);
   if (options_.async) writer_ = std::make_unique<BackgroundWriter>();
   outcome_ = std::make_shared<Outcome>();
   state_ = {};
@@ -148,7 +154,7 @@ void ModelCheckpoint::take_stock(const Trainer& trainer) {
   const FitProgress now = trainer.resumes_at();
   std::set<std::string> mine;
   int64_t of_others = 0, later = 0;
-  for (const CheckpointEntry& entry : list_checkpoints(options_.dirpath)) {
+  for (const CheckpointEntry& entry : list_checkpoints(dirpath_)) {
     const std::string name = entry.path.filename().string();
     bool is_readable = entry.problem.empty(), is_mine = false;
     if (is_readable) is_readable = failure_of([&] { is_mine = is_of_run(entry.path, state_.run); }).empty();
@@ -181,7 +187,7 @@ void ModelCheckpoint::take_stock(const Trainer& trainer) {
     state_.last_validated = now.validated_batches;
     state_.is_scored = options_.monitor.empty() || state_.best.contains(last);
   }
-  const std::string folder = "ModelCheckpoint: '" + options_.dirpath.string() + "' ";
+  const std::string folder = "ModelCheckpoint: '" + dirpath_.string() + "' ";
   if (!gone.empty()) {
     TORCH_WARN(folder, "does not hold this run's ", gone, "; the best are chosen without");
   }
@@ -229,6 +235,9 @@ void ModelCheckpoint::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*gl
 
 void ModelCheckpoint::on_train_end(Trainer& trainer) {
   if (options_.save_last) save(trainer, trainer.metric_now(options_.monitor));
+  if (writer_) writer_->flush();
+  // The last one is whole, or it is not where it should be.
+  if (lock_ && folder_->is_lost()) save(trainer, trainer.metric_now(options_.monitor));
   is_training_ = false;  // what callbacks now make of the weights is nothing to go on from
 }
 
@@ -242,12 +251,13 @@ void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
   is_training_ = false;
   if (outcome_) take_back_failures();
   for (const std::string& name : std::exchange(state_.to_remove, {})) {
-    const std::string failure = failure_of([&] { remove_checkpoint(options_.dirpath / name); });
+    const std::string failure = failure_of([&] { remove_checkpoint(dirpath_ / name); });
     if (!failure.empty()) {
       TORCH_WARN("ModelCheckpoint: ", failure);
     }
   }
   lock_.reset();
+  folder_.reset();
   if (!outcome_) return;
   const std::string failure = std::exchange(outcome_->failure, {});
   TORCH_CHECK(failure.empty(), "ModelCheckpoint: the run's last checkpoint could not be written: ", failure);
@@ -257,6 +267,7 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   if (!lock_) return;             // fast_dev_run
   if (writer_) writer_->flush();  // or there would be two copies, and what failed would not be known
   take_back_failures();
+  if (folder_->is_lost()) take_another_folder();
   const FitProgress progress = trainer.resumes_at();
   const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
   const bool is_saved = now == state_.last_saved;
@@ -274,6 +285,47 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
     state_ = before;
     throw;
   }
+  end_if_folder_was_lost();
+}
+
+/// A run must not train for hours when nothing of it can be found again. Where no folder can be made, it is as with a
+/// full disk: the writes fail, training goes on, and the next one may find a place.
+void ModelCheckpoint::take_another_folder() {
+  const std::string failure = failure_of([&] {
+    const std::filesystem::path lost = dirpath_;
+    dirpath_ = folder_->replace();
+    rescued_ = dirpath_;
+    lost_ = lost;
+    lock_ = std::make_unique<FolderLock>(dirpath_);
+  });
+  if (!failure.empty()) {
+    TORCH_WARN("ModelCheckpoint: ", failure);
+    return;
+  }
+  // None of what the run has saved is here.
+  state_.best.clear();
+  state_.taken.clear();
+  state_.to_remove.clear();
+  state_.last_path.clear();
+  state_.last_kept.reset();
+  state_.last_base.clear();
+  state_.last_step = -1;
+  state_.last_saved = {-1, -1, -1};
+  note_best();
+}
+
+void ModelCheckpoint::end_if_folder_was_lost() {
+  if (lost_.empty()) return;
+  if (writer_) writer_->flush();
+  {
+    const std::lock_guard lock(outcome_->mutex);
+    if (!outcome_->failure.empty()) return;  // there is no room here either; the next one may find some
+  }
+  const std::filesystem::path lost = std::exchange(lost_, {});
+  TORCH_CHECK(
+      false, "ModelCheckpoint: the folder '", lost.string(),
+      "' was removed, moved or replaced while the run was under way, and the run ends; resume it from '",
+      state_.last_path.string(), "', where all of it is saved");
 }
 
 /// The newest, which is better to go on from than what would be written now.
@@ -295,22 +347,25 @@ void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
     write.before.emplace_back(name, kept->second);
   const Kept rank{score.value_or(0), state_.order};
   keep(name, score, write);
-  if (!options_.save_last && !state_.best.contains(name)) return;
+  if (!options_.save_last && !state_.best.contains(name) && lost_.empty()) return;
   state_.last_kept = options_.monitor.empty() || score ? std::optional(rank) : std::nullopt;
   state_.last_saved = now;
   state_.last_validated = trainer.progress().validated_batches;
   state_.is_scored = score.has_value();
   if (!state_.last_path.empty()) write.dropped.insert(state_.last_path.filename().string());
   write.dropped.merge(std::exchange(state_.to_remove, {}));
-  state_.last_path = options_.dirpath / name;
+  state_.last_path = dirpath_ / name;
   if (options_.save_top_k == -1) state_.taken.insert(name);
   std::erase_if(write.dropped, [&](const std::string& other) {
     return other == name || state_.best.contains(other) || options_.save_top_k == -1;
   });
-  const auto job = [&trainer, outcome = outcome_, dirpath = options_.dirpath,
-                    write](const Checkpoint& checkpoint) {
+  const auto job = [&trainer, outcome = outcome_, dirpath = dirpath_, write](const Checkpoint& checkpoint) {
     const std::string failure = failure_of([&] {
       trainer.save_logs();
+      // A link there would be followed, to a checkpoint that is not this run's.
+      std::error_code error;
+      if (std::filesystem::is_symlink(dirpath / write.name, error))
+        std::filesystem::remove(dirpath / write.name, error);
       save_checkpoint(dirpath / write.name, checkpoint);
     });
     // Only now, when the new one is whole, may the older ones go.
@@ -353,7 +408,7 @@ void ModelCheckpoint::take_back_failures() {
     for (const auto& [name, kept] : write->before) state_.best[name] = kept;
     for (const std::string& name : write->dropped)
       if (!state_.best.contains(name)) state_.to_remove.insert(name);
-    if (state_.last_path != options_.dirpath / write->name) continue;
+    if (state_.last_path != dirpath_ / write->name) continue;
     state_.last_path = write->last;
     state_.last_kept.reset();
   }
@@ -442,7 +497,7 @@ void ModelCheckpoint::note_best() {
       std::min_element(state_.best.begin(), state_.best.end(),
                        [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
   if (best == state_.best.end()) return;
-  state_.best_path = options_.dirpath / best->first;
+  state_.best_path = dirpath_ / best->first;
   if (!options_.monitor.empty()) state_.best_score = best->second.score;
 }
 
@@ -464,11 +519,11 @@ void ModelCheckpoint::load_state_dict(const StateReader& state) {
   const StateReader saved = state.at("best");
   for (const auto& [name, value] : saved.to_dict()) {
     const StateReader kept = saved.at(name);
-    best[checked_name(kept, name)] = {kept.at("score").to_double(), kept.at("order").to_int()};
+    best[checked_name(kept, name)] = {kept.at("score").to_double(), kept.at("order").to_count()};
   }
   const StateReader last_model = state.at("last_model");
   const std::string last = checked_name(last_model, last_model.to_string());
-  const int64_t last_step = state.at("last_step").to_int(), order = state.at("order").to_int();
+  const int64_t last_step = state.at("last_step").to_int(-1, kMaxCount), order = state.at("order").to_count();
   const std::string last_base = state.at("last_filename").to_string(), run = state.at("run").to_string();
   state_.run = run;
   state_.last_base = last_base;
@@ -476,7 +531,7 @@ void ModelCheckpoint::load_state_dict(const StateReader& state) {
   state_.last_name = last;
   state_.order = order;
   state_.best = std::move(best);
-  state_.last_path = last.empty() ? std::filesystem::path() : options_.dirpath / last;
+  state_.last_path = last.empty() ? std::filesystem::path() : dirpath_ / last;
   note_best();
 }
 

@@ -20,6 +20,7 @@ namespace mantissa {
 
 class BackgroundWriter;
 class FolderLock;
+class HeldFolder;
 
 /// Names and meanings are Lightning's.
 struct ModelCheckpointOptions {
@@ -53,6 +54,8 @@ struct ModelCheckpointOptions {
 ///
 /// A checkpoint that cannot be written is warned of, and training goes on; if it was the run's last one,
 /// fit() fails with the reason, after everything else has ended. Nothing is saved in fast_dev_run.
+/// If somebody removes or moves the folder meanwhile, the next checkpoint is saved in another one
+/// (HeldFolder::replace()), and fit() ends with an error that names it.
 /// Memory:  with `async` one copy of weights and optimizer state while it is written.
 /// Threads: writes in one of its own; the folder is this run's alone meanwhile.
 /// Errors:  c10::ValueError for options that do not fit together, in the constructor, and for a `monitor` that
@@ -67,6 +70,8 @@ class ModelCheckpoint final : public Callback, public Stateful {
   /// Of the last fit: empty before the first checkpoint.
   const std::filesystem::path& best_model_path() const { return state_.best_path; }
   const std::filesystem::path& last_model_path() const { return state_.last_path; }
+  /// The folder that took the place of `dirpath` in the last fit; empty if `dirpath` was there all the time.
+  const std::filesystem::path& rescued_dirpath() const { return rescued_; }
   /// Without `monitor`: none.
   std::optional<double> best_model_score() const { return state_.best_score; }
 
@@ -127,6 +132,8 @@ class ModelCheckpoint final : public Callback, public Stateful {
   void rank_last(double score);
   void take_stock(const Trainer& trainer);
   void take_back_failures();
+  void take_another_folder();
+  void end_if_folder_was_lost();
   std::string name_for(const Trainer& trainer, std::optional<double> score);
   std::string name_of(const Trainer& trainer) const;
   /// Puts it among the best, and into `write` those that are no longer.
@@ -136,6 +143,9 @@ class ModelCheckpoint final : public Callback, public Stateful {
   bool is_better(const Kept& a, const Kept& b) const;
 
   ModelCheckpointOptions options_;
+  std::filesystem::path dirpath_;  ///< where it saves in this fit: options_.dirpath unless that was lost
+  std::filesystem::path rescued_, lost_;  ///< lost_: not told of yet
+  std::unique_ptr<HeldFolder> folder_;
   std::unique_ptr<FolderLock> lock_;
   std::unique_ptr<BackgroundWriter> writer_;
   State state_;

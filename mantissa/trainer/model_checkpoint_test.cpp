@@ -3,9 +3,12 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <iterator>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <torch/torch.h>
@@ -14,6 +17,7 @@
 #include "mantissa/data/loader.h"
 #include "mantissa/data/transform.h"
 #include "mantissa/io/checkpoint.h"
+#include "mantissa/io/manifest.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/lr_scheduler.h"
 #include "mantissa/trainer/checkpoint_test_support_internal.h"
@@ -26,6 +30,7 @@
 namespace mantissa::model_checkpoint_test {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
@@ -300,6 +305,105 @@ TEST_F(ModelCheckpointFiles, AFolderThatCannotBeWrittenEndsTheRunOnlyAtItsEnd) {
       std::filesystem::remove_all(folder_);
     }
   }
+}
+
+TEST_F(ModelCheckpointFiles, ALostFolderEndsTheRunWhichIsSavedElsewhere) {
+  const std::filesystem::path run = folder_ / "run";
+  const struct {
+    std::string place;
+    std::function<void()> lose;
+  } cases[] = {{"run",
+                [&] {
+                  std::filesystem::rename(run, folder_ / "gone");
+                  std::filesystem::remove_all(folder_ / "gone");
+                }},
+               {"run", [&] { std::filesystem::rename(run, folder_ / "archive"); }},
+               {"run-rescued-1", [&] {
+                  std::filesystem::rename(run, folder_ / "archive");
+                  std::filesystem::create_directories(run / "checkpoints");
+                }}};
+  struct Loses final : Callback {
+    void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+      ++batches;
+      if (batch.global_step == 3 && !at_end) wait_and_lose("2");
+    }
+    void on_train_end(Trainer&) override {
+      if (at_end) wait_and_lose("4");
+    }
+    /// When the writer has nothing left to do: the checkpoint of the epoch's end has replaced that of its last step.
+    void wait_and_lose(const std::string& newest) const {
+      const auto is_whole_and_alone = [&] {
+        try {
+          const Manifest manifest = read_manifest(folder / newest);
+          if (StateReader(manifest.state).at("progress").at("batches").to_int() != 0) return false;
+        } catch (const c10::Error&) {
+          return false;
+        }
+        const std::filesystem::directory_iterator entries(folder);
+        return std::distance(begin(entries), end(entries)) == 2;  // and the lock
+      };
+      while (!is_whole_and_alone()) std::this_thread::yield();
+      lose();
+    }
+    std::filesystem::path folder;
+    std::function<void()> lose;
+    bool at_end = false;
+    int batches = 0;
+  };
+  for (const auto& [place, lose] : cases)
+    for (const bool async : {false, true})
+      for (const bool at_end : {false, true}) {
+        const auto loses = std::make_shared<Loses>();
+        loses->folder = run / "checkpoints";
+        loses->lose = lose;
+        loses->at_end = at_end;
+        const auto checkpoints = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+            .dirpath = run / "checkpoints", .filename = "{step}", .every_n_train_steps = 1, .async = async});
+        OneWeight task, rest;
+        ListLoader train = loader_of({1, 2});
+        Trainer trainer({.device = "cpu", .max_epochs = at_end ? 2 : 100, .callbacks = {loses, checkpoints}});
+        const std::string error = error_of([&] { trainer.fit(task, train); });
+        const int steps = at_end ? 4 : 3;
+        EXPECT_EQ(loses->batches, steps) << "it ends at the next checkpoint";
+        EXPECT_EQ(checkpoints->rescued_dirpath(), folder_ / place / "checkpoints");
+        EXPECT_THAT(error,
+                    AllOf(HasSubstr((run / "checkpoints").string() + "' was removed, moved or replaced"),
+                          HasSubstr("resume it from '" + checkpoints->last_model_path().string())));
+        EXPECT_EQ(checkpoints->last_model_path(), folder_ / place / "checkpoints" / std::to_string(steps));
+        if (place != "run") {
+          EXPECT_TRUE(std::filesystem::is_empty(run / "checkpoints"));
+        }
+        // Nothing was lost.
+        Trainer again({.device = "cpu", .max_epochs = 3});
+        EXPECT_EQ(again.fit(rest, train, nullptr, checkpoints->last_model_path()).steps, 6);
+        EXPECT_DOUBLE_EQ(rest.weight(), -3 * (1 + 2));
+        for (const char* left : {"run", "archive", "run-rescued-1"})
+          std::filesystem::remove_all(folder_ / left);
+      }
+}
+
+TEST_F(ModelCheckpointFiles, ALinkUnderACheckpointsNameIsReplaced) {
+  run({.folder = folder_ / "other", .max_epochs = 1});
+  struct Links final : Callback {
+    void on_train_batch_end(Trainer&, const TrainBatch&) override {
+      std::filesystem::create_directory_symlink(to, at);
+    }
+    std::filesystem::path to, at;
+  };
+  const auto links = std::make_shared<Links>();
+  links->to = folder_ / "other" / names("other").front();
+  links->at = folder_ / "mine" / "1";
+  const std::string manifest = content_of(links->to / "manifest.json");
+  OneWeight task;
+  ListLoader train = loader_of({1});
+  Trainer({.device = "cpu",
+           .max_epochs = 1,
+           .callbacks = {links, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+                                    .dirpath = folder_ / "mine", .filename = "{step}"})}})
+      .fit(task, train);
+  EXPECT_EQ(content_of(links->to / "manifest.json"), manifest);
+  EXPECT_FALSE(std::filesystem::is_symlink(links->at));
+  EXPECT_TRUE(std::filesystem::exists(links->at / "manifest.json"));
 }
 
 TEST_F(ModelCheckpointFiles, ASignalLeavesACheckpointOfTheStepThatEndedTheRun) {

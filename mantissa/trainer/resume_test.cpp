@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -344,6 +345,57 @@ TEST_F(Resume, WhatIsAnotherRunsSetupIsTold) {
                     HasSubstr("accumulate_grad_batches was 1 and is 2"),
                     HasSubstr("gradient_clip_val was 0 and is 0.5"),
                     HasSubstr("its callback mantissa::EMAWeightAveraging is not in this run")));
+}
+
+TEST_F(Resume, NumbersThatNoRunCanHaveComeToAreRefused) {
+  Draws begun;
+  fit(begun, "run",
+      {.max_epochs = 2,
+       .callbacks = {std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "m", .patience = 9})}});
+  const Checkpoint saved = load_checkpoint(list_checkpoints(folder_ / "run").front().path);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto error_with = [&](const std::vector<std::string>& path, const StateValue& value) {
+    Checkpoint changed = saved;
+    StateDict* dict = &changed.state;
+    for (size_t i = 0; i + 1 < path.size(); ++i) dict = dict->at(path[i]).get_if<StateDict>();
+    EXPECT_TRUE(dict->contains(path.back())) << path.back();
+    dict->insert_or_assign(path.back(), value);
+    save_checkpoint(folder_ / "changed", changed);
+    Draws rest;
+    const std::string error = error_of([&] {
+      fit(rest, "rest",
+          {.max_epochs = 3,
+           .callbacks = {std::make_shared<EarlyStopping>(
+               EarlyStoppingOptions{.monitor = "m", .patience = 9})}},
+          "changed");
+    });
+    EXPECT_EQ(rest.calls.empty(), error != "no error") << error;
+    return error;
+  };
+  const std::string limit = "a number from 0 to 9007199254740992 was expected";
+  for (const char* name : {"epoch", "batches", "total_batches", "global_step", "skipped_steps"}) {
+    const std::string key = std::string("progress.") + name;
+    EXPECT_THAT(error_with({"progress", name}, kMost), AllOf(HasSubstr(key), HasSubstr(limit)));
+    EXPECT_THAT(error_with({"progress", name}, -1), AllOf(HasSubstr(key + ": is -1"), HasSubstr(limit)));
+  }
+  EXPECT_THAT(error_with({"progress", "validated_batches"}, -2), HasSubstr("is -2; a number from -1 to"));
+  EXPECT_THAT(error_with({"progress", "batches"}, 9),
+              HasSubstr("progress.batches: is 9, which is above the 8 of total_batches"));
+  EXPECT_THAT(error_with({"progress", "batches"}, 5),
+              HasSubstr("progress.batches: is 5, which is above the 4 batches of an epoch in setup"));
+  EXPECT_THAT(error_with({"progress", "epoch"}, 9), HasSubstr("progress.epoch: is 9, which is above the 8"));
+  EXPECT_THAT(error_with({"progress", "skipped_steps"}, 9),
+              HasSubstr("is 9, which is above the 8 of global_step"));
+  EXPECT_THAT(error_with({"progress", "global_step"}, 7), HasSubstr("is 7, and the checkpoint's step is 8"));
+  for (const double seconds : {nan, -1.0, 1e300})
+    EXPECT_THAT(error_with({"seconds"}, seconds), HasSubstr("a number from 0 to 1e+12 was expected"));
+  EXPECT_THAT(error_with({"setup", "number of batches an epoch"}, "-4"),
+              HasSubstr("is '-4'; a number from 0"));
+  EXPECT_THAT(error_with({"training_metrics", "x", "weight"}, nan), HasSubstr("x.weight: is nan; a number"));
+  const std::string& stopping = saved.state.at("callbacks").get_if<StateDict>()->begin()->first;
+  EXPECT_THAT(error_with({"callbacks", stopping, "wait_count"}, kMost), HasSubstr(limit));
+  EXPECT_EQ(error_with({"seconds"}, 1), "no error");
 }
 
 TEST_F(Resume, ACheckpointHasTheAveragedWeightsAndGoesOnWithTheTrainedOnes) {
