@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdio>
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -24,6 +25,13 @@ struct Interrupted {
 struct CheckFailed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+/// What a user is told of an exception that says that there is too little memory, for data or for threads, and
+/// how much was asked for where that is known; "" for any other.
+std::string too_little_memory(const std::exception& error);
+
+/// A user's file may hold anything: on one line, without what would control a terminal.
+std::string on_one_line(std::string text);
 
 /// Writes to standard error. That nobody reads it any more must not end a training.
 inline void tell_user(const std::string& text) { std::fputs(text.c_str(), stderr); }

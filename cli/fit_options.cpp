@@ -26,8 +26,9 @@ constexpr const char* kind() {
 }
 
 /// Whether to_yaml() could repeat `text`: yaml-cpp reads bytes that are not UTF-8, and writes others for
-/// them.
+/// them. A zero byte it keeps, but to the system a file's name ends there.
 bool is_kept_by_yaml(const std::string& text) {
+  if (text.find('\0') != std::string::npos) return false;
   try {
     return YAML::Load(YAML::Dump(YAML::Node(text))).as<std::string>() == text;
   } catch (const YAML::Exception&) {
@@ -90,8 +91,9 @@ FitOptions parse_yaml(const std::string& text, const std::string& file) {
                           printable(value.str()), "'");
       }
       if constexpr (std::is_same_v<Value, std::string>) {
-        TORCH_CHECK_VALUE(is_kept_by_yaml(*member), where, "'", key, "' is '", printable(*member),
-                          "', which has characters that YAML cannot hold; write it in UTF-8");
+        TORCH_CHECK_VALUE(
+            is_kept_by_yaml(*member), where, "'", key, "' is '", printable(*member),
+            "', which has characters that an option cannot hold; write it in UTF-8, without zero bytes");
       }
     });
     TORCH_CHECK_VALUE(found, where, "unknown key '", printable(key), "'", did_you_mean(key, known),

@@ -93,6 +93,10 @@ TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
   expect_error(fit("--config empty_first.yaml"), 2, {"several YAML documents"});
   // Bytes that the run's own config.yaml could not repeat.
   write("latin1.yaml", "lr: 1\ndata: \"idx:\xff\\n\"\n");
+  write("zero.yaml", "model: mlp\noutput: \"run\\0elsewhere\"\n");
+  expect_error(fit("--config zero.yaml"), 2, {"zero.yaml:2:", "'output'", "without zero bytes"});
+  write("deep.yaml", "model: " + std::string(100'000, '[') + "\n");
+  expect_error(fit("--config deep.yaml"), 2, {"deep.yaml"});
   expect_error(fit("--config latin1.yaml"), 2, {"latin1.yaml:2:", "'data'", "write it in UTF-8"});
   // Nothing of a file reaches the terminal that could move its cursor.
   write("bell.yaml", "\"l\\er\": 1\n");

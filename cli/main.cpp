@@ -2,9 +2,13 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <string>
+#include <string_view>
+#include <unistd.h>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -13,6 +17,7 @@
 
 #include "cli/commands.h"
 #include "cli/errors.h"
+#include "mantissa/core/error_message.h"
 #include "mantissa/core/suggest.h"
 
 namespace {
@@ -20,13 +25,16 @@ namespace {
 /// libtorch's own handler adds a file and line of libtorch's or ours, which says nothing to a user.
 struct PlainWarnings final : c10::WarningHandler {
   void process(const c10::Warning& warning) override {
-    mantissa::cli::tell_user("mantissa: warning: " + warning.msg() + "\n");
+    std::string lines = warning.msg();
+    for (char& c : lines)
+      if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f) c = '?';
+    mantissa::cli::tell_user("mantissa: warning: " + lines + "\n");
   }
 };
 
 int report(const std::string& message, int status) {
   // One line each: scripts and logs can rely on it.
-  mantissa::cli::tell_user("mantissa: error: " + message.substr(0, message.find('\n')) + "\n");
+  mantissa::cli::tell_user("mantissa: error: " + mantissa::cli::on_one_line(message) + "\n");
   return status;
 }
 
@@ -76,6 +84,36 @@ int flushed(int status) {
                 std::max(status, 1));
 }
 
+/// What no try block can see ends here: an exception of a thread that is not ours, or one that comes while another
+/// is told of. For lack of memory that is no fault of the program, which leaves no core file then.
+[[noreturn]] void end_without_a_handler() {
+  try {
+    if (const std::exception_ptr exception = std::current_exception()) std::rethrow_exception(exception);
+  } catch (const std::bad_alloc&) {
+    constexpr std::string_view kMessage =
+        "mantissa: error: there is too little memory; free some, raise the limit (ulimit -v), or choose a "
+        "smaller --batch-size or --model\n";
+    [[maybe_unused]] const ssize_t told = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+    ::_exit(1);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "mantissa: error: %s\n", error.what());
+  } catch (...) {
+    std::fputs("mantissa: error: an exception that is no std::exception\n", stderr);
+  }
+  std::abort();
+}
+
+void set_terminate_handler(int /*argc*/, char** /*argv*/, char** /*environment*/) {
+  std::set_terminate(end_without_a_handler);
+}
+
+// libtorch allocates while it is loaded, and only what runs before every library's initialisers can catch what comes
+// of that. A sanitizer's own start must be first.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+[[gnu::section(".preinit_array"), gnu::used]] void (*const kFirst)(int, char**,
+                                                                   char**) = set_terminate_handler;
+#endif
+
 int run(int argc, char** argv) {
   PlainWarnings warnings;
   c10::WarningUtils::set_warning_handler(&warnings);
@@ -117,10 +155,13 @@ int run(int argc, char** argv) {
     return report(found.what(), 3);
   } catch (const mantissa::cli::Interrupted& interrupted) {
     return 128 + interrupted.signal;
-  } catch (const c10::Error& error) {
-    return report(error.what_without_backtrace(), 1);
   } catch (const std::exception& error) {
-    return report(error.what(), 1);
+    const std::string memory = mantissa::cli::too_little_memory(error);
+    return report(memory.empty() ? mantissa::message_of(error)
+                                 : memory +
+                                       "; free some, raise the limit (ulimit -v), or choose a smaller "
+                                       "--batch-size",
+                  1);
   }
   return 0;
 }
@@ -128,6 +169,9 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  set_terminate_handler(argc, argv, nullptr);
   std::signal(SIGPIPE, SIG_IGN);  // `mantissa fit 2>&1 | head` must not lose the weights
+  // A file that grows past `ulimit -f` is an error of one write, which the run is told of, and not its end.
+  std::signal(SIGXFSZ, SIG_IGN);
   return flushed(run(argc, argv));
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -27,18 +28,27 @@ struct ResumeCommand {
   bool plan = false, quiet = false;
 };
 
+/// Somebody may have changed it: a number that is none counts as absent.
+std::optional<int64_t> number_in(const Json& result, const char* name) {
+  const auto found = result.find(name);
+  if (found == result.end() || !found->is_number_integer()) return std::nullopt;
+  return found->get<int64_t>();
+}
+
 /// Of a run that came to its end by itself; else null.
 Json result_of(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(folder / kResult, error)) return {};  // a pipe would never end
   std::ifstream in(folder / kResult);
   Json result = Json::parse(in, nullptr, /*allow_exceptions=*/false);
-  return result.is_object() && result.value("interrupted_by", 1) == 0 ? result : Json();
+  return result.is_object() && number_in(result, "interrupted_by") == 0 ? result : Json();
 }
 
 /// Whether `given` asks a complete run for more than it has.
 /// Errors: c10::Error, with the cure, if not.
 void check_goes_further(const FitOptions& given, const std::filesystem::path& folder, const Json& result) {
   const auto check_above = [&](const char* flag, const std::optional<int64_t>& limit, const char* done) {
-    const int64_t so_far = result.value(done, int64_t{0});
+    const int64_t so_far = number_in(result, done).value_or(0);
     TORCH_CHECK(!limit || *limit < 0 || *limit > so_far, "the run in ", folder.string(),
                 " is complete, with ", so_far, " ", done, "; give ", flag, " above that to train on");
   };

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <map>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -21,9 +22,11 @@
 #include "cli/run_folder.h"
 #include "cli/trainer_parts.h"
 #include "mantissa/core/device.h"
+#include "mantissa/core/error_message.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/model_checkpoint.h"
 #include "mantissa/trainer/progress_bar.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -35,7 +38,14 @@ namespace {
 class BeginsRun final : public Callback {
  public:
   /// `config`: to be written then; "" if it has been.
-  BeginsRun(RunFolder& folder, std::string config) : folder_(folder), config_(std::move(config)) {}
+  /// `watches`: ends the run when its folder is lost, which a ModelCheckpoint does where there is one.
+  BeginsRun(RunFolder& folder, std::string config, bool watches)
+      : folder_(folder), config_(std::move(config)), watches_(watches) {}
+  void on_epoch_end(Trainer& /*trainer*/, int64_t /*epoch*/, int64_t /*global_step*/,
+                    const Metrics& /*metrics*/) override {
+    TORCH_CHECK(!watches_ || !folder_.is_lost(), "the run's folder ", folder_.path().string(),
+                " was removed, moved or replaced while the run was under way, and the run ends");
+  }
   void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) override {
     if (batch.stepped) begin();
   }
@@ -44,7 +54,7 @@ class BeginsRun final : public Callback {
     if (begun()) return;
     begun_ = true;
     folder_.keep();
-    if (!config_.empty()) write_file_atomically(folder_.file("config.yaml"), config_);
+    if (!config_.empty()) write_file_atomically(folder_.file("config.yaml"), config_, Links::kReplace);
     // It would tell of the training before, and that the run is complete, should this one be killed.
     const std::filesystem::path result = folder_.file(kResult);
     std::error_code error;
@@ -56,6 +66,7 @@ class BeginsRun final : public Callback {
  private:
   RunFolder& folder_;
   std::string config_;
+  bool watches_;
   bool begun_ = false;
 };
 
@@ -128,11 +139,26 @@ bool is_saved(const RunFolder& folder, int64_t steps) {
 void rescue_weights(const torch::nn::Module& model, const std::filesystem::path& file,
                     const std::map<std::string, std::string>& about) {
   try {
-    save_weights(model, file, about);
+    save_weights(model, file, about, Links::kReplace);
     TORCH_WARN("the weights as they were at the error are in ", file.string());
   } catch (const std::exception&) {
     return;  // there is no room for them either
   }
+}
+
+/// Where somebody has removed or moved the run's folder: the rest goes where its checkpoints went, so that the run can
+/// be resumed there.
+void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callback>>& callbacks,
+                     const std::string& config) {
+  if (!folder.is_lost()) return;
+  const std::string before = folder.path().string();
+  std::filesystem::path other;
+  for (const auto& callback : callbacks)
+    if (const auto* saver = dynamic_cast<const ModelCheckpoint*>(callback.get()))
+      other = saver->rescued_dirpath().parent_path();
+  folder.replace(other);
+  write_file_atomically(folder.file("config.yaml"), config, Links::kReplace);
+  TORCH_WARN("the folder ", before, " was lost; the run's files are in ", folder.path().string(), " now");
 }
 
 /// In `resumed`, or if there is none in a new folder.
@@ -166,12 +192,13 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   RunFolder* const folder = resumed ? resumed : fresh.get();
   FitOptions repeatable = o;
   repeatable.output.reset();  // a repetition wants a folder of its own
-  std::string config = to_yaml(repeatable);
+  const std::string yaml = to_yaml(repeatable);
+  std::string config = yaml;
   // What is killed before its first step is a run to go on with, too.
-  if (fresh) write_file_atomically(folder->file("config.yaml"), std::exchange(config, {}));
+  if (fresh) write_file_atomically(folder->file("config.yaml"), std::exchange(config, {}), Links::kReplace);
   TrainerOptions options = words;  // its loggers and checkpoints must be gone before the folder may be
   options.callbacks = make_callbacks(o, folder->path());
-  const auto begins = std::make_shared<BeginsRun>(*folder, std::move(config));
+  const auto begins = std::make_shared<BeginsRun>(*folder, std::move(config), !*o.enable_checkpointing);
   options.callbacks.push_back(begins);
   options.loggers = make_loggers(o, folder->path());
   if (resumed && !goes_on)
@@ -186,22 +213,29 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   try {
     result = trainer.fit(task, *train, val.get(), goes_on ? saved : "");
   } catch (...) {
-    // Where a checkpoint found no room there may be some for the weights alone.
-    if (begins->begun() && !is_saved(*folder, trainer.progress().steps))
-      rescue_weights(*model, folder->file(kWeights), about);
+    if (begins->begun()) {
+      try {
+        replace_if_lost(*folder, trainer.options().callbacks, yaml);
+      } catch (const std::exception& error) {
+        TORCH_WARN(message_of(error));  // what ended the run is told as its error
+      }
+      // Where a checkpoint found no room there may be some for the weights alone.
+      if (!is_saved(*folder, trainer.progress().steps)) rescue_weights(*model, folder->file(kWeights), about);
+    }
     throw;
   }
   begins->begin();  // if there was no step to take
+  replace_if_lost(*folder, trainer.options().callbacks, yaml);
   warn_if_not_finite(o, result.metrics);
   warn_if_nothing_was_learned(result);
-  save_weights(*model, folder->file(kWeights), about);
+  save_weights(*model, folder->file(kWeights), about, Links::kReplace);
   Json json = to_json(o, trainer, result, parameters, folder->path());
   if (!plan.is_null()) {
     json["memory_plan"] = plan;
     // A GPU's peak is counted from the beginning of the fit.
     json["memory_before_bytes"] = trainer.device().is_cpu() ? memory_before : 0;
   }
-  write_file_atomically(folder->file(kResult), dump(json) + "\n");
+  write_file_atomically(folder->file(kResult), dump(json) + "\n", Links::kReplace);
   return json;
 }
 
@@ -238,12 +272,32 @@ void write_json(const Json& json, const std::string& file) {
   }
 }
 
+namespace {
+
+/// Whatever of a run there is no memory for, its user can do something about it.
+Json train_in_memory(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
+  try {
+    return train(o, quiet, plan, resumed);
+  } catch (const std::exception& error) {
+    const std::string memory = too_little_memory(error);
+    if (memory.empty()) throw;
+    throw std::runtime_error(
+        fmt::format("{} (--model {}, --batch-size {}, --precision {}); choose a smaller --batch-size (with "
+                    "--accumulate-grad-batches a step sees as many samples), a smaller --model or a 16-bit "
+                    "--precision, or "
+                    "raise the limit (ulimit -v); --plan says before a run what it needs",
+                    memory, *o.model, *o.batch_size, *o.precision));
+  }
+}
+
+}  // namespace
+
 Json run_fit(const FitOptions& options, bool quiet, const Json& plan) {
-  return train(options, quiet, plan, nullptr);
+  return train_in_memory(options, quiet, plan, nullptr);
 }
 
 Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const Json& plan) {
-  return train(options, quiet, plan, &folder);
+  return train_in_memory(options, quiet, plan, &folder);
 }
 
 void report(const std::vector<Json>& results, const std::string& json, bool as_array) {

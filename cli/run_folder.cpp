@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <system_error>
 #include <unistd.h>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -24,6 +25,18 @@ void check_holds_no_run(const fs::path& folder) {
     TORCH_CHECK(!fs::exists(fs::symlink_status(folder / name, error)), "output folder ", folder.string(),
                 " already holds a run's ", name, "; give --output another folder, or remove it");
   }
+}
+
+bool is_log(const fs::path& file) {
+  const std::string name = file.filename().string();
+  return name.starts_with("events.out.tfevents.") || name == "metrics.csv" || name == "metrics.jsonl";
+}
+
+/// Of the files that a run writes under temporary names, what a killed one has left.
+void sweep(const fs::path& folder) {
+  std::set<std::string> names{"hparams.yaml"};
+  for (const char* name : kFiles) names.insert(name);
+  remove_leftovers(folder, names);
 }
 
 /// The reason why no file can be made in `folder`, empty if one can. Permissions alone do not tell: a file
@@ -57,6 +70,8 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
       made_.push_back(path_);
     }
     lock_ = std::make_unique<FolderLock>(path_);
+    held_ = std::make_unique<HeldFolder>(path_);
+    sweep(path_);
     check_holds_no_run(path_);  // one that was begun and ended since
     for (const auto& entry : fs::directory_iterator(path_)) others_.insert(entry.path());
   } catch (...) {
@@ -67,7 +82,22 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
 }
 
 RunFolder::RunFolder(const fs::path& existing)
-    : path_(existing), lock_(std::make_unique<FolderLock>(existing)), keep_(true) {}
+    : path_(existing),
+      lock_(std::make_unique<FolderLock>(existing)),
+      held_(std::make_unique<HeldFolder>(existing)),
+      is_fresh_(false) {
+  sweep(existing);
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(path_, ignored)) others_.insert(entry.path());
+}
+
+void RunFolder::replace(const fs::path& other) {
+  auto held = std::make_unique<HeldFolder>(other.empty() ? held_->replace() : other);
+  lock_ = std::make_unique<FolderLock>(held->path());
+  path_ = held->path();
+  held_ = std::move(held);
+  keep_ = true;
+}
 
 std::vector<CheckpointEntry> RunFolder::checkpoints() const {
   const fs::path folder = file(kCheckpoints);
@@ -75,11 +105,12 @@ std::vector<CheckpointEntry> RunFolder::checkpoints() const {
 }
 
 RunFolder::~RunFolder() {
-  if (keep_) return;
-  std::error_code ignored;  // what cannot be removed stays
+  if (keep_ || held_->is_lost()) return;  // what has its name now is another's
+  std::error_code ignored;                // what cannot be removed stays
   std::vector<fs::path> written;
   for (const auto& entry : fs::directory_iterator(path_, ignored))
-    if (!others_.contains(entry.path())) written.push_back(entry.path());
+    if (!others_.contains(entry.path()) && (is_fresh_ || is_log(entry.path())))
+      written.push_back(entry.path());
   for (const fs::path& file : written) fs::remove_all(file, ignored);
   lock_.reset();  // only now, when nothing is left that another run's could be taken for
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/held_folder.h"
 
 namespace mantissa::cli {
 
@@ -19,7 +20,7 @@ inline constexpr const char* kResult = "result.json";
 
 /// The folder for a run's files, which no other run may use while this lives: FolderLock. Unless keep() was
 /// called it is removed again at the end of the scope, with all that was written into it and the folders that
-/// were made for it, and nothing else.
+/// were made for it, and nothing else. Of one that held a run before, the logs go that were begun.
 class RunFolder {
  public:
   /// Creates `wanted`, or if that is empty the first free `runs/<label>-<N>`.
@@ -38,15 +39,22 @@ class RunFolder {
   /// Newest first; none where there is no folder for them.
   std::vector<CheckpointEntry> checkpoints() const;
   void keep() { keep_ = true; }
+  /// Whether somebody has removed, moved or replaced it.
+  bool is_lost() const { return held_->is_lost(); }
+  /// Goes on in another folder instead of one that is lost: in `other`, or if that is empty in the one that
+  /// HeldFolder::replace() makes.
+  /// Errors: those of HeldFolder and FolderLock.
+  void replace(const std::filesystem::path& other);
 
  private:
   void make(const std::filesystem::path& folder);
 
   std::filesystem::path path_;
   std::unique_ptr<FolderLock> lock_;
+  std::unique_ptr<HeldFolder> held_;
   std::vector<std::filesystem::path> made_;
   std::set<std::filesystem::path> others_;  ///< lay there before
-  bool keep_ = false;
+  bool keep_ = false, is_fresh_ = true;
 };
 
 /// Finds out, without leaving anything behind, whether RunFolder could have `wanted`.

@@ -1,0 +1,162 @@
+// Folders in which somebody else has a hand, folders that go away, limits of the system.
+#include <sys/stat.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/test_support_internal.h"
+
+namespace mantissa::cli::faults_test {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+const std::string kFit = "--model mlp --lr-schedule constant ";
+
+class Faults : public Program {
+ protected:
+  /// Several commands in the test's folder, `mantissa` among them.
+  Outcome shell(const std::string& commands) const {
+    return run("--version >/dev/null; mantissa=" MANTISSA_PROGRAM "; " + commands);
+  }
+};
+
+TEST_F(Faults, ALinkInTheFolderIsNotWrittenThrough) {
+  write("precious", "precious");
+  fs::create_directory(folder_ / "run");
+  fs::create_symlink("../precious", folder_ / "run/.lock");
+  expect_error(fit(kFit + "--max-epochs 1 --output run"), 1, {"run/.lock", "remove the symbolic link"});
+  fs::remove(folder_ / "run/.lock");
+  ASSERT_EQ(fit(kFit + "--max-epochs 1 --output run").status, 0);
+  for (const char* name : {".lock", "checkpoints/.lock", "metrics.csv"}) {
+    const fs::path file = folder_ / "run" / name, kept = folder_ / "kept";
+    if (fs::exists(file)) fs::rename(file, kept);
+    fs::create_symlink(folder_ / "precious", file);
+    expect_error(run("resume run --quiet --max-epochs 2"), 1, {name, "remove the symbolic link"});
+    fs::remove(file);
+    if (fs::exists(kept)) fs::rename(kept, file);
+  }
+  // What is written anew takes the place of the link alone.
+  fs::copy_file(folder_ / "run/config.yaml", folder_ / "template.yaml");
+  const std::string config = read(folder_ / "template.yaml");
+  for (const char* name : {"config.yaml", "weights.safetensors"}) {
+    fs::remove(folder_ / "run" / name);
+    fs::create_symlink(std::string(name) == "config.yaml" ? "../template.yaml" : "../precious",
+                       folder_ / "run" / name);
+  }
+  const Outcome resumed = run("resume run --quiet --max-epochs 2");
+  EXPECT_EQ(resumed.status, 0) << resumed.err;
+  for (const char* name : {"config.yaml", "weights.safetensors"})
+    EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(folder_ / "run" / name))) << name;
+  EXPECT_EQ(read(folder_ / "template.yaml"), config);
+  EXPECT_EQ(read(folder_ / "precious"), "precious");
+}
+
+TEST_F(Faults, OddResultsAreNoResult) {
+  ASSERT_EQ(fit(kFit + "--max-epochs 1 --output run").status, 0);
+  write("run/result.json", R"({"interrupted_by": 0, "epochs": "many"})");
+  expect_error(run("resume run"), 1, {"is complete"});
+  fs::remove(folder_ / "run/result.json");
+  // Whoever opens it waits for a writer.
+  ASSERT_EQ(::mkfifo((folder_ / "run/result.json").c_str(), 0600), 0);
+  EXPECT_EQ(shell("timeout 100 $mantissa resume run --quiet --max-epochs 2").status, 0);
+  write("run/result.json", R"({"interrupted_by": "never"})");
+  EXPECT_EQ(run("resume run --quiet --max-epochs 3").status, 0);
+}
+
+TEST_F(Faults, WhatAKilledRunWasWritingIsSweptUp) {
+  ASSERT_EQ(fit(kFit + "--max-epochs 1 --output run").status, 0);
+  const std::string dead = shell("sh -c 'printf $$'").out;
+  const auto left = [&](const std::string& name) { return "run/." + name + ".tmp-" + dead + "-3"; };
+  for (const char* name : {"metrics.csv", "config.yaml", "weights.safetensors", "others.csv"})
+    write(left(name), "half");
+  ASSERT_EQ(run("resume run --quiet --max-epochs 2").status, 0);
+  for (const char* name : {"metrics.csv", "config.yaml", "weights.safetensors"})
+    EXPECT_FALSE(fs::exists(folder_ / left(name))) << name;
+  EXPECT_TRUE(fs::exists(folder_ / left("others.csv")));
+  // One that was killed before it had a configuration is begun again, in the same folder.
+  write("begun/.config.yaml.tmp-" + dead + "-0", "half");
+  ASSERT_EQ(fit(kFit + "--max-steps 1 --output begun").status, 0);
+  EXPECT_FALSE(fs::exists(folder_ / ("begun/.config.yaml.tmp-" + dead + "-0")));
+}
+
+TEST_F(Faults, ALostFolderEndsTheRunAndLosesNothing) {
+  const struct {
+    std::string lose, place;
+  } cases[] = {{"mv run gone && rm -rf gone", "run"},
+               {"mv run archive", "run"},
+               {"mv run archive && mkdir run", "run-rescued-1"}};
+  for (const auto& [lose, place] : cases) {
+    const Outcome ended = shell("$mantissa fit --device cpu --quiet " + kFit +
+                                "--max-epochs 1000000 --output run & pid=$!; "
+                                "until grep -q ^1, run/metrics.csv 2>/dev/null; do sleep 0.01; done; " +
+                                lose + "; wait $pid; echo status $?");
+    EXPECT_THAT(ended.out, HasSubstr("status 1\n")) << lose;
+    EXPECT_THAT(ended.err,
+                AllOf(HasSubstr("was removed, moved or replaced while the run was under way"),
+                      HasSubstr("resume it from '" + (folder_ / place / "checkpoints/epoch=").string()),
+                      HasSubstr("the run's files are in " + (folder_ / place).string() + " now")))
+        << lose;
+    if (place != "run") {
+      EXPECT_TRUE(fs::is_empty(folder_ / "run"));
+    }
+    const Outcome resumed = run("resume --quiet --max-time 00:00:00:01 " + place);
+    EXPECT_EQ(resumed.status, 0) << resumed.err;
+    EXPECT_THAT(resumed.err, Not(HasSubstr("begins again"))) << lose;
+    EXPECT_TRUE(fs::exists(folder_ / place / "weights.safetensors"));
+    for (const char* folder : {"run", "archive", "run-rescued-1"}) fs::remove_all(folder_ / folder);
+  }
+}
+
+TEST_F(Faults, ALostFolderWithoutCheckpointsCostsNoWeightsEither) {
+  const Outcome ended = shell("$mantissa fit --device cpu --quiet " + kFit +
+                              "--enable-checkpointing false --max-epochs 1000000 --output run & pid=$!; "
+                              "until grep -q ^1, run/metrics.csv 2>/dev/null; do sleep 0.01; done; "
+                              "mv run archive; wait $pid; echo status $?");
+  EXPECT_THAT(ended.out, HasSubstr("status 1\n"));
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("was removed, moved or replaced"),
+                               HasSubstr("the weights as they were at the error are in")));
+  EXPECT_EQ(run("validate run --quiet --json -").status, 0);
+}
+
+TEST_F(Faults, AFileThatMayNotGrowIsAnError) {
+  // In units of 512 or 1024 bytes: the weights do not fit, and all else does.
+  const Outcome outcome = shell("(ulimit -f 20; $mantissa fit --device cpu --quiet " + kFit +
+                                "--max-epochs 2 --output run); echo status $?");
+  EXPECT_THAT(outcome.out, HasSubstr("status 1\n")) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("mantissa: error: "), HasSubstr("writing failed: File too large"),
+                                 HasSubstr("(ulimit -f)")));
+}
+
+TEST_F(Faults, TooLittleMemoryIsToldWithItsCure) {
+  int told = 0;
+  bool is_enough = false;
+  // From what the program cannot be loaded in to what the whole run fits in.
+  for (int64_t mib = 256; mib <= 16'384 && !is_enough; mib += mib / 8) {
+    const std::string limit = "(ulimit -c 0; ulimit -v " + std::to_string(mib * 1024) + "; $mantissa ";
+    const Outcome loaded = shell(limit + "modes >/dev/null); echo status $?");
+    EXPECT_THAT(loaded.err, Not(HasSubstr("terminate called"))) << mib;
+    if (loaded.out != "status 0\n") continue;
+    const Outcome outcome =
+        shell(limit +
+              "fit --device cpu --quiet --threads 1 --model resnet-tiny --batch-size 1437 "
+              "--max-steps 1 --output run); echo status $?");
+    is_enough = outcome.out.ends_with("status 0\n");
+    if (is_enough) break;
+    EXPECT_THAT(outcome.out, HasSubstr("status 1\n")) << mib << " MiB: " << outcome.err;
+    const std::string last = outcome.err.substr(outcome.err.rfind("mantissa: error: "));
+    EXPECT_THAT(last, testing::MatchesRegex("mantissa: error: [^\n]*memory[^\n]*--batch-size[^\n]*\n"))
+        << mib;
+    told += last.find("--model resnet-tiny, --batch-size 1437") != std::string::npos ? 1 : 0;
+    fs::remove_all(folder_ / "run");
+  }
+  // A sanitizer reserves more than any limit.
+  if (!is_enough && told == 0) GTEST_SKIP() << "the program cannot be loaded under a limit here";
+  EXPECT_TRUE(is_enough);
+  EXPECT_GT(told, 0);
+}
+
+}  // namespace
+}  // namespace mantissa::cli::faults_test
