@@ -45,6 +45,15 @@ TEST(StateReader, NamesThePlaceOfEveryError) {
   EXPECT_EQ(error_of([&] { reader.to_list(); }), "the state: is a dict; a list was expected");
   EXPECT_EQ(error_of([&] { entry.at("step").to_int(0, 2); }),
             "optimizers.0.state.1.step: is 3; a number from 0 to 2 was expected");
+  EXPECT_EQ(entry.at("step").to_count(), 3);
+  EXPECT_EQ(entry.at("step").to_double(0, 3), 3.0);
+  EXPECT_EQ(error_of([&] { entry.at("step").to_double(4, 5); }),
+            "optimizers.0.state.1.step: is 3; a number from 4 to 5 was expected");
+  const StateDict odd{{"count", kMaxCount + 1}, {"seconds", std::numeric_limits<double>::quiet_NaN()}};
+  EXPECT_EQ(error_of([&] { StateReader(odd).at("count").to_count(); }),
+            "count: is 9007199254740993; a number from 0 to 9007199254740992 was expected");
+  EXPECT_EQ(error_of([&] { StateReader(odd).at("seconds").to_double(0, 1); }),
+            "seconds: is nan; a number from 0 to 1 was expected");
   EXPECT_EQ(error_of([&] { entry.at("step").to_bool(); }),
             "optimizers.0.state.1.step: is a whole number; a bool was expected");
   EXPECT_EQ(error_of([] { StateReader(StateDict{}, "scaler").at("scale"); }),

@@ -34,6 +34,16 @@ TEST(Suggest, MoreThanHalfOfAShortNameMustBeRight) {
   EXPECT_EQ(nearest_name("lr2", {"lr"}), "lr");
 }
 
+// Comparing two names of a file letter by letter takes the product of their lengths: days for these.
+TEST(Suggest, LongNamesAreNoDelay) {
+  const std::string long_name(10'000'000, 'x');
+  EXPECT_EQ(nearest_name(long_name, {long_name + "y"}), "");
+  EXPECT_EQ(nearest_name("short", {long_name, "shor"}), "shor");
+  // The search ends where nothing nearer can come, and not before.
+  EXPECT_EQ(nearest_name("abc", {"xyz", "bac"}), "bac");
+  EXPECT_EQ(nearest_name("xyzzyabcdef", {"xyzabcdef"}), "xyzabcdef");
+}
+
 TEST(Suggest, JoinsNames) {
   EXPECT_EQ(join_names({}), "");
   EXPECT_EQ(join_names({"a", "b"}), "a, b");
