@@ -9,6 +9,8 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceCapability.h>
 
+#include "mantissa/core/suggest.h"
+
 namespace mantissa {
 namespace {
 
@@ -66,7 +68,8 @@ at::Device resolve_device(const std::string& name) {
   try {
     device = at::Device(name);
   } catch (const c10::Error&) {
-    TORCH_CHECK_VALUE(false, "device '", name, "' is not a device name; choose auto, cpu, cuda or cuda:N");
+    TORCH_CHECK_VALUE(false, "device '", name, "' is not a device name",
+                      did_you_mean(name, {"auto", "cpu", "cuda"}), "; choose auto, cpu, cuda or cuda:N");
   }
   if (device.is_cpu()) return device;
   TORCH_CHECK_VALUE(device.is_cuda(), "device '", name,

@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/thread_warnings.h"
 #include "mantissa/data/batch_workers_internal.h"
 
 // The one of the MKL inside libtorch, where there is one: at::set_num_threads() counts for new threads, too,
@@ -79,6 +80,7 @@ BatchWorkers::Slot BatchWorkers::read(int64_t number) const {
 }
 
 void BatchWorkers::run() {
+  use_thread_warning_handler();
   use_one_thread();
   const at::ThreadLocalStateGuard as_the_caller(state_);
   std::unique_lock lock(mutex_);

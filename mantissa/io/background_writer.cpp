@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/error_message.h"
+#include "mantissa/core/thread_warnings.h"
 
 namespace mantissa {
 
@@ -59,6 +60,7 @@ void BackgroundWriter::rethrow_oldest(std::unique_lock<std::mutex>& lock) {
 }
 
 void BackgroundWriter::run() {
+  use_thread_warning_handler();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return !jobs_.empty() || ending_; });

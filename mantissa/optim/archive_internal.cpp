@@ -5,7 +5,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "mantissa/optim/private_member_internal.h"
+#include "mantissa/core/private_member_internal.h"
 
 namespace mantissa {
 

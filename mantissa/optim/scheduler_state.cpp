@@ -3,8 +3,8 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
+#include "mantissa/core/private_member_internal.h"
 #include "mantissa/optim/optimizer_state.h"
-#include "mantissa/optim/private_member_internal.h"
 
 namespace mantissa {
 

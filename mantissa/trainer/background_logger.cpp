@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/error_message.h"
+#include "mantissa/core/thread_warnings.h"
 #include "mantissa/trainer/log_name_internal.h"
 
 namespace mantissa {
@@ -106,6 +107,7 @@ void BackgroundLogger::finalize(const std::string& status) {
 
 /// The logger's thread.
 void BackgroundLogger::run() {
+  use_thread_warning_handler();
   const std::chrono::duration<double> interval(options_.flush_seconds);
   for (;;) {
     {

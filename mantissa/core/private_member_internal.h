@@ -2,7 +2,7 @@
 
 namespace mantissa {
 
-/// Reaches a member that libtorch keeps private, where it offers no other way to what a checkpoint must keep.
+/// Reaches a member that libtorch keeps private, where it offers no other way.
 /// The language allows it: an explicit instantiation may name any member ([temp.spec.general], "access
 /// checking"). A libtorch that renames the member or changes its type does not compile. Tag and
 /// instantiation stand in no unnamed namespace, which the language asks.
