@@ -1,20 +1,20 @@
 #include "mantissa/kernels/overrides.h"
 
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <torch/library.h>
 
 #include "mantissa/core/cpu_tier.h"
 #include "mantissa/kernels/convolutions_internal.h"
+#include "mantissa/kernels/environment.h"
 #include "mantissa/kernels/gelu_internal.h"
 #include "mantissa/kernels/mixed_products_internal.h"
 #include "mantissa/kernels/products_internal.h"
+#include "mantissa/kernels/recurrent_internal.h"
 #include "mantissa/kernels/scaled_dot_product_internal.h"
 #include "mantissa/kernels/unscale.h"
 
@@ -59,6 +59,7 @@ std::unique_ptr<torch::Library> autocast_library() {
   library->impl("matmul", TORCH_FN(mixed_products::matmul));
   library->impl("mm", TORCH_FN(mixed_products::mm));
   library->impl("addmm", TORCH_FN(mixed_products::addmm));
+  library->impl("lstm.input", TORCH_FN(recurrent::lstm));
   return library;
 }
 
@@ -91,16 +92,8 @@ std::unique_ptr<torch::Library> cpu_library() {
   return library;
 }
 
-bool allowed_by_environment() {
-  const char* const value = std::getenv("MANTISSA_CPU_KERNELS");
-  if (value == nullptr || *value == '\0' || std::string_view(value) == "1") return true;
-  TORCH_CHECK_VALUE(std::string_view(value) == "0", "MANTISSA_CPU_KERNELS=", value,
-                    ": choose 0 (libtorch's own CPU kernels) or 1, or unset it");
-  return false;
-}
-
 bool enable(State& state) {
-  if (!state.enabled && allowed_by_environment()) {
+  if (!state.enabled && cpu_kernels_by_environment()) {
     cpu_tier();  // its errors belong here, not into the first product
     WithoutOverrideWarning handler;
     const c10::WarningUtils::WarningHandlerGuard guard(&handler);  // this thread's alone

@@ -1,0 +1,20 @@
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/lstm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "mantissa/kernels/recurrent_internal.h"
+
+namespace mantissa::recurrent {
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at::TensorList states,
+                                                    at::TensorList weights, bool has_biases,
+                                                    int64_t num_layers, double dropout, bool train,
+                                                    bool bidirectional, bool batch_first) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+  const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
+  const auto cast = [&](const auto& tensors) { return at::autocast::cached_cast(dtype, tensors, at::kCPU); };
+  return at::lstm(cast(input), cast(states), cast(weights), has_biases, num_layers, dropout, train,
+                  bidirectional, batch_first);
+}
+
+}  // namespace mantissa::recurrent
