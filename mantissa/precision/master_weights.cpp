@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -12,6 +13,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/optim/optimizer.h>
+
+#include "mantissa/core/state_dict.h"
+#include "mantissa/optim/optimizer_state.h"
 
 namespace mantissa {
 namespace {
@@ -39,30 +43,68 @@ struct MoveGradient final : torch::autograd::PostAccumulateGradHook {
   at::Tensor master;
 };
 
+/// Whether a parameter's state is the one that an optimizer's constructor makes, as Adagrad's does.
+bool is_unstepped(const StateDict& state) {
+  const auto step = state.find("step");
+  if (step == state.end()) return false;
+  const auto* const count = step->second.get_if<int64_t>();
+  const auto* const counter = step->second.get_if<at::Tensor>();
+  return (count && *count == 0) || (counter && counter->numel() == 1 && counter->item<double>() == 0);
+}
+
+/// What `optimizer` keeps of parameters that it has not stepped yet, in float32 where they are 16-bit; empty if
+/// it keeps nothing.
+/// Errors: c10::ValueError if it has stepped.
+StateDict first_state(const torch::optim::Optimizer& optimizer) {
+  if (optimizer.state().empty()) return {};
+  StateDict state = optimizer_state(optimizer);
+  StateDict& states = *state.at("state").get_if<StateDict>();
+  for (auto& [number, entry] : states) {
+    TORCH_CHECK_VALUE(
+        is_unstepped(*entry.get_if<StateDict>()),
+        "setup_optimizer: the optimizer has stepped, or its state was loaded, before it got float32 copies "
+        "of "
+        "its 16-bit weights; call setup_optimizer() before its first step and before its state is loaded");
+    for (auto& [name, value] : *entry.get_if<StateDict>())
+      if (const auto* tensor = value.get_if<at::Tensor>(); tensor && is_16_bit(*tensor))
+        value = tensor->to(at::kFloat);
+  }
+  return state;
+}
+
 }  // namespace
 
 MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {
-  TORCH_CHECK_VALUE(
-      optimizer.state().empty(),
-      "setup_optimizer: the optimizer has state already, which belongs to the 16-bit weights; call "
-      "setup_optimizer() before its first step and before its state is loaded");
+  const StateDict made_before = first_state(optimizer);
   const at::NoGradGuard no_grad;
   std::unordered_map<const at::TensorImpl*, at::Tensor> copies;  // libtorch lists a tied weight twice
+  std::vector<std::pair<at::Tensor*, at::Tensor>> replaced;
   for (auto& group : optimizer.param_groups()) {
     for (at::Tensor& parameter : group.params()) {
       if (!is_16_bit(parameter)) continue;
       const auto [slot, is_new] = copies.try_emplace(parameter.unsafeGetTensorImpl());
       if (is_new) {
         slot->second = parameter.detach().to(at::kFloat).set_requires_grad(parameter.requires_grad());
-        torch::autograd::impl::set_post_acc_grad_hooks(parameter,
-                                                       std::make_unique<MoveGradient>(slot->second));
-        if (parameter.grad().defined()) MoveGradient(slot->second)(parameter);
         model_.push_back(parameter);
-        versions_.push_back(parameter._version());
         master_.push_back(slot->second);
       }
+      replaced.emplace_back(&parameter, parameter);
       parameter = slot->second;
     }
+  }
+  if (!made_before.empty()) {
+    try {
+      load_optimizer_state(optimizer, StateReader(made_before, "the optimizer's first state"));
+    } catch (...) {
+      for (const auto& [place, parameter] : replaced) *place = parameter;
+      throw;
+    }
+  }
+  for (size_t i = 0; i < model_.size(); ++i) {
+    auto hook = std::make_unique<MoveGradient>(master_[i]);
+    if (model_[i].grad().defined()) (*hook)(model_[i]);
+    torch::autograd::impl::set_post_acc_grad_hooks(model_[i], std::move(hook));
+    versions_.push_back(model_[i]._version());
   }
 }
 

@@ -19,10 +19,13 @@ namespace mantissa {
 /// and accumulation find it there, the parameter's own grad() stays undefined, so that a module's zero_grad()
 /// clears nothing.
 ///
+/// What an optimizer's constructor has made already, as torch::optim::Adagrad's sums are, becomes the copies'
+/// state, in float32.
+///
 /// Memory:  6 bytes a 16-bit parameter: the copy, and 2 more for its gradient.
 /// Threads: one at a time.
-/// Errors:  c10::ValueError for an optimizer that has state already. The optimizer and the parameters are
-///          then as before.
+/// Errors:  c10::ValueError for an optimizer that has stepped, or whose state was loaded. The optimizer and the
+///          parameters are then as before.
 /// Source:  Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; Apex's level O2.
 class MasterWeights {
  public:

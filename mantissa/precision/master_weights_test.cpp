@@ -1,5 +1,6 @@
 #include "mantissa/precision/master_weights.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
@@ -82,14 +83,42 @@ TEST(MasterWeights, SumSparseAndDenseGradientsInAnyOrder) {
   }
 }
 
-TEST(MasterWeights, RefuseAnOptimizerWithStateAndLeaveItAsItWas) {
+TEST(MasterWeights, RefuseAnOptimizerThatHasSteppedAndLeaveItAsItWas) {
   torch::nn::Linear net = half_net(at::kHalf);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1.0).momentum(0.9));
   net->weight.sum().backward();
   optimizer.step();
-  EXPECT_THROW(MasterWeights{optimizer}, c10::ValueError);
+  EXPECT_THAT([&] { MasterWeights{optimizer}; },
+              testing::ThrowsMessage<c10::ValueError>(testing::HasSubstr("the optimizer has stepped")));
   EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(net->weight));
   EXPECT_TRUE(net->weight.grad().defined());
+}
+
+// torch::optim::Adagrad makes its sums in its constructor, in the weights' dtype.
+TEST(MasterWeights, TakeOverWhatAnOptimizersConstructorHasMade) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    torch::nn::Linear net = half_net(dtype);
+    const at::Tensor wide = torch::ones(1, torch::requires_grad());
+    const auto options = torch::optim::AdagradOptions(0.01).initial_accumulator_value(0.25);
+    torch::optim::Adagrad optimizer({net->weight, net->bias, wide}, options);
+    MasterWeights masters(optimizer);
+    const at::Tensor reference = torch::ones({1, 2}, torch::requires_grad());
+    torch::optim::Adagrad expected({reference}, options);
+    for (int step = 0; step < 100; ++step) {
+      optimizer.zero_grad();
+      expected.zero_grad();
+      (net->weight.sum().to(at::kFloat) + wide.sum()).backward();
+      reference.sum().backward();
+      optimizer.step();
+      expected.step();
+      masters.copy_to_model();
+    }
+    const auto& parameters = optimizer.param_groups()[0].params();
+    EXPECT_TRUE(at::equal(parameters[0], reference)) << parameters[0] << reference;
+    EXPECT_TRUE(at::equal(parameters[2], reference[0].slice(0, 0, 1)));
+    EXPECT_EQ(optimizer.state().size(), 3U)
+        << "one of each copy and of the wide one, none of the 16-bit ones";
+  }
 }
 
 TEST(MasterWeights, GiveGradientsBackAtTheirEndButNotASuccessors) {

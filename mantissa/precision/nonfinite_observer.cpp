@@ -97,7 +97,7 @@ void Observer::warn_of(const std::string& name, const std::exception& error) {
   const auto* known = dynamic_cast<const c10::Error*>(&error);
   TORCH_WARN("trace_nonfinite: ", name, " could not be observed (",
              known ? known->what_without_backtrace() : error.what(),
-             "); what it made is told of as the input of what reads it");
+             "); values that it computes are reported as inputs of the operation that reads them");
 }
 
 /// Copies what the operation will change, under whichever argument it reads it: mul_() of a number is

@@ -1,14 +1,16 @@
 #include "mantissa/precision/registry.h"
 
 #include <algorithm>
-#include <charconv>
+#include <array>
+#include <cctype>
 #include <cmath>
 #include <limits>
-#include <system_error>
+#include <string_view>
 #include <utility>
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/precision/true_dtype.h"
@@ -23,14 +25,13 @@ constexpr double kApexMaxScale = 16777216;  // 2^24, of Apex's dynamic scaler
 /// Null for "dynamic" and "none".
 std::optional<double> fixed_scale(const std::string& loss_scale) {
   if (loss_scale == "dynamic" || loss_scale == "none") return std::nullopt;
-  double scale = 0;
-  const char* const end = loss_scale.data() + loss_scale.size();
-  const auto [stopped, error] = std::from_chars(loss_scale.data(), end, scale);
-  TORCH_CHECK_VALUE(
-      error == std::errc() && stopped == end && scale >= kSmallestScale && scale <= kLargestScale,
-      "loss_scale '", loss_scale,
-      "' is no scale; give dynamic, none or a number that float32 holds, above 0");
-  return scale;
+  const ParsedNumber<double> scale = parse_number<double>(loss_scale);
+  TORCH_CHECK_VALUE(!scale.is_out_of_range, "loss_scale ", scale.problem);
+  TORCH_CHECK_VALUE(scale.value && *scale.value >= kSmallestScale && *scale.value <= kLargestScale,
+                    "loss_scale '", loss_scale, "' is no scale",
+                    did_you_mean(loss_scale, {"dynamic", "none"}),
+                    "; give dynamic, none or a number that float32 holds, above 0");
+  return scale.value;
 }
 
 template <typename Number>
@@ -137,6 +138,55 @@ std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, con
 }
 
 /// A mode whose weights stay as they are, or get another dtype and nothing else.
+/// What other libraries call a dtype.
+struct DtypeWord {
+  std::string_view word;
+  at::ScalarType dtype;
+};
+constexpr auto kDtypeWords = std::to_array<DtypeWord>({
+    {"16", at::kHalf},        {"fp16", at::kHalf},     {"f16", at::kHalf},       {"float16", at::kHalf},
+    {"half", at::kHalf},      {"bf16", at::kBFloat16}, {"b16", at::kBFloat16},   {"bfloat16", at::kBFloat16},
+    {"brain", at::kBFloat16}, {"fp32", at::kFloat},    {"f32", at::kFloat},      {"float32", at::kFloat},
+    {"float", at::kFloat},    {"single", at::kFloat},  {"full", at::kFloat},     {"32", at::kFloat},
+    {"fp64", at::kDouble},    {"f64", at::kDouble},    {"float64", at::kDouble}, {"double", at::kDouble},
+    {"64", at::kDouble},
+});
+
+/// Takes the first of `words` that stands in `text` out of it.
+bool take_out(std::string& text, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    const size_t at = text.find(word);
+    if (at == std::string::npos) continue;
+    text.erase(at, word.size());
+    return true;
+  }
+  return false;
+}
+
+/// "; did you mean '16-mixed' (...) or '16-true' (...)?" of "fp16", "torch.float16", "bf16_mixed" and the like,
+/// else the nearest name, or "".
+std::string modes_meant(const std::string& name, const std::vector<std::string>& names) {
+  std::string text;
+  for (const char c : name)
+    if (std::isalnum(static_cast<unsigned char>(c))) text += static_cast<char>(std::tolower(c));
+  take_out(text, {"torch"});
+  take_out(text, {"precision"});
+  const bool is_mixed = take_out(text, {"mixed", "amp"}),
+             is_true = !is_mixed && take_out(text, {"true", "pure"});
+  const auto* const found = std::find_if(kDtypeWords.begin(), kDtypeWords.end(),
+                                         [&](const DtypeWord& row) { return row.word == text; });
+  std::string meant;
+  for (const Mode& mode : modes()) {
+    const bool has_dtype = found == kDtypeWords.end() ? text.empty() && (is_mixed || is_true)
+                                                      : mode.compute_dtype == found->dtype;
+    if (mode.historical || !has_dtype || (is_mixed && !mode.name.ends_with("mixed")) ||
+        (is_true && !mode.name.ends_with("true")))
+      continue;
+    meant += (meant.empty() ? "; did you mean '" : " or '") + mode.name + "' (" + mode.summary + ")";
+  }
+  return meant.empty() ? did_you_mean(name, names) : meant + "?";
+}
+
 template <at::ScalarType dtype>
 std::unique_ptr<Precision> make_wide(const Mode& mode, at::Device /*device*/,
                                      const PrecisionOptions& options) {
@@ -228,7 +278,7 @@ const Mode& find_mode(const std::string& name) {
   allowed.insert(allowed.begin(), canonical.begin(), canonical.end());
   allowed.insert(allowed.end(), historical.begin(), historical.end());
   canonical.insert(canonical.end(), historical.begin(), historical.end());
-  TORCH_CHECK_VALUE(false, "precision '", name, "' is not a mode", did_you_mean(name, canonical),
+  TORCH_CHECK_VALUE(false, "precision '", name, "' is not a mode", modes_meant(name, canonical),
                     "; allowed: ", join_names(allowed));
 }
 
@@ -254,8 +304,8 @@ std::string mode_of_amp_flags(const std::string& precision, const std::string& a
                       "' is one of Apex's; give amp_backend 'apex' with it, or leave it out");
     return precision;
   }
-  TORCH_CHECK_VALUE(amp_backend == "apex", "amp_backend '", amp_backend,
-                    "' is not one; choose native or apex");
+  TORCH_CHECK_VALUE(amp_backend == "apex", "amp_backend '", amp_backend, "' is not one",
+                    did_you_mean(amp_backend, {"native", "apex"}), "; choose native or apex");
   const std::vector<std::string> levels{"O0", "O1", "O2", "O3"};
   const bool names_a_level = std::find(levels.begin(), levels.end(), precision) != levels.end();
   const std::string level = !amp_level.empty() ? amp_level : names_a_level ? precision : "O2";

@@ -33,7 +33,22 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
                     "O0, O1, O2, O3"));
   }
   EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }),
-              testing::HasSubstr("did you mean 'bf16-mixed'?"));
+              testing::HasSubstr("did you mean 'bf16-mixed' (float32 weights, bf16 products)?"));
+  const auto meant = [](const std::string& name) {
+    const std::string error = error_of([&] { make_precision(name, at::kCPU); });
+    const size_t begin = error.find("; did you mean "), end = error.find("; allowed");
+    return begin == std::string::npos ? "" : error.substr(begin + 15, end - begin - 15);
+  };
+  for (const char* half : {"fp16", "float16", "half", "torch.half", "F16"})
+    EXPECT_EQ(meant(half),
+              "'16-mixed' (float32 weights, fp16 products, scaled gradients) or '16-true' (fp16 weights, "
+              "activations and gradients)?");
+  for (const char* one : {"fp32", "float", "single-true", "32_true"})
+    EXPECT_EQ(meant(one), "'32-true' (weights and arithmetic as built, usually float32)?");
+  EXPECT_THAT(meant("bf16_mixed"), testing::StartsWith("'bf16-mixed' ("));
+  EXPECT_THAT(meant("fp64"), testing::StartsWith("'64-true' ("));
+  EXPECT_THAT(meant("mixed"), testing::HasSubstr(" or 'bf16-mixed' ("));
+  EXPECT_EQ(meant("int8"), "");
   EXPECT_THAT(error_of([] { make_precision("o2", at::kCPU); }), testing::HasSubstr("did you mean 'O2'?"));
   EXPECT_THAT(error_of([] { make_precision(8, at::kCPU); }), testing::HasSubstr("'8'"));
 }
@@ -104,10 +119,12 @@ TEST(Registry, OptionsGoToTheModesThatHaveThem) {
     EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.master_weights = true}); }),
                 testing::HasSubstr("with master_weights true: its weights are not 16-bit; leave it out"));
   }
-  for (const std::string wrong :
-       {"", "big", "0", "-1", "nan", "inf", "12x", " 12", "0x10", "1e-50", "1e39", "1e400"})
+  for (const std::string wrong : {"", "big", "0", "-1", "nan", "inf", "12x", " 12", "0x10", "1e-50", "1e39"})
     EXPECT_THAT(error_of([&] { make_precision("16-mixed", at::kCPU, {.loss_scale = wrong}); }),
                 testing::HasSubstr("loss_scale '" + wrong + "' is no scale; give dynamic, none or a number"));
+  for (const std::string beyond : {"1e-400", "1e400"})
+    EXPECT_THAT(error_of([&] { make_precision("16-mixed", at::kCPU, {.loss_scale = beyond}); }),
+                testing::HasSubstr("loss_scale '" + beyond + "' is out of range: float64 "));
 }
 
 /// What a scale far above or below comes back as: the ceiling and the floor.

@@ -1,6 +1,7 @@
 #include "mantissa/precision/true_dtype.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <c10/core/DefaultDtype.h>
@@ -10,7 +11,9 @@
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/core/default_dtype.h"
+#include "mantissa/core/state_dict.h"
 #include "mantissa/kernels/overrides.h"
+#include "mantissa/optim/optimizer_state.h"
 
 namespace mantissa {
 namespace {
@@ -58,6 +61,31 @@ void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
   for (at::Tensor& buffer : module.buffers(/*recurse=*/false)) buffer.set_data(convert(buffer.data()));
 }
 
+/// fp16's smallest number that has all its bits.
+constexpr double kSmallestHalf = 0x1p-14;
+
+/// The eps by which `optimizer` divides its updates of fp16 weights, if fp16 is too narrow for it and for the
+/// squares of small gradients. Every optimizer that has such an option calls it eps.
+std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
+  StateDict state;
+  try {
+    state = optimizer_state(optimizer);
+  } catch (const c10::Error&) {  // one that cannot be saved tells nothing of its options
+    return std::nullopt;
+  }
+  if (state.contains("stochastic_rounding_seed")) return std::nullopt;  // it computes and keeps float32
+  const StateReader groups = StateReader(state).at("param_groups");
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto& parameters = optimizer.param_groups()[i].params();
+    const auto option = groups.at(i).find("eps");
+    const bool is_fp16 = std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
+      return parameter.scalar_type() == at::kHalf;
+    });
+    if (is_fp16 && option && option->to_double() < kSmallestHalf) return option->to_double();
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 TrueDtype::TrueDtype(at::ScalarType dtype, TrueDtypeOptions options)
@@ -78,8 +106,20 @@ void TrueDtype::convert_module(torch::nn::Module& module) {
   for (const auto& part : module.modules(/*include_self=*/false)) convert_part(*part);
 }
 
+void TrueDtype::warn_of_eps(const torch::optim::Optimizer& optimizer) {
+  if (dtype_ != at::kHalf || use_master_weights_ || !looked_at_.insert(&optimizer).second) return;
+  const std::optional<double> eps = eps_below_fp16(optimizer);
+  if (!eps || warned_of_eps_) return;
+  warned_of_eps_ = true;
+  TORCH_WARN(
+      name(), ": the optimizer divides fp16 updates by a root plus eps ", *eps,
+      ". fp16 is too narrow for that eps, and the squares of small gradients are 0 in it, so that weights "
+      "become nan or leap; set eps to 1e-4 or more, or choose master_weights, a fused optimizer with "
+      "stochastic_rounding, SGD, 16-mixed or bf16-true");
+}
+
 void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
-  if (!use_master_weights_) return;
+  if (!use_master_weights_) return warn_of_eps(optimizer);
   for (const auto& masters : master_weights_)
     if (masters->are_stepped_by(optimizer)) return;  // set up before: a second fit, say
   auto made = std::make_unique<MasterWeights>(optimizer);
@@ -95,6 +135,7 @@ void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
 
 StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer,
                                      const std::function<at::Tensor()>& closure) {
+  warn_of_eps(optimizer);  // of a loop that does not call setup_optimizer()
   MasterWeights* masters = nullptr;
   for (const auto& candidate : master_weights_)
     if (candidate->belongs_to(optimizer)) masters = candidate.get();

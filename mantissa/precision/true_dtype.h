@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,8 @@ struct TrueDtypeOptions {
 ///           Complex tensors keep their dtype. With a scaler and no master weights, an optimizer that
 ///           unscales by itself (the fused ones) is given scaled gradients and divides them in float32;
 ///           another one's are unscaled in fp16, where what the scale has saved from flushing to zero flushes
-///           after all.
+///           after all. In fp16 without master weights, an optimizer with an eps below fp16's smallest normal
+///           number, 6.1e-5, draws a warning: it divides by numbers that are 0 there.
 /// Errors:   c10::ValueError for another dtype, and for options that the dtype cannot use.
 /// Source:   spec 1.2, 1.3, section 6.
 class TrueDtype final : public ScaledPrecision {
@@ -50,8 +52,12 @@ class TrueDtype final : public ScaledPrecision {
                             const std::function<at::Tensor()>& closure = nullptr) override;
 
  private:
+  /// Warns once of an optimizer whose eps is lost in fp16.
+  void warn_of_eps(const torch::optim::Optimizer& optimizer);
+
   at::ScalarType dtype_;
-  bool keep_batchnorm_fp32_, use_master_weights_;
+  bool keep_batchnorm_fp32_, use_master_weights_, warned_of_eps_ = false;
+  std::set<const torch::optim::Optimizer*> looked_at_;  ///< addresses only
   std::vector<std::unique_ptr<MasterWeights>> master_weights_;
 };
 

@@ -1,9 +1,20 @@
 #include "mantissa/precision/true_dtype.h"
 
+#include <functional>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <map>
+#include <memory>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <torch/torch.h>
+
+#include "mantissa/optim/adamw.h"
+#include "mantissa/optim/fused_adagrad.h"
+#include "mantissa/optim/fused_adam.h"
 
 namespace mantissa::true_dtype_test {
 namespace {
@@ -158,6 +169,75 @@ TEST(TrueDtype, TwoOptimizersOfOneWeightAreRefusedAtTheStepOfTheFirst) {
 TEST(TrueDtype, AStepWithoutSetupOptimizerSaysSo) {
   O2 o2;
   EXPECT_THROW(o2.step(1), c10::ValueError);
+}
+
+/// The warnings of a scope.
+class Warnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+TEST(TrueDtype, AnEpsThatFp16LosesIsWarnedOfWhateverTheOptimizer) {
+  const std::map<std::string,
+                 std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>>
+      makers{
+          {"Adam", [](auto p) { return std::make_unique<torch::optim::Adam>(std::move(p)); }},
+          {"AdamW", [](auto p) { return std::make_unique<AdamW>(std::move(p)); }},
+          {"FusedAdam", [](auto p) { return std::make_unique<FusedAdam>(std::move(p)); }},
+          {"Adagrad", [](auto p) { return std::make_unique<torch::optim::Adagrad>(std::move(p)); }},
+          {"FusedAdagrad", [](auto p) { return std::make_unique<FusedAdagrad>(std::move(p)); }},
+          {"RMSprop", [](auto p) { return std::make_unique<torch::optim::RMSprop>(std::move(p)); }},
+      };
+  for (const auto& [name, make] : makers) {
+    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      Warnings warnings;
+      Net net;
+      TrueDtype mode(dtype);
+      mode.convert_module(net);
+      const auto first = make(net.parameters()), second = make(net.parameters());
+      mode.setup_optimizer(*first);
+      mode.setup_optimizer(*second);
+      mode.optimizer_step(*first);
+      if (dtype == at::kBFloat16) {
+        EXPECT_THAT(warnings.texts, testing::IsEmpty()) << name;
+      } else {
+        EXPECT_THAT(warnings.texts, testing::ElementsAre(testing::HasSubstr("set eps to 1e-4"))) << name;
+      }
+    }
+  }
+}
+
+TEST(TrueDtype, AnOptimizerThatFp16DoesNotHarmIsNotWarnedOf) {
+  Warnings warnings;
+  Net net;
+  TrueDtype mode(at::kHalf);
+  mode.convert_module(net);
+  const std::vector<at::Tensor> all = net.parameters();
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> harmless;
+  harmless.push_back(std::make_unique<torch::optim::SGD>(all, 0.1));
+  harmless.push_back(std::make_unique<torch::optim::Adagrad>(all, torch::optim::AdagradOptions().eps(1e-4)));
+  harmless.push_back(
+      std::make_unique<FusedAdam>(all, AdamOptions(), FusedOptions{.stochastic_rounding = true}));
+  harmless.push_back(std::make_unique<torch::optim::Adam>(std::vector{torch::ones(1)}));
+  for (const auto& optimizer : harmless) mode.setup_optimizer(*optimizer);
+  TrueDtype with_masters(at::kHalf, {.master_weights = true});
+  torch::optim::Adam adam(all);
+  with_masters.setup_optimizer(adam);
+  with_masters.optimizer_step(adam);
+  EXPECT_THAT(warnings.texts, testing::IsEmpty());
+}
+
+TEST(TrueDtype, AdagradStepsMasterWeights) {
+  O2 o2;
+  torch::optim::Adagrad adagrad(o2.net->parameters(), 0.01);
+  o2.mode.setup_optimizer(adagrad);
+  o2.mode.backward(o2.net->weight.to(at::kFloat).sum());
+  EXPECT_FALSE(o2.mode.optimizer_step(adagrad).skipped);
+  EXPECT_NEAR(o2.net->weight[0][0].item<float>(), 0.99, 1e-3);  // Adagrad's first step is lr
 }
 
 TEST(TrueDtype, PE23_ConvertsFloatingPointAndNothingElse) {
