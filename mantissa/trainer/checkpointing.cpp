@@ -259,7 +259,7 @@ Checkpoint Trainer::read(const std::filesystem::path& path) {
   if (!newest) return load_checkpoint(path);
   for (const std::string& warning : newest->warnings) {
     TORCH_WARN("resuming from '", newest->path.string(),
-               "'; one that is or may be newer cannot be used: ", warning);
+               "', since a checkpoint that is or may be newer cannot be used: ", warning);
   }
   return std::move(newest->checkpoint);
 }
@@ -371,8 +371,10 @@ void Trainer::resume_random_numbers() {
   const std::vector<std::string> missing = load_rng_state(StateReader(*resume_rng_, "rng"));
   resume_rng_.reset();  // now: should that fail, what is saved still has them
   if (!missing.empty()) {
-    TORCH_WARN("resuming: the random numbers of ", join_names(missing),
-               " go on from where they are, for only the checkpoint or only this machine has that generator");
+    TORCH_WARN(
+        "the random numbers of ", join_names(missing),
+        " continue from where they are, since only the checkpoint or only this machine has that generator; "
+        "what they decide differs from a run without interruption");
   }
 }
 

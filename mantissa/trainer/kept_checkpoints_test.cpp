@@ -238,7 +238,7 @@ TEST_F(KeptCheckpoints, ARunThatGoesOnElsewhereLeavesWhatItFindsThere) {
   const auto checkpoints = go_on(folder_ / "a" / "0", in("b"), 3, {0.7, 0.6});
   const std::string told = testing::internal::GetCapturedStderr();
   EXPECT_THAT(told, HasSubstr("holds 2 checkpoints of another run"));
-  EXPECT_THAT(told, HasSubstr("does not hold this run's '0'; the best are chosen without"));
+  EXPECT_THAT(told, Not(HasSubstr("no longer holds"))) << "a folder of its own is nothing to warn of";
   EXPECT_THAT(names("b"), UnorderedElementsAre("0", "1", "1-v1", "2"));
   EXPECT_EQ(checkpoints->best_model_score(), 0.6);
   fit(in("c"), {0.9});
@@ -247,6 +247,70 @@ TEST_F(KeptCheckpoints, ARunThatGoesOnElsewhereLeavesWhatItFindsThere) {
   EXPECT_THAT(names("c"), UnorderedElementsAre("0", "0-v1"))
       << "nothing to train, and still something to save";
   EXPECT_EQ(read_manifest(folder_ / "c" / "0").written_unix_ms, written);
+}
+
+/// Ends the process's run as a kill would: nothing is saved after it.
+struct Breaks final : Callback {
+  explicit Breaks(int64_t step_) : step(step_) {}
+  void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+    if (batch.global_step == step) throw std::runtime_error("killed");
+  }
+  int64_t step;
+};
+
+// One keeps the newest, the other the best: whichever saves first saves the other's state from before.
+TEST_F(KeptCheckpoints, ARunWithTwoOfThemResumesFromEitherWithoutAWord) {
+  for (const bool best_first : {false, true}) {
+    for (const char* from : {"newest", "best"}) {
+      for (const int64_t breaks_at : {5, 6, 0}) {
+        std::filesystem::remove_all(folder_);
+        std::shared_ptr<ModelCheckpoint> best;
+        const auto train = [&](int64_t epochs, const std::vector<double>& metrics, int64_t breaks,
+                               const std::filesystem::path& ckpt) {
+          best = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+              .dirpath = folder_ / "best", .filename = "{step}", .monitor = "m", .save_on_exception = false});
+          const auto newest =
+              std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / "newest",
+                                                                       .filename = "{step}",
+                                                                       .every_n_train_steps = 1,
+                                                                       .save_on_exception = false});
+          std::vector<std::shared_ptr<Callback>> callbacks{newest, best};
+          if (best_first) std::swap(callbacks[0], callbacks[1]);
+          callbacks.push_back(std::make_shared<Breaks>(breaks));
+          Logs task;
+          task.values = metrics;
+          ListLoader loader = loader_of({1, 2}), val = loader_of({1});
+          Trainer trainer(
+              {.device = "cpu", .max_epochs = epochs, .num_sanity_val_steps = 0, .callbacks = callbacks});
+          if (breaks > 0) {
+            EXPECT_THROW(trainer.fit(task, loader, &val, ckpt), std::runtime_error);
+          } else {
+            trainer.fit(task, loader, &val, ckpt);
+          }
+        };
+        train(/*epochs=*/breaks_at == 0 ? 3 : 4, {0.5, 0.4, 0.3, 0.2}, breaks_at, "");
+        testing::internal::CaptureStderr();
+        train(5, {0.9, 0.8, 0.7}, 0, folder_ / from);
+        EXPECT_EQ(testing::internal::GetCapturedStderr(), "")
+            << from << ", broken at step " << breaks_at << (best_first ? ", the best's first" : "");
+        EXPECT_NE(best->best_model_path(), "");
+        EXPECT_TRUE(std::filesystem::exists(best->best_model_path())) << best->best_model_path();
+        EXPECT_LE(best->best_model_score(), breaks_at == 0 ? 0.3 : 0.4) << from << breaks_at;
+      }
+    }
+  }
+}
+
+TEST_F(KeptCheckpoints, ABestThatSomebodyRemovedIsWarnedOf) {
+  const ModelCheckpointOptions two{
+      .dirpath = folder_, .filename = "{epoch}", .monitor = "m", .save_top_k = 2};
+  fit(two, {0.1, 0.2, 0.3});
+  std::filesystem::remove_all(folder_ / "0");
+  testing::internal::CaptureStderr();
+  const auto checkpoints = go_on(folder_, two, 4, {0.4});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("no longer holds this run's '0', so that the best checkpoints are chosen without"));
+  EXPECT_EQ(checkpoints->best_model_path().filename(), "1");
 }
 
 TEST_F(KeptCheckpoints, AllAreKeptAlsoWhenTheRunGoesOn) {

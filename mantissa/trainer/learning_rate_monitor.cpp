@@ -8,6 +8,7 @@
 #include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
 
+#include "mantissa/core/suggest.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -54,8 +55,8 @@ double momentum_of(const StateReader& group) {
 LearningRateMonitor::LearningRateMonitor(LearningRateMonitorOptions options) : options_(std::move(options)) {
   const auto& interval = options_.logging_interval;
   TORCH_CHECK_VALUE(!interval || *interval == "step" || *interval == "epoch",
-                    "LearningRateMonitor: logging_interval '", *interval,
-                    "' is not one; choose step or epoch, or leave it unset");
+                    "LearningRateMonitor: logging_interval '", *interval, "' is not one",
+                    did_you_mean(*interval, {"step", "epoch"}), "; choose step or epoch, or leave it unset");
 }
 
 void LearningRateMonitor::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/) {

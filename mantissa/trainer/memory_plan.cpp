@@ -9,17 +9,59 @@
 #include <vector>
 
 #include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "mantissa/core/private_member_internal.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/trainer/same_random_numbers_internal.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
+
+using CpuReporter = c10::ProfiledCPUMemoryReporter;
+struct WarnedCount {
+  using type = size_t CpuReporter::*;
+  friend type pointer_to(WarnedCount);
+};
+template struct PrivateMember<WarnedCount, &CpuReporter::log_cnt_>;
+struct ReporterMutex {
+  using type = std::mutex CpuReporter::*;
+  friend type pointer_to(ReporterMutex);
+};
+template struct PrivateMember<ReporterMutex, &CpuReporter::mutex_>;
+
 namespace {
+
+/// While one lives, libtorch's CPU allocator says nothing of blocks that are freed and are older than the
+/// counting, as every program has some. It logs the first of a thousand of them, by a count of its own, which
+/// is kept away from that number, and put back in the end: a profiler's warnings come as they would have.
+class NoWordOfOlderBlocks {
+ public:
+  NoWordOfOlderBlocks() : before_(with_count([](size_t& count) { return count; })) {}
+  ~NoWordOfOlderBlocks() {
+    with_count([this](size_t& count) { return count = before_; });
+  }
+  NoWordOfOlderBlocks(const NoWordOfOlderBlocks&) = delete;
+  NoWordOfOlderBlocks& operator=(const NoWordOfOlderBlocks&) = delete;
+
+  /// To be called before each block is freed.
+  static void keep() {
+    with_count([](size_t& count) { return count = 1; });
+  }
+
+ private:
+  template <typename Use>
+  static size_t with_count(const Use& use) {
+    CpuReporter& reporter = c10::profiledCPUMemoryReporter();
+    const std::lock_guard lock(reporter.*pointer_to(ReporterMutex()));
+    return use(reporter.*pointer_to(WarnedCount()));
+  }
+  size_t before_;
+};
 
 /// What libtorch's allocators hand out and take back, on one kind of device. They tell whoever stands in the
 /// profiler's place; that one is looked at as a ProfilerStateBase elsewhere, so it is one, of no profiler.
@@ -45,6 +87,11 @@ class LiveBytes final : public torch::profiler::impl::ProfilerStateBase {
       blocks_.erase(found);
     }
   }
+  /// Allocators ask this before every block that they hand out or take back.
+  bool memoryProfilingEnabled() const override {
+    NoWordOfOlderBlocks::keep();
+    return true;
+  }
   torch::profiler::impl::ActiveProfilerType profilerType() override {
     return torch::profiler::impl::ActiveProfilerType::NONE;
   }
@@ -63,6 +110,7 @@ class LiveBytes final : public torch::profiler::impl::ProfilerStateBase {
   }
 
  private:
+  NoWordOfOlderBlocks no_word_;
   at::DeviceType type_;
   mutable std::mutex mutex_;  // a GPU's backward pass runs in a thread of its own
   std::unordered_map<void*, int64_t> blocks_;
@@ -104,7 +152,7 @@ class Counting final : public Callback {
   MemoryPlan plan;
   bool has_stepped = false;
 
-  void on_train_batch_start(Trainer& trainer, const Batch& batch, int64_t index) override {
+  void on_train_batch_start(Trainer& trainer, const Batch& /*batch*/, int64_t index) override {
     if (index > 0) {
       live_->restart_peak();
       return;
@@ -116,7 +164,6 @@ class Counting final : public Callback {
     plan.masters = counted.add(stepped(trainer));
     trainer.module()->zero_grad();  // what an earlier backward pass left would end in the middle
     for (const OptimizerConfig& config : trainer.optimizers()) config.optimizer->zero_grad();
-    batch_ = batch;
     live_ = std::make_shared<LiveBytes>(trainer.device().type());
     guard_.emplace(c10::DebugInfoKind::PROFILER_STATE, live_);
   }
@@ -169,7 +216,6 @@ class Counting final : public Callback {
     return bytes;
   }
 
-  Batch batch_;  // libtorch warns of blocks that are older than the counting and end in it
   std::shared_ptr<LiveBytes> live_;
   std::optional<c10::DebugInfoGuard> guard_;
 };

@@ -23,6 +23,7 @@ using testing::AllOf;
 using testing::Ge;
 using testing::HasSubstr;
 using testing::Le;
+using testing::Not;
 using testing::ThrowsMessage;
 
 constexpr int64_t kSamples = 32, kIn = 8, kOut = 16, kWeights = kIn * kOut;
@@ -69,7 +70,11 @@ TEST(MemoryPlan, EveryNumberOfAModeIsKnown) {
       EXPECT_THAT(plan.activations, AllOf(Ge(result), Le(result + casts + 64))) << mode;
     }
     EXPECT_EQ(plan.total(), (kWeights * 3 + 3) * bytes + plan.activations) << mode;
-    EXPECT_THAT(plan.peak, AllOf(Ge(plan.total()), Le(2 * plan.total()))) << mode;
+    EXPECT_GE(plan.peak, plan.total()) << mode;
+    // Kernels for 16 bits may copy operands for a while, by what the CPU has.
+    if (bytes > 2 && mode != "16-mixed") {
+      EXPECT_LE(plan.peak, 2 * plan.total()) << mode;
+    }
   }
 }
 
@@ -214,6 +219,41 @@ struct Profiler final : c10::MemoryReportingInfoBase {
   void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
   bool memoryProfilingEnabled() const override { return false; }
 };
+
+/// Frees more blocks than the counting knows than libtorch's allocator lets pass without a word.
+struct Freeing final : OneLayer {
+  Freeing() {
+    for (int i = 0; i < 1001; ++i) older.push_back(torch::zeros({16}));
+  }
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    older.clear();
+    return OneLayer::training_step(batch, index);
+  }
+  std::vector<at::Tensor> older;
+};
+
+/// A profiler of memory, as far as the CPU's allocator knows one.
+struct MemoryProfiler final : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
+  bool memoryProfilingEnabled() const override { return true; }
+};
+
+TEST(MemoryPlan, BlocksOlderThanTheCountingEndWithoutAWordAndAProfilersAsBefore) {
+  const std::string warning = "Memory block of unknown size was allocated before the profiling started";
+  testing::internal::CaptureStderr();
+  {
+    Freeing task;
+    plan_memory(task, some_batch(), {.device = "cpu"});
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), Not(HasSubstr(warning)));
+  testing::internal::CaptureStderr();
+  {
+    Freeing task;
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<MemoryProfiler>());
+    task.older.clear();
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr(warning));
+}
 
 TEST(MemoryPlan, AProfilerIsLeftAlone) {
   OneLayer task;

@@ -62,19 +62,19 @@ std::string new_run_id() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-/// Whether a callback of this run has saved the checkpoint.
+/// The state in `checkpoint` of the callback whose runs have the name `run`; null if that one has not saved it.
 /// Errors: those of read_manifest().
-bool is_of_run(const std::filesystem::path& checkpoint, const std::string& run) {
+std::optional<StateDict> state_of_run(const std::filesystem::path& checkpoint, const std::string& run) {
   const Manifest manifest = read_manifest(checkpoint);
   const auto callbacks = StateReader(manifest.state, checkpoint.string()).find("callbacks");
-  if (!callbacks) return false;
+  if (!callbacks) return std::nullopt;
   for (const auto& [key, value] : callbacks->to_dict()) {
     const auto* state = value.get_if<StateDict>();
     if (!state || !state->contains("run")) continue;
     const auto* saved = state->at("run").get_if<std::string>();
-    if (saved && *saved == run) return true;
+    if (saved && *saved == run) return *state;
   }
-  return false;
+  return std::nullopt;
 }
 
 /// A checkpoint's name in a state that somebody may have changed: nothing that leads out of the folder.
@@ -88,7 +88,8 @@ const std::string& checked_name(const StateReader& name_reader, const std::strin
 
 ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std::move(options)) {
   TORCH_CHECK_VALUE(options_.mode == "min" || options_.mode == "max", "ModelCheckpoint: mode '",
-                    options_.mode, "' is not one; choose min or max");
+                    options_.mode, "' is not one", did_you_mean(options_.mode, {"min", "max"}),
+                    "; choose min or max");
   TORCH_CHECK_VALUE(options_.save_top_k >= -1, "ModelCheckpoint: save_top_k=", options_.save_top_k,
                     "; give a count, or -1 to keep all");
   TORCH_CHECK_VALUE(options_.every_n_epochs >= 0 && options_.every_n_train_steps >= 0,
@@ -149,21 +150,38 @@ void ModelCheckpoint::on_train_start(Trainer& trainer) {
   is_training_ = true;
 }
 
+/// Takes the state from this callback's own checkpoint of `steps` where it has one: a run that resumes from the
+/// checkpoint of another ModelCheckpoint, which saves before this one, has the state from before.
+void ModelCheckpoint::learn_from_own_checkpoint(int64_t steps) {
+  const std::string last = state_.last_path.filename().string();
+  for (const CheckpointEntry& entry : list_checkpoints(options_.dirpath)) {
+    if (entry.step != steps || !entry.problem.empty()) continue;
+    std::optional<StateDict> own;
+    if (!failure_of([&] { own = state_of_run(entry.path, state_.run); }).empty() || !own) continue;
+    if (entry.path.filename() != last) load_state_dict(StateReader(*own, entry.path.string()));
+    return;
+  }
+}
+
 /// Compares what the state knows with what lies in the folder, where another run's checkpoints may have the same names.
 void ModelCheckpoint::take_stock(const Trainer& trainer) {
   const FitProgress now = trainer.resumes_at();
+  learn_from_own_checkpoint(now.steps);
   std::set<std::string> mine;
   int64_t of_others = 0, later = 0;
+  bool resumes_from_here = false;
   for (const CheckpointEntry& entry : list_checkpoints(dirpath_)) {
     const std::string name = entry.path.filename().string();
     bool is_readable = entry.problem.empty(), is_mine = false;
-    if (is_readable) is_readable = failure_of([&] { is_mine = is_of_run(entry.path, state_.run); }).empty();
+    if (is_readable)
+      is_readable = failure_of([&] { is_mine = state_of_run(entry.path, state_.run).has_value(); }).empty();
     if (!is_readable) continue;  // nothing is lost when its name is used again
     if (is_mine && entry.step > now.steps) {
       ++later;  // this run is on its way there again
       continue;
     }
     of_others += !is_mine;
+    resumes_from_here |= is_mine && entry.step == now.steps;
     (is_mine ? mine : state_.taken).insert(name);
   }
   const std::string last = state_.last_path.filename().string();
@@ -188,18 +206,23 @@ void ModelCheckpoint::take_stock(const Trainer& trainer) {
     state_.is_scored = options_.monitor.empty() || state_.best.contains(last);
   }
   const std::string folder = "ModelCheckpoint: '" + dirpath_.string() + "' ";
-  if (!gone.empty()) {
-    TORCH_WARN(folder, "does not hold this run's ", gone, "; the best are chosen without");
+  // A folder that holds nothing of this run is a new one for it. Resumed from the folder of another
+  // ModelCheckpoint, this one may have saved since. Neither is worth a word.
+  if (!gone.empty() && !mine.empty() && later == 0) {
+    TORCH_WARN(folder, "no longer holds this run's ", gone,
+               ", so that the best checkpoints are chosen without; move what is missing back before the run "
+               "resumes");
   }
   if (of_others > 0) {
-    TORCH_WARN(folder, "holds ", of_others, of_others == 1 ? " checkpoint" : " checkpoints",
-               " of another run, and who goes on from the newest there may take one of them; give this run a "
-               "folder of its own, or go on with that one (ckpt_path)");
+    TORCH_WARN(
+        folder, "holds ", of_others, of_others == 1 ? " checkpoint" : " checkpoints",
+        " of another run, and a run that resumes from the newest there may take one of them; give this run "
+        "a folder of its own, or resume that one (ckpt_path)");
   }
-  if (later > 0) {
+  if (later > 0 && resumes_from_here) {
     TORCH_WARN(folder, "holds ", later, later == 1 ? " checkpoint" : " checkpoints",
                " of this run with more than the ", now.steps,
-               " steps that it goes on from; until it has taken as many, the newest there is one of them");
+               " steps from which it resumes; until it has taken as many, the newest there is one of them");
   }
 }
 
@@ -253,7 +276,7 @@ void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
   for (const std::string& name : std::exchange(state_.to_remove, {})) {
     const std::string failure = failure_of([&] { remove_checkpoint(dirpath_ / name); });
     if (!failure.empty()) {
-      TORCH_WARN("ModelCheckpoint: ", failure);
+      TORCH_WARN("ModelCheckpoint: an older checkpoint stays: ", failure);
     }
   }
   lock_.reset();
@@ -376,7 +399,7 @@ void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
         if (!reason.empty()) stayed.emplace(other, reason);
       }
     const std::lock_guard lock(outcome->mutex);
-    outcome->failure = failure;
+    const bool failed_before = !std::exchange(outcome->failure, failure).empty();
     for (const auto& [other, reason] : stayed) {
       outcome->stayed.insert(other);
       if (!outcome->told_of.insert(other).second) continue;
@@ -384,8 +407,12 @@ void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
     }
     if (failure.empty()) return;
     outcome->failed.push_back(write);
-    TORCH_WARN("ModelCheckpoint: a checkpoint could not be written, and training goes on without it: ",
-               failure);
+    if (failed_before) return;  // a full disk is one fault, whatever the number of checkpoints
+    TORCH_WARN(
+        "ModelCheckpoint: a checkpoint could not be written, and training continues without it. The next "
+        "ones "
+        "are tried, and are reported only after one was written: ",
+        failure);
   };
   if (writer_) {
     writer_->post([job, copy = std::make_shared<Checkpoint>(snapshot(trainer.checkpoint()))] { job(*copy); });

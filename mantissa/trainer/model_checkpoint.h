@@ -130,6 +130,7 @@ class ModelCheckpoint final : public Callback, public Stateful {
   void save(Trainer& trainer, std::optional<double> score);
   void write(Trainer& trainer, std::optional<double> score, const std::array<int64_t, 3>& now);
   void rank_last(double score);
+  void learn_from_own_checkpoint(int64_t steps);
   void take_stock(const Trainer& trainer);
   void take_back_failures();
   void take_another_folder();

@@ -299,7 +299,7 @@ TEST_F(ModelCheckpointFiles, AFolderThatCannotBeWrittenEndsTheRunOnlyAtItsEnd) {
                                      .dirpath = folder_, .filename = "{step}", .async = async})}});
       testing::internal::CaptureStderr();
       const std::string error = error_of([&] { trainer.fit(task, train); });
-      EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("training goes on without it"));
+      EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("training continues without it"));
       EXPECT_THAT(error, HasSubstr(heals ? "no error" : "last checkpoint could not be written"));
       EXPECT_EQ(spoils->batches, heals ? 4 : 2);
       std::filesystem::remove_all(folder_);

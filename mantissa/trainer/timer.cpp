@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/suggest.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
@@ -15,7 +16,8 @@ Timer::Timer(TimerOptions options) : options_(std::move(options)) {
                     "Timer: duration=", options_.duration ? options_.duration->count() : 0,
                     " ms; give more than 0, or leave it unset");
   TORCH_CHECK_VALUE(options_.interval == "step" || options_.interval == "epoch", "Timer: interval '",
-                    options_.interval, "' is not one; choose step or epoch");
+                    options_.interval, "' is not one", did_you_mean(options_.interval, {"step", "epoch"}),
+                    "; choose step or epoch");
 }
 
 Timer::Seconds Timer::time_elapsed(Stage stage) const {

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/amp/matmul_precision.h"
+#include "mantissa/core/suggest.h"
 #include "mantissa/kernels/choice.h"
 
 namespace mantissa {
@@ -83,8 +84,8 @@ void check_loggers(const TrainerOptions& options) {
 GradientClipAlgorithm parse_clip_algorithm(std::string name) {
   const std::string given = name;
   for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  TORCH_CHECK_VALUE(name == "norm" || name == "value", "gradient_clip_algorithm '", given,
-                    "' is not one; choose norm or value");
+  TORCH_CHECK_VALUE(name == "norm" || name == "value", "gradient_clip_algorithm '", given, "' is not one",
+                    did_you_mean(given, {"norm", "value"}), "; choose norm or value");
   return name == "norm" ? GradientClipAlgorithm::kNorm : GradientClipAlgorithm::kValue;
 }
 

@@ -16,6 +16,9 @@
 namespace mantissa {
 
 /// Names and meanings are Lightning's.
+///
+/// Designated initializers, `{.precision = "16-mixed", .max_epochs = 5}`, must follow the order below, which C++
+/// demands. Assignments need not: `TrainerOptions options; options.max_epochs = 5; options.device = "cpu";`.
 struct TrainerOptions {
   /// A name from registry.h; unset means "32-true". Not together with `precision_plugin`.
   std::optional<std::string> precision = std::nullopt;

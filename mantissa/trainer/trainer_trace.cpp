@@ -80,13 +80,14 @@ void Trainer::report_origin(int64_t batch_index) {
   if (is_scale && is_scaled_ && !fixed) {
     if (++overflows_in_a_row_ % TrainerOptions::kOverflowsInARow != 0) {
       if (std::exchange(told_of_scale_, true)) return;
-      TORCH_WARN(
-          where, "the step was skipped, since ",
-          origin_->backward ? "a gradient of " + origin_->op : "the loss", " at the loss scale ",
-          precision_->scale_loss(at::ones({}, device_)).item<double>(), " is beyond ",
-          c10::toString(origin_->result.dtype),
-          ". The scaler lowers the scale by itself, which is how it finds its own: told of again only when ",
-          TrainerOptions::kOverflowsInARow, " steps in a row are skipped");
+      TORCH_WARN(where, "the step was skipped, since ",
+                 origin_->backward ? "a gradient of " + origin_->op : "the loss", " at the loss scale ",
+                 precision_->scale_loss(at::ones({}, device_)).item<double>(), " is beyond ",
+                 c10::toString(origin_->result.dtype),
+                 ". The scaler lowers the scale by itself, which is how it finds a fitting one; this is "
+                 "reported again only "
+                 "when ",
+                 TrainerOptions::kOverflowsInARow, " steps in a row are skipped");
       return;
     }
     origin_->cure =
