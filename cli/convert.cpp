@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <fmt/format.h>
@@ -28,6 +27,7 @@
 #include "cli/find_checkpoint.h"
 #include "cli/key_map.h"
 #include "cli/text.h"
+#include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/sharded.h"
@@ -82,9 +82,10 @@ at::ScalarType parse_dtype(const std::string& text) {
 
 /// Bytes of "2GB" (10^9, as Hugging Face counts), "500MiB" (2^20) or "1000000".
 uint64_t parse_size(const std::string& text) {
-  double amount = 0;
-  const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), amount);
-  std::string unit(stopped, text.data() + text.size());
+  const size_t end = std::min(text.find_last_of("0123456789.") + 1, text.size());
+  const ParsedNumber<double> amount = parse_number<double>(text.substr(0, end));
+  TORCH_CHECK_VALUE(!amount.is_out_of_range, "--max-shard-size ", amount.problem);
+  std::string unit = text.substr(end);
   for (char& c : unit) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   double factor = 0;
   if (unit.empty() || unit == "B") factor = 1;
@@ -94,9 +95,8 @@ uint64_t parse_size(const std::string& text) {
     if (unit == std::string{prefix, 'B'}) factor = decimal;
     if (unit == std::string{prefix, 'I', 'B'}) factor = binary;
   }
-  const double bytes = amount * factor;
-  TORCH_CHECK_VALUE(error == std::errc() && factor > 0 && bytes >= 1 && bytes <= 1e18, "--max-shard-size '",
-                    text,
+  const double bytes = amount.value.value_or(0) * factor;
+  TORCH_CHECK_VALUE(amount.value && factor > 0 && bytes >= 1 && bytes <= 1e18, "--max-shard-size '", text,
                     "' is no size; write a number and KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 2GB");
   return static_cast<uint64_t>(bytes);
 }
@@ -292,7 +292,7 @@ void convert(const ConvertCommand& c) {
   const SafetensorsModel model(checkpoint.empty() ? fs::path(c.in) : checkpoint / kCheckpointWeights);
   for (const std::string& key : model.conflicting_metadata()) {
     TORCH_WARN("the files of ", c.in, " differ in the metadata '", printable(key),
-               "'; the first one's is kept");
+               "', of which the first one's is kept; --metadata ", printable(key), "=VALUE sets another");
   }
   std::map<std::string, std::string> metadata = words.metadata;
   metadata.insert(model.metadata().begin(), model.metadata().end());

@@ -1,16 +1,16 @@
 #include "cli/fit_flags.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fmt/format.h>
 #include <string_view>
-#include <system_error>
 #include <type_traits>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/recipe.h"
+#include "mantissa/core/parse_number.h"
+#include "mantissa/core/suggest.h"
 
 namespace mantissa::cli {
 namespace {
@@ -36,24 +36,16 @@ std::string default_of(const std::string& option) {
   return fmt::format(" [{}; text: {}]", defaults[0], defaults[1]);
 }
 
-/// Why `text` is no Value, or "". CLI11's own reading takes an empty word for no option at all, 2 for true,
-/// and a number that is too large for the largest one.
+/// Why `text` is no Value, or "". CLI11's own reading takes an empty word for no option at all, 2 for true, a
+/// number that is too large for the largest one, and one that is too small for 0.
 template <typename Value>
 std::string misfit(const std::string& text) {
   if constexpr (std::is_same_v<Value, bool>) {
     const std::vector<std::string> words{"true", "false", "yes", "no", "on", "off", "1", "0"};
     const bool known = std::find(words.begin(), words.end(), text) != words.end();
-    return known ? "" : "'" + text + "' is not one; choose true or false";
+    return known ? "" : "'" + text + "' is not one" + did_you_mean(text, words) + "; choose true or false";
   } else {
-    constexpr bool is_whole = std::is_same_v<Value, int64_t>;
-    Value value{};
-    const char* const end = text.data() + text.size();
-    const auto [stopped, error] = std::from_chars(text.data(), end, value);
-    if (error == std::errc::result_out_of_range)
-      return text + " is out of range; choose " +
-             (is_whole ? "a number of at most 18 digits" : "0, or a number between 1e-307 and 1e308");
-    const char* const kind = is_whole ? "whole number" : "number";
-    return error == std::errc() && stopped == end ? "" : fmt::format("'{}' is no {}; give one", text, kind);
+    return parse_number<Value>(text).problem;
   }
 }
 
@@ -68,8 +60,16 @@ void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<
     // A command that goes on with a run has the run's own as defaults, and does so in one mode.
     const bool goes_on = !only.empty(), is_precision = goes_on && std::string_view(name) == "precision";
     const std::string text = is_precision ? "a mode of `mantissa modes`" : help;
-    CLI::Option* option = subcommand.add_option(flags, member, text + (goes_on ? "" : default_of(name)));
-    if constexpr (!std::is_same_v<Value, std::string>) option->check(misfit<Value>, "");
+    const std::string shown = text + (goes_on ? "" : default_of(name));
+    if constexpr (std::is_same_v<Value, uint64_t>) {  // CLI11 would refuse a negative one
+      const auto take = [&member](const std::string& word) { member = parse_number<Value>(word).value; };
+      subcommand.add_option_function<std::string>(flags, take, shown)
+          ->type_name("UINT")
+          ->check(misfit<Value>, "");
+    } else {
+      CLI::Option* option = subcommand.add_option(flags, member, shown);
+      if constexpr (!std::is_same_v<Value, std::string>) option->check(misfit<Value>, "");
+    }
   });
 }
 

@@ -1,9 +1,12 @@
 #include "cli/fit_options.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <fmt/format.h>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 #include <yaml-cpp/yaml.h>
@@ -12,6 +15,7 @@
 
 #include "cli/text.h"
 #include "cli/yaml_file.h"
+#include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 
 namespace mantissa::cli {
@@ -20,9 +24,79 @@ namespace {
 template <typename T>
 constexpr const char* kind() {
   if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
+  if constexpr (std::is_same_v<T, uint64_t>) return "a whole number from 0 to 18446744073709551615";
   if constexpr (std::is_same_v<T, double>) return "a number";
   if constexpr (std::is_same_v<T, bool>) return "true or false";
   return "one value";
+}
+
+/// What other programs call an option.
+struct OtherName {
+  std::string_view theirs, ours;
+};
+constexpr auto kOtherNames = std::to_array<OtherName>({
+    {"learning_rate", "lr"},
+    {"epochs", "max_epochs"},
+    {"num_epochs", "max_epochs"},
+    {"num_train_epochs", "max_epochs"},
+    {"steps", "max_steps"},
+    {"num_steps", "max_steps"},
+    {"dataset", "data"},
+    {"network", "model"},
+    {"arch", "model"},
+    {"dtype", "precision"},
+    {"amp", "precision"},
+    {"accelerator", "device"},
+    {"gpus", "device"},
+    {"workers", "num_workers"},
+    {"scheduler", "lr_schedule"},
+    {"warmup", "warmup_steps"},
+    {"decay", "weight_decay"},
+    {"grad_clip", "gradient_clip_val"},
+    {"max_grad_norm", "gradient_clip_val"},
+    {"gradient_accumulation_steps", "accumulate_grad_batches"},
+    {"ema", "ema_decay"},
+    {"output_dir", "output"},
+    {"out", "output"},
+    {"default_root_dir", "output"},
+    {"random_seed", "seed"},
+    {"seed_everything", "seed"},
+});
+
+std::string with_underscores(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+std::string did_you_mean_option(const std::string& name, const std::vector<std::string>& options) {
+  const std::string meant = option_meant(name, options);
+  return meant.empty() ? "" : "; did you mean '" + meant + "'?";
+}
+
+/// What to do with the first of the options that stand under `key`, where none may stand.
+std::string nested_cure(const std::string& key, const YAML::Node& value,
+                        const std::vector<std::string>& known) {
+  if (!value.IsMap() || value.size() == 0 || !value.begin()->first.IsScalar()) return "";
+  const auto inner = value.begin()->first.as<std::string>();
+  const std::string meant = option_meant(inner, known);
+  return "; options stand at the top level, and none under another: write " +
+         (meant.empty() ? "what is under '" + printable(key) + "'" : "'" + meant + "'") + " there";
+}
+
+/// A scalar as a Value.
+/// Errors: c10::ValueError, after `where`, for a number that Value cannot hold; whatever YAML throws for what
+///         is no Value.
+template <typename Value>
+Value scalar(const YAML::Node& node, const std::string& where) {
+  if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
+    std::string_view text = node.Scalar();
+    if (text.starts_with('+')) text.remove_prefix(1);
+    const ParsedNumber<Value> parsed = parse_number<Value>(text);
+    // yaml-cpp would take 0 for a number that is too small.
+    TORCH_CHECK_VALUE(!parsed.is_out_of_range, where, printable(parsed.problem));
+    if (std::is_unsigned_v<Value> && text.starts_with('-') && parsed.value) return *parsed.value;
+  }
+  return node.as<Value>();
 }
 
 /// Whether to_yaml() could repeat `text`: yaml-cpp reads bytes that are not UTF-8, and writes others for
@@ -37,6 +111,18 @@ bool is_kept_by_yaml(const std::string& text) {
 }
 
 }  // namespace
+
+std::string option_meant(const std::string& name, const std::vector<std::string>& options) {
+  const std::string key = with_underscores(name);
+  const auto* const other = std::find_if(kOtherNames.begin(), kOtherNames.end(), [&](const OtherName& row) {
+    return row.theirs == key.substr(std::min(key.find_first_not_of('_'), key.size()));
+  });
+  const auto meant = std::find_if(options.begin(), options.end(), [&](const std::string& option) {
+    const std::string bare = with_underscores(option);
+    return other != kOtherNames.end() && bare.substr(bare.find_first_not_of('_')) == other->ours;
+  });
+  return meant != options.end() ? *meant : nearest_name(name, options);
+}
 
 FitOptions merge(FitOptions over, const FitOptions& under) {
   const bool epochs = over.max_epochs.has_value(), steps = over.max_steps.has_value();
@@ -82,13 +168,15 @@ FitOptions parse_yaml(const std::string& text, const std::string& file) {
       found = true;
       using Value = typename std::decay_t<decltype(member)>::value_type;
       try {
-        TORCH_CHECK_VALUE(entry.second.IsScalar(), "not a scalar");
-        member = entry.second.as<Value>();
-      } catch (const std::exception&) {
+        if (entry.second.IsScalar()) member = scalar<Value>(entry.second, where + "'" + key + "' ");
+      } catch (const YAML::Exception&) {
+        member.reset();
+      }
+      if (!member) {
         std::ostringstream value;
         value << entry.second;
         TORCH_CHECK_VALUE(false, where, "'", key, "' must be ", kind<Value>(), ", got '",
-                          printable(value.str()), "'");
+                          printable(value.str()), "'", nested_cure(key, entry.second, known));
       }
       if constexpr (std::is_same_v<Value, std::string>) {
         TORCH_CHECK_VALUE(
@@ -96,8 +184,10 @@ FitOptions parse_yaml(const std::string& text, const std::string& file) {
             "', which has characters that an option cannot hold; write it in UTF-8, without zero bytes");
       }
     });
-    TORCH_CHECK_VALUE(found, where, "unknown key '", printable(key), "'", did_you_mean(key, known),
-                      "; keys: ", join_names(known));
+    TORCH_CHECK_VALUE(
+        found, where, "unknown key '", printable(key), "'",
+        entry.second.IsMap() ? nested_cure(key, entry.second, known) : did_you_mean_option(key, known),
+        "; keys: ", join_names(known));
   }
   return options;
 }

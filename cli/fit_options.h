@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace mantissa::cli {
 
@@ -19,9 +20,10 @@ struct FitOptions {
   /// PrecisionOptions: what the mode has of its own when it is "auto".
   std::optional<std::string> loss_scale, init_scale, growth_factor, backoff_factor, growth_interval,
       min_scale, max_scale, hysteresis_steps, warn_after_skips, keep_batchnorm_fp32, master_weights;
-  std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, seed,
-      threads, classes, num_workers, log_every_n_steps, every_n_train_steps, save_top_k, min_epochs,
-      min_steps, check_val_every_n_epoch, num_sanity_val_steps, patience, fast_dev_run;
+  std::optional<int64_t> max_epochs, max_steps, batch_size, warmup_steps, accumulate_grad_batches, threads,
+      classes, num_workers, log_every_n_steps, every_n_train_steps, save_top_k, min_epochs, min_steps,
+      check_val_every_n_epoch, num_sanity_val_steps, patience, fast_dev_run;
+  std::optional<uint64_t> seed;  ///< all that torch::manual_seed() takes
   std::optional<bool> stochastic_rounding, transactional, trace_nonfinite, enable_checkpointing,
       detect_anomaly;
   std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val, ema_decay,
@@ -110,7 +112,7 @@ void for_each_option(Options& o, const Visit& visit) {
   visit("val_fraction", o.val_fraction,
         "share held out for validation where the data has no split of its own");
   visit("classes", o.classes, "of idx: labels; 0: what the labels show, at least 10");
-  visit("seed", o.seed, "of the weights, the shuffling and the split");
+  visit("seed", o.seed, "of the weights, the shuffling and the split: 0 to 2^64 - 1");
   visit("threads", o.threads, "CPU threads; 0: one a core");
   visit("weights", o.weights, "start from this safetensors file");
   visit("logger", o.logger, "csv, tensorboard, jsonl: some of them, with commas between; or none");
@@ -132,6 +134,10 @@ void for_each_option(Options& o, const Visit& visit) {
 constexpr std::string_view apex_name(std::string_view name) {
   return name == "min_scale" ? "min_loss_scale" : name == "max_scale" ? "max_loss_scale" : "";
 }
+
+/// The one of `options` (names as in YAML, or as flags) that `name` was most likely meant to be: the nearest,
+/// or the one for which other programs have that name, as "learning_rate" for lr; else "".
+std::string option_meant(const std::string& name, const std::vector<std::string>& options);
 
 /// Every option that `over` leaves unset, from `under`. But of two ways to say one thing the one that `over`
 /// has stands for both, and the other stays unset: max_epochs and max_steps; precision, and amp_backend with

@@ -65,6 +65,29 @@ TEST_F(Program, ALossThatIsNotFiniteIsWarnedOf) {
   EXPECT_THAT(outcome.out + outcome.err, testing::Not(HasSubstr("-nan"))) << "a sign that says nothing";
 }
 
+// Four checkpoints fail, in the thread that writes them.
+TEST_F(Program, WarningsOfAllThreadsArePlainAndComeOnce) {
+  const std::string limit = "trap '' XFSZ; ulimit -f 16; ";  // as a full disk, above 16 KiB or 8
+  const std::string command =
+      "cd '" + folder_.string() + "' && (" + limit + MANTISSA_PROGRAM +
+      " fit --device cpu --quiet --model mlp --max-epochs 4 --logger none --output run"
+      ") 2>told.txt >/dev/null";
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+  const std::string told = read(folder_ / "told.txt");
+  EXPECT_THAT(told,
+              MatchesRegex("mantissa: warning: ModelCheckpoint: a checkpoint could not be written[^\n]*\n"
+                           "mantissa: error: [^\n]*\n"));
+}
+
+// Each mode's process would say it again.
+TEST_F(Program, AWarningOfSeveralModesComesOnce) {
+  const std::string told = fit("--precision all --model mlp --max-steps 4 --warmup-steps 3 --output run").err;
+  const std::string warning = "mantissa: warning: --warmup-steps 3 is more than half";
+  const size_t first = told.find(warning);
+  ASSERT_NE(first, std::string::npos) << told;
+  EXPECT_EQ(told.find(warning, first + 1), std::string::npos) << told;
+}
+
 TEST_F(Program, BadFilesExitWithOneAndLeaveNothing) {
   expect_error(fit("--data idx:absent"), 1, {"absent"});
   expect_error(fit("--data text:absent.txt"), 1, {"absent.txt"});

@@ -263,7 +263,8 @@ Json to_json(const Listing& listing, std::vector<Row>& rows, const InspectComman
 
 void inspect(const InspectCommand& command) {
   if (command.sort != "name" && command.sort != "bytes")
-    throw UsageError("--sort '" + command.sort + "' is not one; choose from name, bytes");
+    throw UsageError("--sort '" + command.sort + "' is not one" +
+                     did_you_mean(command.sort, {"name", "bytes"}) + "; choose from name, bytes");
   if (command.check && command.no_values)
     throw UsageError("--check looks at the values, which --no-values leaves out; give one of them");
   // All of them first: what is wrong with the last one must not show after an hour.

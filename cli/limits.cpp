@@ -2,27 +2,21 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <limits>
-#include <system_error>
+#include <string_view>
 
 #include <c10/util/Exception.h>
+
+#include "mantissa/core/parse_number.h"
 
 namespace mantissa::cli {
 namespace {
 
-/// The whole of `text` as a number, if it is one.
-template <typename Number>
-std::optional<Number> parse(std::string_view text) {
-  Number value{};
-  const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stopped != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 BatchLimit batch_limit(const char* flag, const std::string& text) {
-  if (const auto count = parse<int64_t>(text)) return *count;
-  const auto share = parse<double>(text);
+  if (const auto count = parse_number<int64_t>(text).value) return *count;
+  const ParsedNumber<double> parsed = parse_number<double>(text);
+  TORCH_CHECK_VALUE(!parsed.is_out_of_range, flag, " ", parsed.problem);
+  const std::optional<double> share = parsed.value;
   TORCH_CHECK_VALUE(share && *share >= 0 && *share <= 1, flag, " '", text,
                     "' is neither a number of batches nor a share of them; give one such as 100, or 0.25");
   return *share;
@@ -38,7 +32,7 @@ std::optional<std::chrono::milliseconds> max_time(const FitOptions& o) {
   bool is_time = true;
   for (size_t begin = 0; begin <= text.size() && is_time; ++parts) {
     const size_t end = std::min(text.find(':', begin), text.size());
-    const auto value = parse<int64_t>(std::string_view(text).substr(begin, end - begin));
+    const auto value = parse_number<int64_t>(std::string_view(text).substr(begin, end - begin)).value;
     is_time = parts < kSeconds.size() && value && *value >= 0 && *value <= kLargest[parts];
     if (is_time) seconds += *value * kSeconds[parts];
     begin = end + 1;

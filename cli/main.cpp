@@ -17,20 +17,13 @@
 
 #include "cli/commands.h"
 #include "cli/errors.h"
+#include "cli/fit_options.h"
+#include "cli/warnings.h"
 #include "mantissa/core/error_message.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/kernels/environment.h"
 
 namespace {
-
-/// libtorch's own handler adds a file and line of libtorch's or ours, which says nothing to a user.
-struct PlainWarnings final : c10::WarningHandler {
-  void process(const c10::Warning& warning) override {
-    std::string lines = warning.msg();
-    for (char& c : lines)
-      if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f) c = '?';
-    mantissa::cli::tell_user("mantissa: warning: " + lines + "\n");
-  }
-};
 
 int report(const std::string& message, int status) {
   // One line each: scripts and logs can rely on it.
@@ -56,8 +49,8 @@ std::string unknown_words(const CLI::App& app, const CLI::App& command) {
   std::vector<std::string> options;
   for (const CLI::Option* option : command.get_options()) options.push_back(option->get_name());
   const size_t dashes = std::min(word.find_first_not_of('-'), word.size());
-  std::string meant = mantissa::nearest_name(word, options);
-  if (meant.empty() && dashes > 0) meant = mantissa::nearest_name(word.substr(dashes), options);
+  std::string meant = mantissa::cli::option_meant(word, options);
+  if (meant.empty() && dashes > 0) meant = mantissa::cli::option_meant(word.substr(dashes), options);
   return "'" + word + "' is no option of " + command.get_display_name() +
          (meant.empty() ? "" : "; did you mean '" + meant + "'?");
 }
@@ -115,13 +108,16 @@ void set_terminate_handler(int /*argc*/, char** /*argv*/, char** /*environment*/
 #endif
 
 int run(int argc, char** argv) {
-  PlainWarnings warnings;
-  c10::WarningUtils::set_warning_handler(&warnings);
+  mantissa::cli::print_warnings_plainly();
 
   CLI::App app("Mantissa: training in N-bit precision, on libtorch");
   app.name("mantissa");
   app.set_version_flag("--version", "mantissa " MANTISSA_VERSION);
   app.require_subcommand(1);
+  // As other programs do; a list keeps all that it is given.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  // After --help and --version, before any command runs.
+  app.parse_complete_callback([] { mantissa::cli::usage([] { mantissa::check_environment(); }); });
   app.footer(
       "Exit status: 0 done, 1 the run failed, 2 the command or its configuration is wrong, 3 a check that "
       "was "

@@ -1,13 +1,11 @@
 #include "cli/recipe.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <optional>
 #include <sstream>
-#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -16,7 +14,9 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "cli/errors.h"
 #include "cli/limits.h"
+#include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/digits.h"
 #include "mantissa/data/idx.h"
@@ -116,14 +116,9 @@ std::vector<std::string> words_of(const char* flag, const std::string& text,
 template <typename Number>
 std::optional<Number> number(const char* name, const std::string& text) {
   if (text == "auto") return std::nullopt;
-  Number value{};
-  const char* const end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, value);
-  TORCH_CHECK_VALUE(
-      error == std::errc() && stopped == end, name, " '", text, "' is no ",
-      std::is_integral_v<Number> ? "whole number that int64 holds" : "number that float64 holds",
-      "; give one, or auto");
-  return value;
+  const ParsedNumber<Number> parsed = parse_number<Number>(text);
+  TORCH_CHECK_VALUE(parsed.value, name, " ", parsed.problem, parsed.is_out_of_range ? "" : ", or auto");
+  return parsed.value;
 }
 
 /// Null for "auto".
@@ -161,7 +156,8 @@ DataSpec parse_data(const std::string& text) {
   DataSpec spec{text.substr(0, colon), colon == std::string::npos ? "" : text.substr(colon + 1)};
   TORCH_CHECK_VALUE((spec.kind == "digits" && colon == std::string::npos) ||
                         ((spec.kind == "idx" || spec.kind == "text") && !spec.path.empty()),
-                    "--data '", text, "' names no data; write digits, idx:DIR or text:FILE");
+                    "--data '", text, "' names no data", did_you_mean(spec.kind, {"digits", "idx", "text"}),
+                    "; write digits, idx:DIR or text:FILE");
   return spec;
 }
 
@@ -331,7 +327,7 @@ PrecisionOptions precision_options(const FitOptions& o) {
 void warn_without_effect(const FitOptions& given, const FitOptions& o) {
   const auto warn = [](bool given_in_vain, const char* flag, const std::string& because) {
     if (given_in_vain) {
-      TORCH_WARN(flag, " has no effect with ", because);
+      TORCH_WARN(flag, " has no effect with ", because, "; leave it out");
     }
   };
   const std::string optimizer = "--optimizer " + *o.optimizer;
@@ -367,7 +363,7 @@ void warn_without_effect(const FitOptions& given, const FitOptions& o) {
 
 Data load_data(const FitOptions& o) {
   const DataSpec spec = parse_data(*o.data);
-  const auto seed = static_cast<uint64_t>(*o.seed);
+  const uint64_t seed = *o.seed;
   if (spec.kind == "text") {
     const int64_t context = ModelInput{}.context;
     const at::Tensor bytes = load_text(spec.path);
@@ -409,7 +405,7 @@ std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
   DataLoaderOptions options;
   options.batch_size = *o.batch_size;
   options.shuffle = true;
-  options.seed = static_cast<uint64_t>(*o.seed);
+  options.seed = *o.seed;
   options.num_workers = *o.num_workers;
   if (data.input.kind == InputKind::kTokens) {
     // Windows overlap, so an epoch is as many of them as cover the text once, each drawn anywhere.
@@ -432,8 +428,7 @@ OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, i
   OptimizerConfig config;
   const auto adamw = AdamWOptions(*o.lr).betas({*o.beta1, *o.beta2}).weight_decay(*o.weight_decay);
   const auto sgd = SGDOptions(*o.lr).momentum(*o.momentum).weight_decay(*o.weight_decay);
-  const FusedOptions fused{.stochastic_rounding = *o.stochastic_rounding,
-                           .seed = static_cast<uint64_t>(*o.seed)};
+  const FusedOptions fused{.stochastic_rounding = *o.stochastic_rounding, .seed = *o.seed};
   if (*o.optimizer == "adamw") config.optimizer = std::make_shared<AdamW>(module.parameters(), adamw);
   if (*o.optimizer == "sgd") config.optimizer = std::make_shared<SGD>(module.parameters(), sgd);
   if (*o.optimizer == "fused-adamw")
@@ -445,7 +440,8 @@ OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, i
     const int64_t warmup = std::min(*o.warmup_steps, steps / 2);
     if (warmup < *o.warmup_steps && o.warmup_steps != recipe_of(o).warmup_steps) {
       TORCH_WARN_ONCE("--warmup-steps ", *o.warmup_steps, " is more than half of the run's ", steps,
-                      " steps; the learning rate rises over ", warmup);
+                      " steps, so that the learning rate rises over ", warmup,
+                      "; choose fewer, or train longer");
     }
     config.scheduler = std::make_shared<WarmupCosineLR>(
         *config.optimizer,

@@ -171,7 +171,7 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   const auto val = val_loader(o, data);
 
   const int64_t memory_before = peak_memory_bytes(at::kCPU);
-  torch::manual_seed(static_cast<uint64_t>(*o.seed));
+  torch::manual_seed(*o.seed);
   const auto model = make_model(*o.model, data.input);
   const std::filesystem::path saved = resumed ? resumed->file(kCheckpoints) : "";
   const bool goes_on = resumed && !resumed->checkpoints().empty();

@@ -2,6 +2,8 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "cli/errors.h"
 #include "cli/limits.h"
@@ -69,7 +71,14 @@ std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& o, const std
   }
   Hyperparameters told;
   for_each_option(o, [&](const char* name, const auto& member, const char*) {
-    if (member && std::string(name) != "output") told.emplace(name, *member);
+    if (!member || std::string(name) == "output") return;
+    if constexpr (std::is_same_v<std::decay_t<decltype(*member)>, uint64_t>) {
+      // Loggers have no unsigned numbers.
+      const bool fits = std::in_range<int64_t>(*member);
+      told.emplace(name, fits ? Hyperparameter(static_cast<int64_t>(*member)) : std::to_string(*member));
+    } else {
+      told.emplace(name, *member);
+    }
   });
   for (const auto& logger : loggers)
     if (logger->name() != "csv") logger->log_hyperparams(told);  // config.yaml has them in that form

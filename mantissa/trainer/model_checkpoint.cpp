@@ -154,7 +154,7 @@ void ModelCheckpoint::on_train_start(Trainer& trainer) {
 /// checkpoint of another ModelCheckpoint, which saves before this one, has the state from before.
 void ModelCheckpoint::learn_from_own_checkpoint(int64_t steps) {
   const std::string last = state_.last_path.filename().string();
-  for (const CheckpointEntry& entry : list_checkpoints(options_.dirpath)) {
+  for (const CheckpointEntry& entry : list_checkpoints(dirpath_)) {
     if (entry.step != steps || !entry.problem.empty()) continue;
     std::optional<StateDict> own;
     if (!failure_of([&] { own = state_of_run(entry.path, state_.run); }).empty() || !own) continue;
