@@ -1,6 +1,7 @@
 // libmantissa_kernels.so: what torch.ops.load_library() loads into a running Python. It switches the kernels
-// on and gives Python the calls of overrides.h as torch.ops.mantissa_kernels. Nothing may throw here: no
-// exception passes dlopen().
+// on and gives Python the calls of overrides.h as torch.ops.mantissa_kernels. overrides.cpp itself is not part of
+// it, since that registers the kernels in any process that loads it. Nothing may throw here: no exception passes
+// dlopen().
 
 #include <exception>
 #include <memory>
@@ -14,7 +15,7 @@
 
 #include "mantissa/core/cpu_tier.h"
 #include "mantissa/kernels/choice.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/registration_internal.h"
 
 namespace {
 
@@ -43,18 +44,19 @@ void load() {
     TORCH_WARN("mantissa_kernels: loaded a second time, from another file; the first one stays in charge");
     return;
   }
-  // Never destroyed, as the kernels: see overrides.cpp.
+  const auto& kernels = mantissa::registration::in_charge();
+  // Never destroyed, as the kernels: see registration.cpp.
   auto* const library =
       new torch::Library(torch::Library::DEF, "mantissa_kernels", std::nullopt, __FILE__, __LINE__);
-  library->def("enable() -> bool", mantissa::enable_cpu_kernels);
-  library->def("disable() -> ()", mantissa::disable_cpu_kernels);
-  library->def("enabled() -> bool", mantissa::cpu_kernels_enabled);
+  library->def("enable() -> bool", kernels.enable);
+  library->def("disable() -> ()", kernels.disable);
+  library->def("enabled() -> bool", kernels.is_on);
   library->def("tier() -> str", tier);
   library->def("pin(str kernels) -> ()",
                [](const std::string& kernels) { mantissa::pin_cpu_kernels(kernels); });
   library->def("choices() -> str", mantissa::cpu_kernel_choices);
   library->def("torch_version() -> str", torch_version);
-  mantissa::enable_cpu_kernels_by_default();
+  kernels.enable_by_default();
 }
 
 [[maybe_unused]] const bool is_loaded = [] {

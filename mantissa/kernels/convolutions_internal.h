@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/OptionalArrayRef.h>
 
-/// The convolutions that overrides.cpp registers, in the form of libtorch's, on the terms of
+/// The convolutions that registration.cpp registers, in the form of libtorch's, on the terms of
 /// products_internal.h.
 namespace mantissa::convolutions {
 

@@ -4,12 +4,12 @@
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/addmm.h>
+#include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/mm.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/matmul_ops.h>
+#include <ATen/ops/mm_ops.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/flat_hash_map.h>
@@ -18,11 +18,9 @@
 #include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/gemm.h"
 #include "mantissa/kernels/mixed_products_internal.h"
-#include "mantissa/kernels/overrides.h"
 #include "mantissa/kernels/tensors_internal.h"
 
-namespace mantissa {
-namespace mixed_products {
+namespace mantissa::mixed_products {
 namespace {
 
 using at::Scalar;
@@ -196,11 +194,6 @@ std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tenso
   return MixedProduct::apply(low, weight, maybe_bias, is_transposed);
 }
 
-/// What libtorch registers for autocast.
-template <typename F, F* kFunction>
-using Stock = typename at::autocast::WrapFunction<at::autocast::CastPolicy::lower_precision_fp, at::kCPU, F,
-                                                  F, kFunction>::type;
-
 class NoAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKey::AutocastCPU};
 };
@@ -212,8 +205,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
     const NoAutocast guard;
     if (auto y = product(input, weight, bias.value_or(Tensor()), /*is_transposed=*/true)) return *y;
   }
-  return Stock<Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&), at::linear>::call(
-      input, weight, bias);
+  return Stock<at::_ops::linear>::call(input, weight, bias);
 }
 
 Tensor matmul(const Tensor& self, const Tensor& other) {
@@ -221,7 +213,7 @@ Tensor matmul(const Tensor& self, const Tensor& other) {
     const NoAutocast guard;
     if (auto y = product(self, other, {}, /*is_transposed=*/false)) return *y;
   }
-  return Stock<Tensor(const Tensor&, const Tensor&), at::matmul>::call(self, other);
+  return Stock<at::_ops::matmul>::call(self, other);
 }
 
 Tensor mm(const Tensor& self, const Tensor& mat2) {
@@ -229,7 +221,7 @@ Tensor mm(const Tensor& self, const Tensor& mat2) {
     const NoAutocast guard;
     if (auto y = product(self, mat2, {}, /*is_transposed=*/false)) return *y;
   }
-  return Stock<Tensor(const Tensor&, const Tensor&), at::mm>::call(self, mat2);
+  return Stock<at::_ops::mm>::call(self, mat2);
 }
 
 Tensor addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
@@ -238,16 +230,9 @@ Tensor addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const S
     const NoAutocast guard;
     if (auto y = product(mat1, mat2, self, /*is_transposed=*/false)) return *y;
   }
-  return Stock<Tensor(const Tensor&, const Tensor&, const Tensor&, const Scalar&, const Scalar&),
-               at::addmm>::call(self, mat1, mat2, beta, alpha);
+  return Stock<at::_ops::addmm>::call(self, mat1, mat2, beta, alpha);
 }
 
-}  // namespace mixed_products
+bool separate_casts(bool separate) { return std::exchange(casts_are_separate, separate); }
 
-SeparateCasts::SeparateCasts() : before_(mixed_products::casts_are_separate) {
-  mixed_products::casts_are_separate = true;
-}
-
-SeparateCasts::~SeparateCasts() { mixed_products::casts_are_separate = before_; }
-
-}  // namespace mantissa
+}  // namespace mantissa::mixed_products

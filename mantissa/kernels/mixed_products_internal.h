@@ -2,10 +2,11 @@
 
 #include <optional>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
 
-/// The kernels that overrides.cpp registers for autocast on the CPU. Inside a region each multiplies 16-bit
+/// The kernels that registration.cpp registers for autocast on the CPU. Inside a region each multiplies 16-bit
 /// activations by a float32 weight that is rounded to 16 bits while it is packed, so that no 16-bit copy of
 /// it is made or kept, and writes the weight's gradient to float32. The numbers are those of a cast, the same
 /// product (products_internal.h) and a cast back, bit for bit; only where a weight is used several times are
@@ -17,6 +18,16 @@
 /// traced, transformed by functorch, or carries forward-mode gradients, and, on CPUs that multiply the type
 /// themselves, a weight's second and later uses in a region, for which autocast keeps a copy until it ends.
 namespace mantissa::mixed_products {
+
+/// What libtorch registers for autocast in the place of `Operator`, such as at::_ops::mm: it casts the arguments
+/// and calls the operator again.
+template <typename Operator>
+using Stock = typename at::autocast::WrapFunction<at::autocast::CastPolicy::lower_precision_fp, at::kCPU,
+                                                  typename Operator::schema, typename Operator::schema,
+                                                  &Operator::call>::type;
+
+/// Sets whether the calling thread's products leave casts to autocast; returns what was set before.
+bool separate_casts(bool separate);
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 at::Tensor matmul(const at::Tensor& self, const at::Tensor& other);

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
 
-/// The kernels that overrides.cpp registers, in the form of libtorch's. Each multiplies what it can multiply
+/// The kernels that registration.cpp registers, in the form of libtorch's. Each multiplies what it can multiply
 /// faster than libtorch, and hands everything else, and with it every error, to libtorch's own kernel without
 /// re-entering the dispatcher.
 namespace mantissa::products {

@@ -1,5 +1,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/lstm.h>
+#include <ATen/ops/lstm_compositeimplicitautograd_dispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "mantissa/kernels/recurrent_internal.h"
@@ -15,6 +16,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
   const auto cast = [&](const auto& tensors) { return at::autocast::cached_cast(dtype, tensors, at::kCPU); };
   return at::lstm(cast(input), cast(states), cast(weights), has_biases, num_layers, dropout, train,
                   bidirectional, batch_first);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> stock_lstm(const at::Tensor& input, at::TensorList states,
+                                                          at::TensorList weights, bool has_biases,
+                                                          int64_t num_layers, double dropout, bool train,
+                                                          bool bidirectional, bool batch_first) {
+  return at::compositeimplicitautograd::lstm(input, states, weights, has_biases, num_layers, dropout, train,
+                                             bidirectional, batch_first);
 }
 
 }  // namespace mantissa::recurrent

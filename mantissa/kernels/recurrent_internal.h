@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-/// The kernel that overrides.cpp registers for autocast on the CPU, where libtorch's autocast has none for a
+/// The kernel that registration.cpp registers for autocast on the CPU, where libtorch's autocast has none for a
 /// whole recurrent layer.
 ///
 /// libtorch chooses oneDNN's LSTM by the dtype that the layer is given, which is float32, and autocast casts
@@ -20,5 +20,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
                                                     at::TensorList weights, bool has_biases,
                                                     int64_t num_layers, double dropout, bool train,
                                                     bool bidirectional, bool batch_first);
+
+/// What libtorch runs where autocast has no kernel of its own: autocast casts inside of the layer.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> stock_lstm(const at::Tensor& input, at::TensorList states,
+                                                          at::TensorList weights, bool has_biases,
+                                                          int64_t num_layers, double dropout, bool train,
+                                                          bool bidirectional, bool batch_first);
 
 }  // namespace mantissa::recurrent

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-/// The kernels that overrides.cpp registers for attention, on the terms of products_internal.h.
+/// The kernels that registration.cpp registers for attention, on the terms of products_internal.h.
 namespace mantissa::scaled_dot_product {
 
 /// _scaled_dot_product_flash_attention_for_cpu

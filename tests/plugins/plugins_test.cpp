@@ -1,0 +1,159 @@
+#include <atomic>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/library.h>
+
+#include "opened.h"
+
+// Each suite is a process of its own: what a plug-in registers stays for the rest of it.
+
+namespace {
+
+struct Collect final : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { messages.push_back(warning.msg()); }
+  std::vector<std::string> messages;
+};
+
+/// In a thread that ends: one that goes on would hold what it made thread-local, and with it the plug-in.
+void expect_that_a_step_is_right() {
+  std::thread([] { EXPECT_TRUE(is_right(step())); }).join();
+}
+
+void open_and_close_twice(const std::string& name) {
+  for (int time = 0; time < 2; ++time) {
+    SCOPED_TRACE(time);
+    {
+      const Opened plugin(name);
+      EXPECT_EQ(plugin->is_on(), time == 1) << "as it was left";
+      expect_that_a_step_is_right();
+      ASSERT_TRUE(plugin->enable());
+      expect_that_a_step_is_right();
+    }
+    EXPECT_TRUE(Opened::is_loaded(name)) << "the dispatcher has its kernels";
+    expect_that_a_step_is_right();
+  }
+}
+
+TEST(AClosedPlugin, LeavesKernelsThatCanBeCalled) { open_and_close_twice("one"); }
+
+TEST(AClosedPluginWithUniqueSymbols, LeavesKernelsThatCanBeCalled) { open_and_close_twice("unique"); }
+
+/// A graph that was recorded while it was open.
+TEST(AClosedPluginsGraph, IsWalkedAfterwards) {
+  const at::Tensor x = at::ones({16, 16}).requires_grad_(), weight = at::ones({16, 16}).requires_grad_();
+  at::Tensor product;
+  {
+    const Opened plugin("one");
+    ASSERT_TRUE(plugin->enable());
+    const Region region;
+    product = at::linear(x, weight);
+  }
+  product.sum().backward();
+  EXPECT_TRUE(at::equal(weight.grad(), at::full({16, 16}, 16)));
+  EXPECT_TRUE(at::equal(x.grad(), at::full({16, 16}, 16)));
+}
+
+TEST(TwoPlugins, ShareOneSwitch) {
+  const Opened first("one");
+  ASSERT_TRUE(first->enable());
+  const bool is_mixed = casts_no_weight();  // not on every CPU
+  {
+    const Opened second("two");
+    EXPECT_TRUE(second->is_on());
+    second->disable();
+    EXPECT_FALSE(first->is_on());
+    EXPECT_FALSE(casts_no_weight());
+    first->enable_by_default();
+    second->enable_by_default();
+    EXPECT_FALSE(first->is_on()) << "it was switched off by a call";
+    EXPECT_TRUE(second->enable());
+    EXPECT_TRUE(first->is_on());
+    EXPECT_TRUE(is_right(step()));
+    EXPECT_EQ(casts_no_weight(), is_mixed);
+    bool is_mixed_there = true;
+    second->with_separate_casts([](void* result) { *static_cast<bool*>(result) = casts_no_weight(); },
+                                &is_mixed_there);
+    EXPECT_FALSE(is_mixed_there) << "the first one's kernels heed the second one's SeparateCasts";
+  }
+  EXPECT_FALSE(Opened::is_loaded("two")) << "none of its kernels is registered";
+  EXPECT_TRUE(first->is_on());
+  EXPECT_TRUE(is_right(step()));
+  EXPECT_EQ(casts_no_weight(), is_mixed);
+}
+
+TEST(TheFirstOfTwoPlugins, StaysInChargeWhenItIsClosed) {
+  { const Opened first("one"); }
+  const Opened second("two");
+  EXPECT_TRUE(second->enable());
+  EXPECT_TRUE(is_right(step()));
+  second->disable();
+  EXPECT_FALSE(second->is_on());
+  EXPECT_TRUE(is_right(step()));
+}
+
+/// A copy's default decides nothing that another copy's caller decided.
+TEST(ALaterPluginsDefault, DoesNotUndoDisable) {
+  const Opened first("one"), second("two");
+  first->disable();
+  second->enable_by_default();
+  EXPECT_FALSE(second->is_on());
+}
+
+/// What autocast, its gradients and the CPU's kernels read of the dispatcher's table is whole at every moment.
+TEST(APluginOpenedBesideThreads, DisturbsNoneOfThem) {
+  std::atomic<bool> stop = false;
+  std::atomic<int> rounds = 0, wrong = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i)
+    threads.emplace_back([&] {
+      at::set_num_threads(1);
+      while (!stop) {
+        if (!is_right(step())) ++wrong;
+        ++rounds;
+      }
+    });
+  const auto wait_for = [&](int more) {
+    for (const int until = rounds + more; rounds < until;) std::this_thread::yield();
+  };
+  wait_for(10);
+  {
+    const Opened plugin("one");
+    wait_for(10);
+    for (int time = 0; time < 1000; ++time) {
+      plugin->enable();
+      plugin->disable();
+    }
+    plugin->enable();
+    wait_for(10);
+  }
+  wait_for(10);
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+at::Tensor another_product(const at::Tensor& self, const at::Tensor&) { return at::zeros_like(self); }
+
+/// The dispatcher's warning of the first replaced kernel is for somebody else's.
+TEST(APluginThatIsOpened, WarnsOfNothingAndUsesNoWarningUp) {
+  Collect handler;
+  const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+  testing::internal::CaptureStderr();
+  {
+    const Opened plugin("one");
+    plugin->enable();
+    plugin->disable();
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_THAT(handler.messages, testing::IsEmpty());
+  torch::Library own(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  own.impl("mm", TORCH_FN(another_product));
+  EXPECT_THAT(handler.messages,
+              testing::ElementsAre(testing::HasSubstr("Overriding a previously registered kernel")));
+}
+
+}  // namespace
