@@ -51,11 +51,15 @@ void load() {
   library->def("enable() -> bool", kernels.enable);
   library->def("disable() -> ()", kernels.disable);
   library->def("enabled() -> bool", kernels.is_on);
+  library->def("mixed_products(bool on) -> bool", kernels.mix_products);
   library->def("tier() -> str", tier);
   library->def("pin(str kernels) -> ()",
                [](const std::string& kernels) { mantissa::pin_cpu_kernels(kernels); });
   library->def("choices() -> str", mantissa::cpu_kernel_choices);
   library->def("torch_version() -> str", torch_version);
+  // PyTorch's autocast keeps a copy of each weight, so that a loop may change the weight before its backward pass.
+  // Loops that do are written in Python, where a mixed product would refuse what trains without this library.
+  kernels.mix_products(false);
   kernels.enable_by_default();
 }
 

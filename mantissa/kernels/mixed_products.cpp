@@ -1,3 +1,5 @@
+#include <array>
+#include <atomic>
 #include <utility>
 
 #include <ATen/SavedTensorHooks.h>
@@ -16,8 +18,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "mantissa/kernels/choice_internal.h"
+#include "mantissa/kernels/fingerprint_internal.h"
 #include "mantissa/kernels/gemm.h"
 #include "mantissa/kernels/mixed_products_internal.h"
+#include "mantissa/kernels/registration_internal.h"
 #include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa::mixed_products {
@@ -55,6 +59,7 @@ Tensor multiply(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 }
 
 thread_local bool casts_are_separate = false;
+std::atomic<bool> is_mixing = true;
 
 bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
 
@@ -68,18 +73,34 @@ bool is_transformed() {
 
 /// Whether more than autograd and autocast looks on, who would miss operations that a kernel does not call.
 bool is_observed(std::initializer_list<const Tensor*> tensors) {
-  if (casts_are_separate || at::tracer::impl::is_dispatch_enabled() || is_transformed()) return true;
+  if (casts_are_separate || !is_mixing.load(std::memory_order_relaxed) ||
+      at::tracer::impl::is_dispatch_enabled() || is_transformed())
+    return true;
   for (const Tensor* const x : tensors)
     if (x->defined() && (at::isTensorSubclassLike(*x) || has_tangent(*x))) return true;
   return false;
 }
+
+/// Whether autograd records what this thread computes. It does not below AutoDispatchBelowAutograd, either.
+bool is_recording() {
+  return at::GradMode::is_enabled() &&
+         !c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality);
+}
+
+bool has_hooks_on_saved_tensors() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
 
 class MixedProduct : public torch::autograd::Function<MixedProduct> {
  public:
   /// `is_transposed`: the weight is [n, k], as layers keep it.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const std::optional<Tensor>& bias, bool is_transposed) {
-    ctx->save_for_backward({x, weight});
+    // x's gradient needs the weight, the weight's needs x.
+    const bool needs_weight = x.requires_grad(), needs_x = weight.requires_grad();
+    ctx->save_for_backward({needs_x ? x : Tensor(), needs_weight ? weight : Tensor()});
+    if (needs_x) ctx->saved_data["like"] = weight;  // its gradient's layout, not its values
+    // Hooks may give back something else, by their owner's choice.
+    if (needs_weight && !has_hooks_on_saved_tensors())
+      ctx->saved_data["fingerprint"] = static_cast<int64_t>(fingerprint(weight));
     ctx->saved_data["is_transposed"] = is_transposed;
     const Tensor addend = bias.value_or(Tensor());
     if (addend.defined()) ctx->saved_data["bias"] = addend.scalar_type();
@@ -90,24 +111,27 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &gradient = gradients[0];
     const bool is_transposed = ctx->saved_data["is_transposed"].toBool();
-    const Tensor by_row = is_transposed ? weight : weight.t();  // [n, k]
 
     variable_list result(4);
-    // Left to libtorch's operations: a backward pass that is differentiated itself, and gradients that only
-    // they can read: a batch of them under vmap, or one whose signs are still to be changed.
-    const bool by_operations =
-        at::GradMode::is_enabled() || is_observed({&gradient, &x, &weight}) || !is_plain(gradient);
+    // Left to libtorch's operations: a backward pass that is differentiated itself, gradients that only they can
+    // read (a batch of them under vmap, or one whose signs are still to be changed), and all while the kernels
+    // are switched off.
+    const bool by_operations = at::GradMode::is_enabled() || is_observed({&gradient, &x, &weight}) ||
+                               !fit(gradient, x, weight, is_transposed) || !registration::in_charge().is_on();
     if (ctx->needs_input_grad(0)) {
+      check_unchanged(*ctx, weight);
+      const Tensor by_row = is_transposed ? weight : weight.t();  // [n, k]
       result[0] =
           by_operations ? gradient.matmul(by_row.to(gradient.scalar_type())) : multiply(gradient, by_row, {});
     }
     if (ctx->needs_input_grad(1)) {
       const Tensor rows = rows_of(gradient), inputs = rows_of(x);
       if (by_operations) {
-        const Tensor by_k = inputs.t().mm(rows).to(weight.scalar_type());
+        const Tensor by_k = inputs.t().mm(rows).to(at::kFloat);
         result[1] = is_transposed ? by_k.t() : by_k;
       } else {
-        result[1] = at::empty_like(weight);
+        result[1] = empty_gradient(ctx->saved_data["like"].toTensor(), is_transposed ? rows : inputs,
+                                   is_transposed ? inputs : rows);
         if (is_transposed) {
           multiply(rows.t(), inputs, {}, result[1]);
         } else {
@@ -119,6 +143,42 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     if (bias != ctx->saved_data.end() && ctx->needs_input_grad(2))
       result[2] = rows_of(gradient).sum(0).to(bias->second.toScalarType());
     return result;
+  }
+
+ private:
+  /// Whether the kernels can read what was saved, which hooks or set_data() may have replaced.
+  static bool fit(const Tensor& gradient, const Tensor& x, const Tensor& weight, bool is_transposed) {
+    if (!is_plain(gradient)) return false;
+    const auto rows = [](const Tensor& t) { return t.sizes().slice(0, t.dim() - 1); };
+    if (x.defined() && (!is_plain(x) || x.scalar_type() != gradient.scalar_type() ||
+                        x.dim() != gradient.dim() || rows(x) != rows(gradient)))
+      return false;
+    return !weight.defined() ||
+           (is_plain(weight) && weight.scalar_type() == at::kFloat && weight.dim() == 2 &&
+            weight.size(is_transposed ? 0 : 1) == gradient.size(-1));
+  }
+
+  /// For a weight of a's columns by b's columns: as `like` lies, unless set_data() gave that another form.
+  static Tensor empty_gradient(const Tensor& like, const Tensor& a, const Tensor& b) {
+    const std::array<int64_t, 2> sizes = {a.size(1), b.size(1)};
+    if (like.sizes() == at::IntArrayRef(sizes) && like.scalar_type() == at::kFloat)
+      return at::empty_like(like);
+    return at::empty(sizes, at::kFloat);
+  }
+
+  /// A change of which autograd knows has raised its error before. What goes through `.data()` or a pointer, as
+  /// torch::optim::SGD does, it does not see.
+  static void check_unchanged(const AutogradContext& ctx, const Tensor& weight) {
+    const auto before = ctx.saved_data.find("fingerprint");
+    if (before == ctx.saved_data.end()) return;
+    const bool is_same = is_plain(weight) && weight.scalar_type() == at::kFloat && weight.dim() == 2 &&
+                         static_cast<uint64_t>(before->second.toInt()) == fingerprint(weight);
+    TORCH_CHECK(
+        is_same, "backward of autocast's product by a ", weight.sizes(),
+        " weight: the weight was changed after the forward pass without autograd's knowledge (by an "
+        "optimizer that steps through .data(), for instance), and no copy was kept. Change it after the "
+        "backward pass, or keep 16-bit copies: by a mantissa::SeparateCasts around the forward pass, in "
+        "Python by mantissa_kernels.mixed_products(False)");
   }
 };
 
@@ -134,7 +194,7 @@ bool is_floating(const Tensor& x) {
 bool is_kept_by_autocast(const Tensor& weight) {
   return at::autocast::is_autocast_cache_enabled() && !c10::InferenceMode::is_enabled() &&
          weight.requires_grad() && weight.is_leaf() && !weight.is_view() && !weight.is_inference() &&
-         at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+         !has_hooks_on_saved_tensors();
 }
 
 /// Notes that `weight` is used; whether this thread used it before in the autocast region it is in, and it has
@@ -171,6 +231,8 @@ std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tenso
   const int64_t k = weight.size(is_transposed ? 1 : 0), n = weight.size(is_transposed ? 0 : 1);
   if (x.size(-1) != k || x.numel() == 0 || weight.numel() == 0) return std::nullopt;
   if (!is_plain(x) || !is_plain(weight) || !is_weight(weight)) return std::nullopt;
+  // A cast makes a tensor of it that autograd may save.
+  if (weight.is_inference() && !c10::InferenceMode::is_enabled()) return std::nullopt;
   if (bias.defined() && (bias.dim() != 1 || bias.size(0) != n || !is_plain(bias) || !is_floating(bias)))
     return std::nullopt;
 
@@ -190,6 +252,7 @@ std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tenso
     return std::nullopt;
 
   const Tensor low = at::autocast::cached_cast(dtype, x, at::kCPU);
+  if (!is_recording()) return multiply(low, is_transposed ? weight.t() : weight, bias);
   const auto maybe_bias = bias.defined() ? std::make_optional(bias) : std::nullopt;
   return MixedProduct::apply(low, weight, maybe_bias, is_transposed);
 }
@@ -234,5 +297,7 @@ Tensor addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const S
 }
 
 bool separate_casts(bool separate) { return std::exchange(casts_are_separate, separate); }
+
+bool mix(bool on) { return is_mixing.exchange(on); }
 
 }  // namespace mantissa::mixed_products

@@ -13,7 +13,8 @@
 /// its gradients added in float32 instead of 16 bits.
 ///
 /// A weight is a float32 parameter, or a view of one, of two dimensions, that is the right factor. Backward
-/// reads the weight itself: as in float32, autograd refuses one that changed after the forward pass.
+/// reads the weight itself if it computes the activations' gradient, and refuses one that changed after the forward
+/// pass: autograd's version tells, as in float32, and where that does not (`.data()`, pointers) a fingerprint.
 /// Everything else goes through libtorch's own autocast, as does what its own kernels multiply faster, what is
 /// traced, transformed by functorch, or carries forward-mode gradients, and, on CPUs that multiply the type
 /// themselves, a weight's second and later uses in a region, for which autocast keeps a copy until it ends.
@@ -28,6 +29,9 @@ using Stock = typename at::autocast::WrapFunction<at::autocast::CastPolicy::lowe
 
 /// Sets whether the calling thread's products leave casts to autocast; returns what was set before.
 bool separate_casts(bool separate);
+
+/// Sets whether any thread's products are mixed; returns what was set before. At first they are.
+bool mix(bool on);
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 at::Tensor matmul(const at::Tensor& self, const at::Tensor& other);

@@ -413,6 +413,168 @@ TEST_P(MixedProducts, AChangedWeightIsRefusedInBackward) {
   EXPECT_THROW(y.sum().backward(), c10::Error);
 }
 
+/// torch::optim::SGD steps through .data(), of which autograd learns nothing.
+TEST_P(MixedProducts, AWeightThatChangedBehindAutogradIsRefusedInBackward) {
+  if (!is_ours(16, 16, 16)) GTEST_SKIP() << "libtorch multiplies this here";
+  const at::Tensor x = at::randn({16, 16}).requires_grad_();
+  const auto step = [](const at::Tensor& w) {
+    torch::optim::SGD sgd({w}, 0.5);
+    w.mutable_grad() = at::ones_like(w);
+    sgd.step();
+    w.mutable_grad() = at::Tensor();
+  };
+  struct Change {
+    const char* what;
+    std::function<void(at::Tensor&)> change;
+    bool reaches_views = true;
+  };
+  const std::vector<Change> changes = {
+      {"an optimizer's step", step},
+      {"one element", [](auto& w) { w.data()[3][5] += 1; }},
+      {"a pointer", [](auto& w) { w.template data_ptr<float>()[77] = 2; }},
+      {"other data",
+       [](auto& w) {
+         w.set_data(at::randn({16, 16}));
+       },
+       false},
+      {"data of another shape",
+       [](auto& w) {
+         w.set_data(at::randn({3, 16}));
+       },
+       false},
+      {"data of another type", [](auto& w) { w.set_data(w.to(at::kDouble)); }, false}};
+  for (const auto& [what, change, reaches_views] : changes)
+    for (const bool is_view : {false, true}) {
+      SCOPED_TRACE(std::string(what) + (is_view ? ", through a view" : ""));
+      at::Tensor w = at::randn({16, 16}).requires_grad_(), y;
+      {
+        const Region region(GetParam());
+        y = is_view ? at::matmul(x, w.t()) : at::linear(x, w);
+      }
+      y.sum().backward({}, /*keep_graph=*/true);
+      change(w);
+      const std::string error = test::error_of([&] { y.sum().backward(); });
+      if (is_view && !reaches_views) {
+        EXPECT_EQ(error, "none");
+      } else {
+        EXPECT_NE(error.find("was changed after the forward pass"), std::string::npos) << error;
+      }
+    }
+}
+
+/// As libtorch's autocast, which then keeps a copy of every weight.
+TEST_P(MixedProducts, SeparateCastsKeepWhatAWeightWas) {
+  const at::Tensor x = at::randn({16, 16}), w = at::randn({16, 16});
+  const auto gradient = [&](bool changes) {
+    const at::Tensor input = x.detach().requires_grad_(), weight = w.clone().requires_grad_();
+    at::Tensor y;
+    {
+      const SeparateCasts casts;
+      const Region region(GetParam());
+      y = at::linear(input, weight);
+    }
+    if (changes) weight.data().zero_();
+    y.sum().backward();
+    return input.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+/// Whose gradient does not need it.
+TEST_P(MixedProducts, AWeightMayChangeWhereTheActivationsNeedNoGradient) {
+  const at::Tensor x = at::randn({16, 16}), w = at::randn({16, 16}).requires_grad_();
+  const auto gradient = [&](bool changes) {
+    at::Tensor y;
+    {
+      const Region region(GetParam());
+      y = at::linear(x, w);
+    }
+    if (changes) {
+      const at::NoGradGuard guard;
+      w.mul_(2);
+    }
+    return torch::autograd::grad({y.sum()}, {w})[0];
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+TEST_P(MixedProducts, ActivationsMayChangeWhereTheWeightNeedsNoGradient) {
+  const at::Tensor x = at::randn({16, 16}).to(GetParam()).requires_grad_(), w = at::randn({16, 16});
+  const at::Tensor middle = x * 1;
+  at::Tensor y;
+  {
+    const Region region(GetParam());
+    y = at::linear(middle, w);
+  }
+  middle.mul_(2);
+  y.sum().backward();
+  EXPECT_TRUE(same_bits(x.grad(), at::ones({16, 16}, GetParam()).mm(w.to(GetParam()))));
+}
+
+TEST_P(MixedProducts, NothingIsRecordedBelowAutograd) {
+  const at::Tensor x = at::randn({16, 16}), w = at::randn({16, 16}).requires_grad_();
+  const Region region(GetParam());
+  const at::Tensor recorded = at::linear(x, w);
+  const auto expect_no_graph = [&](const at::Tensor& y) {
+    EXPECT_FALSE(y.requires_grad());
+    EXPECT_EQ(y.grad_fn(), nullptr);
+    EXPECT_TRUE(same_bits(y, recorded.detach()));
+  };
+  {
+    const at::AutoDispatchBelowAutograd guard;
+    expect_no_graph(at::linear(x, w));
+    expect_no_graph(at::linear(x.to(GetParam()), w));
+    expect_no_graph(at::matmul(x, w.t()));
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  expect_no_graph(at::linear(x, w));
+}
+
+TEST_P(MixedProducts, AnInferenceTensorIsAWeightWhereItMayBe) {
+  at::Tensor w;
+  {
+    const c10::InferenceMode guard;
+    w = at::randn({16, 16});
+  }
+  const at::Tensor x = at::randn({16, 16}).requires_grad_();
+  at::Tensor y;
+  {
+    const Region region(GetParam());
+    y = at::linear(x, w);
+  }
+  y.sum().backward();
+  EXPECT_TRUE(same_bits(x.grad(), at::ones({16, 16}, GetParam()).mm(w.to(GetParam())).to(at::kFloat)));
+}
+
+TEST_P(MixedProducts, KernelsThatAreSwitchedOffComputeNoGradients) {
+  const at::Tensor x = at::randn({40, 600}), w = at::randn({30, 600});
+  const auto gradients = [&](bool cast_first) {
+    const at::Tensor input = x.detach().to(GetParam()).requires_grad_(), weight = w.detach().requires_grad_();
+    at::Tensor y;
+    if (cast_first) {
+      y = at::linear(input, weight.to(GetParam()));
+    } else {
+      const Region region(GetParam());
+      y = at::linear(input, weight);
+    }
+    disable_cpu_kernels();
+    y.sum().backward();
+    enable_cpu_kernels();
+    return std::vector<at::Tensor>{input.grad(), weight.grad()};
+  };
+  const auto ours = gradients(false), theirs = gradients(true);
+  for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(ours[i], theirs[i])) << i;
+}
+
+TEST_P(MixedProducts, CastAWeightWhileTheyAreSwitchedOff) {
+  const at::Tensor x = at::randn({16, 40}).to(GetParam()), w = at::randn({24, 40}).requires_grad_();
+  disable_cpu_kernels();
+  const Casts casts;
+  const Region region(GetParam());
+  at::linear(x, w);
+  EXPECT_EQ(Casts::counted(), std::vector<int64_t>{24 * 40});
+}
+
 /// What is no product of activations and a weight is libtorch's, results and errors alike.
 TEST_P(MixedProducts, TheRestIsLibtorchs) {
   using Compute = std::function<at::Tensor()>;

@@ -168,6 +168,7 @@ constexpr Switch kSwitch = {
         },
     .is_on = [] { return is_on.load(std::memory_order_relaxed); },
     .separate_casts = mixed_products::separate_casts,
+    .mix_products = mixed_products::mix,
 };
 
 /// How a later copy of this library asks for the switch, on the one thing that all copies share: as an operator of

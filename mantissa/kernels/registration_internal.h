@@ -31,6 +31,8 @@ struct Switch {
   /// Sets whether the calling thread's autocast casts weights in operations of their own; returns what was set
   /// before.
   bool (*separate_casts)(bool);
+  /// Sets whether any thread's autocast multiplies by weights without casting them; returns what was set before.
+  bool (*mix_products)(bool);
 };
 
 /// The switch of the copy whose kernels are registered: the first that asked. Registers this copy's kernels,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from mantissa_kernels._build import TORCH_VERSION
 
-__all__ = ["TORCH_VERSION", "choices", "disable", "enable", "enabled", "pin", "switched", "tier"]
+__all__ = ["TORCH_VERSION", "choices", "disable", "enable", "enabled", "mixed_products", "pin", "switched", "tier"]
 
 try:
     import torch
@@ -45,6 +45,16 @@ def disable() -> None:
 def enabled() -> bool:
     """Whether they are on."""
     return bool(_library.enabled())
+
+
+def mixed_products(on: bool) -> bool:
+    """Whether autocast multiplies by float32 weights without making 16-bit copies of them; returns what it did before.
+
+    Off at first: autocast keeps the copies until the backward pass, as without this module. On saves that memory, two bytes for
+    each element of a weight, and sums the gradients of a weight that is used several times in float32. The backward pass
+    then reads the weight itself and raises a RuntimeError if the weight has changed since the forward pass.
+    """
+    return bool(_library.mixed_products(on))
 
 
 def tier() -> str:

@@ -16,10 +16,19 @@ torch.ops.load_library(LIBRARY)
 
 @pytest.fixture(autouse=True)
 def kernels():
-    """torch.ops.mantissa_kernels, switched on whatever the test before did."""
+    """torch.ops.mantissa_kernels, switched on whatever the test before did, with no mixed products."""
     if not torch.ops.mantissa_kernels.enable():
         pytest.exit("MANTISSA_CPU_KERNELS=0: nothing to test", 1)
+    torch.ops.mantissa_kernels.mixed_products(False)
     return torch.ops.mantissa_kernels
+
+
+@pytest.fixture(params=[False, True], ids=["copies", "mixed"])
+def mixed(request, kernels):
+    """Whether autocast's products are mixed: one way and the other."""
+    kernels.mixed_products(request.param)
+    yield request.param
+    kernels.mixed_products(False)
 
 
 @contextlib.contextmanager

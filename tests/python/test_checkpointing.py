@@ -52,6 +52,7 @@ def gradients(train, use_reentrant, dtype):
 @pytest.mark.parametrize("use_reentrant", [False, True], ids=["by hooks", "reentrant"])
 @pytest.mark.parametrize("train", [backward_after_the_region, backward_inside_the_region, two_batches_in_a_region],
                          ids=lambda train: train.__name__)
+@pytest.mark.usefixtures("mixed")
 def test_gradients_follow_pytorchs(train, use_reentrant, dtype):
     ours = gradients(train, use_reentrant, dtype)
     with stock():

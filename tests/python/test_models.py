@@ -96,6 +96,7 @@ def test_compiled_models_reach_the_same_kernels(small, how):
             assert torch.equal(theirs, expected)
 
 
+@pytest.mark.usefixtures("mixed")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_batch_of_gradients_goes_through_an_autocast_region(dtype):
     """vmap over the backward pass alone: the forward pass knew nothing of it."""
@@ -110,6 +111,7 @@ def test_a_batch_of_gradients_goes_through_an_autocast_region(dtype):
             torch.testing.assert_close(ours[i], expected, rtol=2**-6, atol=2**-6)
 
 
+@pytest.mark.usefixtures("mixed")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
 def test_nested_tensors_go_through_an_autocast_region(layout):
     """Whose sizes are no numbers, or none."""
@@ -133,6 +135,7 @@ def test_a_forward_pass_may_meet_another_kernel_in_its_backward_pass(small):
         torch.testing.assert_close(parameter.grad.float(), gradient.float(), rtol=2**-5, atol=2**-8)
 
 
+@pytest.mark.usefixtures("mixed")
 def test_a_batch_of_lengths_of_its_own():
     """A nested tensor has no sizes that are numbers."""
     torch.manual_seed(0)
@@ -153,7 +156,8 @@ def test_a_batch_of_lengths_of_its_own():
         torch.testing.assert_close(a.float(), b.float(), rtol=2**-6, atol=2**-6)
 
 
-def test_after_a_transform_of_functions_weights_are_rounded_in_the_product_again():
+def test_after_a_transform_of_functions_weights_are_rounded_in_the_product_again(kernels):
+    kernels.mixed_products(True)
     layer, x = nn.Linear(40, 20), torch.randn(30, 40)
 
     def operation():
