@@ -97,10 +97,9 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     // x's gradient needs the weight, the weight's needs x.
     const bool needs_weight = x.requires_grad(), needs_x = weight.requires_grad();
     ctx->save_for_backward({needs_x ? x : Tensor(), needs_weight ? weight : Tensor()});
-    if (needs_x) ctx->saved_data["like"] = weight;  // its gradient's layout, not its values
-    // Hooks may give back something else, by their owner's choice.
-    if (needs_weight && !has_hooks_on_saved_tensors())
-      ctx->saved_data["fingerprint"] = static_cast<int64_t>(fingerprint(weight));
+    ctx->saved_data["weight"] = weight;  // for its layout, and to see whether it changed
+    // Hooks may give back another weight, by their owner's choice.
+    if (needs_weight && !has_hooks_on_saved_tensors()) ctx->saved_data["state"] = state_of(weight);
     ctx->saved_data["is_transposed"] = is_transposed;
     const Tensor addend = bias.value_or(Tensor());
     if (addend.defined()) ctx->saved_data["bias"] = addend.scalar_type();
@@ -108,6 +107,7 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    if (ctx->needs_input_grad(0)) check_unchanged(*ctx);
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &gradient = gradients[0];
     const bool is_transposed = ctx->saved_data["is_transposed"].toBool();
@@ -119,7 +119,6 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     const bool by_operations = at::GradMode::is_enabled() || is_observed({&gradient, &x, &weight}) ||
                                !fit(gradient, x, weight, is_transposed) || !registration::in_charge().is_on();
     if (ctx->needs_input_grad(0)) {
-      check_unchanged(*ctx, weight);
       const Tensor by_row = is_transposed ? weight : weight.t();  // [n, k]
       result[0] =
           by_operations ? gradient.matmul(by_row.to(gradient.scalar_type())) : multiply(gradient, by_row, {});
@@ -130,7 +129,7 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
         const Tensor by_k = inputs.t().mm(rows).to(at::kFloat);
         result[1] = is_transposed ? by_k.t() : by_k;
       } else {
-        result[1] = empty_gradient(ctx->saved_data["like"].toTensor(), is_transposed ? rows : inputs,
+        result[1] = empty_gradient(ctx->saved_data["weight"].toTensor(), is_transposed ? rows : inputs,
                                    is_transposed ? inputs : rows);
         if (is_transposed) {
           multiply(rows.t(), inputs, {}, result[1]);
@@ -166,19 +165,25 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     return at::empty(sizes, at::kFloat);
   }
 
-  /// A change of which autograd knows has raised its error before. What goes through `.data()` or a pointer, as
-  /// torch::optim::SGD does, it does not see.
-  static void check_unchanged(const AutogradContext& ctx, const Tensor& weight) {
-    const auto before = ctx.saved_data.find("fingerprint");
+  /// A number that another weight's content does not have, nor another version: autograd counts the changes that it
+  /// sees. It misses those through `.data()` or a pointer, such as torch::optim::SGD's steps.
+  static int64_t state_of(const Tensor& weight) {
+    return static_cast<int64_t>(fingerprint(weight) +
+                                static_cast<uint64_t>(weight._version()) * 0x9E3779B97F4A7C15U);
+  }
+
+  static void check_unchanged(const AutogradContext& ctx) {
+    const auto before = ctx.saved_data.find("state");
     if (before == ctx.saved_data.end()) return;
-    const bool is_same = is_plain(weight) && weight.scalar_type() == at::kFloat && weight.dim() == 2 &&
-                         static_cast<uint64_t>(before->second.toInt()) == fingerprint(weight);
-    TORCH_CHECK(
-        is_same, "backward of autocast's product by a ", weight.sizes(),
-        " weight: the weight was changed after the forward pass without autograd's knowledge (by an "
-        "optimizer that steps through .data(), for instance), and no copy was kept. Change it after the "
-        "backward pass, or keep 16-bit copies: by a mantissa::SeparateCasts around the forward pass, in "
-        "Python by mantissa_kernels.mixed_products(False)");
+    const Tensor weight = ctx.saved_data.at("weight").toTensor();
+    const bool can_be_read = is_plain(weight) && weight.scalar_type() == at::kFloat && weight.dim() == 2;
+    TORCH_CHECK(can_be_read && state_of(weight) == before->second.toInt(),
+                "backward of autocast's product by a weight of ", weight.sizes(),
+                ": the weight was changed after the forward pass (by an optimizer's step, for instance), and "
+                "no copy of it "
+                "was kept. Change it after the backward pass, or keep 16-bit copies: by a "
+                "mantissa::SeparateCasts around "
+                "the forward pass, in Python by mantissa_kernels.mixed_products(False)");
   }
 };
 
