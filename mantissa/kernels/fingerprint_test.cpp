@@ -5,7 +5,7 @@
 
 #include "mantissa/kernels/fingerprint_internal.h"
 
-namespace mantissa {
+namespace mantissa::fingerprint_test {
 namespace {
 
 std::vector<at::Tensor> layouts() {
@@ -81,4 +81,4 @@ TEST(Fingerprint, SeesWhatLeavesTheSumAsItWas) {
 }
 
 }  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::fingerprint_test
