@@ -4,7 +4,8 @@ BUILD := $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 PRECISION ?= bf16-mixed
 SETUP := tools/setup $(if $(filter cuda,$(PRESET)),--cuda)
 # Side by side as ctest's: most of a comparison's time is one thread's, or a program's that starts.
-PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_CACHE_DIR= MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_CACHE_DIR=$(KERNEL_CACHE) MANTISSA_BUILD=$(CURDIR)/$(BUILD) .deps/peers/bin/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+KERNEL_CACHE := $(CURDIR)/build-$(PRESET)/kernel-cache
 OPTIONS := $(if $(TORCH_ROOT),-DTORCH_ROOT=$(TORCH_ROOT)) $(CMAKE_ARGS)
 
 .PHONY: all configure fit test newer parity bench fuzz tsan lint format clean
@@ -21,7 +22,9 @@ fit: configure
 	cmake --build --preset $(PRESET) --target mantissa
 	$(BUILD)/mantissa fit --precision $(PRECISION) $(ARGS)
 
+# What the tests' processes compute with is measured once, before them: they compare bits with each other.
 test: all
+	@MANTISSA_CACHE_DIR=$(KERNEL_CACHE) $(BUILD)/mantissa modes --kernels >/dev/null
 	ctest --preset $(PRESET) --parallel $$(nproc)
 	@tools/skipped_tests $(BUILD)/Testing/Temporary/LastTest.log
 

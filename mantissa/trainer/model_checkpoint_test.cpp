@@ -111,12 +111,13 @@ FitResult run(const Job& job) {
   return trainer.fit(task, train, &val, job.from);
 }
 
-/// All that a checkpoint holds but the time and what its callbacks say of files.
+/// All that a checkpoint holds but the time, the kernels that the process had chosen by then, and what its callbacks say of files.
 StateDict comparable(const std::filesystem::path& path) {
   Checkpoint checkpoint = load_checkpoint(path);
   StateDict weights;
   for (const auto& [name, tensor] : checkpoint.weights) weights.emplace(name, tensor);
   checkpoint.state.erase("seconds");
+  checkpoint.state.erase("cpu_kernels");
   checkpoint.state.at("callbacks").get_if<StateDict>()->erase("mantissa::ModelCheckpoint");
   checkpoint.state.emplace("weights", weights);
   return checkpoint.state;
