@@ -205,6 +205,7 @@ int64_t repeats_for(double seconds) {
 /// A call of `family`, whose first step may be one of our kernels: a gradient's is a forward pass.
 Call make_call(KernelFamily family, at::ScalarType dtype, Size size) {
   const ForcedKernel force(family, kLibtorchs);
+  // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): std::function owns what it captures
   return call_of(family, dtype, size);
 }
 

@@ -181,7 +181,8 @@ std::vector<Entry> parse(const std::string& text, const std::string& asked) {
   if (text.empty()) return pins;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    for (Entry& pin : parse_entry(text.substr(begin, end - begin), asked)) pins.push_back(std::move(pin));
+    const std::vector<Entry> more = parse_entry(text.substr(begin, end - begin), asked);
+    pins.insert(pins.end(), more.begin(), more.end());
     begin = end + 1;
   }
   return pins;

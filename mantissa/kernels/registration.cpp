@@ -192,6 +192,7 @@ const Switch* find_switch() {
   TORCH_CHECK(address != 0,
               "enable_cpu_kernels: this process holds another release of Mantissa, whose CPU kernels are "
               "registered and whose switch this release cannot read; build both from the same source");
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): an operator returns numbers and tensors, and no pointers
   return reinterpret_cast<const Switch*>(address);
 }
 
