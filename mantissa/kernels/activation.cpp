@@ -6,10 +6,6 @@
 namespace mantissa {
 namespace {
 
-const ActivationBuild& build_of(KernelFamily family, cpu::Element element) {
-  return build_for(activation_builds(), kernel_for(family, element).tier.value_or(cpu_tier()));
-}
-
 /// f(begin, end) for the parts of [0, count): a thread is worth waking for some ten microseconds of work.
 template <typename F>
 void in_parts(int64_t count, const F& f) {
@@ -30,7 +26,7 @@ const std::vector<ActivationBuild>& activation_builds() {
 }
 
 void activate(cpu::Activation activation, cpu::Element element, const void* x, void* out, int64_t count) {
-  const ActivationBuild& build = build_of(KernelFamily::kGelu, element);
+  const ActivationBuild& build = chosen_build(activation_builds(), KernelFamily::kGelu, element);
   in_parts(count, [&](int64_t begin, int64_t end) {
     build.run(activation, element, advanced(x, element, begin), advanced(out, element, begin), end - begin);
   });
@@ -38,7 +34,7 @@ void activate(cpu::Activation activation, cpu::Element element, const void* x, v
 
 void activate_backward(cpu::Activation activation, cpu::Element element, const void* gradient, const void* x,
                        void* out, int64_t count) {
-  const ActivationBuild& build = build_of(KernelFamily::kGeluBackward, element);
+  const ActivationBuild& build = chosen_build(activation_builds(), KernelFamily::kGeluBackward, element);
   in_parts(count, [&](int64_t begin, int64_t end) {
     build.run_backward(activation, element, advanced(gradient, element, begin), advanced(x, element, begin),
                        advanced(out, element, begin), end - begin);

@@ -11,10 +11,6 @@
 namespace mantissa {
 namespace {
 
-const AttentionBuild& build_of(KernelFamily family, cpu::Element element) {
-  return build_for(attention_builds(), kernel_for(family, element).tier.value_or(cpu_tier()));
-}
-
 /// Each part packs the other operand for itself, which fewer rows do not pay for.
 constexpr int64_t kLeastRows = 64;
 
@@ -63,7 +59,9 @@ const std::vector<AttentionBuild>& attention_builds() {
   return builds;
 }
 
-void attention(const cpu::Attention& g) { attention(g, build_of(KernelFamily::kAttention, g.query.element)); }
+void attention(const cpu::Attention& g) {
+  attention(g, chosen_build(attention_builds(), KernelFamily::kAttention, g.query.element));
+}
 
 void attention(const cpu::Attention& g, const AttentionBuild& build) {
   const int64_t heads = g.batch * g.heads;
@@ -81,7 +79,8 @@ void attention(const cpu::Attention& g, const AttentionBuild& build) {
 }
 
 void attention_gradient(const cpu::AttentionGradient& g) {
-  attention_gradient(g, build_of(KernelFamily::kAttentionBackward, g.attention.query.element));
+  attention_gradient(
+      g, chosen_build(attention_builds(), KernelFamily::kAttentionBackward, g.attention.query.element));
 }
 
 void attention_gradient(const cpu::AttentionGradient& gradient, const AttentionBuild& build) {

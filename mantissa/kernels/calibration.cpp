@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <csignal>
 #include <ctime>
 #include <exception>
@@ -9,11 +8,9 @@
 #include <omp.h>
 #include <pthread.h>
 #include <thread>
-#include <tuple>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/record_function.h>

@@ -176,14 +176,22 @@ std::vector<Entry> parse_entry(const std::string& entry, const std::string& aske
   return pins;
 }
 
+/// What stands between the commas; nothing of an empty text.
+std::vector<std::string> entries_of(const std::string& text) {
+  std::vector<std::string> entries;
+  for (size_t begin = 0; !text.empty() && begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    entries.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return entries;
+}
+
 std::vector<Entry> parse(const std::string& text, const std::string& asked) {
   std::vector<Entry> pins;
-  if (text.empty()) return pins;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::vector<Entry> more = parse_entry(text.substr(begin, end - begin), asked);
+  for (const std::string& entry : entries_of(text)) {
+    const std::vector<Entry> more = parse_entry(entry, asked);
     pins.insert(pins.end(), more.begin(), more.end());
-    begin = end + 1;
   }
   return pins;
 }
@@ -346,15 +354,12 @@ std::vector<std::string> resume_cpu_kernels(const std::string& choices) {
   for (auto& of_element : table().pins)
     for (Pin& pin : of_element)
       if (!pin.by_user) pin = {};
-  for (size_t begin = 0; begin < choices.size();) {
-    const size_t end = std::min(choices.find(',', begin), choices.size());
-    const std::string entry = choices.substr(begin, end - begin);
+  for (const std::string& entry : entries_of(choices)) {
     try {
       set_pins(table(), parse_entry(entry, entry), /*by_user=*/false);
     } catch (const c10::ValueError&) {
       refused.push_back(entry);
     }
-    begin = end + 1;
   }
   return refused;
 }

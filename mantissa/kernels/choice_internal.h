@@ -96,10 +96,10 @@ const Build& build_for(const std::vector<Build>& builds, CpuTier tier) {
   return builds.back();
 }
 
-/// The best of `builds` that this CPU runs, whatever was measured: for what libtorch has no kernel for.
+/// The build for `family` in `element`; where libtorch's kernel was chosen, the best that this CPU runs.
 template <typename Build>
-const Build& best_build(const std::vector<Build>& builds) {
-  return build_for(builds, cpu_tier());
+const Build& chosen_build(const std::vector<Build>& builds, KernelFamily family, cpu::Element element) {
+  return build_for(builds, kernel_for(family, element).tier.value_or(cpu_tier()));
 }
 
 }  // namespace mantissa

@@ -84,9 +84,8 @@ const std::vector<GemmBuild>& gemm_builds() {
 void gemm(const cpu::Gemm& g) {
   const cpu::Element element = g.a.element != cpu::Element::kFloat32 ? g.a.element : g.b.element;
   // Of float32 alone, as sums of a bias's gradient: nothing is measured.
-  const std::optional<CpuTier> tier =
-      element == cpu::Element::kFloat32 ? cpu_tier() : kernel_for(family_of(g), element).tier;
-  gemm(g, build_for(gemm_builds(), tier.value_or(cpu_tier())));
+  if (element == cpu::Element::kFloat32) return gemm(g, build_for(gemm_builds(), cpu_tier()));
+  gemm(g, chosen_build(gemm_builds(), family_of(g), element));
 }
 
 void gemm(const cpu::Gemm& given, const GemmBuild& build) {
