@@ -26,8 +26,8 @@ struct CheckFailed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What a user is told of an exception that says that there is too little memory, for data or for threads, and
-/// how much was asked for where that is known; "" for any other.
+/// The message for an exception that reports too little memory, for data or for threads. It says how much was
+/// asked for where that is known. "" for any other exception.
 std::string too_little_memory(const std::exception& error);
 
 /// A user's file may hold anything: on one line, without what would control a terminal.

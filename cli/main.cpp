@@ -78,7 +78,7 @@ int flushed(int status) {
 }
 
 /// What no try block can see ends here: an exception of a thread that is not ours, or one that comes while another
-/// is told of. For lack of memory that is no fault of the program, which leaves no core file then.
+/// is reported. Lack of memory is no fault of the program, so it leaves no core file then.
 [[noreturn]] void end_without_a_handler() {
   try {
     if (const std::exception_ptr exception = std::current_exception()) std::rethrow_exception(exception);
@@ -167,7 +167,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   set_terminate_handler(argc, argv, nullptr);
   std::signal(SIGPIPE, SIG_IGN);  // `mantissa fit 2>&1 | head` must not lose the weights
-  // A file that grows past `ulimit -f` is an error of one write, which the run is told of, and not its end.
+  // A file that grows past `ulimit -f` fails one write, which the run reports; it does not end the program.
   std::signal(SIGXFSZ, SIG_IGN);
   return flushed(run(argc, argv));
 }

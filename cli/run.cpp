@@ -217,7 +217,7 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
       try {
         replace_if_lost(*folder, trainer.options().callbacks, yaml);
       } catch (const std::exception& error) {
-        TORCH_WARN(message_of(error));  // what ended the run is told as its error
+        TORCH_WARN(message_of(error));  // the error that ended the run is reported as the run's
       }
       // Where a checkpoint found no room there may be some for the weights alone.
       if (!is_saved(*folder, trainer.progress().steps)) rescue_weights(*model, folder->file(kWeights), about);

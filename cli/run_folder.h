@@ -41,7 +41,7 @@ class RunFolder {
   void keep() { keep_ = true; }
   /// Whether somebody has removed, moved or replaced it.
   bool is_lost() const { return held_->is_lost(); }
-  /// Goes on in another folder instead of one that is lost: in `other`, or if that is empty in the one that
+  /// Continues in another folder instead of one that is lost: in `other`, or if that is empty in the one that
   /// HeldFolder::replace() makes.
   /// Errors: those of HeldFolder and FolderLock.
   void replace(const std::filesystem::path& other);

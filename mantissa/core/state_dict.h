@@ -15,7 +15,7 @@
 
 namespace mantissa {
 
-/// No run counts further: steps, batches and the like in a saved state are from 0 to this, so that whoever reads
+/// The largest count that a saved state may hold of steps, batches and the like. It is so small that whoever reads
 /// them can add to them and every number is exact as a double, too.
 inline constexpr int64_t kMaxCount = int64_t{1} << 53;
 

@@ -84,7 +84,7 @@ TEST_F(Weights, NamesOutOfAFileDoNotFillTheScreen) {
   EXPECT_LT(error.size(), 2000u);
 }
 
-// Each missing weight is compared with all names of the file only where that is told.
+// A missing weight is compared with all names of the file only if the error names it.
 TEST_F(Weights, ManyThatDoNotFitAreToldAtOnce) {
   struct Many : torch::nn::Module {
     Many() {
