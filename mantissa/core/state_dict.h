@@ -16,7 +16,7 @@
 namespace mantissa {
 
 /// The largest count that a saved state may hold of steps, batches and the like. It is so small that whoever reads
-/// them can add to them and every number is exact as a double, too.
+/// one can add to it, and that every count is exact as a double.
 inline constexpr int64_t kMaxCount = int64_t{1} << 53;
 
 class StateValue;
