@@ -7,6 +7,7 @@
 #include <new>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "cli/text.h"
 
@@ -47,10 +48,7 @@ std::string too_little_memory(const std::exception& error) {
 
 std::string on_one_line(std::string text) {
   text.resize(std::min(text.size(), text.find('\n')));
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; },
-      '?');
-  return text;
+  return printable(std::move(text));
 }
 
 }  // namespace mantissa::cli

@@ -8,10 +8,12 @@
 #include <new>
 #include <string>
 #include <sys/mman.h>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
 #include "cli/errors.h"
+#include "cli/text.h"
 #include "mantissa/core/thread_warnings.h"
 
 namespace mantissa::cli {
@@ -49,11 +51,8 @@ class PlainWarnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
     std::string text = warning.msg();
-    for (char& c : text) {
-      if (c == '\n') c = ' ';
-      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
-        c = '?';  // of a file's name, say: no terminal obeys it
-    }
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    text = printable(std::move(text));  // a file's name in it must not control a terminal
     if (printed_.add(text)) tell_user("mantissa: warning: " + text + "\n");
   }
 
