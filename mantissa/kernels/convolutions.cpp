@@ -4,8 +4,8 @@
 #include <vector>
 
 #include <ATen/native/ConvUtils.h>
+#include <ATen/ops/_convolution_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/convolution_backward_compositeexplicitautograd_dispatch.h>
-#include <ATen/ops/convolution_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/empty_cpu_dispatch.h>
 #include <c10/util/irange.h>
 
@@ -218,10 +218,12 @@ Tensor bias_gradient(const Tensor& gradient) {
 }  // namespace
 
 Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, Sizes stride,
-                   Sizes padding, Sizes dilation, bool transposed, Sizes output_padding, int64_t groups) {
+                   Sizes padding, Sizes dilation, bool transposed, Sizes output_padding, int64_t groups,
+                   bool benchmark, bool deterministic, bool cudnn_enabled, bool allow_tf32) {
   const auto stock = [&] {
-    return at::compositeexplicitautograd::convolution(input, weight, bias, stride, padding, dilation,
-                                                      transposed, output_padding, groups);
+    return at::compositeexplicitautograd::_convolution(input, weight, bias, stride, padding, dilation,
+                                                       transposed, output_padding, groups, benchmark,
+                                                       deterministic, cudnn_enabled, allow_tf32);
   };
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
   const auto g = geometry(input, weight, options);

@@ -11,10 +11,13 @@
 /// products_internal.h.
 namespace mantissa::convolutions {
 
+/// libtorch's `_convolution`, which its `convolution` calls, and a traced model directly: `convolution` is missing
+/// from a trace, so a kernel in its place would leave no operation there. The last four options are cuDNN's.
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, at::IntArrayRef stride, at::IntArrayRef padding,
                        at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding,
-                       int64_t groups);
+                       int64_t groups, bool benchmark, bool deterministic, bool cudnn_enabled,
+                       bool allow_tf32);
 
 /// The gradients of input, weight and bias that `output_mask` names; the others are undefined.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(

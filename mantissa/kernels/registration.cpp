@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_addmm_activation_cpu_dispatch.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale_cpu_dispatch.h>
+#include <ATen/ops/_convolution_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_cpu_dispatch.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_cpu_dispatch.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
@@ -16,7 +17,6 @@
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
 #include <ATen/ops/bmm_cpu_dispatch.h>
 #include <ATen/ops/convolution_backward_compositeexplicitautograd_dispatch.h>
-#include <ATen/ops/convolution_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/dot_cpu_dispatch.h>
 #include <ATen/ops/gelu_backward_cpu_dispatch.h>
 #include <ATen/ops/gelu_cpu_dispatch.h>
@@ -120,7 +120,7 @@ Library cpu_library() {
       library, "_scaled_dot_product_flash_attention_for_cpu");
   add<&scaled_dot_product::backward, &stock::_scaled_dot_product_flash_attention_for_cpu_backward>(
       library, "_scaled_dot_product_flash_attention_for_cpu_backward");
-  add<&convolutions::convolution, &composite::convolution>(library, "convolution");
+  add<&convolutions::convolution, &composite::_convolution>(library, "_convolution");
   add<&convolutions::convolution_backward, &composite::convolution_backward>(library, "convolution_backward");
   add<&non_finite_check_and_unscale_, &stock::_amp_foreach_non_finite_check_and_unscale_>(
       library, "_amp_foreach_non_finite_check_and_unscale_");
