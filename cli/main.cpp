@@ -21,6 +21,7 @@
 #include "cli/warnings.h"
 #include "mantissa/core/error_message.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/core/threads_apart.h"
 #include "mantissa/kernels/environment.h"
 
 namespace {
@@ -117,7 +118,10 @@ int run(int argc, char** argv) {
   // As other programs do; a list keeps all that it is given.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   // After --help and --version, before any command runs.
-  app.parse_complete_callback([] { mantissa::cli::usage([] { mantissa::check_environment(); }); });
+  app.parse_complete_callback([] {
+    mantissa::cli::usage([] { mantissa::check_environment(); });
+    mantissa::keep_threads_apart();
+  });
   app.footer(
       "Exit status: 0 done, 1 the run failed, 2 the command or its configuration is wrong, 3 a check that "
       "was "

@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/core/threads_apart.h"
 #include "mantissa/kernels/choice.h"
 #include "mantissa/kernels/registration_internal.h"
 
@@ -61,6 +62,7 @@ void load() {
   // Loops that do are written in Python, where a mixed product would refuse what trains without this library.
   kernels.mix_products(false);
   kernels.enable_by_default();
+  mantissa::keep_threads_apart();
 }
 
 [[maybe_unused]] const bool is_loaded = [] {

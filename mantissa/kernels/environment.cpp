@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/core/threads_apart.h"
 #include "mantissa/kernels/choice.h"
 
 namespace mantissa {
@@ -21,6 +22,7 @@ bool cpu_kernels_by_environment() {
 void check_environment() {
   cpu_tier();  // MANTISSA_MAX_ISA
   cpu_kernels_by_environment();
+  threads_apart_by_environment();
   check_kernel_pins_of_environment();  // MANTISSA_KERNELS
 }
 

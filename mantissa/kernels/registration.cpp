@@ -1,5 +1,3 @@
-#include <dlfcn.h>
-#include <link.h>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,6 +24,7 @@
 #include <ATen/ops/mm_ops.h>
 #include <torch/library.h>
 
+#include "mantissa/core/keep_loaded_internal.h"
 #include "mantissa/kernels/convolutions_internal.h"
 #include "mantissa/kernels/environment.h"
 #include "mantissa/kernels/gelu_internal.h"
@@ -196,25 +195,10 @@ const Switch* find_switch() {
   return reinterpret_cast<const Switch*>(address);
 }
 
-/// A plug-in that is closed would leave the dispatcher with pointers to code that is gone, so what holds this code is
-/// kept until the process ends.
-void keep_loaded() {
-  Dl_info info;
-  void* map = nullptr;
-  const bool is_found =
-      dladdr1(reinterpret_cast<const void*>(&address_of_switch), &info, &map, RTLD_DL_LINKMAP) != 0;
-  TORCH_CHECK(is_found && map != nullptr,
-              "enable_cpu_kernels: the object that holds the kernels is not known to the loader");
-  const char* const name = static_cast<const link_map*>(map)->l_name;
-  if (*name == '\0') return;  // the program itself
-  TORCH_CHECK(dlopen(name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) != nullptr, "enable_cpu_kernels: ", name,
-              " cannot be kept loaded (", dlerror(),
-              "), so its kernels are not registered; link it with -Wl,-z,nodelete");
-}
-
 const Switch& find_or_register() {
   if (const Switch* const found = find_switch()) return *found;
-  keep_loaded();
+  // A plug-in that is closed would leave the dispatcher with pointers to code that is gone.
+  keep_loaded(reinterpret_cast<const void*>(&address_of_switch), "enable_cpu_kernels");
   const WithoutOverrideWarning handler;
   // Their end would take the kernels out again: none is ever destroyed once all three are made.
   auto claim = std::make_unique<torch::Library>(torch::Library::FRAGMENT, kNamespace, std::nullopt, __FILE__,

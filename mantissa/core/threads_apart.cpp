@@ -1,0 +1,196 @@
+#include "mantissa/core/threads_apart.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <dirent.h>
+#include <fcntl.h>
+#include <map>
+#include <memory>
+#include <new>
+#include <mutex>
+#include <pthread.h>
+#include <sched.h>
+#include <string>
+#include <string_view>
+#include <sys/syscall.h>
+#include <system_error>
+#include <thread>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/keep_loaded_internal.h"
+#include "mantissa/core/threads_apart_internal.h"
+
+namespace mantissa {
+namespace threads_apart {
+namespace {
+
+/// Of as many processors as the largest machines have; the kernel refuses a set that is smaller than its own.
+struct Affinity {
+  static constexpr int kCpus = 8192;
+  std::array<cpu_set_t, kCpus / CPU_SETSIZE> words{};
+
+  bool read(pid_t thread) { return sched_getaffinity(thread, sizeof words, words.data()) == 0; }
+  [[nodiscard]] bool write(pid_t thread) const {
+    return sched_setaffinity(thread, sizeof words, words.data()) == 0;
+  }
+};
+
+/// The processor of a thread that runs or could run, out of the text of its /proc/.../stat; -1: it waits.
+int processor_of(const char* stat) {
+  constexpr int kStateField = 3, kProcessorField = 39;
+  // The second field is a name in brackets, which may hold brackets and spaces.
+  const char* at = std::strrchr(stat, ')');
+  if (at == nullptr || std::strlen(at) < 3 || at[2] != 'R') return -1;
+  at += 2;
+  for (int field = kStateField; field < kProcessorField; ++field) {
+    at = std::strchr(at, ' ');
+    if (at == nullptr) return -1;
+    ++at;
+  }
+  return static_cast<int>(std::strtol(at, nullptr, 10));
+}
+
+/// Empty if it cannot be read, as of a thread that has just ended.
+std::array<char, 1024> contents(const std::string& path) {
+  std::array<char, 1024> text{};
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return text;
+  const ssize_t size = ::read(file, text.data(), text.size() - 1);
+  ::close(file);
+  text[static_cast<size_t>(std::max<ssize_t>(size, 0))] = '\0';
+  return text;
+}
+
+}  // namespace
+
+std::vector<RunningThread> running_threads() {
+  const std::string folder = "/proc/self/task/";
+  const auto close = [](DIR* opened) { ::closedir(opened); };
+  const std::unique_ptr<DIR, decltype(close)> threads(::opendir(folder.c_str()), close);
+  if (!threads) return {};
+  const auto self = static_cast<pid_t>(::syscall(SYS_gettid));
+  std::vector<RunningThread> running;
+  while (const dirent* const entry = ::readdir(threads.get())) {
+    const auto id = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10));
+    if (id <= 0 || id == self) continue;
+    const int cpu = processor_of(contents(folder + entry->d_name + "/stat").data());
+    if (cpu >= 0) running.push_back({id, cpu});
+  }
+  return running;
+}
+
+std::vector<int> allowed_cpus(pid_t thread) {
+  Affinity affinity;
+  std::vector<int> cpus;
+  if (!affinity.read(thread)) return cpus;
+  for (int cpu = 0; cpu < Affinity::kCpus; ++cpu)
+    if (CPU_ISSET_S(cpu, sizeof affinity.words, affinity.words.data())) cpus.push_back(cpu);
+  return cpus;
+}
+
+std::vector<Move> moves(std::vector<RunningThread> threads,
+                        const std::function<std::vector<int>(pid_t)>& allowed_cpus_of) {
+  std::map<int, int> count;  // of these threads, on each processor
+  for (const RunningThread& each : threads) ++count[each.cpu];
+  std::vector<Move> moves;
+  for (auto thread = threads.rbegin(); thread != threads.rend(); ++thread) {
+    if (count[thread->cpu] < 2) continue;
+    std::vector<int> cpus = allowed_cpus_of(thread->id);
+    if (cpus.empty()) continue;
+    std::rotate(cpus.begin(), std::upper_bound(cpus.begin(), cpus.end(), thread->cpu), cpus.end());
+    const int least = *std::min_element(cpus.begin(), cpus.end(), [&](int a, int b) { return count[a] < count[b]; });
+    if (count[least] + 2 > count[thread->cpu]) continue;
+    --count[thread->cpu];
+    ++count[least];
+    moves.push_back({thread->id, least});
+  }
+  return moves;
+}
+
+void carry_out(const Move& move) {
+  Affinity before, there;
+  if (!before.read(move.thread)) return;
+  CPU_SET_S(move.cpu, sizeof there.words, there.words.data());
+  // The kernel moves a thread when it may no longer stay, and does not move it back when it may.
+  if (there.write(move.thread)) static_cast<void>(before.write(move.thread));
+}
+
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How long until the next look. One takes some 10 µs and 5 for each thread; two hundred times that keeps it below
+/// half a percent of one processor.
+class Period {
+ public:
+  milliseconds after(std::chrono::steady_clock::duration look, bool are_several, bool has_moved) {
+    if (has_moved) soon_ = kSoonAfterAMove;
+    const milliseconds rest = !are_several ? milliseconds(100) : soon_ > 0 ? milliseconds(5) : milliseconds(20);
+    if (are_several && soon_ > 0) --soon_;
+    return std::max(rest, std::chrono::duration_cast<milliseconds>(200 * look));
+  }
+
+ private:
+  /// What shares the machine now will do so for a while: a second.
+  static constexpr int kSoonAfterAMove = 200;
+  int soon_ = 0;
+};
+
+[[noreturn]] void keep_looking() {
+  pthread_setname_np(pthread_self(), "threads-apart");
+  Period period;
+  while (true) {
+    const auto begin = std::chrono::steady_clock::now();
+    bool are_several = false, has_moved = false;
+    try {
+      const std::vector<RunningThread> threads = running_threads();
+      const std::vector<Move> due = moves(threads, allowed_cpus);
+      std::for_each(due.begin(), due.end(), carry_out);
+      are_several = threads.size() > 1;
+      has_moved = !due.empty();
+    } catch (const std::bad_alloc&) {
+      // Who needs the memory more will say so.
+    }
+    std::this_thread::sleep_for(period.after(std::chrono::steady_clock::now() - begin, are_several, has_moved));
+  }
+}
+
+/// On a thread that takes none of the program's signals.
+void start() {
+  keep_loaded(reinterpret_cast<const void*>(&start), "keep_threads_apart");
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread(keep_looking).detach();
+  } catch (const std::system_error& error) {
+    TORCH_WARN("keep_threads_apart: no thread can be started (", error.what(),
+               "), so on a busy machine this program may be slow; raise the limit (ulimit -u)");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace
+}  // namespace threads_apart
+
+bool threads_apart_by_environment() {
+  const char* const value = std::getenv("MANTISSA_KEEP_THREADS_APART");
+  if (value == nullptr || *value == '\0' || std::string_view(value) == "1") return true;
+  TORCH_CHECK_VALUE(std::string_view(value) == "0", "MANTISSA_KEEP_THREADS_APART=", value,
+                    ": choose 0 (threads stay where the kernel puts them) or 1, or unset it");
+  return false;
+}
+
+void keep_threads_apart() {
+  static std::once_flag once;
+  if (threads_apart_by_environment()) std::call_once(once, threads_apart::start);
+}
+
+}  // namespace mantissa
