@@ -55,6 +55,7 @@ bench: configure
 	$(BUILD)/replay_point_bench
 	.deps/peers/bin/python benchmarks/train_step.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/trainer_cost.py --build $(BUILD)
+	.deps/peers/bin/python benchmarks/busy_machine.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/data_loader.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD) --ordinary-cpu

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <torch/nn/functional/loss.h>
 
+#include "mantissa/core/threads_apart.h"
 #include "mantissa/data/digits.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/models/convnet.h"
@@ -11,6 +12,7 @@
 #include "mantissa/precision/registry.h"
 
 int main(int argc, char** argv) {
+  mantissa::keep_threads_apart();  // for a machine that others use too
   at::manual_seed(1);
   auto precision = mantissa::make_precision(argc > 1 ? argv[1] : "bf16-mixed", at::kCPU);
   mantissa::Convnet model(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10});

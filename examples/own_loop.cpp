@@ -8,12 +8,14 @@
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/clip_grad.h"
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/core/threads_apart.h"
 #include "mantissa/data/digits.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/models/convnet.h"
 #include "mantissa/optim/sgd.h"
 
 int main() {
+  mantissa::keep_threads_apart();  // for a machine that others use too
   at::manual_seed(1);
   mantissa::Convnet model(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10});
   mantissa::SGD optimizer(model->parameters(), mantissa::SGDOptions(0.05).momentum(0.9));

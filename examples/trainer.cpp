@@ -1,16 +1,17 @@
 // No loop: say what a step is, and the Trainer does the rest.
-#include "mantissa/trainer/trainer.h"
 
-#include <cstdio>
 
-#include <ATen/Context.h>
-#include <torch/nn/functional/loss.h>
 
+#include "mantissa/core/threads_apart.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/digits.h"
 #include "mantissa/models/convnet.h"
 #include "mantissa/optim/sgd.h"
 #include "mantissa/trainer/progress_bar.h"
+#include "mantissa/trainer/trainer.h"
+#include <ATen/Context.h>
+#include <cstdio>
+#include <torch/nn/functional/loss.h>
 
 struct Digits : mantissa::Task {
   torch::nn::Module& module() override { return *model; }
@@ -27,6 +28,7 @@ struct Digits : mantissa::Task {
 };
 
 int main() {
+  mantissa::keep_threads_apart();  // for a machine that others use too
   at::manual_seed(1);
   auto [train, held_out] = mantissa::random_split(mantissa::load_digits(), 0.2, /*seed=*/1);
   mantissa::DataLoader train_loader(train, {.batch_size = 32, .shuffle = true});

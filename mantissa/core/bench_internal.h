@@ -11,7 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "mantissa/core/threads_apart.h"
+
 namespace mantissa {
+
+/// Whatever else runs on this machine, both programs suffer the same of it.
+inline const bool kAreThreadsApart = (keep_threads_apart(), true);
 
 struct Cost {
   double wall, cpu;  // seconds; of all threads, waiting for each other included
