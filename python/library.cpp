@@ -15,7 +15,6 @@
 
 #include "mantissa/core/cpu_tier.h"
 #include "mantissa/core/threads_apart.h"
-#include "mantissa/kernels/choice.h"
 #include "mantissa/kernels/registration_internal.h"
 
 namespace {
@@ -54,9 +53,8 @@ void load() {
   library->def("enabled() -> bool", kernels.is_on);
   library->def("mixed_products(bool on) -> bool", kernels.mix_products);
   library->def("tier() -> str", tier);
-  library->def("pin(str kernels) -> ()",
-               [](const std::string& kernels) { mantissa::pin_cpu_kernels(kernels); });
-  library->def("choices() -> str", mantissa::cpu_kernel_choices);
+  library->def("pin(str kernels) -> ()", kernels.pin);
+  library->def("choices() -> str", kernels.choices);
   library->def("torch_version() -> str", torch_version);
   // PyTorch's autocast keeps a copy of each weight, so that a loop may change the weight before its backward pass.
   // Loops that do are written in Python, where a mixed product would refuse what trains without this library.

@@ -329,7 +329,7 @@ KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
 
 void check_cpu_kernel_pins(const std::string& pins) { parse(pins, "the CPU kernels '" + pins + "'"); }
 
-void pin_cpu_kernels(const std::string& pins) {
+void choice::pin(const std::string& pins) {
   const std::vector<Entry> entries = parse(pins, "the CPU kernels '" + pins + "'");
   const std::lock_guard lock(table().mutex);
   read_environment(table());
@@ -347,7 +347,7 @@ void forget_cpu_kernel_choices() {
   table().cache.reset();
 }
 
-std::vector<std::string> resume_cpu_kernels(const std::string& choices) {
+std::vector<std::string> choice::resume(const std::string& choices) {
   std::vector<std::string> refused;
   const std::lock_guard lock(table().mutex);
   read_environment(table());
@@ -364,7 +364,7 @@ std::vector<std::string> resume_cpu_kernels(const std::string& choices) {
   return refused;
 }
 
-std::string cpu_kernel_choices() {
+std::string choice::all() {
   std::string choices;
   for (const auto element : c10::irange(kElements.size()))
     for (const auto family : c10::irange(family_names().size()))
@@ -374,7 +374,7 @@ std::string cpu_kernel_choices() {
   return choices;
 }
 
-std::vector<KernelChoice> cpu_kernel_table() {
+std::vector<KernelChoice> choice::rows() {
   std::vector<KernelChoice> rows;
   const std::lock_guard lock(table().mutex);
   for (const auto element : c10::irange(size_t{1}, kElements.size()))

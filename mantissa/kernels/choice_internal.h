@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/kernels/choice.h"
 #include "mantissa/kernels/cpu/gemm.h"
 
 namespace mantissa {
@@ -71,6 +72,14 @@ struct ConvolutionKind {
   bool channels_last = false;
 };
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind);
+
+/// What the functions of choice.h do, on this copy's choices. They themselves ask the copy whose kernels are registered.
+namespace choice {
+void pin(const std::string& pins);
+std::vector<std::string> resume(const std::string& choices);
+std::string all();
+std::vector<KernelChoice> rows();
+}  // namespace choice
 
 /// For tests: nothing is pinned or decided, as in a new process, which would read the environment and the cache anew.
 void forget_cpu_kernel_choices();

@@ -25,6 +25,7 @@
 #include <torch/library.h>
 
 #include "mantissa/core/keep_loaded_internal.h"
+#include "mantissa/kernels/choice_internal.h"
 #include "mantissa/kernels/convolutions_internal.h"
 #include "mantissa/kernels/environment.h"
 #include "mantissa/kernels/gelu_internal.h"
@@ -168,6 +169,10 @@ constexpr Switch kSwitch = {
     .is_on = [] { return is_on.load(std::memory_order_relaxed); },
     .separate_casts = mixed_products::separate_casts,
     .mix_products = mixed_products::mix,
+    .pin = choice::pin,
+    .resume = choice::resume,
+    .choices = choice::all,
+    .choice_rows = choice::rows,
 };
 
 /// How a later copy of this library asks for the switch, on the one thing that all copies share: as an operator of

@@ -1,7 +1,11 @@
 #pragma once
 
 #include <atomic>
+#include <string>
 #include <utility>
+#include <vector>
+
+#include "mantissa/kernels/choice.h"
 
 /// How the kernels stand on libtorch's dispatcher: they are registered once in a process, are never taken out
 /// again, and a flag decides at each call who computes.
@@ -33,6 +37,11 @@ struct Switch {
   bool (*separate_casts)(bool);
   /// Sets whether any thread's autocast multiplies by weights without casting them; returns what was set before.
   bool (*mix_products)(bool);
+  // What choice.h declares, of the kernels that are registered.
+  void (*pin)(const std::string&);
+  std::vector<std::string> (*resume)(const std::string&);
+  std::string (*choices)();
+  std::vector<KernelChoice> (*choice_rows)();
 };
 
 /// The switch of the copy whose kernels are registered: the first that asked. Registers this copy's kernels,

@@ -2,6 +2,7 @@
 
 #include "plugin.h"
 
+#include "mantissa/kernels/choice.h"
 #include "mantissa/kernels/overrides.h"
 
 extern "C" __attribute__((visibility("default"))) const Plugin plugin;
@@ -10,4 +11,5 @@ const Plugin plugin = {mantissa::enable_cpu_kernels, mantissa::enable_cpu_kernel
                        [](void (*work)(void*), void* argument) {
                          const mantissa::SeparateCasts casts;
                          work(argument);
-                       }};
+                       },
+                       mantissa::pin_cpu_kernels, mantissa::cpu_kernel_choices};

@@ -85,6 +85,15 @@ TEST(TwoPlugins, ShareOneSwitch) {
   EXPECT_EQ(casts_no_weight(), is_mixed);
 }
 
+TEST(TwoPlugins, ShareTheChoiceOfKernels) {
+  const Opened first("one"), second("two");
+  ASSERT_TRUE(first->enable());
+  second->pin("generic");
+  step();
+  EXPECT_THAT(first->choices(), testing::HasSubstr("product=generic"));
+  EXPECT_EQ(second->choices(), first->choices());
+}
+
 TEST(TheFirstOfTwoPlugins, StaysInChargeWhenItIsClosed) {
   { const Opened first("one"); }
   const Opened second("two");
