@@ -85,11 +85,11 @@ TEST_F(Faults, WhatAKilledRunWasWritingIsSweptUp) {
 TEST_F(Faults, ALostFolderEndsTheRunAndLosesNothing) {
   const struct {
     std::string lose, place;
-  } cases[] = {{"mv run gone && rm -rf gone", "run"},
-               {"mv run archive", "run"},
-               // Stopped meanwhile, or it makes the folder anew between the two.
-               {"kill -STOP $pid && sleep 0.1 && mv run archive && mkdir run && kill -CONT $pid",
-                "run-rescued-1"}};
+  } cases[] = {
+      {"mv run gone && rm -rf gone", "run"},
+      {"mv run archive", "run"},
+      // Stopped meanwhile, or it makes the folder anew between the two.
+      {"kill -STOP $pid && sleep 0.1 && mv run archive && mkdir run && kill -CONT $pid", "run-rescued-1"}};
   for (const auto& [lose, place] : cases) {
     const Outcome ended = shell("$mantissa fit --device cpu --quiet " + kFit +
                                 "--max-epochs 1000000 --output run & pid=$!; "

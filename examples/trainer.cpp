@@ -1,6 +1,11 @@
 // No loop: say what a step is, and the Trainer does the rest.
 
+#include "mantissa/trainer/trainer.h"
 
+#include <cstdio>
+
+#include <ATen/Context.h>
+#include <torch/nn/functional/loss.h>
 
 #include "mantissa/core/threads_apart.h"
 #include "mantissa/data/dataset.h"
@@ -8,10 +13,6 @@
 #include "mantissa/models/convnet.h"
 #include "mantissa/optim/sgd.h"
 #include "mantissa/trainer/progress_bar.h"
-#include "mantissa/trainer/trainer.h"
-#include <ATen/Context.h>
-#include <cstdio>
-#include <torch/nn/functional/loss.h>
 
 struct Digits : mantissa::Task {
   torch::nn::Module& module() override { return *model; }

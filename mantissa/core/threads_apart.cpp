@@ -12,8 +12,8 @@
 #include <fcntl.h>
 #include <map>
 #include <memory>
-#include <new>
 #include <mutex>
+#include <new>
 #include <pthread.h>
 #include <sched.h>
 #include <string>
@@ -106,7 +106,8 @@ std::vector<Move> moves(std::vector<RunningThread> threads,
     std::vector<int> cpus = allowed_cpus_of(thread->id);
     if (cpus.empty()) continue;
     std::rotate(cpus.begin(), std::upper_bound(cpus.begin(), cpus.end(), thread->cpu), cpus.end());
-    const int least = *std::min_element(cpus.begin(), cpus.end(), [&](int a, int b) { return count[a] < count[b]; });
+    const int least =
+        *std::min_element(cpus.begin(), cpus.end(), [&](int a, int b) { return count[a] < count[b]; });
     if (count[least] + 2 > count[thread->cpu]) continue;
     --count[thread->cpu];
     ++count[least];

@@ -55,14 +55,17 @@ TEST(ThreadsApart, WhoIsApartStays) {
 }
 
 TEST(ThreadsApart, EachGoesToTheNextProcessorThatHasNone) {
-  EXPECT_THAT(moves({{10, 2}, {11, 2}, {12, 2}, {13, 0}}, anywhere(4)), ElementsAre(Move{12, 3}, Move{11, 1}));
+  EXPECT_THAT(moves({{10, 2}, {11, 2}, {12, 2}, {13, 0}}, anywhere(4)),
+              ElementsAre(Move{12, 3}, Move{11, 1}));
   EXPECT_THAT(moves({{10, 0}, {11, 0}, {12, 0}, {13, 0}, {14, 0}}, anywhere(2)),
               ElementsAre(Move{14, 1}, Move{13, 1}))
       << "as many here as there, but for one";
 }
 
 TEST(ThreadsApart, NoThreadGoesWhereItMayNotRun) {
-  const auto bound = [](pid_t thread) { return thread == 11 ? std::vector<int>{1} : std::vector<int>{0, 1, 3}; };
+  const auto bound = [](pid_t thread) {
+    return thread == 11 ? std::vector<int>{1} : std::vector<int>{0, 1, 3};
+  };
   EXPECT_THAT(moves({{10, 1}, {11, 1}}, bound), ElementsAre(Move{10, 3})) << "the younger one is bound";
   EXPECT_THAT(moves({{10, 1}, {11, 1}}, [](pid_t) { return std::vector<int>(); }), IsEmpty())
       << "they have ended meanwhile";

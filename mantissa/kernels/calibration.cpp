@@ -63,8 +63,8 @@ Call convolution_call(const Images& images, ConvolutionPass pass, at::ScalarType
   const std::array<int64_t, 2> strides = {stride, stride}, ones = {1, 1}, zeros = {0, 0};
   if (pass == ConvolutionPass::kForward)
     return [=, groups = groups] {
-      convolutions::convolution(x, w, std::nullopt, strides, ones, ones, false, zeros, groups, false,
-                                false, false, false);
+      convolutions::convolution(x, w, std::nullopt, strides, ones, ones, false, zeros, groups, false, false,
+                                false, false);
     };
   return [=, groups = groups] {
     convolutions::convolution_backward(

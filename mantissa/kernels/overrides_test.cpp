@@ -143,7 +143,10 @@ std::vector<Call> calls(at::ScalarType dtype) {
              gradient, q, k, v4, attention, sums, 0, false));
        }},
       {"convolution", [=] { return at::convolution(images, kernel, {}, one, none, one, false, none, 1); },
-       [=] { return convolutions::convolution(images, kernel, {}, one, none, one, false, none, 1, false, false, false, false); },
+       [=] {
+         return convolutions::convolution(images, kernel, {}, one, none, one, false, none, 1, false, false,
+                                          false, false);
+       },
        [=] { return composite::convolution(images, kernel, {}, one, none, one, false, none, 1); }},
       {"convolution_backward",
        [=] {

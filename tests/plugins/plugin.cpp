@@ -6,10 +6,13 @@
 #include "mantissa/kernels/overrides.h"
 
 extern "C" __attribute__((visibility("default"))) const Plugin plugin;
-const Plugin plugin = {mantissa::enable_cpu_kernels, mantissa::enable_cpu_kernels_by_default,
-                       mantissa::disable_cpu_kernels, mantissa::cpu_kernels_enabled,
+const Plugin plugin = {mantissa::enable_cpu_kernels,
+                       mantissa::enable_cpu_kernels_by_default,
+                       mantissa::disable_cpu_kernels,
+                       mantissa::cpu_kernels_enabled,
                        [](void (*work)(void*), void* argument) {
                          const mantissa::SeparateCasts casts;
                          work(argument);
                        },
-                       mantissa::pin_cpu_kernels, mantissa::cpu_kernel_choices};
+                       mantissa::pin_cpu_kernels,
+                       mantissa::cpu_kernel_choices};
