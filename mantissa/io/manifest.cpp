@@ -42,11 +42,13 @@ std::string joined(const std::string& path, std::string_view name) {
 }
 
 /// Where in a manifest an error is.
-struct Place {
+struct ManifestPlace {
   const std::string& file;
   std::string path;
 
-  Place at(std::string_view name) const { return {file, joined(path, fit_for_message(std::string(name)))}; }
+  ManifestPlace at(std::string_view name) const {
+    return {file, joined(path, fit_for_message(std::string(name)))};
+  }
   template <typename... Args>
   void require(bool condition, const Args&... what) const {
     TORCH_CHECK_VALUE(condition, "checkpoint manifest '", file, "'", path.empty() ? "" : ", ", path, ": ",
@@ -86,7 +88,7 @@ struct Place {
   }
 };
 
-at::Tensor parse_tensor(const json& node, const Place& place) {
+at::Tensor parse_tensor(const json& node, const ManifestPlace& place) {
   const std::string& name = place.at("dtype").text(place.field(node, "dtype"));
   const auto dtype = name == kComplexDouble ? at::kComplexDouble : safetensors_dtype(name);
   place.require(dtype.has_value(), "the dtype '", fit_for_message(name), "' is unknown");
@@ -104,7 +106,7 @@ at::Tensor parse_tensor(const json& node, const Place& place) {
   return at::empty(shape, at::TensorOptions().dtype(*dtype).device(at::kMeta));
 }
 
-double parse_bits(const std::string& text, const Place& place) {
+double parse_bits(const std::string& text, const ManifestPlace& place) {
   uint64_t bits = 0;
   const bool hex = text.size() == 18 && text.starts_with("0x");
   const char* end = text.data() + text.size();
@@ -117,7 +119,7 @@ class StateParser {
  public:
   explicit StateParser(std::vector<std::string>& names) : names_(names) {}
 
-  StateDict dict(const json& node, const Place& place) {
+  StateDict dict(const json& node, const ManifestPlace& place) {
     StateDict out;
     for (const auto& [key, value] : node.items()) {
       const bool escaped = key.starts_with("$$");
@@ -129,7 +131,7 @@ class StateParser {
   }
 
  private:
-  StateValue value(const json& node, const Place& place) {
+  StateValue value(const json& node, const ManifestPlace& place) {
     switch (node.type()) {
       case json::value_t::null:
         return {};
@@ -152,7 +154,7 @@ class StateParser {
     }
   }
 
-  StateValue object(const json& node, const Place& place) {
+  StateValue object(const json& node, const ManifestPlace& place) {
     if (node.contains(kTensor)) {
       place.only(node, {kTensor, "dtype", "shape"});
       const std::string& name = place.text(node[std::string(kTensor)]);
@@ -171,7 +173,7 @@ class StateParser {
   std::set<std::string> taken_;
 };
 
-void check_checksum(std::string_view text, const Place& whole) {
+void check_checksum(std::string_view text, const ManifestPlace& whole) {
   const size_t tail = kBeforeChecksum.size() + kChecksumDigits + kAfterChecksum.size();
   const bool formed = text.size() > tail && text.ends_with(kAfterChecksum) &&
                       text.substr(text.size() - tail).starts_with(kBeforeChecksum);
@@ -304,7 +306,7 @@ StateValue replaced(const StateValue& value, const std::vector<at::Tensor>& tens
 }  // namespace
 
 Manifest parse_manifest(std::string_view text, const std::string& file, bool verify_checksum) {
-  const Place whole{file, ""};
+  const ManifestPlace whole{file, ""};
   // A tensor's shape is a list in an object below the deepest level of the state, which is one of the root.
   const json root = parse_json(text, kMaxStateDepth + 4,
                                [&](const std::string& what) { whole.require(false, "it ", what); });
@@ -326,19 +328,19 @@ Manifest parse_manifest(std::string_view text, const std::string& file, bool ver
   manifest.written_unix_ms =
       whole.at("written_unix_ms").count(whole.field(root, "written_unix_ms"), kLatestUnixMs);
   for (const auto& [name, value] : whole.at("files").object(whole.field(root, "files")).items()) {
-    const Place place = whole.at("files").at(name);
+    const ManifestPlace place = whole.at("files").at(name);
     place.object(value);
     place.only(value, {"bytes", "xxh3_128"});
     manifest.files[name] = {uint64_t(place.at("bytes").count(place.field(value, "bytes"))),
                             place.at("xxh3_128").text(place.field(value, "xxh3_128"))};
   }
   for (const auto& [name, value] : whole.at("weights").object(whole.field(root, "weights")).items()) {
-    const Place place = whole.at("weights").at(name);
+    const ManifestPlace place = whole.at("weights").at(name);
     place.object(value);
     place.only(value, {"dtype", "shape"});
     manifest.weights.emplace(name, parse_tensor(value, place));
   }
-  const Place place = whole.at("state");
+  const ManifestPlace place = whole.at("state");
   StateParser parser(manifest.tensor_names);
   manifest.state = parser.dict(place.object(whole.field(root, "state")), place);
   return manifest;

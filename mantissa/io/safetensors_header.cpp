@@ -49,7 +49,7 @@ size_t rank(at::ScalarType dtype) {
 }
 
 /// Where an error is. Everything checked through it means a damaged file, which has one cure.
-struct Place {
+struct TensorPlace {
   const std::string& file;
   std::string tensor;
 
@@ -60,7 +60,7 @@ struct Place {
   }
 };
 
-uint64_t unsigned_of(const json& value, const Place& place, const char* field) {
+uint64_t unsigned_of(const json& value, const TensorPlace& place, const char* field) {
   if (!value.is_number_unsigned()) {
     place.require(false, field, " must hold whole numbers from 0 to 2^64 - 1, but holds ",
                   fit_for_message(value.dump(-1, ' ', true, json::error_handler_t::replace)));
@@ -70,7 +70,7 @@ uint64_t unsigned_of(const json& value, const Place& place, const char* field) {
 
 /// Bytes of a tensor; every product is checked, also those that at::empty takes for its strides, where a
 /// dimension of 0 does not make the others harmless.
-uint64_t bytes_of(const std::vector<int64_t>& shape, at::ScalarType dtype, const Place& place) {
+uint64_t bytes_of(const std::vector<int64_t>& shape, at::ScalarType dtype, const TensorPlace& place) {
   int64_t strides = 1;
   bool empty = false;
   for (const int64_t size : shape) {
@@ -84,7 +84,7 @@ uint64_t bytes_of(const std::vector<int64_t>& shape, at::ScalarType dtype, const
   return empty ? 0 : uint64_t(bytes);
 }
 
-SafetensorsEntry parse_entry(const json& value, const Place& place) {
+SafetensorsEntry parse_entry(const json& value, const TensorPlace& place) {
   place.require(value.is_object(),
                 "its entry in the header must be an object of dtype, shape and data_offsets");
   for (const auto& [key, unused] : value.items()) {
@@ -132,18 +132,18 @@ void check_cover(const SafetensorsHeader& header, uint64_t data_bytes, const std
   uint64_t expected = 0;
   for (const auto& [begin, end, name] : spans) expected = std::max(expected, end);
   // Before holes and overlaps: a truncated file is the common case and deserves its own words.
-  Place{file, ""}.require(data_bytes >= expected, "it is truncated: its header promises ", expected,
-                          " bytes of tensors, but only ", data_bytes, " are there");
+  TensorPlace{file, ""}.require(data_bytes >= expected, "it is truncated: its header promises ", expected,
+                                " bytes of tensors, but only ", data_bytes, " are there");
   uint64_t at = 0;
   for (const auto& [begin, end, name] : spans) {
-    const Place place{file, fit_for_message(std::string(name))};
+    const TensorPlace place{file, fit_for_message(std::string(name))};
     place.require(begin >= at, "its bytes from ", begin, " overlap those of another tensor, which end at ",
                   at);
     place.require(begin == at, "the ", begin - at, " bytes before it, from ", at, ", belong to no tensor");
     at = end;
   }
-  Place{file, ""}.require(data_bytes == at, data_bytes - at,
-                          " bytes after the last tensor belong to no tensor");
+  TensorPlace{file, ""}.require(data_bytes == at, data_bytes - at,
+                                " bytes after the last tensor belong to no tensor");
 }
 
 }  // namespace
@@ -162,7 +162,7 @@ std::optional<at::ScalarType> safetensors_dtype(std::string_view name) {
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_bytes,
                                            const std::string& file) {
-  const Place whole{file, ""};
+  const TensorPlace whole{file, ""};
   // The format reserves the first byte, so that no white space may come before the brace.
   whole.require(!text.empty() && text.front() == '{',
                 "its header does not begin with '{', so that it is no "
