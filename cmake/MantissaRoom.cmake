@@ -76,5 +76,7 @@ function(mantissa_bench room)
   endif()
   add_executable(${room}_bench ${ARGN})
   target_link_libraries(${room}_bench PRIVATE mantissa::${room} mantissa_warnings benchmark::benchmark_main)
+  # Each source is a program of its own but for main(), and names its shapes and cases as it likes.
+  set_target_properties(${room}_bench PROPERTIES UNITY_BUILD OFF)
   add_dependencies(benchmarks ${room}_bench)
 endfunction()

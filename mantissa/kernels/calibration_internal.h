@@ -18,7 +18,7 @@ struct Contest {
 };
 
 /// Times the kernels of each contest, of which the last is libtorch's, in its order: our tiers on a small call, the
-/// best of them and libtorch's on a typical one. Where the small call shows that libtorch's takes more than four times as
+/// best of them and libtorch's on a typical one. Where the small call shows that libtorch's takes more than twice as
 /// long as in float32, that is all. Times are of one call, those of lesser tiers extrapolated; one that the CPU cannot
 /// compute takes infinitely long.
 ///

@@ -157,8 +157,10 @@ Pass pass_of(const cpu::Convolution& c, const ConvolutionBuild& build) {
     pass.kernel = build.convolve_depthwise;
     pass.window_channels = cpu::kConvolutionLanes;
   }
-  drop_gaps(pass.c);
-  join_rows(pass.c);
+  if (!pass.c.is_turned) {
+    drop_gaps(pass.c);
+    join_rows(pass.c);
+  }
   pass.c.block_channels = block_channels(pass.c);
   pass.window_channels = std::max(pass.window_channels, pass.c.block_channels);
   return pass;
@@ -270,6 +272,14 @@ void run(const Pass& pass, const ConvolutionBuild& build, int64_t begin, int64_t
   }
 }
 
+/// How many kinds of positions there are, each with taps of its own; at most one more than is of use.
+int64_t phases_of(const cpu::Convolution& c) {
+  int64_t phases = 1;
+  for (const cpu::Axis& axis : c.axes)
+    phases = std::min(phases * std::min(axis.step, cpu::kTurnedPhases + 1), cpu::kTurnedPhases + 1);
+  return phases;
+}
+
 }  // namespace
 
 const std::vector<ConvolutionBuild>& convolution_builds() {
@@ -358,6 +368,18 @@ void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build)
 
 std::vector<cpu::Convolution> adjoint(const cpu::Convolution& c) {
   cpu::Convolution turned = c;
+  const int64_t phases = phases_of(c);
+  if (is_depthwise(c) && 1 < phases && phases <= cpu::kTurnedPhases) {
+    // Its passes would each read the whole source for a part of the results, and write those apart from each other.
+    turned.is_turned = true;
+    for (const auto a : c10::irange(3)) {
+      const cpu::Axis& axis = turned.forward[a] = c.axes[a];
+      // Of positions within a distance of extent - 1 + (taps - 1) * dilation one in `step` is a result's.
+      const int64_t reach = (axis.taps - 1) * axis.dilation / axis.step + 1;
+      turned.axes[a] = {axis.out, axis.size, std::max(reach, axis.taps), 1, 1, 0};
+    }
+    return {turned};
+  }
   std::swap(turned.channels, turned.outputs);
   std::swap(turned.weight.image_stride, turned.weight.channel_stride);
   std::vector<cpu::Convolution> passes = {turned};

@@ -83,7 +83,7 @@ assert not is_ours() and not torch.ops.mantissa_kernels.enabled() and not torch.
 
 
 @pytest.mark.parametrize(("name", "value"), [("MANTISSA_CPU_KERNELS", "off"), ("MANTISSA_MAX_ISA", "mmx"),
-                                              ("MANTISSA_KERNELS", "mmx")])
+                                              ("MANTISSA_KERNELS", "mmx"), ("MANTISSA_KEEP_THREADS_APART", "on")])
 def test_a_wrong_environment_is_a_warning_when_loaded_and_an_error_when_asked(name, value):
     """No exception can pass dlopen(): it would end the process."""
     assert f"not switched on: {name}={value}" in run_python(f"""
@@ -96,6 +96,20 @@ except ValueError as error:
 else:
     raise AssertionError("no error")
 """, **{name: value})
+
+
+@pytest.mark.parametrize(("value", "is_watched"), [("", True), ("0", False)])
+def test_threads_are_kept_apart_unless_the_environment_forbids_it(value, is_watched):
+    run_python(f"""
+import pathlib
+torch.ops.load_library(LIBRARY)
+def names():
+    return [(thread / "comm").read_text().strip() for thread in pathlib.Path("/proc/self/task").iterdir()]
+for _ in range(10_000):  # a new thread has the old one's name at first
+    if "threads-apart" in names():
+        break
+assert ("threads-apart" in names()) is {is_watched}
+""", MANTISSA_KEEP_THREADS_APART=value)
 
 
 @pytest.mark.parametrize("tier", ["generic", "avx2"])

@@ -49,10 +49,18 @@ struct Convolution {
   Element bias_element = Element::kFloat32;
   int64_t bias_stride = 0;
   Images out;
+  /// Set: the adjoint of a depthwise convolution that has the axes `forward`, in one pass: out[n, o, y] = the sum of
+  /// source[n, o, i] weight[o, t] over the taps t, the last one first, and the results i for which y is position(i,
+  /// t). `axes` then say how large source and result are and bound what a block reads: (extent + taps - 1) pixels. The
+  /// product of forward's steps is at most kTurnedPhases.
+  bool is_turned = false;
+  Axis forward[3];
   int64_t block_channels = 1;
   /// What is computed at a time: images, then extents along the axes.
   int64_t block[4] = {1, 1, 1, 1};
 };
+
+constexpr int64_t kTurnedPhases = 64;
 
 /// The results that a call computes: blocks [block_begin, block_end), counted with the width fastest, of one
 /// group's channels [output_begin, output_end).

@@ -54,7 +54,33 @@ void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps
   run(std::make_integer_sequence<int, kTaps>{});
 }
 
-/// Both for each number of pixels or taps that an edge leaves: at [number - 1]. More chains than this find no
+/// What the results of a turned convolution read, by phase: the remainders of a position by the steps, of all axes.
+struct TurnedTaps {
+  int64_t begin[kTurnedPhases + 1] = {};   ///< of each phase's taps, and the end
+  int64_t source[kConvolutionDepth] = {};  ///< offsets in the window, from the phase's first pixel
+  int64_t weight[kConvolutionDepth] = {};  ///< and in the panel
+};
+
+/// to[to_at[pixel] + lane] = the sum over `taps` of source[at[pixel] + tap] weights[tap], of kPixels pixels of one phase and
+/// one vector of channels.
+template <class V, int kPixels>
+void multiply_turned(const int64_t* source_offsets, const int64_t* weight_offsets, int64_t taps,
+                     const float* source, const int64_t* at, const float* weights, float* to,
+                     const int64_t* to_at) {
+  const auto run = [&]<int... kPixel>(std::integer_sequence<int, kPixel...>) __attribute__((always_inline)) {
+    typename V::Float sums[] = {((void)kPixel, V::zero())...};
+    const float* const pixels[] = {(source + at[kPixel])...};
+    for (int64_t i = 0; i < taps; ++i) {
+      const auto weight = V::load(weights + weight_offsets[i]);
+      const int64_t k = source_offsets[i];
+      ((sums[kPixel] = V::fma(weight, V::load(pixels[kPixel] + k), sums[kPixel])), ...);
+    }
+    (V::store(to + to_at[kPixel], sums[kPixel]), ...);
+  };
+  run(std::make_integer_sequence<int, kPixels>{});
+}
+
+/// All three for each number of pixels or taps that an edge leaves: at [number - 1]. More chains than this find no
 /// registers.
 constexpr int kDepthwisePixels = 6, kDepthwiseTaps = 9;
 template <class V, typename = std::make_integer_sequence<int, kDepthwisePixels>,
@@ -66,13 +92,164 @@ struct DepthwiseTiles<V, std::integer_sequence<int, kPixels...>, std::integer_se
                         const float* weights, float* to);
   using Add = void(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
                    const float* gradient, float* to, bool accumulate);
+  using MultiplyTurned = void(const int64_t* source_offsets, const int64_t* weight_offsets, int64_t taps,
+                              const float* source, const int64_t* at, const float* weights, float* to,
+                              const int64_t* to_at);
   static constexpr Multiply* kMultiply[] = {&multiply_depthwise<V, kPixels + 1>...};
+  static constexpr MultiplyTurned* kMultiplyTurned[] = {&multiply_turned<V, kPixels + 1>...};
   static constexpr Add* kAdd[] = {&add_taps<V, kTaps + 1>...};
 };
+
+/// Rounded towards minus infinity; the divisor is positive.
+template <class V>
+int64_t floor_of(int64_t a, int64_t b) {
+  return a >= 0 ? a / b : -((b - 1 - a) / b);
+}
+
+/// What the box's results read of the source.
+template <class V>
+Window turned_window_of(const Convolution& c, const Box& box, int64_t channels) {
+  Window window{{}, {}, channels};
+  for (int a = 0; a < 3; ++a) {
+    const Axis& axis = c.forward[a];
+    const int64_t lowest = box.begin[a + 1] - axis.origin - (axis.taps - 1) * axis.dilation;
+    const int64_t last = floor_of<V>(box.end[a + 1] - 1 - axis.origin, axis.step);
+    window.first[a] = floor_of<V>(lowest + axis.step - 1, axis.step);
+    window.size[a] = last < window.first[a] ? 1 : last - window.first[a] + 1;
+  }
+  return window;
+}
+
+template <class V>
+void find_turned_taps(const Axis* axes, const Window& window, TurnedTaps& taps) {
+  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+  // Of the axis's phase, the last tap first, so that positions ascend.
+  const auto for_each_tap = [&](int a, int64_t phase, const auto& f) {
+    for (int64_t tap = axes[a].taps - 1; tap >= 0; --tap) {
+      const int64_t distance = phase - axes[a].origin - tap * axes[a].dilation;
+      if (distance % axes[a].step == 0) f(tap, distance / axes[a].step);
+    }
+  };
+  int64_t index = 0, count = 0;
+  for (int64_t d = 0; d < axes[0].step; ++d)
+    for (int64_t h = 0; h < axes[1].step; ++h)
+      for (int64_t w = 0; w < axes[2].step; ++w) {
+        taps.begin[index++] = count;
+        for_each_tap(0, d, [&](int64_t depth, int64_t depth_at) {
+          for_each_tap(1, h, [&](int64_t row, int64_t row_at) {
+            for_each_tap(2, w, [&](int64_t column, int64_t column_at) {
+              taps.source[count] =
+                  (depth_at * window.size[1] + row_at) * window.row() + column_at * window.channels;
+              taps.weight[count++] = ((depth * axes[1].taps + row) * axes[2].taps + column) * kColumns;
+            });
+          });
+        });
+      }
+  taps.begin[index] = count;
+}
+
+/// The results of a box, so many at a time, in each such chunk sorted by phase.
+struct TurnedPixels {
+  static constexpr int64_t kTogether = 48, kMost = kConvolutionPixels + kTogether;
+  int64_t count = 0, runs = 0;
+  int64_t to_at[kMost] = {};                      ///< of the sums of a chunk, in the order of source_at
+  int64_t phase[kMost] = {}, length[kMost] = {};  ///< of each run of one phase
+};
+
+/// Notes where each result of the box has its phase's first pixel in the window, sorted, and where it is written.
+template <class V>
+void find_turned_pixels(const Convolution& c, const Box& box, const Window& window, int64_t* source_at,
+                        int64_t* out_at, TurnedPixels& pixels) {
+  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+  const Axis* const axes = c.forward;
+  int64_t at[TurnedPixels::kTogether], phase[TurnedPixels::kTogether], here = 0;
+  pixels.count = pixels.runs = 0;
+  const auto sort = [&] {
+    const int64_t first = pixels.count - here;
+    for (int64_t sorted = 0, least_phase = -1; sorted < here; ++pixels.runs) {
+      int64_t now = kTurnedPhases;
+      for (int64_t i = 0; i < here; ++i)
+        if (phase[i] > least_phase && phase[i] < now) now = phase[i];
+      const int64_t before = sorted;
+      for (int64_t i = 0; i < here; ++i) {
+        if (phase[i] != now) continue;
+        source_at[first + sorted] = at[i];
+        pixels.to_at[first + sorted++] = i * kColumns;
+      }
+      pixels.phase[pixels.runs] = least_phase = now;
+      pixels.length[pixels.runs] = sorted - before;
+    }
+    here = 0;
+  };
+  for (int64_t n = 0; n < box.end[0] - box.begin[0]; ++n)
+    for (int64_t d = box.begin[1]; d < box.end[1]; ++d)
+      for (int64_t h = box.begin[2]; h < box.end[2]; ++h) {
+        const int64_t row = (n * window.size[0] + d / axes[0].step - window.first[0]) * window.size[1] +
+                            h / axes[1].step - window.first[1];
+        const int64_t of_row = (d % axes[0].step * axes[1].step + h % axes[1].step) * axes[2].step;
+        const int64_t out =
+            (box.begin[0] + n) * c.out.image_stride + d * c.out.strides[0] + h * c.out.strides[1];
+        for (int64_t w = box.begin[3]; w < box.end[3]; ++w) {
+          at[here] = row * window.row() + (w / axes[2].step - window.first[2]) * window.channels;
+          phase[here++] = of_row + w % axes[2].step;
+          out_at[pixels.count++] = out + w * c.out.strides[2];
+          if (here == TurnedPixels::kTogether) sort();
+        }
+      }
+  sort();
+}
+
+/// The adjoint of a strided one: one window serves all phases, and their results are written side by side.
+template <class V>
+void convolve_turned_with(const Convolution& c, const ConvolutionPart& part,
+                          const ConvolutionScratch& scratch) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int64_t kTogether = TurnedPixels::kTogether;
+  alignas(64) float sums[kTogether * kColumns];
+  TurnedTaps taps;
+  TurnedPixels pixels;
+  Convolution whole = c;  // whose panel has all taps
+  for (int a = 0; a < 3; ++a) whole.axes[a] = c.forward[a];
+  for (int64_t index = part.block_begin; index < part.block_end; ++index) {
+    const Box box = box_of<V>(c, index);
+    Window window{};
+    for (int64_t output = part.output_begin; output < part.output_end; output += kColumns) {
+      const int64_t lanes = least<V>(kColumns, part.output_end - output);
+      if (lanes != window.channels) {
+        window = turned_window_of<V>(c, box, lanes);
+        find_turned_pixels<V>(c, box, window, scratch.source_at, scratch.out_at, pixels);
+        find_turned_taps<V>(c.forward, window, taps);
+      }
+      widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
+      with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
+        pack_taps<V, decltype(source)>(whole, 0, output, lanes, 0, 1, scratch.weights);
+      });
+      const int64_t* phase = pixels.phase;
+      const int64_t* length = pixels.length;
+      for (int64_t i = 0; i < pixels.count; i += kTogether) {
+        const int64_t count = least<V>(kTogether, pixels.count - i);
+        for (int64_t sorted = 0; sorted < count; sorted += *length++) {
+          const int64_t begin = taps.begin[*phase], number = taps.begin[*phase + 1] - begin;
+          ++phase;
+          for (int64_t pixel = sorted; pixel < sorted + *length; pixel += kDepthwisePixels)
+            for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
+              DepthwiseTiles<V>::kMultiplyTurned[least<V>(sorted + *length - pixel, kDepthwisePixels) - 1](
+                  taps.source + begin, taps.weight + begin, number, scratch.source + lane,
+                  scratch.source_at + i + pixel, scratch.weights + lane, sums + lane,
+                  pixels.to_at + i + pixel);
+        }
+        with_elements<V>(c.out.element, c.out.element, [&](auto out) {
+          finish_pixels<V, decltype(out)>(c, 0, output, lanes, scratch.out_at + i, count, sums);
+        });
+      }
+    }
+  }
+}
 
 template <class V>
 void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
                              const ConvolutionScratch& scratch) {
+  if (c.is_turned) return convolve_turned_with<V>(c, part, scratch);
   constexpr int kColumns = V::kVectors * V::kLanes;
   constexpr int64_t kTogether = 48;
   alignas(64) float sums[kTogether * kColumns];

@@ -65,6 +65,33 @@ float result(const Convolution& c, int64_t group, int64_t n, int64_t channel, in
   return sum;
 }
 
+/// One result of a depthwise convolution's adjoint.
+float turned_result(const Convolution& c, int64_t n, int64_t o, const int64_t* at) {
+  const int64_t source = n * c.source.image_stride + o * c.source.channel_stride;
+  float chain = 0;
+  for (int64_t d = c.forward[0].taps - 1; d >= 0; --d)
+    for (int64_t h = c.forward[1].taps - 1; h >= 0; --h)
+      for (int64_t w = c.forward[2].taps - 1; w >= 0; --w) {
+        const int64_t tap[] = {d, h, w};
+        int64_t positions[3] = {};
+        bool is_read = true, is_inside = true;
+        for (int a = 0; a < 3; ++a) {
+          const Axis& axis = c.forward[a];
+          const int64_t distance = at[a] - axis.origin - tap[a] * axis.dilation;
+          is_read = is_read && distance % axis.step == 0;
+          positions[a] = distance / axis.step;
+          is_inside = is_inside && distance >= 0 && positions[a] < c.axes[a].size;
+        }
+        if (!is_read) continue;
+        chain +=
+            (is_inside ? load(c.source.element, c.source.data, source + offset(c.source.strides, positions))
+                       : 0) *
+            load(c.weight.element, c.weight.data, o * c.weight.image_stride + offset(c.weight.strides, tap));
+      }
+  if (c.bias) chain += load(c.bias_element, c.bias, o * c.bias_stride);
+  return chain;
+}
+
 /// One weight: from channel i of the group's source to channel o of its results.
 float weight_gradient(const ConvolutionWeight& c, int64_t group, int64_t i, int64_t o, const int64_t* tap) {
   const int64_t source = group * c.source.group_stride + i * c.source.channel_stride;
@@ -94,7 +121,7 @@ void convolve_blocks(const Convolution& c, const ConvolutionPart& part, bool dep
         store(c.out.element, c.out.data,
               part.group * c.out.group_stride + n * c.out.image_stride + o * c.out.channel_stride +
                   offset(c.out.strides, at),
-              result(c, part.group, n, depthwise ? o : 0, o, at));
+              c.is_turned ? turned_result(c, n, o, at) : result(c, part.group, n, depthwise ? o : 0, o, at));
     });
 }
 
