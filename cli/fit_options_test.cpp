@@ -403,7 +403,8 @@ TEST_F(Program, AWrongVariableOfTheEnvironmentIsAnErrorWhateverTheCommand) {
                  {"MANTISSA_MAX_ISA=avx3: no such tier", "'avx2'"});
     expect_error(with("MANTISSA_CPU_KERNELS=off", command), 2, {"MANTISSA_CPU_KERNELS=off: choose 0"});
     expect_error(with("MANTISSA_KERNELS=fast", command), 2, {"MANTISSA_KERNELS=fast"});
-    expect_error(with("MANTISSA_KEEP_THREADS_APART=no", command), 2, {"MANTISSA_KEEP_THREADS_APART=no: choose 0"});
+    expect_error(with("MANTISSA_KEEP_THREADS_APART=no", command), 2,
+                 {"MANTISSA_KEEP_THREADS_APART=no: choose 0"});
   }
   EXPECT_EQ(with("MANTISSA_MAX_ISA=avx3", "--help").status, 0);
   EXPECT_EQ(with("MANTISSA_MAX_ISA=avx3", "fit --help").status, 0);
