@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -17,7 +15,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <string>
-#include <string_view>
 #include <sys/syscall.h>
 #include <system_error>
 #include <thread>
@@ -25,7 +22,9 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/environment_flag_internal.h"
 #include "mantissa/core/keep_loaded_internal.h"
+#include "mantissa/core/signals_blocked_internal.h"
 #include "mantissa/core/threads_apart_internal.h"
 
 namespace mantissa {
@@ -96,7 +95,7 @@ std::vector<int> allowed_cpus(pid_t thread) {
   return cpus;
 }
 
-std::vector<Move> moves(std::vector<RunningThread> threads,
+std::vector<Move> moves(const std::vector<RunningThread>& threads,
                         const std::function<std::vector<int>(pid_t)>& allowed_cpus_of) {
   std::map<int, int> count;  // of these threads, on each processor
   for (const RunningThread& each : threads) ++count[each.cpu];
@@ -177,27 +176,20 @@ std::chrono::nanoseconds processor_time() {
 /// On a thread that takes none of the program's signals.
 void start() {
   keep_loaded(reinterpret_cast<const void*>(&start), "keep_threads_apart");
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked none;
   try {
     std::thread(keep_looking).detach();
   } catch (const std::system_error& error) {
     TORCH_WARN("keep_threads_apart: no thread can be started (", error.what(),
                "), so on a busy machine this program may be slow; raise the limit (ulimit -u)");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace
 }  // namespace threads_apart
 
 bool threads_apart_by_environment() {
-  const char* const value = std::getenv("MANTISSA_KEEP_THREADS_APART");
-  if (value == nullptr || *value == '\0' || std::string_view(value) == "1") return true;
-  TORCH_CHECK_VALUE(std::string_view(value) == "0", "MANTISSA_KEEP_THREADS_APART=", value,
-                    ": choose 0 (threads stay where the kernel puts them) or 1, or unset it");
-  return false;
+  return environment_flag("MANTISSA_KEEP_THREADS_APART", "threads stay where the kernel puts them");
 }
 
 void keep_threads_apart() {

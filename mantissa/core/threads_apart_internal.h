@@ -28,7 +28,7 @@ struct Move {
 /// The moves after which no thread shares a processor with another although one of those that it may use has none, or
 /// at least two fewer. Young threads move rather than old ones, since the oldest is the program's own, which may
 /// start threads; and each to the next such processor after its own, so that several processes do not all crowd the first.
-std::vector<Move> moves(std::vector<RunningThread> threads,
+std::vector<Move> moves(const std::vector<RunningThread>& threads,
                         const std::function<std::vector<int>(pid_t)>& allowed_cpus_of);
 
 /// Moves a thread at once, and leaves its affinity as it was.

@@ -1,12 +1,10 @@
 #include <algorithm>
 #include <array>
-#include <csignal>
 #include <ctime>
 #include <exception>
 #include <functional>
 #include <limits>
 #include <omp.h>
-#include <pthread.h>
 #include <thread>
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +14,7 @@
 #include <ATen/record_function.h>
 
 #include "mantissa/core/parallel_internal.h"
+#include "mantissa/core/signals_blocked_internal.h"
 #include "mantissa/kernels/calibration_internal.h"
 #include "mantissa/kernels/convolutions_internal.h"
 #include "mantissa/kernels/gelu_internal.h"
@@ -255,14 +254,8 @@ std::vector<KernelTiming> time_here(const Contest& contest) {
 
 /// Runs `f` on a fresh thread, whose state is nobody's: no autocast, no gradients, one OpenMP thread, no signals.
 void on_a_thread(const std::function<void()>& f) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked none;
   std::exception_ptr error;
-  struct Restore {
-    const sigset_t& mask;
-    ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-  } restore{before};
   std::thread thread([&] {
     try {
       at::get_num_threads();  // which sets their number at a thread's first call

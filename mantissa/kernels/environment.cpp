@@ -1,22 +1,14 @@
 #include "mantissa/kernels/environment.h"
 
-#include <cstdlib>
-#include <string_view>
-
-#include <c10/util/Exception.h>
-
 #include "mantissa/core/cpu_tier.h"
+#include "mantissa/core/environment_flag_internal.h"
 #include "mantissa/core/threads_apart.h"
 #include "mantissa/kernels/choice.h"
 
 namespace mantissa {
 
 bool cpu_kernels_by_environment() {
-  const char* const value = std::getenv("MANTISSA_CPU_KERNELS");
-  if (value == nullptr || *value == '\0' || std::string_view(value) == "1") return true;
-  TORCH_CHECK_VALUE(std::string_view(value) == "0", "MANTISSA_CPU_KERNELS=", value,
-                    ": choose 0 (libtorch's own CPU kernels) or 1, or unset it");
-  return false;
+  return environment_flag("MANTISSA_CPU_KERNELS", "libtorch's own CPU kernels");
 }
 
 void check_environment() {

@@ -148,7 +148,7 @@ void find_turned_taps(const Axis* axes, const Window& window, TurnedTaps& taps) 
   taps.begin[index] = count;
 }
 
-/// The results of a box, so many at a time, in each such chunk sorted by phase.
+/// The results of a box, in chunks of kTogether. Each chunk is sorted by phase.
 struct TurnedPixels {
   static constexpr int64_t kTogether = 48, kMost = kConvolutionPixels + kTogether;
   int64_t count = 0, runs = 0;
