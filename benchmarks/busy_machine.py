@@ -52,8 +52,8 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
 
-    report = {"cpu": platform.processor(), "cores": os.cpu_count(), "kernel": platform.release(),
-              "date": time.strftime("%Y-%m-%d"), "cases": {}}
+    report = {"benchmark": "busy_machine", "machine": platform.processor() or platform.machine(),
+              "cores": os.cpu_count(), "kernel": platform.release(), "date": time.strftime("%Y-%m-%d"), "cases": {}}
     for model, precision, steps in (("convnet", "32-true", 1500), ("convnet", "bf16-mixed", 1500),
                                     ("resnet-tiny", "32-true", 200)):
         times, losses = {state: [] for state in STATES}, set()

@@ -15,8 +15,8 @@
 
 namespace mantissa {
 
-/// The largest count that a saved state may hold of steps, batches and the like. It is so small that whoever reads
-/// one can add to it, and that every count is exact as a double.
+/// The largest number of steps, batches and the like that a saved state may hold. Whoever reads such a number can add to it
+/// without overflow, and a double holds each of them exactly.
 inline constexpr int64_t kMaxCount = int64_t{1} << 53;
 
 class StateValue;

@@ -163,8 +163,8 @@ bool take_out(std::string& text, const std::vector<std::string>& words) {
   return false;
 }
 
-/// "; did you mean '16-mixed' (...) or '16-true' (...)?" of "fp16", "torch.float16", "bf16_mixed" and the like,
-/// else the nearest name, or "".
+/// For "fp16", "torch.float16", "bf16_mixed" and the like: "; did you mean '16-mixed' (...) or '16-true' (...)?". For other
+/// names: the same question with the nearest name, or "" if none is near.
 std::string modes_meant(const std::string& name, const std::vector<std::string>& names) {
   std::string text;
   for (const char c : name)

@@ -18,7 +18,8 @@ struct Collect final : c10::WarningHandler {
   std::vector<std::string> messages;
 };
 
-/// In a thread that ends: one that goes on would hold what it made thread-local, and with it the plug-in.
+/// It runs in a thread that ends, because a thread that lives on keeps its thread-local objects, and these keep the
+/// plug-in loaded.
 void expect_that_a_step_is_right() {
   std::thread([] { EXPECT_TRUE(is_right(step())); }).join();
 }
