@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "mantissa/kernels/cpu/convolution_depthwise_rows_internal.h"
 #include "mantissa/kernels/cpu/convolution_internal.h"
 #include "mantissa/kernels/cpu/convolution_weight_internal.h"
 
@@ -32,13 +33,12 @@ void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, co
   run(std::make_integer_sequence<int, kPixels>{});
 }
 
-/// to[tap * kColumns + lane] = (added to what is there, if `accumulate`) the sum over the runs' pixels of
+/// to[tap * kConvolutionLanes + lane] = (added to what is there, if `accumulate`) the sum over the runs' pixels of
 /// window[taps[tap] + pixel] gradient[pixel], of kTaps taps and one vector of channels. The window's pixels
 /// are `step` apart, the gradient's `pitch`.
 template <class V, int kTaps>
 void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
               const float* gradient, float* to, bool accumulate) {
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
   const auto run = [&]<int... kTap>(std::integer_sequence<int, kTap...>) __attribute__((always_inline)) {
     typename V::Float sums[] = {((void)kTap, V::zero())...};
     const float* const from[] = {(window + taps[kTap])...};
@@ -48,18 +48,11 @@ void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps
         ((sums[kTap] = V::fma(by, V::load(from[kTap] + at), sums[kTap])), ...);
         gradient += pitch;
       }
-    if (accumulate) ((sums[kTap] = V::add(V::load(to + kTap * kColumns), sums[kTap])), ...);
-    (V::store(to + kTap * kColumns, sums[kTap]), ...);
+    if (accumulate) ((sums[kTap] = V::add(V::load(to + kTap * kConvolutionLanes), sums[kTap])), ...);
+    (V::store(to + kTap * kConvolutionLanes, sums[kTap]), ...);
   };
   run(std::make_integer_sequence<int, kTaps>{});
 }
-
-/// What the results of a turned convolution read, by phase: the remainders of a position by the steps, of all axes.
-struct TurnedTaps {
-  int64_t begin[kTurnedPhases + 1] = {};   ///< of each phase's taps, and the end
-  int64_t source[kConvolutionDepth] = {};  ///< offsets in the window, from the phase's first pixel
-  int64_t weight[kConvolutionDepth] = {};  ///< and in the panel
-};
 
 /// to[to_at[pixel] + lane] = the sum over `taps` of source[at[pixel] + tap] weights[tap], of kPixels pixels of one phase and
 /// one vector of channels.
@@ -121,7 +114,7 @@ Window turned_window_of(const Convolution& c, const Box& box, int64_t channels) 
 }
 
 template <class V>
-void find_turned_taps(const Axis* axes, const Window& window, TurnedTaps& taps) {
+void find_turned_taps(const Axis* axes, const Window& window, PhasedTaps& taps) {
   constexpr int64_t kColumns = V::kVectors * V::kLanes;
   // Of the axis's phase, the last tap first, so that positions ascend.
   const auto for_each_tap = [&](int a, int64_t phase, const auto& f) {
@@ -206,7 +199,7 @@ void convolve_turned_with(const Convolution& c, const ConvolutionPart& part,
   constexpr int kColumns = V::kVectors * V::kLanes;
   constexpr int64_t kTogether = TurnedPixels::kTogether;
   alignas(64) float sums[kTogether * kColumns];
-  TurnedTaps taps;
+  PhasedTaps taps;
   TurnedPixels pixels;
   Convolution whole = c;  // whose panel has all taps
   for (int a = 0; a < 3; ++a) whole.axes[a] = c.forward[a];
@@ -246,9 +239,55 @@ void convolve_turned_with(const Convolution& c, const ConvolutionPart& part,
   }
 }
 
+/// Either, of whole vectors of adjacent channels: see finish_rows().
+template <class V>
+void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
+                        const ConvolutionScratch& scratch) {
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  Convolution whole = c;  // whose panel has all taps
+  for (int a = 0; a < 3 && c.is_turned; ++a) whole.axes[a] = c.forward[a];
+  Rows rows{{1, 1, 1}, {1, 1, 1}};
+  for (int a = 0; a < 3; ++a) (c.is_turned ? rows.steps : rows.pitches)[a] = whole.axes[a].step;
+  PhasedTaps taps;
+  for (int64_t index = part.block_begin; index < part.block_end; ++index) {
+    const Box box = box_of<V>(c, index);
+    Window window{};
+    // A window of more channels than a panel's: those of a pixel in a line of the cache are read together.
+    for (int64_t output = part.output_begin; output < part.output_end; output += kConvolutionLanes) {
+      const int64_t lanes = least<V>(kConvolutionLanes, part.output_end - output);
+      const bool has_taps = whole.axes[0].taps * whole.axes[1].taps * whole.axes[2].taps > 0;
+      if (lanes != window.channels) {
+        window = c.is_turned ? turned_window_of<V>(c, box, lanes) : window_of<V>(c.axes, box, lanes);
+        if (c.is_turned)
+          find_turned_taps<V>(c.forward, window, taps);
+        else
+          find_taps<V>(c.axes, window, taps);
+      }
+      // Without taps there is no window: the results are the bias.
+      if (has_taps) widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
+      for (int64_t panel = 0; panel < lanes; panel += kColumns) {
+        const int64_t here = least<V>(kColumns, lanes - panel);
+        with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
+          pack_taps<V, decltype(source)>(whole, 0, output + panel, here, 0, 1, scratch.weights);
+        });
+        finish_rows<V>(c, box, window, rows, taps, output + panel, here, scratch.source + panel,
+                       scratch.weights);
+      }
+    }
+  }
+}
+
 template <class V>
 void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
                              const ConvolutionScratch& scratch) {
+  if (c.out.channel_stride == 1 && part.output_end - part.output_begin >= V::kLanes) {
+    ConvolutionPart whole = part, rest = part;
+    whole.output_end -= (part.output_end - part.output_begin) % V::kLanes;
+    rest.output_begin = whole.output_end;
+    convolve_rows_with<V>(c, whole, scratch);
+    if (rest.output_begin < rest.output_end) convolve_depthwise_with<V>(c, rest, scratch);
+    return;
+  }
   if (c.is_turned) return convolve_turned_with<V>(c, part, scratch);
   constexpr int kColumns = V::kVectors * V::kLanes;
   constexpr int64_t kTogether = 48;
@@ -261,15 +300,13 @@ void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
       const int64_t lanes = least<V>(kColumns, part.output_end - output);
       // Without taps there is no window: the results are the bias.
       const Window window = taps > 0 ? window_of<V>(c.axes, box, lanes) : Window{};
-      const int64_t pixels = find_pixels<V>(c, box, window, scratch.source_at, scratch.out_at);
-      runs.count = 0;
-      if (taps > 0) {
-        widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
-        find_runs<V>(c.axes, window, runs);
-      }
+      if (taps > 0) widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
       with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
         pack_taps<V, decltype(source)>(c, 0, output, lanes, 0, 1, scratch.weights);
       });
+      const int64_t pixels = find_pixels<V>(c, box, window, scratch.source_at, scratch.out_at);
+      runs.count = 0;
+      if (taps > 0) find_runs<V>(c.axes, window, runs);
       for (int64_t i = 0; i < pixels; i += kTogether) {
         const int64_t count = least<V>(kTogether, pixels - i);
         for (int64_t pixel = 0; pixel < count; pixel += kDepthwisePixels)
@@ -305,12 +342,12 @@ void widen_gradient(const ConvolutionWeight& c, const Box& box, int64_t output, 
 template <class V>
 void convolve_depthwise_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
                                     const ConvolutionWeightScratch& scratch) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
   const int64_t blocks = block_count<V>(c);
   int64_t taps[kConvolutionDepth], count = 0;
   Runs runs, pixels;
-  for (int64_t output = part.output_begin; output < part.output_end; output += kColumns) {
-    const int64_t lanes = least<V>(kColumns, part.output_end - output);
+  // A window of more channels than a panel's, as in convolve_rows_with().
+  for (int64_t output = part.output_begin; output < part.output_end; output += kConvolutionLanes) {
+    const int64_t lanes = least<V>(kConvolutionLanes, part.output_end - output);
     for (int64_t index = 0; index < blocks; ++index) {
       const Box box = box_of<V>(c, index);
       const Window window = window_of<V>(c.axes, box, lanes);
@@ -321,11 +358,11 @@ void convolve_depthwise_weight_with(const ConvolutionWeight& c, const Convolutio
       count = 0;
       for (int64_t i = 0; i < runs.count; ++i)
         for (int64_t k = 0; k < runs.length; k += lanes) taps[count++] = runs.offsets[i] + k;
-      for (int64_t tap = 0; tap < count; tap += kDepthwiseTaps)
-        for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
+      for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
+        for (int64_t tap = 0; tap < count; tap += kDepthwiseTaps)
           DepthwiseTiles<V>::kAdd[least<V>(count - tap, kDepthwiseTaps) - 1](
               pixels, c.axes[2].step * lanes, lanes, taps + tap, scratch.source + lane,
-              scratch.gradient + lane, scratch.sums + tap * kColumns + lane, index > 0);
+              scratch.gradient + lane, scratch.sums + tap * kConvolutionLanes + lane, index > 0);
     }
     with_elements<V>(c.out.element, c.out.element, [&](auto element) {
       using Out = decltype(element);
@@ -333,7 +370,7 @@ void convolve_depthwise_weight_with(const ConvolutionWeight& c, const Convolutio
       const float* sums = scratch.sums;
       for (int64_t d = 0; d < c.axes[0].taps; ++d)
         for (int64_t h = 0; h < c.axes[1].taps; ++h)
-          for (int64_t w = 0; w < c.axes[2].taps; ++w, sums += kColumns)
+          for (int64_t w = 0; w < c.axes[2].taps; ++w, sums += kConvolutionLanes)
             for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
               Out::scatter(out + d * c.out.strides[0] + h * c.out.strides[1] + w * c.out.strides[2] +
                                lane * c.out.image_stride,

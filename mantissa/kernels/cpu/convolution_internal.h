@@ -60,7 +60,12 @@ void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, 
   if (whole < channels)
     pack_panel<V, V::kLanes, Source>(from + whole * channel_stride, channel_stride, pixel_stride,
                                      channels - whole, pixels, to + whole, channels);
-  for (int64_t c = 0; c < whole; c += V::kLanes)
+  constexpr int kColumns = V::kVectors * V::kLanes;
+  int64_t c = 0;
+  if (channel_stride == 1)
+    for (; c + kColumns <= whole; c += kColumns)
+      pack_panel<V, kColumns, Source>(from + c, 1, pixel_stride, kColumns, pixels, to + c, channels);
+  for (; c < whole; c += V::kLanes)
     pack_panel<V, V::kLanes, Source>(from + c * channel_stride, channel_stride, pixel_stride, V::kLanes,
                                      pixels, to + c, channels);
 }

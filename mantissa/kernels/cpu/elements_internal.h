@@ -13,6 +13,7 @@
 //   load_some, load_short_some  the first elements, 0 in the other lanes, whose memory is not read
 //   widen_bf16, widen_fp16, narrow_bf16, narrow_fp16            narrow: to nearest even, NaN kept
 //   load_two_bf16, store_two_bf16                               see Elements::load_two()
+//   store_pair_bf16                                          see Elements::store_pair()
 //   transpose(Float* rows)      of kLanes vectors
 //   set(value), sub, div        div: a / b
 //   max(a, b), min(a, b)        b where a lane of either is NaN
@@ -81,6 +82,16 @@ struct Elements {
       V::store_short(to, V::narrow_fp16(value));
     } else {
       V::store(to, widen(value));
+    }
+  }
+
+  /// store() of two vectors, one behind the other. As to NaN see store_two().
+  [[gnu::always_inline]] static inline void store_pair(Storage* to, Float first, Float second) {
+    if constexpr (kElement == Element::kBFloat16) {
+      V::store_pair_bf16(to, first, second);
+    } else {
+      store(to, first);
+      store(to + V::kLanes, second);
     }
   }
 

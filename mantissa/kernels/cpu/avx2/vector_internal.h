@@ -81,6 +81,11 @@ struct Avx2 {
     const __m256i even = _mm256_srli_epi32(rounded_to_bf16(two[0]), 16), odd = rounded_to_bf16(two[1]);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_blend_epi16(even, odd, 0xaa));
   }
+  static void store_pair_bf16(uint16_t* to, Float first, Float second) {
+    const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(rounded_to_bf16(first), 16),
+                                               _mm256_srli_epi32(rounded_to_bf16(second), 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
+  }
   static Float widen_fp16(Short x) { return _mm256_cvtph_ps(x); }
   static Short narrow_fp16(Float x) {
     return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

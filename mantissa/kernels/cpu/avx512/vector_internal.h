@@ -70,6 +70,13 @@ struct Avx512 {
     const __m512i even = _mm512_srli_epi32(rounded_to_bf16(two[0]), 16), odd = rounded_to_bf16(two[1]);
     _mm512_storeu_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaa, even, odd));
   }
+  static void store_pair_bf16(uint16_t* to, Float first, Float second) {
+    alignas(64) static constexpr uint16_t kOdd[] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                    23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                    45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(rounded_to_bf16(first), _mm512_load_si512(kOdd),
+                                                      rounded_to_bf16(second)));
+  }
   static Float widen_fp16(Short x) { return _mm512_cvtph_ps(x); }
   static Short narrow_fp16(Float x) {
     return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
