@@ -22,10 +22,13 @@ struct Contest {
 /// long as in float32, that is all. Times are of one call, those of lesser tiers extrapolated; one that the CPU cannot
 /// compute takes infinitely long.
 ///
+/// `budget`: seconds that this may take, of which what it took is subtracted. A contest that begins when none is left is
+/// not timed: its timings are empty.
+///
 /// Threads: one of its own with one OpenMP thread, in processor time, so that neither the calling thread's autocast and
 ///          gradient mode nor a busy machine matter. No random numbers are drawn.
 /// Errors:  std::system_error if no thread can be made.
-std::vector<std::vector<KernelTiming>> time_kernels(const std::vector<Contest>& contests);
+std::vector<std::vector<KernelTiming>> time_kernels(const std::vector<Contest>& contests, double& budget);
 
 /// The time of a typical call with `kernel` over the same in float32, by libtorch.
 double over_float32(KernelFamily family, at::ScalarType dtype, Kernel kernel);

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <system_error>
@@ -96,6 +97,10 @@ struct Decision {
   std::vector<KernelTiming> timings;
 };
 
+/// Seconds of processor time that measuring may take in a process. The last family that begins within it is measured to
+/// its end: all take some 45 ms.
+constexpr double kBudget = 0.04;
+
 struct Table {
   std::atomic<Code> kernels[kElements.size()][kKernelFamilies] = {};
   std::mutex mutex;  // guards all that follows
@@ -103,6 +108,7 @@ struct Table {
   Pin pins[kElements.size()][kKernelFamilies];
   bool environment_is_read = false;
   std::optional<ChoiceCache> cache;
+  double budget = kBudget;  ///< what is left of it
 };
 
 /// Never destroyed: at the program's end other threads may still multiply.
@@ -241,31 +247,51 @@ void settle(Table& table, size_t element, size_t family, Kernel kernel, Decision
   table.kernels[element][family].store(code_of(kernel), std::memory_order_release);
 }
 
-/// Measures what of a group is undecided.
-void measure(Table& table, size_t element, std::pair<size_t, size_t> group) {
-  std::vector<Contest> contests;
-  std::vector<size_t> families;
-  for (const auto family : c10::irange(group.first, group.second)) {
-    if (!is_chosen(element, family) || table.kernels[element][family] != 0) continue;
-    if (table.pins[element][family].kernel) continue;
-    contests.push_back(
-        {static_cast<KernelFamily>(family), kElements[element].dtype, candidates(element, family)});
-    families.push_back(family);
+/// What is likely the fastest where nothing was measured: what was for the nearest family of its kind, else what the
+/// CPU's flags say.
+Kernel likely_kernel(const ChoiceCache& measured, size_t element, size_t family) {
+  const std::vector<Kernel> kernels = candidates(element, family);
+  Kernel likely = kernels.front();
+  size_t nearest = kKernelFamilies;
+  for (const auto other : c10::irange(size_t{kKernelFamilies})) {
+    const size_t distance = other < family ? family - other : other - family;
+    if (kind_of(static_cast<KernelFamily>(other)) != kind_of(static_cast<KernelFamily>(family)) ||
+        distance >= nearest)
+      continue;
+    const auto kernel = among(candidates(element, other), measured.timings(key_of(element, other)));
+    if (!kernel || std::find(kernels.begin(), kernels.end(), *kernel) == kernels.end()) continue;
+    likely = *kernel;
+    nearest = distance;
   }
-  std::vector<std::vector<KernelTiming>> timings;
+  return likely;
+}
+
+/// Measures what of `family`'s group is undecided, `family` first.
+void measure(Table& table, size_t element, size_t family) {
+  std::vector<size_t> families = {family};
+  const auto [first, end] = group_of(family);
+  for (const auto other : c10::irange(first, end))
+    if (other != family && is_chosen(element, other) && table.kernels[element][other] == 0 &&
+        !table.pins[element][other].kernel)
+      families.push_back(other);
+  std::vector<Contest> contests;
+  for (const size_t each : families)
+    contests.push_back(
+        {static_cast<KernelFamily>(each), kElements[element].dtype, candidates(element, each)});
+  std::vector<std::vector<KernelTiming>> timings(contests.size());
   try {
-    timings = time_kernels(contests);
+    timings = time_kernels(contests, table.budget);
   } catch (const std::system_error&) {  // no thread can be made to measure on
-    for (const auto i : c10::irange(families.size()))
-      settle(table, element, families[i], contests[i].kernels.front(), {"default", {}});
-    return;
   }
   std::map<std::string, std::vector<KernelTiming>> rows;
   for (const auto i : c10::irange(families.size())) {
+    if (timings[i].empty()) continue;
     rows[key_of(element, families[i])] = timings[i];
     settle(table, element, families[i], contests[i].kernels[fastest(timings[i])], {"measured", timings[i]});
   }
-  table.cache->keep(rows);
+  if (timings[0].empty())
+    settle(table, element, family, likely_kernel(*table.cache, element, family), {"default", {}});
+  if (!rows.empty()) table.cache->keep(rows);
 }
 
 /// Decides; the mutex is held.
@@ -282,7 +308,7 @@ Kernel decide(Table& table, size_t element, size_t family) {
   if (const auto kernel = among(candidates(element, family), kept)) {
     settle(table, element, family, *kernel, {"cached", kept});
   } else {
-    measure(table, element, group_of(family));
+    measure(table, element, family);
   }
   return kernel_of(decided());
 }
@@ -345,6 +371,12 @@ void forget_cpu_kernel_choices() {
     }
   table().environment_is_read = false;
   table().cache.reset();
+  table().budget = kBudget;
+}
+
+void set_calibration_budget(double seconds) {
+  const std::lock_guard lock(table().mutex);
+  table().budget = seconds;
 }
 
 std::vector<std::string> choice::resume(const std::string& choices) {
@@ -377,6 +409,7 @@ std::string choice::all() {
 std::vector<KernelChoice> choice::rows() {
   std::vector<KernelChoice> rows;
   const std::lock_guard lock(table().mutex);
+  table().budget = std::numeric_limits<double>::infinity();  // whoever asks for all of them waits
   for (const auto element : c10::irange(size_t{1}, kElements.size()))
     for (const auto family : c10::irange(family_names().size())) {
       const Kernel kernel = decide(table(), element, family);

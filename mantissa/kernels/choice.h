@@ -18,7 +18,8 @@ struct KernelChoice {
   std::string dtype;   ///< "bf16", "fp16" or "fp32"
   std::string family;  ///< "product", "convolution_by_weight", "attention", ...: see docs/cpu-kernels.md
   std::string kernel;  ///< as in KernelTiming
-  std::string source;  ///< "measured", "cached", "pinned", or "default" where nothing could be measured
+  std::string
+      source;  ///< "measured", "cached", "pinned", or "default": chosen by another family's times, or by the CPU's flags
   std::vector<KernelTiming> timings;  ///< empty unless measured or cached
   double over_float32 = 0;            ///< its time for a typical call over libtorch's in float32
 };

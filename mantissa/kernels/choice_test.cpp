@@ -210,6 +210,57 @@ class ChoiceCacheFile : public testing::Test {
   std::optional<std::string> before_;
 };
 
+/// As in a process that has measured for as long as it may.
+class ChoiceWithoutTime : public ChoiceCacheFile {
+ protected:
+  void SetUp() override {
+    ChoiceCacheFile::SetUp();
+    forget_cpu_kernel_choices();
+    set_calibration_budget(0);
+  }
+  void TearDown() override {
+    forget_cpu_kernel_choices();
+    ChoiceCacheFile::TearDown();
+    pin_our_own();
+  }
+  static constexpr cpu::Element kBf16 = cpu::Element::kBFloat16;
+};
+
+TEST_F(ChoiceWithoutTime, TakesTheNearestFamilysKernel) {
+  // Libtorch's was the fastest for products of one kind, ours for those of another, by what an earlier process kept.
+  const auto row = [](KernelFamily family, double libtorchs) {
+    std::vector<KernelTiming> timings;
+    for (const CpuTier tier : {CpuTier::kAvx512Bf16, CpuTier::kAvx512, CpuTier::kAvx2})
+      if (tier <= cpu_tier() && (tier != CpuTier::kAvx512Bf16 || family == KernelFamily::kProduct))
+        timings.push_back({tier_name(tier), 1});
+    if (timings.empty()) timings.push_back({"generic", 1});
+    timings.push_back({"libtorch", libtorchs});
+    return timings;
+  };
+  ChoiceCache cache = ChoiceCache::read();
+  cache.keep({{"bf16.product", row(KernelFamily::kProduct, 0.5)}, {"bf16.dot", row(KernelFamily::kDot, 2)}});
+  const auto is_ours = [](KernelFamily family) { return kernel_for(family, kBf16).tier.has_value(); };
+  EXPECT_FALSE(is_ours(KernelFamily::kSmallProduct)) << "as product";
+  EXPECT_TRUE(is_ours(KernelFamily::kBatchedProduct)) << "as dot, which is nearer";
+  EXPECT_TRUE(is_ours(KernelFamily::kGelu)) << "of another kind: by the CPU's flags";
+  EXPECT_THAT(cpu_kernel_choices(), HasSubstr("bf16.small_product=libtorch"));
+}
+
+TEST_F(ChoiceWithoutTime, ALaterProcessMeasures) {
+  kernel_for(KernelFamily::kGelu, kBf16);
+  EXPECT_TRUE(ChoiceCache::read().timings("bf16.gelu").empty()) << "what was not measured is not kept";
+  forget_cpu_kernel_choices();
+  kernel_for(KernelFamily::kGelu, kBf16);
+  EXPECT_FALSE(ChoiceCache::read().timings("bf16.gelu").empty());
+}
+
+TEST_F(ChoiceWithoutTime, WhatIsBegunIsFinished) {
+  set_calibration_budget(1e-9);
+  kernel_for(KernelFamily::kGeluBackward, kBf16);
+  EXPECT_FALSE(ChoiceCache::read().timings("bf16.gelu_backward").empty());
+  EXPECT_TRUE(ChoiceCache::read().timings("bf16.gelu").empty()) << "of the same group, but the time is spent";
+}
+
 TEST_F(ChoiceCacheFile, GivesBackWhatWasKept) {
   EXPECT_TRUE(ChoiceCache::read().timings("bf16.product").empty());
   ChoiceCache cache = ChoiceCache::read(), other = ChoiceCache::read();
