@@ -44,7 +44,7 @@ ValueSummary summarize_values(const at::Tensor& tensor);
 /// What a cast to another floating-point dtype did to the values, NaN and inf among them left aside.
 struct CastLoss {
   int64_t values = 0;
-  /// Finite before, inf or nan after: too large for the dtype.
+  /// Finite before, and too large for the dtype: inf or nan after, or, where a cast saturates, its largest number.
   int64_t overflowed = 0;
   /// Not 0 before, 0 after: too small for it.
   int64_t flushed = 0;

@@ -81,7 +81,13 @@ void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, const AdamOptions& defaults,
            WeightDecay weight_decay)
     : Optimizer(unique_parameters(kAdam, groups), validated(kAdam, defaults)), weight_decay_(weight_decay) {
+  keep_options(groups, param_groups_);
   validate_groups<AdamOptions>(kAdam, param_groups());
+}
+
+void Adam::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  Optimizer::add_param_group(group);
+  keep_options({group}, param_groups_);
 }
 
 at::Tensor Adam::step(LossClosure closure) {

@@ -245,6 +245,15 @@ TEST(Adam, RefusesParameterInTwoGroups) {
               testing::AllOf(testing::HasSubstr("shape [5]"), testing::HasSubstr("groups 0 and 1")));
 }
 
+TEST(Adam, AGroupAddedLaterKeepsItsOptions) {
+  const at::Tensor first = start_parameter(at::kFloat), later = start_parameter(at::kFloat);
+  Adam optimizer({first}, AdamOptions(0.5));
+  optimizer.add_param_group({{later}, std::make_unique<AdamOptions>(0.25)});
+  optimizer.add_param_group(OptimizerParamGroup({start_parameter(at::kFloat)}));
+  EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 0.25);
+  EXPECT_EQ(optimizer.param_groups()[2].options().get_lr(), 0.5);
+}
+
 TEST(Adam, GroupsAddedLaterAreLookedAtToo) {
   const at::Tensor first = start_parameter(at::kFloat), tied = start_parameter(at::kFloat);
   AdamW optimizer({first}, AdamWOptions(0.1));

@@ -82,10 +82,16 @@ FusedOptimizer::FusedOptimizer(const char* name, const std::vector<torch::optim:
       name_(name),
       stochastic_rounding_(options.stochastic_rounding),
       seed_(options.seed.value_or(0)) {
+  keep_options(groups, param_groups_);
   if (stochastic_rounding_ && !options.seed) {
     seed_ = static_cast<uint64_t>(
         at::randint(std::numeric_limits<int64_t>::max(), {}, at::kLong).item<int64_t>());
   }
+}
+
+void FusedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  Optimizer::add_param_group(group);
+  keep_options({group}, param_groups_);
 }
 
 void FusedOptimizer::finish(const std::vector<Slot>& /*slots*/, const Batch& /*batch*/) {}

@@ -47,6 +47,9 @@ struct FusedOptions {
 ///           parameters. Nothing has changed then.
 class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpScaling {
  public:
+  /// libtorch's, but that the group keeps its options with every libtorch: see SGD::add_param_group().
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
   /// Updates every parameter that has a gradient. With `closure`, calls it first with gradients enabled and
   /// returns what it returned; without, returns an undefined tensor. Where grad_scale is set, gradients are
   /// unscaled after it, unless the step was dropped.

@@ -250,6 +250,15 @@ TEST_P(Fused, TiedWeightIsUpdatedOnceAndTwoGroupsAreRefused) {
   EXPECT_THAT(value_error([&] { make({}); }), testing::HasSubstr("no parameters"));
 }
 
+TEST_P(Fused, AGroupAddedLaterKeepsItsOptions) {
+  const auto optimizer = make({large_parameter(at::kFloat)});
+  auto options = optimizer->param_groups()[0].options().clone();
+  options->set_lr(0.375);
+  optimizer->add_param_group({{large_parameter(at::kFloat)}, std::move(options)});
+  EXPECT_EQ(optimizer->param_groups()[1].options().get_lr(), 0.375);
+  EXPECT_NE(optimizer->param_groups()[0].options().get_lr(), 0.375);
+}
+
 TEST_P(Fused, GroupsAddedLaterAreLookedAtToo) {
   const at::Tensor first = large_parameter(at::kFloat), tied = twin(first), shared = twin(first);
   const auto optimizer = make({first});

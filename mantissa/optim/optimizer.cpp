@@ -124,6 +124,13 @@ void check_saved(const char* name, const std::string& option, torch::serialize::
   }
 }
 
+void keep_options(const std::vector<torch::optim::OptimizerParamGroup>& given,
+                  std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  const size_t first = groups.size() - given.size();
+  for (size_t i = 0; i < given.size(); ++i)
+    if (given[i].has_options()) groups[first + i].set_options(given[i].options().clone());
+}
+
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
   if (!closure) return {};
   const at::AutoGradMode enable_grad(true);

@@ -67,6 +67,11 @@ inline std::vector<torch::optim::OptimizerParamGroup> unique_parameters(
   return groups;
 }
 
+/// Gives the last of `groups` the options that each of `given` brought: libtorch's add_param_group() from 2.13 on puts the
+/// defaults in their place, unless they are those of one of its own optimizers.
+void keep_options(const std::vector<torch::optim::OptimizerParamGroup>& given,
+                  std::vector<torch::optim::OptimizerParamGroup>& groups);
+
 /// What `closure` returns when called with gradients enabled; undefined without one.
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
 

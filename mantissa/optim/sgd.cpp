@@ -59,7 +59,13 @@ void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGDOptions& defaults)
     : Optimizer(unique_parameters(kSGD, groups), validated(kSGD, defaults)) {
+  keep_options(groups, param_groups_);
   validate_groups<SGDOptions>(kSGD, param_groups());
+}
+
+void SGD::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  Optimizer::add_param_group(group);
+  keep_options({group}, param_groups_);
 }
 
 at::Tensor SGD::step(LossClosure closure) {

@@ -65,6 +65,10 @@ class SGD final : public torch::optim::Optimizer {
   explicit SGD(std::vector<at::Tensor> parameters, const SGDOptions& defaults = {})
       : SGD({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults) {}
 
+  /// libtorch's, but that the group keeps its options with every libtorch. Its own, through a reference to
+  /// torch::optim::Optimizer, gives the group the defaults from 2.13 on.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
   /// Updates every parameter that has a gradient. With `closure`, calls it first with gradients enabled and
   /// returns what it returned; without, returns an undefined tensor.
   at::Tensor step(LossClosure closure = nullptr) override;

@@ -235,6 +235,15 @@ TEST(SGD, RefusesParameterInTwoGroups) {
               testing::AllOf(testing::HasSubstr("shape [5]"), testing::HasSubstr("groups 0 and 1")));
 }
 
+TEST(SGD, AGroupAddedLaterKeepsItsOptions) {
+  const at::Tensor first = start_parameter(at::kFloat), later = start_parameter(at::kFloat);
+  SGD optimizer({first}, SGDOptions(0.5));
+  optimizer.add_param_group({{later}, std::make_unique<SGDOptions>(0.25)});
+  optimizer.add_param_group(OptimizerParamGroup({start_parameter(at::kFloat)}));
+  EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 0.25);
+  EXPECT_EQ(optimizer.param_groups()[2].options().get_lr(), 0.5);
+}
+
 TEST(SGD, GroupsAddedLaterAreLookedAtToo) {
   const at::Tensor first = start_parameter(at::kFloat), tied = start_parameter(at::kFloat);
   SGD optimizer({first}, kMomentum);
