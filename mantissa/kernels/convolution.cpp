@@ -139,6 +139,25 @@ void make_channels_of_groups(Images& images) {
   images.group_stride = 0;
 }
 
+/// Whether convolve_groups() takes it, whose results, or their gradient, are `results`.
+template <typename Problem, typename Results>
+bool has_rows_of_groups(const Problem& c, const Results& results, const ConvolutionBuild& build) {
+  const auto* const end = std::end(cpu::kConvolutionGroups);
+  return build.convolve_groups != nullptr && c.groups > 1 && c.channels == c.outputs &&
+         std::find(std::begin(cpu::kConvolutionGroups), end, c.channels) != end &&
+         c.groups * c.channels % (build.tile_cols / 2) == 0 && results.channel_stride == 1 &&
+         results.group_stride == c.channels &&
+         c.source.group_stride == c.channels * c.source.channel_stride &&
+         is_within(c, cpu::kConvolutionSource / cpu::kConvolutionLanes);
+}
+
+/// As convolve_groups() takes it: the channels of all groups are one another's neighbours.
+template <typename Problem>
+void join_groups(Problem& c) {
+  c.outputs *= c.groups;
+  c.groups = 1;
+}
+
 /// A convolution, its kernel, and how the work is cut: blocks, fastest, then ranges of channels, then groups.
 struct Pass {
   cpu::Convolution c;
@@ -155,6 +174,10 @@ Pass pass_of(const cpu::Convolution& c, const ConvolutionBuild& build) {
     pass.c.weight.image_stride = c.weight.group_stride;
     std::swap(pass.c.groups, pass.c.outputs);
     pass.kernel = build.convolve_depthwise;
+    pass.window_channels = cpu::kConvolutionLanes;
+  } else if (has_rows_of_groups(c, c.out, build)) {
+    join_groups(pass.c);
+    pass.kernel = build.convolve_groups;
     pass.window_channels = cpu::kConvolutionLanes;
   }
   if (!pass.c.is_turned) {
@@ -219,12 +242,12 @@ int64_t sums_of(const cpu::ConvolutionWeight& c, int64_t channels, const Convolu
 }
 
 WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBuild& build, int64_t threads,
-                            bool depthwise) {
+                            bool in_lanes) {
   WeightParts parts{};
   const auto even = [](int64_t size, int64_t most, int64_t multiple) {
     return std::min(size, round_up(divide_up(size, divide_up(size, most)), multiple));
   };
-  if (depthwise) {
+  if (in_lanes) {
     // One range of channels after the other, whole vectors each.
     parts = {cpu::kConvolutionLanes, 0, cpu::kConvolutionLanes, 1, 0};
     parts.outputs = even(c.outputs, divide_up(c.outputs, threads), build.tile_cols);
@@ -286,12 +309,14 @@ const std::vector<ConvolutionBuild>& convolution_builds() {
   static const std::vector<ConvolutionBuild> builds = {
 #if defined(__x86_64__)
     {CpuTier::kAvx512, cpu::avx512::convolve, cpu::avx512::convolve_depthwise, cpu::avx512::convolve_weight,
-     cpu::avx512::convolve_depthwise_weight, 12, 32},
+     cpu::avx512::convolve_depthwise_weight, cpu::avx512::convolve_groups,
+     cpu::avx512::convolve_groups_weight, 12, 32},
     {CpuTier::kAvx2, cpu::avx2::convolve, cpu::avx2::convolve_depthwise, cpu::avx2::convolve_weight,
-     cpu::avx2::convolve_depthwise_weight, 6, 16},
+     cpu::avx2::convolve_depthwise_weight, cpu::avx2::convolve_groups, cpu::avx2::convolve_groups_weight, 6,
+     16},
 #endif
     {CpuTier::kGeneric, cpu::generic::convolve, cpu::generic::convolve_depthwise,
-     cpu::generic::convolve_weight, cpu::generic::convolve_depthwise_weight, 1, 1}
+     cpu::generic::convolve_weight, cpu::generic::convolve_depthwise_weight, nullptr, nullptr, 1, 1}
   };
   return builds;
 }
@@ -345,12 +370,15 @@ void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build)
     c.out.image_stride = c.out.group_stride;
     std::swap(c.groups, c.outputs);
   }
+  const bool groups = has_rows_of_groups(c, c.gradient, build);
+  if (groups) join_groups(c);
   drop_gaps(c);
-  cpu::ConvolutionWeightKernel* const kernel =
-      depthwise ? build.convolve_depthwise_weight : build.convolve_weight;
+  cpu::ConvolutionWeightKernel* const kernel = depthwise ? build.convolve_depthwise_weight
+                                               : groups  ? build.convolve_groups_weight
+                                                         : build.convolve_weight;
   choose_blocks(c, cpu::kConvolutionChain, kWeightWindow);
   const int64_t threads = threads_for(pixel_count(c) * c.groups * c.outputs * c.channels * taps_of(c));
-  const WeightParts parts = weight_parts_of(c, build, threads, depthwise);
+  const WeightParts parts = weight_parts_of(c, build, threads, depthwise || groups);
   const int64_t tasks = c.groups * parts.channel_parts * parts.output_parts;
   at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
     const cpu::ConvolutionWeightScratch scratch = scratch_for(c, parts, build);

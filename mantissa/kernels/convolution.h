@@ -13,6 +13,8 @@ struct ConvolutionBuild {
   CpuTier tier;
   cpu::ConvolutionKernel *convolve, *convolve_depthwise;
   cpu::ConvolutionWeightKernel *convolve_weight, *convolve_depthwise_weight;
+  cpu::ConvolutionKernel* convolve_groups;  ///< null: groups are computed one by one
+  cpu::ConvolutionWeightKernel* convolve_groups_weight;
   int64_t tile_rows, tile_cols;  ///< parts of a group's channels begin at multiples of these
 };
 

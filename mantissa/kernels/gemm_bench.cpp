@@ -3,6 +3,7 @@
 // ordinary one; --benchmark_filter=product/bf16/256 picks, --benchmark_out=FILE writes JSON.
 #include <algorithm>
 #include <benchmark/benchmark.h>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -52,7 +53,8 @@ Twins twins(const Shape& shape, at::ScalarType dtype, bool a_transposed, bool b_
   const Kernel kernel = kernel_for(family_of(g), g.a.element);
   twins.kernel = kernel_name(kernel);
   // A hundred times slower than float32 may be minutes.
-  const auto times = time_kernels({{family_of(g), dtype, {kernel, kLibtorchs}}}).front();
+  double budget = std::numeric_limits<double>::infinity();
+  const auto times = time_kernels({{family_of(g), dtype, {kernel, kLibtorchs}}}, budget).front();
   twins.with_stock = twins.products <= 1 << 26 || times[1].seconds < 4 * times[0].seconds;
   return twins;
 }

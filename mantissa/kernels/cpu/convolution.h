@@ -131,17 +131,23 @@ using ConvolutionWeightKernel = void(const ConvolutionWeight&, const Convolution
 /// also in numerics. Windows are of kConvolutionLanes channels.
 constexpr int64_t kConvolutionLanes = 32;
 
+/// Groups of so many channels and as many results: a vector has the channels of several groups.
+/// `groups` is 1, `channels` the size of a group, `outputs` all results, [output_begin, output_end) a part of them of
+/// whole vectors; a weight's group_stride is from one group to the next. Channels of the results are adjacent, those of
+/// the source evenly apart. Windows are of kConvolutionLanes channels.
+constexpr int64_t kConvolutionGroups[] = {2, 4};
+
 namespace generic {  // the definition of correct
 ConvolutionKernel convolve, convolve_depthwise;
 ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
 }  // namespace generic
 namespace avx2 {
-ConvolutionKernel convolve, convolve_depthwise;
-ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
+ConvolutionKernel convolve, convolve_depthwise, convolve_groups;
+ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight, convolve_groups_weight;
 }  // namespace avx2
 namespace avx512 {
-ConvolutionKernel convolve, convolve_depthwise;
-ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
+ConvolutionKernel convolve, convolve_depthwise, convolve_groups;
+ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight, convolve_groups_weight;
 }  // namespace avx512
 
 }  // namespace mantissa::cpu

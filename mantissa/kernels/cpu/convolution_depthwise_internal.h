@@ -4,6 +4,7 @@
 // channels of the window, and a weight is used for several pixels while it is in a register.
 
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "mantissa/kernels/cpu/convolution_depthwise_rows_internal.h"
@@ -239,8 +240,30 @@ void convolve_turned_with(const Convolution& c, const ConvolutionPart& part,
   }
 }
 
-/// Either, of whole vectors of adjacent channels: see finish_rows().
-template <class V>
+/// pack_taps() of groups whose channels meet: to[(tap * kGroup + channel) * kColumns + lane].
+template <class V, class Source, int kGroup>
+void pack_groups(const Convolution& c, int64_t output, int64_t lanes, float* to) {
+  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+  const ConstImages& weight = c.weight;
+  const auto* const data =
+      static_cast<const typename Source::Storage*>(weight.data) + output / kGroup * weight.group_stride;
+  alignas(64) float values[V::kLanes];
+  for (int64_t d = 0; d < c.axes[0].taps; ++d)
+    for (int64_t h = 0; h < c.axes[1].taps; ++h)
+      for (int64_t w = 0; w < c.axes[2].taps; ++w)
+        for (int64_t channel = 0; channel < kGroup; ++channel, to += kColumns)
+          for (int64_t lane = 0; lane < lanes; lane += kGroup) {
+            V::store(values, Source::gather(data + lane / kGroup * weight.group_stride +
+                                                channel * weight.channel_stride + d * weight.strides[0] +
+                                                h * weight.strides[1] + w * weight.strides[2],
+                                            weight.image_stride, kGroup));
+            std::memcpy(to + lane, values, kGroup * sizeof(float));
+          }
+}
+
+/// Depthwise, or groups of kGroup channels and as many results, which are those of one another's lanes; whole vectors of
+/// adjacent channels: see finish_rows().
+template <class V, int kGroup>
 void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
                         const ConvolutionScratch& scratch) {
   constexpr int kColumns = V::kVectors * V::kLanes;
@@ -248,6 +271,9 @@ void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
   for (int a = 0; a < 3 && c.is_turned; ++a) whole.axes[a] = c.forward[a];
   Rows rows{{1, 1, 1}, {1, 1, 1}};
   for (int a = 0; a < 3; ++a) (c.is_turned ? rows.steps : rows.pitches)[a] = whole.axes[a].step;
+  const int64_t depth = whole.axes[0].taps * whole.axes[1].taps * whole.axes[2].taps * kGroup;
+  const int64_t padded = (part.output_end - part.output_begin + kColumns - 1) / kColumns * kColumns;
+  const bool stays = padded * depth <= kConvolutionWeights;
   PhasedTaps taps;
   for (int64_t index = part.block_begin; index < part.block_end; ++index) {
     const Box box = box_of<V>(c, index);
@@ -255,26 +281,37 @@ void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
     // A window of more channels than a panel's: those of a pixel in a line of the cache are read together.
     for (int64_t output = part.output_begin; output < part.output_end; output += kConvolutionLanes) {
       const int64_t lanes = least<V>(kConvolutionLanes, part.output_end - output);
-      const bool has_taps = whole.axes[0].taps * whole.axes[1].taps * whole.axes[2].taps > 0;
       if (lanes != window.channels) {
         window = c.is_turned ? turned_window_of<V>(c, box, lanes) : window_of<V>(c.axes, box, lanes);
         if (c.is_turned)
           find_turned_taps<V>(c.forward, window, taps);
         else
-          find_taps<V>(c.axes, window, taps);
+          find_taps<V>(c.axes, window, kGroup, taps);
       }
       // Without taps there is no window: the results are the bias.
-      if (has_taps) widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
-      for (int64_t panel = 0; panel < lanes; panel += kColumns) {
-        const int64_t here = least<V>(kColumns, lanes - panel);
-        with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
-          pack_taps<V, decltype(source)>(whole, 0, output + panel, here, 0, 1, scratch.weights);
-        });
-        finish_rows<V>(c, box, window, rows, taps, output + panel, here, scratch.source + panel,
-                       scratch.weights);
+      if (depth > 0) widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
+      for (int64_t panel = output; panel < output + lanes; panel += kColumns) {
+        const int64_t here = least<V>(kColumns, output + lanes - panel);
+        float* const weights = scratch.weights + (stays ? (panel - part.output_begin) * depth : 0);
+        if (!stays || index == part.block_begin)
+          with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
+            if constexpr (kGroup == 1)
+              pack_taps<V, decltype(source)>(whole, 0, panel, here, 0, 1, weights);
+            else
+              pack_groups<V, decltype(source), kGroup>(c, panel, here, weights);
+          });
+        finish_rows<V, kGroup>(c, box, window, rows, taps, panel, here, scratch.source + (panel - output),
+                               weights);
       }
     }
   }
+}
+
+template <class V>
+void convolve_groups_with(const Convolution& c, const ConvolutionPart& part,
+                          const ConvolutionScratch& scratch) {
+  if (c.channels == 2) return convolve_rows_with<V, 2>(c, part, scratch);
+  convolve_rows_with<V, 4>(c, part, scratch);
 }
 
 template <class V>
@@ -284,7 +321,7 @@ void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
     ConvolutionPart whole = part, rest = part;
     whole.output_end -= (part.output_end - part.output_begin) % V::kLanes;
     rest.output_begin = whole.output_end;
-    convolve_rows_with<V>(c, whole, scratch);
+    convolve_rows_with<V, 1>(c, whole, scratch);
     if (rest.output_begin < rest.output_end) convolve_depthwise_with<V>(c, rest, scratch);
     return;
   }
@@ -339,9 +376,45 @@ void widen_gradient(const ConvolutionWeight& c, const Box& box, int64_t output, 
   });
 }
 
-template <class V>
-void convolve_depthwise_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
-                                    const ConvolutionWeightScratch& scratch) {
+/// add_taps() of groups whose channels meet: to[(tap * kGroup + channel) * kConvolutionLanes + lane].
+template <class V, int kTaps, int kGroup>
+void add_group_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
+                    const float* gradient, float* to, bool accumulate) {
+  using Float = typename V::Float;
+  const auto run = [&]<int... kSum, int... kTap, int... kChannel>(
+      std::integer_sequence<int, kSum...>, std::integer_sequence<int, kTap...>,
+      std::integer_sequence<int, kChannel...>) __attribute__((always_inline)) {
+    Float sums[] = {((void)kSum, V::zero())...};
+    const float* const from[] = {(window + taps[kTap])...};
+    for (int64_t i = 0; i < runs.count; ++i)
+      for (int64_t at = runs.offsets[i]; at < runs.offsets[i] + runs.length; at += step) {
+        const Float by = V::load(gradient);
+        const auto add = [&](Float * of_tap, Float x) __attribute__((always_inline)) {
+          ((of_tap[kChannel] = V::fma(by, V::template spread<kGroup, kChannel>(x), of_tap[kChannel])), ...);
+        };
+        (add(sums + kTap * kGroup, V::load(from[kTap] + at)), ...);
+        gradient += pitch;
+      }
+    if (accumulate) ((sums[kSum] = V::add(V::load(to + kSum * kConvolutionLanes), sums[kSum])), ...);
+    (V::store(to + kSum * kConvolutionLanes, sums[kSum]), ...);
+  };
+  run(std::make_integer_sequence<int, kTaps * kGroup>{}, std::make_integer_sequence<int, kTaps>{},
+      std::make_integer_sequence<int, kGroup>{});
+}
+
+/// For each number of taps: at [taps - 1]. Twelve sums leave registers for the gradient and the source.
+template <class V, int kGroup, typename = std::make_integer_sequence<int, 12 / kGroup>>
+struct GroupTaps;
+template <class V, int kGroup, int... kTaps>
+struct GroupTaps<V, kGroup, std::integer_sequence<int, kTaps...>> {
+  static constexpr int64_t kMost = sizeof...(kTaps);
+  static constexpr typename DepthwiseTiles<V>::Add* kAdd[] = {&add_group_taps<V, kTaps + 1, kGroup>...};
+};
+
+/// Depthwise, or groups of kGroup: see convolve_rows_with().
+template <class V, int kGroup>
+void convolve_lanes_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+                                const ConvolutionWeightScratch& scratch) {
   const int64_t blocks = block_count<V>(c);
   int64_t taps[kConvolutionDepth], count = 0;
   Runs runs, pixels;
@@ -358,25 +431,50 @@ void convolve_depthwise_weight_with(const ConvolutionWeight& c, const Convolutio
       count = 0;
       for (int64_t i = 0; i < runs.count; ++i)
         for (int64_t k = 0; k < runs.length; k += lanes) taps[count++] = runs.offsets[i] + k;
-      for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
-        for (int64_t tap = 0; tap < count; tap += kDepthwiseTaps)
-          DepthwiseTiles<V>::kAdd[least<V>(count - tap, kDepthwiseTaps) - 1](
-              pixels, c.axes[2].step * lanes, lanes, taps + tap, scratch.source + lane,
-              scratch.gradient + lane, scratch.sums + tap * kConvolutionLanes + lane, index > 0);
+      const auto add = [&](auto* const* tiles, int64_t together) {
+        for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
+          for (int64_t tap = 0; tap < count; tap += together)
+            tiles[least<V>(count - tap, together) - 1](
+                pixels, c.axes[2].step * lanes, lanes, taps + tap, scratch.source + lane,
+                scratch.gradient + lane, scratch.sums + tap * kGroup * kConvolutionLanes + lane, index > 0);
+      };
+      if constexpr (kGroup == 1)
+        add(DepthwiseTiles<V>::kAdd, kDepthwiseTaps);
+      else
+        add(GroupTaps<V, kGroup>::kAdd, GroupTaps<V, kGroup>::kMost);
     }
     with_elements<V>(c.out.element, c.out.element, [&](auto element) {
       using Out = decltype(element);
-      auto* const out = static_cast<typename Out::Storage*>(c.out.data) + output * c.out.image_stride;
+      auto* const out = static_cast<typename Out::Storage*>(c.out.data);
+      // Groups of one are written by the vector: their results are evenly apart.
+      constexpr int64_t kTogether = kGroup == 1 ? V::kLanes : kGroup;
       const float* sums = scratch.sums;
       for (int64_t d = 0; d < c.axes[0].taps; ++d)
         for (int64_t h = 0; h < c.axes[1].taps; ++h)
-          for (int64_t w = 0; w < c.axes[2].taps; ++w, sums += kConvolutionLanes)
-            for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
-              Out::scatter(out + d * c.out.strides[0] + h * c.out.strides[1] + w * c.out.strides[2] +
-                               lane * c.out.image_stride,
-                           c.out.image_stride, least<V>(lanes - lane, V::kLanes), V::load(sums + lane));
+          for (int64_t w = 0; w < c.axes[2].taps; ++w)
+            for (int64_t channel = 0; channel < kGroup; ++channel, sums += kConvolutionLanes)
+              for (int64_t lane = 0; lane < lanes; lane += kTogether) {
+                const int64_t first = kGroup == 1 ? (output + lane) * c.out.image_stride
+                                                  : (output + lane) / kGroup * c.out.group_stride;
+                Out::scatter(out + first + channel * c.out.channel_stride + d * c.out.strides[0] +
+                                 h * c.out.strides[1] + w * c.out.strides[2],
+                             c.out.image_stride, least<V>(lanes - lane, kTogether), V::load(sums + lane));
+              }
     });
   }
+}
+
+template <class V>
+void convolve_depthwise_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+                                    const ConvolutionWeightScratch& scratch) {
+  convolve_lanes_weight_with<V, 1>(c, part, scratch);
+}
+
+template <class V>
+void convolve_groups_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+                                 const ConvolutionWeightScratch& scratch) {
+  if (c.channels == 2) return convolve_lanes_weight_with<V, 2>(c, part, scratch);
+  convolve_lanes_weight_with<V, 4>(c, part, scratch);
 }
 
 }  // namespace mantissa::cpu

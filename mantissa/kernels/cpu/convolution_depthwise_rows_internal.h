@@ -1,6 +1,6 @@
 #pragma once
 
-// Depthwise convolutions whose results have adjacent channels (channels last): results are rounded and written from
+// Convolutions of groups of one, two or four channels whose results have adjacent channels (channels last): results are rounded and written from
 // registers, where convolution_depthwise_internal.h has sums that finish_pixels() transposes.
 
 #include <cstdint>
@@ -73,8 +73,9 @@ struct DepthwiseRows<V, Out, std::integer_sequence<int, kPixels...>> {
       {&finish_row<V, Out, kPixels + 1, 1>, &finish_row<V, Out, kPixels + 1, 2>}...};
 };
 
+/// `channels`: of the source, that a result reads.
 template <class V>
-void find_taps(const Axis* axes, const Window& window, PhasedTaps& taps) {
+void find_taps(const Axis* axes, const Window& window, int64_t channels, PhasedTaps& taps) {
   constexpr int64_t kColumns = V::kVectors * V::kLanes;
   int64_t count = 0;
   for (int64_t d = 0; d < axes[0].taps; ++d)
@@ -82,10 +83,48 @@ void find_taps(const Axis* axes, const Window& window, PhasedTaps& taps) {
       for (int64_t w = 0; w < axes[2].taps; ++w, ++count) {
         taps.source[count] = (d * axes[0].dilation * window.size[1] + h * axes[1].dilation) * window.row() +
                              w * axes[2].dilation * window.channels;
-        taps.weight[count] = count * kColumns;
+        taps.weight[count] = count * channels * kColumns;
       }
   taps.begin[1] = count;
 }
+
+/// finish_row() of one vector whose groups of kGroup channels meet: weights[tap] are kGroup vectors, a panel's columns
+/// apart, of what each of a group's channels adds to its results. The source's vectors have the same channels.
+template <class V, class Out, int kPixels, int kGroup>
+void finish_groups(const int64_t* source_offsets, const int64_t* weight_offsets, int64_t taps,
+                   const float* source, int64_t pitch, const float* weights, const float* bias,
+                   typename Out::Storage* out, int64_t out_pitch) {
+  using Float = typename V::Float;
+  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+  // Indexed by constants alone: see multiply_tile().
+  const auto run = [&]<int... kPixel, int... kChannel>(std::integer_sequence<int, kPixel...>,
+                                                       std::integer_sequence<int, kChannel...>)
+      __attribute__((always_inline)) {
+    Float sums[] = {((void)kPixel, V::zero())...};
+    const float* const pixels[] = {(source + kPixel * pitch)...};
+    for (int64_t i = 0; i < taps; ++i) {
+      const int64_t k = source_offsets[i];
+      const float* const tap = weights + weight_offsets[i];
+      const Float by[] = {V::load(tap + kChannel * kColumns)...};
+      const auto add = [&](Float & sum, Float x) __attribute__((always_inline)) {
+        ((sum = V::fma(by[kChannel], V::template spread<kGroup, kChannel>(x), sum)), ...);
+      };
+      (add(sums[kPixel], V::load(pixels[kPixel] + k)), ...);
+    }
+    if (bias != nullptr) ((sums[kPixel] = V::add(sums[kPixel], V::load(bias))), ...);
+    (Out::store(out + kPixel * out_pitch, sums[kPixel]), ...);
+  };
+  run(std::make_integer_sequence<int, kPixels>{}, std::make_integer_sequence<int, kGroup>{});
+}
+
+/// finish_groups() for each number of pixels: at [pixels - 1].
+template <class V, class Out, int kGroup, typename = std::make_integer_sequence<int, kRowPixels>>
+struct GroupRows;
+template <class V, class Out, int kGroup, int... kPixels>
+struct GroupRows<V, Out, kGroup, std::integer_sequence<int, kPixels...>> {
+  static constexpr
+      typename DepthwiseRows<V, Out>::Finish* kFinish[] = {&finish_groups<V, Out, kPixels + 1, kGroup>...};
+};
 
 /// The results of a row that have one phase: their first one's places, and how they are cut into equal tiles.
 struct RowPhase {
@@ -99,7 +138,8 @@ struct Rows {
 };
 
 /// The results [output, output + lanes) of a box, up to a panel of whole vectors; `source` and `weights` are theirs.
-template <class V>
+/// kGroup: so many adjacent channels meet.
+template <class V, int kGroup>
 void finish_rows(const Convolution& c, const Box& box, const Window& window, const Rows& rows,
                  const PhasedTaps& taps, int64_t output, int64_t lanes, const float* source,
                  const float* weights) {
@@ -138,9 +178,17 @@ void finish_rows(const Convolution& c, const Box& box, const Window& window, con
             const float* from = source + row * window.row() + phase->source;
             auto* to = out + phase->out;
             for (int64_t left = phase->count; left > 0; left -= phase->tile) {
-              DepthwiseRows<V, Out>::kFinish[least<V>(left, phase->tile) - 1][vectors - 1](
-                  taps.source + begin[0], taps.weight + begin[0], begin[1] - begin[0], from, pitch, weights,
-                  bias, to, out_pitch);
+              const int64_t tile = least<V>(left, phase->tile) - 1;
+              if constexpr (kGroup == 1) {
+                DepthwiseRows<V, Out>::kFinish[tile][vectors - 1](taps.source + begin[0],
+                                                                  taps.weight + begin[0], begin[1] - begin[0],
+                                                                  from, pitch, weights, bias, to, out_pitch);
+              } else {
+                for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
+                  GroupRows<V, Out, kGroup>::kFinish[tile](
+                      taps.source + begin[0], taps.weight + begin[0], begin[1] - begin[0], from + lane, pitch,
+                      weights + lane, bias == nullptr ? nullptr : bias + lane, to + lane, out_pitch);
+              }
               from += phase->tile * pitch;
               to += phase->tile * out_pitch;
             }

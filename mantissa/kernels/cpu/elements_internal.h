@@ -14,6 +14,7 @@
 //   widen_bf16, widen_fp16, narrow_bf16, narrow_fp16            narrow: to nearest even, NaN kept
 //   load_two_bf16, store_two_bf16                               see Elements::load_two()
 //   store_pair_bf16                                          see Elements::store_pair()
+//   spread<kGroup, kLane>(x)    in each group of 2 or 4 lanes, that lane in all
 //   transpose(Float* rows)      of kLanes vectors
 //   set(value), sub, div        div: a / b
 //   max(a, b), min(a, b)        b where a lane of either is NaN

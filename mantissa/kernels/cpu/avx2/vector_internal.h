@@ -91,6 +91,11 @@ struct Avx2 {
     return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
 
+  template <int kGroup, int kLane>
+  static Float spread(Float x) {
+    return _mm256_permute_ps(x, kGroup == 4 ? kLane * 0x55 : 0xa0 + kLane * 0x55);
+  }
+
   [[gnu::always_inline]] static inline void transpose(Float* rows) {
     // Pairs of rows, then quadruples inside each half, then the halves.
     const Float a0 = _mm256_unpacklo_ps(rows[0], rows[1]), a1 = _mm256_unpackhi_ps(rows[0], rows[1]);

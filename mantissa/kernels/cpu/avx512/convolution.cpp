@@ -21,9 +21,18 @@ void convolve_depthwise(const Convolution& c, const ConvolutionPart& part,
   convolve_depthwise_with<Avx512>(c, part, scratch);
 }
 
+void convolve_groups(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
+  convolve_groups_with<Avx512>(c, part, scratch);
+}
+
 void convolve_depthwise_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
                                const ConvolutionWeightScratch& scratch) {
   convolve_depthwise_weight_with<Avx512>(c, part, scratch);
+}
+
+void convolve_groups_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+                            const ConvolutionWeightScratch& scratch) {
+  convolve_groups_weight_with<Avx512>(c, part, scratch);
 }
 
 }  // namespace mantissa::cpu::avx512

@@ -82,6 +82,11 @@ struct Avx512 {
     return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
 
+  template <int kGroup, int kLane>
+  static Float spread(Float x) {
+    return _mm512_permute_ps(x, kGroup == 4 ? kLane * 0x55 : 0xa0 + kLane * 0x55);
+  }
+
   [[gnu::always_inline]] static inline void transpose(Float* rows) {
     // Pairs and quadruples of rows inside each quarter; then quarters, as a 4 x 4 transpose of 128 bits each.
     Float pairs[16], quads[16];
