@@ -266,6 +266,9 @@ std::set<std::string> registered(c10::DispatchKey key) {
   return names;
 }
 
+/// Added to a list after libtorch 2.11.
+constexpr const char* kOfLaterReleases[] = {"rms_norm", "linalg_matrix_sqrth"};
+
 /// Those that this libtorch has.
 std::set<std::string> existing(const std::set<std::string>& names) {
   std::set<std::string> exist;
@@ -285,6 +288,7 @@ TEST(AutocastOps, PE22_TheCpusListIsTheOneThatTheseTestsKnow) {
   std::set<std::string> known(kWithoutRow.begin(), kWithoutRow.end());
   for (const Row& row : rows()) known.insert(row.name);
   std::set<std::string> listed = registered(c10::DispatchKey::AutocastCPU);
+  for (const char* const later : kOfLaterReleases) listed.erase(later);
   listed.erase("lstm.input");  // of our own kernels, where a test before has switched them on
   EXPECT_THAT(without(listed, known), testing::IsEmpty());
   EXPECT_THAT(without(existing(known), listed), testing::IsEmpty());
@@ -298,7 +302,7 @@ TEST(AutocastOps, PE22_CudasListIsTheOneOfTheSpecification) {
   if (!at::hasCUDA()) known.erase("_cudnn_rnn");  // registered by libtorch's CUDA library
   std::set<std::string> listed = registered(c10::DispatchKey::AutocastCUDA);
   EXPECT_THAT(without(existing(known), listed), testing::IsEmpty());
-  listed.erase("rms_norm");  // of libtorch 2.13
+  for (const char* const later : kOfLaterReleases) listed.erase(later);
   EXPECT_THAT(without(listed, known), testing::IsEmpty());
 }
 
@@ -309,6 +313,7 @@ TEST_P(AutocastOpsIn, PE20_PE21_AC19_EachEqualsItsInputsCastByHand) {
   const at::ScalarType dtype = GetParam();
   const Warnings silent;  // of deprecated operations that are in the list
   for (const Row& row : rows()) {
+    if (!find_if_any(row.name)) continue;  // cholesky, in libtorch 2.15
     const auto op = find(row.name);
     const auto runs_in = row.policy == Policy::kLow ? dtype : at::kFloat;
     Arguments given = row.arguments;

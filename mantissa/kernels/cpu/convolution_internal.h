@@ -272,12 +272,29 @@ void finish_pixels(const Convolution& c, int64_t group, int64_t output, int64_t 
   constexpr int kColumns = V::kVectors * V::kLanes;
   const int64_t channel_stride = c.out.channel_stride;
   auto* const out = static_cast<Storage*>(c.out.data) + group * c.out.group_stride + output * channel_stride;
+  const auto bias_of = [&](int64_t first, int64_t here) {
+    return c.bias == nullptr
+               ? V::zero()
+               : load_from<V>({c.bias, c.bias_element, 0, 0, 0}, Element::kFloat32,
+                              (group * c.outputs + output + first) * c.bias_stride, c.bias_stride, here);
+  };
+  if (channel_stride == 1 && lanes == 2 * V::kLanes) {
+    const typename V::Float biases[] = {bias_of(0, V::kLanes), bias_of(V::kLanes, V::kLanes)};
+    // Source and weight have no NaN that store_pair() minds; a bias in float32 may.
+    if (!V::is_nan(biases[0]) && !V::is_nan(biases[1])) {
+      for (int64_t i = 0; i < count; ++i) {
+        const auto first = V::load(sums + i * kColumns), second = V::load(sums + i * kColumns + V::kLanes);
+        if (c.bias == nullptr)
+          Out::store_pair(out + out_at[i], first, second);
+        else
+          Out::store_pair(out + out_at[i], V::add(first, biases[0]), V::add(second, biases[1]));
+      }
+      return;
+    }
+  }
   for (int64_t v = 0; v * V::kLanes < lanes; ++v) {
     const int64_t first = v * V::kLanes, here = least<V>(lanes - first, V::kLanes);
-    const auto bias = c.bias == nullptr ? V::zero()
-                                        : load_from<V>({c.bias, c.bias_element, 0, 0, 0}, Element::kFloat32,
-                                                       (group * c.outputs + output + first) * c.bias_stride,
-                                                       c.bias_stride, here);
+    const auto bias = bias_of(first, here);
     const auto value = [&](int64_t pixel) __attribute__((always_inline)) {
       const auto sum = V::load(sums + pixel * kColumns + first);
       return c.bias == nullptr ? sum : V::add(sum, bias);

@@ -197,6 +197,14 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
     auto* out = static_cast<typename Out::Storage*>(g.out.data) + tile.batch * g.out.batch_stride +
                 tile.row * g.out.row_stride + tile.col;
     const int64_t out_stride = g.out.row_stride;
+    if constexpr (V::kVectors == 2) {
+      // Of 16-bit operands no sum has a NaN that store_pair() minds; alpha may be one.
+      if (!V::is_nan(alpha)) {
+        for (int64_t i = 0; i < rows; ++i, sums += stride, out += out_stride)
+          Out::store_pair(out, V::mul(alpha, V::load(sums)), V::mul(alpha, V::load(sums + V::kLanes)));
+        return;
+      }
+    }
     for (int64_t i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
       for (int v = 0; v < V::kVectors; ++v)
