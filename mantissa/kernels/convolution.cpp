@@ -263,8 +263,10 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
   parts.channel_parts = divide_up(c.channels, parts.channels);
   const int64_t wanted = divide_up(threads, std::gcd(threads, parts.channel_parts * c.groups));
   const int64_t room = std::max<int64_t>(1, cpu::kConvolutionSums / sums_of(c, parts.channels, build));
-  parts.outputs =
-      even(c.outputs, std::min({most_outputs, room, divide_up(c.outputs, wanted)}), build.tile_rows);
+  // Where channels are fewer than a vector's lanes, outputs are a tile's columns.
+  const bool narrow = parts.channels < build.tile_cols / 2;
+  parts.outputs = even(c.outputs, std::min({most_outputs, room, divide_up(c.outputs, wanted)}),
+                       narrow ? build.tile_cols : build.tile_rows);
   // Either side of a tile may be the outputs'.
   parts.together =
       std::max(round_up(parts.outputs, build.tile_rows), round_up(parts.outputs, build.tile_cols));
