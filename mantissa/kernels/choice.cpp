@@ -4,7 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <limits>
+#include <ctime>
 #include <map>
 #include <mutex>
 #include <system_error>
@@ -26,8 +26,9 @@ std::array<std::string, kKernelFamilies> make_family_names() {
   size_t next = 0;
   for (const char* const name : {"product", "small_product", "few_rows", "batched_product", "dot"})
     names[next++] = name;
-  for (const char* const kind : {"convolution", "small_convolution", "grouped_convolution", "depthwise",
-                                 "strided_depthwise", "depthwise_last", "strided_depthwise_last"})
+  for (const char* const kind :
+       {"convolution", "small_convolution", "grouped_convolution", "grouped_convolution_last", "depthwise",
+        "strided_depthwise", "depthwise_last", "strided_depthwise_last"})
     for (const char* const pass : {"", "_by_input", "_by_weight"}) names[next++] = std::string(kind) + pass;
   for (const char* const name : {"attention", "attention_backward", "gelu", "gelu_backward", "unscale"})
     names[next++] = name;
@@ -97,9 +98,19 @@ struct Decision {
   std::vector<KernelTiming> timings;
 };
 
-/// Seconds of processor time that measuring may take in a process. The last family that begins within it is measured to
-/// its end: all take some 45 ms.
-constexpr double kBudget = 0.04;
+/// What measuring may take of a process: seconds of processor time, and a part of all that it has used. The last family
+/// that begins within it is measured to its end: all take some 45 ms in a process that has just begun.
+struct Budget {
+  double seconds = 0.04, share = 0.01;
+  double spent = 0;
+
+  double left() const {
+    timespec used{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return seconds - spent +
+           share * (static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec));
+  }
+};
 
 struct Table {
   std::atomic<Code> kernels[kElements.size()][kKernelFamilies] = {};
@@ -108,7 +119,7 @@ struct Table {
   Pin pins[kElements.size()][kKernelFamilies];
   bool environment_is_read = false;
   std::optional<ChoiceCache> cache;
-  double budget = kBudget;  ///< what is left of it
+  Budget budget;
 };
 
 /// Never destroyed: at the program's end other threads may still multiply.
@@ -280,7 +291,10 @@ void measure(Table& table, size_t element, size_t family) {
         {static_cast<KernelFamily>(each), kElements[element].dtype, candidates(element, each)});
   std::vector<std::vector<KernelTiming>> timings(contests.size());
   try {
-    timings = time_kernels(contests, table.budget);
+    const double left = table.budget.left();
+    double budget = left;
+    timings = time_kernels(contests, budget);
+    table.budget.spent += left - budget;
   } catch (const std::system_error&) {  // no thread can be made to measure on
   }
   std::map<std::string, std::vector<KernelTiming>> rows;
@@ -341,11 +355,12 @@ KernelFamily family_of(const cpu::Gemm& g, bool is_dot) {
 }
 
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
-  constexpr int64_t kLarge = int64_t{1} << 22;
+  constexpr int64_t kLarge = int64_t{1} << 23;
   const auto first = [&] {
     if (kind.groups == 1)
       return kind.products < kLarge ? KernelFamily::kSmallConvolution : KernelFamily::kConvolution;
-    if (kind.channels > 1 || kind.outputs > 1) return KernelFamily::kGroupedConvolution;
+    if (kind.channels > 1 || kind.outputs > 1)
+      return kind.channels_last ? KernelFamily::kGroupedConvolutionLast : KernelFamily::kGroupedConvolution;
     if (kind.channels_last)
       return kind.strided ? KernelFamily::kStridedDepthwiseLast : KernelFamily::kDepthwiseLast;
     return kind.strided ? KernelFamily::kStridedDepthwise : KernelFamily::kDepthwise;
@@ -371,12 +386,12 @@ void forget_cpu_kernel_choices() {
     }
   table().environment_is_read = false;
   table().cache.reset();
-  table().budget = kBudget;
+  table().budget = {};
 }
 
 void set_calibration_budget(double seconds) {
   const std::lock_guard lock(table().mutex);
-  table().budget = seconds;
+  table().budget = {.seconds = seconds, .share = 0, .spent = 0};
 }
 
 std::vector<std::string> choice::resume(const std::string& choices) {
@@ -409,7 +424,7 @@ std::string choice::all() {
 std::vector<KernelChoice> choice::rows() {
   std::vector<KernelChoice> rows;
   const std::lock_guard lock(table().mutex);
-  table().budget = std::numeric_limits<double>::infinity();  // whoever asks for all of them waits
+  table().budget.seconds = 1e6;  // whoever asks for all of them waits
   for (const auto element : c10::irange(size_t{1}, kElements.size()))
     for (const auto family : c10::irange(family_names().size())) {
       const Kernel kernel = decide(table(), element, family);

@@ -18,7 +18,7 @@ enum class KernelFamily : uint8_t {
   kFewRows,         ///< up to three rows or columns
   kBatchedProduct,  ///< a batch of matrices, from 96^3 multiplications on
   kDot,             ///< of two vectors
-  kConvolution,     ///< from 2^22 multiplications on; the first of a pass for each ConvolutionKind
+  kConvolution,     ///< from 2^23 multiplications on; the first of a pass for each ConvolutionKind
   kConvolutionByInput,
   kConvolutionByWeight,
   kSmallConvolution,  ///< below
@@ -27,6 +27,9 @@ enum class KernelFamily : uint8_t {
   kGroupedConvolution,  ///< groups of several channels
   kGroupedConvolutionByInput,
   kGroupedConvolutionByWeight,
+  kGroupedConvolutionLast,  ///< with channels last
+  kGroupedConvolutionLastByInput,
+  kGroupedConvolutionLastByWeight,
   kDepthwise,  ///< groups of one channel
   kDepthwiseByInput,
   kDepthwiseByWeight,
@@ -55,8 +58,8 @@ struct Kernel {
 constexpr Kernel kLibtorchs{};
 
 /// The kernel for `family` in `element`: pinned, or the fastest on this CPU. The first call for a pair of them may
-/// measure, which takes a millisecond or two; later ones cost a nanosecond. When a process has spent 40 ms so, or no thread
-/// can be made to measure on, the kernel is the "default": see set_calibration_budget().
+/// measure, which takes a millisecond or two; later ones cost a nanosecond. When a process has spent 40 ms and a hundredth of its
+/// processor time so, or no thread can be made to measure on, the kernel is the "default": see set_calibration_budget().
 ///
 /// Errors: c10::ValueError of MANTISSA_KERNELS or MANTISSA_MAX_ISA, at the first call.
 Kernel kernel_for(KernelFamily family, cpu::Element element);
