@@ -288,7 +288,11 @@ std::vector<std::vector<KernelTiming>> time_kernels(const std::vector<Contest>& 
   on_a_thread([&] {
     for (size_t i = 0; i < contests.size() && budget > 0; ++i) {
       const double begin = processor_seconds();
-      timings[i] = time_here(contests[i]);
+      try {
+        timings[i] = time_here(contests[i]);
+      } catch (const std::exception&) {
+        // A call that cannot be prepared here, for lack of memory perhaps: the user's own shall say so.
+      }
       budget -= processor_seconds() - begin;
     }
   });

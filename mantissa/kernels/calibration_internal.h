@@ -23,7 +23,7 @@ struct Contest {
 /// compute takes infinitely long.
 ///
 /// `budget`: seconds that this may take, of which what it took is subtracted. A contest that begins when none is left is
-/// not timed: its timings are empty.
+/// not timed, nor is one whose calls cannot be made: its timings are empty.
 ///
 /// Threads: one of its own with one OpenMP thread, in processor time, so that neither the calling thread's autocast and
 ///          gradient mode nor a busy machine matter. No random numbers are drawn.

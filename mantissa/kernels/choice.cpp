@@ -101,7 +101,7 @@ struct Decision {
 /// What measuring may take of a process: seconds of processor time, and a part of all that it has used. The last family
 /// that begins within it is measured to its end: all take some 45 ms in a process that has just begun.
 struct Budget {
-  double seconds = 0.04, share = 0.01;
+  double seconds = 0.035, share = 0.01;
   double spent = 0;
 
   double left() const {
@@ -258,7 +258,15 @@ void settle(Table& table, size_t element, size_t family, Kernel kernel, Decision
   table.kernels[element][family].store(code_of(kernel), std::memory_order_release);
 }
 
-/// What is likely the fastest where nothing was measured: what was for the nearest family of its kind, else what the
+/// Whether what was measured for one says something of the other: products, or the same pass of convolutions.
+bool are_alike(size_t family, size_t other) {
+  constexpr auto kFirst = static_cast<size_t>(KernelFamily::kConvolution);
+  constexpr auto kEnd = static_cast<size_t>(KernelFamily::kAttention);
+  if (family < kFirst || other < kFirst) return family < kFirst && other < kFirst;
+  return family < kEnd && other < kEnd && (family - kFirst) % 3 == (other - kFirst) % 3;
+}
+
+/// What is likely the fastest where nothing was measured: what was for the nearest family that is alike, else what the
 /// CPU's flags say.
 Kernel likely_kernel(const ChoiceCache& measured, size_t element, size_t family) {
   const std::vector<Kernel> kernels = candidates(element, family);
@@ -266,9 +274,7 @@ Kernel likely_kernel(const ChoiceCache& measured, size_t element, size_t family)
   size_t nearest = kKernelFamilies;
   for (const auto other : c10::irange(size_t{kKernelFamilies})) {
     const size_t distance = other < family ? family - other : other - family;
-    if (kind_of(static_cast<KernelFamily>(other)) != kind_of(static_cast<KernelFamily>(family)) ||
-        distance >= nearest)
-      continue;
+    if (!are_alike(family, other) || distance >= nearest) continue;
     const auto kernel = among(candidates(element, other), measured.timings(key_of(element, other)));
     if (!kernel || std::find(kernels.begin(), kernels.end(), *kernel) == kernels.end()) continue;
     likely = *kernel;

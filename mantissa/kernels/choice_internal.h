@@ -58,7 +58,7 @@ struct Kernel {
 constexpr Kernel kLibtorchs{};
 
 /// The kernel for `family` in `element`: pinned, or the fastest on this CPU. The first call for a pair of them may
-/// measure, which takes a millisecond or two; later ones cost a nanosecond. When a process has spent 40 ms and a hundredth of its
+/// measure, which takes a millisecond or two; later ones cost a nanosecond. When a process has spent 35 ms and a hundredth of its
 /// processor time so, or no thread can be made to measure on, the kernel is the "default": see set_calibration_budget().
 ///
 /// Errors: c10::ValueError of MANTISSA_KERNELS or MANTISSA_MAX_ISA, at the first call.
@@ -89,7 +89,7 @@ std::vector<KernelChoice> rows();
 void forget_cpu_kernel_choices();
 
 /// For tests: the processor time in seconds that measuring may still take in this process. What does not fit is chosen
-/// by what was measured for the nearest family of its kind, or by the CPU's flags, and is measured by a later process.
+/// by what was measured for the nearest family that is alike, or by the CPU's flags, and is measured by a later process.
 void set_calibration_budget(double seconds);
 
 /// While one lives, kernel_for() is `kernel` on this thread for `family` and its like (products, convolutions, ...), and

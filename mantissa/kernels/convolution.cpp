@@ -16,9 +16,11 @@
 namespace mantissa {
 namespace {
 
+int64_t taps_of(const cpu::Axis* axes) { return axes[0].taps * axes[1].taps * axes[2].taps; }
+
 template <typename Problem>
 int64_t taps_of(const Problem& c) {
-  return c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
+  return taps_of(c.axes);
 }
 
 /// Channels whose taps make one chain; a function of the shape alone.
@@ -143,6 +145,8 @@ void make_channels_of_groups(Images& images) {
 template <typename Problem, typename Results>
 bool has_rows_of_groups(const Problem& c, const Results& results, const ConvolutionBuild& build) {
   const auto* const end = std::end(cpu::kConvolutionGroups);
+  // A group's channels are one chain there.
+  if (taps_of(c) * c.channels > cpu::kConvolutionDepth) return false;
   return build.convolve_groups != nullptr && c.groups > 1 && c.channels == c.outputs &&
          std::find(std::begin(cpu::kConvolutionGroups), end, c.channels) != end &&
          c.groups * c.channels % (build.tile_cols / 2) == 0 && results.channel_stride == 1 &&
@@ -210,18 +214,22 @@ void cut(Pass& pass, const ConvolutionBuild& build, int64_t threads) {
 cpu::ConvolutionScratch scratch_for(const Pass& pass, const ConvolutionBuild& build) {
   const cpu::Convolution& c = pass.c;
   const int64_t columns = round_up(std::min(c.outputs, pass.outputs), build.tile_cols);
-  const int64_t all = columns * c.channels * taps_of(c);
-  const int64_t panel = build.tile_cols * c.block_channels * taps_of(c);
+  // A turned one's panels have the taps of what it is the adjoint of; its own axes say what a block reads.
+  const int64_t taps = c.is_turned ? taps_of(c.forward) : taps_of(c.axes);
+  const int64_t all = columns * c.channels * taps;
+  const int64_t panel = build.tile_cols * c.block_channels * taps;
+  // Decided by the largest part, for all: the last one may be smaller.
+  const bool stays = all <= cpu::kConvolutionWeights;
   const auto line = [](int64_t floats) { return round_up(floats, 16); };
   const int64_t source = line(window_pixels(c.axes, c.block) * pass.window_channels + cpu::kGemmSlack);
-  const int64_t weights = line((all <= cpu::kConvolutionWeights ? all : panel) + cpu::kGemmSlack);
+  const int64_t weights = line((stays ? all : panel) + cpu::kGemmSlack);
   const int64_t pixels = cpu::kConvolutionPixels + 48;
   const int64_t sums =
       c.block_channels < c.channels ? pixels * std::min(columns, cpu::kConvolutionColumns) : 0;
   constexpr int64_t kFloats = sizeof(int64_t) / sizeof(float);
   float* const memory = thread_scratch(source + weights + sums + 2 * pixels * kFloats);
   auto* const tables = reinterpret_cast<int64_t*>(memory + source + weights + sums);
-  return {memory, memory + source, memory + source + weights, tables, tables + pixels};
+  return {memory, memory + source, stays, memory + source + weights, tables, tables + pixels};
 }
 
 /// For a weight's gradient: its blocks must not depend on how many channels a part has, so there is room for

@@ -208,6 +208,27 @@ std::vector<Shape> large_shapes() {
       {.batch = 1, .groups = 9, .channels = 4, .outputs = 4, .size = {1, 9, 10}, .taps = {1, 3, 3}},
       {.batch = 1, .groups = 32, .channels = 3, .outputs = 3, .size = {1, 9, 10}, .taps = {1, 3, 3}},
       {.batch = 1, .groups = 8, .channels = 4, .outputs = 2, .size = {1, 9, 10}, .taps = {1, 3, 3}},
+      // Of more products than make one chain.
+      {.batch = 1, .groups = 16, .channels = 4, .outputs = 4, .size = {1, 20, 20}, .taps = {1, 17, 17}},
+      // Depthwise with steps along some axes alone.
+      {.batch = 2,
+       .groups = 32,
+       .size = {1, 20, 21},
+       .taps = {1, 3, 3},
+       .step = {1, 1, 2},
+       .padding = {0, 1, 1}},
+      {.batch = 2,
+       .groups = 40,
+       .size = {1, 20, 21},
+       .taps = {1, 3, 3},
+       .step = {1, 3, 1},
+       .padding = {0, 2, 1}},
+      {.batch = 1,
+       .groups = 16,
+       .size = {6, 9, 10},
+       .taps = {3, 3, 2},
+       .step = {2, 1, 2},
+       .padding = {1, 1, 0}},
       // Depthwise with steps: of 4, 24 and 64 phases, and of more than are computed in one pass.
       {.batch = 2,
        .groups = 37,
@@ -281,6 +302,51 @@ TEST_P(ConvolutionTest, ChannelsThatDoNotMeetKeepNanAndInf) {
       EXPECT_TRUE(test::same_bits(y, forward(generic, s, x, w, at::empty_like(g), bias)));
       EXPECT_TRUE(test::same_bits(by_source(GetParam(), s, g, w, at::empty_like(x)),
                                   by_source(generic, s, g, w, at::empty_like(x))));
+    }
+  }
+}
+
+/// The last share of the results may be smaller than the others, and have weights that would all have room where theirs
+/// have not; a turned one has more taps than its own axes say. In fresh threads, whose scratch is as small as may be.
+TEST_P(ConvolutionTest, EveryShareHasTheLargestOnesScratch) {
+  const ConvolutionBuild& generic = convolution_builds().back();
+  const std::vector<Shape> shapes = {
+      {.batch = 1,
+       .channels = 512,
+       .outputs = 96,
+       .size = {1, 6, 6},
+       .taps = {1, 3, 3},
+       .padding = {0, 1, 1}},
+      {.batch = 1,
+       .channels = 1024,
+       .outputs = 48,
+       .size = {1, 4, 4},
+       .taps = {1, 3, 3},
+       .padding = {0, 1, 1}},
+      {.batch = 1, .channels = 512, .outputs = 160, .size = {1, 4, 4}, .taps = {1, 3, 3}},
+      {.batch = 1,
+       .groups = 320,
+       .size = {1, 60, 60},
+       .taps = {1, 15, 15},
+       .step = {1, 2, 2},
+       .dilation = {1, 4, 4}}};
+  for (const Shape& s : shapes) {
+    const at::Tensor x = laid_out(s.source(at::kHalf), 1), w = s.weight(at::kHalf),
+                     g = laid_out(s.result(at::kHalf), 1);
+    const bool turned = s.groups > 1;
+    const auto compute = [&](const ConvolutionBuild& build) {
+      return turned ? by_source(build, s, g, w, at::empty_like(x))
+                    : forward(build, s, x, w, at::empty_like(g));
+    };
+    const at::Tensor wanted = compute(generic);
+    for (const int threads : {1, 2, 3, 4}) {
+      SCOPED_TRACE(testing::Message() << s << " on " << threads << " threads");
+      at::Tensor got;
+      std::thread([&] {
+        at::set_num_threads(threads);
+        got = compute(GetParam());
+      }).join();
+      EXPECT_TRUE(test::same_bits(got, wanted));
     }
   }
 }

@@ -276,8 +276,6 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
 
   const at::MemoryFormat format = memory_format(input, weight, std::nullopt, options, bias_sizes);
   std::tuple<Tensor, Tensor, Tensor> gradients;
-  const std::array<bool, 3> rest = {output_mask[0] && by_input == nullptr,
-                                    output_mask[1] && by_weight == nullptr, false};
   std::vector<cpu::Convolution> passes;
   if (by_input != nullptr) {
     Tensor& gradient = std::get<0>(gradients);
@@ -286,7 +284,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
     c.source = read(grad_output, transposed ? g->channels : g->outputs);
     c.out = written(gradient, transposed ? g->outputs : g->channels);
     passes = transposed ? std::vector<cpu::Convolution>{c} : adjoint(c);
-    if (!are_computable(passes)) return stock();
+    if (!are_computable(passes)) by_input = nullptr;
   }
   if (by_weight != nullptr) {
     Tensor& gradient = std::get<1>(gradients);
@@ -296,12 +294,21 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
     c.source = read(transposed ? grad_output : input, g->channels);
     c.gradient = read(transposed ? input : grad_output, g->outputs);
     c.out = kernels(gradient.mutable_data_ptr(), gradient, g->outputs);
-    if (!is_computable(c)) return stock();
-    convolution_weight(c, *by_weight);
+    if (is_computable(c)) {
+      convolution_weight(c, *by_weight);
+    } else {
+      by_weight = nullptr;
+    }
   }
   if (by_input != nullptr) mantissa::convolution(passes, *by_input);
-  if (rest[0]) std::get<0>(gradients) = std::get<0>(stock_of(rest));
-  if (rest[1]) std::get<1>(gradients) = std::get<1>(stock_of(rest));
+  if (by_input == nullptr && by_weight == nullptr) return stock();
+  const std::array<bool, 3> rest = {output_mask[0] && by_input == nullptr,
+                                    output_mask[1] && by_weight == nullptr, false};
+  if (rest[0] || rest[1]) {
+    auto others = stock_of(rest);
+    if (rest[0]) std::get<0>(gradients) = std::get<0>(others);
+    if (rest[1]) std::get<1>(gradients) = std::get<1>(others);
+  }
   if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad_output);
   return gradients;
 }

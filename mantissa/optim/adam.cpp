@@ -86,6 +86,7 @@ Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, const A
 }
 
 void Adam::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  if (group.has_options()) validate(kAdam, options_of<AdamOptions>(kAdam, group));
   Optimizer::add_param_group(group);
   keep_options({group}, param_groups_);
 }

@@ -252,6 +252,11 @@ TEST(Adam, AGroupAddedLaterKeepsItsOptions) {
   optimizer.add_param_group(OptimizerParamGroup({start_parameter(at::kFloat)}));
   EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 0.25);
   EXPECT_EQ(optimizer.param_groups()[2].options().get_lr(), 0.5);
+  EXPECT_THAT(value_error([&] {
+                optimizer.add_param_group({{later}, std::make_unique<AdamOptions>(-1)});
+              }),
+              testing::HasSubstr("learning rate -1"));
+  EXPECT_EQ(optimizer.param_groups().size(), 3U);
 }
 
 TEST(Adam, GroupsAddedLaterAreLookedAtToo) {

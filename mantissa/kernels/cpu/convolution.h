@@ -72,7 +72,7 @@ struct ConvolutionPart {
 constexpr int64_t kConvolutionDepth = 1152;
 /// A block's results, and the float32 values that it needs from the source (1 MiB).
 constexpr int64_t kConvolutionPixels = 1024, kConvolutionSource = int64_t{1} << 18;
-/// Weights of up to so many float32 values (1 MiB) are packed once for all blocks of a part.
+/// Weights of up to so many float32 values (1 MiB) are packed once for all blocks of a part: see ConvolutionScratch::stays.
 constexpr int64_t kConvolutionWeights = int64_t{1} << 18;
 /// Results whose sums wait for the next block of channels: so many of each pixel, rounded up to the tile's.
 constexpr int64_t kConvolutionColumns = 256;
@@ -81,6 +81,7 @@ constexpr int64_t kConvolutionColumns = 256;
 struct ConvolutionScratch {
   float* source;       ///< of one block, and kGemmSlack
   float* weights;      ///< of the part, if they stay, else of one panel
+  bool stays;          ///< whether a part's weights are packed once for all its blocks
   float* sums;         ///< kConvolutionPixels, rounded up to 48, x the columns that wait, if there are any
   int64_t* source_at;  ///< kConvolutionPixels + 48: where a result's first tap lies
   int64_t* out_at;     ///< likewise: where the result lies

@@ -269,11 +269,10 @@ void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
   constexpr int kColumns = V::kVectors * V::kLanes;
   Convolution whole = c;  // whose panel has all taps
   for (int a = 0; a < 3 && c.is_turned; ++a) whole.axes[a] = c.forward[a];
-  Rows rows{{1, 1, 1}, {1, 1, 1}};
+  Rows rows{c.is_turned, {1, 1, 1}, {1, 1, 1}};
   for (int a = 0; a < 3; ++a) (c.is_turned ? rows.steps : rows.pitches)[a] = whole.axes[a].step;
   const int64_t depth = whole.axes[0].taps * whole.axes[1].taps * whole.axes[2].taps * kGroup;
-  const int64_t padded = (part.output_end - part.output_begin + kColumns - 1) / kColumns * kColumns;
-  const bool stays = padded * depth <= kConvolutionWeights;
+  const bool stays = scratch.stays;
   PhasedTaps taps;
   for (int64_t index = part.block_begin; index < part.block_end; ++index) {
     const Box box = box_of<V>(c, index);

@@ -131,9 +131,10 @@ struct RowPhase {
   int64_t source, out, count, tile;
 };
 
-/// How the rows of a box are computed. Pixels of one phase are adjacent in the source and `steps` apart in the results;
-/// without phases the steps are 1, and the source's pixels `pitches` apart.
+/// How the rows of a box are computed. Those of a turned convolution: pixels of one phase are adjacent in the source and
+/// `steps` apart in the results. Of others the steps are 1, and the source's pixels `pitches` apart.
 struct Rows {
+  bool is_turned;
   int64_t steps[3], pitches[3];
 };
 
@@ -154,7 +155,7 @@ void finish_rows(const Convolution& c, const Box& box, const Window& window, con
   const int64_t pitch = rows.pitches[2] * window.channels, out_pitch = steps[2] * c.out.strides[2];
   // From a result's position to its phase's first pixel in the window.
   const auto place = [&](int a, int64_t at) {
-    return steps[a] == 1 ? (at - box.begin[a + 1]) * rows.pitches[a] : at / steps[a] - window.first[a];
+    return rows.is_turned ? at / steps[a] - window.first[a] : (at - box.begin[a + 1]) * rows.pitches[a];
   };
   RowPhase phases[kTurnedPhases];
   for (int64_t w = 0; w < steps[2]; ++w) {

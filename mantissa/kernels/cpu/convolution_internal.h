@@ -371,7 +371,7 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
   const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
   const int64_t outputs = part.output_end - part.output_begin;
   const int64_t padded = (outputs + kColumns - 1) / kColumns * kColumns;
-  const bool stays = padded * c.channels * taps <= kConvolutionWeights;
+  const bool stays = scratch.stays;
   const bool waits = c.block_channels < c.channels;
   const int64_t together = waits ? kConvolutionColumns : outputs;
   Block<V> block{c, part, scratch};
