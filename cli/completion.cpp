@@ -142,9 +142,9 @@ std::string zsh(const std::vector<CommandWords>& commands) {
       }
       for (const std::string& name : option.names) {
         const std::string spec = (option.repeats ? "*" : "") + name + "[";
-        const std::string help = quoted(option.help, "[]:\\");
-        specs += " \\\n          " + quoted(spec) + help +
-                 quoted("]" + (option.value.empty() ? "" : zsh_value(option)));
+        const std::string value = option.value.empty() ? "" : zsh_value(option);
+        specs += fmt::format(" \\\n          {}{}{}", quoted(spec), quoted(option.help, "[]:\\"),
+                             quoted(fmt::format("]{}", value)));
       }
     }
     if (command.name.empty()) {

@@ -33,7 +33,7 @@ void fit(const FitCommand& command) {
     return;
   }
   const bool all = *o.precision == "all";
-  check_json(command.json);
+  check_json(command.json, o.output.value_or(""));
   const InterruptScope interrupt;
   // The table makes room for JSON, as that of the results does.
   std::FILE* const to = command.json == "-" ? stderr : stdout;

@@ -61,10 +61,13 @@ void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<
     const bool goes_on = !only.empty(), is_precision = goes_on && std::string_view(name) == "precision";
     const std::string text = is_precision ? "a mode of `mantissa modes`" : help;
     const std::string shown = text + (goes_on ? "" : default_of(name));
-    if constexpr (std::is_same_v<Value, uint64_t>) {  // CLI11 would refuse a negative one
+    if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
+      // CLI11 would refuse a negative seed, and take 010 for 8.
       const auto take = [&member](const std::string& word) { member = parse_number<Value>(word).value; };
       subcommand.add_option_function<std::string>(flags, take, shown)
-          ->type_name("UINT")
+          ->type_name(std::is_same_v<Value, double>    ? "FLOAT"
+                      : std::is_same_v<Value, int64_t> ? "INT"
+                                                       : "UINT")
           ->check(misfit<Value>, "");
     } else {
       CLI::Option* option = subcommand.add_option(flags, member, shown);

@@ -259,8 +259,8 @@ void print_table(const std::vector<Json>& results, std::FILE* to) {
 
 std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
-void check_json(const std::string& file) {
-  if (!file.empty() && file != "-") check_writable(file);
+void check_json(const std::string& file, const std::string& run) {
+  if (!file.empty() && file != "-") check_writable(file, run);
 }
 
 void write_json(const Json& json, const std::string& file) {

@@ -20,9 +20,9 @@ using Json = nlohmann::ordered_json;
 /// A path need not be UTF-8, which JSON is: what is not becomes U+FFFD.
 std::string dump(const Json& json);
 
-/// `--json`'s file, before a long run.
+/// `--json`'s file, before a long run, which is to make the folder `run` if that is not empty.
 /// Errors: those of check_writable().
-void check_json(const std::string& file);
+void check_json(const std::string& file, const std::string& run = {});
 /// Writes `json` to a file, or to standard output if that is "-"; nowhere if it is empty.
 void write_json(const Json& json, const std::string& file);
 

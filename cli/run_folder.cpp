@@ -1,5 +1,6 @@
 #include "cli/run_folder.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/errors.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/make_folders.h"
 
@@ -48,6 +50,29 @@ std::string cannot_write_in(const fs::path& folder) {
   close(file);
   unlink(name.c_str());
   return {};
+}
+
+bool is_own_file(const fs::path& name) {
+  const auto is_one = [&](const char* own) { return name == own; };
+  return std::any_of(kFiles.begin(), kFiles.end(), is_one) || name == "hparams.yaml" || name == ".lock" ||
+         is_log(name);
+}
+
+/// What a run has written is not to be lost to another output. `run` may not hold one yet.
+void check_is_no_runs_file(const fs::path& file, const fs::path& target, const fs::path& run) {
+  std::error_code error;
+  const fs::path whole = fs::weakly_canonical(target, error), mine = fs::weakly_canonical(run, error);
+  fs::path inside = whole.filename();  // as seen from `folder`
+  for (fs::path folder = whole.parent_path();; folder = folder.parent_path()) {
+    const auto has = [&](const char* name) { return fs::exists(folder / name, error); };
+    const bool holds_run =
+        (has("config.yaml") && (has(kWeights) || has(kCheckpoints))) || (!run.empty() && folder == mine);
+    if (holds_run && is_own_file(*inside.begin()))
+      throw UsageError(file.string() + " is a file of the run in " + folder.string() +
+                       ", which would be lost; name another file");
+    if (folder == folder.parent_path()) return;
+    inside = folder.filename() / inside;
+  }
 }
 
 }  // namespace
@@ -136,8 +161,9 @@ void check_run_folder(const std::string& wanted) {
               "; give --output a folder that can");
 }
 
-void check_writable(const fs::path& file) {
+void check_writable(const fs::path& file, const fs::path& run) {
   const fs::path target = behind_links(file);
+  check_is_no_runs_file(file, target, run);
   const fs::path folder = target.has_parent_path() ? target.parent_path() : ".";
   std::error_code error;
   TORCH_CHECK(fs::is_directory(folder, error), file.string(), " cannot be written: there is no folder ",

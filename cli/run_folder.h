@@ -62,8 +62,8 @@ class RunFolder {
 void check_run_folder(const std::string& wanted);
 
 /// Finds out before a long run whether `file` can be written at its end, by writing another one beside it. A
-/// symbolic link is followed.
-/// Errors: c10::Error naming the file, the reason and the cure.
-void check_writable(const std::filesystem::path& file);
+/// symbolic link is followed. `run`: the folder that a run is about to make, or empty.
+/// Errors: c10::Error naming the file, the reason and the cure; UsageError if it is one of a run's own files.
+void check_writable(const std::filesystem::path& file, const std::filesystem::path& run = {});
 
 }  // namespace mantissa::cli

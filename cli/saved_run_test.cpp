@@ -138,6 +138,25 @@ TEST_F(SavedRun, AnotherPrecisionTakesItAndSaysWhatIsLost) {
               AllOf(HasSubstr("rounded from Float to BFloat16"), HasSubstr("loss scale is dropped")));
 }
 
+TEST_F(SavedRun, ItsFilesAreNoOutput) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --output run").status, 0);
+  const std::string weights = read(folder_ / "run/weights.safetensors");
+  fs::create_symlink("run/weights.safetensors", folder_ / "link");
+  for (const char* const command :
+       {"validate run --json run/weights.safetensors", "test run --json run/config.yaml",
+        "predict run --output run/weights.safetensors", "predict run --output run/../run/metrics.csv",
+        "predict run --output link", "predict run --output run/checkpoints/last.csv",
+        "fit --max-steps 1 --model mlp --output other --json run/weights.safetensors",
+        "fit --max-steps 1 --model mlp --output other --json other/weights.safetensors"}) {
+    if (std::string(command).find("other/") != std::string::npos) fs::create_directory(folder_ / "other");
+    const Outcome outcome = run(std::string(command) + " --quiet");
+    EXPECT_EQ(outcome.status, 2) << command;
+    EXPECT_THAT(outcome.err, HasSubstr("is a file of the run in")) << command;
+  }
+  EXPECT_EQ(read(folder_ / "run/weights.safetensors"), weights);
+  EXPECT_EQ(run("validate run --quiet --json run/mine.json").status, 0);
+}
+
 TEST_F(SavedRun, WhatIsNoRunIsRefused) {
   for (const char* command : {"resume", "validate", "test", "predict"}) {
     expect_error(run(std::string(command) + " nothing"), 2, {"'nothing' holds no run", "config.yaml"});
