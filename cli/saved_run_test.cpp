@@ -1,5 +1,6 @@
 // Runs that ended early go on; models that were trained are asked.
 #include <csignal>
+#include <cstdlib>
 #include <random>
 
 #include <nlohmann/json.hpp>
@@ -155,6 +156,22 @@ TEST_F(SavedRun, ItsFilesAreNoOutput) {
   }
   EXPECT_EQ(read(folder_ / "run/weights.safetensors"), weights);
   EXPECT_EQ(run("validate run --quiet --json run/mine.json").status, 0);
+}
+
+TEST_F(SavedRun, APinOfAnotherCpuIsLifted) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --output run --cpu-kernels generic").status, 0);
+  std::string config = read(folder_ / "run/config.yaml");
+  config.replace(config.find("cpu_kernels: generic"), 20, "cpu_kernels: avx512");
+  write("run/config.yaml", config);
+  const char* const mine = std::getenv("MANTISSA_MAX_ISA");
+  const std::string before = mine == nullptr ? "" : mine;
+  setenv("MANTISSA_MAX_ISA", "generic", 1);
+  const Outcome refused = run("resume run --max-epochs 2 --quiet");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, HasSubstr("not avx512; choose one of these, or measured"));
+  const Outcome lifted = run("resume run --max-epochs 2 --quiet --cpu-kernels measured");
+  before.empty() ? unsetenv("MANTISSA_MAX_ISA") : setenv("MANTISSA_MAX_ISA", before.c_str(), 1);
+  EXPECT_EQ(lifted.status, 0) << lifted.err;
 }
 
 TEST_F(SavedRun, WhatIsNoRunIsRefused) {

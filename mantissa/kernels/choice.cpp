@@ -148,7 +148,8 @@ Kernel parse_kernel(const std::string& name, const std::string& asked) {
   for (const CpuTier tier : cpu_tiers()) {
     if (tier_name(tier) != name) continue;
     TORCH_CHECK_VALUE(tier <= cpu_tier(), asked, ": this CPU runs kernels up to tier ", tier_name(cpu_tier()),
-                      cpu_tier() == hardware_cpu_tier() ? "" : " (by MANTISSA_MAX_ISA)", ", not ", name);
+                      cpu_tier() == hardware_cpu_tier() ? "" : " (by MANTISSA_MAX_ISA)", ", not ", name,
+                      "; choose one of these, or measured, the fastest");
     return {tier};
   }
   TORCH_CHECK_VALUE(false, asked, ": there is no kernel '", name, "'", did_you_mean(name, kernel_names()),
