@@ -140,7 +140,14 @@ FitOptions read_run_config(const fs::path& folder) {
   const fs::path config = folder / "config.yaml";
   TORCH_CHECK_VALUE(fs::is_regular_file(config), "'", folder.string(),
                     "' holds no run: it has no config.yaml; give the folder that `mantissa fit` made");
-  return read_yaml(config);
+  FitOptions options = read_yaml(config);
+  // Every run writes all of its options. Defaults in their place would be another run, with other held-out samples.
+  const bool is_whole = options.model && options.data && options.precision && options.seed && options.lr &&
+                        options.batch_size && options.optimizer;
+  TORCH_CHECK_VALUE(is_whole, "'", config.string(),
+                    "' lacks options that every run writes (model, data, precision, seed, lr, batch_size, "
+                    "optimizer); restore the file, or begin another run from the weights: fit --weights");
+  return options;
 }
 
 void add_saved_run_flags(CLI::App& subcommand, SavedRunCommand& command) {

@@ -174,6 +174,20 @@ TEST_F(SavedRun, APinOfAnotherCpuIsLifted) {
   EXPECT_EQ(lifted.status, 0) << lifted.err;
 }
 
+TEST_F(SavedRun, AConfigurationThatLacksOptionsIsNone) {
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --output run --seed 7").status, 0);
+  std::string without_seed = read(folder_ / "run/config.yaml");
+  without_seed.replace(without_seed.find("seed: 7"), 7, "");
+  for (const std::string& config : {std::string(), std::string("{}\n"), without_seed}) {
+    write("run/config.yaml", config);
+    for (const char* const command : {"resume run --max-epochs 2", "validate run"}) {
+      const Outcome outcome = run(std::string(command) + " --quiet");
+      EXPECT_EQ(outcome.status, 2) << command;
+      EXPECT_THAT(outcome.err, HasSubstr("lacks options that every run writes")) << command;
+    }
+  }
+}
+
 TEST_F(SavedRun, WhatIsNoRunIsRefused) {
   for (const char* command : {"resume", "validate", "test", "predict"}) {
     expect_error(run(std::string(command) + " nothing"), 2, {"'nothing' holds no run", "config.yaml"});
