@@ -193,7 +193,7 @@ TEST_F(SavedRun, WhatIsNoRunIsRefused) {
     expect_error(run(std::string(command) + " nothing"), 2, {"'nothing' holds no run", "config.yaml"});
     expect_error(run(command), 2, {"run"});
   }
-  write("started/config.yaml", "model: mlp\n");
+  write("started/config.yaml", run("fit --model mlp --print-config").out);
   expect_error(run("validate started"), 1, {"neither weights.safetensors nor a checkpoint", "--weights"});
   expect_error(run("validate started --precision all"), 2, {"choose one mode"});
 }
