@@ -1,6 +1,6 @@
-// What the Trainer costs a step: mlp on digits, batches of 32, against the same loop written by hand with libtorch.
-// Both train from the same weights in turn, an epoch each; the weights must be equal bit for bit at the end. Prints
-// what benchmarks/trainer_cost.py compares, in one line of JSON: trainer_cost_bench ROUNDS
+// What the Trainer costs a step: mlp on digits, batches of 32, against the same loop written by hand with
+// libtorch. Both train from the same weights in turn, an epoch each; the weights must be equal bit for bit at
+// the end. Prints what benchmarks/trainer_cost.py compares, in one line of JSON: trainer_cost_bench ROUNDS
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>

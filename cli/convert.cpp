@@ -96,7 +96,9 @@ uint64_t parse_size(const std::string& text) {
     if (unit == std::string{prefix, 'I', 'B'}) factor = binary;
   }
   const double bytes = amount.value.value_or(0) * factor;
-  TORCH_CHECK_VALUE(amount.value && factor > 0 && bytes >= 1 && bytes <= 1e18, "--max-shard-size '", text,
+  TORCH_CHECK_VALUE(!(bytes > 1e18), "--max-shard-size '", text,
+                    "' is out of range; choose at most 1000000TB, or leave it out for one file");
+  TORCH_CHECK_VALUE(amount.value && factor > 0 && bytes >= 1, "--max-shard-size '", text,
                     "' is no size; write a number and KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 2GB");
   return static_cast<uint64_t>(bytes);
 }

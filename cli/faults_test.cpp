@@ -54,6 +54,16 @@ TEST_F(Faults, ALinkInTheFolderIsNotWrittenThrough) {
   EXPECT_EQ(read(folder_ / "precious"), "precious");
 }
 
+TEST_F(Faults, APlaceThatCannotBeLookedAtIsNamed) {
+  fs::create_symlink("loop", folder_ / "loop");
+  for (const char* const command : {"inspect loop", "resume loop", "convert loop out.safetensors"})
+    expect_error(run(command), 1, {"'loop", "symbolic links"});
+  const Outcome removed =
+      shell("mkdir gone; cd gone; rmdir ../gone; $mantissa fit --max-epochs 1; echo status $?");
+  EXPECT_THAT(removed.out, HasSubstr("status 2\n"));
+  EXPECT_THAT(removed.err, HasSubstr("mantissa: error: the current folder was removed"));
+}
+
 TEST_F(Faults, OddResultsAreNoResult) {
   ASSERT_EQ(fit(kFit + "--max-epochs 1 --output run").status, 0);
   write("run/result.json", R"({"interrupted_by": 0, "epochs": "many"})");

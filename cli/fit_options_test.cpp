@@ -383,6 +383,8 @@ TEST_F(Program, AWordThatIsNearlyOneIsToldOf) {
   };
   refuses("learning_rate: 1\n", {"run.yaml:1:", "unknown key 'learning_rate'; did you mean 'lr'?"});
   refuses("batch-size: 1\n", {"unknown key 'batch-size'; did you mean 'batch_size'?"});
+  refuses("lr:\n", {"'lr' must be a number, got nothing"});
+  refuses("zyxw: 1\n", {"unknown key 'zyxw'; `mantissa fit --print-config` lists all keys"});
   refuses("epochs: 1\n", {"unknown key 'epochs'; did you mean 'max_epochs'?"});
   refuses("trainer:\n  max_epoch: 1\n",
           {"unknown key 'trainer'; options stand at the top level", "'max_epochs'"});

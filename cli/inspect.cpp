@@ -156,7 +156,8 @@ std::array<std::string, kValueColumns.size()> value_cells(const ValueSummary& v)
 
 std::string shape_text(const Row& row) { return fmt::format("[{}]", fmt::join(row.shape, ", ")); }
 
-/// A column's width. A name in a file may have millions of letters, which must not widen every other row, too.
+/// A column's width. A name in a file may have millions of letters, which must not widen every other row,
+/// too.
 size_t widest(const std::vector<Row>& rows, size_t least,
               const std::function<std::string(const Row&)>& cell) {
   constexpr size_t kMost = 200;

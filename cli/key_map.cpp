@@ -1,8 +1,12 @@
 #include "cli/key_map.h"
 
+#include <array>
 #include <fmt/format.h>
 #include <set>
 #include <string_view>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 
 #include <c10/util/Exception.h>
 
@@ -12,19 +16,63 @@
 namespace mantissa::cli {
 namespace {
 
-/// std::regex takes some hundred bytes of stack a character.
-constexpr size_t kLongestName = 4096;
+constexpr size_t kLongestName = 65536;
+
+std::string pcre2_message(int error) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(error, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
+}
+
+PCRE2_SPTR bytes_of(const std::string& text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
+
+}  // namespace
+
+class Regex {
+ public:
+  /// Errors: c10::ValueError, after `where`, for a text that is none.
+  Regex(const std::string& where, const std::string& pattern) : pattern_(pattern) {
+    int error = 0;
+    PCRE2_SIZE at = 0;
+    code_.reset(pcre2_compile(bytes_of(pattern), pattern.size(), 0, &error, &at, nullptr));
+    TORCH_CHECK_VALUE(code_, where, "'", printable(pattern), "' is no regular expression (",
+                      pcre2_message(error), ", at character ", at + 1,
+                      "); put a backslash before characters that stand for themselves");
+  }
+
+  /// `text` with `replacement` for each part that the pattern finds; nothing if it finds none. PCRE2 gives up on
+  /// a pattern that would try too many ways to match.
+  /// Errors: c10::ValueError for that, for a replacement that cannot be read, and for a result over
+  ///         kLongestName.
+  std::optional<std::string> replaced(const std::string& text, const std::string& replacement) const {
+    std::string result(kLongestName, '\0');
+    PCRE2_SIZE size = result.size();
+    const int found = pcre2_substitute(code_.get(), bytes_of(text), text.size(), 0,
+                                       PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_UNSET_EMPTY, nullptr,
+                                       nullptr, bytes_of(replacement), replacement.size(),
+                                       reinterpret_cast<PCRE2_UCHAR*>(result.data()), &size);
+    TORCH_CHECK_VALUE(found >= 0, "the pattern '", printable(pattern_), "' with the replacement '",
+                      printable(replacement), "' fails for the name '", printable(text.substr(0, 100)),
+                      text.size() > 100 ? "...' (" : "' (", pcre2_message(found), "); correct the rule");
+    if (found == 0) return std::nullopt;
+    result.resize(size);
+    return result;
+  }
+
+ private:
+  struct Free {
+    void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+  };
+  std::string pattern_;
+  std::unique_ptr<pcre2_code, Free> code_;
+};
+
+namespace {
 
 RenameRule make_rule(const std::string& where, const std::string& pattern,
                      const std::optional<std::string>& replacement, bool must_match) {
   TORCH_CHECK_VALUE(!pattern.empty(), where, "the pattern is empty; write one, such as '^model\\.'");
-  try {
-    return {pattern, std::regex(pattern), replacement, must_match};
-  } catch (const std::regex_error& error) {
-    TORCH_CHECK_VALUE(false, where, "'", pattern, "' is no regular expression (", error.what(),
-                      "); put a backslash before characters that stand for themselves");
-  }
-  return {};
+  return {pattern, std::make_shared<const Regex>(where, pattern), replacement, must_match};
 }
 
 }  // namespace
@@ -83,13 +131,11 @@ std::map<std::string, std::string> rename_all(const std::vector<std::string>& na
     std::string current = name;
     bool left_out = false;
     for (size_t i = 0; i < rules.size() && !left_out; ++i) {
-      TORCH_CHECK_VALUE(current.size() <= kLongestName, "tensor '", printable(current.substr(0, 100)),
-                        "...': a name of ", current.size(), " characters is over the limit of ", kLongestName,
-                        " for renaming; leave the rules out");
-      if (!std::regex_search(current, rules[i].pattern)) continue;
+      const auto next = rules[i].pattern->replaced(current, rules[i].replacement.value_or(""));
+      if (!next) continue;
       matched[i] = true;
       left_out = !rules[i].replacement;
-      if (!left_out) current = std::regex_replace(current, rules[i].pattern, *rules[i].replacement);
+      current = *next;
     }
     if (left_out) continue;
     TORCH_CHECK_VALUE(!current.empty(), "tensor '", printable(name),

@@ -2,23 +2,26 @@
 
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
-#include <regex>
 #include <string>
 #include <vector>
 
 namespace mantissa::cli {
 
+/// A compiled pattern of PCRE2.
+class Regex;
+
 /// One step from old names to new ones.
 struct RenameRule {
   std::string text;  ///< the pattern, as it was given
-  std::regex pattern;
+  std::shared_ptr<const Regex> pattern;
   /// With $1 for the pattern's first group and so on; nothing: tensors that the pattern finds are left out.
   std::optional<std::string> replacement;
   bool must_match = true;  ///< whether it is an error if no name has the pattern
 };
 
-/// `PATTERN=>REPLACEMENT`: an ECMAScript regular expression, and what every part of a name that it finds
+/// `PATTERN=>REPLACEMENT`: a Perl-compatible regular expression, and what every part of a name that it finds
 /// becomes.
 /// Errors: c10::ValueError naming the text and what is wrong.
 RenameRule parse_rename(const std::string& text);
@@ -33,8 +36,8 @@ RenameRule add_prefix_rule(const std::string& prefix);
 std::vector<RenameRule> read_key_map(const std::filesystem::path& file);
 
 /// The new name of each name that is not left out: every rule in its order, on what the rules before it made.
-/// Errors: c10::ValueError for a rule that must match and does not, two names that become one, a name that
-///         becomes empty or is too long for a regular expression.
+/// Errors: c10::ValueError for a rule that must match and does not, a pattern that takes too long, two names
+///         that become one, a name that becomes empty or too long.
 std::map<std::string, std::string> rename_all(const std::vector<std::string>& names,
                                               const std::vector<RenameRule>& rules);
 

@@ -37,8 +37,10 @@ std::optional<std::chrono::milliseconds> max_time(const FitOptions& o) {
     if (is_time) seconds += *value * kSeconds[parts];
     begin = end + 1;
   }
-  TORCH_CHECK_VALUE(is_time && parts == kSeconds.size() && seconds > 0, "--max-time '", text,
-                    "' is no time above 0; write DD:HH:MM:SS, such as 00:01:30:00 for an hour and a half");
+  TORCH_CHECK_VALUE(
+      is_time && parts == kSeconds.size() && seconds > 0, "--max-time '", text,
+      "' is no time above 0; write DD:HH:MM:SS with at most 23 hours, 59 minutes and 59 seconds, "
+      "such as 00:01:30:00 for an hour and a half");
   return std::chrono::seconds(seconds);
 }
 
@@ -52,6 +54,14 @@ RunLimits run_limits(const FitOptions& o) {
           .limit_val_batches = batch_limit("--limit-val-batches", *o.limit_val_batches),
           .overfit_batches = batch_limit("--overfit-batches", *o.overfit_batches),
           .val_check_interval = batch_limit("--val-check-interval", *o.val_check_interval)};
+}
+
+void check_shares(const FitOptions& o, const Loader& train, const Loader* val) {
+  if (*o.fast_dev_run > 0) return;
+  const RunLimits limits = run_limits(o);
+  limits.overfit_batches.of(train.size(), "overfit_batches");
+  limits.limit_train_batches.of(train.size(), "limit_train_batches");
+  if (val != nullptr) limits.limit_val_batches.of(val->size(), "limit_val_batches");
 }
 
 int64_t total_steps(const FitOptions& o, const Loader& train) {

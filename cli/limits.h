@@ -21,6 +21,9 @@ struct RunLimits {
 /// Errors: c10::ValueError, the flag in it, for words that mean nothing.
 RunLimits run_limits(const FitOptions& options);
 
+/// Errors: c10::ValueError if a share of an epoch's batches is less than one of them. `val` may be null.
+void check_shares(const FitOptions& options, const Loader& train, const Loader* val);
+
 /// Optimizer steps of the whole run, which the learning-rate schedule must know beforehand.
 int64_t total_steps(const FitOptions& options, const Loader& train);
 

@@ -32,7 +32,11 @@ TEST_F(Limits, WrongWordsExitWithTwo) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> wrong{
       {"--max-time 90", {"--max-time '90'", "DD:HH:MM:SS"}},
       {"--max-time 00:00:00:00", {"no time above 0"}},
-      {"--max-time 00:24:00:00", {"DD:HH:MM:SS"}},
+      {"--max-time 00:24:00:00", {"DD:HH:MM:SS with at most 23 hours"}},
+      {"--limit-train-batches 0.001", {"limit_train_batches=0.001 of 45 batches is none"}},
+      {"--limit-val-batches 0.01", {"limit_val_batches=0.01 of ", "batches is none"}},
+      {"--precision 16-true --optimizer sgd --lr 70000", {"--lr 70000", "65504", "16-mixed"}},
+      {"--val-fraction 0.90000001", {"--val-fraction 0.90000001 is out of range"}},
       {"--max-time 00:00:01:00:", {"DD:HH:MM:SS"}},
       {"--max-time -1:00:00:00", {"DD:HH:MM:SS"}},
       {"--limit-train-batches 1.5", {"--limit-train-batches '1.5'", "such as 100, or 0.25"}},

@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string>
 #include <string_view>
@@ -78,8 +81,8 @@ int flushed(int status) {
                 std::max(status, 1));
 }
 
-/// What no try block can see ends here: an exception of a thread that is not ours, or one that comes while another
-/// is reported. Lack of memory is no fault of the program, so it leaves no core file then.
+/// What no try block can see ends here: an exception of a thread that is not ours, or one that comes while
+/// another is reported. Lack of memory is no fault of the program, so it leaves no core file then.
 [[noreturn]] void end_without_a_handler() {
   try {
     if (const std::exception_ptr exception = std::current_exception()) std::rethrow_exception(exception);
@@ -97,15 +100,25 @@ int flushed(int status) {
   std::abort();
 }
 
-void set_terminate_handler(int /*argc*/, char** /*argv*/, char** /*environment*/) {
-  std::set_terminate(end_without_a_handler);
+/// Without a current folder MKL ends the program while it is loaded, and names libtorch as the cause.
+void check_current_folder() {
+  std::array<char, PATH_MAX> path{};
+  if (::getcwd(path.data(), path.size()) != nullptr || errno != ENOENT) return;
+  constexpr std::string_view kMessage =
+      "mantissa: error: the current folder was removed; change to one that exists\n";
+  [[maybe_unused]] const ssize_t told = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  ::_exit(2);
 }
 
-// libtorch allocates while it is loaded, and only what runs before every library's initialisers can catch what comes
-// of that. A sanitizer's own start must be first.
+void prepare_to_load(int /*argc*/, char** /*argv*/, char** /*environment*/) {
+  std::set_terminate(end_without_a_handler);
+  check_current_folder();
+}
+
+// libtorch and MKL do much while they are loaded, and only what runs before every library's initialisers can
+// catch what comes of that. A sanitizer's own start must be first.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-[[gnu::section(".preinit_array"), gnu::used]] void (*const kFirst)(int, char**,
-                                                                   char**) = set_terminate_handler;
+[[gnu::section(".preinit_array"), gnu::used]] void (*const kFirst)(int, char**, char**) = prepare_to_load;
 #endif
 
 int run(int argc, char** argv) {
@@ -155,6 +168,10 @@ int run(int argc, char** argv) {
     return report(found.what(), 3);
   } catch (const mantissa::cli::Interrupted& interrupted) {
     return 128 + interrupted.signal;
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report("'" + error.path1().string() + "' cannot be read: " + error.code().message() +
+                      "; give a path that you may read",
+                  1);
   } catch (const std::exception& error) {
     const std::string memory = mantissa::cli::too_little_memory(error);
     return report(memory.empty() ? mantissa::message_of(error)
@@ -169,7 +186,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  set_terminate_handler(argc, argv, nullptr);
+  prepare_to_load(argc, argv, nullptr);
   std::signal(SIGPIPE, SIG_IGN);  // `mantissa fit 2>&1 | head` must not lose the weights
   // A file that grows past `ulimit -f` fails one write, which the run reports; it does not end the program.
   std::signal(SIGXFSZ, SIG_IGN);

@@ -35,7 +35,8 @@ std::string cpu_kernels() {
          "; `mantissa modes --kernels` lists them";
 }
 
-/// What a step takes on the CPU: measured, since instructions that a CPU has may be slower than those they replace.
+/// What a step takes on the CPU: measured, since instructions that a CPU has may be slower than those they
+/// replace.
 std::string cpu_speed(const Mode& mode, const std::vector<ModeSpeed>& speeds) {
   const auto speed = std::find_if(speeds.begin(), speeds.end(),
                                   [&](const ModeSpeed& each) { return each.mode == mode.name; });

@@ -49,7 +49,8 @@ TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
   const auto activations = [&](size_t row) {
     return result["memory_plan"][row]["activations"].get<double>();
   };
-  // Not twice and half: the indices of max pooling are int64 in every mode, and what kernels keep is the CPU's.
+  // Not twice and half: the indices of max pooling are int64 in every mode, and what kernels keep is the
+  // CPU's.
   EXPECT_GT(activations(2), activations(1)) << "float64's";
   EXPECT_LT(activations(5), activations(1)) << "bf16's";
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("memory plan in MiB: convnet, batches of 32, sgd\n"),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fmt/format.h>
 #include <limits>
 #include <map>
 #include <optional>
@@ -91,7 +92,8 @@ void check_choice(const char* option, const std::string& value, const std::vecto
 }
 
 void check_range(const char* option, double value, double low, double high, const char* cure) {
-  TORCH_CHECK_VALUE(value >= low && value <= high, option, " ", value, " is out of range; ", cure);
+  TORCH_CHECK_VALUE(value >= low && value <= high, option, " ", fmt::format("{}", value),
+                    " is out of range; ", cure);
 }
 
 /// "A,B": what stands between the commas; nothing for "none".
@@ -131,6 +133,15 @@ bool steps_16_bit_weights(const FitOptions& o) {
   const bool o2 = *o.precision == "O2",
              copies = *o.master_weights == "true" || (o2 && *o.master_weights == "auto");
   return !copies && (o2 || o.precision->ends_with("16-true") || *o.precision == "O3");
+}
+
+/// libtorch computes the update of an fp16 weight with factors in fp16.
+void check_fp16_factors(const FitOptions& o) {
+  if (!steps_16_bit_weights(o) || *o.precision == "bf16-true") return;
+  for (const auto& [flag, value] : {std::pair("--lr", *o.lr), {"--weight-decay", *o.weight_decay}})
+    TORCH_CHECK_VALUE(value <= 65504, flag, " ", fmt::format("{}", value),
+                      " is above 65504, the largest number ", "of fp16, in which ", *o.precision,
+                      " steps its weights; choose less, or 16-mixed");
 }
 
 bool has_scaler(const FitOptions& o) {
@@ -257,6 +268,7 @@ FitOptions resolve(const FitOptions& given) {
                     "--stochastic-rounding is the fused optimizers' own; choose --optimizer fused-",
                     *o.optimizer, ", or leave it out");
   TORCH_CHECK_VALUE(!adamw_steps_fp16(o), kAdamWIn16True);
+  check_fp16_factors(o);
   const PrecisionOptions told = precision_options(o);
   // Which options a mode can use is the same on every device.
   if (*o.precision != "all") make_precision(*o.precision, at::Device(at::kCPU), told);

@@ -146,8 +146,8 @@ void rescue_weights(const torch::nn::Module& model, const std::filesystem::path&
   }
 }
 
-/// Where somebody has removed or moved the run's folder: the rest goes where its checkpoints went, so that the run can
-/// be resumed there.
+/// Where somebody has removed or moved the run's folder: the rest goes where its checkpoints went, so that
+/// the run can be resumed there.
 void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callback>>& callbacks,
                      const std::string& config) {
   if (!folder.is_lost()) return;
@@ -169,6 +169,10 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   const Data data = load_data(o);
   const auto train = train_loader(o, data);
   const auto val = val_loader(o, data);
+  const int64_t steps = usage([&] {
+    check_shares(o, *train, val.get());
+    return total_steps(o, *train);
+  });
 
   const int64_t memory_before = peak_memory_bytes(at::kCPU);
   torch::manual_seed(*o.seed);
@@ -206,7 +210,7 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   if (progress) options.callbacks.push_back(progress);
 
   Trainer trainer(std::move(options));
-  ClassificationTask task = make_task(o, model, total_steps(o, *train));
+  ClassificationTask task = make_task(o, model, steps);
   const std::map<std::string, std::string> about{{"precision", trainer.precision().name()},
                                                  {"model", *o.model}};
   FitResult result;

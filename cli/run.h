@@ -26,8 +26,8 @@ void check_json(const std::string& file, const std::string& run = {});
 /// Writes `json` to a file, or to standard output if that is "-"; nowhere if it is empty.
 void write_json(const Json& json, const std::string& file);
 
-/// Trains in a folder of the run's own; returns what result.json holds, of which `plan` (plan_fit()) is a part
-/// unless it is null.
+/// Trains in a folder of the run's own; returns what result.json holds, of which `plan` (plan_fit()) is a
+/// part unless it is null.
 /// Errors: those of load_data(), RunFolder and Trainer::fit(); Interrupted if a signal came before training.
 Json run_fit(const FitOptions& options, bool quiet, const Json& plan = nullptr);
 

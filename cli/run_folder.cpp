@@ -20,6 +20,8 @@ namespace {
 
 /// What shows that a folder holds a run.
 constexpr std::array kFiles{"config.yaml", "metrics.csv", "metrics.jsonl", kWeights, kResult, kCheckpoints};
+/// What a run writes besides, and what alone shows nothing: TensorBoard's folders have it, too.
+constexpr const char* kHparams = "hparams.yaml";
 
 void check_holds_no_run(const fs::path& folder) {
   std::error_code error;
@@ -36,7 +38,7 @@ bool is_log(const fs::path& file) {
 
 /// Of the files that a run writes under temporary names, what a killed one has left.
 void sweep(const fs::path& folder) {
-  std::set<std::string> names{"hparams.yaml"};
+  std::set<std::string> names{kHparams};
   for (const char* name : kFiles) names.insert(name);
   remove_leftovers(folder, names);
 }
@@ -54,7 +56,7 @@ std::string cannot_write_in(const fs::path& folder) {
 
 bool is_own_file(const fs::path& name) {
   const auto is_one = [&](const char* own) { return name == own; };
-  return std::any_of(kFiles.begin(), kFiles.end(), is_one) || name == "hparams.yaml" || name == ".lock" ||
+  return std::any_of(kFiles.begin(), kFiles.end(), is_one) || name == kHparams || name == ".lock" ||
          is_log(name);
 }
 

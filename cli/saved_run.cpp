@@ -138,10 +138,15 @@ void make_saved_model(SavedRun& run, const FitOptions& trained, const SavedWeigh
 
 FitOptions read_run_config(const fs::path& folder) {
   const fs::path config = folder / "config.yaml";
+  TORCH_CHECK_VALUE(fs::exists(folder), "'", folder.string(),
+                    "' does not exist; give the folder of a run, which `mantissa fit` made");
+  TORCH_CHECK_VALUE(fs::is_directory(folder), "'", folder.string(),
+                    "' is no folder; give the folder of a run, which `mantissa fit` made");
   TORCH_CHECK_VALUE(fs::is_regular_file(config), "'", folder.string(),
                     "' holds no run: it has no config.yaml; give the folder that `mantissa fit` made");
   FitOptions options = read_yaml(config);
-  // Every run writes all of its options. Defaults in their place would be another run, with other held-out samples.
+  // Every run writes all of its options. Defaults in their place would be another run, with other held-out
+  // samples.
   const bool is_whole = options.model && options.data && options.precision && options.seed && options.lr &&
                         options.batch_size && options.optimizer;
   TORCH_CHECK_VALUE(is_whole, "'", config.string(),

@@ -80,7 +80,8 @@ TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
   EXPECT_GT(killed, 0);
 }
 
-// Training goes on while nothing can be saved, says so in the end, and nothing is lost once there is room again.
+// Training goes on while nothing can be saved, says so in the end, and nothing is lost once there is room
+// again.
 TEST_F(SavedRun, ARunThatFilledTheDiskGoesOnWhenThereIsRoom) {
   constexpr const char* kTry =
       "unshare -rm sh -c 'mount -t tmpfs -o size=1m tmpfs /mnt && mount -o remount,size=2m /mnt' 2>/dev/null";
@@ -189,8 +190,12 @@ TEST_F(SavedRun, AConfigurationThatLacksOptionsIsNone) {
 }
 
 TEST_F(SavedRun, WhatIsNoRunIsRefused) {
+  write("file", "");
+  fs::create_directory(folder_ / "empty");
   for (const char* command : {"resume", "validate", "test", "predict"}) {
-    expect_error(run(std::string(command) + " nothing"), 2, {"'nothing' holds no run", "config.yaml"});
+    expect_error(run(std::string(command) + " nothing"), 2, {"'nothing' does not exist"});
+    expect_error(run(std::string(command) + " file"), 2, {"'file' is no folder"});
+    expect_error(run(std::string(command) + " empty"), 2, {"'empty' holds no run", "config.yaml"});
     expect_error(run(command), 2, {"run"});
   }
   write("started/config.yaml", run("fit --model mlp --print-config").out);

@@ -14,6 +14,8 @@
 namespace mantissa::cli {
 namespace {
 
+constexpr size_t kLargestText = size_t{16} << 20;
+
 /// Looks whether a document has anything in it.
 class Content final : public YAML::EventHandler {
  public:
@@ -59,8 +61,13 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
   errno = 0;
   std::ifstream in(file, std::ios::binary);
   TORCH_CHECK(in.good(), file.string(), ": cannot be read: ", std::generic_category().message(errno), cure);
-  std::string text(std::istreambuf_iterator<char>(in), {});
+  // A device or a pipe may never end.
+  std::string text(kLargestText + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
   TORCH_CHECK(!in.bad(), file.string(), ": cannot be read: ", std::generic_category().message(errno), cure);
+  text.resize(static_cast<size_t>(in.gcount()));
+  TORCH_CHECK(text.size() <= kLargestText, file.string(), ": has more than ", human_bytes(kLargestText),
+              cure);
   return text;
 }
 

@@ -1,7 +1,7 @@
 // libmantissa_kernels.so: what torch.ops.load_library() loads into a running Python. It switches the kernels
-// on and gives Python the calls of overrides.h as torch.ops.mantissa_kernels. overrides.cpp itself is not part of
-// it, since that registers the kernels in any process that loads it. Nothing may throw here: no exception passes
-// dlopen().
+// on and gives Python the calls of overrides.h as torch.ops.mantissa_kernels. overrides.cpp itself is not
+// part of it, since that registers the kernels in any process that loads it. Nothing may throw here: no
+// exception passes dlopen().
 
 #include <exception>
 #include <memory>
@@ -56,8 +56,9 @@ void load() {
   library->def("pin(str kernels) -> ()", kernels.pin);
   library->def("choices() -> str", kernels.choices);
   library->def("torch_version() -> str", torch_version);
-  // PyTorch's autocast keeps a copy of each weight, so that a loop may change the weight before its backward pass.
-  // Loops that do are written in Python, where a mixed product would refuse what trains without this library.
+  // PyTorch's autocast keeps a copy of each weight, so that a loop may change the weight before its backward
+  // pass. Loops that do are written in Python, where a mixed product would refuse what trains without this
+  // library.
   kernels.mix_products(false);
   kernels.enable_by_default();
   mantissa::keep_threads_apart();

@@ -56,7 +56,8 @@ TEST(ClipGradNorm, CL08_EqualsLibtorchBitForBit) {
   }
 }
 
-/// What Python's clip_grad_norm_ makes of a gradient, on this CPU: a division by the norm would round differently.
+/// What Python's clip_grad_norm_ makes of a gradient, on this CPU: a division by the norm would round
+/// differently.
 at::Tensor clipped_by_python(const at::Tensor& gradient, const at::Tensor& total, double max_norm) {
   return gradient * ((total + 1e-6).reciprocal() * max_norm).clamp_max(1);
 }

@@ -5,7 +5,6 @@
 // the counter is the median of the ratios of neighbours.
 #include <algorithm>
 #include <benchmark/benchmark.h>
-#include <ctime>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -24,6 +23,7 @@
 
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/core/clock_internal.h"
 
 namespace mantissa {
 namespace {
@@ -63,12 +63,6 @@ struct Training {
   torch::optim::SGD optimizer;
 };
 
-double thread_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];
@@ -92,9 +86,9 @@ void BM_ScalerInConvnetStep(benchmark::State& state) {
     return;
   }
   const auto time = [&](GradScaler& scaler) {
-    const double begin = thread_seconds();
+    const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     training.step(images, labels, half, scaler);
-    return thread_seconds() - begin;
+    return seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
   };
   std::vector<double> ratios, plain, added;
   bool first = true;

@@ -137,8 +137,8 @@ TEST(MatmulPrecision, MP08_HighIsInertWithoutHardwareForIt) {
   const auto a = torch::randn({64, 64}), b = torch::randn({64, 64});
   const auto image = torch::randn({1, 2, 8, 8}), kernel = torch::randn({3, 2, 3, 3});
   const auto product = a.mm(b), convolved = at::conv2d(image, kernel);
-  // Where the CPU has tiles of fp16, oneDNN takes float32 products for "high" in TF32; where it has AVX-512, it is
-  // asked for "medium", and may round otherwise than MKL even if it then multiplies in float32.
+  // Where the CPU has tiles of fp16, oneDNN takes float32 products for "high" in TF32; where it has AVX-512,
+  // it is asked for "medium", and may round otherwise than MKL even if it then multiplies in float32.
   std::vector<std::string> inert;
   if (!cpu_has("amx_fp16")) inert.push_back("high");
   if (hardware_cpu_tier() < CpuTier::kAvx512) inert.push_back("medium");

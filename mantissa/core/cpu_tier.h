@@ -23,8 +23,8 @@ CpuTier cpu_tier();
 /// What the CPU and the operating system run, whatever the environment says.
 CpuTier hardware_cpu_tier();
 
-/// What the CPU calls itself, with its signature (family, model, stepping): "AMD EPYC 9005 (b00f21)"; "" where it does not
-/// say.
+/// What the CPU calls itself, with its signature (family, model, stepping): "AMD EPYC 9005 (b00f21)"; ""
+/// where it does not say.
 std::string cpu_model();
 
 /// The lower of `tier` and the tier that `cap` names; `tier` itself for nullptr and "".

@@ -11,8 +11,8 @@ namespace mantissa {
 template <typename Number>
 struct ParsedNumber {
   std::optional<Number> value;
-  /// Why there is no value, to be put behind the name of what was asked for: "'1e400' is out of range: float64
-  /// has no number above 1.8e308; give a smaller one".
+  /// Why there is no value, to be put behind the name of what was asked for: "'1e400' is out of range:
+  /// float64 has no number above 1.8e308; give a smaller one".
   std::string problem = {};
   /// The text is a number, and `Number` cannot hold it.
   bool is_out_of_range = false;

@@ -5,7 +5,8 @@
 
 namespace mantissa {
 
-/// While one lives, its thread takes none of the program's signals, and neither do the threads that it starts.
+/// While one lives, its thread takes none of the program's signals, and neither do the threads that it
+/// starts.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

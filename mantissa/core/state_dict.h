@@ -15,8 +15,8 @@
 
 namespace mantissa {
 
-/// The largest number of steps, batches and the like that a saved state may hold. Whoever reads such a number can add to it
-/// without overflow, and a double holds each of them exactly.
+/// The largest number of steps, batches and the like that a saved state may hold. Whoever reads such a number
+/// can add to it without overflow, and a double holds each of them exactly.
 inline constexpr int64_t kMaxCount = int64_t{1} << 53;
 
 class StateValue;

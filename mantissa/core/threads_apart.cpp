@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <dirent.h>
 #include <fcntl.h>
 #include <map>
@@ -22,6 +21,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/clock_internal.h"
 #include "mantissa/core/environment_flag_internal.h"
 #include "mantissa/core/keep_loaded_internal.h"
 #include "mantissa/core/signals_blocked_internal.h"
@@ -127,8 +127,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long until the next look. Measured beside a busy process: after every 5 ms a step takes as long as with bound
-/// threads, after 20 ms a tenth longer, and so it does after 2 ms, since each look takes a processor from a thread.
+/// How long until the next look. Measured beside a busy process: after every 5 ms a step takes as long as
+/// with bound threads, after 20 ms a tenth longer, and so it does after 2 ms, since each look takes a
+/// processor from a thread.
 class Period {
  public:
   /// `look`: what the last one took of a processor, of which it may have a hundredth.
@@ -147,18 +148,11 @@ class Period {
   int soon_ = 0, awake_ = 0;
 };
 
-/// Of this thread.
-std::chrono::nanoseconds processor_time() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
-
 [[noreturn]] void keep_looking() {
   pthread_setname_np(pthread_self(), "threads-apart");
   Period period;
   while (true) {
-    const std::chrono::nanoseconds begin = processor_time();
+    const std::chrono::nanoseconds begin = time_of(CLOCK_THREAD_CPUTIME_ID);
     bool are_several = false, has_moved = false;
     try {
       const std::vector<RunningThread> threads = running_threads();
@@ -169,7 +163,8 @@ std::chrono::nanoseconds processor_time() {
     } catch (const std::bad_alloc&) {
       // Who needs the memory more will say so.
     }
-    std::this_thread::sleep_for(period.after(processor_time() - begin, are_several, has_moved));
+    std::this_thread::sleep_for(
+        period.after(time_of(CLOCK_THREAD_CPUTIME_ID) - begin, are_several, has_moved));
   }
 }
 

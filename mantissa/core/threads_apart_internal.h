@@ -12,8 +12,8 @@ struct RunningThread {
   int cpu;   ///< on which it runs, or waits to run
 };
 
-/// The threads of this process that run or could run, the calling one aside, the oldest first. Empty where there is
-/// no /proc.
+/// The threads of this process that run or could run, the calling one aside, the oldest first. Empty where
+/// there is no /proc.
 std::vector<RunningThread> running_threads();
 
 /// The processors on which the thread may run; empty if it has ended.
@@ -25,9 +25,10 @@ struct Move {
   bool operator==(const Move&) const = default;
 };
 
-/// The moves after which no thread shares a processor with another although one of those that it may use has none, or
-/// at least two fewer. Young threads move rather than old ones, since the oldest is the program's own, which may
-/// start threads; and each to the next such processor after its own, so that several processes do not all crowd the first.
+/// The moves after which no thread shares a processor with another although one of those that it may use has
+/// none, or at least two fewer. Young threads move rather than old ones, since the oldest is the program's
+/// own, which may start threads; and each to the next such processor after its own, so that several processes
+/// do not all crowd the first.
 std::vector<Move> moves(const std::vector<RunningThread>& threads,
                         const std::function<std::vector<int>(pid_t)>& allowed_cpus_of);
 

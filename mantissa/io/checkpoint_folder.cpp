@@ -88,8 +88,8 @@ std::string text_of(const FileDescriptor& file) {
   return {text.data(), read > 0 ? static_cast<size_t>(read) : 0};
 }
 
-/// Opens the file of a lock, or makes it. Whoever may write in the folder can have put something else under its
-/// name: a link to a file of ours, which must not be written, or a pipe.
+/// Opens the file of a lock, or makes it. Whoever may write in the folder can have put something else under
+/// its name: a link to a file of ours, which must not be written, or a pipe.
 /// Errors: c10::Error with the cure if it is no file that a FolderLock has made.
 FileDescriptor open_lock(const fs::path& file, const fs::path& shown) {
   FileDescriptor opened(::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));

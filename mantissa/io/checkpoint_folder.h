@@ -49,8 +49,8 @@ bool remove_checkpoint(const std::filesystem::path& path);
 /// Errors: c10::ValueError if `folder` cannot be read; what cannot be removed stays.
 std::vector<std::string> remove_leftovers(const std::filesystem::path& folder);
 
-/// In a folder that holds other things, too: only the temporary files, of this user, that killed processes have
-/// left of files of these names. What cannot be read or removed stays.
+/// In a folder that holds other things, too: only the temporary files, of this user, that killed processes
+/// have left of files of these names. What cannot be read or removed stays.
 void remove_leftovers(const std::filesystem::path& folder, const std::set<std::string>& names);
 
 /// A folder that one run has to itself: as long as this lives, a second one on the same folder throws. The

@@ -28,8 +28,8 @@ class HeldFolder {
 
   /// Makes another folder for what was to be written into this one, which is lost, and holds that: under the
   /// same path if nothing has that name now, else where the first replaced folder of the path gets the name
-  /// `NAME-rescued-N`. If none can be made there, `NAME-rescued-N` is made in the system's folder for temporary
-  /// files. Returns the new path().
+  /// `NAME-rescued-N`. If none can be made there, `NAME-rescued-N` is made in the system's folder for
+  /// temporary files. Returns the new path().
   /// Errors: c10::Error naming the reason if there is no place at all; nothing has changed then.
   const std::filesystem::path& replace();
 

@@ -37,7 +37,8 @@ class DomBuilder final : public json::json_sax_t {
   }
   bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
                    const nlohmann::detail::exception& error) override {
-    fail_("is not valid JSON (" + fit_for_message(error.what()) + ")");
+    const std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
+    fail_("is not valid JSON (" + fit_for_message(what.substr(what.find("] ") + 2)) + ")");
     return false;
   }
 

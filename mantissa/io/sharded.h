@@ -68,8 +68,8 @@ class SafetensorsModel {
   /// Hands all elements over, in row-major order, in pieces of as many as fit into `buffer` and are at most
   /// `max_elements`. A piece is good until the next one comes.
   /// Shapes: `buffer` is 1-D, of bytes, on the CPU; the pieces are 1-D, in its memory. That memory is the
-  ///         caller's, who can use it for all tensors: libtorch's own, taken and freed a thousand times, piles
-  ///         up.
+  ///         caller's, who can use it for all tensors: libtorch's own, taken and freed a thousand times,
+  ///         piles up.
   void read_pieces(const std::string& name, const at::Tensor& buffer, int64_t max_elements,
                    const TakeElements& take) const;
 

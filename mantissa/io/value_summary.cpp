@@ -148,8 +148,8 @@ CastLoss cast_loss(const at::Tensor& before, const at::Tensor& after) {
                     before.scalar_type(), " and ", after.scalar_type(),
                     " are not both floating-point; other casts have no relative error");
   const at::Tensor from = flat(before), to = flat(after);
-  // e4m3 has no inf. What is past the middle between its largest number, 448, and the next one, 480, becomes NaN in libtorch
-  // 2.11 and 448 in later releases.
+  // e4m3 has no inf. What is past the middle between its largest number, 448, and the next one, 480, becomes
+  // NaN in libtorch 2.11 and 448 in later releases.
   const double most = to.scalar_type() == at::kFloat8_e4m3fn ? 464 : std::numeric_limits<double>::infinity();
   return add_up<CastLoss>(from.numel(), [&](int64_t begin, int64_t n) {
     const at::Tensor old_block = from.narrow(0, begin, n).to(at::kDouble),
@@ -158,6 +158,7 @@ CastLoss cast_loss(const at::Tensor& before, const at::Tensor& after) {
     CastLoss loss;
     loss.values = n;
     for (int64_t i = 0; i < n; ++i) {
+      if (std::isinf(x[i])) loss.overflowed += y[i] != x[i];
       if (x[i] == 0 || !std::isfinite(x[i])) continue;
       const bool overflowed = !std::isfinite(y[i]) || std::abs(x[i]) > most, flushed = y[i] == 0;
       loss.overflowed += overflowed;

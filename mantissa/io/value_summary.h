@@ -41,10 +41,11 @@ struct ValueSummary {
 /// Errors:  c10::NotImplementedError for a dtype that libtorch cannot convert (quantized types).
 ValueSummary summarize_values(const at::Tensor& tensor);
 
-/// What a cast to another floating-point dtype did to the values, NaN and inf among them left aside.
+/// What a cast to another floating-point dtype did to the values. NaN is left aside: it stays NaN.
 struct CastLoss {
   int64_t values = 0;
-  /// Finite before, and too large for the dtype: inf or nan after, or, where a cast saturates, its largest number.
+  /// Too large for the dtype: inf or nan after, or, where a cast saturates, its largest number. An inf that the
+  /// dtype cannot hold (e4m3 has none) is counted, too.
   int64_t overflowed = 0;
   /// Not 0 before, 0 after: too small for it.
   int64_t flushed = 0;

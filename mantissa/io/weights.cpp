@@ -63,7 +63,7 @@ void check_fit(const std::map<std::string, Described>& stored,
   }
   TORCH_CHECK_VALUE(false, "load_weights: '", from, "' does not fit the module in ", count,
                     count == 1 ? " place: " : " places: ", join_names(wrong),
-                    "; build the module with the options that the file was saved with");
+                    "; it needs a module of the kind and with the options that it was saved with");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// 16-bit attention against the same in float32, as twins_bench_internal.h says. --benchmark_filter=attention/bf16/train
-// picks.
+// 16-bit attention against the same in float32, as twins_bench_internal.h says.
+// --benchmark_filter=attention/bf16/train picks.
 #include <optional>
 #include <string>
 #include <vector>

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <ctime>
 #include <exception>
 #include <functional>
 #include <limits>
@@ -13,6 +12,7 @@
 #include <ATen/ops/linspace.h>
 #include <ATen/record_function.h>
 
+#include "mantissa/core/clock_internal.h"
 #include "mantissa/core/parallel_internal.h"
 #include "mantissa/core/signals_blocked_internal.h"
 #include "mantissa/kernels/calibration_internal.h"
@@ -72,8 +72,8 @@ Call convolution_call(const Images& images, ConvolutionPass pass, at::ScalarType
   };
 }
 
-/// A call that all kernels can be tried on, or a typical one; the same where the first is large enough to judge by. A typical
-/// one is of several images: oneDNN takes some 80 us before it begins.
+/// A call that all kernels can be tried on, or a typical one; the same where the first is large enough to
+/// judge by. A typical one is of several images: oneDNN takes some 80 us before it begins.
 enum class Size : uint8_t { kSmall, kTypical };
 
 /// Of the kind to which `family` belongs.
@@ -175,28 +175,22 @@ Call call_of(KernelFamily family, at::ScalarType dtype, Size size) {
   }
 }
 
-double processor_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// Of one call, the mean of `repeats`.
-double seconds_of(const Call& call, int64_t repeats = 1) {
+double seconds_per_call(const Call& call, int64_t repeats = 1) {
   try {
-    const double begin = processor_seconds();
+    const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     for (int64_t i = 0; i < repeats; ++i) call();
-    return (processor_seconds() - begin) / static_cast<double>(repeats);
+    return (seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin) / static_cast<double>(repeats);
   } catch (const std::exception&) {
     return kNever;  // what cannot be computed, fp16 on some CPUs, is the slowest
   }
 }
 
-double seconds_of(const Call& call, KernelFamily family, Kernel kernel, int64_t repeats = 1) {
+double seconds_per_call(const Call& call, KernelFamily family, Kernel kernel, int64_t repeats = 1) {
   const ForcedKernel force(family, kernel);
-  return seconds_of(call, repeats);
+  return seconds_per_call(call, repeats);
 }
 
 /// So many calls that reading the clock does not count.
@@ -212,18 +206,18 @@ Call make_call(KernelFamily family, at::ScalarType dtype, Size size) {
   return call_of(family, dtype, size);
 }
 
-/// The least time of several calls, by each kernel in turn, after one that makes scratch memory, or code. What takes
-/// longer than `bearable` is called no more.
+/// The least time of several calls, by each kernel in turn, after one that makes scratch memory, or code.
+/// What takes longer than `bearable` is called no more.
 std::vector<double> least_times(const Call& call, KernelFamily family, const std::vector<Kernel>& kernels,
                                 double bearable = kNever) {
   constexpr int kRounds = 2;
   std::vector<double> least(kernels.size(), kNever);
-  for (const Kernel& kernel : kernels) seconds_of(call, family, kernel);
+  for (const Kernel& kernel : kernels) seconds_per_call(call, family, kernel);
   std::vector<int64_t> repeats(kernels.size(), 1);
   for (int round = 0; round < kRounds; ++round)
     for (size_t i = 0; i < kernels.size(); ++i) {
       if (round > 0 && least[i] > bearable) continue;
-      least[i] = std::min(least[i], seconds_of(call, family, kernels[i], repeats[i]));
+      least[i] = std::min(least[i], seconds_per_call(call, family, kernels[i], repeats[i]));
       repeats[i] = repeats_for(least[i]);
     }
   return least;
@@ -233,9 +227,9 @@ size_t least_of(const std::vector<double>& times) {
   return static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
 }
 
-/// Our tiers compete on a small call. Libtorch's kernel joins the best of them on a typical one, unless the small one,
-/// in which it has the same overhead as in float32, shows that this CPU has no products of 16 bits: then it may take a
-/// hundred times as long.
+/// Our tiers compete on a small call. Libtorch's kernel joins the best of them on a typical one, unless the
+/// small one, in which it has the same overhead as in float32, shows that this CPU has no products of 16
+/// bits: then it may take a hundred times as long.
 std::vector<KernelTiming> time_here(const Contest& contest) {
   constexpr double kHopeless = 2, kShort = 2e-4;
   const auto& [family, dtype, kernels] = contest;
@@ -260,7 +254,8 @@ std::vector<KernelTiming> time_here(const Contest& contest) {
   return timings;
 }
 
-/// Runs `f` on a fresh thread, whose state is nobody's: no autocast, no gradients, one OpenMP thread, no signals.
+/// Runs `f` on a fresh thread, whose state is nobody's: no autocast, no gradients, one OpenMP thread, no
+/// signals.
 void on_a_thread(const std::function<void()>& f) {
   const SignalsBlocked none;
   std::exception_ptr error;
@@ -287,13 +282,13 @@ std::vector<std::vector<KernelTiming>> time_kernels(const std::vector<Contest>& 
   std::vector<std::vector<KernelTiming>> timings(contests.size());
   on_a_thread([&] {
     for (size_t i = 0; i < contests.size() && budget > 0; ++i) {
-      const double begin = processor_seconds();
+      const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
       try {
         timings[i] = time_here(contests[i]);
       } catch (const std::exception&) {
         // A call that cannot be prepared here, for lack of memory perhaps: the user's own shall say so.
       }
-      budget -= processor_seconds() - begin;
+      budget -= seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
     }
   });
   return timings;

@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <ctime>
 #include <map>
 #include <mutex>
 #include <system_error>
@@ -13,6 +12,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
 
+#include "mantissa/core/clock_internal.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/kernels/calibration_internal.h"
 #include "mantissa/kernels/choice_cache_internal.h"
@@ -57,8 +57,8 @@ std::string key_of(size_t element, size_t family) {
   return std::string(kElements[element].name) + "." + family_names()[family];
 }
 
-/// Of the kernels of a family that are builds of their own, the one that is most likely the fastest first, and
-/// libtorch's.
+/// Of the kernels of a family that are builds of their own, the one that is most likely the fastest first,
+/// and libtorch's.
 std::vector<Kernel> candidates(size_t element, size_t family) {
   const auto f = static_cast<KernelFamily>(family);
   const bool has_pairs =
@@ -98,18 +98,14 @@ struct Decision {
   std::vector<KernelTiming> timings;
 };
 
-/// What measuring may take of a process: seconds of processor time, and a part of all that it has used. The last family
-/// that begins within it is measured to its end: all take some 45 ms in a process that has just begun.
+/// What measuring may take of a process: seconds of processor time, and a part of all that it has used. The
+/// last family that begins within it is measured to its end: all take some 45 ms in a process that has just
+/// begun.
 struct Budget {
   double seconds = 0.035, share = 0.01;
   double spent = 0;
 
-  double left() const {
-    timespec used{};
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-    return seconds - spent +
-           share * (static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec));
-  }
+  double left() const { return seconds - spent + share * seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
 };
 
 struct Table {
@@ -128,7 +124,8 @@ Table& table() {
   return table;
 }
 
-/// Products, convolutions, attention, GELU, unscaling: a small call of one family may belong to another one of its kind.
+/// Products, convolutions, attention, GELU, unscaling: a small call of one family may belong to another one
+/// of its kind.
 int kind_of(KernelFamily family) {
   return (family >= KernelFamily::kConvolution) + (family >= KernelFamily::kAttention) +
          (family >= KernelFamily::kGelu) + (family >= KernelFamily::kUnscale);
@@ -240,7 +237,8 @@ std::optional<Kernel> among(const std::vector<Kernel>& kernels, const std::vecto
   return kernels[fastest(timings)];
 }
 
-/// The families that a program needs together, from the first to before the last: they are measured on one thread.
+/// The families that a program needs together, from the first to before the last: they are measured on one
+/// thread.
 std::pair<size_t, size_t> group_of(size_t family) {
   constexpr auto kFirstKind = static_cast<size_t>(KernelFamily::kConvolution);
   constexpr auto kAttention = static_cast<size_t>(KernelFamily::kAttention);
@@ -267,8 +265,8 @@ bool are_alike(size_t family, size_t other) {
   return family < kEnd && other < kEnd && (family - kFirst) % 3 == (other - kFirst) % 3;
 }
 
-/// What is likely the fastest where nothing was measured: what was for the nearest family that is alike, else what the
-/// CPU's flags say.
+/// What is likely the fastest where nothing was measured: what was for the nearest family that is alike, else
+/// what the CPU's flags say.
 Kernel likely_kernel(const ChoiceCache& measured, size_t element, size_t family) {
   const std::vector<Kernel> kernels = candidates(element, family);
   Kernel likely = kernels.front();

@@ -17,7 +17,8 @@
 namespace mantissa {
 namespace {
 
-/// To be raised when a kernel becomes faster or a family's typical call changes: what was measured before is void then.
+/// To be raised when a kernel becomes faster or a family's typical call changes: what was measured before is
+/// void then.
 constexpr int kRevision = 4;
 constexpr size_t kMostBytes = size_t{1} << 16;
 

@@ -57,9 +57,10 @@ struct Kernel {
 };
 constexpr Kernel kLibtorchs{};
 
-/// The kernel for `family` in `element`: pinned, or the fastest on this CPU. The first call for a pair of them may
-/// measure, which takes a millisecond or two; later ones cost a nanosecond. When a process has spent 35 ms and a hundredth of its
-/// processor time so, or no thread can be made to measure on, the kernel is the "default": see set_calibration_budget().
+/// The kernel for `family` in `element`: pinned, or the fastest on this CPU. The first call for a pair of
+/// them may measure, which takes a millisecond or two; later ones cost a nanosecond. When a process has spent
+/// 35 ms and a hundredth of its processor time so, or no thread can be made to measure on, the kernel is the
+/// "default": see set_calibration_budget().
 ///
 /// Errors: c10::ValueError of MANTISSA_KERNELS or MANTISSA_MAX_ISA, at the first call.
 Kernel kernel_for(KernelFamily family, cpu::Element element);
@@ -77,7 +78,8 @@ struct ConvolutionKind {
 };
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind);
 
-/// What the functions of choice.h do, on this copy's choices. They themselves ask the copy whose kernels are registered.
+/// What the functions of choice.h do, on this copy's choices. They themselves ask the copy whose kernels are
+/// registered.
 namespace choice {
 void pin(const std::string& pins);
 std::vector<std::string> resume(const std::string& choices);
@@ -85,15 +87,17 @@ std::string all();
 std::vector<KernelChoice> rows();
 }  // namespace choice
 
-/// For tests: nothing is pinned or decided, as in a new process, which would read the environment and the cache anew.
+/// For tests: nothing is pinned or decided, as in a new process, which would read the environment and the
+/// cache anew.
 void forget_cpu_kernel_choices();
 
-/// For tests: the processor time in seconds that measuring may still take in this process. What does not fit is chosen
-/// by what was measured for the nearest family that is alike, or by the CPU's flags, and is measured by a later process.
+/// For tests: the processor time in seconds that measuring may still take in this process. What does not fit
+/// is chosen by what was measured for the nearest family that is alike, or by the CPU's flags, and is
+/// measured by a later process.
 void set_calibration_budget(double seconds);
 
-/// While one lives, kernel_for() is `kernel` on this thread for `family` and its like (products, convolutions, ...), and
-/// nothing is measured for others. Not nested.
+/// While one lives, kernel_for() is `kernel` on this thread for `family` and its like (products,
+/// convolutions, ...), and nothing is measured for others. Not nested.
 class ForcedKernel {
  public:
   ForcedKernel(KernelFamily family, Kernel kernel);

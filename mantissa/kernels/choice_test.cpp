@@ -106,6 +106,7 @@ TEST_F(Choice, BadPinsNameTheCureAndChangeNothing) {
 }
 
 TEST_F(Choice, ACheckpointsChoicesYieldToTheUsers) {
+  if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
   for (int family = 0; family < kKernelFamilies; ++family)
     kernel_for(static_cast<KernelFamily>(family), kFp16);
   const std::string choices = cpu_kernel_choices();
@@ -115,6 +116,24 @@ TEST_F(Choice, ACheckpointsChoicesYieldToTheUsers) {
   pin_cpu_kernels("gelu=generic");
   EXPECT_THAT(resume_cpu_kernels("bf16.gelu=libtorch,fp16.gelu=libtorch"), testing::IsEmpty());
   EXPECT_EQ(kernel_for(KernelFamily::kGelu, kBf16), Kernel{CpuTier::kGeneric}) << "as the user said";
+}
+
+TEST_F(Choice, PinsThatTheEnvironmentOverrulesAreToldOf) {
+  if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0 already";
+  ASSERT_EQ(setenv("MANTISSA_CPU_KERNELS", "0", 1), 0);
+  struct Collect final : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { messages.push_back(warning.msg()); }
+    std::vector<std::string> messages;
+  } collect;
+  {
+    const c10::WarningUtils::WarningHandlerGuard guard(&collect);
+    pin_cpu_kernels("gelu=generic");
+    pin_cpu_kernels("");
+  }
+  EXPECT_THAT(collect.messages, testing::ElementsAre(HasSubstr("MANTISSA_CPU_KERNELS=0 leaves")));
+  EXPECT_THAT(resume_cpu_kernels("bf16.gelu=generic,fp16.gelu=libtorch"),
+              testing::ElementsAre("bf16.gelu=generic"));
+  unsetenv("MANTISSA_CPU_KERNELS");
 }
 
 TEST_F(Choice, ComputesWithWhatIsPinned) {
@@ -227,7 +246,8 @@ class ChoiceWithoutTime : public ChoiceCacheFile {
 };
 
 TEST_F(ChoiceWithoutTime, TakesTheNearestFamilysKernel) {
-  // Libtorch's was the fastest for products of one kind, ours for those of another, by what an earlier process kept.
+  // Libtorch's was the fastest for products of one kind, ours for those of another, by what an earlier
+  // process kept.
   const auto row = [](KernelFamily family, double libtorchs) {
     std::vector<KernelTiming> timings;
     for (const CpuTier tier : {CpuTier::kAvx512Bf16, CpuTier::kAvx512, CpuTier::kAvx2})

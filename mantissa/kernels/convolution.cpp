@@ -352,7 +352,8 @@ void convolution(const std::vector<cpu::Convolution>& convolutions, const Convol
   const int64_t threads = threads_for(products);
   for (Pass& pass : passes) cut(pass, build, threads);
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    // A thread's share is one of the work, not of the tasks: those of a strided gradient have one tap, two or four.
+    // A thread's share is one of the work, not of the tasks: those of a strided gradient have one tap, two or
+    // four.
     const auto share = [&](int64_t thread) {
       return work * static_cast<double>(thread) / static_cast<double>(threads);
     };
@@ -408,7 +409,8 @@ std::vector<cpu::Convolution> adjoint(const cpu::Convolution& c) {
   cpu::Convolution turned = c;
   const int64_t phases = phases_of(c);
   if (is_depthwise(c) && 1 < phases && phases <= cpu::kTurnedPhases) {
-    // Its passes would each read the whole source for a part of the results, and write those apart from each other.
+    // Its passes would each read the whole source for a part of the results, and write those apart from each
+    // other.
     turned.is_turned = true;
     for (const auto a : c10::irange(3)) {
       const cpu::Axis& axis = turned.forward[a] = c.axes[a];

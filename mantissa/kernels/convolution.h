@@ -44,7 +44,8 @@ void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build)
 /// The adjoint of `c`, which is the gradient of its source and a transposed convolution: c.source is now
 /// where the gradient of c's results is read, c.out where that of c's source is written; axes, channels,
 /// outputs and weight are still those of c. One convolution for each remainder of a position by the axes'
-/// steps: there every result has the same taps. A depthwise one is a single pass: see cpu::Convolution::is_turned.
+/// steps: there every result has the same taps. A depthwise one is a single pass: see
+/// cpu::Convolution::is_turned.
 std::vector<cpu::Convolution> adjoint(const cpu::Convolution& c);
 
 }  // namespace mantissa

@@ -276,8 +276,8 @@ TEST_P(ConvolutionTest, EqualsGenericBeyondOneBlock) {
   }
 }
 
-/// Also where bf16 is rounded in pairs of vectors, which makes -0 of a NaN whose last bits are set: a bias in float32
-/// may have one.
+/// Also where bf16 is rounded in pairs of vectors, which makes -0 of a NaN whose last bits are set: a bias in
+/// float32 may have one.
 TEST_P(ConvolutionTest, ChannelsThatDoNotMeetKeepNanAndInf) {
   const ConvolutionBuild& generic = convolution_builds().back();
   const float inf = std::numeric_limits<float>::infinity();
@@ -286,7 +286,8 @@ TEST_P(ConvolutionTest, ChannelsThatDoNotMeetKeepNanAndInf) {
     s.step = {1, step, step};
     for (const auto dtype : {at::kBFloat16, at::kHalf}) {
       SCOPED_TRACE(testing::Message() << s << " in " << dtype);
-      // Up to 1: generic's products are rounded before they are added, and must not be past the largest alone.
+      // Up to 1: generic's products are rounded before they are added, and must not be past the largest
+      // alone.
       const at::Tensor w = s.weight(dtype).clamp(-1, 1);
       const at::Tensor x = laid_out(s.source(dtype), 1), g = laid_out(s.result(dtype), 1);
       const at::Tensor bias = at::randn({43});
@@ -306,8 +307,9 @@ TEST_P(ConvolutionTest, ChannelsThatDoNotMeetKeepNanAndInf) {
   }
 }
 
-/// The last share of the results may be smaller than the others, and have weights that would all have room where theirs
-/// have not; a turned one has more taps than its own axes say. In fresh threads, whose scratch is as small as may be.
+/// The last share of the results may be smaller than the others, and have weights that would all have room
+/// where theirs have not; a turned one has more taps than its own axes say. In fresh threads, whose scratch
+/// is as small as may be.
 TEST_P(ConvolutionTest, EveryShareHasTheLargestOnesScratch) {
   const ConvolutionBuild& generic = convolution_builds().back();
   const std::vector<Shape> shapes = {

@@ -107,8 +107,8 @@ double products_of(const Geometry& g, int64_t batch) {
   return products;
 }
 
-/// Whether an adjoint has work for its passes, one for each remainder of a position by the strides: most of a large
-/// stride's have no tap and cost a microsecond, in which 2^16 products are made.
+/// Whether an adjoint has work for its passes, one for each remainder of a position by the strides: most of a
+/// large stride's have no tap and cost a microsecond, in which 2^16 products are made.
 bool has_work_for_its_passes(const Geometry& g, int64_t batch) {
   double passes = 1;
   for (const cpu::Axis& axis : g.axes) passes *= static_cast<double>(std::min(axis.step, axis.size));

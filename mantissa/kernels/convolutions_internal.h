@@ -11,8 +11,9 @@
 /// products_internal.h.
 namespace mantissa::convolutions {
 
-/// libtorch's `_convolution`, which its `convolution` calls, and a traced model directly: `convolution` is missing
-/// from a trace, so a kernel in its place would leave no operation there. The last four options are cuDNN's.
+/// libtorch's `_convolution`, which its `convolution` calls, and a traced model directly: `convolution` is
+/// missing from a trace, so a kernel in its place would leave no operation there. The last four options are
+/// cuDNN's.
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, at::IntArrayRef stride, at::IntArrayRef padding,
                        at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding,

@@ -275,8 +275,8 @@ TEST_F(Convolutions, OtherCasesAreLibtorchs) {
     EXPECT_TRUE(same_bits(others[i](), stock(others[i]))) << "case " << i;
 }
 
-/// What libtorch itself refuses, in every backend, and what only some of its backends do: where oneDNN multiplies
-/// the dtype, it takes some of these and words other errors in its own way.
+/// What libtorch itself refuses, in every backend, and what only some of its backends do: where oneDNN
+/// multiplies the dtype, it takes some of these and words other errors in its own way.
 TEST_F(Convolutions, ErrorsAreLibtorchs) {
   constexpr size_t kRefusedEverywhere = 6;
   for (const auto dtype : {at::kHalf, at::kBFloat16}) {

@@ -23,8 +23,9 @@ uint32_t word(const float* x) {
   return word;
 }
 
-/// Of `count` elements that are `stride` apart. Each lane keeps a sum, which any one element changes, and the sum of
-/// its sums, which the elements' order changes: two additions a vector, so that memory is what takes the time.
+/// Of `count` elements that are `stride` apart. Each lane keeps a sum, which any one element changes, and the
+/// sum of its sums, which the elements' order changes: two additions a vector, so that memory is what takes
+/// the time.
 template <typename Stride>
 uint64_t fingerprint(const float* data, int64_t count, Stride stride) {
   constexpr int64_t kLanes = 16;

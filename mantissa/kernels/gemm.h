@@ -19,7 +19,8 @@ struct GemmBuild {
 /// Best first; the last runs on any CPU.
 const std::vector<GemmBuild>& gemm_builds();
 
-/// Computes `g` with the build that was chosen for such products on this CPU: see cpu::Gemm for shapes and numerics.
+/// Computes `g` with the build that was chosen for such products on this CPU: see cpu::Gemm for shapes and
+/// numerics.
 ///
 /// Threads: at::get_num_threads() of them in one parallel region, or the calling one alone inside another
 ///          region or where the work would not pay for waking them. Results do not depend on their number.

@@ -113,9 +113,9 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     const bool is_transposed = ctx->saved_data["is_transposed"].toBool();
 
     variable_list result(4);
-    // Left to libtorch's operations: a backward pass that is differentiated itself, gradients that only they can
-    // read (a batch of them under vmap, or one whose signs are still to be changed), and all while the kernels
-    // are switched off.
+    // Left to libtorch's operations: a backward pass that is differentiated itself, gradients that only they
+    // can read (a batch of them under vmap, or one whose signs are still to be changed), and all while the
+    // kernels are switched off.
     const bool by_operations = at::GradMode::is_enabled() || is_observed({&gradient, &x, &weight}) ||
                                !fit(gradient, x, weight, is_transposed) || !registration::in_charge().is_on();
     if (ctx->needs_input_grad(0)) {
@@ -165,8 +165,8 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     return at::empty(sizes, at::kFloat);
   }
 
-  /// A number that another weight's content does not have, nor another version: autograd counts the changes that it
-  /// sees. It misses those through `.data()` or a pointer, such as torch::optim::SGD's steps.
+  /// A number that another weight's content does not have, nor another version: autograd counts the changes
+  /// that it sees. It misses those through `.data()` or a pointer, such as torch::optim::SGD's steps.
   static int64_t state_of(const Tensor& weight) {
     return static_cast<int64_t>(fingerprint(weight) +
                                 static_cast<uint64_t>(weight._version()) * 0x9E3779B97F4A7C15U);
@@ -194,17 +194,18 @@ bool is_floating(const Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
 }
 
-/// Whether libtorch's autocast would keep a copy of `weight` until the region ends. Under hooks on saved tensors
-/// none is asked for: checkpointing compares what two forward passes save, of which only one may find a copy.
+/// Whether libtorch's autocast would keep a copy of `weight` until the region ends. Under hooks on saved
+/// tensors none is asked for: checkpointing compares what two forward passes save, of which only one may find
+/// a copy.
 bool is_kept_by_autocast(const Tensor& weight) {
   return at::autocast::is_autocast_cache_enabled() && !c10::InferenceMode::is_enabled() &&
          weight.requires_grad() && weight.is_leaf() && !weight.is_view() && !weight.is_inference() &&
          !has_hooks_on_saved_tensors();
 }
 
-/// Notes that `weight` is used; whether this thread used it before in the autocast region it is in, and it has
-/// not changed since, for autocast's copy would not. That a region began is seen from autocast's cache, which
-/// forgot `mark`.
+/// Notes that `weight` is used; whether this thread used it before in the autocast region it is in, and it
+/// has not changed since, for autocast's copy would not. That a region began is seen from autocast's cache,
+/// which forgot `mark`.
 bool is_used_again(const Tensor& weight) {
   struct Use {
     c10::weak_intrusive_ptr<c10::TensorImpl> weight;  // keeps its address from becoming another's

@@ -6,22 +6,23 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
 
-/// The kernels that registration.cpp registers for autocast on the CPU. Inside a region each multiplies 16-bit
-/// activations by a float32 weight that is rounded to 16 bits while it is packed, so that no 16-bit copy of
-/// it is made or kept, and writes the weight's gradient to float32. The numbers are those of a cast, the same
-/// product (products_internal.h) and a cast back, bit for bit; only where a weight is used several times are
-/// its gradients added in float32 instead of 16 bits.
+/// The kernels that registration.cpp registers for autocast on the CPU. Inside a region each multiplies
+/// 16-bit activations by a float32 weight that is rounded to 16 bits while it is packed, so that no 16-bit
+/// copy of it is made or kept, and writes the weight's gradient to float32. The numbers are those of a cast,
+/// the same product (products_internal.h) and a cast back, bit for bit; only where a weight is used several
+/// times are its gradients added in float32 instead of 16 bits.
 ///
 /// A weight is a float32 parameter, or a view of one, of two dimensions, that is the right factor. Backward
-/// reads the weight itself if it computes the activations' gradient, and refuses one that changed after the forward
-/// pass: autograd's version tells, as in float32, and where that does not (`.data()`, pointers) a fingerprint.
-/// Everything else goes through libtorch's own autocast, as does what its own kernels multiply faster, what is
-/// traced, transformed by functorch, or carries forward-mode gradients, and, on CPUs that multiply the type
-/// themselves, a weight's second and later uses in a region, for which autocast keeps a copy until it ends.
+/// reads the weight itself if it computes the activations' gradient, and refuses one that changed after the
+/// forward pass: autograd's version tells, as in float32, and where that does not (`.data()`, pointers) a
+/// fingerprint. Everything else goes through libtorch's own autocast, as does what its own kernels multiply
+/// faster, what is traced, transformed by functorch, or carries forward-mode gradients, and, on CPUs that
+/// multiply the type themselves, a weight's second and later uses in a region, for which autocast keeps a
+/// copy until it ends.
 namespace mantissa::mixed_products {
 
-/// What libtorch registers for autocast in the place of `Operator`, such as at::_ops::mm: it casts the arguments
-/// and calls the operator again.
+/// What libtorch registers for autocast in the place of `Operator`, such as at::_ops::mm: it casts the
+/// arguments and calls the operator again.
 template <typename Operator>
 using Stock = typename at::autocast::WrapFunction<at::autocast::CastPolicy::lower_precision_fp, at::kCPU,
                                                   typename Operator::schema, typename Operator::schema,

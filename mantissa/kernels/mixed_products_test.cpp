@@ -212,7 +212,8 @@ class LiveBytes : public c10::MemoryReportingInfoBase {
   int64_t now = 0, peak = 0;
 };
 
-/// A copy is neither kept nor made. (libtorch makes one for each matrix of a batch, of a weight without gradients.)
+/// A copy is neither kept nor made. (libtorch makes one for each matrix of a batch, of a weight without
+/// gradients.)
 TEST_P(MixedProducts, KeepNoCopyOfAWeight) {
   constexpr int64_t kRows = 32, kInputs = 512, kOutputs = 256;  // a copy is larger than all the rest
   if (!is_ours(kRows, kOutputs, kInputs)) GTEST_SKIP() << "libtorch multiplies this here";
@@ -231,7 +232,8 @@ TEST_P(MixedProducts, KeepNoCopyOfAWeight) {
   EXPECT_LT(live->now, kInputs * kOutputs * 5);
 }
 
-/// A recurrent layer's, for instance: where the CPU multiplies the type, to read a float32 weight takes longer.
+/// A recurrent layer's, for instance: where the CPU multiplies the type, to read a float32 weight takes
+/// longer.
 TEST_P(MixedProducts, AWeightThatIsUsedAgainInARegionIsCastOnceWhereProductsAreFast) {
   constexpr int64_t kRows = 128, kInputs = 96, kOutputs = 112;
   if (!is_ours(kRows, kOutputs, kInputs)) GTEST_SKIP() << "libtorch multiplies this here";

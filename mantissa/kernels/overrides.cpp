@@ -9,8 +9,8 @@ namespace {
 
 using registration::in_charge;
 
-/// Registers the kernels while the program is loaded, switched off: before there are threads to meet them halfway.
-/// Whoever can switch them on links this file, and with it this object.
+/// Registers the kernels while the program is loaded, switched off: before there are threads to meet them
+/// halfway. Whoever can switch them on links this file, and with it this object.
 [[maybe_unused]] const bool is_registered_at_load = [] {
   try {
     in_charge();

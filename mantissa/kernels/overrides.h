@@ -16,15 +16,17 @@ namespace mantissa {
 ///
 /// Numerics: those of cpu::Gemm, cpu::Convolution and cpu::Attention: float32 sums in an order of their own,
 ///           one rounding. Not bit for bit libtorch's, whose order and rounding differ between CPUs, too.
-/// Threads:  any may call, also at the same time and while others are in autocast or in a product, which finishes
-///           in the kernel that it began with. The kernels are registered once, when the program or the shared
-///           object that links this library is loaded, and are never taken out: a flag decides at each call. While
-///           they are off a call passes one branch (a nanosecond or two) and then runs libtorch's own kernel.
-/// Copies:   a process may hold several (a program's, a plug-in's, Python's). The first that is loaded registers its
-///           kernels, and the functions here, in whichever copy, switch those. A shared object whose kernels are
-///           registered stays loaded after dlclose().
-/// Errors:   c10::ValueError if MANTISSA_CPU_KERNELS is neither 0 nor 1, or MANTISSA_MAX_ISA names no tier; c10::Error
-///           if libtorch refuses a kernel, or if the kernels of another release of Mantissa are registered.
+/// Threads:  any may call, also at the same time and while others are in autocast or in a product, which
+///           finishes in the kernel that it began with. The kernels are registered once, when the program or
+///           the shared object that links this library is loaded, and are never taken out: a flag decides at
+///           each call. While they are off a call passes one branch (a nanosecond or two) and then runs
+///           libtorch's own kernel.
+/// Copies:   a process may hold several (a program's, a plug-in's, Python's). The first that is loaded
+///           registers its kernels, and the functions here, in whichever copy, switch those. A shared object
+///           whose kernels are registered stays loaded after dlclose().
+/// Errors:   c10::ValueError if MANTISSA_CPU_KERNELS is neither 0 nor 1, or MANTISSA_MAX_ISA names no tier;
+///           c10::Error if libtorch refuses a kernel, or if the kernels of another release of Mantissa are
+///           registered.
 /// Example:  overrides_test.cpp, Overrides.AreOnAndOffByACall
 bool enable_cpu_kernels();
 

@@ -3,9 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
 
-/// The kernels that registration.cpp registers, in the form of libtorch's. Each multiplies what it can multiply
-/// faster than libtorch, and hands everything else, and with it every error, to libtorch's own kernel without
-/// re-entering the dispatcher.
+/// The kernels that registration.cpp registers, in the form of libtorch's. Each multiplies what it can
+/// multiply faster than libtorch, and hands everything else, and with it every error, to libtorch's own
+/// kernel without re-entering the dispatcher.
 namespace mantissa::products {
 
 at::Tensor mm(const at::Tensor& self, const at::Tensor& mat2);

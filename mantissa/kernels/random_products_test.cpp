@@ -101,7 +101,8 @@ at::Tensor product(const std::string& form, const at::Tensor& a, const at::Tenso
 }
 
 /// What is multiplied here keeps the documented bound; what is left to libtorch has libtorch's bits, and its
-/// errors: its addmv, for one, rounds both factors to the dtype, and the scaled vector before it adds the product.
+/// errors: its addmv, for one, rounds both factors to the dtype, and the scaled vector before it adds the
+/// product.
 void expect_within_the_bound_or_libtorchs(int64_t seed) {
   Generator random(static_cast<uint64_t>(seed));
   const auto dtype = random.one_of<at::ScalarType>({at::kBFloat16, at::kHalf});

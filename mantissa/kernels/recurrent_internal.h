@@ -4,8 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
-/// The kernel that registration.cpp registers for autocast on the CPU, where libtorch's autocast has none for a
-/// whole recurrent layer.
+/// The kernel that registration.cpp registers for autocast on the CPU, where libtorch's autocast has none for
+/// a whole recurrent layer.
 ///
 /// libtorch chooses oneDNN's LSTM by the dtype that the layer is given, which is float32, and autocast casts
 /// only inside of it. oneDNN then meets a dtype that it cannot train on this CPU, and throws: fp16 on every

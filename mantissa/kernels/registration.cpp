@@ -36,22 +36,23 @@
 #include "mantissa/kernels/scaled_dot_product_internal.h"
 #include "mantissa/kernels/unscale.h"
 
-// Why it is safe to register a kernel while other threads run libtorch's: the dispatcher's table has an entry of
-// four words for each operator and key (the kernel's object, and three functions that take it), which are
-// overwritten one after the other while readers take no lock. A reader may therefore meet one kernel's object with
-// another's function. That does no harm if every such pair is a whole kernel, so each kernel here is registered in
-// the form in which libtorch registers its own: the CPU's as TORCH_FN, whose functions do not look at the object,
-// and autocast's as a pointer, whose objects all have the same class. The object that is replaced stays alive in the
-// dispatcher's list. Taking a kernel out would free an object that a reader may hold, so nothing is ever taken out.
+// Why it is safe to register a kernel while other threads run libtorch's: the dispatcher's table has an entry
+// of four words for each operator and key (the kernel's object, and three functions that take it), which are
+// overwritten one after the other while readers take no lock. A reader may therefore meet one kernel's object
+// with another's function. That does no harm if every such pair is a whole kernel, so each kernel here is
+// registered in the form in which libtorch registers its own: the CPU's as TORCH_FN, whose functions do not
+// look at the object, and autocast's as a pointer, whose objects all have the same class. The object that is
+// replaced stays alive in the dispatcher's list. Taking a kernel out would free an object that a reader may
+// hold, so nothing is ever taken out.
 
 namespace mantissa::registration {
 namespace {
 
 std::atomic<bool> is_on = false;
 
-/// The dispatcher warns of the first kernel in a process that takes another's place. Here that is the purpose, so
-/// this warning is dropped and any other passed on. The dispatcher's own "once" is not used up: it still warns of
-/// the first kernel of somebody else.
+/// The dispatcher warns of the first kernel in a process that takes another's place. Here that is the
+/// purpose, so this warning is dropped and any other passed on. The dispatcher's own "once" is not used up:
+/// it still warns of the first kernel of somebody else.
 class WithoutOverrideWarning final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
@@ -175,8 +176,9 @@ constexpr Switch kSwitch = {
     .choice_rows = choice::rows,
 };
 
-/// How a later copy of this library asks for the switch, on the one thing that all copies share: as an operator of
-/// libtorch's dispatcher, which takes the layout of the Switch that the asking copy knows and returns an address, or
+/// How a later copy of this library asks for the switch, on the one thing that all copies share: as an
+/// operator of libtorch's dispatcher, which takes the layout of the Switch that the asking copy knows and
+/// returns an address, or
 /// 0 if the layout is not this one.
 constexpr const char* kNamespace = "mantissa";
 constexpr const char* kName = "mantissa::cpu_kernel_switch";

@@ -25,17 +25,19 @@ struct Switched<kOn, kOurs, kStock> {
   }
 };
 
-/// What overrides.h declares, for the kernels that are registered. A table of functions, because a process may
-/// hold several copies of this library (a program's and a plug-in's), which share libtorch and nothing else.
+/// What overrides.h declares, for the kernels that are registered. A table of functions, because a process
+/// may hold several copies of this library (a program's and a plug-in's), which share libtorch and nothing
+/// else.
 struct Switch {
   bool (*enable)();
   void (*enable_by_default)();
   void (*disable)();
   bool (*is_on)();
-  /// Sets whether the calling thread's autocast casts weights in operations of their own; returns what was set
-  /// before.
+  /// Sets whether the calling thread's autocast casts weights in operations of their own; returns what was
+  /// set before.
   bool (*separate_casts)(bool);
-  /// Sets whether any thread's autocast multiplies by weights without casting them; returns what was set before.
+  /// Sets whether any thread's autocast multiplies by weights without casting them; returns what was set
+  /// before.
   bool (*mix_products)(bool);
   // What choice.h declares, of the kernels that are registered.
   void (*pin)(const std::string&);

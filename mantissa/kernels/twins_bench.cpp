@@ -97,8 +97,8 @@ void summary(benchmark::State& state) {
   state.SetLabel(twins.back().second + "; " + stocks.back().second);
 }
 
-/// Memory stays with the process: else glibc takes tensors of some MiB from the system anew, or not, depending on what
-/// ran before, and the pages' faults are half of such an operation's time.
+/// Memory stays with the process: else glibc takes tensors of some MiB from the system anew, or not,
+/// depending on what ran before, and the pages' faults are half of such an operation's time.
 bool keep_memory() {
 #ifdef __GLIBC__
   const bool keeps = mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max()) == 1;

@@ -22,8 +22,8 @@ const std::vector<UnscaleBuild>& unscale_builds();
 /// place and sets `found_inf` to 1 if one of them held inf or nan. All tensors together are one parallel
 /// region, so that many small ones cost little more than one large one.
 ///
-/// Shapes:   `found_inf` and `inv_scale` of one element, float32; no two gradients share memory, which threads would
-///           change at once (as by torch's CUDA kernel).
+/// Shapes:   `found_inf` and `inv_scale` of one element, float32; no two gradients share memory, which
+///           threads would change at once (as by torch's CUDA kernel).
 /// Numerics: bit for bit libtorch's, NaN payloads aside. With inv_scale 1 nothing is written.
 /// Threads:  at::get_num_threads() of them.
 /// Errors:   libtorch's own, whose kernel runs where a tensor is not float32, float16 or bfloat16 in memory

@@ -86,9 +86,8 @@ Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, const A
 }
 
 void Adam::add_param_group(const torch::optim::OptimizerParamGroup& group) {
-  if (group.has_options()) validate(kAdam, options_of<AdamOptions>(kAdam, group));
-  Optimizer::add_param_group(group);
-  keep_options({group}, param_groups_);
+  add_validated_group<AdamOptions>(kAdam, group, param_groups_,
+                                   [this](const auto& added) { Optimizer::add_param_group(added); });
 }
 
 at::Tensor Adam::step(LossClosure closure) {

@@ -71,7 +71,8 @@ class Adam : public torch::optim::Optimizer {
   explicit Adam(std::vector<at::Tensor> parameters, const AdamOptions& defaults = {})
       : Adam({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults) {}
 
-  /// libtorch's, but that the group's options are looked at and kept with every libtorch: see SGD::add_param_group().
+  /// libtorch's, but that the group's options are looked at and kept with every libtorch: see
+  /// SGD::add_param_group().
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// Updates every parameter that has a gradient. With `closure`, calls it first with gradients enabled and

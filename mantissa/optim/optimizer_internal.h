@@ -67,10 +67,21 @@ inline std::vector<torch::optim::OptimizerParamGroup> unique_parameters(
   return groups;
 }
 
-/// Gives the last of `groups` the options that each of `given` brought: libtorch's add_param_group() from 2.13 on puts the
-/// defaults in their place, unless they are those of one of its own optimizers.
+/// Gives the last of `groups` the options that each of `given` brought. From libtorch 2.13 on its
+/// add_param_group() replaces them with the defaults unless they belong to one of libtorch's own optimizers.
 void keep_options(const std::vector<torch::optim::OptimizerParamGroup>& given,
                   std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+/// What add_param_group() of our optimizers does. `add`: libtorch's, which adds the group to `groups`.
+///
+/// Errors: c10::TypeError and c10::ValueError for the group's options. Nothing has changed then.
+template <typename Options, typename Add>
+void add_validated_group(const char* optimizer, const torch::optim::OptimizerParamGroup& group,
+                         std::vector<torch::optim::OptimizerParamGroup>& groups, const Add& add) {
+  if (group.has_options()) validate(optimizer, options_of<Options>(optimizer, group));
+  add(group);
+  keep_options({group}, groups);
+}
 
 /// What `closure` returns when called with gradients enabled; undefined without one.
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);

@@ -64,9 +64,8 @@ SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGD
 }
 
 void SGD::add_param_group(const torch::optim::OptimizerParamGroup& group) {
-  if (group.has_options()) validate(kSGD, options_of<SGDOptions>(kSGD, group));
-  Optimizer::add_param_group(group);
-  keep_options({group}, param_groups_);
+  add_validated_group<SGDOptions>(kSGD, group, param_groups_,
+                                  [this](const auto& added) { Optimizer::add_param_group(added); });
 }
 
 at::Tensor SGD::step(LossClosure closure) {

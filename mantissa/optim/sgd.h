@@ -65,8 +65,8 @@ class SGD final : public torch::optim::Optimizer {
   explicit SGD(std::vector<at::Tensor> parameters, const SGDOptions& defaults = {})
       : SGD({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults) {}
 
-  /// libtorch's, but that the group's options are looked at and kept with every libtorch. Its own, through a reference to
-  /// torch::optim::Optimizer, gives the group the defaults from 2.13 on.
+  /// libtorch's, but that the group's options are looked at and kept with every libtorch. Its own, through a
+  /// reference to torch::optim::Optimizer, gives the group the defaults from 2.13 on.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// Updates every parameter that has a gradient. With `closure`, calls it first with gradients enabled and

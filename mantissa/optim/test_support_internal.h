@@ -33,10 +33,10 @@ inline void take_steps(torch::optim::Optimizer& optimizer, int64_t from, int64_t
   }
 }
 
-/// Whether `p` is what was `recorded` on another CPU after 25 steps of take_steps(). libtorch's kernels and MKL's round
-/// differently there (products and sums that are fused or not, square roots), by half a last place of the weight or
-/// of the update in each step; in 25 steps these add up to less than 8. A mistake in the formula moves a weight by a
-/// large part of `lr`.
+/// Whether `p` is what was `recorded` on another CPU after 25 steps of take_steps(). libtorch's kernels and
+/// MKL's round differently there (products and sums that are fused or not, square roots), by half a last
+/// place of the weight or of the update in each step; in 25 steps these add up to less than 8. A mistake in
+/// the formula moves a weight by a large part of `lr`.
 inline bool is_near_recorded(const at::Tensor& p, const std::vector<double>& recorded, double lr) {
   const at::Tensor wanted = at::tensor(recorded, at::kDouble);
   const double half_last_place = p.scalar_type() == at::kBFloat16 ? 0x1p-8

@@ -52,8 +52,8 @@ bool is_unstepped(const StateDict& state) {
   return (count && *count == 0) || (counter && counter->numel() == 1 && counter->item<double>() == 0);
 }
 
-/// What `optimizer` keeps of parameters that it has not stepped yet, in float32 where they are 16-bit; empty if
-/// it keeps nothing.
+/// What `optimizer` keeps of parameters that it has not stepped yet, in float32 where they are 16-bit; empty
+/// if it keeps nothing.
 /// Errors: c10::ValueError if it has stepped.
 StateDict first_state(const torch::optim::Optimizer& optimizer) {
   if (optimizer.state().empty()) return {};

@@ -24,8 +24,8 @@ namespace mantissa {
 ///
 /// Memory:  6 bytes a 16-bit parameter: the copy, and 2 more for its gradient.
 /// Threads: one at a time.
-/// Errors:  c10::ValueError for an optimizer that has stepped, or whose state was loaded. The optimizer and the
-///          parameters are then as before.
+/// Errors:  c10::ValueError for an optimizer that has stepped, or whose state was loaded. The optimizer and
+///          the parameters are then as before.
 /// Source:  Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; Apex's level O2.
 class MasterWeights {
  public:

@@ -1,5 +1,5 @@
-// Recurrent layers in every 16-bit mode: libtorch hands an LSTM on the CPU to oneDNN, which on most CPUs cannot
-// train one in fp16, and on some not in bf16.
+// Recurrent layers in every 16-bit mode: libtorch hands an LSTM on the CPU to oneDNN, which on most CPUs
+// cannot train one in fp16, and on some not in bf16.
 #include <cmath>
 #include <gtest/gtest.h>
 #include <memory>
@@ -121,8 +121,8 @@ TEST_P(RecurrentLayers, GradientsAreThoseOfFloat32) {
   const double want_loss = train("32-true", *wide, 1)[0];
   const std::vector<at::Tensor> want = gradients_;
   const double ulp = mode().starts_with("bf16") ? 0x1p-8 : 0x1p-11;  // of a rounding to 16 bits, at most
-  // A value passes some ten roundings in each of the five steps, forward and backward: 100 at random add up to
-  // about 10, and to 40 with room for what an activation's slope makes of them.
+  // A value passes some ten roundings in each of the five steps, forward and backward: 100 at random add up
+  // to about 10, and to 40 with room for what an activation's slope makes of them.
   EXPECT_NEAR(loss, want_loss, 40 * ulp * want_loss);
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {

@@ -46,7 +46,8 @@ class ScaledPrecision : public Precision {
 
   /// Whether the gradients of `optimizer` stay scaled until its step, which divides them: see Numerics.
   bool keeps_scale(torch::optim::Optimizer& optimizer) const;
-  /// What StepResult calls a parameter, or its float32 copy; empty for one that convert_module() has not seen.
+  /// What StepResult calls a parameter, or its float32 copy; empty for one that convert_module() has not
+  /// seen.
   std::string parameter_name(const at::Tensor& parameter) const;
 
  protected:

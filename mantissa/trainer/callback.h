@@ -45,7 +45,8 @@ struct FitPlan {
 
 /// Watches a run, and may end it (Trainer::stop()). Override what is needed; names are Lightning's.
 ///
-/// A fit:      setup [on_load_checkpoint] on_fit_start [on_sanity_check_start VALIDATION on_sanity_check_end] on_train_start EPOCH*
+/// A fit:      setup [on_load_checkpoint] on_fit_start [on_sanity_check_start VALIDATION on_sanity_check_end]
+/// on_train_start EPOCH*
 ///             on_train_end on_fit_end teardown
 /// EPOCH:      on_train_epoch_start (BATCH [VALIDATION])* on_epoch_end
 /// BATCH:      on_train_batch_start, the task's and the callbacks' on_before_zero_grad, on_before_backward,

@@ -41,7 +41,8 @@ StateDict to_state(const FitProgress& progress) {
           {"validated_batches", progress.validated_batches}};
 }
 
-/// Errors: c10::ValueError for a number that no run can have come to, and for two that no run can have together.
+/// Errors: c10::ValueError for a number that no run can have come to, and for two that no run can have
+///         together.
 FitProgress progress_of(const StateReader& state) {
   const FitProgress progress{
       state.at("epoch").to_count(),         state.at("batches").to_count(),
@@ -221,7 +222,8 @@ std::map<std::string, std::shared_ptr<Logger>> Trainer::loggers_by_key() {
   return keyed;
 }
 
-/// Where a checkpoint says how many rows a logger had, what came after them goes; else what came after its step.
+/// Where a checkpoint says how many rows a logger had, what came after them goes; else what came after its
+/// step.
 void Trainer::resume_logs(const StateReader& state) {
   const auto rows = state.find("loggers");
   const auto keyed = loggers_by_key();
@@ -313,7 +315,9 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   if (has_scale && !had_scale) lost.emplace_back("it has no loss scale, which begins anew");
   if (const auto kernels = state.find("cpu_kernels"))
     if (const auto refused = resume_cpu_kernels(kernels->to_string()); !refused.empty())
-      lost.push_back("its CPU kernels " + join_names(refused) +
+      lost.push_back("its CPU kernels " +
+                     join_names({refused.begin(), refused.begin() + std::min<ptrdiff_t>(refused.size(), 3)}) +
+                     (refused.size() > 3 ? " and " + std::to_string(refused.size() - 3) + " more" : "") +
                      " are not available here, and others' bits differ");
   const auto take_stateful = [&take](auto* object, const StateReader& from_state, const std::string& key,
                                      const std::string& what) {

@@ -1,13 +1,13 @@
 #include "mantissa/trainer/device_stats_monitor.h"
 
 #include <algorithm>
-#include <ctime>
 #include <fstream>
 #include <sstream>
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/clock_internal.h"
 #include "mantissa/core/device.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -25,12 +25,6 @@ std::map<std::string, double> numbers_in(const char* path) {
       numbers.emplace(line.substr(0, colon), number);
   }
   return numbers;
-}
-
-double seconds_of(clockid_t clock) {
-  timespec time{};
-  clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
 /// Names and meanings are torch.cuda.memory_stats()'s.

@@ -70,9 +70,9 @@ class Logger {
   /// The same of a checkpoint that has kept rows(): all rows after the first `rows` are void, also those that
   /// were logged at `step` itself, which steps cannot tell from those before the checkpoint.
   virtual void resume_from(int64_t step, int64_t /*rows*/) { resume_from(step); }
-  /// Returns when all rows so far are on the disk. A Trainer calls it from whatever thread writes checkpoints,
-  /// while others log. Call it before a checkpoint counts as written: a run that
-  /// goes on from there does not log earlier rows again.
+  /// Returns when all rows so far are on the disk. A Trainer calls it from whatever thread writes
+  /// checkpoints, while others log. Call it before a checkpoint counts as written: a run that goes on from
+  /// there does not log earlier rows again.
   virtual void save() {}
   /// The run is over: "success" or what else it came to ("failed", "interrupted"). All rows are on the disk
   /// then. Logging may go on: another fit() of the same Trainer is another run.

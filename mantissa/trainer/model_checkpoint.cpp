@@ -62,7 +62,8 @@ std::string new_run_id() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-/// The state in `checkpoint` of the callback whose runs have the name `run`; null if that one has not saved it.
+/// The state in `checkpoint` of the callback whose runs have the name `run`; null if that one has not saved
+/// it.
 /// Errors: those of read_manifest().
 std::optional<StateDict> state_of_run(const std::filesystem::path& checkpoint, const std::string& run) {
   const Manifest manifest = read_manifest(checkpoint);
@@ -150,8 +151,8 @@ void ModelCheckpoint::on_train_start(Trainer& trainer) {
   is_training_ = true;
 }
 
-/// Takes the state from this callback's own checkpoint of `steps` where it has one: a run that resumes from the
-/// checkpoint of another ModelCheckpoint, which saves before this one, has the state from before.
+/// Takes the state from this callback's own checkpoint of `steps` where it has one: a run that resumes from
+/// the checkpoint of another ModelCheckpoint, which saves before this one, has the state from before.
 void ModelCheckpoint::learn_from_own_checkpoint(int64_t steps) {
   const std::string last = state_.last_path.filename().string();
   for (const CheckpointEntry& entry : list_checkpoints(dirpath_)) {
@@ -163,7 +164,8 @@ void ModelCheckpoint::learn_from_own_checkpoint(int64_t steps) {
   }
 }
 
-/// Compares what the state knows with what lies in the folder, where another run's checkpoints may have the same names.
+/// Compares what the state knows with what lies in the folder, where another run's checkpoints may have the
+/// same names.
 void ModelCheckpoint::take_stock(const Trainer& trainer) {
   const FitProgress now = trainer.resumes_at();
   learn_from_own_checkpoint(now.steps);
@@ -294,7 +296,8 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   const FitProgress progress = trainer.resumes_at();
   const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
   const bool is_saved = now == state_.last_saved;
-  // Saved by its step before it was validated: now it may be one of the best, and need not be validated again.
+  // Saved by its step before it was validated: now it may be one of the best, and need not be validated
+  // again.
   const bool is_ranked = state_.is_scored || !score;
   if (is_saved && is_ranked && progress.validated_batches == state_.last_validated) return;
   if (is_saved && !trainer.resumes_exactly()) {
@@ -311,8 +314,8 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   end_if_folder_was_lost();
 }
 
-/// A run must not train for hours when nothing of it can be found again. Where no folder can be made, it is as with a
-/// full disk: the writes fail, training goes on, and the next one may find a place.
+/// A run must not train for hours when nothing of it can be found again. Where no folder can be made, it is
+/// as with a full disk: the writes fail, training goes on, and the next one may find a place.
 void ModelCheckpoint::take_another_folder() {
   const std::string failure = failure_of([&] {
     const std::filesystem::path lost = dirpath_;
@@ -454,8 +457,8 @@ void ModelCheckpoint::take_back_failures() {
   note_best();
 }
 
-/// Lightning's way: a name that one of the kept checkpoints has, or another run's, gets "-v1" and so on, unless that
-/// one goes.
+/// Lightning's way: a name that one of the kept checkpoints has, or another run's, gets "-v1" and so on,
+/// unless that one goes.
 std::string ModelCheckpoint::name_for(const Trainer& trainer, std::optional<double> score) {
   const std::string base = name_of(trainer);
   const bool is_the_same_step = base == state_.last_base && trainer.progress().steps == state_.last_step;

@@ -27,7 +27,8 @@ struct ModelCheckpointOptions {
   /// The folder for the checkpoints; made where it is missing.
   std::filesystem::path dirpath = "checkpoints";
   /// A checkpoint's name. {epoch}, {step} and every metric in braces are replaced, by their value in a format
-  /// if one stands behind a colon: "{epoch}-{val_loss:.3f}". One that another of the kept has gets "-v1" behind.
+  /// if one stands behind a colon: "{epoch}-{val_loss:.3f}". One that another of the kept has gets "-v1"
+  /// behind.
   std::string filename = "epoch={epoch}-step={step}";
   /// A logged metric by which the best ones are kept, of those saved where it was measured; empty: the newest
   /// are the best.
@@ -50,7 +51,8 @@ struct ModelCheckpointOptions {
   bool async = true;
 };
 
-/// Saves a run, so that fit(..., ckpt_path) goes on from there bit for bit; and at its end, whatever ended it.
+/// Saves a run, so that fit(..., ckpt_path) goes on from there bit for bit; and at its end, whatever ended
+/// it.
 ///
 /// A checkpoint that cannot be written is warned of, and training goes on; if it was the run's last one,
 /// fit() fails with the reason, after everything else has ended. Nothing is saved in fast_dev_run.
@@ -58,8 +60,9 @@ struct ModelCheckpointOptions {
 /// (HeldFolder::replace()), and fit() ends with an error that names it.
 /// Memory:  with `async` one copy of weights and optimizer state while it is written.
 /// Threads: writes in one of its own; the folder is this run's alone meanwhile.
-/// Errors:  c10::ValueError for options that do not fit together, in the constructor, and for a `monitor` that
-///          was not logged; at the start c10::Error for a folder that cannot be made or is another run's.
+/// Errors:  c10::ValueError for options that do not fit together, in the constructor, and for a `monitor`
+///          that was not logged; at the start c10::Error for a folder that cannot be made or is another
+///          run's.
 /// Source:  docs/checkpoints.md has the format.
 /// Example: model_checkpoint_test.cpp, ModelCheckpoint.AResumedRunIsTheUninterruptedOneInEveryMode
 class ModelCheckpoint final : public Callback, public Stateful {

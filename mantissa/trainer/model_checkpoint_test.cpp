@@ -111,7 +111,8 @@ FitResult run(const Job& job) {
   return trainer.fit(task, train, &val, job.from);
 }
 
-/// All that a checkpoint holds but the time, the kernels that the process had chosen by then, and what its callbacks say of files.
+/// All that a checkpoint holds but the time, the kernels that the process had chosen by then, and what its
+/// callbacks say of files.
 StateDict comparable(const std::filesystem::path& path) {
   Checkpoint checkpoint = load_checkpoint(path);
   StateDict weights;
@@ -331,7 +332,8 @@ TEST_F(ModelCheckpointFiles, ALostFolderEndsTheRunWhichIsSavedElsewhere) {
     void on_train_end(Trainer&) override {
       if (at_end) wait_and_lose("4");
     }
-    /// When the writer has nothing left to do: the checkpoint of the epoch's end has replaced that of its last step.
+    /// When the writer has nothing left to do: the checkpoint of the epoch's end has replaced that of its
+    /// last step.
     void wait_and_lose(const std::string& newest) const {
       const auto is_whole_and_alone = [&] {
         try {

@@ -82,8 +82,8 @@ class Trainer {
   /// on the device; which of its layers are in training mode is the caller's choice, and validation restores
   /// it.
   ///
-  /// `ckpt_path`: a checkpoint, or a folder of which the newest whole one is taken, to go on from, bit for bit
-  /// where the precision, the options, the data and the machine are the same; what is not is told as a
+  /// `ckpt_path`: a checkpoint, or a folder of which the newest whole one is taken, to go on from, bit for
+  /// bit where the precision, the options, the data and the machine are the same; what is not is told as a
   /// warning.
   /// Errors: c10::ValueError for a checkpoint that is damaged or of another model or optimizer.
   FitResult fit(Task& task, Loader& train, Loader* val = nullptr,
@@ -131,14 +131,15 @@ class Trainer {
   /// What runs now, or ran last.
   Stage stage() const { return stage_; }
   const FitProgress& progress() const { return progress_; }
-  /// Where a run that goes on from what checkpoint() gives now begins: a window that has not ended is begun again.
+  /// Where a run that goes on from what checkpoint() gives now begins: a window that has not ended is begun
+  /// again.
   FitProgress resumes_at() const;
   /// Whether it goes on bit for bit: not from inside a batch or a window.
   bool resumes_exactly() const { return window_batches_ == 0 && !in_batch_ && !broke_in_step_; }
   /// The newest value of every metric: of the epochs that ended and of the last validation.
   const Metrics& callback_metrics() const { return callback_metrics_; }
-  /// Of those, the value that was measured on the weights as they are: by a validation after the last batch, or
-  /// as the mean of an epoch that ends here. Unset for a metric that is older, or was never logged.
+  /// Of those, the value that was measured on the weights as they are: by a validation after the last batch,
+  /// or as the mean of an epoch that ends here. Unset for a metric that is older, or was never logged.
   std::optional<double> metric_now(const std::string& name) const;
   /// Whether a validation runs that only looks whether it can.
   bool is_sanity_checking() const { return is_sanity_checking_; }

@@ -17,8 +17,9 @@ namespace mantissa {
 
 /// Names and meanings are Lightning's.
 ///
-/// Designated initializers, `{.precision = "16-mixed", .max_epochs = 5}`, must follow the order below, which C++
-/// demands. Assignments need not: `TrainerOptions options; options.max_epochs = 5; options.device = "cpu";`.
+/// Designated initializers, `{.precision = "16-mixed", .max_epochs = 5}`, must follow the order below, which
+/// C++ demands. Assignments need not: `TrainerOptions options; options.max_epochs = 5; options.device =
+/// "cpu";`.
 struct TrainerOptions {
   /// A name from registry.h; unset means "32-true". Not together with `precision_plugin`.
   std::optional<std::string> precision = std::nullopt;
@@ -32,8 +33,8 @@ struct TrainerOptions {
   /// "highest", "high" or "medium": how exactly float32 matrix products are computed while a run lasts, in
   /// the whole process; see set_float32_matmul_precision(). Unset: as the process has it.
   std::optional<std::string> float32_matmul_precision = std::nullopt;
-  /// Which kernels compute what is of 16 bits on the CPU, as pin_cpu_kernels() takes it, from the first run on for the
-  /// whole process. Empty: the fastest here, and a resumed run's as its checkpoint has them.
+  /// Which kernels compute what is of 16 bits on the CPU, as pin_cpu_kernels() takes it, from the first run
+  /// on for the whole process. Empty: the fastest here, and a resumed run's as its checkpoint has them.
   std::string cpu_kernels = {};
   /// "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N".
   std::string device = "auto";

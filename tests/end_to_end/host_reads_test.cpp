@@ -1,4 +1,5 @@
-// A whole iteration with the fused optimizers asks no tensor's value on the host: what a GPU would have to wait for.
+// A whole iteration with the fused optimizers asks no tensor's value on the host: what a GPU would have to
+// wait for.
 #include <gtest/gtest.h>
 #include <memory>
 
@@ -47,7 +48,8 @@ TEST(HostReadsOfAnIteration, WithFusedSgdAreNone) {
   }
 }
 
-/// libtorch's own CPU kernels read the step counter and the flag, which are the host's there; nothing else may.
+/// libtorch's own CPU kernels read the step counter and the flag, which are the host's there; nothing else
+/// may.
 TEST(HostReadsOfAnIteration, WithFusedAdamAndAdagradAreTheKernelsOwn) {
   const at::Tensor weight = torch::ones({5}).set_requires_grad(true);
   const std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers = {

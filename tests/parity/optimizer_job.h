@@ -9,7 +9,8 @@
 
 namespace mantissa {
 
-/// job["optimizer"]: sgd, adam, adamw, or fused- before these and adagrad; its options have their Python names.
+/// job["optimizer"]: sgd, adam, adamw, or fused- before these and adagrad; its options have their Python
+/// names.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const nlohmann::json& job,
                                                         std::vector<at::Tensor> parameters);
 

@@ -3,7 +3,8 @@
 //
 //   parity_runner JOB.json
 //
-// Job:    without "model", see optimizer_job.h. "max_epochs" and "ckpt_path" may be missing. Files are safetensors: `weights` under state_dict names;
+// Job:    without "model", see optimizer_job.h. "max_epochs" and "ckpt_path" may be missing. Files are
+//         safetensors: `weights` under state_dict names;
 // `data` with "data" [n, ...],
 //         "target" [n, ...] and "order" int64 [batches, batch_size].
 // Result: `output`, safetensors: "loss" [batches] as the task returned it, "scale" [batches] after each batch

@@ -68,7 +68,8 @@ inline bool is_right(const at::Tensor& result) {
   return at::equal(result, at::full({16, 16}, 16 * 16 * 16 + 16));
 }
 
-/// Whether autocast multiplies by a weight without casting it: the weight is then an input of the product itself.
+/// Whether autocast multiplies by a weight without casting it: the weight is then an input of the product
+/// itself.
 inline bool casts_no_weight() {
   const at::Tensor weight = at::ones({16, 16}).requires_grad_();
   const Region region;

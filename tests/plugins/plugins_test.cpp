@@ -18,8 +18,8 @@ struct Collect final : c10::WarningHandler {
   std::vector<std::string> messages;
 };
 
-/// It runs in a thread that ends, because a thread that lives on keeps its thread-local objects, and these keep the
-/// plug-in loaded.
+/// It runs in a thread that ends, because a thread that lives on keeps its thread-local objects, and these
+/// keep the plug-in loaded.
 void expect_that_a_step_is_right() {
   std::thread([] { EXPECT_TRUE(is_right(step())); }).join();
 }
@@ -113,7 +113,8 @@ TEST(ALaterPluginsDefault, DoesNotUndoDisable) {
   EXPECT_FALSE(second->is_on());
 }
 
-/// What autocast, its gradients and the CPU's kernels read of the dispatcher's table is whole at every moment.
+/// What autocast, its gradients and the CPU's kernels read of the dispatcher's table is whole at every
+/// moment.
 TEST(APluginOpenedBesideThreads, DisturbsNoneOfThem) {
   std::atomic<bool> stop = false;
   std::atomic<int> rounds = 0, wrong = 0;

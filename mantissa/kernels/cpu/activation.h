@@ -11,9 +11,9 @@ namespace mantissa::cpu {
 /// out[i] = activation(x[i]) for `count` values of one type; `out` may be `x`.
 ///
 /// Numerics: computed in float32 and rounded once, to nearest even. ReLU is exact and keeps NaN. GELU is
-///           x (1 + erf(x / sqrt 2)) / 2, or in tanh's form x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))),
-///           within (20 + x^2) 2^-23 of its size; what is below 2^-118 may be 0. Of -inf it is NaN, as by
-///           libtorch's formula.
+///           x (1 + erf(x / sqrt 2)) / 2, or in tanh's form x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715
+///           x^3))), within (20 + x^2) 2^-23 of its size; what is below 2^-118 may be 0. Of -inf it is NaN,
+///           as by libtorch's formula.
 using ActivateKernel = void(Activation, Element, const void* x, void* out, int64_t count);
 
 /// out[i] = gradient[i] * activation'(x[i]); `out` may be either.

@@ -17,9 +17,9 @@ struct Normal {
   typename V::Float density;  ///< sqrt(2 pi) times its density
 };
 
-/// Below -|x| the share is the density times Mills' ratio, which is t = 1 / (1 + 0.362 |x|) times the polynomial of
-/// t that is nearest to it in relative terms, of degree 6: within 8e-7 where the density is not 0. (Of
-/// degree 7 it would be 1.6e-7, for one of some twenty operations; 16-bit results do not show it.)
+/// Below -|x| the share is the density times Mills' ratio, which is t = 1 / (1 + 0.362 |x|) times the
+/// polynomial of t that is nearest to it in relative terms, of degree 6: within 8e-7 where the density is not
+/// 0. (Of degree 7 it would be 1.6e-7, for one of some twenty operations; 16-bit results do not show it.)
 template <class V>
 [[gnu::always_inline]] inline Normal<V> normal(typename V::Float x) {
   using Float = typename V::Float;

@@ -49,10 +49,11 @@ struct Convolution {
   Element bias_element = Element::kFloat32;
   int64_t bias_stride = 0;
   Images out;
-  /// Set: the adjoint of a depthwise convolution that has the axes `forward`, in one pass: out[n, o, y] = the sum of
-  /// source[n, o, i] weight[o, t] over the taps t, the last one first, and the results i for which y is position(i,
-  /// t). `axes` then say how large source and result are and bound what a block reads: (extent + taps - 1) pixels. The
-  /// product of forward's steps is at most kTurnedPhases.
+  /// Set: the adjoint of a depthwise convolution that has the axes `forward`, in one pass: out[n, o, y] = the
+  ///      sum of
+  /// source[n, o, i] weight[o, t] over the taps t, the last one first, and the results i for which y is
+  /// position(i, t). `axes` then say how large source and result are and bound what a block reads: (extent +
+  /// taps - 1) pixels. The product of forward's steps is at most kTurnedPhases.
   bool is_turned = false;
   Axis forward[3];
   int64_t block_channels = 1;
@@ -68,13 +69,14 @@ struct ConvolutionPart {
   int64_t group, block_begin, block_end, output_begin, output_end;
 };
 
-/// The depth of a chain, of a packed panel of the weight: at most so many taps times channels.
+/// The greatest depth (taps times channels) of a chain of sums and of a packed panel of the weight.
 constexpr int64_t kConvolutionDepth = 1152;
 /// A block's results, and the float32 values that it needs from the source (1 MiB).
 constexpr int64_t kConvolutionPixels = 1024, kConvolutionSource = int64_t{1} << 18;
-/// Weights of up to so many float32 values (1 MiB) are packed once for all blocks of a part: see ConvolutionScratch::stays.
+/// A weight of at most this many float32 values (1 MiB) is packed once for all blocks of a part. See
+/// ConvolutionScratch::stays.
 constexpr int64_t kConvolutionWeights = int64_t{1} << 18;
-/// Results whose sums wait for the next block of channels: so many of each pixel, rounded up to the tile's.
+/// How many results of a pixel keep their sums until the next block of channels, rounded up to the tile's.
 constexpr int64_t kConvolutionColumns = 256;
 
 /// Working memory of one call; 64-byte aligned.
@@ -132,10 +134,10 @@ using ConvolutionWeightKernel = void(const ConvolutionWeight&, const Convolution
 /// also in numerics. Windows are of kConvolutionLanes channels.
 constexpr int64_t kConvolutionLanes = 32;
 
-/// Groups of so many channels and as many results: a vector has the channels of several groups.
-/// `groups` is 1, `channels` the size of a group, `outputs` all results, [output_begin, output_end) a part of them of
-/// whole vectors; a weight's group_stride is from one group to the next. Channels of the results are adjacent, those of
-/// the source evenly apart. Windows are of kConvolutionLanes channels.
+/// The sizes of a group, in channels and in results, that are computed with several groups in one vector.
+/// `groups` is 1, `channels` the size of a group, `outputs` all results, [output_begin, output_end) a part of
+/// them of whole vectors; a weight's group_stride is from one group to the next. Channels of the results are
+/// adjacent, those of the source evenly apart. Windows are of kConvolutionLanes channels.
 constexpr int64_t kConvolutionGroups[] = {2, 4};
 
 namespace generic {  // the definition of correct

@@ -34,9 +34,9 @@ void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, co
   run(std::make_integer_sequence<int, kPixels>{});
 }
 
-/// to[tap * kConvolutionLanes + lane] = (added to what is there, if `accumulate`) the sum over the runs' pixels of
-/// window[taps[tap] + pixel] gradient[pixel], of kTaps taps and one vector of channels. The window's pixels
-/// are `step` apart, the gradient's `pitch`.
+/// to[tap * kConvolutionLanes + lane] = (added to what is there, if `accumulate`) the sum over the runs'
+/// pixels of window[taps[tap] + pixel] gradient[pixel], of kTaps taps and one vector of channels. The
+/// window's pixels are `step` apart, the gradient's `pitch`.
 template <class V, int kTaps>
 void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
               const float* gradient, float* to, bool accumulate) {
@@ -55,8 +55,8 @@ void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps
   run(std::make_integer_sequence<int, kTaps>{});
 }
 
-/// to[to_at[pixel] + lane] = the sum over `taps` of source[at[pixel] + tap] weights[tap], of kPixels pixels of one phase and
-/// one vector of channels.
+/// to[to_at[pixel] + lane] = the sum over `taps` of source[at[pixel] + tap] weights[tap], of kPixels pixels
+/// of one phase and one vector of channels.
 template <class V, int kPixels>
 void multiply_turned(const int64_t* source_offsets, const int64_t* weight_offsets, int64_t taps,
                      const float* source, const int64_t* at, const float* weights, float* to,
@@ -74,8 +74,8 @@ void multiply_turned(const int64_t* source_offsets, const int64_t* weight_offset
   run(std::make_integer_sequence<int, kPixels>{});
 }
 
-/// All three for each number of pixels or taps that an edge leaves: at [number - 1]. More chains than this find no
-/// registers.
+/// All three for each number of pixels or taps that an edge leaves: at [number - 1]. More chains than this
+/// find no registers.
 constexpr int kDepthwisePixels = 6, kDepthwiseTaps = 9;
 template <class V, typename = std::make_integer_sequence<int, kDepthwisePixels>,
           typename = std::make_integer_sequence<int, kDepthwiseTaps>>
@@ -150,7 +150,8 @@ struct TurnedPixels {
   int64_t phase[kMost] = {}, length[kMost] = {};  ///< of each run of one phase
 };
 
-/// Notes where each result of the box has its phase's first pixel in the window, sorted, and where it is written.
+/// Notes where each result of the box has its phase's first pixel in the window, sorted, and where it is
+/// written.
 template <class V>
 void find_turned_pixels(const Convolution& c, const Box& box, const Window& window, int64_t* source_at,
                         int64_t* out_at, TurnedPixels& pixels) {
@@ -193,6 +194,14 @@ void find_turned_pixels(const Convolution& c, const Box& box, const Window& wind
   sort();
 }
 
+/// What pack_taps() takes for a panel of all the weight's taps: c.axes of an adjoint has those of one phase.
+template <class V>
+Convolution with_all_taps(const Convolution& c) {
+  Convolution whole = c;
+  for (int a = 0; a < 3 && c.is_turned; ++a) whole.axes[a] = c.forward[a];
+  return whole;
+}
+
 /// The adjoint of a strided one: one window serves all phases, and their results are written side by side.
 template <class V>
 void convolve_turned_with(const Convolution& c, const ConvolutionPart& part,
@@ -202,8 +211,7 @@ void convolve_turned_with(const Convolution& c, const ConvolutionPart& part,
   alignas(64) float sums[kTogether * kColumns];
   PhasedTaps taps;
   TurnedPixels pixels;
-  Convolution whole = c;  // whose panel has all taps
-  for (int a = 0; a < 3; ++a) whole.axes[a] = c.forward[a];
+  const Convolution whole = with_all_taps<V>(c);
   for (int64_t index = part.block_begin; index < part.block_end; ++index) {
     const Box box = box_of<V>(c, index);
     Window window{};
@@ -261,14 +269,13 @@ void pack_groups(const Convolution& c, int64_t output, int64_t lanes, float* to)
           }
 }
 
-/// Depthwise, or groups of kGroup channels and as many results, which are those of one another's lanes; whole vectors of
-/// adjacent channels: see finish_rows().
+/// Depthwise, or in groups of kGroup channels with kGroup results each. The channels are adjacent and fill
+/// whole vectors; finish_rows() says how the sums are formed.
 template <class V, int kGroup>
 void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
                         const ConvolutionScratch& scratch) {
   constexpr int kColumns = V::kVectors * V::kLanes;
-  Convolution whole = c;  // whose panel has all taps
-  for (int a = 0; a < 3 && c.is_turned; ++a) whole.axes[a] = c.forward[a];
+  const Convolution whole = with_all_taps<V>(c);
   Rows rows{c.is_turned, {1, 1, 1}, {1, 1, 1}};
   for (int a = 0; a < 3; ++a) (c.is_turned ? rows.steps : rows.pitches)[a] = whole.axes[a].step;
   const int64_t depth = whole.axes[0].taps * whole.axes[1].taps * whole.axes[2].taps * kGroup;
@@ -281,13 +288,15 @@ void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
     for (int64_t output = part.output_begin; output < part.output_end; output += kConvolutionLanes) {
       const int64_t lanes = least<V>(kConvolutionLanes, part.output_end - output);
       if (lanes != window.channels) {
-        window = c.is_turned ? turned_window_of<V>(c, box, lanes) : window_of<V>(c.axes, box, lanes);
+        // Without taps there is no window: the results are the bias.
+        window = depth == 0    ? Window{{}, {}, lanes}
+                 : c.is_turned ? turned_window_of<V>(c, box, lanes)
+                               : window_of<V>(c.axes, box, lanes);
         if (c.is_turned)
           find_turned_taps<V>(c.forward, window, taps);
         else
           find_taps<V>(c.axes, window, kGroup, taps);
       }
-      // Without taps there is no window: the results are the bias.
       if (depth > 0) widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
       for (int64_t panel = output; panel < output + lanes; panel += kColumns) {
         const int64_t here = least<V>(kColumns, output + lanes - panel);

@@ -1,7 +1,8 @@
 #pragma once
 
-// Convolutions of groups of one, two or four channels whose results have adjacent channels (channels last): results are rounded and written from
-// registers, where convolution_depthwise_internal.h has sums that finish_pixels() transposes.
+// Convolutions of groups of one, two or four channels whose results have adjacent channels (channels last):
+// results are rounded and written from registers, where convolution_depthwise_internal.h has sums that
+// finish_pixels() transposes.
 
 #include <cstdint>
 #include <utility>
@@ -10,16 +11,16 @@
 
 namespace mantissa::cpu {
 
-/// What results read, by phase. Those of a turned convolution have phases: the remainders of a position by the steps, of
-/// all axes.
+/// What results read, by phase. Those of a turned convolution have phases: the remainders of a position by
+/// the steps, of all axes.
 struct PhasedTaps {
   int64_t begin[kTurnedPhases + 1] = {};   ///< of each phase's taps, and the end
   int64_t source[kConvolutionDepth] = {};  ///< offsets in the window, from the phase's first pixel
   int64_t weight[kConvolutionDepth] = {};  ///< and in the panel
 };
 
-/// out[pixel * out_pitch + lane] = the rounded sum over `taps` of source[pixel * pitch + tap] weights[tap], of kPixels
-/// pixels and kTileVectors vectors of adjacent channels. `bias`: of these channels, or null.
+/// out[pixel * out_pitch + lane] = the rounded sum over `taps` of source[pixel * pitch + tap] weights[tap],
+/// of kPixels pixels and kTileVectors vectors of adjacent channels. `bias`: of these channels, or null.
 template <class V, class Out, int kPixels, int kTileVectors>
 void finish_row(const int64_t* source_offsets, const int64_t* weight_offsets, int64_t taps,
                 const float* source, int64_t pitch, const float* weights, const float* bias,
@@ -58,8 +59,8 @@ void finish_row(const int64_t* source_offsets, const int64_t* weight_offsets, in
       std::make_integer_sequence<int, kTileVectors>{}, std::make_integer_sequence<int, kPixels>{});
 }
 
-/// finish_row() for each number of pixels and vectors: at [pixels - 1][vectors - 1]. Seven pixels of two vectors are 14
-/// sums, which leaves a register for each vector of the weight.
+/// finish_row() for each number of pixels and vectors: at [pixels - 1][vectors - 1]. Seven pixels of two
+/// vectors are 14 sums, which leaves a register for each vector of the weight.
 constexpr int kRowPixels = 7;
 template <class V, class Out, typename = std::make_integer_sequence<int, kRowPixels>>
 struct DepthwiseRows;
@@ -88,8 +89,9 @@ void find_taps(const Axis* axes, const Window& window, int64_t channels, PhasedT
   taps.begin[1] = count;
 }
 
-/// finish_row() of one vector whose groups of kGroup channels meet: weights[tap] are kGroup vectors, a panel's columns
-/// apart, of what each of a group's channels adds to its results. The source's vectors have the same channels.
+/// finish_row() of one vector whose groups of kGroup channels meet: weights[tap] are kGroup vectors, a
+/// panel's columns apart, of what each of a group's channels adds to its results. The source's vectors have
+/// the same channels.
 template <class V, class Out, int kPixels, int kGroup>
 void finish_groups(const int64_t* source_offsets, const int64_t* weight_offsets, int64_t taps,
                    const float* source, int64_t pitch, const float* weights, const float* bias,
@@ -131,15 +133,16 @@ struct RowPhase {
   int64_t source, out, count, tile;
 };
 
-/// How the rows of a box are computed. Those of a turned convolution: pixels of one phase are adjacent in the source and
-/// `steps` apart in the results. Of others the steps are 1, and the source's pixels `pitches` apart.
+/// How the rows of a box are computed. Those of a turned convolution: pixels of one phase are adjacent in the
+/// source and `steps` apart in the results. Of others the steps are 1, and the source's pixels `pitches`
+/// apart.
 struct Rows {
   bool is_turned;
   int64_t steps[3], pitches[3];
 };
 
-/// The results [output, output + lanes) of a box, up to a panel of whole vectors; `source` and `weights` are theirs.
-/// kGroup: so many adjacent channels meet.
+/// The results [output, output + lanes) of a box, up to a panel of whole vectors; `source` and `weights` are
+/// theirs. kGroup adjacent channels form a group: each of them contributes to all results of the group.
 template <class V, int kGroup>
 void finish_rows(const Convolution& c, const Box& box, const Window& window, const Rows& rows,
                  const PhasedTaps& taps, int64_t output, int64_t lanes, const float* source,

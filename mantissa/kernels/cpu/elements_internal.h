@@ -1,8 +1,8 @@
 #pragma once
 
-// What every kernel with vectors builds on. Each is written once for every tier: the tier instantiates it with
-// V, a struct of its own anonymous namespace, so that each instance is that file's alone; nothing here may be
-// compiled without V. V names:
+// What every kernel with vectors builds on. Each is written once for every tier: the tier instantiates it
+// with V, a struct of its own anonymous namespace, so that each instance is that file's alone; nothing here
+// may be compiled without V. V names:
 //
 //   kLanes, kRows, kVectors     lanes of a vector; the tile of the result: kRows x (kVectors * kLanes)
 //   kSteps                      steps of k that a lane of a packed panel holds: 1 float32, or 2 bf16
@@ -96,8 +96,8 @@ struct Elements {
     }
   }
 
-  /// The next 2 * kLanes elements, in an order of their own that store_two() undoes: of bf16 those of even and those
-  /// of odd places, which no instruction has to move.
+  /// The next 2 * kLanes elements, in an order of their own that store_two() undoes: of bf16 those of even
+  /// and those of odd places, which no instruction has to move.
   [[gnu::always_inline]] static inline void load_two(const Storage* from, Float* two) {
     if constexpr (kElement == Element::kBFloat16) {
       V::load_two_bf16(from, two);
@@ -107,8 +107,8 @@ struct Elements {
     }
   }
 
-  /// A NaN stays one whose last 16 bits are 0, so that rounding cannot carry it over: all that come of elements of
-  /// this type, and those that arithmetic makes. It keeps its bits, where store() writes 0x7fc0.
+  /// A NaN stays one whose last 16 bits are 0, so that rounding cannot carry it over: all that come of
+  /// elements of this type, and those that arithmetic makes. It keeps its bits, where store() writes 0x7fc0.
   [[gnu::always_inline]] static inline void store_two(Storage* to, const Float* two) {
     if constexpr (kElement == Element::kBFloat16) {
       V::store_two_bf16(to, two);
@@ -132,7 +132,8 @@ struct Elements {
   }
 };
 
-/// f(Elements<...>{}) for an operand of type `element` beside one of type `other`, to which float32 is rounded.
+/// f(Elements<...>{}) for an operand of type `element` beside one of type `other`, to which float32 is
+/// rounded.
 template <class V, class F>
 [[gnu::always_inline]] inline auto with_elements(Element element, Element other, const F& f) {
   if (element == Element::kBFloat16) return f(Elements<V, Element::kBFloat16>{});

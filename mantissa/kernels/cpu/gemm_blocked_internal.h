@@ -246,8 +246,8 @@ void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
                    [&](auto out) { finish_tile_as<V, decltype(out)>(g, tile, sums, stride); });
 }
 
-/// A panel of b times a packed block of a, `depth` steps: the tiles of `block`, a few columns wide. The sums pass through
-/// `sums` between blocks of k; where one block is all, they stay in a tile's own memory.
+/// A panel of b times a packed block of a, `depth` steps: the tiles of `block`, a few columns wide. The sums
+/// pass through `sums` between blocks of k; where one block is all, they stay in a tile's own memory.
 template <class V>
 void multiply_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last, const float* a,
                     const float* b, float* sums, int64_t stride) {

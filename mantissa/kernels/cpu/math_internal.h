@@ -24,8 +24,8 @@ template <class V>
   return V::mul(value, V::power_of_two(shifted));
 }
 
-/// 2^x, within a relative error of 1.8e-7 (2.2e-7 below the normal numbers); 0 from -126.5 down and inf above 127.5; for
-/// x up to 128 alone. NaN stays NaN.
+/// 2^x, within a relative error of 1.8e-7 (2.2e-7 below the normal numbers); 0 from -126.5 down and inf above
+/// 127.5; for x up to 128 alone. NaN stays NaN.
 template <class V>
 [[gnu::always_inline]] inline typename V::Float exp2(typename V::Float x) {
   using Float = typename V::Float;

@@ -13,8 +13,8 @@ namespace {
 
 using avx512::Avx512;
 
-/// Reads kLanes elements as bf16; float32 is rounded to nearest even, denormals to 0. `some`: the first `count`,
-/// then zeros.
+/// Reads kLanes elements as bf16; float32 is rounded to nearest even, denormals to 0. `some`: the first
+/// `count`, then zeros.
 template <Element kElement>
 struct Lanes {
   using Storage = uint16_t;
@@ -61,8 +61,8 @@ struct Pairs<Element::kFloat32> {
   }
 };
 
-/// pack_panel() of gemm_blocked_internal.h, with `depth` elements of k in pairs: the earlier in the low half of a
-/// lane, after the last of an odd number 0. k lies anyhow.
+/// pack_panel() of gemm_blocked_internal.h, with `depth` elements of k in pairs: the earlier in the low half
+/// of a lane, after the last of an odd number 0. k lies anyhow.
 template <int kWidth, Element kElement>
 void pack_pairs_apart(const typename Lanes<kElement>::Storage* from, int64_t lane_stride, int64_t k_stride,
                       int64_t lanes, int64_t depth, float* to) {
