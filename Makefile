@@ -75,7 +75,7 @@ tsan:
 	ctest --preset tsan --parallel $$(nproc)
 
 lint:
-	@$(SETUP) --lint
+	@$(SETUP) --lint --bench
 	tools/lint
 
 format:

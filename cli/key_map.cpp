@@ -40,20 +40,33 @@ class Regex {
                       "); put a backslash before characters that stand for themselves");
   }
 
-  /// `text` with `replacement` for each part that the pattern finds; nothing if it finds none. PCRE2 gives up on
-  /// a pattern that would try too many ways to match.
+  /// `text` with `replacement` for each part that the pattern finds; nothing if it finds none. PCRE2 gives up
+  /// on a pattern that would try too many ways to match.
   /// Errors: c10::ValueError for that, for a replacement that cannot be read, and for a result over
   ///         kLongestName.
   std::optional<std::string> replaced(const std::string& text, const std::string& replacement) const {
-    std::string result(kLongestName, '\0');
-    PCRE2_SIZE size = result.size();
-    const int found = pcre2_substitute(code_.get(), bytes_of(text), text.size(), 0,
-                                       PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_UNSET_EMPTY, nullptr,
-                                       nullptr, bytes_of(replacement), replacement.size(),
-                                       reinterpret_cast<PCRE2_UCHAR*>(result.data()), &size);
+    constexpr uint32_t kOptions =
+        PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_UNSET_EMPTY | PCRE2_SUBSTITUTE_OVERFLOW_LENGTH;
+    std::string result(text.size() + 256, '\0');
+    PCRE2_SIZE size = 0;
+    const auto substitute = [&] {
+      size = result.size();
+      return pcre2_substitute(code_.get(), bytes_of(text), text.size(), 0, kOptions, nullptr, nullptr,
+                              bytes_of(replacement), replacement.size(),
+                              reinterpret_cast<PCRE2_UCHAR*>(result.data()), &size);
+    };
+    int found = substitute();
+    if (found == PCRE2_ERROR_NOMEMORY && size <= kLongestName) {
+      result.resize(size);
+      found = substitute();
+    }
+    const std::string what =
+        found == PCRE2_ERROR_NOMEMORY
+            ? fmt::format("the new name would be longer than {} characters", kLongestName)
+            : pcre2_message(found);
     TORCH_CHECK_VALUE(found >= 0, "the pattern '", printable(pattern_), "' with the replacement '",
                       printable(replacement), "' fails for the name '", printable(text.substr(0, 100)),
-                      text.size() > 100 ? "...' (" : "' (", pcre2_message(found), "); correct the rule");
+                      text.size() > 100 ? "...' (" : "' (", what, "); correct the rule");
     if (found == 0) return std::nullopt;
     result.resize(size);
     return result;

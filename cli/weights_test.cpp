@@ -127,6 +127,10 @@ TEST_F(Program, ConvertCastsRenamesAndSaysWhatIsLost) {
             (std::map<std::string, std::string>{
                 {"net$.norm", "F32"}, {"net$.weight", "F16"}, {"net$.xx", "F16"}, {"net$.yy", "I32"}}));
 
+  const std::string long_name(1000, 'n');
+  EXPECT_EQ(run("convert in.safetensors long.safetensors --rename '^m.x$=>" + long_name + "'").status, 0);
+  EXPECT_THAT(read(folder_ / "long.safetensors"), HasSubstr("\"" + long_name + "\""));
+
   write("map.yaml", "'^m\\.': ''\n'^norm$': null\nnothing: something\n");
   const auto json = nlohmann::json::parse(
       run("convert in.safetensors out.safetensors --key-map map.yaml --dtype bf16 --only '*.w' --json").out);
@@ -207,6 +211,8 @@ TEST_F(Program, ConvertRefusesBeforeItWrites) {
   expect_error(convert("--rename '.*=>x'"), 1, {"would both be named 'xx'"});
   expect_error(convert("--rename 'block=>$9'"), 1,
                {"'block'", "'$9'", "unknown substring", "correct the rule"});
+  expect_error(convert("--rename 'block=>" + std::string(70'000, 'x') + "'"), 1,
+               {"the pattern 'block'", "longer than 65536 characters"});
   // 2^60 ways to match would be tried.
   expect_error(convert("--rename '^=>" + std::string(60, 'a') + "' --rename '(a|aa)+$=>x'"), 1,
                {"the pattern '(a|aa)+$'", "match limit exceeded"});

@@ -44,8 +44,8 @@ ValueSummary summarize_values(const at::Tensor& tensor);
 /// What a cast to another floating-point dtype did to the values. NaN is left aside: it stays NaN.
 struct CastLoss {
   int64_t values = 0;
-  /// Too large for the dtype: inf or nan after, or, where a cast saturates, its largest number. An inf that the
-  /// dtype cannot hold (e4m3 has none) is counted, too.
+  /// Too large for the dtype: inf or nan after, or, where a cast saturates, its largest number. An inf that
+  /// the dtype cannot hold (e4m3 has none) is counted, too.
   int64_t overflowed = 0;
   /// Not 0 before, 0 after: too small for it.
   int64_t flushed = 0;

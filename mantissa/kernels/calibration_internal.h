@@ -22,8 +22,8 @@ struct Contest {
 /// more than twice as long as in float32, that is all. Times are of one call, those of lesser tiers
 /// extrapolated; one that the CPU cannot compute takes infinitely long.
 ///
-/// `budget` is the seconds that this may take; what it took is subtracted. A contest is skipped, and its timings
-/// stay empty, if the budget is spent before it begins or if its calls cannot be made.
+/// `budget` is the seconds that this may take; what it took is subtracted. A contest is skipped, and its
+/// timings stay empty, if the budget is spent before it begins or if its calls cannot be made.
 ///
 /// Threads: one of its own with one OpenMP thread, in processor time, so that neither the calling thread's
 ///          autocast and gradient mode nor a busy machine matter. No random numbers are drawn.

@@ -164,8 +164,8 @@ bool take_out(std::string& text, const std::vector<std::string>& words) {
 }
 
 /// A question that lists the modes which a name such as "fp16", "torch.float16" or "bf16_mixed" can mean:
-/// "; did you mean '16-mixed' (...) or '16-true' (...)?". For any other name it asks for the nearest mode, and it
-/// is empty if none is near.
+/// "; did you mean '16-mixed' (...) or '16-true' (...)?". For any other name it asks for the nearest mode,
+/// and it is empty if none is near.
 std::string modes_meant(const std::string& name, const std::vector<std::string>& names) {
   std::string text;
   for (const char c : name)

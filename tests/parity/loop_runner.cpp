@@ -32,6 +32,11 @@ namespace {
 using Json = nlohmann::json;
 using Trace = std::vector<std::string>;
 
+std::string event(const char* kind, int64_t index) {
+  std::string text = kind;
+  return text += std::to_string(index);  // GCC 12 warns of a memcpy in kind + std::to_string(index)
+}
+
 class Traced final : public mantissa::Task {
  public:
   explicit Traced(Trace& trace) : trace_(trace) {}
@@ -40,11 +45,11 @@ class Traced final : public mantissa::Task {
     return {{std::make_shared<mantissa::SGD>(net_->parameters(), mantissa::SGDOptions(0.1))}};
   }
   at::Tensor training_step(const mantissa::Batch& batch, int64_t index) override {
-    trace_.push_back("t" + std::to_string(index));
+    trace_.push_back(event("t", index));
     return net_->forward(batch.data).sum();
   }
   void validation_step(const mantissa::Batch&, int64_t index) override {
-    trace_.push_back((trainer().is_sanity_checking() ? "s" : "v") + std::to_string(index));
+    trace_.push_back(event(trainer().is_sanity_checking() ? "s" : "v", index));
   }
 
  private:
