@@ -162,16 +162,24 @@ void join_groups(Problem& c) {
   c.groups = 1;
 }
 
+/// Whether convolve_few() takes it.
+bool has_few_results(const cpu::Convolution& c, const ConvolutionBuild& build) {
+  const cpu::Axis& last = c.axes[2];
+  return build.convolve_few != nullptr && c.outputs <= build.tile_cols / 4 && taps_of(c) > 0 &&
+         last.step == 1 && last.out >= cpu::kFewWidth && span(last, last.out) <= 2 * last.out;
+}
+
 /// A convolution, its kernel, and how the work is cut: blocks, fastest, then ranges of channels, then groups.
 struct Pass {
   cpu::Convolution c;
   cpu::ConvolutionKernel* kernel;
   int64_t window_channels, blocks, ranges, outputs, tasks;
+  bool has_few_results;
 };
 
 /// The same convolution as it is computed; how it is cut is still open.
 Pass pass_of(const cpu::Convolution& c, const ConvolutionBuild& build) {
-  Pass pass{c, build.convolve, 0, 0, 1, 0, 0};
+  Pass pass{c, build.convolve, 0, 0, 1, 0, 0, false};
   if (is_depthwise(c)) {
     make_channels_of_groups(pass.c.source);
     make_channels_of_groups(pass.c.out);
@@ -189,6 +197,8 @@ Pass pass_of(const cpu::Convolution& c, const ConvolutionBuild& build) {
     join_rows(pass.c);
   }
   pass.c.block_channels = block_channels(pass.c);
+  pass.has_few_results = pass.kernel == build.convolve && has_few_results(pass.c, build);
+  if (pass.has_few_results) pass.kernel = build.convolve_few;
   pass.window_channels = std::max(pass.window_channels, pass.c.block_channels);
   return pass;
 }
@@ -221,11 +231,15 @@ cpu::ConvolutionScratch scratch_for(const Pass& pass, const ConvolutionBuild& bu
   // Decided by the largest part, for all: the last one may be smaller.
   const bool stays = all <= cpu::kConvolutionWeights;
   const auto line = [](int64_t floats) { return round_up(floats, 16); };
-  const int64_t source = line(window_pixels(c.axes, c.block) * pass.window_channels + cpu::kGemmSlack);
+  const int64_t source =
+      line((window_pixels(c.axes, c.block) + (pass.has_few_results ? cpu::kFewPlaneEnd : 0)) *
+               pass.window_channels +
+           cpu::kGemmSlack);
   const int64_t weights = line((stays ? all : panel) + cpu::kGemmSlack);
   const int64_t pixels = cpu::kConvolutionPixels + 48;
-  const int64_t sums =
-      c.block_channels < c.channels ? pixels * std::min(columns, cpu::kConvolutionColumns) : 0;
+  const int64_t sums = pass.has_few_results            ? c.outputs * cpu::kFewPitch
+                       : c.block_channels < c.channels ? pixels * std::min(columns, cpu::kConvolutionColumns)
+                                                       : 0;
   constexpr int64_t kFloats = sizeof(int64_t) / sizeof(float);
   float* const memory = thread_scratch(source + weights + sums + 2 * pixels * kFloats);
   auto* const tables = reinterpret_cast<int64_t*>(memory + source + weights + sums);
@@ -320,13 +334,13 @@ const std::vector<ConvolutionBuild>& convolution_builds() {
 #if defined(__x86_64__)
     {CpuTier::kAvx512, cpu::avx512::convolve, cpu::avx512::convolve_depthwise, cpu::avx512::convolve_weight,
      cpu::avx512::convolve_depthwise_weight, cpu::avx512::convolve_groups,
-     cpu::avx512::convolve_groups_weight, 12, 32},
+     cpu::avx512::convolve_groups_weight, cpu::avx512::convolve_few, 12, 32},
     {CpuTier::kAvx2, cpu::avx2::convolve, cpu::avx2::convolve_depthwise, cpu::avx2::convolve_weight,
-     cpu::avx2::convolve_depthwise_weight, cpu::avx2::convolve_groups, cpu::avx2::convolve_groups_weight, 6,
-     16},
+     cpu::avx2::convolve_depthwise_weight, cpu::avx2::convolve_groups, cpu::avx2::convolve_groups_weight,
+     cpu::avx2::convolve_few, 6, 16},
 #endif
     {CpuTier::kGeneric, cpu::generic::convolve, cpu::generic::convolve_depthwise,
-     cpu::generic::convolve_weight, cpu::generic::convolve_depthwise_weight, nullptr, nullptr, 1, 1}
+     cpu::generic::convolve_weight, cpu::generic::convolve_depthwise_weight, nullptr, nullptr, nullptr, 1, 1}
   };
   return builds;
 }

@@ -15,7 +15,8 @@ struct ConvolutionBuild {
   cpu::ConvolutionWeightKernel *convolve_weight, *convolve_depthwise_weight;
   cpu::ConvolutionKernel* convolve_groups;  ///< null: groups are computed one by one
   cpu::ConvolutionWeightKernel* convolve_groups_weight;
-  int64_t tile_rows, tile_cols;  ///< parts of a group's channels begin at multiples of these
+  cpu::ConvolutionKernel* convolve_few;  ///< null: few results are computed like many
+  int64_t tile_rows, tile_cols;          ///< parts of a group's channels begin at multiples of these
 };
 
 /// Best first; the last runs on any CPU.

@@ -276,6 +276,77 @@ TEST_P(ConvolutionTest, EqualsGenericBeyondOneBlock) {
   }
 }
 
+/// As few results for each pixel as a vector has no use for, of images wide enough for vectors of pixels: one
+/// block and several, of channels and of pixels, rows of whole vectors and others, and the phases of strided
+/// gradients.
+std::vector<Shape> few_results() {
+  std::vector<Shape> shapes = {
+      {.batch = 2,
+       .channels = 300,
+       .outputs = 3,
+       .size = {1, 9, 33},
+       .taps = {1, 3, 3},
+       .padding = {0, 1, 1}},
+      {.batch = 1, .channels = 1300, .outputs = 4, .size = {1, 5, 16}},
+      {.batch = 1,
+       .channels = 6,
+       .outputs = 2,
+       .size = {1, 60, 200},
+       .taps = {1, 5, 7},
+       .padding = {0, 2, 3}},
+      {.batch = 70, .channels = 5, .outputs = 1, .size = {1, 3, 8}, .taps = {1, 2, 1}},
+      {.batch = 3,
+       .groups = 3,
+       .channels = 17,
+       .outputs = 4,
+       .size = {4, 7, 12},
+       .taps = {2, 3, 3},
+       .dilation = {1, 2, 2},
+       .padding = {1, 2, 1}},
+      // Of a row, more than a block's window has room for.
+      {.batch = 1,
+       .channels = 256,
+       .outputs = 3,
+       .size = {1, 2, 3000},
+       .taps = {1, 1, 3},
+       .dilation = {1, 1, 400}}};
+  for (int64_t outputs = 1; outputs <= 9; ++outputs)
+    for (const int64_t step : {1, 2, 3})
+      shapes.push_back({.batch = 2,
+                        .channels = 40,
+                        .outputs = outputs,
+                        .size = {1, 19, 20 + 7 * outputs},
+                        .taps = {1, 4, 5},
+                        .step = {1, step, step},
+                        .padding = {0, 2, 1}});
+  return shapes;
+}
+
+TEST_P(ConvolutionTest, FewResultsEqualGenericBitForBit) {
+  const ConvolutionBuild& generic = convolution_builds().back();
+  int layout = 0;
+  for (const Shape& s : few_results())
+    for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+      SCOPED_TRACE(testing::Message() << s << " in " << dtype << ", layout " << layout);
+      // What has few channels is the adjoint's result.
+      Shape turned = s;
+      std::swap(turned.channels, turned.outputs);
+      const at::Tensor x = laid_out(s.source(dtype), layout), w = laid_out(s.weight(dtype), layout),
+                       y = laid_out(s.result(dtype), layout), bias = at::randn({y.size(1)});
+      const at::Tensor g = laid_out(turned.result(dtype), layout), v = laid_out(turned.weight(dtype), layout),
+                       d = laid_out(turned.source(dtype), layout);
+      bias.view(at::kInt)[0] = 0x7fffffff;  // a NaN
+      x[0][0][0][0][3] = std::numeric_limits<float>::infinity();
+      layout = (layout + 1) % 3;
+      EXPECT_TRUE(test::same_bits(forward(GetParam(), s, x, w, at::empty_like(y), bias),
+                                  forward(generic, s, x, w, at::empty_like(y), bias)));
+      EXPECT_TRUE(test::same_bits(forward(GetParam(), s, x, w, at::empty_like(y)),
+                                  forward(generic, s, x, w, at::empty_like(y))));
+      EXPECT_TRUE(test::same_bits(by_source(GetParam(), turned, g, v, at::empty_like(d)),
+                                  by_source(generic, turned, g, v, at::empty_like(d))));
+    }
+}
+
 /// Also where bf16 is rounded in pairs of vectors, which makes -0 of a NaN whose last bits are set: a bias in
 /// float32 may have one.
 TEST_P(ConvolutionTest, ChannelsThatDoNotMeetKeepNanAndInf) {

@@ -7,6 +7,7 @@
 #include <ATen/ops/_convolution_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/convolution_backward_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/empty_cpu_dispatch.h>
+#include <ATen/ops/zero_cpu_dispatch.h>
 #include <c10/util/irange.h>
 
 #include "mantissa/kernels/choice_internal.h"
@@ -98,6 +99,15 @@ cpu::ConvolutionWeight weight_problem(const Geometry& g, int64_t batch) {
 
 bool are_computable(const std::vector<cpu::Convolution>& passes) {
   return std::all_of(passes.begin(), passes.end(), [](const auto& pass) { return is_computable(pass); });
+}
+
+/// Results that no tap reaches are 0 where there is no bias. They are filled together with all others, which
+/// costs less than passes that write them one by one.
+void fill_unreached(std::vector<cpu::Convolution>& passes, Tensor& out) {
+  const auto reads_nothing = [](const cpu::Convolution& c) {
+    return c.bias == nullptr && c.axes[0].taps * c.axes[1].taps * c.axes[2].taps == 0;
+  };
+  if (std::erase_if(passes, reads_nothing) > 0) at::cpu::zero_(out);
 }
 
 double products_of(const Geometry& g, int64_t batch) {
@@ -243,10 +253,11 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
     c.bias_element = element_of(g->dtype);
     c.bias_stride = bias->stride(0);
   }
-  const Tensor out = empty(g->output_sizes, input, memory_format(input, weight, bias, options, {}));
+  Tensor out = empty(g->output_sizes, input, memory_format(input, weight, bias, options, {}));
   c.out = written(out, written_channels);
   std::vector<cpu::Convolution> passes = transposed ? adjoint(c) : std::vector<cpu::Convolution>{c};
   if (!are_computable(passes)) return stock();
+  fill_unreached(passes, out);
   mantissa::convolution(passes, *build);
   return out;
 }
@@ -285,6 +296,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
     c.out = written(gradient, transposed ? g->outputs : g->channels);
     passes = transposed ? std::vector<cpu::Convolution>{c} : adjoint(c);
     if (!are_computable(passes)) by_input = nullptr;
+    if (by_input != nullptr) fill_unreached(passes, gradient);
   }
   if (by_weight != nullptr) {
     Tensor& gradient = std::get<1>(gradients);

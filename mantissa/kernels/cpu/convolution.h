@@ -140,16 +140,24 @@ constexpr int64_t kConvolutionLanes = 32;
 /// adjacent, those of the source evenly apart. Windows are of kConvolutionLanes channels.
 constexpr int64_t kConvolutionGroups[] = {2, 4};
 
+/// Few results for each pixel, at most a quarter of a tile's columns: vectors of adjacent pixels. The last
+/// axis has step 1, at least this many results, and reads at most twice as many positions as it has results.
+/// There is at least one tap. Also in numerics as above. The sums of each result are kFewPitch apart.
+constexpr int64_t kFewWidth = 8;
+constexpr int64_t kFewPitch = 2 * kConvolutionPixels + 16 * kConvolutionPixels / kFewWidth + 16;
+/// What the planes of a window have past their ends: see plane_of().
+constexpr int64_t kFewPlaneEnd = 48;
+
 namespace generic {  // the definition of correct
 ConvolutionKernel convolve, convolve_depthwise;
 ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
 }  // namespace generic
 namespace avx2 {
-ConvolutionKernel convolve, convolve_depthwise, convolve_groups;
+ConvolutionKernel convolve, convolve_depthwise, convolve_groups, convolve_few;
 ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight, convolve_groups_weight;
 }  // namespace avx2
 namespace avx512 {
-ConvolutionKernel convolve, convolve_depthwise, convolve_groups;
+ConvolutionKernel convolve, convolve_depthwise, convolve_groups, convolve_few;
 ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight, convolve_groups_weight;
 }  // namespace avx512
 

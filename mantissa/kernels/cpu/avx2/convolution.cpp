@@ -2,6 +2,7 @@
 
 #include "mantissa/kernels/cpu/avx2/vector_internal.h"
 #include "mantissa/kernels/cpu/convolution_depthwise_internal.h"
+#include "mantissa/kernels/cpu/convolution_few_internal.h"
 #include "mantissa/kernels/cpu/convolution_internal.h"
 #include "mantissa/kernels/cpu/convolution_weight_internal.h"
 
@@ -23,6 +24,10 @@ void convolve_depthwise(const Convolution& c, const ConvolutionPart& part,
 
 void convolve_groups(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
   convolve_groups_with<Avx2>(c, part, scratch);
+}
+
+void convolve_few(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
+  convolve_few_with<Avx2>(c, part, scratch);
 }
 
 void convolve_depthwise_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,

@@ -1,0 +1,233 @@
+#pragma once
+
+// Convolutions with few results for each pixel: the gradient by the input of an image with three channels,
+// the last layer of a decoder. In convolution_internal.h the lanes of a vector are the results of one pixel,
+// and most would be empty. Here they are adjacent pixels: the window is widened channel by channel, so that
+// every tap of every channel is a vector of the window, at the same distance from each pixel.
+
+#include <cstdint>
+#include <utility>
+
+#include "mantissa/kernels/cpu/convolution_internal.h"
+
+namespace mantissa::cpu {
+
+/// Where the taps of a pixel lie in a plane of the window.
+struct PlaneTaps {
+  int64_t count = 0;
+  int64_t offsets[kConvolutionDepth] = {};
+};
+
+/// to[result * to_pitch + pixel] = (added to what is there, if `accumulate`) the sum over taps and channels
+/// of source[channel * plane + tap + pixel] * weights[(tap, channel)][result], of kResults results and
+/// kPixelVectors vectors of pixels.
+template <class V, int kResults, int kPixelVectors>
+void multiply_planes(const PlaneTaps& taps, int64_t channels, const float* source, int64_t plane,
+                     const float* weights, float* to, int64_t to_pitch, bool accumulate) {
+  using Float = typename V::Float;
+  // Whichever are fewer, results or vectors of pixels, stay in registers for the others. Indexed by constants
+  // alone: see multiply_tile().
+  constexpr bool kKeepsResults = kResults <= kPixelVectors;
+  constexpr int kKept = kKeepsResults ? kResults : kPixelVectors;
+  const auto run = [&]<int... kSum, int... kKeep>(std::integer_sequence<int, kSum...>,
+                                                  std::integer_sequence<int, kKeep...>)
+      __attribute__((always_inline)) {
+    Float sums[] = {((void)kSum, V::zero())...};
+    for (int64_t tap = 0; tap < taps.count; ++tap) {
+      const float* pixels = source + taps.offsets[tap];
+      for (int64_t channel = 0; channel < channels; ++channel, pixels += plane, weights += kResults) {
+        if constexpr (kKeepsResults) {
+          const Float by[] = {V::broadcast(weights + kKeep)...};
+          ((sums[kSum] = V::fma(by[kSum % kKept], V::load(pixels + kSum / kKept * V::kLanes), sums[kSum])),
+           ...);
+        } else {
+          const Float of[] = {V::load(pixels + kKeep * V::kLanes)...};
+          ((sums[kSum] = V::fma(V::broadcast(weights + kSum / kKept), of[kSum % kKept], sums[kSum])), ...);
+        }
+      }
+    }
+    const auto place = [&](int sum) __attribute__((always_inline)) {
+      const int kept = sum % kKept, other = sum / kKept;
+      return to + (kKeepsResults ? kept * to_pitch + int64_t{other} * V::kLanes
+                                 : other * to_pitch + int64_t{kept} * V::kLanes);
+    };
+    if (accumulate) ((sums[kSum] = V::add(V::load(place(kSum)), sums[kSum])), ...);
+    (V::store(place(kSum), sums[kSum]), ...);
+  };
+  run(std::make_integer_sequence<int, kResults * kPixelVectors>{}, std::make_integer_sequence<int, kKept>{});
+}
+
+template <class V>
+using MultiplyPlanes = void(const PlaneTaps& taps, int64_t channels, const float* source, int64_t plane,
+                            const float* weights, float* to, int64_t to_pitch, bool accumulate);
+
+/// multiply_planes() of kResults results for each number of vectors of pixels, at [vectors - 1].
+template <class V, int kResults, typename Vectors>
+struct PlaneTilesOf;
+template <class V, int kResults, int... kVectors>
+struct PlaneTilesOf<V, kResults, std::integer_sequence<int, kVectors...>> {
+  static constexpr MultiplyPlanes<V>* kOf[] = {&multiply_planes<V, kResults, kVectors + 1>...};
+};
+
+/// The tiles of a number of results, and the vectors of pixels of the largest: as many sums as a product's
+/// tile, and at most eight vectors.
+template <class V>
+struct PlaneTiles {
+  static constexpr int kMost = V::kLanes / 2;  ///< results
+  MultiplyPlanes<V>* const* of;
+  int64_t vectors;
+
+  template <int kResults>
+  static constexpr PlaneTiles with() {
+    constexpr int kSums = V::kRows * V::kVectors / kResults, kVectors = kSums < 8 ? kSums : 8;
+    return {PlaneTilesOf<V, kResults, std::make_integer_sequence<int, kVectors>>::kOf, kVectors};
+  }
+  template <int... kResults>
+  static PlaneTiles at(int64_t results, std::integer_sequence<int, kResults...>) {
+    constexpr PlaneTiles kAll[] = {with<kResults + 1>()...};
+    return kAll[results - 1];
+  }
+};
+
+/// From one plane of the window to the next: room for a vector past its end, and not a multiple of what the
+/// cache's sets repeat after.
+template <class V>
+int64_t plane_of(const Window& window, int64_t images) {
+  const int64_t size = images * window.size[0] * window.size[1] * window.size[2];
+  const int64_t plane = (size + 31) / 16 * 16;
+  return plane % 256 == 0 ? plane + 16 : plane;
+}
+
+/// The window of all the box's images, to[channel * plane + pixel].
+template <class V, class Source>
+void widen_planes(const Convolution& c, int64_t group, int64_t channel, int64_t channels, const Box& box,
+                  const Window& window, int64_t plane, float* to) {
+  const ConstImages& images = c.source;
+  if (images.strides[2] == 1 && channels > 1) {  // one plane of each after the other
+    for (int64_t i = 0; i < channels; ++i)
+      widen_planes<V, Source>(c, group, channel + i, 1, box, window, plane, to + i * plane);
+    return;
+  }
+  const auto* const data = static_cast<const typename Source::Storage*>(images.data) +
+                           group * images.group_stride + channel * images.channel_stride;
+  const int64_t size = window.size[2], first = window.first[2];
+  const int64_t begin = first < 0 ? least<V>(-first, size) : 0;
+  const int64_t inside = c.axes[2].size - first < size ? c.axes[2].size - first : size;
+  const int64_t end = inside > begin ? inside : begin;
+  const auto clear_in_planes = [&](float* row, int64_t count) {
+    for (int64_t i = 0; i < channels && count > 0; ++i) clear<V>(row + i * plane, count);
+  };
+  for (int64_t n = box.begin[0]; n < box.end[0]; ++n)
+    for (int64_t d = window.first[0]; d < window.first[0] + window.size[0]; ++d)
+      for (int64_t h = window.first[1]; h < window.first[1] + window.size[1]; ++h, to += size) {
+        if (d < 0 || d >= c.axes[0].size || h < 0 || h >= c.axes[1].size) {
+          clear_in_planes(to, size);
+          continue;
+        }
+        const auto* const row = data + n * images.image_stride + d * images.strides[0] +
+                                h * images.strides[1] + (first + begin) * images.strides[2];
+        // The last vector reaches past the row, into what is written after it.
+        if (images.strides[2] == 1)
+          widen_pixels<V, Source>(row, 1, 1, 1, end - begin, to + begin);
+        else
+          for (int64_t w = begin; w < end; w += V::kLanes)
+            pack_panel<V, V::kLanes, Source>(row + (w - begin) * images.strides[2], images.strides[2],
+                                             images.channel_stride, least<V>(V::kLanes, end - w), channels,
+                                             to + w, plane);
+        clear_in_planes(to, begin);
+        clear_in_planes(to + end, size - end);
+      }
+}
+
+/// Rounds and writes the results of a row of the box, from `sums`, which are `pitch` apart.
+template <class V, class Out>
+void finish_row_of_planes(const Convolution& c, int64_t group, int64_t out_at, int64_t pixels,
+                          const float* sums, int64_t pitch) {
+  auto* const out = static_cast<typename Out::Storage*>(c.out.data) + group * c.out.group_stride + out_at;
+  for (int64_t o = 0; o < c.outputs; ++o) {
+    const int64_t at = (group * c.outputs + o) * c.bias_stride;
+    const auto bias = c.bias == nullptr
+                          ? V::zero()
+                          : load_from<V>({c.bias, c.bias_element, 0, 0, 0}, Element::kFloat32, at,
+                                         /*stride=*/0, V::kLanes);
+    for (int64_t i = 0; i < pixels; i += V::kLanes) {
+      const int64_t here = least<V>(V::kLanes, pixels - i);
+      const auto sum = V::load(sums + o * pitch + i);
+      const auto value = c.bias == nullptr ? sum : V::add(sum, bias);
+      auto* const to = out + o * c.out.channel_stride + i * c.out.strides[2];
+      if (c.out.strides[2] == 1 && here == V::kLanes)
+        Out::store(to, value);
+      else
+        Out::scatter(to, c.out.strides[2], here, value);
+    }
+  }
+}
+
+template <class V>
+void convolve_few_with(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
+  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+  const PlaneTiles<V> tiles =
+      PlaneTiles<V>::at(c.outputs, std::make_integer_sequence<int, PlaneTiles<V>::kMost>{});
+  PlaneTaps taps;
+  taps.count = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
+  const auto panel_of = [&](int64_t index, int64_t channel, int64_t channels) {
+    float* const panel = scratch.weights + (scratch.stays ? kColumns * channel * taps.count : 0);
+    if (!scratch.stays || index == part.block_begin) {
+      with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
+        pack_taps<V, decltype(source)>(c, part.group, 0, c.outputs, channel, channels, panel);
+      });
+      for (int64_t k = 0; k < taps.count * channels; ++k)
+        for (int64_t o = 0; o < c.outputs; ++o) panel[k * c.outputs + o] = panel[k * kColumns + o];
+    }
+    return panel;
+  };
+  for (int64_t index = part.block_begin; index < part.block_end; ++index) {
+    const Box box = box_of<V>(c, index);
+    const int64_t images = box.end[0] - box.begin[0], depths = box.end[1] - box.begin[1],
+                  heights = box.end[2] - box.begin[2], widths = box.end[3] - box.begin[3];
+    const Window window = window_of<V>(c.axes, box, 1);
+    const int64_t plane = plane_of<V>(window, images), row = window.size[2];
+    int64_t offset = 0;
+    for (int64_t d = 0; d < c.axes[0].taps; ++d)
+      for (int64_t h = 0; h < c.axes[1].taps; ++h)
+        for (int64_t w = 0; w < c.axes[2].taps; ++w)
+          taps.offsets[offset++] = (d * c.axes[0].dilation * window.size[1] + h * c.axes[1].dilation) * row +
+                                   w * c.axes[2].dilation;
+    // The results of an image's slice are one range of the window, with those between its rows, which nobody
+    // asked for.
+    const int64_t range = (heights - 1) * row + widths,
+                  padded = (range + V::kLanes - 1) / V::kLanes * V::kLanes;
+    const auto for_each_slice = [&](const auto& f) {
+      float* sums = scratch.sums;
+      for (int64_t n = 0; n < images; ++n)
+        for (int64_t d = 0; d < depths; ++d, sums += padded) f(n, d, sums);
+    };
+    for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
+      const int64_t channels = least<V>(c.block_channels, c.channels - channel);
+      with_elements<V>(c.source.element, c.source.element, [&](auto source) {
+        widen_planes<V, decltype(source)>(c, part.group, channel, channels, box, window, plane,
+                                          scratch.source);
+      });
+      const float* const panel = panel_of(index, channel, channels);
+      for_each_slice([&](int64_t n, int64_t d, float* sums) {
+        const float* const source = scratch.source + (n * window.size[0] + d) * window.size[1] * row;
+        for (int64_t i = 0; i < range; i += tiles.vectors * V::kLanes) {
+          const int64_t vectors = least<V>(tiles.vectors, (range - i + V::kLanes - 1) / V::kLanes);
+          tiles.of[vectors - 1](taps, channels, source + i, plane, panel, sums + i, kFewPitch, channel > 0);
+        }
+      });
+    }
+    with_elements<V>(c.out.element, c.out.element, [&](auto out) {
+      for_each_slice([&](int64_t n, int64_t d, const float* sums) {
+        for (int64_t h = 0; h < heights; ++h)
+          finish_row_of_planes<V, decltype(out)>(
+              c, part.group,
+              (box.begin[0] + n) * c.out.image_stride + (box.begin[1] + d) * c.out.strides[0] +
+                  (box.begin[2] + h) * c.out.strides[1] + box.begin[3] * c.out.strides[2],
+              widths, sums + h * row, kFewPitch);
+      });
+    });
+  }
+}
+
+}  // namespace mantissa::cpu
