@@ -19,7 +19,7 @@ configure:
 	@if [ -n "$(strip $(OPTIONS))" ] || ! [ -f $(BUILD)/build.ninja ]; then cmake --preset $(PRESET) $(OPTIONS); fi
 
 fit: configure
-	cmake --build --preset $(PRESET) --target mantissa
+	cmake --build --preset $(PRESET) --target mantissa mantissa_printed
 	$(BUILD)/mantissa fit --precision $(PRECISION) $(ARGS)
 
 # What the tests' processes compute with is measured once, before them: they compare bits with each other.

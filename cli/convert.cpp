@@ -352,8 +352,7 @@ void add_convert(CLI::App& app) {
   sub->add_flag("--quiet", c.quiet, "no progress");
   sub->footer(
       "Exit status: 0 done, 1 a file cannot be read or written, 2 the command is wrong, 128 + N ended by "
-      "signal N; in "
-      "all but 0 nothing is left behind.");
+      "signal N; in all but 0 nothing is left behind.");
   sub->callback([command] { convert(*command); });
 }
 

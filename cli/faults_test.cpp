@@ -58,6 +58,12 @@ TEST_F(Faults, APlaceThatCannotBeLookedAtIsNamed) {
   fs::create_symlink("loop", folder_ / "loop");
   for (const char* const command : {"inspect loop", "resume loop", "convert loop out.safetensors"})
     expect_error(run(command), 1, {"'loop", "symbolic links"});
+}
+
+TEST_F(Faults, ARemovedCurrentFolderIsTold) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer begins before the program can look";
+#endif
   const Outcome removed =
       shell("mkdir gone; cd gone; rmdir ../gone; $mantissa fit --max-epochs 1; echo status $?");
   EXPECT_THAT(removed.out, HasSubstr("status 2\n"));
@@ -90,6 +96,31 @@ TEST_F(Faults, WhatAKilledRunWasWritingIsSweptUp) {
   write("begun/.config.yaml.tmp-" + dead + "-0", "half");
   ASSERT_EQ(fit(kFit + "--max-steps 1 --output begun").status, 0);
   EXPECT_FALSE(fs::exists(folder_ / ("begun/.config.yaml.tmp-" + dead + "-0")));
+}
+
+TEST_F(Faults, ALostConfigurationIsWrittenAgain) {
+  const Outcome ended =
+      shell("$mantissa fit --device cpu --quiet " + kFit +
+            "--max-time 00:00:00:01 --max-epochs -1 --lr-schedule constant --output run & pid=$!; "
+            "until grep -q ^1, run/metrics.csv 2>/dev/null; do sleep 0.01; done; "
+            "rm run/config.yaml run/metrics.csv; wait $pid; echo status $?");
+  EXPECT_THAT(ended.out, HasSubstr("status 0\n"));
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("run/config.yaml was removed while the run went on, and is written again"),
+                    HasSubstr("the csv logger failed")));
+  EXPECT_EQ(run("validate run --quiet --json -").status, 0);
+}
+
+TEST_F(Faults, WhoTrainsInAFolderIsToldOf) {
+  const Outcome both = shell("$mantissa fit --device cpu --quiet " + kFit +
+                             "--max-epochs 1000000 --output run & pid=$!; "
+                             "until [ -e run/metrics.csv ]; do sleep 0.01; done; "
+                             "$mantissa fit --device cpu --quiet " +
+                             kFit +
+                             "--max-steps 1 --output run; echo second $?; "
+                             "kill $pid; wait $pid");
+  EXPECT_THAT(both.out, HasSubstr("second 1\n"));
+  EXPECT_THAT(both.err, AllOf(HasSubstr("is in use by process"), Not(HasSubstr("or remove it"))));
 }
 
 TEST_F(Faults, ALostFolderEndsTheRunAndLosesNothing) {

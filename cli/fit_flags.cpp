@@ -72,6 +72,9 @@ void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<
     } else {
       CLI::Option* option = subcommand.add_option(flags, member, shown);
       if constexpr (!std::is_same_v<Value, std::string>) option->check(misfit<Value>, "");
+      // "" stands for none in a configuration; on the command line it is a variable that was not set.
+      if (std::string_view(name) == "weights" || std::string_view(name) == "output")
+        option->check(names_a_file, "");
     }
   });
 }

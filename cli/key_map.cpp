@@ -10,6 +10,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/errors.h"
 #include "cli/text.h"
 #include "cli/yaml_file.h"
 
@@ -34,7 +35,8 @@ class Regex {
   Regex(const std::string& where, const std::string& pattern) : pattern_(pattern) {
     int error = 0;
     PCRE2_SIZE at = 0;
-    code_.reset(pcre2_compile(bytes_of(pattern), pattern.size(), 0, &error, &at, nullptr));
+    code_.reset(pcre2_compile(bytes_of(pattern), pattern.size(), PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C, &error,
+                              &at, nullptr));
     TORCH_CHECK_VALUE(code_, where, "'", printable(pattern), "' is no regular expression (",
                       pcre2_message(error), ", at character ", at + 1,
                       "); put a backslash before characters that stand for themselves");
@@ -64,6 +66,13 @@ class Regex {
         found == PCRE2_ERROR_NOMEMORY
             ? fmt::format("the new name would be longer than {} characters", kLongestName)
             : pcre2_message(found);
+    const bool is_no_replacement = found == PCRE2_ERROR_BADREPLACEMENT || found == PCRE2_ERROR_BADREPESCAPE ||
+                                   found == PCRE2_ERROR_REPMISSINGBRACE ||
+                                   found == PCRE2_ERROR_BADSUBSTITUTION || found == PCRE2_ERROR_NOSUBSTRING;
+    if (is_no_replacement)
+      throw UsageError("the replacement '" + printable(replacement) + "' of the pattern '" +
+                       printable(pattern_) + "' cannot be read (" + what +
+                       "); write $1 for the first group and $$ for a dollar");
     TORCH_CHECK_VALUE(found >= 0, "the pattern '", printable(pattern_), "' with the replacement '",
                       printable(replacement), "' fails for the name '", printable(text.substr(0, 100)),
                       text.size() > 100 ? "...' (" : "' (", what, "); correct the rule");

@@ -32,6 +32,10 @@ TEST_F(Limits, WrongWordsExitWithTwo) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> wrong{
       {"--max-time 90", {"--max-time '90'", "DD:HH:MM:SS"}},
       {"--max-time 00:00:00:00", {"no time above 0"}},
+      {"--weights ''", {"'' is no file"}},
+      {"--output ''", {"'' is no file"}},
+      {"--data idx:", {"--data 'idx:' names no data; write digits"}},
+      {"--batch-size 9223372036854775807", {"--batch-size 9223372036854775807 is out of range"}},
       {"--max-time 00:24:00:00", {"DD:HH:MM:SS with at most 23 hours"}},
       {"--limit-train-batches 0.001", {"limit_train_batches=0.001 of 45 batches is none"}},
       {"--limit-val-batches 0.01", {"limit_val_batches=0.01 of ", "batches is none"}},

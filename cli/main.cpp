@@ -137,8 +137,7 @@ int run(int argc, char** argv) {
   });
   app.footer(
       "Exit status: 0 done, 1 the run failed, 2 the command or its configuration is wrong, 3 a check that "
-      "was "
-      "asked for found something, 128 + N ended by signal N (130: Ctrl-C).");
+      "was asked for found something, 128 + N ended by signal N (130: Ctrl-C).");
   mantissa::cli::add_fit(app);
   mantissa::cli::add_resume(app);
   mantissa::cli::add_evaluate(app);

@@ -91,8 +91,10 @@ void check_choice(const char* option, const std::string& value, const std::vecto
                     "' is not one", did_you_mean(value, choices), "; choose from ", join_names(choices));
 }
 
-void check_range(const char* option, double value, double low, double high, const char* cure) {
-  TORCH_CHECK_VALUE(value >= low && value <= high, option, " ", fmt::format("{}", value),
+template <typename Number>
+void check_range(const char* option, Number given, double low, double high, const char* cure) {
+  const auto value = static_cast<double>(given);
+  TORCH_CHECK_VALUE(value >= low && value <= high, option, " ", fmt::format("{}", given),
                     " is out of range; ", cure);
 }
 
@@ -165,10 +167,12 @@ struct DataSpec {
 DataSpec parse_data(const std::string& text) {
   const size_t colon = text.find(':');
   DataSpec spec{text.substr(0, colon), colon == std::string::npos ? "" : text.substr(colon + 1)};
-  TORCH_CHECK_VALUE((spec.kind == "digits" && colon == std::string::npos) ||
-                        ((spec.kind == "idx" || spec.kind == "text") && !spec.path.empty()),
-                    "--data '", text, "' names no data", did_you_mean(spec.kind, {"digits", "idx", "text"}),
-                    "; write digits, idx:DIR or text:FILE");
+  TORCH_CHECK_VALUE(
+      (spec.kind == "digits" && colon == std::string::npos) ||
+          ((spec.kind == "idx" || spec.kind == "text") && !spec.path.empty()),
+      "--data '", text, "' names no data",
+      spec.kind == "idx" || spec.kind == "text" ? "" : did_you_mean(spec.kind, {"digits", "idx", "text"}),
+      "; write digits, idx:DIR or text:FILE");
   return spec;
 }
 
@@ -241,22 +245,19 @@ FitOptions resolve(const FitOptions& given) {
   check_choice("--lr-schedule", *o.lr_schedule, choices_of("lr_schedule"));
   check_choice("--gradient-clip-algorithm", *o.gradient_clip_algorithm,
                choices_of("gradient_clip_algorithm"));
-  check_range("--batch-size", static_cast<double>(*o.batch_size), 1, 1e9, "choose at least 1, at most 1e9");
-  check_range("--num-workers", static_cast<double>(*o.num_workers), 0, 1024, "choose 0 (none) to 1024");
+  check_range("--batch-size", *o.batch_size, 1, 1e9, "choose at least 1, at most 1e9");
+  check_range("--num-workers", *o.num_workers, 0, 1024, "choose 0 (none) to 1024");
   check_range("--lr", *o.lr, 0, 1e6, "choose 0 to 1e6");
   check_range("--momentum", *o.momentum, 0, 1, "choose 0 to 1");
   check_range("--weight-decay", *o.weight_decay, 0, 1e6, "choose 0 to 1e6");
-  check_range("--warmup-steps", static_cast<double>(*o.warmup_steps), 0, 1e15, "choose 0 to 1e15");
+  check_range("--warmup-steps", *o.warmup_steps, 0, 1e15, "choose 0 to 1e15");
   check_range("--beta1", *o.beta1, 0, kBelowOne, "choose 0 or more, below 1");
   check_range("--beta2", *o.beta2, 0, kBelowOne, "choose 0 or more, below 1");
-  check_range("--accumulate-grad-batches", static_cast<double>(*o.accumulate_grad_batches), 1, kLargest,
-              "choose at least 1");
+  check_range("--accumulate-grad-batches", *o.accumulate_grad_batches, 1, kLargest, "choose at least 1");
   check_range("--ema-decay", *o.ema_decay, 0, kBelowOne, "choose 0 (no average) or a number below 1");
   check_range("--gradient-clip-val", *o.gradient_clip_val, 0, kLargest, "choose 0 (no clipping) or more");
-  check_range("--max-epochs", static_cast<double>(*o.max_epochs), -1, kLargest,
-              "choose 0 or more, or -1 for no limit");
-  check_range("--max-steps", static_cast<double>(*o.max_steps), -1, kLargest,
-              "choose 0 or more, or -1 for no limit");
+  check_range("--max-epochs", *o.max_epochs, -1, kLargest, "choose 0 or more, or -1 for no limit");
+  check_range("--max-steps", *o.max_steps, -1, kLargest, "choose 0 or more, or -1 for no limit");
   const bool is_endless = *o.max_epochs < 0 && *o.max_steps < 0;
   TORCH_CHECK_VALUE(!is_endless || !o.max_time->empty(),
                     "--max-epochs and --max-steps are both -1, so training would never end; set one of them, "
@@ -282,18 +283,15 @@ FitOptions resolve(const FitOptions& given) {
   const std::vector<std::string> loggers = logger_words(o), callbacks = callback_words(o);
   TORCH_CHECK_VALUE(!loggers.empty() || callbacks.empty(), "--callbacks ", *o.callbacks,
                     " write to a logger, and --logger is none; leave one of the two out");
-  check_range("--log-every-n-steps", static_cast<double>(*o.log_every_n_steps), 0, kLargest,
-              "choose 0 or more");
-  check_range("--every-n-train-steps", static_cast<double>(*o.every_n_train_steps), 0, kLargest,
-              "choose 0 or more");
-  check_range("--save-top-k", static_cast<double>(*o.save_top_k), -1, kLargest,
-              "choose 0 or more, or -1 for all");
+  check_range("--log-every-n-steps", *o.log_every_n_steps, 0, kLargest, "choose 0 or more");
+  check_range("--every-n-train-steps", *o.every_n_train_steps, 0, kLargest, "choose 0 or more");
+  check_range("--save-top-k", *o.save_top_k, -1, kLargest, "choose 0 or more, or -1 for all");
   check_choice("--monitor", *o.monitor, choices_of("monitor"));
   if (!o.early_stopping->empty())
     check_choice("--early-stopping", *o.early_stopping, choices_of("early_stopping"));
-  check_range("--patience", static_cast<double>(*o.patience), 0, kLargest, "choose 0 or more");
+  check_range("--patience", *o.patience, 0, kLargest, "choose 0 or more");
   check_range("--min-delta", *o.min_delta, 0, kLargest, "choose 0 or more");
-  check_range("--classes", static_cast<double>(*o.classes), 0, 256, "choose 1 to 256, or 0");
+  check_range("--classes", *o.classes, 0, 256, "choose 1 to 256, or 0");
   check_range("--val-fraction", *o.val_fraction, 0.001, 0.9, "choose 0.001 to 0.9");
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
   TORCH_CHECK_VALUE(*o.threads >= 0 && *o.threads <= cores, "--threads ", *o.threads, ": this machine has ",

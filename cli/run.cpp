@@ -161,6 +161,14 @@ void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callba
   TORCH_WARN("the folder ", before, " was lost; the run's files are in ", folder.path().string(), " now");
 }
 
+/// Without its configuration nobody could resume the run, or read its results.
+void restore_config(const RunFolder& folder, const std::string& config) {
+  std::error_code error;
+  if (std::filesystem::exists(folder.file("config.yaml"), error)) return;
+  write_file_atomically(folder.file("config.yaml"), config, Links::kReplace);
+  TORCH_WARN(folder.file("config.yaml").string(), " was removed while the run went on, and is written again");
+}
+
 /// In `resumed`, or if there is none in a new folder.
 Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
@@ -220,6 +228,7 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
     if (begins->begun()) {
       try {
         replace_if_lost(*folder, trainer.options().callbacks, yaml);
+        restore_config(*folder, yaml);
       } catch (const std::exception& error) {
         TORCH_WARN(message_of(error));  // the error that ended the run is reported as the run's
       }
@@ -230,6 +239,7 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   }
   begins->begin();  // if there was no step to take
   replace_if_lost(*folder, trainer.options().callbacks, yaml);
+  restore_config(*folder, yaml);
   warn_if_not_finite(o, result.metrics);
   warn_if_nothing_was_learned(result);
   save_weights(*model, folder->file(kWeights), about, Links::kReplace);

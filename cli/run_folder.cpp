@@ -152,6 +152,8 @@ void RunFolder::make(const fs::path& folder) {
 void check_run_folder(const std::string& wanted) {
   const fs::path folder = wanted.empty() ? "runs" : wanted;
   std::error_code error;
+  // Whoever trains there now must not be told to remove it.
+  if (!wanted.empty() && fs::exists(folder / ".lock", error)) FolderLock{folder};
   if (!wanted.empty()) check_holds_no_run(folder);
   fs::path above = folder;
   // What is not there yet must be makeable in what is.

@@ -209,8 +209,8 @@ TEST_F(Program, ConvertRefusesBeforeItWrites) {
   expect_error(convert("--rename 'head=>tail'"), 1, {"the pattern 'head' is in none of the 5 names"});
   expect_error(convert("--strip-prefix model."), 1, {"the pattern 'model.' is in none"});
   expect_error(convert("--rename '.*=>x'"), 1, {"would both be named 'xx'"});
-  expect_error(convert("--rename 'block=>$9'"), 1,
-               {"'block'", "'$9'", "unknown substring", "correct the rule"});
+  expect_error(convert("--rename 'block=>$9'"), 2, {"'$9'", "'block'", "unknown substring", "$1"});
+  expect_error(convert("--rename 'block=>$'"), 2, {"'$'", "cannot be read"});
   expect_error(convert("--rename 'block=>" + std::string(70'000, 'x') + "'"), 1,
                {"the pattern 'block'", "longer than 65536 characters"});
   // 2^60 ways to match would be tried.

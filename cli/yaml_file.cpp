@@ -5,6 +5,7 @@
 #include <iterator>
 #include <sstream>
 #include <system_error>
+#include <yaml-cpp/depthguard.h>
 #include <yaml-cpp/eventhandler.h>
 
 #include <c10/util/Exception.h>
@@ -67,7 +68,7 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
   TORCH_CHECK(!in.bad(), file.string(), ": cannot be read: ", std::generic_category().message(errno), cure);
   text.resize(static_cast<size_t>(in.gcount()));
   TORCH_CHECK(text.size() <= kLargestText, file.string(), ": has more than ", human_bytes(kLargestText),
-              cure);
+              "; give a smaller file");
   return text;
 }
 
@@ -76,8 +77,13 @@ YAML::Node parse_document(const std::string& text, const std::string& file) {
     TORCH_CHECK_VALUE(!has_several_documents(text), file,
                       ": holds several YAML documents; keep one, the lines between two `---`");
     return YAML::Load(text);
+  } catch (const YAML::DeepRecursion& error) {
+    TORCH_CHECK_VALUE(false, file, ":", error.mark.line + 1,
+                      ": nests too deeply; options and rules are one map");
   } catch (const YAML::Exception& error) {
-    TORCH_CHECK_VALUE(false, file, ":", error.mark.line + 1, ": not YAML: ", printable(error.msg));
+    const bool is_escape = error.msg.find("escape") != std::string::npos;
+    TORCH_CHECK_VALUE(false, file, ":", error.mark.line + 1, ": not YAML: ", printable(error.msg),
+                      is_escape ? "; put a text with backslashes in single quotes" : "");
   }
   return {};
 }

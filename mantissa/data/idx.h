@@ -15,13 +15,11 @@ namespace mantissa {
 /// Reads an IDX file (the format of MNIST), plain or gzip'd.
 ///
 /// Shapes:  as the file says, 1 to 8 dimensions, at most 2^31 - 1 elements; dtype uint8, int8, int16, int32,
-/// float32 or
-///          float64 as the file says.
+///          float32 or float64 as the file says.
 /// Memory:  the tensor; a gzip'd file is unpacked straight into it.
 /// Errors:  c10::Error if the file cannot be read; c10::ValueError, naming the file, what was expected and
-/// what was
-///          found, for a wrong magic number, a truncated or overlong file, a corrupt gzip stream, or a header
-///          that promises more than a file of this size can hold (which is seen before anything is
+///          what was found, for a wrong magic number, a truncated or overlong file, a corrupt gzip stream, or
+///          a header that promises more than a file of this size can hold (which is seen before anything is
 ///          allocated).
 /// Source:  Y. LeCun, C. Cortes, C. Burges, "The MNIST database", section "File formats".
 at::Tensor read_idx(const std::filesystem::path& path);
@@ -48,14 +46,12 @@ struct IdxDataset {
 ///
 /// Numerics: pixels are divided by 255, or by 16 if no pixel of any part exceeds 16 (the digits).
 /// Errors:   those of read_idx() and make_idx_dataset(); c10::ValueError if there is no folder, no pair, or
-/// several pairs
-///           of which it is not clear which one is meant; all name the files.
+///           several pairs of which it is not clear which one is meant; all name the files.
 IdxDataset load_idx_dataset(const std::filesystem::path& path, int64_t classes = 0);
 
 /// A dataset of images uint8 [n, height, width] and labels uint8 [n], scaled as load_idx_dataset() does.
 /// Errors: c10::ValueError, beginning with `name`, for other shapes or dtypes, counts that differ, no images
-/// at all, or
-///         a label >= `classes` (unless that is 0).
+///         at all, or a label >= `classes` (unless that is 0).
 std::shared_ptr<const TensorDataset> make_idx_dataset(const at::Tensor& images, const at::Tensor& labels,
                                                       const std::string& name, int64_t classes = 0);
 

@@ -25,10 +25,9 @@ enum class Links {
 /// The stream throws as soon as a write fails, so `write` need not look at its state; large blocks go
 /// straight to the file, without a copy. An existing file keeps its permissions.
 /// Threads: any number of writers, also of one path: the last to finish wins.
-/// Errors: c10::Error
-/// naming the file, the system's reason and the cure if the folder is missing or not writable,
-///          `path` is no regular file, the disk is full; whatever `write` throws. In all these cases the
-///          temporary file is removed and the file that was there before is untouched.
+/// Errors: c10::Error naming the file, the system's reason and the cure if the folder is missing or not
+///         writable, `path` is no regular file, the disk is full; whatever `write` throws. In all these cases
+///         the temporary file is removed and the file that was there before is untouched.
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write,
                            Links links = Links::kFollow);
 void write_file_atomically(const std::filesystem::path& path, std::string_view content,

@@ -26,13 +26,11 @@ struct Safetensors {
 ///
 /// Shapes:  any; strided, non-contiguous and 0-dim tensors and views are written as what they show.
 /// Memory:  one tensor's contiguous copy on the CPU at a time, and none for a contiguous CPU tensor. Tensors
-/// that share
-///          memory are written once for each name.
+///          that share memory are written once for each name.
 /// Sync:    waits for each tensor that is on a device.
 /// Errors:  c10::ValueError for tensors that have no bytes to write (undefined, meta, sparse, quantized), a
-/// dtype that
-///          the format lacks, a name that is not UTF-8; the errors of write_file_atomically(). Either way the
-///          file that was there before is untouched.
+///          dtype that the format lacks, a name that is not UTF-8; the errors of write_file_atomically().
+///          Either way the file that was there before is untouched.
 /// Source:  https://github.com/huggingface/safetensors, section "Format" of its README.
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
                       const std::map<std::string, std::string>& metadata = {}, Links links = Links::kFollow);
@@ -49,9 +47,8 @@ Safetensors load_safetensors(const std::filesystem::path& path);
 ///
 /// Threads: read() may be called from several at once.
 /// Errors:  the constructor checks the whole header against the size of the file: c10::ValueError naming the
-/// file, the
-///          tensor, what is wrong and the cure (see parse_safetensors_header()); c10::Error if it cannot be
-///          opened.
+///          file, the tensor, what is wrong and the cure (see parse_safetensors_header()); c10::Error if it
+///          cannot be opened.
 /// Example: safetensors_test.cpp, SafetensorsFile.ReadsOneTensorAtATime.
 class SafetensorsFile {
  public:

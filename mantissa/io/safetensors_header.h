@@ -40,17 +40,15 @@ std::optional<at::ScalarType> safetensors_dtype(std::string_view name);
 ///
 /// `file` only names the file in errors.
 /// Errors: c10::ValueError naming the file, the tensor and what is wrong: no JSON, a repeated name, a field
-/// that is
-///         missing or of a wrong type, an unknown dtype, a shape that overflows or does not fit its bytes,
-///         holes between tensors, tensors that overlap, missing bytes (truncated) or bytes left over.
+///         that is missing or of a wrong type, an unknown dtype, a shape that overflows or does not fit its
+///         bytes, holes between tensors, tensors that overlap, missing bytes (truncated) or bytes left over.
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes,
                                            const std::string& file);
 
 /// Lays out `tensors` in `order` of the reference implementation (widest dtype first, then by name), filling
 /// in their offsets, and returns the JSON, padded with spaces so that the data start at a multiple of 8.
 /// Errors: c10::ValueError for a dtype that the format lacks, a name or metadata that is not UTF-8, or a
-/// tensor
-///         named "__metadata__".
+///         tensor named "__metadata__".
 std::string make_safetensors_header(SafetensorsHeader& header, std::vector<std::string>& order);
 
 /// Writes what stands before the data: the JSON's length in 8 bytes, little-endian, and the JSON.

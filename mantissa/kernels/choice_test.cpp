@@ -129,11 +129,16 @@ TEST_F(Choice, PinsThatTheEnvironmentOverrulesAreToldOf) {
     const c10::WarningUtils::WarningHandlerGuard guard(&collect);
     pin_cpu_kernels("gelu=generic");
     pin_cpu_kernels("");
+    pin_cpu_kernels("libtorch,fp16.gelu=libtorch,gelu=measured");
   }
   EXPECT_THAT(collect.messages, testing::ElementsAre(HasSubstr("MANTISSA_CPU_KERNELS=0 leaves")));
   EXPECT_THAT(resume_cpu_kernels("bf16.gelu=generic,fp16.gelu=libtorch"),
               testing::ElementsAre("bf16.gelu=generic"));
+  const std::string choices = cpu_kernel_choices();
+  EXPECT_THAT(resume_cpu_kernels(choices), testing::IsEmpty());
   unsetenv("MANTISSA_CPU_KERNELS");
+  EXPECT_THAT(resume_cpu_kernels(choices), testing::IsEmpty());
+  EXPECT_EQ(product(kBf16), kLibtorchs) << "as it was computed before";
 }
 
 TEST_F(Choice, ComputesWithWhatIsPinned) {

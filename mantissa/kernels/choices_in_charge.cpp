@@ -1,4 +1,6 @@
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
@@ -10,10 +12,25 @@ namespace mantissa {
 
 using registration::in_charge;
 
+namespace {
+
+/// The entries of pins or choices that name a kernel of Mantissa's.
+std::vector<std::string> own_kernels(const std::string& choices) {
+  std::vector<std::string> own;
+  std::istringstream entries(choices);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    const std::string kernel = entry.substr(entry.find('=') + 1);  // all of it without a =
+    if (kernel != "libtorch" && kernel != "measured") own.push_back(entry);
+  }
+  return own;
+}
+
+}  // namespace
+
 void pin_cpu_kernels(const std::string& pins) {
   const bool are_used = cpu_kernels_by_environment();
   in_charge().pin(pins);
-  if (!pins.empty() && !are_used) {
+  if (!are_used && !own_kernels(pins).empty()) {
     TORCH_WARN("the CPU kernels '", pins,
                "' are not used: MANTISSA_CPU_KERNELS=0 leaves 16-bit operations to libtorch; unset it, or do "
                "not pin kernels");
@@ -21,16 +38,11 @@ void pin_cpu_kernels(const std::string& pins) {
 }
 
 std::vector<std::string> resume_cpu_kernels(const std::string& choices) {
-  std::vector<std::string> refused = in_charge().resume(choices);
-  if (cpu_kernels_by_environment()) return refused;
-  refused.clear();
-  std::istringstream entries(choices);
-  for (std::string entry; std::getline(entries, entry, ',');)
-    if (!entry.ends_with("=libtorch")) refused.push_back(entry);
-  return refused;
+  const std::vector<std::string> refused = in_charge().resume(choices);
+  return cpu_kernels_by_environment() ? refused : own_kernels(choices);
 }
 
-std::string cpu_kernel_choices() { return in_charge().choices(); }
+std::string cpu_kernel_choices() { return cpu_kernels_by_environment() ? in_charge().choices() : "libtorch"; }
 
 std::vector<KernelChoice> cpu_kernel_table() { return in_charge().choice_rows(); }
 

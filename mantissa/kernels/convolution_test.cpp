@@ -310,6 +310,12 @@ std::vector<Shape> few_results() {
        .size = {1, 2, 3000},
        .taps = {1, 1, 3},
        .dilation = {1, 1, 400}}};
+  // Steps along some axes alone, and along one that has no taps.
+  for (const std::vector<int64_t>& step :
+       {std::vector<int64_t>{1, 2, 1}, {2, 1, 1}, {3, 2, 1}, {1, 1, 2}, {1, 2, 2}})
+    for (const std::vector<int64_t>& taps : {std::vector<int64_t>{1, 3, 1}, {2, 3, 3}, {1, 1, 1}})
+      shapes.push_back(
+          {.batch = 2, .channels = 9, .outputs = 3, .size = {5, 12, 30}, .taps = taps, .step = step});
   for (int64_t outputs = 1; outputs <= 9; ++outputs)
     for (const int64_t step : {1, 2, 3})
       shapes.push_back({.batch = 2,

@@ -1,9 +1,13 @@
+#include "mantissa/kernels/cpu/fingerprint.h"
+
 #include <algorithm>
+#include <array>
 #include <atomic>
-#include <cstring>
+#include <vector>
 
 #include <ATen/Parallel.h>
 
+#include "mantissa/core/cpu_tier.h"
 #include "mantissa/kernels/fingerprint_internal.h"
 #include "mantissa/kernels/parts_internal.h"
 
@@ -17,29 +21,25 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-uint32_t word(const float* x) {
-  uint32_t word;
-  std::memcpy(&word, x, sizeof word);
-  return word;
+cpu::FingerprintKernel* kernel() {
+#if defined(__x86_64__)
+  if (cpu_tier() >= CpuTier::kAvx512) return cpu::avx512::fingerprint;
+  if (cpu_tier() >= CpuTier::kAvx2) return cpu::avx2::fingerprint;
+#endif
+  return cpu::generic::fingerprint;
 }
 
-/// Of `count` elements that are `stride` apart. Each lane keeps a sum, which any one element changes, and the
-/// sum of its sums, which the elements' order changes: two additions a vector, so that memory is what takes
-/// the time.
-template <typename Stride>
-uint64_t fingerprint(const float* data, int64_t count, Stride stride) {
-  constexpr int64_t kLanes = 16;
-  uint32_t sums[kLanes] = {}, sums_of_sums[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      sums[lane] += word(data + (i + lane) * stride);
-      sums_of_sums[lane] += sums[lane];
-    }
-  uint64_t result = mixed(static_cast<uint64_t>(count));
-  for (int64_t lane = 0; lane < kLanes; ++lane)
-    result = mixed(result ^ (static_cast<uint64_t>(sums_of_sums[lane]) << 32 | sums[lane]));
-  for (; i < count; ++i) result = mixed(result ^ word(data + i * stride));
+/// Of `count` elements that are `stride` apart.
+uint64_t fingerprint(cpu::FingerprintKernel& hash, const float* data, int64_t count, int64_t stride) {
+  if (stride == 1) return hash(data, count);
+  constexpr int64_t kTogether = 1024;
+  std::array<float, kTogether> values{};
+  uint64_t result = 0;
+  for (int64_t i = 0; i < count; i += kTogether) {
+    const int64_t here = std::min(kTogether, count - i);
+    for (int64_t k = 0; k < here; ++k) values[static_cast<size_t>(k)] = data[(i + k) * stride];
+    result = mixed(result + hash(values.data(), here));
+  }
   return result;
 }
 
@@ -60,21 +60,20 @@ uint64_t fingerprint(const at::Tensor& matrix) {
   constexpr int64_t kPiece = 1 << 13;
   const auto* const data = matrix.const_data_ptr<float>();
   const int64_t pieces = divide_up(columns, kPiece);
+  cpu::FingerprintKernel& hash = *kernel();
   std::atomic<uint64_t> result = 0;
-  at::parallel_for(0, rows * pieces, std::max<int64_t>(1, (1 << 16) / std::min(columns, kPiece)),
-                   [&](int64_t begin, int64_t end) {
-                     uint64_t sum = 0;
-                     for (int64_t piece = begin; piece < end; ++piece) {
-                       const int64_t first = piece % pieces * kPiece;
-                       const float* const from = data + piece / pieces * row_stride + first * column_stride;
-                       const int64_t count = std::min(kPiece, columns - first);
-                       const uint64_t of_piece =
-                           column_stride == 1 ? fingerprint(from, count, std::integral_constant<int64_t, 1>())
-                                              : fingerprint(from, count, column_stride);
-                       sum += mixed(of_piece + static_cast<uint64_t>(piece));
-                     }
-                     result += sum;
-                   });
+  at::parallel_for(
+      0, rows * pieces, std::max<int64_t>(1, (1 << 16) / std::min(columns, kPiece)),
+      [&](int64_t begin, int64_t end) {
+        uint64_t sum = 0;
+        for (int64_t piece = begin; piece < end; ++piece) {
+          const int64_t first = piece % pieces * kPiece;
+          const float* const from = data + piece / pieces * row_stride + first * column_stride;
+          const int64_t count = std::min(kPiece, columns - first);
+          sum += mixed(mixed(fingerprint(hash, from, count, column_stride)) + static_cast<uint64_t>(piece));
+        }
+        result += sum;
+      });
   return result;
 }
 

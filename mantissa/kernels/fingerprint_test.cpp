@@ -57,6 +57,26 @@ TEST(Fingerprint, SeesEveryElementAndEveryBit) {
   }
 }
 
+/// What a program does to a whole weight, or to rows of it: sums of the values' bits did not see all of
+/// these.
+TEST(Fingerprint, SeesChangesOfAllValuesAlike) {
+  for (const int64_t rows : {1, 3, 64, 128, 256})
+    for (const int64_t columns : {16, 64, 512})
+      for (const bool is_constant : {false, true}) {
+        const at::Tensor matrix = is_constant ? at::ones({rows, columns}) : at::randn({rows, columns});
+        const uint64_t before = fingerprint(matrix);
+        for (const double factor : {-1.0, 2.0, 4.0, 16.0, 65536.0, 0.5, 0.25, -0.25, 0.9, 0.0})
+          EXPECT_NE(fingerprint(matrix * factor), before) << rows << " x " << columns << " by " << factor;
+        for (int64_t some = 1; some <= rows; some *= 2) {
+          at::Tensor turned = matrix.clone();
+          turned.narrow(0, 0, some).neg_();
+          EXPECT_NE(fingerprint(turned), before) << some << " of " << rows << " x " << columns;
+          EXPECT_NE(fingerprint(turned.t()), before);
+        }
+        EXPECT_NE(fingerprint(matrix + 1), before);
+      }
+}
+
 TEST(Fingerprint, SeesAnotherOrder) {
   const at::Tensor matrix = at::randn({300, 200});
   const uint64_t before = fingerprint(matrix);

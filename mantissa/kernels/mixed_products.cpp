@@ -180,10 +180,9 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     TORCH_CHECK(can_be_read && state_of(weight) == before->second.toInt(),
                 "backward of autocast's product by a weight of ", weight.sizes(),
                 ": the weight was changed after the forward pass (by an optimizer's step, for instance), and "
-                "no copy of it "
-                "was kept. Change it after the backward pass, or keep 16-bit copies: by a "
-                "mantissa::SeparateCasts around "
-                "the forward pass, in Python by mantissa_kernels.mixed_products(False)");
+                "no copy of it was kept. Change it after the backward pass, or keep 16-bit copies: by a "
+                "mantissa::SeparateCasts around the forward pass, in Python by "
+                "mantissa_kernels.mixed_products(False)");
   }
 };
 

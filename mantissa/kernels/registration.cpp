@@ -178,8 +178,7 @@ constexpr Switch kSwitch = {
 
 /// How a later copy of this library asks for the switch, on the one thing that all copies share: as an
 /// operator of libtorch's dispatcher, which takes the layout of the Switch that the asking copy knows and
-/// returns an address, or
-/// 0 if the layout is not this one.
+/// returns an address, or 0 if the layout is not this one.
 constexpr const char* kNamespace = "mantissa";
 constexpr const char* kName = "mantissa::cpu_kernel_switch";
 constexpr int64_t kLayout = 1;

@@ -43,11 +43,9 @@ TORCH_MODULE(GptBlock);
 ///
 /// Shapes: [B, T] of int64 or int32, 1 <= T <= context -> [B, T, vocabulary], not normalized.
 /// Units:  weights start from N(0, 0.02), drawn from the global generator; the two layers of each block that
-/// add to the
-///         residual, from N(0, 0.02 / sqrt(2 * layers)); biases 0.
+///         add to the residual, from N(0, 0.02 / sqrt(2 * layers)); biases 0.
 /// Errors: c10::ValueError for options out of range and for sequences that are too long; c10::TypeError for
-/// tokens that
-///         are not integers; c10::IndexError, on the CPU, for a token outside the vocabulary.
+///         tokens that are not integers; c10::IndexError, on the CPU, for a token outside the vocabulary.
 /// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
 class GptImpl final : public TensorModule {
  public:

@@ -43,8 +43,7 @@ const std::vector<ModelEntry>& models();
 /// dtype.
 ///
 /// Errors: c10::ValueError for an unknown name, with the nearest one and the list; for a model that reads the
-/// other
-///         kind of input, with those that fit; for sizes that the model refuses.
+///         other kind of input, with those that fit; for sizes that the model refuses.
 std::shared_ptr<TensorModule> make_model(const std::string& name, const ModelInput& input);
 
 }  // namespace mantissa

@@ -40,8 +40,7 @@ struct ResnetOptions {
 ///
 /// Shapes: [N, channels, H, W], H and W at least 1 -> [N, classes], not normalized.
 /// Errors: c10::ValueError for options out of range, and from forward() for other shapes; c10::Error from
-/// batch
-///         norm in training if only one value a channel is left (one image of a few pixels).
+///         batch norm in training if only one value a channel is left (one image of a few pixels).
 class ResnetImpl final : public TensorModule {
  public:
   explicit ResnetImpl(const ResnetOptions& options);

@@ -32,8 +32,7 @@ double warmup_cosine_factor(const WarmupCosineOptions& options, int64_t step);
 /// for the second.
 ///
 /// Errors:  c10::ValueError for options out of range, before any rate changes; c10::Error from step() if a
-/// parameter
-///          group was added to the optimizer since.
+///          parameter group was added to the optimizer since.
 /// Example: lr_scheduler_test.cpp, WarmupCosineLR.SetsEveryGroupsRateBeforeItsStep.
 class WarmupCosineLR final : public torch::optim::LRScheduler, public Stateful {
  public:

@@ -74,11 +74,18 @@ void keep_options(const std::vector<torch::optim::OptimizerParamGroup>& given,
 
 /// What add_param_group() of our optimizers does. `add`: libtorch's, which adds the group to `groups`.
 ///
-/// Errors: c10::TypeError and c10::ValueError for the group's options. Nothing has changed then.
+/// Errors: c10::TypeError and c10::ValueError for the group's options, c10::ValueError for a parameter that
+///         is undefined or in another group. Nothing has changed then.
 template <typename Options, typename Add>
 void add_validated_group(const char* optimizer, const torch::optim::OptimizerParamGroup& group,
                          std::vector<torch::optim::OptimizerParamGroup>& groups, const Add& add) {
   if (group.has_options()) validate(optimizer, options_of<Options>(optimizer, group));
+  for (const at::Tensor& parameter : group.params())
+    TORCH_CHECK_VALUE(parameter.defined(), optimizer,
+                      ": a parameter of the group is an undefined tensor; leave it out");
+  std::vector<torch::optim::OptimizerParamGroup> all = groups;
+  all.push_back(group);
+  keep_each_parameter_once(optimizer, all);
   add(group);
   keep_options({group}, groups);
 }

@@ -257,7 +257,13 @@ TEST(SGD, GroupsAddedLaterAreLookedAtToo) {
   EXPECT_TRUE(at::equal(tied, first));
   const at::Tensor before = first.detach().clone();
   SGD wrong({first}, kMomentum);
-  wrong.add_param_group(std::vector<at::Tensor>{first});
+  const auto again = [&] { wrong.add_param_group(std::vector<at::Tensor>{first}); };
+  EXPECT_THAT(value_error(again), testing::HasSubstr("groups 0 and 1"));
+  EXPECT_THAT(value_error([&] { wrong.add_param_group(std::vector<at::Tensor>{at::Tensor()}); }),
+              testing::HasSubstr("undefined tensor"));
+  EXPECT_EQ(wrong.param_groups().size(), 1U);
+  // libtorch's own, which asks no optimizer.
+  static_cast<torch::optim::Optimizer&>(wrong).add_param_group(std::vector<at::Tensor>{first});
   EXPECT_THAT(value_error([&] { wrong.step(); }), testing::HasSubstr("groups 0 and 1"));
   EXPECT_TRUE(at::equal(first, before));
 }

@@ -36,7 +36,7 @@ struct Axis {
 /// Numerics: a chain of float32 fused multiply-adds over the taps, the last dimension fastest, and in each
 ///           over the channels, for block_channels channels at a time; the sums of such blocks added in
 ///           order, then the bias, then one rounding, to nearest even, NaN kept. No result depends on tier or
-/// threads.
+///           threads.
 /// Bound:    that of Gemm, with k = channels * taps.
 /// Errors:   none; `out` overlaps nothing.
 struct Convolution {
@@ -49,9 +49,8 @@ struct Convolution {
   Element bias_element = Element::kFloat32;
   int64_t bias_stride = 0;
   Images out;
-  /// Set: the adjoint of a depthwise convolution that has the axes `forward`, in one pass: out[n, o, y] = the
-  ///      sum of
-  /// source[n, o, i] weight[o, t] over the taps t, the last one first, and the results i for which y is
+  /// The adjoint of a depthwise convolution that has the axes `forward`, in one pass: out[n, o, y] = the sum
+  /// of source[n, o, i] weight[o, t] over the taps t, the last one first, and the results i for which y is
   /// position(i, t). `axes` then say how large source and result are and bound what a block reads: (extent +
   /// taps - 1) pixels. The product of forward's steps is at most kTurnedPhases.
   bool is_turned = false;
@@ -140,9 +139,10 @@ constexpr int64_t kConvolutionLanes = 32;
 /// adjacent, those of the source evenly apart. Windows are of kConvolutionLanes channels.
 constexpr int64_t kConvolutionGroups[] = {2, 4};
 
-/// Few results for each pixel, at most a quarter of a tile's columns: vectors of adjacent pixels. The last
-/// axis has step 1, at least this many results, and reads at most twice as many positions as it has results.
-/// There is at least one tap. Also in numerics as above. The sums of each result are kFewPitch apart.
+/// Few results for each pixel, at most a quarter of a tile's columns: vectors of adjacent pixels. Every axis
+/// with more than one result has step 1. The last one has at least this many results and reads at most twice
+/// as many positions. There is at least one tap. Also in numerics as above. The sums of each result are
+/// kFewPitch apart.
 constexpr int64_t kFewWidth = 8;
 constexpr int64_t kFewPitch = 2 * kConvolutionPixels + 16 * kConvolutionPixels / kFewWidth + 16;
 /// What the planes of a window have past their ends: see plane_of().

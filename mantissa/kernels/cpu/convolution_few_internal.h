@@ -28,7 +28,7 @@ void multiply_planes(const PlaneTaps& taps, int64_t channels, const float* sourc
   // Whichever are fewer, results or vectors of pixels, stay in registers for the others. Indexed by constants
   // alone: see multiply_tile().
   constexpr bool kKeepsResults = kResults <= kPixelVectors;
-  constexpr int kKept = kKeepsResults ? kResults : kPixelVectors;
+  constexpr int kKept = static_cast<int>(least<V>(kResults, kPixelVectors));
   const auto run = [&]<int... kSum, int... kKeep>(std::integer_sequence<int, kSum...>,
                                                   std::integer_sequence<int, kKeep...>)
       __attribute__((always_inline)) {

@@ -271,7 +271,7 @@ const void* at(const ConstMatrix& matrix, int64_t index) {
 }
 
 template <class V>
-int64_t least(int64_t x, int64_t y) {
+constexpr int64_t least(int64_t x, int64_t y) {
   return x < y ? x : y;
 }
 
