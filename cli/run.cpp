@@ -146,11 +146,19 @@ void rescue_weights(const torch::nn::Module& model, const std::filesystem::path&
   }
 }
 
+/// Without its configuration nobody could resume the run, or read its results.
+void restore_config(const RunFolder& folder, const std::string& config) {
+  std::error_code error;
+  if (std::filesystem::exists(folder.file("config.yaml"), error)) return;
+  write_file_atomically(folder.file("config.yaml"), config, Links::kReplace);
+  TORCH_WARN(folder.file("config.yaml").string(), " was removed while the run went on, and is written again");
+}
+
 /// Where somebody has removed or moved the run's folder: the rest goes where its checkpoints went, so that
-/// the run can be resumed there.
+/// the run can be resumed there. In a folder that is still there, the configuration is.
 void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callback>>& callbacks,
                      const std::string& config) {
-  if (!folder.is_lost()) return;
+  if (!folder.is_lost()) return restore_config(folder, config);
   const std::string before = folder.path().string();
   std::filesystem::path other;
   for (const auto& callback : callbacks)
@@ -159,14 +167,6 @@ void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callba
   folder.replace(other);
   write_file_atomically(folder.file("config.yaml"), config, Links::kReplace);
   TORCH_WARN("the folder ", before, " was lost; the run's files are in ", folder.path().string(), " now");
-}
-
-/// Without its configuration nobody could resume the run, or read its results.
-void restore_config(const RunFolder& folder, const std::string& config) {
-  std::error_code error;
-  if (std::filesystem::exists(folder.file("config.yaml"), error)) return;
-  write_file_atomically(folder.file("config.yaml"), config, Links::kReplace);
-  TORCH_WARN(folder.file("config.yaml").string(), " was removed while the run went on, and is written again");
 }
 
 /// In `resumed`, or if there is none in a new folder.
@@ -228,7 +228,6 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
     if (begins->begun()) {
       try {
         replace_if_lost(*folder, trainer.options().callbacks, yaml);
-        restore_config(*folder, yaml);
       } catch (const std::exception& error) {
         TORCH_WARN(message_of(error));  // the error that ended the run is reported as the run's
       }
@@ -239,7 +238,6 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   }
   begins->begin();  // if there was no step to take
   replace_if_lost(*folder, trainer.options().callbacks, yaml);
-  restore_config(*folder, yaml);
   warn_if_not_finite(o, result.metrics);
   warn_if_nothing_was_learned(result);
   save_weights(*model, folder->file(kWeights), about, Links::kReplace);

@@ -1,5 +1,6 @@
 #include "cli/yaml_file.h"
 
+#include <array>
 #include <cerrno>
 #include <fstream>
 #include <iterator>
@@ -63,10 +64,12 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
   std::ifstream in(file, std::ios::binary);
   TORCH_CHECK(in.good(), file.string(), ": cannot be read: ", std::generic_category().message(errno), cure);
   // A device or a pipe may never end.
-  std::string text(kLargestText + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  std::string text;
+  for (std::array<char, 65536> some{}; text.size() <= kLargestText && in.good();) {
+    in.read(some.data(), some.size());
+    text.append(some.data(), static_cast<size_t>(in.gcount()));
+  }
   TORCH_CHECK(!in.bad(), file.string(), ": cannot be read: ", std::generic_category().message(errno), cure);
-  text.resize(static_cast<size_t>(in.gcount()));
   TORCH_CHECK(text.size() <= kLargestText, file.string(), ": has more than ", human_bytes(kLargestText),
               "; give a smaller file");
   return text;

@@ -111,9 +111,7 @@ void widen_planes(const Convolution& c, int64_t group, int64_t channel, int64_t 
   const auto* const data = static_cast<const typename Source::Storage*>(images.data) +
                            group * images.group_stride + channel * images.channel_stride;
   const int64_t size = window.size[2], first = window.first[2];
-  const int64_t begin = first < 0 ? least<V>(-first, size) : 0;
-  const int64_t inside = c.axes[2].size - first < size ? c.axes[2].size - first : size;
-  const int64_t end = inside > begin ? inside : begin;
+  const auto [begin, end] = inside_of<V>(c.axes[2], window);
   const auto clear_in_planes = [&](float* row, int64_t count) {
     for (int64_t i = 0; i < channels && count > 0; ++i) clear<V>(row + i * plane, count);
   };

@@ -70,14 +70,24 @@ void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, 
                                      pixels, to + c, channels);
 }
 
+/// The positions of a window's row that lie inside of the image, [begin, end), from the row's first.
+struct Inside {
+  int64_t begin, end;
+};
+template <class V>
+Inside inside_of(const Axis& axis, const Window& window) {
+  const int64_t first = window.first[2], size = window.size[2];
+  const int64_t begin = first < 0 ? least<V>(-first, size) : 0;
+  const int64_t inside = axis.size - first < size ? axis.size - first : size;
+  return {begin, inside > begin ? inside : begin};
+}
+
 /// One row of a window; `from` is where position 0 of the last axis would lie.
 template <class V, class Source>
 void widen_row(const Axis& axis, const ConstImages& images, const typename Source::Storage* from,
                const Window& window, float* to) {
   const int64_t first = window.first[2], size = window.size[2], channels = window.channels;
-  const int64_t begin = first < 0 ? least<V>(-first, size) : 0;
-  const int64_t inside = axis.size - first < size ? axis.size - first : size;
-  const int64_t end = inside > begin ? inside : begin;
+  const auto [begin, end] = inside_of<V>(axis, window);
   if (begin < end)
     widen_pixels<V, Source>(from + (first + begin) * images.strides[2], images.channel_stride,
                             images.strides[2], channels, end - begin, to + begin * channels);
