@@ -231,7 +231,7 @@ size_t least_of(const std::vector<double>& times) {
 /// small one, in which it has the same overhead as in float32, shows that this CPU has no products of 16
 /// bits: then it may take a hundred times as long.
 std::vector<KernelTiming> time_here(const Contest& contest) {
-  constexpr double kHopeless = 2, kShort = 2e-4;
+  constexpr double kHopeless = 2, kShort = 2e-3;
   const auto& [family, dtype, kernels] = contest;
   const std::vector<Kernel> ours(kernels.begin(), kernels.end() - 1);
   const Call small = make_call(family, dtype, Size::kSmall);

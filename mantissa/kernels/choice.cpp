@@ -355,15 +355,16 @@ KernelFamily family_of(const cpu::Gemm& g, bool is_dot) {
   constexpr int64_t kLarge = int64_t{96} * 96 * 96;
   if (is_dot) return KernelFamily::kDot;
   if (std::min(g.m, g.n) < 4) return KernelFamily::kFewRows;
-  if (g.m * g.n * g.k * g.batch < kLarge) return KernelFamily::kSmallProduct;
+  if (g.m * g.n * g.k * g.batch * g.terms < kLarge) return KernelFamily::kSmallProduct;
   return g.batch > 1 ? KernelFamily::kBatchedProduct : KernelFamily::kProduct;
 }
 
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
-  constexpr int64_t kLarge = int64_t{1} << 23;
+  // oneDNN changes the layout of images whose channels are not last, and of their results.
+  const int64_t large = int64_t{1} << (kind.channels_last ? 23 : 25);
   const auto first = [&] {
     if (kind.groups == 1)
-      return kind.products < kLarge ? KernelFamily::kSmallConvolution : KernelFamily::kConvolution;
+      return kind.products < large ? KernelFamily::kSmallConvolution : KernelFamily::kConvolution;
     if (kind.channels > 1 || kind.outputs > 1)
       return kind.channels_last ? KernelFamily::kGroupedConvolutionLast : KernelFamily::kGroupedConvolution;
     if (kind.channels_last)

@@ -18,7 +18,7 @@ enum class KernelFamily : uint8_t {
   kFewRows,         ///< up to three rows or columns
   kBatchedProduct,  ///< a batch of matrices, from 96^3 multiplications on
   kDot,             ///< of two vectors
-  kConvolution,     ///< from 2^23 multiplications on; the first of a pass for each ConvolutionKind
+  kConvolution,  ///< from 2^25 multiplications on, 2^23 with channels last; the first of a pass for each kind
   kConvolutionByInput,
   kConvolutionByWeight,
   kSmallConvolution,  ///< below

@@ -209,21 +209,31 @@ Pass pass_of(const cpu::Convolution& c, const ConvolutionBuild& build) {
   return pass;
 }
 
+/// Whether threads share a group's channels, so that each widens the source, rather than its pixels, so that
+/// each packs the weight: where the weight is larger and threads come out even.
+bool is_cut_by_outputs(const Pass& pass, const ConvolutionBuild& build, int64_t threads) {
+  const cpu::Convolution& c = pass.c;
+  const int64_t tiles = divide_up(c.outputs, build.tile_cols);
+  return pass.kernel == build.convolve && c.outputs * taps_of(c) > pixel_count(c) &&
+         (tiles % threads == 0 || tiles >= 8 * threads);
+}
+
 void cut(Pass& pass, const ConvolutionBuild& build, int64_t threads) {
   cpu::Convolution& c = pass.c;
+  const bool by_outputs = is_cut_by_outputs(pass, build, threads);
   // Enough blocks for all threads.
-  const int64_t share = divide_up(pixel_count(c) * c.groups, threads);
+  const int64_t share = divide_up(pixel_count(c) * c.groups, by_outputs ? 1 : threads);
   choose_blocks(c, std::clamp<int64_t>(share, 48, cpu::kConvolutionPixels),
                 cpu::kConvolutionSource / pass.window_channels);
   pass.blocks = block_count(c);
   pass.outputs = c.outputs;
-  const int64_t parts = pass.blocks * c.groups;
+  const int64_t parts = by_outputs ? c.groups : pass.blocks * c.groups;
   if (parts % threads != 0 && parts < 8 * threads) {
     const int64_t wanted = threads / std::gcd(threads, parts);
     pass.outputs = round_up(divide_up(c.outputs, wanted), build.tile_cols);
     pass.ranges = divide_up(c.outputs, pass.outputs);
   }
-  pass.tasks = parts * pass.ranges;
+  pass.tasks = pass.blocks * c.groups * pass.ranges;
 }
 
 /// This thread's working memory.
@@ -269,6 +279,12 @@ int64_t sums_of(const cpu::ConvolutionWeight& c, int64_t channels, const Convolu
   return taps_of(c) * channels / run * round_up(run, build.tile_cols);
 }
 
+/// What tiles of so many rows cost, in rows: a tile of less than four waits for its last sums.
+int64_t rows_cost(const ConvolutionBuild& build, int64_t rows) {
+  const int64_t rest = rows % build.tile_rows;
+  return rows - rest + (rest == 0 ? 0 : std::max<int64_t>(rest, 4));
+}
+
 WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBuild& build, int64_t threads,
                             bool in_lanes) {
   WeightParts parts{};
@@ -291,10 +307,15 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
   parts.channel_parts = divide_up(c.channels, parts.channels);
   const int64_t wanted = divide_up(threads, std::gcd(threads, parts.channel_parts * c.groups));
   const int64_t room = std::max<int64_t>(1, cpu::kConvolutionSums / sums_of(c, parts.channels, build));
-  // Where channels are fewer than a vector's lanes, outputs are a tile's columns.
-  const bool narrow = parts.channels < build.tile_cols / 2;
-  parts.outputs = even(c.outputs, std::min({most_outputs, room, divide_up(c.outputs, wanted)}),
-                       narrow ? build.tile_cols : build.tile_rows);
+  const int64_t most = std::min({most_outputs, room, divide_up(c.outputs, wanted)});
+  // Where channels are fewer than a vector's lanes, outputs are a tile's columns, in vectors. Else they are its
+  // rows, and even parts may cost less than whole tiles.
+  if (parts.channels < build.tile_cols / 2) {
+    parts.outputs = even(c.outputs, most, divide_up(build.tile_cols, 2));
+  } else {
+    const int64_t exact = even(c.outputs, most, 1), whole = even(c.outputs, most, build.tile_rows);
+    parts.outputs = rows_cost(build, exact) < rows_cost(build, whole) ? exact : whole;
+  }
   // Either side of a tile may be the outputs'.
   parts.together =
       std::max(round_up(parts.outputs, build.tile_rows), round_up(parts.outputs, build.tile_cols));

@@ -496,6 +496,61 @@ TEST_P(ConvolutionTest, NanAndInfReachWhatReadsThemAlone) {
     }
 }
 
+/// Rows of a kernel that lie in the border are left out, but where a weight is Inf.
+TEST_P(ConvolutionTest, BordersEqualGenericBitForBit) {
+  const ConvolutionBuild& generic = convolution_builds().back();
+  const std::vector<Shape> shapes = {
+      // Several blocks of pixels; blocks of channels, whose sums wait; a weight that is packed anew for each
+      // block; threads that share channels; rows that see nothing; more kinds of rows than are told apart.
+      {.batch = 40,
+       .channels = 24,
+       .outputs = 40,
+       .size = {1, 8, 8},
+       .taps = {1, 3, 3},
+       .padding = {0, 1, 1}},
+      {.batch = 3, .channels = 200, .outputs = 9, .size = {3, 5, 5}, .taps = {3, 3, 3}, .padding = {1, 1, 1}},
+      {.batch = 2,
+       .channels = 100,
+       .outputs = 300,
+       .size = {1, 7, 7},
+       .taps = {1, 3, 3},
+       .padding = {0, 1, 1}},
+      {.channels = 64, .outputs = 128, .size = {1, 7, 7}, .taps = {1, 3, 3}, .padding = {0, 1, 1}},
+      {.batch = 3, .channels = 5, .outputs = 20, .size = {1, 2, 9}, .taps = {1, 3, 3}, .padding = {0, 4, 1}},
+      {.batch = 2,
+       .channels = 3,
+       .outputs = 20,
+       .size = {1, 14, 9},
+       .taps = {1, 11, 3},
+       .padding = {0, 5, 1}},
+      {.batch = 2,
+       .channels = 9,
+       .outputs = 17,
+       .size = {1, 20, 20},
+       .taps = {1, 7, 7},
+       .step = {1, 2, 2},
+       .padding = {0, 3, 3}},
+      {.batch = 5,
+       .channels = 9,
+       .outputs = 17,
+       .size = {1, 10, 10},
+       .taps = {1, 3, 3},
+       .dilation = {1, 3, 2},
+       .padding = {0, 3, 2}}};
+  int i = 0;
+  for (const Shape& s : shapes)
+    for (const bool finite : {true, false}) {
+      const auto dtype = i++ % 2 == 0 ? at::kHalf : at::kBFloat16;
+      SCOPED_TRACE(testing::Message() << s << " in " << dtype << (finite ? "" : ", one weight infinite"));
+      const at::Tensor x = laid_out(s.source(dtype), i % 3), w = s.weight(dtype), g = s.result(dtype);
+      if (!finite) w[s.outputs - 1][s.channels - 1][0][0][1] = std::numeric_limits<float>::infinity();
+      EXPECT_TRUE(test::same_bits(forward(GetParam(), s, x, w, at::empty_like(g)),
+                                  forward(generic, s, x, w, at::empty_like(g))));
+      EXPECT_TRUE(test::same_bits(by_source(GetParam(), s, g, w, at::empty_like(x)),
+                                  by_source(generic, s, g, w, at::empty_like(x))));
+    }
+}
+
 TEST_P(ConvolutionTest, KeepsDenormals) {
   const Shape s{.channels = 1, .outputs = 1, .size = {1, 8, 8}};
   const at::Tensor one = at::ones({1, 1, 1, 1, 1}, at::kHalf);

@@ -14,6 +14,7 @@
 #include "mantissa/kernels/convolution.h"
 #include "mantissa/kernels/convolutions_internal.h"
 #include "mantissa/kernels/gemm.h"
+#include "mantissa/kernels/pointwise_internal.h"
 #include "mantissa/kernels/tensors_internal.h"
 
 namespace mantissa::convolutions {
@@ -179,6 +180,13 @@ std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, cons
   return g;
 }
 
+/// What pointwise_internal.h is about.
+bool is_pointwise(const Geometry& g) {
+  return g.groups == 1 && std::all_of(std::begin(g.axes), std::end(g.axes), [](const cpu::Axis& axis) {
+           return axis.taps == 1 && axis.step == 1 && axis.size == axis.out;
+         });
+}
+
 /// The format that libtorch's kernel would give its results.
 at::MemoryFormat memory_format(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                const Options& options, at::OptionalIntArrayRef bias_sizes) {
@@ -216,13 +224,59 @@ Tensor bias_gradient(const Tensor& gradient) {
          flat.stride(0)};
   g.out = {sums.mutable_data_ptr(), cpu::Element::kFloat32, channels, 1, channels};
   gemm(g);
-  // And the images, by which the result is rounded.
-  g.k = batch;
-  g.batch = 1;
-  g.b = {sums.const_data_ptr(), cpu::Element::kFloat32, channels, 1, 0};
-  g.out = {result.mutable_data_ptr(), element_of(gradient.scalar_type()), channels, 1, 0};
-  gemm(g);
+  pointwise::add_images(sums, result);
   return result;
+}
+
+/// What both gradients of a convolution are computed by, beside its tensors.
+struct Operands {
+  const Geometry& g;
+  bool transposed;
+  at::MemoryFormat format;  ///< of the results
+};
+
+/// Undefined where libtorch's kernel shall compute it.
+Tensor input_gradient(const Operands& o, const Tensor& grad_output, const Tensor& input,
+                      const Tensor& weight) {
+  const auto& [g, transposed, format] = o;
+  if (is_pointwise(g)) {
+    Tensor gradient = empty(input.sizes(), input, format);
+    if (pointwise::multiply(weight, !transposed, grad_output, std::nullopt, gradient)) return gradient;
+  }
+  if (!transposed && !has_work_for_its_passes(g, input.size(0))) return {};
+  const ConvolutionBuild* const build = build_of(g, input, transposed, Pass::kByInput);
+  if (build == nullptr) return {};
+  Tensor gradient = empty(input.sizes(), input, format);
+  cpu::Convolution c = problem(g, weight, input.size(0));
+  c.source = read(grad_output, transposed ? g.channels : g.outputs);
+  c.out = written(gradient, transposed ? g.outputs : g.channels);
+  std::vector<cpu::Convolution> passes = transposed ? std::vector<cpu::Convolution>{c} : adjoint(c);
+  if (!are_computable(passes)) return {};
+  fill_unreached(passes, gradient);
+  mantissa::convolution(passes, *build);
+  return gradient;
+}
+
+/// Likewise.
+Tensor weight_gradient(const Operands& o, const Tensor& grad_output, const Tensor& input,
+                       const Tensor& weight) {
+  const auto& [g, transposed, format] = o;
+  // A transposed convolution's weight saw the gradient as its image.
+  const Tensor &source = transposed ? grad_output : input, &results = transposed ? input : grad_output;
+  if (is_pointwise(g)) {
+    Tensor gradient = empty(weight.sizes(), weight, format);
+    if (pointwise::multiply_pixels(results, source, gradient)) return gradient;
+  }
+  const ConvolutionBuild* const build = build_of(g, input, transposed, Pass::kByWeight);
+  if (build == nullptr) return {};
+  Tensor gradient = empty(weight.sizes(), weight, format);
+  cpu::ConvolutionWeight c = weight_problem(g, input.size(0));
+  c.source = read(source, g.channels);
+  c.gradient = read(results, g.outputs);
+  c.out = kernels(gradient.mutable_data_ptr(), gradient, g.outputs);
+  if (!is_computable(c)) return {};
+  convolution_weight(c, *build);
+  return gradient;
 }
 
 }  // namespace
@@ -238,12 +292,20 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
   const auto g = geometry(input, weight, options);
   if (!g || (transposed && !has_work_for_its_passes(*g, input.size(0)))) return stock();
-  const ConvolutionBuild* const build = build_of(*g, input, transposed, Pass::kForward);
-  if (build == nullptr) return stock();
   const bool adds = bias.has_value() && bias->defined();
   if (adds && (!is_operand(*bias, g->dtype) || bias->dim() != 1 || bias->size(0) != g->output_sizes[1]))
     return stock();
+  const auto results = [&] {
+    return empty(g->output_sizes, input, memory_format(input, weight, bias, options, {}));
+  };
+  if (is_pointwise(*g)) {
+    Tensor out = results();
+    if (pointwise::multiply(weight, transposed, input, adds ? bias : std::nullopt, out)) return out;
+  }
+  const ConvolutionBuild* const build = build_of(*g, input, transposed, Pass::kForward);
+  if (build == nullptr) return stock();
 
+  Tensor out = results();
   cpu::Convolution c = problem(*g, weight, input.size(0));
   const int64_t read_channels = transposed ? g->outputs : g->channels;
   const int64_t written_channels = transposed ? g->channels : g->outputs;
@@ -253,7 +315,6 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
     c.bias_element = element_of(g->dtype);
     c.bias_stride = bias->stride(0);
   }
-  Tensor out = empty(g->output_sizes, input, memory_format(input, weight, bias, options, {}));
   c.out = written(out, written_channels);
   std::vector<cpu::Convolution> passes = transposed ? adjoint(c) : std::vector<cpu::Convolution>{c};
   if (!are_computable(passes)) return stock();
@@ -278,44 +339,13 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
   const auto g = geometry(input, weight, options);
   if (!g || !is_operand(grad_output, g->dtype) || grad_output.sizes() != Sizes(g->output_sizes))
     return stock();
-  const ConvolutionBuild* by_input = nullptr;
-  const ConvolutionBuild* by_weight = nullptr;
-  if (output_mask[0] && (transposed || has_work_for_its_passes(*g, input.size(0))))
-    by_input = build_of(*g, input, transposed, Pass::kByInput);
-  if (output_mask[1]) by_weight = build_of(*g, input, transposed, Pass::kByWeight);
-  if (by_input == nullptr && by_weight == nullptr) return stock();
-
-  const at::MemoryFormat format = memory_format(input, weight, std::nullopt, options, bias_sizes);
+  const Operands operands{*g, transposed, memory_format(input, weight, std::nullopt, options, bias_sizes)};
   std::tuple<Tensor, Tensor, Tensor> gradients;
-  std::vector<cpu::Convolution> passes;
-  if (by_input != nullptr) {
-    Tensor& gradient = std::get<0>(gradients);
-    gradient = empty(input.sizes(), input, format);
-    cpu::Convolution c = problem(*g, weight, input.size(0));
-    c.source = read(grad_output, transposed ? g->channels : g->outputs);
-    c.out = written(gradient, transposed ? g->outputs : g->channels);
-    passes = transposed ? std::vector<cpu::Convolution>{c} : adjoint(c);
-    if (!are_computable(passes)) by_input = nullptr;
-    if (by_input != nullptr) fill_unreached(passes, gradient);
-  }
-  if (by_weight != nullptr) {
-    Tensor& gradient = std::get<1>(gradients);
-    gradient = empty(weight.sizes(), weight, format);
-    cpu::ConvolutionWeight c = weight_problem(*g, input.size(0));
-    // A transposed convolution's weight saw the gradient as its image.
-    c.source = read(transposed ? grad_output : input, g->channels);
-    c.gradient = read(transposed ? input : grad_output, g->outputs);
-    c.out = kernels(gradient.mutable_data_ptr(), gradient, g->outputs);
-    if (is_computable(c)) {
-      convolution_weight(c, *by_weight);
-    } else {
-      by_weight = nullptr;
-    }
-  }
-  if (by_input != nullptr) mantissa::convolution(passes, *by_input);
-  if (by_input == nullptr && by_weight == nullptr) return stock();
-  const std::array<bool, 3> rest = {output_mask[0] && by_input == nullptr,
-                                    output_mask[1] && by_weight == nullptr, false};
+  if (output_mask[0]) std::get<0>(gradients) = input_gradient(operands, grad_output, input, weight);
+  if (output_mask[1]) std::get<1>(gradients) = weight_gradient(operands, grad_output, input, weight);
+  const bool by_input = std::get<0>(gradients).defined(), by_weight = std::get<1>(gradients).defined();
+  if (!by_input && !by_weight) return stock();
+  const std::array<bool, 3> rest = {output_mask[0] && !by_input, output_mask[1] && !by_weight, false};
   if (rest[0] || rest[1]) {
     auto others = stock_of(rest);
     if (rest[0]) std::get<0>(gradients) = std::get<0>(others);

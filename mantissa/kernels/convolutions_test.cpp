@@ -53,6 +53,13 @@ std::vector<Case> cases() {
       {"OneByOne", {3, 17, 7, 9}, {33, 17, 1, 1}},
       {"OneByOneStrided", {2, 33, 9, 8}, {17, 33, 1, 1}, {2}},
       {"OneByOnePadded", {2, 5, 9, 8}, {17, 5, 1, 1}, {2, 3}, {1, 2}},
+      {"OneByOneToOne", {4, 20, 9, 11}, {1, 20, 1, 1}},
+      {"OneByOneFromTwo", {4, 2, 9, 11}, {30, 2, 1, 1}},
+      {"OneByOneManyImages", {6, 5, 32, 33}, {7, 5, 1, 1}},
+      {"OneByOneFewPixels", {9, 20, 3, 3}, {30, 20, 1, 1}},
+      {"OneByOneLine", {3, 10, 150}, {21, 10, 1}},
+      {"OneByOneVolume", {2, 6, 4, 5, 6}, {7, 6, 1, 1, 1}},
+      {"OneByOneTransposed", {3, 17, 9, 8}, {17, 12, 1, 1}, {1}, {0}, {1}, {0}, 1, true},
       {"ThreeChannels", {2, 3, 40, 40}, {18, 3, 7, 7}, {2}, {3}},
       {"Strided", {3, 16, 14, 15}, {40, 16, 3, 3}, {2}, {1}},
       {"StrideBeyondKernel", {2, 6, 17, 19}, {9, 6, 2, 3}, {4, 5}, {1, 2}},
@@ -109,7 +116,7 @@ std::vector<at::ScalarType> dtypes_here() {
 class ConvolutionCases : public Convolutions, public testing::WithParamInterface<Case> {};
 
 /// Channels last, where there is such a format; every second element of a larger tensor; all that is read
-/// expanded from one image.
+/// expanded from one image; rows with a gap between them.
 at::Tensor laid_out(const at::Tensor& x, int layout) {
   switch (layout) {
     case 1:
@@ -120,6 +127,8 @@ at::Tensor laid_out(const at::Tensor& x, int layout) {
       return at::stack({x, x}, -1).select(-1, 0);
     case 3:
       return x.transpose(0, 1).contiguous().transpose(0, 1);
+    case 4:
+      return at::cat({x, x}, -1).narrow(-1, x.size(-1), x.size(-1));
     default:
       return x;
   }
@@ -138,7 +147,7 @@ TEST_P(ConvolutionCases, ResultsAndGradientsAreWithinTheBound) {
     const auto exact_gradients = gradients(c, wide(g), wide(x), wide(w));
     const auto magnitudes = gradients(c, wide(g).abs(), wide(x).abs(), wide(w).abs());
     const int64_t taps = w[0][0].numel(), channels = std::max(c.weight[0], c.weight[1]);
-    for (int layout = 0; layout < 4; ++layout) {
+    for (int layout = 0; layout < 5; ++layout) {
       SCOPED_TRACE(testing::Message() << dtype << " layout " << layout);
       const at::Tensor x_laid = laid_out(x, layout), w_laid = laid_out(w, (layout + layout / 2) % 4),
                        g_laid = laid_out(g, layout);

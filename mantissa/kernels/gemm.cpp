@@ -59,12 +59,25 @@ cpu::Gemm transposed(cpu::Gemm g) {
   return g;
 }
 
-/// The same product as kernels like it best: few results along the rows, of which a tile takes any number,
-/// else those next to each other along the columns.
+/// What tiles cost, in multiplications of vectors, and results that are not adjacent along the rows. A tile
+/// waits for its eight last sums: four cycles in two units.
+int64_t cost_of(const cpu::Gemm& g, const GemmBuild& build) {
+  constexpr int64_t kWaits = 8, kApart = 3;
+  const int64_t lanes = divide_up(build.tile_cols, 2), rest = g.n % build.tile_cols;
+  const auto panel = [&](int64_t vectors) {
+    const int64_t edge = g.m % build.tile_rows;
+    return g.m / build.tile_rows * std::max(build.tile_rows * vectors, kWaits) +
+           (edge == 0 ? 0 : std::max(edge * vectors, kWaits));
+  };
+  const int64_t step = g.n / build.tile_cols * panel(2) + (rest == 0 ? 0 : panel(divide_up(rest, lanes)));
+  return step * g.k * g.terms + (g.out.col_stride == 1 ? 0 : kApart * g.m * g.n);
+}
+
+/// The same product as kernels like it best: a few rows, or what costs less.
 cpu::Gemm oriented(const cpu::Gemm& g, const GemmBuild& build) {
-  const bool few_rows = g.m <= build.tile_rows, few_cols = g.n <= build.tile_rows;
-  const bool turn = few_rows || few_cols ? g.n < g.m : g.out.col_stride != 1 && g.out.row_stride == 1;
-  return turn ? transposed(g) : g;
+  const cpu::Gemm turned = transposed(g);
+  const bool turn = std::min(g.m, g.n) <= 3 ? g.n < g.m : cost_of(turned, build) < cost_of(g, build);
+  return turn ? turned : g;
 }
 
 }  // namespace
@@ -90,7 +103,7 @@ void gemm(const cpu::Gemm& g) {
 
 void gemm(const cpu::Gemm& given, const GemmBuild& build) {
   const cpu::Gemm g = oriented(given, build);
-  const int64_t threads = threads_for(g.m * g.n * g.k * g.batch);
+  const int64_t threads = threads_for(g.m * g.n * g.k * g.batch * g.terms);
   // Whole matrices, unless there are so few that some threads would wait for others.
   const bool many = g.batch % threads == 0 || g.batch >= 8 * threads;
   const Grid grid = grid_for(g, build, many ? 1 : threads / std::gcd(threads, g.batch));

@@ -126,7 +126,8 @@ const std::vector<std::tuple<int64_t, int64_t, int64_t>> kShapes = {
     {1, 1, 1},      {1, 1, 1000}, {2, 3, 5},     {4, 4, 4},     {5, 17, 7},   {6, 16, 384},
     {7, 15, 385},   {12, 32, 8},  {13, 33, 9},   {1, 40, 400},  {40, 1, 400}, {3, 513, 390},
     {520, 2, 769},  {4, 7, 20},   {145, 31, 16}, {150, 530, 3}, {64, 64, 1},  {31, 514, 770},
-    {580, 48, 386}, {1, 513, 16}, {1, 530, 15},  {9, 1, 1153},  {1, 7, 1000}, {100, 6, 50}};
+    {580, 48, 386}, {1, 513, 16}, {1, 530, 15},  {9, 1, 1153},  {1, 7, 1000}, {100, 6, 50},
+    {700, 40, 2},   {9, 600, 3},  {64, 33, 1},   {70, 10, 60},  {10, 70, 60}};
 
 TEST_P(GemmTest, IsWithinTheBoundAtEveryEdge) {
   for (const auto dtype : {at::kBFloat16, at::kHalf})
@@ -202,8 +203,8 @@ TEST_P(GemmTest, StridesMayBeNegativeOrZero) {
 }
 
 TEST_P(GemmTest, FactorsAddendsAndActivationsComeBeforeTheOneRounding) {
-  for (const int64_t m : {1, 14}) {
-    const int64_t n = 35, k = 400;
+  for (const auto& [m, k] : {std::pair<int64_t, int64_t>{1, 400}, {14, 400}, {14, 2}}) {
+    const int64_t n = 35;
     const at::Tensor a = (at::randn({m, k}) / 20).to(at::kBFloat16), b = at::randn({k, n}).to(at::kBFloat16);
     const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
     for (const auto addend_dtype : {at::kBFloat16, at::kFloat, at::kHalf})
@@ -265,6 +266,8 @@ TEST_P(GemmTest, Every16BitValuePassesUnchanged) {
     // -0 becomes 0: it is added to a sum that begins with 0.
     const at::Tensor wanted = in_pairs(GetParam(), dtype) ? without_denormals(a) : a;
     EXPECT_TRUE(test::same_bits(got, (wanted + 0).expand({-1, 8}))) << dtype;
+    // Of one step, with whole vectors and a rest, which are rounded apart from the product's tiles.
+    EXPECT_TRUE(test::same_bits(run(a, at::ones({1, 40}, dtype), dtype), (a + 0).expand({-1, 40}))) << dtype;
   }
 }
 
@@ -354,6 +357,40 @@ TEST_P(GemmTest, MultipliesBatches) {
         EXPECT_TRUE(test::same_bits(run(a, y, at::kHalf), at::stack(each))) << batch << " " << m;
       }
     }
+}
+
+TEST_P(GemmTest, AddsTermsInOrder) {
+  const std::vector<std::tuple<int64_t, int64_t, int64_t>> shapes = {
+      {7, 20, 50}, {1, 40, 400}, {1, 9, 70}, {40, 2, 385}, {13, 33, 384}, {20, 50, 2}, {150, 530, 390}};
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const auto& [m, n, k] : shapes)
+      for (const bool along_k : {false, true}) {
+        SCOPED_TRACE(testing::Message() << m << " x " << n << " x " << k << " " << dtype << " " << along_k);
+        const int64_t terms = 3, batch = 2;
+        const at::Tensor a = at::randn({terms, batch, m, k}).to(dtype);
+        at::Tensor b = at::randn({terms, batch, k, n}).to(dtype);
+        if (along_k) b = b.transpose(2, 3).contiguous().transpose(2, 3);
+        const auto sum = [&](const GemmBuild& build) {
+          at::Tensor out = at::empty({batch, m, n}, dtype);
+          Gemm g = problem(a[0], b[0], out);
+          g.terms = terms;
+          g.a.term_stride = a.stride(0);
+          g.b.term_stride = b.stride(0);
+          gemm(g, build);
+          return out;
+        };
+        const at::Tensor got = sum(GetParam());
+        const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
+        test::expect_within_bound(got, x.matmul(y).sum(0), x.abs().matmul(y.abs()).sum(0), terms * k);
+        if (std::min(m, n) <= 3 || in_pairs(GetParam(), dtype)) continue;
+        EXPECT_TRUE(test::same_bits(got, sum(gemm_builds().back())));
+        // Terms of whole blocks are one sum's blocks.
+        if (k != cpu::kGemmBlockK) continue;
+        const auto joined = [&](const at::Tensor& t, int64_t dim) {
+          return at::cat(t.unbind(0), dim).contiguous();
+        };
+        EXPECT_TRUE(test::same_bits(got, run(joined(a, 2), joined(b, 1), dtype)));
+      }
 }
 
 TEST_P(GemmTest, ResultsDoNotDependOnTheNumberOfThreads) {

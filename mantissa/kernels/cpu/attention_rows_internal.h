@@ -64,13 +64,7 @@ void attend_row(const Attention& g, int64_t batch, int64_t head, int64_t query,
     with_elements<V>(key.element, key.element, [&](auto source) {
       using Source = decltype(source);
       const auto* const from = static_cast<const typename Source::Storage*>(key.data) + k * key.row_stride;
-      int64_t i = 0;
-      for (; i + 4 <= keys; i += 4)
-        multiply_columns<V, Source, 4>(row, from + i * key.row_stride, key.row_stride, g.width,
-                                       scratch.scores + i);
-      for (; i < keys; ++i)
-        multiply_columns<V, Source, 1>(row, from + i * key.row_stride, key.row_stride, g.width,
-                                       scratch.scores + i);
+      add_columns<V, Source>(row, from, key.row_stride, g.width, keys, scratch.scores);
     });
     if (g.mask.data != nullptr) {
       const ConstMatrix mask = of_head<V>(g.mask, batch, head);

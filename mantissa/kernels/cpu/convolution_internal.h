@@ -130,20 +130,61 @@ Box box_of(const Problem& c, int64_t index) {
   return box;
 }
 
-/// Notes where each result of the box has its first tap in the window, and where it is written. Returns their
-/// number.
+/// Positions [begin, end) along an axis whose taps [first_tap, last_tap) are to be looked at.
+struct Stretch {
+  int64_t begin, end, first_tap, last_tap;
+};
+
+/// The box's positions along axis `a`, with all taps.
 template <class V>
-int64_t find_pixels(const Convolution& c, const Box& box, const Window& window, int64_t* source_at,
-                    int64_t* out_at) {
-  const int64_t size[] = {box.end[1] - box.begin[1], box.end[2] - box.begin[2], box.end[3] - box.begin[3]};
+Stretch whole_stretch(const Axis* axes, const Box& box, int a) {
+  return {box.begin[a + 1], box.end[a + 1], 0, axes[a].taps};
+}
+
+/// A block's positions along an axis in stretches that read the same taps inside of the source; one stretch
+/// with all taps where they would be too many.
+struct Stretches {
+  static constexpr int64_t kMost = 8;
   int64_t count = 0;
-  for (int64_t n = 0; n < box.end[0] - box.begin[0]; ++n)
-    for (int64_t d = 0; d < size[0]; ++d)
-      for (int64_t h = 0; h < size[1]; ++h) {
-        const int64_t row = (n * window.size[0] + d * c.axes[0].step) * window.size[1] + h * c.axes[1].step;
-        const int64_t out = (box.begin[0] + n) * c.out.image_stride + (box.begin[1] + d) * c.out.strides[0] +
-                            (box.begin[2] + h) * c.out.strides[1] + box.begin[3] * c.out.strides[2];
-        for (int64_t w = 0; w < size[2]; ++w, ++count) {
+  Stretch of[kMost] = {};
+};
+
+template <class V>
+Stretches stretches_of(const Axis* axes, const Box& box, int a) {
+  const Axis& axis = axes[a];
+  Stretches stretches;
+  for (int64_t i = box.begin[a + 1]; i < box.end[a + 1]; ++i) {
+    const int64_t at = axis.origin + i * axis.step;
+    int64_t first = 0, last = axis.taps;
+    while (first < last && at + first * axis.dilation < 0) ++first;
+    while (first < last && at + (last - 1) * axis.dilation >= axis.size) --last;
+    Stretch* const open = stretches.count > 0 ? &stretches.of[stretches.count - 1] : nullptr;
+    if (open != nullptr && open->first_tap == first && open->last_tap == last) {
+      open->end = i + 1;
+      continue;
+    }
+    if (stretches.count == Stretches::kMost) return {1, {whole_stretch<V>(axes, box, a)}};
+    stretches.of[stretches.count++] = {i, i + 1, first, last};
+  }
+  return stretches;
+}
+
+/// Notes where each result of the box, of these positions along the first two axes, has its first tap in the
+/// window, and where it is written. Returns their number.
+template <class V>
+int64_t find_pixels(const Convolution& c, const Box& box, const Stretch& depths, const Stretch& heights,
+                    const Window& window, int64_t* source_at, int64_t* out_at) {
+  const int64_t widths = box.end[3] - box.begin[3];
+  int64_t count = 0;
+  for (int64_t n = box.begin[0]; n < box.end[0]; ++n)
+    for (int64_t d = depths.begin; d < depths.end; ++d)
+      for (int64_t h = heights.begin; h < heights.end; ++h) {
+        const int64_t row =
+            ((n - box.begin[0]) * window.size[0] + (d - box.begin[1]) * c.axes[0].step) * window.size[1] +
+            (h - box.begin[2]) * c.axes[1].step;
+        const int64_t out = n * c.out.image_stride + d * c.out.strides[0] + h * c.out.strides[1] +
+                            box.begin[3] * c.out.strides[2];
+        for (int64_t w = 0; w < widths; ++w, ++count) {
           source_at[count] = row * window.row() + w * c.axes[2].step * window.channels;
           out_at[count] = out + w * c.out.strides[2];
         }
@@ -151,25 +192,35 @@ int64_t find_pixels(const Convolution& c, const Box& box, const Window& window, 
   return count;
 }
 
-/// The taps of a pixel: `count` runs of `length` adjacent values.
+/// The taps of a pixel: `count` runs of `length` adjacent values, and where each has its part of what is
+/// packed for all, in steps.
 struct Runs {
   int64_t count = 0, length = 0;
-  int64_t offsets[kConvolutionDepth] = {};
+  int64_t offsets[kConvolutionDepth] = {}, packed[kConvolutionDepth] = {};
 };
 
 using Adjacent = std::integral_constant<int64_t, 1>;
 
+/// The runs of these stretches' taps along the first two axes, and of all along the last.
 template <class V>
-void find_runs(const Axis* axes, const Window& window, Runs& runs) {
+void find_runs(const Axis* axes, const Stretch& depths, const Stretch& heights, const Window& window,
+               Runs& runs) {
   const bool adjacent = axes[2].dilation == 1;
+  const int64_t in_row = adjacent ? least<V>(axes[2].taps, 1) : axes[2].taps;
   runs.length = (adjacent ? axes[2].taps : 1) * window.channels;
   runs.count = 0;
-  for (int64_t d = 0; d < axes[0].taps; ++d)
-    for (int64_t h = 0; h < axes[1].taps; ++h)
-      for (int64_t w = 0; w < (adjacent ? least<V>(axes[2].taps, 1) : axes[2].taps); ++w)
+  for (int64_t d = depths.first_tap; d < depths.last_tap; ++d)
+    for (int64_t h = heights.first_tap; h < heights.last_tap; ++h)
+      for (int64_t w = 0; w < in_row; ++w) {
+        runs.packed[runs.count] = ((d * axes[1].taps + h) * in_row + w) * runs.length;
         runs.offsets[runs.count++] =
             (d * axes[0].dilation * window.size[1] + h * axes[1].dilation) * window.row() +
             w * axes[2].dilation * window.channels;
+      }
+}
+template <class V>
+void find_runs(const Axis* axes, const Window& window, Runs& runs) {
+  find_runs<V>(axes, {0, 0, 0, axes[0].taps}, {0, 0, 0, axes[1].taps}, window, runs);
 }
 
 /// multiply_tile(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets,
@@ -177,7 +228,7 @@ void find_runs(const Axis* axes, const Window& window, Runs& runs) {
 /// one pointer and are `pitch` apart, since a pointer for each of 12 rows leaves no registers for the loop.
 template <class V, int kTileRows, int kTileVectors, int kTogether, class Step>
 void multiply_runs(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
-                   const float* b, float* to, bool accumulate) {
+                   const float* packed, float* to, bool accumulate) {
   using Float = typename V::Float;
   constexpr int64_t kColumns = V::kVectors * V::kLanes;
   // Indexed by constants alone: see multiply_tile().
@@ -187,6 +238,7 @@ void multiply_runs(const Runs& runs, Step step, const float* source, const int64
     Float sums[] = {((void)kSum, V::zero())...};
     for (int64_t i = 0; i < runs.count; ++i) {
       const float* const end = source + runs.offsets[i] + runs.length;
+      const float* b = packed + runs.packed[i] * kColumns;
       const float* const rows[] = {(end + at[int64_t{kPointer} * kTogether])...};
       int64_t next = pitch - runs.length;
 #pragma GCC unroll 2
@@ -340,39 +392,110 @@ void finish_pixels(const Convolution& c, int64_t group, int64_t output, int64_t 
   }
 }
 
+/// Pixels that read the same rows of the kernel inside of the source.
+struct Slice {
+  int64_t pixels;
+  Stretch depths, heights;
+};
+
 /// What the loops below share of one block of results.
 template <class V>
 struct Block {
   const Convolution& c;
   const ConvolutionPart& part;
   const ConvolutionScratch& scratch;
-  int64_t pixels = 0, pitch = 0;  ///< from one to the next in a row
+  Window window = {};
+  int64_t pitch = 0;   ///< from one pixel to the next in a row
+  bool skips = false;  ///< whether slices leave out taps
+  int64_t slice_count = 0;
+  Slice slices[Stretches::kMost * Stretches::kMost] = {};
   Runs runs = {};
 };
 
-/// A packed panel times a block: the results [output, output + lanes).
+/// What tiles of so many pixels cost, in pixels of a whole one: a small one waits for its eight last sums,
+/// four cycles in two units.
 template <class V>
-void multiply_block(const Block<V>& block, int64_t output, int64_t lanes, bool first, bool last,
-                    const float* panel, float* waiting) {
+int64_t tile_cost(int64_t pixels) {
+  const int64_t rest = pixels % V::kRows, least_cost = 8 / V::kVectors;
+  return pixels - rest + (rest > 0 && rest < least_cost ? least_cost : rest);
+}
+
+/// Orders the block's pixels by the rows of the kernel that lie in the border for them, unless tiles of fewer
+/// pixels cost more than leaving out such rows gains.
+template <class V>
+void find_slices(const Box& box, Block<V>& block) {
+  const Convolution& c = block.c;
+  const Stretch all_depths = whole_stretch<V>(c.axes, box, 0), all_heights = whole_stretch<V>(c.axes, box, 1);
+  Stretches depths = stretches_of<V>(c.axes, box, 0), heights = stretches_of<V>(c.axes, box, 1);
+  const int64_t in_row = (box.end[0] - box.begin[0]) * (box.end[3] - box.begin[3]);
+  const auto cost = [&](const Stretch& d, const Stretch& h) {
+    return (d.last_tap - d.first_tap) * (h.last_tap - h.first_tap) *
+           tile_cost<V>((d.end - d.begin) * (h.end - h.begin) * in_row);
+  };
+  int64_t apart = 0;
+  for (int64_t d = 0; d < depths.count; ++d)
+    for (int64_t h = 0; h < heights.count; ++h) apart += cost(depths.of[d], heights.of[h]);
+  block.skips = apart < cost(all_depths, all_heights);
+  if (!block.skips) depths = {1, {all_depths}}, heights = {1, {all_heights}};
+  block.slice_count = 0;
+  int64_t pixels = 0;
+  for (int64_t d = 0; d < depths.count; ++d)
+    for (int64_t h = 0; h < heights.count; ++h) {
+      const int64_t found = find_pixels<V>(c, box, depths.of[d], heights.of[h], block.window,
+                                           block.scratch.source_at + pixels, block.scratch.out_at + pixels);
+      block.slices[block.slice_count++] = {found, depths.of[d], heights.of[h]};
+      pixels += found;
+    }
+}
+
+/// A packed panel times a block: the results [output, output + lanes). A border's zeros are multiplied where
+/// that makes a difference, unless `finite`: 0 times Inf is NaN.
+template <class V>
+void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, bool last, const float* panel,
+                    bool finite, float* waiting) {
   constexpr int kColumns = V::kVectors * V::kLanes;
   // A multiple of the tile's rows and of a vector's lanes.
   constexpr int64_t kTogether = 48;
   alignas(64) float finished[kTogether * kColumns];
   const int64_t vectors = (lanes + V::kLanes - 1) / V::kLanes;
   const Convolution& c = block.c;
-  for (int64_t i = 0; i < block.pixels; i += kTogether) {
-    const int64_t count = least<V>(kTogether, block.pixels - i);
-    float* const sums = first && last ? finished : waiting + i * kColumns;
-    for (int64_t row = 0; row < count; row += V::kRows)
-      RunTiles<V, Adjacent>::multiply(least<V>(count - row, V::kRows), vectors, block.runs, Adjacent{},
-                                      block.scratch.source, block.scratch.source_at + i + row, block.pitch,
-                                      panel, sums + row * kColumns, !first);
-    if (!last) continue;
-    with_elements<V>(c.out.element, c.out.element, [&](auto out) {
-      finish_pixels<V, decltype(out)>(c, block.part.group, output, lanes, block.scratch.out_at + i, count,
-                                      sums);
-    });
+  const int64_t* source_at = block.scratch.source_at;
+  const int64_t* out_at = block.scratch.out_at;
+  for (int64_t s = 0; s < block.slice_count; ++s) {
+    const Slice& slice = block.slices[s];
+    if (finite)
+      find_runs<V>(c.axes, slice.depths, slice.heights, block.window, block.runs);
+    else
+      find_runs<V>(c.axes, block.window, block.runs);
+    for (int64_t i = 0; i < slice.pixels; i += kTogether) {
+      const int64_t count = least<V>(kTogether, slice.pixels - i);
+      float* const sums = first && last ? finished : waiting;
+      for (int64_t row = 0; row < count; row += V::kRows)
+        RunTiles<V, Adjacent>::multiply(least<V>(count - row, V::kRows), vectors, block.runs, Adjacent{},
+                                        block.scratch.source, source_at + row, block.pitch, panel,
+                                        sums + row * kColumns, !first);
+      if (last)
+        with_elements<V>(c.out.element, c.out.element, [&](auto out) {
+          finish_pixels<V, decltype(out)>(c, block.part.group, output, lanes, out_at, count, sums);
+        });
+      source_at += count;
+      out_at += count;
+      waiting += count * kColumns;
+    }
   }
+}
+
+/// Whether a panel of `steps` has no Inf and no NaN in its first `lanes`.
+template <class V>
+bool is_finite(const float* panel, int64_t steps, int64_t lanes) {
+  constexpr int64_t kTogether = 4;
+  typename V::Float zeros[kTogether] = {V::zero(), V::zero(), V::zero(), V::zero()};
+  for (int64_t lane = 0; lane < lanes; lane += V::kLanes) {
+    const float* from = panel + lane;
+    for (int64_t k = 0; k < steps; ++k, from += V::kVectors * V::kLanes)
+      zeros[k % kTogether] = V::fma(V::load(from), V::zero(), zeros[k % kTogether]);
+  }
+  return !V::is_nan(V::add(V::add(zeros[0], zeros[1]), V::add(zeros[2], zeros[3])));
 }
 
 template <class V>
@@ -385,13 +508,18 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
   const bool waits = c.block_channels < c.channels;
   const int64_t together = waits ? kConvolutionColumns : outputs;
   Block<V> block{c, part, scratch};
+  bool finite = true;  // what was packed so far
   const auto panel_of = [&](int64_t index, int64_t output, int64_t lanes, int64_t channel, int64_t channels) {
     float* const panel =
         scratch.weights + (stays ? (padded * channel + (output - part.output_begin) * channels) * taps : 0);
-    if (!stays || index == part.block_begin)
+    if (!stays || index == part.block_begin) {
       with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
         pack_taps<V, decltype(source)>(c, part.group, output, lanes, channel, channels, panel);
       });
+      // Where panels stay, a later block may leave out taps, too.
+      const bool matters = block.skips || (stays && part.block_end - part.block_begin > 1);
+      if (matters) finite = finite && is_finite<V>(panel, taps * channels, lanes);
+    }
     return panel;
   };
 
@@ -402,19 +530,16 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
       for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
         const int64_t channels = least<V>(c.block_channels, c.channels - channel);
         // Without taps there is no window: the results are the bias.
-        const Window window = taps > 0 ? window_of<V>(c.axes, box, channels) : Window{};
-        block.pixels = find_pixels<V>(c, box, window, scratch.source_at, scratch.out_at);
+        block.window = taps > 0 ? window_of<V>(c.axes, box, channels) : Window{};
         block.pitch = c.axes[2].step * channels;
-        block.runs.count = 0;
-        if (taps > 0) {
-          widen_window<V>(c.axes, c.source, part.group, channel, box, window, scratch.source);
-          find_runs<V>(c.axes, window, block.runs);
-        }
+        find_slices<V>(box, block);
+        if (taps > 0)
+          widen_window<V>(c.axes, c.source, part.group, channel, box, block.window, scratch.source);
         for (int64_t output = begin; output < end; output += kColumns) {
           const int64_t lanes = least<V>(kColumns, end - output);
-          multiply_block<V>(block, output, lanes, channel == 0, channel + channels == c.channels,
-                            panel_of(index, output, lanes, channel, channels),
-                            scratch.sums + (output - begin) * (kConvolutionPixels + 48));
+          const float* const panel = panel_of(index, output, lanes, channel, channels);
+          multiply_block<V>(block, output, lanes, channel == 0, channel + channels == c.channels, panel,
+                            finite, scratch.sums + (output - begin) * (kConvolutionPixels + 48));
         }
       }
     }

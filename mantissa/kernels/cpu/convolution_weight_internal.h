@@ -33,8 +33,10 @@ void find_pixel_runs(const ConvolutionWeight& c, const Box& box, const Window& w
   runs.count = 0;
   for (int64_t n = 0; n < counts[0]; ++n)
     for (int64_t d = 0; d < counts[1]; ++d)
-      for (int64_t h = 0; h < counts[2]; ++h)
+      for (int64_t h = 0; h < counts[2]; ++h) {
+        runs.packed[runs.count] = runs.count * (runs.length / pitch);
         runs.offsets[runs.count++] = n * strides[0] + d * strides[1] + h * strides[2];
+      }
 }
 
 /// Packs the gradient of the box's results, kWidth channels to a panel.

@@ -12,38 +12,40 @@ enum class Element : uint8_t { kFloat32, kBFloat16, kFloat16 };
 /// Applied to the finished value in float32, before its one rounding.
 enum class Activation : uint8_t { kNone, kRelu, kGelu, kGeluTanh };
 
-/// A matrix, or one for each of a batch, in anybody's memory. Strides count elements, may have any sign and
-/// may be 0 in what is only read.
+/// A matrix, or one for each of a batch and of the terms of a sum, in anybody's memory. Strides count
+/// elements, may have any sign and may be 0 in what is only read.
 template <typename Pointer>
 struct MatrixOf {
   Pointer data = nullptr;
   Element element = Element::kFloat32;
-  int64_t row_stride = 0, col_stride = 0, batch_stride = 0;
+  int64_t row_stride = 0, col_stride = 0, batch_stride = 0, term_stride = 0;
 };
 using ConstMatrix = MatrixOf<const void*>;
 using Matrix = MatrixOf<void*>;
 
-/// out = activation(alpha * a b + beta * addend), for each of `batch` matrices.
+/// out = activation(alpha * (the sum over `terms` of a b) + beta * addend), for each of `batch` matrices.
 ///
-/// Shapes:   a [m, k], b [k, n], addend and out [m, n]; all of them at least 1. A bias of a column or a row
-///           is an addend whose other stride is 0.
+/// Shapes:   a [m, k], b [k, n], addend and out [m, n]; all of them at least 1, and so are batch and terms. A
+///           bias of a column or a row is an addend whose other stride is 0.
 /// Numerics: a float32 operand is first rounded to the other's 16-bit type, as a cast before the product
 ///           would; two float32 operands are multiplied as they are. Products and sums are float32: for each
 ///           result a chain of fused multiply-adds over at most kGemmBlockK elements of k, in order, and the
-///           sums of such blocks added in order. So no result depends on the split over threads. alpha,
-///           addend and activation follow in float32, then one rounding, to nearest even, NaN kept.
+///           sums of such blocks added in order, those of one term after the other's. So no result depends on
+///           the split over threads. alpha, addend and activation follow in float32, then one rounding, to
+///           nearest even, NaN kept.
 ///           Up to three rows or columns against a matrix that is adjacent along k are the exception: there
 ///           each vector lane has chains of its own, which are added at the end of the block.
-///           avx512_bf16 is another, for bf16 and more rows and columns than that: blocks are of twice as
-///           many elements, of each two neighbours the later comes first, and what is below the normal range
-///           of float32, operand or sum, becomes 0, as in libtorch's own products there.
+///           avx512_bf16 is another, for bf16, more rows and columns than that, and a k above 3 or results
+///           whose columns are apart: blocks are of twice as many elements, of each two neighbours the later
+///           comes first, and what is below the normal range of float32, operand or sum, becomes 0, as in
+///           libtorch's own products there.
 /// Bound:    |out - exact| <= E + u (|exact| + E), where u is 2^-8 for bf16, 2^-11 for fp16 (half a last
 ///           place; below their normal range half the smallest value, absolute) and
-///           E = (k + 8) 2^-24 (|alpha| sum |a||b| + |beta addend|). GELU adds its own (activation.h), which
-///           differs between tiers.
+///           E = (terms k + 8) 2^-24 (|alpha| sum |a||b| + |beta addend|). GELU adds its own
+///           (activation.h), which differs between tiers.
 /// Errors:   none; `out` overlaps neither a nor b, and the addend only if both are the same matrix.
 struct Gemm {
-  int64_t m = 0, n = 0, k = 0, batch = 1;
+  int64_t m = 0, n = 0, k = 0, batch = 1, terms = 1;
   ConstMatrix a, b;
   ConstMatrix addend;  ///< not read, whatever beta, if data is nullptr
   Matrix out;
@@ -69,7 +71,7 @@ constexpr int64_t kGemmBlockK = 384, kGemmBlockM = 144, kGemmBlockN = 512, kGemm
 struct GemmScratch {
   float* a;     ///< kGemmBlockM rows, rounded up to the tile's, x kGemmBlockK, and kGemmSlack
   float* b;     ///< kGemmBlockN columns, rounded up likewise, x kGemmBlockK, and kGemmSlack
-  float* sums;  ///< kGemmRows x kGemmBlockN, if k > kGemmBlockK; both rounded up likewise
+  float* sums;  ///< kGemmRows x kGemmBlockN, unless one block of k is all; both rounded up likewise
 };
 /// Whole vectors are stored at the end of a packed panel, too.
 constexpr int64_t kGemmSlack = 16;

@@ -27,7 +27,10 @@ void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int
   for (int64_t begin = 0; begin < kWidth && begin < lanes; begin += V::kLanes) {
     const int64_t here = lanes - begin < kMost ? lanes - begin : kMost;
     const typename Source::Storage* const first = from + begin * lane_stride;
-    for (int64_t k = 0; k < depth; k += kDeep) {
+    for (int64_t next = 0; next < depth; next += kDeep) {
+      // The last vector ends with the panel: it costs less to write some steps twice than to read a part.
+      const bool ends = depth - next < kDeep && depth >= kDeep && depth % V::kSteps == 0;
+      const int64_t k = ends ? depth - kDeep : next;
       typename V::Float rows[V::kLanes];
       const int64_t left = depth - k < kDeep ? depth - k : kDeep;
       if (here == kMost && left == kDeep) {
@@ -199,9 +202,9 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
     const int64_t out_stride = g.out.row_stride;
     if constexpr (V::kVectors == 2) {
       // Of 16-bit operands no sum has a NaN that store_pair() minds; alpha may be one.
-      if (!V::is_nan(alpha)) {
+      if (g.alpha == 1) {
         for (int64_t i = 0; i < rows; ++i, sums += stride, out += out_stride)
-          Out::store_pair(out, V::mul(alpha, V::load(sums)), V::mul(alpha, V::load(sums + V::kLanes)));
+          Out::store_pair(out, V::load(sums), V::load(sums + V::kLanes));
         return;
       }
     }
@@ -248,14 +251,16 @@ void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
 
 /// A panel of b times a packed block of a, `depth` steps: the tiles of `block`, a few columns wide. The sums
 /// pass through `sums` between blocks of k; where one block is all, they stay in a tile's own memory.
-template <class V>
+/// pack_a(i, rows) is called before rows [i, i + rows) of the block are read.
+template <class V, class PackA>
 void multiply_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last, const float* a,
-                    const float* b, float* sums, int64_t stride) {
+                    const PackA& pack_a, const float* b, float* sums, int64_t stride) {
   constexpr int kColumns = V::kVectors * V::kLanes;
   alignas(64) float tile_sums[V::kRows * kColumns];
   const int64_t vectors = (block.cols + V::kLanes - 1) / V::kLanes;
   for (int64_t i = 0; i < block.rows; i += V::kRows) {
     const int64_t rows = block.rows - i < V::kRows ? block.rows - i : V::kRows;
+    pack_a(i, rows);
     const bool only = first && last;
     float* const to = only ? tile_sums : sums + i * stride;
     const int64_t to_stride = only ? kColumns : stride;
@@ -278,34 +283,44 @@ constexpr int64_t least(int64_t x, int64_t y) {
 template <class V>
 void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int64_t kDepth = kGemmBlockK * V::kSteps;
   for (int64_t col = part.col_begin; col < part.col_end; col += kGemmBlockN) {
     const int64_t cols = least<V>(kGemmBlockN, part.col_end - col);
     const int64_t stride = (cols + kColumns - 1) / kColumns * kColumns;
     for (int64_t rows_begin = part.row_begin; rows_begin < part.row_end; rows_begin += kGemmRows) {
       const int64_t rows_end = least<V>(rows_begin + kGemmRows, part.row_end);
-      for (int64_t k = 0; k < g.k; k += kGemmBlockK * V::kSteps) {
-        const int64_t depth = least<V>(kGemmBlockK * V::kSteps, g.k - k), steps = packed_depth<V>(depth);
+      const int64_t blocks = (g.k + kDepth - 1) / kDepth, all_blocks = blocks * g.terms;
+      for (int64_t block = 0; block < all_blocks; ++block) {
+        const int64_t term = block / blocks, k = block % blocks * kDepth;
+        const int64_t depth = least<V>(kDepth, g.k - k), steps = packed_depth<V>(depth);
         // A panel of b is packed right before its first use; where that is its only use, always into the same
         // memory, which stays in the first cache level.
         const int64_t b_step = rows_end - rows_begin > kGemmBlockM ? steps : 0;
         for (int64_t row = rows_begin; row < rows_end; row += kGemmBlockM) {
           const int64_t rows = least<V>(kGemmBlockM, rows_end - row);
-          const int64_t a_at = part.batch * g.a.batch_stride + row * g.a.row_stride + k * g.a.col_stride;
-          pack<V, V::kRows>(g.a.element, g.b.element,
-                            {at<V>(g.a, a_at), g.a.row_stride, g.a.col_stride, g.m - row}, rows, depth,
-                            scratch.a);
+          const int64_t a_at = part.batch * g.a.batch_stride + term * g.a.term_stride + row * g.a.row_stride +
+                               k * g.a.col_stride;
           for (int64_t j = 0; j < cols; j += kColumns) {
             const int64_t here = least<V>(kColumns, cols - j);
             float* const panel = scratch.b + j * b_step;
             if (row == rows_begin) {
-              const int64_t b_at =
-                  part.batch * g.b.batch_stride + k * g.b.row_stride + (col + j) * g.b.col_stride;
+              const int64_t b_at = part.batch * g.b.batch_stride + term * g.b.term_stride +
+                                   k * g.b.row_stride + (col + j) * g.b.col_stride;
               pack<V, kColumns>(g.b.element, g.a.element,
                                 {at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col - j}, here,
                                 depth, panel);
             }
-            multiply_panel<V>(g, {part.batch, row, col + j, rows, here}, steps, k == 0, k + depth == g.k,
-                              scratch.a, panel, scratch.sums + (row - rows_begin) * stride + j, stride);
+            // Right before its first use, too: while a tile's sums are waited for, the next rows are packed.
+            const auto pack_a = [&](int64_t i, int64_t count) {
+              if (j == 0)
+                pack<V, V::kRows>(
+                    g.a.element, g.b.element,
+                    {at<V>(g.a, a_at + i * g.a.row_stride), g.a.row_stride, g.a.col_stride, g.m - row - i},
+                    count, depth, scratch.a + i * steps);
+            };
+            multiply_panel<V>(g, {part.batch, row, col + j, rows, here}, steps, block == 0,
+                              block + 1 == all_blocks, scratch.a, pack_a, panel,
+                              scratch.sums + (row - rows_begin) * stride + j, stride);
           }
         }
       }

@@ -3,6 +3,8 @@
 // A few rows times a matrix, for every tier with vectors, on the terms of gemm_blocked_internal.h: each
 // element of the matrix is used so rarely that it is widened where it is used and never packed.
 
+#include <utility>
+
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 
 namespace mantissa::cpu {
@@ -11,15 +13,41 @@ namespace mantissa::cpu {
 /// holds in place of a tile's rows.
 constexpr int64_t kGemvBlockN = 2048;
 
+/// add_rows() of so few columns that their sums stay in registers.
+template <class V, class Source, int kVectors>
+void add_narrow_rows(const float* a, const typename Source::Storage* from, int64_t k_stride, int64_t depth,
+                     float* chains) {
+  // Indexed by constants alone: see multiply_tile().
+  const auto run = [&]<int... kVector>(std::integer_sequence<int, kVector...>)
+      __attribute__((always_inline)) {
+    typename V::Float sums[] = {((void)kVector, V::zero())...};
+    for (int64_t k = 0; k < depth; ++k, from += k_stride) {
+      const auto by = V::broadcast(a + k);
+      ((sums[kVector] = V::fma(by, Source::load(from + kVector * V::kLanes), sums[kVector])), ...);
+    }
+    (V::store(chains + kVector * V::kLanes, sums[kVector]), ...);
+  };
+  run(std::make_integer_sequence<int, kVectors>{});
+}
+
 /// chains[j] = the sum over k of a[k] * from[k * k_stride + j]: the columns lie next to each other, and there
 /// are at least kLanes of them up to the last one here. The order of summation is that of Gemm.
 template <class V, class Source>
 void add_rows(const float* a, const typename Source::Storage* from, int64_t k_stride, int64_t depth,
               int64_t cols, float* chains) {
   constexpr int64_t kTogether = 4;  // rows for each time that the sums are read and written
+  constexpr int64_t kNarrow = 4;    // vectors
   const int64_t whole = cols / V::kLanes * V::kLanes;
-  for (int64_t j = 0; j < whole; j += V::kLanes) V::store(chains + j, V::zero());
   int64_t k = 0;
+  if (0 < whole && whole <= kNarrow * V::kLanes) {
+    using Narrow = void(const float*, const typename Source::Storage*, int64_t, int64_t, float*);
+    static constexpr Narrow* kOf[] = {&add_narrow_rows<V, Source, 1>, &add_narrow_rows<V, Source, 2>,
+                                      &add_narrow_rows<V, Source, 3>, &add_narrow_rows<V, Source, 4>};
+    kOf[whole / V::kLanes - 1](a, from, k_stride, depth, chains);
+    k = depth;
+  } else {
+    for (int64_t j = 0; j < whole; j += V::kLanes) V::store(chains + j, V::zero());
+  }
   for (; k + kTogether <= depth; k += kTogether) {
     const auto* const row = from + k * k_stride;
     const auto a0 = V::broadcast(a + k), a1 = V::broadcast(a + k + 1), a2 = V::broadcast(a + k + 2),
@@ -46,12 +74,11 @@ void add_rows(const float* a, const typename Source::Storage* from, int64_t k_st
   for (int64_t j = whole; j < cols; ++j) chains[j] = lanes[V::kLanes - cols + j];
 }
 
-/// chains[j] = the sum over k of a[k] * from[j * col_stride + k], of kCols columns: k lies next to each
+/// The lanes of the sums over k of a[k] * from[j * col_stride + k], of kCols columns: k lies next to each
 /// other.
-/// Order: two chains of multiply-adds per lane, then the lanes in order.
 template <class V, class Source, int kCols>
 void multiply_columns(const float* a, const typename Source::Storage* from, int64_t col_stride, int64_t depth,
-                      float* chains) {
+                      float* lanes) {
   typename V::Float even[kCols], odd[kCols];
 #pragma GCC unroll 4
   for (int j = 0; j < kCols; ++j) even[j] = odd[j] = V::zero();
@@ -72,12 +99,36 @@ void multiply_columns(const float* a, const typename Source::Storage* from, int6
           row, depth - k < V::kLanes ? Source::load_some(column, depth - k) : Source::load(column), even[j]);
     }
   }
-  for (int j = 0; j < kCols; ++j) {
-    alignas(64) float lanes[V::kLanes];
-    V::store(lanes, V::add(even[j], odd[j]));
-    float sum = 0;
-    for (const float lane : lanes) sum += lane;
-    chains[j] = sum;
+#pragma GCC unroll 4
+  for (int j = 0; j < kCols; ++j) V::store(lanes + j * V::kLanes, V::add(even[j], odd[j]));
+}
+
+/// chains[j] = the sum over k of a[k] * from[j * col_stride + k], of `cols` columns. May write a vector past
+/// their end.
+/// Order: two chains of multiply-adds per lane, then the lanes in order.
+template <class V, class Source>
+void add_columns(const float* a, const typename Source::Storage* from, int64_t col_stride, int64_t depth,
+                 int64_t cols, float* chains) {
+  constexpr int kTogether = 4;
+  for (int64_t j = 0; j < cols; j += V::kLanes) {
+    alignas(64) float lanes[V::kLanes * V::kLanes];
+    const auto* const first = from + j * col_stride;
+    const int64_t here = least<V>(V::kLanes, cols - j);
+    int64_t i = 0;
+    for (; i + kTogether <= here; i += kTogether)
+      multiply_columns<V, Source, kTogether>(a, first + i * col_stride, col_stride, depth,
+                                             lanes + i * V::kLanes);
+    for (; i < here; ++i)
+      multiply_columns<V, Source, 1>(a, first + i * col_stride, col_stride, depth, lanes + i * V::kLanes);
+    typename V::Float columns[V::kLanes];
+#pragma GCC unroll 16
+    for (int64_t column = 0; column < V::kLanes; ++column)
+      columns[column] = column < here ? V::load(lanes + column * V::kLanes) : V::zero();
+    V::transpose(columns);
+    auto sum = V::zero();
+#pragma GCC unroll 16
+    for (int64_t lane = 0; lane < V::kLanes; ++lane) sum = V::add(sum, columns[lane]);
+    V::store(chains + j, sum);
   }
 }
 
@@ -92,14 +143,18 @@ template <class V>
 void multiply_row(const Gemm& g, int64_t batch, int64_t row, int64_t col, int64_t cols, float* a_row,
                   float* sums) {
   alignas(64) float chains[kGemvBlockN];
-  for (int64_t k = 0; k < g.k; k += kGemmBlockK) {
+  const int64_t blocks = (g.k + kGemmBlockK - 1) / kGemmBlockK;
+  for (int64_t block = 0; block < blocks * g.terms; ++block) {
+    const int64_t term = block / blocks, k = block % blocks * kGemmBlockK;
     const int64_t depth = least<V>(kGemmBlockK, g.k - k);
     // One step of panels whose lanes are the row's elements.
     pack<V, V::kLanes>(g.a.element, g.b.element,
-                       {at<V>(g.a, batch * g.a.batch_stride + row * g.a.row_stride + k * g.a.col_stride),
+                       {at<V>(g.a, batch * g.a.batch_stride + term * g.a.term_stride + row * g.a.row_stride +
+                                       k * g.a.col_stride),
                         g.a.col_stride, 0, depth},
                        depth, 1, a_row);
-    const void* const b = at<V>(g.b, batch * g.b.batch_stride + k * g.b.row_stride + col * g.b.col_stride);
+    const void* const b = at<V>(
+        g.b, batch * g.b.batch_stride + term * g.b.term_stride + k * g.b.row_stride + col * g.b.col_stride);
     with_elements<V>(g.b.element, g.a.element, [&](auto source) {
       using Source = decltype(source);
       const auto* const from = static_cast<const typename Source::Storage*>(b);
@@ -107,13 +162,9 @@ void multiply_row(const Gemm& g, int64_t batch, int64_t row, int64_t col, int64_
         add_rows<V, Source>(a_row, from, g.b.row_stride, depth, cols, chains);
         return;
       }
-      int64_t j = 0;
-      for (; j + 4 <= cols; j += 4)
-        multiply_columns<V, Source, 4>(a_row, from + j * g.b.col_stride, g.b.col_stride, depth, chains + j);
-      for (; j < cols; ++j)
-        multiply_columns<V, Source, 1>(a_row, from + j * g.b.col_stride, g.b.col_stride, depth, chains + j);
+      add_columns<V, Source>(a_row, from, g.b.col_stride, depth, cols, chains);
     });
-    for (int64_t j = 0; j < cols; ++j) sums[j] = k == 0 ? chains[j] : sums[j] + chains[j];
+    for (int64_t j = 0; j < cols; ++j) sums[j] = block == 0 ? chains[j] : sums[j] + chains[j];
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "mantissa/kernels/cpu/avx512_bf16/vector_internal.h"
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
+#include "mantissa/kernels/cpu/gemm_shallow_internal.h"
 #include "mantissa/kernels/cpu/gemv_internal.h"
 
 namespace mantissa::cpu::avx512_bf16 {
@@ -16,7 +17,8 @@ bool is_of_pairs(const Gemm& g) {
 }  // namespace
 
 void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
-  if (!is_of_pairs(g) || is_gemv<Avx512Bf16>(g)) return avx512::gemm(g, part, scratch);
+  if (!is_of_pairs(g) || is_gemv<Avx512Bf16>(g) || is_shallow<Avx512Bf16>(g))
+    return avx512::gemm(g, part, scratch);
   gemm_blocked<Avx512Bf16>(g, part, scratch);
 }
 

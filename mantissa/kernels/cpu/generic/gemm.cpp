@@ -24,15 +24,18 @@ constexpr int64_t kStrip = 64;  // columns whose sums are made at once
 /// sums[row][column] of the strip that begins at `col`, of rows [row_begin, row_end).
 void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scratch, int64_t row_begin,
                     int64_t row_end, int64_t col, int64_t cols) {
-  for (int64_t k_begin = 0; k_begin < g.k; k_begin += kGemmBlockK) {
+  const int64_t blocks = (g.k + kGemmBlockK - 1) / kGemmBlockK;
+  for (int64_t block = 0; block < blocks * g.terms; ++block) {
+    const int64_t term = block / blocks, k_begin = block % blocks * kGemmBlockK;
     const int64_t depth = least(kGemmBlockK, g.k - k_begin);
     for (int64_t k = 0; k < depth; ++k)
       for (int64_t j = 0; j < cols; ++j)
-        scratch.b[k * kStrip + j] = load_rounded(
-            g.b, g.a.element,
-            part.batch * g.b.batch_stride + (k_begin + k) * g.b.row_stride + (col + j) * g.b.col_stride);
+        scratch.b[k * kStrip + j] =
+            load_rounded(g.b, g.a.element,
+                         part.batch * g.b.batch_stride + term * g.b.term_stride +
+                             (k_begin + k) * g.b.row_stride + (col + j) * g.b.col_stride);
     for (int64_t i = row_begin; i < row_end; ++i) {
-      const int64_t row = part.batch * g.a.batch_stride + i * g.a.row_stride;
+      const int64_t row = part.batch * g.a.batch_stride + term * g.a.term_stride + i * g.a.row_stride;
       float chain[kStrip] = {};
       for (int64_t k = 0; k < depth; ++k) {
         const float a = load_rounded(g.a, g.b.element, row + (k_begin + k) * g.a.col_stride);
@@ -42,7 +45,7 @@ void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scra
         for (int64_t j = 0; j < cols; ++j) chain[j] += a * b[j];
       }
       float* const sums = scratch.sums + (i - row_begin) * kStrip;
-      for (int64_t j = 0; j < cols; ++j) sums[j] = k_begin == 0 ? chain[j] : sums[j] + chain[j];
+      for (int64_t j = 0; j < cols; ++j) sums[j] = block == 0 ? chain[j] : sums[j] + chain[j];
     }
   }
 }
