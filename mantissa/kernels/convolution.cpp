@@ -279,12 +279,6 @@ int64_t sums_of(const cpu::ConvolutionWeight& c, int64_t channels, const Convolu
   return taps_of(c) * channels / run * round_up(run, build.tile_cols);
 }
 
-/// What tiles of so many rows cost, in rows: a tile of less than four waits for its last sums.
-int64_t rows_cost(const ConvolutionBuild& build, int64_t rows) {
-  const int64_t rest = rows % build.tile_rows;
-  return rows - rest + (rest == 0 ? 0 : std::max<int64_t>(rest, 4));
-}
-
 WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBuild& build, int64_t threads,
                             bool in_lanes) {
   WeightParts parts{};
@@ -314,7 +308,8 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
     parts.outputs = even(c.outputs, most, divide_up(build.tile_cols, 2));
   } else {
     const int64_t exact = even(c.outputs, most, 1), whole = even(c.outputs, most, build.tile_rows);
-    parts.outputs = rows_cost(build, exact) < rows_cost(build, whole) ? exact : whole;
+    const auto cost = [&](int64_t rows) { return tiles_cost(rows, build.tile_rows, /*vectors=*/2); };
+    parts.outputs = cost(exact) < cost(whole) ? exact : whole;
   }
   // Either side of a tile may be the outputs'.
   parts.together =

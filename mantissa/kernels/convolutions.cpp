@@ -228,17 +228,17 @@ Tensor bias_gradient(const Tensor& gradient) {
   return result;
 }
 
-/// What both gradients of a convolution are computed by, beside its tensors.
-struct Operands {
+/// What a convolution's gradients have in common, beside its tensors.
+struct Backward {
   const Geometry& g;
   bool transposed;
   at::MemoryFormat format;  ///< of the results
 };
 
 /// Undefined where libtorch's kernel shall compute it.
-Tensor input_gradient(const Operands& o, const Tensor& grad_output, const Tensor& input,
+Tensor input_gradient(const Backward& common, const Tensor& grad_output, const Tensor& input,
                       const Tensor& weight) {
-  const auto& [g, transposed, format] = o;
+  const auto& [g, transposed, format] = common;
   if (is_pointwise(g)) {
     Tensor gradient = empty(input.sizes(), input, format);
     if (pointwise::multiply(weight, !transposed, grad_output, std::nullopt, gradient)) return gradient;
@@ -258,9 +258,9 @@ Tensor input_gradient(const Operands& o, const Tensor& grad_output, const Tensor
 }
 
 /// Likewise.
-Tensor weight_gradient(const Operands& o, const Tensor& grad_output, const Tensor& input,
+Tensor weight_gradient(const Backward& common, const Tensor& grad_output, const Tensor& input,
                        const Tensor& weight) {
-  const auto& [g, transposed, format] = o;
+  const auto& [g, transposed, format] = common;
   // A transposed convolution's weight saw the gradient as its image.
   const Tensor &source = transposed ? grad_output : input, &results = transposed ? input : grad_output;
   if (is_pointwise(g)) {
@@ -339,10 +339,10 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
   const auto g = geometry(input, weight, options);
   if (!g || !is_operand(grad_output, g->dtype) || grad_output.sizes() != Sizes(g->output_sizes))
     return stock();
-  const Operands operands{*g, transposed, memory_format(input, weight, std::nullopt, options, bias_sizes)};
+  const Backward common{*g, transposed, memory_format(input, weight, std::nullopt, options, bias_sizes)};
   std::tuple<Tensor, Tensor, Tensor> gradients;
-  if (output_mask[0]) std::get<0>(gradients) = input_gradient(operands, grad_output, input, weight);
-  if (output_mask[1]) std::get<1>(gradients) = weight_gradient(operands, grad_output, input, weight);
+  if (output_mask[0]) std::get<0>(gradients) = input_gradient(common, grad_output, input, weight);
+  if (output_mask[1]) std::get<1>(gradients) = weight_gradient(common, grad_output, input, weight);
   const bool by_input = std::get<0>(gradients).defined(), by_weight = std::get<1>(gradients).defined();
   if (!by_input && !by_weight) return stock();
   const std::array<bool, 3> rest = {output_mask[0] && !by_input, output_mask[1] && !by_weight, false};

@@ -23,6 +23,15 @@ Pointer advanced(Pointer data, cpu::Element element, int64_t elements) {
   return static_cast<Byte*>(data) + elements * (element == cpu::Element::kFloat32 ? 4 : 2);
 }
 
+/// What tiles of so many rows in all, each of `vectors` vectors, cost for one step of their depth, in
+/// multiplications of vectors. A tile waits for its eight last sums: four cycles in two units.
+inline int64_t tiles_cost(int64_t rows, int64_t tile_rows, int64_t vectors) {
+  constexpr int64_t kWaits = 8;
+  const int64_t rest = rows % tile_rows;
+  return rows / tile_rows * std::max(tile_rows * vectors, kWaits) +
+         (rest == 0 ? 0 : std::max(rest * vectors, kWaits));
+}
+
 /// Threads for so many multiplications. Waking them costs some microseconds: each shall have about five of
 /// work.
 inline int64_t threads_for(int64_t products) {
