@@ -60,17 +60,8 @@ Twins twins(const Shape& s, at::ScalarType dtype, Part part, bool channels_last)
                         : part == Part::kForward                 ? Part::kByInput
                                                                  : Part::kForward;
   const auto element = dtype == at::kHalf ? cpu::Element::kFloat16 : cpu::Element::kBFloat16;
-  KernelFamily family = family_of(computed, kind);
-  if (kind.groups == 1 && w[0][0].numel() == 1 && s.stride == 1 && s.padding == 0) {
-    // See pointwise_internal.h.
-    cpu::Gemm product;
-    product.m = kind.outputs;
-    product.n = y[0][0].numel();
-    product.k = kind.channels;
-    product.batch = channels_last ? 1 : y.size(0);
-    family = family_of(product);
-  }
-  twins.kernel = kernel_name(kernel_for(family, element));
+  const bool is_pointwise = s.groups == 1 && w[0][0].numel() == 1 && s.stride == 1 && s.padding == 0;
+  twins.kernel = is_pointwise ? "a product's" : kernel_name(kernel_for(family_of(computed, kind), element));
   return twins;
 }
 

@@ -551,6 +551,21 @@ TEST_P(ConvolutionTest, BordersEqualGenericBitForBit) {
     }
 }
 
+/// Of products that are all below float32's range a chain is -0, or 0 where a border's zeros follow.
+TEST_P(ConvolutionTest, SumsThatUnderflowAreZeroWithAnyThreads) {
+  const Shape s{
+      .batch = 2, .channels = 40, .outputs = 40, .size = {1, 7, 7}, .taps = {1, 3, 3}, .padding = {0, 1, 1}};
+  const at::Tensor x = at::full_like(s.source(at::kBFloat16), 1e-30);
+  const at::Tensor w = at::full_like(s.weight(at::kBFloat16), -1e-30);
+  w.select(3, 2).fill_(1e-30);
+  const int before = at::get_num_threads();
+  for (const int threads : {1, 2, 4}) {
+    at::set_num_threads(threads);
+    EXPECT_TRUE(test::same_bits(forward(s, x, w), at::zeros_like(s.result(at::kBFloat16)))) << threads;
+  }
+  at::set_num_threads(before);
+}
+
 TEST_P(ConvolutionTest, KeepsDenormals) {
   const Shape s{.channels = 1, .outputs = 1, .size = {1, 8, 8}};
   const at::Tensor one = at::ones({1, 1, 1, 1, 1}, at::kHalf);

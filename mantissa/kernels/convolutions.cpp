@@ -183,7 +183,7 @@ std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, cons
 /// What pointwise_internal.h is about.
 bool is_pointwise(const Geometry& g) {
   return g.groups == 1 && std::all_of(std::begin(g.axes), std::end(g.axes), [](const cpu::Axis& axis) {
-           return axis.taps == 1 && axis.step == 1 && axis.size == axis.out;
+           return axis.taps == 1 && axis.step == 1 && axis.origin == 0 && axis.size == axis.out;
          });
 }
 
@@ -239,14 +239,15 @@ struct Backward {
 Tensor input_gradient(const Backward& common, const Tensor& grad_output, const Tensor& input,
                       const Tensor& weight) {
   const auto& [g, transposed, format] = common;
+  Tensor gradient;
   if (is_pointwise(g)) {
-    Tensor gradient = empty(input.sizes(), input, format);
+    gradient = empty(input.sizes(), input, format);
     if (pointwise::multiply(weight, !transposed, grad_output, std::nullopt, gradient)) return gradient;
   }
   if (!transposed && !has_work_for_its_passes(g, input.size(0))) return {};
   const ConvolutionBuild* const build = build_of(g, input, transposed, Pass::kByInput);
   if (build == nullptr) return {};
-  Tensor gradient = empty(input.sizes(), input, format);
+  if (!gradient.defined()) gradient = empty(input.sizes(), input, format);
   cpu::Convolution c = problem(g, weight, input.size(0));
   c.source = read(grad_output, transposed ? g.channels : g.outputs);
   c.out = written(gradient, transposed ? g.outputs : g.channels);
@@ -263,13 +264,14 @@ Tensor weight_gradient(const Backward& common, const Tensor& grad_output, const 
   const auto& [g, transposed, format] = common;
   // A transposed convolution's weight saw the gradient as its image.
   const Tensor &source = transposed ? grad_output : input, &results = transposed ? input : grad_output;
+  Tensor gradient;
   if (is_pointwise(g)) {
-    Tensor gradient = empty(weight.sizes(), weight, format);
+    gradient = empty(weight.sizes(), weight, format);
     if (pointwise::multiply_pixels(results, source, gradient)) return gradient;
   }
   const ConvolutionBuild* const build = build_of(g, input, transposed, Pass::kByWeight);
   if (build == nullptr) return {};
-  Tensor gradient = empty(weight.sizes(), weight, format);
+  if (!gradient.defined()) gradient = empty(weight.sizes(), weight, format);
   cpu::ConvolutionWeight c = weight_problem(g, input.size(0));
   c.source = read(source, g.channels);
   c.gradient = read(results, g.outputs);
@@ -298,14 +300,17 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   const auto results = [&] {
     return empty(g->output_sizes, input, memory_format(input, weight, bias, options, {}));
   };
+  Tensor out;
   if (is_pointwise(*g)) {
-    Tensor out = results();
+    out = results();
     if (pointwise::multiply(weight, transposed, input, adds ? bias : std::nullopt, out)) return out;
   }
   const ConvolutionBuild* const build = build_of(*g, input, transposed, Pass::kForward);
-  if (build == nullptr) return stock();
-
-  Tensor out = results();
+  if (build == nullptr) {
+    out.reset();  // no memory beside libtorch's own result
+    return stock();
+  }
+  if (!out.defined()) out = results();
   cpu::Convolution c = problem(*g, weight, input.size(0));
   const int64_t read_channels = transposed ? g->outputs : g->channels;
   const int64_t written_channels = transposed ? g->channels : g->outputs;

@@ -59,6 +59,7 @@ std::vector<Case> cases() {
       {"OneByOneFewPixels", {9, 20, 3, 3}, {30, 20, 1, 1}},
       {"OneByOneLine", {3, 10, 150}, {21, 10, 1}},
       {"OneByOneVolume", {2, 6, 4, 5, 6}, {7, 6, 1, 1, 1}},
+      {"OneByOneShifted", {2, 5, 12, 11}, {5, 7, 1, 1}, {1}, {1}, {3}, {2}, 1, true},
       {"OneByOneTransposed", {3, 17, 9, 8}, {17, 12, 1, 1}, {1}, {0}, {1}, {0}, 1, true},
       {"ThreeChannels", {2, 3, 40, 40}, {18, 3, 7, 7}, {2}, {3}},
       {"Strided", {3, 16, 14, 15}, {40, 16, 3, 3}, {2}, {1}},

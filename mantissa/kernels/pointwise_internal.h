@@ -1,8 +1,9 @@
 #pragma once
 
-// Pointwise convolutions, 1 x 1 without a stride or a border: for each image, or for all where they follow
-// each other, a product of the weight and of a matrix of channels x pixels. Their operands need no window,
-// and a product's kernels know what a convolution's do not: few rows, and pairs of bf16. Which of them is taken is chosen as for other products.
+// Pointwise convolutions, 1 x 1 without a stride, a border or groups: for each image, or for all where they
+// follow each other, a product of the weight and of a matrix of channels x pixels. Their operands need no
+// window, and a product's kernels know what a convolution's do not: few rows, and pairs of bf16. Which of
+// them is taken is chosen as for other products.
 
 #include <optional>
 
@@ -12,11 +13,11 @@ namespace mantissa::pointwise {
 
 /// to[n, r] = bias[r] + the sum over c of weight[r, c] from[n, c], for each pixel.
 ///
-/// Shapes:   from [n, c, ...], to [n, r, ...], with the same dims behind; weight [r, c, 1...], with the two in
-///           each other's place if `turned`; bias [r]. All of one 16-bit dtype.
+/// Shapes:   from [n, c, ...], to [n, r, ...], with the same dims behind; weight [r, c, 1...], with the two
+///           in each other's place if `turned`; bias [r]. All of one 16-bit dtype.
 /// Numerics: those of cpu::Gemm.
-/// Returns:  whether it is done. It is not where a tensor's pixels are not evenly apart, where an image has so
-///           few that its product would pack a weight for nothing, or where libtorch's product was chosen.
+/// Returns:  whether it is done. It is not where a tensor's pixels are not evenly apart, where an image has
+///           so few that its product would pack a weight for nothing, or where libtorch's product was chosen.
 bool multiply(const at::Tensor& weight, bool turned, const at::Tensor& from,
               const std::optional<at::Tensor>& bias, const at::Tensor& to);
 

@@ -349,9 +349,8 @@ void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
       with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
         pack_taps<V, decltype(source)>(c, 0, output, lanes, 0, 1, scratch.weights);
       });
-      const int64_t pixels =
-          find_pixels<V>(c, box, whole_stretch<V>(c.axes, box, 0), whole_stretch<V>(c.axes, box, 1), window,
-                         scratch.source_at, scratch.out_at);
+      const int64_t pixels = find_pixels<V>(c, box, positions_of<V>(box, 0), positions_of<V>(box, 1), window,
+                                            scratch.source_at, scratch.out_at);
       runs.count = 0;
       if (taps > 0) find_runs<V>(c.axes, window, runs);
       for (int64_t i = 0; i < pixels; i += kTogether) {

@@ -70,12 +70,13 @@ void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, 
                                      pixels, to + c, channels);
 }
 
-/// The positions of a window's row that lie inside of the image, [begin, end), from the row's first.
-struct Inside {
+struct Range {
   int64_t begin, end;
 };
+
+/// The positions of a window's row that lie inside of the image, from the row's first.
 template <class V>
-Inside inside_of(const Axis& axis, const Window& window) {
+Range inside_of(const Axis& axis, const Window& window) {
   const int64_t first = window.first[2], size = window.size[2];
   const int64_t begin = first < 0 ? least<V>(-first, size) : 0;
   const int64_t inside = axis.size - first < size ? axis.size - first : size;
@@ -130,41 +131,40 @@ Box box_of(const Problem& c, int64_t index) {
   return box;
 }
 
-/// Positions [begin, end) along an axis whose taps [first_tap, last_tap) are to be looked at.
-struct Stretch {
-  int64_t begin, end, first_tap, last_tap;
-};
-
-/// The box's positions along axis `a`, with all taps.
+/// The box's positions along axis `a`.
 template <class V>
-Stretch whole_stretch(const Axis* axes, const Box& box, int a) {
-  return {box.begin[a + 1], box.end[a + 1], 0, axes[a].taps};
+Range positions_of(const Box& box, int a) {
+  return {box.begin[a + 1], box.end[a + 1]};
 }
+
+/// Positions along an axis, and the taps that are to be looked at for them.
+struct Stretch {
+  Range positions, taps;
+};
 
 /// A block's positions along an axis in stretches that read the same taps inside of the source; one stretch
 /// with all taps where they would be too many.
 struct Stretches {
   static constexpr int64_t kMost = 8;
   int64_t count = 0;
-  Stretch of[kMost] = {};
+  Stretch all[kMost] = {};
 };
 
 template <class V>
-Stretches stretches_of(const Axis* axes, const Box& box, int a) {
-  const Axis& axis = axes[a];
+Stretches stretches_of(const Axis& axis, const Range& positions) {
   Stretches stretches;
-  for (int64_t i = box.begin[a + 1]; i < box.end[a + 1]; ++i) {
+  for (int64_t i = positions.begin; i < positions.end; ++i) {
     const int64_t at = axis.origin + i * axis.step;
-    int64_t first = 0, last = axis.taps;
-    while (first < last && at + first * axis.dilation < 0) ++first;
-    while (first < last && at + (last - 1) * axis.dilation >= axis.size) --last;
-    Stretch* const open = stretches.count > 0 ? &stretches.of[stretches.count - 1] : nullptr;
-    if (open != nullptr && open->first_tap == first && open->last_tap == last) {
-      open->end = i + 1;
+    Range taps{0, axis.taps};
+    while (taps.begin < taps.end && at + taps.begin * axis.dilation < 0) ++taps.begin;
+    while (taps.begin < taps.end && at + (taps.end - 1) * axis.dilation >= axis.size) --taps.end;
+    Stretch* const open = stretches.count > 0 ? &stretches.all[stretches.count - 1] : nullptr;
+    if (open != nullptr && open->taps.begin == taps.begin && open->taps.end == taps.end) {
+      open->positions.end = i + 1;
       continue;
     }
-    if (stretches.count == Stretches::kMost) return {1, {whole_stretch<V>(axes, box, a)}};
-    stretches.of[stretches.count++] = {i, i + 1, first, last};
+    if (stretches.count == Stretches::kMost) return {1, {{positions, {0, axis.taps}}}};
+    stretches.all[stretches.count++] = {{i, i + 1}, taps};
   }
   return stretches;
 }
@@ -172,7 +172,7 @@ Stretches stretches_of(const Axis* axes, const Box& box, int a) {
 /// Notes where each result of the box, of these positions along the first two axes, has its first tap in the
 /// window, and where it is written. Returns their number.
 template <class V>
-int64_t find_pixels(const Convolution& c, const Box& box, const Stretch& depths, const Stretch& heights,
+int64_t find_pixels(const Convolution& c, const Box& box, const Range& depths, const Range& heights,
                     const Window& window, int64_t* source_at, int64_t* out_at) {
   const int64_t widths = box.end[3] - box.begin[3];
   int64_t count = 0;
@@ -201,16 +201,16 @@ struct Runs {
 
 using Adjacent = std::integral_constant<int64_t, 1>;
 
-/// The runs of these stretches' taps along the first two axes, and of all along the last.
+/// The runs of these taps along the first two axes, and of all along the last.
 template <class V>
-void find_runs(const Axis* axes, const Stretch& depths, const Stretch& heights, const Window& window,
+void find_runs(const Axis* axes, const Range& depths, const Range& heights, const Window& window,
                Runs& runs) {
   const bool adjacent = axes[2].dilation == 1;
   const int64_t in_row = adjacent ? least<V>(axes[2].taps, 1) : axes[2].taps;
   runs.length = (adjacent ? axes[2].taps : 1) * window.channels;
   runs.count = 0;
-  for (int64_t d = depths.first_tap; d < depths.last_tap; ++d)
-    for (int64_t h = heights.first_tap; h < heights.last_tap; ++h)
+  for (int64_t d = depths.begin; d < depths.end; ++d)
+    for (int64_t h = heights.begin; h < heights.end; ++h)
       for (int64_t w = 0; w < in_row; ++w) {
         runs.packed[runs.count] = ((d * axes[1].taps + h) * in_row + w) * runs.length;
         runs.offsets[runs.count++] =
@@ -220,7 +220,7 @@ void find_runs(const Axis* axes, const Stretch& depths, const Stretch& heights, 
 }
 template <class V>
 void find_runs(const Axis* axes, const Window& window, Runs& runs) {
-  find_runs<V>(axes, {0, 0, 0, axes[0].taps}, {0, 0, 0, axes[1].taps}, window, runs);
+  find_runs<V>(axes, {0, axes[0].taps}, {0, axes[1].taps}, window, runs);
 }
 
 /// multiply_tile(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets,
@@ -255,6 +255,8 @@ void multiply_runs(const Runs& runs, Step step, const float* source, const int64
       ((sums[kSum] = V::add(V::load(to + kSum / kTileVectors * kColumns + kSum % kTileVectors * V::kLanes),
                             sums[kSum])),
        ...);
+    else  // a chain that underflows to -0 becomes 0, whether or not it had a border's zeros
+      ((sums[kSum] = V::add(V::zero(), sums[kSum])), ...);
     (V::store(to + kSum / kTileVectors * kColumns + kSum % kTileVectors * V::kLanes, sums[kSum]), ...);
   };
   run(std::make_integer_sequence<int, kTileRows * kTileVectors>{},
@@ -395,7 +397,7 @@ void finish_pixels(const Convolution& c, int64_t group, int64_t output, int64_t 
 /// Pixels that read the same rows of the kernel inside of the source.
 struct Slice {
   int64_t pixels;
-  Stretch depths, heights;
+  Range depths, heights;  ///< these rows
 };
 
 /// What the loops below share of one block of results.
@@ -407,6 +409,7 @@ struct Block {
   Window window = {};
   int64_t pitch = 0;   ///< from one pixel to the next in a row
   bool skips = false;  ///< whether slices leave out taps
+  bool finite = true;  ///< what was packed so far of the weight
   int64_t slice_count = 0;
   Slice slices[Stretches::kMost * Stretches::kMost] = {};
   Runs runs = {};
@@ -425,34 +428,37 @@ int64_t tile_cost(int64_t pixels) {
 template <class V>
 void find_slices(const Box& box, Block<V>& block) {
   const Convolution& c = block.c;
-  const Stretch all_depths = whole_stretch<V>(c.axes, box, 0), all_heights = whole_stretch<V>(c.axes, box, 1);
-  Stretches depths = stretches_of<V>(c.axes, box, 0), heights = stretches_of<V>(c.axes, box, 1);
+  const Stretch all_depths{positions_of<V>(box, 0), {0, c.axes[0].taps}},
+      all_heights{positions_of<V>(box, 1), {0, c.axes[1].taps}};
+  Stretches depths = stretches_of<V>(c.axes[0], all_depths.positions),
+            heights = stretches_of<V>(c.axes[1], all_heights.positions);
   const int64_t in_row = (box.end[0] - box.begin[0]) * (box.end[3] - box.begin[3]);
+  const auto size = [](const Range& range) { return range.end - range.begin; };
   const auto cost = [&](const Stretch& d, const Stretch& h) {
-    return (d.last_tap - d.first_tap) * (h.last_tap - h.first_tap) *
-           tile_cost<V>((d.end - d.begin) * (h.end - h.begin) * in_row);
+    return size(d.taps) * size(h.taps) * tile_cost<V>(size(d.positions) * size(h.positions) * in_row);
   };
   int64_t apart = 0;
   for (int64_t d = 0; d < depths.count; ++d)
-    for (int64_t h = 0; h < heights.count; ++h) apart += cost(depths.of[d], heights.of[h]);
+    for (int64_t h = 0; h < heights.count; ++h) apart += cost(depths.all[d], heights.all[h]);
   block.skips = apart < cost(all_depths, all_heights);
   if (!block.skips) depths = {1, {all_depths}}, heights = {1, {all_heights}};
   block.slice_count = 0;
   int64_t pixels = 0;
   for (int64_t d = 0; d < depths.count; ++d)
     for (int64_t h = 0; h < heights.count; ++h) {
-      const int64_t found = find_pixels<V>(c, box, depths.of[d], heights.of[h], block.window,
+      const Stretch &in_depth = depths.all[d], &in_height = heights.all[h];
+      const int64_t found = find_pixels<V>(c, box, in_depth.positions, in_height.positions, block.window,
                                            block.scratch.source_at + pixels, block.scratch.out_at + pixels);
-      block.slices[block.slice_count++] = {found, depths.of[d], heights.of[h]};
+      block.slices[block.slice_count++] = {found, in_depth.taps, in_height.taps};
       pixels += found;
     }
 }
 
-/// A packed panel times a block: the results [output, output + lanes). A border's zeros are multiplied where
-/// that makes a difference, unless `finite`: 0 times Inf is NaN.
+/// A packed panel times a block: the results [output, output + lanes). Unless the weight is finite, a border's
+/// zeros are multiplied, too: 0 times Inf is NaN.
 template <class V>
 void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, bool last, const float* panel,
-                    bool finite, float* waiting) {
+                    float* waiting) {
   constexpr int kColumns = V::kVectors * V::kLanes;
   // A multiple of the tile's rows and of a vector's lanes.
   constexpr int64_t kTogether = 48;
@@ -463,13 +469,14 @@ void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, 
   const int64_t* out_at = block.scratch.out_at;
   for (int64_t s = 0; s < block.slice_count; ++s) {
     const Slice& slice = block.slices[s];
-    if (finite)
+    if (block.finite)
       find_runs<V>(c.axes, slice.depths, slice.heights, block.window, block.runs);
     else
       find_runs<V>(c.axes, block.window, block.runs);
     for (int64_t i = 0; i < slice.pixels; i += kTogether) {
       const int64_t count = least<V>(kTogether, slice.pixels - i);
-      float* const sums = first && last ? finished : waiting;
+      const bool only = first && last;
+      float* const sums = only ? finished : waiting;
       for (int64_t row = 0; row < count; row += V::kRows)
         RunTiles<V, Adjacent>::multiply(least<V>(count - row, V::kRows), vectors, block.runs, Adjacent{},
                                         block.scratch.source, source_at + row, block.pitch, panel,
@@ -480,7 +487,7 @@ void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, 
         });
       source_at += count;
       out_at += count;
-      waiting += count * kColumns;
+      if (!only) waiting += count * kColumns;
     }
   }
 }
@@ -488,12 +495,16 @@ void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, 
 /// Whether a panel of `steps` has no Inf and no NaN in its first `lanes`.
 template <class V>
 bool is_finite(const float* panel, int64_t steps, int64_t lanes) {
-  constexpr int64_t kTogether = 4;
+  constexpr int64_t kColumns = V::kVectors * V::kLanes, kTogether = 4;
   typename V::Float zeros[kTogether] = {V::zero(), V::zero(), V::zero(), V::zero()};
   for (int64_t lane = 0; lane < lanes; lane += V::kLanes) {
-    const float* from = panel + lane;
-    for (int64_t k = 0; k < steps; ++k, from += V::kVectors * V::kLanes)
-      zeros[k % kTogether] = V::fma(V::load(from), V::zero(), zeros[k % kTogether]);
+    const float* const from = panel + lane;
+    int64_t k = 0;
+    for (; k + kTogether <= steps; k += kTogether)
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kTogether; ++i)
+        zeros[i] = V::fma(V::load(from + (k + i) * kColumns), V::zero(), zeros[i]);
+    for (; k < steps; ++k) zeros[0] = V::fma(V::load(from + k * kColumns), V::zero(), zeros[0]);
   }
   return !V::is_nan(V::add(V::add(zeros[0], zeros[1]), V::add(zeros[2], zeros[3])));
 }
@@ -508,7 +519,6 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
   const bool waits = c.block_channels < c.channels;
   const int64_t together = waits ? kConvolutionColumns : outputs;
   Block<V> block{c, part, scratch};
-  bool finite = true;  // what was packed so far
   const auto panel_of = [&](int64_t index, int64_t output, int64_t lanes, int64_t channel, int64_t channels) {
     float* const panel =
         scratch.weights + (stays ? (padded * channel + (output - part.output_begin) * channels) * taps : 0);
@@ -518,7 +528,7 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
       });
       // Where panels stay, a later block may leave out taps, too.
       const bool matters = block.skips || (stays && part.block_end - part.block_begin > 1);
-      if (matters) finite = finite && is_finite<V>(panel, taps * channels, lanes);
+      if (matters) block.finite = block.finite && is_finite<V>(panel, taps * channels, lanes);
     }
     return panel;
   };
@@ -539,7 +549,7 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
           const int64_t lanes = least<V>(kColumns, end - output);
           const float* const panel = panel_of(index, output, lanes, channel, channels);
           multiply_block<V>(block, output, lanes, channel == 0, channel + channels == c.channels, panel,
-                            finite, scratch.sums + (output - begin) * (kConvolutionPixels + 48));
+                            scratch.sums + (output - begin) * (kConvolutionPixels + 48));
         }
       }
     }

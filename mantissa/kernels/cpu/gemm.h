@@ -35,10 +35,10 @@ using Matrix = MatrixOf<void*>;
 ///           nearest even, NaN kept.
 ///           Up to three rows or columns against a matrix that is adjacent along k are the exception: there
 ///           each vector lane has chains of its own, which are added at the end of the block.
-///           avx512_bf16 is another, for bf16, more rows and columns than that, and a k above 3 or results
-///           whose columns are apart: blocks are of twice as many elements, of each two neighbours the later
-///           comes first, and what is below the normal range of float32, operand or sum, becomes 0, as in
-///           libtorch's own products there.
+///           avx512_bf16 is another, for bf16 and more rows and columns than that, but not for up to three of
+///           k and 32 or more adjacent results: blocks are of twice as many elements, of each two neighbours
+///           the later comes first, and what is below the normal range of float32, operand or sum, becomes
+///           0, as in libtorch's own products there.
 /// Bound:    |out - exact| <= E + u (|exact| + E), where u is 2^-8 for bf16, 2^-11 for fp16 (half a last
 ///           place; below their normal range half the smallest value, absolute) and
 ///           E = (terms k + 8) 2^-24 (|alpha| sum |a||b| + |beta addend|). GELU adds its own

@@ -186,6 +186,13 @@ struct Tile {
   int64_t batch, row, col, rows, cols;
 };
 
+/// Whether no sum has a NaN that store_pair() minds: of 16-bit values their last bits are 0, and alpha may be
+/// one.
+template <class V>
+bool has_plain_sums(const Gemm& g) {
+  return g.alpha == 1 && (g.a.element != Element::kFloat32 || g.b.element != Element::kFloat32);
+}
+
 /// From the finished sums, at sums[row * stride + column], to the result; they are overwritten. Their rows
 /// are padded to whole vectors.
 template <class V, class Out>
@@ -201,8 +208,7 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
                 tile.row * g.out.row_stride + tile.col;
     const int64_t out_stride = g.out.row_stride;
     if constexpr (V::kVectors == 2) {
-      // Of 16-bit operands no sum has a NaN that store_pair() minds; alpha may be one.
-      if (g.alpha == 1) {
+      if (has_plain_sums<V>(g)) {
         for (int64_t i = 0; i < rows; ++i, sums += stride, out += out_stride)
           Out::store_pair(out, V::load(sums), V::load(sums + V::kLanes));
         return;

@@ -26,25 +26,24 @@ void widen_steps(const ConstMatrix& matrix, Element other, int64_t first, int64_
                load_from<V>(matrix, other, first + k * k_stride + i * stride, stride, count - i));
 }
 
-/// Element (i, k) of a is data[i * row + k * step].
+/// Element (i, k) of a is data[i * row_stride + k * k_stride].
 struct ShallowRows {
   const float* data;
-  int64_t row, step;
+  int64_t row_stride, k_stride;
 };
 
 /// The sums over k of a(i, k) * b[k * tile.cols + j]. `sums` has room for a row, in whole vectors.
 template <class V, class Out, int kDepth>
 void multiply_shallow(const Gemm& g, const Tile& tile, const ShallowRows& a, const float* b, float* sums) {
   constexpr int64_t kPair = 2 * V::kLanes;
-  // As to NaN see finish_tile_as().
-  const bool plain = g.addend.data == nullptr && g.activation == Activation::kNone && g.alpha == 1;
+  const bool plain = g.addend.data == nullptr && g.activation == Activation::kNone && has_plain_sums<V>(g);
   const int64_t cols = tile.cols, pairs = plain ? cols / kPair * kPair : 0, out_stride = g.out.row_stride;
   auto* out = static_cast<typename Out::Storage*>(g.out.data) + tile.batch * g.out.batch_stride +
               tile.row * out_stride + tile.col;
   for (int64_t i = 0; i < tile.rows; ++i, out += out_stride) {
     typename V::Float by[kDepth];
 #pragma GCC unroll 4
-    for (int k = 0; k < kDepth; ++k) by[k] = V::broadcast(a.data + i * a.row + k * a.step);
+    for (int k = 0; k < kDepth; ++k) by[k] = V::broadcast(a.data + i * a.row_stride + k * a.k_stride);
     const auto sum_at = [&](int64_t j) __attribute__((always_inline)) {
       auto sum = V::zero();
 #pragma GCC unroll 4
