@@ -171,8 +171,11 @@ bool has_few_results(const cpu::Convolution& c, const ConvolutionBuild& build) {
   // Of a vector's lanes the share that is of use: the pixels' among the positions of a row, or the results'.
   // Both kernels take as long where the first is 1.75 times the second.
   const int64_t lanes = build.tile_cols / 2, positions = span(last, last.out);
-  return c.outputs <= lanes / 2 && 4 * last.out * lanes >= 7 * positions * c.outputs &&
-         positions <= 2 * last.out;
+  if (positions > 2 * last.out) return false;
+  if (c.outputs <= lanes / 2) return 4 * last.out * lanes >= 7 * positions * c.outputs;
+  // Of more results where each is a short sum, whose reordering from channels to pixels would cost as much.
+  return c.channels * taps_of(c) <= cpu::kFewSteps && c.source.strides[2] == 1 && c.out.strides[2] == 1 &&
+         4 * last.out >= 3 * positions;
 }
 
 /// A convolution, its kernel, and how the work is cut: blocks, fastest, then ranges of channels, then groups.
@@ -251,9 +254,10 @@ cpu::ConvolutionScratch scratch_for(const Pass& pass, const ConvolutionBuild& bu
       line((window_pixels(c.axes, c.block) + (pass.has_few_results ? cpu::kFewPlaneEnd : 0)) *
                pass.window_channels +
            cpu::kGemmSlack);
-  const int64_t weights = line((stays ? all : panel) + cpu::kGemmSlack);
+  // Few results have narrower panels, which are packed as wide ones.
+  const int64_t weights = line((stays ? all + (pass.has_few_results ? panel : 0) : panel) + cpu::kGemmSlack);
   const int64_t pixels = cpu::kConvolutionPixels + 48;
-  const int64_t sums = pass.has_few_results            ? c.outputs * cpu::kFewPitch
+  const int64_t sums = pass.has_few_results ? std::min(c.outputs, build.tile_cols / 4) * cpu::kFewPitch
                        : c.block_channels < c.channels ? pixels * std::min(columns, cpu::kConvolutionColumns)
                                                        : 0;
   constexpr int64_t kFloats = sizeof(int64_t) / sizeof(float);
@@ -302,8 +306,8 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
   const int64_t wanted = divide_up(threads, std::gcd(threads, parts.channel_parts * c.groups));
   const int64_t room = std::max<int64_t>(1, cpu::kConvolutionSums / sums_of(c, parts.channels, build));
   const int64_t most = std::min({most_outputs, room, divide_up(c.outputs, wanted)});
-  // Where channels are fewer than a vector's lanes, outputs are a tile's columns, in vectors. Else they are its
-  // rows, and even parts may cost less than whole tiles.
+  // Where channels are fewer than a vector's lanes, outputs are a tile's columns, in vectors. Else they are
+  // its rows, and even parts may cost less than whole tiles.
   if (parts.channels < build.tile_cols / 2) {
     parts.outputs = even(c.outputs, most, divide_up(build.tile_cols, 2));
   } else {

@@ -67,7 +67,8 @@ Twins twins(const Shape& s, at::ScalarType dtype, Part part, bool channels_last)
 
 bool register_all() {
   // A small ResNet on 32 x 32 images, ResNet-18's layers on 224 x 224, and what is not a square.
-  const std::vector<Shape> shapes = {{"tiny/3to32", {32, 3, 32, 32}, {32, 3, 3, 3}},
+  const std::vector<Shape> shapes = {{"mnist/1to32", {64, 1, 28, 28}, {32, 1, 3, 3}},
+                                     {"tiny/3to32", {32, 3, 32, 32}, {32, 3, 3, 3}},
                                      {"tiny/32to32", {32, 32, 32, 32}, {32, 32, 3, 3}},
                                      {"tiny/32to64s2", {32, 32, 32, 32}, {64, 32, 3, 3}, 2},
                                      {"tiny/32to64s2k1", {32, 32, 32, 32}, {64, 32, 1, 1}, 2, 0},

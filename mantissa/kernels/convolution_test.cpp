@@ -303,6 +303,10 @@ std::vector<Shape> few_results() {
        .taps = {2, 3, 3},
        .dilation = {1, 2, 2},
        .padding = {1, 2, 1}},
+      // More results, of short sums: several blocks, a rest of results, rows of less and more than a vector.
+      {.batch = 9, .outputs = 33, .size = {1, 28, 28}, .taps = {1, 3, 3}, .padding = {0, 1, 1}},
+      {.batch = 2, .channels = 3, .outputs = 20, .size = {1, 5, 9}, .taps = {1, 3, 3}, .padding = {0, 1, 1}},
+      {.batch = 2, .channels = 2, .outputs = 50, .size = {3, 9, 37}, .taps = {2, 2, 4}, .padding = {1, 0, 2}},
       // Of a row, more than a block's window has room for.
       {.batch = 1,
        .channels = 256,

@@ -139,11 +139,11 @@ constexpr int64_t kConvolutionLanes = 32;
 /// adjacent, those of the source evenly apart. Windows are of kConvolutionLanes channels.
 constexpr int64_t kConvolutionGroups[] = {2, 4};
 
-/// Few results for each pixel, at most a quarter of a tile's columns: vectors of adjacent pixels. Every axis
-/// with more than one result has step 1. The last one has at least this many results and reads at most twice
-/// as many positions. There is at least one tap. Also in numerics as above. The sums of each result are
-/// kFewPitch apart.
-constexpr int64_t kFewWidth = 8;
+/// Few results for each pixel, at most a quarter of a tile's columns, or short sums, of at most kFewSteps
+/// products: vectors of adjacent pixels. Every axis with more than one result has step 1. The last one has at
+/// least kFewWidth results and reads at most twice as many positions. There is at least one tap. Also in
+/// numerics as above. The sums of each result are kFewPitch apart.
+constexpr int64_t kFewWidth = 8, kFewSteps = 32;
 constexpr int64_t kFewPitch = 2 * kConvolutionPixels + 16 * kConvolutionPixels / kFewWidth + 16;
 /// What the planes of a window have past their ends: see plane_of().
 constexpr int64_t kFewPlaneEnd = 48;

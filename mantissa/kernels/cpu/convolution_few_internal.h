@@ -3,7 +3,9 @@
 // Convolutions with few results for each pixel: the gradient by the input of an image with three channels,
 // the last layer of a decoder. In convolution_internal.h the lanes of a vector are the results of one pixel,
 // and most would be empty. Here they are adjacent pixels: the window is widened channel by channel, so that
-// every tap of every channel is a vector of the window, at the same distance from each pixel.
+// every tap of every channel is a vector of the window, at the same distance from each pixel. So they are
+// for more results, too, where these are short sums in NCHW, which would have to be transposed: the first
+// layer for grey images.
 
 #include <cstdint>
 #include <utility>
@@ -137,23 +139,32 @@ void widen_planes(const Convolution& c, int64_t group, int64_t channel, int64_t 
       }
 }
 
-/// Rounds and writes the results of a row of the box, from `sums`, which are `pitch` apart.
+/// Rounds and writes the results [output, output + count) of a row of the box, from `sums`, which are `pitch`
+/// apart. spills: what follows in memory is written after it.
 template <class V, class Out>
-void finish_row_of_planes(const Convolution& c, int64_t group, int64_t out_at, int64_t pixels,
-                          const float* sums, int64_t pitch) {
+void finish_row_of_planes(const Convolution& c, int64_t group, int64_t output, int64_t count, int64_t out_at,
+                          int64_t pixels, const float* sums, int64_t pitch, bool spills) {
   auto* const out = static_cast<typename Out::Storage*>(c.out.data) + group * c.out.group_stride + out_at;
-  for (int64_t o = 0; o < c.outputs; ++o) {
+  for (int64_t o = output; o < output + count; ++o, sums += pitch) {
     const int64_t at = (group * c.outputs + o) * c.bias_stride;
     const auto bias = c.bias == nullptr
                           ? V::zero()
                           : load_from<V>({c.bias, c.bias_element, 0, 0, 0}, Element::kFloat32, at,
                                          /*stride=*/0, V::kLanes);
-    for (int64_t i = 0; i < pixels; i += V::kLanes) {
+    const auto value_at = [&](int64_t i) __attribute__((always_inline)) {
+      const auto sum = V::load(sums + i);
+      return c.bias == nullptr ? sum : V::add(sum, bias);
+    };
+    int64_t i = 0;
+    // Source and weight have no NaN that store_pair() minds; a bias in float32 may.
+    if (c.out.strides[2] == 1 && !V::is_nan(bias))
+      for (; i + 2 * V::kLanes <= pixels; i += 2 * V::kLanes)
+        Out::store_pair(out + o * c.out.channel_stride + i, value_at(i), value_at(i + V::kLanes));
+    for (; i < pixels; i += V::kLanes) {
       const int64_t here = least<V>(V::kLanes, pixels - i);
-      const auto sum = V::load(sums + o * pitch + i);
-      const auto value = c.bias == nullptr ? sum : V::add(sum, bias);
+      const auto value = value_at(i);
       auto* const to = out + o * c.out.channel_stride + i * c.out.strides[2];
-      if (c.out.strides[2] == 1 && here == V::kLanes)
+      if (c.out.strides[2] == 1 && (spills || here == V::kLanes))
         Out::store(to, value);
       else
         Out::scatter(to, c.out.strides[2], here, value);
@@ -161,70 +172,97 @@ void finish_row_of_planes(const Convolution& c, int64_t group, int64_t out_at, i
   }
 }
 
+/// The window of one block, in planes, and the results' places in it.
+struct PlaneBlock {
+  Box box;
+  Window window;
+  int64_t plane;  ///< see plane_of()
+  PlaneTaps taps;
+
+  int64_t images() const { return box.end[0] - box.begin[0]; }
+};
+
+template <class V>
+void find_plane_taps(const Convolution& c, PlaneBlock& block) {
+  int64_t offset = 0;
+  for (int64_t d = 0; d < c.axes[0].taps; ++d)
+    for (int64_t h = 0; h < c.axes[1].taps; ++h)
+      for (int64_t w = 0; w < c.axes[2].taps; ++w)
+        block.taps.offsets[offset++] =
+            (d * c.axes[0].dilation * block.window.size[1] + h * c.axes[1].dilation) * block.window.size[2] +
+            w * c.axes[2].dilation;
+  block.taps.count = offset;
+}
+
 template <class V>
 void convolve_few_with(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
   constexpr int64_t kColumns = V::kVectors * V::kLanes;
-  const PlaneTiles<V> tiles =
-      PlaneTiles<V>::at(c.outputs, std::make_integer_sequence<int, PlaneTiles<V>::kMost>{});
-  PlaneTaps taps;
-  taps.count = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
-  const auto panel_of = [&](int64_t index, int64_t channel, int64_t channels) {
-    float* const panel = scratch.weights + (scratch.stays ? kColumns * channel * taps.count : 0);
+  const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
+  PlaneBlock block;
+  // The weights of `count` results, [(tap, channel)][result]. A panel that stays may be written past its end,
+  // where the next one will be.
+  const auto panel_of = [&](int64_t index, int64_t output, int64_t count, int64_t channel, int64_t channels) {
+    const int64_t before = (output - part.output_begin) * c.channels + channel * count;
+    float* const panel = scratch.weights + (scratch.stays ? before * taps : 0);
     if (!scratch.stays || index == part.block_begin) {
       with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
-        pack_taps<V, decltype(source)>(c, part.group, 0, c.outputs, channel, channels, panel);
+        pack_taps<V, decltype(source)>(c, part.group, output, count, channel, channels, panel);
       });
-      for (int64_t k = 0; k < taps.count * channels; ++k)
-        for (int64_t o = 0; o < c.outputs; ++o) panel[k * c.outputs + o] = panel[k * kColumns + o];
+      for (int64_t k = 0; k < taps * channels; ++k)
+        for (int64_t o = 0; o < count; ++o) panel[k * count + o] = panel[k * kColumns + o];
     }
     return panel;
   };
   for (int64_t index = part.block_begin; index < part.block_end; ++index) {
-    const Box box = box_of<V>(c, index);
-    const int64_t images = box.end[0] - box.begin[0], depths = box.end[1] - box.begin[1],
-                  heights = box.end[2] - box.begin[2], widths = box.end[3] - box.begin[3];
-    const Window window = window_of<V>(c.axes, box, 1);
-    const int64_t plane = plane_of<V>(window, images), row = window.size[2];
-    int64_t offset = 0;
-    for (int64_t d = 0; d < c.axes[0].taps; ++d)
-      for (int64_t h = 0; h < c.axes[1].taps; ++h)
-        for (int64_t w = 0; w < c.axes[2].taps; ++w)
-          taps.offsets[offset++] = (d * c.axes[0].dilation * window.size[1] + h * c.axes[1].dilation) * row +
-                                   w * c.axes[2].dilation;
+    const Box& box = block.box = box_of<V>(c, index);
+    const Window& window = block.window = window_of<V>(c.axes, box, 1);
+    block.plane = plane_of<V>(window, block.images());
+    find_plane_taps<V>(c, block);
+    const int64_t depths = box.end[1] - box.begin[1], heights = box.end[2] - box.begin[2],
+                  widths = box.end[3] - box.begin[3], row = window.size[2];
     // The results of an image's slice are one range of the window, with those between its rows, which nobody
     // asked for.
     const int64_t range = (heights - 1) * row + widths,
                   padded = (range + V::kLanes - 1) / V::kLanes * V::kLanes;
     const auto for_each_slice = [&](const auto& f) {
       float* sums = scratch.sums;
-      for (int64_t n = 0; n < images; ++n)
+      for (int64_t n = 0; n < block.images(); ++n)
         for (int64_t d = 0; d < depths; ++d, sums += padded) f(n, d, sums);
     };
-    for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
-      const int64_t channels = least<V>(c.block_channels, c.channels - channel);
-      with_elements<V>(c.source.element, c.source.element, [&](auto source) {
-        widen_planes<V, decltype(source)>(c, part.group, channel, channels, box, window, plane,
-                                          scratch.source);
-      });
-      const float* const panel = panel_of(index, channel, channels);
-      for_each_slice([&](int64_t n, int64_t d, float* sums) {
-        const float* const source = scratch.source + (n * window.size[0] + d) * window.size[1] * row;
-        for (int64_t i = 0; i < range; i += tiles.vectors * V::kLanes) {
-          const int64_t vectors = least<V>(tiles.vectors, (range - i + V::kLanes - 1) / V::kLanes);
-          tiles.of[vectors - 1](taps, channels, source + i, plane, panel, sums + i, kFewPitch, channel > 0);
-        }
+    for (int64_t output = part.output_begin; output < part.output_end; output += PlaneTiles<V>::kMost) {
+      const int64_t count = least<V>(PlaneTiles<V>::kMost, part.output_end - output);
+      const PlaneTiles<V> tiles =
+          PlaneTiles<V>::at(count, std::make_integer_sequence<int, PlaneTiles<V>::kMost>{});
+      for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
+        const int64_t channels = least<V>(c.block_channels, c.channels - channel);
+        // Of one block of channels the window serves all results.
+        if (output == part.output_begin || channels < c.channels)
+          with_elements<V>(c.source.element, c.source.element, [&](auto source) {
+            widen_planes<V, decltype(source)>(c, part.group, channel, channels, box, window, block.plane,
+                                              scratch.source);
+          });
+        const float* const panel = panel_of(index, output, count, channel, channels);
+        for_each_slice([&](int64_t n, int64_t d, float* sums) {
+          const float* const source = scratch.source + (n * window.size[0] + d) * window.size[1] * row;
+          for (int64_t i = 0; i < range; i += tiles.vectors * V::kLanes) {
+            const int64_t vectors = least<V>(tiles.vectors, (range - i + V::kLanes - 1) / V::kLanes);
+            tiles.of[vectors - 1](block.taps, channels, source + i, block.plane, panel, sums + i, kFewPitch,
+                                  channel > 0);
+          }
+        });
+      }
+      with_elements<V>(c.out.element, c.out.element, [&](auto out) {
+        for_each_slice([&](int64_t n, int64_t d, const float* sums) {
+          const bool follow = c.out.strides[2] == 1 && c.out.strides[1] == widths && widths >= V::kLanes;
+          for (int64_t h = 0; h < heights; ++h)
+            finish_row_of_planes<V, decltype(out)>(
+                c, part.group, output, count,
+                (box.begin[0] + n) * c.out.image_stride + (box.begin[1] + d) * c.out.strides[0] +
+                    (box.begin[2] + h) * c.out.strides[1] + box.begin[3] * c.out.strides[2],
+                widths, sums + h * row, kFewPitch, follow && h + 1 < heights);
+        });
       });
     }
-    with_elements<V>(c.out.element, c.out.element, [&](auto out) {
-      for_each_slice([&](int64_t n, int64_t d, const float* sums) {
-        for (int64_t h = 0; h < heights; ++h)
-          finish_row_of_planes<V, decltype(out)>(
-              c, part.group,
-              (box.begin[0] + n) * c.out.image_stride + (box.begin[1] + d) * c.out.strides[0] +
-                  (box.begin[2] + h) * c.out.strides[1] + box.begin[3] * c.out.strides[2],
-              widths, sums + h * row, kFewPitch);
-      });
-    });
   }
 }
 

@@ -454,8 +454,8 @@ void find_slices(const Box& box, Block<V>& block) {
     }
 }
 
-/// A packed panel times a block: the results [output, output + lanes). Unless the weight is finite, a border's
-/// zeros are multiplied, too: 0 times Inf is NaN.
+/// A packed panel times a block: the results [output, output + lanes). Unless the weight is finite, a
+/// border's zeros are multiplied, too: 0 times Inf is NaN.
 template <class V>
 void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, bool last, const float* panel,
                     float* waiting) {
