@@ -76,7 +76,7 @@ void multiply_turned(const int64_t* source_offsets, const int64_t* weight_offset
 
 /// All three for each number of pixels or taps that an edge leaves: at [number - 1]. More chains than this
 /// find no registers.
-constexpr int kDepthwisePixels = 6, kDepthwiseTaps = 9;
+constexpr int kDepthwisePixels = 8, kDepthwiseTaps = 9;
 template <class V, typename = std::make_integer_sequence<int, kDepthwisePixels>,
           typename = std::make_integer_sequence<int, kDepthwiseTaps>>
 struct DepthwiseTiles;
