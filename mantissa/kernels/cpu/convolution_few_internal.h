@@ -174,9 +174,9 @@ void finish_row_of_planes(const Convolution& c, int64_t group, int64_t output, i
 
 /// The window of one block, in planes, and the results' places in it.
 struct PlaneBlock {
-  Box box;
-  Window window;
-  int64_t plane;  ///< see plane_of()
+  Box box = {};
+  Window window = {};
+  int64_t plane = 0;  ///< see plane_of()
   PlaneTaps taps;
 
   int64_t images() const { return box.end[0] - box.begin[0]; }
