@@ -44,7 +44,8 @@ int64_t size_along(const Problem& c, int dim) {
   return dim == 0 ? c.batch : c.axes[dim - 1].out;
 }
 
-int64_t block_count(const cpu::Convolution& c) {
+template <typename Problem>
+int64_t block_count(const Problem& c) {
   int64_t count = 1;
   for (const auto dim : c10::irange(4)) count *= divide_up(size_along(c, dim), c.block[dim]);
   return count;
@@ -322,13 +323,117 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
   return parts;
 }
 
-cpu::ConvolutionWeightScratch scratch_for(const cpu::ConvolutionWeight& c, const WeightParts& parts,
-                                          const ConvolutionBuild& build) {
+/// A weight's gradient, its kernel, and how the work is cut.
+struct WeightPass {
+  cpu::ConvolutionWeight c;
+  cpu::ConvolutionWeightKernel* kernel;
+  bool in_lanes;  ///< groups of few channels
+  WeightParts parts;
+};
+
+int64_t part_count(const WeightPass& pass) {
+  return pass.c.groups * pass.parts.channel_parts * pass.parts.output_parts;
+}
+
+/// With all blocks.
+cpu::ConvolutionWeightPart part_at(const WeightPass& pass, int64_t index) {
+  const auto& [c, kernel, in_lanes, parts] = pass;
+  const int64_t output = index % parts.output_parts * parts.outputs;
+  const int64_t channel = index / parts.output_parts % parts.channel_parts * parts.channels;
+  return {index / (parts.output_parts * parts.channel_parts),
+          channel,
+          std::min(c.channels, channel + parts.channels),
+          output,
+          std::min(c.outputs, output + parts.outputs),
+          0,
+          block_count(c)};
+}
+
+/// The sums of a part, in whole lines of the cache. Groups in lanes have those of one range at a time.
+int64_t sums_of(const WeightPass& pass, const ConvolutionBuild& build) {
+  const auto& [c, kernel, in_lanes, parts] = pass;
+  return in_lanes ? taps_of(c) * c.channels * cpu::kConvolutionLanes
+                  : round_up(parts.together * sums_of(c, parts.channels, build), 16);
+}
+
+/// This thread's working memory; `sums`: where these are, or null.
+cpu::ConvolutionWeightScratch scratch_for(const WeightPass& pass, const ConvolutionBuild& build,
+                                          float* sums) {
+  const auto& [c, kernel, in_lanes, parts] = pass;
   const int64_t source = round_up(window_pixels(c.axes, c.block) * parts.channels + cpu::kGemmSlack, 16);
   const int64_t gradient = round_up(parts.together * cpu::kConvolutionChain + cpu::kGemmSlack, 16);
-  const int64_t sums = parts.together * sums_of(c, parts.channels, build) + cpu::kGemmSlack;
-  float* const memory = thread_scratch(source + gradient + sums);
-  return {memory, memory + source, memory + source + gradient};
+  const int64_t own = sums == nullptr ? sums_of(pass, build) + cpu::kGemmSlack : 0;
+  float* const memory = thread_scratch(source + gradient + own);
+  return {memory, memory + source, sums == nullptr ? memory + source + gradient : sums};
+}
+
+/// The time of a part, about, in multiplications of vectors for each result.
+double cost_of(const WeightPass& pass, const ConvolutionBuild& build) {
+  constexpr int64_t kPack = 6;  // for each vector that is widened and packed
+  const auto& [c, kernel, in_lanes, parts] = pass;
+  const int64_t lanes = build.tile_cols / 2;
+  const auto tiles = [&](int64_t rows, int64_t columns) {
+    const int64_t rest = divide_up(columns % build.tile_cols, lanes);
+    return columns / build.tile_cols * tiles_cost(rows, build.tile_rows, 2) +
+           (rest > 0 ? tiles_cost(rows, build.tile_rows, rest) : 0);
+  };
+  const int64_t taps = taps_of(c), vectors = divide_up(parts.outputs, lanes);
+  if (in_lanes) return static_cast<double>(vectors * (taps * c.channels + 2 * kPack));
+  const int64_t run = (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * parts.channels;
+  const int64_t products = parts.channels < lanes ? tiles(taps * parts.channels, parts.outputs)
+                                                  : taps * parts.channels / run * tiles(parts.outputs, run);
+  return static_cast<double>(products + kPack * (vectors + divide_up(parts.channels, lanes)));
+}
+
+/// The blocks of a part whose sums threads make at a time, each its share of them.
+int64_t shared_blocks(const WeightPass& pass, const ConvolutionBuild& build) {
+  return std::min(block_count(pass.c), cpu::kSharedSums / sums_of(pass, build) - 1);
+}
+
+/// Whether threads share the blocks of whole parts (`shared`) in less time than they take for parts of their
+/// own: parts of few weights, each of which packs the whole source or gradient again, may not come out even.
+bool shares_blocks(const WeightPass& apart, const WeightPass& shared, const ConvolutionBuild& build,
+                   int64_t threads) {
+  // What a parallel region more costs, and to store and add a sum; and what has to be gained.
+  constexpr double kRegion = 1 << 15, kAdd = 3, kGain = 1.05;
+  const int64_t blocks = block_count(shared.c), at_a_time = shared_blocks(shared, build);
+  if (threads == 1 || build.add_block_sums == nullptr || at_a_time < std::min(threads, blocks)) return false;
+  const auto pixels = static_cast<double>(pixel_count(shared.c));
+  const auto parts = static_cast<double>(part_count(shared));
+  const auto largest = static_cast<double>(divide_up(blocks, threads)) / static_cast<double>(blocks);
+  const double adding = kAdd * static_cast<double>(sums_of(shared, build) * 2 * blocks) /
+                        static_cast<double>(build.tile_cols * threads);
+  const double regions = 2 * parts * static_cast<double>(divide_up(blocks, at_a_time)) - 1;
+  return kGain * (parts * (cost_of(shared, build) * pixels * largest + adding) + kRegion * regions) <
+         static_cast<double>(divide_up(part_count(apart), threads)) * cost_of(apart, build) * pixels;
+}
+
+/// Makes the sums of some blocks at a time on all threads, each block's apart, and adds them in order.
+void run_shared(const WeightPass& pass, const ConvolutionBuild& build, cpu::ConvolutionWeightPart part,
+                int64_t threads) {
+  const int64_t count = sums_of(pass, build), most = shared_blocks(pass, build), all = part.block_end;
+  float* const total = shared_scratch((most + 1) * count + cpu::kGemmSlack);
+  float* const sums = total + count;
+  part.writes = false;
+  for (int64_t first = 0; first < all; first += most) {
+    const int64_t blocks = std::min(most, all - first);
+    at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+      cpu::ConvolutionWeightPart share = part;
+      const int64_t before = blocks * begin / threads;
+      share.block_begin = first + before;
+      share.block_end = first + blocks * end / threads;
+      cpu::ConvolutionWeightScratch scratch = scratch_for(pass, build, sums + before * count);
+      scratch.block_sums = count;
+      pass.kernel(pass.c, share, scratch);
+    });
+    at::parallel_for(0, count / 16, divide_up(count / 16, threads), [&](int64_t begin, int64_t end) {
+      build.add_block_sums(sums + begin * 16, count, blocks, (end - begin) * 16, first > 0,
+                           total + begin * 16);
+    });
+  }
+  part.block_begin = part.block_end;
+  part.writes = true;
+  pass.kernel(pass.c, part, scratch_for(pass, build, total));
 }
 
 /// Tasks [begin, end) of one convolution.
@@ -360,13 +465,14 @@ const std::vector<ConvolutionBuild>& convolution_builds() {
 #if defined(__x86_64__)
     {CpuTier::kAvx512, cpu::avx512::convolve, cpu::avx512::convolve_depthwise, cpu::avx512::convolve_weight,
      cpu::avx512::convolve_depthwise_weight, cpu::avx512::convolve_groups,
-     cpu::avx512::convolve_groups_weight, cpu::avx512::convolve_few, 12, 32},
+     cpu::avx512::convolve_groups_weight, cpu::avx512::convolve_few, cpu::avx512::add_block_sums, 12, 32},
     {CpuTier::kAvx2, cpu::avx2::convolve, cpu::avx2::convolve_depthwise, cpu::avx2::convolve_weight,
      cpu::avx2::convolve_depthwise_weight, cpu::avx2::convolve_groups, cpu::avx2::convolve_groups_weight,
-     cpu::avx2::convolve_few, 6, 16},
+     cpu::avx2::convolve_few, cpu::avx2::add_block_sums, 6, 16},
 #endif
     {CpuTier::kGeneric, cpu::generic::convolve, cpu::generic::convolve_depthwise,
-     cpu::generic::convolve_weight, cpu::generic::convolve_depthwise_weight, nullptr, nullptr, nullptr, 1, 1}
+     cpu::generic::convolve_weight, cpu::generic::convolve_depthwise_weight, nullptr, nullptr, nullptr,
+     nullptr, 1, 1}
   };
   return builds;
 }
@@ -429,19 +535,22 @@ void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build)
                                                          : build.convolve_weight;
   choose_blocks(c, cpu::kConvolutionChain, kWeightWindow);
   const int64_t threads = threads_for(pixel_count(c) * c.groups * c.outputs * c.channels * taps_of(c));
-  const WeightParts parts = weight_parts_of(c, build, threads, depthwise || groups);
-  const int64_t tasks = c.groups * parts.channel_parts * parts.output_parts;
+  const bool in_lanes = depthwise || groups;
+  const WeightPass apart{c, kernel, in_lanes, weight_parts_of(c, build, threads, in_lanes)};
+  WeightPass shared{c, kernel, in_lanes, weight_parts_of(c, build, 1, in_lanes)};
+  if (in_lanes) {
+    shared.parts.outputs = std::min(c.outputs, cpu::kConvolutionLanes);
+    shared.parts.output_parts = divide_up(c.outputs, cpu::kConvolutionLanes);
+  }
+  if (shares_blocks(apart, shared, build, threads)) {
+    for (const auto index : c10::irange(part_count(shared)))
+      run_shared(shared, build, part_at(shared, index), threads);
+    return;
+  }
+  const int64_t tasks = part_count(apart);
   at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
-    const cpu::ConvolutionWeightScratch scratch = scratch_for(c, parts, build);
-    for (const auto task : c10::irange(begin, end)) {
-      const int64_t output = task % parts.output_parts * parts.outputs;
-      const int64_t channel = task / parts.output_parts % parts.channel_parts * parts.channels;
-      kernel(c,
-             {task / (parts.output_parts * parts.channel_parts), channel,
-              std::min(c.channels, channel + parts.channels), output,
-              std::min(c.outputs, output + parts.outputs)},
-             scratch);
-    }
+    const cpu::ConvolutionWeightScratch scratch = scratch_for(apart, build, nullptr);
+    for (const auto task : c10::irange(begin, end)) kernel(c, part_at(apart, task), scratch);
   });
 }
 

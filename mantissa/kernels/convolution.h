@@ -16,6 +16,7 @@ struct ConvolutionBuild {
   cpu::ConvolutionKernel* convolve_groups;  ///< null: groups are computed one by one
   cpu::ConvolutionWeightKernel* convolve_groups_weight;
   cpu::ConvolutionKernel* convolve_few;  ///< null: few results are computed like many
+  cpu::AddBlockSums* add_block_sums;     ///< null: threads do not share the blocks of a weight's gradient
   int64_t tile_rows, tile_cols;          ///< parts of a group's channels begin at multiples of these
 };
 
@@ -39,7 +40,8 @@ void convolution(const std::vector<cpu::Convolution>& convolutions, const Convol
 /// The gradient of a weight: see cpu::ConvolutionWeight. Its `block` is chosen here.
 ///
 /// Threads, Errors: as convolution().
-/// Memory:  at most 2.6 MiB per thread, for kernels of more than 256 taps up to 6.3 MiB.
+/// Memory:  at most 2.6 MiB per thread, for kernels of more than 256 taps up to 6.3 MiB; of the calling thread
+///          up to 8 MiB more where threads share blocks.
 void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build);
 
 /// The adjoint of `c`, which is the gradient of its source and a transposed convolution: c.source is now

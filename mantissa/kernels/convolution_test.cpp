@@ -434,6 +434,40 @@ TEST_P(ConvolutionTest, EveryShareHasTheLargestOnesScratch) {
   }
 }
 
+/// Threads share the blocks of a weight's gradient where its parts are too few for them: few channels, and
+/// many, whose sums are made in several rounds; groups; parts that are not equal; fewer blocks than threads.
+TEST_P(ConvolutionTest, SharedBlocksEqualGenericBitForBit) {
+  const ConvolutionBuild& generic = convolution_builds().back();
+  if (GetParam().add_block_sums == nullptr) GTEST_SKIP() << "threads share no blocks of this build";
+  const std::vector<int64_t> window = {1, 3, 3}, border = {0, 1, 1};
+  const std::vector<Shape> shapes = {
+      {.batch = 9, .channels = 3, .outputs = 33, .size = {1, 32, 31}, .taps = window, .padding = border},
+      {.batch = 3, .channels = 2, .outputs = 5, .size = {5, 30, 31}, .taps = {2, 3, 3}, .step = {1, 2, 1}},
+      {.batch = 10,
+       .channels = 70,
+       .outputs = 33,
+       .size = {1, 48, 48},
+       .taps = window,
+       .dilation = {1, 1, 2}},
+      {.batch = 4, .groups = 40, .size = {1, 40, 40}, .taps = window, .padding = border},
+      {.batch = 5, .groups = 12, .channels = 4, .outputs = 4, .size = {1, 33, 33}, .taps = window},
+      {.batch = 1, .channels = 3, .outputs = 40, .size = {1, 34, 44}, .taps = {1, 6, 6}}};
+  const int before = at::get_num_threads();
+  for (const Shape& s : shapes)
+    for (const int layout : {0, 1}) {
+      const auto dtype = layout == 0 ? at::kHalf : at::kBFloat16;
+      const at::Tensor x = laid_out(s.source(dtype), layout), w = laid_out(s.weight(dtype), layout),
+                       g = laid_out(s.result(dtype), layout);
+      const at::Tensor wanted = by_weight(generic, s, g, x, at::empty_like(w));
+      for (const int threads : {2, 3, 7, 16}) {
+        SCOPED_TRACE(testing::Message() << s << ", layout " << layout << ", " << threads << " threads");
+        at::set_num_threads(threads);
+        EXPECT_TRUE(test::same_bits(by_weight(GetParam(), s, g, x, at::empty_like(w)), wanted));
+        at::set_num_threads(before);
+      }
+    }
+}
+
 /// Large terms with alternating signs, small ones among them.
 TEST_P(ConvolutionTest, SumsThatCancelStayWithinTheBound) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {

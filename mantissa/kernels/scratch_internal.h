@@ -10,4 +10,7 @@ namespace mantissa {
 /// Errors: std::bad_alloc.
 float* thread_scratch(int64_t floats);
 
+/// The same, apart from it: what this thread shares with those that work for it.
+float* shared_scratch(int64_t floats);
+
 }  // namespace mantissa

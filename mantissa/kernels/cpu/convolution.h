@@ -108,9 +108,12 @@ struct ConvolutionWeight {
   int64_t block[4] = {1, 1, 1, 1};
 };
 
-/// The weights that a call computes, of one group.
+/// The weights that a call computes, of one group, and the blocks whose sums it makes. Only a call with all
+/// blocks writes the weights, or one with none, whose scratch has the finished sums.
 struct ConvolutionWeightPart {
   int64_t group, channel_begin, channel_end, output_begin, output_end;
+  int64_t block_begin, block_end;
+  bool writes = true;
 };
 
 /// A block's results: their source and gradient shall stay in the first cache level for a tile.
@@ -118,15 +121,24 @@ constexpr int64_t kConvolutionChain = 256;
 /// A part's weights in float32 (1 MiB), unless one tile has more, and its channels of the gradient.
 constexpr int64_t kConvolutionSums = int64_t{1} << 18, kConvolutionOutputs = 512;
 
+/// The sums of blocks that threads share, at a time (8 MiB), in float32.
+constexpr int64_t kSharedSums = int64_t{1} << 21;
+
 struct ConvolutionWeightScratch {
   float* source;    ///< of one block, and kGemmSlack
   float* gradient;  ///< kConvolutionChain x the part's outputs, rounded up to a tile's side, and kGemmSlack
   float* sums;      ///< the outputs x the runs of taps and channels, rounded up to the tile's columns, and
                     ///< kGemmSlack: a tap's channels are read as whole vectors
+  int64_t block_sums = 0;  ///< 0: the blocks' sums are added up; else each has its own, so far from the last
 };
 
 using ConvolutionWeightKernel = void(const ConvolutionWeight&, const ConvolutionWeightPart&,
                                      const ConvolutionWeightScratch&);
+
+/// to[i] += from[i], then from[stride + i] and so on, of `blocks` blocks in order, for `count` sums; not
+/// `accumulate`: the first block's are taken as they are. `count` is a multiple of 16.
+using AddBlockSums = void(const float* from, int64_t stride, int64_t blocks, int64_t count, bool accumulate,
+                          float* to);
 
 /// Depthwise: channel o of the results comes from channel o of the source alone, so that weight[o, t] has no
 /// c. `groups` and `channels` are 1, the part's group and channels are not looked at. Otherwise as above,
@@ -155,10 +167,12 @@ ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
 namespace avx2 {
 ConvolutionKernel convolve, convolve_depthwise, convolve_groups, convolve_few;
 ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight, convolve_groups_weight;
+AddBlockSums add_block_sums;
 }  // namespace avx2
 namespace avx512 {
 ConvolutionKernel convolve, convolve_depthwise, convolve_groups, convolve_few;
 ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight, convolve_groups_weight;
+AddBlockSums add_block_sums;
 }  // namespace avx512
 
 }  // namespace mantissa::cpu

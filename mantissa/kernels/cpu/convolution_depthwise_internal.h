@@ -424,15 +424,16 @@ struct GroupTaps<V, kGroup, std::integer_sequence<int, kTaps...>> {
 template <class V, int kGroup>
 void convolve_lanes_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
                                 const ConvolutionWeightScratch& scratch) {
-  const int64_t blocks = block_count<V>(c);
   int64_t taps[kConvolutionDepth], count = 0;
   Runs runs, pixels;
   // A window of more channels than a panel's, as in convolve_rows_with().
   for (int64_t output = part.output_begin; output < part.output_end; output += kConvolutionLanes) {
     const int64_t lanes = least<V>(kConvolutionLanes, part.output_end - output);
-    for (int64_t index = 0; index < blocks; ++index) {
+    for (int64_t index = part.block_begin; index < part.block_end; ++index) {
       const Box box = box_of<V>(c, index);
       const Window window = window_of<V>(c.axes, box, lanes);
+      float* const sums = scratch.sums + (index - part.block_begin) * scratch.block_sums;
+      const bool accumulates = index > part.block_begin && scratch.block_sums == 0;
       widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
       widen_gradient<V>(c, box, output, lanes, scratch.gradient);
       find_runs<V>(c.axes, window, runs);
@@ -445,13 +446,14 @@ void convolve_lanes_weight_with(const ConvolutionWeight& c, const ConvolutionWei
           for (int64_t tap = 0; tap < count; tap += together)
             tiles[least<V>(count - tap, together) - 1](
                 pixels, c.axes[2].step * lanes, lanes, taps + tap, scratch.source + lane,
-                scratch.gradient + lane, scratch.sums + tap * kGroup * kConvolutionLanes + lane, index > 0);
+                scratch.gradient + lane, sums + tap * kGroup * kConvolutionLanes + lane, accumulates);
       };
       if constexpr (kGroup == 1)
         add(DepthwiseTiles<V>::kAdd, kDepthwiseTaps);
       else
         add(GroupTaps<V, kGroup>::kAdd, GroupTaps<V, kGroup>::kMost);
     }
+    if (!part.writes) continue;
     with_elements<V>(c.out.element, c.out.element, [&](auto element) {
       using Out = decltype(element);
       auto* const out = static_cast<typename Out::Storage*>(c.out.data);

@@ -10,13 +10,6 @@
 
 namespace mantissa::cpu {
 
-template <class V>
-int64_t block_count(const ConvolutionWeight& c) {
-  int64_t count = 1;
-  for (int a = 0; a < 4; ++a) count *= ((a == 0 ? c.batch : c.axes[a - 1].out) + c.block[a] - 1) / c.block[a];
-  return count;
-}
-
 /// The results of a block: runs of pixels that are `pitch` apart in the window.
 template <class V>
 void find_pixel_runs(const ConvolutionWeight& c, const Box& box, const Window& window, int64_t pitch,
@@ -139,9 +132,10 @@ void finish_weights(const ConvolutionWeight& c, const ConvolutionWeightPart& par
 
 /// What the loops below share of one block of results.
 struct WeightBlock {
-  int64_t index = 0, results = 0,
-          pitch = 0;  ///< the block's place; its results, and from one to the next in the window
+  int64_t results = 0, pitch = 0;  ///< their number, and from one to the next in the window
   Runs taps, pixels;
+  float* sums = nullptr;
+  bool accumulates = false;  ///< whether there are sums of earlier blocks
 };
 
 /// Adds a block: tiles of results' channels x adjacent taps and channels of the window.
@@ -159,8 +153,8 @@ void add_wide(const ConvolutionWeight& c, const ConvolutionWeightPart& part, con
       for (int64_t output = 0; output < outputs; output += V::kRows)
         PixelTiles<V>::kOf[(least<V>(outputs - output, V::kRows) - 1) * V::kVectors + vectors - 1](
             block.pixels, block.pitch, scratch.gradient + output * block.results,
-            scratch.source + taps.offsets[i] + col, scratch.sums + output * stride + i * padded + col, stride,
-            block.index > 0);
+            scratch.source + taps.offsets[i] + col, block.sums + output * stride + i * padded + col, stride,
+            block.accumulates);
     }
 }
 
@@ -181,7 +175,7 @@ void add_narrow(const ConvolutionWeight& c, const ConvolutionWeightPart& part, c
       RunTiles<V, int64_t>::multiply(least<V>(count - row, V::kRows), vectors, block.pixels, block.pitch,
                                      scratch.source, rows + row, /*pitch=*/1,
                                      scratch.gradient + output * block.results,
-                                     scratch.sums + output * count + row * kColumns, block.index > 0);
+                                     block.sums + output * count + row * kColumns, block.accumulates);
   }
 }
 
@@ -207,12 +201,14 @@ template <class V>
 void convolve_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
                           const ConvolutionWeightScratch& scratch) {
   constexpr int kColumns = V::kVectors * V::kLanes;
-  const int64_t channels = part.channel_end - part.channel_begin, blocks = block_count<V>(c);
-  const bool narrow = channels < V::kLanes &&
-                      c.axes[0].taps * c.axes[1].taps * c.axes[2].taps * channels <= kConvolutionDepth;
+  const int64_t channels = part.channel_end - part.channel_begin;
+  const int64_t depth = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps * channels;
+  const bool narrow = channels < V::kLanes && depth <= kConvolutionDepth;
   WeightBlock block;
-  for (block.index = 0; block.index < blocks; ++block.index) {
-    const Box box = box_of<V>(c, block.index);
+  for (int64_t index = part.block_begin; index < part.block_end; ++index) {
+    const Box box = box_of<V>(c, index);
+    block.sums = scratch.sums + (index - part.block_begin) * scratch.block_sums;
+    block.accumulates = index > part.block_begin && scratch.block_sums == 0;
     const Window window = window_of<V>(c.axes, box, channels);
     widen_window<V>(c.axes, c.source, part.group, part.channel_begin, box, window, scratch.source);
     block.pitch = c.axes[2].step * channels;
@@ -222,12 +218,25 @@ void convolve_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPar
     find_pixel_runs<V>(c, box, window, block.pitch, block.pixels);
     (narrow ? add_narrow<V> : add_wide<V>)(c, part, box, block, scratch);
   }
+  if (!part.writes) return;
   with_elements<V>(c.out.element, c.out.element, [&](auto out) {
     using Out = decltype(out);
     if (narrow) return finish_narrow<V, Out>(c, part, scratch.sums);
-    const int64_t padded = (block.taps.length + kColumns - 1) / kColumns * kColumns;
-    finish_weights<V, Out>(c, part, scratch.sums, block.taps.count * padded, padded);
+    const int64_t run = (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * channels;
+    const int64_t padded = (run + kColumns - 1) / kColumns * kColumns;
+    finish_weights<V, Out>(c, part, scratch.sums, depth / run * padded, padded);
   });
+}
+
+template <class V>
+void add_block_sums_with(const float* from, int64_t stride, int64_t blocks, int64_t count, bool accumulate,
+                         float* to) {
+  for (int64_t i = 0; i < count; i += V::kLanes) {
+    auto sum = V::load(accumulate ? to + i : from + i);
+    for (int64_t block = accumulate ? 0 : 1; block < blocks; ++block)
+      sum = V::add(sum, V::load(from + block * stride + i));
+    V::store(to + i, sum);
+  }
 }
 
 }  // namespace mantissa::cpu

@@ -40,4 +40,9 @@ void convolve_groups_weight(const ConvolutionWeight& c, const ConvolutionWeightP
   convolve_groups_weight_with<Avx2>(c, part, scratch);
 }
 
+void add_block_sums(const float* from, int64_t stride, int64_t blocks, int64_t count, bool accumulate,
+                    float* to) {
+  add_block_sums_with<Avx2>(from, stride, blocks, count, accumulate, to);
+}
+
 }  // namespace mantissa::cpu::avx2

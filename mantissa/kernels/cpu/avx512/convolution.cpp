@@ -40,4 +40,9 @@ void convolve_groups_weight(const ConvolutionWeight& c, const ConvolutionWeightP
   convolve_groups_weight_with<Avx512>(c, part, scratch);
 }
 
+void add_block_sums(const float* from, int64_t stride, int64_t blocks, int64_t count, bool accumulate,
+                    float* to) {
+  add_block_sums_with<Avx512>(from, stride, blocks, count, accumulate, to);
+}
+
 }  // namespace mantissa::cpu::avx512
