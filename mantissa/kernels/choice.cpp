@@ -28,7 +28,7 @@ std::array<std::string, kKernelFamilies> make_family_names() {
     names[next++] = name;
   for (const char* const kind :
        {"convolution", "small_convolution", "grouped_convolution", "grouped_convolution_last", "depthwise",
-        "strided_depthwise", "depthwise_last", "strided_depthwise_last"})
+        "strided_depthwise", "depthwise_last", "strided_depthwise_last", "large_depthwise_last"})
     for (const char* const pass : {"", "_by_input", "_by_weight"}) names[next++] = std::string(kind) + pass;
   for (const char* const name : {"attention", "attention_backward", "gelu", "gelu_backward", "unscale"})
     names[next++] = name;
@@ -367,8 +367,11 @@ KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
       return kind.products < large ? KernelFamily::kSmallConvolution : KernelFamily::kConvolution;
     if (kind.channels > 1 || kind.outputs > 1)
       return kind.channels_last ? KernelFamily::kGroupedConvolutionLast : KernelFamily::kGroupedConvolution;
-    if (kind.channels_last)
-      return kind.strided ? KernelFamily::kStridedDepthwiseLast : KernelFamily::kDepthwiseLast;
+    if (kind.channels_last) {
+      if (kind.strided) return KernelFamily::kStridedDepthwiseLast;
+      return kind.products < int64_t{1} << 22 ? KernelFamily::kDepthwiseLast
+                                              : KernelFamily::kLargeDepthwiseLast;
+    }
     return kind.strided ? KernelFamily::kStridedDepthwise : KernelFamily::kDepthwise;
   };
   return static_cast<KernelFamily>(static_cast<int>(first()) + static_cast<int>(pass));

@@ -36,12 +36,15 @@ enum class KernelFamily : uint8_t {
   kStridedDepthwise,
   kStridedDepthwiseByInput,
   kStridedDepthwiseByWeight,
-  kDepthwiseLast,  ///< with channels last
+  kDepthwiseLast,  ///< with channels last, below 2^22 multiplications
   kDepthwiseLastByInput,
   kDepthwiseLastByWeight,
   kStridedDepthwiseLast,
   kStridedDepthwiseLastByInput,
   kStridedDepthwiseLastByWeight,
+  kLargeDepthwiseLast,  ///< from 2^22 on, with a step of 1
+  kLargeDepthwiseLastByInput,
+  kLargeDepthwiseLastByWeight,
   kAttention,
   kAttentionBackward,
   kGelu,
