@@ -102,10 +102,10 @@ Images images_of(KernelFamily family, Size size) {
       return depthwise(2, first);
     case KernelFamily::kDepthwiseLast:
       return depthwise(1, last);
-    case KernelFamily::kStridedDepthwiseLast:
-      return depthwise(2, last);
+    case KernelFamily::kLargeDepthwiseLast:
+      return size == Size::kSmall ? depthwise(1, last) : Images{3, 64, 56, 64, 1, last};
     default:
-      return size == Size::kSmall ? depthwise(1, last) : Images{4, 64, 56, 64, 1, last};
+      return depthwise(2, last);
   }
 }
 

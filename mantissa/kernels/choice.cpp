@@ -28,7 +28,7 @@ std::array<std::string, kKernelFamilies> make_family_names() {
     names[next++] = name;
   for (const char* const kind :
        {"convolution", "small_convolution", "grouped_convolution", "grouped_convolution_last", "depthwise",
-        "strided_depthwise", "depthwise_last", "strided_depthwise_last", "large_depthwise_last"})
+        "strided_depthwise", "depthwise_last", "large_depthwise_last", "strided_depthwise_last"})
     for (const char* const pass : {"", "_by_input", "_by_weight"}) names[next++] = std::string(kind) + pass;
   for (const char* const name : {"attention", "attention_backward", "gelu", "gelu_backward", "unscale"})
     names[next++] = name;

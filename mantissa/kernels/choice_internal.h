@@ -39,12 +39,12 @@ enum class KernelFamily : uint8_t {
   kDepthwiseLast,  ///< with channels last, below 2^22 multiplications
   kDepthwiseLastByInput,
   kDepthwiseLastByWeight,
-  kStridedDepthwiseLast,
-  kStridedDepthwiseLastByInput,
-  kStridedDepthwiseLastByWeight,
   kLargeDepthwiseLast,  ///< from 2^22 on, with a step of 1
   kLargeDepthwiseLastByInput,
   kLargeDepthwiseLastByWeight,
+  kStridedDepthwiseLast,
+  kStridedDepthwiseLastByInput,
+  kStridedDepthwiseLastByWeight,
   kAttention,
   kAttentionBackward,
   kGelu,

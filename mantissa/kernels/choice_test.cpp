@@ -47,6 +47,26 @@ class Choice : public testing::Test {
   static constexpr cpu::Element kBf16 = cpu::Element::kBFloat16, kFp16 = cpu::Element::kFloat16;
 };
 
+TEST_F(Choice, ConvolutionsHaveFamiliesBySizeAndLayout) {
+  const auto family = [](const ConvolutionKind& kind) { return family_of(ConvolutionPass::kForward, kind); };
+  ConvolutionKind dense{.channels = 8, .outputs = 8, .products = (1 << 25) - 1};
+  EXPECT_EQ(family(dense), KernelFamily::kSmallConvolution);
+  dense.products += 1;
+  EXPECT_EQ(family(dense), KernelFamily::kConvolution);
+  dense = {.channels = 8, .outputs = 8, .products = 1 << 23, .channels_last = true};
+  EXPECT_EQ(family(dense), KernelFamily::kConvolution);
+
+  ConvolutionKind depthwise{.groups = 64, .products = (1 << 22) - 1, .channels_last = true};
+  EXPECT_EQ(family(depthwise), KernelFamily::kDepthwiseLast);
+  depthwise.products += 1;
+  EXPECT_EQ(family(depthwise), KernelFamily::kLargeDepthwiseLast);
+  EXPECT_EQ(family_of(ConvolutionPass::kByWeight, depthwise), KernelFamily::kLargeDepthwiseLastByWeight);
+  depthwise.strided = true;
+  EXPECT_EQ(family(depthwise), KernelFamily::kStridedDepthwiseLast);
+  depthwise.channels_last = depthwise.strided = false;
+  EXPECT_EQ(family(depthwise), KernelFamily::kDepthwise);
+}
+
 TEST_F(Choice, PinsFamilies) {
   pin_cpu_kernels("generic,fp16.conv*=libtorch,product=libtorch,bf16.product=generic");
   const Kernel generic{CpuTier::kGeneric};

@@ -326,9 +326,9 @@ WeightParts weight_parts_of(const cpu::ConvolutionWeight& c, const ConvolutionBu
 /// A weight's gradient, its kernel, and how the work is cut.
 struct WeightPass {
   cpu::ConvolutionWeight c;
-  cpu::ConvolutionWeightKernel* kernel;
-  bool in_lanes;  ///< groups of few channels
-  WeightParts parts;
+  cpu::ConvolutionWeightKernel* kernel = nullptr;
+  bool in_lanes = false;  ///< groups of few channels
+  WeightParts parts = {};
 };
 
 int64_t part_count(const WeightPass& pass) {
@@ -346,7 +346,8 @@ cpu::ConvolutionWeightPart part_at(const WeightPass& pass, int64_t index) {
           output,
           std::min(c.outputs, output + parts.outputs),
           0,
-          block_count(c)};
+          block_count(c),
+          true};
 }
 
 /// The sums of a part, in whole lines of the cache. Groups in lanes have those of one range at a time.
@@ -364,7 +365,7 @@ cpu::ConvolutionWeightScratch scratch_for(const WeightPass& pass, const Convolut
   const int64_t gradient = round_up(parts.together * cpu::kConvolutionChain + cpu::kGemmSlack, 16);
   const int64_t own = sums == nullptr ? sums_of(pass, build) + cpu::kGemmSlack : 0;
   float* const memory = thread_scratch(source + gradient + own);
-  return {memory, memory + source, sums == nullptr ? memory + source + gradient : sums};
+  return {memory, memory + source, sums == nullptr ? memory + source + gradient : sums, 0};
 }
 
 /// The time of a part, about, in multiplications of vectors for each result.
@@ -385,50 +386,69 @@ double cost_of(const WeightPass& pass, const ConvolutionBuild& build) {
   return static_cast<double>(products + kPack * (vectors + divide_up(parts.channels, lanes)));
 }
 
-/// The blocks of a part whose sums threads make at a time, each its share of them.
-int64_t shared_blocks(const WeightPass& pass, const ConvolutionBuild& build) {
-  return std::min(block_count(pass.c), cpu::kSharedSums / sums_of(pass, build) - 1);
+/// The blocks of a part whose sums threads make in a round, each its share of them: all, or as many as there is
+/// room for and as make equal shares.
+int64_t blocks_of_a_round(const WeightPass& pass, const ConvolutionBuild& build, int64_t threads) {
+  const int64_t all = block_count(pass.c), room = cpu::kSharedSums / sums_of(pass, build) - 1;
+  return all <= room ? all : std::max<int64_t>(0, room) / threads * threads;
+}
+
+/// To wake threads and to wait for them costs as much, about, as so many multiplications of vectors.
+constexpr double kRegionCost = 1 << 15;
+
+/// What it costs to store and to add sums, likewise.
+double adding_cost(const ConvolutionBuild& build, int64_t sums) {
+  constexpr double kAdd = 6;
+  return kAdd * static_cast<double>(sums) / static_cast<double>(build.tile_cols);
 }
 
 /// Whether threads share the blocks of whole parts (`shared`) in less time than they take for parts of their
 /// own: parts of few weights, each of which packs the whole source or gradient again, may not come out even.
 bool shares_blocks(const WeightPass& apart, const WeightPass& shared, const ConvolutionBuild& build,
                    int64_t threads) {
-  // What a parallel region more costs, and to store and add a sum; and what has to be gained.
-  constexpr double kRegion = 1 << 15, kAdd = 3, kGain = 1.05;
-  const int64_t blocks = block_count(shared.c), at_a_time = shared_blocks(shared, build);
-  if (threads == 1 || build.add_block_sums == nullptr || at_a_time < std::min(threads, blocks)) return false;
-  const auto pixels = static_cast<double>(pixel_count(shared.c));
-  const auto parts = static_cast<double>(part_count(shared));
-  const auto largest = static_cast<double>(divide_up(blocks, threads)) / static_cast<double>(blocks);
-  const double adding = kAdd * static_cast<double>(sums_of(shared, build) * 2 * blocks) /
-                        static_cast<double>(build.tile_cols * threads);
-  const double regions = 2 * parts * static_cast<double>(divide_up(blocks, at_a_time)) - 1;
-  return kGain * (parts * (cost_of(shared, build) * pixels * largest + adding) + kRegion * regions) <
-         static_cast<double>(divide_up(part_count(apart), threads)) * cost_of(apart, build) * pixels;
+  constexpr double kGain = 1.05;  // at least
+  if (threads == 1 || build.add_block_sums == nullptr) return false;
+  const int64_t blocks = block_count(shared.c), round = blocks_of_a_round(shared, build, threads);
+  if (round == 0) return false;
+  const int64_t whole = blocks / round, rest = blocks % round;
+  const int64_t largest = whole * divide_up(round, threads) + divide_up(rest, threads);
+  const double of_block =
+      cost_of(shared, build) * static_cast<double>(pixel_count(shared.c)) / static_cast<double>(blocks);
+  const double adding = adding_cost(build, sums_of(shared, build) * blocks) / static_cast<double>(threads);
+  const double regions = 2 * kRegionCost * static_cast<double>(divide_up(blocks, round));
+  const double together =
+      static_cast<double>(part_count(shared)) * (of_block * static_cast<double>(largest) + adding + regions);
+  const double alone = static_cast<double>(divide_up(part_count(apart), threads)) * cost_of(apart, build) *
+                       static_cast<double>(pixel_count(apart.c));
+  return kGain * together < alone + kRegionCost;
 }
 
-/// Makes the sums of some blocks at a time on all threads, each block's apart, and adds them in order.
+/// Makes the sums of a round's blocks on all threads, each block's apart, and adds them in order.
 void run_shared(const WeightPass& pass, const ConvolutionBuild& build, cpu::ConvolutionWeightPart part,
                 int64_t threads) {
-  const int64_t count = sums_of(pass, build), most = shared_blocks(pass, build), all = part.block_end;
-  float* const total = shared_scratch((most + 1) * count + cpu::kGemmSlack);
+  const int64_t count = sums_of(pass, build), round = blocks_of_a_round(pass, build, threads);
+  const int64_t all = part.block_end;
+  float* const total = shared_scratch((round + 1) * count + cpu::kGemmSlack);
   float* const sums = total + count;
   part.writes = false;
-  for (int64_t first = 0; first < all; first += most) {
-    const int64_t blocks = std::min(most, all - first);
-    at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+  for (int64_t first = 0; first < all; first += round) {
+    const int64_t blocks = std::min(round, all - first), shares = std::min(threads, blocks);
+    at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
       cpu::ConvolutionWeightPart share = part;
-      const int64_t before = blocks * begin / threads;
+      const int64_t before = blocks * begin / shares;
       share.block_begin = first + before;
-      share.block_end = first + blocks * end / threads;
+      share.block_end = first + blocks * end / shares;
       cpu::ConvolutionWeightScratch scratch = scratch_for(pass, build, sums + before * count);
       scratch.block_sums = count;
       pass.kernel(pass.c, share, scratch);
     });
-    at::parallel_for(0, count / 16, divide_up(count / 16, threads), [&](int64_t begin, int64_t end) {
-      build.add_block_sums(sums + begin * 16, count, blocks, (end - begin) * 16, first > 0,
-                           total + begin * 16);
+    // Few sums are added on the calling thread; others by as many as made them, since OpenMP ends threads that a
+    // smaller region has no use for.
+    const int64_t lines = count / 16,
+                  adders = adding_cost(build, count * blocks) < 2 * kRegionCost ? 1 : shares;
+    at::parallel_for(0, adders, 1, [&](int64_t begin, int64_t end) {
+      const int64_t from = lines * begin / adders * 16, to = lines * end / adders * 16;
+      build.add_block_sums(sums + from, count, blocks, to - from, first > 0, total + from);
     });
   }
   part.block_begin = part.block_end;

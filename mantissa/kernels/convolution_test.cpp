@@ -604,6 +604,27 @@ TEST_P(ConvolutionTest, SumsThatUnderflowAreZeroWithAnyThreads) {
   at::set_num_threads(before);
 }
 
+/// Tiles of any shape: the last part of the channels is narrow or not, by the threads.
+TEST_P(ConvolutionTest, WeightSumsThatUnderflowAreZeroWithAnyThreads) {
+  const std::vector<int64_t> taps = {1, 3, 3};
+  const std::vector<Shape> shapes = {
+      {.batch = 2, .channels = 70, .outputs = 33, .size = {1, 20, 20}, .taps = taps},
+      {.batch = 9, .channels = 3, .outputs = 33, .size = {1, 30, 30}, .taps = taps},
+      {.batch = 2, .groups = 40, .size = {1, 20, 20}, .taps = taps},
+      {.batch = 2, .groups = 12, .channels = 4, .outputs = 4, .size = {1, 20, 20}}};
+  const int before = at::get_num_threads();
+  for (const Shape& s : shapes)
+    for (const int threads : {1, 2, 3, 8}) {
+      SCOPED_TRACE(testing::Message() << s << ", " << threads << " threads");
+      const at::Tensor x = laid_out(at::full_like(s.source(at::kBFloat16), 1e-30), 1),
+                       g = laid_out(at::full_like(s.result(at::kBFloat16), -1e-30), 1);
+      const at::Tensor w = laid_out(s.weight(at::kBFloat16), 1);
+      at::set_num_threads(threads);
+      EXPECT_TRUE(test::same_bits(by_weight(GetParam(), s, g, x, at::empty_like(w)), at::zeros_like(w)));
+      at::set_num_threads(before);
+    }
+}
+
 TEST_P(ConvolutionTest, KeepsDenormals) {
   const Shape s{.channels = 1, .outputs = 1, .size = {1, 8, 8}};
   const at::Tensor one = at::ones({1, 1, 1, 1, 1}, at::kHalf);

@@ -113,7 +113,7 @@ struct ConvolutionWeight {
 struct ConvolutionWeightPart {
   int64_t group, channel_begin, channel_end, output_begin, output_end;
   int64_t block_begin, block_end;
-  bool writes = true;
+  bool writes;
 };
 
 /// A block's results: their source and gradient shall stay in the first cache level for a tile.
@@ -129,7 +129,8 @@ struct ConvolutionWeightScratch {
   float* gradient;  ///< kConvolutionChain x the part's outputs, rounded up to a tile's side, and kGemmSlack
   float* sums;      ///< the outputs x the runs of taps and channels, rounded up to the tile's columns, and
                     ///< kGemmSlack: a tap's channels are read as whole vectors
-  int64_t block_sums = 0;  ///< 0: the blocks' sums are added up; else each has its own, so far from the last
+  int64_t block_sums;  ///< 0: the blocks' sums are added up; else each has its own, so far from the last, and
+                       ///< the weights are not written
 };
 
 using ConvolutionWeightKernel = void(const ConvolutionWeight&, const ConvolutionWeightPart&,

@@ -49,7 +49,10 @@ void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps
         ((sums[kTap] = V::fma(by, V::load(from[kTap] + at), sums[kTap])), ...);
         gradient += pitch;
       }
-    if (accumulate) ((sums[kTap] = V::add(V::load(to + kTap * kConvolutionLanes), sums[kTap])), ...);
+    if (accumulate)
+      ((sums[kTap] = V::add(V::load(to + kTap * kConvolutionLanes), sums[kTap])), ...);
+    else  // as in multiply_runs()
+      ((sums[kTap] = V::add(V::zero(), sums[kTap])), ...);
     (V::store(to + kTap * kConvolutionLanes, sums[kTap]), ...);
   };
   run(std::make_integer_sequence<int, kTaps>{});
@@ -404,7 +407,10 @@ void add_group_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t
         (add(sums + kTap * kGroup, V::load(from[kTap] + at)), ...);
         gradient += pitch;
       }
-    if (accumulate) ((sums[kSum] = V::add(V::load(to + kSum * kConvolutionLanes), sums[kSum])), ...);
+    if (accumulate)
+      ((sums[kSum] = V::add(V::load(to + kSum * kConvolutionLanes), sums[kSum])), ...);
+    else  // as in multiply_runs()
+      ((sums[kSum] = V::add(V::zero(), sums[kSum])), ...);
     (V::store(to + kSum * kConvolutionLanes, sums[kSum]), ...);
   };
   run(std::make_integer_sequence<int, kTaps * kGroup>{}, std::make_integer_sequence<int, kTaps>{},

@@ -85,6 +85,8 @@ void multiply_pixels(const Runs& runs, int64_t pitch, const float* a, const floa
       ((sums[kSum] =
             V::add(V::load(to + kSum / kTileVectors * stride + kSum % kTileVectors * V::kLanes), sums[kSum])),
        ...);
+    else  // as in multiply_runs(): parts of one weight may take either
+      ((sums[kSum] = V::add(V::zero(), sums[kSum])), ...);
     (V::store(to + kSum / kTileVectors * stride + kSum % kTileVectors * V::kLanes, sums[kSum]), ...);
   };
   run(std::make_integer_sequence<int, kTileRows * kTileVectors>{},
