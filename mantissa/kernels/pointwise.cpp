@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_cpu_dispatch.h>
 #include <c10/util/irange.h>
 
