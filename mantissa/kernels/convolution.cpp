@@ -278,9 +278,14 @@ struct WeightParts {
   int64_t channels, outputs, together, channel_parts, output_parts;
 };
 
-/// The sums of one output: for each run of taps and channels whole tiles.
+/// The taps and channels that are adjacent in the window, of so many channels.
+int64_t run_of(const cpu::ConvolutionWeight& c, int64_t channels) {
+  return (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * channels;
+}
+
+/// The sums of one output: for each run whole tiles.
 int64_t sums_of(const cpu::ConvolutionWeight& c, int64_t channels, const ConvolutionBuild& build) {
-  const int64_t run = (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * channels;
+  const int64_t run = run_of(c, channels);
   return taps_of(c) * channels / run * round_up(run, build.tile_cols);
 }
 
@@ -374,13 +379,11 @@ double cost_of(const WeightPass& pass, const ConvolutionBuild& build) {
   const auto& [c, kernel, in_lanes, parts] = pass;
   const int64_t lanes = build.tile_cols / 2;
   const auto tiles = [&](int64_t rows, int64_t columns) {
-    const int64_t rest = divide_up(columns % build.tile_cols, lanes);
-    return columns / build.tile_cols * tiles_cost(rows, build.tile_rows, 2) +
-           (rest > 0 ? tiles_cost(rows, build.tile_rows, rest) : 0);
+    return panels_cost(rows, columns, build.tile_rows, build.tile_cols);
   };
   const int64_t taps = taps_of(c), vectors = divide_up(parts.outputs, lanes);
   if (in_lanes) return static_cast<double>(vectors * (taps * c.channels + 2 * kPack));
-  const int64_t run = (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * parts.channels;
+  const int64_t run = run_of(c, parts.channels);
   const int64_t products = parts.channels < lanes ? tiles(taps * parts.channels, parts.outputs)
                                                   : taps * parts.channels / run * tiles(parts.outputs, run);
   return static_cast<double>(products + kPack * (vectors + divide_up(parts.channels, lanes)));
@@ -393,10 +396,10 @@ int64_t blocks_of_a_round(const WeightPass& pass, const ConvolutionBuild& build,
   return all <= room ? all : std::max<int64_t>(0, room) / threads * threads;
 }
 
-/// To wake threads and to wait for them costs as much, about, as so many multiplications of vectors.
+/// A parallel region costs about as much as this many multiplications of vectors.
 constexpr double kRegionCost = 1 << 15;
 
-/// What it costs to store and to add sums, likewise.
+/// The cost of storing and adding `sums` sums, in the same unit.
 double adding_cost(const ConvolutionBuild& build, int64_t sums) {
   constexpr double kAdd = 6;
   return kAdd * static_cast<double>(sums) / static_cast<double>(build.tile_cols);

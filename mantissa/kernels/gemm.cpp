@@ -62,10 +62,8 @@ cpu::Gemm transposed(cpu::Gemm g) {
 /// What its tiles cost, in multiplications of vectors, and results that are not adjacent along the rows.
 int64_t cost_of(const cpu::Gemm& g, const GemmBuild& build) {
   constexpr int64_t kApart = 3;
-  const int64_t lanes = divide_up(build.tile_cols, 2), rest = g.n % build.tile_cols;
-  const auto panel = [&](int64_t vectors) { return tiles_cost(g.m, build.tile_rows, vectors); };
-  const int64_t step = g.n / build.tile_cols * panel(2) + (rest == 0 ? 0 : panel(divide_up(rest, lanes)));
-  return step * g.k * g.terms + (g.out.col_stride == 1 ? 0 : kApart * g.m * g.n);
+  return panels_cost(g.m, g.n, build.tile_rows, build.tile_cols) * g.k * g.terms +
+         (g.out.col_stride == 1 ? 0 : kApart * g.m * g.n);
 }
 
 /// The same product as kernels like it best: a few rows, or what costs less.

@@ -23,13 +23,20 @@ Pointer advanced(Pointer data, cpu::Element element, int64_t elements) {
   return static_cast<Byte*>(data) + elements * (element == cpu::Element::kFloat32 ? 4 : 2);
 }
 
-/// What tiles of so many rows in all, each of `vectors` vectors, cost for one step of their depth, in
-/// multiplications of vectors. A tile waits for its eight last sums: four cycles in two units.
+/// The cost of one step of depth in multiplications of vectors, for tiles of `vectors` vectors that have
+/// `rows` rows in all. A tile waits for its eight last sums: four cycles in two units.
 inline int64_t tiles_cost(int64_t rows, int64_t tile_rows, int64_t vectors) {
   constexpr int64_t kWaits = 8;
   const int64_t rest = rows % tile_rows;
   return rows / tile_rows * std::max(tile_rows * vectors, kWaits) +
          (rest == 0 ? 0 : std::max(rest * vectors, kWaits));
+}
+
+/// The same for `cols` columns, which whole tiles of two vectors and a rest of them share.
+inline int64_t panels_cost(int64_t rows, int64_t cols, int64_t tile_rows, int64_t tile_cols) {
+  const int64_t rest = divide_up(cols % tile_cols, divide_up(tile_cols, 2));  // in vectors
+  return cols / tile_cols * tiles_cost(rows, tile_rows, 2) +
+         (rest == 0 ? 0 : tiles_cost(rows, tile_rows, rest));
 }
 
 /// Threads for so many multiplications. Waking them costs some microseconds: each shall have about five of

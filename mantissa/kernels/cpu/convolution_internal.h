@@ -415,8 +415,8 @@ struct Block {
   Runs runs = {};
 };
 
-/// What tiles of so many pixels cost, in pixels of a whole one: a small one waits for its eight last sums,
-/// four cycles in two units.
+/// The cost of tiles for `pixels` pixels, as a number of pixels of whole tiles. A small tile waits for its
+/// eight last sums: four cycles in two units.
 template <class V>
 int64_t tile_cost(int64_t pixels) {
   const int64_t rest = pixels % V::kRows, least_cost = 8 / V::kVectors;
