@@ -1,5 +1,6 @@
 #include "mantissa/core/device.h"
 
+#include <cstdlib>
 #include <sys/resource.h>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceCapability.h>
 
+#include "mantissa/core/cuda_driver_internal.h"
 #include "mantissa/core/suggest.h"
 
 namespace mantissa {
@@ -55,11 +57,11 @@ int64_t cuda_device_count() {
 }
 
 std::string why_no_cuda() {
-#ifdef MANTISSA_CUDA
-  return "libtorch sees no CUDA device: check nvidia-smi and CUDA_VISIBLE_DEVICES";
-#else
-  return "this build has no CUDA: build the `cuda` preset (make PRESET=cuda)";
-#endif
+  // Registered by libtorch's CUDA library, when that is loaded.
+  if (!at::CUDAHooksRegistry()->Has("CUDAHooks"))
+    return "this build has no CUDA: build the `cuda` preset (make PRESET=cuda)";
+  return why_driver_has_no_device(ask_cuda_driver(), at::detail::getCUDAHooks().versionCUDART(),
+                                  std::getenv("CUDA_VISIBLE_DEVICES"));
 }
 
 at::Device resolve_device(const std::string& name) {

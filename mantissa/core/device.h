@@ -12,8 +12,8 @@ namespace mantissa {
 /// Errors: c10::ValueError if the name is unknown or this machine or build has no such device.
 at::Device resolve_device(const std::string& name);
 
-/// Number of CUDA devices that this process can use; 0 without a GPU or without MANTISSA_CUDA=ON. Never
-/// throws.
+/// Number of CUDA devices that this process can use; 0 without a GPU, without a driver that serves libtorch, and where
+/// libtorch's CUDA library is not linked (MANTISSA_CUDA=OFF). Never throws.
 int64_t cuda_device_count();
 
 /// Why cuda_device_count() is 0, with the cure, for errors and `mantissa modes`.
