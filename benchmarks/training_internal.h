@@ -40,7 +40,7 @@ class Training {
       const at::Tensor y = net_->forward(precision_->convert_input(data_.batch));
       loss = at::cross_entropy_loss(y.reshape({data_.targets.numel(), -1}), data_.targets);
     }
-    precision_->backward(precision_->pre_backward(loss));
+    precision_->backward(loss);
     precision_->unscale_gradients(*optimizer_);
     if (!precision_->optimizer_step(*optimizer_).skipped) ++steps_;
     return loss.item<double>();

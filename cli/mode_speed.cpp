@@ -68,7 +68,7 @@ class Training {
       const at::Tensor y = net_->forward(precision_->convert_input(batch_));
       loss = at::cross_entropy_loss(y.reshape({targets_.numel(), -1}), targets_);
     }
-    precision_->backward(precision_->pre_backward(loss));
+    precision_->backward(loss);
     precision_->optimizer_step(*optimizer_);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }

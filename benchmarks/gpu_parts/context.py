@@ -1,0 +1,225 @@
+"""What a part of benchmarks/gpu is given: the device and its facts, programs, a clock, a table and a file of results.
+
+A part is a module with run(context):
+
+    COLUMNS = [Column("model", 10), Column("ms", 9, ".2f", title="ours ms")]
+
+    def run(context):
+        context.table(COLUMNS)
+        for model in context.size(full=["gpt2", "resnet50"], small=["gpt2"]):
+            context.case({"model": model}, lambda: {"ms": float(context.run_program("some_bench", model))})
+
+Each case makes one row, which is printed and written to the file at once. A case that fails becomes a row with its error,
+one that finds the time used up a row that says so, and the others still run.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Failure(Exception):
+    """Why a case has no result, in one line."""
+
+
+class OutOfTime(Failure):
+    """The part's time was used up."""
+
+
+class LeftOut(Failure):
+    """The case does not exist here, which is no fault."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the table: the key of the rows, its width, the format of numbers, and the title if it is not the key."""
+    key: str
+    width: int
+    format: str = ""
+    title: str = ""
+
+    def head(self):
+        return f"{self.title or self.key:{'>' if self.format else '<'}{self.width}}"
+
+    def cell(self, row):
+        value = row.get(self.key)
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        text = "" if value is None else f"{value:{self.format}}" if isinstance(value, (int, float)) else str(value)
+        return f"{text:{'>' if self.format else '<'}{self.width}}"
+
+
+class Context:
+    """One part of one run on one device."""
+
+    def __init__(self, part, *, device, build, python, facts, results=None, json_file=None, only=None, seconds=540):
+        self.part = part
+        self.device = device  # "cuda:0" or "cpu"
+        self.build = build  # the folder of our programs
+        self.python = python  # an interpreter that has PyTorch and Lightning
+        self.facts = facts  # of gpu_train --facts and of peers.facts(): {"device": {...}, "versions": {...}}
+        self.rows = []
+        self._results, self._json_file, self._only = results, json_file, only
+        self._seconds, self._begin = seconds, time.monotonic()
+        self._date = datetime.datetime.now().astimezone()
+        self._columns = []
+
+    @property
+    def rehearsal(self):
+        """Whether this is the CPU, in small sizes: the same code, and no figures worth keeping."""
+        return self.device == "cpu"
+
+    def size(self, full, small):
+        return small if self.rehearsal else full
+
+    def seconds_left(self):
+        return max(0.0, self._begin + self._seconds - time.monotonic())
+
+    # Programs.
+
+    def program(self, name):
+        file = self.build / name
+        if not file.is_file():
+            raise Failure(f"{file} is not built; cmake --build --target {name}")
+        return file
+
+    def environment(self, **more):
+        """For our programs and Python's: both find the parts' modules and the jobs of tests/parity."""
+        mine = {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("benchmarks", "tests/parity")),
+                "OMP_WAIT_POLICY": "PASSIVE"}
+        if self.rehearsal:
+            mine["MANTISSA_CPU_KERNELS"] = "0"  # PyTorch's own on both sides: equal bits can be asked for
+        return {**os.environ, **mine, **more}
+
+    def run_program(self, name, *arguments, timeout=None, **environment):
+        """What a program of the build folder prints. A Failure ends with the last line of its errors."""
+        return self._run([self.program(name), *arguments], timeout, environment)
+
+    def run_python(self, *arguments, timeout=None, **environment):
+        """The same of Python with the peers: run_python("-m", "gpu_parts.peers", "--facts")."""
+        return self._run([self.python, *arguments], timeout, environment)
+
+    def _run(self, command, timeout, environment):
+        limit = min(self.seconds_left(), timeout or float("inf"))
+        with started([str(word) for word in command], self.environment(**environment), stdout=subprocess.PIPE,
+                     stderr=subprocess.PIPE) as child:
+            try:
+                output, errors = child.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                kind = Failure if limit == timeout else OutOfTime
+                raise kind(f"{pathlib.Path(command[0]).name} was still running after {limit:.0f} s") from None
+        if child.returncode != 0:
+            raise Failure(f"{pathlib.Path(command[0]).name} ended with {child.returncode}: {last_line(errors)}")
+        return output
+
+    # Results.
+
+    def table(self, columns):
+        """Begins a table; call it before its cases, again for a second table."""
+        self._columns = columns
+        print("\n" + " ".join(column.head() for column in columns).rstrip(), flush=True)
+
+    def case(self, identity, measure):
+        """Adds the row `identity` with what measure() returns; returns it, or None where there is no result."""
+        name = " ".join(str(value) for value in identity.values())
+        if self._only and not re.search(self._only, name):
+            return None
+        begin = time.monotonic()
+        row = dict(identity)
+        try:
+            if self.seconds_left() == 0:
+                raise OutOfTime("not begun")
+            row.update(measure())
+        except OutOfTime as why:
+            row["left_out"] = f"out of time: {why}"
+        except LeftOut as why:
+            row["left_out"] = str(why)
+        except Exception as error:  # whatever it is, the other cases still run
+            row["error"] = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+        row["seconds"] = round(time.monotonic() - begin, 1)
+        self.rows.append(row)
+        self._print(row)
+        self._write()
+        return None if "error" in row or "left_out" in row else row
+
+    def _print(self, row):
+        word = next((word for word in ("error", "left_out") if word in row), None)
+        if word:
+            cells = [column.cell(row) for column in self._columns if column.key in row]
+            print(" ".join(cells) + f"  {word.replace('_', ' ')}: {row[word]}", flush=True)
+        else:
+            print(" ".join(column.cell(row) for column in self._columns).rstrip(), flush=True)
+
+    def files(self):
+        """Where the results go."""
+        files = [self._json_file] if self._json_file else []
+        if self._results:
+            device = re.sub(r"[^a-z0-9]+", "-", self.facts["device"]["name"].lower()).strip("-")
+            files.append(self._results / f"{self._date:%Y-%m-%d}-gpu-{self.part}-{device}.json")
+        return files
+
+    def _write(self):
+        text = json.dumps({"benchmark": f"gpu {self.part}", "date": self._date.isoformat(timespec="seconds"),
+                           "rehearsal": self.rehearsal, **self.facts,
+                           "seconds": round(time.monotonic() - self._begin, 1), "seconds_allowed": self._seconds,
+                           "rows": self.rows}, indent=2) + "\n"
+        for file in self.files():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = file.with_suffix(".unfinished")
+            unfinished.write_text(text)
+            unfinished.replace(file)  # a run that is killed here leaves the last file whole
+
+    def finish(self):
+        """Says what came of the cases; the exit status."""
+        failed = sum("error" in row for row in self.rows)
+        left_out = sum("left_out" in row for row in self.rows)
+        self._write()
+        for file in self.files():
+            print(f"written: {file}")
+        print(f"{self.part}: {len(self.rows)} cases, {failed} failed, {left_out} left out, "
+              f"{time.monotonic() - self._begin:.0f} s", flush=True)
+        return 1 if failed or not self.rows else 0
+
+
+def last_line(text):
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "(it wrote no error)"
+
+
+@contextlib.contextmanager
+def started(command, environment, **pipes):
+    """A child process in a group of its own, which is ended with all that it started when the block is left."""
+    child = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe:
+                pipe.close()
+
+
+def find_build(root=ROOT):
+    """The folder of our programs: bin/ of a package, else a build folder of the source tree."""
+    folders = [root / name for name in ("bin", "build-cuda", "build")]
+    return next((folder for folder in folders if (folder / "gpu_train").is_file()), folders[-1])
+
+
+def find_python(root=ROOT):
+    """An interpreter that has PyTorch: this one, else that of `make parity`."""
+    probe = [sys.executable, "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"]
+    if subprocess.run(probe, check=False).returncode == 0:
+        return pathlib.Path(sys.executable)
+    return root / ".deps" / "peers" / "bin" / "python"

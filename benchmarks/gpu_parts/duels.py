@@ -1,0 +1,120 @@
+"""Our step beside a peer's: the same job in two processes on the same device, checked first, then timed in turn."""
+
+import contextlib
+import json
+import math
+import pathlib
+import select
+import statistics
+import tempfile
+
+from gpu_parts.context import Failure, OutOfTime, last_line, started
+
+# What the losses of the first steps may differ by, relative to the loss. Both sides call the same kernels of the same
+# libtorch, but on a GPU several of these add in no fixed order, and cuDNN chooses by timing. What comes of that is less
+# than the rounding of the products themselves, so the bounds are two units in the last place of the dtype that they are
+# computed in; for float32 some thousand, because AdamW makes a whole step of any gradient, however small. A learning rate
+# that is twice another's moves these losses by far more.
+TOLERANCE = {"32-true": 2**-13, "tf32": 2**-9, "16-mixed": 2**-9, "16-true": 2**-9, "bf16-mixed": 2**-6, "bf16-true": 2**-6}
+FIRST_STEPS = 10
+ROUND_SECONDS = {"full": 0.7, "small": 0.05}  # what a round takes, if two steps are not longer
+
+JOB = {"tf32": False, "channels_last": False, "optimizer": "fused-adamw", "lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01,
+       "clip": 1.0, "backend": "inductor", "first_steps": FIRST_STEPS}
+
+
+class Side:
+    """A process that trains in rounds."""
+
+    def __init__(self, context, name, command, folder, job):
+        self.context, self.name = context, name
+        self.job_file, self.error_file = folder / f"{name}.json", folder / f"{name}.errors"
+        self.job_file.write_text(json.dumps(job))
+        self.command = [str(word) for word in (*command, self.job_file)]
+
+    @contextlib.contextmanager
+    def running(self):
+        with open(self.error_file, "w") as errors, \
+                started(self.command, self.context.environment(), stdin=-1, stdout=-1, stderr=errors) as self.child:
+            yield self
+
+    def answer(self):
+        """What it says at the end of a round."""
+        left = self.context.seconds_left()
+        if not select.select([self.child.stdout], [], [], left)[0]:
+            raise OutOfTime(f"{self.name} had not finished its round")
+        line = self.child.stdout.readline()
+        if not line:
+            raise Failure(f"{self.name}: {last_line(self.error_file.read_text())}")
+        return json.loads(line)
+
+    def round(self, steps):
+        self.child.stdin.write(f"{steps}\n")
+        self.child.stdin.flush()
+        return self.answer()
+
+
+class Duels:
+    """Makes the files that the jobs name, once for each model, and keeps them for a part's duration."""
+
+    def __init__(self, context):
+        self.context = context
+        self._prepared = {}
+
+    def __enter__(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="mantissa-gpu-")
+        self.folder = pathlib.Path(self._folder.name)
+        return self
+
+    def __exit__(self, *_):
+        self._folder.cleanup()
+
+    def _files(self, job):
+        sizes = json.dumps([job["model"], job["batch"]])
+        if sizes not in self._prepared:
+            name = self.folder / str(len(self._prepared))
+            files = {"weights": f"{name}.weights.safetensors", "data": f"{name}.data.safetensors"}
+            file = self.folder / f"{name}.json"
+            file.write_text(json.dumps({**job, **files}))
+            self.context.run_python("-m", "gpu_parts.peers", "--prepare", file)
+            self._prepared[sizes] = files
+        return self._prepared[sizes]
+
+    def run(self, job, *, ours, theirs, tolerance, rounds=5):
+        """`job` with the settings of each side in `ours` and `theirs`; the row of the two."""
+        context = self.context
+        threads = 1 if context.rehearsal else 8
+        job = {**JOB, **job, "device": context.device, "threads": threads}
+        job.update(self._files(job))
+        peer = [context.python, "-m", "gpu_parts.peers"]
+        a = Side(context, "mantissa", [context.program("gpu_train")], self.folder, {**job, **ours})
+        b = Side(context, theirs["loop"], peer, self.folder, {**job, **theirs})
+        with a.running(), b.running():  # they start side by side, and then one computes while the other waits
+            row = compare(a.answer(), b.answer(), tolerance)
+            probe = max(side.round(2)["ms"] for side in (a, b))
+            steps = min(max(round(context.size(**ROUND_SECONDS) * 1e3 / probe), 2), 100)
+            times, peaks = [], []
+            for _ in range(context.size(full=rounds, small=2)):
+                answers = [side.round(steps) for side in (a, b)]
+                if not all(math.isfinite(loss) for answer in answers for loss in answer["losses"]):
+                    raise Failure("a loss is not finite in a timed round; no time counts")
+                times.append([answer["ms"] for answer in answers])
+                peaks = [answer["peak_bytes"] / 2**20 for answer in answers]
+        ratios = [mine / other for mine, other in times]
+        ours_ms, theirs_ms = (statistics.median(side) for side in zip(*times))
+        return {**row, "ours_ms": ours_ms, "theirs_ms": theirs_ms, "ratio": statistics.median(ratios),
+                "ratio_min": min(ratios), "ratio_max": max(ratios), "ours_peak_mib": peaks[0], "theirs_peak_mib": peaks[1],
+                "rounds": len(times), "steps_a_round": steps, "batch": job["batch"]}
+
+
+def compare(ours, theirs, tolerance):
+    """What the losses of the first round say of each other. A Failure where they differ by more than `tolerance`."""
+    pairs = list(zip(ours["losses"], theirs["losses"]))
+    difference = max(abs(mine - other) / abs(other) for mine, other in pairs)
+    if not difference <= tolerance:  # nan is no agreement
+        step = next(i for i, (mine, other) in enumerate(pairs) if not abs(mine - other) <= tolerance * abs(other))
+        raise Failure(f"the losses differ at step {step}: {pairs[step][0]:.6g} and {pairs[step][1]:.6g}, by "
+                      f"{difference:.1e} at most where {tolerance:.1e} is allowed; no time counts")
+    if ours["scale"] != theirs["scale"]:
+        raise Failure(f"the loss scales differ: {ours['scale']} and {theirs['scale']}; no time counts")
+    return {"loss_difference": difference, "tolerance": tolerance, "equal_bits": ours["losses"] == theirs["losses"]}

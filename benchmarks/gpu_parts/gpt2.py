@@ -1,0 +1,7 @@
+"""Tokens a second of GPT-2 beside torch.compile and Lightning."""
+
+from gpu_parts import throughput
+
+
+def run(context):
+    throughput.run(context, "tokens", [("gpt2", "bf16-mixed", False), ("gpt2", "16-mixed", False), ("gpt2", "32-true", True)])

@@ -1,0 +1,234 @@
+// Our side of benchmarks/gpu; the other one is gpu_parts/peers.py, which reads the same jobs.
+//
+//   gpu_train --facts DEVICE   prints what device_facts() says
+//   gpu_train JOB.json         trains in rounds, as its standard input asks
+//
+// Job:    "model" {"kind": gpt, resnet or vit, and its sizes}; "weights" (safetensors, names of state_dict());
+//         "data" (safetensors: "data" and "target" [batches, B, ...], used in turn, all of them on the
+//         device); "precision", "tf32", "channels_last"; "optimizer", "lr", "eps", "weight_decay" as in
+//         tests/parity/optimizer_job.h; "clip"; "device"; "threads"; "first_steps"; "loop": "hand" or
+//         "trainer".
+// Rounds: the first one, of `first_steps` steps, warms up and serves to compare losses. After each round a
+//         line of JSON goes to standard output: "ms" a step; "losses" of all its steps; "scale" after it
+//         (null without a scaler); "peak_bytes" of memory: on a GPU since the first round, on the CPU since
+//         the process began. Then a line of standard input is the number of steps of the next round, and its
+//         end that of the program.
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/stack.h>
+
+#include <nlohmann/json.hpp>
+
+#include "benchmarks/device_facts.h"
+#include "benchmarks/vision_models.h"
+#include "mantissa/amp/matmul_precision.h"
+#include "mantissa/io/safetensors.h"
+#include "mantissa/io/weights.h"
+#include "mantissa/models/gpt.h"
+#include "mantissa/precision/init.h"
+#include "mantissa/precision/registry.h"
+#include "mantissa/trainer/classification_task.h"
+#include "mantissa/trainer/trainer.h"
+#include "tests/parity/optimizer_job.h"
+
+namespace mantissa {
+namespace {
+
+using Json = nlohmann::json;
+
+std::shared_ptr<TensorModule> make_model(const Json& model) {
+  const std::string kind = model["kind"];
+  if (kind == "gpt")
+    return std::make_shared<GptImpl>(GptOptions{.layers = model["layers"],
+                                                .width = model["width"],
+                                                .heads = model["heads"],
+                                                .context = model["context"],
+                                                .vocabulary = model["vocabulary"]});
+  if (kind == "resnet")
+    return std::make_shared<BottleneckResnetImpl>(
+        BottleneckResnetOptions{.blocks = model["blocks"].get<std::vector<int64_t>>(),
+                                .width = model["width"],
+                                .classes = model["classes"]});
+  TORCH_CHECK_VALUE(kind == "vit", "gpu_train: no model is called '", kind, "'; choose gpt, resnet or vit");
+  return std::make_shared<VitImpl>(VitOptions{.layers = model["layers"],
+                                              .width = model["width"],
+                                              .heads = model["heads"],
+                                              .image = model["image"],
+                                              .patch = model["patch"],
+                                              .classes = model["classes"]});
+}
+
+/// Images and weights of convolutions with their channels together in memory. As Python's, to() also changes
+/// the strides of a 1x1 kernel, whose elements lie the same either way, and libtorch chooses by strides.
+at::Tensor channels_last(const at::Tensor& x) {
+  return x.dim() == 4 ? x.to(x.options(), false, false, at::MemoryFormat::ChannelsLast) : x;
+}
+
+std::shared_ptr<TensorModule> load_model(const Json& job, const Precision& precision, at::Device device) {
+  const auto net = init_module(precision, device, [&] { return make_model(job["model"]); });
+  load_weights(*net, job["weights"].get<std::string>());
+  if (job["channels_last"])
+    for (at::Tensor& parameter : net->parameters()) parameter.set_data(channels_last(parameter.data()));
+  return net;
+}
+
+std::vector<Batch> load_batches(const Json& job, at::Device device) {
+  const Safetensors file = load_safetensors(job["data"].get<std::string>());
+  const at::Tensor data = file.tensors.at("data"), target = file.tensors.at("target");
+  std::vector<Batch> batches;
+  for (int64_t i = 0; i < data.size(0); ++i) {
+    const at::Tensor x = data[i].to(device);
+    batches.push_back({job["channels_last"] ? channels_last(x) : x, target[i].to(device), {}});
+  }
+  return batches;
+}
+
+/// Counts the steps of a round, and after the last one reports it and waits for the next. Until then a loss
+/// stays where it is: nothing in a round waits for the device.
+class Rounds {
+ public:
+  Rounds(at::Device device, int64_t first_steps) : device_(device), steps_(first_steps) {}
+
+  /// After each step, with the hooks that it used.
+  void step_done(const at::Tensor& loss, const Precision& precision) {
+    losses_.push_back(loss.detach());
+    if (static_cast<int64_t>(losses_.size()) < steps_) return;
+    report(precision);
+    losses_.clear();
+    over_ = !(std::cin >> steps_);
+    begin_ = Clock::now();
+  }
+
+  bool over() const { return over_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void report(const Precision& precision) {
+    if (!device_.is_cpu()) at::accelerator::synchronizeDevice(device_.index());
+    const std::chrono::duration<double, std::milli> time = Clock::now() - begin_;
+    const at::Tensor losses = at::stack(losses_).to(at::kCPU, at::kDouble);
+    const PrecisionState state = precision.state_dict();
+    const auto scale = state.find("scale");
+    const Json line{{"ms", time.count() / static_cast<double>(steps_)},
+                    {"losses", std::vector<double>(losses.const_data_ptr<double>(),
+                                                   losses.const_data_ptr<double>() + losses.numel())},
+                    {"scale", scale == state.end() ? Json() : Json(scale->second.toDouble())},
+                    {"peak_bytes", peak_memory_bytes(device_)}};
+    if (is_first_) reset_peak_memory(device_);
+    is_first_ = false;
+    std::cout << line.dump() << std::endl;
+  }
+
+  at::Device device_;
+  int64_t steps_;
+  bool is_first_ = true, over_ = false;
+  std::vector<at::Tensor> losses_;
+  Clock::time_point begin_ = Clock::now();
+};
+
+/// Every step of it as a user writes it with the hooks.
+void train_by_hand(const Json& job, at::Device device) {
+  const auto precision = make_precision(job["precision"].get<std::string>(), device);
+  const auto net = load_model(job, *precision, device);
+  precision->convert_module(*net);
+  const auto optimizer = make_optimizer(job, net->parameters());
+  precision->setup_optimizer(*optimizer);
+  const std::vector<Batch> batches = load_batches(job, device);
+  Rounds rounds(device, job["first_steps"]);
+  for (size_t i = 0; !rounds.over(); i = (i + 1) % batches.size()) {
+    optimizer->zero_grad();
+    at::Tensor loss;
+    {
+      const Scope forward = precision->forward_context();
+      at::Tensor y = net->forward(precision->convert_input(batches[i].data));
+      if (y.scalar_type() != at::kDouble) y = y.to(at::kFloat);
+      loss = at::cross_entropy_loss(y.flatten(0, -2), batches[i].target.flatten());
+    }
+    precision->backward(loss);
+    precision->clip_gradients(*optimizer, job["clip"]);
+    precision->optimizer_step(*optimizer);
+    rounds.step_done(loss, *precision);
+  }
+}
+
+/// The same batches in turn, for as long as they are asked for.
+class Endless final : public Loader {
+ public:
+  explicit Endless(std::vector<Batch> batches) : batches_(std::move(batches)) {}
+  void set_epoch(int64_t) override { next_ = 0; }
+  std::optional<Batch> next() override { return batches_[next_++ % batches_.size()]; }
+  int64_t size() const override { return int64_t{1} << 40; }
+
+ private:
+  std::vector<Batch> batches_;
+  size_t next_ = 0;
+};
+
+class RoundsOfTrainer final : public Callback {
+ public:
+  explicit RoundsOfTrainer(Rounds rounds) : rounds_(std::move(rounds)) {}
+  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
+    rounds_.step_done(batch.loss, trainer.precision());
+    if (rounds_.over()) trainer.stop("no round is asked for");
+  }
+
+ private:
+  Rounds rounds_;
+};
+
+void train_by_trainer(const Json& job, at::Device device) {
+  Endless batches(load_batches(job, device));
+  const auto net = load_model(job, Precision("32-true"), device);
+  ClassificationTask task(
+      net, [&](const at::Tensor& x) { return net->forward(x); },
+      [&](torch::nn::Module& module) {
+        return OptimizerConfig{std::shared_ptr(make_optimizer(job, module.parameters()))};
+      });
+  Trainer trainer({.precision = job["precision"].get<std::string>(),
+                   .device = device.str(),
+                   .gradient_clip_val = job["clip"],
+                   .callbacks = {std::make_shared<RoundsOfTrainer>(Rounds(device, job["first_steps"]))}});
+  trainer.fit(task, batches);
+}
+
+void train(const Json& job) {
+  at::set_num_threads(job["threads"]);
+  set_float32_matmul_precision(job["tf32"] ? "high" : "highest");
+  set_tf32_convolutions(job["tf32"]);
+  at::globalContext().setBenchmarkCuDNN(true);
+  const at::Device device = resolve_device(job["device"]);
+  job["loop"] == "trainer" ? train_by_trainer(job, device) : train_by_hand(job, device);
+}
+
+}  // namespace
+}  // namespace mantissa
+
+int main(int argc, char** argv) try {
+  if (argc == 3 && std::string(argv[1]) == "--facts") {
+    std::printf("%s\n", mantissa::device_facts(argv[2]).dump().c_str());
+    return 0;
+  }
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: gpu_train --facts DEVICE | gpu_train JOB.json\n");
+    return 2;
+  }
+  mantissa::train(nlohmann::json::parse(std::ifstream(argv[1])));
+  return 0;
+} catch (const c10::Error& error) {
+  std::fprintf(stderr, "gpu_train: %s\n", error.what_without_backtrace());
+  return 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "gpu_train: %s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,101 @@
+#pragma once
+
+// The two networks of benchmarks/gpu that mantissa/models does not have. Their twins in
+// benchmarks/gpu_parts/twins.py have the same names and the same operations in the same order.
+
+#include <cstdint>
+#include <vector>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "mantissa/models/tensor_module.h"
+
+namespace mantissa {
+
+/// relu(norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x)))))))) + shortcut(x)): 1x1 down to `width`, 3x3 with
+/// the stride, 1x1 up to 4 * width. The shortcut is a 1x1 convolution with batch norm where the shape
+/// changes, else x itself.
+/// Shapes: [N, in, H, W] -> [N, 4 * width, ceil(H / stride), ceil(W / stride)].
+class BottleneckImpl final : public TensorModule {
+ public:
+  BottleneckImpl(int64_t in, int64_t width, int64_t stride);
+  at::Tensor forward(const at::Tensor& x) override;
+
+ private:
+  torch::nn::Conv2d conv1_{nullptr}, conv2_{nullptr}, conv3_{nullptr}, shortcut_conv_{nullptr};
+  torch::nn::BatchNorm2d norm1_{nullptr}, norm2_{nullptr}, norm3_{nullptr}, shortcut_norm_{nullptr};
+};
+TORCH_MODULE(Bottleneck);
+
+struct BottleneckResnetOptions {
+  /// Bottlenecks in each stage. From the second stage on, the first one has stride 2.
+  std::vector<int64_t> blocks = {3, 4, 6, 3};
+  /// Width of the first stage's bottlenecks and channels of the stem; each stage doubles it.
+  int64_t width = 64;
+  int64_t classes = 1000;
+};
+
+/// By default ResNet-50, with the stride in the 3x3 convolution as torchvision has it.
+/// Shapes: [N, 3, H, W] -> [N, classes], not normalized.
+/// Source: He et al. 2016, arXiv:1512.03385, table 1.
+class BottleneckResnetImpl final : public TensorModule {
+ public:
+  explicit BottleneckResnetImpl(const BottleneckResnetOptions& options);
+  at::Tensor forward(const at::Tensor& images) override;
+
+ private:
+  torch::nn::Conv2d stem_conv_{nullptr};
+  torch::nn::BatchNorm2d stem_norm_{nullptr};
+  torch::nn::ModuleList blocks_;
+  torch::nn::Linear head_{nullptr};
+};
+TORCH_MODULE(BottleneckResnet);
+
+struct VitOptions {
+  int64_t layers = 24;
+  int64_t width = 1024;
+  int64_t heads = 16;
+  /// Images are squares of `image` pixels a side, cut into squares of `patch`.
+  int64_t image = 224;
+  int64_t patch = 16;
+  int64_t classes = 1000;
+};
+
+/// x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))).
+/// Shapes: [N, T, width] in and out; every position attends to all.
+class VitBlockImpl final : public TensorModule {
+ public:
+  explicit VitBlockImpl(const VitOptions& options);
+  at::Tensor forward(const at::Tensor& x) override;
+
+ private:
+  at::Tensor attend(const at::Tensor& x);
+
+  int64_t heads_;
+  torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
+  torch::nn::Linear qkv_{nullptr}, projection_{nullptr}, expand_{nullptr}, contract_{nullptr};
+};
+TORCH_MODULE(VitBlock);
+
+/// By default ViT-L/16: a class token before the patches, learned positions, layer norm before each part.
+/// Shapes: [N, 3, image, image] -> [N, classes], not normalized.
+/// Source: Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1.
+class VitImpl final : public TensorModule {
+ public:
+  explicit VitImpl(const VitOptions& options);
+  at::Tensor forward(const at::Tensor& images) override;
+
+ private:
+  torch::nn::Conv2d patches_{nullptr};
+  at::Tensor class_token_, positions_;
+  torch::nn::ModuleList blocks_;
+  torch::nn::LayerNorm norm_{nullptr};
+  torch::nn::Linear head_{nullptr};
+};
+TORCH_MODULE(Vit);
+
+}  // namespace mantissa
