@@ -23,6 +23,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -121,6 +122,12 @@ class Context:
         if child.returncode != 0:
             raise Failure(f"{pathlib.Path(command[0]).name} ended with {child.returncode}: {last_line(errors)}")
         return output
+
+    @contextlib.contextmanager
+    def folder(self):
+        """For files of a case's own."""
+        with tempfile.TemporaryDirectory(prefix="mantissa-gpu-") as name:
+            yield pathlib.Path(name)
 
     # Results.
 

@@ -20,7 +20,7 @@ FIRST_STEPS = 10
 ROUND_SECONDS = {"full": 0.7, "small": 0.05}  # what a round takes, if two steps are not longer
 
 JOB = {"tf32": False, "channels_last": False, "optimizer": "fused-adamw", "lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01,
-       "clip": 1.0, "backend": "inductor", "first_steps": FIRST_STEPS}
+       "clip": 1.0, "backend": "inductor", "first_steps": FIRST_STEPS, "count_syncs": False}
 
 
 class Side:
@@ -33,9 +33,9 @@ class Side:
         self.command = [str(word) for word in (*command, self.job_file)]
 
     @contextlib.contextmanager
-    def running(self):
+    def running(self, **environment):
         with open(self.error_file, "w") as errors, \
-                started(self.command, self.context.environment(), stdin=-1, stdout=-1, stderr=errors) as self.child:
+                started(self.command, self.context.environment(**environment), stdin=-1, stdout=-1, stderr=errors) as self.child:
             yield self
 
     def answer(self):
@@ -80,15 +80,22 @@ class Duels:
             self._prepared[sizes] = files
         return self._prepared[sizes]
 
+    def whole(self, job):
+        """`job` with what it leaves to others, its files made."""
+        job = {**JOB, **job, "device": self.context.device, "threads": 1 if self.context.rehearsal else 8}
+        return {**job, **self._files(job)}
+
+    def our_side(self, job):
+        return Side(self.context, "mantissa", [self.context.program("gpu_train")], self.folder, job)
+
+    def their_side(self, job):
+        return Side(self.context, job["loop"], [self.context.python, "-m", "gpu_parts.peers"], self.folder, job)
+
     def run(self, job, *, ours, theirs, tolerance, rounds=5):
         """`job` with the settings of each side in `ours` and `theirs`; the row of the two."""
         context = self.context
-        threads = 1 if context.rehearsal else 8
-        job = {**JOB, **job, "device": context.device, "threads": threads}
-        job.update(self._files(job))
-        peer = [context.python, "-m", "gpu_parts.peers"]
-        a = Side(context, "mantissa", [context.program("gpu_train")], self.folder, {**job, **ours})
-        b = Side(context, theirs["loop"], peer, self.folder, {**job, **theirs})
+        job = self.whole(job)
+        a, b = self.our_side({**job, **ours}), self.their_side({**job, **theirs})
         with a.running(), b.running():  # they start side by side, and then one computes while the other waits
             row = compare(a.answer(), b.answer(), tolerance)
             probe = max(side.round(2)["ms"] for side in (a, b))

@@ -7,6 +7,7 @@ peers.py JOB.json           trains in rounds, as gpu_train.cpp describes: the sa
 """
 
 import contextlib
+import ctypes
 import importlib.metadata
 import itertools
 import json
@@ -51,12 +52,36 @@ def prepare(job):
     save_file(data, job["data"])
 
 
+class HostSyncs:
+    """Counts with host_syncs_c.cpp, whose library MANTISSA_HOST_SYNCS names, what makes the host wait for the device."""
+
+    def __init__(self, device):
+        self.device = str(device)
+        self.library = ctypes.CDLL(os.environ["MANTISSA_HOST_SYNCS"])
+        for function in (self.library.mantissa_start_counting, self.library.mantissa_stop_counting):
+            function.restype = ctypes.c_char_p
+
+    def start(self):
+        error = self.library.mantissa_start_counting(self.device.encode())
+        if error:
+            raise RuntimeError(error.decode().splitlines()[0])
+
+    def stop(self):
+        return json.loads(self.library.mantissa_stop_counting())
+
+
 class Rounds:
     """gpu_train.cpp's."""
 
-    def __init__(self, device, first_steps, answers):
-        self.device, self.steps, self.answers = device, first_steps, answers
+    def __init__(self, job, device, answers):
+        self.device, self.steps, self.answers = device, job["first_steps"], answers
         self.losses, self.is_first, self.over = [], True, False
+        self.syncs = HostSyncs(device) if job["count_syncs"] else None
+        self._begin()
+
+    def _begin(self):
+        if self.syncs:
+            self.syncs.start()
         self.begin = time.perf_counter()
 
     def step_done(self, loss, scaler):
@@ -68,11 +93,12 @@ class Rounds:
         line = sys.stdin.readline()
         self.over = not line.strip()
         self.steps = 0 if self.over else int(line)
-        self.begin = time.perf_counter()
+        self._begin()
 
     def _report(self, scaler):
         import torch
 
+        counted = {"syncs": self.syncs.stop()} if self.syncs else {}
         on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.synchronize(self.device)
@@ -83,7 +109,7 @@ class Rounds:
             torch.cuda.reset_peak_memory_stats(self.device)
         self.is_first = False
         print(json.dumps({"ms": ms, "losses": torch.stack(self.losses).double().tolist(),
-                          "scale": scaler.get_scale() if scaler else None, "peak_bytes": peak}),
+                          "scale": scaler.get_scale() if scaler else None, "peak_bytes": peak, **counted}),
               file=self.answers, flush=True)
 
 
@@ -224,7 +250,7 @@ def train(job):
     torch.backends.cudnn.allow_tf32 = job["tf32"]
     torch.backends.cudnn.benchmark = True
     device = torch.device(job["device"])
-    LOOPS[job["loop"]](job, device, Rounds(device, job["first_steps"], answers))
+    LOOPS[job["loop"]](job, device, Rounds(job, device, answers))
 
 
 if __name__ == "__main__":
