@@ -41,15 +41,15 @@ def time_theirs(job_file):
 
 
 def measure(build, model, precision, batch_size, image_size, batches, rounds, threads):
-    import conftest
+    import jobs
     import torch
     from safetensors import safe_open
     from safetensors.torch import load_file
 
     with tempfile.TemporaryDirectory() as folder:
-        job = conftest.write_job(pathlib.Path(folder), model=model, precision=precision, batches=batches,
-                                 batch_size=batch_size, image_size=image_size, optimizer="adamw", lr=1e-3,
-                                 threads=threads)
+        job = jobs.write_job(pathlib.Path(folder), model=model, precision=precision, batches=batches,
+                             batch_size=batch_size, image_size=image_size, optimizer="adamw", lr=1e-3,
+                             threads=threads)
         file = pathlib.Path(folder) / "job.json"
         file.write_text(json.dumps(job))
         ours, theirs = [], []

@@ -1,7 +1,8 @@
-"""The unit tests that need a GPU."""
+"""What must hold before a time means anything."""
 
-from gpu_parts import unit_tests
+from gpu_parts import curves, unit_tests
 
 
 def run(context):
     unit_tests.run(context)
+    curves.loss_curves(context)

@@ -2,8 +2,10 @@
 // peers.
 //
 //   parity_runner JOB.json
+//   parity_runner --digits FILE    writes the embedded digits as "data" and "target", safetensors
 //
-// Job:    without "model", see optimizer_job.h. "max_epochs" and "ckpt_path" may be missing. Files are
+// Job:    without "model", see optimizer_job.h. "max_epochs", "ckpt_path", "device" (cpu) and "deterministic"
+//         (false; true asks libtorch for deterministic algorithms where it has them) may be missing. Files are
 //         safetensors: `weights` under state_dict names;
 // `data` with "data" [n, ...],
 //         "target" [n, ...] and "order" int64 [batches, batch_size].
@@ -15,6 +17,7 @@
 #include <fstream>
 #include <string>
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -22,7 +25,9 @@
 #include <nlohmann/json.hpp>
 
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/core/device.h"
 #include "mantissa/data/dataset.h"
+#include "mantissa/data/digits.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/models/registry.h"
@@ -51,6 +56,8 @@ struct Recorder final : Callback {
 
 void run(const Json& job) {
   at::set_num_threads(job["threads"]);
+  at::globalContext().setDeterministicAlgorithms(job.value("deterministic", false), /*warn_only=*/true);
+  const at::Device device = resolve_device(job.value("device", "cpu"));
   ModelInput input;
   for (const ModelEntry& entry : models())
     if (entry.name == job["model"]) input.kind = entry.input;
@@ -64,7 +71,7 @@ void run(const Json& job) {
                        data.tensors.at("order"));
 
   auto recorder = std::make_shared<Recorder>();
-  TrainerOptions options{.device = "cpu",
+  TrainerOptions options{.device = device.str(),
                          .max_epochs = job.value("max_epochs", 1),
                          .accumulate_grad_batches = job["accumulate_grad_batches"].get<int64_t>(),
                          .gradient_clip_val = job["gradient_clip_val"],
@@ -72,8 +79,8 @@ void run(const Json& job) {
   if (job.contains("scaler")) {
     const Json& scaler = job["scaler"];
     options.precision_plugin = std::make_shared<MixedPrecision>(
-        at::kHalf, at::kCPU,
-        std::make_unique<GradScaler>(at::kCPU,
+        at::kHalf, device,
+        std::make_unique<GradScaler>(device,
                                      GradScalerOptions{.init_scale = scaler["init_scale"],
                                                        .growth_interval = scaler["growth_interval"]}));
   } else {
@@ -98,8 +105,13 @@ void run(const Json& job) {
 }  // namespace mantissa
 
 int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "--digits") {
+    const auto digits = mantissa::load_digits();
+    mantissa::save_safetensors(argv[2], {{"data", digits->data()}, {"target", digits->target()}});
+    return 0;
+  }
   if (argc != 2) {
-    std::fprintf(stderr, "usage: parity_runner JOB.json\n");
+    std::fprintf(stderr, "usage: parity_runner JOB.json | parity_runner --digits FILE\n");
     return 2;
   }
   const auto job = nlohmann::json::parse(std::ifstream(argv[1]));

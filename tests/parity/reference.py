@@ -35,27 +35,29 @@ def make_optimizer(job, parameters):
 def run(job, on_step=lambda: None):
     """{"loss": [batches], "scale": [batches], "skipped": [batches], "weights.<name>": ...}; `on_step` is called before the first step and after each."""
     torch.set_num_threads(job["threads"])
-    precision = job["precision"]
+    torch.use_deterministic_algorithms(job.get("deterministic", False), warn_only=True)
+    precision, device = job["precision"], torch.device(job.get("device", "cpu"))
     model = make_model(job)
     model.load_state_dict(load_file(job["weights"]))
+    model.to(device)
     dtype = TRUE_DTYPE.get(precision)
     if dtype:
         model.to(dtype)
     optimizer = make_optimizer(job, model.parameters())
     scaler = None
     if precision == "16-mixed":
-        scaler = torch.amp.GradScaler("cpu", **job.get("scaler", {}))
+        scaler = torch.amp.GradScaler(device.type, **job.get("scaler", {}))
     tensors = load_file(job["data"])
     losses, scales, skipped = [], [], []
     window = job["accumulate_grad_batches"]
     on_step()
     for step, indices in enumerate(tensors["order"]):
-        data, target = tensors["data"][indices], tensors["target"][indices]
+        data, target = tensors["data"][indices].to(device), tensors["target"][indices].to(device)
         if dtype and data.is_floating_point():
             data = data.to(dtype)
         region = contextlib.nullcontext()
         if precision in AUTOCAST_DTYPE:
-            region = torch.autocast("cpu", dtype=AUTOCAST_DTYPE[precision])
+            region = torch.autocast(device.type, dtype=AUTOCAST_DTYPE[precision])
         with region:
             loss = cross_entropy(model(data), target)
         if step % window == 0:
