@@ -36,7 +36,7 @@ Held held_on(at::Device device) {
 bool is_out_of_memory(const c10::Error& error) {
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error)) return true;
   constexpr auto kTexts = std::to_array<std::string_view>(
-      {"DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED"});
+      {"DefaultCPUAllocator", "CUDA out of memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED"});
   return std::any_of(kTexts.begin(), kTexts.end(),
                      [&](std::string_view text) { return error.msg().find(text) != std::string::npos; });
 }

@@ -9,7 +9,7 @@ namespace mantissa {
 
 /// Whether `error` reports that a device or the host had too little memory: the GPU allocator's
 /// c10::OutOfMemoryError, and what the CPU's allocator, CUDA and its libraries report without a type of its
-/// own.
+/// own, or another process has reported as text.
 bool is_out_of_memory(const c10::Error& error);
 
 /// What an out-of-memory error has to say of `device`: "cuda:1 has 79.2 GiB; libtorch holds 70.1 GiB of it,

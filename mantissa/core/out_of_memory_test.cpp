@@ -18,6 +18,7 @@ c10::Error error_of(const char* message) { return {{__func__, __FILE__, __LINE__
 
 TEST(OutOfMemory, KnowsTheErrorsOfGpusAndOfTheCpu) {
   EXPECT_TRUE(is_out_of_memory(c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "CUDA out of memory.")));
+  EXPECT_TRUE(is_out_of_memory(error_of("CUDA out of memory. Tried to allocate 2.00 GiB."))) << "of a child";
   EXPECT_TRUE(is_out_of_memory(error_of("CUDA error: out of memory")));
   EXPECT_TRUE(
       is_out_of_memory(error_of("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")));
