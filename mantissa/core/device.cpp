@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <utility>
 
+#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/cpu/Utils.h>
@@ -34,9 +35,16 @@ DtypeSupportInfo cpu_support(at::ScalarType dtype) {
   }
 }
 
+/// Its number; of "cuda" that of the current device. The allocator knows no device before libtorch's first
+/// use of CUDA, so this is one.
+c10::DeviceIndex cuda_index(at::Device device) {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  return device.has_index() ? device.index() : at::accelerator::getDeviceIndex();
+}
+
 DtypeSupportInfo cuda_support(at::Device device, at::ScalarType dtype) {
   if (cuda_device_count() == 0) return {DtypeSupport::kUnavailable, why_no_cuda()};
-  const auto capability = at::accelerator::getDeviceCapability(device.has_index() ? device.index() : 0);
+  const auto capability = at::accelerator::getDeviceCapability(cuda_index(device));
   const auto bit = uint64_t{1} << static_cast<uint64_t>(dtype);
   return capability.capability_data.capability_bits & bit
              ? DtypeSupportInfo{DtypeSupport::kNative, "CUDA device"}
@@ -92,13 +100,12 @@ DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype) {
 }
 
 void reset_peak_memory(at::Device device) {
-  if (device.is_cuda() && cuda_device_count() > 0)
-    at::accelerator::resetPeakStats(device.has_index() ? device.index() : 0);
+  if (device.is_cuda() && cuda_device_count() > 0) at::accelerator::resetPeakStats(cuda_index(device));
 }
 
 int64_t peak_memory_bytes(at::Device device) {
   if (device.is_cuda() && cuda_device_count() > 0) {
-    const auto stats = at::accelerator::getDeviceStats(device.has_index() ? device.index() : 0);
+    const auto stats = at::accelerator::getDeviceStats(cuda_index(device));
     return stats.allocated_bytes[static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE)].peak;
   }
   rusage usage{};

@@ -38,8 +38,8 @@ struct DtypeSupportInfo {
 /// Whether `device` multiplies matrices of `dtype` natively, and by what. Floating-point dtypes only.
 DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype);
 
-/// Peak memory. CPU: the process's peak resident set since it began; CUDA: the caching allocator's peak since
-/// reset_peak_memory().
+/// Peak memory. CPU: the process's peak resident set since it began; CUDA: what tensors held at the most since
+/// reset_peak_memory(), by libtorch's caching allocator; of a device without a number the current one's.
 /// Units: bytes.
 int64_t peak_memory_bytes(at::Device device);
 /// Nothing on the CPU, where the system keeps the count.
