@@ -28,15 +28,16 @@ test: all
 	ctest --preset $(PRESET) --parallel $$(nproc)
 	@tools/skipped_tests $(BUILD)/Testing/Temporary/LastTest.log
 
-# What a machine with a GPU and PyTorch, and nothing else, needs to run: see docs/gpu.md. PyTorch with CUDA's libraries, for
-# the check: TORCH_ROOT, else what `make PRESET=cuda` has fetched.
+# What a machine with a GPU and PyTorch, and nothing else, needs to run: see docs/gpu.md. It is checked beside the PyTorch of
+# TORCH_ROOT, else that of the parity suite, with which it is rehearsed, too.
 PACKAGE := build-cuda/mantissa-cuda.tar.xz
+PEERS_TORCH := $(wildcard .deps/peers/lib/python3*/site-packages/torch)
 package:
 	@TORCH_ROOT= tools/setup --nvcc
 	@[ -f build-cuda/build.ninja ] || cmake --preset cuda $(CMAKE_ARGS)
 	cmake --build --preset cuda --target package_programs
 	tools/pack build-cuda $(PACKAGE)
-	tools/check_package $(PACKAGE) $(or $(TORCH_ROOT),.deps/libtorch/torch)
+	tools/check_package $(PACKAGE) $(or $(TORCH_ROOT),$(and $(PEERS_TORCH),$(PEERS_TORCH) .deps/peers/bin/python),.deps/libtorch/torch)
 
 # With the newest libtorch that is supported, whatever TORCH_ROOT names: all rooms, the program, the tests that know libtorch best.
 newer:

@@ -3,8 +3,8 @@
 #   TORCH_ROOT    the folder that holds include/ and lib/: an unpacked libtorch, or site-packages/torch.
 #                 Default: .deps/libtorch/torch, which tools/setup fills.
 #   Torch::torch  libtorch_cpu and libc10; with the component `cuda` libtorch_cuda and libc10_cuda too.
-#   Torch::cudart with the component `cuda`: CUDA's runtime, for sources that call it or include <c10/cuda/...>.
-#   Torch::cupti  with the component `cuda`: what counts the calls of CUDA's runtime.
+#   Torch::cudart with the component `cuda`, if it is here: CUDA's runtime, for sources that include <c10/cuda/...>.
+#   Torch::cupti  likewise: what reports the calls of CUDA's runtime.
 #   Torch::openmp the OpenMP runtime that libtorch's own threads belong to, for sources compiled with -fopenmp.
 #   Torch_VERSION
 set(TORCH_ROOT "${PROJECT_SOURCE_DIR}/.deps/libtorch/torch" CACHE PATH "Folder that holds libtorch's include/ and lib/")
@@ -29,8 +29,7 @@ if("cuda" IN_LIST Torch_FIND_COMPONENTS)
   endforeach()
   find_path(Torch_CUDA_INCLUDE_DIR cuda_runtime_api.h ${_cuda_hints} PATH_SUFFIXES include)
   find_path(Torch_CUPTI_INCLUDE_DIR cupti.h ${_cuda_hints} PATH_SUFFIXES include)
-  list(APPEND _torch_required Torch_CUDA_LIBRARY Torch_C10_CUDA_LIBRARY Torch_CUDART_LIBRARY Torch_CUPTI_LIBRARY
-       Torch_CUDA_INCLUDE_DIR Torch_CUPTI_INCLUDE_DIR)
+  list(APPEND _torch_required Torch_CUDA_LIBRARY Torch_C10_CUDA_LIBRARY)
 endif()
 
 if(Torch_INCLUDE_DIR)
@@ -81,12 +80,15 @@ if(Torch_FOUND AND NOT TARGET Torch::torch)
       Torch::torch INTERFACE -Wl,--no-as-needed "${Torch_CUDA_LIBRARY}" "${Torch_C10_CUDA_LIBRARY}" -Wl,--as-needed)
     # The libraries that it loads itself need not be here to compile and link.
     target_link_options(Torch::torch INTERFACE -Wl,--allow-shlib-undefined)
-    foreach(_library IN ITEMS CUDART CUPTI)
-      string(TOLOWER ${_library} _name)
-      add_library(Torch::${_name} INTERFACE IMPORTED)
-      target_link_libraries(Torch::${_name} INTERFACE "${Torch_${_library}_LIBRARY}")
-      target_include_directories(Torch::${_name} SYSTEM INTERFACE "${Torch_CUDA_INCLUDE_DIR}")
-    endforeach()
-    target_include_directories(Torch::cupti SYSTEM INTERFACE "${Torch_CUPTI_INCLUDE_DIR}")
+    if(Torch_CUDART_LIBRARY AND Torch_CUDA_INCLUDE_DIR)
+      add_library(Torch::cudart INTERFACE IMPORTED)
+      target_link_libraries(Torch::cudart INTERFACE "${Torch_CUDART_LIBRARY}")
+      target_include_directories(Torch::cudart SYSTEM INTERFACE "${Torch_CUDA_INCLUDE_DIR}")
+    endif()
+    if(TARGET Torch::cudart AND Torch_CUPTI_LIBRARY AND Torch_CUPTI_INCLUDE_DIR)
+      add_library(Torch::cupti INTERFACE IMPORTED)
+      target_link_libraries(Torch::cupti INTERFACE "${Torch_CUPTI_LIBRARY}" Torch::cudart)
+      target_include_directories(Torch::cupti SYSTEM INTERFACE "${Torch_CUPTI_INCLUDE_DIR}")
+    endif()
   endif()
 endif()

@@ -1,4 +1,9 @@
-# Finds nvcc: that of CUDACXX or CMAKE_CUDA_COMPILER, else the one that tools/setup has fetched.
+# What CUDA sources need beyond libtorch: the runtime with its headers, and nvcc.
+if(NOT TARGET Torch::cupti)
+  message(FATAL_ERROR "MANTISSA_CUDA=ON needs CUDA's runtime and CUPTI with their headers, and neither ${TORCH_ROOT}/../nvidia/cu13 "
+                      "nor /usr/local/cuda has them: unset TORCH_ROOT, so that tools/setup fetches them, or install the CUDA toolkit")
+endif()
+# nvcc: that of CUDACXX or CMAKE_CUDA_COMPILER, else the one that tools/setup has fetched.
 set(_nvcc ${PROJECT_SOURCE_DIR}/.deps/nvcc/nvidia/cu13/bin/nvcc)
 if(NOT DEFINED CMAKE_CUDA_COMPILER AND "$ENV{CUDACXX}" STREQUAL "")
   if(NOT EXISTS ${_nvcc})
