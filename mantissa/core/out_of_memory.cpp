@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <string>
 #include <string_view>
 #include <unistd.h>
 
@@ -14,9 +15,11 @@
 namespace mantissa {
 namespace {
 
-std::string gibibytes(int64_t bytes) {
+std::string text_of(int64_t bytes) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f GiB", static_cast<double>(bytes) / (int64_t{1} << 30));
+  if (bytes < 10 * kGiB) return std::to_string(bytes >> 20) + " MiB";
+  std::snprintf(text.data(), text.size(), "%.1f GiB", static_cast<double>(bytes) / kGiB);
   return text.data();
 }
 
@@ -45,12 +48,12 @@ std::string describe_memory(at::Device device) {
   if (device.is_cuda() && cuda_device_count() > 0) {
     const Held held = held_on(device);
     const auto total = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
-    return device.str() + " has " + gibibytes(total) + "; libtorch holds " + gibibytes(held.by_allocator) +
-           " of it, and its tensors took " + gibibytes(held.by_tensors) + " at their peak";
+    return device.str() + " has " + text_of(total) + "; libtorch holds " + text_of(held.by_allocator) +
+           " of it, and its tensors took " + text_of(held.by_tensors) + " at their peak";
   }
   const int64_t total = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
-  return "the machine has " + gibibytes(total) + ", and this process took " +
-         gibibytes(peak_memory_bytes(at::kCPU)) + " at its peak";
+  return "the machine has " + text_of(total) + ", and this process took " +
+         text_of(peak_memory_bytes(at::kCPU)) + " at its peak";
 }
 
 std::string fragmentation_cure(at::Device device) {
@@ -58,8 +61,8 @@ std::string fragmentation_cure(at::Device device) {
   const Held held = held_on(device);
   const int64_t unused = held.by_allocator - held.by_tensors;
   if (unused < held.by_allocator / 10) return "";
-  return "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, since " +
-         gibibytes(unused) + " are held in pieces too small to use";
+  return "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, since " + text_of(unused) +
+         " are held in pieces too small to use";
 }
 
 }  // namespace mantissa
