@@ -47,7 +47,12 @@ bool is_out_of_memory(const c10::Error& error) {
 std::string describe_memory(at::Device device) {
   if (device.is_cuda() && cuda_device_count() > 0) {
     const Held held = held_on(device);
-    const auto total = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
+    int64_t total = 0;
+    try {
+      total = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
+    } catch (const c10::Error&) {  // full to the last byte: the error to tell is the one that came before
+      return device.str() + " has too little memory even to tell how much it has";
+    }
     return device.str() + " has " + text_of(total) + "; libtorch holds " + text_of(held.by_allocator) +
            " of it, and its tensors took " + text_of(held.by_tensors) + " at their peak";
   }

@@ -39,7 +39,9 @@ at::Tensor page_locked(const at::Tensor& tensor) {
 
 BatchTransfer::BatchTransfer(at::Device device, Convert convert)
     : device_(device), convert_(std::move(convert)) {
-  if (!device.is_cpu()) stream_ = copying_stream(device);
+  if (device_.is_cpu()) return;
+  if (!device_.has_index()) device_ = c10::impl::VirtualGuardImpl(device_.type()).getDevice();
+  stream_ = copying_stream(device_);
 }
 
 void BatchTransfer::begin(Batch batch) {

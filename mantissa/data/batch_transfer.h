@@ -35,7 +35,8 @@ class BatchTransfer {
  public:
   using Convert = std::function<Batch(const Batch&)>;
 
-  /// `convert`: what a batch goes through on the host.
+  /// `device` without a number is the current one of its kind. `convert` is what a batch goes through on the
+  /// host.
   BatchTransfer(at::Device device, Convert convert);
 
   /// A page-locked tensor of the caller's is copied from directly: it must not be written again.

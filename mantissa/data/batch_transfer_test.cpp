@@ -214,6 +214,12 @@ TEST_F(BatchTransferToADevice, TheStreamThatComputesIsTheCurrentOne) {
   EXPECT_THAT(asked_since(), ElementsAre("stream 3 waits", "1.000000 is used on stream 3"));
 }
 
+TEST_F(BatchTransferToADevice, WithoutANumberItIsTheCurrentOne) {
+  BatchTransfer transfer(at::kPrivateUse1, as_it_is);
+  transfer.begin(one_tensor(1));
+  EXPECT_EQ(transfer.take().data.device(), device);
+}
+
 TEST_F(BatchTransferToADevice, WhatIsThereAlreadyStaysWhereItIs) {
   BatchTransfer transfer(device, as_it_is);
   const at::Tensor there = one_tensor(1).data.to(device);

@@ -268,7 +268,7 @@ TEST(ChannelsLastOption, PredictsWhatAnotherLayoutPredicts) {
   EXPECT_TRUE(got.allclose(want, 1e-5, 1e-6));  // sums in another order
 }
 
-TEST(ChannelsLastOption, ThePlanCountsItsCopyOfTheBatch) {
+TEST(ChannelsLastOption, ThePlanOfWhatIsKeptIsThatOfAnyFormat) {
   const auto planned = [](bool channels_last) {
     Images task;
     const Batch batch{torch::randn({64, 3, 8, 8}), torch::randint(2, {64}), {}};

@@ -69,8 +69,8 @@ struct FitProgress {
 /// Threads: one run at a time of a Trainer, and of a Task; stop() from any thread. Another Trainer may run
 ///          inside a run, on the same thread. Runs in several threads share what is the process's own: the
 ///          default generators, the default dtype (which 16-true, bf16-true and 64-true set while they
-///          compute), float32_matmul_precision, and signals: they are caught until the fit() that began
-///          first returns, and end all that run then.
+///          compute), float32_matmul_precision, benchmark, and signals: they are caught until the fit() that
+///          began first returns, and end all that run then.
 /// Errors:  c10::ValueError for options that do not fit together, in the constructor. An error for lack of
 ///          memory (c10::OutOfMemoryError, and the CPU allocator's c10::Error) keeps its type, and its context
 ///          names the size of the batch, the device, its memory and what would help.
