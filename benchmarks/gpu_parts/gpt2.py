@@ -4,4 +4,5 @@ from gpu_parts import throughput
 
 
 def run(context):
-    throughput.run(context, "tokens", [("gpt2", "bf16-mixed", False), ("gpt2", "16-mixed", False), ("gpt2", "32-true", True)])
+    cases = [("gpt2", "bf16-mixed", False), ("gpt2", "16-mixed", False), ("gpt2", "32-true", True)]
+    throughput.run(context, "tokens", cases)

@@ -4,14 +4,14 @@ from gpu_parts import duels, networks
 from gpu_parts.context import Column
 
 COLUMNS = [Column("model", 9), Column("precision", 10), Column("tf32", 4), Column("ours_ms", 9, ".2f", "ours ms"),
-           Column("theirs_ms", 10, ".2f", "PyTorch ms"), Column("ratio", 5, ".2f"), Column("ratio_min", 5, ".2f", "from"),
-           Column("ratio_max", 5, ".2f", "to"), Column("over_fp32", 9, ".2f", "over fp32"),
-           Column("over_tf32", 9, ".2f", "over TF32"), Column("ours_peak_mib", 8, ".0f", "ours MiB"),
-           Column("theirs_peak_mib", 11, ".0f", "PyTorch MiB"), Column("loss_difference", 9, ".1e", "loss diff"),
-           Column("equal_bits", 4, title="bits")]
+           Column("theirs_ms", 10, ".2f", "PyTorch ms"), Column("ratio", 5, ".2f"),
+           Column("ratio_min", 5, ".2f", "from"), Column("ratio_max", 5, ".2f", "to"),
+           Column("over_fp32", 9, ".2f", "over fp32"), Column("over_tf32", 9, ".2f", "over TF32"),
+           Column("ours_peak_mib", 8, ".0f", "ours MiB"), Column("theirs_peak_mib", 11, ".0f", "PyTorch MiB"),
+           Column("loss_difference", 9, ".1e", "loss diff"), Column("equal_bits", 4, title="bits")]
 
-# Most important first, each for all networks, should the time not suffice. TF32 is for float32 products, which the other
-# modes do not have; there it is off.
+# Most important first, each for all networks, should the time not suffice. TF32 is a way to compute float32 products,
+# of which the 16-bit modes have none in these networks; there it is off.
 CASES = [("32-true", False), ("32-true", True), ("bf16-mixed", False), ("16-mixed", False), ("bf16-true", False),
          ("16-true", False)]
 

@@ -1,7 +1,7 @@
 """The networks of modes, gpt2 and vision: in full, and small ones of the same kind for a rehearsal on the CPU."""
 
-# 50257 tokens rounded up to a multiple of 128, so that the output layer's rows are aligned for tensor cores: what nanoGPT
-# and llm.c do. That layer has weights of its own (mantissa::Gpt ties none): 163 M parameters instead of 124 M.
+# GPT-2's 50257 tokens are rounded up to a multiple of 128, as nanoGPT and llm.c do, so that the output layer's rows are
+# aligned for tensor cores. That layer has weights of its own (mantissa::Gpt ties none): 163 M parameters, not 124 M.
 GPT2 = {"kind": "gpt", "layers": 12, "width": 768, "heads": 12, "context": 1024, "vocabulary": 50304}
 RESNET50 = {"kind": "resnet", "blocks": [3, 4, 6, 3], "width": 64, "classes": 1000}
 VIT_L = {"kind": "vit", "layers": 24, "width": 1024, "heads": 16, "image": 224, "patch": 16, "classes": 1000}
@@ -9,7 +9,8 @@ VIT_L = {"kind": "vit", "layers": 24, "width": 1024, "heads": 16, "image": 224, 
 FULL = {"gpt2": {"model": GPT2, "batch": 16},
         "resnet50": {"model": RESNET50, "batch": 128, "image": 224, "channels_last": True},
         "vit-l": {"model": VIT_L, "batch": 32, "image": 224}}
-SMALL = {"gpt2": {"model": {**GPT2, "layers": 2, "width": 64, "heads": 2, "context": 32, "vocabulary": 256}, "batch": 2},
+SMALL_GPT2 = {**GPT2, "layers": 2, "width": 64, "heads": 2, "context": 32, "vocabulary": 256}
+SMALL = {"gpt2": {"model": SMALL_GPT2, "batch": 2},
          "resnet50": {"model": {**RESNET50, "blocks": [1, 1, 1, 1], "width": 8, "classes": 10}, "batch": 4, "image": 32,
                       "channels_last": True},
          "vit-l": {"model": {**VIT_L, "layers": 2, "width": 64, "heads": 2, "image": 32, "patch": 8, "classes": 10},

@@ -1,9 +1,10 @@
 """PyTorch's and Lightning's side of benchmarks/gpu.
 
-peers.py --facts            prints the versions that are installed
-peers.py --prepare JOB.json writes the weights and the data that a job names
-peers.py JOB.json           trains in rounds, as gpu_train.cpp describes: the same jobs, the same lines in and out. "loop" is
-                            amp (PyTorch's own loop), compile (the same of torch.compile), fabric or trainer (Lightning's)
+peers.py --facts             prints the versions that are installed
+peers.py --prepare JOB.json  writes the weights and the data that a job names
+peers.py JOB.json            trains in rounds, as gpu_train.cpp describes: the same jobs, the same lines in and out
+
+A job's "loop" is amp (PyTorch's own), compile (the same with torch.compile), fabric or trainer (Lightning's).
 """
 
 import contextlib
@@ -182,7 +183,7 @@ def train_plain(job, device, rounds):
 
 
 def lightning_place(device):
-    return {"accelerator": "cpu", "devices": 1} if device.type == "cpu" else {"accelerator": "cuda", "devices": [device.index]}
+    return {"accelerator": device.type, "devices": 1 if device.type == "cpu" else [device.index]}
 
 
 def train_fabric(job, device, rounds):

@@ -21,7 +21,8 @@ def run(context, unit, cases):
             for ours, theirs in LOOPS:
                 identity = {"model": name, "precision": precision, "tf32": "on" if tf32 else "off", "ours": ours,
                             "peer": PEER_NAMES[theirs]}
-                context.case(identity, lambda: measure(pairs, networks.job(context, name, precision, tf32), ours, theirs))
+                job = networks.job(context, name, precision, tf32)
+                context.case(identity, lambda: measure(pairs, job, ours, theirs))
 
 
 def measure(pairs, job, ours, theirs):

@@ -1,4 +1,4 @@
-"""Jobs for parity_runner.cpp and reference.py, with the files that they name. Without pytest: benchmarks use them, too."""
+"""Jobs for parity_runner.cpp and reference.py, with the files that they name. benchmarks/ uses them, too."""
 
 import reference
 import torch

@@ -1,0 +1,109 @@
+"""benchmarks/gpu on the CPU: every part runs in small sizes through the code that a GPU runs."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import BUILD
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DRIVER = ROOT / "benchmarks" / "gpu"
+sys.path.insert(0, str(DRIVER.parent))
+from gpu_parts import context, duels, networks  # noqa: E402
+
+PARTS = ["tests", "modes", "gpt2", "vision"]
+# Some cases of each part, with every network, mode and peer among them; `benchmarks/gpu all --device cpu` takes all.
+SOME = {"tests": "convnet|gpt-tiny 32-true",
+        "modes": "gpt2 32-true|gpt2 16-mixed|resnet50 bf16-mixed|vit-l bf16-true|vit-l 16-true",
+        "gpt2": "bf16-mixed|16-mixed off trainer",
+        "vision": "resnet50 bf16-mixed|vit-l bf16-mixed off hand torch.compile"}
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, DRIVER, *arguments, "--build", BUILD], capture_output=True, text=True,
+                          check=False)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_rehearses(part, tmp_path):
+    done = run(part, "--device", "cpu", "--only", SOME[part], "--results", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.json")
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d-gpu-{part}-cpu-[a-z0-9-]+\.json", file.name)
+    found = json.loads(file.read_text())
+    assert found["benchmark"] == f"gpu {part}" and found["rehearsal"] and found["date"]
+    assert {"mantissa", "libtorch", "torch", "lightning", "python"} <= found["versions"].keys()
+    rows = [row for row in found["rows"] if "left_out" not in row]
+    assert rows and all("error" not in row for row in rows)
+    for row in rows:
+        assert row["model"] in done.stdout
+        assert 0 <= row["loss_difference"] <= row["tolerance"]
+        if part != "tests":
+            assert min(row[f"{side}_{what}"] for side in ("ours", "theirs") for what in ("ms", "peak_mib")) > 0
+            assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
+    assert "/" not in found["device"]["name"]
+
+
+@pytest.mark.skipif(subprocess.run([BUILD / "gpu_train", "--facts", "cuda"], capture_output=True, check=False,
+                                   text=True).stdout.find("why_no_device") < 0, reason="there is a GPU")
+@pytest.mark.parametrize("part", [*PARTS, "all"])
+def test_without_a_gpu_says_so_in_one_line(part):
+    done = run(part)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert re.fullmatch(r"benchmarks/gpu: found no GPU: .*\n", done.stderr)
+
+
+def test_an_unknown_part_names_those_there_are():
+    done = run("speed")
+    assert done.returncode == 2
+    assert all(part in done.stderr for part in [*PARTS, "all"])
+
+
+def make_context(tmp_path, **options):
+    facts = {"device": {"name": "CPU"}, "versions": {}}
+    return context.Context("modes", device="cpu", build=BUILD, python=sys.executable, facts=facts,
+                           json_file=tmp_path / "results.json", **options)
+
+
+def test_no_time_counts_where_the_sides_differ(tmp_path, capsys):
+    """The check of results can fail, with a GPU's tolerance too: at step 1, the first one behind an update."""
+    part = make_context(tmp_path)
+    part.table([context.Column("case", 6), context.Column("ratio", 6, ".2f")])
+    with duels.Duels(part) as pairs:
+        def measure(**ours):
+            return pairs.run(networks.job(part, "gpt2", "32-true"), ours={"loop": "hand", **ours},
+                             theirs={"loop": "amp"}, tolerance=duels.TOLERANCE["32-true"])
+
+        assert part.case({"case": "rate"}, lambda: measure(lr=2e-3)) is None
+        assert part.case({"case": "file"}, lambda: measure(weights="/nowhere")) is None
+        assert part.case({"case": "agrees"}, measure)["ratio"] > 0
+    assert part.finish() == 1
+    rate, file, agrees = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert "losses differ at step 1" in rate["error"] and "ours_ms" not in rate
+    assert "/nowhere" in file["error"]
+    assert "error" not in agrees
+    assert re.search(r"rate +error: the losses differ at step 1", capsys.readouterr().out)
+
+
+def test_a_part_ends_in_time_and_says_what_it_left_out(tmp_path):
+    part = make_context(tmp_path, seconds=1)
+    part.table([context.Column("case", 6)])
+    part.case({"case": "slow"}, lambda: {"out": part.run_python("-c", "import time; time.sleep(60)")})
+    part.case({"case": "late"}, lambda: {"out": "never"})
+    assert part.finish() == 0
+    slow, late = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert "still running" in slow["left_out"] and slow["seconds"] < 5
+    assert late["left_out"] == "out of time: not begun"
+
+
+def test_what_a_case_started_ends_with_it(tmp_path):
+    part = make_context(tmp_path, seconds=2)
+    file = tmp_path / "pid"
+    script = ("import subprocess, time; sleep = subprocess.Popen(['sleep', '60']); "
+              f"open({str(file)!r}, 'w').write(str(sleep.pid)); time.sleep(60)")
+    part.case({"case": "parent"}, lambda: {"out": part.run_python("-c", script)})
+    status = pathlib.Path("/proc", file.read_text(), "status")
+    assert not status.exists() or "State:\tZ" in status.read_text()  # dead, if its new parent has not looked yet
