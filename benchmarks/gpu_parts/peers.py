@@ -52,12 +52,19 @@ def prepare(job):
     save_file(data, job["data"])
 
 
+def use_fast_algorithms():
+    import torch
+
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = True
+
+
 class Rounds:
     """gpu_train.cpp's."""
 
     def __init__(self, device, first_steps, answers):
         self.device, self.steps, self.answers = device, first_steps, answers
-        self.losses, self.is_first, self.over = [], True, False
+        self.losses, self.over = [], False
         self.begin = time.perf_counter()
 
     def step_done(self, loss, scaler):
@@ -80,9 +87,9 @@ class Rounds:
         ms = (time.perf_counter() - self.begin) / self.steps * 1e3
         peak = (torch.cuda.max_memory_allocated(self.device) if on_gpu
                 else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-        if on_gpu and self.is_first:
+        use_fast_algorithms()
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
-        self.is_first = False
         print(json.dumps({"ms": ms, "losses": torch.stack(self.losses).double().tolist(),
                           "scale": scaler.get_scale() if scaler else None, "peak_bytes": peak}),
               file=self.answers, flush=True)
@@ -223,7 +230,10 @@ def train(job):
     torch.set_num_threads(job["threads"])
     torch.set_float32_matmul_precision("high" if job["tf32"] else "highest")
     torch.backends.cudnn.allow_tf32 = job["tf32"]
-    torch.backends.cudnn.benchmark = True
+    if job["deterministic_first"]:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    else:
+        use_fast_algorithms()
     device = torch.device(job["device"])
     LOOPS[job["loop"]](job, device, Rounds(device, job["first_steps"], answers))
 
