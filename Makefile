@@ -8,7 +8,7 @@ PYTEST = OMP_WAIT_POLICY=PASSIVE MANTISSA_CACHE_DIR=$(KERNEL_CACHE) MANTISSA_BUI
 KERNEL_CACHE := $(CURDIR)/build-$(PRESET)/kernel-cache
 OPTIONS := $(if $(TORCH_ROOT),-DTORCH_ROOT=$(TORCH_ROOT)) $(CMAKE_ARGS)
 
-.PHONY: all configure fit test newer parity bench fuzz tsan lint format clean
+.PHONY: all configure fit test package newer parity bench fuzz tsan lint format clean
 
 all: configure
 	cmake --build --preset $(PRESET)
@@ -27,6 +27,17 @@ test: all
 	@MANTISSA_CACHE_DIR=$(KERNEL_CACHE) $(BUILD)/mantissa modes --kernels >/dev/null
 	ctest --preset $(PRESET) --parallel $$(nproc)
 	@tools/skipped_tests $(BUILD)/Testing/Temporary/LastTest.log
+
+# What a machine with a GPU and PyTorch, and nothing else, needs to run: see docs/gpu.md. It is checked beside the PyTorch of
+# TORCH_ROOT, else that of the parity suite, with which it is rehearsed, too.
+PACKAGE := build-cuda/mantissa-cuda.tar.xz
+PEERS_TORCH := $(wildcard .deps/peers/lib/python3*/site-packages/torch)
+package:
+	@TORCH_ROOT= tools/setup --nvcc
+	@[ -f build-cuda/build.ninja ] || cmake --preset cuda $(CMAKE_ARGS)
+	cmake --build --preset cuda --target package_programs
+	tools/pack build-cuda $(PACKAGE)
+	tools/check_package $(PACKAGE) $(or $(TORCH_ROOT),$(and $(PEERS_TORCH),$(PEERS_TORCH) .deps/peers/bin/python),.deps/libtorch/torch)
 
 # With the newest libtorch that is supported, whatever TORCH_ROOT names: all rooms, the program, the tests that know libtorch best.
 newer:

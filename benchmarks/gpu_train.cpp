@@ -7,18 +7,23 @@
 //         "data" (safetensors: "data" and "target" [batches, B, ...], used in turn, all of them on the
 //         device); "precision", "tf32", "channels_last"; "optimizer", "lr", "eps", "weight_decay" as in
 //         tests/parity/optimizer_job.h; "clip"; "device"; "threads"; "first_steps"; "deterministic_first";
-//         "loop": "hand" or "trainer".
+//         "loop": "hand" (the hooks of Precision), "recipe" (Autocast and GradScaler, for 16-mixed) or
+//         "trainer"; "count_syncs".
 // Rounds: the first one, of `first_steps` steps, warms up and serves to compare losses; with
 //         `deterministic_first` it uses libtorch's deterministic algorithms where there are any. After each
 //         round a line of JSON goes to standard output: "ms" a step; "losses" of all its steps; "scale" after
 //         it (null without a scaler); "peak_bytes" of memory, on a GPU in this round, on the CPU since the
-//         process began. Then a line of standard input tells the number of steps of the next round, and its
-//         end ends the program.
+//         process began; with `count_syncs` also "syncs", the calls that made the host wait for the device in
+//         the round's steps, by name. Then a line of standard input tells the number of steps of the next
+//         round, and its end ends the program.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +36,10 @@
 #include <nlohmann/json.hpp>
 
 #include "benchmarks/device_facts.h"
+#include "benchmarks/host_syncs.h"
 #include "benchmarks/vision_models.h"
+#include "mantissa/amp/autocast.h"
+#include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
@@ -104,16 +112,19 @@ void use_fast_algorithms() {
 /// stays where it is: nothing in a round waits for the device.
 class Rounds {
  public:
-  Rounds(at::Device device, int64_t first_steps) : device_(device), steps_(first_steps) {}
+  Rounds(const Json& job, at::Device device)
+      : device_(device), steps_(job["first_steps"]), counts_syncs_(job["count_syncs"]) {
+    begin();
+  }
 
-  /// After each step, with the hooks that it used.
-  void step_done(const at::Tensor& loss, const Precision& precision) {
+  /// After each step. `scale()` reads the loss scale, if there is one.
+  void step_done(const at::Tensor& loss, const std::function<std::optional<double>()>& scale) {
     losses_.push_back(loss.detach());
     if (static_cast<int64_t>(losses_.size()) < steps_) return;
-    report(precision);
+    report(scale);
     losses_.clear();
     over_ = !(std::cin >> steps_);
-    begin_ = Clock::now();
+    begin();
   }
 
   bool over() const { return over_; }
@@ -121,17 +132,24 @@ class Rounds {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void report(const Precision& precision) {
+  void begin() {
+    if (counts_syncs_) syncs_ = std::make_unique<HostSyncs>(device_);
+    begin_ = Clock::now();
+  }
+
+  void report(const std::function<std::optional<double>()>& scale) {
+    Json line;
+    if (syncs_) line["syncs"] = syncs_->calls();
+    syncs_.reset();
     if (!device_.is_cpu()) at::accelerator::synchronizeDevice(device_.index());
     const std::chrono::duration<double, std::milli> time = Clock::now() - begin_;
     const at::Tensor losses = at::stack(losses_).to(at::kCPU, at::kDouble);
-    const PrecisionState state = precision.state_dict();
-    const auto scale = state.find("scale");
-    const Json line{{"ms", time.count() / static_cast<double>(steps_)},
-                    {"losses", std::vector<double>(losses.const_data_ptr<double>(),
-                                                   losses.const_data_ptr<double>() + losses.numel())},
-                    {"scale", scale == state.end() ? Json() : Json(scale->second.toDouble())},
-                    {"peak_bytes", peak_memory_bytes(device_)}};
+    line["ms"] = time.count() / static_cast<double>(steps_);
+    line["losses"] = std::vector<double>(losses.const_data_ptr<double>(),
+                                         losses.const_data_ptr<double>() + losses.numel());
+    const std::optional<double> loss_scale = scale();
+    line["scale"] = loss_scale ? Json(*loss_scale) : Json();
+    line["peak_bytes"] = peak_memory_bytes(device_);
     use_fast_algorithms();
     reset_peak_memory(device_);
     std::cout << line.dump() << std::endl;
@@ -139,10 +157,22 @@ class Rounds {
 
   at::Device device_;
   int64_t steps_;
-  bool over_ = false;
+  bool counts_syncs_, over_ = false;
+  std::unique_ptr<HostSyncs> syncs_;
   std::vector<at::Tensor> losses_;
-  Clock::time_point begin_ = Clock::now();
+  Clock::time_point begin_;
 };
+
+std::optional<double> scale_of(const Precision& precision) {
+  const PrecisionState state = precision.state_dict();
+  const auto scale = state.find("scale");
+  return scale == state.end() ? std::nullopt : std::optional(scale->second.toDouble());
+}
+
+at::Tensor loss_of(const at::Tensor& logits, const Batch& batch) {
+  const at::Tensor y = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
+  return at::cross_entropy_loss(y.flatten(0, -2), batch.target.flatten());
+}
 
 /// Every step of it as a user writes it with the hooks.
 void train_by_hand(const Json& job, at::Device device) {
@@ -152,20 +182,42 @@ void train_by_hand(const Json& job, at::Device device) {
   const auto optimizer = make_optimizer(job, net->parameters());
   precision->setup_optimizer(*optimizer);
   const std::vector<Batch> batches = load_batches(job, device);
-  Rounds rounds(device, job["first_steps"]);
+  Rounds rounds(job, device);
   for (size_t i = 0; !rounds.over(); i = (i + 1) % batches.size()) {
     optimizer->zero_grad();
     at::Tensor loss;
     {
       const Scope forward = precision->forward_context();
-      at::Tensor y = net->forward(precision->convert_input(batches[i].data));
-      if (y.scalar_type() != at::kDouble) y = y.to(at::kFloat);
-      loss = at::cross_entropy_loss(y.flatten(0, -2), batches[i].target.flatten());
+      loss = loss_of(net->forward(precision->convert_input(batches[i].data)), batches[i]);
     }
     precision->backward(loss);
     precision->clip_gradients(*optimizer, job["clip"]);
     precision->optimizer_step(*optimizer);
-    rounds.step_done(loss, *precision);
+    rounds.step_done(loss, [&] { return scale_of(*precision); });
+  }
+}
+
+/// 16-mixed as PyTorch's recipe writes it: the parts that Precision's hooks are made of.
+void train_by_recipe(const Json& job, at::Device device) {
+  TORCH_CHECK_VALUE(job["precision"] == "16-mixed", "gpu_train: the loop 'recipe' is for 16-mixed, got ",
+                    job["precision"].get<std::string>());
+  const auto net = load_model(job, Precision("32-true"), device);
+  const auto optimizer = make_optimizer(job, net->parameters());
+  GradScaler scaler(device);
+  const std::vector<Batch> batches = load_batches(job, device);
+  Rounds rounds(job, device);
+  for (size_t i = 0; !rounds.over(); i = (i + 1) % batches.size()) {
+    optimizer->zero_grad();
+    at::Tensor loss;
+    {
+      const Autocast autocast(device.type(), {.dtype = at::kHalf});
+      loss = loss_of(net->forward(batches[i].data), batches[i]);
+    }
+    scaler.scale(loss).backward();
+    scaler.clip_grad_norm_(*optimizer, job["clip"]);
+    scaler.step(*optimizer);
+    scaler.update();
+    rounds.step_done(loss, [&] { return std::optional(scaler.get_scale()); });
   }
 }
 
@@ -186,7 +238,7 @@ class RoundsOfTrainer final : public Callback {
  public:
   explicit RoundsOfTrainer(Rounds rounds) : rounds_(std::move(rounds)) {}
   void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
-    rounds_.step_done(batch.loss, trainer.precision());
+    rounds_.step_done(batch.loss, [&] { return scale_of(trainer.precision()); });
     if (rounds_.over()) trainer.stop("no round is asked for");
   }
 
@@ -205,7 +257,7 @@ void train_by_trainer(const Json& job, at::Device device) {
   Trainer trainer({.precision = job["precision"].get<std::string>(),
                    .device = device.str(),
                    .gradient_clip_val = job["clip"],
-                   .callbacks = {std::make_shared<RoundsOfTrainer>(Rounds(device, job["first_steps"]))}});
+                   .callbacks = {std::make_shared<RoundsOfTrainer>(Rounds(job, device))}});
   trainer.fit(task, batches);
 }
 
@@ -216,7 +268,9 @@ void train(const Json& job) {
   job["deterministic_first"] ? at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true)
                              : use_fast_algorithms();
   const at::Device device = resolve_device(job["device"]);
-  job["loop"] == "trainer" ? train_by_trainer(job, device) : train_by_hand(job, device);
+  const std::map<std::string, void (*)(const Json&, at::Device)> loops = {
+      {"hand", train_by_hand}, {"recipe", train_by_recipe}, {"trainer", train_by_trainer}};
+  loops.at(job["loop"])(job, device);
 }
 
 }  // namespace

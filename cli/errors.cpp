@@ -10,17 +10,26 @@
 #include <utility>
 
 #include "cli/text.h"
+#include "mantissa/core/out_of_memory.h"
 
 namespace mantissa::cli {
 namespace {
 
-/// The number behind `before` in `text`, or 0.
-uint64_t number_behind(std::string_view text, std::string_view before) {
+/// What follows `before` in `text`; empty without it.
+std::string_view behind(std::string_view text, std::string_view before) {
   const size_t at = text.find(before);
-  uint64_t number = 0;
-  if (at != std::string_view::npos)
-    std::from_chars(text.data() + at + before.size(), text.data() + text.size(), number);
-  return number;
+  return at == std::string_view::npos ? "" : text.substr(at + before.size());
+}
+
+/// How much an allocator was asked for, by its message: the CPU's has a number of bytes, the GPU's "2.00 GiB".
+std::string asked_for(std::string_view text) {
+  const std::string_view number = behind(text, "you tried to allocate ");
+  uint64_t bytes = 0;
+  std::from_chars(number.data(), number.data() + number.size(), bytes);
+  if (bytes > 0) return human_bytes(bytes);
+  const std::string_view amount = behind(text, "Tried to allocate ");
+  return std::string(
+      amount.substr(0, amount.find("B.") == std::string_view::npos ? 0 : amount.find("B.") + 1));
 }
 
 }  // namespace
@@ -37,13 +46,13 @@ std::string too_little_memory(const std::exception& error) {
   // oneDNN's error is of a type that libtorch keeps to itself, and has one text for every cause.
   if (text.starts_with("could not create a") || text.starts_with("could not execute a"))
     return "oneDNN " + std::string(text) + ", most likely for lack of memory";
-  if (!dynamic_cast<const c10::Error*>(&error)) return "";
-  // The CPU's allocator throws no type of its own.
+  const auto* const ours = dynamic_cast<const c10::Error*>(&error);
+  if (!ours || !is_out_of_memory(*ours)) return "";
   const bool by_cpu = text.find("DefaultCPUAllocator") != std::string_view::npos;
-  if (!by_cpu && !dynamic_cast<const c10::OutOfMemoryError*>(&error)) return "";
-  const uint64_t bytes = number_behind(text, "you tried to allocate ");
+  const std::string asked = asked_for(text);
   return std::string("there is too little memory") + (by_cpu ? "" : " on the GPU") +
-         (bytes > 0 ? ": another " + human_bytes(bytes) + " were asked for" : "");
+         (asked.empty() ? "" : ": another " + asked + " were asked for") +
+         (ours->context().empty() ? "" : "; " + ours->context().front());
 }
 
 std::string on_one_line(std::string text) {

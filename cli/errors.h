@@ -27,8 +27,20 @@ struct CheckFailed : std::runtime_error {
 };
 
 /// The message for an exception that reports too little memory, for data or for threads. It says how much was
-/// asked for where that is known. "" for any other exception.
+/// asked for, and what the Trainer says of batch and device, where that is known. "" for any other exception.
 std::string too_little_memory(const std::exception& error);
+
+/// What `work` returns. Where it fails for lack of memory, the error ends with what `cure` returns.
+template <typename Work, typename Cure>
+auto with_memory_cure(const Cure& cure, const Work& work) {
+  try {
+    return work();
+  } catch (const std::exception& error) {
+    const std::string memory = too_little_memory(error);
+    if (memory.empty()) throw;
+    throw std::runtime_error(memory + cure());
+  }
+}
 
 /// A user's file may hold anything: on one line, without what would control a terminal.
 std::string on_one_line(std::string text);

@@ -1,3 +1,4 @@
+#include <cstdint>
 #include <cstdio>
 #include <fmt/format.h>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "cli/run.h"
 #include "cli/saved_run.h"
 #include "cli/trainer_parts.h"
+#include "mantissa/core/device.h"
 #include "mantissa/trainer/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -30,18 +32,23 @@ void evaluate(const EvaluateCommand& command, bool is_test) {
   ClassificationTask task = make_task(o, run.model, /*steps=*/1);
   const auto loader = val_loader(o, run.data);
   Trainer trainer(trainer_options(o));
-  const Metrics metrics = is_test ? trainer.test(task, *loader) : trainer.validate(task, *loader);
+  const Metrics metrics = with_memory_cure(
+      [&] { return memory_cure(o); },
+      [&] { return is_test ? trainer.test(task, *loader) : trainer.validate(task, *loader); });
+  const int64_t peak = peak_memory_bytes(trainer.device());
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
   Json json{{"precision", trainer.precision().name()},
             {"device", trainer.device().str()},
             {"model", *o.model},
             {"data", *o.data},
             {"samples", run.data.val->size()},
+            {"peak_memory_bytes", peak},
             {"weights", run.weights.string()}};
   for (const auto& [name, value] : metrics) json[name] = value;
   std::string table = fmt::format("{} of {} in {}, {} samples of {}\n", *o.model, run.weights.string(),
                                   trainer.precision().name(), run.data.val->size(), *o.data);
   for (const auto& [name, value] : metrics) table += fmt::format("{:<13} {}\n", name, format_metric(value));
+  table += fmt::format("{:<13} {} MiB\n", "peak memory", peak >> 20);
   std::fputs(table.c_str(), command.json == "-" ? stderr : stdout);
   write_json(json, command.json);
 }

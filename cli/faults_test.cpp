@@ -174,7 +174,7 @@ TEST_F(Faults, AFileThatMayNotGrowIsAnError) {
 }
 
 TEST_F(Faults, TooLittleMemoryIsToldWithItsCure) {
-  int told = 0;
+  int told = 0, told_by_trainer = 0;
   bool is_enough = false;
   // From what the program cannot be loaded in to what the whole run fits in.
   for (int64_t mib = 256; mib <= 16'384 && !is_enough; mib += mib / 8) {
@@ -199,11 +199,16 @@ TEST_F(Faults, TooLittleMemoryIsToldWithItsCure) {
     EXPECT_THAT(last, testing::MatchesRegex("mantissa: error: [^\n]*memory[^\n]*--batch-size[^\n]*\n"))
         << mib;
     told += last.find("--model resnet-tiny, --batch-size 1437") != std::string::npos ? 1 : 0;
+    told_by_trainer += last.find("the run in bf16-mixed on cpu was at batch size 1437; the machine has ") !=
+                               std::string::npos
+                           ? 1
+                           : 0;
   }
   // A sanitizer reserves more than any limit.
   if (!is_enough && told == 0) GTEST_SKIP() << "the program cannot be loaded under a limit here";
   EXPECT_TRUE(is_enough);
   EXPECT_GT(told, 0);
+  EXPECT_GT(told_by_trainer, 0);
 }
 
 }  // namespace

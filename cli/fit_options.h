@@ -25,7 +25,7 @@ struct FitOptions {
       check_val_every_n_epoch, num_sanity_val_steps, patience, fast_dev_run;
   std::optional<uint64_t> seed;  ///< all that torch::manual_seed() takes
   std::optional<bool> stochastic_rounding, transactional, trace_nonfinite, enable_checkpointing,
-      detect_anomaly;
+      detect_anomaly, channels_last, benchmark;
   std::optional<double> lr, momentum, beta1, beta2, weight_decay, val_fraction, gradient_clip_val, ema_decay,
       min_delta;
 };
@@ -63,6 +63,10 @@ void for_each_option(Options& o, const Visit& visit) {
         "which kernels compute what is of 16 bits on the CPU, e.g. avx2 or product=libtorch; empty: the "
         "fastest here");
   visit("device", o.device, "auto, cpu, cuda or cuda:N");
+  visit("channels_last", o.channels_last,
+        "true: lay out images and convolutions' weights with the channels last, as tensor cores want them");
+  visit("benchmark", o.benchmark,
+        "true: cuDNN times its algorithms for each new shape and takes the fastest");
   visit("max_epochs", o.max_epochs, "passes over the training data; -1: no limit");
   visit("max_steps", o.max_steps, "optimizer steps; -1: no limit");
   visit("max_time", o.max_time, "DD:HH:MM:SS, after which training ends, time before a resume included");

@@ -431,6 +431,21 @@ TEST_F(Program, AFlagWithoutEffectIsWarnedOf) {
   EXPECT_EQ(fit(saving + stopping + "--early-stopping val_loss --print-config").err, "");
 }
 
+TEST_F(Program, MemoryFormatAndBenchmarkWithoutConvolutionsAreWarnedOf) {
+  const std::string both = "fit --quiet --print-config --channels-last true --benchmark true --model ";
+  EXPECT_EQ(run(both + "resnet-tiny").err, "");
+  EXPECT_EQ(
+      run(both + "mlp").err,
+      "mantissa: warning: --channels-last has no effect with --model mlp, which has no convolutions; leave "
+      "it out\n"
+      "mantissa: warning: --benchmark has no effect with --model mlp, which has no convolutions; leave it "
+      "out\n");
+  EXPECT_EQ(
+      run(both + "convnet --device cpu").err,
+      "mantissa: warning: --benchmark has no effect with --device cpu, which has no cuDNN; leave it out\n");
+  EXPECT_EQ(fit("--print-config --channels-last false --benchmark false --model mlp").err, "");
+}
+
 TEST_F(Program, AWarmUpThatTheRunCutsShortIsWarnedOf) {
   const std::string warning =
       "mantissa: warning: --warmup-steps 3 is more than half of the run's 4 steps, so that the learning rate "

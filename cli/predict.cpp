@@ -55,7 +55,8 @@ void write_predictions(const SavedRun& run, std::ostream& out) {
   TrainerOptions options = trainer_options(o);
   options.callbacks.push_back(std::make_shared<WritesRows>(out));
   Trainer trainer(std::move(options));
-  trainer.predict(task, *loader, /*return_predictions=*/false);
+  with_memory_cure([&] { return memory_cure(o); },
+                   [&] { trainer.predict(task, *loader, /*return_predictions=*/false); });
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
 }
 

@@ -58,7 +58,7 @@ FitOptions text_recipe() {
 
 FitOptions common_recipe() {
   FitOptions o;
-  o.precision = "bf16-mixed", o.device = "auto";
+  o.precision = "bf16-mixed", o.device = "auto", o.channels_last = o.benchmark = false;
   o.loss_scale = o.init_scale = o.growth_factor = o.backoff_factor = o.growth_interval = o.min_scale =
       o.max_scale = o.hysteresis_steps = o.warn_after_skips = "auto";
   o.keep_batchnorm_fp32 = o.master_weights = "auto";
@@ -152,12 +152,23 @@ bool has_scaler(const FitOptions& o) {
   return scaled && scaled->scaler() && scaled->scaler()->is_enabled();
 }
 
+/// One of small images; null for a name that is no model.
+std::shared_ptr<TensorModule> example_of(const std::string& model) {
+  for (const ModelEntry& entry : models())
+    if (entry.name == model) return entry.make({.kind = entry.input, .height = 8, .width = 8, .classes = 10});
+  return nullptr;
+}
+
 bool has_buffers(const std::string& model) {
-  for (const ModelEntry& entry : models()) {
-    if (entry.name != model) continue;
-    return !entry.make({.kind = entry.input, .height = 8, .width = 8, .classes = 10})->buffers().empty();
-  }
-  return false;
+  const auto example = example_of(model);
+  return example && !example->buffers().empty();
+}
+
+bool has_convolutions(const std::string& model) {
+  const auto example = example_of(model);
+  if (!example) return false;
+  const auto parameters = example->parameters();
+  return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.dim() == 4; });
 }
 
 struct DataSpec {
@@ -367,6 +378,14 @@ void warn_without_effect(const FitOptions& given, const FitOptions& o) {
     warn(given.float32_matmul_precision && *o.float32_matmul_precision != "highest" &&
              find_mode(*o.precision).compute_dtype != at::kFloat,
          "--float32-matmul-precision", precision + ", whose products are not float32");
+  }
+  const bool lays_out = given.channels_last && *o.channels_last, measures = given.benchmark && *o.benchmark;
+  if (lays_out || measures) {
+    const std::string no_convolutions = "--model " + *o.model + ", which has no convolutions";
+    const bool convolves = has_convolutions(*o.model), on_cpu = *o.device == "cpu";
+    warn(lays_out && !convolves, "--channels-last", no_convolutions);
+    warn(measures && (on_cpu || !convolves), "--benchmark",
+         on_cpu ? "--device cpu, which has no cuDNN" : no_convolutions);
   }
   warn(given.classes && !o.data->starts_with("idx:"), "--classes", "--data " + *o.data);
 }

@@ -100,10 +100,10 @@ void add_resume(CLI::App& app) {
   add_plan_flag(*sub, command->plan);
   add_json_flag(*sub, command->json);
   sub->add_flag("--quiet", command->quiet, "no progress");
-  add_fit_flags(
-      *sub, command->flags,
-      {"max_epochs", "max_steps", "max_time", "early_stopping", "patience", "precision", "cpu_kernels",
-       "device", "threads", "logger", "log_every_n_steps", "every_n_train_steps", "save_top_k"});
+  add_fit_flags(*sub, command->flags,
+                {"max_epochs", "max_steps", "max_time", "early_stopping", "patience", "precision",
+                 "cpu_kernels", "device", "channels_last", "benchmark", "threads", "logger",
+                 "log_every_n_steps", "every_n_train_steps", "save_top_k"});
   sub->callback([command] { resume(*command); });
 }
 

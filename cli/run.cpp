@@ -23,6 +23,7 @@
 #include "cli/trainer_parts.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/error_message.h"
+#include "mantissa/core/out_of_memory.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/trainer/interrupt.h"
@@ -286,20 +287,18 @@ void write_json(const Json& json, const std::string& file) {
 
 namespace {
 
-/// Whatever of a run there is no memory for, its user can do something about it.
 Json train_in_memory(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
-  try {
-    return train(o, quiet, plan, resumed);
-  } catch (const std::exception& error) {
-    const std::string memory = too_little_memory(error);
-    if (memory.empty()) throw;
-    throw std::runtime_error(
-        fmt::format("{} (--model {}, --batch-size {}, --precision {}); choose a smaller --batch-size (with "
-                    "--accumulate-grad-batches a step sees as many samples), a smaller --model or a 16-bit "
-                    "--precision, or "
-                    "raise the limit (ulimit -v); --plan says before a run what it needs",
-                    memory, *o.model, *o.batch_size, *o.precision));
-  }
+  const auto cure = [&] {
+    const at::Device device = resolve_device(*o.device);
+    std::string more = device.is_cpu() ? "raise the limit (ulimit -v)" : fragmentation_cure(device);
+    if (!more.empty()) more.insert(0, ", or ");
+    return fmt::format(
+        " (--model {}, --batch-size {}, --precision {}); choose a smaller --batch-size (with "
+        "--accumulate-grad-batches a step sees as many samples), a smaller --model or a 16-bit "
+        "--precision{}; --plan says before a run what it needs",
+        *o.model, *o.batch_size, *o.precision, more);
+  };
+  return with_memory_cure(cure, [&] { return train(o, quiet, plan, resumed); });
 }
 
 }  // namespace

@@ -158,9 +158,17 @@ FitOptions read_run_config(const fs::path& folder) {
 void add_saved_run_flags(CLI::App& subcommand, SavedRunCommand& command) {
   subcommand.add_option("run", command.folder, "the run's folder")->required()->option_text("RUN");
   subcommand.add_flag("--quiet", command.quiet, "no progress");
-  add_fit_flags(
-      subcommand, command.flags,
-      {"data", "weights", "precision", "float32_matmul_precision", "cpu_kernels", "device", "threads"});
+  add_fit_flags(subcommand, command.flags,
+                {"data", "weights", "precision", "float32_matmul_precision", "cpu_kernels", "device",
+                 "channels_last", "benchmark", "threads"});
+}
+
+std::string memory_cure(const FitOptions& o) {
+  return fmt::format(
+      " (--model {}, --precision {}); choose a 16-bit --precision or another --device, free some, or raise "
+      "the "
+      "limit (ulimit -v)",
+      *o.model, *o.precision);
 }
 
 SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {

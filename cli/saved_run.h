@@ -38,4 +38,7 @@ struct SavedRun {
 /// Errors: c10::Error and c10::ValueError naming the file for what is missing or does not fit.
 SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit);
 
+/// For with_memory_cure(): which words would need less.
+std::string memory_cure(const FitOptions& options);
+
 }  // namespace mantissa::cli

@@ -12,6 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 
 const std::string kRun =
@@ -269,13 +270,31 @@ TEST_F(SavedRun, ValidateRepeatsWhatTheRunReached) {
   EXPECT_EQ(again["val_loss"], result["val_loss"]);
   EXPECT_EQ(again["val_accuracy"], result["val_accuracy"]);
   EXPECT_EQ(again["samples"], 359);
-  EXPECT_THAT(outcome.out, AllOf(HasSubstr("val_accuracy"), HasSubstr("359 samples of digits")));
+  EXPECT_GT(again["peak_memory_bytes"], 0);
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("val_accuracy"), HasSubstr("359 samples of digits"),
+                                 ContainsRegex("peak memory   [1-9][0-9]* MiB\n")));
   // Without the weights that a run leaves at its end, the newest checkpoint's.
   fs::remove(folder_ / "run/weights.safetensors");
   const Outcome from_checkpoint = run("validate run --quiet --json -");
   ASSERT_EQ(from_checkpoint.status, 0) << from_checkpoint.err;
   EXPECT_EQ(nlohmann::json::parse(from_checkpoint.out)["val_loss"], result["val_loss"]);
   EXPECT_THAT(from_checkpoint.out, HasSubstr("checkpoints/epoch=1-step=90"));
+}
+
+TEST_F(SavedRun, TheMemoryFormatIsTheRunsUnlessToldOtherwise) {
+  ASSERT_EQ(fit("--model convnet --max-epochs 1 --channels-last true --output run").status, 0);
+  const auto loss = [&](const std::string& words) {
+    const Outcome outcome = run("validate run --quiet --json - " + words);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out)["val_loss"].get<double>();
+  };
+  const double reached = nlohmann::json::parse(read(folder_ / "run/result.json"))["val_loss"];
+  EXPECT_EQ(loss(""), reached);
+  EXPECT_NEAR(loss("--channels-last false"), reached, 1e-2);  // bf16's products, summed in another order
+  const Outcome resumed = run("resume run --quiet --max-epochs 2 --channels-last false");
+  EXPECT_EQ(resumed.status, 0);
+  EXPECT_THAT(resumed.err, HasSubstr("its channels_last was true and is false"));
+  EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("channels_last: false "));
 }
 
 TEST_F(SavedRun, TestTakesOtherDataWhole) {

@@ -35,6 +35,8 @@ TrainerOptions trainer_options(const FitOptions& o) {
     t.float32_matmul_precision = *o.float32_matmul_precision;
     t.cpu_kernels = *o.cpu_kernels;
     t.device = *o.device;
+    t.channels_last = *o.channels_last;
+    t.benchmark = *o.benchmark;
     t.transactional = *o.transactional;
     t.trace_nonfinite = *o.trace_nonfinite;
     t.max_epochs = *o.max_epochs;

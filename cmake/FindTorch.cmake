@@ -1,15 +1,13 @@
 # Finds libtorch without asking for a CUDA toolkit, which the wheel's own CMake package does.
 #
 #   TORCH_ROOT    the folder that holds include/ and lib/: an unpacked libtorch, or site-packages/torch.
-#                 Default: .deps/libtorch/torch (with `cuda`: .deps/libtorch-cuda/torch), which tools/setup fills.
+#                 Default: .deps/libtorch/torch, which tools/setup fills.
 #   Torch::torch  libtorch_cpu and libc10; with the component `cuda` libtorch_cuda and libc10_cuda too.
+#   Torch::cudart with the component `cuda`, if it is here: CUDA's runtime, for sources that include <c10/cuda/...>.
+#   Torch::cupti  likewise: what reports the calls of CUDA's runtime.
 #   Torch::openmp the OpenMP runtime that libtorch's own threads belong to, for sources compiled with -fopenmp.
 #   Torch_VERSION
-set(_torch_folder ${PROJECT_SOURCE_DIR}/.deps/libtorch)
-if("cuda" IN_LIST Torch_FIND_COMPONENTS)
-  string(APPEND _torch_folder "-cuda")
-endif()
-set(TORCH_ROOT "${_torch_folder}/torch" CACHE PATH "Folder that holds libtorch's include/ and lib/")
+set(TORCH_ROOT "${PROJECT_SOURCE_DIR}/.deps/libtorch/torch" CACHE PATH "Folder that holds libtorch's include/ and lib/")
 
 # Not cached: another TORCH_ROOT must not be answered with what was found under the last one.
 set(_torch_hints PATHS "${TORCH_ROOT}" NO_DEFAULT_PATH NO_CACHE)
@@ -22,6 +20,15 @@ set(_torch_required Torch_CPU_LIBRARY Torch_C10_LIBRARY Torch_INCLUDE_DIR)
 if("cuda" IN_LIST Torch_FIND_COMPONENTS)
   find_library(Torch_CUDA_LIBRARY torch_cuda ${_torch_hints} PATH_SUFFIXES lib)
   find_library(Torch_C10_CUDA_LIBRARY c10_cuda ${_torch_hints} PATH_SUFFIXES lib)
+  # Beside the wheel lie those that libtorch loads; a libtorch from elsewhere is used with the toolkit's.
+  set(_cuda_hints PATHS "${TORCH_ROOT}/../nvidia/cu13" /usr/local/cuda /usr/local/cuda/extras/CUPTI NO_DEFAULT_PATH
+                  NO_CACHE)
+  foreach(_library IN ITEMS CUDART CUPTI)
+    string(TOLOWER ${_library} _name)
+    find_library(Torch_${_library}_LIBRARY NAMES lib${_name}.so.13 ${_name} ${_cuda_hints} PATH_SUFFIXES lib lib64)
+  endforeach()
+  find_path(Torch_CUDA_INCLUDE_DIR cuda_runtime_api.h ${_cuda_hints} PATH_SUFFIXES include)
+  find_path(Torch_CUPTI_INCLUDE_DIR cupti.h ${_cuda_hints} PATH_SUFFIXES include)
   list(APPEND _torch_required Torch_CUDA_LIBRARY Torch_C10_CUDA_LIBRARY)
 endif()
 
@@ -71,5 +78,17 @@ if(Torch_FOUND AND NOT TARGET Torch::torch)
     # No symbol of ours names libtorch_cuda: it registers its kernels when it is loaded, so it must be kept.
     target_link_libraries(
       Torch::torch INTERFACE -Wl,--no-as-needed "${Torch_CUDA_LIBRARY}" "${Torch_C10_CUDA_LIBRARY}" -Wl,--as-needed)
+    # The libraries that it loads itself need not be here to compile and link.
+    target_link_options(Torch::torch INTERFACE -Wl,--allow-shlib-undefined)
+    if(Torch_CUDART_LIBRARY AND Torch_CUDA_INCLUDE_DIR)
+      add_library(Torch::cudart INTERFACE IMPORTED)
+      target_link_libraries(Torch::cudart INTERFACE "${Torch_CUDART_LIBRARY}")
+      target_include_directories(Torch::cudart SYSTEM INTERFACE "${Torch_CUDA_INCLUDE_DIR}")
+    endif()
+    if(TARGET Torch::cudart AND Torch_CUPTI_LIBRARY AND Torch_CUPTI_INCLUDE_DIR)
+      add_library(Torch::cupti INTERFACE IMPORTED)
+      target_link_libraries(Torch::cupti INTERFACE "${Torch_CUPTI_LIBRARY}" Torch::cudart)
+      target_include_directories(Torch::cupti SYSTEM INTERFACE "${Torch_CUPTI_INCLUDE_DIR}")
+    endif()
   endif()
 endif()

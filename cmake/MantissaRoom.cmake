@@ -56,6 +56,11 @@ include([==[${PROJECT_SOURCE_DIR}/cmake/AddTestSuites.cmake]==])
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${script})
 endfunction()
 
+# mantissa_travels(<programs>...): tools/pack takes them along to a machine that has only PyTorch.
+function(mantissa_travels)
+  set_property(GLOBAL APPEND PROPERTY MANTISSA_TRAVELS ${ARGN})
+endfunction()
+
 # mantissa_test(<room> <sources>... [LIBS <targets>...]): one GoogleTest program that links this room alone.
 function(mantissa_test room)
   if(NOT MANTISSA_TESTS)
@@ -67,6 +72,7 @@ function(mantissa_test room)
                                              GTest::gtest GTest::gmock GTest::gtest_main ${ARG_LIBS})
   mantissa_use_pch(${room}_test mantissa_test_pch)
   mantissa_test_suites(${room}_test ${room})
+  mantissa_travels(${room}_test)
 endfunction()
 
 # mantissa_bench(<room> <sources>...): one Google Benchmark program, built by `make bench`.

@@ -23,6 +23,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -95,7 +96,8 @@ class Context:
 
     def environment(self, **more):
         """For our programs and Python's: both find the parts' modules and the jobs of tests/parity."""
-        mine = {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("benchmarks", "tests/parity")),
+        folders = [str(ROOT / folder) for folder in ("benchmarks", "tests/parity")]
+        mine = {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])]),
                 "OMP_WAIT_POLICY": "PASSIVE"}
         if self.rehearsal:
             mine["MANTISSA_CPU_KERNELS"] = "0"  # PyTorch's own on both sides: equal bits can be asked for
@@ -121,6 +123,12 @@ class Context:
         if child.returncode != 0:
             raise Failure(f"{pathlib.Path(command[0]).name} ended with {child.returncode}: {last_line(errors)}")
         return output
+
+    @contextlib.contextmanager
+    def folder(self):
+        """For files of a case's own."""
+        with tempfile.TemporaryDirectory(prefix="mantissa-gpu-") as name:
+            yield pathlib.Path(name)
 
     # Results.
 

@@ -24,9 +24,11 @@ FIRST_STEPS = 10
 # Twice the learning rate moved the ResNet's third loss by 5 %, the transformers' ninth by 7 % and 10 %.
 COMPARED_STEPS = {"resnet": 3, "gpt": FIRST_STEPS, "vit": FIRST_STEPS}
 ROUND_SECONDS = {"full": 0.7, "small": 0.05}  # what a round takes, if two steps are not longer
+ROUND_LIMIT = 180  # seconds after which a round has failed: the first one includes what torch.compile takes
 
 JOB = {"tf32": False, "channels_last": False, "optimizer": "fused-adamw", "lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01,
-       "clip": 1.0, "backend": "inductor", "first_steps": FIRST_STEPS, "deterministic_first": True}
+       "clip": 1.0, "backend": "inductor", "first_steps": FIRST_STEPS, "deterministic_first": True,
+       "count_syncs": False}
 
 
 class Side:
@@ -39,17 +41,18 @@ class Side:
         self.command = [str(word) for word in (*command, self.job_file)]
 
     @contextlib.contextmanager
-    def running(self):
+    def running(self, **environment):
         with open(self.error_file, "w") as errors, \
-                started(self.command, self.context.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                        stderr=errors) as self.child:
+                started(self.command, self.context.environment(**environment), stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE, stderr=errors) as self.child:
             yield self
 
     def answer(self):
         """What it says at the end of a round."""
         left = self.context.seconds_left()
-        if not select.select([self.child.stdout], [], [], left)[0]:
-            raise OutOfTime(f"{self.name} had not finished its round")
+        if not select.select([self.child.stdout], [], [], min(left, ROUND_LIMIT))[0]:
+            why = OutOfTime if left < ROUND_LIMIT else Failure
+            raise why(f"{self.name} had not finished its round after {min(left, ROUND_LIMIT):.0f} s")
         line = self.child.stdout.readline()
         if not line:
             raise Failure(f"{self.name}: {last_line(self.error_file.read_text())}")
@@ -87,15 +90,22 @@ class Duels:
             self._prepared[sizes] = files
         return self._prepared[sizes]
 
+    def whole(self, job):
+        """`job` with what it leaves to others, its files made."""
+        job = {**JOB, **job, "device": self.context.device, "threads": 1 if self.context.rehearsal else 8}
+        return {**job, **self._files(job)}
+
+    def our_side(self, job):
+        return Side(self.context, "mantissa", [self.context.program("gpu_train")], self.folder, job)
+
+    def their_side(self, job):
+        return Side(self.context, job["loop"], [self.context.python, "-m", "gpu_parts.peers"], self.folder, job)
+
     def run(self, job, *, ours, theirs, tolerance, rounds=5):
         """`job` with the settings of each side in `ours` and `theirs`; the row of the two."""
         context = self.context
-        threads = 1 if context.rehearsal else 8
-        job = {**JOB, **job, "device": context.device, "threads": threads}
-        job.update(self._files(job))
-        peer = [context.python, "-m", "gpu_parts.peers"]
-        a = Side(context, "mantissa", [context.program("gpu_train")], self.folder, {**job, **ours})
-        b = Side(context, theirs["loop"], peer, self.folder, {**job, **theirs})
+        job = self.whole(job)
+        a, b = self.our_side({**job, **ours}), self.their_side({**job, **theirs})
         with a.running(), b.running():  # they start side by side, and then one computes while the other waits
             row = compare(a.answer(), b.answer(), COMPARED_STEPS[job["model"]["kind"]], tolerance)
             for side in (a, b):

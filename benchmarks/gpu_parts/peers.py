@@ -8,6 +8,7 @@ A job's "loop" is amp (PyTorch's own), compile (the same with torch.compile), fa
 """
 
 import contextlib
+import ctypes
 import importlib.metadata
 import itertools
 import json
@@ -59,12 +60,36 @@ def use_fast_algorithms():
     torch.backends.cudnn.benchmark = True
 
 
+class HostSyncs:
+    """Counts with host_syncs_c.cpp, whose library MANTISSA_HOST_SYNCS names, what makes the host wait for the device."""
+
+    def __init__(self, device):
+        self.device = str(device)
+        self.library = ctypes.CDLL(os.environ["MANTISSA_HOST_SYNCS"])
+        for function in (self.library.mantissa_start_counting, self.library.mantissa_stop_counting):
+            function.restype = ctypes.c_char_p
+
+    def start(self):
+        error = self.library.mantissa_start_counting(self.device.encode())
+        if error:
+            raise RuntimeError(error.decode().splitlines()[0])
+
+    def stop(self):
+        return json.loads(self.library.mantissa_stop_counting())
+
+
 class Rounds:
     """gpu_train.cpp's."""
 
-    def __init__(self, device, first_steps, answers):
-        self.device, self.steps, self.answers = device, first_steps, answers
+    def __init__(self, job, device, answers):
+        self.device, self.steps, self.answers = device, job["first_steps"], answers
         self.losses, self.over = [], False
+        self.syncs = HostSyncs(device) if job["count_syncs"] else None
+        self._begin()
+
+    def _begin(self):
+        if self.syncs:
+            self.syncs.start()
         self.begin = time.perf_counter()
 
     def step_done(self, loss, scaler):
@@ -76,11 +101,12 @@ class Rounds:
         line = sys.stdin.readline()
         self.over = not line.strip()
         self.steps = 0 if self.over else int(line)
-        self.begin = time.perf_counter()
+        self._begin()
 
     def _report(self, scaler):
         import torch
 
+        counted = {"syncs": self.syncs.stop()} if self.syncs else {}
         on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.synchronize(self.device)
@@ -91,7 +117,7 @@ class Rounds:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         print(json.dumps({"ms": ms, "losses": torch.stack(self.losses).double().tolist(),
-                          "scale": scaler.get_scale() if scaler else None, "peak_bytes": peak}),
+                          "scale": scaler.get_scale() if scaler else None, "peak_bytes": peak, **counted}),
               file=self.answers, flush=True)
 
 
@@ -235,7 +261,7 @@ def train(job):
     else:
         use_fast_algorithms()
     device = torch.device(job["device"])
-    LOOPS[job["loop"]](job, device, Rounds(device, job["first_steps"], answers))
+    LOOPS[job["loop"]](job, device, Rounds(job, device, answers))
 
 
 if __name__ == "__main__":

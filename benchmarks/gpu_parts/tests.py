@@ -1,7 +1,8 @@
 """What must hold before a time means anything."""
 
-from gpu_parts.curves import loss_curves
+from gpu_parts import curves, unit_tests
 
 
 def run(context):
-    loss_curves(context)
+    unit_tests.run(context)
+    curves.loss_curves(context)

@@ -13,6 +13,7 @@
 
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/test_support_internal.h"
+#include "mantissa/core/device.h"
 
 namespace mantissa::autocast_ops_test {
 namespace {
@@ -394,7 +395,7 @@ TEST(AutocastOps, AC20_CudaRefusesBinaryCrossEntropyWithTheCure) {
 }
 
 TEST(AutocastOps, PE20_CudasPolicies) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const auto x = torch::rand({4, 4}, at::kCUDA), low = x.to(at::kHalf);
   const Autocast region(at::kCUDA);
   for (const at::Tensor& y :

@@ -10,6 +10,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "mantissa/amp/test_support_internal.h"
+#include "mantissa/core/device.h"
 #include "mantissa/kernels/overrides.h"
 
 // The class is named Autocast in the test output too; inside it the scope object needs its full name.
@@ -443,7 +444,7 @@ TEST_F(Autocast, TrainsOneStep) {
 }
 
 TEST_F(Autocast, AC03_AC20_OnCuda) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (mantissa::cuda_device_count() == 0) GTEST_SKIP() << mantissa::why_no_cuda();
   const auto a = torch::ones({2, 2}, at::kCUDA);
   const Region region(at::kCUDA);
   EXPECT_TRUE(region.enabled());

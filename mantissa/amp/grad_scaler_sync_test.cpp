@@ -6,11 +6,11 @@
 #include "mantissa/amp/clip_grad.h"
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/test_support_internal.h"
+#include "mantissa/core/device.h"
 
-#if defined(MANTISSA_CUDA) && __has_include(<cuda_runtime_api.h>)
+#ifdef MANTISSA_TEST_CUDA_GRAPH
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
-#define MANTISSA_TEST_CUDA_GRAPH
 #endif
 
 namespace mantissa::grad_scaler_sync_test {
@@ -174,7 +174,7 @@ TEST(GradScaler, ScaleAndTrackersKeepTheirMemory) {
 
 TEST(GradScaler, AnIterationIsCapturedInACudaGraph) {
 #ifdef MANTISSA_TEST_CUDA_GRAPH
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   Iteration eager(at::kCUDA), captured(at::kCUDA);
   const auto side = c10::cuda::getStreamFromPool();
   {
@@ -204,7 +204,7 @@ TEST(GradScaler, AnIterationIsCapturedInACudaGraph) {
   graph.replay();
   EXPECT_GE(captured.scaler.get_scale(), 16.0);
 #else
-  GTEST_SKIP() << "built without CUDA; needs MANTISSA_CUDA=ON and CUDA's headers";
+  GTEST_SKIP() << why_no_cuda();
 #endif
 }
 

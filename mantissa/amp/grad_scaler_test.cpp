@@ -11,6 +11,7 @@
 
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/test_support_internal.h"
+#include "mantissa/core/device.h"
 
 namespace mantissa::grad_scaler_test {
 namespace {
@@ -150,8 +151,8 @@ TEST(GradScaler, GS13_PromotesAsTorch) {
   EXPECT_EQ(scaler.scale(torch::ones({1}, at::kDouble)).scalar_type(), at::kDouble);
 }
 
-TEST(GradScaler, GS14_GS40_SeveralDevices) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+TEST(GradScaler, GS14_GS40_OnCudaAndTheCpu) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   GradScaler scaler(at::kCUDA, {.init_scale = 4.0});
   const auto scaled = scaler.scale({torch::ones({}, at::kCUDA), torch::ones({})});
   EXPECT_TRUE(scaled[0].is_cuda());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "mantissa/amp/test_support_internal.h"
+#include "mantissa/core/device.h"
 
 namespace mantissa::keep_in_fp32_test {
 namespace {
@@ -505,7 +506,7 @@ TEST_F(KeepInFp32, RegistrationWarnsOfNothing) {
 }
 
 TEST_F(KeepInFp32, OnCuda) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   Net net;
   keep_in_fp32(*net, "head");
   net->to(at::kCUDA);

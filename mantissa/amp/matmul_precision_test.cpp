@@ -235,7 +235,7 @@ TEST(MatmulPrecisionGuard, MP07_MixedInterfacesAreRefusedBeforeAnythingChanges) 
 }
 
 TEST(MatmulPrecision, CudaProductsInTf32AreCoarserAndStayFloat32) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   torch::manual_seed(0);
   const auto a = torch::randn({256, 256}, at::kCUDA), b = torch::randn({256, 256}, at::kCUDA);
   const auto exact = a.to(at::kDouble).mm(b.to(at::kDouble));

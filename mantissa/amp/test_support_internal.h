@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/core/host_reads_internal.h"
 #include "mantissa/core/step_scaling.h"
 
 // What the tests of this room share.
@@ -153,31 +153,6 @@ class KernelSgd final : public SelfUnscaling {
                     optional(grad_scale), optional(found_inf));
   }
   double lr_;
-};
-
-/// Counts what in this scope, in this thread, looks at a tensor's values on the host: item() and what ends in
-/// it, comparisons with a host result, shapes that depend on values. On a GPU each waits for the device.
-class HostReads {
- public:
-  HostReads() {
-    count_ = 0;
-    handle_ = at::addThreadLocalCallback(
-        at::RecordFunctionCallback([](const at::RecordFunction& fn) -> std::unique_ptr<at::ObserverContext> {
-          static constexpr std::array<std::string_view, 5> kReads = {"aten::_local_scalar_dense",
-                                                                     "aten::equal", "aten::nonzero",
-                                                                     "aten::masked_select", "aten::_unique2"};
-          if (std::find(kReads.begin(), kReads.end(), fn.name()) != kReads.end()) ++count_;
-          return nullptr;
-        }).scopes({at::RecordScope::FUNCTION}));
-  }
-  ~HostReads() { at::removeCallback(handle_); }
-  HostReads(const HostReads&) = delete;
-  HostReads& operator=(const HostReads&) = delete;
-  int count() const { return count_; }
-
- private:
-  static inline thread_local int count_ = 0;
-  at::CallbackHandle handle_;
 };
 
 /// Two rows; every value at index 0, so that more than one are duplicates.

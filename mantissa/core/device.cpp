@@ -1,14 +1,17 @@
 #include "mantissa/core/device.h"
 
+#include <cstdlib>
 #include <sys/resource.h>
 #include <utility>
 
+#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/cpu/Utils.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceCapability.h>
 
+#include "mantissa/core/cuda_driver_internal.h"
 #include "mantissa/core/suggest.h"
 
 namespace mantissa {
@@ -32,9 +35,16 @@ DtypeSupportInfo cpu_support(at::ScalarType dtype) {
   }
 }
 
+/// Its number; of "cuda" that of the current device. The allocator knows no device before libtorch's first
+/// use of CUDA, so this is one.
+c10::DeviceIndex cuda_index(at::Device device) {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  return device.has_index() ? device.index() : at::accelerator::getDeviceIndex();
+}
+
 DtypeSupportInfo cuda_support(at::Device device, at::ScalarType dtype) {
   if (cuda_device_count() == 0) return {DtypeSupport::kUnavailable, why_no_cuda()};
-  const auto capability = at::accelerator::getDeviceCapability(device.has_index() ? device.index() : 0);
+  const auto capability = at::accelerator::getDeviceCapability(cuda_index(device));
   const auto bit = uint64_t{1} << static_cast<uint64_t>(dtype);
   return capability.capability_data.capability_bits & bit
              ? DtypeSupportInfo{DtypeSupport::kNative, "CUDA device"}
@@ -55,11 +65,11 @@ int64_t cuda_device_count() {
 }
 
 std::string why_no_cuda() {
-#ifdef MANTISSA_CUDA
-  return "libtorch sees no CUDA device: check nvidia-smi and CUDA_VISIBLE_DEVICES";
-#else
-  return "this build has no CUDA: build the `cuda` preset (make PRESET=cuda)";
-#endif
+  // Registered by libtorch's CUDA library, when that is loaded.
+  if (!at::CUDAHooksRegistry()->Has("CUDAHooks"))
+    return "this build has no CUDA: build the `cuda` preset (make PRESET=cuda)";
+  return why_driver_has_no_device(ask_cuda_driver(), at::detail::getCUDAHooks().versionCUDART(),
+                                  std::getenv("CUDA_VISIBLE_DEVICES"));
 }
 
 at::Device resolve_device(const std::string& name) {
@@ -90,13 +100,12 @@ DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype) {
 }
 
 void reset_peak_memory(at::Device device) {
-  if (device.is_cuda() && cuda_device_count() > 0)
-    at::accelerator::resetPeakStats(device.has_index() ? device.index() : 0);
+  if (device.is_cuda() && cuda_device_count() > 0) at::accelerator::resetPeakStats(cuda_index(device));
 }
 
 int64_t peak_memory_bytes(at::Device device) {
   if (device.is_cuda() && cuda_device_count() > 0) {
-    const auto stats = at::accelerator::getDeviceStats(device.has_index() ? device.index() : 0);
+    const auto stats = at::accelerator::getDeviceStats(cuda_index(device));
     return stats.allocated_bytes[static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE)].peak;
   }
   rusage usage{};

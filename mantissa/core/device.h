@@ -12,8 +12,8 @@ namespace mantissa {
 /// Errors: c10::ValueError if the name is unknown or this machine or build has no such device.
 at::Device resolve_device(const std::string& name);
 
-/// Number of CUDA devices that this process can use; 0 without a GPU or without MANTISSA_CUDA=ON. Never
-/// throws.
+/// Number of CUDA devices that this process can use; 0 without a GPU, without a driver that serves libtorch, and where
+/// libtorch's CUDA library is not linked (MANTISSA_CUDA=OFF). Never throws.
 int64_t cuda_device_count();
 
 /// Why cuda_device_count() is 0, with the cure, for errors and `mantissa modes`.
@@ -38,8 +38,8 @@ struct DtypeSupportInfo {
 /// Whether `device` multiplies matrices of `dtype` natively, and by what. Floating-point dtypes only.
 DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype);
 
-/// Peak memory. CPU: the process's peak resident set since it began; CUDA: the caching allocator's peak since
-/// reset_peak_memory().
+/// Peak memory. CPU: the process's peak resident set since it began; CUDA: what tensors held at the most since
+/// reset_peak_memory(), by libtorch's caching allocator; of a device without a number the current one's.
 /// Units: bytes.
 int64_t peak_memory_bytes(at::Device device);
 /// Nothing on the CPU, where the system keeps the count.

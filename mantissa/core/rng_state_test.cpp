@@ -61,8 +61,8 @@ TEST(RngState, NamesTheGeneratorsThatAreLeftAlone) {
   EXPECT_THAT(load_rng_state(StateReader(state)), testing::ElementsAre("cuda:" + std::to_string(devices)));
 }
 
-TEST(RngState, TheNextDrawsOfAGpu) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "needs a GPU";
+TEST(RngState, TheNextDrawsOnCuda) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const StateDict state = snapshot(rng_state());
   const at::Tensor want = at::rand({100}, at::kCUDA);
   at::rand({100}, at::kCUDA);

@@ -7,6 +7,8 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/device.h"
+
 namespace mantissa::state_dict_test {
 namespace {
 
@@ -137,8 +139,8 @@ TEST(StateSnapshot, SharesNoMemoryAndShowsWhatAViewShows) {
   EXPECT_FALSE(reader.at("conjugate").to_tensor().is_conj());
 }
 
-TEST(StateSnapshot, BringsGpuTensorsToTheCpu) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "needs a GPU";
+TEST(StateSnapshot, BringsCudaTensorsToTheCpu) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const at::Tensor weight = at::arange(6, at::kFloat).cuda();
   const StateDict copy = snapshot(StateDict{{"w", weight}});
   EXPECT_TRUE(StateReader(copy).at("w").to_tensor().is_cpu());

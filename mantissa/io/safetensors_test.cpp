@@ -8,6 +8,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/device.h"
 #include "mantissa/io/atomic_file.h"
 
 namespace mantissa::safetensors_test {
@@ -175,8 +176,8 @@ TEST_F(SafetensorsTest, NoTensors) {
   EXPECT_TRUE(load_safetensors(path_).tensors.empty());
 }
 
-TEST_F(SafetensorsTest, TensorOnADevice) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device here";
+TEST_F(SafetensorsTest, TensorOnCuda) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const at::Tensor w = at::arange(6, at::TensorOptions(at::kCUDA).dtype(at::kFloat)).view({2, 3}).t();
   save_safetensors(path_, {{"w", w}});
   EXPECT_TRUE(at::equal(load_safetensors(path_).tensors.at("w"), w.cpu()));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/lerp.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -108,20 +109,20 @@ void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) co
 }
 
 void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
-  const bool inference = c10::InferenceMode::is_enabled();  // libtorch has read the file in it
   const c10::InferenceMode no_inference(false);
   c10::IValue num_updates, averages;
   archive.read("num_updates", num_updates);
   archive.read("averages", averages);
-  take(num_updates.toInt(), averages.toTensorVector(), inference);
+  take(num_updates.toInt(), averages.toTensorVector());
 }
 
-void ExponentialMovingAverage::take(int64_t num_updates, std::vector<at::Tensor> averages, bool copy) {
+void ExponentialMovingAverage::take(int64_t num_updates, std::vector<at::Tensor> averages) {
   if (num_updates > 0) {
     const std::vector<at::Tensor> now = tensors();
     check_same(now, averages);
     for (size_t i = 0; i < now.size(); ++i) {
-      averages[i] = averages[i].to(now[i].device(), average_dtype(now[i]), /*non_blocking=*/false, copy);
+      // In the memory layout of the first update: in another one lerp() may round otherwise.
+      averages[i] = at::empty_like(now[i], now[i].options().dtype(average_dtype(now[i]))).copy_(averages[i]);
     }
   }
   averages_ = std::move(averages);
@@ -139,7 +140,7 @@ void ExponentialMovingAverage::load_state_dict(const StateReader& state) {
   std::vector<at::Tensor> averages;
   for (size_t i = 0; i < saved.to_list().size(); ++i) averages.push_back(saved.at(i).to_tensor());
   if (num_updates == 0 && !averages.empty()) saved.fail("there are averages, and no update has made any");
-  take(num_updates, std::move(averages), /*copy=*/true);
+  take(num_updates, std::move(averages));
 }
 
 }  // namespace mantissa

@@ -82,8 +82,7 @@ class ExponentialMovingAverage final : public Stateful {
  private:
   std::vector<at::Tensor> tensors() const;
   void check_same(const std::vector<at::Tensor>& now, const std::vector<at::Tensor>& averages) const;
-  /// `copy`: the averages are somebody else's tensors.
-  void take(int64_t num_updates, std::vector<at::Tensor> averages, bool copy);
+  void take(int64_t num_updates, std::vector<at::Tensor> averages);
 
   torch::nn::Module& module_;
   EmaOptions options_;

@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "mantissa/core/device.h"
 #include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
@@ -450,8 +451,8 @@ TEST_P(Fused, StochasticRoundingLeavesOtherDtypesAlone) {
   }
 }
 
-TEST_P(Fused, TakesGradientsOnSeveralDevices) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+TEST_P(Fused, TakesGradientsOnCudaAndTheCpu) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const at::Tensor here = large_parameter(at::kFloat), there = here.detach().cuda().set_requires_grad(true);
   const auto optimizer = make({here, there});
   optimizer->grad_scale = at::full({}, 4.0);

@@ -10,6 +10,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/device.h"
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/adam.h"
 #include "mantissa/optim/adamw.h"
@@ -324,8 +325,8 @@ TEST(OptimizerStateOf, AnOptimizerThatWritesNothingIsRefused) {
               HasSubstr("this optimizer's save() writes no state"));
 }
 
-TEST(OptimizerStateOf, StateFollowsItsParameterToAGpu) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "needs a GPU";
+TEST(OptimizerStateOf, StateFollowsItsParameterToCuda) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   for (const Kind& kind : kinds()) {
     const at::Tensor p = at::ones({4}, at::dtype(kind.dtype).device(at::kCUDA)).set_requires_grad(true);
     const auto optimizer = kind.make({OptimizerParamGroup({p})});

@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/PhiloxRNGEngine.h>
 
+#include "mantissa/core/device.h"
 #include "mantissa/optim/stochastic_round_internal.h"
 #include "mantissa/optim/test_support_internal.h"
 
@@ -188,7 +189,7 @@ TEST_P(StochasticRound, CountsElementsInMemoryOrder) {
 }
 
 TEST_P(StochasticRound, EqualsTheCpuOnCuda) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const at::Tensor in = at::cat({assorted(), at::randn({501})});
   EXPECT_TRUE(at::equal(bits(rounded(in.cuda(), GetParam()).cpu()), bits(rounded(in, GetParam()))));
 }

@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/device.h"
 #include "mantissa/precision/registry.h"
 
 namespace mantissa::all_modes_test {

@@ -75,7 +75,7 @@ TEST(InitModule, IN11_MakesALargeModuleInNoMoreMemoryThanItsWeights) {
   }
 }
 
-TEST(InitModule, IN12_PlacesItOnTheDevice) {
+TEST(InitModule, IN12_PlacesItOnCuda) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const auto precision = make_precision("bf16-true", at::kCUDA);
   const auto net = init_module(*precision, at::Device(at::kCUDA, 0), [] { return torch::nn::Linear(2, 2); });

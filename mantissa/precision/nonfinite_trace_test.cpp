@@ -513,8 +513,8 @@ TEST(TraceNonFinite, ReportReadsAsTwoLines) {
 
 // ---- GPU
 
-TEST(TraceNonFinite, FindsForwardAndBackwardFaultsOnAGpu) {
-  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+TEST(TraceNonFinite, FindsForwardAndBackwardFaultsOnCuda) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const at::Device device(at::kCUDA, 0);
   const auto precision = make_precision("16-mixed", device);
   Convnet net;

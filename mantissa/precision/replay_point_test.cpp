@@ -37,8 +37,8 @@ void expect_equal_runs(at::Device device) {
 
 TEST(ReplayPoint, ASecondRunSeesTheSameDropoutAndStatistics) { expect_equal_runs(at::kCPU); }
 
-TEST(ReplayPoint, ASecondRunSeesTheSameDropoutAndStatisticsOnAGpu) {
-  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+TEST(ReplayPoint, ASecondRunSeesTheSameDropoutAndStatisticsOnCuda) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   expect_equal_runs(at::Device(at::kCUDA, 0));
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/empty_like.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
@@ -150,7 +151,7 @@ void Trainer::load_unstepped_gradients(const StateReader& state) {
     const at::Tensor& gradient = saved.to_tensor();
     if (gradient.sizes() != parameter->sizes())
       saved.fail("has another shape than its weight; resume with the task that was saved");
-    parameter->mutable_grad() = gradient.to(parameter->options(), /*non_blocking=*/false, /*copy=*/true);
+    parameter->mutable_grad() = at::empty_like(*parameter).copy_(gradient);  // laid out as backward() does
   }
 }
 
@@ -242,7 +243,8 @@ StateDict Trainer::setup_state() const {
   return {{kBatchesAnEpoch, std::to_string(batches_per_epoch_)},
           {"accumulate_grad_batches", options_.accumulate_grad_batches.to_string()},
           {"gradient_clip_val", c10::str(options_.gradient_clip_val)},
-          {"gradient_clip_algorithm", options_.gradient_clip_algorithm}};
+          {"gradient_clip_algorithm", options_.gradient_clip_algorithm},
+          {"channels_last", options_.channels_last ? "true" : "false"}};
 }
 
 double Trainer::seconds_so_far() const {

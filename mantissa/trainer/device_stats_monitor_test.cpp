@@ -79,7 +79,7 @@ TEST(DeviceStatsMonitor, LogsTheHost) {
 
 TEST(DeviceStatsMonitor, LeavesTheHostOutWhereToldSo) { EXPECT_TRUE(stats(false).empty()); }
 
-TEST(DeviceStatsMonitor, LogsTheAllocatorOfAGPU) {
+TEST(DeviceStatsMonitor, LogsTheAllocatorOfCuda) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const auto rows = stats(std::nullopt, "cuda");
   ASSERT_EQ(rows.size(), 2U);

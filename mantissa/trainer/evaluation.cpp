@@ -49,18 +49,22 @@ void check_not_empty(const Loader& loader, const char* what) {
 bool Trainer::evaluate(Task& task, Loader& loader, int64_t batches,
                        const std::function<void(const Batch&, int64_t)>& step) {
   const EvaluationMode evaluation(task.module());
+  BatchTransfer transfer = batch_transfer();
+  // Fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
+  const auto begin_next = [&] {
+    std::optional<Batch> batch = batches-- > 0 ? loader.next() : std::nullopt;
+    if (batch) transfer.begin(*std::move(batch));
+  };
   loader.set_epoch(0);
-  for (int64_t index = 0; index < batches; ++index) {
-    // Fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
-    const std::optional<Batch> raw = loader.next();
-    if (!raw) break;
+  if (!device_.is_cpu()) begin_next();  // which computes with one batch while the next is on its way
+  for (int64_t index = 0;; ++index) {
+    begin_next();
+    if (transfer.empty()) break;
     // Inside a window training goes on to its end, where this validation would no longer be due.
     if (InterruptScope::requested() && (stage_ != Stage::kFit || window_batches_ == 0)) return false;
     const c10::InferenceMode inference(options_.inference_mode);
     const at::NoGradGuard no_gradients;
-    const Batch batch = to_device(precision_->convert_inputs(*raw));
-    batch_weight_ = static_cast<double>(batch.size());
-    step(batch, index);
+    step(take(transfer), index);
   }
   return true;
 }

@@ -121,7 +121,6 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesy
       if (val) val = &same_batches.emplace(*first_batches);
     }
     if (options_.limit_val_batches.is_none()) val = nullptr;
-    reset_peak_memory(device_);
     std::optional<Checkpoint> checkpoint;
     if (!ckpt_path.empty()) checkpoint = read(ckpt_path);
     set_up_model(task);
@@ -260,9 +259,16 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
   if (is_begun) train.skip(progress_.batches);
   tell([&](Callback& c) { c.on_train_epoch_start(*this, progress_.epoch); });
   bool ends_here = is_begun && wants_end(progress_.epoch);
-  // One batch ahead, so that the last batch of the epoch is known to be it.
-  std::optional<Batch> batch = progress_.batches < batches_per_epoch_ ? train.next() : std::nullopt;
-  TORCH_CHECK_VALUE(batch || is_begun || batches_per_epoch_ == 0,
+  // One batch ahead, so that the last batch of the epoch is known to be it, and reaches a GPU in time.
+  BatchTransfer transfer = batch_transfer();
+  const auto begin_batch = [&](int64_t index) {
+    std::optional<Batch> batch = index < batches_per_epoch_ ? train.next() : std::nullopt;
+    if (!batch) return false;
+    transfer.begin(*std::move(batch));
+    return true;
+  };
+  bool has_batch = begin_batch(progress_.batches);
+  TORCH_CHECK_VALUE(has_batch || is_begun || batches_per_epoch_ == 0,
                     "fit: the training loader gave no batch in epoch ", progress_.epoch,
                     "; a loader must begin again at set_epoch()");
   // As when the checkpoint was written: this batch had been fetched, and no validation begun.
@@ -271,10 +277,10 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
     validate_now(task, *val);
     ends_here = wants_end(progress_.epoch);
   }
-  while (batch && !ends_here) {
-    std::optional<Batch> next = progress_.batches + 1 < batches_per_epoch_ ? train.next() : std::nullopt;
-    const bool ends_window = window_batches_ + 1 == accumulate_ || !next;
-    const TrainBatch done = train_batch(task, *batch, ends_window);
+  while (has_batch && !ends_here) {
+    const bool has_next = begin_batch(progress_.batches + 1);
+    const bool ends_window = window_batches_ + 1 == accumulate_ || !has_next;
+    const TrainBatch done = train_batch(task, transfer, ends_window);
     ++progress_.batches;
     ++progress_.total_batches;
     note_batch(done);
@@ -282,17 +288,17 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
     tell([&](Callback& c) { c.on_train_batch_end(*this, done); });
     in_step_ = false;
     end_row();  // one of its own in every run, whatever is saved between it and the epoch's
-    batch = std::move(next);
+    has_batch = has_next;
     const bool may_end = done.stepped || !is_automatic_;
     ends_here = may_end && wants_end(progress_.epoch);
-    if (val && interrupted_by_ == 0 && (!ends_here || !batch) && validation_is_due()) {
+    if (val && interrupted_by_ == 0 && (!ends_here || !has_batch) && validation_is_due()) {
       validate_now(task, *val);
       ends_here = may_end && wants_end(progress_.epoch);  // what was measured may have called stop()
     }
   }
   // An epoch whose validation a signal has cut short is not over: a run that goes on from here validates it.
   const bool lacks_validation = val && interrupted_by_ != 0 && validation_is_due();
-  end_epoch(task, val, /*is_whole=*/!batch && !lacks_validation);
+  end_epoch(task, val, /*is_whole=*/!has_batch && !lacks_validation);
 }
 
 void Trainer::end_epoch(Task& task, Loader* val, bool is_whole) {

@@ -10,6 +10,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/device.h"
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/event_file.h"
 #include "mantissa/io/file_size_limit_internal.h"
@@ -39,8 +40,8 @@ TEST(MetricValue, RefusesWhatIsNotOneRealNumber) {
     EXPECT_THROW(MetricValue{wrong}, c10::ValueError);
 }
 
-TEST(MetricValue, ReadsATensorOfADeviceWhereItIsWritten) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+TEST(MetricValue, ReadsATensorOnCudaWhereItIsWritten) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   // Queued behind work on a stream that the reading thread does not know.
   const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
   const c10::StreamGuard guard(cuda.getStreamFromGlobalPool(at::Device("cuda:0")));

@@ -152,11 +152,8 @@ class Counting final : public Callback {
   MemoryPlan plan;
   bool has_stepped = false;
 
-  void on_train_batch_start(Trainer& trainer, const Batch& /*batch*/, int64_t index) override {
-    if (index > 0) {
-      live_->restart_peak();
-      return;
-    }
+  /// Before any batch is on its way to a GPU.
+  void on_train_start(Trainer& trainer) override {
     plan.precision = trainer.precision().name();
     TensorBytes counted;
     plan.weights = counted.add(trainer.module()->parameters());
@@ -168,11 +165,19 @@ class Counting final : public Callback {
     guard_.emplace(c10::DebugInfoKind::PROFILER_STATE, live_);
   }
 
+  void on_train_batch_start(Trainer& /*trainer*/, const Batch& /*batch*/, int64_t index) override {
+    if (index > 0) {
+      live_->restart_peak();
+    } else {
+      batches_ = live_->now();
+    }
+  }
+
   void on_before_backward(Trainer& trainer, const at::Tensor& /*loss*/) override {
     if (has_stepped) return;
     // Of a task with steps of its own, what an earlier one in this batch has left.
     const int64_t held = gradients(trainer) + states(trainer);
-    plan.activations = std::max(plan.activations, live_->now() - held);
+    plan.activations = std::max(plan.activations, live_->now() - held - batches_);
   }
 
   void on_after_backward(Trainer& trainer) override {
@@ -190,6 +195,7 @@ class Counting final : public Callback {
     has_stepped |= batch.stepped && !batch.step.skipped;
     plan.optimizer_states = states(trainer);
     plan.peak = plan.weights + plan.buffers + plan.masters + live_->peak();
+    if (batch.batch_index > 0) trainer.stop("all is counted");
   }
 
   void teardown(Trainer& /*trainer*/, Stage /*stage*/) override { guard_.reset(); }
@@ -218,15 +224,17 @@ class Counting final : public Callback {
 
   std::shared_ptr<LiveBytes> live_;
   std::optional<c10::DebugInfoGuard> guard_;
+  int64_t batches_ = 0;  ///< copies of them that the first forward pass finds
 };
 
-/// An epoch of one batch, twice: the second finds the optimizer's state and the gradients of the first.
-class Twice final : public Loader {
+/// An epoch of one batch, three times: the second finds the optimizer's state and the gradients of the first,
+/// and while it trains the third is on its way to a GPU.
+class ThreeTimes final : public Loader {
  public:
-  explicit Twice(const Batch& batch) : batch_(batch) {}
+  explicit ThreeTimes(const Batch& batch) : batch_(batch) {}
   void set_epoch(int64_t /*epoch*/) override { given_ = 0; }
   std::optional<Batch> next() override { return given_++ < size() ? std::optional(batch_) : std::nullopt; }
-  int64_t size() const override { return 2; }
+  int64_t size() const override { return 3; }
 
  private:
   const Batch& batch_;
@@ -248,13 +256,15 @@ MemoryPlan plan_memory(Task& task, const Batch& batch, const TrainerOptions& opt
   dry.cpu_kernels = options.cpu_kernels;
   dry.float32_matmul_precision = options.float32_matmul_precision;
   dry.device = options.device;
+  dry.channels_last = options.channels_last;
+  dry.benchmark = options.benchmark;
   if (task.automatic_optimization()) {
     dry.gradient_clip_val = options.gradient_clip_val;
     dry.gradient_clip_algorithm = options.gradient_clip_algorithm;
   }
   const auto counting = std::make_shared<Counting>();
   dry.callbacks = {counting};
-  Twice loader(batch);
+  ThreeTimes loader(batch);
   const FitResult result = Trainer(dry).fit(task, loader);
   TORCH_CHECK(result.interrupted_by == 0, "plan_memory: signal ", result.interrupted_by,
               " asked for the end before it had counted all");

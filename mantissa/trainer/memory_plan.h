@@ -24,8 +24,8 @@ struct MemoryPlan {
   int64_t gradients = 0;         ///< of both, as the step finds them
   int64_t optimizer_states = 0;  ///< after a step
   int64_t activations = 0;       ///< what a forward pass leaves for the backward pass, its loss included
-  /// The most that there is at once from the second batch on, temporaries and the mode's copy of the batch
-  /// included. With automatic optimization at least total(): the end of a forward pass finds all of it
+  /// The most that there is at once from the second batch on: with temporaries, the mode's copy of the batch,
+  /// and on a GPU the batch after it, which is on its way then. With automatic optimization at least total(): the end of a forward pass finds all of it
   /// together, since gradients are cleared after it.
   int64_t peak = 0;
 

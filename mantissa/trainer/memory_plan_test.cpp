@@ -272,7 +272,7 @@ TEST(MemoryPlan, ASignalLeavesNoHalfOfIt) {
               ThrowsMessage<c10::Error>(HasSubstr("signal 2 asked for the end")));
 }
 
-TEST(MemoryPlan, CountsOnAGpu) {
+TEST(MemoryPlan, CountsOnCuda) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   OneLayer task(/*momentum=*/0.9);
   const MemoryPlan plan = plan_memory(task, some_batch(), {.precision = "bf16-true", .device = "cuda"});

@@ -5,6 +5,8 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/device.h"
+
 namespace mantissa::metrics_test {
 namespace {
 
@@ -58,8 +60,8 @@ TEST(MeanMetrics, AddsWhatAnotherHas) {
   EXPECT_EQ(metrics.compute(), (Metrics{{"accuracy", 0.5}, {"loss", 2.0}}));
 }
 
-TEST(MeanMetrics, SumsOnTheGpu) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+TEST(MeanMetrics, SumsOnCuda) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   MeanMetrics metrics;
   metrics.add("loss", torch::tensor(1.0F).cuda(), 3);
   metrics.add("loss", torch::tensor(5.0F).cuda(), 1);

@@ -298,7 +298,7 @@ TEST(PrecisionMonitor, AThrowInTheMiddleLeavesNothingForTheNextFit) {
   EXPECT_FALSE(monitor->report().has_value());
 }
 
-TEST(PrecisionMonitor, OnAGPUTheNumbersAreThere) {
+TEST(PrecisionMonitor, OnCudaTheNumbersAreThere) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   Fit fit{.precision = "16-mixed",
           .precision_options = scale_of(1024),

@@ -41,7 +41,7 @@ bool gradients_are_finite(torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
-TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) {
+TrainBatch Trainer::train_batch(Task& task, BatchTransfer& transfer, bool ends_window) {
   const auto start = Clock::now();
   end_row();  // the next one may be long in coming
   should_log_ = step_makes_row(ends_window);
@@ -50,9 +50,8 @@ TrainBatch Trainer::train_batch(Task& task, const Batch& raw, bool ends_window) 
   TrainBatch done;
   done.epoch = progress_.epoch;
   done.batch_index = progress_.batches;
-  const Batch batch = to_device(precision_->convert_inputs(raw));
+  const Batch batch = take(transfer);
   tell([&](Callback& c) { c.on_train_batch_start(*this, batch, progress_.batches); });
-  batch_weight_ = static_cast<double>(batch.size());
   batch_metrics_.reset();
   const LoggingInto scope(logging_, batch_metrics_);
   if (is_automatic_) {

@@ -1,19 +1,34 @@
 #include "mantissa/trainer/trainer.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
+#include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/error_message.h"
+#include "mantissa/core/out_of_memory.h"
 #include "mantissa/kernels/choice.h"
+#include "mantissa/precision/channels_last.h"
 #include "mantissa/precision/init.h"
 #include "mantissa/precision/registry.h"
 
 namespace mantissa {
+namespace {
+
+/// While it lives, cuDNN measures its algorithms and takes the fastest (true), or takes them by rule.
+Scope cudnn_benchmark(bool on) {
+  const bool before = at::globalContext().benchmarkCuDNN();
+  at::globalContext().setBenchmarkCuDNN(on);
+  return {nullptr, [before](void*) { at::globalContext().setBenchmarkCuDNN(before); }};
+}
+
+}  // namespace
 
 /// A task is this trainer's for one run.
 class Trainer::Running {
@@ -94,12 +109,14 @@ torch::optim::Optimizer* Trainer::optimizer() const {
 
 void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
   const Running running(*this, task);
+  const c10::DeviceGuard device_is_current(device_);
   stage_ = stage;
   {
     const std::lock_guard lock(loggers_mutex_);
     loggers_ = options_.loggers;
   }
   row_ = {};
+  batch_weight_ = 0;
   in_batch_ = in_step_ = broke_in_step_ = false;
   if (stage == Stage::kFit) {  // of the last one: its task may be gone
     optimizers_.clear();
@@ -114,8 +131,15 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
         options_.float32_matmul_precision
             ? std::make_shared<Float32MatmulPrecisionGuard>(*options_.float32_matmul_precision)
             : nullptr;
+    const Scope benchmark = options_.benchmark ? cudnn_benchmark(*options_.benchmark) : nullptr;
+    reset_peak_memory(device_);
     tell([&](Callback& c) { c.setup(*this, stage); });
-    body();
+    try {
+      body();
+    } catch (c10::Error& error) {
+      explain_if_out_of_memory(error);
+      throw;
+    }
     tell([&](Callback& c) { c.teardown(*this, stage); });
     end_logs(interrupted_by_ == 0 ? "success" : "interrupted");
   } catch (...) {
@@ -141,6 +165,20 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
   }
 }
 
+void Trainer::explain_if_out_of_memory(c10::Error& error) const {
+  if (!is_out_of_memory(error)) return;
+  const std::string batch = batch_weight_ > 0
+                                ? "at batch size " + std::to_string(static_cast<int64_t>(batch_weight_))
+                                : "before its first batch";
+  error.add_context(c10::str("the run in ", precision_->name(), " on ", device_.str(), " was ", batch, "; ",
+                             describe_memory(device_)));
+  std::string cures = "take smaller batches, with which accumulate_grad_batches gives a step as many samples";
+  if (precision_->name().find("16") == std::string::npos) cures += ", or precision bf16-mixed or 16-true";
+  cures += "; plan_memory() counts beforehand what a mode needs";
+  if (const std::string cure = fragmentation_cure(device_); !cure.empty()) cures += "; " + cure;
+  error.add_context(std::move(cures));
+}
+
 void Trainer::set_up_model(Task& task) {
   {
     const ModuleInit scope(*precision_);
@@ -148,9 +186,20 @@ void Trainer::set_up_model(Task& task) {
   }
   precision_->convert_module(task.module());
   move_module(task.module(), device_);
+  if (options_.channels_last) set_channels_last(task.module());
   module_ = &task.module();
 }
 
-Batch Trainer::to_device(const Batch& batch) const { return device_.is_cpu() ? batch : batch.to(device_); }
+BatchTransfer Trainer::batch_transfer() const {
+  return {device_, [this](const Batch& batch) { return precision_->convert_inputs(batch); }};
+}
+
+Batch Trainer::take(BatchTransfer& transfer) {
+  Batch batch = transfer.take();
+  // Here, and not on the way: a GPU reorders in a fraction of the host's time.
+  if (options_.channels_last) batch = map_tensors(batch, channels_last);
+  batch_weight_ = static_cast<double>(batch.size());
+  return batch;
+}
 
 }  // namespace mantissa

@@ -14,8 +14,10 @@
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 
 #include "mantissa/core/state_dict.h"
+#include "mantissa/data/batch_transfer.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/precision/nonfinite_trace.h"
 #include "mantissa/precision/precision.h"
@@ -56,19 +58,22 @@ struct FitProgress {
 /// Trains a Task in any precision.
 ///
 /// Once: configure_model, conversion and move, configure_optimizers, the precision's setup_optimizer.
-/// Order of a batch: convert_input, transfer to the device, forward context around training_step, loss
-/// divided by the accumulation count, zero_grad (first batch of a window), pre_backward, backward outside the
-/// forward context, and at the end of a window: clipping, optimizer_step, learning-rate schedule (not after a
-/// skipped step).
+/// Order of a batch: convert_input, transfer to the device (BatchTransfer: a GPU gets the next batch while it
+/// computes), forward context around training_step, loss divided by the accumulation count, zero_grad (first
+/// batch of a window), pre_backward, backward outside the forward context, and at the end of a window:
+/// clipping, optimizer_step, learning-rate schedule (not after a skipped step). While a run lasts, its device
+/// is the thread's current one.
 ///
 /// Signals: Ctrl-C, SIGTERM and SIGHUP end fit() after the current step or validation batch; it then returns
 ///          as if it had come to its end, without the metrics of a validation that was cut short.
 /// Threads: one run at a time of a Trainer, and of a Task; stop() from any thread. Another Trainer may run
 ///          inside a run, on the same thread. Runs in several threads share what is the process's own: the
 ///          default generators, the default dtype (which 16-true, bf16-true and 64-true set while they
-///          compute), float32_matmul_precision, and signals: they are caught until the fit() that began
-///          first returns, and end all that run then.
-/// Errors:  c10::ValueError for options that do not fit together, in the constructor.
+///          compute), float32_matmul_precision, benchmark, and signals: they are caught until the fit() that
+///          began first returns, and end all that run then.
+/// Errors:  c10::ValueError for options that do not fit together, in the constructor. An error for lack of
+///          memory (c10::OutOfMemoryError, and the CPU allocator's c10::Error) keeps its type, and its context
+///          names the size of the batch, the device, its memory and what would help.
 /// Source:  spec 2.2, 2.3, 2.4, ERR-1, ERR-2, ERR-11 to ERR-15.
 class Trainer {
  public:
@@ -156,8 +161,13 @@ class Trainer {
   void tell(const Hook& hook) {
     for (const auto& callback : options_.callbacks) hook(*callback);
   }
+  /// Says of an error for lack of memory at which batch, on what device, and what would help.
+  void explain_if_out_of_memory(c10::Error& error) const;
   void set_up_model(Task& task);
-  Batch to_device(const Batch& batch) const;
+  /// Brings batches to the device in the mode's dtypes.
+  BatchTransfer batch_transfer() const;
+  /// The next batch, in the memory format of the run, whose samples weigh what is logged from here on.
+  Batch take(BatchTransfer& transfer);
 
   // fit_loop.cpp
   void set_up_optimizers(Task& task);
@@ -194,7 +204,7 @@ class Trainer {
   void end_logs(const std::string& status);
 
   // train_batch.cpp
-  TrainBatch train_batch(Task& task, const Batch& batch, bool ends_window);
+  TrainBatch train_batch(Task& task, BatchTransfer& transfer, bool ends_window);
   void step_automatically(Task& task, const Batch& batch, bool ends_window, TrainBatch& done);
   void step_manually(Task& task, const Batch& batch, TrainBatch& done);
   at::Tensor forward_and_backward(Task& task, const Batch& batch, bool ends_window);

@@ -38,6 +38,14 @@ struct TrainerOptions {
   std::string cpu_kernels = {};
   /// "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N".
   std::string device = "auto";
+  /// Lays out the model's 4-D weights and the batches' 4-D tensors with the channels last (5-D:
+  /// channels_last_3d), as torch's model.to(memory_format=torch.channels_last) does: the format in which tensor
+  /// cores convolve, and in which 16-bit convolutions of the CPU need no transposition. See channels_last.h.
+  bool channels_last = false;
+  /// While a run lasts, in the whole process (torch.backends.cudnn.benchmark): true has cuDNN time its
+  /// algorithms for every new shape and take the fastest, which pays where shapes repeat, and may differ from
+  /// run to run in the last bits. Unset: as the process has it.
+  std::optional<bool> benchmark = std::nullopt;
 
   /// -1: no limit; then max_steps or max_time must be set.
   int64_t max_epochs = 1;

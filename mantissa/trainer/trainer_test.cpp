@@ -494,7 +494,8 @@ TEST_P(EveryDevice, ClassifiesInEveryMode) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, EveryDevice, testing::Values("cpu", "cuda"));
+INSTANTIATE_TEST_SUITE_P(Devices, EveryDevice, testing::Values("cpu", "cuda"),
+                         [](const auto& info) { return info.param; });
 
 TEST(ClassificationTask, RefusesTargetsThatDoNotFit) {
   auto net = std::make_shared<torch::nn::LinearImpl>(1, 2);

@@ -4,10 +4,9 @@
 //   parity_runner JOB.json
 //   parity_runner --digits FILE    writes the embedded digits as "data" and "target", safetensors
 //
-// Job:    without "model", see optimizer_job.h. "max_epochs", "ckpt_path", "device" (cpu) and "deterministic"
-//         (false; true asks libtorch for deterministic algorithms where it has them) may be missing. Files are
-//         safetensors: `weights` under state_dict names;
-// `data` with "data" [n, ...],
+// Job:    without "model", see optimizer_job.h. "max_epochs", "ckpt_path", "device" (cpu), "channels_last" and
+//         "deterministic" (false; true asks libtorch for deterministic algorithms where it has them) may be
+//         missing. Files are safetensors: `weights` under state_dict names; `data` with "data" [n, ...],
 //         "target" [n, ...] and "order" int64 [batches, batch_size].
 // Result: `output`, safetensors: "loss" [batches] as the task returned it, "scale" [batches] after each batch
 // (0 without
@@ -72,6 +71,7 @@ void run(const Json& job) {
 
   auto recorder = std::make_shared<Recorder>();
   TrainerOptions options{.device = device.str(),
+                         .channels_last = job.value("channels_last", false),
                          .max_epochs = job.value("max_epochs", 1),
                          .accumulate_grad_batches = job["accumulate_grad_batches"].get<int64_t>(),
                          .gradient_clip_val = job["gradient_clip_val"],

@@ -43,6 +43,9 @@ def run(job, on_step=lambda: None):
     dtype = TRUE_DTYPE.get(precision)
     if dtype:
         model.to(dtype)
+    channels_last = job.get("channels_last", False)
+    if channels_last:
+        model.to(memory_format=torch.channels_last)
     optimizer = make_optimizer(job, model.parameters())
     scaler = None
     if precision == "16-mixed":
@@ -55,6 +58,8 @@ def run(job, on_step=lambda: None):
         data, target = tensors["data"][indices].to(device), tensors["target"][indices].to(device)
         if dtype and data.is_floating_point():
             data = data.to(dtype)
+        if channels_last:
+            data = data.contiguous(memory_format=torch.channels_last)
         region = contextlib.nullcontext()
         if precision in AUTOCAST_DTYPE:
             region = torch.autocast(device.type, dtype=AUTOCAST_DTYPE[precision])

@@ -14,10 +14,11 @@ DRIVER = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(DRIVER.parent))
 from gpu_parts import context, duels, networks  # noqa: E402
 
-PARTS = ["tests", "modes", "gpt2", "vision"]
+PARTS = ["tests", "modes", "sync", "gpt2", "vision"]
 # Some cases of each part, with every network, mode and peer among them; `benchmarks/gpu all --device cpu` takes all.
 SOME = {"tests": "convnet|gpt-tiny 32-true",
         "modes": "gpt2 32-true|gpt2 16-mixed|resnet50 bf16-mixed|vit-l bf16-true|vit-l 16-true",
+        "sync": "mantissa (recipe|trainer) fused-adamw|PyTorch amp fused|graph|whole step",
         "gpt2": "bf16-mixed|16-mixed off trainer",
         "vision": "resnet50 bf16-mixed|vit-l bf16-mixed off hand torch.compile"}
 
@@ -38,7 +39,7 @@ def test_rehearses(part, tmp_path):
     assert {"mantissa", "libtorch", "torch", "lightning", "python"} <= found["versions"].keys()
     rows = [row for row in found["rows"] if "left_out" not in row]
     assert rows and all("error" not in row for row in rows)
-    for row in rows:
+    for row in rows if part != "sync" else []:
         assert row["model"] in done.stdout
         assert 0 <= row["loss_difference"] <= row["tolerance"]
         if part != "tests":

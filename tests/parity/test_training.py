@@ -70,6 +70,13 @@ def test_PE08_PE09_true_half_bit_for_bit(make_job, run_mantissa, precision, opti
     assert_same(run_mantissa(job), reference.run(job))
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed", "bf16-true"])
+@pytest.mark.parametrize("model", ["convnet", "resnet-tiny"])
+def test_channels_last_bit_for_bit(make_job, run_mantissa, model, precision):
+    job = make_job(model=model, precision=precision, batches=30, momentum=0.9, channels_last=True)
+    assert_same(run_mantissa(job), reference.run(job))
+
+
 def test_one_thread_bit_for_bit(make_job, run_mantissa):
     job = make_job(model="resnet-tiny", threads=1, batches=20)
     assert_same(run_mantissa(job), reference.run(job))

@@ -1,0 +1,168 @@
+// A whole 16-mixed step, captured and replayed, against the same step taken eagerly.
+//
+//   gpu_graph JOB.json   prints a line of JSON
+//
+// Job:    "device"; "model" {"layers", "width", "heads", "context", "vocabulary"} of a GPT; "batch"; "steps"; "growth_interval"
+//         of the scaler; "overflows" {"<step>": "inf" or "nan"}: steps whose loss is multiplied by it.
+// Result: "skipped" [steps]: those after which every weight was as before; "scale" [steps]; "equal_scale", "equal_weights":
+//         whether both were the same, weights bit for bit, after each step; "differs_at": the first step where not, else null;
+//         "eager_ms", "replay_ms": a step of each, the median of blocks of `steps` without overflows.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <torch/utils.h>
+
+#include <nlohmann/json.hpp>
+
+#include "benchmarks/graphed.h"
+#include "mantissa/amp/autocast.h"
+#include "mantissa/amp/grad_scaler.h"
+#include "mantissa/models/gpt.h"
+#include "mantissa/optim/fused_adam.h"
+
+namespace mantissa {
+namespace {
+
+using Json = nlohmann::json;
+
+/// The recipe's loop, by hand: it reads nothing of the device.
+class Training {
+ public:
+  explicit Training(const Json& job)
+      : device_(job["device"].get<std::string>()),
+        net_(GptOptions{.layers = job["model"]["layers"],
+                        .width = job["model"]["width"],
+                        .heads = job["model"]["heads"],
+                        .context = job["model"]["context"],
+                        .vocabulary = job["model"]["vocabulary"]}),
+        scaler_(device_, {.growth_interval = job["growth_interval"]}) {
+    net_->to(device_);
+    optimizer_ = std::make_unique<FusedAdamW>(net_->parameters(), AdamWOptions(1e-3));
+    const int64_t vocabulary = job["model"]["vocabulary"], context = job["model"]["context"];
+    tokens_ = at::randint(vocabulary, {job["batch"].get<int64_t>(), context}, at::kLong).to(device_);
+    factor_ = at::ones({}, device_);
+  }
+
+  void step() {
+    optimizer_->zero_grad();
+    at::Tensor loss;
+    {
+      const Autocast autocast(device_.type(), {.dtype = at::kHalf});
+      const at::Tensor logits = net_->forward(tokens_);
+      loss = at::cross_entropy_loss(logits.flatten(0, 1), tokens_.flatten()) * factor_;
+    }
+    scaler_.scale(loss).backward();
+    scaler_.clip_grad_norm_(*optimizer_, 1.0);
+    scaler_.step(*optimizer_);
+    scaler_.update();
+  }
+
+  /// What the next losses are multiplied by, where it lies, so that replays see it.
+  void multiply_loss_by(double factor) { factor_.fill_(factor); }
+  double scale() const { return scaler_.get_scale(); }
+
+  std::vector<at::Tensor> weights() const {
+    std::vector<at::Tensor> weights;
+    for (const at::Tensor& p : net_->parameters()) weights.push_back(p.detach().clone());
+    return weights;
+  }
+
+ private:
+  at::Device device_;
+  Gpt net_;
+  GradScaler scaler_;
+  std::unique_ptr<FusedAdamW> optimizer_;
+  at::Tensor tokens_, factor_;
+};
+
+bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(),
+                    [](const auto& x, const auto& y) { return at::equal(x, y); });
+}
+
+template <typename Step>
+double ms_of(at::Device device, int64_t steps, const Step& step) {
+  const auto wait = [&] {
+    if (device.is_cuda()) at::accelerator::synchronizeDevice(device.index());
+  };
+  std::vector<double> blocks;
+  for (int block = 0; block < 5; ++block) {
+    wait();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < steps; ++i) step();
+    wait();
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    blocks.push_back(took.count() / static_cast<double>(steps));
+  }
+  std::nth_element(blocks.begin(), blocks.begin() + 2, blocks.end());
+  return blocks[2];
+}
+
+Json run(const Json& job) {
+  const at::Device device(job["device"].get<std::string>());
+  // Attention's backward pass adds in any order otherwise, in both programs.
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  constexpr int kWarmUps = 3;
+  torch::manual_seed(1);
+  Training eager(job);
+  torch::manual_seed(1);
+  Training captured(job);
+  for (int i = 0; i < kWarmUps; ++i) eager.step();
+  Graphed graph(
+      device, [&] { captured.step(); }, kWarmUps);
+
+  const int64_t steps = job["steps"];
+  Json result{{"skipped", Json::array()},
+              {"scale", Json::array()},
+              {"equal_scale", true},
+              {"equal_weights", true},
+              {"differs_at", nullptr}};
+  std::vector<at::Tensor> before = captured.weights();
+  result["equal_weights"] = are_equal(eager.weights(), before);
+  for (int64_t step = 0; step < steps; ++step) {
+    const auto overflow = job["overflows"].find(std::to_string(step));
+    const double factor = overflow == job["overflows"].end()      ? 1
+                          : overflow->get<std::string>() == "inf" ? HUGE_VAL
+                                                                  : NAN;
+    eager.multiply_loss_by(factor);
+    captured.multiply_loss_by(factor);
+    eager.step();
+    graph.replay();
+    const std::vector<at::Tensor> weights = captured.weights();
+    if (are_equal(weights, before)) result["skipped"].push_back(step);
+    result["scale"].push_back(captured.scale());
+    const bool equal_scale = captured.scale() == eager.scale(),
+               equal_weights = are_equal(weights, eager.weights());
+    if (!(equal_scale && equal_weights) && result["differs_at"].is_null()) result["differs_at"] = step;
+    if (!equal_scale) result["equal_scale"] = false;
+    if (!equal_weights) result["equal_weights"] = false;
+    before = weights;
+  }
+  eager.multiply_loss_by(1);
+  captured.multiply_loss_by(1);
+  result["eager_ms"] = ms_of(device, steps, [&] { eager.step(); });
+  result["replay_ms"] = ms_of(device, steps, [&] { graph.replay(); });
+  return result;
+}
+
+}  // namespace
+}  // namespace mantissa
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: gpu_graph JOB.json\n");
+    return 2;
+  }
+  std::puts(mantissa::run(nlohmann::json::parse(std::ifstream(argv[1]))).dump().c_str());
+  return 0;
+}

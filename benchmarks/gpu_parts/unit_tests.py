@@ -1,0 +1,37 @@
+"""Every unit test that has a device variant: those with Cuda in their names, which `make test` sees to."""
+
+import subprocess
+from xml.etree import ElementTree
+
+from gpu_parts.context import Column, Failure
+
+FILTER = "*Cuda*:*cuda*"
+
+
+def run(context):
+    context.table([Column("unit tests", 16), Column("passed", 6, ".0f"), Column("skipped", 7, ".0f"), Column("reasons", 1)])
+    for program in sorted(context.build.glob("*_test")):
+        listed = subprocess.run([program, "--gtest_list_tests", f"--gtest_filter={FILTER}"], check=False,
+                                capture_output=True, text=True)
+        if listed.returncode != 0 or "\n  " in listed.stdout:  # indented are the tests, above them their suites
+            context.case({"unit tests": program.name}, lambda: measure(context, program))
+
+
+def measure(context, program):
+    with context.folder() as folder:
+        report = folder / "report.xml"
+        failure = None
+        try:
+            context.run_program(program.name, f"--gtest_filter={FILTER}", f"--gtest_output=xml:{report}")
+        except Failure as error:
+            failure = error
+        if not report.is_file():  # it did not start, or died
+            raise failure
+        tests = {f"{test.get('classname')}.{test.get('name')}": test for test in ElementTree.parse(report).iter("testcase")}
+    failed = [name for name, test in tests.items() if test.find("failure") is not None]
+    if failed:
+        why = " ".join(tests[failed[0]].find("failure").get("message").split())
+        raise Failure(f"{len(failed)} of {len(tests)} failed: {', '.join(failed)}; the first: {why}")
+    skipped = [name for name, test in tests.items() if test.find("skipped") is not None]
+    reasons = sorted({tests[name].find("skipped").get("message").splitlines()[-1] for name in skipped})
+    return {"passed": len(tests) - len(skipped), "skipped": len(skipped), "reasons": "; ".join(reasons), "tests": list(tests)}

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include <c10/core/Device.h>
+
+namespace mantissa {
+
+/// Counts, while it lives, the calls that make the host wait for a device.
+///
+/// On CUDA those of the runtime and of the driver, by any thread and any library, as CUPTI reports them; on the CPU, for a
+/// rehearsal, the operators that read a tensor's values in this thread.
+/// Threads: one counter in a process at a time.
+/// Errors:  c10::Error if CUPTI refuses, as it does where a profiler has its one subscriber's place, and for CUDA in a build
+///          without it.
+class HostSyncs {
+ public:
+  explicit HostSyncs(at::Device device);
+  ~HostSyncs();
+  HostSyncs(const HostSyncs&) = delete;
+  HostSyncs& operator=(const HostSyncs&) = delete;
+
+  /// Calls so far by their names: "cudaStreamSynchronize", "aten::_local_scalar_dense".
+  std::map<std::string, int64_t> calls() const;
+
+  struct Counter {
+    virtual ~Counter() = default;
+    virtual std::map<std::string, int64_t> calls() const = 0;
+  };
+
+ private:
+  std::unique_ptr<Counter> counter_;
+};
+
+/// Of the calls of CUDA's runtime and driver.
+std::unique_ptr<HostSyncs::Counter> count_cuda_syncs();
+
+}  // namespace mantissa

@@ -1,0 +1,88 @@
+// What CUPTI tells of the calls of CUDA's runtime and driver.
+#include <array>
+#include <cupti.h>
+#include <mutex>
+#include <string_view>
+
+#include <c10/util/Exception.h>
+
+#include "benchmarks/host_syncs.h"
+
+namespace mantissa {
+namespace {
+
+/// Calls after which the device has done what was asked of it before. Names without the suffixes of versions and of
+/// per-thread streams; cudaMemcpyAsync() is none, and what libtorch reads by it ends in cudaStreamSynchronize().
+constexpr std::array<std::string_view, 14> kWaits = {"cudaDeviceSynchronize",
+                                                     "cudaStreamSynchronize",
+                                                     "cudaEventSynchronize",
+                                                     "cudaMemcpy",
+                                                     "cudaMemcpy2D",
+                                                     "cudaMemcpyFromSymbol",
+                                                     "cudaFree",
+                                                     "cudaFreeHost",
+                                                     "cuCtxSynchronize",
+                                                     "cuStreamSynchronize",
+                                                     "cuEventSynchronize",
+                                                     "cuMemcpyDtoH",
+                                                     "cuMemcpyHtoD",
+                                                     "cuMemFree"};
+
+/// "cuMemcpyDtoH_v2_ptds" is "cuMemcpyDtoH".
+std::string_view bare(std::string_view function) { return function.substr(0, function.find('_')); }
+
+void check(CUptiResult result, const char* call) {
+  if (result == CUPTI_SUCCESS) return;
+  const char* text = nullptr;
+  cuptiGetResultString(result, &text);
+  TORCH_CHECK(false, "HostSyncs: ", call, " failed: ", text ? text : "unknown error",
+              "; a profiler in this process takes the place of the only subscriber: end it before");
+}
+
+class CudaCalls final : public HostSyncs::Counter {
+ public:
+  CudaCalls() {
+    check(cuptiSubscribe(&subscriber_, &CudaCalls::note, this), "cuptiSubscribe");
+    check(cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_RUNTIME_API), "cuptiEnableDomain(runtime)");
+    check(cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API), "cuptiEnableDomain(driver)");
+  }
+  ~CudaCalls() override { cuptiUnsubscribe(subscriber_); }
+  CudaCalls(const CudaCalls&) = delete;
+  CudaCalls& operator=(const CudaCalls&) = delete;
+
+  std::map<std::string, int64_t> calls() const override {
+    const std::lock_guard lock(mutex_);
+    return calls_;
+  }
+
+ private:
+  static void CUPTIAPI note(void* self, CUpti_CallbackDomain domain, CUpti_CallbackId /*id*/,
+                            const void* data) {
+    // The runtime calls the driver, which would count twice.
+    thread_local int runtime_depth = 0;
+    const auto& call = *static_cast<const CUpti_CallbackData*>(data);
+    const bool is_runtime = domain == CUPTI_CB_DOMAIN_RUNTIME_API;
+    const bool enters = call.callbackSite == CUPTI_API_ENTER;
+    if (enters && (is_runtime || runtime_depth == 0))
+      static_cast<CudaCalls*>(self)->count(bare(call.functionName));
+    if (is_runtime) runtime_depth += enters ? 1 : -1;
+  }
+
+  void count(std::string_view function) {
+    for (const std::string_view wait : kWaits) {
+      if (function != wait) continue;
+      const std::lock_guard lock(mutex_);
+      ++calls_[std::string(function)];
+    }
+  }
+
+  CUpti_SubscriberHandle subscriber_{};
+  mutable std::mutex mutex_;
+  std::map<std::string, int64_t> calls_;
+};
+
+}  // namespace
+
+std::unique_ptr<HostSyncs::Counter> count_cuda_syncs() { return std::make_unique<CudaCalls>(); }
+
+}  // namespace mantissa

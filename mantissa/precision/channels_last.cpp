@@ -1,0 +1,41 @@
+#include "mantissa/precision/channels_last.h"
+
+#include <optional>
+
+#include <torch/nn/module.h>
+
+namespace mantissa {
+namespace {
+
+/// Null for a tensor that has no channels to be last.
+std::optional<at::MemoryFormat> format_of(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_nested()) return std::nullopt;
+  if (tensor.dim() == 4) return at::MemoryFormat::ChannelsLast;
+  if (tensor.dim() == 5) return at::MemoryFormat::ChannelsLast3d;
+  return std::nullopt;
+}
+
+/// Also where dimensions of size 1 leave it open what the format is: kernels are chosen by the strides.
+at::Tensor laid_out(const at::Tensor& tensor, at::MemoryFormat format) {
+  return tensor.to(tensor.options(), /*non_blocking=*/false, /*copy=*/false, format);
+}
+
+}  // namespace
+
+void set_channels_last(torch::nn::Module& module) {
+  const auto lay_out = [](at::Tensor& tensor) {
+    const auto format = tensor.defined() ? format_of(tensor) : std::nullopt;
+    if (!format) return;
+    tensor.set_data(laid_out(tensor.data(), *format));
+    if (tensor.grad().defined()) tensor.mutable_grad() = laid_out(tensor.grad(), *format);
+  };
+  for (at::Tensor& parameter : module.parameters()) lay_out(parameter);
+  for (at::Tensor& buffer : module.buffers()) lay_out(buffer);
+}
+
+at::Tensor channels_last(const at::Tensor& tensor) {
+  const auto format = format_of(tensor);
+  return format ? tensor.contiguous(*format) : tensor;
+}
+
+}  // namespace mantissa
