@@ -6,14 +6,16 @@
 // Job:    "model" {"kind": gpt, resnet or vit, and its sizes}; "weights" (safetensors, names of state_dict());
 //         "data" (safetensors: "data" and "target" [batches, B, ...], used in turn, all of them on the
 //         device); "precision", "tf32", "channels_last"; "optimizer", "lr", "eps", "weight_decay" as in
-//         tests/parity/optimizer_job.h; "clip"; "device"; "threads"; "first_steps"; "loop": "hand" (the hooks
-//         of Precision), "recipe" (Autocast and GradScaler, for 16-mixed) or "trainer"; "count_syncs".
-// Rounds: the first one, of `first_steps` steps, warms up and serves to compare losses. After each round a
-//         line of JSON goes to standard output: "ms" a step; "losses" of all its steps; "scale" after it
-//         (null without a scaler); "peak_bytes" of memory: on a GPU since the first round, on the CPU since
-//         the process began; with "count_syncs" also "syncs": the calls that made the host wait for the device
-//         in the round's steps, by name. Then a line of standard input is the number of steps of the next round, and its
-//         end that of the program.
+//         tests/parity/optimizer_job.h; "clip"; "device"; "threads"; "first_steps"; "deterministic_first";
+//         "loop": "hand" (the hooks of Precision), "recipe" (Autocast and GradScaler, for 16-mixed) or
+//         "trainer"; "count_syncs".
+// Rounds: the first one, of `first_steps` steps, warms up and serves to compare losses; with
+//         `deterministic_first` it uses libtorch's deterministic algorithms where there are any. After each
+//         round a line of JSON goes to standard output: "ms" a step; "losses" of all its steps; "scale" after
+//         it (null without a scaler); "peak_bytes" of memory, on a GPU in this round, on the CPU since the
+//         process began; with `count_syncs` also "syncs", the calls that made the host wait for the device in
+//         the round's steps, by name. Then a line of standard input tells the number of steps of the next
+//         round, and its end ends the program.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -100,6 +102,12 @@ std::vector<Batch> load_batches(const Json& job, at::Device device) {
   return batches;
 }
 
+/// Whatever libtorch computes with when it is asked for nothing, and cuDNN's fastest by trial.
+void use_fast_algorithms() {
+  at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/true);
+  at::globalContext().setBenchmarkCuDNN(true);
+}
+
 /// Counts the steps of a round, and after the last one reports it and waits for the next. Until then a loss
 /// stays where it is: nothing in a round waits for the device.
 class Rounds {
@@ -142,14 +150,14 @@ class Rounds {
     const std::optional<double> loss_scale = scale();
     line["scale"] = loss_scale ? Json(*loss_scale) : Json();
     line["peak_bytes"] = peak_memory_bytes(device_);
-    if (is_first_) reset_peak_memory(device_);
-    is_first_ = false;
+    use_fast_algorithms();
+    reset_peak_memory(device_);
     std::cout << line.dump() << std::endl;
   }
 
   at::Device device_;
   int64_t steps_;
-  bool counts_syncs_, is_first_ = true, over_ = false;
+  bool counts_syncs_, over_ = false;
   std::unique_ptr<HostSyncs> syncs_;
   std::vector<at::Tensor> losses_;
   Clock::time_point begin_;
@@ -257,7 +265,8 @@ void train(const Json& job) {
   at::set_num_threads(job["threads"]);
   set_float32_matmul_precision(job["tf32"] ? "high" : "highest");
   set_tf32_convolutions(job["tf32"]);
-  at::globalContext().setBenchmarkCuDNN(true);
+  job["deterministic_first"] ? at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true)
+                             : use_fast_algorithms();
   const at::Device device = resolve_device(job["device"]);
   const std::map<std::string, void (*)(const Json&, at::Device)> loops = {
       {"hand", train_by_hand}, {"recipe", train_by_recipe}, {"trainer", train_by_trainer}};

@@ -96,7 +96,8 @@ class Context:
 
     def environment(self, **more):
         """For our programs and Python's: both find the parts' modules and the jobs of tests/parity."""
-        mine = {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("benchmarks", "tests/parity")),
+        folders = [str(ROOT / folder) for folder in ("benchmarks", "tests/parity")]
+        mine = {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])]),
                 "OMP_WAIT_POLICY": "PASSIVE"}
         if self.rehearsal:
             mine["MANTISSA_CPU_KERNELS"] = "0"  # PyTorch's own on both sides: equal bits can be asked for

@@ -53,6 +53,13 @@ def prepare(job):
     save_file(data, job["data"])
 
 
+def use_fast_algorithms():
+    import torch
+
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = True
+
+
 class HostSyncs:
     """Counts with host_syncs_c.cpp, whose library MANTISSA_HOST_SYNCS names, what makes the host wait for the device."""
 
@@ -76,7 +83,7 @@ class Rounds:
 
     def __init__(self, job, device, answers):
         self.device, self.steps, self.answers = device, job["first_steps"], answers
-        self.losses, self.is_first, self.over = [], True, False
+        self.losses, self.over = [], False
         self.syncs = HostSyncs(device) if job["count_syncs"] else None
         self._begin()
 
@@ -106,9 +113,9 @@ class Rounds:
         ms = (time.perf_counter() - self.begin) / self.steps * 1e3
         peak = (torch.cuda.max_memory_allocated(self.device) if on_gpu
                 else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-        if on_gpu and self.is_first:
+        use_fast_algorithms()
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
-        self.is_first = False
         print(json.dumps({"ms": ms, "losses": torch.stack(self.losses).double().tolist(),
                           "scale": scaler.get_scale() if scaler else None, "peak_bytes": peak, **counted}),
               file=self.answers, flush=True)
@@ -249,7 +256,10 @@ def train(job):
     torch.set_num_threads(job["threads"])
     torch.set_float32_matmul_precision("high" if job["tf32"] else "highest")
     torch.backends.cudnn.allow_tf32 = job["tf32"]
-    torch.backends.cudnn.benchmark = True
+    if job["deterministic_first"]:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    else:
+        use_fast_algorithms()
     device = torch.device(job["device"])
     LOOPS[job["loop"]](job, device, Rounds(job, device, answers))
 

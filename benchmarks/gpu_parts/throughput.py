@@ -30,6 +30,8 @@ def measure(pairs, job, ours, theirs):
     precision = job["precision"]
     if context.rehearsal and precision == "16-mixed" and theirs != "compile":
         raise LeftOut("Lightning computes 16-mixed in bf16 on the CPU")
+    # What is compiled depends on the setting, and would be compiled again without it.
+    job["deterministic_first"] = theirs != "compile"
     settings, note = {"loop": theirs}, ""
     if theirs == "compile" and context.rehearsal:
         # Inductor compiles for half a minute on a small machine.
