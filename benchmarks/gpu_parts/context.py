@@ -9,8 +9,8 @@ A part is a module with run(context):
         for model in context.size(full=["gpt2", "resnet50"], small=["gpt2"]):
             context.case({"model": model}, lambda: {"ms": float(context.run_program("some_bench", model))})
 
-Each case makes one row, which is printed and written to the file at once. A case that fails becomes a row with its
-error, one that finds the time used up a row that says so, and the others still run.
+Each case makes one row, which is printed and written to the file at once. A case that fails gets a row with its
+error, a case for which no time is left gets a row that says so, and the others still run.
 """
 
 import contextlib

@@ -161,7 +161,7 @@ class Trainer {
   void tell(const Hook& hook) {
     for (const auto& callback : options_.callbacks) hook(*callback);
   }
-  /// Says of an error for lack of memory at which batch, on what device, and what would help.
+  /// Adds to an error for lack of memory which batch and device it was, and what would help.
   void explain_if_out_of_memory(c10::Error& error) const;
   void set_up_model(Task& task);
   /// Brings batches to the device in the mode's dtypes.
