@@ -44,6 +44,7 @@
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/models/gpt.h"
+#include "mantissa/precision/channels_last.h"
 #include "mantissa/precision/init.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/classification_task.h"
@@ -77,17 +78,10 @@ std::shared_ptr<TensorModule> make_model(const Json& model) {
                                               .classes = model["classes"]});
 }
 
-/// Images and weights of convolutions with their channels together in memory. As Python's, to() also changes
-/// the strides of a 1x1 kernel, whose elements lie the same either way, and libtorch chooses by strides.
-at::Tensor channels_last(const at::Tensor& x) {
-  return x.dim() == 4 ? x.to(x.options(), false, false, at::MemoryFormat::ChannelsLast) : x;
-}
-
 std::shared_ptr<TensorModule> load_model(const Json& job, const Precision& precision, at::Device device) {
   const auto net = init_module(precision, device, [&] { return make_model(job["model"]); });
   load_weights(*net, job["weights"].get<std::string>());
-  if (job["channels_last"])
-    for (at::Tensor& parameter : net->parameters()) parameter.set_data(channels_last(parameter.data()));
+  if (job["channels_last"]) set_channels_last(*net);
   return net;
 }
 

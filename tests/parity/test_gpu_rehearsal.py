@@ -12,13 +12,12 @@ from conftest import BUILD
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DRIVER = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(DRIVER.parent))
-from gpu_parts import context, duels, networks  # noqa: E402
+from gpu_parts import context, duels, networks, unit_tests  # noqa: E402
 
 PARTS = ["tests", "modes", "sync", "gpt2", "vision"]
 # Some cases of each part, with every network, mode and peer among them; `benchmarks/gpu all --device cpu` takes all.
-SOME = {"tests": "convnet|gpt-tiny 32-true",
+SOME = {"tests": "core_test|convnet|gpt-tiny 32-true",
         "modes": "gpt2 32-true|gpt2 16-mixed|resnet50 bf16-mixed|vit-l bf16-true|vit-l 16-true",
-        "sync": "mantissa (recipe|trainer) fused-adamw|PyTorch amp fused|graph|whole step",
         "gpt2": "bf16-mixed|16-mixed off trainer",
         "vision": "resnet50 bf16-mixed|vit-l bf16-mixed off hand torch.compile"}
 
@@ -28,7 +27,7 @@ def run(*arguments):
                           check=False)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", SOME)
 def test_rehearses(part, tmp_path):
     done = run(part, "--device", "cpu", "--only", SOME[part], "--results", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -39,13 +38,49 @@ def test_rehearses(part, tmp_path):
     assert {"mantissa", "libtorch", "torch", "lightning", "python"} <= found["versions"].keys()
     rows = [row for row in found["rows"] if "left_out" not in row]
     assert rows and all("error" not in row for row in rows)
-    for row in rows if part != "sync" else []:
+    for row in rows:
+        if "unit tests" in row:
+            assert row["tests"] and row["passed"] + row["skipped"] == len(row["tests"])
+            continue
         assert row["model"] in done.stdout
         assert 0 <= row["loss_difference"] <= row["tolerance"]
         if part != "tests":
             assert min(row[f"{side}_{what}"] for side in ("ours", "theirs") for what in ("ms", "peak_mib")) > 0
             assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
     assert "/" not in found["device"]["name"]
+
+
+def test_waits_of_the_host_are_counted_and_a_step_is_replayed(tmp_path):
+    assert run("sync", "--device", "cpu", "--only", "recipe|PyTorch|graph", "--json", tmp_path / "sync.json").returncode == 0
+    rows = json.loads((tmp_path / "sync.json").read_text())["rows"]
+    syncs = {(row["program"], row["optimizer"]): row["syncs_a_step"] for row in rows if "program" in row}
+    assert syncs["mantissa", "fused-sgd"] == 0
+    # The scaler reads its flag where the optimizer does not take it; the rest are AdamW's kernel's own, the same on both sides.
+    assert syncs["mantissa", "adamw"] == syncs["mantissa", "fused-adamw"] + 1 == syncs["PyTorch", "fused-adamw"] + 1
+    (graph,) = (row for row in rows if "graph" in row)
+    assert graph["equal_scale"] and graph["equal_weights"] and graph["skipped"] == [2, 3, 7, 12]
+
+
+def test_a_unit_test_that_fails_is_a_failed_case(tmp_path):
+    program = tmp_path / "wrong_test"
+    program.write_text(f"""#!/bin/sh
+case $* in
+  *--gtest_list_tests*) printf 'Suite.\\n  FailsOnCuda\\n'; exit 0 ;;
+esac
+for argument; do
+  case $argument in --gtest_output=xml:*) file=${{argument#*xml:}} ;; esac
+done
+echo '<testsuites><testsuite><testcase classname="Suite" name="FailsOnCuda"><failure message="1 is not 2"/></testcase>' >$file
+echo '</testsuite></testsuites>' >>$file
+exit 1
+""")
+    program.chmod(0o755)
+    part = make_context(tmp_path)
+    part.build = tmp_path
+    unit_tests.run(part)
+    assert part.finish() == 1
+    (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert row["error"] == "1 of 1 failed: Suite.FailsOnCuda; the first: 1 is not 2"
 
 
 @pytest.mark.skipif(subprocess.run([BUILD / "gpu_train", "--facts", "cuda"], capture_output=True, check=False,
