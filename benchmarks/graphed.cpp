@@ -15,7 +15,9 @@ namespace mantissa {
 #ifdef MANTISSA_CUDA
 
 struct Graphed::Graph {
-  Graph(const std::function<void()>& step, int warm_ups) : side(c10::cuda::getStreamFromPool()) {
+  Graph(at::Device device, const std::function<void()>& step, int warm_ups)
+      : side(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {
+    const c10::cuda::CUDAGuard device_is_current(device);
     c10::cuda::device_synchronize();  // what the step reads is made in another stream
     const c10::cuda::CUDAStreamGuard guard(side);
     for (int i = 0; i < warm_ups; ++i) step();
@@ -31,7 +33,7 @@ struct Graphed::Graph {
 #else
 
 struct Graphed::Graph {
-  Graph(const std::function<void()>& /*step*/, int /*warm_ups*/) {
+  Graph(at::Device /*device*/, const std::function<void()>& /*step*/, int /*warm_ups*/) {
     TORCH_CHECK(false, "Graphed: this build has no CUDA; build the `cuda` preset (MANTISSA_CUDA=ON)");
   }
   struct {
@@ -43,7 +45,7 @@ struct Graphed::Graph {
 
 Graphed::Graphed(at::Device device, std::function<void()> step, int warm_ups) : step_(std::move(step)) {
   if (device.is_cuda()) {
-    graph_ = std::make_unique<Graph>(step_, warm_ups);
+    graph_ = std::make_unique<Graph>(device, step_, warm_ups);
   } else {
     for (int i = 0; i < warm_ups; ++i) step_();
   }

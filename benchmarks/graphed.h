@@ -12,8 +12,8 @@ namespace mantissa {
 /// Errors: c10::Error for CUDA in a build without it, and libtorch's if the step waits for the device.
 class Graphed {
  public:
-  /// Takes `warm_ups` steps in a stream of its own, so that all that a capture must not do was done, and captures one more,
-  /// which computes nothing yet.
+  /// Takes `warm_ups` steps in a stream of its own, which make what a capture must not make (states, handles of libraries),
+  /// and captures one more, which computes nothing yet.
   Graphed(at::Device device, std::function<void()> step, int warm_ups = 3);
   ~Graphed();
   Graphed(const Graphed&) = delete;

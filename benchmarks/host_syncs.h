@@ -35,7 +35,7 @@ class HostSyncs {
   std::unique_ptr<Counter> counter_;
 };
 
-/// Of the calls of CUDA's runtime and driver.
+/// Counts the calls of CUDA's runtime and driver.
 std::unique_ptr<HostSyncs::Counter> count_cuda_syncs();
 
 }  // namespace mantissa

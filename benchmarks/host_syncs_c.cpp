@@ -1,4 +1,4 @@
-// The same counter for Python programs, through ctypes: gpu_parts/host_syncs.py.
+// The same counter for Python programs, through ctypes: HostSyncs of gpu_parts/peers.py.
 #include <exception>
 #include <memory>
 #include <string>

@@ -1,5 +1,6 @@
 // What CUPTI tells of the calls of CUDA's runtime and driver.
 #include <array>
+#include <cuda_runtime_api.h>
 #include <cupti.h>
 #include <mutex>
 #include <string_view>
@@ -45,6 +46,15 @@ class CudaCalls final : public HostSyncs::Counter {
     check(cuptiSubscribe(&subscriber_, &CudaCalls::note, this), "cuptiSubscribe");
     check(cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_RUNTIME_API), "cuptiEnableDomain(runtime)");
     check(cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API), "cuptiEnableDomain(driver)");
+    // A counter that hears nothing would report that nothing waits.
+    cudaStreamSynchronize(nullptr);
+    const auto heard = calls();
+    if (heard != std::map<std::string, int64_t>{{"cudaStreamSynchronize", 1}}) {
+      cuptiUnsubscribe(subscriber_);
+      TORCH_CHECK(false, "HostSyncs: CUPTI reported ", heard.size(),
+                  " kinds of waits for one cudaStreamSynchronize() instead of 1");
+    }
+    calls_.clear();
   }
   ~CudaCalls() override { cuptiUnsubscribe(subscriber_); }
   CudaCalls(const CudaCalls&) = delete;

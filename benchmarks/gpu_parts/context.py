@@ -30,7 +30,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Failure(Exception):
-    """Why a case has no result, in one line."""
+    """Why a case has no result, in one line; with `errors`, what the program wrote, and `row`, what is known all the same."""
+
+    def __init__(self, why, errors="", row=None):
+        super().__init__(why)
+        self.errors, self.row = errors, row or {}
 
 
 class OutOfTime(Failure):
@@ -104,7 +108,7 @@ class Context:
         return {**os.environ, **mine, **more}
 
     def run_program(self, name, *arguments, timeout=None, **environment):
-        """What a program of the build folder prints. A Failure ends with the last line of its errors."""
+        """What a program of the build folder prints. A Failure says what went wrong."""
         return self._run([self.program(name), *arguments], timeout, environment)
 
     def run_python(self, *arguments, timeout=None, **environment):
@@ -121,7 +125,7 @@ class Context:
                 kind = Failure if limit == timeout else OutOfTime
                 raise kind(f"{pathlib.Path(command[0]).name} was still running after {limit:.0f} s") from None
         if child.returncode != 0:
-            raise Failure(f"{pathlib.Path(command[0]).name} ended with {child.returncode}: {last_line(errors)}")
+            raise Failure(f"{pathlib.Path(command[0]).name} ended with {child.returncode}: {what_went_wrong(errors)}", errors)
         return output
 
     @contextlib.contextmanager
@@ -154,6 +158,8 @@ class Context:
             row["left_out"] = str(why)
         except Exception as error:  # whatever it is, the other cases still run
             row["error"] = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+            row.update(getattr(error, "row", {}))
+            row["errors"] = getattr(error, "errors", "").splitlines()[-60:]
         row["seconds"] = round(time.monotonic() - begin, 1)
         self.rows.append(row)
         self._print(row)
@@ -173,7 +179,7 @@ class Context:
         files = [self._json_file] if self._json_file else []
         if self._results:
             device = re.sub(r"[^a-z0-9]+", "-", self.facts["device"]["name"].lower()).strip("-")
-            files.append(self._results / f"{self._date:%Y-%m-%d}-gpu-{self.part}-{device}.json")
+            files.append(self._results / f"{self._date:%Y-%m-%d-%H%M}-gpu-{self.part}-{device}.json")
         return files
 
     def _write(self):
@@ -199,9 +205,13 @@ class Context:
         return 1 if failed or not self.rows else 0
 
 
-def last_line(text):
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "(it wrote no error)"
+def what_went_wrong(text):
+    """Of a program's errors the line that says it: CUDA's have their advice behind it, C++'s a backtrace, Python's the stack before."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "(it wrote no error)"
+    names_it = [line for line in lines if re.search(r"(\b\w*Error|\berror|what\(\)) *:", line)]
+    return names_it[-1 if "Traceback" in text else 0] if names_it else lines[-1]
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def measure(context, model, precision):
            "batches": context.size(full=300, small=4 if model == "gpt-tiny" else 40)}
     # What cuBLAS asks for, to add in the same order every time.
     output = context.run_python("-m", "gpu_parts.curves", json.dumps(job), context.program("parity_runner"),
-                                CUBLAS_WORKSPACE_CONFIG=":4096:8")
+                                timeout=90, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     row = json.loads(output.splitlines()[-1])
     early, whole = context.size(full=(EARLY_TOLERANCE[precision], TOLERANCE[precision]), small=(0, 0))
     if not (row["early_difference"] <= early and row["loss_difference"] <= whole and row["same_scale"]):

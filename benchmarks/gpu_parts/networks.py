@@ -19,6 +19,8 @@ SMALL = {"gpt2": {"model": SMALL_GPT2, "batch": 2},
 
 def job(context, name, precision, tf32=False):
     """Of a network in a mode, for duels.Duels.run()."""
-    # fp16 knows no 1e-8: AdamW would divide by 0 (docs/modes.md).
-    eps = 1e-4 if precision == "16-true" else 1e-8
-    return {**context.size(FULL, SMALL)[name], "precision": precision, "tf32": tf32, "eps": eps}
+    # fp16 knows no 1e-8: AdamW would divide by 0 (docs/modes.md). In a ResNet's first steps it makes whole steps of
+    # gradients that are nothing but rounding, and the two sides' losses could not be compared.
+    is_resnet = FULL[name]["model"]["kind"] == "resnet"
+    eps, lr = 1e-4 if is_resnet or precision == "16-true" else 1e-8, 1e-4 if is_resnet else 1e-3
+    return {**context.size(FULL, SMALL)[name], "precision": precision, "tf32": tf32, "eps": eps, "lr": lr}

@@ -171,8 +171,7 @@ def train_plain(job, device, rounds):
     for data, target in itertools.cycle(load_batches(job, device)):
         optimizer.zero_grad()
         with contextlib.nullcontext() if is_true else torch.autocast(device.type, dtype):
-            logits = model(data.to(dtype) if is_true and data.is_floating_point() else data)
-            loss = cross_entropy(logits, target)
+            loss = cross_entropy(model(data.to(dtype) if is_true and data.is_floating_point() else data), target)
         if scaler:
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)

@@ -57,7 +57,7 @@ def replay(context):
     with context.folder() as folder:
         file = folder / "job.json"
         file.write_text(json.dumps(job))
-        row = json.loads(context.run_program("gpu_graph", file, CUBLAS_WORKSPACE_CONFIG=":4096:8"))
+        row = json.loads(context.run_program("gpu_graph", file, timeout=180, CUBLAS_WORKSPACE_CONFIG=":4096:8"))
     if row["skipped"] != [int(step) for step in OVERFLOWS]:
         raise Failure(f"steps {row['skipped']} were skipped where {list(OVERFLOWS)} overflowed")
     if not (row["equal_scale"] and row["equal_weights"]):

@@ -12,7 +12,7 @@ def run(context):
     context.table([Column("unit tests", 16), Column("passed", 6, ".0f"), Column("skipped", 7, ".0f"), Column("reasons", 1)])
     for program in sorted(context.build.glob("*_test")):
         listed = subprocess.run([program, "--gtest_list_tests", f"--gtest_filter={FILTER}"], check=False,
-                                capture_output=True, text=True)
+                                capture_output=True, text=True, timeout=60)
         if listed.returncode != 0 or "\n  " in listed.stdout:  # indented are the tests, above them their suites
             context.case({"unit tests": program.name}, lambda: measure(context, program))
 
@@ -22,16 +22,19 @@ def measure(context, program):
         report = folder / "report.xml"
         failure = None
         try:
-            context.run_program(program.name, f"--gtest_filter={FILTER}", f"--gtest_output=xml:{report}")
+            context.run_program(program.name, f"--gtest_filter={FILTER}", f"--gtest_output=xml:{report}",
+                                timeout=120)
         except Failure as error:
             failure = error
         if not report.is_file():  # it did not start, or died
             raise failure
         tests = {f"{test.get('classname')}.{test.get('name')}": test for test in ElementTree.parse(report).iter("testcase")}
-    failed = [name for name, test in tests.items() if test.find("failure") is not None]
+    failed = {name: " ".join(test.find("failure").get("message").split()) for name, test in tests.items()
+              if test.find("failure") is not None}
     if failed:
-        why = " ".join(tests[failed[0]].find("failure").get("message").split())
-        raise Failure(f"{len(failed)} of {len(tests)} failed: {', '.join(failed)}; the first: {why}")
+        raise Failure(f"{len(failed)} of {len(tests)} failed: " + "; ".join(f"{name}: {why}" for name, why in failed.items()))
+    if failure:  # it died after the last test
+        raise failure
     skipped = [name for name, test in tests.items() if test.find("skipped") is not None]
     reasons = sorted({tests[name].find("skipped").get("message").splitlines()[-1] for name in skipped})
     return {"passed": len(tests) - len(skipped), "skipped": len(skipped), "reasons": "; ".join(reasons), "tests": list(tests)}

@@ -74,7 +74,8 @@ inline at::Tensor noise(int64_t step, at::IntArrayRef sizes, at::ScalarType dtyp
 inline void take_noisy_steps(torch::optim::Optimizer& optimizer, int64_t from, int64_t to) {
   for (int64_t step = from; step < to; ++step) {
     for (auto& group : optimizer.param_groups()) {
-      for (at::Tensor& p : group.params()) p.mutable_grad() = noise(step, p.sizes(), p.scalar_type());
+      for (at::Tensor& p : group.params())
+        p.mutable_grad() = noise(step, p.sizes(), p.scalar_type()).to(p.device());
     }
     optimizer.step();
   }

@@ -8,8 +8,11 @@
 #include <unordered_set>
 #include <vector>
 
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 #include <torch/nn/module.h>
@@ -146,6 +149,15 @@ class TensorBytes {
   std::unordered_set<const void*> seen_;
 };
 
+/// cuBLAS keeps a workspace for each thread that computes with it, the backward pass's too, which libtorch's allocator
+/// gives out at the first product: tens of MiB that are no tensor of the model's.
+void make_workspaces(at::Device device) {
+  if (!device.is_cuda()) return;
+  const c10::AutoGradMode with_gradients(true);
+  const at::Tensor x = at::ones({8, 8}, at::TensorOptions(device).dtype(at::kFloat)).requires_grad_();
+  at::matmul(x, x).sum().backward();
+}
+
 /// Fills a plan while a Trainer trains two batches.
 class Counting final : public Callback {
  public:
@@ -161,6 +173,7 @@ class Counting final : public Callback {
     plan.masters = counted.add(stepped(trainer));
     trainer.module()->zero_grad();  // what an earlier backward pass left would end in the middle
     for (const OptimizerConfig& config : trainer.optimizers()) config.optimizer->zero_grad();
+    make_workspaces(trainer.device());
     live_ = std::make_shared<LiveBytes>(trainer.device().type());
     guard_.emplace(c10::DebugInfoKind::PROFILER_STATE, live_);
   }

@@ -104,7 +104,7 @@ void run(const Json& job) {
 }  // namespace
 }  // namespace mantissa
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc == 3 && std::string(argv[1]) == "--digits") {
     const auto digits = mantissa::load_digits();
     mantissa::save_safetensors(argv[2], {{"data", digits->data()}, {"target", digits->target()}});
@@ -121,4 +121,10 @@ int main(int argc, char** argv) {
     mantissa::run_optimizer(job);
   }
   return 0;
+} catch (const c10::Error& error) {
+  std::fprintf(stderr, "parity_runner: %s\n", error.what_without_backtrace());
+  return 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "parity_runner: %s\n", error.what());
+  return 1;
 }

@@ -18,6 +18,7 @@ PARTS = ["tests", "modes", "sync", "gpt2", "vision"]
 # Some cases of each part, with every network, mode and peer among them; `benchmarks/gpu all --device cpu` takes all.
 SOME = {"tests": "core_test|convnet|gpt-tiny 32-true",
         "modes": "gpt2 32-true|gpt2 16-mixed|resnet50 bf16-mixed|vit-l bf16-true|vit-l 16-true",
+        "sync": "fused-sgd",
         "gpt2": "bf16-mixed|16-mixed off trainer",
         "vision": "resnet50 bf16-mixed|vit-l bf16-mixed off hand torch.compile"}
 
@@ -32,7 +33,7 @@ def test_rehearses(part, tmp_path):
     done = run(part, "--device", "cpu", "--only", SOME[part], "--results", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("*.json")
-    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d-gpu-{part}-cpu-[a-z0-9-]+\.json", file.name)
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d-\d{{4}}-gpu-{part}-cpu-[a-z0-9-]+\.json", file.name)
     found = json.loads(file.read_text())
     assert found["benchmark"] == f"gpu {part}" and found["rehearsal"] and found["date"]
     assert {"mantissa", "libtorch", "torch", "lightning", "python"} <= found["versions"].keys()
@@ -41,6 +42,7 @@ def test_rehearses(part, tmp_path):
     for row in rows:
         if "unit tests" in row:
             assert row["tests"] and row["passed"] + row["skipped"] == len(row["tests"])
+        if "model" not in row:
             continue
         assert row["model"] in done.stdout
         assert 0 <= row["loss_difference"] <= row["tolerance"]
@@ -51,7 +53,7 @@ def test_rehearses(part, tmp_path):
 
 
 def test_waits_of_the_host_are_counted_and_a_step_is_replayed(tmp_path):
-    assert run("sync", "--device", "cpu", "--only", "recipe|PyTorch|graph", "--json", tmp_path / "sync.json").returncode == 0
+    assert run("sync", "--device", "cpu", "--only", "recipe|PyTorch|whole step", "--json", tmp_path / "sync.json").returncode == 0
     rows = json.loads((tmp_path / "sync.json").read_text())["rows"]
     syncs = {(row["program"], row["optimizer"]): row["syncs_a_step"] for row in rows if "program" in row}
     assert syncs["mantissa", "fused-sgd"] == 0
@@ -80,7 +82,7 @@ exit 1
     unit_tests.run(part)
     assert part.finish() == 1
     (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert row["error"] == "1 of 1 failed: Suite.FailsOnCuda; the first: 1 is not 2"
+    assert row["error"] == "1 of 1 failed: Suite.FailsOnCuda: 1 is not 2"
 
 
 @pytest.mark.skipif(subprocess.run([BUILD / "gpu_train", "--facts", "cuda"], capture_output=True, check=False,
@@ -122,6 +124,17 @@ def test_no_time_counts_where_the_sides_differ(tmp_path, capsys):
     assert "/nowhere" in file["error"]
     assert "error" not in agrees
     assert re.search(r"rate +error: the losses differ at step 1", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("text, said", [
+    ("gpu_train: CUDA error: device-side assert triggered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n",
+     "gpu_train: CUDA error: device-side assert triggered"),
+    ("Traceback (most recent call last):\n  File \"x\"\n    error: no\ntorch.OutOfMemoryError: CUDA out of memory.\nSee docs\n",
+     "torch.OutOfMemoryError: CUDA out of memory."),
+    ("terminate called after throwing an instance of 'c10::Error'\n  what():  no kernel\nframe #0: f()\n", "what():  no kernel"),
+    ("Killed\n", "Killed"), ("", "(it wrote no error)")])
+def test_the_line_that_says_what_went_wrong(text, said):
+    assert context.what_went_wrong(text) == said
 
 
 def test_a_part_ends_in_time_and_says_what_it_left_out(tmp_path):
