@@ -5,7 +5,7 @@
 //
 // Job:    "model" {"kind": gpt, resnet or vit, and its sizes}; "weights" (safetensors, names of state_dict());
 //         "data" (safetensors: "data" and "target" [batches, B, ...], used in turn, all of them on the
-//         device); "precision", "tf32", "channels_last"; "optimizer", "lr", "eps", "weight_decay" as in
+//         device unless "batches_on" is "host", from where "trainer" brings them there); "precision", "tf32", "channels_last"; "optimizer", "lr", "eps", "weight_decay" as in
 //         tests/parity/optimizer_job.h; "clip"; "device"; "threads"; "first_steps"; "deterministic_first";
 //         "loop": "hand" (the hooks of Precision), "recipe" (Autocast and GradScaler, for 16-mixed) or
 //         "trainer"; "count_syncs".
@@ -241,7 +241,7 @@ class RoundsOfTrainer final : public Callback {
 };
 
 void train_by_trainer(const Json& job, at::Device device) {
-  Endless batches(load_batches(job, device));
+  Endless batches(load_batches(job, job["batches_on"] == "host" ? at::Device(at::kCPU) : device));
   const auto net = load_model(job, Precision("32-true"), device);
   ClassificationTask task(
       net, [&](const at::Tensor& x) { return net->forward(x); },

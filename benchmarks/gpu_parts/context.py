@@ -30,7 +30,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Failure(Exception):
-    """Why a case has no result, in one line; with `errors`, what the program wrote, and `row`, what is known all the same."""
+    """Why a case has no result, in one line. `errors` is what the program wrote, `row` what is known all the same."""
 
     def __init__(self, why, errors="", row=None):
         super().__init__(why)
@@ -125,7 +125,8 @@ class Context:
                 kind = Failure if limit == timeout else OutOfTime
                 raise kind(f"{pathlib.Path(command[0]).name} was still running after {limit:.0f} s") from None
         if child.returncode != 0:
-            raise Failure(f"{pathlib.Path(command[0]).name} ended with {child.returncode}: {what_went_wrong(errors)}", errors)
+            name = pathlib.Path(command[0]).name
+            raise Failure(f"{name} ended with {child.returncode}: {what_went_wrong(errors)}", errors)
         return output
 
     @contextlib.contextmanager
@@ -206,7 +207,7 @@ class Context:
 
 
 def what_went_wrong(text):
-    """Of a program's errors the line that says it: CUDA's have their advice behind it, C++'s a backtrace, Python's the stack before."""
+    """The line of a program's errors that says it. CUDA puts advice behind it, C++ a backtrace, and Python the stack before."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "(it wrote no error)"

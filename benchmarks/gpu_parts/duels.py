@@ -28,7 +28,7 @@ ROUND_SECONDS = {"full": 0.7, "small": 0.05}  # what a round takes, if two steps
 ROUND_LIMIT = 180  # seconds after which a round has failed: the first one includes what torch.compile takes
 
 JOB = {"tf32": False, "channels_last": False, "optimizer": "fused-adamw", "lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01,
-       "clip": 1.0, "backend": "inductor", "first_steps": FIRST_STEPS, "deterministic_first": True,
+       "clip": 1.0, "batches_on": "device", "backend": "inductor", "first_steps": FIRST_STEPS, "deterministic_first": True,
        "count_syncs": False}
 
 
@@ -134,7 +134,7 @@ class Duels:
 
 
 def compare(ours, theirs, steps, tolerance):
-    """How the first rounds compare; and what is wrong, if a loss of their first `steps` differs by more than `tolerance`."""
+    """How the first rounds compare, and what is wrong if one of the first `steps` losses differs by more than `tolerance`."""
     disagreement, differences = None, []
     for step, (mine, other) in enumerate(zip(ours["losses"][:steps], theirs["losses"][:steps])):
         differences.append(abs(mine - other) / abs(other))

@@ -61,7 +61,7 @@ def use_fast_algorithms():
 
 
 class HostSyncs:
-    """Counts with host_syncs_c.cpp, whose library MANTISSA_HOST_SYNCS names, what makes the host wait for the device."""
+    """Counts what makes the host wait for the device, by the library of host_syncs_c.cpp (MANTISSA_HOST_SYNCS)."""
 
     def __init__(self, device):
         self.device = str(device)
@@ -212,10 +212,13 @@ def train_fabric(job, device, rounds):
 
 def train_trainer(job, device, rounds):
     import lightning
+    import torch
 
-    class Endless:
+    on_host = job["batches_on"] == "host"
+
+    class Endless(torch.utils.data.IterableDataset):
         def __iter__(self):
-            return itertools.cycle(load_batches(job, device))
+            return itertools.cycle(load_batches(job, "cpu" if on_host else device))
 
     class Task(lightning.LightningModule):
         def __init__(self):
@@ -238,7 +241,9 @@ def train_trainer(job, device, rounds):
         precision=job["precision"], gradient_clip_val=job["clip"], max_epochs=1, callbacks=[RoundsOfTrainer()],
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         **lightning_place(device))
-    trainer.fit(Task(), Endless())
+    # As users load what does not lie on the device: the loader copies each batch into page-locked memory.
+    pinned = torch.utils.data.DataLoader(Endless(), batch_size=None, pin_memory=device.type == "cuda")
+    trainer.fit(Task(), pinned if on_host else Endless())
 
 
 LOOPS = {"amp": train_plain, "compile": train_plain, "fabric": train_fabric, "trainer": train_trainer}

@@ -5,12 +5,14 @@ from gpu_parts.context import Column, LeftOut
 
 # Our loop, and the peer's that does the same work; last the one that compiles, should the time not suffice.
 LOOPS = [("trainer", "trainer"), ("hand", "fabric"), ("hand", "compile")]
+# Images also from the host: what a Trainer does to bring them to the device while it computes.
+LOOPS_FROM_HOST = {"images": [("trainer", "trainer")], "tokens": []}
 PEER_NAMES = {"compile": "torch.compile", "trainer": "Lightning Trainer", "fabric": "Lightning Fabric"}
 
 
 def run(context, unit, cases):
     """A duel with each peer for each case, (network, precision, tf32); `unit`: "tokens" or "images"."""
-    context.table([Column("model", 9), Column("precision", 10), Column("tf32", 4), Column("ours", 7),
+    context.table([Column("model", 9), Column("precision", 10), Column("tf32", 4), Column("batches", 7), Column("ours", 7),
                    Column("peer", 18), Column("ours_a_second", 11, ".0f", f"{unit}/s"),
                    Column("theirs_a_second", 11, ".0f", "peer's"), Column("ratio", 10, ".2f", "step ratio"),
                    Column("ratio_min", 5, ".2f", "from"), Column("ratio_max", 5, ".2f", "to"),
@@ -18,10 +20,11 @@ def run(context, unit, cases):
                    Column("theirs_note", 1, title="the peer's")])
     with duels.Duels(context) as pairs:
         for name, precision, tf32 in cases:
-            for ours, theirs in LOOPS:
-                identity = {"model": name, "precision": precision, "tf32": "on" if tf32 else "off", "ours": ours,
-                            "peer": PEER_NAMES[theirs]}
-                job = networks.job(context, name, precision, tf32)
+            places = [("device", *loops) for loops in LOOPS] + [("host", *loops) for loops in LOOPS_FROM_HOST[unit]]
+            for place, ours, theirs in places:
+                identity = {"model": name, "precision": precision, "tf32": "on" if tf32 else "off", "batches": place,
+                            "ours": ours, "peer": PEER_NAMES[theirs]}
+                job = {**networks.job(context, name, precision, tf32), "batches_on": place}
                 context.case(identity, lambda: measure(pairs, job, ours, theirs))
 
 

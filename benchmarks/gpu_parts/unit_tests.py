@@ -9,7 +9,8 @@ FILTER = "*Cuda*:*cuda*"
 
 
 def run(context):
-    context.table([Column("unit tests", 16), Column("passed", 6, ".0f"), Column("skipped", 7, ".0f"), Column("reasons", 1)])
+    context.table([Column("unit tests", 16), Column("passed", 6, ".0f"), Column("skipped", 7, ".0f"),
+                   Column("reasons", 1)])
     for program in sorted(context.build.glob("*_test")):
         listed = subprocess.run([program, "--gtest_list_tests", f"--gtest_filter={FILTER}"], check=False,
                                 capture_output=True, text=True, timeout=60)
@@ -28,7 +29,8 @@ def measure(context, program):
             failure = error
         if not report.is_file():  # it did not start, or died
             raise failure
-        tests = {f"{test.get('classname')}.{test.get('name')}": test for test in ElementTree.parse(report).iter("testcase")}
+        cases = ElementTree.parse(report).iter("testcase")
+        tests = {f"{case.get('classname')}.{case.get('name')}": case for case in cases}
     failed = {name: " ".join(test.find("failure").get("message").split()) for name, test in tests.items()
               if test.find("failure") is not None}
     if failed:

@@ -19,8 +19,8 @@ PARTS = ["tests", "modes", "sync", "gpt2", "vision"]
 SOME = {"tests": "core_test|convnet|gpt-tiny 32-true",
         "modes": "gpt2 32-true|gpt2 16-mixed|resnet50 bf16-mixed|vit-l bf16-true|vit-l 16-true",
         "sync": "fused-sgd",
-        "gpt2": "bf16-mixed|16-mixed off trainer",
-        "vision": "resnet50 bf16-mixed|vit-l bf16-mixed off hand torch.compile"}
+        "gpt2": "bf16-mixed|16-mixed off device trainer",
+        "vision": "resnet50 bf16-mixed|vit-l bf16-mixed off device hand torch.compile"}
 
 
 def run(*arguments):
