@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
+#include "mantissa/core/cuda_driver_internal.h"
 #include "mantissa/core/device.h"
 
 namespace mantissa {
@@ -27,13 +28,6 @@ class Driver {
   }
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
-
-  /// 13000 is CUDA 13.0: the newest that the driver serves.
-  int version() const {
-    int version = 0;
-    call("cuDriverGetVersion", &version);
-    return version;
-  }
 
   std::string name(int device) const {
     std::array<char, 256> name{};
@@ -84,7 +78,7 @@ nlohmann::json cuda_facts(at::Device device) {
             {"capability", driver.capability(index)},
             {"memory_bytes", driver.memory_bytes(index)}}},
           {"versions",
-           {{"cuda_driver_api", driver.version()},
+           {{"cuda_driver_api", ask_cuda_driver().version},
             {"cuda_runtime", hooks.versionCUDART()},
             {"cudnn", hooks.versionRuntimeCuDNN()}}}};
 }

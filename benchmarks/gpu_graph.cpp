@@ -25,10 +25,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "benchmarks/gpt_options_internal.h"
 #include "benchmarks/graphed.h"
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/grad_scaler.h"
-#include "mantissa/models/gpt.h"
 #include "mantissa/optim/fused_adam.h"
 
 namespace mantissa {
@@ -41,11 +41,7 @@ class Training {
  public:
   explicit Training(const Json& job)
       : device_(job["device"].get<std::string>()),
-        net_(GptOptions{.layers = job["model"]["layers"],
-                        .width = job["model"]["width"],
-                        .heads = job["model"]["heads"],
-                        .context = job["model"]["context"],
-                        .vocabulary = job["model"]["vocabulary"]}),
+        net_(gpt_options(job["model"])),
         scaler_(device_, {.growth_interval = job["growth_interval"]}) {
     net_->to(device_);
     optimizer_ = std::make_unique<FusedAdamW>(net_->parameters(), AdamWOptions(1e-3));

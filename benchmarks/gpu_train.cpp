@@ -36,6 +36,7 @@
 #include <nlohmann/json.hpp>
 
 #include "benchmarks/device_facts.h"
+#include "benchmarks/gpt_options_internal.h"
 #include "benchmarks/host_syncs.h"
 #include "benchmarks/vision_models.h"
 #include "mantissa/amp/autocast.h"
@@ -43,7 +44,6 @@
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/models/gpt.h"
 #include "mantissa/precision/channels_last.h"
 #include "mantissa/precision/init.h"
 #include "mantissa/precision/registry.h"
@@ -58,12 +58,7 @@ using Json = nlohmann::json;
 
 std::shared_ptr<TensorModule> make_model(const Json& model) {
   const std::string kind = model["kind"];
-  if (kind == "gpt")
-    return std::make_shared<GptImpl>(GptOptions{.layers = model["layers"],
-                                                .width = model["width"],
-                                                .heads = model["heads"],
-                                                .context = model["context"],
-                                                .vocabulary = model["vocabulary"]});
+  if (kind == "gpt") return std::make_shared<GptImpl>(gpt_options(model));
   if (kind == "resnet")
     return std::make_shared<BottleneckResnetImpl>(
         BottleneckResnetOptions{.blocks = model["blocks"].get<std::vector<int64_t>>(),

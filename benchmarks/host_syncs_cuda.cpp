@@ -1,4 +1,4 @@
-// What CUPTI tells of the calls of CUDA's runtime and driver.
+// CUPTI reports every call of CUDA's runtime and driver; those that wait for the device are counted here.
 #include <array>
 #include <cuda_runtime_api.h>
 #include <cupti.h>

@@ -10,7 +10,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// The library of testdata/fake_cuda_driver.cpp, which answers what it is told to.
+/// Asks testdata/fake_cuda_driver.cpp, whose answers these arguments set.
 CudaDriver fake_driver(const char* version, const char* status) {
   setenv("FAKE_CUDA_VERSION", version, 1);
   setenv("FAKE_CUDA_STATUS", status, 1);

@@ -278,7 +278,7 @@ struct WeightParts {
   int64_t channels, outputs, together, channel_parts, output_parts;
 };
 
-/// The taps and channels that are adjacent in the window, of so many channels.
+/// The length of a run: the taps that lie side by side in the window, times the channels.
 int64_t run_of(const cpu::ConvolutionWeight& c, int64_t channels) {
   return (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * channels;
 }

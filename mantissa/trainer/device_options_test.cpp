@@ -1,5 +1,5 @@
-// What a run asks of its device: the current one, memory formats, cuDNN's benchmark mode, batches on their
-// way, and what is told when its memory runs out.
+// These tests cover what a run does with its device: it makes it current, lays out tensors, sets cuDNN's
+// benchmark mode, brings batches there, and explains an error for lack of memory.
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

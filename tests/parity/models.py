@@ -79,6 +79,8 @@ class Resnet(nn.Module):
 
 
 class GptBlock(nn.Module):
+    is_causal = True
+
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
@@ -93,7 +95,7 @@ class GptBlock(nn.Module):
         batch, length, width = x.shape
         shape = (batch, length, self.heads, width // self.heads)
         q, k, v = (part.view(shape).transpose(1, 2) for part in self.qkv(x).split(width, 2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
         return self.projection(y.transpose(1, 2).reshape(batch, length, width))
 
     def forward(self, x):
