@@ -16,7 +16,7 @@
 #include <torch/utils.h>
 
 #include "mantissa/models/registry.h"
-#include "mantissa/precision/nonfinite_trace.h"
+#include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/trainer/classification_task.h"
 #include "mantissa/trainer/trainer.h"
 

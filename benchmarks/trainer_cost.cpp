@@ -17,7 +17,7 @@
 #include "mantissa/data/loader.h"
 #include "mantissa/models/mlp.h"
 #include "mantissa/trainer/classification_task.h"
-#include "mantissa/trainer/csv_logger.h"
+#include "mantissa/trainer/loggers/csv_logger.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {

@@ -11,7 +11,7 @@
 #include "cli/run_folder.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/precision/registry.h"
-#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {
 

@@ -13,7 +13,7 @@
 
 #include "cli/errors.h"
 #include "mantissa/core/error_message.h"
-#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {
 namespace {

@@ -31,7 +31,7 @@
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/sharded.h"
-#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {
 namespace {

@@ -13,7 +13,7 @@
 #include "cli/saved_run.h"
 #include "cli/trainer_parts.h"
 #include "mantissa/core/device.h"
-#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa::cli {

@@ -12,7 +12,7 @@
 #include "cli/plan.h"
 #include "cli/recipe.h"
 #include "cli/run.h"
-#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {
 namespace {

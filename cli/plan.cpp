@@ -15,7 +15,7 @@
 #include "cli/recipe.h"
 #include "cli/text.h"
 #include "cli/trainer_parts.h"
-#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/memory_plan.h"
 
 namespace mantissa::cli {

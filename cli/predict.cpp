@@ -18,7 +18,7 @@
 #include "cli/saved_run.h"
 #include "cli/trainer_parts.h"
 #include "mantissa/io/atomic_file.h"
-#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa::cli {

@@ -17,7 +17,7 @@
 #include "cli/run.h"
 #include "cli/run_folder.h"
 #include "cli/saved_run.h"
-#include "mantissa/trainer/interrupt.h"
+#include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {
 namespace {

@@ -26,9 +26,9 @@
 #include "mantissa/core/out_of_memory.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/trainer/interrupt.h"
-#include "mantissa/trainer/model_checkpoint.h"
-#include "mantissa/trainer/progress_bar.h"
+#include "mantissa/trainer/loop/interrupt.h"
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/callbacks/progress_bar.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa::cli {

@@ -6,7 +6,7 @@
 
 #include "cli/fit_options.h"
 #include "mantissa/trainer/callback.h"
-#include "mantissa/trainer/logger.h"
+#include "mantissa/trainer/loggers/logger.h"
 #include "mantissa/trainer/trainer_options.h"
 
 namespace mantissa::cli {

@@ -12,7 +12,7 @@
 #include "mantissa/data/digits.h"
 #include "mantissa/models/convnet.h"
 #include "mantissa/optim/sgd.h"
-#include "mantissa/trainer/progress_bar.h"
+#include "mantissa/trainer/callbacks/progress_bar.h"
 
 struct Digits : mantissa::Task {
   torch::nn::Module& module() override { return *model; }

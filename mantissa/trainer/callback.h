@@ -9,7 +9,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "mantissa/data/batch.h"
-#include "mantissa/precision/nonfinite_trace.h"
+#include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/precision/precision.h"
 #include "mantissa/trainer/metrics.h"
 

@@ -19,9 +19,9 @@
 #include "mantissa/precision/channels_last.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/memory_plan.h"
-#include "mantissa/trainer/model_checkpoint.h"
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
-#include "mantissa/trainer/weight_averaging.h"
+#include "mantissa/trainer/callbacks/weight_averaging.h"
 
 namespace mantissa::device_options_test {
 namespace {

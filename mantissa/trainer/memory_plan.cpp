@@ -20,7 +20,7 @@
 
 #include "mantissa/core/private_member_internal.h"
 #include "mantissa/optim/optimizer_state.h"
-#include "mantissa/trainer/same_random_numbers_internal.h"
+#include "mantissa/trainer/loop/same_random_numbers_internal.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {

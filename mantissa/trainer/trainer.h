@@ -19,9 +19,9 @@
 #include "mantissa/core/state_dict.h"
 #include "mantissa/data/batch_transfer.h"
 #include "mantissa/data/loader.h"
-#include "mantissa/precision/nonfinite_trace.h"
+#include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/precision/precision.h"
-#include "mantissa/precision/replay_point.h"
+#include "mantissa/trace/replay_point.h"
 #include "mantissa/trainer/callback.h"
 #include "mantissa/trainer/metrics.h"
 #include "mantissa/trainer/task.h"
@@ -216,7 +216,7 @@ class Trainer {
   void note_metrics(bool window_has_ended);
   StepResult manual_step(OptimizerConfig& config, const std::function<at::Tensor()>& closure);
 
-  // trainer_trace.cpp
+  // tracing.cpp
   bool note_for_replay(Task& task, const Batch& batch, bool begins_window);
   void trace_window(Task& task);
   void report_origin(int64_t batch_index);

@@ -11,7 +11,7 @@
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/batch_limit.h"
 #include "mantissa/trainer/callback.h"
-#include "mantissa/trainer/logger.h"
+#include "mantissa/trainer/loggers/logger.h"
 
 namespace mantissa {
 
@@ -93,7 +93,7 @@ struct TrainerOptions {
   bool transactional = false;
   /// On a skipped step, and on a loss or (without a scaler) a gradient that is not finite, runs the window
   /// again under observation and warns with the operation that made the first inf or nan: see
-  /// nonfinite_trace.h. At most kMaxTraces warnings a fit; a dynamic loss scale that was too high is none,
+  /// trace_nonfinite.h. At most kMaxTraces warnings a fit; a dynamic loss scale that was too high is none,
   /// unless it is so kOverflowsInARow times in a row. Weights that are not finite are told of once, and
   /// nothing after them. Only with automatic optimization.
   /// Memory: holds the batches of a window. Sync: reads each loss, and without a scaler the size of the

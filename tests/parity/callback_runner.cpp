@@ -25,8 +25,8 @@
 
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/sgd.h"
-#include "mantissa/trainer/early_stopping.h"
-#include "mantissa/trainer/learning_rate_monitor.h"
+#include "mantissa/trainer/callbacks/early_stopping.h"
+#include "mantissa/trainer/callbacks/learning_rate_monitor.h"
 #include "mantissa/trainer/trainer.h"
 #include "ones.h"
 

@@ -14,9 +14,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "mantissa/trainer/csv_logger.h"
-#include "mantissa/trainer/json_lines_logger.h"
-#include "mantissa/trainer/tensorboard_logger.h"
+#include "mantissa/trainer/loggers/csv_logger.h"
+#include "mantissa/trainer/loggers/json_lines_logger.h"
+#include "mantissa/trainer/loggers/tensorboard_logger.h"
 
 namespace {
 

@@ -1,0 +1,209 @@
+#include "mantissa/trace/trace_nonfinite.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/module.h>
+
+#include "mantissa/kernels/overrides.h"
+#include "mantissa/trace/observer_internal.h"
+#include "mantissa/trace/report_internal.h"
+#include "mantissa/trace/values_internal.h"
+
+namespace mantissa {
+namespace {
+
+using nonfinite_internal::facts_of;
+using nonfinite_internal::look_at;
+using nonfinite_internal::Observer;
+using nonfinite_internal::Unobserved;
+using nonfinite_internal::values_of;
+
+/// Takes the gradients of a module's parameters away and puts them back: what runs meanwhile cannot add to
+/// them.
+class GradientsAside {
+ public:
+  explicit GradientsAside(const torch::nn::Module& module) {
+    for (const at::Tensor& parameter : module.parameters()) {
+      saved_.emplace_back(parameter, parameter.grad());
+      parameter.mutable_grad() = at::Tensor();
+    }
+  }
+  ~GradientsAside() {
+    // Backwards: a tied parameter was seen twice, and the first time it still had its gradient.
+    for (auto item = saved_.rbegin(); item != saved_.rend(); ++item)
+      item->first.mutable_grad() = item->second;
+  }
+  GradientsAside(const GradientsAside&) = delete;
+  GradientsAside& operator=(const GradientsAside&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> saved_;
+};
+
+class RestoreAtEnd {
+ public:
+  explicit RestoreAtEnd(const torch::nn::Module& module) : point_(module) {}
+  ~RestoreAtEnd() { point_.restore(); }
+  RestoreAtEnd(const RestoreAtEnd&) = delete;
+  RestoreAtEnd& operator=(const RestoreAtEnd&) = delete;
+
+ private:
+  ReplayPoint point_;
+};
+
+class ParametersAside {
+ public:
+  explicit ParametersAside(const Observer& observer) : observer_(observer) {}
+  ~ParametersAside() { observer_.restore_parameters(); }
+  ParametersAside(const ParametersAside&) = delete;
+  ParametersAside& operator=(const ParametersAside&) = delete;
+
+ private:
+  const Observer& observer_;
+};
+
+/// Autocast keeps casts of weights while a region is open: those from before would hide the casting, and
+/// those of the trace lead into a graph that has been used up.
+struct NoCachedCasts {
+  NoCachedCasts() { at::autocast::clear_cache(); }
+  ~NoCachedCasts() { at::autocast::clear_cache(); }
+  NoCachedCasts(const NoCachedCasts&) = delete;
+  NoCachedCasts& operator=(const NoCachedCasts&) = delete;
+};
+
+bool is_bad(const at::Tensor& values) {
+  const Unobserved guard;
+  return values.defined() && !look_at(values).finite();
+}
+
+/// A gradient of a batch, by its parameter's name.
+struct Gradient {
+  std::string name;
+  at::Tensor value;
+};
+
+/// The gradients of `loss`, and what a backward pass inside the forward has left beside them.
+std::vector<Gradient> gradients_of(const torch::nn::Module& module, const at::Tensor& loss,
+                                   Observer& observer) {
+  std::vector<at::Tensor> parameters;
+  std::vector<Gradient> gradients;
+  for (const auto& item : module.named_parameters()) {
+    const bool again = std::any_of(parameters.begin(), parameters.end(),
+                                   [&](const at::Tensor& other) { return other.is_same(item.value()); });
+    if (again || !item.value().requires_grad()) continue;
+    parameters.push_back(item.value());
+    gradients.push_back({item.key(), {}});
+  }
+  if (parameters.empty()) return {};
+  observer.begin_backward(loss);
+  const auto values = torch::autograd::grad({loss}, parameters, /*grad_outputs=*/{},
+                                            /*retain_graph=*/std::nullopt, /*create_graph=*/false,
+                                            /*allow_unused=*/true);
+  for (size_t i = 0; i < values.size(); ++i) {
+    gradients[i].value = values[i];
+    if (parameters[i].grad().defined()) gradients.push_back({gradients[i].name, parameters[i].grad()});
+  }
+  return gradients;
+}
+
+/// `gradients`: empty if something is to blame, and where no gradient is.
+struct Traced {
+  std::optional<NonFiniteOrigin> origin;
+  std::vector<Gradient> gradients;
+};
+
+Traced trace(torch::nn::Module& module, const std::function<at::Tensor()>& forward_and_loss,
+             const ReplayPoint* from) {
+  const RestoreAtEnd restore(module);
+  const GradientsAside gradients(module);
+  const NoCachedCasts casts;
+  const SeparateCasts operations;  // which of them is at fault is the question
+  const at::AutoGradMode with_gradients(true);
+  const at::RecordFunctionGuard observed(true);
+  if (from) from->restore();
+  const auto observer = std::make_shared<Observer>(module);
+  const ParametersAside parameters(*observer);
+  observer->begin();
+  const at::Tensor loss = forward_and_loss();
+  TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "trace_nonfinite: forward_and_loss returned ",
+                    loss.defined() ? "more than one number" : "no tensor",
+                    "; return the loss as a tensor of one element, before its backward()");
+  if (is_bad(values_of(loss))) return {observer->blame({{values_of(loss), "the loss"}}), {}};
+  if (!loss.requires_grad()) return {};
+  Traced traced{std::nullopt, gradients_of(module, loss, *observer)};
+  std::vector<Observer::Bad> bad;
+  for (const auto& [name, value] : traced.gradients)
+    if (const at::Tensor values = values_of(value); is_bad(values))
+      bad.push_back({values, "the gradient of '" + name + "'"});
+  if (!bad.empty()) traced = {observer->blame(bad), {}};
+  return traced;
+}
+
+/// As libtorch adds a gradient to the one that is there.
+at::Tensor accumulate(const at::Tensor& sum, const at::Tensor& gradient) {
+  return sum.is_sparse() && !gradient.is_sparse() ? gradient + sum : sum + gradient;
+}
+
+NonFiniteOrigin sum_origin(const std::string& name, const at::Tensor& before, const at::Tensor& gradient,
+                           const at::Tensor& sum) {
+  NonFiniteOrigin origin;
+  origin.backward = true;
+  origin.op = "aten::add";
+  origin.called_by = "torch::autograd::AccumulateGrad";
+  const size_t dot = name.rfind('.');
+  origin.module = dot == std::string::npos ? "" : name.substr(0, dot);
+  origin.inside_module = true;
+  origin.tensor = "the sum of the window's gradients of '" + name + "'";
+  origin.result = facts_of(values_of(sum));
+  origin.inputs = {facts_of(values_of(before)), facts_of(values_of(gradient))};
+  origin.finite_in_float32 = !is_bad(values_of(accumulate(before.to(at::kFloat), gradient.to(at::kFloat))));
+  origin.cause = NonFiniteCause::kAccumulation;
+  origin.cure = nonfinite_internal::cure_for(origin);
+  return origin;
+}
+
+}  // namespace
+
+std::optional<NonFiniteOrigin> trace_nonfinite(torch::nn::Module& module,
+                                               const std::function<at::Tensor()>& forward_and_loss) {
+  return trace(module, forward_and_loss, nullptr).origin;
+}
+
+std::optional<NonFiniteOrigin> trace_nonfinite(torch::nn::Module& module,
+                                               const std::function<at::Tensor()>& forward_and_loss,
+                                               const ReplayPoint& from) {
+  return trace(module, forward_and_loss, &from).origin;
+}
+
+std::optional<WindowOrigin> trace_nonfinite_window(torch::nn::Module& module,
+                                                   const std::vector<WindowBatch>& batches) {
+  std::map<std::string, at::Tensor> sums;
+  std::optional<WindowOrigin> of_the_sum;
+  for (size_t batch = 0; batch < batches.size(); ++batch) {
+    const Traced traced = trace(module, batches[batch].forward_and_loss, batches[batch].from);
+    if (traced.origin) return WindowOrigin{batch, *traced.origin};
+    if (of_the_sum) continue;  // a later batch's own fault says more
+    const at::NoGradGuard no_grad;
+    for (const auto& [name, gradient] : traced.gradients) {
+      if (!gradient.defined()) continue;
+      at::Tensor& sum = sums[name];
+      const at::Tensor before = sum;
+      sum = before.defined() ? accumulate(before, gradient) : gradient;
+      if (!is_bad(values_of(sum))) continue;
+      of_the_sum = {batch, sum_origin(name, before, gradient, sum)};
+      break;
+    }
+  }
+  return of_the_sum;
+}
+
+}  // namespace mantissa

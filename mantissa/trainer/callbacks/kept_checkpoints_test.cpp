@@ -1,0 +1,478 @@
+// Which checkpoints are the best, what they are called, and what happens to them when something goes wrong.
+#include <filesystem>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/io/checkpoint.h"
+#include "mantissa/io/manifest.h"
+#include "mantissa/trainer/loop/checkpoint_test_support_internal.h"
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/test_support_internal.h"
+#include "mantissa/trainer/trainer.h"
+#include "mantissa/trainer/callbacks/weight_averaging.h"
+
+namespace mantissa::kept_checkpoints_test {
+namespace {
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::UnorderedElementsAre;
+
+class KeptCheckpoints : public InFolderOfCheckpoints {};
+
+/// Logs a metric that it is told, epoch by epoch.
+struct Logs : OneWeight {
+  void validation_step(const Batch&, int64_t) override { log("m", values.at(validated++)); }
+  std::vector<double> values;
+  size_t validated = 0;
+};
+
+FitResult fit(const ModelCheckpointOptions& options, std::vector<double> metrics,
+              std::shared_ptr<ModelCheckpoint>* made = nullptr) {
+  Logs task;
+  const auto epochs = static_cast<int64_t>(metrics.size());
+  task.values = std::move(metrics);
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  auto checkpoints = std::make_shared<ModelCheckpoint>(options);
+  if (made) *made = checkpoints;
+  return Trainer(
+             {.device = "cpu", .max_epochs = epochs, .num_sanity_val_steps = 0, .callbacks = {checkpoints}})
+      .fit(task, train, &val);
+}
+
+TEST_F(KeptCheckpoints, KeepsTheBestAndTheNewest) {
+  std::shared_ptr<ModelCheckpoint> made;
+  fit({.dirpath = folder_, .filename = "{epoch}-{m:.1f}", .monitor = "m", .save_top_k = 2}, {3, 1, NAN, 2, 5},
+      &made);
+  EXPECT_THAT(names(), UnorderedElementsAre("1-1.0", "3-2.0", "4-5.0"));
+  EXPECT_EQ(made->best_model_path().filename(), "1-1.0");
+  EXPECT_EQ(made->last_model_path().filename(), "4-5.0");
+  EXPECT_EQ(made->best_model_score(), 1);
+}
+
+TEST_F(KeptCheckpoints, KeepsTheHighestAllOrTheNewestAlone) {
+  fit({.dirpath = folder_ / "max", .filename = "{m}", .monitor = "m", .mode = "max", .save_last = false},
+      {3, 4, 2});
+  EXPECT_THAT(names("max"), ElementsAre("4"));
+  fit({.dirpath = folder_ / "all", .filename = "{epoch}", .save_top_k = -1, .every_n_epochs = 2},
+      {3, 4, 2, 1, 0});
+  EXPECT_THAT(names("all"), ElementsAre("4", "3", "1"));
+  fit({.dirpath = folder_ / "last", .filename = "{step}", .save_top_k = 0}, {3, 4, 2});
+  EXPECT_THAT(names("last"), ElementsAre("6"));
+}
+
+TEST_F(KeptCheckpoints, AScoreIsOfTheWeightsItWasMeasuredOn) {
+  const auto best = [&](const char* name, std::vector<double> values, ModelCheckpointOptions options) {
+    Logs task;
+    const int64_t epochs = 2 * static_cast<int64_t>(values.size()) - 1;
+    task.values = std::move(values);
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    options.dirpath = folder_ / name;
+    options.monitor = "m";
+    options.filename = "{step}";
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(options);
+    Trainer({.device = "cpu",
+             .max_epochs = epochs,
+             .check_val_every_n_epoch = 2,
+             .num_sanity_val_steps = 0,
+             .callbacks = {checkpoints}})
+        .fit(task, train, &val);
+    return checkpoints->best_model_path().filename().string();
+  };
+  // Validated after steps 4 and 8, and at the end, after 10; the epochs between have their checkpoints, too.
+  EXPECT_EQ(best("epochs", {3, 2, 1}, {.save_top_k = 3}), "10");
+  EXPECT_THAT(names("epochs"), UnorderedElementsAre("4", "8", "10"));
+  // A checkpoint after step 5, before the next validation, must not pass for as good.
+  EXPECT_EQ(best("steps", {1, 3}, {.every_n_train_steps = 1}), "4");
+  EXPECT_THAT(names("steps"), UnorderedElementsAre("4", "6"));
+}
+
+TEST_F(KeptCheckpoints, FastDevRunLeavesNone) {
+  Logs task;
+  task.values = {3};
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  const auto checkpoints =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / "none", .monitor = "x"});
+  Trainer({.device = "cpu", .fast_dev_run = true, .callbacks = {checkpoints}}).fit(task, train, &val);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+}
+
+TEST_F(KeptCheckpoints, RefusesWhatKeepsNothingOrNamesNothing) {
+  const auto error = [](const ModelCheckpointOptions& options) {
+    return error_of([&] { ModelCheckpoint callback(options); });
+  };
+  EXPECT_THAT(error({.mode = "lowest"}), HasSubstr("choose min or max"));
+  EXPECT_THAT(error({.save_top_k = -2}), HasSubstr("save_top_k=-2"));
+  EXPECT_THAT(error({.save_top_k = 0, .save_last = false}), HasSubstr("keeps nothing"));
+  EXPECT_THAT(error({.filename = "a/b"}), HasSubstr("no name of a folder"));
+  EXPECT_THAT(error({.every_n_train_steps = -1}), HasSubstr("every_n_train_steps=-1"));
+  EXPECT_THAT(error_of([&] { fit({.dirpath = folder_, .monitor = "n"}, {1}); }),
+              HasSubstr("the monitor 'n' was not logged; logged were m, train_loss"));
+}
+
+TEST_F(KeptCheckpoints, ANameThatAnotherOfTheBestHasGetsAVersion) {
+  std::shared_ptr<ModelCheckpoint> made;
+  fit({.dirpath = folder_ / "best", .filename = "best", .monitor = "m", .save_last = false}, {0.1, 0.5, 0.9},
+      &made);
+  EXPECT_THAT(names("best"), ElementsAre("best"));
+  EXPECT_EQ(made->best_model_score(), 0.1);
+  EXPECT_EQ(load_checkpoint(folder_ / "best" / "best").step, 2);
+  fit({.dirpath = folder_ / "better", .filename = "best", .monitor = "m", .save_last = false},
+      {0.5, 0.7, 0.1}, &made);
+  EXPECT_THAT(names("better"), ElementsAre("best")) << "the one that goes leaves its name";
+  EXPECT_EQ(load_checkpoint(folder_ / "better" / "best").step, 6);
+  fit({.dirpath = folder_ / "two",
+       .filename = "{m:.0f}",
+       .monitor = "m",
+       .save_top_k = 2,
+       .save_last = false},
+      {0.52, 0.54, 0.9}, &made);
+  EXPECT_THAT(names("two"), UnorderedElementsAre("1", "1-v1"));
+  EXPECT_EQ(made->best_model_score(), 0.52);
+  fit({.dirpath = folder_ / "all", .filename = "x", .save_top_k = -1}, {3, 2, 1});
+  EXPECT_THAT(names("all"), UnorderedElementsAre("x", "x-v1", "x-v2"));
+}
+
+TEST_F(KeptCheckpoints, NeitherAnErrorNorASignalDisplacesTheBest) {
+  struct Ends final : Callback {
+    explicit Ends(bool throws_) : throws(throws_) {}
+    void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+      if (batch.global_step != 3) return;
+      TORCH_CHECK(!throws, "the callback failed");
+      std::raise(SIGINT);
+    }
+    bool throws;
+  };
+  for (const bool throws : {false, true}) {
+    Logs task;
+    task.values = {0.1, 0.2};
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m"});
+    Trainer trainer({.device = "cpu",
+                     .max_epochs = 2,
+                     .num_sanity_val_steps = 0,
+                     .callbacks = {std::make_shared<Ends>(throws), checkpoints}});
+    const std::string error = error_of([&] { trainer.fit(task, train, &val); });
+    EXPECT_EQ(error.find("the callback failed") != std::string::npos, throws) << error;
+    EXPECT_THAT(names(), UnorderedElementsAre("2", "3"));
+    EXPECT_EQ(checkpoints->best_model_path().filename(), "2");
+    EXPECT_EQ(checkpoints->best_model_score(), 0.1);
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+TEST_F(KeptCheckpoints, OneThatCouldNotBeWrittenIsNoneOfTheBest) {
+  for (const bool async : {false, true}) {
+    struct InTheWay final : Callback {
+      explicit InTheWay(std::filesystem::path file_) : file(std::move(file_)) {}
+      void on_train_start(Trainer&) override {
+        std::filesystem::create_directories(file.parent_path());
+        std::ofstream(file) << "in the way";
+      }
+      std::filesystem::path file;
+    };
+    Logs task;
+    task.values = {0.5, 0.1, 0.3};
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m", .async = async});
+    testing::internal::CaptureStderr();
+    Trainer({.device = "cpu",
+             .max_epochs = 3,
+             .num_sanity_val_steps = 0,
+             .callbacks = {std::make_shared<InTheWay>(folder_ / "4"), checkpoints}})
+        .fit(task, train, &val);
+    const std::string told = testing::internal::GetCapturedStderr();
+    EXPECT_THAT(told, HasSubstr("could not be written"));
+    EXPECT_EQ(checkpoints->best_model_path().filename(), "6") << told;
+    EXPECT_EQ(checkpoints->best_model_score(), 0.3);
+    EXPECT_THAT(names(), ElementsAre("6")) << "the first one has to go with the next that is whole";
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+TEST_F(KeptCheckpoints, AnotherRunsCheckpointsInTheFolderAreToldOf) {
+  fit({.dirpath = folder_, .filename = "{epoch}"}, {1, 2});
+  testing::internal::CaptureStderr();
+  fit({.dirpath = folder_, .filename = "{epoch}"}, {1});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("holds 1 checkpoint of another run"));
+  EXPECT_THAT(names(), UnorderedElementsAre("1", "0")) << "another run's name is free";
+  fit({.dirpath = folder_, .filename = "{epoch}"}, {1});
+  EXPECT_THAT(names(), UnorderedElementsAre("1", "0", "0-v1")) << "one that is there is nobody else's";
+}
+
+/// Goes on from `from`, and trains to `epochs` in all.
+std::shared_ptr<ModelCheckpoint> go_on(const std::filesystem::path& from, ModelCheckpointOptions options,
+                                       int64_t epochs, std::vector<double> metrics) {
+  Logs task;
+  task.values = std::move(metrics);
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  auto checkpoints = std::make_shared<ModelCheckpoint>(std::move(options));
+  Trainer({.device = "cpu", .max_epochs = epochs, .num_sanity_val_steps = 0, .callbacks = {checkpoints}})
+      .fit(task, train, &val, from);
+  return checkpoints;
+}
+
+TEST_F(KeptCheckpoints, ARunThatGoesOnElsewhereLeavesWhatItFindsThere) {
+  const auto in = [&](const char* name) {
+    return ModelCheckpointOptions{
+        .dirpath = folder_ / name, .filename = "{epoch}", .monitor = "m", .save_top_k = 2};
+  };
+  fit(in("a"), {0.1});
+  fit(in("b"), {0.9, 0.8});
+  testing::internal::CaptureStderr();
+  const auto checkpoints = go_on(folder_ / "a" / "0", in("b"), 3, {0.7, 0.6});
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told, HasSubstr("holds 2 checkpoints of another run"));
+  EXPECT_THAT(told, Not(HasSubstr("no longer holds"))) << "a folder of its own is nothing to warn of";
+  EXPECT_THAT(names("b"), UnorderedElementsAre("0", "1", "1-v1", "2"));
+  EXPECT_EQ(checkpoints->best_model_score(), 0.6);
+  fit(in("c"), {0.9});
+  const int64_t written = read_manifest(folder_ / "c" / "0").written_unix_ms;
+  go_on(folder_ / "a" / "0", in("c"), 1, {});
+  EXPECT_THAT(names("c"), UnorderedElementsAre("0", "0-v1"))
+      << "nothing to train, and still something to save";
+  EXPECT_EQ(read_manifest(folder_ / "c" / "0").written_unix_ms, written);
+}
+
+/// Ends the process's run as a kill would: nothing is saved after it.
+struct Breaks final : Callback {
+  explicit Breaks(int64_t step_) : step(step_) {}
+  void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+    if (batch.global_step == step) throw std::runtime_error("killed");
+  }
+  int64_t step;
+};
+
+// One keeps the newest, the other the best: whichever saves first saves the other's state from before.
+TEST_F(KeptCheckpoints, ARunWithTwoOfThemResumesFromEitherWithoutAWord) {
+  for (const bool best_first : {false, true}) {
+    for (const char* from : {"newest", "best"}) {
+      for (const int64_t breaks_at : {5, 6, 0}) {
+        std::filesystem::remove_all(folder_);
+        std::shared_ptr<ModelCheckpoint> best;
+        const auto train = [&](int64_t epochs, const std::vector<double>& metrics, int64_t breaks,
+                               const std::filesystem::path& ckpt) {
+          best = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+              .dirpath = folder_ / "best", .filename = "{step}", .monitor = "m", .save_on_exception = false});
+          const auto newest =
+              std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / "newest",
+                                                                       .filename = "{step}",
+                                                                       .every_n_train_steps = 1,
+                                                                       .save_on_exception = false});
+          std::vector<std::shared_ptr<Callback>> callbacks{newest, best};
+          if (best_first) std::swap(callbacks[0], callbacks[1]);
+          callbacks.push_back(std::make_shared<Breaks>(breaks));
+          Logs task;
+          task.values = metrics;
+          ListLoader loader = loader_of({1, 2}), val = loader_of({1});
+          Trainer trainer(
+              {.device = "cpu", .max_epochs = epochs, .num_sanity_val_steps = 0, .callbacks = callbacks});
+          if (breaks > 0) {
+            EXPECT_THROW(trainer.fit(task, loader, &val, ckpt), std::runtime_error);
+          } else {
+            trainer.fit(task, loader, &val, ckpt);
+          }
+        };
+        train(/*epochs=*/breaks_at == 0 ? 3 : 4, {0.5, 0.4, 0.3, 0.2}, breaks_at, "");
+        testing::internal::CaptureStderr();
+        train(5, {0.9, 0.8, 0.7}, 0, folder_ / from);
+        EXPECT_EQ(testing::internal::GetCapturedStderr(), "")
+            << from << ", broken at step " << breaks_at << (best_first ? ", the best's first" : "");
+        EXPECT_NE(best->best_model_path(), "");
+        EXPECT_TRUE(std::filesystem::exists(best->best_model_path())) << best->best_model_path();
+        EXPECT_LE(best->best_model_score(), breaks_at == 0 ? 0.3 : 0.4) << from << breaks_at;
+      }
+    }
+  }
+}
+
+TEST_F(KeptCheckpoints, ABestThatSomebodyRemovedIsWarnedOf) {
+  const ModelCheckpointOptions two{
+      .dirpath = folder_, .filename = "{epoch}", .monitor = "m", .save_top_k = 2};
+  fit(two, {0.1, 0.2, 0.3});
+  std::filesystem::remove_all(folder_ / "0");
+  testing::internal::CaptureStderr();
+  const auto checkpoints = go_on(folder_, two, 4, {0.4});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("no longer holds this run's '0', so that the best checkpoints are chosen without"));
+  EXPECT_EQ(checkpoints->best_model_path().filename(), "1");
+}
+
+TEST_F(KeptCheckpoints, AllAreKeptAlsoWhenTheRunGoesOn) {
+  const ModelCheckpointOptions all{.dirpath = folder_, .filename = "x", .save_top_k = -1};
+  fit(all, {3, 2});
+  go_on(folder_, all, 4, {1, 0});
+  EXPECT_THAT(names(), UnorderedElementsAre("x", "x-v1", "x-v2", "x-v3"));
+}
+
+TEST_F(KeptCheckpoints, ARunThatGoesOnFromAnOlderOneIsToldOfTheNewerOnes) {
+  const ModelCheckpointOptions all{.dirpath = folder_, .filename = "{epoch}", .save_top_k = -1};
+  fit(all, {3, 2, 1});
+  testing::internal::CaptureStderr();
+  go_on(folder_ / "0", all, 2, {5});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("holds 2 checkpoints of this run with more than the 2 steps"));
+  EXPECT_THAT(names(), UnorderedElementsAre("0", "1", "2"));
+}
+
+TEST_F(KeptCheckpoints, OneThatCannotBeRemovedIsNoFailedWrite) {
+  for (const bool async : {false, true}) {
+    // Somebody has moved the first one to another disk, and left a link.
+    struct Moves final : Callback {
+      explicit Moves(std::filesystem::path file_) : file(std::move(file_)) {}
+      void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+        if (batch.global_step != 3) return;
+        while (!std::filesystem::exists(file / "manifest.json")) std::this_thread::yield();
+        std::filesystem::rename(file, file.string() + "-elsewhere");
+        std::filesystem::create_symlink(file.string() + "-elsewhere", file);
+      }
+      std::filesystem::path file;
+    };
+    Logs task;
+    task.values = {0.5, 0.3, 0.1};
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m", .async = async});
+    testing::internal::CaptureStderr();
+    Trainer({.device = "cpu",
+             .max_epochs = 3,
+             .num_sanity_val_steps = 0,
+             .callbacks = {std::make_shared<Moves>(folder_ / "2"), checkpoints}})
+        .fit(task, train, &val);
+    const std::string told = testing::internal::GetCapturedStderr();
+    EXPECT_THAT(told, HasSubstr("an older checkpoint stays for now"));
+    EXPECT_THAT(told, Not(HasSubstr("could not be written")));
+    EXPECT_EQ(checkpoints->best_model_path().filename(), "6");
+    EXPECT_EQ(checkpoints->best_model_score(), 0.1);
+    EXPECT_EQ(checkpoints->last_model_path().filename(), "6");
+    EXPECT_THAT(names(), Not(Contains("4")));
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+TEST_F(KeptCheckpoints, OneWhoseCopyCouldNotBeMadeIsTriedAgainAtTheEnd) {
+  struct Fails : Logs, Stateful {
+    StateDict state_dict() const override {
+      if (++saves == 2) throw std::bad_alloc();
+      return {};
+    }
+    void load_state_dict(const StateReader&) override {}
+    mutable int saves = 0;
+  } task;
+  task.values = {3, 2, 1};
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m"});
+  Trainer trainer({.device = "cpu", .max_epochs = 3, .num_sanity_val_steps = 0, .callbacks = {checkpoints}});
+  EXPECT_THROW(trainer.fit(task, train, &val), std::bad_alloc);
+  EXPECT_THAT(names(), UnorderedElementsAre("4", "2")) << "saved by the exception's hook";
+  EXPECT_EQ(checkpoints->last_model_path().filename(), "4");
+  EXPECT_EQ(checkpoints->best_model_path().filename(), "2");
+}
+
+TEST_F(KeptCheckpoints, NothingIsSavedOfWhatCallbacksMakeOfTheWeightsAfterTraining) {
+  struct Throws final : Callback {
+    void on_fit_end(Trainer&, const FitResult&) override { throw std::runtime_error("on_fit_end failed"); }
+  };
+  OneWeight task;
+  ListLoader train = loader_of({1, 2});
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+      .dirpath = folder_, .save_last = false, .every_n_epochs = 0, .every_n_train_steps = 5});
+  Trainer trainer(
+      {.device = "cpu",
+       .max_epochs = 1,
+       .callbacks = {std::make_shared<EMAWeightAveraging>(), std::make_shared<Throws>(), checkpoints}});
+  EXPECT_THROW(trainer.fit(task, train), std::runtime_error);
+  EXPECT_THAT(names(), IsEmpty());
+}
+
+TEST_F(KeptCheckpoints, TwoAveragesAreRefused) {
+  OneWeight task;
+  ListLoader train = loader_of({1, 2});
+  Trainer trainer(
+      {.device = "cpu",
+       .callbacks = {std::make_shared<EMAWeightAveraging>(), std::make_shared<EMAWeightAveraging>()}});
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train); }), HasSubstr("there are two of it"));
+}
+
+TEST_F(KeptCheckpoints, ASecondFitBeginsAnew) {
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = folder_, .filename = "{epoch}", .monitor = "m"});
+  Trainer trainer({.device = "cpu", .num_sanity_val_steps = 0, .callbacks = {checkpoints}});
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  for (const double value : {0.1, 0.7}) {
+    std::filesystem::remove_all(folder_);
+    Logs task;
+    task.values = {value};
+    trainer.fit(task, train, &val);
+    EXPECT_EQ(checkpoints->best_model_score(), value);
+  }
+}
+
+TEST_F(KeptCheckpoints, NamesInAStateThatLeadOutOfTheFolderAreRefused) {
+  fit({.dirpath = folder_ / "run", .filename = "{epoch}"}, {1});
+  std::filesystem::create_directories(folder_ / "victim");
+  std::ofstream(folder_ / "victim" / "manifest.json") << "{}";
+  for (const std::string& name :
+       {std::string("../victim"), (folder_ / "victim").string(), std::string("..")}) {
+    Checkpoint checkpoint = load_checkpoint(folder_ / "run" / "0");
+    auto* callbacks = checkpoint.state.at("callbacks").get_if<StateDict>();
+    auto* state = callbacks->at("mantissa::ModelCheckpoint").get_if<StateDict>();
+    state->at("best") = StateDict{{name, StateDict{{"score", 0.0}, {"order", -1}}}};
+    save_checkpoint(folder_ / "evil", checkpoint);
+    Logs task;
+    task.values = {1, 1};
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    const auto checkpoints = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_ / "rest", .filename = "{epoch}"});
+    Trainer trainer({.device = "cpu", .max_epochs = 2, .callbacks = {checkpoints}});
+    EXPECT_THAT(error_of([&] { trainer.fit(task, train, &val, folder_ / "evil"); }),
+                HasSubstr("'" + name + "' is no name of a checkpoint"));
+    EXPECT_TRUE(std::filesystem::exists(folder_ / "victim" / "manifest.json"));
+  }
+}
+
+TEST_F(KeptCheckpoints, FormatsAreTriedBeforeTheRun) {
+  const auto error = [](const std::string& filename) {
+    return error_of([&] { ModelCheckpoint callback({.filename = filename}); });
+  };
+  EXPECT_THAT(error("{epoch:.3f}"), HasSubstr("epoch and step are whole numbers"));
+  EXPECT_THAT(error("{m:d}"), HasSubstr("invalid"));
+  EXPECT_EQ(error("{epoch:03d}-{m:.3f}"), "no error");
+  EXPECT_EQ(error("{val/loss:.2f}"), "no error") << "a metric's name is not the folder's";
+  EXPECT_THAT(error(std::string(200, 'x')), HasSubstr("gives names of 200 bytes; leave it at 180"));
+  EXPECT_THAT(error_of([] { ModelCheckpoint callback({.dirpath = ""}); }), HasSubstr("dirpath is empty"));
+}
+
+TEST_F(KeptCheckpoints, LieWhereTheProgramWasWhenTheyWereAskedFor) {
+  const std::filesystem::path home = std::filesystem::current_path();
+  std::filesystem::create_directories(folder_ / "a");
+  std::filesystem::create_directories(folder_ / "b");
+  std::filesystem::current_path(folder_ / "a");
+  const auto checkpoints =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = "run", .filename = "{epoch}"});
+  std::filesystem::current_path(folder_ / "b");
+  OneWeight task;
+  ListLoader train = loader_of({1});
+  Trainer({.device = "cpu", .callbacks = {checkpoints}}).fit(task, train);
+  std::filesystem::current_path(home);
+  EXPECT_THAT(names("a/run"), ElementsAre("0"));
+}
+
+}  // namespace
+}  // namespace mantissa::kept_checkpoints_test

@@ -1,0 +1,568 @@
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <functional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/error_message.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/io/background_writer.h"
+#include "mantissa/io/checkpoint.h"
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/io/held_folder.h"
+#include "mantissa/trainer/loop/interrupt.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa {
+namespace {
+
+/// What `write` throws, in words; "" if it does not.
+std::string failure_of(const std::function<void()>& write) {
+  try {
+    write();
+  } catch (...) {
+    return message_of(std::current_exception());
+  }
+  return "";
+}
+
+/// `pattern` with what `value_of` gives for each name in braces: a text for a format such as "{:.3f}".
+/// Errors: c10::ValueError for a format that does not fit.
+std::string fill_in(
+    const std::string& pattern,
+    const std::function<std::string(const std::string& name, const std::string& format)>& value_of) {
+  std::string name;
+  for (size_t i = 0; i < pattern.size();) {
+    const size_t open = pattern.find('{', i), close = pattern.find('}', open);
+    if (open == std::string::npos || close == std::string::npos) return name.append(pattern, i);
+    name.append(pattern, i, open - i);
+    const std::string inside = pattern.substr(open + 1, close - open - 1);
+    const size_t colon = inside.find(':');
+    try {
+      name += value_of(inside.substr(0, colon),
+                       colon == std::string::npos ? "{}" : fmt::format("{{{}}}", inside.substr(colon)));
+    } catch (const fmt::format_error& error) {
+      TORCH_CHECK_VALUE(false, "ModelCheckpoint: filename '", pattern, "': ", error.what(), " in {", inside,
+                        "}; epoch and step are whole numbers, and metrics are not");
+    }
+    i = close + 1;
+  }
+  return name;
+}
+
+/// What tells a run's checkpoints from another's: by names alone they are often the same.
+std::string new_run_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+/// The state in `checkpoint` of the callback whose runs have the name `run`; null if that one has not saved
+/// it.
+/// Errors: those of read_manifest().
+std::optional<StateDict> state_of_run(const std::filesystem::path& checkpoint, const std::string& run) {
+  const Manifest manifest = read_manifest(checkpoint);
+  const auto callbacks = StateReader(manifest.state, checkpoint.string()).find("callbacks");
+  if (!callbacks) return std::nullopt;
+  for (const auto& [key, value] : callbacks->to_dict()) {
+    const auto* state = value.get_if<StateDict>();
+    if (!state || !state->contains("run")) continue;
+    const auto* saved = state->at("run").get_if<std::string>();
+    if (saved && *saved == run) return *state;
+  }
+  return std::nullopt;
+}
+
+/// A checkpoint's name in a state that somebody may have changed: nothing that leads out of the folder.
+const std::string& checked_name(const StateReader& name_reader, const std::string& name) {
+  if (name.find('/') != std::string::npos || name.starts_with("."))
+    name_reader.fail("'" + name + "' is no name of a checkpoint");
+  return name;
+}
+
+}  // namespace
+
+ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std::move(options)) {
+  TORCH_CHECK_VALUE(options_.mode == "min" || options_.mode == "max", "ModelCheckpoint: mode '",
+                    options_.mode, "' is not one", did_you_mean(options_.mode, {"min", "max"}),
+                    "; choose min or max");
+  TORCH_CHECK_VALUE(options_.save_top_k >= -1, "ModelCheckpoint: save_top_k=", options_.save_top_k,
+                    "; give a count, or -1 to keep all");
+  TORCH_CHECK_VALUE(options_.every_n_epochs >= 0 && options_.every_n_train_steps >= 0,
+                    "ModelCheckpoint: every_n_epochs=", options_.every_n_epochs,
+                    ", every_n_train_steps=", options_.every_n_train_steps,
+                    "; give counts, or 0 for not at all");
+  TORCH_CHECK_VALUE(options_.save_top_k != 0 || options_.save_last,
+                    "ModelCheckpoint: save_top_k=0 without save_last keeps nothing; leave the callback out");
+  TORCH_CHECK_VALUE(!options_.dirpath.empty(),
+                    "ModelCheckpoint: dirpath is empty; name a folder, or leave it out");
+  const std::string example =
+      fill_in(options_.filename, [](const std::string& name, const std::string& format) {
+        return name == "epoch" || name == "step" ? fmt::format(fmt::runtime(format), 1)
+                                                 : fmt::format(fmt::runtime(format), 1.0);
+      });
+  TORCH_CHECK_VALUE(!example.empty() && example.find('/') == std::string::npos && example.front() != '.',
+                    "ModelCheckpoint: filename '", options_.filename,
+                    "' is no name of a folder; leave out slashes and a leading dot, and set dirpath");
+  constexpr size_t kLongest = 180;  // of 255, less what temporary names and larger numbers add
+  TORCH_CHECK_VALUE(example.size() <= kLongest, "ModelCheckpoint: filename '", options_.filename,
+                    "' gives names of ", example.size(), " bytes; leave it at ", kLongest);
+  options_.dirpath = std::filesystem::absolute(options_.dirpath);  // the program may go elsewhere meanwhile
+  dirpath_ = options_.dirpath;
+}
+
+std::string ModelCheckpoint::state_key() const {
+  return options_.monitor.empty()
+             ? Callback::state_key()
+             : Callback::state_key() + "(" + options_.monitor + ", " + options_.mode + ")";
+}
+
+ModelCheckpoint::~ModelCheckpoint() = default;
+
+void ModelCheckpoint::on_fit_start(Trainer& trainer, const FitPlan& plan) {
+  if (trainer.options().fast_dev_run) return;
+  dirpath_ = options_.dirpath;
+  rescued_.clear();
+  lost_.clear();
+  std::error_code error;
+  std::filesystem::create_directories(dirpath_, error);
+  TORCH_CHECK(!error, "ModelCheckpoint: cannot make the folder '", dirpath_.string(), "': ", error.message(),
+              "; choose another dirpath");
+  lock_ = std::make_unique<FolderLock>(dirpath_);
+  folder_ = std::make_unique<HeldFolder>(dirpath_);
+  remove_leftovers(dirpath_);
+  if (options_.async) writer_ = std::make_unique<BackgroundWriter>();
+  outcome_ = std::make_shared<Outcome>();
+  state_ = {};
+  state_.run = new_run_id();
+  is_training_ = false;
+  batches_per_epoch_ = plan.batches_per_epoch;
+  last_time_ = Clock::now();
+}
+
+void ModelCheckpoint::on_train_start(Trainer& trainer) {
+  if (!lock_) return;
+  take_stock(trainer);
+  is_training_ = true;
+}
+
+/// Takes the state from this callback's own checkpoint of `steps` where it has one: a run that resumes from
+/// the checkpoint of another ModelCheckpoint, which saves before this one, has the state from before.
+void ModelCheckpoint::learn_from_own_checkpoint(int64_t steps) {
+  const std::string last = state_.last_path.filename().string();
+  for (const CheckpointEntry& entry : list_checkpoints(dirpath_)) {
+    if (entry.step != steps || !entry.problem.empty()) continue;
+    std::optional<StateDict> own;
+    if (!failure_of([&] { own = state_of_run(entry.path, state_.run); }).empty() || !own) continue;
+    if (entry.path.filename() != last) load_state_dict(StateReader(*own, entry.path.string()));
+    return;
+  }
+}
+
+/// Compares what the state knows with what lies in the folder, where another run's checkpoints may have the
+/// same names.
+void ModelCheckpoint::take_stock(const Trainer& trainer) {
+  const FitProgress now = trainer.resumes_at();
+  learn_from_own_checkpoint(now.steps);
+  std::set<std::string> mine;
+  int64_t of_others = 0, later = 0;
+  bool resumes_from_here = false;
+  for (const CheckpointEntry& entry : list_checkpoints(dirpath_)) {
+    const std::string name = entry.path.filename().string();
+    bool is_readable = entry.problem.empty(), is_mine = false;
+    if (is_readable)
+      is_readable = failure_of([&] { is_mine = state_of_run(entry.path, state_.run).has_value(); }).empty();
+    if (!is_readable) continue;  // nothing is lost when its name is used again
+    if (is_mine && entry.step > now.steps) {
+      ++later;  // this run is on its way there again
+      continue;
+    }
+    of_others += !is_mine;
+    resumes_from_here |= is_mine && entry.step == now.steps;
+    (is_mine ? mine : state_.taken).insert(name);
+  }
+  const std::string last = state_.last_path.filename().string();
+  std::string gone;
+  std::erase_if(state_.best, [&](const auto& kept) {
+    if (mine.contains(kept.first)) return false;
+    gone += (gone.empty() ? "'" : ", '") + kept.first + "'";
+    return true;
+  });
+  if (!mine.contains(last)) {
+    state_.last_path.clear();
+    state_.last_base.clear();
+    state_.last_step = -1;
+  }
+  for (const std::string& name : mine)
+    if (name != last && !state_.best.contains(name)) state_.taken.insert(name);
+  note_best();
+  if (!state_.last_path.empty() && state_.last_step == now.steps) {
+    // What this run goes on from is saved already, and better than anything inside a batch would be.
+    state_.last_saved = {now.steps, now.epoch, now.batches};
+    state_.last_validated = now.validated_batches;
+    state_.is_scored = options_.monitor.empty() || state_.best.contains(last);
+  }
+  const std::string folder = "ModelCheckpoint: '" + dirpath_.string() + "' ";
+  // A folder that holds nothing of this run is a new one for it. Resumed from the folder of another
+  // ModelCheckpoint, this one may have saved since. Neither is worth a word.
+  if (!gone.empty() && !mine.empty() && later == 0) {
+    TORCH_WARN(folder, "no longer holds this run's ", gone,
+               ", so that the best checkpoints are chosen without; move what is missing back before the run "
+               "resumes");
+  }
+  if (of_others > 0) {
+    TORCH_WARN(
+        folder, "holds ", of_others, of_others == 1 ? " checkpoint" : " checkpoints",
+        " of another run, and a run that resumes from the newest there may take one of them; give this run "
+        "a folder of its own, or resume that one (ckpt_path)");
+  }
+  if (later > 0 && resumes_from_here) {
+    TORCH_WARN(folder, "holds ", later, later == 1 ? " checkpoint" : " checkpoints",
+               " of this run with more than the ", now.steps,
+               " steps from which it resumes; until it has taken as many, the newest there is one of them");
+  }
+}
+
+void ModelCheckpoint::on_train_batch_end(Trainer& trainer, const TrainBatch& batch) {
+  if (!batch.stepped) return;
+  const bool by_steps =
+      options_.every_n_train_steps > 0 && batch.global_step % options_.every_n_train_steps == 0;
+  const bool by_time =
+      options_.train_time_interval && Clock::now() - last_time_ >= *options_.train_time_interval;
+  if (by_steps || by_time) save(trainer, trainer.metric_now(options_.monitor));
+}
+
+void ModelCheckpoint::on_validation_end(Trainer& trainer) {
+  if (trainer.is_sanity_checking() || trainer.stage() != Stage::kFit) return;
+  if (trainer.progress().batches == batches_per_epoch_) return;  // the epoch ends, and is saved then
+  if (options_.every_n_epochs == 0 || (trainer.progress().epoch + 1) % options_.every_n_epochs != 0) return;
+  if (const auto score = trainer.metric_now(options_.monitor)) save(trainer, score);
+}
+
+void ModelCheckpoint::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*global_step*/,
+                                   const Metrics& /*metrics*/) {
+  if (!lock_ || options_.every_n_epochs == 0 || (epoch + 1) % options_.every_n_epochs != 0) return;
+  // The first validation may be still to come, or cut short by a signal.
+  const bool is_measured =
+      trainer.progress().validated_batches >= 0 || trainer.options().check_val_every_n_epoch == 1;
+  const Metrics& all = trainer.callback_metrics();
+  TORCH_CHECK_VALUE(options_.monitor.empty() || all.contains(options_.monitor) || !is_measured ||
+                        InterruptScope::requested() != 0,
+                    "ModelCheckpoint: the monitor '", options_.monitor, "' was not logged; logged were ",
+                    join_names(keys_of(all)), did_you_mean(options_.monitor, keys_of(all)));
+  save(trainer, trainer.metric_now(options_.monitor));
+}
+
+void ModelCheckpoint::on_train_end(Trainer& trainer) {
+  if (options_.save_last) save(trainer, trainer.metric_now(options_.monitor));
+  if (writer_) writer_->flush();
+  // The last one is whole, or it is not where it should be.
+  if (lock_ && folder_->is_lost()) save(trainer, trainer.metric_now(options_.monitor));
+  is_training_ = false;  // what callbacks now make of the weights is nothing to go on from
+}
+
+void ModelCheckpoint::on_exception(Trainer& trainer, const std::exception_ptr& /*exception*/) {
+  // Without a step there is nothing new. A step that broke off may have changed what was measured.
+  if (options_.save_on_exception && is_training_ && trainer.progress().steps > 0) save(trainer, std::nullopt);
+}
+
+void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
+  writer_.reset();  // after all that it was given
+  is_training_ = false;
+  if (outcome_) take_back_failures();
+  for (const std::string& name : std::exchange(state_.to_remove, {})) {
+    const std::string failure = failure_of([&] { remove_checkpoint(dirpath_ / name); });
+    if (!failure.empty()) {
+      TORCH_WARN("ModelCheckpoint: an older checkpoint stays: ", failure);
+    }
+  }
+  lock_.reset();
+  folder_.reset();
+  if (!outcome_) return;
+  const std::string failure = std::exchange(outcome_->failure, {});
+  TORCH_CHECK(failure.empty(), "ModelCheckpoint: the run's last checkpoint could not be written: ", failure);
+}
+
+void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
+  if (!lock_) return;             // fast_dev_run
+  if (writer_) writer_->flush();  // or there would be two copies, and what failed would not be known
+  take_back_failures();
+  if (folder_->is_lost()) take_another_folder();
+  const FitProgress progress = trainer.resumes_at();
+  const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
+  const bool is_saved = now == state_.last_saved;
+  // Saved by its step before it was validated: now it may be one of the best, and need not be validated
+  // again.
+  const bool is_ranked = state_.is_scored || !score;
+  if (is_saved && is_ranked && progress.validated_batches == state_.last_validated) return;
+  if (is_saved && !trainer.resumes_exactly()) {
+    if (!is_ranked) rank_last(*score);
+    return;
+  }
+  const State before = state_;
+  try {
+    write(trainer, score, now);
+  } catch (...) {  // the copy may need more memory than there is
+    state_ = before;
+    throw;
+  }
+  end_if_folder_was_lost();
+}
+
+/// A run must not train for hours when nothing of it can be found again. Where no folder can be made, it is
+/// as with a full disk: the writes fail, training goes on, and the next one may find a place.
+void ModelCheckpoint::take_another_folder() {
+  const std::string failure = failure_of([&] {
+    const std::filesystem::path lost = dirpath_;
+    dirpath_ = folder_->replace();
+    rescued_ = dirpath_;
+    lost_ = lost;
+    lock_ = std::make_unique<FolderLock>(dirpath_);
+  });
+  if (!failure.empty()) {
+    TORCH_WARN("ModelCheckpoint: ", failure);
+    return;
+  }
+  // None of what the run has saved is here.
+  state_.best.clear();
+  state_.taken.clear();
+  state_.to_remove.clear();
+  state_.last_path.clear();
+  state_.last_kept.reset();
+  state_.last_base.clear();
+  state_.last_step = -1;
+  state_.last_saved = {-1, -1, -1};
+  note_best();
+}
+
+void ModelCheckpoint::end_if_folder_was_lost() {
+  if (lost_.empty()) return;
+  if (writer_) writer_->flush();
+  {
+    const std::lock_guard lock(outcome_->mutex);
+    if (!outcome_->failure.empty()) return;  // there is no room here either; the next one may find some
+  }
+  const std::filesystem::path lost = std::exchange(lost_, {});
+  TORCH_CHECK(
+      false, "ModelCheckpoint: the folder '", lost.string(),
+      "' was removed, moved or replaced while the run was under way, and the run ends; resume it from '",
+      state_.last_path.string(), "', where all of it is saved");
+}
+
+/// The newest, which is better to go on from than what would be written now.
+void ModelCheckpoint::rank_last(double score) {
+  Write ranked;
+  const std::string name = state_.last_path.filename().string();
+  state_.last_kept = Kept{score, state_.order};
+  state_.is_scored = true;
+  keep(name, score, ranked);
+  for (const std::string& other : ranked.dropped)
+    if (other != name) state_.to_remove.insert(other);
+}
+
+void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
+                            const std::array<int64_t, 3>& now) {
+  const std::string name = name_for(trainer, score);
+  Write write{.name = name, .last = state_.last_path, .before = {}, .dropped = {}};
+  if (const auto kept = state_.best.find(name); kept != state_.best.end())
+    write.before.emplace_back(name, kept->second);
+  const Kept rank{score.value_or(0), state_.order};
+  keep(name, score, write);
+  if (!options_.save_last && !state_.best.contains(name) && lost_.empty()) return;
+  state_.last_kept = options_.monitor.empty() || score ? std::optional(rank) : std::nullopt;
+  state_.last_saved = now;
+  state_.last_validated = trainer.progress().validated_batches;
+  state_.is_scored = score.has_value();
+  if (!state_.last_path.empty()) write.dropped.insert(state_.last_path.filename().string());
+  write.dropped.merge(std::exchange(state_.to_remove, {}));
+  state_.last_path = dirpath_ / name;
+  if (options_.save_top_k == -1) state_.taken.insert(name);
+  std::erase_if(write.dropped, [&](const std::string& other) {
+    return other == name || state_.best.contains(other) || options_.save_top_k == -1;
+  });
+  const auto job = [&trainer, outcome = outcome_, dirpath = dirpath_, write](const Checkpoint& checkpoint) {
+    const std::string failure = failure_of([&] {
+      trainer.save_logs();
+      // A link there would be followed, to a checkpoint that is not this run's.
+      std::error_code error;
+      if (std::filesystem::is_symlink(dirpath / write.name, error))
+        std::filesystem::remove(dirpath / write.name, error);
+      save_checkpoint(dirpath / write.name, checkpoint);
+    });
+    // Only now, when the new one is whole, may the older ones go.
+    std::map<std::string, std::string> stayed;
+    if (failure.empty())
+      for (const std::string& other : write.dropped) {
+        const std::string reason = failure_of([&] { remove_checkpoint(dirpath / other); });
+        if (!reason.empty()) stayed.emplace(other, reason);
+      }
+    const std::lock_guard lock(outcome->mutex);
+    const bool failed_before = !std::exchange(outcome->failure, failure).empty();
+    for (const auto& [other, reason] : stayed) {
+      outcome->stayed.insert(other);
+      if (!outcome->told_of.insert(other).second) continue;
+      TORCH_WARN("ModelCheckpoint: an older checkpoint stays for now: ", reason);
+    }
+    if (failure.empty()) return;
+    outcome->failed.push_back(write);
+    if (failed_before) return;  // a full disk is one fault, whatever the number of checkpoints
+    TORCH_WARN(
+        "ModelCheckpoint: a checkpoint could not be written, and training continues without it. The next "
+        "ones "
+        "are tried, and are reported only after one was written: ",
+        failure);
+  };
+  if (writer_) {
+    writer_->post([job, copy = std::make_shared<Checkpoint>(snapshot(trainer.checkpoint()))] { job(*copy); });
+  } else {
+    job(trainer.checkpoint());
+  }
+  last_time_ = Clock::now();
+}
+
+/// What could not be written is none of the best, and what should have gone for it is still there.
+void ModelCheckpoint::take_back_failures() {
+  std::vector<Write> failed;
+  {
+    const std::lock_guard lock(outcome_->mutex);
+    failed = std::exchange(outcome_->failed, {});
+    state_.to_remove.merge(std::exchange(outcome_->stayed, {}));
+  }
+  for (auto write = failed.rbegin(); write != failed.rend(); ++write) {
+    state_.best.erase(write->name);
+    for (const auto& [name, kept] : write->before) state_.best[name] = kept;
+    for (const std::string& name : write->dropped)
+      if (!state_.best.contains(name)) state_.to_remove.insert(name);
+    if (state_.last_path != dirpath_ / write->name) continue;
+    state_.last_path = write->last;
+    state_.last_kept.reset();
+  }
+  if (failed.empty()) return;
+  // The newest was ranked when the failed one still passed for written.
+  const std::string last = state_.last_path.filename().string();
+  if (state_.last_kept && options_.save_top_k != 0 && !last.empty()) state_.best[last] = *state_.last_kept;
+  while (options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) > options_.save_top_k) {
+    const auto worst = worst_of_the_best();
+    state_.to_remove.insert(worst->first);
+    state_.best.erase(worst);
+  }
+  std::erase_if(state_.to_remove,
+                [&](const std::string& name) { return last == name || state_.best.contains(name); });
+  state_.last_saved = {-1, -1, -1};
+  note_best();
+}
+
+/// Lightning's way: a name that one of the kept checkpoints has, or another run's, gets "-v1" and so on,
+/// unless that one goes.
+std::string ModelCheckpoint::name_for(const Trainer& trainer, std::optional<double> score) {
+  const std::string base = name_of(trainer);
+  const bool is_the_same_step = base == state_.last_base && trainer.progress().steps == state_.last_step;
+  state_.last_base = base;
+  state_.last_step = trainer.progress().steps;
+  if (is_the_same_step) return state_.last_name;
+  state_.last_name = base;
+  const auto worst = worst_of_the_best();
+  const bool is_full =
+      options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) >= options_.save_top_k;
+  const bool displaces = is_full && (options_.monitor.empty() || score) &&
+                         is_better({score.value_or(0), state_.order}, worst->second);
+  const auto is_taken = [&](const std::string& name) {
+    return state_.taken.contains(name) ||
+           (state_.best.contains(name) && !(displaces && worst->first == name));
+  };
+  for (int version = 1; is_taken(state_.last_name); ++version)
+    state_.last_name = base + "-v" + std::to_string(version);
+  return state_.last_name;
+}
+
+std::string ModelCheckpoint::name_of(const Trainer& trainer) const {
+  const FitProgress& progress = trainer.progress();
+  // Of an epoch that has just ended its own number, and not the next one's.
+  const int64_t epoch = progress.batches == 0 && progress.epoch > 0 ? progress.epoch - 1 : progress.epoch;
+  return fill_in(options_.filename, [&](const std::string& name, const std::string& format) {
+    if (name == "epoch") return fmt::format(fmt::runtime(format), epoch);
+    if (name == "step") return fmt::format(fmt::runtime(format), progress.steps);
+    const auto found = trainer.callback_metrics().find(name);
+    return found == trainer.callback_metrics().end() ? std::string("none")
+                                                     : fmt::format(fmt::runtime(format), found->second);
+  });
+}
+
+bool ModelCheckpoint::is_better(const Kept& a, const Kept& b) const {
+  // A nan is worse than anything, as Lightning has it.
+  if (std::isnan(a.score) || std::isnan(b.score)) {
+    if (std::isnan(a.score) != std::isnan(b.score)) return std::isnan(b.score);
+  } else if (a.score != b.score) {
+    return options_.mode == "min" ? a.score < b.score : a.score > b.score;
+  }
+  return a.order > b.order;
+}
+
+std::map<std::string, ModelCheckpoint::Kept>::const_iterator ModelCheckpoint::worst_of_the_best() const {
+  return std::max_element(state_.best.begin(), state_.best.end(),
+                          [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
+}
+
+void ModelCheckpoint::keep(const std::string& name, std::optional<double> score, Write& write) {
+  if (options_.save_top_k == 0 || (!options_.monitor.empty() && !score)) return;
+  state_.best[name] = {score.value_or(0), state_.order++};
+  while (options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) > options_.save_top_k) {
+    const auto worst = worst_of_the_best();
+    write.dropped.insert(worst->first);
+    if (worst->first != name) write.before.emplace_back(*worst);
+    state_.best.erase(worst);
+  }
+  note_best();
+}
+
+void ModelCheckpoint::note_best() {
+  state_.best_path.clear();
+  state_.best_score.reset();
+  const auto best =
+      std::min_element(state_.best.begin(), state_.best.end(),
+                       [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
+  if (best == state_.best.end()) return;
+  state_.best_path = dirpath_ / best->first;
+  if (!options_.monitor.empty()) state_.best_score = best->second.score;
+}
+
+StateDict ModelCheckpoint::state_dict() const {
+  StateDict best;
+  for (const auto& [name, kept] : state_.best)
+    best.emplace(name, StateDict{{"score", kept.score}, {"order", kept.order}});
+  return {{"best", std::move(best)},
+          {"run", state_.run},
+          {"last_model", state_.last_path.filename().string()},
+          {"last_step", state_.last_step},
+          {"last_filename", state_.last_base},
+          {"order", state_.order}};
+}
+
+// Which of them are still there take_stock() finds out.
+void ModelCheckpoint::load_state_dict(const StateReader& state) {
+  std::map<std::string, Kept> best;
+  const StateReader saved = state.at("best");
+  for (const auto& [name, value] : saved.to_dict()) {
+    const StateReader kept = saved.at(name);
+    best[checked_name(kept, name)] = {kept.at("score").to_double(), kept.at("order").to_count()};
+  }
+  const StateReader last_model = state.at("last_model");
+  const std::string last = checked_name(last_model, last_model.to_string());
+  const int64_t last_step = state.at("last_step").to_int(-1, kMaxCount), order = state.at("order").to_count();
+  const std::string last_base = state.at("last_filename").to_string(), run = state.at("run").to_string();
+  state_.run = run;
+  state_.last_base = last_base;
+  state_.last_step = last_step;
+  state_.last_name = last;
+  state_.order = order;
+  state_.best = std::move(best);
+  state_.last_path = last.empty() ? std::filesystem::path() : dirpath_ / last;
+  note_best();
+}
+
+}  // namespace mantissa

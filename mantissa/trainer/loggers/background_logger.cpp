@@ -1,0 +1,174 @@
+#include "mantissa/trainer/loggers/background_logger.h"
+
+#include <chrono>
+#include <utility>
+#include <variant>
+
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/error_message.h"
+#include "mantissa/core/thread_warnings.h"
+#include "mantissa/trainer/loggers/log_name_internal.h"
+
+namespace mantissa {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+BackgroundLogger::BackgroundLogger(std::string name, std::filesystem::path log_dir,
+                                   std::unique_ptr<LogWriter> writer, const BackgroundOptions& options)
+    : name_(std::move(name)),
+      log_dir_(log_dir.empty() ? std::move(log_dir) : std::filesystem::absolute(log_dir)),
+      options_(options),
+      writer_(std::move(writer)),
+      rows_(writer_->rows()) {
+  TORCH_CHECK_VALUE(options.flush_seconds > 0 && options.flush_seconds <= 3600 && options.queue_rows >= 2,
+                    name_, " logger: need flush_seconds above 0 and at most 3600, and queue_rows >= 2; got ",
+                    options.flush_seconds, ", ", options.queue_rows);
+  thread_ = std::thread([this] { run(); });
+}
+
+BackgroundLogger::~BackgroundLogger() {
+  {
+    const std::scoped_lock lock(queue_mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+  try {
+    after_queued([](LogWriter& writer) { writer.sync(); });
+  } catch (const std::exception& error) {
+    TORCH_WARN("the ", name_, " logger has lost rows: ", message_of(error));
+  } catch (...) {  // a LogWriter of a user's may throw anything
+    TORCH_WARN("the ", name_, " logger has lost rows: an exception that is no std::exception");
+  }
+}
+
+void BackgroundLogger::log_metrics(MetricValues metrics, int64_t step) {
+  for (const auto& [name, value] : metrics) check_metric_name("log_metrics", name);
+  const double time = now();
+  size_t queued = 0;
+  {
+    std::unique_lock lock(queue_mutex_);
+    room_.wait(lock, [&] { return queue_.size() < options_.queue_rows || failed_; });
+    if (takes_nothing()) return;
+    queue_.push_back({std::move(metrics), step, time});
+    if (rows_) ++*rows_;
+    queued = queue_.size();
+  }
+  // Not for every row: to wake a thread costs more than all the rest.
+  if (queued == options_.queue_rows / 2) wake_.notify_one();
+}
+
+void BackgroundLogger::log_hyperparams(const Hyperparameters& params) {
+  for (const auto& [name, value] : params) {
+    check_log_name("log_hyperparams", name);
+    const auto* const text = std::get_if<std::string>(&value);
+    TORCH_CHECK_VALUE(!text || is_utf8(*text), "log_hyperparams: the value of '", name, "' is not UTF-8");
+  }
+  after_queued([&](LogWriter& writer) { writer.write_hyperparams(params, now()); });
+}
+
+std::optional<int64_t> BackgroundLogger::rows() const {
+  const std::scoped_lock lock(queue_mutex_);
+  return rows_;
+}
+
+void BackgroundLogger::resume_from(int64_t step) { void_rows(step, std::nullopt); }
+
+void BackgroundLogger::resume_from(int64_t step, int64_t rows) {
+  TORCH_CHECK_VALUE(rows >= 0, "resume_from: rows=", rows, "; give what rows() said, or leave it out");
+  void_rows(step, rows);
+}
+
+void BackgroundLogger::void_rows(int64_t step, std::optional<int64_t> rows) {
+  after_queued([&](LogWriter& writer) {
+    writer.resume_from(step, rows, now());
+    const std::scoped_lock lock(queue_mutex_);
+    rows_ = writer.rows();
+    if (rows_) *rows_ += static_cast<int64_t>(queue_.size());  // another thread's, logged meanwhile
+  });
+}
+
+void BackgroundLogger::save() {
+  after_queued([](LogWriter& writer) { writer.sync(); });
+}
+
+void BackgroundLogger::finalize(const std::string& status) {
+  after_queued([&](LogWriter& writer) {
+    writer.finish(status, now());
+    writer.sync();
+  });
+}
+
+/// The logger's thread.
+void BackgroundLogger::run() {
+  use_thread_warning_handler();
+  const std::chrono::duration<double> interval(options_.flush_seconds);
+  for (;;) {
+    {
+      std::unique_lock lock(queue_mutex_);
+      wake_.wait_for(lock, interval,
+                     [&] { return stop_ || failed_ || queue_.size() >= options_.queue_rows / 2; });
+      if (stop_ || failed_) return;
+    }
+    const std::scoped_lock lock(writing_);
+    try {
+      write_queued();
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+}
+
+/// Under writing_.
+void BackgroundLogger::write_queued() {
+  {
+    const std::scoped_lock lock(queue_mutex_);
+    taken_.swap(queue_);
+  }
+  room_.notify_all();
+  if (taken_.empty()) return;
+  writer_->write(taken_);
+  taken_.clear();
+}
+
+/// Calls the writer on this thread, after all rows that were logged before.
+void BackgroundLogger::after_queued(const std::function<void(LogWriter&)>& call) {
+  const std::scoped_lock writing(writing_);
+  {
+    const std::scoped_lock lock(queue_mutex_);
+    if (takes_nothing()) return;
+  }
+  try {
+    write_queued();
+    call(*writer_);
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  const std::scoped_lock lock(queue_mutex_);
+  takes_nothing();
+}
+
+/// Under writing_.
+void BackgroundLogger::fail(std::exception_ptr error) {
+  const std::scoped_lock lock(queue_mutex_);
+  failed_ = true;
+  error_ = std::move(error);
+  rows_.reset();
+  queue_.clear();
+  taken_.clear();
+  room_.notify_all();
+}
+
+/// Under queue_mutex_. Throws what has not been told yet.
+bool BackgroundLogger::takes_nothing() {
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  return failed_;
+}
+
+}  // namespace mantissa

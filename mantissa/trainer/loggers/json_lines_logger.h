@@ -1,0 +1,24 @@
+#pragma once
+
+#include <filesystem>
+
+#include "mantissa/trainer/loggers/background_logger.h"
+
+namespace mantissa {
+
+/// Writes `metrics.jsonl` into a folder: one JSON object a line,
+/// {"step":10,"wall_time":1763743.5,"train_loss":0.25} for each call of log_metrics(),
+/// {"hyperparams":{...},"wall_time":...}, and {"status":"success","wall_time":...} at the end of a run. Only
+/// appended to; a file that is there is gone on with.
+///
+/// Numerics: shortest decimals that read back as the same double. JSON has no such numbers, so they are the
+///           strings "NaN", "Infinity" and "-Infinity", as protobuf writes them in JSON; Python's float()
+///           reads all three.
+/// Errors:   those of BackgroundLogger and AppendFile.
+/// Source:   docs/loggers.md; RFC 8259; https://jsonlines.org.
+class JSONLinesLogger final : public BackgroundLogger {
+ public:
+  explicit JSONLinesLogger(const std::filesystem::path& folder, const BackgroundOptions& options = {});
+};
+
+}  // namespace mantissa

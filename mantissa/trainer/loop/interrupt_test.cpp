@@ -1,0 +1,46 @@
+#include "mantissa/trainer/loop/interrupt.h"
+
+#include <csignal>
+#include <gtest/gtest.h>
+
+namespace mantissa::interrupt_test {
+namespace {
+
+TEST(InterruptScope, TurnsTheFirstSignalIntoARequest) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    InterruptScope scope;
+    EXPECT_EQ(InterruptScope::requested(), 0);
+    std::raise(signal);
+    EXPECT_EQ(InterruptScope::requested(), signal);
+  }
+  EXPECT_EQ(InterruptScope::requested(), 0);  // a later run starts fresh
+}
+
+TEST(InterruptScope, TheSecondSignalKills) {
+  EXPECT_EXIT(
+      {
+        InterruptScope scope;
+        std::raise(SIGINT);
+        std::raise(SIGINT);
+      },
+      testing::KilledBySignal(SIGINT), "");
+}
+
+TEST(InterruptScope, LeavesAnIgnoredSignalIgnoredAndRestoresTheHandlerBefore) {
+  struct sigaction mine {};
+  mine.sa_handler = SIG_IGN;
+  struct sigaction before {};
+  sigaction(SIGINT, &mine, &before);
+  {
+    InterruptScope outer;
+    InterruptScope inner;  // nesting changes nothing
+    std::raise(SIGINT);
+    EXPECT_EQ(InterruptScope::requested(), 0);  // what nohup or a shell made deaf stays deaf
+  }
+  struct sigaction after {};
+  sigaction(SIGINT, &before, &after);
+  EXPECT_EQ(after.sa_handler, SIG_IGN);
+}
+
+}  // namespace
+}  // namespace mantissa::interrupt_test

@@ -1,0 +1,248 @@
+// TrainerOptions::trace_nonfinite: what is worth a warning, and what it says.
+#include <cmath>
+#include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa::tracing_test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+/// Keeps the warnings that the tracing gives: other rooms warn of skips as well.
+class Warnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    const std::string& text = warning.msg();
+    if (text.rfind("batch ", 0) == 0 || text.rfind("trace_nonfinite", 0) == 0) texts.push_back(text);
+  }
+  std::vector<std::string> texts;
+};
+
+class Batches final : public Loader {
+ public:
+  explicit Batches(int64_t count) : count_(count) {}
+  void set_epoch(int64_t) override { next_ = 0; }
+  std::optional<Batch> next() override {
+    if (next_ == count_) return std::nullopt;
+    return Batch{torch::full({1, 1}, static_cast<float>(next_++)), torch::zeros({1}, at::kLong), {}};
+  }
+  int64_t size() const override { return count_; }
+
+ private:
+  int64_t count_, next_ = 0;
+};
+
+/// One weight; the loss is what a test makes of the layer's output for batch 0, 1, ...
+class OneWeight final : public Task {
+ public:
+  using Loss = std::function<at::Tensor(const at::Tensor& y, int64_t batch)>;
+  explicit OneWeight(Loss loss, double rate = 0) : loss_(std::move(loss)), rate_(rate) {
+    net->weight.data().fill_(0.5);
+  }
+  torch::nn::Module& module() override { return *net; }
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<torch::optim::SGD>(net->parameters(), rate_)}};
+  }
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    ++runs;
+    return loss_(net(torch::ones_like(batch.data)), index);
+  }
+  torch::nn::Linear net{torch::nn::LinearOptions(1, 1).bias(false)};
+  int runs = 0;
+
+ private:
+  Loss loss_;
+  double rate_;
+};
+
+struct Origins final : Callback {
+  void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+    if (batch.origin) causes.push_back(batch.origin->cause);
+  }
+  std::vector<NonFiniteCause> causes;
+};
+
+std::vector<std::string> warnings_of(Task& task, int64_t batches, TrainerOptions options) {
+  Warnings handler;
+  const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+  options.device = "cpu";
+  options.trace_nonfinite = true;
+  Batches train(batches);
+  Trainer(std::move(options)).fit(task, train);
+  return handler.texts;
+}
+
+at::Tensor plain(const at::Tensor& y, int64_t /*batch*/) { return y.to(at::kFloat).sum(); }
+
+TEST(TrainerTrace, AScaleThatFindsItselfIsOneLineAndNoFault) {
+  OneWeight task(plain);  // at 65536 the gradient of y, in fp16, is inf
+  auto origins = std::make_shared<Origins>();
+  const auto warnings = warnings_of(task, 4, {.precision = "16-mixed", .callbacks = {origins}});
+  ASSERT_EQ(warnings.size(), 1);
+  EXPECT_THAT(warnings[0], HasSubstr("batch 0 of epoch 0: the step was skipped"));
+  EXPECT_THAT(warnings[0], HasSubstr("at the loss scale 65536 is beyond Half"));
+  EXPECT_THAT(warnings[0], Not(HasSubstr("Cure")));
+  EXPECT_THAT(origins->causes, ElementsAre(NonFiniteCause::kLossScale));
+  EXPECT_EQ(task.runs, 5);
+}
+
+TEST(TrainerTrace, OverflowsOfADynamicScaleLeaveTheTracesToFaults) {
+  // Two overflows in three steps, far more than kMaxTraces; then a fault.
+  OneWeight task([](const at::Tensor& y, int64_t batch) {
+    const at::Tensor wide = y.to(at::kFloat);
+    if (batch == 45) return torch::log(wide - wide - 1).sum();
+    return wide.sum() * (batch % 3 == 0 ? 1e-30 : 1e30);
+  });
+  const auto warnings = warnings_of(task, 46, {.precision = "16-mixed"});
+  ASSERT_EQ(warnings.size(), 2);
+  EXPECT_THAT(warnings[0], HasSubstr("by itself"));
+  EXPECT_THAT(warnings[1], HasSubstr("batch 45 of epoch 0: forward: aten::log"));
+}
+
+TEST(TrainerTrace, AScaleBeyondFloat32IsAScaleThatFindsItself) {
+  // 3e38 times the loss, or in the backward pass times its derivative, is beyond float32.
+  for (const double factor : {1e3, 1e-3}) {
+    OneWeight task(
+        [=](const at::Tensor& y, int64_t) { return (y.to(at::kFloat) * 1e6).sum() * factor / 1e6; });
+    const auto warnings =
+        warnings_of(task, 4, {.precision = "16-mixed", .precision_options = {.init_scale = 3e38}});
+    ASSERT_EQ(warnings.size(), 1);
+    EXPECT_THAT(warnings[0], HasSubstr("at the loss scale 3e+38 is beyond "));
+    EXPECT_THAT(warnings[0], Not(HasSubstr("Cure")));
+  }
+}
+
+TEST(TrainerTrace, ARepeatedFaultIsToldOfInOneLine) {
+  OneWeight task([](const at::Tensor& y, int64_t batch) {
+    return batch == 2 ? torch::sqrt(y.to(at::kFloat) - 1).sum() : torch::log(y.to(at::kFloat) - 1).sum();
+  });
+  const auto warnings = warnings_of(task, 4, {.precision = "16-mixed"});
+  ASSERT_EQ(warnings.size(), 4);
+  EXPECT_THAT(warnings[0], HasSubstr("Cure"));
+  EXPECT_EQ(
+      warnings[1],
+      "batch 1 of epoch 0: again forward: aten::log after the root module: outside the operation's domain");
+  EXPECT_THAT(warnings[2], HasSubstr("batch 2 of epoch 0: forward: aten::sqrt"));
+  EXPECT_THAT(warnings[3], HasSubstr("batch 3 of epoch 0: again forward: aten::log"));
+}
+
+TEST(TrainerTrace, ManyOverflowsInARowAreAFault) {
+  OneWeight task([](const at::Tensor& y, int64_t) { return y.to(at::kFloat).sum() * 1e30; });
+  const int rows = TrainerOptions::kOverflowsInARow;
+  const auto warnings = warnings_of(task, 2 * rows + 1, {.precision = "16-mixed"});
+  ASSERT_EQ(warnings.size(), 3);
+  EXPECT_THAT(warnings[1], HasSubstr("batch 9 of epoch 0: backward: aten::to"));
+  EXPECT_THAT(warnings[1], HasSubstr("10 steps in a row were skipped"));
+  EXPECT_THAT(warnings[2], HasSubstr("20 steps in a row were skipped"));
+}
+
+TEST(TrainerTrace, AFixedScaleIsNamedWithItsFlag) {
+  OneWeight task(plain);
+  const auto warnings =
+      warnings_of(task, 2, {.precision = "16-mixed", .precision_options = {.loss_scale = "131072"}});
+  ASSERT_EQ(warnings.size(), 2);
+  EXPECT_THAT(warnings[1], HasSubstr("batch 1 of epoch 0: again backward: aten::"));
+  EXPECT_THAT(warnings[0], HasSubstr("Cure: the loss scale is fixed at 131072 (--loss-scale"));
+  EXPECT_THAT(warnings[0], Not(HasSubstr("backs off")));
+}
+
+TEST(TrainerTrace, WithoutAScaleNoneIsBlamed) {
+  OneWeight task([](const at::Tensor& y, int64_t) { return y.to(at::kFloat).sum() * 1e6; });
+  const auto warnings = warnings_of(task, 1, {.precision = "16-true"});
+  ASSERT_EQ(warnings.size(), 1);
+  EXPECT_THAT(warnings[0], HasSubstr("Cure: the loss is not scaled"));
+}
+
+TEST(TrainerTrace, WeightsThatComeInBrokenAreToldOfOnce) {
+  OneWeight task(plain);
+  task.net->weight.data().fill_(std::numeric_limits<float>::quiet_NaN());
+  const auto warnings = warnings_of(task, 20, {.precision = "32-true"});
+  ASSERT_EQ(warnings.size(), 1);
+  EXPECT_THAT(warnings[0], HasSubstr("read parameter 'weight'"));
+  EXPECT_THAT(warnings[0], HasSubstr("before the first step: look at the file"));
+  EXPECT_THAT(warnings[0], HasSubstr("Nothing that follows can be right"));
+  EXPECT_THAT(warnings[0], Not(HasSubstr("learning rate")));
+  EXPECT_EQ(task.runs, 21);
+}
+
+TEST(TrainerTrace, WithoutAScalerTheGradientIsNamedBeforeItBreaksTheWeights) {
+  for (const char* mode : {"32-true", "bf16-mixed", "bf16-true"}) {
+    SCOPED_TRACE(mode);
+    OneWeight task(
+        [](const at::Tensor& y, int64_t batch) {
+          return (batch == 3 ? y + torch::sqrt(y * 0) : y).to(at::kFloat).sum();
+        },
+        /*rate=*/0.1);
+    const auto warnings = warnings_of(task, 20, {.precision = mode});
+    ASSERT_EQ(warnings.size(), 2);
+    EXPECT_THAT(warnings[0],
+                HasSubstr("batch 3 of epoch 0: backward: aten::div in the derivative of aten::sqrt"));
+    EXPECT_THAT(warnings[1], HasSubstr("batch 4 of epoch 0: forward: "));
+    EXPECT_THAT(warnings[1], HasSubstr("an earlier step broke it: stop"));
+    EXPECT_EQ(task.runs, 22);
+  }
+}
+
+TEST(TrainerTrace, FiniteGradientsWhoseSumIsNotAreFinite) {
+  // Their sum is beyond fp16, none of them is.
+  class Wide final : public Task {
+   public:
+    torch::nn::Module& module() override { return *net; }
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::SGD>(net->parameters(), 0.0)}};
+    }
+    at::Tensor training_step(const Batch&, int64_t) override {
+      ++runs;
+      return (net->weight * 6e4).to(at::kFloat).sum();
+    }
+    torch::nn::Linear net{torch::nn::LinearOptions(2, 2).bias(false)};
+    int runs = 0;
+  } task;
+  task.net->weight.data().zero_();
+  EXPECT_THAT(warnings_of(task, 3, {.precision = "16-true"}), testing::IsEmpty());
+  EXPECT_EQ(task.runs, 3);
+}
+
+TEST(TrainerTrace, FindsASumThatOverflowsOverTheWindow) {
+  // Each batch's gradient is 4 / 2 * 2e4, and the sum of two is beyond 65504.
+  OneWeight task([](const at::Tensor& y, int64_t) { return (y * 2e4).to(at::kFloat).sum(); });
+  auto origins = std::make_shared<Origins>();
+  const auto warnings = warnings_of(task, 2,
+                                    {.precision = "16-true",
+                                     .precision_options = {.loss_scale = "4"},
+                                     .accumulate_grad_batches = 2,
+                                     .callbacks = {origins}});
+  ASSERT_EQ(warnings.size(), 1);
+  EXPECT_THAT(warnings[0], HasSubstr("the sum of the window's gradients of 'weight'"));
+  EXPECT_THAT(warnings[0], HasSubstr("the loss scale is fixed at 4"));
+  EXPECT_THAT(origins->causes, ElementsAre(NonFiniteCause::kAccumulation));
+}
+
+TEST(TrainerTrace, SaysWhenItCannotFindIt) {
+  class BrokenAfterwards final : public Task {
+   public:
+    torch::nn::Module& module() override { return *net; }
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::SGD>(net->parameters(), 0.0)}};
+    }
+    at::Tensor training_step(const Batch& batch, int64_t) override { return net(batch.data).sum(); }
+    void on_after_backward() override { net->weight.mutable_grad().fill_(HUGE_VAL); }
+    torch::nn::Linear net{1, 1};
+  } task;
+  const auto warnings = warnings_of(task, 1, {.precision = "32-true"});
+  ASSERT_EQ(warnings.size(), 1);
+  EXPECT_THAT(warnings[0], HasSubstr("gave finite gradients the second time"));
+}
+
+}  // namespace
+}  // namespace mantissa::tracing_test
