@@ -152,10 +152,11 @@ class Rounds {
   Clock::time_point begin_;
 };
 
+/// The scale that the next step will use.
 std::optional<double> scale_of(const Precision& precision) {
-  const PrecisionState state = precision.state_dict();
-  const auto scale = state.find("scale");
-  return scale == state.end() ? std::nullopt : std::optional(scale->second.toDouble());
+  const StateDict state = precision.state_dict();
+  const auto scale = StateReader(state).find("loss_scale");
+  return scale ? std::optional(scale->at("scale").to_double()) : std::nullopt;
 }
 
 at::Tensor loss_of(const at::Tensor& logits, const Batch& batch) {

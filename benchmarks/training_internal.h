@@ -42,7 +42,7 @@ class Training {
     }
     precision_->backward(loss);
     precision_->unscale_gradients(*optimizer_);
-    if (!precision_->optimizer_step(*optimizer_).skipped) ++steps_;
+    if (!precision_->optimizer_step(*optimizer_).skipped()) ++steps_;
     return loss.item<double>();
   }
 

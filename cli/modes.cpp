@@ -15,13 +15,13 @@
 namespace mantissa::cli {
 namespace {
 
-const char* word(DtypeSupport support) {
+const char* word(FormatSupport support) {
   switch (support) {
-    case DtypeSupport::kNative:
+    case FormatSupport::kNative:
       return "native";
-    case DtypeSupport::kEmulated:
+    case FormatSupport::kEmulated:
       return "emulated";
-    case DtypeSupport::kUnavailable:
+    case FormatSupport::kUnavailable:
       return "unavailable";
   }
   return "unknown";
@@ -54,7 +54,7 @@ void print_modes() {
   for (const Mode& mode : modes()) {
     fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", mode.name, join_names(mode.aliases), "", "", mode.summary);
     fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cpu", "yes", cpu_speed(mode, speeds));
-    const DtypeSupportInfo info = mode_support(mode, at::Device(at::kCUDA));
+    const FormatSupportInfo info = mode_support(mode, at::Device(at::kCUDA));
     fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cuda", word(info.support), info.reason);
   }
   fmt::print("\n16-bit operations on the CPU: {}\n", kernels);

@@ -376,7 +376,7 @@ void warn_without_effect(const FitOptions& given, const FitOptions& o) {
     warn(*o.stochastic_rounding && given.stochastic_rounding && !steps_16_bit_weights(o),
          "--stochastic-rounding", precision + ", whose optimizer steps no 16-bit weights");
     warn(given.float32_matmul_precision && *o.float32_matmul_precision != "highest" &&
-             find_mode(*o.precision).compute_dtype != at::kFloat,
+             find_mode(*o.precision).traits.compute != Format::kFloat32,
          "--float32-matmul-precision", precision + ", whose products are not float32");
   }
   const bool lays_out = given.channels_last && *o.channels_last, measures = given.benchmark && *o.benchmark;

@@ -9,16 +9,16 @@
 #include "cli/limits.h"
 #include "cli/recipe.h"
 #include "cli/run_folder.h"
-#include "mantissa/trainer/loggers/csv_logger.h"
 #include "mantissa/trainer/callbacks/device_stats_monitor.h"
 #include "mantissa/trainer/callbacks/early_stopping.h"
-#include "mantissa/trainer/loggers/json_lines_logger.h"
 #include "mantissa/trainer/callbacks/learning_rate_monitor.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/callbacks/precision_monitor.h"
+#include "mantissa/trainer/callbacks/weight_averaging.h"
+#include "mantissa/trainer/loggers/csv_logger.h"
+#include "mantissa/trainer/loggers/json_lines_logger.h"
 #include "mantissa/trainer/loggers/tensorboard_logger.h"
 #include "mantissa/trainer/trainer.h"
-#include "mantissa/trainer/callbacks/weight_averaging.h"
 
 namespace mantissa::cli {
 namespace {
@@ -32,7 +32,7 @@ TrainerOptions trainer_options(const FitOptions& o) {
     TrainerOptions t;
     t.precision = *o.precision;
     t.precision_options = precision_options(o);
-    t.float32_matmul_precision = *o.float32_matmul_precision;
+    t.precision_options.float32_matmul_precision = *o.float32_matmul_precision;
     t.cpu_kernels = *o.cpu_kernels;
     t.device = *o.device;
     t.channels_last = *o.channels_last;

@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   mantissa::keep_threads_apart();  // for a machine that others use too
   at::manual_seed(1);
   auto precision = mantissa::make_precision(argc > 1 ? argv[1] : "bf16-mixed", at::kCPU);
+  auto run = precision->run_context();
   mantissa::Convnet model(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10});
   precision->convert_module(*model);
   mantissa::SGD optimizer(model->parameters(), mantissa::SGDOptions(0.05).momentum(0.9));
@@ -33,7 +34,8 @@ int main(int argc, char** argv) {
       }
       precision->backward(loss);
       precision->clip_gradients(optimizer, 1.0);
-      if (precision->optimizer_step(optimizer).skipped) std::puts("overflow: step skipped, scale lowered");
+      const auto step = precision->optimizer_step(optimizer);
+      if (step.skipped()) std::puts("overflow: step skipped, scale lowered");
       last_loss = precision->convert_output(loss).item<double>();
     }
     std::printf("%s, epoch %d: last loss %.4f\n", precision->name().c_str(), epoch, last_loss);

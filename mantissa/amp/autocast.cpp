@@ -28,7 +28,8 @@ bool validate_cuda(at::ScalarType dtype) {
                     "). Use Autocast(cpu) on this machine, or pass enabled = false.");
     return false;
   }
-  static const bool no_bf16 = dtype_support(at::kCUDA, at::kBFloat16).support == DtypeSupport::kUnavailable;
+  static const bool no_bf16 =
+      format_support(at::kCUDA, Format::kBFloat16).support == FormatSupport::kUnavailable;
   TORCH_CHECK_VALUE(dtype != at::kBFloat16 || !no_bf16,
                     "Autocast(cuda, BFloat16): the current CUDA device does not support bfloat16; "
                     "switch the dtype to Half and use a GradScaler");

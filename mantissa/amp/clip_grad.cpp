@@ -12,11 +12,14 @@
 #include <ATen/ops/_foreach_clamp_min.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include "mantissa/amp/clip_grad_internal.h"
+#include "mantissa/amp/gradients_internal.h"
 
 namespace mantissa {
 namespace {
@@ -45,6 +48,24 @@ std::vector<std::vector<at::Tensor>> grouped(const std::vector<at::Tensor>& grad
     for (const auto& gradient : group.first.front()) out.push_back(*gradient);
   }
   return groups;
+}
+
+/// 0-dim, on `device`.
+at::Tensor total_norm(const std::vector<std::vector<at::Tensor>>& groups, double norm_type,
+                      at::Device device) {
+  std::vector<at::Tensor> norms;
+  for (const auto& group : groups)
+    for (const at::Tensor& norm : at::_foreach_norm(group, norm_type)) norms.push_back(norm.to(device));
+  return at::linalg_vector_norm(at::stack(norms), norm_type);
+}
+
+at::Tensor clip_factor(const at::Tensor& total, double max_norm) {
+  return ((total + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
+}
+
+/// Multiplies all gradients, also by 1: asking whether the factor is 1 would wait for the device.
+void shrink(const std::vector<std::vector<at::Tensor>>& groups, const at::Tensor& factor) {
+  for (const auto& group : groups) at::_foreach_mul_(group, factor.to(group.front().device()));
 }
 
 }  // namespace
@@ -79,15 +100,7 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double no
   const auto gradients = gradients_of(parameters);
   if (gradients.empty()) return at::zeros({});
   const auto groups = grouped(gradients);
-
-  std::vector<at::Tensor> norms;
-  norms.reserve(gradients.size());
-  for (const auto& group : groups) {
-    for (const at::Tensor& norm : at::_foreach_norm(group, norm_type)) {
-      norms.push_back(norm.to(gradients.front().device()));
-    }
-  }
-  const at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
+  const at::Tensor total = total_norm(groups, norm_type, gradients.front().device());
   if (error_if_nonfinite) {
     const double value = total.item<double>();
     TORCH_CHECK(std::isfinite(value), "clip_grad_norm_: the total norm of order ", norm_type,
@@ -95,10 +108,21 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double no
                 ", non-finite, so it cannot be clipped; pass "
                 "error_if_nonfinite = false and let GradScaler skip the step, or lower the learning rate");
   }
-  // Always multiplied, also by 1: asking whether to would wait for the device.
-  const at::Tensor factor = ((total + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
-  for (const auto& group : groups) at::_foreach_mul_(group, factor.to(group.front().device()));
+  shrink(groups, clip_factor(total, max_norm));
   return total;
+}
+
+at::Tensor clip_grad_norm_unless_(const at::Tensor& found_inf, at::TensorList parameters, double max_norm) {
+  check_clip_norm(max_norm, 2.0);
+  check_dense(parameters);
+  const at::NoGradGuard no_grad;
+  const auto gradients = gradients_of(parameters);
+  if (gradients.empty()) return at::zeros({});
+  const auto groups = grouped(gradients);
+  const at::Tensor total = total_norm(groups, 2.0, gradients.front().device());
+  const at::Tensor overflowed = on_device(found_inf, total.device()) != 0;
+  shrink(groups, clip_factor(total, max_norm).masked_fill(overflowed, 1.0));
+  return total.masked_fill(overflowed, HUGE_VAL);
 }
 
 void clip_grad_value_(at::TensorList parameters, double clip_value) {
@@ -110,6 +134,18 @@ void clip_grad_value_(at::TensorList parameters, double clip_value) {
   for (const auto& group : grouped(gradients)) {
     at::_foreach_clamp_min_(group, -clip_value);
     at::_foreach_clamp_max_(group, clip_value);
+  }
+}
+
+void clip_grad_value_unless_(const at::Tensor& found_inf, at::TensorList parameters, double clip_value) {
+  check_clip_value(clip_value);
+  check_dense(parameters);
+  const at::NoGradGuard no_grad;
+  const at::Tensor limit =
+      at::full({}, clip_value, found_inf.options().dtype(at::kDouble)).masked_fill_(found_inf != 0, HUGE_VAL);
+  for (const at::Tensor& gradient : gradients_of(parameters)) {
+    const at::Tensor high = on_device(limit, gradient.device());
+    gradient.clamp_(-high, high);
   }
 }
 

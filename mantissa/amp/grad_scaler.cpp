@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <sstream>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -16,6 +15,7 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
+#include "mantissa/amp/gradient_record_internal.h"
 #include "mantissa/amp/gradients_internal.h"
 #include "mantissa/amp/nonfinite_gradients.h"
 #include "mantissa/core/device.h"
@@ -26,15 +26,6 @@ namespace {
 
 constexpr double kMaxScale = std::numeric_limits<float>::max();
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();  // the trackers are int32
-
-c10::weak_intrusive_ptr<c10::TensorImpl> first_parameter(const torch::optim::Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      return c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr());
-    }
-  }
-  return c10::weak_intrusive_ptr<c10::TensorImpl>(at::Tensor().getIntrusivePtr());
-}
 
 /// Looks at every gradient before any is touched, so that a refused optimizer is left as it was.
 void check_gradients(const torch::optim::Optimizer& optimizer, bool allow_fp16) {
@@ -99,6 +90,10 @@ GradScaler::GradScaler(at::Device device, const GradScalerOptions& options)
   init_hysteresis_tracker_ = options_.hysteresis_steps;
 }
 
+GradScaler::~GradScaler() = default;
+GradScaler::GradScaler(GradScaler&&) noexcept = default;
+GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
+
 at::Tensor GradScaler::scale(const at::Tensor& outputs) {
   if (!is_enabled()) return outputs;
   TORCH_CHECK_VALUE(outputs.defined(), "GradScaler::scale: the tensor is undefined; pass the loss");
@@ -111,20 +106,20 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs
 }
 
 at::Tensor GradScaler::scale_leaf(const at::Tensor& output, PerDevice& scales) {
-  if (!scale_.defined()) create_state(output.device());
+  if (!scale_.value.defined()) create_state(output.device());
   for (const auto& [device, scale] : scales) {
     if (device == output.device()) return output * scale;
   }
-  return output * scales.emplace_back(output.device(), on_device(scale_, output.device())).second;
+  return output * scales.emplace_back(output.device(), on_device(scale_.value, output.device())).second;
 }
 
 void GradScaler::create_state(at::Device device) {
   // Autograd keeps the scale for the backward pass, which it cannot for a tensor made in inference mode.
   const c10::InferenceMode no_inference(false);
-  scale_ = at::full({}, options_.init_scale, at::TensorOptions(device).dtype(at::kFloat));
-  growth_tracker_ = at::full({}, init_growth_tracker_, scale_.options().dtype(at::kInt));
+  scale_.value = at::full({}, options_.init_scale, at::TensorOptions(device).dtype(at::kFloat));
+  scale_.growth_tracker = at::full({}, init_growth_tracker_, scale_.value.options().dtype(at::kInt));
   if (options_.hysteresis_steps > 1)
-    hysteresis_tracker_ = at::full({}, init_hysteresis_tracker_, growth_tracker_.options());
+    scale_.hysteresis_tracker = at::full({}, init_hysteresis_tracker_, scale_.growth_tracker.options());
 }
 
 void GradScaler::check_usable(const char* function, const torch::optim::Optimizer& optimizer) const {
@@ -137,16 +132,23 @@ void GradScaler::check_usable(const char* function, const torch::optim::Optimize
 
 void GradScaler::check_initialized(const char* function) const {
   TORCH_CHECK(
-      scale_.defined(), "GradScaler::", function, ": attempted ", function,
+      scale_.value.defined(), "GradScaler::", function, ": attempted ", function,
       " before the scale exists; this may indicate that scaler.scale(loss) was not used earlier in the "
       "iteration: call scaler.scale(loss).backward()");
 }
 
-GradScaler::OptimizerState& GradScaler::state_of(const torch::optim::Optimizer& optimizer) {
-  for (auto& state : optimizers_) {
-    if (state.optimizer == &optimizer) return state;
-  }
-  return optimizers_.emplace_back(OptimizerState{&optimizer});
+const GradientRecord* GradScaler::find_record(const torch::optim::Optimizer& optimizer) const {
+  for (const auto& record : records_)
+    if (record->is_of(optimizer)) return record.get();
+  return nullptr;
+}
+
+GradientRecord& GradScaler::record_of(const torch::optim::Optimizer& optimizer) {
+  if (const GradientRecord* record = find_record(optimizer)) return const_cast<GradientRecord&>(*record);
+  // Another optimizer may have lain at this address, and others may have died with their parameters.
+  std::erase_if(records_,
+                [&](const auto& record) { return record->optimizer == &optimizer || record->is_dead(); });
+  return *records_.emplace_back(std::make_shared<GradientRecord>(optimizer));
 }
 
 GradScaler::PerDevice GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer,
@@ -171,28 +173,28 @@ GradScaler::PerDevice GradScaler::check_and_unscale(torch::optim::Optimizer& opt
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!is_enabled()) return;
   check_usable("unscale_", optimizer);
-  auto& state = state_of(optimizer);
+  GradientRecord& record = record_of(optimizer);
   TORCH_CHECK(
-      state.stage != Stage::kUnscaled,
+      record.stage != GradientStage::kUnscaled,
       "GradScaler::unscale_: unscale_() has already been called on this optimizer since the last update(); "
       "call it once an iteration, and update() at its end");
   TORCH_CHECK(
-      state.stage != Stage::kStepped,
+      record.stage != GradientStage::kStepped,
       "GradScaler::unscale_: unscale_() is being called after step(); call it before step(), and update() at "
       "the end of the iteration");
   TORCH_CHECK(
-      state.stage != Stage::kChecked,
+      record.stage != GradientStage::kChecked,
       "GradScaler::unscale_: unscale_() is being called after the scaler clipped fp16 gradients, which stay "
       "scaled until the optimizer's step; call it before clipping, or not at all");
   // torch's float32(1 / float64(scale)) by fewer operations: a quotient of two float32 that is rounded to
   // float64 first comes out the same (53 >= 2 * 24 + 2 bits).
-  const at::Tensor inv_scale = scale_.reciprocal();
-  state.found_inf = check_and_unscale(optimizer, inv_scale, options_.allow_fp16_gradients);
-  state.stage = Stage::kUnscaled;
-  // Of one that divides in its step nothing is read unless note_step() tells of its skips.
-  const int64_t skips = skips_in_a_row(optimizer);
+  const at::Tensor inv_scale = scale_.value.reciprocal();
+  record.found_inf = check_and_unscale(optimizer, inv_scale, options_.allow_fp16_gradients);
+  record.stage = GradientStage::kUnscaled;
+  // The flag of an optimizer that divides in its step is not read unless note_step() reports its skips.
+  const int64_t skips = record.skips_in_a_row;
   if (skips == 0 && dynamic_cast<StepSupportsAmpScaling*>(&optimizer) != nullptr) return;
-  if (warns_at(skips + 1) && has_overflowed(state)) state.nonfinite = nonfinite_gradients(optimizer);
+  if (warns_at(skips + 1) && has_overflowed(record)) record.nonfinite = nonfinite_gradients(record);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -201,30 +203,81 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     return true;
   }
   check_usable("step", optimizer);
-  auto& state = state_of(optimizer);
+  GradientRecord& record = record_of(optimizer);
   TORCH_CHECK(
-      state.stage != Stage::kStepped,
+      record.stage != GradientStage::kStepped,
       "GradScaler::step: step() has already been called since the last update(); call update() once at the "
       "end of every iteration");
-  if (auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer)) {
-    step_self_unscaling(optimizer, *scaling, state);
-    state.stage = Stage::kStepped;
-    return true;
+  auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer);
+  bool overflowed = false;
+  if (scaling != nullptr) {
+    step_self_unscaling(optimizer, *scaling, record);
+  } else {
+    if (record.stage == GradientStage::kScaled) unscale_(optimizer);
+    TORCH_CHECK(
+        !record.found_inf.empty(),
+        "GradScaler::step: No inf checks were recorded for this optimizer: none of its parameters has a "
+        "gradient; call backward() on the scaled loss first, and do not step optimizers that took no part");
+    overflowed = has_overflowed(record);
+    if (!overflowed) optimizer.step();
   }
-  if (state.stage == Stage::kReady) unscale_(optimizer);
-  TORCH_CHECK(
-      !state.found_inf.empty(),
-      "GradScaler::step: No inf checks were recorded for this optimizer: none of its parameters has a "
-      "gradient; call backward() on the scaled loss first, and do not step optimizers that took no part");
-  const bool overflowed = has_overflowed(state);
-  if (!overflowed) optimizer.step();
-  state.stage = Stage::kStepped;
-  note_step(optimizer, !overflowed);
+  record.stage = GradientStage::kStepped;
+  record.stepped = record.gradients();
+  record.step_found_inf = scaling != nullptr ? sum_on_scale_device(record.found_inf)
+                                             : at::full({}, overflowed ? 1.0 : 0.0, at::kFloat);
+  if (scaling == nullptr) note_step(optimizer, !overflowed);
   return !overflowed;
 }
 
-bool GradScaler::has_overflowed(const OptimizerState& state) {
-  return std::any_of(state.found_inf.begin(), state.found_inf.end(),
+void GradScaler::begin_backward() {
+  if (!is_enabled()) return;
+  bool one_waits = false;
+  for (const auto& record : records_) {
+    if (!record->waits()) continue;
+    const GradientFingerprint now = record->gradients();
+    if (record->before_backward.empty()) record->before_backward = now;
+    // The loop has left out an optimizer whose gradients were written anew, or are gone with its parameters.
+    if (record->is_dead() || !(record->before_backward == now)) record->begin_iteration();
+    one_waits = one_waits || record->waits();
+  }
+  if (update_is_due() && !one_waits) update();
+}
+
+void GradScaler::begin_step(const torch::optim::Optimizer& optimizer) {
+  if (!is_enabled() || !find_record(optimizer)) return;
+  GradientRecord& record = record_of(optimizer);
+  if (record.waits() && gradient_stage(optimizer) == GradientStage::kScaled) record.begin_iteration();
+  if (record.stage == GradientStage::kStepped) end_iteration();
+}
+
+GradientStage GradScaler::gradient_stage(const torch::optim::Optimizer& optimizer) const {
+  const GradientRecord* record = find_record(optimizer);
+  if (!record || (record->stepped.empty() && !record->waits())) return GradientStage::kScaled;
+  const GradientFingerprint now = record->gradients();
+  if (record->stepped == now) return GradientStage::kStepped;
+  // Other optimizers' backward passes leave gradients that wait for their step alone.
+  const bool are_those = record->before_backward.empty() || record->before_backward == now;
+  return record->waits() && are_those ? record->stage : GradientStage::kScaled;
+}
+
+bool GradScaler::update_is_due() const {
+  return std::any_of(records_.begin(), records_.end(),
+                     [](const auto& record) { return record->stage == GradientStage::kStepped; });
+}
+
+void GradScaler::abandon_iteration() {
+  for (const auto& record : records_) record->begin_iteration();
+}
+
+void GradScaler::end_iteration() {
+  if (!is_enabled()) return;
+  for (const auto& record : records_)
+    if (record->waits()) record->begin_iteration();
+  if (update_is_due()) update();
+}
+
+bool GradScaler::has_overflowed(const GradientRecord& record) {
+  return std::any_of(record.found_inf.begin(), record.found_inf.end(),
                      [](const auto& flag) { return flag.second.template item<float>() != 0; });
 }
 
@@ -232,42 +285,38 @@ bool GradScaler::warns_at(int64_t skips) const {
   return options_.warn_after_skips != 0 && skips % options_.warn_after_skips == 0;
 }
 
-int64_t GradScaler::skips_in_a_row(const torch::optim::Optimizer& optimizer) const {
-  const auto found = skips_.find(&optimizer);
-  if (found == skips_.end()) return 0;
-  return found->second.first_parameter == first_parameter(optimizer) ? found->second.in_a_row : 0;
+std::string GradScaler::nonfinite_gradients(const GradientRecord& record) const {
+  return describe(find_nonfinite_gradients(record.named_parameters(options_.parameter_name)));
 }
 
-std::string GradScaler::nonfinite_gradients(const torch::optim::Optimizer& optimizer) const {
-  std::vector<std::pair<std::string, at::Tensor>> named;
-  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    const auto& parameters = optimizer.param_groups()[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      std::ostringstream name;
-      if (options_.parameter_name) name << options_.parameter_name(parameters[i]);
-      if (name.view().empty()) name << "group " << g << ", parameter " << i;
-      named.emplace_back(name.str(), parameters[i]);
-    }
+StepResult GradScaler::last_step(const torch::optim::Optimizer& optimizer) const {
+  for (const auto& record : records_) {
+    if (!record->is_of(optimizer) || !record->step_found_inf.defined()) continue;
+    const auto first_nonfinite = [weak = std::weak_ptr(record), name = options_.parameter_name] {
+      const auto alive = weak.lock();
+      // Later gradients say nothing about that step.
+      if (!alive || !(alive->stepped == alive->gradients())) return std::string();
+      for (const auto& named : alive->named_parameters(name))
+        if (!find_nonfinite_gradients({named}).empty()) return named.first;
+      return std::string();
+    };
+    return {record->step_found_inf, first_nonfinite};
   }
-  return describe(find_nonfinite_gradients(named));
+  return {};
 }
 
 void GradScaler::note_step(const torch::optim::Optimizer& optimizer, bool stepped) {
+  GradientRecord& record = record_of(optimizer);
   if (stepped) {
-    skips_.erase(&optimizer);
+    record.skips_in_a_row = 0;
     return;
   }
-  const int64_t skips = skips_in_a_row(optimizer) + 1;
-  std::erase_if(skips_, [](const auto& entry) { return entry.second.first_parameter.expired(); });
-  skips_.insert_or_assign(&optimizer, Skips{first_parameter(optimizer), skips});
+  const int64_t skips = ++record.skips_in_a_row;
   if (!warns_at(skips)) return;
-  const auto noted = std::find_if(optimizers_.begin(), optimizers_.end(), [&](const OptimizerState& state) {
-    return state.optimizer == &optimizer && !state.nonfinite.empty();
-  });
   const bool fixed = options_.min_scale == options_.max_scale;
   TORCH_WARN("GradScaler::step: ", skips, " steps in a row were skipped; the scale is ", get_scale(),
              ", and these gradients have inf or nan: ",
-             noted != optimizers_.end() ? noted->nonfinite : nonfinite_gradients(optimizer),
+             record.nonfinite.empty() ? nonfinite_gradients(record) : record.nonfinite,
              ". If the loss itself is inf or nan no scale helps: look at the data and the learning rate, or "
              "use bf16; if the scale is still high, ",
              fixed ? "lower the fixed scale" : "start from a lower init_scale",
@@ -278,20 +327,21 @@ void GradScaler::set_parameter_name(std::function<std::string(const at::Tensor&)
   if (!options_.parameter_name) options_.parameter_name = std::move(name);
 }
 
-void GradScaler::check(torch::optim::Optimizer& optimizer, OptimizerState& state) {
-  state.found_inf = check_and_unscale(optimizer, at::full({}, 1.0, scale_.options()), /*allow_fp16=*/true);
+void GradScaler::check(torch::optim::Optimizer& optimizer, GradientRecord& record) {
+  const at::Tensor one = at::full({}, 1.0, scale_.value.options());
+  record.found_inf = check_and_unscale(optimizer, one, /*allow_fp16=*/true);
 }
 
-at::Tensor GradScaler::divisor(const StepSupportsAmpScaling& scaling, const OptimizerState& state) const {
-  at::Tensor divisor = scale_;
+at::Tensor GradScaler::divisor(const StepSupportsAmpScaling& scaling, const GradientRecord& record) const {
+  at::Tensor divisor = scale_.value;
   // A scale that the caller has set stays in force: the gradients carry both.
   if (scaling.grad_scale.defined()) divisor = divisor * scaling.grad_scale;
-  if (state.clip_divisor.defined()) divisor = divisor * state.clip_divisor;
+  if (record.clip_divisor.defined()) divisor = divisor * record.clip_divisor;
   return divisor;
 }
 
 void GradScaler::step_self_unscaling(torch::optim::Optimizer& optimizer, StepSupportsAmpScaling& scaling,
-                                     OptimizerState& state) {
+                                     GradientRecord& record) {
   struct Clear {
     StepSupportsAmpScaling& scaling;
     ~Clear() {
@@ -301,15 +351,15 @@ void GradScaler::step_self_unscaling(torch::optim::Optimizer& optimizer, StepSup
   };
   // Also when the optimizer throws: a stale scale would divide the next step's gradients again.
   const Clear clear{scaling};
-  TORCH_CHECK(
-      state.stage != Stage::kUnscaled || !state.found_inf.empty() || gradient_groups(optimizer).empty(),
-      "GradScaler::step: No inf checks were recorded for this optimizer: its gradients came after "
-      "unscale_(), "
-      "so they are still scaled; call unscale_() after backward()");
-  if (state.stage == Stage::kReady) check(optimizer, state);
-  if (state.stage != Stage::kUnscaled) scaling.grad_scale = divisor(scaling, state);
-  const at::Tensor found_inf = sum_on_scale_device(state.found_inf);
-  scaling.found_inf = found_inf.defined() ? found_inf : at::zeros({}, scale_.options());
+  TORCH_CHECK(record.stage != GradientStage::kUnscaled || !record.found_inf.empty() ||
+                  gradient_groups(optimizer).empty(),
+              "GradScaler::step: No inf checks were recorded for this optimizer: its gradients came after "
+              "unscale_(), "
+              "so they are still scaled; call unscale_() after backward()");
+  if (record.stage == GradientStage::kScaled) check(optimizer, record);
+  if (record.stage != GradientStage::kUnscaled) scaling.grad_scale = divisor(scaling, record);
+  const at::Tensor found_inf = sum_on_scale_device(record.found_inf);
+  scaling.found_inf = found_inf.defined() ? found_inf : at::zeros({}, scale_.value.options());
   optimizer.step();
 }
 
@@ -324,37 +374,47 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer, const LossClosur
 at::Tensor GradScaler::sum_on_scale_device(const PerDevice& flags) const {
   at::Tensor sum;
   for (const auto& [device, flag] : flags) {
-    const at::Tensor here = on_device(flag, scale_.device());
+    const at::Tensor here = on_device(flag, scale_.value.device());
     sum = sum.defined() ? sum + here : here;
   }
   return sum;
 }
 
+at::Tensor GradScaler::any_found_inf() const {
+  PerDevice flags;
+  for (const auto& record : records_)
+    flags.insert(flags.end(), record->found_inf.begin(), record->found_inf.end());
+  return sum_on_scale_device(flags);
+}
+
 void GradScaler::update() {
   if (!is_enabled()) return;
   check_initialized("update");
-  PerDevice flags;
-  for (const auto& state : optimizers_)
-    flags.insert(flags.end(), state.found_inf.begin(), state.found_inf.end());
-  TORCH_CHECK(!flags.empty(),
+  const at::Tensor found_inf = any_found_inf();
+  TORCH_CHECK(found_inf.defined(),
               "GradScaler::update: No inf checks were recorded prior to update; call step(optimizer) after "
               "scale(loss).backward(), then update() once");
-  const at::Tensor found_inf = sum_on_scale_device(flags);
-  const at::Tensor before = hysteresis_tracker_.defined() ? scale_.clone() : at::Tensor();
-  at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor, options_.backoff_factor,
+  move(scale_, found_inf);
+  abandon_iteration();
+}
+
+void GradScaler::move(const Scale& scale, const at::Tensor& found_inf) const {
+  const at::Tensor before = scale.hysteresis_tracker.defined() ? scale.value.clone() : at::Tensor();
+  at::Tensor value = scale.value, growth_tracker = scale.growth_tracker;
+  at::_amp_update_scale_(value, growth_tracker, found_inf, options_.growth_factor, options_.backoff_factor,
                          options_.growth_interval);
-  if (before.defined()) apply_hysteresis(before, found_inf);
-  bound_scale();
-  optimizers_.clear();
+  if (before.defined()) apply_hysteresis(scale, before, found_inf);
+  bound(scale.value);
 }
 
 // All on the device: asking whether there was an overflow would wait for it.
-void GradScaler::apply_hysteresis(const at::Tensor& before, const at::Tensor& found_inf) {
+void GradScaler::apply_hysteresis(const Scale& scale, const at::Tensor& before,
+                                  const at::Tensor& found_inf) const {
   const at::Tensor overflowed = found_inf != 0;
-  const at::Tensor interval_met = (growth_tracker_ == 0).logical_and(overflowed.logical_not());
-  const at::Tensor left = (hysteresis_tracker_ - overflowed.to(at::kInt)).clamp_min(0);
-  scale_.copy_(at::where(overflowed.logical_and(left > 0), before, scale_));
-  hysteresis_tracker_.copy_(left.masked_fill(interval_met, options_.hysteresis_steps));
+  const at::Tensor interval_met = (scale.growth_tracker == 0).logical_and(overflowed.logical_not());
+  const at::Tensor left = (scale.hysteresis_tracker - overflowed.to(at::kInt)).clamp_min(0);
+  scale.value.copy_(at::where(overflowed.logical_and(left > 0), before, scale.value));
+  scale.hysteresis_tracker.copy_(left.masked_fill(interval_met, options_.hysteresis_steps));
 }
 
 double GradScaler::bounded(double scale) const {
@@ -362,11 +422,11 @@ double GradScaler::bounded(double scale) const {
   return std::min(scale, options_.max_scale);
 }
 
-void GradScaler::bound_scale() {
+void GradScaler::bound(const at::Tensor& scale) const {
   if (options_.min_scale > 0)
-    scale_.clamp_(options_.min_scale, options_.max_scale);
+    scale.clamp_(options_.min_scale, options_.max_scale);
   else
-    scale_.clamp_max_(options_.max_scale);
+    scale.clamp_max_(options_.max_scale);
 }
 
 void GradScaler::update(double new_scale) {
@@ -375,8 +435,8 @@ void GradScaler::update(double new_scale) {
   TORCH_CHECK_VALUE(new_scale >= 0 && new_scale <= kMaxScale,
                     "GradScaler::update: new_scale must be at least 0 and finite in float32; got ", new_scale,
                     " (the default scale is 65536)");
-  scale_.fill_(bounded(new_scale));
-  optimizers_.clear();
+  scale_.value.fill_(bounded(new_scale));
+  abandon_iteration();
 }
 
 void GradScaler::update(const at::Tensor& new_scale) {
@@ -387,30 +447,33 @@ void GradScaler::update(const at::Tensor& new_scale) {
                     "GradScaler::update: new_scale should be a 1-element tensor on ", device_,
                     " with requires_grad=False; got ", new_scale.toString(), " of shape ",
                     new_scale.defined() ? new_scale.sizes() : at::IntArrayRef(), "; or pass a number");
-  scale_.copy_(new_scale.reshape({}));
-  bound_scale();
-  optimizers_.clear();
+  scale_.value.copy_(new_scale.reshape({}));
+  bound(scale_.value);
+  abandon_iteration();
 }
 
 void GradScaler::forget(const torch::optim::Optimizer& optimizer) {
-  std::erase_if(optimizers_, [&](const OptimizerState& state) { return state.optimizer == &optimizer; });
+  if (find_record(optimizer)) record_of(optimizer).begin_iteration();
 }
 
 at::Tensor GradScaler::found_inf(const torch::optim::Optimizer& optimizer) const {
-  for (const auto& state : optimizers_) {
-    if (state.optimizer == &optimizer) return sum_on_scale_device(state.found_inf);
-  }
-  return {};
+  const GradientRecord* record = find_record(optimizer);
+  return record ? sum_on_scale_device(record->found_inf) : at::Tensor();
 }
 
 double GradScaler::get_scale() const {
   if (!is_enabled()) return 1.0;
-  return scale_.defined() ? scale_.item<float>() : options_.init_scale;
+  return scale_.value.defined() ? scale_.value.item<float>() : options_.init_scale;
+}
+
+at::Tensor GradScaler::scale_on_device() const {
+  const double known = is_enabled() ? options_.init_scale : 1.0;
+  return scale_.value.defined() ? scale_.value.clone() : at::full({}, known, at::kFloat);
 }
 
 int64_t GradScaler::get_growth_tracker() const {
   if (!is_enabled()) return 0;
-  return growth_tracker_.defined() ? growth_tracker_.item<int>() : init_growth_tracker_;
+  return scale_.growth_tracker.defined() ? scale_.growth_tracker.item<int>() : init_growth_tracker_;
 }
 
 }  // namespace mantissa

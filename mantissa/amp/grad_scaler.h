@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -14,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "mantissa/amp/grad_scaler_state.h"
+#include "mantissa/amp/step_result.h"
 #include "mantissa/core/tree.h"
 
 namespace torch::optim {
@@ -23,6 +25,15 @@ class Optimizer;
 namespace mantissa {
 
 class StepSupportsAmpScaling;
+struct GradientRecord;
+
+/// Where the gradients of an optimizer stand between their backward pass and their step.
+enum class GradientStage {
+  kScaled,    ///< as the backward pass left them
+  kChecked,   ///< looked at for inf and nan, perhaps clipped, and still scaled: the step will divide them
+  kUnscaled,  ///< in the loss's own units
+  kStepped    ///< used by a step, or dropped by it
+};
 
 struct GradScalerOptions {
   double init_scale = 65536.0;     ///< the first scale; a plain factor
@@ -46,7 +57,7 @@ struct GradScalerOptions {
   /// alone reads them on the host, in unscale_() where the coming step may be the one to warn of. 0: never.
   /// Not for StepSupportsAmpScaling optimizers, whose skips the host never learns unless note_step() tells.
   int64_t warn_after_skips = 10;
-  /// What that warning calls a parameter; by default "group 0, parameter 3".
+  /// What warnings and StepResult call a parameter; by default "group 0, parameter 3".
   std::function<std::string(const at::Tensor& parameter)> parameter_name{};
 
   /// Lets unscale_() divide fp16 gradients in place, where torch refuses: what falls below 6e-8 after the
@@ -110,8 +121,9 @@ class GradScaler {
 
   /// For training on `device`. CUDA without a GPU warns once and disables the scaler.
   explicit GradScaler(at::Device device, const GradScalerOptions& options = {});
-  GradScaler(GradScaler&&) = default;
-  GradScaler& operator=(GradScaler&&) = default;
+  ~GradScaler();
+  GradScaler(GradScaler&&) noexcept;
+  GradScaler& operator=(GradScaler&&) noexcept;
   GradScaler(const GradScaler&) = delete;  // a copy would share the scale's tensor
   GradScaler& operator=(const GradScaler&) = delete;
 
@@ -177,11 +189,34 @@ class GradScaler {
   /// gradients are unscaled and checked anew.
   void forget(const torch::optim::Optimizer& optimizer);
 
-  /// Tells of a StepSupportsAmpScaling optimizer whether its last step changed anything, for the warning of
-  /// warn_after_skips; of others step() knows.
+  /// What the last step() of `optimizer` did; that of a StepSupportsAmpScaling optimizer is read when asked for.
+  StepResult last_step(const torch::optim::Optimizer& optimizer) const;
+
+  /// Reports whether the last step of a StepSupportsAmpScaling optimizer changed anything, for the warning of
+  /// warn_after_skips. step() knows this of all other optimizers.
   void note_step(const torch::optim::Optimizer& optimizer, bool stepped);
 
-  /// Says what that warning calls a parameter, unless the options did.
+  /// For a loop that does not say where an iteration ends, as the loop around a Precision does not: the
+  /// functions that follow take the place of update(). The gradients themselves show what has happened to them.
+  ///
+  /// Call begin_backward() before each backward pass. It ends the iteration if a step was taken and no
+  /// optimizer waits for its own. An optimizer whose unscaled gradients were written anew since the last
+  /// backward pass was left out by the loop, and starts afresh.
+  void begin_backward();
+  /// Call end_iteration() when the loop has ended: it ends the iteration if a step was taken in it, and drops
+  /// what was noted of gradients that wait for theirs. abandon_iteration() drops all that this iteration has
+  /// found, and does not move the scale.
+  void end_iteration();
+  void abandon_iteration();
+  /// Call begin_step() before the first look at the gradients of `optimizer`. It ends the iteration if
+  /// `optimizer` has already stepped in it: the optimizers that still wait were left out by the loop. Gradients
+  /// of `optimizer` that were written anew since it was last looked at start afresh.
+  void begin_step(const torch::optim::Optimizer& optimizer);
+  /// The stage of the gradients that `optimizer` has now, also across iterations: gradients that a step has
+  /// used stay kStepped until a backward pass writes others.
+  GradientStage gradient_stage(const torch::optim::Optimizer& optimizer) const;
+
+  /// Says what warnings and StepResult call a parameter, unless the options did.
   void set_parameter_name(std::function<std::string(const at::Tensor& parameter)> name);
 
   /// What the check of `optimizer`'s gradients found in this iteration: nonzero for an overflow.
@@ -193,6 +228,9 @@ class GradScaler {
   /// The scale; 1 if disabled.
   /// Sync: reads one value from the device.
   double get_scale() const;
+  /// The scale as a 0-dim float32 tensor of its own, which later updates leave alone.
+  /// Sync: none.
+  at::Tensor scale_on_device() const;
   /// Clean iterations since the scale last changed or would have.
   /// Sync: reads one value from the device.
   int64_t get_growth_tracker() const;
@@ -205,8 +243,11 @@ class GradScaler {
   void set_backoff_factor(double backoff_factor) { options_.backoff_factor = backoff_factor; }
   void set_growth_interval(int64_t growth_interval) { options_.growth_interval = growth_interval; }
 
-  /// What load_state_dict(), here or in Python, needs to go on; empty if disabled. Take it after update().
+  /// What load_state_dict(), here or in Python, needs to resume; empty if disabled. Take it after update().
   GradScalerState state_dict() const;
+  /// state_dict() as it will be after the update that is due, for a loop that does not call update() itself:
+  /// see begin_backward().
+  GradScalerState next_state_dict() const;
   /// Goes on from a saved state; the state of the current iteration stays. Without _hysteresis_tracker the
   /// count starts full. Foreign keys are ignored; a disabled scaler ignores everything.
   /// Errors: c10::Error if `state` is empty; c10::ValueError if a key is missing or a value is none that a
@@ -216,18 +257,13 @@ class GradScaler {
   void load_state_dict(const GradScalerState& state);
 
  private:
-  /// kChecked: looked at for inf and nan, still scaled; the optimizer will divide.
-  enum class Stage { kReady, kChecked, kUnscaled, kStepped };
   /// One value on several devices, copied to each when first asked for.
   using PerDevice = std::vector<std::pair<at::Device, at::Tensor>>;
-  struct OptimizerState {
-    const torch::optim::Optimizer* optimizer;
-    Stage stage = Stage::kReady;
-    PerDevice found_inf{};
-    /// Of gradients clipped while scaled: what the step divides by, beside the scale.
-    at::Tensor clip_divisor{};
-    /// For the warning: the gradients with inf or nan as they came in, since clipping spreads or hides those.
-    std::string nonfinite{};
+  /// The tensors that move at the end of an iteration; undefined before the first scale().
+  struct Scale {
+    at::Tensor value;               ///< 0-dim float32
+    at::Tensor growth_tracker;      ///< 0-dim int32
+    at::Tensor hysteresis_tracker;  ///< 0-dim int32: overflows until a backoff; undefined without hysteresis
   };
 
   at::Tensor scale_leaf(const at::Tensor& output, PerDevice& scales);
@@ -235,45 +271,44 @@ class GradScaler {
   void check_initialized(const char* function) const;
   void check_usable(const char* function, const torch::optim::Optimizer& optimizer) const;
   static void check_factors(const char* function, const GradScalerOptions& options);
-  OptimizerState& state_of(const torch::optim::Optimizer& optimizer);
+  /// Null if nothing was noted of `optimizer`.
+  const GradientRecord* find_record(const torch::optim::Optimizer& optimizer) const;
+  GradientRecord& record_of(const torch::optim::Optimizer& optimizer);
   /// Multiplies by `inv_scale` and returns the overflow flags of each device that holds gradients.
   PerDevice check_and_unscale(torch::optim::Optimizer& optimizer, const at::Tensor& inv_scale,
                               bool allow_fp16);
   /// Notes any inf or nan and leaves the gradients scaled.
-  void check(torch::optim::Optimizer& optimizer, OptimizerState& state);
+  void check(torch::optim::Optimizer& optimizer, GradientRecord& record);
   void step_self_unscaling(torch::optim::Optimizer& optimizer, StepSupportsAmpScaling& scaling,
-                           OptimizerState& state);
+                           GradientRecord& record);
   /// What a step of still scaled gradients divides them by.
-  at::Tensor divisor(const StepSupportsAmpScaling& scaling, const OptimizerState& state) const;
+  at::Tensor divisor(const StepSupportsAmpScaling& scaling, const GradientRecord& record) const;
   /// Where gradients are clipped while scaled: the optimizer's side of it. Otherwise they are unscaled, if
   /// they are not yet, and the result is null.
   StepSupportsAmpScaling* unscale_or_check(torch::optim::Optimizer& optimizer);
   /// Undefined if `flags` is empty.
   at::Tensor sum_on_scale_device(const PerDevice& flags) const;
+  /// Whether a gradient overflowed in this iteration, of any optimizer; undefined if none was checked.
+  at::Tensor any_found_inf() const;
+  /// Moves `scale` by what this iteration found, in place.
+  void move(const Scale& scale, const at::Tensor& found_inf) const;
   /// Undoes the backoff of `before` while overflows are tolerated.
-  void apply_hysteresis(const at::Tensor& before, const at::Tensor& found_inf);
-  static bool has_overflowed(const OptimizerState& state);
-  bool warns_at(int64_t skips) const;
-  int64_t skips_in_a_row(const torch::optim::Optimizer& optimizer) const;
-  std::string nonfinite_gradients(const torch::optim::Optimizer& optimizer) const;
+  void apply_hysteresis(const Scale& scale, const at::Tensor& before, const at::Tensor& found_inf) const;
+  void bound(const at::Tensor& scale) const;
   double bounded(double scale) const;
-  void bound_scale();
+  GradScalerState state_of(const Scale& scale) const;
+  /// Whether a step was taken in this iteration, whose end has not come.
+  bool update_is_due() const;
+  static bool has_overflowed(const GradientRecord& record);
+  bool warns_at(int64_t skips) const;
+  std::string nonfinite_gradients(const GradientRecord& record) const;
 
   at::Device device_;
   GradScalerOptions options_;  // init_scale is also what a state loaded before the first scale() sets
   int64_t init_growth_tracker_ = 0;
   int64_t init_hysteresis_tracker_ = 0;
-  at::Tensor scale_;               // 0-dim float32, undefined before the first scale()
-  at::Tensor growth_tracker_;      // 0-dim int32, likewise
-  at::Tensor hysteresis_tracker_;  // 0-dim int32: overflows until a backoff; undefined without hysteresis
-  std::vector<OptimizerState> optimizers_;
-  /// By address, and only as long as the optimizer there has the same first parameter: another may come to
-  /// lie where one was.
-  struct Skips {
-    c10::weak_intrusive_ptr<c10::TensorImpl> first_parameter;
-    int64_t in_a_row = 0;
-  };
-  std::map<const torch::optim::Optimizer*, Skips> skips_;
+  Scale scale_;
+  std::vector<std::shared_ptr<GradientRecord>> records_;  // one for each optimizer
 };
 
 template <TensorTree Tree>

@@ -14,6 +14,7 @@
 #include "mantissa/amp/clip_grad.h"
 #include "mantissa/amp/clip_grad_internal.h"
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/amp/gradient_record_internal.h"
 #include "mantissa/amp/gradients_internal.h"
 #include "mantissa/core/step_scaling.h"
 
@@ -57,15 +58,15 @@ at::Tensor total_norm(const std::vector<GradientGroup>& groups, double norm_type
 StepSupportsAmpScaling* GradScaler::unscale_or_check(torch::optim::Optimizer& optimizer) {
   if (!is_enabled()) return nullptr;
   check_usable("clip_grad", optimizer);
-  auto& state = state_of(optimizer);
-  if (state.stage == Stage::kUnscaled) return nullptr;
+  GradientRecord& record = record_of(optimizer);
+  if (record.stage == GradientStage::kUnscaled) return nullptr;
   auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer);
-  if (state.stage == Stage::kReady && scaling != nullptr && has_fp16_gradients(optimizer)) {
+  if (record.stage == GradientStage::kScaled && scaling != nullptr && has_fp16_gradients(optimizer)) {
     // Now, since clipping may hide an inf: a clamp makes it finite.
-    check(optimizer, state);
-    state.stage = Stage::kChecked;
+    check(optimizer, record);
+    record.stage = GradientStage::kChecked;
   }
-  if (state.stage == Stage::kChecked) return scaling;
+  if (record.stage == GradientStage::kChecked) return scaling;
   check_dense(parameters_of(optimizer));
   unscale_(optimizer);
   return nullptr;
@@ -77,11 +78,11 @@ at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, doubl
   const auto* scaling = unscale_or_check(optimizer);
   if (scaling == nullptr) return mantissa::clip_grad_norm_(parameters_of(optimizer), max_norm, norm_type);
   const at::NoGradGuard no_grad;
-  auto& state = state_of(optimizer);
-  const at::Tensor norm = total_norm(gradient_groups(optimizer), norm_type, divisor(*scaling, state));
+  GradientRecord& record = record_of(optimizer);
+  const at::Tensor norm = total_norm(gradient_groups(optimizer), norm_type, divisor(*scaling, record));
   const at::Tensor shrink =
-      on_device(((norm + 1e-6) / max_norm).clamp_min(1.0).to(at::kFloat), scale_.device());
-  state.clip_divisor = state.clip_divisor.defined() ? state.clip_divisor * shrink : shrink;
+      on_device(((norm + 1e-6) / max_norm).clamp_min(1.0).to(at::kFloat), scale_.value.device());
+  record.clip_divisor = record.clip_divisor.defined() ? record.clip_divisor * shrink : shrink;
   return norm;
 }
 
@@ -93,11 +94,11 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
     return;
   }
   const at::NoGradGuard no_grad;
-  auto& state = state_of(optimizer);
+  GradientRecord& record = record_of(optimizer);
   // The divisor is inf after clipping to the norm 0; times a value of 0, that is nan.
-  const at::Tensor limit = (divisor(*scaling, state) * clip_value).nan_to_num_(0.0);
+  const at::Tensor limit = (divisor(*scaling, record) * clip_value).nan_to_num_(0.0);
   // Overflowed gradients keep their infinities, for a look at them; this step is dropped anyway.
-  if (!state.found_inf.empty()) limit.masked_fill_(sum_on_scale_device(state.found_inf) != 0, HUGE_VAL);
+  if (!record.found_inf.empty()) limit.masked_fill_(sum_on_scale_device(record.found_inf) != 0, HUGE_VAL);
   for (const auto& group : gradient_groups(optimizer)) {
     const at::Tensor high = on_device(limit, group.device), low = -high;
     for (const at::Tensor& gradient : group.gradients) gradient.clamp_(low, high);

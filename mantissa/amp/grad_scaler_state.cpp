@@ -37,19 +37,31 @@ int64_t read_integer(const GradScalerState& state, const std::string& key, int64
 
 }  // namespace
 
-GradScalerState GradScaler::state_dict() const {
-  if (!is_enabled()) return {};
-  GradScalerState state = {{"scale", get_scale()},
-                           {"growth_factor", options_.growth_factor},
-                           {"backoff_factor", options_.backoff_factor},
-                           {"growth_interval", options_.growth_interval},
-                           {"_growth_tracker", get_growth_tracker()}};
+GradScalerState GradScaler::state_of(const Scale& scale) const {
+  const bool exists = scale.value.defined();
+  GradScalerState state = {
+      {"scale", exists ? scale.value.item<float>() : options_.init_scale},
+      {"growth_factor", options_.growth_factor},
+      {"backoff_factor", options_.backoff_factor},
+      {"growth_interval", options_.growth_interval},
+      {"_growth_tracker", exists ? scale.growth_tracker.item<int>() : init_growth_tracker_}};
   if (options_.hysteresis_steps > 1) {
-    state[kHysteresisTracker] = hysteresis_tracker_.defined()
-                                    ? static_cast<int64_t>(hysteresis_tracker_.item<int>())
+    state[kHysteresisTracker] = scale.hysteresis_tracker.defined()
+                                    ? static_cast<int64_t>(scale.hysteresis_tracker.item<int>())
                                     : init_hysteresis_tracker_;
   }
   return state;
+}
+
+GradScalerState GradScaler::state_dict() const { return is_enabled() ? state_of(scale_) : GradScalerState(); }
+
+GradScalerState GradScaler::next_state_dict() const {
+  if (!is_enabled() || !update_is_due()) return state_dict();
+  Scale next = scale_;
+  for (at::Tensor* tensor : {&next.value, &next.growth_tracker, &next.hysteresis_tracker})
+    if (tensor->defined()) *tensor = tensor->clone();
+  move(next, any_found_inf());
+  return state_of(next);
 }
 
 void GradScaler::load_state_dict(const GradScalerState& state) {
@@ -88,10 +100,10 @@ void GradScaler::load_state_dict(const GradScalerState& state) {
   options_ = loaded;
   init_growth_tracker_ = growth;
   init_hysteresis_tracker_ = hysteresis;
-  if (!scale_.defined()) return;
-  scale_.fill_(loaded.init_scale);
-  growth_tracker_.fill_(growth);
-  if (hysteresis_tracker_.defined()) hysteresis_tracker_.fill_(hysteresis);
+  if (!scale_.value.defined()) return;
+  scale_.value.fill_(loaded.init_scale);
+  scale_.growth_tracker.fill_(growth);
+  if (scale_.hysteresis_tracker.defined()) scale_.hysteresis_tracker.fill_(hysteresis);
 }
 
 std::map<std::string, at::Tensor> scaler_state_to_tensors(const GradScalerState& state) {

@@ -18,6 +18,7 @@
 
 #include "mantissa/amp/kept_weights_internal.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/core/weak_map.h"
 
 // How it works. A C++ module has no hooks and its forward() is not virtual, so the one place that sees every
 // use of a weight is the dispatcher. While weights are kept, an enabled Autocast region adds one key above
@@ -33,7 +34,7 @@ namespace {
 // Meant for modes outside of libtorch's core, and used by nothing in it.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
-using WeakWeight = c10::weak_intrusive_ptr<c10::TensorImpl>;
+using WeakWeight = WeakKey<at::Tensor>::Weak;
 
 const void* storage_of(const c10::TensorImpl& tensor) {
   return tensor.has_storage() ? tensor.unsafe_storage().unsafeGetStorageImpl() : nullptr;
@@ -54,21 +55,19 @@ bool is_view_of(const c10::TensorImpl& tensor, const c10::TensorImpl& weight) {
   return weight_begin <= begin && end <= weight_end && begin < end;
 }
 
-/// The kept weights of the process. Holds TensorImpls weakly: a dead weight's address is not used again
-/// before its entry is gone.
+/// The kept weights of the process.
 class Registry {
  public:
   void add(const std::vector<at::Tensor>& weights) {
     const std::unique_lock lock(mutex_);
-    for (const at::Tensor& weight : weights)
-      weights_.try_emplace(weight.unsafeGetTensorImpl(), weight.getIntrusivePtr());
+    for (const at::Tensor& weight : weights) weights_.try_emplace(weight);
     size_ = weights_.size();
   }
 
   size_t remove(const std::vector<at::Tensor>& weights) {
     const std::unique_lock lock(mutex_);
     size_t removed = 0;
-    for (const at::Tensor& weight : weights) removed += weights_.erase(weight.unsafeGetTensorImpl());
+    for (const at::Tensor& weight : weights) removed += weights_.erase(weight);
     size_ = weights_.size();
     index();
     return removed;
@@ -80,7 +79,7 @@ class Registry {
   /// changed.
   void refresh() {
     const std::unique_lock lock(mutex_);
-    std::erase_if(weights_, [](const auto& entry) { return entry.second.expired(); });
+    weights_.erase_expired();
     size_ = weights_.size();
     index();
   }
@@ -98,13 +97,14 @@ class Registry {
  private:
   void index() {
     by_storage_.clear();
-    for (const auto& [impl, weak] : weights_) {
-      if (const auto weight = weak.lock(); weight.defined()) by_storage_.emplace(storage_of(*weight), weak);
-    }
+    weights_.for_each([this](const auto& weight, Kept /*kept*/) {
+      by_storage_.emplace(storage_of(*weight), WeakWeight(weight));
+    });
   }
 
   mutable std::shared_mutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, WeakWeight> weights_;
+  struct Kept {};
+  WeakMap<at::Tensor, Kept> weights_;
   std::unordered_multimap<const void*, WeakWeight> by_storage_;
   std::atomic<size_t> size_ = 0;
 };

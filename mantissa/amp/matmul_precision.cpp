@@ -18,14 +18,6 @@ const std::vector<std::string>& precision_names() {
   return names;
 }
 
-void check_name(const std::string& precision) {
-  for (const auto& name : precision_names()) {
-    if (name == precision) return;
-  }
-  TORCH_CHECK_VALUE(false, "set_float32_matmul_precision: '", precision, "' is not one of ",
-                    join_names(precision_names()), did_you_mean(precision, precision_names()));
-}
-
 /// The backend's own setting for `op`, "none" if it takes its parent's: what writing back restores.
 std::string own_setting(Float32Backend backend, Float32Op op) {
   const auto& context = at::globalContext();
@@ -42,8 +34,16 @@ void restore_setting(Float32Backend backend, Float32Op op, const std::string& pr
 
 }  // namespace
 
+void check_float32_matmul_precision(const std::string& precision) {
+  for (const auto& name : precision_names()) {
+    if (name == precision) return;
+  }
+  TORCH_CHECK_VALUE(false, "set_float32_matmul_precision: '", precision, "' is not one of ",
+                    join_names(precision_names()), did_you_mean(precision, precision_names()));
+}
+
 void set_float32_matmul_precision(const std::string& precision) {
-  check_name(precision);
+  check_float32_matmul_precision(precision);
   at::globalContext().setFloat32MatmulPrecision(precision);
 }
 

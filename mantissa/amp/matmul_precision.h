@@ -14,6 +14,9 @@ namespace mantissa {
 /// Source:  spec section 5.
 void set_float32_matmul_precision(const std::string& precision);
 
+/// Errors: c10::ValueError for a name that set_float32_matmul_precision() does not take.
+void check_float32_matmul_precision(const std::string& precision);
+
 /// "highest" (the default), "high" or "medium".
 /// Errors: c10::Error from libtorch if the setting was changed through its per-backend interface to something
 ///         that has no name here.

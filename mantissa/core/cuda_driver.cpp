@@ -9,6 +9,9 @@ namespace {
 constexpr int64_t kNoDevice = 100;
 using Init = int(unsigned flags);
 using DriverGetVersion = int(int* version);
+using DeviceGet = int(int* device, int ordinal);
+using DeviceGetAttribute = int(int* value, int attribute, int device);
+constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 using GetErrorName = int(int status, const char** name);
 
 template <typename Function>
@@ -53,6 +56,18 @@ CudaDriver ask_cuda_driver(const char* library) {
     driver.error = name ? name : "error " + std::to_string(driver.status);
   }
   return driver;
+}
+
+int cuda_compute_capability(int device, const char* library) {
+  if (const CudaDriver driver = ask_cuda_driver(library); !driver.is_loaded || driver.status != 0) return 0;
+  void* const handle = dlopen(library, RTLD_NOW);
+  auto* const get = find<DeviceGet>(handle, "cuDeviceGet");
+  auto* const attribute = find<DeviceGetAttribute>(handle, "cuDeviceGetAttribute");
+  int found = 0, major = 0, minor = 0;
+  if (!get || !attribute || get(&found, device) != 0 || attribute(&major, kCapabilityMajor, found) != 0 ||
+      attribute(&minor, kCapabilityMinor, found) != 0)
+    return 0;
+  return 10 * major + minor;
 }
 
 std::string why_driver_has_no_device(const CudaDriver& driver, int64_t needed, const char* visible_devices) {

@@ -23,4 +23,7 @@ CudaDriver ask_cuda_driver(const char* library = "libcuda.so.1");
 /// `visible_devices` is the value of CUDA_VISIBLE_DEVICES, or null.
 std::string why_driver_has_no_device(const CudaDriver& driver, int64_t needed, const char* visible_devices);
 
+/// The compute capability of a device, 90 for sm_90, or 0 if the driver does not say.
+int cuda_compute_capability(int device, const char* library = "libcuda.so.1");
+
 }  // namespace mantissa

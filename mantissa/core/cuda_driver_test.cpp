@@ -52,5 +52,14 @@ TEST(NvidiaDriver, WithoutADeviceTellsWhatHidesIt) {
   EXPECT_THAT(why(driver, "7"), AllOf(HasSubstr("CUDA_VISIBLE_DEVICES is '7'"), HasSubstr("nvidia-smi -L")));
 }
 
+TEST(NvidiaDriver, NamesTheComputeCapabilityOfADevice) {
+  fake_driver("13000", "0");
+  EXPECT_EQ(cuda_compute_capability(0, MANTISSA_FAKE_CUDA_DRIVER), 86);
+  EXPECT_EQ(cuda_compute_capability(1, MANTISSA_FAKE_CUDA_DRIVER), 0) << "no such device";
+  EXPECT_EQ(cuda_compute_capability(0, "libno_such_driver.so.1"), 0);
+  fake_driver("13000", "100");
+  EXPECT_EQ(cuda_compute_capability(0, MANTISSA_FAKE_CUDA_DRIVER), 0) << "a driver without devices";
+}
+
 }  // namespace
 }  // namespace mantissa::cuda_driver_test

@@ -10,6 +10,7 @@
 #include <ATen/cpu/Utils.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceCapability.h>
+#include <c10/util/StringUtil.h>
 
 #include "mantissa/core/cuda_driver_internal.h"
 #include "mantissa/core/suggest.h"
@@ -17,21 +18,24 @@
 namespace mantissa {
 namespace {
 
-DtypeSupportInfo cpu_support(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-    case at::kDouble:
-      return {DtypeSupport::kNative, "every CPU"};
-    case at::kBFloat16:
-      if (cpu_has("amx_bf16")) return {DtypeSupport::kNative, "AMX-BF16"};
-      if (cpu_has("avx512_bf16")) return {DtypeSupport::kNative, "AVX512-BF16"};
-      return {DtypeSupport::kEmulated, "no bf16 products on this CPU: computed through float32, slower"};
-    case at::kHalf:
-      if (cpu_has("amx_fp16")) return {DtypeSupport::kNative, "AMX-FP16"};
-      if (cpu_has("avx512_fp16")) return {DtypeSupport::kNative, "AVX512-FP16"};
-      return {DtypeSupport::kEmulated, "no fp16 products on this CPU: computed through float32, slower"};
+FormatSupportInfo cpu_support(Format format) {
+  switch (format) {
+    case Format::kFloat32:
+    case Format::kFloat64:
+      return {FormatSupport::kNative, "every CPU"};
+    case Format::kTF32:
+      return {FormatSupport::kEmulated,
+              "CPUs have no TF32: products are computed in float32, which is more exact"};
+    case Format::kBFloat16:
+      if (cpu_has("amx_bf16")) return {FormatSupport::kNative, "AMX-BF16"};
+      if (cpu_has("avx512_bf16")) return {FormatSupport::kNative, "AVX512-BF16"};
+      return {FormatSupport::kEmulated, "no bf16 products on this CPU: computed through float32, slower"};
+    case Format::kFloat16:
+      if (cpu_has("amx_fp16")) return {FormatSupport::kNative, "AMX-FP16"};
+      if (cpu_has("avx512_fp16")) return {FormatSupport::kNative, "AVX512-FP16"};
+      return {FormatSupport::kEmulated, "no fp16 products on this CPU: computed through float32, slower"};
     default:
-      return {DtypeSupport::kUnavailable, "no CPU kernels for this dtype"};
+      return {FormatSupport::kUnavailable, c10::str("no CPU kernels for ", info(format).name)};
   }
 }
 
@@ -42,13 +46,23 @@ c10::DeviceIndex cuda_index(at::Device device) {
   return device.has_index() ? device.index() : at::accelerator::getDeviceIndex();
 }
 
-DtypeSupportInfo cuda_support(at::Device device, at::ScalarType dtype) {
-  if (cuda_device_count() == 0) return {DtypeSupport::kUnavailable, why_no_cuda()};
-  const auto capability = at::accelerator::getDeviceCapability(cuda_index(device));
-  const auto bit = uint64_t{1} << static_cast<uint64_t>(dtype);
+FormatSupportInfo cuda_support(at::Device device, Format format) {
+  if (cuda_device_count() == 0) return {FormatSupport::kUnavailable, why_no_cuda()};
+  const c10::DeviceIndex index = cuda_index(device);
+  if (format == Format::kTF32) {
+    return cuda_compute_capability(index) >= 80
+               ? FormatSupportInfo{FormatSupport::kNative, "TF32 tensor cores"}
+               : FormatSupportInfo{
+                     FormatSupport::kEmulated,
+                     "no TF32 before sm_80: products are computed in float32, which is more exact"};
+  }
+  if (!info(format).dtype)
+    return {FormatSupport::kUnavailable, c10::str("no CUDA kernels for ", info(format).name)};
+  const auto capability = at::accelerator::getDeviceCapability(index);
+  const auto bit = uint64_t{1} << static_cast<uint64_t>(*info(format).dtype);
   return capability.capability_data.capability_bits & bit
-             ? DtypeSupportInfo{DtypeSupport::kNative, "CUDA device"}
-             : DtypeSupportInfo{DtypeSupport::kEmulated, "not among the device's own dtypes"};
+             ? FormatSupportInfo{FormatSupport::kNative, "CUDA device"}
+             : FormatSupportInfo{FormatSupport::kEmulated, "not among the device's own dtypes"};
 }
 
 }  // namespace
@@ -93,10 +107,10 @@ at::Device resolve_device(const std::string& name) {
   return device;
 }
 
-DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype) {
-  if (device.is_cpu()) return cpu_support(dtype);
-  if (device.is_cuda()) return cuda_support(device, dtype);
-  return {DtypeSupport::kUnavailable, "only cpu and cuda are supported"};
+FormatSupportInfo format_support(at::Device device, Format format) {
+  if (device.is_cpu()) return cpu_support(format);
+  if (device.is_cuda()) return cuda_support(device, format);
+  return {FormatSupport::kUnavailable, "only cpu and cuda are supported"};
 }
 
 void reset_peak_memory(at::Device device) {

@@ -4,7 +4,8 @@
 #include <string>
 
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
+
+#include "mantissa/core/formats.h"
 
 namespace mantissa {
 
@@ -23,20 +24,20 @@ std::string why_no_cuda();
 /// absent on other architectures it has not.
 bool cpu_has(const std::string& capability);
 
-/// How a device computes in a dtype.
-enum class DtypeSupport {
-  kNative,      ///< its own instructions multiply in this dtype
+/// How a device multiplies matrices of a format.
+enum class FormatSupport {
+  kNative,      ///< its own instructions multiply in this format
   kEmulated,    ///< right results through other instructions, usually slower than float32
   kUnavailable  ///< it cannot be run here
 };
 
-struct DtypeSupportInfo {
-  DtypeSupport support;
+struct FormatSupportInfo {
+  FormatSupport support;
   std::string reason;  ///< "AVX512-BF16", "no 16-bit product instructions on this CPU", ...
 };
 
-/// Whether `device` multiplies matrices of `dtype` natively, and by what. Floating-point dtypes only.
-DtypeSupportInfo dtype_support(at::Device device, at::ScalarType dtype);
+/// Whether `device` multiplies matrices of `format` natively, and by what.
+FormatSupportInfo format_support(at::Device device, Format format);
 
 /// Peak memory. CPU: the process's peak resident set since it began; CUDA: what tensors held at the most since
 /// reset_peak_memory(), by libtorch's caching allocator; of a device without a number the current one's.

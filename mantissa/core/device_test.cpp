@@ -36,14 +36,18 @@ TEST(ResolveDevice, NamesTheMissingGpu) {
   }
 }
 
-TEST(DtypeSupport, SaysHowAndWhy) {
-  EXPECT_EQ(dtype_support(at::kCPU, at::kFloat).support, DtypeSupport::kNative);
-  const auto bf16 = dtype_support(at::kCPU, at::kBFloat16);
-  EXPECT_NE(bf16.support, DtypeSupport::kUnavailable);
-  EXPECT_FALSE(bf16.reason.empty());
-  EXPECT_EQ(dtype_support(at::kCPU, at::kInt).support, DtypeSupport::kUnavailable);
+TEST(FormatSupport, SaysHowAndWhy) {
+  EXPECT_EQ(format_support(at::kCPU, Format::kFloat32).support, FormatSupport::kNative);
+  for (const Format format : {Format::kBFloat16, Format::kTF32}) {
+    const auto support = format_support(at::kCPU, format);
+    EXPECT_NE(support.support, FormatSupport::kUnavailable);
+    EXPECT_FALSE(support.reason.empty());
+  }
+  EXPECT_EQ(format_support(at::kCPU, Format::kNF4).support, FormatSupport::kUnavailable);
+  EXPECT_EQ(format_support(at::kCPU, Format::kNF4).reason, "no CPU kernels for nf4");
   if (cuda_device_count() == 0) {
-    EXPECT_EQ(dtype_support(at::kCUDA, at::kFloat).support, DtypeSupport::kUnavailable);
+    for (const Format format : {Format::kFloat32, Format::kTF32})
+      EXPECT_EQ(format_support(at::kCUDA, format).support, FormatSupport::kUnavailable);
   }
 }
 

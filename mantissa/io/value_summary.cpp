@@ -9,6 +9,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/formats.h"
 #include "mantissa/core/parallel_internal.h"
 
 namespace mantissa {
@@ -18,20 +19,8 @@ namespace {
 constexpr int64_t kBlock = 1 << 15;
 
 double smallest_normal(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return std::numeric_limits<double>::min();
-    case at::kHalf:
-      return std::numeric_limits<c10::Half>::min();
-    case at::kFloat8_e5m2:
-      return std::numeric_limits<c10::Float8_e5m2>::min();
-    case at::kFloat8_e4m3fn:
-      return std::numeric_limits<c10::Float8_e4m3fn>::min();
-    case at::kFloat8_e8m0fnu:
-      return 0;  // powers of two, all of them normal
-    default:
-      return std::numeric_limits<float>::min();  // and of bfloat16, which has its exponents
-  }
+  if (dtype == at::kFloat8_e8m0fnu) return 0;  // powers of two, all of them normal
+  return info(format_of(dtype).value_or(Format::kFloat32)).smallest_normal;
 }
 
 /// `Wide` is what sums are taken in.

@@ -290,29 +290,19 @@ void load_optimizer_state(Optimizer& optimizer, const StateReader& state) {
   before.all_went_well();
 }
 
-StateDict own_parameters(const Optimizer& optimizer, const torch::nn::Module& module) {
-  std::unordered_set<const c10::TensorImpl*> held;
-  for (const at::Tensor& parameter : module.parameters()) held.insert(parameter.unsafeGetTensorImpl());
+StateDict own_parameters(const Optimizer& optimizer,
+                         const std::function<bool(const at::Tensor&)>& is_kept_elsewhere) {
   StateDict own;
   const std::vector<at::Tensor> parameters = unique_parameters_of(optimizer);
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!held.contains(parameters[i].unsafeGetTensorImpl()))
-      own.emplace(std::to_string(i), parameters[i].detach());
-  }
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (!is_kept_elsewhere(parameters[i])) own.emplace(std::to_string(i), parameters[i].detach());
   return own;
 }
 
-void load_own_parameters(Optimizer& optimizer, const torch::nn::Module& module,
+void load_own_parameters(Optimizer& optimizer,
+                         const std::function<bool(const at::Tensor&)>& is_kept_elsewhere,
                          const StateReader& parameters) {
-  StateDict targets = own_parameters(optimizer, module);
-  const bool are_weights = targets.empty();
-  if (are_weights) {
-    const std::vector<at::Tensor> all = unique_parameters_of(optimizer);
-    for (size_t i = 0; i < all.size(); ++i) {
-      const std::string number = std::to_string(i);
-      if (parameters.find(number)) targets.emplace(number, all[i].detach());
-    }
-  }
+  const StateDict targets = own_parameters(optimizer, is_kept_elsewhere);
   const auto names = keys_of(parameters.to_dict()), wanted = keys_of(targets);
   if (names != wanted) {
     parameters.fail(c10::str("there are ", names.size(), " parameters of the optimizer's own, and it has ",
@@ -320,7 +310,7 @@ void load_own_parameters(Optimizer& optimizer, const torch::nn::Module& module,
   }
   for (const std::string& name : wanted) {
     const at::Tensor &saved = parameters.at(name).to_tensor(), &now = *targets.at(name).get_if<at::Tensor>();
-    if (saved.sizes() != now.sizes() || (saved.scalar_type() != now.scalar_type() && !are_weights)) {
+    if (saved.sizes() != now.sizes() || saved.scalar_type() != now.scalar_type()) {
       parameters.at(name).fail(c10::str("is ", saved.scalar_type(), saved.sizes(), "; ", now.scalar_type(),
                                         now.sizes(), " was expected", kOther));
     }

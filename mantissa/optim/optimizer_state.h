@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "mantissa/core/state_dict.h"
 
 namespace torch::nn {
@@ -38,15 +40,16 @@ StateDict optimizer_state(const torch::optim::Optimizer& optimizer);
 ///          than load() does.
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const StateReader& state);
 
-/// The parameters that `optimizer` steps and `module` does not hold, by number: float32 copies of 16-bit
-/// weights (see MasterWeights). They are no weights of the model, and training goes on from them.
+/// The parameters that `optimizer` steps and nothing else keeps, by number: neither the module's weights nor the state
+/// of a precision mode (its master weights). For example a temperature that a task learns beside its module.
 ///
 /// Memory: copies no tensor.
-StateDict own_parameters(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
-/// Puts them back, in place. Load the module's weights before. An optimizer that has none steps the weights:
-/// they become those, which the copies know more exactly.
+StateDict own_parameters(const torch::optim::Optimizer& optimizer,
+                         const std::function<bool(const at::Tensor&)>& is_kept_elsewhere);
+/// Puts them back, in place.
 /// Errors: c10::ValueError naming the place for other numbers, shapes or dtypes. Nothing has changed then.
-void load_own_parameters(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+void load_own_parameters(torch::optim::Optimizer& optimizer,
+                         const std::function<bool(const at::Tensor&)>& is_kept_elsewhere,
                          const StateReader& parameters);
 
 /// What a schedule goes on with. The rates themselves are its optimizer's: load that too.

@@ -1,10 +1,19 @@
 // One property over every row of the registry, so that a new mode is held to them without a new test.
 #include <gtest/gtest.h>
+#include <map>
+#include <optional>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
+#include "mantissa/amp/matmul_precision.h"
 #include "mantissa/core/device.h"
+#include "mantissa/core/host_reads_internal.h"
+#include "mantissa/optim/fused_sgd.h"
+#include "mantissa/optim/optimizer_state.h"
 #include "mantissa/precision/registry.h"
 
 namespace mantissa::all_modes_test {
@@ -19,16 +28,28 @@ class EveryMode : public testing::TestWithParam<std::tuple<std::string, c10::Dev
   static std::unique_ptr<Precision> precision() { return make_precision(std::get<0>(GetParam()), device()); }
 };
 
-TEST_P(EveryMode, AThrowingBodyLeavesNothingBehind) {
+/// Everything of the process that a mode may set.
+std::string settings(at::Device device) {
+  return c10::str(torch::ones(1).scalar_type(), ' ', at::autocast::is_autocast_enabled(device.type()), ' ',
+                  at::autocast::get_autocast_dtype(device.type()), ' ', get_float32_matmul_precision(), ' ',
+                  tf32_convolutions(), ' ', at::GradMode::is_enabled());
+}
+
+TEST_P(EveryMode, AThrowingBodyRestoresAllDefaults) {
   const auto mode = precision();
+  mode->set_float32_matmul_precision("high");  // of every mode
+  const std::string before = settings(device());
   const at::Tensor a = torch::ones({2, 2}, device());
   for (int repeat = 0; repeat < 2; ++repeat) {
     try {
-      const Scope scope = mode->forward_context();
+      const Scope run = mode->run_context(), init = mode->module_init_context(),
+                  forward = mode->forward_context();
+      EXPECT_EQ(get_float32_matmul_precision(), "high");
       throw std::runtime_error("body");
     } catch (const std::runtime_error&) {
     }
-    EXPECT_EQ(torch::ones(1).scalar_type(), at::kFloat);
+    mode->teardown();
+    EXPECT_EQ(settings(device()), before);
     EXPECT_EQ(a.mm(a).scalar_type(), at::kFloat);
   }
 }
@@ -75,13 +96,83 @@ TEST_P(EveryMode, GradientsLookTheSameInEveryMode) {
   EXPECT_TRUE(gradient.to(at::kCPU, at::kFloat).equal(torch::full({2, 2}, 0.1875F)));
 }
 
+/// A small network in a hand-written loop, and all of it that a checkpoint keeps.
+struct Loop {
+  Loop(const std::string& name, at::Device on) : device(on), mode(make_precision(name, on)) {
+    torch::manual_seed(0);
+    net = torch::nn::Sequential(torch::nn::Linear(4, 8), torch::nn::BatchNorm1d(8), torch::nn::Linear(8, 1));
+    net->to(device);
+    mode->convert_module(*net);
+    optimizer.emplace(net->parameters(), SGDOptions(0.05).momentum(0.9));
+    mode->setup_optimizer(*optimizer);
+  }
+  StepResult step(int64_t number) {
+    const at::Tensor x = (torch::arange(64, at::kFloat).view({16, 4}) + number).sin().to(device);
+    optimizer->zero_grad();
+    at::Tensor loss;
+    {
+      const Scope scope = mode->forward_context();
+      loss = net->forward(mode->convert_input(x)).square().mean();
+    }
+    mode->backward(loss);
+    mode->clip_gradients(*optimizer, 1.0);
+    return mode->optimizer_step(*optimizer);
+  }
+  StateDict checkpoint() const {
+    StateDict weights;
+    for (const auto& entry : net->named_parameters()) weights.emplace(entry.key(), entry.value().detach());
+    for (const auto& entry : net->named_buffers()) weights.emplace(entry.key(), entry.value());
+    return snapshot({{"weights", std::move(weights)},
+                     {"optimizer", optimizer_state(*optimizer)},
+                     {"precision", mode->state_dict()}});
+  }
+  void load(const StateDict& saved) {
+    const StateReader state(saved);
+    const torch::NoGradGuard no_grad;
+    for (auto& entry : net->named_parameters())
+      entry.value().copy_(state.at("weights").at(entry.key()).to_tensor());
+    for (auto& entry : net->named_buffers())
+      entry.value().copy_(state.at("weights").at(entry.key()).to_tensor());
+    load_optimizer_state(*optimizer, state.at("optimizer"));
+    EXPECT_EQ(mode->load_state_dict(state.at("precision")), std::vector<std::string>());
+  }
+
+  at::Device device;
+  std::unique_ptr<Precision> mode;
+  torch::nn::Sequential net{nullptr};
+  std::optional<FusedSGD> optimizer;
+};
+
+TEST_P(EveryMode, ALoopThatIsSavedAndLoadedGoesOnBitForBit) {
+  const std::string name = std::get<0>(GetParam());
+  Loop straight(name, device());
+  for (int64_t i = 0; i < 5; ++i) straight.step(i);
+  const StateDict saved = straight.checkpoint();
+  for (int64_t i = 5; i < 10; ++i) straight.step(i);
+  Loop resumed(name, device());
+  resumed.step(100);  // leads elsewhere, unless all of it is loaded
+  resumed.load(saved);
+  for (int64_t i = 5; i < 10; ++i) resumed.step(i);
+  EXPECT_EQ(difference(straight.checkpoint(), resumed.checkpoint()), "");
+}
+
+TEST_P(EveryMode, AFusedOptimizersStepReadsNothingOnTheHost) {
+  Loop loop(std::get<0>(GetParam()), device());
+  loop.step(0);  // makes the optimizer's state
+  const HostReads reads;
+  const StepResult result = loop.step(1);
+  EXPECT_EQ(reads.calls(), (std::map<std::string, int64_t>()));
+  EXPECT_EQ(result.is_known(), device().is_cpu() || !loop.mode->traits().scales_loss);
+  result.skipped();
+}
+
 TEST_P(EveryMode, AStepWithoutGradientsIsSkippedAlike) {
   const auto mode = precision();
   torch::nn::Linear net(2, 2);
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   mode->setup_optimizer(optimizer);
-  EXPECT_EQ(mode->optimizer_step(optimizer).cause, SkipCause::kNoGradients);
-  EXPECT_EQ(mode->optimizer_step(optimizer, [] { return at::Tensor(); }).cause, SkipCause::kNoGradients);
+  EXPECT_EQ(mode->optimizer_step(optimizer).cause(), SkipCause::kNoGradients);
+  EXPECT_EQ(mode->optimizer_step(optimizer, [] { return at::Tensor(); }).cause(), SkipCause::kNoGradients);
 }
 
 TEST_P(EveryMode, IntegersAndMasksKeepTheirDtype) {

@@ -8,7 +8,7 @@ namespace mantissa {
 namespace {
 
 /// Null for a tensor that has no channels to be last.
-std::optional<at::MemoryFormat> format_of(const at::Tensor& tensor) {
+std::optional<at::MemoryFormat> memory_format_of(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_nested()) return std::nullopt;
   if (tensor.dim() == 4) return at::MemoryFormat::ChannelsLast;
   if (tensor.dim() == 5) return at::MemoryFormat::ChannelsLast3d;
@@ -24,7 +24,7 @@ at::Tensor laid_out(const at::Tensor& tensor, at::MemoryFormat format) {
 
 void set_channels_last(torch::nn::Module& module) {
   const auto lay_out = [](at::Tensor& tensor) {
-    const auto format = tensor.defined() ? format_of(tensor) : std::nullopt;
+    const auto format = tensor.defined() ? memory_format_of(tensor) : std::nullopt;
     if (!format) return;
     tensor.set_data(laid_out(tensor.data(), *format));
     if (tensor.grad().defined()) tensor.mutable_grad() = laid_out(tensor.grad(), *format);
@@ -34,7 +34,7 @@ void set_channels_last(torch::nn::Module& module) {
 }
 
 at::Tensor channels_last(const at::Tensor& tensor) {
-  const auto format = format_of(tensor);
+  const auto format = memory_format_of(tensor);
   return format ? tensor.contiguous(*format) : tensor;
 }
 

@@ -18,8 +18,8 @@ TEST(InitModule, IN11_MakesTheModuleInItsDtype) {
   for (const Mode& mode : modes()) {
     const auto precision = make_precision(mode.name, at::kCPU);
     const auto net = init_module(*precision, at::kCPU, [] { return torch::nn::BatchNorm1d(2); });
-    const bool keeps_float32 = mode.name == "32-true" || mode.name == "O1" || mode.name.ends_with("-mixed");
-    EXPECT_EQ(net->weight.scalar_type(), keeps_float32 ? at::kFloat : mode.compute_dtype) << mode.name;
+    const Format wanted = mode.traits.weights.value_or(Format::kFloat32);
+    EXPECT_EQ(format_of(net->weight.scalar_type()), wanted) << mode.name;
     EXPECT_EQ(net->num_batches_tracked.scalar_type(), at::kLong);
     EXPECT_EQ(torch::ones(1).scalar_type(), at::kFloat) << mode.name;
   }

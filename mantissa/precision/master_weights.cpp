@@ -10,8 +10,6 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/core/state_dict.h"
@@ -24,24 +22,21 @@ bool is_16_bit(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
-/// Runs after a gradient was accumulated into a parameter, on the thread that did it.
-struct MoveGradient final : torch::autograd::PostAccumulateGradHook {
-  explicit MoveGradient(at::Tensor to) : master(std::move(to)) {}
-  void operator()(const at::Tensor& parameter) override {
-    const at::NoGradGuard no_grad;
-    const at::Tensor gradient = parameter.grad().to(at::kFloat);
-    at::Tensor& sum = master.mutable_grad();
-    if (!sum.defined()) {
-      sum = gradient;
-    } else if (sum.is_sparse() && !gradient.is_sparse()) {
-      sum = gradient.add(sum);
-    } else {
-      sum.add_(gradient);
-    }
-    parameter.mutable_grad() = at::Tensor();
+/// Adds the parameter's gradient, which is then undefined, to that of its master weight.
+void move_gradient(const at::Tensor& parameter, const at::Tensor& master) {
+  if (!parameter.grad().defined()) return;  // newer master weights have taken it
+  const at::NoGradGuard no_grad;
+  const at::Tensor gradient = parameter.grad().to(at::kFloat);
+  at::Tensor& sum = master.mutable_grad();
+  if (!sum.defined()) {
+    sum = gradient;
+  } else if (sum.is_sparse() && !gradient.is_sparse()) {
+    sum = gradient.add(sum);
+  } else {
+    sum.add_(gradient);
   }
-  at::Tensor master;
-};
+  parameter.mutable_grad() = at::Tensor();
+}
 
 /// Whether a parameter's state is the one that an optimizer's constructor makes, as Adagrad's does.
 bool is_unstepped(const StateDict& state) {
@@ -62,9 +57,8 @@ StateDict first_state(const torch::optim::Optimizer& optimizer) {
   for (auto& [number, entry] : states) {
     TORCH_CHECK_VALUE(
         is_unstepped(*entry.get_if<StateDict>()),
-        "setup_optimizer: the optimizer has stepped, or its state was loaded, before it got float32 copies "
-        "of "
-        "its 16-bit weights; call setup_optimizer() before its first step and before its state is loaded");
+        "setup_optimizer: the optimizer has stepped, or its state was loaded, before it got master weights; "
+        "call setup_optimizer() before its first step and before its state is loaded");
     for (auto& [name, value] : *entry.get_if<StateDict>())
       if (const auto* tensor = value.get_if<at::Tensor>(); tensor && is_16_bit(*tensor))
         value = tensor->to(at::kFloat);
@@ -79,14 +73,17 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
   const at::NoGradGuard no_grad;
   std::unordered_map<const at::TensorImpl*, at::Tensor> copies;  // libtorch lists a tied weight twice
   std::vector<std::pair<at::Tensor*, at::Tensor>> replaced;
-  for (auto& group : optimizer.param_groups()) {
-    for (at::Tensor& parameter : group.params()) {
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    std::vector<at::Tensor>& parameters = optimizer.param_groups()[group].params();
+    for (size_t number = 0; number < parameters.size(); ++number) {
+      at::Tensor& parameter = parameters[number];
       if (!is_16_bit(parameter)) continue;
       const auto [slot, is_new] = copies.try_emplace(parameter.unsafeGetTensorImpl());
       if (is_new) {
         slot->second = parameter.detach().to(at::kFloat).set_requires_grad(parameter.requires_grad());
         model_.push_back(parameter);
         master_.push_back(slot->second);
+        places_.push_back({group, number});
       }
       replaced.emplace_back(&parameter, parameter);
       parameter = slot->second;
@@ -101,31 +98,24 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
     }
   }
   for (size_t i = 0; i < model_.size(); ++i) {
-    auto hook = std::make_unique<MoveGradient>(master_[i]);
-    if (model_[i].grad().defined()) (*hook)(model_[i]);
-    torch::autograd::impl::set_post_acc_grad_hooks(model_[i], std::move(hook));
+    move_gradient(model_[i], master_[i]);
+    hooks_.emplace_back(
+        model_[i], GradientHookOrder::kMove,
+        [master = master_[i]](const at::Tensor& parameter) { move_gradient(parameter, master); });
     versions_.push_back(model_[i]._version());
-  }
-}
-
-MasterWeights::~MasterWeights() {
-  for (size_t i = 0; i < model_.size(); ++i) {
-    const auto& hook = torch::autograd::impl::post_acc_grad_hooks(model_[i]);
-    const auto* moves = dynamic_cast<const MoveGradient*>(hook.get());
-    // Another MasterWeights may have taken the parameter over since.
-    if (moves && moves->master.is_same(master_[i]))
-      torch::autograd::impl::set_post_acc_grad_hooks(model_[i], nullptr);
   }
 }
 
 bool MasterWeights::are_stepped_by(const torch::optim::Optimizer& optimizer) const {
   if (!belongs_to(optimizer)) return false;
-  std::unordered_set<const at::TensorImpl*> stepped;
-  for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& parameter : group.params()) stepped.insert(parameter.unsafeGetTensorImpl());
-  return std::all_of(master_.begin(), master_.end(), [&](const at::Tensor& master) {
-    return stepped.contains(master.unsafeGetTensorImpl());
-  });
+  const auto& groups = optimizer.param_groups();
+  for (size_t i = 0; i < master_.size(); ++i) {
+    const auto [group, number] = places_[i];
+    if (group >= groups.size() || number >= groups[group].params().size() ||
+        !groups[group].params()[number].is_same(master_[i]))
+      return false;
+  }
+  return true;
 }
 
 bool MasterWeights::share_a_parameter_with(const MasterWeights& other) const {
@@ -140,8 +130,8 @@ void MasterWeights::take_over_changes() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < model_.size(); ++i) {
     if (model_[i]._version() == versions_[i]) continue;
-    // An average that was swapped in and out again has written the old values: their low bits are in the copy
-    // only.
+    // An average that was swapped in and out again has written the old values, whose low bits only the master
+    // weight has.
     const at::Tensor is_as_it_was = master_[i].to(model_[i].scalar_type()) == model_[i];
     master_[i].copy_(at::where(is_as_it_was, master_[i], model_[i]));
   }

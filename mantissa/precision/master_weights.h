@@ -1,9 +1,12 @@
 #pragma once
 
-#include <memory>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include "mantissa/amp/gradient_hooks.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -11,18 +14,17 @@ class Optimizer;
 
 namespace mantissa {
 
-/// Float32 copies of an optimizer's 16-bit parameters, which it steps in their place, so that updates below
-/// half an ulp of a 16-bit weight are not lost.
+/// Master weights: float32 weights that an optimizer steps in place of the model's 16-bit parameters, so that
+/// updates below half an ulp of a 16-bit weight are not lost.
 ///
-/// The copies stand in the optimizer's parameter groups, and the gradient of a 16-bit parameter moves to its
-/// copy's, in float32, as soon as backward() has made it: the optimizer's zero_grad(), unscaling, clipping
-/// and accumulation find it there, the parameter's own grad() stays undefined, so that a module's zero_grad()
-/// clears nothing.
+/// They stand in the optimizer's parameter groups. The gradient of a 16-bit parameter moves to its master weight,
+/// in float32, as soon as backward() has made it: the optimizer's zero_grad(), unscaling, clipping and accumulation
+/// find it there. The parameter's own grad() stays undefined, so that a module's zero_grad() clears nothing.
 ///
-/// What an optimizer's constructor has made already, as torch::optim::Adagrad's sums are, becomes the copies'
-/// state, in float32.
+/// State that an optimizer's constructor has made already, such as torch::optim::Adagrad's sums, becomes the state of
+/// the master weights, in float32.
 ///
-/// Memory:  6 bytes a 16-bit parameter: the copy, and 2 more for its gradient.
+/// Memory:  6 bytes for each 16-bit parameter: the master weight, and 2 more for its gradient.
 /// Threads: one at a time.
 /// Errors:  c10::ValueError for an optimizer that has stepped, or whose state was loaded. The optimizer and
 ///          the parameters are then as before.
@@ -31,31 +33,38 @@ class MasterWeights {
  public:
   /// `optimizer` is borrowed.
   explicit MasterWeights(torch::optim::Optimizer& optimizer);
-  /// Gradients stay with the parameters from then on. The optimizer keeps the copies.
-  ~MasterWeights();
+  /// Gradients stay with the parameters from then on. The optimizer keeps the master weights.
+  ~MasterWeights() = default;
   MasterWeights(const MasterWeights&) = delete;
   MasterWeights& operator=(const MasterWeights&) = delete;
 
-  /// Takes over what was written into the model's parameters since, as by loading a file; call it before a
-  /// step.
+  /// Takes over values that were written into the model's parameters since, for example by loading a file. Call
+  /// it before a step.
   void take_over_changes();
-  /// Rounds the copies into the model's parameters; call it after a step.
+  /// Rounds the master weights into the model's parameters. Call it after a step.
   void copy_to_model();
 
-  /// Calls visit(parameter, its float32 copy) for each pair.
+  /// Calls visit(parameter, its master weight) for each pair.
   template <typename Visit>
   void for_each(const Visit& visit) const {
     for (size_t i = 0; i < model_.size(); ++i) visit(model_[i], master_[i]);
   }
   bool belongs_to(const torch::optim::Optimizer& optimizer) const { return &optimizer == optimizer_; }
-  /// Whether `optimizer` steps these copies: it was set up before and is no other at the same address.
+  /// Whether `optimizer` steps these master weights: it is the one that was set up, and no other at its address.
   bool are_stepped_by(const torch::optim::Optimizer& optimizer) const;
   bool share_a_parameter_with(const MasterWeights& other) const;
 
  private:
+  /// Where the optimizer has a master weight.
+  struct Place {
+    size_t group, number;
+  };
+
   torch::optim::Optimizer* optimizer_;
   std::vector<at::Tensor> model_, master_;
-  std::vector<uint32_t> versions_;  ///< of the model's parameters when the copies were the same
+  std::vector<Place> places_;
+  std::vector<GradientHook> hooks_;
+  std::vector<uint32_t> versions_;  ///< of the model's parameters when the master weights had the same values
 };
 
 }  // namespace mantissa

@@ -15,7 +15,7 @@ namespace mantissa {
 /// Memory:  weights, gradients and optimizer state as in float32; activations in 16 bits where autocast
 ///          lowers them.
 /// Errors:  c10::ValueError for another dtype, or a scaler given with bf16.
-/// Source:  spec 1.2, 2.3, ERR-6, ERR-7.
+/// Source:  docs/modes.md.
 class MixedPrecision final : public ScaledPrecision {
  public:
   /// `dtype`: kHalf or kBFloat16. `scaler`: for kHalf; by default a GradScaler with torch's defaults on

@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/precision/test_support_internal.h"
 
 namespace mantissa::mixed_test {
 namespace {
@@ -50,19 +51,19 @@ TEST(MixedPrecision, ERR09_RefusesLbfgsOnlyWithAScaler) {
   };
   MixedPrecision half(at::kHalf, at::kCPU), bf16(at::kBFloat16, at::kCPU);
   EXPECT_THROW(half.optimizer_step(lbfgs, closure), c10::TypeError);
-  EXPECT_FALSE(bf16.optimizer_step(lbfgs, closure).skipped);
+  EXPECT_FALSE(bf16.optimizer_step(lbfgs, closure).skipped());
 }
 
 TEST(MixedPrecision, AnOverflowSkipsTheStepSaysWhyAndHalvesTheScale) {
   Loop loop;
   loop.forward_and_backward(kInf);
   const StepResult result = loop.precision.optimizer_step(loop.optimizer);
-  EXPECT_TRUE(result.skipped);
-  EXPECT_EQ(result.cause, SkipCause::kNonFiniteGradients);
+  EXPECT_TRUE(result.skipped());
+  EXPECT_EQ(result.cause(), SkipCause::kNonFiniteGradients);
   EXPECT_TRUE(loop.net->weight.detach().equal(torch::ones({2, 2})));
-  EXPECT_EQ(loop.precision.scaler()->get_scale(), 128);
+  EXPECT_EQ(next_scale(loop.precision), 128);
   loop.forward_and_backward(0.25);
-  EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer).skipped);
+  EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer).skipped());
   EXPECT_TRUE(loop.net->weight.detach().equal(torch::full({2, 2}, 0.75)));
 }
 
@@ -73,7 +74,7 @@ TEST(MixedPrecision, ASkippedStepNamesItsFirstNonFiniteParameterAlsoAfterClippin
       loop.optimizer.zero_grad();
       loop.precision.backward(loop.net->weight.sum() + (loop.net->bias * std::nanf("")).sum());
       loop.precision.clip_gradients(loop.optimizer, 1.0, algorithm);
-      return loop.precision.optimizer_step(loop.optimizer).first_nonfinite_parameter;
+      return loop.precision.optimizer_step(loop.optimizer).first_nonfinite_parameter();
     };
     EXPECT_EQ(overflow_in_bias(), "group 0, parameter 1");
     loop.precision.convert_module(*loop.net);
@@ -89,7 +90,7 @@ TEST(MixedPrecision, NF01_NF02_AnomalyDetectionRaisesAtANanAlsoWhereTheScalerWou
       const torch::autograd::DetectAnomalyGuard anomaly(/*check_nan=*/true);
       const at::Tensor loss = (loop.net->weight.square().sqrt() * factor).sum();
       loop.precision.backward(loss);
-      EXPECT_EQ(loop.precision.optimizer_step(loop.optimizer).skipped, !std::isfinite(factor));
+      EXPECT_EQ(loop.precision.optimizer_step(loop.optimizer).skipped(), !std::isfinite(factor));
     } catch (const std::exception& thrown) {
       return thrown.what();
     }
@@ -110,7 +111,7 @@ TEST(MixedPrecision, CL06_ClipsUnscaledGradientsHoweverOftenTheyAreLookedAt) {
   const at::Tensor norm = loop.precision.clip_gradients(loop.optimizer, 1.0);
   EXPECT_NEAR(norm.item<float>(), 3 * std::sqrt(6.0F), 1e-5);
   EXPECT_FALSE(loop.precision.clip_gradients(loop.optimizer, 0.5, GradientClipAlgorithm::kValue).defined());
-  EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer).skipped);
+  EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer).skipped());
   EXPECT_NEAR((1 - loop.net->weight[0][0]).item<float>(), 1 / std::sqrt(6.0F), 1e-5);
 }
 
@@ -118,7 +119,7 @@ TEST(MixedPrecision, CL09_ClippingAnOverflowStillSkips) {
   Loop loop;
   loop.forward_and_backward(kInf);
   loop.precision.clip_gradients(loop.optimizer, 1.0);
-  EXPECT_TRUE(loop.precision.optimizer_step(loop.optimizer).skipped);
+  EXPECT_TRUE(loop.precision.optimizer_step(loop.optimizer).skipped());
   EXPECT_TRUE(loop.net->weight.detach().equal(torch::ones({2, 2})));
 }
 
@@ -135,9 +136,9 @@ TEST(MixedPrecision, AClosureThatThrowsAfterUnscalingDoesNotSpoilTheNextStep) {
     loop.precision.clip_gradients(loop.optimizer, 100);
     return loss;
   };
-  EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer, good).skipped);
+  EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer, good).skipped());
   EXPECT_TRUE(loop.net->weight.detach().equal(torch::full({2, 2}, 0.5)));
-  EXPECT_EQ(loop.precision.scaler()->get_scale(), 256);
+  EXPECT_EQ(next_scale(loop.precision), 256);
 }
 
 TEST(MixedPrecision, AStepThatTheLoopDropsDoesNotSpoilTheNext) {
@@ -148,14 +149,14 @@ TEST(MixedPrecision, AStepThatTheLoopDropsDoesNotSpoilTheNext) {
     loop.optimizer.zero_grad(set_to_none);
     loop.precision.backward((loop.net->weight * 3).sum() + (loop.net->bias * 3).sum());
     EXPECT_NEAR(loop.precision.clip_gradients(loop.optimizer, 100).item<float>(), 3 * std::sqrt(6.0F), 1e-4);
-    EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer).skipped);
+    EXPECT_FALSE(loop.precision.optimizer_step(loop.optimizer).skipped());
     EXPECT_TRUE(loop.net->weight.detach().equal(torch::full({2, 2}, -2.0)));
   }
   Loop loop;
   loop.forward_and_backward(7);
   loop.precision.clip_gradients(loop.optimizer, 100);
   loop.optimizer.zero_grad();
-  EXPECT_EQ(loop.precision.optimizer_step(loop.optimizer).cause, SkipCause::kNoGradients);
+  EXPECT_EQ(loop.precision.optimizer_step(loop.optimizer).cause(), SkipCause::kNoGradients);
   loop.forward_and_backward(3);
   loop.precision.clip_gradients(loop.optimizer, 100);
   loop.precision.optimizer_step(loop.optimizer);
@@ -178,10 +179,10 @@ struct TwoOptimizers {
 TEST(MixedPrecision, SeveralOptimizersOfOneBackwardPassShareItsScaleAndMoveItOnce) {
   TwoOptimizers two;
   two.forward_and_backward(kInf);
-  EXPECT_TRUE(two.precision.optimizer_step(two.first).skipped);
-  EXPECT_FALSE(two.precision.optimizer_step(two.second).skipped);
+  EXPECT_TRUE(two.precision.optimizer_step(two.first).skipped());
+  EXPECT_FALSE(two.precision.optimizer_step(two.second).skipped());
   EXPECT_EQ(two.b.item<float>(), -3);  // upstream: -6, unscaled by the halved scale
-  EXPECT_EQ(two.precision.scaler()->get_scale(), 128);
+  EXPECT_EQ(next_scale(two.precision), 128);
   two.forward_and_backward(1);
   two.precision.clip_gradients(two.first, 100);
   two.precision.clip_gradients(two.second, 100);
@@ -189,7 +190,7 @@ TEST(MixedPrecision, SeveralOptimizersOfOneBackwardPassShareItsScaleAndMoveItOnc
   two.precision.optimizer_step(two.second);
   EXPECT_EQ(two.a.item<float>(), -1);
   EXPECT_EQ(two.b.item<float>(), -6);
-  EXPECT_EQ(two.precision.state_dict().at("_growth_tracker").toLong(), 1);
+  EXPECT_EQ(scaler_state(two.precision).at("_growth_tracker").toLong(), 1);
 }
 
 TEST(MixedPrecision, UnscaledGradientsWaitForTheirStepThroughAnothersBackward) {
@@ -235,8 +236,8 @@ TEST(MixedPrecision, AWeightThatTwoModulesShareIsUnscaledAndClippedOnce) {
 TEST(MixedPrecision, AStepWithoutAnyGradientChangesNothing) {
   Loop loop;
   const StepResult result = loop.precision.optimizer_step(loop.optimizer, [] { return at::Tensor(); });
-  EXPECT_TRUE(result.skipped);
-  EXPECT_EQ(result.cause, SkipCause::kNoGradients);
+  EXPECT_TRUE(result.skipped());
+  EXPECT_EQ(result.cause(), SkipCause::kNoGradients);
 }
 
 TEST(MixedPrecision, AutocastIsOnInsideTheContextAndOffOutside) {
@@ -259,8 +260,9 @@ TEST(MixedPrecision, StateResumes) {
   Loop loop, resumed(8);
   loop.forward_and_backward(kInf);
   loop.precision.optimizer_step(loop.optimizer);
-  resumed.precision.load_state_dict(loop.precision.state_dict());
-  EXPECT_EQ(resumed.precision.scaler()->get_scale(), 128);
+  const StateDict state = loop.precision.state_dict();
+  EXPECT_THAT(resumed.precision.load_state_dict(StateReader(state)), testing::IsEmpty());
+  EXPECT_EQ(next_scale(resumed.precision), 128);
   EXPECT_TRUE(MixedPrecision(at::kBFloat16, at::kCPU).state_dict().empty());
 }
 

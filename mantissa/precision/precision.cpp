@@ -2,60 +2,85 @@
 
 #include <unordered_set>
 
+#include <torch/nn/module.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/amp/clip_grad.h"
+#include "mantissa/amp/matmul_precision.h"
+#include "mantissa/precision/state_keys_internal.h"
 
 namespace mantissa {
 
-std::string_view to_string(SkipCause cause) {
-  switch (cause) {
-    case SkipCause::kNone:
-      return "not skipped";
-    case SkipCause::kNonFiniteGradients:
-      return "non-finite gradients";
-    case SkipCause::kNoGradients:
-      return "no gradients";
-  }
-  return "unknown";
+std::string Precision::parameter_name(const at::Tensor& parameter) const {
+  const std::string* name = names_.find(parameter);
+  return name ? *name : "";
 }
 
-void Precision::backward(const at::Tensor& loss) { pre_backward(loss).backward(); }
+void Precision::set_parameter_name(const at::Tensor& parameter, const std::string& name) {
+  names_.try_emplace(parameter, name);  // a tied weight keeps its first name, as in Python
+}
+
+Scope Precision::run_context() const {
+  if (!float32_matmul_precision_) return {};
+  return std::make_shared<Float32MatmulPrecisionGuard>(*float32_matmul_precision_);
+}
+
+void Precision::set_float32_matmul_precision(std::optional<std::string> precision) {
+  if (precision) check_float32_matmul_precision(*precision);
+  float32_matmul_precision_ = std::move(precision);
+}
+
+void Precision::convert_module(torch::nn::Module& module) {
+  for (const auto& parameter : module.named_parameters())
+    set_parameter_name(parameter.value(), parameter.key());
+}
+
+void Precision::backward(const at::Tensor& loss, const LossHook& before) {
+  if (before) before(loss);
+  loss.backward();
+}
 
 at::Tensor Precision::clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                                      GradientClipAlgorithm algorithm) {
   if (clip_val <= 0) return {};
-  unscale_gradients(optimizer);
   const std::vector<at::Tensor> parameters = main_params(optimizer);
   if (algorithm == GradientClipAlgorithm::kNorm) return clip_grad_norm_(parameters, clip_val);
   clip_grad_value_(parameters, clip_val);
   return {};
 }
 
-StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer,
-                                     const std::function<at::Tensor()>& closure) {
-  if (!closure) {
-    if (!has_gradients(optimizer)) return {true, SkipCause::kNoGradients};
-    optimizer.step();
-    return {};
-  }
-  at::Tensor loss;
-  const bool line_search = dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr;
-  optimizer.step([&] {
-    loss = closure();
-    TORCH_CHECK_VALUE(
-        loss.defined() || !line_search,
-        "optimizer_step: LBFGS compares losses, so every batch needs one; return a loss, or take another "
-        "optimizer");
-    return loss;
-  });
-  // Gradients of earlier batches of an accumulation window were applied even if this batch had no loss.
-  if (!loss.defined() && !has_gradients(optimizer)) return {true, SkipCause::kNoGradients};
+StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer) {
+  if (!has_gradients(optimizer)) return StepResult(SkipCause::kNoGradients);
+  optimizer.step();
   return {};
 }
 
-std::vector<at::Tensor> main_params(torch::optim::Optimizer& optimizer) {
+StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer,
+                                     const std::function<at::Tensor()>& closure) {
+  if (!has_line_search(optimizer)) {
+    closure();
+    return optimizer_step(optimizer);
+  }
+  check_line_search();
+  optimizer.step([&] {
+    const at::Tensor loss = closure();
+    TORCH_CHECK_VALUE(
+        loss.defined(),
+        "optimizer_step: LBFGS compares losses, so every batch needs one; return a loss, or choose another "
+        "optimizer");
+    return loss;
+  });
+  return {};
+}
+
+std::vector<std::string> Precision::load_state_dict(const StateReader& state) {
+  std::vector<std::string> differences;
+  if (state.find(kLossScaleKey)) differences.emplace_back("its loss scale is dropped");
+  return differences;
+}
+
+std::vector<at::Tensor> main_params(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
   std::unordered_set<const at::TensorImpl*> seen;
   for (const auto& group : optimizer.param_groups())
@@ -64,11 +89,23 @@ std::vector<at::Tensor> main_params(torch::optim::Optimizer& optimizer) {
   return all;
 }
 
-bool has_gradients(torch::optim::Optimizer& optimizer) {
+bool has_gradients(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& parameter : group.params())
       if (parameter.grad().defined()) return true;
   return false;
+}
+
+bool has_line_search(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
+}
+
+std::map<std::string, at::Tensor> master_weights_of(const StateReader& precision_state) {
+  std::map<std::string, at::Tensor> weights;
+  const auto saved = precision_state.find(kMasterWeightsKey);
+  if (!saved) return weights;
+  for (const auto& [name, value] : saved->to_dict()) weights.emplace(name, saved->at(name).to_tensor());
+  return weights;
 }
 
 }  // namespace mantissa

@@ -5,13 +5,16 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Scalar.h>
 
+#include "mantissa/amp/step_result.h"
+#include "mantissa/core/formats.h"
+#include "mantissa/core/state_dict.h"
 #include "mantissa/core/tree.h"
+#include "mantissa/core/weak_map.h"
 
 namespace torch::nn {
 class Module;
@@ -22,65 +25,85 @@ class Optimizer;
 
 namespace mantissa {
 
-/// Something that holds until the last handle is dropped: a guard object behind a pointer that knows only how
-/// to destroy it, so that each mode may return a guard of its own type. Empty when a mode needs none.
+/// A guard object of any type: what it guards ends when the last handle is dropped. Empty where a mode needs
+/// no guard.
 using Scope = std::shared_ptr<void>;
 
 enum class GradientClipAlgorithm { kNorm, kValue };
 
-/// Why an optimizer step changed nothing.
-enum class SkipCause {
-  kNone,                ///< it was not skipped
-  kNonFiniteGradients,  ///< the scaler found inf or nan: the scale was too high, and has been lowered
-  kNoGradients          ///< no loss was returned and no gradient was waiting
+/// What a mode does to weights, products and gradients.
+struct PrecisionTraits {
+  std::optional<Format> weights = std::nullopt;  ///< unset: as the module was built
+  Format compute = Format::kFloat32;             ///< of matrix products
+  Format gradients = Format::kFloat32;           ///< of what the optimizer steps on
+  bool scales_loss = false;                      ///< the loss is multiplied by a scale before backward()
+  bool master_weights = false;                   ///< the optimizer steps float32 weights behind narrower ones
+
+  bool operator==(const PrecisionTraits&) const = default;
 };
 
-/// For users' logs: "non-finite gradients", ...
-std::string_view to_string(SkipCause cause);
-
-/// What an optimizer step did. A skipped step is an event, not an error: parameters and optimizer state are
-/// as before.
-struct StepResult {
-  bool skipped = false;
-  SkipCause cause = SkipCause::kNone;
-  /// Of kNonFiniteGradients: the first parameter, in the optimizer's order, whose gradient is not finite. Its
-  /// name where convert_module() has seen its module, else "group 0, parameter 3".
-  std::string first_nonfinite_parameter = {};
-};
-
-/// The scaler's numbers under torch's key names, or empty: see GradScaler::state_dict().
-using PrecisionState = std::map<std::string, at::Scalar>;
-
-/// One way of training in N bits, as hooks around a training loop; this base is "32-true" and does nothing.
+/// One way of training in N bits, as hooks around a training loop. This base class is "32-true": it changes no
+/// weight, no product and no gradient.
 ///
 /// A loop calls, in this order:
+///   run_context                                             once; the scope lasts as long as the loop
 ///   convert_module                                          once, before the optimizer is made
 ///   setup_optimizer                                         once, after it was made
-///   convert_input, forward_context, convert_output          around each forward
+///   load_state_dict                                         once, when a run is resumed
+///   convert_input, forward_context, convert_output          around each forward pass
 ///   backward                                                outside the forward context
-///   unscale_gradients, clip_gradients                       if it looks at gradients
+///   unscale_gradients, clip_gradients                       if the loop looks at gradients
 ///   optimizer_step                                          once per accumulation window
+///   teardown                                                once
 ///
 /// Threads: one thread per object.
-/// Source:  spec section 2 (Lightning's Precision plugin).
+/// Source:  Lightning's Precision plugin; docs/modes.md.
 /// Example: examples/any_precision.cpp.
 class Precision {
  public:
   /// `name`: the canonical one from registry.h.
-  explicit Precision(std::string name) : name_(std::move(name)) {}
+  explicit Precision(std::string name, PrecisionTraits traits = {})
+      : name_(std::move(name)), traits_(traits) {}
   virtual ~Precision() = default;
   Precision(const Precision&) = delete;
   Precision& operator=(const Precision&) = delete;
 
+  // Questions that a loop, a callback or a report may have.
+
   const std::string& name() const { return name_; }
+  const PrecisionTraits& traits() const { return traits_; }
   /// The kind of device that the hooks were made for; unset: any.
   virtual std::optional<at::DeviceType> device_type() const { return std::nullopt; }
+  /// The factor on the loss in the last backward pass.
+  /// Shape: 0-dim float32; undefined where the mode does not scale.
+  /// Sync:  none.
+  virtual at::Tensor loss_scale() const { return {}; }
+  /// Whether the gradients of `optimizer` are multiplied by loss_scale() now. After unscale_gradients() they
+  /// are so only where the optimizer divides by the scale in its step: see ScaledPrecision.
+  virtual bool are_gradients_scaled(const torch::optim::Optimizer& /*optimizer*/) const { return false; }
+  /// The name of a parameter, or of the parameter behind a master weight, in the module that convert_module()
+  /// was called with; empty for any other tensor.
+  std::string parameter_name(const at::Tensor& parameter) const;
+  /// The model's parameter behind a master weight; any other tensor itself.
+  virtual at::Tensor model_parameter(const at::Tensor& parameter) const { return parameter; }
 
-  /// Converts parameters, gradients and buffers in place; optimizers and aliases made earlier follow.
-  virtual void convert_module(torch::nn::Module& /*module*/) {}
+  // Scopes and conversions.
 
-  /// Gives the optimizer what the mode wants it to step, for example float32 copies of 16-bit weights. The
-  /// optimizer must not have stepped yet, and this object must live as long as it is used.
+  /// While it lives, settings of the process are as the mode needs them from the first forward pass to the
+  /// last step, for example how float32 products are computed.
+  /// Threads: such settings hold for all threads.
+  virtual Scope run_context() const;
+  /// How float32 matrix products are computed inside run_context(): see set_float32_matmul_precision().
+  /// Unset: as the process has it.
+  /// Errors: c10::ValueError for an unknown name, and for one that contradicts the mode.
+  virtual void set_float32_matmul_precision(std::optional<std::string> precision);
+
+  /// Converts parameters, gradients and buffers in place, so that optimizers and aliases made earlier follow.
+  /// The base class notes the parameters' names.
+  virtual void convert_module(torch::nn::Module& module);
+
+  /// Gives the optimizer what the mode wants it to step, for example master weights. The optimizer must not
+  /// have stepped yet, and this object must live as long as the optimizer is used.
   virtual void setup_optimizer(torch::optim::Optimizer& /*optimizer*/) {}
 
   /// While it lives, new floating-point tensors have the mode's dtype. See init.h.
@@ -90,11 +113,12 @@ class Precision {
 
   /// While it lives, a forward pass runs in the mode's precision.
   virtual Scope forward_context() const { return {}; }
-  /// A batch's tensor as the mode's forward wants it; integers, bools and complex numbers are never touched.
+  /// A batch's tensor as the mode's forward pass wants it. Integers, bools and complex numbers stay as they
+  /// are.
   virtual at::Tensor convert_input(const at::Tensor& x) const { return x; }
-  /// A forward's result for the code outside: floating-point tensors in the default dtype.
+  /// A forward pass's result for the code outside: floating-point tensors in the default dtype.
   virtual at::Tensor convert_output(const at::Tensor& y) const { return y; }
-  /// The same for every tensor of a batch or a result; see core/tree.h for what may be passed.
+  /// The same for every tensor of a batch or a result; core/tree.h says what may be passed.
   template <typename Tree>
   Tree convert_inputs(const Tree& tree) const {
     return map_tensors(tree, [this](const at::Tensor& x) { return convert_input(x); });
@@ -104,44 +128,73 @@ class Precision {
     return map_tensors(tree, [this](const at::Tensor& y) { return convert_output(y); });
   }
 
-  /// The loss whose backward() makes the gradients: `loss`, scaled where the mode scales.
-  virtual at::Tensor pre_backward(const at::Tensor& loss) { return loss; }
-  /// `loss` times the scale that the last pre_backward() used, without its bookkeeping: for looking at a
-  /// batch again.
-  virtual at::Tensor scale_loss(const at::Tensor& loss) { return loss; }
-  /// pre_backward(loss).backward(). Call it outside the forward context.
-  void backward(const at::Tensor& loss);
+  // A step.
 
-  /// Brings gradients into the loss's own units, for code that looks at them. Harmless when repeated in a
-  /// step. fp16 gradients of an optimizer that unscales by itself stay as they are: see ScaledPrecision.
+  using LossHook = std::function<void(const at::Tensor& loss)>;
+  /// Runs the backward pass of `loss`, scaled where the mode scales. Call it outside the forward context.
+  /// `before`: called with the loss whose backward pass comes next, that is, with the scaled one.
+  virtual void backward(const at::Tensor& loss, const LossHook& before = nullptr);
+
+  /// Brings gradients into the loss's own units, for code that looks at them. A second call in a step changes
+  /// nothing. Gradients of an optimizer that divides by the scale in its step may stay scaled: ask
+  /// are_gradients_scaled().
   virtual void unscale_gradients(torch::optim::Optimizer& /*optimizer*/) {}
 
-  /// Unscales, then clips by the norm over all parameters of `optimizer` or by value; nothing if `clip_val`
-  /// <= 0. Returns the norm before clipping (0-dim, on the device), undefined when clipping by value or not
-  /// at all. Gradients that a scaler found non-finite stay as they are, for a look at them; their norm is
-  /// inf.
+  /// Unscales, then clips by the norm over all parameters of `optimizer` or by value; does nothing if
+  /// `clip_val` <= 0. Returns the norm before clipping (0-dim, on the device), undefined when clipping by value
+  /// or not at all. Gradients that a scaler found non-finite stay as they are, for a look at them; their norm
+  /// is inf.
+  /// Sync: none.
   virtual at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                                     GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
 
-  /// Runs `closure` (forward, backward, clipping; returns the loss, or an undefined tensor for none), then
-  /// steps. Without a closure the gradients are those that are there; without any gradient nothing is
-  /// stepped.
-  virtual StepResult optimizer_step(torch::optim::Optimizer& optimizer,
-                                    const std::function<at::Tensor()>& closure = nullptr);
+  /// Steps on the gradients that are there. Without any gradient nothing is stepped.
+  virtual StepResult optimizer_step(torch::optim::Optimizer& optimizer);
+  /// Runs `closure`, which does the forward pass, the backward pass and clipping and returns the loss (or an
+  /// undefined tensor for none), and steps. torch::optim::LBFGS calls the closure several times a step; all
+  /// other optimizers need no closure.
+  /// Errors: c10::TypeError for LBFGS where the mode cannot follow it; c10::ValueError if LBFGS gets no loss.
+  StepResult optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure);
 
-  /// What a checkpoint must keep of this mode; empty for modes without state.
-  virtual PrecisionState state_dict() const { return {}; }
+  // State.
+
+  /// All that a checkpoint must keep of this mode beside the model's weights: the loss scale, master weights,
+  /// and what else it needs to continue bit for bit; empty for a mode without state.
+  virtual StateDict state_dict() const { return {}; }
+  /// Resumes from the state of this mode, or of another one. Call it after setup_optimizer(), when the module
+  /// has the checkpoint's weights. Returns what differs from a run without interruption, for a warning: "its
+  /// loss scale is dropped". Of the base class, everything in `state` is dropped.
   /// Errors: c10::ValueError for a state that does not fit, before anything is changed.
-  virtual void load_state_dict(const PrecisionState& /*state*/) {}
+  virtual std::vector<std::string> load_state_dict(const StateReader& state);
+
+  /// Ends a run: what the mode has noted of gradients that wait for a step is dropped. The module, the
+  /// optimizers and the state stay as they are, and another run may follow.
+  virtual void teardown() {}
+
+ protected:
+  /// Whether LBFGS can be followed; throws if not.
+  virtual void check_line_search() const {}
+  void set_parameter_name(const at::Tensor& parameter, const std::string& name);
+  const std::optional<std::string>& float32_matmul_precision() const { return float32_matmul_precision_; }
 
  private:
   std::string name_;
+  PrecisionTraits traits_;
+  std::optional<std::string> float32_matmul_precision_;
+  WeakMap<at::Tensor, std::string> names_;
 };
 
 /// All parameters of all groups of `optimizer`, each once.
-std::vector<at::Tensor> main_params(torch::optim::Optimizer& optimizer);
+std::vector<at::Tensor> main_params(const torch::optim::Optimizer& optimizer);
 
 /// Whether any parameter of `optimizer` has a gradient.
-bool has_gradients(torch::optim::Optimizer& optimizer);
+bool has_gradients(const torch::optim::Optimizer& optimizer);
+
+/// Whether `optimizer` evaluates its loss several times a step, as torch::optim::LBFGS does.
+bool has_line_search(const torch::optim::Optimizer& optimizer);
+
+/// The weights in a mode's state_dict() that are more exact than the model's own, by the names of the model's
+/// parameters; empty if it has none. They are the best weights for a run in another mode.
+std::map<std::string, at::Tensor> master_weights_of(const StateReader& precision_state);
 
 }  // namespace mantissa

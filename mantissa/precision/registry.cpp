@@ -137,19 +137,18 @@ std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, con
   return std::make_unique<GradScaler>(device, options);
 }
 
-/// A mode whose weights stay as they are, or get another dtype and nothing else.
-/// What other libraries call a dtype.
-struct DtypeWord {
+/// What other libraries call a format.
+struct FormatWord {
   std::string_view word;
-  at::ScalarType dtype;
+  Format format;
 };
-constexpr auto kDtypeWords = std::to_array<DtypeWord>({
-    {"16", at::kHalf},        {"fp16", at::kHalf},     {"f16", at::kHalf},       {"float16", at::kHalf},
-    {"half", at::kHalf},      {"bf16", at::kBFloat16}, {"b16", at::kBFloat16},   {"bfloat16", at::kBFloat16},
-    {"brain", at::kBFloat16}, {"fp32", at::kFloat},    {"f32", at::kFloat},      {"float32", at::kFloat},
-    {"float", at::kFloat},    {"single", at::kFloat},  {"full", at::kFloat},     {"32", at::kFloat},
-    {"fp64", at::kDouble},    {"f64", at::kDouble},    {"float64", at::kDouble}, {"double", at::kDouble},
-    {"64", at::kDouble},
+constexpr auto kFormatWords = std::to_array<FormatWord>({
+    {"16", Format::kFloat16},        {"fp16", Format::kFloat16},     {"f16", Format::kFloat16},       {"float16", Format::kFloat16},
+    {"half", Format::kFloat16},      {"bf16", Format::kBFloat16}, {"b16", Format::kBFloat16},   {"bfloat16", Format::kBFloat16},
+    {"brain", Format::kBFloat16}, {"fp32", Format::kFloat32},    {"f32", Format::kFloat32},      {"float32", Format::kFloat32},
+    {"float", Format::kFloat32},    {"single", Format::kFloat32},  {"full", Format::kFloat32},     {"32", Format::kFloat32},
+    {"fp64", Format::kFloat64},    {"f64", Format::kFloat64},    {"float64", Format::kFloat64}, {"double", Format::kFloat64},
+    {"64", Format::kFloat64},
 });
 
 /// Takes the first of `words` that stands in `text` out of it.
@@ -174,13 +173,13 @@ std::string modes_meant(const std::string& name, const std::vector<std::string>&
   take_out(text, {"precision"});
   const bool is_mixed = take_out(text, {"mixed", "amp"}),
              is_true = !is_mixed && take_out(text, {"true", "pure"});
-  const auto* const found = std::find_if(kDtypeWords.begin(), kDtypeWords.end(),
-                                         [&](const DtypeWord& row) { return row.word == text; });
+  const auto* const found = std::find_if(kFormatWords.begin(), kFormatWords.end(),
+                                         [&](const FormatWord& row) { return row.word == text; });
   std::string meant;
   for (const Mode& mode : modes()) {
-    const bool has_dtype = found == kDtypeWords.end() ? text.empty() && (is_mixed || is_true)
-                                                      : mode.compute_dtype == found->dtype;
-    if (mode.historical || !has_dtype || (is_mixed && !mode.name.ends_with("mixed")) ||
+    const bool has_format = found == kFormatWords.end() ? text.empty() && (is_mixed || is_true)
+                                                        : mode.traits.compute == found->format;
+    if (mode.historical || !has_format || (is_mixed && !mode.name.ends_with("mixed")) ||
         (is_true && !mode.name.ends_with("true")))
       continue;
     meant += (meant.empty() ? "; did you mean '" : " or '") + mode.name + "' (" + mode.summary + ")";
@@ -188,75 +187,83 @@ std::string modes_meant(const std::string& name, const std::vector<std::string>&
   return meant.empty() ? did_you_mean(name, names) : meant + "?";
 }
 
-template <at::ScalarType dtype>
+at::ScalarType compute_dtype(const Mode& mode) { return info(mode.traits.compute).dtype.value(); }
+
+/// Weights as the module was built.
+std::unique_ptr<Precision> make_as_built(const Mode& mode, at::Device /*device*/,
+                                         const PrecisionOptions& options) {
+  refuse_loss_scale(mode, options);
+  refuse_weight_options(mode, options);
+  return std::make_unique<Precision>(mode.name, mode.traits);
+}
+
 std::unique_ptr<Precision> make_wide(const Mode& mode, at::Device /*device*/,
                                      const PrecisionOptions& options) {
   refuse_loss_scale(mode, options);
   refuse_weight_options(mode, options);
-  return std::make_unique<TrueDtype>(dtype, TrueDtypeOptions{.name = mode.name});
+  return std::make_unique<TrueDtype>(compute_dtype(mode), TrueDtypeOptions{.name = mode.name});
 }
 
-std::unique_ptr<Precision> make_32_true(const Mode& mode, at::Device /*device*/,
-                                        const PrecisionOptions& options) {
-  refuse_loss_scale(mode, options);
-  refuse_weight_options(mode, options);
-  return std::make_unique<Precision>(mode.name);
-}
-
-template <at::ScalarType dtype>
 std::unique_ptr<Precision> make_mixed(const Mode& mode, at::Device device, const PrecisionOptions& options) {
   refuse_weight_options(mode, options);
-  if (dtype == at::kBFloat16) refuse_loss_scale(mode, options);
   std::unique_ptr<GradScaler> scaler;
-  if (dtype == at::kHalf) {
+  if (!mode.traits.scales_loss) {
+    refuse_loss_scale(mode, options);
+  } else {
     scaler = make_scaler(mode, device, options, options.loss_scale.value_or("dynamic"),
                          /*fp16_gradients=*/false);
     // Without a scale, a disabled scaler: none at all would mean the default one.
     if (!scaler) scaler = std::make_unique<GradScaler>(device, GradScalerOptions{.enabled = false});
   }
-  return std::make_unique<MixedPrecision>(dtype, device, std::move(scaler), mode.name);
+  return std::make_unique<MixedPrecision>(compute_dtype(mode), device, std::move(scaler), mode.name);
 }
 
-/// 16-bit weights; `apex_o2`: with all that keeps them trainable, unless told otherwise.
-template <at::ScalarType dtype, bool apex_o2>
+/// 16-bit weights. A row with master weights is Apex's O2, which keeps batch norm in float32, too.
 std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, const PrecisionOptions& options) {
-  if (dtype == at::kBFloat16) refuse_loss_scale(mode, options);
-  TrueDtypeOptions narrow{.keep_batchnorm_fp32 = options.keep_batchnorm_fp32.value_or(apex_o2),
-                          .master_weights = options.master_weights.value_or(apex_o2),
-                          .name = mode.name};
+  if (mode.traits.compute != Format::kFloat16) refuse_loss_scale(mode, options);
+  TrueDtypeOptions narrow{
+      .keep_batchnorm_fp32 = options.keep_batchnorm_fp32.value_or(mode.traits.master_weights),
+      .master_weights = options.master_weights.value_or(mode.traits.master_weights),
+      .name = mode.name};
   narrow.scaler =
-      make_scaler(mode, device, options, options.loss_scale.value_or(apex_o2 ? "dynamic" : "none"),
+      make_scaler(mode, device, options, options.loss_scale.value_or(mode.traits.scales_loss ? "dynamic" : "none"),
                   /*fp16_gradients=*/!narrow.master_weights);
-  return std::make_unique<TrueDtype>(dtype, std::move(narrow));
+  return std::make_unique<TrueDtype>(compute_dtype(mode), std::move(narrow));
+}
+
+PrecisionTraits mixed(Format compute) {
+  return {.compute = compute, .scales_loss = compute == Format::kFloat16};
+}
+
+PrecisionTraits pure(Format format) { return {.weights = format, .compute = format, .gradients = format}; }
+
+PrecisionTraits apex_o2() {
+  return {.weights = Format::kFloat16, .compute = Format::kFloat16, .scales_loss = true, .master_weights = true};
 }
 
 }  // namespace
 
 const std::vector<Mode>& modes() {
   static const std::vector<Mode> table{
-      {"32-true", {"32"}, "weights and arithmetic as built, usually float32", at::kFloat, &make_32_true},
-      {"64-true", {"64"}, "float64 weights and arithmetic", at::kDouble, &make_wide<at::kDouble>},
+      {"32-true", {"32"}, "weights and arithmetic as built, usually float32", {}, &make_as_built},
+      {"64-true", {"64"}, "float64 weights and arithmetic", pure(Format::kFloat64), &make_wide},
       {"16-mixed",
        {"16"},
        "float32 weights, fp16 products, scaled gradients",
-       at::kHalf,
-       &make_mixed<at::kHalf>},
-      {"bf16-mixed", {"bf16"}, "float32 weights, bf16 products", at::kBFloat16, &make_mixed<at::kBFloat16>},
-      {"16-true", {}, "fp16 weights, activations and gradients", at::kHalf, &make_narrow<at::kHalf, false>},
-      {"bf16-true",
-       {},
-       "bf16 weights, activations and gradients",
-       at::kBFloat16,
-       &make_narrow<at::kBFloat16, false>},
-      {"O0", {}, "Apex: float32 throughout", at::kFloat, &make_wide<at::kFloat>, true},
-      {"O1", {}, "Apex: as 16-mixed", at::kHalf, &make_mixed<at::kHalf>, true},
+       mixed(Format::kFloat16),
+       &make_mixed},
+      {"bf16-mixed", {"bf16"}, "float32 weights, bf16 products", mixed(Format::kBFloat16), &make_mixed},
+      {"16-true", {}, "fp16 weights, activations and gradients", pure(Format::kFloat16), &make_narrow},
+      {"bf16-true", {}, "bf16 weights, activations and gradients", pure(Format::kBFloat16), &make_narrow},
+      {"O0", {}, "Apex: float32 throughout", pure(Format::kFloat32), &make_wide, true},
+      {"O1", {}, "Apex: as 16-mixed", mixed(Format::kFloat16), &make_mixed, true},
       {"O2",
        {},
-       "Apex: fp16 weights with float32 copies and batch norm, scaled gradients",
-       at::kHalf,
-       &make_narrow<at::kHalf, true>,
+       "Apex: fp16 weights with master weights and batch norm in float32, scaled gradients",
+       apex_o2(),
+       &make_narrow,
        true},
-      {"O3", {}, "Apex: as 16-true", at::kHalf, &make_narrow<at::kHalf, false>, true},
+      {"O3", {}, "Apex: as 16-true", pure(Format::kFloat16), &make_narrow, true},
   };
   return table;
 }
@@ -283,19 +290,32 @@ const Mode& find_mode(const std::string& name) {
                     "; allowed: ", join_names(allowed));
 }
 
-DtypeSupportInfo mode_support(const Mode& mode, at::Device device) {
-  return dtype_support(device, mode.compute_dtype);
+PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options) {
+  PrecisionTraits traits = mode.traits;
+  if (options.loss_scale) traits.scales_loss = *options.loss_scale != "none";
+  if (options.master_weights) {
+    traits.master_weights = *options.master_weights;
+    traits.gradients = traits.master_weights ? Format::kFloat32 : traits.weights.value_or(traits.gradients);
+  }
+  return traits;
+}
+
+FormatSupportInfo mode_support(const Mode& mode, at::Device device) {
+  return format_support(device, mode.traits.compute);
 }
 
 std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device,
                                           const PrecisionOptions& options) {
   const Mode& mode = find_mode(name);
   check_values(options);
-  const DtypeSupportInfo support = mode_support(mode, device);
-  TORCH_CHECK_VALUE(support.support != DtypeSupport::kUnavailable, "precision '", mode.name,
+  const FormatSupportInfo support = mode_support(mode, device);
+  TORCH_CHECK_VALUE(support.support != FormatSupport::kUnavailable, "precision '", mode.name,
                     "' cannot run on ", device.str(), ": ", support.reason,
                     "; `mantissa modes` lists what can");
-  return mode.make(mode, device, options);
+  std::unique_ptr<Precision> precision = mode.make(mode, device, options);
+  if (options.float32_matmul_precision)
+    precision->set_float32_matmul_precision(options.float32_matmul_precision);
+  return precision;
 }
 
 std::string mode_of_amp_flags(const std::string& precision, const std::string& amp_backend,

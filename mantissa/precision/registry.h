@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 
 #include "mantissa/core/device.h"
 #include "mantissa/precision/precision.h"
@@ -23,8 +22,11 @@ struct PrecisionOptions {
   std::optional<std::string> loss_scale = std::nullopt;
   /// For modes with 16-bit weights: batch norm stays in float32.
   std::optional<bool> keep_batchnorm_fp32 = std::nullopt;
-  /// For modes with 16-bit weights: the optimizer steps float32 copies.
+  /// For modes with 16-bit weights: the optimizer steps master weights in float32.
   std::optional<bool> master_weights = std::nullopt;
+  /// "highest", "high" or "medium": how exactly float32 matrix products are computed while a run lasts, in the whole
+  /// process; see set_float32_matmul_precision(). Unset: as the mode has it, or else the process.
+  std::optional<std::string> float32_matmul_precision = std::nullopt;
 
   /// Of a dynamic loss scale: where it starts (unset: 65536, brought into the limits), how it moves, and
   /// where it ends (unset: float32's range; Apex's levels: at most 2^24, or init_scale if that is more).
@@ -42,7 +44,7 @@ struct Mode {
   std::string name;                  ///< canonical, for example "bf16-mixed"
   std::vector<std::string> aliases;  ///< accepted as well; those not starting with 32 or 64 warn
   std::string summary;               ///< one line for --help and `mantissa modes`
-  at::ScalarType compute_dtype;      ///< of its matrix products
+  PrecisionTraits traits;            ///< without options; traits_of() knows those
   std::unique_ptr<Precision> (*make)(const Mode&, at::Device, const PrecisionOptions&);
   bool historical = false;  ///< Apex's levels: another mode's numbers under an older name
 };
@@ -54,8 +56,11 @@ const std::vector<Mode>& modes();
 /// Errors: c10::ValueError that echoes the name and lists the allowed ones.
 const Mode& find_mode(const std::string& name);
 
+/// The traits of a mode with these options.
+PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options);
+
 /// Whether `mode` runs natively, emulated or not at all on `device`, and why.
-DtypeSupportInfo mode_support(const Mode& mode, at::Device device);
+FormatSupportInfo mode_support(const Mode& mode, at::Device device);
 
 /// The hooks for a precision named as Lightning names them: "16-mixed", "bf16", 32, ...
 /// Errors: c10::ValueError if the name is unknown (ERR-1), the device cannot run the mode, or an option is

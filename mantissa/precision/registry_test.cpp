@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/precision/scaled.h"
+#include "mantissa/precision/test_support_internal.h"
 
 namespace mantissa::registry_test {
 namespace {
@@ -94,10 +95,7 @@ TEST(Registry, ERR08_On16MixedTheCpuRunsFp16WithAScaler) {
 }
 
 TEST(Registry, OptionsGoToTheModesThatHaveThem) {
-  const auto scaler_of = [](const std::string& mode, const PrecisionOptions& options) {
-    return dynamic_cast<ScaledPrecision&>(*make_precision(mode, at::kCPU, options)).scaler();
-  };
-  EXPECT_EQ(scaler_of("16-true", {}), nullptr);
+  EXPECT_FALSE(make_precision("16-true", at::kCPU)->loss_scale().defined());
   for (const std::string mode : {"16-mixed", "16-true", "O1", "O2", "O3"}) {
     const auto precision = make_precision(mode, at::kCPU, {.loss_scale = "128"});
     GradScaler& scaler = *dynamic_cast<ScaledPrecision&>(*precision).scaler();
@@ -107,8 +105,8 @@ TEST(Registry, OptionsGoToTheModesThatHaveThem) {
     precision->convert_module(*net);
     precision->setup_optimizer(optimizer);
     precision->backward(net->weight.sum() * HUGE_VAL);
-    EXPECT_TRUE(precision->optimizer_step(optimizer).skipped);
-    EXPECT_EQ(dynamic_cast<ScaledPrecision&>(*precision).scaler()->get_scale(), 128) << "a number stays";
+    EXPECT_TRUE(precision->optimizer_step(optimizer).skipped());
+    EXPECT_EQ(next_scale(*precision), 128) << "a number stays";
   }
   for (const std::string mode : {"32-true", "64-true", "bf16-mixed", "bf16-true", "O0"})
     EXPECT_THAT(error_of([&] { make_precision(mode, at::kCPU, {.loss_scale = "dynamic"}); }),
@@ -150,7 +148,7 @@ TEST(Registry, TheScalersNumbersReachIt) {
     EXPECT_EQ(scaler.get_growth_factor(), 4);
     EXPECT_EQ(scaler.get_backoff_factor(), 0.25);
     EXPECT_EQ(scaler.get_growth_interval(), 7);
-    EXPECT_EQ(precision->state_dict().at("_hysteresis_tracker").toInt(), 3);
+    EXPECT_EQ(scaler_state(*precision).at("_hysteresis_tracker").toInt(), 3);
     EXPECT_EQ(bounded(scaler, 1e30), 1024);
     EXPECT_EQ(bounded(scaler, 1e-30), 2);
   }
@@ -172,7 +170,7 @@ TEST(Registry, WarnAfterSkipsReachesFixedScalesToo) {
       EXPECT_EQ(counter.count, 0);
       optimizer.zero_grad();
       mode->backward(net->weight.sum() * HUGE_VAL);
-      EXPECT_TRUE(mode->optimizer_step(optimizer).skipped);
+      EXPECT_TRUE(mode->optimizer_step(optimizer).skipped());
     }
     EXPECT_EQ(counter.count, 1) << scale;
   }

@@ -8,6 +8,7 @@
 
 #include "mantissa/core/step_scaling.h"
 #include "mantissa/precision/mixed.h"
+#include "mantissa/precision/test_support_internal.h"
 #include "mantissa/precision/true_dtype.h"
 
 namespace mantissa::scaled_test {
@@ -52,7 +53,7 @@ TEST(ScaledPrecision, OptimizersMayAllLookBeforeAnyOfThemSteps) {
     mode->backward(part.loss(0.25, 0.5));
     mode->clip_gradients(part.optimizer, 100.0);
   }
-  for (Part& part : parts) EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped);
+  for (Part& part : parts) EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped());
   for (Part& part : parts) EXPECT_NEAR(part.weight(), 0.75, 1e-6);
 }
 
@@ -71,7 +72,7 @@ TEST(ScaledPrecision, AnOptimizerThatIsLeftOutDoesNotStopTheOthers) {
   EXPECT_EQ(b.weight(), 1);
   b.optimizer.zero_grad();
   mode->backward(b.loss(0.5, 0));
-  EXPECT_FALSE(mode->optimizer_step(b.optimizer).skipped);
+  EXPECT_FALSE(mode->optimizer_step(b.optimizer).skipped());
   EXPECT_EQ(b.weight(), 0.5);
 }
 
@@ -83,7 +84,7 @@ TEST(ScaledPrecision, GradientsThatWereDroppedAndMadeAnewInPartAreUnscaled) {
     mode->unscale_gradients(part.optimizer);
     part.optimizer.zero_grad(set_to_none);            // dropped
     mode->backward((part.net->bias * 0.125F).sum());  // the first parameter has no part in it
-    EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped);
+    EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped());
     EXPECT_EQ(part.weight(), 1);
     EXPECT_EQ(part.bias(), 0.875);
   }
@@ -101,7 +102,7 @@ TEST(ScaledPrecision, AnOptimizerThatIsDestroyedWhileItWaitsIsForgotten) {
     short_lived.emplace(std::vector<at::Tensor>{part.net->bias}, 1.0);
     part.net->bias.mutable_grad() = at::Tensor();
     mode->backward((part.net->bias * 0.125F).sum());
-    EXPECT_FALSE(mode->optimizer_step(*short_lived).skipped);
+    EXPECT_FALSE(mode->optimizer_step(*short_lived).skipped());
   }
   EXPECT_EQ(part.bias(), 0.625);
 }
@@ -110,14 +111,14 @@ TEST(ScaledPrecision, ASecondStepWithTheSameGradientsIsRefused) {
   const auto mode = scaled_by_1024();
   Part part;
   mode->backward(part.loss(0.25, 0.25));
-  EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped);
+  EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped());
   // Looking at them after the step divides nothing.
   mode->unscale_gradients(part.optimizer);
   EXPECT_NEAR(mode->clip_gradients(part.optimizer, 100.0).item<double>(), std::sqrt(0.125), 1e-6);
   EXPECT_EQ(part.net->weight.grad().item<float>(), 0.25);
   Part other;
   mode->backward(other.loss(1, 1));
-  EXPECT_FALSE(mode->optimizer_step(other.optimizer).skipped);
+  EXPECT_FALSE(mode->optimizer_step(other.optimizer).skipped());
   EXPECT_EQ(part.weight(), 0.75);
 }
 
@@ -130,7 +131,7 @@ TEST(ScaledPrecision, StepsOfUsedUpGradientsThrowUntilABackward) {
   EXPECT_EQ(part.weight(), 0.75);
   part.optimizer.zero_grad();
   mode->backward(part.loss(0.25, 0.25));
-  EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped);
+  EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped());
   EXPECT_EQ(part.weight(), 0.5);
 }
 
@@ -145,8 +146,8 @@ TEST(ScaledPrecision, AStepThatThrowsDoesNotMoveTheScale) {
   mode->backward(overflowed.loss(HUGE_VALF, 0));
   EXPECT_THROW(mode->optimizer_step(throws), std::runtime_error);
   mode->backward(clean.loss(0.25, 0));
-  EXPECT_FALSE(mode->optimizer_step(clean.optimizer).skipped);
-  EXPECT_EQ(mode->scaler()->get_scale(), 1024);
+  EXPECT_FALSE(mode->optimizer_step(clean.optimizer).skipped());
+  EXPECT_EQ(next_scale(*mode), 1024);
 }
 
 TEST(ScaledPrecision, ATiedWeightHasItsFirstName) {
@@ -161,7 +162,7 @@ TEST(ScaledPrecision, ATiedWeightHasItsFirstName) {
   mode->convert_module(net);
   torch::optim::SGD optimizer({net.first}, 1.0);
   mode->backward((net.first * HUGE_VALF).sum());
-  EXPECT_EQ(mode->optimizer_step(optimizer).first_nonfinite_parameter, "first");
+  EXPECT_EQ(mode->optimizer_step(optimizer).first_nonfinite_parameter(), "first");
 }
 
 TEST(ScaledPrecision, ManySkipsInARowAreWarnedOfWithTheLayersName) {
@@ -172,7 +173,7 @@ TEST(ScaledPrecision, ManySkipsInARowAreWarnedOfWithTheLayersName) {
     for (int i = 0; i < 10; ++i) {
       optimizer.zero_grad();
       mode->backward(part.loss(1, HUGE_VALF));
-      EXPECT_TRUE(mode->optimizer_step(optimizer).skipped);
+      EXPECT_TRUE(mode->optimizer_step(optimizer).skipped());
     }
     ASSERT_EQ(warnings.texts.size(), 1U);
     EXPECT_NE(warnings.texts[0].find("10 steps in a row"), std::string::npos) << warnings.texts[0];
@@ -191,7 +192,7 @@ TEST(ScaledPrecision, AParametersNameDiesWithIt) {
     named.reset();
     Part other;  // as like as not where the named one was
     mode->backward(other.loss(HUGE_VALF, 0));
-    EXPECT_EQ(mode->optimizer_step(other.optimizer).first_nonfinite_parameter, "group 0, parameter 0");
+    EXPECT_EQ(mode->optimizer_step(other.optimizer).first_nonfinite_parameter(), "group 0, parameter 0");
   }
 }
 

@@ -4,16 +4,18 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/core/default_dtype.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/kernels/overrides.h"
 #include "mantissa/optim/optimizer_state.h"
+#include "mantissa/precision/state_keys_internal.h"
 
 namespace mantissa {
 namespace {
@@ -61,9 +63,6 @@ void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
   for (at::Tensor& buffer : module.buffers(/*recurse=*/false)) buffer.set_data(convert(buffer.data()));
 }
 
-/// fp16's smallest number that has all its bits.
-constexpr double kSmallestHalf = 0x1p-14;
-
 /// The eps by which `optimizer` divides its updates of fp16 weights, if fp16 is too narrow for it and for the
 /// squares of small gradients. Every optimizer that has such an option calls it eps.
 std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
@@ -81,23 +80,39 @@ std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
     const bool is_fp16 = std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
       return parameter.scalar_type() == at::kHalf;
     });
-    if (is_fp16 && option && option->to_double() < kSmallestHalf) return option->to_double();
+    if (is_fp16 && option && option->to_double() < info(Format::kFloat16).smallest_normal)
+      return option->to_double();
   }
   return std::nullopt;
+}
+
+at::Tensor first_parameter(const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups())
+    if (!group.params().empty()) return group.params().front();
+  return {};
+}
+
+PrecisionTraits traits_of(at::ScalarType dtype, const TrueDtypeOptions& options) {
+  const Format format = format_of(dtype).value();
+  return {.weights = format,
+          .compute = format,
+          .gradients = options.master_weights ? Format::kFloat32 : format,
+          .scales_loss = options.scaler && options.scaler->is_enabled(),
+          .master_weights = options.master_weights};
 }
 
 }  // namespace
 
 TrueDtype::TrueDtype(at::ScalarType dtype, TrueDtypeOptions options)
-    : ScaledPrecision{checked_name(dtype, options), std::move(options.scaler)},  // braces: in this order
+    // Braces: the options are read before the scaler is moved out of them.
+    : ScaledPrecision{checked_name(dtype, options), traits_of(dtype, options), std::move(options.scaler)},
       dtype_(dtype),
-      keep_batchnorm_fp32_(options.keep_batchnorm_fp32),
-      use_master_weights_(options.master_weights) {
+      keep_batchnorm_fp32_(options.keep_batchnorm_fp32) {
   if (dtype == at::kHalf || dtype == at::kBFloat16) enable_cpu_kernels_by_default();
 }
 
 void TrueDtype::convert_module(torch::nn::Module& module) {
-  ScaledPrecision::convert_module(module);
+  Precision::convert_module(module);
   const auto convert_part = [&](torch::nn::Module& part) {
     const at::ScalarType to = keep_batchnorm_fp32_ && is_batch_norm(part) ? at::kFloat : dtype_;
     convert_own_tensors(part, [to](const at::Tensor& x) { return x.is_floating_point() ? x.to(to) : x; });
@@ -107,9 +122,11 @@ void TrueDtype::convert_module(torch::nn::Module& module) {
 }
 
 void TrueDtype::warn_of_eps(const torch::optim::Optimizer& optimizer) {
-  if (dtype_ != at::kHalf || use_master_weights_ || !looked_at_.insert(&optimizer).second) return;
+  if (dtype_ != at::kHalf || traits().master_weights || warned_of_eps_) return;
+  const at::Tensor first = first_parameter(optimizer);
+  if (!first.defined() || !looked_at_.try_emplace(first, true).second) return;
   const std::optional<double> eps = eps_below_fp16(optimizer);
-  if (!eps || warned_of_eps_) return;
+  if (!eps) return;
   warned_of_eps_ = true;
   TORCH_WARN(
       name(), ": the optimizer divides fp16 updates by a root plus eps ", *eps,
@@ -118,40 +135,99 @@ void TrueDtype::warn_of_eps(const torch::optim::Optimizer& optimizer) {
       "stochastic_rounding, SGD, 16-mixed or bf16-true");
 }
 
-void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
-  if (!use_master_weights_) return warn_of_eps(optimizer);
+MasterWeights* TrueDtype::masters_of(const torch::optim::Optimizer& optimizer) const {
   for (const auto& masters : master_weights_)
-    if (masters->are_stepped_by(optimizer)) return;  // set up before: a second fit, say
+    if (masters->are_stepped_by(optimizer)) return masters.get();
+  return nullptr;
+}
+
+at::Tensor TrueDtype::model_parameter(const at::Tensor& parameter) const {
+  const at::Tensor* model = models_.find(parameter);
+  return model ? *model : parameter;
+}
+
+void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
+  if (!traits().master_weights) return warn_of_eps(optimizer);
+  if (masters_of(optimizer)) return;  // set up before: a second fit, say
   auto made = std::make_unique<MasterWeights>(optimizer);
-  // What an optimizer before it left behind, at the same address or over the same parameters.
+  // An earlier optimizer may have left master weights behind, at the same address or of the same parameters.
   std::erase_if(master_weights_, [&](const auto& masters) {
     return masters->belongs_to(optimizer) || masters->share_a_parameter_with(*made);
   });
+  models_.erase_expired();
   master_weights_.push_back(std::move(made));
   master_weights_.back()->for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
-    set_parameter_name(master, parameter_name(parameter));
+    models_.insert_or_assign(master, parameter);
+    if (const std::string name = parameter_name(parameter); !name.empty()) set_parameter_name(master, name);
   });
 }
 
-StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer,
-                                     const std::function<at::Tensor()>& closure) {
-  warn_of_eps(optimizer);  // of a loop that does not call setup_optimizer()
-  MasterWeights* masters = nullptr;
-  for (const auto& candidate : master_weights_)
-    if (candidate->belongs_to(optimizer)) masters = candidate.get();
-  TORCH_CHECK_VALUE(
-      masters || !use_master_weights_, name(),
-      ": optimizer_step() of an optimizer that has no float32 copies of the weights: either "
-      "setup_optimizer() was not called once after it was made, or another optimizer with some of the "
-      "same weights was set up since and has taken them over; give every weight to one optimizer");
+void TrueDtype::check_line_search() const {
+  ScaledPrecision::check_line_search();
   TORCH_CHECK_TYPE(
-      !masters || !dynamic_cast<torch::optim::LBFGS*>(&optimizer), name(),
-      ": LBFGS evaluates its loss several times a step, which float32 copies of the weights cannot follow; "
-      "use another optimizer, or no master weights");
-  if (masters) masters->take_over_changes();
-  const StepResult result = ScaledPrecision::optimizer_step(optimizer, closure);
-  if (masters && !result.skipped) masters->copy_to_model();
+      !traits().master_weights, name(),
+      ": LBFGS evaluates its loss several times a step, which master weights cannot follow; use another "
+      "optimizer, or no master weights");
+}
+
+StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer) {
+  if (!traits().master_weights) {
+    warn_of_eps(optimizer);  // in a loop that does not call setup_optimizer()
+    return ScaledPrecision::optimizer_step(optimizer);
+  }
+  if (has_line_search(optimizer)) check_line_search();
+  MasterWeights* const masters = masters_of(optimizer);
+  TORCH_CHECK_VALUE(
+      masters, name(),
+      ": optimizer_step() of an optimizer without master weights: either setup_optimizer() was not called "
+      "once after it was made, or another optimizer with some of the same weights was set up since and has "
+      "taken them over; give every weight to one optimizer");
+  masters->take_over_changes();
+  const StepResult result = ScaledPrecision::optimizer_step(optimizer);
+  // Of a step whose outcome only the device knows, the master weights are rounded in any case: if it was
+  // skipped, they are as they were.
+  if (!result.is_known() || !result.skipped()) masters->copy_to_model();
   return result;
+}
+
+std::map<std::string, at::Tensor> TrueDtype::named_masters() const {
+  std::map<std::string, at::Tensor> named;
+  for (size_t i = 0; i < master_weights_.size(); ++i) {
+    size_t number = 0;
+    master_weights_[i]->for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
+      std::string key = parameter_name(parameter);
+      if (key.empty()) key = c10::str("optimizer ", i, ", 16-bit parameter ", number);
+      named.emplace(std::move(key), master.detach());
+      ++number;
+    });
+  }
+  return named;
+}
+
+StateDict TrueDtype::state_dict() const {
+  StateDict state = ScaledPrecision::state_dict();
+  StateDict masters;
+  for (const auto& [name, master] : named_masters()) masters.emplace(name, master);
+  if (!masters.empty()) state.emplace(kMasterWeightsKey, std::move(masters));
+  return state;
+}
+
+std::vector<std::string> TrueDtype::load_state_dict(const StateReader& state) {
+  const auto saved = state.find(kMasterWeightsKey);
+  // Without master weights in the state, those made from the checkpoint's weights are as good.
+  const auto own = saved && traits().master_weights ? named_masters() : std::map<std::string, at::Tensor>();
+  for (const auto& [name, master] : own) {
+    const StateReader entry = saved->at(name);
+    const at::Tensor& value = entry.to_tensor();
+    if (value.sizes() != master.sizes() || value.scalar_type() != master.scalar_type())
+      entry.fail(c10::str("is ", value.scalar_type(), " ", value.sizes(), ", and this run has ",
+                          master.scalar_type(), " ", master.sizes(),
+                          "; resume with the model that was saved"));
+  }
+  std::vector<std::string> differences = ScaledPrecision::load_state_dict(state);
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, master] : own) at::Tensor(master).copy_(saved->at(name).to_tensor());
+  return differences;
 }
 
 Scope TrueDtype::tensor_init_context() const { return std::make_shared<DefaultDtypeGuard>(dtype_); }

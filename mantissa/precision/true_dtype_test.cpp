@@ -81,31 +81,76 @@ struct O2 {
 TEST(TrueDtype, MasterWeightsTakeSmallStepsAndASkippedOneChangesNothing) {
   O2 o2;
   o2.mode.setup_optimizer(o2.optimizer);
-  for (int i = 0; i < 1024; ++i) EXPECT_FALSE(o2.step(0x1p-14).skipped);
+  for (int i = 0; i < 1024; ++i) EXPECT_FALSE(o2.step(0x1p-14).skipped());
   EXPECT_EQ(o2.weight(), 0.9375);  // 2^-14 is an eighth of an fp16 ulp there
   const StepResult skipped = o2.step(HUGE_VAL);
-  EXPECT_EQ(skipped.cause, SkipCause::kNonFiniteGradients);
-  EXPECT_EQ(skipped.first_nonfinite_parameter, "weight");
+  EXPECT_EQ(skipped.cause(), SkipCause::kNonFiniteGradients);
+  EXPECT_EQ(skipped.first_nonfinite_parameter(), "weight");
   EXPECT_EQ(o2.weight(), 0.9375);
 }
 
-/// What docs/modes.md tells: the copies are main_params(), and are saved and put back beside the model's
-/// weights.
-TEST(TrueDtype, MasterWeightsThatAreSavedAndPutBackGoOnBitForBit) {
+TEST(TrueDtype, AStateHoldsTheMasterWeightsAndResumesBitForBit) {
   O2 straight, resumed;
   straight.mode.setup_optimizer(straight.optimizer);
   for (int i = 0; i < 300; ++i) straight.step(0x1p-14);
-  std::vector<at::Tensor> saved;
-  for (const at::Tensor& copy : main_params(straight.optimizer)) saved.push_back(copy.detach().clone());
+  const StateDict saved = snapshot(straight.mode.state_dict());
+  EXPECT_EQ(StateReader(saved).at("master_weights").at("weight").to_tensor().scalar_type(), at::kFloat);
 
   resumed.mode.setup_optimizer(resumed.optimizer);
   {
     const torch::NoGradGuard no_grad;
     resumed.net->weight.copy_(straight.net->weight);
-    for (size_t i = 0; i < saved.size(); ++i) main_params(resumed.optimizer)[i].copy_(saved[i]);
   }
+  EXPECT_THAT(resumed.mode.load_state_dict(StateReader(saved)), testing::IsEmpty());
   for (int i = 300; i < 1024; ++i) resumed.step(0x1p-14);
   EXPECT_EQ(resumed.weight(), 0.9375);
+}
+
+TEST(TrueDtype, AStateOfAnotherModelIsRefusedAndChangesNothing) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  o2.step(0x1p-14);
+  const StateDict before = snapshot(o2.mode.state_dict());
+  const auto error = [&](const at::Tensor& weight) {
+    StateDict wrong = before;
+    wrong["master_weights"] = StateDict{{"weight", weight}};
+    try {
+      o2.mode.load_state_dict(StateReader(wrong, "precision"));
+    } catch (const c10::ValueError& thrown) {
+      return std::string(thrown.what_without_backtrace());
+    }
+    return std::string("none");
+  };
+  EXPECT_THAT(error(torch::ones({3, 3})),
+              testing::HasSubstr("precision.master_weights.weight: is Float [3, 3]"));
+  EXPECT_THAT(error(torch::ones({2, 2}, at::kHalf)), testing::HasSubstr("is Half [2, 2]"));
+  EXPECT_EQ(difference(before, o2.mode.state_dict()), "");
+}
+
+TEST(TrueDtype, AStateOfAnotherModeSaysWhatIsLost) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  o2.step(0.5);
+  const StateDict scaled = snapshot(o2.mode.state_dict()), none;
+  TrueDtype plain(at::kBFloat16);
+  EXPECT_THAT(plain.load_state_dict(StateReader(scaled)), testing::ElementsAre("its loss scale is dropped"));
+  EXPECT_THAT(o2.mode.load_state_dict(StateReader(none)),
+              testing::ElementsAre("it has no loss scale, which begins anew"));
+  const auto masters = master_weights_of(StateReader(scaled));
+  ASSERT_EQ(masters.size(), 1);
+  EXPECT_EQ(masters.at("weight")[0][0].item<float>(), 0.5F);
+  EXPECT_TRUE(master_weights_of(StateReader(none)).empty());
+}
+
+TEST(TrueDtype, AMasterWeightGoesByTheNameOfItsParameter) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  const at::Tensor master = main_params(o2.optimizer)[0];
+  EXPECT_FALSE(master.is_same(o2.net->weight));
+  EXPECT_EQ(o2.mode.parameter_name(master), "weight");
+  EXPECT_TRUE(o2.mode.model_parameter(master).is_same(o2.net->weight));
+  EXPECT_TRUE(o2.mode.model_parameter(o2.net->weight).is_same(o2.net->weight));
+  EXPECT_EQ(o2.mode.parameter_name(torch::ones(1)), "");
 }
 
 TEST(TrueDtype, MasterWeightsTakeOverWhatIsWrittenIntoTheModel) {
@@ -138,7 +183,7 @@ TEST(TrueDtype, SettingUpAgainKeepsTheCopiesAndRefusesNothing) {
   o2.mode.setup_optimizer(o2.optimizer);
   o2.step(0x1p-14);
   o2.mode.setup_optimizer(o2.optimizer);  // a second fit with the same optimizer
-  for (int i = 1; i < 1024; ++i) EXPECT_FALSE(o2.step(0x1p-14).skipped);
+  for (int i = 1; i < 1024; ++i) EXPECT_FALSE(o2.step(0x1p-14).skipped());
   EXPECT_EQ(o2.weight(), 0.9375);
 }
 
@@ -236,7 +281,7 @@ TEST(TrueDtype, AdagradStepsMasterWeights) {
   torch::optim::Adagrad adagrad(o2.net->parameters(), 0.01);
   o2.mode.setup_optimizer(adagrad);
   o2.mode.backward(o2.net->weight.to(at::kFloat).sum());
-  EXPECT_FALSE(o2.mode.optimizer_step(adagrad).skipped);
+  EXPECT_FALSE(o2.mode.optimizer_step(adagrad).skipped());
   EXPECT_NEAR(o2.net->weight[0][0].item<float>(), 0.99, 1e-3);  // Adagrad's first step is lr
 }
 

@@ -11,17 +11,16 @@ size_t History::add(Event event, const std::vector<at::Tensor>& results) {
   events_.push_back(std::move(event));
   for (const at::Tensor& values : results) {
     const Span span(values);
-    known_.push_back(values.storage().getWeakStorageImpl());
-    writes_[span.storage].push_back({span, events_.size() - 1});
+    writes_.try_emplace(values.storage()).first->push_back({span, events_.size() - 1});
   }
   return events_.size() - 1;
 }
 
 std::vector<size_t> History::causes_of(const Span& span) const {
   std::vector<size_t> causes;
-  const auto found = writes_.find(span.storage);
-  if (found == writes_.end()) return causes;
-  for (auto write = found->second.rbegin(); write != found->second.rend(); ++write) {
+  const std::vector<Write>* writes = writes_.find(span.storage);
+  if (!writes) return causes;
+  for (auto write = writes->rbegin(); write != writes->rend(); ++write) {
     if (!write->span.overlaps(span)) continue;
     causes.push_back(write->event);
     if (write->span.covers(span)) break;

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/core/weak_map.h"
 #include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/trace/values_internal.h"
 
@@ -38,9 +38,7 @@ class History {
     size_t event;
   };
   std::vector<Event> events_;
-  std::unordered_map<c10::StorageImpl*, std::vector<Write>> writes_;
-  // Keeps the addresses of storages that are gone from being used again.
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> known_;
+  WeakMap<c10::Storage, std::vector<Write>> writes_;
 };
 
 }  // namespace mantissa::nonfinite_internal

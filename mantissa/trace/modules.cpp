@@ -47,8 +47,7 @@ Modules::Modules(const torch::nn::Module& root) {
 }
 
 void Modules::own(const at::Tensor& tensor, Owned owned) {
-  known_.push_back(tensor.storage().getWeakStorageImpl());
-  std::vector<Owned>& all = owned_[owned.span.storage];
+  std::vector<Owned>& all = *owned_.try_emplace(tensor.storage()).first;
   for (Owned& other : all) {
     if (other.span.begin != owned.span.begin || other.span.end != owned.span.end) continue;
     other.module += " or " + owned.module;  // a tied weight: which of the two reads it cannot be told
@@ -61,9 +60,9 @@ void Modules::own(const at::Tensor& tensor, Owned owned) {
 const Owned* Modules::owner_of(const at::Tensor& tensor) const {
   if (!is_strided(tensor)) return nullptr;
   const Span span(tensor);
-  const auto found = owned_.find(span.storage);
-  if (found == owned_.end()) return nullptr;
-  for (const Owned& owned : found->second)
+  const std::vector<Owned>* found = owned_.find(span.storage);
+  if (!found) return nullptr;
+  for (const Owned& owned : *found)
     if (owned.span.overlaps(span)) return &owned;
   return nullptr;
 }

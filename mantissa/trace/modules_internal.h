@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "mantissa/core/torch_compat_internal.h"
+#include "mantissa/core/weak_map.h"
 #include "mantissa/trace/operation_internal.h"
 #include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/trace/values_internal.h"
@@ -77,9 +77,7 @@ class Modules {
   static NodeKey key_of(const torch::autograd::Node& node);
   void own(const at::Tensor& tensor, Owned owned);
 
-  std::unordered_map<c10::StorageImpl*, std::vector<Owned>> owned_;
-  // Keeps the addresses of storages that are gone from being used again.
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> known_;
+  WeakMap<c10::Storage, std::vector<Owned>> owned_;
   std::vector<std::string> visits_;           ///< modules in the order of the forward
   std::map<NodeKey, ForwardOp> forward_ops_;  ///< by the node that holds their derivative
 };

@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
+#include "mantissa/core/formats.h"
 #include "mantissa/trace/report_internal.h"
 
 namespace mantissa {
@@ -83,11 +84,7 @@ std::string describe(const OperandFacts& facts) {
   return out.str();
 }
 
-double largest(at::ScalarType dtype) {
-  if (dtype == at::kHalf) return std::numeric_limits<at::Half>::max();
-  if (dtype == at::kBFloat16) return std::numeric_limits<at::BFloat16>::max();
-  return std::numeric_limits<float>::max();
-}
+double largest(at::ScalarType dtype) { return info(format_of(dtype).value_or(Format::kFloat32)).largest; }
 
 /// "keep this module in float32", as far as that can be done where the operation ran.
 std::string in_float32(const NonFiniteOrigin& origin) {

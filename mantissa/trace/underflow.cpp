@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -10,12 +9,11 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/where.h>
 
+#include "mantissa/core/formats.h"
 #include "mantissa/trace/underflow_internal.h"
 
 namespace mantissa::nonfinite_internal {
 namespace {
-
-constexpr double kSmallestHalf = 6e-8;
 
 std::string describe(const Frame& frame) {
   const std::string name = frame.cast() ? "aten::to" : frame.name();
@@ -29,9 +27,9 @@ const Underflows::Kept* Underflows::find(const at::Tensor& t) const {
   const at::Tensor values = values_of(t);
   if (kept_.empty() || !values.defined()) return nullptr;
   const Span span(values);
-  const auto found = kept_.find(span.storage);
-  if (found == kept_.end()) return nullptr;
-  for (const Kept& kept : found->second.kept)
+  const std::vector<Kept>* found = kept_.find(span.storage);
+  if (!found) return nullptr;
+  for (const Kept& kept : *found)
     if (kept.span.covers(span) && kept.element_size == static_cast<int64_t>(values.element_size()))
       return &kept;
   return nullptr;
@@ -44,21 +42,15 @@ at::Tensor Underflows::stand_in(const at::Tensor& t, const Kept* kept) {
 
 void Underflows::forget(const at::Tensor& t) {
   const Span span(t);
-  const auto found = kept_.find(span.storage);
-  if (found == kept_.end()) return;
-  std::vector<Kept>& kept = found->second.kept;
-  kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const Kept& k) { return k.span.overlaps(span); }),
-             kept.end());
+  if (std::vector<Kept>* kept = kept_.find(span.storage))
+    std::erase_if(*kept, [&](const Kept& k) { return k.span.overlaps(span); });
 }
 
 void Underflows::keep(const at::Tensor& t, const at::Tensor& values, Flushed flushed) {
-  for (auto item = kept_.begin(); item != kept_.end();)
-    item = item->second.storage.expired() ? kept_.erase(item) : std::next(item);
-  const Span span(t);
-  const auto [item, is_new] =
-      kept_.try_emplace(span.storage, OfStorage{t.storage().getWeakStorageImpl(), {}});
-  item->second.kept.push_back(
-      {span, static_cast<int64_t>(t.element_size()), t.storage_offset(), values, std::move(flushed)});
+  kept_.erase_expired();  // with the copies of their values
+  kept_.try_emplace(t.storage())
+      .first->push_back(
+          {Span(t), static_cast<int64_t>(t.element_size()), t.storage_offset(), values, std::move(flushed)});
 }
 
 void Underflows::note(const Frame& frame, const std::vector<at::Tensor>& outputs) {
@@ -87,7 +79,8 @@ void Underflows::note(const Frame& frame, const std::vector<at::Tensor>& outputs
       if (!wide || i >= wide->size() || (*wide)[i].sizes() != outputs[i].sizes()) continue;
       const at::Tensor values = (*wide)[i].to(at::kFloat), sizes = at::abs(values);
       // A 0 of rounding, as in a sum that cancels, is none of fp16's end.
-      const double end = read ? std::numeric_limits<double>::infinity() : kSmallestHalf;
+      const double end =
+          read ? std::numeric_limits<double>::infinity() : info(Format::kFloat16).smallest_subnormal;
       const at::Tensor lost = outputs[i].eq(0) & sizes.gt(0) & sizes.lt(end);
       if (!lost.any().item<bool>()) continue;
       const at::Tensor kept = at::empty_strided(outputs[i].sizes(), outputs[i].strides(), values.options());

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/core/weak_map.h"
 #include "mantissa/trace/operation_internal.h"
 #include "mantissa/trace/values_internal.h"
 
@@ -32,10 +32,6 @@ class Underflows {
     at::Tensor values;  ///< float32, laid out as the tensor
     Flushed flushed;
   };
-  struct OfStorage {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  ///< keeps its address from being used again
-    std::vector<Kept> kept;
-  };
 
   const Kept* find(const at::Tensor& t) const;
   /// A copy of the part of `kept` that `t` sees; undefined if there is none.
@@ -43,7 +39,7 @@ class Underflows {
   void forget(const at::Tensor& t);
   void keep(const at::Tensor& t, const at::Tensor& values, Flushed flushed);
 
-  std::unordered_map<c10::StorageImpl*, OfStorage> kept_;
+  WeakMap<c10::Storage, std::vector<Kept>> kept_;
 };
 
 }  // namespace mantissa::nonfinite_internal

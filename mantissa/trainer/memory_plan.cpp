@@ -205,7 +205,7 @@ class Counting final : public Callback {
   }
 
   void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
-    has_stepped |= batch.stepped && !batch.step.skipped;
+    has_stepped = has_stepped || (batch.stepped && !batch.step.skipped());
     plan.optimizer_states = states(trainer);
     plan.peak = plan.weights + plan.buffers + plan.masters + live_->peak();
     if (batch.batch_index > 0) trainer.stop("all is counted");
@@ -267,7 +267,6 @@ MemoryPlan plan_memory(Task& task, const Batch& batch, const TrainerOptions& opt
   dry.amp_level = options.amp_level;
   dry.precision_plugin = options.precision_plugin;
   dry.cpu_kernels = options.cpu_kernels;
-  dry.float32_matmul_precision = options.float32_matmul_precision;
   dry.device = options.device;
   dry.channels_last = options.channels_last;
   dry.benchmark = options.benchmark;

@@ -16,6 +16,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/test_support_internal.h"
+#include "mantissa/precision/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {

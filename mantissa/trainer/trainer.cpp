@@ -9,7 +9,6 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "mantissa/amp/matmul_precision.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/error_message.h"
 #include "mantissa/core/out_of_memory.h"
@@ -127,10 +126,7 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
   }
   try {
     pin_cpu_kernels(options_.cpu_kernels);
-    const Scope matmul_precision =
-        options_.float32_matmul_precision
-            ? std::make_shared<Float32MatmulPrecisionGuard>(*options_.float32_matmul_precision)
-            : nullptr;
+    const Scope run_context = precision_->run_context();
     const Scope benchmark = options_.benchmark ? cudnn_benchmark(*options_.benchmark) : nullptr;
     reset_peak_memory(device_);
     tell([&](Callback& c) { c.setup(*this, stage); });
@@ -140,6 +136,7 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
       explain_if_out_of_memory(error);
       throw;
     }
+    precision_->teardown();
     tell([&](Callback& c) { c.teardown(*this, stage); });
     end_logs(interrupted_by_ == 0 ? "success" : "interrupted");
   } catch (...) {
@@ -158,6 +155,7 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
     };
     last_words([&](Callback& c) { c.on_exception(*this, exception); });
     last_words([&](Callback& c) { c.teardown(*this, stage); });
+    precision_->teardown();
     end_logs("failed");
     window_.clear();
     before_window_.reset();
@@ -173,7 +171,7 @@ void Trainer::explain_if_out_of_memory(c10::Error& error) const {
   error.add_context(c10::str("the run in ", precision_->name(), " on ", device_.str(), " was ", batch, "; ",
                              describe_memory(device_)));
   std::string cures = "take smaller batches, with which accumulate_grad_batches gives a step as many samples";
-  if (precision_->name().find("16") == std::string::npos) cures += ", or precision bf16-mixed or 16-true";
+  if (!is_16_bit(precision_->traits().compute)) cures += ", or precision bf16-mixed or 16-true";
   cures += "; plan_memory() counts beforehand what a mode needs";
   if (const std::string cure = fragmentation_cure(device_); !cure.empty()) cures += "; " + cure;
   error.add_context(std::move(cures));

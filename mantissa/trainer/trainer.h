@@ -19,9 +19,9 @@
 #include "mantissa/core/state_dict.h"
 #include "mantissa/data/batch_transfer.h"
 #include "mantissa/data/loader.h"
-#include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/precision/precision.h"
 #include "mantissa/trace/replay_point.h"
+#include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/trainer/callback.h"
 #include "mantissa/trainer/metrics.h"
 #include "mantissa/trainer/task.h"
@@ -47,11 +47,10 @@ struct FitResult {
 
 /// Where a fit stands.
 struct FitProgress {
-  int64_t epoch = 0;          ///< in training, or the next; from 0
-  int64_t batches = 0;        ///< done in this epoch
-  int64_t total_batches = 0;  ///< done in all epochs
-  int64_t steps = 0;          ///< optimizer steps, skipped ones included
-  int64_t skipped_steps = 0;
+  int64_t epoch = 0;               ///< in training, or the next; from 0
+  int64_t batches = 0;             ///< done in this epoch
+  int64_t total_batches = 0;       ///< done in all epochs
+  int64_t steps = 0;               ///< optimizer steps, skipped ones included
   int64_t validated_batches = -1;  ///< total_batches at the last validation
 };
 
@@ -136,6 +135,8 @@ class Trainer {
   /// What runs now, or ran last.
   Stage stage() const { return stage_; }
   const FitProgress& progress() const { return progress_; }
+  /// Of progress().steps, those that were skipped.
+  const SkippedSteps& skipped_steps() const { return skipped_steps_; }
   /// Where a run that goes on from what checkpoint() gives now begins: a window that has not ended is begun
   /// again.
   FitProgress resumes_at() const;
@@ -181,14 +182,19 @@ class Trainer {
   void validate_now(Task& task, Loader& val);
   void end_epoch(Task& task, Loader* val, bool is_whole);
   void note_batch(const TrainBatch& done);
+  void advance_step_schedules(const StepResult& step);
   void advance_schedules(OptimizerConfig::Interval interval);
+  /// Whether an optimizer took a step in this epoch, so that its schedule advances.
+  bool has_stepped(size_t optimizer) const;
   FitResult fit_result();
 
   // checkpointing.cpp
   static Checkpoint read(const std::filesystem::path& path);
   void load_model(Task& task, const Checkpoint& checkpoint, const std::string& from);
+  static void load_master_weights(Task& task, const Checkpoint& checkpoint, const std::string& from);
   void resume(const Checkpoint& checkpoint, const std::string& from);
   void resume_random_numbers();
+  std::function<bool(const at::Tensor&)> parameters_kept_elsewhere() const;
   StateDict unstepped_gradients() const;
   void load_unstepped_gradients(const StateReader& state);
   double seconds_so_far() const;
@@ -207,7 +213,9 @@ class Trainer {
   TrainBatch train_batch(Task& task, BatchTransfer& transfer, bool ends_window);
   void step_automatically(Task& task, const Batch& batch, bool ends_window, TrainBatch& done);
   void step_manually(Task& task, const Batch& batch, TrainBatch& done);
-  at::Tensor forward_and_backward(Task& task, const Batch& batch, bool ends_window);
+  at::Tensor forward_and_backward(Task& task, const Batch& batch);
+  void look_and_clip(Task& task, torch::optim::Optimizer& optimizer);
+  void end_window(Task& task, const StepResult& step);
   void backward(Task& task, const at::Tensor& loss);
   void clear_gradients(torch::optim::Optimizer& optimizer);
   void prepare_step(torch::optim::Optimizer& optimizer);
@@ -245,7 +253,8 @@ class Trainer {
   /// Being put together.
   struct Row {
     MetricValues metrics;
-    int64_t step = 0, epoch = 0, skipped_steps = 0;
+    int64_t step = 0, epoch = 0;
+    at::Tensor skipped_steps = {};
   } row_;
   std::optional<MetricValues> batch_row_;  ///< while a training batch runs: of the step that will end it
   bool should_log_ = false;
@@ -254,6 +263,7 @@ class Trainer {
   std::vector<OptimizerConfig> optimizers_;
   std::vector<TaskOptimizer> task_optimizers_;
   FitProgress progress_;
+  SkippedSteps skipped_steps_;
   Metrics callback_metrics_, epoch_metrics_, validation_metrics_;
   /// Of this epoch's whole windows, of the batches of the one that has not ended, of the batch that runs.
   MeanMetrics training_metrics_, window_metrics_, batch_metrics_;
@@ -262,8 +272,10 @@ class Trainer {
   std::optional<StateValue> resume_rng_;  ///< until the first batch of a run that goes on is at hand
   /// While a validation runs, and after one that broke off: those it began with, for it is made again.
   std::optional<StateValue> validation_rng_;
-  double seconds_before_ = 0;    ///< of the run that this one goes on from
-  std::vector<bool> learned_;    ///< by optimizer: whether it took a step in this epoch
+  double seconds_before_ = 0;  ///< of the run that this one goes on from
+  /// By optimizer: its steps in this epoch, and those of them that were skipped.
+  std::vector<int64_t> epoch_steps_;
+  std::vector<SkippedSteps> epoch_skips_;
   std::vector<bool> unstepped_;  ///< by optimizer: whether manual_backward() came after its last step
   int64_t batches_per_epoch_ = 0, validate_every_ = 0, accumulate_ = 1, window_batches_ = 0;
   StepResult manual_step_;  ///< the last one of this batch
@@ -287,7 +299,6 @@ class Trainer {
   bool origin_is_new_ = false;             ///< found in this batch
   int traces_left_ = 0;
   int64_t overflows_in_a_row_ = 0;  ///< skipped steps whose gradients were too large for the loss scale
-  bool is_scaled_ = false;          ///< the loss, before its backward pass
   bool told_of_scale_ = false;
   std::set<std::string> told_of_;  ///< origins: operation, place and cause
 };

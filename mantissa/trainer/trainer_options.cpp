@@ -23,7 +23,8 @@ void check_precision(const TrainerOptions& options) {
       "Trainer: a precision_plugin was given, and with it precision_options, amp_backend or amp_level, "
       "which are for the modes by name; make the plugin with them, or leave it out");
   check_cpu_kernel_pins(options.cpu_kernels);
-  if (options.float32_matmul_precision) Float32MatmulPrecisionGuard(*options.float32_matmul_precision);
+  if (const auto& matmul = options.precision_options.float32_matmul_precision)
+    check_float32_matmul_precision(*matmul);
 }
 
 void check_length(const TrainerOptions& options) {

@@ -23,16 +23,13 @@ namespace mantissa {
 struct TrainerOptions {
   /// A name from registry.h; unset means "32-true". Not together with `precision_plugin`.
   std::optional<std::string> precision = std::nullopt;
-  /// The loss scale and its numbers, float32 batch norm, master weights: what the mode is told beyond its
-  /// name.
+  /// The loss scale and its numbers, float32 batch norm, master weights, float32 matrix products: what the mode is
+  /// told beyond its name.
   PrecisionOptions precision_options = {};
   /// Lightning 1.5's: "native", or "apex" with amp_level "O0" to "O3"; see mode_of_amp_flags().
   std::string amp_backend = "native", amp_level = {};
   /// Hooks of the user's own. Not together with any of the above.
   std::shared_ptr<Precision> precision_plugin = nullptr;
-  /// "highest", "high" or "medium": how exactly float32 matrix products are computed while a run lasts, in
-  /// the whole process; see set_float32_matmul_precision(). Unset: as the process has it.
-  std::optional<std::string> float32_matmul_precision = std::nullopt;
   /// Which kernels compute what is of 16 bits on the CPU, as pin_cpu_kernels() takes it, from the first run
   /// on for the whole process. Empty: the fastest here, and a resumed run's as its checkpoint has them.
   std::string cpu_kernels = {};

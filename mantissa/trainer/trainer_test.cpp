@@ -43,7 +43,7 @@ TEST(Trainer, ERR02_ERR15_ERR27_RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
   EXPECT_THAT(error({.precision_options = {.loss_scale = "128"}}), testing::HasSubstr("only fp16 gradients"));
   EXPECT_THAT(error({.precision = "16-mixed", .precision_options = shrinks}),
               testing::HasSubstr("growth_factor 0.5 is out of range"));
-  EXPECT_THAT(error({.float32_matmul_precision = "hihg"}),
+  EXPECT_THAT(error({.precision_options = {.float32_matmul_precision = "hihg"}}),
               testing::HasSubstr("float32_matmul_precision: 'hihg' is not one of highest, high, medium; did "
                                  "you mean 'high'?"));
   EXPECT_EQ(Trainer({.precision = "16", .amp_backend = "apex", .device = "cpu"}).precision().name(), "O2");
@@ -81,7 +81,9 @@ TEST(Trainer, MatmulPrecisionHoldsForTheRunAndNoLonger) {
   } task;
   ListLoader train = loader_of({1}), val = loader_of({1});
   const Float32MatmulPrecisionGuard outer("medium");
-  Trainer trainer({.float32_matmul_precision = "high", .device = "cpu", .num_sanity_val_steps = 0});
+  Trainer trainer({.precision_options = {.float32_matmul_precision = "high"},
+                   .device = "cpu",
+                   .num_sanity_val_steps = 0});
   EXPECT_EQ(get_float32_matmul_precision(), "medium") << "a trainer that only waits changes nothing";
   trainer.fit(task, train, &val);
   EXPECT_EQ(get_float32_matmul_precision(), "medium");
@@ -117,19 +119,19 @@ TEST(Trainer, CallsHooksInLightningsOrder) {
 TEST(Trainer, PE15_AnOverflowInBatchThreeOfTwelve) {
   OneWeight task;
   auto recorder = std::make_shared<Recorder>();
-  Trainer trainer({.precision = "16-mixed", .device = "cpu", .callbacks = {recorder}});
-  PrecisionState state = trainer.precision().state_dict();
-  state["scale"] = 256.0;
-  trainer.precision().load_state_dict(state);
+  Trainer trainer({.precision = "16-mixed",
+                   .precision_options = {.init_scale = 256},
+                   .device = "cpu",
+                   .callbacks = {recorder}});
   ListLoader train = loader_of({1, 1, 1, kInf, 1, 1, 1, 1, 1, 1, 1, 1});
   const FitResult result = trainer.fit(task, train);
-  state = trainer.precision().state_dict();
+  const GradScalerState state = scaler_state(trainer.precision());
   EXPECT_EQ(state.at("scale").toDouble(), 128);
   EXPECT_EQ(state.at("_growth_tracker").toLong(), 8);
   EXPECT_EQ(result.steps, 12);
   EXPECT_EQ(result.skipped_steps, 1);
-  EXPECT_EQ(recorder->batches[3].step.cause, SkipCause::kNonFiniteGradients);
-  EXPECT_FALSE(recorder->batches[4].step.skipped);
+  EXPECT_EQ(recorder->batches[3].step.cause(), SkipCause::kNonFiniteGradients);
+  EXPECT_FALSE(recorder->batches[4].step.skipped());
   EXPECT_DOUBLE_EQ(task.weight(), -11);
 }
 
@@ -138,7 +140,7 @@ TEST(Trainer, PE16_BatchesWithoutALossLeaveTheScaleAlone) {
   Trainer trainer({.precision = "16-mixed", .device = "cpu"});
   ListLoader train = loader_of({1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1});
   const FitResult result = trainer.fit(task, train);
-  const PrecisionState state = trainer.precision().state_dict();
+  const GradScalerState state = scaler_state(trainer.precision());
   EXPECT_EQ(state.at("_growth_tracker").toLong(), 6);
   EXPECT_EQ(state.at("scale").toDouble(), 65536);
   EXPECT_EQ(result.steps, 12);
@@ -220,8 +222,8 @@ TEST(Trainer, ATransactionalSkippedStepLeavesNoTrace) {
       fit(clean, without);
       fit(task, with);
       const StepResult& last = recorder->batches.back().step;
-      EXPECT_EQ(last.cause, SkipCause::kNonFiniteGradients);
-      EXPECT_EQ(last.first_nonfinite_parameter, "1.weight");
+      EXPECT_EQ(last.cause(), SkipCause::kNonFiniteGradients);
+      EXPECT_EQ(last.first_nonfinite_parameter(), "1.weight");
       EXPECT_TRUE(task.net->weight.equal(clean.net->weight));
       EXPECT_EQ(task.norm->running_var.equal(clean.norm->running_var), transactional);
       EXPECT_EQ(task.norm->num_batches_tracked.equal(clean.norm->num_batches_tracked), transactional);

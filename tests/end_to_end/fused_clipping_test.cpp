@@ -72,7 +72,7 @@ TEST(FusedClipping, AStepThatIsDroppedAfterClippingIsForgotten) {
   half.mode->clip_gradients(half.optimizer, 0.125);
   half.optimizer.zero_grad();
   half.backward(1e6);  // overflows
-  EXPECT_TRUE(half.mode->optimizer_step(half.optimizer).skipped);
+  EXPECT_TRUE(half.mode->optimizer_step(half.optimizer).skipped());
   EXPECT_EQ(half.weight(), 1);
   half.optimizer.zero_grad();
   half.backward(0.25);
@@ -80,7 +80,7 @@ TEST(FusedClipping, AStepThatIsDroppedAfterClippingIsForgotten) {
   EXPECT_THROW(
       half.mode->optimizer_step(half.optimizer, []() -> at::Tensor { throw std::runtime_error("loss"); }),
       std::runtime_error);
-  EXPECT_FALSE(half.mode->optimizer_step(half.optimizer).skipped);
+  EXPECT_FALSE(half.mode->optimizer_step(half.optimizer).skipped());
   EXPECT_EQ(half.weight(), 0.75) << "without the clipping of the step that failed";
 }
 
@@ -89,8 +89,8 @@ TEST(FusedClipping, AnOverflowIsNamedAlsoAfterClippingByValue) {
   half.backward(1e6);
   half.mode->clip_gradients(half.optimizer, 0.125, GradientClipAlgorithm::kValue);
   const StepResult result = half.mode->optimizer_step(half.optimizer);
-  EXPECT_TRUE(result.skipped);
-  EXPECT_EQ(result.first_nonfinite_parameter, "weight");
+  EXPECT_TRUE(result.skipped());
+  EXPECT_EQ(result.first_nonfinite_parameter(), "weight");
 }
 
 TEST(FusedClipping, SmallFp16GradientsSurviveBesideFloat32BatchNorm) {
@@ -103,7 +103,7 @@ TEST(FusedClipping, SmallFp16GradientsSurviveBesideFloat32BatchNorm) {
   FusedSGD optimizer(net->parameters(), SGDOptions(0x1p24));
   mode->backward((weight.to(at::kFloat) * 0x1p-28).sum() + net->parameters().front().sum() * 0);
   mode->unscale_gradients(optimizer);  // as the Trainer does before its hook
-  EXPECT_FALSE(mode->optimizer_step(optimizer).skipped);
+  EXPECT_FALSE(mode->optimizer_step(optimizer).skipped());
   EXPECT_EQ(weight.item<float>(), 0.9375);
 }
 

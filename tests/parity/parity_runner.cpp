@@ -43,10 +43,10 @@ using Json = nlohmann::json;
 struct Recorder final : Callback {
   void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
     losses.push_back(batch.loss);
-    skipped.push_back(batch.step.skipped);
-    const PrecisionState state = trainer.precision().state_dict();
-    const auto found = state.find("scale");
-    scales.push_back(found == state.end() ? 0 : found->second.toDouble());
+    skipped.push_back(batch.step.skipped());
+    const StateDict state = trainer.precision().state_dict();
+    const auto loss_scale = StateReader(state).find("loss_scale");
+    scales.push_back(loss_scale ? loss_scale->at("scale").to_double() : 0);
   }
   std::vector<at::Tensor> losses;
   std::vector<double> scales;

@@ -54,12 +54,15 @@ def test_rehearses(part, tmp_path):
 
 
 def test_waits_of_the_host_are_counted_and_a_step_is_replayed(tmp_path):
-    assert run("sync", "--device", "cpu", "--only", "recipe|PyTorch|whole step", "--json", tmp_path / "sync.json").returncode == 0
+    assert run("sync", "--device", "cpu", "--only", "recipe|hand|mantissa trainer|PyTorch|whole step", "--json", tmp_path / "sync.json").returncode == 0
     rows = json.loads((tmp_path / "sync.json").read_text())["rows"]
-    syncs = {(row["program"], row["optimizer"]): row["syncs_a_step"] for row in rows if "program" in row}
-    assert syncs["mantissa", "fused-sgd"] == 0
+    syncs = {(row["program"], row["loop"], row["optimizer"]): row["syncs_a_step"] for row in rows if "program" in row}
+    assert syncs["mantissa", "recipe", "fused-sgd"] == syncs["mantissa", "hand", "fused-sgd"] == 0
+    assert syncs["mantissa", "trainer", "fused-sgd"] == 1  # the loss, which is in the host's memory here
     # The scaler reads its flag where the optimizer does not take it; the rest are AdamW's kernel's own, the same on both sides.
-    assert syncs["mantissa", "adamw"] == syncs["mantissa", "fused-adamw"] + 1 == syncs["PyTorch", "fused-adamw"] + 1
+    fused = syncs["mantissa", "recipe", "fused-adamw"]
+    assert syncs["mantissa", "hand", "fused-adamw"] == fused == syncs["PyTorch", "amp", "fused-adamw"]
+    assert syncs["mantissa", "recipe", "adamw"] == fused + 1
     (graph,) = (row for row in rows if "graph" in row)
     assert graph["equal_scale"] and graph["equal_weights"] and graph["skipped"] == [2, 3, 7, 12]
 

@@ -191,7 +191,7 @@ def test_the_docs_reader_finds_schedule_scale_and_progress(make_job, tmp_path):
     assert run("run.ckpt", "out", cwd=tmp_path).returncode == 0
     step, weights, state = reference.load_checkpoint(tmp_path / "out")
     assert step == 10 and weights.keys() == checkpoint["state_dict"].keys()
-    assert state["precision"] == {"name": "16-mixed", "state": scaler}
+    assert state["precision"] == {"name": "16-mixed", "state": {"loss_scale": scaler}}
     assert state["schedules"] == [{"scheduler": {"step_count": 2, "base_lrs": [0.05]}}]
     assert state["progress"] == {"epoch": 2, "batches": 0, "total_batches": 10, "global_step": 10, "skipped_steps": 0,
                                  "validated_batches": 10}

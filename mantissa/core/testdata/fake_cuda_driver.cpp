@@ -11,6 +11,17 @@ int cuDriverGetVersion(int* version) {
 
 int cuInit(unsigned /*flags*/) { return std::atoi(std::getenv("FAKE_CUDA_STATUS")); }
 
+int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return ordinal == 0 ? 0 : 101;
+}
+
+/// An sm_86.
+int cuDeviceGetAttribute(int* value, int attribute, int /*device*/) {
+  *value = attribute == 75 ? 8 : attribute == 76 ? 6 : -1;
+  return 0;
+}
+
 int cuGetErrorName(int status, const char** name) {
   static std::string text;
   text = "CUDA_ERROR_FAKE_" + std::to_string(status);

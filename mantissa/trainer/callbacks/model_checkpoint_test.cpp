@@ -20,12 +20,12 @@
 #include "mantissa/io/manifest.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/lr_scheduler.h"
-#include "mantissa/trainer/loop/checkpoint_test_support_internal.h"
 #include "mantissa/trainer/callbacks/early_stopping.h"
 #include "mantissa/trainer/callbacks/precision_monitor.h"
+#include "mantissa/trainer/callbacks/weight_averaging.h"
+#include "mantissa/trainer/loop/checkpoint_test_support_internal.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
-#include "mantissa/trainer/callbacks/weight_averaging.h"
 
 namespace mantissa::model_checkpoint_test {
 namespace {
@@ -210,11 +210,11 @@ TEST_F(ModelCheckpointFiles, AnotherPrecisionTakesTheCheckpointAndSaysWhatIsLost
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("it has no loss scale, which begins anew"));
 }
 
-TEST_F(ModelCheckpointFiles, Float32CopiesAreTheWeightsOfAModeWithoutThem) {
+TEST_F(ModelCheckpointFiles, MasterWeightsAreTheWeightsOfAModeWithoutThem) {
   run({.precision = "O2", .folder = folder_ / "half", .max_steps = 4});
   testing::internal::CaptureStderr();
   run({.precision = "32-true", .folder = folder_ / "rest", .max_steps = 4, .from = folder_ / "half"});
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("float32 copies")));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("master weights")));
   const Checkpoint before = load_checkpoint(folder_ / "half" / names("half").front()),
                    after = load_checkpoint(folder_ / "rest" / names("rest").front());
   // A checkpoint's own weights are averaged ones.
@@ -226,17 +226,14 @@ TEST_F(ModelCheckpointFiles, Float32CopiesAreTheWeightsOfAModeWithoutThem) {
         .at(name)
         .to_tensor();
   };
-  const StateReader copies = StateReader(before.state).at("own_parameters").at(0);
-  ASSERT_GT(copies.size(), 0U);
-  int64_t number = 0, finer = 0;
-  for (const auto& parameter : Net().net->named_parameters()) {
-    const auto copy = copies.find(std::to_string(number++));
-    if (!copy) continue;  // batch norm is float32 itself
-    const std::string& name = parameter.key();
-    EXPECT_TRUE(trained(after, name).equal(copy->to_tensor())) << name;
-    finer += !trained(before, name).to(at::kFloat).equal(copy->to_tensor());
+  const auto masters = master_weights_of(StateReader(before.state).at("precision").at("state"));
+  ASSERT_GT(masters.size(), 0U);
+  int64_t finer = 0;
+  for (const auto& [name, master] : masters) {  // batch norm is float32 itself
+    EXPECT_TRUE(trained(after, name).equal(master)) << name;
+    finer += !trained(before, name).to(at::kFloat).equal(master);
   }
-  EXPECT_GT(finer, 0) << "the copies were no better than the weights";
+  EXPECT_GT(finer, 0) << "the master weights were no better than the weights";
 }
 
 TEST_F(ModelCheckpointFiles, WhatACheckpointLacksBeginsAnewAndIsTold) {

@@ -1,9 +1,7 @@
 #include "mantissa/trainer/callbacks/precision_monitor.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -13,46 +11,25 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "mantissa/precision/registry.h"
-#include "mantissa/precision/scaled.h"
+#include "mantissa/core/formats.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
 namespace {
 
 double smallest_normal(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kHalf:
-      return std::numeric_limits<at::Half>::min();
-    case at::kDouble:
-      return std::numeric_limits<double>::min();
-    default:  // bf16 has float32's range
-      return std::numeric_limits<float>::min();
-  }
+  return info(format_of(dtype).value_or(Format::kFloat32)).smallest_normal;
 }
 
-/// Whether products are computed in fp16; no, of a precision_plugin that the registry does not know.
-bool computes_in_fp16(const Precision& precision) {
-  return std::any_of(modes().begin(), modes().end(), [&](const Mode& mode) {
-    return mode.name == precision.name() && mode.compute_dtype == at::kHalf;
-  });
-}
-
-/// Of the last backward pass, whose gradients these are: 0-dim, on `device`; undefined where the mode does
-/// not scale.
-at::Tensor loss_scale(Precision& precision, at::Device device) {
-  const at::Tensor one = at::ones({}, at::TensorOptions(device).dtype(at::kFloat));
-  const at::Tensor scaled = precision.scale_loss(one);
-  return scaled.is_same(one) ? at::Tensor() : scaled;
-}
+/// A count that may stay on the device: 0-dim float64, as SkippedSteps gives it.
+at::Tensor count_of(int64_t count) { return at::full({}, static_cast<double>(count), at::kDouble); }
+int64_t as_count(const at::Tensor& count) { return static_cast<int64_t>(count.item<double>()); }
 
 /// Each number that `gradient` holds, in float32 at least.
 at::Tensor values_of(const at::Tensor& gradient) {
@@ -61,25 +38,12 @@ at::Tensor values_of(const at::Tensor& gradient) {
   return values.element_size() < 4 ? values.to(at::kFloat) : values;
 }
 
-/// The names of the module's parameters, and of their float32 copies.
-class Names {
- public:
-  explicit Names(Trainer& trainer) : scaled_(dynamic_cast<const ScaledPrecision*>(&trainer.precision())) {
-    for (const auto& parameter : trainer.module()->named_parameters())
-      names_.try_emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
-  }
-  /// "optimizer_0/parameter_3" for one that the module does not have.
-  std::string of(const at::Tensor& parameter, size_t optimizer, size_t number) const {
-    if (const auto found = names_.find(parameter.unsafeGetTensorImpl()); found != names_.end())
-      return found->second;
-    std::string name = scaled_ ? scaled_->parameter_name(parameter) : "";
-    return name.empty() ? c10::str("optimizer_", optimizer, "/parameter_", number) : name;
-  }
-
- private:
-  const ScaledPrecision* scaled_;
-  std::unordered_map<const at::TensorImpl*, std::string> names_;
-};
+/// "optimizer_0/parameter_3" for a parameter that the module does not have.
+std::string name_of(const Precision& precision, const at::Tensor& parameter, size_t optimizer,
+                    size_t number) {
+  const std::string name = precision.parameter_name(parameter);
+  return name.empty() ? c10::str("optimizer_", optimizer, "/parameter_", number) : name;
+}
 
 /// Numbers that may still be on their way on the device.
 struct Seen {
@@ -97,7 +61,8 @@ PrecisionReport::Shares shares(const Seen& seen) {
 }  // namespace
 
 struct PrecisionMonitor::Look {
-  int64_t global_step = 0, skipped_steps = 0;
+  int64_t global_step = 0;
+  at::Tensor skipped_steps;                ///< 0-dim
   at::Tensor scale;                        ///< 0-dim; undefined where the mode does not scale
   std::map<size_t, at::Tensor> grad_norm;  ///< 0-dim
   std::map<std::string, Seen> gradients;
@@ -120,10 +85,12 @@ PrecisionMonitor::PrecisionMonitor(PrecisionMonitorOptions options) : options_(o
 
 PrecisionMonitor::~PrecisionMonitor() = default;
 
+StateDict PrecisionMonitor::state_dict() const { return {{"skipped_steps", as_count(skipped_before_)}}; }
+
 void PrecisionMonitor::on_fit_start(Trainer& /*trainer*/, const FitPlan& /*plan*/) {
   now_.reset();
   last_.reset();
-  skipped_before_ = 0;
+  skipped_before_ = count_of(0);
 }
 
 void PrecisionMonitor::on_train_batch_start(Trainer& /*trainer*/, const Batch& /*batch*/,
@@ -141,17 +108,15 @@ void PrecisionMonitor::on_before_optimizer_step(Trainer& trainer, torch::optim::
   if (!is_due(trainer)) return;
   const at::NoGradGuard no_grad;
   if (!now_) now_ = std::make_unique<Look>();
-  Precision& precision = trainer.precision();
-  now_->scale = loss_scale(precision, trainer.device());
-  const auto* const scaled = dynamic_cast<const ScaledPrecision*>(&precision);
-  const bool is_scaled = scaled && scaled->keeps_scale(optimizer);
+  const Precision& precision = trainer.precision();
+  now_->scale = precision.loss_scale();
+  const bool is_scaled = precision.are_gradients_scaled(optimizer);
   const auto& all = trainer.optimizers();
   const auto index = static_cast<size_t>(
       std::find_if(all.begin(), all.end(),
                    [&](const OptimizerConfig& config) { return config.optimizer.get() == &optimizer; }) -
       all.begin());
-  const bool fp16 = computes_in_fp16(precision);
-  const Names names(trainer);
+  const bool fp16 = precision.traits().compute == Format::kFloat16;
   const std::vector<at::Tensor> parameters = main_params(optimizer);
   std::vector<at::Tensor> norms;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -159,14 +124,14 @@ void PrecisionMonitor::on_before_optimizer_step(Trainer& trainer, torch::optim::
     if (!gradient.defined()) continue;
     const at::Tensor values = values_of(gradient.detach());
     if (values.numel() == 0) continue;
-    const double own = smallest_normal(c10::toRealValueType(gradient.scalar_type()));
-    const double wanted = fp16 ? smallest_normal(at::kHalf) : own;
+    const double own = smallest_normal(gradient.scalar_type());
+    const double wanted = fp16 ? info(Format::kFloat16).smallest_normal : own;
     at::Tensor threshold = at::full({}, wanted, at::TensorOptions(values.device()).dtype(at::kDouble));
     if (now_->scale.defined() && !is_scaled) threshold = threshold / now_->scale.to(threshold.options());
     const at::Tensor magnitude = values.abs();
     const at::Tensor counts = at::stack({(magnitude == 0).sum(), (magnitude < threshold.clamp_min(own)).sum(),
                                          at::isfinite(magnitude).logical_not().sum()});
-    now_->gradients.insert_or_assign(names.of(parameters[i], index, i),
+    now_->gradients.insert_or_assign(name_of(precision, parameters[i], index, i),
                                      Seen{counts.to(at::kDouble), values.numel()});
     const at::Tensor norm = at::linalg_vector_norm(values);
     norms.push_back(norms.empty() ? norm : norm.to(norms.front().options()));
@@ -180,14 +145,15 @@ void PrecisionMonitor::on_before_optimizer_step(Trainer& trainer, torch::optim::
 void PrecisionMonitor::on_train_batch_end(Trainer& trainer, const TrainBatch& batch) {
   if (!now_) return;
   now_->global_step = batch.global_step;
-  now_->skipped_steps =
-      trainer.progress().skipped_steps - std::exchange(skipped_before_, trainer.progress().skipped_steps);
+  const at::Tensor skipped = trainer.skipped_steps().count_on_device();
+  now_->skipped_steps = skipped - skipped_before_.to(skipped.device());
+  skipped_before_ = skipped;
   last_ = std::move(now_);
   log(trainer);
 }
 
 void PrecisionMonitor::log(Trainer& trainer) const {
-  MetricValues metrics{{"precision/skipped_steps", static_cast<double>(last_->skipped_steps)}};
+  MetricValues metrics{{"precision/skipped_steps", last_->skipped_steps}};
   if (last_->scale.defined()) metrics.emplace("precision/scale", last_->scale);
   for (const auto& [index, norm] : last_->grad_norm)
     metrics.emplace(trainer.optimizers().size() == 1 ? "precision/grad_norm"
@@ -208,7 +174,7 @@ void PrecisionMonitor::log(Trainer& trainer) const {
 
 std::optional<PrecisionReport> PrecisionMonitor::report() const {
   if (!last_) return std::nullopt;
-  PrecisionReport report{.global_step = last_->global_step, .skipped_steps = last_->skipped_steps};
+  PrecisionReport report{.global_step = last_->global_step, .skipped_steps = as_count(last_->skipped_steps)};
   if (last_->scale.defined()) report.scale = last_->scale.item<double>();
   for (const auto& [index, norm] : last_->grad_norm) report.grad_norm.emplace(index, norm.item<double>());
   report.total = shares(last_->total());
@@ -217,7 +183,7 @@ std::optional<PrecisionReport> PrecisionMonitor::report() const {
 }
 
 void PrecisionMonitor::load_state_dict(const StateReader& state) {
-  skipped_before_ = state.at("skipped_steps").to_count();
+  skipped_before_ = count_of(state.at("skipped_steps").to_count());
 }
 
 }  // namespace mantissa

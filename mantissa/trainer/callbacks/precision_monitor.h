@@ -76,7 +76,7 @@ class PrecisionMonitor final : public Callback, public Stateful {
   void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override;
 
   /// The skipped steps that have been reported.
-  StateDict state_dict() const override { return {{"skipped_steps", skipped_before_}}; }
+  StateDict state_dict() const override;
   void load_state_dict(const StateReader& state) override;
 
  private:
@@ -88,7 +88,7 @@ class PrecisionMonitor final : public Callback, public Stateful {
   PrecisionMonitorOptions options_;
   std::unique_ptr<Look> now_;   ///< of the batch that runs
   std::unique_ptr<Look> last_;  ///< a whole one
-  int64_t skipped_before_ = 0;
+  at::Tensor skipped_before_;   ///< 0-dim
 };
 
 }  // namespace mantissa

@@ -122,16 +122,17 @@ TEST(PrecisionMonitor, EveryModeHasItsOwnSmallestNumber) {
   const std::vector<std::vector<float>> batches{{0x1p-130F, 0x1p-15F, 0x1p-14F, 1}};
   for (const auto& mode : modes()) {
     PrecisionOptions options;
-    if (mode.compute_dtype == at::kHalf) options.loss_scale = "none";
+    const Format compute = mode.traits.compute;
+    if (compute == Format::kFloat16) options.loss_scale = "none";
     const PrecisionReport report =
         Fit{.precision = mode.name, .precision_options = options, .batches = batches}.report();
     EXPECT_EQ(report.scale, std::nullopt) << mode.name;
     // In fp16 the first is not even stored.
-    const bool narrow = mode.compute_dtype == at::kHalf, keeps = mode.name == "16-mixed" || mode.name == "O1";
+    const bool narrow = compute == Format::kFloat16, keeps = !mode.traits.weights;
     EXPECT_THAT(report.total, SharesAre(narrow && !keeps ? 0.25 : 0,
-                                        narrow                              ? 0.5
-                                        : mode.compute_dtype == at::kDouble ? 0
-                                                                            : 0.25,
+                                        narrow                        ? 0.5
+                                        : compute == Format::kFloat64 ? 0
+                                                                      : 0.25,
                                         0))
         << mode.name;
     EXPECT_THAT(report.gradients, ElementsAre(Key("w"))) << mode.name;

@@ -31,14 +31,15 @@ ProgressBar::ProgressBar(std::FILE* out, Style style)
 void ProgressBar::on_fit_start(Trainer& /*trainer*/, const FitPlan& plan) { plan_ = plan; }
 
 void ProgressBar::on_train_epoch_start(Trainer& /*trainer*/, int64_t /*epoch*/) {
-  batches_ = skipped_ = 0;
+  batches_ = 0;
+  skipped_ = SkippedSteps();
   epoch_start_ = Clock::now();
   last_draw_ = {};
 }
 
 void ProgressBar::on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) {
   ++batches_;
-  skipped_ += batch.step.skipped;
+  if (batch.stepped) skipped_.add(batch.step);
   if (!terminal_) return;
   const auto now = Clock::now();
   if (now - last_draw_ < kRedrawEvery) return;
@@ -54,7 +55,7 @@ void ProgressBar::on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& bat
     const double loss = batch.loss.item<double>();
     line += fmt::format("  loss {:.4g}", std::isnan(loss) ? std::abs(loss) : loss);
   }
-  if (skipped_ > 0) line += fmt::format("  skipped {}", skipped_);
+  if (const int64_t skipped = skipped_.count(); skipped > 0) line += fmt::format("  skipped {}", skipped);
   clear_line();
   show(fit_to_terminal(std::move(line), out_));
   line_open_ = true;
@@ -65,7 +66,7 @@ void ProgressBar::on_epoch_end(Trainer& /*trainer*/, int64_t epoch, int64_t glob
   const double elapsed = std::chrono::duration<double>(Clock::now() - epoch_start_).count();
   std::string line = fmt::format("{}  step {}", epoch_label(epoch), global_step);
   for (const auto& [name, value] : metrics) line += "  " + name + " " + format_metric(value);
-  if (skipped_ > 0) line += fmt::format("  skipped {}", skipped_);
+  if (const int64_t skipped = skipped_.count(); skipped > 0) line += fmt::format("  skipped {}", skipped);
   clear_line();
   show(fmt::format("{}  {:.1f} s\n", line, elapsed));
 }

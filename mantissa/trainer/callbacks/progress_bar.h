@@ -37,7 +37,8 @@ class ProgressBar final : public Callback {
   bool terminal_;
   bool line_open_ = false;  ///< a bar stands on the terminal's current line
   FitPlan plan_;
-  int64_t batches_ = 0, skipped_ = 0;  ///< of this epoch
+  int64_t batches_ = 0;
+  SkippedSteps skipped_;  ///< of this epoch
   Clock::time_point epoch_start_, last_draw_;
 };
 

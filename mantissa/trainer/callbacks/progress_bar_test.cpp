@@ -24,7 +24,7 @@ std::string printed(ProgressBar::Style style) {
   bar.on_train_batch_end(trainer, {.batch_index = 0, .loss = torch::tensor(0.5F), .stepped = true});
   bar.on_train_batch_end(
       trainer,
-      {.batch_index = 1, .loss = at::Tensor(), .stepped = true, .step = {true, SkipCause::kNoGradients}});
+      {.batch_index = 1, .loss = at::Tensor(), .stepped = true, .step = StepResult(SkipCause::kNoGradients)});
   bar.on_epoch_end(trainer, 0, 2, {{"val_accuracy", 0.75}});
   bar.on_exception(trainer, nullptr);
   std::string text(static_cast<size_t>(std::ftell(out)), '\0');

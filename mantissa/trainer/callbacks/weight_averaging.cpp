@@ -40,8 +40,8 @@ void EMAWeightAveraging::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/)
 
 void EMAWeightAveraging::on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) {
   const int64_t since = batch.global_step - options_.update_starting_at_step;
-  if (batch.stepped && !batch.step.skipped && since >= 0 && since % options_.update_every_n_steps == 0)
-    ema_->update();
+  const bool is_due = batch.stepped && since >= 0 && since % options_.update_every_n_steps == 0;
+  if (is_due && !batch.step.skipped()) ema_->update();
 }
 
 void EMAWeightAveraging::on_validation_start(Trainer& /*trainer*/) {

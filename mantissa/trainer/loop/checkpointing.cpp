@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Type.h>
@@ -33,22 +34,21 @@ constexpr const char* kBatchesAnEpoch = "number of batches an epoch";
 /// Thirty thousand years.
 constexpr double kMaxSeconds = 1e12;
 
-StateDict to_state(const FitProgress& progress) {
+StateDict to_state(const FitProgress& progress, int64_t skipped_steps) {
   return {{"epoch", progress.epoch},
           {"batches", progress.batches},
           {"total_batches", progress.total_batches},
           {"global_step", progress.steps},
-          {"skipped_steps", progress.skipped_steps},
+          {"skipped_steps", skipped_steps},
           {"validated_batches", progress.validated_batches}};
 }
 
 /// Errors: c10::ValueError for a number that no run can have come to, and for two that no run can have
 ///         together.
 FitProgress progress_of(const StateReader& state) {
-  const FitProgress progress{
-      state.at("epoch").to_count(),         state.at("batches").to_count(),
-      state.at("total_batches").to_count(), state.at("global_step").to_count(),
-      state.at("skipped_steps").to_count(), state.at("validated_batches").to_int(-1, kMaxCount)};
+  const FitProgress progress{state.at("epoch").to_count(), state.at("batches").to_count(),
+                             state.at("total_batches").to_count(), state.at("global_step").to_count(),
+                             state.at("validated_batches").to_int(-1, kMaxCount)};
   const auto check_at_most = [&](const char* name, int64_t value, const char* limit_name, int64_t limit) {
     if (value > limit)
       state.at(name).fail(c10::str("is ", value, ", which is above the ", limit, " of ", limit_name));
@@ -57,7 +57,7 @@ FitProgress progress_of(const StateReader& state) {
   // Every epoch that has ended had a batch. Another program's checkpoint may have counted epochs alone.
   if (progress.total_batches > 0)
     check_at_most("epoch", progress.epoch, "total_batches", progress.total_batches - progress.batches);
-  check_at_most("skipped_steps", progress.skipped_steps, "global_step", progress.steps);
+  check_at_most("skipped_steps", state.at("skipped_steps").to_count(), "global_step", progress.steps);
   return progress;
 }
 
@@ -124,6 +124,15 @@ FitProgress Trainer::resumes_at() const {
   return progress;
 }
 
+/// Whether the model's weights or the mode's state hold a parameter of an optimizer.
+std::function<bool(const at::Tensor&)> Trainer::parameters_kept_elsewhere() const {
+  std::set<const at::TensorImpl*> of_model;
+  for (const at::Tensor& parameter : module_->parameters()) of_model.insert(parameter.unsafeGetTensorImpl());
+  return [of_model, this](const at::Tensor& parameter) {
+    return of_model.contains(precision_->model_parameter(parameter).unsafeGetTensorImpl());
+  };
+}
+
 /// What a task that steps by itself has summed up and not stepped on: gradients by their weights' names.
 StateDict Trainer::unstepped_gradients() const {
   StateDict gradients;
@@ -161,15 +170,16 @@ Checkpoint Trainer::checkpoint() {
   end_row();  // a run that goes on from here does not log it again
   const FitProgress progress = resumes_at();
   StateList optimizers, own, schedules, learned, unstepped;
+  const auto is_kept_elsewhere = parameters_kept_elsewhere();
   for (size_t i = 0; i < optimizers_.size(); ++i) {
     const OptimizerConfig& config = optimizers_[i];
     optimizers.emplace_back(optimizer_state(*config.optimizer));
-    own.emplace_back(own_parameters(*config.optimizer, *module_));
+    own.emplace_back(own_parameters(*config.optimizer, is_kept_elsewhere));
     StateDict schedule;
     if (config.scheduler) schedule.emplace("scheduler", scheduler_state(*config.scheduler));
     if (config.plateau) schedule.emplace("plateau", scheduler_state(*config.plateau));
     schedules.emplace_back(std::move(schedule));
-    learned.emplace_back(static_cast<bool>(learned_[i]));
+    learned.emplace_back(has_stepped(i));
     unstepped.emplace_back(static_cast<bool>(unstepped_[i]));
   }
   StateDict callbacks;
@@ -179,12 +189,11 @@ Checkpoint Trainer::checkpoint() {
   Checkpoint all;
   all.step = progress.steps;
   all.weights = named_weights(*module_);
-  all.state = {{"progress", to_state(progress)},
+  all.state = {{"progress", to_state(progress, skipped_steps_.count())},
                {"exact", resumes_exactly()},
                {"seconds", seconds_so_far()},
                {"cpu_kernels", cpu_kernel_choices()},
-               {"precision", StateDict{{"name", precision_->name()},
-                                       {"state", scalars_to_state(precision_->state_dict())}}},
+               {"precision", StateDict{{"name", precision_->name()}, {"state", precision_->state_dict()}}},
                {"optimizers", std::move(optimizers)},
                {"own_parameters", std::move(own)},
                {"schedules", std::move(schedules)},
@@ -276,6 +285,21 @@ void Trainer::load_model(Task& task, const Checkpoint& checkpoint, const std::st
              ", and this run of ", precision_->name(), ": ", lost);
 }
 
+/// Master weights are more exact than the weights that they were rounded to, in whatever mode this run is.
+void Trainer::load_master_weights(Task& task, const Checkpoint& checkpoint, const std::string& from) {
+  const StateReader state = StateReader(checkpoint.state, from).at("precision").at("state");
+  const std::map<std::string, at::Tensor> masters = master_weights_of(state);
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : task.module().named_parameters()) {
+    const auto master = masters.find(parameter.key());
+    if (master == masters.end()) continue;
+    if (master->second.sizes() != parameter.value().sizes())
+      state.fail("has a master weight '" + parameter.key() +
+                 "' with another shape than the weight; resume with the task that was saved");
+    parameter.value().copy_(master->second);
+  }
+}
+
 void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   const StateReader state(checkpoint.state, from);
   const StateReader optimizers = state.at("optimizers"), own = state.at("own_parameters"),
@@ -295,11 +319,11 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
       lost.push_back("it has nothing for " + what + ", which begins anew");
     }
   };
+  const auto is_kept_elsewhere = parameters_kept_elsewhere();
   for (size_t i = 0; i < optimizers_.size(); ++i) {
     const OptimizerConfig& config = optimizers_[i];
     load_optimizer_state(*config.optimizer, optimizers.at(i));
-    // Without any in the checkpoint, those made from its weights are as good.
-    if (own.at(i).size() > 0) load_own_parameters(*config.optimizer, *module_, own.at(i));
+    if (own.at(i).size() > 0) load_own_parameters(*config.optimizer, is_kept_elsewhere, own.at(i));
     const std::string schedule = "the schedule of optimizer " + std::to_string(i);
     if (config.scheduler)
       take(schedules.at(i), "scheduler", schedule,
@@ -309,12 +333,10 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
            [&](const StateReader& saved) { load_scheduler_state(*config.plateau, saved); });
     if (schedules.at(i).size() > 0 && !config.scheduler && !config.plateau)
       lost.push_back("its schedule of optimizer " + std::to_string(i) + " is not in this run");
-    learned_[i] = learned.at(i).to_bool();
+    epoch_steps_[i] = learned.at(i).to_bool() ? 1 : 0;
   }
-  const bool has_scale = !precision_->state_dict().empty(), had_scale = precision.at("state").size() > 0;
-  if (had_scale && has_scale) precision_->load_state_dict(scalars_from_state(precision.at("state")));
-  if (had_scale && !has_scale) lost.emplace_back("its loss scale is dropped");
-  if (has_scale && !had_scale) lost.emplace_back("it has no loss scale, which begins anew");
+  for (std::string& difference : precision_->load_state_dict(precision.at("state")))
+    lost.push_back(std::move(difference));
   if (const auto kernels = state.find("cpu_kernels"))
     if (const auto refused = resume_cpu_kernels(kernels->to_string()); !refused.empty())
       lost.push_back("its CPU kernels " +
@@ -364,6 +386,7 @@ void Trainer::resume(const Checkpoint& checkpoint, const std::string& from) {
   take(state, "rng", "the random numbers",
        [&](const StateReader&) { resume_rng_ = checkpoint.state.at("rng"); });
   progress_ = progress;
+  skipped_steps_ = SkippedSteps(state.at("progress").at("skipped_steps").to_count());
   if (lost.empty()) return;
   std::string text;
   for (const std::string& what : lost) text += (text.empty() ? "" : "; ") + what;

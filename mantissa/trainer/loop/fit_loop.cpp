@@ -8,7 +8,6 @@
 
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/nn/module.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
@@ -95,8 +94,7 @@ void check_optimizers(const std::vector<OptimizerConfig>& configs, const Trainer
                     " optimizers, and which of them a loss is for only the task knows: override "
                     "automatic_optimization() to return false, and step them in training_step()");
   TORCH_CHECK_TYPE(
-      options.accumulate_grad_batches.is_always(1) ||
-          !dynamic_cast<torch::optim::LBFGS*>(configs.front().optimizer.get()),
+      options.accumulate_grad_batches.is_always(1) || !has_line_search(*configs.front().optimizer),
       "fit: LBFGS evaluates the last batch of a window several times, which accumulate_grad_batches=",
       options.accumulate_grad_batches.to_string(), " cannot follow; set it to 1, or take another optimizer");
 }
@@ -124,10 +122,11 @@ FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesy
     std::optional<Checkpoint> checkpoint;
     if (!ckpt_path.empty()) checkpoint = read(ckpt_path);
     set_up_model(task);
-    // Before the optimizers, whose float32 copies are made from the weights.
+    // Before the optimizers, whose master weights are made from the weights.
     if (checkpoint) {
       load_model(task, *checkpoint, ckpt_path.string());
       tell([&](Callback& c) { c.on_load_checkpoint(*this, *checkpoint); });
+      load_master_weights(task, *checkpoint, ckpt_path.string());
     }
     set_up_optimizers(task);
     set_up_fit(*from, val);
@@ -195,7 +194,9 @@ void Trainer::set_up_fit(const Loader& train, const Loader* val) {
   training_metrics_.reset();
   window_metrics_.reset();
   measured_batches_ = -1;
-  learned_.assign(optimizers_.size(), false);
+  skipped_steps_ = SkippedSteps();
+  epoch_steps_.assign(optimizers_.size(), 0);
+  epoch_skips_.assign(optimizers_.size(), SkippedSteps());
   unstepped_.assign(optimizers_.size(), false);
   validation_rng_.reset();
   window_batches_ = 0;
@@ -253,7 +254,8 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
     resume_random_numbers();
     training_metrics_.reset();
     validation_metrics_.clear();
-    learned_.assign(optimizers_.size(), false);
+    epoch_steps_.assign(optimizers_.size(), 0);
+    epoch_skips_.assign(optimizers_.size(), SkippedSteps());
   }
   train.set_epoch(progress_.epoch);
   if (is_begun) train.skip(progress_.batches);
@@ -284,7 +286,7 @@ void Trainer::train_epoch(Task& task, Loader& train, Loader* val) {
     ++progress_.batches;
     ++progress_.total_batches;
     note_batch(done);
-    if (done.stepped && !done.step.skipped) advance_schedules(OptimizerConfig::Interval::kStep);
+    if (done.stepped) advance_step_schedules(done.step);
     tell([&](Callback& c) { c.on_train_batch_end(*this, done); });
     in_step_ = false;
     end_row();  // one of its own in every run, whatever is saved between it and the epoch's
@@ -336,13 +338,28 @@ void Trainer::note_batch(const TrainBatch& done) {
   }
 }
 
+bool Trainer::has_stepped(size_t optimizer) const {
+  return epoch_steps_[optimizer] > epoch_skips_[optimizer].count();
+}
+
+void Trainer::advance_step_schedules(const StepResult& step) {
+  const bool is_wanted =
+      std::any_of(optimizers_.begin(), optimizers_.end(), [](const OptimizerConfig& config) {
+        return config.scheduler && config.interval == OptimizerConfig::Interval::kStep;
+      });
+  // Only a schedule asks, so that other runs do not wait for the device in each step.
+  if (is_wanted && !step.skipped()) advance_schedules(OptimizerConfig::Interval::kStep);
+}
+
 void Trainer::advance_schedules(OptimizerConfig::Interval interval) {
   if (!is_automatic_) return;  // the task's own
   const bool by_epoch = interval == OptimizerConfig::Interval::kEpoch;
-  const int64_t count = by_epoch ? progress_.epoch : progress_.steps - progress_.skipped_steps;
   for (size_t i = 0; i < optimizers_.size(); ++i) {
     const OptimizerConfig& config = optimizers_[i];
-    if (count % config.frequency != 0 || !learned_[i]) continue;
+    const bool has_one = (config.scheduler && config.interval == interval) || (config.plateau && by_epoch);
+    if (!has_one) continue;
+    const int64_t count = by_epoch ? progress_.epoch : progress_.steps - skipped_steps_.count();
+    if (count % config.frequency != 0 || !has_stepped(i)) continue;
     if (config.scheduler && config.interval == interval) config.scheduler->step();
     if (config.plateau && by_epoch) {
       const auto found = epoch_metrics_.find(config.monitor);
@@ -361,7 +378,7 @@ FitResult Trainer::fit_result() {
   FitResult result;
   result.epochs = progress_.epoch;
   result.steps = progress_.steps;
-  result.skipped_steps = progress_.skipped_steps;
+  result.skipped_steps = skipped_steps_.count();
   result.metrics = epoch_metrics_;
   result.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   result.step_ms = median(step_ms_);

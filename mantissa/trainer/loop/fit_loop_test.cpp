@@ -3,12 +3,15 @@
 #include <csignal>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <torch/torch.h>
 
+#include "mantissa/core/host_reads_internal.h"
 #include "mantissa/io/checkpoint.h"
+#include "mantissa/optim/fused_sgd.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -323,6 +326,34 @@ TEST(FitLoop, ACheckpointOfAFitThatFailedEarlyIsNotThatOfTheOneBefore) {
   CannotBegin task;
   EXPECT_THAT(error_of([&] { trainer.fit(task, train); }), HasSubstr("no model"));
   EXPECT_THAT(asks->said, HasSubstr("no fit is going on"));
+}
+
+/// A fused optimizer's step is asked nothing: the only value that a step reads is its loss, on the CPU for the mean.
+TEST(FitLoop, AFusedOptimizersStepReadsNoMoreInAnyMode) {
+  struct Fused : OneWeight {
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<FusedSGD>(net->parameters(), SGDOptions(0.5))}};
+    }
+    at::Tensor training_step(const Batch& batch, int64_t /*index*/) override {
+      return net->forward(batch.data).sum();
+    }
+  };
+  struct Counts final : Callback {
+    void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) override {
+      if (batch.batch_index == 1) reads.emplace();  // the first step makes the optimizer's state
+      if (batch.batch_index == 3) count = reads->count();
+    }
+    std::optional<HostReads> reads;
+    int count = -1;
+  };
+  for (const Mode& mode : modes()) {
+    Fused task;
+    ListLoader train = loader_of({1, 2, 3, 4, 5});
+    const auto counts = std::make_shared<Counts>();
+    Trainer({.precision = mode.name, .device = "cpu", .gradient_clip_val = 1, .callbacks = {counts}})
+        .fit(task, train);
+    EXPECT_EQ(counts->count, 2) << mode.name;
+  }
 }
 
 TEST(FitLoop, AccumulatesByEpoch) {

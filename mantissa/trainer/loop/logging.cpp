@@ -47,7 +47,7 @@ void Trainer::log_metrics(const MetricValues& metrics) {
     return;
   }
   if (row_.step != progress_.steps || row_.epoch != progress_.epoch) end_row();
-  if (row_.metrics.empty()) row_ = {{}, progress_.steps, progress_.epoch, progress_.skipped_steps};
+  if (row_.metrics.empty()) row_ = {{}, progress_.steps, progress_.epoch, skipped_steps_.count_on_device()};
   for (const auto& [name, value] : metrics) row_.metrics.insert_or_assign(name, value);
 }
 
@@ -56,7 +56,7 @@ void Trainer::end_row() {
   Row row = std::exchange(row_, {});
   // What the task logs under these names is its own.
   row.metrics.emplace("epoch", static_cast<double>(row.epoch));
-  row.metrics.emplace("skipped_steps", static_cast<double>(row.skipped_steps));
+  row.metrics.emplace("skipped_steps", row.skipped_steps);
   each_logger([&](Logger& logger) { logger.log_metrics(row.metrics, row.step); });
 }
 

@@ -71,21 +71,18 @@ class Pair : public Task {
 
 TEST(ManualOptimization, OneScaleServesSeveralOptimizersAndMovesOnceABatch) {
   Pair task;
-  Trainer trainer({.precision = "16-mixed", .device = "cpu"});
-  PrecisionState state = trainer.precision().state_dict();
-  state["scale"] = 1024.0;
-  trainer.precision().load_state_dict(state);
+  Trainer trainer({.precision = "16-mixed", .precision_options = {.init_scale = 1024}, .device = "cpu"});
   ListLoader train = loader_of({1, -2, 3});  // in the second batch only a's gradient overflows
   const FitResult result = trainer.fit(task, train);
   EXPECT_EQ(result.steps, 6) << "every step counts, as in Lightning";
   EXPECT_EQ(result.skipped_steps, 1);
-  EXPECT_TRUE(task.first[1].skipped);
-  EXPECT_EQ(task.first[1].first_nonfinite_parameter, "0.weight");
-  EXPECT_FALSE(task.second[1].skipped);
+  EXPECT_TRUE(task.first[1].skipped());
+  EXPECT_EQ(task.first[1].first_nonfinite_parameter(), "0.weight");
+  EXPECT_FALSE(task.second[1].skipped());
   EXPECT_DOUBLE_EQ(task.a->weight.item<double>(), -1 - 3);
   // Lightning would unscale b's gradient by the scale that a's overflow has halved, and step twice as far.
   EXPECT_DOUBLE_EQ(task.b->weight.item<double>(), -1 - 2 - 3);
-  state = trainer.precision().state_dict();
+  const GradScalerState state = scaler_state(trainer.precision());
   EXPECT_EQ(state.at("scale").toDouble(), 512);
   EXPECT_EQ(state.at("_growth_tracker").toLong(), 1) << "once a batch, not once a step";
 }
@@ -196,7 +193,7 @@ TEST(ManualOptimization, GS24_AStepWithoutAnyGradientIsSkippedAndNoError) {
     Never task;
     ListLoader train = loader_of({1});
     EXPECT_EQ(Trainer({.precision = precision, .device = "cpu"}).fit(task, train).skipped_steps, 1);
-    EXPECT_EQ(task.first[0].cause, SkipCause::kNoGradients) << precision;
+    EXPECT_EQ(task.first[0].cause(), SkipCause::kNoGradients) << precision;
   }
 }
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/ones.h>
 #include <torch/nn/module.h>
 
 #include "mantissa/core/error_message.h"
@@ -46,7 +45,8 @@ void Trainer::trace_window(Task& task) {
         loss = task.training_step(noted.batch, noted.index);
       }
       TORCH_CHECK(loss.defined(), "training_step() of batch ", noted.index, " gave no loss the second time");
-      return precision_->scale_loss(loss / accumulate_);
+      const at::Tensor scale = precision_->loss_scale();
+      return scale.defined() ? loss / accumulate_ * scale.to(loss.device()) : loss / accumulate_;
     };
     batches.push_back({forward_and_loss, &noted.before});
   }
@@ -77,13 +77,12 @@ void Trainer::report_origin(int64_t batch_index) {
   const bool is_scale =
       origin_->cause == NonFiniteCause::kLossScale || origin_->cause == NonFiniteCause::kAccumulation;
   const std::optional<std::string> fixed = fixed_loss_scale(options_);
-  if (is_scale && is_scaled_ && !fixed) {
+  if (is_scale && precision_->traits().scales_loss && !fixed) {
     if (++overflows_in_a_row_ % TrainerOptions::kOverflowsInARow != 0) {
       if (std::exchange(told_of_scale_, true)) return;
       TORCH_WARN(where, "the step was skipped, since ",
                  origin_->backward ? "a gradient of " + origin_->op : "the loss", " at the loss scale ",
-                 precision_->scale_loss(at::ones({}, device_)).item<double>(), " is beyond ",
-                 c10::toString(origin_->result.dtype),
+                 precision_->loss_scale().item<double>(), " is beyond ", c10::toString(origin_->result.dtype),
                  ". The scaler lowers the scale by itself, which is how it finds a fitting one; this is "
                  "reported again only "
                  "when ",
@@ -109,7 +108,7 @@ void Trainer::report_origin(int64_t batch_index) {
   if (origin_->cause == NonFiniteCause::kParameter) {
     traces_left_ = 0;
     origin_->cure =
-        (progress_.steps == progress_.skipped_steps
+        (progress_.steps == skipped_steps_.count()
              ? "it was so before the first step: look at the file that the weights were loaded from, or at "
                "how they are initialized"
              : "an earlier step broke it: stop, and go back to a checkpoint from before") +

@@ -79,33 +79,51 @@ void Trainer::note_metrics(bool window_has_ended) {
 }
 
 void Trainer::step_automatically(Task& task, const Batch& batch, bool ends_window, TrainBatch& done) {
+  torch::optim::Optimizer& optimizer = *optimizers_.front().optimizer;
   if (window_batches_ == 0) origin_.reset();
-  const auto closure = [&] { return done.loss = forward_and_backward(task, batch, ends_window); };
+  if (has_line_search(optimizer)) {  // every batch is a window: check_optimizers() has seen to it
+    done.step = precision_->optimizer_step(optimizer, [&] {
+      done.loss = forward_and_backward(task, batch);
+      if (done.loss.defined()) look_and_clip(task, optimizer);
+      return done.loss;
+    });
+  } else {
+    done.loss = forward_and_backward(task, batch);
+    if (ends_window) {
+      if (has_gradients(optimizer)) look_and_clip(task, optimizer);
+      done.step = precision_->optimizer_step(optimizer);
+    }
+  }
   if (ends_window) {
-    OptimizerConfig& config = optimizers_.front();
-    done.step = precision_->optimizer_step(*config.optimizer, closure);
     done.stepped = true;
     window_batches_ = 0;
-    if (done.step.cause == SkipCause::kNonFiniteGradients && options_.trace_nonfinite) trace_window(task);
-    if (!done.step.skipped) overflows_in_a_row_ = 0;
-    if (done.step.skipped && before_window_) before_window_->restore_buffers();
-    note_step(config, done.step);
+    end_window(task, done.step);
   } else {
-    closure();
     ++window_batches_;
   }
   if (std::exchange(origin_is_new_, false)) done.origin = origin_;
 }
 
-void Trainer::note_step(const OptimizerConfig& config, const StepResult& step) {
-  ++progress_.steps;
-  progress_.skipped_steps += step.skipped;
-  const auto index = static_cast<size_t>(&config - optimizers_.data());
-  unstepped_[index] = false;
-  if (!step.skipped) learned_[index] = true;
+void Trainer::end_window(Task& task, const StepResult& step) {
+  // Only they read whether a fused optimizer has stepped.
+  if (options_.trace_nonfinite) {
+    if (step.cause() == SkipCause::kNonFiniteGradients) trace_window(task);
+    if (!step.skipped()) overflows_in_a_row_ = 0;
+  }
+  if (before_window_ && step.skipped()) before_window_->restore_buffers();
+  note_step(optimizers_.front(), step);
 }
 
-at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool ends_window) {
+void Trainer::note_step(const OptimizerConfig& config, const StepResult& step) {
+  ++progress_.steps;
+  skipped_steps_.add(step);
+  const auto index = static_cast<size_t>(&config - optimizers_.data());
+  unstepped_[index] = false;
+  ++epoch_steps_[index];
+  epoch_skips_[index].add(step);
+}
+
+at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch) {
   torch::optim::Optimizer& optimizer = *optimizers_.front().optimizer;
   const bool begins_window = window_batches_ == 0;
   const at::AutoGradMode with_gradients(true);
@@ -116,33 +134,34 @@ at::Tensor Trainer::forward_and_backward(Task& task, const Batch& batch, bool en
     loss = task.training_step(batch, progress_.batches);
   }
   if (begins_window) clear_gradients(optimizer);
-  if (loss.defined()) {
-    TORCH_CHECK_VALUE(
-        loss.numel() == 1 && loss.requires_grad(), "training_step() of batch ", progress_.batches,
-        " of epoch ", progress_.epoch, " returned ",
-        loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
-        "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
-    backward(task, accumulate_ > 1 ? loss / accumulate_ : loss);
-    // Not before: a second forward would change batch norm's statistics under the first one's backward.
-    if (is_noted && !std::isfinite(loss.item<double>())) trace_window(task);
+  if (!loss.defined()) {
+    if (is_noted) window_.pop_back();  // left out: it cannot be the one
+    return loss;
   }
-  if (is_noted && !loss.defined()) window_.pop_back();  // left out: it cannot be the one
-  if (ends_window && (loss.defined() || has_gradients(optimizer))) {
-    precision_->unscale_gradients(optimizer);
-    // A scaler drops the step, and the trace can wait until then; without one the step breaks the weights.
-    if (is_noted && !is_scaled_ && !origin_ && !gradients_are_finite(optimizer)) trace_window(task);
-    prepare_step(optimizer);
-    precision_->clip_gradients(optimizer, options_.gradient_clip_val, clip_algorithm_);
-  }
-  return loss.defined() ? loss.detach() : loss;
+  TORCH_CHECK_VALUE(
+      loss.numel() == 1 && loss.requires_grad(), "training_step() of batch ", progress_.batches, " of epoch ",
+      progress_.epoch, " returned ", loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
+      "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
+  backward(task, accumulate_ > 1 ? loss / accumulate_ : loss);
+  // Not before: a second forward pass would change batch norm's statistics under the first one's backward pass.
+  if (is_noted && !std::isfinite(loss.item<double>())) trace_window(task);
+  return loss.detach();
+}
+
+void Trainer::look_and_clip(Task& task, torch::optim::Optimizer& optimizer) {
+  precision_->unscale_gradients(optimizer);
+  // A scaler drops the step, and the trace can wait until then; without one the step breaks the weights.
+  const bool is_traced = !window_.empty() && !precision_->traits().scales_loss && !origin_;
+  if (is_traced && !gradients_are_finite(optimizer)) trace_window(task);
+  prepare_step(optimizer);
+  precision_->clip_gradients(optimizer, options_.gradient_clip_val, clip_algorithm_);
 }
 
 void Trainer::backward(Task& task, const at::Tensor& loss) {
-  const at::Tensor scaled = precision_->pre_backward(loss);
-  is_scaled_ = !scaled.is_same(loss);
-  task.on_before_backward(scaled);
-  tell([&](Callback& c) { c.on_before_backward(*this, scaled); });
-  scaled.backward();
+  precision_->backward(loss, [&](const at::Tensor& scaled) {
+    task.on_before_backward(scaled);
+    tell([&](Callback& c) { c.on_before_backward(*this, scaled); });
+  });
   task.on_after_backward();
   tell([&](Callback& c) { c.on_after_backward(*this); });
 }
@@ -190,16 +209,19 @@ StepResult Trainer::manual_step(OptimizerConfig& config, const std::function<at:
               "TaskOptimizer::step: call it inside training_step() of a task whose automatic_optimization() "
               "is false; otherwise the Trainer steps");
   torch::optim::Optimizer& optimizer = *config.optimizer;
-  const auto whole = [&] {
-    at::Tensor loss = closure ? closure() : at::Tensor();
+  const auto look = [&] {
     precision_->unscale_gradients(optimizer);
     prepare_step(optimizer);
-    return loss;
   };
-  if (closure) {
-    manual_step_ = precision_->optimizer_step(optimizer, whole);
+  if (has_line_search(optimizer) && closure) {
+    manual_step_ = precision_->optimizer_step(optimizer, [&] {
+      at::Tensor loss = closure();
+      look();
+      return loss;
+    });
   } else {
-    whole();
+    if (closure) closure();
+    look();
     manual_step_ = precision_->optimizer_step(optimizer);
   }
   note_step(config, manual_step_);

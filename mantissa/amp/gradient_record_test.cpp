@@ -1,0 +1,180 @@
+#include <gtest/gtest.h>
+#include <memory>
+#include <optional>
+
+#include <torch/torch.h>
+
+#include "mantissa/amp/grad_scaler.h"
+#include "mantissa/amp/gradient_record_internal.h"
+
+// What a scaler knows of an optimizer's gradients where the loop does not say where an iteration ends.
+namespace mantissa::gradient_record_test {
+namespace {
+
+struct Net {
+  explicit Net(float value = 1) : w(torch::full({2}, value).set_requires_grad(true)), sgd({w}, 0.5) {}
+  at::Tensor w;
+  torch::optim::SGD sgd;
+};
+
+/// A scaler at 4 that doubles after every clean iteration.
+GradScaler scaler() { return GradScaler(at::kCPU, {.init_scale = 4, .growth_interval = 1}); }
+
+void backward(GradScaler& scaler, const at::Tensor& loss) {
+  scaler.begin_backward();
+  scaler.scale(loss).backward();
+}
+
+TEST(GradientStage, FollowsTheGradientsThemselves) {
+  GradScaler s = scaler();
+  Net net;
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
+  backward(s, net.w.sum());
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
+  s.begin_step(net.sgd);
+  s.unscale_(net.sgd);
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled);
+  net.w.grad().mul_(0.5);
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled) << "clipping writes them";
+  EXPECT_TRUE(s.step(net.sgd));
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kStepped);
+  EXPECT_EQ(s.get_scale(), 4) << "the iteration has not ended";
+  EXPECT_EQ(s.next_state_dict().at("scale").toDouble(), 8);
+  EXPECT_EQ(s.state_dict().at("scale").toDouble(), 4);
+  EXPECT_EQ(s.get_scale(), 4) << "a const function moves nothing";
+  net.sgd.zero_grad();
+  backward(s, net.w.sum());
+  EXPECT_EQ(s.get_scale(), 8);
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled) << "new ones";
+  EXPECT_EQ(net.w.grad()[0].item<float>(), 8);
+}
+
+TEST(GradientStage, UsedGradientsStaySoWhenTheIterationEnds) {
+  GradScaler s = scaler();
+  Net net, other;
+  backward(s, net.w.sum());
+  s.step(net.sgd);
+  backward(s, other.w.sum());  // ends the iteration
+  EXPECT_EQ(s.get_scale(), 8);
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kStepped);
+  EXPECT_EQ(s.gradient_stage(other.sgd), GradientStage::kScaled);
+}
+
+TEST(GradientStage, WaitsThroughAnotherOptimizersBackwardPass) {
+  GradScaler s = scaler();
+  Net net, other;
+  backward(s, net.w.sum());
+  s.begin_step(net.sgd);
+  s.unscale_(net.sgd);
+  for (int i = 0; i < 3; ++i) {
+    backward(s, other.w.sum());
+    EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled) << i;
+  }
+  EXPECT_EQ(s.get_scale(), 4);
+  EXPECT_TRUE(s.step(net.sgd));
+  s.begin_step(other.sgd);
+  EXPECT_TRUE(s.step(other.sgd));
+  backward(s, net.w.sum());
+  EXPECT_EQ(s.get_scale(), 8) << "one iteration";
+}
+
+TEST(GradientStage, GradientsWrittenAnewStartAfresh) {
+  for (const bool is_cleared : {true, false}) {
+    GradScaler s = scaler();
+    Net net;
+    backward(s, net.w.sum());
+    s.begin_step(net.sgd);
+    s.unscale_(net.sgd);
+    if (is_cleared) net.sgd.zero_grad();
+    backward(s, net.w.sum());
+    EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
+    s.begin_step(net.sgd);
+    EXPECT_NO_THROW(s.unscale_(net.sgd)) << "the record was reset";
+    EXPECT_EQ(s.get_scale(), 4) << "a step that was never taken does not move the scale";
+  }
+}
+
+TEST(GradientStage, ASecondStepEndsTheIterationAndDropsThoseThatWait) {
+  GradScaler s = scaler();
+  Net fast, slow;
+  backward(s, fast.w.sum() + slow.w.sum());
+  s.begin_step(slow.sgd);
+  s.unscale_(slow.sgd);
+  s.begin_step(fast.sgd);
+  s.step(fast.sgd);
+  fast.sgd.zero_grad();
+  backward(s, fast.w.sum());
+  EXPECT_EQ(s.get_scale(), 4) << "one still waits";
+  s.begin_step(fast.sgd);
+  EXPECT_EQ(s.get_scale(), 8);
+  EXPECT_EQ(s.gradient_stage(slow.sgd), GradientStage::kScaled) << "left out";
+}
+
+TEST(GradientStage, EndAndAbandonDifferInTheScale) {
+  GradScaler s = scaler();
+  Net net, waits;
+  backward(s, net.w.sum() + waits.w.sum());
+  s.step(net.sgd);
+  s.unscale_(waits.sgd);
+  s.abandon_iteration();
+  EXPECT_EQ(s.get_scale(), 4);
+  EXPECT_NO_THROW(s.end_iteration()) << "nothing to end";
+  EXPECT_EQ(s.get_scale(), 4);
+  net.sgd.zero_grad();
+  backward(s, net.w.sum());
+  s.step(net.sgd);
+  s.end_iteration();
+  EXPECT_EQ(s.get_scale(), 8);
+}
+
+TEST(GradientRecord, KnowsItsOptimizerFromAnotherAtItsAddress) {
+  const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
+  std::optional<torch::optim::SGD> sgd(std::in_place, std::vector<at::Tensor>{a}, 0.5);
+  const GradientRecord record(*sgd);
+  EXPECT_TRUE(record.is_of(*sgd));
+  sgd->add_param_group(torch::optim::OptimizerParamGroup({b}));
+  EXPECT_TRUE(record.is_of(*sgd)) << "with a group more it is the same";
+  sgd.emplace(std::vector<at::Tensor>{b}, 0.5);
+  EXPECT_FALSE(record.is_of(*sgd));
+  EXPECT_FALSE(record.is_dead());
+}
+
+TEST(GradientRecord, DiesWithItsParameters) {
+  std::optional<Net> net(std::in_place);
+  const GradientRecord record(net->sgd);
+  net.reset();
+  EXPECT_TRUE(record.is_dead());
+  EXPECT_TRUE(record.named_parameters(nullptr).empty());
+}
+
+TEST(GradientRecord, AnOptimizerThatDiesWhileItWaitsHoldsNothingUp) {
+  GradScaler s = scaler();
+  Net stays;
+  {
+    Net dies;
+    backward(s, stays.w.sum() + dies.w.sum());
+    s.unscale_(dies.sgd);
+  }
+  s.step(stays.sgd);
+  stays.sgd.zero_grad();
+  backward(s, stays.w.sum());
+  EXPECT_EQ(s.get_scale(), 8);
+}
+
+TEST(LastStep, IsKnownOfAPlainOptimizerAndNamesTheParameter) {
+  GradScaler s(at::kCPU, {.init_scale = 4});
+  s.set_parameter_name([](const at::Tensor&) { return std::string("fc.weight"); });
+  Net net;
+  EXPECT_FALSE(s.last_step(net.sgd).skipped()) << "no step yet";
+  backward(s, (net.w * std::numeric_limits<float>::infinity()).sum());
+  EXPECT_FALSE(s.step(net.sgd));
+  const StepResult step = s.last_step(net.sgd);
+  EXPECT_EQ(step.cause(), SkipCause::kNonFiniteGradients);
+  EXPECT_EQ(step.first_nonfinite_parameter(), "fc.weight");
+  net.sgd.zero_grad();
+  EXPECT_EQ(s.last_step(net.sgd).first_nonfinite_parameter(), "") << "the gradients are gone";
+  EXPECT_TRUE(s.last_step(net.sgd).skipped());
+}
+
+}  // namespace
+}  // namespace mantissa::gradient_record_test

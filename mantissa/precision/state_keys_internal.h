@@ -1,0 +1,9 @@
+#pragma once
+
+// The keys of a mode's state, which one mode writes and another may have to understand: docs/checkpoints.md.
+namespace mantissa {
+
+inline constexpr const char* kLossScaleKey = "loss_scale";
+inline constexpr const char* kMasterWeightsKey = "master_weights";
+
+}  // namespace mantissa
