@@ -13,6 +13,7 @@
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/precision/mixed.h"
+#include "mantissa/precision/tf32_mixed.h"
 #include "mantissa/precision/true_dtype.h"
 
 namespace mantissa {
@@ -143,11 +144,13 @@ struct FormatWord {
   Format format;
 };
 constexpr auto kFormatWords = std::to_array<FormatWord>({
-    {"16", Format::kFloat16},        {"fp16", Format::kFloat16},     {"f16", Format::kFloat16},       {"float16", Format::kFloat16},
-    {"half", Format::kFloat16},      {"bf16", Format::kBFloat16}, {"b16", Format::kBFloat16},   {"bfloat16", Format::kBFloat16},
-    {"brain", Format::kBFloat16}, {"fp32", Format::kFloat32},    {"f32", Format::kFloat32},      {"float32", Format::kFloat32},
-    {"float", Format::kFloat32},    {"single", Format::kFloat32},  {"full", Format::kFloat32},     {"32", Format::kFloat32},
-    {"fp64", Format::kFloat64},    {"f64", Format::kFloat64},    {"float64", Format::kFloat64}, {"double", Format::kFloat64},
+    {"16", Format::kFloat16},      {"fp16", Format::kFloat16},      {"f16", Format::kFloat16},
+    {"float16", Format::kFloat16}, {"half", Format::kFloat16},      {"bf16", Format::kBFloat16},
+    {"b16", Format::kBFloat16},    {"bfloat16", Format::kBFloat16}, {"brain", Format::kBFloat16},
+    {"fp32", Format::kFloat32},    {"f32", Format::kFloat32},       {"float32", Format::kFloat32},
+    {"float", Format::kFloat32},   {"single", Format::kFloat32},    {"full", Format::kFloat32},
+    {"tf32", Format::kTF32},       {"32", Format::kFloat32},        {"fp64", Format::kFloat64},
+    {"f64", Format::kFloat64},     {"float64", Format::kFloat64},   {"double", Format::kFloat64},
     {"64", Format::kFloat64},
 });
 
@@ -197,6 +200,13 @@ std::unique_ptr<Precision> make_as_built(const Mode& mode, at::Device /*device*/
   return std::make_unique<Precision>(mode.name, mode.traits);
 }
 
+std::unique_ptr<Precision> make_tf32(const Mode& mode, at::Device /*device*/,
+                                     const PrecisionOptions& options) {
+  refuse_loss_scale(mode, options);
+  refuse_weight_options(mode, options);
+  return std::make_unique<Tf32Mixed>(mode.name);
+}
+
 std::unique_ptr<Precision> make_wide(const Mode& mode, at::Device /*device*/,
                                      const PrecisionOptions& options) {
   refuse_loss_scale(mode, options);
@@ -225,9 +235,9 @@ std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, cons
       .keep_batchnorm_fp32 = options.keep_batchnorm_fp32.value_or(mode.traits.master_weights),
       .master_weights = options.master_weights.value_or(mode.traits.master_weights),
       .name = mode.name};
-  narrow.scaler =
-      make_scaler(mode, device, options, options.loss_scale.value_or(mode.traits.scales_loss ? "dynamic" : "none"),
-                  /*fp16_gradients=*/!narrow.master_weights);
+  narrow.scaler = make_scaler(mode, device, options,
+                              options.loss_scale.value_or(mode.traits.scales_loss ? "dynamic" : "none"),
+                              /*fp16_gradients=*/!narrow.master_weights);
   return std::make_unique<TrueDtype>(compute_dtype(mode), std::move(narrow));
 }
 
@@ -238,7 +248,8 @@ PrecisionTraits mixed(Format compute) {
 PrecisionTraits pure(Format format) { return {.weights = format, .compute = format, .gradients = format}; }
 
 PrecisionTraits apex_o2() {
-  return {.weights = Format::kFloat16, .compute = Format::kFloat16, .scales_loss = true, .master_weights = true};
+  return {
+      .weights = Format::kFloat16, .compute = Format::kFloat16, .scales_loss = true, .master_weights = true};
 }
 
 }  // namespace
@@ -246,6 +257,7 @@ PrecisionTraits apex_o2() {
 const std::vector<Mode>& modes() {
   static const std::vector<Mode> table{
       {"32-true", {"32"}, "weights and arithmetic as built, usually float32", {}, &make_as_built},
+      {"tf32-mixed", {}, "float32 weights, TF32 products", mixed(Format::kTF32), &make_tf32},
       {"64-true", {"64"}, "float64 weights and arithmetic", pure(Format::kFloat64), &make_wide},
       {"16-mixed",
        {"16"},

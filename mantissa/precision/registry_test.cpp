@@ -30,7 +30,7 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
     EXPECT_THAT(error, testing::HasSubstr("precision '" + name + "' is not a mode"));
     EXPECT_THAT(error,
                 testing::HasSubstr(
-                    "allowed: 32-true, 64-true, 16-mixed, bf16-mixed, 16-true, bf16-true, 32, 64, 16, bf16, "
+                    "allowed: 32-true, tf32-mixed, 64-true, 16-mixed, bf16-mixed, 16-true, bf16-true, 32, 64, 16, bf16, "
                     "O0, O1, O2, O3"));
   }
   EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }),
