@@ -11,6 +11,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceCapability.h>
 
+#include "mantissa/core/cpu_features.h"
 #include "mantissa/core/cuda_driver_internal.h"
 #include "mantissa/core/suggest.h"
 
@@ -18,17 +19,18 @@ namespace mantissa {
 namespace {
 
 DtypeSupportInfo cpu_support(at::ScalarType dtype) {
+  const CpuFeatures features = hardware_cpu_features();
   switch (dtype) {
     case at::kFloat:
     case at::kDouble:
       return {DtypeSupport::kNative, "every CPU"};
     case at::kBFloat16:
-      if (cpu_has("amx_bf16")) return {DtypeSupport::kNative, "AMX-BF16"};
-      if (cpu_has("avx512_bf16")) return {DtypeSupport::kNative, "AVX512-BF16"};
+      if (features.has(CpuFeature::kAmxBf16)) return {DtypeSupport::kNative, "AMX-BF16"};
+      if (features.has(CpuFeature::kAvx512Bf16)) return {DtypeSupport::kNative, "AVX512-BF16"};
       return {DtypeSupport::kEmulated, "no bf16 products on this CPU: computed through float32, slower"};
     case at::kHalf:
-      if (cpu_has("amx_fp16")) return {DtypeSupport::kNative, "AMX-FP16"};
-      if (cpu_has("avx512_fp16")) return {DtypeSupport::kNative, "AVX512-FP16"};
+      if (features.has(CpuFeature::kAmxFp16)) return {DtypeSupport::kNative, "AMX-FP16"};
+      if (features.has(CpuFeature::kAvx512Fp16)) return {DtypeSupport::kNative, "AVX512-FP16"};
       return {DtypeSupport::kEmulated, "no fp16 products on this CPU: computed through float32, slower"};
     default:
       return {DtypeSupport::kUnavailable, "no CPU kernels for this dtype"};
@@ -54,6 +56,9 @@ DtypeSupportInfo cuda_support(at::Device device, at::ScalarType dtype) {
 }  // namespace
 
 bool cpu_has(const std::string& capability) {
+  for (int i = 0; i < kCpuFeatures; ++i)
+    if (const auto feature = static_cast<CpuFeature>(i); cpu_feature_name(feature) == capability)
+      return hardware_cpu_features().has(feature);
   static const auto capabilities = at::cpu::get_cpu_capabilities();
   const auto found = capabilities.find(capability);
   return found != capabilities.end() && found->second.isBool() && found->second.toBool();
