@@ -76,7 +76,8 @@ bool is_transformed() {
   return c10::impl::tls_local_dispatch_key_set().included_.has_any(kInside);
 }
 
-/// Whether more than autograd and autocast looks on, who would miss operations that a kernel does not call.
+/// Whether somebody beside autograd and autocast observes the operations, and would miss those that a kernel does not
+/// call.
 bool is_observed(std::initializer_list<const Tensor*> tensors) {
   if (casts_are_separate || !is_mixing.load(std::memory_order_relaxed) ||
       at::tracer::impl::is_dispatch_enabled() || is_transformed())

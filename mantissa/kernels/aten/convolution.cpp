@@ -180,7 +180,7 @@ std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, cons
   return g;
 }
 
-/// What pointwise_internal.h is about.
+/// Whether pointwise_convolution_internal.h covers it.
 bool is_pointwise(const Geometry& g) {
   return g.groups == 1 && std::all_of(std::begin(g.axes), std::end(g.axes), [](const Axis& axis) {
            return axis.taps == 1 && axis.step == 1 && axis.origin == 0 && axis.size == axis.out;

@@ -1,9 +1,9 @@
 #pragma once
 
-// Pointwise convolutions, 1 x 1 without a stride, a border or groups: for each image, or for all where they
-// follow each other, a product of the weight and of a matrix of channels x pixels. Their operands need no
-// window, and a product's kernels know what a convolution's do not: few rows, and pairs of bf16. Which of
-// them is taken is chosen as for other products.
+// Pointwise convolutions, 1 x 1 without a stride, a border or groups. Each is a product of the weight and a matrix of
+// channels x pixels, for each image, or for all images where they follow each other. Their operands need no window, and
+// the kernels of products handle what those of convolutions do not: few rows, and pairs of bf16. The kernel is chosen as
+// for other products.
 
 #include <optional>
 

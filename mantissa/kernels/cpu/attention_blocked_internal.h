@@ -3,9 +3,9 @@
 // Attention, written once for every tier with vectors, on the terms of gemm_blocked_internal.h and
 // math_internal.h.
 //
-// Everything is computed transposed, a panel of as many queries as a tile has columns at a time: scores are
+// Everything is computed transposed, a panel of NR queries at a time: scores are
 // keys x queries, so that one lane is one query, whose largest score, sum and mask need no work across lanes,
-// and so that the tile of scores is, as it is stored, the right operand of the next product.
+// and so that the micro-tile of scores is, as it is stored, the right operand of the next product.
 
 #include <cfloat>
 
@@ -20,7 +20,7 @@ template <class V>
 struct AttentionShape {
   static constexpr int64_t kNR = V::kVectors * V::kLanes;  ///< the queries of a panel
 
-  /// The keys of a block: a multiple of every tier's rows of a tile, so that all have the same blocks.
+  /// The keys of a block: a multiple of every tier's MR, so that all have the same blocks.
   static int64_t keys(const Attention& g, int64_t floats, int64_t most) {
     constexpr int64_t kMultiple = 12;
     static_assert(kMultiple % V::kMR == 0);
@@ -237,7 +237,7 @@ struct AttentionScratch {
         mask(Shape::take(memory, size, g.mask.data ? block_keys * Shape::kNR : 0)) {}
   int64_t size = 0;
   int64_t block_keys, block_queries;
-  float *keys, *values;   ///< packed for the tile's rows: keys as lanes, columns as lanes
+  float *keys, *values;   ///< micro-panels of MR: keys as lanes, columns as lanes
   float *queries, *outs;  ///< panels of queries; sums, turned
   float *largest, *sums;  ///< of each query
   float *scores, *mask;   ///< of one panel

@@ -7,7 +7,7 @@
 
 namespace mantissa::kernels::cpu {
 
-/// A tile's left operand whose rows are keys and whose steps are queries, read from panels of scores: element
+/// A micro-kernel's left operand whose rows are keys and whose steps are queries, read from panels of scores: element
 /// (row, k) at [row * kNR + k], and for each panel further `panel` floats on.
 template <class V>
 struct AcrossPanels {
@@ -46,8 +46,8 @@ struct GradientScratch {
   int64_t size = 0;
   int64_t block_keys, block_queries;
   int64_t row_stride;                          ///< of grad_keys and grad_values
-  float *key_rows, *value_rows, *key_columns;  ///< packed for the tile's rows, rows or columns as lanes
-  float *query_rows, *grad_out_rows;           ///< packed for its columns, rows as lanes
+  float *key_rows, *value_rows, *key_columns;  ///< micro-panels of MR, rows or columns as lanes
+  float *query_rows, *grad_out_rows;           ///< micro-panels of NR, rows as lanes
   float *query_columns, *grad_out_columns;     ///< likewise, columns as lanes
   float* out_rows;                             ///< of one panel
   float *logsumexp, *offsets;                  ///< of each query; row sums of dO * O
@@ -145,7 +145,7 @@ void add_gradient(const Attention& g, const AttentionGradientPart& part, const G
   if (part.of_queries) pack_columns<V, V::kMR>(head.key, block.key, block.keys, g.width, scratch.key_columns);
   for (int64_t j = 0; j < block.queries; j += kNR) {
     const int64_t here = least<V>(kNR, block.queries - j);
-    // Whole tiles of keys, which add_over_queries() reads.
+    // Whole micro-tiles of keys, which add_over_queries() reads.
     const int64_t seen =
         g.causal ? least<V>(block.keys, Shape::up(block.query + j + here - block.key, V::kMR)) : block.keys;
     if (seen <= 0) continue;

@@ -128,7 +128,7 @@ struct GroupRows<V, Out, kGroup, std::integer_sequence<int, kPixels...>> {
       typename DepthwiseRows<V, Out>::Finish* kFinish[] = {&finish_groups<V, Out, kPixels + 1, kGroup>...};
 };
 
-/// The results of a row that have one phase: their first one's places, and how they are cut into equal tiles.
+/// The results of a row that have one phase: their first one's places, and how they are cut into equal parts.
 struct RowPhase {
   int64_t source, out, count, tile;
 };

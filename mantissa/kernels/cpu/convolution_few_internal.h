@@ -71,8 +71,8 @@ struct PlaneMicroKernelsOf<V, kResults, std::integer_sequence<int, kVectors...>>
   static constexpr MultiplyPlanes<V>* kOf[] = {&multiply_planes<V, kResults, kVectors + 1>...};
 };
 
-/// The tiles of a number of results, and the vectors of pixels of the largest: as many sums as a product's
-/// tile, and at most eight vectors.
+/// The micro-kernels of a number of results, and the vectors of pixels of the largest: as many sums as a product's
+/// micro-tile, and at most eight vectors.
 template <class V>
 struct PlaneMicroKernels {
   static constexpr int kMost = V::kLanes / 2;  ///< results

@@ -3,140 +3,18 @@
 // Convolution without a matrix of patches, written once for every tier with vectors, on the terms of
 // gemm_blocked_internal.h. The part of the source that a block of results needs is widened into scratch once,
 // channels adjacent, zeros around: there the taps of one row of the kernel are one run of adjacent values, at
-// the same distance from every pixel. MicroKernels are pixels x channels of the result.
+// the same distance from every pixel. Micro-tiles are pixels x channels of the result.
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
 #include "mantissa/kernels/cpu/convolution_kernel.h"
+#include "mantissa/kernels/cpu/convolution_window_internal.h"
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 #include "mantissa/kernels/cpu/micro_tile_cost_internal.h"
 
 namespace mantissa::kernels::cpu {
-
-/// Images [begin[0], end[0]) and ranges of the axes behind them.
-struct Box {
-  int64_t begin[4], end[4];
-};
-
-/// Where a block's source lies in scratch: the axes' extents, the pixels' pitch and the position of the
-/// first.
-struct Window {
-  int64_t size[3], first[3], channels;
-
-  int64_t row() const { return size[2] * channels; }
-};
-
-template <class V>
-Window window_of(const Axis* axes, const Box& box, int64_t channels) {
-  Window window{{}, {}, channels};
-  for (int a = 0; a < 3; ++a) {
-    const Axis& axis = axes[a];
-    const int64_t extent = box.end[a + 1] - box.begin[a + 1];
-    window.size[a] = (extent - 1) * axis.step + (axis.taps - 1) * axis.dilation + 1;
-    window.first[a] = axis.origin + box.begin[a + 1] * axis.step;
-  }
-  return window;
-}
-
-template <class V>
-void clear(float* to, int64_t count) {
-  std::memset(to, 0, static_cast<size_t>(count) * sizeof(float));
-}
-
-/// to[pixel * channels + channel], of pixels that are `pixel_stride` apart. May write a vector past the end.
-template <class V, class Source>
-void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, int64_t pixel_stride,
-                  int64_t channels, int64_t pixels, float* to) {
-  if (channel_stride == 1 && pixel_stride == channels) {
-    const int64_t count = channels * pixels, whole = count / V::kLanes * V::kLanes;
-    for (int64_t i = 0; i < whole; i += V::kLanes) V::store(to + i, Source::load(from + i));
-    if (whole < count) V::store(to + whole, Source::load_some(from + whole, count - whole));
-    return;
-  }
-  // What is less than a vector reaches into the next pixel, which is written after it: such channels first.
-  const int64_t whole = channels / V::kLanes * V::kLanes;
-  if (whole < channels)
-    pack_micro_panel<V, V::kLanes, Source>(from + whole * channel_stride, channel_stride, pixel_stride,
-                                           channels - whole, pixels, to + whole, channels);
-  constexpr int kNR = V::kVectors * V::kLanes;
-  int64_t c = 0;
-  if (channel_stride == 1)
-    for (; c + kNR <= whole; c += kNR)
-      pack_micro_panel<V, kNR, Source>(from + c, 1, pixel_stride, kNR, pixels, to + c, channels);
-  for (; c < whole; c += V::kLanes)
-    pack_micro_panel<V, V::kLanes, Source>(from + c * channel_stride, channel_stride, pixel_stride, V::kLanes,
-                                           pixels, to + c, channels);
-}
-
-struct Range {
-  int64_t begin, end;
-};
-
-/// The positions of a window's row that lie inside of the image, from the row's first.
-template <class V>
-Range inside_of(const Axis& axis, const Window& window) {
-  const int64_t first = window.first[2], size = window.size[2];
-  const int64_t begin = first < 0 ? least<V>(-first, size) : 0;
-  const int64_t inside = axis.size - first < size ? axis.size - first : size;
-  return {begin, inside > begin ? inside : begin};
-}
-
-/// One row of a window; `from` is where position 0 of the last axis would lie.
-template <class V, class Source>
-void widen_row(const Axis& axis, const ConstImages& images, const typename Source::Storage* from,
-               const Window& window, float* to) {
-  const int64_t first = window.first[2], size = window.size[2], channels = window.channels;
-  const auto [begin, end] = inside_of<V>(axis, window);
-  if (begin < end)
-    widen_pixels<V, Source>(from + (first + begin) * images.strides[2], images.channel_stride,
-                            images.strides[2], channels, end - begin, to + begin * channels);
-  clear<V>(to, begin * channels);
-  clear<V>(to + end * channels, (size - end) * channels);
-}
-
-/// The window of all the box's images, one after the other.
-template <class V>
-void widen_window(const Axis* axes, const ConstImages& images, int64_t group, int64_t channel, const Box& box,
-                  const Window& window, float* to) {
-  with_elements<V>(images.element, images.element, [&](auto source) {
-    using Source = decltype(source);
-    const auto* const data = static_cast<const typename Source::Storage*>(images.data) +
-                             group * images.group_stride + channel * images.channel_stride;
-    for (int64_t n = box.begin[0]; n < box.end[0]; ++n)
-      for (int64_t d = window.first[0]; d < window.first[0] + window.size[0]; ++d)
-        for (int64_t h = window.first[1]; h < window.first[1] + window.size[1]; ++h, to += window.row()) {
-          if (d < 0 || d >= axes[0].size || h < 0 || h >= axes[1].size)
-            clear<V>(to, window.row());
-          else
-            widen_row<V, Source>(
-                axes[2], images,
-                data + n * images.image_stride + d * images.strides[0] + h * images.strides[1], window, to);
-        }
-  });
-}
-
-/// Block `index` of the results.
-template <class V, class Problem>
-Box box_of(const Problem& c, int64_t index) {
-  Box box{};
-  for (int a = 3; a >= 0; --a) {
-    const int64_t size = a == 0 ? c.batch : c.axes[a - 1].out;
-    const int64_t blocks = (size + c.block[a] - 1) / c.block[a];
-    box.begin[a] = index % blocks * c.block[a];
-    box.end[a] = least<V>(box.begin[a] + c.block[a], size);
-    index /= blocks;
-  }
-  return box;
-}
-
-/// The box's positions along axis `a`.
-template <class V>
-Range positions_of(const Box& box, int a) {
-  return {box.begin[a + 1], box.end[a + 1]};
-}
 
 /// Positions along an axis, and the taps that are to be looked at for them.
 struct Stretch {
@@ -415,8 +293,8 @@ struct Block {
   Runs runs = {};
 };
 
-/// Orders the block's pixels by the rows of the kernel that lie in the border for them, unless tiles of fewer
-/// pixels cost more than leaving out such rows gains.
+/// Orders the block's pixels by the rows of the kernel that lie in the border for them, unless micro-tiles of
+/// fewer pixels cost more than leaving out such rows gains.
 template <class V>
 void find_slices(const Box& box, Block<V>& block) {
   const BlockedConvolution& c = block.c;
@@ -453,7 +331,7 @@ template <class V>
 void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, bool last, const float* panel,
                     float* waiting) {
   constexpr int kNR = V::kVectors * V::kLanes;
-  // A multiple of the tile's rows and of a vector's lanes.
+  // A multiple of MR and of a vector's lanes.
   constexpr int64_t kTogether = 48;
   alignas(64) float finished[kTogether * kNR];
   const int64_t vectors = (lanes + V::kLanes - 1) / V::kLanes;

@@ -28,20 +28,20 @@ struct ConvolutionPart {
   int64_t group, block_begin, block_end, output_begin, output_end;
 };
 
-/// The greatest depth (taps times channels) of a chain of sums and of a packed panel of the weight.
+/// The greatest depth (taps times channels) of a chain of sums and of a micro-panel of the weight.
 constexpr int64_t kConvolutionDepth = 1152;
 /// A block's results, and the float32 values that it needs from the source (1 MiB).
 constexpr int64_t kConvolutionPixels = 1024, kConvolutionSource = int64_t{1} << 18;
 /// A weight of at most this many float32 values (1 MiB) is packed once for all blocks of a part. See
 /// ConvolutionScratch::stays.
 constexpr int64_t kConvolutionWeights = int64_t{1} << 18;
-/// How many results of a pixel keep their sums until the next block of channels, rounded up to the tile's.
+/// How many results of a pixel keep their sums until the next block of channels, rounded up to NR.
 constexpr int64_t kConvolutionColumns = 256;
 
 /// Working memory of one call; 64-byte aligned.
 struct ConvolutionScratch {
   float* source;       ///< of one block, and kGemmSlack
-  float* weights;      ///< of the part, if they stay, else of one panel
+  float* weights;      ///< of the part, if they stay, else of one micro-panel
   bool stays;          ///< whether a part's weights are packed once for all its blocks
   float* sums;         ///< kConvolutionPixels, rounded up to 48, x the columns that wait, if there are any
   int64_t* source_at;  ///< kConvolutionPixels + 48: where a result's first tap lies
@@ -66,19 +66,19 @@ struct ConvolutionWeightPart {
   bool writes;
 };
 
-/// A block's results: their source and gradient shall stay in the first cache level for a tile.
+/// A block's results: their source and gradient shall stay in the first cache level for a micro-tile.
 constexpr int64_t kConvolutionChain = 256;
-/// A part's weights in float32 (1 MiB), unless one tile has more, and its channels of the gradient.
+/// A part's weights in float32 (1 MiB), unless one micro-tile has more, and its channels of the gradient.
 constexpr int64_t kConvolutionSums = int64_t{1} << 18, kConvolutionOutputs = 512;
 
 /// The sums of blocks that threads share, at a time (8 MiB), in float32.
 constexpr int64_t kSharedSums = int64_t{1} << 21;
 
 struct ConvolutionWeightScratch {
-  float* source;    ///< of one block, and kGemmSlack
-  float* gradient;  ///< kConvolutionChain x the part's outputs, rounded up to a tile's side, and kGemmSlack
-  float* sums;      ///< the outputs x the runs of taps and channels, rounded up to the tile's columns, and
-                    ///< kGemmSlack: a tap's channels are read as whole vectors
+  float* source;       ///< of one block, and kGemmSlack
+  float* gradient;     ///< kConvolutionChain x the part's outputs, rounded up to MR and NR, and kGemmSlack
+  float* sums;         ///< the outputs x the runs of taps and channels, rounded up to NR, and
+                       ///< kGemmSlack: a tap's channels are read as whole vectors
   int64_t block_sums;  ///< 0: the blocks' sums are added up; else each has its own, so far from the last, and
                        ///< the weights are not written
 };
@@ -102,7 +102,7 @@ constexpr int64_t kConvolutionLanes = 32;
 /// adjacent, those of the source evenly apart. Windows are of kConvolutionLanes channels.
 constexpr int64_t kConvolutionGroups[] = {2, 4};
 
-/// Few results for each pixel, at most a quarter of a tile's columns, or short sums, of at most kFewSteps
+/// Few results for each pixel, at most NR / 4, or short sums, of at most kFewSteps
 /// products: vectors of adjacent pixels. Every axis with more than one result has step 1. The last one has at
 /// least kFewWidth results and reads at most twice as many positions. There is at least one tap. Also in
 /// numerics as above. The sums of each result are kFewPitch apart.

@@ -152,7 +152,7 @@ TEST_P(ConvolutionNumbers, SumsThatUnderflowAreZeroWithAnyThreads) {
   at::set_num_threads(before);
 }
 
-/// MicroKernels of any shape: the last part of the channels is narrow or not, by the threads.
+/// Micro-tiles of any shape: the last part of the channels is narrow or not, by the threads.
 TEST_P(ConvolutionNumbers, WeightSumsThatUnderflowAreZeroWithAnyThreads) {
   const std::vector<int64_t> taps = {1, 3, 3};
   const std::vector<Shape> shapes = {

@@ -29,7 +29,7 @@ int64_t run_of(const BlockedConvolutionWeight& c, int64_t channels) {
   return (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * channels;
 }
 
-/// The sums of one output: for each run whole tiles.
+/// The sums of one output: for each run whole micro-panels.
 int64_t sums_of(const BlockedConvolutionWeight& c, int64_t channels, const ConvolutionBuild& build) {
   const int64_t run = run_of(c, channels);
   return taps_of(c) * channels / run * round_up(run, build.nr);
@@ -58,8 +58,8 @@ WeightParts weight_parts_of(const BlockedConvolutionWeight& c, const Convolution
   const int64_t wanted = divide_up(threads, std::gcd(threads, parts.channel_parts * c.groups));
   const int64_t room = std::max<int64_t>(1, kConvolutionSums / sums_of(c, parts.channels, build));
   const int64_t most = std::min({most_outputs, room, divide_up(c.outputs, wanted)});
-  // Where channels are fewer than a vector's lanes, outputs are a tile's columns, in vectors. Else they are
-  // its rows, and even parts may cost less than whole tiles.
+  // Where channels are fewer than a vector's lanes, outputs are the micro-tile's columns, in vectors. Else they
+  // are its rows, and even parts may cost less than whole micro-tiles.
   if (parts.channels < build.nr / 2) {
     parts.outputs = even(c.outputs, most, divide_up(build.nr, 2));
   } else {
@@ -67,7 +67,7 @@ WeightParts weight_parts_of(const BlockedConvolutionWeight& c, const Convolution
     const auto cost = [&](int64_t rows) { return micro_tiles_cost(rows, build.mr, /*vectors=*/2); };
     parts.outputs = cost(exact) < cost(whole) ? exact : whole;
   }
-  // Either side of a tile may be the outputs'.
+  // Either side of a micro-tile may be the outputs'.
   parts.together = std::max(round_up(parts.outputs, build.mr), round_up(parts.outputs, build.nr));
   parts.output_parts = divide_up(c.outputs, parts.outputs);
   return parts;

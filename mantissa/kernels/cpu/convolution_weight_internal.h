@@ -140,7 +140,7 @@ struct WeightBlock {
   bool accumulates = false;  ///< whether there are sums of earlier blocks
 };
 
-/// Adds a block: tiles of results' channels x adjacent taps and channels of the window.
+/// Adds a block: micro-tiles of results' channels x adjacent taps and channels of the window.
 template <class V>
 void add_wide(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
               const WeightBlock& block, const ConvolutionWeightScratch& scratch) {
@@ -160,7 +160,7 @@ void add_wide(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& pa
     }
 }
 
-/// Where few channels leave vectors of the window half empty: tiles of taps and channels x results' channels,
+/// Where few channels leave vectors of the window half empty: micro-tiles of taps and channels x results' channels,
 /// the sums as [panel][tap and channel][kNR].
 template <class V>
 void add_narrow(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,

@@ -12,14 +12,14 @@
 
 namespace mantissa::kernels::cpu {
 
-/// Steps of a panel that is `depth` of k deep.
+/// Steps of a micro-panel that is `depth` of k deep.
 template <class V>
 int64_t packed_depth(int64_t depth) {
   return (depth + V::kSteps - 1) / V::kSteps;
 }
 
 /// pack_micro_panel() of a matrix whose elements of k lie next to each other. A vector that Source reads holds
-/// kLanes * V::kSteps of them, a step of the panel V::kSteps.
+/// kLanes * V::kSteps of them, a step of the micro-panel V::kSteps.
 template <class V, int kWidth, class Source, class Step>
 void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int64_t lanes, int64_t depth,
                   float* to, Step step) {
@@ -28,7 +28,7 @@ void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int
     const int64_t here = lanes - begin < kMost ? lanes - begin : kMost;
     const typename Source::Storage* const first = from + begin * lane_stride;
     for (int64_t next = 0; next < depth; next += kDeep) {
-      // The last vector ends with the panel: it costs less to write some steps twice than to read a part.
+      // The last vector ends with the micro-panel: it costs less to write some steps twice than to read a part.
       const bool ends = depth - next < kDeep && depth >= kDeep && depth % V::kSteps == 0;
       const int64_t k = ends ? depth - kDeep : next;
       typename V::Float rows[V::kLanes];
@@ -55,9 +55,9 @@ void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int
   }
 }
 
-/// Writes one panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth +
+/// Writes one micro-panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth +
 /// lane]. `lanes` of them exist, further ones are 0 or undefined. The last step's vector may reach past the
-/// panel's end, where the next panel will be. Steps may be further apart: to[k * step + lane].
+/// micro-panel's end, where the next one will be. Steps may be further apart: to[k * step + lane].
 template <class V, int kWidth, class Source, class Step = std::integral_constant<int64_t, kWidth>>
 void pack_micro_panel(const typename Source::Storage* from, int64_t lane_stride, int64_t k_stride,
                       int64_t lanes, int64_t depth, float* to, Step step = {}) {
@@ -87,14 +87,14 @@ void pack_micro_panel(const typename Source::Storage* from, int64_t lane_stride,
     }
 }
 
-/// Where an operand's panels begin: element (lane, k) is data[lane * lane_stride + k * k_stride].
+/// Where an operand's micro-panels begin: element (lane, k) is data[lane * lane_stride + k * k_stride].
 struct MicroPanels {
   const void* data;
   int64_t lane_stride, k_stride;
   int64_t lanes;  // from here to the matrix's end
 };
 
-/// Packs the lanes [0, width) of `panels`, `depth` deep, one panel of kWidth after the other.
+/// Packs the lanes [0, width) of `panels`, `depth` deep, one micro-panel of kWidth after the other.
 template <class V, int kWidth>
 void pack(Element element, Element other, const MicroPanels& panels, int64_t width, int64_t depth,
           float* to) {
@@ -103,7 +103,7 @@ void pack(Element element, Element other, const MicroPanels& panels, int64_t wid
   } else {
     with_elements<V>(element, other, [&](auto source) {
       using Source = decltype(source);
-      // In ascending order: see pack_micro_panel() about what it writes past a panel's end.
+      // In ascending order: see pack_micro_panel() about what it writes past its end.
       for (int64_t lane = 0; lane < width; lane += kWidth)
         pack_micro_panel<V, kWidth, Source>(
             static_cast<const typename Source::Storage*>(panels.data) + lane * panels.lane_stride,
@@ -112,7 +112,7 @@ void pack(Element element, Element other, const MicroPanels& panels, int64_t wid
   }
 }
 
-/// A tile's left operand as pack() leaves it: element (row, k) at [k * kMR + row].
+/// A micro-kernel's left operand as pack() leaves it: element (row, k) at [k * kMR + row].
 template <class V>
 struct PackedRows {
   static constexpr int64_t kRowStep = 1, kStep = V::kMR;
@@ -122,9 +122,9 @@ struct PackedRows {
   const float* at;
 };
 
-/// The innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k
-/// of a(row, k) * b[k * kNR + column], of kTileRows rows and kTileVectors vectors of the panels, `depth`
-/// steps deep. Knows what pack() leaves only: conversions in here were seen to cost it 15 %.
+/// The micro-kernel, the innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k
+/// of a(row, k) * b[k * kNR + column], of kTileRows rows and kTileVectors vectors of the micro-panels,
+/// `depth` steps deep. Knows what pack() leaves only: conversions in here were seen to cost it 15 %.
 template <class V, class A, int kTileRows, int kTileVectors>
 void micro_kernel(int64_t depth, A a, const float* b, float* to, int64_t stride, bool accumulate) {
   using Float = typename V::Float;
@@ -203,7 +203,7 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
   const int64_t rows = tile.rows, cols = tile.cols, out_step = g.out.col_stride;
   const int64_t whole = out_step == 1 ? cols / V::kLanes * V::kLanes : 0;
   if (!adds && !activates && whole == cols &&
-      cols == V::kVectors * V::kLanes) {  // most tiles: nothing to decide
+      cols == V::kVectors * V::kLanes) {  // most micro-tiles: nothing to decide
     auto* out = static_cast<typename Out::Storage*>(g.out.data) + tile.batch * g.out.batch_stride +
                 tile.row * g.out.row_stride + tile.col;
     const int64_t out_stride = g.out.row_stride;
@@ -255,8 +255,9 @@ void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
                    [&](auto out) { finish_tile_as<V, decltype(out)>(g, tile, sums, stride); });
 }
 
-/// A panel of b times a packed block of a, `depth` steps: the tiles of `block`, a few columns wide. The sums
-/// pass through `sums` between blocks of k; where one block is all, they stay in a tile's own memory.
+/// A micro-panel of b times a packed block of a, `depth` steps: the macro-kernel's loop over the micro-tiles of
+/// `block`, which is up to NR columns wide. The sums pass through `sums` between blocks of k; where one block is all,
+/// they stay in a micro-tile's own memory.
 /// pack_a(i, rows) is called before rows [i, i + rows) of the block are read.
 template <class V, class PackA>
 void multiply_micro_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last,
@@ -300,7 +301,7 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
       for (int64_t block = 0; block < all_blocks; ++block) {
         const int64_t term = block / blocks, k = block % blocks * kDepth;
         const int64_t depth = least<V>(kDepth, g.k - k), steps = packed_depth<V>(depth);
-        // A panel of b is packed right before its first use; where that is its only use, always into the same
+        // A micro-panel of b is packed right before its first use; where that is its only use, always into the same
         // memory, which stays in the first cache level.
         const int64_t b_step = rows_end - rows_begin > kGemmMC ? steps : 0;
         for (int64_t row = rows_begin; row < rows_end; row += kGemmMC) {
@@ -317,7 +318,7 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
                            {element_at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col - j}, here,
                            depth, panel);
             }
-            // Right before its first use, too: while a tile's sums are waited for, the next rows are packed.
+            // Right before its first use, too: while a micro-tile's sums are waited for, the next rows are packed.
             const auto pack_a = [&](int64_t i, int64_t count) {
               if (j == 0)
                 pack<V, V::kMR>(g.a.element, g.b.element,

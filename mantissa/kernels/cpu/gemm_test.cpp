@@ -264,7 +264,7 @@ TEST_P(GemmTest, Every16BitValuePassesUnchanged) {
     // -0 becomes 0: it is added to a sum that begins with 0.
     const at::Tensor wanted = in_pairs(GetParam(), dtype) ? without_denormals(a) : a;
     EXPECT_TRUE(test::same_bits(got, (wanted + 0).expand({-1, 8}))) << dtype;
-    // Of one step, with whole vectors and a rest, which are rounded apart from the product's tiles.
+    // Of one step, with whole vectors and a rest, which are rounded apart from the product's micro-tiles.
     EXPECT_TRUE(test::same_bits(run(a, at::ones({1, 40}, dtype), dtype), (a + 0).expand({-1, 40}))) << dtype;
   }
 }

@@ -10,7 +10,7 @@
 namespace mantissa::kernels::cpu {
 
 /// Columns at a time: long rows are read at the memory's speed. Their sums take 8 KiB, which GemmScratch
-/// holds in place of a tile's rows.
+/// holds in place of MR rows.
 constexpr int64_t kGemvNC = 2048;
 
 /// add_rows() of so few columns that their sums stay in registers.
