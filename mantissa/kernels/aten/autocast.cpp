@@ -163,7 +163,8 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
             weight.size(is_transposed ? 0 : 1) == gradient.size(-1));
   }
 
-  /// For a weight of a's columns by b's columns: as `like` lies, unless set_data() gave that another form.
+  /// An empty gradient for a weight of a's columns by b's columns. It has the layout of `like`, unless set_data() gave
+  /// that another form.
   static Tensor empty_gradient(const Tensor& like, const Tensor& a, const Tensor& b) {
     const std::array<int64_t, 2> sizes = {a.size(1), b.size(1)};
     if (like.sizes() == at::IntArrayRef(sizes) && like.scalar_type() == at::kFloat)
@@ -257,8 +258,8 @@ std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tenso
   shape.a.element = element_of(dtype);
   const Kernel kernel = kernel_for(family_of(shape), shape.a.element);
   if (!kernel.tier) return std::nullopt;
-  // Where products take as long as reading a weight, the second half of a float32 weight counts: one of a
-  // recurrent layer had better be cast, once.
+  // Where products are so fast that reading the weight takes as long, a float32 weight costs twice what a copy of 16 bits
+  // does. A weight that is used again, such as a recurrent layer's, is therefore cast once.
   if (kernel.tier == CpuTier::kAvx512Bf16 && is_kept_by_autocast(weight) && is_used_again(weight))
     return std::nullopt;
 

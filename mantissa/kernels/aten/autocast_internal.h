@@ -13,15 +13,16 @@
 /// times are its gradients added in float32 instead of 16 bits.
 ///
 /// A weight is a float32 parameter, or a view of one, of two dimensions, that is the right factor. Backward
-/// reads the weight itself if it computes the activations' gradient, and refuses one that changed after the
-/// forward pass: autograd's version tells, as in float32, and where that does not (`.data()`, pointers) a
-/// fingerprint. Everything else goes through libtorch's own autocast, as does what its own kernels multiply
-/// faster, what is traced, transformed by functorch, or carries forward-mode gradients, and, on CPUs that
-/// multiply the type themselves, a weight's second and later uses in a region, for which autocast keeps a
-/// copy until it ends.
+/// reads the weight itself if it computes the activations' gradient, and refuses a weight that changed after the
+/// forward pass: autograd's version counter shows it, as in float32, and a fingerprint shows changes that the
+/// counter does not see (`.data()`, pointers).
+///
+/// libtorch's own autocast handles everything else: what its own kernels multiply faster, what is traced,
+/// transformed by functorch, or carries forward-mode gradients. On CPUs that multiply the type themselves it also
+/// handles a weight's second and later uses in a region, for which it keeps a copy until the region ends.
 namespace mantissa::kernels::aten::autocast {
 
-/// What libtorch registers for autocast in the place of `Operator`, such as at::_ops::mm: it casts the
+/// The function that libtorch registers for autocast in the place of `Operator`, such as at::_ops::mm: it casts the
 /// arguments and calls the operator again.
 template <typename Operator>
 using Stock = typename at::autocast::WrapFunction<at::autocast::CastPolicy::lower_precision_fp, at::kCPU,

@@ -52,7 +52,7 @@ struct Images {
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
 };
 
-/// Of 3 x 3 with a padding of 1.
+/// A convolution of 3 x 3 with a padding of 1.
 Call convolution_call(const Images& images, ConvolutionPass pass, at::ScalarType dtype) {
   const auto [batch, channels, size, groups, stride, format] = images;
   const int64_t out = (size - 1) / stride + 1;
@@ -78,7 +78,7 @@ Call convolution_call(const Images& images, ConvolutionPass pass, at::ScalarType
 /// judge by. A typical one is of several images: oneDNN takes some 80 us before it begins.
 enum class Size : uint8_t { kSmall, kTypical };
 
-/// Of the kind to which `family` belongs.
+/// The images of the kind of convolution to which `family` belongs.
 Images images_of(KernelFamily family, Size size) {
   const auto last = at::MemoryFormat::ChannelsLast, first = at::MemoryFormat::Contiguous;
   const auto depthwise = [&](int64_t stride, at::MemoryFormat format) {
@@ -137,7 +137,7 @@ Call attention_call(int64_t heads, int64_t tokens, int64_t width, bool backward,
   return [=] { aten::attention::backward(q, q, q, q, y, sums, 0, true, std::nullopt, std::nullopt); };
 }
 
-/// With a factor that neither vanishes nor grows, however often.
+/// The factor keeps the gradients from vanishing or growing, however often they are multiplied.
 Call unscale_call(at::ScalarType dtype) {
   const std::vector<Tensor> gradients = {numbers({1 << 14}, dtype), numbers({1 << 14}, dtype)};
   const Tensor found = at::full({1}, 0, at::kFloat), factor = at::full({1}, -1, at::kFloat);
@@ -181,7 +181,7 @@ Call call_of(KernelFamily family, at::ScalarType dtype, Size size) {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// Of one call, the mean of `repeats`.
+/// The time of one call, the mean of `repeats`.
 double seconds_per_call(const Call& call, int64_t repeats = 1) {
   try {
     const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
@@ -197,7 +197,7 @@ double seconds_per_call(const Call& call, KernelFamily family, Kernel kernel, in
   return seconds_per_call(call, repeats);
 }
 
-/// So many calls that reading the clock does not count.
+/// How many calls make the time of reading the clock negligible.
 int64_t repeats_for(double seconds) {
   constexpr double kLeast = 30e-6;
   return seconds < kLeast ? 1 + static_cast<int64_t>(kLeast / std::max(seconds, 1e-8)) : 1;
@@ -211,7 +211,7 @@ Call make_call(KernelFamily family, at::ScalarType dtype, Size size) {
 }
 
 /// The least time of several calls, by each kernel in turn, after one that makes scratch memory, or code.
-/// What takes longer than `bearable` is called no more.
+/// A kernel that takes longer than `bearable` is not called again.
 std::vector<double> least_times(const Call& call, KernelFamily family, const std::vector<Kernel>& kernels,
                                 double bearable = kNever, int rounds = 2) {
   std::vector<double> least(kernels.size(), kNever);

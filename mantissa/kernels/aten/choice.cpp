@@ -54,7 +54,7 @@ std::vector<Kernel> candidates(size_t element, size_t family) {
   return result;
 }
 
-/// What a pin to `kernel` means for a family: a tier's builds may be another one's.
+/// The kernel that a pin to `kernel` selects for a family, which may have no build of its own for that tier.
 Kernel settled_kernel(size_t element, size_t family, Kernel kernel) {
   if (!kernel.tier) return kernel;
   for (const Kernel& candidate : candidates(element, family))
@@ -69,7 +69,7 @@ Code code_of(Kernel kernel) {
 }
 Kernel kernel_of(Code code) { return code == 1 ? kLibtorchs : Kernel{static_cast<CpuTier>(code - 2)}; }
 
-/// By the user, or (a kernel only) by a checkpoint.
+/// Set by the user or by a checkpoint, which pins kernels only.
 struct Pin {
   std::optional<Kernel> kernel;  ///< none: measured
   bool by_user = false;
@@ -80,9 +80,8 @@ struct Decision {
   std::vector<KernelTiming> timings;
 };
 
-/// What measuring may take of a process: seconds of processor time, and a part of all that it has used. The
-/// last family that begins within it is measured to its end: all take some 45 ms in a process that has just
-/// begun.
+/// The processor time that a process may spend on measuring: some seconds, and a share of all that it has used. A family
+/// that begins within the budget is measured to its end. All families take some 45 ms in a process that has just begun.
 struct Budget {
   double seconds = 0.035, share = 0.01;
   double spent = 0;
@@ -135,13 +134,13 @@ bool matches(const std::string& pattern, const std::string& name) {
   return pattern == name;
 }
 
-/// What one family in one dtype is pinned to; no kernel: measured.
+/// The pin of one family in one dtype; no kernel: measured.
 struct Entry {
   size_t element, family;
   std::optional<Kernel> kernel;
 };
 
-/// What one entry, [[DTYPE.]FAMILY=]KERNEL, pins.
+/// The pins of one entry, [[DTYPE.]FAMILY=]KERNEL.
 std::vector<Entry> parse_entry(const std::string& entry, const std::string& asked) {
   const size_t equals = entry.find('=');
   const std::string name = equals == std::string::npos ? entry : entry.substr(equals + 1);
@@ -207,8 +206,8 @@ void settle(Table& table, size_t element, size_t family, Kernel kernel, Decision
   table.kernels[element][family].store(code_of(kernel), std::memory_order_release);
 }
 
-/// What is likely the fastest where nothing was measured: what was for the nearest family that is alike, else
-/// what the CPU's flags say.
+/// The kernel that is likely the fastest where nothing was measured: that of the nearest family that is alike, else the
+/// one that the CPU's flags suggest.
 Kernel likely_kernel(const ChoiceCache& measured, size_t element, size_t family) {
   const std::vector<Kernel> kernels = candidates(element, family);
   Kernel likely = kernels.front();
@@ -224,7 +223,7 @@ Kernel likely_kernel(const ChoiceCache& measured, size_t element, size_t family)
   return likely;
 }
 
-/// Measures what of `family`'s group is undecided, `family` first.
+/// Measures the undecided families of `family`'s group, `family` first.
 void measure(Table& table, size_t element, size_t family) {
   std::vector<size_t> families = {family};
   const auto [first, end] = group_of(family);

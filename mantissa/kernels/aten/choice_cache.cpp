@@ -126,7 +126,7 @@ std::vector<KernelTiming> ChoiceCache::timings(const std::string& key) const {
 void ChoiceCache::keep(const std::map<std::string, std::vector<KernelTiming>>& rows) {
   for (const auto& [key, row] : rows) rows_[key] = row;
   if (path_.empty()) return;
-  // What other processes have measured meanwhile stays.
+  // Rows that other processes have measured meanwhile stay.
   for (auto& [other, row] : parse(read_file(path_), title_)) rows_.emplace(other, std::move(row));
   make_folders(path_.substr(0, path_.rfind('/')));
   write_file(path_, text());

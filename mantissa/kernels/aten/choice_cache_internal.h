@@ -8,10 +8,9 @@
 
 namespace mantissa {
 
-/// What was measured on this CPU, in a file of the user's: MANTISSA_CACHE_DIR, else $XDG_CACHE_HOME/mantissa
-/// or ~/.cache/mantissa, a file for each CPU, release and set of variables that cap instructions. An empty
-/// MANTISSA_CACHE_DIR means none. A file that cannot be read or written is no error: then each process
-/// measures.
+/// The times measured on this CPU, in a file of the user's: in MANTISSA_CACHE_DIR, else in $XDG_CACHE_HOME/mantissa
+/// or ~/.cache/mantissa. There is a file for each CPU, release and set of variables that cap instructions, and none if
+/// MANTISSA_CACHE_DIR is empty. A file that cannot be read or written is no error: then each process measures.
 class ChoiceCache {
  public:
   static ChoiceCache read();

@@ -25,7 +25,7 @@ namespace {
 using Tensor = at::Tensor;
 using Sizes = at::IntArrayRef;
 
-/// What describes a convolution beside its tensors, as libtorch passes it.
+/// The description of a convolution beside its tensors, as libtorch passes it.
 struct Options {
   Sizes stride, padding, dilation;
   bool transposed = false;
@@ -228,7 +228,7 @@ Tensor bias_gradient(const Tensor& gradient) {
   return result;
 }
 
-/// What a convolution's gradients have in common, beside its tensors.
+/// The part of the problem that a convolution's gradients have in common, beside its tensors.
 struct Backward {
   const Geometry& g;
   bool transposed;
@@ -259,7 +259,7 @@ Tensor input_gradient(const Backward& common, const Tensor& grad_output, const T
   return gradient;
 }
 
-/// Likewise.
+/// Undefined likewise.
 Tensor weight_gradient(const Backward& common, const Tensor& grad_output, const Tensor& input,
                        const Tensor& weight) {
   const auto& [g, transposed, format] = common;

@@ -58,7 +58,7 @@ KernelFamily family_of(const kernels::Gemm& g, bool is_dot = false);
 
 enum class ConvolutionPass : uint8_t { kForward, kByInput, kByWeight };
 
-/// What a convolution's time depends on, beside its dtype.
+/// The properties on which a convolution's time depends, beside its dtype.
 struct ConvolutionKind {
   int64_t groups = 1, channels = 1, outputs = 1;  ///< of each group
   int64_t products = 0;                           ///< multiplications of the whole

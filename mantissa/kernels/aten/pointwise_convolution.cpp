@@ -16,7 +16,7 @@ namespace {
 
 using at::Tensor;
 
-/// Where a tensor's pixels lie: evenly, in each image.
+/// The places of a tensor's pixels, which are evenly apart in each image.
 struct Pixels {
   int64_t images, pixels, image_stride, pixel_stride;
 
@@ -37,7 +37,7 @@ std::optional<Pixels> pixels_of(const Tensor& x) {
   return at;
 }
 
-/// Of two tensors with as many pixels.
+/// The pixels of two tensors that have as many.
 struct Pair {
   Pixels first, second;
 
@@ -71,7 +71,7 @@ int64_t parts_of_images(const Pixels& at, int64_t results) {
   return parts;
 }
 
-/// By the build that was chosen for such a product, if one of ours was.
+/// Multiplies with the build that was chosen for such a product. False if libtorch's kernel was chosen.
 bool run(const Gemm& g) {
   const cpu::GemmBuild* const build = chosen_build(cpu::gemm_builds(), family_of(g), g.a.element);
   if (build == nullptr) return false;

@@ -21,7 +21,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
                                                     int64_t num_layers, double dropout, bool train,
                                                     bool bidirectional, bool batch_first);
 
-/// What libtorch runs where autocast has no kernel of its own: autocast casts inside of the layer.
+/// The function that libtorch runs where autocast has no kernel of its own: autocast casts inside of the layer.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> stock_lstm(const at::Tensor& input, at::TensorList states,
                                                           at::TensorList weights, bool has_biases,
                                                           int64_t num_layers, double dropout, bool train,

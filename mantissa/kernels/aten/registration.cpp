@@ -130,10 +130,10 @@ Library cpu_library() {
   return library;
 }
 
-/// What changes the switch.
+/// The state behind the switch.
 struct State {
   std::mutex mutex;
-  /// By a call of enable() or disable(), or by the default: nothing is left for the default to decide.
+  /// Whether enable(), disable() or the default has decided, so that the default has nothing left to decide.
   bool is_decided = false;
 };
 
@@ -193,7 +193,7 @@ const Switch* find_switch() {
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto op = dispatcher.findSchema({kName, ""});
   if (!op) return nullptr;
-  // By key: what this thread has switched on (autocast, a transformation) has no part in it.
+  // By key, so that what this thread has switched on (autocast, a transformation) has no part in it.
   const auto address = dispatcher.redispatch<int64_t, int64_t>(
       op->typed<int64_t(int64_t)>(), c10::DispatchKeySet(c10::DispatchKey::CPU), kLayout);
   TORCH_CHECK(address != 0,

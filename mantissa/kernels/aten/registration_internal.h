@@ -25,7 +25,7 @@ struct Switched<kOn, kOurs, kStock> {
   }
 };
 
-/// What overrides.h declares, for the kernels that are registered. A table of functions, because a process
+/// The functions of overrides.h for the kernels that are registered. It is a table, because a process
 /// may hold several copies of this library (a program's and a plug-in's), which share libtorch and nothing
 /// else.
 struct Switch {
@@ -39,7 +39,7 @@ struct Switch {
   /// Sets whether any thread's autocast multiplies by weights without casting them; returns what was set
   /// before.
   bool (*mix_products)(bool);
-  // What choice.h declares, of the kernels that are registered.
+  // The functions of choice.h for the kernels that are registered.
   void (*pin)(const std::string&);
   std::vector<std::string> (*resume)(const std::string&);
   std::string (*choices)();

@@ -12,7 +12,7 @@ inline bool is_plain(const at::Tensor& x) {
   return x.layout() == at::kStrided && x.is_cpu() && !x.is_conj() && !x.is_neg() && !has_names(x);
 }
 
-/// Of float32, bf16 or fp16.
+/// `dtype` is float32, bf16 or fp16.
 inline kernels::Element element_of(at::ScalarType dtype) {
   return dtype == at::kFloat      ? kernels::Element::kFloat32
          : dtype == at::kBFloat16 ? kernels::Element::kBFloat16

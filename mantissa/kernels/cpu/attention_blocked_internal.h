@@ -15,7 +15,7 @@
 
 namespace mantissa::kernels::cpu {
 
-/// What both directions know of the problem.
+/// The sizes of blocks, for the forward and the backward pass.
 template <class V>
 struct AttentionShape {
   static constexpr int64_t kNR = V::kVectors * V::kLanes;  ///< the queries of a panel

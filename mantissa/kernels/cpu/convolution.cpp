@@ -42,7 +42,7 @@ int64_t product_count(const Convolution& c) {
   return result_count(c) * c.channels * std::max<int64_t>(1, taps_of(c));
 }
 
-/// What it costs, about: a result's products, and its rounding and writing.
+/// The approximate cost: a result's products, and its rounding and writing.
 double work_of(const Convolution& c) {
   return static_cast<double>(result_count(c)) * static_cast<double>(c.channels * taps_of(c) + 8);
 }
@@ -53,12 +53,13 @@ bool has_few_results(const Convolution& c, const ConvolutionBuild& build) {
   const bool steps = std::any_of(std::begin(c.axes), std::end(c.axes),
                                  [](const Axis& axis) { return axis.step != 1 && axis.out > 1; });
   if (build.convolve_few == nullptr || steps || taps_of(c) == 0 || last.out < kFewWidth) return false;
-  // Of a vector's lanes the share that is of use: the pixels' among the positions of a row, or the results'.
-  // Both kernels take as long where the first is 1.75 times the second.
+  // What matters is the share of a vector's lanes that is of use: with pixels as lanes, that of the pixels among the
+  // positions of a row; with results as lanes, that of the results. Both kernels take as long where the first share is
+  // 1.75 times the second.
   const int64_t lanes = build.nr / 2, positions = span(last, last.out);
   if (positions > 2 * last.out) return false;
   if (c.outputs <= lanes / 2) return 4 * last.out * lanes >= 7 * positions * c.outputs;
-  // Of more results where each is a short sum, whose reordering from channels to pixels would cost as much.
+  // It takes more results where each is a short sum, whose reordering from channels to pixels would cost as much.
   return c.channels * taps_of(c) <= kFewSteps && c.source.strides[2] == 1 && c.out.strides[2] == 1 &&
          4 * last.out >= 3 * positions;
 }

@@ -29,7 +29,7 @@ std::vector<Convolution> adjoint(const Convolution& c) {
     turned.is_turned = true;
     for (const auto a : c10::irange(3)) {
       const Axis& axis = turned.forward[a] = c.axes[a];
-      // Of positions within a distance of extent - 1 + (taps - 1) * dilation one in `step` is a result's.
+      // One in `step` of the positions within a distance of extent - 1 + (taps - 1) * dilation is a result's.
       const int64_t reach = (axis.taps - 1) * axis.dilation / axis.step + 1;
       turned.axes[a] = {axis.out, axis.size, std::max(reach, axis.taps), 1, 1, 0};
     }

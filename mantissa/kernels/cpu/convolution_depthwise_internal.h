@@ -104,7 +104,7 @@ int64_t floor_of(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
 
-/// What the box's results read of the source.
+/// The window of the source that the box's results read.
 template <class V>
 Window turned_window_of(const BlockedConvolution& c, const Box& box, int64_t channels) {
   Window window{{}, {}, channels};
@@ -121,7 +121,7 @@ Window turned_window_of(const BlockedConvolution& c, const Box& box, int64_t cha
 template <class V>
 void find_turned_taps(const Axis* axes, const Window& window, PhasedTaps& taps) {
   constexpr int64_t kNR = V::kVectors * V::kLanes;
-  // Of the axis's phase, the last tap first, so that positions ascend.
+  // Calls f for the taps of the axis's phase, the last one first, so that positions ascend.
   const auto for_each_tap = [&](int a, int64_t phase, const auto& f) {
     for (int64_t tap = axes[a].taps - 1; tap >= 0; --tap) {
       const int64_t distance = phase - axes[a].origin - tap * axes[a].dilation;
@@ -420,7 +420,7 @@ void add_group_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t
       std::make_integer_sequence<int, kGroup>{});
 }
 
-/// For each number of taps: at [taps - 1]. Twelve sums leave registers for the gradient and the source.
+/// add_group_taps() for each number of taps: at [taps - 1]. Twelve sums leave registers for the gradient and the source.
 template <class V, int kGroup, typename = std::make_integer_sequence<int, 12 / kGroup>>
 struct GroupTaps;
 template <class V, int kGroup, int... kTaps>

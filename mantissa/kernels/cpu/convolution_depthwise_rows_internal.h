@@ -11,7 +11,7 @@
 
 namespace mantissa::kernels::cpu {
 
-/// What results read, by phase. Those of a turned convolution have phases: the remainders of a position by
+/// The taps that results read, by phase. The results of a turned convolution have phases: the remainders of a position by
 /// the steps, of all axes.
 struct PhasedTaps {
   int64_t begin[kTurnedPhases + 1] = {};   ///< of each phase's taps, and the end

@@ -14,7 +14,7 @@
 
 namespace mantissa::kernels::cpu {
 
-/// Where the taps of a pixel lie in a plane of the window.
+/// The places of a pixel's taps in a plane of the window.
 struct PlaneTaps {
   int64_t count = 0;
   int64_t offsets[kConvolutionDepth] = {};
@@ -91,7 +91,7 @@ struct PlaneMicroKernels {
   }
 };
 
-/// From one plane of the window to the next: room for a vector past its end, and not a multiple of what the
+/// The distance of the window's planes: it leaves room for a vector past its end, and not a multiple of what the
 /// cache's sets repeat after.
 template <class V>
 int64_t plane_of(const Window& window, int64_t images) {
@@ -237,7 +237,7 @@ void convolve_few_with(const BlockedConvolution& c, const ConvolutionPart& part,
           PlaneMicroKernels<V>::at(count, std::make_integer_sequence<int, PlaneMicroKernels<V>::kMost>{});
       for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
         const int64_t channels = least<V>(c.block_channels, c.channels - channel);
-        // Of one block of channels the window serves all results.
+        // Where one block holds all channels, its window serves all results.
         if (output == part.output_begin || channels < c.channels)
           with_elements<V>(c.source.element, c.source.element, [&](auto source) {
             widen_planes<V, decltype(source)>(c, part.group, channel, channels, box, window, block.plane,

@@ -206,7 +206,7 @@ void pack_taps(const BlockedConvolution& c, int64_t group, int64_t output, int64
             weight.channel_stride, lanes, channels, to);
 }
 
-/// From finished sums, [pixel][kNR], to the results [output, output + lanes) of `count` pixels.
+/// Writes finished sums, [pixel][kNR], to the results [output, output + lanes) of `count` pixels.
 template <class V, class Out>
 void finish_pixels(const BlockedConvolution& c, int64_t group, int64_t output, int64_t lanes,
                    const int64_t* out_at, int64_t count, const float* sums) {
@@ -278,7 +278,7 @@ struct Slice {
   Range depths, heights;  ///< these rows
 };
 
-/// What the loops below share of one block of results.
+/// One block of results, for the loops below.
 template <class V>
 struct Block {
   const BlockedConvolution& c;

@@ -15,7 +15,7 @@ namespace mantissa::kernels::cpu {
 ///           the channels, for block_channels channels at a time; the sums of such blocks are added in order.
 struct BlockedConvolution : Convolution {
   int64_t block_channels = 1;
-  /// What is computed at a time: images, then extents along the axes.
+  /// The size of a block: images, then extents along the axes.
   int64_t block[4] = {1, 1, 1, 1};
 };
 
@@ -108,7 +108,7 @@ constexpr int64_t kConvolutionGroups[] = {2, 4};
 /// numerics as above. The sums of each result are kFewPitch apart.
 constexpr int64_t kFewWidth = 8, kFewSteps = 32;
 constexpr int64_t kFewPitch = 2 * kConvolutionPixels + 16 * kConvolutionPixels / kFewWidth + 16;
-/// What the planes of a window have past their ends: see plane_of().
+/// The room that the planes of a window have past their ends: see plane_of().
 constexpr int64_t kFewPlaneEnd = 48;
 
 namespace generic {  // the definition of correct

@@ -21,7 +21,7 @@ int64_t taps_of(const Problem& c) {
   return taps_of(c.axes);
 }
 
-/// What `extent` results along an axis read of it.
+/// How many positions of an axis `extent` results read.
 inline int64_t span(const Axis& axis, int64_t extent) {
   return axis.taps == 0 ? 0 : (extent - 1) * axis.step + (axis.taps - 1) * axis.dilation + 1;
 }
@@ -100,7 +100,7 @@ bool is_depthwise(const Problem& c) {
   return c.groups > 1 && c.channels == 1 && c.outputs == 1;
 }
 
-/// As the depthwise kernels take it: the groups are channels.
+/// Turns groups into channels, as the depthwise kernels want them.
 template <typename Images>
 void make_channels_of_groups(Images& images) {
   images.channel_stride = images.group_stride;
@@ -121,7 +121,7 @@ bool has_rows_of_groups(const Problem& c, const Results& results, const Convolut
          is_within(c, kConvolutionSource / kConvolutionLanes);
 }
 
-/// As convolve_groups() takes it: the channels of all groups are one another's neighbours.
+/// Turns the groups into one whose channels are neighbours, as convolve_groups() wants them.
 template <typename Problem>
 void join_groups(Problem& c) {
   c.outputs *= c.groups;

@@ -14,8 +14,8 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-/// For a weight's gradient: its blocks must not depend on how many channels a part has, so there is room for
-/// this many at least, also for a depthwise one's.
+/// The blocks of a weight's gradient must not depend on how many channels a part has. So there is always room for at
+/// least this many, in a depthwise one too.
 constexpr int64_t kWeightChannels = kConvolutionLanes, kWeightWindow = kConvolutionSource / kWeightChannels;
 
 /// How a weight's gradient is cut: parts of up to so many channels and outputs, whose sums are made for
@@ -85,7 +85,7 @@ int64_t part_count(const WeightPass& pass) {
   return pass.c.groups * pass.parts.channel_parts * pass.parts.output_parts;
 }
 
-/// With all blocks.
+/// The part at `index`, with all blocks.
 ConvolutionWeightPart part_at(const WeightPass& pass, int64_t index) {
   const auto& [c, kernel, in_lanes, parts] = pass;
   const int64_t output = index % parts.output_parts * parts.outputs;

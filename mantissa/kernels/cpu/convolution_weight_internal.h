@@ -104,7 +104,7 @@ struct PixelMicroKernels<V, std::integer_sequence<int, kIndex...>> {
       &multiply_pixels<V, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1>...};
 };
 
-/// From finished sums to the part's weights. A run of taps takes `padded` sums.
+/// Writes finished sums to the part's weights. A run of taps takes `padded` sums.
 template <class V, class Out>
 void finish_weights(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const float* sums,
                     int64_t stride, int64_t padded) {
@@ -132,7 +132,7 @@ void finish_weights(const BlockedConvolutionWeight& c, const ConvolutionWeightPa
   }
 }
 
-/// What the loops below share of one block of results.
+/// One block of results, for the loops below.
 struct WeightBlock {
   int64_t results = 0, pitch = 0;  ///< their number, and from one to the next in the window
   Runs taps, pixels;

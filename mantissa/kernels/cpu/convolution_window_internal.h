@@ -16,7 +16,7 @@ struct Box {
   int64_t begin[4], end[4];
 };
 
-/// Where a block's source lies in scratch: the axes' extents, the pixels' pitch and the position of the
+/// The place of a block's source in scratch: the axes' extents, the pixels' pitch and the position of the
 /// first.
 struct Window {
   int64_t size[3], first[3], channels;
@@ -51,7 +51,7 @@ void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, 
     if (whole < count) V::store(to + whole, Source::load_some(from + whole, count - whole));
     return;
   }
-  // What is less than a vector reaches into the next pixel, which is written after it: such channels first.
+  // Channels that fill less than a vector come first: their store reaches into the next pixel, which is written later.
   const int64_t whole = channels / V::kLanes * V::kLanes;
   if (whole < channels)
     pack_micro_panel<V, V::kLanes, Source>(from + whole * channel_stride, channel_stride, pixel_stride,

@@ -36,7 +36,7 @@ FingerprintKernel& kernel() {
   return *build_for(builds, cpu_features()).run;
 }
 
-/// Of `count` elements that are `stride` apart.
+/// The hash of `count` elements that are `stride` apart.
 uint64_t fingerprint(FingerprintKernel& hash, const float* data, int64_t count, int64_t stride) {
   if (stride == 1) return hash(data, count);
   constexpr int64_t kTogether = 1024;

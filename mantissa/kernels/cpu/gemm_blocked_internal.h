@@ -87,7 +87,7 @@ void pack_micro_panel(const typename Source::Storage* from, int64_t lane_stride,
     }
 }
 
-/// Where an operand's micro-panels begin: element (lane, k) is data[lane * lane_stride + k * k_stride].
+/// The place of an operand's micro-panels: element (lane, k) is data[lane * lane_stride + k * k_stride].
 struct MicroPanels {
   const void* data;
   int64_t lane_stride, k_stride;
@@ -193,8 +193,8 @@ bool has_plain_sums(const Gemm& g) {
   return g.alpha == 1 && (g.a.element != Element::kFloat32 || g.b.element != Element::kFloat32);
 }
 
-/// From the finished sums, at sums[row * stride + column], to the result; they are overwritten. Their rows
-/// are padded to whole vectors.
+/// Writes the finished sums, at sums[row * stride + column], to the result, and overwrites them. Their rows are padded
+/// to whole vectors.
 template <class V, class Out>
 void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
   const auto alpha = V::broadcast(&g.alpha), beta = V::broadcast(&g.beta);
@@ -277,7 +277,7 @@ void multiply_micro_panel(const Gemm& g, const Tile& block, int64_t depth, bool 
   }
 }
 
-/// Where element `index` of an operand lies.
+/// The place of element `index` of an operand.
 template <class V>
 const void* element_at(const ConstMatrix& matrix, int64_t index) {
   return static_cast<const char*>(matrix.data) + index * element_size<V>(matrix.element);
