@@ -70,7 +70,7 @@ std::string cpu_feature_name(CpuFeature feature);
 
 /// The sets of features for which kernels are built. They have no order: ask with features_of() whether one includes
 /// another.
-enum class CpuTier : uint8_t {
+enum class CpuTier {
   kGeneric,    ///< nothing: what every CPU of the architecture has
   kAvx2,       ///< AVX2, FMA and F16C: x86 of 2013 and later
   kAvx512,     ///< the same and AVX-512 F, BW, DQ and VL

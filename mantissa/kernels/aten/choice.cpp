@@ -348,10 +348,12 @@ std::vector<std::string> choice::resume(const std::string& choices) {
 std::string choice::all() {
   std::string choices;
   for (const auto element : c10::irange(kElements.size()))
-    for (const auto family : c10::irange(family_names().size()))
-      if (const Code code = table().kernels[element][family].load(std::memory_order_acquire); code != 0)
-        choices +=
-            (choices.empty() ? "" : ",") + key_of(element, family) + "=" + kernel_name(kernel_of(code));
+    for (const auto family : c10::irange(family_names().size())) {
+      const Code code = table().kernels[element][family].load(std::memory_order_acquire);
+      if (code == 0) continue;
+      if (!choices.empty()) choices += ',';
+      choices += key_of(element, family) + '=' + kernel_name(kernel_of(code));
+    }
   return choices;
 }
 

@@ -121,7 +121,9 @@ TEST_F(Matmul, EveryFormIsNearTheExactResult) {
 TEST_F(Matmul, AProblemIsMultipliedByABuildOfOurs) {
   const at::Tensor a = at::randn({9, 400}).to(at::kHalf), b = at::randn({400, 9}).to(at::kHalf);
   const at::Tensor got = at::empty({9, 9}, at::kHalf), want = at::empty({9, 9}, at::kHalf);
-  kernels::Gemm g{.m = 9, .n = 9, .k = 400};
+  kernels::Gemm g;
+  g.m = g.n = 9;
+  g.k = 400;
   g.a = matrix(a.const_data_ptr(), a);
   g.b = matrix(b.const_data_ptr(), b);
   g.out = matrix(got.mutable_data_ptr(), got);
