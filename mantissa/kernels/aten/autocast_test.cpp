@@ -118,16 +118,7 @@ class MixedProducts : public test::MixedProductsTest {
   }
 };
 
-/// While one lives, no product is libtorch's.
-struct OwnKernels {
-  OwnKernels() { pin_cpu_kernels(tier_name(cpu_tier())); }
-  ~OwnKernels() { forget_cpu_kernel_choices(); }
-  OwnKernels(const OwnKernels&) = delete;
-  OwnKernels& operator=(const OwnKernels&) = delete;
-};
-
 TEST_P(MixedProducts, EqualCastsAndProductsBitForBit) {
-  const OwnKernels own;
   struct Shape {
     at::DimVector x;
     int64_t n;
@@ -140,7 +131,8 @@ TEST_P(MixedProducts, EqualCastsAndProductsBitForBit) {
       SCOPED_TRACE(std::string(form.name) + " of " + std::to_string(shape.x.back()) + " by " +
                    std::to_string(shape.n));
       const int64_t k = shape.x.back(), rows = c10::multiply_integers(shape.x) / k;
-      // With libtorch's product for one of the three, the sums would be in another order.
+      // This program pins our kernels (choice_test.cpp). With libtorch's product for one of the three, the sums would
+      // be in another order.
       ASSERT_TRUE(is_ours(rows, shape.n, k) && is_ours(rows, k, shape.n) && is_ours(k, shape.n, rows));
       const at::Tensor x = at::randn(shape.x), bias = at::randn({shape.n});
       const at::Tensor w = form.weight_is_transposed ? at::randn({shape.n, k}) : at::randn({k, shape.n});
