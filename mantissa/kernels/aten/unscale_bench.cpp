@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "mantissa/core/bench_internal.h"
+#include "mantissa/core/cpu_features.h"
 #include "mantissa/kernels/aten/unscale_internal.h"
 
 namespace mantissa {
