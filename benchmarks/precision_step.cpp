@@ -12,8 +12,8 @@
 
 #include "benchmarks/training_internal.h"
 #include "mantissa/core/bench_internal.h"
-#include "mantissa/core/cpu_tier.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/core/cpu_features.h"
+#include "mantissa/kernels/aten/overrides.h"
 
 namespace mantissa {
 namespace {

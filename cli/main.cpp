@@ -25,7 +25,7 @@
 #include "mantissa/core/error_message.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/core/threads_apart.h"
-#include "mantissa/kernels/environment.h"
+#include "mantissa/kernels/aten/environment.h"
 
 namespace {
 

@@ -5,11 +5,11 @@
 
 #include "cli/commands.h"
 #include "cli/mode_speed.h"
-#include "mantissa/core/cpu_tier.h"
+#include "mantissa/core/cpu_features.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/suggest.h"
-#include "mantissa/kernels/choice.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/aten/choice.h"
+#include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/precision/registry.h"
 
 namespace mantissa::cli {

@@ -22,7 +22,7 @@
 #include "mantissa/data/digits.h"
 #include "mantissa/data/idx.h"
 #include "mantissa/data/text.h"
-#include "mantissa/kernels/choice.h"
+#include "mantissa/kernels/aten/choice.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"

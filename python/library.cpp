@@ -13,9 +13,9 @@
 #include <torch/headeronly/version.h>
 #include <torch/library.h>
 
-#include "mantissa/core/cpu_tier.h"
+#include "mantissa/core/cpu_features.h"
 #include "mantissa/core/threads_apart.h"
-#include "mantissa/kernels/registration_internal.h"
+#include "mantissa/kernels/aten/registration_internal.h"
 
 namespace {
 

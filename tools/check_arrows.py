@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Checks that #includes between rooms follow the DEPENDS lines, and that those point to lower rows only."""
+"""Checks that #includes between rooms follow the DEPENDS lines, that those point to lower rows only, and that a room's
+layers include no layer above them."""
 import pathlib
 import re
 import sys
 
 ROWS = {"core": 0, "kernels": 1, "weights": 1, "io": 1, "amp": 2, "fp8": 2, "quant": 2, "optim": 2,
         "distributed": 3, "precision": 3, "trace": 3, "data": 3, "models": 3, "trainer": 4, "advisor": 4}
+
+# A room's layers, lowest first; "" is the room's own folder, and stands for folders that are not named, too.
+LAYERS = {"kernels": ["", "cpu", "aten"]}
 
 
 def main(root: pathlib.Path) -> int:
@@ -19,10 +23,14 @@ def main(root: pathlib.Path) -> int:
                    for other in rooms if ROWS[other] >= ROWS[room]]
     for file in sorted(root.glob("mantissa/*/**/*.*")):
         room = file.relative_to(root).parts[1]
-        if file.suffix not in (".h", ".cpp", ".cu", ".cuh") or file.stem.endswith("_test") \
-                or file.stem.startswith("test_"):
+        if file.suffix not in (".h", ".cpp", ".cu", ".cuh") or "_test" in file.stem or file.stem.startswith("test_"):
             continue
-        for other in re.findall(r'#include "mantissa/(\w+)/', file.read_text()):
+        text, layers = file.read_text(), LAYERS.get(room, [])
+        own = file.relative_to(root).parts[2]
+        for included in re.findall(rf'#include "mantissa/{room}/(\w+)/', text):
+            if included in layers and layers.index(included) > layers.index(own if own in layers else ""):
+                errors.append(f"{file.relative_to(root)} includes {included}/, a layer above it")
+        for other in re.findall(r'#include "mantissa/(\w+)/', text):
             if other != room and other not in depends[room]:
                 errors.append(f"{file.relative_to(root)} includes {other}, which {room}'s DEPENDS does not name")
     print("\n".join(errors) or f"{len(depends)} rooms: all includes follow the arrows")

@@ -4,7 +4,7 @@
 
 #include "mantissa/amp/kept_weights_internal.h"
 #include "mantissa/core/device.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/aten/overrides.h"
 
 namespace mantissa {
 namespace {

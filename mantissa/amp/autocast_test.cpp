@@ -11,7 +11,7 @@
 
 #include "mantissa/amp/test_support_internal.h"
 #include "mantissa/core/device.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/aten/overrides.h"
 
 // The class is named Autocast in the test output too; inside it the scope object needs its full name.
 namespace {

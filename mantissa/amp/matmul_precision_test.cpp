@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "mantissa/amp/test_support_internal.h"
-#include "mantissa/core/cpu_tier.h"
+#include "mantissa/core/cpu_features.h"
 #include "mantissa/core/device.h"
 
 namespace mantissa::matmul_precision_test {
@@ -140,8 +140,8 @@ TEST(MatmulPrecision, MP08_HighIsInertWithoutHardwareForIt) {
   // Where the CPU has tiles of fp16, oneDNN takes float32 products for "high" in TF32; where it has AVX-512,
   // it is asked for "medium", and may round otherwise than MKL even if it then multiplies in float32.
   std::vector<std::string> inert;
-  if (!cpu_has("amx_fp16")) inert.push_back("high");
-  if (hardware_cpu_tier() < CpuTier::kAvx512) inert.push_back("medium");
+  if (!hardware_cpu_features().has(CpuFeature::kAmxFp16)) inert.push_back("high");
+  if (!hardware_cpu_features().includes(features_of(CpuTier::kAvx512))) inert.push_back("medium");
   if (inert.empty()) GTEST_SKIP() << "this CPU has AMX-FP16";
   for (const std::string& name : inert) {
     const Float32MatmulPrecisionGuard guard(name);

@@ -12,6 +12,7 @@
 #include <c10/core/DeviceCapability.h>
 #include <c10/util/StringUtil.h>
 
+#include "mantissa/core/cpu_features.h"
 #include "mantissa/core/cuda_driver_internal.h"
 #include "mantissa/core/suggest.h"
 
@@ -19,6 +20,7 @@ namespace mantissa {
 namespace {
 
 FormatSupportInfo cpu_support(Format format) {
+  const CpuFeatures features = hardware_cpu_features();
   switch (format) {
     case Format::kFloat32:
     case Format::kFloat64:
@@ -27,12 +29,12 @@ FormatSupportInfo cpu_support(Format format) {
       return {FormatSupport::kEmulated,
               "CPUs have no TF32: products are computed in float32, which is more exact"};
     case Format::kBFloat16:
-      if (cpu_has("amx_bf16")) return {FormatSupport::kNative, "AMX-BF16"};
-      if (cpu_has("avx512_bf16")) return {FormatSupport::kNative, "AVX512-BF16"};
+      if (features.has(CpuFeature::kAmxBf16)) return {FormatSupport::kNative, "AMX-BF16"};
+      if (features.has(CpuFeature::kAvx512Bf16)) return {FormatSupport::kNative, "AVX512-BF16"};
       return {FormatSupport::kEmulated, "no bf16 products on this CPU: computed through float32, slower"};
     case Format::kFloat16:
-      if (cpu_has("amx_fp16")) return {FormatSupport::kNative, "AMX-FP16"};
-      if (cpu_has("avx512_fp16")) return {FormatSupport::kNative, "AVX512-FP16"};
+      if (features.has(CpuFeature::kAmxFp16)) return {FormatSupport::kNative, "AMX-FP16"};
+      if (features.has(CpuFeature::kAvx512Fp16)) return {FormatSupport::kNative, "AVX512-FP16"};
       return {FormatSupport::kEmulated, "no fp16 products on this CPU: computed through float32, slower"};
     default:
       return {FormatSupport::kUnavailable, c10::str("no CPU kernels for ", info(format).name)};
@@ -68,6 +70,9 @@ FormatSupportInfo cuda_support(at::Device device, Format format) {
 }  // namespace
 
 bool cpu_has(const std::string& capability) {
+  for (int i = 0; i < kCpuFeatures; ++i)
+    if (const auto feature = static_cast<CpuFeature>(i); cpu_feature_name(feature) == capability)
+      return hardware_cpu_features().has(feature);
   static const auto capabilities = at::cpu::get_cpu_capabilities();
   const auto found = capabilities.find(capability);
   return found != capabilities.end() && found->second.isBool() && found->second.toBool();

@@ -20,8 +20,8 @@ int64_t cuda_device_count();
 /// Why cuda_device_count() is 0, with the cure, for errors and `mantissa modes`.
 std::string why_no_cuda();
 
-/// Whether the CPU has `capability`, one of libtorch's names (at::cpu::get_cpu_capabilities()); what is
-/// absent on other architectures it has not.
+/// Whether the CPU has `capability`: hardware_cpu_features() by cpu_feature_name(), or another of libtorch's names
+/// (at::cpu::get_cpu_capabilities()). False for every other name.
 bool cpu_has(const std::string& capability);
 
 /// How a device multiplies matrices of a format.

@@ -1,28 +1,17 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "mantissa/core/cpu_tier.h"
-#include "mantissa/kernels/cpu/activation.h"
+#include "mantissa/kernels/element.h"
 
-namespace mantissa {
+namespace mantissa::kernels {
 
-/// A build of the activation kernels inside this binary.
-struct ActivationBuild {
-  CpuTier tier;
-  cpu::ActivateKernel* run;
-  cpu::ActivateBackwardKernel* run_backward;
-};
-
-/// Best first; the last runs on any CPU.
-const std::vector<ActivationBuild>& activation_builds();
-
-/// The build that was chosen on this CPU, in parallel: see cpu::ActivateKernel for shapes and numerics.
+/// Applied in float32, before the one rounding of a result.
 ///
-/// Threads: at::get_num_threads() of them, for what is worth waking them.
-void activate(cpu::Activation activation, cpu::Element element, const void* x, void* out, int64_t count);
-void activate_backward(cpu::Activation activation, cpu::Element element, const void* gradient, const void* x,
-                       void* out, int64_t count);
+/// Numerics: ReLU is exact and keeps NaN. GELU is x (1 + erf(x / sqrt 2)) / 2, or in tanh's form x / (1 + exp(-2
+///           sqrt(2 / pi) (x + 0.044715 x^3))), within (20 + x^2) 2^-23 of its size; what is below 2^-118 may be 0.
+///           GELU of -inf is NaN, as by libtorch's formula. The error of GELU's derivative is a share of the sizes of
+///           its two terms, because the derivative has a zero.
+enum class Activation : uint8_t { kNone, kRelu, kGelu, kGeluTanh };
 
-}  // namespace mantissa
+}  // namespace mantissa::kernels

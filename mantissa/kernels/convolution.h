@@ -1,54 +1,71 @@
 #pragma once
 
+// Convolutions and their gradients, for any device; on the terms of element.h.
+
 #include <cstdint>
-#include <vector>
 
-#include "mantissa/core/cpu_tier.h"
-#include "mantissa/kernels/cpu/convolution.h"
+#include "mantissa/kernels/element.h"
 
-namespace mantissa {
+namespace mantissa::kernels {
 
-/// A build of the convolution kernels inside this binary.
-struct ConvolutionBuild {
-  CpuTier tier;
-  cpu::ConvolutionKernel *convolve, *convolve_depthwise;
-  cpu::ConvolutionWeightKernel *convolve_weight, *convolve_depthwise_weight;
-  cpu::ConvolutionKernel* convolve_groups;  ///< null: groups are computed one by one
-  cpu::ConvolutionWeightKernel* convolve_groups_weight;
-  cpu::ConvolutionKernel* convolve_few;  ///< null: few results are computed like many
-  cpu::AddBlockSums* add_block_sums;     ///< null: threads do not share the blocks of a weight's gradient
-  int64_t tile_rows, tile_cols;          ///< parts of a group's channels begin at multiples of these
+/// Images of up to three dimensions (depth, height, width; missing ones have size 1), or a weight, whose images are its
+/// kernels, in the device's memory. Strides count elements and may have any sign, and may be 0 in what is only read.
+template <typename Pointer>
+struct ImagesOf {
+  Pointer data = nullptr;
+  Element element = Element::kFloat32;
+  int64_t group_stride = 0, image_stride = 0, channel_stride = 0;
+  int64_t strides[3] = {};
+};
+using ConstImages = ImagesOf<const void*>;
+using Images = ImagesOf<void*>;
+
+/// One dimension: tap t of result i reads the source at origin + i * step + t * dilation. Outside of [0, size) there
+/// are zeros, which are multiplied like any other value: 0 times Inf is NaN there, too.
+struct Axis {
+  int64_t size = 1;  ///< of the source
+  int64_t out = 1, taps = 1;
+  int64_t step = 1, dilation = 1, origin = 0;
 };
 
-/// Best first; the last runs on any CPU.
-const std::vector<ConvolutionBuild>& convolution_builds();
-
-/// Whether `c` is within what the scratch takes: kernels of up to cpu::kConvolutionDepth taps that reach over
-/// no more of the source than cpu::kConvolutionSource.
-bool is_computable(const cpu::Convolution& c);
-bool is_computable(const cpu::ConvolutionWeight& c);
-
-/// Computes convolutions, which do not depend on each other, in one parallel region: see cpu::Convolution for
-/// shapes and numerics. Their `block` and `block_channels` are chosen here.
+/// out[n, o, i] = bias[o] + the sum over taps t and channels c of source[n, c, position(i, t)] weight[o, c, t], in each
+/// of `groups` groups. The gradient of the input is such a convolution with another list of taps.
 ///
-/// Threads: at::get_num_threads() of them, or the calling one alone inside another region or where the work
-///          would not pay for waking them. Results do not depend on their number.
-/// Memory:  at most 3.1 MiB per thread, kept until the thread ends.
-/// Errors:  c10::Error unless is_computable().
-void convolution(const std::vector<cpu::Convolution>& convolutions, const ConvolutionBuild& build);
+/// Shapes:   every size is at least 1; taps may be 0, and then the result is the bias.
+/// Numerics: sums are float32, in an order that depends neither on threads nor on the CPU's tier
+///           (cpu/convolution_kernel.h has it), then the bias, then one rounding, to nearest even, NaN kept.
+/// Bound:    that of Gemm, with k = channels * taps.
+/// Errors:   none; `out` overlaps nothing.
+struct Convolution {
+  int64_t batch = 1, groups = 1;
+  int64_t channels = 1, outputs = 1;  ///< of each group
+  Axis axes[3];
+  ConstImages source;
+  ConstImages weight;  ///< image_stride: from one result's kernel to the next
+  const void* bias = nullptr;
+  Element bias_element = Element::kFloat32;
+  int64_t bias_stride = 0;
+  Images out;
+  /// The adjoint of a depthwise convolution that has the axes `forward`, in one pass: out[n, o, y] = the sum of
+  /// source[n, o, i] weight[o, t] over the taps t, the last one first, and the results i for which y is position(i, t).
+  /// `axes` then say how large source and result are and bound what a block reads: (extent + taps - 1) pixels.
+  bool is_turned = false;
+  Axis forward[3];
+};
 
-/// The gradient of a weight: see cpu::ConvolutionWeight. Its `block` is chosen here.
+/// out[o, c, t] = the sum over images n and results i of gradient[n, o, i] source[n, c, position(i, t)]: the gradient
+/// of a Convolution's weight.
 ///
-/// Threads, Errors: as convolution().
-/// Memory:  at most 2.6 MiB per thread, for kernels of more than 256 taps up to 6.3 MiB; of the calling thread
-///          up to 8 MiB more where threads share blocks.
-void convolution_weight(cpu::ConvolutionWeight c, const ConvolutionBuild& build);
+/// Shapes:   those of Convolution; every size is at least 1.
+/// Numerics: likewise.
+/// Bound:    that of Gemm, with k the number of results.
+/// Errors:   none; `out` overlaps nothing.
+struct ConvolutionWeight {
+  int64_t batch = 1, groups = 1;
+  int64_t channels = 1, outputs = 1;  ///< of each group
+  Axis axes[3];
+  ConstImages source, gradient;
+  Images out;  ///< image_stride: from one result's kernel to the next
+};
 
-/// The adjoint of `c`, which is the gradient of its source and a transposed convolution: c.source is now
-/// where the gradient of c's results is read, c.out where that of c's source is written; axes, channels,
-/// outputs and weight are still those of c. One convolution for each remainder of a position by the axes'
-/// steps: there every result has the same taps. A depthwise one is a single pass: see
-/// cpu::Convolution::is_turned.
-std::vector<cpu::Convolution> adjoint(const cpu::Convolution& c);
-
-}  // namespace mantissa
+}  // namespace mantissa::kernels

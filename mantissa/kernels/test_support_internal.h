@@ -8,7 +8,7 @@
 
 namespace mantissa::test {
 
-/// Every element of `got` is as near to the exact result as cpu::Gemm promises: `k` products of which
+/// Every element of `got` is as near to the exact result as kernels::Gemm promises: `k` products of which
 /// `magnitude` is the exact sum of the absolute values (the addend's, too) are added in float32, an error of
 /// at most (k + 2) eps32 magnitude; the factors, addend and activation are a few roundings more; then one
 /// rounding to got's dtype. `exact` and `magnitude`: float64, of got's shape. Where exact is not finite,

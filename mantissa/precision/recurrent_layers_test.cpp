@@ -10,7 +10,7 @@
 
 #include <torch/torch.h>
 
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/precision/registry.h"
 
 namespace mantissa::recurrent_layers_test {

@@ -13,7 +13,7 @@
 
 #include "mantissa/core/default_dtype.h"
 #include "mantissa/core/state_dict.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/precision/state_keys_internal.h"
 

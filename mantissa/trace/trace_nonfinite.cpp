@@ -13,7 +13,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/trace/observer_internal.h"
 #include "mantissa/trace/report_internal.h"
 #include "mantissa/trace/values_internal.h"

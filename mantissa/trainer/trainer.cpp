@@ -12,7 +12,7 @@
 #include "mantissa/core/device.h"
 #include "mantissa/core/error_message.h"
 #include "mantissa/core/out_of_memory.h"
-#include "mantissa/kernels/choice.h"
+#include "mantissa/kernels/aten/choice.h"
 #include "mantissa/precision/channels_last.h"
 #include "mantissa/precision/init.h"
 #include "mantissa/precision/registry.h"

@@ -8,7 +8,7 @@
 
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/core/suggest.h"
-#include "mantissa/kernels/choice.h"
+#include "mantissa/kernels/aten/choice.h"
 
 namespace mantissa {
 namespace {

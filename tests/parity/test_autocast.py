@@ -191,7 +191,7 @@ def registrations(tmp_path):
 
 def test_pe22_both_sides_have_the_same_lists(tmp_path):
     ours = registrations(tmp_path)
-    # A whole LSTM is Mantissa's, since oneDNN's cannot train in fp16: kernels/recurrent_internal.h.
+    # A whole LSTM is Mantissa's, since oneDNN's cannot train in fp16: kernels/aten/recurrent_internal.h.
     for key, only_ours, only_with_cuda in (("AutocastCPU", {"aten::lstm.input"}, set()),
                                            ("AutocastCUDA", set(), {"aten::_cudnn_rnn"})):
         theirs = set(torch._C._dispatch_get_registrations_for_dispatch_key(key))

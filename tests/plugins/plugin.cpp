@@ -2,8 +2,8 @@
 
 #include "plugin.h"
 
-#include "mantissa/kernels/choice.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/aten/choice.h"
+#include "mantissa/kernels/aten/overrides.h"
 
 extern "C" __attribute__((visibility("default"))) const Plugin plugin;
 const Plugin plugin = {mantissa::enable_cpu_kernels,

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/aten/overrides.h"
 #include "opened.h"
 
 namespace {

@@ -42,7 +42,7 @@ def stock():
 
 
 def sum_error(magnitude, products):
-    """E of docs/cpu-kernels.md: what a float32 sum of so many products may be off; `magnitude` is the sum of |a||b|."""
+    """E of docs/cpu-kernels-numerics.md: what a float32 sum of so many products may be off; `magnitude` is the sum of |a||b|."""
     return (products + 8) * 2.0**-24 * magnitude
 
 

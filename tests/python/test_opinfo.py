@@ -3,7 +3,7 @@
 Each operation is called as it is, on tensors with gaps, into out=, in place, and differentiated twice. Strides, dtypes
 and errors must be PyTorch's, and so must the bits of what the kernels do not touch, float32 and float64 above all. A
 16-bit result may have other bits: it is then compared with float64.
-- An operation that is one product (ONE_ROUNDING) must keep the bound of docs/cpu-kernels.md.
+- An operation that is one product (ONE_ROUNDING) must keep the bound of docs/cpu-kernels-numerics.md.
 - Others, and all gradients, round several times on their way, and how the errors meet is chance. No element may be
   further off than one rounding, or than WORST times the worst of PyTorch's own; and over all samples the root of the
   mean square may be no more than MEAN times PyTorch's, or that of one rounding.

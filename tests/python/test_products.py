@@ -1,4 +1,4 @@
-"""Products of random sizes and layouts, and their gradients: within docs/cpu-kernels.md's bound, or PyTorch's own."""
+"""Products of random sizes and layouts, and their gradients: within docs/cpu-kernels-numerics.md's bound, or PyTorch's own."""
 
 import random
 

@@ -4,11 +4,11 @@
 
 #include <type_traits>
 
-#include "mantissa/kernels/cpu/activation.h"
+#include "mantissa/kernels/cpu/activation_kernel.h"
 #include "mantissa/kernels/cpu/elements_internal.h"
 #include "mantissa/kernels/cpu/math_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
 /// The normal distribution at x.
 template <class V>
@@ -161,4 +161,4 @@ void activate_backward_with(Activation activation, Element element, const void* 
   });
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

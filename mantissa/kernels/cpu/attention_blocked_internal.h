@@ -3,33 +3,33 @@
 // Attention, written once for every tier with vectors, on the terms of gemm_blocked_internal.h and
 // math_internal.h.
 //
-// Everything is computed transposed, a panel of as many queries as a tile has columns at a time: scores are
+// Everything is computed transposed, a panel of NR queries at a time: scores are
 // keys x queries, so that one lane is one query, whose largest score, sum and mask need no work across lanes,
-// and so that the tile of scores is, as it is stored, the right operand of the next product.
+// and so that the micro-tile of scores is, as it is stored, the right operand of the next product.
 
 #include <cfloat>
 
-#include "mantissa/kernels/cpu/attention.h"
+#include "mantissa/kernels/cpu/attention_kernel.h"
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 #include "mantissa/kernels/cpu/math_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
-/// What both directions know of the problem.
+/// The sizes of blocks, for the forward and the backward pass.
 template <class V>
 struct AttentionShape {
-  static constexpr int64_t kColumns = V::kVectors * V::kLanes;  ///< the queries of a panel
+  static constexpr int64_t kNR = V::kVectors * V::kLanes;  ///< the queries of a panel
 
-  /// The keys of a block: a multiple of every tier's rows of a tile, so that all have the same blocks.
+  /// The keys of a block: a multiple of every tier's MR, so that all have the same blocks.
   static int64_t keys(const Attention& g, int64_t floats, int64_t most) {
     constexpr int64_t kMultiple = 12;
-    static_assert(kMultiple % V::kRows == 0);
-    return fit(floats / g.width / kMultiple * kMultiple, kMultiple, most, up(g.keys, V::kRows));
+    static_assert(kMultiple % V::kMR == 0);
+    return fit(floats / g.width / kMultiple * kMultiple, kMultiple, most, up(g.keys, V::kMR));
   }
 
   /// The queries of a block: whole panels.
   static int64_t queries(const Attention& g, int64_t floats, int64_t most) {
-    return fit(floats / g.width / kColumns * kColumns, kColumns, most, up(g.queries, kColumns));
+    return fit(floats / g.width / kNR * kNR, kNR, most, up(g.queries, kNR));
   }
 
   static int64_t fit(int64_t wanted, int64_t fewest, int64_t most, int64_t all) {
@@ -51,7 +51,7 @@ struct AttentionShape {
 template <class V>
 ConstMatrix of_head(const ConstHeads& heads, int64_t batch, int64_t head) {
   ConstMatrix matrix = heads;
-  matrix.data = at<V>(heads, batch * heads.batch_stride + head * heads.head_stride);
+  matrix.data = element_at<V>(heads, batch * heads.batch_stride + head * heads.head_stride);
   return matrix;
 }
 
@@ -66,15 +66,15 @@ Matrix of_head(const Heads& heads, int64_t batch, int64_t head) {
 /// Rows [row, row + rows) of `x` become lanes, `width` columns the depth: see pack().
 template <class V, int kWidth>
 void pack_rows(const ConstMatrix& x, int64_t row, int64_t rows, int64_t width, float* to) {
-  pack<V, kWidth>(x.element, x.element, {at<V>(x, row * x.row_stride), x.row_stride, x.col_stride, rows},
-                  rows, width, to);
+  pack<V, kWidth>(x.element, x.element,
+                  {element_at<V>(x, row * x.row_stride), x.row_stride, x.col_stride, rows}, rows, width, to);
 }
 
 /// The `width` columns of `x` become lanes, rows [row, row + rows) the depth.
 template <class V, int kWidth>
 void pack_columns(const ConstMatrix& x, int64_t row, int64_t rows, int64_t width, float* to) {
-  pack<V, kWidth>(x.element, x.element, {at<V>(x, row * x.row_stride), x.col_stride, x.row_stride, width},
-                  width, rows, to);
+  pack<V, kWidth>(x.element, x.element,
+                  {element_at<V>(x, row * x.row_stride), x.col_stride, x.row_stride, width}, width, rows, to);
 }
 
 /// In place, of whole vectors.
@@ -87,10 +87,10 @@ void multiply_all(float* values, int64_t count, float factor) {
 /// -inf for the first lanes that a load takes, inf for the others.
 template <class V>
 struct Hiding {
-  float values[2 * AttentionShape<V>::kColumns];
+  float values[2 * AttentionShape<V>::kNR];
   constexpr Hiding() : values() {
-    for (int i = 0; i < 2 * AttentionShape<V>::kColumns; ++i)
-      values[i] = i < AttentionShape<V>::kColumns ? -__builtin_inff() : __builtin_inff();
+    for (int i = 0; i < 2 * AttentionShape<V>::kNR; ++i)
+      values[i] = i < AttentionShape<V>::kNR ? -__builtin_inff() : __builtin_inff();
   }
 };
 
@@ -101,33 +101,33 @@ struct ScorePanel {
   int64_t vectors;         ///< that the queries fill
 };
 
-/// scores[key * kColumns + query] = scale * query key^T + mask of `panel`. `keys` and `queries` are packed,
+/// scores[key * kNR + query] = scale * query key^T + mask of `panel`. `keys` and `queries` are packed,
 /// the queries multiplied by the scale; `mask_panel` has the place of a panel's scores.
 template <class V>
 void score_panel(const Attention& g, const ConstMatrix& mask, const ScorePanel& panel, const float* keys,
                  const float* queries, float* mask_panel, float* scores) {
-  constexpr int64_t kColumns = AttentionShape<V>::kColumns;
+  constexpr int64_t kNR = AttentionShape<V>::kNR;
   static constexpr Hiding<V> kHiding;
-  for (int64_t i = 0; i < panel.keys; i += V::kRows) {
-    const int64_t rows = least<V>(panel.keys - i, V::kRows);
-    Tiles<V>::kOf[(rows - 1) * V::kVectors + panel.vectors - 1](g.width, keys + i * g.width, queries,
-                                                                scores + i * kColumns, kColumns, false);
+  for (int64_t i = 0; i < panel.keys; i += V::kMR) {
+    const int64_t rows = least<V>(panel.keys - i, V::kMR);
+    MicroKernels<V>::kOf[(rows - 1) * V::kVectors + panel.vectors - 1](g.width, keys + i * g.width, queries,
+                                                                       scores + i * kNR, kNR, false);
   }
   if (mask.data != nullptr) {
-    pack<V, kColumns>(mask.element, mask.element,
-                      {at<V>(mask, panel.query * mask.row_stride + panel.key * mask.col_stride),
-                       mask.row_stride, mask.col_stride, panel.queries},
-                      panel.queries, panel.keys, mask_panel);
-    for (int64_t i = 0; i < panel.keys * kColumns; i += kColumns)
+    pack<V, kNR>(mask.element, mask.element,
+                 {element_at<V>(mask, panel.query * mask.row_stride + panel.key * mask.col_stride),
+                  mask.row_stride, mask.col_stride, panel.queries},
+                 panel.queries, panel.keys, mask_panel);
+    for (int64_t i = 0; i < panel.keys * kNR; i += kNR)
       for (int64_t j = i; j < i + panel.vectors * V::kLanes; j += V::kLanes)
         V::store(scores + j, V::add(V::load(scores + j), V::load(mask_panel + j)));
   }
   if (!g.causal) return;
   for (int64_t i = panel.query >= panel.key ? panel.query - panel.key + 1 : 0; i < panel.keys; ++i) {
-    const int64_t hidden = least<V>(panel.key + i - panel.query, kColumns);
+    const int64_t hidden = least<V>(panel.key + i - panel.query, kNR);
     for (int64_t j = 0; j < panel.vectors * V::kLanes; j += V::kLanes) {
-      float* const at = scores + i * kColumns + j;
-      V::store(at, V::min(V::load(at), V::load(kHiding.values + kColumns - hidden + j)));
+      float* const at = scores + i * kNR + j;
+      V::store(at, V::min(V::load(at), V::load(kHiding.values + kNR - hidden + j)));
     }
   }
 }
@@ -137,18 +137,18 @@ void score_panel(const Attention& g, const ConstMatrix& mask, const ScorePanel& 
 template <class V>
 typename V::Float weigh(int64_t keys, float* scores, float* largest, float* sum) {
   using Float = typename V::Float;
-  constexpr int64_t kColumns = AttentionShape<V>::kColumns;
+  constexpr int64_t kNR = AttentionShape<V>::kNR;
   const Float before = V::load(largest);
   Float most[4] = {before, before, before, before};
   int64_t i = 0;
   for (; i + 4 <= keys; i += 4)
-    for (int j = 0; j < 4; ++j) most[j] = V::max(V::load(scores + (i + j) * kColumns), most[j]);
-  for (; i < keys; ++i) most[0] = V::max(V::load(scores + i * kColumns), most[0]);
+    for (int j = 0; j < 4; ++j) most[j] = V::max(V::load(scores + (i + j) * kNR), most[j]);
+  for (; i < keys; ++i) most[0] = V::max(V::load(scores + i * kNR), most[0]);
   const Float now = V::max(V::max(most[0], most[1]), V::max(most[2], most[3]));
   Float added = V::zero();
   for (i = 0; i < keys; ++i) {
-    const Float weight = exp<V>(V::sub(V::load(scores + i * kColumns), now));
-    V::store(scores + i * kColumns, weight);
+    const Float weight = exp<V>(V::sub(V::load(scores + i * kNR), now));
+    V::store(scores + i * kNR, weight);
     added = V::add(added, weight);
   }
   const Float factor = exp<V>(V::sub(before, now));
@@ -157,19 +157,19 @@ typename V::Float weigh(int64_t keys, float* scores, float* largest, float* sum)
   return factor;
 }
 
-/// to[query][column] = factor[query] * from[column * kColumns + query], rounded.
+/// to[query][column] = factor[query] * from[column * kNR + query], rounded.
 template <class V, class Out>
 void store_turned(const float* from, const float* factor, int64_t queries, int64_t width,
                   typename Out::Storage* to, int64_t row_stride, int64_t col_stride) {
   using Float = typename V::Float;
-  constexpr int64_t kColumns = AttentionShape<V>::kColumns;
+  constexpr int64_t kNR = AttentionShape<V>::kNR;
   for (int64_t q = 0; q < queries; q += V::kLanes) {
     const Float factors = V::load(factor + q);
     for (int64_t d = 0; d < width; d += V::kLanes) {
       const int64_t cols = least<V>(width - d, V::kLanes), rows = least<V>(queries - q, V::kLanes);
       Float turned[V::kLanes];
       for (int64_t i = 0; i < V::kLanes; ++i)
-        turned[i] = i < cols ? V::mul(factors, V::load(from + (d + i) * kColumns + q)) : V::zero();
+        turned[i] = i < cols ? V::mul(factors, V::load(from + (d + i) * kNR + q)) : V::zero();
       V::transpose(turned);
       auto* const out = to + q * row_stride + d * col_stride;
       if (cols == V::kLanes && col_stride == 1) {
@@ -228,16 +228,16 @@ struct AttentionScratch {
       : block_keys(Shape::keys(g, kAttentionKeyFloats, kAttentionKeys)),
         block_queries(Shape::queries(g, kAttentionQueryFloats, kAttentionQueries)),
         keys(Shape::take(memory, size, block_keys * g.width)),
-        values(Shape::take(memory, size, Shape::up(g.width, V::kRows) * block_keys)),
+        values(Shape::take(memory, size, Shape::up(g.width, V::kMR) * block_keys)),
         queries(Shape::take(memory, size, block_queries * g.width)),
         outs(Shape::take(memory, size, block_queries * g.width)),
         largest(Shape::take(memory, size, block_queries)),
         sums(Shape::take(memory, size, block_queries)),
-        scores(Shape::take(memory, size, block_keys * Shape::kColumns)),
-        mask(Shape::take(memory, size, g.mask.data ? block_keys * Shape::kColumns : 0)) {}
+        scores(Shape::take(memory, size, block_keys * Shape::kNR)),
+        mask(Shape::take(memory, size, g.mask.data ? block_keys * Shape::kNR : 0)) {}
   int64_t size = 0;
   int64_t block_keys, block_queries;
-  float *keys, *values;   ///< packed for the tile's rows: keys as lanes, columns as lanes
+  float *keys, *values;   ///< micro-panels of MR: keys as lanes, columns as lanes
   float *queries, *outs;  ///< panels of queries; sums, turned
   float *largest, *sums;  ///< of each query
   float *scores, *mask;   ///< of one panel
@@ -254,11 +254,11 @@ void attend_block(const Attention& g, int64_t batch, int64_t head, int64_t query
                   const AttentionScratch<V>& scratch) {
   using Shape = AttentionShape<V>;
   using Float = typename V::Float;
-  constexpr int64_t kColumns = Shape::kColumns;
-  const int64_t kv_head = head / (g.heads / g.kv_heads), padded = Shape::up(queries, kColumns);
+  constexpr int64_t kNR = Shape::kNR;
+  const int64_t kv_head = head / (g.heads / g.kv_heads), padded = Shape::up(queries, kNR);
   const ConstMatrix key = of_head<V>(g.key, batch, kv_head), value = of_head<V>(g.value, batch, kv_head);
   const ConstMatrix mask = g.mask.data ? of_head<V>(g.mask, batch, head) : ConstMatrix{};
-  pack_rows<V, kColumns>(of_head<V>(g.query, batch, head), query, queries, g.width, scratch.queries);
+  pack_rows<V, kNR>(of_head<V>(g.query, batch, head), query, queries, g.width, scratch.queries);
   multiply_all<V>(scratch.queries, padded * g.width, g.scale);
   for (int64_t i = 0; i < padded; i += V::kLanes) {
     V::store(scratch.largest + i, V::set(-FLT_MAX));
@@ -268,10 +268,10 @@ void attend_block(const Attention& g, int64_t batch, int64_t head, int64_t query
   const int64_t end = g.causal ? least<V>(g.keys, query + queries) : g.keys;
   for (int64_t k = 0; k < end; k += scratch.block_keys) {
     const int64_t keys = least<V>(scratch.block_keys, end - k);
-    pack_rows<V, V::kRows>(key, k, keys, g.width, scratch.keys);
-    pack_columns<V, V::kRows>(value, k, keys, g.width, scratch.values);
-    for (int64_t j = 0; j < queries; j += kColumns) {
-      const int64_t here = least<V>(kColumns, queries - j);
+    pack_rows<V, V::kMR>(key, k, keys, g.width, scratch.keys);
+    pack_columns<V, V::kMR>(value, k, keys, g.width, scratch.values);
+    for (int64_t j = 0; j < queries; j += kNR) {
+      const int64_t here = least<V>(kNR, queries - j);
       const int64_t seen = g.causal ? least<V>(keys, query + j + here - k) : keys;
       if (seen <= 0) continue;
       const ScorePanel panel = {query + j, here, k, seen, (here + V::kLanes - 1) / V::kLanes};
@@ -282,11 +282,11 @@ void attend_block(const Attention& g, int64_t batch, int64_t head, int64_t query
         const Float factor =
             weigh<V>(seen, scratch.scores + v, scratch.largest + j + v, scratch.sums + j + v);
         for (int64_t d = 0; k > 0 && d < g.width; ++d)
-          V::store(outs + d * kColumns + v, V::mul(V::load(outs + d * kColumns + v), factor));
+          V::store(outs + d * kNR + v, V::mul(V::load(outs + d * kNR + v), factor));
       }
-      for (int64_t d = 0; d < g.width; d += V::kRows)
-        Tiles<V>::kOf[(least<V>(g.width - d, V::kRows) - 1) * V::kVectors + panel.vectors - 1](
-            seen, scratch.values + d * keys, scratch.scores, outs + d * kColumns, kColumns, k > 0);
+      for (int64_t d = 0; d < g.width; d += V::kMR)
+        MicroKernels<V>::kOf[(least<V>(g.width - d, V::kMR) - 1) * V::kVectors + panel.vectors - 1](
+            seen, scratch.values + d * keys, scratch.scores, outs + d * kNR, kNR, k > 0);
     }
   }
 
@@ -299,9 +299,9 @@ void attend_block(const Attention& g, int64_t batch, int64_t head, int64_t query
   for (int64_t i = 0; i < padded; i += V::kLanes)
     V::store(scratch.sums + i, V::div(V::set(1), V::max(V::set(1), V::load(scratch.sums + i))));
   const Matrix out = of_head<V>(g.out, batch, head);
-  for (int64_t j = 0; j < queries; j += kColumns)
-    store_turned<V>(scratch.outs + j * g.width, scratch.sums + j, least<V>(kColumns, queries - j), g.width,
-                    out, query + j);
+  for (int64_t j = 0; j < queries; j += kNR)
+    store_turned<V>(scratch.outs + j * g.width, scratch.sums + j, least<V>(kNR, queries - j), g.width, out,
+                    query + j);
 }
 
 template <class V>
@@ -312,4 +312,4 @@ void attention_blocked(const Attention& g, const AttentionPart& part, float* mem
                     scratch);
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

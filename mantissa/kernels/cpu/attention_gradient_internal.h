@@ -5,15 +5,15 @@
 
 #include "mantissa/kernels/cpu/attention_blocked_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
-/// A tile's left operand whose rows are keys and whose steps are queries, read from panels of scores: element
-/// (row, k) at [row * kColumns + k], and for each panel further `panel` floats on.
+/// A micro-kernel's left operand whose rows are keys and whose steps are queries, read from panels of scores: element
+/// (row, k) at [row * kNR + k], and for each panel further `panel` floats on.
 template <class V>
 struct AcrossPanels {
-  static constexpr int64_t kColumns = AttentionShape<V>::kColumns, kRowStep = kColumns, kStep = 1;
-  int64_t run(int64_t depth) const { return least<V>(depth, kColumns); }
-  void next_run() { at += panel - kColumns; }
+  static constexpr int64_t kNR = AttentionShape<V>::kNR, kRowStep = kNR, kStep = 1;
+  int64_t run(int64_t depth) const { return least<V>(depth, kNR); }
+  void next_run() { at += panel - kNR; }
   const float* at;
   int64_t panel;
 };
@@ -25,29 +25,29 @@ struct GradientScratch {
   GradientScratch(const Attention& g, int64_t keys, float* memory)
       : block_keys(Shape::keys(g, kGradientKeyFloats, kGradientKeys)),
         block_queries(Shape::queries(g, kGradientQueryFloats, kGradientQueries)),
-        row_stride(Shape::up(g.width, Shape::kColumns)),
+        row_stride(Shape::up(g.width, Shape::kNR)),
         key_rows(Shape::take(memory, size, block_keys * g.width)),
         value_rows(Shape::take(memory, size, block_keys * g.width)),
-        key_columns(Shape::take(memory, size, Shape::up(g.width, V::kRows) * block_keys)),
+        key_columns(Shape::take(memory, size, Shape::up(g.width, V::kMR) * block_keys)),
         query_rows(Shape::take(memory, size, block_queries * g.width)),
         grad_out_rows(Shape::take(memory, size, block_queries * g.width)),
         query_columns(Shape::take(memory, size, row_stride * block_queries)),
         grad_out_columns(Shape::take(memory, size, row_stride * block_queries)),
-        out_rows(Shape::take(memory, size, Shape::kColumns * g.width)),
+        out_rows(Shape::take(memory, size, Shape::kNR * g.width)),
         logsumexp(Shape::take(memory, size, block_queries)),
         offsets(Shape::take(memory, size, block_queries)),
-        scale(Shape::take(memory, size, Shape::kColumns)),
+        scale(Shape::take(memory, size, Shape::kNR)),
         weights(Shape::take(memory, size, block_keys * block_queries)),
         grad_scores(Shape::take(memory, size, block_keys * block_queries)),
-        mask(Shape::take(memory, size, g.mask.data ? block_keys * Shape::kColumns : 0)),
+        mask(Shape::take(memory, size, g.mask.data ? block_keys * Shape::kNR : 0)),
         grad_queries(Shape::take(memory, size, block_queries * g.width)),
         grad_keys(Shape::take(memory, size, keys * row_stride)),
         grad_values(Shape::take(memory, size, keys * row_stride)) {}
   int64_t size = 0;
   int64_t block_keys, block_queries;
   int64_t row_stride;                          ///< of grad_keys and grad_values
-  float *key_rows, *value_rows, *key_columns;  ///< packed for the tile's rows, rows or columns as lanes
-  float *query_rows, *grad_out_rows;           ///< packed for its columns, rows as lanes
+  float *key_rows, *value_rows, *key_columns;  ///< micro-panels of MR, rows or columns as lanes
+  float *query_rows, *grad_out_rows;           ///< micro-panels of NR, rows as lanes
   float *query_columns, *grad_out_columns;     ///< likewise, columns as lanes
   float* out_rows;                             ///< of one panel
   float *logsumexp, *offsets;                  ///< of each query; row sums of dO * O
@@ -74,24 +74,24 @@ template <class V>
 void prepare_queries(const Attention& g, const GradientHead& head, int64_t query, int64_t queries,
                      const GradientScratch<V>& scratch) {
   using Shape = AttentionShape<V>;
-  constexpr int64_t kColumns = Shape::kColumns;
-  pack_rows<V, kColumns>(head.query, query, queries, g.width, scratch.query_rows);
-  pack_rows<V, kColumns>(head.grad_out, query, queries, g.width, scratch.grad_out_rows);
-  pack_columns<V, kColumns>(head.query, query, queries, g.width, scratch.query_columns);
-  pack_columns<V, kColumns>(head.grad_out, query, queries, g.width, scratch.grad_out_columns);
-  multiply_all<V>(scratch.query_rows, Shape::up(queries, kColumns) * g.width, g.scale);
+  constexpr int64_t kNR = Shape::kNR;
+  pack_rows<V, kNR>(head.query, query, queries, g.width, scratch.query_rows);
+  pack_rows<V, kNR>(head.grad_out, query, queries, g.width, scratch.grad_out_rows);
+  pack_columns<V, kNR>(head.query, query, queries, g.width, scratch.query_columns);
+  pack_columns<V, kNR>(head.grad_out, query, queries, g.width, scratch.grad_out_columns);
+  multiply_all<V>(scratch.query_rows, Shape::up(queries, kNR) * g.width, g.scale);
   multiply_all<V>(scratch.query_columns, scratch.row_stride * queries, g.scale);
   for (int64_t i = 0; i < queries; ++i)
     scratch.logsumexp[i] = head.logsumexp[(query + i) * g.logsumexp.row_stride];
-  for (int64_t i = queries; i % kColumns != 0; ++i) scratch.logsumexp[i] = 0;
-  for (int64_t j = 0; j < queries; j += kColumns) {
-    const int64_t here = least<V>(kColumns, queries - j);
-    pack_rows<V, kColumns>(head.out, query + j, here, g.width, scratch.out_rows);
+  for (int64_t i = queries; i % kNR != 0; ++i) scratch.logsumexp[i] = 0;
+  for (int64_t j = 0; j < queries; j += kNR) {
+    const int64_t here = least<V>(kNR, queries - j);
+    pack_rows<V, kNR>(head.out, query + j, here, g.width, scratch.out_rows);
     for (int64_t v = 0; v < here; v += V::kLanes) {
       auto sum = V::zero();
       for (int64_t d = 0; d < g.width; ++d)
-        sum = V::fma(V::load(scratch.grad_out_rows + j * g.width + d * kColumns + v),
-                     V::load(scratch.out_rows + d * kColumns + v), sum);
+        sum = V::fma(V::load(scratch.grad_out_rows + j * g.width + d * kNR + v),
+                     V::load(scratch.out_rows + d * kNR + v), sum);
       V::store(scratch.offsets + j + v, sum);
     }
   }
@@ -101,10 +101,10 @@ void prepare_queries(const Attention& g, const GradientHead& head, int64_t query
 template <class V>
 void weigh_gradient(const ScorePanel& panel, const float* logsumexp, const float* offsets, float* weights,
                     float* grads) {
-  constexpr int64_t kColumns = AttentionShape<V>::kColumns;
+  constexpr int64_t kNR = AttentionShape<V>::kNR;
   for (int64_t v = 0; v < panel.vectors * V::kLanes; v += V::kLanes) {
     const auto largest = V::load(logsumexp + v), offset = V::load(offsets + v);
-    for (int64_t i = v; i < panel.keys * kColumns; i += kColumns) {
+    for (int64_t i = v; i < panel.keys * kNR; i += kNR) {
       const auto weight = exp<V>(V::sub(V::load(weights + i), largest));
       V::store(weights + i, weight);
       V::store(grads + i, V::mul(weight, V::sub(V::load(grads + i), offset)));
@@ -116,18 +116,19 @@ void weigh_gradient(const ScorePanel& panel, const float* logsumexp, const float
 template <class V>
 void add_over_queries(const Attention& g, const ScorePanel& block, const float* panels, int64_t panel_floats,
                       const float* columns, float* to, int64_t row_stride) {
-  constexpr int64_t kColumns = AttentionShape<V>::kColumns;
-  for (int64_t d = 0; d < g.width; d += kColumns) {
-    const int64_t vectors = (least<V>(g.width - d, kColumns) + V::kLanes - 1) / V::kLanes;
-    for (int64_t i = 0; i < block.keys; i += V::kRows) {
+  constexpr int64_t kNR = AttentionShape<V>::kNR;
+  for (int64_t d = 0; d < g.width; d += kNR) {
+    const int64_t vectors = (least<V>(g.width - d, kNR) + V::kLanes - 1) / V::kLanes;
+    for (int64_t i = 0; i < block.keys; i += V::kMR) {
       // The first panel that sees the first of these keys; it has scores for all of them.
       const int64_t hidden = g.causal ? block.key + i - block.query : 0;
-      const int64_t first = hidden > 0 ? hidden / kColumns * kColumns : 0;
+      const int64_t first = hidden > 0 ? hidden / kNR * kNR : 0;
       if (first >= block.queries) break;
-      const AcrossPanels<V> rows = {panels + first / kColumns * panel_floats + i * kColumns, panel_floats};
-      Tiles<V, AcrossPanels<V>>::kOf[(least<V>(block.keys - i, V::kRows) - 1) * V::kVectors + vectors - 1](
-          block.queries - first, rows, columns + d * block.queries + first * kColumns,
-          to + i * row_stride + d, row_stride, true);
+      const AcrossPanels<V> rows = {panels + first / kNR * panel_floats + i * kNR, panel_floats};
+      MicroKernels<V, AcrossPanels<V>>::kOf[(least<V>(block.keys - i, V::kMR) - 1) * V::kVectors + vectors -
+                                            1](block.queries - first, rows,
+                                               columns + d * block.queries + first * kNR,
+                                               to + i * row_stride + d, row_stride, true);
     }
   }
 }
@@ -137,32 +138,31 @@ template <class V>
 void add_gradient(const Attention& g, const AttentionGradientPart& part, const GradientHead& head,
                   const ScorePanel& block, const GradientScratch<V>& scratch) {
   using Shape = AttentionShape<V>;
-  constexpr int64_t kColumns = Shape::kColumns;
-  const int64_t panel_floats = scratch.block_keys * kColumns;
-  pack_rows<V, V::kRows>(head.key, block.key, block.keys, g.width, scratch.key_rows);
-  pack_rows<V, V::kRows>(head.value, block.key, block.keys, g.width, scratch.value_rows);
-  if (part.of_queries)
-    pack_columns<V, V::kRows>(head.key, block.key, block.keys, g.width, scratch.key_columns);
-  for (int64_t j = 0; j < block.queries; j += kColumns) {
-    const int64_t here = least<V>(kColumns, block.queries - j);
-    // Whole tiles of keys, which add_over_queries() reads.
+  constexpr int64_t kNR = Shape::kNR;
+  const int64_t panel_floats = scratch.block_keys * kNR;
+  pack_rows<V, V::kMR>(head.key, block.key, block.keys, g.width, scratch.key_rows);
+  pack_rows<V, V::kMR>(head.value, block.key, block.keys, g.width, scratch.value_rows);
+  if (part.of_queries) pack_columns<V, V::kMR>(head.key, block.key, block.keys, g.width, scratch.key_columns);
+  for (int64_t j = 0; j < block.queries; j += kNR) {
+    const int64_t here = least<V>(kNR, block.queries - j);
+    // Whole micro-tiles of keys, which add_over_queries() reads.
     const int64_t seen =
-        g.causal ? least<V>(block.keys, Shape::up(block.query + j + here - block.key, V::kRows)) : block.keys;
+        g.causal ? least<V>(block.keys, Shape::up(block.query + j + here - block.key, V::kMR)) : block.keys;
     if (seen <= 0) continue;
     const ScorePanel panel = {block.query + j, here, block.key, seen, (here + V::kLanes - 1) / V::kLanes};
-    float* const weights = scratch.weights + j / kColumns * panel_floats;
-    float* const grads = scratch.grad_scores + j / kColumns * panel_floats;
+    float* const weights = scratch.weights + j / kNR * panel_floats;
+    float* const grads = scratch.grad_scores + j / kNR * panel_floats;
     score_panel<V>(g, head.mask, panel, scratch.key_rows, scratch.query_rows + j * g.width, scratch.mask,
                    weights);
-    for (int64_t i = 0; i < seen; i += V::kRows)
-      Tiles<V>::kOf[(least<V>(seen - i, V::kRows) - 1) * V::kVectors + panel.vectors - 1](
-          g.width, scratch.value_rows + i * g.width, scratch.grad_out_rows + j * g.width,
-          grads + i * kColumns, kColumns, false);
+    for (int64_t i = 0; i < seen; i += V::kMR)
+      MicroKernels<V>::kOf[(least<V>(seen - i, V::kMR) - 1) * V::kVectors + panel.vectors - 1](
+          g.width, scratch.value_rows + i * g.width, scratch.grad_out_rows + j * g.width, grads + i * kNR,
+          kNR, false);
     weigh_gradient<V>(panel, scratch.logsumexp + j, scratch.offsets + j, weights, grads);
-    for (int64_t d = 0; part.of_queries && d < g.width; d += V::kRows)
-      Tiles<V>::kOf[(least<V>(g.width - d, V::kRows) - 1) * V::kVectors + panel.vectors - 1](
-          seen, scratch.key_columns + d * block.keys, grads,
-          scratch.grad_queries + j * g.width + d * kColumns, kColumns, block.key > 0);
+    for (int64_t d = 0; part.of_queries && d < g.width; d += V::kMR)
+      MicroKernels<V>::kOf[(least<V>(g.width - d, V::kMR) - 1) * V::kVectors + panel.vectors - 1](
+          seen, scratch.key_columns + d * block.keys, grads, scratch.grad_queries + j * g.width + d * kNR,
+          kNR, block.key > 0);
   }
   if (!part.of_keys) return;
   const int64_t sums = (block.key - part.key_begin) * scratch.row_stride;
@@ -179,7 +179,7 @@ void attention_gradient_blocked(const AttentionGradient& gradient, const Attenti
   const Attention& g = gradient.attention;
   const int64_t part_keys = part.key_end - part.key_begin;
   const GradientScratch<V> scratch(g, part.of_keys ? part_keys : 0, memory);
-  for (int64_t i = 0; i < Shape::kColumns; ++i) scratch.scale[i] = g.scale;
+  for (int64_t i = 0; i < Shape::kNR; ++i) scratch.scale[i] = g.scale;
   for (int64_t i = 0; part.of_keys && i < part_keys * scratch.row_stride; ++i)
     scratch.grad_keys[i] = scratch.grad_values[i] = 0;
 
@@ -200,10 +200,9 @@ void attention_gradient_blocked(const AttentionGradient& gradient, const Attenti
       for (int64_t key = part.key_begin; key < end; key += scratch.block_keys)
         add_gradient<V>(g, part, head,
                         {query, queries, key, least<V>(scratch.block_keys, end - key), V::kVectors}, scratch);
-      for (int64_t j = 0; part.of_queries && j < queries; j += Shape::kColumns)
-        store_turned<V>(scratch.grad_queries + j * g.width, scratch.scale,
-                        least<V>(Shape::kColumns, queries - j), g.width,
-                        of_head<V>(gradient.grad_query, part.batch, h), query + j);
+      for (int64_t j = 0; part.of_queries && j < queries; j += Shape::kNR)
+        store_turned<V>(scratch.grad_queries + j * g.width, scratch.scale, least<V>(Shape::kNR, queries - j),
+                        g.width, of_head<V>(gradient.grad_query, part.batch, h), query + j);
     }
   }
   if (!part.of_keys) return;
@@ -213,4 +212,4 @@ void attention_gradient_blocked(const AttentionGradient& gradient, const Attenti
                 of_head<V>(gradient.grad_value, part.batch, part.kv_head), part.key_begin);
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -6,7 +6,7 @@
 #include "mantissa/kernels/cpu/attention_blocked_internal.h"
 #include "mantissa/kernels/cpu/gemv_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
 /// Whether attention_rows() takes `g`: as many queries are answered sooner one by one than keys are packed.
 template <class V>
@@ -18,7 +18,7 @@ bool is_few_rows(const Attention& g) {
 template <class V>
 void widen_row(const ConstMatrix& x, int64_t index, int64_t count, float* to) {
   // One step of panels whose lanes are the row's elements.
-  pack<V, V::kLanes>(x.element, x.element, {at<V>(x, index), x.col_stride, 0, count}, count, 1, to);
+  pack<V, V::kLanes>(x.element, x.element, {element_at<V>(x, index), x.col_stride, 0, count}, count, 1, to);
 }
 
 /// Scores become weights relative to the largest so far; `largest` and `sum` follow. Returns the factor for
@@ -94,4 +94,4 @@ void attention_rows(const Attention& g, const AttentionPart& part, float* memory
     attend_row<V>(g, part.batch, part.head, query, scratch);
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -1,179 +1,54 @@
 #pragma once
 
-// What a tier's convolution kernels take. Seen by every tier, so nothing here may be compiled into code of
-// its own: no function, no torch or STL container header.
-
 #include <cstdint>
+#include <vector>
 
-#include "mantissa/kernels/cpu/gemm.h"
+#include "mantissa/core/cpu_features.h"
+#include "mantissa/kernels/cpu/convolution_kernel.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
-/// Images of up to three dimensions (depth, height, width; missing ones have size 1), or a weight, whose
-/// images are its kernels. Strides count elements and may have any sign; 0 in what is only read.
-template <typename Pointer>
-struct ImagesOf {
-  Pointer data = nullptr;
-  Element element = Element::kFloat32;
-  int64_t group_stride = 0, image_stride = 0, channel_stride = 0;
-  int64_t strides[3] = {};
-};
-using ConstImages = ImagesOf<const void*>;
-using Images = ImagesOf<void*>;
-
-/// One dimension: tap t of result i reads the source at origin + i * step + t * dilation. Outside of
-/// [0, size) there are zeros, which are multiplied like any other value: 0 times Inf is NaN there, too.
-struct Axis {
-  int64_t size = 1;  ///< of the source
-  int64_t out = 1, taps = 1;
-  int64_t step = 1, dilation = 1, origin = 0;
+/// A build of the convolution kernels inside this binary.
+struct ConvolutionBuild {
+  CpuTier tier;
+  ConvolutionKernel *convolve, *convolve_depthwise;
+  ConvolutionWeightKernel *convolve_weight, *convolve_depthwise_weight;
+  ConvolutionKernel* convolve_groups;  ///< null: groups are computed one by one
+  ConvolutionWeightKernel* convolve_groups_weight;
+  ConvolutionKernel* convolve_few;  ///< null: few results are computed like many
+  AddBlockSums* add_block_sums;     ///< null: threads do not share the blocks of a weight's gradient
+  int64_t mr, nr;                   ///< parts of a group's channels begin at multiples of these
 };
 
-/// out[n, o, i] = bias[o] + the sum over taps t and channels c of source[n, c, position(i, t)] weight[o, c,
-/// t], in each of `groups` groups. The gradient of the input, with another list of taps, is one, too.
+/// Best first; the last runs on any CPU.
+const std::vector<ConvolutionBuild>& convolution_builds();
+
+/// Whether `c` is within what the scratch takes: kernels of up to kConvolutionDepth taps that reach over
+/// no more of the source than kConvolutionSource.
+bool is_computable(const Convolution& c);
+bool is_computable(const ConvolutionWeight& c);
+
+/// Computes convolutions that do not depend on each other, in one parallel region, with one build, which this CPU must
+/// be able to run: see Convolution and BlockedConvolution, whose blocks are chosen here.
 ///
-/// Shapes:   all at least 1; taps may be 0, and then the result is the bias.
-/// Numerics: a chain of float32 fused multiply-adds over the taps, the last dimension fastest, and in each
-///           over the channels, for block_channels channels at a time; the sums of such blocks added in
-///           order, then the bias, then one rounding, to nearest even, NaN kept. No result depends on tier or
-///           threads.
-/// Bound:    that of Gemm, with k = channels * taps.
-/// Errors:   none; `out` overlaps nothing.
-struct Convolution {
-  int64_t batch = 1, groups = 1;
-  int64_t channels = 1, outputs = 1;  ///< of each group
-  Axis axes[3];
-  ConstImages source;
-  ConstImages weight;  ///< image_stride: from one result's kernel to the next
-  const void* bias = nullptr;
-  Element bias_element = Element::kFloat32;
-  int64_t bias_stride = 0;
-  Images out;
-  /// The adjoint of a depthwise convolution that has the axes `forward`, in one pass: out[n, o, y] = the sum
-  /// of source[n, o, i] weight[o, t] over the taps t, the last one first, and the results i for which y is
-  /// position(i, t). `axes` then say how large source and result are and bound what a block reads: (extent +
-  /// taps - 1) pixels. The product of forward's steps is at most kTurnedPhases.
-  bool is_turned = false;
-  Axis forward[3];
-  int64_t block_channels = 1;
-  /// What is computed at a time: images, then extents along the axes.
-  int64_t block[4] = {1, 1, 1, 1};
-};
+/// Threads: at::get_num_threads() of them, or the calling one alone inside another region or where the work
+///          would not pay for waking them. Results do not depend on their number.
+/// Memory:  at most 3.1 MiB per thread, kept until the thread ends.
+/// Errors:  c10::Error unless is_computable().
+void convolution(const std::vector<Convolution>& convolutions, const ConvolutionBuild& build);
 
-constexpr int64_t kTurnedPhases = 64;
-
-/// The results that a call computes: blocks [block_begin, block_end), counted with the width fastest, of one
-/// group's channels [output_begin, output_end).
-struct ConvolutionPart {
-  int64_t group, block_begin, block_end, output_begin, output_end;
-};
-
-/// The greatest depth (taps times channels) of a chain of sums and of a packed panel of the weight.
-constexpr int64_t kConvolutionDepth = 1152;
-/// A block's results, and the float32 values that it needs from the source (1 MiB).
-constexpr int64_t kConvolutionPixels = 1024, kConvolutionSource = int64_t{1} << 18;
-/// A weight of at most this many float32 values (1 MiB) is packed once for all blocks of a part. See
-/// ConvolutionScratch::stays.
-constexpr int64_t kConvolutionWeights = int64_t{1} << 18;
-/// How many results of a pixel keep their sums until the next block of channels, rounded up to the tile's.
-constexpr int64_t kConvolutionColumns = 256;
-
-/// Working memory of one call; 64-byte aligned.
-struct ConvolutionScratch {
-  float* source;       ///< of one block, and kGemmSlack
-  float* weights;      ///< of the part, if they stay, else of one panel
-  bool stays;          ///< whether a part's weights are packed once for all its blocks
-  float* sums;         ///< kConvolutionPixels, rounded up to 48, x the columns that wait, if there are any
-  int64_t* source_at;  ///< kConvolutionPixels + 48: where a result's first tap lies
-  int64_t* out_at;     ///< likewise: where the result lies
-};
-
-using ConvolutionKernel = void(const Convolution&, const ConvolutionPart&, const ConvolutionScratch&);
-
-/// out[o, c, t] = the sum over images n and results i of gradient[n, o, i] source[n, c, position(i, t)]: the
-/// gradient of a Convolution's weight.
+/// The gradient of a weight: see ConvolutionWeight and BlockedConvolutionWeight, whose blocks are chosen here.
 ///
-/// Shapes:   those of Convolution; all at least 1.
-/// Numerics: a chain of float32 fused multiply-adds over the results of a block, the last axis fastest; the
-///           sums of such blocks added in order, then one rounding, to nearest even, NaN kept. Blocks depend
-///           on shape and layout alone, so no result depends on tier or threads.
-/// Bound:    that of Gemm, with k the number of results.
-/// Errors:   none; `out` overlaps nothing.
-struct ConvolutionWeight {
-  int64_t batch = 1, groups = 1;
-  int64_t channels = 1, outputs = 1;  ///< of each group
-  Axis axes[3];
-  ConstImages source, gradient;
-  Images out;  ///< image_stride: from one result's kernel to the next
-  int64_t block[4] = {1, 1, 1, 1};
-};
+/// Threads, Errors: as convolution().
+/// Memory:  at most 2.6 MiB per thread, for kernels of more than 256 taps up to 6.3 MiB; of the calling thread
+///          up to 8 MiB more where threads share blocks.
+void convolution_weight(const ConvolutionWeight& c, const ConvolutionBuild& build);
 
-/// The weights that a call computes, of one group, and the blocks whose sums it makes. Only a call with all
-/// blocks writes the weights, or one with none, whose scratch has the finished sums.
-struct ConvolutionWeightPart {
-  int64_t group, channel_begin, channel_end, output_begin, output_end;
-  int64_t block_begin, block_end;
-  bool writes;
-};
+/// The adjoint of `c`, which is the gradient of its source and a transposed convolution: c.source is now
+/// where the gradient of c's results is read, c.out where that of c's source is written; axes, channels,
+/// outputs and weight are still those of c. One convolution for each remainder of a position by the axes'
+/// steps: there every result has the same taps. A depthwise one is a single pass: see
+/// Convolution::is_turned.
+std::vector<Convolution> adjoint(const Convolution& c);
 
-/// A block's results: their source and gradient shall stay in the first cache level for a tile.
-constexpr int64_t kConvolutionChain = 256;
-/// A part's weights in float32 (1 MiB), unless one tile has more, and its channels of the gradient.
-constexpr int64_t kConvolutionSums = int64_t{1} << 18, kConvolutionOutputs = 512;
-
-/// The sums of blocks that threads share, at a time (8 MiB), in float32.
-constexpr int64_t kSharedSums = int64_t{1} << 21;
-
-struct ConvolutionWeightScratch {
-  float* source;    ///< of one block, and kGemmSlack
-  float* gradient;  ///< kConvolutionChain x the part's outputs, rounded up to a tile's side, and kGemmSlack
-  float* sums;      ///< the outputs x the runs of taps and channels, rounded up to the tile's columns, and
-                    ///< kGemmSlack: a tap's channels are read as whole vectors
-  int64_t block_sums;  ///< 0: the blocks' sums are added up; else each has its own, so far from the last, and
-                       ///< the weights are not written
-};
-
-using ConvolutionWeightKernel = void(const ConvolutionWeight&, const ConvolutionWeightPart&,
-                                     const ConvolutionWeightScratch&);
-
-/// to[i] += from[i], then from[stride + i] and so on, of `blocks` blocks in order, for `count` sums; not
-/// `accumulate`: the first block's are taken as they are. `count` is a multiple of 16.
-using AddBlockSums = void(const float* from, int64_t stride, int64_t blocks, int64_t count, bool accumulate,
-                          float* to);
-
-/// Depthwise: channel o of the results comes from channel o of the source alone, so that weight[o, t] has no
-/// c. `groups` and `channels` are 1, the part's group and channels are not looked at. Otherwise as above,
-/// also in numerics. Windows are of kConvolutionLanes channels.
-constexpr int64_t kConvolutionLanes = 32;
-
-/// The sizes of a group, in channels and in results, that are computed with several groups in one vector.
-/// `groups` is 1, `channels` the size of a group, `outputs` all results, [output_begin, output_end) a part of
-/// them of whole vectors; a weight's group_stride is from one group to the next. Channels of the results are
-/// adjacent, those of the source evenly apart. Windows are of kConvolutionLanes channels.
-constexpr int64_t kConvolutionGroups[] = {2, 4};
-
-/// Few results for each pixel, at most a quarter of a tile's columns, or short sums, of at most kFewSteps
-/// products: vectors of adjacent pixels. Every axis with more than one result has step 1. The last one has at
-/// least kFewWidth results and reads at most twice as many positions. There is at least one tap. Also in
-/// numerics as above. The sums of each result are kFewPitch apart.
-constexpr int64_t kFewWidth = 8, kFewSteps = 32;
-constexpr int64_t kFewPitch = 2 * kConvolutionPixels + 16 * kConvolutionPixels / kFewWidth + 16;
-/// What the planes of a window have past their ends: see plane_of().
-constexpr int64_t kFewPlaneEnd = 48;
-
-namespace generic {  // the definition of correct
-ConvolutionKernel convolve, convolve_depthwise;
-ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight;
-}  // namespace generic
-namespace avx2 {
-ConvolutionKernel convolve, convolve_depthwise, convolve_groups, convolve_few;
-ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight, convolve_groups_weight;
-AddBlockSums add_block_sums;
-}  // namespace avx2
-namespace avx512 {
-ConvolutionKernel convolve, convolve_depthwise, convolve_groups, convolve_few;
-ConvolutionWeightKernel convolve_weight, convolve_depthwise_weight, convolve_groups_weight;
-AddBlockSums add_block_sums;
-}  // namespace avx512
-
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -11,15 +11,15 @@
 #include "mantissa/kernels/cpu/convolution_internal.h"
 #include "mantissa/kernels/cpu/convolution_weight_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
-/// to[pixel * kColumns + lane] = the sum over taps of source[at[pixel] + tap] weights[tap], of kPixels pixels
+/// to[pixel * kNR + lane] = the sum over taps of source[at[pixel] + tap] weights[tap], of kPixels pixels
 /// and one vector of channels; `pitch` is the taps' distance in a run.
 template <class V, int kPixels>
 void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, const int64_t* at,
                         const float* weights, float* to) {
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
-  // Indexed by constants alone: see multiply_tile().
+  constexpr int64_t kNR = V::kVectors * V::kLanes;
+  // Indexed by constants alone: see micro_kernel().
   const auto run = [&]<int... kPixel>(std::integer_sequence<int, kPixel...>) __attribute__((always_inline)) {
     typename V::Float sums[] = {((void)kPixel, V::zero())...};
     const float* const pixels[] = {(source + at[kPixel])...};
@@ -27,9 +27,9 @@ void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, co
       for (int64_t k = runs.offsets[i]; k < runs.offsets[i] + runs.length; k += pitch) {
         const auto weight = V::load(weights);
         ((sums[kPixel] = V::fma(weight, V::load(pixels[kPixel] + k), sums[kPixel])), ...);
-        weights += kColumns;
+        weights += kNR;
       }
-    (V::store(to + kPixel * kColumns, sums[kPixel]), ...);
+    (V::store(to + kPixel * kNR, sums[kPixel]), ...);
   };
   run(std::make_integer_sequence<int, kPixels>{});
 }
@@ -82,9 +82,10 @@ void multiply_turned(const int64_t* source_offsets, const int64_t* weight_offset
 constexpr int kDepthwisePixels = 8, kDepthwiseTaps = 9;
 template <class V, typename = std::make_integer_sequence<int, kDepthwisePixels>,
           typename = std::make_integer_sequence<int, kDepthwiseTaps>>
-struct DepthwiseTiles;
+struct DepthwiseMicroKernels;
 template <class V, int... kPixels, int... kTaps>
-struct DepthwiseTiles<V, std::integer_sequence<int, kPixels...>, std::integer_sequence<int, kTaps...>> {
+struct DepthwiseMicroKernels<V, std::integer_sequence<int, kPixels...>,
+                             std::integer_sequence<int, kTaps...>> {
   using Multiply = void(const Runs& runs, int64_t pitch, const float* source, const int64_t* at,
                         const float* weights, float* to);
   using Add = void(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
@@ -103,9 +104,9 @@ int64_t floor_of(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
 
-/// What the box's results read of the source.
+/// The window of the source that the box's results read.
 template <class V>
-Window turned_window_of(const Convolution& c, const Box& box, int64_t channels) {
+Window turned_window_of(const BlockedConvolution& c, const Box& box, int64_t channels) {
   Window window{{}, {}, channels};
   for (int a = 0; a < 3; ++a) {
     const Axis& axis = c.forward[a];
@@ -119,8 +120,8 @@ Window turned_window_of(const Convolution& c, const Box& box, int64_t channels) 
 
 template <class V>
 void find_turned_taps(const Axis* axes, const Window& window, PhasedTaps& taps) {
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
-  // Of the axis's phase, the last tap first, so that positions ascend.
+  constexpr int64_t kNR = V::kVectors * V::kLanes;
+  // Calls f for the taps of the axis's phase, the last one first, so that positions ascend.
   const auto for_each_tap = [&](int a, int64_t phase, const auto& f) {
     for (int64_t tap = axes[a].taps - 1; tap >= 0; --tap) {
       const int64_t distance = phase - axes[a].origin - tap * axes[a].dilation;
@@ -137,7 +138,7 @@ void find_turned_taps(const Axis* axes, const Window& window, PhasedTaps& taps) 
             for_each_tap(2, w, [&](int64_t column, int64_t column_at) {
               taps.source[count] =
                   (depth_at * window.size[1] + row_at) * window.row() + column_at * window.channels;
-              taps.weight[count++] = ((depth * axes[1].taps + row) * axes[2].taps + column) * kColumns;
+              taps.weight[count++] = ((depth * axes[1].taps + row) * axes[2].taps + column) * kNR;
             });
           });
         });
@@ -156,9 +157,9 @@ struct TurnedPixels {
 /// Notes where each result of the box has its phase's first pixel in the window, sorted, and where it is
 /// written.
 template <class V>
-void find_turned_pixels(const Convolution& c, const Box& box, const Window& window, int64_t* source_at,
+void find_turned_pixels(const BlockedConvolution& c, const Box& box, const Window& window, int64_t* source_at,
                         int64_t* out_at, TurnedPixels& pixels) {
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+  constexpr int64_t kNR = V::kVectors * V::kLanes;
   const Axis* const axes = c.forward;
   int64_t at[TurnedPixels::kTogether], phase[TurnedPixels::kTogether], here = 0;
   pixels.count = pixels.runs = 0;
@@ -172,7 +173,7 @@ void find_turned_pixels(const Convolution& c, const Box& box, const Window& wind
       for (int64_t i = 0; i < here; ++i) {
         if (phase[i] != now) continue;
         source_at[first + sorted] = at[i];
-        pixels.to_at[first + sorted++] = i * kColumns;
+        pixels.to_at[first + sorted++] = i * kNR;
       }
       pixels.phase[pixels.runs] = least_phase = now;
       pixels.length[pixels.runs] = sorted - before;
@@ -199,27 +200,27 @@ void find_turned_pixels(const Convolution& c, const Box& box, const Window& wind
 
 /// What pack_taps() takes for a panel of all the weight's taps: c.axes of an adjoint has those of one phase.
 template <class V>
-Convolution with_all_taps(const Convolution& c) {
-  Convolution whole = c;
+BlockedConvolution with_all_taps(const BlockedConvolution& c) {
+  BlockedConvolution whole = c;
   for (int a = 0; a < 3 && c.is_turned; ++a) whole.axes[a] = c.forward[a];
   return whole;
 }
 
 /// The adjoint of a strided one: one window serves all phases, and their results are written side by side.
 template <class V>
-void convolve_turned_with(const Convolution& c, const ConvolutionPart& part,
+void convolve_turned_with(const BlockedConvolution& c, const ConvolutionPart& part,
                           const ConvolutionScratch& scratch) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int kNR = V::kVectors * V::kLanes;
   constexpr int64_t kTogether = TurnedPixels::kTogether;
-  alignas(64) float sums[kTogether * kColumns];
+  alignas(64) float sums[kTogether * kNR];
   PhasedTaps taps;
   TurnedPixels pixels;
-  const Convolution whole = with_all_taps<V>(c);
+  const BlockedConvolution whole = with_all_taps<V>(c);
   for (int64_t index = part.block_begin; index < part.block_end; ++index) {
     const Box box = box_of<V>(c, index);
     Window window{};
-    for (int64_t output = part.output_begin; output < part.output_end; output += kColumns) {
-      const int64_t lanes = least<V>(kColumns, part.output_end - output);
+    for (int64_t output = part.output_begin; output < part.output_end; output += kNR) {
+      const int64_t lanes = least<V>(kNR, part.output_end - output);
       if (lanes != window.channels) {
         window = turned_window_of<V>(c, box, lanes);
         find_turned_pixels<V>(c, box, window, scratch.source_at, scratch.out_at, pixels);
@@ -238,7 +239,8 @@ void convolve_turned_with(const Convolution& c, const ConvolutionPart& part,
           ++phase;
           for (int64_t pixel = sorted; pixel < sorted + *length; pixel += kDepthwisePixels)
             for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
-              DepthwiseTiles<V>::kMultiplyTurned[least<V>(sorted + *length - pixel, kDepthwisePixels) - 1](
+              DepthwiseMicroKernels<V>::kMultiplyTurned[least<V>(sorted + *length - pixel, kDepthwisePixels) -
+                                                        1](
                   taps.source + begin, taps.weight + begin, number, scratch.source + lane,
                   scratch.source_at + i + pixel, scratch.weights + lane, sums + lane,
                   pixels.to_at + i + pixel);
@@ -251,10 +253,10 @@ void convolve_turned_with(const Convolution& c, const ConvolutionPart& part,
   }
 }
 
-/// pack_taps() of groups whose channels meet: to[(tap * kGroup + channel) * kColumns + lane].
+/// pack_taps() of groups whose channels meet: to[(tap * kGroup + channel) * kNR + lane].
 template <class V, class Source, int kGroup>
-void pack_groups(const Convolution& c, int64_t output, int64_t lanes, float* to) {
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+void pack_groups(const BlockedConvolution& c, int64_t output, int64_t lanes, float* to) {
+  constexpr int64_t kNR = V::kVectors * V::kLanes;
   const ConstImages& weight = c.weight;
   const auto* const data =
       static_cast<const typename Source::Storage*>(weight.data) + output / kGroup * weight.group_stride;
@@ -262,7 +264,7 @@ void pack_groups(const Convolution& c, int64_t output, int64_t lanes, float* to)
   for (int64_t d = 0; d < c.axes[0].taps; ++d)
     for (int64_t h = 0; h < c.axes[1].taps; ++h)
       for (int64_t w = 0; w < c.axes[2].taps; ++w)
-        for (int64_t channel = 0; channel < kGroup; ++channel, to += kColumns)
+        for (int64_t channel = 0; channel < kGroup; ++channel, to += kNR)
           for (int64_t lane = 0; lane < lanes; lane += kGroup) {
             V::store(values, Source::gather(data + lane / kGroup * weight.group_stride +
                                                 channel * weight.channel_stride + d * weight.strides[0] +
@@ -275,10 +277,10 @@ void pack_groups(const Convolution& c, int64_t output, int64_t lanes, float* to)
 /// Depthwise, or in groups of kGroup channels with kGroup results each. The channels are adjacent and fill
 /// whole vectors; finish_rows() says how the sums are formed.
 template <class V, int kGroup>
-void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
+void convolve_rows_with(const BlockedConvolution& c, const ConvolutionPart& part,
                         const ConvolutionScratch& scratch) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
-  const Convolution whole = with_all_taps<V>(c);
+  constexpr int kNR = V::kVectors * V::kLanes;
+  const BlockedConvolution whole = with_all_taps<V>(c);
   Rows rows{c.is_turned, {1, 1, 1}, {1, 1, 1}};
   for (int a = 0; a < 3; ++a) (c.is_turned ? rows.steps : rows.pitches)[a] = whole.axes[a].step;
   const int64_t depth = whole.axes[0].taps * whole.axes[1].taps * whole.axes[2].taps * kGroup;
@@ -301,8 +303,8 @@ void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
           find_taps<V>(c.axes, window, kGroup, taps);
       }
       if (depth > 0) widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
-      for (int64_t panel = output; panel < output + lanes; panel += kColumns) {
-        const int64_t here = least<V>(kColumns, output + lanes - panel);
+      for (int64_t panel = output; panel < output + lanes; panel += kNR) {
+        const int64_t here = least<V>(kNR, output + lanes - panel);
         float* const weights = scratch.weights + (stays ? (panel - part.output_begin) * depth : 0);
         if (!stays || index == part.block_begin)
           with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
@@ -319,14 +321,14 @@ void convolve_rows_with(const Convolution& c, const ConvolutionPart& part,
 }
 
 template <class V>
-void convolve_groups_with(const Convolution& c, const ConvolutionPart& part,
+void convolve_groups_with(const BlockedConvolution& c, const ConvolutionPart& part,
                           const ConvolutionScratch& scratch) {
   if (c.channels == 2) return convolve_rows_with<V, 2>(c, part, scratch);
   convolve_rows_with<V, 4>(c, part, scratch);
 }
 
 template <class V>
-void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
+void convolve_depthwise_with(const BlockedConvolution& c, const ConvolutionPart& part,
                              const ConvolutionScratch& scratch) {
   if (c.out.channel_stride == 1 && part.output_end - part.output_begin >= V::kLanes) {
     ConvolutionPart whole = part, rest = part;
@@ -337,15 +339,15 @@ void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
     return;
   }
   if (c.is_turned) return convolve_turned_with<V>(c, part, scratch);
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int kNR = V::kVectors * V::kLanes;
   constexpr int64_t kTogether = 48;
-  alignas(64) float sums[kTogether * kColumns];
+  alignas(64) float sums[kTogether * kNR];
   const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
   Runs runs;
   for (int64_t index = part.block_begin; index < part.block_end; ++index) {
     const Box box = box_of<V>(c, index);
-    for (int64_t output = part.output_begin; output < part.output_end; output += kColumns) {
-      const int64_t lanes = least<V>(kColumns, part.output_end - output);
+    for (int64_t output = part.output_begin; output < part.output_end; output += kNR) {
+      const int64_t lanes = least<V>(kNR, part.output_end - output);
       // Without taps there is no window: the results are the bias.
       const Window window = taps > 0 ? window_of<V>(c.axes, box, lanes) : Window{};
       if (taps > 0) widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
@@ -360,9 +362,9 @@ void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
         const int64_t count = least<V>(kTogether, pixels - i);
         for (int64_t pixel = 0; pixel < count; pixel += kDepthwisePixels)
           for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
-            DepthwiseTiles<V>::kMultiply[least<V>(count - pixel, kDepthwisePixels) - 1](
+            DepthwiseMicroKernels<V>::kMultiply[least<V>(count - pixel, kDepthwisePixels) - 1](
                 runs, lanes, scratch.source + lane, scratch.source_at + i + pixel, scratch.weights + lane,
-                sums + pixel * kColumns + lane);
+                sums + pixel * kNR + lane);
         with_elements<V>(c.out.element, c.out.element, [&](auto out) {
           finish_pixels<V, decltype(out)>(c, 0, output, lanes, scratch.out_at + i, count, sums);
         });
@@ -373,7 +375,8 @@ void convolve_depthwise_with(const Convolution& c, const ConvolutionPart& part,
 
 /// Widens the gradient of the box's results, [pixel][lanes].
 template <class V>
-void widen_gradient(const ConvolutionWeight& c, const Box& box, int64_t output, int64_t lanes, float* to) {
+void widen_gradient(const BlockedConvolutionWeight& c, const Box& box, int64_t output, int64_t lanes,
+                    float* to) {
   const int64_t length = box.end[3] - box.begin[3];
   with_elements<V>(c.gradient.element, c.gradient.element, [&](auto source) {
     using Source = decltype(source);
@@ -417,18 +420,19 @@ void add_group_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t
       std::make_integer_sequence<int, kGroup>{});
 }
 
-/// For each number of taps: at [taps - 1]. Twelve sums leave registers for the gradient and the source.
+/// add_group_taps() for each number of taps: at [taps - 1]. Twelve sums leave registers for the gradient and the source.
 template <class V, int kGroup, typename = std::make_integer_sequence<int, 12 / kGroup>>
 struct GroupTaps;
 template <class V, int kGroup, int... kTaps>
 struct GroupTaps<V, kGroup, std::integer_sequence<int, kTaps...>> {
   static constexpr int64_t kMost = sizeof...(kTaps);
-  static constexpr typename DepthwiseTiles<V>::Add* kAdd[] = {&add_group_taps<V, kTaps + 1, kGroup>...};
+  static constexpr
+      typename DepthwiseMicroKernels<V>::Add* kAdd[] = {&add_group_taps<V, kTaps + 1, kGroup>...};
 };
 
 /// Depthwise, or groups of kGroup: see convolve_rows_with().
 template <class V, int kGroup>
-void convolve_lanes_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+void convolve_lanes_weight_with(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                                 const ConvolutionWeightScratch& scratch) {
   int64_t taps[kConvolutionDepth], count = 0;
   Runs runs, pixels;
@@ -455,7 +459,7 @@ void convolve_lanes_weight_with(const ConvolutionWeight& c, const ConvolutionWei
                 scratch.gradient + lane, sums + tap * kGroup * kConvolutionLanes + lane, accumulates);
       };
       if constexpr (kGroup == 1)
-        add(DepthwiseTiles<V>::kAdd, kDepthwiseTaps);
+        add(DepthwiseMicroKernels<V>::kAdd, kDepthwiseTaps);
       else
         add(GroupTaps<V, kGroup>::kAdd, GroupTaps<V, kGroup>::kMost);
     }
@@ -482,16 +486,16 @@ void convolve_lanes_weight_with(const ConvolutionWeight& c, const ConvolutionWei
 }
 
 template <class V>
-void convolve_depthwise_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+void convolve_depthwise_weight_with(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                                     const ConvolutionWeightScratch& scratch) {
   convolve_lanes_weight_with<V, 1>(c, part, scratch);
 }
 
 template <class V>
-void convolve_groups_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+void convolve_groups_weight_with(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                                  const ConvolutionWeightScratch& scratch) {
   if (c.channels == 2) return convolve_lanes_weight_with<V, 2>(c, part, scratch);
   convolve_lanes_weight_with<V, 4>(c, part, scratch);
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -9,9 +9,9 @@
 
 #include "mantissa/kernels/cpu/convolution_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
-/// What results read, by phase. Those of a turned convolution have phases: the remainders of a position by
+/// The taps that results read, by phase. The results of a turned convolution have phases: the remainders of a position by
 /// the steps, of all axes.
 struct PhasedTaps {
   int64_t begin[kTurnedPhases + 1] = {};   ///< of each phase's taps, and the end
@@ -26,7 +26,7 @@ void finish_row(const int64_t* source_offsets, const int64_t* weight_offsets, in
                 const float* source, int64_t pitch, const float* weights, const float* bias,
                 typename Out::Storage* out, int64_t out_pitch) {
   using Float = typename V::Float;
-  // Indexed by constants alone: see multiply_tile().
+  // Indexed by constants alone: see micro_kernel().
   const auto run = [&]<int... kSum, int... kVector, int... kPixel>(
       std::integer_sequence<int, kSum...>, std::integer_sequence<int, kVector...>,
       std::integer_sequence<int, kPixel...>) __attribute__((always_inline)) {
@@ -77,14 +77,14 @@ struct DepthwiseRows<V, Out, std::integer_sequence<int, kPixels...>> {
 /// `channels`: of the source, that a result reads.
 template <class V>
 void find_taps(const Axis* axes, const Window& window, int64_t channels, PhasedTaps& taps) {
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+  constexpr int64_t kNR = V::kVectors * V::kLanes;
   int64_t count = 0;
   for (int64_t d = 0; d < axes[0].taps; ++d)
     for (int64_t h = 0; h < axes[1].taps; ++h)
       for (int64_t w = 0; w < axes[2].taps; ++w, ++count) {
         taps.source[count] = (d * axes[0].dilation * window.size[1] + h * axes[1].dilation) * window.row() +
                              w * axes[2].dilation * window.channels;
-        taps.weight[count] = count * channels * kColumns;
+        taps.weight[count] = count * channels * kNR;
       }
   taps.begin[1] = count;
 }
@@ -97,8 +97,8 @@ void finish_groups(const int64_t* source_offsets, const int64_t* weight_offsets,
                    const float* source, int64_t pitch, const float* weights, const float* bias,
                    typename Out::Storage* out, int64_t out_pitch) {
   using Float = typename V::Float;
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
-  // Indexed by constants alone: see multiply_tile().
+  constexpr int64_t kNR = V::kVectors * V::kLanes;
+  // Indexed by constants alone: see micro_kernel().
   const auto run = [&]<int... kPixel, int... kChannel>(std::integer_sequence<int, kPixel...>,
                                                        std::integer_sequence<int, kChannel...>)
       __attribute__((always_inline)) {
@@ -107,7 +107,7 @@ void finish_groups(const int64_t* source_offsets, const int64_t* weight_offsets,
     for (int64_t i = 0; i < taps; ++i) {
       const int64_t k = source_offsets[i];
       const float* const tap = weights + weight_offsets[i];
-      const Float by[] = {V::load(tap + kChannel * kColumns)...};
+      const Float by[] = {V::load(tap + kChannel * kNR)...};
       const auto add = [&](Float & sum, Float x) __attribute__((always_inline)) {
         ((sum = V::fma(by[kChannel], V::template spread<kGroup, kChannel>(x), sum)), ...);
       };
@@ -128,7 +128,7 @@ struct GroupRows<V, Out, kGroup, std::integer_sequence<int, kPixels...>> {
       typename DepthwiseRows<V, Out>::Finish* kFinish[] = {&finish_groups<V, Out, kPixels + 1, kGroup>...};
 };
 
-/// The results of a row that have one phase: their first one's places, and how they are cut into equal tiles.
+/// The results of a row that have one phase: their first one's places, and how they are cut into equal parts.
 struct RowPhase {
   int64_t source, out, count, tile;
 };
@@ -144,12 +144,12 @@ struct Rows {
 /// The results [output, output + lanes) of a box, up to a panel of whole vectors; `source` and `weights` are
 /// theirs. kGroup adjacent channels form a group: each of them contributes to all results of the group.
 template <class V, int kGroup>
-void finish_rows(const Convolution& c, const Box& box, const Window& window, const Rows& rows,
+void finish_rows(const BlockedConvolution& c, const Box& box, const Window& window, const Rows& rows,
                  const PhasedTaps& taps, int64_t output, int64_t lanes, const float* source,
                  const float* weights) {
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+  constexpr int64_t kNR = V::kVectors * V::kLanes;
   const int64_t* const steps = rows.steps;
-  alignas(64) float values[kColumns];
+  alignas(64) float values[kNR];
   const float* const bias = c.bias == nullptr ? nullptr : values;
   for (int64_t lane = 0; lane < lanes && bias != nullptr; lane += V::kLanes)
     V::store(values + lane, load_from<V>({c.bias, c.bias_element, 0, 0, 0}, Element::kFloat32,
@@ -201,4 +201,4 @@ void finish_rows(const Convolution& c, const Box& box, const Window& window, con
   });
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -12,9 +12,9 @@
 
 #include "mantissa/kernels/cpu/convolution_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
-/// Where the taps of a pixel lie in a plane of the window.
+/// The places of a pixel's taps in a plane of the window.
 struct PlaneTaps {
   int64_t count = 0;
   int64_t offsets[kConvolutionDepth] = {};
@@ -28,7 +28,7 @@ void multiply_planes(const PlaneTaps& taps, int64_t channels, const float* sourc
                      const float* weights, float* to, int64_t to_pitch, bool accumulate) {
   using Float = typename V::Float;
   // Whichever are fewer, results or vectors of pixels, stay in registers for the others. Indexed by constants
-  // alone: see multiply_tile().
+  // alone: see micro_kernel().
   constexpr bool kKeepsResults = kResults <= kPixelVectors;
   constexpr int kKept = static_cast<int>(least<V>(kResults, kPixelVectors));
   const auto run = [&]<int... kSum, int... kKeep>(std::integer_sequence<int, kSum...>,
@@ -65,33 +65,33 @@ using MultiplyPlanes = void(const PlaneTaps& taps, int64_t channels, const float
 
 /// multiply_planes() of kResults results for each number of vectors of pixels, at [vectors - 1].
 template <class V, int kResults, typename Vectors>
-struct PlaneTilesOf;
+struct PlaneMicroKernelsOf;
 template <class V, int kResults, int... kVectors>
-struct PlaneTilesOf<V, kResults, std::integer_sequence<int, kVectors...>> {
+struct PlaneMicroKernelsOf<V, kResults, std::integer_sequence<int, kVectors...>> {
   static constexpr MultiplyPlanes<V>* kOf[] = {&multiply_planes<V, kResults, kVectors + 1>...};
 };
 
-/// The tiles of a number of results, and the vectors of pixels of the largest: as many sums as a product's
-/// tile, and at most eight vectors.
+/// The micro-kernels of a number of results, and the vectors of pixels of the largest: as many sums as a product's
+/// micro-tile, and at most eight vectors.
 template <class V>
-struct PlaneTiles {
+struct PlaneMicroKernels {
   static constexpr int kMost = V::kLanes / 2;  ///< results
   MultiplyPlanes<V>* const* of;
   int64_t vectors;
 
   template <int kResults>
-  static constexpr PlaneTiles with() {
-    constexpr int kSums = V::kRows * V::kVectors / kResults, kVectors = kSums < 8 ? kSums : 8;
-    return {PlaneTilesOf<V, kResults, std::make_integer_sequence<int, kVectors>>::kOf, kVectors};
+  static constexpr PlaneMicroKernels with() {
+    constexpr int kSums = V::kMR * V::kVectors / kResults, kVectors = kSums < 8 ? kSums : 8;
+    return {PlaneMicroKernelsOf<V, kResults, std::make_integer_sequence<int, kVectors>>::kOf, kVectors};
   }
   template <int... kResults>
-  static PlaneTiles at(int64_t results, std::integer_sequence<int, kResults...>) {
-    constexpr PlaneTiles kAll[] = {with<kResults + 1>()...};
+  static PlaneMicroKernels at(int64_t results, std::integer_sequence<int, kResults...>) {
+    constexpr PlaneMicroKernels kAll[] = {with<kResults + 1>()...};
     return kAll[results - 1];
   }
 };
 
-/// From one plane of the window to the next: room for a vector past its end, and not a multiple of what the
+/// The distance of the window's planes: it leaves room for a vector past its end, and not a multiple of what the
 /// cache's sets repeat after.
 template <class V>
 int64_t plane_of(const Window& window, int64_t images) {
@@ -102,8 +102,8 @@ int64_t plane_of(const Window& window, int64_t images) {
 
 /// The window of all the box's images, to[channel * plane + pixel].
 template <class V, class Source>
-void widen_planes(const Convolution& c, int64_t group, int64_t channel, int64_t channels, const Box& box,
-                  const Window& window, int64_t plane, float* to) {
+void widen_planes(const BlockedConvolution& c, int64_t group, int64_t channel, int64_t channels,
+                  const Box& box, const Window& window, int64_t plane, float* to) {
   const ConstImages& images = c.source;
   if (images.strides[2] == 1 && channels > 1) {  // one plane of each after the other
     for (int64_t i = 0; i < channels; ++i)
@@ -131,9 +131,9 @@ void widen_planes(const Convolution& c, int64_t group, int64_t channel, int64_t 
           widen_pixels<V, Source>(row, 1, 1, 1, end - begin, to + begin);
         else
           for (int64_t w = begin; w < end; w += V::kLanes)
-            pack_panel<V, V::kLanes, Source>(row + (w - begin) * images.strides[2], images.strides[2],
-                                             images.channel_stride, least<V>(V::kLanes, end - w), channels,
-                                             to + w, plane);
+            pack_micro_panel<V, V::kLanes, Source>(row + (w - begin) * images.strides[2], images.strides[2],
+                                                   images.channel_stride, least<V>(V::kLanes, end - w),
+                                                   channels, to + w, plane);
         clear_in_planes(to, begin);
         clear_in_planes(to + end, size - end);
       }
@@ -142,8 +142,8 @@ void widen_planes(const Convolution& c, int64_t group, int64_t channel, int64_t 
 /// Rounds and writes the results [output, output + count) of a row of the box, from `sums`, which are `pitch`
 /// apart. spills: what follows in memory is written after it.
 template <class V, class Out>
-void finish_row_of_planes(const Convolution& c, int64_t group, int64_t output, int64_t count, int64_t out_at,
-                          int64_t pixels, const float* sums, int64_t pitch, bool spills) {
+void finish_row_of_planes(const BlockedConvolution& c, int64_t group, int64_t output, int64_t count,
+                          int64_t out_at, int64_t pixels, const float* sums, int64_t pitch, bool spills) {
   auto* const out = static_cast<typename Out::Storage*>(c.out.data) + group * c.out.group_stride + out_at;
   for (int64_t o = output; o < output + count; ++o, sums += pitch) {
     const int64_t at = (group * c.outputs + o) * c.bias_stride;
@@ -183,7 +183,7 @@ struct PlaneBlock {
 };
 
 template <class V>
-void find_plane_taps(const Convolution& c, PlaneBlock& block) {
+void find_plane_taps(const BlockedConvolution& c, PlaneBlock& block) {
   int64_t offset = 0;
   for (int64_t d = 0; d < c.axes[0].taps; ++d)
     for (int64_t h = 0; h < c.axes[1].taps; ++h)
@@ -195,8 +195,9 @@ void find_plane_taps(const Convolution& c, PlaneBlock& block) {
 }
 
 template <class V>
-void convolve_few_with(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
+void convolve_few_with(const BlockedConvolution& c, const ConvolutionPart& part,
+                       const ConvolutionScratch& scratch) {
+  constexpr int64_t kNR = V::kVectors * V::kLanes;
   const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
   PlaneBlock block;
   // The weights of `count` results, [(tap, channel)][result]. A panel that stays may be written past its end,
@@ -209,7 +210,7 @@ void convolve_few_with(const Convolution& c, const ConvolutionPart& part, const 
         pack_taps<V, decltype(source)>(c, part.group, output, count, channel, channels, panel);
       });
       for (int64_t k = 0; k < taps * channels; ++k)
-        for (int64_t o = 0; o < count; ++o) panel[k * count + o] = panel[k * kColumns + o];
+        for (int64_t o = 0; o < count; ++o) panel[k * count + o] = panel[k * kNR + o];
     }
     return panel;
   };
@@ -229,13 +230,14 @@ void convolve_few_with(const Convolution& c, const ConvolutionPart& part, const 
       for (int64_t n = 0; n < block.images(); ++n)
         for (int64_t d = 0; d < depths; ++d, sums += padded) f(n, d, sums);
     };
-    for (int64_t output = part.output_begin; output < part.output_end; output += PlaneTiles<V>::kMost) {
-      const int64_t count = least<V>(PlaneTiles<V>::kMost, part.output_end - output);
-      const PlaneTiles<V> tiles =
-          PlaneTiles<V>::at(count, std::make_integer_sequence<int, PlaneTiles<V>::kMost>{});
+    for (int64_t output = part.output_begin; output < part.output_end;
+         output += PlaneMicroKernels<V>::kMost) {
+      const int64_t count = least<V>(PlaneMicroKernels<V>::kMost, part.output_end - output);
+      const PlaneMicroKernels<V> tiles =
+          PlaneMicroKernels<V>::at(count, std::make_integer_sequence<int, PlaneMicroKernels<V>::kMost>{});
       for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
         const int64_t channels = least<V>(c.block_channels, c.channels - channel);
-        // Of one block of channels the window serves all results.
+        // Where one block holds all channels, its window serves all results.
         if (output == part.output_begin || channels < c.channels)
           with_elements<V>(c.source.element, c.source.element, [&](auto source) {
             widen_planes<V, decltype(source)>(c, part.group, channel, channels, box, window, block.plane,
@@ -266,4 +268,4 @@ void convolve_few_with(const Convolution& c, const ConvolutionPart& part, const 
   }
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

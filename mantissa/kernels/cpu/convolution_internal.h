@@ -3,139 +3,18 @@
 // Convolution without a matrix of patches, written once for every tier with vectors, on the terms of
 // gemm_blocked_internal.h. The part of the source that a block of results needs is widened into scratch once,
 // channels adjacent, zeros around: there the taps of one row of the kernel are one run of adjacent values, at
-// the same distance from every pixel. Tiles are pixels x channels of the result.
+// the same distance from every pixel. Micro-tiles are pixels x channels of the result.
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
-#include "mantissa/kernels/cpu/convolution.h"
+#include "mantissa/kernels/cpu/convolution_kernel.h"
+#include "mantissa/kernels/cpu/convolution_window_internal.h"
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
+#include "mantissa/kernels/cpu/micro_tile_cost_internal.h"
 
-namespace mantissa::cpu {
-
-/// Images [begin[0], end[0]) and ranges of the axes behind them.
-struct Box {
-  int64_t begin[4], end[4];
-};
-
-/// Where a block's source lies in scratch: the axes' extents, the pixels' pitch and the position of the
-/// first.
-struct Window {
-  int64_t size[3], first[3], channels;
-
-  int64_t row() const { return size[2] * channels; }
-};
-
-template <class V>
-Window window_of(const Axis* axes, const Box& box, int64_t channels) {
-  Window window{{}, {}, channels};
-  for (int a = 0; a < 3; ++a) {
-    const Axis& axis = axes[a];
-    const int64_t extent = box.end[a + 1] - box.begin[a + 1];
-    window.size[a] = (extent - 1) * axis.step + (axis.taps - 1) * axis.dilation + 1;
-    window.first[a] = axis.origin + box.begin[a + 1] * axis.step;
-  }
-  return window;
-}
-
-template <class V>
-void clear(float* to, int64_t count) {
-  std::memset(to, 0, static_cast<size_t>(count) * sizeof(float));
-}
-
-/// to[pixel * channels + channel], of pixels that are `pixel_stride` apart. May write a vector past the end.
-template <class V, class Source>
-void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, int64_t pixel_stride,
-                  int64_t channels, int64_t pixels, float* to) {
-  if (channel_stride == 1 && pixel_stride == channels) {
-    const int64_t count = channels * pixels, whole = count / V::kLanes * V::kLanes;
-    for (int64_t i = 0; i < whole; i += V::kLanes) V::store(to + i, Source::load(from + i));
-    if (whole < count) V::store(to + whole, Source::load_some(from + whole, count - whole));
-    return;
-  }
-  // What is less than a vector reaches into the next pixel, which is written after it: such channels first.
-  const int64_t whole = channels / V::kLanes * V::kLanes;
-  if (whole < channels)
-    pack_panel<V, V::kLanes, Source>(from + whole * channel_stride, channel_stride, pixel_stride,
-                                     channels - whole, pixels, to + whole, channels);
-  constexpr int kColumns = V::kVectors * V::kLanes;
-  int64_t c = 0;
-  if (channel_stride == 1)
-    for (; c + kColumns <= whole; c += kColumns)
-      pack_panel<V, kColumns, Source>(from + c, 1, pixel_stride, kColumns, pixels, to + c, channels);
-  for (; c < whole; c += V::kLanes)
-    pack_panel<V, V::kLanes, Source>(from + c * channel_stride, channel_stride, pixel_stride, V::kLanes,
-                                     pixels, to + c, channels);
-}
-
-struct Range {
-  int64_t begin, end;
-};
-
-/// The positions of a window's row that lie inside of the image, from the row's first.
-template <class V>
-Range inside_of(const Axis& axis, const Window& window) {
-  const int64_t first = window.first[2], size = window.size[2];
-  const int64_t begin = first < 0 ? least<V>(-first, size) : 0;
-  const int64_t inside = axis.size - first < size ? axis.size - first : size;
-  return {begin, inside > begin ? inside : begin};
-}
-
-/// One row of a window; `from` is where position 0 of the last axis would lie.
-template <class V, class Source>
-void widen_row(const Axis& axis, const ConstImages& images, const typename Source::Storage* from,
-               const Window& window, float* to) {
-  const int64_t first = window.first[2], size = window.size[2], channels = window.channels;
-  const auto [begin, end] = inside_of<V>(axis, window);
-  if (begin < end)
-    widen_pixels<V, Source>(from + (first + begin) * images.strides[2], images.channel_stride,
-                            images.strides[2], channels, end - begin, to + begin * channels);
-  clear<V>(to, begin * channels);
-  clear<V>(to + end * channels, (size - end) * channels);
-}
-
-/// The window of all the box's images, one after the other.
-template <class V>
-void widen_window(const Axis* axes, const ConstImages& images, int64_t group, int64_t channel, const Box& box,
-                  const Window& window, float* to) {
-  with_elements<V>(images.element, images.element, [&](auto source) {
-    using Source = decltype(source);
-    const auto* const data = static_cast<const typename Source::Storage*>(images.data) +
-                             group * images.group_stride + channel * images.channel_stride;
-    for (int64_t n = box.begin[0]; n < box.end[0]; ++n)
-      for (int64_t d = window.first[0]; d < window.first[0] + window.size[0]; ++d)
-        for (int64_t h = window.first[1]; h < window.first[1] + window.size[1]; ++h, to += window.row()) {
-          if (d < 0 || d >= axes[0].size || h < 0 || h >= axes[1].size)
-            clear<V>(to, window.row());
-          else
-            widen_row<V, Source>(
-                axes[2], images,
-                data + n * images.image_stride + d * images.strides[0] + h * images.strides[1], window, to);
-        }
-  });
-}
-
-/// Block `index` of the results.
-template <class V, class Problem>
-Box box_of(const Problem& c, int64_t index) {
-  Box box{};
-  for (int a = 3; a >= 0; --a) {
-    const int64_t size = a == 0 ? c.batch : c.axes[a - 1].out;
-    const int64_t blocks = (size + c.block[a] - 1) / c.block[a];
-    box.begin[a] = index % blocks * c.block[a];
-    box.end[a] = least<V>(box.begin[a] + c.block[a], size);
-    index /= blocks;
-  }
-  return box;
-}
-
-/// The box's positions along axis `a`.
-template <class V>
-Range positions_of(const Box& box, int a) {
-  return {box.begin[a + 1], box.end[a + 1]};
-}
+namespace mantissa::kernels::cpu {
 
 /// Positions along an axis, and the taps that are to be looked at for them.
 struct Stretch {
@@ -172,7 +51,7 @@ Stretches stretches_of(const Axis& axis, const Range& positions) {
 /// Notes where each result of the box, of these positions along the first two axes, has its first tap in the
 /// window, and where it is written. Returns their number.
 template <class V>
-int64_t find_pixels(const Convolution& c, const Box& box, const Range& depths, const Range& heights,
+int64_t find_pixels(const BlockedConvolution& c, const Box& box, const Range& depths, const Range& heights,
                     const Window& window, int64_t* source_at, int64_t* out_at) {
   const int64_t widths = box.end[3] - box.begin[3];
   int64_t count = 0;
@@ -223,22 +102,22 @@ void find_runs(const Axis* axes, const Window& window, Runs& runs) {
   find_runs<V>(axes, {0, axes[0].taps}, {0, axes[1].taps}, window, runs);
 }
 
-/// multiply_tile(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets,
+/// micro_kernel(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets,
 /// where those of a run are `step` apart, while b is packed as there. kTogether: so many rows at a time have
 /// one pointer and are `pitch` apart, since a pointer for each of 12 rows leaves no registers for the loop.
 template <class V, int kTileRows, int kTileVectors, int kTogether, class Step>
 void multiply_runs(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
                    const float* packed, float* to, bool accumulate) {
   using Float = typename V::Float;
-  constexpr int64_t kColumns = V::kVectors * V::kLanes;
-  // Indexed by constants alone: see multiply_tile().
+  constexpr int64_t kNR = V::kVectors * V::kLanes;
+  // Indexed by constants alone: see micro_kernel().
   const auto run = [&]<int... kSum, int... kVector, int... kPointer>(
       std::integer_sequence<int, kSum...>, std::integer_sequence<int, kVector...>,
       std::integer_sequence<int, kPointer...>) __attribute__((always_inline)) {
     Float sums[] = {((void)kSum, V::zero())...};
     for (int64_t i = 0; i < runs.count; ++i) {
       const float* const end = source + runs.offsets[i] + runs.length;
-      const float* b = packed + runs.packed[i] * kColumns;
+      const float* b = packed + runs.packed[i] * kNR;
       const float* const rows[] = {(end + at[int64_t{kPointer} * kTogether])...};
       int64_t next = pitch - runs.length;
 #pragma GCC unroll 2
@@ -248,27 +127,27 @@ void multiply_runs(const Runs& runs, Step step, const float* source, const int64
                                            (kSum / kTileVectors % kTogether ? next : k)),
                               columns[kSum % kTileVectors], sums[kSum])),
          ...);
-        b += kColumns;
+        b += kNR;
       }
     }
     if (accumulate)
-      ((sums[kSum] = V::add(V::load(to + kSum / kTileVectors * kColumns + kSum % kTileVectors * V::kLanes),
-                            sums[kSum])),
+      ((sums[kSum] =
+            V::add(V::load(to + kSum / kTileVectors * kNR + kSum % kTileVectors * V::kLanes), sums[kSum])),
        ...);
     else  // a chain that underflows to -0 becomes 0, whether or not it had a border's zeros
       ((sums[kSum] = V::add(V::zero(), sums[kSum])), ...);
-    (V::store(to + kSum / kTileVectors * kColumns + kSum % kTileVectors * V::kLanes, sums[kSum]), ...);
+    (V::store(to + kSum / kTileVectors * kNR + kSum % kTileVectors * V::kLanes, sums[kSum]), ...);
   };
   run(std::make_integer_sequence<int, kTileRows * kTileVectors>{},
       std::make_integer_sequence<int, kTileVectors>{},
       std::make_integer_sequence<int, kTileRows / kTogether>{});
 }
 
-/// multiply_runs() for each number of rows and vectors: see Tiles.
-template <class V, class Step, typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
-struct RunTiles;
+/// multiply_runs() for each number of rows and vectors: see MicroKernels.
+template <class V, class Step, typename = std::make_integer_sequence<int, V::kMR * V::kVectors>>
+struct RunMicroKernels;
 template <class V, class Step, int... kIndex>
-struct RunTiles<V, Step, std::integer_sequence<int, kIndex...>> {
+struct RunMicroKernels<V, Step, std::integer_sequence<int, kIndex...>> {
   using Multiply = void(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
                         const float* b, float* to, bool accumulate);
   static constexpr Multiply* kOf[] = {
@@ -276,21 +155,20 @@ struct RunTiles<V, Step, std::integer_sequence<int, kIndex...>> {
 
   static void multiply(int64_t rows, int64_t vectors, const Runs& runs, Step step, const float* source,
                        const int64_t* at, int64_t pitch, const float* b, float* to, bool accumulate) {
-    bool in_pairs = rows == V::kRows && vectors == V::kVectors;
+    bool in_pairs = rows == V::kMR && vectors == V::kVectors;
     for (int64_t row = 0; row < rows && in_pairs; row += 2) in_pairs = at[row + 1] - at[row] == pitch;
     if (in_pairs)
-      return multiply_runs<V, V::kRows, V::kVectors, 2, Step>(runs, step, source, at, pitch, b, to,
-                                                              accumulate);
+      return multiply_runs<V, V::kMR, V::kVectors, 2, Step>(runs, step, source, at, pitch, b, to, accumulate);
     kOf[(rows - 1) * V::kVectors + vectors - 1](runs, step, source, at, pitch, b, to, accumulate);
   }
 };
 
-/// to[k * kColumns + lane] of one panel, k being (tap, channel): the results' channels [output, output +
+/// to[k * kNR + lane] of one panel, k being (tap, channel): the results' channels [output, output +
 /// lanes) and the source's [channel, channel + channels).
 template <class V, class Source>
-void pack_taps(const Convolution& c, int64_t group, int64_t output, int64_t lanes, int64_t channel,
+void pack_taps(const BlockedConvolution& c, int64_t group, int64_t output, int64_t lanes, int64_t channel,
                int64_t channels, float* to) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int kNR = V::kVectors * V::kLanes;
   constexpr int64_t kTogether = 128;
   const ConstImages& weight = c.weight;
   const int64_t taps[] = {c.axes[0].taps, c.axes[1].taps, c.axes[2].taps},
@@ -304,17 +182,17 @@ void pack_taps(const Convolution& c, int64_t group, int64_t output, int64_t lane
                      (taps[1] == 1 || weight.strides[1] == sign * taps[2]) &&
                      (taps[0] == 1 || weight.strides[0] == sign * taps[2] * taps[1]);
   if (dense && count > 1 && count <= kTogether && weight.channel_stride != 1 && weight.image_stride != 1) {
-    alignas(64) float rows[kTogether * kColumns];
+    alignas(64) float rows[kTogether * kNR];
     const auto* const lowest = sign < 0 ? from - (count - 1) : from;
     const int64_t step = weight.channel_stride == count ? kTogether / count : 1;
     for (int64_t first = 0; first < channels; first += step) {
       const int64_t here = least<V>(step, channels - first);
-      pack_panel<V, kColumns, Source>(lowest + first * weight.channel_stride, weight.image_stride, 1, lanes,
-                                      here * count, rows);
+      pack_micro_panel<V, kNR, Source>(lowest + first * weight.channel_stride, weight.image_stride, 1, lanes,
+                                       here * count, rows);
       const float* row = rows;
       for (int64_t i = first; i < first + here; ++i)
-        for (int64_t tap = 0; tap < count; ++tap, row += kColumns) {
-          float* const out = to + ((sign < 0 ? count - 1 - tap : tap) * channels + i) * kColumns;
+        for (int64_t tap = 0; tap < count; ++tap, row += kNR) {
+          float* const out = to + ((sign < 0 ? count - 1 - tap : tap) * channels + i) * kNR;
           for (int v = 0; v < V::kVectors; ++v) V::store(out + v * V::kLanes, V::load(row + v * V::kLanes));
         }
     }
@@ -322,18 +200,18 @@ void pack_taps(const Convolution& c, int64_t group, int64_t output, int64_t lane
   }
   for (int64_t d = 0; d < taps[0]; ++d)
     for (int64_t h = 0; h < taps[1]; ++h)
-      for (int64_t w = 0; w < taps[2]; ++w, to += channels * kColumns)
-        pack_panel<V, kColumns, Source>(
+      for (int64_t w = 0; w < taps[2]; ++w, to += channels * kNR)
+        pack_micro_panel<V, kNR, Source>(
             from + d * weight.strides[0] + h * weight.strides[1] + w * weight.strides[2], weight.image_stride,
             weight.channel_stride, lanes, channels, to);
 }
 
-/// From finished sums, [pixel][kColumns], to the results [output, output + lanes) of `count` pixels.
+/// Writes finished sums, [pixel][kNR], to the results [output, output + lanes) of `count` pixels.
 template <class V, class Out>
-void finish_pixels(const Convolution& c, int64_t group, int64_t output, int64_t lanes, const int64_t* out_at,
-                   int64_t count, const float* sums) {
+void finish_pixels(const BlockedConvolution& c, int64_t group, int64_t output, int64_t lanes,
+                   const int64_t* out_at, int64_t count, const float* sums) {
   using Storage = typename Out::Storage;
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int kNR = V::kVectors * V::kLanes;
   const int64_t channel_stride = c.out.channel_stride;
   auto* const out = static_cast<Storage*>(c.out.data) + group * c.out.group_stride + output * channel_stride;
   const auto bias_of = [&](int64_t first, int64_t here) {
@@ -347,7 +225,7 @@ void finish_pixels(const Convolution& c, int64_t group, int64_t output, int64_t 
     // Source and weight have no NaN that store_pair() minds; a bias in float32 may.
     if (!V::is_nan(biases[0]) && !V::is_nan(biases[1])) {
       for (int64_t i = 0; i < count; ++i) {
-        const auto first = V::load(sums + i * kColumns), second = V::load(sums + i * kColumns + V::kLanes);
+        const auto first = V::load(sums + i * kNR), second = V::load(sums + i * kNR + V::kLanes);
         if (c.bias == nullptr)
           Out::store_pair(out + out_at[i], first, second);
         else
@@ -360,7 +238,7 @@ void finish_pixels(const Convolution& c, int64_t group, int64_t output, int64_t 
     const int64_t first = v * V::kLanes, here = least<V>(lanes - first, V::kLanes);
     const auto bias = bias_of(first, here);
     const auto value = [&](int64_t pixel) __attribute__((always_inline)) {
-      const auto sum = V::load(sums + pixel * kColumns + first);
+      const auto sum = V::load(sums + pixel * kNR + first);
       return c.bias == nullptr ? sum : V::add(sum, bias);
     };
     if (channel_stride == 1) {
@@ -400,10 +278,10 @@ struct Slice {
   Range depths, heights;  ///< these rows
 };
 
-/// What the loops below share of one block of results.
+/// One block of results, for the loops below.
 template <class V>
 struct Block {
-  const Convolution& c;
+  const BlockedConvolution& c;
   const ConvolutionPart& part;
   const ConvolutionScratch& scratch;
   Window window = {};
@@ -415,19 +293,11 @@ struct Block {
   Runs runs = {};
 };
 
-/// The cost of tiles for `pixels` pixels, as a number of pixels of whole tiles. A small tile waits for its
-/// eight last sums: four cycles in two units.
-template <class V>
-int64_t tile_cost(int64_t pixels) {
-  const int64_t rest = pixels % V::kRows, least_cost = 8 / V::kVectors;
-  return pixels - rest + (rest > 0 && rest < least_cost ? least_cost : rest);
-}
-
-/// Orders the block's pixels by the rows of the kernel that lie in the border for them, unless tiles of fewer
-/// pixels cost more than leaving out such rows gains.
+/// Orders the block's pixels by the rows of the kernel that lie in the border for them, unless micro-tiles of
+/// fewer pixels cost more than leaving out such rows gains.
 template <class V>
 void find_slices(const Box& box, Block<V>& block) {
-  const Convolution& c = block.c;
+  const BlockedConvolution& c = block.c;
   const Stretch all_depths{positions_of<V>(box, 0), {0, c.axes[0].taps}},
       all_heights{positions_of<V>(box, 1), {0, c.axes[1].taps}};
   Stretches depths = stretches_of<V>(c.axes[0], all_depths.positions),
@@ -435,7 +305,8 @@ void find_slices(const Box& box, Block<V>& block) {
   const int64_t in_row = (box.end[0] - box.begin[0]) * (box.end[3] - box.begin[3]);
   const auto size = [](const Range& range) { return range.end - range.begin; };
   const auto cost = [&](const Stretch& d, const Stretch& h) {
-    return size(d.taps) * size(h.taps) * tile_cost<V>(size(d.positions) * size(h.positions) * in_row);
+    const int64_t pixels = size(d.positions) * size(h.positions) * in_row;
+    return size(d.taps) * size(h.taps) * micro_tiles_cost<V>(pixels, V::kMR, V::kVectors);
   };
   int64_t apart = 0;
   for (int64_t d = 0; d < depths.count; ++d)
@@ -459,12 +330,12 @@ void find_slices(const Box& box, Block<V>& block) {
 template <class V>
 void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, bool last, const float* panel,
                     float* waiting) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
-  // A multiple of the tile's rows and of a vector's lanes.
+  constexpr int kNR = V::kVectors * V::kLanes;
+  // A multiple of MR and of a vector's lanes.
   constexpr int64_t kTogether = 48;
-  alignas(64) float finished[kTogether * kColumns];
+  alignas(64) float finished[kTogether * kNR];
   const int64_t vectors = (lanes + V::kLanes - 1) / V::kLanes;
-  const Convolution& c = block.c;
+  const BlockedConvolution& c = block.c;
   const int64_t* source_at = block.scratch.source_at;
   const int64_t* out_at = block.scratch.out_at;
   for (int64_t s = 0; s < block.slice_count; ++s) {
@@ -477,17 +348,17 @@ void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, 
       const int64_t count = least<V>(kTogether, slice.pixels - i);
       const bool only = first && last;
       float* const sums = only ? finished : waiting;
-      for (int64_t row = 0; row < count; row += V::kRows)
-        RunTiles<V, Adjacent>::multiply(least<V>(count - row, V::kRows), vectors, block.runs, Adjacent{},
-                                        block.scratch.source, source_at + row, block.pitch, panel,
-                                        sums + row * kColumns, !first);
+      for (int64_t row = 0; row < count; row += V::kMR)
+        RunMicroKernels<V, Adjacent>::multiply(least<V>(count - row, V::kMR), vectors, block.runs, Adjacent{},
+                                               block.scratch.source, source_at + row, block.pitch, panel,
+                                               sums + row * kNR, !first);
       if (last)
         with_elements<V>(c.out.element, c.out.element, [&](auto out) {
           finish_pixels<V, decltype(out)>(c, block.part.group, output, lanes, out_at, count, sums);
         });
       source_at += count;
       out_at += count;
-      if (!only) waiting += count * kColumns;
+      if (!only) waiting += count * kNR;
     }
   }
 }
@@ -495,7 +366,7 @@ void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, 
 /// Whether a panel of `steps` has no Inf and no NaN in its first `lanes`.
 template <class V>
 bool is_finite(const float* panel, int64_t steps, int64_t lanes) {
-  constexpr int64_t kColumns = V::kVectors * V::kLanes, kTogether = 4;
+  constexpr int64_t kNR = V::kVectors * V::kLanes, kTogether = 4;
   typename V::Float zeros[kTogether] = {V::zero(), V::zero(), V::zero(), V::zero()};
   for (int64_t lane = 0; lane < lanes; lane += V::kLanes) {
     const float* const from = panel + lane;
@@ -503,18 +374,19 @@ bool is_finite(const float* panel, int64_t steps, int64_t lanes) {
     for (; k + kTogether <= steps; k += kTogether)
 #pragma GCC unroll 4
       for (int64_t i = 0; i < kTogether; ++i)
-        zeros[i] = V::fma(V::load(from + (k + i) * kColumns), V::zero(), zeros[i]);
-    for (; k < steps; ++k) zeros[0] = V::fma(V::load(from + k * kColumns), V::zero(), zeros[0]);
+        zeros[i] = V::fma(V::load(from + (k + i) * kNR), V::zero(), zeros[i]);
+    for (; k < steps; ++k) zeros[0] = V::fma(V::load(from + k * kNR), V::zero(), zeros[0]);
   }
   return !V::is_nan(V::add(V::add(zeros[0], zeros[1]), V::add(zeros[2], zeros[3])));
 }
 
 template <class V>
-void convolve_with(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
+void convolve_with(const BlockedConvolution& c, const ConvolutionPart& part,
+                   const ConvolutionScratch& scratch) {
+  constexpr int kNR = V::kVectors * V::kLanes;
   const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
   const int64_t outputs = part.output_end - part.output_begin;
-  const int64_t padded = (outputs + kColumns - 1) / kColumns * kColumns;
+  const int64_t padded = (outputs + kNR - 1) / kNR * kNR;
   const bool stays = scratch.stays;
   const bool waits = c.block_channels < c.channels;
   const int64_t together = waits ? kConvolutionColumns : outputs;
@@ -545,8 +417,8 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
         find_slices<V>(box, block);
         if (taps > 0)
           widen_window<V>(c.axes, c.source, part.group, channel, box, block.window, scratch.source);
-        for (int64_t output = begin; output < end; output += kColumns) {
-          const int64_t lanes = least<V>(kColumns, end - output);
+        for (int64_t output = begin; output < end; output += kNR) {
+          const int64_t lanes = least<V>(kNR, end - output);
           const float* const panel = panel_of(index, output, lanes, channel, channels);
           multiply_block<V>(block, output, lanes, channel == 0, channel + channels == c.channels, panel,
                             scratch.sums + (output - begin) * (kConvolutionPixels + 48));
@@ -556,4 +428,4 @@ void convolve_with(const Convolution& c, const ConvolutionPart& part, const Conv
   }
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

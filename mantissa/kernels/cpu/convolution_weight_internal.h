@@ -8,11 +8,11 @@
 
 #include "mantissa/kernels/cpu/convolution_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
 /// The results of a block: runs of pixels that are `pitch` apart in the window.
 template <class V>
-void find_pixel_runs(const ConvolutionWeight& c, const Box& box, const Window& window, int64_t pitch,
+void find_pixel_runs(const BlockedConvolutionWeight& c, const Box& box, const Window& window, int64_t pitch,
                      Runs& runs) {
   int64_t counts[] = {box.end[0] - box.begin[0], box.end[1] - box.begin[1], box.end[2] - box.begin[2]};
   const int64_t strides[] = {window.size[0] * window.size[1] * window.row(),
@@ -34,7 +34,7 @@ void find_pixel_runs(const ConvolutionWeight& c, const Box& box, const Window& w
 
 /// Packs the gradient of the box's results, kWidth channels to a panel.
 template <class V, int kWidth>
-void pack_gradient(const ConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
+void pack_gradient(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
                    int64_t pixels, float* to) {
   const ConstImages& images = c.gradient;
   // Whole rows that follow each other are one.
@@ -51,20 +51,20 @@ void pack_gradient(const ConvolutionWeight& c, const ConvolutionWeightPart& part
       for (int64_t n = box.begin[0]; n < box.end[0]; ++n)
         for (int64_t d = box.begin[1]; d < box.end[1]; ++d)
           for (int64_t h = 0; h < rows; ++h, panel += length * kWidth)
-            pack_panel<V, kWidth, Source>(data + n * images.image_stride + d * images.strides[0] +
-                                              h * images.strides[1] + output * images.channel_stride,
-                                          images.channel_stride, images.strides[2], part.output_end - output,
-                                          length, panel);
+            pack_micro_panel<V, kWidth, Source>(data + n * images.image_stride + d * images.strides[0] +
+                                                    h * images.strides[1] + output * images.channel_stride,
+                                                images.channel_stride, images.strides[2],
+                                                part.output_end - output, length, panel);
     }
   });
 }
 
-/// multiply_tile(), whose steps are pixels: b's vectors come from the window, a is packed as there.
+/// micro_kernel(), whose steps are pixels: b's vectors come from the window, a is packed as there.
 template <class V, int kTileRows, int kTileVectors>
 void multiply_pixels(const Runs& runs, int64_t pitch, const float* a, const float* window, float* to,
                      int64_t stride, bool accumulate) {
   using Float = typename V::Float;
-  // Indexed by constants alone: see multiply_tile().
+  // Indexed by constants alone: see micro_kernel().
   const auto run = [&]<int... kSum, int... kVector>(std::integer_sequence<int, kSum...>,
                                                     std::integer_sequence<int, kVector...>)
       __attribute__((always_inline)) {
@@ -77,7 +77,7 @@ void multiply_pixels(const Runs& runs, int64_t pitch, const float* a, const floa
         ((sums[kSum] =
               V::fma(V::broadcast(a + kSum / kTileVectors), columns[kSum % kTileVectors], sums[kSum])),
          ...);
-        a += V::kRows;
+        a += V::kMR;
         b += pitch;
       }
     }
@@ -93,20 +93,20 @@ void multiply_pixels(const Runs& runs, int64_t pitch, const float* a, const floa
       std::make_integer_sequence<int, kTileVectors>{});
 }
 
-/// multiply_pixels() for each number of rows and vectors: see Tiles.
-template <class V, typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
-struct PixelTiles;
+/// multiply_pixels() for each number of rows and vectors: see MicroKernels.
+template <class V, typename = std::make_integer_sequence<int, V::kMR * V::kVectors>>
+struct PixelMicroKernels;
 template <class V, int... kIndex>
-struct PixelTiles<V, std::integer_sequence<int, kIndex...>> {
+struct PixelMicroKernels<V, std::integer_sequence<int, kIndex...>> {
   using Multiply = void(const Runs& runs, int64_t pitch, const float* a, const float* window, float* to,
                         int64_t stride, bool accumulate);
   static constexpr Multiply* kOf[] = {
       &multiply_pixels<V, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1>...};
 };
 
-/// From finished sums to the part's weights. A run of taps takes `padded` sums.
+/// Writes finished sums to the part's weights. A run of taps takes `padded` sums.
 template <class V, class Out>
-void finish_weights(const ConvolutionWeight& c, const ConvolutionWeightPart& part, const float* sums,
+void finish_weights(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const float* sums,
                     int64_t stride, int64_t padded) {
   using Storage = typename Out::Storage;
   const int64_t channels = part.channel_end - part.channel_begin, step = c.out.channel_stride;
@@ -132,7 +132,7 @@ void finish_weights(const ConvolutionWeight& c, const ConvolutionWeightPart& par
   }
 }
 
-/// What the loops below share of one block of results.
+/// One block of results, for the loops below.
 struct WeightBlock {
   int64_t results = 0, pitch = 0;  ///< their number, and from one to the next in the window
   Runs taps, pixels;
@@ -140,59 +140,59 @@ struct WeightBlock {
   bool accumulates = false;  ///< whether there are sums of earlier blocks
 };
 
-/// Adds a block: tiles of results' channels x adjacent taps and channels of the window.
+/// Adds a block: micro-tiles of results' channels x adjacent taps and channels of the window.
 template <class V>
-void add_wide(const ConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
+void add_wide(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
               const WeightBlock& block, const ConvolutionWeightScratch& scratch) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int kNR = V::kVectors * V::kLanes;
   const int64_t outputs = part.output_end - part.output_begin;
-  pack_gradient<V, V::kRows>(c, part, box, block.results, scratch.gradient);
+  pack_gradient<V, V::kMR>(c, part, box, block.results, scratch.gradient);
   const Runs& taps = block.taps;
-  const int64_t padded = (taps.length + kColumns - 1) / kColumns * kColumns, stride = taps.count * padded;
+  const int64_t padded = (taps.length + kNR - 1) / kNR * kNR, stride = taps.count * padded;
   for (int64_t i = 0; i < taps.count; ++i)
-    for (int64_t col = 0; col < taps.length; col += kColumns) {
-      const int64_t vectors = (least<V>(taps.length - col, kColumns) + V::kLanes - 1) / V::kLanes;
-      for (int64_t output = 0; output < outputs; output += V::kRows)
-        PixelTiles<V>::kOf[(least<V>(outputs - output, V::kRows) - 1) * V::kVectors + vectors - 1](
+    for (int64_t col = 0; col < taps.length; col += kNR) {
+      const int64_t vectors = (least<V>(taps.length - col, kNR) + V::kLanes - 1) / V::kLanes;
+      for (int64_t output = 0; output < outputs; output += V::kMR)
+        PixelMicroKernels<V>::kOf[(least<V>(outputs - output, V::kMR) - 1) * V::kVectors + vectors - 1](
             block.pixels, block.pitch, scratch.gradient + output * block.results,
             scratch.source + taps.offsets[i] + col, block.sums + output * stride + i * padded + col, stride,
             block.accumulates);
     }
 }
 
-/// Where few channels leave vectors of the window half empty: tiles of taps and channels x results' channels,
-/// the sums as [panel][tap and channel][kColumns].
+/// Where few channels leave vectors of the window half empty: micro-tiles of taps and channels x results' channels,
+/// the sums as [panel][tap and channel][kNR].
 template <class V>
-void add_narrow(const ConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
+void add_narrow(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
                 const WeightBlock& block, const ConvolutionWeightScratch& scratch) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int kNR = V::kVectors * V::kLanes;
   const int64_t outputs = part.output_end - part.output_begin;
-  pack_gradient<V, kColumns>(c, part, box, block.results, scratch.gradient);
+  pack_gradient<V, kNR>(c, part, box, block.results, scratch.gradient);
   int64_t rows[kConvolutionDepth], count = 0;
   for (int64_t i = 0; i < block.taps.count; ++i)
     for (int64_t k = 0; k < block.taps.length; ++k) rows[count++] = block.taps.offsets[i] + k;
-  for (int64_t output = 0; output < outputs; output += kColumns) {
-    const int64_t vectors = (least<V>(outputs - output, kColumns) + V::kLanes - 1) / V::kLanes;
-    for (int64_t row = 0; row < count; row += V::kRows)
-      RunTiles<V, int64_t>::multiply(least<V>(count - row, V::kRows), vectors, block.pixels, block.pitch,
-                                     scratch.source, rows + row, /*pitch=*/1,
-                                     scratch.gradient + output * block.results,
-                                     block.sums + output * count + row * kColumns, block.accumulates);
+  for (int64_t output = 0; output < outputs; output += kNR) {
+    const int64_t vectors = (least<V>(outputs - output, kNR) + V::kLanes - 1) / V::kLanes;
+    for (int64_t row = 0; row < count; row += V::kMR)
+      RunMicroKernels<V, int64_t>::multiply(least<V>(count - row, V::kMR), vectors, block.pixels, block.pitch,
+                                            scratch.source, rows + row, /*pitch=*/1,
+                                            scratch.gradient + output * block.results,
+                                            block.sums + output * count + row * kNR, block.accumulates);
   }
 }
 
 template <class V, class Out>
-void finish_narrow(const ConvolutionWeight& c, const ConvolutionWeightPart& part, const float* sums) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
+void finish_narrow(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const float* sums) {
+  constexpr int kNR = V::kVectors * V::kLanes;
   const int64_t channels = part.channel_end - part.channel_begin;
   auto* const out = static_cast<typename Out::Storage*>(c.out.data) + part.group * c.out.group_stride +
                     part.channel_begin * c.out.channel_stride;
-  for (int64_t output = part.output_begin; output < part.output_end; output += kColumns)
+  for (int64_t output = part.output_begin; output < part.output_end; output += kNR)
     for (int64_t d = 0; d < c.axes[0].taps; ++d)
       for (int64_t h = 0; h < c.axes[1].taps; ++h)
         for (int64_t w = 0; w < c.axes[2].taps; ++w)
-          for (int64_t i = 0; i < channels; ++i, sums += kColumns)
-            for (int64_t lane = 0; lane < kColumns && output + lane < part.output_end; lane += V::kLanes)
+          for (int64_t i = 0; i < channels; ++i, sums += kNR)
+            for (int64_t lane = 0; lane < kNR && output + lane < part.output_end; lane += V::kLanes)
               Out::scatter(out + (output + lane) * c.out.image_stride + i * c.out.channel_stride +
                                d * c.out.strides[0] + h * c.out.strides[1] + w * c.out.strides[2],
                            c.out.image_stride, least<V>(part.output_end - output - lane, V::kLanes),
@@ -200,9 +200,9 @@ void finish_narrow(const ConvolutionWeight& c, const ConvolutionWeightPart& part
 }
 
 template <class V>
-void convolve_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+void convolve_weight_with(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                           const ConvolutionWeightScratch& scratch) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
+  constexpr int kNR = V::kVectors * V::kLanes;
   const int64_t channels = part.channel_end - part.channel_begin;
   const int64_t depth = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps * channels;
   const bool narrow = channels < V::kLanes && depth <= kConvolutionDepth;
@@ -225,7 +225,7 @@ void convolve_weight_with(const ConvolutionWeight& c, const ConvolutionWeightPar
     using Out = decltype(out);
     if (narrow) return finish_narrow<V, Out>(c, part, scratch.sums);
     const int64_t run = (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * channels;
-    const int64_t padded = (run + kColumns - 1) / kColumns * kColumns;
+    const int64_t padded = (run + kNR - 1) / kNR * kNR;
     finish_weights<V, Out>(c, part, scratch.sums, depth / run * padded, padded);
   });
 }
@@ -241,4 +241,4 @@ void add_block_sums_with(const float* from, int64_t stride, int64_t blocks, int6
   }
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -1,12 +1,12 @@
 #pragma once
 
-// What every kernel with vectors builds on. Each is written once for every tier: the tier instantiates it
+// What every kernel with vectors builds on. Each kernel is written once for every tier: the tier instantiates it
 // with V, a struct of its own anonymous namespace, so that each instance is that file's alone; nothing here
 // may be compiled without V. V names:
 //
-//   kLanes, kRows, kVectors     lanes of a vector; the tile of the result: kRows x (kVectors * kLanes)
-//   kSteps                      steps of k that a lane of a packed panel holds: 1 float32, or 2 bf16
-//   multiply_packed(a, b, c)    c + the product of what the lanes of packed panels hold
+//   kLanes, kMR, kVectors       lanes of a vector; the micro-tile: MR x NR, where NR = kVectors * kLanes
+//   kSteps                      steps of k that a lane of a micro-panel holds: 1 float32, or 2 bf16
+//   multiply_packed(a, b, c)    c + the product of what the lanes of micro-panels hold
 //   Float, Short                kLanes float32, kLanes 16-bit values
 //   zero, load, store, broadcast, add, mul, fma (a * b + c)
 //   load_short, store_short
@@ -25,9 +25,9 @@
 
 #include <cstdint>
 
-#include "mantissa/kernels/cpu/gemm.h"
+#include "mantissa/kernels/element.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
 template <Element kElement>
 struct StorageOf {
@@ -143,4 +143,4 @@ template <class V, class F>
   return f(Elements<V, Element::kFloat32>{});
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -1,22 +1,19 @@
 #pragma once
 
-// What a tier's hash of a weight takes; seen by every tier, on the terms of gemm.h.
-
 #include <cstdint>
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
-/// XXH3 (64 bits) of `count` adjacent values: the same number on every tier.
-using FingerprintKernel = uint64_t(const float* values, int64_t count);
+/// A float32 matrix in this machine's memory. Strides count elements.
+struct FloatMatrix {
+  const float* data;
+  int64_t rows, columns, row_stride, column_stride;
+};
 
-namespace generic {
-FingerprintKernel fingerprint;
-}
-namespace avx2 {
-FingerprintKernel fingerprint;
-}
-namespace avx512 {
-FingerprintKernel fingerprint;
-}
+/// A number that changes when the content of `matrix` changes: XXH3 of pieces of it. Two contents have the same 64 bits
+/// by chance alone. The number depends on the strides, but neither on the number of threads nor on the CPU.
+///
+/// Threads: at::get_num_threads() of them; the matrix is read once.
+uint64_t fingerprint(const FloatMatrix& matrix);
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -8,18 +8,18 @@
 
 #include "mantissa/kernels/cpu/activation_internal.h"
 #include "mantissa/kernels/cpu/elements_internal.h"
-#include "mantissa/kernels/cpu/gemm.h"
+#include "mantissa/kernels/cpu/gemm_kernel.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
-/// Steps of a panel that is `depth` of k deep.
+/// Steps of a micro-panel that is `depth` of k deep.
 template <class V>
 int64_t packed_depth(int64_t depth) {
   return (depth + V::kSteps - 1) / V::kSteps;
 }
 
-/// pack_panel() of a matrix whose elements of k lie next to each other. A vector that Source reads holds
-/// kLanes * V::kSteps of them, a step of the panel V::kSteps.
+/// pack_micro_panel() of a matrix whose elements of k lie next to each other. A vector that Source reads holds
+/// kLanes * V::kSteps of them, a step of the micro-panel V::kSteps.
 template <class V, int kWidth, class Source, class Step>
 void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int64_t lanes, int64_t depth,
                   float* to, Step step) {
@@ -28,7 +28,7 @@ void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int
     const int64_t here = lanes - begin < kMost ? lanes - begin : kMost;
     const typename Source::Storage* const first = from + begin * lane_stride;
     for (int64_t next = 0; next < depth; next += kDeep) {
-      // The last vector ends with the panel: it costs less to write some steps twice than to read a part.
+      // The last vector ends with the micro-panel: it costs less to write some steps twice than to read a part.
       const bool ends = depth - next < kDeep && depth >= kDeep && depth % V::kSteps == 0;
       const int64_t k = ends ? depth - kDeep : next;
       typename V::Float rows[V::kLanes];
@@ -55,12 +55,12 @@ void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int
   }
 }
 
-/// Writes one panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth +
+/// Writes one micro-panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth +
 /// lane]. `lanes` of them exist, further ones are 0 or undefined. The last step's vector may reach past the
-/// panel's end, where the next panel will be. Steps may be further apart: to[k * step + lane].
+/// micro-panel's end, where the next one will be. Steps may be further apart: to[k * step + lane].
 template <class V, int kWidth, class Source, class Step = std::integral_constant<int64_t, kWidth>>
-void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64_t k_stride, int64_t lanes,
-                int64_t depth, float* to, Step step = {}) {
+void pack_micro_panel(const typename Source::Storage* from, int64_t lane_stride, int64_t k_stride,
+                      int64_t lanes, int64_t depth, float* to, Step step = {}) {
   constexpr int kVectors = (kWidth + V::kLanes - 1) / V::kLanes;
   if (lane_stride == 1 && lanes >= kVectors * V::kLanes) {
     for (int64_t k = 0; k < depth; ++k)
@@ -87,45 +87,46 @@ void pack_panel(const typename Source::Storage* from, int64_t lane_stride, int64
     }
 }
 
-/// Where an operand's panels begin: element (lane, k) is data[lane * lane_stride + k * k_stride].
-struct Panels {
+/// The place of an operand's micro-panels: element (lane, k) is data[lane * lane_stride + k * k_stride].
+struct MicroPanels {
   const void* data;
   int64_t lane_stride, k_stride;
   int64_t lanes;  // from here to the matrix's end
 };
 
-/// Packs the lanes [0, width) of `panels`, `depth` deep, one panel of kWidth after the other.
+/// Packs the lanes [0, width) of `panels`, `depth` deep, one micro-panel of kWidth after the other.
 template <class V, int kWidth>
-void pack(Element element, Element other, const Panels& panels, int64_t width, int64_t depth, float* to) {
+void pack(Element element, Element other, const MicroPanels& panels, int64_t width, int64_t depth,
+          float* to) {
   if constexpr (V::kSteps == 2) {
     V::template pack_pairs<kWidth>(element, panels, width, depth, to);
   } else {
     with_elements<V>(element, other, [&](auto source) {
       using Source = decltype(source);
-      // In ascending order: see pack_panel() about what it writes past a panel's end.
+      // In ascending order: see pack_micro_panel() about what it writes past its end.
       for (int64_t lane = 0; lane < width; lane += kWidth)
-        pack_panel<V, kWidth, Source>(
+        pack_micro_panel<V, kWidth, Source>(
             static_cast<const typename Source::Storage*>(panels.data) + lane * panels.lane_stride,
             panels.lane_stride, panels.k_stride, panels.lanes - lane, depth, to + lane * depth);
     });
   }
 }
 
-/// A tile's left operand as pack() leaves it: element (row, k) at [k * kRows + row].
+/// A micro-kernel's left operand as pack() leaves it: element (row, k) at [k * kMR + row].
 template <class V>
 struct PackedRows {
-  static constexpr int64_t kRowStep = 1, kStep = V::kRows;
+  static constexpr int64_t kRowStep = 1, kStep = V::kMR;
   PackedRows(const float* packed) : at(packed) {}
   int64_t run(int64_t depth) const { return depth; }  ///< steps until next_run() is due
   void next_run() {}
   const float* at;
 };
 
-/// The innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k
-/// of a(row, k) * b[k * kColumns + column], of kTileRows rows and kTileVectors vectors of the panels, `depth`
-/// steps deep. Knows what pack() leaves only: conversions in here were seen to cost it 15 %.
+/// The micro-kernel, the innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k
+/// of a(row, k) * b[k * kNR + column], of kTileRows rows and kTileVectors vectors of the micro-panels,
+/// `depth` steps deep. Knows what pack() leaves only: conversions in here were seen to cost it 15 %.
 template <class V, class A, int kTileRows, int kTileVectors>
-void multiply_tile(int64_t depth, A a, const float* b, float* to, int64_t stride, bool accumulate) {
+void micro_kernel(int64_t depth, A a, const float* b, float* to, int64_t stride, bool accumulate) {
   using Float = typename V::Float;
   // The sums are indexed by constants alone (packs, no loop), else GCC 12 keeps them in memory: 2.4 times
   // slower.
@@ -157,16 +158,15 @@ void multiply_tile(int64_t depth, A a, const float* b, float* to, int64_t stride
       std::make_integer_sequence<int, kTileVectors>{});
 }
 
-/// multiply_tile() for each number of rows and vectors that an edge leaves: at [(rows - 1) * kVectors +
+/// micro_kernel() for each number of rows and vectors that an edge leaves: at [(rows - 1) * kVectors +
 /// vectors - 1].
-template <class V, class A = PackedRows<V>,
-          typename = std::make_integer_sequence<int, V::kRows * V::kVectors>>
-struct Tiles;
+template <class V, class A = PackedRows<V>, typename = std::make_integer_sequence<int, V::kMR * V::kVectors>>
+struct MicroKernels;
 template <class V, class A, int... kIndex>
-struct Tiles<V, A, std::integer_sequence<int, kIndex...>> {
+struct MicroKernels<V, A, std::integer_sequence<int, kIndex...>> {
   using Multiply = void(int64_t depth, A a, const float* b, float* to, int64_t stride, bool accumulate);
   static constexpr Multiply* kOf[] = {
-      &multiply_tile<V, A, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1>...};
+      &micro_kernel<V, A, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1>...};
 };
 
 template <class V>
@@ -193,8 +193,8 @@ bool has_plain_sums(const Gemm& g) {
   return g.alpha == 1 && (g.a.element != Element::kFloat32 || g.b.element != Element::kFloat32);
 }
 
-/// From the finished sums, at sums[row * stride + column], to the result; they are overwritten. Their rows
-/// are padded to whole vectors.
+/// Writes the finished sums, at sums[row * stride + column], to the result, and overwrites them. Their rows are padded
+/// to whole vectors.
 template <class V, class Out>
 void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
   const auto alpha = V::broadcast(&g.alpha), beta = V::broadcast(&g.beta);
@@ -203,7 +203,7 @@ void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride
   const int64_t rows = tile.rows, cols = tile.cols, out_step = g.out.col_stride;
   const int64_t whole = out_step == 1 ? cols / V::kLanes * V::kLanes : 0;
   if (!adds && !activates && whole == cols &&
-      cols == V::kVectors * V::kLanes) {  // most tiles: nothing to decide
+      cols == V::kVectors * V::kLanes) {  // most micro-tiles: nothing to decide
     auto* out = static_cast<typename Out::Storage*>(g.out.data) + tile.batch * g.out.batch_stride +
                 tile.row * g.out.row_stride + tile.col;
     const int64_t out_stride = g.out.row_stride;
@@ -255,30 +255,32 @@ void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
                    [&](auto out) { finish_tile_as<V, decltype(out)>(g, tile, sums, stride); });
 }
 
-/// A panel of b times a packed block of a, `depth` steps: the tiles of `block`, a few columns wide. The sums
-/// pass through `sums` between blocks of k; where one block is all, they stay in a tile's own memory.
+/// A micro-panel of b times a packed block of a, `depth` steps: the macro-kernel's loop over the micro-tiles of
+/// `block`, which is up to NR columns wide. The sums pass through `sums` between blocks of k; where one block is all,
+/// they stay in a micro-tile's own memory.
 /// pack_a(i, rows) is called before rows [i, i + rows) of the block are read.
 template <class V, class PackA>
-void multiply_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last, const float* a,
-                    const PackA& pack_a, const float* b, float* sums, int64_t stride) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
-  alignas(64) float tile_sums[V::kRows * kColumns];
+void multiply_micro_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last,
+                          const float* a, const PackA& pack_a, const float* b, float* sums, int64_t stride) {
+  constexpr int kNR = V::kVectors * V::kLanes;
+  alignas(64) float tile_sums[V::kMR * kNR];
   const int64_t vectors = (block.cols + V::kLanes - 1) / V::kLanes;
-  for (int64_t i = 0; i < block.rows; i += V::kRows) {
-    const int64_t rows = block.rows - i < V::kRows ? block.rows - i : V::kRows;
+  for (int64_t i = 0; i < block.rows; i += V::kMR) {
+    const int64_t rows = block.rows - i < V::kMR ? block.rows - i : V::kMR;
     pack_a(i, rows);
     const bool only = first && last;
     float* const to = only ? tile_sums : sums + i * stride;
-    const int64_t to_stride = only ? kColumns : stride;
-    Tiles<V>::kOf[(rows - 1) * V::kVectors + vectors - 1](depth, a + i * depth, b, to, to_stride, !first);
+    const int64_t to_stride = only ? kNR : stride;
+    MicroKernels<V>::kOf[(rows - 1) * V::kVectors + vectors - 1](depth, a + i * depth, b, to, to_stride,
+                                                                 !first);
     if (last) finish_tile<V>(g, {block.batch, block.row + i, block.col, rows, block.cols}, to, to_stride);
   }
 }
 
-/// Where element `index` of an operand lies.
+/// The place of element `index` of an operand.
 template <class V>
-const void* at(const ConstMatrix& matrix, int64_t index) {
-  return static_cast<const char*>(matrix.data) + index * (matrix.element == Element::kFloat32 ? 4 : 2);
+const void* element_at(const ConstMatrix& matrix, int64_t index) {
+  return static_cast<const char*>(matrix.data) + index * element_size<V>(matrix.element);
 }
 
 template <class V>
@@ -288,45 +290,45 @@ constexpr int64_t least(int64_t x, int64_t y) {
 
 template <class V>
 void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
-  constexpr int kColumns = V::kVectors * V::kLanes;
-  constexpr int64_t kDepth = kGemmBlockK * V::kSteps;
-  for (int64_t col = part.col_begin; col < part.col_end; col += kGemmBlockN) {
-    const int64_t cols = least<V>(kGemmBlockN, part.col_end - col);
-    const int64_t stride = (cols + kColumns - 1) / kColumns * kColumns;
-    for (int64_t rows_begin = part.row_begin; rows_begin < part.row_end; rows_begin += kGemmRows) {
-      const int64_t rows_end = least<V>(rows_begin + kGemmRows, part.row_end);
+  constexpr int kNR = V::kVectors * V::kLanes;
+  constexpr int64_t kDepth = kGemmKC * V::kSteps;
+  for (int64_t col = part.col_begin; col < part.col_end; col += kGemmNC) {
+    const int64_t cols = least<V>(kGemmNC, part.col_end - col);
+    const int64_t stride = (cols + kNR - 1) / kNR * kNR;
+    for (int64_t rows_begin = part.row_begin; rows_begin < part.row_end; rows_begin += kGemmSumRows) {
+      const int64_t rows_end = least<V>(rows_begin + kGemmSumRows, part.row_end);
       const int64_t blocks = (g.k + kDepth - 1) / kDepth, all_blocks = blocks * g.terms;
       for (int64_t block = 0; block < all_blocks; ++block) {
         const int64_t term = block / blocks, k = block % blocks * kDepth;
         const int64_t depth = least<V>(kDepth, g.k - k), steps = packed_depth<V>(depth);
-        // A panel of b is packed right before its first use; where that is its only use, always into the same
+        // A micro-panel of b is packed right before its first use; where that is its only use, always into the same
         // memory, which stays in the first cache level.
-        const int64_t b_step = rows_end - rows_begin > kGemmBlockM ? steps : 0;
-        for (int64_t row = rows_begin; row < rows_end; row += kGemmBlockM) {
-          const int64_t rows = least<V>(kGemmBlockM, rows_end - row);
+        const int64_t b_step = rows_end - rows_begin > kGemmMC ? steps : 0;
+        for (int64_t row = rows_begin; row < rows_end; row += kGemmMC) {
+          const int64_t rows = least<V>(kGemmMC, rows_end - row);
           const int64_t a_at = part.batch * g.a.batch_stride + term * g.a.term_stride + row * g.a.row_stride +
                                k * g.a.col_stride;
-          for (int64_t j = 0; j < cols; j += kColumns) {
-            const int64_t here = least<V>(kColumns, cols - j);
+          for (int64_t j = 0; j < cols; j += kNR) {
+            const int64_t here = least<V>(kNR, cols - j);
             float* const panel = scratch.b + j * b_step;
             if (row == rows_begin) {
               const int64_t b_at = part.batch * g.b.batch_stride + term * g.b.term_stride +
                                    k * g.b.row_stride + (col + j) * g.b.col_stride;
-              pack<V, kColumns>(g.b.element, g.a.element,
-                                {at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col - j}, here,
-                                depth, panel);
+              pack<V, kNR>(g.b.element, g.a.element,
+                           {element_at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col - j}, here,
+                           depth, panel);
             }
-            // Right before its first use, too: while a tile's sums are waited for, the next rows are packed.
+            // Right before its first use, too: while a micro-tile's sums are waited for, the next rows are packed.
             const auto pack_a = [&](int64_t i, int64_t count) {
               if (j == 0)
-                pack<V, V::kRows>(
-                    g.a.element, g.b.element,
-                    {at<V>(g.a, a_at + i * g.a.row_stride), g.a.row_stride, g.a.col_stride, g.m - row - i},
-                    count, depth, scratch.a + i * steps);
+                pack<V, V::kMR>(g.a.element, g.b.element,
+                                {element_at<V>(g.a, a_at + i * g.a.row_stride), g.a.row_stride,
+                                 g.a.col_stride, g.m - row - i},
+                                count, depth, scratch.a + i * steps);
             };
-            multiply_panel<V>(g, {part.batch, row, col + j, rows, here}, steps, block == 0,
-                              block + 1 == all_blocks, scratch.a, pack_a, panel,
-                              scratch.sums + (row - rows_begin) * stride + j, stride);
+            multiply_micro_panel<V>(g, {part.batch, row, col + j, rows, here}, steps, block == 0,
+                                    block + 1 == all_blocks, scratch.a, pack_a, panel,
+                                    scratch.sums + (row - rows_begin) * stride + j, stride);
           }
         }
       }
@@ -334,4 +336,4 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
   }
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -8,7 +8,7 @@
 
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
 /// Whether gemm_shallow() takes `g`.
 template <class V>
@@ -59,12 +59,12 @@ void multiply_shallow(const Gemm& g, const Tile& tile, const ShallowRows& a, con
 
 template <class V>
 void gemm_shallow(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
-  for (int64_t col = part.col_begin; col < part.col_end; col += kGemmBlockN) {
-    const int64_t cols = least<V>(kGemmBlockN, part.col_end - col);
+  for (int64_t col = part.col_begin; col < part.col_end; col += kGemmNC) {
+    const int64_t cols = least<V>(kGemmNC, part.col_end - col);
     widen_steps<V>(g.b, g.a.element, part.batch * g.b.batch_stride + col * g.b.col_stride, g.b.col_stride,
                    g.b.row_stride, cols, g.k, scratch.b);
-    for (int64_t row = part.row_begin; row < part.row_end; row += kGemmBlockM) {
-      const int64_t rows = least<V>(kGemmBlockM, part.row_end - row);
+    for (int64_t row = part.row_begin; row < part.row_end; row += kGemmMC) {
+      const int64_t rows = least<V>(kGemmMC, part.row_end - row);
       const int64_t first = part.batch * g.a.batch_stride + row * g.a.row_stride;
       const bool adjacent = g.a.col_stride == 1 && g.a.row_stride == g.k;
       if (adjacent)
@@ -82,4 +82,4 @@ void gemm_shallow(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
   }
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -7,17 +7,17 @@
 
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
 /// Columns at a time: long rows are read at the memory's speed. Their sums take 8 KiB, which GemmScratch
-/// holds in place of a tile's rows.
-constexpr int64_t kGemvBlockN = 2048;
+/// holds in place of MR rows.
+constexpr int64_t kGemvNC = 2048;
 
 /// add_rows() of so few columns that their sums stay in registers.
 template <class V, class Source, int kVectors>
 void add_narrow_rows(const float* a, const typename Source::Storage* from, int64_t k_stride, int64_t depth,
                      float* chains) {
-  // Indexed by constants alone: see multiply_tile().
+  // Indexed by constants alone: see micro_kernel().
   const auto run = [&]<int... kVector>(std::integer_sequence<int, kVector...>)
       __attribute__((always_inline)) {
     typename V::Float sums[] = {((void)kVector, V::zero())...};
@@ -138,22 +138,22 @@ bool is_gemv(const Gemm& g) {
   return g.m <= 3 && (g.b.row_stride == 1 || (g.b.col_stride == 1 && g.n >= V::kLanes));
 }
 
-/// sums[j] = the row's products with the columns [col, col + cols); at most kGemvBlockN of them.
+/// sums[j] = the row's products with the columns [col, col + cols); at most kGemvNC of them.
 template <class V>
 void multiply_row(const Gemm& g, int64_t batch, int64_t row, int64_t col, int64_t cols, float* a_row,
                   float* sums) {
-  alignas(64) float chains[kGemvBlockN];
-  const int64_t blocks = (g.k + kGemmBlockK - 1) / kGemmBlockK;
+  alignas(64) float chains[kGemvNC];
+  const int64_t blocks = (g.k + kGemmKC - 1) / kGemmKC;
   for (int64_t block = 0; block < blocks * g.terms; ++block) {
-    const int64_t term = block / blocks, k = block % blocks * kGemmBlockK;
-    const int64_t depth = least<V>(kGemmBlockK, g.k - k);
+    const int64_t term = block / blocks, k = block % blocks * kGemmKC;
+    const int64_t depth = least<V>(kGemmKC, g.k - k);
     // One step of panels whose lanes are the row's elements.
     pack<V, V::kLanes>(g.a.element, g.b.element,
-                       {at<V>(g.a, batch * g.a.batch_stride + term * g.a.term_stride + row * g.a.row_stride +
-                                       k * g.a.col_stride),
+                       {element_at<V>(g.a, batch * g.a.batch_stride + term * g.a.term_stride +
+                                               row * g.a.row_stride + k * g.a.col_stride),
                         g.a.col_stride, 0, depth},
                        depth, 1, a_row);
-    const void* const b = at<V>(
+    const void* const b = element_at<V>(
         g.b, batch * g.b.batch_stride + term * g.b.term_stride + k * g.b.row_stride + col * g.b.col_stride);
     with_elements<V>(g.b.element, g.a.element, [&](auto source) {
       using Source = decltype(source);
@@ -170,9 +170,9 @@ void multiply_row(const Gemm& g, int64_t batch, int64_t row, int64_t col, int64_
 
 template <class V>
 void gemv(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
-  static_assert(kGemvBlockN <= V::kRows * kGemmBlockN);
-  for (int64_t col = part.col_begin; col < part.col_end; col += kGemvBlockN) {
-    const int64_t cols = least<V>(kGemvBlockN, part.col_end - col);
+  static_assert(kGemvNC <= V::kMR * kGemmNC);
+  for (int64_t col = part.col_begin; col < part.col_end; col += kGemvNC) {
+    const int64_t cols = least<V>(kGemvNC, part.col_end - col);
     for (int64_t row = part.row_begin; row < part.row_end; ++row) {
       multiply_row<V>(g, part.batch, row, col, cols, scratch.a, scratch.sums);
       finish_tile<V>(g, {part.batch, row, col, 1, cols}, scratch.sums, 0);
@@ -180,4 +180,4 @@ void gemv(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   }
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

@@ -2,7 +2,7 @@
 
 // Functions of float32 vectors, written once for every tier, on the terms of elements_internal.h.
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
 /// e^x, within 1.5 units in the last place; 0 below -87.7, whose exponential is below the normal numbers, and
 /// inf above 88.3; NaN stays NaN.
@@ -40,4 +40,4 @@ template <class V>
   return V::mul(value, V::power_of_two(shifted));
 }
 
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

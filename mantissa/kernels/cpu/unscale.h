@@ -1,26 +1,34 @@
 #pragma once
 
-// What a tier's unscaling kernel takes; seen by every tier, on the terms of gemm.h.
-
 #include <cstdint>
+#include <vector>
 
-#include "mantissa/kernels/cpu/gemm.h"
+#include "mantissa/core/cpu_features.h"
+#include "mantissa/kernels/cpu/unscale_kernel.h"
 
-namespace mantissa::cpu {
+namespace mantissa::kernels::cpu {
 
-/// Multiplies `count` values in place by `inv_scale` and returns whether one of them was inf or nan before.
+/// A build of the unscaling kernel inside this binary.
+struct UnscaleBuild {
+  CpuTier tier;
+  UnscaleKernel* run;
+};
+
+/// Best first; the last runs on any CPU.
+const std::vector<UnscaleBuild>& unscale_builds();
+
+/// Adjacent values in this machine's memory.
+struct Values {
+  void* data;
+  Element element;
+  int64_t count;
+};
+
+/// Multiplies all values in place by `inv_scale` with one build, which this CPU must be able to run, and returns whether
+/// one of them was inf or nan before: see UnscaleKernel. No two of `all` share memory. All together are one parallel
+/// region, so that many small ones cost little more than one large one.
 ///
-/// Numerics: the product in float32, rounded once, to nearest even. With inv_scale 1 nothing is written.
-using UnscaleKernel = bool(void* values, Element element, int64_t count, float inv_scale);
+/// Threads: at::get_num_threads() of them.
+bool unscale(const std::vector<Values>& all, float inv_scale, const UnscaleBuild& build);
 
-namespace generic {
-UnscaleKernel unscale;
-}
-namespace avx2 {
-UnscaleKernel unscale;
-}
-namespace avx512 {
-UnscaleKernel unscale;
-}
-
-}  // namespace mantissa::cpu
+}  // namespace mantissa::kernels::cpu

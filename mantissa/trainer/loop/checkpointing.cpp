@@ -23,7 +23,7 @@
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/kernels/choice.h"
+#include "mantissa/kernels/aten/choice.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/trainer/trainer.h"
 

@@ -15,14 +15,14 @@
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/manifest.h"
-#include "mantissa/kernels/choice.h"
-#include "mantissa/kernels/choice_internal.h"
-#include "mantissa/kernels/overrides.h"
+#include "mantissa/kernels/aten/choice.h"
+#include "mantissa/kernels/aten/choice_internal.h"
+#include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/trainer/callbacks/early_stopping.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/callbacks/weight_averaging.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
-#include "mantissa/trainer/callbacks/weight_averaging.h"
 
 namespace mantissa::resume_test {
 namespace {

@@ -1,9 +1,8 @@
-#include "mantissa/kernels/cpu/activation.h"
-
 #include "mantissa/kernels/cpu/activation_internal.h"
+#include "mantissa/kernels/cpu/activation_kernel.h"
 #include "mantissa/kernels/cpu/avx2/vector_internal.h"
 
-namespace mantissa::cpu::avx2 {
+namespace mantissa::kernels::cpu::avx2 {
 
 void activate(Activation activation, Element element, const void* x, void* out, int64_t count) {
   activate_with<Avx2>(activation, element, x, out, count);
@@ -14,4 +13,4 @@ void activate_backward(Activation activation, Element element, const void* gradi
   activate_backward_with<Avx2>(activation, element, gradient, x, out, count);
 }
 
-}  // namespace mantissa::cpu::avx2
+}  // namespace mantissa::kernels::cpu::avx2

@@ -1,11 +1,10 @@
-#include "mantissa/kernels/cpu/gemm.h"
-
 #include "mantissa/kernels/cpu/avx2/vector_internal.h"
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
+#include "mantissa/kernels/cpu/gemm_kernel.h"
 #include "mantissa/kernels/cpu/gemm_shallow_internal.h"
 #include "mantissa/kernels/cpu/gemv_internal.h"
 
-namespace mantissa::cpu::avx2 {
+namespace mantissa::kernels::cpu::avx2 {
 
 void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   if (is_gemv<Avx2>(g)) return gemv<Avx2>(g, part, scratch);
@@ -13,4 +12,4 @@ void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   gemm_blocked<Avx2>(g, part, scratch);
 }
 
-}  // namespace mantissa::cpu::avx2
+}  // namespace mantissa::kernels::cpu::avx2

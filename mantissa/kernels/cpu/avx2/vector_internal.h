@@ -4,13 +4,13 @@
 #include <cstring>
 #include <immintrin.h>
 
-namespace mantissa::cpu::avx2 {
+namespace mantissa::kernels::cpu::avx2 {
 // Not shared with other sources: no linker may take one tier's copy for another's.
 namespace {
 
 /// 6 x 16: 12 sums, 2 vectors of b and 1 of a are 15 of the 16 registers.
 struct Avx2 {
-  static constexpr int kLanes = 8, kRows = 6, kVectors = 2, kSteps = 1;
+  static constexpr int kLanes = 8, kMR = 6, kVectors = 2, kSteps = 1;
   using Float = __m256;
   using Short = __m128i;
 
@@ -114,4 +114,4 @@ struct Avx2 {
 };
 
 }  // namespace
-}  // namespace mantissa::cpu::avx2
+}  // namespace mantissa::kernels::cpu::avx2

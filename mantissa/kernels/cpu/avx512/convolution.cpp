@@ -1,41 +1,42 @@
-#include "mantissa/kernels/cpu/convolution.h"
-
 #include "mantissa/kernels/cpu/avx512/vector_internal.h"
 #include "mantissa/kernels/cpu/convolution_depthwise_internal.h"
 #include "mantissa/kernels/cpu/convolution_few_internal.h"
 #include "mantissa/kernels/cpu/convolution_internal.h"
+#include "mantissa/kernels/cpu/convolution_kernel.h"
 #include "mantissa/kernels/cpu/convolution_weight_internal.h"
 
-namespace mantissa::cpu::avx512 {
+namespace mantissa::kernels::cpu::avx512 {
 
-void convolve(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
+void convolve(const BlockedConvolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
   convolve_with<Avx512>(c, part, scratch);
 }
 
-void convolve_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+void convolve_weight(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                      const ConvolutionWeightScratch& scratch) {
   convolve_weight_with<Avx512>(c, part, scratch);
 }
 
-void convolve_depthwise(const Convolution& c, const ConvolutionPart& part,
+void convolve_depthwise(const BlockedConvolution& c, const ConvolutionPart& part,
                         const ConvolutionScratch& scratch) {
   convolve_depthwise_with<Avx512>(c, part, scratch);
 }
 
-void convolve_groups(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
+void convolve_groups(const BlockedConvolution& c, const ConvolutionPart& part,
+                     const ConvolutionScratch& scratch) {
   convolve_groups_with<Avx512>(c, part, scratch);
 }
 
-void convolve_few(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& scratch) {
+void convolve_few(const BlockedConvolution& c, const ConvolutionPart& part,
+                  const ConvolutionScratch& scratch) {
   convolve_few_with<Avx512>(c, part, scratch);
 }
 
-void convolve_depthwise_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+void convolve_depthwise_weight(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                                const ConvolutionWeightScratch& scratch) {
   convolve_depthwise_weight_with<Avx512>(c, part, scratch);
 }
 
-void convolve_groups_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+void convolve_groups_weight(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                             const ConvolutionWeightScratch& scratch) {
   convolve_groups_weight_with<Avx512>(c, part, scratch);
 }
@@ -45,4 +46,4 @@ void add_block_sums(const float* from, int64_t stride, int64_t blocks, int64_t c
   add_block_sums_with<Avx512>(from, stride, blocks, count, accumulate, to);
 }
 
-}  // namespace mantissa::cpu::avx512
+}  // namespace mantissa::kernels::cpu::avx512

@@ -3,13 +3,13 @@
 #include <cstdint>
 #include <immintrin.h>
 
-namespace mantissa::cpu::avx512 {
+namespace mantissa::kernels::cpu::avx512 {
 // Not shared with other sources: no linker may take one tier's copy for another's.
 namespace {
 
 /// 12 x 32: 24 sums and 2 vectors of b of the 32 registers; a comes from memory inside the multiply-add.
 struct Avx512 {
-  static constexpr int kLanes = 16, kRows = 12, kVectors = 2, kSteps = 1;
+  static constexpr int kLanes = 16, kMR = 12, kVectors = 2, kSteps = 1;
   using Float = __m512;
   using Short = __m256i;
 
@@ -117,4 +117,4 @@ struct Avx512 {
 };
 
 }  // namespace
-}  // namespace mantissa::cpu::avx512
+}  // namespace mantissa::kernels::cpu::avx512

@@ -1,11 +1,10 @@
-#include "mantissa/kernels/cpu/gemm.h"
-
 #include "mantissa/kernels/cpu/avx512_bf16/vector_internal.h"
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
+#include "mantissa/kernels/cpu/gemm_kernel.h"
 #include "mantissa/kernels/cpu/gemm_shallow_internal.h"
 #include "mantissa/kernels/cpu/gemv_internal.h"
 
-namespace mantissa::cpu::avx512_bf16 {
+namespace mantissa::kernels::cpu::avx512_bf16 {
 namespace {
 
 /// Of bf16, or of bf16 and float32 that is rounded to it.
@@ -22,4 +21,4 @@ void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   gemm_blocked<Avx512Bf16>(g, part, scratch);
 }
 
-}  // namespace mantissa::cpu::avx512_bf16
+}  // namespace mantissa::kernels::cpu::avx512_bf16

@@ -7,7 +7,7 @@
 #include "mantissa/kernels/cpu/avx512/vector_internal.h"
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 
-namespace mantissa::cpu::avx512_bf16 {
+namespace mantissa::kernels::cpu::avx512_bf16 {
 // Not shared with other sources: no linker may take one tier's copy for another's.
 namespace {
 
@@ -61,7 +61,7 @@ struct Pairs<Element::kFloat32> {
   }
 };
 
-/// pack_panel() of gemm_blocked_internal.h, with `depth` elements of k in pairs: the earlier in the low half
+/// pack_micro_panel() of gemm_blocked_internal.h, with `depth` elements of k in pairs: the earlier in the low half
 /// of a lane, after the last of an odd number 0. k lies anyhow.
 template <int kWidth, Element kElement>
 void pack_pairs_apart(const typename Lanes<kElement>::Storage* from, int64_t lane_stride, int64_t k_stride,
@@ -99,7 +99,8 @@ struct Avx512Bf16 : Avx512 {
 
   /// pack() of gemm_blocked_internal.h.
   template <int kWidth>
-  static void pack_pairs(Element element, const Panels& panels, int64_t width, int64_t depth, float* to) {
+  static void pack_pairs(Element element, const MicroPanels& panels, int64_t width, int64_t depth,
+                         float* to) {
     if (element == Element::kFloat32)
       return pack_pairs_of<kWidth, Element::kFloat32>(panels, width, depth, to);
     pack_pairs_of<kWidth, Element::kBFloat16>(panels, width, depth, to);
@@ -107,9 +108,9 @@ struct Avx512Bf16 : Avx512 {
 
  private:
   template <int kWidth, Element kElement>
-  static void pack_pairs_of(const Panels& panels, int64_t width, int64_t depth, float* to) {
+  static void pack_pairs_of(const MicroPanels& panels, int64_t width, int64_t depth, float* to) {
     const auto* const data = static_cast<const typename Pairs<kElement>::Storage*>(panels.data);
-    // In ascending order: see pack_panel() about what it writes past a panel's end.
+    // In ascending order: see pack_micro_panel() about what it writes past a panel's end.
     for (int64_t lane = 0; lane < width; lane += kWidth) {
       const auto* const from = data + lane * panels.lane_stride;
       const int64_t lanes = panels.lanes - lane;
@@ -125,4 +126,4 @@ struct Avx512Bf16 : Avx512 {
 };
 
 }  // namespace
-}  // namespace mantissa::cpu::avx512_bf16
+}  // namespace mantissa::kernels::cpu::avx512_bf16

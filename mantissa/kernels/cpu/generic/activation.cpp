@@ -1,11 +1,10 @@
-#include "mantissa/kernels/cpu/activation.h"
-
 #include <cmath>
 
+#include "mantissa/kernels/cpu/activation_kernel.h"
 #include "mantissa/kernels/cpu/generic/activation_internal.h"
 #include "mantissa/kernels/cpu/generic/element_internal.h"
 
-namespace mantissa::cpu::generic {
+namespace mantissa::kernels::cpu::generic {
 namespace {
 
 double slope(Activation activation, double x) {
@@ -37,4 +36,4 @@ void activate_backward(Activation activation, Element element, const void* gradi
           static_cast<float>(load(element, gradient, i) * slope(activation, load(element, x, i))));
 }
 
-}  // namespace mantissa::cpu::generic
+}  // namespace mantissa::kernels::cpu::generic

@@ -2,9 +2,9 @@
 
 #include <cmath>
 
-#include "mantissa/kernels/cpu/gemm.h"
+#include "mantissa/kernels/activation.h"
 
-namespace mantissa::cpu::generic {
+namespace mantissa::kernels::cpu::generic {
 namespace {
 
 /// What the second form of GELU takes tanh of. In float64: its exponential makes much of a small error.
@@ -25,4 +25,4 @@ float activated(Activation activation, float x) {
 }
 
 }  // namespace
-}  // namespace mantissa::cpu::generic
+}  // namespace mantissa::kernels::cpu::generic

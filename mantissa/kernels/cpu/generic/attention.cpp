@@ -1,11 +1,10 @@
-#include "mantissa/kernels/cpu/attention.h"
-
 #include <cfloat>
 #include <cmath>
 
+#include "mantissa/kernels/cpu/attention_kernel.h"
 #include "mantissa/kernels/cpu/generic/element_internal.h"
 
-namespace mantissa::cpu::generic {
+namespace mantissa::kernels::cpu::generic {
 namespace {
 
 /// Element [row][col] of a head.
@@ -113,4 +112,4 @@ void attention_gradient(const AttentionGradient& gradient, const AttentionGradie
     }
 }
 
-}  // namespace mantissa::cpu::generic
+}  // namespace mantissa::kernels::cpu::generic

@@ -1,8 +1,7 @@
-#include "mantissa/kernels/cpu/convolution.h"
-
+#include "mantissa/kernels/cpu/convolution_kernel.h"
 #include "mantissa/kernels/cpu/generic/element_internal.h"
 
-namespace mantissa::cpu::generic {
+namespace mantissa::kernels::cpu::generic {
 namespace {
 
 /// f(n, at) for each result of block `index`, the last axis fastest.
@@ -38,7 +37,8 @@ int64_t position(const Axis* axes, const int64_t* strides, const int64_t* at, co
 }
 
 /// One result: image n, channel o of the group, at `at` along the axes, of c.channels from `channel` on.
-float result(const Convolution& c, int64_t group, int64_t n, int64_t channel, int64_t o, const int64_t* at) {
+float result(const BlockedConvolution& c, int64_t group, int64_t n, int64_t channel, int64_t o,
+             const int64_t* at) {
   const int64_t source =
       group * c.source.group_stride + n * c.source.image_stride + channel * c.source.channel_stride;
   const int64_t weight = group * c.weight.group_stride + o * c.weight.image_stride;
@@ -66,7 +66,7 @@ float result(const Convolution& c, int64_t group, int64_t n, int64_t channel, in
 }
 
 /// One result of a depthwise convolution's adjoint.
-float turned_result(const Convolution& c, int64_t n, int64_t o, const int64_t* at) {
+float turned_result(const BlockedConvolution& c, int64_t n, int64_t o, const int64_t* at) {
   const int64_t source = n * c.source.image_stride + o * c.source.channel_stride;
   float chain = 0;
   for (int64_t d = c.forward[0].taps - 1; d >= 0; --d)
@@ -93,7 +93,8 @@ float turned_result(const Convolution& c, int64_t n, int64_t o, const int64_t* a
 }
 
 /// One weight: from channel i of the group's source to channel o of its results.
-float weight_gradient(const ConvolutionWeight& c, int64_t group, int64_t i, int64_t o, const int64_t* tap) {
+float weight_gradient(const BlockedConvolutionWeight& c, int64_t group, int64_t i, int64_t o,
+                      const int64_t* tap) {
   const int64_t source = group * c.source.group_stride + i * c.source.channel_stride;
   const int64_t gradient = group * c.gradient.group_stride + o * c.gradient.channel_stride;
   int64_t blocks = 1;
@@ -114,7 +115,7 @@ float weight_gradient(const ConvolutionWeight& c, int64_t group, int64_t i, int6
   return sum;
 }
 
-void convolve_blocks(const Convolution& c, const ConvolutionPart& part, bool depthwise) {
+void convolve_blocks(const BlockedConvolution& c, const ConvolutionPart& part, bool depthwise) {
   for (int64_t block = part.block_begin; block < part.block_end; ++block)
     for_each_result(c, block, [&](int64_t n, const int64_t* at) {
       for (int64_t o = part.output_begin; o < part.output_end; ++o)
@@ -126,7 +127,7 @@ void convolve_blocks(const Convolution& c, const ConvolutionPart& part, bool dep
 }
 
 /// The taps from channel i of the group's source to channel o of its results.
-void weight_gradients(const ConvolutionWeight& c, int64_t group, int64_t i, int64_t o) {
+void weight_gradients(const BlockedConvolutionWeight& c, int64_t group, int64_t i, int64_t o) {
   // A depthwise weight has channel 0 alone.
   const int64_t out =
       group * c.out.group_stride + o * c.out.image_stride + (c.channels == 1 ? 0 : i) * c.out.channel_stride;
@@ -141,24 +142,25 @@ void weight_gradients(const ConvolutionWeight& c, int64_t group, int64_t i, int6
 
 }  // namespace
 
-void convolve(const Convolution& c, const ConvolutionPart& part, const ConvolutionScratch& /*scratch*/) {
+void convolve(const BlockedConvolution& c, const ConvolutionPart& part,
+              const ConvolutionScratch& /*scratch*/) {
   convolve_blocks(c, part, /*depthwise=*/false);
 }
 
-void convolve_depthwise(const Convolution& c, const ConvolutionPart& part,
+void convolve_depthwise(const BlockedConvolution& c, const ConvolutionPart& part,
                         const ConvolutionScratch& /*scratch*/) {
   convolve_blocks(c, part, /*depthwise=*/true);
 }
 
-void convolve_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+void convolve_weight(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                      const ConvolutionWeightScratch& /*scratch*/) {
   for (int64_t o = part.output_begin; o < part.output_end; ++o)
     for (int64_t i = part.channel_begin; i < part.channel_end; ++i) weight_gradients(c, part.group, i, o);
 }
 
-void convolve_depthwise_weight(const ConvolutionWeight& c, const ConvolutionWeightPart& part,
+void convolve_depthwise_weight(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                                const ConvolutionWeightScratch& /*scratch*/) {
   for (int64_t o = part.output_begin; o < part.output_end; ++o) weight_gradients(c, 0, o, o);
 }
 
-}  // namespace mantissa::cpu::generic
+}  // namespace mantissa::kernels::cpu::generic

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "mantissa/kernels/cpu/gemm.h"
+#include "mantissa/kernels/element.h"
 
-namespace mantissa::cpu::generic {
+namespace mantissa::kernels::cpu::generic {
 namespace {
 
 float from_bits(uint32_t bits) {
@@ -81,4 +81,4 @@ T least(T a, T b) {
 }
 
 }  // namespace
-}  // namespace mantissa::cpu::generic
+}  // namespace mantissa::kernels::cpu::generic

@@ -1,12 +1,12 @@
-#include "mantissa/kernels/cpu/fingerprint.h"
+#include "mantissa/kernels/cpu/fingerprint_kernel.h"
 
 #define XXH_INLINE_ALL  // compiled here, for this tier's vectors
 #include <xxhash.h>
 
-namespace mantissa::cpu::generic {
+namespace mantissa::kernels::cpu::generic {
 
 uint64_t fingerprint(const float* values, int64_t count) {
   return XXH3_64bits(values, static_cast<size_t>(count) * sizeof(float));
 }
 
-}  // namespace mantissa::cpu::generic
+}  // namespace mantissa::kernels::cpu::generic

@@ -1,11 +1,10 @@
-#include "mantissa/kernels/cpu/gemm.h"
-
 #include <cmath>
 
+#include "mantissa/kernels/cpu/gemm_kernel.h"
 #include "mantissa/kernels/cpu/generic/activation_internal.h"
 #include "mantissa/kernels/cpu/generic/element_internal.h"
 
-namespace mantissa::cpu::generic {
+namespace mantissa::kernels::cpu::generic {
 namespace {
 
 float rounded(float value, Element to) {
@@ -24,10 +23,10 @@ constexpr int64_t kStrip = 64;  // columns whose sums are made at once
 /// sums[row][column] of the strip that begins at `col`, of rows [row_begin, row_end).
 void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scratch, int64_t row_begin,
                     int64_t row_end, int64_t col, int64_t cols) {
-  const int64_t blocks = (g.k + kGemmBlockK - 1) / kGemmBlockK;
+  const int64_t blocks = (g.k + kGemmKC - 1) / kGemmKC;
   for (int64_t block = 0; block < blocks * g.terms; ++block) {
-    const int64_t term = block / blocks, k_begin = block % blocks * kGemmBlockK;
-    const int64_t depth = least(kGemmBlockK, g.k - k_begin);
+    const int64_t term = block / blocks, k_begin = block % blocks * kGemmKC;
+    const int64_t depth = least(kGemmKC, g.k - k_begin);
     for (int64_t k = 0; k < depth; ++k)
       for (int64_t j = 0; j < cols; ++j)
         scratch.b[k * kStrip + j] =
@@ -55,8 +54,8 @@ void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scra
 void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   for (int64_t col = part.col_begin; col < part.col_end; col += kStrip) {
     const int64_t cols = least(kStrip, part.col_end - col);
-    for (int64_t row_begin = part.row_begin; row_begin < part.row_end; row_begin += kGemmRows) {
-      const int64_t row_end = least(row_begin + kGemmRows, part.row_end);
+    for (int64_t row_begin = part.row_begin; row_begin < part.row_end; row_begin += kGemmSumRows) {
+      const int64_t row_end = least(row_begin + kGemmSumRows, part.row_end);
       multiply_strip(g, part, scratch, row_begin, row_end, col, cols);
       for (int64_t i = row_begin; i < row_end; ++i) {
         float* const values = scratch.sums + (i - row_begin) * kStrip;
@@ -78,4 +77,4 @@ void gemm(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   }
 }
 
-}  // namespace mantissa::cpu::generic
+}  // namespace mantissa::kernels::cpu::generic

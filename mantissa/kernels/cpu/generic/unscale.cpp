@@ -1,8 +1,7 @@
-#include "mantissa/kernels/cpu/unscale.h"
-
 #include "mantissa/kernels/cpu/generic/element_internal.h"
+#include "mantissa/kernels/cpu/unscale_kernel.h"
 
-namespace mantissa::cpu::generic {
+namespace mantissa::kernels::cpu::generic {
 
 bool unscale(void* values, Element element, int64_t count, float inv_scale) {
   bool found = false;
@@ -14,4 +13,4 @@ bool unscale(void* values, Element element, int64_t count, float inv_scale) {
   return found;
 }
 
-}  // namespace mantissa::cpu::generic
+}  // namespace mantissa::kernels::cpu::generic

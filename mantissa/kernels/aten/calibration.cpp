@@ -1,0 +1,321 @@
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <omp.h>
+#include <thread>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/record_function.h>
+
+#include "mantissa/core/clock_internal.h"
+#include "mantissa/core/parallel_internal.h"
+#include "mantissa/core/signals_blocked_internal.h"
+#include "mantissa/kernels/aten/activation_internal.h"
+#include "mantissa/kernels/aten/attention_internal.h"
+#include "mantissa/kernels/aten/calibration_internal.h"
+#include "mantissa/kernels/aten/convolution_internal.h"
+#include "mantissa/kernels/aten/matmul_internal.h"
+#include "mantissa/kernels/aten/tensors_internal.h"
+#include "mantissa/kernels/aten/unscale_internal.h"
+
+namespace mantissa {
+namespace {
+
+namespace aten = kernels::aten;
+
+using at::Tensor;
+using Call = std::function<void()>;
+
+/// Numbers from -1 to 1, none of them random: a program's generators stay where they are.
+Tensor numbers(at::IntArrayRef sizes, at::ScalarType dtype) {
+  const int64_t count = c10::multiply_integers(sizes);
+  return at::linspace(-1, 1, count, at::kFloat).to(dtype).view(sizes);
+}
+
+Call product_call(int64_t m, int64_t k, int64_t n, at::ScalarType dtype) {
+  const Tensor a = numbers({m, k}, dtype), b = numbers({k, n}, dtype);
+  return [=] { aten::matmul::mm(a, b); };
+}
+
+Call batched_call(int64_t batch, int64_t m, int64_t k, int64_t n, at::ScalarType dtype) {
+  const Tensor a = numbers({batch, m, k}, dtype), b = numbers({batch, k, n}, dtype);
+  return [=] { aten::matmul::bmm(a, b); };
+}
+
+struct Images {
+  int64_t batch, channels, size, groups = 1, stride = 1;
+  at::MemoryFormat format = at::MemoryFormat::Contiguous;
+};
+
+/// A convolution of 3 x 3 with a padding of 1.
+Call convolution_call(const Images& images, ConvolutionPass pass, at::ScalarType dtype) {
+  const auto [batch, channels, size, groups, stride, format] = images;
+  const int64_t out = (size - 1) / stride + 1;
+  const auto laid_out = [&, form = format](at::IntArrayRef sizes) {
+    return numbers(sizes, dtype).contiguous(form);
+  };
+  const Tensor x = laid_out({batch, channels, size, size}), w = laid_out({channels, channels / groups, 3, 3}),
+               g = laid_out({batch, channels, out, out});
+  const std::array<int64_t, 2> strides = {stride, stride}, ones = {1, 1}, zeros = {0, 0};
+  if (pass == ConvolutionPass::kForward)
+    return [=, groups = groups] {
+      aten::convolution::forward(x, w, std::nullopt, strides, ones, ones, false, zeros, groups, false, false,
+                                 false, false);
+    };
+  return [=, groups = groups] {
+    aten::convolution::backward(
+        g, x, w, at::OptionalIntArrayRef(), strides, ones, ones, false, zeros, groups,
+        {pass == ConvolutionPass::kByInput, pass == ConvolutionPass::kByWeight, false});
+  };
+}
+
+/// A call that all kernels can be tried on, or a typical one; the same where the first is large enough to
+/// judge by. A typical one is of several images: oneDNN takes some 80 us before it begins.
+enum class Size : uint8_t { kSmall, kTypical };
+
+/// The images of the kind of convolution to which `family` belongs.
+Images images_of(KernelFamily family, Size size) {
+  const auto last = at::MemoryFormat::ChannelsLast, first = at::MemoryFormat::Contiguous;
+  const auto depthwise = [&](int64_t stride, at::MemoryFormat format) {
+    return size == Size::kSmall ? Images{1, 32, 20, 32, stride, format}
+                                : Images{4, 64, 32, 64, stride, format};
+  };
+  const auto grouped = [&](at::MemoryFormat format) {
+    return size == Size::kSmall ? Images{1, 32, 12, 8, 1, format} : Images{4, 64, 20, 16, 1, format};
+  };
+  const int kind = (static_cast<int>(family) - static_cast<int>(KernelFamily::kConvolution)) / 3;
+  switch (static_cast<KernelFamily>(static_cast<int>(KernelFamily::kConvolution) + 3 * kind)) {
+    case KernelFamily::kConvolution:
+      return size == Size::kSmall ? Images{1, 32, 12} : Images{4, 64, 16};
+    case KernelFamily::kSmallConvolution:
+      return {1, 32, 12};
+    case KernelFamily::kGroupedConvolution:
+      return grouped(first);
+    case KernelFamily::kGroupedConvolutionLast:
+      return grouped(last);
+    case KernelFamily::kDepthwise:
+      return depthwise(1, first);
+    case KernelFamily::kStridedDepthwise:
+      return depthwise(2, first);
+    case KernelFamily::kDepthwiseLast:
+      return depthwise(1, last);
+    case KernelFamily::kLargeDepthwiseLast:
+      return size == Size::kSmall ? depthwise(1, last) : Images{3, 64, 56, 64, 1, last};
+    default:
+      return depthwise(2, last);
+  }
+}
+
+/// Whether a small call says too little: there a kernel's overhead counts, which libtorch's have more of.
+bool has_two_sizes(KernelFamily family) {
+  switch (family) {
+    case KernelFamily::kSmallProduct:
+    case KernelFamily::kFewRows:
+    case KernelFamily::kDot:
+    case KernelFamily::kSmallConvolution:
+    case KernelFamily::kSmallConvolutionByInput:
+    case KernelFamily::kSmallConvolutionByWeight:
+    case KernelFamily::kGelu:
+    case KernelFamily::kGeluBackward:
+    case KernelFamily::kUnscale:
+      return false;
+    default:
+      return true;
+  }
+}
+
+Call attention_call(int64_t heads, int64_t tokens, int64_t width, bool backward, at::ScalarType dtype) {
+  const Tensor q = numbers({1, heads, tokens, width}, dtype);
+  if (!backward) return [=] { aten::attention::forward(q, q, q, 0, true, std::nullopt, std::nullopt); };
+  const auto [out, logsumexp] = aten::attention::forward(q, q, q, 0, true, std::nullopt, std::nullopt);
+  const Tensor y = out, sums = logsumexp;
+  return [=] { aten::attention::backward(q, q, q, q, y, sums, 0, true, std::nullopt, std::nullopt); };
+}
+
+/// The factor keeps the gradients from vanishing or growing, however often they are multiplied.
+Call unscale_call(at::ScalarType dtype) {
+  const std::vector<Tensor> gradients = {numbers({1 << 14}, dtype), numbers({1 << 14}, dtype)};
+  const Tensor found = at::full({1}, 0, at::kFloat), factor = at::full({1}, -1, at::kFloat);
+  return [=] {
+    Tensor flag = found;
+    aten::unscale::non_finite_check_and_unscale_(gradients, flag, factor);
+  };
+}
+
+Call call_of(KernelFamily family, at::ScalarType dtype, Size size) {
+  const bool small = size == Size::kSmall;
+  if (family >= KernelFamily::kConvolution && family < KernelFamily::kAttention) {
+    const int pass = (static_cast<int>(family) - static_cast<int>(KernelFamily::kConvolution)) % 3;
+    return convolution_call(images_of(family, size), static_cast<ConvolutionPass>(pass), dtype);
+  }
+  const Tensor line = numbers({1 << 14}, dtype);
+  switch (family) {
+    case KernelFamily::kProduct:
+      return small ? product_call(64, 64, 64, dtype) : product_call(96, 192, 192, dtype);
+    case KernelFamily::kSmallProduct:
+      return product_call(64, 64, 64, dtype);
+    case KernelFamily::kFewRows:
+      return product_call(1, 512, 512, dtype);
+    case KernelFamily::kBatchedProduct:
+      return small ? batched_call(2, 64, 32, 64, dtype) : batched_call(8, 64, 64, 96, dtype);
+    case KernelFamily::kDot:
+      return [line = numbers({1 << 12}, dtype)] { aten::matmul::dot(line, line); };
+    case KernelFamily::kAttention:
+    case KernelFamily::kAttentionBackward: {
+      const bool backward = family == KernelFamily::kAttentionBackward;
+      return small ? attention_call(1, 64, 32, backward, dtype) : attention_call(2, 96, 64, backward, dtype);
+    }
+    case KernelFamily::kGelu:
+      return [=] { aten::activation::gelu(line, "none"); };
+    case KernelFamily::kGeluBackward:
+      return [=] { aten::activation::gelu_backward(line, line, "none"); };
+    default:
+      return unscale_call(dtype);
+  }
+}
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// The time of one call, the mean of `repeats`.
+double seconds_per_call(const Call& call, int64_t repeats = 1) {
+  try {
+    const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+    for (int64_t i = 0; i < repeats; ++i) call();
+    return (seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin) / static_cast<double>(repeats);
+  } catch (const std::exception&) {
+    return kNever;  // what cannot be computed, fp16 on some CPUs, is the slowest
+  }
+}
+
+double seconds_per_call(const Call& call, KernelFamily family, Kernel kernel, int64_t repeats = 1) {
+  const ForcedKernel force(family, kernel);
+  return seconds_per_call(call, repeats);
+}
+
+/// How many calls make the time of reading the clock negligible.
+int64_t repeats_for(double seconds) {
+  constexpr double kLeast = 30e-6;
+  return seconds < kLeast ? 1 + static_cast<int64_t>(kLeast / std::max(seconds, 1e-8)) : 1;
+}
+
+/// A call of `family`, whose first step may be one of our kernels: a gradient's is a forward pass.
+Call make_call(KernelFamily family, at::ScalarType dtype, Size size) {
+  const ForcedKernel force(family, kLibtorchs);
+  // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): std::function owns what it captures
+  return call_of(family, dtype, size);
+}
+
+/// The least time of several calls, by each kernel in turn, after one that makes scratch memory, or code.
+/// A kernel that takes longer than `bearable` is not called again.
+std::vector<double> least_times(const Call& call, KernelFamily family, const std::vector<Kernel>& kernels,
+                                double bearable = kNever, int rounds = 2) {
+  std::vector<double> least(kernels.size(), kNever);
+  for (const Kernel& kernel : kernels) seconds_per_call(call, family, kernel);
+  std::vector<int64_t> repeats(kernels.size(), 1);
+  for (int round = 0; round < rounds; ++round)
+    for (size_t i = 0; i < kernels.size(); ++i) {
+      if (round > 0 && least[i] > bearable) continue;
+      least[i] = std::min(least[i], seconds_per_call(call, family, kernels[i], repeats[i]));
+      repeats[i] = repeats_for(least[i]);
+    }
+  return least;
+}
+
+size_t least_of(const std::vector<double>& times) {
+  return static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
+}
+
+/// Our tiers compete on a small call. Libtorch's kernel joins the best of them on a typical one, unless the
+/// small one, in which it has the same overhead as in float32, shows that this CPU has no products of 16
+/// bits: then it may take a hundred times as long.
+std::vector<KernelTiming> time_here(const Contest& contest) {
+  constexpr double kHopeless = 2, kShort = 2e-3;
+  constexpr int kTypicalRounds = 3;  // both in turn: another program's work may slow one round down
+  const auto& [family, dtype, kernels] = contest;
+  const std::vector<Kernel> ours(kernels.begin(), kernels.end() - 1);
+  const Call small = make_call(family, dtype, Size::kSmall);
+  std::vector<double> times = least_times(small, family, ours);
+  const size_t best = least_of(times), stock = times.size();
+  // One call may be slow by chance: what is short anyway has both its rounds.
+  const double bearable = std::max(5 * times[best], kShort);
+  times.push_back(least_times(small, family, {kLibtorchs}, bearable)[0]);
+  if (has_two_sizes(family)) {
+    const double wide = least_times(make_call(family, at::kFloat, Size::kSmall), family, {kLibtorchs})[0];
+    if (times[stock] < kHopeless * std::max(wide, times[best])) {
+      const Call typical = make_call(family, dtype, Size::kTypical);
+      const std::vector<double> both =
+          least_times(typical, family, {kernels[best], kLibtorchs}, kNever, kTypicalRounds);
+      const double scale = both[0] / times[best];
+      for (double& time : times) time *= scale;
+      times[stock] = both[1];
+    }
+  }
+  std::vector<KernelTiming> timings;
+  for (size_t i = 0; i < kernels.size(); ++i) timings.push_back({kernel_name(kernels[i]), times[i]});
+  return timings;
+}
+
+/// Runs `f` on a fresh thread, whose state is nobody's: no autocast, no gradients, one OpenMP thread, no
+/// signals.
+void on_a_thread(const std::function<void()>& f) {
+  const SignalsBlocked none;
+  std::exception_ptr error;
+  std::thread thread([&] {
+    try {
+      at::get_num_threads();  // which sets their number at a thread's first call
+      omp_set_num_threads(1);
+      const at::NoGradGuard no_grad;
+      const at::DisableRecordFunctionGuard no_profile;
+      f();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  });
+  thread.join();
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace
+
+std::string kernel_name(Kernel kernel) { return kernel.tier ? tier_name(*kernel.tier) : "libtorch"; }
+
+std::vector<std::vector<KernelTiming>> time_kernels(const std::vector<Contest>& contests, double& budget) {
+  std::vector<std::vector<KernelTiming>> timings(contests.size());
+  on_a_thread([&] {
+    for (size_t i = 0; i < contests.size() && budget > 0; ++i) {
+      const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+      try {
+        timings[i] = time_here(contests[i]);
+      } catch (const std::exception&) {
+        // A call that cannot be prepared here, for lack of memory perhaps: the user's own shall say so.
+      }
+      budget -= seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
+    }
+  });
+  return timings;
+}
+
+double over_float32(KernelFamily family, at::ScalarType dtype, Kernel kernel) {
+  double ratio = 0;
+  on_a_thread([&] {
+    const auto time_as = [&, as = family](at::ScalarType type, Kernel by) {
+      return least_times(make_call(as, type, Size::kTypical), as, {by})[0];
+    };
+    ratio = time_as(dtype, kernel) / time_as(at::kFloat, kLibtorchs);
+  });
+  return ratio;
+}
+
+size_t fastest(const std::vector<KernelTiming>& timings) {
+  size_t best = 0;
+  for (size_t i = 1; i < timings.size(); ++i)
+    if (timings[i].seconds < kClearlyFaster * timings[best].seconds) best = i;
+  return best;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,170 @@
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fcntl.h>
+#include <sstream>
+#include <string_view>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <torch/headeronly/version.h>
+
+#include "mantissa/core/cpu_features.h"
+#include "mantissa/kernels/aten/choice_cache_internal.h"
+
+namespace mantissa {
+namespace {
+
+/// To be raised when a kernel becomes faster or a family's typical call changes: what was measured before is
+/// void then.
+constexpr int kRevision = 7;
+constexpr size_t kMostBytes = size_t{1} << 16;
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+/// "" if nothing shall be kept.
+std::string cache_folder() {
+  if (std::getenv("MANTISSA_CACHE_DIR") != nullptr) return environment("MANTISSA_CACHE_DIR");
+  const std::string cache = environment("XDG_CACHE_HOME"), home = environment("HOME");
+  if (!cache.empty() && cache.front() == '/') return cache + "/mantissa";
+  return home.empty() ? "" : home + "/.cache/mantissa";
+}
+
+/// All that the times depend on, in one line.
+std::string title() {
+  std::ostringstream text;
+  text << "Mantissa " MANTISSA_VERSION " kernels " << kRevision << ", libtorch " TORCH_VERSION ", "
+       << cpu_model() << ", up to " << tier_name(cpu_tier());
+  for (const char* const name : {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
+                                 "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS"})
+    if (const std::string value = environment(name); !value.empty()) text << ", " << name << '=' << value;
+  if (!at::globalContext().userEnabledMkldnn()) text << ", without oneDNN";
+  std::string line = text.str();
+  for (char& letter : line)
+    if (letter == '\n') letter = ' ';
+  return line;
+}
+
+/// FNV-1a: names a file, nothing more; the title is in it, too.
+std::string hash_of(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
+  return digits;
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) close(number_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return number_; }
+
+ private:
+  int number_;
+};
+
+/// The text of a plain file of this user's; "" for anything else.
+std::string read_file(const std::string& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat status {};
+  if (file.get() < 0 || fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
+      status.st_uid != geteuid() || static_cast<size_t>(status.st_size) > kMostBytes)
+    return "";
+  std::string text(static_cast<size_t>(status.st_size), '\0');
+  size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t more = ::read(file.get(), text.data() + size, text.size() - size);
+    if (more <= 0) break;
+    size += static_cast<size_t>(more);
+  }
+  text.resize(size);
+  return text;
+}
+
+void make_folders(const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    mkdir(path.substr(0, end).c_str(), 0700);
+    if (end == std::string::npos) return;
+  }
+}
+
+void write_file(const std::string& path, std::string_view text) {
+  std::string temporary = path + ".XXXXXX";
+  const Descriptor file(mkostemp(temporary.data(), O_CLOEXEC));
+  if (file.get() < 0) return;
+  const bool written = ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (!written || rename(temporary.c_str(), path.c_str()) != 0) unlink(temporary.c_str());
+}
+
+}  // namespace
+
+ChoiceCache ChoiceCache::read() {
+  ChoiceCache cache;
+  const std::string folder = cache_folder();
+  if (folder.empty()) return cache;
+  cache.title_ = title();
+  cache.path_ = folder + "/cpu-kernels-" + hash_of(cache.title_);
+  cache.rows_ = parse(read_file(cache.path_), cache.title_);
+  return cache;
+}
+
+std::vector<KernelTiming> ChoiceCache::timings(const std::string& key) const {
+  const auto row = rows_.find(key);
+  return row == rows_.end() ? std::vector<KernelTiming>{} : row->second;
+}
+
+void ChoiceCache::keep(const std::map<std::string, std::vector<KernelTiming>>& rows) {
+  for (const auto& [key, row] : rows) rows_[key] = row;
+  if (path_.empty()) return;
+  // Rows that other processes have measured meanwhile stay.
+  for (auto& [other, row] : parse(read_file(path_), title_)) rows_.emplace(other, std::move(row));
+  make_folders(path_.substr(0, path_.rfind('/')));
+  write_file(path_, text());
+}
+
+/// The title, then for each family a line: its key, and each kernel with its seconds.
+std::string ChoiceCache::text() const {
+  std::ostringstream text;
+  text.precision(17);  // so that every process judges alike
+  text << title_ << '\n';
+  for (const auto& [key, row] : rows_) {
+    text << key;
+    for (const KernelTiming& timing : row) text << ' ' << timing.kernel << ' ' << timing.seconds;
+    text << '\n';
+  }
+  return text.str();
+}
+
+std::map<std::string, std::vector<KernelTiming>> ChoiceCache::parse(const std::string& text,
+                                                                    const std::string& title) {
+  std::map<std::string, std::vector<KernelTiming>> rows;
+  std::istringstream lines(text);
+  std::string line;
+  if (!std::getline(lines, line) || line != title) return {};
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    std::string key, kernel, seconds;
+    words >> key;
+    std::vector<KernelTiming> row;
+    while (words >> kernel >> seconds) {
+      char* end = nullptr;
+      row.push_back({kernel, std::strtod(seconds.c_str(), &end)});  // reads inf, too
+      if (*end != '\0' || std::isnan(row.back().seconds) || row.back().seconds <= 0) return {};
+    }
+    if (row.empty()) return {};
+    rows[key] = std::move(row);
+  }
+  return rows;
+}
+
+}  // namespace mantissa

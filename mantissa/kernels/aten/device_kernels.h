@@ -1,0 +1,20 @@
+#pragma once
+
+#include <c10/core/DeviceType.h>
+
+#include "mantissa/kernels/stochastic_round.h"
+
+namespace mantissa::kernels::aten {
+
+/// The kernels of the operators that are Mantissa's own, by device. libtorch's dispatcher is this table for libtorch's
+/// operators: see registration.cpp. A kernel takes a problem in the device's memory, and works on libtorch's threads or
+/// on its current stream.
+struct DeviceKernels {
+  c10::DeviceType device;
+  void (*stochastic_round)(const StochasticRound&);  ///< null: tensor operations do it
+};
+
+/// The row of `device`; one without kernels if the device has none.
+const DeviceKernels& device_kernels(c10::DeviceType device);
+
+}  // namespace mantissa::kernels::aten

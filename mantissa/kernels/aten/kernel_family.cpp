@@ -1,0 +1,79 @@
+#include <algorithm>
+
+#include "mantissa/kernels/aten/kernel_family_internal.h"
+
+namespace mantissa {
+namespace {
+
+std::vector<std::string> make_family_names() {
+  std::vector<std::string> names;
+  for (const char* const name : {"product", "small_product", "few_rows", "batched_product", "dot"})
+    names.emplace_back(name);
+  for (const char* const kind :
+       {"convolution", "small_convolution", "grouped_convolution", "grouped_convolution_last", "depthwise",
+        "strided_depthwise", "depthwise_last", "large_depthwise_last", "strided_depthwise_last"})
+    for (const char* const pass : {"", "_by_input", "_by_weight"}) names.push_back(std::string(kind) + pass);
+  for (const char* const name : {"attention", "attention_backward", "gelu", "gelu_backward", "unscale"})
+    names.emplace_back(name);
+  return names;
+}
+
+}  // namespace
+
+const std::vector<std::string>& family_names() {
+  static const auto& names = *new std::vector<std::string>(make_family_names());
+  return names;
+}
+
+KernelFamily family_of(const kernels::Gemm& g, bool is_dot) {
+  constexpr int64_t kLarge = int64_t{96} * 96 * 96;
+  if (is_dot) return KernelFamily::kDot;
+  if (std::min(g.m, g.n) < 4) return KernelFamily::kFewRows;
+  if (g.m * g.n * g.k * g.batch * g.terms < kLarge) return KernelFamily::kSmallProduct;
+  return g.batch > 1 ? KernelFamily::kBatchedProduct : KernelFamily::kProduct;
+}
+
+KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
+  // oneDNN changes the layout of images whose channels are not last, and of their results.
+  const int64_t large = int64_t{1} << (kind.channels_last ? 23 : 25);
+  const auto first = [&] {
+    if (kind.groups == 1)
+      return kind.products < large ? KernelFamily::kSmallConvolution : KernelFamily::kConvolution;
+    if (kind.channels > 1 || kind.outputs > 1)
+      return kind.channels_last ? KernelFamily::kGroupedConvolutionLast : KernelFamily::kGroupedConvolution;
+    if (kind.channels_last) {
+      if (kind.strided) return KernelFamily::kStridedDepthwiseLast;
+      return kind.products < int64_t{1} << 22 ? KernelFamily::kDepthwiseLast
+                                              : KernelFamily::kLargeDepthwiseLast;
+    }
+    return kind.strided ? KernelFamily::kStridedDepthwise : KernelFamily::kDepthwise;
+  };
+  return static_cast<KernelFamily>(static_cast<int>(first()) + static_cast<int>(pass));
+}
+
+int kind_of(KernelFamily family) {
+  return (family >= KernelFamily::kConvolution) + (family >= KernelFamily::kAttention) +
+         (family >= KernelFamily::kGelu) + (family >= KernelFamily::kUnscale);
+}
+
+FamilyGroup group_of(size_t family) {
+  constexpr auto kFirstKind = static_cast<size_t>(KernelFamily::kConvolution);
+  constexpr auto kAttention = static_cast<size_t>(KernelFamily::kAttention);
+  if (family < kFirstKind) return {0, kFirstKind};
+  if (family < kAttention) {
+    const size_t first = family - (family - kFirstKind) % 3;
+    return {first, first + 3};
+  }
+  if (family == static_cast<size_t>(KernelFamily::kUnscale)) return {family, family + 1};
+  const size_t first = family - (family - kAttention) % 2;
+  return {first, first + 2};
+}
+
+bool are_alike(size_t family, size_t other) {
+  constexpr auto kFirst = static_cast<size_t>(KernelFamily::kConvolution);
+  constexpr auto kEnd = static_cast<size_t>(KernelFamily::kAttention);
+  if (family < kFirst || other < kFirst) return family < kFirst && other < kFirst;
+  return family < kEnd && other < kEnd && (family - kFirst) % 3 == (other - kFirst) % 3;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "mantissa/core/torch_compat_internal.h"
+#include "mantissa/kernels/cpu/gemm_kernel.h"
+
+namespace mantissa {
+
+/// Numbers in this machine's memory, each at its strides: what a kernel can read as it is.
+inline bool is_plain(const at::Tensor& x) {
+  return x.layout() == at::kStrided && x.is_cpu() && !x.is_conj() && !x.is_neg() && !has_names(x);
+}
+
+/// `dtype` is float32, bf16 or fp16.
+inline kernels::Element element_of(at::ScalarType dtype) {
+  return dtype == at::kFloat      ? kernels::Element::kFloat32
+         : dtype == at::kBFloat16 ? kernels::Element::kBFloat16
+                                  : kernels::Element::kFloat16;
+}
+
+/// `x` read as matrices: of two dimensions, of three with a batch in front; a vector is one column.
+template <typename Pointer>
+kernels::MatrixOf<Pointer> matrix(Pointer data, const at::Tensor& x) {
+  const int64_t batch_dims = x.dim() == 3 ? 1 : 0;
+  const auto stride = [&](int64_t dim) { return dim < x.dim() ? x.stride(dim) : 0; };
+  return {data, element_of(x.scalar_type()), stride(batch_dims), stride(batch_dims + 1),
+          batch_dims == 1 ? x.stride(0) : 0};
+}
+
+}  // namespace mantissa
