@@ -1,6 +1,6 @@
 #pragma once
 
-// For the tests of every room: what a call says when it fails, a folder of a test's own, what lies in a file.
+// For the tests of every room: what a call says when it fails, and libtorch when it warns; files and folders.
 
 #include <cstdlib>
 #include <filesystem>
@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
@@ -23,6 +24,17 @@ std::string error_of(const F& f) {
   }
   return "no error";
 }
+
+/// What libtorch would warn of in this scope, once-only warnings included.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+
+ private:
+  c10::WarningUtils::WarnAlways always_;
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
 
 inline std::string content_of(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
