@@ -36,6 +36,11 @@ class Warnings : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_{this};
 };
 
+/// A file of mantissa_test_data(), which lies beside the program of the test, in a package too.
+inline std::filesystem::path test_data(const std::string& name) {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "testdata" / name;
+}
+
 inline std::string content_of(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
