@@ -2,6 +2,7 @@
 #include <map>
 
 #include "cli/test_support_internal.h"
+#include "mantissa/core/device.h"
 
 namespace mantissa::cli::completion_test {
 namespace {
@@ -133,6 +134,10 @@ TEST_F(Program, HelpVersionAndModes) {
               AllOf(HasSubstr("[bf16-mixed]"), HasSubstr("samples a batch [32; text: 16]")));
   const Outcome modes = run("modes");
   EXPECT_EQ(modes.status, 0);
+  if (cuda_device_count() == 0) {
+    EXPECT_THAT(modes.out, HasSubstr("\nno GPU can be used: " + why_no_cuda() + "\n"));
+    EXPECT_EQ(modes.out.find(why_no_cuda()), modes.out.rfind(why_no_cuda())) << "once";
+  }
   for (const char* mode : {"32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"})
     EXPECT_THAT(modes.out, HasSubstr(mode));
 }
