@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -27,6 +26,7 @@
 
 #include "benchmarks/gpt_options_internal.h"
 #include "benchmarks/graphed.h"
+#include "benchmarks/job_file_internal.h"
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/optim/fused_adam.h"
@@ -179,11 +179,8 @@ Json run(const Json& job) {
 }  // namespace mantissa
 
 int main(int argc, char** argv) try {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: gpu_graph JOB.json\n");
-    return 2;
-  }
-  std::puts(mantissa::run(nlohmann::json::parse(std::ifstream(argv[1]))).dump().c_str());
+  if (const int status = mantissa::answer_usage(argc, argv, "gpu_graph JOB.json"); status >= 0) return status;
+  std::puts(mantissa::run(mantissa::read_job(argv[1])).dump().c_str());
   return 0;
 } catch (const c10::Error& error) {
   std::fprintf(stderr, "gpu_graph: %s\n", error.what_without_backtrace());

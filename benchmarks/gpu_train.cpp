@@ -18,7 +18,6 @@
 //         round, and its end ends the program.
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -38,6 +37,7 @@
 #include "benchmarks/device_facts.h"
 #include "benchmarks/gpt_options_internal.h"
 #include "benchmarks/host_syncs.h"
+#include "benchmarks/job_file_internal.h"
 #include "benchmarks/vision_models.h"
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/grad_scaler.h"
@@ -271,11 +271,10 @@ int main(int argc, char** argv) try {
     std::printf("%s\n", mantissa::device_facts(argv[2]).dump().c_str());
     return 0;
   }
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: gpu_train --facts DEVICE | gpu_train JOB.json\n");
-    return 2;
-  }
-  mantissa::train(nlohmann::json::parse(std::ifstream(argv[1])));
+  if (const int status = mantissa::answer_usage(argc, argv, "gpu_train --facts DEVICE | gpu_train JOB.json");
+      status >= 0)
+    return status;
+  mantissa::train(mantissa::read_job(argv[1]));
   return 0;
 } catch (const c10::Error& error) {
   std::fprintf(stderr, "gpu_train: %s\n", error.what_without_backtrace());

@@ -133,6 +133,14 @@ TEST_F(Program, HelpVersionAndModes) {
               AllOf(HasSubstr("[bf16-mixed]"), HasSubstr("samples a batch [32; text: 16]")));
   const Outcome modes = run("modes");
   EXPECT_EQ(modes.status, 0);
+  // Without a GPU every mode has the same reason, which is printed once.
+  const std::string because = "no GPU can be used: ";
+  if (const size_t at = modes.out.find(because); at == std::string::npos) {
+    EXPECT_THAT(modes.out, testing::Not(HasSubstr("unavailable")));
+  } else {
+    const size_t begin = at + because.size();
+    EXPECT_EQ(modes.out.find(modes.out.substr(begin, modes.out.find('\n', begin) - begin)), begin);
+  }
   for (const char* mode : {"32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"})
     EXPECT_THAT(modes.out, HasSubstr(mode));
 }

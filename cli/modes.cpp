@@ -51,12 +51,15 @@ void print_modes() {
   fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "mode", "alias", "on", "support", "what it is, and why");
   const std::string kernels = cpu_kernels();  // whose errors come before all that takes time
   const std::vector<ModeSpeed> speeds = measure_modes();
+  const bool has_gpu = cuda_device_count() > 0;  // if not, every mode has the same reason
   for (const Mode& mode : modes()) {
     fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", mode.name, join_names(mode.aliases), "", "", mode.summary);
     fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cpu", "yes", cpu_speed(mode, speeds));
     const FormatSupportInfo info = mode_support(mode, at::Device(at::kCUDA));
-    fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cuda", word(info.support), info.reason);
+    fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cuda", word(info.support),
+               has_gpu ? info.reason : "see below");
   }
+  if (!has_gpu) fmt::print("\nno GPU can be used: {}\n", why_no_cuda());
   fmt::print("\n16-bit operations on the CPU: {}\n", kernels);
 }
 

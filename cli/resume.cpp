@@ -77,6 +77,7 @@ void resume(const ResumeCommand& command) {
   // Read again: another process may have had it until now.
   const FitOptions before = usage([&] { return read_run_config(folder); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, before)); });
+  warn_without_effect(command.flags, o);
   if (const Json result = result_of(folder); !result.is_null())
     check_goes_further(command.flags, folder, result);
   check_loses_nothing(held);

@@ -26,9 +26,9 @@
 #include "mantissa/core/out_of_memory.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/callbacks/progress_bar.h"
+#include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa::cli {
@@ -255,15 +255,16 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
 std::string cell(const Json& value) { return value.is_number() ? format_metric(value.get<double>()) : "-"; }
 
 void print_table(const std::vector<Json>& results, std::FILE* to) {
-  std::string table =
-      fmt::format("\n{:<11} {:>6} {:>7} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n", "precision", "epochs",
-                  "steps", "skipped", "val loss", "val accuracy", "ms a step", "peak memory", "run files");
+  std::string table = fmt::format("\n{:<11} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n",
+                                  "precision", "device", "epochs", "steps", "skipped", "val loss",
+                                  "val accuracy", "ms a step", "peak memory", "run files");
   for (const Json& r : results) {
-    table += fmt::format("{:<11} {:>6} {:>7} {:>7} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
-                         r["precision"].get<std::string>(), r["epochs"].get<int64_t>(),
-                         r["steps"].get<int64_t>(), r["skipped_steps"].get<int64_t>(), cell(r["val_loss"]),
-                         cell(r["val_accuracy"]), r["step_ms"].get<double>(),
-                         r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());
+    table +=
+        fmt::format("{:<11} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
+                    r["precision"].get<std::string>(), r["device"].get<std::string>(),
+                    r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(), r["skipped_steps"].get<int64_t>(),
+                    cell(r["val_loss"]), cell(r["val_accuracy"]), r["step_ms"].get<double>(),
+                    r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());
   }
   std::fputs(table.c_str(), to);
 }

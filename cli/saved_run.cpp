@@ -181,6 +181,7 @@ SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {
   run.options = usage([&] { return resolve(merge(command.flags, saved)); });
   const FitOptions& o = run.options;
   if (*o.precision == "all") throw UsageError("--precision all is for fit; choose one mode");
+  warn_without_effect(command.flags, o);
   if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
   const SavedWeights weights = find_weights(folder, *o.weights);
   run.weights = weights.path;

@@ -297,6 +297,17 @@ TEST_F(SavedRun, TheMemoryFormatIsTheRunsUnlessToldOtherwise) {
   EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("channels_last: false "));
 }
 
+TEST_F(SavedRun, OptionsWithoutEffectAreWarnedOf) {
+  ASSERT_EQ(fit("--model mlp --max-steps 1 --output run").status, 0);
+  for (const char* command : {"validate run", "test run", "predict run", "resume run --max-steps 2"}) {
+    const std::string quietly = std::string(command) + " --quiet --device cpu ";
+    EXPECT_THAT(run(quietly + "--channels-last true").err,
+                HasSubstr("--channels-last has no effect with --model mlp, which has no convolutions"));
+  }
+  EXPECT_THAT(run("test run --quiet --device cpu --benchmark true").err,
+              HasSubstr("--benchmark has no effect with --device cpu, which has no cuDNN"));
+}
+
 TEST_F(SavedRun, TestTakesOtherDataWhole) {
   ASSERT_EQ(fit("--model mlp --max-epochs 2 --output run").status, 0);
   const Outcome whole = run("test run --quiet --data digits --json -"),

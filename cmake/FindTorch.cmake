@@ -48,13 +48,16 @@ if(Torch_INCLUDE_DIR)
   list(JOIN _torch_numbers "." Torch_VERSION)
 endif()
 
+set(_torch_reason "Looked in TORCH_ROOT=${TORCH_ROOT}. Run tools/setup (or `make`), or point -DTORCH_ROOT= at an unpacked libtorch or at site-packages/torch of a PyTorch >= ${Torch_FIND_VERSION}.")
+if("cuda" IN_LIST Torch_FIND_COMPONENTS AND Torch_CPU_LIBRARY AND NOT Torch_CUDA_LIBRARY)
+  set(_torch_reason "The libtorch in TORCH_ROOT=${TORCH_ROOT} has no CUDA, which a Mantissa with CUDA needs. Point -DTORCH_ROOT= at one that has: an unpacked libtorch, or site-packages/torch.")
+endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
   Torch
   REQUIRED_VARS ${_torch_required}
   VERSION_VAR Torch_VERSION
-  REASON_FAILURE_MESSAGE
-    "Looked in TORCH_ROOT=${TORCH_ROOT}. Run tools/setup (or `make`), or point -DTORCH_ROOT= at an unpacked libtorch or at site-packages/torch of a PyTorch >= ${Torch_FIND_VERSION}.")
+  REASON_FAILURE_MESSAGE "${_torch_reason}")
 
 if(Torch_FOUND AND NOT TARGET Torch::torch)
   add_library(Torch::c10 SHARED IMPORTED)

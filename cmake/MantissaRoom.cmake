@@ -75,6 +75,14 @@ function(mantissa_test room)
   mantissa_travels(${room}_test)
 endfunction()
 
+# mantissa_test_data(<files>...): what tests read, into testdata/ beside their programs; tools/pack takes that folder along.
+function(mantissa_test_data)
+  foreach(file ${ARGN})
+    cmake_path(GET file FILENAME name)
+    configure_file(${file} ${PROJECT_BINARY_DIR}/testdata/${name} COPYONLY)
+  endforeach()
+endfunction()
+
 # mantissa_bench(<room> <sources>...): one Google Benchmark program, built by `make bench`.
 function(mantissa_bench room)
   if(NOT MANTISSA_BENCH)

@@ -16,6 +16,7 @@ error, a case for which no time is left gets a row that says so, and the others 
 import contextlib
 import dataclasses
 import datetime
+import importlib.util
 import json
 import os
 import pathlib
@@ -78,11 +79,17 @@ class Context:
         self._seconds, self._begin = seconds, time.monotonic()
         self._date = datetime.datetime.now().astimezone()
         self._columns = []
+        self._unwritten = set()  # files that were warned of
 
     @property
     def rehearsal(self):
         """Whether this is the CPU, in small sizes: the same code, and no figures worth keeping."""
         return self.device == "cpu"
+
+    @property
+    def measured(self):
+        """How many cases have a result."""
+        return sum("error" not in row and "left_out" not in row for row in self.rows)
 
     def size(self, full, small):
         return small if self.rehearsal else full
@@ -180,7 +187,7 @@ class Context:
         files = [self._json_file] if self._json_file else []
         if self._results:
             device = re.sub(r"[^a-z0-9]+", "-", self.facts["device"]["name"].lower()).strip("-")
-            files.append(self._results / f"{self._date:%Y-%m-%d-%H%M}-gpu-{self.part}-{device}.json")
+            files.append(self._results / f"{self._date:%Y-%m-%d-%H%M%S}-gpu-{self.part}-{device}.json")
         return files
 
     def _write(self):
@@ -189,21 +196,51 @@ class Context:
                            "seconds": round(time.monotonic() - self._begin, 1), "seconds_allowed": self._seconds,
                            "rows": self.rows}, indent=2) + "\n"
         for file in self.files():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = file.with_suffix(".unfinished")
-            unfinished.write_text(text)
-            unfinished.replace(file)  # a run that is killed here leaves the last file whole
+            try:
+                write(file, text)
+                self._unwritten.discard(file)
+            except OSError as error:  # the cases go on, whose rows are printed; the next one tries again
+                if file not in self._unwritten:
+                    print(f"benchmarks/gpu: warning: {file} cannot be written: {error.strerror}", file=sys.stderr)
+                self._unwritten.add(file)
 
     def finish(self):
-        """Says what came of the cases; the exit status."""
+        """Says what came of the cases; the exit status: 1 if one failed, or the last rows could not be written."""
         failed = sum("error" in row for row in self.rows)
         left_out = sum("left_out" in row for row in self.rows)
         self._write()
         for file in self.files():
-            print(f"written: {file}")
+            if file not in self._unwritten:
+                print(f"written: {file}")
+        if self._only and not self.rows:
+            print(f"{self.part}: --only matches no case")
         print(f"{self.part}: {len(self.rows)} cases, {failed} failed, {left_out} left out, "
               f"{time.monotonic() - self._begin:.0f} s", flush=True)
-        return 1 if failed or not self.rows else 0
+        return 1 if failed or self._unwritten else 0
+
+
+def write(file, text):
+    """Replaces the file in one move: a run that is killed here leaves the last one whole."""
+    unfinished = file.with_suffix(".unfinished")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text)
+        unfinished.replace(file)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+def why_not_writable(file):
+    """Why `file` cannot be written, or None."""
+    try:
+        if file.is_dir():
+            return "it is a folder"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            return None
+    except OSError as error:
+        return error.strerror
 
 
 def what_went_wrong(text):
@@ -236,9 +273,17 @@ def find_build(root=ROOT):
     return next((folder for folder in folders if (folder / "gpu_train").is_file()), folders[-1])
 
 
+PACKAGES = ("torch", "lightning", "safetensors")
+
+
 def find_python(root=ROOT):
-    """An interpreter that has PyTorch: this one, else that of `make parity`."""
-    probe = [sys.executable, "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"]
-    if subprocess.run(probe, check=False).returncode == 0:
+    """An interpreter that has PACKAGES: this one, else that of `make parity`. A Failure says what is missing."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if not missing:
         return pathlib.Path(sys.executable)
-    return root / ".deps" / "peers" / "bin" / "python"
+    peers = root / ".deps" / "peers" / "bin" / "python"
+    if peers.is_file():
+        return peers
+    is_package = (root / "libexec").is_dir()
+    raise Failure(f"{sys.executable} has no {', '.join(missing)}: start benchmarks/gpu with a Python that has "
+                  f"{', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}" + ("" if is_package else ", or run make parity, which makes one"))

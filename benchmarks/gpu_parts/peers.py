@@ -26,7 +26,7 @@ DTYPE = {"16-mixed": "float16", "bf16-mixed": "bfloat16", "16-true": "float16", 
 
 def facts():
     versions = {"python": platform.python_version()}
-    for package in ("torch", "lightning"):
+    for package in ("torch", "lightning", "safetensors"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

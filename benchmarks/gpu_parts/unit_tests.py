@@ -8,11 +8,13 @@ FILTER = "*Cuda*:*cuda*"
 
 
 def run(context):
-    context.table([Column("unit tests", 16), Column("passed", 6, ".0f"), Column("skipped", 7, ".0f"),
-                   Column("reasons", 1)])
+    context.table([Column("unit tests", 16), Column("passed", 6, ".0f"), Column("skipped", 7, ".0f"), Column("why", 1)])
+    notes = {}  # a reason, which many tests share, and its number below the table
     for program in sorted(context.build.glob("*_test")):
         if may_have_tests(context, program):
-            context.case({"unit tests": program.name}, lambda: measure(context, program))
+            context.case({"unit tests": program.name}, lambda: measure(context, program, notes))
+    for reason, number in notes.items():
+        print(f"({number}) {reason}")
 
 
 def may_have_tests(context, program):
@@ -23,7 +25,7 @@ def may_have_tests(context, program):
     return "\n  " in listed  # indented are the tests, above them their suites
 
 
-def measure(context, program):
+def measure(context, program, notes):
     with context.folder() as folder:
         report = folder / "report.xml"
         failure = None
@@ -44,4 +46,5 @@ def measure(context, program):
         raise failure
     skipped = [name for name, test in tests.items() if test.find("skipped") is not None]
     reasons = sorted({tests[name].find("skipped").get("message").splitlines()[-1] for name in skipped})
-    return {"passed": len(tests) - len(skipped), "skipped": len(skipped), "reasons": "; ".join(reasons), "tests": list(tests)}
+    why = " ".join(f"({notes.setdefault(reason, len(notes) + 1)})" for reason in reasons)
+    return {"passed": len(tests) - len(skipped), "skipped": len(skipped), "why": why, "reasons": reasons, "tests": list(tests)}

@@ -18,20 +18,10 @@
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/core/host_reads_internal.h"
 #include "mantissa/core/step_scaling.h"
+#include "mantissa/core/test_support_internal.h"
 
 // What the tests of this room share.
 namespace mantissa {
-
-/// What libtorch would warn of in this scope, once-only warnings included.
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-
- private:
-  c10::WarningUtils::WarnAlways always_;
-  c10::WarningUtils::WarningHandlerGuard guard_{this};
-};
 
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

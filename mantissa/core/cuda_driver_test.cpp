@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "mantissa/core/cuda_driver_internal.h"
+#include "mantissa/core/test_support_internal.h"
 
 namespace mantissa::cuda_driver_test {
 namespace {
@@ -14,7 +15,7 @@ using testing::HasSubstr;
 CudaDriver fake_driver(const char* version, const char* status) {
   setenv("FAKE_CUDA_VERSION", version, 1);
   setenv("FAKE_CUDA_STATUS", status, 1);
-  return ask_cuda_driver(MANTISSA_FAKE_CUDA_DRIVER);
+  return ask_cuda_driver(test_data("libfake_cuda_driver.so").c_str());
 }
 
 std::string why(const CudaDriver& driver, const char* visible_devices = nullptr) {

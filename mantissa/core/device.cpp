@@ -48,6 +48,9 @@ c10::DeviceIndex cuda_index(at::Device device) {
   return device.has_index() ? device.index() : at::accelerator::getDeviceIndex();
 }
 
+/// It registers itself when it is loaded.
+bool has_cuda_library() { return at::CUDAHooksRegistry()->Has("CUDAHooks"); }
+
 FormatSupportInfo cuda_support(at::Device device, Format format) {
   if (cuda_device_count() == 0) return {FormatSupport::kUnavailable, why_no_cuda()};
   const c10::DeviceIndex index = cuda_index(device);
@@ -84,28 +87,39 @@ int64_t cuda_device_count() {
 }
 
 std::string why_no_cuda() {
-  // Registered by libtorch's CUDA library, when that is loaded.
-  if (!at::CUDAHooksRegistry()->Has("CUDAHooks"))
-    return "this build has no CUDA: build the `cuda` preset (make PRESET=cuda)";
+  if (!has_cuda_library()) return "this build has no CUDA: build the `cuda` preset (make PRESET=cuda)";
   return why_driver_has_no_device(ask_cuda_driver(), at::detail::getCUDAHooks().versionCUDART(),
                                   std::getenv("CUDA_VISIBLE_DEVICES"));
 }
 
+void check_device(at::Device device) {
+  TORCH_CHECK_VALUE(!device.is_cuda() || cuda_device_count() > 0, "device '", device.str(),
+                    "' cannot be used: ", why_no_cuda());
+}
+
 at::Device resolve_device(const std::string& name) {
-  if (name == "auto") return cuda_device_count() > 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  if (name == "auto") {
+    if (cuda_device_count() > 0) return {at::kCUDA, 0};
+    if (has_cuda_library()) TORCH_WARN_ONCE("no GPU can be used: ", why_no_cuda(), "; computing on the CPU");
+    return at::kCPU;
+  }
+  constexpr const char* kChoices = "; choose auto, cpu, cuda or cuda:N";
+  // Lightning's name of it.
+  const bool is_gpu = name == "gpu" || name.starts_with("gpu:");
   at::Device device(at::kCPU);
   try {
-    device = at::Device(name);
+    device = at::Device(is_gpu ? "cuda" + name.substr(3) : name);
   } catch (const c10::Error&) {
     TORCH_CHECK_VALUE(false, "device '", name, "' is not a device name",
-                      did_you_mean(name, {"auto", "cpu", "cuda"}), "; choose auto, cpu, cuda or cuda:N");
+                      did_you_mean(name, {"auto", "cpu", "cuda"}), kChoices);
   }
-  if (device.is_cpu()) return device;
-  TORCH_CHECK_VALUE(device.is_cuda(), "device '", name,
-                    "' is not supported; choose auto, cpu, cuda or cuda:N");
+  TORCH_CHECK_VALUE(!device.is_cpu() || device.index() <= 0, "device '", name,
+                    "' was asked for, but there is one CPU; choose cpu");
+  if (device.is_cpu()) return at::kCPU;
+  TORCH_CHECK_VALUE(device.is_cuda(), "device '", name, "' is not supported", kChoices);
   const int64_t count = cuda_device_count();
   TORCH_CHECK_VALUE(count > 0, "device '", name, "' was asked for, but ", why_no_cuda(),
-                    ", or choose --device cpu");
+                    ", or choose the device cpu");
   if (!device.has_index()) device.set_index(0);
   TORCH_CHECK_VALUE(device.index() < count, "device '", name, "' was asked for, but this machine has ", count,
                     " CUDA device(s), numbered from 0");
@@ -119,11 +133,13 @@ FormatSupportInfo format_support(at::Device device, Format format) {
 }
 
 void reset_peak_memory(at::Device device) {
-  if (device.is_cuda() && cuda_device_count() > 0) at::accelerator::resetPeakStats(cuda_index(device));
+  check_device(device);
+  if (device.is_cuda()) at::accelerator::resetPeakStats(cuda_index(device));
 }
 
 int64_t peak_memory_bytes(at::Device device) {
-  if (device.is_cuda() && cuda_device_count() > 0) {
+  check_device(device);
+  if (device.is_cuda()) {
     const auto stats = at::accelerator::getDeviceStats(cuda_index(device));
     return stats.allocated_bytes[static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE)].peak;
   }

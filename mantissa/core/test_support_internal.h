@@ -1,6 +1,6 @@
 #pragma once
 
-// For the tests of every room: what a call says when it fails, a folder of a test's own, what lies in a file.
+// For the tests of every room: what a call says when it fails, and libtorch when it warns; files and folders.
 
 #include <cstdlib>
 #include <filesystem>
@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
@@ -22,6 +23,22 @@ std::string error_of(const F& f) {
     return error.what_without_backtrace();
   }
   return "no error";
+}
+
+/// What libtorch would warn of in this scope, once-only warnings included.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+
+ private:
+  c10::WarningUtils::WarnAlways always_;
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+/// A file of mantissa_test_data(), which lies beside the program of the test, in a package too.
+inline std::filesystem::path test_data(const std::string& name) {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "testdata" / name;
 }
 
 inline std::string content_of(const std::filesystem::path& path) {

@@ -9,6 +9,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/core/device.h"
+
 namespace mantissa {
 namespace {
 
@@ -40,6 +42,7 @@ at::Tensor page_locked(const at::Tensor& tensor) {
 BatchTransfer::BatchTransfer(at::Device device, Convert convert)
     : device_(device), convert_(std::move(convert)) {
   if (device_.is_cpu()) return;
+  check_device(device_);
   if (!device_.has_index()) device_ = c10::impl::VirtualGuardImpl(device_.type()).getDevice();
   stream_ = copying_stream(device_);
 }

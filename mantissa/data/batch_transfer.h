@@ -37,6 +37,7 @@ class BatchTransfer {
 
   /// `device` without a number is the current one of its kind. `convert` is what a batch goes through on the
   /// host.
+  /// Errors: c10::ValueError, with why, if `device` is a GPU and this process can use none.
   BatchTransfer(at::Device device, Convert convert);
 
   /// A page-locked tensor of the caller's is copied from directly: it must not be written again.

@@ -73,6 +73,12 @@ TEST(BatchTransfer, TakingMoreThanWasBegunIsAnError) {
   EXPECT_THAT([&] { transfer.take(); }, ThrowsMessage<c10::Error>(HasSubstr("call begin() first")));
 }
 
+TEST(BatchTransfer, ToAGpuThatCannotBeUsedSaysWhy) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  EXPECT_THAT([] { BatchTransfer(at::Device(at::kCUDA, 0), as_it_is); },
+              ThrowsMessage<c10::ValueError>(HasSubstr(why_no_cuda())));
+}
+
 // A device of this test's own, whose memory is the host's: it computes nothing, and notes what it is asked.
 
 std::vector<std::string>& asked() {

@@ -133,15 +133,5 @@ TEST_F(IdxFolder, SeveralSetsNeedAChoice) {
   EXPECT_EQ(load_idx_dataset(folder_ / "b-images-idx3-ubyte").train->size(), 2);
 }
 
-TEST_F(IdxFolder, MnistIfItIsHere) {
-  const fs::path images = fs::path(MANTISSA_SOURCE_DIR) / "../shared/data/mnist-t10k-images-idx3-ubyte.gz";
-  if (!fs::exists(images)) GTEST_SKIP() << "no MNIST beside the checkout";
-  const IdxDataset set = load_idx_dataset(images);
-  EXPECT_EQ(set.train->data().sizes(), (std::vector<int64_t>{10'000, 1, 28, 28}));
-  EXPECT_EQ(set.classes, 10);
-  EXPECT_EQ(set.train->target()[0].item<int64_t>(), 7);
-  EXPECT_NEAR(set.train->data().mean().item<float>(), 0.1325, 1e-3);
-}
-
 }  // namespace
 }  // namespace mantissa::idx_dataset_test

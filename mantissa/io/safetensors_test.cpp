@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/device.h"
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/atomic_file.h"
 
 namespace mantissa::safetensors_test {
@@ -17,8 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
-
-const fs::path kTestData = fs::path(MANTISSA_SOURCE_DIR) / "mantissa/io/testdata";
 
 std::string bytes_of(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -80,7 +79,7 @@ TEST_F(SafetensorsTest, MissingFileAndFolder) {
 // Written by the reference implementation, safetensors 0.7.0 for Python; torch's dtypes and the values 0,
 // 1, 1.
 TEST_F(SafetensorsTest, ReadsAndWritesTheReferencesBytes) {
-  const Safetensors loaded = load_safetensors(kTestData / "every_dtype.safetensors");
+  const Safetensors loaded = load_safetensors(test_data("every_dtype.safetensors"));
   EXPECT_EQ(loaded.tensors.size(), 18u);
   EXPECT_EQ(loaded.metadata, (std::map<std::string, std::string>{{"format", "pt"}}));
   for (const auto& [name, tensor] : loaded.tensors) {
@@ -93,11 +92,11 @@ TEST_F(SafetensorsTest, ReadsAndWritesTheReferencesBytes) {
   EXPECT_EQ(loaded.tensors.at("b.scalar").item<float>(), 2.5f);
   EXPECT_EQ(loaded.tensors.at("a.empty").sizes(), (std::vector<int64_t>{0, 3}));
   save_safetensors(path_, loaded.tensors, loaded.metadata);
-  EXPECT_EQ(bytes_of(path_), bytes_of(kTestData / "every_dtype.safetensors"));
+  EXPECT_EQ(bytes_of(path_), bytes_of(test_data("every_dtype.safetensors")));
 }
 
 TEST_F(SafetensorsTest, ReadsAQuantizedLayerOfBitsandbytes) {
-  const Safetensors loaded = load_safetensors(kTestData / "state_linear4bit_fp4.safetensors");
+  const Safetensors loaded = load_safetensors(test_data("state_linear4bit_fp4.safetensors"));
   EXPECT_EQ(loaded.metadata.at("bitsandbytes"), "0.50.2");
   EXPECT_EQ(loaded.tensors.at("layer.weight").sizes(), (std::vector<int64_t>{1024, 1}));
   EXPECT_EQ(loaded.tensors.at("layer.bias").scalar_type(), at::kBFloat16);

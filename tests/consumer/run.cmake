@@ -50,3 +50,17 @@ foreach(part IN ITEMS "was built with libtorch ${TORCH_VERSION}," "TORCH_ROOT=${
     message(FATAL_ERROR "libtorch 2.99.3 was not refused with '${part}' (status ${status}): ${error}")
   endif()
 endforeach()
+
+# One without CUDA is refused where CUDA is asked for, as the package of a Mantissa with CUDA does, and in words for its user.
+file(WRITE ${BUILD}/consumer/find_cuda.cmake "cmake_minimum_required(VERSION 3.25)
+set(CMAKE_FIND_LIBRARY_PREFIXES lib)
+set(CMAKE_FIND_LIBRARY_SUFFIXES .so)
+list(APPEND CMAKE_MODULE_PATH ${SOURCE}/../../cmake)
+find_package(Torch 2.11 REQUIRED COMPONENTS cuda)\n")
+execute_process(COMMAND ${CMAKE_COMMAND} -D TORCH_ROOT=${other} -P ${BUILD}/consumer/find_cuda.cmake
+                RESULT_VARIABLE status ERROR_VARIABLE error)
+string(REGEX REPLACE "[ \n]+" " " error "${error}")
+string(FIND "${error}" "The libtorch in TORCH_ROOT=${other} has no CUDA" place)
+if(NOT status OR place EQUAL -1)
+  message(FATAL_ERROR "a libtorch without CUDA was not refused (status ${status}): ${error}")
+endif()

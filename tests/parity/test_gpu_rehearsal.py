@@ -25,7 +25,7 @@ SOME = {"tests": "core_test|convnet|gpt-tiny 32-true",
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, DRIVER, *arguments, "--build", BUILD], capture_output=True, text=True,
+    return subprocess.run([sys.executable, DRIVER, "--build", BUILD, *arguments], capture_output=True, text=True,
                           check=False)
 
 
@@ -34,15 +34,18 @@ def test_rehearses(part, tmp_path):
     done = run(part, "--device", "cpu", "--only", SOME[part], "--results", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("*.json")
-    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d-\d{{4}}-gpu-{part}-cpu-[a-z0-9-]+\.json", file.name)
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d-\d{{6}}-gpu-{part}-cpu-[a-z0-9-]+\.json", file.name)
     found = json.loads(file.read_text())
     assert found["benchmark"] == f"gpu {part}" and found["rehearsal"] and found["date"]
-    assert {"mantissa", "libtorch", "torch", "lightning", "python"} <= found["versions"].keys()
+    assert {"mantissa", "libtorch", "torch", "lightning", "safetensors", "python"} <= found["versions"].keys()
     rows = [row for row in found["rows"] if "left_out" not in row]
     assert rows and all("error" not in row for row in rows)
     for row in rows:
         if "unit tests" in row:
             assert row["tests"] and row["passed"] + row["skipped"] == len(row["tests"])
+            # A reason is printed once, below the table, and each program's row has its number.
+            for reason in row["reasons"]:
+                assert done.stdout.count(reason) == 1 and f"\n({row['why'][1]}) " in done.stdout
         if "model" not in row:
             continue
         assert row["model"] in done.stdout
@@ -96,6 +99,79 @@ def test_without_a_gpu_says_so_in_one_line(part):
     done = run(part)
     assert (done.returncode, done.stdout) == (3, "")
     assert re.fullmatch(r"benchmarks/gpu: found no GPU: .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("words", [
+    *(["modes", "--device", device] for device in ("auto", "cpu:0", "tpu", "cuda:x", "mps", "")),
+    *(["modes", "--device", "cpu", "--seconds", seconds] for seconds in ("0", "-5", "nan", "inf", "soon")),
+    ["modes", "--device", "cpu", "--only", "["], ["modes", "sync", "modes"], ["all", "sync"]], ids=" ".join)
+def test_wrong_words_are_refused_before_the_first_case(words):
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr and "error: " in done.stderr.splitlines()[-1]
+
+
+def test_a_run_that_measures_nothing_is_no_success():
+    done = run("sync", "--device", "cpu", "--only", "nosuchcase")
+    assert done.returncode == 1
+    assert "sync: --only matches no case" in done.stdout
+    assert done.stderr == "benchmarks/gpu: no case was measured\n"
+
+
+@pytest.mark.parametrize("option, place", [("--results", "file"), ("--results", "file/folder"), ("--json", "file/x.json"),
+                                           ("--json", ".")])
+def test_where_no_results_can_be_written_nothing_is_measured(option, place, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run("sync", "--device", "cpu", option, tmp_path / place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"benchmarks/gpu: no results can be written into .*; choose another place with {option}\n", done.stderr)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_results_that_cannot_be_written_later_are_told_of_once(tmp_path, capsys):
+    part = make_context(tmp_path)
+    part.table([context.Column("case", 6)])
+    part.case({"case": "first"}, lambda: {})
+    (tmp_path / "results.json").unlink()
+    (tmp_path / "results.json").mkdir()
+    part.case({"case": "second"}, lambda: {})
+    part.case({"case": "third"}, lambda: {})
+    assert part.finish() == 1 and part.measured == 3
+    told = capsys.readouterr()
+    assert re.fullmatch(r"benchmarks/gpu: warning: .*results.json cannot be written: Is a directory\n", told.err)
+    assert "third" in told.out and "written:" not in told.out
+    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_python_that_lacks_something_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(context.importlib.util, "find_spec", lambda name: None if name != "torch" else name)
+    with pytest.raises(context.Failure, match="has no lightning, safetensors: start .* or run make parity"):
+        context.find_python(tmp_path)
+    (tmp_path / "libexec").mkdir()  # a package
+    with pytest.raises(context.Failure, match="that has torch, lightning and safetensors$"):
+        context.find_python(tmp_path)
+
+
+def test_another_release_of_pytorch_is_refused(tmp_path):
+    program = tmp_path / "gpu_train"
+    program.write_text("""#!/bin/sh\necho '{"device": {"name": "CPU"}, "versions": {"libtorch": "1.0.0"}}'\n""")
+    program.chmod(0o755)
+    done = run("modes", "--device", "cpu", "--build", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"benchmarks/gpu: .* has PyTorch \S+, and our programs are linked with libtorch 1.0.0: .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("program", ["gpu_train", "gpu_graph"])
+def test_our_programs_say_how_they_are_called(program):
+    def call(*words):
+        done = subprocess.run([BUILD / program, *words], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    status, output, _ = call("--help")
+    assert status == 0 and output.startswith(f"usage: {program} ")
+    status, _, errors = call("--halp")
+    assert status == 2 and errors.startswith(f"usage: {program} ")
+    assert call("nofile.json") == (1, "", f"{program}: 'nofile.json' cannot be read: No such file or directory\n")
 
 
 def test_an_unknown_part_names_those_there_are():
