@@ -11,7 +11,7 @@
 #include "cli/fit_flags.h"
 #include "cli/plan.h"
 #include "cli/recipe.h"
-#include "cli/run.h"
+#include "cli/train_run.h"
 #include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {

@@ -13,7 +13,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "cli/text.h"
+#include "cli/terminal_text.h"
 #include "cli/yaml_file.h"
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"

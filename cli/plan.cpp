@@ -12,9 +12,9 @@
 #include "cli/all_modes.h"
 #include "cli/child_process.h"
 #include "cli/errors.h"
+#include "cli/loggers_and_callbacks.h"
 #include "cli/recipe.h"
-#include "cli/text.h"
-#include "cli/trainer_parts.h"
+#include "cli/terminal_text.h"
 #include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/memory_plan.h"
 

@@ -16,7 +16,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "cli/errors.h"
-#include "cli/limits.h"
+#include "cli/run_length.h"
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/digits.h"
@@ -284,7 +284,7 @@ FitOptions resolve(const FitOptions& given) {
   const PrecisionOptions told = precision_options(o);
   // Which options a mode can use is the same on every device.
   if (*o.precision != "all") make_precision(*o.precision, at::Device(at::kCPU), told);
-  const bool validates = !run_limits(o).limit_val_batches.is_none();
+  const bool validates = !run_length(o).limit_val_batches.is_none();
   if (!validates && !given.monitor) o.monitor = "train_loss";
   for (const auto& [flag, metric] :
        {std::pair("--monitor", *o.monitor), {"--early-stopping", *o.early_stopping}})

@@ -14,9 +14,9 @@
 #include "cli/fit_flags.h"
 #include "cli/plan.h"
 #include "cli/recipe.h"
-#include "cli/run.h"
 #include "cli/run_folder.h"
-#include "cli/saved_run.h"
+#include "cli/train_run.h"
+#include "cli/trained_model.h"
 #include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {

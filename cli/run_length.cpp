@@ -1,4 +1,4 @@
-#include "cli/limits.h"
+#include "cli/run_length.h"
 
 #include <algorithm>
 #include <array>
@@ -46,7 +46,7 @@ std::optional<std::chrono::milliseconds> max_time(const FitOptions& o) {
 
 }  // namespace
 
-RunLimits run_limits(const FitOptions& o) {
+RunLength run_length(const FitOptions& o) {
   TORCH_CHECK_VALUE(*o.check_val_every_n_epoch >= 0, "--check-val-every-n-epoch ", *o.check_val_every_n_epoch,
                     " is negative; choose 1 or more, or 0 for --val-check-interval over all epochs");
   return {.max_time = max_time(o),
@@ -58,7 +58,7 @@ RunLimits run_limits(const FitOptions& o) {
 
 void check_shares(const FitOptions& o, const Loader& train, const Loader* val) {
   if (*o.fast_dev_run > 0) return;
-  const RunLimits limits = run_limits(o);
+  const RunLength limits = run_length(o);
   limits.overfit_batches.of(train.size(), "overfit_batches");
   limits.limit_train_batches.of(train.size(), "limit_train_batches");
   if (val != nullptr) limits.limit_val_batches.of(val->size(), "limit_val_batches");
@@ -66,7 +66,7 @@ void check_shares(const FitOptions& o, const Loader& train, const Loader* val) {
 
 int64_t total_steps(const FitOptions& o, const Loader& train) {
   if (*o.fast_dev_run > 0) return *o.fast_dev_run;
-  const RunLimits limits = run_limits(o);
+  const RunLength limits = run_length(o);
   int64_t batches = train.size();
   if (!limits.overfit_batches.is_none()) batches = limits.overfit_batches.of(batches, "overfit_batches");
   batches = limits.limit_train_batches.of(batches, "limit_train_batches");

@@ -1,4 +1,4 @@
-#include "cli/run.h"
+#include "cli/train_run.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,18 +17,18 @@
 #include <torch/nn/module.h>
 
 #include "cli/errors.h"
-#include "cli/limits.h"
+#include "cli/loggers_and_callbacks.h"
 #include "cli/recipe.h"
 #include "cli/run_folder.h"
-#include "cli/trainer_parts.h"
+#include "cli/run_length.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/error_message.h"
 #include "mantissa/core/out_of_memory.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/callbacks/progress_bar.h"
+#include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa::cli {

@@ -1,4 +1,4 @@
-#include "cli/saved_run.h"
+#include "cli/trained_model.h"
 
 #include <algorithm>
 #include <fmt/format.h>
@@ -117,8 +117,8 @@ bool fits(const torch::nn::Module& module, const Shapes& weights) {
 
 /// As many classes as `weights` have, whatever the data shows of them.
 /// Errors: c10::ValueError for data that such a model cannot read.
-void make_saved_model(SavedRun& run, const FitOptions& trained, const SavedWeights& weights,
-                      bool is_other_data) {
+void make_trained_model(TrainedModel& run, const FitOptions& trained, const SavedWeights& weights,
+                        bool is_other_data) {
   const FitOptions& o = run.options;
   ModelInput& input = run.data.input;
   if (input.kind == InputKind::kImages) {
@@ -155,7 +155,7 @@ FitOptions read_run_config(const fs::path& folder) {
   return options;
 }
 
-void add_saved_run_flags(CLI::App& subcommand, SavedRunCommand& command) {
+void add_trained_model_flags(CLI::App& subcommand, TrainedModelCommand& command) {
   subcommand.add_option("run", command.folder, "the run's folder")->required()->option_text("RUN");
   subcommand.add_flag("--quiet", command.quiet, "no progress");
   add_fit_flags(subcommand, command.flags,
@@ -171,13 +171,13 @@ std::string memory_cure(const FitOptions& o) {
       *o.model, *o.precision);
 }
 
-SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {
+TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit) {
   const fs::path folder = command.folder;
   FitOptions saved = usage([&] { return read_run_config(folder); });
   saved.weights.reset();  // those that the training began with
   // What kept the training short is not asked of its model.
   saved.limit_val_batches.reset(), saved.fast_dev_run.reset(), saved.overfit_batches.reset();
-  SavedRun run;
+  TrainedModel run;
   run.options = usage([&] { return resolve(merge(command.flags, saved)); });
   const FitOptions& o = run.options;
   if (*o.precision == "all") throw UsageError("--precision all is for fit; choose one mode");
@@ -190,8 +190,8 @@ SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {
   run.data = unsplit && command.flags.data ? load_all_data(readable) : load_data(readable);
   FitOptions before = command.flags;
   before.data.reset();
-  make_saved_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
-                   command.flags.data.has_value());
+  make_trained_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
+                     command.flags.data.has_value());
   if (weights.checkpoint) {
     load_weights(*run.model, weights.checkpoint->weights, weights.path.string());
   } else {

@@ -1,4 +1,4 @@
-#include "cli/trainer_parts.h"
+#include "cli/loggers_and_callbacks.h"
 
 #include <optional>
 #include <string>
@@ -6,19 +6,19 @@
 #include <utility>
 
 #include "cli/errors.h"
-#include "cli/limits.h"
 #include "cli/recipe.h"
 #include "cli/run_folder.h"
-#include "mantissa/trainer/loggers/csv_logger.h"
+#include "cli/run_length.h"
 #include "mantissa/trainer/callbacks/device_stats_monitor.h"
 #include "mantissa/trainer/callbacks/early_stopping.h"
-#include "mantissa/trainer/loggers/json_lines_logger.h"
 #include "mantissa/trainer/callbacks/learning_rate_monitor.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/callbacks/precision_monitor.h"
+#include "mantissa/trainer/callbacks/weight_averaging.h"
+#include "mantissa/trainer/loggers/csv_logger.h"
+#include "mantissa/trainer/loggers/json_lines_logger.h"
 #include "mantissa/trainer/loggers/tensorboard_logger.h"
 #include "mantissa/trainer/trainer.h"
-#include "mantissa/trainer/callbacks/weight_averaging.h"
 
 namespace mantissa::cli {
 namespace {
@@ -43,7 +43,7 @@ TrainerOptions trainer_options(const FitOptions& o) {
     t.max_steps = *o.max_steps;
     t.min_epochs = *o.min_epochs;
     t.min_steps = *o.min_steps;
-    const RunLimits limits = run_limits(o);
+    const RunLength limits = run_length(o);
     t.max_time = limits.max_time;
     t.limit_train_batches = limits.limit_train_batches;
     t.limit_val_batches = limits.limit_val_batches;

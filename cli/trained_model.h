@@ -18,15 +18,15 @@ namespace mantissa::cli {
 FitOptions read_run_config(const std::filesystem::path& folder);
 
 /// The words that validate, test and predict share.
-struct SavedRunCommand {
+struct TrainedModelCommand {
   std::string folder;
   FitOptions flags;
   bool quiet = false;
 };
-void add_saved_run_flags(CLI::App& subcommand, SavedRunCommand& command);
+void add_trained_model_flags(CLI::App& subcommand, TrainedModelCommand& command);
 
 /// A model that a run has trained, and data for it.
-struct SavedRun {
+struct TrainedModel {
   FitOptions options;
   Data data;  ///< what to work on is `val`
   std::shared_ptr<TensorModule> model;
@@ -36,7 +36,7 @@ struct SavedRun {
 /// `unsplit`: other data than the run's is taken whole.
 /// Weights are those of `--weights`, else weights.safetensors, else the newest checkpoint's.
 /// Errors: c10::Error and c10::ValueError naming the file for what is missing or does not fit.
-SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit);
+TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit);
 
 /// For with_memory_cure(): which words would need less.
 std::string memory_cure(const FitOptions& options);

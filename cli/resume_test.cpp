@@ -7,7 +7,7 @@
 
 #include "cli/test_support_internal.h"
 
-namespace mantissa::cli::saved_run_test {
+namespace mantissa::cli::resume_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -405,4 +405,4 @@ TEST_F(SavedRun, WeightsWithoutRoomForACheckpointAreSavedAlone) {
 }
 
 }  // namespace
-}  // namespace mantissa::cli::saved_run_test
+}  // namespace mantissa::cli::resume_test
