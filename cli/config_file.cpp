@@ -1,10 +1,8 @@
-#include "cli/fit_options.h"
+#include "cli/config_file.h"
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <fmt/format.h>
-#include <set>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <type_traits>
@@ -13,6 +11,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/option.h"
 #include "cli/terminal_text.h"
 #include "cli/yaml_file.h"
 #include "mantissa/core/parse_number.h"
@@ -28,44 +27,6 @@ constexpr const char* kind() {
   if constexpr (std::is_same_v<T, double>) return "a number";
   if constexpr (std::is_same_v<T, bool>) return "true or false";
   return "one value";
-}
-
-/// What other programs call an option.
-struct OtherName {
-  std::string_view theirs, ours;
-};
-constexpr auto kOtherNames = std::to_array<OtherName>({
-    {"learning_rate", "lr"},
-    {"epochs", "max_epochs"},
-    {"num_epochs", "max_epochs"},
-    {"num_train_epochs", "max_epochs"},
-    {"steps", "max_steps"},
-    {"num_steps", "max_steps"},
-    {"dataset", "data"},
-    {"network", "model"},
-    {"arch", "model"},
-    {"dtype", "precision"},
-    {"amp", "precision"},
-    {"accelerator", "device"},
-    {"gpus", "device"},
-    {"workers", "num_workers"},
-    {"scheduler", "lr_schedule"},
-    {"warmup", "warmup_steps"},
-    {"decay", "weight_decay"},
-    {"grad_clip", "gradient_clip_val"},
-    {"max_grad_norm", "gradient_clip_val"},
-    {"gradient_accumulation_steps", "accumulate_grad_batches"},
-    {"ema", "ema_decay"},
-    {"output_dir", "output"},
-    {"out", "output"},
-    {"default_root_dir", "output"},
-    {"random_seed", "seed"},
-    {"seed_everything", "seed"},
-});
-
-std::string with_underscores(std::string name) {
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
 }
 
 std::string did_you_mean_option(const std::string& name, const std::vector<std::string>& options) {
@@ -110,49 +71,43 @@ bool is_kept_by_yaml(const std::string& text) {
   }
 }
 
+/// The value of `option` that `node` holds.
+/// Errors: c10::ValueError, after `where`, for a value of another kind.
+OptionValue value_of(const Option& option, const YAML::Node& node, const std::string& where,
+                     const std::vector<std::string>& known) {
+  return visit_kind(option.to.kind, [&](auto* type) -> OptionValue {
+    using Value = std::remove_pointer_t<decltype(type)>;
+    std::optional<Value> value;
+    try {
+      if (node.IsScalar()) value = scalar<Value>(node, where + "'" + option.name + "' ");
+    } catch (const YAML::Exception&) {
+      value.reset();
+    }
+    if (!value) {
+      std::ostringstream text;
+      text << node;
+      TORCH_CHECK_VALUE(false, where, "'", option.name, "' must be ", kind<Value>(), ", got ",
+                        node.IsNull() ? "nothing" : "'" + printable(text.str()) + "'",
+                        nested_cure(option.name, node, known));
+    }
+    if constexpr (std::is_same_v<Value, std::string>) {
+      TORCH_CHECK_VALUE(
+          is_kept_by_yaml(*value), where, "'", option.name, "' is '", printable(*value),
+          "', which has characters that an option cannot hold; write it in UTF-8, without zero bytes");
+    }
+    return *value;
+  });
+}
+
 }  // namespace
 
-std::string option_meant(const std::string& name, const std::vector<std::string>& options) {
-  const std::string key = with_underscores(name);
-  const auto* const other = std::find_if(kOtherNames.begin(), kOtherNames.end(), [&](const OtherName& row) {
-    return row.theirs == key.substr(std::min(key.find_first_not_of('_'), key.size()));
-  });
-  const auto meant = std::find_if(options.begin(), options.end(), [&](const std::string& option) {
-    const std::string bare = with_underscores(option);
-    return other != kOtherNames.end() && bare.substr(bare.find_first_not_of('_')) == other->ours;
-  });
-  return meant != options.end() ? *meant : nearest_name(name, options);
-}
-
-FitOptions merge(FitOptions over, const FitOptions& under) {
-  const bool epochs = over.max_epochs.has_value(), steps = over.max_steps.has_value();
-  const bool by_name = over.precision.has_value(),
-             native = over.amp_backend == "native" || over.amp_backend == "",
-             by_level = (over.amp_backend && !native) || (over.amp_level && !over.amp_level->empty());
-  std::vector<const void*> members;
-  for_each_option(under, [&](const char*, const auto& member, const char*) { members.push_back(&member); });
-  size_t next = 0;
-  for_each_option(over, [&](const char*, auto& member, const char*) {
-    const auto& below = *static_cast<const std::decay_t<decltype(member)>*>(members[next++]);
-    if (!member) member = below;
-  });
-  // A limit that was given stands for both: the other one of the layer below would end the run elsewhere.
-  if (steps && !epochs) over.max_epochs.reset();
-  if (epochs && !steps) over.max_steps.reset();
-  if (by_level && !by_name) over.precision.reset();
-  if (by_name && !by_level) over.amp_backend.reset(), over.amp_level.reset();
-  if (native && !by_level) over.amp_level.reset();  // the level was of the backend below
-  return over;
-}
-
-FitOptions parse_yaml(const std::string& text, const std::string& file) {
+OptionValues parse_yaml(const std::string& text, const std::string& file) {
   const YAML::Node root = parse_document(text, file);
   TORCH_CHECK_VALUE(root.IsMap() || root.IsNull(), file,
                     ": must be a map of options, `key: value` a line; --print-config writes one");
-  FitOptions options;
+  OptionValues values;
   std::vector<std::string> known;
-  for_each_option(options, [&](const char* name, const auto&, const char*) { known.emplace_back(name); });
-  std::set<std::string> seen;
+  for (const Option& option : options()) known.push_back(option.name);
   for (const auto& entry : root) {
     const std::string where = fmt::format("{}:{}: ", file, entry.first.Mark().line + 1);
     TORCH_CHECK_VALUE(
@@ -160,64 +115,41 @@ FitOptions parse_yaml(const std::string& text, const std::string& file) {
         "a key is not the name of an option; write `key: value`; `mantissa fit --print-config` lists "
         "all keys");
     auto key = entry.first.as<std::string>();
-    for (const std::string& name : known)
-      if (!key.empty() && key == apex_name(name)) key = name;
-    TORCH_CHECK_VALUE(seen.insert(key).second, where, "key '", printable(key),
+    for (const Option& option : options())
+      if (!key.empty() && key == option.also_called) key = option.name;
+    TORCH_CHECK_VALUE(!values.has(key), where, "key '", printable(key),
                       "' stands here a second time; keep one");
-    bool found = false;
-    for_each_option(options, [&](const char* name, auto& member, const char*) {
-      if (key != name) return;
-      found = true;
-      using Value = typename std::decay_t<decltype(member)>::value_type;
-      try {
-        if (entry.second.IsScalar()) member = scalar<Value>(entry.second, where + "'" + key + "' ");
-      } catch (const YAML::Exception&) {
-        member.reset();
-      }
-      if (!member) {
-        std::ostringstream value;
-        value << entry.second;
-        TORCH_CHECK_VALUE(false, where, "'", key, "' must be ", kind<Value>(), ", got ",
-                          entry.second.IsNull() ? "nothing" : "'" + printable(value.str()) + "'",
-                          nested_cure(key, entry.second, known));
-      }
-      if constexpr (std::is_same_v<Value, std::string>) {
-        TORCH_CHECK_VALUE(
-            is_kept_by_yaml(*member), where, "'", key, "' is '", printable(*member),
-            "', which has characters that an option cannot hold; write it in UTF-8, without zero bytes");
-      }
-    });
-    if (found) continue;
+    if (const Option* const option = find_option(key)) {
+      values.set(key, value_of(*option, entry.second, where, known));
+      continue;
+    }
     const std::string cure =
         entry.second.IsMap() ? nested_cure(key, entry.second, known) : did_you_mean_option(key, known);
     TORCH_CHECK_VALUE(false, where, "unknown key '", printable(key), "'",
                       cure.empty() ? "; `mantissa fit --print-config` lists all keys" : cure);
   }
-  return options;
+  return values;
 }
 
-FitOptions read_yaml(const std::filesystem::path& file) {
+OptionValues read_yaml(const std::filesystem::path& file) {
   return parse_yaml(read_text(file, "--config"), file.string());
 }
 
-std::string to_yaml(const FitOptions& options) {
+std::string to_yaml(const OptionValues& values) {
   YAML::Emitter yaml;
   yaml << YAML::BeginMap;
-  for_each_option(options, [&](const char* name, const auto& member, const char* help) {
-    if (!member) return;
-    using Value = typename std::decay_t<decltype(member)>::value_type;
-    yaml << YAML::Key << name << YAML::Value;
-    if constexpr (std::is_same_v<Value, double>) {
-      if (std::isfinite(*member)) {
-        yaml << fmt::format("{}", *member);  // the shortest text that reads back as the same number
-      } else {
-        yaml << *member;  // in YAML's words: .nan, .inf
-      }
+  for (const Option& option : options()) {
+    const OptionValue* const value = values.find(option.name);
+    if (!value) continue;
+    yaml << YAML::Key << option.name << YAML::Value;
+    const auto* const number = std::get_if<double>(value);
+    if (number && std::isfinite(*number)) {
+      yaml << fmt::format("{}", *number);  // the shortest text that reads back as the same number
     } else {
-      yaml << *member;
+      std::visit([&](const auto& held) { yaml << held; }, *value);  // inf and nan in YAML's words
     }
-    yaml << YAML::Comment(help);
-  });
+    yaml << YAML::Comment(option.help);
+  }
   yaml << YAML::EndMap;
   return std::string(yaml.c_str()) + "\n";
 }

@@ -39,14 +39,14 @@ void evaluate(const EvaluateCommand& command, bool is_test) {
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
   Json json{{"precision", trainer.precision().name()},
             {"device", trainer.device().str()},
-            {"model", *o.model},
-            {"data", *o.data},
+            {"model", o.model},
+            {"data", o.data},
             {"samples", run.data.val->size()},
             {"peak_memory_bytes", peak},
             {"weights", run.weights.string()}};
   for (const auto& [name, value] : metrics) json[name] = value;
-  std::string table = fmt::format("{} of {} in {}, {} samples of {}\n", *o.model, run.weights.string(),
-                                  trainer.precision().name(), run.data.val->size(), *o.data);
+  std::string table = fmt::format("{} of {} in {}, {} samples of {}\n", o.model, run.weights.string(),
+                                  trainer.precision().name(), run.data.val->size(), o.data);
   for (const auto& [name, value] : metrics) table += fmt::format("{:<13} {}\n", name, format_metric(value));
   table += fmt::format("{:<13} {} MiB\n", "peak memory", peak >> 20);
   std::fputs(table.c_str(), command.json == "-" ? stderr : stdout);

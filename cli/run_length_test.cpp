@@ -134,7 +134,7 @@ TEST_F(RunLength, FastDevRunTriesEverythingAndLeavesNoCheckpointAndNoLog) {
 }
 
 TEST_F(RunLength, DetectAnomalyEndsOnTheOperation) {
-  const Outcome outcome = fit("--model mlp --precision 32-true --lr 1000000 --detect-anomaly true");
+  const Outcome outcome = fit("--model mlp --precision 32-true --lr 1000000 --detect-anomaly");
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, HasSubstr("returned nan values"));
 }
