@@ -117,9 +117,9 @@ OptionValues parse_yaml(const std::string& text, const std::string& file) {
     auto key = entry.first.as<std::string>();
     for (const Option& option : options())
       if (!key.empty() && key == option.also_called) key = option.name;
-    TORCH_CHECK_VALUE(!values.has(key), where, "key '", printable(key),
-                      "' stands here a second time; keep one");
     if (const Option* const option = find_option(key)) {
+      TORCH_CHECK_VALUE(!values.has(key), where, "key '", printable(key),
+                        "' stands here a second time; keep one");
       values.set(key, value_of(*option, entry.second, where, known));
       continue;
     }

@@ -1,8 +1,36 @@
 #include "cli/option_values.h"
 
+#include <functional>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
 #include "cli/option.h"
 
 namespace mantissa::cli {
+namespace {
+
+/// A name that is written wrong in the program must not read as an option that nobody gave.
+const Option& row_of(std::string_view option) {
+  const Option* const row = find_option(option);
+  TORCH_INTERNAL_ASSERT(row, "no option is called ", option);
+  return *row;
+}
+
+}  // namespace
+
+const OptionValue* OptionValues::find(std::string_view option) const {
+  const auto found = values_.find(row_of(option).name);
+  return found == values_.end() ? nullptr : &found->second;
+}
+
+void OptionValues::set(std::string_view option, OptionValue value) {
+  const Option& row = row_of(option);
+  TORCH_INTERNAL_ASSERT(row.to.kind == value.index(), "a value of option ", option, " is of another kind");
+  values_.insert_or_assign(row.name, std::move(value));
+}
+
+void OptionValues::erase(std::string_view option) { values_.erase(row_of(option).name); }
 
 OptionValues merge(OptionValues over, const OptionValues& under) {
   const auto text_is = [&](const char* option, std::string_view wanted) {

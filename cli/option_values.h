@@ -12,14 +12,13 @@ namespace mantissa::cli {
 using OptionValue = std::variant<bool, int64_t, uint64_t, double, std::string>;
 
 /// Options by their YAML keys: one layer of a configuration (the flags, a file, the defaults), or all of them.
+///
+/// Errors: an internal error for a name that has no row, and for a value of another kind than its row's.
 class OptionValues {
  public:
-  bool has(std::string_view option) const { return values_.contains(option); }
+  bool has(std::string_view option) const { return find(option) != nullptr; }
   /// Null if the layer does not have it.
-  const OptionValue* find(std::string_view option) const {
-    const auto found = values_.find(option);
-    return found == values_.end() ? nullptr : &found->second;
-  }
+  const OptionValue* find(std::string_view option) const;
   /// The same where it is a T. T: a kind of OptionValue.
   template <typename T>
   const T* get_if(std::string_view option) const {
@@ -27,12 +26,8 @@ class OptionValues {
     return value ? std::get_if<T>(value) : nullptr;
   }
   /// Replaces what was there.
-  void set(std::string_view option, OptionValue value) {
-    values_.insert_or_assign(std::string(option), std::move(value));
-  }
-  void erase(std::string_view option) {
-    if (const auto found = values_.find(option); found != values_.end()) values_.erase(found);
-  }
+  void set(std::string_view option, OptionValue value);
+  void erase(std::string_view option);
 
  private:
   std::map<std::string, OptionValue, std::less<>> values_;

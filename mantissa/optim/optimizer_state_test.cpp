@@ -78,7 +78,7 @@ class BlockwiseMomentum final : public Optimizer, public HasStateFormats {
   BlockwiseMomentum(const Groups& groups, const SGDOptions& options)
       : Optimizer(groups, std::make_unique<SGDOptions>(options)) {}
 
-  at::Tensor step(LossClosure) override {
+  at::Tensor step(LossClosure = nullptr) override {
     const at::NoGradGuard no_grad;
     for (auto& group : param_groups_) {
       for (at::Tensor& parameter : group.params()) {
