@@ -42,9 +42,9 @@ class Warnings {
   void of_the_optimizer() const {
     const OptimizerEntry& optimizer = find_optimizer(o_.optimizer);
     for_each_setting([&](const char* setting, auto) {
-      // --seed is of the whole run.
-      if (std::string_view(setting) != "seed" && is_given(setting) && !optimizer.takes(setting))
-        warn(setting, "--optimizer " + o_.optimizer);
+      // --seed is of the whole run, and some settings are no options.
+      if (std::string_view(setting) == "seed" || !find_option(setting)) return;
+      if (is_given(setting) && !optimizer.takes(setting)) warn(setting, "--optimizer " + o_.optimizer);
     });
     if (is_given("warmup_steps") && o_.lr_schedule == "constant")
       warn("warmup_steps", "--lr-schedule constant");
