@@ -37,7 +37,7 @@ def train(program, model, precision, steps, apart):
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [program, "fit", "--device", "cpu", "--quiet", "--model", model, "--precision", precision, "--max-epochs", "-1",
-             "--max-steps", str(steps), "--limit-val-batches", "0", "--enable-checkpointing", "false", "--output",
+             "--max-steps", str(steps), "--limit-val-batches", "0", "--no-enable-checkpointing", "--output",
              f"{folder}/run", "--json", "-"],
             check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, "MANTISSA_KEEP_THREADS_APART": str(apart)})

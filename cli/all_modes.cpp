@@ -7,7 +7,7 @@
 
 #include "cli/child_process.h"
 #include "cli/errors.h"
-#include "cli/recipe.h"
+#include "cli/resolve.h"
 #include "cli/run_folder.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/precision/registry.h"
@@ -19,17 +19,16 @@ std::vector<FitOptions> runs_of_all_modes(const FitOptions& o, std::vector<std::
   std::vector<FitOptions> runs;
   for (const Mode& mode : modes()) {
     if (mode.historical) continue;
-    FitOptions one = o;
-    one.precision = mode.name;
+    FitOptions one = o.with("precision", mode.name);
     try {
-      TORCH_CHECK_VALUE(!adamw_steps_fp16(one), kAdamWIn16True);
-      make_precision(mode.name, at::Device(at::kCPU), precision_options(one));
+      check_optimizer_state(one);
+      make_precision(mode.name, at::Device(at::kCPU), one.trainer.precision_options);
     } catch (const c10::ValueError& error) {
       left_out.push_back(mode.name + " is left out: " + error.what_without_backtrace());
       continue;
     }
     // libtorch gives a forked process one thread unless it is told otherwise.
-    if (*one.threads == 0) one.threads = at::get_num_threads();
+    if (one.threads == 0) one = one.with("threads", static_cast<int64_t>(at::get_num_threads()));
     runs.push_back(one);
   }
   return runs;
@@ -43,22 +42,23 @@ Report run_all_modes(const FitOptions& o, bool quiet, const Json& plan) {
     TORCH_WARN(why);
   }
   for (FitOptions& one : runs) {
-    if (!o.output->empty()) one.output = (std::filesystem::path(*o.output) / *one.precision).string();
-    check_run_folder(*one.output);
+    if (!o.output.empty())
+      one = one.with("output", (std::filesystem::path(o.output) / one.precision()).string());
+    check_run_folder(one.output);
   }
   Report report;
   std::vector<std::string> failed;
   for (const FitOptions& one : runs) {
     if (InterruptScope::requested()) break;
-    if (!quiet) tell_user(*one.precision + "\n");
+    if (!quiet) tell_user(one.precision() + "\n");
     const ChildOutcome outcome = run_in_child([&] { return run_fit(one, quiet, plan); });
     if (!outcome.result.is_null()) report.results.push_back(outcome.result);
     if (outcome.error.is_null()) continue;
     if (failed.empty()) {
-      report.error = fmt::format("--precision {}: {}", *one.precision, outcome.error.get<std::string>());
+      report.error = fmt::format("--precision {}: {}", one.precision(), outcome.error.get<std::string>());
       report.usage = outcome.usage;
     }
-    failed.push_back(*one.precision);
+    failed.push_back(one.precision());
   }
   if (failed.size() > 1) {
     failed.erase(failed.begin());

@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "cli/run.h"
+#include "cli/train_run.h"
 
 namespace mantissa::cli {
 

@@ -9,7 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/errors.h"
-#include "cli/recipe.h"
+#include "cli/option.h"
 #include "mantissa/core/suggest.h"
 
 namespace mantissa::cli {
@@ -28,13 +28,16 @@ std::vector<std::string> values_of(const OptionWords& option, const std::string&
   if (option.value.empty() || option.names.empty()) return {};
   std::string name = option.names.front().substr(option.names.front().find_first_not_of('-'));
   std::replace(name.begin(), name.end(), '-', '_');
-  std::vector<std::string> choices = choices_of(name);
+  const Option* const row = find_option(name);
+  if (!row) return {};
+  std::vector<std::string> choices = row->choices;
   if (command != "fit") std::erase(choices, "all");  // the others go on with a run, in one mode
   return choices;
 }
 
 OptionWords words_of(const CLI::Option& option, const std::string& command) {
   OptionWords words;
+  words.group = option.get_group();
   for (const std::string& name : option.get_snames()) words.names.push_back("-" + name);
   for (const std::string& name : option.get_lnames()) words.names.push_back("--" + name);
   words.help = option.get_description();
@@ -255,7 +258,14 @@ std::string man_page(const std::vector<CommandWords>& commands, const std::strin
   for (const CommandWords& command : commands) {
     if (command.name.empty()) continue;
     text += ".SS mantissa " + roff(command.name) + "\n" + roff(command.help) + ".\n";
-    for (const OptionWords& option : command.options) text += roff(option);
+    std::string group;
+    for (const OptionWords& option : command.options) {
+      // CLI11's own heading, of what every command takes, is left out.
+      if (option.group != group && option.group != "Options" && !option.names.empty())
+        text += ".PP\n.B " + roff(option.group) + "\n";
+      group = option.group;
+      text += roff(option);
+    }
     if (!command.footer.empty()) text += ".PP\n" + roff(command.footer) + "\n";
   }
   return text + ".SH NOTES\n" + roff(program.footer) + "\n";

@@ -14,6 +14,7 @@ struct OptionWords {
   std::vector<std::string> choices;  ///< all its values, where they are a list
   std::string help;
   bool repeats = false;
+  std::string group = {};  ///< the heading that it stands under in help
 };
 
 /// A subcommand, or with no name the program itself.
@@ -22,7 +23,7 @@ struct CommandWords {
   std::vector<OptionWords> options;
 };
 
-/// All that `app` was told of itself, the program first.
+/// The options of `app` and its subcommands, the program first.
 std::vector<CommandWords> words_of(const CLI::App& app);
 
 /// What makes a shell complete the program's words. `shell`: one of kShells.

@@ -88,7 +88,9 @@ TEST_F(Program, BashCompletes) {
   EXPECT_EQ(complete("fit --logger ''"), "csv tensorboard jsonl none ");
   EXPECT_EQ(complete("fit --monitor val"), "val_loss val_accuracy ");
   EXPECT_EQ(complete("fit --amp-level ''"), "O0 O1 O2 O3 ");
-  EXPECT_EQ(complete("fit --transactional ''"), "true false ");
+  EXPECT_EQ(complete("fit --transactional ''"), " ") << "a switch takes no value";
+  EXPECT_EQ(complete("fit --no-tra"), "--no-transactional --no-trace-nonfinite ");
+  EXPECT_EQ(complete("fit --master-weights ''"), "auto true false ");
   EXPECT_EQ(complete("validate --float32-matmul-precision h"), "highest high ");
   EXPECT_EQ(complete("convert --dtype b"), "bf16 ");
   EXPECT_EQ(complete("fit --max-e"), "--max-epochs ");
@@ -143,6 +145,34 @@ TEST_F(Program, HelpVersionAndModes) {
   }
   for (const char* mode : {"32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"})
     EXPECT_THAT(modes.out, HasSubstr(mode));
+}
+
+TEST_F(Program, HelpAndManualComeInGroups) {
+  const std::string help = run("fit --help").out, manual = run("man").out,
+                    of_fit =
+                        manual.substr(manual.find(".SS mantissa fit"), manual.find(".SS mantissa resume"));
+  size_t in_help = 0, in_manual = 0;
+  for (const auto& [group, option] :
+       std::vector<std::pair<std::string, std::string>>{{"Data", "batch-size"},
+                                                        {"Model", "device"},
+                                                        {"Precision", "hysteresis-steps"},
+                                                        {"Optimizer", "weight-decay"},
+                                                        {"Schedule", "warmup-steps"},
+                                                        {"Limits", "patience"},
+                                                        {"Logging", "log-every-n-steps"},
+                                                        {"Checkpoints", "monitor"}}) {
+    const auto comes_after = [](const std::string& text, const std::string& what, size_t& place) {
+      const size_t found = text.find(what, place);
+      ASSERT_NE(found, std::string::npos) << what;
+      place = found;
+    };
+    comes_after(help, "\n" + group + ":\n", in_help);
+    comes_after(help, "\n  --" + option + " ", in_help);
+    comes_after(of_fit, "\n.B " + group + "\n", in_manual);
+  }
+  for (const char* command : {"resume", "predict"})
+    EXPECT_THAT(run(std::string(command) + " --help").out,
+                AllOf(HasSubstr("\nModel:\n"), HasSubstr("\nPrecision:\n")));
 }
 
 TEST_F(Program, ModesNamesTheTierOfTheCpuKernels) {

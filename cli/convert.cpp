@@ -26,7 +26,7 @@
 #include "cli/errors.h"
 #include "cli/find_checkpoint.h"
 #include "cli/key_map.h"
-#include "cli/text.h"
+#include "cli/terminal_text.h"
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/checkpoint.h"

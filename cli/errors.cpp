@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "cli/text.h"
+#include "cli/terminal_text.h"
 #include "mantissa/core/out_of_memory.h"
 
 namespace mantissa::cli {

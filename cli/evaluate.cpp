@@ -9,9 +9,9 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
-#include "cli/run.h"
-#include "cli/saved_run.h"
-#include "cli/trainer_parts.h"
+#include "cli/loggers_and_callbacks.h"
+#include "cli/train_run.h"
+#include "cli/trained_model.h"
 #include "mantissa/core/device.h"
 #include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/trainer.h"
@@ -20,14 +20,14 @@ namespace mantissa::cli {
 namespace {
 
 struct EvaluateCommand {
-  SavedRunCommand run;
+  TrainedModelCommand run;
   std::string json;
 };
 
 void evaluate(const EvaluateCommand& command, bool is_test) {
   check_json(command.json);
   const InterruptScope interrupt;
-  const SavedRun run = open_saved_run(command.run, /*unsplit=*/is_test);
+  const TrainedModel run = open_trained_model(command.run, /*unsplit=*/is_test);
   const FitOptions& o = run.options;
   ClassificationTask task = make_task(o, run.model, /*steps=*/1);
   const auto loader = val_loader(o, run.data);
@@ -39,14 +39,14 @@ void evaluate(const EvaluateCommand& command, bool is_test) {
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
   Json json{{"precision", trainer.precision().name()},
             {"device", trainer.device().str()},
-            {"model", *o.model},
-            {"data", *o.data},
+            {"model", o.model},
+            {"data", o.data},
             {"samples", run.data.val->size()},
             {"peak_memory_bytes", peak},
             {"weights", run.weights.string()}};
   for (const auto& [name, value] : metrics) json[name] = value;
-  std::string table = fmt::format("{} of {} in {}, {} samples of {}\n", *o.model, run.weights.string(),
-                                  trainer.precision().name(), run.data.val->size(), *o.data);
+  std::string table = fmt::format("{} of {} in {}, {} samples of {}\n", o.model, run.weights.string(),
+                                  trainer.precision().name(), run.data.val->size(), o.data);
   for (const auto& [name, value] : metrics) table += fmt::format("{:<13} {}\n", name, format_metric(value));
   table += fmt::format("{:<13} {} MiB\n", "peak memory", peak >> 20);
   std::fputs(table.c_str(), command.json == "-" ? stderr : stdout);
@@ -56,7 +56,7 @@ void evaluate(const EvaluateCommand& command, bool is_test) {
 void add(CLI::App& app, const char* name, const char* help, bool is_test) {
   CLI::App* sub = app.add_subcommand(name, help);
   const auto command = std::make_shared<EvaluateCommand>();
-  add_saved_run_flags(*sub, command->run);
+  add_trained_model_flags(*sub, command->run);
   add_json_flag(*sub, command->json);
   sub->callback([command, is_test] { evaluate(*command, is_test); });
 }

@@ -155,7 +155,7 @@ TEST_F(Faults, ALostFolderEndsTheRunAndLosesNothing) {
 
 TEST_F(Faults, ALostFolderWithoutCheckpointsCostsNoWeightsEither) {
   const Outcome ended = shell("$mantissa fit --device cpu --quiet " + kFit +
-                              "--enable-checkpointing false --max-epochs 1000000 --output run & pid=$!; "
+                              "--no-enable-checkpointing --max-epochs 1000000 --output run & pid=$!; "
                               "until grep -q ^1, run/metrics.csv 2>/dev/null; do sleep 0.01; done; "
                               "mv run archive; wait $pid; echo status $?");
   EXPECT_THAT(ended.out, HasSubstr("status 1\n"));

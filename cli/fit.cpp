@@ -7,33 +7,35 @@
 
 #include "cli/all_modes.h"
 #include "cli/commands.h"
+#include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/plan.h"
-#include "cli/recipe.h"
-#include "cli/run.h"
+#include "cli/resolve.h"
+#include "cli/train_run.h"
+#include "cli/without_effect.h"
 #include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {
 namespace {
 
 struct FitCommand {
-  FitOptions flags;
+  OptionValues flags;
   std::string config, json;
   bool print_config = false, plan = false, quiet = false;
 };
 
 void fit(const FitCommand& command) {
-  const FitOptions file =
-      command.config.empty() ? FitOptions{} : usage([&] { return read_yaml(command.config); });
+  const OptionValues file =
+      command.config.empty() ? OptionValues{} : usage([&] { return read_yaml(command.config); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, file)); });
   warn_without_effect(command.flags, o);
   if (command.print_config) {
-    fmt::print("{}", to_yaml(o));
+    fmt::print("{}", to_yaml(o.values));
     return;
   }
-  const bool all = *o.precision == "all";
-  check_json(command.json, o.output.value_or(""));
+  const bool all = o.precision() == "all";
+  check_json(command.json, o.output);
   const InterruptScope interrupt;
   // The table makes room for JSON, as that of the results does.
   std::FILE* const to = command.json == "-" ? stderr : stdout;
@@ -63,7 +65,7 @@ void add_fit(CLI::App& app) {
   add_plan_flag(*sub, command->plan);
   add_json_flag(*sub, command->json);
   sub->add_flag("--quiet", command->quiet, "no progress");
-  add_fit_flags(*sub, command->flags);
+  add_fit_flags(*sub, command->flags, FlagsOf::kFit);
   sub->callback([command] { fit(*command); });
 }
 

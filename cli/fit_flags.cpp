@@ -1,6 +1,8 @@
 #include "cli/fit_flags.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <fmt/format.h>
 #include <string_view>
 #include <type_traits>
@@ -8,75 +10,122 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/recipe.h"
+#include "cli/errors.h"
 #include "mantissa/core/parse_number.h"
-#include "mantissa/core/suggest.h"
 
 namespace mantissa::cli {
 namespace {
 
-std::string flag_name(std::string name) {
-  for (char& c : name)
-    if (c == '_') c = '-';
-  return "--" + name;
+std::string shown(const OptionValue& value) {
+  return std::visit([](const auto& held) { return fmt::format("{}", held); }, value);
 }
 
-/// " [32; text: 16]": what an option is when it is not given, and with text if that differs.
-std::string default_of(const std::string& option) {
-  FitOptions text;
-  text.data = "text:FILE";
-  std::vector<std::string> defaults;
-  for (const FitOptions& recipe : {resolve({}), resolve(text)}) {
-    for_each_option(recipe, [&](const char* name, const auto& member, const char*) {
-      if (name == option) defaults.push_back(fmt::format("{}", *member));
-    });
+/// " [32; text: 16]": what an option is when it is not given, and with text if that differs. Of a switch only
+/// that it is on.
+std::string default_shown(const Option& option) {
+  if (option.is_switch()) return std::get<bool>(option.default_value) ? " [on]" : "";
+  const std::string images = shown(default_of(option, false)), text = shown(default_of(option, true));
+  if (images == text) return images.empty() ? "" : " [" + images + "]";
+  return fmt::format(" [{}; text: {}]", images, text);
+}
+
+std::string off_flag(const std::string& flag) { return "--no-" + flag.substr(2); }
+
+/// Without CLI11's mark of the name that turns a switch off: "--x,--no-x{false}".
+class PlainNames final : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    std::string names = CLI::Formatter::make_option_name(option, is_positional);
+    for (size_t at = names.find('{'); at != std::string::npos; at = names.find('{'))
+      names.erase(at, names.find('}', at) + 1 - at);
+    return names;
   }
-  if (option == "data" || defaults[0] == defaults[1])
-    return defaults[0].empty() ? "" : " [" + defaults[0] + "]";
-  return fmt::format(" [{}; text: {}]", defaults[0], defaults[1]);
+};
+
+void add_switch(CLI::App& subcommand, OptionValues& values, const Option& option, const std::string& help) {
+  const std::string flag = flag_of(option.name);
+  const auto set = [&values, name = option.name](int64_t count) { values.set(name, count > 0); };
+  subcommand.add_flag_function(flag + ",!" + off_flag(flag), set, help)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->group(group_name(option.group));
 }
 
-/// Why `text` is no Value, or "". CLI11's own reading takes an empty word for no option at all, 2 for true, a
-/// number that is too large for the largest one, and one that is too small for 0.
+/// The kind of an option's value, in help.
 template <typename Value>
-std::string misfit(const std::string& text) {
-  if constexpr (std::is_same_v<Value, bool>) {
-    const std::vector<std::string> words{"true", "false", "yes", "no", "on", "off", "1", "0"};
-    const bool known = std::find(words.begin(), words.end(), text) != words.end();
-    return known ? "" : "'" + text + "' is not one" + did_you_mean(text, words) + "; choose true or false";
-  } else {
-    return parse_number<Value>(text).problem;
-  }
+constexpr const char* type_name() {
+  if constexpr (std::is_same_v<Value, double>) return "FLOAT";
+  if constexpr (std::is_same_v<Value, int64_t>) return "INT";
+  if constexpr (std::is_same_v<Value, uint64_t>) return "UINT";
+  return "TEXT";
+}
+
+template <typename Value>
+void add_value(CLI::App& subcommand, OptionValues& values, const Option& option, const std::string& help) {
+  std::string flags = flag_of(option.name);
+  if (!option.also_called.empty()) flags += "," + flag_of(option.also_called);
+  const auto set = [&values, name = option.name](const std::string& word) {
+    if constexpr (std::is_same_v<Value, std::string>) {
+      values.set(name, word);
+    } else {
+      values.set(name, *parse_number<Value>(word).value);
+    }
+  };
+  CLI::Option* const added = subcommand.add_option_function<std::string>(flags, set, help);
+  added->type_name(type_name<Value>())->group(group_name(option.group));
+  // CLI11's own reading would refuse a negative seed, take 010 for 8, an empty word for no option at all, a
+  // number that is too large for the largest one, and one that is too small for 0.
+  if constexpr (!std::is_same_v<Value, std::string>)
+    added->check([](const std::string& word) { return parse_number<Value>(word).problem; }, "");
+  // "" stands for none in a configuration; on the command line it is a variable that was not set.
+  if (option.names_a_file) added->check(names_a_file, "");
 }
 
 }  // namespace
 
-void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<std::string>& only) {
-  for_each_option(options, [&](const char* name, auto& member, const char* help) {
-    if (!only.empty() && std::find(only.begin(), only.end(), name) == only.end()) return;
-    using Value = typename std::decay_t<decltype(member)>::value_type;
-    const std::string apex(apex_name(name)),
-        flags = flag_name(name) + (apex.empty() ? "" : "," + flag_name(apex));
-    // A command that goes on with a run has the run's own as defaults, and does so in one mode.
-    const bool goes_on = !only.empty(), is_precision = goes_on && std::string_view(name) == "precision";
-    const std::string text = is_precision ? "a mode of `mantissa modes`" : help;
-    const std::string shown = text + (goes_on ? "" : default_of(name));
-    if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
-      // CLI11 would refuse a negative seed, and take 010 for 8.
-      const auto take = [&member](const std::string& word) { member = parse_number<Value>(word).value; };
-      subcommand.add_option_function<std::string>(flags, take, shown)
-          ->type_name(std::is_same_v<Value, double>    ? "FLOAT"
-                      : std::is_same_v<Value, int64_t> ? "INT"
-                                                       : "UINT")
-          ->check(misfit<Value>, "");
-    } else {
-      CLI::Option* option = subcommand.add_option(flags, member, shown);
-      if constexpr (!std::is_same_v<Value, std::string>) option->check(misfit<Value>, "");
-      // "" stands for none in a configuration; on the command line it is a variable that was not set.
-      if (std::string_view(name) == "weights" || std::string_view(name) == "output")
-        option->check(names_a_file, "");
+bool takes(FlagsOf commands, const Option& option) {
+  switch (commands) {
+    case FlagsOf::kFit:
+      return true;
+    case FlagsOf::kResume:
+      return option.in_resume;
+    case FlagsOf::kTrained:
+      return option.in_trained;
+  }
+  return false;
+}
+
+void add_fit_flags(CLI::App& subcommand, OptionValues& values, FlagsOf commands) {
+  subcommand.formatter(std::make_shared<PlainNames>());
+  for (const Option& option : options()) {
+    if (!takes(commands, option)) continue;
+    // The other commands have the run's own values as defaults.
+    const bool is_fit = commands == FlagsOf::kFit;
+    const std::string& text = is_fit || option.help_elsewhere.empty() ? option.help : option.help_elsewhere;
+    const std::string help = text + (is_fit ? default_shown(option) : "");
+    if (option.is_switch()) {
+      add_switch(subcommand, values, option, help);
+      continue;
     }
-  });
+    visit_kind(option.to.kind, [&](auto* type) {
+      using Value = std::remove_pointer_t<decltype(type)>;
+      if constexpr (!std::is_same_v<Value, bool>) add_value<Value>(subcommand, values, option, help);
+    });
+  }
+}
+
+void check_switches(int argc, const char* const* argv) {
+  for (int i = 2; i < argc; ++i) {
+    const std::string word = argv[i], flag = word.substr(0, word.find('='));
+    const std::string_view next = i + 1 < argc ? argv[i + 1] : "";
+    constexpr std::array<std::string_view, 6> kValues{"true", "false", "yes", "no", "on", "off"};
+    if (flag == word && std::find(kValues.begin(), kValues.end(), next) == kValues.end()) continue;
+    for (const Option& option : options()) {
+      const std::string on = flag_of(option.name), off = off_flag(on);
+      if (!option.is_switch() || (flag != on && flag != off)) continue;
+      throw UsageError(
+          fmt::format("{} is a switch and takes no value; write {}, or {} to turn it off", flag, on, off));
+    }
+  }
 }
 
 void add_plan_flag(CLI::App& subcommand, bool& plan) {

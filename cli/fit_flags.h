@@ -1,16 +1,25 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include <CLI/App.hpp>
 
-#include "cli/fit_options.h"
+#include "cli/option.h"
+#include "cli/option_values.h"
 
 namespace mantissa::cli {
 
-/// The options of `fit` as flags of a subcommand, those named `only`, or all of them.
-void add_fit_flags(CLI::App& subcommand, FitOptions& options, const std::vector<std::string>& only = {});
+/// For whom: `fit` takes every option, `resume` and the commands that take a trained model take some.
+enum class FlagsOf { kFit, kResume, kTrained };
+bool takes(FlagsOf commands, const Option& option);
+
+/// The options that `commands` take as flags of a subcommand, in the groups of the table. Those that are
+/// given come into `values`.
+void add_fit_flags(CLI::App& subcommand, OptionValues& values, FlagsOf commands);
+
+/// CLI11 takes the word behind a switch for an argument of the command.
+/// Errors: UsageError, with the cure, for a switch that is given a value.
+void check_switches(int argc, const char* const* argv);
 
 /// `--plan`: for plan_fit().
 void add_plan_flag(CLI::App& subcommand, bool& plan);

@@ -39,12 +39,10 @@ TEST_F(Program, WrongWordsExitWithTwo) {
     const std::string quoted = std::string("'") + wrong + "'";
     expect_error(fit("--lr " + quoted), 2, {"--lr: " + quoted + " is no number; give one"});
     expect_error(fit("--seed " + quoted), 2, {"--seed: " + quoted + " is no whole number; give one"});
-    expect_error(fit("--transactional " + quoted), 2, {"--transactional: " + quoted, "choose true or false"});
   }
   for (const char* flag : {"--config", "--json"})
     expect_error(fit(std::string(flag) + "= --model mlp"), 2,
                  {flag, "'' is no file; name one, or leave it out"});
-  expect_error(fit("--trace-nonfinite 2"), 2, {"'2' is not one; choose true or false"});
   expect_error(fit("--batchsize=3"), 2, {"'--batchsize'", "did you mean '--batch-size'?"});
   expect_error(fit("--max-epochs 99999999999999999999"), 2, {"99999999999999999999", "out of range"});
   expect_error(fit("--lr 1e7"), 2, {"--lr", "choose 0 to 1e6"});
@@ -57,9 +55,9 @@ TEST_F(Program, WrongWordsExitWithTwo) {
                  {wrong, "out of range; choose"});
   expect_error(fit("--precision 16-true --optimizer adamw --output new"), 2,
                {"16-true", "epsilon", "--optimizer sgd", "bf16-true"});
-  expect_error(fit("--precision O3 --optimizer fused-adamw"), 2, {"epsilon", "--stochastic-rounding true"});
+  expect_error(fit("--precision O3 --optimizer fused-adamw"), 2, {"epsilon", "--stochastic-rounding"});
   expect_error(fit("--precision O2 --master-weights false --optimizer adamw"), 2, {"epsilon"});
-  expect_error(fit("--stochastic-rounding true"), 2, {"--optimizer fused-sgd"});
+  expect_error(fit("--stochastic-rounding"), 2, {"--optimizer fused-sgd"});
   expect_error(fit("--precision bf16-mixed --loss-scale 128"), 2, {"loss_scale '128'", "only fp16"});
   expect_error(fit("--precision 16-true --loss-scale much"), 2, {"'much' is no scale", "dynamic, none"});
   expect_error(fit("--amp-level O2"), 2, {"amp_backend 'apex'"});
@@ -139,9 +137,9 @@ TEST_F(Program, WrongScalerNumbersExitWithTwo) {
   expect_error(fit("--precision all --loss-scale none --growth-factor 3"), 2, {"every mode is left out"});
   expect_error(fit("--amp-backend apex --amp-level O4"), 2, {"'O4' is not one; choose from O0, O1, O2, O3"});
   for (const char* wrong : {"hihg", "", "HIGH", "tf32", "1"})
-    expect_error(
-        fit("--float32-matmul-precision='" + std::string(wrong) + "' --print-config"), 2,
-        {"--float32-matmul-precision '" + std::string(wrong) + "'", "choose from highest, high, medium"});
+    expect_error(fit("--float32-matmul-precision='" + std::string(wrong) + "' --print-config"), 2,
+                 {"--float32-matmul-precision '" + std::string(wrong) + "'",
+                  "choose from auto, highest, high, medium"});
 }
 
 TEST_F(Program, WrongScalerKeysNameTheirValue) {
@@ -296,11 +294,10 @@ TEST_F(Program, ARunWithTheLargestSeedRepeatsAndResumes) {
 }
 
 TEST_F(Program, OfAFlagThatIsGivenTwiceTheLastCounts) {
-  const std::string once = fit("--lr 0.5 --seed 7 --model mlp --transactional false --print-config").out;
+  const std::string once = fit("--lr 0.5 --seed 7 --model mlp --no-transactional --print-config").out;
   const Outcome twice =
-      fit("--lr 1 --lr 0.5 --seed=3 --seed 7 --model convnet --model=mlp --transactional true "
-          "--transactional false "
-          "--print-config --print-config --quiet");
+      fit("--lr 1 --lr 0.5 --seed=3 --seed 7 --model convnet --model=mlp --transactional "
+          "--no-transactional --print-config --print-config --quiet");
   EXPECT_EQ(twice.status, 0) << twice.err;
   EXPECT_EQ(twice.out, once);
   write("a.yaml", "lr: 3\n");
@@ -347,6 +344,33 @@ TEST_F(Program, NumbersBeyondTheirTypeAreSaidToBe) {
                {"--max-shard-size", large});
 }
 
+TEST_F(Program, ASwitchTakesNoValue) {
+  const std::string cure = "is a switch and takes no value; write --transactional, or --no-transactional";
+  for (const char* wrong : {"--transactional true", "--transactional false", "--transactional yes --seed 3",
+                            "--transactional=true", "--transactional=0", "--transactional="})
+    expect_error(fit(wrong), 2, {"--transactional", cure});
+  expect_error(fit("--no-transactional true"), 2, {"--no-transactional", cure});
+  expect_error(run("resume run --channels-last true"), 2,
+               {"--channels-last is a switch", "--no-channels-last"});
+  expect_error(fit("--trace-nonfinite 2"), 2, {"'2' is no option of fit"});
+  expect_error(fit("--no-transactionl"), 2, {"did you mean '--no-transactional'?"});
+  const auto printed = [&](const std::string& arguments) {
+    const Outcome outcome = fit(arguments + " --model resnet-tiny --precision 16-mixed --print-config");
+    EXPECT_EQ(outcome.err, "");
+    const size_t at = outcome.out.find("transactional: ") + 15;
+    return outcome.out.substr(at, outcome.out.find(' ', at) - at);
+  };
+  EXPECT_EQ(printed(""), "false");
+  EXPECT_EQ(printed("--transactional"), "true");
+  EXPECT_EQ(printed("--transactional --no-transactional"), "false");
+  EXPECT_EQ(printed("--no-transactional --transactional"), "true");
+  for (const char* text : {"true", "yes", "on"}) {
+    write("switch.yaml", std::string("transactional: ") + text + "\n");
+    EXPECT_EQ(printed("--config switch.yaml"), "true");
+    EXPECT_EQ(printed("--config switch.yaml --no-transactional"), "false");
+  }
+}
+
 TEST_F(Program, AWordThatIsNearlyOneIsToldOf) {
   for (const auto& [word, meant] :
        std::vector<std::pair<std::string, std::string>>{{"fp32", "did you mean '32-true' ("},
@@ -373,7 +397,6 @@ TEST_F(Program, AWordThatIsNearlyOneIsToldOf) {
   expect_error(fit("--callbacks PrecisonMonitor"), 2, {"did you mean 'PrecisionMonitor'?"});
   expect_error(fit("--loss-scale dynamc --precision 16-mixed"), 2, {"did you mean 'dynamic'?"});
   expect_error(fit("--amp-backend apx"), 2, {"did you mean 'apex'?"});
-  expect_error(fit("--transactional ture"), 2, {"did you mean 'true'?"});
   expect_error(run("fit --device cdua"), 2, {"did you mean 'cuda'?"});
   expect_error(fit("--learning-rate 1"), 2, {"did you mean '--lr'?"});
   expect_error(run("inspect x --sort nmae"), 2, {"did you mean 'name'?"});
@@ -423,16 +446,16 @@ TEST_F(Program, AFlagWithoutEffectIsWarnedOf) {
   const std::string saving = "--every-n-train-steps 5 --save-top-k 2 --monitor val_accuracy ",
                     stopping = "--patience 2 --min-delta 0.1 ";
   const std::string in_vain =
-      fit(saving + stopping + "--enable-checkpointing false --max-steps 0 --print-config").err;
+      fit(saving + stopping + "--no-enable-checkpointing --max-steps 0 --print-config").err;
   for (const char* flag : {"--every-n-train-steps", "--save-top-k", "--monitor"})
-    EXPECT_THAT(in_vain, HasSubstr(std::string(flag) + " has no effect with --enable-checkpointing false"));
+    EXPECT_THAT(in_vain, HasSubstr(std::string(flag) + " has no effect with --no-enable-checkpointing"));
   for (const char* flag : {"--patience", "--min-delta"})
     EXPECT_THAT(in_vain, HasSubstr(std::string(flag) + " has no effect with no --early-stopping"));
   EXPECT_EQ(fit(saving + stopping + "--early-stopping val_loss --print-config").err, "");
 }
 
 TEST_F(Program, MemoryFormatAndBenchmarkWithoutConvolutionsAreWarnedOf) {
-  const std::string both = "fit --quiet --print-config --channels-last true --benchmark true --model ";
+  const std::string both = "fit --quiet --print-config --channels-last --benchmark --model ";
   EXPECT_EQ(run(both + "resnet-tiny").err, "");
   EXPECT_EQ(
       run(both + "mlp").err,
@@ -443,7 +466,7 @@ TEST_F(Program, MemoryFormatAndBenchmarkWithoutConvolutionsAreWarnedOf) {
   EXPECT_EQ(
       run(both + "convnet --device cpu").err,
       "mantissa: warning: --benchmark has no effect with --device cpu, which has no cuDNN; leave it out\n");
-  EXPECT_EQ(fit("--print-config --channels-last false --benchmark false --model mlp").err, "");
+  EXPECT_EQ(fit("--print-config --no-channels-last --no-benchmark --model mlp").err, "");
 }
 
 TEST_F(Program, AWarmUpThatTheRunCutsShortIsWarnedOf) {
@@ -474,13 +497,13 @@ TEST_F(Program, OptionsOfTheModeWithoutEffectAreWarnedOf) {
     return MatchesRegex("mantissa: warning: " + flag + " has no effect with " + because + "[^\n]*\n");
   };
   for (const char* mode : {"bf16-mixed", "32-true", "16-true", "O3", "16-mixed --loss-scale none"})
-    EXPECT_THAT(warning(std::string("--model resnet-tiny --transactional true --precision ") + mode),
+    EXPECT_THAT(warning(std::string("--model resnet-tiny --transactional --precision ") + mode),
                 in_vain("--transactional", "--precision [^ ]*, which skips no step"));
-  EXPECT_THAT(warning("--model mlp --transactional true --precision O2"),
+  EXPECT_THAT(warning("--model mlp --transactional --precision O2"),
               in_vain("--transactional", "--model mlp, which has no batch norm"));
-  EXPECT_EQ(warning("--model resnet-tiny --transactional true --precision 16-true --loss-scale 128"), "");
-  EXPECT_EQ(warning("--model mlp --transactional false"), "");
-  const std::string rounding = "--optimizer fused-adamw --stochastic-rounding true --precision ";
+  EXPECT_EQ(warning("--model resnet-tiny --transactional --precision 16-true --loss-scale 128"), "");
+  EXPECT_EQ(warning("--model mlp --no-transactional"), "");
+  const std::string rounding = "--optimizer fused-adamw --stochastic-rounding --precision ";
   for (const char* mode :
        {"32-true", "64-true", "16-mixed", "bf16-mixed", "O0", "O1", "O2", "bf16-true --master-weights true"})
     EXPECT_THAT(warning(rounding + mode),
@@ -508,7 +531,7 @@ TEST_F(Program, EveryOptionIsInHelpAndConfigurationAndComesBack) {
       "--precision O2 --loss-scale dynamic --init-scale 1024 --growth-factor 1.5 --backoff-factor 0.125 "
       "--growth-interval 30 --min-scale 0.5 --max-scale 4096 --hysteresis-steps 2 --warn-after-skips 0 "
       "--keep-batchnorm-fp32 false --master-weights false --float32-matmul-precision highest --transactional "
-      "true --trace-nonfinite true --model resnet-tiny --print-config");
+      "--trace-nonfinite --model resnet-tiny --print-config");
   ASSERT_EQ(told.status, 0) << told.err;
   for (const char* line :
        {"precision: O2 ", "loss_scale: dynamic ", "init_scale: 1024 ", "growth_factor: 1.5 ",

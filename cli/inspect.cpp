@@ -24,7 +24,7 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/find_checkpoint.h"
-#include "cli/text.h"
+#include "cli/terminal_text.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/sharded.h"

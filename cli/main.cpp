@@ -20,7 +20,8 @@
 
 #include "cli/commands.h"
 #include "cli/errors.h"
-#include "cli/fit_options.h"
+#include "cli/fit_flags.h"
+#include "cli/option.h"
 #include "cli/warnings.h"
 #include "mantissa/core/error_message.h"
 #include "mantissa/core/suggest.h"
@@ -51,7 +52,8 @@ std::string unknown_words(const CLI::App& app, const CLI::App& command) {
   std::string word = app.remaining(/*recurse=*/true).front();
   word = word.substr(0, word.find('='));
   std::vector<std::string> options;
-  for (const CLI::Option* option : command.get_options()) options.push_back(option->get_name());
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
   const size_t dashes = std::min(word.find_first_not_of('-'), word.size());
   std::string meant = mantissa::cli::option_meant(word, options);
   if (meant.empty() && dashes > 0) meant = mantissa::cli::option_meant(word.substr(dashes), options);
@@ -152,6 +154,7 @@ int run(int argc, char** argv) {
 
   try {
     check_command(app, argc, argv);
+    mantissa::cli::check_switches(argc, argv);
     app.parse(words(argc, argv));
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);

@@ -12,9 +12,10 @@
 #include "cli/all_modes.h"
 #include "cli/child_process.h"
 #include "cli/errors.h"
-#include "cli/recipe.h"
-#include "cli/text.h"
-#include "cli/trainer_parts.h"
+#include "cli/loggers_and_callbacks.h"
+#include "cli/option.h"
+#include "cli/run_data.h"
+#include "cli/terminal_text.h"
 #include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/memory_plan.h"
 
@@ -23,14 +24,14 @@ namespace {
 
 /// One mode, in the child.
 Json plan_mode(FitOptions o) {
-  o.warmup_steps = 0;  // its two steps are too few for one, and memory knows none
-  at::set_num_threads(static_cast<int>(*o.threads));
+  o.warmup.warmup_steps = 0;  // its two steps are too few for one, and memory knows none
+  at::set_num_threads(static_cast<int>(o.threads));
   const TrainerOptions options = trainer_options(o);
   const Data data = load_data(o);
   const auto train = train_loader(o, data);
   train->set_epoch(0);
   const std::optional<Batch> batch = train->next();
-  ClassificationTask task = make_task(o, make_model(*o.model, data.input), /*steps=*/2);
+  ClassificationTask task = make_task(o, make_model(o.model, data.input), /*steps=*/2);
   const MemoryPlan plan = plan_memory(task, *batch, options);
   return {{"precision", plan.precision},
           {"weights", plan.weights},
@@ -43,12 +44,11 @@ Json plan_mode(FitOptions o) {
           {"peak", plan.peak}};
 }
 
-FitOptions with_the_modes_own(FitOptions o) {
-  for (auto* told :
-       {&o.loss_scale, &o.init_scale, &o.growth_factor, &o.backoff_factor, &o.growth_interval, &o.min_scale,
-        &o.max_scale, &o.hysteresis_steps, &o.warn_after_skips, &o.keep_batchnorm_fp32, &o.master_weights})
-    *told = "auto";
-  return o;
+FitOptions with_the_modes_own(const FitOptions& o) {
+  OptionValues values = o.values;
+  for (const Option& option : options())
+    if (option.to.or_auto) values.set(option.name, "auto");
+  return fit_options(values);
 }
 
 std::string mebibytes(const Json& bytes) {
@@ -59,12 +59,12 @@ void print_plan(const FitOptions& o, const Json& plan, std::FILE* to) {
   std::string table = fmt::format(
       "memory plan in MiB: {}, batches of {}, {}\n"
       "{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
-      *o.model, *o.batch_size, *o.optimizer, "precision", "weights", "buffers", "masters", "gradients",
+      o.model, o.loader.batch_size, o.optimizer, "precision", "weights", "buffers", "masters", "gradients",
       "states", "activations", "total", "peak");
   for (const Json& row : plan) {
     const auto name = row["precision"].get<std::string>();
     table += fmt::format("{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
-                         name + (name == *o.precision ? " *" : ""), mebibytes(row["weights"]),
+                         name + (name == o.precision() ? " *" : ""), mebibytes(row["weights"]),
                          mebibytes(row["buffers"]), mebibytes(row["masters"]), mebibytes(row["gradients"]),
                          mebibytes(row["optimizer_states"]), mebibytes(row["activations"]),
                          mebibytes(row["total"]), mebibytes(row["peak"]));
@@ -76,7 +76,7 @@ void print_plan(const FitOptions& o, const Json& plan, std::FILE* to) {
 }  // namespace
 
 Json plan_fit(const FitOptions& o, std::FILE* to) {
-  const bool all = *o.precision == "all";
+  const bool all = o.precision() == "all";
   std::vector<std::string> left_out;
   const std::vector<FitOptions> runs = runs_of_all_modes(all ? o : with_the_modes_own(o), left_out);
   Json rows = Json::array();
@@ -88,7 +88,7 @@ Json plan_fit(const FitOptions& o, std::FILE* to) {
   };
   if (!all) {
     FitOptions own = o;
-    if (*own.threads == 0) own.threads = at::get_num_threads();
+    if (own.threads == 0) own.threads = at::get_num_threads();
     const ChildOutcome outcome = plan(own);
     if (!outcome.error.is_null()) {
       const auto why = outcome.error.get<std::string>();
@@ -96,15 +96,15 @@ Json plan_fit(const FitOptions& o, std::FILE* to) {
       TORCH_CHECK(false, why);
     }
     for (const std::string& why : left_out)  // of all modes the runs will tell
-      if (!why.starts_with(*o.precision + " ")) {
+      if (!why.starts_with(o.precision() + " ")) {
         TORCH_WARN("memory plan: ", why);
       }
   }
   for (const FitOptions& one : runs) {
-    if (*one.precision == *o.precision) continue;
+    if (one.precision() == o.precision()) continue;
     const ChildOutcome outcome = plan(one);
     if (!outcome.error.is_null()) {
-      TORCH_WARN("memory plan: ", *one.precision, " is left out: ", outcome.error.get<std::string>());
+      TORCH_WARN("memory plan: ", one.precision(), " is left out: ", outcome.error.get<std::string>());
     }
   }
   print_plan(o, rows, to);

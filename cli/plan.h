@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "cli/run.h"
+#include "cli/train_run.h"
 
 namespace mantissa::cli {
 

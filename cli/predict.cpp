@@ -13,10 +13,10 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
-#include "cli/run.h"
+#include "cli/loggers_and_callbacks.h"
 #include "cli/run_folder.h"
-#include "cli/saved_run.h"
-#include "cli/trainer_parts.h"
+#include "cli/train_run.h"
+#include "cli/trained_model.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/trainer.h"
@@ -25,7 +25,7 @@ namespace mantissa::cli {
 namespace {
 
 struct PredictCommand {
-  SavedRunCommand run;
+  TrainedModelCommand run;
   std::string output = "-";
 };
 
@@ -48,7 +48,7 @@ class WritesRows final : public Callback {
   int64_t row_ = 0;
 };
 
-void write_predictions(const SavedRun& run, std::ostream& out) {
+void write_predictions(const TrainedModel& run, std::ostream& out) {
   const FitOptions& o = run.options;
   ClassificationTask task = make_task(o, run.model, /*steps=*/1);
   const auto loader = val_loader(o, run.data);
@@ -64,7 +64,7 @@ void predict(const PredictCommand& command) {
   const bool to_stdout = command.output == "-";
   if (!to_stdout) check_writable(command.output);
   const InterruptScope interrupt;
-  const SavedRun run = open_saved_run(command.run, /*unsplit=*/true);
+  const TrainedModel run = open_trained_model(command.run, /*unsplit=*/true);
   if (to_stdout) {
     write_predictions(run, std::cout);
     std::cout.flush();
@@ -78,7 +78,7 @@ void predict(const PredictCommand& command) {
 void add_predict(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("predict", "What a run's model says of each sample, as CSV");
   const auto command = std::make_shared<PredictCommand>();
-  add_saved_run_flags(*sub, command->run);
+  add_trained_model_flags(*sub, command->run);
   sub->add_option("--output", command->output, "the CSV file; -: standard output")->check(names_a_file, "");
   sub->footer("The class of an image, or the byte that follows a window of text, and how probable it is.");
   sub->callback([command] { predict(*command); });

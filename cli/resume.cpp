@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -12,18 +14,19 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/option.h"
 #include "cli/plan.h"
-#include "cli/recipe.h"
-#include "cli/run.h"
+#include "cli/resolve.h"
 #include "cli/run_folder.h"
-#include "cli/saved_run.h"
+#include "cli/train_run.h"
+#include "cli/trained_model.h"
 #include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {
 namespace {
 
 struct ResumeCommand {
-  FitOptions flags;
+  OptionValues flags;
   std::string folder, json;
   bool plan = false, quiet = false;
 };
@@ -46,17 +49,20 @@ Json result_of(const std::filesystem::path& folder) {
 
 /// Whether `given` asks a complete run for more than it has.
 /// Errors: c10::Error, with the cure, if not.
-void check_goes_further(const FitOptions& given, const std::filesystem::path& folder, const Json& result) {
-  const auto check_above = [&](const char* flag, const std::optional<int64_t>& limit, const char* done) {
+void check_goes_further(const OptionValues& given, const std::filesystem::path& folder, const Json& result) {
+  const auto check_above = [&](const char* option, const char* done) {
+    const auto* const limit = given.get_if<int64_t>(option);
     const int64_t so_far = number_in(result, done).value_or(0);
     TORCH_CHECK(!limit || *limit < 0 || *limit > so_far, "the run in ", folder.string(),
-                " is complete, with ", so_far, " ", done, "; give ", flag, " above that to train on");
+                " is complete, with ", so_far, " ", done, "; give ", flag_of(option),
+                " above that to train on");
   };
-  check_above("--max-epochs", given.max_epochs, "epochs");
-  check_above("--max-steps", given.max_steps, "steps");
+  check_above("max_epochs", "epochs");
+  check_above("max_steps", "steps");
+  const auto is_given = [&](const char* option) { return given.has(option); };
+  constexpr std::array kLift{"max_epochs", "max_steps", "max_time", "early_stopping", "patience"};
   TORCH_CHECK(
-      given.max_epochs || given.max_steps || given.max_time || given.early_stopping || given.patience,
-      "the run in ", folder.string(),
+      std::any_of(kLift.begin(), kLift.end(), is_given), "the run in ", folder.string(),
       " is complete; give --max-epochs or --max-steps to train on, or lift what ended it: --max-time, "
       "--early-stopping, --patience");
 }
@@ -75,7 +81,7 @@ void resume(const ResumeCommand& command) {
   usage([&] { return read_run_config(folder); });  // nothing is locked where no run is
   RunFolder held(folder);
   // Read again: another process may have had it until now.
-  const FitOptions before = usage([&] { return read_run_config(folder); });
+  const OptionValues before = usage([&] { return read_run_config(folder); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, before)); });
   warn_without_effect(command.flags, o);
   if (const Json result = result_of(folder); !result.is_null())
@@ -101,10 +107,7 @@ void add_resume(CLI::App& app) {
   add_plan_flag(*sub, command->plan);
   add_json_flag(*sub, command->json);
   sub->add_flag("--quiet", command->quiet, "no progress");
-  add_fit_flags(*sub, command->flags,
-                {"max_epochs", "max_steps", "max_time", "early_stopping", "patience", "precision",
-                 "cpu_kernels", "device", "channels_last", "benchmark", "threads", "logger",
-                 "log_every_n_steps", "every_n_train_steps", "save_top_k"});
+  add_fit_flags(*sub, command->flags, FlagsOf::kResume);
   sub->callback([command] { resume(*command); });
 }
 

@@ -13,7 +13,7 @@
 #include <c10/util/Exception.h>
 
 #include "cli/errors.h"
-#include "cli/text.h"
+#include "cli/terminal_text.h"
 #include "mantissa/core/thread_warnings.h"
 
 namespace mantissa::cli {

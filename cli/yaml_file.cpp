@@ -11,7 +11,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "cli/text.h"
+#include "cli/terminal_text.h"
 
 namespace mantissa::cli {
 namespace {

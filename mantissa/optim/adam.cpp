@@ -46,6 +46,12 @@ AdamParamState& adam_state(ParamStateSlot& slot, const at::Tensor& parameter, bo
   return state;
 }
 
+std::vector<StateFormat> adam_state_formats(const at::Tensor& parameter) {
+  return {StateFormat::step(), StateFormat::like(parameter, "exp_avg"),
+          StateFormat::like(parameter, "exp_avg_sq"),
+          StateFormat::like(parameter, "max_exp_avg_sq", /*is_required=*/false)};
+}
+
 void AdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("lr", c10::IValue(lr_));
   archive.write("betas", c10::IValue(betas_));
@@ -154,6 +160,10 @@ void Adam::save(torch::serialize::OutputArchive& archive) const {
 
 void Adam::load(torch::serialize::InputArchive& archive) {
   load_optimizer<AdamParamState, AdamOptions>(kAdam, "betas", archive, *this);
+}
+
+std::vector<StateFormat> Adam::state_formats(const at::Tensor& parameter) const {
+  return adam_state_formats(parameter);
 }
 
 }  // namespace mantissa

@@ -6,6 +6,8 @@
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
+#include "mantissa/optim/state_format.h"
+
 namespace mantissa {
 
 /// What one parameter group of Adam, AdamW and their fused kin is updated with.
@@ -63,7 +65,7 @@ struct AdamParamState : public torch::optim::OptimizerCloneableParamState<AdamPa
 ///          gradients. Nothing has changed then.
 /// Source:  Kingma and Ba 2015, arXiv:1412.6980; order of operations of Python's one-tensor path on the CPU.
 /// Example: adam_test.cpp, Adam.PE07_FollowsWhatPythonRecorded.
-class Adam : public torch::optim::Optimizer {
+class Adam : public torch::optim::Optimizer, public HasStateFormats {
  public:
   explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                 const AdamOptions& defaults = {})
@@ -84,6 +86,7 @@ class Adam : public torch::optim::Optimizer {
   /// Errors: c10::ValueError for another optimizer's file and for one of other parameters. Nothing has
   ///         changed then.
   void load(torch::serialize::InputArchive& archive) override;
+  std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;
 
  protected:
   enum class WeightDecay { kAddedToGradient, kDecoupled };

@@ -91,4 +91,8 @@ void FusedAdagrad::load(torch::serialize::InputArchive& archive) {
   load_draws(archive);
 }
 
+std::vector<StateFormat> FusedAdagrad::state_formats(const at::Tensor& parameter) const {
+  return {StateFormat::step(), StateFormat::like(parameter, "sum")};
+}
+
 }  // namespace mantissa

@@ -64,6 +64,7 @@ class FusedAdagrad final : public FusedOptimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   /// Also takes what torch::optim::Adagrad saved.
   void load(torch::serialize::InputArchive& archive) override;
+  std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;
 
  protected:
   const torch::optim::OptimizerOptions& checked_options(

@@ -60,4 +60,8 @@ void FusedAdam::load(torch::serialize::InputArchive& archive) {
   load_draws(archive);
 }
 
+std::vector<StateFormat> FusedAdam::state_formats(const at::Tensor& parameter) const {
+  return adam_state_formats(parameter);
+}
+
 }  // namespace mantissa

@@ -30,6 +30,7 @@ class FusedAdam : public FusedOptimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   /// Also takes what Adam, AdamW and libtorch's own saved.
   void load(torch::serialize::InputArchive& archive) override;
+  std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;
 
  protected:
   FusedAdam(const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups,

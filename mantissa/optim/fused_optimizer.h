@@ -9,6 +9,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/core/step_scaling.h"
+#include "mantissa/optim/state_format.h"
 
 namespace mantissa {
 
@@ -45,7 +46,7 @@ struct FusedOptions {
 ///           bfloat16, c10::ValueError for a parameter whose memory has gaps, c10::Error for any sparse
 ///           gradient; c10::ValueError in load() for another optimizer's file and for one of other
 ///           parameters. Nothing has changed then.
-class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpScaling {
+class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpScaling, public HasStateFormats {
  public:
   /// libtorch's, but that the group keeps its options with every libtorch: see SGD::add_param_group().
   void add_param_group(const torch::optim::OptimizerParamGroup& group);

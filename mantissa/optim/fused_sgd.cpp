@@ -79,4 +79,8 @@ void FusedSGD::load(torch::serialize::InputArchive& archive) {
   load_draws(archive);
 }
 
+std::vector<StateFormat> FusedSGD::state_formats(const at::Tensor& parameter) const {
+  return sgd_state_formats(parameter);
+}
+
 }  // namespace mantissa

@@ -32,6 +32,7 @@ class FusedSGD final : public FusedOptimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   /// Also takes what SGD and torch::optim::SGD saved.
   void load(torch::serialize::InputArchive& archive) override;
+  std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;
 
  protected:
   const torch::optim::OptimizerOptions& checked_options(

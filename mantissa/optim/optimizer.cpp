@@ -55,15 +55,30 @@ size_t size_in(const char* name, torch::serialize::InputArchive& archive, const 
 
 constexpr const char* kOtherNet = "; load it into an optimizer of the net that it was saved with";
 
-/// The counter aside, a state has its parameter's shape.
-void check_shapes(const char* name, size_t group, size_t index, const at::Tensor& parameter,
-                  torch::serialize::InputArchive& state) {
-  for (const std::string& key : state.keys()) {
+/// The state in `archive` has what the optimizer keeps for `parameter`; without formats, values of the
+/// parameter's shape.
+void check_values(const char* name, size_t group, size_t index, const at::Tensor& parameter,
+                  torch::serialize::InputArchive& state, const HasStateFormats* optimizer) {
+  const std::vector<StateFormat> formats =
+      optimizer ? optimizer->state_formats(parameter) : std::vector<StateFormat>();
+  const std::vector<std::string> keys = state.keys();
+  const auto place = [&] { return c10::str(" for parameter ", index, " of group ", group); };
+  for (const std::string& key : keys) {
     c10::IValue value;
-    if (key == "step" || !state.try_read(key, value) || !value.isTensor()) continue;
-    TORCH_CHECK_VALUE(value.toTensor().sizes() == parameter.sizes(), name, "::load: the file has a ", key,
-                      " of shape ", value.toTensor().sizes(), " for parameter ", index, " of group ", group,
+    const StateFormat* const format = find_format(formats, key);
+    const bool counts = format ? format->kind == StateFormat::Kind::kCount : key == "step";
+    if (counts || !state.try_read(key, value) || !value.isTensor()) continue;
+    const at::Tensor& tensor = value.toTensor();
+    const StateFormat wanted = format ? *format : StateFormat::like(parameter, key);
+    TORCH_CHECK_VALUE(tensor.sizes() == wanted.sizes || parameter.sizes() != wanted.sizes, name,
+                      "::load: the file has a ", key, " of shape ", tensor.sizes(), place(),
                       ", whose shape is ", parameter.sizes(), kOtherNet);
+    const std::string wrong = wanted.misfit(tensor);
+    TORCH_CHECK_VALUE(wrong.empty(), name, "::load: the file's ", key, place(), " ", wrong, kOtherNet);
+  }
+  for (const StateFormat& format : formats) {
+    TORCH_CHECK_VALUE(!format.is_required || has(keys, format.name), name, "::load: the file has no ",
+                      format.name, place(), kOtherNet);
   }
 }
 
@@ -119,7 +134,8 @@ void check_saved(const char* name, const std::string& option, torch::serialize::
       if (!saved_group.try_read("params/" + std::to_string(index), key) || !key.isString()) continue;
       if (!has(with_state, key.toStringRef())) continue;
       torch::serialize::InputArchive state = part(name, states, key.toStringRef());
-      check_shapes(name, group, index, parameters[index], state);
+      check_values(name, group, index, parameters[index], state,
+                   dynamic_cast<const HasStateFormats*>(&optimizer));
     }
   }
 }

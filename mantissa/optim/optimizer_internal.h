@@ -11,6 +11,8 @@
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
+#include "mantissa/optim/state_format.h"
+
 namespace mantissa {
 
 struct AdagradOptions;
@@ -113,6 +115,10 @@ void read_step(torch::serialize::InputArchive& archive, at::Tensor& step);
 /// The state of Adam and its fused kin, made where it is missing. The moments have `dtype`.
 AdamParamState& adam_state(ParamStateSlot& slot, const at::Tensor& parameter, bool amsgrad,
                            at::ScalarType dtype);
+
+/// The values in the states of Adam and SGD, and of their fused kin.
+std::vector<StateFormat> adam_state_formats(const at::Tensor& parameter);
+std::vector<StateFormat> sgd_state_formats(const at::Tensor& parameter);
 
 template <typename T>
 void read_if_present(torch::serialize::InputArchive& archive, const std::string& key, T& value) {

@@ -18,6 +18,7 @@
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/optim/archive_internal.h"
+#include "mantissa/optim/state_format.h"
 
 namespace mantissa {
 namespace {
@@ -110,7 +111,8 @@ void check_step(const StateReader& saved, const StateValue& value) {
     saved.fail(c10::str("is ", step, "; a number from 0 to ", kMaxCount, " was expected"));
 }
 
-/// A moment has its parameter's shape, or is one number, or spans all parameters as those of LBFGS.
+/// Of an optimizer without formats: a moment has its parameter's shape, or is one number, or spans all
+/// parameters as those of LBFGS.
 void check_moment(const StateReader& saved, const StateValue& value, const at::Tensor& parameter,
                   int64_t total) {
   if (const auto* list = value.get_if<StateList>()) {
@@ -123,7 +125,44 @@ void check_moment(const StateReader& saved, const StateValue& value, const at::T
   }
 }
 
-void check(const StateReader& saved, const StateReader& present, const std::vector<at::Tensor>& parameters) {
+/// One parameter's state has the values that `formats` name, each in its format.
+void check_formats(const StateReader& saved, const std::vector<StateFormat>& formats) {
+  const auto names = [&] {
+    std::vector<std::string> all;
+    for (const StateFormat& format : formats) all.push_back(format.name);
+    return join_names(all);
+  };
+  for (const auto& [name, value] : saved.to_dict()) {
+    const StateReader entry = saved.at(name);
+    const StateFormat* const format = find_format(formats, name);
+    if (!format) entry.fail("is no value of this optimizer's state, which has " + names() + kOther);
+    if (format->kind == StateFormat::Kind::kCount) {
+      check_step(entry, value);
+    } else if (!value.is_null()) {
+      const std::string wrong = format->misfit(entry.to_tensor());
+      if (!wrong.empty()) entry.fail(wrong + kOther);
+    }
+  }
+  for (const StateFormat& format : formats) {
+    const auto found = saved.find(format.name);
+    if (format.is_required && (!found || found->is_null()))
+      saved.fail("has no '" + format.name + "'; the values are " + names() + kOther);
+  }
+}
+
+/// One parameter's state, of an optimizer that has no formats.
+void check_values(const StateReader& saved, const at::Tensor& parameter, int64_t total) {
+  for (const auto& [name, value] : saved.to_dict()) {
+    if (name == "step") {
+      check_step(saved.at(name), value);
+    } else {
+      check_moment(saved.at(name), value, parameter, total);
+    }
+  }
+}
+
+void check(const StateReader& saved, const StateReader& present, const std::vector<at::Tensor>& parameters,
+           const HasStateFormats* optimizer) {
   const StateReader groups = saved.at(kGroups), present_groups = present.at(kGroups);
   if (groups.to_list().size() != present_groups.size()) {
     groups.fail(c10::str("are ", groups.size(), "; the optimizer has ", present_groups.size(), kOther));
@@ -142,12 +181,10 @@ void check(const StateReader& saved, const StateReader& present, const std::vect
     if (parameter == by_number.end()) {
       entry.fail(c10::str("there are only ", parameters.size(), " parameters", kOther));
     }
-    for (const auto& [name, value] : entry.to_dict()) {
-      if (name == "step") {
-        check_step(entry.at(name), value);
-      } else {
-        check_moment(entry.at(name), value, parameter->second, total);
-      }
+    if (optimizer) {
+      check_formats(entry, optimizer->state_formats(parameter->second));
+    } else {
+      check_values(entry, parameter->second, total);
     }
   }
   for (const auto& [name, value] : saved.to_dict()) {
@@ -275,7 +312,7 @@ void load_optimizer_state(Optimizer& optimizer, const StateReader& state) {
   const StateDict present = optimizer_state(optimizer);
   const StateDict fitting = without_idle_options(state, StateReader(present));
   const StateReader saved(fitting, state.path());
-  check(saved, StateReader(present), parameters);
+  check(saved, StateReader(present), parameters, dynamic_cast<const HasStateFormats*>(&optimizer));
   const StateDict archive = archive_of(saved, parameters);
 
   Rollback before(optimizer);

@@ -32,7 +32,9 @@ StateDict optimizer_state(const torch::optim::Optimizer& optimizer);
 /// Makes `optimizer` what the saved one was: its next steps are the same, bit for bit. What it had is
 /// dropped, also state of parameters that the saved one had none for.
 ///
-/// State goes to its parameter's device, except step counters, which stay on the CPU.
+/// State goes to its parameter's device, except step counters, which stay on the CPU. Which values there are
+/// and in which shapes and dtypes, the optimizer says if it HasStateFormats (state_format.h); of any other,
+/// libtorch's own among them, values have the parameter's shape.
 /// Memory:  copies the state.
 /// Errors:  c10::ValueError naming the place if the state is of other parameters, other groups or another
 ///          kind of optimizer, or has an entry that the optimizer does not take; whatever its load() throws.

@@ -29,6 +29,11 @@ void validate(const char* optimizer, const SGDOptions& options) {
                     " is invalid; give it a momentum above 0 and no dampening");
 }
 
+std::vector<StateFormat> sgd_state_formats(const at::Tensor& parameter) {
+  // There is none before the first step that was taken.
+  return {StateFormat::like(parameter, "momentum_buffer", /*is_required=*/false)};
+}
+
 void SGDOptions::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("lr", c10::IValue(lr_));
   archive.write("momentum", c10::IValue(momentum_));
@@ -117,6 +122,10 @@ void SGD::save(torch::serialize::OutputArchive& archive) const {
 
 void SGD::load(torch::serialize::InputArchive& archive) {
   load_optimizer<SGDParamState, SGDOptions>(kSGD, "nesterov", archive, *this);
+}
+
+std::vector<StateFormat> SGD::state_formats(const at::Tensor& parameter) const {
+  return sgd_state_formats(parameter);
 }
 
 }  // namespace mantissa

@@ -5,6 +5,8 @@
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
+#include "mantissa/optim/state_format.h"
+
 namespace mantissa {
 
 /// What one parameter group of SGD is updated with.
@@ -59,7 +61,7 @@ struct SGDParamState : public torch::optim::OptimizerCloneableParamState<SGDPara
 /// Source:  order of operations of Python's one-tensor path on the CPU; Nesterov's form from Sutskever et al.
 ///          2013, "On the importance of initialization and momentum in deep learning".
 /// Example: sgd_test.cpp, SGD.PE09_EqualsPythonBitForBit.
-class SGD final : public torch::optim::Optimizer {
+class SGD final : public torch::optim::Optimizer, public HasStateFormats {
  public:
   explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGDOptions& defaults = {});
   explicit SGD(std::vector<at::Tensor> parameters, const SGDOptions& defaults = {})
@@ -78,6 +80,7 @@ class SGD final : public torch::optim::Optimizer {
   /// Errors: c10::ValueError for another optimizer's file and for one of other parameters. Nothing has
   ///         changed then.
   void load(torch::serialize::InputArchive& archive) override;
+  std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;
 
  private:
   at::Tensor with_momentum(const at::Tensor& parameter, const at::Tensor& grad, const SGDOptions& options);

@@ -3,7 +3,7 @@
 
 #include "cli/test_support_internal.h"
 
-namespace mantissa::cli::limits_test {
+namespace mantissa::cli::run_length_test {
 namespace {
 
 using nlohmann::json;
@@ -14,7 +14,7 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 
-class Limits : public Program {
+class RunLength : public Program {
  protected:
   /// Of a run in the folder "run"; what its result.json holds.
   json fitted(const std::string& arguments) const {
@@ -28,7 +28,7 @@ class Limits : public Program {
   }
 };
 
-TEST_F(Limits, WrongWordsExitWithTwo) {
+TEST_F(RunLength, WrongWordsExitWithTwo) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> wrong{
       {"--max-time 90", {"--max-time '90'", "DD:HH:MM:SS"}},
       {"--max-time 00:00:00:00", {"no time above 0"}},
@@ -64,19 +64,19 @@ TEST_F(Limits, WrongWordsExitWithTwo) {
   for (const auto& [arguments, parts] : wrong) expect_error(fit("--model mlp " + arguments), 2, parts);
 }
 
-TEST_F(Limits, TrainingSeesAShareOfItsBatches) {
+TEST_F(RunLength, TrainingSeesAShareOfItsBatches) {
   const json result = fitted("--max-epochs 2 --limit-train-batches 3 --limit-val-batches 0.5");
   EXPECT_EQ(result["steps"], 6);
   EXPECT_TRUE(result["val_loss"].is_number());
 }
 
-TEST_F(Limits, WithoutValidationTheTrainingLossChooses) {
+TEST_F(RunLength, WithoutValidationTheTrainingLossChooses) {
   const json result = fitted("--max-epochs 2 --limit-train-batches 3 --limit-val-batches 0");
   EXPECT_TRUE(result["val_loss"].is_null());
   EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("monitor: train_loss"));
 }
 
-TEST_F(Limits, ValidatesInTheMiddleOfAnEpoch) {
+TEST_F(RunLength, ValidatesInTheMiddleOfAnEpoch) {
   fitted("--max-epochs 1 --limit-train-batches 4 --val-check-interval 0.5 --log-every-n-steps 1");
   const std::string rows = read(folder_ / "run/metrics.csv");
   EXPECT_THAT(header(), HasSubstr("val_loss"));
@@ -84,13 +84,13 @@ TEST_F(Limits, ValidatesInTheMiddleOfAnEpoch) {
   EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 1 + 4 + 2) << rows;
 }
 
-TEST_F(Limits, ModelsOfAShortRunAreValidatedWhole) {
+TEST_F(RunLength, ModelsOfAShortRunAreValidatedWhole) {
   fitted("--max-epochs 1 --limit-train-batches 3 --limit-val-batches 1");
   EXPECT_EQ(run("validate run --json -").status, 0);
   EXPECT_EQ(json::parse(read(folder_ / "out.txt"))["samples"], 359);
 }
 
-TEST_F(Limits, EarlyStoppingEndsTheRunAndPatienceGoesOn) {
+TEST_F(RunLength, EarlyStoppingEndsTheRunAndPatienceGoesOn) {
   const std::string words =
       "--limit-train-batches 2 --early-stopping val_accuracy --min-delta 1 --patience 2 --max-epochs 9";
   const json result = fitted(words);
@@ -104,27 +104,27 @@ TEST_F(Limits, EarlyStoppingEndsTheRunAndPatienceGoesOn) {
   EXPECT_EQ(json::parse(read(folder_ / "out.txt"))["epochs"], 5);
 }
 
-TEST_F(Limits, MinEpochsHoldEarlyStoppingBack) {
+TEST_F(RunLength, MinEpochsHoldEarlyStoppingBack) {
   const json result = fitted(
       "--limit-train-batches 2 --early-stopping val_accuracy --min-delta 1 --patience 1 --max-epochs 9 "
       "--min-epochs 4");
   EXPECT_EQ(result["epochs"], 4);
 }
 
-TEST_F(Limits, MaxTimeEndsARunWithoutOtherEnd) {
+TEST_F(RunLength, MaxTimeEndsARunWithoutOtherEnd) {
   const json result = fitted("--max-epochs -1 --lr-schedule constant --max-time 00:00:00:01");
   EXPECT_GT(result["steps"], 0);
   EXPECT_GE(result["seconds"], 1.0);
 }
 
-TEST_F(Limits, MonitorsWriteTheirColumns) {
+TEST_F(RunLength, MonitorsWriteTheirColumns) {
   fitted(
       "--max-epochs 1 --limit-train-batches 2 --log-every-n-steps 1 --callbacks "
       "LearningRateMonitor,PrecisionMonitor,DeviceStatsMonitor");
   EXPECT_THAT(header(), AllOf(HasSubstr("lr-"), HasSubstr("grad_norm"), HasSubstr("DeviceStatsMonitor")));
 }
 
-TEST_F(Limits, FastDevRunTriesEverythingAndLeavesNoCheckpointAndNoLog) {
+TEST_F(RunLength, FastDevRunTriesEverythingAndLeavesNoCheckpointAndNoLog) {
   const json result = fitted("--fast-dev-run 1 --callbacks LearningRateMonitor --early-stopping val_loss");
   EXPECT_EQ(result["steps"], 1);
   EXPECT_TRUE(result["val_loss"].is_number());
@@ -133,11 +133,11 @@ TEST_F(Limits, FastDevRunTriesEverythingAndLeavesNoCheckpointAndNoLog) {
   EXPECT_THAT(left, Not(Contains("run/metrics.csv")));
 }
 
-TEST_F(Limits, DetectAnomalyEndsOnTheOperation) {
-  const Outcome outcome = fit("--model mlp --precision 32-true --lr 1000000 --detect-anomaly true");
+TEST_F(RunLength, DetectAnomalyEndsOnTheOperation) {
+  const Outcome outcome = fit("--model mlp --precision 32-true --lr 1000000 --detect-anomaly");
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, HasSubstr("returned nan values"));
 }
 
 }  // namespace
-}  // namespace mantissa::cli::limits_test
+}  // namespace mantissa::cli::run_length_test

@@ -11,15 +11,16 @@
 
 namespace mantissa::cli {
 
-/// Without callbacks and loggers, which write into a run's folder.
-/// Errors: UsageError for words that the Trainer refuses.
+/// The Trainer's options without callbacks and loggers, which write into a run's folder.
+/// Errors: UsageError for what the Trainer refuses.
 TrainerOptions trainer_options(const FitOptions& options);
 
-/// Those of `--logger`, writing into `folder`.
+/// The loggers of `--logger`, which write into `folder`.
 std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& options,
                                                   const std::filesystem::path& folder);
 
-/// Checkpoints in `folder`, early stopping, the weights' moving average and those of `--callbacks`.
+/// The callbacks for checkpoints in `folder`, early stopping and the weights' moving average, and those of
+/// `--callbacks`.
 std::vector<std::shared_ptr<Callback>> make_callbacks(const FitOptions& options,
                                                       const std::filesystem::path& folder);
 

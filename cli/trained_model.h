@@ -8,37 +8,37 @@
 #include <CLI/App.hpp>
 
 #include "cli/fit_options.h"
-#include "cli/recipe.h"
+#include "cli/run_data.h"
 #include "mantissa/models/registry.h"
 
 namespace mantissa::cli {
 
 /// The configuration of the run in `folder`.
 /// Errors: c10::ValueError if it holds none, and those of read_yaml().
-FitOptions read_run_config(const std::filesystem::path& folder);
+OptionValues read_run_config(const std::filesystem::path& folder);
 
-/// The words that validate, test and predict share.
-struct SavedRunCommand {
+/// What validate, test and predict are told alike.
+struct TrainedModelCommand {
   std::string folder;
-  FitOptions flags;
+  OptionValues flags;
   bool quiet = false;
 };
-void add_saved_run_flags(CLI::App& subcommand, SavedRunCommand& command);
+void add_trained_model_flags(CLI::App& subcommand, TrainedModelCommand& command);
 
 /// A model that a run has trained, and data for it.
-struct SavedRun {
+struct TrainedModel {
   FitOptions options;
-  Data data;  ///< what to work on is `val`
+  Data data;  ///< the commands read its `val`
   std::shared_ptr<TensorModule> model;
   std::filesystem::path weights;  ///< the file that they are from
 };
 
-/// `unsplit`: other data than the run's is taken whole.
-/// Weights are those of `--weights`, else weights.safetensors, else the newest checkpoint's.
+/// Opens the model and its data. The weights are those of `--weights`, else weights.safetensors, else the newest
+/// checkpoint's. `unsplit`: other data than the run's is taken whole.
 /// Errors: c10::Error and c10::ValueError naming the file for what is missing or does not fit.
-SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit);
+TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit);
 
-/// For with_memory_cure(): which words would need less.
+/// For with_memory_cure(): which options would need less memory.
 std::string memory_cure(const FitOptions& options);
 
 }  // namespace mantissa::cli

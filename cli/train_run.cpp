@@ -1,4 +1,4 @@
-#include "cli/run.h"
+#include "cli/train_run.h"
 
 #include <algorithm>
 #include <cmath>
@@ -16,11 +16,13 @@
 #include <ATen/ops/sum.h>
 #include <torch/nn/module.h>
 
+#include "cli/config_file.h"
 #include "cli/errors.h"
-#include "cli/limits.h"
-#include "cli/recipe.h"
+#include "cli/loggers_and_callbacks.h"
+#include "cli/run_data.h"
 #include "cli/run_folder.h"
-#include "cli/trainer_parts.h"
+#include "cli/run_length.h"
+#include "cli/run_optimizer.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/error_message.h"
 #include "mantissa/core/out_of_memory.h"
@@ -75,7 +77,7 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
   for (const char* name : {"train_loss", "val_loss"}) {
     const auto found = metrics.find(name);
     if (found != metrics.end() && !std::isfinite(found->second)) {
-      TORCH_WARN("the final ", name, " of --precision ", *o.precision, " is ", format_metric(found->second),
+      TORCH_WARN("the final ", name, " of --precision ", o.precision(), " is ", format_metric(found->second),
                  ": training diverged; try a smaller --lr or another --precision");
     }
   }
@@ -85,7 +87,7 @@ void warn_if_nothing_was_learned(const FitResult& result) {
   if (result.steps == 0 || result.skipped_steps < result.steps) return;
   TORCH_WARN("all ", result.steps,
              " steps were skipped: the weights are those that the run began with; lower or leave "
-             "out --loss-scale or --init-scale, or see --trace-nonfinite true");
+             "out --loss-scale or --init-scale, or see --trace-nonfinite");
 }
 
 /// A loss of nan after the training would be blamed on the training.
@@ -111,8 +113,8 @@ Json to_json(const FitOptions& o, const Trainer& trainer, const FitResult& resul
              const std::filesystem::path& folder) {
   return {{"precision", trainer.precision().name()},
           {"device", trainer.device().str()},
-          {"model", *o.model},
-          {"data", *o.data},
+          {"model", o.model},
+          {"data", o.data},
           {"parameters", parameters},
           {"epochs", result.epochs},
           {"steps", result.steps},
@@ -172,7 +174,7 @@ void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callba
 
 /// In `resumed`, or if there is none in a new folder.
 Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
-  if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
+  if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
   auto progress = quiet ? nullptr : std::make_shared<ProgressBar>();
   const TrainerOptions words = trainer_options(o);
   const Data data = load_data(o);
@@ -184,34 +186,34 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   });
 
   const int64_t memory_before = peak_memory_bytes(at::kCPU);
-  torch::manual_seed(*o.seed);
-  const auto model = make_model(*o.model, data.input);
+  torch::manual_seed(o.seed);
+  const auto model = make_model(o.model, data.input);
   const std::filesystem::path saved = resumed ? resumed->file(kCheckpoints) : "";
   const bool goes_on = resumed && !resumed->checkpoints().empty();
   if (resumed && !goes_on) {
     TORCH_WARN("the run in ", resumed->path().string(), " has no checkpoint to go on from, and begins again");
   }
-  if (!o.weights->empty() && !goes_on) {
-    load_weights(*model, *o.weights);
-    check_finite_weights(*model, *o.weights);
+  if (!o.weights.empty() && !goes_on) {
+    load_weights(*model, o.weights);
+    check_finite_weights(*model, o.weights);
   }
   int64_t parameters = 0;
   for (const at::Tensor& p : model->parameters()) parameters += p.numel();
 
   // Only now, when all that can be wrong with the input has been found, is anything written.
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
-  const std::string label = fmt::format("{}-{}-{}", data.name, *o.model, *o.precision);
-  const auto fresh = resumed ? nullptr : std::make_unique<RunFolder>(*o.output, label);
+  const std::string label = fmt::format("{}-{}-{}", data.name, o.model, o.precision());
+  const auto fresh = resumed ? nullptr : std::make_unique<RunFolder>(o.output, label);
   RunFolder* const folder = resumed ? resumed : fresh.get();
-  FitOptions repeatable = o;
-  repeatable.output.reset();  // a repetition wants a folder of its own
+  OptionValues repeatable = o.values;
+  repeatable.erase("output");  // a repetition wants a folder of its own
   const std::string yaml = to_yaml(repeatable);
   std::string config = yaml;
   // What is killed before its first step is a run to go on with, too.
   if (fresh) write_file_atomically(folder->file("config.yaml"), std::exchange(config, {}), Links::kReplace);
   TrainerOptions options = words;  // its loggers and checkpoints must be gone before the folder may be
   options.callbacks = make_callbacks(o, folder->path());
-  const auto begins = std::make_shared<BeginsRun>(*folder, std::move(config), !*o.enable_checkpointing);
+  const auto begins = std::make_shared<BeginsRun>(*folder, std::move(config), !o.enable_checkpointing);
   options.callbacks.push_back(begins);
   options.loggers = make_loggers(o, folder->path());
   if (resumed && !goes_on)
@@ -221,7 +223,7 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   Trainer trainer(std::move(options));
   ClassificationTask task = make_task(o, model, steps);
   const std::map<std::string, std::string> about{{"precision", trainer.precision().name()},
-                                                 {"model", *o.model}};
+                                                 {"model", o.model}};
   FitResult result;
   try {
     result = trainer.fit(task, *train, val.get(), goes_on ? saved : "");
@@ -290,14 +292,14 @@ namespace {
 
 Json train_in_memory(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   const auto cure = [&] {
-    const at::Device device = resolve_device(*o.device);
+    const at::Device device = resolve_device(o.trainer.device);
     std::string more = device.is_cpu() ? "raise the limit (ulimit -v)" : fragmentation_cure(device);
     if (!more.empty()) more.insert(0, ", or ");
     return fmt::format(
         " (--model {}, --batch-size {}, --precision {}); choose a smaller --batch-size (with "
         "--accumulate-grad-batches a step sees as many samples), a smaller --model or a 16-bit "
         "--precision{}; --plan says before a run what it needs",
-        *o.model, *o.batch_size, *o.precision, more);
+        o.model, o.loader.batch_size, o.precision(), more);
   };
   return with_memory_cure(cure, [&] { return train(o, quiet, plan, resumed); });
 }

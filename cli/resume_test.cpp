@@ -7,7 +7,7 @@
 
 #include "cli/test_support_internal.h"
 
-namespace mantissa::cli::saved_run_test {
+namespace mantissa::cli::resume_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -282,7 +282,7 @@ TEST_F(SavedRun, ValidateRepeatsWhatTheRunReached) {
 }
 
 TEST_F(SavedRun, TheMemoryFormatIsTheRunsUnlessToldOtherwise) {
-  ASSERT_EQ(fit("--model convnet --max-epochs 1 --channels-last true --output run").status, 0);
+  ASSERT_EQ(fit("--model convnet --max-epochs 1 --channels-last --output run").status, 0);
   const auto loss = [&](const std::string& words) {
     const Outcome outcome = run("validate run --quiet --json - " + words);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -290,8 +290,8 @@ TEST_F(SavedRun, TheMemoryFormatIsTheRunsUnlessToldOtherwise) {
   };
   const double reached = nlohmann::json::parse(read(folder_ / "run/result.json"))["val_loss"];
   EXPECT_EQ(loss(""), reached);
-  EXPECT_NEAR(loss("--channels-last false"), reached, 1e-2);  // bf16's products, summed in another order
-  const Outcome resumed = run("resume run --quiet --max-epochs 2 --channels-last false");
+  EXPECT_NEAR(loss("--no-channels-last"), reached, 1e-2);  // bf16's products, summed in another order
+  const Outcome resumed = run("resume run --quiet --max-epochs 2 --no-channels-last");
   EXPECT_EQ(resumed.status, 0);
   EXPECT_THAT(resumed.err, HasSubstr("its channels_last was true and is false"));
   EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("channels_last: false "));
@@ -362,7 +362,7 @@ TEST_F(SavedRun, InspectShowsCheckpoints) {
 }
 
 TEST_F(SavedRun, LoggersAreChosenByName) {
-  ASSERT_EQ(fit("--model mlp --max-epochs 1 --logger jsonl --enable-checkpointing false --output run").status,
+  ASSERT_EQ(fit("--model mlp --max-epochs 1 --logger jsonl --no-enable-checkpointing --output run").status,
             0);
   EXPECT_TRUE(fs::exists(folder_ / "run/metrics.jsonl"));
   EXPECT_FALSE(fs::exists(folder_ / "run/metrics.csv"));
@@ -377,8 +377,7 @@ TEST_F(SavedRun, LoggersAreChosenByName) {
 
 TEST_F(SavedRun, ACompleteRunWithoutCheckpointsIsNotBegunAgain) {
   ASSERT_EQ(
-      fit("--model mlp --max-epochs 1 --limit-train-batches 2 --enable-checkpointing false --output run")
-          .status,
+      fit("--model mlp --max-epochs 1 --limit-train-batches 2 --no-enable-checkpointing --output run").status,
       0);
   const std::string arguments = "resume run --quiet --max-epochs 2";
   expect_error(run(arguments), 1, {"has no checkpoints to go on from", "fit --weights"});
@@ -416,4 +415,4 @@ TEST_F(SavedRun, WeightsWithoutRoomForACheckpointAreSavedAlone) {
 }
 
 }  // namespace
-}  // namespace mantissa::cli::saved_run_test
+}  // namespace mantissa::cli::resume_test

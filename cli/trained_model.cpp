@@ -1,6 +1,7 @@
-#include "cli/saved_run.h"
+#include "cli/trained_model.h"
 
 #include <algorithm>
+#include <array>
 #include <fmt/format.h>
 #include <map>
 #include <optional>
@@ -15,8 +16,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/resolve.h"
 #include "cli/run_folder.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
@@ -54,7 +57,7 @@ SavedWeights read_shapes(const fs::path& path) {
 SavedWeights find_weights(const fs::path& folder, const std::string& given) {
   if (!given.empty()) return read_shapes(given);
   const fs::path weights = folder / kWeights, checkpoints = folder / kCheckpoints;
-  // Without a result, weights are those of a training that has been gone on with since.
+  // Without a result, training has continued since these weights were written.
   if (fs::exists(weights) && fs::exists(folder / kResult)) return read_shapes(weights);
   auto newest = fs::is_directory(checkpoints) ? load_newest(checkpoints) : std::nullopt;
   TORCH_CHECK(newest || fs::exists(weights), "the run in ", folder.string(),
@@ -67,7 +70,7 @@ SavedWeights find_weights(const fs::path& folder, const std::string& given) {
   return {newest->path / kCheckpointWeights, std::move(newest->checkpoint), std::move(shapes)};
 }
 
-/// How many classes a model of these weights tells apart: what grows with the classes is this long in them.
+/// How many classes a model of these weights tells apart: the length of the dimension that grows with them.
 /// Null for the weights of another model, which load_weights() refuses with all that is wrong.
 std::optional<int64_t> classes_of(const std::string& model, ModelInput input, const Shapes& weights) {
   const auto shapes_for = [&](int64_t classes) {
@@ -117,26 +120,26 @@ bool fits(const torch::nn::Module& module, const Shapes& weights) {
 
 /// As many classes as `weights` have, whatever the data shows of them.
 /// Errors: c10::ValueError for data that such a model cannot read.
-void make_saved_model(SavedRun& run, const FitOptions& trained, const SavedWeights& weights,
-                      bool is_other_data) {
+void make_trained_model(TrainedModel& run, const FitOptions& trained, const SavedWeights& weights,
+                        bool is_other_data) {
   const FitOptions& o = run.options;
   ModelInput& input = run.data.input;
   if (input.kind == InputKind::kImages) {
-    if (const auto classes = classes_of(*o.model, input, weights.shapes)) {
+    if (const auto classes = classes_of(o.model, input, weights.shapes)) {
       input.classes = *classes;
-      check_labels(*run.data.val, *classes, *o.data);
+      check_labels(*run.data.val, *classes, o.data);
     }
   }
-  run.model = make_model(*o.model, input);
-  if (is_other_data && input.kind == InputKind::kImages && o.weights->empty() &&
+  run.model = make_model(o.model, input);
+  if (is_other_data && input.kind == InputKind::kImages && o.weights.empty() &&
       !fits(*run.model, weights.shapes))
-    TORCH_CHECK_VALUE(false, "the run's model reads ", images_of(trained), "; --data ", *o.data, " has ",
+    TORCH_CHECK_VALUE(false, "the run's model reads ", images_of(trained), "; --data ", o.data, " has ",
                       pixels(input), "; give images of the size that it was trained on");
 }
 
 }  // namespace
 
-FitOptions read_run_config(const fs::path& folder) {
+OptionValues read_run_config(const fs::path& folder) {
   const fs::path config = folder / "config.yaml";
   TORCH_CHECK_VALUE(fs::exists(folder), "'", folder.string(),
                     "' does not exist; give the folder of a run, which `mantissa fit` made");
@@ -144,23 +147,22 @@ FitOptions read_run_config(const fs::path& folder) {
                     "' is no folder; give the folder of a run, which `mantissa fit` made");
   TORCH_CHECK_VALUE(fs::is_regular_file(config), "'", folder.string(),
                     "' holds no run: it has no config.yaml; give the folder that `mantissa fit` made");
-  FitOptions options = read_yaml(config);
+  OptionValues options = read_yaml(config);
   // Every run writes all of its options. Defaults in their place would be another run, with other held-out
   // samples.
-  const bool is_whole = options.model && options.data && options.precision && options.seed && options.lr &&
-                        options.batch_size && options.optimizer;
+  constexpr std::array kAlways{"model", "data", "precision", "seed", "lr", "batch_size", "optimizer"};
+  const bool is_whole =
+      std::all_of(kAlways.begin(), kAlways.end(), [&](const char* option) { return options.has(option); });
   TORCH_CHECK_VALUE(is_whole, "'", config.string(),
                     "' lacks options that every run writes (model, data, precision, seed, lr, batch_size, "
                     "optimizer); restore the file, or begin another run from the weights: fit --weights");
   return options;
 }
 
-void add_saved_run_flags(CLI::App& subcommand, SavedRunCommand& command) {
+void add_trained_model_flags(CLI::App& subcommand, TrainedModelCommand& command) {
   subcommand.add_option("run", command.folder, "the run's folder")->required()->option_text("RUN");
   subcommand.add_flag("--quiet", command.quiet, "no progress");
-  add_fit_flags(subcommand, command.flags,
-                {"data", "weights", "precision", "float32_matmul_precision", "cpu_kernels", "device",
-                 "channels_last", "benchmark", "threads"});
+  add_fit_flags(subcommand, command.flags, FlagsOf::kTrained);
 }
 
 std::string memory_cure(const FitOptions& o) {
@@ -168,31 +170,31 @@ std::string memory_cure(const FitOptions& o) {
       " (--model {}, --precision {}); choose a 16-bit --precision or another --device, free some, or raise "
       "the "
       "limit (ulimit -v)",
-      *o.model, *o.precision);
+      o.model, o.precision());
 }
 
-SavedRun open_saved_run(const SavedRunCommand& command, bool unsplit) {
+TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit) {
   const fs::path folder = command.folder;
-  FitOptions saved = usage([&] { return read_run_config(folder); });
-  saved.weights.reset();  // those that the training began with
+  OptionValues saved = usage([&] { return read_run_config(folder); });
+  saved.erase("weights");  // those that the training began with
   // What kept the training short is not asked of its model.
-  saved.limit_val_batches.reset(), saved.fast_dev_run.reset(), saved.overfit_batches.reset();
-  SavedRun run;
+  for (const char* option : {"limit_val_batches", "fast_dev_run", "overfit_batches"}) saved.erase(option);
+  TrainedModel run;
   run.options = usage([&] { return resolve(merge(command.flags, saved)); });
   const FitOptions& o = run.options;
-  if (*o.precision == "all") throw UsageError("--precision all is for fit; choose one mode");
+  if (o.precision() == "all") throw UsageError("--precision all is for fit; choose one mode");
   warn_without_effect(command.flags, o);
-  if (*o.threads > 0) at::set_num_threads(static_cast<int>(*o.threads));
-  const SavedWeights weights = find_weights(folder, *o.weights);
+  if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
+  const SavedWeights weights = find_weights(folder, o.weights);
   run.weights = weights.path;
   // Which labels it may have is the model's to say, not --classes: here all that a byte holds.
   FitOptions readable = o;
   readable.classes = 256;
-  run.data = unsplit && command.flags.data ? load_all_data(readable) : load_data(readable);
-  FitOptions before = command.flags;
-  before.data.reset();
-  make_saved_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
-                   command.flags.data.has_value());
+  run.data = unsplit && command.flags.has("data") ? load_all_data(readable) : load_data(readable);
+  OptionValues before = command.flags;
+  before.erase("data");
+  make_trained_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
+                     command.flags.has("data"));
   if (weights.checkpoint) {
     load_weights(*run.model, weights.checkpoint->weights, weights.path.string());
   } else {

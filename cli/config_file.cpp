@@ -1,0 +1,157 @@
+#include "cli/config_file.h"
+
+#include <cmath>
+#include <fmt/format.h>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+#include <yaml-cpp/yaml.h>
+
+#include <c10/util/Exception.h>
+
+#include "cli/option.h"
+#include "cli/terminal_text.h"
+#include "cli/yaml_file.h"
+#include "mantissa/core/parse_number.h"
+#include "mantissa/core/suggest.h"
+
+namespace mantissa::cli {
+namespace {
+
+template <typename T>
+constexpr const char* kind() {
+  if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
+  if constexpr (std::is_same_v<T, uint64_t>) return "a whole number from 0 to 18446744073709551615";
+  if constexpr (std::is_same_v<T, double>) return "a number";
+  if constexpr (std::is_same_v<T, bool>) return "true or false";
+  return "one value";
+}
+
+std::string did_you_mean_option(const std::string& name, const std::vector<std::string>& options) {
+  const std::string meant = option_meant(name, options);
+  return meant.empty() ? "" : "; did you mean '" + meant + "'?";
+}
+
+/// What to do with the first of the options that stand under `key`, where none may stand.
+std::string nested_cure(const std::string& key, const YAML::Node& value,
+                        const std::vector<std::string>& known) {
+  if (!value.IsMap() || value.size() == 0 || !value.begin()->first.IsScalar()) return "";
+  const auto inner = value.begin()->first.as<std::string>();
+  const std::string meant = option_meant(inner, known);
+  return "; options stand at the top level, and none under another: write " +
+         (meant.empty() ? "what is under '" + printable(key) + "'" : "'" + meant + "'") + " there";
+}
+
+/// A scalar as a Value.
+/// Errors: c10::ValueError, after `where`, for a number that Value cannot hold; whatever YAML throws for what
+///         is no Value.
+template <typename Value>
+Value scalar(const YAML::Node& node, const std::string& where) {
+  if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
+    std::string_view text = node.Scalar();
+    if (text.starts_with('+')) text.remove_prefix(1);
+    const ParsedNumber<Value> parsed = parse_number<Value>(text);
+    // yaml-cpp would take 0 for a number that is too small.
+    TORCH_CHECK_VALUE(!parsed.is_out_of_range, where, printable(parsed.problem));
+    if (std::is_unsigned_v<Value> && text.starts_with('-') && parsed.value) return *parsed.value;
+  }
+  return node.as<Value>();
+}
+
+/// Whether to_yaml() could repeat `text`: yaml-cpp reads bytes that are not UTF-8, and writes others for
+/// them. A zero byte it keeps, but to the system a file's name ends there.
+bool is_kept_by_yaml(const std::string& text) {
+  if (text.find('\0') != std::string::npos) return false;
+  try {
+    return YAML::Load(YAML::Dump(YAML::Node(text))).as<std::string>() == text;
+  } catch (const YAML::Exception&) {
+    return false;
+  }
+}
+
+/// The value of `option` that `node` holds.
+/// Errors: c10::ValueError, after `where`, for a value of another kind.
+OptionValue value_of(const Option& option, const YAML::Node& node, const std::string& where,
+                     const std::vector<std::string>& known) {
+  return visit_kind(option.to.kind, [&](auto* type) -> OptionValue {
+    using Value = std::remove_pointer_t<decltype(type)>;
+    std::optional<Value> value;
+    try {
+      if (node.IsScalar()) value = scalar<Value>(node, where + "'" + option.name + "' ");
+    } catch (const YAML::Exception&) {
+      value.reset();
+    }
+    if (!value) {
+      std::ostringstream text;
+      text << node;
+      TORCH_CHECK_VALUE(false, where, "'", option.name, "' must be ", kind<Value>(), ", got ",
+                        node.IsNull() ? "nothing" : "'" + printable(text.str()) + "'",
+                        nested_cure(option.name, node, known));
+    }
+    if constexpr (std::is_same_v<Value, std::string>) {
+      TORCH_CHECK_VALUE(
+          is_kept_by_yaml(*value), where, "'", option.name, "' is '", printable(*value),
+          "', which has characters that an option cannot hold; write it in UTF-8, without zero bytes");
+    }
+    return *value;
+  });
+}
+
+}  // namespace
+
+OptionValues parse_yaml(const std::string& text, const std::string& file) {
+  const YAML::Node root = parse_document(text, file);
+  TORCH_CHECK_VALUE(root.IsMap() || root.IsNull(), file,
+                    ": must be a map of options, `key: value` a line; --print-config writes one");
+  OptionValues values;
+  std::vector<std::string> known;
+  for (const Option& option : options()) known.push_back(option.name);
+  for (const auto& entry : root) {
+    const std::string where = fmt::format("{}:{}: ", file, entry.first.Mark().line + 1);
+    TORCH_CHECK_VALUE(
+        entry.first.IsScalar(), where,
+        "a key is not the name of an option; write `key: value`; `mantissa fit --print-config` lists "
+        "all keys");
+    auto key = entry.first.as<std::string>();
+    for (const Option& option : options())
+      if (!key.empty() && key == option.also_called) key = option.name;
+    if (const Option* const option = find_option(key)) {
+      TORCH_CHECK_VALUE(!values.has(key), where, "key '", printable(key),
+                        "' stands here a second time; keep one");
+      values.set(key, value_of(*option, entry.second, where, known));
+      continue;
+    }
+    const std::string cure =
+        entry.second.IsMap() ? nested_cure(key, entry.second, known) : did_you_mean_option(key, known);
+    TORCH_CHECK_VALUE(false, where, "unknown key '", printable(key), "'",
+                      cure.empty() ? "; `mantissa fit --print-config` lists all keys" : cure);
+  }
+  return values;
+}
+
+OptionValues read_yaml(const std::filesystem::path& file) {
+  return parse_yaml(read_text(file, "--config"), file.string());
+}
+
+std::string to_yaml(const OptionValues& values) {
+  YAML::Emitter yaml;
+  yaml << YAML::BeginMap;
+  for (const Option& option : options()) {
+    const OptionValue* const value = values.find(option.name);
+    if (!value) continue;
+    yaml << YAML::Key << option.name << YAML::Value;
+    const auto* const number = std::get_if<double>(value);
+    if (number && std::isfinite(*number)) {
+      yaml << fmt::format("{}", *number);  // the shortest text that reads back as the same number
+    } else {
+      std::visit([&](const auto& held) { yaml << held; }, *value);  // inf and nan in YAML's words
+    }
+    yaml << YAML::Comment(option.help);
+  }
+  yaml << YAML::EndMap;
+  return std::string(yaml.c_str()) + "\n";
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,89 @@
+#include "cli/loggers_and_callbacks.h"
+
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "cli/errors.h"
+#include "cli/option.h"
+#include "cli/run_folder.h"
+#include "mantissa/trainer/callbacks/device_stats_monitor.h"
+#include "mantissa/trainer/callbacks/early_stopping.h"
+#include "mantissa/trainer/callbacks/learning_rate_monitor.h"
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/callbacks/precision_monitor.h"
+#include "mantissa/trainer/callbacks/weight_averaging.h"
+#include "mantissa/trainer/loggers/csv_logger.h"
+#include "mantissa/trainer/loggers/json_lines_logger.h"
+#include "mantissa/trainer/loggers/tensorboard_logger.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// Loggers have no unsigned numbers.
+template <typename T>
+Hyperparameter hyperparameter(const T& value) {
+  if constexpr (std::is_same_v<T, uint64_t>) {
+    if (!std::in_range<int64_t>(value)) return std::to_string(value);
+    return static_cast<int64_t>(value);
+  } else {
+    return value;
+  }
+}
+
+const char* mode_of(const std::string& metric) { return metric.ends_with("accuracy") ? "max" : "min"; }
+
+}  // namespace
+
+TrainerOptions trainer_options(const FitOptions& o) {
+  usage([&] { const Trainer words_are_right(o.trainer); });
+  return o.trainer;
+}
+
+std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& o, const std::filesystem::path& folder) {
+  std::vector<std::shared_ptr<Logger>> loggers;
+  if (o.trainer.fast_dev_run > 0)
+    return loggers;  // the Trainer would leave them out; nor should they make files
+  for (const std::string& word : o.loggers) {
+    if (word == "csv") loggers.push_back(std::make_shared<CSVLogger>(folder));
+    if (word == "jsonl") loggers.push_back(std::make_shared<JSONLinesLogger>(folder));
+    if (word == "tensorboard") loggers.push_back(std::make_shared<TensorBoardLogger>(folder));
+  }
+  Hyperparameters told;
+  for (const Option& option : options()) {
+    const OptionValue* const value = o.values.find(option.name);
+    if (!value || option.name == "output") continue;
+    std::visit([&](const auto& held) { told.emplace(option.name, hyperparameter(held)); }, *value);
+  }
+  for (const auto& logger : loggers)
+    if (logger->name() != "csv") logger->log_hyperparams(told);  // config.yaml has them in that form
+  return loggers;
+}
+
+std::vector<std::shared_ptr<Callback>> make_callbacks(const FitOptions& o,
+                                                      const std::filesystem::path& folder) {
+  std::vector<std::shared_ptr<Callback>> callbacks;
+  if (o.enable_checkpointing) {
+    ModelCheckpointOptions saving = o.checkpoints;
+    saving.dirpath = folder / kCheckpoints;
+    saving.mode = mode_of(saving.monitor);
+    callbacks.push_back(std::make_shared<ModelCheckpoint>(std::move(saving)));
+  }
+  if (!o.early_stopping.monitor.empty()) {
+    EarlyStoppingOptions stopping = o.early_stopping;
+    stopping.mode = mode_of(stopping.monitor);
+    callbacks.push_back(std::make_shared<EarlyStopping>(std::move(stopping)));
+  }
+  for (const std::string& word : o.callbacks) {
+    if (word == "LearningRateMonitor") callbacks.push_back(std::make_shared<LearningRateMonitor>());
+    if (word == "PrecisionMonitor") callbacks.push_back(std::make_shared<PrecisionMonitor>());
+    if (word == "DeviceStatsMonitor") callbacks.push_back(std::make_shared<DeviceStatsMonitor>());
+  }
+  if (o.ema.decay > 0)
+    callbacks.push_back(std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{.ema = o.ema}));
+  return callbacks;
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,72 @@
+#include "cli/option.h"
+
+#include <algorithm>
+#include <array>
+#include <fmt/format.h>
+#include <type_traits>
+
+#include <c10/util/Exception.h>
+
+#include "cli/option_parsers.h"
+#include "mantissa/core/suggest.h"
+
+namespace mantissa::cli {
+
+const Option* find_option(std::string_view name) {
+  const auto& all = options();
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const Option& option) { return option.name == name; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+std::string flag_of(std::string_view name) {
+  std::string flag(name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return "--" + flag;
+}
+
+const char* group_name(Group group) {
+  constexpr std::array kNames{"Data",     "Model",  "Precision", "Optimizer",
+                              "Schedule", "Limits", "Logging",   "Checkpoints"};
+  return kNames.at(static_cast<size_t>(group));
+}
+
+const OptionValue& default_of(const Option& option, bool reads_text) {
+  return reads_text && option.default_for_text ? *option.default_for_text : option.default_value;
+}
+
+void check_value(const Option& option, const OptionValue& value) {
+  const std::string flag = flag_of(option.name);
+  if (const auto* const text = std::get_if<std::string>(&value)) {
+    if (option.is_list || option.choices.empty() || (option.may_be_empty && text->empty())) return;
+    check_choice(flag, *text, option.choices);
+  }
+  if (!option.range) return;
+  visit_kind(value.index(), [&](auto* type) {
+    using Value = std::remove_pointer_t<decltype(type)>;
+    if constexpr (std::is_arithmetic_v<Value>) {
+      const auto number = static_cast<double>(std::get<Value>(value));
+      TORCH_CHECK_VALUE(number >= option.range->low && number <= option.range->high, flag, " ",
+                        fmt::format("{}", std::get<Value>(value)), " is out of range; ", option.range->cure);
+    }
+  });
+}
+
+std::string option_meant(const std::string& name, const std::vector<std::string>& candidates) {
+  const auto bare = [](std::string text) {
+    std::replace(text.begin(), text.end(), '-', '_');
+    return text.substr(std::min(text.find_first_not_of('_'), text.size()));
+  };
+  const std::string key = bare(name);
+  for (const Option& option : options()) {
+    const auto& others = option.known_as;
+    if (std::find(others.begin(), others.end(), key) == others.end()) continue;
+    const auto meant = std::find_if(candidates.begin(), candidates.end(), [&](const std::string& candidate) {
+      return bare(candidate) == option.name;
+    });
+    if (meant != candidates.end()) return *meant;
+  }
+  return nearest_name(name, candidates);
+}
+
+}  // namespace mantissa::cli

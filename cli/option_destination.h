@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "cli/fit_options.h"
+#include "cli/option.h"
+#include "cli/option_parsers.h"
+#include "mantissa/core/parse_number.h"
+
+// Where a row of the table of options puts its value: into a member of FitOptions, or of one of its parts.
+namespace mantissa::cli {
+
+/// The kind of value that a member takes.
+template <typename T>
+struct ValueOf {
+  using type = T;
+};
+template <typename T>
+struct ValueOf<std::optional<T>> {
+  using type = T;
+};
+template <>
+struct ValueOf<AccumulationSchedule> {
+  using type = int64_t;
+};
+
+template <typename Part>
+Part& part_of(FitOptions& o) {
+  if constexpr (std::is_same_v<Part, FitOptions>) {
+    return o;
+  } else if constexpr (std::is_same_v<Part, TrainerOptions>) {
+    return o.trainer;
+  } else if constexpr (std::is_same_v<Part, PrecisionOptions>) {
+    return o.trainer.precision_options;
+  } else if constexpr (std::is_same_v<Part, DataLoaderOptions>) {
+    return o.loader;
+  } else if constexpr (std::is_same_v<Part, OptimizerSettings>) {
+    return o.optimizer_settings;
+  } else if constexpr (std::is_same_v<Part, WarmupCosineOptions>) {
+    return o.warmup;
+  } else if constexpr (std::is_same_v<Part, EmaOptions>) {
+    return o.ema;
+  } else if constexpr (std::is_same_v<Part, EarlyStoppingOptions>) {
+    return o.early_stopping;
+  } else {
+    static_assert(std::is_same_v<Part, ModelCheckpointOptions>, "FitOptions has no such part");
+    return o.checkpoints;
+  }
+}
+
+template <typename Value>
+size_t kind_of() {
+  return OptionValue(Value()).index();
+}
+
+/// The member takes the value as it is.
+template <typename Part, typename T>
+Destination to(T Part::*member) {
+  using Value = typename ValueOf<T>::type;
+  return {kind_of<Value>(), [member](FitOptions& o, const Option&, const OptionValue& value) {
+            part_of<Part>(o).*member = std::get<Value>(value);
+          }};
+}
+
+/// The member takes what parse(flag, text) makes of it.
+template <typename Part, typename T, typename Parse>
+Destination to(T Part::*member, const Parse& parse) {
+  return {kind_of<std::string>(),
+          [member, parse](FitOptions& o, const Option& option, const OptionValue& value) {
+            part_of<Part>(o).*member = parse(flag_of(option.name), std::get<std::string>(value));
+          }};
+}
+
+/// The member takes the words between the commas.
+inline Destination to_list(std::vector<std::string> FitOptions::*member) {
+  return {kind_of<std::string>(), [member](FitOptions& o, const Option& option, const OptionValue& value) {
+            o.*member = parse_list(flag_of(option.name), std::get<std::string>(value), option.choices);
+          }};
+}
+
+/// What `text` means to a mode, which knows the option by its YAML key.
+template <typename T>
+T parse_for_mode(const std::string& name, const std::string& text) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    return text;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return text == "true";
+  } else {
+    const ParsedNumber<T> parsed = parse_number<T>(text);
+    TORCH_CHECK_VALUE(parsed.value, name, " ", parsed.problem, parsed.is_out_of_range ? "" : ", or auto");
+    return *parsed.value;
+  }
+}
+
+/// "auto" leaves the member unset: the mode has a value of its own.
+template <typename T>
+Destination to_mode(std::optional<T> PrecisionOptions::*member) {
+  const auto set = [member](FitOptions& o, const Option& option, const OptionValue& value) {
+    const auto& text = std::get<std::string>(value);
+    auto& target = o.trainer.precision_options.*member;
+    target = text == "auto" ? std::nullopt : std::optional<T>(parse_for_mode<T>(option.name, text));
+  };
+  return {kind_of<std::string>(), set, /*or_auto=*/true};
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,58 @@
+#include "cli/option_values.h"
+
+#include <functional>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "cli/option.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// A name that is written wrong in the program must not read as an option that nobody gave.
+const Option& row_of(std::string_view option) {
+  const Option* const row = find_option(option);
+  TORCH_INTERNAL_ASSERT(row, "no option is called ", option);
+  return *row;
+}
+
+}  // namespace
+
+const OptionValue* OptionValues::find(std::string_view option) const {
+  const auto found = values_.find(row_of(option).name);
+  return found == values_.end() ? nullptr : &found->second;
+}
+
+void OptionValues::set(std::string_view option, OptionValue value) {
+  const Option& row = row_of(option);
+  TORCH_INTERNAL_ASSERT(row.to.kind == value.index(), "a value of option ", option, " is of another kind");
+  values_.insert_or_assign(row.name, std::move(value));
+}
+
+void OptionValues::erase(std::string_view option) { values_.erase(row_of(option).name); }
+
+OptionValues merge(OptionValues over, const OptionValues& under) {
+  const auto text_is = [&](const char* option, std::string_view wanted) {
+    const auto* const text = over.get_if<std::string>(option);
+    return text && *text == wanted;
+  };
+  const bool epochs = over.has("max_epochs"), steps = over.has("max_steps");
+  const bool by_name = over.has("precision"),
+             native = text_is("amp_backend", "native") || text_is("amp_backend", ""),
+             by_level =
+                 (over.has("amp_backend") && !native) || (over.has("amp_level") && !text_is("amp_level", ""));
+  for (const Option& option : options()) {
+    const OptionValue* const below = under.find(option.name);
+    if (below && !over.has(option.name)) over.set(option.name, *below);
+  }
+  // A limit that was given stands for both: the other one of the layer below would end the run elsewhere.
+  if (steps && !epochs) over.erase("max_epochs");
+  if (epochs && !steps) over.erase("max_steps");
+  if (by_level && !by_name) over.erase("precision");
+  if (by_name && !by_level) over.erase("amp_backend"), over.erase("amp_level");
+  if (native && !by_level) over.erase("amp_level");  // the level was of the backend below
+  return over;
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,148 @@
+#include "cli/resolve.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <fmt/format.h>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "cli/errors.h"
+#include "cli/option.h"
+#include "cli/run_data.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/kernels/choice.h"
+#include "mantissa/models/registry.h"
+#include "mantissa/precision/registry.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// Every option by default but `data` of a model that reads text, which has none.
+OptionValues defaults(bool text) {
+  OptionValues values;
+  for (const Option& option : options()) values.set(option.name, default_of(option, text));
+  if (text) values.erase("data");
+  return values;
+}
+
+/// Every option, in the words that the library has for it.
+OptionValues complete(const OptionValues& given) {
+  OptionValues values = merge(given, defaults(reads_text(given)));
+  const auto text_or_none = [&](const char* option) {
+    const auto* const text = values.get_if<std::string>(option);
+    return text ? *text : std::string();
+  };
+  TORCH_CHECK_VALUE(values.has("data"), "--model ", text_or_none("model"),
+                    " needs text; give --data text:FILE");
+  for (const char* limit : {"max_epochs", "max_steps"})
+    if (!values.has(limit)) values.set(limit, -1);
+  std::string mode =
+      mode_of_amp_flags(text_or_none("precision"), text_or_none("amp_backend"), text_or_none("amp_level"));
+  if (mode != "all") mode = find_mode(mode).name;
+  values.set("precision", mode);
+  values.set("amp_backend", "native"), values.set("amp_level", "");  // the precision says it now
+  return values;
+}
+
+void check_length(const FitOptions& o) {
+  const TrainerOptions& t = o.trainer;
+  const bool is_endless = t.max_epochs < 0 && t.max_steps < 0;
+  TORCH_CHECK_VALUE(!is_endless || t.max_time,
+                    "--max-epochs and --max-steps are both -1, so training would never end; set one of them, "
+                    "or --max-time");
+  TORCH_CHECK_VALUE(!is_endless || o.lr_schedule != "cosine",
+                    "--lr-schedule cosine falls over the whole run, whose length --max-time alone does not "
+                    "tell; give --max-epochs or --max-steps, or --lr-schedule constant");
+}
+
+void check_optimizer(const FitOptions& o) {
+  std::vector<std::string> rounding;
+  for (const OptimizerEntry& entry : optimizers())
+    if (entry.takes("stochastic_rounding")) rounding.push_back(entry.name);
+  TORCH_CHECK_VALUE(
+      !*o.optimizer_settings.stochastic_rounding || find_optimizer(o.optimizer).takes("stochastic_rounding"),
+      "--stochastic-rounding is no option of --optimizer ", o.optimizer, "; choose --optimizer ",
+      join_names(rounding), ", or leave it out");
+  check_optimizer_state(o);
+}
+
+/// libtorch computes the update of an fp16 weight with factors in fp16.
+void check_fp16_factors(const FitOptions& o) {
+  for (const char* factor : {"lr", "weight_decay"}) {
+    const double value = *o.values.get_if<double>(factor);
+    TORCH_CHECK_VALUE(value <= 65504, flag_of(factor), " ", fmt::format("{}", value),
+                      " is above 65504, the largest number of fp16, in which ", o.precision(),
+                      " steps its weights; choose less, or 16-mixed");
+  }
+}
+
+void check_metrics(const FitOptions& o) {
+  const bool validates = !o.trainer.limit_val_batches.is_none();
+  for (const auto& [flag, metric] :
+       {std::pair("--monitor", o.checkpoints.monitor), {"--early-stopping", o.early_stopping.monitor}})
+    TORCH_CHECK_VALUE(
+        validates || !metric.starts_with("val_"), flag, " ", metric,
+        " is measured in validations, of which --limit-val-batches 0 has none; choose train_loss");
+  TORCH_CHECK_VALUE(!o.loggers.empty() || o.callbacks.empty(), "--callbacks ",
+                    *o.values.get_if<std::string>("callbacks"),
+                    " write to a logger, and --logger is none; leave one of the two out");
+}
+
+void check_threads(int64_t threads) {
+  const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
+  TORCH_CHECK_VALUE(threads >= 0 && threads <= cores, "--threads ", threads, ": this machine has ", cores,
+                    " cores; choose 1 to ", cores, ", or 0 for one a core");
+}
+
+void check_model_reads_data(const FitOptions& o) {
+  const InputKind kind = input_kind_of(o.data);
+  std::vector<std::string> fitting;
+  for (const ModelEntry& model : models())
+    if (model.input == kind) fitting.push_back(model.name);
+  TORCH_CHECK_VALUE(std::find(fitting.begin(), fitting.end(), o.model) != fitting.end(), "--model ", o.model,
+                    " cannot read --data ", o.data, "; choose from ", join_names(fitting), ", or other data");
+}
+
+}  // namespace
+
+bool reads_text(const OptionValues& given) {
+  if (const auto* const model = given.get_if<std::string>("model")) return *model == "gpt-tiny";
+  const auto* const data = given.get_if<std::string>("data");
+  return data && data->starts_with("text:");
+}
+
+void check_optimizer_state(const FitOptions& o) {
+  const OptimizerEntry& optimizer = find_optimizer(o.optimizer);
+  if (o.precision() == "all" || !optimizer.squares_gradients || *o.optimizer_settings.stochastic_rounding)
+    return;
+  TORCH_CHECK_VALUE(
+      o.traits().gradients != Format::kFloat16,
+      "AdamW cannot keep its state in fp16, as --precision 16-true, O3 and O2 without master weights would "
+      "have it: its epsilon 1e-8 and small squared gradients are 0 there, so that updates become nan or "
+      "leap; choose --optimizer fused-adamw --stochastic-rounding, --master-weights true, --optimizer sgd, "
+      "or --precision 16-mixed or bf16-true");
+}
+
+FitOptions resolve(const OptionValues& given) {
+  FitOptions o = fit_options(complete(given));
+  // Without validations the training loss is all that there is to go by.
+  if (o.trainer.limit_val_batches.is_none() && !given.has("monitor")) o = o.with("monitor", "train_loss");
+  check_data(o.data);
+  check_model_reads_data(o);
+  usage([&] { check_cpu_kernel_pins(o.trainer.cpu_kernels); });
+  check_length(o);
+  check_optimizer(o);
+  if (o.precision() != "all") {
+    // Which options a mode can use is the same on every device.
+    make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
+    if (o.traits().gradients == Format::kFloat16) check_fp16_factors(o);
+  }
+  check_metrics(o);
+  check_threads(o.threads);
+  return o;
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,48 @@
+#include "cli/run_optimizer.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "cli/option.h"
+#include "cli/resolve.h"
+#include "mantissa/optim/lr_scheduler.h"
+#include "mantissa/optim/registry.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// A run shorter than its warm-up still ends it: half of the steps rise, half fall.
+int64_t warmup_steps(const FitOptions& o, int64_t steps) {
+  const int64_t wanted = o.warmup.warmup_steps, possible = std::min(wanted, steps / 2);
+  const OptionValue& usual = default_of(*find_option("warmup_steps"), reads_text(o.values));
+  if (possible < wanted && OptionValue(wanted) != usual) {
+    TORCH_WARN_ONCE("--warmup-steps ", wanted, " is more than half of the run's ", steps,
+                    " steps, so that the learning rate rises over ", possible,
+                    "; choose fewer, or train longer");
+  }
+  return possible;
+}
+
+}  // namespace
+
+OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, int64_t steps) {
+  OptimizerConfig config;
+  OptimizerSettings settings = o.optimizer_settings;
+  settings.seed = o.seed;
+  config.optimizer = mantissa::make_optimizer(o.optimizer, module.parameters(),
+                                              settings_taken(find_optimizer(o.optimizer), settings));
+  if (o.lr_schedule == "cosine") {
+    config.scheduler = std::make_shared<WarmupCosineLR>(
+        *config.optimizer,
+        WarmupCosineOptions{
+            .warmup_steps = warmup_steps(o, steps), .total_steps = steps, .final_factor = 0.1});
+    config.interval = OptimizerConfig::Interval::kStep;
+  }
+  return config;
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,117 @@
+#include "cli/without_effect.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include "cli/option.h"
+#include "mantissa/models/registry.h"
+#include "mantissa/precision/registry.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// A model of small images.
+std::shared_ptr<TensorModule> example_of(const std::string& model) {
+  for (const ModelEntry& entry : models())
+    if (entry.name == model) return entry.make({.kind = entry.input, .height = 8, .width = 8, .classes = 10});
+  return nullptr;
+}
+
+bool has_buffers(const std::string& model) {
+  const auto example = example_of(model);
+  return example && !example->buffers().empty();
+}
+
+bool has_convolutions(const std::string& model) {
+  const auto example = example_of(model);
+  if (!example) return false;
+  const auto parameters = example->parameters();
+  return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.dim() == 4; });
+}
+
+class Warnings {
+ public:
+  Warnings(const OptionValues& given, const FitOptions& resolved) : given_(given), o_(resolved) {}
+
+  void of_the_optimizer() const {
+    const OptimizerEntry& optimizer = find_optimizer(o_.optimizer);
+    for_each_setting([&](const char* setting, auto) {
+      // --seed is of the whole run, and some settings are no options.
+      if (std::string_view(setting) == "seed" || !find_option(setting)) return;
+      if (is_given(setting) && !optimizer.takes(setting)) warn(setting, "--optimizer " + o_.optimizer);
+    });
+    if (is_given("warmup_steps") && o_.lr_schedule == "constant")
+      warn("warmup_steps", "--lr-schedule constant");
+    if (given_.has("gradient_clip_algorithm") && o_.trainer.gradient_clip_val == 0)
+      warn("gradient_clip_algorithm", "--gradient-clip-val 0");
+  }
+
+  void of_checkpoints_and_stopping() const {
+    const bool saves_by_steps = given_.has("every_n_train_steps") && o_.checkpoints.every_n_train_steps > 0;
+    if (!o_.enable_checkpointing) {
+      if (saves_by_steps) warn("every_n_train_steps", "--no-enable-checkpointing");
+      for (const char* option : {"save_top_k", "monitor"})
+        if (given_.has(option)) warn(option, "--no-enable-checkpointing");
+    }
+    if (!o_.early_stopping.monitor.empty()) return;
+    for (const char* option : {"patience", "min_delta"})
+      if (given_.has(option)) warn(option, "no --early-stopping");
+  }
+
+  void of_the_mode() const {
+    if (o_.precision() == "all") return;
+    const std::string precision = "--precision " + o_.precision();
+    const PrecisionTraits traits = o_.traits();
+    if (is_given("transactional") && !traits.scales_loss)
+      warn("transactional", precision + ", which skips no step without a loss scale");
+    if (is_given("transactional") && traits.scales_loss && !has_buffers(o_.model))
+      warn("transactional", "--model " + o_.model + ", which has no batch norm");
+    if (is_given("stochastic_rounding") && !is_16_bit(traits.gradients))
+      warn("stochastic_rounding", precision + ", whose optimizer steps no 16-bit weights");
+    const auto* const products = given_.get_if<std::string>("float32_matmul_precision");
+    const bool are_float32 = traits.compute == Format::kFloat32 || traits.compute == Format::kTF32;
+    if (products && *products != "auto" && *products != "highest" && !are_float32)
+      warn("float32_matmul_precision", precision + ", whose products are not float32");
+  }
+
+  void of_model_and_data() const {
+    if (is_given("channels_last") || is_given("benchmark")) {
+      const std::string no_convolutions = "--model " + o_.model + ", which has no convolutions";
+      const bool convolves = has_convolutions(o_.model), on_cpu = o_.trainer.device == "cpu";
+      if (is_given("channels_last") && !convolves) warn("channels_last", no_convolutions);
+      if (is_given("benchmark") && (on_cpu || !convolves))
+        warn("benchmark", on_cpu ? "--device cpu, which has no cuDNN" : no_convolutions);
+    }
+    if (given_.has("classes") && !o_.data.starts_with("idx:")) warn("classes", "--data " + o_.data);
+  }
+
+ private:
+  /// A switch that was turned off is not meant to do anything.
+  bool is_given(const char* option) const {
+    const bool* const on = given_.get_if<bool>(option);
+    return given_.has(option) && (!on || *on);
+  }
+  static void warn(const char* option, const std::string& because) {
+    TORCH_WARN(flag_of(option), " has no effect with ", because, "; leave it out");
+  }
+
+  const OptionValues& given_;
+  const FitOptions& o_;
+};
+
+}  // namespace
+
+void warn_without_effect(const OptionValues& given, const FitOptions& resolved) {
+  const Warnings warnings(given, resolved);
+  warnings.of_the_optimizer();
+  warnings.of_checkpoints_and_stopping();
+  warnings.of_the_mode();
+  warnings.of_model_and_data();
+}
+
+}  // namespace mantissa::cli

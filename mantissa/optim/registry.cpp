@@ -1,0 +1,126 @@
+#include "mantissa/optim/registry.h"
+
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/optim/adamw.h"
+#include "mantissa/optim/fused_adam.h"
+#include "mantissa/optim/fused_sgd.h"
+#include "mantissa/optim/sgd.h"
+
+namespace mantissa {
+namespace {
+
+using Made = std::unique_ptr<torch::optim::Optimizer>;
+
+SGDOptions sgd_options(const OptimizerSettings& s) {
+  return SGDOptions(*s.lr).momentum(*s.momentum).weight_decay(*s.weight_decay);
+}
+
+AdamWOptions adamw_options(const OptimizerSettings& s) {
+  return AdamWOptions(*s.lr).betas({*s.beta1, *s.beta2}).eps(*s.eps).weight_decay(*s.weight_decay);
+}
+
+FusedOptions fused_options(const OptimizerSettings& s) {
+  return {.stochastic_rounding = *s.stochastic_rounding, .seed = s.seed};
+}
+
+Made make_sgd(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  return std::make_unique<SGD>(std::move(parameters), sgd_options(s));
+}
+
+Made make_adamw(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  return std::make_unique<AdamW>(std::move(parameters), adamw_options(s));
+}
+
+Made make_fused_sgd(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  return std::make_unique<FusedSGD>(std::move(parameters), sgd_options(s), fused_options(s));
+}
+
+Made make_fused_adamw(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  return std::make_unique<FusedAdamW>(std::move(parameters), adamw_options(s), fused_options(s));
+}
+
+std::string settings_of(const OptimizerEntry& optimizer) {
+  std::vector<std::string> names;
+  for_each_setting([&](const char* name, auto) {
+    if (optimizer.takes(name)) names.emplace_back(name);
+  });
+  return join_names(names);
+}
+
+}  // namespace
+
+const std::vector<OptimizerEntry>& optimizers() {
+  static const std::vector<OptimizerEntry> table = {
+      {.name = "sgd",
+       .summary = "stochastic gradient descent with momentum",
+       .defaults = {.lr = 1e-3, .momentum = 0, .weight_decay = 0},
+       .make = &make_sgd},
+      {.name = "adamw",
+       .summary = "Adam with decoupled weight decay",
+       .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2},
+       .make = &make_adamw,
+       .squares_gradients = true},
+      {.name = "fused-sgd",
+       .summary = "sgd in one kernel call, with stochastic rounding by choice",
+       .defaults = {.lr = 1e-3, .momentum = 0, .weight_decay = 0, .stochastic_rounding = false},
+       .make = &make_fused_sgd,
+       .unscales_in_step = true},
+      {.name = "fused-adamw",
+       .summary = "adamw in one kernel call, with stochastic rounding by choice",
+       .defaults = {.lr = 1e-3,
+                    .beta1 = 0.9,
+                    .beta2 = 0.999,
+                    .eps = 1e-8,
+                    .weight_decay = 1e-2,
+                    .stochastic_rounding = false},
+       .make = &make_fused_adamw,
+       .unscales_in_step = true,
+       .squares_gradients = true},
+  };
+  return table;
+}
+
+bool OptimizerEntry::takes(std::string_view setting) const {
+  bool found = false;
+  for_each_setting([&](std::string_view name, auto member) {
+    if (name == setting) found = (defaults.*member).has_value();
+  });
+  return setting == "seed" ? defaults.stochastic_rounding.has_value() : found;
+}
+
+const OptimizerEntry& find_optimizer(const std::string& name) {
+  std::vector<std::string> names;
+  for (const OptimizerEntry& entry : optimizers()) {
+    if (entry.name == name) return entry;
+    names.push_back(entry.name);
+  }
+  TORCH_CHECK_VALUE(false, "optimizer '", name, "' is not one", did_you_mean(name, names), "; choose from ",
+                    join_names(names));
+}
+
+OptimizerSettings settings_taken(const OptimizerEntry& optimizer, const OptimizerSettings& settings) {
+  OptimizerSettings taken = settings;
+  for_each_setting([&](const char* name, auto member) {
+    if (!optimizer.takes(name)) (taken.*member).reset();
+  });
+  return taken;
+}
+
+Made make_optimizer(const std::string& name, std::vector<at::Tensor> parameters,
+                    const OptimizerSettings& settings) {
+  const OptimizerEntry& entry = find_optimizer(name);
+  OptimizerSettings complete = entry.defaults;
+  for_each_setting([&](const char* setting, auto member) {
+    if (!(settings.*member)) return;
+    TORCH_CHECK_VALUE(entry.takes(setting), "optimizer '", name, "' takes no ", setting,
+                      "; leave it out, or choose from ", settings_of(entry));
+    complete.*member = settings.*member;
+  });
+  return entry.make(std::move(parameters), complete);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,99 @@
+#include "mantissa/optim/registry.h"
+
+#include <algorithm>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include "mantissa/core/step_scaling.h"
+#include "mantissa/core/test_support_internal.h"
+#include "mantissa/optim/adamw.h"
+#include "mantissa/optim/optimizer_state.h"
+
+namespace mantissa::registry_test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class OptimizerRegistry : public testing::TestWithParam<OptimizerEntry> {};
+
+TEST_P(OptimizerRegistry, EveryOneTakesAStep) {
+  const at::Tensor weight = at::ones({4}).set_requires_grad(true);
+  const auto optimizer = make_optimizer(GetParam().name, {weight}, {.lr = 0.5});
+  EXPECT_EQ(optimizer->param_groups()[0].options().get_lr(), 0.5);
+  weight.mutable_grad() = at::ones({4});
+  optimizer->step();
+  EXPECT_TRUE(weight.lt(1).all().item<bool>());
+}
+
+// Rows say what the optimizers are, so that nobody else has to look.
+TEST_P(OptimizerRegistry, TheRowIsTrue) {
+  const auto& row = GetParam();
+  const auto optimizer = make_optimizer(row.name, {at::ones({4}).set_requires_grad(true)});
+  EXPECT_EQ(row.unscales_in_step, dynamic_cast<StepSupportsAmpScaling*>(optimizer.get()) != nullptr);
+  const StateDict state = optimizer_state(*optimizer);
+  const StateReader group = StateReader(state).at("param_groups").at(0);
+  EXPECT_EQ(group.at("lr").to_double(), row.defaults.lr);
+  EXPECT_EQ(group.at("weight_decay").to_double(), row.defaults.weight_decay);
+  EXPECT_EQ(group.find("momentum").has_value(), row.takes("momentum"));
+  EXPECT_EQ(group.find("betas").has_value(), row.takes("beta1") && row.takes("beta2"));
+  EXPECT_EQ(group.find("eps").has_value(), row.takes("eps"));
+  EXPECT_EQ(row.squares_gradients, row.takes("beta2"));
+  EXPECT_FALSE(StateReader(state).find("stochastic_rounding_seed"));
+}
+
+TEST_P(OptimizerRegistry, WhatItDoesNotTakeIsRefusedByName) {
+  const auto& row = GetParam();
+  const auto make = [&](const OptimizerSettings& settings) {
+    return error_of([&] { make_optimizer(row.name, {at::ones({4}).set_requires_grad(true)}, settings); });
+  };
+  const OptimizerSettings all{.lr = 0.1,
+                              .momentum = 0.5,
+                              .beta1 = 0.5,
+                              .beta2 = 0.5,
+                              .eps = 1e-4,
+                              .weight_decay = 0.1,
+                              .stochastic_rounding = true,
+                              .seed = 3};
+  for_each_setting([&](const char* name, auto member) {
+    OptimizerSettings one;
+    one.*member = all.*member;
+    if (row.takes(name)) {
+      EXPECT_EQ(make(one), "no error") << name;
+    } else {
+      EXPECT_THAT(make(one), AllOf(HasSubstr("'" + row.name + "' takes no " + name), HasSubstr("from lr, ")));
+    }
+  });
+  EXPECT_EQ(make(settings_taken(row, all)), "no error");
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryOptimizer, OptimizerRegistry, testing::ValuesIn(optimizers()),
+                         [](const auto& info) {
+                           std::string name = info.param.name;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(OptimizerByName, SettingsReachIt) {
+  const at::Tensor weight = at::ones({4}).set_requires_grad(true);
+  const auto optimizer =
+      make_optimizer("adamw", {weight}, {.beta1 = 0.5, .beta2 = 0.25, .eps = 1e-3, .weight_decay = 0.125});
+  const auto& options = static_cast<AdamOptions&>(optimizer->param_groups()[0].options());
+  EXPECT_EQ(options.betas(), std::make_tuple(0.5, 0.25));
+  EXPECT_EQ(options.eps(), 1e-3);
+  EXPECT_EQ(options.weight_decay(), 0.125);
+  const auto rounding = make_optimizer("fused-sgd", {weight}, {.stochastic_rounding = true, .seed = 7});
+  const StateDict state = optimizer_state(*rounding);
+  EXPECT_EQ(StateReader(state).at("stochastic_rounding_seed").to_int(), 7);
+}
+
+TEST(OptimizerByName, AnUnknownNameIsAnErrorWithTheNearestOne) {
+  EXPECT_THAT(error_of([] { make_optimizer("adam", {}); }),
+              HasSubstr("optimizer 'adam' is not one; did you mean 'adamw'?; choose from sgd, adamw, "
+                        "fused-sgd, fused-adamw"));
+}
+
+}  // namespace
+}  // namespace mantissa::registry_test
