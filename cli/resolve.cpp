@@ -13,7 +13,7 @@
 #include "cli/option.h"
 #include "cli/run_data.h"
 #include "mantissa/core/suggest.h"
-#include "mantissa/kernels/choice.h"
+#include "mantissa/kernels/aten/choice.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/precision/registry.h"
 

@@ -20,6 +20,7 @@
 #include "cli/run_folder.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
+#include "cli/without_effect.h"
 #include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::cli {

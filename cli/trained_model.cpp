@@ -21,6 +21,7 @@
 #include "cli/fit_flags.h"
 #include "cli/resolve.h"
 #include "cli/run_folder.h"
+#include "cli/without_effect.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/safetensors.h"

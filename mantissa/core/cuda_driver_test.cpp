@@ -54,12 +54,13 @@ TEST(NvidiaDriver, WithoutADeviceTellsWhatHidesIt) {
 }
 
 TEST(NvidiaDriver, NamesTheComputeCapabilityOfADevice) {
+  const std::string library = test_data("libfake_cuda_driver.so");
   fake_driver("13000", "0");
-  EXPECT_EQ(cuda_compute_capability(0, MANTISSA_FAKE_CUDA_DRIVER), 86);
-  EXPECT_EQ(cuda_compute_capability(1, MANTISSA_FAKE_CUDA_DRIVER), 0) << "no such device";
+  EXPECT_EQ(cuda_compute_capability(0, library.c_str()), 86);
+  EXPECT_EQ(cuda_compute_capability(1, library.c_str()), 0) << "no such device";
   EXPECT_EQ(cuda_compute_capability(0, "libno_such_driver.so.1"), 0);
   fake_driver("13000", "100");
-  EXPECT_EQ(cuda_compute_capability(0, MANTISSA_FAKE_CUDA_DRIVER), 0) << "a driver without devices";
+  EXPECT_EQ(cuda_compute_capability(0, library.c_str()), 0) << "a driver without devices";
 }
 
 }  // namespace
