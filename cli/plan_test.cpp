@@ -34,8 +34,8 @@ TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.err, Not(HasSubstr("warning")));
   const json result = json::parse(read(folder_ / "result.json"));
-  ASSERT_THAT(modes_of(result),
-              ElementsAre("bf16-mixed", "32-true", "64-true", "16-mixed", "16-true", "bf16-true"));
+  ASSERT_THAT(modes_of(result), ElementsAre("bf16-mixed", "32-true", "tf32-mixed", "64-true", "16-mixed",
+                                            "16-true", "bf16-true"));
   const int64_t parameters = result["parameters"];
   for (const json& row : result["memory_plan"]) {
     const std::string mode = row["precision"];
@@ -51,8 +51,8 @@ TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
   };
   // Not twice and half: the indices of max pooling are int64 in every mode, and what kernels keep is the
   // CPU's.
-  EXPECT_GT(activations(2), activations(1)) << "float64's";
-  EXPECT_LT(activations(5), activations(1)) << "bf16's";
+  EXPECT_GT(activations(3), activations(1)) << "float64's";
+  EXPECT_LT(activations(6), activations(1)) << "bf16's";
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("memory plan in MiB: convnet, batches of 32, sgd\n"),
                                  HasSubstr("\nbf16-mixed *"), HasSubstr("\n32-true "),
                                  HasSubstr("memory of bf16-mixed: planned "), HasSubstr("measured peak "),
@@ -86,19 +86,19 @@ TEST_F(Plan, ModesThatTheOptionsDoNotFitAreLeftOutWithTheReason) {
   EXPECT_THAT(outcome.err,
               HasSubstr("memory plan: 16-true is left out: AdamW cannot keep its state in fp16"));
   EXPECT_THAT(modes_of(json::parse(read(folder_ / "result.json"))),
-              ElementsAre("32-true", "64-true", "16-mixed", "bf16-mixed", "bf16-true"));
+              ElementsAre("32-true", "tf32-mixed", "64-true", "16-mixed", "bf16-mixed", "bf16-true"));
 }
 
 TEST_F(Plan, OfAllModesIsMadeOnce) {
   const Outcome outcome = fit("--model mlp --optimizer sgd --precision all --plan --max-steps 0 --json -");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const json results = json::parse(outcome.out);
-  ASSERT_EQ(results.size(), 6U);
+  ASSERT_EQ(results.size(), 7U);
   for (const json& result : results) {
     EXPECT_EQ(result["memory_plan"], results[0]["memory_plan"]);
     EXPECT_THAT(outcome.err, HasSubstr("memory of " + result["precision"].get<std::string>() + ": planned "));
   }
-  EXPECT_EQ(results[0]["memory_plan"].size(), 6U);
+  EXPECT_EQ(results[0]["memory_plan"].size(), 7U);
 }
 
 TEST_F(Plan, OfARunThatGoesOn) {

@@ -301,10 +301,10 @@ TEST_F(SavedRun, OptionsWithoutEffectAreWarnedOf) {
   ASSERT_EQ(fit("--model mlp --max-steps 1 --output run").status, 0);
   for (const char* command : {"validate run", "test run", "predict run", "resume run --max-steps 2"}) {
     const std::string quietly = std::string(command) + " --quiet --device cpu ";
-    EXPECT_THAT(run(quietly + "--channels-last true").err,
+    EXPECT_THAT(run(quietly + "--channels-last").err,
                 HasSubstr("--channels-last has no effect with --model mlp, which has no convolutions"));
   }
-  EXPECT_THAT(run("test run --quiet --device cpu --benchmark true").err,
+  EXPECT_THAT(run("test run --quiet --device cpu --benchmark").err,
               HasSubstr("--benchmark has no effect with --device cpu, which has no cuDNN"));
 }
 

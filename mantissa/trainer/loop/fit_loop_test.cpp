@@ -350,12 +350,13 @@ TEST(FitLoop, AFusedOptimizersStepReadsNoMoreInAnyModeThanInFloat32) {
     Fused task;
     ListLoader train = loader_of({1, 2, 3, 4, 5});
     const auto counts = std::make_shared<Counts>();
-    Trainer({.precision = mode, .device = "cpu", .gradient_clip_val = 1, .callbacks = {counts}}).fit(task, train);
+    Trainer({.precision = mode, .device = "cpu", .gradient_clip_val = 1, .callbacks = {counts}})
+        .fit(task, train);
     return counts->count;
   };
   const int wanted = reads_of("32-true");
   EXPECT_GE(wanted, 2);
-  for (const Mode& mode : modes()) EXPECT_EQ(reads_of(mode.name), wanted) << mode.name;
+  for (const Mode& mode : modes()) EXPECT_LE(reads_of(mode.name), wanted) << mode.name;
 }
 
 TEST(FitLoop, AccumulatesByEpoch) {
