@@ -28,10 +28,9 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
        {"8", "1", "12", "mixed", "fp16", "bfloat16", "BF16", "true", "", "32.0", "16-Mixed"}) {
     const std::string error = error_of([&] { make_precision(name, at::kCPU); });
     EXPECT_THAT(error, testing::HasSubstr("precision '" + name + "' is not a mode"));
-    EXPECT_THAT(error,
-                testing::HasSubstr(
-                    "allowed: 32-true, tf32-mixed, 64-true, 16-mixed, bf16-mixed, 16-true, bf16-true, 32, 64, 16, bf16, "
-                    "O0, O1, O2, O3"));
+    EXPECT_THAT(error, testing::HasSubstr("allowed: 32-true, tf32-mixed, 64-true, 16-mixed, bf16-mixed, "
+                                          "16-true, bf16-true, 32, 64, 16, bf16, "
+                                          "O0, O1, O2, O3"));
   }
   EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }),
               testing::HasSubstr("did you mean 'bf16-mixed' (float32 weights, bf16 products)?"));

@@ -11,8 +11,8 @@
 
 #include <torch/torch.h>
 
-#include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/precision/registry.h"
+#include "mantissa/trace/trace_nonfinite.h"
 
 namespace mantissa::nonfinite_test {
 

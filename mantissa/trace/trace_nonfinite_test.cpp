@@ -14,8 +14,8 @@
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/core/device.h"
-#include "mantissa/trace/test_nets_internal.h"
 #include "mantissa/precision/registry.h"
+#include "mantissa/trace/test_nets_internal.h"
 
 namespace mantissa::nonfinite_trace_test {
 namespace {

@@ -9,8 +9,8 @@
 #include <ATen/core/ivalue.h>
 
 #include "mantissa/data/batch.h"
-#include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/precision/precision.h"
+#include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/trainer/metrics.h"
 
 namespace mantissa {

@@ -18,10 +18,10 @@
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/precision/channels_last.h"
 #include "mantissa/precision/registry.h"
-#include "mantissa/trainer/memory_plan.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
-#include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/callbacks/weight_averaging.h"
+#include "mantissa/trainer/memory_plan.h"
+#include "mantissa/trainer/test_support_internal.h"
 
 namespace mantissa::device_options_test {
 namespace {

@@ -15,11 +15,11 @@
 
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/manifest.h"
-#include "mantissa/trainer/loop/checkpoint_test_support_internal.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/callbacks/weight_averaging.h"
+#include "mantissa/trainer/loop/checkpoint_test_support_internal.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
-#include "mantissa/trainer/callbacks/weight_averaging.h"
 
 namespace mantissa::kept_checkpoints_test {
 namespace {

@@ -9,8 +9,8 @@
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/sgd.h"
-#include "mantissa/trainer/loggers/csv_logger.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/loggers/csv_logger.h"
 #include "mantissa/trainer/test_support_internal.h"
 
 namespace mantissa::learning_rate_monitor_test {

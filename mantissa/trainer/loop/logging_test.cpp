@@ -1,9 +1,9 @@
 // What a run tells its loggers, and when.
 #include <gmock/gmock.h>
 
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/loggers/csv_logger.h"
 #include "mantissa/trainer/metrics.h"
-#include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 
 namespace mantissa::logging_test {
