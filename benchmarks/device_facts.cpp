@@ -35,15 +35,6 @@ class Driver {
     return name.data();
   }
 
-  /// "9.0"
-  std::string capability(int device) const {
-    constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-    int major = 0, minor = 0;
-    call("cuDeviceGetAttribute", &major, kMajor, handle(device));
-    call("cuDeviceGetAttribute", &minor, kMinor, handle(device));
-    return std::to_string(major) + "." + std::to_string(minor);
-  }
-
   size_t memory_bytes(int device) const {
     size_t bytes = 0;
     call("cuDeviceTotalMem_v2", &bytes, handle(device));
@@ -68,6 +59,12 @@ class Driver {
   void* library_;
 };
 
+/// "9.0"
+std::string capability(int device) {
+  const int number = cuda_compute_capability(device);
+  return std::to_string(number / 10) + "." + std::to_string(number % 10);
+}
+
 nlohmann::json cuda_facts(at::Device device) {
   const Driver driver;
   const auto& hooks = at::detail::getCUDAHooks();
@@ -75,7 +72,7 @@ nlohmann::json cuda_facts(at::Device device) {
   return {{"device",
            {{"name", driver.name(index)},
             {"index", index},
-            {"capability", driver.capability(index)},
+            {"capability", capability(index)},
             {"memory_bytes", driver.memory_bytes(index)}}},
           {"versions",
            {{"cuda_driver_api", ask_cuda_driver().version},

@@ -71,10 +71,11 @@ void check_optimizer(const FitOptions& o) {
 
 /// libtorch computes the update of an fp16 weight with factors in fp16.
 void check_fp16_factors(const FitOptions& o) {
+  const double largest = info(Format::kFloat16).largest;
   for (const char* factor : {"lr", "weight_decay"}) {
     const double value = *o.values.get_if<double>(factor);
-    TORCH_CHECK_VALUE(value <= 65504, flag_of(factor), " ", fmt::format("{}", value),
-                      " is above 65504, the largest number of fp16, in which ", o.precision(),
+    TORCH_CHECK_VALUE(value <= largest, flag_of(factor), " ", fmt::format("{}", value), " is above ", largest,
+                      ", the largest number of fp16, in which ", o.precision(),
                       " steps its weights; choose less, or 16-mixed");
   }
 }

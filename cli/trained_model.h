@@ -17,7 +17,7 @@ namespace mantissa::cli {
 /// Errors: c10::ValueError if it holds none, and those of read_yaml().
 OptionValues read_run_config(const std::filesystem::path& folder);
 
-/// What validate, test and predict are told alike.
+/// The options that validate, test and predict share.
 struct TrainedModelCommand {
   std::string folder;
   OptionValues flags;

@@ -137,14 +137,14 @@ void GradScaler::check_initialized(const char* function) const {
       "iteration: call scaler.scale(loss).backward()");
 }
 
-const GradientRecord* GradScaler::find_record(const torch::optim::Optimizer& optimizer) const {
+GradientRecord* GradScaler::find_record(const torch::optim::Optimizer& optimizer) const {
   for (const auto& record : records_)
     if (record->is_of(optimizer)) return record.get();
   return nullptr;
 }
 
 GradientRecord& GradScaler::record_of(const torch::optim::Optimizer& optimizer) {
-  if (const GradientRecord* record = find_record(optimizer)) return const_cast<GradientRecord&>(*record);
+  if (GradientRecord* record = find_record(optimizer)) return *record;
   // Another optimizer may have lain at this address, and others may have died with their parameters.
   std::erase_if(records_,
                 [&](const auto& record) { return record->optimizer == &optimizer || record->is_dead(); });
@@ -244,10 +244,10 @@ void GradScaler::begin_backward() {
 }
 
 void GradScaler::begin_step(const torch::optim::Optimizer& optimizer) {
-  if (!is_enabled() || !find_record(optimizer)) return;
-  GradientRecord& record = record_of(optimizer);
-  if (record.waits() && gradient_stage(optimizer) == GradientStage::kScaled) record.begin_iteration();
-  if (record.stage == GradientStage::kStepped) end_iteration();
+  GradientRecord* const record = is_enabled() ? find_record(optimizer) : nullptr;
+  if (!record) return;
+  if (record->waits() && gradient_stage(optimizer) == GradientStage::kScaled) record->begin_iteration();
+  if (record->stage == GradientStage::kStepped) end_iteration();
 }
 
 GradientStage GradScaler::gradient_stage(const torch::optim::Optimizer& optimizer) const {
@@ -453,7 +453,7 @@ void GradScaler::update(const at::Tensor& new_scale) {
 }
 
 void GradScaler::forget(const torch::optim::Optimizer& optimizer) {
-  if (find_record(optimizer)) record_of(optimizer).begin_iteration();
+  if (GradientRecord* record = find_record(optimizer)) record->begin_iteration();
 }
 
 at::Tensor GradScaler::found_inf(const torch::optim::Optimizer& optimizer) const {

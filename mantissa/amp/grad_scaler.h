@@ -272,7 +272,7 @@ class GradScaler {
   void check_usable(const char* function, const torch::optim::Optimizer& optimizer) const;
   static void check_factors(const char* function, const GradScalerOptions& options);
   /// Null if nothing was noted of `optimizer`.
-  const GradientRecord* find_record(const torch::optim::Optimizer& optimizer) const;
+  GradientRecord* find_record(const torch::optim::Optimizer& optimizer) const;
   GradientRecord& record_of(const torch::optim::Optimizer& optimizer);
   /// Multiplies by `inv_scale` and returns the overflow flags of each device that holds gradients.
   PerDevice check_and_unscale(torch::optim::Optimizer& optimizer, const at::Tensor& inv_scale,

@@ -44,19 +44,21 @@ struct StepResult::Pending {
 StepResult::StepResult(SkipCause cause, std::string first_nonfinite_parameter)
     : cause_(cause), first_nonfinite_parameter_(std::move(first_nonfinite_parameter)) {}
 
-StepResult::StepResult(at::Tensor found_inf, std::function<std::string()> first_nonfinite)
-    : pending_(std::make_shared<Pending>(Pending{std::move(found_inf), std::move(first_nonfinite)})) {
-  TORCH_CHECK_VALUE(pending_->found_inf.defined() && pending_->found_inf.numel() == 1,
+StepResult::StepResult(at::Tensor found_inf, std::function<std::string()> first_nonfinite) {
+  TORCH_CHECK_VALUE(found_inf.defined() && found_inf.numel() == 1,
                     "StepResult: found_inf must be a tensor with one element");
-  // What lies in the host's memory is known without waiting.
-  if (host_value(pending_->found_inf)) read();
+  const std::optional<bool> skipped = host_value(found_inf);
+  if (!skipped) {
+    pending_ = std::make_shared<Pending>(Pending{std::move(found_inf), std::move(first_nonfinite)});
+  } else if (*skipped) {  // what lies in the host's memory is known without waiting
+    cause_ = SkipCause::kNonFiniteGradients;
+    if (first_nonfinite) first_nonfinite_parameter_ = first_nonfinite();
+  }
 }
 
 const StepResult::Pending* StepResult::read() const {
   if (!pending_ || !pending_->found_inf.defined()) return pending_.get();
-  const at::Tensor flag = std::exchange(pending_->found_inf, at::Tensor());
-  const std::optional<bool> here = host_value(flag);
-  if (here ? *here : flag.item<double>() != 0) {
+  if (std::exchange(pending_->found_inf, at::Tensor()).item<double>() != 0) {
     pending_->cause = SkipCause::kNonFiniteGradients;
     if (pending_->first_nonfinite) pending_->first_nonfinite_parameter = pending_->first_nonfinite();
   }

@@ -142,20 +142,20 @@ void Trainer::run(Stage stage, Task& task, const std::function<void()>& body) {
   } catch (...) {
     const std::exception_ptr exception = std::current_exception();
     broke_in_step_ = in_step_;
-    // What one callback throws now must neither hide the cause nor keep the others from closing their files.
-    const auto last_words = [&](const auto& hook) {
-      for (const auto& callback : options_.callbacks) {
-        try {
-          hook(*callback);
-        } catch (...) {
-          TORCH_WARN("a callback failed while the run ended on an error: ",
-                     message_of(std::current_exception()));
-        }
+    // An error that follows must neither hide the cause nor keep the others from closing their files.
+    const auto try_to = [](const char* who, const auto& act) {
+      try {
+        act();
+      } catch (...) {
+        TORCH_WARN(who, " failed while the run ended on an error: ", message_of(std::current_exception()));
       }
+    };
+    const auto last_words = [&](const auto& hook) {
+      for (const auto& callback : options_.callbacks) try_to("a callback", [&] { hook(*callback); });
     };
     last_words([&](Callback& c) { c.on_exception(*this, exception); });
     last_words([&](Callback& c) { c.teardown(*this, stage); });
-    precision_->teardown();
+    try_to("the precision", [&] { precision_->teardown(); });
     end_logs("failed");
     window_.clear();
     before_window_.reset();

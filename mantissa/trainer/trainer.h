@@ -272,7 +272,7 @@ class Trainer {
   std::optional<StateValue> resume_rng_;  ///< until the first batch of a run that goes on is at hand
   /// While a validation runs, and after one that broke off: those it began with, for it is made again.
   std::optional<StateValue> validation_rng_;
-  double seconds_before_ = 0;  ///< of the run that this one goes on from
+  double seconds_before_ = 0;  ///< of the run that this one resumes
   /// By optimizer: its steps in this epoch, and those of them that were skipped.
   std::vector<int64_t> epoch_steps_;
   std::vector<SkippedSteps> epoch_skips_;

@@ -10,6 +10,7 @@
 #include "mantissa/kernels/aten/matmul_internal.h"
 #include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/kernels/aten/tensors_internal.h"
+#include "mantissa/kernels/aten/test_support_internal.h"
 #include "mantissa/kernels/cpu/builds_internal.h"
 #include "mantissa/kernels/cpu/gemm.h"
 #include "mantissa/kernels/test_support_internal.h"
@@ -21,21 +22,7 @@ using test::error_of;
 using test::same_bits;
 using Compute = std::function<at::Tensor()>;
 
-class Matmul : public testing::Test {
- protected:
-  void SetUp() override {
-    at::manual_seed(1);
-    if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
-  }
-  void TearDown() override { disable_cpu_kernels(); }
-
-  static at::Tensor stock(const Compute& compute) {
-    disable_cpu_kernels();
-    const at::Tensor result = compute();
-    enable_cpu_kernels();
-    return result;
-  }
-};
+class Matmul : public test::WithCpuKernels {};
 
 struct Collect final : c10::WarningHandler {
   void process(const c10::Warning& warning) override { messages.push_back(warning.msg()); }

@@ -18,6 +18,7 @@
 #include "mantissa/kernels/aten/attention_internal.h"
 #include "mantissa/kernels/aten/convolution_internal.h"
 #include "mantissa/kernels/aten/matmul_internal.h"
+#include "mantissa/kernels/aten/test_support_internal.h"
 #include "mantissa/kernels/aten/unscale_internal.h"
 #include "mantissa/kernels/test_support_internal.h"
 
@@ -30,21 +31,7 @@ using test::error_of;
 using test::same_bits;
 using Compute = std::function<at::Tensor()>;
 
-class Overrides : public testing::Test {
- protected:
-  void SetUp() override {
-    at::manual_seed(1);
-    if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
-  }
-  void TearDown() override { disable_cpu_kernels(); }
-
-  static at::Tensor stock(const Compute& compute) {
-    disable_cpu_kernels();
-    const at::Tensor result = compute();
-    enable_cpu_kernels();
-    return result;
-  }
-};
+class Overrides : public test::WithCpuKernels {};
 
 /// An operator's call through the dispatcher, and straight to the kernel of either library.
 struct Call {

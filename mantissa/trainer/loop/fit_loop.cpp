@@ -344,7 +344,7 @@ bool Trainer::has_stepped(size_t optimizer) const {
 
 void Trainer::advance_step_schedules(const StepResult& step) {
   const bool is_wanted =
-      std::any_of(optimizers_.begin(), optimizers_.end(), [](const OptimizerConfig& config) {
+      is_automatic_ && std::any_of(optimizers_.begin(), optimizers_.end(), [](const OptimizerConfig& config) {
         return config.scheduler && config.interval == OptimizerConfig::Interval::kStep;
       });
   // Only a schedule asks, so that other runs do not wait for the device in each step.

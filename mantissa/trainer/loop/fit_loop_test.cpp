@@ -440,6 +440,26 @@ TEST(FitLoop, AThrowingCallbackEndsTheRunAndEveryOtherHearsOfIt) {
   EXPECT_EQ(trainer.fit(task, train).steps, 3) << "and the trainer can be used again";
 }
 
+TEST(FitLoop, APrecisionThatFailsAtTheEndHidesNoError) {
+  struct Fails final : Precision {
+    Fails() : Precision("fails") {}
+    void teardown() override { throw std::runtime_error("teardown failed"); }
+  };
+  OneWeight task;
+  task.throws_at = 2;
+  ListLoader train = loader_of({1, 2});
+  const auto told = std::make_shared<Told>();
+  TrainerOptions options;
+  options.precision_plugin = std::make_shared<Fails>();
+  options.device = "cpu";
+  options.loggers = {told};
+  testing::internal::CaptureStderr();
+  EXPECT_THAT([&] { Trainer(options).fit(task, train); },
+              testing::ThrowsMessage<std::runtime_error>(HasSubstr("training_step failed")));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the precision failed while the run ended"));
+  EXPECT_EQ(told->lines.back(), "failed") << "the loggers are closed all the same";
+}
+
 TEST(FitLoop, RefusesARunInsideARun) {
   struct Nested : OneWeight {
     at::Tensor training_step(const Batch& batch, int64_t index) override {
