@@ -100,7 +100,9 @@ void check_device(at::Device device) {
 at::Device resolve_device(const std::string& name) {
   if (name == "auto") {
     if (cuda_device_count() > 0) return {at::kCUDA, 0};
-    if (has_cuda_library()) TORCH_WARN_ONCE("no GPU can be used: ", why_no_cuda(), "; computing on the CPU");
+    if (has_cuda_library()) {
+      TORCH_WARN_ONCE("no GPU can be used: ", why_no_cuda(), "; computing on the CPU");
+    }
     return at::kCPU;
   }
   constexpr const char* kChoices = "; choose auto, cpu, cuda or cuda:N";

@@ -50,7 +50,8 @@ struct FitPlan {
 ///             on_train_end on_fit_end teardown
 /// EPOCH:      on_train_epoch_start (BATCH [VALIDATION])* on_epoch_end
 /// BATCH:      on_train_batch_start, the task's and the callbacks' on_before_zero_grad, on_before_backward,
-///             on_after_backward, on_before_optimizer_step, on_train_batch_end
+///             on_after_backward, on_before_optimizer_step, on_train_batch_end, is_checkpoint_due
+///             [on_checkpoint_due]
 /// VALIDATION: on_validation_start on_validation_batch_end* on_validation_end
 /// validate(): setup VALIDATION teardown; test() and predict() alike.
 ///
@@ -79,6 +80,13 @@ class Callback {
   /// Gradients are unscaled (see Task), clipping is yet to come.
   virtual void on_before_optimizer_step(Trainer& /*trainer*/, torch::optim::Optimizer& /*optimizer*/) {}
   virtual void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& /*batch*/) {}
+  /// Whether the run shall be saved between this batch and the next. Asked after on_train_batch_end() of all
+  /// callbacks. What one process answers holds for all that train together.
+  virtual bool is_checkpoint_due(const Trainer& /*trainer*/, const TrainBatch& /*batch*/) const {
+    return false;
+  }
+  /// Saves the run: is_checkpoint_due() was answered with yes.
+  virtual void on_checkpoint_due(Trainer& /*trainer*/) {}
   /// Around each pass over the validation data; after an exception on_exception() comes instead of the
   /// second.
   virtual void on_validation_start(Trainer& /*trainer*/) {}

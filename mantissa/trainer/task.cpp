@@ -6,7 +6,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "mantissa/trainer/trainer.h"
+#include "mantissa/trainer/loop/fit_run_internal.h"
 
 namespace mantissa {
 
@@ -16,32 +16,36 @@ c10::IValue Task::predict_step(const Batch& /*batch*/, int64_t /*batch_index*/) 
 }
 
 Trainer& Task::trainer() const {
-  TORCH_CHECK(trainer_, "Task: no Trainer runs this task now; call this inside one of its hooks");
-  return *trainer_;
+  TORCH_CHECK(run_, "Task: no Trainer runs this task now; call this inside one of its hooks");
+  return run_->trainer();
+}
+
+FitRun& Task::fit_run(const char* function) const {
+  trainer();  // an error if nothing runs
+  FitRun* const run = run_->as_fit();
+  TORCH_CHECK(run, function, ": this run is no fit; call it inside training_step()");
+  return *run;
 }
 
 template <typename Value>
-void Task::note(const std::string& name, const Value& value) {
-  TORCH_CHECK(trainer_ && trainer_->logging_, "log('", name,
+void Task::add_to_log(const std::string& name, const Value& value) {
+  TORCH_CHECK(run_, "log('", name,
               "'): call it inside training_step(), validation_step() or test_step() of a running Trainer");
-  check_metric_name("log", name);
-  trainer_->logging_->add(name, value, trainer_->batch_weight_);
-  if (trainer_->should_log_ && trainer_->logging_ == &trainer_->batch_metrics_)
-    trainer_->note_step_value(name, value);
+  run_->log(name, value);
 }
 
-void Task::log(const std::string& name, const at::Tensor& value) { note(name, value); }
+void Task::log(const std::string& name, const at::Tensor& value) { add_to_log(name, value); }
 
-void Task::log(const std::string& name, double value) { note(name, value); }
+void Task::log(const std::string& name, double value) { add_to_log(name, value); }
 
 TaskOptimizer& Task::optimizers(size_t index) const {
-  std::vector<TaskOptimizer>& all = trainer().task_optimizers_;
+  std::vector<TaskOptimizer>& all = fit_run("optimizers").task_optimizers();
   TORCH_CHECK_INDEX(index < all.size(), "optimizers(", index, "): configure_optimizers() returned ",
                     all.size(), "; number them from 0");
   return all[index];
 }
 
-void Task::manual_backward(const at::Tensor& loss) const { trainer().manual_backward(loss); }
+void Task::manual_backward(const at::Tensor& loss) const { fit_run("manual_backward").manual_backward(loss); }
 
 Scope Task::toggle_optimizer(const TaskOptimizer& optimizer) const {
   std::unordered_set<const at::TensorImpl*> kept;
@@ -69,13 +73,13 @@ Scope Task::toggle_optimizer(const TaskOptimizer& optimizer) const {
 }
 
 StepResult TaskOptimizer::step(const std::function<at::Tensor()>& closure) {
-  return trainer_->manual_step(*config_, closure);
+  return run_->manual_step(*config_, closure);
 }
 
-void TaskOptimizer::zero_grad() { trainer_->clear_gradients(optimizer()); }
+void TaskOptimizer::zero_grad() { run_->clear_gradients(optimizer()); }
 
 at::Tensor TaskOptimizer::clip_gradients(double clip_val, GradientClipAlgorithm algorithm) {
-  return trainer_->precision().clip_gradients(optimizer(), clip_val, algorithm);
+  return run_->trainer().precision().clip_gradients(optimizer(), clip_val, algorithm);
 }
 
 }  // namespace mantissa

@@ -23,7 +23,9 @@ class ReduceLROnPlateauScheduler;
 
 namespace mantissa {
 
+class FitRun;
 class Trainer;
+class TrainerRun;
 
 /// One optimizer of a task and, if wanted, a schedule of its learning rate.
 struct OptimizerConfig {
@@ -56,16 +58,15 @@ class TaskOptimizer {
   torch::optim::LRScheduler* scheduler() const { return config_->scheduler.get(); }
 
  private:
-  friend class Trainer;
-  TaskOptimizer(Trainer& trainer, OptimizerConfig& config) : trainer_(&trainer), config_(&config) {}
-  Trainer* trainer_;
+  friend class FitRun;
+  TaskOptimizer(FitRun& run, OptimizerConfig& config) : run_(&run), config_(&config) {}
+  FitRun* run_;
   OptimizerConfig* config_;
 };
 
 /// What a Trainer trains: a model with its loss and its optimizer (Lightning: LightningModule).
 ///
 /// Hooks are called in the order in which they stand here; those that do nothing by default may be left out.
-/// Source:  spec 2.2, 2.3.
 /// Example: examples/trainer.cpp.
 class Task {
  public:
@@ -122,11 +123,12 @@ class Task {
   Trainer& trainer() const;
 
  private:
-  friend class Trainer;
+  friend class TrainerRun;
   template <typename Value>
-  void note(const std::string& name, const Value& value);
+  void add_to_log(const std::string& name, const Value& value);
+  FitRun& fit_run(const char* function) const;
 
-  Trainer* trainer_ = nullptr;
+  TrainerRun* run_ = nullptr;  ///< null between runs
 };
 
 }  // namespace mantissa

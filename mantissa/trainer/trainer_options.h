@@ -15,6 +15,8 @@
 
 namespace mantissa {
 
+class Strategy;
+
 /// Names and meanings are Lightning's.
 ///
 /// Designated initializers, `{.precision = "16-mixed", .max_epochs = 5}`, must follow the order below, which
@@ -35,6 +37,8 @@ struct TrainerOptions {
   std::string cpu_kernels = {};
   /// "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N".
   std::string device = "auto";
+  /// Joins several processes that train one model. Null: this process trains alone.
+  std::shared_ptr<Strategy> strategy = nullptr;
   /// Lays out the model's 4-D weights and the batches' 4-D tensors with the channels last (5-D:
   /// channels_last_3d), as torch's model.to(memory_format=torch.channels_last) does: the format in which tensor
   /// cores convolve, and in which 16-bit convolutions of the CPU need no transposition. See channels_last.h.

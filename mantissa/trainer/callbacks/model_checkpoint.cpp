@@ -228,13 +228,17 @@ void ModelCheckpoint::take_stock(const Trainer& trainer) {
   }
 }
 
-void ModelCheckpoint::on_train_batch_end(Trainer& trainer, const TrainBatch& batch) {
-  if (!batch.stepped) return;
+bool ModelCheckpoint::is_checkpoint_due(const Trainer& /*trainer*/, const TrainBatch& batch) const {
+  if (!lock_ || !batch.stepped) return false;
   const bool by_steps =
       options_.every_n_train_steps > 0 && batch.global_step % options_.every_n_train_steps == 0;
   const bool by_time =
       options_.train_time_interval && Clock::now() - last_time_ >= *options_.train_time_interval;
-  if (by_steps || by_time) save(trainer, trainer.metric_now(options_.monitor));
+  return by_steps || by_time;
+}
+
+void ModelCheckpoint::on_checkpoint_due(Trainer& trainer) {
+  save(trainer, trainer.metric_now(options_.monitor));
 }
 
 void ModelCheckpoint::on_validation_end(Trainer& trainer) {

@@ -83,7 +83,8 @@ class ModelCheckpoint final : public Callback, public Stateful {
   bool runs_last() const override { return true; }
   void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
   void on_train_start(Trainer& trainer) override;
-  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override;
+  bool is_checkpoint_due(const Trainer& trainer, const TrainBatch& batch) const override;
+  void on_checkpoint_due(Trainer& trainer) override;
   void on_validation_end(Trainer& trainer) override;
   void on_epoch_end(Trainer& trainer, int64_t epoch, int64_t global_step, const Metrics& metrics) override;
   void on_train_end(Trainer& trainer) override;

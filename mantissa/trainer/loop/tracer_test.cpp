@@ -11,7 +11,7 @@
 
 #include "mantissa/trainer/trainer.h"
 
-namespace mantissa::tracing_test {
+namespace mantissa::tracer_test {
 namespace {
 
 using testing::ElementsAre;
@@ -84,7 +84,7 @@ std::vector<std::string> warnings_of(Task& task, int64_t batches, TrainerOptions
 
 at::Tensor plain(const at::Tensor& y, int64_t /*batch*/) { return y.to(at::kFloat).sum(); }
 
-TEST(TrainerTrace, AScaleThatFindsItselfIsOneLineAndNoFault) {
+TEST(Tracer, AScaleThatFindsItselfIsOneLineAndNoFault) {
   OneWeight task(plain);  // at 65536 the gradient of y, in fp16, is inf
   auto origins = std::make_shared<Origins>();
   const auto warnings = warnings_of(task, 4, {.precision = "16-mixed", .callbacks = {origins}});
@@ -96,7 +96,7 @@ TEST(TrainerTrace, AScaleThatFindsItselfIsOneLineAndNoFault) {
   EXPECT_EQ(task.runs, 5);
 }
 
-TEST(TrainerTrace, OverflowsOfADynamicScaleLeaveTheTracesToFaults) {
+TEST(Tracer, OverflowsOfADynamicScaleLeaveTheTracesToFaults) {
   // Two overflows in three steps, far more than kMaxTraces; then a fault.
   OneWeight task([](const at::Tensor& y, int64_t batch) {
     const at::Tensor wide = y.to(at::kFloat);
@@ -109,7 +109,7 @@ TEST(TrainerTrace, OverflowsOfADynamicScaleLeaveTheTracesToFaults) {
   EXPECT_THAT(warnings[1], HasSubstr("batch 45 of epoch 0: forward: aten::log"));
 }
 
-TEST(TrainerTrace, AScaleBeyondFloat32IsAScaleThatFindsItself) {
+TEST(Tracer, AScaleBeyondFloat32IsAScaleThatFindsItself) {
   // 3e38 times the loss, or in the backward pass times its derivative, is beyond float32.
   for (const double factor : {1e3, 1e-3}) {
     OneWeight task(
@@ -122,7 +122,7 @@ TEST(TrainerTrace, AScaleBeyondFloat32IsAScaleThatFindsItself) {
   }
 }
 
-TEST(TrainerTrace, ARepeatedFaultIsToldOfInOneLine) {
+TEST(Tracer, ARepeatedFaultIsToldOfInOneLine) {
   OneWeight task([](const at::Tensor& y, int64_t batch) {
     return batch == 2 ? torch::sqrt(y.to(at::kFloat) - 1).sum() : torch::log(y.to(at::kFloat) - 1).sum();
   });
@@ -136,7 +136,7 @@ TEST(TrainerTrace, ARepeatedFaultIsToldOfInOneLine) {
   EXPECT_THAT(warnings[3], HasSubstr("batch 3 of epoch 0: again forward: aten::log"));
 }
 
-TEST(TrainerTrace, ManyOverflowsInARowAreAFault) {
+TEST(Tracer, ManyOverflowsInARowAreAFault) {
   OneWeight task([](const at::Tensor& y, int64_t) { return y.to(at::kFloat).sum() * 1e30; });
   const int rows = TrainerOptions::kOverflowsInARow;
   const auto warnings = warnings_of(task, 2 * rows + 1, {.precision = "16-mixed"});
@@ -146,7 +146,7 @@ TEST(TrainerTrace, ManyOverflowsInARowAreAFault) {
   EXPECT_THAT(warnings[2], HasSubstr("20 steps in a row were skipped"));
 }
 
-TEST(TrainerTrace, AFixedScaleIsNamedWithItsFlag) {
+TEST(Tracer, AFixedScaleIsNamedWithItsFlag) {
   OneWeight task(plain);
   const auto warnings =
       warnings_of(task, 2, {.precision = "16-mixed", .precision_options = {.loss_scale = "131072"}});
@@ -156,14 +156,14 @@ TEST(TrainerTrace, AFixedScaleIsNamedWithItsFlag) {
   EXPECT_THAT(warnings[0], Not(HasSubstr("backs off")));
 }
 
-TEST(TrainerTrace, WithoutAScaleNoneIsBlamed) {
+TEST(Tracer, WithoutAScaleNoneIsBlamed) {
   OneWeight task([](const at::Tensor& y, int64_t) { return y.to(at::kFloat).sum() * 1e6; });
   const auto warnings = warnings_of(task, 1, {.precision = "16-true"});
   ASSERT_EQ(warnings.size(), 1);
   EXPECT_THAT(warnings[0], HasSubstr("Cure: the loss is not scaled"));
 }
 
-TEST(TrainerTrace, WeightsThatComeInBrokenAreToldOfOnce) {
+TEST(Tracer, WeightsThatComeInBrokenAreToldOfOnce) {
   OneWeight task(plain);
   task.net->weight.data().fill_(std::numeric_limits<float>::quiet_NaN());
   const auto warnings = warnings_of(task, 20, {.precision = "32-true"});
@@ -175,7 +175,7 @@ TEST(TrainerTrace, WeightsThatComeInBrokenAreToldOfOnce) {
   EXPECT_EQ(task.runs, 21);
 }
 
-TEST(TrainerTrace, WithoutAScalerTheGradientIsNamedBeforeItBreaksTheWeights) {
+TEST(Tracer, WithoutAScalerTheGradientIsNamedBeforeItBreaksTheWeights) {
   for (const char* mode : {"32-true", "bf16-mixed", "bf16-true"}) {
     SCOPED_TRACE(mode);
     OneWeight task(
@@ -193,7 +193,7 @@ TEST(TrainerTrace, WithoutAScalerTheGradientIsNamedBeforeItBreaksTheWeights) {
   }
 }
 
-TEST(TrainerTrace, FiniteGradientsWhoseSumIsNotAreFinite) {
+TEST(Tracer, FiniteGradientsWhoseSumIsNotAreFinite) {
   // Their sum is beyond fp16, none of them is.
   class Wide final : public Task {
    public:
@@ -213,7 +213,7 @@ TEST(TrainerTrace, FiniteGradientsWhoseSumIsNotAreFinite) {
   EXPECT_EQ(task.runs, 3);
 }
 
-TEST(TrainerTrace, FindsASumThatOverflowsOverTheWindow) {
+TEST(Tracer, FindsASumThatOverflowsOverTheWindow) {
   // Each batch's gradient is 4 / 2 * 2e4, and the sum of two is beyond 65504.
   OneWeight task([](const at::Tensor& y, int64_t) { return (y * 2e4).to(at::kFloat).sum(); });
   auto origins = std::make_shared<Origins>();
@@ -228,7 +228,7 @@ TEST(TrainerTrace, FindsASumThatOverflowsOverTheWindow) {
   EXPECT_THAT(origins->causes, ElementsAre(NonFiniteCause::kAccumulation));
 }
 
-TEST(TrainerTrace, SaysWhenItCannotFindIt) {
+TEST(Tracer, SaysWhenItCannotFindIt) {
   class BrokenAfterwards final : public Task {
    public:
     torch::nn::Module& module() override { return *net; }
@@ -245,4 +245,4 @@ TEST(TrainerTrace, SaysWhenItCannotFindIt) {
 }
 
 }  // namespace
-}  // namespace mantissa::tracing_test
+}  // namespace mantissa::tracer_test

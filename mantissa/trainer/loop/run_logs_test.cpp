@@ -6,7 +6,7 @@
 #include "mantissa/trainer/metrics.h"
 #include "mantissa/trainer/test_support_internal.h"
 
-namespace mantissa::logging_test {
+namespace mantissa::run_logs_test {
 namespace {
 
 using testing::ElementsAre;
@@ -39,7 +39,7 @@ struct Fit {
   }
 };
 
-TEST(TrainerLogging, ARowEverySoManyStepsAndOneAnEpoch) {
+TEST(RunLogs, ARowEverySoManyStepsAndOneAnEpoch) {
   EXPECT_THAT(
       (Fit{.options = {.max_epochs = 2, .log_every_n_steps = 2}, .val = {5}}.lines()),
       ElementsAre("2: epoch=0 skipped_steps=0 train_loss_step=-2 x_step=2",
@@ -49,14 +49,14 @@ TEST(TrainerLogging, ARowEverySoManyStepsAndOneAnEpoch) {
                   "6: epoch=1 skipped_steps=0 train_loss=-15.666666666666666 val_x=5 x=2", "success"));
 }
 
-TEST(TrainerLogging, AStepIsLoggedWithItsWindowsLastBatch) {
+TEST(RunLogs, AStepIsLoggedWithItsWindowsLastBatch) {
   EXPECT_THAT((Fit{.options = {.accumulate_grad_batches = 2, .log_every_n_steps = 1}}.lines()),
               ElementsAre("1: epoch=0 skipped_steps=0 train_loss_step=0 x_step=2",
                           "2: epoch=0 skipped_steps=0 train_loss_step=-4.5 x_step=3",
                           "2: epoch=0 skipped_steps=0 train_loss=-1.5 x=2", "success"));
 }
 
-TEST(TrainerLogging, NeverAndLeftOut) {
+TEST(RunLogs, NeverAndLeftOut) {
   EXPECT_THAT((Fit{.options = {.log_every_n_steps = 0}}.lines()),
               ElementsAre("3: epoch=0 skipped_steps=0 train_loss=-3.6666666666666665 x=2", "success"));
   EXPECT_THAT((Fit{.options = {.fast_dev_run = true}}.lines()), ElementsAre());
@@ -64,20 +64,20 @@ TEST(TrainerLogging, NeverAndLeftOut) {
   EXPECT_THROW(Trainer({.device = "cpu", .loggers = {nullptr}}), c10::ValueError);
 }
 
-TEST(TrainerLogging, ValidationInsideAnEpochIsARowOfItsStep) {
+TEST(RunLogs, ValidationInsideAnEpochIsARowOfItsStep) {
   EXPECT_THAT(
       (Fit{.options = {.val_check_interval = 2, .log_every_n_steps = 0}, .val = {5}}.lines()),
       ElementsAre("2: epoch=0 skipped_steps=0 val_x=5",
                   "3: epoch=0 skipped_steps=0 train_loss=-3.6666666666666665 val_x=5 x=2", "success"));
 }
 
-TEST(TrainerLogging, ASkippedStepCountsAndIsLogged) {
+TEST(RunLogs, ASkippedStepCountsAndIsLogged) {
   EXPECT_THAT((Fit{.options = {.precision = "16-mixed", .log_every_n_steps = 1}, .train = {kInf}}.lines()),
               ElementsAre("1: epoch=0 skipped_steps=1 train_loss_step=nan x_step=inf",
                           "1: epoch=0 skipped_steps=1 train_loss=nan x=inf", "success"));
 }
 
-TEST(TrainerLogging, WhatCallbacksLogIsOfTheSameRow) {
+TEST(RunLogs, WhatCallbacksLogIsOfTheSameRow) {
   struct Logs final : Callback {
     void on_before_optimizer_step(Trainer& trainer, torch::optim::Optimizer&) override {
       if (trainer.should_log()) trainer.log_metrics({{"before", 1}});
@@ -92,7 +92,7 @@ TEST(TrainerLogging, WhatCallbacksLogIsOfTheSameRow) {
                           "3: epoch=0 skipped_steps=0 train_loss=-3.6666666666666665 x=2", "success"));
 }
 
-TEST(TrainerLogging, NamesOfTheLoggersOwnColumnsAreRefused) {
+TEST(RunLogs, NamesOfTheLoggersOwnColumnsAreRefused) {
   struct LogsStep : OneWeight {
     at::Tensor training_step(const Batch&, int64_t) override {
       log("step", 1);
@@ -104,7 +104,7 @@ TEST(TrainerLogging, NamesOfTheLoggersOwnColumnsAreRefused) {
               HasSubstr("log: the name 'step'"));
 }
 
-TEST(TrainerLogging, TheStatusTellsHowItEnded) {
+TEST(RunLogs, TheStatusTellsHowItEnded) {
   Fit failed{.options = {.log_every_n_steps = 1}};
   failed.task.throws_at = 2;
   EXPECT_THAT(failed.lines(), ElementsAre("1: epoch=0 skipped_steps=0 train_loss_step=0 x_step=1", "failed"));
@@ -113,7 +113,7 @@ TEST(TrainerLogging, TheStatusTellsHowItEnded) {
   EXPECT_THAT(interrupted.lines(), ElementsAre("interrupted")) << "no mean of a part of the epoch";
 }
 
-TEST(TrainerLogging, OneThatFailsIsLeftOutAndTheOthersGetTheirs) {
+TEST(RunLogs, OneThatFailsIsLeftOutAndTheOthersGetTheirs) {
   const auto bad = std::make_shared<Told>(), good = std::make_shared<Told>();
   bad->fails = true;
   LogsX task;
@@ -121,13 +121,13 @@ TEST(TrainerLogging, OneThatFailsIsLeftOutAndTheOthersGetTheirs) {
   testing::internal::CaptureStderr();
   Trainer({.device = "cpu", .loggers = {bad, good}, .log_every_n_steps = 1}).fit(task, train);
   const std::string told = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(told, HasSubstr("the told logger failed, and the run goes on without it: no room"));
+  EXPECT_THAT(told, HasSubstr("the told logger failed, and the run continues without it: no room"));
   EXPECT_EQ(told.find("logger failed"), told.rfind("logger failed")) << "once";
   EXPECT_THAT(bad->lines, ElementsAre());
   EXPECT_EQ(good->lines.size(), 5U);
 }
 
-TEST(TrainerLogging, ValidateAndTestAreRows) {
+TEST(RunLogs, ValidateAndTestAreRows) {
   const auto told = std::make_shared<Told>();
   Trainer trainer({.device = "cpu", .loggers = {told}});
   OneWeight task;
@@ -138,7 +138,7 @@ TEST(TrainerLogging, ValidateAndTestAreRows) {
                                        "0: epoch=0 skipped_steps=0 val_x=5", "save"));
 }
 
-TEST(TrainerLogging, ManualOptimizationCountsBatches) {
+TEST(RunLogs, ManualOptimizationCountsBatches) {
   struct Twice : OneWeight {
     bool automatic_optimization() const override { return false; }
     at::Tensor training_step(const Batch& batch, int64_t) override {
@@ -158,9 +158,9 @@ TEST(TrainerLogging, ManualOptimizationCountsBatches) {
                                        "6: epoch=0 skipped_steps=0 x=2", "success"));
 }
 
-class TrainerLoggingFiles : public InFolder {};
+class RunLogsFiles : public InFolder {};
 
-TEST_F(TrainerLoggingFiles, ARunThatGoesOnLogsNothingTwice) {
+TEST_F(RunLogsFiles, ARunThatGoesOnLogsNothingTwice) {
   const auto run = [&](const std::string& log, const std::string& checkpoints, float throws_at,
                        bool resumes) {
     LogsX task;
@@ -186,7 +186,7 @@ TEST_F(TrainerLoggingFiles, ARunThatGoesOnLogsNothingTwice) {
   EXPECT_EQ(content_of(folder_ / "whole/metrics.csv"), content_of(folder_ / "parts/metrics.csv"));
 }
 
-TEST_F(TrainerLoggingFiles, AValidationThatASignalCutShortIsDoneByTheRunThatGoesOn) {
+TEST_F(RunLogsFiles, AValidationThatASignalCutShortIsDoneByTheRunThatGoesOn) {
   const auto run = [&](const std::string& log, float raise_at, bool resumes) {
     LogsX task;
     task.raise_at = raise_at;
@@ -208,7 +208,7 @@ TEST_F(TrainerLoggingFiles, AValidationThatASignalCutShortIsDoneByTheRunThatGoes
   EXPECT_EQ(content_of(folder_ / "whole/metrics.csv"), content_of(folder_ / "parts/metrics.csv"));
 }
 
-TEST_F(TrainerLoggingFiles, RowsAreOnTheDiskBeforeACheckpointCounts) {
+TEST_F(RunLogsFiles, RowsAreOnTheDiskBeforeACheckpointCounts) {
   /// Sees, when it is told to save, whether the checkpoint is there already.
   struct Looks final : Logger {
     explicit Looks(std::filesystem::path at) : folder(std::move(at)) {}
@@ -240,4 +240,4 @@ TEST_F(TrainerLoggingFiles, RowsAreOnTheDiskBeforeACheckpointCounts) {
 }
 
 }  // namespace
-}  // namespace mantissa::logging_test
+}  // namespace mantissa::run_logs_test

@@ -15,7 +15,7 @@
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
-namespace mantissa::fit_loop_test {
+namespace mantissa::fit_run_test {
 namespace {
 
 using testing::ElementsAre;
@@ -91,7 +91,7 @@ std::string refusal(const TrainerOptions& options) {
   return error_of([&] { fit(options); });
 }
 
-TEST(FitLoop, TellsCallbacksInTheOrderThatCallbackStates) {
+TEST(FitRun, TellsCallbacksInTheOrderThatCallbackStates) {
   const auto run = fit({.limit_train_batches = 2, .limit_val_batches = 1, .accumulate_grad_batches = 2});
   EXPECT_THAT(
       run->diary->lines,
@@ -100,7 +100,7 @@ TEST(FitLoop, TellsCallbacksInTheOrderThatCallbackStates) {
                   "end 1", "val", "v0", "val end", "epoch end 0", "train end", "fit end", "teardown"));
 }
 
-TEST(FitLoop, SanityValidationLeavesNoMetricAndNoRandomNumberBehind) {
+TEST(FitRun, SanityValidationLeavesNoMetricAndNoRandomNumberBehind) {
   struct Draws : OneWeight {
     at::Tensor training_step(const Batch& batch, int64_t index) override {
       if (drawn.numel() == 0) drawn = torch::rand({1});
@@ -130,7 +130,7 @@ TEST(FitLoop, SanityValidationLeavesNoMetricAndNoRandomNumberBehind) {
   EXPECT_TRUE(drawn[0].equal(drawn[1]) && drawn[0].equal(drawn[2]));
 }
 
-TEST(FitLoop, LimitsAreCountsOrShares) {
+TEST(FitRun, LimitsAreCountsOrShares) {
   EXPECT_EQ(fit({.limit_train_batches = 3})->result.steps, 3);
   EXPECT_EQ(fit({.limit_train_batches = 30})->result.steps, 4);
   EXPECT_EQ(fit({.limit_train_batches = 0.5})->result.steps, 2);
@@ -149,7 +149,7 @@ TEST(FitLoop, LimitsAreCountsOrShares) {
   EXPECT_THAT(refusal({.limit_test_batches = -1}), HasSubstr("limit_test_batches=-1 is negative"));
 }
 
-TEST(FitLoop, ValidatesInsideAnEpoch) {
+TEST(FitRun, ValidatesInsideAnEpoch) {
   const auto at = [](const FitRun& run) {
     std::vector<std::string> where;
     for (size_t i = 1; i < run.diary->lines.size(); ++i)
@@ -177,7 +177,7 @@ TEST(FitLoop, ValidatesInsideAnEpoch) {
               HasSubstr("counts batches over all epochs"));
 }
 
-TEST(FitLoop, StopEndsTheRunOnceItsMinimaAreReached) {
+TEST(FitRun, StopEndsTheRunOnceItsMinimaAreReached) {
   const auto at_once = fit({.max_epochs = 5}, /*stops_at=*/2);
   EXPECT_EQ(at_once->result.steps, 2);
   EXPECT_EQ(at_once->result.epochs, 0);
@@ -192,14 +192,14 @@ TEST(FitLoop, StopEndsTheRunOnceItsMinimaAreReached) {
   EXPECT_THAT(refusal({.min_steps = -1}), HasSubstr("min_steps=-1"));
 }
 
-TEST(FitLoop, MaxTimeEndsARunThatHasNoOtherEnd) {
+TEST(FitRun, MaxTimeEndsARunThatHasNoOtherEnd) {
   const auto run = fit({.max_epochs = -1, .max_time = std::chrono::milliseconds(30)});
   EXPECT_GE(run->result.seconds, 0.03);
   EXPECT_GT(run->result.steps, 0);
   EXPECT_THAT(refusal({.max_time = std::chrono::milliseconds(0)}), HasSubstr("max_time is 0 ms"));
 }
 
-TEST(FitLoop, OverfitsOnTheSameBatchesAndValidatesOnThem) {
+TEST(FitRun, OverfitsOnTheSameBatchesAndValidatesOnThem) {
   const auto run = fit({.max_epochs = 2, .overfit_batches = 2, .num_sanity_val_steps = 0});
   EXPECT_EQ(run->diary->count("batch 1"), 2);
   EXPECT_EQ(run->diary->count("batch 3"), 0);
@@ -222,14 +222,14 @@ TEST(FitLoop, OverfitsOnTheSameBatchesAndValidatesOnThem) {
   EXPECT_EQ(task.seen[1], task.seen[3]);
 }
 
-TEST(FitLoop, FastDevRunTakesOneBatchOfEverything) {
+TEST(FitRun, FastDevRunTakesOneBatchOfEverything) {
   const auto run = fit({.max_epochs = 50, .fast_dev_run = true});
   EXPECT_EQ(run->result.steps, 1);
   EXPECT_EQ(run->diary->count("v0"), 1);
   EXPECT_EQ(run->diary->count("v1"), 0);
 }
 
-TEST(FitLoop, AValidationInsideAnEpochLeavesOverfittingItsPlace) {
+TEST(FitRun, AValidationInsideAnEpochLeavesOverfittingItsPlace) {
   const auto diary = std::make_shared<Diary>();
   OneWeight task;
   ListLoader train = loader_of({1, 2, 3, 4, 5}), val = loader_of({9});
@@ -249,7 +249,7 @@ TEST(FitLoop, AValidationInsideAnEpochLeavesOverfittingItsPlace) {
   EXPECT_EQ(Trainer({.device = "cpu"}).fit(task, train, &train).steps, 5);
 }
 
-TEST(FitLoop, NoTrainingBatchesAreNoTraining) {
+TEST(FitRun, NoTrainingBatchesAreNoTraining) {
   const auto diary = std::make_shared<Diary>();
   OneWeight task;
   ListLoader train = loader_of({1}), val = loader_of({1});
@@ -264,7 +264,7 @@ TEST(FitLoop, NoTrainingBatchesAreNoTraining) {
   EXPECT_EQ(diary->count("epoch 0") + diary->count("val"), 0);
 }
 
-TEST(FitLoop, FastDevRunForgetsWhatOneBatchCannotDo) {
+TEST(FitRun, FastDevRunForgetsWhatOneBatchCannotDo) {
   for (const BatchLimit interval : {BatchLimit(0.5), BatchLimit(4)}) {
     OneWeight task;
     ListLoader train = loader_of({1, 2, 3, 4, 5}), val = loader_of({1, 2, 3});
@@ -283,7 +283,7 @@ TEST(FitLoop, FastDevRunForgetsWhatOneBatchCannotDo) {
   EXPECT_THAT(error_of([] { Trainer trainer({.fast_dev_run = -1}); }), HasSubstr("fast_dev_run"));
 }
 
-TEST(FitLoop, AShareOfAShortEpochIsOneBatch) {
+TEST(FitRun, AShareOfAShortEpochIsOneBatch) {
   OneWeight task;
   ListLoader train = loader_of({1, 2}), val = loader_of({1});
   const auto diary = std::make_shared<Diary>();
@@ -292,7 +292,7 @@ TEST(FitLoop, AShareOfAShortEpochIsOneBatch) {
   EXPECT_EQ(diary->count("val"), 2);
 }
 
-TEST(FitLoop, WhatIsThrownNeedNotBeAnException) {
+TEST(FitRun, WhatIsThrownNeedNotBeAnException) {
   struct Throws final : Callback {
     void on_train_batch_end(Trainer&, const TrainBatch&) override { throw 3; }
     void on_exception(Trainer&, const std::exception_ptr&) override { throw 4; }
@@ -306,7 +306,7 @@ TEST(FitLoop, WhatIsThrownNeedNotBeAnException) {
   EXPECT_EQ(diary->count("teardown"), 1);
 }
 
-TEST(FitLoop, ACheckpointOfAFitThatFailedEarlyIsNotThatOfTheOneBefore) {
+TEST(FitRun, ACheckpointOfAFitThatFailedEarlyIsNotThatOfTheOneBefore) {
   struct Asks final : Callback {
     void on_exception(Trainer& trainer, const std::exception_ptr&) override {
       said = error_of([&] { trainer.checkpoint(); });
@@ -329,7 +329,7 @@ TEST(FitLoop, ACheckpointOfAFitThatFailedEarlyIsNotThatOfTheOneBefore) {
 }
 
 /// On the CPU a step reads its loss for the mean. That a fused optimizer skips a step is asked by nobody.
-TEST(FitLoop, AFusedOptimizersStepReadsNoMoreInAnyModeThanInFloat32) {
+TEST(FitRun, AFusedOptimizersStepReadsNoMoreInAnyModeThanInFloat32) {
   struct Fused : OneWeight {
     std::vector<OptimizerConfig> configure_optimizers() override {
       return {{std::make_shared<FusedSGD>(net->parameters(), SGDOptions(0.5))}};
@@ -359,7 +359,7 @@ TEST(FitLoop, AFusedOptimizersStepReadsNoMoreInAnyModeThanInFloat32) {
   for (const Mode& mode : modes()) EXPECT_LE(reads_of(mode.name), wanted) << mode.name;
 }
 
-TEST(FitLoop, AccumulatesByEpoch) {
+TEST(FitRun, AccumulatesByEpoch) {
   const auto run =
       fit({.max_epochs = 3, .accumulate_grad_batches = std::map<int64_t, int64_t>{{1, 2}, {2, 4}}});
   EXPECT_EQ(run->result.steps, 4 + 2 + 1);
@@ -369,7 +369,7 @@ TEST(FitLoop, AccumulatesByEpoch) {
               HasSubstr("{-1: 2}"));
 }
 
-TEST(FitLoop, NF01_DetectsAnomaliesWhileItLastsAndNoLonger) {
+TEST(FitRun, NF01_DetectsAnomaliesWhileItLastsAndNoLonger) {
   struct Roots : OneWeight {
     at::Tensor training_step(const Batch& batch, int64_t) override {
       return (net->weight * batch.data - 1).sqrt().sum();
@@ -383,7 +383,7 @@ TEST(FitLoop, NF01_DetectsAnomaliesWhileItLastsAndNoLonger) {
   EXPECT_FALSE(torch::autograd::AnomalyMode::is_enabled());
 }
 
-TEST(FitLoop, SchedulesAdvanceEveryFrequency) {
+TEST(FitRun, SchedulesAdvanceEveryFrequency) {
   struct Scheduled : OneWeight {
     std::vector<OptimizerConfig> configure_optimizers() override {
       auto configs = OneWeight::configure_optimizers();
@@ -403,7 +403,7 @@ TEST(FitLoop, SchedulesAdvanceEveryFrequency) {
   EXPECT_THAT(error_of([&] { trainer.fit(task, train); }), HasSubstr("frequency 0"));
 }
 
-TEST(FitLoop, APlateauLowersTheRateWhenItsMetricStandsStill) {
+TEST(FitRun, APlateauLowersTheRateWhenItsMetricStandsStill) {
   struct Flat : OneWeight {
     std::vector<OptimizerConfig> configure_optimizers() override {
       auto optimizer = std::make_shared<torch::optim::SGD>(net->parameters(), 1.0);
@@ -425,7 +425,7 @@ TEST(FitLoop, APlateauLowersTheRateWhenItsMetricStandsStill) {
               HasSubstr("monitors 'val_y', which was not logged; logged were train_loss, val_x"));
 }
 
-TEST(FitLoop, AThrowingCallbackEndsTheRunAndEveryOtherHearsOfIt) {
+TEST(FitRun, AThrowingCallbackEndsTheRunAndEveryOtherHearsOfIt) {
   OneWeight task;
   const auto bad = std::make_shared<Diary>(), good = std::make_shared<Diary>();
   bad->throws_at = 2;
@@ -440,7 +440,7 @@ TEST(FitLoop, AThrowingCallbackEndsTheRunAndEveryOtherHearsOfIt) {
   EXPECT_EQ(trainer.fit(task, train).steps, 3) << "and the trainer can be used again";
 }
 
-TEST(FitLoop, APrecisionThatFailsAtTheEndHidesNoError) {
+TEST(FitRun, APrecisionThatFailsAtTheEndHidesNoError) {
   struct Fails final : Precision {
     Fails() : Precision("fails") {}
     void teardown() override { throw std::runtime_error("teardown failed"); }
@@ -460,7 +460,7 @@ TEST(FitLoop, APrecisionThatFailsAtTheEndHidesNoError) {
   EXPECT_EQ(told->lines.back(), "failed") << "the loggers are closed all the same";
 }
 
-TEST(FitLoop, RefusesARunInsideARun) {
+TEST(FitRun, RefusesARunInsideARun) {
   struct Nested : OneWeight {
     at::Tensor training_step(const Batch& batch, int64_t index) override {
       ListLoader val = loader_of({1});
@@ -548,4 +548,4 @@ TEST(AccumulationSchedule, IsWrittenInBraces) {
 }
 
 }  // namespace
-}  // namespace mantissa::fit_loop_test
+}  // namespace mantissa::fit_run_test

@@ -1,0 +1,152 @@
+// Passes without gradients: validation, test, prediction.
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/nn/module.h>
+
+#include "mantissa/trainer/loop/evaluation_run_internal.h"
+#include "mantissa/trainer/loop/interrupt.h"
+
+namespace mantissa {
+namespace {
+
+/// Puts a module into evaluation mode and each of its parts back into the mode it had: a layer that the user
+/// has frozen stays so.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& module) : root_(module) {
+    for (const auto& part : module.modules(/*include_self=*/false))
+      parts_.emplace_back(part, part->is_training());
+    was_training_ = module.is_training();
+    module.eval();
+  }
+  ~EvaluationMode() {
+    root_.train(was_training_);
+    // Parents come before their children, and train() reaches down: so the children's own word is the last.
+    for (const auto& [part, was_training] : parts_) part->train(was_training);
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  torch::nn::Module& root_;
+  bool was_training_ = true;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
+};
+
+void check_not_empty(const Loader& loader, const char* what) {
+  TORCH_CHECK_VALUE(loader.size() > 0, what,
+                    ": the loader has no batches; give a dataset with at least one sample");
+}
+
+}  // namespace
+
+bool TrainerRun::is_cut_short() const { return InterruptScope::requested() != 0; }
+
+bool TrainerRun::evaluate(Loader& loader, int64_t batches,
+                          const std::function<void(const Batch&, int64_t)>& step) {
+  const EvaluationMode evaluation(task_.module());
+  BatchTransfer transfer = batch_transfer();
+  // Fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
+  const auto begin_next = [&] {
+    std::optional<Batch> batch = batches-- > 0 ? loader.next() : std::nullopt;
+    if (batch) transfer.begin(*std::move(batch));
+  };
+  loader.set_epoch(0);
+  // A GPU computes with one batch while the next is on its way.
+  if (!trainer_.device().is_cpu()) begin_next();
+  for (int64_t index = 0;; ++index) {
+    begin_next();
+    if (transfer.empty()) break;
+    if (is_cut_short()) return false;
+    const c10::InferenceMode inference(options_.inference_mode);
+    const at::NoGradGuard no_gradients;
+    step(take(transfer), index);
+  }
+  return true;
+}
+
+Metrics TrainerRun::validation_pass(Loader& val, int64_t batches) {
+  begin_validation();
+  tell([&](Callback& c) { c.on_validation_start(trainer_); });
+  MeanMetrics means;
+  const LoggingInto scope(*this, {&means});
+  const bool is_whole = evaluate(val, batches, [&](const Batch& batch, int64_t index) {
+    {
+      const Scope forward = precision_.forward_context();
+      task_.validation_step(batch, index);
+    }
+    tell([&](Callback& c) { c.on_validation_batch_end(trainer_, index); });
+  });
+  // Means over some of the batches would pass for all.
+  const Metrics result = is_whole ? means.compute() : Metrics();
+  // Before callbacks hear of it: what one of them saves now was validated.
+  if (is_whole) end_validation();
+  if (!is_sanity_checking_) {
+    metrics_.set_validation(result);
+    logs_.add({result.begin(), result.end()}, progress_);
+  }
+  tell([&](Callback& c) { c.on_validation_end(trainer_); });
+  return result;
+}
+
+Metrics EvaluationRun::validate(Loader& val) {
+  Metrics result;
+  run([&] {
+    check_not_empty(val, "validate");
+    const int64_t batches = options_.limit_val_batches.of(val.size(), "limit_val_batches");
+    set_up_model();
+    result = validation_pass(val, batches);
+  });
+  return result;
+}
+
+Metrics EvaluationRun::test(Loader& test) {
+  run([&] {
+    check_not_empty(test, "test");
+    const int64_t batches = options_.limit_test_batches.of(test.size(), "limit_test_batches");
+    set_up_model();
+    tell([&](Callback& c) { c.on_test_start(trainer_); });
+    MeanMetrics means;
+    const LoggingInto scope(*this, {&means});
+    const bool is_whole = evaluate(test, batches, [&](const Batch& batch, int64_t index) {
+      {
+        const Scope forward = precision_.forward_context();
+        task_.test_step(batch, index);
+      }
+      tell([&](Callback& c) { c.on_test_batch_end(trainer_, index); });
+    });
+    if (is_whole) metrics_.set_test(means.compute());
+    logs_.add({metrics_.newest().begin(), metrics_.newest().end()}, progress_);
+    tell([&](Callback& c) { c.on_test_end(trainer_); });
+  });
+  return metrics_.newest();
+}
+
+std::vector<c10::IValue> EvaluationRun::predict(Loader& data, bool return_predictions) {
+  std::vector<c10::IValue> predictions;
+  run([&] {
+    check_not_empty(data, "predict");
+    const int64_t batches = options_.limit_predict_batches.of(data.size(), "limit_predict_batches");
+    set_up_model();
+    tell([&](Callback& c) { c.on_predict_start(trainer_); });
+    evaluate(data, batches, [&](const Batch& batch, int64_t index) {
+      c10::IValue prediction;
+      {
+        const Scope forward = precision_.forward_context();
+        prediction = task_.predict_step(batch, index);
+      }
+      if (prediction.isTensor() && prediction.toTensor().defined())
+        prediction = precision_.convert_output(prediction.toTensor());
+      tell([&](Callback& c) { c.on_predict_batch_end(trainer_, prediction, index); });
+      if (return_predictions) predictions.push_back(std::move(prediction));
+    });
+    tell([&](Callback& c) { c.on_predict_end(trainer_); });
+  });
+  return predictions;
+}
+
+}  // namespace mantissa

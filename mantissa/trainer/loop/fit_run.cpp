@@ -1,0 +1,274 @@
+// Epochs: which batch comes next, and what is due between two of them.
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/nn/module.h>
+
+#include "mantissa/core/device.h"
+#include "mantissa/trainer/loop/fit_run_internal.h"
+#include "mantissa/trainer/loop/interrupt.h"
+#include "mantissa/trainer/loop/same_random_numbers_internal.h"
+
+namespace mantissa {
+namespace {
+
+/// The first batches of a loader's epoch 0, again and again.
+class FirstBatches final : public Loader {
+ public:
+  FirstBatches(Loader& loader, int64_t count) {
+    loader.set_epoch(0);
+    while (size() < count) {
+      std::optional<Batch> batch = loader.next();
+      if (!batch) break;
+      batches_.push_back(*std::move(batch));
+    }
+  }
+  void set_epoch(int64_t /*epoch*/) override { next_ = 0; }
+  std::optional<Batch> next() override {
+    return next_ < batches_.size() ? std::optional(batches_[next_++]) : std::nullopt;
+  }
+  int64_t size() const override { return static_cast<int64_t>(batches_.size()); }
+
+ private:
+  std::vector<Batch> batches_;
+  size_t next_ = 0;
+};
+
+void check_loaders(const Loader& train, const Loader* val) {
+  TORCH_CHECK_VALUE(train.size() > 0,
+                    "fit: the training loader has no batches; give a dataset with at least one sample");
+  TORCH_CHECK_VALUE(!val || val->size() > 0,
+                    "fit: the validation loader has no batches; give it data or leave it out");
+}
+
+/// What only training tells: whether the task and the options fit together.
+void check_task(const Task& task, const TrainerOptions& options) {
+  if (task.automatic_optimization()) return;
+  TORCH_CHECK_VALUE(options.gradient_clip_val == 0, "fit: gradient_clip_val=", options.gradient_clip_val,
+                    " is for automatic optimization, and this task steps by itself: leave it out, and call "
+                    "TaskOptimizer::clip_gradients() before step()");
+  TORCH_CHECK_VALUE(options.accumulate_grad_batches.is_always(1),
+                    "fit: accumulate_grad_batches=", options.accumulate_grad_batches.to_string(),
+                    " is for automatic optimization, and this task steps by itself: leave it out, and step "
+                    "every so many batches");
+  TORCH_CHECK_VALUE(!options.transactional && !options.trace_nonfinite,
+                    "fit: transactional and trace_nonfinite follow the Trainer's own steps, and this task "
+                    "steps by itself; leave them out");
+}
+
+}  // namespace
+
+FitRun::FitRun(Trainer& trainer, Task& task, GradientClipAlgorithm clip_algorithm)
+    : TrainerRun(trainer, Stage::kFit, task, Progress()),
+      clip_algorithm_(clip_algorithm),
+      is_automatic_(task.automatic_optimization()),
+      optimizers_(task, precision_),
+      saved_precision_(precision_),
+      saved_objects_(options_, task, train_),
+      saved_settings_(options_, batches_per_epoch_),
+      decisions_(options_, progress_, stop_request_, strategy_),
+      tracer_(options_, precision_, progress_, [this](const Batch& batch, int64_t index) {
+        MeanMetrics logged_already;
+        const LoggingInto scope(*this, {&logged_already});
+        return forward(batch, index);
+      }) {}
+
+FitResult FitRun::fit(Loader& train, Loader* val, const std::filesystem::path& ckpt_path) {
+  const InterruptScope interrupt;
+  FitResult fit_result;
+  run([&] {
+    check_loaders(train, val);
+    check_task(task_, options_);
+    std::optional<torch::autograd::DetectAnomalyGuard> detect_anomaly;
+    if (options_.detect_anomaly) detect_anomaly.emplace();
+    std::optional<FirstBatches> first_batches, same_batches;
+    Loader* from = &train;
+    if (!options_.overfit_batches.is_none()) {
+      first_batches.emplace(train, options_.overfit_batches.of(train.size(), "overfit_batches"));
+      from = &*first_batches;
+      // Its own place in them: a validation inside the epoch must not move training's.
+      if (val) val = &same_batches.emplace(*first_batches);
+    }
+    set_up(*from, options_.limit_val_batches.is_none() ? nullptr : val, ckpt_path);
+    if (val_ && options_.num_sanity_val_steps != 0 && ckpt_path.empty() && !decide_between_epochs().end)
+      check_sanity();
+    tell([&](Callback& c) { c.on_train_start(trainer_); });
+    while (batches_per_epoch_ > 0) {
+      const Decision decision = decide_between_epochs();
+      // A run that resumes though all its steps were taken may still lack the validation that it ended on.
+      if (decision.end && !decision.validate) break;
+      train_epoch();
+    }
+    tell([&](Callback& c) { c.on_train_end(trainer_); });
+    fit_result = result();
+    tell([&](Callback& c) { c.on_fit_end(trainer_, fit_result); });
+  });
+  release();
+  return fit_result;
+}
+
+void FitRun::set_up(Loader& train, Loader* val, const std::filesystem::path& ckpt_path) {
+  const std::string from = ckpt_path.string();
+  std::optional<Checkpoint> checkpoint;
+  if (!ckpt_path.empty()) checkpoint = read(ckpt_path);
+  set_up_model();
+  // Before the optimizers, whose master weights are made from the weights.
+  if (checkpoint) load_model(*checkpoint, from);
+  strategy_.setup_module(task_.module());
+  optimizers_.set_up(options_);
+  strategy_.setup_optimizers(optimizers_.configs(), precision_);
+  for (OptimizerConfig& config : optimizers_.configs())
+    task_optimizers_.push_back(TaskOptimizer(*this, config));
+  set_up_epochs(train, val);
+  train_ = &train;
+  val_ = val;
+  tell([&](Callback& c) {
+    c.on_fit_start(trainer_, {batches_per_epoch_, options_.max_epochs, options_.max_steps});
+  });
+  if (checkpoint) resume(*checkpoint, from);
+}
+
+void FitRun::set_up_epochs(const Loader& train, const Loader* val) {
+  batches_per_epoch_ = options_.limit_train_batches.of(train.size(), "limit_train_batches");
+  if (val) options_.limit_val_batches.of(val->size(), "limit_val_batches");
+  decisions_.set_up(batches_per_epoch_, val != nullptr);
+  TORCH_CHECK_VALUE(
+      val != &train || !decisions_.validates_inside_epochs(),
+      "fit: training and validation read from one loader, which a validation inside an epoch would "
+      "move; give validation a loader of its own");
+}
+
+void FitRun::check_sanity() {
+  const SameRandomNumbers untouched;
+  is_sanity_checking_ = true;
+  tell([&](Callback& c) { c.on_sanity_check_start(trainer_); });
+  const int64_t batches = options_.limit_val_batches.of(val_->size(), "limit_val_batches");
+  const int64_t steps = options_.num_sanity_val_steps;
+  validation_pass(*val_, steps < 0 ? batches : std::min(steps, batches));
+  tell([&](Callback& c) { c.on_sanity_check_end(trainer_); });
+  is_sanity_checking_ = false;
+}
+
+void FitRun::train_epoch() {
+  const FitProgress& now = progress_.now();
+  const bool is_resumed = now.batches > 0;
+  window_size_ = options_.accumulate_grad_batches.at(now.epoch);
+  if (!is_resumed) {
+    random_numbers_.resume();
+    metrics_.begin_epoch();
+    optimizers_.begin_epoch();
+  }
+  train_->set_epoch(now.epoch);
+  if (is_resumed) train_->skip(now.batches);
+  tell([&](Callback& c) { c.on_train_epoch_start(trainer_, now.epoch); });
+  // One batch ahead, so that the last batch of the epoch is known to be it, and reaches a GPU in time.
+  BatchTransfer transfer = batch_transfer();
+  const auto begin_batch = [&](int64_t index) {
+    std::optional<Batch> batch = index < batches_per_epoch_ ? train_->next() : std::nullopt;
+    if (!batch) return false;
+    transfer.begin(*std::move(batch));
+    return true;
+  };
+  bool has_batch = begin_batch(now.batches);
+  TORCH_CHECK_VALUE(has_batch || is_resumed || batches_per_epoch_ == 0,
+                    "fit: the training loader gave no batch in epoch ", now.epoch,
+                    "; a loader must begin again at set_epoch()");
+  // As when the checkpoint was written: this batch had been fetched, and no validation begun.
+  random_numbers_.resume();
+  bool ends_here = is_resumed && settle({.whole_epochs = now.epoch, .has_next = has_batch}, nullptr);
+  while (has_batch && !ends_here) {
+    const bool has_next = begin_batch(now.batches + 1);
+    const TrainBatch done = train_batch(transfer, !has_next);
+    tell([&](Callback& c) { c.on_train_batch_end(trainer_, done); });
+    progress_.end_batch();
+    logs_.end_row();  // one of its own in every run, whatever is saved between it and the epoch's
+    has_batch = has_next;
+    ends_here = settle(
+        {.whole_epochs = now.epoch, .has_next = has_batch, .may_end = done.stepped || !is_automatic_}, &done);
+  }
+  // An epoch whose validation a signal has cut short is not over: a resumed run makes that validation.
+  const bool lacks_validation = val_ && interrupted_by() != 0 && decisions_.is_validation_due();
+  end_epoch(/*is_whole=*/!has_batch && !lacks_validation);
+}
+
+bool FitRun::settle(const Boundary& boundary, const TrainBatch* done) {
+  Decisions::Vote wants_checkpoint;
+  if (done) wants_checkpoint = [&](Callback& c) { return c.is_checkpoint_due(trainer_, *done); };
+  Decision decision = decisions_.decide(boundary, wants_checkpoint);
+  for (size_t i = 0; i < decision.save.size(); ++i)
+    if (decision.save[i]) options_.callbacks[i]->on_checkpoint_due(trainer_);
+  if (decision.validate) {
+    validate();
+    decision = decisions_.decide(boundary);  // what was measured may have called stop()
+  }
+  return decision.end;
+}
+
+Decision FitRun::decide_between_epochs(bool epoch_is_over) {
+  return decisions_.decide(
+      {.whole_epochs = progress_.now().epoch + (epoch_is_over ? 1 : 0), .is_between_epochs = true});
+}
+
+void FitRun::end_epoch(bool is_whole) {
+  const int64_t epoch = progress_.now().epoch;
+  metrics_.end_training(progress_.now());
+  if (decide_between_epochs(is_whole).validate) {
+    validate();
+    decide_between_epochs(is_whole);  // a signal may have cut it short
+    is_whole = is_whole && progress_.is_validated();
+  }
+  metrics_.end_epoch();
+  const Metrics& means = metrics_.of_epoch();
+  // Means over a part of the epoch would stand beside those of the run that resumes from here.
+  if (is_whole || interrupted_by() == 0) logs_.add({means.begin(), means.end()}, progress_);
+  if (is_whole) {
+    progress_.end_epoch();
+    if (is_automatic_) optimizers_.advance_epoch_schedules(progress_, metrics_);
+  }
+  tell([&](Callback& c) { c.on_epoch_end(trainer_, epoch, progress_.now().steps, means); });
+}
+
+void FitRun::validate() {
+  validation_pass(*val_, options_.limit_val_batches.of(val_->size(), "limit_val_batches"));
+}
+
+/// Inside a window training continues to its end, where this validation would no longer be due.
+bool FitRun::is_cut_short() const { return !progress_.is_inside_window() && TrainerRun::is_cut_short(); }
+
+void FitRun::begin_validation() {
+  if (!is_sanity_checking_) random_numbers_.begin_validation();
+}
+
+void FitRun::end_validation() {
+  if (is_sanity_checking_) return;
+  progress_.end_validation();
+  random_numbers_.end_validation();
+}
+
+/// The Trainer keeps this run, and the loaders may die before it.
+void FitRun::release() {
+  tracer_.clear();
+  train_ = val_ = nullptr;
+}
+
+FitResult FitRun::result() const {
+  FitResult result;
+  result.epochs = progress_.now().epoch;
+  result.steps = progress_.now().steps;
+  result.skipped_steps = progress_.skipped_steps().count();
+  result.metrics = metrics_.of_epoch();
+  result.seconds = progress_.own_seconds();
+  result.step_ms = step_times_.median_ms();
+  result.samples_per_second = step_times_.samples_per_second();
+  result.peak_memory_bytes = peak_memory_bytes(trainer_.device());
+  result.interrupted_by = interrupted_by();
+  result.stopped_by = stop_request_.why();
+  return result;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/io/checkpoint.h"
+#include "mantissa/trainer/loop/decisions_internal.h"
+#include "mantissa/trainer/loop/fit_optimizers_internal.h"
+#include "mantissa/trainer/loop/random_numbers_internal.h"
+#include "mantissa/trainer/loop/saved_parts_internal.h"
+#include "mantissa/trainer/loop/step_times_internal.h"
+#include "mantissa/trainer/loop/tracer_internal.h"
+#include "mantissa/trainer/loop/trainer_run_internal.h"
+
+namespace mantissa {
+
+/// One Trainer::fit(): a loop over parts that each own their state.
+class FitRun final : public TrainerRun {
+ public:
+  FitRun(Trainer& trainer, Task& task, GradientClipAlgorithm clip_algorithm);
+
+  FitResult fit(Loader& train, Loader* val, const std::filesystem::path& ckpt_path);
+  FitRun* as_fit() override { return this; }
+
+  /// Trainer::checkpoint().
+  Checkpoint checkpoint();
+  const std::vector<OptimizerConfig>& optimizers() const { return optimizers_.configs(); }
+
+  // What a task that steps by itself calls.
+  std::vector<TaskOptimizer>& task_optimizers() { return task_optimizers_; }
+  void manual_backward(const at::Tensor& loss);
+  StepResult manual_step(OptimizerConfig& config, const std::function<at::Tensor()>& closure);
+  void clear_gradients(torch::optim::Optimizer& optimizer);
+
+ private:
+  // fit_run.cpp: epochs.
+  void set_up(Loader& train, Loader* val, const std::filesystem::path& ckpt_path);
+  void set_up_epochs(const Loader& train, const Loader* val);
+  void check_sanity();
+  void train_epoch();
+  /// Does what is due between two batches. Returns whether training ends here.
+  bool settle(const Boundary& boundary, const TrainBatch* done);
+  Decision decide_between_epochs(bool epoch_is_over = false);
+  void end_epoch(bool is_whole);
+  void validate();
+  FitResult result() const;
+
+  // train_batch.cpp: one batch.
+  TrainBatch train_batch(BatchTransfer& transfer, bool is_last_of_epoch);
+  void step_automatically(const Batch& batch, TrainBatch& done);
+  void step_manually(const Batch& batch, TrainBatch& done);
+  at::Tensor forward(const Batch& batch, int64_t batch_index);
+  at::Tensor forward_and_backward(const Batch& batch, bool is_reduced);
+  void backward(const at::Tensor& loss, bool is_reduced);
+  void unscale_and_clip(torch::optim::Optimizer& optimizer);
+  void prepare_step(torch::optim::Optimizer& optimizer);
+  void note_step(const OptimizerConfig& config, const StepResult& step);
+  bool makes_row(bool ends_window) const;
+  bool is_inside_training_step() const { return sink_.is_training_step; }
+
+  // resume.cpp: checkpoints.
+  /// In the order in which they are loaded: where the run stands comes last, because a run that has not moved
+  /// saves nothing, should an earlier part fail.
+  std::vector<RunPart*> parts();
+  /// The checkpoint at `path`, or the newest whole one in that folder.
+  static Checkpoint read(const std::filesystem::path& path);
+  void load_model(const Checkpoint& checkpoint, const std::string& from);
+  void resume(const Checkpoint& checkpoint, const std::string& from);
+
+  void release() override;
+  int interrupted_by() const override { return decisions_.interrupted_by(); }
+  bool is_cut_short() const override;
+  void begin_validation() override;
+  void end_validation() override;
+
+  const GradientClipAlgorithm clip_algorithm_;
+  const bool is_automatic_;
+  Loader *train_ = nullptr, *val_ = nullptr;
+  int64_t batches_per_epoch_ = 0;
+  int64_t window_size_ = 1;  ///< batches of an accumulation window
+  StepResult manual_step_;   ///< the last one of the batch at hand
+
+  FitOptimizers optimizers_;
+  SavedPrecision saved_precision_;
+  SavedObjects saved_objects_;
+  SavedSettings saved_settings_;
+  RandomNumbers random_numbers_;
+  Decisions decisions_;
+  Tracer tracer_;
+  StepTimes step_times_;
+  std::vector<TaskOptimizer> task_optimizers_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "mantissa/amp/step_result.h"
+#include "mantissa/core/state_dict.h"
+#include "mantissa/trainer/loop/run_part_internal.h"
+#include "mantissa/trainer/progress.h"
+
+namespace mantissa {
+
+/// Where a run stands: its epochs, batches and steps, the accumulation window that is open, and the time.
+///
+/// Gradients of an open window are not saved. A resumed run begins the window again, so that what is saved
+/// inside one is the progress before it.
+class Progress final : public RunPart {
+ public:
+  const FitProgress& now() const { return now_; }
+  const SkippedSteps& skipped_steps() const { return skipped_steps_; }
+  /// Of all runs that this one resumes, too.
+  double seconds() const { return earlier_seconds_ + own_seconds(); }
+  double own_seconds() const;
+
+  /// Where a run begins that resumes from what is saved now.
+  FitProgress resumes_at() const;
+  /// Whether it continues bit for bit: not from inside a batch or a window.
+  bool resumes_exactly() const;
+  bool is_validated() const { return now_.validated_batches == now_.total_batches; }
+
+  /// Batches whose gradients wait for a step.
+  int64_t window_batches() const { return window_batches_; }
+  bool is_inside_window() const { return window_batches_ > 0; }
+
+  void begin_batch() { place_ = Place::kComputing; }
+  /// The batch's gradients wait for a step.
+  void extend_window() { ++window_batches_; }
+  void end_window() { window_batches_ = 0; }
+  void add_step(const StepResult& step);
+  /// The last write of the batch is done, and callbacks hear of it next.
+  void end_computing() { place_ = Place::kReporting; }
+  void count_batch();
+  void end_batch() { place_ = Place::kBetweenBatches; }
+  void end_validation() { now_.validated_batches = now_.total_batches; }
+  void end_epoch();
+  /// An exception ends the run: inside a batch, if the batch has not ended.
+  void fail() { is_broken_ = place_ != Place::kBetweenBatches; }
+
+  void save(StateDict& state) const override;
+  void load(const StateReader& state, Differences& differences) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Place { kBetweenBatches, kComputing, kReporting };
+
+  FitProgress now_;
+  SkippedSteps skipped_steps_;
+  int64_t window_batches_ = 0;
+  Place place_ = Place::kBetweenBatches;
+  bool is_broken_ = false;
+  Clock::time_point start_ = Clock::now();
+  double earlier_seconds_ = 0;
+};
+
+/// What a checkpoint calls the number of batches an epoch had, in "setup".
+inline constexpr const char* kBatchesAnEpoch = "number of batches an epoch";
+
+}  // namespace mantissa

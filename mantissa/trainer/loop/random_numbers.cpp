@@ -1,0 +1,35 @@
+#include <string>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/rng_state.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/trainer/loop/random_numbers_internal.h"
+
+namespace mantissa {
+
+void RandomNumbers::begin_validation() { of_validation_ = rng_state(); }
+
+void RandomNumbers::resume() {
+  if (!to_resume_) return;
+  const std::vector<std::string> missing = load_rng_state(StateReader(*to_resume_, "rng"));
+  to_resume_.reset();  // only now: should that fail, what is saved still has them
+  if (!missing.empty()) {
+    TORCH_WARN(
+        "the random numbers of ", join_names(missing),
+        " continue from where they are, since only the checkpoint or only this machine has that generator; "
+        "what they decide differs from a run without interruption");
+  }
+}
+
+void RandomNumbers::save(StateDict& state) const {
+  state.emplace("rng", to_resume_ ? *to_resume_ : of_validation_ ? *of_validation_ : rng_state());
+}
+
+void RandomNumbers::load(const StateReader& state, Differences& differences) {
+  load_if_saved(state, "rng", "the random numbers", differences,
+                [&](const StateReader& saved) { to_resume_ = saved.to_dict(); });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/trainer/loggers/logger.h"
+#include "mantissa/trainer/loop/progress_internal.h"
+#include "mantissa/trainer/loop/run_part_internal.h"
+
+namespace mantissa {
+
+/// The rows of a run, on their way to its loggers. One row is put together for each step.
+///
+/// A logger that fails is left out from then on, with a warning.
+/// Threads: save_to_disk() from any; everything else from the run's.
+class RunLogs final : public RunPart {
+ public:
+  explicit RunLogs(std::vector<std::shared_ptr<Logger>> loggers);
+
+  /// `makes_row`: whether the step of the training batch that begins now makes a row.
+  void begin_batch(bool makes_row);
+  bool has_loggers() const { return has_loggers_; }
+  /// Whether the training batch that runs belongs to a step that makes a row.
+  bool makes_row() const { return makes_row_; }
+  /// A value of training_step(): NAME_step in the row of its step.
+  void add_step_value(const std::string& name, const MetricValue& value);
+  void end_batch(const Progress& progress);
+
+  /// Adds to the row of the step at hand.
+  /// Errors: c10::ValueError for a name that loggers refuse.
+  void add(const MetricValues& metrics, const Progress& progress);
+  /// Sends the row that is being put together to the loggers.
+  void end_row();
+  void save_to_disk();
+  void finalize(const std::string& status);
+
+  void save(StateDict& state) const override;
+  void load(const StateReader& state, Differences& differences) override;
+
+ private:
+  struct Row {
+    MetricValues metrics = {};
+    int64_t step = 0, epoch = 0;
+    at::Tensor skipped_steps = {};
+  };
+
+  /// By what a checkpoint calls them; without those that have failed.
+  std::map<std::string, std::shared_ptr<Logger>> by_key() const;
+  void each(const std::function<void(Logger&)>& call);
+
+  const bool has_loggers_;
+  bool makes_row_ = false;
+  mutable std::mutex mutex_;  ///< guards loggers_
+  std::vector<std::shared_ptr<Logger>> loggers_;
+  Row row_;
+  std::optional<MetricValues> batch_row_;  ///< while a training batch runs: of the step that will end it
+};
+
+}  // namespace mantissa

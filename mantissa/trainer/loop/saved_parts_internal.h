@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+
+#include "mantissa/trainer/loop/run_part_internal.h"
+#include "mantissa/trainer/task.h"
+#include "mantissa/trainer/trainer_options.h"
+
+namespace mantissa {
+
+class Loader;
+
+/// The mode's own state, and the choice of CPU kernels, whose bits differ.
+class SavedPrecision final : public RunPart {
+ public:
+  explicit SavedPrecision(Precision& precision) : precision_(precision) {}
+  void save(StateDict& state) const override;
+  void load(const StateReader& state, Differences& differences) override;
+
+ private:
+  Precision& precision_;
+};
+
+/// The states of the user's objects that are Stateful: callbacks, the task, the training loader.
+class SavedObjects final : public RunPart {
+ public:
+  SavedObjects(const TrainerOptions& options, Task& task, Loader* const& train)
+      : options_(options), task_(task), train_(train) {}
+  void save(StateDict& state) const override;
+  void load(const StateReader& state, Differences& differences) override;
+
+ private:
+  const TrainerOptions& options_;
+  Task& task_;
+  Loader* const& train_;
+};
+
+/// Settings that change the numbers of a resumed run. They are compared, not taken over.
+class SavedSettings final : public RunPart {
+ public:
+  SavedSettings(const TrainerOptions& options, const int64_t& batches_per_epoch)
+      : options_(options), batches_per_epoch_(batches_per_epoch) {}
+  void save(StateDict& state) const override;
+  void load(const StateReader& state, Differences& differences) override;
+
+ private:
+  StateDict settings() const;
+
+  const TrainerOptions& options_;
+  const int64_t& batches_per_epoch_;
+};
+
+}  // namespace mantissa

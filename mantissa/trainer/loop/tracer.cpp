@@ -1,0 +1,181 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/view_as_real.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "mantissa/core/error_message.h"
+#include "mantissa/trainer/loop/tracer_internal.h"
+
+namespace mantissa {
+namespace {
+
+/// The scale that never moves; unset: there is none, or it finds itself.
+std::optional<std::string> fixed_loss_scale(const TrainerOptions& options) {
+  const auto& given = options.precision_options.loss_scale;
+  return given && *given != "dynamic" && *given != "none" ? given : std::nullopt;
+}
+
+/// Sync: reads one number; where that is not finite, two of each gradient.
+bool gradients_are_finite(torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> gradients;
+  at::Tensor total;
+  for (const at::Tensor& parameter : main_params(optimizer)) {
+    if (!parameter.grad().defined()) continue;
+    const at::Tensor gradient = parameter.grad().detach();
+    const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+    if (values.numel() == 0) continue;
+    gradients.push_back(values.is_complex() ? at::view_as_real(values) : values);
+    const at::Tensor sum = gradients.back().sum().to(at::kDouble);
+    total = total.defined() ? total + sum.to(total.device()) : sum;
+  }
+  // A finite sum has only finite terms, and it is the fastest look at a gradient. One that is not finite may
+  // have overflowed by itself.
+  if (!total.defined() || std::isfinite(total.item<double>())) return true;
+  return std::all_of(gradients.begin(), gradients.end(), [](const at::Tensor& gradient) {
+    const auto [low, high] = at::aminmax(gradient);
+    return std::isfinite(low.item<double>()) && std::isfinite(high.item<double>());
+  });
+}
+
+}  // namespace
+
+void Tracer::begin_window(torch::nn::Module& module, int64_t batches) {
+  clear();
+  window_size_ = batches;
+  if (options_.transactional) before_window_.emplace(module);
+}
+
+void Tracer::begin_batch(const torch::nn::Module& module, const Batch& batch) {
+  is_batch_kept_ = options_.trace_nonfinite && traces_left_ > 0;
+  if (is_batch_kept_) window_.push_back({batch, progress_.now().batches, ReplayPoint(module)});
+}
+
+void Tracer::end_batch(torch::nn::Module& module, const at::Tensor& loss) {
+  if (!is_batch_kept_) return;
+  if (!loss.defined()) {
+    window_.pop_back();  // left out: it cannot be the one
+  } else if (!std::isfinite(loss.item<double>())) {
+    trace(module);
+  }
+}
+
+void Tracer::check_gradients(torch::nn::Module& module, torch::optim::Optimizer& optimizer) {
+  // A scaler drops the step, and the trace can wait until then; without one the step breaks the weights.
+  const bool is_wanted = !window_.empty() && !precision_.traits().scales_loss && !is_traced_;
+  if (is_wanted && !gradients_are_finite(optimizer)) trace(module);
+}
+
+void Tracer::end_window(torch::nn::Module& module, const StepResult& step) {
+  // The host need not know whether a fused optimizer has stepped, except here.
+  if (options_.trace_nonfinite) {
+    if (step.cause() == SkipCause::kNonFiniteGradients) trace(module);
+    if (!step.skipped()) overflows_in_a_row_ = 0;
+  }
+  if (before_window_ && step.skipped()) before_window_->restore_buffers();
+  is_traced_ = false;
+}
+
+void Tracer::clear() {
+  window_.clear();
+  before_window_.reset();
+}
+
+std::optional<NonFiniteOrigin> Tracer::take_new_origin() {
+  return std::exchange(is_origin_new_, false) ? origin_ : std::nullopt;
+}
+
+void Tracer::trace(torch::nn::Module& module) {
+  if (is_traced_ || traces_left_ == 0) return;
+  std::vector<WindowBatch> batches;
+  for (const KeptBatch& kept : window_) {
+    const auto forward_and_loss = [this, &kept] {
+      const at::Tensor loss = forward_(kept.batch, kept.index);
+      TORCH_CHECK(loss.defined(), "training_step() of batch ", kept.index, " gave no loss the second time");
+      const at::Tensor scale = precision_.loss_scale();
+      return scale.defined() ? loss / window_size_ * scale.to(loss.device()) : loss / window_size_;
+    };
+    batches.push_back({forward_and_loss, &kept.before});
+  }
+  std::optional<WindowOrigin> found;
+  std::string failure =
+      "gave finite gradients the second time: nondeterministic operations, or what changes gradients after "
+      "the "
+      "backward pass (a hook, on_after_backward)";
+  try {
+    found = trace_nonfinite_window(module, batches);
+  } catch (const std::exception& error) {  // the training itself is sound
+    failure = "could not be run again: " + message_of(error);
+  }
+  if (!found) {
+    --traces_left_;
+    TORCH_WARN("trace_nonfinite: the window that ends with batch ", progress_.now().batches, " of epoch ",
+               progress_.now().epoch, " ", failure);
+    return;
+  }
+  origin_ = found->origin;
+  is_traced_ = is_origin_new_ = true;
+  report(window_[found->batch].index);
+}
+
+void Tracer::report(int64_t batch_index) {
+  const std::string where =
+      "batch " + std::to_string(batch_index) + " of epoch " + std::to_string(progress_.now().epoch) + ": ";
+  const bool is_scale =
+      origin_->cause == NonFiniteCause::kLossScale || origin_->cause == NonFiniteCause::kAccumulation;
+  const std::optional<std::string> fixed = fixed_loss_scale(options_);
+  if (is_scale && precision_.traits().scales_loss && !fixed) {
+    if (++overflows_in_a_row_ % TrainerOptions::kOverflowsInARow != 0) {
+      if (std::exchange(has_warned_of_scale_, true)) return;
+      TORCH_WARN(where, "the step was skipped, since ",
+                 origin_->backward ? "a gradient of " + origin_->op : "the loss", " at the loss scale ",
+                 precision_.loss_scale().item<double>(), " is beyond ", c10::toString(origin_->result.dtype),
+                 ". The scaler lowers the scale by itself, which is how it finds a fitting one; this is "
+                 "reported again only "
+                 "when ",
+                 TrainerOptions::kOverflowsInARow, " steps in a row are skipped");
+      return;
+    }
+    origin_->cure =
+        std::to_string(overflows_in_a_row_) +
+        " steps in a row were skipped, each at a lower scale: it is this part and not the scale. Run it "
+        "in float32, or train in bf16, whose range is float32's";
+  } else if (is_scale && fixed) {
+    origin_->cure =
+        "the loss scale is fixed at " + *fixed +
+        " (--loss-scale, PrecisionOptions::loss_scale), which is too high for this gradient: give a "
+        "lower one, or dynamic, which finds it by itself";
+  } else if (is_scale) {
+    origin_->cure =
+        "the loss is not scaled, so this gradient is too large by itself: clamp what makes it, run this part "
+        "in "
+        "float32, or train in bf16, whose range is float32's";
+  }
+  --traces_left_;
+  if (origin_->cause == NonFiniteCause::kParameter) {
+    traces_left_ = 0;
+    origin_->cure =
+        (progress_.now().steps == progress_.skipped_steps().count()
+             ? "it was so before the first step: look at the file that the weights were loaded from, or at "
+               "how they are initialized"
+             : "an earlier step broke it: stop, and go back to a checkpoint from before") +
+        std::string(". Nothing that follows can be right, and no later batch is traced");
+  }
+  // The same fault in batch after batch is one fault.
+  const std::string cause(to_string(origin_->cause));
+  const std::string what = (origin_->backward ? "backward: " : "forward: ") + origin_->op +
+                           (origin_->inside_module ? " in " : " after ") +
+                           (origin_->module.empty() ? "the root module" : origin_->module);
+  if (overflows_in_a_row_ == 0 && !reported_.insert(what + cause).second) {
+    TORCH_WARN(where, "again ", what, ": ", cause);
+    return;
+  }
+  TORCH_WARN(where, origin_->to_string());
+}
+
+}  // namespace mantissa

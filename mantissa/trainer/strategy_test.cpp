@@ -1,0 +1,272 @@
+// The seam for several processes. Threads of this process stand for them.
+#include "mantissa/trainer/strategy.h"
+
+#include <barrier>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/trainer/test_support_internal.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa::strategy_test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// What the threads share.
+struct Group {
+  explicit Group(int64_t size) : gradients(static_cast<size_t>(size)), flags(gradients.size()), all(size) {}
+  std::vector<std::vector<at::Tensor>> gradients;
+  std::vector<std::vector<int64_t>> flags;
+  std::barrier<> all;
+};
+
+/// Averages gradients over the threads of a group.
+class OneOfAGroup final : public Strategy {
+ public:
+  OneOfAGroup(std::shared_ptr<Group> group, size_t rank) : group_(std::move(group)), rank_(rank) {}
+  int64_t world_size() const override { return static_cast<int64_t>(group_->flags.size()); }
+  void setup_module(torch::nn::Module& module) override { parameters_ = module.parameters(); }
+  void pre_backward(const at::Tensor&) override { ++exchanges; }
+  void post_backward() override {
+    std::vector<at::Tensor>& own = group_->gradients[rank_];
+    own.clear();
+    for (const at::Tensor& parameter : parameters_) own.push_back(parameter.grad());
+    group_->all.arrive_and_wait();
+    std::vector<at::Tensor> means;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      at::Tensor sum = group_->gradients[0][i].clone();
+      for (size_t rank = 1; rank < group_->gradients.size(); ++rank) sum += group_->gradients[rank][i];
+      means.push_back(sum / world_size());
+    }
+    group_->all.arrive_and_wait();
+    for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad().copy_(means[i]);
+  }
+  std::vector<int64_t> reduce_max(std::vector<int64_t> flags) override {
+    group_->flags[rank_] = flags;
+    group_->all.arrive_and_wait();
+    for (const auto& others : group_->flags)
+      for (size_t i = 0; i < flags.size(); ++i) flags[i] = std::max(flags[i], others.at(i));
+    group_->all.arrive_and_wait();
+    return flags;
+  }
+
+  int exchanges = 0;
+
+ private:
+  std::shared_ptr<Group> group_;
+  size_t rank_;
+  std::vector<at::Tensor> parameters_;
+};
+
+struct Outcome {
+  FitResult result;
+  double weight = 0, scale = 0;
+  int exchanges = 0;
+};
+
+/// Runs `fit` with a strategy of each of two threads.
+template <typename Fit>
+std::vector<Outcome> in_two(const Fit& fit) {
+  const auto group = std::make_shared<Group>(2);
+  std::vector<Outcome> outcomes(2);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto strategy = std::make_shared<OneOfAGroup>(group, rank);
+      outcomes[rank] = fit(rank, strategy);
+      outcomes[rank].exchanges = strategy->exchanges;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+Outcome train(TrainerOptions options, std::vector<float> values) {
+  OneWeight task;
+  ListLoader loader = loader_of(std::move(values));
+  options.device = "cpu";
+  Trainer trainer(std::move(options));
+  Outcome outcome;
+  outcome.result = trainer.fit(task, loader);
+  outcome.weight = task.weight();
+  if (const at::Tensor scale = trainer.precision().loss_scale(); scale.defined())
+    outcome.scale = scale.item<double>();
+  return outcome;
+}
+
+TEST(Strategy, TwoProcessesTrainAsOneWithBothBatches) {
+  const std::vector<std::vector<float>> values{{1, 2, 3, 4}, {3, 6, 9, 12}};
+  for (const int64_t window : {1, 3}) {
+    const auto outcomes = in_two([&](size_t rank, const auto& strategy) {
+      return train({.strategy = strategy, .accumulate_grad_batches = window}, values[rank]);
+    });
+    const double alone = train({.accumulate_grad_batches = window}, {2, 4, 6, 8}).weight;
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.weight, alone) << window;
+      // The last batch of a window exchanges the gradients of all of it.
+      EXPECT_EQ(outcome.exchanges, window == 1 ? 4 : 2);
+    }
+  }
+}
+
+TEST(Strategy, AnOverflowInOneProcessSkipsTheStepInAll) {
+  const std::vector<std::vector<float>> values{{1, 1, 1}, {1, kInf, 1}};
+  for (const Outcome& outcome : in_two([&](size_t rank, const auto&strategy) {
+         return train({.precision = "16-mixed", .strategy = strategy}, values[rank]);
+       })) {
+    EXPECT_EQ(outcome.result.skipped_steps, 1);
+    EXPECT_EQ(outcome.scale, 32768);
+    EXPECT_EQ(outcome.weight, -2);
+  }
+}
+
+/// Does something after one step of one process.
+struct AtStep final : Callback {
+  AtStep(int64_t step, std::function<void(Trainer&)> act) : step_(step), act_(std::move(act)) {}
+  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
+    if (batch.global_step == step_) act_(trainer);
+  }
+
+ private:
+  int64_t step_;
+  std::function<void(Trainer&)> act_;
+};
+
+TEST(Strategy, AStopInOneProcessEndsAllAtTheSameStep) {
+  const auto outcomes = in_two([&](size_t rank, const auto& strategy) {
+    TrainerOptions options;
+    options.strategy = strategy;
+    options.max_epochs = 10;
+    const int64_t step = rank == 1 ? 3 : -1;
+    options.callbacks = {std::make_shared<AtStep>(step, [](Trainer& trainer) { trainer.stop("enough"); })};
+    return train(options, {1, 2, 3, 4, 5});
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.result.steps, 3);
+  EXPECT_EQ(outcomes[0].result.stopped_by, "stop() in another process");
+  EXPECT_EQ(outcomes[1].result.stopped_by, "enough");
+}
+
+/// Wants a checkpoint after one step, and notes after which steps one is due.
+struct Saver final : Callback {
+  explicit Saver(int64_t step) : wanted(step) {}
+  bool is_checkpoint_due(const Trainer&, const TrainBatch& batch) const override {
+    return batch.global_step == wanted;
+  }
+  void on_checkpoint_due(Trainer& trainer) override { saved.push_back(trainer.progress().steps); }
+  int64_t wanted;
+  std::vector<int64_t> saved;
+};
+
+TEST(Strategy, ACheckpointThatIsDueInOneProcessIsSavedByAll) {
+  std::vector<std::vector<int64_t>> saved(4);
+  in_two([&](size_t rank, const auto& strategy) {
+    TrainerOptions options;
+    options.strategy = strategy;
+    const auto by_rank = std::make_shared<Saver>(rank == 0 ? 2 : 4), never = std::make_shared<Saver>(-1);
+    options.callbacks = {by_rank, never};
+    const Outcome outcome = train(options, {1, 2, 3, 4, 5});
+    saved[2 * rank] = by_rank->saved;
+    saved[2 * rank + 1] = never->saved;
+    return outcome;
+  });
+  EXPECT_THAT(saved, ElementsAre(ElementsAre(2, 4), ElementsAre(), ElementsAre(2, 4), ElementsAre()));
+}
+
+/// Says what it is called for.
+struct Diary final : Strategy {
+  void setup_module(torch::nn::Module&) override { text += "module "; }
+  void setup_optimizers(const std::vector<OptimizerConfig>& optimizers, Precision& precision) override {
+    text += std::to_string(optimizers.size()) + " optimizer in " + precision.name() + " ";
+  }
+  void pre_backward(const at::Tensor& loss) override {
+    text += "pre(" + std::to_string(loss.item<int>()) + ") ";
+  }
+  void post_backward() override { text += "post "; }
+  void teardown() override {
+    text += "teardown";
+    if (fails) throw std::runtime_error("no teardown");
+  }
+  int64_t world_size() const override { return world; }
+  std::string text;
+  int64_t world = 1;
+  bool fails = false;
+};
+
+TEST(Strategy, HearsOfARunInOrder) {
+  const auto strategy = std::make_shared<Diary>();
+  train({.precision = "16-mixed", .strategy = strategy}, {1});
+  EXPECT_EQ(strategy->text, "module 1 optimizer in 16-mixed pre(0) post teardown");
+}
+
+TEST(Strategy, IsToldOfTheScaledLoss) {
+  struct Task final : OneWeight {
+    at::Tensor training_step(const Batch&, int64_t) override { return net->weight.sum() * 0 + 1; }
+  } task;
+  const auto strategy = std::make_shared<Diary>();
+  ListLoader loader = loader_of({1});
+  Trainer({.precision = "16-mixed", .device = "cpu", .strategy = strategy}).fit(task, loader);
+  EXPECT_THAT(strategy->text, HasSubstr("pre(65536) post "));
+}
+
+TEST(Strategy, EveryBackwardPassOfAManualTaskIsExchanged) {
+  struct Task final : OneWeight {
+    bool automatic_optimization() const override { return false; }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      for (int i = 0; i < 2; ++i) manual_backward((net->weight * batch.data).sum() + 1);
+      optimizers().step();
+      optimizers().zero_grad();
+      return {};
+    }
+  } task;
+  const auto strategy = std::make_shared<Diary>();
+  ListLoader loader = loader_of({1});
+  Trainer({.device = "cpu", .strategy = strategy}).fit(task, loader);
+  EXPECT_THAT(strategy->text, HasSubstr("pre(1) post pre(1) post "));
+}
+
+TEST(Strategy, EndsWithTheRunThatAnExceptionEnds) {
+  const auto strategy = std::make_shared<Diary>();
+  strategy->fails = true;
+  OneWeight task;
+  task.throws_at = 1;
+  ListLoader loader = loader_of({1});
+  Trainer trainer({.device = "cpu", .strategy = strategy});
+  testing::internal::CaptureStderr();
+  EXPECT_THAT([&] { trainer.fit(task, loader); },
+              testing::ThrowsMessage<std::runtime_error>(HasSubstr("training_step failed")));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the strategy failed while the run ended"));
+  EXPECT_THAT(strategy->text, testing::EndsWith("teardown"));
+}
+
+TEST(Strategy, DifferentCallbacksAreRefusedByAll) {
+  in_two([&](size_t rank, const auto& strategy) {
+    TrainerOptions options;
+    options.strategy = strategy;
+    if (rank == 1) options.callbacks = {std::make_shared<Saver>(1)};
+    EXPECT_THAT([&] { train(options, {1}); }, testing::ThrowsMessage<c10::ValueError>(
+                                                  HasSubstr("one process has 0 callbacks and another 1")));
+    return Outcome();
+  });
+}
+
+TEST(Strategy, NoLossIsAnErrorWhereOthersWaitForIt) {
+  const auto strategy = std::make_shared<Diary>();
+  strategy->world = 3;
+  EXPECT_THAT(
+      [&] {
+        train({.strategy = strategy}, {1, -1});
+      },
+      testing::ThrowsMessage<c10::Error>(
+          HasSubstr("batch 1 of epoch 0 returned no loss, and the other 2 processes wait")));
+}
+
+}  // namespace
+}  // namespace mantissa::strategy_test
