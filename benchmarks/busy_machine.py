@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What a training step costs while another process keeps one core busy, with and without keep_threads_apart().
 
-`mantissa fit` on digits, alone and beside a loop of the shell's, and both with MANTISSA_KEEP_THREADS_APART=0 and 1, in turn.
-The seconds are those of the whole training, not the median step's: beside another process most steps are
-undisturbed, and a few take a hundred times as long. All runs of a model must end with the same loss, to the last bit.
-Writes JSON and prints milliseconds a step, medians of the rounds, and the median ratio to the quiet run of the same round.
+Runs `mantissa fit` on digits, alone and beside a shell loop, both with MANTISSA_KEEP_THREADS_APART=0 and 1, in turn.
+The times are those of the whole training, not of the median step: beside another process most steps are undisturbed,
+and a few take a hundred times as long. All runs of a model must end with the same loss, to the last bit. Writes JSON
+and prints milliseconds per step (medians of the rounds) and the median ratio to the quiet run of the same round.
 """
 
 import argparse

@@ -1,5 +1,6 @@
-// Reads a dataset with our DataLoader and prints what benchmarks/data_loader.py compares, in one line of
-// JSON: data_loader_bench WORK WORKERS SAMPLES BATCH_SIZE
+// Reads a dataset with our DataLoader and prints one line of JSON for benchmarks/data_loader.py:
+//
+//   data_loader_bench WORK WORKERS SAMPLES BATCH_SIZE
 #include <chrono>
 #include <cstdlib>
 #include <fmt/format.h>
@@ -19,15 +20,15 @@ namespace {
 constexpr int64_t kPixels = int64_t{3} * 32 * 32;
 constexpr auto kWait = std::chrono::microseconds(500);
 
-/// Images whose pixels are (i * kPixels + j) mod 256, and i as the target.
+/// Makes images whose pixels are (i * kPixels + j) mod 256, with i as the target.
 std::shared_ptr<const Dataset> images(int64_t samples) {
   const at::Tensor numbers = at::arange(samples * kPixels, at::TensorOptions().dtype(at::kLong));
   return std::make_shared<TensorDataset>(numbers.remainder(256).to(at::kByte).view({samples, 3, 32, 32}),
                                          at::arange(samples, at::TensorOptions().dtype(at::kLong)));
 }
 
-/// What each sample costs: nothing; half a millisecond of waiting, as for a disk; pixels made floats,
-/// normalised and mirrored.
+/// Returns the work for each sample: nothing; half a millisecond of waiting, as for a disk; or conversion of
+/// the pixels to float, normalisation and mirroring.
 Transform work(const std::string& name) {
   if (name == "none") return {};
   if (name == "wait")
@@ -53,7 +54,7 @@ void run(const std::string& name, int64_t workers, int64_t samples, int64_t batc
   double seconds = 0;
   int64_t order = 0;
   double pixels = 0;
-  for (int64_t epoch = 0; epoch < 2; ++epoch) {  // the second one counts, when memory is there
+  for (int64_t epoch = 0; epoch < 2; ++epoch) {  // the second one counts, when memory is allocated
     loader.set_epoch(epoch);
     std::vector<Batch> batches;
     const auto start = Clock::now();

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Samples a second of our DataLoader and of torch.utils.data.DataLoader, in the calling thread and with two workers.
 
-Both read the same images in the same order and do the same work for each sample, in turn and in processes of their
-own; order and pixels must be equal before a time counts. An epoch is timed after one that warms up: PyTorch's worker
-processes have started then (persistent_workers), our threads start anew in each epoch. Writes JSON and prints medians;
+Both read the same images in the same order and do the same work for each sample, in turn and in separate processes.
+Order and pixels must be equal before a time counts. An epoch is timed after a warm-up epoch: PyTorch's worker processes
+have started then (persistent_workers), whereas our threads start again in each epoch. Writes JSON and prints medians;
 a ratio above 1 means that ours is faster.
 """
 
@@ -19,7 +19,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PIXELS = 3 * 32 * 32
 WAIT = 500e-6
-# Work for each sample, samples in an epoch: enough for some tenths of a second.
+# The work for each sample and the samples in an epoch: enough for some tenths of a second.
 CASES = [("none", 20000), ("wait", 600), ("augment", 6000)]
 
 

@@ -16,7 +16,7 @@
 namespace mantissa {
 namespace {
 
-/// NVIDIA's driver API, which libtorch has loaded already. It is asked for what libtorch tells only to code
+/// NVIDIA's driver API, which libtorch has already loaded. It gives facts that libtorch exposes only to code
 /// that is compiled with CUDA's headers.
 class Driver {
  public:
@@ -42,7 +42,7 @@ class Driver {
   }
 
  private:
-  /// Every function of the API returns 0 where it succeeds.
+  /// Every function of the API returns 0 on success.
   template <typename... Arguments>
   int call(const char* function, Arguments... arguments) const {
     void* const found = dlsym(library_, function);
@@ -59,7 +59,7 @@ class Driver {
   void* library_;
 };
 
-/// "9.0"
+/// Returns a text such as "9.0".
 std::string capability(int device) {
   const int number = cuda_compute_capability(device);
   return std::to_string(number / 10) + "." + std::to_string(number % 10);

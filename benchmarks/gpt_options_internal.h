@@ -6,7 +6,7 @@
 
 namespace mantissa {
 
-/// The sizes of a GPT as the jobs of benchmarks/gpu name them.
+/// Returns the sizes of a GPT from a job of benchmarks/gpu.
 inline GptOptions gpt_options(const nlohmann::json& model) {
   return {.layers = model["layers"],
           .width = model["width"],

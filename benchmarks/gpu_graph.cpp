@@ -1,12 +1,14 @@
-// A whole 16-mixed step, captured and replayed, against the same step taken eagerly.
+// Compares a whole 16-mixed step that is captured and replayed with the same step taken eagerly.
 //
 //   gpu_graph JOB.json   prints a line of JSON
 //
-// Job:    "device"; "model" {"layers", "width", "heads", "context", "vocabulary"} of a GPT; "batch"; "steps"; "growth_interval"
-//         of the scaler; "overflows" {"<step>": "inf" or "nan"}: steps whose loss is multiplied by it.
-// Result: "skipped" [steps]: those after which every weight was as before; "scale" [steps]; "equal_scale", "equal_weights":
-//         whether both were the same, weights bit for bit, after each step; "differs_at": the first step where not, else null;
-//         "eager_ms", "replay_ms": a step of each with libtorch's fastest algorithms, the median of blocks of `steps` steps.
+// Job:    "device"; "model" {"layers", "width", "heads", "context", "vocabulary"} of a GPT; "batch"; "steps";
+//         "growth_interval" of the scaler; "overflows" {"<step>": "inf" or "nan"}: steps whose loss is
+//         multiplied by it.
+// Result: "skipped" [steps]: the steps that changed no weight; "scale" [steps]; "equal_scale",
+//         "equal_weights": whether both were the same, weights bit for bit, after each step; "differs_at":
+//         the first step at which they differ, else null; "eager_ms", "replay_ms": the time of a step of each
+//         with libtorch's fastest algorithms, the median of blocks of `steps` steps.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -36,7 +38,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The recipe's loop, by hand: it reads nothing of the device.
+/// The recipe's loop, by hand. It reads nothing from the device.
 class Training {
  public:
   explicit Training(const Json& job)
@@ -64,7 +66,7 @@ class Training {
     scaler_.update();
   }
 
-  /// What the next losses are multiplied by, where it lies, so that replays see it.
+  /// Sets the factor of the next losses. It is written in place, so that replays see it.
   void multiply_loss_by(double factor) { factor_.fill_(factor); }
   double scale() const { return scaler_.get_scale(); }
 
@@ -107,7 +109,8 @@ double ms_of(at::Device device, int64_t steps, const Step& step) {
 
 constexpr int kWarmUps = 3;
 
-/// Equal bits are asked for: attention's fused kernels add gradients in any order, and so do libtorch's others unless told.
+/// Deterministic algorithms are needed for equal bits: by default attention's fused kernels, and others of
+/// libtorch, add gradients in any order.
 void use_algorithms(bool deterministic) {
   at::Context& context = at::globalContext();
   context.setDeterministicAlgorithms(deterministic, /*warn_only=*/true);

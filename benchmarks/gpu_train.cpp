@@ -1,21 +1,22 @@
-// Our side of benchmarks/gpu; the other one is gpu_parts/peers.py, which reads the same jobs.
+// Our side of benchmarks/gpu. The other side is gpu_parts/peers.py, which reads the same jobs.
 //
-//   gpu_train --facts DEVICE   prints what device_facts() says
-//   gpu_train JOB.json         trains in rounds, as its standard input asks
+//   gpu_train --facts DEVICE   prints the result of device_facts()
+//   gpu_train JOB.json         trains in rounds, as requested on its standard input
 //
-// Job:    "model" {"kind": gpt, resnet or vit, and its sizes}; "weights" (safetensors, names of state_dict());
-//         "data" (safetensors: "data" and "target" [batches, B, ...], used in turn, all of them on the
-//         device unless "batches_on" is "host", from where "trainer" brings them there); "precision", "tf32", "channels_last"; "optimizer", "lr", "eps", "weight_decay" as in
+// Job:    "model" {"kind": gpt, resnet or vit, and its sizes}; "weights" (safetensors with the names of
+//         state_dict()); "data" (safetensors: "data" and "target" [batches, B, ...], used in turn; all of
+//         them are on the device, unless "batches_on" is "host" and "trainer" moves them to it); "precision",
+//         "tf32", "channels_last"; "optimizer", "lr", "eps", "weight_decay" as in
 //         tests/parity/optimizer_job.h; "clip"; "device"; "threads"; "first_steps"; "deterministic_first";
 //         "loop": "hand" (the hooks of Precision), "recipe" (Autocast and GradScaler, for 16-mixed) or
 //         "trainer"; "count_syncs".
-// Rounds: the first one, of `first_steps` steps, warms up and serves to compare losses; with
+// Rounds: the first round, of `first_steps` steps, is the warm-up and serves to compare losses; with
 //         `deterministic_first` it uses libtorch's deterministic algorithms where there are any. After each
-//         round a line of JSON goes to standard output: "ms" a step; "losses" of all its steps; "scale" after
-//         it (null without a scaler); "peak_bytes" of memory, on a GPU in this round, on the CPU since the
-//         process began; with `count_syncs` also "syncs", the calls that made the host wait for the device in
-//         the round's steps, by name. Then a line of standard input tells the number of steps of the next
-//         round, and its end ends the program.
+//         round, a line of JSON is written to standard output: "ms" per step; "losses" of all its steps;
+//         "scale" after it (null without a scaler); "peak_bytes" of memory, on a GPU in this round, on the
+//         CPU since the process began; with `count_syncs` also "syncs", the calls by name that made the host
+//         wait for the device in the round's steps. Then a line of standard input gives the number of steps
+//         of the next round. The end of the input ends the program.
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -91,14 +92,14 @@ std::vector<Batch> load_batches(const Json& job, at::Device device) {
   return batches;
 }
 
-/// Whatever libtorch computes with when it is asked for nothing, and cuDNN's fastest by trial.
+/// Uses libtorch's default algorithms, and for cuDNN the fastest by trial.
 void use_fast_algorithms() {
   at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/true);
   at::globalContext().setBenchmarkCuDNN(true);
 }
 
-/// Counts the steps of a round, and after the last one reports it and waits for the next. Until then a loss
-/// stays where it is: nothing in a round waits for the device.
+/// Counts the steps of a round. After the last step it reports the round and waits for the next one. Until
+/// then losses stay on the device: nothing in a round waits for it.
 class Rounds {
  public:
   Rounds(const Json& job, at::Device device)
@@ -106,7 +107,7 @@ class Rounds {
     begin();
   }
 
-  /// After each step. `scale()` reads the loss scale, if there is one.
+  /// Must be called after each step. `scale()` reads the loss scale, if there is one.
   void step_done(const at::Tensor& loss, const std::function<std::optional<double>()>& scale) {
     losses_.push_back(loss.detach());
     if (static_cast<int64_t>(losses_.size()) < steps_) return;
@@ -152,7 +153,7 @@ class Rounds {
   Clock::time_point begin_;
 };
 
-/// The scale that the next step will use.
+/// Returns the scale that the next step will use.
 std::optional<double> scale_of(const Precision& precision) {
   const StateDict state = precision.state_dict();
   const auto scale = StateReader(state).find("loss_scale");
@@ -164,7 +165,7 @@ at::Tensor loss_of(const at::Tensor& logits, const Batch& batch) {
   return at::cross_entropy_loss(y.flatten(0, -2), batch.target.flatten());
 }
 
-/// Every step of it as a user writes it with the hooks.
+/// Trains with the hooks of Precision, as a user writes each step.
 void train_by_hand(const Json& job, at::Device device) {
   const auto precision = make_precision(job["precision"].get<std::string>(), device);
   const auto net = load_model(job, *precision, device);
@@ -187,7 +188,7 @@ void train_by_hand(const Json& job, at::Device device) {
   }
 }
 
-/// 16-mixed as PyTorch's recipe writes it: the parts that Precision's hooks are made of.
+/// Trains in 16-mixed as in PyTorch's recipe, with the parts that Precision's hooks are made of.
 void train_by_recipe(const Json& job, at::Device device) {
   TORCH_CHECK_VALUE(job["precision"] == "16-mixed", "gpu_train: the loop 'recipe' is for 16-mixed, got ",
                     job["precision"].get<std::string>());
@@ -211,7 +212,7 @@ void train_by_recipe(const Json& job, at::Device device) {
   }
 }
 
-/// The same batches in turn, for as long as they are asked for.
+/// Repeats the same batches without end.
 class Endless final : public Loader {
  public:
   explicit Endless(std::vector<Batch> batches) : batches_(std::move(batches)) {}

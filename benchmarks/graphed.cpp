@@ -18,7 +18,7 @@ struct Graphed::Graph {
   Graph(at::Device device, const std::function<void()>& step, int warm_ups)
       : side(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {
     const c10::cuda::CUDAGuard device_is_current(device);
-    c10::cuda::device_synchronize();  // what the step reads is made in another stream
+    c10::cuda::device_synchronize();  // the step reads data that was made in another stream
     const c10::cuda::CUDAStreamGuard guard(side);
     for (int i = 0; i < warm_ups; ++i) step();
     c10::cuda::device_synchronize();

@@ -9,13 +9,14 @@
 
 namespace mantissa {
 
-/// Counts, while it lives, the calls that make the host wait for a device.
+/// Counts the calls that make the host wait for a device, while an instance lives.
 ///
-/// On CUDA those of the runtime and of the driver, by any thread and any library, as CUPTI reports them; on the CPU, for a
-/// rehearsal, the operators that read a tensor's values in this thread.
-/// Threads: one counter in a process at a time.
-/// Errors:  c10::Error if CUPTI refuses, as it does where a profiler has its one subscriber's place, and for CUDA in a build
-///          without it.
+/// On CUDA these are calls of the runtime and of the driver, by any thread and any library, as CUPTI reports
+/// them. On the CPU, for a rehearsal, they are the operators that read a tensor's values in this thread.
+///
+/// Threads: only one counter can exist in a process at a time.
+/// Errors:  c10::Error if CUPTI refuses, as it does if a profiler is already its one subscriber, and for CUDA
+///          in a build without CUDA.
 class HostSyncs {
  public:
   explicit HostSyncs(at::Device device);
@@ -23,7 +24,7 @@ class HostSyncs {
   HostSyncs(const HostSyncs&) = delete;
   HostSyncs& operator=(const HostSyncs&) = delete;
 
-  /// Calls so far by their names: "cudaStreamSynchronize", "aten::_local_scalar_dense".
+  /// Returns the calls so far by name: "cudaStreamSynchronize", "aten::_local_scalar_dense".
   std::map<std::string, int64_t> calls() const;
 
   struct Counter {

@@ -1,4 +1,4 @@
-// The same counter for Python programs, through ctypes: HostSyncs of gpu_parts/peers.py.
+// A C interface of HostSyncs for Python programs, used through ctypes by the HostSyncs of gpu_parts/peers.py.
 #include <exception>
 #include <memory>
 #include <string>
@@ -16,7 +16,7 @@ std::string answer;
 
 extern "C" {
 
-/// Begins to count on the device of this name: "cuda:0", "cpu". Null, or what is wrong.
+/// Starts to count on the device of this name: "cuda:0", "cpu". Returns null, or an error message.
 const char* mantissa_start_counting(const char* device) {
   try {
     syncs.reset();
@@ -28,7 +28,7 @@ const char* mantissa_start_counting(const char* device) {
   }
 }
 
-/// Ends it. JSON: the calls by name.
+/// Stops counting. Returns the calls by name, as JSON.
 const char* mantissa_stop_counting() {
   answer = nlohmann::json(syncs->calls()).dump();
   syncs.reset();

@@ -1,4 +1,4 @@
-// CUPTI reports every call of CUDA's runtime and driver; those that wait for the device are counted here.
+// CUPTI reports every call of CUDA's runtime and driver. The calls that wait for the device are counted here.
 #include <array>
 #include <cuda_runtime_api.h>
 #include <cupti.h>
@@ -12,8 +12,9 @@
 namespace mantissa {
 namespace {
 
-/// Calls after which the device has done what was asked of it before. Names without the suffixes of versions and of
-/// per-thread streams; cudaMemcpyAsync() is none, and what libtorch reads by it ends in cudaStreamSynchronize().
+/// Calls that return when the device has finished its earlier work. The names lack the suffixes of versions
+/// and of per-thread streams. cudaMemcpyAsync() does not wait; libtorch's reads by it end in
+/// cudaStreamSynchronize().
 constexpr std::array<std::string_view, 14> kWaits = {"cudaDeviceSynchronize",
                                                      "cudaStreamSynchronize",
                                                      "cudaEventSynchronize",
@@ -29,7 +30,7 @@ constexpr std::array<std::string_view, 14> kWaits = {"cudaDeviceSynchronize",
                                                      "cuMemcpyHtoD",
                                                      "cuMemFree"};
 
-/// "cuMemcpyDtoH_v2_ptds" is "cuMemcpyDtoH".
+/// Returns "cuMemcpyDtoH" for "cuMemcpyDtoH_v2_ptds".
 std::string_view bare(std::string_view function) { return function.substr(0, function.find('_')); }
 
 void check(CUptiResult result, const char* call) {
@@ -46,7 +47,7 @@ class CudaCalls final : public HostSyncs::Counter {
     check(cuptiSubscribe(&subscriber_, &CudaCalls::note, this), "cuptiSubscribe");
     check(cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_RUNTIME_API), "cuptiEnableDomain(runtime)");
     check(cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API), "cuptiEnableDomain(driver)");
-    // A counter that hears nothing would report that nothing waits.
+    // A counter that receives no events would report that nothing waits.
     cudaStreamSynchronize(nullptr);
     const auto heard = calls();
     if (heard != std::map<std::string, int64_t>{{"cudaStreamSynchronize", 1}}) {
@@ -68,7 +69,7 @@ class CudaCalls final : public HostSyncs::Counter {
  private:
   static void CUPTIAPI note(void* self, CUpti_CallbackDomain domain, CUpti_CallbackId /*id*/,
                             const void* data) {
-    // The runtime calls the driver, which would count twice.
+    // The runtime calls the driver, which would count the call twice.
     thread_local int runtime_depth = 0;
     const auto& call = *static_cast<const CUpti_CallbackData*>(data);
     const bool is_runtime = domain == CUPTI_CB_DOMAIN_RUNTIME_API;

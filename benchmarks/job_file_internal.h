@@ -12,7 +12,7 @@
 
 namespace mantissa {
 
-/// The exit status of a program whose words are wrong, or which is asked for `usage`; -1 if argv is one file.
+/// Returns the exit status for wrong arguments or for --help, or -1 if argv has a single file.
 inline int answer_usage(int argc, char** argv, const char* usage) {
   if (argc == 2 && argv[1][0] != '-') return -1;
   const bool is_asked_for = argc == 2 && std::string(argv[1]) == "--help";

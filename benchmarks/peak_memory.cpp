@@ -1,7 +1,7 @@
-// Peak memory of training in each mode, measured by the process's own peak (VmHWM): each mode trains a few
-// steps in a process of its own. `whole` is the peak; `added` leaves out what the process had before it made
-// the model, libtorch's own pages. Both beside 32-true's. With a mode and a model as arguments it is that
-// process and prints the two numbers in KiB.
+// The peak memory of training in each mode, measured by the process's own peak (VmHWM): each mode trains a
+// few steps in its own process. `whole` is the peak; `added` leaves out the memory that the process had
+// before it made the model, which is libtorch's own. Both are compared with 32-true's. With a mode and a
+// model as arguments, the program is that process and prints the two numbers in KiB.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +17,7 @@
 namespace mantissa {
 namespace {
 
-/// A line of /proc/self/status, in KiB.
+/// Returns a line of /proc/self/status, in KiB.
 int64_t status(const std::string& name) {
   std::ifstream file("/proc/self/status");
   for (std::string line; std::getline(file, line);)
@@ -26,7 +26,7 @@ int64_t status(const std::string& name) {
 }
 
 const Case& find(const std::string& name) {
-  // As deep as GPT-2's smallest; a step of it would take libtorch's own 16-bit kernels a minute.
+  // As deep as the smallest GPT-2. A step of that would take libtorch's own 16-bit kernels a minute.
   static const Case deep = {"gpt-768-12", [] { return gpt(768, 12); }, tokens};
   if (name == deep.name) return deep;
   for (const Case& each : cases())

@@ -1,8 +1,9 @@
-// A training step in each 16-bit mode against the same step in 32-true: both in turn, A B A B ..., and the
-// median of the ratios, so that the machine's drift hits both alike. Beside them the mode with libtorch's own
-// CPU kernels (`stock`). Before a time counts, both models have learnt the same from the same batches.
-// MANTISSA_MAX_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 makes a
-// larger CPU an ordinary one; --benchmark_filter=gpt-256 picks, --benchmark_out=FILE writes JSON.
+// A training step in each 16-bit mode compared with the same step in 32-true. Both run in turn, A B A B ...,
+// and the result is the median of the ratios, so that drift of the machine affects them equally. The mode
+// with libtorch's own CPU kernels (`stock`) is measured as well. Before a time counts, both models must have
+// learned the same from the same batches. MANTISSA_MAX_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+// ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 simulates a CPU with AVX2 only;
+// --benchmark_filter=gpt-256 selects benchmarks; --benchmark_out=FILE writes JSON.
 #include <benchmark/benchmark.h>
 #include <cmath>
 #include <string>

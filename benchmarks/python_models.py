@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Time of a training step in Python: autocast with our kernels and with PyTorch's own, over float32.
 
-In one process, a step of each in turn: float32, ours, PyTorch's own (where that is very slow, in the first rounds only).
-Who begins changes from round to round, for a step leaves its caches and freed memory to the next. The
-losses of ours must follow PyTorch's before a time counts. Writes JSON and prints a table of median ratios to the float32
-step of the same round; below 1 is faster than float32.
+In one process a step of each runs in turn: float32, ours, PyTorch's own (only in the first rounds where that is slow).
+The order changes from round to round, because a step leaves its caches and freed memory to the next. Our losses must
+follow PyTorch's before a time counts. Writes JSON and prints a table of median ratios to the float32 step of the
+same round; a ratio below 1 is faster than float32.
 """
 
 import argparse
@@ -19,11 +19,11 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
-# An ordinary CPU's instructions, in ours and in everything that PyTorch calls.
+# Limits ours and everything that PyTorch calls to the instructions of an AVX2 CPU.
 ORDINARY = {"MANTISSA_MAX_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2",
             "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 SLOW = 3  # times float32
-TOLERANCE = 2**-5  # of a loss: some products a step, each rounded to 2^-8 in bf16, over a few steps
+TOLERANCE = 2**-5  # relative to a loss: a few products per step, each rounded to 2^-8 in bf16, over a few steps
 
 
 def transformer(torch, models):
@@ -38,7 +38,7 @@ def resnet18(torch, models):
 
 
 class Training:
-    """One model, its optimizer and the losses so far; the same at the start for the same `make`."""
+    """One model, its optimizer and the losses so far. The same `make` gives the same start."""
 
     def __init__(self, make, dtype, ours):
         import models
@@ -51,7 +51,7 @@ class Training:
         self.dtype, self.ours, self.losses = dtype, ours, []
 
     def step(self):
-        """Trains one step; its seconds."""
+        """Trains one step; returns its time in seconds."""
         import torch
         import torch.nn.functional as F
 
@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     if arguments.ordinary_cpu and not ORDINARY.items() <= os.environ.items():
-        # Libraries read it when they are loaded.
+        # Libraries read these variables when they are loaded.
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ORDINARY)
 
     import torch

@@ -1,7 +1,7 @@
-// What it costs to be ready for trace_nonfinite(): a training step that takes a ReplayPoint first against one
-// that does not, in turn, on one thread, with the two networks' weights compared bit for bit at the end.
-// The same for a whole Trainer with trace_nonfinite, which holds the batches and reads the loss and the
-// gradients' size as well. Beside it, what a trace costs in steps.
+// The cost of preparing for trace_nonfinite(): a training step that takes a ReplayPoint first, compared with
+// one that does not. Both run in turn on one thread, and the weights of the two networks are compared bit for
+// bit at the end. The same is measured for a whole Trainer with trace_nonfinite, which also keeps the batches
+// and reads the loss and the size of the gradients. The cost of a trace is reported in steps.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -72,8 +72,8 @@ bool measure(const std::string& name, InputKind kind, int pairs) {
   for (int i = 0; i < 5; ++i) one.step_ms(false), other.step_ms(true);
   std::vector<double> plain_ms, ratios;
   for (int i = 0; i < pairs; ++i) {
-    // Each network takes both parts, and each part comes first and last: neither memory addresses nor warm
-    // caches favour one.
+    // Each network runs with and without the ReplayPoint, and each variant comes first and last: neither
+    // memory addresses nor warm caches favour one.
     double plain = one.step_ms(false), armed = other.step_ms(true);
     armed += one.step_ms(true);
     plain += other.step_ms(false);
@@ -103,7 +103,7 @@ bool measure(const std::string& name, InputKind kind, int pairs) {
   return equal;
 }
 
-/// Gives one batch again and again.
+/// Returns one batch again and again.
 class Repeated final : public Loader {
  public:
   Repeated(Batch batch, int64_t count) : batch_(std::move(batch)), count_(count) {}

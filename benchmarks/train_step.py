@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Time of a training step: our Trainer against a plain PyTorch loop, per model and precision.
 
-Both run the same job (tests/parity) in turn, in processes of their own; the losses must be equal bit for bit before a
-time counts. Writes JSON and prints a table of medians; a ratio below 1 means that ours is faster.
+Both run the same job (tests/parity) in turn, in separate processes. The losses must be equal bit for bit before a time
+counts. Writes JSON and prints a table of medians; a ratio below 1 means that ours is faster.
 """
 
 import argparse
@@ -18,8 +18,9 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "parity"))
 
-# Equal losses ask for libtorch's own 16-bit products on both sides. In fp16 they are emulated: of the larger models such a
-# step takes seconds on either side, and tells nothing of the loop. What our kernels make of it: precision_step_bench.
+# Equal losses require libtorch's own 16-bit products on both sides. These are emulated in fp16: such a step
+# of the larger models takes seconds on either side, and says nothing about the loop. precision_step_bench
+# measures our kernels.
 CASES = [("mlp", 32, 8, 300, ["32-true", "bf16-mixed", "16-mixed"]),
          ("convnet", 32, 8, 200, ["32-true", "bf16-mixed", "16-mixed"]),
          ("resnet-tiny", 32, 28, 20, ["32-true", "bf16-mixed"]),
@@ -27,7 +28,7 @@ CASES = [("mlp", 32, 8, 300, ["32-true", "bf16-mixed", "16-mixed"]),
 
 
 def time_theirs(job_file):
-    """In a child process: prints the loop's median step in ms, and leaves its losses beside the job."""
+    """Runs in a child process: prints the loop's median step in ms, and leaves its losses beside the job."""
     import time
 
     import reference

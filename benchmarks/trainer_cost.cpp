@@ -1,6 +1,8 @@
-// What the Trainer costs a step: mlp on digits, batches of 32, against the same loop written by hand with
-// libtorch. Both train from the same weights in turn, an epoch each; the weights must be equal bit for bit at
-// the end. Prints what benchmarks/trainer_cost.py compares, in one line of JSON: trainer_cost_bench ROUNDS
+// The cost of the Trainer per step: an mlp on digits with batches of 32, compared with the same loop written
+// by hand with libtorch. Both train from the same weights in turn, an epoch each, and the weights must be
+// equal bit for bit at the end. Prints one line of JSON for benchmarks/trainer_cost.py:
+//
+//   trainer_cost_bench ROUNDS
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -44,7 +46,7 @@ class Batches final : public Loader {
 Batches digits() {
   DataLoader loader(load_digits(), {.batch_size = 32, .drop_last = true});
   std::vector<Batch> batches;
-  // Ten epochs in one, so that what an epoch costs is spread as in a run of some length.
+  // Ten epochs in one, so that the cost of an epoch is spread as in a longer run.
   for (int epoch = 0; epoch < 10; ++epoch) {
     loader.set_epoch(epoch);
     while (auto batch = loader.next()) batches.push_back(*std::move(batch));
@@ -112,7 +114,7 @@ void run(int rounds) {
     ByTrainer trainer({}), logged({std::make_shared<CSVLogger>(folder)});
     const std::vector<Loop*> loops{&hand, &trainer, &logged};
     std::vector<std::string> times(loops.size());
-    for (int round = -1; round < rounds; ++round) {  // the first one warms up
+    for (int round = -1; round < rounds; ++round) {  // the first one is the warm-up
       for (size_t i = 0; i < loops.size(); ++i) {
         const double time = loops[i]->microseconds_a_step(batches);
         if (round >= 0) times[i] += fmt::format("{}{}", times[i].empty() ? "" : ", ", time);

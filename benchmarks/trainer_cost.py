@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """What a Trainer costs a step above the same loop written by hand: ours over libtorch, Lightning's over PyTorch.
 
-An mlp on digits in batches of 32 that lie in memory, one thread, loggers, progress bars and checkpoints off
-(`with csv`: our CSVLogger on). Within each language the loops train in turn from the same weights, and their weights must be equal at
-the end. Writes JSON and prints microseconds a step: the median of the rounds, and of the differences of each round.
+An mlp trains on digits in batches of 32 that lie in memory, with one thread and without loggers, progress bars and
+checkpoints (`with csv`: with our CSVLogger). The loops of each language train in turn from the same weights, and their
+weights must be equal at the end. Writes JSON and prints microseconds per step: the median of the rounds, and of the
+differences of each round.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def run_theirs(rounds):
                           enable_checkpointing=False, enable_model_summary=False).fit(task, loader)
 
     times = {"hand": [], "trainer": []}
-    for turn in range(rounds + 1):  # the first one warms up
+    for turn in range(rounds + 1):  # the first one is the warm-up
         for name, loop in (("hand", hand), ("trainer", trainer)):
             start = time.perf_counter()
             loop()
@@ -87,7 +88,7 @@ def run(command):
 
 
 def above(times, name):
-    """Quartiles over the rounds: one round alone differs from the next by more than what is measured."""
+    """Quartiles over the rounds: the variation between single rounds is larger than the difference to measure."""
     return statistics.quantiles([a - b for a, b in zip(times[name], times["hand"])], n=4)
 
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the programs in here train.
+// The models and data that the programs of this folder train.
 
 #include <memory>
 #include <string>
@@ -22,7 +22,7 @@ struct Data {
   at::Tensor batch, targets;
 };
 
-/// A model that is trained on one batch, by hand, as the Trainer does it.
+/// A model that is trained on one batch by hand, as the Trainer does it.
 class Training {
  public:
   Training(std::unique_ptr<Precision> precision, std::shared_ptr<TensorModule> net, Data data)
@@ -46,7 +46,8 @@ class Training {
     return loss.item<double>();
   }
 
-  /// The loss after a number of steps; those that looked for the loss scale are skipped and do not count.
+  /// Returns the loss after a number of steps. The steps that search for the loss scale are skipped and do
+  /// not count.
   double loss_after(int64_t steps) {
     double loss = 0;
     while (steps_ < steps) loss = step();
@@ -88,7 +89,7 @@ inline std::shared_ptr<TensorModule> resnet() {
 
 inline Data images() { return {at::rand({32, 3, 32, 32}), at::randint(10, {32}, at::kLong)}; }
 
-/// The model's weights stay as they are: libtorch's convolution follows its input.
+/// The model's weights keep their layout, because libtorch's convolution follows its input.
 inline Data images_channels_last() {
   Data data = images();
   data.batch = data.batch.contiguous(at::MemoryFormat::ChannelsLast);

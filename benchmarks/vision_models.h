@@ -16,9 +16,10 @@
 
 namespace mantissa {
 
-/// relu(norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x)))))))) + shortcut(x)): 1x1 down to `width`, 3x3 with
-/// the stride, 1x1 up to 4 * width. The shortcut is a 1x1 convolution with batch norm where the shape
-/// changes, else x itself.
+/// Computes relu(norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x)))))))) + shortcut(x)): a 1x1 convolution
+/// down to `width`, a 3x3 convolution with the stride, and a 1x1 convolution up to 4 * width. The shortcut is
+/// a 1x1 convolution with batch norm where the shape changes, and x itself elsewhere.
+///
 /// Shapes: [N, in, H, W] -> [N, 4 * width, ceil(H / stride), ceil(W / stride)].
 class BottleneckImpl final : public TensorModule {
  public:
@@ -32,14 +33,15 @@ class BottleneckImpl final : public TensorModule {
 TORCH_MODULE(Bottleneck);
 
 struct BottleneckResnetOptions {
-  /// Bottlenecks in each stage. From the second stage on, the first one has stride 2.
+  /// The number of bottlenecks in each stage. From the second stage on, the first bottleneck has stride 2.
   std::vector<int64_t> blocks = {3, 4, 6, 3};
-  /// Width of the first stage's bottlenecks and channels of the stem; each stage doubles it.
+  /// The width of the first stage's bottlenecks, and the channels of the stem. Each stage doubles it.
   int64_t width = 64;
   int64_t classes = 1000;
 };
 
-/// By default ResNet-50, with the stride in the 3x3 convolution as torchvision has it.
+/// By default ResNet-50, with the stride in the 3x3 convolution as in torchvision.
+///
 /// Shapes: [N, 3, H, W] -> [N, classes], not normalized.
 /// Source: He et al. 2016, arXiv:1512.03385, table 1.
 class BottleneckResnetImpl final : public TensorModule {
@@ -59,14 +61,15 @@ struct VitOptions {
   int64_t layers = 24;
   int64_t width = 1024;
   int64_t heads = 16;
-  /// Images are squares of `image` pixels a side, cut into squares of `patch`.
+  /// Images are squares with `image` pixels per side, cut into squares of `patch` pixels per side.
   int64_t image = 224;
   int64_t patch = 16;
   int64_t classes = 1000;
 };
 
-/// x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))).
-/// Shapes: [N, T, width] in and out; every position attends to all.
+/// Computes x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))).
+///
+/// Shapes: input and output are [N, T, width]; every position attends to all positions.
 class VitBlockImpl final : public TensorModule {
  public:
   explicit VitBlockImpl(const VitOptions& options);
@@ -81,7 +84,8 @@ class VitBlockImpl final : public TensorModule {
 };
 TORCH_MODULE(VitBlock);
 
-/// By default ViT-L/16: a class token before the patches, learned positions, layer norm before each part.
+/// By default ViT-L/16: a class token before the patches, learned positions, and layer norm before each part.
+///
 /// Shapes: [N, 3, image, image] -> [N, classes], not normalized.
 /// Source: Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1.
 class VitImpl final : public TensorModule {

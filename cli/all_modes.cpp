@@ -27,7 +27,7 @@ std::vector<FitOptions> runs_of_all_modes(const FitOptions& o, std::vector<std::
       left_out.push_back(mode.name + " is left out: " + error.what_without_backtrace());
       continue;
     }
-    // libtorch gives a forked process one thread unless it is told otherwise.
+    // libtorch gives a forked process one thread unless the number is set.
     if (one.threads == 0) one = one.with("threads", static_cast<int64_t>(at::get_num_threads()));
     runs.push_back(one);
   }

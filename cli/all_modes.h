@@ -7,18 +7,18 @@
 
 namespace mantissa::cli {
 
-/// What the modes reached and, of those that failed, who and why.
+/// The results of the modes, and the errors of those that failed.
 struct Report {
   std::vector<Json> results;
-  std::string error = {};  ///< the first one, naming its mode; empty if none failed
+  std::string error = {};  ///< the first error, which names its mode; empty if none failed
   bool usage = false;
 };
 
-/// The same run in every mode but the historical ones, each to be run in a process of its own. Those that
-/// these options do not fit are in `left_out`, with the reason.
+/// Returns the same run for every mode except the historical ones, each to be run in its own process. Modes
+/// that do not support these options are in `left_out`, with the reason.
 std::vector<FitOptions> runs_of_all_modes(const FitOptions& options, std::vector<std::string>& left_out);
 
-/// `mantissa fit --precision all`: each mode in a process of its own; `plan` as of run_fit().
+/// Runs `mantissa fit --precision all`: each mode in its own process. `plan` is as for run_fit().
 Report run_all_modes(const FitOptions& options, bool quiet, const Json& plan);
 
 }  // namespace mantissa::cli

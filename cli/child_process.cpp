@@ -18,7 +18,7 @@
 namespace mantissa::cli {
 namespace {
 
-/// A child's answer on its way through the pipe.
+/// Returns a child's answer in the form in which it passes through the pipe.
 Json answer_of(const std::function<Json()>& run) {
   try {
     return {{"result", run()}};
@@ -32,8 +32,8 @@ Json answer_of(const std::function<Json()>& run) {
 }
 
 [[noreturn]] void run_child(pid_t parent, int pipe_end, const std::function<Json()>& run) {
-  // In a group of its own, so that a terminal's Ctrl-C comes once, from the parent; a second one kills the
-  // parent, and with it the child.
+  // The child has its own process group, so a terminal's Ctrl-C reaches it only once, from the parent. A
+  // second Ctrl-C kills the parent, and with it the child.
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
@@ -53,9 +53,9 @@ Json answer_of(const std::function<Json()>& run) {
   _exit(sent ? 0 : 1);
 }
 
-/// All that comes through the pipe until the child ends. A signal that asks for the end is passed on.
+/// Reads the pipe until the child ends. Passes on a signal that asks for the end.
 std::string read_answer(pid_t child, int pipe_end) {
-  constexpr int kMilliseconds = 200;  // a signal just before poll() does not end it
+  constexpr int kMilliseconds = 200;  // a signal that arrives just before poll() does not end it
   std::string text;
   std::array<char, 4096> buffer{};
   for (bool passed_on = false;;) {
@@ -92,7 +92,7 @@ ChildOutcome run_in_child(const std::function<Json()>& run) {
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
   if (WIFSIGNALED(status)) {
     const int signal = WTERMSIG(status);
-    if (signal == InterruptScope::requested()) return {};  // asked before it could end cleanly
+    if (signal == InterruptScope::requested()) return {};  // asked to stop before it could end cleanly
     return {.result = {},
             .error = fmt::format("its process was ended by signal {} ({}); is there enough memory?", signal,
                                  strsignal(signal))};

@@ -6,14 +6,14 @@
 
 namespace mantissa::cli {
 
-/// What a child process answered: a result, or why there is none; neither if a signal ended it.
+/// The answer of a child process: a result, or an error. Both are null if a signal ended it.
 struct ChildOutcome {
   Json result, error;
   bool usage = false;
 };
 
-/// Runs it in a process of its own: its peak memory is its own, and if it fails it takes nothing along.
-/// Nothing of libtorch's threads or of CUDA may have started before: a forked child could not use them.
+/// Runs `run` in a child process. Its peak memory is its own, and a failure does not affect the parent.
+/// Neither libtorch's threads nor CUDA may have started before, because a forked child could not use them.
 ChildOutcome run_in_child(const std::function<Json()>& run);
 
 }  // namespace mantissa::cli

@@ -4,7 +4,7 @@
 
 namespace mantissa::cli {
 
-/// Each adds its subcommand with a callback that runs it and throws on failure.
+/// Each function adds its subcommand, with a callback that runs it and throws on failure.
 void add_fit(CLI::App& app);
 void add_resume(CLI::App& app);
 /// `validate` and `test`.
@@ -13,7 +13,7 @@ void add_predict(CLI::App& app);
 void add_modes(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_convert(CLI::App& app);
-/// These two tell what `app` was told until they are called.
+/// These two describe the subcommands that were added to `app` before they run.
 void add_completion(CLI::App& app);
 void add_man(CLI::App& app);
 

@@ -22,7 +22,7 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-/// "a|b|c" is a list by itself; the others are longer than a line of help.
+/// "a|b|c" lists the values itself. Other lists are too long for a line of help.
 std::vector<std::string> values_of(const OptionWords& option, const std::string& command) {
   if (option.value.find('|') != std::string::npos) return split(option.value, '|');
   if (option.value.empty() || option.names.empty()) return {};
@@ -31,7 +31,7 @@ std::vector<std::string> values_of(const OptionWords& option, const std::string&
   const Option* const row = find_option(name);
   if (!row) return {};
   std::vector<std::string> choices = row->choices;
-  if (command != "fit") std::erase(choices, "all");  // the others go on with a run, in one mode
+  if (command != "fit") std::erase(choices, "all");  // the other commands continue a run, in one mode
   return choices;
 }
 
@@ -76,7 +76,7 @@ std::vector<std::string> arguments_of(const CommandWords& command) {
   return words;
 }
 
-/// `text` for a shell's single quotes, with a backslash before each of `special`.
+/// Quotes `text` for a shell with single quotes, and puts a backslash before each character of `special`.
 std::string quoted(const std::string& text, const std::string& special = "") {
   std::string out = "'";
   for (const char c : text) {
@@ -86,7 +86,7 @@ std::string quoted(const std::string& text, const std::string& special = "") {
   return out + "'";
 }
 
-// Where nothing fits, `-o default` completes names of files.
+// Where nothing matches, `-o default` completes file names.
 std::string bash(const std::vector<CommandWords>& commands) {
   std::string words, values;
   for (const CommandWords& command : commands) {
@@ -198,14 +198,14 @@ std::string fish(const std::vector<CommandWords>& commands) {
         line += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       if (!option.value.empty() && !option.names.empty()) line += option.choices.empty() ? " -r" : " -x";
       if (!option.choices.empty()) line += " -f -a " + quoted(join(option.choices, " "), "\\");
-      if (option.names.empty() && option.choices.empty()) continue;  // names of files, as by default
+      if (option.names.empty() && option.choices.empty()) continue;  // file names, which is the default
       text += line + " -d " + quoted(option.help, "\\") + "\n";
     }
   }
   return text;
 }
 
-/// A text in roff: nothing in it is a command, and a dash can be searched for and copied.
+/// Escapes text for roff: nothing in it is a command, and a dash can be searched for and copied.
 std::string roff(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -260,7 +260,7 @@ std::string man_page(const std::vector<CommandWords>& commands, const std::strin
     text += ".SS mantissa " + roff(command.name) + "\n" + roff(command.help) + ".\n";
     std::string group;
     for (const OptionWords& option : command.options) {
-      // CLI11's own heading, of what every command takes, is left out.
+      // CLI11's own heading, for the options of every command, is left out.
       if (option.group != group && option.group != "Options" && !option.names.empty())
         text += ".PP\n.B " + roff(option.group) + "\n";
       group = option.group;

@@ -1,4 +1,4 @@
-// What shells complete by, the manual page, help and modes.
+// Tests of shell completion, the manual page, help and modes.
 #include <map>
 
 #include "cli/test_support_internal.h"
@@ -10,7 +10,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 
-/// Every word that begins with a dash in what `--help` says of options.
+/// Returns every word that begins with a dash in the options of `--help`.
 std::set<std::string> flags_in_help(const std::string& help) {
   std::set<std::string> flags;
   std::istringstream lines(help);
@@ -135,7 +135,7 @@ TEST_F(Program, HelpVersionAndModes) {
               AllOf(HasSubstr("[bf16-mixed]"), HasSubstr("samples a batch [32; text: 16]")));
   const Outcome modes = run("modes");
   EXPECT_EQ(modes.status, 0);
-  // Without a GPU every mode has the same reason, which is printed once.
+  // Without a GPU every mode is unavailable for the same reason, which is printed once.
   const std::string because = "no GPU can be used: ";
   if (const size_t at = modes.out.find(because); at == std::string::npos) {
     EXPECT_THAT(modes.out, testing::Not(HasSubstr("unavailable")));

@@ -34,7 +34,7 @@ std::string did_you_mean_option(const std::string& name, const std::vector<std::
   return meant.empty() ? "" : "; did you mean '" + meant + "'?";
 }
 
-/// What to do with the first of the options that stand under `key`, where none may stand.
+/// Returns the remedy for the first option below `key`, where no options are allowed.
 std::string nested_cure(const std::string& key, const YAML::Node& value,
                         const std::vector<std::string>& known) {
   if (!value.IsMap() || value.size() == 0 || !value.begin()->first.IsScalar()) return "";
@@ -44,24 +44,24 @@ std::string nested_cure(const std::string& key, const YAML::Node& value,
          (meant.empty() ? "what is under '" + printable(key) + "'" : "'" + meant + "'") + " there";
 }
 
-/// A scalar as a Value.
-/// Errors: c10::ValueError, after `where`, for a number that Value cannot hold; whatever YAML throws for what
-///         is no Value.
+/// Reads a scalar as a Value.
+/// Errors: c10::ValueError that begins with `where`, for a number that Value cannot hold; YAML's exception
+///         for text that is not a Value.
 template <typename Value>
 Value scalar(const YAML::Node& node, const std::string& where) {
   if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
     std::string_view text = node.Scalar();
     if (text.starts_with('+')) text.remove_prefix(1);
     const ParsedNumber<Value> parsed = parse_number<Value>(text);
-    // yaml-cpp would take 0 for a number that is too small.
+    // yaml-cpp would read a number that is too small as 0.
     TORCH_CHECK_VALUE(!parsed.is_out_of_range, where, printable(parsed.problem));
     if (std::is_unsigned_v<Value> && text.starts_with('-') && parsed.value) return *parsed.value;
   }
   return node.as<Value>();
 }
 
-/// Whether to_yaml() could repeat `text`: yaml-cpp reads bytes that are not UTF-8, and writes others for
-/// them. A zero byte it keeps, but to the system a file's name ends there.
+/// True if to_yaml() could repeat `text`. yaml-cpp reads bytes that are not UTF-8, but writes others instead.
+/// It keeps a zero byte, but the system ends a file name there.
 bool is_kept_by_yaml(const std::string& text) {
   if (text.find('\0') != std::string::npos) return false;
   try {
@@ -71,8 +71,8 @@ bool is_kept_by_yaml(const std::string& text) {
   }
 }
 
-/// The value of `option` that `node` holds.
-/// Errors: c10::ValueError, after `where`, for a value of another kind.
+/// Returns the value of `option` that `node` holds.
+/// Errors: c10::ValueError that begins with `where`, for a value of another type.
 OptionValue value_of(const Option& option, const YAML::Node& node, const std::string& where,
                      const std::vector<std::string>& known) {
   return visit_kind(option.to.kind, [&](auto* type) -> OptionValue {
@@ -146,7 +146,7 @@ std::string to_yaml(const OptionValues& values) {
     if (number && std::isfinite(*number)) {
       yaml << fmt::format("{}", *number);  // the shortest text that reads back as the same number
     } else {
-      std::visit([&](const auto& held) { yaml << held; }, *value);  // inf and nan in YAML's words
+      std::visit([&](const auto& held) { yaml << held; }, *value);  // inf and nan as YAML writes them
     }
     yaml << YAML::Comment(option.help);
   }

@@ -47,7 +47,7 @@ struct ConvertCommand {
 
 struct DtypeName {
   at::ScalarType dtype;
-  std::array<const char*, 3> names;  ///< the first is the one that errors and help name
+  std::array<const char*, 3> names;  ///< errors and help use the first name
 };
 constexpr std::array kDtypes{
     DtypeName{at::kDouble, {"fp64", "float64", "F64"}},
@@ -64,7 +64,7 @@ std::vector<std::string> dtype_names() {
   return names;
 }
 
-/// Whether --dtype may change it: scales (F8_E8M0) are no weights.
+/// True if --dtype may change this dtype. Scales (F8_E8M0) are not weights.
 bool is_castable(at::ScalarType dtype) {
   return std::any_of(kDtypes.begin(), kDtypes.end(),
                      [&](const DtypeName& row) { return row.dtype == dtype; });
@@ -80,7 +80,7 @@ at::ScalarType parse_dtype(const std::string& text) {
   return at::kFloat;
 }
 
-/// Bytes of "2GB" (10^9, as Hugging Face counts), "500MiB" (2^20) or "1000000".
+/// Parses bytes: "2GB" (10^9, as Hugging Face counts), "500MiB" (2^20) or "1000000".
 uint64_t parse_size(const std::string& text) {
   const size_t end = std::min(text.find_last_of("0123456789.") + 1, text.size());
   const ParsedNumber<double> amount = parse_number<double>(text.substr(0, end));
@@ -103,7 +103,7 @@ uint64_t parse_size(const std::string& text) {
   return static_cast<uint64_t>(bytes);
 }
 
-/// What the words of the command mean, before any model is looked at.
+/// The parsed options of the command, before any model is opened.
 struct Words {
   std::optional<at::ScalarType> dtype;
   uint64_t max_shard_bytes = 0;
@@ -162,7 +162,7 @@ uint64_t bytes_of(const SafetensorsHeader& header) {
   return bytes;
 }
 
-/// All that can be known to go wrong before anything is written.
+/// Checks all that can be checked before anything is written.
 void check_outputs(const ConvertCommand& c, const SafetensorsModel& model, const SafetensorsLayout& layout) {
   std::error_code error;
   for (const fs::path& path : outputs(layout)) {
@@ -184,7 +184,7 @@ void check_outputs(const ConvertCommand& c, const SafetensorsModel& model, const
               " left; free some, or choose another disk");
 }
 
-/// One line on a terminal, rewritten; nothing anywhere else.
+/// Rewrites one line on a terminal; prints nothing elsewhere.
 class Progress {
  public:
   Progress(uint64_t total_bytes, bool quiet)
@@ -222,7 +222,7 @@ std::map<std::string, CastLoss> write(const ConvertCommand& c, const Safetensors
   });
 }
 
-/// What was lost in all casts between the same two dtypes.
+/// The loss of all casts between the same two dtypes.
 struct CastGroup {
   int64_t tensors = 0;
   CastLoss loss;

@@ -15,13 +15,14 @@
 namespace mantissa::cli {
 namespace {
 
-/// What follows `before` in `text`; empty without it.
+/// Returns the part of `text` after `before`; empty if `before` does not occur.
 std::string_view behind(std::string_view text, std::string_view before) {
   const size_t at = text.find(before);
   return at == std::string_view::npos ? "" : text.substr(at + before.size());
 }
 
-/// How much an allocator was asked for, by its message: the CPU's has a number of bytes, the GPU's "2.00 GiB".
+/// Returns the size that an allocator was asked for, from its message: a number of bytes on the CPU, "2.00
+/// GiB" on the GPU.
 std::string asked_for(std::string_view text) {
   const std::string_view number = behind(text, "you tried to allocate ");
   uint64_t bytes = 0;
@@ -38,12 +39,12 @@ std::string too_little_memory(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error)) return "there is too little memory";
   if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
     if (system->code() == std::errc::not_enough_memory) return "there is too little memory";
-    // Of std::thread, whose stack is memory, too.
+    // std::thread throws this, because its stack is memory, too.
     if (system->code() == std::errc::resource_unavailable_try_again)
       return "no more threads can be started, for lack of memory or by the limit on processes (ulimit -u)";
   }
   const std::string_view text = error.what();
-  // oneDNN's error is of a type that libtorch keeps to itself, and has one text for every cause.
+  // The type of oneDNN's error is private to libtorch, and its text is the same for every cause.
   if (text.starts_with("could not create a") || text.starts_with("could not execute a"))
     return "oneDNN " + std::string(text) + ", most likely for lack of memory";
   const auto* const ours = dynamic_cast<const c10::Error*>(&error);

@@ -9,28 +9,28 @@
 
 namespace mantissa::cli {
 
-/// The words on the command line or in the configuration are wrong: exit status 2, where a failed run
-/// gives 1.
+/// The command line or the configuration is wrong: exit status 2, whereas a failed run exits with 1.
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The run was asked to stop by a signal and did, its files whole: exit status 128 + signal, as shells have
-/// it.
+/// A signal stopped the run, and its files are complete: exit status 128 + signal, as in shells.
 struct Interrupted {
   int signal;
 };
 
-/// A check that was asked for found something: exit status 3.
+/// A requested check has found something: exit status 3.
 struct CheckFailed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The message for an exception that reports too little memory, for data or for threads. It says how much was
-/// asked for, and what the Trainer says of batch and device, where that is known. "" for any other exception.
+/// Returns the message for an exception that reports a lack of memory, for data or for threads. It has the
+/// requested size, and the Trainer's note on batch and device, where these are known. Returns "" for any
+/// other exception.
 std::string too_little_memory(const std::exception& error);
 
-/// What `work` returns. Where it fails for lack of memory, the error ends with what `cure` returns.
+/// Returns what `work` returns. If `work` fails for lack of memory, the text of `cure` is appended to the
+/// error.
 template <typename Work, typename Cure>
 auto with_memory_cure(const Cure& cure, const Work& work) {
   try {
@@ -42,13 +42,13 @@ auto with_memory_cure(const Cure& cure, const Work& work) {
   }
 }
 
-/// A user's file may hold anything: on one line, without what would control a terminal.
+/// Returns `text` on one line and without control characters, because a user's file may hold anything.
 std::string on_one_line(std::string text);
 
-/// Writes to standard error. That nobody reads it any more must not end a training.
+/// Writes to standard error. If nobody reads it any more, training must not end.
 inline void tell_user(const std::string& text) { std::fputs(text.c_str(), stderr); }
 
-/// Runs what only looks at the user's words: a value error there is a usage error.
+/// Runs code that only checks the user's input: a value error there is a usage error.
 template <typename Check>
 auto usage(const Check& check) {
   try {

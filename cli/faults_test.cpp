@@ -1,4 +1,4 @@
-// Folders in which somebody else has a hand, folders that go away, limits of the system.
+// Tests of folders that others change or remove, and of limits of the system.
 #include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ const std::string kFit = "--model mlp --lr-schedule constant ";
 
 class Faults : public Program {
  protected:
-  /// Several commands in the test's folder, `mantissa` among them.
+  /// Runs several commands in the test's folder; `mantissa` is a variable with the program's path.
   Outcome shell(const std::string& commands) const {
     return run("--version >/dev/null; mantissa=" MANTISSA_PROGRAM "; " + commands);
   }
@@ -38,7 +38,7 @@ TEST_F(Faults, ALinkInTheFolderIsNotWrittenThrough) {
     fs::remove(file);
     if (fs::exists(kept)) fs::rename(kept, file);
   }
-  // What is written anew takes the place of the link alone.
+  // A file that is written anew replaces only the link.
   fs::copy_file(folder_ / "run/config.yaml", folder_ / "template.yaml");
   const std::string config = read(folder_ / "template.yaml");
   for (const char* name : {"config.yaml", "weights.safetensors"}) {
@@ -75,7 +75,7 @@ TEST_F(Faults, OddResultsAreNoResult) {
   write("run/result.json", R"({"interrupted_by": 0, "epochs": "many"})");
   expect_error(run("resume run"), 1, {"is complete"});
   fs::remove(folder_ / "run/result.json");
-  // Whoever opens it waits for a writer.
+  // Opening it would wait for a writer.
   ASSERT_EQ(::mkfifo((folder_ / "run/result.json").c_str(), 0600), 0);
   EXPECT_EQ(shell("timeout 100 $mantissa resume run --quiet --max-epochs 2").status, 0);
   write("run/result.json", R"({"interrupted_by": "never"})");
@@ -92,7 +92,7 @@ TEST_F(Faults, WhatAKilledRunWasWritingIsSweptUp) {
   for (const char* name : {"metrics.csv", "config.yaml", "weights.safetensors"})
     EXPECT_FALSE(fs::exists(folder_ / left(name))) << name;
   EXPECT_TRUE(fs::exists(folder_ / left("others.csv")));
-  // One that was killed before it had a configuration is begun again, in the same folder.
+  // A run that was killed before it had a configuration starts again, in the same folder.
   write("begun/.config.yaml.tmp-" + dead + "-0", "half");
   ASSERT_EQ(fit(kFit + "--max-steps 1 --output begun").status, 0);
   EXPECT_FALSE(fs::exists(folder_ / ("begun/.config.yaml.tmp-" + dead + "-0")));
@@ -129,7 +129,8 @@ TEST_F(Faults, ALostFolderEndsTheRunAndLosesNothing) {
   } cases[] = {
       {"mv run gone && rm -rf gone", "run"},
       {"mv run archive", "run"},
-      // Stopped meanwhile, or it makes the folder anew between the two.
+      // The process is stopped meanwhile, because it might otherwise make the folder between the two
+      // commands.
       {"kill -STOP $pid && sleep 0.1 && mv run archive && mkdir run && kill -CONT $pid", "run-rescued-1"}};
   for (const auto& [lose, place] : cases) {
     const Outcome ended = shell("$mantissa fit --device cpu --quiet " + kFit +
@@ -165,7 +166,7 @@ TEST_F(Faults, ALostFolderWithoutCheckpointsCostsNoWeightsEither) {
 }
 
 TEST_F(Faults, AFileThatMayNotGrowIsAnError) {
-  // In units of 512 or 1024 bytes: the weights do not fit, and all else does.
+  // In units of 512 or 1024 bytes: only the weights do not fit.
   const Outcome outcome = shell("(ulimit -f 20; $mantissa fit --device cpu --quiet " + kFit +
                                 "--max-epochs 2 --output run); echo status $?");
   EXPECT_THAT(outcome.out, HasSubstr("status 1\n")) << outcome.err;
@@ -176,7 +177,7 @@ TEST_F(Faults, AFileThatMayNotGrowIsAnError) {
 TEST_F(Faults, TooLittleMemoryIsToldWithItsCure) {
   int told = 0, told_by_trainer = 0;
   bool is_enough = false;
-  // From what the program cannot be loaded in to what the whole run fits in.
+  // From a limit below which the program cannot be loaded to one in which the whole run fits.
   for (int64_t mib = 256; mib <= 16'384 && !is_enough; mib += mib / 8) {
     const std::string limit =
         "(export OMP_NUM_THREADS=1; ulimit -c 0; ulimit -v " + std::to_string(mib * 1024) + "; $mantissa ";
@@ -191,7 +192,7 @@ TEST_F(Faults, TooLittleMemoryIsToldWithItsCure) {
     if (is_enough) break;
     EXPECT_THAT(outcome.err, Not(HasSubstr("terminate called"))) << mib;
     fs::remove_all(folder_ / "run");
-    // A library that does not look at what it was given crashes, which is out of our hands.
+    // A library that does not check its allocations crashes, which we cannot prevent.
     if (outcome.out == "status 139\n") continue;
     EXPECT_THAT(outcome.out, HasSubstr("status 1\n")) << mib << " MiB: " << outcome.err;
     const size_t begin = outcome.err.rfind("mantissa: error: ");
@@ -204,7 +205,7 @@ TEST_F(Faults, TooLittleMemoryIsToldWithItsCure) {
                            ? 1
                            : 0;
   }
-  // A sanitizer reserves more than any limit.
+  // A sanitizer reserves more memory than any limit allows.
   if (!is_enough && told == 0) GTEST_SKIP() << "the program cannot be loaded under a limit here";
   EXPECT_TRUE(is_enough);
   EXPECT_GT(told, 0);

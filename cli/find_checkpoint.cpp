@@ -26,7 +26,7 @@ bool is_model(const fs::directory_entry& entry) {
 fs::path find_checkpoint(const fs::path& path) {
   if (is_checkpoint(path)) return path;
   if (!fs::is_directory(path)) return {};
-  // A folder with weights alone may be a damaged checkpoint, but also a run.
+  // A folder that holds only weights may be a damaged checkpoint, but also a run.
   for (const CheckpointEntry& entry : list_checkpoints(path))
     if (is_checkpoint(entry.path)) return entry.path;
   const fs::directory_iterator entries(path);

@@ -4,8 +4,8 @@
 
 namespace mantissa::cli {
 
-/// The checkpoint that `path` is, or of a folder of checkpoints the newest; empty if `path` should be a
-/// safetensors model.
+/// Returns `path` if it is a checkpoint, or the newest one of a folder of checkpoints; empty if `path` should
+/// be a safetensors model.
 /// Errors: c10::ValueError for a folder that holds neither, and for one that cannot be read.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 

@@ -37,7 +37,7 @@ void fit(const FitCommand& command) {
   const bool all = o.precision() == "all";
   check_json(command.json, o.output);
   const InterruptScope interrupt;
-  // The table makes room for JSON, as that of the results does.
+  // If the JSON goes to standard output, the table goes to standard error, as the table of results does.
   std::FILE* const to = command.json == "-" ? stderr : stdout;
   const Json plan = command.plan ? plan_fit(o, to) : Json();
   const Report done = all ? run_all_modes(o, command.quiet, plan) : Report{{run_fit(o, command.quiet, plan)}};

@@ -20,8 +20,8 @@ std::string shown(const OptionValue& value) {
   return std::visit([](const auto& held) { return fmt::format("{}", held); }, value);
 }
 
-/// " [32; text: 16]": what an option is when it is not given, and with text if that differs. Of a switch only
-/// that it is on.
+/// Returns " [32; text: 16]": the default of an option, and the default for text if that differs. For a
+/// switch it returns " [on]" or nothing.
 std::string default_shown(const Option& option) {
   if (option.is_switch()) return std::get<bool>(option.default_value) ? " [on]" : "";
   const std::string images = shown(default_of(option, false)), text = shown(default_of(option, true));
@@ -31,7 +31,7 @@ std::string default_shown(const Option& option) {
 
 std::string off_flag(const std::string& flag) { return "--no-" + flag.substr(2); }
 
-/// Without CLI11's mark of the name that turns a switch off: "--x,--no-x{false}".
+/// Formats names without CLI11's mark of the name that turns a switch off: "--x,--no-x{false}".
 class PlainNames final : public CLI::Formatter {
  public:
   std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
@@ -50,7 +50,7 @@ void add_switch(CLI::App& subcommand, OptionValues& values, const Option& option
       ->group(group_name(option.group));
 }
 
-/// The kind of an option's value, in help.
+/// Returns the type of an option's value, for help.
 template <typename Value>
 constexpr const char* type_name() {
   if constexpr (std::is_same_v<Value, double>) return "FLOAT";
@@ -72,11 +72,11 @@ void add_value(CLI::App& subcommand, OptionValues& values, const Option& option,
   };
   CLI::Option* const added = subcommand.add_option_function<std::string>(flags, set, help);
   added->type_name(type_name<Value>())->group(group_name(option.group));
-  // CLI11's own reading would refuse a negative seed, take 010 for 8, an empty word for no option at all, a
-  // number that is too large for the largest one, and one that is too small for 0.
+  // CLI11's own parser would refuse a negative seed, read 010 as 8, treat an empty word as no option, a
+  // number that is too large as the largest one, and one that is too small as 0.
   if constexpr (!std::is_same_v<Value, std::string>)
     added->check([](const std::string& word) { return parse_number<Value>(word).problem; }, "");
-  // "" stands for none in a configuration; on the command line it is a variable that was not set.
+  // In a configuration "" means none; on the command line it most likely comes from an unset variable.
   if (option.names_a_file) added->check(names_a_file, "");
 }
 
@@ -98,7 +98,7 @@ void add_fit_flags(CLI::App& subcommand, OptionValues& values, FlagsOf commands)
   subcommand.formatter(std::make_shared<PlainNames>());
   for (const Option& option : options()) {
     if (!takes(commands, option)) continue;
-    // The other commands have the run's own values as defaults.
+    // The defaults of the other commands are the run's own values.
     const bool is_fit = commands == FlagsOf::kFit;
     const std::string& text = is_fit || option.help_elsewhere.empty() ? option.help : option.help_elsewhere;
     const std::string help = text + (is_fit ? default_shown(option) : "");

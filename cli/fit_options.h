@@ -16,10 +16,10 @@
 
 namespace mantissa::cli {
 
-/// What the options of `fit` mean, in the structs that the library takes. The table of options
-/// (option_table.cpp) says which option goes to which member.
+/// The options of `fit`, in the structs that the library takes. The table of options (option_table.cpp)
+/// defines the member for each option.
 struct FitOptions {
-  /// Every option, as it was given or by default: the members below are made from it.
+  /// Every option, as given or by default. The members below are made from it.
   OptionValues values;
 
   std::string data, model, weights, output;
@@ -27,10 +27,10 @@ struct FitOptions {
   int64_t classes = 0, threads = 0;
   uint64_t seed = 0;
   DataLoaderOptions loader;
-  /// Without callbacks and loggers, which write into a run's folder.
+  /// Has no callbacks and loggers, because these write into a run's folder.
   TrainerOptions trainer;
   std::string optimizer;
-  /// Those of all optimizers: settings_taken() leaves what `optimizer` takes.
+  /// The settings of all optimizers; settings_taken() selects those that `optimizer` takes.
   OptimizerSettings optimizer_settings;
   std::string lr_schedule;
   WarmupCosineOptions warmup;
@@ -42,16 +42,16 @@ struct FitOptions {
 
   /// The mode's canonical name, or "all".
   const std::string& precision() const { return *trainer.precision; }
-  /// What the mode does with its options; not of "all".
+  /// The traits of the mode with its options. Not for "all".
   PrecisionTraits traits() const { return traits_of(find_mode(precision()), trainer.precision_options); }
-  /// The same options but for one.
+  /// Returns the same options with one of them changed.
   /// Errors: those of fit_options().
   FitOptions with(std::string_view option, OptionValue value) const;
 };
 
 /// `values` must have every option.
-/// Errors: c10::ValueError, the option in it, for a value that is none of the choices, out of range or
-///         without meaning. What the options mean together, resolve() checks.
+/// Errors: c10::ValueError that names the option, for a value that is not one of the choices, out of range or
+///         not parsable. resolve() checks whether the options fit together.
 FitOptions fit_options(const OptionValues& values);
 
 }  // namespace mantissa::cli

@@ -1,4 +1,5 @@
-// What fit takes by flag and by configuration: words, numbers, layers, what has no effect.
+// Tests of the options of fit by flag and by configuration: words, numbers, layers, and options without
+// effect.
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -82,7 +83,7 @@ TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
   expect_error(fit("--config folder"), 1, {"folder", "it is a folder"});
   write("two.yaml", "model: mlp\n---\nlr: 1\n");
   expect_error(fit("--config two.yaml"), 2, {"two.yaml", "several YAML documents"});
-  // In which YAML::LoadAll() finds documents without end.
+  // YAML::LoadAll() finds an endless number of documents in this text.
   write("endless.yaml", "---\n&a b\n? data\n: x\n");
   expect_error(fit("--config endless.yaml"), 2, {"endless.yaml", "must be a map"});
   write("empty_first.yaml", "---\n---\nlr: 1\n");
@@ -94,7 +95,7 @@ TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
   write("deep.yaml", "model: " + std::string(100'000, '[') + "\n");
   expect_error(fit("--config deep.yaml"), 2, {"deep.yaml"});
   expect_error(fit("--config latin1.yaml"), 2, {"latin1.yaml:2:", "'data'", "write it in UTF-8"});
-  // Nothing of a file reaches the terminal that could move its cursor.
+  // No text of a file that could move the cursor reaches the terminal.
   write("bell.yaml", "\"l\\er\": 1\n");
   expect_error(fit("--config bell.yaml"), 2, {"unknown key 'l?r'"});
   write("key.yaml", "model: mlp\n? [a, b]\n: 3\n");
@@ -113,7 +114,7 @@ TEST_F(Program, WrongScalerNumbersExitWithTwo) {
     expect_error(fit(flag_of(name) + "='" + value + "' --output new --precision 16-mixed"), 2,
                  {name, value, because});
   };
-  // What is no number is so for all of them, what is out of range for each by itself.
+  // A value that is not a number is refused by all options; the range differs for each option.
   for (const std::string& name : float_names)
     for (const char* value : {"nan", "-1"}) refuses(name, value, " is out of range; choose ");
   refuses("max_scale", "inf", " is out of range; choose ");
@@ -307,13 +308,13 @@ TEST_F(Program, OfAFlagThatIsGivenTwiceTheLastCounts) {
   EXPECT_FALSE(fs::exists(folder_ / "first"));
   const Outcome sorted = run("inspect run/weights.safetensors --no-values --sort name --sort bytes");
   EXPECT_EQ(sorted.status, 0) << sorted.err;
-  // A list keeps all.
+  // A list keeps all values.
   const Outcome both = run("inspect run/weights.safetensors --no-values --filter '*weight' --filter '*bias'");
   EXPECT_THAT(both.out, AllOf(HasSubstr("weight"), HasSubstr("bias")));
   expect_error(run("resume run another"), 2, {"'another' is no option of"});
 }
 
-// What would become 0 or inf unseen.
+// Values that would silently become 0 or inf.
 TEST_F(Program, NumbersBeyondTheirTypeAreSaidToBe) {
   const std::string small = "is out of range: float64 would take it for 0, its smallest number above that is",
                     large = "is out of range: float64 has no number above 1.8e308; give a smaller one";

@@ -1,4 +1,4 @@
-// Runs of fit: the files they leave, their statuses, signals, every mode.
+// Tests of fit: the files that runs leave, their statuses, signals, and every mode.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@ TEST_F(Program, WeightsThatAreNotFiniteAreRefusedBeforeTraining) {
 }
 
 TEST_F(Program, ARunThatFailsBeforeItsFirstStepRemovesItsFolder) {
-  // Batch norm refuses to train on one image of one pixel: only the first forward pass finds out.
+  // Batch norm refuses to train on one image of one pixel, which only shows in the first forward pass.
   write("one/a-images-idx3-ubyte", idx_header(8, {2, 1, 1}) + std::string(2, '\1'));
   write("one/a-labels-idx1-ubyte", idx_header(8, {2}) + std::string("\0\1", 2));
   const std::string arguments = "--model resnet-tiny --val-fraction 0.5 --data idx:one";
@@ -34,7 +34,7 @@ TEST_F(Program, ARunThatFailsBeforeItsFirstStepRemovesItsFolder) {
   EXPECT_EQ(read(folder_ / "mine/metrics.csv"), "kept");
 }
 
-// The second must not take the first one's files along when it gives up.
+// The second run must not remove the first one's files when it gives up.
 TEST_F(Program, OfTwoRunsInOneFolderOneIsWholeAndOneIsRefused) {
   for (int i = 0; i < 6; ++i) {
     const std::string name = "both" + std::to_string(i),
@@ -54,7 +54,7 @@ TEST_F(Program, OfTwoRunsInOneFolderOneIsWholeAndOneIsRefused) {
   }
 }
 
-// What a killed process has left of its lock is no run.
+// The lock that a killed process has left does not make a run.
 TEST_F(Program, AFolderWithAnOldLockIsFree) {
   write("run/.lock", "process 1 on nowhere");
   EXPECT_EQ(fit("--model mlp --max-steps 1 --output run").status, 0);
@@ -69,7 +69,7 @@ TEST_F(Program, ALossThatIsNotFiniteIsWarnedOf) {
 
 // Four checkpoints fail, in the thread that writes them.
 TEST_F(Program, WarningsOfAllThreadsArePlainAndComeOnce) {
-  const std::string limit = "trap '' XFSZ; ulimit -f 16; ";  // as a full disk, above 16 KiB or 8
+  const std::string limit = "trap '' XFSZ; ulimit -f 16; ";  // like a full disk, above 16 or 8 KiB
   const std::string command =
       "cd '" + folder_.string() + "' && (" + limit + MANTISSA_PROGRAM +
       " fit --device cpu --quiet --model mlp --max-epochs 4 --logger none --output run"
@@ -81,7 +81,7 @@ TEST_F(Program, WarningsOfAllThreadsArePlainAndComeOnce) {
                            "mantissa: error: [^\n]*\n"));
 }
 
-// Each mode's process would say it again.
+// Otherwise the process of each mode would repeat it.
 TEST_F(Program, AWarningOfSeveralModesComesOnce) {
   const std::string told = fit("--precision all --model mlp --max-steps 4 --warmup-steps 3 --output run").err;
   const std::string warning = "mantissa: warning: --warmup-steps 3 is more than half";
@@ -139,7 +139,7 @@ TEST_F(Program, OutputsThatCannotBeWrittenAreFoundBeforeTraining) {
   fs::create_symlink("absent/result.json", folder_ / "to_nothing");
   expect_error(fit("--json to_nothing"), 1, {"to_nothing", "no folder absent"});
   expect_error(fit("--json " + std::string(300, 'n')), 1, {"name too long"});
-  // Root may write anywhere by its permissions, but not here.
+  // The permissions of root allow writing anywhere, but not here.
   expect_error(fit("--json /proc/result.json"), 1, {"/proc/result.json cannot be written: folder /proc"});
   expect_error(fit("--output /proc/run"), 1, {"/proc/run", "--output"});
   write("all/bf16-true/config.yaml", "");

@@ -36,7 +36,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// What is read at a time.
+/// The number of bytes that are read at a time.
 constexpr int64_t kPieceBytes = 16 << 20;
 
 struct InspectCommand {
@@ -45,13 +45,13 @@ struct InspectCommand {
   bool json = false, no_values = false, check = false;
 };
 
-/// Something that holds tensors, opened: nothing but headers is read yet.
+/// An open container of tensors. Only its headers have been read.
 struct Listing {
   std::string path, kind;
   std::vector<std::string> files;
   std::map<std::string, std::string> metadata;
   std::map<std::string, SafetensorsEntry> entries;
-  /// Hands all elements of a tensor over, in pieces.
+  /// Passes all elements of a tensor to `take`, in pieces.
   std::function<void(const std::string& name, const TakeElements& take)> read;
 };
 
@@ -71,7 +71,7 @@ Listing open_safetensors(const fs::path& path) {
   return listing;
 }
 
-/// The state's tensors stand beside the weights, as state/NAME.
+/// The tensors of the state are listed beside the weights, as state/NAME.
 Listing open_checkpoint(const fs::path& path) {
   constexpr const char* kState = "state/";
   const Manifest manifest = read_manifest(path);
@@ -103,7 +103,7 @@ Listing open(const fs::path& path) {
   return checkpoint.empty() ? open_safetensors(path) : open_checkpoint(checkpoint);
 }
 
-/// What is known of a tensor, or of several together.
+/// The properties of one tensor, or of several together.
 struct Row {
   std::string name, dtype;
   std::vector<int64_t> shape;
@@ -140,7 +140,7 @@ std::string text(const ValueSummary::Number& number) {
       number);
 }
 
-/// Counts and ranges, one for each of kValueColumns.
+/// Returns counts and ranges, one cell for each of kValueColumns.
 constexpr std::array kValueColumns{"min", "max", "mean", "std", "nan", "inf", "zero", "denormal"};
 std::array<std::string, kValueColumns.size()> value_cells(const ValueSummary& v) {
   const bool any = v.finite() > 0;
@@ -156,8 +156,8 @@ std::array<std::string, kValueColumns.size()> value_cells(const ValueSummary& v)
 
 std::string shape_text(const Row& row) { return fmt::format("[{}]", fmt::join(row.shape, ", ")); }
 
-/// A column's width. A name in a file may have millions of letters, which must not widen every other row,
-/// too.
+/// Returns a column's width, at most kMost. A name in a file may have millions of letters, which must not
+/// widen every row.
 size_t widest(const std::vector<Row>& rows, size_t least,
               const std::function<std::string(const Row&)>& cell) {
   constexpr size_t kMost = 200;
@@ -165,7 +165,7 @@ size_t widest(const std::vector<Row>& rows, size_t least,
   return std::min(least, kMost);
 }
 
-/// By dtype, in the order of names.
+/// Returns the totals by dtype, in the order of the dtypes' names.
 std::vector<Row> totals(const std::vector<Row>& rows) {
   std::map<std::string, Row> sums;
   for (const Row& row : rows) {
@@ -197,7 +197,7 @@ std::string values_head(bool no_values) {
   return line;
 }
 
-/// A row as soon as it is known: a large model takes a while.
+/// Prints each row as soon as it is known, because a large model takes a while.
 void print(const Listing& listing, std::vector<Row>& rows, const InspectCommand& command) {
   uint64_t bytes = 0;
   int64_t elements = 0;
@@ -268,7 +268,7 @@ void inspect(const InspectCommand& command) {
                      did_you_mean(command.sort, {"name", "bytes"}) + "; choose from name, bytes");
   if (command.check && command.no_values)
     throw UsageError("--check looks at the values, which --no-values leaves out; give one of them");
-  // All of them first: what is wrong with the last one must not show after an hour.
+  // All files are opened first, so that a problem with the last one does not show after an hour.
   std::vector<std::pair<Listing, std::vector<Row>>> all;
   for (const std::string& file : command.files) {
     Listing listing = open(file);

@@ -31,7 +31,7 @@ PCRE2_SPTR bytes_of(const std::string& text) { return reinterpret_cast<PCRE2_SPT
 
 class Regex {
  public:
-  /// Errors: c10::ValueError, after `where`, for a text that is none.
+  /// Errors: c10::ValueError that begins with `where`, for a text that is not a regular expression.
   Regex(const std::string& where, const std::string& pattern) : pattern_(pattern) {
     int error = 0;
     PCRE2_SIZE at = 0;
@@ -42,10 +42,10 @@ class Regex {
                       "); put a backslash before characters that stand for themselves");
   }
 
-  /// `text` with `replacement` for each part that the pattern finds; nothing if it finds none. PCRE2 gives up
-  /// on a pattern that would try too many ways to match.
-  /// Errors: c10::ValueError for that, for a replacement that cannot be read, and for a result over
-  ///         kLongestName.
+  /// Replaces each match of the pattern in `text` by `replacement`; returns nothing if there is no match.
+  /// PCRE2 gives up on a pattern that would try too many ways to match.
+  /// Errors: c10::ValueError if PCRE2 gives up, for a replacement that cannot be parsed, and for a result
+  ///         longer than kLongestName.
   std::optional<std::string> replaced(const std::string& text, const std::string& replacement) const {
     constexpr uint32_t kOptions =
         PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_UNSET_EMPTY | PCRE2_SUBSTITUTE_OVERFLOW_LENGTH;
@@ -137,7 +137,7 @@ std::vector<RenameRule> read_key_map(const std::filesystem::path& file) {
                       "a rule must be one pattern and one replacement; write `PATTERN: REPLACEMENT`");
     TORCH_CHECK_VALUE(seen.insert(pattern.Scalar()).second, where, "the pattern '", pattern.Scalar(),
                       "' stands here a second time; keep one");
-    // A map for a family of models need not fit each of them in every rule.
+    // A map for a family of models may have rules that match nothing in one of them.
     rules.push_back(make_rule(where, pattern.Scalar(),
                               replacement.IsNull() ? std::nullopt : std::optional(replacement.Scalar()),
                               false));

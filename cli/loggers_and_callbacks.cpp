@@ -22,7 +22,7 @@
 namespace mantissa::cli {
 namespace {
 
-/// Loggers have no unsigned numbers.
+/// Loggers support no unsigned numbers.
 template <typename T>
 Hyperparameter hyperparameter(const T& value) {
   if constexpr (std::is_same_v<T, uint64_t>) {
@@ -45,7 +45,7 @@ TrainerOptions trainer_options(const FitOptions& o) {
 std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& o, const std::filesystem::path& folder) {
   std::vector<std::shared_ptr<Logger>> loggers;
   if (o.trainer.fast_dev_run > 0)
-    return loggers;  // the Trainer would leave them out; nor should they make files
+    return loggers;  // the Trainer would leave them out, and they must not make files
   for (const std::string& word : o.loggers) {
     if (word == "csv") loggers.push_back(std::make_shared<CSVLogger>(folder));
     if (word == "jsonl") loggers.push_back(std::make_shared<JSONLinesLogger>(folder));

@@ -11,16 +11,16 @@
 
 namespace mantissa::cli {
 
-/// The Trainer's options without callbacks and loggers, which write into a run's folder.
-/// Errors: UsageError for what the Trainer refuses.
+/// Returns the Trainer's options without callbacks and loggers, which write into a run's folder.
+/// Errors: UsageError for options that the Trainer refuses.
 TrainerOptions trainer_options(const FitOptions& options);
 
-/// The loggers of `--logger`, which write into `folder`.
+/// Makes the loggers of `--logger`, which write into `folder`.
 std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& options,
                                                   const std::filesystem::path& folder);
 
-/// The callbacks for checkpoints in `folder`, early stopping and the weights' moving average, and those of
-/// `--callbacks`.
+/// Makes the callbacks for checkpoints in `folder`, early stopping and the moving average of the weights, and
+/// those of `--callbacks`.
 std::vector<std::shared_ptr<Callback>> make_callbacks(const FitOptions& options,
                                                       const std::filesystem::path& folder);
 

@@ -31,12 +31,12 @@
 namespace {
 
 int report(const std::string& message, int status) {
-  // One line each: scripts and logs can rely on it.
+  // Each error is one line, so that scripts and logs can rely on it.
   mantissa::cli::tell_user("mantissa: error: " + mantissa::cli::on_one_line(message) + "\n");
   return status;
 }
 
-/// CLI11 says of `mantissa fitt` only that a subcommand is required.
+/// For `mantissa fitt`, CLI11 only reports that a subcommand is required.
 void check_command(const CLI::App& app, int argc, char** argv) {
   const std::string word = argc > 1 ? argv[1] : "";
   std::vector<std::string> commands;
@@ -47,7 +47,7 @@ void check_command(const CLI::App& app, int argc, char** argv) {
                                   "; commands: " + mantissa::join_names(commands));
 }
 
-/// CLI11's own words for a flag that does not exist name no cure.
+/// CLI11's own message for an unknown flag suggests no remedy.
 std::string unknown_words(const CLI::App& app, const CLI::App& command) {
   std::string word = app.remaining(/*recurse=*/true).front();
   word = word.substr(0, word.find('='));
@@ -61,7 +61,8 @@ std::string unknown_words(const CLI::App& app, const CLI::App& command) {
          (meant.empty() ? "" : "; did you mean '" + meant + "'?");
 }
 
-/// The words, last first, as CLI11 wants them. Of `--model= --quiet` it would take `--quiet` for the model.
+/// Returns the words in reverse order, as CLI11 expects. In `--model= --quiet` CLI11 would take `--quiet` as
+/// the model.
 std::vector<std::string> words(int argc, char** argv) {
   std::vector<std::string> words;
   for (int i = 1; i < argc; ++i) {
@@ -75,16 +76,17 @@ std::vector<std::string> words(int argc, char** argv) {
   return words;
 }
 
-/// What was written may still wait in a buffer, and a disk be full.
+/// Flushes the output: it may still be in a buffer, and the disk may be full.
 int flushed(int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
-  if (errno == EPIPE) return 128 + SIGPIPE;  // as if the signal had ended it: its reader wanted no more
+  if (errno == EPIPE) return 128 + SIGPIPE;  // as if the signal had ended it: its reader has stopped reading
   return report(std::string("standard output cannot be written: ") + std::strerror(errno),
                 std::max(status, 1));
 }
 
-/// What no try block can see ends here: an exception of a thread that is not ours, or one that comes while
-/// another is reported. Lack of memory is no fault of the program, so it leaves no core file then.
+/// Ends the program for exceptions that no try block can catch: one in a thread that is not ours, or one that
+/// is thrown while another is reported. A lack of memory is not a fault of the program, so it leaves no core
+/// file.
 [[noreturn]] void end_without_a_handler() {
   try {
     if (const std::exception_ptr exception = std::current_exception()) std::rethrow_exception(exception);
@@ -102,7 +104,7 @@ int flushed(int status) {
   std::abort();
 }
 
-/// Without a current folder MKL ends the program while it is loaded, and names libtorch as the cause.
+/// Without a current folder, MKL ends the program while it is loaded, and names libtorch as the cause.
 void check_current_folder() {
   std::array<char, PATH_MAX> path{};
   if (::getcwd(path.data(), path.size()) != nullptr || errno != ENOENT) return;
@@ -117,8 +119,8 @@ void prepare_to_load(int /*argc*/, char** /*argv*/, char** /*environment*/) {
   check_current_folder();
 }
 
-// libtorch and MKL do much while they are loaded, and only what runs before every library's initialisers can
-// catch what comes of that. A sanitizer's own start must be first.
+// libtorch and MKL run code while they are loaded. Only a function that runs before the initialisers of all
+// libraries can prepare for it. A sanitizer's own start must come first.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 [[gnu::section(".preinit_array"), gnu::used]] void (*const kFirst)(int, char**, char**) = prepare_to_load;
 #endif
@@ -130,9 +132,9 @@ int run(int argc, char** argv) {
   app.name("mantissa");
   app.set_version_flag("--version", "mantissa " MANTISSA_VERSION);
   app.require_subcommand(1);
-  // As other programs do; a list keeps all that it is given.
+  // The last value wins, as in other programs; a list keeps all values.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  // After --help and --version, before any command runs.
+  // This runs after --help and --version, and before any command.
   app.parse_complete_callback([] {
     mantissa::cli::usage([] { mantissa::check_environment(); });
     mantissa::keep_threads_apart();
@@ -190,7 +192,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   prepare_to_load(argc, argv, nullptr);
   std::signal(SIGPIPE, SIG_IGN);  // `mantissa fit 2>&1 | head` must not lose the weights
-  // A file that grows past `ulimit -f` fails one write, which the run reports; it does not end the program.
+  // A file that grows past `ulimit -f` must fail one write, which the run reports, and not end the program.
   std::signal(SIGXFSZ, SIG_IGN);
   return flushed(run(argc, argv));
 }

@@ -45,7 +45,7 @@ Example small_resnet() {
   return {make, at::rand({8, 3, 32, 32}), at::randint(10, {8}, at::kLong)};
 }
 
-/// A model that is trained on one batch, as a user's own loop does it.
+/// A model that is trained on one batch, as in a user's own loop.
 class Training {
  public:
   Training(const Mode& mode, const Example& example)

@@ -35,8 +35,8 @@ std::string cpu_kernels() {
          "; `mantissa modes --kernels` lists them";
 }
 
-/// What a step takes on the CPU: measured, since instructions that a CPU has may be slower than those they
-/// replace.
+/// Returns the speed of a step on the CPU. It is measured, because the instructions that a CPU has may be
+/// slower than those they replace.
 std::string cpu_speed(const Mode& mode, const std::vector<ModeSpeed>& speeds) {
   const auto speed = std::find_if(speeds.begin(), speeds.end(),
                                   [&](const ModeSpeed& each) { return each.mode == mode.name; });
@@ -49,9 +49,9 @@ std::string cpu_speed(const Mode& mode, const std::vector<ModeSpeed>& speeds) {
 
 void print_modes() {
   fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "mode", "alias", "on", "support", "what it is, and why");
-  const std::string kernels = cpu_kernels();  // whose errors come before all that takes time
+  const std::string kernels = cpu_kernels();  // its errors come before anything that takes time
   const std::vector<ModeSpeed> speeds = measure_modes();
-  const bool has_gpu = cuda_device_count() > 0;  // if not, every mode has the same reason
+  const bool has_gpu = cuda_device_count() > 0;  // without a GPU, every mode has the same reason
   for (const Mode& mode : modes()) {
     fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", mode.name, join_names(mode.aliases), "", "", mode.summary);
     fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cpu", "yes", cpu_speed(mode, speeds));

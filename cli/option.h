@@ -20,11 +20,11 @@ struct Option;
 enum class Group { kData, kModel, kPrecision, kOptimizer, kSchedule, kLimits, kLogging, kCheckpoints };
 const char* group_name(Group group);
 
-/// Where an option's value goes, and therefore which kind of value it has.
+/// The member that receives an option's value, and thereby the type of the value.
 struct Destination {
   size_t kind;  ///< OptionValue's index
   std::function<void(FitOptions&, const Option&, const OptionValue&)> set;
-  /// "auto" is a value, and leaves the decision to the precision mode.
+  /// If true, "auto" is a value as well, and leaves the decision to the precision mode.
   bool or_auto = false;
 };
 
@@ -33,35 +33,35 @@ struct Range {
   const char* cure;  ///< "choose at least 1"
 };
 
-/// An option of `fit`: the row of a table from which its flag, YAML key, default, range, choices, help, shell
-/// completion and destination all come.
+/// An option of `fit`: a row of the table that defines its flag, YAML key, default, range, choices, help,
+/// shell completion and destination.
 struct Option {
   std::string name;  ///< the YAML key; the flag has dashes for underscores
   Group group;
   Destination to;
   OptionValue default_value;
   std::string help;
-  /// The default for a model that reads text, where it differs.
+  /// The default for a model that reads text, if it differs.
   std::optional<OptionValue> default_for_text = std::nullopt;
-  /// For numbers.
+  /// The range of a number.
   std::optional<Range> range = std::nullopt;
-  /// All of its values; empty: any.
+  /// The values that the option accepts; empty if it accepts any value.
   std::vector<std::string> choices = {};
-  /// It takes several of the choices, with commas between them.
+  /// The option takes several of the choices, separated by commas.
   bool is_list = false;
-  /// It takes empty text beside the choices.
+  /// The option also takes an empty text.
   bool may_be_empty = false;
-  /// Its flag cannot be empty.
+  /// The flag must not be empty.
   bool names_a_file = false;
-  /// Apex's name for it, which is accepted too.
+  /// Apex's name for the option, which is accepted as well.
   std::string also_called = {};
-  /// `resume` takes it too.
+  /// `resume` takes the option as well.
   bool in_resume = false;
-  /// `validate`, `test` and `predict` take it too.
+  /// `validate`, `test` and `predict` take the option as well.
   bool in_trained = false;
-  /// Its help in those four commands, where it differs.
+  /// The help in those four commands, if it differs.
   std::string help_elsewhere = {};
-  /// What other programs call it: an error then names this one.
+  /// The option's names in other programs; an error for such a name suggests this option.
   std::vector<std::string> known_as = {};
 
   bool is_switch() const { return std::holds_alternative<bool>(default_value); }
@@ -70,16 +70,16 @@ struct Option {
 /// Every option of `fit`, group by group.
 const std::vector<Option>& options();
 
-/// The row of this name, or null.
+/// Returns the row of this name, or null.
 const Option* find_option(std::string_view name);
 
-/// "--max-steps" for "max_steps".
+/// Returns "--max-steps" for "max_steps".
 std::string flag_of(std::string_view name);
 
-/// What the option is when nobody gives it.
+/// Returns the value of an option that is not given.
 const OptionValue& default_of(const Option& option, bool reads_text);
 
-/// Calls `visit` with a null pointer to the type that values of this kind have.
+/// Calls `visit` with a null pointer to the type of this kind of value.
 template <typename Visit>
 decltype(auto) visit_kind(size_t kind, const Visit& visit) {
   switch (kind) {
@@ -97,14 +97,14 @@ decltype(auto) visit_kind(size_t kind, const Visit& visit) {
 }
 static_assert(std::variant_size_v<OptionValue> == 5, "visit_kind() names every kind");
 
-/// Errors: c10::ValueError, the flag in it, for a value that is none of the choices or out of range.
+/// Errors: c10::ValueError that names the flag, for a value that is not one of the choices or out of range.
 void check_value(const Option& option, const OptionValue& value);
 
-/// The one of `candidates` (names as in YAML, or as flags) that `name` was most likely meant to be: the nearest,
-/// or the one for which other programs have that name, as "learning_rate" for lr; else "".
+/// Returns the one of `candidates` (YAML keys or flags) that `name` most likely means: the nearest one, or
+/// the one that other programs call so, such as lr for "learning_rate". Returns "" if there is none.
 std::string option_meant(const std::string& name, const std::vector<std::string>& candidates);
 
-/// The names in one of the library's tables.
+/// The library's tables of names.
 enum class Registry { kModels, kModes, kOptimizers };
 std::vector<std::string> registered_names(Registry registry);
 

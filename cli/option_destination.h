@@ -14,10 +14,10 @@
 #include "cli/option_parsers.h"
 #include "mantissa/core/parse_number.h"
 
-// Where a row of the table of options puts its value: into a member of FitOptions, or of one of its parts.
+// The destination of a table row's value: a member of FitOptions, or of one of its parts.
 namespace mantissa::cli {
 
-/// The kind of value that a member takes.
+/// The type of value that a member takes.
 template <typename T>
 struct ValueOf {
   using type = T;
@@ -69,7 +69,7 @@ Destination to(T Part::*member) {
           }};
 }
 
-/// The member takes what parse(flag, text) makes of it.
+/// The member takes the result of parse(flag, text).
 template <typename Part, typename T, typename Parse>
 Destination to(T Part::*member, const Parse& parse) {
   return {kind_of<std::string>(),
@@ -85,7 +85,7 @@ inline Destination to_list(std::vector<std::string> FitOptions::*member) {
           }};
 }
 
-/// What `text` means to a mode, which knows the option by its YAML key.
+/// Returns what `text` means to a mode, which knows the option by its YAML key.
 template <typename T>
 T parse_for_mode(const std::string& name, const std::string& text) {
   if constexpr (std::is_same_v<T, std::string>) {
@@ -99,7 +99,7 @@ T parse_for_mode(const std::string& name, const std::string& text) {
   }
 }
 
-/// "auto" leaves the member unset: the mode has a value of its own.
+/// "auto" leaves the member unset, because the mode has a default of its own.
 template <typename T>
 Destination to_mode(std::optional<T> PrecisionOptions::*member) {
   const auto set = [member](FitOptions& o, const Option& option, const OptionValue& value) {

@@ -11,7 +11,7 @@
 namespace mantissa::cli {
 namespace {
 
-/// 0 leaves the member unset: the interval counts batches over all epochs.
+/// 0 leaves the member unset: the interval then counts batches over all epochs.
 void set_check_val_every_n_epoch(FitOptions& o, const Option& /*option*/, const OptionValue& value) {
   const auto epochs = std::get<int64_t>(value);
   o.trainer.check_val_every_n_epoch = epochs == 0 ? std::nullopt : std::optional(epochs);
@@ -21,7 +21,7 @@ constexpr double kLargest = std::numeric_limits<double>::max();
 constexpr double kBelowOne = 1 - std::numeric_limits<double>::epsilon() / 2;
 constexpr Range kFromZero{0, kLargest, "choose 0 or more"};
 
-/// "a, b or c"
+/// Returns "a, b or c".
 std::string either(std::vector<std::string> names) {
   const std::string last = names.back();
   names.pop_back();
@@ -33,7 +33,7 @@ std::vector<std::string> with(std::vector<std::string> names, const std::string&
   return names;
 }
 
-/// Apex's levels.
+/// Returns Apex's levels.
 std::vector<std::string> levels() {
   std::vector<std::string> names = registered_names(Registry::kModes);
   std::erase_if(names, [](const std::string& name) { return !name.starts_with('O'); });
@@ -50,9 +50,9 @@ const std::vector<std::string>& metrics() {
   return words;
 }
 
-// The defaults suit the image models on small images in every mode: plain SGD moves fp16 weights, where
-// Adam's epsilon and second moments fall below fp16's smallest number. Those for text are of byte-level
-// language modelling: 1,500 steps of 16 x 128 bytes of tiny Shakespeare end near 1.67 nats a byte.
+// The defaults suit the image models on small images in every mode. Plain SGD updates fp16 weights, whereas
+// Adam's epsilon and second moments fall below fp16's smallest number. The defaults for text suit byte-level
+// language modelling: 1,500 steps of 16 x 128 bytes of tiny Shakespeare end near 1.67 nats per byte.
 
 std::vector<Option> data_options() {
   constexpr auto kGroup = Group::kData;

@@ -10,7 +10,7 @@
 namespace mantissa::cli {
 namespace {
 
-/// A name that is written wrong in the program must not read as an option that nobody gave.
+/// A misspelt name in the program must not look like an option that the user left unset.
 const Option& row_of(std::string_view option) {
   const Option* const row = find_option(option);
   TORCH_INTERNAL_ASSERT(row, "no option is called ", option);
@@ -46,12 +46,13 @@ OptionValues merge(OptionValues over, const OptionValues& under) {
     const OptionValue* const below = under.find(option.name);
     if (below && !over.has(option.name)) over.set(option.name, *below);
   }
-  // A limit that was given stands for both: the other one of the layer below would end the run elsewhere.
+  // A limit that was given replaces both limits: the other one, from the layer below, would end the run
+  // elsewhere.
   if (steps && !epochs) over.erase("max_epochs");
   if (epochs && !steps) over.erase("max_steps");
   if (by_level && !by_name) over.erase("precision");
   if (by_name && !by_level) over.erase("amp_backend"), over.erase("amp_level");
-  if (native && !by_level) over.erase("amp_level");  // the level was of the backend below
+  if (native && !by_level) over.erase("amp_level");  // the level belonged to the backend below
   return over;
 }
 

@@ -1,4 +1,4 @@
-// A trained model is asked about other data than its run's.
+// Tests of a trained model with data other than its run's.
 #include <nlohmann/json.hpp>
 
 #include "cli/test_support_internal.h"
@@ -10,7 +10,7 @@ namespace fs = std::filesystem;
 
 class OtherData : public Program {
  protected:
-  /// An image set `name`, without a test part.
+  /// Writes an image set `name` without a test part.
   void write_images(const std::string& name, const std::string& labels, uint32_t height,
                     uint32_t width) const {
     const auto count = static_cast<uint32_t>(labels.size());
@@ -24,7 +24,7 @@ class OtherData : public Program {
   }
 };
 
-const std::string kFew("\0\1\2\3\4\0\1\2", 8), kMany("\0\1\2\3\4\5\6\xc7", 8);  // 5 classes, 200
+const std::string kFew("\0\1\2\3\4\0\1\2", 8), kMany("\0\1\2\3\4\5\6\xc7", 8);  // 5 classes, 200 classes
 
 TEST_F(OtherData, TheModelSaysHowManyClassesThereAre) {
   write_images("few", kFew, 4, 4);
@@ -40,7 +40,7 @@ TEST_F(OtherData, TheModelSaysHowManyClassesThereAre) {
     const Outcome predicted = run("predict run --quiet --data idx:few");
     ASSERT_EQ(predicted.status, 0) << model << ": " << predicted.err;
     EXPECT_EQ(std::count(predicted.out.begin(), predicted.out.end(), '\n'), 9);
-    // The newest checkpoint's weights tell it too.
+    // The weights of the newest checkpoint also give the number of classes.
     fs::remove(folder_ / "run/weights.safetensors");
     const Outcome from_checkpoint = run("test run --quiet --data idx:few");
     EXPECT_EQ(from_checkpoint.status, 0) << model << ": " << from_checkpoint.err;

@@ -22,9 +22,9 @@
 namespace mantissa::cli {
 namespace {
 
-/// One mode, in the child.
+/// Plans one mode, in the child process.
 Json plan_mode(FitOptions o) {
-  o.warmup.warmup_steps = 0;  // its two steps are too few for one, and memory knows none
+  o.warmup.warmup_steps = 0;  // two steps are too few for a warm-up, and memory does not depend on it
   at::set_num_threads(static_cast<int>(o.threads));
   const TrainerOptions options = trainer_options(o);
   const Data data = load_data(o);
@@ -70,7 +70,7 @@ void print_plan(const FitOptions& o, const Json& plan, std::FILE* to) {
                          mebibytes(row["total"]), mebibytes(row["peak"]));
   }
   std::fputs((table + "\n").c_str(), to);
-  std::fflush(to);  // before a long run, and before other processes write there
+  std::fflush(to);  // before a long run, and before other processes write to it
 }
 
 }  // namespace
@@ -95,7 +95,7 @@ Json plan_fit(const FitOptions& o, std::FILE* to) {
       if (outcome.usage) throw UsageError(why);
       TORCH_CHECK(false, why);
     }
-    for (const std::string& why : left_out)  // of all modes the runs will tell
+    for (const std::string& why : left_out)  // with precision "all", the runs report these
       if (!why.starts_with(o.precision() + " ")) {
         TORCH_WARN("memory plan: ", why);
       }
@@ -116,7 +116,7 @@ void print_measured(const std::vector<Json>& results, std::FILE* to) {
     const Json& plan = result["memory_plan"];
     const auto row = std::find_if(plan.begin(), plan.end(),
                                   [&](const Json& r) { return r["precision"] == result["precision"]; });
-    if (row == plan.end()) continue;  // it could not be planned, and has been told of
+    if (row == plan.end()) continue;  // it could not be planned, which has been reported
     const auto bytes = [](const Json& value) { return human_bytes(value.get<uint64_t>()); };
     std::string line = fmt::format("memory of {}: planned {}, at its peak {}; measured peak {}",
                                    result["precision"].get<std::string>(), bytes((*row)["total"]),

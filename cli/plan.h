@@ -7,15 +7,17 @@
 
 namespace mantissa::cli {
 
-/// What the run of these options and, after it, the same run in every other mode with that mode's own options
-/// would hold in memory: a row for each, MemoryPlan's numbers by name, "precision" first. With precision
-/// "all", the rows of its runs. Nothing is left behind: each mode is tried in a process of its own.
+/// Returns the memory that the run with these options would need, followed by that of the same run in every
+/// other mode, with that mode's own options. There is a row for each, with MemoryPlan's numbers by name,
+/// "precision" first. With precision "all" they are the rows of its runs. Nothing is left behind: each mode
+/// is tried in its own process.
 ///
-/// Writes them to `to`, too, as a table.
-/// Errors: those of the run itself; another mode that fails is told of and left out.
+/// The rows are also written to `to` as a table.
+///
+/// Errors: those of the run itself. Another mode that fails is reported and left out.
 Json plan_fit(const FitOptions& options, std::FILE* to);
 
-/// What each result's run took, beside what was planned for it.
+/// Prints the memory that each run took, beside its plan.
 void print_measured(const std::vector<Json>& results, std::FILE* to);
 
 }  // namespace mantissa::cli

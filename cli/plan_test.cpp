@@ -1,4 +1,4 @@
-// What a run will need in memory is told before it, in every mode, and changes nothing about the run.
+// The memory plan is printed before a run, in every mode, and changes nothing about the run.
 #include <nlohmann/json.hpp>
 
 #include "cli/test_support_internal.h"
@@ -14,7 +14,7 @@ using testing::Not;
 
 class Plan : public Program {
  protected:
-  /// Plans a run without a step; returns what --json wrote.
+  /// Plans a run without steps; returns what --json wrote.
   json plan(const std::string& arguments) const {
     const Outcome outcome = fit("--plan --max-steps 0 --json result.json " + arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -49,8 +49,8 @@ TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
   const auto activations = [&](size_t row) {
     return result["memory_plan"][row]["activations"].get<double>();
   };
-  // Not twice and half: the indices of max pooling are int64 in every mode, and what kernels keep is the
-  // CPU's.
+  // The ratios are not exactly 2 and 1/2: the indices of max pooling are int64 in every mode, and the memory
+  // that kernels keep depends on the CPU.
   EXPECT_GT(activations(3), activations(1)) << "float64's";
   EXPECT_LT(activations(6), activations(1)) << "bf16's";
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("memory plan in MiB: convnet, batches of 32, sgd\n"),
@@ -112,7 +112,7 @@ TEST_F(Plan, OfARunThatGoesOn) {
 }
 
 TEST_F(Plan, CtrlCEndsItWithStatus130AndNothingLeft) {
-  // A large data set keeps each mode's process busy for a while: the signal comes while they plan.
+  // A large data set keeps each mode's process busy for a while, so the signal arrives while they plan.
   write("text.txt", std::string(4 << 20, 'a'));
   const Outcome outcome = run(
       "fit --device cpu --quiet --data text:text.txt --model gpt-tiny --batch-size 64 --plan --output run & "

@@ -29,13 +29,13 @@ struct PredictCommand {
   std::string output = "-";
 };
 
-/// A row of CSV for each sample, as soon as its batch is done.
+/// Writes a row of CSV for each sample as soon as its batch is done.
 class WritesRows final : public Callback {
  public:
   explicit WritesRows(std::ostream& out) : out_(out) { out_ << "index,class,probability\n"; }
   void on_predict_batch_end(Trainer& /*trainer*/, const c10::IValue& prediction, int64_t /*index*/) override {
     at::Tensor logits = prediction.toTensor().to(at::kCPU, at::kDouble);
-    if (logits.dim() == 3) logits = logits.select(1, -1);  // of a window the byte that comes next
+    if (logits.dim() == 3) logits = logits.select(1, -1);  // of a window, the byte that comes next
     const auto [probability, label] = at::softmax(logits, -1).max(-1);
     const auto labels = label.accessor<int64_t, 1>();
     const auto probabilities = probability.accessor<double, 1>();

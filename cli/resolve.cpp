@@ -20,7 +20,7 @@
 namespace mantissa::cli {
 namespace {
 
-/// Every option by default but `data` of a model that reads text, which has none.
+/// Returns the default of every option, except `data` for a model that reads text, which has none.
 OptionValues defaults(bool text) {
   OptionValues values;
   for (const Option& option : options()) values.set(option.name, default_of(option, text));
@@ -28,7 +28,7 @@ OptionValues defaults(bool text) {
   return values;
 }
 
-/// Every option, in the words that the library has for it.
+/// Returns every option, with the library's names for the values.
 OptionValues complete(const OptionValues& given) {
   OptionValues values = merge(given, defaults(reads_text(given)));
   const auto text_or_none = [&](const char* option) {
@@ -43,7 +43,7 @@ OptionValues complete(const OptionValues& given) {
       mode_of_amp_flags(text_or_none("precision"), text_or_none("amp_backend"), text_or_none("amp_level"));
   if (mode != "all") mode = find_mode(mode).name;
   values.set("precision", mode);
-  values.set("amp_backend", "native"), values.set("amp_level", "");  // the precision says it now
+  values.set("amp_backend", "native"), values.set("amp_level", "");  // the precision expresses it now
   return values;
 }
 
@@ -69,7 +69,7 @@ void check_optimizer(const FitOptions& o) {
   check_optimizer_state(o);
 }
 
-/// libtorch computes the update of an fp16 weight with factors in fp16.
+/// libtorch computes the update of an fp16 weight with fp16 factors.
 void check_fp16_factors(const FitOptions& o) {
   const double largest = info(Format::kFloat16).largest;
   for (const char* factor : {"lr", "weight_decay"}) {
@@ -129,7 +129,7 @@ void check_optimizer_state(const FitOptions& o) {
 
 FitOptions resolve(const OptionValues& given) {
   FitOptions o = fit_options(complete(given));
-  // Without validations the training loss is all that there is to go by.
+  // Without validation, the training loss is the only metric to monitor.
   if (o.trainer.limit_val_batches.is_none() && !given.has("monitor")) o = o.with("monitor", "train_loss");
   check_data(o.data);
   check_model_reads_data(o);
@@ -137,7 +137,7 @@ FitOptions resolve(const OptionValues& given) {
   check_length(o);
   check_optimizer(o);
   if (o.precision() != "all") {
-    // Which options a mode can use is the same on every device.
+    // The options that a mode can use are the same on every device.
     make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
     if (o.traits().gradients == Format::kFloat16) check_fp16_factors(o);
   }

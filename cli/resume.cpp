@@ -32,24 +32,25 @@ struct ResumeCommand {
   bool plan = false, quiet = false;
 };
 
-/// Somebody may have changed it: a number that is none counts as absent.
+/// Returns a number from result.json. A value of another type counts as absent, because the user may have
+/// edited the file.
 std::optional<int64_t> number_in(const Json& result, const char* name) {
   const auto found = result.find(name);
   if (found == result.end() || !found->is_number_integer()) return std::nullopt;
   return found->get<int64_t>();
 }
 
-/// Of a run that came to its end by itself; else null.
+/// Returns the result of a run that was completed, else null.
 Json result_of(const std::filesystem::path& folder) {
   std::error_code error;
-  if (!std::filesystem::is_regular_file(folder / kResult, error)) return {};  // a pipe would never end
+  if (!std::filesystem::is_regular_file(folder / kResult, error)) return {};  // a pipe would block
   std::ifstream in(folder / kResult);
   Json result = Json::parse(in, nullptr, /*allow_exceptions=*/false);
   return result.is_object() && number_in(result, "interrupted_by") == 0 ? result : Json();
 }
 
-/// Whether `given` asks a complete run for more than it has.
-/// Errors: c10::Error, with the cure, if not.
+/// Checks that `given` asks a complete run for more steps or epochs than it has.
+/// Errors: c10::Error, with the remedy, if it does not.
 void check_goes_further(const OptionValues& given, const std::filesystem::path& folder, const Json& result) {
   const auto check_above = [&](const char* option, const char* done) {
     const auto* const limit = given.get_if<int64_t>(option);
@@ -68,8 +69,8 @@ void check_goes_further(const OptionValues& given, const std::filesystem::path& 
       "--early-stopping, --patience");
 }
 
-/// A run without checkpoints begins again, which must not cost weights that were trained.
-/// Errors: c10::Error, with the cure, if it would.
+/// Checks that no trained weights are lost. A run without checkpoints starts again from the beginning.
+/// Errors: c10::Error, with the remedy, if weights would be lost.
 void check_loses_nothing(const RunFolder& folder) {
   TORCH_CHECK(!folder.checkpoints().empty() || !std::filesystem::exists(folder.file(kWeights)), "the run in ",
               folder.path().string(),
@@ -79,9 +80,9 @@ void check_loses_nothing(const RunFolder& folder) {
 
 void resume(const ResumeCommand& command) {
   const std::filesystem::path folder = command.folder;
-  usage([&] { return read_run_config(folder); });  // nothing is locked where no run is
+  usage([&] { return read_run_config(folder); });  // before the lock, so that only a run gets locked
   RunFolder held(folder);
-  // Read again: another process may have had it until now.
+  // Read again, because another process may have held the run until now.
   const OptionValues before = usage([&] { return read_run_config(folder); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, before)); });
   warn_without_effect(command.flags, o);

@@ -1,4 +1,4 @@
-// Runs that ended early go on; models that were trained are asked.
+// Tests of resumed runs, and of the commands for trained models.
 #include <csignal>
 #include <cstdlib>
 #include <random>
@@ -20,7 +20,7 @@ const std::string kRun =
 
 class SavedRun : public Program {
  protected:
-  /// What a run that ended has learned and logged.
+  /// Returns the weights and the log of a run.
   std::string traces(const std::string& run) const {
     return read(folder_ / run / "metrics.csv") + read(folder_ / run / "weights.safetensors");
   }
@@ -35,13 +35,13 @@ TEST_F(SavedRun, AnInterruptedRunGoesOnAsIfNothingHadBeen) {
         run("fit --device cpu --quiet " + words + " --output " + half + " & pid=$!; until grep -q ^0,20, " +
             half + "/metrics.csv 2>/dev/null; do sleep 0.002; done; kill -TERM $pid; wait $pid");
     EXPECT_THAT(ended.status, testing::AnyOf(143, 0));
-    if (ended.status == 0) continue;  // it was faster than the signal
+    if (ended.status == 0) continue;  // the run was faster than the signal
     ASSERT_EQ(run("resume --quiet " + half).status, 0);
     EXPECT_TRUE(traces("whole-" + mode) == traces(half)) << mode;
   }
 }
 
-// A random moment each time; the folder must then hold what another process can go on from.
+// The run is killed at a random moment each time. Another process must be able to resume it from the folder.
 TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
   const auto times = [] {
     const char* const asked = std::getenv("MANTISSA_KILLS");
@@ -59,14 +59,14 @@ TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
       const std::string begun =
           random() % 8 == 0 ? "" : "until [ -e " + name + "/metrics.csv ]; do sleep 0.005; done; ";
       const std::string moment = std::to_string(static_cast<double>(random() % 450) / 1000);
-      // Killed twice at most, so that it comes to an end.
+      // It is killed twice at most, so that it comes to an end.
       const std::string limit =
           deaths < 2 ? " & pid=$!; " + begun + "sleep " + moment + "; kill -KILL $pid; wait $pid" : "";
       const Outcome outcome = run(words + limit);
       if (outcome.status == 0) break;
       ASSERT_EQ(outcome.status, 137) << outcome.err;
       ++killed;
-      // Before its configuration was written there was no run.
+      // A run exists only once its configuration is written.
       if (fs::exists(folder_ / name / "config.yaml")) {
         words = "resume --quiet " + name;
       } else {
@@ -81,7 +81,7 @@ TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
   EXPECT_GT(killed, 0);
 }
 
-// Training goes on while nothing can be saved, says so in the end, and nothing is lost once there is room
+// Training continues while nothing can be saved, and ends with an error. Nothing is lost once there is room
 // again.
 TEST_F(SavedRun, ARunThatFilledTheDiskGoesOnWhenThereIsRoom) {
   constexpr const char* kTry =
@@ -204,7 +204,7 @@ TEST_F(SavedRun, WhatIsNoRunIsRefused) {
   expect_error(run("validate started --precision all"), 2, {"choose one mode"});
 }
 
-/// The first step after a complete run was gone on with: its result is of the past.
+/// Waits for the first step after a complete run is resumed: the old result is removed then.
 constexpr const char* kWaitForStep =
     "for i in $(seq 6000); do [ -e run/result.json ] || break; sleep 0.005; done; ";
 
@@ -230,7 +230,7 @@ TEST_F(SavedRun, TwoProcessesInOneRunAreOneTooMany) {
   EXPECT_FALSE(fs::exists(folder_ / "run/.lock"));
 }
 
-// What was complete is not any more once training has gone on.
+// A complete run is no longer complete once training has continued.
 TEST_F(SavedRun, ACompleteRunThatIsTrainedFurtherAndKilledGoesOn) {
   const std::string words = "--model mlp --lr-schedule constant ";
   ASSERT_EQ(fit(words + "--max-epochs 1 --output run").status, 0);
@@ -238,7 +238,7 @@ TEST_F(SavedRun, ACompleteRunThatIsTrainedFurtherAndKilledGoesOn) {
                              "kill -KILL $pid; wait $pid");
   ASSERT_EQ(killed.status, 137) << killed.err;
   EXPECT_THAT(read(folder_ / "run/config.yaml"), HasSubstr("max_epochs: 40 "));
-  // Asked is what the training has come to, and not what it had come to before.
+  // The commands use the current state of the training, not that of the earlier result.
   const Outcome asked = run("validate run --quiet --json -");
   ASSERT_EQ(asked.status, 0) << asked.err;
   EXPECT_THAT(asked.out, HasSubstr("run/checkpoints/epoch="));
@@ -273,7 +273,7 @@ TEST_F(SavedRun, ValidateRepeatsWhatTheRunReached) {
   EXPECT_GT(again["peak_memory_bytes"], 0);
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("val_accuracy"), HasSubstr("359 samples of digits"),
                                  ContainsRegex("peak memory   [1-9][0-9]* MiB\n")));
-  // Without the weights that a run leaves at its end, the newest checkpoint's.
+  // Without the final weights of the run, the commands use those of the newest checkpoint.
   fs::remove(folder_ / "run/weights.safetensors");
   const Outcome from_checkpoint = run("validate run --quiet --json -");
   ASSERT_EQ(from_checkpoint.status, 0) << from_checkpoint.err;
@@ -290,7 +290,7 @@ TEST_F(SavedRun, TheMemoryFormatIsTheRunsUnlessToldOtherwise) {
   };
   const double reached = nlohmann::json::parse(read(folder_ / "run/result.json"))["val_loss"];
   EXPECT_EQ(loss(""), reached);
-  EXPECT_NEAR(loss("--no-channels-last"), reached, 1e-2);  // bf16's products, summed in another order
+  EXPECT_NEAR(loss("--no-channels-last"), reached, 1e-2);  // bf16 products with another order of summation
   const Outcome resumed = run("resume run --quiet --max-epochs 2 --no-channels-last");
   EXPECT_EQ(resumed.status, 0);
   EXPECT_THAT(resumed.err, HasSubstr("its channels_last was true and is false"));
@@ -381,12 +381,12 @@ TEST_F(SavedRun, ACompleteRunWithoutCheckpointsIsNotBegunAgain) {
       0);
   const std::string arguments = "resume run --quiet --max-epochs 2";
   expect_error(run(arguments), 1, {"has no checkpoints to go on from", "fit --weights"});
-  // As a signal would have left it.
+  // The state that a signal would have left.
   fs::remove(folder_ / "run/result.json");
   const std::string rows = read(folder_ / "run/metrics.csv");
   expect_error(run(arguments), 1, {"has no checkpoints to go on from", "fit --weights"});
   EXPECT_EQ(read(folder_ / "run/metrics.csv"), rows);
-  // Killed before it had any: nothing is lost.
+  // It was killed before it had any weights, so nothing is lost.
   fs::remove(folder_ / "run/weights.safetensors");
   const Outcome again = run(arguments);
   EXPECT_EQ(again.status, 0);
@@ -398,7 +398,7 @@ TEST_F(SavedRun, WeightsWithoutRoomForACheckpointAreSavedAlone) {
       "unshare -rm sh -c 'mount -t tmpfs -o size=1m tmpfs /mnt && mount -o remount,size=2m /mnt' 2>/dev/null";
   if (std::system(kTry) != 0) GTEST_SKIP() << "may not mount a tmpfs here";
   ASSERT_EQ(fit("--model mlp --max-epochs 1 --lr-schedule constant --output run").status, 0);
-  // Room for the checkpoint that is there, and half of another.
+  // There is room for the existing checkpoint and half of another.
   write("small.sh",
         "cp -r run/checkpoints kept && size=$(du -sk kept | cut -f 1)\n"
         "mount -t tmpfs -o size=$((size * 3 / 2))k tmpfs run/checkpoints || exit 1\n"

@@ -30,7 +30,7 @@ DataSpec parse_data(const std::string& text) {
   return spec;
 }
 
-/// `val` is null where the data has no part of its own for it.
+/// `val` is null if the data has no separate part for it.
 Data load_images(const DataSpec& spec, const FitOptions& o) {
   const IdxDataset loaded =
       spec.kind == "digits" ? IdxDataset{load_digits(), nullptr, 10} : load_idx_dataset(spec.path, o.classes);
@@ -98,7 +98,7 @@ std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
   options.shuffle = true;
   options.seed = o.seed;
   if (data.input.kind == InputKind::kTokens) {
-    // Windows overlap, so an epoch is as many of them as cover the text once, each drawn anywhere.
+    // Windows overlap. An epoch has as many windows as cover the text once, each drawn at a random position.
     options.replacement = true;
     options.num_samples = std::max<int64_t>(1, data.train->size() / ModelInput{}.context);
   }
@@ -109,7 +109,7 @@ std::unique_ptr<Loader> val_loader(const FitOptions& o, const Data& data) {
   DataLoaderOptions options = o.loader;
   options.batch_size = data.input.kind == InputKind::kTokens
                            ? 32
-                           : 256;  // no gradients: larger than a training batch, and always the same
+                           : 256;  // without gradients: larger than in training, always the same
   return std::make_unique<DataLoader>(data.val, options);
 }
 

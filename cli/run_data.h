@@ -10,24 +10,25 @@
 
 namespace mantissa::cli {
 
-/// What `--data` names, loaded and split.
+/// The data that `--data` names, loaded and split.
 struct Data {
   std::string name;  ///< "digits", "idx", "text": for the run's folder
   std::shared_ptr<const Dataset> train, val;
   ModelInput input;
 };
 
-/// Errors: c10::ValueError for words after `--data` that name no data.
+/// Errors: c10::ValueError if `--data` names no data.
 void check_data(const std::string& data);
 
-/// Which models can read what `--data` names.
+/// Returns the kind of model that can read what `--data` names.
 /// Errors: those of check_data().
 InputKind input_kind_of(const std::string& data);
 
-/// Errors: c10::Error naming the file for what is missing, truncated or inconsistent.
+/// Errors: c10::Error that names a missing, truncated or inconsistent file.
 Data load_data(const FitOptions& options);
 
-/// The same unsplit, as `val`: an image set's own test part, else all there is. For models that are trained.
+/// Loads the data unsplit, as `val`, for trained models: the test part of an image set, or else all of the
+/// data.
 Data load_all_data(const FitOptions& options);
 
 std::unique_ptr<Loader> train_loader(const FitOptions& options, const Data& data);

@@ -18,9 +18,9 @@ namespace mantissa::cli {
 namespace fs = std::filesystem;
 namespace {
 
-/// What shows that a folder holds a run.
+/// The files that show that a folder holds a run.
 constexpr std::array kFiles{"config.yaml", "metrics.csv", "metrics.jsonl", kWeights, kResult, kCheckpoints};
-/// What a run writes besides, and what alone shows nothing: TensorBoard's folders have it, too.
+/// A file that a run writes as well, but that is no sign of a run: TensorBoard's folders have it, too.
 constexpr const char* kHparams = "hparams.yaml";
 
 void check_holds_no_run(const fs::path& folder) {
@@ -36,15 +36,15 @@ bool is_log(const fs::path& file) {
   return name.starts_with("events.out.tfevents.") || name == "metrics.csv" || name == "metrics.jsonl";
 }
 
-/// Of the files that a run writes under temporary names, what a killed one has left.
+/// Removes files that a killed run has left under temporary names.
 void sweep(const fs::path& folder) {
   std::set<std::string> names{kHparams};
   for (const char* name : kFiles) names.insert(name);
   remove_leftovers(folder, names);
 }
 
-/// The reason why no file can be made in `folder`, empty if one can. Permissions alone do not tell: a file
-/// system may be full or read-only.
+/// Returns the reason why no file can be made in `folder`, or "" if one can. Permissions alone do not show
+/// this: a file system may be full or read-only.
 std::string cannot_write_in(const fs::path& folder) {
   std::string name = (folder / ".mantissa-XXXXXX").string();
   const int file = mkstemp(name.data());
@@ -60,11 +60,11 @@ bool is_own_file(const fs::path& name) {
          is_log(name);
 }
 
-/// What a run has written is not to be lost to another output. `run` may not hold one yet.
+/// Another output must not overwrite what a run has written. `run` may not hold a run yet.
 void check_is_no_runs_file(const fs::path& file, const fs::path& target, const fs::path& run) {
   std::error_code error;
   const fs::path whole = fs::weakly_canonical(target, error), mine = fs::weakly_canonical(run, error);
-  fs::path inside = whole.filename();  // as seen from `folder`
+  fs::path inside = whole.filename();  // relative to `folder`
   for (fs::path folder = whole.parent_path();; folder = folder.parent_path()) {
     const auto has = [&](const char* name) { return fs::exists(folder / name, error); };
     const bool holds_run =
@@ -89,7 +89,7 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
       make("runs");
       for (int number = 1;; ++number) {
         path_ = fs::path("runs") / (label + "-" + std::to_string(number));
-        // create_directory is atomic: of two runs that start together each gets a folder of its own.
+        // create_directory is atomic: of two runs that start together, each gets its own folder.
         if (fs::create_directory(path_, error)) break;
         TORCH_CHECK(!error, "output folder ", path_.string(), " cannot be made: ", error.message(),
                     "; give --output a folder that can");
@@ -99,10 +99,10 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
     lock_ = std::make_unique<FolderLock>(path_);
     held_ = std::make_unique<HeldFolder>(path_);
     sweep(path_);
-    check_holds_no_run(path_);  // one that was begun and ended since
+    check_holds_no_run(path_);  // another run may have begun and ended meanwhile
     for (const auto& entry : fs::directory_iterator(path_)) others_.insert(entry.path());
   } catch (...) {
-    lock_.reset();  // its file would keep the folder
+    lock_.reset();  // the lock's file would keep the folder from being removed
     for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, error);
     throw;
   }
@@ -132,14 +132,14 @@ std::vector<CheckpointEntry> RunFolder::checkpoints() const {
 }
 
 RunFolder::~RunFolder() {
-  if (keep_ || held_->is_lost()) return;  // what has its name now is another's
-  std::error_code ignored;                // what cannot be removed stays
+  if (keep_ || held_->is_lost()) return;  // its path now belongs to somebody else
+  std::error_code ignored;                // files that cannot be removed stay
   std::vector<fs::path> written;
   for (const auto& entry : fs::directory_iterator(path_, ignored))
     if (!others_.contains(entry.path()) && (is_fresh_ || is_log(entry.path())))
       written.push_back(entry.path());
   for (const fs::path& file : written) fs::remove_all(file, ignored);
-  lock_.reset();  // only now, when nothing is left that another run's could be taken for
+  lock_.reset();  // last, because another run may own the folder's files from here on
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
@@ -152,11 +152,11 @@ void RunFolder::make(const fs::path& folder) {
 void check_run_folder(const std::string& wanted) {
   const fs::path folder = wanted.empty() ? "runs" : wanted;
   std::error_code error;
-  // Whoever trains there now must not be told to remove it.
+  // If a run is training there now, the user must not be told to remove it.
   if (!wanted.empty() && fs::exists(folder / ".lock", error)) FolderLock{folder};
   if (!wanted.empty()) check_holds_no_run(folder);
   fs::path above = folder;
-  // What is not there yet must be makeable in what is.
+  // The nearest existing parent folder must allow making what is missing.
   while (!above.empty() && !fs::exists(above, error)) above = above.parent_path();
   if (above.empty()) above = ".";
   const std::string reason =

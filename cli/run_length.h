@@ -7,10 +7,10 @@
 
 namespace mantissa::cli {
 
-/// Errors: c10::ValueError if a share of an epoch's batches is less than one of them. `val` may be null.
+/// Errors: c10::ValueError if a fraction of an epoch's batches is less than one batch. `val` may be null.
 void check_shares(const FitOptions& options, const Loader& train, const Loader* val);
 
-/// Optimizer steps of the whole run, which the learning-rate schedule must know beforehand.
+/// Returns the optimizer steps of the whole run, which the learning-rate schedule needs in advance.
 int64_t total_steps(const FitOptions& options, const Loader& train);
 
 }  // namespace mantissa::cli

@@ -1,4 +1,4 @@
-// How long a run goes, how much of an epoch it sees, what watches it and what ends it early.
+// Tests of a run's length, its share of each epoch, monitored metrics and early stopping.
 #include <nlohmann/json.hpp>
 
 #include "cli/test_support_internal.h"
@@ -16,7 +16,7 @@ using testing::StartsWith;
 
 class RunLength : public Program {
  protected:
-  /// Of a run in the folder "run"; what its result.json holds.
+  /// Runs fit in the folder "run"; returns the content of its result.json.
   json fitted(const std::string& arguments) const {
     const Outcome outcome = fit("--model mlp --precision 32-true --output run " + arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -80,7 +80,7 @@ TEST_F(RunLength, ValidatesInTheMiddleOfAnEpoch) {
   fitted("--max-epochs 1 --limit-train-batches 4 --val-check-interval 0.5 --log-every-n-steps 1");
   const std::string rows = read(folder_ / "run/metrics.csv");
   EXPECT_THAT(header(), HasSubstr("val_loss"));
-  // Steps 1 to 4; validated after 2 and, with the epoch's row, after 4.
+  // Steps 1 to 4. Validation runs after step 2 and, with the epoch's row, after step 4.
   EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 1 + 4 + 2) << rows;
 }
 

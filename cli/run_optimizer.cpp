@@ -15,7 +15,7 @@
 namespace mantissa::cli {
 namespace {
 
-/// A run shorter than its warm-up still ends it: half of the steps rise, half fall.
+/// Shortens the warm-up in a run that is too short for it: half of the steps rise, half fall.
 int64_t warmup_steps(const FitOptions& o, int64_t steps) {
   const int64_t wanted = o.warmup.warmup_steps, possible = std::min(wanted, steps / 2);
   const OptionValue& usual = default_of(*find_option("warmup_steps"), reads_text(o.values));

@@ -11,7 +11,8 @@ class Module;
 
 namespace mantissa::cli {
 
-/// The optimizer of the run and its schedule. `steps`: of the whole run, which the schedule must know.
+/// Makes the optimizer of the run and its schedule. `steps` is that of the whole run, which the schedule
+/// needs.
 OptimizerConfig make_optimizer(const FitOptions& options, torch::nn::Module& module, int64_t steps);
 
 }  // namespace mantissa::cli

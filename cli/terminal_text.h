@@ -6,16 +6,16 @@
 
 namespace mantissa::cli {
 
-/// "1.5 GiB"
+/// Returns a text such as "1.5 GiB".
 std::string human_bytes(uint64_t bytes);
 
-/// A text of a file, fit for a terminal: no control characters.
+/// Returns a file's text without control characters, safe to print on a terminal.
 std::string printable(std::string text);
 
-/// Whether one of the shell's patterns (`*`, `?`, `[a-z]`; a dot is a character as any other) is `name`.
+/// True if `name` matches one of the shell patterns (`*`, `?`, `[a-z]`; a dot is an ordinary character).
 bool matches_any(const std::vector<std::string>& globs, const std::string& name);
 
-/// Errors: c10::ValueError for a pattern that is none of the names: most likely a typing error.
+/// Errors: c10::ValueError for a pattern that matches none of the names, which is most likely a typing error.
 void check_globs(const char* flag, const std::vector<std::string>& globs,
                  const std::vector<std::string>& names);
 

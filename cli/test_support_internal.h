@@ -1,4 +1,4 @@
-// The program as a user runs it: exit status, one-line errors, files left behind.
+// Runs the program as a user does and checks exit status, one-line errors, and files left behind.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ inline std::string read(const std::filesystem::path& file) {
   return text.str();
 }
 
-/// The beginning of an IDX file.
+/// Returns the beginning of an IDX file.
 inline std::string idx_header(unsigned char type, const std::vector<uint32_t>& sizes) {
   std::string bytes{'\0', '\0', static_cast<char>(type), static_cast<char>(sizes.size())};
   for (const uint32_t size : sizes)
@@ -56,8 +56,7 @@ class Program : public testing::Test {
   Outcome run(const std::string& arguments) const {
     std::set<std::string> before = listing();
     before.insert({"out.txt", "err.txt"});
-    // A shell without a terminal makes its background jobs deaf to Ctrl-C, and the program would respect
-    // that.
+    // A shell without a terminal makes its background jobs ignore Ctrl-C, and the program would respect that.
     const std::string command = "cd '" + folder_.string() +
                                 "' && { env --default-signal=INT,HUP " MANTISSA_PROGRAM " " + arguments +
                                 "; } >out.txt 2>err.txt";
@@ -77,7 +76,7 @@ class Program : public testing::Test {
     std::ofstream(folder_ / name, std::ios::binary) << content;
   }
 
-  /// One line on stderr that says all of it, this status, and nothing left but what was there.
+  /// Expects this status, a single line on stderr that contains all parts, and no new files.
   void expect_error(const Outcome& outcome, int status, const std::vector<std::string>& parts) const {
     using testing::HasSubstr;
     using testing::MatchesRegex;

@@ -36,12 +36,12 @@
 namespace mantissa::cli {
 namespace {
 
-/// Makes a folder that of a run which took a step. One that failed before has nothing worth keeping, or, if
-/// it went on with an earlier one, leaves that one's words and result as they were.
+/// Marks a folder as a run's once a step has been taken. A run that fails earlier has nothing worth keeping;
+/// if it continued an earlier run, that run's configuration and result stay as they were.
 class BeginsRun final : public Callback {
  public:
-  /// `config`: to be written then; "" if it has been.
-  /// `watches`: ends the run when its folder is lost, which a ModelCheckpoint does where there is one.
+  /// `config` is the configuration to write then; "" if it is already written. `watches` makes it end the run
+  /// when its folder is lost. If there is a ModelCheckpoint, that does so.
   BeginsRun(RunFolder& folder, std::string config, bool watches)
       : folder_(folder), config_(std::move(config)), watches_(watches) {}
   void on_epoch_end(Trainer& /*trainer*/, int64_t /*epoch*/, int64_t /*global_step*/,
@@ -58,7 +58,7 @@ class BeginsRun final : public Callback {
     begun_ = true;
     folder_.keep();
     if (!config_.empty()) write_file_atomically(folder_.file("config.yaml"), config_, Links::kReplace);
-    // It would tell of the training before, and that the run is complete, should this one be killed.
+    // If this run is killed, the old result would describe the earlier training and call the run complete.
     const std::filesystem::path result = folder_.file(kResult);
     std::error_code error;
     std::filesystem::remove(result, error);
@@ -90,7 +90,7 @@ void warn_if_nothing_was_learned(const FitResult& result) {
              "out --loss-scale or --init-scale, or see --trace-nonfinite");
 }
 
-/// A loss of nan after the training would be blamed on the training.
+/// Otherwise a loss of nan after the training would be blamed on the training.
 void check_finite_weights(const torch::nn::Module& module, const std::string& file) {
   std::string first;
   int64_t tensors = 0;
@@ -106,7 +106,7 @@ void check_finite_weights(const torch::nn::Module& module, const std::string& fi
 
 Json metric(const Metrics& metrics, const std::string& name) {
   const auto found = metrics.find(name);
-  return found == metrics.end() ? Json(nullptr) : Json(found->second);  // nan and inf become null in JSON too
+  return found == metrics.end() ? Json(nullptr) : Json(found->second);  // nan and inf become null, too
 }
 
 Json to_json(const FitOptions& o, const Trainer& trainer, const FitResult& result, int64_t parameters,
@@ -132,24 +132,24 @@ Json to_json(const FitOptions& o, const Trainer& trainer, const FitResult& resul
           {"mantissa_version", MANTISSA_VERSION}};
 }
 
-/// Whether a checkpoint has all that was trained.
+/// True if a checkpoint contains all steps that were trained.
 bool is_saved(const RunFolder& folder, int64_t steps) {
   const auto all = folder.checkpoints();
   return std::any_of(all.begin(), all.end(), [&](const CheckpointEntry& c) { return c.step >= steps; });
 }
 
-/// Of a run that ends on an error, which stays the one that is told.
+/// Saves the weights of a run that ends with an error. The error itself is still the one that is reported.
 void rescue_weights(const torch::nn::Module& model, const std::filesystem::path& file,
                     const std::map<std::string, std::string>& about) {
   try {
     save_weights(model, file, about, Links::kReplace);
     TORCH_WARN("the weights as they were at the error are in ", file.string());
   } catch (const std::exception&) {
-    return;  // there is no room for them either
+    return;  // there is no room for the weights either
   }
 }
 
-/// Without its configuration nobody could resume the run, or read its results.
+/// Without its configuration the run could not be resumed, and its results could not be interpreted.
 void restore_config(const RunFolder& folder, const std::string& config) {
   std::error_code error;
   if (std::filesystem::exists(folder.file("config.yaml"), error)) return;
@@ -157,8 +157,8 @@ void restore_config(const RunFolder& folder, const std::string& config) {
   TORCH_WARN(folder.file("config.yaml").string(), " was removed while the run went on, and is written again");
 }
 
-/// Where somebody has removed or moved the run's folder: the rest goes where its checkpoints went, so that
-/// the run can be resumed there. In a folder that is still there, the configuration is.
+/// If the run's folder was removed or moved, writes the remaining files where its checkpoints went, so that
+/// the run can be resumed there. If the folder is still there, restores its configuration.
 void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callback>>& callbacks,
                      const std::string& config) {
   if (!folder.is_lost()) return restore_config(folder, config);
@@ -172,7 +172,7 @@ void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callba
   TORCH_WARN("the folder ", before, " was lost; the run's files are in ", folder.path().string(), " now");
 }
 
-/// In `resumed`, or if there is none in a new folder.
+/// Trains in the folder `resumed`, or in a new folder if it is null.
 Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
   auto progress = quiet ? nullptr : std::make_shared<ProgressBar>();
@@ -200,18 +200,18 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   int64_t parameters = 0;
   for (const at::Tensor& p : model->parameters()) parameters += p.numel();
 
-  // Only now, when all that can be wrong with the input has been found, is anything written.
+  // Nothing is written until the input has been checked completely.
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
   const std::string label = fmt::format("{}-{}-{}", data.name, o.model, o.precision());
   const auto fresh = resumed ? nullptr : std::make_unique<RunFolder>(o.output, label);
   RunFolder* const folder = resumed ? resumed : fresh.get();
   OptionValues repeatable = o.values;
-  repeatable.erase("output");  // a repetition wants a folder of its own
+  repeatable.erase("output");  // a repetition needs a folder of its own
   const std::string yaml = to_yaml(repeatable);
   std::string config = yaml;
-  // What is killed before its first step is a run to go on with, too.
+  // A run that is killed before its first step can be resumed, too.
   if (fresh) write_file_atomically(folder->file("config.yaml"), std::exchange(config, {}), Links::kReplace);
-  TrainerOptions options = words;  // its loggers and checkpoints must be gone before the folder may be
+  TrainerOptions options = words;  // its loggers and checkpoints must be destroyed before the folder
   options.callbacks = make_callbacks(o, folder->path());
   const auto begins = std::make_shared<BeginsRun>(*folder, std::move(config), !o.enable_checkpointing);
   options.callbacks.push_back(begins);
@@ -232,9 +232,9 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
       try {
         replace_if_lost(*folder, trainer.options().callbacks, yaml);
       } catch (const std::exception& error) {
-        TORCH_WARN(message_of(error));  // the error that ended the run is reported as the run's
+        TORCH_WARN(message_of(error));  // the error that ended the run is the one that is reported
       }
-      // Where a checkpoint found no room there may be some for the weights alone.
+      // Where a checkpoint found no room, there may be some for the weights alone.
       if (!is_saved(*folder, trainer.progress().steps)) rescue_weights(*model, folder->file(kWeights), about);
     }
     throw;
@@ -247,7 +247,7 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   Json json = to_json(o, trainer, result, parameters, folder->path());
   if (!plan.is_null()) {
     json["memory_plan"] = plan;
-    // A GPU's peak is counted from the beginning of the fit.
+    // The peak of a GPU is counted from the start of the fit.
     json["memory_before_bytes"] = trainer.device().is_cpu() ? memory_before : 0;
   }
   write_file_atomically(folder->file(kResult), dump(json) + "\n", Links::kReplace);
@@ -316,7 +316,7 @@ Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const 
 
 void report(const std::vector<Json>& results, const std::string& json, bool as_array) {
   if (results.empty()) return;
-  // The table first: should the file fail after all, the numbers of a long run are still there.
+  // The table comes first: if writing the file fails after all, the numbers of a long run are still shown.
   print_table(results, json == "-" ? stderr : stdout);
   write_json(as_array ? Json(results) : results[0], json);
 }

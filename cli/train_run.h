@@ -17,32 +17,33 @@ namespace mantissa::cli {
 class RunFolder;
 using Json = nlohmann::ordered_json;
 
-/// A path need not be UTF-8, which JSON is: what is not becomes U+FFFD.
+/// A path need not be valid UTF-8, but JSON must be: invalid bytes become U+FFFD.
 std::string dump(const Json& json);
 
-/// Looks before a long run whether `--json`'s file can be written at its end. `run`: the folder that the run is
-/// about to make, or empty.
+/// Checks before a long run whether the file of `--json` can be written at its end. `run` is the folder that
+/// the run is about to make, or empty.
 /// Errors: those of check_writable().
 void check_json(const std::string& file, const std::string& run = {});
-/// Writes `json` to a file, or to standard output if that is "-"; nowhere if it is empty.
+/// Writes `json` to a file, to standard output if that is "-", and nowhere if it is empty.
 void write_json(const Json& json, const std::string& file);
 
-/// Trains in a folder of the run's own; returns what result.json holds, of which `plan` (plan_fit()) is a
-/// part unless it is null.
+/// Trains in a folder of its own; returns the content of result.json, which includes `plan` (plan_fit())
+/// unless it is null.
 /// Errors: those of load_data(), RunFolder and Trainer::fit(); Interrupted if a signal came before training.
 Json run_fit(const FitOptions& options, bool quiet, const Json& plan = nullptr);
 
-/// Resumes a run in its folder, from its newest checkpoint, or from the beginning if it has none yet. Its
-/// config.yaml and result.json stay as they were until the first step is taken. Then config.yaml is that of
-/// `options`, and result.json is gone until training ends.
-/// Errors: those of run_fit(); c10::ValueError for checkpoints that are all damaged.
+/// Resumes a run in its folder, from its newest checkpoint, or from the beginning if it has none. Its
+/// config.yaml and result.json stay unchanged until the first step is taken. Then config.yaml is that of
+/// `options`, and result.json is missing until training ends.
+/// Errors: those of run_fit(); c10::ValueError if all checkpoints are damaged.
 Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const Json& plan = nullptr);
 
-/// Prints the results as a table, and writes them as JSON to `json`: a file, or "-" for standard output.
-/// `as_array`: one result is an array, too.
+/// Prints the results as a table, and writes them as JSON to `json`: a file, or "-" for standard output. With
+/// `as_array` even a single result is an array.
 void report(const std::vector<Json>& results, const std::string& json, bool as_array);
 
-/// The task that trains `model` with the optimizer of the options. `steps`: of the whole run, for the schedule.
+/// Makes the task that trains `model` with the optimizer of the options. `steps` is that of the whole run,
+/// for the schedule.
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
                              int64_t steps);
 

@@ -41,10 +41,10 @@ Shapes shapes_of(const std::map<std::string, at::Tensor>& weights) {
   return shapes;
 }
 
-/// The weights that a run's model is going to have.
+/// The weights that a run's model will load.
 struct SavedWeights {
   fs::path path;
-  std::optional<Checkpoint> checkpoint;  ///< null: `path` is yet to be read
+  std::optional<Checkpoint> checkpoint;  ///< null: `path` has not been read yet
   Shapes shapes;
 };
 
@@ -71,8 +71,9 @@ SavedWeights find_weights(const fs::path& folder, const std::string& given) {
   return {newest->path / kCheckpointWeights, std::move(newest->checkpoint), std::move(shapes)};
 }
 
-/// How many classes a model of these weights tells apart: the length of the dimension that grows with them.
-/// Null for the weights of another model, which load_weights() refuses with all that is wrong.
+/// Returns the number of classes of a model with these weights: the length of the dimension that grows with
+/// the classes. Returns nothing for the weights of another model, which load_weights() refuses with a full
+/// explanation.
 std::optional<int64_t> classes_of(const std::string& model, ModelInput input, const Shapes& weights) {
   const auto shapes_for = [&](int64_t classes) {
     input.classes = classes;
@@ -102,7 +103,7 @@ void check_labels(const Dataset& data, int64_t classes, const std::string& name)
 
 std::string pixels(const ModelInput& input) { return fmt::format("{} x {}", input.height, input.width); }
 
-/// What the run's model was made to read, as far as the run's data still tells.
+/// Describes the images that the run's model was made for, if the run's data is still available.
 std::string images_of(const FitOptions& run) {
   try {
     return "images of " + pixels(load_data(run).input) + " pixels";
@@ -119,7 +120,7 @@ bool fits(const torch::nn::Module& module, const Shapes& weights) {
   });
 }
 
-/// As many classes as `weights` have, whatever the data shows of them.
+/// Makes a model with as many classes as `weights` have, whatever the data suggests.
 /// Errors: c10::ValueError for data that such a model cannot read.
 void make_trained_model(TrainedModel& run, const FitOptions& trained, const SavedWeights& weights,
                         bool is_other_data) {
@@ -149,8 +150,8 @@ OptionValues read_run_config(const fs::path& folder) {
   TORCH_CHECK_VALUE(fs::is_regular_file(config), "'", folder.string(),
                     "' holds no run: it has no config.yaml; give the folder that `mantissa fit` made");
   OptionValues options = read_yaml(config);
-  // Every run writes all of its options. Defaults in their place would be another run, with other held-out
-  // samples.
+  // Every run writes all of its options. Using defaults for missing ones would describe another run, with
+  // other held-out samples.
   constexpr std::array kAlways{"model", "data", "precision", "seed", "lr", "batch_size", "optimizer"};
   const bool is_whole =
       std::all_of(kAlways.begin(), kAlways.end(), [&](const char* option) { return options.has(option); });
@@ -177,8 +178,8 @@ std::string memory_cure(const FitOptions& o) {
 TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit) {
   const fs::path folder = command.folder;
   OptionValues saved = usage([&] { return read_run_config(folder); });
-  saved.erase("weights");  // those that the training began with
-  // What kept the training short is not asked of its model.
+  saved.erase("weights");  // the weights from which the training began
+  // Options that shortened the training do not apply to its model.
   for (const char* option : {"limit_val_batches", "fast_dev_run", "overfit_batches"}) saved.erase(option);
   TrainedModel run;
   run.options = usage([&] { return resolve(merge(command.flags, saved)); });
@@ -188,7 +189,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
   const SavedWeights weights = find_weights(folder, o.weights);
   run.weights = weights.path;
-  // Which labels it may have is the model's to say, not --classes: here all that a byte holds.
+  // The weights decide which labels are valid, not --classes. Here any byte is accepted.
   FitOptions readable = o;
   readable.classes = 256;
   run.data = unsplit && command.flags.has("data") ? load_all_data(readable) : load_data(readable);

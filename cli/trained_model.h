@@ -13,8 +13,8 @@
 
 namespace mantissa::cli {
 
-/// The configuration of the run in `folder`.
-/// Errors: c10::ValueError if it holds none, and those of read_yaml().
+/// Returns the configuration of the run in `folder`.
+/// Errors: c10::ValueError if there is none, and those of read_yaml().
 OptionValues read_run_config(const std::filesystem::path& folder);
 
 /// The options that validate, test and predict share.
@@ -30,15 +30,15 @@ struct TrainedModel {
   FitOptions options;
   Data data;  ///< the commands read its `val`
   std::shared_ptr<TensorModule> model;
-  std::filesystem::path weights;  ///< the file that they are from
+  std::filesystem::path weights;  ///< the file that the weights come from
 };
 
-/// Opens the model and its data. The weights are those of `--weights`, else weights.safetensors, else the newest
-/// checkpoint's. `unsplit`: other data than the run's is taken whole.
-/// Errors: c10::Error and c10::ValueError naming the file for what is missing or does not fit.
+/// Opens the model and its data. The weights are those of `--weights`, else weights.safetensors, else those
+/// of the newest checkpoint. With `unsplit`, a data set other than the run's is not split.
+/// Errors: c10::Error and c10::ValueError that name a missing or unsuitable file.
 TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit);
 
-/// For with_memory_cure(): which options would need less memory.
+/// Returns, for with_memory_cure(), the options that would need less memory.
 std::string memory_cure(const FitOptions& options);
 
 }  // namespace mantissa::cli

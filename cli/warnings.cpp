@@ -19,7 +19,8 @@
 namespace mantissa::cli {
 namespace {
 
-/// The texts that were printed, in memory that child processes share: every mode's run would repeat them.
+/// The hashes of printed texts, in memory that child processes share: otherwise the run of every mode would
+/// repeat them.
 class Printed {
  public:
   Printed() {
@@ -29,7 +30,7 @@ class Printed {
     if (memory != MAP_FAILED) slots_ = new (memory) Slot[kSlots]{};
   }
 
-  /// Whether `text` is new, and from now on is not.
+  /// Returns true if `text` is new, and remembers it.
   bool add(const std::string& text) {
     const uint64_t hash = std::max<uint64_t>(std::hash<std::string>()(text), 1);
     for (size_t i = 0; slots_ && i < kSlots; ++i) {
@@ -37,7 +38,7 @@ class Printed {
       if (slots_[i].compare_exchange_strong(there, hash)) return true;
       if (there == hash) return false;
     }
-    return true;  // better twice than never
+    return true;  // printing it twice is better than never
   }
 
  private:
@@ -52,7 +53,7 @@ class PlainWarnings final : public c10::WarningHandler {
   void process(const c10::Warning& warning) override {
     std::string text = warning.msg();
     std::replace(text.begin(), text.end(), '\n', ' ');
-    text = printable(std::move(text));  // a file's name in it must not control a terminal
+    text = printable(std::move(text));  // a file name in the text must not control a terminal
     if (printed_.add(text)) tell_user("mantissa: warning: " + text + "\n");
   }
 

@@ -2,8 +2,8 @@
 
 namespace mantissa::cli {
 
-/// From now on a warning of this thread, of Mantissa's other threads and of child processes is one line,
-/// "mantissa: warning: ...", without the source's file and line, and each text comes once.
+/// From now on, warnings of this thread, of Mantissa's other threads and of child processes are one line,
+/// "mantissa: warning: ...", without the source's file and line. Each text is printed once.
 void print_warnings_plainly();
 
 }  // namespace mantissa::cli

@@ -1,4 +1,4 @@
-// inspect and convert: files of weights.
+// Tests of inspect and convert with files of weights.
 #include <map>
 
 #include <nlohmann/json.hpp>
@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// The bytes of a file, so that it can hold values that no training makes.
+/// Returns the bytes of a safetensors file, so that it can hold values that training never produces.
 std::string safetensors(const std::string& header, const std::string& data) {
   std::string text = header;
   text.append((8 - text.size() % 8) % 8, ' ');
@@ -20,7 +20,7 @@ std::string safetensors(const std::string& header, const std::string& data) {
   return std::string(reinterpret_cast<const char*>(&length), 8) + text + data;
 }
 
-/// A file of float32 zeros, without them: who wants them resizes the file.
+/// Returns the header of a file of float32 zeros. A test that needs the zeros resizes the file.
 std::string header_of_zeros(uint64_t bytes) {
   return safetensors(R"({"w":{"dtype":"F32","shape":[)" + std::to_string(bytes / 4) +
                          R"(],"data_offsets":[0,)" + std::to_string(bytes) + "]}}",
@@ -181,7 +181,7 @@ TEST_F(Program, ConvertTakesTheWeightsOfACheckpoint) {
   EXPECT_FALSE(read(folder_ / oldest / "weights.safetensors") ==
                read(folder_ / newest / "weights.safetensors"));
   expect_error(run("convert " + oldest + " " + oldest + "/weights.safetensors"), 2, {"is the input itself"});
-  // A folder of runs has weights below it, and yet no checkpoint.
+  // A folder of runs has weights below it, but no checkpoint.
   for (const char* command : {"inspect .", "convert . out2.safetensors"}) {
     fs::remove(folder_ / "out.safetensors");
     expect_error(run(command), 1, {"folder '.' holds no *.safetensors", "and no checkpoint"});
@@ -213,7 +213,7 @@ TEST_F(Program, ConvertRefusesBeforeItWrites) {
   expect_error(convert("--rename 'block=>$'"), 2, {"'$'", "cannot be read"});
   expect_error(convert("--rename 'block=>" + std::string(70'000, 'x') + "'"), 1,
                {"the pattern 'block'", "longer than 65536 characters"});
-  // 2^60 ways to match would be tried.
+  // Without the limit, 2^60 ways to match would be tried.
   expect_error(convert("--rename '^=>" + std::string(60, 'a') + "' --rename '(a|aa)+$=>x'"), 1,
                {"the pattern '(a|aa)+$'", "match limit exceeded"});
   expect_error(convert("--rename '^.*$=>'"), 1, {"would have no name"});
@@ -235,7 +235,7 @@ TEST_F(Program, ConvertRefusesBeforeItWrites) {
 
 TEST_F(Program, ConvertOnAFullDiskLeavesNothing) {
   write("in.safetensors", zeros(1 << 20));
-  // Of 512 or 1024 bytes each, as the shell counts: enough for the message, not for a megabyte.
+  // Blocks of 512 or 1024 bytes, depending on the shell: enough for the message, not for a megabyte.
   for (const char* sharded : {"", "--max-shard-size 1MB"})
     expect_error(
         run("--version; ulimit -f 8; trap '' XFSZ; " MANTISSA_PROGRAM " convert in.safetensors new/net " +
@@ -243,7 +243,7 @@ TEST_F(Program, ConvertOnAFullDiskLeavesNothing) {
         1, {"File too large; raise the limit"});
 }
 
-// Three times 128 MiB of zeros: the file has a hole instead of blocks, so that it costs no disk.
+// Three times 128 MiB of zeros. The file is sparse, so it takes no disk space.
 TEST_F(Program, ConvertAndInspectNeedLittleMemory) {
   const uint64_t bytes = 3ULL << 27;
   write("in.safetensors", header_of_zeros(bytes));

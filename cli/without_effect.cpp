@@ -15,7 +15,7 @@
 namespace mantissa::cli {
 namespace {
 
-/// A model of small images.
+/// Makes a model for small images.
 std::shared_ptr<TensorModule> example_of(const std::string& model) {
   for (const ModelEntry& entry : models())
     if (entry.name == model) return entry.make({.kind = entry.input, .height = 8, .width = 8, .classes = 10});
@@ -41,7 +41,7 @@ class Warnings {
   void of_the_optimizer() const {
     const OptimizerEntry& optimizer = find_optimizer(o_.optimizer);
     for_each_setting([&](const char* setting, auto) {
-      // --seed is of the whole run, and some settings are no options.
+      // --seed applies to the whole run, and some settings are not options.
       if (std::string_view(setting) == "seed" || !find_option(setting)) return;
       if (is_given(setting) && !optimizer.takes(setting)) warn(setting, "--optimizer " + o_.optimizer);
     });
@@ -91,7 +91,7 @@ class Warnings {
   }
 
  private:
-  /// A switch that was turned off is not meant to do anything.
+  /// A switch that is turned off is not expected to have an effect.
   bool is_given(const char* option) const {
     const bool* const on = given_.get_if<bool>(option);
     return given_.has(option) && (!on || *on);

@@ -4,7 +4,7 @@
 
 namespace mantissa::cli {
 
-/// Warns of each option in `given` that changes nothing in `resolved`.
+/// Warns about each option in `given` that has no effect on `resolved`.
 void warn_without_effect(const OptionValues& given, const FitOptions& resolved);
 
 }  // namespace mantissa::cli

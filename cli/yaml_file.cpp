@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kLargestText = size_t{16} << 20;
 
-/// Looks whether a document has anything in it.
+/// Detects whether a document has any content.
 class Content final : public YAML::EventHandler {
  public:
   bool is_empty() const { return empty_; }
@@ -44,8 +44,8 @@ class Content final : public YAML::EventHandler {
   bool empty_ = true;
 };
 
-/// Whether anything comes after the first document. Not YAML::LoadAll(), which finds documents without end
-/// where a scalar is followed by "? key".
+/// True if anything follows the first document. YAML::LoadAll() is not used, because it finds an endless
+/// number of documents where a scalar is followed by "? key".
 bool has_several_documents(const std::string& text) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);

@@ -1,7 +1,8 @@
-# Run by ctest before it looks at its tests: one test for each suite of a GoogleTest program. Not one for each test: loading
-# libtorch takes a quarter of a second, which most of the tests themselves do not.
-# In: PROGRAM, LABEL (LABEL.SUITE is a test's name), LISTING (the file that keeps what the program has).
-if("${PROGRAM}" IS_NEWER_THAN "${LISTING}")  # also where one of the two is not there
+# ctest runs this before it reads its tests: it adds one test for each suite of a GoogleTest program. There is
+# not one test for each test case, because loading libtorch takes a quarter of a second, longer than most test
+# cases. Inputs: PROGRAM, LABEL (a test is called LABEL.SUITE), LISTING (the file that stores the program's
+# list of tests).
+if("${PROGRAM}" IS_NEWER_THAN "${LISTING}")  # true also if one of the two is missing
   execute_process(COMMAND "${PROGRAM}" --gtest_list_tests OUTPUT_VARIABLE listing RESULT_VARIABLE failure)
   if(failure)
     add_test("${LABEL}.lists_its_tests" "${PROGRAM}" --gtest_list_tests)
@@ -13,7 +14,8 @@ file(STRINGS "${LISTING}" suites REGEX "^[A-Za-z0-9_/]+\\.( |$)")
 foreach(suite IN LISTS suites)
   string(REGEX REPLACE "\\..*" "" suite "${suite}")
   add_test("${LABEL}.${suite}" "${PROGRAM}" "--gtest_filter=${suite}.*")
-  # Skipped is a suite of which nothing ran and nothing failed, which would be listed after the skipped ones.
+  # A suite is skipped if none of its tests ran and none failed. Failures would be listed after the skipped
+  # tests.
   set_tests_properties("${LABEL}.${suite}" PROPERTIES TIMEOUT 1800 LABELS ${LABEL} SKIP_REGULAR_EXPRESSION
     "PASSED  \\] 0 tests\\.\n\\[  SKIPPED \\] [0-9]+ tests?, listed below:\n(\\[  SKIPPED \\] [^\n]*\n)*$")
 endforeach()

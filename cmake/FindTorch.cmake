@@ -1,15 +1,15 @@
-# Finds libtorch without asking for a CUDA toolkit, which the wheel's own CMake package does.
+# Finds libtorch without requiring a CUDA toolkit, as the wheel's own CMake package does.
 #
 #   TORCH_ROOT    the folder that holds include/ and lib/: an unpacked libtorch, or site-packages/torch.
 #                 Default: .deps/libtorch/torch, which tools/setup fills.
 #   Torch::torch  libtorch_cpu and libc10; with the component `cuda` libtorch_cuda and libc10_cuda too.
-#   Torch::cudart with the component `cuda`, if it is here: CUDA's runtime, for sources that include <c10/cuda/...>.
-#   Torch::cupti  likewise: what reports the calls of CUDA's runtime.
+#   Torch::cudart with the component `cuda`, if found: CUDA's runtime, for sources that include <c10/cuda/...>.
+#   Torch::cupti  with the component `cuda`, if found: the library that reports the calls of CUDA's runtime.
 #   Torch::openmp the OpenMP runtime that libtorch's own threads belong to, for sources compiled with -fopenmp.
 #   Torch_VERSION
 set(TORCH_ROOT "${PROJECT_SOURCE_DIR}/.deps/libtorch/torch" CACHE PATH "Folder that holds libtorch's include/ and lib/")
 
-# Not cached: another TORCH_ROOT must not be answered with what was found under the last one.
+# Not cached, so that another TORCH_ROOT does not get the results of the previous one.
 set(_torch_hints PATHS "${TORCH_ROOT}" NO_DEFAULT_PATH NO_CACHE)
 find_path(Torch_INCLUDE_DIR torch/csrc/api/include/torch/torch.h ${_torch_hints} PATH_SUFFIXES include)
 find_library(Torch_CPU_LIBRARY torch_cpu ${_torch_hints} PATH_SUFFIXES lib)
@@ -20,7 +20,8 @@ set(_torch_required Torch_CPU_LIBRARY Torch_C10_LIBRARY Torch_INCLUDE_DIR)
 if("cuda" IN_LIST Torch_FIND_COMPONENTS)
   find_library(Torch_CUDA_LIBRARY torch_cuda ${_torch_hints} PATH_SUFFIXES lib)
   find_library(Torch_C10_CUDA_LIBRARY c10_cuda ${_torch_hints} PATH_SUFFIXES lib)
-  # Beside the wheel lie those that libtorch loads; a libtorch from elsewhere is used with the toolkit's.
+  # The libraries that libtorch loads lie beside the wheel; a libtorch from elsewhere uses those of the
+  # toolkit.
   set(_cuda_hints PATHS "${TORCH_ROOT}/../nvidia/cu13" /usr/local/cuda /usr/local/cuda/extras/CUPTI NO_DEFAULT_PATH
                   NO_CACHE)
   foreach(_library IN ITEMS CUDART CUPTI)
@@ -65,23 +66,26 @@ if(Torch_FOUND AND NOT TARGET Torch::torch)
   add_library(Torch::cpu SHARED IMPORTED)
   set_target_properties(Torch::cpu PROPERTIES IMPORTED_LOCATION "${Torch_CPU_LIBRARY}")
   add_library(Torch::torch INTERFACE IMPORTED)
-  # For loops on libtorch's threads: its own runtime, which lies beside it, else the one that it was linked with.
+  # For loops on libtorch's threads: the runtime that lies beside libtorch, else the one that it was linked
+  # with.
   add_library(Torch::openmp INTERFACE IMPORTED)
   if(Torch_OPENMP_LIBRARY)
     target_link_libraries(Torch::openmp INTERFACE "${Torch_OPENMP_LIBRARY}")
   else()
     target_link_options(Torch::openmp INTERFACE -fopenmp)
   endif()
-  # The wheel's own libgomp must win over the compiler's: two OpenMP runtimes spin against each other.
-  # Its folder is libtorch's, so the run path that CMake writes for libtorch_cpu already leads there.
+  # The wheel's own libgomp must be found before the compiler's, because two OpenMP runtimes would spin
+  # against each other. It lies in libtorch's folder, so the run path that CMake writes for libtorch_cpu
+  # already leads there.
   target_link_libraries(Torch::torch INTERFACE Torch::cpu Torch::c10)
   target_include_directories(Torch::torch INTERFACE "${Torch_INCLUDE_DIR}"
                                                     "${Torch_INCLUDE_DIR}/torch/csrc/api/include")
   if("cuda" IN_LIST Torch_FIND_COMPONENTS)
-    # No symbol of ours names libtorch_cuda: it registers its kernels when it is loaded, so it must be kept.
+    # None of our symbols refers to libtorch_cuda, which registers its kernels when it is loaded. The linker
+    # must keep it.
     target_link_libraries(
       Torch::torch INTERFACE -Wl,--no-as-needed "${Torch_CUDA_LIBRARY}" "${Torch_C10_CUDA_LIBRARY}" -Wl,--as-needed)
-    # The libraries that it loads itself need not be here to compile and link.
+    # The libraries that it loads itself need not be present to compile and link.
     target_link_options(Torch::torch INTERFACE -Wl,--allow-shlib-undefined)
     if(Torch_CUDART_LIBRARY AND Torch_CUDA_INCLUDE_DIR)
       add_library(Torch::cudart INTERFACE IMPORTED)

@@ -4,7 +4,7 @@ if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
 endif()
 if(NOT TORCH_ROOT)
   find_package(Python REQUIRED COMPONENTS Interpreter)
-  # pip hides the environment's packages from what it builds in isolation, but not where they are.
+  # In an isolated build pip hides the packages of the environment, but not their location.
   set(_ask [=[
 import importlib.util, pathlib, sysconfig
 found = importlib.util.find_spec("torch")

@@ -1,7 +1,8 @@
 include(GoogleTest)
 
-# mantissa_pch(<name> <headers>... [LIBS <targets>...]): a precompiled header for mantissa_use_pch(), by any number of
-# targets with the same compile options. Sources still include what they use: clang-tidy and the header check compile without it.
+# mantissa_pch(<name> <headers>... [LIBS <targets>...]): makes a precompiled header for mantissa_use_pch(), to
+# be used by any number of targets with the same compile options. Sources still include what they use, because
+# clang-tidy and the header check compile without it.
 function(mantissa_pch name)
   if(MANTISSA_PCH)
     cmake_parse_arguments(ARG "" "" "LIBS" ${ARGN})
@@ -18,9 +19,9 @@ function(mantissa_use_pch target name)
 endfunction()
 
 # mantissa_room(<room> [MODULES] DEPENDS <rooms>... SOURCES <files>... HEADERS <public headers>... [LIBS <targets>...])
-# A room is one folder and one static library, mantissa::<room>. DEPENDS is the drawing of the
-# architecture: a call the wrong way fails at link, and tools/check_arrows.py reads the same line. MODULES: most of
-# the room's sources include torch::nn or torch::optim, so that the precompiled header pays.
+# A room is one folder and one static library, mantissa::<room>. DEPENDS defines the architecture: a call in
+# the wrong direction fails at link time, and tools/check_arrows.py reads the same line. MODULES means that
+# most sources of the room include torch::nn or torch::optim, so that the precompiled header pays.
 function(mantissa_room room)
   cmake_parse_arguments(ARG "MODULES" "" "DEPENDS;SOURCES;HEADERS;LIBS" ${ARGN})
   add_library(mantissa_${room} STATIC ${ARG_SOURCES})
@@ -37,14 +38,15 @@ function(mantissa_room room)
   set_property(GLOBAL APPEND PROPERTY MANTISSA_ROOMS mantissa_${room})
 endfunction()
 
-# mantissa_parallel(<room> <sources>...): those of its sources that call at::parallel_for(), which without OpenMP runs
-# serially. On their own: the precompiled header is made without it.
+# mantissa_parallel(<room> <sources>...): enables OpenMP for the sources that call at::parallel_for(), which
+# otherwise runs serially. They do not use the precompiled header, because it is compiled without OpenMP.
 function(mantissa_parallel room)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
   target_link_libraries(mantissa_${room} PRIVATE Torch::openmp)
 endfunction()
 
-# mantissa_test_suites(<program> <label>): each suite of a GoogleTest program is a test of ctest's, <label>.<suite>.
+# mantissa_test_suites(<program> <label>): makes each suite of a GoogleTest program a ctest test,
+# <label>.<suite>.
 function(mantissa_test_suites program label)
   set(script ${CMAKE_CURRENT_BINARY_DIR}/${program}_suites.cmake)
   file(GENERATE OUTPUT ${script} CONTENT
@@ -56,12 +58,13 @@ include([==[${PROJECT_SOURCE_DIR}/cmake/AddTestSuites.cmake]==])
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${script})
 endfunction()
 
-# mantissa_travels(<programs>...): tools/pack takes them along to a machine that has only PyTorch.
+# mantissa_travels(<programs>...): tools/pack packs these programs for a machine that has only PyTorch.
 function(mantissa_travels)
   set_property(GLOBAL APPEND PROPERTY MANTISSA_TRAVELS ${ARGN})
 endfunction()
 
-# mantissa_test(<room> <sources>... [LIBS <targets>...]): one GoogleTest program that links this room alone.
+# mantissa_test(<room> <sources>... [LIBS <targets>...]): adds one GoogleTest program that links only this
+# room.
 function(mantissa_test room)
   if(NOT MANTISSA_TESTS)
     return()
@@ -75,7 +78,8 @@ function(mantissa_test room)
   mantissa_travels(${room}_test)
 endfunction()
 
-# mantissa_test_data(<files>...): what tests read, into testdata/ beside their programs; tools/pack takes that folder along.
+# mantissa_test_data(<files>...): copies files that tests read to testdata/ beside the programs; tools/pack
+# packs them, too.
 function(mantissa_test_data)
   foreach(file ${ARGN})
     cmake_path(GET file FILENAME name)
@@ -83,14 +87,14 @@ function(mantissa_test_data)
   endforeach()
 endfunction()
 
-# mantissa_bench(<room> <sources>...): one Google Benchmark program, built by `make bench`.
+# mantissa_bench(<room> <sources>...): adds one Google Benchmark program, built by `make bench`.
 function(mantissa_bench room)
   if(NOT MANTISSA_BENCH)
     return()
   endif()
   add_executable(${room}_bench ${ARGN})
   target_link_libraries(${room}_bench PRIVATE mantissa::${room} mantissa_warnings benchmark::benchmark_main)
-  # Each source is a program of its own but for main(), and names its shapes and cases as it likes.
+  # Each source is a separate program except for main(), and may reuse names of other sources.
   set_target_properties(${room}_bench PROPERTIES UNITY_BUILD OFF)
   add_dependencies(benchmarks ${room}_bench)
 endfunction()

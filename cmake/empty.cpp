@@ -1,1 +1,1 @@
-// A precompiled header needs one source file to belong to.
+// A precompiled header must belong to a source file.

@@ -1,8 +1,9 @@
 // The cases of PyTorch's AMP recipe, each a function that can be copied:
-//   example_amp_recipes
-//   default|clipping|accumulation|gradient_penalty|several_models|custom_function|validation|
+//
+//   example_amp_recipes default|clipping|accumulation|gradient_penalty|several_models|custom_function|validation|
 //                       disabled_region|metrics
-// Each trains on the embedded digits in fp16 on the CPU and exits with 1 if it did not learn.
+//
+// Each one trains on the embedded digits in fp16 on the CPU, and exits with 1 if it did not learn.
 #include <cstdio>
 #include <map>
 #include <string>
@@ -35,7 +36,7 @@ using torch::nn::functional::cross_entropy;
 Convnet make_model() { return Convnet(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10}); }
 mantissa::SGDOptions options() { return mantissa::SGDOptions(0.05).momentum(0.9); }
 
-/// 200 batches of 32.
+/// Trains on 200 batches of 32.
 template <typename Step>
 double train(const Step& step) {
   mantissa::DataLoader loader(mantissa::load_digits(), {.batch_size = 32, .shuffle = true});
@@ -44,14 +45,14 @@ double train(const Step& step) {
   for (int epoch = 0; count < 200; ++epoch) {
     loader.set_epoch(epoch);
     while (auto batch = loader.next()) {
-      last += 0.1 * (step(*batch, count) - last);  // a running mean: one batch alone says little
+      last += 0.1 * (step(*batch, count) - last);  // a running mean, because a single batch says little
       if (++count == 200) break;
     }
   }
   return last;
 }
 
-/// The region ends before backward(): gradients have the dtypes of the forward's operations by themselves.
+/// The region ends before backward(): gradients get the dtypes of the forward operations without it.
 double default_case() {
   Convnet model = make_model();
   SGD optimizer(model->parameters(), options());
@@ -70,7 +71,7 @@ double default_case() {
   });
 }
 
-/// Gradients are scaled until unscale_(): a limit of 1 means 1 only after it.
+/// Gradients are scaled until unscale_(), so a limit of 1 means 1 only after it.
 double clipping() {
   Convnet model = make_model();
   SGD optimizer(model->parameters(), options());
@@ -85,13 +86,13 @@ double clipping() {
     scaler.scale(loss).backward();
     scaler.unscale_(optimizer);
     mantissa::clip_grad_norm_(model->parameters(), 1.0);
-    scaler.step(optimizer);  // knows that they are unscaled
+    scaler.step(optimizer);  // it knows that they are unscaled
     scaler.update();
     return loss.item<double>();
   });
 }
 
-/// Gradients that are added up must have one scale: step and update only at the end of a window.
+/// Gradients that are accumulated must have the same scale: step and update only at the end of a window.
 double accumulation() {
   constexpr int kWindow = 2;
   Convnet model = make_model();
@@ -113,8 +114,8 @@ double accumulation() {
   });
 }
 
-/// The penalty is a function of gradients: those of the scaled loss, unscaled by hand, for scaler.scale()
-/// will scale the penalty with the rest of the loss.
+/// The penalty is a function of gradients: those of the scaled loss, unscaled by hand, because scaler.scale()
+/// will scale the penalty together with the rest of the loss.
 double gradient_penalty() {
   Convnet model = make_model();
   SGD optimizer(model->parameters(), options());
@@ -143,7 +144,8 @@ double gradient_penalty() {
   });
 }
 
-/// One scaler for all: each optimizer skips by its own gradients, and one update() ends the iteration.
+/// One scaler for all optimizers: each one skips its step by its own gradients, and one update() ends the
+/// iteration.
 double several_models() {
   Convnet model0 = make_model(), model1 = make_model();
   SGD optimizer0(model0->parameters(), options()), optimizer1(model1->parameters(), options());
@@ -158,9 +160,9 @@ double several_models() {
       loss0 = cross_entropy(logits0 + logits1, batch.target);
       loss1 = cross_entropy(logits1, batch.target);
     }
-    scaler.scale(loss0).backward(/*gradient=*/{}, /*retain_graph=*/true);  // only because they share a graph
+    scaler.scale(loss0).backward(/*gradient=*/{}, /*retain_graph=*/true);  // because the losses share a graph
     scaler.scale(loss1).backward();
-    scaler.unscale_(optimizer0);  // where this one's gradients are looked at
+    scaler.unscale_(optimizer0);  // so that this optimizer's gradients can be inspected
     scaler.step(optimizer0);
     scaler.step(optimizer1);
     scaler.update();
@@ -168,7 +170,7 @@ double several_models() {
   });
 }
 
-/// A function whose exponentials want float32's range.
+/// A function whose exponentials need float32's range.
 struct LogSumExp : torch::autograd::Function<LogSumExp> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in) {
     const mantissa::CustomForward scope(ctx, at::kCPU, {.cast_inputs = at::kFloat});
@@ -204,8 +206,8 @@ double custom_function() {
   });
 }
 
-/// Validation needs the region, for the same numbers at the same speed, and no scaler: there is no gradient
-/// to save.
+/// Validation needs the region, to get the same numbers at the same speed, but no scaler, because it computes
+/// no gradients.
 double validation() {
   Convnet model = make_model();
   SGD optimizer(model->parameters(), options());
@@ -233,7 +235,7 @@ double validation() {
   return loss_sum / static_cast<double>(loader.size());
 }
 
-/// What needs float32's range or precision runs in a region that is switched off, on inputs that are cast up.
+/// Code that needs float32's range or precision runs in a disabled region, on inputs that are cast up.
 double disabled_region() {
   Convnet model = make_model();
   SGD optimizer(model->parameters(), options());
@@ -256,10 +258,11 @@ double disabled_region() {
   });
 }
 
-/// Counts and means in fp16 stop counting at 2048: metrics are taken in float32, or as here in float64.
+/// Counts and means in fp16 stop counting at 2048. Metrics are therefore computed in float32, or as here in
+/// float64.
 double metrics() {
   Convnet model = make_model();
-  mantissa::keep_in_fp32(*model, "head");  // and so are the logits, without a change to the model
+  mantissa::keep_in_fp32(*model, "head");  // the logits are float32, too, without a change to the model
   SGD optimizer(model->parameters(), options());
   GradScaler scaler(at::kCPU);
   double right = 0, seen = 0;
@@ -287,7 +290,7 @@ double metrics() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  mantissa::keep_threads_apart();  // for a machine that others use too
+  mantissa::keep_threads_apart();  // for a machine that is shared with other programs
   const std::map<std::string, double (*)()> cases{{"default", &default_case},
                                                   {"clipping", &clipping},
                                                   {"accumulation", &accumulation},

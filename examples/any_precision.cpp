@@ -1,4 +1,4 @@
-// Your own loop, any precision: one string moves it between fp32, fp64, fp16 and bf16.
+// Your own loop in any precision: one string switches it between fp32, fp64, fp16 and bf16.
 #include <cstdio>
 
 #include <ATen/Context.h>
@@ -12,7 +12,7 @@
 #include "mantissa/precision/registry.h"
 
 int main(int argc, char** argv) {
-  mantissa::keep_threads_apart();  // for a machine that others use too
+  mantissa::keep_threads_apart();  // for a machine that is shared with other programs
   at::manual_seed(1);
   auto precision = mantissa::make_precision(argc > 1 ? argv[1] : "bf16-mixed", at::kCPU);
   auto run = precision->run_context();

@@ -1,5 +1,4 @@
-// Your own loop: the PyTorch AMP recipe, line for line. Two scope lines and three scaler lines are all that
-// changes.
+// Your own loop: the PyTorch AMP recipe, line by line. Only two scope lines and three scaler lines are added.
 #include <cstdio>
 
 #include <ATen/Context.h>
@@ -15,7 +14,7 @@
 #include "mantissa/optim/sgd.h"
 
 int main() {
-  mantissa::keep_threads_apart();  // for a machine that others use too
+  mantissa::keep_threads_apart();  // for a machine that is shared with other programs
   at::manual_seed(1);
   mantissa::Convnet model(mantissa::ConvnetOptions{.height = 8, .width = 8, .classes = 10});
   mantissa::SGD optimizer(model->parameters(), mantissa::SGDOptions(0.05).momentum(0.9));

@@ -1,4 +1,4 @@
-// No loop: say what a step is, and the Trainer does the rest.
+// Without a loop: define a step, and the Trainer does the rest.
 
 #include "mantissa/trainer/trainer.h"
 
@@ -29,7 +29,7 @@ struct Digits : mantissa::Task {
 };
 
 int main() {
-  mantissa::keep_threads_apart();  // for a machine that others use too
+  mantissa::keep_threads_apart();  // for a machine that is shared with other programs
   at::manual_seed(1);
   auto [train, held_out] = mantissa::random_split(mantissa::load_digits(), 0.2, /*seed=*/1);
   mantissa::DataLoader train_loader(train, {.batch_size = 32, .shuffle = true});

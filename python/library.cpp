@@ -1,7 +1,7 @@
-// libmantissa_kernels.so: what torch.ops.load_library() loads into a running Python. It switches the kernels
-// on and gives Python the calls of overrides.h as torch.ops.mantissa_kernels. overrides.cpp itself is not
-// part of it, since that registers the kernels in any process that loads it. Nothing may throw here: no
-// exception passes dlopen().
+// libmantissa_kernels.so, which torch.ops.load_library() loads into a running Python. It switches the kernels
+// on and provides the functions of overrides.h as torch.ops.mantissa_kernels. overrides.cpp itself is not
+// linked, because it registers the kernels in any process that loads it. Nothing may throw here, because no
+// exception may pass through dlopen().
 
 #include <exception>
 #include <memory>
@@ -19,13 +19,14 @@
 
 namespace {
 
-/// Volatile, so that the text itself is compared: a test changes it in a copy of the library.
+/// Volatile, so that the text in memory is compared: a test changes it in a copy of the library.
 const char* const volatile kBuiltWith = "TORCH_VERSION=" TORCH_VERSION ",";
 
-/// Classes of libtorch are laid out anew with every release, so no kernel of ours may see another release's.
+/// The layout of libtorch's classes changes with every release, so our kernels must not see those of another
+/// release.
 bool is_of_this_release() { return at::show_config().find(kBuiltWith) != std::string::npos; }
 
-/// Another copy of this library, from another folder.
+/// True if another copy of this library, from another folder, is loaded.
 bool is_loaded_already() {
   return c10::Dispatcher::singleton().findSchema({"mantissa_kernels::enable", ""}).has_value();
 }
@@ -45,7 +46,7 @@ void load() {
     return;
   }
   const auto& kernels = mantissa::registration::in_charge();
-  // Never destroyed, as the kernels: see registration.cpp.
+  // The library is never destroyed, just like the kernels: see registration.cpp.
   auto* const library =
       new torch::Library(torch::Library::DEF, "mantissa_kernels", std::nullopt, __FILE__, __LINE__);
   library->def("enable() -> bool", kernels.enable);
@@ -56,8 +57,8 @@ void load() {
   library->def("pin(str kernels) -> ()", kernels.pin);
   library->def("choices() -> str", kernels.choices);
   library->def("torch_version() -> str", torch_version);
-  // PyTorch's autocast keeps a copy of each weight, so that a loop may change the weight before its backward
-  // pass. Loops that do are written in Python, where a mixed product would refuse what trains without this
+  // PyTorch's autocast keeps a copy of each weight, so a loop may change the weight before its backward pass.
+  // Such loops are written in Python, and a mixed product would refuse programs that train without this
   // library.
   kernels.mix_products(false);
   kernels.enable_by_default();

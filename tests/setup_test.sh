@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/setup on machines that lack packages: dpkg and apt are stand-ins that say what they were asked.
+# Tests tools/setup on machines that lack packages. Stand-ins for dpkg and apt record their arguments.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 machine=$(mktemp -d)
@@ -10,7 +10,7 @@ printf '#!/bin/sh\necho "$*" >>"%s/asked"\n' "$machine" >"$machine/bin/apt-get"
 printf '#!/bin/sh\necho 0\n' >"$machine/bin/id"
 chmod +x "$machine"/bin/*
 
-# asks INSTALLED OPTIONS...: what apt-get install is asked for where these packages are there.
+# asks INSTALLED OPTIONS...: prints what apt-get install is called with if the packages INSTALLED are there.
 asks() {
   : >"$machine/asked"
   tr ' ' '\n' <<<"$1" | sed '/^$/d' >"$machine/installed"

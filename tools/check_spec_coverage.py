@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks that every numbered behaviour has a test that carries its number: check_spec_coverage.py [FAMILY...]
 
-The numbers are those of tests/spec/*.txt; without families, all. Fails if one has no test and no stated reason, if one
-with a reason has a test after all, or if a test carries a number that is not listed.
+The numbers are listed in tests/spec/*.txt; without families all of them are checked. Fails if a number has neither a
+test nor a stated reason, if a number with a reason has a test after all, or if a test carries an unlisted number.
 """
 import pathlib
 import re

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Turns a checkpoint of Lightning (`.ckpt`) into one of Mantissa's, which holds data and no code.
+"""Converts a Lightning checkpoint (`.ckpt`) into a Mantissa checkpoint, which holds data and no code.
 
     lightning_ckpt.py epoch=3-step=400.ckpt OUT --strip-prefix model.
 
-makes the folder OUT, a checkpoint as docs/checkpoints.md describes, from which Trainer::fit() goes on: weights, optimizers,
-schedules, loss scale, epoch and step. Beside it, OUT/lightning.json has the rest: hyperparameters, Lightning's version.
-Not taken: random numbers, which are no C++ generator's, and the state of callbacks. Needs torch, safetensors and xxhash, not
-Lightning. A `.ckpt` is a pickle, which can run any code: it is read with weights_only=True, which runs none; --trust reads one
-that needs more.
+makes the folder OUT, a checkpoint as described in docs/checkpoints.md, from which Trainer::fit() resumes: weights,
+optimizers, schedules, loss scale, epoch and step. OUT/lightning.json has the rest: hyperparameters and Lightning's
+version. The states of random number generators, which do not fit C++'s, and of callbacks are not converted. The tool
+needs torch, safetensors and xxhash, but not Lightning. A `.ckpt` is a pickle, which can run any code. It is read with
+weights_only=True, which runs none; --trust reads a file that needs more.
 
 Exit status: 0 done, 1 the file cannot be read or written, 2 the command is wrong. Nothing is left behind in 1 and 2.
 """
@@ -31,11 +31,11 @@ from safetensors.torch import save_file
 
 
 class Refused(Exception):
-    """What is wrong, and the cure."""
+    """The problem and the remedy."""
 
 
 def load(path, trust):
-    """The checkpoint's dict. Of a zip, which every PyTorch since 1.6 writes, tensors stay on the disk until they are used."""
+    """Loads the checkpoint's dict. Tensors of a zip file (PyTorch since 1.6) stay on disk until they are used."""
     if not path.is_file():
         raise Refused(f"'{path}' is no file; give the path of a .ckpt")
     try:
@@ -49,7 +49,7 @@ def load(path, trust):
         raise Refused(f"'{path}' holds an object of {what}, and to make one runs code that the file chooses; if you trust "
                       "the file, repeat with --trust, else save it again with hyperparameters of plain numbers, texts, "
                       "lists and dicts") from error
-    except Exception as error:  # of a damaged file: EOFError, RuntimeError, KeyError, and with --trust anything
+    except Exception as error:  # a damaged file raises EOFError, RuntimeError, KeyError; with --trust anything
         raise Refused(f"'{path}' cannot be read as a checkpoint: {first_line(error)}; get the file again from its source, "
                       "and with --trust install what its objects need") from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
@@ -63,7 +63,7 @@ def first_line(error):
 
 
 def renamed(state, prefix):
-    """The tensors of a state_dict without `prefix`, and the names of what are no tensors (a module's extra state)."""
+    """Returns the tensors of a state_dict without `prefix`, and the names of other values (a module's extra state)."""
     tensors, left_out = {}, []
     if prefix and not any(name.startswith(prefix) for name in state):
         first = sorted({name.split(".")[0] + "." for name in state if "." in name})[:8]
@@ -83,7 +83,7 @@ def renamed(state, prefix):
 
 
 def untied(tensors):
-    """Every tensor with memory of its own, as safetensors needs it, and which names shared all of it: {name: first name}."""
+    """Gives every tensor its own memory, as safetensors requires. Also returns the tied names: {name: first name}."""
     own, tied, owner, whole = {}, {}, {}, {}
     for name, value in tensors.items():
         value = value.detach()
@@ -100,7 +100,7 @@ def untied(tensors):
 
 
 def plain(value):
-    """`value` as JSON can hold it; what it cannot becomes its text."""
+    """Returns `value` as JSON can hold it; other values become their text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -114,12 +114,13 @@ def plain(value):
     return str(value)
 
 
-# safetensors' names; C128 is Mantissa's own, stored as F64 with one more dimension of 2.
+# The names of safetensors. C128 is Mantissa's own; it is stored as F64 with an additional dimension of 2.
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
           torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16",
           torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64", torch.complex128: "C128", torch.float8_e4m3fn: "F8_E4M3",
           torch.float8_e5m2: "F8_E5M2", torch.float8_e8m0fnu: "F8_E8M0"}
-# How Python's optimizers run, and what its schedules keep in the groups; nothing that C++'s could be told.
+# Options of how Python's optimizers run, and values that its schedules keep in the groups. C++ has no use for
+# them.
 PYTHONS_OWN = {"foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay", "initial_lr", "swa_lr"}
 
 
@@ -130,7 +131,7 @@ def entry(value, name):
 
 
 def tree(value, path, tensors):
-    """`value` as a manifest has it; its tensors go into `tensors` under their paths."""
+    """Returns `value` in the form of a manifest; its tensors go into `tensors` under their paths."""
     if isinstance(value, dict):
         return {("$" if str(key).startswith("$") else "") + str(key): tree(item, f"{path}.{key}" if path else str(key), tensors)
                 for key, item in value.items()}
@@ -150,7 +151,7 @@ WHOLE_NUMBERS = {"params", "max_iter", "max_eval", "history_size"}
 
 
 def option(name, value):
-    """Python takes 0 for 0.0."""
+    """Converts integers to float, because Python accepts 0 for 0.0."""
     value = value.item() if isinstance(value, torch.Tensor) else value
     if isinstance(value, (list, tuple)) and name not in WHOLE_NUMBERS:
         return [option(name, item) for item in value]
@@ -158,7 +159,7 @@ def option(name, value):
 
 
 def optimizer_tree(saved):
-    """A state_dict() of torch.optim's as Mantissa has it: what C++ has no use for and what is None left out."""
+    """Returns Mantissa's form of a torch.optim state_dict(), without None and without options that C++ does not use."""
     groups = [{name: option(name, value) for name, value in group.items() if name not in PYTHONS_OWN | {"param_names"}}
               for group in saved["param_groups"]]
     return {"param_groups": groups,
@@ -167,7 +168,7 @@ def optimizer_tree(saved):
 
 
 def schedule_tree(saved):
-    """Of ReduceLROnPlateau, or of a schedule that counts its steps."""
+    """Returns the state of ReduceLROnPlateau, or of a schedule that counts its steps."""
     if "num_bad_epochs" in saved:
         return {"plateau": {"best": float(saved["best"]), "num_bad_epochs": saved["num_bad_epochs"],
                             "cooldown_counter": saved["cooldown_counter"], "last_epoch": saved["last_epoch"]}}
@@ -175,7 +176,7 @@ def schedule_tree(saved):
 
 
 def progress_tree(checkpoint):
-    """Where the next batch stands. Lightning counts an epoch as begun until after what is saved at its end."""
+    """Returns the position of the next batch. Lightning still counts an epoch as running when it saves at its end."""
     loop = (checkpoint.get("loops") or {}).get("fit_loop")
     progress = {"epoch": checkpoint.get("epoch") or 0, "batches": 0, "total_batches": 0,
                 "global_step": checkpoint.get("global_step") or 0, "skipped_steps": 0, "validated_batches": -1}
@@ -191,11 +192,11 @@ def progress_tree(checkpoint):
 
 
 def state_of(checkpoint, weights, left_out):
-    """What Trainer::fit() goes on from, see docs/checkpoints.md."""
+    """Returns the state from which Trainer::fit() resumes: see docs/checkpoints.md."""
     optimizers = [optimizer_tree(saved) for saved in checkpoint.get("optimizer_states", [])]
     schedules = [{} for _ in optimizers]
     saved = checkpoint.get("lr_schedulers", [])
-    # Whose they are is not in the file; each optimizer may have one.
+    # The file does not say which optimizer a schedule belongs to; each optimizer may have one.
     if len(saved) == len(optimizers):
         for index, schedule in enumerate(saved):
             try:
@@ -215,7 +216,7 @@ def state_of(checkpoint, weights, left_out):
 
 
 def storable(tensors):
-    """With memory of their own, complex128 as safetensors can hold it."""
+    """Returns tensors that do not share memory, with complex128 in the form that safetensors can hold."""
     return {name: torch.view_as_real(value).contiguous() if value.dtype == torch.complex128 else value
             for name, value in untied(tensors)[0].items()}
 
@@ -238,7 +239,7 @@ def manifest(folder, step, weights, state):
 
 
 def write(folder, weights, state, info):
-    """The one place that knows what the result looks like on the disk: whole under its name, or not there."""
+    """The only function that knows the layout on disk. The result is complete under its name, or it is missing."""
     temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary.mkdir()

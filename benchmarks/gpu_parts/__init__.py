@@ -1,1 +1,1 @@
-"""The parts of benchmarks/gpu, one module a part, and what they share. Imports nothing but Python's own library."""
+"""The parts of benchmarks/gpu, one module per part, and what they share. It imports only Python's own library."""

@@ -1,4 +1,4 @@
-"""What a part of benchmarks/gpu is given: the device and its facts, programs, a clock, a table and a file of results.
+"""The context of a part of benchmarks/gpu: the device and its facts, programs, a clock, a table and a file of results.
 
 A part is a module with run(context):
 
@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Failure(Exception):
-    """Why a case has no result, in one line. `errors` is what the program wrote, `row` what is known all the same."""
+    """The reason why a case has no result, in one line. `errors` is the program's output, `row` has partial results."""
 
     def __init__(self, why, errors="", row=None):
         super().__init__(why)
@@ -43,12 +43,12 @@ class OutOfTime(Failure):
 
 
 class LeftOut(Failure):
-    """The case does not exist here, which is no fault."""
+    """The case does not exist here, which is not an error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the table: a key of the rows, its width, the format of numbers, the title where it is not the key."""
+    """A column of the table: a key of the rows, its width, the format of numbers, and the title (default: the key)."""
     key: str
     width: int
     format: str = ""
@@ -66,29 +66,29 @@ class Column:
 
 
 class Context:
-    """One part of one run on one device."""
+    """The run of one part on one device."""
 
     def __init__(self, part, *, device, build, python, facts, results=None, json_file=None, only=None, seconds=540):
         self.part = part
         self.device = device  # "cuda:0" or "cpu"
         self.build = build  # the folder of our programs
         self.python = python  # an interpreter that has PyTorch and Lightning
-        self.facts = facts  # of gpu_train --facts and of peers.facts(): {"device": {...}, "versions": {...}}
+        self.facts = facts  # from gpu_train --facts and peers.facts(): {"device": {...}, "versions": {...}}
         self.rows = []
         self._results, self._json_file, self._only = results, json_file, only
         self._seconds, self._begin = seconds, time.monotonic()
         self._date = datetime.datetime.now().astimezone()
         self._columns = []
-        self._unwritten = set()  # files that were warned of
+        self._unwritten = set()  # files for which a warning was printed
 
     @property
     def rehearsal(self):
-        """Whether this is the CPU, in small sizes: the same code, and no figures worth keeping."""
+        """True on the CPU, with small sizes: the same code runs, and its numbers are not worth keeping."""
         return self.device == "cpu"
 
     @property
     def measured(self):
-        """How many cases have a result."""
+        """The number of cases with a result."""
         return sum("error" not in row and "left_out" not in row for row in self.rows)
 
     def size(self, full, small):
@@ -106,20 +106,20 @@ class Context:
         return file
 
     def environment(self, **more):
-        """For our programs and Python's: both find the parts' modules and the jobs of tests/parity."""
+        """For our programs and Python's: both find the modules of the parts and the jobs of tests/parity."""
         folders = [str(ROOT / folder) for folder in ("benchmarks", "tests/parity")]
         mine = {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])]),
                 "OMP_WAIT_POLICY": "PASSIVE"}
         if self.rehearsal:
-            mine["MANTISSA_CPU_KERNELS"] = "0"  # PyTorch's own on both sides: equal bits can be asked for
+            mine["MANTISSA_CPU_KERNELS"] = "0"  # PyTorch's own kernels on both sides, so that bits can be equal
         return {**os.environ, **mine, **more}
 
     def run_program(self, name, *arguments, timeout=None, **environment):
-        """What a program of the build folder prints. A Failure says what went wrong."""
+        """Returns the output of a program of the build folder. A Failure says what went wrong."""
         return self._run([self.program(name), *arguments], timeout, environment)
 
     def run_python(self, *arguments, timeout=None, **environment):
-        """The same of Python with the peers: run_python("-m", "gpu_parts.peers", "--facts")."""
+        """Does the same for Python with the peers: run_python("-m", "gpu_parts.peers", "--facts")."""
         return self._run([self.python, *arguments], timeout, environment)
 
     def _run(self, command, timeout, environment):
@@ -138,19 +138,19 @@ class Context:
 
     @contextlib.contextmanager
     def folder(self):
-        """For files of a case's own."""
+        """A temporary folder for the files of one case."""
         with tempfile.TemporaryDirectory(prefix="mantissa-gpu-") as name:
             yield pathlib.Path(name)
 
     # Results.
 
     def table(self, columns):
-        """Begins a table; call it before its cases, again for a second table."""
+        """Begins a table. Call it before its cases, and again for a second table."""
         self._columns = columns
         print("\n" + " ".join(column.head() for column in columns).rstrip(), flush=True)
 
     def case(self, identity, measure):
-        """Adds the row `identity` with what measure() returns; returns it, or None where there is no result."""
+        """Adds the row `identity` with the result of measure(); returns the row, or None if there is no result."""
         name = " ".join(str(value) for value in identity.values())
         if self._only and not re.search(self._only, name):
             return None
@@ -164,7 +164,7 @@ class Context:
             row["left_out"] = f"out of time: {why}"
         except LeftOut as why:
             row["left_out"] = str(why)
-        except Exception as error:  # whatever it is, the other cases still run
+        except Exception as error:  # the other cases run in any case
             row["error"] = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
             row.update(getattr(error, "row", {}))
             row["errors"] = getattr(error, "errors", "").splitlines()[-60:]
@@ -183,7 +183,7 @@ class Context:
             print(" ".join(column.cell(row) for column in self._columns).rstrip(), flush=True)
 
     def files(self):
-        """Where the results go."""
+        """The files for the results."""
         files = [self._json_file] if self._json_file else []
         if self._results:
             device = re.sub(r"[^a-z0-9]+", "-", self.facts["device"]["name"].lower()).strip("-")
@@ -199,13 +199,13 @@ class Context:
             try:
                 write(file, text)
                 self._unwritten.discard(file)
-            except OSError as error:  # the cases go on, whose rows are printed; the next one tries again
+            except OSError as error:  # the cases continue and their rows are printed; the next row tries again
                 if file not in self._unwritten:
                     print(f"benchmarks/gpu: warning: {file} cannot be written: {error.strerror}", file=sys.stderr)
                 self._unwritten.add(file)
 
     def finish(self):
-        """Says what came of the cases; the exit status: 1 if one failed, or the last rows could not be written."""
+        """Reports on the cases; returns the exit status: 1 if one failed, or the last rows could not be written."""
         failed = sum("error" in row for row in self.rows)
         left_out = sum("left_out" in row for row in self.rows)
         self._write()
@@ -220,7 +220,7 @@ class Context:
 
 
 def write(file, text):
-    """Replaces the file in one move: a run that is killed here leaves the last one whole."""
+    """Replaces the file in one move: a run that is killed here leaves the previous file intact."""
     unfinished = file.with_suffix(".unfinished")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def write(file, text):
 
 
 def why_not_writable(file):
-    """Why `file` cannot be written, or None."""
+    """Returns the reason why `file` cannot be written, or None."""
     try:
         if file.is_dir():
             return "it is a folder"
@@ -244,7 +244,7 @@ def why_not_writable(file):
 
 
 def what_went_wrong(text):
-    """The line of a program's errors that says it. CUDA puts advice behind it, C++ a backtrace, and Python the stack before."""
+    """Returns the line of a program's errors that names the error. CUDA prints advice and C++ a backtrace after it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "(it wrote no error)"
@@ -254,7 +254,7 @@ def what_went_wrong(text):
 
 @contextlib.contextmanager
 def started(command, environment, **pipes):
-    """A child process in a group of its own, which is ended with all that it started when the block is left."""
+    """A child process in its own process group. The group is ended when the block is left."""
     child = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
     try:
         yield child
@@ -268,7 +268,7 @@ def started(command, environment, **pipes):
 
 
 def find_build(root=ROOT):
-    """The folder of our programs: bin/ of a package, else a build folder of the source tree."""
+    """Returns the folder of our programs: bin/ of a package, else a build folder of the source tree."""
     folders = [root / name for name in ("bin", "build-cuda", "build")]
     return next((folder for folder in folders if (folder / "gpu_train").is_file()), folders[-1])
 
@@ -277,7 +277,7 @@ PACKAGES = ("torch", "lightning", "safetensors")
 
 
 def find_python(root=ROOT):
-    """An interpreter that has PACKAGES: this one, else that of `make parity`. A Failure says what is missing."""
+    """Returns an interpreter with PACKAGES: this one, else that of `make parity`. A Failure says what is missing."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if not missing:
         return pathlib.Path(sys.executable)

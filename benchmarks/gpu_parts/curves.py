@@ -21,11 +21,12 @@ COLUMNS = [Column("model", 9), Column("precision", 10), Column("steps", 5, "d"),
            Column("ok", 3)]
 MODES = ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true"]
 
-# Both sides ask libtorch for deterministic algorithms, so that equal bits are what to expect. Where it has none for an
-# operation, the difference that another order of its sums makes grows from step to step. PyTorch differs from itself on
-# a CPU (the convnet, on one thread and on two, or with the samples of each batch in reverse) by at most 1.1e-7 in the
-# first 20 steps of 32-true and 1.1e-4 in those of a 16-bit mode, and by 0.015 and 0.16 within 300 steps. So the first
-# steps are held to what a timed pair is held to, and the whole curve to somewhat more than that.
+# Both sides request libtorch's deterministic algorithms, so equal bits are expected. If an operation has no
+# deterministic algorithm, the difference from another order of summation grows from step to step. PyTorch
+# differs from itself on a CPU (the convnet, on one thread and on two, or with the samples of each batch in
+# reverse order) by at most 1.1e-7 in the first 20 steps of 32-true and 1.1e-4 in those of a 16-bit mode, and
+# by 0.015 and 0.16 within 300 steps. The bounds of the first steps are therefore those of a timed pair, and
+# the bounds of the whole curve are somewhat larger.
 EARLY_STEPS = 20
 EARLY_TOLERANCE = {**duels.TOLERANCE, "64-true": 2**-40}
 TOLERANCE = {**dict.fromkeys(MODES, 0.25), "32-true": 0.05, "64-true": 1e-9}
@@ -39,13 +40,13 @@ def loss_curves(context):
 
 
 def measure(context, model, precision):
-    # fp16 weights and AdamW do not go together (docs/modes.md). Momentum and decay are as in jobs.py.
+    # AdamW does not work with fp16 weights (docs/modes.md). Momentum and decay are as in jobs.py.
     adamw, sgd = {"optimizer": "fused-adamw", "lr": 1e-3}, {"optimizer": "sgd", "lr": 0.02}
     optimizer = sgd if precision == "16-true" else adamw
     job = {"model": model, "precision": precision, "device": context.device, "deterministic": True, **optimizer,
            "batch_size": context.size(full=16, small=2) if model == "gpt-tiny" else 32,
            "batches": context.size(full=300, small=4 if model == "gpt-tiny" else 40)}
-    # What cuBLAS asks for, to add in the same order every time.
+    # cuBLAS needs this to add in the same order every time.
     output = context.run_python("-m", "gpu_parts.curves", json.dumps(job), context.program("parity_runner"),
                                 timeout=90, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     row = json.loads(output.splitlines()[-1])
@@ -78,7 +79,7 @@ def train_both(overrides, program):
         ours = load_file(job["output"])
         theirs = {key: value.cpu() for key, value in reference.run(job).items()}
         a, b = ours["loss"].double(), theirs["loss"].double()
-        # Relative to the loss, and to a tenth of the first one where little is left of it.
+        # Relative to the loss, or to a tenth of the first loss once the loss is smaller.
         difference = (a - b).abs() / b.abs().clamp_min(0.1 * b[0])
         same = {key: torch.equal(ours[key], theirs[key]) for key in ("loss", "scale", "skipped")}
         return {"steps": len(b), "first_loss": float(b[0]), "last_loss": float(b[-1]),

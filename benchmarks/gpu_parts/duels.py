@@ -1,4 +1,4 @@
-"""Our step beside a peer's: the same job in two processes on the same device, checked first, then timed in turn."""
+"""Our step and a peer's: the same job in two processes on the same device, checked first and then timed in turn."""
 
 import contextlib
 import json
@@ -11,21 +11,23 @@ import tempfile
 
 from gpu_parts.context import Failure, OutOfTime, started, what_went_wrong
 
-# What the losses of the first steps may differ by, relative to the loss. Both sides call the same kernels of the same
-# libtorch and ask for its deterministic algorithms in these steps, so that equal bits are to be expected; the row says
-# whether they are. Where libtorch has no such algorithm, or torch.compile rounds elsewhere, the effect is smaller than
-# the rounding of the products, so the bounds are two units in the last place of the dtype in which these are computed.
-# For float32 they are some thousand units, because AdamW makes a whole step of any gradient, however small.
+# The allowed difference of the losses in the first steps, relative to the loss. Both sides call the same
+# kernels of the same libtorch and request its deterministic algorithms in these steps, so equal bits are
+# expected; the row reports whether they are equal. Where libtorch has no such algorithm, or torch.compile
+# rounds at other places, the effect is smaller than the rounding of the products. The bounds are therefore
+# two units in the last place of the dtype in which the products are computed. For float32 they are some
+# thousand units, because AdamW makes a full step from any gradient, however small.
 TOLERANCE = {"32-true": 2**-13, "tf32": 2**-9, "16-mixed": 2**-9, "16-true": 2**-9, "bf16-mixed": 2**-6,
              "bf16-true": 2**-6}
 FIRST_STEPS = 10
-# Batch norm amplifies differences. With gradients that were changed by a millionth, smaller models of these kinds on a
-# CPU differed by 4e-5 in the third loss of a ResNet and by 1e-2 in its fifth, but by 3e-7 in a transformer's ninth.
-# Twice the learning rate moved the ResNet's third loss by 5 %, the transformers' ninth by 7 % and 10 %.
-# Noise of fp16's rounding on every product of a GPT moved its sixth loss by 8e-4 and its tenth by 5e-3.
+# Batch norm amplifies differences. With gradients changed by a millionth, smaller models of these kinds on a
+# CPU differed by 4e-5 in the third loss of a ResNet and by 1e-2 in its fifth, but by 3e-7 in a transformer's
+# ninth. Twice the learning rate changed the ResNet's third loss by 5 %, and the transformers' ninth by 7 %
+# and 10 %. Noise of fp16's rounding on every product of a GPT changed its sixth loss by 8e-4 and its tenth by
+# 5e-3.
 COMPARED_STEPS = {"resnet": 3, "gpt": 5, "vit": 5}
-ROUND_SECONDS = {"full": 0.7, "small": 0.05}  # what a round takes, if two steps are not longer
-ROUND_LIMIT = 180  # seconds after which a round has failed: the first one includes what torch.compile takes
+ROUND_SECONDS = {"full": 0.7, "small": 0.05}  # duration of a round, unless two steps take longer
+ROUND_LIMIT = 180  # seconds after which a round has failed; the first one includes torch.compile
 
 JOB = {"tf32": False, "channels_last": False, "optimizer": "fused-adamw", "lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01,
        "clip": 1.0, "batches_on": "device", "backend": "inductor", "first_steps": FIRST_STEPS, "deterministic_first": True,
@@ -49,7 +51,7 @@ class Side:
             yield self
 
     def answer(self):
-        """What it says at the end of a round."""
+        """Returns its report at the end of a round."""
         left = self.context.seconds_left()
         if not select.select([self.child.stdout], [], [], min(left, ROUND_LIMIT))[0]:
             why = OutOfTime if left < ROUND_LIMIT else Failure
@@ -67,7 +69,7 @@ class Side:
 
 
 class Duels:
-    """Makes the files that the jobs name, once for each model, and keeps them for a part's duration."""
+    """Makes the files that the jobs name, once for each model, and keeps them for the duration of a part."""
 
     def __init__(self, context):
         self.context = context
@@ -93,7 +95,7 @@ class Duels:
         return self._prepared[sizes]
 
     def whole(self, job):
-        """`job` with what it leaves to others, its files made."""
+        """Returns `job` with defaults for its missing keys, and makes its files."""
         job = {**JOB, **job, "device": self.context.device, "threads": 1 if self.context.rehearsal else 8}
         return {**job, **self._files(job)}
 
@@ -104,19 +106,19 @@ class Duels:
         return Side(self.context, job["loop"], [self.context.python, "-m", "gpu_parts.peers"], self.folder, job)
 
     def run(self, job, *, ours, theirs, tolerance, rounds=5):
-        """`job` with the settings of each side in `ours` and `theirs`; the row of the two."""
+        """Runs `job` with the settings of each side in `ours` and `theirs`; returns the row of the two."""
         context = self.context
         job = self.whole(job)
         a, b = self.our_side({**job, **ours}), self.their_side({**job, **theirs})
-        with a.running(), b.running():  # they start side by side, and then one computes while the other waits
+        with a.running(), b.running():  # they start side by side; then one computes while the other waits
             row, disagreement = compare(a.answer(), b.answer(), COMPARED_STEPS[job["model"]["kind"]], tolerance)
             for side in (a, b):
-                side.round(3)  # in which cuDNN tries its algorithms
+                side.round(3)  # cuDNN tries its algorithms in this round
             probe = max(side.round(2)["ms"] for side in (a, b))
             steps = min(max(round(context.size(**ROUND_SECONDS) * 1e3 / probe), 2), 100)
             times, peaks = [], []
             for i in range(context.size(full=rounds, small=2)):
-                first, second = (a, b) if i % 2 == 0 else (b, a)  # neither finds the device warmer than the other
+                first, second = (a, b) if i % 2 == 0 else (b, a)  # so that neither always finds the device warmer
                 told = {first: first.round(steps), second: second.round(steps)}
                 answers = told[a], told[b]
                 if not all(math.isfinite(loss) for answer in answers for loss in answer["losses"]):
@@ -128,17 +130,17 @@ class Duels:
         measured = {"ours_ms": ours_ms, "theirs_ms": theirs_ms, "ratio": statistics.median(ratios),
                     "ratio_min": min(ratios), "ratio_max": max(ratios), "ours_peak_mib": peaks[0],
                     "theirs_peak_mib": peaks[1], "rounds": len(times), "steps_a_round": steps, "batch": job["batch"]}
-        if disagreement:  # kept, so that the device's time is not lost if it can be explained
+        if disagreement:  # the times are kept, so that they are not lost if the difference can be explained
             raise Failure(f"{disagreement}; no time counts", row={**row, "not_counted": measured})
         return {**row, **measured}
 
 
 def compare(ours, theirs, steps, tolerance):
-    """How the first rounds compare, and what is wrong if one of the first `steps` losses differs by more than `tolerance`."""
+    """Compares the first rounds; reports a difference above `tolerance` in one of the first `steps` losses."""
     disagreement, differences = None, []
     for step, (mine, other) in enumerate(zip(ours["losses"][:steps], theirs["losses"][:steps])):
         differences.append(abs(mine - other) / abs(other))
-        if not differences[-1] <= tolerance and not disagreement:  # nan is no agreement
+        if not differences[-1] <= tolerance and not disagreement:  # nan does not count as agreement
             disagreement = (f"the losses differ at step {step}: {mine:.6g} and {other:.6g}, by {differences[-1]:.1e} "
                             f"where {tolerance:.1e} is allowed")
     return {"loss_difference": max(differences), "tolerance": tolerance, "compared_steps": steps,

@@ -1,4 +1,4 @@
-"""Tokens a second of GPT-2 beside torch.compile and Lightning."""
+"""GPT-2's tokens per second, compared with torch.compile and Lightning."""
 
 from gpu_parts import throughput
 

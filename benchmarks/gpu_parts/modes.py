@@ -10,8 +10,8 @@ COLUMNS = [Column("model", 9), Column("precision", 10), Column("tf32", 4), Colum
            Column("ours_peak_mib", 8, ".0f", "ours MiB"), Column("theirs_peak_mib", 11, ".0f", "PyTorch MiB"),
            Column("loss_difference", 9, ".1e", "loss diff"), Column("equal_bits", 4, title="bits")]
 
-# Most important first, each for all networks, should the time not suffice. TF32 is a way to compute float32 products,
-# of which the 16-bit modes have none in these networks; there it is off.
+# The most important cases come first, each for all networks, in case the time does not suffice. TF32 applies
+# to float32 products only. The 16-bit modes have none in these networks, so TF32 is off there.
 CASES = [("32-true", False), ("32-true", True), ("bf16-mixed", False), ("16-mixed", False), ("bf16-true", False),
          ("16-true", False)]
 

@@ -1,7 +1,8 @@
-"""The networks of modes, gpt2 and vision: in full, and small ones of the same kind for a rehearsal on the CPU."""
+"""The networks of modes, gpt2 and vision: full-size ones, and small ones of the same kind for a CPU rehearsal."""
 
-# GPT-2's 50257 tokens are rounded up to a multiple of 128, as nanoGPT and llm.c do, so that the output layer's rows are
-# aligned for tensor cores. That layer has weights of its own (mantissa::Gpt ties none): 163 M parameters, not 124 M.
+# GPT-2's 50257 tokens are rounded up to a multiple of 128, as in nanoGPT and llm.c, so that the rows of the
+# output layer are aligned for tensor cores. That layer has separate weights (mantissa::Gpt ties none): 163 M
+# parameters, not 124 M.
 GPT2 = {"kind": "gpt", "layers": 12, "width": 768, "heads": 12, "context": 1024, "vocabulary": 50304}
 RESNET50 = {"kind": "resnet", "blocks": [3, 4, 6, 3], "width": 64, "classes": 1000}
 VIT_L = {"kind": "vit", "layers": 24, "width": 1024, "heads": 16, "image": 224, "patch": 16, "classes": 1000}
@@ -18,9 +19,10 @@ SMALL = {"gpt2": {"model": SMALL_GPT2, "batch": 2},
 
 
 def job(context, name, precision, tf32=False):
-    """Of a network in a mode, for duels.Duels.run()."""
-    # fp16 knows no 1e-8: AdamW would divide by 0 (docs/modes.md). In a ResNet's first steps it makes whole steps of
-    # gradients that are nothing but rounding, and the two sides' losses could not be compared.
+    """Returns the job of a network in a mode, for duels.Duels.run()."""
+    # 1e-8 is 0 in fp16, and AdamW would divide by 0 (docs/modes.md). In the first steps of a ResNet, AdamW
+    # would make full steps from gradients that are only rounding errors, and the losses of the two sides
+    # could not be compared.
     is_resnet = FULL[name]["model"]["kind"] == "resnet"
     eps, lr = 1e-4 if is_resnet or precision == "16-true" else 1e-8, 1e-4 if is_resnet else 1e-3
     return {**context.size(FULL, SMALL)[name], "precision": precision, "tf32": tf32, "eps": eps, "lr": lr}

@@ -1,6 +1,6 @@
 """PyTorch's and Lightning's side of benchmarks/gpu.
 
-peers.py --facts             prints the versions that are installed
+peers.py --facts             prints the installed versions
 peers.py --prepare JOB.json  writes the weights and the data that a job names
 peers.py JOB.json            trains in rounds, as gpu_train.cpp describes: the same jobs, the same lines in and out
 
@@ -35,7 +35,7 @@ def facts():
 
 
 def prepare(job):
-    """Weights from a seed and four batches of noise: what they hold does not matter to the time of a step."""
+    """Writes weights from a seed and four batches of noise. Their values do not matter to the time of a step."""
     import torch
     from gpu_parts import twins
     from safetensors.torch import save_file
@@ -44,7 +44,7 @@ def prepare(job):
     save_file(twins.make_model(job["model"]).state_dict(), job["weights"])
     model, batch, batches = job["model"], job["batch"], 4
     if model["kind"] == "gpt":
-        # GPT-2 has 50257 tokens; the model's vocabulary is rounded up, and the rest never occurs.
+        # GPT-2 has 50257 tokens. The model's vocabulary is rounded up, and the additional tokens never occur.
         tokens = torch.randint(min(model["vocabulary"], 50257), (batches, batch, model["context"] + 1))
         data = {"data": tokens[:, :, :-1].contiguous(), "target": tokens[:, :, 1:].contiguous()}
     else:
@@ -61,7 +61,10 @@ def use_fast_algorithms():
 
 
 class HostSyncs:
-    """Counts what makes the host wait for the device, by the library of host_syncs_c.cpp (MANTISSA_HOST_SYNCS)."""
+    """Counts the calls that make the host wait for the device, with the library of host_syncs_c.cpp.
+
+    MANTISSA_HOST_SYNCS is the path of the library.
+    """
 
     def __init__(self, device):
         self.device = str(device)
@@ -79,7 +82,7 @@ class HostSyncs:
 
 
 class Rounds:
-    """gpu_train.cpp's."""
+    """See the class of the same name in gpu_train.cpp."""
 
     def __init__(self, job, device, answers):
         self.device, self.steps, self.answers = device, job["first_steps"], answers
@@ -155,7 +158,7 @@ def cross_entropy(logits, target):
 
 
 def train_plain(job, device, rounds):
-    """As PyTorch's documentation writes the loop with torch.amp."""
+    """Trains with torch.amp, as in PyTorch's documentation."""
     import torch
 
     model = load_model(job, device)
@@ -241,7 +244,8 @@ def train_trainer(job, device, rounds):
         precision=job["precision"], gradient_clip_val=job["clip"], max_epochs=1, callbacks=[RoundsOfTrainer()],
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         **lightning_place(device))
-    # As users load what does not lie on the device: the loader copies each batch into page-locked memory.
+    # Data that is not on the device is loaded as users do it: the loader copies each batch into page-locked
+    # memory.
     pinned = torch.utils.data.DataLoader(Endless(), batch_size=None, pin_memory=device.type == "cuda")
     trainer.fit(Task(), pinned if on_host else Endless())
 
@@ -250,7 +254,7 @@ LOOPS = {"amp": train_plain, "compile": train_plain, "fabric": train_fabric, "tr
 
 
 def train(job):
-    # What libraries print goes to standard error; standard output is for the rounds.
+    # The output of libraries goes to standard error; standard output is for the rounds.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch

@@ -5,7 +5,7 @@ import json
 from gpu_parts import duels, networks
 from gpu_parts.context import Column, Failure, LeftOut
 
-# (program, loop, optimizer). The recipe is Autocast and GradScaler by hand; hand the hooks of Precision.
+# (program, loop, optimizer). "recipe" uses Autocast and GradScaler by hand, "hand" the hooks of Precision.
 LOOPS = [("mantissa", "recipe", "fused-adamw"), ("mantissa", "recipe", "fused-sgd"), ("mantissa", "recipe", "adamw"),
          ("mantissa", "hand", "fused-adamw"), ("mantissa", "hand", "fused-sgd"),
          ("mantissa", "trainer", "fused-adamw"), ("mantissa", "trainer", "fused-sgd"),
@@ -34,16 +34,16 @@ def count(pairs, program, loop, optimizer):
     if context.rehearsal and program == "Lightning":
         raise LeftOut("Lightning computes 16-mixed in bf16 on the CPU")
     job = pairs.whole({**networks.job(context, "gpt2", "16-mixed"), "loop": loop, "optimizer": optimizer,
-                       "count_syncs": True, "deterministic_first": False})  # the first round warms up what is counted
+                       "count_syncs": True, "deterministic_first": False})  # the first round is the warm-up
     side = pairs.our_side(job) if program == "mantissa" else pairs.their_side(job)
     library = context.program("libhost_syncs.so")
     with side.running(MANTISSA_HOST_SYNCS=str(library)):
-        side.answer()  # the first round warms up
+        side.answer()  # the first round is the warm-up
         answer = side.round(STEPS)
     syncs = sum(answer["syncs"].values()) / STEPS
     row = {"syncs_a_step": syncs, "ms": answer["ms"],
            "calls_a_step": ", ".join(f"{name} {calls / STEPS:g}" for name, calls in answer["syncs"].items())}
-    # On the CPU libtorch's own kernel for AdamW reads its step counter, and the Trainer its loss.
+    # On the CPU, libtorch's own AdamW kernel reads its step counter, and the Trainer reads its loss.
     loops, optimizers = context.size(full=(("recipe", "hand", "trainer"), ("fused-adamw", "fused-sgd")),
                                      small=(("recipe", "hand"), ("fused-sgd",)))
     if program == "mantissa" and loop in loops and optimizer in optimizers:

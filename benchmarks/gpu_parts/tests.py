@@ -1,4 +1,4 @@
-"""What must hold before a time means anything."""
+"""The checks that must pass before a time means anything."""
 
 from gpu_parts import curves, unit_tests
 

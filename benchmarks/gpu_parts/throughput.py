@@ -1,17 +1,18 @@
-"""Tokens and images a second beside torch.compile and Lightning: what the parts gpt2 and vision have in common."""
+"""Tokens and images per second compared with torch.compile and Lightning: shared by the parts gpt2 and vision."""
 
 from gpu_parts import duels, networks
 from gpu_parts.context import Column, LeftOut
 
-# Our loop, and the peer's that does the same work; last the one that compiles, should the time not suffice.
+# Our loop, and the peer's loop that does the same work. The one that compiles is last, in case the time does
+# not suffice.
 LOOPS = [("trainer", "trainer"), ("hand", "fabric"), ("hand", "compile")]
-# Images also from the host: what a Trainer does to bring them to the device while it computes.
+# Images are also read from the host: the Trainer then moves them to the device while it computes.
 LOOPS_FROM_HOST = {"images": [("trainer", "trainer")], "tokens": []}
 PEER_NAMES = {"compile": "torch.compile", "trainer": "Lightning Trainer", "fabric": "Lightning Fabric"}
 
 
 def run(context, unit, cases):
-    """A duel with each peer for each case, (network, precision, tf32); `unit`: "tokens" or "images"."""
+    """Runs a duel with each peer for each case (network, precision, tf32). `unit` is "tokens" or "images"."""
     context.table([Column("model", 9), Column("precision", 10), Column("tf32", 4), Column("batches", 7), Column("ours", 7),
                    Column("peer", 18), Column("ours_a_second", 11, ".0f", f"{unit}/s"),
                    Column("theirs_a_second", 11, ".0f", "peer's"), Column("ratio", 10, ".2f", "step ratio"),
@@ -33,11 +34,11 @@ def measure(pairs, job, ours, theirs):
     precision = job["precision"]
     if context.rehearsal and precision == "16-mixed" and theirs != "compile":
         raise LeftOut("Lightning computes 16-mixed in bf16 on the CPU")
-    # What is compiled depends on the setting, and would be compiled again without it.
+    # The compiled code depends on this setting, and would be compiled again without it.
     job["deterministic_first"] = theirs != "compile"
     settings, note = {"loop": theirs}, ""
     if theirs == "compile" and context.rehearsal:
-        # Inductor compiles for half a minute on a small machine.
+        # Inductor takes half a minute to compile on a small machine.
         settings["backend"], note = "aot_eager", "backend aot_eager, in place of inductor"
     if (theirs, precision) in {("trainer", "16-mixed"), ("trainer", "bf16-mixed"), ("fabric", "16-mixed")}:
         settings["optimizer"], note = "adamw", "AdamW not fused, which Lightning refuses to clip"

@@ -1,4 +1,4 @@
-"""Python twins of benchmarks/vision_models.h, as tests/parity/models.py has them of mantissa/models."""
+"""Python twins of benchmarks/vision_models.h, like those of mantissa/models in tests/parity/models.py."""
 
 import models
 import torch
@@ -53,7 +53,7 @@ class BottleneckResnet(nn.Module):
 
 
 class VitBlock(models.GptBlock):
-    """The same but for the mask: every position attends to all."""
+    """Like its base class, but without a mask: every position attends to all positions."""
 
     is_causal = False
 
@@ -81,6 +81,6 @@ KINDS = {"gpt": models.Gpt, "resnet": BottleneckResnet, "vit": Vit}
 
 
 def make_model(spec):
-    """The model of a job: {"kind": "gpt", "layers": 12, ...}, the other keys being its arguments."""
+    """Makes the model of a job: {"kind": "gpt", "layers": 12, ...}. The other keys are its arguments."""
     sizes = dict(spec)
     return KINDS[sizes.pop("kind")](**sizes)

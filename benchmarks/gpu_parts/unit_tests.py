@@ -1,4 +1,4 @@
-"""Every unit test that has a device variant: those with Cuda in their names, which `make test` sees to."""
+"""Runs every unit test with a device variant: those with Cuda in their names, which `make test` enforces."""
 
 from xml.etree import ElementTree
 
@@ -21,8 +21,8 @@ def may_have_tests(context, program):
     try:
         listed = context.run_program(program.name, "--gtest_list_tests", f"--gtest_filter={FILTER}", timeout=60)
     except Failure:
-        return True  # measure() will say why it does not start
-    return "\n  " in listed  # indented are the tests, above them their suites
+        return True  # measure() will report why it does not start
+    return "\n  " in listed  # tests are indented below their suites
 
 
 def measure(context, program, notes):
@@ -34,7 +34,7 @@ def measure(context, program, notes):
                                 timeout=120)
         except Failure as error:
             failure = error
-        if not report.is_file():  # it did not start, or died
+        if not report.is_file():  # the program did not start, or died
             raise failure
         cases = ElementTree.parse(report).iter("testcase")
         tests = {f"{case.get('classname')}.{case.get('name')}": case for case in cases}
@@ -42,7 +42,7 @@ def measure(context, program, notes):
               if test.find("failure") is not None}
     if failed:
         raise Failure(f"{len(failed)} of {len(tests)} failed: " + "; ".join(f"{name}: {why}" for name, why in failed.items()))
-    if failure:  # it died after the last test
+    if failure:  # the program died after the last test
         raise failure
     skipped = [name for name, test in tests.items() if test.find("skipped") is not None]
     reasons = sorted({tests[name].find("skipped").get("message").splitlines()[-1] for name in skipped})

@@ -1,4 +1,4 @@
-"""Images a second of a ResNet-50 and a ViT-L beside torch.compile and Lightning."""
+"""Images per second of a ResNet-50 and a ViT-L, compared with torch.compile and Lightning."""
 
 from gpu_parts import throughput
 

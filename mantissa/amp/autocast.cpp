@@ -12,13 +12,13 @@ namespace {
 bool is_16_bit_float(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
 bool has_cuda() {
-  // Asked for at every CUDA region; the driver's answer costs microseconds and does not change.
+  // Every CUDA region asks; the driver needs microseconds to answer, and the answer does not change.
   static const bool has_cuda = cuda_device_count() > 0;
   return has_cuda;
 }
 
-/// Whether the region may be enabled. The dtype comes before the device, so that a program which is wrong on
-/// a GPU is wrong on a machine without one too.
+/// Whether the region may be enabled. The dtype is checked before the device, so that a program which is
+/// wrong on a GPU also fails on a machine without one.
 bool validate_cuda(at::ScalarType dtype) {
   TORCH_CHECK_VALUE(
       is_16_bit_float(dtype), "Autocast(cuda, ", dtype,
@@ -70,7 +70,7 @@ Autocast::Autocast(at::DeviceType device_type, const AutocastOptions& options) :
   if (enabled_ && device_type == at::kCPU) enable_cpu_kernels_by_default();
   watches_kept_weights_ = enabled_ && kept_weights::begin_watch();
 
-  // Nothing below throws: the state is either entered whole or not at all.
+  // Nothing below throws: the state is entered either completely or not at all.
   at::autocast::increment_nesting();
   at::autocast::set_autocast_enabled(device_type, enabled_);
   at::autocast::set_autocast_dtype(device_type, dtype_);

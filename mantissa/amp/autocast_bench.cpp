@@ -1,4 +1,4 @@
-// What an autocast region costs.
+// Measures the cost of an autocast region.
 #include <benchmark/benchmark.h>
 
 #include "mantissa/amp/autocast.h"

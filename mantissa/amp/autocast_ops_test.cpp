@@ -1,5 +1,6 @@
-// Which operations autocast casts, and to what: the lists of spec 4.2 against the libtorch in use. What
-// parity with Python shows for Python's own lists (tests/parity/test_autocast.py), these show without it.
+// Which operations autocast casts, and to which dtype: the lists that torch documents, against the libtorch
+// in use. tests/parity/test_autocast.py compares the lists with Python's; these tests check them without
+// Python.
 #include <algorithm>
 #include <gmock/gmock.h>
 #include <iterator>
@@ -23,15 +24,15 @@ enum class Policy { kLow, kFloat32, kWidest };
 
 using Arguments = std::vector<c10::IValue>;
 
-/// An operation of the CPU's list with arguments for it: floating-point tensors are float32 here, and get the
-/// dtype that the policy must change.
+/// An operation of the CPU's list with arguments for it. Floating-point tensors are float32 here; the test
+/// gives them the dtype that the policy must change.
 struct Row {
   std::string name;
   Policy policy;
   Arguments arguments;
 };
 
-/// None: later releases of libtorch than 2.11 have no dimensions with names.
+/// Returns nullopt for an operation that this libtorch lacks: releases after 2.11 have no named dimensions.
 std::optional<c10::OperatorHandle> find_if_any(const std::string& name) {
   const auto dot = name.find('.');
   const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
@@ -44,7 +45,7 @@ c10::OperatorHandle find(const std::string& name) {
   return *op;
 }
 
-/// The tensors that `op` returns; arguments that are not given have their defaults.
+/// Returns the tensors that `op` returns. Arguments that are not given take their defaults.
 std::vector<at::Tensor> call(const c10::OperatorHandle& op, Arguments stack) {
   const auto& parameters = op.schema().arguments();
   for (size_t i = stack.size(); i < parameters.size(); ++i) {
@@ -76,7 +77,7 @@ const std::vector<Row>& rows() {
     using Ints = std::vector<int64_t>;
     using Tensors = std::vector<at::Tensor>;
     const auto v = torch::randn({4}), m = torch::randn({4, 4}), b = torch::randn({2, 4, 4});
-    // Exact in 16 bits, so that it is as symmetric and positive there.
+    // Exact in 16 bits, so that the matrix stays symmetric and positive definite there.
     const auto spd = torch::eye(4) * 4 + torch::ones({4, 4});
     const auto probabilities = torch::rand({4, 4}), signs = torch::ones({4}), one = torch::rand({1});
     const auto line = torch::randn({1, 2, 8}), image = torch::randn({1, 2, 6, 6});
@@ -235,10 +236,10 @@ const std::vector<Row>& rows() {
   return rows;
 }
 
-/// In the CPU's list, and not among the rows.
-const std::vector<std::string> kWithoutRow = {
+/// Operations of the CPU's list that have no row.
+const std::vector<std::string> kUntestedOperations = {
     "index_copy.dimname", "prod.dim_Dimname",  // names cannot be passed through a boxed call
-    "mkldnn_rnn_layer"};                       // Autocast.AC21_RecurrentLayers
+    "mkldnn_rnn_layer"};                       // tested in Autocast.AC21_RecurrentLayers
 
 const char* const kCudaList =
     "_convolution _convolution.deprecated _cudnn_rnn _scaled_dot_product_flash_attention "
@@ -268,10 +269,10 @@ std::set<std::string> registered(c10::DispatchKey key) {
   return names;
 }
 
-/// Added to a list after libtorch 2.11.
-constexpr const char* kOfLaterReleases[] = {"rms_norm", "linalg_matrix_sqrth"};
+/// Operations that were added to a list after libtorch 2.11.
+constexpr const char* kAddedAfter211[] = {"rms_norm", "linalg_matrix_sqrth"};
 
-/// Those that this libtorch has.
+/// Returns the names that this libtorch has.
 std::set<std::string> existing(const std::set<std::string>& names) {
   std::set<std::string> exist;
   for (const std::string& name : names)
@@ -279,7 +280,7 @@ std::set<std::string> existing(const std::set<std::string>& names) {
   return exist;
 }
 
-/// What is in `a` and not in `b`.
+/// Returns the names that are in `a` and not in `b`.
 std::set<std::string> without(const std::set<std::string>& a, const std::set<std::string>& b) {
   std::set<std::string> rest;
   std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::inserter(rest, rest.end()));
@@ -287,11 +288,11 @@ std::set<std::string> without(const std::set<std::string>& a, const std::set<std
 }
 
 TEST(AutocastOps, PE22_TheCpusListIsTheOneThatTheseTestsKnow) {
-  std::set<std::string> known(kWithoutRow.begin(), kWithoutRow.end());
+  std::set<std::string> known(kUntestedOperations.begin(), kUntestedOperations.end());
   for (const Row& row : rows()) known.insert(row.name);
   std::set<std::string> listed = registered(c10::DispatchKey::AutocastCPU);
-  for (const char* const later : kOfLaterReleases) listed.erase(later);
-  listed.erase("lstm.input");  // of our own kernels, where a test before has switched them on
+  for (const char* const later : kAddedAfter211) listed.erase(later);
+  listed.erase("lstm.input");  // registered by our own kernels, if an earlier test has enabled them
   EXPECT_THAT(without(listed, known), testing::IsEmpty());
   EXPECT_THAT(without(existing(known), listed), testing::IsEmpty());
   EXPECT_EQ(known.size(), 129u);
@@ -305,18 +306,18 @@ TEST(AutocastOps, PE22_CudasListIsTheOneOfTheSpecification) {
     known.erase("_cudnn_rnn");  // registered by libtorch's CUDA library, when that is loaded
   std::set<std::string> listed = registered(c10::DispatchKey::AutocastCUDA);
   EXPECT_THAT(without(existing(known), listed), testing::IsEmpty());
-  for (const char* const later : kOfLaterReleases) listed.erase(later);
+  for (const char* const later : kAddedAfter211) listed.erase(later);
   EXPECT_THAT(without(listed, known), testing::IsEmpty());
 }
 
 class AutocastOpsIn : public testing::TestWithParam<at::ScalarType> {};
 
-// Bit for bit: torch's own method of testing.
+// Compares bit for bit, as torch's own tests do.
 TEST_P(AutocastOpsIn, PE20_PE21_AC19_EachEqualsItsInputsCastByHand) {
   const at::ScalarType dtype = GetParam();
-  const Warnings silent;  // of deprecated operations that are in the list
+  const Warnings silent;  // silences warnings about deprecated operations in the list
   for (const Row& row : rows()) {
-    if (!find_if_any(row.name)) continue;  // cholesky, in libtorch 2.15
+    if (!find_if_any(row.name)) continue;  // libtorch 2.15 has no cholesky
     const auto op = find(row.name);
     const auto runs_in = row.policy == Policy::kLow ? dtype : at::kFloat;
     Arguments given = row.arguments;
@@ -329,7 +330,8 @@ TEST_P(AutocastOpsIn, PE20_PE21_AC19_EachEqualsItsInputsCastByHand) {
     const auto got = call(op, given);
     ASSERT_EQ(got.size(), want.size()) << row.name;
     ASSERT_FALSE(got.empty()) << row.name;
-    // LAPACK's least squares gives the last bit by where its arguments lie in memory, also without autocast.
+    // The last bit of LAPACK's least squares depends on where its arguments lie in memory, also without
+    // autocast.
     const double tolerance = row.name == "linalg_lstsq" ? 1e-5 : 0;
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(got[i].scalar_type(), want[i].scalar_type()) << row.name;
@@ -344,7 +346,7 @@ TEST_P(AutocastOpsIn, PE20_PE21_AC19_EachEqualsItsInputsCastByHand) {
   }
 }
 
-// Spec 4.2: on the CPU these are not lifted to float32 as on CUDA.
+// On the CPU these operations are not raised to float32, as they are on CUDA.
 TEST_P(AutocastOpsIn, PE20_WhatTheCpuLeavesInItsDtype) {
   const auto x = torch::rand({4, 4}).to(GetParam());
   const Autocast region(at::kCPU, {.dtype = GetParam()});
@@ -384,7 +386,7 @@ TEST_P(AutocastOpsIn, PE20_WhatTheCpuLeavesInItsDtype) {
 INSTANTIATE_TEST_SUITE_P(EachDtype, AutocastOpsIn, testing::Values(at::kBFloat16, at::kHalf),
                          [](const auto& info) { return toString(info.param); });
 
-// The kernel is in every build of libtorch, with or without a GPU.
+// Every build of libtorch has the kernel, with or without a GPU.
 TEST(AutocastOps, AC20_CudaRefusesBinaryCrossEntropyWithTheCure) {
   const auto x = torch::rand({3});
   torch::jit::Stack stack = {x, x, c10::IValue(), 1};
@@ -406,7 +408,7 @@ TEST(AutocastOps, PE20_CudasPolicies) {
   for (const at::Tensor& y : {at::softmax(low, 0), at::exp(low), at::pow(low, 2), at::sum(low), at::norm(low),
                               at::layer_norm(low, {4}), at::mse_loss(low, low), at::logsumexp(low, 0)})
     EXPECT_EQ(y.scalar_type(), at::kFloat);
-  EXPECT_EQ(at::softmax(low, 0, at::kDouble).scalar_type(), at::kDouble);  // AC-15
+  EXPECT_EQ(at::softmax(low, 0, at::kDouble).scalar_type(), at::kDouble);  // an explicit output dtype wins
   for (const at::Tensor& y : {at::dot(x[0], low[0]), at::atan2(x, low), at::addcmul(x, low, low)})
     EXPECT_EQ(y.scalar_type(), at::kFloat);
 }

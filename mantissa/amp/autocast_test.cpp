@@ -37,7 +37,7 @@ int nesting() {
 
 const State kOutside = {false, true, at::kBFloat16};
 
-/// Whatever a test does, nothing may be left behind.
+/// Checks that no test leaves any autocast state behind.
 class Autocast : public testing::Test {
  protected:
   void SetUp() override { torch::manual_seed(0); }
@@ -103,7 +103,7 @@ TEST_F(Autocast, AC04_DevicesWithoutAutocastAreRefused) {
   }
 }
 
-// libtorch itself computes in whatever it is told: an int region returns int products.
+// libtorch itself computes in any dtype that it is given: an int region returns int products.
 TEST_F(Autocast, AC05_DtypesThatLibtorchWouldComputeInAreRefused) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kInt, at::kBool, at::kComplexFloat}) {
     EXPECT_THROW(Region(at::kCUDA, {.dtype = dtype}), c10::ValueError) << dtype;
@@ -157,7 +157,7 @@ TEST_F(Autocast, AC10_AC12_CastsOnlyRealFloatsBelowFloat64) {
   EXPECT_EQ(cast_of(torch::ones({2, 2}, at::kDouble)), "CPUDoubleType");
   EXPECT_EQ(cast_of(torch::ones({2, 2}, at::kInt)), "CPUIntType");
   EXPECT_EQ(cast_of(torch::ones({2, 2}, at::kComplexFloat)), "CPUComplexFloatType");
-  const auto bce = at::binary_cross_entropy(torch::rand({3}), torch::rand({3}));  // AC-20: allowed on the CPU
+  const auto bce = at::binary_cross_entropy(torch::rand({3}), torch::rand({3}));  // allowed on the CPU
   EXPECT_EQ(bce.scalar_type(), at::kFloat);
 }
 
@@ -165,7 +165,7 @@ TEST_F(Autocast, AC13_WhatHasTheDtypeAlreadyIsNotCopied) {
   const Region region(at::kCPU);
   const auto low = torch::randn({4, 4}, at::kBFloat16).requires_grad_();
   EXPECT_TRUE(at::autocast::cached_cast(at::kBFloat16, low, at::kCPU).is_same(low));
-  // No cast between the product and the leaf.
+  // There is no cast between the product and the leaf.
   EXPECT_EQ(at::mm(low, torch::eye(4)).grad_fn()->next_edge(0).function->name(),
             "torch::autograd::AccumulateGrad");
 }
@@ -211,7 +211,7 @@ TEST_F(Autocast, AC21_RecurrentLayers) {
     EXPECT_EQ(std::get<0>(torch::nn::RNN(4, 3)(x)).sizes(), (std::vector<int64_t>{5, 2, 3}));
     EXPECT_EQ(torch::nn::GRUCell(4, 3)(x[0]).sizes(), (std::vector<int64_t>{2, 3}));
     EXPECT_EQ(std::get<0>(torch::nn::LSTMCell(4, 3)(x[0])).sizes(), (std::vector<int64_t>{2, 3}));
-    if (!ours) continue;  // libtorch's own LSTM hands oneDNN what it may not have
+    if (!ours) continue;  // libtorch's own LSTM passes dtypes to oneDNN that oneDNN may not support
     torch::nn::LSTM lstm(4, 3);
     const auto [y, states] = lstm(x);
     EXPECT_EQ(y.scalar_type(), dtype);
@@ -232,7 +232,7 @@ TEST_F(Autocast, AC19_EqualsCastingByHand) {
   EXPECT_TRUE(at::equal(at::mse_loss(y, torch::zeros({5, 3})), loss_by_hand));
 }
 
-// The cast of a cached weight is one autograd node, so its uses share it.
+// A cached cast of a weight is one autograd node, which all its uses share.
 at::Tensor cast_node_use(const at::Tensor& w) { return at::mm(w, torch::eye(4)); }
 
 const torch::autograd::Node* cast_node(const at::Tensor& product) {
@@ -253,7 +253,7 @@ TEST_F(Autocast, AC22_AC27_WeightsAreCastOncePerOutermostRegion) {
     EXPECT_NE(cast_node(first), cast_node(cast_node_use(w)));
   }
   const Region again(at::kCPU);
-  EXPECT_NE(cast_node(first), cast_node(cast_node_use(w)));  // leaving the outermost one does
+  EXPECT_NE(cast_node(first), cast_node(cast_node_use(w)));  // leaving the outermost one drops them
 }
 
 TEST_F(Autocast, AC23_CastsCachedWithoutGradStillCarryGradients) {
@@ -275,7 +275,7 @@ TEST_F(Autocast, AC23_CastsCachedWithoutGradStillCarryGradients) {
   }
 }
 
-// With libtorch's flags alone the fp16 product gets the cached bf16 weight and raises.
+// With libtorch's flags alone, the fp16 product would get the cached bf16 weight and throw.
 TEST_F(Autocast, AC24_AnInnerRegionOfAnotherDtypeGetsNoStaleCast) {
   const auto w = weight(), x = torch::randn({4, 4});
   const Region outer(at::kCPU);
@@ -305,7 +305,7 @@ TEST_F(Autocast, AC24_AfterAnExceptionInTheInnerRegion) {
   EXPECT_EQ(at::mm(x, w).scalar_type(), at::kBFloat16);
 }
 
-/// Libtorch's casts and products for the scope: ours keep no cast of a weight (MixedProducts.*).
+/// Uses libtorch's casts and products for the scope, because ours keep no cast of a weight (MixedProducts.*).
 class StockProducts {
  public:
   StockProducts() { mantissa::disable_cpu_kernels(); }
@@ -339,7 +339,7 @@ TEST_F(Autocast, AC26_PE12_TheCacheSumsGradientsInTheLowDtype) {
     at::Tensor sum;
     {
       const Region region(at::kCPU, {.cache_enabled = cache});
-      // 1 + 2^-9 is no bf16 number, as a sum of two gradients that are.
+      // 1 + 2^-9 is no bf16 number, but it is the sum of two gradients that are.
       const auto x = torch::full({1, 1}, 0x1p-9);
       sum = at::mm(torch::ones({1, 1}), w).to(at::kFloat) + at::mm(x, w).to(at::kFloat);
     }

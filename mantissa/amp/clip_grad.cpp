@@ -37,8 +37,8 @@ std::vector<at::Tensor> gradients_of(at::TensorList parameters) {
   return gradients;
 }
 
-/// By device and dtype, which the _foreach_ operations ask for; and by libtorch's own function, because the
-/// order of its groups is the order in which Python sums the norms.
+/// Groups gradients by device and dtype, as the _foreach_ operations require. It uses libtorch's own
+/// function, because the order of the groups is the order in which Python sums the norms.
 std::vector<std::vector<at::Tensor>> grouped(const std::vector<at::Tensor>& gradients) {
   const std::vector<std::optional<at::Tensor>> list(gradients.begin(), gradients.end());
   std::vector<std::vector<at::Tensor>> groups;
@@ -50,7 +50,7 @@ std::vector<std::vector<at::Tensor>> grouped(const std::vector<at::Tensor>& grad
   return groups;
 }
 
-/// 0-dim, on `device`.
+/// Returns the norm of all gradients, 0-dim, on `device`.
 at::Tensor total_norm(const std::vector<std::vector<at::Tensor>>& groups, double norm_type,
                       at::Device device) {
   std::vector<at::Tensor> norms;
@@ -63,7 +63,7 @@ at::Tensor clip_factor(const at::Tensor& total, double max_norm) {
   return ((total + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
 }
 
-/// Multiplies all gradients, also by 1: asking whether the factor is 1 would wait for the device.
+/// Multiplies all gradients, even by 1: a check whether the factor is 1 would wait for the device.
 void shrink(const std::vector<std::vector<at::Tensor>>& groups, const at::Tensor& factor) {
   for (const auto& group : groups) at::_foreach_mul_(group, factor.to(group.front().device()));
 }

@@ -40,7 +40,7 @@ void expect_bit_equal(const std::vector<at::Tensor>& a, const std::vector<at::Te
   }
 }
 
-// Powers of two only: for others libtorch's division and Python's product with the reciprocal round
+// Only powers of two: for other values libtorch's division and Python's product with the reciprocal round
 // differently.
 TEST(ClipGradNorm, CL08_EqualsLibtorchBitForBit) {
   for (const double norm_type : {1.0, 2.0, 3.0, 0.5, kInf}) {
@@ -58,19 +58,20 @@ TEST(ClipGradNorm, CL08_EqualsLibtorchBitForBit) {
   }
 }
 
-/// What Python's clip_grad_norm_ makes of a gradient, on this CPU: a division by the norm would round
+/// Returns what Python's clip_grad_norm_ makes of a gradient on this CPU. A division by the norm would round
 /// differently.
 at::Tensor clipped_by_python(const at::Tensor& gradient, const at::Tensor& total, double max_norm) {
   return gradient * ((total + 1e-6).reciprocal() * max_norm).clamp_max(1);
 }
 
-/// Whether `got` is `recorded`, up to two last places of `dtype`: another CPU's norm may end in other bits.
+/// Expects `got` to equal `recorded` up to two last places of `dtype`: the norm's last bits may differ on
+/// another CPU.
 void expect_near_recorded(double got, double recorded, at::ScalarType dtype) {
   const double last_place = dtype == at::kBFloat16 ? 0x1p-7 : dtype == at::kHalf ? 0x1p-10 : 0x1p-23;
   EXPECT_NEAR(got, recorded, 2 * last_place * std::abs(recorded)) << dtype;
 }
 
-// The numbers are what torch 2.11's Python printed for these gradients.
+// Python printed these numbers for these gradients, with torch 2.11.
 TEST(ClipGradNorm, CL01_CL02_PE13_RoundsAsPython) {
   struct Row {
     double norm_type, max_norm, total, first, second;

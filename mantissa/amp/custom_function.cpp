@@ -8,7 +8,7 @@
 namespace mantissa {
 namespace {
 
-// Under this key of ctx->saved_data: device type, enabled, dtype.
+// The key in ctx->saved_data; the value is device type, enabled, dtype.
 constexpr const char* kStateKey = "mantissa::CustomForward";
 
 std::vector<int64_t> saved_state(const torch::autograd::AutogradContext* ctx) {

@@ -15,13 +15,14 @@ struct AutogradContext;
 namespace mantissa {
 
 struct CustomForwardOptions {
-  /// Run forward and backward with autocast off, on inputs of this dtype; unset: as the region around it
-  /// says.
+  /// Runs forward and backward with autocast off, on inputs of this dtype. Unset: both follow the enclosing
+  /// region.
   std::optional<c10::ScalarType> cast_inputs = std::nullopt;
 };
 
-/// Put first into the forward() of a torch::autograd::Function that is used under autocast: torch's
-/// `@custom_fwd`. Notes the autocast state for CustomBackward, and makes the function's dtype its own choice:
+/// Construct it first in the forward() of a torch::autograd::Function that is used under autocast;
+/// corresponds to torch's `@custom_fwd`. It records the autocast state for CustomBackward and lets the
+/// function choose its own dtype:
 ///
 ///   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a_in, const at::Tensor& b_in) {
 ///     const CustomForward scope(ctx, at::kCPU, {.cast_inputs = at::kFloat});
@@ -30,21 +31,22 @@ struct CustomForwardOptions {
 ///     return a.mm(b);  // float32, also inside a bf16 region
 ///   }
 ///
-/// With cast_inputs inside an enabled region of `device_type`: inputs() casts, and autocast is off until the
-/// scope ends. With cast_inputs elsewhere: no cast and no change. Without: no cast, forward's operations
-/// follow the region. The gradient of an input that was cast is cast back by autograd.
+/// With cast_inputs inside an enabled region of `device_type`, inputs() casts and autocast is off until the
+/// scope ends. With cast_inputs anywhere else nothing is cast and nothing changes. Without cast_inputs
+/// nothing is cast, and forward's operations follow the region. Autograd casts the gradient of a cast input
+/// back.
 ///
 /// Errors:  c10::ValueError for a cast_inputs that is no floating-point dtype; c10::Error if the device has
 ///          no autocast.
-/// Source:  spec AC-34 to AC-37.
 /// Example: custom_function_test.cpp, CustomFunction.AC35_CastInputsRunsInFloat32WithAutocastOff
 class CustomForward {
  public:
   CustomForward(torch::autograd::AutogradContext* ctx, c10::DeviceType device_type,
                 const CustomForwardOptions& options = {});
 
-  /// The inputs as forward is to use them, in a tuple: tensors, and trees of tensors (see map_tensors). Cast
-  /// are floating-point tensors on `device_type` below float64; all others are passed through.
+  /// Returns the inputs that forward has to use, as a tuple of tensors and trees of tensors (see
+  /// map_tensors). Floating-point tensors on `device_type` below float64 are cast; all others are passed
+  /// through.
   template <typename... Trees>
   std::tuple<Trees...> inputs(const Trees&... trees) const {
     return {map_tensors(trees, [this](const at::Tensor& t) { return cast(t); })...};
@@ -58,11 +60,11 @@ class CustomForward {
   std::optional<Autocast> off_;
 };
 
-/// Put first into backward(): torch's `@custom_bwd`. Until the scope ends autocast is as forward's operations
-/// had it, whether backward() is called inside a region or not, and on autograd's own threads.
+/// Construct it first in backward(); corresponds to torch's `@custom_bwd`. Until the scope ends, autocast is
+/// in the state that forward's operations had, whether or not backward() is called inside a region, and also
+/// on autograd's own threads.
 ///
 /// Errors:  c10::Error if forward() made no CustomForward with this context.
-/// Source:  spec AC-33 to AC-35.
 class CustomBackward {
  public:
   explicit CustomBackward(const torch::autograd::AutogradContext* ctx);

@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What forward and backward saw, for the tests to look at.
+/// The state that forward and backward saw, for the tests to check.
 struct Seen {
   bool enabled = false;
   at::ScalarType dtype = at::kInt, a = at::kInt, product = at::kInt, gradient = at::kInt;
@@ -28,7 +28,7 @@ void note(Seen& seen) {
   seen.dtype = at::autocast::get_autocast_dtype(at::kCPU);
 }
 
-/// a * b, in float32 by its own choice or in the region's dtype.
+/// a * b, either in float32 by its own choice or in the region's dtype.
 template <bool kCasts>
 struct Product : torch::autograd::Function<Product<kCasts>> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a_in, const at::Tensor& b_in,
@@ -67,7 +67,7 @@ class CustomFunction : public testing::Test {
   at::Tensor a = torch::randn({3, 4}).requires_grad_(), b = torch::randn({4, 2}).requires_grad_();
 };
 
-/// No scope of ours: what the helpers are for.
+/// A function without our scopes, which shows why the helpers are needed.
 struct Bare : torch::autograd::Function<Bare> {
   static at::Tensor forward(AutogradContext* /*ctx*/, const at::Tensor& x) { return x.clone(); }
   static variable_list backward(AutogradContext* /*ctx*/, const variable_list& gradients) {
@@ -221,7 +221,7 @@ TEST_F(CustomFunction, WrongUseIsRefused) {
   expect_error([&] { CustomForward{&ctx, at::kMeta}; }, "unsupported autocast device type");
 }
 
-/// Computes `body` again in backward instead of keeping its intermediate results.
+/// Computes `body` again in backward instead of saving its intermediate results.
 struct Recomputed : torch::autograd::Function<Recomputed> {
   using Body = std::function<at::Tensor(const at::Tensor&)>;
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Body* body) {
@@ -250,7 +250,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
   }
 };
 
-// libtorch has no checkpointing in C++: current_autocast() is what one written by a user needs.
+// libtorch has no checkpointing in C++; a user who writes one needs current_autocast().
 TEST_F(CustomFunction, AC38_RecomputationReentersTheSavedState) {
   const auto w = torch::randn({4, 4}).requires_grad_();
   const Recomputed::Body body = [&](const at::Tensor& x) { return x.mm(w).relu().mm(w); };

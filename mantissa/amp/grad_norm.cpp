@@ -11,7 +11,7 @@
 namespace mantissa {
 namespace {
 
-/// As Python's str(float) for numbers of ordinary size: "2.0", "0.5", "inf".
+/// Formats numbers of ordinary size like Python's str(float): "2.0", "0.5", "inf".
 std::string python_float(double value) {
   std::array<char, 32> buffer{};
   const auto end = std::to_chars(buffer.begin(), buffer.end(), value).ptr;

@@ -27,7 +27,7 @@ namespace {
 constexpr double kMaxScale = std::numeric_limits<float>::max();
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();  // the trackers are int32
 
-/// Looks at every gradient before any is touched, so that a refused optimizer is left as it was.
+/// Checks every gradient before any is touched, so that a refused optimizer is left unchanged.
 void check_gradients(const torch::optim::Optimizer& optimizer, bool allow_fp16) {
   const bool divides = dynamic_cast<const StepSupportsAmpScaling*>(&optimizer) != nullptr;
   for (const auto& group : optimizer.param_groups()) {
@@ -114,7 +114,7 @@ at::Tensor GradScaler::scale_leaf(const at::Tensor& output, PerDevice& scales) {
 }
 
 void GradScaler::create_state(at::Device device) {
-  // Autograd keeps the scale for the backward pass, which it cannot for a tensor made in inference mode.
+  // Autograd saves the scale for the backward pass; it cannot save a tensor made in inference mode.
   const c10::InferenceMode no_inference(false);
   scale_.value = at::full({}, options_.init_scale, at::TensorOptions(device).dtype(at::kFloat));
   scale_.growth_tracker = at::full({}, init_growth_tracker_, scale_.value.options().dtype(at::kInt));
@@ -139,13 +139,13 @@ void GradScaler::check_initialized(const char* function) const {
 
 GradientRecord* GradScaler::find_record(const torch::optim::Optimizer& optimizer) const {
   for (const auto& record : records_)
-    if (record->is_of(optimizer)) return record.get();
+    if (record->belongs_to(optimizer)) return record.get();
   return nullptr;
 }
 
 GradientRecord& GradScaler::record_of(const torch::optim::Optimizer& optimizer) {
   if (GradientRecord* record = find_record(optimizer)) return *record;
-  // Another optimizer may have lain at this address, and others may have died with their parameters.
+  // Another optimizer may have had this address, and others may have died with their parameters.
   std::erase_if(records_,
                 [&](const auto& record) { return record->optimizer == &optimizer || record->is_dead(); });
   return *records_.emplace_back(std::make_shared<GradientRecord>(optimizer));
@@ -186,8 +186,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
       record.stage != GradientStage::kChecked,
       "GradScaler::unscale_: unscale_() is being called after the scaler clipped fp16 gradients, which stay "
       "scaled until the optimizer's step; call it before clipping, or not at all");
-  // torch's float32(1 / float64(scale)) by fewer operations: a quotient of two float32 that is rounded to
-  // float64 first comes out the same (53 >= 2 * 24 + 2 bits).
+  // Equals torch's float32(1 / float64(scale)) with fewer operations: a quotient of two float32 numbers is
+  // the same if it is rounded to float64 first (53 >= 2 * 24 + 2 bits).
   const at::Tensor inv_scale = scale_.value.reciprocal();
   record.found_inf = check_and_unscale(optimizer, inv_scale, options_.allow_fp16_gradients);
   record.stage = GradientStage::kUnscaled;
@@ -233,12 +233,13 @@ void GradScaler::begin_backward() {
   if (!is_enabled()) return;
   bool one_waits = false;
   for (const auto& record : records_) {
-    if (!record->waits()) continue;
+    if (!record->awaits_step()) continue;
     const GradientFingerprint now = record->gradients();
     if (record->before_backward.empty()) record->before_backward = now;
-    // The loop has left out an optimizer whose gradients were written anew, or are gone with its parameters.
-    if (record->is_dead() || !(record->before_backward == now)) record->begin_iteration();
-    one_waits = one_waits || record->waits();
+    // The loop has left out an optimizer if its gradients were written again, or are gone with its
+    // parameters.
+    if (record->is_dead() || !(record->before_backward == now)) record->reset_iteration();
+    one_waits = one_waits || record->awaits_step();
   }
   if (update_is_due() && !one_waits) update();
 }
@@ -246,18 +247,18 @@ void GradScaler::begin_backward() {
 void GradScaler::begin_step(const torch::optim::Optimizer& optimizer) {
   GradientRecord* const record = is_enabled() ? find_record(optimizer) : nullptr;
   if (!record) return;
-  if (record->waits() && gradient_stage(optimizer) == GradientStage::kScaled) record->begin_iteration();
+  if (record->awaits_step() && gradient_stage(optimizer) == GradientStage::kScaled) record->reset_iteration();
   if (record->stage == GradientStage::kStepped) end_iteration();
 }
 
 GradientStage GradScaler::gradient_stage(const torch::optim::Optimizer& optimizer) const {
   const GradientRecord* record = find_record(optimizer);
-  if (!record || (record->stepped.empty() && !record->waits())) return GradientStage::kScaled;
+  if (!record || (record->stepped.empty() && !record->awaits_step())) return GradientStage::kScaled;
   const GradientFingerprint now = record->gradients();
   if (record->stepped == now) return GradientStage::kStepped;
-  // Other optimizers' backward passes leave gradients that wait for their step alone.
+  // Other optimizers' backward passes do not change gradients that wait for their step.
   const bool are_those = record->before_backward.empty() || record->before_backward == now;
-  return record->waits() && are_those ? record->stage : GradientStage::kScaled;
+  return record->awaits_step() && are_those ? record->stage : GradientStage::kScaled;
 }
 
 bool GradScaler::update_is_due() const {
@@ -266,13 +267,13 @@ bool GradScaler::update_is_due() const {
 }
 
 void GradScaler::abandon_iteration() {
-  for (const auto& record : records_) record->begin_iteration();
+  for (const auto& record : records_) record->reset_iteration();
 }
 
 void GradScaler::end_iteration() {
   if (!is_enabled()) return;
   for (const auto& record : records_)
-    if (record->waits()) record->begin_iteration();
+    if (record->awaits_step()) record->reset_iteration();
   if (update_is_due()) update();
 }
 
@@ -291,10 +292,10 @@ std::string GradScaler::nonfinite_gradients(const GradientRecord& record) const 
 
 StepResult GradScaler::last_step(const torch::optim::Optimizer& optimizer) const {
   for (const auto& record : records_) {
-    if (!record->is_of(optimizer) || !record->step_found_inf.defined()) continue;
+    if (!record->belongs_to(optimizer) || !record->step_found_inf.defined()) continue;
     const auto first_nonfinite = [weak = std::weak_ptr(record), name = options_.parameter_name] {
       const auto alive = weak.lock();
-      // Later gradients say nothing about that step.
+      // Gradients of a later backward pass say nothing about that step.
       if (!alive || !(alive->stepped == alive->gradients())) return std::string();
       for (const auto& named : alive->named_parameters(name))
         if (!find_nonfinite_gradients({named}).empty()) return named.first;
@@ -334,7 +335,7 @@ void GradScaler::check(torch::optim::Optimizer& optimizer, GradientRecord& recor
 
 at::Tensor GradScaler::divisor(const StepSupportsAmpScaling& scaling, const GradientRecord& record) const {
   at::Tensor divisor = scale_.value;
-  // A scale that the caller has set stays in force: the gradients carry both.
+  // A grad_scale that the caller has set stays in force: the gradients carry both scales.
   if (scaling.grad_scale.defined()) divisor = divisor * scaling.grad_scale;
   if (record.clip_divisor.defined()) divisor = divisor * record.clip_divisor;
   return divisor;
@@ -349,7 +350,7 @@ void GradScaler::step_self_unscaling(torch::optim::Optimizer& optimizer, StepSup
       scaling.found_inf.reset();
     }
   };
-  // Also when the optimizer throws: a stale scale would divide the next step's gradients again.
+  // Clears also when the optimizer throws: a stale scale would divide the next step's gradients again.
   const Clear clear{scaling};
   TORCH_CHECK(record.stage != GradientStage::kUnscaled || !record.found_inf.empty() ||
                   gradient_groups(optimizer).empty(),
@@ -407,7 +408,7 @@ void GradScaler::move(const Scale& scale, const at::Tensor& found_inf) const {
   bound(scale.value);
 }
 
-// All on the device: asking whether there was an overflow would wait for it.
+// Everything stays on the device: asking whether there was an overflow would wait for it.
 void GradScaler::apply_hysteresis(const Scale& scale, const at::Tensor& before,
                                   const at::Tensor& found_inf) const {
   const at::Tensor overflowed = found_inf != 0;
@@ -453,7 +454,7 @@ void GradScaler::update(const at::Tensor& new_scale) {
 }
 
 void GradScaler::forget(const torch::optim::Optimizer& optimizer) {
-  if (GradientRecord* record = find_record(optimizer)) record->begin_iteration();
+  if (GradientRecord* record = find_record(optimizer)) record->reset_iteration();
 }
 
 at::Tensor GradScaler::found_inf(const torch::optim::Optimizer& optimizer) const {

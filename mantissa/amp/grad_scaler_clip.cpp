@@ -1,4 +1,4 @@
-// Clipping with a scaler: of unscaled gradients, or of scaled ones whose optimizer divides in its step.
+// Clipping with a scaler: of unscaled gradients, or of scaled ones whose optimizer divides inside its step.
 #include <cmath>
 #include <optional>
 #include <vector>
@@ -29,11 +29,11 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
   return all;
 }
 
-/// The joint norm of the gradients divided by `divisor`, in float32 or wider whatever their dtype; on the
-/// first gradient's device.
+/// Returns the joint norm of the gradients divided by `divisor`, on the first gradient's device. It is
+/// computed in float32 or wider, whatever the gradients' dtype.
 at::Tensor total_norm(const std::vector<GradientGroup>& groups, double norm_type, const at::Tensor& divisor) {
-  // Up to the square, sums of powers of scaled fp16 values fit in float32. For other orders divided values
-  // are summed up; the order 0 counts them, whatever the scale.
+  // For orders up to 2, sums of powers of scaled fp16 values fit in float32. For other orders the values are
+  // divided before they are summed; order 0 counts them, whatever the scale.
   const bool fits = (norm_type >= 1 && norm_type <= 2) || norm_type == HUGE_VAL;
   std::vector<at::Tensor> norms;
   for (const auto& group : groups) {
@@ -62,7 +62,7 @@ StepSupportsAmpScaling* GradScaler::unscale_or_check(torch::optim::Optimizer& op
   if (record.stage == GradientStage::kUnscaled) return nullptr;
   auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer);
   if (record.stage == GradientStage::kScaled && scaling != nullptr && has_fp16_gradients(optimizer)) {
-    // Now, since clipping may hide an inf: a clamp makes it finite.
+    // Check now: clipping may hide an inf, because a clamp makes it finite.
     check(optimizer, record);
     record.stage = GradientStage::kChecked;
   }
@@ -95,9 +95,9 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
   }
   const at::NoGradGuard no_grad;
   GradientRecord& record = record_of(optimizer);
-  // The divisor is inf after clipping to the norm 0; times a value of 0, that is nan.
+  // After clipping to the norm 0 the divisor is inf; multiplied by a value of 0 it gives nan.
   const at::Tensor limit = (divisor(*scaling, record) * clip_value).nan_to_num_(0.0);
-  // Overflowed gradients keep their infinities, for a look at them; this step is dropped anyway.
+  // Overflowed gradients keep their infinities, so that they can be inspected; this step is skipped anyway.
   if (!record.found_inf.empty()) limit.masked_fill_(sum_on_scale_device(record.found_inf) != 0, HUGE_VAL);
   for (const auto& group : gradient_groups(optimizer)) {
     const at::Tensor high = on_device(limit, group.device), low = -high;

@@ -75,14 +75,14 @@ TEST(GradScaler, GS16_Fp16GradientsAreUnscaledInPlaceWhereThatIsAllowed) {
   SGD optimizer({p, full}, 1.0);
   EXPECT_EQ(scaler.clip_grad_norm_(optimizer, 100.0).item<float>(), std::sqrt(5.f));
   EXPECT_EQ(p.grad()[0].item<float>(), 1.f);
-  EXPECT_EQ(p.grad()[1].item<float>(), 0x1p-24f);  // the last there is
+  EXPECT_EQ(p.grad()[1].item<float>(), 0x1p-24f);  // the smallest fp16 value
   EXPECT_TRUE(scaler.step(optimizer));
   scaler.update();
   p.mutable_grad() = torch::tensor({kInf, 1.f}).to(at::kHalf);
   EXPECT_FALSE(scaler.step(optimizer));
 }
 
-// 2^-30 is far below fp16, 2^-14 of the scaled gradient is not.
+// 2^-30 is far below fp16; the scaled gradient, 2^-14, is not.
 TEST(GradScaler, GS46_AStepThatDividesKeepsWhatFp16Loses) {
   const float scaled = 0x1p-14f;
   const auto folded = with_grad({scaled}, at::kHalf), in_place = with_grad({scaled}, at::kHalf);
@@ -99,7 +99,7 @@ TEST(GradScaler, GS46_AStepThatDividesKeepsWhatFp16Loses) {
 TEST(GradScaler, GS46_ScaledFp16GradientsAreClippedByNorm) {
   for (const double norm_type : {1.0, 2.0, static_cast<double>(kInf)}) {
     auto scaler = used_scaler();
-    // In the loss's units (3, 4) * 2^-25: zero in fp16.
+    // In the loss's units these are (3, 4) * 2^-25, which is zero in fp16.
     const auto h = with_grad({3 * 0x1p-9f}, at::kHalf), s = with_grad({4 * 0x1p-9f}, at::kHalf);
     const auto plain = torch::tensor({3 * 0x1p-25, 4 * 0x1p-25}, at::kDouble);
     KernelSgd fused({h, s}, 0x1p24);
@@ -115,7 +115,7 @@ TEST(GradScaler, GS46_ScaledFp16GradientsAreClippedByNorm) {
   }
 }
 
-// (0.25 * 65536)^10 is beyond float32, as a negative power of it is below.
+// (0.25 * 65536)^10 is beyond float32, and the negative power is below it.
 TEST(GradScaler, ScaledFp16GradientsAreClippedByAnyOrderOfNorm) {
   for (const double norm_type : {10.0, -10.0, 3.0, 0.0, -static_cast<double>(kInf)}) {
     auto scaler = used_scaler();
@@ -218,7 +218,8 @@ TEST(GradScaler, CL09_AClampedInfOfScaledGradientsIsStillSkipped) {
   }
 }
 
-// Each in the units in which the one before has left the gradients, and a caller's own scale counts.
+// Each call uses the units in which the previous one has left the gradients, and the caller's own scale
+// counts.
 TEST(GradScaler, ScaledClippingComposes) {
   auto scaler = used_scaler({.init_scale = 4.0});
   const auto p = with_grad({24.f, 32.f}, at::kHalf), mixed = with_grad({0.f});
@@ -227,7 +228,7 @@ TEST(GradScaler, ScaledClippingComposes) {
   EXPECT_EQ(scaler.clip_grad_norm_(fused, 2.5).item<float>(), 5.f);
   EXPECT_NEAR(scaler.clip_grad_norm_(fused, 1.25).item<float>(), 2.5f, 1e-5);
   scaler.clip_grad_value_(fused, 0.9);
-  EXPECT_NEAR(p.grad()[1].item<float>() / 32.f, 0.9, 1e-3);  // was 1 of 1.25
+  EXPECT_NEAR(p.grad()[1].item<float>() / 32.f, 0.9, 1e-3);  // it was 1 after clipping to 1.25
   EXPECT_NEAR(scaler.clip_grad_norm_(fused, kInf).item<float>(), std::hypot(0.75f, 0.9f), 1e-3);
   scaler.step(fused);
   EXPECT_NEAR(p[0].item<float>(), 1 - 0.75, 1e-3);
@@ -235,7 +236,7 @@ TEST(GradScaler, ScaledClippingComposes) {
   scaler.update();
 
   set_grad(p, 8.f);
-  scaler.clip_grad_norm_(fused, 0.0);  // divides by inf from here
+  scaler.clip_grad_norm_(fused, 0.0);  // the step now divides by inf
   scaler.clip_grad_value_(fused, 0.0);
   const auto before = p.detach().clone();
   scaler.step(fused);

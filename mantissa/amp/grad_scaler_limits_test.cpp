@@ -73,7 +73,7 @@ TEST(GradScaler, GS37_FloorAndCeilingHoldHoweverTheScaleIsSet) {
   GradScaler lazy(at::kCPU), floorless(at::kCPU, {.min_scale = 0.0});
   expect_error<c10::ValueError>([&] { lazy.load_state_dict(state); }, "start anew without its state");
   EXPECT_EQ(lazy.get_scale(), 65536.0);
-  floorless.load_state_dict(state);  // torch's, after an underflow
+  floorless.load_state_dict(state);  // a scale of 0, as torch's scaler has it after an underflow
   EXPECT_EQ(floorless.get_scale(), 0.0);
 }
 
@@ -145,12 +145,12 @@ TEST(GradScaler, GS49_StatesWithAndWithoutHysteresisAreReadByBoth) {
   EXPECT_EQ(plain.state_dict().size(), 5u);
   hysteresis.load_state_dict(plain.state_dict());
   EXPECT_EQ(hysteresis.state_dict().at("_hysteresis_tracker").toLong(), 2);  // full
-  state["_hysteresis_tracker"] = 7;  // of a scaler with more: no more than this one tolerates
+  state["_hysteresis_tracker"] = 7;  // from a scaler that tolerates more; clamped
   hysteresis.load_state_dict(state);
   EXPECT_EQ(hysteresis.state_dict().at("_hysteresis_tracker").toLong(), 2);
   state["_hysteresis_tracker"] = -1;
   expect_error<c10::ValueError>([&] { hysteresis.load_state_dict(state); }, "must be an integer from 0");
-  plain.load_state_dict(state);  // not its key
+  plain.load_state_dict(state);  // plain has no such key and ignores it
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ double read_number(const GradScalerState& state, const std::string& key) {
 
 int64_t read_integer(const GradScalerState& state, const std::string& key, int64_t min, int64_t max) {
   const double number = read_number(state, key);
-  // Written so that a JSON reader which knows only floating-point numbers is understood.
+  // A whole number in floating point is accepted too: some JSON readers know only floating-point numbers.
   TORCH_CHECK_VALUE(number == std::floor(number) && number >= static_cast<double>(min) &&
                         number <= static_cast<double>(max),
                     "GradScaler::load_state_dict: '", key, "' must be an integer from ", min, " to ", max,

@@ -90,8 +90,8 @@ TEST(GradScaler, GS50_WrongStatesChangeNothing) {
     }
     expect_unchanged();
     state = good;
-    state["growth_interval"] = 9.0;  // from a reader that knows only floating-point numbers
-    state["hysteresis"] = 1;         // of a later version
+    state["growth_interval"] = 9.0;  // as from a reader that knows only floating-point numbers
+    state["hysteresis"] = 1;         // as from a later version
     scaler.load_state_dict(state);
     EXPECT_EQ(scaler.get_growth_interval(), 9);
     EXPECT_EQ(scaler.get_scale(), 4.0);
@@ -104,7 +104,7 @@ TEST(GradScaler, GS51_GS52_LoadingKeepsTheIterationsState) {
   const auto p = with_grad({8.f});
   SGD optimizer({p}, 1.0);
   scaler.unscale_(optimizer);
-  auto state = scaler.state_dict();  // allowed in mid-iteration, and holds the scale before update()
+  auto state = scaler.state_dict();  // allowed in mid-iteration; it holds the scale before update()
   EXPECT_EQ(state.at("scale").toDouble(), 8.0);
   state["scale"] = 2.0;
   scaler.load_state_dict(state);

@@ -1,8 +1,9 @@
-// What the scaler adds to a whole training step on the CPU: the 8x8-digits convnet of models/convnet.h by its
-// functions (this room knows no models), batch 32, SGD. Steps with and without a scaler take turns, so that
-// the machine's drift hits both, and share one training: two of the same kind, each with its own memory, were
-// seen to differ by 1 %. Timed is the processor time of the one thread, which other programs disturb less;
-// the counter is the median of the ratios of neighbours.
+// Measures what the scaler adds to a whole training step on the CPU: the 8x8-digits convnet of
+// models/convnet.h, written with plain functions (this room knows no models), batch 32, SGD. Steps with and
+// without a scaler alternate, so that the machine's drift hits both, and they share one training: two
+// separate trainings, each with its own memory, differed by 1 %. The benchmark times the processor time of
+// the one thread, which other programs disturb less; the counter is the median of the ratios of neighbouring
+// steps.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <vector>
@@ -35,7 +36,7 @@ struct Training {
         optimizer(parameters, torch::optim::SGDOptions(0.01)) {}
 
   static at::Tensor weight(at::IntArrayRef sizes) {
-    // Multiples of 2^-10 below 0.1: the same in both trainings, whatever came before.
+    // Multiples of 2^-10 below 0.1, which are the same in both trainings, whatever came before.
     int64_t numel = 1;
     for (const int64_t size : sizes) numel *= size;
     std::vector<float> values(numel);
@@ -68,7 +69,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Argument: 1 for fp16 under autocast, which is what a scaler is for; 0 for float32, the shorter step.
+/// Argument: 1 for fp16 under autocast, the scaler's purpose; 0 for float32, the shorter step.
 void BM_ScalerInConvnetStep(benchmark::State& state) {
   const bool half = state.range(0) != 0;
   at::set_num_threads(1);
@@ -80,7 +81,7 @@ void BM_ScalerInConvnetStep(benchmark::State& state) {
     with.step(images, labels, half, on);
     without.step(images, labels, half, off);
   }
-  // In float32 a scale that is a power of two changes no bit.
+  // In float32 a power-of-two scale changes no bit.
   if (!half && !at::equal(with.parameters[4], without.parameters[4])) {
     state.SkipWithError("the trainings differ");
     return;

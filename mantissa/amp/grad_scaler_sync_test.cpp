@@ -1,4 +1,4 @@
-// What waits for a device, and what a CUDA graph can hold.
+// Which calls wait for a device, and what a CUDA graph can capture.
 #include <functional>
 #include <string>
 #include <vector>
@@ -61,9 +61,9 @@ TEST(GradScaler, GS54_OnlyStepReadsFromTheDevice) {
   EXPECT_EQ(reads.count(), 2);
 }
 
-/// One iteration of all that a training loop may do: two losses accumulated, two optimizers, of fp32
-/// gradients and of fp16 ones, which are clipped while scaled. SGD, because the CPU's fused AdamW itself
-/// reads its step counters with item(); the one for CUDA does not.
+/// One iteration of everything that a training loop may do: two accumulated losses and two optimizers, one
+/// with fp32 gradients and one with fp16 gradients, which are clipped while scaled. It uses SGD, because the
+/// CPU's fused AdamW itself reads its step counters with item(); the one for CUDA does not.
 struct Iteration {
   explicit Iteration(at::Device device, int64_t hysteresis_steps = 2)
       : scaler(device, {.init_scale = 8.0, .growth_interval = 2, .hysteresis_steps = hysteresis_steps}),
@@ -101,7 +101,7 @@ TEST(GradScaler, GS45_GS54_AnIterationOfSelfUnscalingOptimizersReadsNothing) {
     Iteration iteration(at::kCPU, hysteresis_steps);
     iteration.run();
     const auto before = iteration.w.detach().clone();
-    // Overflows are dropped without being looked at either.
+    // Overflowed steps are skipped without a host read either.
     for (const float input : {1.f, kInf, kInf, kNan, 1.f}) {
       iteration.x.fill_(input);
       HostReads reads;
@@ -116,7 +116,7 @@ TEST(GradScaler, GS45_GS54_AnIterationOfSelfUnscalingOptimizersReadsNothing) {
   }
 }
 
-/// Where the arguments of one operator lie, in every call of this scope.
+/// Records the addresses of one operator's arguments, for every call in this scope.
 class Addresses {
  public:
   explicit Addresses(std::string op) {
@@ -146,7 +146,7 @@ class Addresses {
   at::CallbackHandle handle_;
 };
 
-// A captured graph writes where these tensors lay at capture.
+// A captured graph writes to the addresses that these tensors had at capture.
 TEST(GradScaler, ScaleAndTrackersKeepTheirMemory) {
   Iteration iteration(at::kCPU);
   iteration.run();

@@ -134,7 +134,7 @@ TEST(GradScaler, GS12_TreesKeepTheirStructure) {
   EXPECT_EQ(scaler.scale({one, one})[1].item<float>(), 2.f);
   EXPECT_EQ(scaler.scale(std::optional<at::Tensor>()), std::nullopt);
   expect_error<c10::ValueError>([&] { scaler.scale(at::Tensor()); }, "undefined");
-  // "must be a Tensor or an iterable of Tensors", said by the compiler.
+  // The compiler itself says "must be a Tensor or an iterable of Tensors".
   static_assert(Scalable<std::map<int, std::tuple<at::Tensor, at::Tensor>>>);
   static_assert(!Scalable<std::string> && !Scalable<std::vector<float>> &&
                 !Scalable<std::pair<at::Tensor, int>>);
@@ -178,7 +178,7 @@ TEST(GradScaler, GS15_UnscalesByTheRoundedReciprocal) {
   const float inv = static_cast<float>(1.0 / 3.0);
   EXPECT_EQ(single.grad().item<float>(), 7.f * inv);
   EXPECT_EQ(reduced.grad().item<float>(), static_cast<float>(c10::BFloat16(7.f * inv)));
-  EXPECT_EQ(exact.grad().item<double>(), 7.0 * inv);  // float32's reciprocal in float64 gradients too
+  EXPECT_EQ(exact.grad().item<double>(), 7.0 * inv);  // float64 gradients also use float32's reciprocal
 }
 
 TEST(GradScaler, GS15_TheReciprocalIsFloat64sRounded) {
@@ -205,7 +205,7 @@ TEST(GradScaler, GS16_Fp16AndComplexGradientsAreRefusedBeforeAnyChange) {
   EXPECT_EQ(fine.grad().item<float>(), 8.f);
   expect_error<c10::ValueError>([&] { scaler.step(optimizer); }, "Attempting to unscale FP16 gradients");
   half.mutable_grad().reset();
-  EXPECT_TRUE(scaler.step(optimizer));  // still ready
+  EXPECT_TRUE(scaler.step(optimizer));  // the failed call has not marked the optimizer as stepped
   SGD complex(
       {with_grad({8.f}), parameter(torch::ones({1}, at::kComplexFloat), torch::ones({1}, at::kComplexFloat))},
       1.0);
@@ -245,7 +245,7 @@ TEST(GradScaler, GS21_GS27_AnyNonFiniteGradientSkipsTheStep) {
     SGD optimizer({a, b}, torch::optim::SGDOptions(1.0).momentum(0.9));
     EXPECT_FALSE(scaler.step(optimizer));
     EXPECT_EQ(scaler.found_inf(optimizer).item<float>(), 1.f);
-    EXPECT_EQ(a.grad()[0].item<float>(), 1.f);  // the others are unscaled all the same
+    EXPECT_EQ(a.grad()[0].item<float>(), 1.f);  // finite values are unscaled all the same
     EXPECT_EQ(a.grad()[2].item<float>(), 2.f);
     EXPECT_EQ(b.grad().item<float>(), 4.f);
     EXPECT_FALSE(std::isfinite(a.grad()[1].item<float>()));
@@ -309,7 +309,7 @@ TEST(GradScaler, GS26_SparseGradients) {
   scaler.update();
   EXPECT_EQ(p[0].item<float>(), -4.f);
 
-  p.mutable_grad() = sparse({3e38f, 3e38f});  // overflows in float32 only when summed: missed
+  p.mutable_grad() = sparse({3e38f, 3e38f});  // overflows in float32 only when summed: not detected
   scaler.unscale_(optimizer);
   EXPECT_EQ(scaler.found_inf(optimizer).item<float>(), 0.f);
 }
@@ -337,7 +337,7 @@ TEST(GradScaler, GS30_GS31_GS40_OptimizersAreIndependentAndShareOneScale) {
   scaler.update();
   EXPECT_EQ(scaler.get_scale(), 4.0);  // once, for two overflows
   set_grad(pa, 4.f);
-  EXPECT_TRUE(scaler.step(a));  // b took no part: fine
+  EXPECT_TRUE(scaler.step(a));  // b took no part, which is allowed
   scaler.update();
   EXPECT_EQ(scaler.get_scale(), 8.0);
 }
@@ -442,7 +442,7 @@ TEST(GradScaler, GS39_AnIntervalBelowTheTrackerIsMissedUntilTheNextReset) {
   EXPECT_EQ(scaler.get_growth_tracker(), 12);
   iterate(scaler, optimizer, kInf);
   for (int i = 0; i < 3; ++i) iterate(scaler, optimizer, 1);
-  EXPECT_EQ(scaler.get_scale(), 8.0);  // 4 and back
+  EXPECT_EQ(scaler.get_scale(), 8.0);  // down to 4 and back
 }
 
 TEST(GradScaler, GS41_AccumulationEqualsUnscaledAccumulation) {

@@ -20,22 +20,23 @@ struct GradientHook::Registered {
 
 namespace {
 
-/// What stands in libtorch's one place: the hook that was there before, and ours.
+/// Holds libtorch's one place for a hook: the hook that was there before, and ours.
 struct Shared final : PostAccumulateGradHook {
   void operator()(const at::Tensor& parameter) override {
     if (before) (*before)(parameter);
     for (const auto& call : calls) (*call.second)(parameter);
   }
   std::unique_ptr<PostAccumulateGradHook> before;
-  /// By order, the latest first: what moves a gradient takes it over from what moved it before.
+  /// By order, the latest first: a hook that moves a gradient takes it from the hooks that were added before
+  /// it.
   std::vector<std::pair<GradientHookOrder, const GradientHook::Call*>> calls;
 };
 
-std::unique_ptr<PostAccumulateGradHook>& place_of(const at::Tensor& parameter) {
+std::unique_ptr<PostAccumulateGradHook>& hook_slot(const at::Tensor& parameter) {
   return torch::autograd::impl::post_acc_grad_hooks(parameter);
 }
 
-Shared* shared_of(const at::Tensor& parameter) { return dynamic_cast<Shared*>(place_of(parameter).get()); }
+Shared* shared_of(const at::Tensor& parameter) { return dynamic_cast<Shared*>(hook_slot(parameter).get()); }
 
 }  // namespace
 
@@ -48,7 +49,7 @@ GradientHook::GradientHook(const at::Tensor& parameter, GradientHookOrder order,
   if (!shared) {
     auto made = std::make_unique<Shared>();
     shared = made.get();
-    std::unique_ptr<PostAccumulateGradHook>& place = place_of(parameter);
+    std::unique_ptr<PostAccumulateGradHook>& place = hook_slot(parameter);
     made->before = std::move(place);
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(made));
   }
@@ -70,7 +71,7 @@ GradientHook& GradientHook::operator=(GradientHook&& other) noexcept {
 void GradientHook::remove() {
   if (!registered_) return;
   const auto registered = std::exchange(registered_, nullptr);
-  // Somebody may have put a hook of their own into the place since: then ours is gone already.
+  // If somebody else has set a hook since, ours is already gone.
   Shared* const shared = shared_of(registered->parameter);
   if (!shared) return;
   std::erase_if(shared->calls, [&](const auto& each) { return each.second == &registered->call; });

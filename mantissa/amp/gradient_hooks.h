@@ -7,20 +7,20 @@
 
 namespace mantissa {
 
-/// Which hooks of a parameter run first. Of hooks with the same place in the order the latest runs first; to those
-/// that follow, a gradient that it has moved away is undefined.
+/// The order in which the hooks of one parameter run. Among hooks with the same value, the one added last
+/// runs first. After a hook has moved the gradient away, later hooks see an undefined gradient.
 enum class GradientHookOrder {
   kMove,   ///< takes the gradient to where the optimizer finds it, for example to a master weight
   kReduce  ///< sends it to other processes
 };
 
 /// Calls a function after each gradient that a backward pass accumulates into a parameter, until the handle
-/// is destroyed. libtorch has room for one such hook a parameter; these share it, and a hook that was there
-/// before is called first and stays behind.
+/// is destroyed. libtorch has room for one such hook per parameter; all handles share it. A hook that was
+/// there before is called first and remains when the handles are gone.
 ///
 /// Threads: make and destroy handles between backward passes; the function is called on the thread that
 ///          accumulates.
-/// Errors:  c10::ValueError for a tensor that is no leaf, which accumulates nothing.
+/// Errors:  c10::ValueError for a tensor that is not a leaf: nothing is accumulated into it.
 /// Example: gradient_hooks_test.cpp, GradientHook.RunsInOrderBesideOthers
 class GradientHook {
  public:
@@ -37,7 +37,7 @@ class GradientHook {
   struct Registered;
   void remove();
 
-  std::shared_ptr<Registered> registered_;  ///< null of a handle that was moved from
+  std::shared_ptr<Registered> registered_;  ///< null after a move
 };
 
 }  // namespace mantissa

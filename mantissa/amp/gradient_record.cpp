@@ -35,9 +35,9 @@ GradientRecord::GradientRecord(const torch::optim::Optimizer& of) : optimizer(&o
   }
 }
 
-bool GradientRecord::is_of(const torch::optim::Optimizer& other) const {
+bool GradientRecord::belongs_to(const torch::optim::Optimizer& other) const {
   if (optimizer != &other || count_parameters(other) < parameters_.size()) return false;
-  // Groups may have been added since.
+  // Groups may have been added since the record was made.
   return std::all_of(parameters_.begin(), parameters_.end(), [&](const Parameter& parameter) {
     const auto& groups = other.param_groups();
     return parameter.group < groups.size() && parameter.number < groups[parameter.group].params().size() &&
@@ -71,7 +71,7 @@ std::vector<std::pair<std::string, at::Tensor>> GradientRecord::named_parameters
   return named;
 }
 
-void GradientRecord::begin_iteration() {
+void GradientRecord::reset_iteration() {
   stage = GradientStage::kScaled;
   found_inf.clear();
   clip_divisor.reset();

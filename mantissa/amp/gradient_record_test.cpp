@@ -7,7 +7,7 @@
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/gradient_record_internal.h"
 
-// What a scaler knows of an optimizer's gradients where the loop does not say where an iteration ends.
+// What a scaler knows about an optimizer's gradients if the loop does not say where an iteration ends.
 namespace mantissa::gradient_record_test {
 namespace {
 
@@ -17,7 +17,7 @@ struct Net {
   torch::optim::SGD sgd;
 };
 
-/// A scaler at 4 that doubles after every clean iteration.
+/// A scaler that starts at 4 and doubles after every clean iteration.
 GradScaler scaler() { return GradScaler(at::kCPU, {.init_scale = 4, .growth_interval = 1}); }
 
 void backward(GradScaler& scaler, const at::Tensor& loss) {
@@ -131,11 +131,11 @@ TEST(GradientRecord, KnowsItsOptimizerFromAnotherAtItsAddress) {
   const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
   std::optional<torch::optim::SGD> sgd(std::in_place, std::vector<at::Tensor>{a}, 0.5);
   const GradientRecord record(*sgd);
-  EXPECT_TRUE(record.is_of(*sgd));
+  EXPECT_TRUE(record.belongs_to(*sgd));
   sgd->add_param_group(torch::optim::OptimizerParamGroup({b}));
-  EXPECT_TRUE(record.is_of(*sgd)) << "with a group more it is the same";
+  EXPECT_TRUE(record.belongs_to(*sgd)) << "with a group more it is the same";
   sgd.emplace(std::vector<at::Tensor>{b}, 0.5);
-  EXPECT_FALSE(record.is_of(*sgd));
+  EXPECT_FALSE(record.belongs_to(*sgd));
   EXPECT_FALSE(record.is_dead());
 }
 

@@ -13,8 +13,7 @@ std::vector<GradientGroup> gradient_groups(const torch::optim::Optimizer& optimi
     for (const at::Tensor& parameter : param_group.params()) {
       at::Tensor& gradient = parameter.mutable_grad();
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      // Duplicate indices are summed when the optimizer coalesces; fp16 is the dtype where that sum
-      // overflows.
+      // The optimizer sums duplicate indices when it coalesces; in fp16 that sum can overflow.
       if (gradient.is_sparse() && gradient.scalar_type() == at::kHalf) gradient = gradient.coalesce();
       const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
       auto group = groups.begin();

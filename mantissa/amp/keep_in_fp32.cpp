@@ -20,18 +20,20 @@
 #include "mantissa/core/suggest.h"
 #include "mantissa/core/weak_map.h"
 
-// How it works. A C++ module has no hooks and its forward() is not virtual, so the one place that sees every
-// use of a weight is the dispatcher. While weights are kept, an enabled Autocast region adds one key above
-// autocast's to the thread's key set. Under this key stand kernels for the operations below, and for all
-// others a fall-through, which the dispatcher skips without a call. The kernel looks whether an argument is a
-// kept weight: if not, the operation goes on to autocast; if so, it runs in float32 with autocast off.
+// How it works. A C++ module has no hooks and its forward() is not virtual, so the dispatcher is the one
+// place that sees every use of a weight. While weights are kept, an enabled Autocast region adds one key
+// above autocast's to the thread's key set. Under this key there are kernels for the operations below; for
+// all others there is a fall-through, which the dispatcher skips without a call. The kernel checks whether an
+// argument is a kept weight. If not, the operation continues to autocast; if so, it runs in float32 with
+// autocast off.
 //
-// The tensors themselves carry no mark: keys and meta data on a tensor are lost when set_data() moves it to
-// another device, and show in printing and saving. The set of TensorImpls, which set_data() keeps, does not.
+// The tensors themselves carry no mark: keys and metadata on a tensor are lost when set_data() moves it to
+// another device, and they would show in printing and saving. The registry holds TensorImpls instead, which
+// set_data() keeps.
 namespace mantissa {
 namespace {
 
-// Meant for modes outside of libtorch's core, and used by nothing in it.
+// This key is meant for modes outside of libtorch's core, and nothing in libtorch uses it.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
 using WeakWeight = WeakKey<at::Tensor>::Weak;
@@ -75,8 +77,8 @@ class Registry {
 
   bool empty() const { return size_ == 0; }
 
-  /// Forgets weights that have died and finds the others' present storages, which set_data() may have
-  /// changed.
+  /// Forgets weights that have been destroyed and looks up the current storages of the others, which
+  /// set_data() may have changed.
   void refresh() {
     const std::unique_lock lock(mutex_);
     weights_.erase_expired();
@@ -120,7 +122,7 @@ bool is_kept(const at::Tensor& tensor) {
          at::autocast::is_autocast_enabled(tensor.device().type()) && registry().contains(tensor);
 }
 
-/// The device of a kept weight among the arguments, if autocast is enabled there.
+/// Returns the device of a kept weight among the arguments, if autocast is enabled there.
 std::optional<at::DeviceType> kept_device(c10::ArrayRef<c10::IValue> arguments) {
   for (const c10::IValue& argument : arguments) {
     if (argument.isTensor() && is_kept(argument.toTensor())) return argument.toTensor().device().type();
@@ -150,7 +152,7 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
   op.callBoxed(stack);
 }
 
-/// Operations on weights that autocast leaves alone, and whose parts it would lower.
+/// Operations on weights that autocast does not list, but whose parts it would lower.
 bool is_unlisted(const std::string& name) {
   static const std::set<std::string> names = {"aten::batch_norm",    "aten::embedding_bag", "aten::gru",
                                               "aten::instance_norm", "aten::lstm",          "aten::rms_norm",
@@ -158,14 +160,14 @@ bool is_unlisted(const std::string& name) {
   return names.contains(name);
 }
 
-/// At the first weight that is kept, so that programs which keep none have no kernel of ours in the
+/// Registers the kernels when the first weight is kept. Programs that keep none have no kernel of ours in the
 /// dispatcher.
 void register_kernels() {
   static const auto* libraries = [] {
     const auto library = [](const char* name) {
       return torch::Library(torch::Library::IMPL, name, kKey, __FILE__, __LINE__);
     };
-    // Never destroyed, as the dispatcher may be gone before static objects are.
+    // Never destroyed, because the dispatcher may be gone before static objects are.
     auto* list = new std::vector<torch::Library>;
     list->push_back(library("_"));
     list->back().fallback(torch::CppFunction::makeFallthrough());
@@ -211,7 +213,7 @@ bool matches(std::string_view pattern, std::string_view text) {
          matches(pattern.substr(1), text.substr(1));
 }
 
-/// "a.b.weight" is called by "a", "a.b" and its own name.
+/// Returns the names that select "a.b.weight": "a", "a.b" and its own name.
 std::vector<std::string> names_for(const std::string& name) {
   std::vector<std::string> names;
   for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1))

@@ -17,46 +17,47 @@ class Module;
 
 namespace mantissa {
 
-/// From the next Autocast region on, every operation that takes one of `module`'s weights runs in float32
-/// inside the region, with its 16-bit inputs cast up. Neither the module nor the code that calls it changes:
-/// the weight decides, wherever it is used. Returns how many weights (parameters, and buffers such as running
-/// statistics) are kept; other operations and other weights run as ever.
+/// Marks `module`'s weights: from the next Autocast region on, every operation inside a region that takes one
+/// of them runs in float32, with its 16-bit inputs cast up. Neither the module nor the code that calls it
+/// changes; the weight decides, wherever it is used. Returns how many weights (parameters, and buffers such
+/// as running statistics) are kept. Other operations and other weights run as before.
 ///
 /// Which:    all operations of autocast's lists for CPU and CUDA (linear, products, convolutions, layer and
-///           group norm, cells, ...), batch, instance and RMS norm, LSTM, GRU, RNN. Recognised are the
-///           weight, its views (t(), a slice) and its detach(), also after an optimizer's step,
-///           Module::to(device) and load. The result is float32; the next product outside the module lowers
-///           it again.
+///           group norm, cells, ...), and batch, instance and RMS norm, LSTM, GRU and RNN. A weight is
+///           recognised by itself, through its views (t(), a slice) and through detach(), also after an
+///           optimizer step, Module::to(device) and loading. The result is float32; the next product outside
+///           the module casts it down again.
 /// Not:      operations without a weight (softmax, activations, losses, the q*k and p*v products of
-///           attention): use in_fp32(). A tensor computed from a weight (its clone, Module::clone(), weight
-///           normalisation) is another tensor: mark the clone again. Regions opened by at::autocast's flags
-///           instead of Autocast. A backward pass run inside a region, which torch advises against, lowers
-///           what does not touch a kept weight.
+///           attention): use in_fp32() for them. A tensor that is computed from a weight (its clone,
+///           Module::clone(), weight normalisation) is a different tensor: mark the clone again. Regions that
+///           are opened through at::autocast's flags instead of Autocast do not recognise kept weights. A
+///           backward pass inside a region, which torch advises against, casts operations down if they do not
+///           touch a kept weight.
 /// Tied:     a weight that two modules share is kept in both.
-/// Memory:   no copy of anything; 16-bit inputs get a float32 cast, which backward saves in their place.
-/// Speed:    nothing while no weight is kept; else one look-up per tensor argument of those operations,
+/// Memory:   no copies of weights. 16-bit inputs get a float32 cast, which backward saves instead of them.
+/// Speed:    no cost while no weight is kept; otherwise one look-up per tensor argument of those operations,
 ///           inside regions.
-/// Threads:  safe from any thread; a region that is open already need not see a new mark.
-/// Saving:   nothing is stored in the tensors: files, printing and types are stock, and a loaded model is
-///           marked again by the program.
+/// Threads:  safe from any thread; a region that is already open may miss a new mark.
+/// Saving:   nothing is stored in the tensors, so files, printing and types do not change. After loading a
+///           model, the program has to mark it again.
 /// Errors:   c10::ValueError if `module` has no floating-point weight.
 /// Example:  keep_in_fp32_test.cpp, KeepInFp32.HeadRunsInFloat32InsideARegion
 size_t keep_in_fp32(torch::nn::Module& module);
 
-/// The same for the weights under `root` that `pattern` names: a weight is kept if the pattern is the name of
-/// the weight, or of a module that it is in, as named_parameters() and named_modules() write them. `*` stands
-/// for any text, dots included, `?` for one character: "head", "layers.*.norm", "*.bias".
+/// Marks the weights under `root` that `pattern` selects: a weight is kept if the pattern matches its name or
+/// the name of a module that contains it, as named_parameters() and named_modules() write them. `*` stands
+/// for any text, dots included, and `?` for one character: "head", "layers.*.norm", "*.bias".
 ///
-/// Errors: c10::ValueError, with the nearest name, if nothing matches.
+/// Errors: c10::ValueError, which suggests the nearest name, if nothing matches.
 size_t keep_in_fp32(torch::nn::Module& root, const std::string& pattern);
 
-/// Undoes keep_in_fp32() for all of `module`'s weights; returns how many were kept.
+/// Undoes keep_in_fp32() for all of `module`'s weights; returns how many of them had been kept.
 size_t undo_keep_in_fp32(torch::nn::Module& module);
 
-/// Autocast switched off for CPU and CUDA until the scope ends: operations run in the dtypes they are given.
-/// For a float32 island in a forward pass; in_fp32() is this and the casts.
+/// Switches autocast off for CPU and CUDA until the scope ends: operations run in the dtypes they are given.
+/// Use it for a float32 island in a forward pass; in_fp32() also makes the casts.
 ///
-/// Threads: this thread's own state, as Autocast's.
+/// Threads: the state belongs to this thread, as with Autocast.
 class Fp32Region {
  public:
   Fp32Region();
@@ -65,13 +66,14 @@ class Fp32Region {
   std::optional<Autocast> cpu_, cuda_;  // empty where autocast is off anyway
 };
 
-/// f(inputs...) in an Fp32Region, the inputs' float16 and bfloat16 tensors cast to float32, in trees of
-/// tensors too (see map_tensors). The casts carry gradients. For what has no weight to mark, and for a module
-/// with float32 weights called once: `in_fp32([&](const at::Tensor& x) { return at::softmax(x, -1); },
-/// scores)`.
+/// Calls f(inputs...) in an Fp32Region, with the inputs' float16 and bfloat16 tensors cast to float32, also
+/// inside trees of tensors (see map_tensors). The casts carry gradients. Use it where there is no weight to
+/// mark, or for one call of a module with float32 weights:
 ///
-/// Numerics: float64, integers and masks keep their dtype. Casts outside of regions too, so a loss is
-///           computed in float32 in the "16-true" and "bf16-true" modes as well.
+///     in_fp32([&](const at::Tensor& x) { return at::softmax(x, -1); }, scores)
+///
+/// Numerics: float64, integers and masks keep their dtype. It casts outside of regions too, so that a loss is
+///           also computed in float32 in the "16-true" and "bf16-true" modes.
 template <typename F, typename... Inputs>
 auto in_fp32(F&& f, const Inputs&... inputs) {
   const auto cast = [](const at::Tensor& t) {

@@ -83,7 +83,7 @@ TEST_F(KeepInFp32, CastsOfUnmarkedWeightsAreStillCached) {
   EXPECT_EQ(first.grad_fn()->next_edge(0).function.get(), cast());
 }
 
-// torch::nn::Linear multiplies by a transpose of its weight, by another operation for each case.
+// torch::nn::Linear multiplies by a transpose of its weight, with a different operation for each case.
 TEST_F(KeepInFp32, LinearOfEveryShapeWithAndWithoutBias) {
   for (const bool bias : {true, false}) {
     torch::nn::Linear layer(torch::nn::LinearOptions(8, 4).bias(bias));
@@ -111,7 +111,7 @@ TEST_F(KeepInFp32, ProductsWrittenByHandWithTheWeightAndItsViews) {
                               at::matmul(x, w.slice(0, 1, 3).t()), at::matmul(x, w.detach()),
                               at::matmul(x, w.view({2, 2, 4})[1].t()), at::cat({x[0], w})})
     EXPECT_EQ(y.scalar_type(), at::kFloat);
-  // Another tensor, if computed from it.
+  // A tensor that is computed from the weight is a different tensor.
   EXPECT_EQ(at::matmul(x, w * 2).scalar_type(), at::kBFloat16);
   EXPECT_EQ(at::matmul(x, w.clone()).scalar_type(), at::kBFloat16);
 }
@@ -152,7 +152,7 @@ TEST_F(KeepInFp32, NormsEmbeddingsAndOtherLayersWithWeights) {
   check(nn::InstanceNorm1d(nn::InstanceNorm1dOptions(4).affine(true)), low(torch::randn({3, 4, 8})));
   check(nn::BatchNorm1d(8), low(torch::randn({3, 8})));
   check(nn::BatchNorm1d(nn::BatchNorm1dOptions(8).affine(false)),
-        low(torch::randn({3, 8})));  // by its buffers
+        low(torch::randn({3, 8})));  // recognised by its buffers
   check(nn::PReLU(), low(torch::randn({3, 8})));
   check(nn::Embedding(5, 8), torch::tensor({1, 4}));
   check(nn::EmbeddingBag(5, 8), torch::tensor({{1, 4}, {0, 2}}));
@@ -187,7 +187,8 @@ TEST_F(KeepInFp32, RecurrentLayersRunWholeInFloat32) {
   EXPECT_EQ(std::get<0>(cell(low(x[0]))).scalar_type(), at::kFloat);
 }
 
-// The projections have weights; what lies between them has none, and is documented as out of reach.
+// The projections have weights. The operations between them have none; the documentation says that they are
+// not reached.
 TEST_F(KeepInFp32, AttentionsProjectionsAreFloat32) {
   torch::nn::MultiheadAttention attention(8, 2);
   const auto x = torch::randn({5, 1, 8});
@@ -197,7 +198,7 @@ TEST_F(KeepInFp32, AttentionsProjectionsAreFloat32) {
     const auto [y, weights] = attention(x, x, x);
     EXPECT_EQ(y.scalar_type(), at::kFloat);
     EXPECT_EQ(at::linear(low(x), attention->in_proj_weight.slice(0, 0, 8)).scalar_type(), at::kFloat);
-    // In the whole: an island.
+    // As a float32 island, the whole layer runs in float32.
     const auto [exact, exact_weights] =
         in_fp32([&](const at::Tensor& t) { return attention(t, t, t); }, low(x));
     EXPECT_EQ(exact_weights.scalar_type(), at::kFloat);
@@ -332,7 +333,7 @@ TEST_F(KeepInFp32, FollowsOptimizerStepsSetDataAndConversion) {
   optimizer.step();
   EXPECT_EQ(dtype(), at::kFloat);
   layer->to(at::kDouble);
-  layer->to(at::kFloat);  // twice a new storage under the same parameter
+  layer->to(at::kFloat);  // gives the same parameter a new storage twice
   EXPECT_EQ(dtype(), at::kFloat);
   layer->weight.set_data(torch::zeros({4, 8}));
   EXPECT_EQ(dtype(), at::kFloat);
@@ -368,7 +369,7 @@ TEST_F(KeepInFp32, TiedWeightsAreKeptInBothPlaces) {
   }
 }
 
-// Flat buffers put many weights into one storage: only the marked one's bytes are kept.
+// Flat buffers put many weights into one storage; only the bytes of the marked weight are kept.
 TEST_F(KeepInFp32, NeighboursInOneStorageAreNotKept) {
   torch::nn::Linear a(8, 4), b(8, 4);
   const auto flat = torch::randn({64});
@@ -390,7 +391,7 @@ TEST_F(KeepInFp32, PatternsNameWeightsAndModules) {
   EXPECT_EQ(undo_keep_in_fp32(*net), 6u);
   EXPECT_EQ(keep_in_fp32(*net, "head.*"), 2u);
   EXPECT_EQ(undo_keep_in_fp32(*net), 2u);
-  const char* pattern = "body.weight";  // and no conversion to bool gets in the way
+  const char* pattern = "body.weight";  // a char pointer must not convert to bool
   EXPECT_EQ(keep_in_fp32(*net, pattern), 1u);
   const Autocast region(at::kCPU);
   EXPECT_EQ(net->body(torch::ones({1, 8})).scalar_type(), at::kFloat);
@@ -459,7 +460,7 @@ TEST_F(KeepInFp32, EveryThreadsRegionsSeeIt) {
     threads.emplace_back([&] {
       for (int n = 0; n < 50; ++n) {
         torch::nn::Linear own(8, 4);
-        keep_in_fp32(*own);  // marks come and go while others look
+        keep_in_fp32(*own);  // marks come and go while other threads look
         const Autocast region(at::kCPU);
         wrong += !at::equal(kept(x), want);
         wrong += own(x).scalar_type() != at::kFloat;

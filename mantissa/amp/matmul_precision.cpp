@@ -18,11 +18,12 @@ const std::vector<std::string>& precision_names() {
   return names;
 }
 
-/// The backend's own setting for `op`, "none" if it takes its parent's: what writing back restores.
-std::string own_setting(Float32Backend backend, Float32Op op) {
+/// Returns the backend's own setting for `op`, or "none" if it inherits its parent's: writing it back
+/// restores the setting.
+std::string restorable_setting(Float32Backend backend, Float32Op op) {
   const auto& context = at::globalContext();
   const auto precision = context.float32Precision(backend, op);
-  // Reading resolves inheritance. A value equal to the parent's is written back as inherited, which reads the
+  // Reading resolves inheritance, so a value that equals the parent's is restored as inherited. It reads the
   // same.
   const auto parent = context.float32Precision(backend, Float32Op::ALL);
   return at::precision2str(precision == parent ? at::Float32Precision::NONE : precision);
@@ -62,8 +63,8 @@ std::string get_float32_matmul_precision() {
 
 Float32MatmulPrecisionGuard::Float32MatmulPrecisionGuard(const std::string& precision)
     : previous_(get_float32_matmul_precision()),
-      previous_cuda_(own_setting(Float32Backend::CUDA, Float32Op::MATMUL)),
-      previous_mkldnn_(own_setting(Float32Backend::MKLDNN, Float32Op::MATMUL)) {
+      previous_cuda_(restorable_setting(Float32Backend::CUDA, Float32Op::MATMUL)),
+      previous_mkldnn_(restorable_setting(Float32Backend::MKLDNN, Float32Op::MATMUL)) {
   set_float32_matmul_precision(precision);
 }
 
@@ -82,8 +83,8 @@ bool tf32_convolutions() {
 
 Tf32ConvolutionsGuard::Tf32ConvolutionsGuard(bool allow)
     : previous_(at::globalContext().allowTF32CuDNN()),
-      previous_conv_(own_setting(Float32Backend::CUDA, Float32Op::CONV)),
-      previous_rnn_(own_setting(Float32Backend::CUDA, Float32Op::RNN)) {
+      previous_conv_(restorable_setting(Float32Backend::CUDA, Float32Op::CONV)),
+      previous_rnn_(restorable_setting(Float32Backend::CUDA, Float32Op::RNN)) {
   set_tf32_convolutions(allow);
 }
 

@@ -4,28 +4,29 @@
 
 namespace mantissa {
 
-/// How exactly float32 matrix products are computed, for the whole process; results stay float32.
-/// "highest": float32. "high": TF32 on GPUs that have it (Ampere and newer), 10 explicit mantissa bits,
-/// several times as fast. "medium": as "high", and oneDNN may use bf16 on CPUs. Convolutions are not touched:
-/// see set_tf32_convolutions(). On other devices, such as CPUs without AMX, the setting changes nothing.
+/// Sets how exactly float32 matrix products are computed, for the whole process; results stay float32.
+/// "highest": float32. "high": TF32 on GPUs that have it (Ampere and newer), with 10 explicit mantissa bits,
+/// several times as fast. "medium": as "high", and oneDNN may use bf16 on CPUs. Convolutions do not follow it
+/// (see set_tf32_convolutions()). On other devices, such as CPUs without AMX, the setting changes nothing.
 ///
 /// Threads: one setting for all threads.
-/// Errors:  c10::ValueError for any other name, upper case included, where torch only warns (MP-2).
-/// Source:  spec section 5.
+/// Errors:  c10::ValueError for any other name, upper case included, for which torch only warns.
+/// Source:  torch.set_float32_matmul_precision.
 void set_float32_matmul_precision(const std::string& precision);
 
-/// Errors: c10::ValueError for a name that set_float32_matmul_precision() does not take.
+/// Errors: c10::ValueError for a name that set_float32_matmul_precision() does not accept.
 void check_float32_matmul_precision(const std::string& precision);
 
-/// "highest" (the default), "high" or "medium".
-/// Errors: c10::Error from libtorch if the setting was changed through its per-backend interface to something
-///         that has no name here.
+/// Returns "highest" (the default), "high" or "medium".
+/// Errors: c10::Error from libtorch if its per-backend interface has changed the setting to a value without a
+///         name here.
 std::string get_float32_matmul_precision();
 
-/// set_float32_matmul_precision() until the scope ends, also by an exception.
+/// Calls set_float32_matmul_precision() and restores the setting when the scope ends, also after an
+/// exception.
 ///
-/// Threads: the setting is one for the process: do not overlap guards in different threads.
-/// Errors:  as the two functions above, before anything is changed.
+/// Threads: the setting belongs to the process: do not overlap guards in different threads.
+/// Errors:  those of the two functions above, before anything is changed.
 class Float32MatmulPrecisionGuard {
  public:
   explicit Float32MatmulPrecisionGuard(const std::string& precision);
@@ -40,22 +41,22 @@ class Float32MatmulPrecisionGuard {
   std::string previous_mkldnn_;
 };
 
-/// Whether CUDA's convolutions and recurrent layers (cuDNN) compute float32 in TF32, for the whole process;
-/// on from the start, unlike matrix products. Off: in float32, unless libtorch's setting for all of CUDA says
-/// tf32.
+/// Sets whether CUDA's convolutions and recurrent layers (cuDNN) compute float32 in TF32, for the whole
+/// process. Unlike for matrix products, the default is on. If off, they compute in float32, unless libtorch's
+/// setting for all of CUDA says tf32.
 ///
 /// Threads: one setting for all threads.
-/// Source:  spec MP-3; torch.backends.cudnn.allow_tf32.
+/// Source:  torch.backends.cudnn.allow_tf32.
 void set_tf32_convolutions(bool allow);
 
 /// Whether convolutions use TF32 now.
 bool tf32_convolutions();
 
-/// set_tf32_convolutions() until the scope ends, also by an exception.
+/// Calls set_tf32_convolutions() and restores the setting when the scope ends, also after an exception.
 ///
 /// Threads: as Float32MatmulPrecisionGuard.
-/// Errors:  c10::Error from libtorch, before anything is changed, if convolutions and recurrent layers were
-///          set apart through its per-operation interface.
+/// Errors:  c10::Error from libtorch, before anything is changed, if its per-operation interface has given
+///          convolutions and recurrent layers different settings.
 class Tf32ConvolutionsGuard {
  public:
   explicit Tf32ConvolutionsGuard(bool allow);
@@ -65,7 +66,7 @@ class Tf32ConvolutionsGuard {
 
  private:
   bool previous_;
-  // As text, for the reason above; off may be "ieee" or inherited.
+  // Stored as text, for the reason above; "off" may be "ieee" or inherited.
   std::string previous_conv_;
   std::string previous_rnn_;
 };

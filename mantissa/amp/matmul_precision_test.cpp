@@ -26,7 +26,7 @@ TEST(MatmulPrecision, MP01_StartsAtHighestWithNothingSet) {
   EXPECT_EQ(setting(Float32Backend::MKLDNN), Float32Precision::NONE);
 }
 
-// The variable is read once, when libtorch starts: only a new process sees it.
+// libtorch reads the variable once, when it starts, so only a new process sees it.
 TEST(MatmulPrecisionDeathTest, MP01_TheEnvironmentStartsAtHigh) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", 1);
@@ -78,7 +78,7 @@ TEST(MatmulPrecision, MP03_ConvolutionsKeepTheirSetting) {
   }
 }
 
-/// libtorch's per-backend settings, put back to what a new process has.
+/// Restores libtorch's per-backend settings to those of a new process.
 struct Settings {
   at::Context& context = at::globalContext();
   void set(Float32Backend backend, Float32Op op, Float32Precision precision) {
@@ -137,8 +137,8 @@ TEST(MatmulPrecision, MP08_HighIsInertWithoutHardwareForIt) {
   const auto a = torch::randn({64, 64}), b = torch::randn({64, 64});
   const auto image = torch::randn({1, 2, 8, 8}), kernel = torch::randn({3, 2, 3, 3});
   const auto product = a.mm(b), convolved = at::conv2d(image, kernel);
-  // Where the CPU has tiles of fp16, oneDNN takes float32 products for "high" in TF32; where it has AVX-512,
-  // it is asked for "medium", and may round otherwise than MKL even if it then multiplies in float32.
+  // Where the CPU has fp16 tiles, oneDNN runs float32 products in TF32 for "high". Where it has AVX-512,
+  // oneDNN runs them for "medium"; it may round differently from MKL even if it multiplies in float32.
   std::vector<std::string> inert;
   if (!hardware_cpu_features().has(CpuFeature::kAmxFp16)) inert.push_back("high");
   if (!hardware_cpu_features().includes(features_of(CpuTier::kAvx512))) inert.push_back("medium");
@@ -210,7 +210,8 @@ TEST(MatmulPrecisionGuard, RestoresWhenTheBodyThrowsAndWhenNested) {
   } catch (const std::runtime_error&) {
   }
   EXPECT_EQ(get_float32_matmul_precision(), "highest");
-  // "never set", not "set to highest": a later generic setting must still reach both backends.
+  // The state must be "never set", not "set to highest": a later generic setting must still reach both
+  // backends.
   EXPECT_EQ(setting(Float32Backend::CUDA), Float32Precision::NONE);
   EXPECT_EQ(setting(Float32Backend::MKLDNN), Float32Precision::NONE);
 }

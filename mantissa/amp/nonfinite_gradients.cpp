@@ -16,7 +16,7 @@ std::vector<NonfiniteGradient> find_nonfinite_gradients(
     const std::vector<std::pair<std::string, at::Tensor>>& named_parameters) {
   const at::NoGradGuard no_grad;
   struct Counts {
-    std::vector<size_t> owners;  // which parameter each pair of counts is of
+    std::vector<size_t> owners;  // the parameter that each pair of counts belongs to
     std::vector<at::Tensor> tensors;
   };
   std::map<std::string, Counts> by_device;

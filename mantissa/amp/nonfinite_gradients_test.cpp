@@ -58,7 +58,7 @@ TEST(NonfiniteGradients, ReadsOnceForADevice) {
                                                                  {"b", with_grad({kNan})}};
   HostReads reads;
   EXPECT_EQ(find_nonfinite_gradients(named).size(), 2u);
-  EXPECT_EQ(reads.count(), 0);  // none by item(): one copy
+  EXPECT_EQ(reads.count(), 0);  // no item() calls: one copy
 }
 
 TEST(GradScaler, WarnsOfStepsSkippedInARowAndNamesTheParameters) {
@@ -69,7 +69,7 @@ TEST(GradScaler, WarnsOfStepsSkippedInARowAndNamesTheParameters) {
   Warnings warnings;
   for (int i = 0; i < 7; ++i) {
     EXPECT_FALSE(scaler.step(optimizer));
-    EXPECT_TRUE(scaler.step(other));  // another's steps do not end the row
+    EXPECT_TRUE(scaler.step(other));  // another optimizer's steps do not end the row
     scaler.update();
     EXPECT_EQ(warnings.texts.size(), static_cast<size_t>((i + 1) / 3)) << i;
   }
@@ -106,7 +106,7 @@ TEST(GradScaler, TheWarningTakesTheCallersNamesAndReadsOnlyThen) {
   EXPECT_THAT(warnings.texts[0], Not(HasSubstr("group")));
 }
 
-// A norm of nan makes every gradient nan, and clamping makes an inf finite.
+// A norm of nan makes every gradient nan, and clamping makes inf finite.
 TEST(GradScaler, TheWarningNamesTheGradientsAsTheyWereBeforeClipping) {
   for (const bool by_norm : {false, true}) {
     auto scaler = used_scaler({.warn_after_skips = 2});
@@ -118,7 +118,7 @@ TEST(GradScaler, TheWarningNamesTheGradientsAsTheyWereBeforeClipping) {
       set_grad(bad, kInf);
       HostReads reads;
       scaler.unscale_(optimizer);
-      EXPECT_EQ(reads.count() > 0, i % 2 == 1) << i;  // only where a warning may come
+      EXPECT_EQ(reads.count() > 0, i % 2 == 1) << i;  // only if a warning may follow
       if (by_norm) {
         clip_grad_norm_({good, bad}, 1.0);
       } else {

@@ -11,10 +11,11 @@
 namespace mantissa {
 namespace {
 
-/// Beyond which flags are summed on the device, so that a run that never asks does not collect them.
-constexpr size_t kMostUnread = 1024;
+/// Above this number the flags are summed on the device, so that a run which never asks does not collect
+/// them.
+constexpr size_t kMaxUnread = 1024;
 
-/// The value of a flag in the host's own memory; unset for one on a device.
+/// Returns the value of a flag in host memory; unset for a flag on a device.
 std::optional<bool> host_value(const at::Tensor& flag) {
   if (!flag.is_cpu() || flag.scalar_type() != at::kFloat) return std::nullopt;
   return *flag.const_data_ptr<float>() != 0;
@@ -35,7 +36,7 @@ std::string_view to_string(SkipCause cause) {
 }
 
 struct StepResult::Pending {
-  at::Tensor found_inf;  ///< undefined once it was read
+  at::Tensor found_inf;  ///< undefined once it has been read
   std::function<std::string()> first_nonfinite;
   SkipCause cause = SkipCause::kNone;
   std::string first_nonfinite_parameter = {};
@@ -50,7 +51,7 @@ StepResult::StepResult(at::Tensor found_inf, std::function<std::string()> first_
   const std::optional<bool> skipped = host_value(found_inf);
   if (!skipped) {
     pending_ = std::make_shared<Pending>(Pending{std::move(found_inf), std::move(first_nonfinite)});
-  } else if (*skipped) {  // what lies in the host's memory is known without waiting
+  } else if (*skipped) {  // a flag in host memory is known without waiting
     cause_ = SkipCause::kNonFiniteGradients;
     if (first_nonfinite) first_nonfinite_parameter_ = first_nonfinite();
   }
@@ -86,7 +87,7 @@ void SkippedSteps::add(const StepResult& step) {
     return;
   }
   unread_.push_back(step.found_inf());
-  if (unread_.size() >= kMostUnread) sum_up();
+  if (unread_.size() >= kMaxUnread) sum_up();
 }
 
 void SkippedSteps::sum_up() const {

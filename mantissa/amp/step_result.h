@@ -18,16 +18,16 @@ enum class SkipCause {
   kNoGradients          ///< no loss was returned and no gradient was waiting
 };
 
-/// For users' logs: "non-finite gradients", ...
+/// Returns a text for logs, such as "non-finite gradients".
 std::string_view to_string(SkipCause cause);
 
 /// What an optimizer step did. A skipped step is an event, not an error: parameters and optimizer state are
-/// as before.
+/// unchanged.
 ///
-/// A fused optimizer skips an overflowed step on the device, and the host does not know of it until it asks:
-/// the first of the questions below reads one flag.
+/// A fused optimizer skips an overflowed step on the device, and the host does not know it until it reads one
+/// flag. The first call that needs the answer reads it.
 ///
-/// Memory:  copies share what they know.
+/// Memory:  copies share one answer.
 /// Sync:    skipped(), cause() and first_nonfinite_parameter() wait for the device once, unless is_known().
 /// Threads: one at a time, for all copies of one result.
 class StepResult {
@@ -36,20 +36,20 @@ class StepResult {
   StepResult() = default;
   /// A step that was skipped.
   explicit StepResult(SkipCause cause, std::string first_nonfinite_parameter = "");
-  /// A step of which the device knows whether it was taken. `found_inf`: 0-dim, nonzero if it was not.
-  /// `first_nonfinite`: names the first parameter with a non-finite gradient; called at most once, when the flag
-  /// is read.
+  /// A step whose outcome only the device knows. `found_inf`: 0-dim, nonzero if the step was skipped.
+  /// `first_nonfinite`: returns the name of the first parameter with a non-finite gradient; called at most
+  /// once, when the flag is read.
   StepResult(at::Tensor found_inf, std::function<std::string()> first_nonfinite);
 
   bool skipped() const { return cause() != SkipCause::kNone; }
   SkipCause cause() const;
-  /// Of kNonFiniteGradients: the first parameter, in the optimizer's order, whose gradient is not finite. Its
-  /// name where convert_module() has seen its module, else "group 0, parameter 3". Empty if the flag was read
-  /// only after the gradients had been cleared.
+  /// For kNonFiniteGradients: the first parameter, in the optimizer's order, whose gradient is not finite. It
+  /// is named as in its module if convert_module() has seen that, and else "group 0, parameter 3". Empty if
+  /// the flag was read only after the gradients had been cleared.
   const std::string& first_nonfinite_parameter() const;
-  /// Whether the answers are known on the host.
+  /// Whether the host knows the answers already.
   bool is_known() const;
-  /// The flag of a step that is_known() is false of, else undefined.
+  /// Returns the flag of the step while is_known() is false, and an undefined tensor afterwards.
   at::Tensor found_inf() const;
 
  private:
@@ -61,25 +61,25 @@ class StepResult {
   std::shared_ptr<Pending> pending_;
 };
 
-/// Counts skipped steps without asking each of them whether it was one.
+/// Counts skipped steps without reading the flag of each step at once.
 ///
-/// Sync: count() reads the flags of all steps since it was last called, at once.
+/// Sync: count() reads the flags of all steps since its last call, in one go.
 class SkippedSteps {
  public:
   explicit SkippedSteps(int64_t count = 0) : count_(count) {}
 
   void add(const StepResult& step);
   int64_t count() const;
-  /// The count as a 0-dim float64 tensor, on the device of the flags that were not read: for loggers.
+  /// Returns the count as a 0-dim float64 tensor on the device of the unread flags, for loggers.
   at::Tensor count_on_device() const;
 
  private:
   void sum_up() const;
 
-  // count() reads what count_on_device() and add() have left on the device.
+  // count() moves what add() and count_on_device() have left on the device into these.
   mutable int64_t count_;
   mutable std::vector<at::Tensor> unread_;  ///< flags of steps
-  mutable at::Tensor sum_;  ///< 0-dim float64: the skips among flags that are no longer kept one by one
+  mutable at::Tensor sum_;  ///< 0-dim float64: the sum of flags that are no longer kept one by one
 };
 
 }  // namespace mantissa

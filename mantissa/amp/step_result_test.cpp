@@ -10,7 +10,7 @@
 namespace mantissa::step_result_test {
 namespace {
 
-/// A flag that the host must read with item(), as one on a GPU: its dtype is not the scaler's.
+/// A flag that the host must read with item(), like one on a GPU: its dtype differs from the scaler's.
 at::Tensor on_device(double value) { return torch::full({}, value, at::kDouble); }
 
 TEST(StepResult, KnowsWhatTheHostKnows) {

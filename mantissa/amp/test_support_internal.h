@@ -20,7 +20,7 @@
 #include "mantissa/core/step_scaling.h"
 #include "mantissa/core/test_support_internal.h"
 
-// What the tests of this room share.
+// Helpers for the tests of this room.
 namespace mantissa {
 
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -32,7 +32,7 @@ inline at::Tensor parameter(const at::Tensor& value, const at::Tensor& gradient)
   return p;
 }
 
-/// Ones with this gradient.
+/// Returns a parameter of ones with this gradient.
 inline at::Tensor with_grad(const std::vector<float>& gradient, at::ScalarType dtype = at::kFloat) {
   const auto g = torch::tensor(gradient).to(dtype);
   return parameter(torch::ones_like(g), g);
@@ -42,14 +42,14 @@ inline void set_grad(const at::Tensor& p, float gradient) {
   p.mutable_grad() = torch::full_like(p, gradient);
 }
 
-/// A scaler that has scaled something already.
+/// Returns a scaler that has already scaled something.
 inline GradScaler used_scaler(const GradScalerOptions& options = {}) {
   GradScaler scaler(at::kCPU, options);
   scaler.scale(torch::zeros({}));
   return scaler;
 }
 
-/// One iteration with this gradient; returns whether the optimizer stepped.
+/// Runs one iteration with this gradient; returns whether the optimizer stepped.
 inline bool iterate(GradScaler& scaler, torch::optim::Optimizer& optimizer, float gradient) {
   scaler.scale(torch::zeros({}));
   for (const auto& p : optimizer.param_groups()[0].params()) set_grad(p, gradient);
@@ -68,7 +68,8 @@ inline void expect_error(const F& f, const std::string& text) {
   }
 }
 
-/// What a self-unscaling optimizer is handed, for tests to look at after the step; nothing is read in it.
+/// Records what a self-unscaling optimizer receives, for tests to check after the step; the step itself reads
+/// nothing.
 class SelfUnscaling : public torch::optim::Optimizer, public StepSupportsAmpScaling {
  public:
   using Optimizer::Optimizer;
@@ -108,7 +109,7 @@ class SelfUnscaling : public torch::optim::Optimizer, public StepSupportsAmpScal
   }
 };
 
-/// AdamW over libtorch's fused kernel, as Python's fused=True.
+/// AdamW over libtorch's fused kernel, like Python's fused=True.
 class KernelAdamW final : public SelfUnscaling {
  public:
   explicit KernelAdamW(std::vector<at::Tensor> parameters)
@@ -145,7 +146,7 @@ class KernelSgd final : public SelfUnscaling {
   double lr_;
 };
 
-/// Two rows; every value at index 0, so that more than one are duplicates.
+/// Returns a sparse tensor with two rows. Every value is at index 0, so several values are duplicates.
 inline at::Tensor sparse(const std::vector<float>& values, at::ScalarType dtype = at::kFloat) {
   const auto indices = torch::zeros({1, static_cast<int64_t>(values.size())}, at::kLong);
   return torch::sparse_coo_tensor(indices, torch::tensor(values).to(dtype), {2});

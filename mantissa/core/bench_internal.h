@@ -1,6 +1,6 @@
 #pragma once
 
-// What the benchmarks share. Each compares two programs in turn, A B A B ..., and reports quantiles of the
+// Shared by the benchmarks. Each compares two programs in turn, A B A B ..., and reports quantiles of the
 // ratios.
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 
 namespace mantissa {
 
-/// Whatever else runs on this machine, both programs suffer the same of it.
+/// Keeps threads apart, so that other programs on this machine disturb both programs equally.
 inline const bool kAreThreadsApart = (keep_threads_apart(), true);
 
 struct Cost {
-  double wall, cpu;  // seconds; of all threads, waiting for each other included
+  double wall, cpu;  // seconds; of all threads, including the time they wait for each other
 };
 
-/// The mean of `repeats` runs, after one that fills the caches with what `run` uses.
+/// Returns the mean of `repeats` runs, after one run that fills the caches with the data `run` uses.
 template <typename Run>
 Cost cost_of(const Run& run, int64_t repeats) {
   benchmark::DoNotOptimize(run());
@@ -34,8 +34,9 @@ Cost cost_of(const Run& run, int64_t repeats) {
           static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC / static_cast<double>(repeats)};
 }
 
-/// Costs of two programs, the first one first in even rounds and last in odd ones: what runs second finds its
-/// operands in the caches and the processor at its speed, and of two programs that are one it would win.
+/// Returns the costs of two programs. The first one runs first in even rounds and last in odd ones: the
+/// program that runs second finds its operands in the caches and the processor at full speed, and would win
+/// even against itself.
 template <typename A, typename B>
 std::pair<Cost, Cost> costs_in_turn(size_t round, const A& a, const B& b) {
   if (round % 2 == 0) {
@@ -46,7 +47,7 @@ std::pair<Cost, Cost> costs_in_turn(size_t round, const A& a, const B& b) {
   return {a(), cost_b};
 }
 
-/// The value that `part` of them lie below; of at least one.
+/// Returns the value below which a fraction `part` of `values` lies; `values` must not be empty.
 inline double quantile(std::vector<double> values, double part) {
   std::sort(values.begin(), values.end());
   return values[static_cast<size_t>(part * static_cast<double>(values.size() - 1))];

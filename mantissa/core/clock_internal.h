@@ -5,7 +5,8 @@
 
 namespace mantissa {
 
-/// What `clock` shows: CLOCK_THREAD_CPUTIME_ID, say, the processor time that the calling thread has used.
+/// Returns the time on `clock`; for CLOCK_THREAD_CPUTIME_ID, the processor time that the calling thread has
+/// used.
 inline std::chrono::nanoseconds time_of(clockid_t clock) {
   timespec time{};
   ::clock_gettime(clock, &time);

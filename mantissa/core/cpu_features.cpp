@@ -17,15 +17,15 @@ namespace mantissa {
 namespace {
 
 #if defined(__x86_64__)
-/// The register states that the operating system saves: without its help a CPU's wide registers are lost at
-/// every switch of threads.
+/// Returns the register states that the operating system saves. Without its support, the contents of wide
+/// registers would be lost at every switch of threads.
 uint64_t saved_states() {
   uint32_t low = 0, high = 0;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-/// One register of CPUID, and the states that the system must save for what its bits stand for.
+/// One register of CPUID, and the states that the system must save for the features in it.
 struct Word {
   uint32_t leaf, subleaf;
   char reg;  // 'a', 'b', 'c' or 'd'
@@ -60,7 +60,7 @@ constexpr std::array<Detected, 15> kDetected = {{{CpuFeature::kFma, kBasicC, 12}
                                                  {CpuFeature::kAvx512Bf16, kFurtherA512, 5},
                                                  {CpuFeature::kAmxFp16, kFurtherATiles, 21}}};
 
-/// 0 where the CPU has no such leaf.
+/// Returns 0 if the CPU has no such leaf.
 uint32_t read(const Word& word) {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!__get_cpuid_count(word.leaf, word.subleaf, &eax, &ebx, &ecx, &edx)) return 0;

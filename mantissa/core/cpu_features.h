@@ -7,7 +7,7 @@
 
 namespace mantissa {
 
-/// What a CPU can have beyond what every CPU of its architecture has: extensions of the instruction set, as far as
+/// Extensions of the instruction set that a CPU may have beyond its architecture's baseline, as far as
 /// kernels may need them.
 enum class CpuFeature : uint8_t {
   kAvx2,
@@ -38,7 +38,7 @@ class CpuFeatures {
   }
 
   constexpr bool has(CpuFeature feature) const { return (bits_ & bit(feature)) != 0; }
-  /// Whether `other` is a subset of this set: a CPU with these features runs what needs those.
+  /// Whether `other` is a subset of this set: a CPU with these features can run code that needs `other`.
   constexpr bool includes(CpuFeatures other) const { return (bits_ & other.bits_) == other.bits_; }
 
   friend constexpr CpuFeatures operator|(CpuFeatures a, CpuFeatures b) {
@@ -56,32 +56,33 @@ class CpuFeatures {
   uint32_t bits_ = 0;
 };
 
-/// The features that the CPU and the operating system support, reduced by the environment variable MANTISSA_MAX_ISA,
-/// so that one machine tests what lesser ones run. Decided at the first call.
+/// Returns the features that the CPU and the operating system support, limited by the environment variable
+/// MANTISSA_MAX_ISA, so that one machine can test the code of lesser ones. It is decided at the first call.
 ///
 /// Errors: c10::ValueError if the variable names no tier.
 CpuFeatures cpu_features();
 
-/// What the CPU and the operating system support, whatever the environment says.
+/// Returns the features that the CPU and the operating system support, whatever the environment says.
 CpuFeatures hardware_cpu_features();
 
-/// "avx512_bf16", "amx_tile", ...: libtorch's name of the feature (at::cpu::get_cpu_capabilities()), or "neon".
+/// Returns libtorch's name of the feature (at::cpu::get_cpu_capabilities()), such as "avx512_bf16" or
+/// "amx_tile"; or "neon".
 std::string cpu_feature_name(CpuFeature feature);
 
-/// The sets of features for which kernels are built. They have no order: ask with features_of() whether one includes
-/// another.
+/// The sets of features for which kernels are built. They are not ordered: compare features_of() to find out
+/// whether one includes another.
 enum class CpuTier {
-  kGeneric,    ///< nothing: what every CPU of the architecture has
+  kGeneric,    ///< no extensions: runs on every CPU of the architecture
   kAvx2,       ///< AVX2, FMA and F16C: x86 of 2013 and later
-  kAvx512,     ///< the same and AVX-512 F, BW, DQ and VL
-  kAvx512Bf16  ///< the same and AVX512-BF16
+  kAvx512,     ///< kAvx2 and AVX-512 F, BW, DQ and VL
+  kAvx512Bf16  ///< kAvx512 and AVX512-BF16
 };
 bool operator<(CpuTier, CpuTier) = delete;
 bool operator>(CpuTier, CpuTier) = delete;
 bool operator<=(CpuTier, CpuTier) = delete;
 bool operator>=(CpuTier, CpuTier) = delete;
 
-/// What the kernels of `tier` need.
+/// Returns the features that the kernels of `tier` need.
 constexpr CpuFeatures features_of(CpuTier tier) {
   constexpr CpuFeatures kAvx2 = {CpuFeature::kAvx2, CpuFeature::kFma, CpuFeature::kF16c};
   constexpr CpuFeatures kAvx512 = kAvx2 | CpuFeatures{CpuFeature::kAvx512F, CpuFeature::kAvx512Bw,
@@ -99,26 +100,26 @@ constexpr CpuFeatures features_of(CpuTier tier) {
   return {};
 }
 
-/// All tiers. One that includes another comes after it.
+/// Returns all tiers. A tier that includes another comes after it.
 const std::vector<CpuTier>& cpu_tiers();
 
-/// The last of all tiers whose kernels run with `features`: a name for reports.
+/// Returns the last tier whose kernels run with `features`, as a name for reports.
 CpuTier best_tier(CpuFeatures features);
 
-/// best_tier(cpu_features()).
+/// Returns best_tier(cpu_features()).
 CpuTier cpu_tier();
-/// best_tier(hardware_cpu_features()).
+/// Returns best_tier(hardware_cpu_features()).
 CpuTier hardware_cpu_tier();
 
-/// "generic", "avx2", "avx512", "avx512_bf16": what MANTISSA_MAX_ISA takes.
+/// Returns "generic", "avx2", "avx512" or "avx512_bf16", the values of MANTISSA_MAX_ISA.
 std::string tier_name(CpuTier tier);
 
-/// Those of `features` that the tier named `cap` needs; all of them for nullptr and "".
-/// Errors: c10::ValueError that lists the names, if `cap` is none of them.
+/// Returns those of `features` that the tier named `cap` needs; all of them for nullptr and "".
+/// Errors: c10::ValueError that lists the names, if `cap` names no tier.
 CpuFeatures capped_cpu_features(CpuFeatures features, const char* cap);
 
-/// What the CPU calls itself, with its signature (family, model, stepping): "AMD EPYC 9005 (b00f21)"; ""
-/// where it does not say.
+/// Returns the CPU's own name with its signature (family, model, stepping), such as "AMD EPYC 9005 (b00f21)";
+/// "" if the CPU does not report it.
 std::string cpu_model();
 
 }  // namespace mantissa

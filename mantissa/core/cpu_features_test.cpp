@@ -38,7 +38,8 @@ TEST(CpuFeatures, HaveDistinctBitsAndNames) {
     }
 }
 
-/// On any of these the kernels of a tier must not run, although an order of tiers would let them.
+/// Without any one of these features the kernels of a tier must not run, although an ordering of tiers would
+/// allow it.
 TEST(CpuFeatures, AMissingOneRulesOutTheTiersThatNeedIt) {
   const CpuFeatures all = features_of(CpuTier::kAvx512Bf16);
   for (int i = 0; i < kCpuFeatures; ++i) {
@@ -91,7 +92,7 @@ TEST(CpuTier, IsTheHardwaresUnderTheEnvironmentsCap) {
   EXPECT_EQ(hardware_cpu_tier(), best_tier(hardware_cpu_features()));
 }
 
-/// Two witnesses: the instructions asked directly, and what the kernel of the system lists.
+/// Compares two sources: the CPU's own instructions, and the flags that the system's kernel lists.
 TEST(CpuFeatures, AgreeWithTheSystem) {
   std::ifstream info("/proc/cpuinfo");
   std::string line;

@@ -1,4 +1,5 @@
-// Compiled by nvcc, the only source that is: that what it makes runs on the device that is here, in libtorch's stream and memory.
+// The only source that nvcc compiles. It checks that nvcc's code runs on this device, in libtorch's stream
+// and memory.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <vector>
@@ -11,8 +12,8 @@
 namespace mantissa::cuda_build_test {
 namespace {
 
-/// For which architecture this code was compiled, and whether with the instructions that only Hopper has.
-__global__ void tell_architecture(int* architecture, int* has_hoppers_own) {
+/// Reports the architecture for which this code was compiled, and whether it has Hopper's own instructions.
+__global__ void report_architecture(int* architecture, int* has_hoppers_own) {
 #ifdef __CUDA_ARCH__
   *architecture = __CUDA_ARCH__;
 #endif
@@ -30,7 +31,7 @@ TEST(CudaBuild, HasCodeForTheDevice) {
   if (device.major < 8)
     GTEST_SKIP() << "compiled for sm_80 and newer, and this GPU is sm_" << device.major << device.minor;
   const at::Tensor told = at::zeros({2}, at::device(at::Device(at::kCUDA, 0)).dtype(at::kInt));
-  tell_architecture<<<1, 1, 0, c10::cuda::getCurrentCUDAStream()>>>(told.mutable_data_ptr<int>(),
+  report_architecture<<<1, 1, 0, c10::cuda::getCurrentCUDAStream()>>>(told.mutable_data_ptr<int>(),
                                                                     told.mutable_data_ptr<int>() + 1);
   ASSERT_EQ(cudaGetLastError(), cudaSuccess);
   const bool is_hopper = device.major == 9 && device.minor == 0;

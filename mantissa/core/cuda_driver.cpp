@@ -5,7 +5,7 @@
 namespace mantissa {
 namespace {
 
-// From cuda.h, which a build without CUDA does not have.
+// Copied from cuda.h, which a build without CUDA does not have.
 constexpr int64_t kNoDevice = 100;
 using Init = int(unsigned flags);
 using DriverGetVersion = int(int* version);
@@ -23,7 +23,8 @@ std::string cuda_version(int64_t version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-/// Source: CUDA Toolkit release notes, table "Minimum Required Driver Version for CUDA Minor Version Compatibility".
+/// Source: CUDA Toolkit release notes, table "Minimum Required Driver Version for CUDA Minor Version
+///         Compatibility".
 std::string driver_for(int64_t cuda) {
   switch (cuda / 1000) {
     case 11:
@@ -74,7 +75,7 @@ std::string why_driver_has_no_device(const CudaDriver& driver, int64_t needed, c
   if (!driver.is_loaded)
     return "the NVIDIA driver is missing (libcuda.so.1 cannot be loaded): install driver " +
            driver_for(needed) + ", or start the container with the GPU (docker run --gpus all)";
-  // A driver serves every CUDA of its own major version.
+  // A driver supports every CUDA version of its own major version.
   if (driver.version != 0 && driver.version / 1000 < needed / 1000)
     return "the NVIDIA driver is too old (it serves CUDA up to " + cuda_version(driver.version) +
            ", and this libtorch needs " + cuda_version(needed) + "): update it to " + driver_for(needed);

@@ -11,7 +11,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// Asks testdata/fake_cuda_driver.cpp, whose answers these arguments set.
+/// Asks testdata/fake_cuda_driver.cpp, whose answers the arguments set.
 CudaDriver fake_driver(const char* version, const char* status) {
   setenv("FAKE_CUDA_VERSION", version, 1);
   setenv("FAKE_CUDA_STATUS", status, 1);

@@ -7,7 +7,7 @@
 namespace mantissa {
 
 DefaultDtypeGuard::DefaultDtypeGuard(at::ScalarType dtype) : previous_(c10::get_default_dtype()) {
-  // libtorch itself takes an integer dtype without a word and then keeps the old default.
+  // libtorch itself silently accepts an integer dtype and then keeps the old default.
   TORCH_CHECK_VALUE(c10::isFloatingType(dtype),
                     "DefaultDtypeGuard: the default dtype must be a floating-point dtype, got ",
                     c10::toString(dtype));

@@ -5,12 +5,12 @@
 
 namespace mantissa {
 
-/// Makes `dtype` the default dtype of new floating-point tensors until the scope ends, also by an exception.
+/// Makes `dtype` the default dtype of new floating-point tensors until the scope ends, also after an
+/// exception. The old dtype is captured when the scope begins.
 ///
 /// Threads: the default dtype is one value for the whole process; make tensors in worker threads with an
 ///          explicit dtype.
 /// Errors:  c10::ValueError if `dtype` is not a floating-point dtype.
-/// Source:  spec IN-3, IN-4 (the old dtype is captured on entry, unlike torch's helper).
 class DefaultDtypeGuard {
  public:
   explicit DefaultDtypeGuard(at::ScalarType dtype);

@@ -41,14 +41,14 @@ FormatSupportInfo cpu_support(Format format) {
   }
 }
 
-/// Its number; of "cuda" that of the current device. The allocator knows no device before libtorch's first
-/// use of CUDA, so this is one.
+/// Returns the device's index, or the current device's for "cuda". The allocator knows no device before
+/// libtorch first uses CUDA, so this initialises CUDA.
 c10::DeviceIndex cuda_index(at::Device device) {
   at::globalContext().lazyInitDevice(at::kCUDA);
   return device.has_index() ? device.index() : at::accelerator::getDeviceIndex();
 }
 
-/// It registers itself when it is loaded.
+/// libtorch's CUDA library registers its hooks when it is loaded.
 bool has_cuda_library() { return at::CUDAHooksRegistry()->Has("CUDAHooks"); }
 
 FormatSupportInfo cuda_support(at::Device device, Format format) {
@@ -106,7 +106,7 @@ at::Device resolve_device(const std::string& name) {
     return at::kCPU;
   }
   constexpr const char* kChoices = "; choose auto, cpu, cuda or cuda:N";
-  // Lightning's name of it.
+  // Lightning's name for CUDA devices.
   const bool is_gpu = name == "gpu" || name.starts_with("gpu:");
   at::Device device(at::kCPU);
   try {
@@ -147,7 +147,7 @@ int64_t peak_memory_bytes(at::Device device) {
   }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  return int64_t{usage.ru_maxrss} * 1024;  // Linux gives kibibytes
+  return int64_t{usage.ru_maxrss} * 1024;  // Linux reports kibibytes
 }
 
 }  // namespace mantissa

@@ -7,7 +7,7 @@
 
 namespace mantissa {
 
-/// What an exception says to a user: of libtorch's, without the backtrace.
+/// Returns an exception's message for a user; a libtorch exception's without the backtrace.
 inline std::string message_of(const std::exception& error) {
   const auto* const ours = dynamic_cast<const c10::Error*>(&error);
   return ours ? ours->what_without_backtrace() : error.what();

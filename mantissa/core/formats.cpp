@@ -14,7 +14,7 @@ constexpr double two_to(int exponent) {
   return power;
 }
 
-/// A format as IEEE 754 builds it, whose largest exponent is for inf and nan.
+/// A format built as in IEEE 754: the largest exponent is reserved for inf and nan.
 constexpr FormatInfo ieee(Format format, std::string_view name, int bits, int exponent_bits,
                           int mantissa_bits, at::ScalarType dtype) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -23,7 +23,7 @@ constexpr FormatInfo ieee(Format format, std::string_view name, int bits, int ex
           dtype};
 }
 
-/// Codes from -1 to 1 times their scale.
+/// Codes, whose value is multiplied by a scale.
 constexpr FormatInfo codes(Format format, std::string_view name, int bits, double largest, double smallest) {
   return {format, name, bits, 0, 0, largest, smallest, smallest, std::nullopt};
 }
@@ -34,7 +34,7 @@ constexpr std::array kFormats{
     ieee(Format::kTF32, "tf32", 32, 8, 10, at::kFloat),
     ieee(Format::kBFloat16, "bfloat16", 16, 8, 7, at::kBFloat16),
     ieee(Format::kFloat16, "float16", 16, 5, 10, at::kHalf),
-    // No inf: all but one of the largest exponent's mantissas are numbers.
+    // It has no inf: all but one of the mantissas of the largest exponent are numbers.
     FormatInfo{Format::kFloat8E4M3, "float8_e4m3fn", 8, 4, 3, 448, two_to(-6), two_to(-9),
                at::kFloat8_e4m3fn},
     ieee(Format::kFloat8E5M2, "float8_e5m2", 8, 5, 2, at::kFloat8_e5m2),

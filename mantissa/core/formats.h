@@ -8,7 +8,7 @@
 
 namespace mantissa {
 
-/// A number format that weights, products, gradients or optimizer states can have. Some are no
+/// A number format that weights, products, gradients or optimizer states can have. Some formats are no
 /// at::ScalarType: TF32 is a way to multiply float32 tensors, and the values of INT8, NF4 and FP4 are codes
 /// that have a meaning only together with their scales.
 enum class Format {
@@ -27,25 +27,26 @@ enum class Format {
 /// A row of the table of formats.
 struct FormatInfo {
   Format format;
-  std::string_view name;  ///< torch's or bitsandbytes's: "float16", "float8_e4m3fn", "nf4"
-  int bits;           ///< in memory, for each value, without scales; of TF32: of the float32 that holds it
-  int exponent_bits;  ///< 0 for codes
-  int mantissa_bits;  ///< explicit ones; 0 for codes
-  double largest;     ///< the largest finite value; of codes: before the scale
-  double smallest_normal;     ///< the smallest positive value with all its mantissa bits; of codes: of all
-  double smallest_subnormal;  ///< the smallest positive value; of codes: the same
+  std::string_view name;      ///< torch's or bitsandbytes's: "float16", "float8_e4m3fn", "nf4"
+  int bits;                   ///< in memory, per value, without scales; TF32: of the float32 around it
+  int exponent_bits;          ///< 0 for codes
+  int mantissa_bits;          ///< explicit ones; 0 for codes
+  double largest;             ///< the largest finite value; for codes: before the scale
+  double smallest_normal;     ///< the smallest positive normal value; for codes: the smallest positive one
+  double smallest_subnormal;  ///< the smallest positive value; for codes: equals smallest_normal
   std::optional<at::ScalarType> dtype;  ///< of tensors that hold the values; unset for codes with scales
 };
 
-/// Every format, widest first.
+/// Returns every format, widest first.
 /// Source: IEEE 754 (float64, float32, float16); NVIDIA's A100 whitepaper (TF32); Micikevicius et al. 2022,
-///         arXiv:2209.05433 (FP8); Dettmers et al. 2023, arXiv:2305.14314, appendix E (NF4); bitsandbytes (FP4).
+///         arXiv:2209.05433 (FP8); Dettmers et al. 2023, arXiv:2305.14314, appendix E (NF4); bitsandbytes
+///         (FP4).
 c10::ArrayRef<FormatInfo> formats();
 
 const FormatInfo& info(Format format);
 
-/// The format of a tensor's values, of a complex tensor's parts; unset for integers, bools and formats that
-/// stand in no row.
+/// Returns the format of a tensor's values, or of a complex tensor's parts; unset for integers, bools and
+/// formats that are not in the table.
 std::optional<Format> format_of(at::ScalarType dtype);
 
 /// Whether a value has 16 bits in memory: float16 and bfloat16.

@@ -42,7 +42,7 @@ TEST(Formats, EveryFormatHasARowAndANameOfItsOwn) {
   for (const FormatInfo& row : formats()) {
     EXPECT_EQ(&info(row.format), &row);
     EXPECT_TRUE(names.insert(row.name).second) << row.name;
-    // A sign, and what a code or an exponent and a mantissa take; TF32 is held in 32 bits.
+    // The bits are a sign, an exponent and a mantissa; TF32 is stored in 32 bits.
     if (row.exponent_bits > 0 && row.format != Format::kTF32) {
       EXPECT_EQ(row.bits, 1 + row.exponent_bits + row.mantissa_bits) << row.name;
     }

@@ -13,8 +13,9 @@
 
 namespace mantissa {
 
-/// Counts what in this scope, in this thread, looks at a tensor's values on the host: item() and what ends in
-/// it, comparisons with a host result, shapes that depend on values. On a GPU each waits for the device.
+/// Counts the operations of this thread in this scope that read a tensor's values on the host: item() and
+/// functions that use it, comparisons with a host result, and shapes that depend on values. On a GPU each of
+/// them waits for the device.
 class HostReads {
  public:
   HostReads() {
@@ -36,7 +37,7 @@ class HostReads {
     for (const auto& [name, calls] : calls_) count += static_cast<int>(calls);
     return count;
   }
-  /// By the operator's name.
+  /// Returns the number of calls by the operator's name.
   std::map<std::string, int64_t> calls() const { return calls_; }
 
  private:

@@ -23,8 +23,8 @@ std::string text_of(int64_t bytes) {
   return text.data();
 }
 
-/// Of a CUDA device whose allocator has failed. The error's way up has freed tensors, so what they took is
-/// the peak; what the allocator holds is still the same.
+/// The memory of a CUDA device whose allocator has failed. While the exception propagated, tensors were
+/// freed, so by_tensors is the peak; the allocator still holds the same memory.
 struct Held {
   int64_t by_allocator = 0, by_tensors = 0;
 };
@@ -50,7 +50,7 @@ std::string describe_memory(at::Device device) {
     int64_t total = 0;
     try {
       total = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
-    } catch (const c10::Error&) {  // full to the last byte: the error to tell is the one that came before
+    } catch (const c10::Error&) {  // memory is completely full: report the original error instead
       return device.str() + " has too little memory even to tell how much it has";
     }
     return device.str() + " has " + text_of(total) + "; libtorch holds " + text_of(held.by_allocator) +

@@ -49,7 +49,7 @@ TEST(OutOfMemoryCuda, TellsWhatTheAllocatorHolds) {
   }
   EXPECT_THAT(describe_memory(device), HasSubstr("its tensors took 3072 MiB at their peak"));
   EXPECT_THAT(describe_memory(device), HasSubstr("cuda:0 has "));
-  reset_peak_memory(device);  // all that the allocator still holds is unused now
+  reset_peak_memory(device);  // everything that the allocator still holds is now unused
   EXPECT_THAT(fragmentation_cure(device), HasSubstr("expandable_segments:True"));
   try {
     torch::empty({1 << 20, 1 << 30}, at::device(device).dtype(at::kByte));

@@ -1,7 +1,7 @@
 #pragma once
 
-// at::parallel_for() for the rooms' sources. Without OpenMP it runs serially and says nothing, so such a
-// source does not compile: name it in its room's mantissa_parallel().
+// at::parallel_for() for the rooms' sources. Without OpenMP it would silently run serially, so such a source
+// does not compile: name it in its room's mantissa_parallel().
 
 #include <ATen/Parallel.h>
 

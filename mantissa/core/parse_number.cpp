@@ -19,7 +19,7 @@ std::errc read(std::string_view text, Number& value) {
 template <typename Number>
 std::string range_of(const std::string& text) {
   if constexpr (std::is_same_v<Number, double>) {
-    // std::from_chars() does not tell the two apart.
+    // std::from_chars() does not distinguish the two cases.
     return std::abs(std::strtod(text.c_str(), nullptr)) < 1
                ? "float64 would take it for 0, its smallest number above that is 4.9e-324; give a larger "
                  "one, or 0"

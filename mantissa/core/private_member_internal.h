@@ -2,10 +2,10 @@
 
 namespace mantissa {
 
-/// Reaches a member that libtorch keeps private, where it offers no other way.
+/// Gives access to a member that libtorch keeps private, if there is no other way.
 /// The language allows it: an explicit instantiation may name any member ([temp.spec.general], "access
-/// checking"). A libtorch that renames the member or changes its type does not compile. Tag and
-/// instantiation stand in no unnamed namespace, which the language asks.
+/// checking"). If libtorch renames the member or changes its type, the code does not compile. Example of a
+/// tag and its use:
 ///
 ///     struct Best {
 ///       using type = float ReduceLROnPlateauScheduler::*;

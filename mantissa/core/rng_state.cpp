@@ -25,7 +25,7 @@ at::Tensor state_of(at::Device device) {
 
 using Change = std::pair<at::Generator, at::Tensor>;
 
-/// What is to be set, tried on a copy of the generator.
+/// Returns the state to set, after trying it on a copy of the generator.
 Change checked(at::Device device, const StateReader& saved) {
   const at::Tensor& bytes = saved.to_tensor();
   at::Generator generator = default_generator(device);

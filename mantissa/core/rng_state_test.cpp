@@ -12,7 +12,7 @@ namespace {
 
 TEST(RngState, TheNextDrawsAreThoseThatWouldHaveCome) {
   torch::manual_seed(5);
-  // One normal draw leaves its twin in the generator, which is part of the state.
+  // One normal draw leaves a second one in the generator, which is part of the state.
   at::randn({1});
   const StateDict state = snapshot(rng_state());
   const at::Tensor normal = at::randn({3}), uniform = at::rand({1000}), order = at::randperm(10);
@@ -37,7 +37,7 @@ TEST(RngState, RefusesOtherBytesAndChangesNothing) {
   };
   EXPECT_THAT(error_of({{"cpu", at::zeros({10}, at::kByte)}}), testing::HasSubstr("rng.cpu: is no state"));
   EXPECT_THAT(error_of({{"cpu", before.to(at::kFloat)}}), testing::HasSubstr("rng.cpu: is no state"));
-  // Of the right length, but no Mersenne twister's.
+  // It has the right length, but is no state of a Mersenne twister.
   EXPECT_THAT(error_of({{"cpu", at::full_like(before, 255)}}), testing::HasSubstr("rng.cpu: is no state"));
   EXPECT_EQ(error_of({{"cpu", 3}}), "rng.cpu: is a whole number; a tensor was expected");
   EXPECT_EQ(error_of({}), "rng: 'cpu' is missing; there is nothing");

@@ -5,8 +5,7 @@
 
 namespace mantissa {
 
-/// While one lives, its thread takes none of the program's signals, and neither do the threads that it
-/// starts.
+/// While it lives, its thread receives none of the program's signals, and neither do threads that it starts.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

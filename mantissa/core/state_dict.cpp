@@ -13,7 +13,7 @@
 namespace mantissa {
 namespace {
 
-/// In the order of the variant's alternatives.
+/// Names in the order of the variant's alternatives.
 constexpr std::array<std::string_view, 8> kKinds = {
     "nothing", "a bool", "a whole number", "a floating-point number", "text", "a tensor", "a list", "a dict"};
 
@@ -25,7 +25,7 @@ std::string placed(const std::string& path, const std::string& what) {
   return (path.empty() ? "the state" : path) + ": " + what;
 }
 
-/// Shortest of the usual forms, and the bits where those say too little.
+/// Returns a double as decimal digits, with its bits for values that look the same.
 std::string shown(double value) {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "%.17g (0x%016llx)", value,
@@ -36,9 +36,9 @@ std::string shown(bool value) { return value ? "true" : "false"; }
 std::string shown(int64_t value) { return std::to_string(value); }
 std::string shown(const std::string& value) { return "'" + value + "'"; }
 
-/// What a tensor shows, as bytes on the CPU; a copy only where it must be.
+/// Returns a tensor's values as bytes on the CPU; copies only if necessary.
 at::Tensor values_of(const at::Tensor& tensor) {
-  // A conjugate or negated view keeps its bit through a copy; the bytes would be those of its base.
+  // A conjugate or negated view keeps its flag through a copy, and its bytes would be those of its base.
   return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
 }
 
@@ -48,7 +48,7 @@ std::string difference_of_tensors(const at::Tensor& a, const at::Tensor& b, cons
                   c10::str("a tensor ", a.scalar_type(), a.sizes(), " and one ", b.scalar_type(), b.sizes()));
   }
   const at::Tensor left = values_of(a), right = values_of(b);
-  // memcmp() of no bytes must not be given the null pointer of an empty tensor.
+  // memcmp() must not get the null pointer of an empty tensor.
   if (left.nbytes() == 0) return "";
   const auto* x = static_cast<const char*>(left.const_data_ptr());
   const auto* y = static_cast<const char*>(right.const_data_ptr());
@@ -196,7 +196,7 @@ size_t StateReader::size() const {
 
 at::Tensor snapshot(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  // A conjugate or negated view keeps its bit through a copy; the bytes would be those of its base.
+  // A conjugate or negated view keeps its flag through a copy, and its bytes would be those of its base.
   const at::Tensor values = tensor.detach().resolve_conj().resolve_neg();
   const auto options = values.options().device(at::kCPU);
   return values.to(options, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);

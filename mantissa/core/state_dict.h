@@ -15,21 +15,21 @@
 
 namespace mantissa {
 
-/// The largest number of steps, batches and the like that a saved state may hold. Whoever reads such a number
-/// can add to it without overflow, and a double holds each of them exactly.
+/// The largest number of steps, batches and the like that a saved state may hold. A reader can add to such a
+/// number without overflow, and a double holds each of them exactly.
 inline constexpr int64_t kMaxCount = int64_t{1} << 53;
 
 class StateValue;
 using StateList = std::vector<StateValue>;
-/// What a run must remember, by name: StateDict{{"step", 3}, {"groups", StateList{...}}}.
+/// The state that a run must save, by name: StateDict{{"step", 3}, {"groups", StateList{...}}}.
 using StateDict = std::map<std::string, StateValue, std::less<>>;
 
-/// One node of a state: nothing, a bool, a whole number, a floating-point number, text, a tensor, a list or a
-/// dict of nodes. Data only, never code: what is read from a file can do nothing but be looked at.
+/// One node of a state: nothing, a bool, a whole number, a floating-point number, text, a tensor, a list of
+/// nodes or a dict of nodes. It holds data only, never code, so reading one from a file is safe.
 ///
-/// Numbers keep their kind (1 is not 1.0) and their bits, those of NaN and -0.0 too.
-/// Memory:  a tensor is held as at::Tensor holds it, so that a node shares memory with the tensor that it was
-///          made from until snapshot() is called.
+/// Numbers keep their kind (1 is not 1.0) and their bits, also for NaN and -0.0.
+/// Memory:  a tensor is held as an at::Tensor, so a node shares memory with the tensor that it was made from
+///          until snapshot() is called.
 /// Errors:  c10::ValueError for an undefined tensor and for an unsigned number above 2^63 - 1.
 class StateValue {
  public:
@@ -45,7 +45,7 @@ class StateValue {
   StateValue(StateList value) : value_(std::move(value)) {}
   StateValue(StateDict value) : value_(std::move(value)) {}
 
-  /// The value if it is a T, else null. T: bool, int64_t, double, std::string, at::Tensor, StateList,
+  /// Returns the value if it is a T, else null. T: bool, int64_t, double, std::string, at::Tensor, StateList,
   /// StateDict.
   template <typename T>
   const T* get_if() const {
@@ -56,7 +56,7 @@ class StateValue {
     return std::get_if<T>(&value_);
   }
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
-  /// For errors: "nothing", "a bool", "a tensor", ...
+  /// Returns a name for errors: "nothing", "a bool", "a tensor", ...
   std::string_view kind() const;
 
  private:
@@ -70,8 +70,8 @@ class StateValue {
   std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor, StateList, StateDict> value_;
 };
 
-/// A place in a state, which knows its own name: what reads a state goes down through readers, and every
-/// error says where it is ("optimizers.0.state.3.exp_avg: is a list; a tensor was expected").
+/// A place in a state that knows its own path. Code that loads a state descends through readers, and every
+/// error names the place ("optimizers.0.state.3.exp_avg: is a list; a tensor was expected").
 ///
 ///     const StateReader run(state);
 ///     step_ = run.at("progress").at("global_step").to_int();
@@ -87,34 +87,34 @@ class StateReader {
 
   const std::string& path() const { return path_; }
   bool is_null() const { return value_ && value_->is_null(); }
-  /// StateValue::kind().
+  /// Returns StateValue::kind().
   std::string_view kind() const;
 
   bool to_bool() const;
   int64_t to_int() const;
-  /// A number in [min, max].
+  /// Returns a number in [min, max].
   int64_t to_int(int64_t min, int64_t max) const;
-  /// A number of things that a run has counted: from 0 to kMaxCount.
+  /// Returns a number of things that a run has counted, from 0 to kMaxCount.
   int64_t to_count() const { return to_int(0, kMaxCount); }
-  /// Whole numbers are taken too.
+  /// Accepts whole numbers too.
   double to_double() const;
-  /// A number in [min, max], which NaN is not.
+  /// Returns a number in [min, max]; NaN is refused.
   double to_double(double min, double max) const;
   const std::string& to_string() const;
-  /// The state's own tensor: clone() what is to be changed.
+  /// Returns the state's own tensor: clone() it before changing it.
   const at::Tensor& to_tensor() const;
   const StateList& to_list() const;
   const StateDict& to_dict() const;
 
-  /// The entry of a dict, of a list.
+  /// Returns an entry of a dict or of a list.
   StateReader at(std::string_view key) const;
   StateReader at(size_t index) const;
-  /// at(key), or nothing if the dict has no such entry.
+  /// Returns at(key), or nothing if the dict has no such entry.
   std::optional<StateReader> find(std::string_view key) const;
-  /// Entries of the list or dict.
+  /// Returns the number of entries of the list or dict.
   size_t size() const;
 
-  /// Throws c10::ValueError "PATH: WHAT", for what a caller finds wrong in the value.
+  /// Throws c10::ValueError "PATH: WHAT", for an error that the caller finds in the value.
   [[noreturn]] void fail(const std::string& what) const;
 
  private:
@@ -122,32 +122,32 @@ class StateReader {
   const T& get(const char* expected) const;
   std::string below(std::string_view name) const;
 
-  /// One of the two: a dict need not be copied into a value to be read.
+  /// Exactly one is set: a dict need not be copied into a value to be read.
   const StateValue* value_ = nullptr;
   const StateDict* dict_ = nullptr;
   std::string path_;
 };
 
-/// A copy that shares no memory with `value`, its tensors on the CPU, contiguous and without a graph: what a
-/// run may go on changing its own tensors beside.
+/// Returns a copy that shares no memory with `state`, with its tensors on the CPU, contiguous and without a
+/// graph. A run may change its own tensors afterwards.
 ///
 /// Sync: waits for each tensor that is on a device.
 StateDict snapshot(const StateDict& state);
 at::Tensor snapshot(const at::Tensor& tensor);
 
-/// Where `a` and `b` first differ and how ("scheduler.step: 3 and 4"), or "" if they are the same: the same
-/// kinds and names, numbers, and tensors of the same dtype, shape and values, all compared bit for bit. On
-/// which device a tensor lies and whether it requires a gradient does not matter.
+/// Returns where `a` and `b` first differ and how ("scheduler.step: 3 and 4"), or "" if they are equal: the
+/// same kinds, names and numbers, and tensors of the same dtype, shape and values, all compared bit for bit.
+/// A tensor's device and whether it requires a gradient do not matter.
 std::string difference(const StateDict& a, const StateDict& b);
 
-/// Numbers by name, as GradScaler::state_dict() and Precision::state_dict() give them. Of at::Scalar's kinds
-/// bool, whole and floating-point numbers can be held.
+/// Convert numbers by name, as GradScaler::state_dict() and Precision::state_dict() return them. Of
+/// at::Scalar's kinds, bools, whole numbers and floating-point numbers are supported.
 /// Errors: c10::ValueError for a complex number.
 StateDict scalars_to_state(const std::map<std::string, at::Scalar>& scalars);
 std::map<std::string, at::Scalar> scalars_from_state(const StateReader& state);
 
-/// Something that has state of its own which a run must remember, found by dynamic_cast: callbacks,
-/// schedules.
+/// The interface of an object with state that a run must save, such as callbacks and schedules; it is found
+/// by dynamic_cast.
 class Stateful {
  public:
   virtual ~Stateful() = default;

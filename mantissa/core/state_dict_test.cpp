@@ -112,7 +112,7 @@ TEST(StateDifference, SaysWhereAndHow) {
   EXPECT_EQ(differ(at::full({2}, nan), at::full({2}, nan)), "");
   EXPECT_NE(differ(at::zeros({1}), -at::zeros({1})), "");
   EXPECT_EQ(differ(at::empty({0, 3}), at::empty({0, 3})), "");
-  // Values, not layout.
+  // Values are compared, not layouts.
   const at::Tensor square = at::arange(4).reshape({2, 2});
   EXPECT_EQ(differ(square.t().contiguous(), square.t()), "");
 }

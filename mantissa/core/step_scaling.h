@@ -4,17 +4,17 @@
 
 namespace mantissa {
 
-/// Mixed into an optimizer whose step() unscales gradients and drops an overflowed step by itself
-/// (torch: `_step_supports_amp_scaling`, set by the fused optimizers). GradScaler::step() fills both
-/// members before the optimizer's step() and clears them after it, so no value is read on the host.
+/// A mixin for an optimizer whose step() unscales gradients and skips an overflowed step by itself (torch:
+/// `_step_supports_amp_scaling`, which the fused optimizers set). GradScaler::step() sets both members before
+/// the optimizer's step() and clears them after it, so the host reads no value.
 class StepSupportsAmpScaling {
  public:
   virtual ~StepSupportsAmpScaling() = default;
 
-  /// Shape: 0-dim float32; what the gradients must be divided by. Undefined: they are unscaled already.
+  /// Shape: 0-dim float32. The gradients must be divided by it. Undefined: they are already unscaled.
   at::Tensor grad_scale;
-  /// Shape: 0-dim float32; nonzero when a gradient is inf or nan, and then nothing may change. Undefined: no
-  /// check.
+  /// Shape: 0-dim float32. If it is nonzero, a gradient is inf or nan, and the step must change nothing.
+  ///        Undefined: no check.
   at::Tensor found_inf;
 };
 

@@ -8,9 +8,9 @@
 namespace mantissa {
 namespace {
 
-/// Edits from `a` to `b`, upper and lower case taken as equal: a letter more, less or another, or two
-/// neighbours swapped (Damerau's distance in its form of optimal string alignment). The exact number matters
-/// below `limit` only: the search ends where it cannot come out below.
+/// Returns the number of edits from `a` to `b`, ignoring case. An edit inserts, removes or replaces a letter
+/// or swaps two neighbours (Damerau's distance as optimal string alignment). The exact number matters only
+/// below `limit`: the search stops once the result cannot be smaller.
 size_t edit_distance(const std::string& a, const std::string& b, size_t limit) {
   if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= limit) return limit;
   const auto same = [](char x, char y) {
@@ -26,7 +26,7 @@ size_t edit_distance(const std::string& a, const std::string& b, size_t limit) {
       if (i > 1 && j > 1 && same(a[i - 1], b[j - 2]) && same(a[i - 2], b[j - 1]))
         row[j] = std::min(row[j], before_last[j - 2] + 1);
     }
-    // A swap leads from the last row past this one.
+    // A swap starts from the row before the last one and skips this one.
     const auto is_out = [&](size_t distance) { return distance >= limit; };
     if (std::all_of(row.begin(), row.end(), is_out) && std::all_of(last.begin(), last.end(), is_out))
       return limit;
@@ -37,14 +37,14 @@ size_t edit_distance(const std::string& a, const std::string& b, size_t limit) {
 }  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates) {
-  // A name of a million letters, out of a file, was not mistyped, and would take hours to compare.
-  constexpr size_t kLongest = 1000;
-  if (name.size() > kLongest) return "";
+  // A name of a million letters comes from a file, not from a typing error, and would take hours to compare.
+  constexpr size_t kMaxNameLength = 1000;
+  if (name.size() > kMaxNameLength) return "";
   std::string best;
   size_t best_distance = std::max<size_t>(name.size() / 3, 1) + 1;
   for (const std::string& candidate : candidates) {
     const size_t distance = edit_distance(name, candidate, best_distance);
-    // With half of the letters wrong any short name is near any other: "O4" was not meant to be "O0".
+    // With half of the letters wrong, any short name is near any other: "O4" was not meant to be "O0".
     if (distance < best_distance && 2 * distance < std::max(name.size(), candidate.size())) {
       best = candidate;
       best_distance = distance;
@@ -57,7 +57,7 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   const auto first = std::find_if(candidates.begin(), candidates.end(), contains);
   const bool only = first != candidates.end() && std::none_of(first + 1, candidates.end(), contains);
   if (only) return *first;
-  // "epochs" is more likely the first of those that are epochs of some kind than nothing.
+  // "epochs" probably means the first candidate that ends in that word.
   const auto last_word =
       std::find_if(candidates.begin(), candidates.end(), [&](const std::string& candidate) {
         return contains(candidate) && candidate.ends_with(name) &&

@@ -5,15 +5,16 @@
 
 namespace mantissa {
 
-/// The candidate that `name` was most likely meant to be: the nearest within a third of its length in edits
-/// (a swap of neighbours is one) that leave more than half of the letters, else the only one that contains
-/// it, else "". For errors that name the cure: "unknown key 'precison', did you mean 'precision'?".
+/// Returns the candidate that `name` was most likely meant to be, for errors such as "unknown key 'precison',
+/// did you mean 'precision'?". It is the nearest one whose distance is at most a third of the name's length
+/// in edits (a swap of neighbours is one edit) and that keeps more than half of the letters; otherwise the
+/// only candidate that contains `name`; otherwise "".
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates);
 
-/// "a, b, c"
+/// Returns "a, b, c".
 std::string join_names(const std::vector<std::string>& names);
 
-/// The names in a map, as did_you_mean() and join_names() take them.
+/// Returns the keys of a map, as did_you_mean() and join_names() accept them.
 template <typename Map>
 std::vector<std::string> keys_of(const Map& map) {
   std::vector<std::string> keys;
@@ -21,7 +22,7 @@ std::vector<std::string> keys_of(const Map& map) {
   return keys;
 }
 
-/// "; did you mean 'precision'?" or "".
+/// Returns "; did you mean 'precision'?" or "".
 std::string did_you_mean(const std::string& name, const std::vector<std::string>& candidates);
 
 }  // namespace mantissa

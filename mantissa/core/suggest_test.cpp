@@ -34,12 +34,12 @@ TEST(Suggest, MoreThanHalfOfAShortNameMustBeRight) {
   EXPECT_EQ(nearest_name("lr2", {"lr"}), "lr");
 }
 
-// Comparing two names of a file letter by letter takes the product of their lengths: days for these.
+// Comparing two names from a file letter by letter takes the product of their lengths: days for these.
 TEST(Suggest, LongNamesAreNoDelay) {
   const std::string long_name(10'000'000, 'x');
   EXPECT_EQ(nearest_name(long_name, {long_name + "y"}), "");
   EXPECT_EQ(nearest_name("short", {long_name, "shor"}), "shor");
-  // The search ends where nothing nearer can come, and not before.
+  // The search stops when nothing nearer can follow, and not earlier.
   EXPECT_EQ(nearest_name("abc", {"xyz", "bac"}), "bac");
   EXPECT_EQ(nearest_name("xyzzyabcdef", {"xyzabcdef"}), "xyzabcdef");
 }
@@ -51,7 +51,7 @@ TEST(Suggest, JoinsNames) {
 
 TEST(Suggest, TheOnlyNameThatContainsTheWordIsMeant) {
   EXPECT_EQ(nearest_name("epochs", {"max-epochs", "max-steps"}), "max-epochs");
-  EXPECT_EQ(nearest_name("max", {"max-epochs", "max-steps"}), "");  // either could be
+  EXPECT_EQ(nearest_name("max", {"max-epochs", "max-steps"}), "");  // both are possible
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-// For the tests of every room: what a call says when it fails, and libtorch when it warns; files and folders.
+// For the tests of every room: the message of a call that fails, libtorch's warnings, files and folders.
 
 #include <cstdlib>
 #include <filesystem>
@@ -14,7 +14,7 @@
 
 namespace mantissa {
 
-/// The message of the c10::Error that `f` throws, or "no error".
+/// Returns the message of the c10::Error that `f` throws, or "no error".
 template <typename F>
 std::string error_of(const F& f) {
   try {
@@ -25,7 +25,7 @@ std::string error_of(const F& f) {
   return "no error";
 }
 
-/// What libtorch would warn of in this scope, once-only warnings included.
+/// Collects the warnings of libtorch in this scope, including those that appear only once.
 class Warnings : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
@@ -36,7 +36,7 @@ class Warnings : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_{this};
 };
 
-/// A file of mantissa_test_data(), which lies beside the program of the test, in a package too.
+/// Returns the path of a file of mantissa_test_data(). It is beside the test program, also in a package.
 inline std::filesystem::path test_data(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "testdata" / name;
 }
@@ -46,7 +46,7 @@ inline std::string content_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-/// Each test gets a folder that is removed with all that lies in it.
+/// Gives each test a folder that is removed with its contents.
 class InFolder : public testing::Test {
  protected:
   void SetUp() override {

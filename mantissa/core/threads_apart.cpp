@@ -31,7 +31,8 @@ namespace mantissa {
 namespace threads_apart {
 namespace {
 
-/// Of as many processors as the largest machines have; the kernel refuses a set that is smaller than its own.
+/// An affinity set for as many processors as the largest machines have; the kernel refuses a set that is
+/// smaller than its own.
 struct Affinity {
   static constexpr int kCpus = 8192;
   std::array<cpu_set_t, kCpus / CPU_SETSIZE> words{};
@@ -42,10 +43,11 @@ struct Affinity {
   }
 };
 
-/// The processor of a thread that runs or could run, out of the text of its /proc/.../stat; -1: it waits.
+/// Returns the processor of a thread that runs or could run, from the text of its /proc/.../stat; -1 if it
+/// waits.
 int processor_of(const char* stat) {
   constexpr int kStateField = 3, kProcessorField = 39;
-  // The second field is a name in brackets, which may hold brackets and spaces.
+  // The second field is a name in parentheses, which may itself contain parentheses and spaces.
   const char* at = std::strrchr(stat, ')');
   if (at == nullptr || std::strlen(at) < 3 || at[2] != 'R') return -1;
   at += 2;
@@ -57,7 +59,7 @@ int processor_of(const char* stat) {
   return static_cast<int>(std::strtol(at, nullptr, 10));
 }
 
-/// Empty if it cannot be read, as of a thread that has just ended.
+/// Returns an empty text if the file cannot be read, as for a thread that has just ended.
 std::array<char, 1024> contents(const std::string& path) {
   std::array<char, 1024> text{};
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -97,7 +99,7 @@ std::vector<int> allowed_cpus(pid_t thread) {
 
 std::vector<Move> moves(const std::vector<RunningThread>& threads,
                         const std::function<std::vector<int>(pid_t)>& allowed_cpus_of) {
-  std::map<int, int> count;  // of these threads, on each processor
+  std::map<int, int> count;  // the number of these threads on each processor
   for (const RunningThread& each : threads) ++count[each.cpu];
   std::vector<Move> moves;
   for (auto thread = threads.rbegin(); thread != threads.rend(); ++thread) {
@@ -119,7 +121,7 @@ void carry_out(const Move& move) {
   Affinity before, there;
   if (!before.read(move.thread)) return;
   CPU_SET_S(move.cpu, sizeof there.words, there.words.data());
-  // The kernel moves a thread when it may no longer stay, and does not move it back when it may.
+  // The kernel moves a thread that may no longer stay, and does not move it back when it may again.
   if (there.write(move.thread)) static_cast<void>(before.write(move.thread));
 }
 
@@ -127,28 +129,29 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long until the next look. Measured beside a busy process: after every 5 ms a step takes as long as
-/// with bound threads, after 20 ms a tenth longer, and so it does after 2 ms, since each look takes a
-/// processor from a thread.
+/// Computes the time until the next look. Measured beside a busy process: with a look every 5 ms a training
+/// step takes as long as with bound threads; with 20 ms it takes a tenth longer, and so it does with 2 ms,
+/// because each look takes a processor from a thread.
 class Period {
  public:
-  /// `look`: what the last one took of a processor, of which it may have a hundredth.
+  /// `look`: the processor time of the last look. Looking may use a hundredth of one processor.
   milliseconds after(std::chrono::nanoseconds look, bool are_several, bool has_moved) {
-    soon_ = has_moved ? kSoon : std::max(soon_ - 1, 0);
-    awake_ = are_several ? kAwake : std::max(awake_ - 1, 0);
+    soon_ = has_moved ? kLooksAfterMove : std::max(soon_ - 1, 0);
+    awake_ = are_several ? kLooksAfterActivity : std::max(awake_ - 1, 0);
     const milliseconds rest(soon_ > 0 ? 5 : awake_ > 0 ? 20 : 100);
     return std::max(rest, std::chrono::duration_cast<milliseconds>(100 * look));
   }
 
  private:
-  /// So many looks after a move, because what shares the machine now will do so for a while: a second.
-  static constexpr int kSoon = 200;
-  /// So many looks after there were several running threads, because teams sleep between their tasks.
-  static constexpr int kAwake = 50;
+  /// The number of looks with the short period after a move: a second, because the other load usually stays
+  /// for a while.
+  static constexpr int kLooksAfterMove = 200;
+  /// The number of looks with the middle period after several threads ran: teams sleep between their tasks.
+  static constexpr int kLooksAfterActivity = 50;
   int soon_ = 0, awake_ = 0;
 };
 
-[[noreturn]] void keep_looking() {
+[[noreturn]] void watch_threads() {
   pthread_setname_np(pthread_self(), "threads-apart");
   Period period;
   while (true) {
@@ -161,19 +164,19 @@ class Period {
       are_several = threads.size() > 1;
       has_moved = !due.empty();
     } catch (const std::bad_alloc&) {
-      // Who needs the memory more will say so.
+      // Whatever needs the memory more will report it.
     }
     std::this_thread::sleep_for(
         period.after(time_of(CLOCK_THREAD_CPUTIME_ID) - begin, are_several, has_moved));
   }
 }
 
-/// On a thread that takes none of the program's signals.
+/// Starts the thread, which receives none of the program's signals.
 void start() {
   keep_loaded(reinterpret_cast<const void*>(&start), "keep_threads_apart");
   const SignalsBlocked none;
   try {
-    std::thread(keep_looking).detach();
+    std::thread(watch_threads).detach();
   } catch (const std::system_error& error) {
     TORCH_WARN("keep_threads_apart: no thread can be started (", error.what(),
                "), so on a busy machine this program may be slow; raise the limit (ulimit -u)");

@@ -71,7 +71,7 @@ TEST(ThreadsApart, NoThreadGoesWhereItMayNotRun) {
       << "they have ended meanwhile";
 }
 
-/// A thread that computes until its end.
+/// A thread that computes until it is destroyed.
 class Spinning {
  public:
   Spinning() {
@@ -121,7 +121,7 @@ TEST(ThreadsApart, AThreadThatWaitsOrHasEndedIsNotRunning) {
   EXPECT_TRUE(
       std::none_of(running.begin(), running.end(), [&](const auto& each) { return each.id == ended; }));
   EXPECT_THAT(threads_apart::allowed_cpus(ended), IsEmpty());
-  threads_apart::carry_out({ended, 0});  // it is too late for that
+  threads_apart::carry_out({ended, 0});  // the thread has ended, so this does nothing
 }
 
 TEST(ThreadsApart, AMoveIsMadeAtOnceAndBindsNothing) {
@@ -130,7 +130,7 @@ TEST(ThreadsApart, AMoveIsMadeAtOnceAndBindsNothing) {
   if (allowed.size() < 2) GTEST_SKIP() << "one processor";
   std::vector<int> visited;
   for (const int cpu : allowed) {
-    // The kernel may move it on at any time; not each time, though.
+    // The kernel may move the thread away at any time, but not each time.
     for (int attempt = 0; attempt < 1000 && (visited.empty() || visited.back() != cpu); ++attempt) {
       threads_apart::carry_out({spinning.id(), cpu});
       for (int look = 0; look < 1000 && spinning.cpu() != cpu; ++look) std::this_thread::yield();
@@ -141,7 +141,7 @@ TEST(ThreadsApart, AMoveIsMadeAtOnceAndBindsNothing) {
   EXPECT_EQ(visited, allowed);
 }
 
-/// How many threads of this process look after the others.
+/// Returns how many threads of this process watch the others.
 int watchers() {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -161,7 +161,7 @@ TEST(ThreadsApart, BeginOnceAndUnlessTheEnvironmentForbidsIt) {
   unsetenv("MANTISSA_KEEP_THREADS_APART");
   keep_threads_apart();
   keep_threads_apart();
-  while (watchers() == 0) std::this_thread::yield();  // a new thread has the old one's name at first
+  while (watchers() == 0) std::this_thread::yield();  // a new thread first has its parent's name
   EXPECT_EQ(watchers(), 1);
 }
 

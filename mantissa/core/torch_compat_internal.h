@@ -1,6 +1,6 @@
 #pragma once
 
-// What differs between the releases of libtorch that Mantissa builds with, 2.11 to 2.15.
+// Differences between the releases of libtorch that Mantissa builds with, 2.11 to 2.15.
 
 #include <type_traits>
 #include <utility>
@@ -18,7 +18,7 @@ static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
 
 namespace mantissa {
 
-/// Whether the dimensions of `x` have names, which its operations would have to check and hand on.
+/// Whether the dimensions of `x` have names, which operations would have to check and propagate.
 inline bool has_names([[maybe_unused]] const at::Tensor& x) {
 #if __has_include(<ATen/core/NamedTensor.h>)
   return x.has_names();
@@ -27,8 +27,8 @@ inline bool has_names([[maybe_unused]] const at::Tensor& x) {
 #endif
 }
 
-/// What owns a node of autograd's graph: std::shared_ptr in 2.11, c10::intrusive_ptr in 2.13. Whoever uses it
-/// includes torch/csrc/autograd/function.h.
+/// The owning pointer of a node in autograd's graph: std::shared_ptr in 2.11, c10::intrusive_ptr in 2.13.
+/// Code that uses it includes torch/csrc/autograd/function.h.
 using NodePointer = std::remove_cv_t<std::remove_reference_t<decltype(std::declval<at::Tensor>().grad_fn())>>;
 
 }  // namespace mantissa

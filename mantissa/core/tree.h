@@ -13,16 +13,16 @@
 
 namespace mantissa {
 
-/// A struct that takes part in map_tensors() by naming its members: `auto tensors() { return std::tie(a, b);
+/// A struct that takes part in map_tensors() by listing its members: `auto tensors() { return std::tie(a, b);
 /// }`.
 template <typename T>
 concept HasTensors = requires(T& value) {
   value.tensors();
 };
 
-/// A copy of `tree` in which every tensor t is f(t): a tensor, a vector, array, tuple, pair, map or optional
-/// of trees, or a struct with tensors(). Strings, numbers and anything else are copied as they are, and the
-/// caller's containers are not changed (spec IN-7, IN-9). Undefined tensors are left alone.
+/// Returns a copy of `tree` in which every tensor t is replaced by f(t). A tree is a tensor, a vector, array,
+/// tuple, pair, map or optional of trees, or a struct with tensors(). Strings, numbers and anything else are
+/// copied unchanged, and the caller's containers do not change. Undefined tensors are left alone.
 template <typename Tree, typename F>
 Tree map_tensors(const Tree& tree, const F& f);
 

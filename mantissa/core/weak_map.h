@@ -9,7 +9,7 @@
 
 namespace mantissa {
 
-/// How a WeakMap takes hold of an object: by tensor or by storage.
+/// Defines how a WeakMap refers to an object: by tensor or by storage.
 template <typename Object>
 struct WeakKey;
 template <>
@@ -27,11 +27,11 @@ struct WeakKey<c10::Storage> {
   static Weak weak(const c10::Storage& storage) { return storage.getWeakStorageImpl(); }
 };
 
-/// Values that belong to tensors (WeakMap<at::Tensor, Value>) or to storages (WeakMap<c10::Storage, Value>).
-/// An object is found by its identity: what it holds may change.
+/// A map from tensors (WeakMap<at::Tensor, Value>) or storages (WeakMap<c10::Storage, Value>) to values. An
+/// object is found by its identity; its contents may change.
 ///
 /// The map does not keep an object alive. While it has an entry, no later object can get the same address, so
-/// that a lookup never finds another object's value. Entries of dead objects are dropped as the map grows.
+/// a lookup never finds another object's value. Entries of dead objects are dropped as the map grows.
 ///
 /// Threads: as std::unordered_map.
 /// Example: weak_map_test.cpp, WeakMap.FindsTheObjectItWasGiven
@@ -41,7 +41,7 @@ class WeakMap {
   using Key = WeakKey<Object>;
   using Address = const typename Key::Impl*;
 
-  /// Null if there is no entry.
+  /// Returns null if there is no entry.
   Value* find(Address address) {
     const auto found = entries_.find(address);
     return found == entries_.end() ? nullptr : &found->second.value;
@@ -51,13 +51,13 @@ class WeakMap {
   const Value* find(const Object& object) const { return find(Key::address(object)); }
   bool contains(const Object& object) const { return find(object) != nullptr; }
 
-  /// The object's value, made from `arguments` if it has none yet, and whether it was made.
+  /// Returns the object's value, made from `arguments` if it had none, and whether it was made.
   template <typename... Arguments>
   std::pair<Value*, bool> try_emplace(const Object& object, Arguments&&... arguments) {
     if (Value* value = find(object)) return {value, false};
     if (entries_.size() >= limit_) {
       erase_expired();
-      limit_ = 2 * entries_.size() + kSmall;
+      limit_ = 2 * entries_.size() + kMinSweepSize;
     }
     Entry entry{Key::weak(object), Value{std::forward<Arguments>(arguments)...}};
     return {&entries_.try_emplace(Key::address(object), std::move(entry)).first->second.value, true};
@@ -72,7 +72,7 @@ class WeakMap {
     return std::erase_if(entries_, [](const auto& entry) { return entry.second.object.expired(); });
   }
   void clear() { entries_.clear(); }
-  /// Entries of dead objects included.
+  /// Counts entries of dead objects too.
   size_t size() const { return entries_.size(); }
   bool empty() const { return entries_.empty(); }
 
@@ -84,13 +84,13 @@ class WeakMap {
   }
 
  private:
-  static constexpr size_t kSmall = 64;  // below which dead entries are not worth a look
+  static constexpr size_t kMinSweepSize = 64;  // below this size dead entries are not worth a search
   struct Entry {
     typename Key::Weak object;
     Value value;
   };
   std::unordered_map<Address, Entry> entries_;
-  size_t limit_ = kSmall;
+  size_t limit_ = kMinSweepSize;
 };
 
 }  // namespace mantissa

@@ -14,8 +14,8 @@
 namespace mantissa {
 namespace {
 
-/// One stream a device for the whole process: the allocator gives memory back to the stream it was allocated
-/// on, so that with a new stream for every pass each would hold on to batches of its own.
+/// Returns one stream per device for the whole process. The allocator returns memory to the stream on which
+/// it was allocated; with a new stream for every pass, each stream would hold batches of its own.
 c10::Stream copying_stream(at::Device device) {
   static std::mutex mutex;
   static std::unordered_map<at::Device, c10::Stream> streams;
@@ -30,10 +30,10 @@ bool is_dense_on_host(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested();
 }
 
-/// Only from page-locked memory does a copy leave the host at once.
+/// Returns a copy in page-locked memory: only from there does a copy to a device run asynchronously.
 at::Tensor page_locked(const at::Tensor& tensor) {
   if (tensor.is_pinned()) return tensor;
-  // Packed, in the order of the tensor's strides, as Tensor::to() has it.
+  // Packed, in the order of the tensor's strides, like the result of Tensor::to().
   return at::empty_like(tensor, tensor.options().pinned_memory(true)).copy_(tensor);
 }
 
@@ -71,7 +71,7 @@ Batch BatchTransfer::take() {
   const c10::impl::VirtualGuardImpl device(device_.type());
   const c10::Stream computing = device.getStream(device_);
   next.copied->block(computing);
-  // Should the last handle be dropped while the device still computes with it, the memory stays taken.
+  // If the last handle is dropped while the device still computes with it, the memory stays reserved.
   for (const at::Tensor& copy : next.copies)
     device.recordDataPtrOnStream(copy.storage().data_ptr(), computing);
   return next.batch;

@@ -79,7 +79,7 @@ TEST(BatchTransfer, ToAGpuThatCannotBeUsedSaysWhy) {
               ThrowsMessage<c10::ValueError>(HasSubstr(why_no_cuda())));
 }
 
-// A device of this test's own, whose memory is the host's: it computes nothing, and notes what it is asked.
+// A device of this test whose memory is the host's. It computes nothing and records what it is asked to do.
 
 std::vector<std::string>& asked() {
   static std::vector<std::string> lines;
@@ -289,7 +289,7 @@ TEST(BatchTransferCuda, GivesWhatToGives) {
   }
 }
 
-// Each batch is dropped while the device still reads it, and the next one would be written into its memory.
+// Each batch is dropped while the device still reads it; the next one must not be written into its memory.
 TEST(BatchTransferCuda, MemoryInUseIsNotGivenToTheNextBatch) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const at::Device device(at::kCUDA, 0);

@@ -9,16 +9,17 @@
 #include "mantissa/core/thread_warnings.h"
 #include "mantissa/data/batch_workers_internal.h"
 
-// The one of the MKL inside libtorch, where there is one: at::set_num_threads() counts for new threads, too,
-// and MKL would then take its number over OpenMP's.
+// The function of the MKL inside libtorch, if there is one. at::set_num_threads() also applies to new
+// threads, and MKL would then prefer its number to OpenMP's.
 extern "C" [[gnu::weak]] int MKL_Set_Num_Threads_Local(int threads);
 
 namespace mantissa {
 namespace {
 
-/// For the calling thread alone; at::set_num_threads() is for all that begin after it.
+/// Limits the calling thread only; at::set_num_threads() would apply to all threads that start after it.
 void use_one_thread() {
-  // Both would otherwise undo the rest at the first operation: ours, and the copy that is libtorch's own.
+  // Run libtorch's lazy initialisation now; at the first operation it would undo the limits. The first call
+  // runs our copy of it, the second libtorch's own.
   at::internal::lazy_init_num_threads();
   at::get_num_threads();
   omp_set_num_threads(1);
@@ -31,7 +32,7 @@ BatchWorkers::BatchWorkers(Read read, int64_t first, int64_t end, int64_t num_wo
                            int64_t prefetch_factor)
     : read_(std::move(read)), end_(end), taken_(first), claimed_(first) {
   const int64_t batches = end - first, workers = std::min(num_workers, batches);
-  // Without the product, which overflows for a factor near 2^63.
+  // Avoids the product, which overflows for a factor near 2^63.
   const int64_t ahead = prefetch_factor > batches / num_workers ? batches : num_workers * prefetch_factor;
   slots_.resize(static_cast<size_t>(ahead));
   try {
@@ -88,7 +89,7 @@ void BatchWorkers::run() {
     room_.wait(lock, [&] { return stop_ || claimed_ == end_ || claimed_ - taken_ < std::ssize(slots_); });
     if (stop_ || claimed_ == end_) return;
     const int64_t number = claimed_++;
-    if (claimed_ == end_) room_.notify_all();  // nobody need wait any more
+    if (claimed_ == end_) room_.notify_all();  // nobody has to wait any more
     lock.unlock();
     Slot slot = read(number);
     lock.lock();

@@ -15,31 +15,31 @@
 
 namespace mantissa {
 
-/// Threads that read the batches of an epoch, or of what is left of it, ahead of the one who uses them.
+/// Threads that read the batches of an epoch, or of the rest of it, ahead of the consumer.
 ///
-/// Each thread computes with one libtorch thread, and with the grad mode, autocast and so on that the thread
-/// has that makes this. It ends when there is nothing left to read.
-/// Memory:  at most num_workers * prefetch_factor batches, those that are being read included.
-/// Threads: `read` is called from all of them at once; everything else is for one thread.
+/// Each thread computes with one libtorch thread, and takes over grad mode, autocast and so on from the
+/// thread that makes this object. It ends when nothing is left to read.
+/// Memory:  at most num_workers * prefetch_factor batches, including those that are being read.
+/// Threads: all workers call `read` at once; everything else is for one thread.
 class BatchWorkers {
  public:
-  /// Reads the batch of this number.
+  /// Reads the batch with this number.
   using Read = std::function<Batch(int64_t number)>;
 
-  /// For the batches from `first` to `end` - 1. The counts must be at least 1.
-  /// Errors: c10::Error if the system gives no thread.
+  /// Reads the batches from `first` to `end` - 1. The counts must be at least 1.
+  /// Errors: c10::Error if the system cannot start a thread.
   BatchWorkers(Read read, int64_t first, int64_t end, int64_t num_workers, int64_t prefetch_factor);
-  /// Drops what was read ahead; waits for the calls of `read` that have begun.
+  /// Drops the batches that were read ahead; waits for the running calls of `read`.
   ~BatchWorkers();
   BatchWorkers(const BatchWorkers&) = delete;
   BatchWorkers& operator=(const BatchWorkers&) = delete;
 
-  /// The next batch in order, for which it waits; to be called end - first times.
-  /// Errors: what `read` threw for this batch. The next call gives the batch behind it.
+  /// Waits for the next batch in order and returns it; to be called end - first times.
+  /// Errors: those of `read` for this batch. The next call returns the batch after it.
   Batch next();
 
  private:
-  /// A batch that has been read, or why it could not be; neither before that.
+  /// A batch that has been read, or the error of reading it; neither before that.
   struct Slot {
     std::optional<Batch> batch;
     std::exception_ptr error;
@@ -56,8 +56,8 @@ class BatchWorkers {
 
   std::mutex mutex_;
   std::condition_variable room_, ready_;
-  std::vector<Slot> slots_;  ///< of the batches from taken_ on
-  int64_t taken_, claimed_;  ///< the first numbers that were not handed out, and not begun
+  std::vector<Slot> slots_;  ///< the batches from taken_ on
+  int64_t taken_, claimed_;  ///< the first batch not yet returned, and the first not yet begun
   bool stop_ = false;
 
   std::vector<std::thread> threads_;

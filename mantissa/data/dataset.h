@@ -10,16 +10,16 @@
 
 namespace mantissa {
 
-/// Samples by number, handed out a batch at a time. The interface that loaders read.
+/// Samples by number, returned a batch at a time. This is the interface that loaders read.
 ///
-/// Threads: get_batch() may be called from several at once.
+/// Threads: several threads may call get_batch() at once.
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  /// How many samples there are.
+  /// Returns the number of samples.
   virtual int64_t size() const = 0;
-  /// The samples of these numbers, in this order; a number may come twice. Shape of `indices`: [n], int64 on
-  /// the CPU.
+  /// Returns the samples with these numbers, in this order; a number may occur twice. Shape of `indices`:
+  /// [n], int64 on the CPU.
   /// Errors: c10::ValueError for other shapes and dtypes and for a number outside 0..size()-1.
   virtual Batch get_batch(const at::Tensor& indices) const = 0;
 };
@@ -39,7 +39,7 @@ class TensorDataset final : public Dataset {
   at::Tensor data_, target_;
 };
 
-/// Some samples of another dataset, in an order of their own.
+/// Some samples of another dataset, in any order.
 class Subset final : public Dataset {
  public:
   /// Shape of `indices`: [n], int64.
@@ -54,21 +54,19 @@ class Subset final : public Dataset {
   at::Tensor indices_;
 };
 
-/// Splits off a held-out part at random: {train, held out}. The held-out part has round(size * fraction)
-/// samples, the last of torch.randperm(size) drawn from a generator that was seeded with `seed`, as Python's
-/// random_split() would take them.
-/// Errors: c10::ValueError if the fraction is not between 0 and 1 or leaves
-/// either part empty.
+/// Splits off a random held-out part: {train, held out}. The held-out part has round(size * fraction)
+/// samples: the last ones of torch.randperm(size) from a generator seeded with `seed`, as in Python's
+/// random_split().
+/// Errors: c10::ValueError if the fraction is not between 0 and 1 or leaves either part empty.
 std::pair<std::shared_ptr<const Dataset>, std::shared_ptr<const Dataset>> random_split(
     const std::shared_ptr<const Dataset>& dataset, double held_out_fraction, uint64_t seed);
 
-/// How many of `size` samples are held out.
+/// Returns how many of `size` samples are held out.
 /// Errors: those of random_split(); `what` begins the message.
 int64_t held_out_size(int64_t size, double held_out_fraction, const char* what);
 
-/// For implementers of Dataset::get_batch().
-/// Errors: c10::ValueError as stated there; `what` begins the
-/// message.
+/// Checks `indices` for implementers of Dataset::get_batch().
+/// Errors: those of get_batch(); `what` begins the message.
 void check_indices(const at::Tensor& indices, int64_t size, const char* what);
 
 }  // namespace mantissa

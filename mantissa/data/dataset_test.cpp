@@ -24,7 +24,7 @@ TEST(TensorDataset, RefusesWrongIndices) {
   EXPECT_THROW(dataset->get_batch(at::zeros({1, 1}, at::kLong)), c10::ValueError);
   EXPECT_THROW(dataset->get_batch(at::zeros({1}, at::kInt)), c10::ValueError);
   EXPECT_THROW(dataset->get_batch(at::Tensor()), c10::ValueError);
-  // Every second of a longer row: the check must follow the stride.
+  // Every second element of a longer row: the check must follow the stride.
   EXPECT_THROW(dataset->get_batch(row({0, 0, 9, 0}).slice(0, 0, 4, 2)), c10::ValueError);
   EXPECT_EQ(dataset->get_batch(row({0, 9, 4, 9}).slice(0, 0, 4, 2)).data.sum().item<int64_t>(), 4);
 }

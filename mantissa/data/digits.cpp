@@ -14,8 +14,8 @@ extern const char mantissa_digits_labels[], mantissa_digits_labels_end[];
 namespace mantissa {
 
 std::shared_ptr<const TensorDataset> load_digits() {
-  // Through integers: the two symbols are different objects to the compiler, whose difference it need not
-  // define.
+  // Subtracts integers: for the compiler the two symbols are different objects, whose difference is
+  // undefined.
   const auto between = [](const char* begin, const char* end) {
     return std::string_view(begin, reinterpret_cast<uintptr_t>(end) - reinterpret_cast<uintptr_t>(begin));
   };

@@ -1,4 +1,4 @@
-// The two files of digits/ as read-only data of the library: see digits/README.md for source and licence.
+// The two files of digits/ as read-only data of the library; digits/README.md names source and licence.
         .section .rodata
         .balign 16
         .globl  mantissa_digits_images

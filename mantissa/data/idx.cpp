@@ -32,14 +32,14 @@ constexpr std::array<std::pair<uint8_t, at::ScalarType>, 6> kElementTypes{{
 
 constexpr uint64_t kMaxElements = (uint64_t{1} << 31) - 1;
 constexpr int kMaxDimensions = 8;
-/// deflate's best: 258 bytes from 2 bits, so a file of n bytes unpacks to less than 1,033 n.
+/// deflate's highest ratio: 258 bytes from 2 bits, so a file of n bytes unpacks to less than 1,033 n.
 constexpr uint64_t kMaxGzipRatio = 1033;
 
-/// Where the bytes come from.
+/// The source of the bytes.
 class Source {
  public:
   virtual ~Source() = default;
-  /// Up to `n` bytes; fewer only at the end.
+  /// Reads up to `n` bytes; fewer only at the end.
   virtual uint64_t read(void* out, uint64_t n) = 0;
 };
 
@@ -57,7 +57,7 @@ class MemorySource final : public Source {
   std::string_view rest_;
 };
 
-/// zlib reads both: what does not begin as gzip does is passed through.
+/// Reads plain and gzip files: zlib passes data through that do not begin as gzip.
 class FileSource final : public Source {
  public:
   FileSource(int fd, std::string name) : file_(gzdopen(fd, "rb")), name_(std::move(name)) {
@@ -100,7 +100,7 @@ void from_big_endian(const at::Tensor& tensor) {
   for (int64_t i = 0; i < tensor.numel(); ++i, bytes += size) std::reverse(bytes, bytes + size);
 }
 
-/// `max_bytes`: what `source` can hold at most.
+/// `max_bytes`: the most that `source` can hold.
 at::Tensor read(Source& source, uint64_t max_bytes, const std::string& name) {
   std::array<uint8_t, 4> magic{};
   const uint64_t found = source.read(magic.data(), magic.size());
@@ -144,7 +144,7 @@ at::Tensor read(Source& source, uint64_t max_bytes, const std::string& name) {
   const uint64_t got = bytes == 0 ? 0 : source.read(tensor.mutable_data_ptr(), bytes);
   TORCH_CHECK_VALUE(got == bytes, "IDX file '", name, "': truncated: ", header + bytes, " bytes expected, ",
                     header + got, " found; get the file again from its source");
-  char extra = 0;  // also makes zlib check the sum at the end of the stream
+  char extra = 0;  // also makes zlib verify the checksum at the end of the stream
   TORCH_CHECK_VALUE(source.read(&extra, 1) == 0, "IDX file '", name, "': it goes on after the ",
                     header + bytes, " bytes that its header of shape ", at::IntArrayRef(shape),
                     " expects; get the file again from its source");
@@ -161,7 +161,7 @@ at::Tensor parse_idx(std::string_view bytes, const std::string& name) {
 
 at::Tensor read_idx(const std::filesystem::path& path) {
   const std::string name = path.string();
-  // A pipe would wait for a writer before it can be refused.
+  // O_NONBLOCK, because opening a pipe would wait for a writer before the pipe could be refused.
   const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   TORCH_CHECK(fd >= 0, "cannot open IDX file '", name, "': ", std::generic_category().message(errno),
               "; check the path and its permissions");

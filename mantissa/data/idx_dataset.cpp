@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kImages = "images-idx3-ubyte", kLabels = "labels-idx1-ubyte", kGzip = ".gz";
 constexpr double kDigitsMax = 16, kByteMax = 255;
 
-/// What of `file` comes before `kind`, if it ends with that, with or without .gz.
+/// Sets `prefix` to the part of `file` before `kind`, if it ends with that, with or without .gz.
 bool has_prefix(std::string_view file, std::string_view kind, std::string& prefix) {
   if (file.ends_with(kGzip)) file.remove_suffix(kGzip.size());
   if (!file.ends_with(kind)) return false;
@@ -29,7 +29,7 @@ struct Pair {
   fs::path images, labels;
 };
 
-/// The labels beside `images`; a plain file is preferred to a gzip'd one.
+/// Finds the labels beside `images`; a plain file is preferred to a gzip file.
 Pair with_labels(const fs::path& images, const std::string& prefix) {
   const fs::path labels = images.parent_path() / (prefix + std::string(kLabels));
   const fs::path gzip = labels.string() + std::string(kGzip);

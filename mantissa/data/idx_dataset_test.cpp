@@ -28,7 +28,7 @@ class IdxFolder : public testing::Test {
     for (const uint8_t n : shape) out += std::string{0, 0, 0, char(n)};
     std::ofstream(folder_ / name, std::ios::binary) << out << data;
   }
-  /// Images of 1 x 2 pixels, all of value `pixel`, and their labels.
+  /// Writes images of 1 x 2 pixels, all of value `pixel`, and their labels.
   void write_pair(const std::string& prefix, const std::string& labels, int pixel) const {
     write(prefix + "images-idx3-ubyte", {uint8_t(labels.size()), 1, 2},
           std::string(2 * labels.size(), char(pixel)));
@@ -93,7 +93,7 @@ TEST_F(IdxFolder, LabelOutOfRange) {
 
 TEST_F(IdxFolder, TrainAndTestPartShareOneScale) {
   write_pair("train-", std::string("\x00\x0b", 2), 200);
-  write_pair("t10k-", std::string("\x01", 1), 8);  // dark, but not of the digits' range
+  write_pair("t10k-", std::string("\x01", 1), 8);  // dark, but not in the digits' range
   const IdxDataset set = load_idx_dataset(folder_);
   EXPECT_EQ(set.train->data().sizes(), (std::vector<int64_t>{2, 1, 1, 2}));
   EXPECT_EQ(set.train->data().scalar_type(), at::kFloat);
@@ -107,7 +107,7 @@ TEST_F(IdxFolder, TrainAndTestPartShareOneScale) {
 TEST_F(IdxFolder, TrainAndTestPartHaveImagesOfOneSize) {
   write_pair("train-", std::string("\x00\x01", 2), 200);
   write("t10k-labels-idx1-ubyte", {1}, "\x01");
-  write("t10k-images-idx3-ubyte", {1, 2, 1}, "ab");  // as many bytes, but upright
+  write("t10k-images-idx3-ubyte", {1, 2, 1}, "ab");  // the same number of bytes, but upright
   EXPECT_THAT(load_error(),
               AllOf(HasSubstr((folder_ / "t10k-images-idx3-ubyte").string() + ": images of 2 x 1 pixels"),
                     HasSubstr((folder_ / "train-images-idx3-ubyte").string() + " have 1 x 2")));

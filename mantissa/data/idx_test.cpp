@@ -91,7 +91,7 @@ TEST(Idx, EveryElementTypeIsBigEndian) {
   EXPECT_EQ(parse_idx(idx(8, {2, 0, 3}, ""), "mem").sizes(), (std::vector<int64_t>{2, 0, 3}));
 }
 
-// No single wrong byte of a good file may crash; what passes has the size that the bytes have.
+// No single wrong byte of a good file may crash; a result that passes has the size of the bytes.
 TEST(Idx, SurvivesEveryChangedByte) {
   for (size_t i = 0; i < kGood.size(); ++i) {
     for (int c = 0; c < 256; ++c) {
@@ -115,7 +115,7 @@ TEST_F(IdxFile, PlainAndGzip) {
   EXPECT_TRUE(at::equal(read_idx(path_), parse_idx(kGood, "mem")));
   write_gzip(kGood);
   EXPECT_TRUE(at::equal(read_idx(path_), parse_idx(kGood, "mem")));
-  // What packs best: the bound on a gzip file's content must not refuse it.
+  // The best case of compression: the bound on a gzip file's contents must not refuse it.
   write_gzip(idx(8, {5'000'000}, std::string(5'000'000, '\0')));
   EXPECT_EQ(read_idx(path_).numel(), 5'000'000);
 }
@@ -138,7 +138,7 @@ TEST_F(IdxFile, EveryCutAndEveryChangedByteOfAGzipFile) {
     std::string bad = whole;
     bad[i] = char(bad[i] ^ 0x55);
     write(bad);
-    const std::string error = read_error();  // bytes 4 to 9 are the time and flags that nothing depends on
+    const std::string error = read_error();  // bytes 4 to 9 are the time and flags, which nothing depends on
     if (i < 4 || i > 9) {
       EXPECT_NE(error, "no error") << i;
     }
@@ -156,7 +156,7 @@ TEST_F(IdxFile, GzipOfATruncatedFile) {
   EXPECT_THAT(read_error(), HasSubstr("18 bytes expected, 14 found"));
   write_gzip(kGood + "x");
   EXPECT_THAT(read_error(), HasSubstr("goes on after"));
-  // 16 GiB promised by 30 bytes.
+  // 30 bytes promise 16 GiB.
   write_gzip(idx(14, {0x7fffffffu}, "1234"));
   EXPECT_THAT(read_error(), HasSubstr("17179869184 bytes expected"));
 }

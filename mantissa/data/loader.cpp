@@ -19,7 +19,7 @@ namespace {
 const auto kIndex = at::TensorOptions().dtype(at::kLong).device(at::kCPU);
 
 int64_t batches_of(int64_t samples, const DataLoaderOptions& options) {
-  // Without the sum, which overflows for a batch size near 2^63.
+  // Avoids the sum, which overflows for a batch size near 2^63.
   const int64_t whole = samples / options.batch_size;
   return whole + (!options.drop_last && samples % options.batch_size != 0 ? 1 : 0);
 }
@@ -31,7 +31,7 @@ at::Tensor draw(int64_t size, int64_t samples, const DataLoaderOptions& options,
   return at::randperm(size, generator, kIndex).narrow(0, 0, samples);
 }
 
-/// Seeds that are near each other, far apart (the finalizer of SplitMix64: Steele, Lea, Flood 2014).
+/// Maps close seeds to distant ones (the finalizer of SplitMix64: Steele, Lea, Flood 2014).
 uint64_t scrambled(uint64_t seed) {
   seed += 0x9E3779B97F4A7C15;
   seed = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9;
@@ -39,7 +39,7 @@ uint64_t scrambled(uint64_t seed) {
   return seed ^ seed >> 31;
 }
 
-/// Reads the batches of one epoch by their number. It needs nothing of its loader, which may move.
+/// Reads the batches of one epoch by their number. It does not refer to its loader, which may be moved.
 class EpochReader {
  public:
   EpochReader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options, int64_t samples,
@@ -49,7 +49,8 @@ class EpochReader {
         batch_size_(options.batch_size),
         epoch_(epoch),
         transform_(options.transform),
-        // A CPU generator takes 32 bits of a seed: counted on, so that no two batches of a run have the same.
+        // A CPU generator uses 32 bits of a seed. Seeds are consecutive, so that no two batches of a run
+        // share one.
         first_seed_(scrambled(options.seed) +
                     static_cast<uint64_t>(epoch) * static_cast<uint64_t>(batches_of(samples, options))) {}
 
@@ -74,15 +75,15 @@ class EpochReader {
   }
 
  private:
-  /// "batch 3 of epoch 0: samples 4, 9"
+  /// Returns a text such as "batch 3 of epoch 0: samples 4, 9".
   std::string name_of(int64_t number, const at::Tensor& indices) const {
-    constexpr int64_t kNamed = 8;
+    constexpr int64_t kMaxListedSamples = 8;
     std::string text =
         "batch " + std::to_string(number) + " of epoch " + std::to_string(epoch_) + ": samples ";
     const int64_t* index = indices.const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < std::min(indices.size(0), kNamed); ++i)
+    for (int64_t i = 0; i < std::min(indices.size(0), kMaxListedSamples); ++i)
       text += (i == 0 ? "" : ", ") + std::to_string(index[i]);
-    return indices.size(0) > kNamed ? text + ", ..." : text;
+    return indices.size(0) > kMaxListedSamples ? text + ", ..." : text;
   }
 
   std::shared_ptr<const Dataset> dataset_;

@@ -15,69 +15,68 @@ namespace mantissa {
 
 class BatchWorkers;
 
-/// Batches, epoch after epoch: what a training loop reads. Protocol: (set_epoch next* )*; next() returns
-/// nothing once the epoch is over and stays so until the next set_epoch(). Before the first set_epoch() it is
-/// epoch 0.
+/// Batches, epoch after epoch, for a training loop. Protocol: (set_epoch next* )*. next() returns nothing
+/// once the epoch is over, until the next set_epoch(). Before the first set_epoch() the epoch is 0.
 ///
-/// A batch stays valid while the next one is fetched: loops look one batch ahead.
+/// A batch stays valid while the next one is fetched, because loops look one batch ahead.
 /// Threads: one at a time.
 class Loader {
  public:
   virtual ~Loader() = default;
-  /// Goes to the beginning of an epoch, whatever was read before; equal numbers give equal epochs.
+  /// Goes to the beginning of an epoch, whatever was read before. Equal numbers give equal epochs.
   virtual void set_epoch(int64_t epoch) = 0;
   virtual std::optional<Batch> next() = 0;
-  /// As if next() had been called so often in this epoch: where a run that was resumed goes on. By default it
-  /// is.
+  /// Skips batches of this epoch, as if next() had been called that often: a resumed run continues there. The
+  /// default does call next().
   virtual void skip(int64_t batches) {
     for (int64_t i = 0; i < batches && next(); ++i) continue;
   }
-  /// Batches in an epoch.
+  /// Returns the number of batches in an epoch.
   virtual int64_t size() const = 0;
 };
 
 struct DataLoaderOptions {
   /// Samples in a batch; the last one of an epoch may be smaller.
   int64_t batch_size = 32;
-  /// A new order in every epoch, instead of the dataset's own.
+  /// Draws a new order for every epoch, instead of using the dataset's own.
   bool shuffle = false;
-  /// Gives the order of every epoch, with `shuffle` or `replacement`, and the random numbers of `transform`.
+  /// Determines the order of every epoch, with `shuffle` or `replacement`, and the random numbers of
+  /// `transform`.
   uint64_t seed = 0;
-  /// Leaves out a last batch that is not full.
+  /// Leaves out the last batch if it is not full.
   bool drop_last = false;
   /// Samples in an epoch; 0 for all of the dataset.
   int64_t num_samples = 0;
-  /// Draws every sample from the whole dataset, so that one may come twice and `num_samples` may exceed its
-  /// size.
+  /// Draws every sample from the whole dataset, so that one may occur twice and `num_samples` may exceed the
+  /// dataset's size.
   bool replacement = false;
-  /// Threads that read ahead; 0: next() reads in the calling thread. The batches are the same, bit for bit,
-  /// whatever the number.
+  /// The number of threads that read ahead; 0: next() reads in the calling thread. The batches do not depend
+  /// on it, bit for bit.
   int64_t num_workers = 0;
-  /// Batches that each of them reads ahead.
+  /// The number of batches that each of them reads ahead.
   int64_t prefetch_factor = 2;
-  /// What each batch goes through.
+  /// Applied to each batch.
   Transform transform = {};
 };
 
-/// Reads a dataset batch by batch, in an order that seed and epoch alone decide.
+/// Reads a dataset batch by batch, in an order that depends only on seed and epoch.
 ///
 /// The order of epoch e is torch.randperm(size) from a generator seeded with seed + e, cut after num_samples;
-/// with replacement, torch.randint(size, (num_samples,)) from that generator. Bit for bit what Python draws;
-/// the global generator is never touched.
+/// with replacement, torch.randint(size, (num_samples,)) from that generator. It equals Python's, bit for
+/// bit; the global generator is never touched.
 ///
-/// Workers begin at the first next() after a set_epoch() or skip(), where the calling thread's grad mode,
-/// autocast and inference mode become theirs, and end with the epoch. They compute with one libtorch thread
-/// each. What they have read ahead counts as not read: a run that is resumed gets it again. set_epoch(),
-/// skip() and the destructor drop it, and wait for the batches that are being read; until the next next()
-/// nothing reads the dataset.
+/// Workers start at the first next() after a set_epoch() or skip(), take over the calling thread's grad mode,
+/// autocast and inference mode, and end with the epoch. Each computes with one libtorch thread. Batches that
+/// were read ahead count as not read: a resumed run gets them again. set_epoch(), skip() and the destructor
+/// drop them and wait for the batches that are being read; until the next next() nothing reads the dataset.
 /// Memory:  8 bytes for each sample of an epoch; num_workers * prefetch_factor batches.
-/// Threads: with several workers, dataset and transform are called from several at once.
+/// Threads: with several workers, several threads call dataset and transform at once.
 /// Errors:  c10::ValueError for a batch size below 1, a negative num_samples or num_workers, a
 ///          prefetch_factor below 1, an empty dataset, num_samples above the size without replacement, and
-///          drop_last when that leaves no batch. What dataset or transform throw for a batch comes out of the
-///          next() that would have given it, and the one after that gives the batch behind it: a c10::Error
-///          with a line that names epoch, batch and samples; anything else nested in such a c10::Error
-///          (std::rethrow_if_nested). c10::Error from next() if the system gives no thread.
+///          drop_last if it leaves no batch. An exception of dataset or transform comes out of the next() for
+///          that batch; the call after it returns the following batch. A c10::Error gets a line that names
+///          epoch, batch and samples; any other exception is nested in such a c10::Error
+///          (std::rethrow_if_nested). c10::Error from next() if the system cannot start a thread.
 /// Example: loader_test.cpp, DataLoader.ShufflesAsPythonDoes.
 class DataLoader final : public Loader {
  public:
@@ -88,7 +87,7 @@ class DataLoader final : public Loader {
 
   void set_epoch(int64_t epoch) override;
   std::optional<Batch> next() override;
-  /// Without reading a sample.
+  /// Reads no sample.
   void skip(int64_t batches) override;
   int64_t size() const override;
   const DataLoaderOptions& options() const { return options_; }
@@ -96,12 +95,12 @@ class DataLoader final : public Loader {
  private:
   std::shared_ptr<const Dataset> dataset_;
   DataLoaderOptions options_;
-  int64_t samples_ = 0, position_ = 0;         ///< samples of an epoch; batches that were handed out
-  std::function<Batch(int64_t number)> read_;  ///< a batch of this epoch; empty before the first one
+  int64_t samples_ = 0, position_ = 0;         ///< samples of an epoch; batches that were returned
+  std::function<Batch(int64_t number)> read_;  ///< reads a batch of this epoch; empty before the first one
   std::unique_ptr<BatchWorkers> workers_;
 };
 
-/// Reads a dataset in an order that is given: for comparing runs with another program's.
+/// Reads a dataset in a given order, to compare runs with another program's.
 class OrderedLoader final : public Loader {
  public:
   /// Shape of `order`: int64 [batches, batch_size]; every epoch is the same.
@@ -110,7 +109,7 @@ class OrderedLoader final : public Loader {
   OrderedLoader(std::shared_ptr<const Dataset> dataset, const at::Tensor& order);
   void set_epoch(int64_t epoch) override;
   std::optional<Batch> next() override;
-  /// Without reading a sample.
+  /// Reads no sample.
   void skip(int64_t batches) override;
   int64_t size() const override { return order_.size(0); }
 

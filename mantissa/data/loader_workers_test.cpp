@@ -30,9 +30,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
-constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 
-/// Numbers of samples as its samples. Counts, and does first whatever it is told.
+/// A dataset whose samples are their own numbers. It counts the reads, and calls `before` at each one.
 class Watched final : public Dataset {
  public:
   using Before = std::function<void(int64_t first_sample)>;
@@ -53,7 +53,7 @@ class Watched final : public Dataset {
     if (before_) before_(first);
     return {indices.clone(), {}, {}};
   }
-  /// The first samples of all batches that were asked for.
+  /// Returns the first samples of all batches that were asked for.
   std::set<int64_t> read() const {
     const std::lock_guard lock(mutex_);
     return read_;
@@ -76,14 +76,14 @@ void wait_until(const std::function<bool()>& condition) {
   }
 }
 
-/// Reads take turns at being slow, so that they end in another order than they begin.
-void dawdle(int64_t sample) {
+/// Slows reads down by different amounts, so that they end in a different order than they begin.
+void sleep_unevenly(int64_t sample) {
   std::this_thread::sleep_for(std::chrono::microseconds(sample * 7919 % 5 * 200));
 }
 
 int64_t value(const Batch& batch) { return batch.data[0].item<int64_t>(); }
 
-/// The first samples of the batches that are left.
+/// Returns the first samples of the remaining batches.
 std::vector<int64_t> rest(Loader& loader) {
   std::vector<int64_t> values;
   while (const auto batch = loader.next()) values.push_back(value(*batch));
@@ -117,10 +117,10 @@ TEST(DataLoaderWorkers, RefusesWrongNumbers) {
               HasSubstr("no samples"));
 }
 
-// Every kind of epoch, with random numbers: the last batch odd, dropped, the only one; fewer batches than
-// workers; more than fit ahead.
+// Every kind of epoch, with random numbers: the last batch smaller, dropped, or the only one; fewer batches
+// than workers; more batches than fit ahead.
 TEST(DataLoaderWorkers, GiveTheSameBatchesInTheSameOrder) {
-  const auto dataset = std::make_shared<Watched>(45, dawdle);
+  const auto dataset = std::make_shared<Watched>(45, sleep_unevenly);
   std::vector<DataLoaderOptions> epochs(6,
                                         {.batch_size = 4, .shuffle = true, .seed = 3, .transform = noise()});
   epochs[1].drop_last = true;
@@ -131,8 +131,13 @@ TEST(DataLoaderWorkers, GiveTheSameBatchesInTheSameOrder) {
   for (DataLoaderOptions options : epochs) {
     options.num_workers = 0;
     DataLoader plain(dataset, options);
-    for (const auto& [workers, prefetch] :
-         {std::pair<int64_t, int64_t>{1, 1}, {2, 1}, {3, 2}, {7, 1}, {2, 100}, {2, kMost}, {kMost, 2}}) {
+    for (const auto& [workers, prefetch] : {std::pair<int64_t, int64_t>{1, 1},
+                                            {2, 1},
+                                            {3, 2},
+                                            {7, 1},
+                                            {2, 100},
+                                            {2, kMaxInt64},
+                                            {kMaxInt64, 2}}) {
       options.num_workers = workers, options.prefetch_factor = prefetch;
       DataLoader loader(dataset, options);
       for (int64_t epoch = 0; epoch < 3; ++epoch) {
@@ -194,7 +199,7 @@ TEST(DataLoaderWorkers, ReadNoFurtherAheadThanAskedFor) {
 
 TEST(DataLoaderWorkers, ReadSideBySide) {
   std::atomic<int64_t> inside = 0;
-  // Each read waits for the other one to have begun: a single thread would wait in vain.
+  // Each read waits until the other one has begun: a single thread would wait in vain.
   const auto dataset = std::make_shared<Watched>(2, [&](int64_t) {
     ++inside;
     wait_until([&] { return inside == 2; });
@@ -205,7 +210,7 @@ TEST(DataLoaderWorkers, ReadSideBySide) {
 
 TEST(DataLoaderWorkers, AnErrorComesAtItsBatchAndTheRestAfterIt) {
   const auto dataset = std::make_shared<Watched>(12, [](int64_t sample) {
-    dawdle(sample);
+    sleep_unevenly(sample);
     TORCH_CHECK_INDEX(sample != 4, "sample 4 is torn");
     if (sample == 6) throw std::runtime_error("disk gone");
     if (sample == 8) throw 42;
@@ -250,7 +255,7 @@ TEST(DataLoaderWorkers, AnErrorNamesTheFirstSamplesAndTheTransforms) {
 }
 
 TEST(DataLoaderWorkers, AnEpochMayBeLeftInTheMiddle) {
-  const auto dataset = std::make_shared<Watched>(40, dawdle);
+  const auto dataset = std::make_shared<Watched>(40, sleep_unevenly);
   DataLoader loader(dataset, {.batch_size = 1, .num_workers = 3});
   for (int64_t taken = 0; taken < 20; ++taken) {
     loader.set_epoch(taken);
@@ -281,7 +286,7 @@ TEST(DataLoaderWorkers, DestructionWaitsForNoMoreThanIsBeingRead) {
     wait_until([&] { return dataset->begun == taken + 4 && dataset->busy == 0; });
     is_open = false;
     loader->next();
-    // One of them reads, and goes on when the destructor is already waiting.
+    // One of them reads, and continues when the destructor is already waiting.
     wait_until([&] { return dataset->busy == 1; });
     std::thread opens([&] {
       std::this_thread::sleep_for(20ms);
@@ -325,7 +330,7 @@ TEST(DataLoaderWorkers, SkippingReadsNothingAndGivesTheRest) {
       const auto begin = std::min<size_t>(size_t(first + skipped), all.size());
       ASSERT_EQ(got.size(), all.size() - begin) << first << " + " << skipped;
       for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i].data, all[begin + i].data));
-      // 3 handed out, and what two workers read ahead of them.
+      // The 3 returned batches, and those that two workers read ahead of them.
       const size_t ahead = first == 0 ? 0 : size_t(first) + 4;
       for (size_t i = ahead; i < begin; ++i)
         EXPECT_FALSE(dataset->read().contains(all[i].target[0].item<int64_t>())) << "batch " << i;
@@ -335,7 +340,7 @@ TEST(DataLoaderWorkers, SkippingReadsNothingAndGivesTheRest) {
   ordered.skip(2);
   EXPECT_THAT(rest(ordered), ElementsAre(2));
   ordered.set_epoch(1);
-  ordered.skip(kMost);
+  ordered.skip(kMaxInt64);
   EXPECT_FALSE(ordered.next().has_value());
 }
 
@@ -400,7 +405,7 @@ TEST(DataLoaderWorkers, SayWhenTheSystemGivesNoThread) {
   ASSERT_EQ(getrlimit(RLIMIT_AS, &old), 0);
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
-  // Room for some of the threads' stacks.
+  // Leaves room for some of the threads' stacks.
   rlimit low = old;
   low.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (64 << 20);
   DataLoader loader(std::make_shared<Watched>(1000), {.batch_size = 1, .num_workers = 1000});

@@ -10,25 +10,26 @@
 
 namespace mantissa {
 
-/// A text file as its bytes, for byte-level language models. Shape: uint8 [bytes].
+/// Returns the bytes of a text file, for byte-level language models. Shape: uint8 [bytes].
 /// Errors: c10::Error naming the file and the reason if it cannot be read; c10::ValueError if it is empty.
 at::Tensor load_text(const std::filesystem::path& path);
 
-/// Holds out the end of a text: {train, held out}, of which the latter has round(size * fraction) bytes. The
-/// end and not windows at random: those would overlap what was trained on.
+/// Holds out the end of a text: {train, held out}; the held-out part has round(size * fraction) bytes. It is
+/// the end rather than random windows, because those would overlap the training part.
 /// Memory: both are views of `bytes`.
 /// Errors: c10::ValueError if the fraction is not between 0 and 1 or leaves either part empty.
 std::pair<at::Tensor, at::Tensor> split_text(const at::Tensor& bytes, double held_out_fraction);
 
-/// Windows of a text to predict the next byte from: sample i holds the bytes from i * stride.
+/// Windows of a text, to predict the next byte from. Sample i begins at byte i * stride.
 ///
-/// Shapes: data int64 [n, context], target int64 [n, context], which is one byte further on.
-/// A stride of 1 has every window (for training), a stride of `context` has each byte once (for validation).
+/// Shapes: data int64 [n, context], target int64 [n, context], which is shifted by one byte.
+/// With stride 1 every window is a sample (for training); with stride `context` each byte occurs once (for
+/// validation).
 class TextDataset final : public Dataset {
  public:
   /// Shape of `bytes`: uint8 [length].
   /// Errors: c10::ValueError for other dtypes and shapes, context or stride below 1, or fewer than context +
-  /// 1 bytes.
+  ///         1 bytes.
   TextDataset(const at::Tensor& bytes, int64_t context, int64_t stride = 1);
   int64_t size() const override { return size_; }
   Batch get_batch(const at::Tensor& indices) const override;

@@ -28,9 +28,10 @@ AppendFile::AppendFile(std::filesystem::path path, Mode mode) : AppendFile(std::
     drop_cut_line();
   }
   const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
-  // Nobody else writes the file: a rewrite that has not come to its end is a killed process's.
+  // Nobody else writes the file, so an unfinished rewrite belongs to a killed process.
   remove_abandoned_files(folder, {path_.filename().string()});
-  // The name of a new file, too, must survive a loss of power. What cannot be synced (EINVAL) does as it can.
+  // The name of a new file must survive a loss of power, too. Folders that cannot be synced (EINVAL) are
+  // ignored.
   if (const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); fd >= 0) {
     ::fsync(fd);
     ::close(fd);
@@ -41,7 +42,7 @@ AppendFile::~AppendFile() {
   if (fd_ < 0) return;
   struct stat mine {};
   struct stat named {};
-  // Where the disk had no room for a first piece.
+  // The file is useless if the disk had no room for a first piece.
   const bool is_useless = made_ && size_ == 0 && ::fstat(fd_, &mine) == 0 && mine.st_size == 0 &&
                           ::lstat(path_.c_str(), &named) == 0 && named.st_dev == mine.st_dev &&
                           named.st_ino == mine.st_ino;
@@ -49,11 +50,11 @@ AppendFile::~AppendFile() {
   ::close(fd_);
 }
 
-/// False if there is such a file already and `may_exist`.
+/// Returns false if the file exists already and `may_exist` is set.
 bool AppendFile::open(int flags, bool may_exist) {
   if (fd_ >= 0) ::close(fd_);
   do {
-    // Somebody else who may write in the folder must not lead us to another file by a link.
+    // Another user of the folder must not lead us to a different file through a link.
     fd_ = ::open(path_.c_str(), O_RDWR | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0666);
   } while (fd_ < 0 && errno == EINTR);
   if (fd_ < 0 && errno == EEXIST && may_exist) return false;
@@ -62,7 +63,7 @@ bool AppendFile::open(int flags, bool may_exist) {
   if (::fstat(fd_, &found) != 0) fail_to_write(path_, "looking at it", errno);
   TORCH_CHECK_VALUE(S_ISREG(found.st_mode), "cannot write '", path_.string(),
                     "': it is no regular file; give the name of one");
-  // Other errors: a file system that has no locks. There, runs are not kept apart.
+  // Other errors mean that the file system has no locks. There, runs are not kept apart.
   TORCH_CHECK(::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "cannot write '", path_.string(),
               "': another run is writing it; give each run a folder of its own");
   size_ = static_cast<uint64_t>(found.st_size);
@@ -101,7 +102,8 @@ void AppendFile::append(std::string_view piece) {
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) {
       const int error = written < 0 ? errno : ENOSPC;
-      // What of the piece is there would be a row that ends in the middle. If even this fails, it stays so.
+      // Cut off the written part of the piece: it would be a row that ends in the middle. If even this fails,
+      // it stays.
       [[maybe_unused]] const int cut = ::ftruncate(fd_, static_cast<off_t>(size_));
       fail_to_write(path_, "writing", error);
     }

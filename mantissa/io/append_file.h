@@ -8,19 +8,19 @@
 
 namespace mantissa {
 
-/// A file that grows at its end: what append() was given is in the system's hands when it returns, so that a
-/// killed program (`kill -9`) loses none of it; what sync() has seen survives a loss of power, too.
+/// A file that grows at its end. When append() returns, the system has the data, so a killed program (`kill
+/// -9`) loses none of it; data that sync() has written also survives a loss of power.
 ///
 /// While it lives, no other AppendFile, of any process, may write the same file.
 /// Threads: one at a time.
 /// Errors:  c10::Error naming the file, the system's reason and the cure if it cannot be opened or written,
-///          if another run has it open, or if it was removed meanwhile. A piece is in the file whole or,
+///          if another run has it open, or if it was removed meanwhile. A piece is in the file completely or,
 ///          after an error, not at all; only a kill in the middle of append() can leave a cut one. A symbolic
-///          link is refused. A new file that nothing could be written into is removed again.
+///          link is refused. A new file into which nothing could be written is removed again.
 class AppendFile {
  public:
-  /// kCreate: the file must not be there yet. kContinue: creates it or goes on after its last whole line:
-  /// what a killed program has left behind that, or of edit_lines(), is dropped.
+  /// kCreate: the file must not exist yet. kContinue: creates the file or continues after its last complete
+  /// line. It drops the rest that a killed program has left behind, in append() or in edit_lines().
   enum class Mode { kCreate, kContinue };
 
   AppendFile(std::filesystem::path path, Mode mode);
@@ -31,10 +31,10 @@ class AppendFile {
   void append(std::string_view piece);
   void sync();
 
-  /// Rewrites the file through `edit`, which is given every line, without its end, to change it or to drop it
-  /// by returning false. Readers see the old file or the new one: see write_file_atomically().
+  /// Rewrites the file through `edit`, which gets every line without its line break. It may change the line,
+  /// or drop it by returning false. Readers see the old file or the new one (see write_file_atomically()).
   /// Memory: one line.
-  /// Errors: those of write_file_atomically() and of `edit`; the file is then as it was.
+  /// Errors: those of write_file_atomically() and of `edit`; the file is then unchanged.
   void edit_lines(const std::function<bool(std::string& line)>& edit);
 
   const std::filesystem::path& path() const { return path_; }

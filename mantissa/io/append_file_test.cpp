@@ -35,7 +35,7 @@ class AppendFileTest : public InFolder {
 };
 
 TEST_F(AppendFileTest, GoesOnAfterTheLastWholeLine) {
-  const std::string long_line(10'000, 'x');  // more than the blocks in which the end is looked for
+  const std::string long_line(10'000, 'x');  // longer than the blocks in which the end is searched
   const struct {
     std::string before, kept;
   } cases[] = {{"", ""},        {"a\n", "a\n"}, {"a\nb", "a\n"}, {"cut", ""}, {"a\n" + long_line, "a\n"},
@@ -137,7 +137,7 @@ TEST_F(AppendFileTest, DoesNotFollowALink) {
     EXPECT_NE(error_of([&] { AppendFile(path_, mode); }), "no error");
   EXPECT_THAT(error_of([&] { AppendFile(path_, kContinue); }), HasSubstr("remove the symbolic link"));
   EXPECT_EQ(content_of(other), "no line's end");
-  // Put there later, where the file is rewritten.
+  // A link that was put there later, when the file is rewritten.
   fs::remove(path_);
   AppendFile file(path_, kContinue);
   file.append("1\n");
@@ -157,14 +157,14 @@ TEST_F(AppendFileTest, ANewFileThatNothingFitsIntoIsRemoved) {
     }
     EXPECT_FALSE(fs::exists(path_));
   }
-  write("");  // not ours
+  write("");  // an empty file that we did not make
   { AppendFile file(path_, kContinue); }
   EXPECT_TRUE(fs::exists(path_));
 }
 
 TEST_F(AppendFileTest, SweepsUpAfterAKilledRewrite) {
   const pid_t dead = ::fork();
-  if (dead == 0) {  // in the middle of it
+  if (dead == 0) {  // killed in the middle of the rewrite
     AppendFile file(path_, kContinue);
     file.append("1\n2\n");
     file.edit_lines([](std::string& /*line*/) -> bool { ::_exit(0); });
@@ -183,7 +183,7 @@ TEST_F(AppendFileTest, SweepsUpAfterAKilledRewrite) {
 
 TEST_F(AppendFileTest, WhatWasAppendedOutlivesAKill) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
-  // The test runs again in a new process, which cannot know the name of this one's folder.
+  // The test runs again in a new process, which does not know the name of this one's folder.
   fs::remove_all(folder_);
   const fs::path file = fs::temp_directory_path() / "mantissa-append-killed";
   EXPECT_EXIT(

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Removes the temporary file unless it has become the real one.
+/// A temporary file that is removed unless it becomes the real one.
 class TemporaryFile {
  public:
   TemporaryFile(const fs::path& target, mode_t mode) {
@@ -28,8 +28,8 @@ class TemporaryFile {
       file_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     } while (file_.get() < 0 && (errno == EINTR || errno == EEXIST));  // EEXIST: left by a killed process
     if (file_.get() < 0) fail_to_write(target, "creating a temporary file beside it", errno);
-    // On a second descriptor of the same opening, so that the lock outlives the closing, which is before the
-    // move.
+    // Lock a second descriptor of the same open file: the lock then outlives the first one, which is closed
+    // before the move.
     held_ = FileDescriptor(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
     try_lock(held_);
   }
@@ -53,7 +53,7 @@ class TemporaryFile {
 
 }  // namespace
 
-fs::path behind_links(fs::path path) {
+fs::path resolve_links(fs::path path) {
   std::error_code error;
   for (int links = 0; fs::is_symlink(fs::symlink_status(path, error)); ++links) {
     const fs::path next = fs::read_symlink(path, error);
@@ -66,11 +66,11 @@ fs::path behind_links(fs::path path) {
 
 void write_file_atomically(const fs::path& path, const std::function<void(std::ostream&)>& write,
                            Links links) {
-  const fs::path target = links == Links::kFollow ? behind_links(path) : path;
+  const fs::path target = links == Links::kFollow ? resolve_links(path) : path;
   TORCH_CHECK_VALUE(target.has_filename(), "cannot write '", path.string(),
                     "': it names no file; give a file name");
   struct stat old {};
-  // A link that is replaced has no permissions to keep.
+  // A link that will be replaced has no permissions to keep.
   const bool exists = ::lstat(target.c_str(), &old) == 0 && !S_ISLNK(old.st_mode);
   TORCH_CHECK_VALUE(!exists || S_ISREG(old.st_mode), "cannot write '", path.string(), "': it is ",
                     S_ISDIR(old.st_mode) ? "a folder" : "a device, pipe or socket",

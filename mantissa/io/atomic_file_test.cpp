@@ -38,7 +38,7 @@ TEST_F(AtomicFile, ThrowInTheMiddleKeepsTheOldFile) {
   EXPECT_EQ(files(), 1u);
 }
 
-// The size limit fails as a full disk does: write() comes back short, then with an error.
+// The size limit fails as a full disk does: write() first returns too few bytes, then an error.
 TEST_F(AtomicFile, FullDiskKeepsTheOldFileAndNamesTheCure) {
   write_file_atomically(folder_ / "a", "old");
   std::optional<FileSizeLimit> limit(100'000);
@@ -93,7 +93,7 @@ TEST_F(AtomicFile, RefusesWhatIsNoRegularFile) {
 }
 
 TEST_F(AtomicFile, LeftoverOfAKilledProcessIsNotTouched) {
-  // Whatever number comes next, some of these names are taken.
+  // Some of these names are taken, whatever number comes next.
   for (int n = 0; n < 100; ++n) {
     std::ofstream(folder_ / (".a.tmp-" + std::to_string(getpid()) + "-" + std::to_string(n))) << "left over";
   }

@@ -77,7 +77,7 @@ void BackgroundWriter::run() {
       } catch (...) {
         error = std::current_exception();
       }
-    }  // what the job held is freed before it counts as done
+    }  // the job's data is freed before the job counts as done
     lock.lock();
     if (error) errors_.push_back(std::move(error));
     busy_ = false;

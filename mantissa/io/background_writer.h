@@ -10,28 +10,29 @@
 
 namespace mantissa {
 
-/// One thread that writes, so that training need not wait for the disk: jobs run one at a time, in the order
-/// in which they were given. For checkpoints see save_checkpoint_later().
+/// One thread that writes, so that training need not wait for the disk. Jobs run one at a time, in the order
+/// in which they were posted. For checkpoints see save_checkpoint_later().
 ///
-/// No job is ever lost: each runs, also after one before it has thrown and while an exception of the caller's
-/// unwinds through the destructor.
-/// Memory:  at most `max_queued` jobs wait, with what they hold; post() waits for room.
+/// No job is ever lost: each one runs, also after an earlier one has thrown and while an exception of the
+/// caller unwinds through the destructor.
+/// Memory:  at most `max_queued` jobs wait, with the data they hold; post() waits for room.
 /// Threads: any number may call; a job must not.
-/// Errors:  what a job threw comes out of the next call of post() or flush(), the oldest first. What is left
-///          when the destructor has run all jobs is warned of, by libtorch's logging.
+/// Errors:  an exception of a job comes out of the next call of post() or flush(), the oldest first.
+///          Exceptions that are left when the destructor has run all jobs cause warnings through libtorch's
+///          logging.
 /// Example: background_writer_test.cpp, BackgroundWriter.RunsEveryJobInOrder
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(size_t max_queued = 1);
-  /// Runs what waits.
+  /// Runs the waiting jobs.
   ~BackgroundWriter();
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  /// Gives the writer a job. If it throws, which it does for an earlier job's error, `job` was taken all the
-  /// same.
+  /// Gives the writer a job. If it throws, which happens for an earlier job's error, `job` has still been
+  /// accepted.
   void post(std::function<void()> job);
-  /// Waits until post() would not have to: for a caller whose job holds much memory, before he makes it.
+  /// Waits until post() would not have to wait. Call it before making a job that holds much memory.
   void wait_for_room();
   /// Waits until every job has run.
   void flush();
@@ -47,7 +48,7 @@ class BackgroundWriter {
   std::deque<std::exception_ptr> errors_;
   bool busy_ = false;
   bool ending_ = false;
-  std::thread thread_;  ///< last, so that it finds all of the above
+  std::thread thread_;  ///< last, because it uses all members above
 };
 
 }  // namespace mantissa

@@ -18,7 +18,7 @@ namespace {
 
 using testing::ElementsAre;
 
-/// Lets a job wait until the test says so.
+/// Lets a job wait until the test opens the gate.
 class Gate {
  public:
   void open() {
@@ -87,7 +87,7 @@ TEST(BackgroundWriter, WaitsForRoom) {
       ++posted;
     }
   });
-  // One runs, one waits, and the third finds no room.
+  // One job runs, one waits, and the third finds no room.
   while (posted < 2) std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(posted, 2);
@@ -148,7 +148,7 @@ TEST(BackgroundWriter, WarnsOfErrorsThatNobodyAskedFor) {
     Gate gate;
     BackgroundWriter writer(2);
     writer.post([&] {
-      gate.wait();  // else the next post() may be there to ask
+      gate.wait();  // otherwise the next post() might already get the error
       throw std::runtime_error("disk full");
     });
     writer.post([] { throw 3; });
@@ -169,7 +169,7 @@ TEST(BackgroundWriter, FreesWhatAJobHeldBeforeFlushReturns) {
 
 TEST(BackgroundWriter, TakesJobsFromManyThreads) {
   std::atomic<int> started = 0;
-  int done = 0;  // only the writer's thread counts here
+  int done = 0;  // only the writer's thread increments it
   {
     BackgroundWriter writer(2);
     std::vector<std::thread> callers;

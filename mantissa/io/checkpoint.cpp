@@ -32,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// Passes everything on and keeps the checksum of it.
+/// Passes all bytes on and computes their checksum.
 class ChecksumStreambuf : public std::streambuf {
  public:
   explicit ChecksumStreambuf(std::streambuf& sink) : sink_(sink) {}
@@ -56,7 +56,7 @@ class ChecksumStreambuf : public std::streambuf {
   uint64_t bytes_ = 0;
 };
 
-/// A sibling of `target`, held by its lock, removed in the end with whatever it is then.
+/// A locked sibling of `target`. Its destructor removes whatever has its name then.
 class TemporaryFolder {
  public:
   TemporaryFolder(const fs::path& target, const fs::path& shown) : shown_(shown) {
@@ -65,7 +65,7 @@ class TemporaryFolder {
     do {
       path_ = sibling(target, kTemporary);
       made = ::mkdir(path_.c_str(), 0777);
-    } while (made != 0 && errno == EEXIST);  // left by a killed process of this id
+    } while (made != 0 && errno == EEXIST);  // left by a killed process with this id
     if (made != 0) fail_to_write(shown, "creating a temporary folder beside it", errno);
     folder_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder_.get() >= 0) {
@@ -86,7 +86,7 @@ class TemporaryFolder {
   const fs::path& path() const { return path_; }
   void write(const char* name, const std::function<void(std::ostream&)>& write) const {
     const fs::path shown = shown_ / name;
-    // In the folder that was made, whatever has its name by now.
+    // Opened relative to the folder that was made, whatever has its name by now.
     FileDescriptor file(::openat(folder_.get(), name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (file.get() < 0) fail_to_write(shown, "creating it", errno);
     fill_file(file, shown, write);
@@ -99,7 +99,7 @@ class TemporaryFolder {
   FileDescriptor folder_;
 };
 
-/// As safetensors holds it, which has no complex128.
+/// Returns the tensor in the form that safetensors stores: it has no complex128.
 at::Tensor stored(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kComplexDouble
              ? at::view_as_real(tensor.detach().resolve_conj().resolve_neg())
@@ -121,7 +121,7 @@ ManifestFile write_tensors(const TemporaryFolder& folder, const char* name, cons
 
 /// A thousand times the manifest of a model of 100,000 tensors.
 constexpr uint64_t kMaxManifestBytes = 1'000'000'000;
-constexpr const char* kTakeAnother = "; the checkpoint is damaged: take another one";
+constexpr const char* kDamagedCheckpoint = "; the checkpoint is damaged: take another one";
 
 uint64_t size_of(const fs::path& path) {
   std::error_code error;
@@ -135,7 +135,7 @@ std::string content_of(const fs::path& path) {
   const uint64_t bytes = size_of(path);
   TORCH_CHECK_VALUE(bytes <= kMaxManifestBytes, "'", path.string(), "' has ", bytes,
                     " bytes, which are over the limit of ", kMaxManifestBytes, " for a manifest",
-                    kTakeAnother);
+                    kDamagedCheckpoint);
   std::string text(bytes, '\0');
   std::ifstream in(path, std::ios::binary);
   TORCH_CHECK(in.read(text.data(), std::streamsize(text.size())), "'", path.string(),
@@ -159,32 +159,33 @@ std::string checksum_of_file(const fs::path& path) {
 Tensors read_verified(const fs::path& path, const Manifest& manifest) {
   const auto expected = manifest.files.find(path.filename().string());
   TORCH_CHECK_VALUE(expected != manifest.files.end(), "'", path.string(),
-                    "' is not in the manifest beside it", kTakeAnother);
+                    "' is not in the manifest beside it", kDamagedCheckpoint);
   const uint64_t bytes = size_of(path);
   TORCH_CHECK_VALUE(bytes == expected->second.bytes, "'", path.string(), "' has ", bytes,
-                    " bytes, and was written with ", expected->second.bytes, kTakeAnother);
+                    " bytes, and was written with ", expected->second.bytes, kDamagedCheckpoint);
   const std::string found = checksum_of_file(path);
   TORCH_CHECK_VALUE(found == expected->second.xxh3_128, "'", path.string(), "' has the checksum ", found,
-                    ", and was written with ", expected->second.xxh3_128, kTakeAnother);
+                    ", and was written with ", expected->second.xxh3_128, kDamagedCheckpoint);
   return load_safetensors(path).tensors;
 }
 
-/// Takes from `tensors` the one that stands for `promised`.
+/// Removes the tensor for `promised` from `tensors` and returns it.
 at::Tensor take(Tensors& tensors, const std::string& name, const at::Tensor& promised, const fs::path& file) {
   auto found = tensors.extract(name);
   TORCH_CHECK_VALUE(!found.empty(), "'", file.string(), "' has no tensor '", name,
-                    "', which the manifest beside it names", kTakeAnother);
+                    "', which the manifest beside it names", kDamagedCheckpoint);
   at::Tensor tensor = std::move(found.mapped());
   const at::Tensor form = stored(promised);
   TORCH_CHECK_VALUE(tensor.scalar_type() == form.scalar_type() && tensor.sizes() == form.sizes(), "'",
                     file.string(), "', tensor '", name, "': it is ", tensor.scalar_type(), tensor.sizes(),
-                    ", and the manifest beside it says ", form.scalar_type(), form.sizes(), kTakeAnother);
+                    ", and the manifest beside it says ", form.scalar_type(), form.sizes(),
+                    kDamagedCheckpoint);
   return promised.is_complex() && !tensor.is_complex() ? at::view_as_complex(tensor) : tensor;
 }
 
 void check_all_taken(const Tensors& left, const fs::path& file) {
   TORCH_CHECK_VALUE(left.empty(), "'", file.string(), "' has a tensor '", left.begin()->first,
-                    "', which the manifest beside it does not name", kTakeAnother);
+                    "', which the manifest beside it does not name", kDamagedCheckpoint);
 }
 
 }  // namespace
@@ -197,12 +198,12 @@ bool is_checkpoint_folder(const fs::path& path) {
          fs::exists(path / kStateFile, error);
 }
 
-std::string why_no_checkpoint(const fs::path& path) {
+std::string why_not_checkpoint(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return "it is no folder";
   const bool is_file = fs::is_regular_file(path / kManifestFile, error);  // a pipe would wait for a writer
   if (!is_file && fs::exists(path / kManifestFile, error)) return "its manifest is no regular file";
-  // Its beginning tells, also of one that is cut or has a byte changed further on.
+  // The beginning is enough, so this also recognises a manifest that is cut or has a changed byte further on.
   std::string begin(128, '\0');
   std::ifstream(path / kManifestFile, std::ios::binary).read(begin.data(), std::streamsize(begin.size()));
   if (begin.find(c10::str('"', kManifestFormat, '"')) != std::string::npos) return "";
@@ -265,19 +266,19 @@ Checkpoint snapshot(const Checkpoint& checkpoint) {
 
 void save_checkpoint(const fs::path& path, const Checkpoint& checkpoint) {
   const fs::path named = path.has_filename() ? path : path.parent_path();  // "runs/last/"
-  const fs::path target = behind_links(named);
+  const fs::path target = resolve_links(named);
   TORCH_CHECK_VALUE(target.has_filename() && target.filename() != "." && target.filename() != "..",
                     "cannot write checkpoint '", path.string(), "': it names no folder; give a name");
   TORCH_CHECK_VALUE(target.filename().string().front() != '.', "cannot write checkpoint '", path.string(),
                     "': names that begin with '.' are those of unfinished ones; give another");
-  TORCH_CHECK_VALUE(target.filename().string().size() <= kLongestName, "cannot write checkpoint '",
-                    path.string(), "': its name is longer than ", kLongestName,
+  TORCH_CHECK_VALUE(target.filename().string().size() <= kMaxNameBytes, "cannot write checkpoint '",
+                    path.string(), "': its name is longer than ", kMaxNameBytes,
                     " bytes; choose a shorter name");
   TORCH_CHECK_VALUE(checkpoint.step >= 0 && checkpoint.step <= kMaxCount, "cannot write checkpoint '",
                     path.string(), "': its step is ", checkpoint.step,
                     "; give the number of steps taken, from 0 to ", kMaxCount);
   std::error_code error;
-  const std::string other = fs::exists(target, error) ? why_no_checkpoint(target) : "";
+  const std::string other = fs::exists(target, error) ? why_not_checkpoint(target) : "";
   TORCH_CHECK_VALUE(other.empty(), "cannot write checkpoint '", path.string(),
                     "': there is something else under that name (", other, "); choose another or move it");
 
@@ -298,7 +299,7 @@ void save_checkpoint(const fs::path& path, const Checkpoint& checkpoint) {
     manifest.tensor_names.push_back(name);
     tensors.emplace(name, stored(tensor));
   }
-  make_manifest(manifest);  // finds what cannot be stored before anything is written
+  make_manifest(manifest);  // finds values that cannot be stored before anything is written
 
   const TemporaryFolder folder(target, named);
   manifest.files[kCheckpointWeights] = write_tensors(folder, kCheckpointWeights, weights);

@@ -1,4 +1,4 @@
-// What the checksum of a checkpoint costs beside the one that zlib has, and both beside copying the bytes.
+// Compares the cost of a checkpoint's checksum with that of zlib's, and both with copying the bytes.
 //   io_bench
 #include <benchmark/benchmark.h>
 #include <cstdlib>
@@ -12,7 +12,7 @@
 namespace mantissa {
 namespace {
 
-constexpr size_t kBytes = size_t{1} << 26;  // more than any cache holds
+constexpr size_t kBytes = size_t{1} << 26;  // larger than any cache
 
 const std::string& content() {
   static const std::string bytes = [] {
@@ -26,7 +26,7 @@ const std::string& content() {
 void report(benchmark::State& state) { state.SetBytesProcessed(int64_t(state.iterations() * kBytes)); }
 
 void BM_Xxh3(benchmark::State& state) {
-  // Piece by piece, as files are written and read, makes the same as at once.
+  // Piece by piece, as files are written and read, gives the same result as all at once.
   Checksum pieces;
   for (size_t at = 0; at < kBytes; at += 1 << 20) pieces.update(content().data() + at, 1 << 20);
   if (pieces.hex() != checksum_of(content())) return state.SkipWithError("wrong checksum");

@@ -39,7 +39,8 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return paths;
 }
 
-/// Under its own name, or set aside while its successor was being put in its place.
+/// Whether `path` is a checkpoint under its own name, or one set aside while its successor was moved into
+/// place.
 bool is_checkpoint(const fs::path& path) {
   std::error_code error;
   const std::string name = path.filename().string();
@@ -68,18 +69,18 @@ std::string now() {
   return text.data();
 }
 
-/// Whether `file` is what `name` stands for: the holder before may have removed it since it was opened.
-bool is_still(const fs::path& name, const FileDescriptor& file) {
+/// Whether `name` still refers to `file`: the previous holder may have removed it after it was opened.
+bool refers_to(const fs::path& name, const FileDescriptor& file) {
   struct stat opened {};
   struct stat named {};
   return ::fstat(file.get(), &opened) == 0 && ::lstat(name.c_str(), &named) == 0 &&
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-/// What every lock's text begins with.
+/// The beginning of every lock's text.
 constexpr std::string_view kHolder = "process ";
 
-/// On one line, whoever has written it.
+/// Returns the text on one line, whoever has written it.
 std::string text_of(const FileDescriptor& file) {
   std::array<char, 400> text{};
   const ssize_t read = ::pread(file.get(), text.data(), text.size(), 0);
@@ -88,9 +89,9 @@ std::string text_of(const FileDescriptor& file) {
   return {text.data(), read > 0 ? static_cast<size_t>(read) : 0};
 }
 
-/// Opens the file of a lock, or makes it. Whoever may write in the folder can have put something else under
-/// its name: a link to a file of ours, which must not be written, or a pipe.
-/// Errors: c10::Error with the cure if it is no file that a FolderLock has made.
+/// Opens or makes the file of a lock. Any other user of the folder may have put something else under its
+/// name, such as a pipe or a link to a file of ours, which must not be written.
+/// Errors: c10::Error with the cure if the file was not made by a FolderLock.
 FileDescriptor open_lock(const fs::path& file, const fs::path& shown) {
   FileDescriptor opened(::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
   if (opened.get() < 0) fail_to_write(shown, "opening it", errno);
@@ -153,11 +154,11 @@ bool remove_checkpoint(const fs::path& path) {
   const fs::path target = checkpoint_at(named);
   if (!fs::exists(fs::symlink_status(target, error))) return false;
   const std::string other =
-      fs::is_symlink(target, error) ? "it is a symbolic link" : why_no_checkpoint(target);
+      fs::is_symlink(target, error) ? "it is a symbolic link" : why_not_checkpoint(target);
   TORCH_CHECK_VALUE(other.empty(), "cannot remove checkpoint '", path.string(),
                     "': it is no folder of a checkpoint (", other, "); give one's own name");
   const FileDescriptor parent = open_folder_of(target, named);
-  // Held, so that remove_leftovers() does not take it for a killed process's.
+  // Locked, so that remove_leftovers() does not take it for a killed process's folder.
   const FileDescriptor held(::open(target.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   try_lock(held);
   const fs::path going = sibling(named, kTemporary);
@@ -197,7 +198,7 @@ void remove_leftovers(const fs::path& folder, const std::set<std::string>& names
 
 FolderLock::FolderLock(const fs::path& folder) : file_(fs::absolute(folder) / ".lock") {
   FileDescriptor opened;
-  int tries = 0;  // on a file system that does not number files they are never the same
+  int tries = 0;  // on a file system without inode numbers the two would never be the same
   do {
     opened = open_lock(file_, folder / ".lock");
     if (!try_lock(opened)) {
@@ -208,8 +209,9 @@ FolderLock::FolderLock(const fs::path& folder) : file_(fs::absolute(folder) / ".
       TORCH_CHECK(false, "the folder '", folder.string(), "' is in use by ", by,
                   "; wait for it, end it, or choose another folder");
     }
-  } while (!is_still(file_, opened) && ++tries < 100);
-  // Who holds it is for a message only: that it cannot be written, on a full disk, is no reason to stop.
+  } while (!refers_to(file_, opened) && ++tries < 100);
+  // The holder's name only serves a message; if it cannot be written, for example on a full disk, that is no
+  // error.
   const std::string me = holder();
   [[maybe_unused]] const bool told =
       ::ftruncate(opened.get(), 0) == 0 && ::pwrite(opened.get(), me.data(), me.size(), 0) >= 0;
@@ -218,8 +220,9 @@ FolderLock::FolderLock(const fs::path& folder) : file_(fs::absolute(folder) / ".
 
 FolderLock::~FolderLock() {
   const FileDescriptor held(fd_);
-  // While it is held; and never that of somebody who has put another folder in this one's place.
-  if (is_still(file_, held)) ::unlink(file_.c_str());
+  // Remove the file while it is locked, and never the file of somebody who has put another folder in its
+  // place.
+  if (refers_to(file_, held)) ::unlink(file_.c_str());
 }
 
 }  // namespace mantissa

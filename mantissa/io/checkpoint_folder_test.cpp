@@ -33,7 +33,7 @@ std::vector<std::string> listed(const fs::path& folder) {
 TEST_F(CheckpointFolder, ListsTheNewestFirst) {
   EXPECT_THAT(listed(folder_), IsEmpty());
   for (const int64_t step : {9, 100, 10}) save_checkpoint(folder_ / c10::str("s", step), a_checkpoint(step));
-  // Touched, copied, or of equal steps: the step decides, then when it was written.
+  // Touched, copied, or with equal steps: the step decides, then the time of writing.
   fs::last_write_time(folder_ / "s9" / "manifest.json",
                       fs::file_time_type::clock::now() + std::chrono::hours(1));
   ::usleep(2000);
@@ -91,7 +91,7 @@ TEST_F(CheckpointFolder, RemovesOnlyCheckpoints) {
   EXPECT_TRUE(fs::exists(folder_ / "data" / "photo"));
 }
 
-/// A process id that nobody has.
+/// Returns a process id that nobody has.
 pid_t dead_process() {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
@@ -119,7 +119,8 @@ TEST_F(CheckpointFolder, RemovesWhatDeadWritersHaveLeft) {
   EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
 }
 
-// Our own, and those of a living writer whose process id says nothing here, as in another container.
+// Covers our own files, and those of a living writer whose process id means nothing here, as in another
+// container.
 TEST_F(CheckpointFolder, LeavesWhatALivingWriterHolds) {
   write_file_atomically(folder_ / "file", [&](std::ostream& stream) {
     EXPECT_THAT(remove_leftovers(folder_), IsEmpty());
@@ -146,7 +147,7 @@ TEST_F(FolderLockTest, TheSecondRunIsToldWhoHasTheFolder) {
   EXPECT_THAT(error_of([&] { FolderLock lock(folder_ / "none"); }), HasSubstr("create its folder first"));
 }
 
-// Its file comes and goes; who opened it before it went must not take that for the lock.
+// The lock's file comes and goes; a process that opened it before it went must not take it for the lock.
 TEST_F(FolderLockTest, IsHeldByOneAtATime) {
   std::atomic<int> holders{0}, crowds{0}, held{0};
   const auto take_turns = [&] {
@@ -158,7 +159,7 @@ TEST_F(FolderLockTest, IsHeldByOneAtATime) {
         std::this_thread::yield();
         --holders;
       } catch (const c10::Error&) {
-        std::this_thread::yield();  // another has it
+        std::this_thread::yield();  // another thread has it
       }
     }
   };
@@ -181,7 +182,7 @@ TEST_F(FolderLockTest, LeavesAnothersFileAlone) {
   EXPECT_EQ(content_of(folder_ / "run" / ".lock"), "another's");
 }
 
-// Whoever may write in the folder can have put something else there.
+// Any other user of the folder may have put something else there.
 TEST_F(FolderLockTest, TouchesNothingThatIsNoLock) {
   const fs::path lock = folder_ / ".lock", other = folder_ / "precious";
   write(other, "precious");
@@ -205,7 +206,7 @@ TEST_F(FolderLockTest, TouchesNothingThatIsNoLock) {
   fs::create_directory(lock);
   EXPECT_THAT(error(), HasSubstr("move the folder of that name away"));
   fs::remove(lock);
-  // A killed process's, and what a full disk has left of one.
+  // The lock of a killed process, and the remains of one on a full disk.
   for (const char* text :
        {"process 1 on host since then, and a longer text than the next one's", "pro", ""}) {
     write(lock, text);

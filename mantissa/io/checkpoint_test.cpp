@@ -33,7 +33,7 @@ TEST_F(CheckpointFiles, ReadsWhatWasWritten) {
   save_checkpoint(folder_ / "step=7", want);
   EXPECT_EQ(difference(as_state(load_checkpoint(folder_ / "step=7")), as_state(want)), "");
   EXPECT_THAT(names(), ElementsAre("step=7"));
-  // A slash at the end is no other name.
+  // A trailing slash does not change the name.
   save_checkpoint(folder_ / "step=7" / "", a_checkpoint(8));
   EXPECT_EQ(load_checkpoint(folder_ / "step=7" / "").step, 8);
   EXPECT_THAT(names(), ElementsAre("step=7"));
@@ -50,7 +50,7 @@ TEST_F(CheckpointFiles, WeightsAreAFileOfTheirOwnUnderTheirNames) {
   EXPECT_EQ(weights.tensors.size(), 2u);
   EXPECT_TRUE(at::equal(weights.tensors.at("0.weight"), at::arange(100, at::kFloat).add(3)));
   EXPECT_EQ(weights.metadata.at("format"), "pt");
-  // The tree's paths are the names of the others.
+  // The other tensors are named by their paths in the tree.
   const SafetensorsFile state(folder_ / "a" / "state.safetensors");
   EXPECT_TRUE(state.entries().contains("optimizers.0.state.0.exp_avg"));
   const Manifest manifest = read_manifest(folder_ / "a");
@@ -181,7 +181,7 @@ TEST_F(CheckpointFiles, FollowsALink) {
   EXPECT_EQ(load_checkpoint(folder_ / "step=1").step, 2);
 }
 
-// What a file system without RENAME_EXCHANGE makes of it.
+// Replaces as on a file system without RENAME_EXCHANGE.
 TEST_F(CheckpointFiles, ReplacesAlsoInTwoMoves) {
   save_checkpoint(folder_ / "old", a_checkpoint(1));
   save_checkpoint(folder_ / "new", a_checkpoint(2));
@@ -196,7 +196,7 @@ TEST_F(CheckpointFiles, ReplacesAlsoInTwoMoves) {
 
 TEST_F(CheckpointFiles, IsFoundBetweenTheTwoMoves) {
   save_checkpoint(folder_ / "a", a_checkpoint(1));
-  fs::rename(folder_ / "a", folder_ / ".a.old-4194305-0");  // no process has so high an id
+  fs::rename(folder_ / "a", folder_ / ".a.old-4194305-0");  // no process has an id this high
   EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
   EXPECT_EQ(load_newest(folder_)->checkpoint.step, 1);
   EXPECT_THAT(remove_leftovers(folder_), ElementsAre(".a.old-4194305-0"));
@@ -221,7 +221,7 @@ TEST_F(CheckpointFiles, WrittenLaterAreOfTheMomentOfTheCall) {
       run.weights.at("0.weight").add_(1);
     }
     save_checkpoint_later(writer, folder_ / "none" / "a", run);
-    // One of the two calls says so, and the first takes its checkpoint all the same.
+    // One of the two calls reports the error, and the first accepts its checkpoint anyway.
     EXPECT_THAT(error_of([&] {
                   save_checkpoint_later(writer, folder_ / "last", run);
                   writer.flush();
@@ -239,7 +239,7 @@ TEST_F(CheckpointFiles, WrittenLaterAreOfTheMomentOfTheCall) {
 
 // ---- damage
 
-// Every byte of the manifest and of both headers, and a sample of the data.
+// Changes every byte of the manifest and of both headers, and a sample of the data.
 TEST_F(CheckpointFiles, EveryChangedByteIsFound) {
   save_checkpoint(folder_ / "a", a_checkpoint(5));
   for (const char* name : {"manifest.json", "weights.safetensors", "state.safetensors"}) {
@@ -285,13 +285,13 @@ TEST_F(CheckpointFiles, SaysWhatIsDamaged) {
   EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "a"); }),
               testing::ContainsRegex("weights.safetensors' has [0-9]+ bytes, and was written with [0-9]+; "
                                      "the checkpoint is damaged: take another one"));
-  write(weights, content_of(folder_ / "b" / "weights.safetensors"));  // whole, but another's
+  write(weights, content_of(folder_ / "b" / "weights.safetensors"));  // from another checkpoint
   EXPECT_THAT(
       error_of([&] { load_checkpoint(folder_ / "a"); }),
       testing::ContainsRegex("weights.safetensors' has the checksum [0-9a-f]{32}, and was written with"));
 }
 
-// A manifest that is right in itself and does not fit the files beside it.
+// The manifest is consistent in itself, but does not fit the files beside it.
 TEST_F(CheckpointFiles, TheManifestMustFitTheTensors) {
   save_checkpoint(folder_ / "a", {0, {{"w", at::ones({2, 3})}}, {{"x", at::ones({4})}}});
   const Manifest right = read_manifest(folder_ / "a");
@@ -345,8 +345,7 @@ TEST_F(CheckpointFiles, AFullFileSystemKeepsTheOldOne) {
   if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) GTEST_SKIP() << "may not mount a tmpfs";
   const auto unmount = std::shared_ptr<void>(nullptr, [&](void*) { ::umount(disk.c_str()); });
   save_checkpoint(disk / "a", a_checkpoint(1, 50'000));
-  // At every size some other write is the one that fails: the weights' for the largest, the manifest's in
-  // between.
+  // At each size a different write fails: the weights' at the largest, the manifest's in between.
   const int64_t kept = 1;
   int failures = 0;
   for (const int64_t size :
@@ -364,14 +363,14 @@ TEST_F(CheckpointFiles, AFullFileSystemKeepsTheOldOne) {
   EXPECT_EQ(load_checkpoint(disk / "a").step, 3);
 }
 
-/// Runs `body` where no file may be made: as a user who owns nothing, in a process of its own.
+/// Runs `body` in its own process as a user who owns nothing and can make no file.
 template <typename Body>
 std::string error_as_nobody(const Body& body) {
   std::array<int, 2> pipe{};
   EXPECT_EQ(::pipe(pipe.data()), 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    at::set_num_threads(1);  // a forked process has none of the others
+    at::set_num_threads(1);  // a forked process has none of the other threads
     if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(1);
     const std::string error = error_of(body);
     const bool told = ::write(pipe[1], error.data(), error.size()) > 0;
@@ -396,21 +395,22 @@ TEST_F(CheckpointFiles, AReadOnlyFolderKeepsTheOldOne) {
   EXPECT_THAT(error_as_nobody([&] { FolderLock{folder_}; }), HasSubstr("Permission denied; choose"));
   EXPECT_THAT(error_as_nobody([&] { remove_checkpoint(folder_ / "a"); }),
               HasSubstr("Permission denied; choose"));
-  // It may still be read.
+  // Reading is still possible.
   EXPECT_EQ(error_as_nobody([&] { load_newest(folder_); }), "no error");
   fs::permissions(folder_, fs::perms::owner_all);
   EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
 }
 
-// A child writes checkpoint after checkpoint, replaces one of them each time and removes old ones, until it
-// is killed. After each kill a whole checkpoint is found, no older than the last that the child had finished.
+// A child writes one checkpoint after another, replaces one of them each time and removes old ones, until it
+// is killed. After each kill there is a whole checkpoint, no older than the last one that the child had
+// finished.
 TEST_F(CheckpointFiles, KilledAtAnyMomentThereIsAlwaysAWholeOne) {
   save_checkpoint(folder_ / "last", a_checkpoint(0, 5000));
   int64_t finished = 0;
   size_t leftovers = 0;
   const auto begin = std::chrono::steady_clock::now();
   save_checkpoint(folder_ / "last", a_checkpoint(0, 5000));
-  // A round of the child's work takes two such and a removal.
+  // One round of the child's work takes two such writes and a removal.
   const auto longest = 4 * (std::chrono::steady_clock::now() - begin);
   std::srand(1);
   for (int round = 0; round < 200; ++round) {

@@ -32,7 +32,7 @@ inline void write(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-/// Everything a checkpoint can hold; `step` is in its values too.
+/// Returns a checkpoint with everything that a checkpoint can hold; `step` is in its values too.
 inline Checkpoint a_checkpoint(int64_t step, int64_t size = 100) {
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
   const at::Tensor weight = at::arange(size, at::kFloat).add(step);

@@ -3,7 +3,7 @@
 #include <array>
 #include <cstdio>
 
-// Inlined, so that a program which links this room needs no library of it.
+// Inlined, so that a program that links this room needs no xxHash library.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -7,8 +7,8 @@
 
 namespace mantissa {
 
-/// XXH3 of 128 bits over a stream of bytes, for finding what a disk or a network has changed; no protection
-/// from somebody who means to deceive.
+/// The 128-bit XXH3 hash of a stream of bytes. It detects changes by a disk or a network, but does not
+/// protect against deliberate tampering.
 ///
 /// Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md; seed 0.
 class Checksum {
@@ -19,7 +19,8 @@ class Checksum {
   Checksum& operator=(Checksum&&) noexcept;
 
   void update(const void* data, size_t bytes);
-  /// Of what was given so far, as the program xxh128sum prints it: 32 digits, the high half first.
+  /// Returns the hash of the bytes so far, as the program xxh128sum prints it: 32 digits, the high half
+  /// first.
   std::string hex() const;
 
  private:

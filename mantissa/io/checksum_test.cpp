@@ -5,7 +5,7 @@
 namespace mantissa::checksum_test {
 namespace {
 
-// From xxHash's own list of test vectors (tests/sanity_test_vectors.h): seed 0, no bytes.
+// From xxHash's own test vectors (tests/sanity_test_vectors.h): seed 0, no bytes.
 TEST(Checksum, OfNothing) { EXPECT_EQ(checksum_of(""), "99aa06d3014798d86001c324468d497f"); }
 
 TEST(Checksum, PiecesMakeTheSameAsTheWhole) {

@@ -22,7 +22,7 @@ class Convert : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  /// Converts into folder_/out and returns what was lost.
+  /// Converts into folder_/out and returns the losses.
   std::map<std::string, CastLoss> convert(const Conversion& conversion, uint64_t max_shard_bytes = 0,
                                           const std::function<void(uint64_t)>& after_piece = {}) const {
     const SafetensorsModel model(folder_ / "in.safetensors");
@@ -50,7 +50,7 @@ TEST_F(Convert, CountsWhatACastLoses) {
   EXPECT_TRUE(at::equal(out.tensors.at("ids"), at::arange(3)));
 }
 
-// Tensors of several pieces, with an odd tail, beside empty and 0-dim ones.
+// Tensors of several pieces with an odd tail, and empty and 0-dim ones.
 TEST_F(Convert, EveryPairOfDtypesAndSizes) {
   at::manual_seed(3);
   const int64_t large = kConversionPieceBytes / 8 + 17;

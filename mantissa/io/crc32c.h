@@ -5,7 +5,7 @@
 
 namespace mantissa {
 
-/// The CRC-32C (Castagnoli) of `bytes`, as iSCSI, ext4 and TFRecord files have it.
+/// Returns the CRC-32C (Castagnoli) of `bytes`, as iSCSI, ext4 and TFRecord files use it.
 /// Source: RFC 3720, section 12.1 and the examples of appendix B.4.
 uint32_t crc32c(std::string_view bytes);
 

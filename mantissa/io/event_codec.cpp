@@ -13,7 +13,7 @@ constexpr const char* kHParamsPlugin = "hparams";
 constexpr const char* kSessionStart = "_hparams_/session_start_info";
 constexpr const char* kSessionEnd = "_hparams_/session_end_info";
 
-/// A value that a plugin of TensorBoard shows; its tensor is left to the caller.
+/// Adds a value for a plugin of TensorBoard; the caller sets its tensor.
 proto::Summary::Value& add_plugin_value(proto::Event& message, const std::string& tag, const char* plugin) {
   proto::Summary::Value& value = *message.mutable_summary()->add_value();
   value.set_tag(tag);
@@ -22,7 +22,8 @@ proto::Summary::Value& add_plugin_value(proto::Event& message, const std::string
   return value;
 }
 
-/// The dashboard reads the metadata alone, but what has no tensor is dropped on the way to it.
+/// Adds a value whose metadata the dashboard reads. It also needs a tensor: values without one are dropped on
+/// the way.
 void add_hparams_value(proto::Event& message, const char* tag, const proto::HParamsPluginData& data) {
   proto::Summary::Value& value = add_plugin_value(message, tag, kHParamsPlugin);
   value.mutable_metadata()->mutable_plugin_data()->set_content(data.SerializeAsString());
@@ -89,7 +90,7 @@ std::string encode_event(const Event& event) {
   for (const auto& [tag, text] : event.texts) {
     proto::TensorProto& tensor = *add_plugin_value(message, tag, kTextPlugin).mutable_tensor();
     tensor.set_dtype(proto::DT_STRING);
-    tensor.mutable_tensor_shape();  // of no dimensions
+    tensor.mutable_tensor_shape();  // 0-dim
     tensor.add_string_val(text);
   }
   if (event.hparams) {

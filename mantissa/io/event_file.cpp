@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kLengthBytes = 8, kChecksumBytes = 4;
 
-/// TFRecord's, so that a checksum of data that hold checksums stays a good one.
+/// TFRecord's masked checksum, so that checksums of data that contain checksums still work.
 uint32_t masked_crc(std::string_view bytes) {
   const uint32_t crc = crc32c(bytes);
   return (crc >> 15 | crc << 17) + 0xa282ead8;

@@ -49,7 +49,7 @@ TEST(EventFile, KeepsNan) {
 }
 
 TEST(EventFile, IsWhatTensorFlowWrites) {
-  // The first record of every event file, its time being 1.0; from TensorFlow's own writer.
+  // The first record of every event file, with time 1.0, as TensorFlow's own writer writes it.
   const std::string message(
       "\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0d"
       "brain.Event:2",
@@ -81,7 +81,8 @@ TEST(EventFile, EveryFlippedBitIsFound) {
 }
 
 TEST(EventFile, AGoodChecksumDoesNotMakeAnEvent) {
-  // An empty message is an event without values; TFRecord's own sums for a length of 0 and for no bytes.
+  // An empty message is an event without values. The checksums are TFRecord's for a length of 0 and for no
+  // bytes.
   std::string empty(8, '\0');
   empty += "\x29\x03\x98\x07";
   empty += std::string("\xd8\xea\x82\xa2", 4);
@@ -113,7 +114,7 @@ TEST_F(EventFileWriterTest, LeavesNoEmptyFileWhereThereIsNoRoom) {
   EXPECT_TRUE(fs::is_empty(folder_));
 }
 
-/// libtorch_cpu holds a protobuf of another version, for ONNX. Both at work in one process, in turn.
+/// libtorch_cpu holds another version of protobuf, for ONNX. Both work in one process, in turn.
 TEST_F(EventFileWriterTest, TwoProtobufsLiveInOneProcess) {
   // A ModelProto {ir_version: 8, graph {name: "g"}, opset_import {version: 17}}, and the same with an empty
   // name.

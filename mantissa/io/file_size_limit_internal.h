@@ -1,14 +1,14 @@
 #pragma once
 
-// For tests: a disk that is full, without one.
+// For tests: simulates a full disk.
 
 #include <csignal>
 #include <sys/resource.h>
 
 namespace mantissa {
 
-/// While it lives, the process's files may grow to `bytes`; then writes fail in the middle, as on a full
-/// disk.
+/// While it lives, files of this process may grow to `bytes`; beyond that writes fail in the middle, as on a
+/// full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {

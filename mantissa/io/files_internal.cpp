@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Buffers small writes, passes large ones through; throws on the first failure.
+/// Buffers small writes and passes large ones through; throws at the first failure.
 class FdStreambuf : public std::streambuf {
  public:
   FdStreambuf(int fd, const fs::path& path) : fd_(fd), path_(path) {
@@ -54,8 +54,8 @@ class FdStreambuf : public std::streambuf {
 
  private:
   void write_all(const char* data, std::streamsize n) {
-    // After a failure nothing more may reach the file: a writer that swallows the exception must not get a
-    // file with a hole in it renamed into place.
+    // After a failure nothing more may reach the file: otherwise a writer that swallows the exception would
+    // get a file with a hole renamed into place.
     if (error_ != 0) fail_to_write(path_, "writing", error_);
     while (n > 0) {
       const ssize_t written = ::write(fd_, data, size_t(n));
@@ -139,7 +139,7 @@ void fill_file(const FileDescriptor& file, const fs::path& path,
 fs::path sibling(const fs::path& target, const char* kind) {
   static std::atomic<uint64_t> count{0};
   std::string name = ".";
-  name += target.filename().string().substr(0, kLongestName);
+  name += target.filename().string().substr(0, kMaxNameBytes);
   name += std::string(".") + kind + "-" + std::to_string(getpid()) + "-" + std::to_string(count++);
   return target.parent_path() / name;
 }

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The path of each folder on the way, the root first.
+/// Returns the path of each folder on the way, the root first.
 std::vector<fs::path> folders_on(const fs::path& path) {
   std::vector<fs::path> folders;
   fs::path above;
@@ -31,7 +31,8 @@ std::pair<dev_t, ino_t> id_of(const fs::path& path) {
                                            : std::pair<dev_t, ino_t>();
 }
 
-/// A folder of a name that nothing has, made in `parent`: `NAME-rescued-N`. Empty if none can be made.
+/// Makes a folder with an unused name in `parent`: `NAME-rescued-N`. Returns an empty path if none can be
+/// made.
 fs::path make_rescued(const fs::path& parent, const fs::path& name, std::error_code& error) {
   for (int number = 1; number < 10'000; ++number) {
     const fs::path folder = parent / (name.string() + "-rescued-" + std::to_string(number));
@@ -59,7 +60,7 @@ void HeldFolder::hold(fs::path folder) {
   std::vector<Id> ids;
   for (const fs::path& above : folders_on(folder)) ids.push_back(id_of(above));
   struct stat mine {};
-  is_numbered_ = ::fstat(opened.get(), &mine) == 0 && Id(mine.st_dev, mine.st_ino) == ids.back();
+  has_stable_inodes_ = ::fstat(opened.get(), &mine) == 0 && Id(mine.st_dev, mine.st_ino) == ids.back();
   if (fd_ >= 0) ::close(fd_);
   fd_ = opened.release();
   ids_ = std::move(ids);
@@ -69,12 +70,12 @@ void HeldFolder::hold(fs::path folder) {
 bool HeldFolder::is_lost() const {
   struct stat named {};
   if (::stat(path_.c_str(), &named) != 0) return errno == ENOENT || errno == ENOTDIR;
-  return is_numbered_ && Id(named.st_dev, named.st_ino) != ids_.back();
+  return has_stable_inodes_ && Id(named.st_dev, named.st_ino) != ids_.back();
 }
 
 const fs::path& HeldFolder::replace() {
   const std::vector<fs::path> folders = folders_on(path_);
-  // The first that is not what it was: gone, or another of its name.
+  // Find the first folder that is gone or has been replaced by another of its name.
   size_t first = 0;
   while (first + 1 < folders.size() && id_of(folders[first]) == ids_[first]) ++first;
   const auto below = [&](fs::path folder) {
@@ -92,7 +93,7 @@ const fs::path& HeldFolder::replace() {
   };
   if (!make()) {
     const std::error_code why = error;
-    const std::string name = folders[first].filename().string().substr(0, kLongestName);
+    const std::string name = folders[first].filename().string().substr(0, kMaxNameBytes);
     made = make_rescued(fs::temp_directory_path(error), name, error);
     TORCH_CHECK(make(), "no folder can be made in place of '", path_.string(),
                 "', which is gone: ", why.message(),

@@ -43,7 +43,7 @@ TEST_F(HeldFolderTest, IsMadeAgainWhereItWas) {
 
 TEST_F(HeldFolderTest, AnothersFolderOfTheSameNameIsLeftAlone) {
   HeldFolder held(run_ / "checkpoints" / "");
-  // The number of a removed file may be given again, but not while the file is open.
+  // The inode number of a removed file may be reused, but not while the file is open.
   fs::remove_all(run_);
   fs::create_directories(run_ / "checkpoints");
   EXPECT_TRUE(held.is_lost());
@@ -59,7 +59,7 @@ TEST_F(HeldFolderTest, TheFirstReplacedFolderOfThePathGetsAnotherName) {
   std::ofstream(folder_ / "runs" / "1-rescued-1") << "taken";
   EXPECT_EQ(held.replace(), folder_ / "runs" / "1-rescued-2" / "checkpoints");
   fs::rename(folder_ / "runs" / "1-rescued-2" / "checkpoints", folder_ / "moved");
-  // A link leads somewhere else.
+  // A link that leads to another folder.
   fs::create_directory_symlink(folder_ / "moved", folder_ / "runs" / "1-rescued-2" / "checkpoints");
   EXPECT_FALSE(held.is_lost()) << "it is the folder itself";
   fs::remove(folder_ / "runs" / "1-rescued-2" / "checkpoints");
@@ -69,7 +69,7 @@ TEST_F(HeldFolderTest, TheFirstReplacedFolderOfThePathGetsAnotherName) {
 }
 
 TEST_F(HeldFolderTest, WhereNothingCanBeMadeItIsMadeForTemporaryFiles) {
-  const fs::path run = folder_ / std::string(250, 'x');  // no name is left for another
+  const fs::path run = folder_ / std::string(250, 'x');  // leaves no room for a longer name
   fs::create_directories(run / "checkpoints");
   HeldFolder held(run / "checkpoints");
   fs::rename(run, folder_ / "moved");

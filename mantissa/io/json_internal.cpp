@@ -9,7 +9,7 @@ namespace {
 using nlohmann::json;
 
 /// Builds the DOM. The library's own parser with a callback searches the whole enclosing object at the end of
-/// every inner one, so that its time grows with the square of the entries.
+/// every inner one, so its time grows with the square of the number of entries.
 class DomBuilder final : public json::json_sax_t {
  public:
   DomBuilder(int max_depth, const std::function<void(const std::string& what)>& fail)
@@ -23,7 +23,7 @@ class DomBuilder final : public json::json_sax_t {
   bool number_unsigned(number_unsigned_t value) override { return add(value); }
   bool number_float(number_float_t value, const string_t& /*text*/) override { return add(value); }
   bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t& /*value*/) override { return false; }  // not in JSON texts
+  bool binary(binary_t& /*value*/) override { return false; }  // does not occur in JSON texts
   bool start_object(std::size_t /*elements*/) override { return open(json::object()); }
   bool start_array(std::size_t /*elements*/) override { return open(json::array()); }
   bool end_object() override { return close(); }
@@ -43,7 +43,7 @@ class DomBuilder final : public json::json_sax_t {
   }
 
  private:
-  /// Where the value goes: it is the root, an element of an array, or what the last key names.
+  /// Stores the value where it belongs: as the root, as an element of an array, or under the last key.
   json* put(json&& value) {
     if (open_.empty()) return &(root_ = std::move(value));
     if (open_.back()->is_object()) return &(*entry_ = std::move(value));
@@ -55,7 +55,7 @@ class DomBuilder final : public json::json_sax_t {
   }
   bool open(json&& empty) {
     if (open_.size() >= max_depth_) fail_("nests deeper than the format allows");
-    // Its place stays: nothing is added to what encloses it before it is closed.
+    // The pointer stays valid: nothing is added to the enclosing value before this one is closed.
     open_.push_back(put(std::move(empty)));
     return true;
   }
@@ -68,7 +68,7 @@ class DomBuilder final : public json::json_sax_t {
   const std::function<void(const std::string& what)>& fail_;
   json root_;
   std::vector<json*> open_;
-  json* entry_ = nullptr;  ///< what the last key of the innermost object names
+  json* entry_ = nullptr;  ///< the entry of the innermost object's last key
 };
 
 }  // namespace

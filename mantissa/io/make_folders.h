@@ -6,8 +6,8 @@
 
 namespace mantissa {
 
-/// Makes `folder` and those above it that are missing, and adds to `made`, outermost first, what it made: so
-/// that who fails later can take it away again, and nothing else. Returns the reason where it had to stop.
+/// Makes `folder` and its missing parents, and adds the folders it made to `made`, outermost first, so that a
+/// caller who fails later can remove exactly these. Returns the reason if it had to stop.
 std::error_code make_folders(const std::filesystem::path& folder, std::vector<std::filesystem::path>& made);
 
 }  // namespace mantissa

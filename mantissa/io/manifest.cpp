@@ -28,9 +28,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kTensor = "$tensor";
 constexpr std::string_view kDouble = "$double";
-/// safetensors has none; such a tensor is stored as F64 with one dimension more.
+/// safetensors has no complex128; such a tensor is stored as F64 with one more dimension.
 constexpr std::string_view kComplexDouble = "C128";
-/// Between them stand the 32 digits of the checksum, at the very end.
+/// The 32 digits of the checksum are between these two, at the very end.
 constexpr std::string_view kBeforeChecksum = ",\n \"xxh3_128\": \"";
 constexpr std::string_view kAfterChecksum = "\"\n}\n";
 constexpr size_t kChecksumDigits = 32;
@@ -41,7 +41,7 @@ std::string joined(const std::string& path, std::string_view name) {
   return path.empty() ? std::string(name) : path + "." + std::string(name);
 }
 
-/// Where in a manifest an error is.
+/// The place of an error in a manifest.
 struct ManifestPlace {
   const std::string& file;
   std::string path;
@@ -68,7 +68,7 @@ struct ManifestPlace {
   }
   int64_t whole(const json& value) const {
     require(value.is_number_integer(), "must be a whole number");
-    // Only those above 2^63 - 1 are left unsigned by the parser and do not fit.
+    // Only unsigned numbers above 2^63 - 1 do not fit.
     const bool fits =
         !value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t(std::numeric_limits<int64_t>::max());
     require(fits, "is above 2^63 - 1");
@@ -93,13 +93,13 @@ at::Tensor parse_tensor(const json& node, const ManifestPlace& place) {
   const auto dtype = name == kComplexDouble ? at::kComplexDouble : safetensors_dtype(name);
   place.require(dtype.has_value(), "the dtype '", fit_for_message(name), "' is unknown");
   const json& sizes = place.field(node, "shape");
-  // libtorch's own iterators stop at 64 dimensions.
+  // libtorch's own iterators support at most 64 dimensions.
   place.require(sizes.is_array() && sizes.size() <= 64, "'shape' must be a list of at most 64 whole numbers");
   std::vector<int64_t> shape;
   auto bytes = int64_t(c10::elementSize(*dtype));
   for (const json& size : sizes) {
     shape.push_back(place.at("shape").count(size));
-    // A dimension of 0 does not make the others harmless: libtorch multiplies them for its strides.
+    // A dimension of 0 does not make the others harmless: libtorch multiplies them to compute strides.
     const bool overflows = __builtin_mul_overflow(bytes, std::max<int64_t>(shape.back(), 1), &bytes);
     place.require(!overflows, "its size in bytes overflows 63 bits");
   }
@@ -185,7 +185,7 @@ void check_checksum(std::string_view text, const ManifestPlace& whole) {
                 fit_for_message(std::string(stored)));
 }
 
-/// A text that JSON can hold.
+/// Returns `text` if JSON can hold it; throws otherwise.
 const std::string& checked(const std::string& text, const std::string& place) {
   try {
     [[maybe_unused]] const std::string unused = json(text).dump();
@@ -228,7 +228,7 @@ class StateWriter {
 
   Json dict(const StateDict& dict, const std::string& path) {
     Json out = Json::object();
-    // ordered_json looks a key up by walking through all of them; the names are known to be unique.
+    // ordered_json looks up a key by walking through all of them; these names are known to be unique.
     auto& entries = out.get_ref<Json::object_t&>();
     for (const auto& [key, value] : dict) {
       const std::string place = joined(path, key);
@@ -259,7 +259,7 @@ class StateWriter {
   size_t next_ = 0;
 };
 
-/// Calls visit(path, tensor) for each tensor, in the order in which StateParser and StateWriter meet them.
+/// Calls visit(path, tensor) for each tensor, in the order of StateParser and StateWriter.
 template <typename Visit>
 void walk(const StateValue& value, const std::string& path, int depth, const Visit& visit);
 
@@ -307,10 +307,11 @@ StateValue replaced(const StateValue& value, const std::vector<at::Tensor>& tens
 
 Manifest parse_manifest(std::string_view text, const std::string& file, bool verify_checksum) {
   const ManifestPlace whole{file, ""};
-  // A tensor's shape is a list in an object below the deepest level of the state, which is one of the root.
+  // A tensor's shape is a list in an object below the deepest level of the state, which is itself in the
+  // root.
   const json root = parse_json(text, kMaxStateDepth + 4,
                                [&](const std::string& what) { whole.require(false, "it ", what); });
-  // Before the checksum: a later version may have another.
+  // Checked before the checksum, because a later version may use a different one.
   whole.require(root.is_object() && root.contains("format") && root["format"] == kManifestFormat,
                 "it is no manifest of a checkpoint: its field 'format' must be \"", kManifestFormat, "\"");
   const int64_t version = whole.at("version").whole(whole.field(root, "version"));
@@ -376,7 +377,7 @@ std::string make_manifest(const Manifest& manifest) {
 
 std::vector<std::pair<std::string, at::Tensor>> named_tensors(const StateDict& state) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
-  std::set<std::string> taken{"__metadata__"};  // safetensors keeps it for itself
+  std::set<std::string> taken{"__metadata__"};  // safetensors reserves this name
   walk(state, "", 1, [&](const std::string& path, const at::Tensor& tensor) {
     std::string name = path;
     while (!taken.insert(name).second) name += "'";

@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A manifest with this state, in which `from` was replaced by `to`.
+/// Returns a manifest with this state in which `from` was replaced by `to`.
 std::string text_with(const std::string& from, const std::string& to) {
   Manifest manifest;
   manifest.step = 12;
@@ -44,7 +44,7 @@ TEST(Manifest, KeepsNumbersBitForBit) {
   Manifest manifest;
   manifest.state = {{"numbers", *a_checkpoint(1).state.find("numbers")->second.get_if<StateList>()}};
   for (uint64_t i = 1; i < 20'000; ++i) {
-    // Doubles of every size, and NaNs with payloads among them.
+    // Doubles of every size, including NaNs with payloads.
     const double number = std::bit_cast<double>(i * 0x9E3779B97F4A7C15ULL);
     manifest.state.insert_or_assign(c10::str("n", i % 500), number);
     if (i % 500 == 0) {

@@ -34,11 +34,12 @@ void check_writable(const std::string& name, const at::Tensor& tensor) {
 }
 
 at::Tensor on_cpu(const at::Tensor& tensor) {
-  // A conjugate or negated view keeps its bit through contiguous(); the bytes would be those of its base.
+  // A conjugate or negated view keeps its flag through contiguous(), and its bytes would be those of its
+  // base.
   return tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
 }
 
-/// Lays the file out, which finds every error that the tensors can make, and returns what writes it.
+/// Lays out the file, which finds every error in the tensors, and returns the function that writes it.
 std::function<void(std::ostream&)> writer_of(const std::map<std::string, at::Tensor>& tensors,
                                              const std::map<std::string, std::string>& metadata) {
   SafetensorsHeader header;
@@ -81,7 +82,7 @@ Safetensors load_safetensors(const std::filesystem::path& path) {
 
 namespace {
 
-/// Reads `n` bytes at `offset`, however many calls that takes (Linux reads at most 2 GiB at once).
+/// Reads `n` bytes at `offset`, in as many calls as necessary (Linux reads at most 2 GiB at once).
 void read_exactly(int fd, char* out, uint64_t n, uint64_t offset, const std::string& file) {
   while (n > 0) {
     const ssize_t got = ::pread(fd, out, size_t(n), off_t(offset));
@@ -100,7 +101,7 @@ void read_exactly(int fd, char* out, uint64_t n, uint64_t offset, const std::str
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : name_(path.string()) {
-  // A pipe would wait for a writer before it can be refused.
+  // O_NONBLOCK, because opening a pipe would wait for a writer before the pipe could be refused.
   FileDescriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   TORCH_CHECK(file.get() >= 0, "cannot open safetensors file '", name_, "': ", reason(errno),
               "; check the path and its permissions");
@@ -162,7 +163,7 @@ void SafetensorsFile::read_into(const std::string& name, int64_t begin, const at
   char* bytes = static_cast<char*>(out.mutable_data_ptr());
   const uint64_t element = c10::elementSize(all.dtype), n = uint64_t(count) * element;
   read_exactly(fd_, bytes, n, data_begin_ + all.begin + uint64_t(begin) * element, name_);
-  // A C++ bool that is neither 0 nor 1 is undefined behaviour for whoever reads it.
+  // Reading a C++ bool that is neither 0 nor 1 is undefined behaviour.
   if (all.dtype == at::kBool) {
     for (uint64_t i = 0; i < n; ++i) bytes[i] = bytes[i] != 0;
   }

@@ -14,28 +14,28 @@
 
 namespace mantissa {
 
-/// The content of a safetensors file: tensors by name, and free text by key.
+/// The contents of a safetensors file: tensors by name, and free text by key.
 struct Safetensors {
   std::map<std::string, at::Tensor> tensors;
   std::map<std::string, std::string> metadata;
 };
 
-/// Writes named tensors so that PyTorch, numpy, JAX and others read them: byte for byte the file that the
-/// reference implementation writes (with several metadata entries it leaves their order open; here they are
-/// sorted).
+/// Writes named tensors so that PyTorch, numpy, JAX and others can read them. The file equals the reference
+/// implementation's byte for byte. (That one leaves the order of several metadata entries open; here they are
+/// sorted.)
 ///
-/// Shapes:  any; strided, non-contiguous and 0-dim tensors and views are written as what they show.
+/// Shapes:  any; strided, non-contiguous and 0-dim tensors and views are written with the values they show.
 /// Memory:  one tensor's contiguous copy on the CPU at a time, and none for a contiguous CPU tensor. Tensors
 ///          that share memory are written once for each name.
 /// Sync:    waits for each tensor that is on a device.
-/// Errors:  c10::ValueError for tensors that have no bytes to write (undefined, meta, sparse, quantized), a
-///          dtype that the format lacks, a name that is not UTF-8; the errors of write_file_atomically().
-///          Either way the file that was there before is untouched.
+/// Errors:  c10::ValueError for tensors without bytes to write (undefined, meta, sparse, quantized), a dtype
+///          that the format lacks, or a name that is not UTF-8; the errors of write_file_atomically(). In
+///          each case the previous file is untouched.
 /// Source:  https://github.com/huggingface/safetensors, section "Format" of its README.
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
                       const std::map<std::string, std::string>& metadata = {}, Links links = Links::kFollow);
 
-/// The same into a stream, which must throw when a write fails: for files that are part of something larger.
+/// Writes to a stream, which must throw when a write fails: for files that are part of something larger.
 void write_safetensors(std::ostream& stream, const std::map<std::string, at::Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
@@ -43,9 +43,9 @@ void write_safetensors(std::ostream& stream, const std::map<std::string, at::Ten
 /// Errors: those of SafetensorsFile.
 Safetensors load_safetensors(const std::filesystem::path& path);
 
-/// An open safetensors file, for tools that list it and for loads that take one tensor at a time.
+/// An open safetensors file, for tools that list it and for loading one tensor at a time.
 ///
-/// Threads: read() may be called from several at once.
+/// Threads: several threads may call read() at once.
 /// Errors:  the constructor checks the whole header against the size of the file: c10::ValueError naming the
 ///          file, the tensor, what is wrong and the cure (see parse_safetensors_header()); c10::Error if it
 ///          cannot be opened.
@@ -57,18 +57,18 @@ class SafetensorsFile {
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
-  /// Dtypes and shapes by name; nothing is loaded.
+  /// Returns dtypes and shapes by name; loads nothing.
   const std::map<std::string, SafetensorsEntry>& entries() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 
-  /// A new contiguous CPU tensor. Of BOOL, any nonzero byte is true, as in numpy.
+  /// Returns a new contiguous CPU tensor. In a BOOL tensor any nonzero byte is true, as in numpy.
   /// Errors: c10::ValueError for a name that the file lacks; c10::Error if the disk fails or the file was cut
-  /// meanwhile.
+  ///         meanwhile.
   at::Tensor read(const std::string& name) const;
-  /// Fills `out` with elements in row-major order, from the one of index `begin`, so that a tensor of any
-  /// size can be walked through in little memory.
-  /// Shapes: any; `out` is contiguous, on the CPU and of the tensor's dtype. Errors: also c10::ValueError for
-  /// another `out` and for elements that the tensor lacks.
+  /// Fills `out` with elements in row-major order, beginning at index `begin`, so that a tensor of any size
+  /// can be processed in little memory.
+  /// Shapes: any; `out` is contiguous, on the CPU and of the tensor's dtype.
+  /// Errors: also c10::ValueError for another `out` and for elements that the tensor lacks.
   void read_into(const std::string& name, int64_t begin, const at::Tensor& out) const;
 
  private:

@@ -18,8 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-/// In the order of the reference implementation's enumeration, which is also the reverse of the order of
-/// writing.
+/// In the order of the reference implementation's enumeration, which is the reverse of the order of writing.
 constexpr std::array<std::pair<std::string_view, at::ScalarType>, 17> kDtypes{{
     {"BOOL", at::kBool},
     {"U8", at::kByte},
@@ -48,7 +47,7 @@ size_t rank(at::ScalarType dtype) {
   return size_t(found - kDtypes.begin());
 }
 
-/// Where an error is. Everything checked through it means a damaged file, which has one cure.
+/// The place of an error. Every check through it means a damaged file, for which there is one cure.
 struct TensorPlace {
   const std::string& file;
   std::string tensor;
@@ -68,8 +67,8 @@ uint64_t unsigned_of(const json& value, const TensorPlace& place, const char* fi
   return value.get<uint64_t>();
 }
 
-/// Bytes of a tensor; every product is checked, also those that at::empty takes for its strides, where a
-/// dimension of 0 does not make the others harmless.
+/// Returns the bytes of a tensor. Every product is checked, including those that at::empty uses for its
+/// strides, where a dimension of 0 does not make the others harmless.
 uint64_t bytes_of(const std::vector<int64_t>& shape, at::ScalarType dtype, const TensorPlace& place) {
   int64_t strides = 1;
   bool empty = false;
@@ -104,7 +103,7 @@ SafetensorsEntry parse_entry(const json& value, const TensorPlace& place) {
   entry.dtype = *known;
   const json& shape = value["shape"];
   place.require(shape.is_array(), "shape must be a list of whole numbers");
-  // libtorch's own iterators stop at 64 dimensions.
+  // libtorch's own iterators support at most 64 dimensions.
   place.require(shape.size() <= 64, "a shape of ", shape.size(), " dimensions is more than libtorch's 64");
   for (const json& size : shape) {
     const uint64_t n = unsigned_of(size, place, "shape");
@@ -123,7 +122,7 @@ SafetensorsEntry parse_entry(const json& value, const TensorPlace& place) {
   return entry;
 }
 
-/// The tensors must fill the data from the first byte to the last, each byte once.
+/// Checks that the tensors cover every byte of the data exactly once.
 void check_cover(const SafetensorsHeader& header, uint64_t data_bytes, const std::string& file) {
   std::vector<std::tuple<uint64_t, uint64_t, std::string_view>> spans;
   spans.reserve(header.tensors.size());
@@ -131,7 +130,7 @@ void check_cover(const SafetensorsHeader& header, uint64_t data_bytes, const std
   std::sort(spans.begin(), spans.end());
   uint64_t expected = 0;
   for (const auto& [begin, end, name] : spans) expected = std::max(expected, end);
-  // Before holes and overlaps: a truncated file is the common case and deserves its own words.
+  // Checked before holes and overlaps: a truncated file is the common case and deserves its own message.
   TensorPlace{file, ""}.require(data_bytes >= expected, "it is truncated: its header promises ", expected,
                                 " bytes of tensors, but only ", data_bytes, " are there");
   uint64_t at = 0;
@@ -163,7 +162,7 @@ std::optional<at::ScalarType> safetensors_dtype(std::string_view name) {
 SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_bytes,
                                            const std::string& file) {
   const TensorPlace whole{file, ""};
-  // The format reserves the first byte, so that no white space may come before the brace.
+  // The format reserves the first byte, so no white space may precede the brace.
   whole.require(!text.empty() && text.front() == '{',
                 "its header does not begin with '{', so that it is no "
                 "safetensors file");
@@ -196,7 +195,7 @@ std::string make_safetensors_header(SafetensorsHeader& header, std::vector<std::
                       ", which safetensors has no name for; convert it first");
     order.push_back(name);
   }
-  // The map is sorted by name already, and the sort keeps that order among equal dtypes.
+  // The map is already sorted by name, and the stable sort keeps that order among equal dtypes.
   std::stable_sort(order.begin(), order.end(), [&](const std::string& a, const std::string& b) {
     return rank(header.tensors.at(a).dtype) > rank(header.tensors.at(b).dtype);
   });
@@ -208,7 +207,7 @@ std::string make_safetensors_header(SafetensorsHeader& header, std::vector<std::
     SafetensorsEntry& entry = header.tensors.at(name);
     entry.begin = offset;
     entry.end = offset += bytes_of(entry.shape, entry.dtype, {file, name});
-    // ordered_json looks a key up by walking through all of them; the names are known to be unique.
+    // ordered_json looks up a key by walking through all of them; these names are known to be unique.
     nlohmann::ordered_json fields = nlohmann::ordered_json::object();
     fields["dtype"] = *safetensors_dtype_name(entry.dtype);
     fields["shape"] = entry.shape;

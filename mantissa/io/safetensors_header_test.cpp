@@ -109,7 +109,7 @@ const BadHeader kBadHeaders[] = {
     {"ControlInName", "{\"a\\u000ab\":3}", 0, "tensor 'a?b'"},
 };
 
-// Time in proportion to the tensors: with their square as its measure it would take hours here.
+// The time is proportional to the number of tensors; if it grew with the square, this would take hours.
 TEST(SafetensorsHeader, ReadsHundredsOfThousandsOfTensors) {
   constexpr size_t kTensors = 300'000;
   std::string text = "{";
@@ -119,7 +119,7 @@ TEST(SafetensorsHeader, ReadsHundredsOfThousandsOfTensors) {
   const SafetensorsHeader header = parse_safetensors_header(text + "}", kTensors, "some.file");
   EXPECT_EQ(header.tensors.size(), kTensors);
   EXPECT_EQ(header.tensors.at("layer.299999").begin, kTensors - 1);
-  // Not the last one's error alone: whatever is wrong is found as fast.
+  // Every error is found as fast, not only that of the last tensor.
   EXPECT_THAT(error_of(text + ",\"layer.0\":0}", kTensors), HasSubstr("names 'layer.0' twice"));
   EXPECT_THAT(error_of(text + "}", kTensors - 1), HasSubstr("truncated"));
 }
@@ -141,7 +141,7 @@ TEST(SafetensorsHeader, ReadsEveryField) {
   EXPECT_EQ(header.metadata, (std::map<std::string, std::string>{{"format", "pt"}, {"", ""}}));
 }
 
-// No prefix and no single wrong byte of a good header may crash or hang; most are refused.
+// No prefix of a good header and no single wrong byte may crash or hang; most are refused.
 TEST(SafetensorsHeader, SurvivesEveryCutAndEveryChangedByte) {
   const std::string good =
       R"({"w":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"__metadata__":{"k":"v"}})";

@@ -76,8 +76,8 @@ TEST_F(SafetensorsTest, MissingFileAndFolder) {
   EXPECT_THAT(load_error(), HasSubstr("not a regular file"));
 }
 
-// Written by the reference implementation, safetensors 0.7.0 for Python; torch's dtypes and the values 0,
-// 1, 1.
+// Written by the reference implementation, safetensors 0.7.0 for Python, with torch's dtypes and the values
+// 0, 1, 1.
 TEST_F(SafetensorsTest, ReadsAndWritesTheReferencesBytes) {
   const Safetensors loaded = load_safetensors(test_data("every_dtype.safetensors"));
   EXPECT_EQ(loaded.tensors.size(), 18u);
@@ -109,7 +109,7 @@ TEST_F(SafetensorsTest, RoundTripOfEveryDtypeAndLayout) {
        {at::kBool, at::kByte, at::kChar, at::kFloat8_e5m2, at::kFloat8_e4m3fn, at::kFloat8_e8m0fnu,
         at::kShort, at::kUInt16, at::kHalf, at::kBFloat16, at::kInt, at::kUInt32, at::kFloat,
         at::kComplexFloat, at::kDouble, at::kLong, at::kUInt64}) {
-    // Every bit pattern of a byte, in every element; only bool has just two.
+    // Every bit pattern of a byte, in every element; only bool has just two values.
     const int64_t size = int64_t(c10::elementSize(dtype));
     at::Tensor bytes = at::arange(256, at::kByte).repeat({size, 1}).t().contiguous();
     if (dtype == at::kBool) bytes = bytes % 2;
@@ -130,7 +130,7 @@ TEST_F(SafetensorsTest, RoundTripOfEveryDtypeAndLayout) {
       EXPECT_EQ(got.sizes(), want.sizes()) << name;
       EXPECT_TRUE(got.is_contiguous());
       const at::Tensor flat = want.contiguous();
-      // Bytes, not values: NaNs count too.
+      // Compares bytes, not values, so that NaNs count too.
       EXPECT_EQ(std::string(static_cast<const char*>(got.const_data_ptr()), got.nbytes()),
                 std::string(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes()))
           << c10::toString(dtype) << " " << name;

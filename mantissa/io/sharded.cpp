@@ -51,7 +51,7 @@ std::string read_index(const fs::path& path) {
 
 bool is_index(const fs::path& path) { return path.filename().string().ends_with(kIndexSuffix); }
 
-/// The one model in a folder.
+/// Returns the only model in a folder.
 fs::path model_in(const fs::path& folder) {
   std::vector<fs::path> indexes, files;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -73,7 +73,7 @@ fs::path model_in(const fs::path& folder) {
 
 uint64_t bytes_of(const SafetensorsEntry& entry) { return entry.end - entry.begin; }
 
-/// "model-00002-of-00012.safetensors"
+/// Returns a name such as "model-00002-of-00012.safetensors".
 std::string shard_name(const std::string& stem, size_t number, size_t count) {
   const auto padded = [](size_t n) {
     const std::string digits = std::to_string(n);
@@ -107,7 +107,7 @@ void write_one(const SafetensorsLayout::File& file, const GiveElements& give) {
   });
 }
 
-/// Makes a folder and, unless keep() is called, removes what was made since.
+/// Makes a folder, and removes what was made since unless keep() is called.
 class Undo {
  public:
   void make_folder(const fs::path& folder) {
@@ -120,7 +120,7 @@ class Undo {
 
   Undo() = default;
   ~Undo() {
-    std::error_code ignored;  // what cannot be removed stays
+    std::error_code ignored;  // files that cannot be removed stay
     for (auto path = made_.rbegin(); path != made_.rend(); ++path) fs::remove(*path, ignored);
   }
   Undo(const Undo&) = delete;
@@ -140,8 +140,8 @@ ShardIndex parse_shard_index(std::string_view text, const std::string& file) {
   for (const auto& [name, shard] : root["weight_map"].items()) {
     require(shard.is_string(), file, "the shard of '", fit_for_message(name), "' must be a file name");
     const fs::path path(shard.get_ref<const std::string&>());
-    // An index is input: it must not lead a reader out of its own folder. To the system a name ends at its
-    // first zero byte: it would open another file than the one that is checked.
+    // An index is untrusted input: it must not lead a reader out of its own folder. For the system a name
+    // ends at its first zero byte, so it would open a different file from the one that is checked.
     require(path.has_filename() && path.filename() != "." && path.is_relative() &&
                 path.native().find('\0') == std::string::npos &&
                 std::find(path.begin(), path.end(), fs::path("..")) == path.end(),
@@ -256,7 +256,7 @@ void SafetensorsModel::read_pieces(const std::string& name, const at::Tensor& bu
 
 SafetensorsLayout lay_out_safetensors(const fs::path& out, const SafetensorsHeader& tensors,
                                       uint64_t max_shard_bytes) {
-  SafetensorsHeader sized = tensors;  // with the offsets, hence the bytes of every tensor
+  SafetensorsHeader sized = tensors;  // with the offsets, and so the bytes of every tensor
   std::vector<std::string> unused;
   make_safetensors_header(sized, unused);
 
@@ -310,7 +310,7 @@ void write_safetensors_files(const SafetensorsLayout& layout, const GiveElements
   ShardIndex index;
   uint64_t total_bytes = 0;
   for (const auto& file : layout.files) {
-    // Before it is written: a failure to sync its folder comes when the file already has its name.
+    // Registered before it is written: if syncing its folder fails, the file already has its name.
     if (!fs::exists(fs::symlink_status(file.path, error))) undo.made(file.path);
     write_one(file, give);
     for (const auto& [name, entry] : file.header.tensors) {

@@ -30,7 +30,7 @@ class Sharded : public InFolder {
     return names;
   }
 
-  /// 40 bytes of "a", 8 of "b" to "e" each, an empty one, a scalar.
+  /// Returns 40 bytes of "a", 8 of each of "b" to "e", an empty tensor and a scalar.
   static std::map<std::string, at::Tensor> tensors() {
     return {{"a", at::arange(10, at::kFloat).view({2, 5})},
             {"b", at::arange(4, at::kHalf)},

@@ -15,7 +15,7 @@
 namespace mantissa {
 namespace {
 
-/// Values that are converted to one plain type at a time: they stay in the cache.
+/// The number of values that are converted to one plain type at a time: they stay in the cache.
 constexpr int64_t kBlock = 1 << 15;
 
 double smallest_normal(at::ScalarType dtype) {
@@ -23,7 +23,7 @@ double smallest_normal(at::ScalarType dtype) {
   return info(format_of(dtype).value_or(Format::kFloat32)).smallest_normal;
 }
 
-/// `Wide` is what sums are taken in.
+/// `Wide` is the type of the sums.
 template <typename Wide, typename Value>
 ValueSummary summarize(const Value* values, int64_t n, double normal) {
   ValueSummary s;
@@ -73,13 +73,13 @@ ValueSummary summarize_block(const at::Tensor& block, at::ScalarType dtype) {
                               : summarize<double>(values, n, normal);
 }
 
-/// All values of `tensor` in one row.
+/// Returns all values of `tensor` in one row.
 at::Tensor flat(const at::Tensor& tensor) {
   const at::Tensor cpu = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
   return (cpu.is_complex() ? at::view_as_real(cpu) : cpu).view({-1});
 }
 
-/// The sum of what `part` finds in each block, always in the same order.
+/// Adds up the results of `part` for each block, always in the same order.
 template <typename Result, typename Part>
 Result add_up(int64_t values, const Part& part) {
   const int64_t blocks = (values + kBlock - 1) / kBlock;
@@ -137,8 +137,8 @@ CastLoss cast_loss(const at::Tensor& before, const at::Tensor& after) {
                     before.scalar_type(), " and ", after.scalar_type(),
                     " are not both floating-point; other casts have no relative error");
   const at::Tensor from = flat(before), to = flat(after);
-  // e4m3 has no inf. What is past the middle between its largest number, 448, and the next one, 480, becomes
-  // NaN in libtorch 2.11 and 448 in later releases.
+  // e4m3 has no inf. A value beyond the midpoint between its largest number, 448, and the next one, 480,
+  // becomes NaN in libtorch 2.11 and 448 in later releases.
   const double most = to.scalar_type() == at::kFloat8_e4m3fn ? 464 : std::numeric_limits<double>::infinity();
   return add_up<CastLoss>(from.numel(), [&](int64_t begin, int64_t n) {
     const at::Tensor old_block = from.narrow(0, begin, n).to(at::kDouble),

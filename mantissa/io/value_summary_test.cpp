@@ -19,12 +19,12 @@ std::vector<int64_t> counts(const ValueSummary& s) {
   return {s.values, s.nans, s.infs, s.zeros, s.denormals};
 }
 
-/// A tensor of one byte's every bit pattern.
+/// Returns a tensor with every bit pattern of one byte.
 at::Tensor every_byte(at::ScalarType dtype) { return at::arange(256, at::kByte).view(dtype); }
 
 TEST(ValueSummary, CountsInEveryFloatingDtype) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kFloat8_e5m2}) {
-    // The smallest number that the dtype has beside 0: a denormal one.
+    // The smallest number of the dtype besides 0, which is denormal.
     const at::Tensor bits = at::zeros({int64_t(c10::elementSize(dtype))}, at::kByte);
     bits[0] = 1;
     const at::Tensor wide = at::tensor({kNan, 1.5, -kInf, 0.0, -0.0, kInf, -2.0}, at::kDouble);
@@ -37,8 +37,8 @@ TEST(ValueSummary, CountsInEveryFloatingDtype) {
   }
 }
 
-// The formats' definitions: OCP 8-bit floating point, sections 3 and 4; e4m3 has no inf, e8m0 no 0 and no
-// denormals.
+// From the formats' definitions, OCP 8-bit floating point, sections 3 and 4: e4m3 has no inf, e8m0 no 0 and
+// no denormals.
 TEST(ValueSummary, EveryBitPatternOfEightBits) {
   EXPECT_EQ(counts(summarize_values(every_byte(at::kFloat8_e4m3fn))),
             (std::vector<int64_t>{256, 2, 0, 2, 14}));
@@ -73,7 +73,7 @@ TEST(ValueSummary, ComplexIsItsParts) {
   const at::Tensor z = at::complex(at::tensor({1.f, float(kNan)}), at::tensor({float(-kInf), 3.f}));
   const ValueSummary s = summarize_values(z.conj());
   EXPECT_EQ(counts(s), (std::vector<int64_t>{4, 1, 1, 0, 0}));
-  EXPECT_EQ(std::get<double>(s.min), -3);  // of the conjugate
+  EXPECT_EQ(std::get<double>(s.min), -3);  // the minimum of the conjugate
   EXPECT_EQ(std::get<double>(s.max), 1);
 }
 
@@ -139,11 +139,11 @@ TEST(CastLoss, CountsOverflowAndFlushToZero) {
   EXPECT_EQ(wider.max_relative_error, 0);
 }
 
-// e4m3 has no inf: libtorch makes nan, and from 2.13 on 448, of what is too large.
+// e4m3 has no inf: libtorch converts values that are too large to nan, and from 2.13 on to 448.
 TEST(CastLoss, WhatIsPastE4m3sLargestIsAnOverflow) {
   const at::Tensor x = at::tensor({1000.f, -1e30f, 465.f, 464.f, 448.f, float(kNan), float(kInf)});
   const CastLoss loss = cast_loss(x, x.to(at::kFloat8_e4m3fn));
-  EXPECT_EQ(loss.overflowed, 4);  // the inf, too
+  EXPECT_EQ(loss.overflowed, 4);  // including the inf
   EXPECT_DOUBLE_EQ(loss.max_relative_error, 16.0 / 464);
 }
 

@@ -13,16 +13,16 @@
 namespace mantissa {
 namespace {
 
-/// More problems than a reader takes in; the rest is counted.
+/// More problems would not help a reader; the rest is only counted.
 constexpr size_t kMaxListed = 8;
 
-/// What a tensor is said to be, in a file or in memory.
+/// A tensor's dtype and shape, from a file or from memory.
 struct Described {
   at::ScalarType dtype;
   at::IntArrayRef shape;
 };
 
-/// Why `stored` cannot be loaded into `weight`, or "".
+/// Returns why `stored` cannot be loaded into `weight`, or "".
 std::string misfit(const Described& stored, const at::Tensor& weight) {
   std::ostringstream why;
   if (weight.sizes() != stored.shape) {
@@ -36,7 +36,7 @@ std::string misfit(const Described& stored, const at::Tensor& weight) {
   return why.str();
 }
 
-/// Errors: c10::ValueError that lists everything in which `stored` does not fit `weights`.
+/// Errors: c10::ValueError that lists every mismatch between `stored` and `weights`.
 void check_fit(const std::map<std::string, Described>& stored,
                const std::map<std::string, at::Tensor>& weights, const std::string& from) {
   std::vector<std::string> unknown, wrong;
@@ -46,7 +46,7 @@ void check_fit(const std::map<std::string, Described>& stored,
   for (const auto& [name, weight] : weights) {
     const auto entry = stored.find(name);
     if (entry == stored.end()) {
-      // A search through all of the file's names, which only those that are listed are worth.
+      // This searches all of the file's names, so it runs only for problems that the message lists.
       const std::string hint = wrong.size() < kMaxListed ? fit_for_message(did_you_mean(name, unknown)) : "";
       wrong.push_back("'" + name + "' is missing in the file" + hint);
     } else if (const std::string why = misfit(entry->second, weight); !why.empty()) {

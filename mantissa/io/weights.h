@@ -15,8 +15,8 @@ class Module;
 
 namespace mantissa {
 
-/// A module's parameters and buffers under their dotted names ("layers.0.weight"), as PyTorch's state_dict()
-/// has them. The tensors are the module's own. Undefined parameters and buffers are left out.
+/// Returns a module's parameters and buffers under their dotted names ("layers.0.weight"), as PyTorch's
+/// state_dict() does. The tensors are the module's own. Undefined parameters and buffers are left out.
 std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module);
 
 /// Writes a module's weights as safetensors, under the names that PyTorch's state_dict() gives the same
@@ -25,21 +25,20 @@ std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module)
 void save_weights(const torch::nn::Module& module, const std::filesystem::path& path,
                   const std::map<std::string, std::string>& metadata = {}, Links links = Links::kFollow);
 
-/// Puts `weights` into a module, in place, by name; they must fit exactly. `from` names them in errors.
+/// Copies `weights` into a module, in place, by name; they must fit exactly. `from` is their name in errors.
 ///
-/// Numerics and errors: as the file's, below.
+/// Numerics and errors: as for the file, below.
 void load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,
                   const std::string& from);
 
-/// Puts the weights of a safetensors file into a module, in place, by name; the file must fit exactly.
+/// Copies the weights of a safetensors file into a module, in place, by name; the file must fit exactly.
 ///
-/// Numerics: values are converted to the dtypes that the module has, by copy_().
+/// Numerics: values are converted to the module's dtypes, by copy_().
 /// Memory:   one tensor at a time beside the module.
-/// Errors:   c10::ValueError that lists, in one message, every name missing in the file or unknown to the
-/// module,
-///           every other shape, every dtype that cannot be converted (float to integer, complex to real) and
-///           every weight on the meta device; those of SafetensorsFile. All are found before anything is
-///           changed.
+/// Errors:   c10::ValueError that lists, in one message, every name that is missing in the file or unknown to
+///           the module, every different shape, every dtype that cannot be converted (float to integer,
+///           complex to real) and every weight on the meta device; those of SafetensorsFile. All are found
+///           before anything is changed.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path);
 
 }  // namespace mantissa

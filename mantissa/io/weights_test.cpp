@@ -84,7 +84,7 @@ TEST_F(Weights, NamesOutOfAFileDoNotFillTheScreen) {
   EXPECT_LT(error.size(), 2000u);
 }
 
-// A missing weight is compared with all names of the file only if the error names it.
+// A missing weight is compared with all names of the file only if the error lists it.
 TEST_F(Weights, ManyThatDoNotFitAreToldAtOnce) {
   struct Many : torch::nn::Module {
     Many() {
@@ -116,7 +116,7 @@ TEST_F(Weights, RoundTripThroughTheNamesOfPyTorch) {
   EXPECT_TRUE(file.entries().contains("1.running_var"));
   const void* storage = loaded->parameters()[0].data_ptr();
   load_weights(*loaded, path_);
-  EXPECT_EQ(loaded->parameters()[0].data_ptr(), storage);  // an optimizer keeps hold of the same tensors
+  EXPECT_EQ(loaded->parameters()[0].data_ptr(), storage);  // an optimizer still refers to the same tensors
   for (const auto& [name, weight] : named_weights(*saved)) {
     EXPECT_TRUE(at::equal(named_weights(*loaded).at(name), weight)) << name;
   }

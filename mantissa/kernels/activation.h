@@ -6,12 +6,13 @@
 
 namespace mantissa::kernels {
 
-/// Applied in float32, before the one rounding of a result.
+/// The activation of a result, applied in float32 before the result's one rounding.
 ///
-/// Numerics: ReLU is exact and keeps NaN. GELU is x (1 + erf(x / sqrt 2)) / 2, or in tanh's form x / (1 + exp(-2
-///           sqrt(2 / pi) (x + 0.044715 x^3))), within (20 + x^2) 2^-23 of its size; what is below 2^-118 may be 0.
-///           GELU of -inf is NaN, as by libtorch's formula. The error of GELU's derivative is a share of the sizes of
-///           its two terms, because the derivative has a zero.
+/// Numerics: ReLU is exact and keeps NaN. GELU is x (1 + erf(x / sqrt 2)) / 2; its tanh form is x / (1 +
+///           exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))). Both are within (20 + x^2) 2^-23 of the exact value,
+///           relative to it; values below 2^-118 may become 0. GELU of -inf is NaN, as with libtorch's
+///           formula. The derivative of GELU has a zero, so its error is relative to the sizes of its two
+///           terms.
 enum class Activation : uint8_t { kNone, kRelu, kGelu, kGeluTanh };
 
 }  // namespace mantissa::kernels

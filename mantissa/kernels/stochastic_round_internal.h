@@ -1,16 +1,16 @@
 #pragma once
 
-// What defines the bits of StochasticRound, written once for all that compute them: loops over numbers, and operations
-// on tensors. Each instantiates it with Ops, a struct of its own anonymous namespace, on the terms of element.h. Ops
-// names:
+// Defines the bits of StochasticRound once for all code that computes them: loops over numbers and tensor
+// operations. Each of them instantiates these templates with Ops, a struct of its own anonymous namespace,
+// under the rules of element.h. Ops has these members:
 //
-//   Word, Constant              a 32-bit word without sign, and the type of a constant beside it
-//   Bits                        the 32 bits of a float32, with sign
+//   Word, Constant              an unsigned 32-bit word, and the type of a constant operand
+//   Bits                        the 32 bits of a float32, signed
 //   multiply(a, b)              the high and the low word of a * b, as Product<Word>
 //   choose(condition, a, b)     a where the condition holds, else b
-//   at_most(a, b)               the smaller
-//   right_shift(a, by)          with sign, if there is one
-//   as_float(bits), truncate(x) the bits' float32; a float32 towards zero
+//   at_most(a, b)               the smaller of a and b
+//   right_shift(a, by)          arithmetic if a is signed
+//   as_float(bits), truncate(x) reinterprets the bits as float32; rounds a float32 towards zero
 
 #include <cstdint>
 
@@ -42,13 +42,13 @@ PhiloxBlock<typename Ops::Word> philox(PhiloxBlock<typename Ops::Word> block, ui
   return block;
 }
 
-/// A block holds eight draws: the low halves of its words, then their high halves.
+/// A block holds eight draws: the low halves of its words, followed by their high halves.
 constexpr int64_t kDrawsPerBlock = 8;
 
-/// A 16-bit format, seen from the bits of a float32 without its sign.
+/// A 16-bit format, described through the bits of a float32 without its sign.
 struct Format16 {
-  int32_t smallest_normal;  ///< smaller ones have another spacing; 0: none do
-  int32_t too_large;        ///< this and more is infinite
+  int32_t smallest_normal;  ///< values below it have another spacing; 0 if none do
+  int32_t too_large;        ///< values from here on become infinite
   int32_t bias, shift;      ///< (bits - bias) << shift is the result with 16 bits of fraction
   int32_t largest, infinity, quiet_nan;
   int32_t payload;  ///< the bits of a NaN that survive
@@ -57,15 +57,15 @@ constexpr Format16 kFormatBFloat16 = {0, 0x7f800000, 0, 0, 0x7f7f, 0x7f80, 0x7fc
 constexpr Format16 kFormatFloat16 = {0x38800000, 0x47800000, 0x38000000, 3,
                                      0x7bff,     0x7c00,     0x7e00,     0x007fe000};
 
-/// The place of `magnitude` among the format's numbers, counted from zero, with 16 bits of fraction. The fraction is 0
-/// where nothing is left to chance.
+/// Returns the index of `magnitude` among the format's numbers, counted from zero, with 16 bits of fraction.
+/// The fraction is 0 where the rounding is not random.
 template <class Ops>
 typename Ops::Bits place(const typename Ops::Bits& magnitude, const Format16& format) {
   using Bits = typename Ops::Bits;
   const int32_t scale = 1 << format.shift, nearest_overflows = format.largest << 16 | 0x8000;
   Bits result = (Ops::at_most(magnitude, format.too_large) - format.bias) * scale;
   if (format.smallest_normal != 0) {
-    // Even there: the last place is 2^-24.
+    // The spacing of subnormals is uniform: their last place is 2^-24.
     const Bits subnormal =
         Ops::truncate(Ops::as_float(Ops::at_most(magnitude, format.smallest_normal)) * 0x1p40F);
     result = Ops::choose(magnitude < format.smallest_normal, subnormal, result);
@@ -76,7 +76,8 @@ typename Ops::Bits place(const typename Ops::Bits& magnitude, const Format16& fo
   return Ops::choose(magnitude > 0x7f800000, nan, result);
 }
 
-/// The 16 bits of the float32 `bits`, rounded up if the 16-bit number `draw` + the fraction cut off carries.
+/// Returns the 16 bits of the float32 `bits`, rounded up if adding the 16-bit number `draw` to the discarded
+/// fraction carries.
 template <class Ops>
 typename Ops::Bits stochastically_rounded(const typename Ops::Bits& bits, const typename Ops::Bits& draw,
                                           const Format16& format) {

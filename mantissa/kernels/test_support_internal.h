@@ -8,11 +8,11 @@
 
 namespace mantissa::test {
 
-/// Every element of `got` is as near to the exact result as kernels::Gemm promises: `k` products of which
-/// `magnitude` is the exact sum of the absolute values (the addend's, too) are added in float32, an error of
-/// at most (k + 2) eps32 magnitude; the factors, addend and activation are a few roundings more; then one
-/// rounding to got's dtype. `exact` and `magnitude`: float64, of got's shape. Where exact is not finite,
-/// `got` is the same.
+/// Expects every element of `got` to be as near to the exact result as kernels::Gemm promises. Adding `k`
+/// products in float32 has an error of at most (k + 2) eps32 magnitude, where `magnitude` is the exact sum of
+/// the absolute values, including the addend's. The factors, addend and activation add a few roundings; one
+/// more rounding gives got's dtype. `exact` and `magnitude` are float64 tensors of got's shape. Where `exact`
+/// is not finite, `got` must be equal to it.
 inline void expect_within_bound(const at::Tensor& got, const at::Tensor& exact, const at::Tensor& magnitude,
                                 int64_t k) {
   ASSERT_EQ(got.sizes(), exact.sizes());
@@ -26,7 +26,7 @@ inline void expect_within_bound(const at::Tensor& got, const at::Tensor& exact, 
   const at::Tensor sum_error = (static_cast<double>(k) + 8) * eps32 * magnitude;
   const at::Tensor allowed = sum_error + (exact.abs() + sum_error) * half_ulp * (1 + 0x1p-7) + half_smallest;
   const at::Tensor error = (got.to(at::kDouble) - exact).abs();
-  // Not `error > allowed`: a NaN must count.
+  // Not `error > allowed`, because a NaN must count as wrong.
   const at::Tensor wrong = finite & ~(error <= allowed);
   EXPECT_FALSE(wrong.any().item<bool>())
       << wrong.sum().item<int64_t>() << " of " << wrong.numel() << " out of bound, the worst by a factor of "
@@ -37,7 +37,7 @@ inline void expect_within_bound(const at::Tensor& got, const at::Tensor& exact, 
                            special.masked_fill(~not_finite, 0), 0, 0, /*equal_nan=*/true));
 }
 
-/// The same numbers bit for bit, NaN equal to NaN.
+/// True if both hold the same numbers bit for bit; NaN equals NaN.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   if (!a.is_floating_point()) return at::equal(a, b);
@@ -46,7 +46,7 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          at::equal(a.masked_fill(nan, 0).signbit(), b.masked_fill(nan, 0).signbit());
 }
 
-/// What `f` throws, or "none".
+/// Returns the message that `f` throws, or "none".
 inline std::string error_of(const std::function<void()>& f) {
   try {
     f();

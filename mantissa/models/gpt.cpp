@@ -69,7 +69,7 @@ GptImpl::GptImpl(const GptOptions& options) : options_(options) {
   initialize_weights();
 }
 
-// In the order of registration, so that Python's twin draws the same numbers from the same seed.
+// The order is that of registration, so that the Python twin draws the same numbers from the same seed.
 void GptImpl::initialize_weights() {
   at::NoGradGuard no_grad;
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(options_.layers));
@@ -89,7 +89,7 @@ at::Tensor GptImpl::embed(const at::Tensor& tokens) {
   try {
     return token_embedding_(tokens);
   } catch (const c10::IndexError&) {
-    // The look-up has checked every token already; to check first would cost a reading of all on every step.
+    // The look-up has already checked every token; checking first would read all tokens in every step.
     TORCH_CHECK_INDEX(false, "Gpt: tokens run from ", tokens.min().item<int64_t>(), " to ",
                       tokens.max().item<int64_t>(), ", and the vocabulary is 0 to ", options_.vocabulary - 1,
                       "; make the model with a larger vocabulary");

@@ -13,17 +13,17 @@ namespace mantissa {
 
 struct GptOptions {
   int64_t layers = 4;
-  /// Size of a token's vector; a multiple of heads.
+  /// The size of a token's vector; a multiple of heads.
   int64_t width = 256;
   int64_t heads = 4;
-  /// The longest sequence; there is one learned vector a position.
+  /// The longest sequence. There is one learned vector per position.
   int64_t context = 128;
   int64_t vocabulary = 256;
 };
 
-/// x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))).
-/// Shapes: [B, T, width] in
-/// and out; position t attends to 0..t.
+/// Computes x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))).
+///
+/// Shapes: input and output are [B, T, width]; position t attends to 0..t.
 class GptBlockImpl final : public TensorModule {
  public:
   explicit GptBlockImpl(const GptOptions& options);
@@ -38,14 +38,14 @@ class GptBlockImpl final : public TensorModule {
 };
 TORCH_MODULE(GptBlock);
 
-/// A decoder-only transformer over tokens, in GPT-2's form: layer norm before each part, learned positions,
-/// exact GELU, and an output layer of its own without bias.
+/// A decoder-only transformer over tokens in the form of GPT-2: layer norm before each part, learned
+/// positions and exact GELU. Unlike GPT-2 it has a separate output layer, without bias.
 ///
 /// Shapes: [B, T] of int64 or int32, 1 <= T <= context -> [B, T, vocabulary], not normalized.
 /// Units:  weights start from N(0, 0.02), drawn from the global generator; the two layers of each block that
-///         add to the residual, from N(0, 0.02 / sqrt(2 * layers)); biases 0.
+///         add to the residual start from N(0, 0.02 / sqrt(2 * layers)); biases start from 0.
 /// Errors: c10::ValueError for options out of range and for sequences that are too long; c10::TypeError for
-///         tokens that are not integers; c10::IndexError, on the CPU, for a token outside the vocabulary.
+///         tokens that are not integers; c10::IndexError, on the CPU, for a token outside of the vocabulary.
 /// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
 class GptImpl final : public TensorModule {
  public:

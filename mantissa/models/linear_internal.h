@@ -8,10 +8,11 @@ class Linear;
 
 namespace mantissa {
 
-/// `layer` applied to `input` by at::linear, as Python's F.linear does.
+/// Applies `layer` to `input` by at::linear, as Python's F.linear does.
 ///
-/// Numerics: libtorch's own Linear multiplies first and adds the bias after, for input of three dimensions;
-///           at::linear flattens it and lets the product start from the bias. The two differ in the last bit.
+/// Numerics: for three-dimensional input, libtorch's own Linear multiplies first and then adds the bias;
+///           at::linear flattens the input and lets the product start from the bias. The results differ in
+///           the last bit.
 at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& input);
 
 }  // namespace mantissa

@@ -11,16 +11,16 @@
 namespace mantissa {
 
 struct MlpOptions {
-  /// Values in one sample: channels * height * width of an image.
+  /// The number of values in one sample: channels * height * width of an image.
   int64_t in_features = 0;
   int64_t classes = 0;
-  /// Width of each hidden layer; none makes a linear classifier.
+  /// The width of each hidden layer. Without hidden layers it is a linear classifier.
   std::vector<int64_t> hidden = {128, 128};
 };
 
 /// Fully connected layers with ReLU between them: the smallest network that learns the digits.
 ///
-/// Shapes: [N, ...] with in_features values a sample -> [N, classes], not normalized.
+/// Shapes: [N, ...] with in_features values per sample -> [N, classes], not normalized.
 /// Errors: c10::ValueError for options out of range, and from forward() for samples of another size.
 class MlpImpl final : public TensorModule {
  public:

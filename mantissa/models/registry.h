@@ -9,13 +9,14 @@
 
 namespace mantissa {
 
-/// What a model reads: float images [N, C, H, W] into classes, or integer tokens [B, T] into the next token.
+/// The input of a model: float images [N, C, H, W] for classification, or integer tokens [B, T] to predict
+/// the next token.
 enum class InputKind { kImages, kTokens };
 
 /// "images" or "tokens".
 const char* input_kind_name(InputKind kind);
 
-/// What a data set holds, as far as a model's shape depends on it. Only the fields of its kind are read.
+/// The properties of a data set that a model's shape depends on. Only the fields of its kind are read.
 struct ModelInput {
   InputKind kind = InputKind::kImages;
   // Images.
@@ -30,20 +31,21 @@ struct ModelInput {
 
 struct ModelEntry {
   std::string name;
-  /// One line for --help.
+  /// A summary of one line, for --help.
   std::string summary;
   InputKind input;
   std::shared_ptr<TensorModule> (*make)(const ModelInput&);
 };
 
-/// Every model that make_model() knows, for the command line's help and for tests over all of them.
+/// Returns every model that make_model() knows, for the command line's help and for tests over all models.
 const std::vector<ModelEntry>& models();
 
-/// The model called `name`, of its default size, with weights drawn from the global generator in the default
-/// dtype.
+/// Makes the model called `name` in its default size, with weights drawn from the global generator in the
+/// default dtype.
 ///
-/// Errors: c10::ValueError for an unknown name, with the nearest one and the list; for a model that reads the
-///         other kind of input, with those that fit; for sizes that the model refuses.
+/// Errors: c10::ValueError for an unknown name (the message has the nearest name and the list), for a model
+///         that reads the other kind of input (the message has the models that fit), and for sizes that the
+///         model refuses.
 std::shared_ptr<TensorModule> make_model(const std::string& name, const ModelInput& input);
 
 }  // namespace mantissa

@@ -12,7 +12,7 @@
 
 namespace mantissa::registry_test {
 
-/// For test names: gtest would print the row's bytes.
+/// For test names; without it, gtest would print the row's bytes.
 static void PrintTo(const ModelEntry& entry, std::ostream* out) { *out << entry.name; }
 
 namespace {
@@ -104,7 +104,7 @@ TEST_P(EveryModel, FollowsTheDefaultDtype) {
 TEST_P(EveryModel, RunsUnderAutocastWithFloat32Gradients) {
   const auto model = make();
   at::autocast::set_autocast_enabled(at::kCPU, true);
-  // A short input: a CPU without bf16 arithmetic takes seconds for a whole one.
+  // The input is short, because a CPU without bf16 arithmetic takes seconds for a whole one.
   const at::Tensor output = model->forward(reads_images() ? input() : input().slice(1, 0, 8));
   at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(at::kCPU, false);

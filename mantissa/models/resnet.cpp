@@ -9,7 +9,7 @@
 namespace mantissa {
 namespace {
 
-/// Without bias, which the batch norm behind it would take away again.
+/// The convolution has no bias, because the batch norm behind it would cancel it.
 torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
   return torch::nn::Conv2d(
       torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));

@@ -12,10 +12,10 @@
 
 namespace mantissa {
 
-/// relu(norm2(conv2(relu(norm1(conv1(x))))) + shortcut(x)), the shortcut a 1x1 convolution with batch norm
-/// where the shape changes, else x itself.
-/// Shapes: [N, in, H, W] -> [N, out, ceil(H / stride), ceil(W /
-/// stride)].
+/// Computes relu(norm2(conv2(relu(norm1(conv1(x))))) + shortcut(x)). The shortcut is a 1x1 convolution with
+/// batch norm where the shape changes, and x itself elsewhere.
+///
+/// Shapes: [N, in, H, W] -> [N, out, ceil(H / stride), ceil(W / stride)].
 /// Source: He et al. 2016, arXiv:1512.03385, section 3.
 class BasicBlockImpl final : public TensorModule {
  public:
@@ -31,16 +31,17 @@ TORCH_MODULE(BasicBlock);
 struct ResnetOptions {
   int64_t channels = 1;
   int64_t classes = 0;
-  /// Channels of each basic block; the stem has those of the first. From the second block on, stride 2.
+  /// The channels of each basic block; the stem has those of the first. From the second block on, the stride
+  /// is 2.
   std::vector<int64_t> widths = {32, 64, 128};
 };
 
-/// A 3x3 stem and basic blocks with batch norm, then the mean over positions: the smallest network with the
-/// parts that mixed precision is hard on. For images of any size.
+/// A 3x3 stem and basic blocks with batch norm, followed by the mean over positions. It is the smallest
+/// network with the layers that are hard for mixed precision. It takes images of any size.
 ///
 /// Shapes: [N, channels, H, W], H and W at least 1 -> [N, classes], not normalized.
 /// Errors: c10::ValueError for options out of range, and from forward() for other shapes; c10::Error from
-///         batch norm in training if only one value a channel is left (one image of a few pixels).
+///         batch norm in training if only one value per channel is left (one image of a few pixels).
 class ResnetImpl final : public TensorModule {
  public:
   explicit ResnetImpl(const ResnetOptions& options);

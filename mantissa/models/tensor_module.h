@@ -5,8 +5,8 @@
 
 namespace mantissa {
 
-/// A module that takes one tensor and gives one tensor: what the registry makes and a loop can call without
-/// knowing which network it trains.
+/// A module that takes one tensor and returns one tensor. The registry makes such modules, and a training
+/// loop can call one without knowing which network it is.
 class TensorModule : public torch::nn::Module {
  public:
   virtual at::Tensor forward(const at::Tensor& input) = 0;

@@ -67,7 +67,7 @@ void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
   read_if_present(archive, "eps", eps_);
   read_if_present(archive, "weight_decay", weight_decay_);
   read_if_present(archive, "amsgrad", amsgrad_);
-  read_if_present(archive, "maximize", maximize_);  // libtorch's own Adam has none
+  read_if_present(archive, "maximize", maximize_);  // libtorch's own Adam has no such option
 }
 
 void AdamParamState::serialize(torch::serialize::OutputArchive& archive) const {
@@ -116,8 +116,8 @@ at::Tensor Adam::step(LossClosure closure) {
   return loss;
 }
 
-// The operations and their order are Python's, because each rounds. In-place mul_(Scalar) would round the
-// scalar to a 16-bit tensor's dtype first; a wrapped number, which is what Python passes, is not rounded.
+// The operations and their order are Python's, because each one rounds. In-place mul_(Scalar) would first
+// round the scalar to a 16-bit tensor's dtype; a wrapped number, which Python passes, is not rounded.
 void Adam::update(at::Tensor parameter, const AdamOptions& options) {
   const auto [beta1, beta2] = options.betas();
   AdamParamState& state = adam_state(state_[parameter.unsafeGetTensorImpl()], parameter, options.amsgrad(),

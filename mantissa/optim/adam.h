@@ -10,8 +10,8 @@
 
 namespace mantissa {
 
-/// What one parameter group of Adam, AdamW and their fused kin is updated with.
-/// AdamWOptions (adamw.h) are these with AdamW's default weight decay.
+/// The options of one parameter group of Adam, AdamW and their fused versions.
+/// AdamWOptions (adamw.h) are the same with AdamW's default weight decay.
 struct AdamOptions : public torch::optim::OptimizerCloneableOptions<AdamOptions> {
   AdamOptions(double lr = 1e-3) : lr_(lr) {}
 
@@ -26,9 +26,9 @@ struct AdamOptions : public torch::optim::OptimizerCloneableOptions<AdamOptions>
   /// Adam adds weight_decay * parameter to the gradient; AdamW shrinks the parameter by lr * weight_decay.
   TORCH_ARG(double, weight_decay) = 0;
   /// Divides by the largest squared mean so far.
-  /// Memory: one more tensor a parameter.
+  /// Memory: one more tensor per parameter.
   TORCH_ARG(bool, amsgrad) = false;
-  /// Climbs instead of descending.
+  /// Maximizes the objective instead of minimizing it.
   TORCH_ARG(bool, maximize) = false;
 
  public:
@@ -38,10 +38,10 @@ struct AdamOptions : public torch::optim::OptimizerCloneableOptions<AdamOptions>
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// What Adam and its kin remember of one parameter, under the names that Python's state_dict() has.
+/// The state of Adam and its variants for one parameter, under the names of Python's state_dict().
 ///
-/// Shapes: step is 0-dim float32, a tensor so that a fused step can take it back on the device; the others
-///         have the parameter's shape and dtype; max_exp_avg_sq is undefined without amsgrad.
+/// Shapes: step is 0-dim float32, a tensor so that a fused step can undo its increment on the device; the
+///         others have the parameter's shape and dtype; max_exp_avg_sq is undefined without amsgrad.
 struct AdamParamState : public torch::optim::OptimizerCloneableParamState<AdamParamState> {
   TORCH_ARG(at::Tensor, step);
   TORCH_ARG(at::Tensor, exp_avg);
@@ -53,17 +53,18 @@ struct AdamParamState : public torch::optim::OptimizerCloneableParamState<AdamPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Adam for hand-written loops, the same numbers as Python's torch.optim.Adam bit for bit, where libtorch's
-/// own torch::optim::Adam is only close.
+/// Adam for hand-written loops. Its numbers equal those of Python's torch.optim.Adam bit for bit; libtorch's
+/// own torch::optim::Adam only comes close.
 ///
-/// A parameter named twice in a group, as libtorch's Module::parameters() names tied weights, is updated
-/// once.
+/// A parameter that is listed twice in a group, as libtorch's Module::parameters() lists tied weights, is
+/// updated once.
 ///
 /// Memory:  two tensors of the size of each parameter, three with amsgrad.
-/// Errors:  c10::ValueError for options out of range, for no parameters at all and for a parameter in two
-///          groups; c10::TypeError for a group whose options are another optimizer's; c10::Error for sparse
+/// Errors:  c10::ValueError for options out of range, for an empty list of parameters and for a parameter in
+///          two groups; c10::TypeError for a group with another optimizer's options; c10::Error for sparse
 ///          gradients. Nothing has changed then.
-/// Source:  Kingma and Ba 2015, arXiv:1412.6980; order of operations of Python's one-tensor path on the CPU.
+/// Source:  Kingma and Ba 2015, arXiv:1412.6980; order of operations of Python's single-tensor path on the
+///          CPU.
 /// Example: adam_test.cpp, Adam.PE07_FollowsWhatPythonRecorded.
 class Adam : public torch::optim::Optimizer, public HasStateFormats {
  public:
@@ -73,18 +74,18 @@ class Adam : public torch::optim::Optimizer, public HasStateFormats {
   explicit Adam(std::vector<at::Tensor> parameters, const AdamOptions& defaults = {})
       : Adam({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults) {}
 
-  /// libtorch's, but that the group's options are looked at and kept with every libtorch: see
-  /// SGD::add_param_group().
+  /// As libtorch's, but checks the group's options and keeps them with every version of libtorch (see
+  /// SGD::add_param_group()).
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// Updates every parameter that has a gradient. With `closure`, calls it first with gradients enabled and
-  /// returns what it returned; without, returns an undefined tensor.
+  /// returns its result; otherwise returns an undefined tensor.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Also takes what the fused kin and torch::optim::Adam or AdamW saved.
-  /// Errors: c10::ValueError for another optimizer's file and for one of other parameters. Nothing has
-  ///         changed then.
+  /// Also loads files of the fused versions and of torch::optim::Adam or AdamW.
+  /// Errors: c10::ValueError for a file of another optimizer or of other parameters. Nothing has changed
+  ///         then.
   void load(torch::serialize::InputArchive& archive) override;
   std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;
 

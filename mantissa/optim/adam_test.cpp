@@ -13,7 +13,7 @@ namespace {
 
 using torch::optim::OptimizerParamGroup;
 
-/// 25 steps in Python's torch 2.11.0, printed with float.hex().
+/// 25 steps of Python's torch 2.11.0, printed with float.hex().
 struct Recorded {
   std::string name;
   bool decoupled;
@@ -108,7 +108,7 @@ void expect_recorded(bool decoupled) {
   }
 }
 
-// Bit for bit beside Python on the same CPU: tests/parity/test_optimizers.py.
+// tests/parity/test_optimizers.py compares bit for bit with Python on the same CPU.
 TEST(Adam, PE07_FollowsWhatPythonRecorded) { expect_recorded(false); }
 TEST(AdamW, PE07_FollowsWhatPythonRecorded) { expect_recorded(true); }
 
@@ -271,7 +271,7 @@ TEST(Adam, GroupsAddedLaterAreLookedAtToo) {
   EXPECT_THAT(value_error([&] { wrong.add_param_group(std::vector<at::Tensor>{at::Tensor()}); }),
               testing::HasSubstr("undefined tensor"));
   EXPECT_EQ(wrong.param_groups().size(), 1U);
-  // libtorch's own, which asks no optimizer.
+  // libtorch's own function, which calls nothing in the optimizer.
   static_cast<torch::optim::Optimizer&>(wrong).add_param_group(std::vector<at::Tensor>{first});
   EXPECT_THAT(value_error([&] { wrong.step(); }), testing::HasSubstr("groups 0 and 1"));
 }
@@ -280,11 +280,11 @@ TEST(Adam, RefusesAFileThatIsNotItsOwn) {
   const at::Tensor p = start_parameter(at::kFloat), wide = at::ones({2, 5}).set_requires_grad(true);
   Adam optimizer({p}, AdamOptions(0.1)), other_net({wide});
   torch::optim::SGD sgd({p}, 0.3);
-  EXPECT_THAT(value_error([&] { hand_over(sgd, optimizer); }),
+  EXPECT_THAT(value_error([&] { save_and_load(sgd, optimizer); }),
               testing::HasSubstr("Adam::load: the file is of SGD"));
   wide.mutable_grad() = at::ones({2, 5});
   other_net.step();
-  EXPECT_THAT(value_error([&] { hand_over(other_net, optimizer); }),
+  EXPECT_THAT(value_error([&] { save_and_load(other_net, optimizer); }),
               testing::HasSubstr("of shape [2, 5] for parameter 0 of group 0, whose shape is [5]"));
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1);
   EXPECT_TRUE(optimizer.state().empty());

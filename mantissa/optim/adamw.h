@@ -6,15 +6,15 @@
 
 namespace mantissa {
 
-/// AdamOptions with AdamW's default, a weight decay of 1e-2. Only a default: it holds nothing of its own, so
-/// that `AdamWOptions(1e-3).weight_decay(0.1)`, which is an AdamOptions, loses nothing.
+/// AdamOptions with AdamW's default, a weight decay of 1e-2. It adds no members, so
+/// `AdamWOptions(1e-3).weight_decay(0.1)`, which is an AdamOptions, loses nothing.
 struct AdamWOptions : public AdamOptions {
   AdamWOptions(double lr = 1e-3) : AdamOptions(lr) { weight_decay(1e-2); }
   AdamWOptions(const AdamOptions& options) : AdamOptions(options) {}
 };
 
-/// Adam with decoupled weight decay, the same numbers as Python's torch.optim.AdamW bit for bit; in all else
-/// Adam.
+/// Adam with decoupled weight decay; its numbers equal those of Python's torch.optim.AdamW bit for bit.
+/// Everything else is as in Adam.
 ///
 /// Source:  Loshchilov and Hutter 2019, arXiv:1711.05101.
 /// Example: adam_test.cpp, AdamW.PE07_FollowsWhatPythonRecorded.

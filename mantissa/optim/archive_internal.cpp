@@ -12,7 +12,7 @@ namespace mantissa {
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-// An archive's own way out is its zip file, which copies and sums up every tensor.
+// An archive can otherwise be read only as its zip file, which copies every tensor and computes its checksum.
 struct WrittenModule {
   using type = torch::jit::Module OutputArchive::*;
   friend type pointer_to(WrittenModule);

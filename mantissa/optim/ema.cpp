@@ -43,7 +43,7 @@ void ExponentialMovingAverage::check_same(const std::vector<at::Tensor>& now,
 }
 
 void ExponentialMovingAverage::update() {
-  const c10::InferenceMode no_inference(false);  // what is made in it cannot be updated outside of it
+  const c10::InferenceMode no_inference(false);  // inference tensors cannot be updated later
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> now = tensors();
   if (num_updates_ == 0) {
@@ -121,7 +121,7 @@ void ExponentialMovingAverage::take(int64_t num_updates, std::vector<at::Tensor>
     const std::vector<at::Tensor> now = tensors();
     check_same(now, averages);
     for (size_t i = 0; i < now.size(); ++i) {
-      // In the memory layout of the first update: in another one lerp() may round otherwise.
+      // Use the memory layout of the first update: in another layout lerp() may round differently.
       averages[i] = at::empty_like(now[i], now[i].options().dtype(average_dtype(now[i]))).copy_(averages[i]);
     }
   }
@@ -134,7 +134,7 @@ StateDict ExponentialMovingAverage::state_dict() const {
 }
 
 void ExponentialMovingAverage::load_state_dict(const StateReader& state) {
-  const c10::InferenceMode no_inference(false);  // what is made in it cannot be updated outside of it
+  const c10::InferenceMode no_inference(false);  // inference tensors cannot be updated later
   const int64_t num_updates = state.at("num_updates").to_count();
   const StateReader saved = state.at("averages");
   std::vector<at::Tensor> averages;

@@ -62,7 +62,7 @@ TEST(Ema, UpdatesAndLoadsInInferenceModeToo) {
     const c10::InferenceMode inference;
     net.write(1);
     ema.update();
-    hand_over(ema, loaded);
+    save_and_load(ema, loaded);
   }
   net.write(3);
   for (ExponentialMovingAverage* average : {&ema, &loaded}) {
@@ -101,7 +101,7 @@ TEST(Ema, SixteenBitWeightsAreAveragedInFloat32) {
     net.write(1);
     ema.update();
     net.write(2);
-    for (int i = 0; i < 1000; ++i) ema.update();  // in 16 bits it would stand still
+    for (int i = 0; i < 1000; ++i) ema.update();  // a 16-bit average would not move
     EXPECT_EQ(ema.averages()[0].scalar_type(), at::kFloat);
     EXPECT_NEAR(ema.averages()[0][0][0].item<float>(), 2 - std::pow(0.999, 1000), 1e-3);
     const auto averaged = ema.average_weights();
@@ -117,7 +117,7 @@ TEST(Ema, SavedInTheMiddleContinuesBitForBit) {
   straight.update();
   net.write(2);
   straight.update();
-  hand_over(straight, resumed);
+  save_and_load(straight, resumed);
   net.write(3);
   other.write(3);
   straight.update();
@@ -137,7 +137,7 @@ TEST(Ema, RefusesWhatDoesNotFit) {
   ExponentialMovingAverage another(*linear);
   another.update();
   const at::Tensor before = another.averages()[0].clone();
-  EXPECT_THROW(hand_over(ema, another), c10::Error);
+  EXPECT_THROW(save_and_load(ema, another), c10::Error);
   EXPECT_TRUE(at::equal(another.averages()[0], before));
   net.register_module("late", torch::nn::Linear(1, 1));
   EXPECT_THROW(ema.update(), c10::Error);

@@ -40,7 +40,7 @@ void AdagradOptions::serialize(torch::serialize::InputArchive& archive) {
   read_if_present(archive, "weight_decay", weight_decay_);
   read_if_present(archive, "initial_accumulator_value", initial_accumulator_value_);
   read_if_present(archive, "eps", eps_);
-  read_if_present(archive, "maximize", maximize_);  // libtorch's own Adagrad has none
+  read_if_present(archive, "maximize", maximize_);  // libtorch's own Adagrad has no such option
 }
 
 void AdagradParamState::serialize(torch::serialize::OutputArchive& archive) const {

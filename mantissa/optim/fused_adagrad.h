@@ -8,7 +8,7 @@
 
 namespace mantissa {
 
-/// What one parameter group of FusedAdagrad is updated with.
+/// The options of one parameter group of FusedAdagrad.
 struct AdagradOptions : public torch::optim::OptimizerCloneableOptions<AdagradOptions> {
   AdagradOptions(double lr = 1e-2) : lr_(lr) {}
 
@@ -18,11 +18,11 @@ struct AdagradOptions : public torch::optim::OptimizerCloneableOptions<AdagradOp
   TORCH_ARG(double, lr_decay) = 0;
   /// Adds weight_decay * parameter to the gradient.
   TORCH_ARG(double, weight_decay) = 0;
-  /// What the sums of squares start from.
+  /// The initial value of the sums of squares.
   TORCH_ARG(double, initial_accumulator_value) = 0;
   /// Added to the denominator.
   TORCH_ARG(double, eps) = 1e-10;
-  /// Climbs instead of descending.
+  /// Maximizes the objective instead of minimizing it.
   TORCH_ARG(bool, maximize) = false;
 
  public:
@@ -32,7 +32,7 @@ struct AdagradOptions : public torch::optim::OptimizerCloneableOptions<AdagradOp
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// What Adagrad remembers of one parameter, under the names that Python's state_dict() has.
+/// Adagrad's state for one parameter, under the names of Python's state_dict().
 ///
 /// Shapes: step is 0-dim float32, sum has the parameter's shape and dtype.
 struct AdagradParamState : public torch::optim::OptimizerCloneableParamState<AdagradParamState> {
@@ -44,12 +44,13 @@ struct AdagradParamState : public torch::optim::OptimizerCloneableParamState<Ada
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Adagrad in one kernel call for all parameters of a group, device and dtype: the same numbers as Python's
-/// torch.optim.Adagrad(fused=True) bit for bit. FusedOptimizer says what all fused ones share. GradScaler
-/// hands it the scale; Python's scaler does not know that its fused Adagrad takes one, and waits for the
-/// device.
+/// Adagrad in one kernel call for all parameters of a group, device and dtype; its numbers equal those of
+/// Python's torch.optim.Adagrad(fused=True) bit for bit. FusedOptimizer documents what all fused optimizers
+/// share. GradScaler passes it the scale; Python's scaler does not know that its fused Adagrad accepts one,
+/// and waits for the device.
 ///
-/// Memory:  one tensor of the size of each parameter, float32 for 16-bit ones with stochastic rounding.
+/// Memory:  one tensor of the size of each parameter; it is float32 for 16-bit parameters with stochastic
+///          rounding.
 /// Source:  Duchi et al. 2011, "Adaptive subgradient methods for online learning and stochastic
 ///          optimization".
 /// Example: fused_adagrad_test.cpp, FusedAdagrad.FollowsItsFormula.
@@ -62,7 +63,7 @@ class FusedAdagrad final : public FusedOptimizer {
       : FusedAdagrad({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults, options) {}
 
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Also takes what torch::optim::Adagrad saved.
+  /// Also loads files of torch::optim::Adagrad.
   void load(torch::serialize::InputArchive& archive) override;
   std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;
 

@@ -35,7 +35,7 @@ TEST(FusedAdagrad, FollowsLibtorchsAndTakesOverWhatItSaved) {
   EXPECT_TRUE(at::allclose(q, p, 1e-6, 1e-6)) << (p - q).abs().max();
   const at::Tensor r = twin(p);
   FusedAdagrad resumed({r}, 123.0);
-  hand_over(stock, resumed);
+  save_and_load(stock, resumed);
   take_noisy_steps(stock, 5, 8);
   take_noisy_steps(resumed, 5, 8);
   EXPECT_TRUE(at::allclose(r, p, 1e-6, 1e-6)) << (p - r).abs().max();

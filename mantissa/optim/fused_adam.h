@@ -8,14 +8,15 @@
 
 namespace mantissa {
 
-/// Adam in one kernel call for all parameters of a group, device and dtype: the same numbers as Python's
-/// torch.optim.Adam(fused=True) bit for bit. FusedOptimizer says what all fused ones share; a file of Adam's
-/// loads here and back.
+/// Adam in one kernel call for all parameters of a group, device and dtype; its numbers equal those of
+/// Python's torch.optim.Adam(fused=True) bit for bit. FusedOptimizer documents what all fused optimizers
+/// share. Files of Adam load here, and the other way round.
 ///
-/// Numerics: differs from Adam in last bits: m * beta1 + (1 - beta1) * g where Adam interpolates, and 16-bit
-///           parameters are computed in float32 and rounded once, where Adam rounds at each operation. The
-///           squared gradients underflow in float16, here as in Python, and a weight leaps when its gradient
-///           returns to 0: train float16 weights with stochastic_rounding, which keeps float32 moments.
+/// Numerics: differs from Adam in the last bits: it computes m * beta1 + (1 - beta1) * g where Adam
+///           interpolates, and it computes 16-bit parameters in float32 and rounds once, where Adam rounds at
+///           each operation. As in Python, the squared gradients underflow in float16, and a weight leaps
+///           when its gradient returns to 0: train float16 weights with stochastic_rounding, which keeps
+///           float32 moments.
 /// Memory:   as Adam.
 /// Example:  fused_adam_test.cpp, FusedAdam.FollowsAdam.
 class FusedAdam : public FusedOptimizer {
@@ -28,7 +29,7 @@ class FusedAdam : public FusedOptimizer {
       : FusedAdam({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults, options) {}
 
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Also takes what Adam, AdamW and libtorch's own saved.
+  /// Also loads files of Adam, AdamW and libtorch's own versions.
   void load(torch::serialize::InputArchive& archive) override;
   std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;
 
@@ -45,7 +46,7 @@ class FusedAdam : public FusedOptimizer {
   bool decoupled_;
 };
 
-/// FusedAdam with decoupled weight decay, the same numbers as Python's torch.optim.AdamW(fused=True).
+/// FusedAdam with decoupled weight decay; its numbers equal those of Python's torch.optim.AdamW(fused=True).
 class FusedAdamW final : public FusedAdam {
  public:
   explicit FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,

@@ -10,14 +10,14 @@ const std::vector<AdamOptions> kOptions = {
     AdamOptions(0.01), AdamOptions(0.02).weight_decay(0.05).betas({0.8, 0.95}),
     AdamOptions(0.01).amsgrad(true).maximize(true).weight_decay(0.1).eps(1e-4)};
 
-/// The largest distance, as a part of the largest weight.
+/// Returns the largest distance relative to the largest weight.
 double distance(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor reference = b.detach().to(at::kDouble);
   return ((a.detach().to(at::kDouble) - reference).abs().max() / reference.abs().max()).item<double>();
 }
 
-// The kernels take m * beta1 + (1 - beta1) * g where Adam interpolates, and fold the step size into other
-// products: 25 updates, each off by some rounding errors of lr * m / sqrt(v).
+// The kernels compute m * beta1 + (1 - beta1) * g where Adam interpolates, and fold the step size into other
+// products. In 25 updates each is off by some rounding errors of lr * m / sqrt(v).
 constexpr double kFloatError = 2e-6, kDoubleError = 1e-14;
 
 TEST(FusedAdam, FollowsAdam) {
@@ -69,9 +69,9 @@ TEST(FusedAdam, TakesOverFromAdamAndHandsBack) {
     take_noisy_steps(plain, 0, 4);
     const at::Tensor q = twin(p), r = twin(p);
     FusedAdamW fused({q}, AdamWOptions(123));
-    hand_over(plain, fused);
+    save_and_load(plain, fused);
     AdamW again({r}, AdamWOptions(123));
-    hand_over(fused, again);
+    save_and_load(fused, again);
     EXPECT_EQ(fused.param_groups()[0].options().get_lr(), 0.01);
     take_noisy_steps(plain, 4, 6);
     take_noisy_steps(fused, 4, 6);
@@ -90,7 +90,7 @@ TEST(FusedAdam, TakesOverWhatLibtorchsAdamWSaved) {
   take_noisy_steps(stock, 0, 5);
   const at::Tensor q = twin(p);
   FusedAdamW fused({q});
-  hand_over(stock, fused);
+  save_and_load(stock, fused);
   take_noisy_steps(stock, 5, 9);
   take_noisy_steps(fused, 5, 9);
   EXPECT_LT(distance(q, p), kFloatError);
@@ -105,8 +105,8 @@ TEST(FusedAdam, Float32MomentsOfStochasticRoundingGoBackTo16Bits) {
   const at::Tensor q = twin(p), r = twin(p);
   AdamW plain({q});
   FusedAdamW nearest({r});
-  hand_over(rounding, plain);
-  hand_over(rounding, nearest);
+  save_and_load(rounding, plain);
+  save_and_load(rounding, nearest);
   take_noisy_steps(plain, 3, 5);
   take_noisy_steps(nearest, 3, 5);
   take_noisy_steps(rounding, 3, 5);
@@ -115,7 +115,7 @@ TEST(FusedAdam, Float32MomentsOfStochasticRoundingGoBackTo16Bits) {
             at::kBFloat16);
 }
 
-/// 1000 updates of about `update` each, on weights that start at 1.
+/// Returns weights that start at 1 after 1000 updates of about `update` each.
 template <typename Optimizer>
 at::Tensor after_small_updates(Optimizer&& optimizer, double gradient) {
   at::Tensor& weight = optimizer.param_groups()[0].params()[0];
@@ -124,8 +124,9 @@ at::Tensor after_small_updates(Optimizer&& optimizer, double gradient) {
   return weight.detach().to(at::kDouble);
 }
 
-// Nearest rounding loses each of them, and all of them; the mean of 4096 weights walks as float32 does. One
-// weight's distance from it is a walk of 1000 draws: below 1, sqrt(1000 * 0.026 * 0.974) last places of 2^-8.
+// Rounding to nearest loses every update. With stochastic rounding the mean of 4096 weights moves as in
+// float32. One weight's distance from the mean is a random walk of 1000 draws, whose standard deviation is
+// sqrt(1000 * 0.026 * 0.974) last places, which are 2^-8 for weights below 1.
 TEST(FusedAdamW, SmallUpdatesArriveWithStochasticRoundingOnly) {
   const auto weight = [] { return at::ones({4096}, at::kBFloat16).set_requires_grad(true); };
   for (double direction : {1.0, -1.0}) {

@@ -25,13 +25,14 @@ bool is_16_bit(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
 }
 
-/// A run of elements of one slot's memory.
+/// A contiguous range of elements of one slot's memory.
 struct Piece {
   size_t slot;
   int64_t begin, count;
 };
 
-/// Pieces of all `numels`, put together up to `most` elements. What a piece holds depends on nothing else.
+/// Splits all `numels` into pieces and groups them into bundles of up to `most` elements. The contents of a
+/// piece depend on nothing else.
 std::vector<std::vector<Piece>> bundles_of(const std::vector<int64_t>& numels, int64_t most) {
   std::vector<std::vector<Piece>> bundles;
   int64_t room = 0;
@@ -53,14 +54,14 @@ at::Tensor row(const at::Tensor& tensor, const Piece& piece) {
   return tensor.as_strided({piece.count}, {1}, tensor.storage_offset() + piece.begin);
 }
 
-/// `gradient` in the order in memory that `parameter` has.
+/// Returns `gradient` in the memory order of `parameter`.
 at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& gradient) {
   return gradient.strides() == parameter.strides() ? gradient : at::empty_like(parameter).copy_(gradient);
 }
 
 std::optional<at::Tensor> scalar_on(at::Device device, const at::Tensor& value) {
   if (!value.defined()) return std::nullopt;
-  // The host reads what is on the CPU, at once.
+  // The host reads a value on the CPU at once, so a copy to the CPU must be waited for.
   return value.detach().reshape({}).to(device, at::kFloat, /*non_blocking=*/!device.is_cpu());
 }
 
@@ -126,7 +127,8 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   keep_each_parameter_once(name_, param_groups_);
   check();
-  // Kernels know 0 and 1 only, and the counters are taken back by it; several devices' flags add up to more.
+  // The kernels know only 0 and 1, and the counters are decremented by the flag; the sum over several devices
+  // can be more.
   const at::Tensor dropped = found_inf.defined() ? found_inf.ne(0) : found_inf;
   struct Scalars {
     at::Device device;
@@ -146,7 +148,7 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
       }
       Batch batch;
       batch.first = slots.front().first;
-      batch.unstarted = slots.front().unstarted;
+      batch.is_buffer_empty = slots.front().is_buffer_empty;
       batch.grad_scale = here->grad_scale;
       batch.found_inf = here->found_inf;
       for (const Slot& slot : slots) {
@@ -193,8 +195,8 @@ std::vector<std::vector<FusedOptimizer::Slot>> FusedOptimizer::batches(
     slot.parameter = parameter;
     slot.gradient = parameter.grad();
     slot.first_draw = draws;
-    // Whole blocks of the generator, and counted without a gradient too: what the others draw does not
-    // change.
+    // Draws are counted in whole blocks of the generator, and also for parameters without a gradient, so that
+    // the draws of the other parameters do not change.
     draws += (static_cast<uint64_t>(parameter.numel()) + 7) / 8 * 8;
     if (!slot.gradient.defined()) continue;
     add_state(slot, options, rounds_stochastically(parameter) ? at::kFloat : parameter.scalar_type());
@@ -202,7 +204,7 @@ std::vector<std::vector<FusedOptimizer::Slot>> FusedOptimizer::batches(
       const Slot& other = slots.front();
       return other.parameter.device() == parameter.device() &&
              other.parameter.scalar_type() == parameter.scalar_type() && other.first == slot.first &&
-             other.unstarted.is_same(slot.unstarted);
+             other.is_buffer_empty.is_same(slot.is_buffer_empty);
     });
     if (same == result.end()) same = result.insert(same, std::vector<Slot>());
     same->push_back(std::move(slot));
@@ -210,7 +212,7 @@ std::vector<std::vector<FusedOptimizer::Slot>> FusedOptimizer::batches(
   return result;
 }
 
-// In pieces, so that the float32 copies stay small: on the CPU in a core's cache, elsewhere 64 MB each.
+// Works in pieces, so that the float32 copies stay small: in a core's cache on the CPU, 64 MB each elsewhere.
 void FusedOptimizer::update_in_float32(const std::vector<Slot>& slots, const Batch& batch,
                                        const torch::optim::OptimizerOptions& options) {
   const bool on_cpu = batch.parameters.front().is_cpu();
@@ -221,7 +223,7 @@ void FusedOptimizer::update_in_float32(const std::vector<Slot>& slots, const Bat
   const auto update = [&](const std::vector<Piece>& bundle) {
     Batch wide;
     wide.first = batch.first;
-    wide.unstarted = batch.unstarted;
+    wide.is_buffer_empty = batch.is_buffer_empty;
     wide.grad_scale = batch.grad_scale;
     wide.found_inf = batch.found_inf;
     for (const auto& piece : bundle) {
@@ -255,7 +257,7 @@ void FusedOptimizer::update_in_float32(const std::vector<Slot>& slots, const Bat
     for (const auto& bundle : bundles) update(bundle);
     return;
   }
-  // Over bundles rather than inside the kernels, so that a core works on what its cache holds.
+  // Parallel over bundles rather than inside the kernels, so that a core works on data in its cache.
   const at::ThreadLocalState state;
   at::parallel_for(0, static_cast<int64_t>(bundles.size()), 1, [&](int64_t begin, int64_t end) {
     const at::ThreadLocalStateGuard guard(state);

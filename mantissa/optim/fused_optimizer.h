@@ -13,47 +13,48 @@
 
 namespace mantissa {
 
-/// What holds for a whole fused optimizer, whatever its groups' options.
+/// Options of a whole fused optimizer, for all its groups.
 struct FusedOptions {
   /// Computes the update of bfloat16 and float16 parameters in float32 and rounds the new weight up or down
   /// at random (stochastic_round.h), so that updates below half its last place are not lost. Parameters of
-  /// other dtypes are updated as without.
-  /// Memory: the moments of 16-bit parameters are float32, since a running mean whose rate is 0.999 stands
-  ///         still in bfloat16. Adam: 12 bytes a parameter with its gradient; 8 without this, 16 with float32
-  ///         weights. SGD with momentum: 8, 6 and 12.
+  /// other dtypes are updated as without this option.
+  /// Memory: the moments of 16-bit parameters are float32, because a running mean whose rate is 0.999 does
+  ///         not move in bfloat16. Bytes per parameter, with its gradient: Adam takes 12, against 8 without
+  ///         this option and 16 with float32 weights; SGD with momentum takes 8, 6 and 12.
   bool stochastic_rounding = false;
-  /// Names the sequence of draws; a file that is loaded brings its own. Unset: drawn from libtorch's
-  /// generator, so that torch::manual_seed() decides it and two optimizers do not round alike.
+  /// Selects the sequence of random draws; loading a file restores its own. Unset: drawn from libtorch's
+  /// generator, so that torch::manual_seed() determines it and two optimizers round differently.
   std::optional<uint64_t> seed = std::nullopt;
 };
 
-/// What the fused optimizers have in common: one kernel call updates all parameters of one group, device and
-/// dtype, divides by `grad_scale` and drops the step if `found_inf` is not 0, with no value read on the host.
+/// The base of the fused optimizers: one kernel call updates all parameters of one group, device and dtype,
+/// divides by `grad_scale` and skips the step if `found_inf` is not 0. The host reads no value.
 ///
-/// Equal to Python's optimizer with fused=True bit for bit on the CPU, except where that one errs:
-/// - `found_inf` other than 0 and 1, as a sum over devices is, drops the step too; Python takes it, inf and
-///   all.
-/// - A gradient or a moment laid out in memory otherwise than its parameter is brought into its order; Python
-///   pairs elements by their place in memory on the CPU. Parameters with gaps are refused; Python writes past
-///   them.
-/// - In FusedSGD as said there.
+/// On the CPU the result equals Python's optimizer with fused=True bit for bit, except where that one errs:
+/// - A `found_inf` other than 0 and 1, such as a sum over devices, skips the step too; Python takes the step,
+///   with inf in the gradients.
+/// - A gradient or a moment whose layout in memory differs from its parameter's is brought into the
+///   parameter's layout; Python pairs elements by their place in memory on the CPU. Parameters with gaps are
+///   refused; Python writes past them.
+/// - FusedSGD lists further exceptions.
 ///
-/// Numerics: does not depend on the number of threads on the CPU.
-/// Sync:     none, and none in GradScaler::step(); the step counters are taken back on the device. A step can
-///           be captured in a CUDA graph: take one before, so that moments and counters exist. Replays use
-///           the learning rate of the capture.
-/// Errors:   as of the unfused kin; c10::TypeError for dtypes other than float64, float32, float16 and
-///           bfloat16, c10::ValueError for a parameter whose memory has gaps, c10::Error for any sparse
-///           gradient; c10::ValueError in load() for another optimizer's file and for one of other
+/// Numerics: on the CPU, does not depend on the number of threads.
+/// Sync:     none, and none in GradScaler::step(): after a skipped step the counters are decremented on the
+///           device. A CUDA graph can capture a step: take one before, so that moments and counters exist.
+///           Replays use the learning rate of the capture.
+/// Errors:   as those of the unfused optimizers; c10::TypeError for dtypes other than float64, float32,
+///           float16 and bfloat16; c10::ValueError for a parameter whose memory has gaps; c10::Error for any
+///           sparse gradient; c10::ValueError in load() for a file of another optimizer or of other
 ///           parameters. Nothing has changed then.
 class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpScaling, public HasStateFormats {
  public:
-  /// libtorch's, but that the group keeps its options with every libtorch: see SGD::add_param_group().
+  /// As libtorch's, but the group keeps its options with every version of libtorch (see
+  /// SGD::add_param_group()).
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// Updates every parameter that has a gradient. With `closure`, calls it first with gradients enabled and
-  /// returns what it returned; without, returns an undefined tensor. Where grad_scale is set, gradients are
-  /// unscaled after it, unless the step was dropped.
+  /// returns its result; otherwise returns an undefined tensor. If grad_scale is set, the gradients are
+  /// unscaled afterwards, unless the step was skipped.
   at::Tensor step(LossClosure closure = nullptr) final;
 
  protected:
@@ -63,18 +64,19 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
   FusedOptimizer(const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults, const FusedOptions& options);
 
-  /// What the kernel calls of `group` are to be given; throws for another optimizer's.
+  /// Returns the options for the kernel calls of `group`; throws for another optimizer's options.
   virtual const torch::optim::OptimizerOptions& checked_options(
       const torch::optim::OptimizerParamGroup& group) const = 0;
-  /// Adds to `slot`, which has its parameter, what its update needs: states of `dtype` and the counter.
+  /// Adds what the update needs to `slot`, which already has its parameter: states of `dtype` and the
+  /// counter.
   virtual void add_state(Slot& slot, const torch::optim::OptimizerOptions& options, at::ScalarType dtype) = 0;
   virtual void call_kernel(const Batch& batch, const torch::optim::OptimizerOptions& options) const = 0;
-  /// After the kernel calls for `slots`, all of one batch.
+  /// Called after the kernel calls for `slots`, which are all in one batch.
   virtual void finish(const std::vector<Slot>& slots, const Batch& batch);
-  /// Whether `parameter` is updated in float32 and rounded to nearest, for a kernel that fails in its dtype.
+  /// Whether `parameter` is updated in float32 and rounded to nearest, because the kernel fails in its dtype.
   virtual bool needs_float32(const at::Tensor& parameter) const;
 
-  /// The seed and the number of the draws' stream, to continue bit for bit.
+  /// Save and load the seed and the number of the draws' stream, so that a resumed run continues bit for bit.
   void save_draws(torch::serialize::OutputArchive& archive) const;
   void load_draws(torch::serialize::InputArchive& archive);
 
@@ -84,7 +86,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
                                          const torch::optim::OptimizerOptions& options, uint64_t& draws);
   void update_in_float32(const std::vector<Slot>& slots, const Batch& batch,
                          const torch::optim::OptimizerOptions& options);
-  /// Elsewhere than on the CPU: `stream_` as a number on `device`.
+  /// Returns `stream_` as a number on `device`, for devices other than the CPU.
   const at::Tensor& stream_on(at::Device device);
   void count_step();
   bool rounds_stochastically(const at::Tensor& parameter) const;
@@ -92,11 +94,12 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
   const char* name_;
   bool stochastic_rounding_;
   uint64_t seed_;
-  /// How often step() was called, dropped steps included: the host does not know those. A dropped step
-  /// changes no weight, because rounding leaves what 16 bits hold as it is, and the next has draws of its
-  /// own.
+  /// The number of step() calls, including skipped steps, which the host does not know about. A skipped step
+  /// changes no weight, because rounding does not change a number that 16 bits hold, and the next step has
+  /// new draws.
   uint64_t stream_ = 0;
-  /// The same, 0-dim int64, for each other device with 16-bit weights: the replays of a CUDA graph count on.
+  /// The same count, 0-dim int64, for each other device with 16-bit weights, so that replays of a CUDA graph
+  /// can increment it.
   std::vector<std::pair<at::Device, at::Tensor>> streams_;
 };
 

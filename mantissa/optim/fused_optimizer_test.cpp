@@ -1,4 +1,4 @@
-// What holds for every fused optimizer.
+// Properties of every fused optimizer.
 #include "mantissa/optim/fused_optimizer.h"
 
 #include <ATen/Parallel.h>
@@ -20,7 +20,7 @@ struct Kind {
   std::function<std::unique_ptr<FusedOptimizer>(const Groups&, const FusedOptions&)> make;
 };
 
-/// For gtest, which would print a Kind's bytes, pointers and all.
+/// Prints a Kind for gtest, which would otherwise print its bytes with pointers.
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
 template <typename Optimizer, typename Options>
@@ -42,7 +42,7 @@ const std::vector<Kind> kKinds = {
 const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
 const FusedOptions kRounding = {.stochastic_rounding = true, .seed = 17};
 
-/// What a later step depends on, and the weight.
+/// Returns the weight and everything that a later step depends on.
 std::vector<at::Tensor> everything(const FusedOptimizer& optimizer, const at::Tensor& parameter) {
   std::vector<at::Tensor> all{parameter.detach().clone()};
   for (const auto& [key, state] : optimizer.state()) {
@@ -107,7 +107,7 @@ TEST_P(Fused, FirstStepsThatAreDroppedLeaveNoTrace) {
     take_noisy_steps(*want, 0, 3);
     take_noisy_steps(*optimizer, 0, 3);
     expect_equal(everything(*optimizer, p), everything(*want, straight));
-    want->found_inf.reset();  // the scaler is gone
+    want->found_inf.reset();  // as without a scaler
     optimizer->found_inf.reset();
     take_noisy_steps(*want, 3, 5);
     take_noisy_steps(*optimizer, 3, 5);
@@ -123,7 +123,7 @@ TEST_P(Fused, SavedAfterADroppedFirstStepStartsAfresh) {
   first->step();
   const at::Tensor p = twin(dropped);
   const auto optimizer = make({p});
-  hand_over(*first, *optimizer);
+  save_and_load(*first, *optimizer);
   take_noisy_steps(*want, 0, 3);
   take_noisy_steps(*optimizer, 0, 3);
   expect_equal(everything(*optimizer, p), everything(*want, straight));
@@ -168,13 +168,13 @@ TEST_P(Fused, GradientsAndStatesFollowTheParametersLayout) {
                              : dtype == at::kBFloat16 ? 1e-2
                                                       : 1e-6))
         << dtype;
-    // A state saved for one layout serves the other.
+    // A state that was saved for one layout works with the other.
     const at::Tensor taken = twin(rows),
                      moved =
                          rows.detach().t().clone(at::MemoryFormat::Contiguous).t().set_requires_grad(true);
     const auto same = make({taken}), other = make({moved});
-    hand_over(*want, *same);
-    hand_over(*want, *other);
+    save_and_load(*want, *same);
+    save_and_load(*want, *other);
     take_noisy_steps(*same, 3, 4);
     take_noisy_steps(*other, 3, 4);
     EXPECT_TRUE(at::allclose(moved.to(at::kDouble), taken.to(at::kDouble), 1e-6,
@@ -274,7 +274,7 @@ TEST_P(Fused, GroupsAddedLaterAreLookedAtToo) {
   EXPECT_TRUE(at::equal(first, before));
 }
 
-/// What `load` leaves of `optimizer`, and what it says.
+/// Returns the error of `load`, and expects it to leave `optimizer` unchanged.
 template <typename Load>
 std::string refusal(const FusedOptimizer& optimizer, const at::Tensor& parameter, const Load& load) {
   const auto before = everything(optimizer, parameter);
@@ -293,7 +293,7 @@ TEST_P(Fused, RefusesAnotherOptimizersFileBeforeAnythingChanges) {
   const bool is_adam = dynamic_cast<FusedAdam*>(optimizer.get()) != nullptr;
   const auto expect_refused = [&](auto&& another, const std::string& whose) {
     take_noisy_steps(another, 0, 1);
-    EXPECT_THAT(refusal(*optimizer, p, [&] { hand_over(another, *optimizer); }),
+    EXPECT_THAT(refusal(*optimizer, p, [&] { save_and_load(another, *optimizer); }),
                 testing::HasSubstr("the file is of " + whose + ", whose options and state are not "));
   };
   if (!is_sgd) {
@@ -325,10 +325,10 @@ TEST_P(Fused, RefusesAnotherNetsFileBeforeAnythingChanges) {
     const auto another = GetParam().make(groups, {});
     another->param_groups()[0].options().set_lr(123);
     take_noisy_steps(*another, 0, 1);
-    return refusal(*optimizer, p, [&] { hand_over(*another, *optimizer); });
+    return refusal(*optimizer, p, [&] { save_and_load(*another, *optimizer); });
   };
   const at::Tensor same = large_parameter(at::kFloat), wide = at::ones({3, 4}).set_requires_grad(true);
-  if (!optimizer->state().empty()) {  // SGD without momentum has none
+  if (!optimizer->state().empty()) {  // SGD without momentum has no state
     EXPECT_THAT(load({OptimizerParamGroup({same, wide})}),
                 testing::ContainsRegex("of shape \\[3, 4\\] for parameter 1 of group 0, whose shape is "
                                        "\\[3001\\]; load it into an optimizer of the net"));
@@ -379,7 +379,7 @@ TEST_P(Fused, SavedInTheMiddleContinuesBitForBit) {
       const at::Tensor q = twin(p);
       const auto resumed = make({q}, {.stochastic_rounding = options.stochastic_rounding, .seed = 99});
       resumed->param_groups()[0].options().set_lr(123);
-      hand_over(*straight, *resumed);
+      save_and_load(*straight, *resumed);
       take_noisy_steps(*straight, 3, 6);
       take_noisy_steps(*resumed, 3, 6);
       expect_equal(everything(*resumed, q), everything(*straight, p));

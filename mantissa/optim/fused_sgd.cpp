@@ -34,8 +34,8 @@ void FusedSGD::add_state(Slot& slot, const torch::optim::OptimizerOptions& optio
   if (sgd.momentum() == 0) return;
   auto& state = state_in<SGDParamState>(state_[slot.parameter.unsafeGetTensorImpl()]);
   slot.first = !state.momentum_buffer().defined();
-  if (sgd.dampening() == 0) state.unstarted({});  // then a buffer of zeros is as good as none
-  slot.unstarted = state.unstarted();
+  if (sgd.dampening() == 0) state.is_buffer_empty({});  // a buffer of zeros is then as good as none
+  slot.is_buffer_empty = state.is_buffer_empty();
   fit_state(state.momentum_buffer(), slot.parameter, dtype);
   slot.states = {state.momentum_buffer()};
 }
@@ -48,24 +48,25 @@ void FusedSGD::call_kernel(const Batch& batch, const torch::optim::OptimizerOpti
                     sgd.momentum(), sgd.lr(), sgd.dampening(), sgd.nesterov(), sgd.maximize(), first,
                     batch.grad_scale, dropped);
   };
-  if (!batch.unstarted.defined()) {
+  if (!batch.is_buffer_empty.defined()) {
     call(batch.first, batch.found_inf);
     return;
   }
-  // Only the device knows whether this is the first step. Of these two calls it drops one, or both.
+  // Only the device knows whether this is the first step. It skips one of these two calls, or both.
   const auto dropped_or = [&](const at::Tensor& flag) {
     return batch.found_inf ? at::maximum(*batch.found_inf, flag) : flag;
   };
-  call(/*first=*/true, dropped_or(1 - batch.unstarted));
-  call(/*first=*/false, dropped_or(batch.unstarted));
+  call(/*first=*/true, dropped_or(1 - batch.is_buffer_empty));
+  call(/*first=*/false, dropped_or(batch.is_buffer_empty));
 }
 
 void FusedSGD::finish(const std::vector<Slot>& slots, const Batch& batch) {
-  if (!batch.first && !batch.unstarted.defined()) return;
-  at::Tensor unstarted;
-  if (batch.found_inf) unstarted = batch.first ? *batch.found_inf : batch.unstarted * *batch.found_inf;
+  if (!batch.first && !batch.is_buffer_empty.defined()) return;
+  at::Tensor is_buffer_empty;
+  if (batch.found_inf)
+    is_buffer_empty = batch.first ? *batch.found_inf : batch.is_buffer_empty * *batch.found_inf;
   for (const Slot& slot : slots) {
-    state_in<SGDParamState>(state_[slot.parameter.unsafeGetTensorImpl()]).unstarted(unstarted);
+    state_in<SGDParamState>(state_[slot.parameter.unsafeGetTensorImpl()]).is_buffer_empty(is_buffer_empty);
   }
 }
 

@@ -7,18 +7,18 @@
 
 namespace mantissa {
 
-/// SGD in one kernel call for all parameters of a group, device and dtype: the same numbers as Python's
-/// torch.optim.SGD(fused=True) bit for bit, except where that one (2.11) errs:
-/// - 16-bit parameters on the CPU: Python leaves them as they are but for the last few elements of each
-///   tensor, and reads momentum past its end. Here they are computed in float32 and rounded to nearest, bit
-///   for bit what Python makes of those last elements.
-/// - A first step that found_inf drops: Python keeps uninitialised memory as momentum. Here the next step is
-///   the first, also with dampening, which the first gradient is spared.
-/// - A parameter whose first gradient comes later than others': Python fails.
-/// FusedOptimizer says what all fused ones share; a file of SGD's loads here and back.
+/// SGD in one kernel call for all parameters of a group, device and dtype; its numbers equal those of
+/// Python's torch.optim.SGD(fused=True) bit for bit, except where that one (2.11) errs:
+/// - 16-bit parameters on the CPU: Python updates only the last few elements of each tensor and reads
+///   momentum past its end. Here they are computed in float32 and rounded to nearest, which gives bit for bit
+///   what Python computes for those last elements.
+/// - A first step that found_inf skips: Python keeps uninitialised memory as momentum. Here the next step
+///   counts as the first one; with dampening, too, its gradient enters the momentum whole.
+/// - A parameter whose first gradient comes later than the others': Python fails.
+/// FusedOptimizer documents what all fused optimizers share. Files of SGD load here, and the other way round.
 ///
-/// Numerics: differs from SGD in last bits, by which products and sums the kernel contracts, and in 16-bit
-///           dtypes, where SGD rounds at each operation.
+/// Numerics: differs from SGD in the last bits, because the kernel contracts other products and sums, and in
+///           16-bit dtypes, because SGD rounds at each operation.
 /// Memory:   as SGD.
 /// Example:  fused_sgd_test.cpp, FusedSGD.FollowsSGD.
 class FusedSGD final : public FusedOptimizer {
@@ -30,7 +30,7 @@ class FusedSGD final : public FusedOptimizer {
       : FusedSGD({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults, options) {}
 
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Also takes what SGD and torch::optim::SGD saved.
+  /// Also loads files of SGD and torch::optim::SGD.
   void load(torch::serialize::InputArchive& archive) override;
   std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;
 

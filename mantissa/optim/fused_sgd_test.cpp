@@ -10,7 +10,7 @@ const std::vector<SGDOptions> kOptions = {
     SGDOptions(0.05).momentum(0.7).dampening(0.3).weight_decay(0.05).maximize(true),
     SGDOptions(0.03).momentum(0.95).weight_decay(0.1).nesterov(true)};
 
-// The kernel contracts other products and sums: 25 updates, each off by some rounding errors.
+// The kernel contracts other products and sums; in 25 updates each is off by some rounding errors.
 TEST(FusedSGD, FollowsSGD) {
   for (const SGDOptions& options : kOptions) {
     for (at::ScalarType dtype : {at::kFloat, at::kDouble}) {
@@ -55,9 +55,9 @@ TEST(FusedSGD, TakesOverFromSGDAndHandsBack) {
     take_noisy_steps(plain, 0, 4);
     const at::Tensor q = twin(p), r = twin(p);
     FusedSGD fused({q}, 123.0);
-    hand_over(plain, fused);
+    save_and_load(plain, fused);
     SGD again({r}, 123.0);
-    hand_over(fused, again);
+    save_and_load(fused, again);
     take_noisy_steps(plain, 4, 6);
     take_noisy_steps(fused, 4, 6);
     take_noisy_steps(again, 4, 6);
@@ -73,7 +73,7 @@ TEST(FusedSGD, Float32MomentumOfStochasticRoundingGoesBackTo16Bits) {
   take_noisy_steps(rounding, 0, 3);
   const at::Tensor q = twin(p);
   SGD plain({q});
-  hand_over(rounding, plain);
+  save_and_load(rounding, plain);
   take_noisy_steps(plain, 3, 4);
   take_noisy_steps(rounding, 3, 4);
   EXPECT_TRUE(at::allclose(q.to(at::kFloat), p.to(at::kFloat), 2e-3, 2e-3));

@@ -66,7 +66,7 @@ void WarmupCosineLR::load_state_dict(const StateReader& state) {
   step_count_ = static_cast<unsigned>(steps);
 }
 
-// The base class asks before it counts the step that just ended, so the next step is one further.
+// The base class calls this before it counts the step that just ended, so the next step is one further.
 std::vector<double> WarmupCosineLR::get_lrs() { return rates_at(int64_t{step_count_} + 1); }
 
 std::vector<double> WarmupCosineLR::rates_at(int64_t step) const {

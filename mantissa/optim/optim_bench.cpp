@@ -1,6 +1,6 @@
-// A step of the fused optimizers against libtorch's and ours: both in turn, A B A B ..., and the median of
-// the ratios, so that the machine's drift hits both alike. Their weights are compared before anything is
-// timed.
+// Compares a step of the fused optimizers with libtorch's and ours. Both step in turn, A B A B ..., and the
+// result is the median of the ratios, so that the machine's drift affects both alike. The weights are
+// compared before anything is timed.
 #include <benchmark/benchmark.h>
 #include <chrono>
 #include <ctime>
@@ -28,7 +28,7 @@ namespace {
 
 using torch::optim::Optimizer;
 
-/// `tensors` weights of `elements` each with gradients, the same at every call.
+/// Returns `tensors` weights of `elements` each, with gradients; they are the same at every call.
 std::vector<at::Tensor> parameters(int64_t tensors, int64_t elements, at::ScalarType dtype) {
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
   std::vector<at::Tensor> all;
@@ -40,7 +40,7 @@ std::vector<at::Tensor> parameters(int64_t tensors, int64_t elements, at::Scalar
 }
 
 struct Cost {
-  double wall_ms, cpu_ms;  // of all threads, waiting for each other included
+  double wall_ms, cpu_ms;  // of all threads, including the time they wait for each other
 };
 
 Cost cost_of(Optimizer& optimizer) {
@@ -53,8 +53,8 @@ Cost cost_of(Optimizer& optimizer) {
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<at::Tensor>)>;
 
-/// `faster` is how often `ours` steps while `theirs` steps once, with the tenth and the ninetieth percentile;
-/// `less_cpu` the same in processor time, which other programs on the machine distort less.
+/// `faster`: how many times as fast as `theirs` `ours` steps, with the tenth and the ninetieth percentile.
+/// `less_cpu`: the same in processor time, which other programs on the machine distort less.
 void compare(benchmark::State& state, const Make& theirs, const Make& ours, at::ScalarType dtype,
              double error) {
   const auto their_weights = parameters(state.range(0), state.range(1), dtype),
@@ -98,7 +98,7 @@ Make make(const Options& options, const Arguments&... arguments) {
   };
 }
 
-// Large steps, so that the check sees them in 16 bits, too.
+// The steps are large, so that the check also sees them in 16 bits.
 const AdamOptions kAdam = AdamOptions(0.02).weight_decay(0.01);
 const Make kTorchAdamW = make<torch::optim::AdamW>(torch::optim::AdamWOptions(0.02).weight_decay(0.01));
 const Make kTorchSGD =
@@ -160,12 +160,12 @@ void BM_StochasticRound(benchmark::State& state, at::ScalarType dtype) {
   for (auto _ : state) stochastic_round_(out, in, 1, ++step);
   if ((out.to(at::kFloat) - in).abs().max().item<float>() > 0.04F) state.SkipWithError("rounded wrongly");
   state.SetItemsProcessed(state.iterations() * state.range(0));
-  state.SetBytesProcessed(state.iterations() * state.range(0) * 6);  // float32 read, 16 bits written
+  state.SetBytesProcessed(state.iterations() * state.range(0) * 6);  // reads float32, writes 16 bits
 }
 BENCHMARK_CAPTURE(BM_StochasticRound, BFloat16, at::kBFloat16)->Arg(4'000'000)->UseRealTime();
 BENCHMARK_CAPTURE(BM_StochasticRound, Half, at::kHalf)->Arg(4'000'000)->UseRealTime();
 
-/// The floor: rounding to nearest.
+/// The lower bound: rounding to nearest.
 void BM_RoundToNearest(benchmark::State& state, at::ScalarType dtype) {
   const at::Tensor in = at::randn({state.range(0)}), out = at::empty_like(in, at::TensorOptions(dtype));
   for (auto _ : state) out.copy_(in);

@@ -19,7 +19,7 @@ struct OptionOf {
   std::string_view option, optimizer;
 };
 
-/// Options by which libtorch's optimizers and ours are told apart in a file.
+/// Options that distinguish libtorch's optimizers and ours in a file.
 constexpr std::array<OptionOf, 5> kOptions = {{{"betas", "Adam or AdamW"},
                                                {"nesterov", "SGD"},
                                                {"lr_decay", "Adagrad"},
@@ -45,7 +45,7 @@ torch::serialize::InputArchive part(const char* name, torch::serialize::InputArc
   return result;
 }
 
-/// The number that libtorch writes as a tensor.
+/// Reads a number that libtorch writes as a tensor.
 size_t size_in(const char* name, torch::serialize::InputArchive& archive, const std::string& key) {
   at::Tensor size;
   TORCH_CHECK_VALUE(archive.try_read(key, size), name, "::load: the file has no '", key,
@@ -53,10 +53,11 @@ size_t size_in(const char* name, torch::serialize::InputArchive& archive, const 
   return static_cast<size_t>(size.item<int64_t>());
 }
 
-constexpr const char* kOtherNet = "; load it into an optimizer of the net that it was saved with";
+constexpr const char* kLoadMatchingOptimizer =
+    "; load it into an optimizer of the net that it was saved with";
 
-/// The state in `archive` has what the optimizer keeps for `parameter`; without formats, values of the
-/// parameter's shape.
+/// Checks that the state in `archive` has the values that the optimizer keeps for `parameter`; without
+/// formats, that they have the parameter's shape.
 void check_values(const char* name, size_t group, size_t index, const at::Tensor& parameter,
                   torch::serialize::InputArchive& state, const HasStateFormats* optimizer) {
   const std::vector<StateFormat> formats =
@@ -72,13 +73,14 @@ void check_values(const char* name, size_t group, size_t index, const at::Tensor
     const StateFormat wanted = format ? *format : StateFormat::like(parameter, key);
     TORCH_CHECK_VALUE(tensor.sizes() == wanted.sizes || parameter.sizes() != wanted.sizes, name,
                       "::load: the file has a ", key, " of shape ", tensor.sizes(), place(),
-                      ", whose shape is ", parameter.sizes(), kOtherNet);
+                      ", whose shape is ", parameter.sizes(), kLoadMatchingOptimizer);
     const std::string wrong = wanted.misfit(tensor);
-    TORCH_CHECK_VALUE(wrong.empty(), name, "::load: the file's ", key, place(), " ", wrong, kOtherNet);
+    TORCH_CHECK_VALUE(wrong.empty(), name, "::load: the file's ", key, place(), " ", wrong,
+                      kLoadMatchingOptimizer);
   }
   for (const StateFormat& format : formats) {
     TORCH_CHECK_VALUE(!format.is_required || has(keys, format.name), name, "::load: the file has no ",
-                      format.name, place(), kOtherNet);
+                      format.name, place(), kLoadMatchingOptimizer);
   }
 }
 
@@ -122,12 +124,12 @@ void check_saved(const char* name, const std::string& option, torch::serialize::
                       ", whose options and state are not ", name, "'s; load it into that, or start ", name,
                       " without a file");
     TORCH_CHECK_VALUE(saved == groups.size(), name, "::load: the file has ", saved,
-                      " parameter groups, and the optimizer has ", groups.size(), kOtherNet);
+                      " parameter groups, and the optimizer has ", groups.size(), kLoadMatchingOptimizer);
     const auto& parameters = groups[group].params();
     const size_t count = size_in(name, saved_group, "params/size");
     TORCH_CHECK_VALUE(count == parameters.size(), name, "::load: the file has ", count,
                       " parameters in group ", group, ", and the optimizer has ", parameters.size(),
-                      kOtherNet);
+                      kLoadMatchingOptimizer);
     check_options(options);
     for (size_t index = 0; index < count; ++index) {
       c10::IValue key;

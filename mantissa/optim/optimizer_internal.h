@@ -20,12 +20,13 @@ struct AdamOptions;
 struct AdamParamState;
 struct SGDOptions;
 
-/// c10::ValueError naming `optimizer` and what is out of range. NaN is.
+/// Throw c10::ValueError naming `optimizer` and the option that is out of range. NaN is out of range.
 void validate(const char* optimizer, const AdagradOptions& options);
 void validate(const char* optimizer, const AdamOptions& options);
 void validate(const char* optimizer, const SGDOptions& options);
 
-/// For the constructors of our optimizers, which hand libtorch's the defaults before any body runs.
+/// For the constructors of our optimizers, which pass the defaults to libtorch's constructor before their
+/// body runs.
 template <typename Options>
 std::unique_ptr<Options> validated(const char* optimizer, const Options& options) {
   validate(optimizer, options);
@@ -41,8 +42,8 @@ const Options& options_of(const char* optimizer, const torch::optim::OptimizerPa
   return *options;
 }
 
-/// Errors: c10::TypeError and c10::ValueError for a group's options, c10::ValueError for no parameters at
-///         all.
+/// Errors: c10::TypeError and c10::ValueError for a group's options; c10::ValueError for an empty list of
+///         parameters.
 template <typename Options>
 void validate_groups(const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   size_t parameters = 0;
@@ -54,29 +55,29 @@ void validate_groups(const char* optimizer, const std::vector<torch::optim::Opti
                     ": got no parameters; pass model->parameters() of a model that has some");
 }
 
-/// Leaves each parameter in `groups` once. libtorch's Module::parameters() names a tied weight once for each
-/// module that holds it, and it would be stepped as often; Python's names it once. Of repetitions in a group
-/// the first stays. Called in each step too, since libtorch's add_param_group() asks no optimizer.
+/// Removes repeated parameters from `groups`; the first of them stays. libtorch's Module::parameters() lists
+/// a tied weight once for each module that holds it, and the optimizer would step it that often; Python's
+/// lists it once. Called in each step too, because libtorch's add_param_group() is not virtual.
 ///
-/// Errors: c10::ValueError where two groups share a parameter: whose options should it have? `optimizer` is
-///         its name in the message. Nothing has changed then.
+/// Errors: c10::ValueError if two groups share a parameter, because it is unclear which group's options
+///         apply. `optimizer` is its name in the message. Nothing has changed then.
 void keep_each_parameter_once(const char* optimizer, std::vector<torch::optim::OptimizerParamGroup>& groups);
 
-/// The same for the constructors of our optimizers, which hand libtorch's the groups.
+/// The same for the constructors of our optimizers, which pass the groups to libtorch's constructor.
 inline std::vector<torch::optim::OptimizerParamGroup> unique_parameters(
     const char* optimizer, std::vector<torch::optim::OptimizerParamGroup> groups) {
   keep_each_parameter_once(optimizer, groups);
   return groups;
 }
 
-/// Gives the last of `groups` the options that each of `given` brought. From libtorch 2.13 on its
+/// Gives the last of `groups` the options that each of `given` brought. From version 2.13 on, libtorch's
 /// add_param_group() replaces them with the defaults unless they belong to one of libtorch's own optimizers.
 void keep_options(const std::vector<torch::optim::OptimizerParamGroup>& given,
                   std::vector<torch::optim::OptimizerParamGroup>& groups);
 
-/// What add_param_group() of our optimizers does. `add`: libtorch's, which adds the group to `groups`.
+/// Implements add_param_group() of our optimizers. `add` is libtorch's, which adds the group to `groups`.
 ///
-/// Errors: c10::TypeError and c10::ValueError for the group's options, c10::ValueError for a parameter that
+/// Errors: c10::TypeError and c10::ValueError for the group's options; c10::ValueError for a parameter that
 ///         is undefined or in another group. Nothing has changed then.
 template <typename Options, typename Add>
 void add_validated_group(const char* optimizer, const torch::optim::OptimizerParamGroup& group,
@@ -92,7 +93,8 @@ void add_validated_group(const char* optimizer, const torch::optim::OptimizerPar
   keep_options({group}, groups);
 }
 
-/// What `closure` returns when called with gradients enabled; undefined without one.
+/// Calls `closure` with gradients enabled and returns its result; returns an undefined tensor without a
+/// closure.
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
 
 using ParamStateSlot = std::unique_ptr<torch::optim::OptimizerParamState>;
@@ -103,20 +105,20 @@ State& state_in(ParamStateSlot& slot) {
   return static_cast<State&>(*slot);
 }
 
-/// Makes a state tensor that is undefined, zero, and brings one that a file held, or that was made before the
-/// parameter was converted, to the parameter's device, layout in memory and `dtype`.
+/// Replaces an undefined state tensor by zeros. A state tensor that comes from a file, or was made before the
+/// parameter was converted, is brought to the parameter's device, layout in memory and `dtype`.
 void fit_state(at::Tensor& state, const at::Tensor& parameter, at::ScalarType dtype);
 
-/// `step`, the 0-dim float32 counter of a state, brought to `device`; 0 where it is undefined.
+/// Brings `step`, the 0-dim float32 counter of a state, to `device`; an undefined counter becomes 0.
 at::Tensor& step_on(at::Device device, at::Tensor& step);
-/// Reads "step", also the integer that libtorch's own optimizers write.
+/// Reads "step", also as the integer that libtorch's own optimizers write.
 void read_step(torch::serialize::InputArchive& archive, at::Tensor& step);
 
-/// The state of Adam and its fused kin, made where it is missing. The moments have `dtype`.
+/// Returns the state of Adam and its fused version; makes it if it is missing. The moments have `dtype`.
 AdamParamState& adam_state(ParamStateSlot& slot, const at::Tensor& parameter, bool amsgrad,
                            at::ScalarType dtype);
 
-/// The values in the states of Adam and SGD, and of their fused kin.
+/// The values in the states of Adam and SGD, and of their fused versions.
 std::vector<StateFormat> adam_state_formats(const at::Tensor& parameter);
 std::vector<StateFormat> sgd_state_formats(const at::Tensor& parameter);
 
@@ -126,18 +128,18 @@ void read_if_present(torch::serialize::InputArchive& archive, const std::string&
   if (archive.try_read(key, stored)) value = stored.to<T>();
 }
 
-/// Whether the file in `archive` fits `optimizer`, which is called `name`. `option` is one that files for it
-/// have and others' have not; `check_options` is given each group's.
+/// Checks that the file in `archive` fits `optimizer`, which is called `name`. `option` is an option that
+/// only files for this optimizer have; `check_options` is called with each group's options.
 ///
-/// Errors: c10::ValueError for another optimizer's file, and for one of other parameters.
+/// Errors: c10::ValueError for a file of another optimizer or of other parameters.
 void check_saved(const char* name, const std::string& option, torch::serialize::InputArchive& archive,
                  const torch::optim::Optimizer& optimizer,
                  const std::function<void(torch::serialize::InputArchive&)>& check_options);
 
-/// What load() of our optimizers does: all of the file is looked at before anything is changed, where
-/// libtorch takes what names it knows and leaves the rest as it is.
+/// Implements load() of our optimizers: the whole file is checked before anything changes. libtorch loads the
+/// names that it knows and leaves the rest unchanged.
 ///
-/// Errors: those of check_saved(), validate_groups() and keep_each_parameter_once(), c10::ValueError for
+/// Errors: those of check_saved(), validate_groups() and keep_each_parameter_once(); c10::ValueError for
 ///         options out of range. Nothing has changed then.
 template <typename State, typename Options>
 void load_optimizer(const char* name, const std::string& option, torch::serialize::InputArchive& archive,

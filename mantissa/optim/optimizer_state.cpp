@@ -31,19 +31,20 @@ constexpr const char* kGroups = "param_groups";
 constexpr const char* kParams = "params";
 constexpr const char* kVersion = "pytorch_version";
 
-constexpr const char* kOther = "; load it into an optimizer of the kind and net that it was saved with";
+constexpr const char* kLoadMatchingOptimizer =
+    "; load it into an optimizer of the kind and net that it was saved with";
 
 std::string numbered(const char* name, size_t number) {
   return std::string(name) + "/" + std::to_string(number);
 }
 
-/// The number that libtorch writes as a tensor.
+/// Reads a number that libtorch writes as a tensor.
 size_t size_in(const StateReader& archive, const char* name) {
   return static_cast<size_t>(archive.at(std::string(name) + "/size").to_tensor().item<int64_t>());
 }
 at::Tensor size_tensor(size_t size) { return at::scalar_tensor(static_cast<int64_t>(size), at::kLong); }
 
-/// Each parameter once, in the order of its number.
+/// Returns each parameter once, in the order of its number.
 std::vector<at::Tensor> unique_parameters_of(const Optimizer& optimizer) {
   std::vector<at::Tensor> unique;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -61,8 +62,8 @@ std::vector<std::string> keys_of(const StateDict& dict) {
   return keys;
 }
 
-/// Without options that are off and that the optimizer does not know: libtorch's own have no maximize.
-StateDict without_idle_options(const StateReader& saved, const StateReader& present) {
+/// Drops options that are off and unknown to the optimizer: libtorch's own optimizers have no maximize.
+StateDict without_unknown_disabled_options(const StateReader& saved, const StateReader& present) {
   StateDict state = saved.to_dict();
   auto* groups = state.contains(kGroups) ? state.at(kGroups).get_if<StateList>() : nullptr;
   const StateReader known = present.at(kGroups);
@@ -77,21 +78,21 @@ StateDict without_idle_options(const StateReader& saved, const StateReader& pres
   return state;
 }
 
-/// A group's options and parameter numbers are those of `present`, but for the options' values.
+/// Checks that a group has the parameter numbers and options of `present`; the options' values may differ.
 void check_group(const StateReader& saved, const StateReader& present) {
   const StateReader params = saved.at(kParams);
   if (!difference({{kParams, params.to_list()}}, {{kParams, present.at(kParams).to_list()}}).empty()) {
     params.fail(c10::str("the ", params.size(), " parameters are not those of the optimizer, which has ",
-                         present.at(kParams).size(), " here", kOther));
+                         present.at(kParams).size(), " here", kLoadMatchingOptimizer));
   }
   const auto names = keys_of(saved.to_dict()), wanted = keys_of(present.to_dict());
   if (names != wanted) {
     saved.fail("has the options " + join_names(names) + "; the optimizer's are " + join_names(wanted) +
-               kOther);
+               kLoadMatchingOptimizer);
   }
   for (const std::string& name : wanted) {
     const StateValue &value = saved.to_dict().at(name), &now = present.to_dict().at(name);
-    // An option that may be unset, as LBFGS's max_eval, is nothing then.
+    // An option that may be unset, such as LBFGS's max_eval, is null then.
     if (value.kind() != now.kind() && !value.is_null() && !now.is_null()) {
       saved.at(name).fail("is " + std::string(value.kind()) + "; " + std::string(now.kind()) +
                           " was expected");
@@ -101,7 +102,7 @@ void check_group(const StateReader& saved, const StateReader& present) {
   }
 }
 
-/// How many steps a parameter has taken: a number, or a tensor of one.
+/// Checks a parameter's number of steps, which is a number or a one-element tensor.
 void check_step(const StateReader& saved, const StateValue& value) {
   const auto* const tensor = value.get_if<at::Tensor>();
   if (tensor && tensor->numel() != 1) saved.fail("is no single number");
@@ -111,8 +112,8 @@ void check_step(const StateReader& saved, const StateValue& value) {
     saved.fail(c10::str("is ", step, "; a number from 0 to ", kMaxCount, " was expected"));
 }
 
-/// Of an optimizer without formats: a moment has its parameter's shape, or is one number, or spans all
-/// parameters as those of LBFGS.
+/// Checks a moment of an optimizer without formats: it has its parameter's shape, is one number, or spans all
+/// parameters, as those of LBFGS do.
 void check_moment(const StateReader& saved, const StateValue& value, const at::Tensor& parameter,
                   int64_t total) {
   if (const auto* list = value.get_if<StateList>()) {
@@ -121,11 +122,12 @@ void check_moment(const StateReader& saved, const StateValue& value, const at::T
     const bool fits = tensor->sizes() == parameter.sizes() || tensor->dim() == 0 ||
                       tensor->sizes() == at::IntArrayRef({total});
     if (!fits)
-      saved.fail(c10::str("has shape ", tensor->sizes(), "; its parameter's is ", parameter.sizes(), kOther));
+      saved.fail(c10::str("has shape ", tensor->sizes(), "; its parameter's is ", parameter.sizes(),
+                          kLoadMatchingOptimizer));
   }
 }
 
-/// One parameter's state has the values that `formats` name, each in its format.
+/// Checks that one parameter's state has the values that `formats` list, each in its format.
 void check_formats(const StateReader& saved, const std::vector<StateFormat>& formats) {
   const auto names = [&] {
     std::vector<std::string> all;
@@ -135,22 +137,23 @@ void check_formats(const StateReader& saved, const std::vector<StateFormat>& for
   for (const auto& [name, value] : saved.to_dict()) {
     const StateReader entry = saved.at(name);
     const StateFormat* const format = find_format(formats, name);
-    if (!format) entry.fail("is no value of this optimizer's state, which has " + names() + kOther);
+    if (!format)
+      entry.fail("is no value of this optimizer's state, which has " + names() + kLoadMatchingOptimizer);
     if (format->kind == StateFormat::Kind::kCount) {
       check_step(entry, value);
     } else if (!value.is_null()) {
       const std::string wrong = format->misfit(entry.to_tensor());
-      if (!wrong.empty()) entry.fail(wrong + kOther);
+      if (!wrong.empty()) entry.fail(wrong + kLoadMatchingOptimizer);
     }
   }
   for (const StateFormat& format : formats) {
     const auto found = saved.find(format.name);
     if (format.is_required && (!found || found->is_null()))
-      saved.fail("has no '" + format.name + "'; the values are " + names() + kOther);
+      saved.fail("has no '" + format.name + "'; the values are " + names() + kLoadMatchingOptimizer);
   }
 }
 
-/// One parameter's state, of an optimizer that has no formats.
+/// Checks one parameter's state for an optimizer without formats.
 void check_values(const StateReader& saved, const at::Tensor& parameter, int64_t total) {
   for (const auto& [name, value] : saved.to_dict()) {
     if (name == "step") {
@@ -165,7 +168,8 @@ void check(const StateReader& saved, const StateReader& present, const std::vect
            const HasStateFormats* optimizer) {
   const StateReader groups = saved.at(kGroups), present_groups = present.at(kGroups);
   if (groups.to_list().size() != present_groups.size()) {
-    groups.fail(c10::str("are ", groups.size(), "; the optimizer has ", present_groups.size(), kOther));
+    groups.fail(c10::str("are ", groups.size(), "; the optimizer has ", present_groups.size(),
+                         kLoadMatchingOptimizer));
   }
   for (size_t i = 0; i < groups.size(); ++i) check_group(groups.at(i), present_groups.at(i));
   int64_t total = 0;
@@ -179,7 +183,7 @@ void check(const StateReader& saved, const StateReader& present, const std::vect
     const StateReader entry = states.at(number);
     const auto parameter = by_number.find(number);
     if (parameter == by_number.end()) {
-      entry.fail(c10::str("there are only ", parameters.size(), " parameters", kOther));
+      entry.fail(c10::str("there are only ", parameters.size(), " parameters", kLoadMatchingOptimizer));
     }
     if (optimizer) {
       check_formats(entry, optimizer->state_formats(parameter->second));
@@ -189,7 +193,7 @@ void check(const StateReader& saved, const StateReader& present, const std::vect
   }
   for (const auto& [name, value] : saved.to_dict()) {
     const auto now = present.find(name);
-    // What only one of them has belongs to rounding at random, which the other does without.
+    // A value that only one of them has belongs to stochastic rounding, which the other does without.
     if (now && now->kind() != saved.at(name).kind()) {
       saved.at(name).fail("is " + std::string(saved.at(name).kind()) + "; " + std::string(now->kind()) +
                           " was expected");
@@ -197,7 +201,7 @@ void check(const StateReader& saved, const StateReader& present, const std::vect
   }
 }
 
-/// A copy for an optimizer to keep.
+/// Returns a copy for an optimizer to keep.
 StateValue moved(const StateValue& value, at::Device device) {
   if (const auto* tensor = value.get_if<at::Tensor>()) {
     return tensor->detach().to(device, tensor->scalar_type(), /*non_blocking=*/false, /*copy=*/true);
@@ -209,8 +213,8 @@ StateValue moved(const StateValue& value, at::Device device) {
   return copy;
 }
 
-/// In libtorch's layout. Parameters are named there by address; any text of a number does, but 0, which is
-/// none.
+/// Returns the name of a parameter in libtorch's layout. libtorch names parameters by their address; any text
+/// of a number works except 0, which stands for none.
 std::string address(size_t number) { return std::to_string(number + 1); }
 
 StateDict archive_of(const StateReader& saved, const std::vector<at::Tensor>& parameters) {
@@ -233,7 +237,7 @@ StateDict archive_of(const StateReader& saved, const std::vector<at::Tensor>& pa
     group.emplace(std::string(kParams) + "/size", size_tensor(params.size()));
     for (size_t k = 0; k < params.size(); ++k) {
       const auto number = static_cast<size_t>(params.at(k).to_int());
-      // libtorch would move a repeated parameter's state twice, and leave it none.
+      // libtorch would move a repeated parameter's state twice and leave it empty.
       const bool first = seen.insert(number).second;
       group.emplace(numbered(kParams, k), address(first ? number : parameters.size()));
     }
@@ -247,7 +251,7 @@ StateDict archive_of(const StateReader& saved, const std::vector<at::Tensor>& pa
   return archive;
 }
 
-/// Holds what an optimizer had, and puts it back unless told that all went well.
+/// Holds an optimizer's previous state and restores it unless commit() is called.
 class Rollback {
  public:
   explicit Rollback(Optimizer& optimizer) : optimizer_(optimizer), state_(std::move(optimizer.state())) {
@@ -263,7 +267,7 @@ class Rollback {
   }
   Rollback(const Rollback&) = delete;
   Rollback& operator=(const Rollback&) = delete;
-  void all_went_well() { done_ = true; }
+  void commit() { done_ = true; }
 
  private:
   Optimizer& optimizer_;
@@ -297,7 +301,7 @@ StateDict optimizer_state(const Optimizer& optimizer) {
   }
   StateDict states;
   for (const auto& [key, value] : archive.at(kState).to_dict()) {
-    const auto number = numbers.find(key);  // none: state of a parameter that was taken out of its group
+    const auto number = numbers.find(key);  // not found: the parameter was removed from its group
     if (number != numbers.end()) states.emplace(std::to_string(number->second), value);
   }
   StateDict state = written;
@@ -310,21 +314,22 @@ StateDict optimizer_state(const Optimizer& optimizer) {
 void load_optimizer_state(Optimizer& optimizer, const StateReader& state) {
   const std::vector<at::Tensor> parameters = unique_parameters_of(optimizer);
   const StateDict present = optimizer_state(optimizer);
-  const StateDict fitting = without_idle_options(state, StateReader(present));
+  const StateDict fitting = without_unknown_disabled_options(state, StateReader(present));
   const StateReader saved(fitting, state.path());
   check(saved, StateReader(present), parameters, dynamic_cast<const HasStateFormats*>(&optimizer));
   const StateDict archive = archive_of(saved, parameters);
 
   Rollback before(optimizer);
   read_from(archive, [&](auto& input) { optimizer.load(input); });
-  // libtorch's own take the names that they know and leave the rest.
+  // libtorch's own optimizers load the names that they know and ignore the rest.
   const StateDict loaded = optimizer_state(optimizer);
   for (const char* part : {kState, kGroups}) {
     const std::string found = difference({{part, loaded.at(part)}}, {{part, fitting.at(part)}});
     if (!found.empty())
-      state.fail("the optimizer does not take all of it (" + found + ", in it and here)" + kOther);
+      state.fail("the optimizer does not take all of it (" + found + ", in it and here)" +
+                 kLoadMatchingOptimizer);
   }
-  before.all_went_well();
+  before.commit();
 }
 
 StateDict own_parameters(const Optimizer& optimizer,
@@ -343,13 +348,13 @@ void load_own_parameters(Optimizer& optimizer,
   const auto names = keys_of(parameters.to_dict()), wanted = keys_of(targets);
   if (names != wanted) {
     parameters.fail(c10::str("there are ", names.size(), " parameters of the optimizer's own, and it has ",
-                             wanted.size(), kOther));
+                             wanted.size(), kLoadMatchingOptimizer));
   }
   for (const std::string& name : wanted) {
     const at::Tensor &saved = parameters.at(name).to_tensor(), &now = *targets.at(name).get_if<at::Tensor>();
     if (saved.sizes() != now.sizes() || saved.scalar_type() != now.scalar_type()) {
       parameters.at(name).fail(c10::str("is ", saved.scalar_type(), saved.sizes(), "; ", now.scalar_type(),
-                                        now.sizes(), " was expected", kOther));
+                                        now.sizes(), " was expected", kLoadMatchingOptimizer));
     }
   }
   const at::NoGradGuard no_grad;

@@ -1,6 +1,6 @@
-// Taking an optimizer's state as a tree against libtorch's own way, its zip file, here in memory: both in
-// turn, and the median of the ratios. Both leave a copy that the next step does not change, and they hold the
-// same.
+// Compares taking an optimizer's state as a tree with libtorch's own way, its zip file, here in memory. Both
+// run in turn, and the result is the median of the ratios. Both leave a copy that the next step does not
+// change, with the same contents.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <chrono>

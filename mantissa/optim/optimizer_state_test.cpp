@@ -42,7 +42,7 @@ Kind kind(const char* name, const Options& options) {
   return {name, [options](const Groups& groups) { return std::make_unique<Made>(groups, options); }};
 }
 
-/// The seed is another in every optimizer that is made, so that one which is not loaded goes another way.
+/// Every optimizer gets another seed, so that one whose state is not loaded takes other steps.
 template <typename Made, typename Options>
 Kind rounding(const char* name, const Options& options) {
   return {name,
@@ -71,7 +71,7 @@ struct BlockwiseState : torch::optim::OptimizerCloneableParamState<BlockwiseStat
   }
 };
 
-/// Momentum in 8 bits: codes in blocks of four, each with the largest magnitude in it. Neither tensor has the
+/// Momentum in 8 bits: codes in blocks of four, and each block's largest magnitude. Neither tensor has the
 /// parameter's shape or dtype.
 class BlockwiseMomentum final : public Optimizer, public HasStateFormats {
  public:
@@ -147,7 +147,7 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
-/// Parameters of several shapes, the last of which never has a gradient.
+/// Parameters of several shapes; the last one never has a gradient.
 struct Net {
   explicit Net(at::ScalarType dtype) {
     for (const std::vector<int64_t>& sizes :
@@ -203,17 +203,17 @@ TEST_P(OptimizerState, GoesOnBitForBit) {
   EXPECT_EQ(difference(optimizer_state(*three), optimizer_state(*one)), "");
 }
 
-// In place too, after it has gone another way, also where the saved one had taken no step.
+// Loading works in place, into an optimizer that has taken other steps, also if the saved one had taken none.
 TEST_P(OptimizerState, DropsWhatTheOptimizerHad) {
   const Net net(GetParam().dtype);
   const auto optimizer = GetParam().make(net.groups());
-  const StateDict unborn = snapshot(optimizer_state(*optimizer));
+  const StateDict before_first_step = snapshot(optimizer_state(*optimizer));
   net.take_steps(*optimizer, 0, 3);
-  const StateDict born = snapshot(optimizer_state(*optimizer));
-  load_optimizer_state(*optimizer, StateReader(unborn));
-  EXPECT_EQ(difference(optimizer_state(*optimizer), unborn), "");
-  load_optimizer_state(*optimizer, StateReader(born));
-  EXPECT_EQ(difference(optimizer_state(*optimizer), born), "");
+  const StateDict after_steps = snapshot(optimizer_state(*optimizer));
+  load_optimizer_state(*optimizer, StateReader(before_first_step));
+  EXPECT_EQ(difference(optimizer_state(*optimizer), before_first_step), "");
+  load_optimizer_state(*optimizer, StateReader(after_steps));
+  EXPECT_EQ(difference(optimizer_state(*optimizer), after_steps), "");
 }
 
 TEST_P(OptimizerState, SharesNoMemoryOnceLoaded) {
@@ -226,7 +226,7 @@ TEST_P(OptimizerState, SharesNoMemoryOnceLoaded) {
   EXPECT_EQ(difference(saved, untouched), "");
 }
 
-/// The first tensor with a shape in a parameter's state, or null.
+/// Returns the first tensor in a parameter's state that is not 0-dim, or null.
 at::Tensor* first_moment(StateDict& state) {
   for (auto& [number, entry] : *state.at("state").get_if<StateDict>()) {
     for (auto& [name, value] : *entry.get_if<StateDict>()) {
@@ -306,7 +306,7 @@ TEST_P(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
 INSTANTIATE_TEST_SUITE_P(EveryKind, OptimizerState, testing::ValuesIn(kinds()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// What the optimizer says of its values is checked before any of them changes, by the name of the place.
+// The optimizer's formats are checked before any value changes, and the error names the place.
 TEST(OptimizerStateFormats, ValuesInAnotherFormatAreRefusedByName) {
   const Net net(at::kFloat);
   BlockwiseMomentum optimizer(net.groups(), SGDOptions(0.1));
@@ -320,7 +320,7 @@ TEST(OptimizerStateFormats, ValuesInAnotherFormatAreRefusedByName) {
     EXPECT_EQ(difference(optimizer_state(optimizer), before), "");
     return error;
   };
-  // Parameter 2 has 7 elements, which are two blocks of four.
+  // Parameter 2 has 7 elements, which make two blocks of four.
   EXPECT_THAT(error_with("2", [](StateDict& s) { s["codes"] = at::zeros({7}, at::kByte); }),
               HasSubstr("optimizers.0.state.2.codes: has shape [7]; [8] was expected; load it into"));
   EXPECT_THAT(error_with("2", [](StateDict& s) { s["absmax"] = at::zeros({1}); }),
@@ -415,7 +415,7 @@ TEST(OptimizerStateOf, LooksAsPythonsDoes) {
   EXPECT_EQ(reader.at("param_groups").at(1).at("params").at(0).to_int(), 1);
 }
 
-// libtorch's Module::parameters() names a tied weight once for each module that holds it.
+// libtorch's Module::parameters() lists a tied weight once for each module that holds it.
 TEST(OptimizerStateOf, ATiedWeightHasOneNumber) {
   const at::Tensor tied = at::ones({2}).set_requires_grad(true),
                    other = at::ones({2}).set_requires_grad(true);

@@ -15,19 +15,19 @@ class Optimizer;
 
 namespace mantissa {
 
-/// What make_optimizer() may be told. Unset: the optimizer's own default. One struct serves all optimizers of
-/// the table; each takes some of its members.
+/// The settings of make_optimizer(). Unset: the optimizer's own default. One struct serves all optimizers of
+/// the table; each accepts some of its members.
 struct OptimizerSettings {
   std::optional<double> lr = std::nullopt, momentum = std::nullopt, beta1 = std::nullopt,
                         beta2 = std::nullopt, eps = std::nullopt, weight_decay = std::nullopt;
   std::optional<bool> stochastic_rounding = std::nullopt;
-  /// Names the draws of stochastic rounding; unset: drawn from libtorch's generator.
+  /// Selects the draws of stochastic rounding; unset: drawn from libtorch's generator.
   std::optional<uint64_t> seed = std::nullopt;
 
   bool operator==(const OptimizerSettings&) const = default;
 };
 
-/// Calls visit(name, pointer to member) for every setting. The only list of them.
+/// Calls visit(name, pointer to member) for every setting. This is the only list of them.
 template <typename Visit>
 void for_each_setting(const Visit& visit) {
   visit("lr", &OptimizerSettings::lr);
@@ -40,37 +40,38 @@ void for_each_setting(const Visit& visit) {
   visit("seed", &OptimizerSettings::seed);
 }
 
-/// A row of the table of optimizers: all that the command line, the tests and make_optimizer() know of one.
+/// A row of the table of optimizers: everything that the command line, the tests and make_optimizer() know
+/// about one.
 struct OptimizerEntry {
   std::string name;     ///< for example "fused-adamw"
   std::string summary;  ///< one line for --help
-  /// The defaults of the settings that it takes. It does not take the others, which are unset, but that a
-  /// `seed` comes with `stochastic_rounding`.
+  /// The defaults of the settings that the optimizer accepts. The others are unset and not accepted; the
+  /// exception is `seed`, which is accepted wherever `stochastic_rounding` is.
   OptimizerSettings defaults;
-  /// `settings` are complete.
+  /// `settings` must be complete.
   std::unique_ptr<torch::optim::Optimizer> (*make)(std::vector<at::Tensor> parameters,
                                                    const OptimizerSettings& settings);
-  /// It unscales the gradients and drops overflowed steps inside step(): StepSupportsAmpScaling.
+  /// It unscales the gradients and skips overflowed steps inside step() (StepSupportsAmpScaling).
   bool unscales_in_step = false;
-  /// It keeps squared gradients in the weights' dtype, unless it rounds stochastically. They and `eps`
-  /// underflow in fp16.
+  /// It keeps squared gradients in the weights' dtype, unless it rounds stochastically. In fp16 these squares
+  /// and `eps` underflow.
   bool squares_gradients = false;
 
   bool takes(std::string_view setting) const;
 };
 
-/// Every optimizer, in the order in which users should read them.
+/// Returns every optimizer, in the order in which users should read them.
 const std::vector<OptimizerEntry>& optimizers();
 
-/// Errors: c10::ValueError for an unknown name, with the nearest one and the list.
+/// Errors: c10::ValueError for an unknown name, which suggests the nearest one and lists all.
 const OptimizerEntry& find_optimizer(const std::string& name);
 
-/// The settings of `settings` that the optimizer takes, without the others.
+/// Returns the members of `settings` that the optimizer accepts.
 OptimizerSettings settings_taken(const OptimizerEntry& optimizer, const OptimizerSettings& settings);
 
-/// The optimizer called `name` for `parameters`, all in one group.
-/// Errors: c10::ValueError for an unknown name, for a setting that it does not take, with those that it does,
-///         and for what its constructor refuses.
+/// Makes the optimizer called `name` for `parameters`, all in one group.
+/// Errors: c10::ValueError for an unknown name, for a setting that the optimizer does not accept (the message
+///         lists the accepted ones), and for values that its constructor refuses.
 /// Example: registry_test.cpp, OptimizerRegistry.EveryOneTakesAStep
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
                                                         std::vector<at::Tensor> parameters,

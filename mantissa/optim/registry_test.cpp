@@ -28,7 +28,7 @@ TEST_P(OptimizerRegistry, EveryOneTakesAStep) {
   EXPECT_TRUE(weight.lt(1).all().item<bool>());
 }
 
-// Rows say what the optimizers are, so that nobody else has to look.
+// The rows must agree with the optimizers, so that no other code has to check.
 TEST_P(OptimizerRegistry, TheRowIsTrue) {
   const auto& row = GetParam();
   const auto optimizer = make_optimizer(row.name, {at::ones({4}).set_requires_grad(true)});

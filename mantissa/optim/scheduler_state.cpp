@@ -34,7 +34,7 @@ template struct PrivateMember<PlateauLastEpoch, &ReduceLROnPlateauScheduler::las
 
 namespace {
 
-/// step_count_ is protected, which a subclass may reach in any LRScheduler.
+/// step_count_ is protected; a subclass can access it in any LRScheduler.
 struct StepCount : LRScheduler {
   static unsigned& of(LRScheduler& scheduler) { return scheduler.*(&StepCount::step_count_); }
   static unsigned of(const LRScheduler& scheduler) { return scheduler.*(&StepCount::step_count_); }

@@ -17,7 +17,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// Two groups of rates 0.8 and 0.2.
+/// Two groups with rates 0.8 and 0.2.
 std::unique_ptr<SGD> two_rates() {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const double lr : {0.8, 0.2}) {
@@ -32,8 +32,8 @@ std::vector<double> rates_of(const SGD& optimizer) {
   return rates;
 }
 
-/// `step(scheduler, i)` at every step, stopped and gone on with at each of them: the rates of an unbroken
-/// run.
+/// Calls `step(scheduler, i)` at every step, once straight through and once with saving and resuming at each
+/// step. Expects the same rates.
 template <typename Make, typename Step>
 void expect_same_rates(const Make& make, const Step& step) {
   constexpr int kSteps = 14;
@@ -67,7 +67,7 @@ TEST(SchedulerState, WarmupCosineLR) {
                     [](auto& scheduler, int) { scheduler.step(); });
 }
 
-// Made when the optimizer's rates were others already, as after its state was loaded.
+// The schedule is made after the optimizer's rates have changed, as when its state was loaded first.
 TEST(SchedulerState, WarmupCosineKeepsItsBaseRates) {
   const WarmupCosineOptions options{.warmup_steps = 3, .total_steps = 12};
   const auto one = two_rates(), two = two_rates();

@@ -30,7 +30,7 @@ void validate(const char* optimizer, const SGDOptions& options) {
 }
 
 std::vector<StateFormat> sgd_state_formats(const at::Tensor& parameter) {
-  // There is none before the first step that was taken.
+  // There is no buffer before the first step that was taken.
   return {StateFormat::like(parameter, "momentum_buffer", /*is_required=*/false)};
 }
 
@@ -49,11 +49,11 @@ void SGDOptions::serialize(torch::serialize::InputArchive& archive) {
   read_if_present(archive, "dampening", dampening_);
   read_if_present(archive, "weight_decay", weight_decay_);
   read_if_present(archive, "nesterov", nesterov_);
-  read_if_present(archive, "maximize", maximize_);  // libtorch's own SGD has none
+  read_if_present(archive, "maximize", maximize_);  // libtorch's own SGD has no such option
 }
 
 void SGDParamState::serialize(torch::serialize::OutputArchive& archive) const {
-  // Every step so far was dropped: the first to come must find no buffer.
+  // Every step so far was skipped, so the next one must find no buffer.
   if (unstarted_.defined() && unstarted_.item<float>() != 0) return;
   write_if_defined(archive, "momentum_buffer", momentum_buffer_);
 }
@@ -93,7 +93,7 @@ at::Tensor SGD::step(LossClosure closure) {
   return loss;
 }
 
-/// The direction to step in, after `grad` has entered the sum of past gradients.
+/// Adds `grad` to the sum of past gradients and returns the direction of the step.
 at::Tensor SGD::with_momentum(const at::Tensor& parameter, const at::Tensor& grad,
                               const SGDOptions& options) {
   at::Tensor& sum = state_in<SGDParamState>(state_[parameter.unsafeGetTensorImpl()]).momentum_buffer();
@@ -101,14 +101,14 @@ at::Tensor SGD::with_momentum(const at::Tensor& parameter, const at::Tensor& gra
     sum = grad.detach().clone();
   } else {
     if (!sum.is_sparse()) fit_state(sum, parameter, parameter.scalar_type());
-    // mul_(Scalar) would round the momentum to a 16-bit tensor's dtype first; a wrapped number, which is what
-    // Python passes, is not rounded.
+    // mul_(Scalar) would first round the momentum to a 16-bit tensor's dtype; a wrapped number, which Python
+    // passes, is not rounded.
     sum.mul_(at::native::wrapped_scalar_tensor(options.momentum())).add_(grad, 1 - options.dampening());
   }
   return options.nesterov() ? grad.add(sum, options.momentum()) : sum;
 }
 
-// The operations and their order are Python's, because each rounds.
+// The operations and their order are Python's, because each one rounds.
 void SGD::update(const at::Tensor& parameter, const SGDOptions& options) {
   at::Tensor grad = options.maximize() ? parameter.grad().neg() : parameter.grad();
   if (options.weight_decay() != 0) grad = grad.add(parameter, options.weight_decay());

@@ -12,7 +12,7 @@ namespace {
 
 using torch::optim::OptimizerParamGroup;
 
-/// 25 steps in Python's torch 2.11.0, printed with float.hex().
+/// 25 steps of Python's torch 2.11.0, printed with float.hex().
 struct Recorded {
   std::string name;
   SGDOptions options;
@@ -74,7 +74,7 @@ const std::vector<Recorded> kRecorded = {
     {"nesterov, L2", kNesterov, at::kHalf, {0x1.38cp-2, -0x1.d28p-2, -0x1.f58p-8, 0x1.3e4p+0, -0x1.064p-3}},
 };
 
-// Bit for bit beside Python on the same CPU: tests/parity/test_optimizers.py.
+// tests/parity/test_optimizers.py compares bit for bit with Python on the same CPU.
 TEST(SGD, PE09_FollowsWhatPythonRecorded) {
   for (const Recorded& recorded : kRecorded) {
     const at::Tensor p = start_parameter(recorded.dtype);
@@ -262,7 +262,7 @@ TEST(SGD, GroupsAddedLaterAreLookedAtToo) {
   EXPECT_THAT(value_error([&] { wrong.add_param_group(std::vector<at::Tensor>{at::Tensor()}); }),
               testing::HasSubstr("undefined tensor"));
   EXPECT_EQ(wrong.param_groups().size(), 1U);
-  // libtorch's own, which asks no optimizer.
+  // libtorch's own function, which calls nothing in the optimizer.
   static_cast<torch::optim::Optimizer&>(wrong).add_param_group(std::vector<at::Tensor>{first});
   EXPECT_THAT(value_error([&] { wrong.step(); }), testing::HasSubstr("groups 0 and 1"));
   EXPECT_TRUE(at::equal(first, before));
@@ -272,12 +272,12 @@ TEST(SGD, RefusesAFileThatIsNotItsOwn) {
   const at::Tensor p = start_parameter(at::kFloat), wide = at::ones({2, 5}).set_requires_grad(true);
   SGD optimizer({p}, kMomentum), other_net({wide}, kNesterov);
   torch::optim::AdamW adamw({p}, 0.3);
-  EXPECT_THAT(value_error([&] { hand_over(adamw, optimizer); }),
+  EXPECT_THAT(value_error([&] { save_and_load(adamw, optimizer); }),
               testing::HasSubstr("SGD::load: the file is of Adam or AdamW"));
   wide.mutable_grad() = at::ones({2, 5});
   other_net.step();
   EXPECT_THAT(
-      value_error([&] { hand_over(other_net, optimizer); }),
+      value_error([&] { save_and_load(other_net, optimizer); }),
       testing::HasSubstr("momentum_buffer of shape [2, 5] for parameter 0 of group 0, whose shape is [5]"));
   EXPECT_EQ(static_cast<const SGDOptions&>(optimizer.param_groups()[0].options()).momentum(), 0.9);
   EXPECT_TRUE(optimizer.state().empty());

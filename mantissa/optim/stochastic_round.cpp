@@ -22,14 +22,14 @@ namespace {
 using kernels::kDrawsPerBlock;
 using kernels::Product;
 
-/// For devices that have no kernel: stochastic_round_internal.h by operations on tensors, whose 32-bit words lie in
-/// int64.
+/// For devices without a kernel: implements stochastic_round_internal.h with tensor operations; int64 tensors
+/// hold the 32-bit words.
 struct Tensors {
   using Word = at::Tensor;
   using Constant = int64_t;
   using Bits = at::Tensor;
 
-  /// By 16-bit halves, so that nothing exceeds 63 bits.
+  /// Multiplies by 16-bit halves, so that nothing exceeds 63 bits.
   static Product<Word> multiply(const Word& a, int64_t b) {
     const Word low = (a & 0xffff) * b;
     const Word high = right_shift(a, 16) * b + right_shift(low, 16);
@@ -47,7 +47,7 @@ struct Tensors {
   static Bits truncate(const at::Tensor& value) { return value.to(at::kInt); }
 };
 
-/// All of a tensor's memory as one row.
+/// Returns all of a tensor's memory as one row.
 at::Tensor flat(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}); }
 
 }  // namespace
@@ -89,7 +89,7 @@ void check(const at::Tensor& out, const at::Tensor& in) {
       in.strides(), " on ", in.device(), "; call contiguous() on both");
 }
 
-/// By the kernel of the device of `in`. False if it has none.
+/// Rounds with the kernel of `in`'s device. Returns false if there is none.
 bool round_by_kernel(const at::Tensor& out, const at::Tensor& in, uint64_t seed, const int64_t* step,
                      uint64_t offset) {
   auto* const kernel = kernels::aten::device_kernels(in.device().type()).stochastic_round;

@@ -4,7 +4,7 @@
 
 namespace mantissa {
 
-/// stochastic_round_() of tensor operations alone, for devices that have no loop of their own.
+/// stochastic_round_() made of tensor operations only, for devices without a kernel of their own.
 void stochastic_round_by_operations_(const at::Tensor& out, const at::Tensor& in, uint64_t seed,
                                      const at::Tensor& step, uint64_t offset);
 

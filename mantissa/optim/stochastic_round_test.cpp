@@ -22,12 +22,12 @@ at::Tensor rounded(const at::Tensor& in, at::ScalarType dtype, uint64_t seed = k
 
 at::Tensor bits(const at::Tensor& tensor) { return tensor.view(at::kShort); }
 
-/// Every 16-bit number of `dtype`, NaNs included, by its bits.
+/// Returns every 16-bit number of `dtype`, NaNs included, by its bits.
 at::Tensor every_number(at::ScalarType dtype) {
   return at::arange(65536, at::kInt).to(at::kShort).view(dtype);
 }
 
-/// Of every size that float32 has, of both signs, and what stands at the edges.
+/// Returns values of every size that float32 has, of both signs, and the edge cases.
 at::Tensor assorted() {
   std::vector<float> values;
   for (int exponent = -149; exponent <= 127; ++exponent) {
@@ -46,7 +46,7 @@ at::Tensor assorted() {
   return at::tensor(values);
 }
 
-/// The definition, in doubles: the neighbours below and above, and ATen's Philox between them.
+/// Computes the definition in doubles, from the neighbours below and above and ATen's Philox.
 float definition(float in, uint64_t element, at::ScalarType dtype) {
   if (std::isnan(in) || std::isinf(in)) return in;
   const int places = dtype == at::kHalf ? 10 : 7, smallest = dtype == at::kHalf ? -14 : -126;
@@ -105,14 +105,14 @@ TEST_P(StochasticRound, MeanIsTheInput) {
     const double ulp = std::ldexp(1, std::max(std::ilogb(in), smallest) - places);
     const double fraction = std::abs(in) / ulp - std::floor(std::abs(in) / ulp);
     const double sigma = ulp * std::sqrt(fraction * (1 - fraction) / kTimes);
-    const double cut = GetParam() == at::kHalf ? 0x1p-40 : 0;  // as the header says
+    const double cut = GetParam() == at::kHalf ? 0x1p-40 : 0;  // as the header documents
     EXPECT_NEAR(out.mean().item<double>(), double{in}, 4.5 * sigma + cut) << value;
     EXPECT_LT((out - double{in}).abs().max().item<double>(), ulp) << value;
   }
 }
 
 TEST_P(StochasticRound, CarriesAsOftenAsItsFractionSays) {
-  // Chi-square over 15 fractions and 1 << 16 draws of each: one degree of freedom a fraction; 45 is far out.
+  // Chi-square over 15 fractions with 1 << 16 draws each: one degree of freedom per fraction; 45 is far out.
   constexpr int64_t kTimes = 1 << 16;
   const double ulp = GetParam() == at::kHalf ? 0x1p-10 : 0x1p-7;
   double chi_square = 0;

@@ -15,7 +15,8 @@ inline at::Tensor start_parameter(at::ScalarType dtype) {
   return at::tensor(kStart, at::kDouble).to(dtype).set_requires_grad(true);
 }
 
-/// Gradients that 16-bit dtypes hold exactly, some of them 0, of changing sign, of different size by element.
+/// Returns gradients that 16-bit dtypes hold exactly; some are 0, signs alternate, and the size differs by
+/// element.
 inline at::Tensor gradient(int64_t step, at::ScalarType dtype) {
   std::vector<double> values;
   for (int64_t i = 0; i < 5; ++i) {
@@ -33,10 +34,10 @@ inline void take_steps(torch::optim::Optimizer& optimizer, int64_t from, int64_t
   }
 }
 
-/// Whether `p` is what was `recorded` on another CPU after 25 steps of take_steps(). libtorch's kernels and
-/// MKL's round differently there (products and sums that are fused or not, square roots), by half a last
-/// place of the weight or of the update in each step; in 25 steps these add up to less than 8. A mistake in
-/// the formula moves a weight by a large part of `lr`.
+/// Whether `p` is what was `recorded` on another CPU after 25 steps of take_steps(). The kernels of libtorch
+/// and MKL round differently there (fused or separate products and sums, square roots), by half a last place
+/// of the weight or of the update in each step; in 25 steps these add up to less than 8. An error in the
+/// formula moves a weight by a large part of `lr`.
 inline bool is_near_recorded(const at::Tensor& p, const std::vector<double>& recorded, double lr) {
   const at::Tensor wanted = at::tensor(recorded, at::kDouble);
   const double half_last_place = p.scalar_type() == at::kBFloat16 ? 0x1p-8
@@ -47,9 +48,9 @@ inline bool is_near_recorded(const at::Tensor& p, const std::vector<double>& rec
   return ((p.detach().to(at::kDouble) - wanted).abs() <= allowed).all().item<bool>();
 }
 
-/// `of`'s state and options, saved and loaded into `into`.
+/// Saves the state and options of `of` and loads them into `into`.
 template <typename Saved, typename Loaded>
-void hand_over(const Saved& of, Loaded& into) {
+void save_and_load(const Saved& of, Loaded& into) {
   std::stringstream file;
   torch::serialize::OutputArchive saved;
   of.save(saved);
@@ -59,13 +60,14 @@ void hand_over(const Saved& of, Loaded& into) {
   into.load(loaded);
 }
 
-/// A weight large enough that a kernel's vector body, its tail and several threads all have a part of it.
+/// A weight large enough for a kernel's vector body, its tail and several threads to each get a part.
 inline at::Tensor large_parameter(at::ScalarType dtype) {
   torch::manual_seed(3);
   return at::randn({3001}).to(dtype).set_requires_grad(true);
 }
 
-/// The same noise in every call with `step` and `sizes`; what 16-bit dtypes hold is the same in all dtypes.
+/// Returns the same noise in every call with `step` and `sizes`. 16-bit dtypes hold it exactly, so it is
+/// equal in all dtypes.
 inline at::Tensor noise(int64_t step, at::IntArrayRef sizes, at::ScalarType dtype) {
   torch::manual_seed(100 + static_cast<uint64_t>(step));
   return at::randn(sizes).to(at::kBFloat16).to(dtype);
@@ -81,7 +83,7 @@ inline void take_noisy_steps(torch::optim::Optimizer& optimizer, int64_t from, i
   }
 }
 
-/// A copy that trains apart from `parameter`.
+/// Returns a copy that trains independently of `parameter`.
 inline at::Tensor twin(const at::Tensor& parameter) {
   return parameter.detach().clone().set_requires_grad(true);
 }

@@ -1,4 +1,4 @@
-// One property over every row of the registry, so that a new mode is held to them without a new test.
+// A property that holds for every row of the registry, so that a new mode is tested without a new test.
 #include <gtest/gtest.h>
 #include <map>
 #include <optional>
@@ -28,7 +28,7 @@ class EveryMode : public testing::TestWithParam<std::tuple<std::string, c10::Dev
   static std::unique_ptr<Precision> precision() { return make_precision(std::get<0>(GetParam()), device()); }
 };
 
-/// Everything of the process that a mode may set.
+/// Returns all settings of the process that a mode may change.
 std::string settings(at::Device device) {
   return c10::str(torch::ones(1).scalar_type(), ' ', at::autocast::is_autocast_enabled(device.type()), ' ',
                   at::autocast::get_autocast_dtype(device.type()), ' ', get_float32_matmul_precision(), ' ',
@@ -37,7 +37,7 @@ std::string settings(at::Device device) {
 
 TEST_P(EveryMode, AThrowingBodyRestoresAllDefaults) {
   const auto mode = precision();
-  mode->set_float32_matmul_precision("high");  // of every mode
+  mode->set_float32_matmul_precision("high");  // every mode accepts it
   const std::string before = settings(device());
   const at::Tensor a = torch::ones({2, 2}, device());
   for (int repeat = 0; repeat < 2; ++repeat) {
@@ -89,14 +89,14 @@ TEST_P(EveryMode, GradientsLookTheSameInEveryMode) {
   mode->convert_module(*net);
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   mode->setup_optimizer(optimizer);
-  // In float32: the scale, 65536, is beyond fp16.
+  // The loss is in float32, because the scale, 65536, is beyond fp16.
   mode->backward((net->weight.to(at::kFloat) * 0.1875).sum());
   mode->unscale_gradients(optimizer);
   const at::Tensor gradient = main_params(optimizer)[0].grad();
   EXPECT_TRUE(gradient.to(at::kCPU, at::kFloat).equal(torch::full({2, 2}, 0.1875F)));
 }
 
-/// A small network in a hand-written loop, and all of it that a checkpoint keeps.
+/// A small network in a hand-written loop, with everything that a checkpoint keeps of it.
 struct Loop {
   Loop(const std::string& name, at::Device on) : device(on), mode(make_precision(name, on)) {
     torch::manual_seed(0);
@@ -150,7 +150,7 @@ TEST_P(EveryMode, ALoopThatIsSavedAndLoadedGoesOnBitForBit) {
   const StateDict saved = straight.checkpoint();
   for (int64_t i = 5; i < 10; ++i) straight.step(i);
   Loop resumed(name, device());
-  resumed.step(100);  // leads elsewhere, unless all of it is loaded
+  resumed.step(100);  // changes the state, so that the results differ unless everything is loaded
   resumed.load(saved);
   for (int64_t i = 5; i < 10; ++i) resumed.step(i);
   EXPECT_EQ(difference(straight.checkpoint(), resumed.checkpoint()), "");
@@ -158,7 +158,7 @@ TEST_P(EveryMode, ALoopThatIsSavedAndLoadedGoesOnBitForBit) {
 
 TEST_P(EveryMode, AFusedOptimizersStepReadsNothingOnTheHost) {
   Loop loop(std::get<0>(GetParam()), device());
-  loop.step(0);  // makes the optimizer's state
+  loop.step(0);  // creates the optimizer's state
   const HostReads reads;
   const StepResult result = loop.step(1);
   EXPECT_EQ(reads.calls(), (std::map<std::string, int64_t>()));

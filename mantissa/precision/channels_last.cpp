@@ -7,7 +7,7 @@
 namespace mantissa {
 namespace {
 
-/// Null for a tensor that has no channels to be last.
+/// Returns nullopt for a tensor without channels.
 std::optional<at::MemoryFormat> memory_format_of(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_nested()) return std::nullopt;
   if (tensor.dim() == 4) return at::MemoryFormat::ChannelsLast;
@@ -15,7 +15,8 @@ std::optional<at::MemoryFormat> memory_format_of(const at::Tensor& tensor) {
   return std::nullopt;
 }
 
-/// Also where dimensions of size 1 leave it open what the format is: kernels are chosen by the strides.
+/// Sets the strides even where dimensions of size 1 leave the format ambiguous: kernels are chosen by the
+/// strides.
 at::Tensor laid_out(const at::Tensor& tensor, at::MemoryFormat format) {
   return tensor.to(tensor.options(), /*non_blocking=*/false, /*copy=*/false, format);
 }

@@ -27,7 +27,7 @@ TEST(ChannelsLast, ComputesWhatAnotherLayoutComputes) {
   const at::Tensor reordered = channels_last(images);
   EXPECT_TRUE(reordered.is_contiguous(kLast));
   EXPECT_TRUE(reordered.equal(images));
-  EXPECT_TRUE(net->forward(reordered).allclose(want, 1e-5, 1e-6));  // sums in another order
+  EXPECT_TRUE(net->forward(reordered).allclose(want, 1e-5, 1e-6));  // the sums run in another order
 }
 
 TEST(ChannelsLast, TheStridesAreThoseOfTorchsTo) {

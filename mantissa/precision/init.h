@@ -9,7 +9,6 @@ namespace mantissa {
 /// While it lives, new floating-point tensors are made in the mode's dtype (Lightning: `init_tensor`).
 ///
 /// Threads: sets libtorch's process-wide default dtype.
-/// Source:  spec IN-12.
 class TensorInit {
  public:
   explicit TensorInit(const Precision& precision) : scope_(precision.tensor_init_context()) {}
@@ -20,10 +19,9 @@ class TensorInit {
   Scope scope_;
 };
 
-/// While it lives, new modules are made as the mode wants them, without a float32 copy in between.
+/// While it lives, new modules are made as the mode needs them, without a float32 copy in between.
 ///
 /// Threads: sets libtorch's process-wide default dtype.
-/// Source:  spec IN-11.
 class ModuleInit {
  public:
   explicit ModuleInit(const Precision& precision) : scope_(precision.module_init_context()) {}
@@ -34,10 +32,10 @@ class ModuleInit {
   Scope scope_;
 };
 
-/// Moves parameters and buffers to `device`, each keeping its dtype. Optimizers made earlier follow.
+/// Moves parameters and buffers to `device`; each keeps its dtype. Optimizers made earlier stay valid.
 void move_module(torch::nn::Module& module, at::Device device);
 
-/// Makes a module as `precision` wants it, on `device` (Lightning: `init_module`).
+/// Makes a module as `precision` needs it, on `device` (Lightning: `init_module`).
 /// `make`: a function without arguments that returns a module holder or a pointer to a module.
 /// Example: init_test.cpp, InitModule.MakesTheModuleInItsDtype.
 template <typename Make>

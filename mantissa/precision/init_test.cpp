@@ -32,15 +32,15 @@ TEST(InitModule, RestoresTheDefaultDtypeWhenTheModulesConstructorThrows) {
   EXPECT_EQ(torch::ones(1).scalar_type(), at::kFloat);
 }
 
-/// Bytes that init_module() adds to a process's peak resident set while it makes `layers` times Linear(4096,
-/// 4096), and what the weights are; zeros if it fails.
+/// Returns how many bytes init_module() adds to a process's peak resident set while it makes `layers` times
+/// Linear(4096, 4096), and the size of the weights; zeros if it fails.
 std::array<int64_t, 2> peak_and_weights(const char* mode, int layers) {
   std::array<int64_t, 2> found{};
   std::array<int, 2> ends{};
   if (pipe(ends.data()) != 0) return found;
   const pid_t child = fork();
   if (child == 0) {
-    at::set_num_threads(1);  // a forked process has none of the others
+    at::set_num_threads(1);  // a forked process has none of the other threads
     const auto precision = make_precision(mode, at::kCPU);
     const int64_t before = peak_memory_bytes(at::kCPU);
     auto net = init_module(*precision, at::kCPU, [layers] {

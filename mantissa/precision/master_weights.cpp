@@ -22,7 +22,7 @@ bool is_16_bit(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
-/// Adds the parameter's gradient, which is then undefined, to that of its master weight.
+/// Adds the parameter's gradient to that of its master weight, and makes the parameter's gradient undefined.
 void move_gradient(const at::Tensor& parameter, const at::Tensor& master) {
   if (!parameter.grad().defined()) return;  // newer master weights have taken it
   const at::NoGradGuard no_grad;
@@ -38,8 +38,8 @@ void move_gradient(const at::Tensor& parameter, const at::Tensor& master) {
   parameter.mutable_grad() = at::Tensor();
 }
 
-/// Whether a parameter's state is the one that an optimizer's constructor makes, as Adagrad's does.
-bool is_unstepped(const StateDict& state) {
+/// Whether a parameter's state is still the one that an optimizer's constructor makes, as Adagrad's does.
+bool is_initial_state(const StateDict& state) {
   const auto step = state.find("step");
   if (step == state.end()) return false;
   const auto* const count = step->second.get_if<int64_t>();
@@ -47,8 +47,8 @@ bool is_unstepped(const StateDict& state) {
   return (count && *count == 0) || (counter && counter->numel() == 1 && counter->item<double>() == 0);
 }
 
-/// What `optimizer` keeps of parameters that it has not stepped yet, in float32 where they are 16-bit; empty
-/// if it keeps nothing.
+/// Returns the state that `optimizer` keeps of parameters it has not stepped yet, with 16-bit tensors in
+/// float32; empty if it keeps none.
 /// Errors: c10::ValueError if it has stepped.
 StateDict first_state(const torch::optim::Optimizer& optimizer) {
   if (optimizer.state().empty()) return {};
@@ -56,7 +56,7 @@ StateDict first_state(const torch::optim::Optimizer& optimizer) {
   StateDict& states = *state.at("state").get_if<StateDict>();
   for (auto& [number, entry] : states) {
     TORCH_CHECK_VALUE(
-        is_unstepped(*entry.get_if<StateDict>()),
+        is_initial_state(*entry.get_if<StateDict>()),
         "setup_optimizer: the optimizer has stepped, or its state was loaded, before it got master weights; "
         "call setup_optimizer() before its first step and before its state is loaded");
     for (auto& [name, value] : *entry.get_if<StateDict>())
@@ -69,7 +69,7 @@ StateDict first_state(const torch::optim::Optimizer& optimizer) {
 }  // namespace
 
 MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {
-  const StateDict made_before = first_state(optimizer);
+  const StateDict initial_state = first_state(optimizer);
   const at::NoGradGuard no_grad;
   std::unordered_map<const at::TensorImpl*, at::Tensor> copies;  // libtorch lists a tied weight twice
   std::vector<std::pair<at::Tensor*, at::Tensor>> replaced;
@@ -89,9 +89,9 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
       parameter = slot->second;
     }
   }
-  if (!made_before.empty()) {
+  if (!initial_state.empty()) {
     try {
-      load_optimizer_state(optimizer, StateReader(made_before, "the optimizer's first state"));
+      load_optimizer_state(optimizer, StateReader(initial_state, "the optimizer's first state"));
     } catch (...) {
       for (const auto& [place, parameter] : replaced) *place = parameter;
       throw;
@@ -126,14 +126,14 @@ bool MasterWeights::share_a_parameter_with(const MasterWeights& other) const {
   });
 }
 
-void MasterWeights::take_over_changes() {
+void MasterWeights::copy_changes_from_model() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < model_.size(); ++i) {
     if (model_[i]._version() == versions_[i]) continue;
-    // An average that was swapped in and out again has written the old values, whose low bits only the master
-    // weight has.
-    const at::Tensor is_as_it_was = master_[i].to(model_[i].scalar_type()) == model_[i];
-    master_[i].copy_(at::where(is_as_it_was, master_[i], model_[i]));
+    // An average that was swapped in and out again has written the old values back. Only the master weight
+    // still has their low bits.
+    const at::Tensor is_unchanged = master_[i].to(model_[i].scalar_type()) == model_[i];
+    master_[i].copy_(at::where(is_unchanged, master_[i], model_[i]));
   }
 }
 

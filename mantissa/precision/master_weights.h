@@ -14,48 +14,50 @@ class Optimizer;
 
 namespace mantissa {
 
-/// Master weights: float32 weights that an optimizer steps in place of the model's 16-bit parameters, so that
-/// updates below half an ulp of a 16-bit weight are not lost.
+/// Holds master weights: float32 weights that an optimizer steps in place of the model's 16-bit parameters,
+/// so that updates below half an ulp of a 16-bit weight are not lost.
 ///
-/// They stand in the optimizer's parameter groups. The gradient of a 16-bit parameter moves to its master weight,
-/// in float32, as soon as backward() has made it: the optimizer's zero_grad(), unscaling, clipping and accumulation
-/// find it there. The parameter's own grad() stays undefined, so that a module's zero_grad() clears nothing.
+/// The master weights are in the optimizer's parameter groups. As soon as backward() has made the gradient of
+/// a 16-bit parameter, the gradient moves to its master weight in float32; the optimizer's zero_grad(),
+/// unscaling, clipping and accumulation find it there. The parameter's own grad() stays undefined, so a
+/// module's zero_grad() clears nothing.
 ///
-/// State that an optimizer's constructor has made already, such as torch::optim::Adagrad's sums, becomes the state of
+/// State that an optimizer's constructor makes, such as torch::optim::Adagrad's sums, becomes the state of
 /// the master weights, in float32.
 ///
-/// Memory:  6 bytes for each 16-bit parameter: the master weight, and 2 more for its gradient.
+/// Memory:  6 bytes for each 16-bit parameter: 4 for the master weight, and 2 more for its gradient.
 /// Threads: one at a time.
-/// Errors:  c10::ValueError for an optimizer that has stepped, or whose state was loaded. The optimizer and
-///          the parameters are then as before.
+/// Errors:  c10::ValueError for an optimizer that has stepped or whose state was loaded. The optimizer and
+///          the parameters are then unchanged.
 /// Source:  Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; Apex's level O2.
 class MasterWeights {
  public:
   /// `optimizer` is borrowed.
   explicit MasterWeights(torch::optim::Optimizer& optimizer);
-  /// Gradients stay with the parameters from then on. The optimizer keeps the master weights.
+  /// After destruction gradients stay with the parameters again. The optimizer keeps the master weights.
   ~MasterWeights() = default;
   MasterWeights(const MasterWeights&) = delete;
   MasterWeights& operator=(const MasterWeights&) = delete;
 
-  /// Takes over values that were written into the model's parameters since, for example by loading a file. Call
-  /// it before a step.
-  void take_over_changes();
+  /// Copies values that were written into the model's parameters since, for example by loading a file, to the
+  /// master weights. Call it before a step.
+  void copy_changes_from_model();
   /// Rounds the master weights into the model's parameters. Call it after a step.
   void copy_to_model();
 
-  /// Calls visit(parameter, its master weight) for each pair.
+  /// Calls visit(parameter, master weight) for each pair.
   template <typename Visit>
   void for_each(const Visit& visit) const {
     for (size_t i = 0; i < model_.size(); ++i) visit(model_[i], master_[i]);
   }
   bool belongs_to(const torch::optim::Optimizer& optimizer) const { return &optimizer == optimizer_; }
-  /// Whether `optimizer` steps these master weights: it is the one that was set up, and no other at its address.
+  /// Whether `optimizer` steps these master weights: it is the optimizer that was set up, not another one at
+  /// the same address.
   bool are_stepped_by(const torch::optim::Optimizer& optimizer) const;
   bool share_a_parameter_with(const MasterWeights& other) const;
 
  private:
-  /// Where the optimizer has a master weight.
+  /// The position of a master weight in the optimizer.
   struct Place {
     size_t group, number;
   };
@@ -64,7 +66,7 @@ class MasterWeights {
   std::vector<at::Tensor> model_, master_;
   std::vector<Place> places_;
   std::vector<GradientHook> hooks_;
-  std::vector<uint32_t> versions_;  ///< of the model's parameters when the master weights had the same values
+  std::vector<uint32_t> versions_;  ///< model_'s versions when they last equalled master_
 };
 
 }  // namespace mantissa

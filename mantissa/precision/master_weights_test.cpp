@@ -31,7 +31,7 @@ TEST_P(MasterWeightsIn, KeepUpdatesThat16BitsWouldLose) {
   }
   EXPECT_NEAR(net->weight[0][0].item<float>(), 0.9, 5e-3);  // half an ulp of bf16 there is 0.002
   EXPECT_EQ(net->weight.scalar_type(), GetParam());
-  EXPECT_EQ(net->bias[0].item<float>(), 1);  // had no gradient
+  EXPECT_EQ(net->bias[0].item<float>(), 1);  // the bias had no gradient
 }
 
 TEST_P(MasterWeightsIn, SumGradientsInFloat32) {
@@ -94,7 +94,7 @@ TEST(MasterWeights, RefuseAnOptimizerThatHasSteppedAndLeaveItAsItWas) {
   EXPECT_TRUE(net->weight.grad().defined());
 }
 
-// torch::optim::Adagrad makes its sums in its constructor, in the weights' dtype.
+// torch::optim::Adagrad's constructor makes its sums, in the weights' dtype.
 TEST(MasterWeights, TakeOverWhatAnOptimizersConstructorHasMade) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     torch::nn::Linear net = half_net(dtype);

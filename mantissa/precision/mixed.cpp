@@ -33,7 +33,7 @@ PrecisionTraits traits_of(at::ScalarType dtype, const GradScaler* scaler) {
 
 MixedPrecision::MixedPrecision(at::ScalarType dtype, at::Device device, std::unique_ptr<GradScaler> scaler,
                                const std::string& name)
-    // Braces: the scaler is looked at before it is moved.
+    // Braces, because the scaler is read before it is moved.
     : ScaledPrecision{mixed_name(dtype, name), traits_of(dtype, scaler.get()),
                       scaler_for(dtype, device, std::move(scaler))},
       dtype_(dtype),

@@ -9,17 +9,17 @@
 
 namespace mantissa {
 
-/// "16-mixed" and "bf16-mixed": float32 weights, products in 16 bits through autocast; fp16 with a loss
+/// "16-mixed" and "bf16-mixed": float32 weights and, through autocast, 16-bit products; fp16 has a loss
 /// scaler.
 ///
-/// Memory:  weights, gradients and optimizer state as in float32; activations in 16 bits where autocast
-///          lowers them.
-/// Errors:  c10::ValueError for another dtype, or a scaler given with bf16.
+/// Memory:  weights, gradients and optimizer state as in float32; activations in 16 bits where autocast casts
+///          them.
+/// Errors:  c10::ValueError for another dtype, or for a scaler with bf16.
 /// Source:  docs/modes.md.
 class MixedPrecision final : public ScaledPrecision {
  public:
   /// `dtype`: kHalf or kBFloat16. `scaler`: for kHalf; by default a GradScaler with torch's defaults on
-  /// `device`. `name`: the registry's, where it is not the dtype's own.
+  /// `device`. `name`: the registry's name, if it is not the dtype's own.
   MixedPrecision(at::ScalarType dtype, at::Device device, std::unique_ptr<GradScaler> scaler = nullptr,
                  const std::string& name = "");
 

@@ -97,7 +97,7 @@ TEST(MixedPrecision, NF01_NF02_AnomalyDetectionRaisesAtANanAlsoWhereTheScalerWou
     return "none";
   };
   EXPECT_EQ(error(1), "none");
-  EXPECT_EQ(error(kInf), "none");  // inf alone does not raise: the scaler skips
+  EXPECT_EQ(error(kInf), "none");  // inf alone does not throw: the scaler skips the step
   EXPECT_THAT(error(std::nanf("")),
               testing::HasSubstr("'MulBackward1' returned nan values in its 0th output"));
 }
@@ -181,7 +181,7 @@ TEST(MixedPrecision, SeveralOptimizersOfOneBackwardPassShareItsScaleAndMoveItOnc
   two.forward_and_backward(kInf);
   EXPECT_TRUE(two.precision.optimizer_step(two.first).skipped());
   EXPECT_FALSE(two.precision.optimizer_step(two.second).skipped());
-  EXPECT_EQ(two.b.item<float>(), -3);  // upstream: -6, unscaled by the halved scale
+  EXPECT_EQ(two.b.item<float>(), -3);  // upstream gets -6, because it unscales by the halved scale
   EXPECT_EQ(next_scale(two.precision), 128);
   two.forward_and_backward(1);
   two.precision.clip_gradients(two.first, 100);

@@ -25,25 +25,25 @@ class Optimizer;
 
 namespace mantissa {
 
-/// A guard object of any type: what it guards ends when the last handle is dropped. Empty where a mode needs
-/// no guard.
+/// A guard object of any type; its destructor runs when the last handle is dropped. It is empty if a mode
+/// needs no guard.
 using Scope = std::shared_ptr<void>;
 
 enum class GradientClipAlgorithm { kNorm, kValue };
 
-/// What a mode does to weights, products and gradients.
+/// The formats of a mode's weights, products and gradients.
 struct PrecisionTraits {
-  std::optional<Format> weights = std::nullopt;  ///< unset: as the module was built
-  Format compute = Format::kFloat32;             ///< of matrix products
-  Format gradients = Format::kFloat32;           ///< of what the optimizer steps on
+  std::optional<Format> weights = std::nullopt;  ///< unset: the weights stay as the module was built
+  Format compute = Format::kFloat32;             ///< the format of matrix products
+  Format gradients = Format::kFloat32;           ///< the format of the gradients that the optimizer uses
   bool scales_loss = false;                      ///< the loss is multiplied by a scale before backward()
-  bool master_weights = false;                   ///< the optimizer steps float32 weights behind narrower ones
+  bool master_weights = false;                   ///< the optimizer steps float32 master weights
 
   bool operator==(const PrecisionTraits&) const = default;
 };
 
-/// One way of training in N bits, as hooks around a training loop. This base class is "32-true": it changes no
-/// weight, no product and no gradient.
+/// A precision mode: one way of training in N bits, as hooks around a training loop. This base class is
+/// "32-true", which changes no weight, product or gradient.
 ///
 /// A loop calls, in this order:
 ///   run_context                                             once; the scope lasts as long as the loop
@@ -61,64 +61,65 @@ struct PrecisionTraits {
 /// Example: examples/any_precision.cpp.
 class Precision {
  public:
-  /// `name`: the canonical one from registry.h.
+  /// `name`: the canonical name from registry.h.
   explicit Precision(std::string name, PrecisionTraits traits = {})
       : name_(std::move(name)), traits_(traits) {}
   virtual ~Precision() = default;
   Precision(const Precision&) = delete;
   Precision& operator=(const Precision&) = delete;
 
-  // Questions that a loop, a callback or a report may have.
+  // Questions that a loop, a callback or a report can ask.
 
   const std::string& name() const { return name_; }
   const PrecisionTraits& traits() const { return traits_; }
-  /// The kind of device that the hooks were made for; unset: any.
+  /// The kind of device that the hooks were made for; unset for any device.
   virtual std::optional<at::DeviceType> device_type() const { return std::nullopt; }
   /// The factor on the loss in the last backward pass.
-  /// Shape: 0-dim float32; undefined where the mode does not scale.
+  /// Shape: 0-dim float32; undefined if the mode does not scale.
   /// Sync:  none.
   virtual at::Tensor loss_scale() const { return {}; }
-  /// Whether the gradients of `optimizer` are multiplied by loss_scale() now. After unscale_gradients() they
-  /// are so only where the optimizer divides by the scale in its step: see ScaledPrecision.
+  /// Whether the gradients of `optimizer` are multiplied by loss_scale() now. After unscale_gradients() this
+  /// holds only if the optimizer divides by the scale inside its step (see ScaledPrecision).
   virtual bool are_gradients_scaled(const torch::optim::Optimizer& /*optimizer*/) const { return false; }
-  /// The name of a parameter, or of the parameter behind a master weight, in the module that convert_module()
-  /// was called with; empty for any other tensor.
+  /// Returns the name of a parameter, or of the parameter behind a master weight, in the module that was
+  /// passed to convert_module(); empty for any other tensor.
   std::string parameter_name(const at::Tensor& parameter) const;
-  /// The model's parameter behind a master weight; any other tensor itself.
+  /// Returns the model's parameter behind a master weight, or any other tensor itself.
   virtual at::Tensor model_parameter(const at::Tensor& parameter) const { return parameter; }
 
   // Scopes and conversions.
 
-  /// While it lives, settings of the process are as the mode needs them from the first forward pass to the
-  /// last step, for example how float32 products are computed.
-  /// Threads: such settings hold for all threads.
+  /// While it lives, settings of the process have the values that the mode needs from the first forward pass
+  /// to the last step, for example how float32 products are computed.
+  /// Threads: such settings apply to all threads.
   virtual Scope run_context() const;
-  /// How float32 matrix products are computed inside run_context(): see set_float32_matmul_precision().
-  /// Unset: as the process has it.
-  /// Errors: c10::ValueError for an unknown name, and for one that contradicts the mode.
+  /// Sets how float32 matrix products are computed inside run_context() (see
+  /// mantissa::set_float32_matmul_precision()). Unset: the process's own setting.
+  /// Errors: c10::ValueError for an unknown name and for one that contradicts the mode.
   virtual void set_float32_matmul_precision(std::optional<std::string> precision);
 
-  /// Converts parameters, gradients and buffers in place, so that optimizers and aliases made earlier follow.
-  /// The base class notes the parameters' names.
+  /// Converts parameters, gradients and buffers in place, so that optimizers and aliases made earlier stay
+  /// valid. The base class only records the parameters' names.
   virtual void convert_module(torch::nn::Module& module);
 
-  /// Gives the optimizer what the mode wants it to step, for example master weights. The optimizer must not
-  /// have stepped yet, and this object must live as long as the optimizer is used.
+  /// Gives the optimizer the weights that the mode wants it to step, for example master weights. The
+  /// optimizer must not have stepped yet, and this object must live as long as the optimizer is used.
   virtual void setup_optimizer(torch::optim::Optimizer& /*optimizer*/) {}
 
-  /// While it lives, new floating-point tensors have the mode's dtype. See init.h.
+  /// While it lives, new floating-point tensors have the mode's dtype (see init.h).
   virtual Scope tensor_init_context() const { return {}; }
-  /// While it lives, new modules are made in the mode's dtype and, where the mode says so, with its layers.
+  /// While it lives, new modules are made in the mode's dtype and, if the mode has layers of its own, with
+  /// those.
   virtual Scope module_init_context() const { return tensor_init_context(); }
 
   /// While it lives, a forward pass runs in the mode's precision.
   virtual Scope forward_context() const { return {}; }
-  /// A batch's tensor as the mode's forward pass wants it. Integers, bools and complex numbers stay as they
-  /// are.
+  /// Returns a batch's tensor in the dtype of the mode's forward pass. Integers, bools and complex numbers
+  /// stay as they are.
   virtual at::Tensor convert_input(const at::Tensor& x) const { return x; }
-  /// A forward pass's result for the code outside: floating-point tensors in the default dtype.
+  /// Returns a forward pass's result for code outside the mode: floating-point tensors in the default dtype.
   virtual at::Tensor convert_output(const at::Tensor& y) const { return y; }
-  /// The same for every tensor of a batch or a result; core/tree.h says what may be passed.
+  /// Converts every tensor of a batch or a result; core/tree.h lists the accepted types.
   template <typename Tree>
   Tree convert_inputs(const Tree& tree) const {
     return map_tensors(tree, [this](const at::Tensor& x) { return convert_input(x); });
@@ -131,48 +132,48 @@ class Precision {
   // A step.
 
   using LossHook = std::function<void(const at::Tensor& loss)>;
-  /// Runs the backward pass of `loss`, scaled where the mode scales. Call it outside the forward context.
-  /// `before`: called with the loss whose backward pass comes next, that is, with the scaled one.
+  /// Runs the backward pass of `loss`, scaled if the mode scales. Call it outside the forward context.
+  /// `before` is called with the loss that the backward pass starts from, that is, with the scaled loss.
   virtual void backward(const at::Tensor& loss, const LossHook& before = nullptr);
 
-  /// Brings gradients into the loss's own units, for code that looks at them. A second call in a step changes
-  /// nothing. Gradients of an optimizer that divides by the scale in its step may stay scaled: ask
-  /// are_gradients_scaled().
+  /// Brings gradients into the loss's own units, for code that reads them. A second call in a step changes
+  /// nothing. Gradients of an optimizer that divides by the scale inside its step may stay scaled (see
+  /// are_gradients_scaled()).
   virtual void unscale_gradients(torch::optim::Optimizer& /*optimizer*/) {}
 
   /// Unscales, then clips by the norm over all parameters of `optimizer` or by value; does nothing if
-  /// `clip_val` <= 0. Returns the norm before clipping (0-dim, on the device), undefined when clipping by value
-  /// or not at all. Gradients that a scaler found non-finite stay as they are, for a look at them; their norm
-  /// is inf.
+  /// `clip_val` <= 0. Returns the norm before clipping (0-dim, on the device), or an undefined tensor when
+  /// clipping by value or not at all. Gradients that a scaler found non-finite stay as they are, so that they
+  /// can be inspected; their norm is inf.
   /// Sync: none.
   virtual at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                                     GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
 
-  /// Steps on the gradients that are there. Without any gradient nothing is stepped.
+  /// Steps `optimizer` with the gradients that its parameters have. Without any gradient the step is skipped.
   virtual StepResult optimizer_step(torch::optim::Optimizer& optimizer);
-  /// Runs `closure`, which does the forward pass, the backward pass and clipping and returns the loss (or an
-  /// undefined tensor for none), and steps. torch::optim::LBFGS calls the closure several times a step; all
-  /// other optimizers need no closure.
-  /// Errors: c10::TypeError for LBFGS where the mode cannot follow it; c10::ValueError if LBFGS gets no loss.
+  /// Runs `closure` and steps. The closure does the forward pass, the backward pass and clipping, and returns
+  /// the loss, or an undefined tensor if there is none. torch::optim::LBFGS calls it several times a step;
+  /// all other optimizers need no closure.
+  /// Errors: c10::TypeError for LBFGS if the mode does not support it; c10::ValueError if LBFGS gets no loss.
   StepResult optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure);
 
   // State.
 
-  /// All that a checkpoint must keep of this mode beside the model's weights: the loss scale, master weights,
-  /// and what else it needs to continue bit for bit; empty for a mode without state.
+  /// Returns everything that a checkpoint must keep of this mode beside the model's weights: the loss scale,
+  /// master weights, and whatever else it needs to resume bit for bit. Empty for a mode without state.
   virtual StateDict state_dict() const { return {}; }
-  /// Resumes from the state of this mode, or of another one. Call it after setup_optimizer(), when the module
-  /// has the checkpoint's weights. Returns what differs from a run without interruption, for a warning: "its
-  /// loss scale is dropped". Of the base class, everything in `state` is dropped.
+  /// Resumes from the state of this mode or of another one. Call it after setup_optimizer(), when the module
+  /// has the checkpoint's weights. Returns the differences from an uninterrupted run, such as "its loss scale
+  /// is dropped", for a warning. The base class drops everything in `state`.
   /// Errors: c10::ValueError for a state that does not fit, before anything is changed.
   virtual std::vector<std::string> load_state_dict(const StateReader& state);
 
-  /// Ends a run: what the mode has noted of gradients that wait for a step is dropped. The module, the
+  /// Ends a run: drops what the mode has recorded about gradients that wait for a step. The module, the
   /// optimizers and the state stay as they are, and another run may follow.
   virtual void teardown() {}
 
  protected:
-  /// Whether LBFGS can be followed; throws if not.
+  /// Throws if the mode does not support LBFGS.
   virtual void check_line_search() const {}
   void set_parameter_name(const at::Tensor& parameter, const std::string& name);
   const std::optional<std::string>& float32_matmul_precision() const { return float32_matmul_precision_; }
@@ -184,7 +185,7 @@ class Precision {
   WeakMap<at::Tensor, std::string> names_;
 };
 
-/// All parameters of all groups of `optimizer`, each once.
+/// Returns all parameters of all groups of `optimizer`, each once.
 std::vector<at::Tensor> main_params(const torch::optim::Optimizer& optimizer);
 
 /// Whether any parameter of `optimizer` has a gradient.
@@ -193,8 +194,8 @@ bool has_gradients(const torch::optim::Optimizer& optimizer);
 /// Whether `optimizer` evaluates its loss several times a step, as torch::optim::LBFGS does.
 bool has_line_search(const torch::optim::Optimizer& optimizer);
 
-/// The weights in a mode's state_dict() that are more exact than the model's own, by the names of the model's
-/// parameters; empty if it has none. They are the best weights for a run in another mode.
+/// Returns the weights in a mode's state_dict() that are more exact than the model's own, by the names of the
+/// model's parameters; empty if there are none. A run in another mode starts best from these weights.
 std::map<std::string, at::Tensor> master_weights_of(const StateReader& precision_state);
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// Recurrent layers in every 16-bit mode: libtorch hands an LSTM on the CPU to oneDNN, which on most CPUs
-// cannot train one in fp16, and on some not in bf16.
+// Recurrent layers in every 16-bit mode. libtorch passes an LSTM on the CPU to oneDNN, which cannot train one
+// in fp16 on most CPUs, nor in bf16 on some.
 #include <cmath>
 #include <gtest/gtest.h>
 #include <memory>
@@ -42,7 +42,7 @@ Layer made_layer(const Shape& shape) {
                    .dropout(shape.dropout));
 }
 
-/// Outputs of a recurrent layer of any kind through one linear layer.
+/// A recurrent layer of any kind, whose outputs go through one linear layer.
 struct Net final : torch::nn::Module {
   Net(std::string kind, const Shape& shape) : kind_(std::move(kind)) {
     if (kind_ == "LSTM")
@@ -82,10 +82,10 @@ class RecurrentLayers : public testing::TestWithParam<Row> {
     return std::make_shared<Net>(std::get<1>(GetParam()), std::get<2>(GetParam()));
   }
 
-  /// The losses of `steps` steps in `mode`; the gradients of the last one are left.
+  /// Returns the losses of `steps` steps in `mode`; the gradients of the last step remain.
   std::vector<double> train(const std::string& mode, Net& net, int steps) {
     PrecisionOptions options;
-    if (mode == "16-mixed" || mode == "O2") options.init_scale = 256;  // no first steps that overflow
+    if (mode == "16-mixed" || mode == "O2") options.init_scale = 256;  // no overflows in the first steps
     const auto precision = make_precision(mode, at::kCPU, options);
     precision->convert_module(net);
     torch::optim::SGD optimizer(net.parameters(), 0.1);
@@ -120,9 +120,9 @@ TEST_P(RecurrentLayers, GradientsAreThoseOfFloat32) {
   const std::vector<at::Tensor> got = gradients_;
   const double want_loss = train("32-true", *wide, 1)[0];
   const std::vector<at::Tensor> want = gradients_;
-  const double ulp = mode().starts_with("bf16") ? 0x1p-8 : 0x1p-11;  // of a rounding to 16 bits, at most
-  // A value passes some ten roundings in each of the five steps, forward and backward: 100 at random add up
-  // to about 10, and to 40 with room for what an activation's slope makes of them.
+  const double ulp = mode().starts_with("bf16") ? 0x1p-8 : 0x1p-11;  // the largest error of one rounding
+  // A value passes some ten roundings in each of the five steps, forward and backward. 100 random roundings
+  // add up to about 10 ulp, and to 40 with room for the slopes of the activations.
   EXPECT_NEAR(loss, want_loss, 40 * ulp * want_loss);
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -137,7 +137,7 @@ TEST_P(RecurrentLayers, TrainsAndValidates) {
   const std::vector<double> losses = train(mode(), *model, 40);
   EXPECT_LT(losses.back(), 0.8 * losses.front());
   for (const double loss : losses) EXPECT_TRUE(std::isfinite(loss));
-  // Without gradients libtorch may choose other code for the layer.
+  // Without gradients libtorch may use different code for the layer.
   model->eval();
   const at::NoGradGuard no_grad;
   const auto precision = make_precision(mode(), at::kCPU);

@@ -21,9 +21,9 @@ namespace {
 
 constexpr double kSmallestScale = std::numeric_limits<float>::min(),
                  kLargestScale = std::numeric_limits<float>::max();
-constexpr double kApexMaxScale = 16777216;  // 2^24, of Apex's dynamic scaler
+constexpr double kApexMaxScale = 16777216;  // 2^24, the limit of Apex's dynamic scaler
 
-/// Null for "dynamic" and "none".
+/// Returns nullopt for "dynamic" and "none".
 std::optional<double> fixed_scale(const std::string& loss_scale) {
   if (loss_scale == "dynamic" || loss_scale == "none") return std::nullopt;
   const ParsedNumber<double> scale = parse_number<double>(loss_scale);
@@ -42,9 +42,9 @@ void check_range(const char* name, const std::optional<Number>& value, Number lo
                     cure);
 }
 
-/// Values that no mode can use: a mistake of the user's whatever the mode.
+/// Refuses values that no mode can use: they are the user's mistake, whatever the mode.
 void check_values(const PrecisionOptions& o) {
-  constexpr int64_t kLargestCount = std::numeric_limits<int32_t>::max();  // of torch's kernels
+  constexpr int64_t kLargestCount = std::numeric_limits<int32_t>::max();  // the limit of torch's kernels
   const double above_zero = std::nextafter(0.0, 1.0), below_one = std::nextafter(1.0, 0.0),
                above_one = std::nextafter(1.0, 2.0);
   if (o.loss_scale) fixed_scale(*o.loss_scale);
@@ -68,7 +68,7 @@ void check_values(const PrecisionOptions& o) {
                     "; choose one between them");
 }
 
-/// "growth_factor 4": the first given of the scaler's numbers that only a scale that moves has, or "".
+/// Returns the first option given that only a dynamic scale has, such as "growth_factor 4", or "".
 std::string moving_scale_option(const PrecisionOptions& o) {
   std::string found;
   const auto look = [&](const char* name, const auto& value) {
@@ -84,7 +84,7 @@ std::string moving_scale_option(const PrecisionOptions& o) {
   return found;
 }
 
-/// The same of those that any loss scale has.
+/// Returns the first option given that any loss scale has, or "".
 std::string scaler_option(const PrecisionOptions& o) {
   const std::string found = moving_scale_option(o);
   return found.empty() && o.warn_after_skips ? c10::str("warn_after_skips ", *o.warn_after_skips) : found;
@@ -106,7 +106,7 @@ void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
                     ": its weights are not 16-bit; leave it out, or choose 16-true, bf16-true, O2 or O3");
 }
 
-/// Null for "none".
+/// Returns null for "none".
 std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, const PrecisionOptions& told,
                                         const std::string& loss_scale, bool fp16_gradients) {
   if (loss_scale == "none") {
@@ -138,7 +138,7 @@ std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, con
   return std::make_unique<GradScaler>(device, options);
 }
 
-/// What other libraries call a format.
+/// A name that other libraries use for a format.
 struct FormatWord {
   std::string_view word;
   Format format;
@@ -154,8 +154,8 @@ constexpr auto kFormatWords = std::to_array<FormatWord>({
     {"64", Format::kFloat64},
 });
 
-/// Takes the first of `words` that stands in `text` out of it.
-bool take_out(std::string& text, const std::vector<std::string>& words) {
+/// Removes the first of `words` that occurs in `text`.
+bool remove_first(std::string& text, const std::vector<std::string>& words) {
   for (const std::string& word : words) {
     const size_t at = text.find(word);
     if (at == std::string::npos) continue;
@@ -165,17 +165,17 @@ bool take_out(std::string& text, const std::vector<std::string>& words) {
   return false;
 }
 
-/// A question that lists the modes which a name such as "fp16", "torch.float16" or "bf16_mixed" can mean:
-/// "; did you mean '16-mixed' (...) or '16-true' (...)?". For any other name it asks for the nearest mode,
-/// and it is empty if none is near.
-std::string modes_meant(const std::string& name, const std::vector<std::string>& names) {
+/// Returns a question that lists the modes which a name such as "fp16", "torch.float16" or "bf16_mixed" can
+/// mean: "; did you mean '16-mixed' (...) or '16-true' (...)?". For any other name the question suggests the
+/// nearest mode; it is empty if none is near.
+std::string suggest_modes(const std::string& name, const std::vector<std::string>& names) {
   std::string text;
   for (const char c : name)
     if (std::isalnum(static_cast<unsigned char>(c))) text += static_cast<char>(std::tolower(c));
-  take_out(text, {"torch"});
-  take_out(text, {"precision"});
-  const bool is_mixed = take_out(text, {"mixed", "amp"}),
-             is_true = !is_mixed && take_out(text, {"true", "pure"});
+  remove_first(text, {"torch"});
+  remove_first(text, {"precision"});
+  const bool is_mixed = remove_first(text, {"mixed", "amp"}),
+             is_true = !is_mixed && remove_first(text, {"true", "pure"});
   const auto* const found = std::find_if(kFormatWords.begin(), kFormatWords.end(),
                                          [&](const FormatWord& row) { return row.word == text; });
   std::string meant;
@@ -192,7 +192,7 @@ std::string modes_meant(const std::string& name, const std::vector<std::string>&
 
 at::ScalarType compute_dtype(const Mode& mode) { return info(mode.traits.compute).dtype.value(); }
 
-/// Weights as the module was built.
+/// Makes a mode that keeps the weights as the module was built.
 std::unique_ptr<Precision> make_as_built(const Mode& mode, at::Device /*device*/,
                                          const PrecisionOptions& options) {
   refuse_loss_scale(mode, options);
@@ -222,13 +222,14 @@ std::unique_ptr<Precision> make_mixed(const Mode& mode, at::Device device, const
   } else {
     scaler = make_scaler(mode, device, options, options.loss_scale.value_or("dynamic"),
                          /*fp16_gradients=*/false);
-    // Without a scale, a disabled scaler: none at all would mean the default one.
+    // Pass a disabled scaler if there is no scale: a null scaler would mean the default one.
     if (!scaler) scaler = std::make_unique<GradScaler>(device, GradScalerOptions{.enabled = false});
   }
   return std::make_unique<MixedPrecision>(compute_dtype(mode), device, std::move(scaler), mode.name);
 }
 
-/// 16-bit weights. A row with master weights is Apex's O2, which keeps batch norm in float32, too.
+/// Makes a mode with 16-bit weights. A row with master weights is Apex's O2, which also keeps batch norm in
+/// float32.
 std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, const PrecisionOptions& options) {
   if (mode.traits.compute != Format::kFloat16) refuse_loss_scale(mode, options);
   TrueDtypeOptions narrow{
@@ -286,7 +287,7 @@ const Mode& find_mode(const std::string& name) {
     if (name == mode.name) return mode;
     for (const std::string& alias : mode.aliases) {
       if (name != alias) continue;
-      // Lightning's rule: "32" and "64" can mean only one thing, "16" and "bf16" once meant another.
+      // Lightning's rule: "32" and "64" can mean only one thing; "16" and "bf16" once meant another.
       if (!alias.starts_with("32") && !alias.starts_with("64")) {
         TORCH_WARN("precision '", alias, "' is a historical alias; write '", mode.name, "'");
       }
@@ -298,7 +299,7 @@ const Mode& find_mode(const std::string& name) {
   allowed.insert(allowed.begin(), canonical.begin(), canonical.end());
   allowed.insert(allowed.end(), historical.begin(), historical.end());
   canonical.insert(canonical.end(), historical.begin(), historical.end());
-  TORCH_CHECK_VALUE(false, "precision '", name, "' is not a mode", modes_meant(name, canonical),
+  TORCH_CHECK_VALUE(false, "precision '", name, "' is not a mode", suggest_modes(name, canonical),
                     "; allowed: ", join_names(allowed));
 }
 

@@ -14,72 +14,72 @@
 
 namespace mantissa {
 
-/// What a mode may be told beyond its name; unset: the mode's own. The first three names are Apex's, the
-/// others are GradScalerOptions' own, whose meanings and defaults they have.
+/// Options of a mode beyond its name; unset: the mode's own. The first three names are Apex's. The options of
+/// the loss scale have the names, meanings and defaults of GradScalerOptions.
 struct PrecisionOptions {
-  /// "dynamic" (grows and backs off), a number (stays; overflowed steps are skipped), or "none". For fp16
-  /// modes.
+  /// "dynamic" (grows and backs off), a number (stays fixed; overflowed steps are skipped), or "none". For
+  /// fp16 modes.
   std::optional<std::string> loss_scale = std::nullopt;
   /// For modes with 16-bit weights: batch norm stays in float32.
   std::optional<bool> keep_batchnorm_fp32 = std::nullopt;
   /// For modes with 16-bit weights: the optimizer steps master weights in float32.
   std::optional<bool> master_weights = std::nullopt;
-  /// "highest", "high" or "medium": how exactly float32 matrix products are computed while a run lasts, in the whole
-  /// process; see set_float32_matmul_precision(). Unset: as the mode has it, or else the process.
+  /// "highest", "high" or "medium": how exactly float32 matrix products are computed during a run, in the
+  /// whole process (see set_float32_matmul_precision()). Unset: the mode's setting or, if it has none, the
+  /// process's.
   std::optional<std::string> float32_matmul_precision = std::nullopt;
 
-  /// Of a dynamic loss scale: where it starts (unset: 65536, brought into the limits), how it moves, and
-  /// where it ends (unset: float32's range; Apex's levels: at most 2^24, or init_scale if that is more).
+  /// For a dynamic loss scale: where it starts (unset: 65536, clamped to the limits), how it moves, and its
+  /// limits (unset: float32's range; for Apex's levels at most 2^24, or init_scale if that is more).
   std::optional<double> init_scale = std::nullopt, growth_factor = std::nullopt,
                         backoff_factor = std::nullopt, min_scale = std::nullopt, max_scale = std::nullopt;
   std::optional<int64_t> growth_interval = std::nullopt, hysteresis_steps = std::nullopt;
-  /// Of any loss scale.
+  /// For any loss scale.
   std::optional<int64_t> warn_after_skips = std::nullopt;
 
   bool operator==(const PrecisionOptions&) const = default;
 };
 
-/// A row of the table of modes: all that the command line, the tests and make_precision() know of a mode.
+/// A row of the table of modes: everything that the command line, the tests and make_precision() know about a
+/// mode.
 struct Mode {
   std::string name;                  ///< canonical, for example "bf16-mixed"
   std::vector<std::string> aliases;  ///< accepted as well; those not starting with 32 or 64 warn
   std::string summary;               ///< one line for --help and `mantissa modes`
-  PrecisionTraits traits;            ///< without options; traits_of() knows those
+  PrecisionTraits traits;            ///< without options; traits_of() applies those
   std::unique_ptr<Precision> (*make)(const Mode&, at::Device, const PrecisionOptions&);
-  bool historical = false;  ///< Apex's levels: another mode's numbers under an older name
+  bool historical = false;  ///< true for Apex's levels: another mode's numerics under an older name
 };
 
-/// Every mode, in the order in which users should read them.
+/// Returns every mode, in the order in which users should read them.
 const std::vector<Mode>& modes();
 
-/// The row for a name or an alias.
-/// Errors: c10::ValueError that echoes the name and lists the allowed ones.
+/// Returns the row for a name or an alias.
+/// Errors: c10::ValueError that repeats the name and lists the allowed ones.
 const Mode& find_mode(const std::string& name);
 
-/// The traits of a mode with these options.
+/// Returns the traits of a mode with these options.
 PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options);
 
-/// Whether `mode` runs natively, emulated or not at all on `device`, and why.
+/// Whether `mode` runs natively, is emulated or does not run on `device`, and why.
 FormatSupportInfo mode_support(const Mode& mode, at::Device device);
 
-/// The hooks for a precision named as Lightning names them: "16-mixed", "bf16", 32, ...
-/// Errors: c10::ValueError if the name is unknown (ERR-1), the device cannot run the mode, or an option is
-///         out of range or of no use to the mode.
-/// Source: spec 1.1, 1.3.
+/// Makes the mode for a precision named as Lightning names them: "16-mixed", "bf16", 32, ...
+/// Errors: c10::ValueError if the name is unknown, if the device cannot run the mode, or if an option is out
+///         of range or has no use in the mode.
 std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device,
                                           const PrecisionOptions& options = {});
-/// Whole numbers only: 32.0 is no precision and does not compile.
+/// Accepts whole numbers only: 32.0 is no precision and does not compile.
 template <std::integral Bits>
 std::unique_ptr<Precision> make_precision(Bits bits, at::Device device,
                                           const PrecisionOptions& options = {}) {
   return make_precision(std::to_string(bits), device, options);
 }
 
-/// The mode that the flags of Lightning 1.5 name: with amp_backend "native" (or none) `precision` itself,
-/// with "apex" the level, "O2" if none is given.
-/// Errors: c10::ValueError for another backend, a level without Apex, and a `precision` with Apex that is not
-///         16.
-/// Source: spec 1.3.
+/// Returns the mode that the flags of Lightning 1.5 name: `precision` itself for amp_backend "native" (or
+/// none), and for "apex" the level, by default "O2".
+/// Errors: c10::ValueError for another backend, for a level without Apex, and for a `precision` other than 16
+///         with Apex.
 std::string mode_of_amp_flags(const std::string& precision, const std::string& amp_backend,
                               const std::string& amp_level);
 

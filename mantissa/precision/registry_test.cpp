@@ -87,7 +87,7 @@ TEST(Registry, OnlyHistoricalAliasesWarn) {
 
 TEST(Registry, ERR08_On16MixedTheCpuRunsFp16WithAScaler) {
   const auto mode = make_precision("16-mixed", at::kCPU);
-  EXPECT_EQ(mode->name(), "16-mixed");  // Lightning warns and takes bf16-mixed
+  EXPECT_EQ(mode->name(), "16-mixed");  // Lightning warns and uses bf16-mixed instead
   const Scope region = mode->forward_context();
   EXPECT_EQ(torch::ones({2, 2}).mm(torch::ones({2, 2})).scalar_type(), at::kHalf);
   EXPECT_NE(dynamic_cast<ScaledPrecision&>(*mode).scaler(), nullptr);
@@ -124,7 +124,7 @@ TEST(Registry, OptionsGoToTheModesThatHaveThem) {
                 testing::HasSubstr("loss_scale '" + beyond + "' is out of range: float64 "));
 }
 
-/// What a scale far above or below comes back as: the ceiling and the floor.
+/// Returns the scale after update(scale), which brings it up to the floor or down to the ceiling.
 double bounded(GradScaler& scaler, double scale) {
   scaler.scale(torch::ones({}));
   scaler.update(scale);

@@ -24,8 +24,8 @@ ScaledPrecision::ScaledPrecision(std::string name, PrecisionTraits traits, std::
     scaler_->set_parameter_name([this](const at::Tensor& parameter) { return parameter_name(parameter); });
 }
 
-// In fp16 the division by the scale would flush what the scale has saved; a step that unscales by itself
-// divides in float32.
+// In fp16 the division by the scale would flush what the scale has saved; an optimizer that unscales inside
+// its step divides in float32.
 bool ScaledPrecision::keeps_scale(const torch::optim::Optimizer& optimizer) const {
   return unscales_in_step(optimizer) && has_fp16_gradients(optimizer);
 }
@@ -45,8 +45,8 @@ void ScaledPrecision::backward(const at::Tensor& loss, const LossHook& before) {
 void ScaledPrecision::unscale_gradients(torch::optim::Optimizer& optimizer) {
   if (!scales() || !has_gradients(optimizer) || keeps_scale(optimizer)) return;
   if (scaler_->gradient_stage(optimizer) != GradientStage::kScaled) return;
-  if (!warned_of_fp16_ && has_fp16_gradients(optimizer)) {
-    warned_of_fp16_ = true;
+  if (!has_warned_about_fp16_ && has_fp16_gradients(optimizer)) {
+    has_warned_about_fp16_ = true;
     TORCH_WARN(
         name(),
         ": the optimizer's fp16 gradients are divided by the loss scale in fp16, where those below 6e-8 "
@@ -71,7 +71,7 @@ at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, d
     return {};
   }
   unscale_gradients(optimizer);
-  // Clipping would spread a nan over all gradients and hide an inf, and an overflowed step is dropped anyway.
+  // Clipping would spread a nan over all gradients and hide an inf, and an overflowed step is skipped anyway.
   const at::Tensor found_inf = scaler_->found_inf(optimizer);
   const std::vector<at::Tensor> parameters = main_params(optimizer);
   if (by_norm) return clip_grad_norm_unless_(found_inf, parameters, clip_val);
@@ -89,7 +89,7 @@ void ScaledPrecision::check_line_search() const {
 StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
   if (!scales()) return Precision::optimizer_step(optimizer);
   if (has_line_search(optimizer)) check_line_search();
-  // Without any loss in the whole window the scale has nothing to learn.
+  // If the whole window had no loss, the scale has nothing to learn.
   if (!has_gradients(optimizer)) {
     const GradientStage stage = scaler_->gradient_stage(optimizer);
     if (stage == GradientStage::kChecked || stage == GradientStage::kUnscaled) scaler_->forget(optimizer);
@@ -102,14 +102,15 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
   try {
     return step_scaled(optimizer);
   } catch (...) {
-    // The next step must not take its gradients for unscaled, nor may this one move the scale.
+    // The next step must not take its gradients for unscaled, and this one must not move the scale.
     scaler_->forget(optimizer);
     throw;
   }
 }
 
 StepResult ScaledPrecision::step_scaled(torch::optim::Optimizer& optimizer) {
-  // An optimizer that divides in its step is left to do so, unless its gradients were looked at.
+  // An optimizer that divides inside its step does so, unless its gradients were unscaled earlier for a
+  // reader.
   if (!unscales_in_step(optimizer)) unscale_gradients(optimizer);
   scaler_->step(optimizer);
   const StepResult result = scaler_->last_step(optimizer);

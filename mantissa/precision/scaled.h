@@ -11,18 +11,17 @@ namespace mantissa {
 
 /// The part that all modes with a loss scaler share. Without a scaler its hooks are those of Precision.
 ///
-/// Scale:   the scale moves when the next iteration begins, that is, at its first backward(). Several optimizers
-///          that share one backward pass are therefore unscaled by the scale that scaled them, and the scale
-///          moves once. An optimizer whose gradients were unscaled but never stepped starts afresh with its
-///          next gradients, and the old ones do not move the scale.
-/// Sync:    optimizer_step() reads one overflow flag from the device, and none with an optimizer that divides
-///          by the scale in its step (StepSupportsAmpScaling, as the fused optimizers are): there the
-///          StepResult reads it when it is asked.
-/// Numerics: fp16 gradients of an optimizer that does not divide by the scale in its step are divided in fp16,
-///          which loses what the scale has saved; this is warned of once.
+/// Scale:   the scale moves when the next iteration begins, that is, at its first backward(). Optimizers that
+///          share one backward pass are therefore unscaled by the scale that scaled them, and the scale moves
+///          once. If an optimizer's gradients were unscaled but never used, it starts afresh with its next
+///          gradients, and the old ones do not move the scale.
+/// Sync:    optimizer_step() reads one overflow flag from the device. It reads none with an optimizer that
+///          divides by the scale inside its step (StepSupportsAmpScaling, such as the fused optimizers):
+///          there StepResult reads the flag when it is asked.
+/// Numerics: fp16 gradients of an optimizer that does not divide by the scale inside its step are divided in
+///           fp16, which loses what the scale has saved. This warns once.
 /// Threads: one at a time.
-/// Errors:  c10::TypeError for LBFGS with a scaler; c10::Error for a second step with the gradients of the
-///          last one.
+/// Errors:  c10::TypeError for LBFGS with a scaler; c10::Error for a second step with the same gradients.
 /// Source:  docs/grad-scaler.md.
 class ScaledPrecision : public Precision {
  public:
@@ -38,8 +37,8 @@ class ScaledPrecision : public Precision {
   std::vector<std::string> load_state_dict(const StateReader& state) override;
   void teardown() override;
 
-  /// The scaler; null where the mode does not scale. Its scale is the one of the last backward pass, and moves at
-  /// the next.
+  /// Returns the scaler, or null if the mode does not scale. Its scale is that of the last backward pass; it
+  /// moves at the next one.
   GradScaler* scaler() { return scaler_.get(); }
 
  protected:
@@ -50,12 +49,12 @@ class ScaledPrecision : public Precision {
 
  private:
   bool scales() const { return scaler_ && scaler_->is_enabled(); }
-  /// Whether the gradients of `optimizer` stay scaled until its step, which divides them: see Numerics.
+  /// Whether the gradients of `optimizer` stay scaled until its step, which divides them (see Numerics).
   bool keeps_scale(const torch::optim::Optimizer& optimizer) const;
   StepResult step_scaled(torch::optim::Optimizer& optimizer);
 
   std::unique_ptr<GradScaler> scaler_;
-  bool warned_of_fp16_ = false;
+  bool has_warned_about_fp16_ = false;
 };
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// Loops that leave steps out, share backward passes and come back late: nobody's gradients are divided twice
-// or not at all.
+// Loops that leave out steps, share backward passes and return late to an optimizer: no gradients may be
+// divided twice, or not at all.
 #include "mantissa/precision/scaled.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,8 @@
 namespace mantissa::scaled_test {
 namespace {
 
-/// A weight and a bias that start at 1, stepped by SGD with rate 1; gradients are what backward() is told.
+/// A weight and a bias that start at 1, stepped by SGD with rate 1; the gradients are the arguments of
+/// loss().
 struct Part {
   Part() {
     net->weight.data().fill_(1);
@@ -35,7 +36,7 @@ struct Warnings : c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard{this};
 };
 
-/// Steps nothing, as the fused ones step nothing on an overflow.
+/// An optimizer whose step changes nothing, as a fused optimizer's does after an overflow.
 struct SelfUnscaling : torch::optim::SGD, StepSupportsAmpScaling {
   using SGD::SGD;
   at::Tensor step(LossClosure /*closure*/) override { return {}; }
@@ -83,7 +84,7 @@ TEST(ScaledPrecision, GradientsThatWereDroppedAndMadeAnewInPartAreUnscaled) {
     mode->backward(part.loss(0.25, 0.25));
     mode->unscale_gradients(part.optimizer);
     part.optimizer.zero_grad(set_to_none);            // dropped
-    mode->backward((part.net->bias * 0.125F).sum());  // the first parameter has no part in it
+    mode->backward((part.net->bias * 0.125F).sum());  // the first parameter gets no gradient
     EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped());
     EXPECT_EQ(part.weight(), 1);
     EXPECT_EQ(part.bias(), 0.875);
@@ -98,7 +99,7 @@ TEST(ScaledPrecision, AnOptimizerThatIsDestroyedWhileItWaitsIsForgotten) {
     part.optimizer.zero_grad();
     mode->backward(part.loss(0.25, 0.25));
     mode->unscale_gradients(*short_lived);
-    // The next has other parameters and, as like as not, the address.
+    // The next optimizer has other parameters and probably the same address.
     short_lived.emplace(std::vector<at::Tensor>{part.net->bias}, 1.0);
     part.net->bias.mutable_grad() = at::Tensor();
     mode->backward((part.net->bias * 0.125F).sum());
@@ -112,7 +113,7 @@ TEST(ScaledPrecision, ASecondStepWithTheSameGradientsIsRefused) {
   Part part;
   mode->backward(part.loss(0.25, 0.25));
   EXPECT_FALSE(mode->optimizer_step(part.optimizer).skipped());
-  // Looking at them after the step divides nothing.
+  // Reading the gradients after the step does not divide them again.
   mode->unscale_gradients(part.optimizer);
   EXPECT_NEAR(mode->clip_gradients(part.optimizer, 100.0).item<double>(), std::sqrt(0.125), 1e-6);
   EXPECT_EQ(part.net->weight.grad().item<float>(), 0.25);
@@ -190,7 +191,7 @@ TEST(ScaledPrecision, AParametersNameDiesWithIt) {
     auto named = std::make_unique<Part>();
     mode->convert_module(*named->net);
     named.reset();
-    Part other;  // as like as not where the named one was
+    Part other;  // probably at the address of the named one
     mode->backward(other.loss(HUGE_VALF, 0));
     EXPECT_EQ(mode->optimizer_step(other.optimizer).first_nonfinite_parameter(), "group 0, parameter 0");
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The keys of a mode's state, which one mode writes and another may have to understand: docs/checkpoints.md.
+// The keys of a mode's state, which one mode writes and another may have to read (docs/checkpoints.md).
 namespace mantissa {
 
 inline constexpr const char* kLossScaleKey = "loss_scale";

@@ -4,14 +4,14 @@
 
 namespace mantissa {
 
-/// "tf32-mixed": float32 weights and activations; products and convolutions in TF32, which keeps float32's range and
-/// 10 bits of its mantissa. It is what NVIDIA's frameworks do by default, and changes nothing but speed in code
-/// that already trains in float32.
+/// "tf32-mixed": float32 weights and activations; products and convolutions in TF32, which has float32's
+/// range and 10 bits of its mantissa. NVIDIA's frameworks use it by default. In code that already trains in
+/// float32 it changes the speed and the rounding of products, and nothing else.
 ///
 /// Memory:   as in float32.
-/// Numerics: operands of products are rounded to TF32 (relative error 2^-11 each), sums are float32. On a CPU,
-///           and on GPUs older than sm_80, products are computed in float32.
-/// Threads:  run_context() sets what is the process's own.
+/// Numerics: operands of products are rounded to TF32 (relative error 2^-11 each); sums are float32. On a
+///           CPU, and on GPUs older than sm_80, products are computed in float32.
+/// Threads:  run_context() changes settings of the process.
 /// Errors:   c10::ValueError from set_float32_matmul_precision() for "highest", which contradicts the mode.
 /// Source:   docs/modes.md; NVIDIA's A100 whitepaper, section "TensorFloat-32".
 class Tf32Mixed final : public Precision {

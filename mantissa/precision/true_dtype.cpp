@@ -34,7 +34,7 @@ std::string true_name(at::ScalarType dtype) {
   }
 }
 
-/// Throws before any member is made.
+/// Throws before any member is constructed.
 std::string checked_name(at::ScalarType dtype, const TrueDtypeOptions& options) {
   std::string name = options.name.empty() ? true_name(dtype) : options.name;
   const bool is_16_bit = dtype == at::kHalf || dtype == at::kBFloat16;
@@ -63,16 +63,16 @@ void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
   for (at::Tensor& buffer : module.buffers(/*recurse=*/false)) buffer.set_data(convert(buffer.data()));
 }
 
-/// The eps by which `optimizer` divides its updates of fp16 weights, if fp16 is too narrow for it and for the
-/// squares of small gradients. Every optimizer that has such an option calls it eps.
+/// Returns the eps by which `optimizer` divides its updates of fp16 weights, if fp16 is too narrow for it and
+/// for the squares of small gradients. Every optimizer that has such an option calls it eps.
 std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
   StateDict state;
   try {
     state = optimizer_state(optimizer);
-  } catch (const c10::Error&) {  // one that cannot be saved tells nothing of its options
+  } catch (const c10::Error&) {  // an optimizer that cannot be saved does not show its options
     return std::nullopt;
   }
-  if (state.contains("stochastic_rounding_seed")) return std::nullopt;  // it computes and keeps float32
+  if (state.contains("stochastic_rounding_seed")) return std::nullopt;  // it computes in float32
   const StateReader groups = StateReader(state).at("param_groups");
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto& parameters = optimizer.param_groups()[i].params();
@@ -104,7 +104,7 @@ PrecisionTraits traits_of(at::ScalarType dtype, const TrueDtypeOptions& options)
 }  // namespace
 
 TrueDtype::TrueDtype(at::ScalarType dtype, TrueDtypeOptions options)
-    // Braces: the options are read before the scaler is moved out of them.
+    // Braces, because the options are read before the scaler is moved out of them.
     : ScaledPrecision{checked_name(dtype, options), traits_of(dtype, options), std::move(options.scaler)},
       dtype_(dtype),
       keep_batchnorm_fp32_(options.keep_batchnorm_fp32) {
@@ -117,17 +117,17 @@ void TrueDtype::convert_module(torch::nn::Module& module) {
     const at::ScalarType to = keep_batchnorm_fp32_ && is_batch_norm(part) ? at::kFloat : dtype_;
     convert_own_tensors(part, [to](const at::Tensor& x) { return x.is_floating_point() ? x.to(to) : x; });
   };
-  convert_part(module);  // modules(include_self) would ask for a shared_ptr to it
+  convert_part(module);  // modules(include_self) would require a shared_ptr to it
   for (const auto& part : module.modules(/*include_self=*/false)) convert_part(*part);
 }
 
-void TrueDtype::warn_of_eps(const torch::optim::Optimizer& optimizer) {
-  if (dtype_ != at::kHalf || traits().master_weights || warned_of_eps_) return;
+void TrueDtype::warn_about_small_eps(const torch::optim::Optimizer& optimizer) {
+  if (dtype_ != at::kHalf || traits().master_weights || has_warned_about_eps_) return;
   const at::Tensor first = first_parameter(optimizer);
-  if (!first.defined() || !looked_at_.try_emplace(first, true).second) return;
+  if (!first.defined() || !eps_checked_.try_emplace(first, true).second) return;
   const std::optional<double> eps = eps_below_fp16(optimizer);
   if (!eps) return;
-  warned_of_eps_ = true;
+  has_warned_about_eps_ = true;
   TORCH_WARN(
       name(), ": the optimizer divides fp16 updates by a root plus eps ", *eps,
       ". fp16 is too narrow for that eps, and the squares of small gradients are 0 in it, so that weights "
@@ -147,10 +147,10 @@ at::Tensor TrueDtype::model_parameter(const at::Tensor& parameter) const {
 }
 
 void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
-  if (!traits().master_weights) return warn_of_eps(optimizer);
-  if (masters_of(optimizer)) return;  // set up before: a second fit, say
+  if (!traits().master_weights) return warn_about_small_eps(optimizer);
+  if (masters_of(optimizer)) return;  // set up before, for example by an earlier fit
   auto made = std::make_unique<MasterWeights>(optimizer);
-  // An earlier optimizer may have left master weights behind, at the same address or of the same parameters.
+  // An earlier optimizer may have left master weights behind, at the same address or for the same parameters.
   std::erase_if(master_weights_, [&](const auto& masters) {
     return masters->belongs_to(optimizer) || masters->share_a_parameter_with(*made);
   });
@@ -172,7 +172,7 @@ void TrueDtype::check_line_search() const {
 
 StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer) {
   if (!traits().master_weights) {
-    warn_of_eps(optimizer);  // in a loop that does not call setup_optimizer()
+    warn_about_small_eps(optimizer);  // for a loop that does not call setup_optimizer()
     return ScaledPrecision::optimizer_step(optimizer);
   }
   if (has_line_search(optimizer)) check_line_search();
@@ -182,10 +182,10 @@ StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer) {
       ": optimizer_step() of an optimizer without master weights: either setup_optimizer() was not called "
       "once after it was made, or another optimizer with some of the same weights was set up since and has "
       "taken them over; give every weight to one optimizer");
-  masters->take_over_changes();
+  masters->copy_changes_from_model();
   const StepResult result = ScaledPrecision::optimizer_step(optimizer);
-  // Of a step whose outcome only the device knows, the master weights are rounded in any case: if it was
-  // skipped, they are as they were.
+  // If only the device knows the outcome of a step, the master weights are copied in any case: after a
+  // skipped step they are unchanged.
   if (!result.is_known() || !result.skipped()) masters->copy_to_model();
   return result;
 }
@@ -214,7 +214,7 @@ StateDict TrueDtype::state_dict() const {
 
 std::vector<std::string> TrueDtype::load_state_dict(const StateReader& state) {
   const auto saved = state.find(kMasterWeightsKey);
-  // Without master weights in the state, those made from the checkpoint's weights are as good.
+  // If the state has no master weights, those made from the checkpoint's weights are as good.
   const auto own = saved && traits().master_weights ? named_masters() : std::map<std::string, at::Tensor>();
   for (const auto& [name, master] : own) {
     const StateReader entry = saved->at(name);

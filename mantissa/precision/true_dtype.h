@@ -11,30 +11,30 @@
 namespace mantissa {
 
 struct TrueDtypeOptions {
-  /// Batch norm keeps float32 weights and statistics, which 16 bits round away.
+  /// Batch norm keeps float32 weights and statistics, which 16 bits would round away.
   bool keep_batchnorm_fp32 = false;
-  /// The optimizer steps master weights: see MasterWeights. Call setup_optimizer() then.
+  /// The optimizer steps master weights (see MasterWeights); this requires setup_optimizer().
   bool master_weights = false;
-  /// For kHalf, whose small gradients flush to zero without one. It must allow fp16 gradients unless there
-  /// are master weights.
+  /// For kHalf, whose small gradients flush to zero without a scaler. It must allow fp16 gradients unless
+  /// there are master weights.
   std::unique_ptr<GradScaler> scaler = nullptr;
-  /// The registry's name, where it is not the dtype's own.
+  /// The registry's name, if it is not the dtype's own.
   std::string name = {};
 };
 
-/// "64-true", "16-true" and "bf16-true": weights, activations and gradients all live in one dtype. With its
-/// options also Apex's levels O0, O2 and O3.
+/// "64-true", "16-true" and "bf16-true": weights, activations and gradients all have one dtype. With its
+/// options it is also Apex's levels O0, O2 and O3.
 ///
 /// Memory:   the dtype's bytes for each weight and again for each gradient; master weights add 6 bytes.
 /// Numerics: without master weights an update below half an ulp of its weight is lost (ulp(1) is 2^-10 in
 ///           fp16, 2^-7 in bf16), so in 16 bits prefer the mixed modes when the learning rate is small.
-///           Complex tensors keep their dtype. With a scaler and no master weights, an optimizer that
-///           unscales in its step (the fused ones) gets scaled gradients and divides them in float32;
-///           gradients of other optimizers are unscaled in fp16, where the values that the scale has saved
-///           from flushing to zero flush after all. In fp16 without master weights, an optimizer with an eps
-///           below fp16's smallest normal number, 6.1e-5, draws a warning: it divides by numbers that are 0
-///           there.
-/// State:    the loss scale where there is a scaler; the master weights by the names of their parameters.
+///           Complex tensors keep their dtype.
+///           With a scaler and no master weights, an optimizer that unscales inside its step (a fused one)
+///           gets scaled gradients and divides them in float32. Gradients of other optimizers are unscaled in
+///           fp16, where the values that the scale has saved from flushing to zero flush after all.
+///           In fp16 without master weights, an optimizer whose eps is below fp16's smallest normal number,
+///           6.1e-5, causes a warning: it would divide by numbers that are 0 in fp16.
+/// State:    the loss scale if there is a scaler; the master weights by the names of their parameters.
 /// Errors:   c10::ValueError for another dtype, and for options that the dtype cannot use.
 /// Source:   docs/modes.md.
 class TrueDtype final : public ScaledPrecision {
@@ -43,8 +43,8 @@ class TrueDtype final : public ScaledPrecision {
   explicit TrueDtype(at::ScalarType dtype, TrueDtypeOptions options = {});
 
   at::Tensor model_parameter(const at::Tensor& parameter) const override;
-  /// Floating-point tensors only: libtorch's Module::to(dtype) would also cast integer buffers, such as
-  /// BatchNorm's batch counter.
+  /// Converts floating-point tensors only: libtorch's Module::to(dtype) would also cast integer buffers, such
+  /// as BatchNorm's batch counter.
   void convert_module(torch::nn::Module& module) override;
   void setup_optimizer(torch::optim::Optimizer& optimizer) override;
   Scope tensor_init_context() const override;
@@ -61,20 +61,20 @@ class TrueDtype final : public ScaledPrecision {
 
  private:
   /// Warns once if the eps of an optimizer is lost in fp16.
-  void warn_of_eps(const torch::optim::Optimizer& optimizer);
-  /// Those that `optimizer` steps; null if it was not set up.
+  void warn_about_small_eps(const torch::optim::Optimizer& optimizer);
+  /// Returns the master weights that `optimizer` steps; null if it was not set up.
   MasterWeights* masters_of(const torch::optim::Optimizer& optimizer) const;
-  /// All master weights under the names that a state has for them.
+  /// Returns all master weights, by their names in a state.
   std::map<std::string, at::Tensor> named_masters() const;
 
   at::ScalarType dtype_;
-  bool keep_batchnorm_fp32_, warned_of_eps_ = false;
-  WeakMap<at::Tensor, bool> looked_at_;     ///< the first parameters of optimizers whose eps was looked at
-  WeakMap<at::Tensor, at::Tensor> models_;  ///< the model's parameters by their master weights
+  bool keep_batchnorm_fp32_, has_warned_about_eps_ = false;
+  WeakMap<at::Tensor, bool> eps_checked_;   ///< the first parameters of optimizers whose eps has been checked
+  WeakMap<at::Tensor, at::Tensor> models_;  ///< the model's parameters, by their master weights
   std::vector<std::unique_ptr<MasterWeights>> master_weights_;
 };
 
-/// `y` in the default dtype if it is of a real floating-point dtype, else `y` itself.
+/// Returns `y` in the default dtype if it has a real floating-point dtype, else `y` itself.
 at::Tensor to_default_dtype(const at::Tensor& y);
 
 }  // namespace mantissa

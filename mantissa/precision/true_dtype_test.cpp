@@ -57,7 +57,7 @@ TEST(TrueDtype, KeepsBatchNormInFloat32WhereAsked) {
   }
 }
 
-/// Apex's O2 on one layer, scaled by 256.
+/// Apex's O2 on one layer, with a loss scale of 256.
 struct O2 {
   O2()
       : mode(at::kHalf,
@@ -172,7 +172,7 @@ TEST(TrueDtype, MasterWeightsKeepTheirLowBitsWhenTheModelsAreWrittenAndPutBack) 
     o2.step(0x1p-14);
     const torch::NoGradGuard no_grad;
     const at::Tensor trained = o2.net->weight.clone();
-    o2.net->weight.fill_(7);  // an average's validation
+    o2.net->weight.fill_(7);  // as when an average's weights are validated
     o2.net->weight.copy_(trained);
   }
   EXPECT_EQ(o2.weight(), 0.9375);
@@ -216,7 +216,7 @@ TEST(TrueDtype, AStepWithoutSetupOptimizerSaysSo) {
   EXPECT_THROW(o2.step(1), c10::ValueError);
 }
 
-/// The warnings of a scope.
+/// Collects the warnings of a scope.
 class Warnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }

@@ -11,25 +11,25 @@
 
 namespace mantissa::nonfinite_internal {
 
-/// Values that are not finite came into being, or spread to another tensor.
+/// Non-finite values were created, or spread to another tensor.
 struct Event {
-  /// kLastResort: a constant or mask that was meant, unless nothing else is to blame.
+  /// kLastResort marks an intended constant or mask, which is blamed only if nothing else is.
   enum class Blame { kNone, kLastResort, kFull } blame = Blame::kNone;
-  std::vector<size_t> causes = {};  ///< events that made the inputs what they are
+  std::vector<size_t> causes = {};  ///< the events that made the inputs non-finite
   NonFiniteOrigin origin = {};      ///< filled in unless nothing is to blame
-  size_t visits = 0;                ///< modules that had been entered
+  size_t visits = 0;                ///< number of modules entered before
 };
 
-/// The events of a trace in order, and which tensor's memory each of them wrote.
+/// The events of a trace in order, and the memory that each of them wrote.
 class History {
  public:
   size_t size() const { return events_.size(); }
-  /// Notes an event, which made `results` what they are; returns its number.
+  /// Adds an event whose results are `results`; returns its number.
   size_t add(Event event, const std::vector<at::Tensor>& results);
-  /// The events that may have written what is not finite in `span`, latest first, back to one that wrote all
-  /// of it.
+  /// Returns the events that may have written the non-finite values in `span`: the latest first, back to the
+  /// first one that wrote all of the span.
   std::vector<size_t> causes_of(const Span& span) const;
-  /// The first event to blame among all that lead to `roots`; null: none is.
+  /// Returns the first event to blame among all that lead to `roots`, or null if none is to blame.
   const Event* first_to_blame(std::vector<size_t> roots) const;
 
  private:

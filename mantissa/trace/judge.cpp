@@ -11,7 +11,7 @@
 namespace mantissa::nonfinite_internal {
 namespace {
 
-/// Calls f(now, before) for every tensor of argument `i`: as it is, and as it was before the operation.
+/// Calls f(now, before) for every tensor of argument `i`: its current values, and those before the operation.
 template <typename F>
 void each_operand(const Frame& frame, size_t i, const F& f) {
   std::vector<at::Tensor> now, before;
@@ -50,14 +50,15 @@ void Judge::read_tensor(const at::Tensor& now, const at::Tensor& before, size_t 
   if (!values.defined()) return;
   const Owned* owner = modules_.owner_of(values_now);
   operands.facts.push_back(owner ? facts_of(unexpanded(values), owner->name) : facts_of(values));
-  // A bias is told of as itself, a weight that the operation took transposed as well.
+  // A bias is reported with its own shape, and so is a weight that the operation took transposed.
   const int64_t told = c10::multiply_integers(operands.facts.back().sizes);
   if (owner && told == c10::multiply_integers(owner->sizes)) operands.facts.back().sizes = owner->sizes;
   operands.reduced |= at::isReducedFloatingType(values.scalar_type());
   if (operands.facts.back().non_finite == 0) return;
   const Finiteness finiteness = look_at(values);
   std::vector<size_t> causes = history_.causes_of(Span(values_now));
-  // A number of the program's: libtorch hands one to index_put_() in a tensor that no operation has made.
+  // This is a number of the program: libtorch passes it to index_put_() as a tensor that no operation has
+  // made.
   if (values.unsafeGetTensorImpl()->is_wrapped_number() ||
       (values.dim() == 0 && causes.empty() && !owner && !node_of(now))) {
     operands.constant_nan |= finiteness.nan;
@@ -162,7 +163,7 @@ NonFiniteCause Judge::cause_of(NonFiniteOrigin& origin, const Finiteness& result
   }
   if (wide)
     return result.nan || has_known_domain(origin) ? NonFiniteCause::kDomain : NonFiniteCause::kOverflow;
-  // No kernel for float64. Products of such operands are beyond float32, and sums of those may be nan.
+  // There is no kernel for float64. Products of such operands exceed float32, and sums of these may be nan.
   constexpr double kLargest = 1e18;
   double largest = 0;
   for (const OperandFacts& input : origin.inputs) largest = std::max(largest, input.max_abs);

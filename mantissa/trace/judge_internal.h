@@ -18,34 +18,34 @@ namespace mantissa::nonfinite_internal {
 struct Operands {
   Finiteness seen;
   bool constant_inf = false, constant_nan = false;
-  bool reduced = false;  ///< one is of less than 32 bits
+  bool reduced = false;  ///< whether one has fewer than 32 bits
   std::vector<size_t> causes;
   std::vector<OperandFacts> facts;
 };
 
-/// Decides whether an operation is to blame for a result that is not finite, from what went into it.
+/// Decides from the operands of an operation whether it is to blame for a non-finite result.
 class Judge {
  public:
   Judge(const Modules& modules, History& history, const Underflows& underflows)
       : modules_(modules), history_(history), underflows_(underflows) {}
 
-  /// One that is not finite and that no operation has made becomes an event of its own. `reader`: pass and
-  /// place.
+  /// Reads all operands. A non-finite operand that no operation has made becomes an event of its own.
+  /// `reader` holds the pass and the place.
   Operands read(const Frame& frame, const NonFiniteOrigin& reader);
-  /// The same for argument `index` alone: as it is now, and as it was before.
+  /// Reads one tensor of argument `index`: `now` as it is, and `before` as it was before the operation.
   void read_tensor(const at::Tensor& now, const at::Tensor& before, size_t index,
                    const NonFiniteOrigin& reader, size_t visits, Operands& operands);
 
-  /// An operation of the forward has ended: the last one that scaled a loss says by how much.
+  /// Records the loss scale if the operation that ended scaled a loss; the last one counts.
   void note_scale(const Frame& frame, const at::Tensor& result);
-  /// The backward pass of `loss` is next.
+  /// Announces the backward pass of `loss`.
   void begin_backward(const at::Tensor& loss);
 
-  /// Fills in blame and cause. `frame`: null for a custom function's node.
+  /// Fills in blame and cause. `frame` is null for a custom function's node.
   void judge(Event& event, const Operands& operands, const Finiteness& result, const Frame* frame) const;
 
-  /// Whether an operand that is not finite was made by the kernel of an operation that this one is a part of:
-  /// then that one is to be judged, and by its own operands.
+  /// True if a non-finite operand was made by the kernel of an operation that this one is a part of. Then the
+  /// outer operation is judged instead, by its own operands.
   bool reads_callers_own(const Frame& frame) const;
 
  private:
@@ -55,7 +55,7 @@ class Judge {
   const Modules& modules_;
   History& history_;
   const Underflows& underflows_;
-  double loss_scale_ = 0;  ///< 0: none was seen
+  double loss_scale_ = 0;  ///< 0 if none was seen
   at::Tensor scaled_;
 };
 

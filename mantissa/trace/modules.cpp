@@ -50,7 +50,7 @@ void Modules::own(const at::Tensor& tensor, Owned owned) {
   std::vector<Owned>& all = *owned_.try_emplace(tensor.storage()).first;
   for (Owned& other : all) {
     if (other.span.begin != owned.span.begin || other.span.end != owned.span.end) continue;
-    other.module += " or " + owned.module;  // a tied weight: which of the two reads it cannot be told
+    other.module += " or " + owned.module;  // a tied weight: it cannot be known which of the two reads it
     other.name += " or " + owned.name;
     return;
   }
@@ -84,7 +84,7 @@ void Modules::own_copies(const Frame& frame, const std::vector<c10::IValue>& out
 Modules::NodeKey Modules::key_of(const Node& node) { return {node.thread_id(), node.sequence_nr()}; }
 
 void Modules::remember_forward_op(const at::Tensor& result, const std::string& name, const Place& place) {
-  // The innermost operation ends first and is the one whose derivative the node is.
+  // The innermost operation ends first, and the node is that operation's derivative.
   if (const NodePointer node = node_of(result))
     forward_ops_.try_emplace(key_of(*node), ForwardOp{name.empty() ? node_name(*node) : name, place});
 }
@@ -104,7 +104,7 @@ Place Modules::enter(const Frame& frame, bool in_backward) {
   const Owned* owner = nullptr;
   for (const c10::IValue& input : frame.inputs)
     each_tensor(input, [&](const at::Tensor& t) { owner = owner ? owner : owner_of(t); });
-  // What the root holds itself, such as a mask, says less than the module that came before.
+  // The tensors of the root itself, such as a mask, say less than the previous module.
   if (owner && (!owner->module.empty() || visits_.empty())) {
     if (!in_backward && !node && !owner->module.empty() &&
         (visits_.empty() || visits_.back() != owner->module))

@@ -27,42 +27,43 @@ struct Owned {
   Span span;
   std::string module, name;
   bool is_parameter;
-  at::Tensor original = {};  ///< undefined of a copy
+  at::Tensor original = {};  ///< undefined for a copy
   std::vector<int64_t> sizes = {};
 };
 
-/// The node of `t`'s derivative, or null.
+/// Returns the node of `t`'s derivative, or null.
 NodePointer node_of(const at::Tensor& t);
 
-/// Whether it is a custom function's, torch::autograd::Function<>.
+/// True if `node` belongs to a custom function, torch::autograd::Function<>.
 bool is_custom(const torch::autograd::Node& node);
-/// "NanGradient" for torch::autograd::CppNode<(anonymous namespace)::NanGradient>.
+/// Returns "NanGradient" for torch::autograd::CppNode<(anonymous namespace)::NanGradient>.
 std::string node_name(const torch::autograd::Node& node);
 
-/// Which module an operation belongs to. libtorch's modules have no hooks: an operation is known by the
-/// parameter or buffer that it reads, and its derivative by the node that holds it.
+/// Finds the module that an operation belongs to. libtorch's modules have no hooks, so an operation is
+/// identified by the parameter or buffer that it reads, and its derivative by the node that holds it.
 class Modules {
  public:
   explicit Modules(const torch::nn::Module& root);
 
-  /// Null if `tensor` is no parameter or buffer, nor a copy or a part of one.
+  /// Returns null if `tensor` is neither a parameter or buffer nor a copy or a part of one.
   const Owned* owner_of(const at::Tensor& tensor) const;
-  /// Casts and copies of a parameter, such as autocast's, speak for its module as well.
+  /// Makes casts and copies of a parameter, such as autocast's, count for its module.
   void own_copies(const Frame& frame, const std::vector<c10::IValue>& outputs);
 
-  /// The node of `result` is the derivative of `name`; empty: the node's own name.
+  /// Records that the node of `result` is the derivative of `name`; an empty name stands for the node's own
+  /// name.
   void remember_forward_op(const at::Tensor& result, const std::string& name, const Place& place);
-  /// The place of the operation whose derivative `node` is.
+  /// Returns the place of the operation whose derivative is `node`.
   Place place_of(const torch::autograd::Node& node) const;
-  /// The place of an operation that begins; one of the forward may enter a module.
+  /// Returns the place of an operation that begins. In the forward pass it may enter a module.
   Place enter(const Frame& frame, bool in_backward);
-  /// Behind the module that was entered last.
+  /// Returns the place behind the module that was entered last.
   Place here() const;
 
-  /// Fills in pass, module and forward operation. `node`: whose backward is running, or null.
+  /// Fills in pass, module and forward operation. `node` is the node whose backward is running, or null.
   void locate(NonFiniteOrigin& origin, const Place& place, const torch::autograd::Node* node,
               bool in_backward) const;
-  /// The module that was entered after `visits` others; empty: none.
+  /// Returns the module that was entered after `visits` others; empty if there is none.
   std::string entered_after(size_t visits) const;
   size_t visits() const { return visits_.size(); }
 
@@ -71,7 +72,7 @@ class Modules {
     std::string name;
     Place place;
   };
-  /// A node for as long as the process lives; its address may be used again.
+  /// Identifies a node for the life of the process, because its address may be reused.
   using NodeKey = std::pair<uint64_t, uint64_t>;
 
   static NodeKey key_of(const torch::autograd::Node& node);

@@ -17,11 +17,12 @@ namespace {
 
 thread_local Frame* innermost = nullptr;
 
-// Callbacks are plain functions; libtorch hands them to autograd's threads, but nothing of ours with them.
+// Callbacks are plain functions: libtorch runs them on autograd's threads, but passes none of our objects
+// along.
 std::atomic<Observer*> active = nullptr;
 
-/// Tells the observer what a node of the backward graph returned: a custom function may make values without
-/// any operation of libtorch.
+/// Reports the results of a backward node to the observer, because a custom function may compute values
+/// without any operation of libtorch.
 class NodeHook final : public torch::autograd::FunctionPostHook {
  public:
   // The loss, and with it this hook, may outlive the trace.
@@ -57,7 +58,7 @@ Observer::~Observer() {
 
 std::unique_ptr<at::ObserverContext> Observer::on_start(const at::RecordFunction& fn) {
   Observer* observer = active;
-  const auto name = fn.operator_name();  // none: one of the engine's own ranges
+  const auto name = fn.operator_name();  // empty for one of the engine's own ranges
   if (!observer || !name) return nullptr;
   auto handle = c10::Dispatcher::singleton().findSchema(*name);
   if (!handle) return nullptr;
@@ -90,7 +91,7 @@ void Observer::on_end(const at::RecordFunction& fn, at::ObserverContext* context
   }
 }
 
-/// What the user's program does legally must not end in an exception of the trace's.
+/// A legal operation of the user's program must not end in an exception of the trace.
 void Observer::warn_of(const std::string& name, const std::exception& error) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(warned_, true)) return;
@@ -100,8 +101,8 @@ void Observer::warn_of(const std::string& name, const std::exception& error) {
              "); values that it computes are reported as inputs of the operation that reads them");
 }
 
-/// Copies what the operation will change, under whichever argument it reads it: mul_() of a number is
-/// mul_out() of its own destination.
+/// Copies what the operation will change, under every argument that reads it: mul_() by a number is mul_out()
+/// to its own operand.
 void Observer::keep_before(Frame& frame) {
   std::vector<Span> written;
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
@@ -193,7 +194,7 @@ void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) 
     made.push_back(span.storage);
     const std::vector<size_t> known = history_.causes_of(span);
     if (std::any_of(known.begin(), known.end(), [&](size_t event) { return event >= frame.first_event; }))
-      continue;  // a part of this operation has made them, and has been told of
+      continue;  // a part of this operation made them, and has been reported
     const Finiteness finiteness = look_at(values);
     if (finiteness.finite()) continue;
     if (bad.empty()) {
@@ -227,7 +228,7 @@ void Observer::tell_of(const Frame& frame, NonFiniteOrigin origin, const std::ve
   event.causes = operands.causes;
   judge_.judge(event, operands, seen, &frame);
   if (frame.parent && event.origin.cause == NonFiniteCause::kDomain) {
-    // logsumexp() of -inf ends in the log of 0: what it was given counts, not the steps in between.
+    // logsumexp() of -inf ends in the log of 0. Its inputs count, not the steps in between.
     const Operands given = judge_.read(frame.outermost(), origin);
     if (!given.seen.finite()) {
       event = {.causes = given.causes, .origin = origin, .visits = frame.place.visits};
@@ -237,7 +238,7 @@ void Observer::tell_of(const Frame& frame, NonFiniteOrigin origin, const std::ve
     }
   }
   if (event.origin.cause == NonFiniteCause::kConstant && !event.origin.called_by.empty()) {
-    event.origin.op = frame.outermost().name();  // what the program wrote: index_put_(), not its kernel
+    event.origin.op = frame.outermost().name();  // what the program called: index_put_(), not its kernel
     event.origin.called_by.clear();
   }
   history_.add(std::move(event), bad);
@@ -281,7 +282,7 @@ void Observer::begin_backward(const at::Tensor& loss) {
   while (!open.empty()) {
     Node* node = open.front();
     open.pop_front();
-    // A leaf's node lives as long as the leaf, so that a hook would stay.
+    // A leaf's node lives as long as the leaf, so a hook would remain.
     if (!node || !seen.insert(node).second || node->name() == "torch::autograd::AccumulateGrad") continue;
     node->add_post_hook(std::make_unique<NodeHook>(weak_from_this(), *node));
     for (const torch::autograd::Edge& edge : node->next_edges()) open.push_back(edge.function.get());

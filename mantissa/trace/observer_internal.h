@@ -21,15 +21,16 @@
 
 namespace mantissa::nonfinite_internal {
 
-/// While it lives, what this thread computes is neither observed nor differentiated nor autocast.
+/// While an instance lives, this thread's computations are not observed, not differentiated and not under
+/// autocast.
 struct Unobserved {
   at::DisableRecordFunctionGuard no_records;
   at::NoGradGuard no_grad;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-/// Sees every operation of a forward and backward pass on this thread and autograd's, from begin() to its
-/// end, and keeps the history of what was not finite.
+/// Observes every operation of a forward and backward pass, on this thread and on autograd's, from begin()
+/// until it is destroyed. It keeps the history of non-finite values.
 class Observer : public std::enable_shared_from_this<Observer> {
  public:
   explicit Observer(const torch::nn::Module& module) : modules_(module) {}
@@ -37,18 +38,18 @@ class Observer : public std::enable_shared_from_this<Observer> {
   Observer(const Observer&) = delete;
   Observer& operator=(const Observer&) = delete;
 
-  /// Errors: c10::Error while another one observes.
+  /// Errors: c10::Error while another observer is active.
   void begin();
-  /// The backward pass of `loss` is next: what its nodes return is looked at as well.
+  /// Announces the backward pass of `loss`, in which the results of nodes are checked as well.
   void begin_backward(const at::Tensor& loss);
-  /// The operation to blame for `values`, which are not finite: of the loss, or of gradients. Unset: none is.
+  /// Non-finite values of the loss or of gradients. blame() returns the operation that produced them, if any.
   struct Bad {
     at::Tensor values;
     std::string what;  ///< "the loss"
   };
   std::optional<NonFiniteOrigin> blame(const std::vector<Bad>& bad);
 
-  /// Parameters that the forward has written into (weight normalisation) become what they were.
+  /// Restores parameters that the forward pass has written into (weight normalisation).
   void restore_parameters() const;
 
   void on_node(torch::autograd::Node& node, const torch::autograd::variable_list& outputs,
@@ -67,13 +68,13 @@ class Observer : public std::enable_shared_from_this<Observer> {
                     const torch::autograd::variable_list& inputs);
   void warn_of(const std::string& name, const std::exception& error);
 
-  std::mutex mutex_;  ///< autograd's threads, one a GPU, report at the same time
+  std::mutex mutex_;  ///< autograd's threads, one per GPU, report concurrently
   std::optional<at::CallbackHandle> callback_;
   Modules modules_;
   History history_;
   Underflows underflows_;
   Judge judge_{modules_, history_, underflows_};
-  std::vector<std::pair<at::Tensor, at::Tensor>> written_parameters_;  ///< and what they were before
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_parameters_;  ///< with their earlier values
   bool in_backward_ = false;
   bool warned_ = false;
 };

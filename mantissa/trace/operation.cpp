@@ -10,7 +10,7 @@
 namespace mantissa::nonfinite_internal {
 namespace {
 
-/// Whether `op` draws random numbers; dropout with probability 0 does not.
+/// True if `op` draws random numbers. Dropout with probability 0 does not.
 bool is_random(const Frame& frame) {
   if (!frame.op.hasTag(at::Tag::nondeterministic_seeded)) return false;
   const auto& arguments = frame.op.schema().arguments();
@@ -52,7 +52,7 @@ const Frame* Frame::cast() const {
 }
 
 bool Frame::is_by_autocast() const {
-  // Its kernel casts the operands with autocast switched off, then calls the operation again.
+  // Autocast's kernel casts the operands with autocast switched off, then calls the operation again.
   if (!parent || !parent->autocast || autocast || !inputs[0].isTensor()) return false;
   bool is_operand = false;
   for (const c10::IValue& operand : parent->inputs)

@@ -49,14 +49,14 @@ c10::IValue map_tensors_of(const c10::IValue& value, const F& f) {
 enum class Use { kRead, kModify, kOverwrite };
 Use use_of(const c10::OperatorHandle& op, size_t index);
 
-/// Whether what the operation returns is memory that nobody has written yet.
+/// True if the operation returns memory that has not been written yet.
 bool returns_raw_memory(const std::string& name);
 
-/// Where an operation stands among the modules.
+/// The position of an operation among the modules.
 struct Place {
   std::string module;
   bool inside = false;
-  size_t visits = SIZE_MAX;  ///< modules that had been entered, this one too; SIZE_MAX: not known
+  size_t visits = SIZE_MAX;  ///< number of modules entered so far, including this one; SIZE_MAX if unknown
 };
 
 /// An operation that is running.
@@ -64,40 +64,41 @@ struct Frame final : at::ObserverContext {
   explicit Frame(c10::OperatorHandle handle) : op(std::move(handle)) {}
 
   const std::string& name() const { return op.schema().name(); }
-  /// Argument `i` as it was before the operation.
+  /// Returns argument `i` as it was before the operation.
   const c10::IValue& before(size_t i) const {
     const auto found = modified.find(i);
     return found == modified.end() ? inputs[i] : found->second;
   }
 
-  /// The cast that this operation is a part of, or null.
+  /// Returns the cast that this operation is a part of, or null.
   const Frame* cast() const;
-  /// Whether it is a cast that autocast has put before its parent.
+  /// True if this is a cast that autocast inserted before its parent.
   bool is_by_autocast() const;
   const Frame& outermost() const { return parent ? parent->outermost() : *this; }
-  /// Whether the program called it, or what it is a part of, inside an autocast region.
+  /// True if the program called the operation, or the one it is a part of, inside an autocast region.
   bool is_under_autocast() const { return autocast || (parent && parent->is_under_autocast()); }
 
   c10::OperatorHandle op;
   Frame* parent = nullptr;
   std::vector<c10::IValue> inputs;
-  std::unordered_map<size_t, c10::IValue> modified;   ///< copies of arguments that it changes in place
-  size_t first_event = 0;                             ///< events from here on happened inside it
+  std::unordered_map<size_t, c10::IValue> modified;   ///< copies of the arguments that it changes in place
+  size_t first_event = 0;                             ///< events from this number on happened inside it
   bool autocast = false;                              ///< it began inside an autocast region
-  std::unordered_set<c10::StorageImpl*> made_inside;  ///< by operations that it is made of, but for fills
+  std::unordered_set<c10::StorageImpl*> made_inside;  ///< by the operations it consists of, except fills
   Place place;
 };
 
-/// What stands in for an operand of the operation; undefined: itself, cast.
+/// Replaces an operand of the operation. If it returns an undefined tensor, the operand itself is used, cast.
 using StandIn = std::function<at::Tensor(const at::Tensor& operand)>;
 
-/// What the operation returns when its arguments are cast to `wide`, and what it then writes into; unset if
-/// that cannot be run: it draws random numbers, or has no kernel for `wide`.
+/// Runs the operation with its arguments cast to `wide`; returns its results and the tensors that it writes
+/// into. Returns nothing if it cannot be run again, because it draws random numbers or has no kernel for
+/// `wide`.
 std::optional<std::vector<at::Tensor>> results_in(at::ScalarType wide, const Frame& frame,
                                                   const StandIn& stand_in = {});
 bool all_finite(const std::vector<at::Tensor>& results);
 
-/// The factor, if the operation is what GradScaler::scale() does to a loss of one element.
+/// Returns the loss scale if the operation is what GradScaler::scale() does to a loss of one element.
 std::optional<double> loss_scale_of(const Frame& frame);
 
 }  // namespace mantissa::nonfinite_internal

@@ -1,5 +1,5 @@
-// What a program may legally do around and inside a module: the trace must name the right operation and never
-// throw.
+// Things that a program may legally do around and inside a module. The trace must name the right operation
+// and never throw.
 #include <cmath>
 #include <functional>
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ using testing::HasSubstr;
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// One layer; what it makes goes to `rest`, which returns the loss.
+/// One layer; `rest` takes its output and returns the loss.
 struct Net : torch::nn::Module {
   Net() { torch::manual_seed(1); }
   torch::nn::Linear in{register_module("in", torch::nn::Linear(4, 4))};
@@ -37,7 +37,7 @@ std::optional<NonFiniteOrigin> trace(const Rest& rest) {
   return trace(net, rest);
 }
 at::Tensor above_one(const at::Tensor& h) { return h.abs() + 1; }
-/// The fault of the tests below that plant one beside what they try.
+/// A fault that the tests below plant beside the operation under test.
 at::Tensor faulty(const at::Tensor& h) { return torch::log(h * 0 - 1).sum(); }
 
 struct Case {
@@ -50,7 +50,7 @@ struct Case {
 void expect_each(const std::vector<Case>& cases) {
   for (const auto& [name, rest, op, cause] : cases) {
     SCOPED_TRACE(name);
-    testing::internal::CaptureStderr();  // libtorch writes an observer's exceptions there
+    testing::internal::CaptureStderr();  // libtorch writes an observer's exceptions to it
     const auto origin = trace(rest);
     EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("callback")));
     ASSERT_TRUE(origin);
@@ -118,7 +118,7 @@ TEST(TraceNonFiniteOperations, ANumberThatIndexingWritesIsTheProgramsOwn) {
                   [&](const at::Tensor& h) { return (h * 1).scatter_(1, rows.unsqueeze(1), value).sum(); },
                   "aten::scatter_", NonFiniteCause::kConstant}});
   }
-  // A mask that is meant is nobody's fault.
+  // An intended mask is not a fault.
   const at::Tensor later = torch::ones({2, 4}, at::kBool).triu(1);
   EXPECT_FALSE(trace(
       [&](const at::Tensor& h) { return (h * 1).index_put_({later}, -kInf).softmax(-1).pow(2).sum(); }));
@@ -159,7 +159,7 @@ TEST(TraceNonFiniteOperations, AForwardMayWriteRowsOfItsParameters) {
   EXPECT_EQ(origin->inputs.back().name, "in.bias");
 }
 
-// ---- how parameters are told of
+// ---- how parameters are reported
 
 TEST(TraceNonFiniteOperations, ABiasIsToldOfAsItself) {
   Net net;
@@ -214,9 +214,9 @@ TEST(TraceNonFiniteOperations, AutocastsCastIsCalledSo) {
   EXPECT_FALSE(own->by_autocast) << "the program's own cast";
 }
 
-// ---- what has no kernel for float64
+// ---- operations without a kernel for float64
 
-/// Whether libtorch gives this CPU's convolutions of bf16 to oneDNN.
+/// True if libtorch uses oneDNN for this CPU's bf16 convolutions.
 bool onednn_convolves_bf16() {
   const at::Tensor x = at::ones({4, 16, 2, 4}, at::kBFloat16), w = at::ones({16, 16, 1, 1}, at::kBFloat16);
   const std::vector<c10::SymInt> one = {1, 1}, none = {0, 0};
@@ -225,7 +225,7 @@ bool onednn_convolves_bf16() {
 }
 
 TEST(TraceNonFiniteOperations, AnOverflowIsKnownWithoutAKernelForFloat64) {
-  // Called by its own name: which kernel conv2d takes depends on the CPU.
+  // The operation is called by its own name, because the kernel that conv2d uses depends on the CPU.
   const auto convolution = [](at::ScalarType dtype) {
     return [dtype](const at::Tensor& h) {
       const at::Tensor x = (h.reshape({1, 1, 2, 4}) * 0 + 5e31).expand({4, 16, 2, 4}).to(dtype);
@@ -239,7 +239,7 @@ TEST(TraceNonFiniteOperations, AnOverflowIsKnownWithoutAKernelForFloat64) {
   expect_each(cases);
 }
 
-// ---- what fp16 makes 0 of
+// ---- values that fp16 flushes to 0
 
 TEST(TraceNonFiniteOperations, A0ThatFp16MadeIsToldFromAnyOther) {
   const auto half = [](const at::Tensor& h, float value) { return (h * 0 + value).to(at::kHalf); };
@@ -298,7 +298,7 @@ TEST(TraceNonFiniteOperations, A0ThatFp16MadeIsToldFromAnyOther) {
   EXPECT_THAT(own.value().to_string(), HasSubstr("fp16 makes 0 of all below 6e-08"));
 }
 
-// ---- functions of the user's own, hooks, threads
+// ---- user-defined functions, hooks, threads
 
 struct RawNan : torch::autograd::Function<RawNan> {
   static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& x) {
@@ -320,7 +320,7 @@ struct Throws : torch::autograd::Function<Throws> {
     throw std::runtime_error("no derivative");
   }
 };
-/// In place, and two outputs.
+/// Changes its input in place and has two outputs.
 struct Dirty : torch::autograd::Function<Dirty> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::Tensor x) {
     x.mul_(1e30).mul_(1e30);

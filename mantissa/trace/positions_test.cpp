@@ -1,4 +1,4 @@
-// One fault at every place of a network, in every mode.
+// One fault at every position of a network, in every mode.
 #include <algorithm>
 #include <functional>
 #include <gmock/gmock.h>
@@ -68,7 +68,7 @@ void expect_found_at(const Position (&positions)[N], const std::string& mode, co
 }
 
 TEST_P(InEveryMode, NamesALogOfANegativeValueWhereverItStands) {
-  // Not log(0): a ReLU would turn -inf into 0.
+  // Not log(0), because a ReLU would turn -inf into 0.
   const Fault fault = [](const at::Tensor& x) { return torch::log(x * 0 - 1); };
   const auto check = [](const NonFiniteOrigin& origin) {
     EXPECT_EQ(origin.op, "aten::log");
@@ -99,7 +99,7 @@ TEST_P(InEveryMode, NamesTheRootWhoseDerivativeAtZeroIsInfinite) {
     EXPECT_EQ(origin.forward_op, "aten::sqrt");
     EXPECT_THAT(origin.cure, HasSubstr("under the root"));
   };
-  // Negative zeros stay zeros under the root, so that the forward is finite.
+  // The square root keeps negative zeros, so the forward pass is finite.
   expect_found_at<Transformer>(kTransformerPositions, GetParam(), fault, check);
   expect_found_at<Convnet>(kConvnetPositions, GetParam(), fault, check);
 }

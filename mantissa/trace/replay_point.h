@@ -12,21 +12,21 @@ class Module;
 
 namespace mantissa {
 
-/// What a batch's forward changes besides its results, kept so that the batch can be run again: the state of
-/// the random number generators and the module's buffers (batch norm's statistics). Take it before the
-/// forward.
+/// The state that a batch's forward pass changes besides its results: the random number generators and the
+/// module's buffers (batch norm's statistics). It is saved so that the batch can be run again. Create it
+/// before the forward pass.
 ///
 /// Memory:  a copy of the buffers, and 5 KB for the CPU's generator.
-/// Sync:    none on the CPU; buffers on a GPU are copied in its queue, generators keep their state on the
+/// Sync:    none on the CPU. Buffers on a GPU are copied in its queue; generators keep their state on the
 ///          host.
 /// Example: replay_point_test.cpp, ReplayPoint.ASecondRunSeesTheSameDropoutAndStatistics
 class ReplayPoint {
  public:
-  /// Generators: the CPU's default one, and that of each GPU where `module` has a parameter or buffer.
+  /// Saves the CPU's default generator, and that of each GPU on which `module` has a parameter or buffer.
   explicit ReplayPoint(const torch::nn::Module& module);
-  /// Puts both back, buffers in place. As often as wanted.
+  /// Restores generators and buffers, the buffers in place. May be called any number of times.
   void restore() const;
-  /// The buffers alone, for a step that shall leave no trace while the generators go on.
+  /// Restores the buffers only, for a step that must leave no trace although the generators advance.
   void restore_buffers() const;
 
  private:

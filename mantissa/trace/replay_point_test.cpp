@@ -23,7 +23,7 @@ void expect_equal_runs(at::Device device) {
   const at::Tensor x = torch::randn({16, 4}, device);
   const ReplayPoint point(net);
   const at::Tensor first = net.forward(x), mean = net.norm->running_mean.clone();
-  EXPECT_FALSE(net.forward(x).equal(first));  // the masks move on
+  EXPECT_FALSE(net.forward(x).equal(first));  // each forward pass draws new dropout masks
   EXPECT_FALSE(net.norm->running_mean.equal(mean));
   for (int again = 0; again < 2; ++again) {
     point.restore();

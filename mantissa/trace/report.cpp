@@ -14,7 +14,8 @@ namespace {
 
 bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
-/// A part of an operation's name, and what its domain excludes. The first row that fits is taken.
+/// A part of an operation's name, and the values that its domain excludes. The first row that matches is
+/// used.
 struct DomainRule {
   std::string_view part;
   const char* cure;
@@ -86,7 +87,7 @@ std::string describe(const OperandFacts& facts) {
 
 double largest(at::ScalarType dtype) { return info(format_of(dtype).value_or(Format::kFloat32)).largest; }
 
-/// "keep this module in float32", as far as that can be done where the operation ran.
+/// Returns "keep this module in float32", as far as that is possible where the operation ran.
 std::string in_float32(const NonFiniteOrigin& origin) {
   if (!origin.inside_module || origin.module.empty() || contains(origin.module, " or "))
     return "run this part in float32, on inputs cast with .to(at::kFloat)";
@@ -118,7 +119,7 @@ std::string place(const NonFiniteOrigin& origin) {
 namespace nonfinite_internal {
 
 bool has_known_domain(const NonFiniteOrigin& origin) {
-  // Of a power, 0 alone makes inf: pow(1e30, 50) is merely large.
+  // A power is infinite only at 0: pow(1e30, 50) is merely large.
   const bool is_power = contains(origin.op, "pow");
   const bool has_zero = !origin.inputs.empty() && origin.inputs[0].min_abs == 0;
   return domain_cure(origin) != nullptr && (!is_power || has_zero);

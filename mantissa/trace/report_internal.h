@@ -6,11 +6,11 @@
 
 namespace mantissa::nonfinite_internal {
 
-/// Whether the operation, or in the backward pass its derivative, is known to be infinite or undefined
+/// True if the operation, or its derivative in the backward pass, is known to be infinite or undefined
 /// somewhere.
 bool has_known_domain(const NonFiniteOrigin& origin);
 
-/// What to do about `origin`, whose other members are filled in.
+/// Returns the remedy for `origin`, whose other members are filled in.
 std::string cure_for(const NonFiniteOrigin& origin);
 
 }  // namespace mantissa::nonfinite_internal

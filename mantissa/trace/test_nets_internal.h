@@ -1,6 +1,6 @@
 #pragma once
 
-// A small transformer and a small convnet, in whose forwards a test can plant a fault.
+// A small transformer and a small convnet; a test can plant a fault in their forward pass.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -30,7 +30,7 @@ struct Faulty : torch::nn::Module {
   std::map<std::string, Fault> faults;
 };
 
-/// One head, one block, the attention written out, with a mask of -inf.
+/// One head and one block, with explicit attention and a mask of -inf.
 struct Transformer final : Faulty {
   Transformer() {
     torch::manual_seed(3);
@@ -103,7 +103,7 @@ inline void set(const at::Tensor& parameter, const std::function<void(at::Tensor
   change(values);
 }
 
-/// Traces `net` in a mode, on the CPU, with the loss as a scaler of `scale` would give it.
+/// Traces `net` in a mode on the CPU. The loss is scaled as a scaler with `scale` would do it.
 inline std::optional<NonFiniteOrigin> trace(Faulty& net, const std::string& mode = "32-true",
                                             double scale = 1) {
   const auto precision = make_precision(mode, at::kCPU);

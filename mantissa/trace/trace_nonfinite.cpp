@@ -27,8 +27,8 @@ using nonfinite_internal::Observer;
 using nonfinite_internal::Unobserved;
 using nonfinite_internal::values_of;
 
-/// Takes the gradients of a module's parameters away and puts them back: what runs meanwhile cannot add to
-/// them.
+/// Takes away the gradients of a module's parameters and puts them back at its end, so that nothing that runs
+/// meanwhile can add to them.
 class GradientsAside {
  public:
   explicit GradientsAside(const torch::nn::Module& module) {
@@ -38,7 +38,8 @@ class GradientsAside {
     }
   }
   ~GradientsAside() {
-    // Backwards: a tied parameter was seen twice, and the first time it still had its gradient.
+    // In reverse order: a tied parameter was seen twice, and only the first time did it still have its
+    // gradient.
     for (auto item = saved_.rbegin(); item != saved_.rend(); ++item)
       item->first.mutable_grad() = item->second;
   }
@@ -71,8 +72,8 @@ class ParametersAside {
   const Observer& observer_;
 };
 
-/// Autocast keeps casts of weights while a region is open: those from before would hide the casting, and
-/// those of the trace lead into a graph that has been used up.
+/// Clears autocast's cast cache. Earlier casts of weights would hide the casting, and casts made in the trace
+/// belong to a graph that is already freed.
 struct NoCachedCasts {
   NoCachedCasts() { at::autocast::clear_cache(); }
   ~NoCachedCasts() { at::autocast::clear_cache(); }
@@ -91,7 +92,7 @@ struct Gradient {
   at::Tensor value;
 };
 
-/// The gradients of `loss`, and what a backward pass inside the forward has left beside them.
+/// Returns the gradients of `loss`, and those that a backward pass inside the forward pass has left.
 std::vector<Gradient> gradients_of(const torch::nn::Module& module, const at::Tensor& loss,
                                    Observer& observer) {
   std::vector<at::Tensor> parameters;
@@ -115,7 +116,7 @@ std::vector<Gradient> gradients_of(const torch::nn::Module& module, const at::Te
   return gradients;
 }
 
-/// `gradients`: empty if something is to blame, and where no gradient is.
+/// `gradients` is empty if something is to blame, and also if there is no gradient.
 struct Traced {
   std::optional<NonFiniteOrigin> origin;
   std::vector<Gradient> gradients;
@@ -126,7 +127,7 @@ Traced trace(torch::nn::Module& module, const std::function<at::Tensor()>& forwa
   const RestoreAtEnd restore(module);
   const GradientsAside gradients(module);
   const NoCachedCasts casts;
-  const SeparateCasts operations;  // which of them is at fault is the question
+  const SeparateCasts operations;  // so that the cast and the product can be told apart
   const at::AutoGradMode with_gradients(true);
   const at::RecordFunctionGuard observed(true);
   if (from) from->restore();
@@ -148,7 +149,7 @@ Traced trace(torch::nn::Module& module, const std::function<at::Tensor()>& forwa
   return traced;
 }
 
-/// As libtorch adds a gradient to the one that is there.
+/// Adds a gradient to an existing one, as libtorch does.
 at::Tensor accumulate(const at::Tensor& sum, const at::Tensor& gradient) {
   return sum.is_sparse() && !gradient.is_sparse() ? gradient + sum : sum + gradient;
 }

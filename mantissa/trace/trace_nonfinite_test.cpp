@@ -48,12 +48,12 @@ TEST(TraceNonFinite, NamesTheModuleWhoseProductOverflows) {
                                   : testing::StartsWith("its weights are 16-bit themselves"));
     double largest = 0;
     for (const OperandFacts& input : origin->inputs) largest = std::max(largest, input.max_abs);
-    EXPECT_NEAR(largest, 6e4, 20);  // the nearest half
+    EXPECT_NEAR(largest, 6e4, 20);  // the nearest fp16 value
     EXPECT_FALSE(trace(*std::make_unique<Transformer>(), mode));
   }
   Transformer bf16;
   set(bf16.mlp[0]->as<torch::nn::Linear>()->weight, [](at::Tensor& w) { w.fill_(4e4); });
-  EXPECT_FALSE(trace(bf16, "bf16-mixed"));  // the cure that was promised
+  EXPECT_FALSE(trace(bf16, "bf16-mixed"));  // the remedy that was suggested
 }
 
 TEST(TraceNonFinite, NamesTheCastOfAWeightThatIsTooLarge) {
@@ -113,7 +113,7 @@ TEST(TraceNonFinite, TellsALossScaleFromValuesThatAreTooLarge) {
   expect([&](const at::Tensor& x) { return scaler.scale(x * 1e-5 * 1e5); }, kScale, true);
   expect([&](const at::Tensor& x) { return scaler.scale((x * 1e4).reshape({1}).to(at::kHalf)); }, kScale,
          false);
-  // No scaler: a number of the program's own.
+  // This is not a scaler, but a plain number of the program.
   expect([](const at::Tensor& x) { return x * 1e30 * 1e30; }, NonFiniteCause::kOverflow, false);
   expect([](const at::Tensor& x) { return x.to(at::kHalf).to(at::kFloat) * 1e6; },
          NonFiniteCause::kDtypeRange, true);
@@ -127,7 +127,7 @@ TEST(TraceNonFinite, TellsAnOverflowOfFloat32FromAnOperationOutsideItsDomain) {
   EXPECT_EQ(origin->op, "aten::exp");
   EXPECT_EQ(origin->cause, NonFiniteCause::kOverflow);
   net.faults["head"] = [](const at::Tensor& x) { return torch::exp(x * 0 + 1000); };
-  EXPECT_EQ(trace(net).value().cause, NonFiniteCause::kOverflow);  // of float64 as well
+  EXPECT_EQ(trace(net).value().cause, NonFiniteCause::kOverflow);  // overflows float64 as well
   net.faults["head"] = [](const at::Tensor& x) { return torch::pow(x.abs() * 0 + 1e30, 50); };
   EXPECT_EQ(trace(net).value().cause, NonFiniteCause::kOverflow);
   net.faults["head"] = [](const at::Tensor& x) { return torch::pow(x * 0, -1); };
@@ -151,7 +151,7 @@ TEST(TraceNonFinite, DoesNotGuessAboutAnOperationThatDrawsRandomNumbers) {
   EXPECT_FALSE(origin->finite_in_float32.has_value());
 }
 
-// ---- what was so before the batch
+// ---- values that were non-finite before the batch
 
 TEST(TraceNonFinite, NamesAWeightThatIsNotFiniteIfTheBatchReadsIt) {
   Transformer net;
@@ -291,7 +291,7 @@ TEST(TraceNonFinite, NamesTheDivisionThatWhereHidesInTheForward) {
 
 // ---- custom functions
 
-/// Backward writes its result without any operation of libtorch.
+/// The backward pass writes its result without any operation of libtorch.
 struct RawNanGradient : torch::autograd::Function<RawNanGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& x) {
     return x.clone();
@@ -313,7 +313,7 @@ struct FilledNanGradient : torch::autograd::Function<FilledNanGradient> {
   }
 };
 
-/// Recomputes in the backward pass, as checkpointing does.
+/// Recomputes its forward pass in the backward pass, as checkpointing does.
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static at::Tensor compute(const at::Tensor& x) { return x + torch::sqrt(x * 0); }
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
@@ -447,7 +447,7 @@ TEST(TraceNonFinite, ALossThatOutlivesTheTraceIsOrdinary) {
   }));
   kept.backward();
   EXPECT_EQ(weight.grad().item<float>(), 1);
-  EXPECT_FALSE(trace_nonfinite(net, [&] { return torch::ones({}); }));  // no gradient to look at
+  EXPECT_FALSE(trace_nonfinite(net, [&] { return torch::ones({}); }));  // there is no gradient to check
 }
 
 TEST(TraceNonFinite, ATiedWeightSpeaksForBothItsModules) {
@@ -468,7 +468,7 @@ TEST(TraceNonFinite, ATiedWeightSpeaksForBothItsModules) {
   EXPECT_TRUE(net.in->weight.grad().equal(torch::ones({4, 4})));
 }
 
-// docs/nonfinite.md
+// The example of docs/nonfinite.md.
 TEST(TraceNonFinite, ExplainsASkippedStepOfAHandWrittenLoop) {
   Convnet net;
   torch::optim::SGD optimizer(net.parameters(), 0.1);
@@ -495,7 +495,7 @@ TEST(TraceNonFinite, ExplainsASkippedStepOfAHandWrittenLoop) {
     if (!net.head->weight.equal(weight)) break;
   }
   EXPECT_GT(skipped, 3);
-  EXPECT_FALSE(net.head->weight.equal(weight));  // training went on as it would have
+  EXPECT_FALSE(net.head->weight.equal(weight));  // training continued as it would have without the trace
   EXPECT_EQ(net.norm->num_batches_tracked.item<int64_t>(), skipped + 1);
 }
 

@@ -47,7 +47,7 @@ void Underflows::forget(const at::Tensor& t) {
 }
 
 void Underflows::keep(const at::Tensor& t, const at::Tensor& values, Flushed flushed) {
-  kept_.erase_expired();  // with the copies of their values
+  kept_.erase_expired();  // drops the copies of their values, too
   kept_.try_emplace(t.storage())
       .first->push_back(
           {Span(t), static_cast<int64_t>(t.element_size()), t.storage_offset(), values, std::move(flushed)});
@@ -78,7 +78,7 @@ void Underflows::note(const Frame& frame, const std::vector<at::Tensor>& outputs
     for (const size_t i : with_zeros) {
       if (!wide || i >= wide->size() || (*wide)[i].sizes() != outputs[i].sizes()) continue;
       const at::Tensor values = (*wide)[i].to(at::kFloat), sizes = at::abs(values);
-      // A 0 of rounding, as in a sum that cancels, is none of fp16's end.
+      // A 0 from rounding, as in a sum that cancels, is not an underflow of fp16.
       const double end =
           read ? std::numeric_limits<double>::infinity() : info(Format::kFloat16).smallest_subnormal;
       const at::Tensor lost = outputs[i].eq(0) & sizes.gt(0) & sizes.lt(end);

@@ -11,30 +11,32 @@
 
 namespace mantissa::nonfinite_internal {
 
-/// What fp16, which ends at 6e-8, made 0 of: for each such tensor the values that float32 would have kept,
-/// through the operations that follow. A division by a 0 of this kind is not the program's.
+/// Records values that fp16 flushed to 0, because they were below 6e-8. For each such tensor it keeps the
+/// values that float32 would have, through the operations that follow. A division by such a 0 is not a fault
+/// of the program.
 class Underflows {
  public:
   struct Flushed {
-    std::string by;    ///< the operation that made the first 0 of them
-    double value = 0;  ///< the largest that it made 0 of
+    std::string by;    ///< the operation that flushed the first of them
+    double value = 0;  ///< the largest value that it flushed
   };
 
-  /// An operation has ended and returned `outputs`; its operands are as it found them in `frame`.
+  /// Records an operation that ended and returned `outputs`. `frame` holds its operands as they were at its
+  /// start.
   void note(const Frame& frame, const std::vector<at::Tensor>& outputs);
-  /// What was flushed, if the operation would be finite without; null otherwise.
+  /// Returns the flushed values, if the operation would be finite without the flush, and null otherwise.
   const Flushed* explaining(const Frame& frame) const;
 
  private:
   struct Kept {
     Span span;
     int64_t element_size = 0, offset = 0;
-    at::Tensor values;  ///< float32, laid out as the tensor
+    at::Tensor values;  ///< float32, in the layout of the tensor
     Flushed flushed;
   };
 
   const Kept* find(const at::Tensor& t) const;
-  /// A copy of the part of `kept` that `t` sees; undefined if there is none.
+  /// Returns a copy of the part of `kept` that `t` covers; undefined if there is none.
   static at::Tensor stand_in(const at::Tensor& t, const Kept* kept);
   void forget(const at::Tensor& t);
   void keep(const at::Tensor& t, const at::Tensor& values, Flushed flushed);

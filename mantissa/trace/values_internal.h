@@ -9,10 +9,10 @@
 
 namespace mantissa::nonfinite_internal {
 
-/// Whether `t` has memory of its own with values in it.
+/// True if `t` has its own memory with values in it.
 bool is_strided(const at::Tensor& t);
 
-/// The strided tensor that holds the values of `t`; undefined if it has none that could be inf or nan.
+/// Returns the strided tensor that holds the values of `t`; undefined if none of them can be inf or nan.
 at::Tensor values_of(const at::Tensor& t);
 
 struct Finiteness {
@@ -20,23 +20,23 @@ struct Finiteness {
   bool finite() const { return !nan && !inf; }
 };
 
-/// One pass without a temporary. Where there is a nan, an inf beside it is not seen.
+/// Checks in one pass without a temporary. If there is a nan, an inf may go unnoticed.
 Finiteness look_at(const at::Tensor& values);
 
-/// `t` without the dimensions that only repeat it: of a bias that was expanded over a batch, the bias.
+/// Returns `t` without dimensions that only repeat it: for a bias that was expanded over a batch, the bias.
 at::Tensor unexpanded(const at::Tensor& t);
 
-/// Whether there is nothing but 0 and -inf, as in an additive attention mask.
+/// True if all values are 0 or -inf, as in an additive attention mask.
 bool is_mask(const at::Tensor& values);
 
 OperandFacts facts_of(const at::Tensor& values, std::string name = {});
 
-/// The bytes of a storage between a tensor's first value and its last. Views share a storage, so that a value
-/// is known by its bytes under whichever view it is read.
+/// The bytes of a storage between a tensor's first value and its last. Views share a storage, so a value is
+/// identified by its bytes, whichever view reads it.
 struct Span {
   c10::StorageImpl* storage;
   int64_t begin, end;
-  bool dense;  ///< it fills its bytes
+  bool dense;  ///< whether it fills these bytes
 
   explicit Span(const at::Tensor& t)
       : storage(t.storage().unsafeGetStorageImpl()),

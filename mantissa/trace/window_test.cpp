@@ -8,7 +8,7 @@
 namespace mantissa::nonfinite_window_test {
 namespace {
 
-/// Two weights in fp16; the gradient of each is its factor.
+/// Two fp16 weights; the gradient of each is its factor.
 struct Net : torch::nn::Module {
   at::Tensor a = register_parameter("a", torch::zeros({2}, at::kHalf));
   torch::nn::Linear b = register_module("b", torch::nn::Linear(torch::nn::LinearOptions(1, 1).bias(false)));
@@ -34,7 +34,7 @@ TEST(TraceNonFiniteWindow, FindsASumThatOverflowsThoughEveryTermIsFinite) {
   EXPECT_THAT(origin.tensor, testing::HasSubstr("'b.weight'"));
   EXPECT_EQ(origin.finite_in_float32, true);
   ASSERT_EQ(origin.inputs.size(), 2);
-  EXPECT_NEAR(origin.inputs[0].max_abs, 6e4, 32);  // the nearest half
+  EXPECT_NEAR(origin.inputs[0].max_abs, 6e4, 32);  // the nearest fp16 value
   EXPECT_NEAR(origin.inputs[1].max_abs, 3e4, 16);
   EXPECT_THAT(origin.to_string(), testing::HasSubstr("cause: the sum over the accumulation window"));
   EXPECT_EQ(net.b->weight.grad().item<float>(), 1) << "the caller's";

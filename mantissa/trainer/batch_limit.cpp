@@ -18,7 +18,7 @@ void BatchLimit::check(const char* name) const {
 
 int64_t BatchLimit::rounded_down(int64_t total) const {
   if (!is_share_) return std::min(count_, total);
-  // A share like 0.3 of 10 is 2.999...: what was meant counts.
+  // In binary, a share such as 0.29 of 100 is 28.999...: 29 is meant.
   return static_cast<int64_t>(std::floor(share_ * static_cast<double>(total) + 1e-9));
 }
 

@@ -9,8 +9,8 @@
 
 namespace mantissa {
 
-/// How many batches of a loader: a count (an integer) or a share of them (a floating-point number), as
-/// Lightning tells 1 from 1.0.
+/// A limit on the batches of a loader: a count (an integer) or a share (a floating-point number). As in
+/// Lightning, 1 and 1.0 differ.
 class BatchLimit {
  public:
   template <std::integral Count>
@@ -19,17 +19,17 @@ class BatchLimit {
   constexpr BatchLimit(Share share) : share_(share), is_share_(true) {}
 
   bool is_share() const { return is_share_; }
-  /// Whether it lets all batches through, however many there are.
+  /// Whether it lets all batches through.
   bool is_all() const { return is_share_ && share_ == 1; }
   bool is_none() const { return is_share_ ? share_ == 0 : count_ == 0; }
-  /// Of `total`: the count, if there are so many, or the share, rounded down.
-  /// Errors: c10::ValueError, `name` in it, for a share above 0 that leaves no batch.
+  /// Returns the number of batches out of `total`: the count, at most `total`, or the share, rounded down.
+  /// Errors: c10::ValueError, with `name` in its message, for a share above 0 that leaves no batch.
   int64_t of(int64_t total, const char* name) const;
-  /// The same, but 1 for a share that leaves no batch.
+  /// The same, but returns at least 1.
   int64_t of_at_least_one(int64_t total) const;
   /// "10", "0.25".
   std::string to_string() const;
-  /// Errors: c10::ValueError, `name` in it, for a negative count and a share outside [0, 1].
+  /// Errors: c10::ValueError, with `name` in its message, for a negative count and a share outside [0, 1].
   void check(const char* name) const;
 
  private:
@@ -40,8 +40,8 @@ class BatchLimit {
   bool is_share_ = false;
 };
 
-/// How many batches' gradients are added before a step: one number, or by the epoch from which each holds
-/// (Lightning: GradientAccumulationScheduler). Before the first of those epochs it is 1.
+/// The number of batches whose gradients are accumulated before a step: one number, or one for each epoch
+/// from which it holds (Lightning: GradientAccumulationScheduler). Before the first of those epochs it is 1.
 class AccumulationSchedule {
  public:
   template <std::integral Count>
@@ -52,7 +52,7 @@ class AccumulationSchedule {
       : from_epoch_(from_epoch) {}
 
   int64_t at(int64_t epoch) const;
-  /// Whether it is `batches` in all epochs.
+  /// Whether it is `batches` in every epoch.
   bool is_always(int64_t batches) const;
   std::string to_string() const;
   /// Errors: c10::ValueError for an epoch below 0 or a number below 1.

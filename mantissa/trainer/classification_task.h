@@ -7,11 +7,11 @@
 
 namespace mantissa {
 
-/// Trains any model that maps `batch.data` to logits with cross-entropy against integer `batch.target`:
-/// images to labels, tokens to next tokens. Logs `val_loss` and `val_accuracy`, in a test `test_loss` and
-/// `test_accuracy`; predicts the logits.
+/// Trains any model that maps `batch.data` to logits, with cross-entropy against integer `batch.target`:
+/// images to labels, tokens to next tokens. Validation logs `val_loss` and `val_accuracy`, and a test logs
+/// `test_loss` and `test_accuracy`. A prediction is the logits.
 ///
-/// Shapes:   logits [..., classes], target [...]: every position counts alike.
+/// Shapes:   logits [..., classes], target [...]; every position has the same weight.
 /// Units:    losses are means in nats.
 /// Numerics: the loss is computed in float32 when the logits are 16-bit.
 /// Errors:   c10::ValueError when logits and targets do not fit.

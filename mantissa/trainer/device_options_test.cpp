@@ -1,5 +1,5 @@
-// These tests cover what a run does with its device: it makes it current, lays out tensors, sets cuDNN's
-// benchmark mode, brings batches there, and explains an error for lack of memory.
+// Tests of a run's device: the run makes it current, lays out tensors, sets cuDNN's benchmark mode, transfers
+// batches, and explains an out-of-memory error.
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -86,14 +86,14 @@ TEST(Benchmark, EndsWithAnExceptionToo) {
   EXPECT_FALSE(at::globalContext().benchmarkCuDNN());
 }
 
-// Memory that runs out
+// Out of memory
 
 [[noreturn]] void run_out() {
   throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__},
                               "CUDA out of memory. Tried to allocate 2.00 GiB.");
 }
 
-/// What `work` says when it throws Error; anything else ends the test.
+/// Returns the message of the Error that `work` throws. Another exception ends the test.
 template <typename Error, typename Work>
 std::string told(const Work& work) {
   try {
@@ -309,7 +309,7 @@ TEST_F(ChannelsLastResume, GoesOnBitForBitWithMastersAnAverageAndAFusedOptimizer
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("its channels_last was true and is false"));
 }
 
-// Batches on their way
+// Transfer of batches
 
 void check_order_of_batches(const std::string& device) {
   std::vector<float> seen;
@@ -332,7 +332,7 @@ TEST(BatchesOnTheirWay, ArriveInOrderOnCuda) {
   check_order_of_batches("cuda");
 }
 
-// A GPU's own
+// On a GPU
 
 TEST(TrainerCuda, TrainsOnTheDeviceThatWasNamedAndRestoresTheCurrentOne) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();

@@ -39,9 +39,10 @@ template struct PrivateMember<ReporterMutex, &CpuReporter::mutex_>;
 
 namespace {
 
-/// While one lives, libtorch's CPU allocator says nothing of blocks that are freed and are older than the
-/// counting, as every program has some. It logs the first of a thousand of them, by a count of its own, which
-/// is kept away from that number, and put back in the end: a profiler's warnings come as they would have.
+/// While one lives, libtorch's CPU allocator does not warn of freed blocks that are older than the counting;
+/// every program has some. The allocator logs the first of every thousand such blocks, by its own counter.
+/// This class keeps the counter away from that value and restores it at the end, so that a profiler's
+/// warnings come as they would have.
 class NoWordOfOlderBlocks {
  public:
   NoWordOfOlderBlocks() : before_(with_count([](size_t& count) { return count; })) {}
@@ -51,7 +52,7 @@ class NoWordOfOlderBlocks {
   NoWordOfOlderBlocks(const NoWordOfOlderBlocks&) = delete;
   NoWordOfOlderBlocks& operator=(const NoWordOfOlderBlocks&) = delete;
 
-  /// To be called before each block is freed.
+  /// Must be called before each block is freed.
   static void keep() {
     with_count([](size_t& count) { return count = 1; });
   }
@@ -66,8 +67,9 @@ class NoWordOfOlderBlocks {
   size_t before_;
 };
 
-/// What libtorch's allocators hand out and take back, on one kind of device. They tell whoever stands in the
-/// profiler's place; that one is looked at as a ProfilerStateBase elsewhere, so it is one, of no profiler.
+/// Counts what libtorch's allocators hand out and take back, on one kind of device. They report to the object
+/// in the profiler's place. libtorch casts that object to ProfilerStateBase elsewhere, so this class derives
+/// from it, without any profiler.
 class LiveBytes final : public torch::profiler::impl::ProfilerStateBase {
  public:
   explicit LiveBytes(at::DeviceType type)
@@ -85,7 +87,7 @@ class LiveBytes final : public torch::profiler::impl::ProfilerStateBase {
       now_ += bytes;
       peak_ = std::max(peak_, now_);
     } else if (const auto found = blocks_.find(block); found != blocks_.end()) {
-      // Another block was there before the counting began.
+      // A block that is not found is older than the counting.
       now_ -= found->second;
       blocks_.erase(found);
     }
@@ -120,7 +122,7 @@ class LiveBytes final : public torch::profiler::impl::ProfilerStateBase {
   int64_t now_ = 0, peak_ = 0;
 };
 
-/// Bytes of tensors, each memory once.
+/// Bytes of tensors; each storage counts once.
 class TensorBytes {
  public:
   int64_t add(const at::Tensor& tensor) {
@@ -149,8 +151,8 @@ class TensorBytes {
   std::unordered_set<const void*> seen_;
 };
 
-/// cuBLAS keeps a workspace for each thread that computes with it, the backward pass's too, which libtorch's allocator
-/// gives out at the first product: tens of MiB that are no tensor of the model's.
+/// cuBLAS keeps a workspace for each thread that uses it, including the thread of the backward pass.
+/// libtorch's allocator provides it at the first product: tens of MiB that belong to no tensor of the model.
 void make_workspaces(at::Device device) {
   if (!device.is_cuda()) return;
   const c10::AutoGradMode with_gradients(true);
@@ -164,14 +166,14 @@ class Counting final : public Callback {
   MemoryPlan plan;
   bool has_stepped = false;
 
-  /// Before any batch is on its way to a GPU.
+  /// Runs before any batch is on its way to a GPU.
   void on_train_start(Trainer& trainer) override {
     plan.precision = trainer.precision().name();
     TensorBytes counted;
     plan.weights = counted.add(trainer.module()->parameters());
     plan.buffers = counted.add(trainer.module()->buffers());
     plan.masters = counted.add(stepped(trainer));
-    trainer.module()->zero_grad();  // what an earlier backward pass left would end in the middle
+    trainer.module()->zero_grad();  // an earlier pass's gradients would be freed during the count
     for (const OptimizerConfig& config : trainer.optimizers()) config.optimizer->zero_grad();
     make_workspaces(trainer.device());
     live_ = std::make_shared<LiveBytes>(trainer.device().type());
@@ -188,13 +190,13 @@ class Counting final : public Callback {
 
   void on_before_backward(Trainer& trainer, const at::Tensor& /*loss*/) override {
     if (has_stepped) return;
-    // Of a task with steps of its own, what an earlier one in this batch has left.
+    // A task that steps by itself may hold gradients and states of an earlier step in this batch.
     const int64_t held = gradients(trainer) + states(trainer);
     plan.activations = std::max(plan.activations, live_->now() - held - batches_);
   }
 
   void on_after_backward(Trainer& trainer) override {
-    // A step that a scaler skips would make no state.
+    // A step that a scaler skips would create no state.
     const at::NoGradGuard no_grad;
     for (at::Tensor& parameter : stepped(trainer))
       if (parameter.grad().defined()) parameter.mutable_grad().zero_();
@@ -237,11 +239,11 @@ class Counting final : public Callback {
 
   std::shared_ptr<LiveBytes> live_;
   std::optional<c10::DebugInfoGuard> guard_;
-  int64_t batches_ = 0;  ///< copies of them that the first forward pass finds
+  int64_t batches_ = 0;  ///< copies of batches at the start of the first forward pass
 };
 
-/// An epoch of one batch, three times: the second finds the optimizer's state and the gradients of the first,
-/// and while it trains the third is on its way to a GPU.
+/// An epoch of one batch, given three times. The second finds the optimizer's state and the gradients of the
+/// first. While it trains, the third is on its way to a GPU.
 class ThreeTimes final : public Loader {
  public:
   explicit ThreeTimes(const Batch& batch) : batch_(batch) {}

@@ -28,7 +28,7 @@ using testing::ThrowsMessage;
 
 constexpr int64_t kSamples = 32, kIn = 8, kOut = 16, kWeights = kIn * kOut;
 
-/// relu(x W): one weight, one buffer, and of the forward pass only relu's result is kept.
+/// relu(x W): has one weight and one buffer, and the forward pass keeps only relu's result.
 class OneLayer : public Task {
  public:
   explicit OneLayer(double momentum = 0) : momentum_(momentum) {
@@ -65,13 +65,14 @@ TEST(MemoryPlan, EveryNumberOfAModeIsKnown) {
     if (mode.ends_with("true")) {
       EXPECT_EQ(plan.activations, (kSamples * kOut + 1) * bytes) << mode << ": relu's result and the loss";
     } else {
-      // In half its size, and the loss; casts of the input and, where no kernel of ours is, of the weight.
+      // relu's result in half its size, the loss, and casts of the input and, without a kernel of ours, of
+      // the weight.
       const int64_t result = kSamples * kOut * 2, casts = (kSamples * kIn + kWeights) * 2;
       EXPECT_THAT(plan.activations, AllOf(Ge(result), Le(result + casts + 64))) << mode;
     }
     EXPECT_EQ(plan.total(), (kWeights * 3 + 3) * bytes + plan.activations) << mode;
     EXPECT_GE(plan.peak, plan.total()) << mode;
-    // Kernels for 16 bits may copy operands for a while, by what the CPU has.
+    // 16-bit kernels may copy operands for a while, depending on the CPU.
     if (bytes > 2 && mode != "16-mixed") {
       EXPECT_LE(plan.peak, 2 * plan.total()) << mode;
     }
@@ -147,7 +148,7 @@ TEST(MemoryPlan, TemporariesAreInThePeakAlone) {
   Wasteful task;
   const MemoryPlan plan = plan_memory(task, some_batch(), {.device = "cpu"});
   EXPECT_LT(plan.activations, Wasteful::kTemporary);
-  // When they are there the weights, their gradients and nothing else is.
+  // While the temporaries exist, there are only the weights, the buffers and the gradients besides.
   EXPECT_EQ(plan.peak, Wasteful::kTemporary + plan.weights + plan.buffers + plan.gradients);
 }
 
@@ -180,7 +181,7 @@ TEST(MemoryPlan, StepsOfTheTasksOwnAreCounted) {
   EXPECT_EQ(plan.weights, 2 * kWeights * 4);
   EXPECT_EQ(plan.gradients, 2 * kWeights * 4);
   EXPECT_EQ(plan.optimizer_states, 2 * kWeights * 4);
-  // The second pass counts without the gradient and the state that the first one left.
+  // The second pass is counted without the gradient and the state that the first one left.
   EXPECT_THAT(plan.activations,
               AllOf(Ge((kSamples * kOut + 1) * 4), Le((kSamples * kOut + kWeights + 16) * 4)));
 }
@@ -220,7 +221,7 @@ struct Profiler final : c10::MemoryReportingInfoBase {
   bool memoryProfilingEnabled() const override { return false; }
 };
 
-/// Frees more blocks than the counting knows than libtorch's allocator lets pass without a word.
+/// Frees enough blocks from before the count to make libtorch's allocator warn.
 struct Freeing final : OneLayer {
   Freeing() {
     for (int i = 0; i < 1001; ++i) older.push_back(torch::zeros({16}));
@@ -232,7 +233,7 @@ struct Freeing final : OneLayer {
   std::vector<at::Tensor> older;
 };
 
-/// A profiler of memory, as far as the CPU's allocator knows one.
+/// A memory profiler, as the CPU's allocator sees it.
 struct MemoryProfiler final : c10::MemoryReportingInfoBase {
   void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
   bool memoryProfilingEnabled() const override { return true; }

@@ -47,7 +47,7 @@ Metrics MeanMetrics::compute() const {
     if (sum.weight == 0) continue;
     const double total = sum.host + (sum.device.defined() ? sum.device.item<double>() : 0.0);
     const double mean = total / sum.weight;
-    means[name] = std::isnan(mean) ? std::abs(mean) : mean;  // some nans have a sign, and print it
+    means[name] = std::isnan(mean) ? std::abs(mean) : mean;  // some nans print a sign
   }
   return means;
 }
@@ -69,7 +69,7 @@ void MeanMetrics::load_state_dict(const StateReader& state) {
     Sum& sum = sums[name];
     sum.host = entry.at("host").to_double();
     sum.weight = entry.at("weight").to_double(0, std::numeric_limits<double>::max());
-    // Stays on the CPU: 0-dim, it may be added to on any device.
+    // It stays on the CPU: a 0-dim tensor may be added to on any device.
     if (const auto device = entry.find("device")) {
       if (device->to_tensor().dim() != 0) device->fail("is no single number");
       sum.device = device->to_tensor().clone();

@@ -1,4 +1,4 @@
-// The seam for several processes. Threads of this process stand for them.
+// Tests the interface for several processes. Threads of this process stand for them.
 #include "mantissa/trainer/strategy.h"
 
 #include <barrier>
@@ -20,7 +20,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// What the threads share.
+/// The state that the threads share.
 struct Group {
   explicit Group(int64_t size) : gradients(static_cast<size_t>(size)), flags(gradients.size()), all(size) {}
   std::vector<std::vector<at::Tensor>> gradients;
@@ -72,7 +72,7 @@ struct Outcome {
   int exchanges = 0;
 };
 
-/// Runs `fit` with a strategy of each of two threads.
+/// Runs `fit` in two threads, each with its own strategy.
 template <typename Fit>
 std::vector<Outcome> in_two(const Fit& fit) {
   const auto group = std::make_shared<Group>(2);
@@ -111,7 +111,7 @@ TEST(Strategy, TwoProcessesTrainAsOneWithBothBatches) {
     const double alone = train({.accumulate_grad_batches = window}, {2, 4, 6, 8}).weight;
     for (const Outcome& outcome : outcomes) {
       EXPECT_EQ(outcome.weight, alone) << window;
-      // The last batch of a window exchanges the gradients of all of it.
+      // The last batch of a window exchanges the gradients of the whole window.
       EXPECT_EQ(outcome.exchanges, window == 1 ? 4 : 2);
     }
   }
@@ -128,7 +128,7 @@ TEST(Strategy, AnOverflowInOneProcessSkipsTheStepInAll) {
   }
 }
 
-/// Does something after one step of one process.
+/// Calls `act` after one step of one process.
 struct AtStep final : Callback {
   AtStep(int64_t step, std::function<void(Trainer&)> act) : step_(step), act_(std::move(act)) {}
   void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
@@ -154,7 +154,7 @@ TEST(Strategy, AStopInOneProcessEndsAllAtTheSameStep) {
   EXPECT_EQ(outcomes[1].result.stopped_by, "enough");
 }
 
-/// Wants a checkpoint after one step, and notes after which steps one is due.
+/// Asks for a checkpoint after one step, and records after which steps one is saved.
 struct Saver final : Callback {
   explicit Saver(int64_t step) : wanted(step) {}
   bool is_checkpoint_due(const Trainer&, const TrainBatch& batch) const override {
@@ -180,7 +180,7 @@ TEST(Strategy, ACheckpointThatIsDueInOneProcessIsSavedByAll) {
   EXPECT_THAT(saved, ElementsAre(ElementsAre(2, 4), ElementsAre(), ElementsAre(2, 4), ElementsAre()));
 }
 
-/// Says what it is called for.
+/// Records its calls.
 struct Diary final : Strategy {
   void setup_module(torch::nn::Module&) override { text += "module "; }
   void setup_optimizers(const std::vector<OptimizerConfig>& optimizers, Precision& precision) override {

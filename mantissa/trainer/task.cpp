@@ -21,7 +21,7 @@ Trainer& Task::trainer() const {
 }
 
 FitRun& Task::fit_run(const char* function) const {
-  trainer();  // an error if nothing runs
+  trainer();  // throws if nothing runs
   FitRun* const run = run_->as_fit();
   TORCH_CHECK(run, function, ": this run is no fit; call it inside training_step()");
   return *run;
@@ -51,7 +51,7 @@ Scope Task::toggle_optimizer(const TaskOptimizer& optimizer) const {
   std::unordered_set<const at::TensorImpl*> kept;
   for (const at::Tensor& parameter : main_params(optimizer.optimizer()))
     kept.insert(parameter.unsafeGetTensorImpl());
-  /// Turns gradients off, and at its end on again for those that had them.
+  /// Turns gradients off, and in its destructor on again.
   struct Frozen {
     explicit Frozen(std::vector<at::Tensor> all) : parameters(std::move(all)) {
       for (at::Tensor& parameter : parameters) parameter.requires_grad_(false);

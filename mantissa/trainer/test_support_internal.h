@@ -1,4 +1,5 @@
-// For this room's tests: a task whose every number is known, batches that are given, callbacks that remember.
+// Support for the trainer's tests: a task with known numbers, a loader of given batches, callbacks that
+// record.
 #pragma once
 
 #include <cmath>
@@ -23,7 +24,7 @@ namespace mantissa {
 
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
-/// Batches that are given.
+/// Loads the given batches.
 class ListLoader final : public Loader {
  public:
   explicit ListLoader(std::vector<Batch> batches) : batches_(std::move(batches)) {}
@@ -45,7 +46,7 @@ inline ListLoader loader_of(std::vector<float> values) {
   return ListLoader(std::move(batches));
 }
 
-/// One weight w, loss w * x: the gradient is x. A negative x asks for the batch to be left out.
+/// Has one weight w and the loss w * x, so that the gradient is x. A negative x leaves the batch out.
 class OneWeight : public Task {
  public:
   torch::nn::Module& module() override { return *net; }
@@ -95,7 +96,7 @@ class OneWeight : public Task {
   bool validated_in_training_mode = false, validated_with_gradients = false;
 };
 
-/// Keeps every batch's report.
+/// Records every batch's report.
 struct Recorder final : Callback {
   void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
     batches.push_back(batch);
@@ -110,7 +111,7 @@ struct Recorder final : Callback {
 
 inline double without_sign_of_nan(double value) { return std::isnan(value) ? std::abs(value) : value; }
 
-/// Keeps what it is told, a line a call.
+/// Records every call as a line.
 class Told final : public Logger {
  public:
   std::string name() const override { return "told"; }

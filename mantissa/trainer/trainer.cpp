@@ -12,7 +12,7 @@
 namespace mantissa {
 namespace {
 
-/// Of a Trainer that has not run.
+/// The value for a Trainer that has not run.
 template <typename T>
 const T& none() {
   static const T value{};

@@ -23,39 +23,43 @@ namespace mantissa {
 class EvaluationRun;
 struct Checkpoint;
 
-/// What fit() returns.
+/// The result of Trainer::fit().
 struct FitResult {
   int64_t epochs = 0;  ///< completed
   int64_t steps = 0;   ///< optimizer steps, skipped ones included
   int64_t skipped_steps = 0;
-  Metrics metrics;                ///< of the last epoch: "train_loss" and what the task logged
+  Metrics metrics;                ///< the last epoch's "train_loss" and every metric that the task logged
   double seconds = 0;             ///< whole fit, validation included
-  double step_ms = 0;             ///< median host time of a training batch, of the last 10,000
-  double samples_per_second = 0;  ///< in training batches, validation not counted
+  double step_ms = 0;             ///< median host time of a training batch, over the last 10,000 batches
+  double samples_per_second = 0;  ///< over training batches; validation is not counted
   int64_t peak_memory_bytes = 0;  ///< see peak_memory_bytes() in core/device.h
   int interrupted_by = 0;         ///< the signal that ended the run early, else 0
-  std::string stopped_by;         ///< why stop() ended the run early, else empty
+  std::string stopped_by;         ///< the reason given to the first stop(), else empty
 };
 
 /// Trains a Task in any precision.
 ///
-/// Once: configure_model, conversion and move, configure_optimizers, the precision's setup_optimizer.
-/// Order of a batch: convert_input, transfer to the device (BatchTransfer: a GPU gets the next batch while it
-/// computes), forward context around training_step, loss divided by the accumulation count, zero_grad (first
-/// batch of a window), pre_backward, backward outside the forward context, and at the end of a window:
-/// clipping, optimizer_step, learning-rate schedule (not after a skipped step). While a run lasts, its device
-/// is the thread's current one.
+/// A fit first calls configure_model, converts the model and moves it to the device, then calls
+/// configure_optimizers and the precision's setup_optimizer.
 ///
-/// Signals: Ctrl-C, SIGTERM and SIGHUP end fit() after the current step or validation batch; it then returns
-///          as if it had come to its end, without the metrics of a validation that was cut short.
-/// Threads: one run at a time of a Trainer, and of a Task; stop() from any thread. Another Trainer may run
-///          inside a run, on the same thread. Runs in several threads share what is the process's own: the
-///          default generators, the default dtype (which 16-true, bf16-true and 64-true set while they
-///          compute), float32_matmul_precision, benchmark, and signals: they are caught until the fit() that
-///          began first returns, and end all that run then.
-/// Errors:  c10::ValueError for options that do not fit together, in the constructor. An error for lack of
-///          memory (c10::OutOfMemoryError, and the CPU allocator's c10::Error) keeps its type, and its context
-///          names the size of the batch, the device, its memory and what would help.
+/// Each batch then goes through convert_input, the transfer to the device (a GPU receives the next batch
+/// while it computes: see BatchTransfer), training_step inside the forward context, zero_grad (first batch of
+/// an accumulation window), division of the loss by the accumulation count, pre_backward, and backward
+/// outside the forward context. The last batch of a window adds clipping, optimizer_step and the
+/// learning-rate schedule, which a skipped step does not advance.
+///
+/// While a run lasts, its device is the thread's current device.
+///
+/// Signals: Ctrl-C, SIGTERM and SIGHUP end fit() after the current step or validation batch. fit() then
+///          returns as if training had finished, without the metrics of an interrupted validation.
+/// Threads: a Trainer runs once at a time, and so does a Task. stop() may be called from any thread. Another
+///          Trainer may run inside a run, on the same thread. Runs in several threads share process-wide
+///          state: the default generators, the default dtype (which 16-true, bf16-true and 64-true set while
+///          they compute), float32_matmul_precision, benchmark, and signal handlers. Signals are caught until
+///          the fit() that began first returns, and a signal ends every run that is active then.
+/// Errors:  c10::ValueError for options that do not fit together, in the constructor. An out-of-memory error
+///          keeps its type (c10::OutOfMemoryError, or the CPU allocator's c10::Error). Its context names the
+///          batch size, the device, the device's memory and possible remedies.
 /// Source:  Lightning's Trainer.
 /// Example: examples/trainer.cpp.
 class Trainer {
@@ -65,42 +69,42 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Trains until max_epochs, max_steps or max_time, or until a callback calls stop(); `val` is validated as
-  /// the options say, and of a metric that both log under one name validation's value counts. The model stays
-  /// on the device; which of its layers are in training mode is the caller's choice, and validation restores
-  /// it.
+  /// Trains until max_epochs, max_steps or max_time is reached, or until a callback calls stop(). Validates
+  /// on `val` as the options say. If training and validation log a metric under one name, validation's value
+  /// counts. The model stays on the device. The caller chooses which layers are in training mode, and
+  /// validation restores each layer's mode.
   ///
-  /// `ckpt_path`: the checkpoint to resume from, or a folder, of which the newest whole one is taken. The run
-  /// continues bit for bit where the precision, the options, the data and the machine are the same. A warning
-  /// says what is not.
-  /// Errors: c10::ValueError for a checkpoint that is damaged or of another model or optimizer.
+  /// `ckpt_path`: the checkpoint to resume from, or a folder, from which the newest complete checkpoint is
+  /// taken. The run continues bit for bit if the precision, the options, the data and the machine are the
+  /// same. A warning reports the differences.
+  /// Errors: c10::ValueError for a checkpoint that is damaged, or that belongs to another model or optimizer.
   FitResult fit(Task& task, Loader& train, Loader* val = nullptr,
                 const std::filesystem::path& ckpt_path = {});
-  /// One pass without gradients; returns what validation_step() logged.
+  /// Makes one pass without gradients and returns the metrics that validation_step() logged.
   Metrics validate(Task& task, Loader& val);
-  /// The same with test_step().
+  /// Makes one pass without gradients and returns the metrics that test_step() logged.
   Metrics test(Task& task, Loader& test);
-  /// One pass without gradients; returns what predict_step() returned, batch by batch, a tensor in the
-  /// default dtype. Nothing is kept with `return_predictions` false: then a callback takes it.
+  /// Makes one pass without gradients and returns the results of predict_step(), one per batch; tensors are
+  /// in the default dtype. With `return_predictions` false the results go only to the callbacks.
   std::vector<c10::IValue> predict(Task& task, Loader& data, bool return_predictions = true);
 
-  /// Ends the fit that runs after the current step, once min_epochs and min_steps are reached. `why` is for the
-  /// user.
+  /// Ends the running fit after the current step, once min_epochs and min_steps are reached. `why` is the
+  /// reason shown to the user.
   void stop(std::string why);
 
-  /// All that a later run needs to continue this fit from the step that ended last. The tensors are the run's
-  /// own: take a snapshot() before training continues. Call save_logs() before the checkpoint counts as
-  /// written, so that a resumed run misses no row.
+  /// Returns everything that a later run needs to continue this fit from the last completed step. The tensors
+  /// are the run's own, not copies: take a snapshot() before training continues. Call save_logs() before the
+  /// checkpoint counts as written, so that a resumed run misses no row.
   /// Errors: c10::Error outside a fit.
   /// Source: docs/checkpoints.md.
   Checkpoint checkpoint();
   /// Whether stop() was called in this fit.
   bool should_stop() const { return !stopped_by().empty(); }
-  /// What the first stop() of this run said, else empty.
+  /// The reason given to the first stop() of this run, else empty.
   std::string stopped_by() const;
 
-  /// Adds to the row that every logger gets of this moment: one a step, and in a training batch that of the
-  /// step which ends it. For callbacks; a task has log().
+  /// Adds values to the current row, which every logger receives. Each step makes one row; a training batch
+  /// adds to the row of the step that ends it. For callbacks; a task has log().
   /// Errors: c10::ValueError for a name that loggers refuse (check_metric_name()).
   void log_metrics(const MetricValues& metrics);
   /// Whether the step of this training batch makes a row (log_every_n_steps) and there is a logger for it.
@@ -112,27 +116,29 @@ class Trainer {
   const TrainerOptions& options() const { return options_; }
   Precision& precision() const { return *precision_; }
   at::Device device() const { return device_; }
-  /// Of the last run, whose task must still live; null before.
+  /// The model of the last run, whose task must still exist; null before the first run.
   torch::nn::Module* module() const;
-  /// The first optimizer of the last fit(); null before.
+  /// The first optimizer of the last fit(); null before the first fit().
   torch::optim::Optimizer* optimizer() const;
   const std::vector<OptimizerConfig>& optimizers() const;
-  /// What runs now, or ran last; kFit before.
+  /// The stage of the current or last run; kFit before the first run.
   Stage stage() const;
   const FitProgress& progress() const;
-  /// Of progress().steps, those that were skipped.
+  /// The skipped steps among progress().steps.
   const SkippedSteps& skipped_steps() const;
-  /// Where a run begins that resumes from what checkpoint() gives now: an open accumulation window is begun
-  /// again.
+  /// The position from which a run continues that resumes from a checkpoint() taken now. It starts an open
+  /// accumulation window again.
   FitProgress resumes_at() const;
-  /// Whether that run continues bit for bit: not from inside a batch or a window.
+  /// Whether that run continues bit for bit. It does not if the checkpoint is taken inside a batch or a
+  /// window.
   bool resumes_exactly() const;
-  /// The newest value of every metric: of the epochs that ended and of the last validation.
+  /// The newest value of every metric, from completed epochs and the last validation.
   const Metrics& callback_metrics() const;
-  /// Of those, the value that was measured on the weights as they are: by a validation after the last batch,
-  /// or as the mean of an epoch that ends here. Unset for a metric that is older, or was never logged.
+  /// The newest value of a metric if it was measured on the current weights: by a validation after the last
+  /// batch, or as the mean of an epoch that ends here. Unset if the value is older, or if the metric was
+  /// never logged.
   std::optional<double> metric_now(const std::string& name) const;
-  /// Whether a validation runs that only looks whether it can.
+  /// Whether the sanity validation (num_sanity_val_steps) is running.
   bool is_sanity_checking() const;
 
  private:
@@ -145,8 +151,8 @@ class Trainer {
   at::Device device_;
   std::shared_ptr<Precision> precision_;
   mutable std::mutex mutex_;          ///< guards run_
-  std::shared_ptr<TrainerRun> run_;   ///< that goes on, or the last one
-  std::shared_ptr<FitRun> last_fit_;  ///< the same of fit() alone
+  std::shared_ptr<TrainerRun> run_;   ///< the current run, or the last one
+  std::shared_ptr<FitRun> last_fit_;  ///< the current fit, or the last one
 };
 
 }  // namespace mantissa

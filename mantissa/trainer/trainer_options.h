@@ -19,66 +19,68 @@ class Strategy;
 
 /// Names and meanings are Lightning's.
 ///
-/// Designated initializers, `{.precision = "16-mixed", .max_epochs = 5}`, must follow the order below, which
-/// C++ demands. Assignments need not: `TrainerOptions options; options.max_epochs = 5; options.device =
-/// "cpu";`.
+/// C++ requires designated initializers, `{.precision = "16-mixed", .max_epochs = 5}`, to follow the order
+/// below. Assignments may come in any order:
+/// `TrainerOptions options; options.max_epochs = 5; options.device = "cpu";`.
 struct TrainerOptions {
-  /// A name from registry.h; unset means "32-true". Not together with `precision_plugin`.
+  /// A name from registry.h; unset means "32-true". Cannot be combined with `precision_plugin`.
   std::optional<std::string> precision = std::nullopt;
-  /// The loss scale and its numbers, float32 batch norm, master weights, float32 matrix products: what the mode is
-  /// told beyond its name.
+  /// Settings of the mode beyond its name: the loss scale and its parameters, float32 batch norm, master
+  /// weights, float32 matrix products.
   PrecisionOptions precision_options = {};
   /// Lightning 1.5's: "native", or "apex" with amp_level "O0" to "O3"; see mode_of_amp_flags().
   std::string amp_backend = "native", amp_level = {};
-  /// Hooks of the user's own. Not together with any of the above.
+  /// The user's own precision. Cannot be combined with any of the above.
   std::shared_ptr<Precision> precision_plugin = nullptr;
-  /// Which kernels compute what is of 16 bits on the CPU, as pin_cpu_kernels() takes it, from the first run
-  /// on for the whole process. Empty: the fastest here, and a resumed run's as its checkpoint has them.
+  /// The kernels for 16-bit operations on the CPU, in the syntax of pin_cpu_kernels(). The choice holds for
+  /// the whole process from the first run on. Empty: the fastest kernels here; a resumed run uses those of
+  /// its checkpoint.
   std::string cpu_kernels = {};
   /// "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N".
   std::string device = "auto";
   /// Joins several processes that train one model. Null: this process trains alone.
   std::shared_ptr<Strategy> strategy = nullptr;
-  /// Lays out the model's 4-D weights and the batches' 4-D tensors with the channels last (5-D:
-  /// channels_last_3d), as torch's model.to(memory_format=torch.channels_last) does: the format in which tensor
-  /// cores convolve, and in which 16-bit convolutions of the CPU need no transposition. See channels_last.h.
+  /// Stores the model's 4-D weights and the batches' 4-D tensors with the channels last (5-D:
+  /// channels_last_3d), as torch's model.to(memory_format=torch.channels_last) does. Tensor cores convolve in
+  /// this format, and 16-bit convolutions on the CPU then need no transposition. See channels_last.h.
   bool channels_last = false;
-  /// While a run lasts, in the whole process (torch.backends.cudnn.benchmark): true has cuDNN time its
-  /// algorithms for every new shape and take the fastest, which pays where shapes repeat, and may differ from
-  /// run to run in the last bits. Unset: as the process has it.
+  /// Sets torch.backends.cudnn.benchmark for the whole process while a run lasts. With true, cuDNN times its
+  /// algorithms for every new shape and takes the fastest. This pays off where shapes repeat; results may
+  /// differ from run to run in the last bits. Unset: the process's setting stays.
   std::optional<bool> benchmark = std::nullopt;
 
   /// -1: no limit; then max_steps or max_time must be set.
   int64_t max_epochs = 1;
   /// Optimizer steps, skipped ones included; -1: no limit.
   int64_t max_steps = -1;
-  /// Before which stop() does not end the run; max_steps, max_time and signals do.
+  /// stop() does not end the run before these are reached; max_steps, max_time and signals do.
   int64_t min_epochs = 0, min_steps = 0;
-  /// Training ends with the first step after so long, time before a resume included.
+  /// Training ends with the first step after this time, which includes the time before a resume.
   std::optional<std::chrono::milliseconds> max_time = std::nullopt;
 
-  /// Of each epoch. 0 leaves the loop out.
+  /// Limits per epoch. 0 skips the loop.
   BatchLimit limit_train_batches = 1.0, limit_val_batches = 1.0, limit_test_batches = 1.0,
              limit_predict_batches = 1.0;
-  /// Above 0: trains on so many batches, the same in every epoch, and validates on them: for seeing whether a
+  /// Above 0: trains on this many batches, the same in every epoch, and validates on them, to check whether a
   /// model can learn at all.
   BatchLimit overfit_batches = 0.0;
-  /// Above 0: one epoch of so many batches of everything (true is one), to see whether it runs: no logger, no
-  /// sanity validation, no checkpoint, no early stopping.
+  /// Above 0: runs one epoch of this many batches in every loop (true means 1), to check that everything
+  /// runs. There is no logger, no sanity validation, no checkpoint and no early stopping.
   int64_t fast_dev_run = 0;
 
-  /// When validation comes: after so many training batches of an epoch, or after this share of them.
+  /// Validation runs after this many training batches of an epoch, or after this share of them.
   BatchLimit val_check_interval = 1.0;
-  /// In every N-th epoch, and after the last. Unset: val_check_interval is a count of batches over all
-  /// epochs.
+  /// Validation runs in every N-th epoch, and after the last one. Unset: val_check_interval counts batches
+  /// over all epochs.
   std::optional<int64_t> check_val_every_n_epoch = 1;
-  /// Validation batches before training starts, so that what is wrong there is found at once; their metrics
-  /// are dropped, and random numbers go on as if they had not been. -1: all of them.
+  /// Number of validation batches before training starts, so that errors in validation show up at once. Their
+  /// metrics are dropped, and they do not affect later random numbers. -1: all batches.
   int64_t num_sanity_val_steps = 2;
-  /// Validation under inference mode; false: with gradients merely off.
+  /// Runs validation in inference mode; false: only turns gradients off.
   bool inference_mode = true;
 
-  /// Batches whose gradients are added before a step. The last batch of an epoch always steps.
+  /// Number of batches whose gradients are accumulated before a step. The last batch of an epoch always
+  /// steps.
   AccumulationSchedule accumulate_grad_batches = 1;
   /// 0: no clipping.
   double gradient_clip_val = 0;
@@ -86,36 +88,38 @@ struct TrainerOptions {
   std::string gradient_clip_algorithm = "norm";
 
   /// Ends a backward pass that computes nan with an error that names the operation
-  /// (torch::autograd::DetectAnomalyGuard). Slow. A dynamic loss scale meets inf and nan on purpose: see
-  /// trace_nonfinite for one that knows of it.
+  /// (torch::autograd::DetectAnomalyGuard). Slow. A dynamic loss scale produces inf and nan on purpose, which
+  /// only trace_nonfinite takes into account.
   bool detect_anomaly = false;
-  /// A skipped step leaves no trace: buffers (batch norm's statistics) are as before its window; parameters,
-  /// optimizer and schedule are in any case. Costs a copy of the buffers each window.
+  /// Undoes a skipped step completely: buffers (such as batch norm's statistics) get the values from before
+  /// its accumulation window. Parameters, optimizer and schedule stay unchanged in any case. Costs a copy of
+  /// the buffers per window.
   bool transactional = false;
-  /// On a skipped step, and on a loss or (without a scaler) a gradient that is not finite, runs the window
-  /// again under observation and warns with the operation that made the first inf or nan: see
-  /// trace_nonfinite.h. At most kMaxTraces warnings a fit; a dynamic loss scale that was too high is none,
-  /// unless it is so kOverflowsInARow times in a row. Weights that are not finite are told of once, and
-  /// nothing after them. Only with automatic optimization.
-  /// Memory: holds the batches of a window. Sync: reads each loss, and without a scaler the size of the
-  ///         gradients.
+  /// Runs an accumulation window again under observation if its step is skipped, or if a loss or (without a
+  /// scaler) a gradient is not finite. Warns with the operation that produced the first inf or nan: see
+  /// trace_nonfinite.h. A fit gives at most kMaxTraces such warnings. A dynamic loss scale that is too high
+  /// counts only once it has caused kOverflowsInARow skipped steps in a row. Weights that are not finite are
+  /// reported once, and tracing ends. Works only with automatic optimization.
+  /// Memory: holds the batches of a window.
+  /// Sync:   reads each loss and, without a scaler, whether the gradients are finite.
   bool trace_nonfinite = false;
   static constexpr int kMaxTraces = 10, kOverflowsInARow = 10;
 
   std::vector<std::shared_ptr<Callback>> callbacks = {};
 
-  /// What the run measures goes to each of them. One that fails is told of and left out from then on.
+  /// Each logger receives the rows of the run. A logger that fails is reported and then left out.
   std::vector<std::shared_ptr<Logger>> loggers = {};
-  /// Every so many optimizer steps (batches, without automatic optimization) what training_step() logged
-  /// makes a row, as NAME_step; 0: never. Means over an epoch are logged in any case, as NAME.
+  /// Every N optimizer steps (batches, without automatic optimization) the values logged by training_step()
+  /// make a row, as NAME_step; 0: never. Means over an epoch are always logged, as NAME.
   int64_t log_every_n_steps = 50;
 };
 
-/// What the Trainer's constructor asks first.
-/// Errors: c10::ValueError for options that are out of range or do not fit together, with the cure.
+/// Checks the options. The Trainer's constructor calls it first.
+/// Errors: c10::ValueError for options that are out of range or do not fit together; the message names a
+///         remedy.
 void check(const TrainerOptions& options);
 
-/// Errors: c10::ValueError for another word than norm and value.
+/// Errors: c10::ValueError for a name other than "norm" and "value".
 GradientClipAlgorithm parse_clip_algorithm(std::string name);
 
 }  // namespace mantissa

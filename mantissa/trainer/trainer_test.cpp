@@ -107,8 +107,8 @@ TEST(Trainer, CallsHooksInLightningsOrder) {
             "fzba"
             "fbas"
             "fzbas"
-            "vv");             // zero_grad after the forward, once a window
-  EXPECT_EQ(result.steps, 2);  // the last batch of an epoch steps though its window is not full
+            "vv");             // zero_grad comes after the forward pass, once per window
+  EXPECT_EQ(result.steps, 2);  // the last batch of an epoch steps even if its window is not full
   EXPECT_DOUBLE_EQ(task.weight(), -((1 + 2) / 2.0) - 3 / 2.0);
   EXPECT_DOUBLE_EQ(result.metrics.at("val_x"), 6);
   EXPECT_FALSE(task.validated_in_training_mode);

@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(f"mantissa_kernels: PyTorch is not installed; run pip install torch=={TORCH_VERSION}") from error
 
-# Classes of libtorch are laid out anew with every release.
+# The layout of libtorch's classes changes with every release.
 if torch.__version__.split("+")[0] != TORCH_VERSION:
     raise ImportError(
         f"mantissa_kernels: built with PyTorch {TORCH_VERSION}, but {torch.__version__} is installed. Build it again "
@@ -29,7 +29,7 @@ _library = torch.ops.mantissa_kernels
 
 
 def enable() -> bool:
-    """Switches the kernels on for the process; says whether they are: never under ``MANTISSA_CPU_KERNELS=0``.
+    """Switches the kernels on for the process; returns whether they are on: never under ``MANTISSA_CPU_KERNELS=0``.
 
     Raises:
         ValueError: ``MANTISSA_CPU_KERNELS`` is neither 0 nor 1, or ``MANTISSA_MAX_ISA`` names no tier.
@@ -38,38 +38,41 @@ def enable() -> bool:
 
 
 def disable() -> None:
-    """Gives PyTorch its own kernels back, bit for bit."""
+    """Switches back to PyTorch's own kernels, bit for bit."""
     _library.disable()
 
 
 def enabled() -> bool:
-    """Whether they are on."""
+    """Returns whether the kernels are on."""
     return bool(_library.enabled())
 
 
 def mixed_products(on: bool) -> bool:
-    """Whether autocast multiplies by float32 weights without making 16-bit copies of them; returns what it did before.
+    """Sets whether autocast multiplies by float32 weights without 16-bit copies; returns the old setting.
 
-    Off at first: autocast keeps the copies until the backward pass, as without this module. On saves that memory, two bytes for
-    each element of a weight, and sums the gradients of a weight that is used several times in float32. The backward pass
-    then reads the weight itself and raises a RuntimeError if the weight has changed since the forward pass.
+    It is off at first: autocast keeps the copies until the backward pass, as without this module. Switching it on saves
+    that memory, two bytes for each element of a weight, and adds the gradients of a weight that is used several times
+    in float32. The backward pass then reads the weight itself, and raises a RuntimeError if the weight has changed
+    since the forward pass.
     """
     return bool(_library.mixed_products(on))
 
 
 def tier() -> str:
-    """The instructions in use: ``generic``, ``avx2``, ``avx512`` or ``avx512_bf16``; ``MANTISSA_MAX_ISA`` caps them."""
+    """Returns the tier in use: ``generic``, ``avx2``, ``avx512`` or ``avx512_bf16``. ``MANTISSA_MAX_ISA`` limits it."""
     return str(_library.tier())
 
 
 def choices() -> str:
-    """The kernels that were chosen until now, the fastest on this CPU, as ``pin`` takes them."""
+    """Returns the kernels chosen so far (the fastest ones on this CPU), in the format of ``pin``."""
     return str(_library.choices())
 
 
 def pin(kernels: str) -> None:
-    """Pins kernels for the process, so that bits repeat: ``avx2``, ``product=libtorch``, ``fp16.gelu=avx512``, several
-    with commas between them; ``MANTISSA_KERNELS`` in the environment does the same. See docs/cpu-kernels.md of Mantissa.
+    """Pins kernels for the process, so that results have the same bits every time.
+
+    ``kernels`` is one or more of ``avx2``, ``product=libtorch``, ``fp16.gelu=avx512``, separated by commas. The
+    environment variable ``MANTISSA_KERNELS`` does the same. See docs/cpu-kernels.md of Mantissa.
 
     Raises:
         ValueError: there is no such kernel or family, or this CPU lacks the tier.
@@ -79,7 +82,7 @@ def pin(kernels: str) -> None:
 
 @contextlib.contextmanager
 def switched(on: bool) -> Iterator[None]:
-    """On or off inside the ``with`` block, for every thread, and afterwards as before."""
+    """Switches on or off inside the ``with`` block, for every thread; restores the previous state afterwards."""
     before = enabled()
     (enable if on else disable)()
     try:

@@ -15,7 +15,7 @@ run(${CMAKE_COMMAND} --build ${build})
 run(${build}/consumer)
 run(${prefix}/bin/mantissa --version)
 
-# The folder above libtorch's own will do, also by the environment; an option wins over that.
+# TORCH_ROOT may be the folder above libtorch, also as an environment variable; an option takes precedence.
 file(MAKE_DIRECTORY ${BUILD}/consumer/above)
 file(CREATE_LINK ${TORCH_ROOT} ${BUILD}/consumer/above/torch SYMBOLIC)
 function(expect_torch library)
@@ -30,7 +30,7 @@ endfunction()
 expect_torch(${BUILD}/consumer/above/torch/lib/ TORCH_ROOT=${BUILD}/consumer/above ${CMAKE_COMMAND})
 expect_torch(${TORCH_ROOT}/lib/ TORCH_ROOT=${BUILD}/absent ${CMAKE_COMMAND} -D TORCH_ROOT=${TORCH_ROOT})
 
-# Another release than the archives were built with is refused when the project is configured.
+# A libtorch of another release than that of the archives is refused when the project is configured.
 set(other ${BUILD}/consumer/other)
 file(WRITE ${other}/include/torch/csrc/api/include/torch/torch.h "")
 file(WRITE ${other}/include/torch/headeronly/version.h
@@ -51,7 +51,8 @@ foreach(part IN ITEMS "was built with libtorch ${TORCH_VERSION}," "TORCH_ROOT=${
   endif()
 endforeach()
 
-# One without CUDA is refused where CUDA is asked for, as the package of a Mantissa with CUDA does, and in words for its user.
+# A libtorch without CUDA is refused if CUDA is requested, as by the package of a Mantissa with CUDA. The
+# message is for its user.
 file(WRITE ${BUILD}/consumer/find_cuda.cmake "cmake_minimum_required(VERSION 3.25)
 set(CMAKE_FIND_LIBRARY_PREFIXES lib)
 set(CMAKE_FIND_LIBRARY_SUFFIXES .so)

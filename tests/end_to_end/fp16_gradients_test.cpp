@@ -1,5 +1,6 @@
-// What a loss scale is for in 16-true: a loss so small that its fp16 gradients are 0 trains nothing without
-// one and trains with one. Adam's step does not depend on the size of the gradients, so nothing else differs.
+// The purpose of a loss scale in 16-true: a loss so small that its fp16 gradients are 0 trains nothing
+// without a scale, and trains with one. Adam's step does not depend on the size of the gradients, so nothing
+// else differs.
 #include <gtest/gtest.h>
 #include <memory>
 
@@ -18,7 +19,7 @@ namespace {
 
 constexpr double kTiny = 0x1p-24;
 
-/// Cross-entropy in float32, times kTiny; logs it without.
+/// Returns the cross-entropy in float32 times kTiny; logs it without the factor.
 template <typename Model>
 class TinyLoss final : public Task {
  public:

@@ -1,5 +1,5 @@
-// PyTorch and Lightning refuse to clip together with a fused optimizer and a scaler; here it gives the plain
-// one's run.
+// PyTorch and Lightning refuse clipping together with a fused optimizer and a scaler. Here it gives the same
+// run as the plain optimizer.
 #include <gtest/gtest.h>
 #include <memory>
 #include <stdexcept>
@@ -45,15 +45,15 @@ TEST(FusedClipping, ERR10_EqualsThePlainOptimizersRun) {
                       fused = train<FusedAdamW>(precision, algorithm);
       EXPECT_EQ(fused.skipped_steps, plain.skipped_steps) << precision;
       EXPECT_LT(fused.metrics.at("train_loss"), 1.7) << precision;  // from 2.3
-      // The two order their operations differently; the last bits grow over 30 steps, in 16 bits by whole
-      // roundings.
+      // The two optimizers order their operations differently. The differences in the last bits grow over 30
+      // steps, in 16 bits by whole roundings.
       EXPECT_NEAR(fused.metrics.at("train_loss"), plain.metrics.at("train_loss"), 0.02)
           << precision << algorithm;
     }
   }
 }
 
-/// fp16 weights that start at 1 and a scale of 1024, which the fused step takes out.
+/// fp16 weights that start at 1, and a scale of 1024, which the fused step divides out.
 struct Half {
   Half() {
     mode->convert_module(*net);

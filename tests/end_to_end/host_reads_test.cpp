@@ -1,5 +1,5 @@
-// A whole iteration with the fused optimizers asks no tensor's value on the host: what a GPU would have to
-// wait for.
+// A whole iteration with the fused optimizers reads no tensor's value on the host, for which a GPU would have
+// to wait.
 #include <gtest/gtest.h>
 #include <memory>
 
@@ -16,7 +16,7 @@ namespace {
 
 using Clip = std::function<void(GradScaler&, torch::optim::Optimizer&)>;
 
-/// Values asked for in one iteration with gradients of this value.
+/// Returns the number of values read in one iteration with gradients of this value.
 int reads_of_iteration(GradScaler& scaler, torch::optim::Optimizer& optimizer, float gradient,
                        const Clip& clip) {
   const HostReads reads;
@@ -48,8 +48,8 @@ TEST(HostReadsOfAnIteration, WithFusedSgdAreNone) {
   }
 }
 
-/// libtorch's own CPU kernels read the step counter and the flag, which are the host's there; nothing else
-/// may.
+/// libtorch's own CPU kernels read the step counter and the flag, which are in the host's memory there.
+/// Nothing else may be read.
 TEST(HostReadsOfAnIteration, WithFusedAdamAndAdagradAreTheKernelsOwn) {
   const at::Tensor weight = torch::ones({5}).set_requires_grad(true);
   const std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers = {

@@ -7,7 +7,7 @@
 namespace mantissa::fuzz {
 namespace {
 
-/// Event's own == but for numbers, which are compared by their bits: nan is a loss that a file must keep.
+/// Like Event's ==, but compares numbers by their bits: a loss of nan must be preserved.
 bool same(Event a, Event b) {
   const auto take_bits = [](Event& event) {
     std::vector<uint64_t> bits{std::bit_cast<uint64_t>(std::exchange(event.wall_time, 0))};

@@ -19,8 +19,8 @@ void append_big_endian(std::string& out, const char* element, size_t size) {
 
 }  // namespace
 
-/// Mantissa writes no IDX files, so the round trip's writer is here: the bytes must come out of the tensor
-/// again.
+/// Mantissa writes no IDX files, so the round trip's writer is here. It must restore the bytes from the
+/// tensor.
 void idx(std::string_view bytes) {
   const auto tensor = accepted([&] { return parse_idx(bytes, "f"); });
   if (!tensor) return;

@@ -1,9 +1,9 @@
-// libFuzzer's entry: compiled once for each target, whose name is MANTISSA_FUZZ_TARGET.
+// libFuzzer's entry point, compiled once for each target. MANTISSA_FUZZ_TARGET is the target's name.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
-// As targets.h has it, without libtorch's headers.
+// The declaration of targets.h, without libtorch's headers.
 namespace mantissa::fuzz {
 void MANTISSA_FUZZ_TARGET(std::string_view bytes);
 }

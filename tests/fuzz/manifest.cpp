@@ -13,8 +13,8 @@ bool same_form(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-/// Without its checksum, which nothing but a hash's inverse would get past; what is written must have the
-/// right one.
+/// The checksum is not verified, because a fuzzer cannot produce a matching hash. A written manifest must
+/// have the right one.
 void manifest(std::string_view bytes) {
   const auto read = accepted([&] { return parse_manifest(bytes, "f", /*verify_checksum=*/false); });
   if (!read) return;
@@ -30,7 +30,8 @@ void manifest(std::string_view bytes) {
   for (const auto& [name, weight] : read->weights)
     require(same_form(again.weights.at(name), weight), "another weight '" + name + "'");
 
-  // Tensors of a manifest have no values to compare: their forms, then the rest of the state without them.
+  // Tensors of a manifest have no values to compare. Their dtypes and shapes are compared, then the rest of
+  // the state.
   const auto tensors = named_tensors(read->state), tensors_again = named_tensors(again.state);
   require(tensors.size() == read->tensor_names.size() && tensors_again.size() == tensors.size(),
           "another number of tensors");

@@ -1,5 +1,5 @@
-// The parsers need the names and kinds of options, and none of the models, modes and optimizers that some of
-// them choose from: those would link every room.
+// The parsers need the names and kinds of options, but not the models, modes and optimizers that some options
+// choose from: these would link every room.
 #include "cli/option.h"
 
 namespace mantissa::cli {

@@ -1,5 +1,5 @@
-// Every file of every corpus, through its target as the users' compiler builds it: what a fuzzer found once
-// stays found.
+// Runs every file of every corpus through its target, compiled with the users' compiler, so that fixed
+// findings stay fixed.
 #include <algorithm>
 #include <filesystem>
 #include <gtest/gtest.h>

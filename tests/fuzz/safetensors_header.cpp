@@ -17,7 +17,7 @@ void safetensors_header(std::string_view bytes) {
   for (const auto& [name, entry] : header->tensors) sum += entry.end - entry.begin;
   require(sum == data_bytes, "the tensors do not fill the data");
 
-  // The writer lays the tensors out anew, so offsets may differ, and nothing else.
+  // The writer chooses a new layout of the tensors, so offsets may differ, but nothing else.
   SafetensorsHeader laid_out = *header;
   std::vector<std::string> order;
   const std::string text = make_safetensors_header(laid_out, order);

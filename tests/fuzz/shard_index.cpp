@@ -10,7 +10,7 @@ void shard_index(std::string_view bytes) {
   if (!index) return;
   const std::filesystem::path folder("/model");
   for (const auto& [name, shard] : index->weight_map) {
-    // As the system sees it, where a name ends at its first zero byte.
+    // The system's view, in which a name ends at its first zero byte.
     const auto file = (folder / shard.c_str()).lexically_normal();
     require(
         file.string().starts_with("/model/") && file.has_filename() && shard.find('\0') == std::string::npos,

@@ -1,9 +1,9 @@
 #pragma once
 
-// What reads bytes that anybody may have made, one target a parser. A target is called with any bytes and
-// returns if the parser did what its documentation says; everything else is a finding: another exception, a
-// crash, a sanitizer's report, a round trip that loses something. libfuzzer.cpp makes a fuzzer of each,
-// replay_test.cpp a test of its corpus.
+// The parsers of untrusted bytes, one target per parser. A target is called with any bytes, and returns if
+// the parser behaved as documented. Everything else is a finding: another exception, a crash, a sanitizer's
+// report, or a round trip that loses something. libfuzzer.cpp makes a fuzzer of each target, replay_test.cpp
+// a test of its corpus.
 
 #include <algorithm>
 #include <optional>
@@ -22,7 +22,7 @@ Target config;              // YAML of `mantissa fit --config`
 Target events;              // TensorBoard event files
 Target idx;                 // IDX files, not gzip'd
 Target manifest;            // manifest.json of a checkpoint, whatever its checksum
-Target safetensors_header;  // 8 bytes, little-endian, that say how many bytes of data follow; then the JSON
+Target safetensors_header;  // 8 little-endian bytes with the number of data bytes that follow, then the JSON
 Target shard_index;         // model.safetensors.index.json
 
 inline constexpr std::pair<const char*, Target*> kTargets[] = {
@@ -30,13 +30,13 @@ inline constexpr std::pair<const char*, Target*> kTargets[] = {
     {"manifest", manifest}, {"shard_index", shard_index}, {"safetensors_header", safetensors_header},
 };
 
-/// Not a c10::Error: those are what parsers refuse bytes with.
+/// Throws no c10::Error, because parsers refuse bytes with that.
 inline void require(bool condition, const std::string& what) {
   if (!condition) throw std::logic_error(what);
 }
 
-/// What `parse` makes, or nothing if it refuses the bytes as documented: with a c10::ValueError in one line,
-/// without the control characters with which a file could write to a terminal.
+/// Returns the result of `parse`, or nothing if it refuses the bytes as documented: with a c10::ValueError in
+/// one line, without the control characters by which a file could write to a terminal.
 template <typename Parse>
 auto accepted(const Parse& parse) -> std::optional<decltype(parse())> {
   try {

@@ -1,5 +1,5 @@
-// Calls operations and a custom function under mantissa::Autocast as a job file says, for test_autocast.py to
-// compare with what Python computes.
+// Calls operations and a custom function under mantissa::Autocast as described by a job file.
+// test_autocast.py compares the results with Python's.
 //
 //   autocast_runner JOB.json
 //

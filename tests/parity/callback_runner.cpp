@@ -1,8 +1,8 @@
-// Runs callbacks as a job file says, for tests/parity/test_callbacks.py to compare with Lightning's.
+// Runs callbacks as described by a job file. tests/parity/test_callbacks.py compares them with Lightning's.
 //
 //   callback_runner JOB.json OUTPUT.json
 //
-// Job: "early_stopping": runs of {"values": one an epoch, "options": EarlyStoppingOptions by name}; each
+// Job: "early_stopping": runs of {"values": one per epoch, "options": EarlyStoppingOptions by name}; each
 //      gives {"epochs", "stopped_epoch", "reason", "wait_count", "best_score"}.
 //      "optimizers": lists of {"class": "SGD" | "AdamW", "groups": n, "schedule": null | "step" | "epoch"};
 //      each gives the rows that LearningRateMonitor makes in 2 epochs of 2 batches, {step: {name: value}}.
@@ -39,7 +39,7 @@ double number(const Json& json) {
 }
 Json json_of(double value) { return std::isfinite(value) ? Json(value) : Json(std::to_string(value)); }
 
-/// Logs "m", a value an epoch.
+/// Logs one value per epoch as "m".
 class Logs : public mantissa::Task {
  public:
   explicit Logs(std::vector<double> values) : values_(std::move(values)) {}
@@ -85,7 +85,7 @@ Json stop_early(const Json& job) {
           {"best_score", json_of(stopping->best_score())}};
 }
 
-/// Python's StepLR(optimizer, 1, 0.5); libtorch's is one step late.
+/// Python's StepLR(optimizer, 1, 0.5), because libtorch's is one step late.
 class Halves final : public torch::optim::LRScheduler {
  public:
   using LRScheduler::LRScheduler;
@@ -98,7 +98,8 @@ class Halves final : public torch::optim::LRScheduler {
   }
 };
 
-/// Steps the optimizers of a job in each batch; the rates of their groups are 1, 2, ..., halved by schedules.
+/// Steps the optimizers of a job in each batch. The rates of their groups are 1, 2, ..., and schedules halve
+/// them.
 class Several final : public Logs {
  public:
   explicit Several(Json job) : Logs({}), job_(std::move(job)) {}

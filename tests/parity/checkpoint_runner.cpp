@@ -1,4 +1,4 @@
-// Writes a checkpoint for tests/parity/test_checkpoints.py to read with Python.
+// Writes a checkpoint that tests/parity/test_checkpoints.py reads with Python.
 //
 //   checkpoint_runner FOLDER
 #include <cstdio>

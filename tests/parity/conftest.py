@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-# Equal bits need the same kernels on both sides. test_cpu_kernels.py is about ours.
+# Equal bits need the same kernels on both sides. test_cpu_kernels.py tests our kernels.
 os.environ["MANTISSA_CPU_KERNELS"] = "0"
 
 BUILD = pathlib.Path(os.environ.get("MANTISSA_BUILD", pathlib.Path(__file__).parents[2] / "build"))
@@ -31,7 +31,7 @@ def run_mantissa(tmp_path):
 
 
 def assert_same(ours, theirs):
-    """Bit for bit, and says where it is not."""
+    """Checks equality bit for bit, and reports the first difference."""
     assert ours.keys() == theirs.keys()
     assert ours["skipped"].tolist() == theirs["skipped"].tolist()
     assert ours["scale"].tolist() == theirs["scale"].tolist()

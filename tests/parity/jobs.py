@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 
 def make_data(model, batches, batch_size, image_size):
-    """Inputs that both sides read from one file: noise with a class-dependent pattern, or random bytes."""
+    """Makes inputs that both sides read from one file: noise with a class-dependent pattern, or random bytes."""
     generator = torch.Generator().manual_seed(7)
     samples = 4 * batch_size
     if model == "gpt-tiny":
@@ -21,7 +21,7 @@ def make_data(model, batches, batch_size, image_size):
 
 
 def write_job(folder, **overrides):
-    """A complete job whose weights and data are written into `folder`; keyword arguments override."""
+    """Writes weights and data into `folder` and returns a complete job; keyword arguments override its values."""
     job = {"model": "mlp", "precision": "32-true", "optimizer": "sgd", "lr": 0.05, "momentum": 0.9,
            "weight_decay": 0.01, "accumulate_grad_batches": 1, "gradient_clip_val": 0.0, "threads": 2,
            "image_size": 8, "batches": 200, "batch_size": 16, "seed": 0,

@@ -1,4 +1,4 @@
-// Logs what a job file says, for tests/parity/test_loggers.py to read back with the peers.
+// Logs what a job file describes. tests/parity/test_loggers.py reads the result with the peers.
 //
 //   logger_runner JOB.json
 //

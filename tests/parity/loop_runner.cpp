@@ -1,13 +1,13 @@
-// Runs fits as a job file says and writes what happened in which order, for tests/parity/test_loops.py to
-// compare with Lightning's.
+// Runs fits as described by a job file and writes the events in their order. tests/parity/test_loops.py
+// compares them with Lightning's.
 //
 //   loop_runner JOBS.json OUTPUT.json
 //
 // Job:   {"train": batches, "val": batches or 0 for no loader, "options": TrainerOptions by name (a number
-//        without a point is a count of batches, one with it a share; accumulate_grad_batches may be
+//        without a point is a count of batches, one with a point a fraction; accumulate_grad_batches may be
 //        [[epoch, batches], ...]), "stop_at": batches after which the user calls stop(), or null}.
 // Trace: "sI", "tI", "vI": batch I of the sanity validation, of training, of a validation; "step": an
-//        optimizer step; "E": the end of an epoch. Of a fit that is refused the trace is ["error"].
+//        optimizer step; "E": the end of an epoch. The trace of a fit that is refused is ["error"].
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -34,7 +34,7 @@ using Trace = std::vector<std::string>;
 
 std::string event(const char* kind, int64_t index) {
   std::string text = kind;
-  return text += std::to_string(index);  // GCC 12 warns of a memcpy in kind + std::to_string(index)
+  return text += std::to_string(index);  // GCC 12 warns about a memcpy in kind + std::to_string(index)
 }
 
 class Traced final : public mantissa::Task {

@@ -1,5 +1,5 @@
-"""Python twins of mantissa/models: the same names, order, sizes and operations, so that weights saved by either
-side load into the other, the same seed gives the same weights, and the same weights give the same bits."""
+"""Python twins of mantissa/models: the same names, order, sizes and operations. Weights saved by either side load into
+the other, the same seed gives the same weights, and the same weights give the same bits."""
 
 import math
 

@@ -1,4 +1,4 @@
-// Batches for runners that compare what a Trainer does, whatever the numbers.
+// Batches for runners that compare a Trainer's actions, whatever the numbers.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "mantissa/data/loader.h"
 
-/// So many batches of a 1.
+/// Returns `size` batches that hold a 1.
 class Ones final : public mantissa::Loader {
  public:
   explicit Ones(int64_t size) : size_(size) {}

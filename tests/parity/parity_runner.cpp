@@ -1,17 +1,16 @@
-// Trains as a job file says and writes what happened at every step, for tests/parity/*.py to compare with the
-// peers.
+// Trains as described by a job file and writes what happened at every step. tests/parity/*.py compare it with
+// the peers.
 //
 //   parity_runner JOB.json
 //   parity_runner --digits FILE    writes the embedded digits as "data" and "target", safetensors
 //
-// Job:    without "model", see optimizer_job.h. "max_epochs", "ckpt_path", "device" (cpu), "channels_last" and
-//         "deterministic" (false; true asks libtorch for deterministic algorithms where it has them) may be
-//         missing. Files are safetensors: `weights` under state_dict names; `data` with "data" [n, ...],
-//         "target" [n, ...] and "order" int64 [batches, batch_size].
+// Job:    without "model", see optimizer_job.h. "max_epochs", "ckpt_path", "device" (cpu), "channels_last"
+//         and "deterministic" (false; true requests libtorch's deterministic algorithms where there are any)
+//         may be missing. Files are safetensors: `weights` under state_dict names; `data` with "data" [n,
+//         ...], "target" [n, ...] and "order" int64 [batches, batch_size].
 // Result: `output`, safetensors: "loss" [batches] as the task returned it, "scale" [batches] after each batch
-// (0 without
-//         a scaler), "skipped" [batches], the final weights under "weights.<name>", and metadata "step_ms",
-//         the median.
+//         (0 without a scaler), "skipped" [batches], the final weights under "weights.<name>", and metadata
+//         "step_ms", the median.
 #include <cstdio>
 #include <fstream>
 #include <string>

@@ -1,4 +1,4 @@
-"""The other side of parity_runner.cpp: the same job as a plain PyTorch loop."""
+"""The peer of parity_runner.cpp: the same job as a plain PyTorch loop."""
 
 import contextlib
 import pathlib
@@ -18,7 +18,7 @@ def make_model(job):
 
 
 def cross_entropy(logits, target):
-    """Over every position, in float32 where the logits are 16-bit (ClassificationTask does the same)."""
+    """Averages over every position, in float32 if the logits are 16-bit, as ClassificationTask does."""
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     return F.cross_entropy(logits.flatten(0, -2), target.flatten())
@@ -33,7 +33,10 @@ def make_optimizer(job, parameters):
 
 
 def run(job, on_step=lambda: None):
-    """{"loss": [batches], "scale": [batches], "skipped": [batches], "weights.<name>": ...}; `on_step` is called before the first step and after each."""
+    """Returns {"loss": [batches], "scale": [batches], "skipped": [batches], "weights.<name>": ...}.
+
+    `on_step` is called before the first step and after each step.
+    """
     torch.set_num_threads(job["threads"])
     torch.use_deterministic_algorithms(job.get("deterministic", False), warn_only=True)
     precision, device = job["precision"], torch.device(job.get("device", "cpu"))
@@ -93,7 +96,7 @@ def run(job, on_step=lambda: None):
 
 
 def load_checkpoint(folder):
-    """step, weights, state: by the reader that docs/checkpoints.md prints."""
+    """Returns step, weights and state, with the reader that docs/checkpoints.md prints."""
     text = (pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
     names = {}
     exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)

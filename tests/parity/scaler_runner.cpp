@@ -1,7 +1,7 @@
-// Runs sequences of GradScaler calls, for tests/parity/test_grad_scaler.py to compare with
+// Runs sequences of GradScaler calls. tests/parity/test_grad_scaler.py compares them with
 // torch.amp.GradScaler.
 //
-//   scaler_runner < SEQUENCES > RESULTS        one JSON object or array a line, in the same order
+//   scaler_runner < SEQUENCES > RESULTS        one JSON object or array per line, in the same order
 //   scaler_runner convert FROM TO              a saved scaler state, loaded into a scaler and saved again;
 //                                              .json or .safetensors
 //
@@ -55,7 +55,7 @@ at::ScalarType dtype_of(const std::string& name) {
   return name == "float64" ? at::kDouble : at::kFloat;
 }
 
-/// Exact for every dtype; all nans are one.
+/// Exact for every dtype; all NaNs are equal.
 Json bits(double value) {
   return std::bit_cast<int64_t>(std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value);
 }
@@ -68,7 +68,7 @@ Json bits(const at::Tensor& tensor) {
   return out;
 }
 
-/// Python's torch.optim.SGD(fused=True), without momentum.
+/// Like Python's torch.optim.SGD(fused=True), without momentum.
 class FusedSgd final : public torch::optim::SGD, public StepSupportsAmpScaling {
  public:
   FusedSgd(std::vector<at::Tensor> parameters, double lr) : SGD(std::move(parameters), lr), lr_(lr) {}
@@ -198,7 +198,8 @@ class Sequence {
     return nullptr;
   }
 
-  /// Of sum over parameters of (parameter * gradient).sum(), so that these are the gradients.
+  /// Runs backward on the sum over parameters of (parameter * gradient).sum(), so that these are the
+  /// gradients.
   void backward(const Json& call) {
     at::Tensor loss = at::zeros({});
     for (const Json& part : call["gradients"]) {

@@ -1,4 +1,4 @@
-"""Autocast, operation by operation: C++ under mantissa::Autocast against Python under torch.autocast, bit for bit.
+"""Compares every operation under mantissa::Autocast (C++) with torch.autocast (Python), bit for bit.
 
 The operations are those of torch's own tests of autocast on the CPU, and the rest of the CPU's list.
 """
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 
 def torchs_lists():
-    """Beside the lists stands a class for tests, whose base needs packages that only torch's developers have."""
+    """Imports torch's lists without the test class beside them, which needs packages of torch's developers."""
     name = "torch.testing._internal.common_utils"
     sys.modules.setdefault(name, types.SimpleNamespace(TEST_WITH_ROCM=False, TestCase=object))
     from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists
@@ -25,11 +25,11 @@ def torchs_lists():
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# In torch's lists, and not in C++: operators of Python's Tensor. Each calls the operation of the same name
-# without underscores, which is in torch_expect_builtin_promote.
+# Operators of Python's Tensor, which are in torch's lists but not in C++. Each one calls the operation of the
+# same name without underscores, which is in torch_expect_builtin_promote.
 PYTHON_ONLY = {f"__{name}__" for name in ("eq", "ge", "gt", "le", "lt", "ne", "add", "div", "mul")}
 
-# In the CPU's list, and not called here.
+# Operations of the CPU's list that are not called here.
 NOT_CALLED = {
     "index_copy.dimname": "names cannot be passed through a boxed call",
     "prod.dim_Dimname": "as above",
@@ -39,7 +39,7 @@ NOT_CALLED = {
 
 
 def listed_ops(dtype):
-    """(aten name, arguments, keywords, expected dtype) for each row of torch's lists."""
+    """Yields (aten name, arguments, keywords, expected dtype) for each row of torch's lists."""
     torch.manual_seed(0)
     lists = torchs_lists()
     for rows, expected in ((lists.torch_16 + lists.nn_16, dtype), (lists.torch_fp32 + lists.nn_fp32, torch.float32)):
@@ -54,7 +54,7 @@ def listed_ops(dtype):
 
 
 def overload_of(name, arguments, keywords):
-    """The operation as torch.ops has it. Not torch.<name>: some of these have other defaults in Python, such as
+    """Returns the operation of torch.ops. torch.<name> may have other defaults in Python, such as
     torch.cosine_embedding_loss, which does not reduce."""
     op, _, overload = name.partition(".")
     overload = overload or torch._C._jit_resolve_packet(f"aten::{op}", *arguments, **keywords)
@@ -62,7 +62,7 @@ def overload_of(name, arguments, keywords):
 
 
 def other_ops(dtype):
-    """The same for what torch's lists leave out of the CPU's registrations."""
+    """Yields the same for operations that are registered for the CPU but missing from torch's lists."""
     generator = torch.Generator().manual_seed(1)
 
     def rand(*shape):
@@ -134,7 +134,7 @@ def as_json(value, tensors):
 
 
 def results_of(output):
-    """The tensors that a call returned, complex ones as pairs of numbers."""
+    """Returns the tensors that a call returned, complex ones as pairs of numbers."""
     flat = [output] if isinstance(output, torch.Tensor) else [item for item in output if isinstance(item, torch.Tensor)]
     return [torch.view_as_real(item.resolve_conj()) if item.is_complex() else item for item in flat]
 
@@ -191,7 +191,8 @@ def registrations(tmp_path):
 
 def test_pe22_both_sides_have_the_same_lists(tmp_path):
     ours = registrations(tmp_path)
-    # A whole LSTM is Mantissa's, since oneDNN's cannot train in fp16: kernels/aten/recurrent_internal.h.
+    # Mantissa registers a kernel for a whole LSTM, because oneDNN's cannot train in fp16:
+    # kernels/aten/recurrent_internal.h.
     for key, only_ours, only_with_cuda in (("AutocastCPU", {"aten::lstm.input"}, set()),
                                            ("AutocastCUDA", set(), {"aten::_cudnn_rnn"})):
         theirs = set(torch._C._dispatch_get_registrations_for_dispatch_key(key))

@@ -1,4 +1,4 @@
-"""Callbacks against Lightning's, live: where EarlyStopping ends a run, and what LearningRateMonitor logs."""
+"""Compares callbacks with Lightning's, live: where EarlyStopping ends a run, and what LearningRateMonitor logs."""
 
 import json
 import logging
@@ -43,7 +43,7 @@ OPTIMIZERS = [
 
 
 def random_sequences(count):
-    """Eighths: exact in float32, in which Lightning compares."""
+    """The values are eighths, which are exact in float32, in which Lightning compares."""
     rng = random.Random(3)
     for _ in range(count):
         options = {"patience": rng.randint(0, 4), "mode": rng.choice(["min", "max"]),
@@ -139,7 +139,7 @@ class Several(Twin):
     def configure_optimizers(self):
         optimizers, schedules = [], []
         for name, groups, schedule in self.described:
-            # The first group's options are all that Lightning asks for a momentum's name.
+            # Lightning looks for a momentum only in the first group's options.
             parameters = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": float(i + 1)} for i in range(groups)]
             options = {"momentum": 0.5} if name == "SGD" else {}
             optimizers.append(getattr(torch.optim, name)(parameters, lr=1.0, **options))
@@ -173,5 +173,5 @@ def test_learning_rates_have_the_same_names_and_values(ours, tmp_path, case):
     for name in names:
         values = [metrics[name] for _, metrics in logger.rows if name in metrics]
         here = [mine[step][name] for step in sorted(mine, key=int) if name in mine[step]]
-        # Lightning logs an epoch's rate in a row of its own, here it is in that of the epoch's first step.
+        # Lightning logs an epoch's rate in a separate row; here it is in the row of the epoch's first step.
         assert list(dict.fromkeys(here)) == list(dict.fromkeys(values)), name

@@ -1,4 +1,4 @@
-"""Python reads checkpoints: the weights as any safetensors file, the rest by the reader that the docs print."""
+"""Reads checkpoints in Python: the weights as any safetensors file, the rest with the reader that the docs print."""
 
 import math
 import subprocess

@@ -1,7 +1,7 @@
-"""Training with our 16-bit products follows PyTorch's: the same steps skipped, losses apart by rounding alone.
+"""Training with our 16-bit products follows PyTorch's: equal skipped steps, and losses that differ by rounding only.
 
-Both round each product once to 16 bits from a float32 sum, in different orders: single results differ by one last place
-(2^-8 in bf16, 2^-11 in fp16), and the losses, which are means over many, by less.
+Both round each product once to 16 bits from a float32 sum, in different orders. Single results differ by one unit in
+the last place (2^-8 in bf16, 2^-11 in fp16), and the losses, which are means over many results, by less.
 """
 
 import pytest

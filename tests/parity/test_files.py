@@ -1,4 +1,4 @@
-"""Files cross the border both ways: what PyTorch's safetensors writes we read, and the reverse, in every mode."""
+"""Exchanges files in both directions: we read what PyTorch's safetensors writes, and the reverse, in every mode."""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
-"""Our fused optimizers against torch.optim's with fused=True: the same weights and gradients give the same bits.
+"""Compares our fused optimizers with torch.optim's with fused=True: equal weights and gradients give equal bits.
 
-Where Python's err, a test shows that they still do, and another what ours make of it.
+Where Python's have a bug, one test shows that they still have it, and another one shows what ours do.
 """
 
 import pytest
@@ -26,7 +26,7 @@ CASES = {
                      "initial_accumulator_value": 0.25, "maximize": True},
 }
 LARGE = [(300, 70), (1003,), (7,), (), (0, 3)]
-TAILS = [(7,), (3, 5), (1,), ()]  # shorter than any vector of 16-bit numbers: kernels take them one by one
+TAILS = [(7,), (3, 5), (1,), ()]  # shorter than any vector of 16-bit numbers: kernels process them one by one
 STEPS = 6
 
 
@@ -88,7 +88,7 @@ def errs_in_python(case, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_PE10_bit_for_bit(run_ours, name, dtype, scaled):
-    """With a scaler, whose scale is no power of two here, the fourth step is dropped."""
+    """With a scaler, whose scale is not a power of two here, the fourth step is skipped."""
     case = CASES[name]
     tensors = make_tensors(TAILS if errs_in_python(case, dtype) else LARGE, dtype)
     arguments = (tensors, [0, 0, 0, int(scaled), 0, 0], 3.0 if scaled else None)
@@ -109,7 +109,7 @@ def test_weights_whose_gradients_come_late(run_ours, name):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["sgd", "sgd, momentum", "sgd, dampening, maximize", "sgd, nesterov"])
 def test_sgd_moves_16_bit_weights_where_python_does_not(run_ours, name, dtype):
-    """Ours is Python's own kernel on float32 copies, rounded to nearest."""
+    """Ours equals Python's own kernel on float32 copies, rounded to nearest."""
     case, tensors = CASES[name], make_tensors([(64, 32)], dtype, steps=1)
     theirs = run_python(case, tensors, [0])["0"]
     assert torch.equal(theirs, tensors["0"]), "Python's fused SGD is mended: compare with it in test_bit_for_bit"
@@ -120,7 +120,7 @@ def test_sgd_moves_16_bit_weights_where_python_does_not(run_ours, name, dtype):
 
 
 def test_sgd_whose_first_step_was_dropped(run_ours):
-    """Python takes uninitialised memory for momentum; ours is Python without the dropped step."""
+    """Python uses uninitialised memory as momentum; ours equals Python without the skipped step."""
     case = CASES["sgd, dampening, maximize"]
     tensors = make_tensors(LARGE, torch.float32)
     later = {key: value for key, value in tensors.items() if not key.startswith("0.")}
@@ -132,7 +132,7 @@ def test_sgd_whose_first_step_was_dropped(run_ours):
 
 @pytest.mark.parametrize("name", ["adamw", "adagrad", "sgd, momentum"])
 def test_flags_of_two_devices_drop_the_step(run_ours, name):
-    """GradScaler adds up the flags; Python's kernels know no 2, and take the step."""
+    """GradScaler adds up the flags. Python's kernels do not recognize a 2, and take the step."""
     case, tensors = CASES[name], make_tensors([(100,)], torch.float32, steps=3)
     tensors["2.0"].fill_(torch.inf)
     want = run_python(case, tensors, [0, 0, 1], scale=8.0)
@@ -142,13 +142,13 @@ def test_flags_of_two_devices_drop_the_step(run_ours, name):
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-true", "bf16-mixed"])
 def test_training_bit_for_bit(make_job, run_mantissa, precision):
-    """No fp16, where the squared gradients that AdamW keeps underflow, on both sides."""
+    """Not in fp16, where the squared gradients that AdamW keeps underflow on both sides."""
     job = make_job(model="convnet", precision=precision, optimizer="fused-adamw", lr=1e-3, batches=60)
     assert_same(run_mantissa(job), reference.run(job))
 
 
 def test_16_mixed_scale_and_skips_at_every_step(make_job, run_mantissa):
-    """The scaler hands its scale over, and the optimizer drops the step by itself."""
+    """The scaler passes its scale on, and the optimizer skips the step itself."""
     job = make_job(model="convnet", precision="16-mixed", optimizer="fused-adamw", lr=1e-3, batches=60,
                    scaler={"init_scale": 2.0**20, "growth_interval": 3})
     theirs = reference.run(job)

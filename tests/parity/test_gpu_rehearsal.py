@@ -1,4 +1,4 @@
-"""benchmarks/gpu on the CPU: every part runs in small sizes through the code that a GPU runs."""
+"""Runs benchmarks/gpu on the CPU: every part runs in small sizes through the code that a GPU runs."""
 
 import json
 import pathlib
@@ -16,7 +16,8 @@ sys.path.insert(0, str(DRIVER.parent))
 from gpu_parts import context, duels, networks, unit_tests  # noqa: E402
 
 PARTS = ["tests", "modes", "sync", "gpt2", "vision"]
-# Some cases of each part, with every network, mode and peer among them; `benchmarks/gpu all --device cpu` takes all.
+# Some cases of each part, which cover every network, mode and peer. `benchmarks/gpu all --device cpu` runs
+# all cases.
 SOME = {"tests": "core_test|convnet|gpt-tiny 32-true",
         "modes": "gpt2 32-true|gpt2 16-mixed|resnet50 bf16-mixed|vit-l bf16-true|vit-l 16-true",
         "sync": "fused-sgd",
@@ -43,7 +44,7 @@ def test_rehearses(part, tmp_path):
     for row in rows:
         if "unit tests" in row:
             assert row["tests"] and row["passed"] + row["skipped"] == len(row["tests"])
-            # A reason is printed once, below the table, and each program's row has its number.
+            # A reason is printed once, below the table; the rows of the programs have its number.
             for reason in row["reasons"]:
                 assert done.stdout.count(reason) == 1 and f"\n({row['why'][1]}) " in done.stdout
         if "model" not in row:
@@ -62,7 +63,8 @@ def test_waits_of_the_host_are_counted_and_a_step_is_replayed(tmp_path):
     syncs = {(row["program"], row["loop"], row["optimizer"]): row["syncs_a_step"] for row in rows if "program" in row}
     assert syncs["mantissa", "recipe", "fused-sgd"] == syncs["mantissa", "hand", "fused-sgd"] == 0
     assert syncs["mantissa", "trainer", "fused-sgd"] == 1  # the loss, which is in the host's memory here
-    # The scaler reads its flag where the optimizer does not take it; the rest are AdamW's kernel's own, the same on both sides.
+    # The scaler reads its flag if the optimizer does not take it. AdamW's kernel makes the other reads, the
+    # same on both sides.
     fused = syncs["mantissa", "recipe", "fused-adamw"]
     assert syncs["mantissa", "hand", "fused-adamw"] == fused == syncs["PyTorch", "amp", "fused-adamw"]
     assert syncs["mantissa", "recipe", "adamw"] == fused + 1
@@ -187,7 +189,7 @@ def make_context(tmp_path, **options):
 
 
 def test_no_time_counts_where_the_sides_differ(tmp_path, capsys):
-    """The check of results can fail, with a GPU's tolerance too: at step 1, the first one behind an update."""
+    """The check of results can fail, even with a GPU's tolerance: at step 1, the first one after an update."""
     part = make_context(tmp_path)
     part.table([context.Column("case", 6), context.Column("ratio", 6, ".2f")])
     with duels.Duels(part) as pairs:
@@ -237,7 +239,7 @@ def test_what_a_case_started_ends_with_it(tmp_path):
 
 
 def ends_within(seconds, status):
-    """Whether a process dies in that time. A killed one is still listed until it next runs and its parent has looked."""
+    """True if a process dies in that time. A killed process stays listed until its parent has waited for it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

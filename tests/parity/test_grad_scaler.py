@@ -1,14 +1,14 @@
-"""Our GradScaler against torch.amp.GradScaler("cpu"): random sequences of calls, in any order, compared after each.
+"""Compares our GradScaler with torch.amp.GradScaler("cpu"): random sequences of calls, in any order.
 
 Compared bit for bit after every call: the kind of error, what the call returned, scale, growth tracker, the number of
-steps taken, all parameters and gradients. C++ differs on purpose, and the sequences keep to this rule, in:
+steps taken, all parameters and gradients. C++ deliberately differs in these points, which the sequences respect:
 
-- the floor of the scale: half of the sequences run without one (min_scale = 0) and must be torch's down to zero; the
-  others run with the default floor, and torch's scale is raised to it after each call (`floored`);
-- new scales that are not finite, and states that are incomplete or impossible: refused in C++ before anything changes,
-  half applied in torch. They are not generated; grad_scaler_state_test.cpp has them;
-- a fused optimizer whose gradients come after unscale_(): torch stumbles over its own sum of no flags (`step`), and
-  leaves attributes behind; here that is "no gradients", as for other optimizers;
+- the floor of the scale: half of the sequences run without one (min_scale = 0) and must equal torch's down to zero;
+  the others run with the default floor, and torch's scale is raised to it after each call (`floored`);
+- new scales that are not finite, and states that are incomplete or impossible: C++ refuses them before anything
+  changes, torch applies half of them. They are not generated; grad_scaler_state_test.cpp tests them;
+- a fused optimizer whose gradients come after unscale_(): torch fails because it adds up no flags (`step`), and leaves
+  attributes behind; here that is "no gradients", as for other optimizers;
 - closures and extra arguments of step(), and pickling: C++ has none.
 """
 
@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 SEQUENCES = 3000
 FLOOR = 2.0**-126
 
-# Kind: what torch raises and says; what we raise and say.
+# For each kind of error: what torch raises and says, and what we raise and say.
 KINDS = {
     "no scale": (AssertionError, "did not use scaler.scale(loss or outputs)", "Error",
                  "scaler.scale(loss) was not used"),
@@ -49,7 +49,7 @@ KINDS = {
 
 
 def bits(value):
-    """Exact for every dtype; all nans are one."""
+    """Exact for every dtype; all NaNs are equal."""
     if value is None:
         return None
     if isinstance(value, torch.Tensor):
@@ -58,7 +58,7 @@ def bits(value):
 
 
 class Reference:
-    """One sequence on torch's side."""
+    """Runs one sequence on torch's side."""
 
     def __init__(self, job):
         self.job, self.saved, self.stepped = job, {}, 0
@@ -159,7 +159,7 @@ def make_factors(rng):
 
 
 def make_calls(rng, parameters, optimizers):
-    """Mostly iterations in torch's order, with calls left out, doubled and put in between."""
+    """Makes mostly iterations in torch's order, with calls left out, repeated and inserted."""
     usable = list(range(len(parameters)))
 
     def values(parameter, clean):
@@ -210,7 +210,7 @@ def make_calls(rng, parameters, optimizers):
 
 def make_sequence(seed):
     rng = random.Random(seed)
-    # Half of the sequences are plain float32; fp16 gradients end most iterations in an error.
+    # Half of the sequences use only float32, because fp16 gradients end most iterations with an error.
     dtypes = ["float32"] if rng.random() < 0.5 else ["float32", "float32", "float64", "bfloat16", "float16"]
     parameters = [{"values": [rng.choice([0.5, -1.0, 2.0, 0.25]) for _ in range(rng.randint(1, 3))],
                    "dtype": rng.choice(dtypes)} for _ in range(rng.randint(1, 4))]
@@ -224,7 +224,7 @@ def make_sequence(seed):
 
 
 def kind_of(ours, error):
-    """The row of KINDS that both sides' errors belong to; "" for none on either side."""
+    """Returns the row of KINDS that the errors of both sides belong to, or "" if neither side has an error."""
     if error is None and not ours["error"]:
         return ""
     for kind, (their_type, their_text, our_type, our_text) in KINDS.items():

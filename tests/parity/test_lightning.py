@@ -1,4 +1,4 @@
-"""Our Trainer against Lightning's, live: precision x accumulation x clipping give the same losses and weights (PE-14)."""
+"""Compares our Trainer with Lightning's, live, for precision x accumulation x clipping: equal losses and weights."""
 
 import warnings
 
@@ -29,7 +29,7 @@ class Twin(lightning.LightningModule):
 
 
 def run_lightning(job, tmp_path, save=None, twin=Twin):
-    """What the task saw at each step, and the weights; the trainer's checkpoint in the file `save`."""
+    """Returns the task's values at each step, and the weights; writes the trainer's checkpoint to the file `save`."""
     torch.set_num_threads(job["threads"])
     tensors = load_file(job["data"])
     batches = [(tensors["data"][i], tensors["target"][i]) for i in tensors["order"]]

@@ -1,5 +1,5 @@
-"""tools/lightning_ckpt.py on checkpoints that Lightning really wrote, and on files that want to run code; and runs that
-Lightning began and ours end."""
+"""Tests of tools/lightning_ckpt.py: checkpoints that Lightning wrote, files that try to run code, and runs that
+Lightning began and Mantissa finishes."""
 
 import json
 import os
@@ -98,7 +98,7 @@ def test_names_stay_without_a_prefix_and_the_hint_names_it(tmp_path):
 
 
 class Runs:
-    """Pickled, it is a call of os.mkdir."""
+    """Unpickling it calls os.mkdir."""
 
     def __reduce__(self):
         return os.mkdir, ("it-ran",)

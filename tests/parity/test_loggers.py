@@ -1,4 +1,4 @@
-"""What the loggers write is read by those it is written for: TensorBoard itself, csv, PyYAML and json."""
+"""Reads the loggers' files with the programs that they are written for: TensorBoard itself, csv, PyYAML and json."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ def log(tmp_path):
 
 
 def accumulate(folder, module=plugin_event_accumulator):
-    """What TensorBoard shows (there a scalar is a tensor, too), or what scripts that read event files get."""
+    """Returns what TensorBoard shows (scalars are tensors there), or what scripts that read event files get."""
     accumulator = module.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     accumulator.Reload()
     return accumulator

@@ -1,13 +1,15 @@
-"""The order of a fit against Lightning's, live: training, validation and sanity batches, optimizer steps, ends of epochs.
+"""Compares the order of events in a fit with Lightning's, live: batches, optimizer steps and ends of epochs.
 
-What docs/trainer.md has otherwise is accounted for by a rule:
-- what a run ends on is validated, whatever the interval (with_final_validation);
-- a stop() in the middle of an accumulation window waits for its step, so none of the jobs stops there (stops_inside_a_window);
-- min_steps alone leaves min_epochs at 0, which Lightning then takes as 1 (lightning_trace says 0);
-- minima above their maxima, and a share as val_check_interval without check_val_every_n_epoch, are refused (is_refused);
-- overfit_batches validates on training's batches, of which limits can take some; Lightning on as many, or that share, of the
-  validation loader's, whatever the limits: jobs with it have equal loaders and no limits;
-- without a validation loader val_check_interval is not looked at; Lightning refuses it where it is above the epoch's batches.
+The batches are those of training, validation and sanity checks. Where docs/trainer.md differs, a rule accounts for it:
+- the final state of a run is validated, whatever the interval (with_final_validation);
+- a stop() inside an accumulation window waits for its step, so no job stops there (stops_inside_a_window);
+- min_steps alone leaves min_epochs at 0, which Lightning then takes as 1 (lightning_trace uses 0);
+- minima above their maxima, and a fraction as val_check_interval without check_val_every_n_epoch, are refused
+  (is_refused);
+- overfit_batches validates on training batches, of which limits may select some. Lightning takes as many batches, or
+  the same fraction, of the validation loader, whatever the limits. Jobs with overfit_batches therefore have equal
+  loaders and no limits;
+- without a validation loader val_check_interval is ignored; Lightning refuses it if it exceeds the epoch's batches.
 """
 
 import json
@@ -117,7 +119,7 @@ def batches_of(limit, total):
 
 
 def limits_of(job):
-    """Training batches of an epoch, and of a validation."""
+    """Returns the number of training batches in an epoch, and of batches in a validation."""
     train, val, options, _ = job
     overfit = options.get("overfit_batches", 0)
     if overfit:
@@ -151,7 +153,7 @@ def is_refused(job):
 
 
 def with_final_validation(job, trace):
-    """Lightning's trace as of a run that validates what it ends on."""
+    """Returns Lightning's trace as if its run had validated the final state."""
     val = limits_of(job)[1]
     trained = [i for i, event in enumerate(trace) if event[0] == "t"]
     if not trained or not val or any(event[0] == "v" for event in trace[trained[-1]:]):
@@ -206,7 +208,7 @@ def lightning_trace(job):
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
-    """Of every job: it, ours, Lightning's."""
+    """Returns for every job: the job, our trace, Lightning's trace."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     jobs = JOBS + random_jobs(60)
     folder = tmp_path_factory.mktemp("loops")

@@ -1,6 +1,6 @@
-"""Our Adam, AdamW and SGD against torch.optim's one-tensor path on the same CPU: the same gradients give the same bits.
+"""Compares our Adam, AdamW and SGD with torch.optim's single-tensor path on the same CPU: equal gradients, equal bits.
 
-Recorded numbers would not do: libtorch's kernels, and MKL's below them, round differently on different CPUs.
+Recorded numbers would not work: libtorch's kernels, and MKL's below them, round differently on different CPUs.
 """
 
 import pytest

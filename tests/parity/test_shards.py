@@ -1,4 +1,4 @@
-"""`mantissa convert` and `mantissa inspect` beside PyTorch's safetensors: shards are read as transformers reads them."""
+"""Compares `mantissa convert` and `mantissa inspect` with PyTorch's safetensors; reads shards as transformers does."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ def mantissa(*arguments, cwd):
 
 
 def load_sharded(folder):
-    """What transformers does with an index: each tensor from the file that the weight map names."""
+    """Reads an index as transformers does: each tensor from the file that the weight map names."""
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     tensors = {}
     for name, shard in index["weight_map"].items():

@@ -1,7 +1,7 @@
-"""Our Trainer against a plain PyTorch loop: the same weights, data and order give the same bits at every step.
+"""Compares our Trainer with a plain PyTorch loop: equal weights, data and order give equal bits at every step.
 
-Both sides run the same libtorch release with the same number of threads. No operation of these models sums in another
-order in C++ than in Python: the one that did, libtorch's own Linear on three-dimensional input, is not used
+Both sides run the same libtorch release with the same number of threads. No operation of these models has another order
+of summation in C++ than in Python. The one that had, libtorch's own Linear on three-dimensional input, is not used
 (mantissa/models/linear_internal.h).
 """
 
@@ -39,7 +39,7 @@ def test_PE03_PE11_bf16_mixed_bit_for_bit(make_job, run_mantissa, model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_PE03_PE11_16_mixed_scale_and_skips_at_every_step(make_job, run_mantissa, model):
-    """A scale that starts near overflow and grows every third step: skips happen, and at the same steps."""
+    """A scale that starts near overflow and grows every third step: both sides skip the same steps."""
     job = make_job(model=model, precision="16-mixed", optimizer="sgd", lr=0.02, batch_size=batch_size(model),
                    batches=10 if model == "gpt-tiny" else 60, gradient_clip_val=1.0,
                    scaler={"init_scale": 2.0**20, "growth_interval": 3})
@@ -56,7 +56,7 @@ def test_16_mixed_default_scaler(make_job, run_mantissa):
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "16-mixed"])
 def test_accumulation_and_clipping_bit_for_bit(make_job, run_mantissa, precision):
-    """61 batches in windows of 3: the last window is short, and steps."""
+    """61 batches in windows of 3: the last window is short, and still takes a step."""
     job = make_job(model="convnet", precision=precision, batches=61, accumulate_grad_batches=3, gradient_clip_val=0.5,
                    optimizer="adamw", lr=1e-3)
     assert_same(run_mantissa(job), reference.run(job))
@@ -64,7 +64,7 @@ def test_accumulation_and_clipping_bit_for_bit(make_job, run_mantissa, precision
 
 @pytest.mark.parametrize(("precision", "optimizer"), [("bf16-true", "sgd"), ("16-true", "sgd"), ("bf16-true", "adamw")])
 def test_PE08_PE09_true_half_bit_for_bit(make_job, run_mantissa, precision, optimizer):
-    """The optimizer's own arithmetic in 16 bits, with momentum and decay; no AdamW in fp16, where its epsilon is 0."""
+    """The optimizer computes in 16 bits, with momentum and decay. No AdamW in fp16, where its epsilon is 0."""
     job = make_job(model="convnet", precision=precision, optimizer=optimizer, lr=LEARNING_RATE[optimizer], batches=60,
                    momentum=0.9, weight_decay=0.01)
     assert_same(run_mantissa(job), reference.run(job))

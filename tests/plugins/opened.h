@@ -9,7 +9,7 @@
 
 #include "plugin.h"
 
-/// A plug-in of this folder, opened until the end of the scope.
+/// A plug-in of this folder that stays open until the end of the scope.
 class Opened {
  public:
   explicit Opened(const std::string& name) : handle_(dlopen(path(name).c_str(), RTLD_NOW | RTLD_LOCAL)) {
@@ -36,7 +36,7 @@ class Opened {
   const Plugin* plugin_;
 };
 
-/// libtorch's own autocast region, of bf16.
+/// libtorch's own bf16 autocast region.
 class Region {
  public:
   Region() {
@@ -51,8 +51,8 @@ class Region {
   Region& operator=(const Region&) = delete;
 };
 
-/// One training step in 16 bits: what passes through autocast's kernels, the CPU's, and their gradients. The
-/// sums are of small whole numbers, so that every kernel has the same result.
+/// Runs one training step in 16 bits, which passes through the kernels of autocast and of the CPU and their
+/// gradients. The sums are of small integers, so that every kernel has the same result.
 inline at::Tensor step() {
   const at::Tensor weight = at::ones({16, 16}).requires_grad_();
   at::Tensor product;
@@ -68,7 +68,7 @@ inline bool is_right(const at::Tensor& result) {
   return at::equal(result, at::full({16, 16}, 16 * 16 * 16 + 16));
 }
 
-/// Whether autocast multiplies by a weight without casting it: the weight is then an input of the product
+/// True if autocast multiplies by a weight without casting it: the weight is then an input of the product
 /// itself.
 inline bool casts_no_weight() {
   const at::Tensor weight = at::ones({16, 16}).requires_grad_();

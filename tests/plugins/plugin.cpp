@@ -1,4 +1,4 @@
-// A shared object that holds a copy of Mantissa of its own, as a plug-in of somebody's program does.
+// A shared object with its own copy of Mantissa, like a plug-in of another program.
 
 #include "plugin.h"
 

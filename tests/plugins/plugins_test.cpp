@@ -9,7 +9,7 @@
 
 #include "opened.h"
 
-// Each suite is a process of its own: what a plug-in registers stays for the rest of it.
+// Each suite is a separate process, because what a plug-in registers stays for the rest of the process.
 
 namespace {
 
@@ -18,8 +18,8 @@ struct Collect final : c10::WarningHandler {
   std::vector<std::string> messages;
 };
 
-/// It runs in a thread that ends, because a thread that lives on keeps its thread-local objects, and these
-/// keep the plug-in loaded.
+/// The step runs in a thread that ends. A thread that stays would keep its thread-local objects, and these
+/// would keep the plug-in loaded.
 void expect_that_a_step_is_right() {
   std::thread([] { EXPECT_TRUE(is_right(step())); }).join();
 }
@@ -43,7 +43,7 @@ TEST(AClosedPlugin, LeavesKernelsThatCanBeCalled) { open_and_close_twice("one");
 
 TEST(AClosedPluginWithUniqueSymbols, LeavesKernelsThatCanBeCalled) { open_and_close_twice("unique"); }
 
-/// A graph that was recorded while it was open.
+/// The graph was recorded while the plug-in was open.
 TEST(AClosedPluginsGraph, IsWalkedAfterwards) {
   const at::Tensor x = at::ones({16, 16}).requires_grad_(), weight = at::ones({16, 16}).requires_grad_();
   at::Tensor product;
@@ -105,7 +105,7 @@ TEST(TheFirstOfTwoPlugins, StaysInChargeWhenItIsClosed) {
   EXPECT_TRUE(is_right(step()));
 }
 
-/// A copy's default decides nothing that another copy's caller decided.
+/// The default of one copy does not override a decision made through another copy.
 TEST(ALaterPluginsDefault, DoesNotUndoDisable) {
   const Opened first("one"), second("two");
   first->disable();
@@ -113,8 +113,8 @@ TEST(ALaterPluginsDefault, DoesNotUndoDisable) {
   EXPECT_FALSE(second->is_on());
 }
 
-/// What autocast, its gradients and the CPU's kernels read of the dispatcher's table is whole at every
-/// moment.
+/// The entries of the dispatcher's table that autocast, its gradients and the CPU kernels read are consistent
+/// at every moment.
 TEST(APluginOpenedBesideThreads, DisturbsNoneOfThem) {
   std::atomic<bool> stop = false;
   std::atomic<int> rounds = 0, wrong = 0;
@@ -149,7 +149,7 @@ TEST(APluginOpenedBesideThreads, DisturbsNoneOfThem) {
 
 at::Tensor another_product(const at::Tensor& self, const at::Tensor&) { return at::zeros_like(self); }
 
-/// The dispatcher's warning of the first replaced kernel is for somebody else's.
+/// The dispatcher's warning about the first replaced kernel is kept for other code.
 TEST(APluginThatIsOpened, WarnsOfNothingAndUsesNoWarningUp) {
   Collect handler;
   const c10::WarningUtils::WarningHandlerGuard guard(&handler);

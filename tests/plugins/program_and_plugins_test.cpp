@@ -5,7 +5,7 @@
 
 namespace {
 
-/// The program's copy was there first.
+/// The program's copy was loaded first.
 TEST(AProgramsKernels, StayInChargeOfItsPlugins) {
   for (const char* const name : {"one", "unique"}) {
     SCOPED_TRACE(name);

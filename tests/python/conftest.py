@@ -16,7 +16,7 @@ torch.ops.load_library(LIBRARY)
 
 @pytest.fixture(autouse=True)
 def kernels():
-    """torch.ops.mantissa_kernels, switched on whatever the test before did, with no mixed products."""
+    """Returns torch.ops.mantissa_kernels, switched on whatever the previous test did, without mixed products."""
     if not torch.ops.mantissa_kernels.enable():
         pytest.exit("MANTISSA_CPU_KERNELS=0: nothing to test", 1)
     torch.ops.mantissa_kernels.mixed_products(False)
@@ -25,7 +25,7 @@ def kernels():
 
 @pytest.fixture(params=[False, True], ids=["copies", "mixed"])
 def mixed(request, kernels):
-    """Whether autocast's products are mixed: one way and the other."""
+    """Runs the test with and without mixed products of autocast."""
     kernels.mixed_products(request.param)
     yield request.param
     kernels.mixed_products(False)
@@ -33,7 +33,7 @@ def mixed(request, kernels):
 
 @contextlib.contextmanager
 def stock():
-    """PyTorch's own kernels."""
+    """Uses PyTorch's own kernels inside the block."""
     torch.ops.mantissa_kernels.disable()
     try:
         yield
@@ -42,11 +42,12 @@ def stock():
 
 
 def sum_error(magnitude, products):
-    """E of docs/cpu-kernels-numerics.md: what a float32 sum of so many products may be off; `magnitude` is the sum of |a||b|."""
+    """Returns E of docs/cpu-kernels-numerics.md: the error of a float32 sum. `magnitude` is the sum of |a||b|."""
     return (products + 8) * 2.0**-24 * magnitude
 
 
 def allowed_error(exact, sums, dtype):
-    """How far one rounding to `dtype`, after an error of `sums`, may lie from `exact`."""
-    # A hair more than half a place: where the exact value is next to a power of two, its neighbour's place counts.
+    """Returns how far one rounding to `dtype`, after an error of `sums`, may lie from `exact`."""
+    # Slightly more than half a unit in the last place: next to a power of two, the larger unit of its
+    # neighbour counts.
     return sums + (exact.abs() + sums) * HALF_PLACE[dtype] * (1 + 2**-7) + SMALLEST[dtype] / 2

@@ -1,4 +1,4 @@
-"""Two models of Python programs, in sizes that a test and a benchmark choose."""
+"""Two typical models of Python programs. Tests and benchmarks choose their sizes."""
 
 import torch
 import torch.nn.functional as F

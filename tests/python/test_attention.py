@@ -1,4 +1,4 @@
-"""Attention and its gradients, over many draws: no further from float64 in the mean than PyTorch's own kernels."""
+"""Attention and its gradients, over many draws: on average no further from float64 than PyTorch's own kernels."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from conftest import HALF_PLACE, stock
 
 DRAWS = 40
-MEAN = 1.1  # the ratio's own spread over as many draws is below 0.05
+MEAN = 1.1  # over that many draws, the ratio's own spread is below 0.05
 
 
 def attend(inputs, start, dtype, is_causal):
@@ -20,7 +20,7 @@ def attend(inputs, start, dtype, is_causal):
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("largest", [1, 9])
 def test_errors_are_no_larger_in_the_mean(dtype, is_causal, largest):
-    """Inputs up to 1 give a flat softmax, up to 9 one that is nearly 0 or 1, whose gradients cancel."""
+    """Inputs up to 1 give a flat softmax; inputs up to 9 give one that is nearly 0 or 1, whose gradients cancel."""
     squares = torch.zeros(2, 4, dtype=torch.double)
     for seed in range(DRAWS):
         generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Weights that change between a forward pass and its backward pass: what trains with PyTorch's autocast trains here."""
+"""Weights that change between a forward and its backward pass: what trains with PyTorch's autocast still trains."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ TOLERANCE = 2.0**-5  # of a gradient's norm: four layers and an update, each rou
 
 @pytest.fixture(autouse=True)
 def pinned(kernels):
-    """To kernels that every CPU has, instead of what is the fastest there: that may be PyTorch's, with its casts."""
+    """Pins kernels that every CPU has. The fastest ones might be PyTorch's, with its casts."""
     kernels.pin("generic")
     yield
     kernels.pin("measured")
@@ -21,7 +21,7 @@ def step_of_the_optimizer(model, optimizer):
 
 
 def step_through_data(model, optimizer):
-    """As older programs write it, and torch::optim::SGD in C++: autograd's versions stay as they are."""
+    """Steps like older programs, and like torch::optim::SGD in C++: autograd's versions do not change."""
     for p in model.parameters():
         p.data.add_(p.grad, alpha=-0.1)
 
@@ -32,7 +32,7 @@ def clipped_through_data(model, optimizer):
 
 
 def alternate(dtype, update, make_optimizer):
-    """Two rounds of an adversarial pair. The critic steps between the generator's forward and backward pass."""
+    """Runs two rounds of an adversarial pair. The critic steps between the generator's forward and backward pass."""
     torch.manual_seed(0)
     generator = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 32))
     critic = nn.Sequential(nn.Linear(32, 40), nn.GELU(), nn.Linear(40, 24))
@@ -93,7 +93,7 @@ def test_a_mixed_product_refuses_a_change(kernels, change):
 
 
 def test_hooks_on_saved_tensors_may_save_less_than_everything(kernels):
-    """They own what they give back: no change is found where there is none but theirs."""
+    """Hooks may return another tensor: only changes that they did not make are detected."""
     kernels.mixed_products(True)
     x, weight = torch.randn(16, 24, requires_grad=True), nn.Parameter(torch.randn(16, 24))
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.detach().bfloat16()),
@@ -118,7 +118,7 @@ def test_hooks_that_give_back_another_shape_read_no_foreign_memory(kernels, wron
 
 
 def test_no_copy_is_made_only_where_that_was_asked_for(mixed):
-    """By the graph: a cast is an operation of its own, between the product and the weight."""
+    """Checked by the graph: a cast is a separate operation between the product and the weight."""
     weight = nn.Parameter(torch.randn(20, 40))
     with torch.autocast("cpu", dtype=torch.float16):
         y = nn.functional.linear(torch.randn(30, 40), weight)

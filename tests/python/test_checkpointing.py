@@ -10,7 +10,7 @@ TOLERANCE = 2.0**-6  # of a gradient's norm: three layers, each rounded to 2^-8 
 
 
 class Checkpointed(nn.Module):
-    """The same layer several times: of its uses in a region some find a copy of the weight, and some do not."""
+    """Uses the same layer several times: some of its uses in a region find a copy of the weight, and some do not."""
 
     def __init__(self, use_reentrant):
         super().__init__()
@@ -36,7 +36,7 @@ def backward_inside_the_region(net, x, dtype):
 
 def two_batches_in_a_region(net, x, dtype):
     with torch.autocast("cpu", dtype=dtype):
-        net.layer(x)  # uses that are not checkpointed
+        net.layer(x)  # uses without checkpointing
         loss = net(x) + net(2 * x)
     loss.backward()
 

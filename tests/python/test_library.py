@@ -1,4 +1,4 @@
-"""build/libmantissa_kernels.so in a Python process: what it brings along, and how it is switched."""
+"""build/libmantissa_kernels.so in a Python process: what it loads, and how it is switched."""
 
 import os
 import shutil
@@ -32,10 +32,10 @@ def is_ours():
 """
 
 def run_python(code, **environment):
-    """In a process of its own, as a program would; what it printed on stderr."""
+    """Runs `code` in a separate process, as a program would; returns its stderr."""
     unset = {name: value for name, value in os.environ.items()
              if not name.startswith("MANTISSA_") or name == "MANTISSA_CACHE_DIR"}
-    chosen = {"MANTISSA_KERNELS": "generic"}  # on every CPU, instead of what is the fastest there
+    chosen = {"MANTISSA_KERNELS": "generic"}  # runs on every CPU, whichever kernel is fastest there
     done = subprocess.run([sys.executable, "-c", PREAMBLE + code], env=unset | chosen | environment, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ assert len([file for file in files if any(s in file for s in ("libgomp", "libomp
 
 
 def test_no_symbol_of_the_rooms_is_visible():
-    """Else those of a C++ program that links Mantissa, and embeds Python, would be taken for them."""
+    """Otherwise they would be used for those of a C++ program that links Mantissa and embeds Python."""
     symbols = subprocess.run(["nm", "-DC", "--defined-only", LIBRARY], check=True, capture_output=True, text=True)
     assert "mantissa" not in symbols.stdout
 
@@ -85,7 +85,7 @@ assert not is_ours() and not torch.ops.mantissa_kernels.enabled() and not torch.
 @pytest.mark.parametrize(("name", "value"), [("MANTISSA_CPU_KERNELS", "off"), ("MANTISSA_MAX_ISA", "mmx"),
                                               ("MANTISSA_KERNELS", "mmx"), ("MANTISSA_KEEP_THREADS_APART", "on")])
 def test_a_wrong_environment_is_a_warning_when_loaded_and_an_error_when_asked(name, value):
-    """No exception can pass dlopen(): it would end the process."""
+    """No exception may pass through dlopen(): it would end the process."""
     assert f"not switched on: {name}={value}" in run_python(f"""
 torch.ops.load_library(LIBRARY)
 assert not is_ours()
@@ -121,7 +121,7 @@ assert torch.ops.mantissa_kernels.tier() in ("generic", {tier!r})
 
 
 def test_loading_twice_changes_nothing(tmp_path):
-    """The same file, and a copy of it, as from a wheel beside a build folder."""
+    """Loads the same file, and a copy of it, as from a wheel beside a build folder."""
     copy = shutil.copy(LIBRARY, tmp_path / "copy.so")
     assert "loaded a second time" in run_python(f"""
 torch.ops.load_library(LIBRARY)
@@ -134,7 +134,7 @@ assert torch.ops.mantissa_kernels.enable() and is_ours()
 
 
 def test_another_release_of_pytorch_is_refused(tmp_path):
-    """A library whose release is not the process's: its classes would be laid out otherwise."""
+    """A library of another release than the process's: the layout of its classes would differ."""
     release = torch.__version__.split("+")[0]
     built_with = f"TORCH_VERSION={release},".encode()
     code = LIBRARY.read_bytes()
@@ -149,7 +149,7 @@ assert not is_ours() and not hasattr(torch.ops.mantissa_kernels, "enable")
 
 
 def test_forked_workers_multiply():
-    """The parent has used its threads, none of which live on in a worker."""
+    """The parent has used its threads, none of which exist in a worker."""
     run_python("""
 from torch.utils.data import DataLoader, Dataset
 torch.ops.load_library(LIBRARY)
@@ -164,7 +164,7 @@ for i, (batch, ours) in enumerate(DataLoader(Products(), num_workers=2, multipro
 
 
 def test_threads_multiply_while_others_switch(kernels):
-    """Every product is one of the two kernels', whole."""
+    """Every product is computed completely by one of the two kernels."""
     import threading
 
     a = torch.randn(40, 40).half()

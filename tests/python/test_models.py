@@ -1,7 +1,7 @@
 """Whole models through torch.autocast, as Python programs train them: the losses follow those of PyTorch's own kernels.
 
-Both round products once to 16 bits, from sums in other orders: to 2^-8 of them in bf16, 2^-11 in fp16. A loss is a mean
-over many, and each of the few steps adds to the difference.
+Both round products once to 16 bits, from sums in different orders: to 2^-8 of them in bf16, 2^-11 in fp16. A loss is a
+mean over many, and each of the few steps adds to the difference.
 """
 
 import pytest
@@ -13,8 +13,9 @@ from torch import nn
 
 STEPS = 6
 LEARNING_RATE = {"transformer": 0.1, "resnet18": 0.004}
-# Of how far the loss has fallen. Rounding turns this small ResNet's gradients, of 8 images normalised by their own mean,
-# by a fifth against float32's, PyTorch's as ours: two ways down, of which each is as right.
+# The tolerance as a share of the loss's decrease. Rounding turns the gradients of this small ResNet (of 8
+# images normalised by their own mean) by a fifth compared with float32's, both PyTorch's and ours: both
+# descents are equally correct.
 APART = {"transformer": 0.0, "resnet18": 0.25}
 TOLERANCE = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
 
@@ -32,7 +33,7 @@ def resnet18(generator):
 
 
 def train(make, dtype):
-    """Losses, scale and weights of a few steps: with a GradScaler in fp16."""
+    """Returns losses, scale and weights of a few steps, with a GradScaler in fp16."""
     torch.manual_seed(0)
     model, data, target = make(torch.Generator().manual_seed(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE[make.__name__])
@@ -63,7 +64,7 @@ def test_losses_follow_pytorchs(make, dtype):
 
 
 def gradients(model, images):
-    """Results and gradients of a model in bf16."""
+    """Returns results and gradients of a model in bf16."""
     model.zero_grad()
     result = model(images)
     result.float().square().mean().backward()
@@ -84,11 +85,11 @@ def small():
     pytest.param(lambda model, images: torch.compile(model, backend="eager"), id="compile_eager"),
     pytest.param(lambda model, images: torch.compile(model, backend="aot_eager"), id="compile_aot_eager")])
 def test_compiled_models_reach_the_same_kernels(small, how):
-    """Bit for bit what the model itself computes; and PyTorch's once they are off, without compiling again."""
+    """Equals the model itself bit for bit, and PyTorch's kernels once ours are off, without compiling again."""
     model, images = small
     plain = gradients(model, images)
     compiled = how(model, images)
-    for _ in range(3):  # scripted models are specialised on what they see
+    for _ in range(3):  # scripted models are specialised for the inputs that they see
         for ours, expected in zip(gradients(compiled, images), plain, strict=True):
             assert torch.equal(ours, expected)
     with stock():
@@ -99,7 +100,7 @@ def test_compiled_models_reach_the_same_kernels(small, how):
 @pytest.mark.usefixtures("mixed")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_batch_of_gradients_goes_through_an_autocast_region(dtype):
-    """vmap over the backward pass alone: the forward pass knew nothing of it."""
+    """vmap over the backward pass only; the forward pass is not transformed."""
     torch.manual_seed(0)
     layer, x, starts = nn.Linear(6, 5), torch.randn(3, 6, requires_grad=True), torch.randn(4, 3, 5).to(dtype)
     with torch.autocast("cpu", dtype=dtype):
@@ -114,7 +115,7 @@ def test_a_batch_of_gradients_goes_through_an_autocast_region(dtype):
 @pytest.mark.usefixtures("mixed")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
 def test_nested_tensors_go_through_an_autocast_region(layout):
-    """Whose sizes are no numbers, or none."""
+    """Nested tensors have symbolic sizes, or none."""
     torch.manual_seed(0)
     layer, rows = nn.Linear(6, 5), [torch.randn(2, 6), torch.randn(3, 6)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -124,7 +125,7 @@ def test_nested_tensors_go_through_an_autocast_region(layout):
 
 
 def test_a_forward_pass_may_meet_another_kernel_in_its_backward_pass(small):
-    """Switching in between is no error: gradients are of the same formulas."""
+    """Switching in between is not an error: the gradients have the same formulas."""
     model, images = small
     ours = gradients(model, images)
     result = model(images)

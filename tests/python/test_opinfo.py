@@ -1,13 +1,13 @@
 """PyTorch's own samples for its operations (OpInfo), with the kernels on and off.
 
 Each operation is called as it is, on tensors with gaps, into out=, in place, and differentiated twice. Strides, dtypes
-and errors must be PyTorch's, and so must the bits of what the kernels do not touch, float32 and float64 above all. A
-16-bit result may have other bits: it is then compared with float64.
+and errors must be PyTorch's, and so must the bits of everything that the kernels do not compute, especially float32 and
+float64. A 16-bit result may have other bits: it is then compared with float64.
 - An operation that is one product (ONE_ROUNDING) must keep the bound of docs/cpu-kernels-numerics.md.
-- Others, and all gradients, round several times on their way, and how the errors meet is chance. No element may be
-  further off than one rounding, or than WORST times the worst of PyTorch's own; and over all samples the root of the
-  mean square may be no more than MEAN times PyTorch's, or that of one rounding.
-An operation with more samples than SAMPLES says is tried with as many, evenly taken from the list.
+- Others, and all gradients, round several times, and their errors combine by chance. No element may have a larger error
+  than one rounding, or than WORST times the worst of PyTorch's own. Over all samples, the root of the mean square may
+  not exceed MEAN times PyTorch's, or that of one rounding.
+An operation with more samples than SAMPLES allows is tested with that many, taken evenly from the list.
 
 MANTISSA_KERNELS chooses the tier, `-m products` the operations that reach the kernels.
 """
@@ -22,22 +22,23 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
 SAMPLES = {True: 16, False: 3}  # of PRODUCTS, of OTHERS
-# Where errors cancel, the worst is any multiple of another's that rounds as often; the mean over some samples is not.
+# Where errors cancel, the worst error may be any multiple of another kernel's that rounds as often. The mean
+# over some samples may not.
 WORST, MEAN = 8, 1.5
 
 ONE_ROUNDING = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "matmul", "__rmatmul__", "inner",
                 "tensordot"}
-# What reaches the kernels, or is about to.
+# Operations that reach the kernels, or will.
 PRODUCTS = ONE_ROUNDING | {
     "addbmm", "addr", "outer", "einsum", "kron", "corrcoef", "cov", "linalg.multi_dot", "linalg.vecdot",
     "nn.functional.linear", "nn.functional.bilinear", "nn.functional.conv1d", "nn.functional.conv2d",
     "nn.functional.conv3d", "nn.functional.conv_transpose1d", "nn.functional.conv_transpose2d",
     "nn.functional.conv_transpose3d", "nn.functional.gelu", "nn.functional.scaled_dot_product_attention",
     "nn.functional.multi_head_attention_forward"}
-# Gradients of a softmax that is nearly 0 or 1, as in these samples, cancel so far that one sample makes the mean.
-# test_attention.py takes many.
+# Gradients of a softmax that is nearly 0 or 1, as in these samples, cancel so much that one sample dominates
+# the mean. test_attention.py takes many samples.
 HEAVY_TAILED = {"nn.functional.scaled_dot_product_attention", "nn.functional.multi_head_attention_forward"}
-# What else a step of training is made of.
+# Other operations of a training step.
 OTHERS = {
     "add", "addcdiv", "addcmul", "bernoulli", "cat", "clamp", "div", "exp", "gather", "index_select",
     "linalg.vector_norm", "log", "log_softmax", "logsumexp", "masked_fill", "mean", "mul", "native_batch_norm",
@@ -74,7 +75,7 @@ def samples(op, dtype):
 
 
 def change(function, sample):
-    """(input, args, kwargs) with `function` applied to every floating-point tensor; leaves stay leaves."""
+    """Returns (input, args, kwargs) with `function` applied to every floating-point tensor; leaves stay leaves."""
     def each(x):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
             return x
@@ -88,13 +89,13 @@ def tensors(result):
 
 
 def direction(tensor, seed):
-    """A gradient to start from: the same in every dtype."""
+    """Returns a starting gradient that is the same in every dtype."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(tensor.shape, generator=generator).to(torch.bfloat16).to(tensor.dtype)
 
 
 def call(op, sample, arguments):
-    """{what: tensors or the error}: results, and their first and second derivatives."""
+    """Returns {name: tensors or the error}: results, and their first and second derivatives."""
     input, args, kwargs = arguments
     found = {}
     try:
@@ -118,7 +119,7 @@ def call(op, sample, arguments):
 
 
 def call_into(op, arguments, results):
-    """out=, into memory that holds NaN and has gaps; and the in-place form."""
+    """Calls with out=, into memory that holds NaN and has gaps, and calls the in-place form."""
     input, args, kwargs = change(lambda x: x, type("", (), dict(zip(("input", "args", "kwargs"), arguments))))
     found = {}
     with torch.no_grad():
@@ -166,15 +167,15 @@ def assert_same_errors(ours, theirs):
 
 
 class Errors:
-    """Of all samples of an operation that PyTorch computes with other bits: the sums of their squares, each over the
-    square of its tensor's largest number."""
+    """The errors over all samples of an operation that PyTorch computes with other bits: the sums of their squares,
+    each divided by the square of its tensor's largest number."""
 
     def __init__(self, dtype):
         self.dtype = dtype
         self.ours = self.theirs = self.once = 0
 
     def add(self, ours, theirs, exact, sums):
-        """`sums`: what the sums in float32 may add, or None for an operation of several roundings."""
+        """`sums` is the error that float32 sums may add, or None for an operation of several roundings."""
         ours, theirs, exact = (x.detach().double() for x in (ours, theirs, exact))
         finite = theirs.isfinite() & exact.isfinite()
         assert (ours.isfinite() | ~finite).all(), "inf or nan where PyTorch has none"
@@ -193,7 +194,7 @@ class Errors:
         size = exact.abs().max()
         self.ours += (error / size).square().mean()
         self.theirs += ((theirs - exact) / size).square().mean()
-        # Errors of one rounding are spread evenly up to half a place.
+        # The errors of one rounding are distributed evenly up to half a unit in the last place.
         self.once += (exact / size * HALF_PLACE[self.dtype]).square().mean() / 3
 
     def assert_small(self):
@@ -245,7 +246,7 @@ def test_other_dtypes_keep_their_bits(op, dtype):
 
 @parametrize([torch.bfloat16, torch.float16, torch.float32], [op for op in OPS if op.error_inputs_func])
 def test_errors_are_pytorchs(op, dtype):
-    """PyTorch's lists of wrong arguments, most of them float32, with all of it in `dtype`."""
+    """Calls PyTorch's lists of wrong arguments, most of them float32, with everything in `dtype`."""
     def error_of(sample):
         try:
             torch.manual_seed(1)

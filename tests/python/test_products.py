@@ -1,4 +1,4 @@
-"""Products of random sizes and layouts, and their gradients: within docs/cpu-kernels-numerics.md's bound, or PyTorch's own."""
+"""Random products and their gradients: within the bound of docs/cpu-kernels-numerics.md, or PyTorch's own results."""
 
 import random
 
@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from conftest import HALF_PLACE, allowed_error, stock, sum_error
 
 ROWS = [1, 2, 3, 5, 16, 17, 31, 64, 100, 145]
-DEPTHS = [1, 2, 7, 33, 64, 383, 384, 385, 800]  # about the 384 after which the sums of a block are set aside
+DEPTHS = [1, 2, 7, 33, 64, 383, 384, 385, 800]  # around 384, after which the sums of a block are stored
 FACTORS = [(1, 1), (0, 1), (0.5, 2), (2, 0.25)]  # beta, alpha
 CASES = 12
 
 
 def layout(rng, *shape):
-    """Random numbers: dimensions in any order, with gaps, an offset, or one dimension repeated."""
+    """Returns random numbers: dimensions in any order, with gaps, an offset, or one dimension repeated."""
     order = rng.sample(range(len(shape)), len(shape))
     steps = [rng.choice([1, 1, 1, 2]) for _ in shape]
     generator = torch.Generator().manual_seed(rng.getrandbits(30))
@@ -29,14 +29,15 @@ def layout(rng, *shape):
 
 
 def in_dtype(x, dtype):
-    """The same strides, and numbers that every dtype has."""
+    """Returns a tensor with the same strides and with numbers that every dtype can hold."""
     result = torch.empty_strided(x.shape, x.stride(), dtype=dtype)
     once = tuple(0 if stride == 0 else slice(None) for stride in x.stride())
     result[once] = x[once].to(torch.bfloat16).to(dtype)
     return result
 
 
-# Each of (random choices, sizes) to (function, the operands whose gradients are one product, and the other operands).
+# Each function maps (random choices, sizes) to (function, operands whose gradients are one product, other
+# operands).
 def mm(rng, b, m, n, k):
     return torch.mm, [layout(rng, m, k), layout(rng, k, n)], []
 
@@ -62,13 +63,13 @@ def linear(rng, b, m, n, k):
 
 
 def einsum(rng, b, m, n, k):
-    """Sizes of 1 are left to broadcasting, with roundings of its own."""
+    """Sizes of 1 are left out, because broadcasting them rounds differently."""
     b, m, n, k = (size + (size == 1) for size in (b, m, n, k))
     return (lambda x, y: torch.einsum("kbi,bjk->ibj", x, y)), [layout(rng, k, b, m), layout(rng, b, n, k)], []
 
 
 def matmul_broadcast(rng, b, m, n, k):
-    """No gradients: those of the repeated operand are sums of rounded products."""
+    """Has no gradients, because those of the repeated operand are sums of rounded products."""
     return torch.matmul, [], [layout(rng, 2, 1, m, k), layout(rng, b, k, n)]
 
 
@@ -114,7 +115,7 @@ def test_random_layouts_are_within_the_bound(form, dtype):
             error, allowed = (x.double() - y).abs(), allowed_error(y, sum_error(z, products), dtype)
             if (error <= allowed).all():
                 continue
-            with stock():  # what is left to PyTorch has its bits
+            with stock():  # results that are left to PyTorch have its bits
                 theirs = compute(function, *low, start)
             strides = [t.stride() for t in low[0] + low[1]]
             assert torch.equal(x, theirs[what]), f"output {what} of b={b} m={m} n={n} k={k}, strides {strides}: " \
@@ -122,7 +123,7 @@ def test_random_layouts_are_within_the_bound(form, dtype):
 
 
 def direction_of(function, operands, others):
-    """A gradient to start from, of numbers that every dtype has."""
+    """Returns a starting gradient of numbers that every dtype can hold."""
     shape = function(*operands, *others).shape
     return torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16).double()
 
@@ -139,14 +140,14 @@ def test_empty_sizes(form, dtype, empty):
     exact = compute(function, *([x.detach().double() for x in xs] for xs in (operands, others)),
                     direction_of(function, operands, others))
     for x, y in zip(ours, exact):
-        # Not all forms take the size that is 0: those are common products then.
+        # Some forms do not support the size that is 0; they are ordinary products then.
         torch.testing.assert_close(x.double(), y, rtol=2 * HALF_PLACE[dtype], atol=2 * HALF_PLACE[dtype])
 
 
 @pytest.mark.products
 @pytest.mark.parametrize("dtype", HALF_PLACE, ids=str)
 def test_outputs_over_inputs_are_pytorchs(dtype):
-    """What is read while it is written: PyTorch's result on one thread, or its error."""
+    """The output overlaps an input: the result is PyTorch's on one thread, or its error."""
     def over_an_input():
         a = start.clone()
         torch.mm(a, a, out=a)
@@ -159,7 +160,7 @@ def test_outputs_over_inputs_are_pytorchs(dtype):
         except RuntimeError as error:
             return str(error)
 
-    # Small: what is read again after it was written must not grow to inf.
+    # The values are small, so that those that are read again after they were written do not grow to inf.
     start = torch.randn(40, 40, generator=torch.Generator().manual_seed(1)).to(dtype) / 16
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""`pip install .`: the wheel, and the module that it brings."""
+"""Tests of `pip install .`: the wheel, and the module that it installs."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RELEASE = torch.__version__.split("+")[0]
 
 
-# On one worker: each would build a wheel of its own.
+# On one worker, because otherwise each worker would build a wheel.
 pytestmark = pytest.mark.xdist_group("wheel")
 
 

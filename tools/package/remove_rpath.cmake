@@ -1,2 +1,2 @@
-# cmake -D FILE=... -P: takes the run path out of a program, which chrpath and patchelf would need a package for.
+# cmake -D FILE=... -P: removes the run path of a program; chrpath and patchelf would need another package.
 file(RPATH_REMOVE FILE "${FILE}")

@@ -1,4 +1,4 @@
-// A stand-in for libcuda.so.1 that answers what the environment tells it to.
+// A stand-in for libcuda.so.1; environment variables set its answers.
 #include <cstdlib>
 #include <string>
 
@@ -16,7 +16,7 @@ int cuDeviceGet(int* device, int ordinal) {
   return ordinal == 0 ? 0 : 101;
 }
 
-/// An sm_86.
+/// Answers as an sm_86 device.
 int cuDeviceGetAttribute(int* value, int attribute, int /*device*/) {
   *value = attribute == 75 ? 8 : attribute == 76 ? 6 : -1;
   return 0;

@@ -13,7 +13,7 @@
 namespace mantissa::kernels::aten::activation {
 namespace {
 
-/// None for an unknown name, which libtorch refuses.
+/// Returns nothing for an unknown name, which libtorch then refuses.
 std::optional<Activation> form(c10::string_view approximate) {
   if (approximate == "none") return Activation::kGelu;
   if (approximate == "tanh") return Activation::kGeluTanh;
@@ -25,7 +25,7 @@ bool has_no_gaps(const at::Tensor& x) {
          x.is_non_overlapping_and_dense();
 }
 
-/// The build that computes `x`; nullptr where libtorch's kernel does.
+/// Returns the build that computes `x`, or nullptr if libtorch's kernel does.
 const cpu::ActivationBuild* build_for(const at::Tensor& x, KernelFamily family) {
   if (!has_no_gaps(x)) return nullptr;
   return chosen_build(cpu::activation_builds(), family, element_of(x.scalar_type()));

@@ -1,4 +1,4 @@
-// GELU and its gradient in 16 bits against float32, as twins_bench_internal.h says.
+// GELU and its gradient in 16 bits compared with float32, as described in twins_bench_internal.h.
 #include <string>
 
 #include <ATen/TensorOperators.h>

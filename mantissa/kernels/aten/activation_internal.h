@@ -3,8 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/string_view.h>
 
-/// GELU in the form of libtorch's kernels, for registration.cpp: bf16 and fp16 without gaps in memory are
-/// computed here, everything else, and with it every error, by libtorch's own kernel.
+/// GELU with the signatures of libtorch's kernels, for registration.cpp. Dense bf16 and fp16 tensors are
+/// computed here. libtorch's own kernel handles everything else, and therefore every error.
 namespace mantissa::kernels::aten::activation {
 
 at::Tensor gelu(const at::Tensor& self, c10::string_view approximate);

@@ -19,13 +19,13 @@ namespace {
 
 using at::Tensor;
 
-/// x [batch, heads, rows, columns].
+/// Describes x [batch, heads, rows, columns] as heads.
 template <typename Pointer>
 HeadsOf<Pointer> heads(Pointer data, const Tensor& x) {
   return {{data, element_of(x.scalar_type()), x.stride(2), x.stride(3), x.stride(0)}, x.stride(1)};
 }
 
-/// A mask of 2 or 4 dimensions, broadcast. False if it is not for here.
+/// Sets a mask of 2 or 4 dimensions, broadcast. Returns false if our kernels do not take it.
 bool set_mask(Attention& g, const Tensor& mask, at::ScalarType dtype) {
   if (!is_plain(mask) || (mask.dim() != 2 && mask.dim() != 4) || mask.numel() == 0) return false;
   if (mask.scalar_type() != at::kFloat && mask.scalar_type() != dtype) return false;
@@ -41,11 +41,11 @@ bool set_mask(Attention& g, const Tensor& mask, at::ScalarType dtype) {
   return true;
 }
 
-/// The problem without its results, if our kernels take these shapes and dtypes.
+/// Returns the problem without its results, if our kernels take these shapes and dtypes.
 std::optional<Attention> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
                                       double dropout_p, bool is_causal,
                                       const std::optional<Tensor>& attn_mask, std::optional<double> scale) {
-  // Wider ones would need more scratch than cpu::attention() promises.
+  // Wider heads would need more scratch memory than cpu::attention() promises.
   constexpr int64_t kMostWidth = 1024;
   const at::ScalarType dtype = query.scalar_type();
   if ((dtype != at::kBFloat16 && dtype != at::kHalf) || dropout_p != 0) return std::nullopt;
@@ -72,7 +72,7 @@ std::optional<Attention> attention_of(const Tensor& query, const Tensor& key, co
   return g;
 }
 
-/// The build that computes `g`; nullptr where libtorch's kernel does.
+/// Returns the build that computes `g`, or nullptr if libtorch's kernel does.
 const cpu::AttentionBuild* build_for(KernelFamily family, const std::optional<Attention>& g) {
   return g ? chosen_build(cpu::attention_builds(), family, g->query.element) : nullptr;
 }
@@ -82,7 +82,7 @@ HeadsOf<float*> logsumexp_of(const Tensor& x) {
           x.stride(1)};
 }
 
-/// `x` where libtorch puts a gradient: [batch, rows, heads, columns], transposed.
+/// Returns an empty gradient for `x` in libtorch's layout: [batch, rows, heads, columns], transposed.
 Tensor empty_gradient(const Tensor& x) {
   const int64_t heads = x.size(1), rows = x.size(2), columns = x.size(3);
   return at::cpu::empty_strided(x.sizes(), {rows * heads * columns, columns, heads * columns, 1},
@@ -100,7 +100,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const
     return at::cpu::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal,
                                                                 attn_mask, scale);
   Tensor out = at::empty_like(query);
-  // As libtorch lays it out: [batch, queries, heads], transposed.
+  // libtorch's layout: [batch, queries, heads], transposed.
   Tensor logsumexp =
       at::cpu::empty_strided({g->batch, g->heads, g->queries}, {g->queries * g->heads, 1, g->heads},
                              query.options().dtype(at::kFloat));

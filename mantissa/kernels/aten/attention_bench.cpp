@@ -1,5 +1,5 @@
-// 16-bit attention against the same in float32, as twins_bench_internal.h says.
-// --benchmark_filter=attention/bf16/train picks.
+// 16-bit attention compared with float32, as described in twins_bench_internal.h.
+// --benchmark_filter=attention/bf16/train selects some of the benchmarks.
 #include <optional>
 #include <string>
 #include <vector>
@@ -72,7 +72,7 @@ Twins twins(const Shape& shape, Kind kind, bool trains, at::ScalarType dtype) {
   Twins twins;
   twins.narrow = run_of(low);
   twins.wide = run_of(wide);
-  // The same seed: dropout draws the same.
+  // Dropout draws the same numbers from the same seed.
   at::manual_seed(2);
   const at::Tensor out = forward(low);
   std::vector<at::Tensor> grads;
@@ -87,7 +87,7 @@ Twins twins(const Shape& shape, Kind kind, bool trains, at::ScalarType dtype) {
 }
 
 bool register_all() {
-  // Those of a gpt of 256 wide (4 sequences of 128 tokens, 8 or 4 heads), then of one of 768.
+  // The shapes of a gpt of width 256 (4 sequences of 128 tokens, 8 or 4 heads), then of one of width 768.
   const std::vector<Shape> shapes = {{4, 8, 128, 32},  {4, 4, 128, 64},  {4, 12, 128, 64},
                                      {1, 12, 256, 64}, {1, 12, 512, 64}, {1, 12, 1024, 64}};
   const std::vector<std::pair<const char*, Kind>> kinds = {

@@ -1,4 +1,4 @@
-// Attention through libtorch's own functions: what reaches the kernels of attention.h, and what does not.
+// Attention through libtorch's own functions: which calls reach the kernels of attention.h, and which do not.
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ std::optional<double> scale_of(const AttentionProblem& p) {
   return p.scale == 0 ? std::nullopt : std::optional(p.scale);
 }
 
-/// out, logsumexp and the three gradients, by the operators below autograd.
+/// Computes out, logsumexp and the three gradients with the operators below autograd.
 Results operators(const AttentionProblem& p) {
   const auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
       p.query, p.key, p.value, 0, p.causal, mask_of(p), scale_of(p));
@@ -55,7 +55,7 @@ Results operators(const AttentionProblem& p) {
 
 at::Tensor variable(const at::Tensor& x) { return x.detach().set_requires_grad(true); }
 
-/// The same by what a program calls; logsumexp is the operator's.
+/// Computes the same with the functions that a program calls; logsumexp is the operator's.
 AttentionResult by_autograd(const AttentionProblem& p) {
   const at::Tensor query = variable(p.query), key = variable(p.key), value = variable(p.value);
   const at::Tensor out = at::scaled_dot_product_attention(query, key, value, mask_of(p), 0, p.causal,
@@ -75,7 +75,7 @@ AttentionProblem problem(at::ScalarType dtype, int64_t heads, int64_t kv_heads, 
           .mask = {}};
 }
 
-/// Query, key and value of one projection, as models have them.
+/// Query, key and value of one projection, as in models.
 AttentionProblem self_attention(at::ScalarType dtype, int64_t heads, int64_t tokens, int64_t width) {
   const auto parts = at::randn({2, tokens, 3 * heads * width}).to(dtype).chunk(3, -1);
   const auto split = [&](const at::Tensor& x) { return x.view({2, tokens, heads, width}).transpose(1, 2); };
@@ -87,8 +87,8 @@ AttentionProblem self_attention(at::ScalarType dtype, int64_t heads, int64_t tok
           .causal = true};
 }
 
-/// libtorch's own result differs by its rounded weights; were it ours too, a test would compare it with
-/// itself.
+/// libtorch's own result differs, because it rounds the weights. If it were ours as well, a test would
+/// compare our result with itself.
 void expect_ours(const AttentionProblem& p) {
   disable_cpu_kernels();
   const at::Tensor theirs = operators(p)[4];
@@ -117,7 +117,7 @@ TEST_F(ScaledDotProduct, ResultsAndGradientsAreNearTheExactOnes) {
 TEST_F(ScaledDotProduct, BooleanMasksHideKeys) {
   const AttentionProblem p = problem(at::kBFloat16, 2, 2, 9, 13, 16);
   const at::Tensor seen = at::rand({2, 1, 9, 13}) < 0.6;
-  seen[0][0][4].fill_(false);  // a row that sees nothing
+  seen[0][0][4].fill_(false);  // a row that sees no key
   const at::Tensor query = variable(p.query);
   const at::Tensor out = at::scaled_dot_product_attention(query, p.key, p.value, seen);
   const at::Tensor exact = at::scaled_dot_product_attention(p.query.to(at::kDouble), p.key.to(at::kDouble),
@@ -161,7 +161,7 @@ TEST_F(ScaledDotProduct, GradientsAreThoseThatAreAskedFor) {
 TEST_F(ScaledDotProduct, DisablingAndOtherDtypesAreLibtorchsBits) {
   const AttentionProblem low = problem(at::kHalf, 3, 3, 20, 50, 24);
   expect_ours(low);
-  // Rows wider than the scratch is made for, first.
+  // The first case has rows wider than the scratch memory allows.
   std::vector<AttentionProblem> problems = {problem(at::kBFloat16, 1, 1, 3, 5, 1030)};
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     problems.push_back(

@@ -33,7 +33,8 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// out = a b + bias, of matrices; a is of 16 bits, `out` of 16 or of float32 rounded to a's.
+/// Computes out = a b + bias for matrices. `a` has 16 bits; `out` has 16 bits, or is float32 rounded to a's
+/// dtype.
 void multiply(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& out) {
   Gemm g;
   g.m = a.size(0);
@@ -50,7 +51,8 @@ void multiply(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor
 
 Tensor rows_of(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-/// x [..., k] of 16 bits times weight [k, n] of float32, plus bias [n]: [..., n] in x's dtype.
+/// Multiplies 16-bit x [..., k] by float32 weight [k, n] and adds bias [n]; the result is [..., n] in x's
+/// dtype.
 Tensor multiply(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   at::DimVector sizes(x.sizes().begin(), x.sizes().end() - 1);
   sizes.push_back(weight.size(1));
@@ -68,16 +70,16 @@ std::atomic<bool> is_mixing = true;
 
 bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
 
-/// Whether this thread is inside a transformation of functorch. Its thread-local state does not tell: that
-/// stays once there was one.
+/// True if this thread is inside a transformation of functorch. functorch's thread-local state does not show
+/// this: it stays after the first transformation.
 bool is_transformed() {
   constexpr c10::DispatchKeySet kInside(
       {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode});
   return c10::impl::tls_local_dispatch_key_set().included_.has_any(kInside);
 }
 
-/// Whether somebody beside autograd and autocast observes the operations, and would miss those that a kernel does not
-/// call.
+/// True if code other than autograd and autocast observes the operations, and would miss those that a kernel
+/// does not call.
 bool is_observed(std::initializer_list<const Tensor*> tensors) {
   if (casts_are_separate || !is_mixing.load(std::memory_order_relaxed) ||
       at::tracer::impl::is_dispatch_enabled() || is_transformed())
@@ -87,7 +89,7 @@ bool is_observed(std::initializer_list<const Tensor*> tensors) {
   return false;
 }
 
-/// Whether autograd records what this thread computes. It does not below AutoDispatchBelowAutograd, either.
+/// True if autograd records what this thread computes. Below AutoDispatchBelowAutograd it does not.
 bool is_recording() {
   return at::GradMode::is_enabled() &&
          !c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality);
@@ -97,14 +99,14 @@ bool has_hooks_on_saved_tensors() { return !at::SavedTensorDefaultHooks::get_tls
 
 class MixedProduct : public torch::autograd::Function<MixedProduct> {
  public:
-  /// `is_transposed`: the weight is [n, k], as layers keep it.
+  /// `is_transposed` means that the weight is [n, k], as layers store it.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const std::optional<Tensor>& bias, bool is_transposed) {
-    // x's gradient needs the weight, the weight's needs x.
+    // The gradient of x needs the weight; the gradient of the weight needs x.
     const bool needs_weight = x.requires_grad(), needs_x = weight.requires_grad();
     ctx->save_for_backward({needs_x ? x : Tensor(), needs_weight ? weight : Tensor()});
     ctx->saved_data["weight"] = weight;  // for its layout, and to see whether it changed
-    // Hooks may give back another weight, by their owner's choice.
+    // Hooks may deliberately return another weight, so the state is not checked under hooks.
     if (needs_weight && !has_hooks_on_saved_tensors()) ctx->saved_data["state"] = state_of(weight);
     ctx->saved_data["is_transposed"] = is_transposed;
     const Tensor addend = bias.value_or(Tensor());
@@ -119,8 +121,9 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     const bool is_transposed = ctx->saved_data["is_transposed"].toBool();
 
     variable_list result(4);
-    // Left to libtorch's operations: a backward pass that is differentiated itself, gradients that only they
-    // can read (a batch of them under vmap, or one whose signs are still to be changed), and all while the
+    // libtorch's operations compute the gradients if the backward pass is differentiated itself, if only they
+    // can read the gradient (a vmap batch, or a lazily negated tensor), or while the kernels are switched
+    // off.
     // kernels are switched off.
     const bool by_operations = at::GradMode::is_enabled() || is_observed({&gradient, &x, &weight}) ||
                                !fit(gradient, x, weight, is_transposed) || !registration::in_charge().is_on();
@@ -151,7 +154,7 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
   }
 
  private:
-  /// Whether the kernels can read what was saved, which hooks or set_data() may have replaced.
+  /// True if the kernels can read the saved tensors, which hooks or set_data() may have replaced.
   static bool fit(const Tensor& gradient, const Tensor& x, const Tensor& weight, bool is_transposed) {
     if (!is_plain(gradient)) return false;
     const auto rows = [](const Tensor& t) { return t.sizes().slice(0, t.dim() - 1); };
@@ -163,8 +166,8 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
             weight.size(is_transposed ? 0 : 1) == gradient.size(-1));
   }
 
-  /// An empty gradient for a weight of a's columns by b's columns. It has the layout of `like`, unless set_data() gave
-  /// that another form.
+  /// Returns an empty gradient for a weight whose rows are the columns of `a` and whose columns are the
+  /// columns of `b`. It has the layout of `like`, unless set_data() gave `like` another shape or dtype.
   static Tensor empty_gradient(const Tensor& like, const Tensor& a, const Tensor& b) {
     const std::array<int64_t, 2> sizes = {a.size(1), b.size(1)};
     if (like.sizes() == at::IntArrayRef(sizes) && like.scalar_type() == at::kFloat)
@@ -172,8 +175,8 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
     return at::empty(sizes, at::kFloat);
   }
 
-  /// A number that another weight's content does not have, nor another version: autograd counts the changes
-  /// that it sees. It misses those through `.data()` or a pointer, such as torch::optim::SGD's steps.
+  /// Returns a number that identifies the weight's content and version. Autograd's version counts the changes
+  /// that it sees. It misses changes through `.data()` or a pointer, such as the steps of torch::optim::SGD.
   static int64_t state_of(const Tensor& weight) {
     return static_cast<int64_t>(fingerprint(weight) +
                                 static_cast<uint64_t>(weight._version()) * 0x9E3779B97F4A7C15U);
@@ -193,28 +196,28 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
   }
 };
 
-/// A parameter, or a view of one. Under no_grad every tensor is one of its own.
+/// True for a parameter or a view of one. Under no_grad every tensor is a leaf.
 bool is_weight(const Tensor& x) { return x.is_leaf() || (x.is_view() && x._base().is_leaf()); }
 
 bool is_floating(const Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
 }
 
-/// Whether libtorch's autocast would keep a copy of `weight` until the region ends. Under hooks on saved
-/// tensors none is asked for: checkpointing compares what two forward passes save, of which only one may find
-/// a copy.
+/// True if libtorch's autocast would keep a copy of `weight` until the region ends. Under hooks on saved
+/// tensors this is false: checkpointing compares what two forward passes save, and only one of them might
+/// find a copy.
 bool is_kept_by_autocast(const Tensor& weight) {
   return at::autocast::is_autocast_cache_enabled() && !c10::InferenceMode::is_enabled() &&
          weight.requires_grad() && weight.is_leaf() && !weight.is_view() && !weight.is_inference() &&
          !has_hooks_on_saved_tensors();
 }
 
-/// Notes that `weight` is used; whether this thread used it before in the autocast region it is in, and it
-/// has not changed since, for autocast's copy would not. That a region began is seen from autocast's cache,
-/// which forgot `mark`.
+/// Records a use of `weight`. Returns true if this thread has used it before in the current autocast region
+/// and it has not changed since; autocast's copy would not show a change. A new region is detected by its
+/// empty cast cache, which no longer holds `mark`.
 bool is_used_again(const Tensor& weight) {
   struct Use {
-    c10::weak_intrusive_ptr<c10::TensorImpl> weight;  // keeps its address from becoming another's
+    c10::weak_intrusive_ptr<c10::TensorImpl> weight;  // keeps the address from being reused
     uint32_t version;
   };
   static const Tensor mark = at::zeros({}, at::kFloat).requires_grad_();
@@ -233,17 +236,17 @@ bool is_used_again(const Tensor& weight) {
   return false;
 }
 
-/// x [..., k] times weight, [n, k] if `is_transposed` and else [k, n], plus a bias [n] or none: computed, if
-/// this is the place for it.
+/// Multiplies x [..., k] by the weight, [n, k] if `is_transposed` and else [k, n], and adds a bias [n] or
+/// none. Returns nothing if libtorch should compute this product.
 std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_transposed) {
-  // First what rules out most; then what has no sizes to ask for.
+  // The first check rules out most calls; nested tensors have no sizes to ask for.
   if (weight.scalar_type() != at::kFloat || x.is_nested() || weight.is_nested()) return std::nullopt;
   if (is_observed({&x, &weight, &bias})) return std::nullopt;
   if (weight.dim() != 2 || x.dim() == 0 || !is_floating(x)) return std::nullopt;
   const int64_t k = weight.size(is_transposed ? 1 : 0), n = weight.size(is_transposed ? 0 : 1);
   if (x.size(-1) != k || x.numel() == 0 || weight.numel() == 0) return std::nullopt;
   if (!is_plain(x) || !is_plain(weight) || !is_weight(weight)) return std::nullopt;
-  // A cast makes a tensor of it that autograd may save.
+  // A cast turns it into a tensor that autograd may save.
   if (weight.is_inference() && !c10::InferenceMode::is_enabled()) return std::nullopt;
   if (bias.defined() && (bias.dim() != 1 || bias.size(0) != n || !is_plain(bias) || !is_floating(bias)))
     return std::nullopt;
@@ -258,8 +261,9 @@ std::optional<Tensor> product(const Tensor& x, const Tensor& weight, const Tenso
   shape.a.element = element_of(dtype);
   const Kernel kernel = kernel_for(family_of(shape), shape.a.element);
   if (!kernel.tier) return std::nullopt;
-  // Where products are so fast that reading the weight takes as long, a float32 weight costs twice what a copy of 16 bits
-  // does. A weight that is used again, such as a recurrent layer's, is therefore cast once.
+  // On CPUs with bf16 products, reading the weight takes as long as multiplying, and a float32 weight costs
+  // twice as much as a 16-bit copy. A weight that is used again, such as a recurrent layer's, is therefore
+  // cast once.
   if (kernel.tier == CpuTier::kAvx512Bf16 && is_kept_by_autocast(weight) && is_used_again(weight))
     return std::nullopt;
 

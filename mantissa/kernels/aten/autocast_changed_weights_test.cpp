@@ -33,7 +33,7 @@ TEST_P(MixedProductsOfChangedWeights, AWeightThatChangesInARegionIsReadAsItIs) {
   }
 }
 
-/// Also by what autograd does not see: torch::optim::SGD steps through .data().
+/// Includes changes that autograd does not see: torch::optim::SGD steps through .data().
 TEST_P(MixedProductsOfChangedWeights, AWeightThatChangedIsRefusedInBackward) {
   if (!is_ours(16, 16, 16)) GTEST_SKIP() << "libtorch multiplies this here";
   const at::Tensor x = at::randn({16, 16}).requires_grad_();
@@ -87,7 +87,7 @@ TEST_P(MixedProductsOfChangedWeights, AWeightThatChangedIsRefusedInBackward) {
     }
 }
 
-/// As libtorch's autocast, which then keeps a copy of every weight.
+/// libtorch's autocast does this as well; it then keeps a copy of every weight.
 TEST_P(MixedProductsOfChangedWeights, SeparateCastsKeepWhatAWeightWas) {
   const at::Tensor x = at::randn({16, 16}), w = at::randn({16, 16});
   const auto gradient = [&](bool changes) {
@@ -105,7 +105,7 @@ TEST_P(MixedProductsOfChangedWeights, SeparateCastsKeepWhatAWeightWas) {
   EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
-/// Whose gradient does not need it.
+/// The weight's gradient does not need the weight.
 TEST_P(MixedProductsOfChangedWeights, AWeightMayChangeWhereTheActivationsNeedNoGradient) {
   const at::Tensor x = at::randn({16, 16}), w = at::randn({16, 16}).requires_grad_();
   const auto gradient = [&](bool changes) {

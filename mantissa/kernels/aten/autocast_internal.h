@@ -6,33 +6,35 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
 
-/// The kernels that registration.cpp registers for autocast on the CPU. Inside a region each multiplies
-/// 16-bit activations by a float32 weight that is rounded to 16 bits while it is packed, so that no 16-bit
-/// copy of it is made or kept, and writes the weight's gradient to float32. The numbers are those of a cast,
-/// the same product (matmul_internal.h) and a cast back, bit for bit; only where a weight is used several
-/// times are its gradients added in float32 instead of 16 bits.
+/// The kernels that registration.cpp registers for autocast on the CPU. Inside an autocast region they
+/// multiply 16-bit activations by a float32 weight, which is rounded to 16 bits while it is packed. No 16-bit
+/// copy of the weight is made or kept, and the weight's gradient is written to float32. The numbers are those
+/// of a cast, the same product (matmul_internal.h) and a cast back, bit for bit, with one exception: if a
+/// weight is used several times, its gradients are added in float32 instead of 16 bits.
 ///
-/// A weight is a float32 parameter, or a view of one, of two dimensions, that is the right factor. Backward
-/// reads the weight itself if it computes the activations' gradient, and refuses a weight that changed after the
-/// forward pass: autograd's version counter shows it, as in float32, and a fingerprint shows changes that the
-/// counter does not see (`.data()`, pointers).
+/// A weight is a two-dimensional float32 parameter, or a view of one, that is the right factor. Backward
+/// reads the weight itself if it computes the gradient of the activations. It fails if the weight changed
+/// after the forward pass: autograd's version counter shows such a change, as in float32, and a fingerprint
+/// shows changes that the counter does not see (through `.data()` or a pointer).
 ///
-/// libtorch's own autocast handles everything else: what its own kernels multiply faster, what is traced,
-/// transformed by functorch, or carries forward-mode gradients. On CPUs that multiply the type themselves it also
-/// handles a weight's second and later uses in a region, for which it keeps a copy until the region ends.
+/// libtorch's own autocast handles everything else: products that its kernels compute faster, and calls that
+/// are traced, transformed by functorch or carry forward-mode gradients. On CPUs with instructions for the
+/// 16-bit type it also handles the second and later uses of a weight in a region, and keeps a copy of that
+/// weight until the region ends.
 namespace mantissa::kernels::aten::autocast {
 
-/// The function that libtorch registers for autocast in the place of `Operator`, such as at::_ops::mm: it casts the
+/// The function that libtorch registers for autocast under `Operator`, such as at::_ops::mm. It casts the
 /// arguments and calls the operator again.
 template <typename Operator>
 using Stock = typename at::autocast::WrapFunction<at::autocast::CastPolicy::lower_precision_fp, at::kCPU,
                                                   typename Operator::schema, typename Operator::schema,
                                                   &Operator::call>::type;
 
-/// Sets whether the calling thread's products leave casts to autocast; returns what was set before.
+/// Sets whether the calling thread's products leave casts to autocast; returns the previous setting.
 bool separate_casts(bool separate);
 
-/// Sets whether any thread's products are mixed; returns what was set before. At first they are.
+/// Sets whether products multiply float32 weights without casting them, in all threads. The initial setting
+/// is true. Returns the previous setting.
 bool mix(bool on);
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);

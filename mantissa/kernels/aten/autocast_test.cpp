@@ -24,7 +24,7 @@ namespace {
 using test::Region;
 using test::same_bits;
 
-/// Counts the casts from float32 to 16 bits, by their number of elements.
+/// Counts the casts from float32 to 16 bits by their number of elements.
 class Casts {
  public:
   Casts() {
@@ -59,7 +59,7 @@ struct Form {
   Product product;
   bool has_bias;
   bool weight_is_transposed;     ///< [n, k]
-  bool adds_bias_after = false;  ///< to the rounded product, in an operation that autocast leaves alone
+  bool adds_bias_after = false;  ///< to the rounded product, in an operation that autocast does not handle
 };
 
 const std::vector<Form>& forms() {
@@ -89,17 +89,17 @@ struct Result {
 
 class MixedProducts : public test::MixedProductsTest {
  protected:
-  /// Those of the number that tells one region from the next, where a second use counts.
+  /// The cast of the marker that identifies a region, where a second use of a weight counts.
   static std::vector<int64_t> casts_of_a_region() {
     return reads_pairs() ? std::vector<int64_t>{1} : std::vector<int64_t>{};
   }
 
-  /// Where a copy of 16 bits is faster to read a second time.
+  /// True where a 16-bit copy is faster to read a second time.
   static bool reads_pairs() {
     return kernel_for(KernelFamily::kProduct, element()).tier == CpuTier::kAvx512Bf16;
   }
 
-  /// Forward and backward of `form`. `cast_first`: on 16-bit copies, as autocast does.
+  /// Runs forward and backward of `form`. With `cast_first` it uses 16-bit copies, as autocast does.
   static Result run(const Form& form, const at::Tensor& x_in, const at::Tensor& w_in, const at::Tensor& b_in,
                     const at::Tensor& gradient, bool cast_first) {
     const at::Tensor x = x_in.detach().requires_grad_(), w = w_in.detach().requires_grad_(),
@@ -131,8 +131,8 @@ TEST_P(MixedProducts, EqualCastsAndProductsBitForBit) {
       SCOPED_TRACE(std::string(form.name) + " of " + std::to_string(shape.x.back()) + " by " +
                    std::to_string(shape.n));
       const int64_t k = shape.x.back(), rows = c10::multiply_integers(shape.x) / k;
-      // This program pins our kernels (choice_test.cpp). With libtorch's product for one of the three, the sums would
-      // be in another order.
+      // This program pins our kernels (choice_test.cpp). If one of the three products were libtorch's, the
+      // sums would have another order.
       ASSERT_TRUE(is_ours(rows, shape.n, k) && is_ours(rows, k, shape.n) && is_ours(k, shape.n, rows));
       const at::Tensor x = at::randn(shape.x), bias = at::randn({shape.n});
       const at::Tensor w = form.weight_is_transposed ? at::randn({shape.n, k}) : at::randn({k, shape.n});
@@ -165,7 +165,7 @@ TEST_P(MixedProducts, CastNoWeight) {
   EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
 }
 
-/// Bytes that this thread allocated, less those it freed.
+/// Counts the bytes that this thread has allocated, minus those it has freed.
 class LiveBytes : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
@@ -176,15 +176,14 @@ class LiveBytes : public c10::MemoryReportingInfoBase {
   int64_t now = 0, peak = 0;
 };
 
-/// A copy is neither kept nor made. (libtorch makes one for each matrix of a batch, of a weight without
-/// gradients.)
+/// No copy is made or kept. (libtorch makes one per matrix of a batch, for a weight without gradients.)
 TEST_P(MixedProducts, KeepNoCopyOfAWeight) {
-  constexpr int64_t kRows = 32, kInputs = 512, kOutputs = 256;  // a copy is larger than all the rest
+  constexpr int64_t kRows = 32, kInputs = 512, kOutputs = 256;  // a copy is larger than everything else
   if (!is_ours(kRows, kOutputs, kInputs)) GTEST_SKIP() << "libtorch multiplies this here";
   const at::Tensor x = at::randn({kRows / 8, 8, kInputs}).to(GetParam()).transpose(0, 1).requires_grad_();
   const at::Tensor w = at::randn({kOutputs, kInputs}).requires_grad_();
   const Region region(GetParam());
-  at::linear(x, w.detach().clone().requires_grad_());  // what is made once for a region
+  at::linear(x, w.detach().clone().requires_grad_());  // allocates what is made once per region
   const auto live = std::make_shared<LiveBytes>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
   const at::Tensor y = at::linear(x, w);
@@ -196,8 +195,8 @@ TEST_P(MixedProducts, KeepNoCopyOfAWeight) {
   EXPECT_LT(live->now, kInputs * kOutputs * 5);
 }
 
-/// A recurrent layer's, for instance: where the CPU multiplies the type, to read a float32 weight takes
-/// longer.
+/// For example a recurrent layer's weight: on CPUs with 16-bit products, reading a float32 weight takes
+/// longer than reading a copy.
 TEST_P(MixedProducts, AWeightThatIsUsedAgainInARegionIsCastOnceWhereProductsAreFast) {
   constexpr int64_t kRows = 128, kInputs = 96, kOutputs = 112;
   if (!is_ours(kRows, kOutputs, kInputs)) GTEST_SKIP() << "libtorch multiplies this here";
@@ -244,7 +243,7 @@ TEST_P(MixedProducts, GradientsOfAWeightThatIsUsedManyTimesAreThatOfItsUses) {
   EXPECT_LT((ours - exact).norm().item<double>(), 0.02 * exact.norm().item<double>());
 }
 
-/// Whose thread-local state outlives it.
+/// functorch's thread-local state outlives the transformation.
 TEST_P(MixedProducts, CastNoWeightAfterATransformationOfFunctorch) {
   at::functorch::initAndPushDynamicLayer(at::functorch::TransformType::Vmap, /*batch_size=*/2,
                                          at::functorch::RandomnessType::Error);
@@ -259,9 +258,9 @@ TEST_P(MixedProducts, CastNoWeightAfterATransformationOfFunctorch) {
 TEST_P(MixedProducts, TakeWeightsInAnyLayout) {
   const at::Tensor x = at::randn({20, 12});
   const at::Tensor big = at::randn({3, 30, 3, 12});
-  const at::Tensor slice = big.select(0, 1).select(1, 2);      // [30, 12], rows apart
-  const at::Tensor column = at::randn({12, 30}).t();           // columns adjacent
-  const at::Tensor row = at::randn({1, 12}).expand({30, 12});  // one row many times
+  const at::Tensor slice = big.select(0, 1).select(1, 2);      // [30, 12], non-contiguous rows
+  const at::Tensor column = at::randn({12, 30}).t();           // adjacent columns
+  const at::Tensor row = at::randn({1, 12}).expand({30, 12});  // one row repeated
   for (const at::Tensor& w : {slice, column, row}) {
     const Form& form = forms()[0];
     const at::Tensor bias = at::randn({60}).slice(0, 0, 60, 2), gradient = at::randn({20, 30}).to(GetParam());
@@ -309,7 +308,7 @@ TEST_P(MixedProducts, GradientsOfGradientsFlow) {
     EXPECT_LT((ours[i] - exact[i]).norm().item<double>(), 0.03 * exact[i].norm().item<double>());
 }
 
-/// Backward is called without the dispatcher, which would have changed them before an operation.
+/// Backward is called without the dispatcher, which would have resolved the negation before an operation.
 TEST_P(MixedProducts, AGradientWhoseSignsAreStillToBeChangedIsReadAsItIs) {
   const at::Tensor x = at::randn({8, 16}), w = at::randn({4, 16}), bias = at::randn({4});
   const at::Tensor gradient = at::randn({8, 4}).to(GetParam());
@@ -415,7 +414,7 @@ TEST_P(MixedProducts, CastAWeightWhileTheyAreSwitchedOff) {
   EXPECT_EQ(Casts::counted(), std::vector<int64_t>{24 * 40});
 }
 
-/// What is no product of activations and a weight is libtorch's, results and errors alike.
+/// Calls that are not a product of activations and a weight behave as in libtorch, in results and errors.
 TEST_P(MixedProducts, TheRestIsLibtorchs) {
   using Compute = std::function<at::Tensor()>;
   const at::Tensor x = at::randn({8, 16}), w = at::randn({4, 16}), bias = at::randn({4});

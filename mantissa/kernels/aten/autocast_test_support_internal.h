@@ -10,7 +10,7 @@
 
 namespace mantissa::test {
 
-/// libtorch's own autocast region: this room knows no other.
+/// libtorch's own autocast region. These tests cannot use Mantissa's, which is built on top of the kernels.
 class Region {
  public:
   explicit Region(at::ScalarType dtype) : before_(at::autocast::get_autocast_dtype(at::kCPU)) {
@@ -30,7 +30,7 @@ class Region {
   at::ScalarType before_;
 };
 
-/// The kernels are on; the parameter is the dtype of a region.
+/// Enables the kernels for each test. The parameter is the dtype of the autocast region.
 class MixedProductsTest : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override {

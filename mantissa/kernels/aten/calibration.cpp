@@ -31,7 +31,7 @@ namespace aten = kernels::aten;
 using at::Tensor;
 using Call = std::function<void()>;
 
-/// Numbers from -1 to 1, none of them random: a program's generators stay where they are.
+/// Returns numbers from -1 to 1. They are not random, so the program's generators do not advance.
 Tensor numbers(at::IntArrayRef sizes, at::ScalarType dtype) {
   const int64_t count = c10::multiply_integers(sizes);
   return at::linspace(-1, 1, count, at::kFloat).to(dtype).view(sizes);
@@ -52,7 +52,7 @@ struct Images {
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
 };
 
-/// A convolution of 3 x 3 with a padding of 1.
+/// Returns a 3 x 3 convolution with a padding of 1.
 Call convolution_call(const Images& images, ConvolutionPass pass, at::ScalarType dtype) {
   const auto [batch, channels, size, groups, stride, format] = images;
   const int64_t out = (size - 1) / stride + 1;
@@ -74,11 +74,12 @@ Call convolution_call(const Images& images, ConvolutionPass pass, at::ScalarType
   };
 }
 
-/// A call that all kernels can be tried on, or a typical one; the same where the first is large enough to
-/// judge by. A typical one is of several images: oneDNN takes some 80 us before it begins.
+/// kSmall is a call that all kernels can be tried on; kTypical is a typical one. They are the same where the
+/// small call is large enough to judge by. A typical call has several images, because oneDNN takes some 80 us
+/// to start.
 enum class Size : uint8_t { kSmall, kTypical };
 
-/// The images of the kind of convolution to which `family` belongs.
+/// Returns images for the kind of convolution that `family` belongs to.
 Images images_of(KernelFamily family, Size size) {
   const auto last = at::MemoryFormat::ChannelsLast, first = at::MemoryFormat::Contiguous;
   const auto depthwise = [&](int64_t stride, at::MemoryFormat format) {
@@ -111,7 +112,7 @@ Images images_of(KernelFamily family, Size size) {
   }
 }
 
-/// Whether a small call says too little: there a kernel's overhead counts, which libtorch's have more of.
+/// True if a small call says too little: it measures mostly overhead, and libtorch's kernels have more of it.
 bool has_two_sizes(KernelFamily family) {
   switch (family) {
     case KernelFamily::kSmallProduct:
@@ -137,7 +138,7 @@ Call attention_call(int64_t heads, int64_t tokens, int64_t width, bool backward,
   return [=] { aten::attention::backward(q, q, q, q, y, sums, 0, true, std::nullopt, std::nullopt); };
 }
 
-/// The factor keeps the gradients from vanishing or growing, however often they are multiplied.
+/// The factor keeps the gradients from vanishing or growing, however often they are multiplied by it.
 Call unscale_call(at::ScalarType dtype) {
   const std::vector<Tensor> gradients = {numbers({1 << 14}, dtype), numbers({1 << 14}, dtype)};
   const Tensor found = at::full({1}, 0, at::kFloat), factor = at::full({1}, -1, at::kFloat);
@@ -181,14 +182,14 @@ Call call_of(KernelFamily family, at::ScalarType dtype, Size size) {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// The time of one call, the mean of `repeats`.
+/// Returns the time of one call, the mean of `repeats` calls.
 double seconds_per_call(const Call& call, int64_t repeats = 1) {
   try {
     const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     for (int64_t i = 0; i < repeats; ++i) call();
     return (seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin) / static_cast<double>(repeats);
   } catch (const std::exception&) {
-    return kNever;  // what cannot be computed, fp16 on some CPUs, is the slowest
+    return kNever;  // what cannot be computed, such as fp16 on some CPUs, is slowest
   }
 }
 
@@ -197,21 +198,22 @@ double seconds_per_call(const Call& call, KernelFamily family, Kernel kernel, in
   return seconds_per_call(call, repeats);
 }
 
-/// How many calls make the time of reading the clock negligible.
+/// Returns how many calls make the time of reading the clock negligible.
 int64_t repeats_for(double seconds) {
   constexpr double kLeast = 30e-6;
   return seconds < kLeast ? 1 + static_cast<int64_t>(kLeast / std::max(seconds, 1e-8)) : 1;
 }
 
-/// A call of `family`, whose first step may be one of our kernels: a gradient's is a forward pass.
+/// Returns a call of `family`. The preparation may itself run one of our kernels, as a gradient needs a
+/// forward pass.
 Call make_call(KernelFamily family, at::ScalarType dtype, Size size) {
   const ForcedKernel force(family, kLibtorchs);
   // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): std::function owns what it captures
   return call_of(family, dtype, size);
 }
 
-/// The least time of several calls, by each kernel in turn, after one that makes scratch memory, or code.
-/// A kernel that takes longer than `bearable` is not called again.
+/// Returns the least time of several calls for each kernel, with the kernels in turn. A first, untimed call
+/// allocates scratch memory or compiles code. A kernel that takes longer than `bearable` is not called again.
 std::vector<double> least_times(const Call& call, KernelFamily family, const std::vector<Kernel>& kernels,
                                 double bearable = kNever, int rounds = 2) {
   std::vector<double> least(kernels.size(), kNever);
@@ -230,18 +232,18 @@ size_t least_of(const std::vector<double>& times) {
   return static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
 }
 
-/// Our tiers compete on a small call. Libtorch's kernel joins the best of them on a typical one, unless the
-/// small one, in which it has the same overhead as in float32, shows that this CPU has no products of 16
-/// bits: then it may take a hundred times as long.
+/// Our tiers compete on a small call. libtorch's kernel and the best tier then compete on a typical one. The
+/// second step is skipped if the small call shows that this CPU has no 16-bit products: libtorch's kernel may
+/// then take a hundred times as long. On the small call it has the same overhead as in float32.
 std::vector<KernelTiming> time_here(const Contest& contest) {
   constexpr double kHopeless = 2, kShort = 2e-3;
-  constexpr int kTypicalRounds = 3;  // both in turn: another program's work may slow one round down
+  constexpr int kTypicalRounds = 3;  // in turn: another program may slow one round down
   const auto& [family, dtype, kernels] = contest;
   const std::vector<Kernel> ours(kernels.begin(), kernels.end() - 1);
   const Call small = make_call(family, dtype, Size::kSmall);
   std::vector<double> times = least_times(small, family, ours);
   const size_t best = least_of(times), stock = times.size();
-  // One call may be slow by chance: what is short anyway has both its rounds.
+  // A single call may be slow by chance, so a short call always gets both rounds.
   const double bearable = std::max(5 * times[best], kShort);
   times.push_back(least_times(small, family, {kLibtorchs}, bearable)[0]);
   if (has_two_sizes(family)) {
@@ -260,14 +262,13 @@ std::vector<KernelTiming> time_here(const Contest& contest) {
   return timings;
 }
 
-/// Runs `f` on a fresh thread, whose state is nobody's: no autocast, no gradients, one OpenMP thread, no
-/// signals.
+/// Runs `f` on a new thread with default state: no autocast, no gradients, one OpenMP thread, no signals.
 void on_a_thread(const std::function<void()>& f) {
   const SignalsBlocked none;
   std::exception_ptr error;
   std::thread thread([&] {
     try {
-      at::get_num_threads();  // which sets their number at a thread's first call
+      at::get_num_threads();  // sets the number of threads at a thread's first call
       omp_set_num_threads(1);
       const at::NoGradGuard no_grad;
       const at::DisableRecordFunctionGuard no_profile;
@@ -292,7 +293,7 @@ std::vector<std::vector<KernelTiming>> time_kernels(const std::vector<Contest>& 
       try {
         timings[i] = time_here(contests[i]);
       } catch (const std::exception&) {
-        // A call that cannot be prepared here, for lack of memory perhaps: the user's own shall say so.
+        // The call cannot be prepared here, perhaps for lack of memory. The user's own call will report that.
       }
       budget -= seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
     }

@@ -10,31 +10,34 @@
 
 namespace mantissa {
 
-/// The kernels between which there is a choice for `family` in `dtype`, the one that is preferred first.
+/// The kernels to choose from for `family` in `dtype`, the preferred one first.
 struct Contest {
   KernelFamily family;
   at::ScalarType dtype;
   std::vector<Kernel> kernels;
 };
 
-/// Times the kernels of each contest, of which the last is libtorch's, in its order: our tiers on a small
-/// call, the best of them and libtorch's on a typical one. Where the small call shows that libtorch's takes
-/// more than twice as long as in float32, that is all. Times are of one call, those of lesser tiers
-/// extrapolated; one that the CPU cannot compute takes infinitely long.
+/// Times the kernels of each contest in its order; the last kernel is libtorch's. Our tiers are timed on a
+/// small call; the best of them and libtorch's kernel are then timed on a typical call. The second step is
+/// skipped if the small call shows that libtorch's kernel takes more than twice as long as in float32. Each
+/// time is for one call; the times of the slower tiers are extrapolated. The time of a kernel that this CPU
+/// cannot run is infinite.
 ///
-/// `budget` is the seconds that this may take; what it took is subtracted. A contest is skipped, and its
-/// timings stay empty, if the budget is spent before it begins or if its calls cannot be made.
+/// `budget` is the time in seconds that this may take; the time taken is subtracted from it. A contest is
+/// skipped, and its timings stay empty, if the budget is spent before it begins or if its calls cannot be
+/// made.
 ///
-/// Threads: one of its own with one OpenMP thread, in processor time, so that neither the calling thread's
-///          autocast and gradient mode nor a busy machine matter. No random numbers are drawn.
-/// Errors:  std::system_error if no thread can be made.
+/// Threads: measures on a thread of its own with one OpenMP thread, in processor time. Neither the calling
+///          thread's autocast and gradient mode nor a busy machine affects the result. No random numbers are
+///          drawn.
+/// Errors:  std::system_error if no thread can be created.
 std::vector<std::vector<KernelTiming>> time_kernels(const std::vector<Contest>& contests, double& budget);
 
-/// The time of a typical call with `kernel` over the same in float32, by libtorch.
+/// Returns the time of a typical call with `kernel`, divided by the time of libtorch's kernel in float32.
 double over_float32(KernelFamily family, at::ScalarType dtype, Kernel kernel);
 
-/// The first of `timings`, unless another one is at least this much faster: so that the choice between equals
-/// is not left to chance.
+/// Returns the index of the first timing, unless another one is faster by at least this factor. Chance
+/// therefore does not decide between kernels of equal speed.
 constexpr double kClearlyFaster = 0.95;
 size_t fastest(const std::vector<KernelTiming>& timings);
 

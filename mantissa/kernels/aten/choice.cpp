@@ -29,7 +29,7 @@ struct NamedElement {
 constexpr std::array<NamedElement, 3> kElements = {
     {{"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}}};
 
-/// Whether there is anything to choose: of float32 operations only unscaling is ours.
+/// True if there is a choice: among float32 operations, only unscaling has a kernel of ours.
 bool is_chosen(size_t element, size_t family) {
   return kElements[element].dtype != at::kFloat || family == static_cast<size_t>(KernelFamily::kUnscale);
 }
@@ -38,7 +38,7 @@ std::string key_of(size_t element, size_t family) {
   return std::string(kElements[element].name) + "." + family_names()[family];
 }
 
-/// The kernels of a family that are builds of their own, the one that is most likely the fastest first, and libtorch's.
+/// Returns the kernels of a family that are distinct builds, the likely fastest first, and libtorch's last.
 std::vector<Kernel> candidates(size_t element, size_t family) {
   const auto f = static_cast<KernelFamily>(family);
   const bool has_pairs =
@@ -54,7 +54,8 @@ std::vector<Kernel> candidates(size_t element, size_t family) {
   return result;
 }
 
-/// The kernel that a pin to `kernel` selects for a family, which may have no build of its own for that tier.
+/// Returns the kernel that a pin to `kernel` selects for a family, which may have no build of its own for
+/// that tier.
 Kernel settled_kernel(size_t element, size_t family, Kernel kernel) {
   if (!kernel.tier) return kernel;
   for (const Kernel& candidate : candidates(element, family))
@@ -62,14 +63,14 @@ Kernel settled_kernel(size_t element, size_t family, Kernel kernel) {
   return {CpuTier::kGeneric};
 }
 
-/// One byte, so that it can be read while another thread decides: 0 is undecided.
+/// A single byte, so that it can be read while another thread decides; 0 means undecided.
 using Code = uint8_t;
 Code code_of(Kernel kernel) {
   return kernel.tier ? static_cast<Code>(2 + static_cast<int>(*kernel.tier)) : 1;
 }
 Kernel kernel_of(Code code) { return code == 1 ? kLibtorchs : Kernel{static_cast<CpuTier>(code - 2)}; }
 
-/// Set by the user or by a checkpoint, which pins kernels only.
+/// A pin set by the user or by a checkpoint. A checkpoint pins kernels only.
 struct Pin {
   std::optional<Kernel> kernel;  ///< none: measured
   bool by_user = false;
@@ -80,8 +81,9 @@ struct Decision {
   std::vector<KernelTiming> timings;
 };
 
-/// The processor time that a process may spend on measuring: some seconds, and a share of all that it has used. A family
-/// that begins within the budget is measured to its end. All families take some 45 ms in a process that has just begun.
+/// The processor time that a process may spend on measuring: some seconds, and a share of the time it has
+/// used. A family whose measurement begins within the budget is measured completely. All families take some
+/// 45 ms in a new process.
 struct Budget {
   double seconds = 0.035, share = 0.01;
   double spent = 0;
@@ -91,7 +93,7 @@ struct Budget {
 
 struct Table {
   std::atomic<Code> kernels[kElements.size()][kKernelFamilies] = {};
-  std::mutex mutex;  // guards all that follows
+  std::mutex mutex;  // guards the members below
   Decision decisions[kElements.size()][kKernelFamilies];
   Pin pins[kElements.size()][kKernelFamilies];
   bool environment_is_read = false;
@@ -99,7 +101,7 @@ struct Table {
   Budget budget;
 };
 
-/// Never destroyed: at the program's end other threads may still multiply.
+/// The table is never destroyed, because other threads may still multiply at the program's end.
 Table& table() {
   static Table& table = *new Table;
   return table;
@@ -113,7 +115,7 @@ std::vector<std::string> kernel_names() {
   return names;
 }
 
-/// The kernel that `name` names, if this CPU has it.
+/// Returns the kernel called `name`, if this CPU has it.
 Kernel parse_kernel(const std::string& name, const std::string& asked) {
   if (name == "libtorch") return kLibtorchs;
   for (const CpuTier tier : cpu_tiers()) {
@@ -134,13 +136,13 @@ bool matches(const std::string& pattern, const std::string& name) {
   return pattern == name;
 }
 
-/// The pin of one family in one dtype; no kernel: measured.
+/// The pin of one family in one dtype. No kernel means "measured".
 struct Entry {
   size_t element, family;
   std::optional<Kernel> kernel;
 };
 
-/// The pins of one entry, [[DTYPE.]FAMILY=]KERNEL.
+/// Parses one entry, [[DTYPE.]FAMILY=]KERNEL.
 std::vector<Entry> parse_entry(const std::string& entry, const std::string& asked) {
   const size_t equals = entry.find('=');
   const std::string name = equals == std::string::npos ? entry : entry.substr(equals + 1);
@@ -186,14 +188,14 @@ void set_pins(Table& table, const std::vector<Entry>& entries, bool by_user) {
 
 void read_environment(Table& table) {
   if (table.environment_is_read) return;
-  cpu_features();  // whose errors come first
+  cpu_features();  // its errors come first
   const char* const value = std::getenv("MANTISSA_KERNELS");
   if (value != nullptr && *value != '\0')
     set_pins(table, parse(value, std::string("MANTISSA_KERNELS=") + value), /*by_user=*/true);
   table.environment_is_read = true;
 }
 
-/// The choice among what was timed, if all of it is still there to be chosen.
+/// Returns the fastest of the timed kernels, if exactly these kernels are available now.
 std::optional<Kernel> among(const std::vector<Kernel>& kernels, const std::vector<KernelTiming>& timings) {
   if (timings.size() != kernels.size()) return std::nullopt;
   for (const auto i : c10::irange(kernels.size()))
@@ -206,8 +208,8 @@ void settle(Table& table, size_t element, size_t family, Kernel kernel, Decision
   table.kernels[element][family].store(code_of(kernel), std::memory_order_release);
 }
 
-/// The kernel that is likely the fastest where nothing was measured: that of the nearest family that is alike, else the
-/// one that the CPU's flags suggest.
+/// Returns the kernel that is likely fastest when nothing was measured: that of the nearest similar family,
+/// or else the one that the CPU's flags suggest.
 Kernel likely_kernel(const ChoiceCache& measured, size_t element, size_t family) {
   const std::vector<Kernel> kernels = candidates(element, family);
   Kernel likely = kernels.front();
@@ -241,7 +243,7 @@ void measure(Table& table, size_t element, size_t family) {
     double budget = left;
     timings = time_kernels(contests, budget);
     table.budget.spent += left - budget;
-  } catch (const std::system_error&) {  // no thread can be made to measure on
+  } catch (const std::system_error&) {  // no thread can be created for measuring
   }
   std::map<std::string, std::vector<KernelTiming>> rows;
   for (const auto i : c10::irange(families.size())) {
@@ -254,7 +256,7 @@ void measure(Table& table, size_t element, size_t family) {
   if (!rows.empty()) table.cache->keep(rows);
 }
 
-/// Decides; the mutex is held.
+/// Decides on a kernel. The caller holds the mutex.
 Kernel decide(Table& table, size_t element, size_t family) {
   read_environment(table);
   const auto decided = [&] { return table.kernels[element][family].load(std::memory_order_acquire); };
@@ -283,7 +285,7 @@ ForcedKernel::~ForcedKernel() { forced = nullptr; }
 Kernel kernel_for(KernelFamily family, kernels::Element element) {
   const auto e = static_cast<size_t>(element), f = static_cast<size_t>(family);
   const Code code = table().kernels[e][f].load(std::memory_order_acquire);
-  if (forced != nullptr) {  // the thread that measures, which must not wait for itself
+  if (forced != nullptr) {  // this is the measuring thread, which must not wait for itself
     if (kind_of(forced->family) == kind_of(family)) return forced->kernel;
     return code != 0 ? kernel_of(code) : candidates(e, f).front();
   }
@@ -360,7 +362,7 @@ std::string choice::all() {
 std::vector<KernelChoice> choice::rows() {
   std::vector<KernelChoice> rows;
   const std::lock_guard lock(table().mutex);
-  table().budget.seconds = 1e6;  // whoever asks for all of them waits
+  table().budget.seconds = 1e6;  // a caller who asks for all families is willing to wait
   for (const auto element : c10::irange(size_t{1}, kElements.size()))
     for (const auto family : c10::irange(family_names().size())) {
       const Kernel kernel = decide(table(), element, family);

@@ -17,8 +17,8 @@
 namespace mantissa {
 namespace {
 
-/// To be raised when a kernel becomes faster or a family's typical call changes: what was measured before is
-/// void then.
+/// Raise this when a kernel becomes faster or a family's typical call changes: it invalidates earlier
+/// measurements.
 constexpr int kRevision = 7;
 constexpr size_t kMostBytes = size_t{1} << 16;
 
@@ -27,7 +27,7 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// "" if nothing shall be kept.
+/// Returns "" if nothing should be cached.
 std::string cache_folder() {
   if (std::getenv("MANTISSA_CACHE_DIR") != nullptr) return environment("MANTISSA_CACHE_DIR");
   const std::string cache = environment("XDG_CACHE_HOME"), home = environment("HOME");
@@ -35,7 +35,7 @@ std::string cache_folder() {
   return home.empty() ? "" : home + "/.cache/mantissa";
 }
 
-/// All that the times depend on, in one line.
+/// Everything that the times depend on, in one line.
 std::string title() {
   std::ostringstream text;
   text << "Mantissa " MANTISSA_VERSION " kernels " << kRevision << ", libtorch " TORCH_VERSION ", "
@@ -50,7 +50,7 @@ std::string title() {
   return line;
 }
 
-/// FNV-1a: names a file, nothing more; the title is in it, too.
+/// Returns the FNV-1a hash. It only names a file; the file contains the title as well.
 std::string hash_of(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
@@ -73,7 +73,7 @@ class Descriptor {
   int number_;
 };
 
-/// The text of a plain file of this user's; "" for anything else.
+/// Returns the content of a regular file that this user owns, and "" for anything else.
 std::string read_file(const std::string& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat status {};
@@ -126,16 +126,16 @@ std::vector<KernelTiming> ChoiceCache::timings(const std::string& key) const {
 void ChoiceCache::keep(const std::map<std::string, std::vector<KernelTiming>>& rows) {
   for (const auto& [key, row] : rows) rows_[key] = row;
   if (path_.empty()) return;
-  // Rows that other processes have measured meanwhile stay.
+  // Keeps rows that other processes have measured meanwhile.
   for (auto& [other, row] : parse(read_file(path_), title_)) rows_.emplace(other, std::move(row));
   make_folders(path_.substr(0, path_.rfind('/')));
   write_file(path_, text());
 }
 
-/// The title, then for each family a line: its key, and each kernel with its seconds.
+/// The format is the title, then one line per family: its key, and each kernel with its seconds.
 std::string ChoiceCache::text() const {
   std::ostringstream text;
-  text.precision(17);  // so that every process judges alike
+  text.precision(17);  // so that every process decides the same
   text << title_ << '\n';
   for (const auto& [key, row] : rows_) {
     text << key;

@@ -29,7 +29,7 @@ using test::error_of;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
-/// The tests of this program are of our own kernels, whatever is faster on the CPU that runs them.
+/// The tests of this program use our own kernels, even if libtorch's are faster on this CPU.
 void pin_our_own() { pin_cpu_kernels(tier_name(cpu_tier())); }
 
 class OwnKernels final : public testing::Environment {
@@ -186,7 +186,7 @@ TEST_F(Choice, IsTheFastestThatWasTimedAndThePreferredOneOfEquals) {
   EXPECT_EQ(fastest({{"a", std::numeric_limits<double>::infinity()}, {"b", 1}}), 1);
 }
 
-/// The whole of the table is what the timings say, whatever the CPU.
+/// On every CPU, each row of the table follows from its timings.
 TEST_F(Choice, TheTableHoldsItsOwnReasons) {
   const std::vector<KernelChoice> rows = cpu_kernel_table();
   EXPECT_EQ(rows.size(), size_t{2} * kKernelFamilies);
@@ -221,7 +221,7 @@ TEST_F(Choice, ManyThreadsAskAtOnce) {
   for (const Kernel& kernel : found) EXPECT_EQ(kernel, found[0]);
 }
 
-/// An empty folder that MANTISSA_CACHE_DIR names.
+/// Sets MANTISSA_CACHE_DIR to an empty folder.
 class ChoiceCacheFile : public testing::Test {
  protected:
   void SetUp() override {
@@ -256,7 +256,7 @@ class ChoiceCacheFile : public testing::Test {
   std::optional<std::string> before_;
 };
 
-/// As in a process that has measured for as long as it may.
+/// A process that has spent its calibration budget.
 class ChoiceWithoutTime : public ChoiceCacheFile {
  protected:
   void SetUp() override {
@@ -273,8 +273,8 @@ class ChoiceWithoutTime : public ChoiceCacheFile {
 };
 
 TEST_F(ChoiceWithoutTime, TakesTheNearestFamilysKernel) {
-  // Libtorch's was the fastest for products of one kind, ours for those of another, by what an earlier
-  // process kept.
+  // According to the cache of an earlier process, libtorch's kernel was fastest for products of one kind,
+  // ours for those of another.
   const auto row = [](KernelFamily family, double libtorchs) {
     std::vector<KernelTiming> timings;
     for (const CpuTier tier : {CpuTier::kAvx512Bf16, CpuTier::kAvx512, CpuTier::kAvx2})

@@ -14,11 +14,11 @@ using registration::in_charge;
 
 namespace {
 
-/// The entries of pins or choices that name a kernel of Mantissa's.
+/// Returns the entries of pins or choices that name one of Mantissa's kernels.
 std::vector<std::string> own_kernels(const std::string& choices) {
   std::vector<std::string> own;
   for (const std::string& entry : choice::entries_of(choices)) {
-    const std::string kernel = entry.substr(entry.find('=') + 1);  // all of it without a =
+    const std::string kernel = entry.substr(entry.find('=') + 1);  // the whole entry if it has no =
     if (kernel != "libtorch" && kernel != "measured") own.push_back(entry);
   }
   return own;

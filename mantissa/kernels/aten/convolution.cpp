@@ -25,7 +25,7 @@ namespace {
 using Tensor = at::Tensor;
 using Sizes = at::IntArrayRef;
 
-/// The description of a convolution beside its tensors, as libtorch passes it.
+/// The parameters of a convolution other than its tensors, as libtorch passes them.
 struct Options {
   Sizes stride, padding, dilation;
   bool transposed = false;
@@ -35,7 +35,7 @@ struct Options {
 
 using Pass = ConvolutionPass;
 
-/// A convolution that can be computed here, as the one that is not transposed: from `image` to `result`. A
+/// A convolution that our kernels take, described as a non-transposed one from `image` to `result`. A
 /// transposed one is its adjoint: it reads the result and writes the image.
 struct Geometry {
   int64_t groups, channels, outputs;  ///< of each group: the image's, the result's
@@ -48,7 +48,7 @@ bool is_operand(const Tensor& x, at::ScalarType dtype) {
   return x.scalar_type() == dtype && x.numel() > 0 && is_plain(x);
 }
 
-/// One value per dimension, or one for all, none so large that places overflow.
+/// Checks for one value per dimension, or one for all, none so large that positions overflow.
 bool is_option(Sizes values, int64_t dims, int64_t least) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const auto size = static_cast<int64_t>(values.size());
@@ -59,7 +59,7 @@ bool is_option(Sizes values, int64_t dims, int64_t least) {
 
 int64_t option(Sizes values, int64_t dim) { return values[values.size() == 1 ? 0 : dim]; }
 
-/// The strides of `x` [image, channel, ...]; a group has `channels`.
+/// Describes `x` [image, channel, ...] as images; a group has `channels` channels.
 template <typename Pointer>
 ImagesOf<Pointer> images(Pointer data, const Tensor& x, int64_t channels) {
   ImagesOf<Pointer> images{data, element_of(x.scalar_type()), channels * x.stride(1), x.stride(0),
@@ -71,7 +71,7 @@ ImagesOf<Pointer> images(Pointer data, const Tensor& x, int64_t channels) {
 ConstImages read(const Tensor& x, int64_t channels) { return images(x.const_data_ptr(), x, channels); }
 Images written(const Tensor& x, int64_t channels) { return images(x.mutable_data_ptr(), x, channels); }
 
-/// A weight's images are the kernels [result, image], whose groups lie along the results.
+/// Describes a weight as images: its kernels [result, image]. Its groups lie along the results.
 template <typename Pointer>
 ImagesOf<Pointer> kernels(Pointer data, const Tensor& weight, int64_t outputs) {
   ImagesOf<Pointer> kernels = images(data, weight, 0);
@@ -104,7 +104,7 @@ bool are_computable(const std::vector<Convolution>& passes) {
   return std::all_of(passes.begin(), passes.end(), [](const auto& pass) { return cpu::is_computable(pass); });
 }
 
-/// Results that no tap reaches are 0 where there is no bias. They are filled together with all others, which
+/// Without a bias, results that no tap reaches are 0. They are filled together with all other results, which
 /// costs less than passes that write them one by one.
 void fill_unreached(std::vector<Convolution>& passes, Tensor& out) {
   const auto reads_nothing = [](const Convolution& c) {
@@ -119,17 +119,18 @@ double products_of(const Geometry& g, int64_t batch) {
   return products;
 }
 
-/// Whether an adjoint has work for its passes, one for each remainder of a position by the strides: most of a
-/// large stride's have no tap and cost a microsecond, in which 2^16 products are made.
+/// True if the passes of an adjoint are worth it. It has one pass for each remainder of a position by the
+/// strides. With a large stride most passes have no tap and still cost a microsecond, the time of 2^16
+/// multiplications.
 bool has_work_for_its_passes(const Geometry& g, int64_t batch) {
   double passes = 1;
   for (const Axis& axis : g.axes) passes *= static_cast<double>(std::min(axis.step, axis.size));
   return passes <= 32 || passes * 0x1p16 <= products_of(g, batch);
 }
 
-/// The build that was chosen for such a convolution; none: libtorch's kernel.
+/// Returns the build that was chosen for such a convolution, or nullptr for libtorch's kernel.
 const cpu::ConvolutionBuild* build_of(const Geometry& g, const Tensor& input, bool transposed, Pass pass) {
-  // A transposed convolution is the gradient of another one by its input, and the other way round.
+  // A transposed convolution is the input gradient of another convolution, and the other way round.
   if (transposed && pass != Pass::kByWeight) pass = pass == Pass::kForward ? Pass::kByInput : Pass::kForward;
   const ConvolutionKind kind{
       .groups = g.groups,
@@ -142,7 +143,7 @@ const cpu::ConvolutionBuild* build_of(const Geometry& g, const Tensor& input, bo
   return chosen_build(cpu::convolution_builds(), family_of(pass, kind), element_of(g.dtype));
 }
 
-/// The geometry, if shapes and dtypes fit.
+/// Returns the geometry if our kernels take these shapes and dtypes.
 std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, const Options& options) {
   const int64_t dims = input.dim() - 2;
   const at::ScalarType dtype = input.scalar_type();
@@ -180,14 +181,14 @@ std::optional<Geometry> geometry(const Tensor& input, const Tensor& weight, cons
   return g;
 }
 
-/// Whether pointwise_convolution_internal.h covers it.
+/// True if pointwise_convolution_internal.h handles it.
 bool is_pointwise(const Geometry& g) {
   return g.groups == 1 && std::all_of(std::begin(g.axes), std::end(g.axes), [](const Axis& axis) {
            return axis.taps == 1 && axis.step == 1 && axis.origin == 0 && axis.size == axis.out;
          });
 }
 
-/// The format that libtorch's kernel would give its results.
+/// Returns the memory format that libtorch's kernel would give its results.
 at::MemoryFormat memory_format(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                const Options& options, at::OptionalIntArrayRef bias_sizes) {
   if (input.suggest_memory_format() == at::MemoryFormat::Contiguous &&
@@ -206,8 +207,8 @@ Tensor empty(Sizes sizes, const Tensor& like, at::MemoryFormat format) {
   return at::cpu::empty(sizes, like.options(), format);
 }
 
-/// The sums over images and places of `gradient`, for each channel: a product with ones for each image, then
-/// the images in order.
+/// Computes, for each channel, the sum of `gradient` over images and positions: a product with ones for each
+/// image, and then the sum over the images in order.
 Tensor bias_gradient(const Tensor& gradient) {
   const int64_t batch = gradient.size(0), channels = gradient.size(1);
   Tensor sums = at::cpu::empty({batch, channels}, gradient.options().dtype(at::kFloat));
@@ -228,14 +229,14 @@ Tensor bias_gradient(const Tensor& gradient) {
   return result;
 }
 
-/// The part of the problem that a convolution's gradients have in common, beside its tensors.
+/// What the gradients of a convolution share, apart from the tensors.
 struct Backward {
   const Geometry& g;
   bool transposed;
   at::MemoryFormat format;  ///< of the results
 };
 
-/// Undefined where libtorch's kernel shall compute it.
+/// Returns an undefined tensor if libtorch's kernel should compute the gradient.
 Tensor input_gradient(const Backward& common, const Tensor& grad_output, const Tensor& input,
                       const Tensor& weight) {
   const auto& [g, transposed, format] = common;
@@ -259,11 +260,11 @@ Tensor input_gradient(const Backward& common, const Tensor& grad_output, const T
   return gradient;
 }
 
-/// Undefined likewise.
+/// Returns an undefined tensor if libtorch's kernel should compute the gradient.
 Tensor weight_gradient(const Backward& common, const Tensor& grad_output, const Tensor& input,
                        const Tensor& weight) {
   const auto& [g, transposed, format] = common;
-  // A transposed convolution's weight saw the gradient as its image.
+  // In a transposed convolution, the output gradient takes the place of the image.
   const Tensor &source = transposed ? grad_output : input, &results = transposed ? input : grad_output;
   Tensor gradient;
   if (is_pointwise(g)) {
@@ -309,7 +310,7 @@ Tensor forward(const Tensor& input, const Tensor& weight, const std::optional<Te
   }
   const cpu::ConvolutionBuild* const build = build_of(*g, input, transposed, Pass::kForward);
   if (build == nullptr) {
-    out.reset();  // no memory beside libtorch's own result
+    out.reset();  // avoids holding memory beside libtorch's own result
     return stock();
   }
   if (!out.defined()) out = results();

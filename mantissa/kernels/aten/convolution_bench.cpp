@@ -1,5 +1,5 @@
-// 16-bit convolutions and their gradients against the same in float32, as twins_bench_internal.h says.
-// --benchmark_filter=conv/fp16/resnet picks.
+// 16-bit convolutions and their gradients compared with float32, as described in twins_bench_internal.h.
+// --benchmark_filter=conv/fp16/resnet selects some of the benchmarks.
 #include <string>
 #include <vector>
 
@@ -66,7 +66,7 @@ Twins twins(const Shape& s, at::ScalarType dtype, Part part, bool channels_last)
 }
 
 bool register_all() {
-  // A small ResNet on 32 x 32 images, ResNet-18's layers on 224 x 224, and what is not a square.
+  // A small ResNet on 32 x 32 images, the layers of ResNet-18 on 224 x 224, and shapes that are not square.
   const std::vector<Shape> shapes = {{"mnist/1to32", {64, 1, 28, 28}, {32, 1, 3, 3}},
                                      {"tiny/3to32", {32, 3, 32, 32}, {32, 3, 3, 3}},
                                      {"tiny/32to32", {32, 32, 32, 32}, {32, 32, 3, 3}},

@@ -1,4 +1,4 @@
-// Convolutions in libtorch's place: what overrides_test.cpp asks of products.
+// Tests of convolutions in libtorch's place, like those of products in overrides_test.cpp.
 #include <algorithm>
 #include <functional>
 #include <gmock/gmock.h>
@@ -117,8 +117,8 @@ std::vector<at::ScalarType> dtypes_here() {
 
 class ConvolutionCases : public Convolutions, public testing::WithParamInterface<Case> {};
 
-/// Channels last, where there is such a format; every second element of a larger tensor; all that is read
-/// expanded from one image; rows with a gap between them.
+/// Lays `x` out: channels last, where there is such a format; every second element of a larger tensor;
+/// expanded from one image; or with gaps between rows.
 at::Tensor laid_out(const at::Tensor& x, int layout) {
   switch (layout) {
     case 1:
@@ -166,7 +166,8 @@ TEST_P(ConvolutionCases, ResultsAndGradientsAreWithinTheBound) {
   }
 }
 
-/// As libtorch's kernel lays its results out: other operators choose their own format by it.
+/// Results have the memory format of libtorch's kernel, because other operators choose their own format by
+/// it.
 TEST_P(ConvolutionCases, MemoryFormatsAreLibtorchs) {
   const Case& c = GetParam();
   for (const auto dtype : {at::kBFloat16, at::kHalf})
@@ -191,7 +192,7 @@ TEST_P(ConvolutionCases, ResultsDoNotDependOnTheNumberOfThreads) {
   const Case& c = GetParam();
   const int before = at::get_num_threads();
   for (const auto dtype : dtypes_here()) {
-    // Enough images that threads share the work: see threads_for().
+    // There are enough images for threads to share the work: see threads_for().
     std::vector<int64_t> sizes = c.input;
     sizes[0] = 1;
     const at::Tensor w = at::randn(c.weight).to(dtype);
@@ -216,8 +217,8 @@ TEST_P(ConvolutionCases, ResultsDoNotDependOnTheNumberOfThreads) {
 INSTANTIATE_TEST_SUITE_P(All, ConvolutionCases, testing::ValuesIn(cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-/// Computed here, a gradient does not depend on which others are asked for. libtorch's may: oneDNN chooses a
-/// kernel for each, and gives a weight's gradient along with a bias's.
+/// Our gradients do not depend on which other gradients are requested. libtorch's may: oneDNN chooses a
+/// kernel for each one, and computes a weight's gradient together with that of a bias.
 TEST_F(Convolutions, EveryMaskGivesWhatItNames) {
   const Case c{"", {2, 6, 8, 9}, {10, 6, 3, 3}, {2}, {1}};
   const std::string own = tier_name(cpu_tier());
@@ -229,7 +230,7 @@ TEST_F(Convolutions, EveryMaskGivesWhatItNames) {
       const auto all = gradients(c, g, x, w);
       for (int mask = 0; mask < 8; ++mask) {
         SCOPED_TRACE(testing::Message() << kernel << " " << dtype << " " << mask);
-        const bool is_own = kernel == own && (mask & 3) != 0;  // a bias's gradient alone is libtorch's
+        const bool is_own = kernel == own && (mask & 3) != 0;  // libtorch computes a bias's gradient alone
         const auto masked = [&] {
           return gradients(c, g, x, w, {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0});
         };
@@ -246,7 +247,7 @@ TEST_F(Convolutions, EveryMaskGivesWhatItNames) {
   pin_cpu_kernels(own);
 }
 
-/// What is not multiplied here: the dtypes and shapes below are libtorch's bit for bit.
+/// Dtypes and shapes that our kernels do not take: the results are libtorch's, bit for bit.
 TEST_F(Convolutions, OtherCasesAreLibtorchs) {
   const auto half = [](at::IntArrayRef sizes) { return at::ones(sizes, at::kHalf); };
   const std::vector<std::function<at::Tensor()>> others = {
@@ -267,10 +268,10 @@ TEST_F(Convolutions, OtherCasesAreLibtorchs) {
       },
       [&] {
         const at::Tensor x = half({1, 1, 1, 2000});
-        return at::conv2d(x, half({1, 1, 1, 1500}));  // more taps than a chain is long
+        return at::conv2d(x, half({1, 1, 1, 1500}));  // more taps than a chain may have
       },
       [&] {
-        // 4,900 remainders; where zeros around the image were multiplied, there would be NaN
+        // 4,900 remainders; if the zeros around the image were multiplied, there would be NaN.
         return at::conv_transpose2d(half({1, 1, 2, 3}), at::full({1, 1, 1, 80}, INFINITY, at::kHalf), {}, 70);
       },
       [&] {
@@ -286,8 +287,8 @@ TEST_F(Convolutions, OtherCasesAreLibtorchs) {
     EXPECT_TRUE(same_bits(others[i](), stock(others[i]))) << "case " << i;
 }
 
-/// What libtorch itself refuses, in every backend, and what only some of its backends do: where oneDNN
-/// multiplies the dtype, it takes some of these and words other errors in its own way.
+/// The first cases are refused by every backend of libtorch, the others only by some. Where oneDNN supports
+/// the dtype, it accepts some of these cases and words other errors differently.
 TEST_F(Convolutions, ErrorsAreLibtorchs) {
   constexpr size_t kRefusedEverywhere = 6;
   for (const auto dtype : {at::kHalf, at::kBFloat16}) {
@@ -370,7 +371,7 @@ TEST_F(Convolutions, GradientsAndTheirGradientsFlow) {
           both(variable(x.to(at::kDouble)), variable(w.to(at::kDouble)), variable(b.to(at::kDouble)));
       for (size_t i = 0; i < ours.size(); ++i) {
         EXPECT_EQ(ours[i].scalar_type(), dtype);
-        // Several roundings to 16 bits in a row.
+        // The error of several consecutive roundings to 16 bits.
         const double error = ((ours[i].to(at::kDouble) - exact[i]).norm() / exact[i].norm()).item<double>();
         EXPECT_LT(error, dtype == at::kHalf ? 2e-3 : 1.6e-2) << transposed << i;
       }
@@ -394,7 +395,7 @@ TEST_F(Convolutions, ModulesUnbatchedImagesAndInferenceModeReachThem) {
   EXPECT_TRUE(same_bits(z, y.detach()));
 }
 
-/// y.sum().backward() hands one value over as a whole gradient.
+/// y.sum().backward() passes one value as a whole gradient.
 TEST_F(Convolutions, GradientsMayBeExpanded) {
   const Case c{"", {2, 6, 8, 9}, {10, 6, 3, 3}, {1}, {1}};
   const at::Tensor x = at::randn(c.input).to(at::kHalf), w = at::randn(c.weight).to(at::kHalf);

@@ -6,15 +6,15 @@
 
 namespace mantissa::kernels::aten {
 
-/// The kernels of the operators that are Mantissa's own, by device. libtorch's dispatcher is this table for libtorch's
-/// operators: see registration.cpp. A kernel takes a problem in the device's memory, and works on libtorch's threads or
-/// on its current stream.
+/// The kernels of Mantissa's own operators on one device. (For libtorch's operators, libtorch's dispatcher is
+/// this table: see registration.cpp.) A kernel takes a problem in the device's memory, and works on
+/// libtorch's threads or on its current stream.
 struct DeviceKernels {
   c10::DeviceType device;
-  void (*stochastic_round)(const StochasticRound&);  ///< null: tensor operations do it
+  void (*stochastic_round)(const StochasticRound&);  ///< null: computed by tensor operations
 };
 
-/// The row of `device`; one without kernels if the device has none.
+/// Returns the row of `device`, or a row without kernels if the device has none.
 const DeviceKernels& device_kernels(c10::DeviceType device);
 
 }  // namespace mantissa::kernels::aten

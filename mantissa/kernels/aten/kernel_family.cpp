@@ -34,7 +34,7 @@ KernelFamily family_of(const kernels::Gemm& g, bool is_dot) {
 }
 
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
-  // oneDNN changes the layout of images whose channels are not last, and of their results.
+  // oneDNN converts the layout of images whose channels are not last, and that of their results.
   const int64_t large = int64_t{1} << (kind.channels_last ? 23 : 25);
   const auto first = [&] {
     if (kind.groups == 1)

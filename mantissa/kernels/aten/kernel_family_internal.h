@@ -9,17 +9,17 @@
 
 namespace mantissa {
 
-/// Operations whose times rise and fall together: one kernel is chosen for all of a family in one dtype.
+/// Families of operations with similar relative speeds: one kernel is chosen for a whole family in one dtype.
 enum class KernelFamily : uint8_t {
-  kProduct,         ///< of matrices, from 96^3 multiplications on
-  kSmallProduct,    ///< of matrices, below
-  kFewRows,         ///< up to three rows or columns
-  kBatchedProduct,  ///< a batch of matrices, from 96^3 multiplications on
-  kDot,             ///< of two vectors
-  kConvolution,  ///< from 2^25 multiplications on, 2^23 with channels last; the first of a pass for each kind
+  kProduct,         ///< matrix products of at least 96^3 multiplications
+  kSmallProduct,    ///< smaller matrix products
+  kFewRows,         ///< products with up to three rows or columns
+  kBatchedProduct,  ///< batches of matrices, at least 96^3 multiplications
+  kDot,             ///< dot product of two vectors
+  kConvolution,     ///< at least 2^25 multiplications (channels last: 2^23); each kind has three passes
   kConvolutionByInput,
   kConvolutionByWeight,
-  kSmallConvolution,  ///< below
+  kSmallConvolution,  ///< smaller ones
   kSmallConvolutionByInput,
   kSmallConvolutionByWeight,
   kGroupedConvolution,  ///< groups of several channels
@@ -37,7 +37,7 @@ enum class KernelFamily : uint8_t {
   kDepthwiseLast,  ///< with channels last, below 2^22 multiplications
   kDepthwiseLastByInput,
   kDepthwiseLastByWeight,
-  kLargeDepthwiseLast,  ///< from 2^22 on, with a step of 1
+  kLargeDepthwiseLast,  ///< at least 2^22 multiplications, with a step of 1
   kLargeDepthwiseLastByInput,
   kLargeDepthwiseLastByWeight,
   kStridedDepthwiseLast,
@@ -51,33 +51,34 @@ enum class KernelFamily : uint8_t {
 };
 constexpr int kKernelFamilies = static_cast<int>(KernelFamily::kUnscale) + 1;
 
-/// "product", "convolution_by_weight", "attention", ...
+/// Returns the names of the families: "product", "convolution_by_weight", "attention", ...
 const std::vector<std::string>& family_names();
 
 KernelFamily family_of(const kernels::Gemm& g, bool is_dot = false);
 
 enum class ConvolutionPass : uint8_t { kForward, kByInput, kByWeight };
 
-/// The properties on which a convolution's time depends, beside its dtype.
+/// The properties that a convolution's time depends on, apart from its dtype.
 struct ConvolutionKind {
   int64_t groups = 1, channels = 1, outputs = 1;  ///< of each group
-  int64_t products = 0;                           ///< multiplications of the whole
+  int64_t products = 0;                           ///< multiplications of the whole convolution
   bool strided = false;                           ///< along any axis
   bool channels_last = false;
 };
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind);
 
-/// Products, convolutions, attention, GELU, unscaling: a small call of one family may belong to another one of its
-/// kind.
+/// Returns the kind of operation: products, convolutions, attention, GELU or unscaling. A small call of one
+/// family may belong to another family of the same kind.
 int kind_of(KernelFamily family);
 
-/// The families that a program needs together, [first, end): they are measured on one thread.
+/// The families that a program needs together, [first, end). They are measured on one thread.
 struct FamilyGroup {
   size_t first, end;
 };
 FamilyGroup group_of(size_t family);
 
-/// Whether the times of one family say something about the other: products, or the same pass of convolutions.
+/// True if the times of one family say something about the other: both are products, or the same pass of
+/// convolutions.
 bool are_alike(size_t family, size_t other);
 
 }  // namespace mantissa

@@ -22,7 +22,7 @@
 namespace mantissa::kernels::aten::matmul {
 namespace {
 
-/// A product that is going to be computed here, and the result's shape.
+/// A product that our kernels will compute, and the shape of its result.
 struct Product {
   Gemm gemm;
   const cpu::GemmBuild* build = nullptr;
@@ -30,8 +30,8 @@ struct Product {
   at::ScalarType dtype;
 };
 
-/// a [m, k] times b [k, n], each perhaps in a batch, if shapes and dtypes fit and this is the faster place
-/// for it. A vector is one row of a, one column of b.
+/// Prepares a [m, k] times b [k, n], each perhaps in a batch, if shapes and dtypes fit and one of our kernels
+/// was chosen. A vector is one row of a or one column of b.
 std::optional<Product> product(const at::Tensor& a, const at::Tensor& b, int64_t a_dim, int64_t b_dim) {
   const at::ScalarType dtype = a.scalar_type();
   if ((dtype != at::kBFloat16 && dtype != at::kHalf) || b.scalar_type() != dtype) return std::nullopt;
@@ -55,7 +55,8 @@ std::optional<Product> product(const at::Tensor& a, const at::Tensor& b, int64_t
 
 bool is_real(const at::Scalar& x) { return x.isFloatingPoint() || x.isIntegral(/*includeBool=*/false); }
 
-/// Makes it alpha * product + beta * self, `self` broadcast to the result. False if that is not for here.
+/// Turns it into alpha * product + beta * self, with `self` broadcast to the result. Returns false if
+/// libtorch should compute it.
 bool add(Product& p, const at::Tensor& self, const at::Scalar& beta, const at::Scalar& alpha) {
   if (self.scalar_type() != p.dtype || !is_plain(self) || !is_real(beta) || !is_real(alpha)) return false;
   const auto dims = static_cast<int64_t>(p.sizes.size());
@@ -68,15 +69,15 @@ bool add(Product& p, const at::Tensor& self, const at::Scalar& beta, const at::S
   }
   p.gemm.alpha = alpha.to<float>();
   p.gemm.beta = beta.to<float>();
-  if (p.gemm.alpha == 0) return false;  // whether 0 * NaN is kept is libtorch's to say
-  if (p.gemm.beta == 0) return true;    // what is not read cannot be NaN
+  if (p.gemm.alpha == 0) return false;  // libtorch decides whether 0 * NaN is kept
+  if (p.gemm.beta == 0) return true;    // an addend that is not read cannot be NaN
   const int64_t first = dims == 3 ? 1 : 0;
   p.gemm.addend = {self.const_data_ptr(), element_of(p.dtype), strides[first],
                    dims > first + 1 ? strides[first + 1] : 0, dims == 3 ? strides[0] : 0};
   return true;
 }
 
-/// The bytes from the first to the last element.
+/// Returns the addresses of the first byte and of the end of the last element.
 std::pair<const char*, const char*> extent(const at::Tensor& x) {
   const auto* const begin = static_cast<const char*>(x.const_data_ptr());
   int64_t last = 0;
@@ -91,8 +92,8 @@ bool overlap(const at::Tensor& x, const at::Tensor& y) {
   return x_begin < y_end && y_begin < x_end;
 }
 
-/// Whether elements of `x` may share memory: false if, sorted by stride, each dimension steps over the ones
-/// before it.
+/// True if elements of `x` may share memory. It is false if, in the order of strides, each dimension steps
+/// over the previous ones.
 bool overlaps_itself(const at::Tensor& x) {
   std::array<std::pair<int64_t, int64_t>, 3> dims{};  // stride, size
   dims.fill({0, 1});
@@ -107,12 +108,12 @@ bool overlaps_itself(const at::Tensor& x) {
   return false;
 }
 
-/// Whether the result may be written to `out` while `inputs` and the addend `self` (or none) are read.
+/// True if the result may be written to `out` while `inputs` and the addend `self` (or none) are read.
 bool is_writable(const Product& p, const at::Tensor& out, std::initializer_list<const at::Tensor*> inputs,
                  const at::Tensor* self) {
   if (out.scalar_type() != p.dtype || !is_plain(out) || out.dim() > 3) return false;
   if (out.sizes() != at::IntArrayRef(p.sizes)) {
-    // Resized, it may move, and with it whatever lies in the same memory.
+    // A resized tensor may move, together with every tensor that shares its memory.
     const auto is_apart = [&](const at::Tensor* x) { return !x->is_alias_of(out); };
     return std::all_of(inputs.begin(), inputs.end(), is_apart) && (self == nullptr || is_apart(self));
   }
@@ -143,7 +144,7 @@ at::Tensor& compute_resized(Product& p, at::Tensor& out) {
 using Scalar = at::Scalar;
 using Tensor = at::Tensor;
 
-/// The three forms of self * beta + alpha * a b. `stock` is called where it is not computed here.
+/// The three forms of beta * self + alpha * a b. They call `stock` if our kernels do not compute it.
 template <typename Stock>
 Tensor add_product(std::optional<Product> p, const Tensor& self, const Scalar& beta, const Scalar& alpha,
                    const Stock& stock) {
@@ -206,7 +207,7 @@ Tensor& addmm_(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scala
 Tensor addmm_activation(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                         const Scalar& alpha, bool use_gelu) {
   auto p = product(mat1, mat2, 2, 2);
-  // libtorch rounds the sum and then what the activation makes of it; here is one rounding.
+  // libtorch rounds the sum and then the activation's result; our kernel rounds once.
   if (p) p->gemm.activation = use_gelu ? Activation::kGelu : Activation::kRelu;
   return add_product(std::move(p), self, beta, alpha,
                      [&] { return at::cpu::_addmm_activation(self, mat1, mat2, beta, alpha, use_gelu); });

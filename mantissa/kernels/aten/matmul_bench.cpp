@@ -1,6 +1,7 @@
-// 16-bit products against the same product in float32, as twins_bench_internal.h says. MANTISSA_MAX_ISA=avx2
-// ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 makes a larger CPU an
-// ordinary one; --benchmark_filter=product/bf16/256 picks, --benchmark_out=FILE writes JSON.
+// 16-bit products compared with the same product in float32, as described in twins_bench_internal.h.
+// MANTISSA_MAX_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+// simulates a CPU with AVX2 only; --benchmark_filter=product/bf16/256 selects benchmarks;
+// --benchmark_out=FILE writes JSON.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <limits>
@@ -25,7 +26,8 @@ struct Shape {
   int64_t batch, m, n, k;
 };
 
-/// N: as it is; T: a transposed view. batch 0: two matrices.
+/// Makes a contiguous operand (N in the names) or a transposed view (T). Batch 0 makes a two-dimensional
+/// matrix.
 at::Tensor operand(int64_t batch, int64_t rows, int64_t cols, bool transposed, at::ScalarType dtype) {
   if (transposed) std::swap(rows, cols);
   at::Tensor x = (batch == 0 ? at::randn({rows, cols}) : at::randn({batch, rows, cols})).to(dtype);
@@ -52,14 +54,14 @@ Twins twins(const Shape& shape, at::ScalarType dtype, bool a_transposed, bool b_
   g.a.element = dtype == at::kHalf ? kernels::Element::kFloat16 : kernels::Element::kBFloat16;
   const Kernel kernel = kernel_for(family_of(g), g.a.element);
   twins.kernel = kernel_name(kernel);
-  // A hundred times slower than float32 may be minutes.
+  // A kernel that is a hundred times slower than float32 may take minutes.
   double budget = std::numeric_limits<double>::infinity();
   const auto times = time_kernels({{family_of(g), dtype, {kernel, kLibtorchs}}}, budget).front();
   twins.with_stock = twins.products <= 1 << 26 || times[1].seconds < 4 * times[0].seconds;
   return twins;
 }
 
-/// What a float32 product pays for passing the 16-bit kernels by.
+/// Measures what a float32 product pays for the check that passes it on to libtorch.
 void pass_through(benchmark::State& state) {
   const at::Tensor a = at::randn({8, 8});
   const Run run = [&] { return at::matmul(a, a); };
@@ -76,8 +78,8 @@ void pass_through(benchmark::State& state) {
 }
 
 bool register_all() {
-  // Cubes and odd sizes, then the products of a gpt of 256 and of 768 wide (512 tokens), of small batches, of
-  // one token, of attention (batch * heads matrices).
+  // Cubes and odd sizes, then the products of a gpt of width 256 and 768 (512 tokens), of small batches, of
+  // one token, and of attention (batch * heads matrices).
   const std::vector<Shape> shapes = {
       {0, 256, 256, 256},  {0, 512, 512, 512},  {0, 1024, 1024, 1024}, {0, 2048, 2048, 2048},
       {0, 255, 257, 259},  {0, 1023, 513, 771}, {0, 512, 256, 256},    {0, 512, 768, 256},

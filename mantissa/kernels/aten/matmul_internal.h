@@ -5,13 +5,14 @@
 
 #include "mantissa/kernels/gemm.h"
 
-/// The products that registration.cpp registers, in the form of libtorch's. Each multiplies what our kernels multiply
-/// faster than libtorch's, and hands everything else, and with it every error, to libtorch's own kernel without
-/// re-entering the dispatcher.
+/// The products that registration.cpp registers, with the signatures of libtorch's. Each one computes what
+/// our kernels multiply faster than libtorch's. It passes everything else, and therefore every error, to
+/// libtorch's own kernel without re-entering the dispatcher.
 namespace mantissa::kernels::aten::matmul {
 
-/// Computes `g` with the build of ours that was chosen for such products, or with the best one where libtorch's kernel
-/// was. Nothing is measured for a product of float32 alone, such as the sums of a bias's gradient.
+/// Computes `g` with our build that was chosen for such products, or with our best build if libtorch's kernel
+/// was chosen. Nothing is measured for a product of two float32 operands, such as the sums of a bias's
+/// gradient.
 void gemm(const Gemm& g);
 
 at::Tensor mm(const at::Tensor& self, const at::Tensor& mat2);

@@ -29,7 +29,7 @@ struct Collect final : c10::WarningHandler {
   std::vector<std::string> messages;
 };
 
-/// All forms, by what a program calls. `f` computes in whatever dtype its inputs have.
+/// Tests all forms through the functions that a program calls. `f` computes in the dtype of its inputs.
 void expect_near_exact(const std::vector<at::Tensor>& inputs, int64_t k,
                        const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
@@ -70,7 +70,7 @@ TEST_F(Matmul, EveryFormIsNearTheExactResult) {
       return at::addmm_out(out, t[0], t[1], t[2], 1, 1);
     });
     for (const bool use_gelu : {false, true}) {
-      if (m < 16) continue;  // may be libtorch's, which rounds twice
+      if (m < 16) continue;  // libtorch may compute these, and it rounds twice
       expect_near_exact({bias, a, b}, 65,
                         [=](auto& t) { return at::_addmm_activation(t[0], t[1], t[2], 1, 1, use_gelu); });
     }
@@ -128,7 +128,7 @@ TEST_F(Matmul, BetaZeroDoesNotReadSelf) {
   EXPECT_TRUE(at::addmm(nan, a, b, 1).isnan().all().item<bool>());
 }
 
-/// What is not computed here, or by the same rules: the results are libtorch's.
+/// Cases that our kernels do not take, or treat by the same rules: the results are libtorch's.
 TEST_F(Matmul, OddCasesAreAsInLibtorch) {
   const auto half = [](at::IntArrayRef sizes) { return at::randn(sizes).to(at::kHalf); };
   const at::Tensor a = half({4, 6}), b = half({6, 5}), c = half({4, 5});
@@ -236,10 +236,10 @@ TEST_F(Matmul, ErrorsAreLibtorchs) {
   EXPECT_NE(error_of(cases[0]), "none");
 }
 
-/// Memory that is read and written at once is libtorch's to multiply or to refuse.
+/// If an output overlaps an input, libtorch multiplies or refuses.
 TEST_F(Matmul, OutputsOverInputsAreLibtorchs) {
   const int threads = at::get_num_threads();
-  at::set_num_threads(1);  // libtorch's own result over its input else depends on who comes first
+  at::set_num_threads(1);  // else libtorch's own result over its input depends on thread order
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor start = at::randn({40, 40}).to(dtype);
     const auto over_an_input = [&] {
@@ -262,11 +262,11 @@ TEST_F(Matmul, OutputsOverInputsAreLibtorchs) {
   at::set_num_threads(threads);
 }
 
-/// What grows moves, and the input that lies in the same memory with it.
+/// An output that grows moves, and so does the input that shares its memory.
 TEST_F(Matmul, AnOutputMayGrowInTheMemoryOfAnInput) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor start = at::randn({40, 40}).to(dtype);
-    const int64_t size = 1 << 20;  // so large that it is given back to the system at once
+    const int64_t size = 1 << 20;  // large enough to be returned to the system at once
     const auto product = [&] {
       const at::Tensor all = at::zeros({size}, dtype);
       const at::Tensor a = all.narrow(0, 0, 1600).view({40, 40}).copy_(start);
@@ -305,7 +305,7 @@ TEST_F(Matmul, GradientsAndTheirGradientsFlow) {
         gradients(variable(x.to(at::kDouble)), variable(w.to(at::kDouble)), variable(b.to(at::kDouble)));
     for (size_t i = 0; i < ours.size(); ++i) {
       EXPECT_EQ(ours[i].scalar_type(), dtype);
-      // Several roundings to 16 bits in a row.
+      // The error of several consecutive roundings to 16 bits.
       const double error = ((ours[i].to(at::kDouble) - exact[i]).norm() / exact[i].norm()).item<double>();
       EXPECT_LT(error, dtype == at::kHalf ? 2e-3 : 1.6e-2) << i;
     }

@@ -9,14 +9,14 @@ namespace {
 
 using registration::in_charge;
 
-/// Registers the kernels while the program is loaded, switched off: before there are threads to meet them
-/// halfway. Whoever can switch them on links this file, and with it this object.
+/// Registers the kernels, switched off, while the program is loaded, before other threads can be in the
+/// middle of a call. Every program that can switch the kernels on links this file, and with it this object.
 [[maybe_unused]] const bool is_registered_at_load = [] {
   try {
     in_charge();
     return true;
   } catch (const std::exception&) {
-    return false;  // enable_cpu_kernels() tries again, and says why it fails
+    return false;  // enable_cpu_kernels() tries again, and reports the error
   }
 }();
 

@@ -33,7 +33,7 @@ using Compute = std::function<at::Tensor()>;
 
 class Overrides : public test::WithCpuKernels {};
 
-/// An operator's call through the dispatcher, and straight to the kernel of either library.
+/// One operator: its call through the dispatcher, and direct calls of our kernel and libtorch's.
 struct Call {
   const char* name;
   Compute dispatched, ours, stock;
@@ -187,7 +187,7 @@ TEST_F(Overrides, EveryOperatorIsOursWhileTheyAreOnAndElseLibtorchs) {
       const at::Tensor ours = call.ours();
       EXPECT_TRUE(same_bits(call.dispatched(), ours));
       disable_cpu_kernels();
-      const at::Tensor theirs = call.stock();  // which calls other operators, too
+      const at::Tensor theirs = call.stock();  // it calls other operators, too
       EXPECT_TRUE(same_bits(call.dispatched(), theirs));
       enable_cpu_kernels();
       EXPECT_TRUE(same_bits(call.dispatched(), ours));
@@ -196,7 +196,7 @@ TEST_F(Overrides, EveryOperatorIsOursWhileTheyAreOnAndElseLibtorchs) {
   EXPECT_GT(told_apart, 0) << "no operator's bits differ between the two: nothing was tested";
 }
 
-/// A sum of small whole numbers, which every kernel computes alike.
+/// Trains with a sum of small integers, which every kernel computes exactly.
 bool trains_one_step() {
   const at::Tensor weight = at::ones({16, 16}).requires_grad_();
   at::autocast::increment_nesting();
@@ -209,7 +209,7 @@ bool trains_one_step() {
          at::equal(product.detach(), at::full({16, 16}, 256, at::kBFloat16));
 }
 
-/// While a call is under way, in libtorch's autocast or below it, what it is going to call must not vanish.
+/// While a call runs in libtorch's autocast or below it, the functions that it will call must remain.
 TEST_F(Overrides, AreSwitchedWhileThreadsTrainAndMultiply) {
   std::atomic<bool> stop = false;
   std::atomic<int> rounds = 0, wrong = 0;

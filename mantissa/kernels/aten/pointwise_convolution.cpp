@@ -16,7 +16,7 @@ namespace {
 
 using at::Tensor;
 
-/// The places of a tensor's pixels, which are evenly apart in each image.
+/// The layout of a tensor's pixels, which are evenly spaced in each image.
 struct Pixels {
   int64_t images, pixels, image_stride, pixel_stride;
 
@@ -37,15 +37,15 @@ std::optional<Pixels> pixels_of(const Tensor& x) {
   return at;
 }
 
-/// The pixels of two tensors that have as many.
+/// The pixels of two tensors with the same number of pixels.
 struct Pair {
   Pixels first, second;
 
   bool are_one_row() const { return first.are_one_row() && second.are_one_row(); }
 };
 
-/// None where the pixels are not even, or where it does not pay: each image's product packs the weight anew
-/// unless there are few channels, and uses it once a pixel.
+/// Returns nothing if the pixels are not evenly spaced, or if our kernel does not pay. Each image's product
+/// packs the weight again, unless there are few channels, and uses it once per pixel.
 std::optional<Pair> pixels_of(const Tensor& x, const Tensor& y) {
   constexpr int64_t kLeastPixels = 64, kFewChannels = 3;
   const auto first = pixels_of(x), second = pixels_of(y);
@@ -61,8 +61,9 @@ MatrixOf<Pointer> channels_by_pixels(Pointer data, const Tensor& x, const Pixels
   return {data, element_of(x.scalar_type()), x.stride(1), at.pixel_stride, at.image_stride};
 }
 
-/// Into how many parts the images are divided, whose sums of `results` are made apart, so that threads can
-/// share them where results are few: what fits, and no more than pay for it. By the shape alone.
+/// Returns the number of parts into which the images are divided. Each part has its own sums of `results`, so
+/// that threads can share the work where results are few. There are as many parts as fit into memory and pay
+/// for themselves. The number depends on the shape alone.
 int64_t parts_of_images(const Pixels& at, int64_t results) {
   constexpr int64_t kMostSums = int64_t{1} << 18, kLeastPixels = 4 * cpu::kGemmKC;
   const int64_t most = std::min(kMostSums / results, at.images * at.pixels / kLeastPixels);
@@ -71,7 +72,8 @@ int64_t parts_of_images(const Pixels& at, int64_t results) {
   return parts;
 }
 
-/// Multiplies with the build that was chosen for such a product. False if libtorch's kernel was chosen.
+/// Multiplies with the build that was chosen for such a product. Returns false if libtorch's kernel was
+/// chosen.
 bool run(const Gemm& g) {
   const cpu::GemmBuild* const build = chosen_build(cpu::gemm_builds(), family_of(g), g.a.element);
   if (build == nullptr) return false;
@@ -107,7 +109,7 @@ bool multiply_pixels(const Tensor& results, const Tensor& source, const Tensor& 
   g.m = results.size(1);
   g.n = source.size(1);
   g.batch = parts_of_images(pixels->first, g.m * g.n);
-  const int64_t images = pixels->first.images / g.batch;  // of a part
+  const int64_t images = pixels->first.images / g.batch;  // images of one part
   const bool one_row = pixels->are_one_row();
   g.terms = one_row ? 1 : images;
   g.k = pixels->first.pixels * (one_row ? images : 1);

@@ -25,11 +25,12 @@ class Pointwise : public testing::Test {
 
 Tensor channels_last(const Tensor& x) { return x.contiguous(at::MemoryFormat::ChannelsLast); }
 
-/// Images, channels, results of each, pixels along a side.
+/// Images, channels, results, and pixels along a side.
 const std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>> kShapes = {
     {1, 5, 7, 3}, {4, 20, 1, 9}, {3, 1, 30, 11}, {6, 5, 7, 33}, {8, 3, 2, 40}, {2, 70, 40, 10}};
 
-/// However threads share it: sums are made in parts of the images that depend on the shape alone.
+/// The result does not depend on the threads: sums are made in parts of the images that depend on the shape
+/// alone.
 TEST_F(Pointwise, IsTheProductOfEachImage) {
   for (const auto dtype : {at::kBFloat16, at::kHalf})
     for (const auto& [images, channels, results, side] : kShapes)
@@ -71,14 +72,14 @@ TEST_F(Pointwise, IsDeclined) {
     return !forward;
   };
   EXPECT_FALSE(declines(x, y));
-  // Pixels that are not evenly apart.
+  // The pixels are not evenly spaced.
   EXPECT_TRUE(declines(half({2, 10, 9, 18}).narrow(3, 0, 9), y));
   EXPECT_TRUE(declines(half({2, 10, 18, 9}).slice(2, 0, 18, 2).slice(3, 0, 9, 1).transpose(2, 3), y));
-  // Images too small for a product each, unless they are one row.
+  // The images are too small for one product each, unless they form one row.
   EXPECT_TRUE(declines(half({9, 10, 3, 3}), half({9, 20, 3, 3})));
   EXPECT_FALSE(declines(channels_last(half({9, 10, 3, 3})), channels_last(half({9, 20, 3, 3}))));
   EXPECT_FALSE(declines(half({1, 10, 3, 3}), half({1, 20, 3, 3})));
-  // Where libtorch's product was chosen: whether its convolution is, too, is another question.
+  // libtorch's product was chosen. Whether its convolution is chosen as well is a separate decision.
   pin_cpu_kernels("generic,product=libtorch,small_product=libtorch,batched_product=libtorch");
   EXPECT_TRUE(declines(x, y));
 }

@@ -1,5 +1,5 @@
-// Products of random shapes, layouts and factors beside float64: by libtorch's functions, and by every build.
-// MANTISSA_PRODUCTS=N: that many of each, in place of 300.
+// Products of random shapes, layouts and factors compared with float64, by libtorch's functions and by every
+// build. MANTISSA_PRODUCTS=N runs N of each instead of 300.
 #include <cmath>
 #include <cstdlib>
 #include <gtest/gtest.h>
@@ -30,14 +30,15 @@ class Generator {
     return values[static_cast<size_t>(below(static_cast<int64_t>(values.size())))];
   }
 
-  /// Mostly small, at times of several tiles.
+  /// Returns a size that is mostly small and sometimes spans several tiles.
   int64_t size() {
     return one_of<int64_t>({1, 1 + below(4), 1 + below(20), 1 + below(20), 1 + below(70), 1 + below(300)});
   }
 
   int64_t depth() { return one_of<int64_t>({size(), size(), 1 + below(3000)}); }
 
-  /// In a layout of its own: rows adjacent, columns adjacent, neither, or expanded along either.
+  /// Returns a tensor in a random layout: adjacent rows, adjacent columns, neither, or expanded along either
+  /// dimension.
   at::Tensor tensor(std::vector<int64_t> sizes, at::ScalarType dtype) {
     const double scale = one_of<double>({1, 1, 1, 0.01, 30});
     const auto random = [&](const std::vector<int64_t>& of) {
@@ -100,8 +101,8 @@ at::Tensor product(const std::string& form, const at::Tensor& a, const at::Tenso
   return at::dot(a, b);
 }
 
-/// What is multiplied here keeps the documented bound; what is left to libtorch has libtorch's bits, and its
-/// errors: its addmv, for one, rounds both factors to the dtype, and the scaled vector before it adds the
+/// Our results keep the documented bound. libtorch's results have libtorch's bits and its errors: for
+/// example, its addmv rounds both factors to the dtype, and rounds the scaled vector before it adds the
 /// product.
 void expect_within_the_bound_or_libtorchs(int64_t seed) {
   Generator random(static_cast<uint64_t>(seed));
@@ -145,7 +146,8 @@ void expect_within_the_bound_or_libtorchs(int64_t seed) {
 
 TEST(RandomProducts, AreWithinTheBoundOrLibtorchs) {
   if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
-  // As this program pins them, to our own; and in part libtorch's.
+  // The test runs once with all products pinned to our own kernels, and once with some of them pinned to
+  // libtorch's.
   const std::string own = tier_name(cpu_tier());
   for (const std::string& pins : {own, own + ",few_rows=libtorch,dot=libtorch,batched_product=libtorch"}) {
     SCOPED_TRACE(pins);

@@ -36,14 +36,14 @@
 #include "mantissa/kernels/aten/registration_internal.h"
 #include "mantissa/kernels/aten/unscale_internal.h"
 
-// Why it is safe to register a kernel while other threads run libtorch's: the dispatcher's table has an entry
-// of four words for each operator and key (the kernel's object, and three functions that take it), which are
-// overwritten one after the other while readers take no lock. A reader may therefore meet one kernel's object
-// with another's function. That does no harm if every such pair is a whole kernel, so each kernel here is
-// registered in the form in which libtorch registers its own: the CPU's as TORCH_FN, whose functions do not
-// look at the object, and autocast's as a pointer, whose objects all have the same class. The object that is
-// replaced stays alive in the dispatcher's list. Taking a kernel out would free an object that a reader may
-// hold, so nothing is ever taken out.
+// Registering a kernel is safe while other threads run libtorch's. The dispatcher's table has an entry of
+// four words for each operator and key: the kernel's object, and three functions that take it. The words are
+// overwritten one after the other, and readers take no lock, so a reader may see one kernel's object with
+// another kernel's function. This does no harm if every such pair works. Each kernel here is therefore
+// registered in the same form as libtorch's own: the CPU kernels as TORCH_FN, whose functions ignore the
+// object, and the autocast kernels as pointers, whose objects all have the same class. The replaced object
+// stays alive in the dispatcher's list. Removing a kernel would free an object that a reader may hold, so no
+// kernel is ever removed.
 
 namespace mantissa::registration {
 namespace {
@@ -52,9 +52,9 @@ namespace aten = kernels::aten;
 
 std::atomic<bool> is_on = false;
 
-/// The dispatcher warns of the first kernel in a process that takes another's place. Here that is the
-/// purpose, so this warning is dropped and any other passed on. The dispatcher's own "once" is not used up:
-/// it still warns of the first kernel of somebody else.
+/// Drops the dispatcher's warning about the first kernel in a process that replaces another one, because
+/// replacing is intended here. Other warnings are passed on. The dispatcher's own "once" is not used up: it
+/// still warns about the first replacement by other code.
 class WithoutOverrideWarning final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
@@ -65,7 +65,7 @@ class WithoutOverrideWarning final : public c10::WarningHandler {
  private:
   c10::WarningHandler& outer_ = *c10::WarningUtils::get_warning_handler();
   c10::WarningUtils::WarnAlways not_once_;
-  c10::WarningUtils::WarningHandlerGuard guard_{this};  // this thread's alone
+  c10::WarningUtils::WarningHandlerGuard guard_{this};  // for this thread only
 };
 
 using Library = std::unique_ptr<torch::Library>;
@@ -92,7 +92,7 @@ Library autocast_library() {
   add_autocast<&aten::autocast::matmul, &Stock<at::_ops::matmul>::call>(library, "matmul");
   add_autocast<&aten::autocast::mm, &Stock<at::_ops::mm>::call>(library, "mm");
   add_autocast<&aten::autocast::addmm, &Stock<at::_ops::addmm>::call>(library, "addmm");
-  // In whose place libtorch has nothing that looks at the object.
+  // libtorch registers nothing in this place that would read the object.
   add<&aten::recurrent::lstm, &aten::recurrent::stock_lstm>(library, "lstm.input");
   return library;
 }
@@ -133,11 +133,11 @@ Library cpu_library() {
 /// The state behind the switch.
 struct State {
   std::mutex mutex;
-  /// Whether enable(), disable() or the default has decided, so that the default has nothing left to decide.
+  /// True once enable(), disable() or the default has decided, so that the default no longer decides.
   bool is_decided = false;
 };
 
-/// Never destroyed: at the program's end other threads may still multiply.
+/// The state is never destroyed, because other threads may still multiply at the program's end.
 State& state() {
   static State& state = *new State;
   return state;
@@ -145,7 +145,7 @@ State& state() {
 
 bool enable(State& state) {
   if (!is_on && cpu_kernels_by_environment()) {
-    check_environment();  // whose errors belong here, not into the first product
+    check_environment();  // its errors belong here, not into the first product
     is_on = true;
   }
   state.is_decided = true;
@@ -178,9 +178,9 @@ constexpr Switch kSwitch = {
     .choice_rows = choice::rows,
 };
 
-/// How a later copy of this library asks for the switch, on the one thing that all copies share: as an
-/// operator of libtorch's dispatcher, which takes the layout of the Switch that the asking copy knows and
-/// returns an address, or 0 if the layout is not this one.
+/// A later copy of this library finds the switch through the one thing that all copies share: an operator of
+/// libtorch's dispatcher. It takes the layout of the Switch that the calling copy knows, and returns an
+/// address, or 0 if the layout differs from this one.
 constexpr const char* kNamespace = "mantissa";
 constexpr const char* kName = "mantissa::cpu_kernel_switch";
 constexpr int64_t kLayout = 1;
@@ -193,7 +193,7 @@ const Switch* find_switch() {
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto op = dispatcher.findSchema({kName, ""});
   if (!op) return nullptr;
-  // By key, so that what this thread has switched on (autocast, a transformation) has no part in it.
+  // Calls the operator by key, so that the thread's state (autocast, a transformation) does not affect it.
   const auto address = dispatcher.redispatch<int64_t, int64_t>(
       op->typed<int64_t(int64_t)>(), c10::DispatchKeySet(c10::DispatchKey::CPU), kLayout);
   TORCH_CHECK(address != 0,
@@ -205,10 +205,11 @@ const Switch* find_switch() {
 
 const Switch& find_or_register() {
   if (const Switch* const found = find_switch()) return *found;
-  // A plug-in that is closed would leave the dispatcher with pointers to code that is gone.
+  // Closing a plug-in would leave the dispatcher with pointers to unloaded code.
   keep_loaded(reinterpret_cast<const void*>(&address_of_switch), "enable_cpu_kernels");
   const WithoutOverrideWarning handler;
-  // Their end would take the kernels out again: none is ever destroyed once all three are made.
+  // The destructors of these libraries would remove the kernels, so all three are released once they are
+  // made.
   auto claim = std::make_unique<torch::Library>(torch::Library::FRAGMENT, kNamespace, std::nullopt, __FILE__,
                                                 __LINE__);
   claim->def("cpu_kernel_switch(int layout) -> int", address_of_switch);

@@ -7,11 +7,11 @@
 
 #include "mantissa/kernels/aten/choice.h"
 
-/// How the kernels stand on libtorch's dispatcher: they are registered once in a process, are never taken out
-/// again, and a flag decides at each call who computes.
+/// Registers the kernels on libtorch's dispatcher, once in a process. They are never removed; a flag decides
+/// at each call whether our kernel or libtorch's computes.
 namespace mantissa::registration {
 
-/// The function that is registered in the place of `kStock`: it calls `kOurs` while `kOn` is set, and else
+/// The function that is registered in place of `kStock`: it calls `kOurs` while `kOn` is set, and otherwise
 /// `kStock`, which is what libtorch would have called.
 template <const std::atomic<bool>& kOn, auto kOurs, auto kStock>
 struct Switched;
@@ -25,34 +25,33 @@ struct Switched<kOn, kOurs, kStock> {
   }
 };
 
-/// The functions of overrides.h for the kernels that are registered. It is a table, because a process
-/// may hold several copies of this library (a program's and a plug-in's), which share libtorch and nothing
-/// else.
+/// The functions of overrides.h for the registered kernels. They form a table because a process may hold
+/// several copies of this library (a program's and a plug-in's), which share nothing but libtorch.
 struct Switch {
   bool (*enable)();
   void (*enable_by_default)();
   void (*disable)();
   bool (*is_on)();
-  /// Sets whether the calling thread's autocast casts weights in operations of their own; returns what was
-  /// set before.
+  /// Sets whether the calling thread's autocast casts weights in separate operations; returns the previous
+  /// setting.
   bool (*separate_casts)(bool);
-  /// Sets whether any thread's autocast multiplies by weights without casting them; returns what was set
-  /// before.
+  /// Sets whether autocast multiplies by weights without casting them, in all threads; returns the previous
+  /// setting.
   bool (*mix_products)(bool);
-  // The functions of choice.h for the kernels that are registered.
+  // The functions of choice.h for the registered kernels.
   void (*pin)(const std::string&);
   std::vector<std::string> (*resume)(const std::string&);
   std::string (*choices)();
   std::vector<KernelChoice> (*choice_rows)();
 };
 
-/// The switch of the copy whose kernels are registered: the first that asked. Registers this copy's kernels,
-/// switched off, if no copy has done so.
+/// Returns the switch of the copy whose kernels are registered, which is the first copy that called this.
+/// Registers this copy's kernels, switched off, if no copy has registered any.
 ///
-/// Threads: any may call, also while others are in libtorch's kernels; see registration.cpp.
-/// Errors:  c10::Error if libtorch refuses a kernel, if another Mantissa is registered whose switch this one
-///          cannot read, or if the shared object that holds this code cannot be kept loaded. Nothing is
-///          registered then.
+/// Threads: any may call, even while other threads are in libtorch's kernels; see registration.cpp.
+/// Errors:  c10::Error if libtorch refuses a kernel, if the registered kernels belong to another Mantissa
+///          whose switch this one cannot read, or if the shared object that holds this code cannot be kept
+///          loaded. Nothing is registered then.
 const Switch& in_charge();
 
 }  // namespace mantissa::registration

@@ -7,7 +7,7 @@
 
 namespace mantissa {
 
-/// Numbers in this machine's memory, each at its strides: what a kernel can read as it is.
+/// True for strided numbers in the CPU's memory, which a kernel can read directly.
 inline bool is_plain(const at::Tensor& x) {
   return x.layout() == at::kStrided && x.is_cpu() && !x.is_conj() && !x.is_neg() && !has_names(x);
 }
@@ -19,7 +19,7 @@ inline kernels::Element element_of(at::ScalarType dtype) {
                                   : kernels::Element::kFloat16;
 }
 
-/// `x` read as matrices: of two dimensions, of three with a batch in front; a vector is one column.
+/// `x` as a matrix if it has two dimensions, as a batch of matrices if it has three; a vector is one column.
 template <typename Pointer>
 kernels::MatrixOf<Pointer> matrix(Pointer data, const at::Tensor& x) {
   const int64_t batch_dims = x.dim() == 3 ? 1 : 0;

@@ -9,7 +9,7 @@
 
 namespace mantissa::test {
 
-/// Tests beside which our kernels are on libtorch's dispatcher.
+/// A fixture that enables our kernels for each test.
 class WithCpuKernels : public testing::Test {
  protected:
   void SetUp() override {
@@ -18,7 +18,7 @@ class WithCpuKernels : public testing::Test {
   }
   void TearDown() override { disable_cpu_kernels(); }
 
-  /// What libtorch's own kernels compute.
+  /// Returns the result of libtorch's own kernels.
   static at::Tensor stock(const std::function<at::Tensor()>& compute) {
     disable_cpu_kernels();
     const at::Tensor result = compute();

@@ -33,7 +33,7 @@ std::vector<Named>& over_stocks() {
   return ratios;
 }
 
-/// Of libtorch's own kernel.
+/// Measures libtorch's own kernel.
 Cost stock_cost(const Run& run, int64_t repeats) {
   struct Stock {
     Stock() { disable_cpu_kernels(); }
@@ -52,7 +52,7 @@ void time_in_turn(benchmark::State& state, const std::string& name, const Twins&
   std::vector<double> wall, cpu, stock, over_stock, twin_seconds;
   for (auto _ : state) {
     const Cost base = cost_of(twins.wide, repeats);
-    // What is far from ours needs no many rounds: that it is not the faster one is seen.
+    // A kernel that is clearly slower needs only a few rounds.
     const bool stock_now = twins.with_stock && (stock.size() < 3 || quantile(over_stock, 0.5) > 0.5);
     const auto [mine, theirs] = costs_in_turn(
         wall.size(), [&] { return cost_of(twins.narrow, repeats); },
@@ -97,8 +97,8 @@ void summary(benchmark::State& state) {
   state.SetLabel(twins.back().second + "; " + stocks.back().second);
 }
 
-/// Memory stays with the process: else glibc takes tensors of some MiB from the system anew, or not,
-/// depending on what ran before, and the pages' faults are half of such an operation's time.
+/// Keeps freed memory in the process. Otherwise glibc may request tensors of some MiB from the system each
+/// time, depending on what ran before, and the page faults are half of such an operation's time.
 bool keep_memory() {
 #ifdef __GLIBC__
   const bool keeps = mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max()) == 1;
@@ -108,7 +108,7 @@ bool keep_memory() {
 #endif
 }
 
-/// Of all before it: the last of the sources that are linked registers last.
+/// Summarizes all other benchmarks: this source must be linked last, so that it registers last.
 bool register_summary() {
   benchmark::AddCustomContext("memory", keep_memory() ? "kept" : "as the system gives it");
   benchmark::AddCustomContext("tier", tier_name(cpu_tier()));

@@ -11,7 +11,7 @@
 namespace mantissa::kernels::aten::unscale {
 namespace {
 
-/// Whether our kernel takes `tensor`. libtorch's takes every other, and every call that has to fail.
+/// True if our kernel takes `tensor`. libtorch's kernel takes all others, and every call that has to fail.
 bool is_ours(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   return (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) && is_plain(tensor) &&

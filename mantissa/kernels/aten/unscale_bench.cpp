@@ -1,5 +1,6 @@
-// The scaler's check and unscaling against libtorch's: both in turn, and the median of the ratios, so that
-// the machine's drift hits both alike. The results are compared before anything is timed.
+// The scaler's check and unscaling compared with libtorch's. Both run in turn, so that drift of the machine
+// affects them equally; the result is the median of the ratios. The outputs are compared before anything is
+// timed.
 #include <benchmark/benchmark.h>
 #include <chrono>
 #include <vector>
@@ -19,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// `ratio`: time over libtorch's, with the tenth and the ninetieth percentile.
+/// `ratio` is the time divided by libtorch's, with the tenth and the ninetieth percentile.
 void BM_Unscale(benchmark::State& state, at::ScalarType dtype) {
   std::vector<at::Tensor> theirs, ours;
   for (int64_t i = 0; i < state.range(0); ++i) {
@@ -41,7 +42,7 @@ void BM_Unscale(benchmark::State& state, at::ScalarType dtype) {
   for (size_t i = 0; i < ours.size(); ++i)
     if (!at::equal(ours[i], theirs[i])) return state.SkipWithError("not libtorch's bits");
   std::vector<double> our_us, their_us, ratios;
-  double factor = 2;  // back and forth, so that nothing flushes to zero
+  double factor = 2;  // alternates with its inverse, so that nothing flushes to zero
   for (auto _ : state) {
     const auto [mine, stock] = both(factor);
     factor = 1 / factor;

@@ -5,7 +5,7 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-/// f(begin, end) for the parts of [0, count): a thread is worth waking for some ten microseconds of work.
+/// Calls f(begin, end) for parts of [0, count). Waking a thread pays from about ten microseconds of work.
 template <typename F>
 void in_parts(int64_t count, const F& f) {
   at::parallel_for(0, count, 1 << 14, f);

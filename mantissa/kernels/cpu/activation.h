@@ -15,12 +15,12 @@ struct ActivationBuild {
   ActivateBackwardKernel* run_backward;
 };
 
-/// Best first; the last runs on any CPU.
+/// The best build comes first; the last one runs on any CPU.
 const std::vector<ActivationBuild>& activation_builds();
 
-/// Computes with one build, which this CPU must be able to run, in parallel: see ActivateKernel.
+/// Computes in parallel with one build, which this CPU must be able to run: see ActivateKernel.
 ///
-/// Threads: at::get_num_threads() of them, for what is worth waking them.
+/// Threads: at::get_num_threads() threads, if there is enough work to wake them.
 void activate(Activation activation, Element element, const void* x, void* out, int64_t count,
               const ActivationBuild& build);
 void activate_backward(Activation activation, Element element, const void* gradient, const void* x, void* out,

@@ -1,6 +1,6 @@
 #pragma once
 
-// Activations, written once for every tier with vectors, on the terms of elements_internal.h.
+// Activations, written once for all vector tiers. This header follows the rules of elements_internal.h.
 
 #include <type_traits>
 
@@ -13,13 +13,14 @@ namespace mantissa::kernels::cpu {
 /// The normal distribution at x.
 template <class V>
 struct Normal {
-  typename V::Float below;    ///< its share below x
+  typename V::Float below;    ///< the share of the distribution below x
   typename V::Float density;  ///< sqrt(2 pi) times its density
 };
 
-/// Below -|x| the share is the density times Mills' ratio, which is t = 1 / (1 + 0.362 |x|) times the
-/// polynomial of t that is nearest to it in relative terms, of degree 6: within 8e-7 where the density is not
-/// 0. (Of degree 7 it would be 1.6e-7, for one of some twenty operations; 16-bit results do not show it.)
+/// Below -|x| the share is the density times Mills' ratio. The ratio is t = 1 / (1 + 0.362 |x|) times a
+/// polynomial of degree 6 in t, the one with the least relative error: 8e-7 where the density is not 0.
+/// (Degree 7 would give 1.6e-7 for one more of some twenty operations; 16-bit results do not show the
+/// difference.)
 template <class V>
 [[gnu::always_inline]] inline Normal<V> normal(typename V::Float x) {
   using Float = typename V::Float;
@@ -34,7 +35,7 @@ template <class V>
   return {V::where_negative(x, outside, V::sub(one, outside)), density};
 }
 
-/// The factor of tanh's form of GELU, 1 / (1 + exp(-2 u)), and u's derivative times two.
+/// The factor of GELU's tanh form, 1 / (1 + exp(-2 u)), and twice the derivative of u.
 template <class V>
 struct Logistic {
   typename V::Float value, slope;
@@ -76,7 +77,7 @@ template <class V>
       return V::fma(V::mul(x, n.density), V::set(0.398942280F), n.below);
     }
     case Activation::kGeluTanh: {
-      // Beyond, the slope is 0 or 1, but its factors would be infinite.
+      // Beyond these bounds the slope is 0 or 1, but its factors would be infinite.
       x = V::min(V::set(16), V::max(V::set(-16), x));
       const Logistic<V> l = logistic<V>(x);
       const auto bend = V::mul(V::mul(x, l.slope), V::sub(V::set(1), l.value));
@@ -88,7 +89,7 @@ template <class V>
   return V::set(1);
 }
 
-/// f(Activation) as a constant, so that a loop chooses once.
+/// Calls f with the activation as a constant, so that a loop selects it once.
 template <class F>
 [[gnu::always_inline]] inline void with_activation(Activation activation, const F& f) {
   switch (activation) {

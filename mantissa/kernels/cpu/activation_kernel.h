@@ -1,6 +1,6 @@
 #pragma once
 
-// What each tier's activation kernels implement; on the terms of element.h.
+// The interface of each tier's activation kernels. This header follows the rules of element.h.
 
 #include <cstdint>
 
@@ -8,10 +8,11 @@
 
 namespace mantissa::kernels::cpu {
 
-/// out[i] = activation(x[i]) for `count` values of one type; `out` may be `x`. See Activation for numerics.
+/// Computes out[i] = activation(x[i]) for `count` values of one type. `out` may be `x`. Activation defines
+/// the numerics.
 using ActivateKernel = void(Activation, Element, const void* x, void* out, int64_t count);
 
-/// out[i] = gradient[i] * activation'(x[i]); `out` may be either.
+/// Computes out[i] = gradient[i] * activation'(x[i]). `out` may be either operand.
 using ActivateBackwardKernel = void(Activation, Element, const void* gradient, const void* x, void* out,
                                     int64_t count);
 

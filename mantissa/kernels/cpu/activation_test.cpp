@@ -20,14 +20,15 @@ namespace {
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kHalf, at::kBFloat16};
 constexpr Activation kGelus[] = {Activation::kGelu, Activation::kGeluTanh};
 
-/// All 16-bit values, or as many of float32.
+/// Returns all 16-bit values, or as many values of float32.
 at::Tensor every_value(at::ScalarType dtype) {
   const at::Tensor bits = at::arange(-32768, 32768, at::kInt);
   if (dtype == at::kFloat) return bits.mul(65536 / 16).add(12345).to(at::kFloat).div(1 << 20);
   return bits.to(at::kShort).view(dtype);
 }
 
-/// x and the derivative of the activation, in float64, without the cancellation of 1 + erf.
+/// Returns the activation's result, its derivative and the scale of the derivative's error, in float64,
+/// without the cancellation of 1 + erf.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> exact(Activation activation, const at::Tensor& values) {
   const at::Tensor x = values.to(at::kDouble);
   if (activation == Activation::kGelu) {
@@ -42,8 +43,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> exact(Activation activation, cons
   return {x * share, share + bend, share + bend.abs()};
 }
 
-/// `got` is `want` as near as ActivateKernel promises: within a share of `size`, one rounding of its
-/// dtype, and what is below float32's range.
+/// Expects `got` to be as near to `want` as Activation promises: within a share of `size`, one rounding of
+/// its dtype, and float32's underflow.
 void expect_near(const at::Tensor& got, const at::Tensor& x_in, const at::Tensor& want,
                  const at::Tensor& size) {
   const at::Tensor x = x_in.to(at::kDouble);
@@ -104,7 +105,7 @@ TEST_P(ActivationTest, ReluIsExactAndKeepsNan) {
 TEST_P(ActivationTest, InfinitiesAndNanAreAsInLibtorchsFormula) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   for (const auto dtype : kDtypes) {
-    // Enough of each to fill vectors, and a tail.
+    // Enough of each value to fill vectors, and a tail.
     const at::Tensor x =
         at::tensor({inf, -inf, nan}, at::kDouble).to(dtype).view({3, 1}).expand({3, 101}).contiguous();
     for (const bool is_tanh : {false, true}) {

@@ -10,16 +10,16 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-/// Each part packs the other operand for itself, which fewer rows do not pay for.
+/// Each part packs the other operand for itself, which does not pay for fewer rows.
 constexpr int64_t kLeastRows = 64;
 
-/// Into how many parts each of `heads` is cut: one, unless some threads would wait for others.
+/// Returns the number of parts for each of `heads`: one, unless some threads would wait for others.
 int64_t parts_for(int64_t heads, int64_t threads) {
   return heads % threads == 0 || heads >= 8 * threads ? 1 : divide_up(8 * threads, heads);
 }
 
-/// One part for each head of the keys, unless more than 2 of 7 threads would wait: then gradients of keys and
-/// those of queries apart, a range each, for which scores are computed twice.
+/// Makes one part per key head, unless more than 2 of 7 threads would wait. In that case the gradients of
+/// keys and those of queries become separate parts, each for a range, and the scores are computed twice.
 std::vector<AttentionGradientPart> gradient_parts(const Attention& g, int64_t threads, int64_t nr) {
   const int64_t heads = g.batch * g.kv_heads, group = g.heads / g.kv_heads;
   const bool whole = divide_up(heads, threads) * threads * 5 <= heads * 7;
@@ -76,7 +76,7 @@ void attention_gradient(const AttentionGradient& gradient, const AttentionBuild&
   const Attention& g = gradient.attention;
   const int64_t threads = threads_for(5 * g.batch * g.heads * g.queries * g.keys * g.width / 2);
   const std::vector<AttentionGradientPart> parts = gradient_parts(g, threads, build.nr);
-  const int64_t keys = parts[0].key_end - parts[0].key_begin;  // no part has more
+  const int64_t keys = parts[0].key_end - parts[0].key_begin;  // no part has more keys
   const auto tasks = static_cast<int64_t>(parts.size());
   at::parallel_for(0, tasks, divide_up(tasks, threads), [&](int64_t begin, int64_t end) {
     float* const scratch = thread_scratch(build.gradient_scratch_size(g, keys));

@@ -14,25 +14,26 @@ struct AttentionBuild {
   AttentionScratchSize* scratch_size;
   AttentionGradientKernel* run_gradient;
   AttentionGradientScratchSize* gradient_scratch_size;
-  int64_t nr;  ///< parts of the queries begin and end at multiples of it, but for the last part's end
+  int64_t nr;  ///< a part of the queries begins at a multiple of it, and ends at one unless it is the last
 };
 
-/// Best first; the last runs on any CPU.
+/// The best build comes first; the last one runs on any CPU.
 const std::vector<AttentionBuild>& attention_builds();
 
 /// Computes `g` with one build, which this CPU must be able to run: see Attention and AttentionPart.
 ///
-/// Threads: at::get_num_threads() of them in one parallel region, or the calling one alone inside another
-///          region or where the work would not pay for waking them. Results do not depend on their number.
+/// Threads: at::get_num_threads() threads in one parallel region. The calling thread computes alone inside
+///          another parallel region, or if the work would not pay for waking others. Results do not depend on
+///          the number of threads.
 /// Memory:  at most 0.6 MiB per thread for widths up to 1024, kept until the thread ends.
 void attention(const Attention& g, const AttentionBuild& build);
 
-/// The gradient likewise: see AttentionGradient.
+/// Computes the gradient with one build: see AttentionGradient.
 ///
-/// Threads: as above; a head's keys and queries are shared out only where heads are too few, at 7 products in
-///          place of 5.
-/// Memory:  at most 0.9 MiB per thread for widths up to 1024 and 8 bytes for each element of one head's keys, whose
-///          width counts up to the next multiple of NR; kept likewise.
+/// Threads: as attention(). The keys and queries of a head are split only if there are too few heads; this
+///          takes 7 products instead of 5.
+/// Memory:  for widths up to 1024, at most 0.9 MiB per thread, plus 8 bytes for each element of one head's
+///          keys, with the width rounded up to a multiple of NR. It is kept until the thread ends.
 void attention_gradient(const AttentionGradient& g, const AttentionBuild& build);
 
 }  // namespace mantissa::kernels::cpu

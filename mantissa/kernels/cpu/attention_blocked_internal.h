@@ -1,11 +1,11 @@
 #pragma once
 
-// Attention, written once for every tier with vectors, on the terms of gemm_blocked_internal.h and
+// Attention, written once for all vector tiers. This header follows the rules of gemm_blocked_internal.h and
 // math_internal.h.
 //
-// Everything is computed transposed, a panel of NR queries at a time: scores are
-// keys x queries, so that one lane is one query, whose largest score, sum and mask need no work across lanes,
-// and so that the micro-tile of scores is, as it is stored, the right operand of the next product.
+// Everything is computed transposed, one panel of NR queries at a time. Scores are keys x queries, so one
+// lane is one query, and its largest score, sum and mask need no work across lanes. The micro-tile of scores,
+// as it is stored, is the right operand of the next product.
 
 #include <cfloat>
 
@@ -15,19 +15,20 @@
 
 namespace mantissa::kernels::cpu {
 
-/// The sizes of blocks, for the forward and the backward pass.
+/// Block sizes of the forward and the backward pass.
 template <class V>
 struct AttentionShape {
   static constexpr int64_t kNR = V::kVectors * V::kLanes;  ///< the queries of a panel
 
-  /// The keys of a block: a multiple of every tier's MR, so that all have the same blocks.
+  /// Returns the number of keys in a block. It is a multiple of every tier's MR, so that all tiers have the
+  /// same blocks.
   static int64_t keys(const Attention& g, int64_t floats, int64_t most) {
     constexpr int64_t kMultiple = 12;
     static_assert(kMultiple % V::kMR == 0);
     return fit(floats / g.width / kMultiple * kMultiple, kMultiple, most, up(g.keys, V::kMR));
   }
 
-  /// The queries of a block: whole panels.
+  /// Returns the number of queries in a block, in whole panels.
   static int64_t queries(const Attention& g, int64_t floats, int64_t most) {
     return fit(floats / g.width / kNR * kNR, kNR, most, up(g.queries, kNR));
   }
@@ -38,8 +39,8 @@ struct AttentionShape {
 
   static int64_t up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-  /// The next part of the scratch, of which `used` are taken: whole cache lines, and what packing writes past
-  /// a panel's end. Without memory it only counts.
+  /// Takes the next part of the scratch, of which `used` floats are taken: whole cache lines, with room for
+  /// what packing writes past a panel's end. Without memory it only counts.
   static float* take(float* memory, int64_t& used, int64_t floats) {
     float* const taken = memory == nullptr ? nullptr : memory + used;
     used += up(floats + kGemmSlack, 16);
@@ -47,7 +48,7 @@ struct AttentionShape {
   }
 };
 
-/// The matrix of a head.
+/// Returns the matrix of a head.
 template <class V>
 ConstMatrix of_head(const ConstHeads& heads, int64_t batch, int64_t head) {
   ConstMatrix matrix = heads;
@@ -55,7 +56,7 @@ ConstMatrix of_head(const ConstHeads& heads, int64_t batch, int64_t head) {
   return matrix;
 }
 
-/// The same of 16-bit results.
+/// Returns the matrix of a head of 16-bit results.
 template <class V>
 Matrix of_head(const Heads& heads, int64_t batch, int64_t head) {
   Matrix matrix = heads;
@@ -63,28 +64,28 @@ Matrix of_head(const Heads& heads, int64_t batch, int64_t head) {
   return matrix;
 }
 
-/// Rows [row, row + rows) of `x` become lanes, `width` columns the depth: see pack().
+/// Packs rows [row, row + rows) of `x` as lanes, with its `width` columns as the depth: see pack().
 template <class V, int kWidth>
 void pack_rows(const ConstMatrix& x, int64_t row, int64_t rows, int64_t width, float* to) {
   pack<V, kWidth>(x.element, x.element,
                   {element_at<V>(x, row * x.row_stride), x.row_stride, x.col_stride, rows}, rows, width, to);
 }
 
-/// The `width` columns of `x` become lanes, rows [row, row + rows) the depth.
+/// Packs the `width` columns of `x` as lanes, with rows [row, row + rows) as the depth.
 template <class V, int kWidth>
 void pack_columns(const ConstMatrix& x, int64_t row, int64_t rows, int64_t width, float* to) {
   pack<V, kWidth>(x.element, x.element,
                   {element_at<V>(x, row * x.row_stride), x.col_stride, x.row_stride, width}, width, rows, to);
 }
 
-/// In place, of whole vectors.
+/// Multiplies whole vectors in place.
 template <class V>
 void multiply_all(float* values, int64_t count, float factor) {
   const auto factors = V::set(factor);
   for (int64_t i = 0; i < count; i += V::kLanes) V::store(values + i, V::mul(V::load(values + i), factors));
 }
 
-/// -inf for the first lanes that a load takes, inf for the others.
+/// -inf for the first lanes that a load takes, and inf for the others.
 template <class V>
 struct Hiding {
   float values[2 * AttentionShape<V>::kNR];
@@ -94,15 +95,15 @@ struct Hiding {
   }
 };
 
-/// A panel of queries beside a block of keys.
+/// A panel of queries and a block of keys.
 struct ScorePanel {
-  int64_t query, queries;  ///< the first, and how many there are
-  int64_t key, keys;       ///< likewise; keys that the causal mask hides from all of them are left out
-  int64_t vectors;         ///< that the queries fill
+  int64_t query, queries;  ///< the first query, and how many there are
+  int64_t key, keys;       ///< likewise, without the keys that the causal mask hides from all of the queries
+  int64_t vectors;         ///< the vectors that the queries fill
 };
 
-/// scores[key * kNR + query] = scale * query key^T + mask of `panel`. `keys` and `queries` are packed,
-/// the queries multiplied by the scale; `mask_panel` has the place of a panel's scores.
+/// Computes scores[key * kNR + query] = scale * query key^T + mask for `panel`. `keys` and `queries` are
+/// packed, and the queries are multiplied by the scale. `mask_panel` has room for a panel's scores.
 template <class V>
 void score_panel(const Attention& g, const ConstMatrix& mask, const ScorePanel& panel, const float* keys,
                  const float* queries, float* mask_panel, float* scores) {
@@ -132,8 +133,8 @@ void score_panel(const Attention& g, const ConstMatrix& mask, const ScorePanel& 
   }
 }
 
-/// One vector of a panel's queries: scores become weights relative to the largest score so far; `largest` and
-/// `sum` follow. Returns the factor for what was summed before.
+/// For one vector of a panel's queries, turns scores into weights relative to the largest score so far, and
+/// updates `largest` and `sum`. Returns the factor for earlier sums.
 template <class V>
 typename V::Float weigh(int64_t keys, float* scores, float* largest, float* sum) {
   using Float = typename V::Float;
@@ -157,7 +158,7 @@ typename V::Float weigh(int64_t keys, float* scores, float* largest, float* sum)
   return factor;
 }
 
-/// to[query][column] = factor[query] * from[column * kNR + query], rounded.
+/// Computes to[query][column] = factor[query] * from[column * kNR + query], rounded.
 template <class V, class Out>
 void store_turned(const float* from, const float* factor, int64_t queries, int64_t width,
                   typename Out::Storage* to, int64_t row_stride, int64_t col_stride) {
@@ -181,7 +182,7 @@ void store_turned(const float* from, const float* factor, int64_t queries, int64
   }
 }
 
-/// The same for rows [row, ...) of `to`, of either 16-bit type.
+/// Does the same for rows [row, ...) of `to`, of either 16-bit type.
 template <class V>
 void store_turned(const float* from, const float* factor, int64_t queries, int64_t width, const Matrix& to,
                   int64_t row) {
@@ -195,7 +196,7 @@ void store_turned(const float* from, const float* factor, int64_t queries, int64
   }
 }
 
-/// Rows of `from`, rounded, to rows [row, row + rows) of `to`.
+/// Writes rows of `from`, rounded, to rows [row, row + rows) of `to`.
 template <class V, class Out>
 void store_rows(const float* from, int64_t stride, int64_t rows, int64_t width, const Matrix& to,
                 int64_t row) {
@@ -220,7 +221,7 @@ void store_rows(const float* from, int64_t stride, int64_t rows, int64_t width, 
   store_rows<V, Elements<V, Element::kFloat16>>(from, stride, rows, width, to, row);
 }
 
-/// The working memory of attention_blocked().
+/// The scratch memory of attention_blocked().
 template <class V>
 struct AttentionScratch {
   using Shape = AttentionShape<V>;
@@ -238,7 +239,7 @@ struct AttentionScratch {
   int64_t size = 0;
   int64_t block_keys, block_queries;
   float *keys, *values;   ///< micro-panels of MR: keys as lanes, columns as lanes
-  float *queries, *outs;  ///< panels of queries; sums, turned
+  float *queries, *outs;  ///< panels of queries; transposed sums
   float *largest, *sums;  ///< of each query
   float *scores, *mask;   ///< of one panel
 };
@@ -248,7 +249,7 @@ int64_t attention_blocked_scratch_size(const Attention& g) {
   return AttentionScratch<V>(g, nullptr).size;
 }
 
-/// The queries [query, query + queries), at most a block.
+/// Computes the queries [query, query + queries), at most one block.
 template <class V>
 void attend_block(const Attention& g, int64_t batch, int64_t head, int64_t query, int64_t queries,
                   const AttentionScratch<V>& scratch) {
@@ -295,7 +296,7 @@ void attend_block(const Attention& g, int64_t batch, int64_t head, int64_t query
   for (int64_t i = 0; i < queries; ++i)
     logsumexp[i * g.logsumexp.row_stride] =
         scratch.sums[i] == 0 ? 0 : scratch.largest[i] + __builtin_logf(scratch.sums[i]);
-  // A sum is at least 1, the weight of the largest, or 0 where nothing was seen.
+  // A sum is at least 1, the weight of the largest score, or 0 if the query saw no key.
   for (int64_t i = 0; i < padded; i += V::kLanes)
     V::store(scratch.sums + i, V::div(V::set(1), V::max(V::set(1), V::load(scratch.sums + i))));
   const Matrix out = of_head<V>(g.out, batch, head);

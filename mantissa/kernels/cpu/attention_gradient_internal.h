@@ -1,14 +1,14 @@
 #pragma once
 
-// The gradient of attention, written once for every tier with vectors, on the terms of
+// The gradient of attention, written once for all vector tiers. This header follows the rules of
 // attention_blocked_internal.h.
 
 #include "mantissa/kernels/cpu/attention_blocked_internal.h"
 
 namespace mantissa::kernels::cpu {
 
-/// A micro-kernel's left operand whose rows are keys and whose steps are queries, read from panels of scores: element
-/// (row, k) at [row * kNR + k], and for each panel further `panel` floats on.
+/// A micro-kernel's left operand that reads panels of scores: its rows are keys, its steps are queries.
+/// Element (row, k) is at [row * kNR + k]; the next panel begins `panel` floats later.
 template <class V>
 struct AcrossPanels {
   static constexpr int64_t kNR = AttentionShape<V>::kNR, kRowStep = kNR, kStep = 1;
@@ -18,7 +18,7 @@ struct AcrossPanels {
   int64_t panel;
 };
 
-/// The working memory of attention_gradient_blocked() for the gradient of `keys` keys.
+/// The scratch memory of attention_gradient_blocked() for the gradient of `keys` keys.
 template <class V>
 struct GradientScratch {
   using Shape = AttentionShape<V>;
@@ -48,14 +48,14 @@ struct GradientScratch {
   int64_t row_stride;                          ///< of grad_keys and grad_values
   float *key_rows, *value_rows, *key_columns;  ///< micro-panels of MR, rows or columns as lanes
   float *query_rows, *grad_out_rows;           ///< micro-panels of NR, rows as lanes
-  float *query_columns, *grad_out_columns;     ///< likewise, columns as lanes
+  float *query_columns, *grad_out_columns;     ///< micro-panels of NR, columns as lanes
   float* out_rows;                             ///< of one panel
-  float *logsumexp, *offsets;                  ///< of each query; row sums of dO * O
-  float* scale;                                ///< for each query of a panel the same
-  float *weights, *grad_scores;                ///< panel after panel, block_keys keys each
+  float *logsumexp, *offsets;                  ///< logsumexp of each query; row sums of dO * O
+  float* scale;                                ///< the same value for each query of a panel
+  float *weights, *grad_scores;                ///< consecutive panels of block_keys keys each
   float* mask;                                 ///< of one panel
-  float* grad_queries;                         ///< sums, turned
-  float *grad_keys, *grad_values;              ///< sums of all blocks
+  float* grad_queries;                         ///< transposed sums
+  float *grad_keys, *grad_values;              ///< sums over all blocks
 };
 
 template <class V>
@@ -69,7 +69,7 @@ struct GradientHead {
   const float* logsumexp = nullptr;
 };
 
-/// Packs a block of queries with what belongs to them, multiplied by the scale.
+/// Packs a block of queries, multiplied by the scale, with its output gradients, logsumexp and offsets.
 template <class V>
 void prepare_queries(const Attention& g, const GradientHead& head, int64_t query, int64_t queries,
                      const GradientScratch<V>& scratch) {
@@ -97,7 +97,8 @@ void prepare_queries(const Attention& g, const GradientHead& head, int64_t query
   }
 }
 
-/// One panel's weights from its scores, and the gradient of the scores from that of the weights; in place.
+/// Computes one panel's weights from its scores, and the gradient of the scores from that of the weights, in
+/// place.
 template <class V>
 void weigh_gradient(const ScorePanel& panel, const float* logsumexp, const float* offsets, float* weights,
                     float* grads) {
@@ -112,7 +113,8 @@ void weigh_gradient(const ScorePanel& panel, const float* logsumexp, const float
   }
 }
 
-/// to[key][column] += the sum over the block's queries of panels(key, query) * columns(query, column).
+/// Computes to[key][column] += the sum over the block's queries of panels(key, query) * columns(query,
+/// column).
 template <class V>
 void add_over_queries(const Attention& g, const ScorePanel& block, const float* panels, int64_t panel_floats,
                       const float* columns, float* to, int64_t row_stride) {
@@ -120,7 +122,7 @@ void add_over_queries(const Attention& g, const ScorePanel& block, const float* 
   for (int64_t d = 0; d < g.width; d += kNR) {
     const int64_t vectors = (least<V>(g.width - d, kNR) + V::kLanes - 1) / V::kLanes;
     for (int64_t i = 0; i < block.keys; i += V::kMR) {
-      // The first panel that sees the first of these keys; it has scores for all of them.
+      // This is the first panel that sees the first of these keys; it has scores for all of them.
       const int64_t hidden = g.causal ? block.key + i - block.query : 0;
       const int64_t first = hidden > 0 ? hidden / kNR * kNR : 0;
       if (first >= block.queries) break;
@@ -133,7 +135,7 @@ void add_over_queries(const Attention& g, const ScorePanel& block, const float* 
   }
 }
 
-/// A block of queries, prepared, against a block of keys.
+/// Computes a prepared block of queries against a block of keys.
 template <class V>
 void add_gradient(const Attention& g, const AttentionGradientPart& part, const GradientHead& head,
                   const ScorePanel& block, const GradientScratch<V>& scratch) {
@@ -145,7 +147,7 @@ void add_gradient(const Attention& g, const AttentionGradientPart& part, const G
   if (part.of_queries) pack_columns<V, V::kMR>(head.key, block.key, block.keys, g.width, scratch.key_columns);
   for (int64_t j = 0; j < block.queries; j += kNR) {
     const int64_t here = least<V>(kNR, block.queries - j);
-    // Whole micro-tiles of keys, which add_over_queries() reads.
+    // These are whole micro-tiles of keys, because add_over_queries() reads whole ones.
     const int64_t seen =
         g.causal ? least<V>(block.keys, Shape::up(block.query + j + here - block.key, V::kMR)) : block.keys;
     if (seen <= 0) continue;

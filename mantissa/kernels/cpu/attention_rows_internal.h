@@ -1,28 +1,29 @@
 #pragma once
 
-// Attention of a few queries, for every tier with vectors, on the terms of attention_blocked_internal.h: keys
-// and values are used so rarely that they are widened where they are used and never packed.
+// Attention of a few queries, for all vector tiers. This header follows the rules of
+// attention_blocked_internal.h. Keys and values are used so rarely that they are widened where they are used,
+// and never packed.
 
 #include "mantissa/kernels/cpu/attention_blocked_internal.h"
 #include "mantissa/kernels/cpu/gemv_internal.h"
 
 namespace mantissa::kernels::cpu {
 
-/// Whether attention_rows() takes `g`: as many queries are answered sooner one by one than keys are packed.
+/// True if attention_rows() takes `g`: for up to six queries, single rows are faster than packing the keys.
 template <class V>
 bool is_few_rows(const Attention& g) {
   return g.queries <= 6 && g.width >= V::kLanes && g.key.col_stride == 1 && g.value.col_stride == 1;
 }
 
-/// The row at `index` as floats, then zeros up to a whole vector.
+/// Widens the row at `index` to floats, followed by zeros up to a whole vector.
 template <class V>
 void widen_row(const ConstMatrix& x, int64_t index, int64_t count, float* to) {
-  // One step of panels whose lanes are the row's elements.
+  // The row is one step of panels whose lanes are its elements.
   pack<V, V::kLanes>(x.element, x.element, {element_at<V>(x, index), x.col_stride, 0, count}, count, 1, to);
 }
 
-/// Scores become weights relative to the largest so far; `largest` and `sum` follow. Returns the factor for
-/// what was summed before. There is room up to a whole vector.
+/// Turns scores into weights relative to the largest score so far, and updates `largest` and `sum`. Returns
+/// the factor for earlier sums. `scores` has room up to a whole vector.
 template <class V>
 float weigh_row(int64_t keys, float* scores, float& largest, float& sum) {
   for (int64_t i = keys; i % V::kLanes != 0; ++i) scores[i] = -__builtin_inff();

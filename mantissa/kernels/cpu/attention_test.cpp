@@ -97,8 +97,8 @@ class AttentionTest : public testing::TestWithParam<AttentionBuild> {
 };
 
 TEST_P(AttentionTest, IsWithinTheBoundAtEveryEdge) {
-  // Tails of tiles, panels and blocks: of queries (16 or 32, 128 in the gradient), keys (6 or 12, 120, 384)
-  // and columns; few heads, which are cut, and many; grouped heads.
+  // The shapes have partial tiles, panels and blocks: of queries (16 or 32, in the gradient 128), keys (6 or
+  // 12, 120, 384) and columns. They have few heads, which are split, many heads, and grouped heads.
   const std::vector<Shape> shapes = {{1, 1, 1, 1, 1, 1},     {1, 2, 2, 3, 1, 8},    {2, 1, 1, 1, 5, 16},
                                      {1, 1, 1, 16, 12, 6},   {1, 3, 3, 17, 13, 7},  {2, 2, 2, 33, 31, 33},
                                      {1, 2, 1, 8, 40, 20},   {1, 4, 2, 35, 50, 12}, {1, 1, 1, 70, 130, 40},
@@ -139,7 +139,7 @@ TEST_P(AttentionTest, AddsMasksOfEveryDtypeAndForm) {
         expect_within_bound(p, run(p));
         p.mask = p.mask.mT().contiguous().mT();
         expect_within_bound(p, run(p));
-        // Few queries have a path of their own.
+        // Few queries have a separate code path.
         if (sizes[sizes.size() - 2] > 1) p.mask = p.mask.narrow(-2, 4, 5);
         p.query = p.query.narrow(2, 4, 5);
         p.grad_out = p.grad_out.narrow(2, 4, 5);
@@ -159,7 +159,8 @@ TEST_P(AttentionTest, ARowThatSeesNothingIsZeroAndHasNoGradient) {
     EXPECT_TRUE(at::equal(r.logsumexp.select(2, row), at::zeros({1, 2})));
     EXPECT_TRUE(at::equal(r.grad_query.select(2, row), at::zeros({1, 2, 16}, at::kHalf)));
   }
-  // Many programs mask with the lowest number: then all keys are alike.
+  // Many programs mask with the lowest finite number. If a whole row is masked so, all its keys have equal
+  // weights.
   p.mask[3].fill_(std::numeric_limits<float>::lowest());
   const at::Tensor mean = p.value.to(at::kDouble).mean(2);
   EXPECT_LT((run(p).out.select(2, 3).to(at::kDouble) - mean).abs().max().item<double>(), 1e-3);
@@ -203,7 +204,7 @@ TEST_P(AttentionTest, NanAndInfReachTheRowsThatSeeThem) {
   }
 }
 
-/// Of scores 0 and x, logsumexp is log(1 + e^x), which shows the exponential in float32.
+/// For scores 0 and x, logsumexp is log(1 + e^x), which shows the error of the float32 exponential.
 TEST_P(AttentionTest, ExponentialsAreAccurateEverywhere) {
   const at::Tensor all = at::arange(65536).to(at::kShort).view(at::kBFloat16);
   const at::Tensor x = all.masked_select(all.isfinite());
@@ -218,7 +219,7 @@ TEST_P(AttentionTest, ExponentialsAreAccurateEverywhere) {
   EXPECT_LT(off.max().item<double>(), 0x1.4p-23);
 }
 
-/// One key has the weight 1.
+/// A single key has the weight 1.
 TEST_P(AttentionTest, Every16BitValuePassesUnchanged) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor all = at::arange(65536).to(at::kShort).view(dtype).view({64, 1, 1, 1024});
@@ -227,7 +228,7 @@ TEST_P(AttentionTest, Every16BitValuePassesUnchanged) {
                        .value = all,
                        .grad_out = {},
                        .mask = {}};
-    // -0 becomes 0: it is added to a sum that begins with 0.
+    // -0 becomes 0, because it is added to a sum that starts at 0.
     EXPECT_TRUE(same_bits(run(p).out, (all + 0).expand({64, 1, 2, 1024}))) << dtype;
   }
 }
@@ -236,7 +237,7 @@ TEST_P(AttentionTest, TakesAnyLayout) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const AttentionProblem p = problem({2, 3, 3, 37, 29, 20}, dtype, true);
     const AttentionResult wanted = run(p);
-    const auto apart = [](const at::Tensor& x) {  // columns that are not neighbours
+    const auto apart = [](const at::Tensor& x) {  // columns that are not adjacent
       return at::empty({x.size(0), x.size(1), x.size(2), 2, x.size(3), 3}, x.options())
           .select(3, 1)
           .select(4, 2)
@@ -252,7 +253,7 @@ TEST_P(AttentionTest, TakesAnyLayout) {
     q.grad_out = apart(p.grad_out);
     EXPECT_TRUE(same(run(q), wanted));
 
-    // One head for all, one gradient for all elements.
+    // One head is expanded to all heads, and one gradient to all elements.
     AttentionProblem e = p;
     e.key = p.key.narrow(1, 0, 1).expand_as(p.key);
     e.grad_out = at::ones({1}, dtype).expand_as(p.query);

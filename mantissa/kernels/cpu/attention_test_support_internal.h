@@ -8,12 +8,12 @@
 
 namespace mantissa::test {
 
-/// An attention and the gradient of its result: [batch, heads, rows, width]; the mask, if any, of 2 or 4
-/// dimensions, broadcast.
+/// An attention and the gradient of its result. Tensors are [batch, heads, rows, width]; the mask, if any,
+/// has 2 or 4 dimensions and is broadcast.
 struct AttentionProblem {
   at::Tensor query, key, value, grad_out, mask;
   bool causal = false;
-  double scale = 0;  ///< 0: libtorch's, 1 / sqrt(width)
+  double scale = 0;  ///< 0 means libtorch's default, 1 / sqrt(width)
 
   double factor() const { return scale == 0 ? 1 / std::sqrt(static_cast<double>(query.size(3))) : scale; }
 };
@@ -22,8 +22,8 @@ struct AttentionResult {
   at::Tensor out, logsumexp, grad_query, grad_key, grad_value;
 };
 
-/// Every element of `got` is within `error`, a bound of what was computed in float32, and one rounding of
-/// `exact`. Both float64.
+/// Expects every element of `got` to be within `error`, the bound of the float32 computation, plus one
+/// rounding of `exact`. `exact` and `error` are float64.
 inline void expect_rounded(const at::Tensor& got, const at::Tensor& exact, const at::Tensor& error,
                            const std::string& name) {
   ASSERT_EQ(got.sizes(), exact.sizes()) << name;
@@ -32,14 +32,14 @@ inline void expect_rounded(const at::Tensor& got, const at::Tensor& exact, const
   const double half_smallest = is_fp16 ? 0x1p-25 : 0x1p-134;
   const at::Tensor allowed = error + (exact.abs() + error) * half_ulp + half_smallest;
   const at::Tensor off = (got.to(at::kDouble) - exact).abs();
-  const at::Tensor wrong = ~(off <= allowed);  // not `>`: a NaN must count
+  const at::Tensor wrong = ~(off <= allowed);  // not `>`, because a NaN must count
   EXPECT_FALSE(wrong.any().item<bool>())
       << name << ": " << wrong.sum().item<int64_t>() << " of " << wrong.numel()
       << ", the worst by a factor of " << (off / allowed).masked_fill(~wrong, 0).max().item<double>();
 }
 
-/// Holds `got` against float64 and the bounds that cpu::Attention and cpu::AttentionGradient promise, to the
-/// first order. Gradients that are undefined were not asked for.
+/// Compares `got` with float64 results and the bounds of kernels::Attention and kernels::AttentionGradient,
+/// to first order. Undefined gradients are not checked.
 inline void expect_within_bound(const AttentionProblem& p, const AttentionResult& got) {
   const double eps = 0x1p-24, scale = p.factor();
   const int64_t group = p.query.size(1) / p.key.size(1), queries = p.query.size(2), keys = p.key.size(2),

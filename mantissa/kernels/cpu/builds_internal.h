@@ -6,7 +6,7 @@
 
 namespace mantissa::kernels::cpu {
 
-/// The best of `builds`, which are sorted, among those that need no more than `features`; the last needs none.
+/// Returns the best of the sorted `builds` that needs no more than `features`. The last build needs none.
 template <typename Build>
 const Build& build_for(const std::vector<Build>& builds, CpuFeatures features) {
   for (const Build& build : builds)

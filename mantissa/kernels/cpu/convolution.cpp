@@ -14,13 +14,13 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-/// Channels whose taps make one chain; a function of the shape alone.
+/// Returns the number of channels whose taps form one chain. It depends on the shape alone.
 int64_t block_channels(const Convolution& c) {
   const int64_t most = std::max<int64_t>(1, kConvolutionDepth / std::max<int64_t>(1, taps_of(c)));
   return std::min(c.channels, most < 16 ? most : most / 16 * 16);
 }
 
-/// Makes rows that follow each other in source and results one row.
+/// Joins rows that are contiguous in source and results into one row.
 void join_rows(Convolution& c) {
   for (const int a : {1, 0}) {
     const Axis &outer = c.axes[a], &inner = c.axes[2];
@@ -42,29 +42,30 @@ int64_t product_count(const Convolution& c) {
   return result_count(c) * c.channels * std::max<int64_t>(1, taps_of(c));
 }
 
-/// The approximate cost: a result's products, and its rounding and writing.
+/// Returns the approximate cost: the multiplications, plus rounding and writing each result.
 double work_of(const Convolution& c) {
   return static_cast<double>(result_count(c)) * static_cast<double>(c.channels * taps_of(c) + 8);
 }
 
-/// Whether convolve_few() takes it.
+/// True if convolve_few() handles it.
 bool has_few_results(const Convolution& c, const ConvolutionBuild& build) {
   const Axis& last = c.axes[2];
   const bool steps = std::any_of(std::begin(c.axes), std::end(c.axes),
                                  [](const Axis& axis) { return axis.step != 1 && axis.out > 1; });
   if (build.convolve_few == nullptr || steps || taps_of(c) == 0 || last.out < kFewWidth) return false;
-  // What matters is the share of a vector's lanes that is of use: with pixels as lanes, that of the pixels among the
-  // positions of a row; with results as lanes, that of the results. Both kernels take as long where the first share is
-  // 1.75 times the second.
+  // What matters is the share of a vector's lanes that does useful work. With pixels as lanes, it is the
+  // share of the pixels among the positions of a row; with results as lanes, it is the share of the results.
+  // Both kernels take equally long where the first share is 1.75 times the second.
   const int64_t lanes = build.nr / 2, positions = span(last, last.out);
   if (positions > 2 * last.out) return false;
   if (c.outputs <= lanes / 2) return 4 * last.out * lanes >= 7 * positions * c.outputs;
-  // It takes more results where each is a short sum, whose reordering from channels to pixels would cost as much.
+  // More results also qualify if each one is a short sum, because reordering them from channels to pixels
+  // would cost as much as the sum itself.
   return c.channels * taps_of(c) <= kFewSteps && c.source.strides[2] == 1 && c.out.strides[2] == 1 &&
          4 * last.out >= 3 * positions;
 }
 
-/// A convolution, its kernel, and how the work is cut: blocks, fastest, then ranges of channels, then groups.
+/// A convolution, its kernel, and its tasks: blocks vary fastest, then ranges of channels, then groups.
 struct Pass {
   BlockedConvolution c;
   ConvolutionKernel* kernel;
@@ -72,7 +73,7 @@ struct Pass {
   bool has_few_results;
 };
 
-/// The same convolution as it is computed; how it is cut is still open.
+/// Returns the convolution in the form in which it is computed; it is not yet cut into tasks.
 Pass pass_of(const Convolution& c, const ConvolutionBuild& build) {
   Pass pass{{c}, build.convolve, 0, 0, 1, 0, 0, false};
   if (is_depthwise(c)) {
@@ -98,8 +99,8 @@ Pass pass_of(const Convolution& c, const ConvolutionBuild& build) {
   return pass;
 }
 
-/// Whether threads share a group's channels, so that each widens the source, rather than its pixels, so that
-/// each packs the weight: where the weight is larger and threads come out even.
+/// True if threads share the channels of a group, so that each one widens the source, rather than its pixels,
+/// so that each one packs the weight. This pays if the weight is larger and the threads get equal shares.
 bool is_cut_by_outputs(const Pass& pass, const ConvolutionBuild& build, int64_t threads) {
   const BlockedConvolution& c = pass.c;
   const int64_t tiles = divide_up(c.outputs, build.nr);
@@ -110,7 +111,7 @@ bool is_cut_by_outputs(const Pass& pass, const ConvolutionBuild& build, int64_t 
 void cut(Pass& pass, const ConvolutionBuild& build, int64_t threads) {
   BlockedConvolution& c = pass.c;
   const bool by_outputs = is_cut_by_outputs(pass, build, threads);
-  // Enough blocks for all threads.
+  // Makes enough blocks for all threads.
   const int64_t share = divide_up(pixel_count(c) * c.groups, by_outputs ? 1 : threads);
   choose_blocks(c, std::clamp<int64_t>(share, 48, kConvolutionPixels),
                 kConvolutionSource / pass.window_channels);
@@ -125,21 +126,22 @@ void cut(Pass& pass, const ConvolutionBuild& build, int64_t threads) {
   pass.tasks = pass.blocks * c.groups * pass.ranges;
 }
 
-/// This thread's working memory.
+/// Returns this thread's working memory.
 ConvolutionScratch scratch_for(const Pass& pass, const ConvolutionBuild& build) {
   const BlockedConvolution& c = pass.c;
   const int64_t columns = round_up(std::min(c.outputs, pass.outputs), build.nr);
-  // A turned one's panels have the taps of what it is the adjoint of; its own axes say what a block reads.
+  // The panels of a turned convolution hold the taps of the convolution whose adjoint it is; its own axes
+  // describe what a block reads.
   const int64_t taps = c.is_turned ? taps_of(c.forward) : taps_of(c.axes);
   const int64_t all = columns * c.channels * taps;
   const int64_t panel = build.nr * c.block_channels * taps;
-  // Decided by the largest part, for all: the last one may be smaller.
+  // The largest part decides for all parts, because the last one may be smaller.
   const bool stays = all <= kConvolutionWeights;
   const auto line = [](int64_t floats) { return round_up(floats, 16); };
   const int64_t source = line((window_pixels(c.axes, c.block) + (pass.has_few_results ? kFewPlaneEnd : 0)) *
                                   pass.window_channels +
                               kGemmSlack);
-  // Few results have narrower panels, which are packed as wide ones.
+  // Few results have narrower panels, which are packed like wide ones.
   const int64_t weights = line((stays ? all + (pass.has_few_results ? panel : 0) : panel) + kGemmSlack);
   const int64_t pixels = kConvolutionPixels + 48;
   const int64_t sums = pass.has_few_results            ? std::min(c.outputs, build.nr / 4) * kFewPitch
@@ -151,7 +153,7 @@ ConvolutionScratch scratch_for(const Pass& pass, const ConvolutionBuild& build) 
   return {memory, memory + source, stays, memory + source + weights, tables, tables + pixels};
 }
 
-/// Tasks [begin, end) of one convolution.
+/// Runs the tasks [begin, end) of one convolution.
 void run(const Pass& pass, const ConvolutionBuild& build, int64_t begin, int64_t end) {
   const ConvolutionScratch scratch = scratch_for(pass, build);
   while (begin < end) {
@@ -201,8 +203,8 @@ void convolution(const std::vector<Convolution>& convolutions, const Convolution
   const int64_t threads = threads_for(products);
   for (Pass& pass : passes) cut(pass, build, threads);
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    // A thread's share is one of the work, not of the tasks: those of a strided gradient have one tap, two or
-    // four.
+    // Each thread gets an equal share of the work, not of the tasks: the tasks of a strided gradient have
+    // one, two or four taps.
     const auto share = [&](int64_t thread) {
       return work * static_cast<double>(thread) / static_cast<double>(threads);
     };

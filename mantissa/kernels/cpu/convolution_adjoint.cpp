@@ -10,7 +10,8 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-/// How many kinds of positions there are, each with taps of its own; at most one more than is of use.
+/// Returns the number of phases: kinds of positions with the same taps. It is capped just above
+/// kTurnedPhases.
 int64_t phases_of(const Convolution& c) {
   int64_t phases = 1;
   for (const Axis& axis : c.axes)
@@ -24,12 +25,13 @@ std::vector<Convolution> adjoint(const Convolution& c) {
   Convolution turned = c;
   const int64_t phases = phases_of(c);
   if (is_depthwise(c) && 1 < phases && phases <= kTurnedPhases) {
-    // Its passes would each read the whole source for a part of the results, and write those apart from each
-    // other.
+    // Separate passes would each read the whole source for a part of the results, and would write scattered
+    // results.
     turned.is_turned = true;
     for (const auto a : c10::irange(3)) {
       const Axis& axis = turned.forward[a] = c.axes[a];
-      // One in `step` of the positions within a distance of extent - 1 + (taps - 1) * dilation is a result's.
+      // Of the positions within a distance of extent - 1 + (taps - 1) * dilation, one in `step` belongs to a
+      // result.
       const int64_t reach = (axis.taps - 1) * axis.dilation / axis.step + 1;
       turned.axes[a] = {axis.out, axis.size, std::max(reach, axis.taps), 1, 1, 0};
     }
@@ -39,9 +41,8 @@ std::vector<Convolution> adjoint(const Convolution& c) {
   std::swap(turned.weight.image_stride, turned.weight.channel_stride);
   std::vector<Convolution> passes = {turned};
   for (const auto a : c10::irange(3)) {
-    // Position y is reached from result i by tap t if y = origin + i * step + t * dilation. For the positions
-    // phase + j * step these are the taps first + m * every, and i = j + (phase - origin - t * dilation) /
-    // step.
+    // Tap t takes result i to position y = origin + i * step + t * dilation. For the positions phase + j *
+    // step, the taps are first + m * every, and i = j + (phase - origin - t * dilation) / step.
     const Axis& axis = c.axes[a];
     const int64_t every = axis.step / std::gcd(axis.step, axis.dilation);
     std::vector<Convolution> split;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Convolutions whose channels do not meet, on the terms of convolution_internal.h: vectors are adjacent
-// channels of the window, and a weight is used for several pixels while it is in a register.
+// Depthwise and grouped convolutions. This header follows the rules of convolution_internal.h. Vectors are
+// adjacent channels of the window, and a weight is used for several pixels while it is in a register.
 
 #include <cstdint>
 #include <cstring>
@@ -13,13 +13,13 @@
 
 namespace mantissa::kernels::cpu {
 
-/// to[pixel * kNR + lane] = the sum over taps of source[at[pixel] + tap] weights[tap], of kPixels pixels
-/// and one vector of channels; `pitch` is the taps' distance in a run.
+/// Computes to[pixel * kNR + lane] = the sum over taps of source[at[pixel] + tap] weights[tap], for kPixels
+/// pixels and one vector of channels. `pitch` is the distance of taps in a run.
 template <class V, int kPixels>
 void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, const int64_t* at,
                         const float* weights, float* to) {
   constexpr int64_t kNR = V::kVectors * V::kLanes;
-  // Indexed by constants alone: see micro_kernel().
+  // Indexed by constants only: see micro_kernel().
   const auto run = [&]<int... kPixel>(std::integer_sequence<int, kPixel...>) __attribute__((always_inline)) {
     typename V::Float sums[] = {((void)kPixel, V::zero())...};
     const float* const pixels[] = {(source + at[kPixel])...};
@@ -34,8 +34,8 @@ void multiply_depthwise(const Runs& runs, int64_t pitch, const float* source, co
   run(std::make_integer_sequence<int, kPixels>{});
 }
 
-/// to[tap * kConvolutionLanes + lane] = (added to what is there, if `accumulate`) the sum over the runs'
-/// pixels of window[taps[tap] + pixel] gradient[pixel], of kTaps taps and one vector of channels. The
+/// Sets to[tap * kConvolutionLanes + lane] to the sum over the runs' pixels of window[taps[tap] + pixel]
+/// gradient[pixel], for kTaps taps and one vector of channels; with `accumulate`, adds the sum to it. The
 /// window's pixels are `step` apart, the gradient's `pitch`.
 template <class V, int kTaps>
 void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
@@ -58,8 +58,8 @@ void add_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps
   run(std::make_integer_sequence<int, kTaps>{});
 }
 
-/// to[to_at[pixel] + lane] = the sum over `taps` of source[at[pixel] + tap] weights[tap], of kPixels pixels
-/// of one phase and one vector of channels.
+/// Computes to[to_at[pixel] + lane] = the sum over `taps` of source[at[pixel] + tap] weights[tap], for
+/// kPixels pixels of one phase and one vector of channels.
 template <class V, int kPixels>
 void multiply_turned(const int64_t* source_offsets, const int64_t* weight_offsets, int64_t taps,
                      const float* source, const int64_t* at, const float* weights, float* to,
@@ -77,8 +77,8 @@ void multiply_turned(const int64_t* source_offsets, const int64_t* weight_offset
   run(std::make_integer_sequence<int, kPixels>{});
 }
 
-/// All three for each number of pixels or taps that an edge leaves: at [number - 1]. More chains than this
-/// find no registers.
+/// The three micro-kernels above for each number of pixels or taps that an edge leaves, at [number - 1].
+/// Larger numbers would not fit into the registers.
 constexpr int kDepthwisePixels = 8, kDepthwiseTaps = 9;
 template <class V, typename = std::make_integer_sequence<int, kDepthwisePixels>,
           typename = std::make_integer_sequence<int, kDepthwiseTaps>>
@@ -98,13 +98,13 @@ struct DepthwiseMicroKernels<V, std::integer_sequence<int, kPixels...>,
   static constexpr Add* kAdd[] = {&add_taps<V, kTaps + 1>...};
 };
 
-/// Rounded towards minus infinity; the divisor is positive.
+/// Divides and rounds towards minus infinity; the divisor is positive.
 template <class V>
 int64_t floor_of(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
 
-/// The window of the source that the box's results read.
+/// Returns the window of the source that the box's results read.
 template <class V>
 Window turned_window_of(const BlockedConvolution& c, const Box& box, int64_t channels) {
   Window window{{}, {}, channels};
@@ -146,16 +146,16 @@ void find_turned_taps(const Axis* axes, const Window& window, PhasedTaps& taps) 
   taps.begin[index] = count;
 }
 
-/// The results of a box, in chunks of kTogether. Each chunk is sorted by phase.
+/// The results of a box in chunks of kTogether; each chunk is sorted by phase.
 struct TurnedPixels {
   static constexpr int64_t kTogether = 48, kMost = kConvolutionPixels + kTogether;
   int64_t count = 0, runs = 0;
-  int64_t to_at[kMost] = {};                      ///< of the sums of a chunk, in the order of source_at
+  int64_t to_at[kMost] = {};                      ///< of a chunk's sums, in the order of source_at
   int64_t phase[kMost] = {}, length[kMost] = {};  ///< of each run of one phase
 };
 
-/// Notes where each result of the box has its phase's first pixel in the window, sorted, and where it is
-/// written.
+/// For each result of the box, stores the position of its phase's first pixel in the window, sorted, and the
+/// position where the result is written.
 template <class V>
 void find_turned_pixels(const BlockedConvolution& c, const Box& box, const Window& window, int64_t* source_at,
                         int64_t* out_at, TurnedPixels& pixels) {
@@ -198,7 +198,8 @@ void find_turned_pixels(const BlockedConvolution& c, const Box& box, const Windo
   sort();
 }
 
-/// What pack_taps() takes for a panel of all the weight's taps: c.axes of an adjoint has those of one phase.
+/// Returns a convolution whose panel pack_taps() can pack with all of the weight's taps: in an adjoint,
+/// c.axes has the taps of one phase only.
 template <class V>
 BlockedConvolution with_all_taps(const BlockedConvolution& c) {
   BlockedConvolution whole = c;
@@ -206,7 +207,8 @@ BlockedConvolution with_all_taps(const BlockedConvolution& c) {
   return whole;
 }
 
-/// The adjoint of a strided one: one window serves all phases, and their results are written side by side.
+/// Computes the adjoint of a strided convolution. One window serves all phases, and their results are written
+/// side by side.
 template <class V>
 void convolve_turned_with(const BlockedConvolution& c, const ConvolutionPart& part,
                           const ConvolutionScratch& scratch) {
@@ -253,7 +255,7 @@ void convolve_turned_with(const BlockedConvolution& c, const ConvolutionPart& pa
   }
 }
 
-/// pack_taps() of groups whose channels meet: to[(tap * kGroup + channel) * kNR + lane].
+/// pack_taps() for groups of several channels: to[(tap * kGroup + channel) * kNR + lane].
 template <class V, class Source, int kGroup>
 void pack_groups(const BlockedConvolution& c, int64_t output, int64_t lanes, float* to) {
   constexpr int64_t kNR = V::kVectors * V::kLanes;
@@ -274,8 +276,8 @@ void pack_groups(const BlockedConvolution& c, int64_t output, int64_t lanes, flo
           }
 }
 
-/// Depthwise, or in groups of kGroup channels with kGroup results each. The channels are adjacent and fill
-/// whole vectors; finish_rows() says how the sums are formed.
+/// Computes a depthwise convolution, or groups of kGroup channels with kGroup results each. The channels are
+/// adjacent and fill whole vectors; finish_rows() describes the sums.
 template <class V, int kGroup>
 void convolve_rows_with(const BlockedConvolution& c, const ConvolutionPart& part,
                         const ConvolutionScratch& scratch) {
@@ -289,11 +291,12 @@ void convolve_rows_with(const BlockedConvolution& c, const ConvolutionPart& part
   for (int64_t index = part.block_begin; index < part.block_end; ++index) {
     const Box box = box_of<V>(c, index);
     Window window{};
-    // A window of more channels than a panel's: those of a pixel in a line of the cache are read together.
+    // The window has more channels than a panel: all channels of a pixel that share a cache line are read
+    // together.
     for (int64_t output = part.output_begin; output < part.output_end; output += kConvolutionLanes) {
       const int64_t lanes = least<V>(kConvolutionLanes, part.output_end - output);
       if (lanes != window.channels) {
-        // Without taps there is no window: the results are the bias.
+        // Without taps there is no window, and the results are the bias.
         window = depth == 0    ? Window{{}, {}, lanes}
                  : c.is_turned ? turned_window_of<V>(c, box, lanes)
                                : window_of<V>(c.axes, box, lanes);
@@ -348,7 +351,7 @@ void convolve_depthwise_with(const BlockedConvolution& c, const ConvolutionPart&
     const Box box = box_of<V>(c, index);
     for (int64_t output = part.output_begin; output < part.output_end; output += kNR) {
       const int64_t lanes = least<V>(kNR, part.output_end - output);
-      // Without taps there is no window: the results are the bias.
+      // Without taps there is no window, and the results are the bias.
       const Window window = taps > 0 ? window_of<V>(c.axes, box, lanes) : Window{};
       if (taps > 0) widen_window<V>(c.axes, c.source, 0, output, box, window, scratch.source);
       with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
@@ -373,7 +376,7 @@ void convolve_depthwise_with(const BlockedConvolution& c, const ConvolutionPart&
   }
 }
 
-/// Widens the gradient of the box's results, [pixel][lanes].
+/// Widens the gradient of the box's results to [pixel][lanes].
 template <class V>
 void widen_gradient(const BlockedConvolutionWeight& c, const Box& box, int64_t output, int64_t lanes,
                     float* to) {
@@ -391,7 +394,7 @@ void widen_gradient(const BlockedConvolutionWeight& c, const Box& box, int64_t o
   });
 }
 
-/// add_taps() of groups whose channels meet: to[(tap * kGroup + channel) * kConvolutionLanes + lane].
+/// add_taps() for groups of several channels: to[(tap * kGroup + channel) * kConvolutionLanes + lane].
 template <class V, int kTaps, int kGroup>
 void add_group_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t* taps, const float* window,
                     const float* gradient, float* to, bool accumulate) {
@@ -420,7 +423,8 @@ void add_group_taps(const Runs& runs, int64_t step, int64_t pitch, const int64_t
       std::make_integer_sequence<int, kGroup>{});
 }
 
-/// add_group_taps() for each number of taps: at [taps - 1]. Twelve sums leave registers for the gradient and the source.
+/// add_group_taps() for each number of taps, at [taps - 1]. Twelve sums leave registers for the gradient and
+/// the source.
 template <class V, int kGroup, typename = std::make_integer_sequence<int, 12 / kGroup>>
 struct GroupTaps;
 template <class V, int kGroup, int... kTaps>
@@ -430,13 +434,13 @@ struct GroupTaps<V, kGroup, std::integer_sequence<int, kTaps...>> {
       typename DepthwiseMicroKernels<V>::Add* kAdd[] = {&add_group_taps<V, kTaps + 1, kGroup>...};
 };
 
-/// Depthwise, or groups of kGroup: see convolve_rows_with().
+/// Computes a depthwise weight gradient, or one of groups of kGroup channels: see convolve_rows_with().
 template <class V, int kGroup>
 void convolve_lanes_weight_with(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part,
                                 const ConvolutionWeightScratch& scratch) {
   int64_t taps[kConvolutionDepth], count = 0;
   Runs runs, pixels;
-  // A window of more channels than a panel's, as in convolve_rows_with().
+  // The window has more channels than a panel, as in convolve_rows_with().
   for (int64_t output = part.output_begin; output < part.output_end; output += kConvolutionLanes) {
     const int64_t lanes = least<V>(kConvolutionLanes, part.output_end - output);
     for (int64_t index = part.block_begin; index < part.block_end; ++index) {
@@ -467,7 +471,7 @@ void convolve_lanes_weight_with(const BlockedConvolutionWeight& c, const Convolu
     with_elements<V>(c.out.element, c.out.element, [&](auto element) {
       using Out = decltype(element);
       auto* const out = static_cast<typename Out::Storage*>(c.out.data);
-      // Groups of one are written by the vector: their results are evenly apart.
+      // Groups of one channel are written a vector at a time, because their results are evenly spaced.
       constexpr int64_t kTogether = kGroup == 1 ? V::kLanes : kGroup;
       const float* sums = scratch.sums;
       for (int64_t d = 0; d < c.axes[0].taps; ++d)

@@ -1,8 +1,8 @@
 #pragma once
 
-// Convolutions of groups of one, two or four channels whose results have adjacent channels (channels last):
-// results are rounded and written from registers, where convolution_depthwise_internal.h has sums that
-// finish_pixels() transposes.
+// Convolutions of groups of one, two or four channels whose results have adjacent channels (channels last).
+// The results are rounded and written from registers. In contrast, convolution_depthwise_internal.h stores
+// sums that finish_pixels() transposes.
 
 #include <cstdint>
 #include <utility>
@@ -11,22 +11,23 @@
 
 namespace mantissa::kernels::cpu {
 
-/// The taps that results read, by phase. The results of a turned convolution have phases: the remainders of a position by
-/// the steps, of all axes.
+/// The taps that results read, by phase. The phases of a turned convolution are the remainders of a position
+/// by the steps of all axes.
 struct PhasedTaps {
-  int64_t begin[kTurnedPhases + 1] = {};   ///< of each phase's taps, and the end
+  int64_t begin[kTurnedPhases + 1] = {};   ///< the first tap of each phase, and the end
   int64_t source[kConvolutionDepth] = {};  ///< offsets in the window, from the phase's first pixel
-  int64_t weight[kConvolutionDepth] = {};  ///< and in the panel
+  int64_t weight[kConvolutionDepth] = {};  ///< offsets in the panel
 };
 
-/// out[pixel * out_pitch + lane] = the rounded sum over `taps` of source[pixel * pitch + tap] weights[tap],
-/// of kPixels pixels and kTileVectors vectors of adjacent channels. `bias`: of these channels, or null.
+/// Computes out[pixel * out_pitch + lane] = the rounded sum over `taps` of source[pixel * pitch + tap]
+/// weights[tap], for kPixels pixels and kTileVectors vectors of adjacent channels. `bias` is the bias of
+/// these channels, or null.
 template <class V, class Out, int kPixels, int kTileVectors>
 void finish_row(const int64_t* source_offsets, const int64_t* weight_offsets, int64_t taps,
                 const float* source, int64_t pitch, const float* weights, const float* bias,
                 typename Out::Storage* out, int64_t out_pitch) {
   using Float = typename V::Float;
-  // Indexed by constants alone: see micro_kernel().
+  // Indexed by constants only: see micro_kernel().
   const auto run = [&]<int... kSum, int... kVector, int... kPixel>(
       std::integer_sequence<int, kSum...>, std::integer_sequence<int, kVector...>,
       std::integer_sequence<int, kPixel...>) __attribute__((always_inline)) {
@@ -41,7 +42,8 @@ void finish_row(const int64_t* source_offsets, const int64_t* weight_offsets, in
                    V::load(pixels[kSum / kTileVectors] + k + kSum % kTileVectors * V::kLanes), sums[kSum])),
        ...);
     }
-    // Source and weight have no NaN that store_pair() minds; a bias in float32 may.
+    // store_pair() requires NaNs whose last 16 bits are 0. Source and weight have no others; a float32 bias
+    // may.
     bool pairs = kTileVectors == 2;
     if (bias != nullptr) {
       ((sums[kSum] = V::add(sums[kSum], V::load(bias + kSum % kTileVectors * V::kLanes))), ...);
@@ -59,7 +61,7 @@ void finish_row(const int64_t* source_offsets, const int64_t* weight_offsets, in
       std::make_integer_sequence<int, kTileVectors>{}, std::make_integer_sequence<int, kPixels>{});
 }
 
-/// finish_row() for each number of pixels and vectors: at [pixels - 1][vectors - 1]. Seven pixels of two
+/// finish_row() for each number of pixels and vectors, at [pixels - 1][vectors - 1]. Seven pixels of two
 /// vectors are 14 sums, which leaves a register for each vector of the weight.
 constexpr int kRowPixels = 7;
 template <class V, class Out, typename = std::make_integer_sequence<int, kRowPixels>>
@@ -74,7 +76,7 @@ struct DepthwiseRows<V, Out, std::integer_sequence<int, kPixels...>> {
       {&finish_row<V, Out, kPixels + 1, 1>, &finish_row<V, Out, kPixels + 1, 2>}...};
 };
 
-/// `channels`: of the source, that a result reads.
+/// `channels` is the number of source channels that a result reads.
 template <class V>
 void find_taps(const Axis* axes, const Window& window, int64_t channels, PhasedTaps& taps) {
   constexpr int64_t kNR = V::kVectors * V::kLanes;
@@ -89,16 +91,16 @@ void find_taps(const Axis* axes, const Window& window, int64_t channels, PhasedT
   taps.begin[1] = count;
 }
 
-/// finish_row() of one vector whose groups of kGroup channels meet: weights[tap] are kGroup vectors, a
-/// panel's columns apart, of what each of a group's channels adds to its results. The source's vectors have
-/// the same channels.
+/// finish_row() for one vector of channels in groups of kGroup. weights[tap] are kGroup vectors, kNR floats
+/// apart: one for each channel of a group, with its weights for all results of the group. The source's
+/// vectors hold the same channels.
 template <class V, class Out, int kPixels, int kGroup>
 void finish_groups(const int64_t* source_offsets, const int64_t* weight_offsets, int64_t taps,
                    const float* source, int64_t pitch, const float* weights, const float* bias,
                    typename Out::Storage* out, int64_t out_pitch) {
   using Float = typename V::Float;
   constexpr int64_t kNR = V::kVectors * V::kLanes;
-  // Indexed by constants alone: see micro_kernel().
+  // Indexed by constants only: see micro_kernel().
   const auto run = [&]<int... kPixel, int... kChannel>(std::integer_sequence<int, kPixel...>,
                                                        std::integer_sequence<int, kChannel...>)
       __attribute__((always_inline)) {
@@ -119,7 +121,7 @@ void finish_groups(const int64_t* source_offsets, const int64_t* weight_offsets,
   run(std::make_integer_sequence<int, kPixels>{}, std::make_integer_sequence<int, kGroup>{});
 }
 
-/// finish_groups() for each number of pixels: at [pixels - 1].
+/// finish_groups() for each number of pixels, at [pixels - 1].
 template <class V, class Out, int kGroup, typename = std::make_integer_sequence<int, kRowPixels>>
 struct GroupRows;
 template <class V, class Out, int kGroup, int... kPixels>
@@ -128,21 +130,23 @@ struct GroupRows<V, Out, kGroup, std::integer_sequence<int, kPixels...>> {
       typename DepthwiseRows<V, Out>::Finish* kFinish[] = {&finish_groups<V, Out, kPixels + 1, kGroup>...};
 };
 
-/// The results of a row that have one phase: their first one's places, and how they are cut into equal parts.
+/// The results of a row that have one phase: the positions of the first one, their number, and the size of
+/// the equal tiles.
 struct RowPhase {
   int64_t source, out, count, tile;
 };
 
-/// How the rows of a box are computed. Those of a turned convolution: pixels of one phase are adjacent in the
-/// source and `steps` apart in the results. Of others the steps are 1, and the source's pixels `pitches`
+/// How the rows of a box are computed. In a turned convolution, pixels of one phase are adjacent in the
+/// source and `steps` apart in the results. In others the steps are 1, and the source's pixels are `pitches`
 /// apart.
 struct Rows {
   bool is_turned;
   int64_t steps[3], pitches[3];
 };
 
-/// The results [output, output + lanes) of a box, up to a panel of whole vectors; `source` and `weights` are
-/// theirs. kGroup adjacent channels form a group: each of them contributes to all results of the group.
+/// Computes the results [output, output + lanes) of a box, at most one panel of whole vectors. `source` and
+/// `weights` belong to them. kGroup adjacent channels form a group: each of them contributes to all results
+/// of the group.
 template <class V, int kGroup>
 void finish_rows(const BlockedConvolution& c, const Box& box, const Window& window, const Rows& rows,
                  const PhasedTaps& taps, int64_t output, int64_t lanes, const float* source,
@@ -156,7 +160,7 @@ void finish_rows(const BlockedConvolution& c, const Box& box, const Window& wind
                                          (output + lane) * c.bias_stride, c.bias_stride, V::kLanes));
   const int64_t vectors = lanes / V::kLanes;
   const int64_t pitch = rows.pitches[2] * window.channels, out_pitch = steps[2] * c.out.strides[2];
-  // From a result's position to its phase's first pixel in the window.
+  // Maps a result's position to its phase's first pixel in the window.
   const auto place = [&](int a, int64_t at) {
     return rows.is_turned ? at / steps[a] - window.first[a] : (at - box.begin[a + 1]) * rows.pitches[a];
   };

@@ -1,11 +1,11 @@
 #pragma once
 
-// Convolutions with few results for each pixel: the gradient by the input of an image with three channels,
-// the last layer of a decoder. In convolution_internal.h the lanes of a vector are the results of one pixel,
-// and most would be empty. Here they are adjacent pixels: the window is widened channel by channel, so that
-// every tap of every channel is a vector of the window, at the same distance from each pixel. So they are
-// for more results, too, where these are short sums in NCHW, which would have to be transposed: the first
-// layer for grey images.
+// Convolutions with few results per pixel, such as the input gradient of an image with three channels, or the
+// last layer of a decoder. In convolution_internal.h the lanes of a vector are the results of one pixel, and
+// most of them would be empty. Here the lanes are adjacent pixels. The window is widened channel by channel,
+// so every tap of every channel is a vector of the window, at the same distance from each pixel. The same
+// kernels serve convolutions with more results if these are short sums in NCHW, such as the first layer for
+// grey images: otherwise they would have to be transposed.
 
 #include <cstdint>
 #include <utility>
@@ -14,21 +14,21 @@
 
 namespace mantissa::kernels::cpu {
 
-/// The places of a pixel's taps in a plane of the window.
+/// The offsets of a pixel's taps in a plane of the window.
 struct PlaneTaps {
   int64_t count = 0;
   int64_t offsets[kConvolutionDepth] = {};
 };
 
-/// to[result * to_pitch + pixel] = (added to what is there, if `accumulate`) the sum over taps and channels
-/// of source[channel * plane + tap + pixel] * weights[(tap, channel)][result], of kResults results and
-/// kPixelVectors vectors of pixels.
+/// Sets to[result * to_pitch + pixel] to the sum over taps and channels of source[channel * plane + tap +
+/// pixel] * weights[(tap, channel)][result], for kResults results and kPixelVectors vectors of pixels; with
+/// `accumulate`, adds the sum to it.
 template <class V, int kResults, int kPixelVectors>
 void multiply_planes(const PlaneTaps& taps, int64_t channels, const float* source, int64_t plane,
                      const float* weights, float* to, int64_t to_pitch, bool accumulate) {
   using Float = typename V::Float;
-  // Whichever are fewer, results or vectors of pixels, stay in registers for the others. Indexed by constants
-  // alone: see micro_kernel().
+  // The fewer of results and vectors of pixels stay in registers for all of the others. Indexed by constants
+  // only: see micro_kernel().
   constexpr bool kKeepsResults = kResults <= kPixelVectors;
   constexpr int kKept = static_cast<int>(least<V>(kResults, kPixelVectors));
   const auto run = [&]<int... kSum, int... kKeep>(std::integer_sequence<int, kSum...>,
@@ -63,7 +63,7 @@ template <class V>
 using MultiplyPlanes = void(const PlaneTaps& taps, int64_t channels, const float* source, int64_t plane,
                             const float* weights, float* to, int64_t to_pitch, bool accumulate);
 
-/// multiply_planes() of kResults results for each number of vectors of pixels, at [vectors - 1].
+/// multiply_planes() of kResults results for each number of pixel vectors, at [vectors - 1].
 template <class V, int kResults, typename Vectors>
 struct PlaneMicroKernelsOf;
 template <class V, int kResults, int... kVectors>
@@ -71,8 +71,8 @@ struct PlaneMicroKernelsOf<V, kResults, std::integer_sequence<int, kVectors...>>
   static constexpr MultiplyPlanes<V>* kOf[] = {&multiply_planes<V, kResults, kVectors + 1>...};
 };
 
-/// The micro-kernels of a number of results, and the vectors of pixels of the largest: as many sums as a product's
-/// micro-tile, and at most eight vectors.
+/// The micro-kernels for a number of results, and the vectors of pixels of the largest one: as many sums as a
+/// product's micro-tile has, and at most eight vectors.
 template <class V>
 struct PlaneMicroKernels {
   static constexpr int kMost = V::kLanes / 2;  ///< results
@@ -91,8 +91,8 @@ struct PlaneMicroKernels {
   }
 };
 
-/// The distance of the window's planes: it leaves room for a vector past its end, and not a multiple of what the
-/// cache's sets repeat after.
+/// Returns the distance of the window's planes. It leaves room for a vector past the end of a plane, and is
+/// not a multiple of the distance after which the cache's sets repeat.
 template <class V>
 int64_t plane_of(const Window& window, int64_t images) {
   const int64_t size = images * window.size[0] * window.size[1] * window.size[2];
@@ -100,12 +100,12 @@ int64_t plane_of(const Window& window, int64_t images) {
   return plane % 256 == 0 ? plane + 16 : plane;
 }
 
-/// The window of all the box's images, to[channel * plane + pixel].
+/// Widens the window of all the box's images to to[channel * plane + pixel].
 template <class V, class Source>
 void widen_planes(const BlockedConvolution& c, int64_t group, int64_t channel, int64_t channels,
                   const Box& box, const Window& window, int64_t plane, float* to) {
   const ConstImages& images = c.source;
-  if (images.strides[2] == 1 && channels > 1) {  // one plane of each after the other
+  if (images.strides[2] == 1 && channels > 1) {  // one plane of each channel after the other
     for (int64_t i = 0; i < channels; ++i)
       widen_planes<V, Source>(c, group, channel + i, 1, box, window, plane, to + i * plane);
     return;
@@ -126,7 +126,7 @@ void widen_planes(const BlockedConvolution& c, int64_t group, int64_t channel, i
         }
         const auto* const row = data + n * images.image_stride + d * images.strides[0] +
                                 h * images.strides[1] + (first + begin) * images.strides[2];
-        // The last vector reaches past the row, into what is written after it.
+        // The last vector reaches past the row, into memory that is written after it.
         if (images.strides[2] == 1)
           widen_pixels<V, Source>(row, 1, 1, 1, end - begin, to + begin);
         else
@@ -139,8 +139,8 @@ void widen_planes(const BlockedConvolution& c, int64_t group, int64_t channel, i
       }
 }
 
-/// Rounds and writes the results [output, output + count) of a row of the box, from `sums`, which are `pitch`
-/// apart. spills: what follows in memory is written after it.
+/// Rounds and writes the results [output, output + count) of a row of the box. Their `sums` are `pitch`
+/// apart. `spills` means that the memory behind the row may be overwritten, because it is written later.
 template <class V, class Out>
 void finish_row_of_planes(const BlockedConvolution& c, int64_t group, int64_t output, int64_t count,
                           int64_t out_at, int64_t pixels, const float* sums, int64_t pitch, bool spills) {
@@ -156,7 +156,8 @@ void finish_row_of_planes(const BlockedConvolution& c, int64_t group, int64_t ou
       return c.bias == nullptr ? sum : V::add(sum, bias);
     };
     int64_t i = 0;
-    // Source and weight have no NaN that store_pair() minds; a bias in float32 may.
+    // store_pair() requires NaNs whose last 16 bits are 0. Source and weight have no others; a float32 bias
+    // may.
     if (c.out.strides[2] == 1 && !V::is_nan(bias))
       for (; i + 2 * V::kLanes <= pixels; i += 2 * V::kLanes)
         Out::store_pair(out + o * c.out.channel_stride + i, value_at(i), value_at(i + V::kLanes));
@@ -172,7 +173,7 @@ void finish_row_of_planes(const BlockedConvolution& c, int64_t group, int64_t ou
   }
 }
 
-/// The window of one block, in planes, and the results' places in it.
+/// The window of one block, in planes, and the positions of the results in it.
 struct PlaneBlock {
   Box box = {};
   Window window = {};
@@ -200,8 +201,8 @@ void convolve_few_with(const BlockedConvolution& c, const ConvolutionPart& part,
   constexpr int64_t kNR = V::kVectors * V::kLanes;
   const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
   PlaneBlock block;
-  // The weights of `count` results, [(tap, channel)][result]. A panel that stays may be written past its end,
-  // where the next one will be.
+  // Returns the weights of `count` results, [(tap, channel)][result]. A panel that is kept may be written
+  // past its end, where the next one will be.
   const auto panel_of = [&](int64_t index, int64_t output, int64_t count, int64_t channel, int64_t channels) {
     const int64_t before = (output - part.output_begin) * c.channels + channel * count;
     float* const panel = scratch.weights + (scratch.stays ? before * taps : 0);
@@ -221,8 +222,8 @@ void convolve_few_with(const BlockedConvolution& c, const ConvolutionPart& part,
     find_plane_taps<V>(c, block);
     const int64_t depths = box.end[1] - box.begin[1], heights = box.end[2] - box.begin[2],
                   widths = box.end[3] - box.begin[3], row = window.size[2];
-    // The results of an image's slice are one range of the window, with those between its rows, which nobody
-    // asked for.
+    // The results of an image's slice are one range of the window, which includes unused results between the
+    // rows.
     const int64_t range = (heights - 1) * row + widths,
                   padded = (range + V::kLanes - 1) / V::kLanes * V::kLanes;
     const auto for_each_slice = [&](const auto& f) {
@@ -237,7 +238,7 @@ void convolve_few_with(const BlockedConvolution& c, const ConvolutionPart& part,
           PlaneMicroKernels<V>::at(count, std::make_integer_sequence<int, PlaneMicroKernels<V>::kMost>{});
       for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
         const int64_t channels = least<V>(c.block_channels, c.channels - channel);
-        // Where one block holds all channels, its window serves all results.
+        // If one block holds all channels, its window serves all results.
         if (output == part.output_begin || channels < c.channels)
           with_elements<V>(c.source.element, c.source.element, [&](auto source) {
             widen_planes<V, decltype(source)>(c, part.group, channel, channels, box, window, block.plane,

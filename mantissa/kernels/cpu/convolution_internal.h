@@ -1,9 +1,10 @@
 #pragma once
 
-// Convolution without a matrix of patches, written once for every tier with vectors, on the terms of
-// gemm_blocked_internal.h. The part of the source that a block of results needs is widened into scratch once,
-// channels adjacent, zeros around: there the taps of one row of the kernel are one run of adjacent values, at
-// the same distance from every pixel. Micro-tiles are pixels x channels of the result.
+// Convolution without a matrix of patches, written once for all vector tiers. This header follows the rules
+// of gemm_blocked_internal.h. The part of the source that a block of results needs is widened into scratch
+// once: channels are adjacent, with zeros around the image. There the taps of one row of the kernel are one
+// run of adjacent values, at the same distance from every pixel. Micro-tiles are pixels x channels of the
+// result.
 
 #include <cstdint>
 #include <type_traits>
@@ -16,13 +17,13 @@
 
 namespace mantissa::kernels::cpu {
 
-/// Positions along an axis, and the taps that are to be looked at for them.
+/// Positions along an axis, and the taps to use for them.
 struct Stretch {
   Range positions, taps;
 };
 
-/// A block's positions along an axis in stretches that read the same taps inside of the source; one stretch
-/// with all taps where they would be too many.
+/// The positions of a block along an axis, in stretches that read the same taps inside of the source. If
+/// there would be too many, there is one stretch with all taps.
 struct Stretches {
   static constexpr int64_t kMost = 8;
   int64_t count = 0;
@@ -48,8 +49,8 @@ Stretches stretches_of(const Axis& axis, const Range& positions) {
   return stretches;
 }
 
-/// Notes where each result of the box, of these positions along the first two axes, has its first tap in the
-/// window, and where it is written. Returns their number.
+/// For each result of the box at these positions along the first two axes, stores where its first tap lies in
+/// the window and where it is written. Returns the number of results.
 template <class V>
 int64_t find_pixels(const BlockedConvolution& c, const Box& box, const Range& depths, const Range& heights,
                     const Window& window, int64_t* source_at, int64_t* out_at) {
@@ -71,8 +72,8 @@ int64_t find_pixels(const BlockedConvolution& c, const Box& box, const Range& de
   return count;
 }
 
-/// The taps of a pixel: `count` runs of `length` adjacent values, and where each has its part of what is
-/// packed for all, in steps.
+/// The taps of a pixel: `count` runs of `length` adjacent values, and the position of each run in the packed
+/// panel, in steps.
 struct Runs {
   int64_t count = 0, length = 0;
   int64_t offsets[kConvolutionDepth] = {}, packed[kConvolutionDepth] = {};
@@ -80,7 +81,7 @@ struct Runs {
 
 using Adjacent = std::integral_constant<int64_t, 1>;
 
-/// The runs of these taps along the first two axes, and of all along the last.
+/// Finds the runs of these taps along the first two axes, and of all taps along the last one.
 template <class V>
 void find_runs(const Axis* axes, const Range& depths, const Range& heights, const Window& window,
                Runs& runs) {
@@ -102,15 +103,15 @@ void find_runs(const Axis* axes, const Window& window, Runs& runs) {
   find_runs<V>(axes, {0, axes[0].taps}, {0, axes[1].taps}, window, runs);
 }
 
-/// micro_kernel(), whose rows are pixels: their values come from `source` + at[row] + the runs' offsets,
-/// where those of a run are `step` apart, while b is packed as there. kTogether: so many rows at a time have
-/// one pointer and are `pitch` apart, since a pointer for each of 12 rows leaves no registers for the loop.
+/// Like micro_kernel(), with pixels as rows. Their values come from `source` + at[row] + the runs' offsets,
+/// `step` apart within a run; b is packed as for micro_kernel(). kTogether rows share one pointer and are
+/// `pitch` apart, because a pointer for each of 12 rows would leave no registers for the loop.
 template <class V, int kTileRows, int kTileVectors, int kTogether, class Step>
 void multiply_runs(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
                    const float* packed, float* to, bool accumulate) {
   using Float = typename V::Float;
   constexpr int64_t kNR = V::kVectors * V::kLanes;
-  // Indexed by constants alone: see micro_kernel().
+  // Indexed by constants only: see micro_kernel().
   const auto run = [&]<int... kSum, int... kVector, int... kPointer>(
       std::integer_sequence<int, kSum...>, std::integer_sequence<int, kVector...>,
       std::integer_sequence<int, kPointer...>) __attribute__((always_inline)) {
@@ -134,7 +135,7 @@ void multiply_runs(const Runs& runs, Step step, const float* source, const int64
       ((sums[kSum] =
             V::add(V::load(to + kSum / kTileVectors * kNR + kSum % kTileVectors * V::kLanes), sums[kSum])),
        ...);
-    else  // a chain that underflows to -0 becomes 0, whether or not it had a border's zeros
+    else  // a chain that underflows to -0 becomes 0, with or without zeros of the border
       ((sums[kSum] = V::add(V::zero(), sums[kSum])), ...);
     (V::store(to + kSum / kTileVectors * kNR + kSum % kTileVectors * V::kLanes, sums[kSum]), ...);
   };
@@ -163,8 +164,8 @@ struct RunMicroKernels<V, Step, std::integer_sequence<int, kIndex...>> {
   }
 };
 
-/// to[k * kNR + lane] of one panel, k being (tap, channel): the results' channels [output, output +
-/// lanes) and the source's [channel, channel + channels).
+/// Packs one panel to to[k * kNR + lane], where k is (tap, channel): the results' channels [output, output +
+/// lanes) and the source's channels [channel, channel + channels).
 template <class V, class Source>
 void pack_taps(const BlockedConvolution& c, int64_t group, int64_t output, int64_t lanes, int64_t channel,
                int64_t channels, float* to) {
@@ -176,7 +177,8 @@ void pack_taps(const BlockedConvolution& c, int64_t group, int64_t output, int64
   const auto* const from = static_cast<const typename Source::Storage*>(weight.data) +
                            group * weight.group_stride + output * weight.image_stride +
                            channel * weight.channel_stride;
-  // A kernel's taps next to each other, perhaps backwards: read as they lie, then sorted by tap.
+  // If the taps of a kernel are adjacent, perhaps in reverse, they are read in memory order and then sorted
+  // by tap.
   const int64_t sign = weight.strides[2] < 0 ? -1 : 1;
   const bool dense = (taps[2] == 1 || weight.strides[2] == sign) &&
                      (taps[1] == 1 || weight.strides[1] == sign * taps[2]) &&
@@ -222,7 +224,8 @@ void finish_pixels(const BlockedConvolution& c, int64_t group, int64_t output, i
   };
   if (channel_stride == 1 && lanes == 2 * V::kLanes) {
     const typename V::Float biases[] = {bias_of(0, V::kLanes), bias_of(V::kLanes, V::kLanes)};
-    // Source and weight have no NaN that store_pair() minds; a bias in float32 may.
+    // store_pair() requires NaNs whose last 16 bits are 0. Source and weight have no others; a float32 bias
+    // may.
     if (!V::is_nan(biases[0]) && !V::is_nan(biases[1])) {
       for (int64_t i = 0; i < count; ++i) {
         const auto first = V::load(sums + i * kNR), second = V::load(sums + i * kNR + V::kLanes);
@@ -275,26 +278,26 @@ void finish_pixels(const BlockedConvolution& c, int64_t group, int64_t output, i
 /// Pixels that read the same rows of the kernel inside of the source.
 struct Slice {
   int64_t pixels;
-  Range depths, heights;  ///< these rows
+  Range depths, heights;  ///< the rows that they read
 };
 
-/// One block of results, for the loops below.
+/// One block of results and the state of its computation.
 template <class V>
 struct Block {
   const BlockedConvolution& c;
   const ConvolutionPart& part;
   const ConvolutionScratch& scratch;
   Window window = {};
-  int64_t pitch = 0;   ///< from one pixel to the next in a row
+  int64_t pitch = 0;   ///< distance of adjacent pixels in a row
   bool skips = false;  ///< whether slices leave out taps
-  bool finite = true;  ///< what was packed so far of the weight
+  bool finite = true;  ///< whether the weights packed so far are finite
   int64_t slice_count = 0;
   Slice slices[Stretches::kMost * Stretches::kMost] = {};
   Runs runs = {};
 };
 
-/// Orders the block's pixels by the rows of the kernel that lie in the border for them, unless micro-tiles of
-/// fewer pixels cost more than leaving out such rows gains.
+/// Sorts the block's pixels by the rows of the kernel that lie in the border for them, unless the smaller
+/// micro-tiles cost more than skipping these rows saves.
 template <class V>
 void find_slices(const Box& box, Block<V>& block) {
   const BlockedConvolution& c = block.c;
@@ -325,8 +328,8 @@ void find_slices(const Box& box, Block<V>& block) {
     }
 }
 
-/// A packed panel times a block: the results [output, output + lanes). Unless the weight is finite, a
-/// border's zeros are multiplied, too: 0 times Inf is NaN.
+/// Multiplies a packed panel by a block: the results [output, output + lanes). Unless the weight is finite,
+/// the zeros of the border are multiplied, too, because 0 times Inf is NaN.
 template <class V>
 void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, bool last, const float* panel,
                     float* waiting) {
@@ -363,7 +366,7 @@ void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, 
   }
 }
 
-/// Whether a panel of `steps` has no Inf and no NaN in its first `lanes`.
+/// True if a panel of `steps` has neither Inf nor NaN in its first `lanes` lanes.
 template <class V>
 bool is_finite(const float* panel, int64_t steps, int64_t lanes) {
   constexpr int64_t kNR = V::kVectors * V::kLanes, kTogether = 4;
@@ -398,7 +401,7 @@ void convolve_with(const BlockedConvolution& c, const ConvolutionPart& part,
       with_elements<V>(c.weight.element, c.source.element, [&](auto source) {
         pack_taps<V, decltype(source)>(c, part.group, output, lanes, channel, channels, panel);
       });
-      // Where panels stay, a later block may leave out taps, too.
+      // If panels are kept, a later block may skip taps, too.
       const bool matters = block.skips || (stays && part.block_end - part.block_begin > 1);
       if (matters) block.finite = block.finite && is_finite<V>(panel, taps * channels, lanes);
     }
@@ -411,7 +414,7 @@ void convolve_with(const BlockedConvolution& c, const ConvolutionPart& part,
       const int64_t end = least<V>(begin + together, part.output_end);
       for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
         const int64_t channels = least<V>(c.block_channels, c.channels - channel);
-        // Without taps there is no window: the results are the bias.
+        // Without taps there is no window, and the results are the bias.
         block.window = taps > 0 ? window_of<V>(c.axes, box, channels) : Window{};
         block.pitch = c.axes[2].step * channels;
         find_slices<V>(box, block);

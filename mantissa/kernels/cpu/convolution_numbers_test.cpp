@@ -13,10 +13,10 @@
 namespace mantissa::kernels::cpu::convolution_test {
 namespace {
 
-/// What becomes of sums that cancel or underflow, of NaN and Inf, and of the border's zeros.
+/// Tests sums that cancel or underflow, NaN and Inf, and the zeros of the border.
 class ConvolutionNumbers : public ConvolutionTest {};
 
-/// Large terms with alternating signs, small ones among them.
+/// Large terms with alternating signs, and small terms between them.
 TEST_P(ConvolutionNumbers, SumsThatCancelStayWithinTheBound) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const Shape s{.batch = 4, .channels = 140, .outputs = 20, .size = {1, 9, 10}, .taps = {1, 3, 3}};
@@ -28,7 +28,7 @@ TEST_P(ConvolutionNumbers, SumsThatCancelStayWithinTheBound) {
       const at::Tensor a = x.to(at::kDouble), b = by.to(at::kDouble);
       test::expect_within_bound(forward(s, x, by), at::conv3d(a, b), at::conv3d(a.abs(), b.abs()), 140 * 9);
     }
-    // And along the results, as the weight's gradient is summed.
+    // The same along the results, over which the weight's gradient is summed.
     const at::Tensor g = at::ones({4, 20, 1, 7, 8}, dtype), y = at::rand({4, 140, 1, 9, 10}).to(dtype);
     y.slice(4, 0, at::nullopt, 2).fill_(large);
     y.slice(4, 1, at::nullopt, 2).fill_(-large);
@@ -42,7 +42,7 @@ TEST_P(ConvolutionNumbers, SumsThatCancelStayWithinTheBound) {
   }
 }
 
-/// Summed in bf16 both would stop at 256.
+/// In bf16, both sums would stop at 256.
 TEST_P(ConvolutionNumbers, SumsInFloat32) {
   const Shape s{.batch = 3, .channels = 200, .outputs = 9, .size = {1, 32, 32}, .taps = {1, 3, 3}};
   const at::Tensor x = at::ones({3, 200, 1, 32, 32}, at::kBFloat16),
@@ -52,7 +52,7 @@ TEST_P(ConvolutionNumbers, SumsInFloat32) {
   EXPECT_TRUE(at::equal(by_weight(GetParam(), s, g, x, at::empty_like(w)), at::full_like(w, 2700)));
 }
 
-/// A border of zeros is multiplied: 0 times Inf is NaN there, too, as if the image were padded before.
+/// The zeros of the border are multiplied, as if the image were padded first: 0 times Inf is NaN there, too.
 TEST_P(ConvolutionNumbers, NanAndInfReachWhatReadsThemAlone) {
   const Shape s{
       .batch = 2, .channels = 20, .outputs = 35, .size = {1, 8, 9}, .taps = {1, 3, 3}, .padding = {0, 1, 1}};
@@ -65,7 +65,7 @@ TEST_P(ConvolutionNumbers, NanAndInfReachWhatReadsThemAlone) {
       w[7][0][0][2][1] = -bad;
       const at::Tensor padded = at::constant_pad_nd(x, {1, 1, 1, 1}).to(at::kDouble);
       const auto exact = [&](const at::Tensor& image, const at::Tensor& weight) {
-        // im2col by hand: libtorch's own kernels may skip the border.
+        // im2col by hand, because libtorch's own kernels may skip the border.
         return at::einsum("ncdhwij,ocdij->nodhw",
                           {image.unfold(3, 3, 1).unfold(4, 3, 1).contiguous(), weight.to(at::kDouble)});
       };
@@ -82,12 +82,13 @@ TEST_P(ConvolutionNumbers, NanAndInfReachWhatReadsThemAlone) {
     }
 }
 
-/// Rows of a kernel that lie in the border are left out, but where a weight is Inf.
+/// Rows of a kernel that lie in the border are skipped, unless a weight is Inf.
 TEST_P(ConvolutionNumbers, BordersEqualGenericBitForBit) {
   const ConvolutionBuild& generic = convolution_builds().back();
   const std::vector<Shape> shapes = {
-      // Several blocks of pixels; blocks of channels, whose sums wait; a weight that is packed anew for each
-      // block; threads that share channels; rows that see nothing; more kinds of rows than are told apart.
+      // Several blocks of pixels; blocks of channels with waiting sums; a weight that is packed again for
+      // each block; threads that share channels; rows that see nothing; more kinds of rows than are
+      // distinguished.
       {.batch = 40,
        .channels = 24,
        .outputs = 40,
@@ -137,7 +138,7 @@ TEST_P(ConvolutionNumbers, BordersEqualGenericBitForBit) {
     }
 }
 
-/// Of products that are all below float32's range a chain is -0, or 0 where a border's zeros follow.
+/// If all products are below float32's range, a chain is -0, or 0 if zeros of the border follow.
 TEST_P(ConvolutionNumbers, SumsThatUnderflowAreZeroWithAnyThreads) {
   const Shape s{
       .batch = 2, .channels = 40, .outputs = 40, .size = {1, 7, 7}, .taps = {1, 3, 3}, .padding = {0, 1, 1}};
@@ -152,7 +153,8 @@ TEST_P(ConvolutionNumbers, SumsThatUnderflowAreZeroWithAnyThreads) {
   at::set_num_threads(before);
 }
 
-/// Micro-tiles of any shape: the last part of the channels is narrow or not, by the threads.
+/// Micro-tiles have any shape: the last part of the channels is narrow or not, depending on the number of
+/// threads.
 TEST_P(ConvolutionNumbers, WeightSumsThatUnderflowAreZeroWithAnyThreads) {
   const std::vector<int64_t> taps = {1, 3, 3};
   const std::vector<Shape> shapes = {

@@ -17,7 +17,7 @@
 namespace mantissa::kernels::cpu::convolution_test {
 namespace {
 
-/// Random, small, and with every option.
+/// Random small shapes with every option.
 std::vector<Shape> random_shapes(int count) {
   std::mt19937 random(7);
   const auto pick = [&](int64_t least, int64_t most) {
@@ -42,7 +42,7 @@ std::vector<Shape> random_shapes(int count) {
   return shapes;
 }
 
-/// The order of summation is a part of the definition.
+/// The order of summation is part of the specification.
 TEST_P(ConvolutionTest, EqualsGenericBitForBit) {
   const ConvolutionBuild& generic = convolution_builds().back();
   int i = 0;
@@ -63,7 +63,7 @@ TEST_P(ConvolutionTest, EqualsGenericBitForBit) {
   }
 }
 
-/// More than one block of channels, of outputs, of pixels, and of each operand in scratch.
+/// Shapes with more than one block of channels, of outputs, of pixels, and of each operand in scratch.
 std::vector<Shape> large_shapes() {
   return {
       {.batch = 1,
@@ -76,7 +76,8 @@ std::vector<Shape> large_shapes() {
       {.batch = 2, .channels = 3, .outputs = 5, .size = {1, 60, 61}, .taps = {1, 3, 3}},
       {.batch = 1, .channels = 2, .outputs = 3, .size = {1, 1, 9000}, .taps = {1, 1, 3}, .step = {1, 1, 2}},
       {.batch = 3, .groups = 70, .size = {1, 40, 41}, .taps = {1, 3, 5}, .padding = {0, 1, 0}},
-      // Groups of two and four channels, several to a vector; of three, and as many as make no whole vectors.
+      // Groups of two and four channels, with several groups per vector; groups of three; channels that do
+      // not fill whole vectors.
       {.batch = 2,
        .groups = 12,
        .channels = 4,
@@ -97,9 +98,9 @@ std::vector<Shape> large_shapes() {
       {.batch = 1, .groups = 9, .channels = 4, .outputs = 4, .size = {1, 9, 10}, .taps = {1, 3, 3}},
       {.batch = 1, .groups = 32, .channels = 3, .outputs = 3, .size = {1, 9, 10}, .taps = {1, 3, 3}},
       {.batch = 1, .groups = 8, .channels = 4, .outputs = 2, .size = {1, 9, 10}, .taps = {1, 3, 3}},
-      // Of more products than make one chain.
+      // More products than one chain may have.
       {.batch = 1, .groups = 16, .channels = 4, .outputs = 4, .size = {1, 20, 20}, .taps = {1, 17, 17}},
-      // Depthwise with steps along some axes alone.
+      // Depthwise, with steps along some axes only.
       {.batch = 2,
        .groups = 32,
        .size = {1, 20, 21},
@@ -118,7 +119,7 @@ std::vector<Shape> large_shapes() {
        .taps = {3, 3, 2},
        .step = {2, 1, 2},
        .padding = {1, 1, 0}},
-      // Depthwise with steps: of 4, 24 and 64 phases, and of more than are computed in one pass.
+      // Depthwise with steps: 4, 24 and 64 phases, and more phases than one pass computes.
       {.batch = 2,
        .groups = 37,
        .size = {1, 60, 61},
@@ -165,9 +166,8 @@ TEST_P(ConvolutionTest, EqualsGenericBeyondOneBlock) {
   }
 }
 
-/// As few results for each pixel as a vector has no use for, of images wide enough for vectors of pixels: one
-/// block and several, of channels and of pixels, rows of whole vectors and others, and the phases of strided
-/// gradients.
+/// Few results per pixel, fewer than fill a vector, and images wide enough for vectors of pixels: one block
+/// and several, of channels and of pixels; rows of whole vectors and others; the phases of strided gradients.
 std::vector<Shape> few_results() {
   std::vector<Shape> shapes = {
       {.batch = 2,
@@ -192,18 +192,19 @@ std::vector<Shape> few_results() {
        .taps = {2, 3, 3},
        .dilation = {1, 2, 2},
        .padding = {1, 2, 1}},
-      // More results, of short sums: several blocks, a rest of results, rows of less and more than a vector.
+      // More results that are short sums: several blocks, a remainder of results, rows shorter and longer
+      // than a vector.
       {.batch = 9, .outputs = 33, .size = {1, 28, 28}, .taps = {1, 3, 3}, .padding = {0, 1, 1}},
       {.batch = 2, .channels = 3, .outputs = 20, .size = {1, 5, 9}, .taps = {1, 3, 3}, .padding = {0, 1, 1}},
       {.batch = 2, .channels = 2, .outputs = 50, .size = {3, 9, 37}, .taps = {2, 2, 4}, .padding = {1, 0, 2}},
-      // Of a row, more than a block's window has room for.
+      // A row that needs more than a block's window can hold.
       {.batch = 1,
        .channels = 256,
        .outputs = 3,
        .size = {1, 2, 3000},
        .taps = {1, 1, 3},
        .dilation = {1, 1, 400}}};
-  // Steps along some axes alone, and along one that has no taps.
+  // Steps along some axes only, and along an axis without taps.
   for (const std::vector<int64_t>& step :
        {std::vector<int64_t>{1, 2, 1}, {2, 1, 1}, {3, 2, 1}, {1, 1, 2}, {1, 2, 2}})
     for (const std::vector<int64_t>& taps : {std::vector<int64_t>{1, 3, 1}, {2, 3, 3}, {1, 1, 1}})
@@ -227,7 +228,7 @@ TEST_P(ConvolutionTest, FewResultsEqualGenericBitForBit) {
   for (const Shape& s : few_results())
     for (const auto dtype : {at::kHalf, at::kBFloat16}) {
       SCOPED_TRACE(testing::Message() << s << " in " << dtype << ", layout " << layout);
-      // What has few channels is the adjoint's result.
+      // The problem with few channels is the result of the adjoint.
       Shape turned = s;
       std::swap(turned.channels, turned.outputs);
       const at::Tensor x = laid_out(s.source(dtype), layout), w = laid_out(s.weight(dtype), layout),
@@ -246,8 +247,8 @@ TEST_P(ConvolutionTest, FewResultsEqualGenericBitForBit) {
     }
 }
 
-/// Also where bf16 is rounded in pairs of vectors, which makes -0 of a NaN whose last bits are set: a bias in
-/// float32 may have one.
+/// This includes rounding bf16 in pairs of vectors, which turns a NaN whose last bits are set into -0. A
+/// float32 bias may have such a NaN.
 TEST_P(ConvolutionTest, ChannelsThatDoNotMeetKeepNanAndInf) {
   const ConvolutionBuild& generic = convolution_builds().back();
   const float inf = std::numeric_limits<float>::infinity();
@@ -256,8 +257,8 @@ TEST_P(ConvolutionTest, ChannelsThatDoNotMeetKeepNanAndInf) {
     s.step = {1, step, step};
     for (const auto dtype : {at::kBFloat16, at::kHalf}) {
       SCOPED_TRACE(testing::Message() << s << " in " << dtype);
-      // Up to 1: generic's products are rounded before they are added, and must not be past the largest
-      // alone.
+      // Values of at most 1, because the generic kernel rounds products before it adds them, and none may
+      // overflow on its own.
       const at::Tensor w = s.weight(dtype).clamp(-1, 1);
       const at::Tensor x = laid_out(s.source(dtype), 1), g = laid_out(s.result(dtype), 1);
       const at::Tensor bias = at::randn({43});
@@ -266,7 +267,7 @@ TEST_P(ConvolutionTest, ChannelsThatDoNotMeetKeepNanAndInf) {
         image[0][3][0][2].fill_(inf);
         image[0][30][0][2].fill_(-inf);
         image[1][40][0][1].fill_(std::numeric_limits<float>::quiet_NaN());
-        image[1][5][0][3].fill_(dtype == at::kHalf ? 60000 : 3e38);  // whose sums are past the largest
+        image[1][5][0][3].fill_(dtype == at::kHalf ? 60000 : 3e38);  // its sums overflow
       }
       const at::Tensor y = forward(GetParam(), s, x, w, at::empty_like(g), bias);
       EXPECT_TRUE(y.isnan().any().item<bool>() && y.isinf().any().item<bool>());
@@ -277,9 +278,9 @@ TEST_P(ConvolutionTest, ChannelsThatDoNotMeetKeepNanAndInf) {
   }
 }
 
-/// The last share of the results may be smaller than the others, and have weights that would all have room
-/// where theirs have not; a turned one has more taps than its own axes say. In fresh threads, whose scratch
-/// is as small as may be.
+/// The last share of the results may be smaller than the others, and its weights might all fit where theirs
+/// do not. A turned convolution has more taps than its own axes say. The test uses new threads, whose scratch
+/// is as small as possible.
 TEST_P(ConvolutionTest, EveryShareHasTheLargestOnesScratch) {
   const ConvolutionBuild& generic = convolution_builds().back();
   const std::vector<Shape> shapes = {
@@ -323,8 +324,8 @@ TEST_P(ConvolutionTest, EveryShareHasTheLargestOnesScratch) {
   }
 }
 
-/// Threads share the blocks of a weight's gradient where its parts are too few for them: few channels, and
-/// many, whose sums are made in several rounds; groups; parts that are not equal; fewer blocks than threads.
+/// Threads share the blocks of a weight's gradient if it has too few parts: few channels; many channels,
+/// whose sums are made in several rounds; groups; unequal parts; fewer blocks than threads.
 TEST_P(ConvolutionTest, SharedBlocksEqualGenericBitForBit) {
   const ConvolutionBuild& generic = convolution_builds().back();
   if (GetParam().add_block_sums == nullptr) GTEST_SKIP() << "threads share no blocks of this build";
@@ -357,7 +358,7 @@ TEST_P(ConvolutionTest, SharedBlocksEqualGenericBitForBit) {
     }
 }
 
-/// The memory beside the results stands, in every layout.
+/// The memory beside the results stays unchanged, in every layout.
 TEST_P(ConvolutionTest, WritesItsResultsAlone) {
   const Shape full{.batch = 2, .channels = 5, .outputs = 19, .size = {1, 7, 9}, .taps = {1, 3, 3}};
   const Shape depthwise{.batch = 2, .groups = 19, .size = {1, 7, 9}, .taps = {1, 3, 3}};
@@ -372,7 +373,7 @@ TEST_P(ConvolutionTest, WritesItsResultsAlone) {
     inside.fill_(7);
     EXPECT_TRUE((around == 7).all().item<bool>()) << layout;
   }
-  // Rows and columns swapped: eight results in a row are as far apart as if they were adjacent.
+  // Rows and columns are swapped: eight results in a row are as far apart as adjacent ones would be.
   const Shape narrow{.channels = 5, .outputs = 3, .size = {1, 4, 2}};
   const at::Tensor small = narrow.source(at::kHalf), by = narrow.weight(at::kHalf);
   const at::Tensor swapped = at::empty({1, 3, 1, 2, 4}, at::kHalf).transpose(3, 4);

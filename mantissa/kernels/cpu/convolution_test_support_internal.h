@@ -115,7 +115,7 @@ class ConvolutionTest : public testing::TestWithParam<ConvolutionBuild> {
   }
 };
 
-/// `x` with its channels last, or in the middle of a larger tensor.
+/// Returns `x` with channels last, or in the middle of a larger tensor.
 inline at::Tensor laid_out(const at::Tensor& x, int layout) {
   if (layout == 1) return x.contiguous(at::MemoryFormat::ChannelsLast3d);
   if (layout == 2) return at::stack({x, x}, -1).select(-1, 1);

@@ -14,22 +14,22 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-/// The blocks of a weight's gradient must not depend on how many channels a part has. So there is always room for at
-/// least this many, in a depthwise one too.
+/// The blocks of a weight's gradient must not depend on how many channels a part has. The window therefore
+/// always has room for at least this many channels, even in a depthwise convolution.
 constexpr int64_t kWeightChannels = kConvolutionLanes, kWeightWindow = kConvolutionSource / kWeightChannels;
 
-/// How a weight's gradient is cut: parts of up to so many channels and outputs, whose sums are made for
+/// The partition of a weight's gradient: parts of at most `channels` x `outputs`, which are summed for
 /// `together` outputs at a time.
 struct WeightParts {
   int64_t channels, outputs, together, channel_parts, output_parts;
 };
 
-/// The length of a run: the taps that lie side by side in the window, times the channels.
+/// Returns the length of a run: the taps that are adjacent in the window, times the channels.
 int64_t run_of(const BlockedConvolutionWeight& c, int64_t channels) {
   return (c.axes[2].dilation == 1 ? c.axes[2].taps : 1) * channels;
 }
 
-/// The sums of one output: for each run whole micro-panels.
+/// Returns the number of sums of one output: each run takes whole micro-panels.
 int64_t sums_of(const BlockedConvolutionWeight& c, int64_t channels, const ConvolutionBuild& build) {
   const int64_t run = run_of(c, channels);
   return taps_of(c) * channels / run * round_up(run, build.nr);
@@ -42,13 +42,14 @@ WeightParts weight_parts_of(const BlockedConvolutionWeight& c, const Convolution
     return std::min(size, round_up(divide_up(size, divide_up(size, most)), multiple));
   };
   if (in_lanes) {
-    // One range of channels after the other, whole vectors each.
+    // The lanes take one range of channels after the other, each of whole vectors.
     parts = {kConvolutionLanes, 0, kConvolutionLanes, 1, 0};
     parts.outputs = even(c.outputs, divide_up(c.outputs, threads), build.nr);
     parts.output_parts = divide_up(c.outputs, parts.outputs);
     return parts;
   }
-  // Both operands are packed anew for each part of the other: the fewest parts that fit, but one per thread.
+  // Both operands are packed again for each part of the other. So there are as few parts as fit, but one per
+  // thread.
   const int64_t most_outputs = std::min(c.outputs, kConvolutionOutputs);
   const int64_t fit = std::min(kConvolutionSums / (taps_of(c) * most_outputs),
                                kConvolutionSource / window_pixels(c.axes, c.block));
@@ -58,8 +59,8 @@ WeightParts weight_parts_of(const BlockedConvolutionWeight& c, const Convolution
   const int64_t wanted = divide_up(threads, std::gcd(threads, parts.channel_parts * c.groups));
   const int64_t room = std::max<int64_t>(1, kConvolutionSums / sums_of(c, parts.channels, build));
   const int64_t most = std::min({most_outputs, room, divide_up(c.outputs, wanted)});
-  // Where channels are fewer than a vector's lanes, outputs are the micro-tile's columns, in vectors. Else they
-  // are its rows, and even parts may cost less than whole micro-tiles.
+  // If there are fewer channels than lanes of a vector, the outputs are the micro-tile's columns, in vectors.
+  // Otherwise they are its rows, and parts of equal size may cost less than whole micro-tiles.
   if (parts.channels < build.nr / 2) {
     parts.outputs = even(c.outputs, most, divide_up(build.nr, 2));
   } else {
@@ -67,13 +68,13 @@ WeightParts weight_parts_of(const BlockedConvolutionWeight& c, const Convolution
     const auto cost = [&](int64_t rows) { return micro_tiles_cost(rows, build.mr, /*vectors=*/2); };
     parts.outputs = cost(exact) < cost(whole) ? exact : whole;
   }
-  // Either side of a micro-tile may be the outputs'.
+  // The outputs may be either side of a micro-tile.
   parts.together = std::max(round_up(parts.outputs, build.mr), round_up(parts.outputs, build.nr));
   parts.output_parts = divide_up(c.outputs, parts.outputs);
   return parts;
 }
 
-/// A weight's gradient, its kernel, and how the work is cut.
+/// A weight's gradient, its kernel, and how the work is partitioned.
 struct WeightPass {
   BlockedConvolutionWeight c;
   ConvolutionWeightKernel* kernel = nullptr;
@@ -85,7 +86,7 @@ int64_t part_count(const WeightPass& pass) {
   return pass.c.groups * pass.parts.channel_parts * pass.parts.output_parts;
 }
 
-/// The part at `index`, with all blocks.
+/// Returns the part at `index`, with all blocks.
 ConvolutionWeightPart part_at(const WeightPass& pass, int64_t index) {
   const auto& [c, kernel, in_lanes, parts] = pass;
   const int64_t output = index % parts.output_parts * parts.outputs;
@@ -100,14 +101,15 @@ ConvolutionWeightPart part_at(const WeightPass& pass, int64_t index) {
           true};
 }
 
-/// The sums of a part, in whole lines of the cache. Groups in lanes have those of one range at a time.
+/// Returns the number of sums of a part, in whole cache lines. Groups in lanes need those of one range at a
+/// time.
 int64_t sums_of(const WeightPass& pass, const ConvolutionBuild& build) {
   const auto& [c, kernel, in_lanes, parts] = pass;
   return in_lanes ? taps_of(c) * c.channels * kConvolutionLanes
                   : round_up(parts.together * sums_of(c, parts.channels, build), 16);
 }
 
-/// This thread's working memory; `sums`: where these are, or null.
+/// Returns this thread's working memory. `sums` is the memory for the sums, or null.
 ConvolutionWeightScratch scratch_for(const WeightPass& pass, const ConvolutionBuild& build, float* sums) {
   const auto& [c, kernel, in_lanes, parts] = pass;
   const int64_t source = round_up(window_pixels(c.axes, c.block) * parts.channels + kGemmSlack, 16);
@@ -117,7 +119,7 @@ ConvolutionWeightScratch scratch_for(const WeightPass& pass, const ConvolutionBu
   return {memory, memory + source, sums == nullptr ? memory + source + gradient : sums, 0};
 }
 
-/// The time of a part, about, in multiplications of vectors for each result.
+/// Returns the approximate time of a part, in vector multiplications per result.
 double cost_of(const WeightPass& pass, const ConvolutionBuild& build) {
   constexpr int64_t kPack = 6;  // for each vector that is widened and packed
   const auto& [c, kernel, in_lanes, parts] = pass;
@@ -133,24 +135,25 @@ double cost_of(const WeightPass& pass, const ConvolutionBuild& build) {
   return static_cast<double>(products + kPack * (vectors + divide_up(parts.channels, lanes)));
 }
 
-/// The blocks of a part whose sums threads make in a round, each its share of them: all, or as many as there is
-/// room for and as make equal shares.
+/// Returns how many blocks of a part the threads sum in one round: all of them, or as many as the memory
+/// holds and as give equal shares.
 int64_t blocks_of_a_round(const WeightPass& pass, const ConvolutionBuild& build, int64_t threads) {
   const int64_t all = block_count(pass.c), room = kSharedSums / sums_of(pass, build) - 1;
   return all <= room ? all : std::max<int64_t>(0, room) / threads * threads;
 }
 
-/// A parallel region costs about as much as this many multiplications of vectors.
+/// The approximate cost of a parallel region, in vector multiplications.
 constexpr double kRegionCost = 1 << 15;
 
-/// The cost of storing and adding `sums` sums, in the same unit.
+/// Returns the cost of storing and adding `sums` sums, in the same unit.
 double adding_cost(const ConvolutionBuild& build, int64_t sums) {
   constexpr double kAdd = 6;
   return kAdd * static_cast<double>(sums) / static_cast<double>(build.nr);
 }
 
-/// Whether threads share the blocks of whole parts (`shared`) in less time than they take for parts of their
-/// own: parts of few weights, each of which packs the whole source or gradient again, may not come out even.
+/// True if it takes less time for threads to share the blocks of whole parts (`shared`) than to compute parts
+/// of their own. Parts with few weights pack the whole source or gradient again, and may leave some threads
+/// idle.
 bool shares_blocks(const WeightPass& apart, const WeightPass& shared, const ConvolutionBuild& build,
                    int64_t threads) {
   constexpr double kGain = 1.05;  // at least
@@ -170,7 +173,7 @@ bool shares_blocks(const WeightPass& apart, const WeightPass& shared, const Conv
   return kGain * together < alone + kRegionCost;
 }
 
-/// Makes the sums of a round's blocks on all threads, each block's apart, and adds them in order.
+/// Sums a round's blocks on all threads, each block separately, and adds the sums in order.
 void run_shared(const WeightPass& pass, const ConvolutionBuild& build, ConvolutionWeightPart part,
                 int64_t threads) {
   const int64_t count = sums_of(pass, build), round = blocks_of_a_round(pass, build, threads);
@@ -189,8 +192,8 @@ void run_shared(const WeightPass& pass, const ConvolutionBuild& build, Convoluti
       scratch.block_sums = count;
       pass.kernel(pass.c, share, scratch);
     });
-    // Few sums are added on the calling thread; others by as many as made them, since OpenMP ends threads that a
-    // smaller region has no use for.
+    // The calling thread adds few sums alone. Otherwise as many threads add as have summed, because OpenMP
+    // ends threads that a smaller region does not use.
     const int64_t lines = count / 16,
                   adders = adding_cost(build, count * blocks) < 2 * kRegionCost ? 1 : shares;
     at::parallel_for(0, adders, 1, [&](int64_t begin, int64_t end) {

@@ -1,7 +1,8 @@
 #pragma once
 
-// The gradient of a convolution's weight, on the terms of convolution_internal.h: a product of the packed
-// gradient and of windows of the widened source, whose vectors are adjacent channels and taps.
+// The gradient of a convolution's weight. This header follows the rules of convolution_internal.h. The
+// gradient is a product of the packed output gradient and of windows of the widened source, whose vectors are
+// adjacent channels and taps.
 
 #include <cstdint>
 #include <utility>
@@ -10,7 +11,7 @@
 
 namespace mantissa::kernels::cpu {
 
-/// The results of a block: runs of pixels that are `pitch` apart in the window.
+/// Finds the results of a block as runs of pixels that are `pitch` apart in the window.
 template <class V>
 void find_pixel_runs(const BlockedConvolutionWeight& c, const Box& box, const Window& window, int64_t pitch,
                      Runs& runs) {
@@ -18,7 +19,7 @@ void find_pixel_runs(const BlockedConvolutionWeight& c, const Box& box, const Wi
   const int64_t strides[] = {window.size[0] * window.size[1] * window.row(),
                              c.axes[0].step * window.size[1] * window.row(), c.axes[1].step * window.row()};
   runs.length = (box.end[3] - box.begin[3]) * pitch;
-  // Without a border, rows follow each other: they are one.
+  // Without a border, consecutive rows are contiguous and form one run.
   for (int a = 2; a >= 0 && (counts[a] == 1 || strides[a] == runs.length); --a) {
     runs.length *= counts[a];
     counts[a] = 1;
@@ -32,12 +33,12 @@ void find_pixel_runs(const BlockedConvolutionWeight& c, const Box& box, const Wi
       }
 }
 
-/// Packs the gradient of the box's results, kWidth channels to a panel.
+/// Packs the gradient of the box's results, with kWidth channels per panel.
 template <class V, int kWidth>
 void pack_gradient(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
                    int64_t pixels, float* to) {
   const ConstImages& images = c.gradient;
-  // Whole rows that follow each other are one.
+  // Whole rows that are contiguous form one row.
   const bool joined = c.block[3] == c.axes[2].out && images.strides[1] == c.axes[2].out * images.strides[2];
   const int64_t rows = joined ? 1 : box.end[2] - box.begin[2];
   const int64_t length = (box.end[3] - box.begin[3]) * (joined ? box.end[2] - box.begin[2] : 1);
@@ -59,12 +60,13 @@ void pack_gradient(const BlockedConvolutionWeight& c, const ConvolutionWeightPar
   });
 }
 
-/// micro_kernel(), whose steps are pixels: b's vectors come from the window, a is packed as there.
+/// Like micro_kernel(), with pixels as steps: b's vectors come from the window, and a is packed as for
+/// micro_kernel().
 template <class V, int kTileRows, int kTileVectors>
 void multiply_pixels(const Runs& runs, int64_t pitch, const float* a, const float* window, float* to,
                      int64_t stride, bool accumulate) {
   using Float = typename V::Float;
-  // Indexed by constants alone: see micro_kernel().
+  // Indexed by constants only: see micro_kernel().
   const auto run = [&]<int... kSum, int... kVector>(std::integer_sequence<int, kSum...>,
                                                     std::integer_sequence<int, kVector...>)
       __attribute__((always_inline)) {
@@ -85,7 +87,7 @@ void multiply_pixels(const Runs& runs, int64_t pitch, const float* a, const floa
       ((sums[kSum] =
             V::add(V::load(to + kSum / kTileVectors * stride + kSum % kTileVectors * V::kLanes), sums[kSum])),
        ...);
-    else  // as in multiply_runs(): parts of one weight may take either
+    else  // as in multiply_runs(): parts of one weight may use either kernel
       ((sums[kSum] = V::add(V::zero(), sums[kSum])), ...);
     (V::store(to + kSum / kTileVectors * stride + kSum % kTileVectors * V::kLanes, sums[kSum]), ...);
   };
@@ -104,7 +106,7 @@ struct PixelMicroKernels<V, std::integer_sequence<int, kIndex...>> {
       &multiply_pixels<V, kIndex / V::kVectors + 1, kIndex % V::kVectors + 1>...};
 };
 
-/// Writes finished sums to the part's weights. A run of taps takes `padded` sums.
+/// Writes finished sums to the part's weights. A run of taps has `padded` sums.
 template <class V, class Out>
 void finish_weights(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const float* sums,
                     int64_t stride, int64_t padded) {
@@ -132,15 +134,15 @@ void finish_weights(const BlockedConvolutionWeight& c, const ConvolutionWeightPa
   }
 }
 
-/// One block of results, for the loops below.
+/// One block of results and the state of its computation.
 struct WeightBlock {
-  int64_t results = 0, pitch = 0;  ///< their number, and from one to the next in the window
+  int64_t results = 0, pitch = 0;  ///< their number, and their distance in the window
   Runs taps, pixels;
   float* sums = nullptr;
   bool accumulates = false;  ///< whether there are sums of earlier blocks
 };
 
-/// Adds a block: micro-tiles of results' channels x adjacent taps and channels of the window.
+/// Adds a block with micro-tiles of results' channels x adjacent taps and channels of the window.
 template <class V>
 void add_wide(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
               const WeightBlock& block, const ConvolutionWeightScratch& scratch) {
@@ -160,8 +162,8 @@ void add_wide(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& pa
     }
 }
 
-/// Where few channels leave vectors of the window half empty: micro-tiles of taps and channels x results' channels,
-/// the sums as [panel][tap and channel][kNR].
+/// Adds a block with micro-tiles of taps and channels x results' channels, if few channels would leave
+/// vectors of the window half empty. The sums are [panel][tap and channel][kNR].
 template <class V>
 void add_narrow(const BlockedConvolutionWeight& c, const ConvolutionWeightPart& part, const Box& box,
                 const WeightBlock& block, const ConvolutionWeightScratch& scratch) {

@@ -1,7 +1,8 @@
 #pragma once
 
-// Blocks of a convolution's results, and the window of the source that a block reads: widened to float32, channels
-// adjacent, zeros around. Written once for every tier with vectors, on the terms of gemm_blocked_internal.h.
+// Blocks of a convolution's results, and the window of the source that a block reads: widened to float32,
+// with adjacent channels and zeros around the image. It is written once for all vector tiers and follows the
+// rules of gemm_blocked_internal.h.
 
 #include <cstdint>
 #include <cstring>
@@ -11,13 +12,13 @@
 
 namespace mantissa::kernels::cpu {
 
-/// Images [begin[0], end[0]) and ranges of the axes behind them.
+/// Images [begin[0], end[0]), and ranges of the three axes.
 struct Box {
   int64_t begin[4], end[4];
 };
 
-/// The place of a block's source in scratch: the axes' extents, the pixels' pitch and the position of the
-/// first.
+/// The layout of a block's source in scratch: the extents along the axes, the position of the first pixel,
+/// and the channels.
 struct Window {
   int64_t size[3], first[3], channels;
 
@@ -41,7 +42,8 @@ void clear(float* to, int64_t count) {
   std::memset(to, 0, static_cast<size_t>(count) * sizeof(float));
 }
 
-/// to[pixel * channels + channel], of pixels that are `pixel_stride` apart. May write a vector past the end.
+/// Widens to to[pixel * channels + channel]. Source pixels are `pixel_stride` apart. May write a vector past
+/// the end.
 template <class V, class Source>
 void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, int64_t pixel_stride,
                   int64_t channels, int64_t pixels, float* to) {
@@ -51,7 +53,8 @@ void widen_pixels(const typename Source::Storage* from, int64_t channel_stride, 
     if (whole < count) V::store(to + whole, Source::load_some(from + whole, count - whole));
     return;
   }
-  // Channels that fill less than a vector come first: their store reaches into the next pixel, which is written later.
+  // Channels that fill less than a vector come first, because their store reaches into the next pixel, which
+  // is written later.
   const int64_t whole = channels / V::kLanes * V::kLanes;
   if (whole < channels)
     pack_micro_panel<V, V::kLanes, Source>(from + whole * channel_stride, channel_stride, pixel_stride,
@@ -70,7 +73,7 @@ struct Range {
   int64_t begin, end;
 };
 
-/// The positions of a window's row that lie inside of the image, from the row's first.
+/// Returns the positions of a window's row that lie inside of the image, counted from the row's first.
 template <class V>
 Range inside_of(const Axis& axis, const Window& window) {
   const int64_t first = window.first[2], size = window.size[2];
@@ -79,7 +82,7 @@ Range inside_of(const Axis& axis, const Window& window) {
   return {begin, inside > begin ? inside : begin};
 }
 
-/// One row of a window; `from` is where position 0 of the last axis would lie.
+/// Widens one row of a window. `from` is the address where position 0 of the last axis would be.
 template <class V, class Source>
 void widen_row(const Axis& axis, const ConstImages& images, const typename Source::Storage* from,
                const Window& window, float* to) {
@@ -92,7 +95,7 @@ void widen_row(const Axis& axis, const ConstImages& images, const typename Sourc
   clear<V>(to + end * channels, (size - end) * channels);
 }
 
-/// The window of all the box's images, one after the other.
+/// Widens the window of all the box's images, one after the other.
 template <class V>
 void widen_window(const Axis* axes, const ConstImages& images, int64_t group, int64_t channel, const Box& box,
                   const Window& window, float* to) {
@@ -113,7 +116,7 @@ void widen_window(const Axis* axes, const ConstImages& images, int64_t group, in
   });
 }
 
-/// Block `index` of the results.
+/// Returns block `index` of the results.
 template <class V, class Problem>
 Box box_of(const Problem& c, int64_t index) {
   Box box{};
@@ -127,7 +130,7 @@ Box box_of(const Problem& c, int64_t index) {
   return box;
 }
 
-/// The box's positions along axis `a`.
+/// Returns the box's positions along axis `a`.
 template <class V>
 Range positions_of(const Box& box, int a) {
   return {box.begin[a + 1], box.end[a + 1]};

@@ -1,27 +1,27 @@
 #pragma once
 
-// What every kernel with vectors builds on. Each kernel is written once for every tier: the tier instantiates it
-// with V, a struct of its own anonymous namespace, so that each instance is that file's alone; nothing here
-// may be compiled without V. V names:
+// The basis of every vector kernel. Each kernel is written once for all tiers. A tier instantiates it with V,
+// a struct of its own anonymous namespace, so that each instance belongs to that source file; nothing here
+// may be compiled without V. V has these members:
 //
-//   kLanes, kMR, kVectors       lanes of a vector; the micro-tile: MR x NR, where NR = kVectors * kLanes
-//   kSteps                      steps of k that a lane of a micro-panel holds: 1 float32, or 2 bf16
+//   kLanes, kMR, kVectors       lanes of a vector; the micro-tile is MR x NR, where NR = kVectors * kLanes
+//   kSteps                      steps of k that a lane of a micro-panel holds: 1 for float32, 2 for bf16
 //   multiply_packed(a, b, c)    c + the product of what the lanes of micro-panels hold
-//   Float, Short                kLanes float32, kLanes 16-bit values
+//   Float, Short                vectors of kLanes float32 values, of kLanes 16-bit values
 //   zero, load, store, broadcast, add, mul, fma (a * b + c)
 //   load_short, store_short
-//   load_some, load_short_some  the first elements, 0 in the other lanes, whose memory is not read
+//   load_some, load_short_some  the first elements; the other lanes are 0 and their memory is not read
 //   widen_bf16, widen_fp16, narrow_bf16, narrow_fp16            narrow: to nearest even, NaN kept
 //   load_two_bf16, store_two_bf16                               see Elements::load_two()
-//   store_pair_bf16                                          see Elements::store_pair()
-//   spread<kGroup, kLane>(x)    in each group of 2 or 4 lanes, that lane in all
-//   transpose(Float* rows)      of kLanes vectors
+//   store_pair_bf16                                             see Elements::store_pair()
+//   spread<kGroup, kLane>(x)    copies that lane to all lanes of each group of 2 or 4
+//   transpose(Float* rows)      transposes kLanes vectors
 //   set(value), sub, div        div: a / b
 //   max(a, b), min(a, b)        b where a lane of either is NaN
-//   abs(x), where_positive(x, a, b)     b where x is not, or is NaN
-//   where_negative(x, a, b)     by the bit of x's sign
-//   is_nan(x)                   whether any lane is
-//   power_of_two(x)             2^n of the n + 127 that stand in the lowest bits of x, 0 for n = -127
+//   abs(x), where_positive(x, a, b)     b where x is not positive, or is NaN
+//   where_negative(x, a, b)     a where the sign bit of x is set
+//   is_nan(x)                   whether any lane is NaN
+//   power_of_two(x)             2^n, where the lowest bits of x hold n + 127; 0 for n = -127
 
 #include <cstdint>
 
@@ -38,7 +38,8 @@ struct StorageOf<Element::kFloat32> {
   using type = float;
 };
 
-/// Reads and writes elements of one type. kRounded: what a float32 value is rounded to on its way.
+/// Reads and writes elements of one type. kRounded is the type to which a float32 value is rounded on the
+/// way.
 template <class V, Element kElement, Element kRounded = kElement>
 struct Elements {
   using Storage = typename StorageOf<kElement>::type;
@@ -52,7 +53,8 @@ struct Elements {
     }
   }
 
-  /// The first `count` of kLanes, fewer than all; 0 in the other lanes, whose memory is not read.
+  /// Loads the first `count` of kLanes elements, fewer than all. The other lanes are 0 and their memory is
+  /// not read.
   [[gnu::always_inline]] static inline Float load_some(const Storage* from, int64_t count) {
     if constexpr (kElement == Element::kFloat32) {
       return widen(V::load_some(from, count));
@@ -86,7 +88,7 @@ struct Elements {
     }
   }
 
-  /// store() of two vectors, one behind the other. As to NaN see store_two().
+  /// Stores two vectors, one behind the other. See store_two() for NaN.
   [[gnu::always_inline]] static inline void store_pair(Storage* to, Float first, Float second) {
     if constexpr (kElement == Element::kBFloat16) {
       V::store_pair_bf16(to, first, second);
@@ -96,8 +98,8 @@ struct Elements {
     }
   }
 
-  /// The next 2 * kLanes elements, in an order of their own that store_two() undoes: of bf16 those of even
-  /// and those of odd places, which no instruction has to move.
+  /// Loads the next 2 * kLanes elements in an internal order, which store_two() reverses. For bf16 these are
+  /// the elements at even and at odd positions, because no instruction then has to move them.
   [[gnu::always_inline]] static inline void load_two(const Storage* from, Float* two) {
     if constexpr (kElement == Element::kBFloat16) {
       V::load_two_bf16(from, two);
@@ -107,8 +109,9 @@ struct Elements {
     }
   }
 
-  /// A NaN stays one whose last 16 bits are 0, so that rounding cannot carry it over: all that come of
-  /// elements of this type, and those that arithmetic makes. It keeps its bits, where store() writes 0x7fc0.
+  /// Requires that the last 16 bits of a NaN are 0, so that rounding cannot carry: true for NaNs from
+  /// elements of this type, and for those that arithmetic makes. The NaN keeps its bits, whereas store()
+  /// writes 0x7fc0.
   [[gnu::always_inline]] static inline void store_two(Storage* to, const Float* two) {
     if constexpr (kElement == Element::kBFloat16) {
       V::store_two_bf16(to, two);
@@ -118,7 +121,7 @@ struct Elements {
     }
   }
 
-  /// The same of elements that are `stride` apart, up to all of them.
+  /// Loads `count` elements that are `stride` apart, up to kLanes.
   static Float gather(const Storage* from, int64_t stride, int64_t count) {
     alignas(64) Storage values[V::kLanes] = {};
     for (int64_t i = 0; i < count; ++i) values[i] = from[i * stride];
@@ -132,7 +135,7 @@ struct Elements {
   }
 };
 
-/// f(Elements<...>{}) for an operand of type `element` beside one of type `other`, to which float32 is
+/// Calls f(Elements<...>{}) for an operand of type `element` beside one of type `other`, to which float32 is
 /// rounded.
 template <class V, class F>
 [[gnu::always_inline]] inline auto with_elements(Element element, Element other, const F& f) {

@@ -13,7 +13,8 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-/// A bijection of 64 bits in which each bit of the input reaches each of the output (splitmix64's end).
+/// A bijection of 64 bits: each bit of the input affects each bit of the output (the finalizer of
+/// splitmix64).
 uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
@@ -36,7 +37,7 @@ FingerprintKernel& kernel() {
   return *build_for(builds, cpu_features()).run;
 }
 
-/// The hash of `count` elements that are `stride` apart.
+/// Returns the hash of `count` elements that are `stride` apart.
 uint64_t fingerprint(FingerprintKernel& hash, const float* data, int64_t count, int64_t stride) {
   if (stride == 1) return hash(data, count);
   constexpr int64_t kTogether = 1024;
@@ -64,7 +65,8 @@ uint64_t fingerprint(const FloatMatrix& matrix) {
     columns *= rows;
     rows = 1;
   }
-  // The same pieces on any number of threads: within a row, so long that a call does not count.
+  // The pieces do not depend on the number of threads. They lie within a row and are long enough to hide the
+  // cost of a call.
   constexpr int64_t kPiece = 1 << 13;
   const int64_t pieces = divide_up(columns, kPiece);
   FingerprintKernel& hash = kernel();

@@ -1,12 +1,12 @@
 #pragma once
 
-// What each tier's hash of a weight implements; on the terms of element.h.
+// The interface of each tier's weight hash. This header follows the rules of element.h.
 
 #include <cstdint>
 
 namespace mantissa::kernels::cpu {
 
-/// XXH3 (64 bits) of `count` adjacent values: every tier gives the same number.
+/// Returns the XXH3 hash (64 bits) of `count` adjacent values. Every tier gives the same number.
 using FingerprintKernel = uint64_t(const float* values, int64_t count);
 
 namespace generic {

@@ -61,8 +61,8 @@ TEST(Fingerprint, SeesEveryElementAndEveryBit) {
   }
 }
 
-/// What a program does to a whole weight, or to rows of it: sums of the values' bits did not see all of
-/// these.
+/// Changes that a program makes to a whole weight, or to rows of it. A sum of the values' bits would miss
+/// some of them.
 TEST(Fingerprint, SeesChangesOfAllValuesAlike) {
   for (const int64_t rows : {1, 3, 64, 128, 256})
     for (const int64_t columns : {16, 64, 512})

@@ -14,7 +14,7 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-/// This thread's working memory for parts of up to rows x cols.
+/// Returns this thread's working memory for parts of up to rows x cols.
 GemmScratch scratch_for(const GemmBuild& build, int64_t rows, int64_t cols, int64_t k) {
   const int64_t depth = std::min(k, kGemmKC);
   const int64_t block_cols = round_up(std::min(cols, kGemmNC), build.nr);
@@ -26,13 +26,13 @@ GemmScratch scratch_for(const GemmBuild& build, int64_t rows, int64_t cols, int6
   return {memory, memory + a, memory + a + b};
 }
 
-/// How a result is cut into rows x cols parts of at most row_step x col_step.
+/// A partition of a result into rows x cols parts of at most row_step x col_step.
 struct Grid {
   int64_t rows = 1, cols = 1, row_step = 0, col_step = 0;
 };
 
-/// `parts` parts. The largest decides when all are done: its products, and what packing its operands costs,
-/// about that of 6 products an element.
+/// Cuts the result into `parts` parts. The largest part decides when all are done. Its cost is its
+/// multiplications plus the packing of its operands, which costs about 6 multiplications per element.
 Grid grid_for(const Gemm& g, const GemmBuild& build, int64_t parts) {
   Grid best;
   int64_t best_cost = std::numeric_limits<int64_t>::max();
@@ -57,14 +57,15 @@ Gemm transposed(Gemm g) {
   return g;
 }
 
-/// The cost of its micro-tiles, in multiplications of vectors, and of results that are not adjacent along the rows.
+/// Returns the cost of its micro-tiles, in vector multiplications, plus that of results that are not adjacent
+/// along rows.
 int64_t cost_of(const Gemm& g, const GemmBuild& build) {
   constexpr int64_t kApart = 3;
   return micro_panels_cost(g.m, g.n, build.mr, build.nr) * g.k * g.terms +
          (g.out.col_stride == 1 ? 0 : kApart * g.m * g.n);
 }
 
-/// `g` or its transpose: the one with few rows, or the one that costs less.
+/// Returns `g` or its transpose: the one with few rows, or else the one that costs less.
 Gemm oriented(const Gemm& g, const GemmBuild& build) {
   const Gemm turned = transposed(g);
   const bool turn = std::min(g.m, g.n) <= 3 ? g.n < g.m : cost_of(turned, build) < cost_of(g, build);
@@ -88,7 +89,7 @@ const std::vector<GemmBuild>& gemm_builds() {
 void gemm(const Gemm& given, const GemmBuild& build) {
   const Gemm g = oriented(given, build);
   const int64_t threads = threads_for(g.m * g.n * g.k * g.batch * g.terms);
-  // Whole matrices, unless there are so few that some threads would wait for others.
+  // Each task is a whole matrix, unless there are so few matrices that some threads would wait for others.
   const bool many = g.batch % threads == 0 || g.batch >= 8 * threads;
   const Grid grid = grid_for(g, build, many ? 1 : threads / std::gcd(threads, g.batch));
   const int64_t parts = grid.rows * grid.cols, tasks = parts * g.batch;

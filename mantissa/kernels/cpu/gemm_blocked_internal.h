@@ -1,6 +1,7 @@
 #pragma once
 
-// The blocked product, written once for every tier with vectors, on the terms of elements_internal.h.
+// The blocked product, written once for all vector tiers. This header follows the rules of
+// elements_internal.h.
 
 #include <cstdint>
 #include <type_traits>
@@ -12,14 +13,14 @@
 
 namespace mantissa::kernels::cpu {
 
-/// Steps of a micro-panel that is `depth` of k deep.
+/// Returns the number of steps of a micro-panel for a depth of `depth` elements of k.
 template <class V>
 int64_t packed_depth(int64_t depth) {
   return (depth + V::kSteps - 1) / V::kSteps;
 }
 
-/// pack_micro_panel() of a matrix whose elements of k lie next to each other. A vector that Source reads holds
-/// kLanes * V::kSteps of them, a step of the micro-panel V::kSteps.
+/// pack_micro_panel() of a matrix whose elements of k are adjacent. A vector that Source reads holds kLanes *
+/// V::kSteps of them; a step of the micro-panel holds V::kSteps.
 template <class V, int kWidth, class Source, class Step>
 void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int64_t lanes, int64_t depth,
                   float* to, Step step) {
@@ -28,7 +29,8 @@ void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int
     const int64_t here = lanes - begin < kMost ? lanes - begin : kMost;
     const typename Source::Storage* const first = from + begin * lane_stride;
     for (int64_t next = 0; next < depth; next += kDeep) {
-      // The last vector ends with the micro-panel: it costs less to write some steps twice than to read a part.
+      // The last vector ends with the micro-panel: writing some steps twice costs less than reading a part of
+      // a vector.
       const bool ends = depth - next < kDeep && depth >= kDeep && depth % V::kSteps == 0;
       const int64_t k = ends ? depth - kDeep : next;
       typename V::Float rows[V::kLanes];
@@ -55,9 +57,9 @@ void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int
   }
 }
 
-/// Writes one micro-panel, `depth` steps of k with kWidth lanes (rows of a, columns of b) each: to[k * kWidth +
-/// lane]. `lanes` of them exist, further ones are 0 or undefined. The last step's vector may reach past the
-/// micro-panel's end, where the next one will be. Steps may be further apart: to[k * step + lane].
+/// Writes one micro-panel of `depth` steps of k, each with kWidth lanes (rows of a, columns of b): to[k *
+/// kWidth + lane]. `lanes` of them exist; further lanes are 0 or undefined. The last step's vector may reach
+/// past the micro-panel's end, where the next one will be. Steps may be further apart: to[k * step + lane].
 template <class V, int kWidth, class Source, class Step = std::integral_constant<int64_t, kWidth>>
 void pack_micro_panel(const typename Source::Storage* from, int64_t lane_stride, int64_t k_stride,
                       int64_t lanes, int64_t depth, float* to, Step step = {}) {
@@ -87,14 +89,14 @@ void pack_micro_panel(const typename Source::Storage* from, int64_t lane_stride,
     }
 }
 
-/// The place of an operand's micro-panels: element (lane, k) is data[lane * lane_stride + k * k_stride].
+/// The source of an operand's micro-panels: element (lane, k) is data[lane * lane_stride + k * k_stride].
 struct MicroPanels {
   const void* data;
   int64_t lane_stride, k_stride;
   int64_t lanes;  // from here to the matrix's end
 };
 
-/// Packs the lanes [0, width) of `panels`, `depth` deep, one micro-panel of kWidth after the other.
+/// Packs the lanes [0, width) of `panels`, `depth` deep, into consecutive micro-panels of kWidth.
 template <class V, int kWidth>
 void pack(Element element, Element other, const MicroPanels& panels, int64_t width, int64_t depth,
           float* to) {
@@ -103,7 +105,7 @@ void pack(Element element, Element other, const MicroPanels& panels, int64_t wid
   } else {
     with_elements<V>(element, other, [&](auto source) {
       using Source = decltype(source);
-      // In ascending order: see pack_micro_panel() about what it writes past its end.
+      // In ascending order, because pack_micro_panel() may write past a micro-panel's end.
       for (int64_t lane = 0; lane < width; lane += kWidth)
         pack_micro_panel<V, kWidth, Source>(
             static_cast<const typename Source::Storage*>(panels.data) + lane * panels.lane_stride,
@@ -112,7 +114,7 @@ void pack(Element element, Element other, const MicroPanels& panels, int64_t wid
   }
 }
 
-/// A micro-kernel's left operand as pack() leaves it: element (row, k) at [k * kMR + row].
+/// A micro-kernel's left operand in the layout of pack(): element (row, k) is at [k * kMR + row].
 template <class V>
 struct PackedRows {
   static constexpr int64_t kRowStep = 1, kStep = V::kMR;
@@ -122,14 +124,15 @@ struct PackedRows {
   const float* at;
 };
 
-/// The micro-kernel, the innermost loop: to[row * stride + column] = (added to what is there, if `accumulate`) the sum over k
-/// of a(row, k) * b[k * kNR + column], of kTileRows rows and kTileVectors vectors of the micro-panels,
-/// `depth` steps deep. Knows what pack() leaves only: conversions in here were seen to cost it 15 %.
+/// The micro-kernel, the innermost loop. It sets to[row * stride + column] to the sum over k of a(row, k) *
+/// b[k * kNR + column], for kTileRows rows and kTileVectors vectors of the micro-panels, `depth` steps deep;
+/// with `accumulate`, it adds the sum. It reads only the layout of pack(): conversions in here were measured
+/// to cost 15 %.
 template <class V, class A, int kTileRows, int kTileVectors>
 void micro_kernel(int64_t depth, A a, const float* b, float* to, int64_t stride, bool accumulate) {
   using Float = typename V::Float;
-  // The sums are indexed by constants alone (packs, no loop), else GCC 12 keeps them in memory: 2.4 times
-  // slower.
+  // The sums are indexed by constants only (packs, no loop). Otherwise GCC 12 keeps them in memory, which is
+  // 2.4 times slower.
   const auto run = [&]<int... kSum, int... kVector>(std::integer_sequence<int, kSum...>,
                                                     std::integer_sequence<int, kVector...>)
       __attribute__((always_inline)) {
@@ -158,7 +161,7 @@ void micro_kernel(int64_t depth, A a, const float* b, float* to, int64_t stride,
       std::make_integer_sequence<int, kTileVectors>{});
 }
 
-/// micro_kernel() for each number of rows and vectors that an edge leaves: at [(rows - 1) * kVectors +
+/// micro_kernel() for each number of rows and vectors that an edge leaves, at [(rows - 1) * kVectors +
 /// vectors - 1].
 template <class V, class A = PackedRows<V>, typename = std::make_integer_sequence<int, V::kMR * V::kVectors>>
 struct MicroKernels;
@@ -186,24 +189,24 @@ struct Tile {
   int64_t batch, row, col, rows, cols;
 };
 
-/// Whether no sum has a NaN that store_pair() minds: of 16-bit values their last bits are 0, and alpha may be
-/// one.
+/// True if no sum has a NaN that store_pair() cannot store. NaNs from 16-bit values qualify, because their
+/// last bits are 0; alpha may be a NaN that does not.
 template <class V>
 bool has_plain_sums(const Gemm& g) {
   return g.alpha == 1 && (g.a.element != Element::kFloat32 || g.b.element != Element::kFloat32);
 }
 
-/// Writes the finished sums, at sums[row * stride + column], to the result, and overwrites them. Their rows are padded
-/// to whole vectors.
+/// Writes the finished sums, at sums[row * stride + column], to the result, and overwrites them. Their rows
+/// are padded to whole vectors.
 template <class V, class Out>
 void finish_tile_as(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
   const auto alpha = V::broadcast(&g.alpha), beta = V::broadcast(&g.beta);
-  // Copies: for all the compiler knows, a vector that is stored may change what `g` and `tile` hold.
+  // These are copies, because the compiler must assume that storing a vector may change `g` and `tile`.
   const bool adds = g.addend.data != nullptr, activates = g.activation != Activation::kNone;
   const int64_t rows = tile.rows, cols = tile.cols, out_step = g.out.col_stride;
   const int64_t whole = out_step == 1 ? cols / V::kLanes * V::kLanes : 0;
   if (!adds && !activates && whole == cols &&
-      cols == V::kVectors * V::kLanes) {  // most micro-tiles: nothing to decide
+      cols == V::kVectors * V::kLanes) {  // most micro-tiles: no case to distinguish
     auto* out = static_cast<typename Out::Storage*>(g.out.data) + tile.batch * g.out.batch_stride +
                 tile.row * g.out.row_stride + tile.col;
     const int64_t out_stride = g.out.row_stride;
@@ -255,10 +258,10 @@ void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
                    [&](auto out) { finish_tile_as<V, decltype(out)>(g, tile, sums, stride); });
 }
 
-/// A micro-panel of b times a packed block of a, `depth` steps: the macro-kernel's loop over the micro-tiles of
-/// `block`, which is up to NR columns wide. The sums pass through `sums` between blocks of k; where one block is all,
-/// they stay in a micro-tile's own memory.
-/// pack_a(i, rows) is called before rows [i, i + rows) of the block are read.
+/// The macro-kernel's loop over the micro-tiles of `block`, which is up to NR columns wide: multiplies a
+/// packed block of a by a micro-panel of b, `depth` steps deep. `sums` keeps the sums between blocks of k; if
+/// there is only one block, they stay in a micro-tile's own memory. pack_a(i, rows) is called before rows [i,
+/// i + rows) of the block are read.
 template <class V, class PackA>
 void multiply_micro_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last,
                           const float* a, const PackA& pack_a, const float* b, float* sums, int64_t stride) {
@@ -277,7 +280,7 @@ void multiply_micro_panel(const Gemm& g, const Tile& block, int64_t depth, bool 
   }
 }
 
-/// The place of element `index` of an operand.
+/// Returns the address of element `index` of an operand.
 template <class V>
 const void* element_at(const ConstMatrix& matrix, int64_t index) {
   return static_cast<const char*>(matrix.data) + index * element_size<V>(matrix.element);
@@ -301,8 +304,8 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
       for (int64_t block = 0; block < all_blocks; ++block) {
         const int64_t term = block / blocks, k = block % blocks * kDepth;
         const int64_t depth = least<V>(kDepth, g.k - k), steps = packed_depth<V>(depth);
-        // A micro-panel of b is packed right before its first use; where that is its only use, always into the same
-        // memory, which stays in the first cache level.
+        // A micro-panel of b is packed right before its first use. If that is its only use, it is always
+        // packed into the same memory, which stays in the L1 cache.
         const int64_t b_step = rows_end - rows_begin > kGemmMC ? steps : 0;
         for (int64_t row = rows_begin; row < rows_end; row += kGemmMC) {
           const int64_t rows = least<V>(kGemmMC, rows_end - row);
@@ -318,7 +321,8 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
                            {element_at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col - j}, here,
                            depth, panel);
             }
-            // Right before its first use, too: while a micro-tile's sums are waited for, the next rows are packed.
+            // The rows of a are also packed right before their first use: packing overlaps with waiting for a
+            // micro-tile's sums.
             const auto pack_a = [&](int64_t i, int64_t count) {
               if (j == 0)
                 pack<V, V::kMR>(g.a.element, g.b.element,

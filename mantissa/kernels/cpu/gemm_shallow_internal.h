@@ -1,8 +1,8 @@
 #pragma once
 
-// A product of up to three steps, for every tier with vectors, on the terms of gemm_blocked_internal.h: the
-// gradient by the input of a layer with one result. Rounding is most of the work, so the sums stay in their
-// registers until then.
+// Products of up to three steps of k, for all vector tiers, such as the input gradient of a layer with one
+// result. This header follows the rules of gemm_blocked_internal.h. Rounding is most of the work, so the sums
+// stay in registers until then.
 
 #include <cstdint>
 
@@ -10,13 +10,14 @@
 
 namespace mantissa::kernels::cpu {
 
-/// Whether gemm_shallow() takes `g`.
+/// True if gemm_shallow() takes `g`.
 template <class V>
 bool is_shallow(const Gemm& g) {
   return g.k <= 3 && g.terms == 1 && g.out.col_stride == 1 && g.n >= 2 * V::kLanes;
 }
 
-/// to[k * count + i] = element (i, k) of an operand of `depth` steps. May write a vector past the end.
+/// Computes to[k * count + i] = element (i, k) of an operand of `depth` steps. May write a vector past the
+/// end.
 template <class V>
 void widen_steps(const ConstMatrix& matrix, Element other, int64_t first, int64_t stride, int64_t k_stride,
                  int64_t count, int64_t depth, float* to) {
@@ -32,7 +33,7 @@ struct ShallowRows {
   int64_t row_stride, k_stride;
 };
 
-/// The sums over k of a(i, k) * b[k * tile.cols + j]. `sums` has room for a row, in whole vectors.
+/// Computes the sums over k of a(i, k) * b[k * tile.cols + j]. `sums` has room for a row, in whole vectors.
 template <class V, class Out, int kDepth>
 void multiply_shallow(const Gemm& g, const Tile& tile, const ShallowRows& a, const float* b, float* sums) {
   constexpr int64_t kPair = 2 * V::kLanes;

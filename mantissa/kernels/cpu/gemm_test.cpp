@@ -54,7 +54,8 @@ Gemm problem(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, co
   return g;
 }
 
-/// `x` in a layout of its own: 0 rows adjacent, 1 columns adjacent, 2 neither, 3 rows adjacent but apart.
+/// Returns `x` in layout 0 (adjacent rows), 1 (adjacent columns), 2 (neither), or 3 (adjacent rows with
+/// gaps).
 at::Tensor laid_out(const at::Tensor& x, int layout) {
   const int64_t rows = x.size(0), cols = x.size(1);
   at::Tensor to;
@@ -102,17 +103,17 @@ class GemmTest : public testing::TestWithParam<GemmBuild> {
   const int threads_ = at::get_num_threads();
 };
 
-/// Whether the build multiplies this dtype in pairs along k: see Gemm.
+/// True if the build multiplies this dtype in pairs along k: see Gemm.
 bool in_pairs(const GemmBuild& build, at::ScalarType dtype) {
   return build.tier == CpuTier::kAvx512Bf16 && dtype == at::kBFloat16;
 }
 
-/// x with 0 in place of what is below float32's normal range.
+/// Returns x with 0 in place of values below float32's normal range.
 at::Tensor without_denormals(const at::Tensor& x) {
   return x.masked_fill(x.to(at::kDouble).abs() < std::numeric_limits<float>::min(), 0);
 }
 
-/// x with neighbours along the dimension k in each other's place.
+/// Returns x with adjacent elements along the dimension k swapped.
 at::Tensor with_pairs_turned(const at::Tensor& x, int64_t k) {
   std::vector<int64_t> order(static_cast<size_t>(x.size(k)));
   std::iota(order.begin(), order.end(), 0);
@@ -143,7 +144,7 @@ TEST_P(GemmTest, IsWithinTheBoundAtEveryEdge) {
     }
 }
 
-/// The order of summation is a part of the definition. The one exception is up to three rows or columns
+/// The order of summation is part of the specification. The one exception is up to three rows or columns
 /// against a matrix that is adjacent along k.
 TEST_P(GemmTest, EqualsGenericBitForBit) {
   for (const auto dtype : {at::kBFloat16, at::kHalf})
@@ -173,7 +174,7 @@ TEST_P(GemmTest, ResultsGoToAnyLayout) {
       if (layout == 3) out = around.narrow(0, 1, m).narrow(1, 3, n);
       gemm(problem(a, b, out), GetParam());
       EXPECT_TRUE(test::same_bits(out, wanted)) << m << " x " << n << " layout " << layout;
-      // The frame stands.
+      // The memory around the result stays unchanged.
       if (layout == 3) {
         EXPECT_EQ((around == 7).sum().item<int64_t>() - (out == 7).sum().item<int64_t>(),
                   around.numel() - out.numel());
@@ -182,7 +183,7 @@ TEST_P(GemmTest, ResultsGoToAnyLayout) {
   }
 }
 
-/// libtorch has no negative strides; the kernel has no objection.
+/// libtorch has no negative strides, but the kernel accepts them.
 TEST_P(GemmTest, StridesMayBeNegativeOrZero) {
   const at::Tensor a = at::randn({20, 50}).to(at::kBFloat16), b = at::randn({50, 37}).to(at::kBFloat16);
   at::Tensor out = at::empty({20, 37}, at::kBFloat16);
@@ -239,7 +240,7 @@ TEST_P(GemmTest, AnAddendMayBeTheResultItself) {
   }
 }
 
-/// What later mixed layers rest on: rounding while packing is the cast.
+/// Mixed layers rely on this: rounding while packing equals a cast.
 TEST_P(GemmTest, AFloat32OperandIsRoundedToTheOthersDtype) {
   for (const auto dtype : {at::kBFloat16, at::kHalf})
     for (const int64_t m : {2, 14}) {
@@ -249,7 +250,7 @@ TEST_P(GemmTest, AFloat32OperandIsRoundedToTheOthersDtype) {
         EXPECT_TRUE(test::same_bits(run(weight, a.t(), out), run(weight.to(dtype), a.t(), out)));
       }
     }
-  // Two of them are not rounded, and one of each 16-bit type are multiplied as they are.
+  // Two float32 operands are not rounded, and operands of the two 16-bit types are multiplied as they are.
   const at::Tensor a = at::randn({14, 50}), b = at::randn({50, 20});
   const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
   test::expect_within_bound(run(a, b, at::kFloat), x.mm(y), x.abs().mm(y.abs()), 50);
@@ -261,10 +262,10 @@ TEST_P(GemmTest, Every16BitValuePassesUnchanged) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor a = at::arange(65536).to(at::kShort).view(dtype).view({-1, 1});
     const at::Tensor got = run(a, at::ones({1, 8}, dtype), dtype);
-    // -0 becomes 0: it is added to a sum that begins with 0.
+    // -0 becomes 0, because it is added to a sum that starts at 0.
     const at::Tensor wanted = in_pairs(GetParam(), dtype) ? without_denormals(a) : a;
     EXPECT_TRUE(test::same_bits(got, (wanted + 0).expand({-1, 8}))) << dtype;
-    // Of one step, with whole vectors and a rest, which are rounded apart from the product's micro-tiles.
+    // One step, with whole vectors and a remainder, which are not rounded in the product's micro-tiles.
     EXPECT_TRUE(test::same_bits(run(a, at::ones({1, 40}, dtype), dtype), (a + 0).expand({-1, 40}))) << dtype;
   }
 }
@@ -277,10 +278,10 @@ TEST_P(GemmTest, RoundsToNearestEvenAsLibtorchDoes) {
   const at::Tensor values = (high + low).to(at::kInt).view({-1, 11}).view(at::kFloat);
   const at::Tensor one = at::eye(11);
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
-    // Infinite and NaN values would spread over their row by the zeros beside them.
+    // The zeros beside infinite and NaN values would spread NaN over their row.
     const at::Tensor finite = values.masked_fill(~values.isfinite(), 0);
     EXPECT_TRUE(test::same_bits(run(finite, one, dtype), (finite + 0).to(dtype))) << dtype;
-    // And as an operand's rounding: a float32 value beside a 16-bit one.
+    // Also as the rounding of an operand: a float32 value beside a 16-bit one.
     const at::Tensor inside = finite.masked_fill(finite.to(dtype).isinf(), 0);
     const at::Tensor kept = in_pairs(GetParam(), dtype) ? without_denormals(inside) : inside;
     EXPECT_TRUE(test::same_bits(run(inside, one.to(dtype), at::kFloat), kept.to(dtype).to(at::kFloat) + 0))
@@ -293,7 +294,7 @@ TEST_P(GemmTest, SumsThatCancelStayWithinTheBound) {
     for (const int64_t m : {1, 10}) {
       const int64_t k = 3000, n = 40;
       const double large = dtype == at::kHalf ? 30000 : 1e30;
-      // Large terms with alternating signs, small ones among them.
+      // Large terms with alternating signs, and small terms between them.
       at::Tensor a = at::rand({m, k}).to(dtype);
       a.slice(1, 0, at::nullopt, 4).fill_(large);
       a.slice(1, 2, at::nullopt, 4).fill_(-large);
@@ -306,7 +307,7 @@ TEST_P(GemmTest, SumsThatCancelStayWithinTheBound) {
     }
 }
 
-/// Summed in bf16 this would stop at 256.
+/// In bf16 this sum would stop at 256.
 TEST_P(GemmTest, SumsInFloat32) {
   const at::Tensor a = at::ones({5, 5000}, at::kBFloat16), b = at::ones({5000, 9}, at::kBFloat16);
   EXPECT_TRUE(at::equal(run(a, b, at::kFloat), at::full({5, 9}, 5000.0)));
@@ -327,7 +328,7 @@ TEST_P(GemmTest, NanAndInfReachTheirRowAndColumnAlone) {
           test::expect_within_bound(run(a, layout, dtype), x.mm(y), x.abs().mm(y.abs()).nan_to_num(0, 0, 0),
                                     390);
       }
-  // A result beyond fp16 is infinite, though its float32 sum was not.
+  // A result beyond fp16 is infinite, even though its float32 sum is finite.
   const at::Tensor big = at::full({5, 5}, 6e4).to(at::kHalf);
   EXPECT_TRUE(at::equal(run(big, big, at::kHalf), at::full({5, 5}, kInf).to(at::kHalf)));
 }
@@ -382,7 +383,7 @@ TEST_P(GemmTest, AddsTermsInOrder) {
         test::expect_within_bound(got, x.matmul(y).sum(0), x.abs().matmul(y.abs()).sum(0), terms * k);
         if (std::min(m, n) <= 3 || in_pairs(GetParam(), dtype)) continue;
         EXPECT_TRUE(test::same_bits(got, sum(gemm_builds().back())));
-        // Terms of whole blocks are one sum's blocks.
+        // Terms of whole blocks are the same as the blocks of one sum.
         if (k != kGemmKC) continue;
         const auto joined = [&](const at::Tensor& t, int64_t dim) {
           return at::cat(t.unbind(0), dim).contiguous();

@@ -1,7 +1,7 @@
 #pragma once
 
-// A few rows times a matrix, for every tier with vectors, on the terms of gemm_blocked_internal.h: each
-// element of the matrix is used so rarely that it is widened where it is used and never packed.
+// A few rows times a matrix, for all vector tiers. This header follows the rules of gemm_blocked_internal.h.
+// Each element of the matrix is used so rarely that it is widened where it is used, and never packed.
 
 #include <utility>
 
@@ -9,15 +9,15 @@
 
 namespace mantissa::kernels::cpu {
 
-/// Columns at a time: long rows are read at the memory's speed. Their sums take 8 KiB, which GemmScratch
-/// holds in place of MR rows.
+/// The number of columns processed together: long enough to read rows at the speed of the memory. Their sums
+/// take 8 KiB; GemmScratch holds them in place of MR rows.
 constexpr int64_t kGemvNC = 2048;
 
-/// add_rows() of so few columns that their sums stay in registers.
+/// add_rows() for so few columns that their sums stay in registers.
 template <class V, class Source, int kVectors>
 void add_narrow_rows(const float* a, const typename Source::Storage* from, int64_t k_stride, int64_t depth,
                      float* chains) {
-  // Indexed by constants alone: see micro_kernel().
+  // Indexed by constants only: see micro_kernel().
   const auto run = [&]<int... kVector>(std::integer_sequence<int, kVector...>)
       __attribute__((always_inline)) {
     typename V::Float sums[] = {((void)kVector, V::zero())...};
@@ -30,12 +30,12 @@ void add_narrow_rows(const float* a, const typename Source::Storage* from, int64
   run(std::make_integer_sequence<int, kVectors>{});
 }
 
-/// chains[j] = the sum over k of a[k] * from[k * k_stride + j]: the columns lie next to each other, and there
+/// Computes chains[j] = the sum over k of a[k] * from[k * k_stride + j]. The columns are adjacent, and there
 /// are at least kLanes of them up to the last one here. The order of summation is that of Gemm.
 template <class V, class Source>
 void add_rows(const float* a, const typename Source::Storage* from, int64_t k_stride, int64_t depth,
               int64_t cols, float* chains) {
-  constexpr int64_t kTogether = 4;  // rows for each time that the sums are read and written
+  constexpr int64_t kTogether = 4;  // rows for each time that the sums are loaded and stored
   constexpr int64_t kNarrow = 4;    // vectors
   const int64_t whole = cols / V::kLanes * V::kLanes;
   int64_t k = 0;
@@ -65,7 +65,7 @@ void add_rows(const float* a, const typename Source::Storage* from, int64_t k_st
       V::store(chains + j,
                V::fma(V::broadcast(a + k), Source::load(from + k * k_stride + j), V::load(chains + j)));
   if (whole == cols) return;
-  // A vector that ends with the last column: nothing is read past the row's end.
+  // This vector ends with the last column, so nothing is read past the row's end.
   const auto* const last = from + cols - V::kLanes;
   auto chain = V::zero();
   for (k = 0; k < depth; ++k) chain = V::fma(V::broadcast(a + k), Source::load(last + k * k_stride), chain);
@@ -74,8 +74,8 @@ void add_rows(const float* a, const typename Source::Storage* from, int64_t k_st
   for (int64_t j = whole; j < cols; ++j) chains[j] = lanes[V::kLanes - cols + j];
 }
 
-/// The lanes of the sums over k of a[k] * from[j * col_stride + k], of kCols columns: k lies next to each
-/// other.
+/// Computes the lanes of the sums over k of a[k] * from[j * col_stride + k], for kCols columns. The elements
+/// of k are adjacent.
 template <class V, class Source, int kCols>
 void multiply_columns(const float* a, const typename Source::Storage* from, int64_t col_stride, int64_t depth,
                       float* lanes) {
@@ -103,9 +103,8 @@ void multiply_columns(const float* a, const typename Source::Storage* from, int6
   for (int j = 0; j < kCols; ++j) V::store(lanes + j * V::kLanes, V::add(even[j], odd[j]));
 }
 
-/// chains[j] = the sum over k of a[k] * from[j * col_stride + k], of `cols` columns. May write a vector past
-/// their end.
-/// Order: two chains of multiply-adds per lane, then the lanes in order.
+/// Computes chains[j] = the sum over k of a[k] * from[j * col_stride + k], for `cols` columns. May write a
+/// vector past their end. Each lane has two chains of multiply-adds; then the lanes are added in order.
 template <class V, class Source>
 void add_columns(const float* a, const typename Source::Storage* from, int64_t col_stride, int64_t depth,
                  int64_t cols, float* chains) {
@@ -132,13 +131,13 @@ void add_columns(const float* a, const typename Source::Storage* from, int64_t c
   }
 }
 
-/// Whether gemv() takes `g`: up to three rows are multiplied sooner one by one than b is packed.
+/// True if gemv() takes `g`: multiplying up to three rows one by one is faster than packing b.
 template <class V>
 bool is_gemv(const Gemm& g) {
   return g.m <= 3 && (g.b.row_stride == 1 || (g.b.col_stride == 1 && g.n >= V::kLanes));
 }
 
-/// sums[j] = the row's products with the columns [col, col + cols); at most kGemvNC of them.
+/// Computes sums[j] = the row's products with the columns [col, col + cols), at most kGemvNC columns.
 template <class V>
 void multiply_row(const Gemm& g, int64_t batch, int64_t row, int64_t col, int64_t cols, float* a_row,
                   float* sums) {
@@ -147,7 +146,7 @@ void multiply_row(const Gemm& g, int64_t batch, int64_t row, int64_t col, int64_
   for (int64_t block = 0; block < blocks * g.terms; ++block) {
     const int64_t term = block / blocks, k = block % blocks * kGemmKC;
     const int64_t depth = least<V>(kGemmKC, g.k - k);
-    // One step of panels whose lanes are the row's elements.
+    // The row is one step of panels whose lanes are its elements.
     pack<V, V::kLanes>(g.a.element, g.b.element,
                        {element_at<V>(g.a, batch * g.a.batch_stride + term * g.a.term_stride +
                                                row * g.a.row_stride + k * g.a.col_stride),

@@ -4,9 +4,9 @@
 
 namespace mantissa::kernels::cpu {
 
-/// See StochasticRound.
+/// Rounds in parallel: see StochasticRound.
 ///
-/// Threads: at::get_num_threads() of them. Results do not depend on their number.
+/// Threads: at::get_num_threads() threads. Results do not depend on their number.
 void stochastic_round(const StochasticRound& problem);
 
 }  // namespace mantissa::kernels::cpu

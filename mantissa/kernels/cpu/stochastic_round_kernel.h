@@ -1,6 +1,7 @@
 #pragma once
 
-// What each tier's stochastic rounding implements; on the terms of element.h. It is built for one tier so far.
+// The interface of each tier's stochastic rounding. This header follows the rules of element.h. So far only
+// the generic tier implements it.
 
 #include <cstdint>
 

@@ -14,21 +14,21 @@ struct UnscaleBuild {
   UnscaleKernel* run;
 };
 
-/// Best first; the last runs on any CPU.
+/// The best build comes first; the last one runs on any CPU.
 const std::vector<UnscaleBuild>& unscale_builds();
 
-/// Adjacent values in this machine's memory.
+/// Adjacent values in the CPU's memory.
 struct Values {
   void* data;
   Element element;
   int64_t count;
 };
 
-/// Multiplies all values in place by `inv_scale` with one build, which this CPU must be able to run, and returns whether
-/// one of them was inf or nan before: see UnscaleKernel. No two of `all` share memory. All together are one parallel
-/// region, so that many small ones cost little more than one large one.
+/// Multiplies all values in place by `inv_scale` with one build, which this CPU must be able to run. Returns
+/// true if any value was inf or nan before: see UnscaleKernel. No two elements of `all` may share memory. All
+/// of them share one parallel region, so many small ones cost little more than one large one.
 ///
-/// Threads: at::get_num_threads() of them.
+/// Threads: at::get_num_threads() threads.
 bool unscale(const std::vector<Values>& all, float inv_scale, const UnscaleBuild& build);
 
 }  // namespace mantissa::kernels::cpu

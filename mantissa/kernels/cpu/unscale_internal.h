@@ -1,6 +1,6 @@
 #pragma once
 
-// Unscaling, written once for every tier with vectors, on the terms of elements_internal.h.
+// Unscaling, written once for all vector tiers. This header follows the rules of elements_internal.h.
 
 #include <cstddef>
 
@@ -9,9 +9,9 @@
 
 namespace mantissa::kernels::cpu {
 
-/// Fetches what will be read after `count` values and some more: past the end of a page, where the processor's own
-/// prefetching ends. On 64 MiB of float32 that saves 3 % of the time on two threads, which wait for the memory, and
-/// 15 % on one.
+/// Prefetches the data behind the next `count` values and some more, across the end of a page, where the
+/// processor's own prefetching stops. On 64 MiB of float32 that saves 3 % of the time on two threads, which
+/// wait for the memory, and 15 % on one.
 template <typename Storage>
 [[gnu::always_inline]] inline void prefetch(const Storage* from, int64_t count) {
   constexpr size_t kAhead = 6144, kLine = 64;
@@ -19,7 +19,8 @@ template <typename Storage>
   for (size_t byte = 0; byte < count * sizeof *from; byte += kLine) __builtin_prefetch(first + kAhead + byte);
 }
 
-/// 0 times inf or nan is nan, of all else 0: two sums of such products keep any nan, and are looked at once.
+/// 0 times inf or nan is nan, and 0 times anything else is 0: two sums of such products keep any nan and are
+/// tested once.
 template <class V, class Source, bool kWrites>
 bool unscale_values(void* values, int64_t count, float inv_scale) {
   auto* const data = static_cast<typename Source::Storage*>(values);
@@ -49,7 +50,7 @@ bool unscale_values(void* values, int64_t count, float inv_scale) {
 
 template <class V>
 bool unscale_with(void* values, Element element, int64_t count, float inv_scale) {
-  if (inv_scale != inv_scale) inv_scale = __builtin_nanf("");  // as store_two() wants one
+  if (inv_scale != inv_scale) inv_scale = __builtin_nanf("");  // the NaN that store_two() requires
   return with_elements<V>(element, element, [&](auto source) {
     return inv_scale == 1 ? unscale_values<V, decltype(source), false>(values, count, inv_scale)
                           : unscale_values<V, decltype(source), true>(values, count, inv_scale);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What each tier's unscaling kernel implements; on the terms of element.h.
+// The interface of each tier's unscaling kernel. This header follows the rules of element.h.
 
 #include <cstdint>
 
@@ -8,9 +8,9 @@
 
 namespace mantissa::kernels::cpu {
 
-/// Multiplies `count` values in place by `inv_scale` and returns whether one of them was inf or nan before.
+/// Multiplies `count` values in place by `inv_scale`. Returns true if any of them was inf or nan before.
 ///
-/// Numerics: the product in float32, rounded once, to nearest even. With inv_scale 1 nothing is written.
+/// Numerics: the product is float32, rounded once, to nearest even. Nothing is written if inv_scale is 1.
 using UnscaleKernel = bool(void* values, Element element, int64_t count, float inv_scale);
 
 namespace generic {

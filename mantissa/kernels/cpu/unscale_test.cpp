@@ -52,7 +52,7 @@ TEST_P(Unscale, EqualsLibtorchAtEveryTailAndPlaceOfAnInfinity) {
           if (bad < 0 && std::isnan(value)) continue;
           for (const float inv_scale : {1.0F, 0x1p-16F, 0.3F, HUGE_VALF}) {
             at::Tensor x = at::linspace(-3e4, 3e4, count, at::kFloat).to(dtype);
-            if (count > 2) x[1] = -0.0, x[2] = 1e-7;  // a denormal number of fp16
+            if (count > 2) x[1] = -0.0, x[2] = 1e-7;  // an fp16 denormal
             if (bad >= 0) x[bad] = value;
             const at::Tensor want = x.clone();
             EXPECT_EQ(run(x.mutable_data_ptr(), element, count, inv_scale), bad >= 0) << count << " " << bad;

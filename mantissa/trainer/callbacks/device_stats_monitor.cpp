@@ -14,7 +14,8 @@
 namespace mantissa {
 namespace {
 
-/// The numbers of a file of "NAME: NUMBER [kB]" lines, as /proc/meminfo, in its own units. Empty without it.
+/// Reads the numbers in a file of "NAME: NUMBER [kB]" lines such as /proc/meminfo, in its units. Empty
+/// without it.
 std::map<std::string, double> numbers_in(const char* path) {
   std::map<std::string, double> numbers;
   std::ifstream in(path);
@@ -72,7 +73,7 @@ DeviceStatsMonitor::Times DeviceStatsMonitor::times() {
   std::ifstream in("/proc/stat");
   std::string cpu;
   in >> cpu;
-  // user nice system idle iowait irq softirq steal; what guests take is in the first two already.
+  // user nice system idle iowait irq softirq steal; the first two include the time of guests.
   for (int i = 0; i < 8; ++i) {
     double ticks = 0;
     if (!(in >> ticks)) break;
@@ -89,7 +90,7 @@ std::map<std::string, double> DeviceStatsMonitor::host_stats() {
     if (whole > 0) stats.emplace(name, 100 * part / whole);
   };
   add_share("process_cpu_percent", now.process - before_.process, now.wall - before_.wall);
-  // The time that waits for disks may go backwards (proc(5)), and the whole with it.
+  // The iowait time may decrease (proc(5)), and the sum with it.
   const double ticks = now.machine_ticks - before_.machine_ticks;
   add_share("cpu_percent", std::min(now.busy_ticks - before_.busy_ticks, ticks), ticks);
   before_ = now;

@@ -37,7 +37,7 @@ struct Busy : OneWeight {
   volatile int64_t volatile_sink = 0;
 };
 
-/// Of the steps 2 and 4, without their prefix.
+/// The statistics of steps 2 and 4, without their prefix.
 std::map<int64_t, Metrics> stats(std::optional<bool> cpu_stats, const std::string& device = "cpu") {
   const auto rows = std::make_shared<Rows>();
   Busy task;
@@ -60,7 +60,7 @@ TEST(DeviceStatsMonitor, LogsTheHost) {
   ASSERT_EQ(rows.size(), 2U);
   for (const auto& [step, row] : rows) {
     EXPECT_EQ(step % 2, 0);
-    // Somebody else may have the core in between.
+    // Another process may use the core meanwhile.
     EXPECT_GT(row.at("process_cpu_percent"), 1);
     EXPECT_LE(row.at("process_cpu_percent"), 100 * 1024);
     for (const char* name : {"cpu_percent", "cpu_vm_percent", "cpu_swap_percent"}) {

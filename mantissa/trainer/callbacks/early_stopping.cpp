@@ -37,7 +37,7 @@ void EarlyStopping::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/) {
 
 void EarlyStopping::on_train_start(Trainer& trainer) {
   if (state_.reason == EarlyStoppingReason::kPatienceExhausted && state_.wait_count < options_.patience)
-    state_.reason = EarlyStoppingReason::kNotStopped;  // it was given more
+    state_.reason = EarlyStoppingReason::kNotStopped;  // the resumed run has more patience
   if (state_.reason == EarlyStoppingReason::kNotStopped) {
     state_.message.clear();
     state_.stopped_epoch.reset();
@@ -55,9 +55,9 @@ void EarlyStopping::on_validation_end(Trainer& trainer) {
 
 void EarlyStopping::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*global_step*/,
                                  const Metrics& metrics) {
-  // Of an epoch that a run leaves half done the one that goes on checks the end.
+  // If a run ends inside an epoch, the resumed run checks that epoch's end.
   if (!at_epoch_end_ || trainer.progress().epoch == epoch) return;
-  // Measured before, but not in this epoch, or not yet because of a signal: there is nothing new to learn.
+  // There is no new value: the metric was measured before but not in this epoch, or a signal came first.
   if (!metrics.contains(options_.monitor) &&
       (trainer.callback_metrics().contains(options_.monitor) || InterruptScope::requested() != 0))
     return;
@@ -86,7 +86,7 @@ void EarlyStopping::judge(double current) {
   const char* const order = is_min_ ? "below" : "above";
   const char* const other = is_min_ ? "above" : "below";
   if (options_.check_finite && !std::isfinite(current)) {
-    // The sign of a nan is what arithmetic happened to leave.
+    // The sign of a nan is arbitrary.
     return decide(EarlyStoppingReason::kNonFiniteMetric,
                   fmt::format("{} is {}; the best was {:.6g}", name,
                               std::isnan(current) ? std::abs(current) : current, best));

@@ -11,25 +11,25 @@ namespace mantissa {
 
 /// Names and meanings are Lightning's.
 struct EarlyStoppingOptions {
-  /// The metric that is watched: one that the task logs, or "train_loss".
+  /// The metric to watch: one that the task logs, or "train_loss".
   std::string monitor = {};
   /// An improvement is a change by more than this.
   double min_delta = 0;
-  /// Training ends after so many checks in a row without an improvement. A check comes with a validation or
-  /// an epoch, so validating every other epoch doubles the epochs.
+  /// Training ends after this many checks in a row without an improvement. Each validation or epoch is one
+  /// check, so validating every other epoch doubles the epochs.
   int64_t patience = 3;
   /// "min": lower is better; "max".
   std::string mode = "min";
-  /// A `monitor` that was not logged is an error; false: that check is left out.
+  /// Fails if `monitor` was not logged; false: leaves that check out.
   bool strict = true;
-  /// Ends training when `monitor` is inf or nan. false: a nan is no improvement.
+  /// Ends training when `monitor` is inf or nan. false: nan counts as no improvement.
   bool check_finite = true;
   /// Ends training when `monitor` is better than this.
   std::optional<double> stopping_threshold = std::nullopt;
   /// Ends training when `monitor` is worse than this.
   std::optional<double> divergence_threshold = std::nullopt;
-  /// Checks where an epoch ends; false: after each validation. Unset: where an epoch ends, if
-  /// val_check_interval and check_val_every_n_epoch let each validation come there.
+  /// Checks at the end of an epoch; false: after each validation. Unset: at the end of an epoch if
+  /// val_check_interval and check_val_every_n_epoch place every validation there.
   std::optional<bool> check_on_train_epoch_end = std::nullopt;
 };
 
@@ -42,30 +42,31 @@ enum class EarlyStoppingReason {
   kNonFiniteMetric = 4
 };
 
-/// Ends a fit when a metric no longer improves; FitResult::stopped_by has the reason in words.
+/// Ends a fit when a metric no longer improves; FitResult::stopped_by gives the reason.
 ///
-/// A run that goes on from a checkpoint ends where the uninterrupted one does, and one that was ended ends
-/// again at once, unless it is given more patience. A check needs a value of its own epoch or validation: one
-/// that a signal cut short is none. Nothing is checked in fast_dev_run and before the first step.
+/// A resumed run ends where the uninterrupted one does. A resumed run that had been stopped stops again at
+/// once, unless it is given more patience. A check needs a value from its own epoch or validation; a
+/// validation that a signal cut short has none. Nothing is checked in fast_dev_run or before the first step.
+///
 /// Numerics: float64 (Lightning's: the metric's dtype).
-/// Errors:   c10::ValueError for options out of range, in the constructor; with `strict` for a `monitor` that
-///           was not logged.
-/// Source:   docs/callbacks/early-stopping.md; NF-3.
+/// Errors:   c10::ValueError for options out of range, in the constructor; with `strict` also for a `monitor`
+///           that was not logged.
+/// Source:   docs/callbacks/early-stopping.md.
 /// Example:  early_stopping_test.cpp, EarlyStopping.EndsAfterSoManyChecksWithoutImprovement
 class EarlyStopping final : public Callback, public Stateful {
  public:
   explicit EarlyStopping(EarlyStoppingOptions options);
 
-  /// Of this fit, or the last one: checks in a row without an improvement, and the best value; inf or -inf
-  /// before the first.
+  /// The number of checks in a row without an improvement, and the best value, of the current or last fit.
+  /// Before the first check the best value is inf or -inf.
   int64_t wait_count() const { return state_.wait_count; }
   double best_score() const { return state_.best_score; }
   EarlyStoppingReason stopping_reason() const { return state_.reason; }
   const std::string& stopping_reason_message() const { return state_.message; }
-  /// From 0; unset if this callback has not ended the run.
+  /// Counted from 0; unset if this callback has not ended the run.
   std::optional<int64_t> stopped_epoch() const { return state_.stopped_epoch; }
 
-  /// One for each monitor and mode.
+  /// The key is different for each monitor and mode.
   std::string state_key() const override;
   void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
   void on_train_start(Trainer& trainer) override;
@@ -76,7 +77,7 @@ class EarlyStopping final : public Callback, public Stateful {
   void load_state_dict(const StateReader& state) override;
 
  private:
-  /// Of a fit.
+  /// The state of one fit.
   struct State {
     int64_t wait_count = 0;
     double best_score = 0;
@@ -87,7 +88,7 @@ class EarlyStopping final : public Callback, public Stateful {
 
   bool is_better(double a, double b) const { return is_min_ ? a < b : a > b; }
   void check(Trainer& trainer, int64_t epoch, const Metrics& metrics);
-  /// Moves best score and wait count.
+  /// Updates best score and wait count, and decides whether training ends.
   void judge(double current);
   void decide(EarlyStoppingReason reason, std::string message);
 

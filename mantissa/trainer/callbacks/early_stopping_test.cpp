@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 using Reason = EarlyStoppingReason;
 
-/// Logs in each epoch's validation the value that stands for it, and with `by_batch` the batch's.
+/// Logs each epoch's value in its validation, and with `by_batch` the batch's value.
 struct Logs : OneWeight {
   void validation_step(const Batch& batch, int64_t index) override {
     OneWeight::validation_step(batch, index);
@@ -72,7 +72,7 @@ TEST(EarlyStopping, NF03_EveryReasonAtItsEpoch) {
   struct Case {
     EarlyStoppingOptions options;
     std::vector<double> values;
-    int64_t stopped_epoch;  // -1: it is not
+    int64_t stopped_epoch;  // -1: not stopped
     Reason reason;
     double best;
   };
@@ -81,7 +81,7 @@ TEST(EarlyStopping, NF03_EveryReasonAtItsEpoch) {
       {{.patience = 2, .mode = "max"}, {1, 2, 2, 1, 9}, 3, Reason::kPatienceExhausted, 2},
       {{.patience = 1}, {1, 1}, 1, Reason::kPatienceExhausted, 1},
       {{.patience = 0}, {2, 1, 3}, 2, Reason::kPatienceExhausted, 1},
-      // An improvement by min_delta is none: 5 - 1 is not below 4.
+      // An improvement by exactly min_delta does not count: 5 - 1 is not below 4.
       {{.min_delta = 1, .patience = 2}, {5, 4, 3.875, 3, 3}, 4, Reason::kPatienceExhausted, 3.875},
       {{.min_delta = 1, .patience = 2, .mode = "max"}, {0, 1, 1}, 2, Reason::kPatienceExhausted, 0},
       {{}, {1, NAN, 0}, 1, Reason::kNonFiniteMetric, 1},
@@ -140,12 +140,12 @@ TEST(EarlyStopping, LooksAfterEachValidationWhereEpochsAreNotValidatedOnce) {
   EXPECT_EQ(fit.result.steps, 3);
   EXPECT_EQ(fit.stopping->stopped_epoch(), 1);
   EXPECT_EQ(fit.stopping->wait_count(), 2);
-  // Every other epoch: a check each, whatever the epochs between would say.
+  // Each validation, in every other epoch, is a check; the epochs in between are not.
   Fit rare{.options = {.monitor = "m", .patience = 1},
            .values = {1, 2, 3, 1.5, 0, 0},
            .run = {.check_val_every_n_epoch = 2}};
   EXPECT_EQ(rare.go().result.epochs, 6);
-  // Told to look at each epoch's end: only where there is something new.
+  // Checks the end of each epoch, but only if there is a new value.
   rare = {.options = {.monitor = "m", .patience = 1, .strict = false, .check_on_train_epoch_end = true},
           .values = {1, 2, 3, 1.5, 0, 0},
           .run = {.check_val_every_n_epoch = 2}};
@@ -161,7 +161,8 @@ TEST(EarlyStopping, WaitsForMinEpochs) {
 }
 
 TEST(EarlyStopping, WhatASignalLeavesHalfDoneIsNoCheck) {
-  // Inside the first epoch, in its last batch, and in its validation, whose other batch is left out.
+  // The signal comes inside the first epoch, in its last batch, or in its validation, whose other batch is
+  // then left out.
   for (const auto& [raise_at, val] : {std::pair{1.F, std::vector<float>{9}}, {2.F, {9}}, {8.F, {8, 9}}}) {
     Fit fit{.options = {.monitor = "m", .patience = 1}, .values = {1, 2}, .raise_at = raise_at, .val = val};
     fit.run.num_sanity_val_steps = 0;
@@ -197,7 +198,7 @@ TEST(EarlyStopping, RefusesOptionsOutOfRange) {
 
 class EarlyStoppingFiles : public InFolder {
  protected:
-  /// `values` with two that watch them; the second is told otherwise of the first by its mode alone.
+  /// Fits `values` with two callbacks that watch them and differ in their state keys only by the mode.
   Fit fit(const std::string& folder, int64_t max_epochs, int64_t patience = 3, int64_t min_epochs = 0) const {
     Fit fit{.options = {.monitor = "m", .patience = patience}, .values = {5, 4, 4, 3, 3, 3, 3, 2, 2}};
     fit.run.max_epochs = max_epochs;
@@ -217,7 +218,7 @@ TEST_F(EarlyStoppingFiles, ARunThatGoesOnEndsWhereTheUninterruptedOneDoes) {
     const std::string half = "half" + std::to_string(epochs), rest = "rest" + std::to_string(epochs);
     fit(half, epochs).go();
     Fit resumed = fit(rest, 9);
-    resumed.comes_last = true;  // found by monitor and mode, not by place
+    resumed.comes_last = true;  // found by monitor and mode, not by position
     resumed.go(folder_ / half);
     EXPECT_EQ(resumed.result.epochs, 7) << epochs;
     EXPECT_EQ(resumed.result.stopped_by, whole.result.stopped_by) << epochs;

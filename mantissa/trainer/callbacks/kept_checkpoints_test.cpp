@@ -1,4 +1,4 @@
-// Which checkpoints are the best, what they are called, and what happens to them when something goes wrong.
+// Tests which checkpoints are the best, how they are named, and how failures are handled.
 #include <filesystem>
 #include <fstream>
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ using testing::UnorderedElementsAre;
 
 class KeptCheckpoints : public InFolderOfCheckpoints {};
 
-/// Logs a metric that it is told, epoch by epoch.
+/// Logs a given metric, epoch by epoch.
 struct Logs : OneWeight {
   void validation_step(const Batch&, int64_t) override { log("m", values.at(validated++)); }
   std::vector<double> values;
@@ -92,10 +92,10 @@ TEST_F(KeptCheckpoints, AScoreIsOfTheWeightsItWasMeasuredOn) {
         .fit(task, train, &val);
     return checkpoints->best_model_path().filename().string();
   };
-  // Validated after steps 4 and 8, and at the end, after 10; the epochs between have their checkpoints, too.
+  // Validations run after steps 4 and 8, and at the end, after step 10. Epochs in between save, too.
   EXPECT_EQ(best("epochs", {3, 2, 1}, {.save_top_k = 3}), "10");
   EXPECT_THAT(names("epochs"), UnorderedElementsAre("4", "8", "10"));
-  // A checkpoint after step 5, before the next validation, must not pass for as good.
+  // A checkpoint after step 5, before the next validation, must not inherit the earlier score.
   EXPECT_EQ(best("steps", {1, 3}, {.every_n_train_steps = 1}), "4");
   EXPECT_THAT(names("steps"), UnorderedElementsAre("4", "6"));
 }
@@ -215,7 +215,7 @@ TEST_F(KeptCheckpoints, AnotherRunsCheckpointsInTheFolderAreToldOf) {
   EXPECT_THAT(names(), UnorderedElementsAre("1", "0", "0-v1")) << "one that is there is nobody else's";
 }
 
-/// Goes on from `from`, and trains to `epochs` in all.
+/// Resumes from `from`, and trains to `epochs` in all.
 std::shared_ptr<ModelCheckpoint> go_on(const std::filesystem::path& from, ModelCheckpointOptions options,
                                        int64_t epochs, std::vector<double> metrics) {
   Logs task;
@@ -249,7 +249,7 @@ TEST_F(KeptCheckpoints, ARunThatGoesOnElsewhereLeavesWhatItFindsThere) {
   EXPECT_EQ(read_manifest(folder_ / "c" / "0").written_unix_ms, written);
 }
 
-/// Ends the process's run as a kill would: nothing is saved after it.
+/// Ends a run as a kill would: nothing is saved after it.
 struct Breaks final : Callback {
   explicit Breaks(int64_t step_) : step(step_) {}
   void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
@@ -258,7 +258,8 @@ struct Breaks final : Callback {
   int64_t step;
 };
 
-// One keeps the newest, the other the best: whichever saves first saves the other's state from before.
+// One keeps the newest checkpoint, the other the best one. The one that saves first saves an older state of
+// the other.
 TEST_F(KeptCheckpoints, ARunWithTwoOfThemResumesFromEitherWithoutAWord) {
   for (const bool best_first : {false, true}) {
     for (const char* from : {"newest", "best"}) {
@@ -332,7 +333,7 @@ TEST_F(KeptCheckpoints, ARunThatGoesOnFromAnOlderOneIsToldOfTheNewerOnes) {
 
 TEST_F(KeptCheckpoints, OneThatCannotBeRemovedIsNoFailedWrite) {
   for (const bool async : {false, true}) {
-    // Somebody has moved the first one to another disk, and left a link.
+    // Somebody has moved the first checkpoint to another disk, and left a link.
     struct Moves final : Callback {
       explicit Moves(std::filesystem::path file_) : file(std::move(file_)) {}
       void on_train_batch_end(Trainer&, const TrainBatch& batch) override {

@@ -15,7 +15,7 @@
 namespace mantissa {
 namespace {
 
-/// "AdamW" of torch::optim::AdamW.
+/// "AdamW" for torch::optim::AdamW.
 std::string class_name(const torch::optim::Optimizer& optimizer) {
   const std::string name = c10::demangle(typeid(optimizer).name());
   const std::string plain = name.substr(0, name.find('<'));
@@ -70,7 +70,7 @@ void LearningRateMonitor::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/
 void LearningRateMonitor::on_train_batch_start(Trainer& trainer, const Batch& /*batch*/,
                                                int64_t /*batch_index*/) {
   if (!trainer.should_log()) return;
-  // All of them, also those that will not step in this batch.
+  // Logs all optimizers, also those that will not step in this batch.
   for (size_t i = 0; i < names_.size(); ++i) {
     const OptimizerConfig& config = trainer.optimizers()[i];
     if (is_logged(config, /*by_epoch=*/false)) trainer.log_metrics(values(config, names_[i]));
@@ -83,7 +83,7 @@ void LearningRateMonitor::on_before_optimizer_step(Trainer& trainer, torch::opti
   if (!is_first && !trainer.should_log()) return;
   for (size_t i = 0; i < names_.size(); ++i) {
     const OptimizerConfig& config = trainer.optimizers()[i];
-    // A task that steps by itself may have moved the rate since the batch began.
+    // A task that steps by itself may have changed the rate since the batch began.
     const bool is_this = config.optimizer.get() == &optimizer;
     if ((is_first && is_logged(config, true)) ||
         (is_this && trainer.should_log() && is_logged(config, false)))
@@ -102,7 +102,7 @@ bool LearningRateMonitor::is_logged(const OptimizerConfig& config, bool by_epoch
 MetricValues LearningRateMonitor::values(const OptimizerConfig& config, const std::string& name) const {
   MetricValues values;
   const auto& groups = config.optimizer->param_groups();
-  // The options of libtorch's optimizers have only the rate in common; the rest they tell when saved.
+  // The options of libtorch's optimizers share only the rate; the other values are in the optimizer's state.
   const StateDict state =
       options_.log_momentum || options_.log_weight_decay ? optimizer_state(*config.optimizer) : StateDict();
   for (size_t i = 0; i < groups.size(); ++i) {

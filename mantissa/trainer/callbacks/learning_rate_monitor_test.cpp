@@ -20,7 +20,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-/// The lines of a fit with its "lr-..." columns only; steps without one are left out.
+/// The lines of a fit with only their "lr-..." columns; steps without such columns are left out.
 std::vector<std::string> rates(OneWeight& task, const LearningRateMonitorOptions& options,
                                TrainerOptions run = {}, std::vector<float> batches = {1, 2, 3}) {
   const auto told = std::make_shared<Told>();
@@ -78,7 +78,7 @@ TEST(LearningRateMonitor, SkippedStepsAndBatchesLeftOutHaveARate) {
                           "6: lr-SGD=0.25"));
 }
 
-/// Of every kind one; the second SGD has the schedule. Steps them all in each batch.
+/// Has one optimizer of every kind and a second SGD, which has the schedule and steps twice in each batch.
 struct Several : OneWeight {
   bool automatic_optimization() const override { return false; }
   std::vector<OptimizerConfig> configure_optimizers() override {
@@ -109,7 +109,7 @@ struct Several : OneWeight {
 
 TEST(LearningRateMonitor, NamesEveryOptimizerAndGroupAsLightningDoes) {
   Several task;
-  // lr-SGD is the one with a schedule, and of the batch's two steps the second one's rate is kept.
+  // lr-SGD is the one with a schedule. The batch has two steps, and the second step's rate is kept.
   EXPECT_THAT(rates(task, {.logging_interval = "step"}, {.log_every_n_steps = 1}, {1, 1}),
               ElementsAre("2: lr-AdamW/pg1=4 lr-AdamW/pg2=2 lr-FusedSGD=8 lr-SGD=0.5 lr-SGD-1=1",
                           "4: lr-AdamW/pg1=4 lr-AdamW/pg2=2 lr-FusedSGD=8 lr-SGD=0.125 lr-SGD-1=1"));
@@ -166,7 +166,7 @@ TEST_F(LearningRateMonitorFiles, ARunThatGoesOnLogsNothingTwice) {
   run("whole", "a", -kInf, false);
   const std::string whole = content_of(folder_ / "whole/metrics.csv");
   EXPECT_THAT(whole, HasSubstr("lr-SGD"));
-  run("parts", "b", 5, false);  // in the epoch's third step: the first one has logged the rate
+  run("parts", "b", 5, false);  // fails in the epoch's third step; the first one has logged the rate
   run("parts", "b", -kInf, true);
   EXPECT_EQ(whole, content_of(folder_ / "parts/metrics.csv"));
 }

@@ -22,7 +22,7 @@
 namespace mantissa {
 namespace {
 
-/// What `write` throws, in words; "" if it does not.
+/// Returns the message of what `write` throws; "" if it does not throw.
 std::string failure_of(const std::function<void()>& write) {
   try {
     write();
@@ -32,7 +32,8 @@ std::string failure_of(const std::function<void()>& write) {
   return "";
 }
 
-/// `pattern` with what `value_of` gives for each name in braces: a text for a format such as "{:.3f}".
+/// Replaces each name in braces in `pattern` by its value from `value_of`, which gets a format such as
+/// "{:.3f}".
 /// Errors: c10::ValueError for a format that does not fit.
 std::string fill_in(
     const std::string& pattern,
@@ -56,14 +57,14 @@ std::string fill_in(
   return name;
 }
 
-/// What tells a run's checkpoints from another's: by names alone they are often the same.
+/// An id for this run's checkpoints; names alone are often the same in several runs.
 std::string new_run_id() {
   std::random_device random;
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-/// The state in `checkpoint` of the callback whose runs have the name `run`; null if that one has not saved
-/// it.
+/// Returns the state in `checkpoint` of the callback whose run is `run`; null if that callback has not saved
+/// one.
 /// Errors: those of read_manifest().
 std::optional<StateDict> state_of_run(const std::filesystem::path& checkpoint, const std::string& run) {
   const Manifest manifest = read_manifest(checkpoint);
@@ -78,7 +79,8 @@ std::optional<StateDict> state_of_run(const std::filesystem::path& checkpoint, c
   return std::nullopt;
 }
 
-/// A checkpoint's name in a state that somebody may have changed: nothing that leads out of the folder.
+/// Checks a checkpoint's name from a state that somebody may have changed: it must not lead out of the
+/// folder.
 const std::string& checked_name(const StateReader& name_reader, const std::string& name) {
   if (name.find('/') != std::string::npos || name.starts_with("."))
     name_reader.fail("'" + name + "' is no name of a checkpoint");
@@ -109,10 +111,10 @@ ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std:
   TORCH_CHECK_VALUE(!example.empty() && example.find('/') == std::string::npos && example.front() != '.',
                     "ModelCheckpoint: filename '", options_.filename,
                     "' is no name of a folder; leave out slashes and a leading dot, and set dirpath");
-  constexpr size_t kLongest = 180;  // of 255, less what temporary names and larger numbers add
+  constexpr size_t kLongest = 180;  // of 255 bytes, less those of temporary names and larger numbers
   TORCH_CHECK_VALUE(example.size() <= kLongest, "ModelCheckpoint: filename '", options_.filename,
                     "' gives names of ", example.size(), " bytes; leave it at ", kLongest);
-  options_.dirpath = std::filesystem::absolute(options_.dirpath);  // the program may go elsewhere meanwhile
+  options_.dirpath = std::filesystem::absolute(options_.dirpath);  // the working directory may change
   dirpath_ = options_.dirpath;
 }
 
@@ -151,8 +153,8 @@ void ModelCheckpoint::on_train_start(Trainer& trainer) {
   is_training_ = true;
 }
 
-/// Takes the state from this callback's own checkpoint of `steps` where it has one: a run that resumes from
-/// the checkpoint of another ModelCheckpoint, which saves before this one, has the state from before.
+/// Loads the state from this callback's own checkpoint of `steps`, if there is one. A run may resume from the
+/// checkpoint of another ModelCheckpoint, which saves before this one and so holds an older state of it.
 void ModelCheckpoint::learn_from_own_checkpoint(int64_t steps) {
   const std::string last = state_.last_path.filename().string();
   for (const CheckpointEntry& entry : list_checkpoints(dirpath_)) {
@@ -164,8 +166,8 @@ void ModelCheckpoint::learn_from_own_checkpoint(int64_t steps) {
   }
 }
 
-/// Compares what the state knows with what lies in the folder, where another run's checkpoints may have the
-/// same names.
+/// Compares the state with the contents of the folder, where another run's checkpoints may have the same
+/// names.
 void ModelCheckpoint::take_stock(const Trainer& trainer) {
   const FitProgress now = trainer.resumes_at();
   learn_from_own_checkpoint(now.steps);
@@ -177,9 +179,9 @@ void ModelCheckpoint::take_stock(const Trainer& trainer) {
     bool is_readable = entry.problem.empty(), is_mine = false;
     if (is_readable)
       is_readable = failure_of([&] { is_mine = state_of_run(entry.path, state_.run).has_value(); }).empty();
-    if (!is_readable) continue;  // nothing is lost when its name is used again
+    if (!is_readable) continue;  // nothing is lost when its name is reused
     if (is_mine && entry.step > now.steps) {
-      ++later;  // this run is on its way there again
+      ++later;  // this run will get there again
       continue;
     }
     of_others += !is_mine;
@@ -202,14 +204,15 @@ void ModelCheckpoint::take_stock(const Trainer& trainer) {
     if (name != last && !state_.best.contains(name)) state_.taken.insert(name);
   note_best();
   if (!state_.last_path.empty() && state_.last_step == now.steps) {
-    // What this run goes on from is saved already, and better than anything inside a batch would be.
+    // The position from which this run resumes is saved already; a checkpoint from inside a batch would be
+    // worse.
     state_.last_saved = {now.steps, now.epoch, now.batches};
     state_.last_validated = now.validated_batches;
     state_.is_scored = options_.monitor.empty() || state_.best.contains(last);
   }
   const std::string folder = "ModelCheckpoint: '" + dirpath_.string() + "' ";
-  // A folder that holds nothing of this run is a new one for it. Resumed from the folder of another
-  // ModelCheckpoint, this one may have saved since. Neither is worth a word.
+  // Two cases need no warning. A folder without any checkpoint of this run is new to it. If the run was
+  // resumed from the folder of another ModelCheckpoint, this one may have saved since.
   if (!gone.empty() && !mine.empty() && later == 0) {
     TORCH_WARN(folder, "no longer holds this run's ", gone,
                ", so that the best checkpoints are chosen without; move what is missing back before the run "
@@ -243,7 +246,7 @@ void ModelCheckpoint::on_checkpoint_due(Trainer& trainer) {
 
 void ModelCheckpoint::on_validation_end(Trainer& trainer) {
   if (trainer.is_sanity_checking() || trainer.stage() != Stage::kFit) return;
-  if (trainer.progress().batches == batches_per_epoch_) return;  // the epoch ends, and is saved then
+  if (trainer.progress().batches == batches_per_epoch_) return;  // the end of the epoch saves
   if (options_.every_n_epochs == 0 || (trainer.progress().epoch + 1) % options_.every_n_epochs != 0) return;
   if (const auto score = trainer.metric_now(options_.monitor)) save(trainer, score);
 }
@@ -251,7 +254,7 @@ void ModelCheckpoint::on_validation_end(Trainer& trainer) {
 void ModelCheckpoint::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*global_step*/,
                                    const Metrics& /*metrics*/) {
   if (!lock_ || options_.every_n_epochs == 0 || (epoch + 1) % options_.every_n_epochs != 0) return;
-  // The first validation may be still to come, or cut short by a signal.
+  // The first validation may still be to come, or a signal may have cut it short.
   const bool is_measured =
       trainer.progress().validated_batches >= 0 || trainer.options().check_val_every_n_epoch == 1;
   const Metrics& all = trainer.callback_metrics();
@@ -265,18 +268,18 @@ void ModelCheckpoint::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*gl
 void ModelCheckpoint::on_train_end(Trainer& trainer) {
   if (options_.save_last) save(trainer, trainer.metric_now(options_.monitor));
   if (writer_) writer_->flush();
-  // The last one is whole, or it is not where it should be.
+  // The writer has finished. If the folder is lost, the last checkpoint is saved in another one.
   if (lock_ && folder_->is_lost()) save(trainer, trainer.metric_now(options_.monitor));
-  is_training_ = false;  // what callbacks now make of the weights is nothing to go on from
+  is_training_ = false;  // weights that callbacks set from now on are not for resuming
 }
 
 void ModelCheckpoint::on_exception(Trainer& trainer, const std::exception_ptr& /*exception*/) {
-  // Without a step there is nothing new. A step that broke off may have changed what was measured.
+  // Without a step there is nothing new. After a failed step a metric may no longer match the weights.
   if (options_.save_on_exception && is_training_ && trainer.progress().steps > 0) save(trainer, std::nullopt);
 }
 
 void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
-  writer_.reset();  // after all that it was given
+  writer_.reset();  // waits for everything that was posted
   is_training_ = false;
   if (outcome_) take_back_failures();
   for (const std::string& name : std::exchange(state_.to_remove, {})) {
@@ -294,14 +297,14 @@ void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
 
 void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   if (!lock_) return;             // fast_dev_run
-  if (writer_) writer_->flush();  // or there would be two copies, and what failed would not be known
+  if (writer_) writer_->flush();  // avoids two copies, and makes failures known
   take_back_failures();
   if (folder_->is_lost()) take_another_folder();
   const FitProgress progress = trainer.resumes_at();
   const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
   const bool is_saved = now == state_.last_saved;
-  // Saved by its step before it was validated: now it may be one of the best, and need not be validated
-  // again.
+  // A state may have been saved at its step before it was validated. Now it may be one of the best, and a
+  // resumed run need not validate it again.
   const bool is_ranked = state_.is_scored || !score;
   if (is_saved && is_ranked && progress.validated_batches == state_.last_validated) return;
   if (is_saved && !trainer.resumes_exactly()) {
@@ -311,15 +314,15 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   const State before = state_;
   try {
     write(trainer, score, now);
-  } catch (...) {  // the copy may need more memory than there is
+  } catch (...) {  // the copy may run out of memory
     state_ = before;
     throw;
   }
   end_if_folder_was_lost();
 }
 
-/// A run must not train for hours when nothing of it can be found again. Where no folder can be made, it is
-/// as with a full disk: the writes fail, training goes on, and the next one may find a place.
+/// A run must not train for hours without a checkpoint that can be found. If no folder can be created, the
+/// case is like a full disk: the writes fail, training continues, and a later attempt may succeed.
 void ModelCheckpoint::take_another_folder() {
   const std::string failure = failure_of([&] {
     const std::filesystem::path lost = dirpath_;
@@ -332,7 +335,7 @@ void ModelCheckpoint::take_another_folder() {
     TORCH_WARN("ModelCheckpoint: ", failure);
     return;
   }
-  // None of what the run has saved is here.
+  // The new folder has none of this run's checkpoints.
   state_.best.clear();
   state_.taken.clear();
   state_.to_remove.clear();
@@ -349,7 +352,7 @@ void ModelCheckpoint::end_if_folder_was_lost() {
   if (writer_) writer_->flush();
   {
     const std::lock_guard lock(outcome_->mutex);
-    if (!outcome_->failure.empty()) return;  // there is no room here either; the next one may find some
+    if (!outcome_->failure.empty()) return;  // no room here either; a later attempt may succeed
   }
   const std::filesystem::path lost = std::exchange(lost_, {});
   TORCH_CHECK(
@@ -358,7 +361,7 @@ void ModelCheckpoint::end_if_folder_was_lost() {
       state_.last_path.string(), "', where all of it is saved");
 }
 
-/// The newest, which is better to go on from than what would be written now.
+/// Ranks the newest checkpoint instead of writing one now, from which a run would resume less exactly.
 void ModelCheckpoint::rank_last(double score) {
   Write ranked;
   const std::string name = state_.last_path.filename().string();
@@ -392,13 +395,13 @@ void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
   const auto job = [&trainer, outcome = outcome_, dirpath = dirpath_, write](const Checkpoint& checkpoint) {
     const std::string failure = failure_of([&] {
       trainer.save_logs();
-      // A link there would be followed, to a checkpoint that is not this run's.
+      // A link would be followed to a checkpoint that is not this run's.
       std::error_code error;
       if (std::filesystem::is_symlink(dirpath / write.name, error))
         std::filesystem::remove(dirpath / write.name, error);
       save_checkpoint(dirpath / write.name, checkpoint);
     });
-    // Only now, when the new one is whole, may the older ones go.
+    // Older checkpoints are removed only now that the new one is complete.
     std::map<std::string, std::string> stayed;
     if (failure.empty())
       for (const std::string& other : write.dropped) {
@@ -414,7 +417,7 @@ void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
     }
     if (failure.empty()) return;
     outcome->failed.push_back(write);
-    if (failed_before) return;  // a full disk is one fault, whatever the number of checkpoints
+    if (failed_before) return;  // a full disk is one fault, however many checkpoints fail
     TORCH_WARN(
         "ModelCheckpoint: a checkpoint could not be written, and training continues without it. The next "
         "ones "
@@ -429,7 +432,7 @@ void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
   last_time_ = Clock::now();
 }
 
-/// What could not be written is none of the best, and what should have gone for it is still there.
+/// Removes checkpoints that could not be written from the best ones; those that they replaced still exist.
 void ModelCheckpoint::take_back_failures() {
   std::vector<Write> failed;
   {
@@ -447,7 +450,7 @@ void ModelCheckpoint::take_back_failures() {
     state_.last_kept.reset();
   }
   if (failed.empty()) return;
-  // The newest was ranked when the failed one still passed for written.
+  // The newest checkpoint was ranked while the failed one still counted as written.
   const std::string last = state_.last_path.filename().string();
   if (state_.last_kept && options_.save_top_k != 0 && !last.empty()) state_.best[last] = *state_.last_kept;
   while (options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) > options_.save_top_k) {
@@ -461,8 +464,8 @@ void ModelCheckpoint::take_back_failures() {
   note_best();
 }
 
-/// Lightning's way: a name that one of the kept checkpoints has, or another run's, gets "-v1" and so on,
-/// unless that one goes.
+/// As in Lightning, a name of a kept checkpoint, or of another run's, gets "-v1" and so on, unless that
+/// checkpoint is about to be removed.
 std::string ModelCheckpoint::name_for(const Trainer& trainer, std::optional<double> score) {
   const std::string base = name_of(trainer);
   const bool is_the_same_step = base == state_.last_base && trainer.progress().steps == state_.last_step;
@@ -486,7 +489,7 @@ std::string ModelCheckpoint::name_for(const Trainer& trainer, std::optional<doub
 
 std::string ModelCheckpoint::name_of(const Trainer& trainer) const {
   const FitProgress& progress = trainer.progress();
-  // Of an epoch that has just ended its own number, and not the next one's.
+  // An epoch that has just ended uses its own number, not the next one's.
   const int64_t epoch = progress.batches == 0 && progress.epoch > 0 ? progress.epoch - 1 : progress.epoch;
   return fill_in(options_.filename, [&](const std::string& name, const std::string& format) {
     if (name == "epoch") return fmt::format(fmt::runtime(format), epoch);
@@ -498,7 +501,7 @@ std::string ModelCheckpoint::name_of(const Trainer& trainer) const {
 }
 
 bool ModelCheckpoint::is_better(const Kept& a, const Kept& b) const {
-  // A nan is worse than anything, as Lightning has it.
+  // A nan is worse than any number, as in Lightning.
   if (std::isnan(a.score) || std::isnan(b.score)) {
     if (std::isnan(a.score) != std::isnan(b.score)) return std::isnan(b.score);
   } else if (a.score != b.score) {
@@ -547,7 +550,7 @@ StateDict ModelCheckpoint::state_dict() const {
           {"order", state_.order}};
 }
 
-// Which of them are still there take_stock() finds out.
+// take_stock() finds out which of them still exist.
 void ModelCheckpoint::load_state_dict(const StateReader& state) {
   std::map<std::string, Kept> best;
   const StateReader saved = state.at("best");

@@ -37,7 +37,7 @@ using testing::UnorderedElementsAre;
 
 class ModelCheckpointFiles : public InFolderOfCheckpoints {};
 
-/// Dropout, batch norm and a schedule: whatever a resumed run could get wrong.
+/// Has dropout, batch norm and a schedule: everything that a resumed run could get wrong.
 class Net : public Task {
  public:
   torch::nn::Module& module() override { return *net; }
@@ -70,7 +70,7 @@ struct Job {
   int64_t num_workers = 0;
 };
 
-/// In a loader's threads, where the default dtype may be any mode's.
+/// Runs in a loader's threads, where the default dtype may be that of any mode.
 Transform noise() {
   return per_sample([](Batch sample, const at::Generator& generator) {
     sample.data = sample.data + at::randn({6}, generator, at::kFloat) * 0.1;
@@ -78,14 +78,14 @@ Transform noise() {
   });
 }
 
-/// Trains Net on 22 samples in batches of 4 (6 a epoch), two batches a step.
+/// Trains Net on 22 samples in batches of 4 (6 per epoch), with two batches per step.
 FitResult run(const Job& job) {
   torch::manual_seed(7);
   const at::Tensor x = torch::randn({22, 6});
   const auto data = std::make_shared<TensorDataset>(x, x.sum(1, /*keepdim=*/true));
   Net task;
   task.dies_at = job.dies_at;
-  if (!job.from.empty()) torch::manual_seed(99);  // what a resumed run draws is the checkpoint's
+  if (!job.from.empty()) torch::manual_seed(99);  // a resumed run must use the checkpoint's states
   DataLoader train(data, {.batch_size = 4,
                           .shuffle = true,
                           .seed = 5,
@@ -111,8 +111,8 @@ FitResult run(const Job& job) {
   return trainer.fit(task, train, &val, job.from);
 }
 
-/// All that a checkpoint holds but the time, the kernels that the process had chosen by then, and what its
-/// callbacks say of files.
+/// Everything in a checkpoint except the time, the kernels that the process had chosen by then, and what its
+/// callbacks store about files.
 StateDict comparable(const std::filesystem::path& path) {
   Checkpoint checkpoint = load_checkpoint(path);
   StateDict weights;
@@ -130,7 +130,7 @@ TEST_P(EveryMode, AResumedRunIsTheUninterruptedOne) {
   const std::string mode = GetParam();
   run({.precision = mode, .folder = folder_ / "whole", .every_n_train_steps = 1});
   const std::string last = "epoch=2-step=9";
-  // In the middle of an epoch, where an epoch ends, and on the epoch's last step.
+  // The checkpoint lies in the middle of an epoch, at the end of one, or on an epoch's last step.
   for (const int64_t steps : {1, 2, 3, 4, 6, 8}) {
     const std::string half = "half" + std::to_string(steps), rest = "rest" + std::to_string(steps);
     run({.precision = mode, .folder = folder_ / half, .max_steps = steps});
@@ -143,7 +143,7 @@ TEST_P(EveryMode, AResumedRunIsTheUninterruptedOne) {
 TEST_P(EveryMode, AResumedRunIsTheUninterruptedOneWhateverTheWorkers) {
   const std::string mode = GetParam();
   run({.precision = mode, .folder = folder_ / "whole"});
-  // In the middle of an epoch, and where one ends; while batches are there that were read ahead.
+  // The run ends in the middle of an epoch or at its end, while batches have been read ahead.
   for (const int64_t steps : {1, 3, 5}) {
     const std::string half = "half" + std::to_string(steps), rest = "rest" + std::to_string(steps);
     run({.precision = mode, .folder = folder_ / half, .max_steps = steps, .num_workers = 3});
@@ -217,7 +217,7 @@ TEST_F(ModelCheckpointFiles, MasterWeightsAreTheWeightsOfAModeWithoutThem) {
   EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("master weights")));
   const Checkpoint before = load_checkpoint(folder_ / "half" / names("half").front()),
                    after = load_checkpoint(folder_ / "rest" / names("rest").front());
-  // A checkpoint's own weights are averaged ones.
+  // A checkpoint's own weights are the averaged ones.
   const auto trained = [](const Checkpoint& checkpoint, const std::string& name) {
     return StateReader(checkpoint.state)
         .at("callbacks")
@@ -277,7 +277,7 @@ TEST_F(ModelCheckpointFiles, AFolderThatCannotBeWrittenEndsTheRunOnlyAtItsEnd) {
       explicit Spoils(std::filesystem::path in) : folder_(std::move(in)) {}
       void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
         ++batches;
-        // Where the checkpoint should come a file is in the way: for root, too.
+        // A file blocks the checkpoint's path, even for root.
         if (batch.global_step == 1) std::ofstream(folder_ / "2") << "in the way";
         if (batch.global_step == 3 && heals) std::filesystem::remove(folder_ / "2");
       }
@@ -286,7 +286,7 @@ TEST_F(ModelCheckpointFiles, AFolderThatCannotBeWrittenEndsTheRunOnlyAtItsEnd) {
       int batches = 0;
     };
     for (const bool heals : {false, true}) {
-      if (heals && async) continue;  // the writer might come only when the way is free again
+      if (heals && async) continue;  // the writer might run only after the path is free again
       const auto spoils = std::make_shared<Spoils>(folder_);
       spoils->heals = heals;
       OneWeight task;
@@ -329,8 +329,8 @@ TEST_F(ModelCheckpointFiles, ALostFolderEndsTheRunWhichIsSavedElsewhere) {
     void on_train_end(Trainer&) override {
       if (at_end) wait_and_lose("4");
     }
-    /// When the writer has nothing left to do: the checkpoint of the epoch's end has replaced that of its
-    /// last step.
+    /// Waits until the writer has nothing left to do: the checkpoint of the epoch's end has replaced that of
+    /// its last step.
     void wait_and_lose(const std::string& newest) const {
       const auto is_whole_and_alone = [&] {
         try {
@@ -340,7 +340,7 @@ TEST_F(ModelCheckpointFiles, ALostFolderEndsTheRunWhichIsSavedElsewhere) {
           return false;
         }
         const std::filesystem::directory_iterator entries(folder);
-        return std::distance(begin(entries), end(entries)) == 2;  // and the lock
+        return std::distance(begin(entries), end(entries)) == 2;  // the checkpoint and the lock
       };
       while (!is_whole_and_alone()) std::this_thread::yield();
       lose();

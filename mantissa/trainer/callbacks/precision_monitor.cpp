@@ -27,25 +27,25 @@ double smallest_normal(at::ScalarType dtype) {
   return info(format_of(dtype).value_or(Format::kFloat32)).smallest_normal;
 }
 
-/// A count that may stay on the device: 0-dim float64, as SkippedSteps gives it.
+/// A count that may stay on the device: 0-dim float64, as in SkippedSteps.
 at::Tensor count_of(int64_t count) { return at::full({}, static_cast<double>(count), at::kDouble); }
 int64_t as_count(const at::Tensor& count) { return static_cast<int64_t>(count.item<double>()); }
 
-/// Each number that `gradient` holds, in float32 at least.
+/// The numbers in `gradient`, in float32 or wider.
 at::Tensor values_of(const at::Tensor& gradient) {
   at::Tensor values = gradient.is_sparse() ? gradient.coalesce()._values() : gradient;
   if (values.is_complex()) values = at::view_as_real(values.resolve_conj());
   return values.element_size() < 4 ? values.to(at::kFloat) : values;
 }
 
-/// "optimizer_0/parameter_3" for a parameter that the module does not have.
+/// The parameter's name, or "optimizer_0/parameter_3" if the module does not have it.
 std::string name_of(const Precision& precision, const at::Tensor& parameter, size_t optimizer,
                     size_t number) {
   const std::string name = precision.parameter_name(parameter);
   return name.empty() ? c10::str("optimizer_", optimizer, "/parameter_", number) : name;
 }
 
-/// Numbers that may still be on their way on the device.
+/// Numbers that the device may still be computing.
 struct Seen {
   at::Tensor counts;  ///< [3] float64: zero, underflow, overflow
   int64_t numel = 0;

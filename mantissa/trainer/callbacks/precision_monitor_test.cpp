@@ -23,7 +23,7 @@ using testing::Key;
 using testing::Not;
 using testing::Pair;
 
-/// w, whose gradient is the batch; one without a gradient, and one without elements.
+/// Has w, whose gradient is the batch, a parameter without a gradient, and one without elements.
 struct NetImpl : torch::nn::Module {
   torch::Tensor w = register_parameter("w", torch::zeros({4}));
   torch::Tensor unused = register_parameter("unused", torch::zeros({2}));
@@ -49,7 +49,7 @@ Batch batch_of(const std::vector<float>& values) {
   return {torch::tensor(values), torch::zeros({1}, at::kLong), {}};
 }
 
-/// A dynamic scale that begins there.
+/// A dynamic scale that starts at `first`.
 PrecisionOptions scale_of(double first) {
   PrecisionOptions options;
   options.init_scale = first;
@@ -89,7 +89,8 @@ MATCHER_P3(SharesAre, zero, underflow, overflow, "") {
 }
 
 TEST(PrecisionMonitor, CountsWhatTheFormatLoses) {
-  // By 1024, the second is half of fp16's smallest normal number, and the third is that number.
+  // Scaled by 1024, the second element is half of fp16's smallest normal number, and the third is that
+  // number.
   Fit fit{
       .precision = "16-mixed", .precision_options = scale_of(1024), .batches = {{0, 0x1p-25F, 0x1p-24F, -2}}};
   const PrecisionReport report = fit.report();
@@ -110,15 +111,15 @@ TEST(PrecisionMonitor, ASkippedStepIsReportedWithTheScaleThatItUsed) {
   EXPECT_EQ(report.skipped_steps, 1);
   EXPECT_EQ(report.grad_norm.at(0), kInf);
   EXPECT_THAT(report.total, SharesAre(0.25, 0.25, 0.5));
-  // 40000 * 1024 is finite in float32, but not in the fp16 that a layer would compute it in: that is the
-  // layer's inf, and here there is none.
+  // 40000 * 1024 is finite in float32. A layer that computes in fp16 would overflow, but there is no layer
+  // here.
   fit.batches = {{4e4F, 1, 1, 1}};
   fit.run.callbacks.clear();
   EXPECT_THAT(fit.report().total, SharesAre(0, 0, 0));
 }
 
 TEST(PrecisionMonitor, EveryModeHasItsOwnSmallestNumber) {
-  // Below float32's smallest normal number, below fp16's, and that.
+  // The elements: below float32's smallest normal number, below fp16's, and equal to fp16's.
   const std::vector<std::vector<float>> batches{{0x1p-130F, 0x1p-15F, 0x1p-14F, 1}};
   for (const auto& mode : modes()) {
     PrecisionOptions options;
@@ -127,7 +128,7 @@ TEST(PrecisionMonitor, EveryModeHasItsOwnSmallestNumber) {
     const PrecisionReport report =
         Fit{.precision = mode.name, .precision_options = options, .batches = batches}.report();
     EXPECT_EQ(report.scale, std::nullopt) << mode.name;
-    // In fp16 the first is not even stored.
+    // fp16 cannot even store the first element.
     const bool narrow = compute == Format::kFloat16, keeps = !mode.traits.weights;
     EXPECT_THAT(report.total, SharesAre(narrow && !keeps ? 0.25 : 0,
                                         narrow                        ? 0.5
@@ -140,8 +141,8 @@ TEST(PrecisionMonitor, EveryModeHasItsOwnSmallestNumber) {
   }
 }
 
-// fp16 gradients: an optimizer that divides them itself loses nothing, and one whose gradients are divided in
-// fp16 does. What the float32 copies hold is the gradient of the weight.
+// An optimizer that divides fp16 gradients itself loses nothing; dividing them in fp16 loses small ones.
+// Master weights hold the gradients of their weights.
 TEST(PrecisionMonitor, KnowsWhetherGradientsAreStillScaled) {
   const std::vector<std::vector<float>> batches{{0, 0x1p-20F, 0x1p-14F, 0.5}};
   const double norm = std::sqrt(0.25 + 0x1p-28 + 0x1p-40);
@@ -187,7 +188,7 @@ TEST(PrecisionMonitor, SparseGradientsByTheirStoredElements) {
       return {{std::make_shared<torch::optim::SGD>(net->parameters(), 1.0)}};
     }
     at::Tensor training_step(const Batch&, int64_t) override {
-      // Row 1 twice: one stored row, of 0 and 3 + 1.
+      // Row 1 is used twice: the gradient has one stored row, of 0 and 3 + 1.
       const at::Tensor rows = net->forward(torch::tensor({1, 1}));
       return (rows * torch::tensor({{0.F, 3.F}, {0.F, 1.F}})).sum();
     }

@@ -12,8 +12,8 @@ namespace {
 constexpr int kBarWidth = 24;
 constexpr std::chrono::milliseconds kRedrawEvery{100};
 
-/// Cuts to the terminal's width, so that a narrow one does not wrap and scroll. Counts bytes: the bar's own
-/// characters take three each, which only makes the cut a little earlier than it needs to be.
+/// Cuts `line` to the terminal's width, so that a narrow terminal does not wrap and scroll. The limit is in
+/// bytes, and allows for the bar's characters, which take three each.
 std::string fit_to_terminal(std::string line, std::FILE* out) {
   winsize size{};
   if (ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
@@ -72,7 +72,7 @@ void ProgressBar::on_epoch_end(Trainer& /*trainer*/, int64_t epoch, int64_t glob
 }
 
 void ProgressBar::on_exception(Trainer& /*trainer*/, const std::exception_ptr& /*exception*/) {
-  // Leave what was last seen, and the error message its own line.
+  // The last line stays visible, and the error message gets its own.
   if (line_open_) show("\n");
   line_open_ = false;
 }
@@ -87,8 +87,7 @@ void ProgressBar::clear_line() {
   line_open_ = false;
 }
 
-/// A terminal that was closed or a pipe whose reader has gone must not end the training: what it did not take
-/// is lost.
+/// A closed terminal, or a pipe without a reader, must not end the training: what cannot be written is lost.
 void ProgressBar::show(const std::string& text) {
   if (std::fputs(text.c_str(), out_) < 0 || std::fflush(out_) != 0) std::clearerr(out_);
 }

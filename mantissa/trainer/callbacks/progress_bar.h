@@ -8,17 +8,17 @@
 
 namespace mantissa {
 
-/// Shows how a fit goes: on a terminal one line that is redrawn at most ten times a second, in a pipe or a
-/// file one plain line an epoch, so that logs stay readable.
+/// Shows the progress of a fit. On a terminal it is one line, redrawn at most ten times a second. In a pipe
+/// or a file it is one plain line per epoch, so that logs stay readable.
 ///
 /// Sync:   reads the loss from the device once per redraw, never per step.
-/// Errors: none; what cannot be written is lost and the training goes on (a program that writes into pipes
-///         must ignore SIGPIPE for that).
+/// Errors: none; output that cannot be written is lost, and training continues (a program that writes into
+///         pipes must ignore SIGPIPE for that).
 class ProgressBar final : public Callback {
  public:
   enum class Style { kAuto, kTerminal, kPlain };
 
-  /// `out` is borrowed. kAuto: a terminal if `out` is one.
+  /// `out` is borrowed. kAuto: kTerminal if `out` is a terminal, else kPlain.
   explicit ProgressBar(std::FILE* out = stderr, Style style = Style::kAuto);
 
   void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
@@ -35,7 +35,7 @@ class ProgressBar final : public Callback {
 
   std::FILE* out_;
   bool terminal_;
-  bool line_open_ = false;  ///< a bar stands on the terminal's current line
+  bool line_open_ = false;  ///< whether the terminal's current line has a bar
   FitPlan plan_;
   int64_t batches_ = 0;
   SkippedSteps skipped_;  ///< of this epoch

@@ -14,7 +14,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-/// What a bar prints in two batches and the end of an epoch.
+/// Returns what a bar prints in two batches and at the end of an epoch.
 std::string printed(ProgressBar::Style style) {
   std::FILE* out = std::tmpfile();
   Trainer trainer({.device = "cpu"});

@@ -35,7 +35,7 @@ void Timer::on_fit_start(Trainer& /*trainer*/, const FitPlan& /*plan*/) {
   told_ = false;
 }
 
-// Whatever the interval: the run that this one goes on from may have used all of its time.
+// Checks at any interval: the run that this one resumes may have used all of its time.
 void Timer::on_train_start(Trainer& trainer) {
   begin(Stage::kFit);
   look(trainer);
@@ -58,7 +58,7 @@ void Timer::on_test_end(Trainer& /*trainer*/) { end(Stage::kTest); }
 void Timer::on_predict_start(Trainer& /*trainer*/) { begin(Stage::kPredict); }
 void Timer::on_predict_end(Trainer& /*trainer*/) { end(Stage::kPredict); }
 
-// What an exception has cut short ends here.
+// Ends stages that an exception has cut short.
 void Timer::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
   for (const Stage stage : {Stage::kFit, Stage::kValidate, Stage::kTest, Stage::kPredict}) end(stage);
 }

@@ -13,19 +13,21 @@ namespace mantissa {
 
 /// Names and meanings are Lightning's.
 struct TimerOptions {
-  /// Training ends after so long, the time before a resume included; unset: it is only measured.
+  /// Training ends after this time, which includes the time before a resume; unset: the time is only
+  /// measured.
   std::optional<std::chrono::milliseconds> duration = std::nullopt;
-  /// When the time is looked at: after each "step" or "epoch".
+  /// When the time is checked: after each "step" or "epoch".
   std::string interval = "step";
-  /// Says on stderr that the time is up. FitResult::stopped_by says so in any case.
+  /// Prints to stderr that the time is up. FitResult::stopped_by reports it in any case.
   bool verbose = true;
 };
 
 /// Measures how long training, validation, test and prediction take, and ends a fit when its time is up.
 ///
-/// As any stop() it waits for min_epochs and min_steps; TrainerOptions::max_time does not.
-/// Sync:    none: host time, in which a device may lag behind.
-/// Errors:  c10::ValueError for a duration that is not above 0 and for another interval, in the constructor.
+/// Like any stop(), it waits for min_epochs and min_steps; TrainerOptions::max_time does not.
+/// Sync:    none: it measures host time, and a device may lag behind.
+/// Errors:  c10::ValueError for a duration that is not above 0 and for an unknown interval, in the
+///          constructor.
 /// Source:  docs/callbacks/timer.md
 /// Example: timer_test.cpp, Timer.EndsTrainingWhenItsTimeIsUp
 class Timer final : public Callback, public Stateful {
@@ -34,10 +36,11 @@ class Timer final : public Callback, public Stateful {
 
   explicit Timer(TimerOptions options = {});
 
-  /// kFit: of training with the validations inside it, from its first step on, also before a resume. The
-  /// others: of the last pass, one inside a fit too. 0 if it never began; while it goes on, until now.
+  /// For kFit: the time of training, including the validations inside it and the time before a resume. For
+  /// the other stages: the time of the last pass, also of one inside a fit. A running stage counts until now;
+  /// a stage that never began has 0.
   Seconds time_elapsed(Stage stage = Stage::kFit) const;
-  /// duration - time_elapsed(), negative when it is over; unset without a duration.
+  /// duration - time_elapsed(); negative once the time is up, unset without a duration.
   std::optional<Seconds> time_remaining(Stage stage = Stage::kFit) const;
 
   void on_fit_start(Trainer& trainer, const FitPlan& plan) override;
@@ -61,8 +64,8 @@ class Timer final : public Callback, public Stateful {
   using Clock = std::chrono::steady_clock;
   struct Watch {
     Clock::time_point start = {};
-    Seconds before = {};  ///< of the run that this one goes on from
-    Seconds total = {};   ///< once it has ended
+    Seconds before = {};  ///< of the run that this one resumes
+    Seconds total = {};   ///< once the stage has ended
     bool runs = false;
   };
 

@@ -17,7 +17,7 @@ using testing::HasSubstr;
 
 constexpr milliseconds kBatch{20};
 
-/// Each training batch takes so long at least, and each held-out one three times that.
+/// Each training or prediction batch takes at least kBatch, and each validation batch three times that.
 struct Slow : OneWeight {
   at::Tensor training_step(const Batch& batch, int64_t index) override {
     std::this_thread::sleep_for(kBatch);
@@ -111,14 +111,14 @@ TEST_F(TimerFiles, ARunThatGoesOnCountsTheTimeBefore) {
   EXPECT_GE(first->time_elapsed(), 3 * kBatch);
   const auto second = std::make_shared<Timer>();
   EXPECT_EQ(fit(second, {.callbacks = {checkpoints()}}, -kInf, folder_ / "run").steps, 4);
-  // Not what the first took in all: writing its checkpoint is a part of that.
+  // The first timer's total is no bound, because it includes the writing of its checkpoint.
   EXPECT_GE(second->time_elapsed(), 4 * kBatch);
-  // No step more for one whose time is over already.
+  // A run whose time is already over takes no further step.
   const auto over = std::make_shared<Timer>(TimerOptions{.duration = 3 * kBatch, .verbose = false});
   const FitResult result = fit(over, {.max_epochs = 9}, -kInf, folder_ / "run");
   EXPECT_EQ(result.steps, 4);
   EXPECT_THAT(result.stopped_by, HasSubstr("Timer: the time limit"));
-  // Another fit begins anew, where going on would add to what there was.
+  // Another fit begins at 0; a continued count would be larger than before.
   const auto before = second->time_elapsed();
   fit(second, {.max_steps = 1});
   EXPECT_LT(second->time_elapsed(), before + kBatch);

@@ -58,7 +58,7 @@ void EMAWeightAveraging::on_fit_end(Trainer& /*trainer*/, const FitResult& /*res
 void EMAWeightAveraging::on_save_checkpoint(Trainer& /*trainer*/, Checkpoint& checkpoint) {
   auto* state = checkpoint.state.at("callbacks").get_if<StateDict>();
   if (!ema_ || ema_->num_updates() == 0 || !state->contains(state_key())) return;
-  // In a validation the model has the averaged weights.
+  // During a validation the model has the averaged weights.
   const bool is_averaged = averaged_ != nullptr;
   averaged_.reset();
   StateDict trained;
@@ -71,7 +71,7 @@ void EMAWeightAveraging::on_save_checkpoint(Trainer& /*trainer*/, Checkpoint& ch
   if (is_averaged) averaged_ = ema_->average_weights();
 }
 
-// Before the optimizers are set up: float32 copies of the weights are made of the trained ones.
+// This comes before the optimizers are set up, so that master weights are made from the trained weights.
 void EMAWeightAveraging::on_load_checkpoint(Trainer& trainer, const Checkpoint& checkpoint) {
   const auto mine = StateReader(checkpoint.state, "the checkpoint").at("callbacks").find(state_key());
   const auto trained = mine ? mine->find(kTrained) : std::nullopt;
@@ -89,7 +89,7 @@ void EMAWeightAveraging::load_state_dict(const StateReader& state) {
   if (state.size() > 0) ema_->load_state_dict(state);
 }
 
-// The model keeps what was trained: an average that a failed run leaves behind could not be trained on.
+// The model keeps the trained weights: training could not continue from a failed run's average.
 void EMAWeightAveraging::on_exception(Trainer& /*trainer*/, const std::exception_ptr& /*exception*/) {
   averaged_.reset();
   fitting_ = false;

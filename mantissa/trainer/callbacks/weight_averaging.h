@@ -17,13 +17,13 @@ struct EMAWeightAveragingOptions {
   int64_t update_starting_at_step = 1;
 };
 
-/// Keeps the exponential moving average of the model's weights: validation sees the averaged ones, training
-/// goes on with its own, and after fit() the model has the averaged ones. A skipped step is not averaged. The
-/// weights of a checkpoint are the averaged ones, which were validated; the trained ones lie in its state.
-/// Names are Lightning's.
+/// Keeps the exponential moving average of the model's weights. Validation uses the averaged weights,
+/// training continues with the trained ones, and after fit() the model has the averaged weights. A skipped
+/// step is not averaged. The weights of a checkpoint are the averaged ones, which were validated; the trained
+/// weights are in the callback's state. Names are Lightning's.
 ///
-/// Memory: as ExponentialMovingAverage.
-/// Errors: c10::ValueError for options out of range, and for a second one in a Trainer.
+/// Memory: that of ExponentialMovingAverage.
+/// Errors: c10::ValueError for options out of range, and if the Trainer has a second one.
 /// Example: weight_averaging_test.cpp, EMAWeightAveraging.ValidationSeesTheAverage
 class EMAWeightAveraging final : public Callback, public Stateful {
  public:
@@ -41,13 +41,13 @@ class EMAWeightAveraging final : public Callback, public Stateful {
   StateDict state_dict() const override;
   void load_state_dict(const StateReader& state) override;
 
-  /// Of the last fit, whose task must still live; null before.
+  /// The average of the last fit, whose task must still exist; null before the first fit.
   const ExponentialMovingAverage* average() const { return ema_ ? &*ema_ : nullptr; }
 
  private:
   EMAWeightAveragingOptions options_;
   std::optional<ExponentialMovingAverage> ema_;
-  std::shared_ptr<void> averaged_;  ///< while the model has the averaged weights
+  std::shared_ptr<void> averaged_;  ///< set while the model has the averaged weights
   bool fitting_ = false;
 };
 

@@ -11,7 +11,7 @@
 namespace mantissa::weight_averaging_test {
 namespace {
 
-/// Three batches; the one with the value 100 overflows where the precision scales.
+/// Gives three batches; the one with the value 100 overflows if the precision scales.
 class Three final : public Loader {
  public:
   explicit Three(bool overflow = false) : overflow_(overflow) {}
@@ -29,7 +29,7 @@ class Three final : public Loader {
   int64_t at_ = 3;
 };
 
-/// A weight that each step makes 1 smaller.
+/// Has a weight that each step lowers by 1.
 class OneWeight final : public Task {
  public:
   OneWeight() { net->weight.data().fill_(0); }

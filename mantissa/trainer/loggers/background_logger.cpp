@@ -43,7 +43,7 @@ BackgroundLogger::~BackgroundLogger() {
     after_queued([](LogWriter& writer) { writer.sync(); });
   } catch (const std::exception& error) {
     TORCH_WARN("the ", name_, " logger has lost rows: ", message_of(error));
-  } catch (...) {  // a LogWriter of a user's may throw anything
+  } catch (...) {  // a user's LogWriter may throw anything
     TORCH_WARN("the ", name_, " logger has lost rows: an exception that is no std::exception");
   }
 }
@@ -60,7 +60,7 @@ void BackgroundLogger::log_metrics(MetricValues metrics, int64_t step) {
     if (rows_) ++*rows_;
     queued = queue_.size();
   }
-  // Not for every row: to wake a thread costs more than all the rest.
+  // Not for every row: waking a thread costs more than everything else here.
   if (queued == options_.queue_rows / 2) wake_.notify_one();
 }
 
@@ -90,7 +90,7 @@ void BackgroundLogger::void_rows(int64_t step, std::optional<int64_t> rows) {
     writer.resume_from(step, rows, now());
     const std::scoped_lock lock(queue_mutex_);
     rows_ = writer.rows();
-    if (rows_) *rows_ += static_cast<int64_t>(queue_.size());  // another thread's, logged meanwhile
+    if (rows_) *rows_ += static_cast<int64_t>(queue_.size());  // rows that other threads logged meanwhile
   });
 }
 
@@ -105,7 +105,7 @@ void BackgroundLogger::finalize(const std::string& status) {
   });
 }
 
-/// The logger's thread.
+/// Runs on the logger's thread.
 void BackgroundLogger::run() {
   use_thread_warning_handler();
   const std::chrono::duration<double> interval(options_.flush_seconds);
@@ -125,7 +125,7 @@ void BackgroundLogger::run() {
   }
 }
 
-/// Under writing_.
+/// The caller holds writing_.
 void BackgroundLogger::write_queued() {
   {
     const std::scoped_lock lock(queue_mutex_);
@@ -154,7 +154,7 @@ void BackgroundLogger::after_queued(const std::function<void(LogWriter&)>& call)
   takes_nothing();
 }
 
-/// Under writing_.
+/// The caller holds writing_.
 void BackgroundLogger::fail(std::exception_ptr error) {
   const std::scoped_lock lock(queue_mutex_);
   failed_ = true;
@@ -165,7 +165,7 @@ void BackgroundLogger::fail(std::exception_ptr error) {
   room_.notify_all();
 }
 
-/// Under queue_mutex_. Throws what has not been told yet.
+/// The caller holds queue_mutex_. Throws an error that has not been thrown yet.
 bool BackgroundLogger::takes_nothing() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   return failed_;

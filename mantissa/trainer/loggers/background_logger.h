@@ -26,45 +26,46 @@ struct LogRow {
 };
 
 /// The format of a BackgroundLogger: turns rows into a file.
-/// Threads: calls come from several, but never two at once.
-/// Errors:  what it throws reaches the user once; it is not called again.
+/// Threads: calls come from several threads, but never two at once.
+/// Errors:  an exception reaches the user once; the writer is not called again.
 class LogWriter {
  public:
   virtual ~LogWriter() = default;
-  /// At least one. They must be in the system's hands when it returns. read() each value once: it may wait
-  /// for a device.
+  /// Writes the rows, at least one. They must be handed to the operating system before it returns. Call
+  /// read() once per value, because it may wait for a device.
   virtual void write(std::span<const LogRow> rows) = 0;
   virtual void write_hyperparams(const Hyperparameters& params, double wall_time) = 0;
-  /// Of the rows in its file, from whatever logger, those after the first `rows` are void; if that is unset,
-  /// those of steps after `step`.
+  /// Discards rows in its file, whichever logger wrote them: all after the first `rows` or, if that is unset,
+  /// all of steps after `step`.
   virtual void resume_from(int64_t step, std::optional<int64_t> rows, double wall_time) = 0;
-  /// Those in its file; unset if resume_from() does not look at `rows`.
+  /// The number of rows in its file; unset if resume_from() ignores `rows`.
   virtual std::optional<int64_t> rows() const { return std::nullopt; }
   virtual void finish(const std::string& status, double wall_time) = 0;
-  /// Waits for the disk.
+  /// Returns when everything is on the disk.
   virtual void sync() = 0;
 };
 
 struct BackgroundOptions {
-  /// Rows wait at most this long in memory: what `kill -9` can cost.
+  /// Rows wait in memory at most this long; `kill -9` loses them.
   double flush_seconds = 1;
-  /// Rows in memory; log_metrics() waits while it is full, rather than to lose one.
+  /// Maximum number of rows in memory. log_metrics() waits while the queue is full, so that no row is lost.
   size_t queue_rows = 4096;
 };
 
-/// A logger whose log_metrics() costs the training thread about a microsecond: rows go into a queue, from
-/// which a thread of the logger's own hands them to its LogWriter every `flush_seconds`, sooner when the
-/// queue is half full. All other calls wait until what came before them is written.
+/// A logger whose log_metrics() costs the training thread about a microsecond: it only puts rows into a
+/// queue. The logger's own thread passes them to its LogWriter every `flush_seconds`, or sooner when the
+/// queue is half full. log_hyperparams(), resume_from(), save() and finalize() wait until all earlier rows
+/// are written.
 ///
-/// Threads: all calls from any thread.
-/// Sync:    values on a device are waited for by the logger's thread.
-/// Memory:  `queue_rows` rows at most, twice.
-/// Files:   log_dir() is made absolute: the program may change its folder while it logs.
+/// Threads: all calls may come from any thread.
+/// Sync:    the logger's thread waits for values on a device.
+/// Memory:  at most 2 * `queue_rows` rows.
+/// Files:   log_dir() is an absolute path, because the program may change its working directory while it
+///          logs.
 /// Errors:  c10::ValueError from log_metrics() and log_hyperparams() for a name that is empty, is not UTF-8,
-///          has control characters, or is "step" or "wall_time", which formats use; nothing is logged then. A
-///          failure to write is thrown once by the next call, whatever it is, and the logger drops everything
-///          from then on. The destructor writes what is left; a failure that no call was there to throw it
-///          warns of.
+///          has control characters, or is "step" or "wall_time", which formats use; nothing is logged then.
+///          The next call throws a write failure, once, and the logger drops everything from then on. The
+///          destructor writes the remaining rows, and warns of a failure that no call has thrown.
 class BackgroundLogger : public Logger {
  public:
   BackgroundLogger(std::string name, std::filesystem::path log_dir, std::unique_ptr<LogWriter> writer,
@@ -97,13 +98,13 @@ class BackgroundLogger : public Logger {
 
   std::mutex writing_;  ///< held while writer_ is called; taken before queue_mutex_ where both are
   const std::unique_ptr<LogWriter> writer_;
-  std::vector<LogRow> taken_;  ///< out of the queue, to be written
+  std::vector<LogRow> taken_;  ///< rows from the queue, to be written
 
   mutable std::mutex queue_mutex_;
   std::condition_variable wake_, room_;
   std::vector<LogRow> queue_;
   std::optional<int64_t> rows_;  ///< in the file and on their way to it
-  std::exception_ptr error_;     ///< not told yet
+  std::exception_ptr error_;     ///< not thrown yet
   bool failed_ = false, stop_ = false;
 
   std::thread thread_;  ///< last: it uses all of the above

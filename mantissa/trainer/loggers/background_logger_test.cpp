@@ -18,14 +18,14 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// What a MemoryWriter was told; it outlives the logger. Tests read it after a call that waits, or after the
-/// logger's end.
+/// Records a MemoryWriter's calls, and outlives the logger. Tests read it after a call that waits, or after
+/// the logger's end.
 struct Log {
   std::vector<std::string> calls;
-  std::mutex mutex;  ///< a test that holds it holds the writer up
+  std::mutex mutex;  ///< a test that holds it blocks the writer
   std::atomic<int> rows{0};
   std::atomic<bool> fails{false}, throws_a_number{false};
-  bool counts = true;  ///< its rows
+  bool counts = true;  ///< whether the writer counts its rows
 };
 
 class MemoryWriter final : public LogWriter {
@@ -65,12 +65,12 @@ class MemoryWriter final : public LogWriter {
 
 class MemoryLogger final : public BackgroundLogger {
  public:
-  /// An hour between flushes, so that what is seen was caused by something else.
+  /// Flushes by time only every hour, so that a test observes other causes of a write.
   explicit MemoryLogger(Log& log, const BackgroundOptions& options = {.flush_seconds = 3600})
       : BackgroundLogger("memory", "", std::make_unique<MemoryWriter>(log), options) {}
 };
 
-/// Waits for what another thread does; false if it never comes.
+/// Waits for an event in another thread; returns false if it never comes.
 bool comes(const std::function<bool()>& happened) {
   for (int i = 0; i < 10'000; ++i) {
     if (happened()) return true;
@@ -126,7 +126,7 @@ TEST(BackgroundLogger, AFullQueueWaitsAndLosesNothing) {
         ++logged;
       }
     });
-    // Four wait, and as many may be on their way to the writer.
+    // Four rows wait, and four more may be on their way to the writer.
     EXPECT_TRUE(comes([&] { return logged >= 4; }));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_LE(logged, 8);
@@ -165,7 +165,7 @@ TEST(BackgroundLogger, AFailureIsToldOnceByTheNextCall) {
     };
     EXPECT_TRUE(comes(fails));
     log.fails = false;
-    for (int step = 0; step < 100; ++step) logger.log_metrics({}, step);  // more than would fit: none is kept
+    for (int step = 0; step < 100; ++step) logger.log_metrics({}, step);  // more rows than fit; none is kept
     logger.log_hyperparams({{"lr", 0.1}});
     logger.save();
     logger.finalize("failed");
@@ -207,7 +207,7 @@ TEST(BackgroundLogger, AFailureThatNoCallCouldTellIsAWarning) {
               HasSubstr("the memory logger has lost rows: the disk is gone"));
 }
 
-// Nor does one that is no std::exception end the program.
+// An exception that is no std::exception does not end the program either.
 TEST(BackgroundLogger, SurvivesWhateverItsWriterThrows) {
   Log log;
   testing::internal::CaptureStderr();
@@ -232,7 +232,7 @@ TEST(BackgroundLogger, SurvivesWhateverItsWriterThrows) {
 
 TEST(BackgroundLogger, CountsRowsAlsoThoseThatWait) {
   Log log;
-  log.rows = 3;  // of an earlier run
+  log.rows = 3;  // rows of an earlier run
   MemoryLogger logger(log);
   EXPECT_EQ(logger.rows(), 3);
   logger.log_metrics({{"loss", 1}}, 1);
@@ -263,7 +263,7 @@ TEST(BackgroundLogger, KnowsNoCountThatItsWriterDoesNotKeep) {
   EXPECT_EQ(logger.rows(), std::nullopt);
 }
 
-// A logger of one's own that knows only steps.
+// A user's own logger may know only steps.
 TEST(BackgroundLogger, ALoggerWithoutRowsGoesByTheStep) {
   struct BySteps final : Logger {
     std::string name() const override { return "by steps"; }

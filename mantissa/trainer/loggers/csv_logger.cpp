@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kStep = "step";
 
-/// Where we are in the run first, then the metrics by name.
+/// Orders the position in the run first, then the metrics by name.
 struct ColumnOrder {
   static size_t rank(const std::string& name) {
     constexpr std::array<std::string_view, 3> kFirst{"epoch", kStep, "skipped_steps"};
@@ -35,7 +35,7 @@ struct ColumnOrder {
 };
 using Columns = std::set<std::string, ColumnOrder>;
 
-/// As RFC 4180 has it: a name with a comma or quote is quoted, its quotes doubled.
+/// As in RFC 4180, a name with a comma or quote is quoted, and its quotes are doubled.
 std::string quoted(const std::string& name) {
   if (name.find_first_of(",\"") == std::string::npos) return name;
   std::string text = "\"";
@@ -56,7 +56,7 @@ std::string header(const Columns& columns) {
   return line;
 }
 
-/// The names in a header. Quotes that do not match come out as names that give another header.
+/// The names in a header. Unbalanced quotes give names that produce another header.
 Columns parse_header(const std::string& line) {
   Columns columns;
   std::string name;
@@ -87,7 +87,7 @@ std::vector<std::string_view> split(std::string_view line) {
 }
 
 void append_number(std::string& text, double value) {
-  // Some nans have a sign, and print it.
+  // Some nans print a sign.
   fmt::format_to(std::back_inserter(text), "{}", std::isnan(value) ? std::abs(value) : value);
 }
 

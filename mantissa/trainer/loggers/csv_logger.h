@@ -6,16 +6,16 @@
 
 namespace mantissa {
 
-/// Writes `metrics.csv` into a folder: a line for each call of log_metrics(), columns epoch, step and
-/// skipped_steps if they are logged, then every other metric by name; and `hparams.yaml`, as Lightning's
-/// logger of this name does.
+/// Writes `metrics.csv` into a folder, with one line for each call of log_metrics(). The columns are epoch,
+/// step and skipped_steps, if they are logged, and then every other metric by name. Hyperparameters go to
+/// `hparams.yaml`, as in Lightning's logger of this name.
 ///
-/// A metric that appears late gets its column: the file is then rewritten under another name and renamed,
-/// once for all rows of a flush; otherwise it is only appended to. A file that is there is gone on with.
+/// A metric that first appears later gets a column: the file is rewritten under another name and renamed,
+/// once for all rows of a flush. Otherwise the file is only appended to, and so is an existing file.
 /// Numerics: shortest decimals that read back as the same double; "nan", "inf", "-inf".
 /// Memory:   the rows of a flush, not those of the run.
-/// Errors:   those of BackgroundLogger and AppendFile; c10::ValueError for a `metrics.csv` that is not of
-///           this logger.
+/// Errors:   those of BackgroundLogger and AppendFile; c10::ValueError for a `metrics.csv` that no CSVLogger
+///           wrote.
 /// Source:   docs/loggers.md.
 class CSVLogger final : public BackgroundLogger {
  public:

@@ -66,7 +66,7 @@ TEST_F(CSVLoggerTest, GoesOnWithAFileAndDropsTheRowsAfterTheCheckpoint) {
   EXPECT_EQ(rows(), "epoch,step,acc,loss\n0,10,,1\n0,20,,2\n,20,,4\n1,30,,5\n,40,1,\n");
 }
 
-// A checkpoint inside an epoch, then the epoch's own row, at the same step: only the count tells them apart.
+// A row before a checkpoint and the epoch's row after it have the same step: only the count tells them apart.
 TEST_F(CSVLoggerTest, TheCountTellsRowsOfOneStepApart) {
   int64_t at_the_checkpoint = 0;
   {
@@ -87,7 +87,7 @@ TEST_F(CSVLoggerTest, TheCountTellsRowsOfOneStepApart) {
   logger.save();
   EXPECT_EQ(rows(), "step,acc,loss\n2,,1\n4,,2\n4,3,\n");
   EXPECT_EQ(logger.rows(), 3);
-  logger.resume_from(4, 100);  // of a file that has lost some
+  logger.resume_from(4, 100);  // the file has lost some rows
   EXPECT_EQ(logger.rows(), 3);
   logger.resume_from(3);
   EXPECT_EQ(logger.rows(), 1);
@@ -96,7 +96,7 @@ TEST_F(CSVLoggerTest, TheCountTellsRowsOfOneStepApart) {
   EXPECT_EQ(logger.rows(), 0);
 }
 
-// Two runs of one program, one after the other: steps begin anew, and the first run's rows are no later ones.
+// One program makes two runs: steps begin anew, and the first run's rows do not count as later ones.
 TEST_F(CSVLoggerTest, TheCountKeepsAnEarlierRun) {
   write("step,loss\n10,1\n20,2\n");
   CSVLogger logger(folder_);
@@ -151,7 +151,7 @@ TEST_F(CSVLoggerTest, IsOnlyAppendedToWhileNoColumnComes) {
   EXPECT_EQ(content_of(link), "step,loss\n1,1\n2,2\n");  // the same file
   logger.log_metrics({{"acc", 2}}, 3);
   logger.save();
-  EXPECT_EQ(content_of(link), "step,loss\n1,1\n2,2\n");  // another one has its name now
+  EXPECT_EQ(content_of(link), "step,loss\n1,1\n2,2\n");  // another file has the name now
 }
 
 }  // namespace

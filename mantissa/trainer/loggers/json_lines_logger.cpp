@@ -29,7 +29,7 @@ std::string json_of(const std::string& value) { return Json(value).dump(); }
 
 std::string time_field(double wall_time) { return fmt::format(R"("wall_time":{:.6f})", wall_time); }
 
-/// The step of a row; unset for a line that is none.
+/// The step of a row; unset for a line that is no row.
 std::optional<int64_t> step_of(const std::string& line) {
   const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!row.is_object() || !row.contains("step") || !row["step"].is_number_integer()) return std::nullopt;

@@ -17,7 +17,7 @@ namespace {
 
 class JSONLinesLoggerTest : public InFolder {
  protected:
-  /// With times replaced by T.
+  /// The file's lines, with times replaced by T.
   std::string lines() const {
     return std::regex_replace(content_of(folder_ / "metrics.jsonl"), std::regex(R"("wall_time":\d+\.\d{6})"),
                               "\"wall_time\":T");
@@ -75,7 +75,7 @@ TEST_F(JSONLinesLoggerTest, GoesOnWithAFileAndDropsTheRowsAfterTheCheckpoint) {
             "{\"step\":30,\"wall_time\":T,\"a\":3}\n");
 }
 
-// Rows alone are counted: what the run was told and how it ended stays.
+// Only rows are counted: hyperparameters and the final status stay.
 TEST_F(JSONLinesLoggerTest, TheCountTellsRowsOfOneStepApart) {
   {
     JSONLinesLogger logger(folder_);

@@ -7,9 +7,9 @@
 
 namespace mantissa {
 
-/// `folder`, created with those above it if it is not there; as an absolute path, for the program may change
-/// its own folder while it logs.
-/// Errors: c10::Error naming it and the system's reason.
+/// Creates `folder` and its parents if they are missing. Returns it as an absolute path, because the program
+/// may change its working directory while it logs.
+/// Errors: c10::Error with the folder and the system's reason.
 inline std::filesystem::path make_log_dir(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);

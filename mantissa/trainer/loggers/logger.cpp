@@ -61,7 +61,7 @@ double MetricValue::read() const {
   if (!on_device_) return value_;
   const at::Device device = on_device_->value.device();
   on_device_->computed.synchronize();
-  // On the default stream the copy would wait for all that training has queued there since.
+  // On the default stream the copy would wait for everything that training has queued there since.
   const c10::StreamGuard guard(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
   return on_device_->value.item<double>();
 }

@@ -1,6 +1,6 @@
-// What a row costs the training thread: a map of five metrics is made, one of them a tensor, and logged.
-// Against it, in turn, A B A B ..., what a logger without a thread would do: the row formatted, written and
-// flushed at once. The rows are counted in the files afterwards.
+// Measures the cost of a row on the training thread: a map of five metrics, one of them a tensor, is made and
+// logged. Alternates (A B A B ...) with a logger without a thread, which formats, writes and flushes the row
+// at once. Afterwards the rows in the files are counted.
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <chrono>
@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Between two flushes of a fast run. Less than makes a logger's thread wake up by itself.
+/// Rows between two flushes of a fast run. They are too few to wake a logger's thread early.
 constexpr int64_t kRows = 200;
 
 MetricValues metrics(const at::Tensor& loss) {

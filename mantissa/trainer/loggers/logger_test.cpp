@@ -1,4 +1,4 @@
-// What every logger that writes files must do.
+// Tests for every logger that writes files.
 #include "mantissa/trainer/loggers/logger.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ TEST(MetricValue, RefusesWhatIsNotOneRealNumber) {
 
 TEST(MetricValue, ReadsATensorOnCudaWhereItIsWritten) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
-  // Queued behind work on a stream that the reading thread does not know.
+  // The value is queued behind work on a stream that the reading thread does not know.
   const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
   const c10::StreamGuard guard(cuda.getStreamFromGlobalPool(at::Device("cuda:0")));
   at::Tensor work = torch::ones({2048, 2048}, torch::kCUDA);
@@ -56,7 +56,7 @@ TEST(MetricValue, ReadsATensorOnCudaWhereItIsWritten) {
 struct Kind {
   const char* name;
   std::shared_ptr<Logger> (*make)(const fs::path& folder, const BackgroundOptions& options);
-  /// Rows in its file.
+  /// Counts the rows in its file.
   int64_t (*rows)(const std::string& content);
 };
 
@@ -81,7 +81,7 @@ class EveryLogger : public InFolder, public testing::WithParamInterface<Kind> {
   std::shared_ptr<Logger> make(const BackgroundOptions& options = {}) const {
     return GetParam().make(folder_, options);
   }
-  /// Of the one file that a logger keeps rows in.
+  /// The one file in which a logger keeps rows.
   fs::path file() const {
     for (const auto& entry : fs::directory_iterator(folder_))
       if (entry.path().filename() != "hparams.yaml") return entry.path();

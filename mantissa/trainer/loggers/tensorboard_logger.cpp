@@ -11,7 +11,7 @@
 namespace mantissa {
 namespace {
 
-/// Of a Markdown table.
+/// Escapes a cell of a Markdown table.
 std::string cell(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
@@ -56,7 +56,7 @@ class TensorBoardWriter final : public LogWriter {
   }
 
   void resume_from(int64_t step, std::optional<int64_t> /*rows*/, double wall_time) override {
-    // Twice: TensorBoard takes the first that it sees in a folder for the start of the first run.
+    // Written twice, because TensorBoard takes the first one in a folder for the start of the first run.
     const Event restart{.wall_time = wall_time, .step = step + 1, .restarts = true};
     file_.write(std::vector{restart, restart});
   }

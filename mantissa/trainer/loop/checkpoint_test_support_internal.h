@@ -1,4 +1,4 @@
-// For tests of what is saved: which checkpoints a folder holds.
+// Support for tests of checkpoints: lists the checkpoints in a folder.
 #pragma once
 
 #include <string>

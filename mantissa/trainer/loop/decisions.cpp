@@ -17,7 +17,7 @@ void Decisions::set_up(int64_t batches_per_epoch, bool validates) {
   validate_every_ = batches_per_epoch;
   const BatchLimit& interval = options_.val_check_interval;
   if (interval.is_all()) return;
-  // A share of an epoch that is shorter than one batch is one, as Lightning has it.
+  // A share below one batch counts as one batch, as in Lightning.
   validate_every_ = interval.is_share()
                         ? interval.of_at_least_one(batches_per_epoch)
                         : interval.of(std::numeric_limits<int64_t>::max(), "val_check_interval");
@@ -58,7 +58,7 @@ Decision Decisions::decide(const Boundary& boundary, const Vote& wants_checkpoin
     decision.end = interrupted_by_ != 0 || has_all_epochs || has_all_steps || flags[1] != 0 ||
                    (flags[2] != 0 && has_enough);
   }
-  // What a run ends on is validated when its epoch is over, whatever the interval.
+  // The last state of a run is validated when its epoch is over, whatever the interval.
   const bool is_due = boundary.is_between_epochs
                           ? decision.end && now.batches > 0 && !progress_.is_validated()
                           : is_validation_due() && (!decision.end || !boundary.has_next);

@@ -12,27 +12,28 @@
 
 namespace mantissa {
 
-/// A place between two batches, or between two epochs, where a fit asks what comes next.
+/// A place between two batches, or between two epochs, where a fit decides what comes next.
 struct Boundary {
-  int64_t whole_epochs = 0;  ///< that are over
+  int64_t whole_epochs = 0;  ///< completed epochs
   bool is_between_epochs = false;
   /// Whether the epoch has another batch.
   bool has_next = false;
-  /// Inside an accumulation window training does not end.
+  /// Training does not end inside an accumulation window.
   bool may_end = true;
 };
 
-/// What comes next.
+/// The decisions at a boundary.
 struct Decision {
   bool end = false;
   bool validate = false;
   std::vector<bool> save = {};  ///< by callback: whether its checkpoint is due
 };
 
-/// All that several processes must decide alike, in one place. Here alone a fit looks at signals, at the clock
-/// and at stop(), and asks callbacks for their votes; what this process sees of them counts for every process
-/// (Strategy::reduce_max). The rest follows from counts that are the same everywhere. So does whether a step
-/// is skipped, which follows from gradients that were summed over the processes.
+/// Makes all decisions that several processes must make alike. Only here does a fit check signals, the clock
+/// and stop(), and ask callbacks whether a checkpoint is due. Any process's answer counts for every process
+/// (Strategy::reduce_max). Everything else follows from counts that are the same everywhere. Whether a step
+/// is skipped is the same everywhere too, because it follows from gradients that were summed over the
+/// processes.
 class Decisions {
  public:
   /// Whether a callback wants a checkpoint now.
@@ -41,16 +42,16 @@ class Decisions {
   Decisions(const TrainerOptions& options, const Progress& progress, StopRequest& stop, Strategy& strategy)
       : options_(options), progress_(progress), stop_(stop), strategy_(strategy) {}
 
-  /// Errors: c10::ValueError for a val_check_interval that does not fit the epoch, and in all processes alike if
-  ///         they have not as many callbacks.
+  /// Errors: c10::ValueError for a val_check_interval that does not fit the epoch, and in all processes if
+  ///         they have different numbers of callbacks.
   void set_up(int64_t batches_per_epoch, bool validates);
   /// Whether a validation may come before an epoch's last batch.
   bool validates_inside_epochs() const;
 
   Decision decide(const Boundary& boundary, const Vote& wants_checkpoint = nullptr);
-  /// Whether the options ask for a validation here which has not been made.
+  /// Whether the options ask for a validation here that has not run yet.
   bool is_validation_due() const;
-  /// The signal that has ended training, else 0.
+  /// The signal that ended training, else 0.
   int interrupted_by() const { return interrupted_by_; }
 
  private:

@@ -8,7 +8,7 @@
 namespace mantissa::decisions_test {
 namespace {
 
-/// A fit of 4 batches an epoch, each of which is a step.
+/// A fit with 4 batches per epoch, each of which is a step.
 struct Fit {
   explicit Fit(TrainerOptions given = {}) : options(std::move(given)) { decisions.set_up(4, true); }
   void take(int batches) {

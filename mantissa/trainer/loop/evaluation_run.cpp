@@ -13,8 +13,8 @@
 namespace mantissa {
 namespace {
 
-/// Puts a module into evaluation mode and each of its parts back into the mode it had: a layer that the user
-/// has frozen stays so.
+/// Puts a module into evaluation mode, and at its end restores the mode of each submodule: a layer that the
+/// user has frozen stays frozen.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : root_(module) {
@@ -25,7 +25,7 @@ class EvaluationMode {
   }
   ~EvaluationMode() {
     root_.train(was_training_);
-    // Parents come before their children, and train() reaches down: so the children's own word is the last.
+    // modules() lists parents before children, and train() also sets the children, so children are set last.
     for (const auto& [part, was_training] : parts_) part->train(was_training);
   }
   EvaluationMode(const EvaluationMode&) = delete;
@@ -50,7 +50,7 @@ bool TrainerRun::evaluate(Loader& loader, int64_t batches,
                           const std::function<void(const Batch&, int64_t)>& step) {
   const EvaluationMode evaluation(task_.module());
   BatchTransfer transfer = batch_transfer();
-  // Fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
+  // Batches are fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
   const auto begin_next = [&] {
     std::optional<Batch> batch = batches-- > 0 ? loader.next() : std::nullopt;
     if (batch) transfer.begin(*std::move(batch));
@@ -81,9 +81,9 @@ Metrics TrainerRun::validation_pass(Loader& val, int64_t batches) {
     }
     tell([&](Callback& c) { c.on_validation_batch_end(trainer_, index); });
   });
-  // Means over some of the batches would pass for all.
+  // Means over some of the batches would look like means over all.
   const Metrics result = is_whole ? means.compute() : Metrics();
-  // Before callbacks hear of it: what one of them saves now was validated.
+  // Comes before the callbacks: a checkpoint that one of them saves now counts as validated.
   if (is_whole) end_validation();
   if (!is_sanity_checking_) {
     metrics_.set_validation(result);

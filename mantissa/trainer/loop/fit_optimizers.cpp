@@ -103,7 +103,8 @@ std::function<bool(const at::Tensor&)> FitOptimizers::parameters_kept_elsewhere(
   };
 }
 
-/// What a task that steps by itself has summed up and not stepped on: gradients by their weights' names.
+/// Gradients that a task with manual optimization has accumulated and not used in a step, by their weights'
+/// names.
 StateDict FitOptimizers::waiting_gradients() const {
   StateDict gradients;
   if (std::find(waiting_.begin(), waiting_.end(), true) == waiting_.end()) return gradients;

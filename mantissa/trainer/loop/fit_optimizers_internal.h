@@ -13,27 +13,29 @@
 
 namespace mantissa {
 
-/// The optimizers of a fit, their schedules, and the gradients that wait for a step of them.
+/// The optimizers of a fit, their schedules, and the gradients that wait for a step.
 class FitOptimizers final : public RunPart {
  public:
   FitOptimizers(Task& task, Precision& precision) : task_(task), precision_(precision) {}
 
-  /// Errors: c10::ValueError and c10::TypeError for optimizers that do not fit together, or to the options.
+  /// Errors: c10::ValueError and c10::TypeError for optimizers that do not fit together or do not fit the
+  ///         options.
   void set_up(const TrainerOptions& options);
   bool are_set_up() const { return !configs_.empty(); }
   std::vector<OptimizerConfig>& configs() { return configs_; }
   const std::vector<OptimizerConfig>& configs() const { return configs_; }
-  /// The one of automatic optimization.
+  /// The optimizer of automatic optimization.
   torch::optim::Optimizer& first() const { return *configs_.front().optimizer; }
 
   void begin_epoch();
-  /// manual_backward() was called: for which of the optimizers, nobody knows.
+  /// Records a manual_backward(). Its gradients may belong to any of the optimizers.
   void note_manual_backward() { waiting_.assign(waiting_.size(), true); }
   void note_step(const OptimizerConfig& config, const StepResult& step);
-  /// After a step of automatic optimization. Asks whether `step` was skipped only if a schedule needs to know.
+  /// Called after a step of automatic optimization. Reads whether `step` was skipped only if a schedule needs
+  /// it.
   void advance_step_schedules(const StepResult& step, const Progress& progress);
-  /// After a whole epoch of automatic optimization.
-  /// Errors: c10::ValueError for a plateau's monitor that was never logged.
+  /// Called after a complete epoch of automatic optimization.
+  /// Errors: c10::ValueError for a plateau schedule whose monitor was never logged.
   void advance_epoch_schedules(const Progress& progress, const RunMetrics& metrics);
 
   void save(StateDict& state) const override;
@@ -42,7 +44,7 @@ class FitOptimizers final : public RunPart {
  private:
   /// Whether an optimizer took a step in this epoch, so that its schedule advances.
   bool has_stepped(size_t optimizer) const;
-  /// Whether the model's weights or the mode's state hold a parameter of an optimizer.
+  /// Returns a predicate: whether the model's weights or the mode's state hold an optimizer's parameter.
   std::function<bool(const at::Tensor&)> parameters_kept_elsewhere() const;
   StateDict waiting_gradients() const;
   void load_waiting_gradients(const StateReader& state);
@@ -51,9 +53,9 @@ class FitOptimizers final : public RunPart {
   Precision& precision_;
   bool is_automatic_ = true;
   std::vector<OptimizerConfig> configs_;
-  // By optimizer.
-  std::vector<int64_t> epoch_steps_;       ///< its steps in this epoch
-  std::vector<SkippedSteps> epoch_skips_;  ///< those of them that were skipped
+  // One entry per optimizer.
+  std::vector<int64_t> epoch_steps_;       ///< steps in this epoch
+  std::vector<SkippedSteps> epoch_skips_;  ///< skipped steps in this epoch
   std::vector<bool> waiting_;              ///< whether manual_backward() came after its last step
 };
 

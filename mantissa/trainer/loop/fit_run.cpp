@@ -1,4 +1,4 @@
-// Epochs: which batch comes next, and what is due between two of them.
+// Epochs: chooses the next batch, and does what is due between two batches.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -17,7 +17,7 @@
 namespace mantissa {
 namespace {
 
-/// The first batches of a loader's epoch 0, again and again.
+/// Repeats the first batches of a loader's epoch 0.
 class FirstBatches final : public Loader {
  public:
   FirstBatches(Loader& loader, int64_t count) {
@@ -46,7 +46,7 @@ void check_loaders(const Loader& train, const Loader* val) {
                     "fit: the validation loader has no batches; give it data or leave it out");
 }
 
-/// What only training tells: whether the task and the options fit together.
+/// Checks that the options fit a task that steps by itself.
 void check_task(const Task& task, const TrainerOptions& options) {
   if (task.automatic_optimization()) return;
   TORCH_CHECK_VALUE(options.gradient_clip_val == 0, "fit: gradient_clip_val=", options.gradient_clip_val,
@@ -91,7 +91,7 @@ FitResult FitRun::fit(Loader& train, Loader* val, const std::filesystem::path& c
     if (!options_.overfit_batches.is_none()) {
       first_batches.emplace(train, options_.overfit_batches.of(train.size(), "overfit_batches"));
       from = &*first_batches;
-      // Its own place in them: a validation inside the epoch must not move training's.
+      // Validation gets its own position in them: a validation inside the epoch must not move training's.
       if (val) val = &same_batches.emplace(*first_batches);
     }
     set_up(*from, options_.limit_val_batches.is_none() ? nullptr : val, ckpt_path);
@@ -100,7 +100,7 @@ FitResult FitRun::fit(Loader& train, Loader* val, const std::filesystem::path& c
     tell([&](Callback& c) { c.on_train_start(trainer_); });
     while (batches_per_epoch_ > 0) {
       const Decision decision = decide_between_epochs();
-      // A run that resumes though all its steps were taken may still lack the validation that it ended on.
+      // A resumed run that has taken all its steps may still lack its last validation.
       if (decision.end && !decision.validate) break;
       train_epoch();
     }
@@ -117,7 +117,7 @@ void FitRun::set_up(Loader& train, Loader* val, const std::filesystem::path& ckp
   std::optional<Checkpoint> checkpoint;
   if (!ckpt_path.empty()) checkpoint = read(ckpt_path);
   set_up_model();
-  // Before the optimizers, whose master weights are made from the weights.
+  // This comes before the optimizers, because master weights are made from the weights.
   if (checkpoint) load_model(*checkpoint, from);
   strategy_.setup_module(task_.module());
   optimizers_.set_up(options_);
@@ -166,7 +166,7 @@ void FitRun::train_epoch() {
   train_->set_epoch(now.epoch);
   if (is_resumed) train_->skip(now.batches);
   tell([&](Callback& c) { c.on_train_epoch_start(trainer_, now.epoch); });
-  // One batch ahead, so that the last batch of the epoch is known to be it, and reaches a GPU in time.
+  // Reads one batch ahead, so that the epoch's last batch is known and each batch reaches a GPU in time.
   BatchTransfer transfer = batch_transfer();
   const auto begin_batch = [&](int64_t index) {
     std::optional<Batch> batch = index < batches_per_epoch_ ? train_->next() : std::nullopt;
@@ -178,7 +178,7 @@ void FitRun::train_epoch() {
   TORCH_CHECK_VALUE(has_batch || is_resumed || batches_per_epoch_ == 0,
                     "fit: the training loader gave no batch in epoch ", now.epoch,
                     "; a loader must begin again at set_epoch()");
-  // As when the checkpoint was written: this batch had been fetched, and no validation begun.
+  // The checkpoint was written at this point: this batch had been fetched, and no validation had begun.
   random_numbers_.resume();
   bool ends_here = is_resumed && settle({.whole_epochs = now.epoch, .has_next = has_batch}, nullptr);
   while (has_batch && !ends_here) {
@@ -186,7 +186,7 @@ void FitRun::train_epoch() {
     const TrainBatch done = train_batch(transfer, !has_next);
     tell([&](Callback& c) { c.on_train_batch_end(trainer_, done); });
     progress_.end_batch();
-    logs_.end_row();  // one of its own in every run, whatever is saved between it and the epoch's
+    logs_.end_row();  // the batch's row stays apart from the epoch's, whatever is saved between them
     has_batch = has_next;
     ends_here = settle(
         {.whole_epochs = now.epoch, .has_next = has_batch, .may_end = done.stepped || !is_automatic_}, &done);
@@ -204,7 +204,7 @@ bool FitRun::settle(const Boundary& boundary, const TrainBatch* done) {
     if (decision.save[i]) options_.callbacks[i]->on_checkpoint_due(trainer_);
   if (decision.validate) {
     validate();
-    decision = decisions_.decide(boundary);  // what was measured may have called stop()
+    decision = decisions_.decide(boundary);  // a callback may have called stop() in the validation
   }
   return decision.end;
 }
@@ -219,12 +219,12 @@ void FitRun::end_epoch(bool is_whole) {
   metrics_.end_training(progress_.now());
   if (decide_between_epochs(is_whole).validate) {
     validate();
-    decide_between_epochs(is_whole);  // a signal may have cut it short
+    decide_between_epochs(is_whole);  // a signal may have cut the validation short
     is_whole = is_whole && progress_.is_validated();
   }
   metrics_.end_epoch();
   const Metrics& means = metrics_.of_epoch();
-  // Means over a part of the epoch would stand beside those of the run that resumes from here.
+  // Means over a part of the epoch would appear next to those of the resumed run.
   if (is_whole || interrupted_by() == 0) logs_.add({means.begin(), means.end()}, progress_);
   if (is_whole) {
     progress_.end_epoch();
@@ -237,7 +237,8 @@ void FitRun::validate() {
   validation_pass(*val_, options_.limit_val_batches.of(val_->size(), "limit_val_batches"));
 }
 
-/// Inside a window training continues to its end, where this validation would no longer be due.
+/// A signal does not cut a validation short inside a window: training continues to the window's end, where
+/// the validation would no longer be due.
 bool FitRun::is_cut_short() const { return !progress_.is_inside_window() && TrainerRun::is_cut_short(); }
 
 void FitRun::begin_validation() {
@@ -250,7 +251,7 @@ void FitRun::end_validation() {
   random_numbers_.end_validation();
 }
 
-/// The Trainer keeps this run, and the loaders may die before it.
+/// The Trainer keeps this run, and the loaders may be destroyed before it.
 void FitRun::release() {
   tracer_.clear();
   train_ = val_ = nullptr;

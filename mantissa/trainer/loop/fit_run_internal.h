@@ -30,7 +30,7 @@ class FitRun final : public TrainerRun {
   Checkpoint checkpoint();
   const std::vector<OptimizerConfig>& optimizers() const { return optimizers_.configs(); }
 
-  // What a task that steps by itself calls.
+  // Called by a task with manual optimization.
   std::vector<TaskOptimizer>& task_optimizers() { return task_optimizers_; }
   void manual_backward(const at::Tensor& loss);
   StepResult manual_step(OptimizerConfig& config, const std::function<at::Tensor()>& closure);
@@ -42,7 +42,7 @@ class FitRun final : public TrainerRun {
   void set_up_epochs(const Loader& train, const Loader* val);
   void check_sanity();
   void train_epoch();
-  /// Does what is due between two batches. Returns whether training ends here.
+  /// Does everything that is due between two batches. Returns whether training ends here.
   bool settle(const Boundary& boundary, const TrainBatch* done);
   Decision decide_between_epochs(bool epoch_is_over = false);
   void end_epoch(bool is_whole);
@@ -63,10 +63,10 @@ class FitRun final : public TrainerRun {
   bool is_inside_training_step() const { return sink_.is_training_step; }
 
   // resume.cpp: checkpoints.
-  /// In the order in which they are loaded: where the run stands comes last, because a run that has not moved
-  /// saves nothing, should an earlier part fail.
+  /// The parts in the order of loading. The progress comes after the parts that may fail to load: if one
+  /// fails, the run is still at its beginning and saves nothing.
   std::vector<RunPart*> parts();
-  /// The checkpoint at `path`, or the newest whole one in that folder.
+  /// Reads the checkpoint at `path`, or the newest complete one in that folder.
   static Checkpoint read(const std::filesystem::path& path);
   void load_model(const Checkpoint& checkpoint, const std::string& from);
   void resume(const Checkpoint& checkpoint, const std::string& from);
@@ -81,8 +81,8 @@ class FitRun final : public TrainerRun {
   const bool is_automatic_;
   Loader *train_ = nullptr, *val_ = nullptr;
   int64_t batches_per_epoch_ = 0;
-  int64_t window_size_ = 1;  ///< batches of an accumulation window
-  StepResult manual_step_;   ///< the last one of the batch at hand
+  int64_t window_size_ = 1;  ///< batches per accumulation window
+  StepResult manual_step_;   ///< the last step of the current batch
 
   FitOptimizers optimizers_;
   SavedPrecision saved_precision_;

@@ -1,4 +1,4 @@
-// How long a fit lasts, what it validates and when.
+// Tests how long a fit lasts, what it validates and when.
 #include <chrono>
 #include <csignal>
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Writes down the hooks as they come.
+/// Records the hooks in order.
 struct Diary final : Callback {
   void setup(Trainer&, Stage stage) override { note(stage == Stage::kFit ? "setup fit" : "setup"); }
   void on_fit_start(Trainer&, const FitPlan& plan) override {
@@ -76,7 +76,7 @@ struct FitRun {
   OneWeight task;
 };
 
-/// Fits four batches (1, 2, 3, 4) with two of validation.
+/// Fits four batches (1, 2, 3, 4) with two validation batches.
 std::unique_ptr<FitRun> fit(TrainerOptions options, int64_t stops_at = -1) {
   auto run = std::make_unique<FitRun>();
   run->diary->stops_at = stops_at;
@@ -206,7 +206,7 @@ TEST(FitRun, OverfitsOnTheSameBatchesAndValidatesOnThem) {
   EXPECT_DOUBLE_EQ(run->result.metrics.at("val_x"), 1.5);
   EXPECT_EQ(fit({.overfit_batches = 0.25})->result.steps, 1);
 
-  // A shuffling loader gives other batches in each epoch, and must not here.
+  // A shuffling loader gives other batches in each epoch, which must not happen here.
   struct Remembers : OneWeight {
     at::Tensor training_step(const Batch& batch, int64_t /*index*/) override {
       seen.push_back(batch.data.sum().item<float>());
@@ -328,7 +328,7 @@ TEST(FitRun, ACheckpointOfAFitThatFailedEarlyIsNotThatOfTheOneBefore) {
   EXPECT_THAT(asks->said, HasSubstr("no fit is going on"));
 }
 
-/// On the CPU a step reads its loss for the mean. That a fused optimizer skips a step is asked by nobody.
+/// On the CPU a step reads its loss for the mean. Nothing reads whether a fused optimizer skipped the step.
 TEST(FitRun, AFusedOptimizersStepReadsNoMoreInAnyModeThanInFloat32) {
   struct Fused : OneWeight {
     std::vector<OptimizerConfig> configure_optimizers() override {
@@ -376,7 +376,7 @@ TEST(FitRun, NF01_DetectsAnomaliesWhileItLastsAndNoLonger) {
     }
   } task;
   ListLoader train = loader_of({0});
-  Trainer({.device = "cpu"}).fit(task, train);  // nan, and nobody asked
+  Trainer({.device = "cpu"}).fit(task, train);  // the loss is nan, and nothing reports it
   task.net->weight.data().fill_(0);
   EXPECT_THAT(error_of([&] { Trainer({.device = "cpu", .detect_anomaly = true}).fit(task, train); }),
               HasSubstr("Function 'SqrtBackward0' returned nan values"));

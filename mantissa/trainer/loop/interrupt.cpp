@@ -22,7 +22,7 @@ InterruptScope::InterruptScope() : owner_(!installed.exchange(true)) {
   requested_signal = 0;
   struct sigaction action {};
   action.sa_handler = on_signal;
-  // SA_RESETHAND: the first signal asks, the second kills. SA_RESTART: reads of data go on.
+  // SA_RESETHAND: the first signal asks, the second kills. SA_RESTART: interrupted reads continue.
   action.sa_flags = SA_RESETHAND | SA_RESTART;
   for (size_t i = 0; i < kSignals.size(); ++i) {
     sigaction(kSignals[i], nullptr, &previous[i]);

@@ -35,7 +35,7 @@ TEST(InterruptScope, LeavesAnIgnoredSignalIgnoredAndRestoresTheHandlerBefore) {
     InterruptScope outer;
     InterruptScope inner;  // nesting changes nothing
     std::raise(SIGINT);
-    EXPECT_EQ(InterruptScope::requested(), 0);  // what nohup or a shell made deaf stays deaf
+    EXPECT_EQ(InterruptScope::requested(), 0);  // a signal that nohup or a shell has ignored stays ignored
   }
   struct sigaction after {};
   sigaction(SIGINT, &before, &after);

@@ -4,7 +4,7 @@
 
 namespace mantissa {
 
-/// `name`, with a number behind it where `keyed` already has that name: "csv", "csv#2".
+/// Returns `name`, with a number appended if `keyed` already has that name: "csv", "csv#2".
 template <typename Keyed>
 std::string unused_key(const Keyed& keyed, const std::string& name) {
   std::string key = name;

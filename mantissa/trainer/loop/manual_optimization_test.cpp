@@ -22,7 +22,7 @@ torch::nn::Linear weight_of(float value) {
   return linear;
 }
 
-/// Two weights with an optimizer each, and one loss for both: a * x + b * x.
+/// Has two weights with an optimizer each, and one loss for both: a * x + b * x.
 class Pair : public Task {
  public:
   Pair() {

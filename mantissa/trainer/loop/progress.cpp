@@ -12,8 +12,7 @@ namespace {
 /// Thirty thousand years.
 constexpr double kMaxSeconds = 1e12;
 
-/// Errors: c10::ValueError for a number that no run can have reached, and for two that no run can have
-///         together.
+/// Errors: c10::ValueError for a number that no run can reach, and for two that no run can have together.
 FitProgress progress_of(const StateReader& state) {
   const FitProgress progress{state.at("epoch").to_count(), state.at("batches").to_count(),
                              state.at("total_batches").to_count(), state.at("global_step").to_count(),
@@ -30,7 +29,7 @@ FitProgress progress_of(const StateReader& state) {
   return progress;
 }
 
-/// Of a checkpoint that says how many batches its run's epochs had: it cannot be further on in one.
+/// Checks the batch against the number of batches per epoch, if the checkpoint has that.
 void check_inside_epoch(const StateReader& state, const FitProgress& progress) {
   const auto setup = state.find("setup");
   const auto text = setup ? setup->find(kBatchesAnEpoch) : std::nullopt;

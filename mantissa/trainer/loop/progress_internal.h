@@ -10,21 +10,21 @@
 
 namespace mantissa {
 
-/// Where a run stands: its epochs, batches and steps, the accumulation window that is open, and the time.
+/// The position of a run: its epochs, batches and steps, the open accumulation window, and the time.
 ///
-/// Gradients of an open window are not saved. A resumed run begins the window again, so that what is saved
-/// inside one is the progress before it.
+/// Gradients of an open window are not saved. A resumed run starts the window again, so a checkpoint inside a
+/// window stores the progress from before it.
 class Progress final : public RunPart {
  public:
   const FitProgress& now() const { return now_; }
   const SkippedSteps& skipped_steps() const { return skipped_steps_; }
-  /// Of all runs that this one resumes, too.
+  /// Includes the time of all runs that this one resumes.
   double seconds() const { return earlier_seconds_ + own_seconds(); }
   double own_seconds() const;
 
-  /// Where a run begins that resumes from what is saved now.
+  /// The position from which a run continues that resumes from the state saved now.
   FitProgress resumes_at() const;
-  /// Whether it continues bit for bit: not from inside a batch or a window.
+  /// Whether that run continues bit for bit. It does not if the state is saved inside a batch or a window.
   bool resumes_exactly() const;
   bool is_validated() const { return now_.validated_batches == now_.total_batches; }
 
@@ -33,17 +33,17 @@ class Progress final : public RunPart {
   bool is_inside_window() const { return window_batches_ > 0; }
 
   void begin_batch() { place_ = Place::kComputing; }
-  /// The batch's gradients wait for a step.
+  /// Adds a batch whose gradients wait for a step.
   void extend_window() { ++window_batches_; }
   void end_window() { window_batches_ = 0; }
   void add_step(const StepResult& step);
-  /// The last write of the batch is done, and callbacks hear of it next.
+  /// The batch has made its last write, and its callbacks come next.
   void end_computing() { place_ = Place::kReporting; }
   void count_batch();
   void end_batch() { place_ = Place::kBetweenBatches; }
   void end_validation() { now_.validated_batches = now_.total_batches; }
   void end_epoch();
-  /// An exception ends the run: inside a batch, if the batch has not ended.
+  /// Records that an exception ends the run, which counts as inside a batch if the batch has not ended.
   void fail() { is_broken_ = place_ != Place::kBetweenBatches; }
 
   void save(StateDict& state) const override;
@@ -62,7 +62,7 @@ class Progress final : public RunPart {
   double earlier_seconds_ = 0;
 };
 
-/// What a checkpoint calls the number of batches an epoch had, in "setup".
+/// The key in "setup" under which a checkpoint stores the number of batches per epoch.
 inline constexpr const char* kBatchesAnEpoch = "number of batches an epoch";
 
 }  // namespace mantissa

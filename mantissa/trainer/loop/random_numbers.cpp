@@ -14,7 +14,7 @@ void RandomNumbers::begin_validation() { of_validation_ = rng_state(); }
 void RandomNumbers::resume() {
   if (!to_resume_) return;
   const std::vector<std::string> missing = load_rng_state(StateReader(*to_resume_, "rng"));
-  to_resume_.reset();  // only now: should that fail, what is saved still has them
+  to_resume_.reset();  // only now: if loading fails, a checkpoint still has them
   if (!missing.empty()) {
     TORCH_WARN(
         "the random numbers of ", join_names(missing),

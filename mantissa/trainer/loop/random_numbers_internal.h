@@ -7,13 +7,14 @@
 
 namespace mantissa {
 
-/// Where the default generators stood when the next thing that a resumed run does began.
+/// The states of the default generators from the start of the first thing that a resumed run does: a batch,
+/// or the validation that was cut short.
 class RandomNumbers final : public RunPart {
  public:
-  /// A resumed run makes a validation again that was broken off, with the numbers that it began with.
+  /// A resumed run repeats a validation that was cut short with the random numbers that it started with.
   void begin_validation();
   void end_validation() { of_validation_.reset(); }
-  /// Puts the generators back once, before the first batch of a resumed run.
+  /// Restores the generators once, before the first batch of a resumed run.
   void resume();
 
   void save(StateDict& state) const override;

@@ -1,4 +1,4 @@
-// What a run must remember to continue bit for bit, and how a later run takes it up.
+// Saves what a run needs to continue bit for bit, and loads it in a later run.
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -20,7 +20,7 @@
 namespace mantissa {
 namespace {
 
-/// "12 weights from Float to BFloat16" for weights that lose bits on their way into the module.
+/// Returns "12 weights are rounded from Float to BFloat16" if weights lose bits on their way into the module.
 std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch::nn::Module& module) {
   int64_t count = 0;
   at::ScalarType source{}, target{};
@@ -38,7 +38,7 @@ std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch:
          c10::toString(source) + " to " + c10::toString(target);
 }
 
-/// Master weights are more exact than the weights that they were rounded to, in whatever mode this run is.
+/// Master weights are more exact than the weights rounded from them, so they are loaded in every mode.
 void load_master_weights(torch::nn::Module& module, const Checkpoint& checkpoint, const std::string& from) {
   const StateReader state = StateReader(checkpoint.state, from).at("precision").at("state");
   const std::map<std::string, at::Tensor> masters = master_weights_of(state);
@@ -76,7 +76,7 @@ Checkpoint FitRun::checkpoint() {
 
 Checkpoint FitRun::read(const std::filesystem::path& path) {
   std::error_code error;
-  // A checkpoint's own folder holds none.
+  // A checkpoint's own folder contains no checkpoints.
   std::optional<NewestCheckpoint> newest;
   if (std::filesystem::is_directory(path, error)) newest = load_newest(path);
   TORCH_CHECK_VALUE(newest || !std::filesystem::is_directory(path, error) ||

@@ -1,4 +1,4 @@
-// Going on from a checkpoint where something was under way: a validation, a window, nothing at all.
+// Tests resuming from a checkpoint of a run inside a validation, inside a window, or with nothing under way.
 #include <csignal>
 #include <filesystem>
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// What it does is drawn: the weight says whether the random numbers were the right ones.
+/// Draws random numbers in each step: the weight shows whether they were the right ones.
 struct Draws : OneWeight {
   at::Tensor training_step(const Batch& batch, int64_t) override {
     calls += "f";
@@ -52,7 +52,7 @@ struct Draws : OneWeight {
 
 class Resume : public InFolder {
  protected:
-  /// Fits batches 1 to 4, validated on one, with checkpoints in the folder `name`.
+  /// Fits batches 1 to 4 with two validation batches, and saves checkpoints in the folder `name`.
   FitResult fit(Draws& task, const std::string& name, TrainerOptions options, const std::string& from = "") {
     ListLoader train = loader_of({1, 2, 3, 4}), val = loader_of({1, 1});
     options.device = "cpu";
@@ -70,7 +70,7 @@ class Resume : public InFolder {
   }
   double whole(TrainerOptions options) {
     Draws task;
-    torch::manual_seed(3);  // not before: a layer's first weights are drawn, too
+    torch::manual_seed(3);  // after the constructor, which draws the first weights
     fit(task, "whole", std::move(options));
     return task.weight();
   }
@@ -97,7 +97,7 @@ struct Multiplies : Draws {
   }
 };
 
-/// They decide the bits, and another process might measure others to be the fastest.
+/// The kernels determine the bits, and another process might measure other kernels to be the fastest.
 TEST_F(Resume, ComputesWithTheCpuKernelsOfTheCheckpoint) {
   if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
   const auto product = [] {
@@ -226,7 +226,7 @@ TEST_F(Resume, GradientsThatATaskHasNotSteppedOnAreKept) {
   }
 }
 
-/// Whether the checkpoint promises to go on bit for bit.
+/// Whether the checkpoint promises to continue bit for bit.
 bool is_exact(const std::filesystem::path& checkpoint) {
   return StateReader(read_manifest(checkpoint).state, "").at("exact").to_bool();
 }
@@ -295,7 +295,7 @@ TEST_F(Resume, TheLastValidationThatASignalCutShortIsMadeByTheRunThatGoesOn) {
 }
 
 TEST_F(Resume, WhatTheFirstValidationStopsEndsThere) {
-  // The checkpoint of step 2 comes before its validation, in which the run is stopped.
+  // The checkpoint of step 2 comes before its validation, which stops the run.
   struct Stops final : Callback {
     void on_validation_end(Trainer& trainer) override { trainer.stop("enough"); }
   };

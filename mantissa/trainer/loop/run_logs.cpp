@@ -13,7 +13,7 @@ RunLogs::RunLogs(std::vector<std::shared_ptr<Logger>> loggers)
     : has_loggers_(!loggers.empty()), loggers_(std::move(loggers)) {}
 
 void RunLogs::begin_batch(bool makes_row) {
-  end_row();  // the next one may be long in coming
+  end_row();  // sends it now, because the next row may come late
   makes_row_ = has_loggers_ && makes_row;
   batch_row_.emplace();
 }
@@ -40,7 +40,7 @@ void RunLogs::add(const MetricValues& metrics, const Progress& progress) {
 void RunLogs::end_row() {
   if (row_.metrics.empty()) return;
   Row row = std::exchange(row_, {});
-  // What the task logs under these names is its own.
+  // Values that the task logs under these names take precedence.
   row.metrics.emplace("epoch", static_cast<double>(row.epoch));
   row.metrics.emplace("skipped_steps", row.skipped_steps);
   each([&](Logger& logger) { logger.log_metrics(row.metrics, row.step); });
@@ -64,7 +64,7 @@ void RunLogs::save(StateDict& state) const {
   state.emplace("loggers", std::move(rows));
 }
 
-/// Where a checkpoint says how many rows a logger had, later rows go; else the rows of later steps.
+/// If a checkpoint has a logger's number of rows, rows after these are void; else the rows of later steps.
 void RunLogs::load(const StateReader& state, Differences& /*differences*/) {
   const int64_t step = state.at("progress").at("global_step").to_count();
   const auto rows = state.find("loggers");
@@ -86,7 +86,7 @@ std::map<std::string, std::shared_ptr<Logger>> RunLogs::by_key() const {
   return keyed;
 }
 
-/// One that fails must neither end the training nor keep the others from their rows.
+/// A logger that fails must neither end the training nor keep the others from their rows.
 void RunLogs::each(const std::function<void(Logger&)>& call) {
   std::vector<std::shared_ptr<Logger>> loggers;
   {

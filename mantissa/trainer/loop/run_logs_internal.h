@@ -15,10 +15,10 @@
 
 namespace mantissa {
 
-/// The rows of a run, on their way to its loggers. One row is put together for each step.
+/// The rows of a run, on their way to its loggers. Each step makes one row.
 ///
 /// A logger that fails is left out from then on, with a warning.
-/// Threads: save_to_disk() from any; everything else from the run's.
+/// Threads: save_to_disk() from any thread; everything else from the run's thread.
 class RunLogs final : public RunPart {
  public:
   explicit RunLogs(std::vector<std::shared_ptr<Logger>> loggers);
@@ -26,16 +26,16 @@ class RunLogs final : public RunPart {
   /// `makes_row`: whether the step of the training batch that begins now makes a row.
   void begin_batch(bool makes_row);
   bool has_loggers() const { return has_loggers_; }
-  /// Whether the training batch that runs belongs to a step that makes a row.
+  /// Whether the current training batch belongs to a step that makes a row.
   bool makes_row() const { return makes_row_; }
-  /// A value of training_step(): NAME_step in the row of its step.
+  /// Adds a value from training_step() to the row of its step, as NAME_step.
   void add_step_value(const std::string& name, const MetricValue& value);
   void end_batch(const Progress& progress);
 
-  /// Adds to the row of the step at hand.
+  /// Adds to the row of the current step.
   /// Errors: c10::ValueError for a name that loggers refuse.
   void add(const MetricValues& metrics, const Progress& progress);
-  /// Sends the row that is being put together to the loggers.
+  /// Sends the current row to the loggers.
   void end_row();
   void save_to_disk();
   void finalize(const std::string& status);
@@ -50,7 +50,7 @@ class RunLogs final : public RunPart {
     at::Tensor skipped_steps = {};
   };
 
-  /// By what a checkpoint calls them; without those that have failed.
+  /// The loggers by their keys in a checkpoint, without those that have failed.
   std::map<std::string, std::shared_ptr<Logger>> by_key() const;
   void each(const std::function<void(Logger&)>& call);
 
@@ -59,7 +59,7 @@ class RunLogs final : public RunPart {
   mutable std::mutex mutex_;  ///< guards loggers_
   std::vector<std::shared_ptr<Logger>> loggers_;
   Row row_;
-  std::optional<MetricValues> batch_row_;  ///< while a training batch runs: of the step that will end it
+  std::optional<MetricValues> batch_row_;  ///< set while a training batch runs; its step's row
 };
 
 }  // namespace mantissa

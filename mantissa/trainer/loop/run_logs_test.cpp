@@ -1,4 +1,4 @@
-// What a run tells its loggers, and when.
+// Tests what a run sends to its loggers, and when.
 #include <gmock/gmock.h>
 
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
@@ -33,7 +33,7 @@ struct Fit {
     ListLoader batches = loader_of(train), validation = loader_of(val);
     try {
       Trainer(options).fit(task, batches, val.empty() ? nullptr : &validation);
-    } catch (const std::runtime_error&) {  // its loggers tell
+    } catch (const std::runtime_error&) {  // the loggers record it
     }
     return told->lines;
   }
@@ -180,7 +180,7 @@ TEST_F(RunLogsFiles, ARunThatGoesOnLogsNothingTwice) {
   };
   run("whole", "a", -kInf, false);
   run("parts", "b", 4, false);
-  // What was logged after the newest checkpoint, as by a run that was killed.
+  // This row is logged after the newest checkpoint, as by a run that was killed.
   CSVLogger(folder_ / "parts").log_metrics({{"x_step", 77}}, 4);
   run("parts", "b", -kInf, true);
   EXPECT_EQ(content_of(folder_ / "whole/metrics.csv"), content_of(folder_ / "parts/metrics.csv"));
@@ -209,7 +209,7 @@ TEST_F(RunLogsFiles, AValidationThatASignalCutShortIsDoneByTheRunThatGoesOn) {
 }
 
 TEST_F(RunLogsFiles, RowsAreOnTheDiskBeforeACheckpointCounts) {
-  /// Sees, when it is told to save, whether the checkpoint is there already.
+  /// Checks at save() whether the checkpoint exists already.
   struct Looks final : Logger {
     explicit Looks(std::filesystem::path at) : folder(std::move(at)) {}
     std::string name() const override { return "looks"; }

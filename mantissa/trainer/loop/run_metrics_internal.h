@@ -10,22 +10,23 @@
 
 namespace mantissa {
 
-/// What a run has measured: means over the epoch that runs, and the newest value of every metric.
+/// The measurements of a run: means over the current epoch, and the newest value of every metric.
 class RunMetrics final : public RunPart {
  public:
   /// See Trainer::callback_metrics().
   const Metrics& newest() const { return newest_; }
-  /// Of the epoch that ended last; of a metric that training and validation both log, validation's value.
+  /// The metrics of the last epoch. If training and validation log one name, validation's value counts.
   const Metrics& of_epoch() const { return epoch_; }
   /// See Trainer::metric_now().
   std::optional<double> value_now(const std::string& name, const Progress& progress) const;
-  /// Where the training batch that runs is logged.
+  /// Collects the values logged in the current training batch.
   MeanMetrics& batch() { return batch_; }
 
   void begin_epoch();
-  /// A batch counts once its window has ended: a resumed run computes the batches of an open window again.
+  /// Ends a batch, which counts once its window has ended: a resumed run computes the batches of an open
+  /// window again.
   void end_batch(bool ends_window);
-  /// Computes training's means.
+  /// Computes the means of training.
   void end_training(const FitProgress& progress);
   void end_epoch();
   void set_validation(const Metrics& result);
@@ -36,7 +37,7 @@ class RunMetrics final : public RunPart {
 
  private:
   Metrics newest_, epoch_, validation_;
-  /// Of this epoch's whole windows, of the open window's batches, of the batch that runs.
+  /// Values of this epoch's complete windows, of the open window's batches, and of the current batch.
   MeanMetrics training_, window_, batch_;
   int64_t measured_batches_ = -1;  ///< total_batches when training's means were last computed
 };

@@ -8,11 +8,11 @@
 
 namespace mantissa {
 
-/// How a resumed run differs from one without interruption, in words, for one warning.
+/// Differences between a resumed run and one without interruption, in words, for one warning.
 using Differences = std::vector<std::string>;
 
-/// A part of a run that owns its state, saves it and loads it. Each run has new parts, so that nothing of an
-/// earlier run is left in them.
+/// A part of a run that owns its state, saves it and loads it. Each run has new parts, so that no state of an
+/// earlier run remains.
 class RunPart {
  public:
   RunPart() = default;
@@ -20,14 +20,15 @@ class RunPart {
   RunPart(const RunPart&) = default;
   RunPart& operator=(const RunPart&) = default;
 
-  /// Adds what a resumed run needs, under keys of its own. Tensors are the run's own.
+  /// Adds the state that a resumed run needs, under keys of its own. The tensors are the run's own, not
+  /// copies.
   virtual void save(StateDict& state) const = 0;
   /// Errors: c10::ValueError that names the place, for a state that does not fit.
   virtual void load(const StateReader& state, Differences& differences) = 0;
 };
 
-/// Loads `key` where it was saved. The checkpoint of another program (tools/lightning_ckpt.py) need not have
-/// everything that a run of ours saves.
+/// Loads `key` if it was saved. The checkpoint of another program (tools/lightning_ckpt.py) may lack parts
+/// that a Mantissa checkpoint has.
 template <typename Load>
 void load_if_saved(const StateReader& state, const std::string& key, const std::string& what,
                    Differences& differences, const Load& load) {

@@ -4,7 +4,7 @@
 
 namespace mantissa {
 
-/// At its end the default generators are where they were.
+/// Restores the default generators' states at the end of its scope.
 class SameRandomNumbers {
  public:
   SameRandomNumbers() = default;

@@ -13,7 +13,7 @@
 namespace mantissa {
 namespace {
 
-/// Callbacks by what a checkpoint calls them: their class.
+/// Callbacks by their keys in a checkpoint.
 std::map<std::string, Callback*> by_key(const std::vector<std::shared_ptr<Callback>>& callbacks) {
   std::map<std::string, Callback*> keyed;
   for (const auto& callback : callbacks)

@@ -10,7 +10,7 @@ namespace mantissa {
 
 class Loader;
 
-/// The mode's own state, and the choice of CPU kernels, whose bits differ.
+/// The mode's own state, and the choice of CPU kernels, whose results differ in bits.
 class SavedPrecision final : public RunPart {
  public:
   explicit SavedPrecision(Precision& precision) : precision_(precision) {}
@@ -21,7 +21,7 @@ class SavedPrecision final : public RunPart {
   Precision& precision_;
 };
 
-/// The states of the user's objects that are Stateful: callbacks, the task, the training loader.
+/// The states of the user's Stateful objects: callbacks, the task, the training loader.
 class SavedObjects final : public RunPart {
  public:
   SavedObjects(const TrainerOptions& options, Task& task, Loader* const& train)
@@ -35,7 +35,7 @@ class SavedObjects final : public RunPart {
   Loader* const& train_;
 };
 
-/// Settings that change the numbers of a resumed run. They are compared, not taken over.
+/// Settings that change the results of a resumed run. They are compared with the run's, not applied.
 class SavedSettings final : public RunPart {
  public:
   SavedSettings(const TrainerOptions& options, const int64_t& batches_per_epoch)

@@ -6,11 +6,11 @@
 
 namespace mantissa {
 
-/// How fast training goes: host times of training batches.
+/// Host times of training batches.
 class StepTimes {
  public:
   void add(double step_ms, double samples);
-  /// Of the last 10,000 batches; 0 before the first.
+  /// The median of the last 10,000 batches; 0 before the first.
   double median_ms() const;
   double samples_per_second() const { return total_ms_ > 0 ? samples_ / total_ms_ * 1e3 : 0; }
 

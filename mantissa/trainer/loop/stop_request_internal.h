@@ -6,15 +6,15 @@
 
 namespace mantissa {
 
-/// Trainer::stop(). Threads: any.
+/// The state of Trainer::stop(). Threads: any.
 class StopRequest {
  public:
-  /// The first one counts.
+  /// Only the first request counts.
   void request(std::string why) {
     const std::lock_guard lock(mutex_);
     if (why_.empty()) why_ = why.empty() ? "stop()" : std::move(why);
   }
-  /// Empty if nobody has asked.
+  /// Empty if there was no request.
   std::string why() const {
     const std::lock_guard lock(mutex_);
     return why_;

@@ -15,13 +15,13 @@
 namespace mantissa {
 namespace {
 
-/// The scale that never moves; unset: there is none, or it finds itself.
+/// The fixed loss scale; unset if there is none or if it is dynamic.
 std::optional<std::string> fixed_loss_scale(const TrainerOptions& options) {
   const auto& given = options.precision_options.loss_scale;
   return given && *given != "dynamic" && *given != "none" ? given : std::nullopt;
 }
 
-/// Sync: reads one number; where that is not finite, two of each gradient.
+/// Sync: reads one number; if that is not finite, two numbers of each gradient.
 bool gradients_are_finite(torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> gradients;
   at::Tensor total;
@@ -34,8 +34,8 @@ bool gradients_are_finite(torch::optim::Optimizer& optimizer) {
     const at::Tensor sum = gradients.back().sum().to(at::kDouble);
     total = total.defined() ? total + sum.to(total.device()) : sum;
   }
-  // A finite sum has only finite terms, and it is the fastest look at a gradient. One that is not finite may
-  // have overflowed by itself.
+  // A finite sum has only finite terms, and it is the fastest check of a gradient. A sum that is not finite
+  // may itself have overflowed.
   if (!total.defined() || std::isfinite(total.item<double>())) return true;
   return std::all_of(gradients.begin(), gradients.end(), [](const at::Tensor& gradient) {
     const auto [low, high] = at::aminmax(gradient);
@@ -59,20 +59,20 @@ void Tracer::begin_batch(const torch::nn::Module& module, const Batch& batch) {
 void Tracer::end_batch(torch::nn::Module& module, const at::Tensor& loss) {
   if (!is_batch_kept_) return;
   if (!loss.defined()) {
-    window_.pop_back();  // left out: it cannot be the one
+    window_.pop_back();  // left out: it cannot be the origin
   } else if (!std::isfinite(loss.item<double>())) {
     trace(module);
   }
 }
 
 void Tracer::check_gradients(torch::nn::Module& module, torch::optim::Optimizer& optimizer) {
-  // A scaler drops the step, and the trace can wait until then; without one the step breaks the weights.
+  // A scaler skips the step, so the trace can wait until then; without one the step breaks the weights.
   const bool is_wanted = !window_.empty() && !precision_.traits().scales_loss && !is_traced_;
   if (is_wanted && !gradients_are_finite(optimizer)) trace(module);
 }
 
 void Tracer::end_window(torch::nn::Module& module, const StepResult& step) {
-  // The host need not know whether a fused optimizer has stepped, except here.
+  // Only here does the host need to know whether a fused optimizer has stepped.
   if (options_.trace_nonfinite) {
     if (step.cause() == SkipCause::kNonFiniteGradients) trace(module);
     if (!step.skipped()) overflows_in_a_row_ = 0;
@@ -109,7 +109,7 @@ void Tracer::trace(torch::nn::Module& module) {
       "backward pass (a hook, on_after_backward)";
   try {
     found = trace_nonfinite_window(module, batches);
-  } catch (const std::exception& error) {  // the training itself is sound
+  } catch (const std::exception& error) {  // a failed trace must not end the training
     failure = "could not be run again: " + message_of(error);
   }
   if (!found) {
@@ -166,7 +166,7 @@ void Tracer::report(int64_t batch_index) {
              : "an earlier step broke it: stop, and go back to a checkpoint from before") +
         std::string(". Nothing that follows can be right, and no later batch is traced");
   }
-  // The same fault in batch after batch is one fault.
+  // The same fault in several batches is one fault.
   const std::string cause(to_string(origin_->cause));
   const std::string what = (origin_->backward ? "backward: " : "forward: ") + origin_->op +
                            (origin_->inside_module ? " in " : " after ") +

@@ -16,33 +16,34 @@
 
 namespace mantissa {
 
-/// TrainerOptions::trace_nonfinite and transactional: keeps what an accumulation window began with, runs a
-/// window again whose loss, gradients or step are not finite, and decides what is worth a warning.
+/// Implements TrainerOptions::trace_nonfinite and transactional. Keeps the state from before an accumulation
+/// window, runs a window again whose loss, gradients or step are not finite, and decides what to warn of.
 class Tracer {
  public:
-  /// The forward pass of a batch as it was the first time; returns the loss as training_step() does.
+  /// Runs the forward pass of a batch as it ran the first time, and returns the loss as training_step() does.
   using Forward = std::function<at::Tensor(const Batch& batch, int64_t batch_index)>;
 
   Tracer(const TrainerOptions& options, Precision& precision, const Progress& progress, Forward forward)
       : options_(options), precision_(precision), progress_(progress), forward_(std::move(forward)) {}
 
-  /// Before the first forward pass of a window of `batches` batches at most.
+  /// Called before the first forward pass of a window of at most `batches` batches.
   void begin_window(torch::nn::Module& module, int64_t batches);
-  /// Before the forward pass of each batch.
+  /// Called before the forward pass of each batch.
   void begin_batch(const torch::nn::Module& module, const Batch& batch);
-  /// After its backward pass: an earlier second forward pass would change batch norm's statistics under it.
+  /// Called after its backward pass: an earlier second forward pass would change batch norm's statistics too
+  /// soon.
   /// `loss`: undefined for a batch that was left out.
   /// Sync:   reads the loss of a batch that is kept for a replay.
   void end_batch(torch::nn::Module& module, const at::Tensor& loss);
-  /// Before the step, when the gradients are in the loss's own units.
-  /// Sync: where no scaler looks at them, reads whether the gradients are finite.
+  /// Called before the step, when the gradients are in the loss's own units.
+  /// Sync: if the mode does not scale the loss, reads whether the gradients are finite.
   void check_gradients(torch::nn::Module& module, torch::optim::Optimizer& optimizer);
-  /// After the step.
+  /// Called after the step.
   /// Sync: with either option, reads whether the step was skipped.
   void end_window(torch::nn::Module& module, const StepResult& step);
-  /// Drops what is kept of a window.
+  /// Drops everything that is kept of a window.
   void clear();
-  /// What was found since the last call.
+  /// Returns the origin found since the last call, if any.
   std::optional<NonFiniteOrigin> take_new_origin();
 
  private:
@@ -64,12 +65,12 @@ class Tracer {
   bool is_batch_kept_ = false;
   std::optional<ReplayPoint> before_window_;
   std::optional<NonFiniteOrigin> origin_;  ///< the newest
-  bool is_traced_ = false;                 ///< whether it is of this window, which then is traced no more
+  bool is_traced_ = false;                 ///< whether origin_ is of this window, which is traced once
   bool is_origin_new_ = false;
   int traces_left_ = TrainerOptions::kMaxTraces;
   int64_t overflows_in_a_row_ = 0;  ///< skipped steps whose gradients were too large for the loss scale
   bool has_warned_of_scale_ = false;
-  std::set<std::string> reported_;  ///< origins: operation, place and cause
+  std::set<std::string> reported_;  ///< origins reported so far: operation, place and cause
 };
 
 }  // namespace mantissa

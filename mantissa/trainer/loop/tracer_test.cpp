@@ -1,4 +1,4 @@
-// TrainerOptions::trace_nonfinite: what is worth a warning, and what it says.
+// Tests TrainerOptions::trace_nonfinite: what is worth a warning, and what it says.
 #include <cmath>
 #include <functional>
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-/// Keeps the warnings that the tracing gives: other rooms warn of skips as well.
+/// Keeps the warnings of the tracing; other parts of the library warn of skipped steps as well.
 class Warnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
@@ -42,7 +42,7 @@ class Batches final : public Loader {
   int64_t count_, next_ = 0;
 };
 
-/// One weight; the loss is what a test makes of the layer's output for batch 0, 1, ...
+/// Has one weight; a test computes the loss from the layer's output for batch 0, 1, ...
 class OneWeight final : public Task {
  public:
   using Loss = std::function<at::Tensor(const at::Tensor& y, int64_t batch)>;
@@ -97,7 +97,7 @@ TEST(Tracer, AScaleThatFindsItselfIsOneLineAndNoFault) {
 }
 
 TEST(Tracer, OverflowsOfADynamicScaleLeaveTheTracesToFaults) {
-  // Two overflows in three steps, far more than kMaxTraces; then a fault.
+  // Two overflows in three steps are far more than kMaxTraces; then comes a fault.
   OneWeight task([](const at::Tensor& y, int64_t batch) {
     const at::Tensor wide = y.to(at::kFloat);
     if (batch == 45) return torch::log(wide - wide - 1).sum();
@@ -110,7 +110,7 @@ TEST(Tracer, OverflowsOfADynamicScaleLeaveTheTracesToFaults) {
 }
 
 TEST(Tracer, AScaleBeyondFloat32IsAScaleThatFindsItself) {
-  // 3e38 times the loss, or in the backward pass times its derivative, is beyond float32.
+  // The scale 3e38 times the loss, or times its derivative in the backward pass, is beyond float32.
   for (const double factor : {1e3, 1e-3}) {
     OneWeight task(
         [=](const at::Tensor& y, int64_t) { return (y.to(at::kFloat) * 1e6).sum() * factor / 1e6; });
@@ -194,7 +194,7 @@ TEST(Tracer, WithoutAScalerTheGradientIsNamedBeforeItBreaksTheWeights) {
 }
 
 TEST(Tracer, FiniteGradientsWhoseSumIsNotAreFinite) {
-  // Their sum is beyond fp16, none of them is.
+  // Their sum is beyond fp16, but none of them is.
   class Wide final : public Task {
    public:
     torch::nn::Module& module() override { return *net; }

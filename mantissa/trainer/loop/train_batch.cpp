@@ -52,7 +52,7 @@ bool FitRun::makes_row(bool ends_window) const {
 
 void FitRun::step_automatically(const Batch& batch, TrainBatch& done) {
   torch::optim::Optimizer& optimizer = optimizers_.first();
-  if (has_line_search(optimizer)) {  // every batch is a window: FitOptimizers::set_up() has seen to it
+  if (has_line_search(optimizer)) {  // every batch is a window: FitOptimizers::set_up() checks it
     done.step = precision_.optimizer_step(optimizer, [&] {
       done.loss = forward_and_backward(batch, /*is_reduced=*/true);
       if (done.loss.defined()) unscale_and_clip(optimizer);
@@ -156,8 +156,8 @@ void FitRun::manual_backward(const at::Tensor& loss) {
   TORCH_CHECK(!is_automatic_ && is_inside_training_step(),
               "manual_backward: call it inside training_step() of a task whose automatic_optimization() is "
               "false; otherwise the Trainer calls backward() on the loss that training_step() returns");
-  // It runs inside training_step(), and so inside the forward context's region. Gradients are computed outside
-  // of it, as they are in every other loop.
+  // This runs inside training_step(), and so inside the forward context. Gradients are computed outside of
+  // autocast, as in automatic optimization.
   const Autocast off(trainer_.device().type(), {.enabled = false});
   optimizers_.note_manual_backward();
   backward(loss, /*is_reduced=*/true);
@@ -184,7 +184,7 @@ StepResult FitRun::manual_step(OptimizerConfig& config, const std::function<at::
     manual_step_ = precision_.optimizer_step(optimizer);
   }
   note_step(config, manual_step_);
-  // Casts of the weights as they were before the step: this is still inside the forward context.
+  // The cache has casts of the weights from before the step: this is still inside the forward context.
   at::autocast::clear_cache();
   return manual_step_;
 }

@@ -17,14 +17,15 @@
 namespace mantissa {
 namespace {
 
-/// While it lives, cuDNN measures its algorithms and takes the fastest (true), or takes them by rule.
+/// Sets cuDNN's benchmark mode for a scope: true measures algorithms and takes the fastest, false uses
+/// heuristics.
 Scope cudnn_benchmark(bool on) {
   const bool before = at::globalContext().benchmarkCuDNN();
   at::globalContext().setBenchmarkCuDNN(on);
   return {nullptr, [before](void*) { at::globalContext().setBenchmarkCuDNN(before); }};
 }
 
-/// Runs `act` after an error, which what it throws must not hide.
+/// Runs `act` after an error. What `act` throws becomes a warning, so that it does not hide the error.
 template <typename Act>
 void try_to(const char* who, const Act& act) {
   try {
@@ -136,7 +137,7 @@ BatchTransfer TrainerRun::batch_transfer() const {
 
 Batch TrainerRun::take(BatchTransfer& transfer) {
   Batch batch = transfer.take();
-  // Here, and not on the way: a GPU reorders in a fraction of the host's time.
+  // Reorders on the device: a GPU takes a fraction of the host's time.
   if (options_.channels_last) batch = map_tensors(batch, channels_last);
   batch_weight_ = static_cast<double>(batch.size());
   return batch;

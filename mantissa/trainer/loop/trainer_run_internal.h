@@ -21,10 +21,10 @@ namespace mantissa {
 
 class FitRun;
 
-/// One fit(), validate(), test() or predict() of a Trainer: what they have in common.
+/// The common part of a Trainer's fit(), validate(), test() and predict().
 class TrainerRun {
  public:
-  /// `earlier`: where the Trainer's last fit ended, which numbers the rows of an evaluation.
+  /// `earlier`: the position where the Trainer's last fit ended, which numbers the rows of an evaluation.
   TrainerRun(Trainer& trainer, Stage stage, Task& task, const Progress& earlier = {});
   virtual ~TrainerRun() = default;
   TrainerRun(const TrainerRun&) = delete;
@@ -33,7 +33,7 @@ class TrainerRun {
   Trainer& trainer() const { return trainer_; }
   Stage stage() const { return stage_; }
   bool is_active() const { return is_active_; }
-  /// After it was set up. The task must still live.
+  /// Null before the setup. The task must still exist.
   torch::nn::Module* module() const { return module_; }
   const Progress& progress() const { return progress_; }
   const RunMetrics& metrics() const { return metrics_; }
@@ -54,12 +54,12 @@ class TrainerRun {
   }
 
  protected:
-  /// Where Task::log() adds to now.
+  /// The current destination of Task::log().
   struct Sink {
     MeanMetrics* means = nullptr;
     bool is_training_step = false;
   };
-  /// Points Task::log() somewhere else while it lives.
+  /// Redirects Task::log() during its lifetime.
   class LoggingInto {
    public:
     LoggingInto(TrainerRun& run, Sink sink) : run_(run), outer_(run.sink_) { run_.sink_ = sink; }
@@ -72,11 +72,12 @@ class TrainerRun {
     Sink outer_;
   };
 
-  /// `body` between setup() and teardown() of the callbacks. On an exception all that was opened is closed.
+  /// Runs `body` between setup() and teardown() of the callbacks. On an exception everything that was opened
+  /// is closed.
   void run(const std::function<void()>& body);
-  /// Drops what a run keeps that ends on an error.
+  /// Releases what the run holds, when it ends on an error.
   virtual void release() {}
-  /// The signal that has cut the run short, else 0.
+  /// The signal that cut the run short, else 0.
   virtual int interrupted_by() const { return 0; }
 
   template <typename Hook>
@@ -85,18 +86,19 @@ class TrainerRun {
   }
   /// Makes, converts and moves the model.
   void set_up_model();
-  /// Brings batches to the device in the mode's dtypes.
+  /// Returns a transfer of batches to the device in the mode's dtypes.
   BatchTransfer batch_transfer() const;
-  /// The next batch, in the memory format of the run, whose samples weigh what is logged from here on.
+  /// Returns the next batch in the run's memory format. Values logged from here on are weighted by its
+  /// samples.
   Batch take(BatchTransfer& transfer);
-  /// One pass over `batches` of the loader without gradients. Returns whether it came to its end: a signal
-  /// cuts it short.
+  /// Makes one pass over `batches` batches of the loader, without gradients. Returns false if a signal cut it
+  /// short.
   bool evaluate(Loader& loader, int64_t batches, const std::function<void(const Batch&, int64_t)>& step);
-  /// Whether a signal ends an evaluation here.
+  /// Whether a signal ends an evaluation now.
   virtual bool is_cut_short() const;
-  /// A validation with its hooks, metrics and row. Returns the metrics, none if it was cut short.
+  /// Runs a validation with its hooks, metrics and row. Returns the metrics, or none if it was cut short.
   Metrics validation_pass(Loader& val, int64_t batches);
-  /// Around a validation that comes to its end, before callbacks hear of it.
+  /// Called at the start of a validation and, before callbacks are, at the end of a complete one.
   virtual void begin_validation() {}
   virtual void end_validation() {}
 
@@ -111,14 +113,14 @@ class TrainerRun {
   RunMetrics metrics_;
   RunLogs logs_;
   StopRequest stop_request_;
-  double batch_weight_ = 0;  ///< samples of the batch at hand
+  double batch_weight_ = 0;  ///< samples of the current batch
   bool is_sanity_checking_ = false;
   Sink sink_;
 
  private:
   class Active;
   Strategy one_process_;
-  /// Adds to an error for lack of memory which batch and device it was, and what would help.
+  /// Adds the batch size, the device and possible remedies to an out-of-memory error.
   void explain_if_out_of_memory(c10::Error& error) const;
   void end_logs(const std::string& status);
 

@@ -5,10 +5,10 @@
 #include <immintrin.h>
 
 namespace mantissa::kernels::cpu::avx2 {
-// Not shared with other sources: no linker may take one tier's copy for another's.
+// Not shared with other sources, so that the linker cannot use one tier's copy for another.
 namespace {
 
-/// 6 x 16: 12 sums, 2 vectors of b and 1 of a are 15 of the 16 registers.
+/// 6 x 16: 12 sums, 2 vectors of b and 1 of a take 15 of the 16 registers.
 struct Avx2 {
   static constexpr int kLanes = 8, kMR = 6, kVectors = 2, kSteps = 1;
   using Float = __m256;
@@ -41,7 +41,7 @@ struct Avx2 {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes));
   }
-  /// Up to three elements.
+  /// Loads up to three elements.
   static uint64_t load_few(const uint16_t* from, int64_t count) {
     if (count < 2) return count == 0 ? 0 : *from;
     uint32_t two = 0;
@@ -97,7 +97,7 @@ struct Avx2 {
   }
 
   [[gnu::always_inline]] static inline void transpose(Float* rows) {
-    // Pairs of rows, then quadruples inside each half, then the halves.
+    // Transposes pairs of rows, then quadruples inside each half, then the halves.
     const Float a0 = _mm256_unpacklo_ps(rows[0], rows[1]), a1 = _mm256_unpackhi_ps(rows[0], rows[1]);
     const Float a2 = _mm256_unpacklo_ps(rows[2], rows[3]), a3 = _mm256_unpackhi_ps(rows[2], rows[3]);
     const Float a4 = _mm256_unpacklo_ps(rows[4], rows[5]), a5 = _mm256_unpackhi_ps(rows[4], rows[5]);

@@ -1,6 +1,6 @@
 #include "mantissa/kernels/cpu/fingerprint_kernel.h"
 
-#define XXH_INLINE_ALL  // compiled here, for this tier's vectors
+#define XXH_INLINE_ALL  // compiled here, for this tier's vector instructions
 #include <xxhash.h>
 
 namespace mantissa::kernels::cpu::avx512 {

@@ -4,10 +4,11 @@
 #include <immintrin.h>
 
 namespace mantissa::kernels::cpu::avx512 {
-// Not shared with other sources: no linker may take one tier's copy for another's.
+// Not shared with other sources, so that the linker cannot use one tier's copy for another.
 namespace {
 
-/// 12 x 32: 24 sums and 2 vectors of b of the 32 registers; a comes from memory inside the multiply-add.
+/// 12 x 32: 24 sums and 2 vectors of b take 26 of the 32 registers; a is a memory operand of the
+/// multiply-add.
 struct Avx512 {
   static constexpr int kLanes = 16, kMR = 12, kVectors = 2, kSteps = 1;
   using Float = __m512;
@@ -88,7 +89,8 @@ struct Avx512 {
   }
 
   [[gnu::always_inline]] static inline void transpose(Float* rows) {
-    // Pairs and quadruples of rows inside each quarter; then quarters, as a 4 x 4 transpose of 128 bits each.
+    // Transposes pairs and quadruples of rows inside each quarter, then quarters, as a 4 x 4 transpose of 128
+    // bits each.
     Float pairs[16], quads[16];
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {

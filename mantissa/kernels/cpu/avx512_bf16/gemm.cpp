@@ -7,7 +7,7 @@
 namespace mantissa::kernels::cpu::avx512_bf16 {
 namespace {
 
-/// Of bf16, or of bf16 and float32 that is rounded to it.
+/// True if both operands are bf16, or one is bf16 and the other is float32, which is rounded to bf16.
 bool is_of_pairs(const Gemm& g) {
   return g.a.element != Element::kFloat16 && g.b.element != Element::kFloat16 &&
          (g.a.element == Element::kBFloat16 || g.b.element == Element::kBFloat16);

@@ -8,13 +8,13 @@
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 
 namespace mantissa::kernels::cpu::avx512_bf16 {
-// Not shared with other sources: no linker may take one tier's copy for another's.
+// Not shared with other sources, so that the linker cannot use one tier's copy for another.
 namespace {
 
 using avx512::Avx512;
 
-/// Reads kLanes elements as bf16; float32 is rounded to nearest even, denormals to 0. `some`: the first
-/// `count`, then zeros.
+/// Reads kLanes elements as bf16. float32 is rounded to nearest even, and denormals become 0. load_some()
+/// reads the first `count` elements, followed by zeros.
 template <Element kElement>
 struct Lanes {
   using Storage = uint16_t;
@@ -34,7 +34,7 @@ struct Lanes<Element::kFloat32> {
   static __m256i round(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 };
 
-/// Reads kLanes pairs of neighbours in the same way.
+/// Reads kLanes pairs of adjacent elements in the same way.
 template <Element kElement>
 struct Pairs {
   using Storage = uint16_t;
@@ -61,8 +61,8 @@ struct Pairs<Element::kFloat32> {
   }
 };
 
-/// pack_micro_panel() of gemm_blocked_internal.h, with `depth` elements of k in pairs: the earlier in the low half
-/// of a lane, after the last of an odd number 0. k lies anyhow.
+/// pack_micro_panel() of gemm_blocked_internal.h for any k_stride, with `depth` elements of k in pairs. The
+/// earlier element is in the low half of a lane; an odd last element is paired with 0.
 template <int kWidth, Element kElement>
 void pack_pairs_apart(const typename Lanes<kElement>::Storage* from, int64_t lane_stride, int64_t k_stride,
                       int64_t lanes, int64_t depth, float* to) {
@@ -87,17 +87,17 @@ void pack_pairs_apart(const typename Lanes<kElement>::Storage* from, int64_t lan
   }
 }
 
-/// AVX-512 whose packed panels hold pairs of bf16.
+/// AVX-512 with packed panels that hold pairs of bf16.
 struct Avx512Bf16 : Avx512 {
   static constexpr int kSteps = 2;
 
-  /// The later product of a pair is added first; each is exact and each sum rounded to float32. Denormals are
-  /// taken, and sums that would be are written, as 0.
+  /// Adds the later product of a pair first. Each product is exact, and each sum is rounded to float32.
+  /// Denormal inputs and results become 0.
   static Float multiply_packed(Float a, Float b, Float c) {
     return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
 
-  /// pack() of gemm_blocked_internal.h.
+  /// See pack() of gemm_blocked_internal.h.
   template <int kWidth>
   static void pack_pairs(Element element, const MicroPanels& panels, int64_t width, int64_t depth,
                          float* to) {
@@ -110,7 +110,7 @@ struct Avx512Bf16 : Avx512 {
   template <int kWidth, Element kElement>
   static void pack_pairs_of(const MicroPanels& panels, int64_t width, int64_t depth, float* to) {
     const auto* const data = static_cast<const typename Pairs<kElement>::Storage*>(panels.data);
-    // In ascending order: see pack_micro_panel() about what it writes past a panel's end.
+    // In ascending order, because pack_micro_panel() may write past a panel's end.
     for (int64_t lane = 0; lane < width; lane += kWidth) {
       const auto* const from = data + lane * panels.lane_stride;
       const int64_t lanes = panels.lanes - lane;

@@ -7,7 +7,7 @@
 namespace mantissa::kernels::cpu::generic {
 namespace {
 
-/// What the second form of GELU takes tanh of. In float64: its exponential makes much of a small error.
+/// The argument of tanh in GELU's tanh form. It is float64, because the exponential amplifies a small error.
 double tanh_argument(double x) { return M_2_SQRTPI * M_SQRT1_2 * (x + 0.044715 * x * x * x); }
 
 float activated(Activation activation, float x) {

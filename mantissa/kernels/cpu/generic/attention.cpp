@@ -7,7 +7,7 @@
 namespace mantissa::kernels::cpu::generic {
 namespace {
 
-/// Element [row][col] of a head.
+/// Reads element [row][col] of a head.
 float load(const ConstHeads& heads, int64_t batch, int64_t head, int64_t row, int64_t col) {
   return load(heads.element, heads.data,
               batch * heads.batch_stride + head * heads.head_stride + row * heads.row_stride +
@@ -21,7 +21,7 @@ void store(const Heads& heads, int64_t batch, int64_t head, int64_t row, int64_t
       value);
 }
 
-/// scores[key] of one query; -inf where it does not see the key.
+/// Computes scores[key] of one query: -inf where the query does not see the key.
 void score(const Attention& g, int64_t batch, int64_t head, int64_t query, float* scores) {
   const int64_t kv_head = head / (g.heads / g.kv_heads);
   for (int64_t k = 0; k < g.keys; ++k) {

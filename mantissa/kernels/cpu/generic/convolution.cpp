@@ -4,7 +4,7 @@
 namespace mantissa::kernels::cpu::generic {
 namespace {
 
-/// f(n, at) for each result of block `index`, the last axis fastest.
+/// Calls f(n, at) for each result of block `index`; the last axis varies fastest.
 template <typename Problem, typename F>
 void for_each_result(const Problem& c, int64_t index, const F& f) {
   int64_t begin[4] = {}, end[4] = {};
@@ -26,7 +26,8 @@ int64_t offset(const int64_t* strides, const int64_t* at) {
   return at[0] * strides[0] + at[1] * strides[1] + at[2] * strides[2];
 }
 
-/// What tap `tap` of result `at` reads of channel 0: its offset, or -1 for a zero beside the source.
+/// Returns the offset that tap `tap` of result `at` reads in channel 0, or -1 for a zero outside of the
+/// source.
 int64_t position(const Axis* axes, const int64_t* strides, const int64_t* at, const int64_t* tap) {
   int64_t positions[3] = {};
   for (int a = 0; a < 3; ++a) {
@@ -36,7 +37,7 @@ int64_t position(const Axis* axes, const int64_t* strides, const int64_t* at, co
   return offset(strides, positions);
 }
 
-/// One result: image n, channel o of the group, at `at` along the axes, of c.channels from `channel` on.
+/// Computes one result: image n, channel o of the group, position `at`, over c.channels from `channel` on.
 float result(const BlockedConvolution& c, int64_t group, int64_t n, int64_t channel, int64_t o,
              const int64_t* at) {
   const int64_t source =
@@ -65,7 +66,7 @@ float result(const BlockedConvolution& c, int64_t group, int64_t n, int64_t chan
   return sum;
 }
 
-/// One result of a depthwise convolution's adjoint.
+/// Computes one result of a depthwise convolution's adjoint.
 float turned_result(const BlockedConvolution& c, int64_t n, int64_t o, const int64_t* at) {
   const int64_t source = n * c.source.image_stride + o * c.source.channel_stride;
   float chain = 0;
@@ -92,7 +93,7 @@ float turned_result(const BlockedConvolution& c, int64_t n, int64_t o, const int
   return chain;
 }
 
-/// One weight: from channel i of the group's source to channel o of its results.
+/// Computes one weight: from channel i of the group's source to channel o of its results.
 float weight_gradient(const BlockedConvolutionWeight& c, int64_t group, int64_t i, int64_t o,
                       const int64_t* tap) {
   const int64_t source = group * c.source.group_stride + i * c.source.channel_stride;
@@ -126,9 +127,9 @@ void convolve_blocks(const BlockedConvolution& c, const ConvolutionPart& part, b
     });
 }
 
-/// The taps from channel i of the group's source to channel o of its results.
+/// Computes all taps from channel i of the group's source to channel o of its results.
 void weight_gradients(const BlockedConvolutionWeight& c, int64_t group, int64_t i, int64_t o) {
-  // A depthwise weight has channel 0 alone.
+  // A depthwise weight has only channel 0.
   const int64_t out =
       group * c.out.group_stride + o * c.out.image_stride + (c.channels == 1 ? 0 : i) * c.out.channel_stride;
   for (int64_t d = 0; d < c.axes[0].taps; ++d)

@@ -1,6 +1,6 @@
 #pragma once
 
-// Numbers of 16 bits by whole-number arithmetic alone: what every tier's conversions are held against.
+// 16-bit numbers by integer arithmetic only. The conversions of all tiers are compared with these.
 
 #include <cmath>
 #include <cstdint>
@@ -43,7 +43,7 @@ uint16_t narrow_fp16(float value) {
   const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000U);
   if (magnitude > 0x7f800000U) return sign | 0x7e00;
   if (magnitude >= to_bits(65536)) return sign | 0x7c00;
-  // Below 2^-14: adding 0.5, whose last place is 2^-24, makes the hardware round at fp16's last place.
+  // Below 2^-14, adding 0.5, whose last place is 2^-24, makes the hardware round at fp16's last place.
   if (magnitude < to_bits(0x1p-14F))
     return sign | static_cast<uint16_t>(to_bits(from_bits(magnitude) + 0.5F) - to_bits(0.5F));
   return sign | static_cast<uint16_t>((magnitude + 0xfff + ((magnitude >> 13) & 1) - (112U << 23)) >> 13);
@@ -74,7 +74,7 @@ void store(Element element, void* data, int64_t index, float value) {
   }
 }
 
-/// As std::min.
+/// Like std::min.
 template <typename T>
 T least(T a, T b) {
   return a < b ? a : b;

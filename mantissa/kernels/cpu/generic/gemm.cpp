@@ -12,15 +12,15 @@ float rounded(float value, Element to) {
   return to == Element::kFloat16 ? widen_fp16(narrow_fp16(value)) : value;
 }
 
-/// An element, rounded to `round_to` if it is float32.
+/// Reads an element, and rounds it to `round_to` if it is float32.
 float load_rounded(const ConstMatrix& matrix, Element round_to, int64_t index) {
   const float value = load(matrix.element, matrix.data, index);
   return matrix.element == Element::kFloat32 ? rounded(value, round_to) : value;
 }
 
-constexpr int64_t kStrip = 64;  // columns whose sums are made at once
+constexpr int64_t kStrip = 64;  // columns that are summed together
 
-/// sums[row][column] of the strip that begins at `col`, of rows [row_begin, row_end).
+/// Computes sums[row][column] of the strip that begins at `col`, for rows [row_begin, row_end).
 void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scratch, int64_t row_begin,
                     int64_t row_end, int64_t col, int64_t cols) {
   const int64_t blocks = (g.k + kGemmKC - 1) / kGemmKC;
@@ -39,8 +39,8 @@ void multiply_strip(const Gemm& g, const GemmPart& part, const GemmScratch& scra
       for (int64_t k = 0; k < depth; ++k) {
         const float a = load_rounded(g.a, g.b.element, row + (k_begin + k) * g.a.col_stride);
         const float* const b = scratch.b + k * kStrip;
-        // Not std::fma, which CPUs of this tier may lack: a product of two 16-bit values is exact in float32
-        // unless it leaves its range, so the sum is the only rounding here, too.
+        // std::fma is not used, because CPUs of this tier may lack it. A product of two 16-bit values is
+        // exact in float32 unless it leaves the range, so the sum is the only rounding here, too.
         for (int64_t j = 0; j < cols; ++j) chain[j] += a * b[j];
       }
       float* const sums = scratch.sums + (i - row_begin) * kStrip;

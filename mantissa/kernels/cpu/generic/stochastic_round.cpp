@@ -15,7 +15,7 @@ struct Numbers {
     const uint64_t product = uint64_t{a} * b;
     return {static_cast<Word>(product >> 32), static_cast<Word>(product)};
   }
-  /// By bits: with a branch GCC 12 does not vectorize the loop over numbers.
+  /// Selects by bits, because GCC 12 does not vectorize the loop over numbers if it has a branch.
   static Bits choose(bool condition, Bits a, Bits b) {
     const Bits mask = -static_cast<Bits>(condition);
     return (a & mask) | (b & ~mask);
@@ -28,7 +28,7 @@ struct Numbers {
 
 constexpr uint64_t kBlockDraws = kDrawsPerBlock, kBlocks = 32, kDraws = kBlocks * kBlockDraws;
 
-/// Draws of kBlocks counters from `first_block` on.
+/// Fills `draws` from kBlocks counters, beginning at `first_block`.
 void fill(uint64_t first_block, uint64_t step, uint64_t seed, uint16_t* draws) {
   for (uint64_t i = 0; i < kBlocks; ++i) {
     const uint64_t block = first_block + i;
