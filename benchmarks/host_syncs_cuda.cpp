@@ -49,10 +49,10 @@ class CudaCalls final : public HostSyncs::Counter {
     check(cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API), "cuptiEnableDomain(driver)");
     // A counter that receives no events would report that nothing waits.
     cudaStreamSynchronize(nullptr);
-    const auto heard = calls();
-    if (heard != std::map<std::string, int64_t>{{"cudaStreamSynchronize", 1}}) {
+    const auto recorded = calls();
+    if (recorded != std::map<std::string, int64_t>{{"cudaStreamSynchronize", 1}}) {
       cuptiUnsubscribe(subscriber_);
-      TORCH_CHECK(false, "HostSyncs: CUPTI reported ", heard.size(),
+      TORCH_CHECK(false, "HostSyncs: CUPTI reported ", recorded.size(),
                   " kinds of waits for one cudaStreamSynchronize() instead of 1");
     }
     calls_.clear();

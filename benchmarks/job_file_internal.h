@@ -15,9 +15,9 @@ namespace mantissa {
 /// Returns the exit status for wrong arguments or for --help, or -1 if argv has a single file.
 inline int answer_usage(int argc, char** argv, const char* usage) {
   if (argc == 2 && argv[1][0] != '-') return -1;
-  const bool is_asked_for = argc == 2 && std::string(argv[1]) == "--help";
-  std::fprintf(is_asked_for ? stdout : stderr, "usage: %s\n", usage);
-  return is_asked_for ? 0 : 2;
+  const bool is_help = argc == 2 && std::string(argv[1]) == "--help";
+  std::fprintf(is_help ? stdout : stderr, "usage: %s\n", usage);
+  return is_help ? 0 : 2;
 }
 
 /// Errors: c10::Error with the file's name if it cannot be read or holds no JSON.
@@ -28,7 +28,7 @@ inline nlohmann::json read_job(const char* file) {
   try {
     return nlohmann::json::parse(in);
   } catch (const nlohmann::json::exception& error) {
-    TORCH_CHECK(false, "'", file, "' is no job: ", error.what());
+    TORCH_CHECK(false, "'", file, "' is not a job: ", error.what());
   }
 }
 

@@ -50,7 +50,7 @@ Report run_all_modes(const FitOptions& o, bool quiet, const Json& plan) {
   std::vector<std::string> failed;
   for (const FitOptions& one : runs) {
     if (InterruptScope::requested()) break;
-    if (!quiet) tell_user(one.precision() + "\n");
+    if (!quiet) print_to_stderr(one.precision() + "\n");
     const ChildOutcome outcome = run_in_child([&] { return run_fit(one, quiet, plan); });
     if (!outcome.result.is_null()) report.results.push_back(outcome.result);
     if (outcome.error.is_null()) continue;

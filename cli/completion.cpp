@@ -23,7 +23,7 @@ std::vector<std::string> split(const std::string& text, char at) {
 }
 
 /// "a|b|c" lists the values itself. Other lists are too long for a line of help.
-std::vector<std::string> values_of(const OptionWords& option, const std::string& command) {
+std::vector<std::string> values_of(const OptionDescription& option, const std::string& command) {
   if (option.value.find('|') != std::string::npos) return split(option.value, '|');
   if (option.value.empty() || option.names.empty()) return {};
   std::string name = option.names.front().substr(option.names.front().find_first_not_of('-'));
@@ -35,25 +35,26 @@ std::vector<std::string> values_of(const OptionWords& option, const std::string&
   return choices;
 }
 
-OptionWords words_of(const CLI::Option& option, const std::string& command) {
-  OptionWords words;
-  words.group = option.get_group();
-  for (const std::string& name : option.get_snames()) words.names.push_back("-" + name);
-  for (const std::string& name : option.get_lnames()) words.names.push_back("--" + name);
-  words.help = option.get_description();
-  words.repeats = option.get_expected_max() > 1;
+OptionDescription describe(const CLI::Option& option, const std::string& command) {
+  OptionDescription description;
+  description.group = option.get_group();
+  for (const std::string& name : option.get_snames()) description.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) description.names.push_back("--" + name);
+  description.help = option.get_description();
+  description.repeats = option.get_expected_max() > 1;
   if (option.get_items_expected_max() > 0)
-    words.value = option.get_option_text().empty() ? option.get_type_name() : option.get_option_text();
-  std::sort(words.names.begin(), words.names.end(),
+    description.value = option.get_option_text().empty() ? option.get_type_name() : option.get_option_text();
+  std::sort(description.names.begin(), description.names.end(),
             [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
-  words.choices = values_of(words, command);
-  return words;
+  description.choices = values_of(description, command);
+  return description;
 }
 
-CommandWords words_of_one(const CLI::App& app, const std::string& name) {
-  CommandWords words{name, app.get_description(), app.get_footer(), {}};
-  for (const CLI::Option* option : app.get_options({})) words.options.push_back(words_of(*option, name));
-  return words;
+CommandDescription describe_one(const CLI::App& app, const std::string& name) {
+  CommandDescription description{name, app.get_description(), app.get_footer(), {}};
+  for (const CLI::Option* option : app.get_options({}))
+    description.options.push_back(describe(*option, name));
+  return description;
 }
 
 std::string join(const std::vector<std::string>& words, const char* between) {
@@ -62,16 +63,16 @@ std::string join(const std::vector<std::string>& words, const char* between) {
   return text;
 }
 
-std::vector<std::string> flags_of(const CommandWords& command) {
+std::vector<std::string> flags_of(const CommandDescription& command) {
   std::vector<std::string> flags;
-  for (const OptionWords& option : command.options)
+  for (const OptionDescription& option : command.options)
     flags.insert(flags.end(), option.names.begin(), option.names.end());
   return flags;
 }
 
-std::vector<std::string> arguments_of(const CommandWords& command) {
+std::vector<std::string> arguments_of(const CommandDescription& command) {
   std::vector<std::string> words;
-  for (const OptionWords& option : command.options)
+  for (const OptionDescription& option : command.options)
     if (option.names.empty()) words.insert(words.end(), option.choices.begin(), option.choices.end());
   return words;
 }
@@ -87,17 +88,17 @@ std::string quoted(const std::string& text, const std::string& special = "") {
 }
 
 // Where nothing matches, `-o default` completes file names.
-std::string bash(const std::vector<CommandWords>& commands) {
+std::string bash(const std::vector<CommandDescription>& commands) {
   std::string words, values;
-  for (const CommandWords& command : commands) {
+  for (const CommandDescription& command : commands) {
     std::vector<std::string> all = flags_of(command), arguments = arguments_of(command);
     if (command.name.empty())
-      for (const CommandWords& other : commands)
+      for (const CommandDescription& other : commands)
         if (!other.name.empty()) arguments.push_back(other.name);
     words += fmt::format("    {})\n      options={}\n      arguments={}\n      ;;\n",
                          command.name.empty() ? "''" : command.name, quoted(join(all, " ")),
                          quoted(join(arguments, " ")));
-    for (const OptionWords& option : command.options) {
+    for (const OptionDescription& option : command.options) {
       if (option.value.empty() || option.names.empty()) continue;
       std::vector<std::string> cases;
       for (const std::string& name : option.names) cases.push_back(quoted(command.name + " " + name));
@@ -127,18 +128,18 @@ complete -o default -F _mantissa mantissa
                      words, values);
 }
 
-std::string zsh_value(const OptionWords& option) {
+std::string zsh_value(const OptionDescription& option) {
   const std::string what = option.choices.empty() ? "_files" : "(" + join(option.choices, " ") + ")";
   std::string name = option.choices.empty() ? option.value : "choice";
   std::replace(name.begin(), name.end(), ':', ' ');
   return ":" + name + ":" + what;
 }
 
-std::string zsh(const std::vector<CommandWords>& commands) {
+std::string zsh(const std::vector<CommandDescription>& commands) {
   std::string names, cases, own;
-  for (const CommandWords& command : commands) {
+  for (const CommandDescription& command : commands) {
     std::string specs;
-    for (const OptionWords& option : command.options) {
+    for (const OptionDescription& option : command.options) {
       if (option.names.empty()) {
         specs += " \\\n          " + quoted((option.repeats ? "*" : "") + zsh_value(option), "");
         continue;
@@ -183,16 +184,16 @@ fi
                      names, own, cases);
 }
 
-std::string fish(const std::vector<CommandWords>& commands) {
+std::string fish(const std::vector<CommandDescription>& commands) {
   std::string text = "# fish completion for mantissa, made by `mantissa completion fish`\n";
-  for (const CommandWords& command : commands) {
+  for (const CommandDescription& command : commands) {
     const std::string where =
         command.name.empty() ? "complete -c mantissa -n __fish_use_subcommand"
                              : "complete -c mantissa -n '__fish_seen_subcommand_from " + command.name + "'";
     if (!command.name.empty())
       text += fmt::format("complete -c mantissa -n __fish_use_subcommand -f -a {} -d {}\n", command.name,
                           quoted(command.help, "\\"));
-    for (const OptionWords& option : command.options) {
+    for (const OptionDescription& option : command.options) {
       std::string line = where;
       for (const std::string& name : option.names)
         line += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
@@ -221,7 +222,7 @@ std::string roff(const std::string& text) {
   return out;
 }
 
-std::string roff(const OptionWords& option) {
+std::string roff(const OptionDescription& option) {
   std::vector<std::string> names;
   for (const std::string& name : option.names) names.push_back("\\fB" + roff(name) + "\\fR");
   std::string line = join(names, ", ");
@@ -231,14 +232,14 @@ std::string roff(const OptionWords& option) {
 
 }  // namespace
 
-std::vector<CommandWords> words_of(const CLI::App& app) {
-  std::vector<CommandWords> all{words_of_one(app, "")};
+std::vector<CommandDescription> describe(const CLI::App& app) {
+  std::vector<CommandDescription> all{describe_one(app, "")};
   for (const CLI::App* command : app.get_subcommands({}))
-    all.push_back(words_of_one(*command, command->get_name()));
+    all.push_back(describe_one(*command, command->get_name()));
   return all;
 }
 
-std::string completion(const std::vector<CommandWords>& commands, const std::string& shell) {
+std::string completion(const std::vector<CommandDescription>& commands, const std::string& shell) {
   if (shell == "bash") return bash(commands);
   if (shell == "zsh") return zsh(commands);
   if (shell == "fish") return fish(commands);
@@ -247,19 +248,19 @@ std::string completion(const std::vector<CommandWords>& commands, const std::str
                    "; choose from " + join_names(shells));
 }
 
-std::string man_page(const std::vector<CommandWords>& commands, const std::string& version) {
-  const CommandWords& program = commands.front();
+std::string man_page(const std::vector<CommandDescription>& commands, const std::string& version) {
+  const CommandDescription& program = commands.front();
   std::string text = fmt::format(
       ".TH MANTISSA 1 \"\" \"{}\" \"User Commands\"\n.SH NAME\nmantissa \\- {}\n.SH SYNOPSIS\n.B mantissa\n"
       ".I COMMAND\n[\\fIOPTIONS\\fR]\n.SH OPTIONS\n",
       roff(version), roff(program.help.substr(program.help.find(' ') + 1)));
-  for (const OptionWords& option : program.options) text += roff(option);
+  for (const OptionDescription& option : program.options) text += roff(option);
   text += ".SH COMMANDS\n";
-  for (const CommandWords& command : commands) {
+  for (const CommandDescription& command : commands) {
     if (command.name.empty()) continue;
     text += ".SS mantissa " + roff(command.name) + "\n" + roff(command.help) + ".\n";
     std::string group;
-    for (const OptionWords& option : command.options) {
+    for (const OptionDescription& option : command.options) {
       // CLI11's own heading, for the options of every command, is left out.
       if (option.group != group && option.group != "Options" && !option.names.empty())
         text += ".PP\n.B " + roff(option.group) + "\n";
@@ -272,18 +273,17 @@ std::string man_page(const std::vector<CommandWords>& commands, const std::strin
 }
 
 void add_completion(CLI::App& app) {
-  CLI::App* sub =
-      app.add_subcommand("completion", "Print what makes a shell complete the words of this program");
+  CLI::App* sub = app.add_subcommand("completion", "Print a shell completion script");
   const auto shell = std::make_shared<std::string>();
   sub->add_option("shell", *shell, "the shell")->required()->option_text(kShells);
   sub->footer("For bash: source <(mantissa completion bash), in ~/.bashrc");
-  sub->callback([&app, shell] { fmt::print("{}", completion(words_of(app), *shell)); });
+  sub->callback([&app, shell] { fmt::print("{}", completion(describe(app), *shell)); });
 }
 
 void add_man(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("man", "Print the manual page, in roff");
   sub->footer("To read it: mantissa man | man -l -");
-  sub->callback([&app] { fmt::print("{}", man_page(words_of(app), app.version())); });
+  sub->callback([&app] { fmt::print("{}", man_page(describe(app), app.version())); });
 }
 
 }  // namespace mantissa::cli

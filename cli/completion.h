@@ -8,7 +8,7 @@
 namespace mantissa::cli {
 
 /// An option or argument as users see it.
-struct OptionWords {
+struct OptionDescription {
   std::vector<std::string> names;    ///< with their dashes; empty for an argument without a flag
   std::string value;                 ///< the name of its value; empty if it takes none
   std::vector<std::string> choices;  ///< all its values, if they form a list
@@ -18,19 +18,19 @@ struct OptionWords {
 };
 
 /// A subcommand, or the program itself if the name is empty.
-struct CommandWords {
+struct CommandDescription {
   std::string name, help, footer;
-  std::vector<OptionWords> options;
+  std::vector<OptionDescription> options;
 };
 
 /// Returns the options of `app` and its subcommands, the program first.
-std::vector<CommandWords> words_of(const CLI::App& app);
+std::vector<CommandDescription> describe(const CLI::App& app);
 
 /// Returns the script that makes a shell complete the program's words. `shell` is one of kShells.
-std::string completion(const std::vector<CommandWords>& commands, const std::string& shell);
+std::string completion(const std::vector<CommandDescription>& commands, const std::string& shell);
 inline constexpr const char* kShells = "bash|zsh|fish";
 
 /// Returns the manual page, in roff's man macros.
-std::string man_page(const std::vector<CommandWords>& commands, const std::string& version);
+std::string man_page(const std::vector<CommandDescription>& commands, const std::string& version);
 
 }  // namespace mantissa::cli

@@ -132,7 +132,7 @@ TEST_F(Program, HelpVersionAndModes) {
     EXPECT_THAT(outcome.out, MatchesRegex("mantissa [0-9.]+\n"));
   }
   EXPECT_THAT(run("fit --help").out,
-              AllOf(HasSubstr("[bf16-mixed]"), HasSubstr("samples a batch [32; text: 16]")));
+              AllOf(HasSubstr("[bf16-mixed]"), HasSubstr("samples per batch [32; text: 16]")));
   const Outcome modes = run("modes");
   EXPECT_EQ(modes.status, 0);
   // Without a GPU every mode is unavailable for the same reason, which is printed once.

@@ -40,7 +40,7 @@ std::string nested_cure(const std::string& key, const YAML::Node& value,
   if (!value.IsMap() || value.size() == 0 || !value.begin()->first.IsScalar()) return "";
   const auto inner = value.begin()->first.as<std::string>();
   const std::string meant = option_meant(inner, known);
-  return "; options stand at the top level, and none under another: write " +
+  return "; options must be at the top level: write " +
          (meant.empty() ? "what is under '" + printable(key) + "'" : "'" + meant + "'") + " there";
 }
 
@@ -118,8 +118,7 @@ OptionValues parse_yaml(const std::string& text, const std::string& file) {
     for (const Option& option : options())
       if (!key.empty() && key == option.also_called) key = option.name;
     if (const Option* const option = find_option(key)) {
-      TORCH_CHECK_VALUE(!values.has(key), where, "key '", printable(key),
-                        "' stands here a second time; keep one");
+      TORCH_CHECK_VALUE(!values.has(key), where, "key '", printable(key), "' is listed twice; keep one");
       values.set(key, value_of(*option, entry.second, where, known));
       continue;
     }

@@ -99,53 +99,53 @@ uint64_t parse_size(const std::string& text) {
   TORCH_CHECK_VALUE(!(bytes > 1e18), "--max-shard-size '", text,
                     "' is out of range; choose at most 1000000TB, or leave it out for one file");
   TORCH_CHECK_VALUE(amount.value && factor > 0 && bytes >= 1, "--max-shard-size '", text,
-                    "' is no size; write a number and KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 2GB");
+                    "' is not a size; write a number and KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 2GB");
   return static_cast<uint64_t>(bytes);
 }
 
 /// The parsed options of the command, before any model is opened.
-struct Words {
+struct ParsedOptions {
   std::optional<at::ScalarType> dtype;
   uint64_t max_shard_bytes = 0;
   std::vector<RenameRule> rules;
   std::map<std::string, std::string> metadata;
 };
 
-Words parse(const ConvertCommand& c) {
-  Words words;
-  TORCH_CHECK_VALUE(!c.out.empty(), "'' is no output; name a file or a folder");
-  if (!c.dtype.empty()) words.dtype = parse_dtype(c.dtype);
-  TORCH_CHECK_VALUE(words.dtype || (c.only.empty() && c.keep_fp32.empty()),
+ParsedOptions parse(const ConvertCommand& c) {
+  ParsedOptions parsed;
+  TORCH_CHECK_VALUE(!c.out.empty(), "'' is not an output; name a file or a folder");
+  if (!c.dtype.empty()) parsed.dtype = parse_dtype(c.dtype);
+  TORCH_CHECK_VALUE(parsed.dtype || (c.only.empty() && c.keep_fp32.empty()),
                     "--only and --keep-fp32 choose what --dtype changes; give --dtype, too");
-  if (!c.max_shard_size.empty()) words.max_shard_bytes = parse_size(c.max_shard_size);
-  if (!c.strip_prefix.empty()) words.rules.push_back(strip_prefix_rule(c.strip_prefix));
+  if (!c.max_shard_size.empty()) parsed.max_shard_bytes = parse_size(c.max_shard_size);
+  if (!c.strip_prefix.empty()) parsed.rules.push_back(strip_prefix_rule(c.strip_prefix));
   if (!c.key_map.empty())
-    for (const RenameRule& rule : read_key_map(c.key_map)) words.rules.push_back(rule);
-  for (const std::string& text : c.rename) words.rules.push_back(parse_rename(text));
-  if (!c.add_prefix.empty()) words.rules.push_back(add_prefix_rule(c.add_prefix));
+    for (const RenameRule& rule : read_key_map(c.key_map)) parsed.rules.push_back(rule);
+  for (const std::string& text : c.rename) parsed.rules.push_back(parse_rename(text));
+  if (!c.add_prefix.empty()) parsed.rules.push_back(add_prefix_rule(c.add_prefix));
   for (const std::string& text : c.metadata) {
     const size_t equals = text.find('=');
     TORCH_CHECK_VALUE(equals != std::string::npos && equals > 0, "--metadata '", text,
-                      "' is no KEY=VALUE; write one, such as format=pt");
-    words.metadata[text.substr(0, equals)] = text.substr(equals + 1);
+                      "' is not a KEY=VALUE pair; write one, such as format=pt");
+    parsed.metadata[text.substr(0, equals)] = text.substr(equals + 1);
   }
-  return words;
+  return parsed;
 }
 
-at::ScalarType new_dtype(const ConvertCommand& c, const Words& words, const std::string& name,
+at::ScalarType new_dtype(const ConvertCommand& c, const ParsedOptions& parsed, const std::string& name,
                          at::ScalarType dtype) {
-  if (!words.dtype || !is_castable(dtype)) return dtype;
+  if (!parsed.dtype || !is_castable(dtype)) return dtype;
   if (matches_any(c.keep_fp32, name)) return at::kFloat;
-  return c.only.empty() || matches_any(c.only, name) ? *words.dtype : dtype;
+  return c.only.empty() || matches_any(c.only, name) ? *parsed.dtype : dtype;
 }
 
-Conversion plan(const ConvertCommand& c, const Words& words, const SafetensorsModel& model) {
+Conversion plan(const ConvertCommand& c, const ParsedOptions& parsed, const SafetensorsModel& model) {
   const std::vector<std::string> names = keys_of(model.entries());
   check_globs("--only", c.only, names);
   check_globs("--keep-fp32", c.keep_fp32, names);
   Conversion conversion;
-  for (const auto& [source, name] : rename_all(names, words.rules))
-    conversion[name] = {source, new_dtype(c, words, source, model.entries().at(source).dtype)};
+  for (const auto& [source, name] : rename_all(names, parsed.rules))
+    conversion[name] = {source, new_dtype(c, parsed, source, model.entries().at(source).dtype)};
   return conversion;
 }
 
@@ -190,7 +190,7 @@ class Progress {
   Progress(uint64_t total_bytes, bool quiet)
       : total_(total_bytes), shows_(!quiet && isatty(STDERR_FILENO) == 1) {}
   ~Progress() {
-    if (last_ >= 0) tell_user("\r\033[K");
+    if (last_ >= 0) print_to_stderr("\r\033[K");
   }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -198,7 +198,7 @@ class Progress {
     const int percent = total_ == 0 ? 0 : static_cast<int>(bytes * 100.0 / static_cast<double>(total_));
     if (!shows_ || percent == last_) return;
     last_ = percent;
-    tell_user(fmt::format("\r{:3}% of {}", percent, human_bytes(total_)));
+    print_to_stderr(fmt::format("\r{:3}% of {}", percent, human_bytes(total_)));
   }
 
  private:
@@ -289,18 +289,18 @@ Json to_json(const SafetensorsModel& model, const Conversion& conversion, const 
 }
 
 void convert(const ConvertCommand& c) {
-  const Words words = usage([&] { return parse(c); });
+  const ParsedOptions parsed = usage([&] { return parse(c); });
   const fs::path checkpoint = find_checkpoint(c.in);
   const SafetensorsModel model(checkpoint.empty() ? fs::path(c.in) : checkpoint / kCheckpointWeights);
   for (const std::string& key : model.conflicting_metadata()) {
     TORCH_WARN("the files of ", c.in, " differ in the metadata '", printable(key),
-               "', of which the first one's is kept; --metadata ", printable(key), "=VALUE sets another");
+               "'; that of the first file is kept; --metadata ", printable(key), "=VALUE sets another");
   }
-  std::map<std::string, std::string> metadata = words.metadata;
+  std::map<std::string, std::string> metadata = parsed.metadata;
   metadata.insert(model.metadata().begin(), model.metadata().end());
-  const Conversion conversion = plan(c, words, model);
+  const Conversion conversion = plan(c, parsed, model);
   const SafetensorsLayout layout =
-      lay_out_safetensors(c.out, converted_header(model, conversion, metadata), words.max_shard_bytes);
+      lay_out_safetensors(c.out, converted_header(model, conversion, metadata), parsed.max_shard_bytes);
   check_outputs(c, model, layout);
   std::map<std::string, CastLoss> losses;
   if (!c.dry_run) losses = write(c, model, conversion, layout);
@@ -327,9 +327,9 @@ void add_convert(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("convert", "Change a model's dtypes, names and division into files");
   const auto command = std::make_shared<ConvertCommand>();
   ConvertCommand& c = *command;
-  const auto again = [&](const char* flag, std::vector<std::string>& words, const char* word,
+  const auto again = [&](const char* flag, std::vector<std::string>& values, const char* word,
                          const char* help) {
-    sub->add_option(flag, words, help)->allow_extra_args(false)->option_text(word);
+    sub->add_option(flag, values, help)->allow_extra_args(false)->option_text(word);
   };
   const auto once = [&](const char* flag, std::string& text, const std::string& word, const char* help) {
     return sub->add_option(flag, text, help)->option_text(word);
@@ -337,16 +337,16 @@ void add_convert(CLI::App& app) {
   once("in", c.in, "IN", "a safetensors file, an index of shards, or a folder with one")->required();
   once("out", c.out, "OUT", "NAME.safetensors, or a folder for model.safetensors")->required();
   once("--dtype", c.dtype, fmt::format("{}", fmt::join(dtype_names(), "|")), "cast floating-point tensors");
-  again("--only", c.only, "GLOB", "cast only tensors of this name, a shell pattern; again: those too");
-  again("--keep-fp32", c.keep_fp32, "GLOB", "tensors of this name become or stay float32; again: those too");
+  again("--only", c.only, "GLOB", "cast only tensors of this name, a shell pattern; repeatable");
+  again("--keep-fp32", c.keep_fp32, "GLOB", "tensors of this name become or stay float32; repeatable");
   once("--max-shard-size", c.max_shard_size, "SIZE",
        "several files of at most this size each, such as 2GB, and an index [one file]");
-  once("--strip-prefix", c.strip_prefix, "TEXT", "take this from the beginning of the names that have it");
+  once("--strip-prefix", c.strip_prefix, "TEXT", "remove this prefix from the names that have it");
   once("--key-map", c.key_map, "FILE", "new names: a YAML map from regular expressions to replacements");
-  again("--rename", c.rename, "REGEX=>TEXT", "one such rule, $1 its first group; again: the next one");
+  again("--rename", c.rename, "REGEX=>TEXT", "one such rule, with $1 for its first group; repeatable");
   once("--add-prefix", c.add_prefix, "TEXT", "put this before every name");
-  again("--metadata", c.metadata, "KEY=VALUE", "set this beside the input's own metadata; again: another");
-  sub->add_flag("--overwrite", c.overwrite, "replace an output file that is there already; shards never are");
+  again("--metadata", c.metadata, "KEY=VALUE", "set this beside the input's own metadata; repeatable");
+  sub->add_flag("--overwrite", c.overwrite, "replace an existing output file, but never shards");
   sub->add_flag("--dry-run", c.dry_run, "print what would be written, and write nothing");
   sub->add_flag("--json", c.json, "write JSON to standard output instead of text");
   sub->add_flag("--quiet", c.quiet, "no progress");

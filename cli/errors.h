@@ -46,7 +46,7 @@ auto with_memory_cure(const Cure& cure, const Work& work) {
 std::string on_one_line(std::string text);
 
 /// Writes to standard error. If nobody reads it any more, training must not end.
-inline void tell_user(const std::string& text) { std::fputs(text.c_str(), stderr); }
+inline void print_to_stderr(const std::string& text) { std::fputs(text.c_str(), stderr); }
 
 /// Runs code that only checks the user's input: a value error there is a usage error.
 template <typename Check>

@@ -65,7 +65,7 @@ void add(CLI::App& app, const char* name, const char* help, bool is_test) {
 
 void add_evaluate(CLI::App& app) {
   add(app, "validate", "Loss and accuracy of a run's model on the data that it held out", false);
-  add(app, "test", "The same on any data, taken whole", true);
+  add(app, "test", "Loss and accuracy on any data, unsplit", true);
 }
 
 }  // namespace mantissa::cli

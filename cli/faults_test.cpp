@@ -60,7 +60,7 @@ TEST_F(Faults, APlaceThatCannotBeLookedAtIsNamed) {
     expect_error(run(command), 1, {"'loop", "symbolic links"});
 }
 
-TEST_F(Faults, ARemovedCurrentFolderIsTold) {
+TEST_F(Faults, ARemovedCurrentFolderIsReported) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer begins before the program can look";
 #endif
@@ -105,13 +105,12 @@ TEST_F(Faults, ALostConfigurationIsWrittenAgain) {
             "until grep -q ^1, run/metrics.csv 2>/dev/null; do sleep 0.01; done; "
             "rm run/config.yaml run/metrics.csv; wait $pid; echo status $?");
   EXPECT_THAT(ended.out, HasSubstr("status 0\n"));
-  EXPECT_THAT(ended.err,
-              AllOf(HasSubstr("run/config.yaml was removed while the run went on, and is written again"),
-                    HasSubstr("the csv logger failed")));
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("run/config.yaml was removed during the run and is written again"),
+                               HasSubstr("the csv logger failed")));
   EXPECT_EQ(run("validate run --quiet --json -").status, 0);
 }
 
-TEST_F(Faults, WhoTrainsInAFolderIsToldOf) {
+TEST_F(Faults, WhoTrainsInAFolderIsReported) {
   const Outcome both = shell("$mantissa fit --device cpu --quiet " + kFit +
                              "--max-epochs 1000000 --output run & pid=$!; "
                              "until [ -e run/metrics.csv ]; do sleep 0.01; done; "
@@ -139,8 +138,8 @@ TEST_F(Faults, ALostFolderEndsTheRunAndLosesNothing) {
                                 lose + "; wait $pid; echo status $?");
     EXPECT_THAT(ended.out, HasSubstr("status 1\n")) << lose;
     EXPECT_THAT(ended.err,
-                AllOf(HasSubstr("was removed, moved or replaced while the run was under way"),
-                      HasSubstr("resume it from '" + (folder_ / place / "checkpoints/epoch=").string()),
+                AllOf(HasSubstr("was removed, moved or replaced during the run"),
+                      HasSubstr("resume from '" + (folder_ / place / "checkpoints/epoch=").string()),
                       HasSubstr("the run's files are in " + (folder_ / place).string() + " now")))
         << lose;
     if (place != "run") {
@@ -148,7 +147,7 @@ TEST_F(Faults, ALostFolderEndsTheRunAndLosesNothing) {
     }
     const Outcome resumed = run("resume --quiet --max-time 00:00:00:01 " + place);
     EXPECT_EQ(resumed.status, 0) << resumed.err;
-    EXPECT_THAT(resumed.err, Not(HasSubstr("begins again"))) << lose;
+    EXPECT_THAT(resumed.err, Not(HasSubstr("starts again"))) << lose;
     EXPECT_TRUE(fs::exists(folder_ / place / "weights.safetensors"));
     for (const char* folder : {"run", "archive", "run-rescued-1"}) fs::remove_all(folder_ / folder);
   }
@@ -174,8 +173,8 @@ TEST_F(Faults, AFileThatMayNotGrowIsAnError) {
                                  HasSubstr("(ulimit -f)")));
 }
 
-TEST_F(Faults, TooLittleMemoryIsToldWithItsCure) {
-  int told = 0, told_by_trainer = 0;
+TEST_F(Faults, TooLittleMemoryIsReportedWithItsCure) {
+  int reported = 0, reported_by_trainer = 0;
   bool is_enough = false;
   // From a limit below which the program cannot be loaded to one in which the whole run fits.
   for (int64_t mib = 256; mib <= 16'384 && !is_enough; mib += mib / 8) {
@@ -199,17 +198,18 @@ TEST_F(Faults, TooLittleMemoryIsToldWithItsCure) {
     const std::string last = outcome.err.substr(std::min(begin, outcome.err.size()));
     EXPECT_THAT(last, testing::MatchesRegex("mantissa: error: [^\n]*memory[^\n]*--batch-size[^\n]*\n"))
         << mib;
-    told += last.find("--model resnet-tiny, --batch-size 1437") != std::string::npos ? 1 : 0;
-    told_by_trainer += last.find("the run in bf16-mixed on cpu was at batch size 1437; the machine has ") !=
-                               std::string::npos
-                           ? 1
-                           : 0;
+    reported += last.find("--model resnet-tiny, --batch-size 1437") != std::string::npos ? 1 : 0;
+    reported_by_trainer +=
+        last.find("the run in bf16-mixed on cpu was at batch size 1437; the machine has ") !=
+                std::string::npos
+            ? 1
+            : 0;
   }
   // A sanitizer reserves more memory than any limit allows.
-  if (!is_enough && told == 0) GTEST_SKIP() << "the program cannot be loaded under a limit here";
+  if (!is_enough && reported == 0) GTEST_SKIP() << "the program cannot be loaded under a limit here";
   EXPECT_TRUE(is_enough);
-  EXPECT_GT(told, 0);
-  EXPECT_GT(told_by_trainer, 0);
+  EXPECT_GT(reported, 0);
+  EXPECT_GT(reported_by_trainer, 0);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ void fit(const FitCommand& command) {
 }  // namespace
 
 void add_fit(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand("fit", "Train a model and report what it reached");
+  CLI::App* sub = app.add_subcommand("fit", "Train a model and report its results");
   const auto command = std::make_shared<FitCommand>();
   sub->add_option("--config", command->config, "YAML file of the options below; flags override it")
       ->check(names_a_file, "");

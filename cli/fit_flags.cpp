@@ -140,7 +140,7 @@ void add_json_flag(CLI::App& subcommand, std::string& json) {
 }
 
 std::string names_a_file(const std::string& text) {
-  return text.empty() ? "'' is no file; name one, or leave it out" : "";
+  return text.empty() ? "'' is not a file; name one, or leave it out" : "";
 }
 
 }  // namespace mantissa::cli

@@ -34,16 +34,16 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--max-epochs -1 --max-steps -1"), 2, {"would never end"});
   expect_error(fit("--gradient-clip-algorithm none"), 2, {"norm, value"});
   expect_error(fit("--epochs 3"), 2,
-               {"'--epochs' is no option", "did you mean '--max-epochs'?", "mantissa fit --help"});
+               {"'--epochs' is not an option", "did you mean '--max-epochs'?", "mantissa fit --help"});
   expect_error(fit("--model= --output new"), 2, {"--model ''", "choose from mlp"});
   for (const char* wrong : {"", "abc", "1x"}) {
     const std::string quoted = std::string("'") + wrong + "'";
-    expect_error(fit("--lr " + quoted), 2, {"--lr: " + quoted + " is no number; give one"});
-    expect_error(fit("--seed " + quoted), 2, {"--seed: " + quoted + " is no whole number; give one"});
+    expect_error(fit("--lr " + quoted), 2, {"--lr: " + quoted + " is not a number; give one"});
+    expect_error(fit("--seed " + quoted), 2, {"--seed: " + quoted + " is not a whole number; give one"});
   }
   for (const char* flag : {"--config", "--json"})
     expect_error(fit(std::string(flag) + "= --model mlp"), 2,
-                 {flag, "'' is no file; name one, or leave it out"});
+                 {flag, "'' is not a file; name one, or leave it out"});
   expect_error(fit("--batchsize=3"), 2, {"'--batchsize'", "did you mean '--batch-size'?"});
   expect_error(fit("--max-epochs 99999999999999999999"), 2, {"99999999999999999999", "out of range"});
   expect_error(fit("--lr 1e7"), 2, {"--lr", "choose 0 to 1e6"});
@@ -60,7 +60,7 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--precision O2 --master-weights false --optimizer adamw"), 2, {"epsilon"});
   expect_error(fit("--stochastic-rounding"), 2, {"--optimizer fused-sgd"});
   expect_error(fit("--precision bf16-mixed --loss-scale 128"), 2, {"loss_scale '128'", "only fp16"});
-  expect_error(fit("--precision 16-true --loss-scale much"), 2, {"'much' is no scale", "dynamic, none"});
+  expect_error(fit("--precision 16-true --loss-scale much"), 2, {"'much' is not a scale", "dynamic, none"});
   expect_error(fit("--amp-level O2"), 2, {"amp_backend 'apex'"});
   expect_error(fit("--precision bf16-mixed --amp-backend apex"), 2, {"choose by amp_level"});
   expect_error(fit("--master-weights maybe"), 2, {"'maybe' is not one", "auto, true, false"});
@@ -119,10 +119,10 @@ TEST_F(Program, WrongScalerNumbersExitWithTwo) {
     for (const char* value : {"nan", "-1"}) refuses(name, value, " is out of range; choose ");
   refuses("max_scale", "inf", " is out of range; choose ");
   for (const char* value : {"abc", "", "2x", " 2", "0x10"})
-    refuses("growth_factor", value, " is no number; give one, or auto");
+    refuses("growth_factor", value, " is not a number; give one, or auto");
   for (const std::string& name : count_names) refuses(name, "-1", " is out of range; choose ");
   for (const char* value : {"nan", "inf", "1.5", "abc", ""})
-    refuses("hysteresis_steps", value, " is no whole number; give one, or auto");
+    refuses("hysteresis_steps", value, " is not a whole number; give one, or auto");
   refuses("hysteresis_steps", "99999999999999999999", " is out of range: choose a whole number from -9");
   expect_error(fit("--precision 16-mixed --min-scale 8 --max-scale 4 --print-config"), 2,
                {"min_scale 8 is above max_scale 4"});
@@ -130,11 +130,12 @@ TEST_F(Program, WrongScalerNumbersExitWithTwo) {
                {"'bf16-mixed' with growth_factor 4", "leave it out, or choose 16-mixed"});
   expect_error(fit("--precision 16-true --hysteresis-steps 4"), 2,
                {"hysteresis_steps 4", "loss_scale dynamic"});
-  expect_error(fit("--precision O2 --loss-scale 128 --max-scale 1024"), 2, {"max_scale 1024", "128 stays"});
+  expect_error(fit("--precision O2 --loss-scale 128 --max-scale 1024"), 2,
+               {"max_scale 1024", "128 is fixed"});
   expect_error(fit("--precision 16-mixed --loss-scale none --warn-after-skips 4"), 2, {"warn_after_skips 4"});
   expect_error(fit("--precision all --growth-factor 1"), 2, {"growth_factor 1 is out of range"});
-  expect_error(fit("--precision all --growth-factor abc"), 2, {"growth_factor 'abc' is no number"});
-  expect_error(fit("--precision all --loss-scale much"), 2, {"'much' is no scale"});
+  expect_error(fit("--precision all --growth-factor abc"), 2, {"growth_factor 'abc' is not a number"});
+  expect_error(fit("--precision all --loss-scale much"), 2, {"'much' is not a scale"});
   expect_error(fit("--precision all --loss-scale none --growth-factor 3"), 2, {"every mode is left out"});
   expect_error(fit("--amp-backend apex --amp-level O4"), 2, {"'O4' is not one; choose from O0, O1, O2, O3"});
   for (const char* wrong : {"hihg", "", "HIGH", "tf32", "1"})
@@ -311,12 +312,12 @@ TEST_F(Program, OfAFlagThatIsGivenTwiceTheLastCounts) {
   // A list keeps all values.
   const Outcome both = run("inspect run/weights.safetensors --no-values --filter '*weight' --filter '*bias'");
   EXPECT_THAT(both.out, AllOf(HasSubstr("weight"), HasSubstr("bias")));
-  expect_error(run("resume run another"), 2, {"'another' is no option of"});
+  expect_error(run("resume run another"), 2, {"'another' is not an option of"});
 }
 
 // Values that would silently become 0 or inf.
-TEST_F(Program, NumbersBeyondTheirTypeAreSaidToBe) {
-  const std::string small = "is out of range: float64 would take it for 0, its smallest number above that is",
+TEST_F(Program, NumbersBeyondTheirTypeAreReported) {
+  const std::string small = "is out of range: it would become 0 in float64, whose smallest positive number",
                     large = "is out of range: float64 has no number above 1.8e308; give a smaller one";
   for (const auto& [number, problem] : {std::pair("1e-400", small), {"-1e-400", small}, {"1e400", large}}) {
     const std::string quoted = std::string("'") + number + "' " + problem;
@@ -353,7 +354,7 @@ TEST_F(Program, ASwitchTakesNoValue) {
   expect_error(fit("--no-transactional true"), 2, {"--no-transactional", cure});
   expect_error(run("resume run --channels-last true"), 2,
                {"--channels-last is a switch", "--no-channels-last"});
-  expect_error(fit("--trace-nonfinite 2"), 2, {"'2' is no option of fit"});
+  expect_error(fit("--trace-nonfinite 2"), 2, {"'2' is not an option of fit"});
   expect_error(fit("--no-transactionl"), 2, {"did you mean '--no-transactional'?"});
   const auto printed = [&](const std::string& arguments) {
     const Outcome outcome = fit(arguments + " --model resnet-tiny --precision 16-mixed --print-config");
@@ -372,7 +373,7 @@ TEST_F(Program, ASwitchTakesNoValue) {
   }
 }
 
-TEST_F(Program, AWordThatIsNearlyOneIsToldOf) {
+TEST_F(Program, AWordThatIsNearlyOneIsReported) {
   for (const auto& [word, meant] :
        std::vector<std::pair<std::string, std::string>>{{"fp32", "did you mean '32-true' ("},
                                                         {"float32", "did you mean '32-true' ("},
@@ -411,7 +412,7 @@ TEST_F(Program, AWordThatIsNearlyOneIsToldOf) {
   refuses("zyxw: 1\n", {"unknown key 'zyxw'; `mantissa fit --print-config` lists all keys"});
   refuses("epochs: 1\n", {"unknown key 'epochs'; did you mean 'max_epochs'?"});
   refuses("trainer:\n  max_epoch: 1\n",
-          {"unknown key 'trainer'; options stand at the top level", "'max_epochs'"});
+          {"unknown key 'trainer'; options must be at the top level", "'max_epochs'"});
   refuses("optimizer:\n  lr: 1\n", {"'optimizer' must be one value", "at the top level", "write 'lr' there"});
 }
 
@@ -479,7 +480,7 @@ TEST_F(Program, AWarmUpThatTheRunCutsShortIsWarnedOf) {
   EXPECT_EQ(fit("--model mlp --max-steps 4").err, "") << "the recipe's own is for runs of any length";
 }
 
-TEST_F(Program, OneModeIsOfferedWhereARunGoesOn) {
+TEST_F(Program, OneModeIsOfferedWhereARunContinues) {
   EXPECT_THAT(run("fit --help").out, HasSubstr("or all: every mode"));
   for (const char* command : {"resume", "validate", "test", "predict"})
     EXPECT_THAT(run(std::string(command) + " --help").out,
@@ -499,7 +500,7 @@ TEST_F(Program, OptionsOfTheModeWithoutEffectAreWarnedOf) {
   };
   for (const char* mode : {"bf16-mixed", "32-true", "16-true", "O3", "16-mixed --loss-scale none"})
     EXPECT_THAT(warning(std::string("--model resnet-tiny --transactional --precision ") + mode),
-                in_vain("--transactional", "--precision [^ ]*, which skips no step"));
+                in_vain("--transactional", "--precision [^ ]*, which never skips a step"));
   EXPECT_THAT(warning("--model mlp --transactional --precision O2"),
               in_vain("--transactional", "--model mlp, which has no batch norm"));
   EXPECT_EQ(warning("--model resnet-tiny --transactional --precision 16-true --loss-scale 128"), "");
@@ -545,8 +546,7 @@ TEST_F(Program, EveryOptionIsInHelpAndConfigurationAndComesBack) {
   write("apex.yaml", "precision: O2\nmax_loss_scale: 2048\n");
   EXPECT_THAT(fit("--config apex.yaml --print-config").out, HasSubstr("max_scale: 2048 "));
   write("twice.yaml", "precision: O2\nmax_loss_scale: 2048\nmax_scale: 4096\n");
-  EXPECT_THAT(fit("--config twice.yaml").err,
-              HasSubstr("twice.yaml:3: key 'max_scale' stands here a second"));
+  EXPECT_THAT(fit("--config twice.yaml").err, HasSubstr("twice.yaml:3: key 'max_scale' is listed twice"));
   write("told.yaml", told.out);
   EXPECT_EQ(fit("--config told.yaml --print-config").out, told.out);
   EXPECT_EQ(fit("--config told.yaml --max-steps 1").status, 0);

@@ -156,13 +156,13 @@ std::array<std::string, kValueColumns.size()> value_cells(const ValueSummary& v)
 
 std::string shape_text(const Row& row) { return fmt::format("[{}]", fmt::join(row.shape, ", ")); }
 
-/// Returns a column's width, at most kMost. A name in a file may have millions of letters, which must not
-/// widen every row.
-size_t widest(const std::vector<Row>& rows, size_t least,
+/// Returns a column's width, at most kMaxColumnWidth. A name in a file may have millions of letters, which
+/// must not widen every row.
+size_t widest(const std::vector<Row>& rows, size_t min_width,
               const std::function<std::string(const Row&)>& cell) {
-  constexpr size_t kMost = 200;
-  for (const Row& row : rows) least = std::max(least, cell(row).size());
-  return std::min(least, kMost);
+  constexpr size_t kMaxColumnWidth = 200;
+  for (const Row& row : rows) min_width = std::max(min_width, cell(row).size());
+  return std::min(min_width, kMaxColumnWidth);
 }
 
 /// Returns the totals by dtype, in the order of the dtypes' names.
@@ -267,7 +267,7 @@ void inspect(const InspectCommand& command) {
     throw UsageError("--sort '" + command.sort + "' is not one" +
                      did_you_mean(command.sort, {"name", "bytes"}) + "; choose from name, bytes");
   if (command.check && command.no_values)
-    throw UsageError("--check looks at the values, which --no-values leaves out; give one of them");
+    throw UsageError("--check needs the values, which --no-values leaves out; give one of them");
   // All files are opened first, so that a problem with the last one does not show after an hour.
   std::vector<std::pair<Listing, std::vector<Row>>> all;
   for (const std::string& file : command.files) {
@@ -302,14 +302,13 @@ void inspect(const InspectCommand& command) {
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand("inspect", "What a safetensors file, or a model in shards, holds");
+  CLI::App* sub = app.add_subcommand("inspect", "List the tensors of a safetensors file or a sharded model");
   const auto command = std::make_shared<InspectCommand>();
   sub->add_option("files", command->files,
                   "safetensors files, a sharded model's *.safetensors.index.json, or a folder with one")
       ->required()
       ->option_text("FILE...");
-  sub->add_option("--filter", command->filters,
-                  "only tensors of this name, a shell pattern; again: those too")
+  sub->add_option("--filter", command->filters, "only tensors of this name, a shell pattern; repeatable")
       ->allow_extra_args(false)
       ->option_text("GLOB");
   sub->add_option("--sort", command->sort, "order of the tensors, of bytes the largest first [name]")

@@ -37,9 +37,9 @@ class Regex {
     PCRE2_SIZE at = 0;
     code_.reset(pcre2_compile(bytes_of(pattern), pattern.size(), PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C, &error,
                               &at, nullptr));
-    TORCH_CHECK_VALUE(code_, where, "'", printable(pattern), "' is no regular expression (",
+    TORCH_CHECK_VALUE(code_, where, "'", printable(pattern), "' is not a regular expression (",
                       pcre2_message(error), ", at character ", at + 1,
-                      "); put a backslash before characters that stand for themselves");
+                      "); put a backslash before literal characters");
   }
 
   /// Replaces each match of the pattern in `text` by `replacement`; returns nothing if there is no match.
@@ -136,7 +136,7 @@ std::vector<RenameRule> read_key_map(const std::filesystem::path& file) {
     TORCH_CHECK_VALUE(pattern.IsScalar() && (replacement.IsScalar() || replacement.IsNull()), where,
                       "a rule must be one pattern and one replacement; write `PATTERN: REPLACEMENT`");
     TORCH_CHECK_VALUE(seen.insert(pattern.Scalar()).second, where, "the pattern '", pattern.Scalar(),
-                      "' stands here a second time; keep one");
+                      "' is listed twice; keep one");
     // A map for a family of models may have rules that match nothing in one of them.
     rules.push_back(make_rule(where, pattern.Scalar(),
                               replacement.IsNull() ? std::nullopt : std::optional(replacement.Scalar()),

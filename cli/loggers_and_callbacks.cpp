@@ -38,7 +38,7 @@ const char* mode_of(const std::string& metric) { return metric.ends_with("accura
 }  // namespace
 
 TrainerOptions trainer_options(const FitOptions& o) {
-  usage([&] { const Trainer words_are_right(o.trainer); });
+  usage([&] { const Trainer checked(o.trainer); });
   return o.trainer;
 }
 
@@ -51,14 +51,15 @@ std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& o, const std
     if (word == "jsonl") loggers.push_back(std::make_shared<JSONLinesLogger>(folder));
     if (word == "tensorboard") loggers.push_back(std::make_shared<TensorBoardLogger>(folder));
   }
-  Hyperparameters told;
+  Hyperparameters hyperparameters;
   for (const Option& option : options()) {
     const OptionValue* const value = o.values.find(option.name);
     if (!value || option.name == "output") continue;
-    std::visit([&](const auto& held) { told.emplace(option.name, hyperparameter(held)); }, *value);
+    std::visit([&](const auto& held) { hyperparameters.emplace(option.name, hyperparameter(held)); }, *value);
   }
   for (const auto& logger : loggers)
-    if (logger->name() != "csv") logger->log_hyperparams(told);  // config.yaml has them in that form
+    if (logger->name() != "csv")
+      logger->log_hyperparams(hyperparameters);  // config.yaml has them in that form
   return loggers;
 }
 

@@ -32,7 +32,7 @@ namespace {
 
 int report(const std::string& message, int status) {
   // Each error is one line, so that scripts and logs can rely on it.
-  mantissa::cli::tell_user("mantissa: error: " + mantissa::cli::on_one_line(message) + "\n");
+  mantissa::cli::print_to_stderr("mantissa: error: " + mantissa::cli::on_one_line(message) + "\n");
   return status;
 }
 
@@ -48,7 +48,7 @@ void check_command(const CLI::App& app, int argc, char** argv) {
 }
 
 /// CLI11's own message for an unknown flag suggests no remedy.
-std::string unknown_words(const CLI::App& app, const CLI::App& command) {
+std::string unknown_arguments(const CLI::App& app, const CLI::App& command) {
   std::string word = app.remaining(/*recurse=*/true).front();
   word = word.substr(0, word.find('='));
   std::vector<std::string> options;
@@ -57,23 +57,23 @@ std::string unknown_words(const CLI::App& app, const CLI::App& command) {
   const size_t dashes = std::min(word.find_first_not_of('-'), word.size());
   std::string meant = mantissa::cli::option_meant(word, options);
   if (meant.empty() && dashes > 0) meant = mantissa::cli::option_meant(word.substr(dashes), options);
-  return "'" + word + "' is no option of " + command.get_display_name() +
+  return "'" + word + "' is not an option of " + command.get_display_name() +
          (meant.empty() ? "" : "; did you mean '" + meant + "'?");
 }
 
-/// Returns the words in reverse order, as CLI11 expects. In `--model= --quiet` CLI11 would take `--quiet` as
-/// the model.
-std::vector<std::string> words(int argc, char** argv) {
-  std::vector<std::string> words;
+/// Returns the arguments in reverse order, as CLI11 expects. In `--model= --quiet` CLI11 would take `--quiet`
+/// as the model.
+std::vector<std::string> reversed_arguments(int argc, char** argv) {
+  std::vector<std::string> arguments;
   for (int i = 1; i < argc; ++i) {
     std::string word = argv[i];
     const bool is_empty = word.starts_with("--") && word.size() > 3 && word.find('=') == word.size() - 1;
     if (is_empty) word.pop_back();
-    words.push_back(word);
-    if (is_empty) words.emplace_back();
+    arguments.push_back(word);
+    if (is_empty) arguments.emplace_back();
   }
-  std::reverse(words.begin(), words.end());
-  return words;
+  std::reverse(arguments.begin(), arguments.end());
+  return arguments;
 }
 
 /// Flushes the output: it may still be in a buffer, and the disk may be full.
@@ -94,12 +94,12 @@ int flushed(int status) {
     constexpr std::string_view kMessage =
         "mantissa: error: there is too little memory; free some, raise the limit (ulimit -v), or choose a "
         "smaller --batch-size or --model\n";
-    [[maybe_unused]] const ssize_t told = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
     ::_exit(1);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "mantissa: error: %s\n", error.what());
   } catch (...) {
-    std::fputs("mantissa: error: an exception that is no std::exception\n", stderr);
+    std::fputs("mantissa: error: an exception that is not a std::exception\n", stderr);
   }
   std::abort();
 }
@@ -110,7 +110,7 @@ void check_current_folder() {
   if (::getcwd(path.data(), path.size()) != nullptr || errno != ENOENT) return;
   constexpr std::string_view kMessage =
       "mantissa: error: the current folder was removed; change to one that exists\n";
-  [[maybe_unused]] const ssize_t told = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
   ::_exit(2);
 }
 
@@ -157,7 +157,7 @@ int run(int argc, char** argv) {
   try {
     check_command(app, argc, argv);
     mantissa::cli::check_switches(argc, argv);
-    app.parse(words(argc, argv));
+    app.parse(reversed_arguments(argc, argv));
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
@@ -165,7 +165,8 @@ int run(int argc, char** argv) {
     const CLI::App& command = called.empty() ? app : *called.front();
     const std::string name = called.empty() ? "mantissa" : "mantissa " + command.get_name();
     const bool unknown = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-    return report((unknown ? unknown_words(app, command) : error.what()) + "; see " + name + " --help", 2);
+    return report((unknown ? unknown_arguments(app, command) : error.what()) + "; see " + name + " --help",
+                  2);
   } catch (const mantissa::cli::UsageError& error) {
     return report(error.what(), 2);
   } catch (const mantissa::cli::CheckFailed& found) {

@@ -44,7 +44,7 @@ std::string cpu_speed(const Mode& mode, const std::vector<ModeSpeed>& speeds) {
     return fmt::format(
         "a step takes {:.2f} (small GPT) and {:.2f} (small ResNet) of its time in 32-true here", speed->gpt,
         speed->resnet);
-  return mode.historical ? "an older name, see its summary" : "what the others are compared with";
+  return mode.historical ? "an older name, see its summary" : "the reference for the others";
 }
 
 void print_modes() {
@@ -83,9 +83,8 @@ void add_modes(CLI::App& app) {
   CLI::App* const sub = app.add_subcommand(
       "modes", "Every precision mode: whether it runs on this machine, how fast or why not");
   const auto kernels = std::make_shared<bool>(false);
-  sub->add_flag(
-      "--kernels", *kernels,
-      "instead: which kernel computes which 16-bit operations on this CPU, and what each of them takes");
+  sub->add_flag("--kernels", *kernels,
+                "print instead the kernel chosen for each 16-bit operation, and its time");
   sub->callback([kernels] { *kernels ? print_kernels() : print_modes(); });
 }
 

@@ -25,27 +25,27 @@ BatchLimit parse_batch_limit(const std::string& flag, const std::string& text) {
   TORCH_CHECK_VALUE(!parsed.is_out_of_range, flag, " ", parsed.problem);
   const std::optional<double> share = parsed.value;
   TORCH_CHECK_VALUE(share && *share >= 0 && *share <= 1, flag, " '", text,
-                    "' is neither a number of batches nor a share of them; give one such as 100, or 0.25");
+                    "' is neither a number of batches nor a fraction; give one such as 100, or 0.25");
   return *share;
 }
 
 std::optional<std::chrono::milliseconds> parse_max_time(const std::string& flag, const std::string& text) {
   if (text.empty()) return std::nullopt;
   // Days, hours, minutes, seconds. The largest number of each part keeps the sum far from overflow.
-  constexpr std::array<int64_t, 4> kSeconds{86'400, 3'600, 60, 1}, kLargest{100'000, 23, 59, 59};
+  constexpr std::array<int64_t, 4> kSeconds{86'400, 3'600, 60, 1}, kMaxPerPart{100'000, 23, 59, 59};
   int64_t seconds = 0;
   size_t parts = 0;
   bool is_time = true;
   for (size_t begin = 0; begin <= text.size() && is_time; ++parts) {
     const size_t end = std::min(text.find(':', begin), text.size());
     const auto value = parse_number<int64_t>(std::string_view(text).substr(begin, end - begin)).value;
-    is_time = parts < kSeconds.size() && value && *value >= 0 && *value <= kLargest[parts];
+    is_time = parts < kSeconds.size() && value && *value >= 0 && *value <= kMaxPerPart[parts];
     if (is_time) seconds += *value * kSeconds[parts];
     begin = end + 1;
   }
   TORCH_CHECK_VALUE(
       is_time && parts == kSeconds.size() && seconds > 0, flag, " '", text,
-      "' is no time above 0; write DD:HH:MM:SS with at most 23 hours, 59 minutes and 59 seconds, "
+      "' is not a time above 0; write DD:HH:MM:SS with at most 23 hours, 59 minutes and 59 seconds, "
       "such as 00:01:30:00 for an hour and a half");
   return std::chrono::seconds(seconds);
 }
@@ -59,7 +59,7 @@ std::vector<std::string> parse_list(const std::string& flag, const std::string& 
   for (std::string word; std::getline(in, word, ',');) {
     check_choice(flag, word, choices);
     TORCH_CHECK_VALUE(word != "none", flag, " '", text,
-                      "': none stands for itself; leave it or the others out");
+                      "': none cannot be combined with other values; leave it or the others out");
     TORCH_CHECK_VALUE(std::find(words.begin(), words.end(), word) == words.end(), flag, " '", text,
                       "': ", word, " is there twice; once is enough");
     words.push_back(word);

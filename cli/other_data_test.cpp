@@ -55,7 +55,7 @@ TEST_F(OtherData, LabelsThatTheModelDoesNotKnowAreRefused) {
   ASSERT_EQ(run("test run --quiet --data idx:few").status, 0);
   for (const char* command : {"test", "predict"})
     expect_error(run(std::string(command) + " run --quiet --data idx:many"), 1,
-                 {"--data idx:many has the label 199", "the run's model knows 5 classes, 0 to 4"});
+                 {"--data idx:many has the label 199", "the run's model has 5 classes, 0 to 4"});
 }
 
 TEST_F(OtherData, ImagesOfAnotherSizeAreRefusedUnlessTheModelReadsAny) {

@@ -101,7 +101,7 @@ TEST_F(Plan, OfAllModesIsMadeOnce) {
   EXPECT_EQ(results[0]["memory_plan"].size(), 7U);
 }
 
-TEST_F(Plan, OfARunThatGoesOn) {
+TEST_F(Plan, OfARunThatIsResumed) {
   ASSERT_EQ(fit("--model mlp --max-epochs 1 --limit-train-batches 2 --output run").status, 0);
   const Outcome resumed = run("resume run --quiet --plan --max-epochs 2 --json result.json");
   ASSERT_EQ(resumed.status, 0) << resumed.err;

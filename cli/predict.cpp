@@ -76,7 +76,7 @@ void predict(const PredictCommand& command) {
 }  // namespace
 
 void add_predict(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand("predict", "What a run's model says of each sample, as CSV");
+  CLI::App* sub = app.add_subcommand("predict", "Predictions of a run's model, as CSV");
   const auto command = std::make_shared<PredictCommand>();
   add_trained_model_flags(*sub, command->run);
   sub->add_option("--output", command->output, "the CSV file; -: standard output")->check(names_a_file, "");

@@ -55,7 +55,7 @@ void check_length(const FitOptions& o) {
                     "or --max-time");
   TORCH_CHECK_VALUE(!is_endless || o.lr_schedule != "cosine",
                     "--lr-schedule cosine falls over the whole run, whose length --max-time alone does not "
-                    "tell; give --max-epochs or --max-steps, or --lr-schedule constant");
+                    "determine; give --max-epochs or --max-steps, or --lr-schedule constant");
 }
 
 void check_optimizer(const FitOptions& o) {
@@ -64,7 +64,7 @@ void check_optimizer(const FitOptions& o) {
     if (entry.takes("stochastic_rounding")) rounding.push_back(entry.name);
   TORCH_CHECK_VALUE(
       !*o.optimizer_settings.stochastic_rounding || find_optimizer(o.optimizer).takes("stochastic_rounding"),
-      "--stochastic-rounding is no option of --optimizer ", o.optimizer, "; choose --optimizer ",
+      "--stochastic-rounding is not an option of --optimizer ", o.optimizer, "; choose --optimizer ",
       join_names(rounding), ", or leave it out");
   check_optimizer_state(o);
 }
@@ -76,7 +76,7 @@ void check_fp16_factors(const FitOptions& o) {
     const double value = *o.values.get_if<double>(factor);
     TORCH_CHECK_VALUE(value <= largest, flag_of(factor), " ", fmt::format("{}", value), " is above ", largest,
                       ", the largest number of fp16, in which ", o.precision(),
-                      " steps its weights; choose less, or 16-mixed");
+                      " updates its weights; choose a smaller value, or 16-mixed");
   }
 }
 
@@ -95,7 +95,7 @@ void check_metrics(const FitOptions& o) {
 void check_threads(int64_t threads) {
   const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
   TORCH_CHECK_VALUE(threads >= 0 && threads <= cores, "--threads ", threads, ": this machine has ", cores,
-                    " cores; choose 1 to ", cores, ", or 0 for one a core");
+                    " cores; choose 1 to ", cores, ", or 0 for one per core");
 }
 
 void check_model_reads_data(const FitOptions& o) {
@@ -123,8 +123,8 @@ void check_optimizer_state(const FitOptions& o) {
       o.traits().gradients != Format::kFloat16,
       "AdamW cannot keep its state in fp16, as --precision 16-true, O3 and O2 without master weights would "
       "have it: its epsilon 1e-8 and small squared gradients are 0 there, so that updates become nan or "
-      "leap; choose --optimizer fused-adamw --stochastic-rounding, --master-weights true, --optimizer sgd, "
-      "or --precision 16-mixed or bf16-true");
+      "far too large; choose --optimizer fused-adamw --stochastic-rounding, --master-weights true, "
+      "--optimizer sgd, or --precision 16-mixed or bf16-true");
 }
 
 FitOptions resolve(const OptionValues& given) {

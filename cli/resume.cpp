@@ -57,16 +57,15 @@ void check_goes_further(const OptionValues& given, const std::filesystem::path& 
     const int64_t so_far = number_in(result, done).value_or(0);
     TORCH_CHECK(!limit || *limit < 0 || *limit > so_far, "the run in ", folder.string(),
                 " is complete, with ", so_far, " ", done, "; give ", flag_of(option),
-                " above that to train on");
+                " above that to continue");
   };
   check_above("max_epochs", "epochs");
   check_above("max_steps", "steps");
   const auto is_given = [&](const char* option) { return given.has(option); };
   constexpr std::array kLift{"max_epochs", "max_steps", "max_time", "early_stopping", "patience"};
-  TORCH_CHECK(
-      std::any_of(kLift.begin(), kLift.end(), is_given), "the run in ", folder.string(),
-      " is complete; give --max-epochs or --max-steps to train on, or lift what ended it: --max-time, "
-      "--early-stopping, --patience");
+  TORCH_CHECK(std::any_of(kLift.begin(), kLift.end(), is_given), "the run in ", folder.string(),
+              " is complete; give --max-epochs or --max-steps to continue, or change the limit that ended "
+              "it: --max-time, --early-stopping, --patience");
 }
 
 /// Checks that no trained weights are lost. A run without checkpoints starts again from the beginning.
@@ -74,7 +73,7 @@ void check_goes_further(const OptionValues& given, const std::filesystem::path& 
 void check_loses_nothing(const RunFolder& folder) {
   TORCH_CHECK(!folder.checkpoints().empty() || !std::filesystem::exists(folder.file(kWeights)), "the run in ",
               folder.path().string(),
-              " has no checkpoints to go on from; begin another from its weights: fit --weights ",
+              " has no checkpoints to resume from; start a new run from its weights: fit --weights ",
               folder.file(kWeights).string());
 }
 
@@ -102,8 +101,7 @@ void resume(const ResumeCommand& command) {
 }  // namespace
 
 void add_resume(CLI::App& app) {
-  CLI::App* sub =
-      app.add_subcommand("resume", "Go on with a run that ended early, from its newest checkpoint");
+  CLI::App* sub = app.add_subcommand("resume", "Resume a run that ended early, from its newest checkpoint");
   const auto command = std::make_shared<ResumeCommand>();
   sub->add_option("run", command->folder, "the run's folder")->required()->option_text("RUN");
   add_plan_flag(*sub, command->plan);

@@ -26,7 +26,7 @@ class SavedRun : public Program {
   }
 };
 
-TEST_F(SavedRun, AnInterruptedRunGoesOnAsIfNothingHadBeen) {
+TEST_F(SavedRun, AnInterruptedRunContinuesAsIfNothingHadHappened) {
   for (const std::string mode : {"32-true", "16-mixed"}) {
     const std::string words = kRun + "--precision " + mode;
     ASSERT_EQ(fit(words + " --output whole-" + mode).status, 0);
@@ -42,7 +42,7 @@ TEST_F(SavedRun, AnInterruptedRunGoesOnAsIfNothingHadBeen) {
 }
 
 // The run is killed at a random moment each time. Another process must be able to resume it from the folder.
-TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
+TEST_F(SavedRun, AKilledRunIsResumedBitForBit) {
   const auto times = [] {
     const char* const asked = std::getenv("MANTISSA_KILLS");
     return asked ? std::atoi(asked) : 6;
@@ -83,7 +83,7 @@ TEST_F(SavedRun, AKilledRunGoesOnBitForBit) {
 
 // Training continues while nothing can be saved, and ends with an error. Nothing is lost once there is room
 // again.
-TEST_F(SavedRun, ARunThatFilledTheDiskGoesOnWhenThereIsRoom) {
+TEST_F(SavedRun, ARunThatFilledTheDiskIsResumedWhenThereIsRoom) {
   constexpr const char* kTry =
       "unshare -rm sh -c 'mount -t tmpfs -o size=1m tmpfs /mnt && mount -o remount,size=2m /mnt' 2>/dev/null";
   if (std::system(kTry) != 0) GTEST_SKIP() << "may not mount a tmpfs here";
@@ -124,7 +124,7 @@ TEST_F(SavedRun, ACompleteRunIsTrainedFurtherOnlyWhenAsked) {
   expect_error(run("resume run"), 1, {"is complete"});
 }
 
-TEST_F(SavedRun, ADamagedNewestCheckpointIsToldOf) {
+TEST_F(SavedRun, ADamagedNewestCheckpointIsReported) {
   ASSERT_EQ(fit("--model mlp --max-epochs 2 --output run --save-top-k -1").status, 0);
   fs::remove(folder_ / "run/result.json");
   fs::resize_file(folder_ / "run/checkpoints/epoch=1-step=90/weights.safetensors", 100);
@@ -170,7 +170,7 @@ TEST_F(SavedRun, APinOfAnotherCpuIsLifted) {
   setenv("MANTISSA_MAX_ISA", "generic", 1);
   const Outcome refused = run("resume run --max-epochs 2 --quiet");
   EXPECT_EQ(refused.status, 2);
-  EXPECT_THAT(refused.err, HasSubstr("not avx512; choose one of these, or measured"));
+  EXPECT_THAT(refused.err, HasSubstr("not avx512; choose one of these, or 'measured'"));
   const Outcome lifted = run("resume run --max-epochs 2 --quiet --cpu-kernels measured");
   before.empty() ? unsetenv("MANTISSA_MAX_ISA") : setenv("MANTISSA_MAX_ISA", before.c_str(), 1);
   EXPECT_EQ(lifted.status, 0) << lifted.err;
@@ -195,7 +195,7 @@ TEST_F(SavedRun, WhatIsNoRunIsRefused) {
   fs::create_directory(folder_ / "empty");
   for (const char* command : {"resume", "validate", "test", "predict"}) {
     expect_error(run(std::string(command) + " nothing"), 2, {"'nothing' does not exist"});
-    expect_error(run(std::string(command) + " file"), 2, {"'file' is no folder"});
+    expect_error(run(std::string(command) + " file"), 2, {"'file' is not a folder"});
     expect_error(run(std::string(command) + " empty"), 2, {"'empty' holds no run", "config.yaml"});
     expect_error(run(command), 2, {"run"});
   }
@@ -231,7 +231,7 @@ TEST_F(SavedRun, TwoProcessesInOneRunAreOneTooMany) {
 }
 
 // A complete run is no longer complete once training has continued.
-TEST_F(SavedRun, ACompleteRunThatIsTrainedFurtherAndKilledGoesOn) {
+TEST_F(SavedRun, ACompleteRunThatIsTrainedFurtherAndKilledIsResumed) {
   const std::string words = "--model mlp --lr-schedule constant ";
   ASSERT_EQ(fit(words + "--max-epochs 1 --output run").status, 0);
   const Outcome killed = run("resume run --quiet --max-epochs 40 & pid=$!; " + std::string(kWaitForStep) +
@@ -370,7 +370,7 @@ TEST_F(SavedRun, LoggersAreChosenByName) {
   ASSERT_EQ(fit("--model mlp --max-epochs 1 --logger none --output quiet").status, 0);
   EXPECT_FALSE(fs::exists(folder_ / "quiet/metrics.csv"));
   expect_error(fit("--logger cvs"), 2, {"--logger 'cvs'", "did you mean 'csv'?"});
-  expect_error(fit("--logger none,csv"), 2, {"none stands for itself"});
+  expect_error(fit("--logger none,csv"), 2, {"none cannot be combined"});
   expect_error(fit("--monitor loss"), 2, {"--monitor 'loss'"});
   expect_error(fit("--save-top-k -2"), 2, {"--save-top-k -2"});
 }
@@ -380,17 +380,17 @@ TEST_F(SavedRun, ACompleteRunWithoutCheckpointsIsNotBegunAgain) {
       fit("--model mlp --max-epochs 1 --limit-train-batches 2 --no-enable-checkpointing --output run").status,
       0);
   const std::string arguments = "resume run --quiet --max-epochs 2";
-  expect_error(run(arguments), 1, {"has no checkpoints to go on from", "fit --weights"});
+  expect_error(run(arguments), 1, {"has no checkpoints to resume from", "fit --weights"});
   // The state that a signal would have left.
   fs::remove(folder_ / "run/result.json");
   const std::string rows = read(folder_ / "run/metrics.csv");
-  expect_error(run(arguments), 1, {"has no checkpoints to go on from", "fit --weights"});
+  expect_error(run(arguments), 1, {"has no checkpoints to resume from", "fit --weights"});
   EXPECT_EQ(read(folder_ / "run/metrics.csv"), rows);
   // It was killed before it had any weights, so nothing is lost.
   fs::remove(folder_ / "run/weights.safetensors");
   const Outcome again = run(arguments);
   EXPECT_EQ(again.status, 0);
-  EXPECT_THAT(again.err, HasSubstr("the run in run has no checkpoint to go on from, and begins again"));
+  EXPECT_THAT(again.err, HasSubstr("the run in run has no checkpoint to resume from and starts again"));
 }
 
 TEST_F(SavedRun, WeightsWithoutRoomForACheckpointAreSavedAlone) {

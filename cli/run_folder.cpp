@@ -92,7 +92,7 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
         // create_directory is atomic: of two runs that start together, each gets its own folder.
         if (fs::create_directory(path_, error)) break;
         TORCH_CHECK(!error, "output folder ", path_.string(), " cannot be made: ", error.message(),
-                    "; give --output a folder that can");
+                    "; give --output another folder");
       }
       made_.push_back(path_);
     }
@@ -100,7 +100,7 @@ RunFolder::RunFolder(const std::string& wanted, const std::string& label) {
     held_ = std::make_unique<HeldFolder>(path_);
     sweep(path_);
     check_holds_no_run(path_);  // another run may have begun and ended meanwhile
-    for (const auto& entry : fs::directory_iterator(path_)) others_.insert(entry.path());
+    for (const auto& entry : fs::directory_iterator(path_)) existing_entries_.insert(entry.path());
   } catch (...) {
     lock_.reset();  // the lock's file would keep the folder from being removed
     for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, error);
@@ -115,7 +115,7 @@ RunFolder::RunFolder(const fs::path& existing)
       is_fresh_(false) {
   sweep(existing);
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(path_, ignored)) others_.insert(entry.path());
+  for (const auto& entry : fs::directory_iterator(path_, ignored)) existing_entries_.insert(entry.path());
 }
 
 void RunFolder::replace(const fs::path& other) {
@@ -136,7 +136,7 @@ RunFolder::~RunFolder() {
   std::error_code ignored;                // files that cannot be removed stay
   std::vector<fs::path> written;
   for (const auto& entry : fs::directory_iterator(path_, ignored))
-    if (!others_.contains(entry.path()) && (is_fresh_ || is_log(entry.path())))
+    if (!existing_entries_.contains(entry.path()) && (is_fresh_ || is_log(entry.path())))
       written.push_back(entry.path());
   for (const fs::path& file : written) fs::remove_all(file, ignored);
   lock_.reset();  // last, because another run may own the folder's files from here on
@@ -146,7 +146,7 @@ RunFolder::~RunFolder() {
 void RunFolder::make(const fs::path& folder) {
   const std::error_code error = make_folders(folder, made_);
   TORCH_CHECK(!error, "output folder ", folder.string(), " cannot be made: ", error.message(),
-              "; give --output a folder that can");
+              "; give --output another folder");
 }
 
 void check_run_folder(const std::string& wanted) {
@@ -160,13 +160,13 @@ void check_run_folder(const std::string& wanted) {
   while (!above.empty() && !fs::exists(above, error)) above = above.parent_path();
   if (above.empty()) above = ".";
   const std::string reason =
-      fs::is_directory(above, error) ? cannot_write_in(above) : above.string() + " is no folder";
+      fs::is_directory(above, error) ? cannot_write_in(above) : above.string() + " is not a folder";
   TORCH_CHECK(reason.empty(), "output folder ", folder.string(), " cannot be made or written: ", reason,
-              "; give --output a folder that can");
+              "; give --output another folder");
 }
 
 void check_writable(const fs::path& file, const fs::path& run) {
-  const fs::path target = behind_links(file);
+  const fs::path target = resolve_links(file);
   check_is_no_runs_file(file, target, run);
   const fs::path folder = target.has_parent_path() ? target.parent_path() : ".";
   std::error_code error;

@@ -54,7 +54,7 @@ class RunFolder {
   std::unique_ptr<FolderLock> lock_;
   std::unique_ptr<HeldFolder> held_;
   std::vector<std::filesystem::path> made_;
-  std::set<std::filesystem::path> others_;  ///< files that were there before
+  std::set<std::filesystem::path> existing_entries_;  ///< files that were there before
   bool keep_ = false, is_fresh_ = true;
 };
 

@@ -32,13 +32,13 @@ TEST_F(RunLength, WrongWordsExitWithTwo) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> wrong{
       {"--max-time 90", {"--max-time '90'", "DD:HH:MM:SS"}},
       {"--max-time 00:00:00:00", {"no time above 0"}},
-      {"--weights ''", {"'' is no file"}},
-      {"--output ''", {"'' is no file"}},
+      {"--weights ''", {"'' is not a file"}},
+      {"--output ''", {"'' is not a file"}},
       {"--data idx:", {"--data 'idx:' names no data; write digits"}},
       {"--batch-size 9223372036854775807", {"--batch-size 9223372036854775807 is out of range"}},
       {"--max-time 00:24:00:00", {"DD:HH:MM:SS with at most 23 hours"}},
-      {"--limit-train-batches 0.001", {"limit_train_batches=0.001 of 45 batches is none"}},
-      {"--limit-val-batches 0.01", {"limit_val_batches=0.01 of ", "batches is none"}},
+      {"--limit-train-batches 0.001", {"limit_train_batches=0.001 of 45 batches leaves no batch"}},
+      {"--limit-val-batches 0.01", {"limit_val_batches=0.01 of ", "batches leaves no batch"}},
       {"--precision 16-true --optimizer sgd --lr 70000", {"--lr 70000", "65504", "16-mixed"}},
       {"--val-fraction 0.90000001", {"--val-fraction 0.90000001 is out of range"}},
       {"--max-time 00:00:01:00:", {"DD:HH:MM:SS"}},
@@ -54,7 +54,7 @@ TEST_F(RunLength, WrongWordsExitWithTwo) {
       {"--early-stopping loss", {"--early-stopping 'loss'", "val_loss"}},
       {"--patience -1", {"--patience -1"}},
       {"--callbacks PrecisionMonitr", {"did you mean 'PrecisionMonitor'"}},
-      {"--callbacks none,PrecisionMonitor", {"none stands for itself"}},
+      {"--callbacks none,PrecisionMonitor", {"none cannot be combined"}},
       {"--callbacks PrecisionMonitor --logger none", {"--logger is none"}},
       {"--logger csv,csv", {"csv is there twice"}},
       {"--limit-val-batches 0 --monitor val_loss", {"--monitor val_loss", "--limit-val-batches"}},
@@ -90,7 +90,7 @@ TEST_F(RunLength, ModelsOfAShortRunAreValidatedWhole) {
   EXPECT_EQ(json::parse(read(folder_ / "out.txt"))["samples"], 359);
 }
 
-TEST_F(RunLength, EarlyStoppingEndsTheRunAndPatienceGoesOn) {
+TEST_F(RunLength, EarlyStoppingEndsTheRunAndMorePatienceContinuesIt) {
   const std::string words =
       "--limit-train-batches 2 --early-stopping val_accuracy --min-delta 1 --patience 2 --max-epochs 9";
   const json result = fitted(words);

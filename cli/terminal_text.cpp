@@ -36,7 +36,7 @@ void check_globs(const char* flag, const std::vector<std::string>& globs,
   for (const std::string& glob : globs) {
     const bool found = std::any_of(names.begin(), names.end(),
                                    [&](const std::string& name) { return matches_any({glob}, name); });
-    TORCH_CHECK_VALUE(found, flag, " '", glob, "' is the name of none of the ", names.size(), " tensors",
+    TORCH_CHECK_VALUE(found, flag, " '", glob, "' matches none of the ", names.size(), " tensors",
                       did_you_mean(glob, names), "; `mantissa inspect --no-values` lists them");
   }
 }

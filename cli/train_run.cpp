@@ -38,11 +38,11 @@ namespace {
 
 /// Marks a folder as a run's once a step has been taken. A run that fails earlier has nothing worth keeping;
 /// if it continued an earlier run, that run's configuration and result stay as they were.
-class BeginsRun final : public Callback {
+class MarksRunStarted final : public Callback {
  public:
   /// `config` is the configuration to write then; "" if it is already written. `watches` makes it end the run
   /// when its folder is lost. If there is a ModelCheckpoint, that does so.
-  BeginsRun(RunFolder& folder, std::string config, bool watches)
+  MarksRunStarted(RunFolder& folder, std::string config, bool watches)
       : folder_(folder), config_(std::move(config)), watches_(watches) {}
   void on_epoch_end(Trainer& /*trainer*/, int64_t /*epoch*/, int64_t /*global_step*/,
                     const Metrics& /*metrics*/) override {
@@ -50,12 +50,12 @@ class BeginsRun final : public Callback {
                 " was removed, moved or replaced while the run was under way, and the run ends");
   }
   void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) override {
-    if (batch.stepped) begin();
+    if (batch.stepped) mark();
   }
-  bool begun() const { return begun_; }
-  void begin() {
-    if (begun()) return;
-    begun_ = true;
+  bool started() const { return started_; }
+  void mark() {
+    if (started()) return;
+    started_ = true;
     folder_.keep();
     if (!config_.empty()) write_file_atomically(folder_.file("config.yaml"), config_, Links::kReplace);
     // If this run is killed, the old result would describe the earlier training and call the run complete.
@@ -63,14 +63,14 @@ class BeginsRun final : public Callback {
     std::error_code error;
     std::filesystem::remove(result, error);
     TORCH_CHECK(!error, "cannot remove '", result.string(),
-                "', which is of the training before: ", error.message(), "; remove it by hand");
+                "', the result of the previous training: ", error.message(), "; remove it by hand");
   }
 
  private:
   RunFolder& folder_;
   std::string config_;
   bool watches_;
-  bool begun_ = false;
+  bool started_ = false;
 };
 
 void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
@@ -83,10 +83,10 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
   }
 }
 
-void warn_if_nothing_was_learned(const FitResult& result) {
+void warn_if_all_steps_were_skipped(const FitResult& result) {
   if (result.steps == 0 || result.skipped_steps < result.steps) return;
   TORCH_WARN("all ", result.steps,
-             " steps were skipped: the weights are those that the run began with; lower or leave "
+             " steps were skipped: the weights are the initial ones; lower or leave "
              "out --loss-scale or --init-scale, or see --trace-nonfinite");
 }
 
@@ -154,7 +154,7 @@ void restore_config(const RunFolder& folder, const std::string& config) {
   std::error_code error;
   if (std::filesystem::exists(folder.file("config.yaml"), error)) return;
   write_file_atomically(folder.file("config.yaml"), config, Links::kReplace);
-  TORCH_WARN(folder.file("config.yaml").string(), " was removed while the run went on, and is written again");
+  TORCH_WARN(folder.file("config.yaml").string(), " was removed during the run and is written again");
 }
 
 /// If the run's folder was removed or moved, writes the remaining files where its checkpoints went, so that
@@ -176,7 +176,7 @@ void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callba
 Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
   auto progress = quiet ? nullptr : std::make_shared<ProgressBar>();
-  const TrainerOptions words = trainer_options(o);
+  const TrainerOptions base_options = trainer_options(o);
   const Data data = load_data(o);
   const auto train = train_loader(o, data);
   const auto val = val_loader(o, data);
@@ -189,11 +189,11 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   torch::manual_seed(o.seed);
   const auto model = make_model(o.model, data.input);
   const std::filesystem::path saved = resumed ? resumed->file(kCheckpoints) : "";
-  const bool goes_on = resumed && !resumed->checkpoints().empty();
-  if (resumed && !goes_on) {
-    TORCH_WARN("the run in ", resumed->path().string(), " has no checkpoint to go on from, and begins again");
+  const bool resumes_from_checkpoint = resumed && !resumed->checkpoints().empty();
+  if (resumed && !resumes_from_checkpoint) {
+    TORCH_WARN("the run in ", resumed->path().string(), " has no checkpoint to resume from and starts again");
   }
-  if (!o.weights.empty() && !goes_on) {
+  if (!o.weights.empty() && !resumes_from_checkpoint) {
     load_weights(*model, o.weights);
     check_finite_weights(*model, o.weights);
   }
@@ -211,12 +211,13 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
   std::string config = yaml;
   // A run that is killed before its first step can be resumed, too.
   if (fresh) write_file_atomically(folder->file("config.yaml"), std::exchange(config, {}), Links::kReplace);
-  TrainerOptions options = words;  // its loggers and checkpoints must be destroyed before the folder
+  TrainerOptions options = base_options;  // its loggers and checkpoints must be destroyed before the folder
   options.callbacks = make_callbacks(o, folder->path());
-  const auto begins = std::make_shared<BeginsRun>(*folder, std::move(config), !o.enable_checkpointing);
-  options.callbacks.push_back(begins);
+  const auto run_start =
+      std::make_shared<MarksRunStarted>(*folder, std::move(config), !o.enable_checkpointing);
+  options.callbacks.push_back(run_start);
   options.loggers = make_loggers(o, folder->path());
-  if (resumed && !goes_on)
+  if (resumed && !resumes_from_checkpoint)
     for (const auto& logger : options.loggers) logger->resume_from(-1);
   if (progress) options.callbacks.push_back(progress);
 
@@ -226,9 +227,9 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
                                                  {"model", o.model}};
   FitResult result;
   try {
-    result = trainer.fit(task, *train, val.get(), goes_on ? saved : "");
+    result = trainer.fit(task, *train, val.get(), resumes_from_checkpoint ? saved : "");
   } catch (...) {
-    if (begins->begun()) {
+    if (run_start->started()) {
       try {
         replace_if_lost(*folder, trainer.options().callbacks, yaml);
       } catch (const std::exception& error) {
@@ -239,10 +240,10 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
     }
     throw;
   }
-  begins->begin();  // if there was no step to take
+  run_start->mark();  // if there was no step to take
   replace_if_lost(*folder, trainer.options().callbacks, yaml);
   warn_if_not_finite(o, result.metrics);
-  warn_if_nothing_was_learned(result);
+  warn_if_all_steps_were_skipped(result);
   save_weights(*model, folder->file(kWeights), about, Links::kReplace);
   Json json = to_json(o, trainer, result, parameters, folder->path());
   if (!plan.is_null()) {
@@ -297,7 +298,7 @@ Json train_in_memory(const FitOptions& o, bool quiet, const Json& plan, RunFolde
     if (!more.empty()) more.insert(0, ", or ");
     return fmt::format(
         " (--model {}, --batch-size {}, --precision {}); choose a smaller --batch-size (with "
-        "--accumulate-grad-batches a step sees as many samples), a smaller --model or a 16-bit "
+        "--accumulate-grad-batches a step uses the same number of samples), a smaller --model or a 16-bit "
         "--precision{}; --plan says before a run what it needs",
         o.model, o.loader.batch_size, o.precision(), more);
   };

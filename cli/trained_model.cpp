@@ -96,7 +96,7 @@ void check_labels(const Dataset& data, int64_t classes, const std::string& name)
     const at::Tensor indices = at::arange(begin, std::min(begin + kPiece, data.size()));
     const auto largest = at::max(data.get_batch(indices).target).item<int64_t>();
     TORCH_CHECK_VALUE(largest < classes, "--data ", name, " has the label ", largest,
-                      ", but the run's model knows ", classes, " classes, 0 to ", classes - 1,
+                      ", but the run's model has ", classes, " classes, 0 to ", classes - 1,
                       "; give data of those classes");
   }
 }
@@ -146,7 +146,7 @@ OptionValues read_run_config(const fs::path& folder) {
   TORCH_CHECK_VALUE(fs::exists(folder), "'", folder.string(),
                     "' does not exist; give the folder of a run, which `mantissa fit` made");
   TORCH_CHECK_VALUE(fs::is_directory(folder), "'", folder.string(),
-                    "' is no folder; give the folder of a run, which `mantissa fit` made");
+                    "' is not a folder; give the folder of a run, which `mantissa fit` made");
   TORCH_CHECK_VALUE(fs::is_regular_file(config), "'", folder.string(),
                     "' holds no run: it has no config.yaml; give the folder that `mantissa fit` made");
   OptionValues options = read_yaml(config);

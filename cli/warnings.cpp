@@ -54,7 +54,7 @@ class PlainWarnings final : public c10::WarningHandler {
     std::string text = warning.msg();
     std::replace(text.begin(), text.end(), '\n', ' ');
     text = printable(std::move(text));  // a file name in the text must not control a terminal
-    if (printed_.add(text)) tell_user("mantissa: warning: " + text + "\n");
+    if (printed_.add(text)) print_to_stderr("mantissa: warning: " + text + "\n");
   }
 
  private:

@@ -84,8 +84,7 @@ TEST_F(Program, InspectChecksAndRefuses) {
   expect_error(run("inspect"), 2, {"files is required"});
   expect_error(run("inspect --check --no-values rare.safetensors"), 2, {"--check", "give one of them"});
   expect_error(run("inspect --sort size rare.safetensors"), 2, {"'size'", "name, bytes"});
-  expect_error(run("inspect --filter 'blok.*' rare.safetensors"), 1,
-               {"'blok.*' is the name of none of the 5"});
+  expect_error(run("inspect --filter 'blok.*' rare.safetensors"), 1, {"'blok.*' matches none of the 5"});
   expect_error(run("inspect absent.safetensors"), 1, {"'absent.safetensors'", "No such file"});
   write("cut.safetensors", kRareValues.substr(0, kRareValues.size() - 1));
   const Outcome cut = run("inspect rare.safetensors cut.safetensors");
@@ -194,18 +193,18 @@ TEST_F(Program, ConvertRefusesBeforeItWrites) {
     return run("convert in.safetensors out/new.safetensors " + arguments);
   };
   expect_error(run("convert in.safetensors"), 2, {"out is required"});
-  expect_error(run("convert in.safetensors ''"), 2, {"'' is no output"});
+  expect_error(run("convert in.safetensors ''"), 2, {"'' is not an output"});
   expect_error(convert("--dtype bf17"), 2, {"'bf17'", "did you mean 'bf16'?", "fp64, fp32, fp16"});
   expect_error(convert("--only '*'"), 2, {"--only", "give --dtype"});
   for (const char* size : {"2GX", "GB", "-1GB", "0", "nan", "inf", "2 GB", "0.1B"})
-    expect_error(convert(std::string("--max-shard-size '") + size + "'"), 2, {size, "is no size"});
+    expect_error(convert(std::string("--max-shard-size '") + size + "'"), 2, {size, "is not a size"});
   for (const char* size : {"1e30", "1000001TB"})
     expect_error(convert(std::string("--max-shard-size ") + size), 2, {size, "is out of range"});
   expect_error(convert("--rename block"), 2, {"'block' has no =>"});
-  expect_error(convert("--rename '(=>x'"), 2, {"'(' is no regular expression"});
+  expect_error(convert("--rename '(=>x'"), 2, {"'(' is not a regular expression"});
   expect_error(convert("--rename '=>x'"), 2, {"the pattern is empty"});
-  expect_error(convert("--metadata by"), 2, {"'by' is no KEY=VALUE"});
-  expect_error(convert("--dtype bf16 --only 'head.*'"), 1, {"'head.*' is the name of none"});
+  expect_error(convert("--metadata by"), 2, {"'by' is not a KEY=VALUE pair"});
+  expect_error(convert("--dtype bf16 --only 'head.*'"), 1, {"'head.*' matches none"});
   expect_error(convert("--rename 'head=>tail'"), 1, {"the pattern 'head' is in none of the 5 names"});
   expect_error(convert("--strip-prefix model."), 1, {"the pattern 'model.' is in none"});
   expect_error(convert("--rename '.*=>x'"), 1, {"would both be named 'xx'"});

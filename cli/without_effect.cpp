@@ -68,11 +68,11 @@ class Warnings {
     const std::string precision = "--precision " + o_.precision();
     const PrecisionTraits traits = o_.traits();
     if (is_given("transactional") && !traits.scales_loss)
-      warn("transactional", precision + ", which skips no step without a loss scale");
+      warn("transactional", precision + ", which never skips a step without a loss scale");
     if (is_given("transactional") && traits.scales_loss && !has_buffers(o_.model))
       warn("transactional", "--model " + o_.model + ", which has no batch norm");
     if (is_given("stochastic_rounding") && !is_16_bit(traits.gradients))
-      warn("stochastic_rounding", precision + ", whose optimizer steps no 16-bit weights");
+      warn("stochastic_rounding", precision + ", whose optimizer has no 16-bit weights");
     const auto* const products = given_.get_if<std::string>("float32_matmul_precision");
     const bool are_float32 = traits.compute == Format::kFloat32 || traits.compute == Format::kTF32;
     if (products && *products != "auto" && *products != "highest" && !are_float32)

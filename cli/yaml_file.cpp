@@ -82,7 +82,7 @@ YAML::Node parse_document(const std::string& text, const std::string& file) {
     return YAML::Load(text);
   } catch (const YAML::DeepRecursion& error) {
     TORCH_CHECK_VALUE(false, file, ":", error.mark.line + 1,
-                      ": nests too deeply; options and rules are one map");
+                      ": nests too deeply; options and rules form a single map");
   } catch (const YAML::Exception& error) {
     const bool is_escape = error.msg.find("escape") != std::string::npos;
     TORCH_CHECK_VALUE(false, file, ":", error.mark.line + 1, ": not YAML: ", printable(error.msg),

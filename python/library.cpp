@@ -36,13 +36,13 @@ std::string torch_version() { return TORCH_VERSION; }
 
 void load() {
   if (!is_of_this_release()) {
-    TORCH_WARN(
-        "mantissa_kernels: built for PyTorch " TORCH_VERSION
-        ", which this is not; nothing is switched on. Build it again with the PyTorch that is installed");
+    TORCH_WARN("mantissa_kernels: built for PyTorch " TORCH_VERSION
+               ", but another version is installed; nothing is switched on. Build it again with the "
+               "installed PyTorch");
     return;
   }
   if (is_loaded_already()) {
-    TORCH_WARN("mantissa_kernels: loaded a second time, from another file; the first one stays in charge");
+    TORCH_WARN("mantissa_kernels: loaded a second time, from another file; the first one stays active");
     return;
   }
   const auto& kernels = mantissa::registration::in_charge();

@@ -37,20 +37,20 @@ class Refused(Exception):
 def load(path, trust):
     """Loads the checkpoint's dict. Tensors of a zip file (PyTorch since 1.6) stay on disk until they are used."""
     if not path.is_file():
-        raise Refused(f"'{path}' is no file; give the path of a .ckpt")
+        raise Refused(f"'{path}' is not a file; give the path of a .ckpt")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=not trust, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)|Unsupported class (\S+)", str(error))
         what = next((name for name in found.groups() if name), None) if found else None
         if what is None:
-            raise Refused(f"'{path}' is no checkpoint, or is damaged: {first_line(error)}; get the file again from its "
-                          "source") from error
+            raise Refused(f"'{path}' is not a checkpoint, or is damaged: {first_line(error)}; download the file "
+                          "again") from error
         raise Refused(f"'{path}' holds an object of {what}, and to make one runs code that the file chooses; if you trust "
                       "the file, repeat with --trust, else save it again with hyperparameters of plain numbers, texts, "
                       "lists and dicts") from error
     except Exception as error:  # a damaged file raises EOFError, RuntimeError, KeyError; with --trust anything
-        raise Refused(f"'{path}' cannot be read as a checkpoint: {first_line(error)}; get the file again from its source, "
+        raise Refused(f"'{path}' cannot be read as a checkpoint: {first_line(error)}; download the file again, "
                       "and with --trust install what its objects need") from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise Refused(f"'{path}' has no state_dict, so that Lightning did not write it; safetensors.torch.save_file writes "
@@ -73,7 +73,7 @@ def renamed(state, prefix):
         if not isinstance(value, torch.Tensor):
             left_out.append(name)
         elif not new or new in tensors:
-            raise Refused(f"without '{prefix}' the name of '{name}' is {'empty' if not new else 'there twice'}; leave "
+            raise Refused(f"without '{prefix}' the name of '{name}' is {'empty' if not new else 'a duplicate'}; leave "
                           "--strip-prefix out, or strip less")
         elif value.layout != torch.strided or value.is_quantized:
             raise Refused(f"'{name}' is sparse or quantized, which safetensors does not hold; convert it before it is saved")
@@ -297,7 +297,7 @@ def main(arguments=None):
     parser.add_argument("ckpt", type=pathlib.Path, help="the checkpoint that Lightning wrote")
     parser.add_argument("out", type=pathlib.Path, help="the folder to make")
     parser.add_argument("--strip-prefix", default="", metavar="TEXT",
-                        help="take this from the beginning of names, such as model.")
+                        help="remove this prefix from the names, such as model.")
     parser.add_argument("--weights-only", action="store_true",
                         help="leave out optimizers, schedules, loss scale and progress")
     parser.add_argument("--trust", action="store_true", help="run the code that the file may hold")
@@ -310,9 +310,9 @@ def main(arguments=None):
         return 1
     print(f"{options.out}: {len(tensors)} tensors, {sum(value.nbytes for value in tensors.values())} bytes")
     if state is None:
-        print("weights only: " + ("as asked" if options.weights_only else "the file has no optimizers to go on with"))
+        print("weights only: " + ("as asked" if options.weights_only else "the file has no optimizers to resume with"))
     else:
-        print("to go on from epoch {epoch}, batch {batches}, step {global_step}".format(**state["progress"]))
+        print("resumes from epoch {epoch}, batch {batches}, step {global_step}".format(**state["progress"]))
     for name, first in tied.items():
         print(f"tied: '{name}' is a copy of '{first}'")
     if left_out:

@@ -119,8 +119,8 @@ class Duels:
             times, peaks = [], []
             for i in range(context.size(full=rounds, small=2)):
                 first, second = (a, b) if i % 2 == 0 else (b, a)  # so that neither always finds the device warmer
-                told = {first: first.round(steps), second: second.round(steps)}
-                answers = told[a], told[b]
+                reports = {first: first.round(steps), second: second.round(steps)}
+                answers = reports[a], reports[b]
                 if not all(math.isfinite(loss) for answer in answers for loss in answer["losses"]):
                     raise Failure("a loss is not finite in a timed round; no time counts")
                 times.append([answer["ms"] for answer in answers])

@@ -14,8 +14,8 @@ constexpr const char* kStateKey = "mantissa::CustomForward";
 std::vector<int64_t> saved_state(const torch::autograd::AutogradContext* ctx) {
   const auto found = ctx->saved_data.find(kStateKey);
   TORCH_CHECK(found != ctx->saved_data.end(),
-              "CustomBackward: forward() left no autocast state to return to; begin it with "
-              "CustomForward scope(ctx, device_type)");
+              "CustomBackward: forward() recorded no autocast state; construct CustomForward scope(ctx, "
+              "device_type) first in it");
   return found->second.toIntVector();
 }
 
@@ -30,7 +30,7 @@ CustomForward::CustomForward(torch::autograd::AutogradContext* ctx, at::DeviceTy
     : device_type_(device_type) {
   TORCH_CHECK_VALUE(!options.cast_inputs || at::isFloatingType(*options.cast_inputs),
                     "CustomForward: cast_inputs = ", *options.cast_inputs,
-                    " is no floating-point dtype; choose Float, Half or BFloat16");
+                    " is not a floating-point dtype; choose Float, Half or BFloat16");
   AutocastOptions state = current_autocast(device_type);
   if (options.cast_inputs) {
     if (state.enabled) {

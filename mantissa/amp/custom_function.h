@@ -36,8 +36,8 @@ struct CustomForwardOptions {
 /// nothing is cast, and forward's operations follow the region. Autograd casts the gradient of a cast input
 /// back.
 ///
-/// Errors:  c10::ValueError for a cast_inputs that is no floating-point dtype; c10::Error if the device has
-///          no autocast.
+/// Errors:  c10::ValueError for a cast_inputs that is not a floating-point dtype; c10::Error if the device
+///          has no autocast.
 /// Example: custom_function_test.cpp, CustomFunction.AC35_CastInputsRunsInFloat32WithAutocastOff
 class CustomForward {
  public:

@@ -212,12 +212,12 @@ TEST_F(CustomFunction, NoGradAndInputsThatNeedNone) {
 
 TEST_F(CustomFunction, WrongUseIsRefused) {
   AutogradContext ctx;
-  expect_error([&] { CustomBackward{&ctx}; }, "begin it with CustomForward");
+  expect_error([&] { CustomBackward{&ctx}; }, "construct CustomForward scope(ctx, device_type) first");
   expect_error<c10::ValueError>(
       [&] {
         CustomForward{&ctx, at::kCPU, {.cast_inputs = at::kLong}};
       },
-      "cast_inputs = Long is no floating-point dtype");
+      "cast_inputs = Long is not a floating-point dtype");
   expect_error([&] { CustomForward{&ctx, at::kMeta}; }, "unsupported autocast device type");
 }
 

@@ -71,7 +71,7 @@ TEST(GradScaler, GS37_FloorAndCeilingHoldHoweverTheScaleIsSet) {
   EXPECT_EQ(scaler.get_scale(), 20.0);
   state["scale"] = 0.0;
   GradScaler lazy(at::kCPU), floorless(at::kCPU, {.min_scale = 0.0});
-  expect_error<c10::ValueError>([&] { lazy.load_state_dict(state); }, "start anew without its state");
+  expect_error<c10::ValueError>([&] { lazy.load_state_dict(state); }, "continue without its state");
   EXPECT_EQ(lazy.get_scale(), 65536.0);
   floorless.load_state_dict(state);  // a scale of 0, as torch's scaler has it after an underflow
   EXPECT_EQ(floorless.get_scale(), 0.0);

@@ -81,7 +81,7 @@ void GradScaler::load_state_dict(const GradScalerState& state) {
   loaded.init_scale = read_number(state, "scale");
   TORCH_CHECK_VALUE(loaded.init_scale > 0 || (loaded.init_scale == 0 && options_.min_scale == 0),
                     "GradScaler::load_state_dict: 'scale' must be positive; got ", loaded.init_scale,
-                    " (where torch's scaler has underflowed to 0, start anew without its state)");
+                    " (where torch's scaler has underflowed to 0, continue without its state)");
   TORCH_CHECK_VALUE(loaded.init_scale <= std::numeric_limits<float>::max(),
                     "GradScaler::load_state_dict: 'scale' must fit in float32; got ", loaded.init_scale);
   loaded.init_scale = bounded(loaded.init_scale);

@@ -6,8 +6,10 @@ namespace mantissa {
 
 /// Sets how exactly float32 matrix products are computed, for the whole process; results stay float32.
 /// "highest": float32. "high": TF32 on GPUs that have it (Ampere and newer), with 10 explicit mantissa bits,
-/// several times as fast. "medium": as "high", and oneDNN may use bf16 on CPUs. Convolutions do not follow it
-/// (see set_tf32_convolutions()). On other devices, such as CPUs without AMX, the setting changes nothing.
+/// several times as fast; oneDNN may use TF32 on CPUs with AMX-FP16. "medium": as "high", and oneDNN may use
+/// bf16 on CPUs, and may change the rounding of float32 products on CPUs with AVX-512. Convolutions do not
+/// follow it (see set_tf32_convolutions()). The setting changes nothing on other GPUs; "high" changes nothing
+/// on CPUs without AMX-FP16, and "medium" on CPUs without AVX-512.
 ///
 /// Threads: one setting for all threads.
 /// Errors:  c10::ValueError for any other name, upper case included, for which torch only warns.

@@ -77,7 +77,7 @@ std::string why_driver_has_no_device(const CudaDriver& driver, int64_t needed, c
            driver_for(needed) + ", or start the container with the GPU (docker run --gpus all)";
   // A driver supports every CUDA version of its own major version.
   if (driver.version != 0 && driver.version / 1000 < needed / 1000)
-    return "the NVIDIA driver is too old (it serves CUDA up to " + cuda_version(driver.version) +
+    return "the NVIDIA driver is too old (it supports CUDA up to " + cuda_version(driver.version) +
            ", and this libtorch needs " + cuda_version(needed) + "): update it to " + driver_for(needed);
   if (driver.status != 0 && driver.status != kNoDevice)
     return "the NVIDIA driver does not start (cuInit: " + driver.error +

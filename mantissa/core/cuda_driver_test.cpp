@@ -46,7 +46,7 @@ TEST(NvidiaDriver, ThatDoesNotStartGivesItsOwnError) {
               AllOf(HasSubstr("CUDA_ERROR_FAKE_803"), HasSubstr("restart the machine")));
 }
 
-TEST(NvidiaDriver, WithoutADeviceTellsWhatHidesIt) {
+TEST(NvidiaDriver, WithoutADeviceReportsWhatHidesIt) {
   const CudaDriver driver = fake_driver("13000", "100");
   EXPECT_EQ(driver.status, 100);
   EXPECT_THAT(why(driver), HasSubstr("finds no GPU: check that nvidia-smi"));

@@ -27,7 +27,7 @@ FormatSupportInfo cpu_support(Format format) {
       return {FormatSupport::kNative, "every CPU"};
     case Format::kTF32:
       return {FormatSupport::kEmulated,
-              "CPUs have no TF32: products are computed in float32, which is more exact"};
+              "most CPUs have no TF32 and compute products in float32, which is more exact"};
     case Format::kBFloat16:
       if (features.has(CpuFeature::kAmxBf16)) return {FormatSupport::kNative, "AMX-BF16"};
       if (features.has(CpuFeature::kAvx512Bf16)) return {FormatSupport::kNative, "AVX512-BF16"};
@@ -116,7 +116,7 @@ at::Device resolve_device(const std::string& name) {
                       did_you_mean(name, {"auto", "cpu", "cuda"}), kChoices);
   }
   TORCH_CHECK_VALUE(!device.is_cpu() || device.index() <= 0, "device '", name,
-                    "' was asked for, but there is one CPU; choose cpu");
+                    "' was asked for, but there is only one CPU; choose cpu");
   if (device.is_cpu()) return at::kCPU;
   TORCH_CHECK_VALUE(device.is_cuda(), "device '", name, "' is not supported", kChoices);
   const int64_t count = cuda_device_count();

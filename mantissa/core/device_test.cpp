@@ -25,7 +25,7 @@ TEST(ResolveDevice, RefusesWhatIsNoDeviceAndSaysTheChoices) {
   EXPECT_THAT(error_of("gpu0"), testing::HasSubstr("'gpu0' is not a device name; choose auto, cpu"));
   EXPECT_THAT(error_of(""), testing::HasSubstr("choose auto"));
   EXPECT_THAT(error_of("meta"), testing::HasSubstr("'meta' is not supported"));
-  EXPECT_THAT(error_of("cpu:1"), testing::HasSubstr("'cpu:1' was asked for, but there is one CPU"));
+  EXPECT_THAT(error_of("cpu:1"), testing::HasSubstr("'cpu:1' was asked for, but there is only one CPU"));
 }
 
 TEST(ResolveDevice, AutoTakesTheGpuWhereThereIsOne) {

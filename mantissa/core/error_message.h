@@ -19,7 +19,7 @@ inline std::string message_of(const std::exception_ptr& exception) {
   } catch (const std::exception& error) {
     return message_of(error);
   } catch (...) {
-    return "what was thrown is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 

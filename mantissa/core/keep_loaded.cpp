@@ -16,7 +16,8 @@ void keep_loaded(const void* code, const char* what) {
   const char* const name = static_cast<const link_map*>(map)->l_name;
   if (*name == '\0') return;  // the program itself
   TORCH_CHECK(dlopen(name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) != nullptr, what, ": ", name,
-              " cannot be kept loaded (", dlerror(), "), and nothing is begun; link it with -Wl,-z,nodelete");
+              " cannot be kept loaded (", dlerror(),
+              "), so nothing was started; link it with -Wl,-z,nodelete");
 }
 
 }  // namespace mantissa

@@ -51,7 +51,7 @@ std::string describe_memory(at::Device device) {
     try {
       total = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
     } catch (const c10::Error&) {  // memory is completely full: report the original error instead
-      return device.str() + " has too little memory even to tell how much it has";
+      return device.str() + " has too little memory even to report its size";
     }
     return device.str() + " has " + text_of(total) + "; libtorch holds " + text_of(held.by_allocator) +
            " of it, and its tensors took " + text_of(held.by_tensors) + " at their peak";

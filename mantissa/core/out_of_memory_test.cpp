@@ -31,7 +31,7 @@ TEST(OutOfMemory, KnowsTheErrorsOfGpusAndOfTheCpu) {
   }
 }
 
-TEST(OutOfMemory, TellsTheMachinesMemoryAndTheProcesss) {
+TEST(OutOfMemory, ReportsTheMachinesMemoryAndTheProcesss) {
   EXPECT_THAT(
       describe_memory(at::kCPU),
       ContainsRegex("^the machine has [1-9][0-9.]* [MG]iB, and this process took [1-9][0-9.]* [MG]iB at its "
@@ -39,7 +39,7 @@ TEST(OutOfMemory, TellsTheMachinesMemoryAndTheProcesss) {
   EXPECT_EQ(fragmentation_cure(at::kCPU), "");
 }
 
-TEST(OutOfMemoryCuda, TellsWhatTheAllocatorHolds) {
+TEST(OutOfMemoryCuda, ReportsWhatTheAllocatorHolds) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const at::Device device(at::kCUDA, 0);
   reset_peak_memory(device);

@@ -21,7 +21,7 @@ std::string range_of(const std::string& text) {
   if constexpr (std::is_same_v<Number, double>) {
     // std::from_chars() does not distinguish the two cases.
     return std::abs(std::strtod(text.c_str(), nullptr)) < 1
-               ? "float64 would take it for 0, its smallest number above that is 4.9e-324; give a larger "
+               ? "it would become 0 in float64, whose smallest positive number is 4.9e-324; give a larger "
                  "one, or 0"
                : "float64 has no number above 1.8e308; give a smaller one";
   }
@@ -46,7 +46,7 @@ ParsedNumber<Number> parse_number(std::string_view text) {
   const std::string word(text);
   if (error == std::errc::result_out_of_range)
     return {std::nullopt, "'" + word + "' is out of range: " + range_of<Number>(word), true};
-  return {std::nullopt, "'" + word + "' is no " +
+  return {std::nullopt, "'" + word + "' is not a " +
                             (std::is_same_v<Number, double> ? "number" : "whole number") + "; give one"};
 }
 

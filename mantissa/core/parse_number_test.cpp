@@ -35,7 +35,7 @@ TEST(ParseNumber, TellsUnderflowFromOverflow) {
     EXPECT_FALSE(parsed.value) << text;
     EXPECT_TRUE(parsed.is_out_of_range) << text;
     EXPECT_THAT(parsed.problem,
-                HasSubstr(std::string("'") + text + "' is out of range: float64 would take it for 0"));
+                HasSubstr(std::string("'") + text + "' is out of range: it would become 0 in float64"));
   }
   for (const char* text : {"1e400", "-1e400", "10000e308"}) {
     const auto parsed = parse_number<double>(text);
@@ -53,9 +53,9 @@ TEST(ParseNumber, NamesTheRangeOfWholeNumbers) {
 
 TEST(ParseNumber, WhatIsNoNumberIsSaidToBeNone) {
   for (const char* text : {"", " ", "abc", "1x", "0x10", " 1", "1 "}) {
-    EXPECT_EQ(parse_number<double>(text).problem, std::string("'") + text + "' is no number; give one");
+    EXPECT_EQ(parse_number<double>(text).problem, std::string("'") + text + "' is not a number; give one");
     const auto whole = parse_number<int64_t>(text);
-    EXPECT_EQ(whole.problem, std::string("'") + text + "' is no whole number; give one");
+    EXPECT_EQ(whole.problem, std::string("'") + text + "' is not a whole number; give one");
     EXPECT_FALSE(whole.is_out_of_range);
   }
   EXPECT_FALSE(parse_number<uint64_t>("1.5").value);

@@ -33,7 +33,7 @@ Change checked(at::Device device, const StateReader& saved) {
   try {
     generator.clone().set_state(bytes);
   } catch (const c10::Error& error) {
-    saved.fail("is no state of the generator of " + device.str() + ": " + error.msg());
+    saved.fail("is not a state of the generator of " + device.str() + ": " + error.msg());
   }
   return {generator, bytes};
 }

@@ -35,10 +35,10 @@ TEST(RngState, RefusesOtherBytesAndChangesNothing) {
     }
     return "no error";
   };
-  EXPECT_THAT(error_of({{"cpu", at::zeros({10}, at::kByte)}}), testing::HasSubstr("rng.cpu: is no state"));
-  EXPECT_THAT(error_of({{"cpu", before.to(at::kFloat)}}), testing::HasSubstr("rng.cpu: is no state"));
-  // It has the right length, but is no state of a Mersenne twister.
-  EXPECT_THAT(error_of({{"cpu", at::full_like(before, 255)}}), testing::HasSubstr("rng.cpu: is no state"));
+  EXPECT_THAT(error_of({{"cpu", at::zeros({10}, at::kByte)}}), testing::HasSubstr("rng.cpu: is not a state"));
+  EXPECT_THAT(error_of({{"cpu", before.to(at::kFloat)}}), testing::HasSubstr("rng.cpu: is not a state"));
+  // It has the right length, but is not a state of a Mersenne twister.
+  EXPECT_THAT(error_of({{"cpu", at::full_like(before, 255)}}), testing::HasSubstr("rng.cpu: is not a state"));
   EXPECT_EQ(error_of({{"cpu", 3}}), "rng.cpu: is a whole number; a tensor was expected");
   EXPECT_EQ(error_of({}), "rng: 'cpu' is missing; there is nothing");
   if (cuda_device_count() > 0) {
@@ -46,7 +46,7 @@ TEST(RngState, RefusesOtherBytesAndChangesNothing) {
     const at::Tensor other = StateReader(rng_state()).at("cpu").to_tensor().clone();
     torch::manual_seed(5);
     EXPECT_THAT(error_of({{"cpu", other}, {"cuda", StateList{at::zeros({3}, at::kByte)}}}),
-                testing::HasSubstr("rng.cuda.0: is no state"));
+                testing::HasSubstr("rng.cuda.0: is not a state"));
   }
   EXPECT_TRUE(at::equal(StateReader(rng_state()).at("cpu").to_tensor(), before));
 }

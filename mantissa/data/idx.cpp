@@ -145,9 +145,9 @@ at::Tensor read(Source& source, uint64_t max_bytes, const std::string& name) {
   TORCH_CHECK_VALUE(got == bytes, "IDX file '", name, "': truncated: ", header + bytes, " bytes expected, ",
                     header + got, " found; get the file again from its source");
   char extra = 0;  // also makes zlib verify the checksum at the end of the stream
-  TORCH_CHECK_VALUE(source.read(&extra, 1) == 0, "IDX file '", name, "': it goes on after the ",
+  TORCH_CHECK_VALUE(source.read(&extra, 1) == 0, "IDX file '", name, "': it has data after the ",
                     header + bytes, " bytes that its header of shape ", at::IntArrayRef(shape),
-                    " expects; get the file again from its source");
+                    " describes; get the file again from its source");
   from_big_endian(tensor);
   return tensor;
 }

@@ -57,7 +57,7 @@ TEST(Idx, EveryCutIsTruncated) {
   EXPECT_THAT(parse_error(kGood.substr(0, 9)), HasSubstr("a header of 12 bytes expected, 9 found"));
   EXPECT_THAT(parse_error(kGood.substr(0, 15)),
               HasSubstr("18 bytes expected by its header of shape [2, 3], at most 15"));
-  EXPECT_THAT(parse_error(kGood + "g"), HasSubstr("goes on after the 18 bytes"));
+  EXPECT_THAT(parse_error(kGood + "g"), HasSubstr("it has data after the 18 bytes"));
 }
 
 TEST(Idx, WrongMagicNumber) {
@@ -155,7 +155,7 @@ TEST_F(IdxFile, GzipOfATruncatedFile) {
   write_gzip(kGood.substr(0, 14));
   EXPECT_THAT(read_error(), HasSubstr("18 bytes expected, 14 found"));
   write_gzip(kGood + "x");
-  EXPECT_THAT(read_error(), HasSubstr("goes on after"));
+  EXPECT_THAT(read_error(), HasSubstr("it has data after"));
   // 30 bytes promise 16 GiB.
   write_gzip(idx(14, {0x7fffffffu}, "1234"));
   EXPECT_THAT(read_error(), HasSubstr("17179869184 bytes expected"));

@@ -344,7 +344,7 @@ TEST(DataLoaderWorkers, SkippingReadsNothingAndGivesTheRest) {
   EXPECT_FALSE(ordered.next().has_value());
 }
 
-TEST(DataLoaderWorkers, AMovedLoaderGoesOn) {
+TEST(DataLoaderWorkers, AMovedLoaderContinues) {
   DataLoader from(std::make_shared<Watched>(9), {.batch_size = 1, .num_workers = 2});
   from.next();
   DataLoader to(std::move(from));

@@ -60,9 +60,9 @@ bool AppendFile::open(int flags, bool may_exist) {
   if (fd_ < 0 && errno == EEXIST && may_exist) return false;
   if (fd_ < 0) fail_to_write(path_, "opening", errno);
   struct stat found {};
-  if (::fstat(fd_, &found) != 0) fail_to_write(path_, "looking at it", errno);
+  if (::fstat(fd_, &found) != 0) fail_to_write(path_, "reading its status", errno);
   TORCH_CHECK_VALUE(S_ISREG(found.st_mode), "cannot write '", path_.string(),
-                    "': it is no regular file; give the name of one");
+                    "': it is not a regular file; give the name of one");
   // Other errors mean that the file system has no locks. There, runs are not kept apart.
   TORCH_CHECK(::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "cannot write '", path_.string(),
               "': another run is writing it; give each run a folder of its own");
@@ -72,9 +72,9 @@ bool AppendFile::open(int flags, bool may_exist) {
 
 void AppendFile::check_not_removed() const {
   struct stat found {};
-  if (::fstat(fd_, &found) != 0) fail_to_write(path_, "looking at it", errno);
+  if (::fstat(fd_, &found) != 0) fail_to_write(path_, "reading its status", errno);
   TORCH_CHECK(found.st_nlink > 0, "cannot write '", path_.string(),
-              "': it was removed, or its folder was; leave a run's files alone while it goes on");
+              "': it was removed, or its folder was; do not remove a run's files while it is running");
 }
 
 void AppendFile::drop_cut_line() {

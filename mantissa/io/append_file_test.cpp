@@ -34,7 +34,7 @@ class AppendFileTest : public InFolder {
   fs::path path_;
 };
 
-TEST_F(AppendFileTest, GoesOnAfterTheLastWholeLine) {
+TEST_F(AppendFileTest, ContinuesAfterTheLastWholeLine) {
   const std::string long_line(10'000, 'x');  // longer than the blocks in which the end is searched
   const struct {
     std::string before, kept;
@@ -55,7 +55,7 @@ TEST_F(AppendFileTest, ANewFileMustNotBeThere) {
   EXPECT_EQ(content(), "precious");
 }
 
-TEST_F(AppendFileTest, EditsAndDropsLinesThenGoesOn) {
+TEST_F(AppendFileTest, EditsAndDropsLinesThenContinues) {
   write("1\n2\n3\n");
   AppendFile file(path_, kContinue);
   file.edit_lines([](std::string& line) {
@@ -88,7 +88,7 @@ TEST_F(AppendFileTest, HasOneWriterAtATime) {
   EXPECT_THAT(error_of(open_again), HasSubstr("another run is writing it"));
 }
 
-TEST_F(AppendFileTest, TellsThatItsFileOrFolderWasRemoved) {
+TEST_F(AppendFileTest, ReportsThatItsFileOrFolderWasRemoved) {
   AppendFile file(path_, kContinue);
   file.append("a\n");
   fs::remove_all(folder_);
@@ -110,11 +110,11 @@ TEST_F(AppendFileTest, AFolderMayMove) {
   EXPECT_EQ(content(), "a\n");
 }
 
-TEST_F(AppendFileTest, TellsWhyItCannotBeOpened) {
+TEST_F(AppendFileTest, ReportsWhyItCannotBeOpened) {
   EXPECT_THAT(error_of([&] { AppendFile(folder_ / "none" / "rows", kContinue); }),
               HasSubstr("No such file or directory; create its folder first"));
   EXPECT_THAT(error_of([&] { AppendFile(folder_, kContinue); }), HasSubstr("opening failed: Is a directory"));
-  EXPECT_THAT(error_of([&] { AppendFile("/dev/null", kContinue); }), HasSubstr("no regular file"));
+  EXPECT_THAT(error_of([&] { AppendFile("/dev/null", kContinue); }), HasSubstr("not a regular file"));
 }
 
 TEST_F(AppendFileTest, APieceThatDoesNotFitLeavesNoPartOfItself) {

@@ -200,9 +200,9 @@ bool is_checkpoint_folder(const fs::path& path) {
 
 std::string why_not_checkpoint(const fs::path& path) {
   std::error_code error;
-  if (!fs::is_directory(path, error)) return "it is no folder";
+  if (!fs::is_directory(path, error)) return "it is not a folder";
   const bool is_file = fs::is_regular_file(path / kManifestFile, error);  // a pipe would wait for a writer
-  if (!is_file && fs::exists(path / kManifestFile, error)) return "its manifest is no regular file";
+  if (!is_file && fs::exists(path / kManifestFile, error)) return "its manifest is not a regular file";
   // The beginning is enough, so this also recognises a manifest that is cut or has a changed byte further on.
   std::string begin(128, '\0');
   std::ifstream(path / kManifestFile, std::ios::binary).read(begin.data(), std::streamsize(begin.size()));

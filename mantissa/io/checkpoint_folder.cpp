@@ -96,12 +96,12 @@ FileDescriptor open_lock(const fs::path& file, const fs::path& shown) {
   FileDescriptor opened(::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
   if (opened.get() < 0) fail_to_write(shown, "opening it", errno);
   struct stat found {};
-  if (::fstat(opened.get(), &found) != 0) fail_to_write(shown, "looking at it", errno);
+  if (::fstat(opened.get(), &found) != 0) fail_to_write(shown, "reading its status", errno);
   const std::string text = S_ISREG(found.st_mode) ? text_of(opened) : "";
   const size_t same = std::min(text.size(), kHolder.size());
   TORCH_CHECK(S_ISREG(found.st_mode) && text.compare(0, same, kHolder, 0, same) == 0,
               "cannot lock the folder with '", shown.string(), "': there is something else under that name (",
-              S_ISREG(found.st_mode) ? "its text is not that of a lock" : "it is no regular file",
+              S_ISREG(found.st_mode) ? "its text is not that of a lock" : "it is not a regular file",
               "); move it away, or choose another folder");
   return opened;
 }
@@ -145,7 +145,7 @@ std::optional<NewestCheckpoint> load_newest(const fs::path& folder) {
     }
   }
   TORCH_CHECK_VALUE(false, "every checkpoint in '", folder.string(), "' is damaged, ", entries.size(),
-                    " of them: ", join_names(newest.warnings), "; start anew in another folder");
+                    " of them: ", join_names(newest.warnings), "; start a new run in another folder");
 }
 
 bool remove_checkpoint(const fs::path& path) {
@@ -156,7 +156,7 @@ bool remove_checkpoint(const fs::path& path) {
   const std::string other =
       fs::is_symlink(target, error) ? "it is a symbolic link" : why_not_checkpoint(target);
   TORCH_CHECK_VALUE(other.empty(), "cannot remove checkpoint '", path.string(),
-                    "': it is no folder of a checkpoint (", other, "); give one's own name");
+                    "': it is not a checkpoint's folder (", other, "); give the path of one");
   const FileDescriptor parent = open_folder_of(target, named);
   // Locked, so that remove_leftovers() does not take it for a killed process's folder.
   const FileDescriptor held(::open(target.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

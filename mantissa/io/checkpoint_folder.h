@@ -61,7 +61,7 @@ void remove_leftovers(const std::filesystem::path& folder, const std::set<std::s
 /// Errors:  c10::Error naming the holder of the folder (process, machine, since when) and the cure;
 ///          c10::Error if the file cannot be made. On a file system without locks there is neither a lock nor
 ///          an error.
-/// Example: checkpoint_folder_test.cpp, FolderLock.TheSecondRunIsToldWhoHasTheFolder
+/// Example: checkpoint_folder_test.cpp, FolderLockTest.TheErrorNamesTheHolder
 class FolderLock {
  public:
   explicit FolderLock(const std::filesystem::path& folder);

@@ -87,7 +87,7 @@ TEST_F(CheckpointFolder, RemovesOnlyCheckpoints) {
   fs::create_directory(folder_ / "data");
   write(folder_ / "data" / "photo", "x");
   EXPECT_THAT(error_of([&] { remove_checkpoint(folder_ / "data"); }),
-              HasSubstr("it is no folder of a checkpoint"));
+              HasSubstr("it is not a checkpoint's folder"));
   EXPECT_TRUE(fs::exists(folder_ / "data" / "photo"));
 }
 
@@ -135,7 +135,7 @@ TEST_F(CheckpointFolder, LeavesWhatALivingWriterHolds) {
   EXPECT_EQ(content_of(folder_ / "file"), "whole");
 }
 
-TEST_F(FolderLockTest, TheSecondRunIsToldWhoHasTheFolder) {
+TEST_F(FolderLockTest, TheErrorNamesTheHolder) {
   {
     const FolderLock first(folder_);
     const std::string error = error_of([&] { FolderLock second(folder_); });
@@ -200,7 +200,7 @@ TEST_F(FolderLockTest, TouchesNothingThatIsNoLock) {
   EXPECT_EQ(content_of(other), "precious");
   fs::remove(lock);
   ASSERT_EQ(::mkfifo(lock.c_str(), 0600), 0);
-  EXPECT_THAT(error(), HasSubstr("it is no regular file"));
+  EXPECT_THAT(error(), HasSubstr("it is not a regular file"));
   EXPECT_TRUE(fs::is_fifo(lock));
   fs::remove(lock);
   fs::create_directory(lock);

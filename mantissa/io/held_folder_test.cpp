@@ -81,7 +81,7 @@ TEST_F(HeldFolderTest, WhereNothingCanBeMadeItIsMadeForTemporaryFiles) {
   fs::remove_all(place.parent_path());
 }
 
-TEST_F(HeldFolderTest, TellsWhyItCannotBeOpened) {
+TEST_F(HeldFolderTest, ReportsWhyItCannotBeOpened) {
   EXPECT_THAT(error_of([&] { HeldFolder held(folder_ / "none"); }), HasSubstr("create its folder first"));
 }
 

@@ -200,7 +200,7 @@ std::string dtype_name(const at::Tensor& tensor, const std::string& place) {
   if (tensor.scalar_type() == at::kComplexDouble) return std::string(kComplexDouble);
   const auto name = safetensors_dtype_name(tensor.scalar_type());
   TORCH_CHECK_VALUE(name.has_value(), "save_checkpoint: ", place, ": a tensor of dtype ",
-                    tensor.scalar_type(), " has no form in a file; convert it first");
+                    tensor.scalar_type(), " cannot be stored in a file; convert it first");
   return std::string(*name);
 }
 
@@ -313,7 +313,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file, bool ver
                                [&](const std::string& what) { whole.require(false, "it ", what); });
   // Checked before the checksum, because a later version may use a different one.
   whole.require(root.is_object() && root.contains("format") && root["format"] == kManifestFormat,
-                "it is no manifest of a checkpoint: its field 'format' must be \"", kManifestFormat, "\"");
+                "it is not a manifest of a checkpoint: its field 'format' must be \"", kManifestFormat, "\"");
   const int64_t version = whole.at("version").whole(whole.field(root, "version"));
   TORCH_CHECK_VALUE(version == kManifestVersion, "checkpoint manifest '", file, "': its format version is ",
                     version, ", and only version ", kManifestVersion,

@@ -62,7 +62,7 @@ TEST(Manifest, RefusesWhatItDoesNotKnow) {
       error_with("\"version\": 1", "\"version\": 2"),
       "checkpoint manifest 'm.json': its format version is 2, and only version 1 is known here; read it "
       "with the Mantissa that wrote it, or a newer one");
-  EXPECT_THAT(error_with("mantissa-checkpoint", "other"), HasSubstr("it is no manifest of a checkpoint"));
+  EXPECT_THAT(error_with("mantissa-checkpoint", "other"), HasSubstr("it is not a manifest of a checkpoint"));
   EXPECT_THAT(error_with("\"step\": 12,", ""), HasSubstr("the field 'step' is missing"));
   EXPECT_THAT(error_with("\"step\": 12", "\"step\": -1"), HasSubstr("step: is -1; it must be 0 or more"));
   EXPECT_THAT(error_with("\"step\": 12", "\"step\": 9223372036854775807"),

@@ -116,8 +116,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : name_(path
   read_exactly(file.get(), reinterpret_cast<char*>(&header_bytes), kHeaderLengthBytes, 0, name_);
   TORCH_CHECK_VALUE(header_bytes <= kSafetensorsMaxHeaderBytes, "safetensors file '", name_,
                     "': its header of ", header_bytes, " bytes is over the limit of ",
-                    kSafetensorsMaxHeaderBytes,
-                    ", so that it is most likely no safetensors file; check its path");
+                    kSafetensorsMaxHeaderBytes, ", so it is probably not a safetensors file; check its path");
   TORCH_CHECK_VALUE(header_bytes <= file_bytes - kHeaderLengthBytes, "safetensors file '", name_,
                     "': it is truncated: its header alone needs ", kHeaderLengthBytes + header_bytes,
                     " bytes, but the file has ", file_bytes, "; get the file again from its source");

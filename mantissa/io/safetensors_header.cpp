@@ -164,8 +164,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_
   const TensorPlace whole{file, ""};
   // The format reserves the first byte, so no white space may precede the brace.
   whole.require(!text.empty() && text.front() == '{',
-                "its header does not begin with '{', so that it is no "
-                "safetensors file");
+                "its header does not begin with '{', so it is not a safetensors file");
   const json root =
       parse_json(text, 8, [&](const std::string& what) { whole.require(false, "its header ", what); });
   SafetensorsHeader header;

@@ -41,7 +41,7 @@ std::string read_index(const fs::path& path) {
   TORCH_CHECK(!error, "cannot read safetensors index '", path.string(), "': ", error.message(),
               "; check the path and its permissions");
   require(bytes <= kMaxIndexBytes, path.string(), "its ", bytes, " bytes are over the limit of ",
-          kMaxIndexBytes, ", so that it is most likely no index");
+          kMaxIndexBytes, ", so it is probably not an index");
   std::ifstream in(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   TORCH_CHECK(!in.bad() && in.is_open(), "cannot read safetensors index '", path.string(),

@@ -85,7 +85,7 @@ TEST_F(Weights, NamesOutOfAFileDoNotFillTheScreen) {
 }
 
 // A missing weight is compared with all names of the file only if the error lists it.
-TEST_F(Weights, ManyThatDoNotFitAreToldAtOnce) {
+TEST_F(Weights, ManyMismatchesAreReportedAtOnce) {
   struct Many : torch::nn::Module {
     Many() {
       for (int i = 0; i < 3000; ++i) register_buffer("of_the_module_" + std::to_string(i), at::zeros({1}));

@@ -29,7 +29,7 @@ ConvnetImpl::ConvnetImpl(const ConvnetOptions& options) : options_(options) {
 at::Tensor ConvnetImpl::forward(const at::Tensor& images) {
   TORCH_CHECK_VALUE(images.dim() == 4 && images.size(1) == options_.channels &&
                         images.size(2) == options_.height && images.size(3) == options_.width,
-                    "Convnet: wants [N, ", options_.channels, ", ", options_.height, ", ", options_.width,
+                    "Convnet: expects [N, ", options_.channels, ", ", options_.height, ", ", options_.width,
                     "]; got ", images.sizes(), "; make it with the channels, height and width of the images");
   at::Tensor x = at::relu(conv1_(images));
   x = at::relu(conv2_(x));

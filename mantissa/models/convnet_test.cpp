@@ -36,7 +36,7 @@ TEST(Convnet, RefusesWrongSizesWithTheCure) {
     model(at::zeros({3, 1, 9, 8}));
     FAIL() << "took an image of another size";
   } catch (const c10::ValueError& error) {
-    EXPECT_THAT(error.what_without_backtrace(), testing::HasSubstr("wants [N, 1, 8, 8]; got [3, 1, 9, 8]"));
+    EXPECT_THAT(error.what_without_backtrace(), testing::HasSubstr("expects [N, 1, 8, 8]; got [3, 1, 9, 8]"));
   }
   EXPECT_THROW(model(at::zeros({1, 8, 8})), c10::ValueError);
 }

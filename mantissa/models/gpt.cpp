@@ -98,9 +98,9 @@ at::Tensor GptImpl::embed(const at::Tensor& tokens) {
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens) {
   TORCH_CHECK_TYPE(tokens.scalar_type() == at::kLong || tokens.scalar_type() == at::kInt,
-                   "Gpt: wants tokens of int64 or int32; got ", tokens.scalar_type(),
+                   "Gpt: expects tokens of int64 or int32; got ", tokens.scalar_type(),
                    "; convert with .to(at::kLong)");
-  TORCH_CHECK_VALUE(tokens.dim() == 2 && tokens.size(1) > 0, "Gpt: wants tokens [batch, length]; got ",
+  TORCH_CHECK_VALUE(tokens.dim() == 2 && tokens.size(1) > 0, "Gpt: expects tokens [batch, length]; got ",
                     tokens.sizes(), "; add a batch dimension with unsqueeze(0)");
   TORCH_CHECK_VALUE(tokens.size(1) <= options_.context, "Gpt: a sequence of ", tokens.size(1),
                     " tokens is longer than the context of ", options_.context,

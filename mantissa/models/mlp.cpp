@@ -15,8 +15,8 @@ MlpImpl::MlpImpl(const MlpOptions& options) : options_(options) {
   register_module("layers", layers_);
   int64_t width = options.in_features;
   for (const int64_t hidden : options.hidden) {
-    TORCH_CHECK_VALUE(hidden > 0, "Mlp: a hidden layer ", hidden,
-                      " wide is invalid; every width must be positive");
+    TORCH_CHECK_VALUE(hidden > 0, "Mlp: a hidden layer of width ", hidden,
+                      " is invalid; every width must be positive");
     layers_->push_back(torch::nn::Linear(width, hidden));
     width = hidden;
   }
@@ -26,7 +26,7 @@ MlpImpl::MlpImpl(const MlpOptions& options) : options_(options) {
 at::Tensor MlpImpl::forward(const at::Tensor& images) {
   TORCH_CHECK_VALUE(
       images.dim() >= 2 && c10::multiply_integers(images.sizes().slice(1)) == options_.in_features,
-      "Mlp: wants [N, ...] with ", options_.in_features, " values a sample; got ", images.sizes(),
+      "Mlp: expects [N, ...] with ", options_.in_features, " values per sample; got ", images.sizes(),
       "; make it with in_features to match");
   at::Tensor x = images.flatten(1);
   for (size_t i = 0; i < layers_->size(); ++i) {

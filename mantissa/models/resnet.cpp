@@ -57,7 +57,7 @@ ResnetImpl::ResnetImpl(const ResnetOptions& options) : options_(options) {
 }
 
 at::Tensor ResnetImpl::forward(const at::Tensor& images) {
-  TORCH_CHECK_VALUE(images.dim() == 4 && images.size(1) == options_.channels, "Resnet: wants [N, ",
+  TORCH_CHECK_VALUE(images.dim() == 4 && images.size(1) == options_.channels, "Resnet: expects [N, ",
                     options_.channels, ", H, W]; got ", images.sizes(),
                     "; make it with the channels of the images");
   at::Tensor x = at::relu(stem_norm_(stem_conv_(images)));

@@ -39,7 +39,7 @@ void ExponentialMovingAverage::check_same(const std::vector<at::Tensor>& now,
                          [](const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes(); }),
               "ExponentialMovingAverage: there are averages of ", averages.size(),
               " tensors, and the module has ", now.size(),
-              " of other number or shapes; make the average anew for a module of another shape");
+              "; number and shapes must match, so make a new average for a module of another shape");
 }
 
 void ExponentialMovingAverage::update() {
@@ -139,7 +139,7 @@ void ExponentialMovingAverage::load_state_dict(const StateReader& state) {
   const StateReader saved = state.at("averages");
   std::vector<at::Tensor> averages;
   for (size_t i = 0; i < saved.to_list().size(); ++i) averages.push_back(saved.at(i).to_tensor());
-  if (num_updates == 0 && !averages.empty()) saved.fail("there are averages, and no update has made any");
+  if (num_updates == 0 && !averages.empty()) saved.fail("is not empty, although num_updates is 0");
   take(num_updates, std::move(averages));
 }
 

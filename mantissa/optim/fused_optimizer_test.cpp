@@ -314,7 +314,7 @@ TEST_P(Fused, RefusesAnotherOptimizersFileBeforeAnythingChanges) {
   torch::serialize::InputArchive archive;
   archive.load_from(file);
   EXPECT_THAT(refusal(*optimizer, p, [&] { optimizer->load(archive); }),
-              testing::HasSubstr("the file has no 'state', so it is no optimizer's"));
+              testing::HasSubstr("the file has no 'state', so it does not hold an optimizer"));
 }
 
 TEST_P(Fused, RefusesAnotherNetsFileBeforeAnythingChanges) {

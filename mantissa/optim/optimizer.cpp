@@ -34,14 +34,14 @@ std::string owner_of(const std::vector<std::string>& options) {
   for (const OptionOf& known : kOptions) {
     if (has(options, known.option)) return std::string(known.optimizer);
   }
-  return "no optimizer that is known here";
+  return "an unknown optimizer";
 }
 
 torch::serialize::InputArchive part(const char* name, torch::serialize::InputArchive& archive,
                                     const std::string& key) {
   torch::serialize::InputArchive result;
   TORCH_CHECK_VALUE(archive.try_read(key, result), name, "::load: the file has no '", key,
-                    "', so it is no optimizer's; give it what torch::save() made of one");
+                    "', so it does not hold an optimizer; give a file that torch::save() wrote from one");
   return result;
 }
 
@@ -49,7 +49,7 @@ torch::serialize::InputArchive part(const char* name, torch::serialize::InputArc
 size_t size_in(const char* name, torch::serialize::InputArchive& archive, const std::string& key) {
   at::Tensor size;
   TORCH_CHECK_VALUE(archive.try_read(key, size), name, "::load: the file has no '", key,
-                    "', so it is no optimizer's; give it what torch::save() made of one");
+                    "', so it does not hold an optimizer; give a file that torch::save() wrote from one");
   return static_cast<size_t>(size.item<int64_t>());
 }
 

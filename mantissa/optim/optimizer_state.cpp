@@ -82,8 +82,8 @@ StateDict without_unknown_disabled_options(const StateReader& saved, const State
 void check_group(const StateReader& saved, const StateReader& present) {
   const StateReader params = saved.at(kParams);
   if (!difference({{kParams, params.to_list()}}, {{kParams, present.at(kParams).to_list()}}).empty()) {
-    params.fail(c10::str("the ", params.size(), " parameters are not those of the optimizer, which has ",
-                         present.at(kParams).size(), " here", kLoadMatchingOptimizer));
+    params.fail(c10::str("the ", params.size(), " saved parameters do not match the optimizer's ",
+                         present.at(kParams).size(), " parameters", kLoadMatchingOptimizer));
   }
   const auto names = keys_of(saved.to_dict()), wanted = keys_of(present.to_dict());
   if (names != wanted) {
@@ -105,7 +105,7 @@ void check_group(const StateReader& saved, const StateReader& present) {
 /// Checks a parameter's number of steps, which is a number or a one-element tensor.
 void check_step(const StateReader& saved, const StateValue& value) {
   const auto* const tensor = value.get_if<at::Tensor>();
-  if (tensor && tensor->numel() != 1) saved.fail("is no single number");
+  if (tensor && tensor->numel() != 1) saved.fail("is not a single number");
   const auto most = static_cast<double>(kMaxCount);
   const double step = tensor ? tensor->item<double>() : saved.to_double(0, most);
   if (!(step >= 0 && step <= most))
@@ -138,7 +138,7 @@ void check_formats(const StateReader& saved, const std::vector<StateFormat>& for
     const StateReader entry = saved.at(name);
     const StateFormat* const format = find_format(formats, name);
     if (!format)
-      entry.fail("is no value of this optimizer's state, which has " + names() + kLoadMatchingOptimizer);
+      entry.fail("is not a value of this optimizer's state, which has " + names() + kLoadMatchingOptimizer);
     if (format->kind == StateFormat::Kind::kCount) {
       check_step(entry, value);
     } else if (!value.is_null()) {
@@ -326,7 +326,7 @@ void load_optimizer_state(Optimizer& optimizer, const StateReader& state) {
   for (const char* part : {kState, kGroups}) {
     const std::string found = difference({{part, loaded.at(part)}}, {{part, fitting.at(part)}});
     if (!found.empty())
-      state.fail("the optimizer does not take all of it (" + found + ", in it and here)" +
+      state.fail("the optimizer does not load all of it (loaded and saved: " + found + ")" +
                  kLoadMatchingOptimizer);
   }
   before.commit();

@@ -27,7 +27,7 @@ namespace mantissa {
 /// Memory:  copies no tensor: take a snapshot() before the next step.
 /// Errors:  c10::NotImplementedError for an optimizer whose save() writes nothing, or values that a state
 ///          cannot hold.
-/// Example: optimizer_state_test.cpp, OptimizerState.GoesOnBitForBit
+/// Example: optimizer_state_test.cpp, OptimizerState.ContinuesBitForBit
 StateDict optimizer_state(const torch::optim::Optimizer& optimizer);
 
 /// Restores the saved state, so that the next steps of `optimizer` equal the saved optimizer's, bit for bit.

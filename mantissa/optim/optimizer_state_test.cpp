@@ -181,7 +181,7 @@ struct Net {
 
 class OptimizerState : public testing::TestWithParam<Kind> {};
 
-TEST_P(OptimizerState, GoesOnBitForBit) {
+TEST_P(OptimizerState, ContinuesBitForBit) {
   const Net straight(GetParam().dtype), stopped(GetParam().dtype), resumed(GetParam().dtype);
   const auto one = GetParam().make(straight.groups()), two = GetParam().make(stopped.groups());
   one->param_groups()[1].options().set_lr(0.03);
@@ -260,8 +260,9 @@ TEST_P(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
               HasSubstr("'param_groups' is missing"));
   EXPECT_THAT(error_with([](StateDict& s) { s.at("param_groups").get_if<StateList>()->pop_back(); }),
               HasSubstr("optimizers.0.param_groups: are 1; the optimizer has 2; load it into"));
-  EXPECT_THAT(error_with([&](StateDict& s) { group(s).at("params").get_if<StateList>()->pop_back(); }),
-              HasSubstr("optimizers.0.param_groups.0.params: the 1 parameters are not those"));
+  EXPECT_THAT(
+      error_with([&](StateDict& s) { group(s).at("params").get_if<StateList>()->pop_back(); }),
+      HasSubstr("optimizers.0.param_groups.0.params: the 1 saved parameters do not match the optimizer's"));
   EXPECT_THAT(error_with([&](StateDict& s) { group(s).erase("lr"); }),
               HasSubstr("param_groups.0: has the options"));
   EXPECT_THAT(error_with([&](StateDict& s) { group(s)["momentums"] = 3; }), HasSubstr("has the options"));
@@ -333,8 +334,9 @@ TEST(OptimizerStateFormats, ValuesInAnotherFormatAreRefusedByName) {
               HasSubstr("optimizers.0.state.2.absmax: is a floating-point number; a tensor was expected"));
   EXPECT_THAT(error_with("0", [](StateDict& s) { s.erase("absmax"); }),
               HasSubstr("optimizers.0.state.0: has no 'absmax'; the values are step, codes, absmax"));
-  EXPECT_THAT(error_with("0", [](StateDict& s) { s["scale"] = at::zeros({3}); }),
-              HasSubstr("optimizers.0.state.0.scale: is no value of this optimizer's state, which has step"));
+  EXPECT_THAT(
+      error_with("0", [](StateDict& s) { s["scale"] = at::zeros({3}); }),
+      HasSubstr("optimizers.0.state.0.scale: is not a value of this optimizer's state, which has step"));
 }
 
 TEST(OptimizerStateFormats, AFileIsCheckedByThemToo) {
@@ -370,7 +372,7 @@ TEST(OptimizerStateFormats, OursRefuseWholeNumbersForMoments) {
               HasSubstr("state.0.exp_avg: is Long; a floating-point dtype was expected"));
 }
 
-TEST(OptimizerStateOf, LbfgsGoesOnBitForBit) {
+TEST(OptimizerStateOf, LbfgsContinuesBitForBit) {
   for (const bool wolfe : {false, true}) {
     const auto make = [&](const at::Tensor& x) {
       auto options = torch::optim::LBFGSOptions(0.5).max_iter(3).history_size(4);

@@ -117,7 +117,7 @@ TEST(SchedulerState, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_THAT(error(plateau, state), HasSubstr("scheduler.last_epoch: is a floating-point number"));
 }
 
-TEST(EmaState, GoesOnBitForBit) {
+TEST(EmaState, ContinuesBitForBit) {
   const auto train = [](torch::nn::Linear& model, ExponentialMovingAverage& ema, int steps) {
     const at::NoGradGuard no_grad;
     for (int i = 0; i < steps; ++i) {

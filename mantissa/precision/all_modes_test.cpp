@@ -143,7 +143,7 @@ struct Loop {
   std::optional<FusedSGD> optimizer;
 };
 
-TEST_P(EveryMode, ALoopThatIsSavedAndLoadedGoesOnBitForBit) {
+TEST_P(EveryMode, ALoopThatIsSavedAndLoadedContinuesBitForBit) {
   const std::string name = std::get<0>(GetParam());
   Loop straight(name, device());
   for (int64_t i = 0; i < 5; ++i) straight.step(i);

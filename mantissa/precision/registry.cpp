@@ -29,7 +29,7 @@ std::optional<double> fixed_scale(const std::string& loss_scale) {
   const ParsedNumber<double> scale = parse_number<double>(loss_scale);
   TORCH_CHECK_VALUE(!scale.is_out_of_range, "loss_scale ", scale.problem);
   TORCH_CHECK_VALUE(scale.value && *scale.value >= kSmallestScale && *scale.value <= kLargestScale,
-                    "loss_scale '", loss_scale, "' is no scale",
+                    "loss_scale '", loss_scale, "' is not a scale",
                     did_you_mean(loss_scale, {"dynamic", "none"}),
                     "; give dynamic, none or a number that float32 holds, above 0");
   return scale.value;
@@ -51,7 +51,7 @@ void check_values(const PrecisionOptions& o) {
   check_range("init_scale", o.init_scale, kSmallestScale, kLargestScale,
               "choose a number that float32 holds, above 0");
   check_range("growth_factor", o.growth_factor, above_one, kLargestScale,
-              "choose a number above 1 (for a scale that stays give it as loss_scale)");
+              "choose a number above 1 (for a fixed scale, give it as loss_scale)");
   check_range("backoff_factor", o.backoff_factor, above_zero, below_one, "choose above 0 and below 1");
   check_range("growth_interval", o.growth_interval, int64_t{1}, kLargestCount, "choose 1 to 2147483647");
   check_range("min_scale", o.min_scale, 0.0, kLargestScale,
@@ -111,16 +111,16 @@ std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, con
                                         const std::string& loss_scale, bool fp16_gradients) {
   if (loss_scale == "none") {
     const std::string given = scaler_option(told);
-    TORCH_CHECK_VALUE(given.empty(), "precision '", mode.name, "' without a loss scale has no use for ",
-                      given, "; leave it out, or give loss_scale dynamic");
+    TORCH_CHECK_VALUE(given.empty(), "precision '", mode.name, "': ", given,
+                      " needs a loss scale; leave it out, or give loss_scale dynamic");
     return nullptr;
   }
   GradScalerOptions options{.allow_fp16_gradients = fp16_gradients};
   options.warn_after_skips = told.warn_after_skips.value_or(options.warn_after_skips);
   if (const std::optional<double> scale = fixed_scale(loss_scale)) {
     const std::string given = moving_scale_option(told);
-    TORCH_CHECK_VALUE(given.empty(), "loss_scale ", loss_scale, " stays, so ", given,
-                      " has no meaning; leave it out, or give loss_scale dynamic");
+    TORCH_CHECK_VALUE(given.empty(), "loss_scale ", loss_scale, " is fixed, so ", given,
+                      " has no effect; leave it out, or give loss_scale dynamic");
     options.init_scale = options.min_scale = options.max_scale = *scale;
     return std::make_unique<GradScaler>(device, options);
   }

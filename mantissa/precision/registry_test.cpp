@@ -117,11 +117,12 @@ TEST(Registry, OptionsGoToTheModesThatHaveThem) {
                 testing::HasSubstr("with master_weights true: its weights are not 16-bit; leave it out"));
   }
   for (const std::string wrong : {"", "big", "0", "-1", "nan", "inf", "12x", " 12", "0x10", "1e-50", "1e39"})
-    EXPECT_THAT(error_of([&] { make_precision("16-mixed", at::kCPU, {.loss_scale = wrong}); }),
-                testing::HasSubstr("loss_scale '" + wrong + "' is no scale; give dynamic, none or a number"));
+    EXPECT_THAT(
+        error_of([&] { make_precision("16-mixed", at::kCPU, {.loss_scale = wrong}); }),
+        testing::HasSubstr("loss_scale '" + wrong + "' is not a scale; give dynamic, none or a number"));
   for (const std::string beyond : {"1e-400", "1e400"})
     EXPECT_THAT(error_of([&] { make_precision("16-mixed", at::kCPU, {.loss_scale = beyond}); }),
-                testing::HasSubstr("loss_scale '" + beyond + "' is out of range: float64 "));
+                testing::HasSubstr("loss_scale '" + beyond + "' is out of range: "));
 }
 
 /// Returns the scale after update(scale), which brings it up to the floor or down to the ceiling.
@@ -227,8 +228,7 @@ TEST(Registry, TheScalersNumbersAreRefusedWhereNothingReadsThem) {
                                                {"growth_interval 5", {.growth_interval = 5}},
                                                {"hysteresis_steps 2", {.hysteresis_steps = 2}},
                                                {"warn_after_skips 4", {.warn_after_skips = 4}}}) {
-    const std::string unused =
-        " without a loss scale has no use for " + name + "; leave it out, or give loss_scale dynamic";
+    const std::string unused = ": " + name + " needs a loss scale; leave it out, or give loss_scale dynamic";
     for (const std::string mode : {"16-true", "O3"})
       EXPECT_EQ(error(mode, option), "precision '" + mode + "'" + unused);
     PrecisionOptions with_scale = option;
@@ -238,8 +238,8 @@ TEST(Registry, TheScalersNumbersAreRefusedWhereNothingReadsThem) {
     with_scale.loss_scale = "128";
     EXPECT_EQ(error("16-mixed", with_scale),
               option.warn_after_skips ? "no error"
-                                      : "loss_scale 128 stays, so " + name +
-                                            " has no meaning; leave it out, or give loss_scale dynamic");
+                                      : "loss_scale 128 is fixed, so " + name +
+                                            " has no effect; leave it out, or give loss_scale dynamic");
   }
 }
 

@@ -97,7 +97,7 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
   }
   TORCH_CHECK(scaler_->gradient_stage(optimizer) != GradientStage::kStepped,
               "optimizer_step: step() has already been called with these gradients, which "
-              "are unscaled since; call backward() before each step");
+              "have been unscaled since; call backward() before each step");
   scaler_->begin_step(optimizer);
   try {
     return step_scaled(optimizer);
@@ -126,7 +126,7 @@ StateDict ScaledPrecision::state_dict() const {
 std::vector<std::string> ScaledPrecision::load_state_dict(const StateReader& state) {
   if (!scales()) return Precision::load_state_dict(state);
   const auto saved = state.find(kLossScaleKey);
-  if (!saved) return {"it has no loss scale, which begins anew"};
+  if (!saved) return {"it has no loss scale, so the scale starts at its initial value"};
   scaler_->load_state_dict(scalars_from_state(*saved));
   scaler_->abandon_iteration();
   return {};

@@ -166,7 +166,7 @@ TEST(ScaledPrecision, ATiedWeightHasItsFirstName) {
   EXPECT_EQ(mode->optimizer_step(optimizer).first_nonfinite_parameter(), "first");
 }
 
-TEST(ScaledPrecision, ManySkipsInARowAreWarnedOfWithTheLayersName) {
+TEST(ScaledPrecision, WarnsAboutManySkipsInARowWithTheLayersName) {
   const auto train = [](auto&& optimizer, Part& part) {
     const auto mode = scaled_by_1024();
     mode->convert_module(*part.net);
@@ -197,7 +197,7 @@ TEST(ScaledPrecision, AParametersNameDiesWithIt) {
   }
 }
 
-TEST(ScaledPrecision, DividingFp16GradientsInFp16IsWarnedOfOnce) {
+TEST(ScaledPrecision, WarnsOnceAboutDividingFp16GradientsInFp16) {
   const auto mode_of = [] {
     return TrueDtype(at::kHalf, {.scaler = std::make_unique<GradScaler>(
                                      at::kCPU, GradScalerOptions{.allow_fp16_gradients = true})});

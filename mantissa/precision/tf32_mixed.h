@@ -10,7 +10,8 @@ namespace mantissa {
 ///
 /// Memory:   as in float32.
 /// Numerics: operands of products are rounded to TF32 (relative error 2^-11 each); sums are float32. On a
-///           CPU, and on GPUs older than sm_80, products are computed in float32.
+///           CPU, and on GPUs older than sm_80, products are computed in float32, except that oneDNN may use
+///           TF32 on CPUs with AMX-FP16 (see amp/matmul_precision_test.cpp).
 /// Threads:  run_context() changes settings of the process.
 /// Errors:   c10::ValueError from set_float32_matmul_precision() for "highest", which contradicts the mode.
 /// Source:   docs/modes.md; NVIDIA's A100 whitepaper, section "TensorFloat-32".

@@ -131,7 +131,7 @@ void TrueDtype::warn_about_small_eps(const torch::optim::Optimizer& optimizer) {
   TORCH_WARN(
       name(), ": the optimizer divides fp16 updates by a root plus eps ", *eps,
       ". fp16 is too narrow for that eps, and the squares of small gradients are 0 in it, so that weights "
-      "become nan or leap; set eps to 1e-4 or more, or choose master_weights, a fused optimizer with "
+      "become nan or jump; set eps to 1e-4 or more, or choose master_weights, a fused optimizer with "
       "stochastic_rounding, SGD, 16-mixed or bf16-true");
 }
 

@@ -135,7 +135,7 @@ TEST(TrueDtype, AStateOfAnotherModeSaysWhatIsLost) {
   TrueDtype plain(at::kBFloat16);
   EXPECT_THAT(plain.load_state_dict(StateReader(scaled)), testing::ElementsAre("its loss scale is dropped"));
   EXPECT_THAT(o2.mode.load_state_dict(StateReader(none)),
-              testing::ElementsAre("it has no loss scale, which begins anew"));
+              testing::ElementsAre("it has no loss scale, so the scale starts at its initial value"));
   const auto masters = master_weights_of(StateReader(scaled));
   ASSERT_EQ(masters.size(), 1);
   EXPECT_EQ(masters.at("weight")[0][0].item<float>(), 0.5F);
@@ -226,7 +226,7 @@ class Warnings final : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_{this};
 };
 
-TEST(TrueDtype, AnEpsThatFp16LosesIsWarnedOfWhateverTheOptimizer) {
+TEST(TrueDtype, WarnsAboutAnEpsThatFp16LosesWhateverTheOptimizer) {
   const std::map<std::string,
                  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>>
       makers{
@@ -256,7 +256,7 @@ TEST(TrueDtype, AnEpsThatFp16LosesIsWarnedOfWhateverTheOptimizer) {
   }
 }
 
-TEST(TrueDtype, AnOptimizerThatFp16DoesNotHarmIsNotWarnedOf) {
+TEST(TrueDtype, DoesNotWarnAboutAnOptimizerThatFp16DoesNotHarm) {
   Warnings warnings;
   Net net;
   TrueDtype mode(at::kHalf);

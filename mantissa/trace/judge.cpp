@@ -22,7 +22,7 @@ void each_operand(const Frame& frame, size_t i, const F& f) {
 
 }  // namespace
 
-bool Judge::reads_callers_own(const Frame& frame) const {
+bool Judge::reads_memory_of_caller(const Frame& frame) const {
   if (!frame.parent) return false;
   std::unordered_set<c10::StorageImpl*> given;
   for (const c10::IValue& input : frame.outermost().inputs)
@@ -51,8 +51,9 @@ void Judge::read_tensor(const at::Tensor& now, const at::Tensor& before, size_t 
   const Owned* owner = modules_.owner_of(values_now);
   operands.facts.push_back(owner ? facts_of(unexpanded(values), owner->name) : facts_of(values));
   // A bias is reported with its own shape, and so is a weight that the operation took transposed.
-  const int64_t told = c10::multiply_integers(operands.facts.back().sizes);
-  if (owner && told == c10::multiply_integers(owner->sizes)) operands.facts.back().sizes = owner->sizes;
+  const int64_t reported_size = c10::multiply_integers(operands.facts.back().sizes);
+  if (owner && reported_size == c10::multiply_integers(owner->sizes))
+    operands.facts.back().sizes = owner->sizes;
   operands.reduced |= at::isReducedFloatingType(values.scalar_type());
   if (operands.facts.back().non_finite == 0) return;
   const Finiteness finiteness = look_at(values);

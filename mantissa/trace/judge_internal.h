@@ -46,7 +46,7 @@ class Judge {
 
   /// True if a non-finite operand was made by the kernel of an operation that this one is a part of. Then the
   /// outer operation is judged instead, by its own operands.
-  bool reads_callers_own(const Frame& frame) const;
+  bool reads_memory_of_caller(const Frame& frame) const;
 
  private:
   NonFiniteCause cause_of(NonFiniteOrigin& origin, const Finiteness& result, bool reduced,

@@ -71,7 +71,7 @@ std::unique_ptr<at::ObserverContext> Observer::on_start(const at::RecordFunction
   try {
     observer->start(*frame);
   } catch (const std::exception& error) {
-    observer->warn_of(frame->name(), error);
+    observer->warn_about(frame->name(), error);
     return nullptr;
   }
   innermost = frame.get();
@@ -87,12 +87,12 @@ void Observer::on_end(const at::RecordFunction& fn, at::ObserverContext* context
   try {
     observer->end(*frame, {fn.outputs().begin(), fn.outputs().end()});
   } catch (const std::exception& error) {
-    observer->warn_of(frame->name(), error);
+    observer->warn_about(frame->name(), error);
   }
 }
 
 /// A legal operation of the user's program must not end in an exception of the trace.
-void Observer::warn_of(const std::string& name, const std::exception& error) {
+void Observer::warn_about(const std::string& name, const std::exception& error) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(warned_, true)) return;
   const auto* known = dynamic_cast<const c10::Error*>(&error);
@@ -205,7 +205,7 @@ void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) 
     seen.nan |= finiteness.nan;
     seen.inf |= finiteness.inf;
   }
-  if (!bad.empty() && !judge_.reads_callers_own(frame)) tell_of(frame, origin, bad, seen);
+  if (!bad.empty() && !judge_.reads_memory_of_caller(frame)) tell_of(frame, origin, bad, seen);
   if (made.empty()) return;
   // A kernel may clear its result before it computes.
   const bool clears = frame.name() == "aten::zero_" || frame.name() == "aten::fill_";
@@ -249,7 +249,7 @@ void Observer::on_node(Node& node, const variable_list& outputs, const variable_
   try {
     look_at_node(node, outputs, inputs);
   } catch (const std::exception& error) {
-    warn_of(node_name(node), error);
+    warn_about(node_name(node), error);
   }
 }
 

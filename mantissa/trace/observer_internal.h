@@ -66,7 +66,7 @@ class Observer : public std::enable_shared_from_this<Observer> {
                const Finiteness& seen);
   void look_at_node(torch::autograd::Node& node, const torch::autograd::variable_list& outputs,
                     const torch::autograd::variable_list& inputs);
-  void warn_of(const std::string& name, const std::exception& error);
+  void warn_about(const std::string& name, const std::exception& error);
 
   std::mutex mutex_;  ///< autograd's threads, one per GPU, report concurrently
   std::optional<at::CallbackHandle> callback_;

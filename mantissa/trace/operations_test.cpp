@@ -161,7 +161,7 @@ TEST(TraceNonFiniteOperations, AForwardMayWriteRowsOfItsParameters) {
 
 // ---- how parameters are reported
 
-TEST(TraceNonFiniteOperations, ABiasIsToldOfAsItself) {
+TEST(TraceNonFiniteOperations, ABiasIsReportedAsItself) {
   Net net;
   net.in->bias.data()[2] = kNan;
   const auto origin = trace(net, [](const at::Tensor& h) { return h.sum(); });
@@ -241,7 +241,7 @@ TEST(TraceNonFiniteOperations, AnOverflowIsKnownWithoutAKernelForFloat64) {
 
 // ---- values that fp16 flushes to 0
 
-TEST(TraceNonFiniteOperations, A0ThatFp16MadeIsToldFromAnyOther) {
+TEST(TraceNonFiniteOperations, AnFp16UnderflowIsDistinguishedFromAZero) {
   const auto half = [](const at::Tensor& h, float value) { return (h * 0 + value).to(at::kHalf); };
   const auto loss = [](const at::Tensor& y) { return y.to(at::kFloat).sum(); };
   struct Flush {
@@ -276,7 +276,7 @@ TEST(TraceNonFiniteOperations, A0ThatFp16MadeIsToldFromAnyOther) {
     EXPECT_EQ(origin->cause, NonFiniteCause::kUnderflow) << origin->to_string();
     EXPECT_EQ(origin->flushed_by, by);
     EXPECT_NEAR(origin->flushed, value, 0.01 * value);
-    EXPECT_THAT(origin->to_string(), HasSubstr(by + std::string(" made 0 of ")));
+    EXPECT_THAT(origin->to_string(), HasSubstr(by + std::string(" flushed ")));
     EXPECT_THAT(origin->cure, HasSubstr("epsilon that fp16 holds"));
   }
 
@@ -295,7 +295,7 @@ TEST(TraceNonFiniteOperations, A0ThatFp16MadeIsToldFromAnyOther) {
        {"a sum that cancels", [&](const at::Tensor& h) { return loss(torch::log((half(h, 1) + 1e-4) - 1)); },
         "aten::log", kDomain}});
   const auto own = trace([&](const at::Tensor& h) { return loss(torch::log(half(h, 0))); });
-  EXPECT_THAT(own.value().to_string(), HasSubstr("fp16 makes 0 of all below 6e-08"));
+  EXPECT_THAT(own.value().to_string(), HasSubstr("fp16 flushes all below 6e-08 to 0"));
 }
 
 // ---- user-defined functions, hooks, threads

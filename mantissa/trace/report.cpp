@@ -130,9 +130,8 @@ std::string cure_for(const NonFiniteOrigin& origin) {
     case NonFiniteCause::kDtypeRange:
       if (origin.by_autocast && !origin.module.empty() && !origin.inputs.empty() &&
           !origin.inputs[0].name.empty())
-        return "no weight is of use at this size: look at what made it grow (learning rate, the checkpoint). "
-               "To train "
-               "with it all the same, keep_in_fp32(\"" +
+        return "a weight of this size is unusable: check what made it grow (learning rate, the checkpoint). "
+               "To train with it anyway, keep_in_fp32(\"" +
                origin.module + "\") or bf16, whose range is float32's";
       if (origin.backward)
         return "the loss is not scaled by a scaler, so this gradient is too large by itself, or by a factor "
@@ -160,25 +159,24 @@ std::string cure_for(const NonFiniteOrigin& origin) {
       return "the inputs lie outside what the operation is defined for: clamp them or add an epsilon before "
              "it";
     case NonFiniteCause::kInfinities:
-      return contains(origin.op, "softmax") ? "a row with no finite value, as when every position is masked: "
-                                              "leave one position unmasked, or mask "
-                                              "with a large finite value instead of -inf"
-                                            : "infinities met (inf - inf, 0 * inf): write a large finite "
-                                              "value in their place, or select with where()";
+      return contains(origin.op, "softmax")
+                 ? "a row with no finite value, for example when every position is masked: leave one "
+                   "position "
+                   "unmasked, or mask with a large finite value instead of -inf"
+                 : "infinities were combined (inf - inf, 0 * inf): write a large finite "
+                   "value in their place, or select with where()";
     case NonFiniteCause::kConstant:
       return "the program wrote it here and it reached the loss or a gradient: write a large finite value, "
-             "or select "
-             "what goes on with where()";
+             "or select the values to use with where()";
     case NonFiniteCause::kParameter:
-      return "it was so before this batch: the file that it was loaded from holds it so, or an earlier step "
-             "broke it. "
+      return "it was non-finite before this batch: it was loaded so from a file, or an earlier step broke "
+             "it. "
              "Nothing that follows can be right: go back to a checkpoint that is finite";
     case NonFiniteCause::kInput:
       if (origin.backward)
-        return "no operation has made it: look at the hooks and at the backward of custom functions, where "
-               "they write "
-               "memory themselves";
-      return "it came from outside the forward: look at the data of this batch and at its normalization (a "
+        return "no operation has made it: check the hooks and the backward of custom functions, where "
+               "they write memory themselves";
+      return "it came from outside the forward: check the data of this batch and its normalization (a "
              "deviation of 0, a missing value, a cast to 16 bits). Unless code of your own that is no "
              "operation of "
              "libtorch, or another thread, wrote it";
@@ -187,10 +185,9 @@ std::string cure_for(const NonFiniteOrigin& origin) {
              "backs off by "
              "itself), add up fewer batches, or take a mode whose gradients are float32 (16-mixed) or bf16";
     case NonFiniteCause::kUnknown:
-      return contains(origin.op, "::")
-                 ? "the operation could not be tried in a wider dtype: run this part in float32, "
-                   "and look at its inputs"
-                 : "the code of a function of your own made it: look there";
+      return contains(origin.op, "::") ? "the operation could not be tried in a wider dtype: run this part "
+                                         "in float32, and check its inputs"
+                                       : "the code of a function of your own made it: check that code";
   }
   return {};
 }
@@ -210,7 +207,7 @@ std::string_view to_string(NonFiniteCause cause) {
     case NonFiniteCause::kDomain:
       return "outside the operation's domain";
     case NonFiniteCause::kInfinities:
-      return "infinities that met";
+      return "infinities that were combined";
     case NonFiniteCause::kConstant:
       return "a non-finite constant";
     case NonFiniteCause::kParameter:
@@ -244,11 +241,12 @@ std::string NonFiniteOrigin::to_string() const {
   if (by_autocast && cause == NonFiniteCause::kDtypeRange) {
     out << " (a cast to " << c10::toString(result.dtype) << " ends at " << largest(result.dtype) << ")";
   } else if (cause == NonFiniteCause::kUnderflow) {
-    out << " (fp16 ends at 6e-08: " << flushed_by << " made 0 of " << flushed << ")";
+    out << " (fp16 ends at 6e-08: " << flushed_by << " flushed " << flushed << " to 0)";
   } else if (finite_in_float32 && (*finite_in_float32 || at::isReducedFloatingType(result.dtype))) {
     out << " (in float32 the same operation is " << (*finite_in_float32 ? "finite" : "not finite either")
-        << (cause == NonFiniteCause::kDomain && has_zero_of_half(*this) ? "; fp16 makes 0 of all below 6e-08"
-                                                                        : "")
+        << (cause == NonFiniteCause::kDomain && has_zero_of_half(*this)
+                ? "; fp16 flushes all below 6e-08 to 0"
+                : "")
         << ")";
   }
   out << ". Cure: " << cure;

@@ -29,22 +29,22 @@ using nonfinite_internal::values_of;
 
 /// Takes away the gradients of a module's parameters and puts them back at its end, so that nothing that runs
 /// meanwhile can add to them.
-class GradientsAside {
+class SavedGradients {
  public:
-  explicit GradientsAside(const torch::nn::Module& module) {
+  explicit SavedGradients(const torch::nn::Module& module) {
     for (const at::Tensor& parameter : module.parameters()) {
       saved_.emplace_back(parameter, parameter.grad());
       parameter.mutable_grad() = at::Tensor();
     }
   }
-  ~GradientsAside() {
+  ~SavedGradients() {
     // In reverse order: a tied parameter was seen twice, and only the first time did it still have its
     // gradient.
     for (auto item = saved_.rbegin(); item != saved_.rend(); ++item)
       item->first.mutable_grad() = item->second;
   }
-  GradientsAside(const GradientsAside&) = delete;
-  GradientsAside& operator=(const GradientsAside&) = delete;
+  SavedGradients(const SavedGradients&) = delete;
+  SavedGradients& operator=(const SavedGradients&) = delete;
 
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;
@@ -61,12 +61,12 @@ class RestoreAtEnd {
   ReplayPoint point_;
 };
 
-class ParametersAside {
+class ParametersRestored {
  public:
-  explicit ParametersAside(const Observer& observer) : observer_(observer) {}
-  ~ParametersAside() { observer_.restore_parameters(); }
-  ParametersAside(const ParametersAside&) = delete;
-  ParametersAside& operator=(const ParametersAside&) = delete;
+  explicit ParametersRestored(const Observer& observer) : observer_(observer) {}
+  ~ParametersRestored() { observer_.restore_parameters(); }
+  ParametersRestored(const ParametersRestored&) = delete;
+  ParametersRestored& operator=(const ParametersRestored&) = delete;
 
  private:
   const Observer& observer_;
@@ -125,14 +125,14 @@ struct Traced {
 Traced trace(torch::nn::Module& module, const std::function<at::Tensor()>& forward_and_loss,
              const ReplayPoint* from) {
   const RestoreAtEnd restore(module);
-  const GradientsAside gradients(module);
+  const SavedGradients gradients(module);
   const NoCachedCasts casts;
   const SeparateCasts operations;  // so that the cast and the product can be told apart
   const at::AutoGradMode with_gradients(true);
   const at::RecordFunctionGuard observed(true);
   if (from) from->restore();
   const auto observer = std::make_shared<Observer>(module);
-  const ParametersAside parameters(*observer);
+  const ParametersRestored parameters(*observer);
   observer->begin();
   const at::Tensor loss = forward_and_loss();
   TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "trace_nonfinite: forward_and_loss returned ",

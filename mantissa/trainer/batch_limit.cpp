@@ -10,8 +10,9 @@
 namespace mantissa {
 
 void BatchLimit::check(const char* name) const {
-  TORCH_CHECK_VALUE(!is_share_ || (share_ >= 0 && share_ <= 1), "Trainer: ", name, "=", to_string(),
-                    " is a share, which is between 0.0 and 1.0; for so many batches give an integer");
+  TORCH_CHECK_VALUE(
+      !is_share_ || (share_ >= 0 && share_ <= 1), "Trainer: ", name, "=", to_string(),
+      " is a share, which must be between 0.0 and 1.0; give an integer for a number of batches");
   TORCH_CHECK_VALUE(is_share_ || count_ >= 0, "Trainer: ", name, "=", to_string(),
                     " is negative; give a number of batches, or a share of them between 0.0 and 1.0");
 }
@@ -28,7 +29,7 @@ int64_t BatchLimit::of(int64_t total, const char* name) const {
   const int64_t batches = rounded_down(total);
   if (!is_share_) return batches;
   TORCH_CHECK_VALUE(batches > 0 || is_none() || total == 0, "Trainer: ", name, "=", to_string(), " of ",
-                    total, " batches is none; give at least ", 1.0 / static_cast<double>(total),
+                    total, " batches leaves no batch; give at least ", 1.0 / static_cast<double>(total),
                     ", or a number of batches");
   return batches;
 }

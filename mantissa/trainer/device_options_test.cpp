@@ -95,7 +95,7 @@ TEST(Benchmark, EndsWithAnExceptionToo) {
 
 /// Returns the message of the Error that `work` throws. Another exception ends the test.
 template <typename Error, typename Work>
-std::string told(const Work& work) {
+std::string message_of(const Work& work) {
   try {
     work();
   } catch (const Error& error) {
@@ -108,46 +108,47 @@ TEST(OutOfMemory, NamesBatchSizeDeviceMemoryAndCures) {
   Calls task;
   task.in_training = [](const Batch&) { run_out(); };
   ListLoader train = loader_of_four();
-  std::string heard;
-  struct Hears final : Callback {
-    explicit Hears(std::string& text) : heard(text) {}
+  std::string recorded;
+  struct Records final : Callback {
+    explicit Records(std::string& text) : recorded(text) {}
     void on_exception(Trainer& /*trainer*/, const std::exception_ptr& exception) override {
-      heard = told<c10::OutOfMemoryError>([&] { std::rethrow_exception(exception); });
+      recorded = message_of<c10::OutOfMemoryError>([&] { std::rethrow_exception(exception); });
     }
-    std::string& heard;
+    std::string& recorded;
   };
-  const std::string error = told<c10::OutOfMemoryError>(
-      [&] { Trainer({.device = "cpu", .callbacks = {std::make_shared<Hears>(heard)}}).fit(task, train); });
+  const std::string error = message_of<c10::OutOfMemoryError>([&] {
+    Trainer({.device = "cpu", .callbacks = {std::make_shared<Records>(recorded)}}).fit(task, train);
+  });
   EXPECT_THAT(error,
               AllOf(HasSubstr("Tried to allocate 2.00 GiB."),
                     HasSubstr("the run in 32-true on cpu was at batch size 4; the machine has "),
-                    HasSubstr("take smaller batches, with which accumulate_grad_batches gives a step as "
-                              "many samples, or precision bf16-mixed or 16-true; plan_memory() counts")));
-  EXPECT_EQ(heard, error);
+                    HasSubstr("use smaller batches, and raise accumulate_grad_batches to keep the samples "
+                              "per step, or use precision bf16-mixed or 16-true; plan_memory() predicts")));
+  EXPECT_EQ(recorded, error);
 }
 
-TEST(OutOfMemory, IsToldOfInEveryStageAndBeforeTheFirstBatch) {
+TEST(OutOfMemory, IsReportedInEveryStageAndBeforeTheFirstBatch) {
   ListLoader train = loader_of_four(), val({{torch::ones({6, 1}), {}, {}}});
   const TrainerOptions options{.precision = "bf16-mixed", .device = "cpu", .num_sanity_val_steps = 0};
   Calls validates;
   validates.in_validation = [](const Batch&) { run_out(); };
   using Error = c10::OutOfMemoryError;
-  for (const std::string& error : {told<Error>([&] { Trainer(options).fit(validates, train, &val); }),
-                                   told<Error>([&] { Trainer(options).validate(validates, val); }),
-                                   told<Error>([&] { Trainer(options).test(validates, val); })})
+  for (const std::string& error : {message_of<Error>([&] { Trainer(options).fit(validates, train, &val); }),
+                                   message_of<Error>([&] { Trainer(options).validate(validates, val); }),
+                                   message_of<Error>([&] { Trainer(options).test(validates, val); })})
     EXPECT_THAT(error, AllOf(HasSubstr("in bf16-mixed on cpu was at batch size 6; "),
-                             Not(HasSubstr("or precision bf16-mixed"))));
+                             Not(HasSubstr("or use precision bf16-mixed"))));
   Calls makes;
   makes.in_set_up = run_out;
-  EXPECT_THAT(told<Error>([&] { Trainer(options).fit(makes, train); }),
+  EXPECT_THAT(message_of<Error>([&] { Trainer(options).fit(makes, train); }),
               HasSubstr("was before its first batch; "));
 }
 
-TEST(OutOfMemory, OfTheCpusAllocatorIsToldAlike) {
+TEST(OutOfMemory, OfTheCpusAllocatorIsReportedAlike) {
   Calls task;
   task.in_training = [](const Batch&) { torch::empty({std::numeric_limits<int64_t>::max() / 8}); };
   ListLoader train = loader_of_four();
-  EXPECT_THAT(told<c10::Error>([&] { Trainer({.device = "cpu"}).fit(task, train); }),
+  EXPECT_THAT(message_of<c10::Error>([&] { Trainer({.device = "cpu"}).fit(task, train); }),
               AllOf(HasSubstr("DefaultCPUAllocator"), HasSubstr("was at batch size 4; ")));
 }
 
@@ -155,7 +156,8 @@ TEST(OutOfMemory, OtherErrorsStayAsTheyAre) {
   Calls task;
   task.in_training = [](const Batch&) { TORCH_CHECK(false, "training_step failed"); };
   ListLoader train = loader_of_four();
-  EXPECT_EQ(told<c10::Error>([&] { Trainer({.device = "cpu"}).fit(task, train); }), "training_step failed");
+  EXPECT_EQ(message_of<c10::Error>([&] { Trainer({.device = "cpu"}).fit(task, train); }),
+            "training_step failed");
 }
 
 // Channels last
@@ -282,7 +284,7 @@ TEST(ChannelsLastOption, ThePlanOfWhatIsKeptIsThatOfAnyFormat) {
 
 class ChannelsLastResume : public InFolder {};
 
-TEST_F(ChannelsLastResume, GoesOnBitForBitWithMastersAnAverageAndAFusedOptimizer) {
+TEST_F(ChannelsLastResume, ContinuesBitForBitWithMastersAnAverageAndAFusedOptimizer) {
   const auto fit = [&](const std::string& name, int64_t epochs, const std::string& from, bool channels_last) {
     torch::manual_seed(4);
     auto task = std::make_unique<Images>(/*fused=*/true);

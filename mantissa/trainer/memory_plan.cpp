@@ -43,14 +43,14 @@ namespace {
 /// every program has some. The allocator logs the first of every thousand such blocks, by its own counter.
 /// This class keeps the counter away from that value and restores it at the end, so that a profiler's
 /// warnings come as they would have.
-class NoWordOfOlderBlocks {
+class SilencedOlderBlocks {
  public:
-  NoWordOfOlderBlocks() : before_(with_count([](size_t& count) { return count; })) {}
-  ~NoWordOfOlderBlocks() {
+  SilencedOlderBlocks() : before_(with_count([](size_t& count) { return count; })) {}
+  ~SilencedOlderBlocks() {
     with_count([this](size_t& count) { return count = before_; });
   }
-  NoWordOfOlderBlocks(const NoWordOfOlderBlocks&) = delete;
-  NoWordOfOlderBlocks& operator=(const NoWordOfOlderBlocks&) = delete;
+  SilencedOlderBlocks(const SilencedOlderBlocks&) = delete;
+  SilencedOlderBlocks& operator=(const SilencedOlderBlocks&) = delete;
 
   /// Must be called before each block is freed.
   static void keep() {
@@ -94,7 +94,7 @@ class LiveBytes final : public torch::profiler::impl::ProfilerStateBase {
   }
   /// Allocators ask this before every block that they hand out or take back.
   bool memoryProfilingEnabled() const override {
-    NoWordOfOlderBlocks::keep();
+    SilencedOlderBlocks::keep();
     return true;
   }
   torch::profiler::impl::ActiveProfilerType profilerType() override {
@@ -115,7 +115,7 @@ class LiveBytes final : public torch::profiler::impl::ProfilerStateBase {
   }
 
  private:
-  NoWordOfOlderBlocks no_word_;
+  SilencedOlderBlocks silenced_;
   at::DeviceType type_;
   mutable std::mutex mutex_;  // a GPU's backward pass runs in a thread of its own
   std::unordered_map<void*, int64_t> blocks_;
@@ -161,7 +161,7 @@ void make_workspaces(at::Device device) {
 }
 
 /// Fills a plan while a Trainer trains two batches.
-class Counting final : public Callback {
+class MemoryCounter final : public Callback {
  public:
   MemoryPlan plan;
   bool has_stepped = false;
@@ -210,7 +210,7 @@ class Counting final : public Callback {
     has_stepped = has_stepped || (batch.stepped && !batch.step.skipped());
     plan.optimizer_states = states(trainer);
     plan.peak = plan.weights + plan.buffers + plan.masters + live_->peak();
-    if (batch.batch_index > 0) trainer.stop("all is counted");
+    if (batch.batch_index > 0) trainer.stop("the count is complete");
   }
 
   void teardown(Trainer& /*trainer*/, Stage /*stage*/) override { guard_.reset(); }
@@ -244,9 +244,9 @@ class Counting final : public Callback {
 
 /// An epoch of one batch, given three times. The second finds the optimizer's state and the gradients of the
 /// first. While it trains, the third is on its way to a GPU.
-class ThreeTimes final : public Loader {
+class RepeatedBatch final : public Loader {
  public:
-  explicit ThreeTimes(const Batch& batch) : batch_(batch) {}
+  explicit RepeatedBatch(const Batch& batch) : batch_(batch) {}
   void set_epoch(int64_t /*epoch*/) override { given_ = 0; }
   std::optional<Batch> next() override { return given_++ < size() ? std::optional(batch_) : std::nullopt; }
   int64_t size() const override { return 3; }
@@ -260,7 +260,8 @@ class ThreeTimes final : public Loader {
 
 MemoryPlan plan_memory(Task& task, const Batch& batch, const TrainerOptions& options) {
   TORCH_CHECK(!c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE),
-              "plan_memory: a profiler runs in this thread, in whose place it must count; end that first");
+              "plan_memory: a profiler is active in this thread, and the count needs its place; stop the "
+              "profiler first");
   const SameRandomNumbers untouched;
   TrainerOptions dry;
   dry.precision = options.precision;
@@ -276,15 +277,15 @@ MemoryPlan plan_memory(Task& task, const Batch& batch, const TrainerOptions& opt
     dry.gradient_clip_val = options.gradient_clip_val;
     dry.gradient_clip_algorithm = options.gradient_clip_algorithm;
   }
-  const auto counting = std::make_shared<Counting>();
+  const auto counting = std::make_shared<MemoryCounter>();
   dry.callbacks = {counting};
-  ThreeTimes loader(batch);
+  RepeatedBatch loader(batch);
   const FitResult result = Trainer(dry).fit(task, loader);
   TORCH_CHECK(result.interrupted_by == 0, "plan_memory: signal ", result.interrupted_by,
-              " asked for the end before it had counted all");
+              " interrupted the count");
   TORCH_CHECK_VALUE(counting->has_stepped,
-                    "plan_memory: the task took no optimizer step on this batch, so that what a step keeps "
-                    "is not known; give a batch that training_step() learns from");
+                    "plan_memory: the task took no optimizer step on this batch, so the memory of a step is "
+                    "unknown; give a batch for which training_step() returns a loss");
   return counting->plan;
 }
 

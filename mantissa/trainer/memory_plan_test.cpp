@@ -186,7 +186,7 @@ TEST(MemoryPlan, StepsOfTheTasksOwnAreCounted) {
               AllOf(Ge((kSamples * kOut + 1) * 4), Le((kSamples * kOut + kWeights + 16) * 4)));
 }
 
-TEST(MemoryPlan, RandomNumbersGoOnAsIfNothingHadBeen) {
+TEST(MemoryPlan, RandomNumbersContinueAsIfNothingHadHappened) {
   struct Dropping final : OneLayer {
     at::Tensor training_step(const Batch& batch, int64_t index) override {
       return torch::dropout(OneLayer::training_step(batch, index), 0.5, /*train=*/true);
@@ -239,7 +239,7 @@ struct MemoryProfiler final : c10::MemoryReportingInfoBase {
   bool memoryProfilingEnabled() const override { return true; }
 };
 
-TEST(MemoryPlan, BlocksOlderThanTheCountingEndWithoutAWordAndAProfilersAsBefore) {
+TEST(MemoryPlan, BlocksOlderThanTheCountEndWithoutWarningAndAProfilersAsBefore) {
   const std::string warning = "Memory block of unknown size was allocated before the profiling started";
   testing::internal::CaptureStderr();
   {
@@ -261,7 +261,7 @@ TEST(MemoryPlan, AProfilerIsLeftAlone) {
   const auto profiler = std::make_shared<Profiler>();
   const c10::DebugInfoGuard profiling(c10::DebugInfoKind::PROFILER_STATE, profiler);
   EXPECT_THAT([&] { plan_memory(task, some_batch(), {.device = "cpu"}); },
-              ThrowsMessage<c10::Error>(HasSubstr("a profiler runs in this thread")));
+              ThrowsMessage<c10::Error>(HasSubstr("a profiler is active in this thread")));
   EXPECT_EQ(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE), profiler.get());
 }
 
@@ -270,7 +270,7 @@ TEST(MemoryPlan, ASignalLeavesNoHalfOfIt) {
   task.raise_at = 1;
   const Batch batch{torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}};
   EXPECT_THAT([&] { plan_memory(task, batch, {.device = "cpu"}); },
-              ThrowsMessage<c10::Error>(HasSubstr("signal 2 asked for the end")));
+              ThrowsMessage<c10::Error>(HasSubstr("signal 2 interrupted the count")));
 }
 
 TEST(MemoryPlan, CountsOnCuda) {

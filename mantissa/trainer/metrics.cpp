@@ -71,7 +71,7 @@ void MeanMetrics::load_state_dict(const StateReader& state) {
     sum.weight = entry.at("weight").to_double(0, std::numeric_limits<double>::max());
     // It stays on the CPU: a 0-dim tensor may be added to on any device.
     if (const auto device = entry.find("device")) {
-      if (device->to_tensor().dim() != 0) device->fail("is no single number");
+      if (device->to_tensor().dim() != 0) device->fail("is not a single number");
       sum.device = device->to_tensor().clone();
     }
   }

@@ -206,7 +206,7 @@ TEST(Strategy, HearsOfARunInOrder) {
   EXPECT_EQ(strategy->text, "module 1 optimizer in 16-mixed pre(0) post teardown");
 }
 
-TEST(Strategy, IsToldOfTheScaledLoss) {
+TEST(Strategy, ReceivesTheScaledLoss) {
   struct Task final : OneWeight {
     at::Tensor training_step(const Batch&, int64_t) override { return net->weight.sum() * 0 + 1; }
   } task;

@@ -11,8 +11,8 @@
 namespace mantissa {
 
 c10::IValue Task::predict_step(const Batch& /*batch*/, int64_t /*batch_index*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "predict: this task has no predict_step(); override it, and return ",
-                              "what is wanted of a batch");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "predict: this task has no predict_step(); override it and return ",
+                              "the prediction for a batch");
 }
 
 Trainer& Task::trainer() const {
@@ -21,9 +21,9 @@ Trainer& Task::trainer() const {
 }
 
 FitRun& Task::fit_run(const char* function) const {
-  trainer();  // throws if nothing runs
+  trainer();  // throws if no run is active
   FitRun* const run = run_->as_fit();
-  TORCH_CHECK(run, function, ": this run is no fit; call it inside training_step()");
+  TORCH_CHECK(run, function, ": this run is not a fit; call it inside training_step()");
   return *run;
 }
 

@@ -112,9 +112,9 @@ struct Recorder final : Callback {
 inline double without_sign_of_nan(double value) { return std::isnan(value) ? std::abs(value) : value; }
 
 /// Records every call as a line.
-class Told final : public Logger {
+class RecordingLogger final : public Logger {
  public:
-  std::string name() const override { return "told"; }
+  std::string name() const override { return "recording"; }
   void log_metrics(MetricValues metrics, int64_t step) override {
     if (fails) throw std::runtime_error("no room");
     std::string line = std::to_string(step) + ":";

@@ -58,7 +58,7 @@ std::shared_ptr<TrainerRun> Trainer::last_run() const {
 
 template <typename Run>
 Run& Trainer::begin(std::shared_ptr<Run> run) {
-  TORCH_CHECK(!run_ || !run_->is_active(), "Trainer: a run is going on; use another Trainer inside it");
+  TORCH_CHECK(!run_ || !run_->is_active(), "Trainer: another run is active; use another Trainer inside it");
   const std::lock_guard lock(mutex_);
   run_ = run;
   return *run;
@@ -99,12 +99,12 @@ std::string Trainer::stopped_by() const {
 Checkpoint Trainer::checkpoint() {
   FitRun* const fit = run_ ? run_->as_fit() : nullptr;
   TORCH_CHECK(fit && fit->is_active(),
-              "Trainer::checkpoint: no fit is going on; call it from a callback, or use save_weights()");
+              "Trainer::checkpoint: no fit is running; call it from a callback, or use save_weights()");
   return fit->checkpoint();
 }
 
 void Trainer::log_metrics(const MetricValues& metrics) {
-  TORCH_CHECK(run_, "Trainer::log_metrics: nothing runs; call it from a callback");
+  TORCH_CHECK(run_, "Trainer::log_metrics: no run is active; call it from a callback");
   run_->logs().add(metrics, run_->progress());
 }
 

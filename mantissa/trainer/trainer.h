@@ -44,9 +44,9 @@ struct FitResult {
 ///
 /// Each batch then goes through convert_input, the transfer to the device (a GPU receives the next batch
 /// while it computes: see BatchTransfer), training_step inside the forward context, zero_grad (first batch of
-/// an accumulation window), division of the loss by the accumulation count, pre_backward, and backward
-/// outside the forward context. The last batch of a window adds clipping, optimizer_step and the
-/// learning-rate schedule, which a skipped step does not advance.
+/// an accumulation window), division of the loss by the accumulation count, and backward outside the forward
+/// context. The last batch of a window adds the reduction over processes (Strategy), unscaling, clipping,
+/// optimizer_step and the learning-rate schedule, which a skipped step does not advance.
 ///
 /// While a run lasts, its device is the thread's current device.
 ///

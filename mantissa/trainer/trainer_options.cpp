@@ -16,12 +16,12 @@ namespace {
 void check_precision(const TrainerOptions& options) {
   TORCH_CHECK_VALUE(!options.precision || !options.precision_plugin, "Trainer: both precision='",
                     options.precision.value_or(""), "' and a precision_plugin were given; choose one");
-  const bool is_told = options.precision_options != PrecisionOptions{} || options.amp_backend != "native" ||
-                       !options.amp_level.empty();
+  const bool has_precision_settings = options.precision_options != PrecisionOptions{} ||
+                                      options.amp_backend != "native" || !options.amp_level.empty();
   TORCH_CHECK_VALUE(
-      !is_told || !options.precision_plugin,
-      "Trainer: a precision_plugin was given, and with it precision_options, amp_backend or amp_level, "
-      "which are for the modes by name; make the plugin with them, or leave it out");
+      !has_precision_settings || !options.precision_plugin,
+      "Trainer: precision_options, amp_backend and amp_level apply to modes chosen by name, not to a "
+      "precision_plugin; configure the plugin itself, or leave it out");
   check_cpu_kernel_pins(options.cpu_kernels);
   if (const auto& matmul = options.precision_options.float32_matmul_precision)
     check_float32_matmul_precision(*matmul);
@@ -85,7 +85,7 @@ void check_loggers(const TrainerOptions& options) {
 GradientClipAlgorithm parse_clip_algorithm(std::string name) {
   const std::string given = name;
   for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  TORCH_CHECK_VALUE(name == "norm" || name == "value", "gradient_clip_algorithm '", given, "' is not one",
+  TORCH_CHECK_VALUE(name == "norm" || name == "value", "unknown gradient_clip_algorithm '", given, "'",
                     did_you_mean(given, {"norm", "value"}), "; choose norm or value");
   return name == "norm" ? GradientClipAlgorithm::kNorm : GradientClipAlgorithm::kValue;
 }

@@ -33,13 +33,15 @@ TEST(Trainer, ERR02_ERR15_ERR27_RefusesWhatDoesNotFitTogetherBeforeAnyWork) {
   EXPECT_THAT(error({.gradient_clip_algorithm = "both"}), testing::HasSubstr("choose norm or value"));
   EXPECT_EQ(error({.device = "cpu", .gradient_clip_algorithm = "NORM"}), "no error");
   const std::shared_ptr<Precision> plugin = make_precision("16-mixed", at::kCPU);
-  EXPECT_THAT(error({.precision_options = {.loss_scale = "128"}, .precision_plugin = plugin}),
-              testing::HasSubstr("precision_plugin was given, and with it precision_options"));
+  EXPECT_THAT(
+      error({.precision_options = {.loss_scale = "128"}, .precision_plugin = plugin}),
+      testing::HasSubstr("precision_options, amp_backend and amp_level apply to modes chosen by name"));
   EXPECT_THAT(error({.amp_backend = "apex", .precision_plugin = plugin}), testing::HasSubstr("amp_backend"));
   EXPECT_THAT(error({.precision = "bf16", .amp_backend = "apex"}), testing::HasSubstr("choose by amp_level"));
   const PrecisionOptions skips{.warn_after_skips = 5}, shrinks{.growth_factor = 0.5};
-  EXPECT_THAT(error({.precision_options = skips, .precision_plugin = plugin}),
-              testing::HasSubstr("precision_plugin was given, and with it precision_options"));
+  EXPECT_THAT(
+      error({.precision_options = skips, .precision_plugin = plugin}),
+      testing::HasSubstr("precision_options, amp_backend and amp_level apply to modes chosen by name"));
   EXPECT_THAT(error({.precision_options = {.loss_scale = "128"}}), testing::HasSubstr("only fp16 gradients"));
   EXPECT_THAT(error({.precision = "16-mixed", .precision_options = shrinks}),
               testing::HasSubstr("growth_factor 0.5 is out of range"));
@@ -349,7 +351,7 @@ TEST(Trainer, CountsSamplesOfBatchesThatHaveNamedFieldsAlone) {
   EXPECT_GT(result.samples_per_second, 0);
 }
 
-TEST(Trainer, CL05_ClipsAboveZeroByNormUnlessToldOtherwiseAndNeverThrows) {
+TEST(Trainer, CL05_ClipsAboveZeroByNormUnlessConfiguredOtherwiseAndNeverThrows) {
   const auto weight_after = [](const TrainerOptions& options, float gradient) {
     OneWeight task;
     ListLoader train = loader_of({gradient});

@@ -63,13 +63,13 @@ class Logs : public mantissa::Task {
 
 Json stop_early(const Json& job) {
   mantissa::EarlyStoppingOptions options{.monitor = "m"};
-  const Json& told = job.at("options");
-  if (told.contains("min_delta")) options.min_delta = told["min_delta"];
-  if (told.contains("patience")) options.patience = told["patience"];
-  if (told.contains("mode")) options.mode = told["mode"];
-  if (told.contains("check_finite")) options.check_finite = told["check_finite"];
-  if (told.contains("stopping_threshold")) options.stopping_threshold = told["stopping_threshold"];
-  if (told.contains("divergence_threshold")) options.divergence_threshold = told["divergence_threshold"];
+  const Json& given = job.at("options");
+  if (given.contains("min_delta")) options.min_delta = given["min_delta"];
+  if (given.contains("patience")) options.patience = given["patience"];
+  if (given.contains("mode")) options.mode = given["mode"];
+  if (given.contains("check_finite")) options.check_finite = given["check_finite"];
+  if (given.contains("stopping_threshold")) options.stopping_threshold = given["stopping_threshold"];
+  if (given.contains("divergence_threshold")) options.divergence_threshold = given["divergence_threshold"];
   std::vector<double> values;
   for (const Json& value : job.at("values")) values.push_back(number(value));
   const auto epochs = static_cast<int64_t>(values.size());

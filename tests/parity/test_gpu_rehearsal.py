@@ -130,7 +130,7 @@ def test_where_no_results_can_be_written_nothing_is_measured(option, place, tmp_
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_results_that_cannot_be_written_later_are_told_of_once(tmp_path, capsys):
+def test_results_that_cannot_be_written_later_are_reported_once(tmp_path, capsys):
     part = make_context(tmp_path)
     part.table([context.Column("case", 6)])
     part.case({"case": "first"}, lambda: {})
@@ -139,9 +139,9 @@ def test_results_that_cannot_be_written_later_are_told_of_once(tmp_path, capsys)
     part.case({"case": "second"}, lambda: {})
     part.case({"case": "third"}, lambda: {})
     assert part.finish() == 1 and part.measured == 3
-    told = capsys.readouterr()
-    assert re.fullmatch(r"benchmarks/gpu: warning: .*results.json cannot be written: Is a directory\n", told.err)
-    assert "third" in told.out and "written:" not in told.out
+    printed = capsys.readouterr()
+    assert re.fullmatch(r"benchmarks/gpu: warning: .*results.json cannot be written: Is a directory\n", printed.err)
+    assert "third" in printed.out and "written:" not in printed.out
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
 
 

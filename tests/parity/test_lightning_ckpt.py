@@ -141,8 +141,8 @@ def test_views_extra_state_and_complex(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04cut"])
 def test_files_that_are_no_checkpoints(tmp_path, content):
     (tmp_path / "run.ckpt").write_bytes(content)
-    refused(run("run.ckpt", "out", cwd=tmp_path), tmp_path, "run.ckpt", "get the file again")
-    refused(run("absent.ckpt", "out", cwd=tmp_path), tmp_path, "is no file")
+    refused(run("run.ckpt", "out", cwd=tmp_path), tmp_path, "run.ckpt", "download the file again")
+    refused(run("absent.ckpt", "out", cwd=tmp_path), tmp_path, "is not a file")
 
 
 def test_a_truncated_checkpoint_and_a_plain_state_dict(tmp_path):
@@ -150,14 +150,14 @@ def test_a_truncated_checkpoint_and_a_plain_state_dict(tmp_path):
     whole = (tmp_path / "run.ckpt").read_bytes()
     for share in (0.2, 0.5, 0.9, 0.99):
         (tmp_path / "run.ckpt").write_bytes(whole[: int(len(whole) * share)])
-        refused(run("run.ckpt", "out", cwd=tmp_path), tmp_path, "get the file again")
+        refused(run("run.ckpt", "out", cwd=tmp_path), tmp_path, "download the file again")
     torch.save({"w": torch.ones(2)}, tmp_path / "run.ckpt")
     refused(run("run.ckpt", "out", cwd=tmp_path), tmp_path, "has no state_dict")
 
 
 def test_names_that_would_collide(tmp_path):
     torch.save({"state_dict": {"w": torch.ones(2), "model.w": torch.ones(2)}}, tmp_path / "run.ckpt")
-    refused(run("run.ckpt", "out", "--strip-prefix", "model.", cwd=tmp_path), tmp_path, "there twice")
+    refused(run("run.ckpt", "out", "--strip-prefix", "model.", cwd=tmp_path), tmp_path, "a duplicate")
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
@@ -168,7 +168,7 @@ def test_ours_ends_what_lightning_began_bit_for_bit(make_job, run_mantissa, tmp_
     run_lightning(begun, tmp_path, save=tmp_path / "run.ckpt")
     done = run("run.ckpt", "out", "--strip-prefix", "model.", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"to go on from epoch {steps // 31}, batch {steps % 31}, step {steps}" in done.stdout
+    assert f"resumes from epoch {steps // 31}, batch {steps % 31}, step {steps}" in done.stdout
     theirs = run_lightning({**job, "max_epochs": 3}, tmp_path)
     ours = run_mantissa({**job, "max_epochs": 3, "ckpt_path": str(tmp_path / "out")})
     for name in "loss", "scale", "skipped":

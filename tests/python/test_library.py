@@ -145,7 +145,7 @@ def test_another_release_of_pytorch_is_refused(tmp_path):
 torch.ops.load_library({str(other)!r})
 assert not is_ours() and not hasattr(torch.ops.mantissa_kernels, "enable")
 """)
-    assert f"built for PyTorch {release}, which this is not; nothing is switched on" in message
+    assert f"built for PyTorch {release}, but another version is installed; nothing is switched on" in message
 
 
 def test_forked_workers_multiply():

@@ -46,13 +46,13 @@ std::optional<Attention> attention_of(const Tensor& query, const Tensor& key, co
                                       double dropout_p, bool is_causal,
                                       const std::optional<Tensor>& attn_mask, std::optional<double> scale) {
   // Wider heads would need more scratch memory than cpu::attention() promises.
-  constexpr int64_t kMostWidth = 1024;
+  constexpr int64_t kMaxWidth = 1024;
   const at::ScalarType dtype = query.scalar_type();
   if ((dtype != at::kBFloat16 && dtype != at::kHalf) || dropout_p != 0) return std::nullopt;
   for (const Tensor* const x : {&query, &key, &value})
     if (x->scalar_type() != dtype || x->dim() != 4 || !is_plain(*x) || x->numel() == 0) return std::nullopt;
   if (key.sizes() != value.sizes() || query.size(0) != key.size(0) || query.size(3) != key.size(3) ||
-      query.size(1) % key.size(1) != 0 || query.size(3) > kMostWidth)
+      query.size(1) % key.size(1) != 0 || query.size(3) > kMaxWidth)
     return std::nullopt;
 
   Attention g;

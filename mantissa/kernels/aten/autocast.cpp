@@ -14,9 +14,9 @@
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "mantissa/core/weak_map.h"
 #include "mantissa/kernels/aten/autocast_internal.h"
 #include "mantissa/kernels/aten/choice_internal.h"
 #include "mantissa/kernels/aten/matmul_internal.h"
@@ -216,24 +216,17 @@ bool is_kept_by_autocast(const Tensor& weight) {
 /// and it has not changed since; autocast's copy would not show a change. A new region is detected by its
 /// empty cast cache, which no longer holds `mark`.
 bool is_used_again(const Tensor& weight) {
-  struct Use {
-    c10::weak_intrusive_ptr<c10::TensorImpl> weight;  // keeps the address from being reused
-    uint32_t version;
-  };
   static const Tensor mark = at::zeros({}, at::kFloat).requires_grad_();
   thread_local Tensor region;
-  thread_local ska::flat_hash_map<const c10::TensorImpl*, Use> uses;
+  thread_local WeakMap<at::Tensor, uint32_t> versions;
   const Tensor now = at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), mark, at::kCPU);
   if (!now.is_same(region)) {
-    uses.clear();
+    versions.clear();
     region = now;
   }
   const auto version = static_cast<uint32_t>(weight._version());
-  const auto use = uses.find(weight.unsafeGetTensorImpl());
-  if (use != uses.end()) return use->second.version == version;
-  uses.emplace(weight.unsafeGetTensorImpl(),
-               Use{c10::weak_intrusive_ptr<c10::TensorImpl>(weight.getIntrusivePtr()), version});
-  return false;
+  const auto [first, is_new] = versions.try_emplace(weight, version);
+  return !is_new && *first == version;
 }
 
 /// Multiplies x [..., k] by the weight, [n, k] if `is_transposed` and else [k, n], and adds a bias [n] or

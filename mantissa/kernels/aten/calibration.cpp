@@ -180,7 +180,7 @@ Call call_of(KernelFamily family, at::ScalarType dtype, Size size) {
   }
 }
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kInfiniteTime = std::numeric_limits<double>::infinity();
 
 /// Returns the time of one call, the mean of `repeats` calls.
 double seconds_per_call(const Call& call, int64_t repeats = 1) {
@@ -189,7 +189,7 @@ double seconds_per_call(const Call& call, int64_t repeats = 1) {
     for (int64_t i = 0; i < repeats; ++i) call();
     return (seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin) / static_cast<double>(repeats);
   } catch (const std::exception&) {
-    return kNever;  // what cannot be computed, such as fp16 on some CPUs, is slowest
+    return kInfiniteTime;  // what cannot be computed, such as fp16 on some CPUs, is slowest
   }
 }
 
@@ -200,8 +200,9 @@ double seconds_per_call(const Call& call, KernelFamily family, Kernel kernel, in
 
 /// Returns how many calls make the time of reading the clock negligible.
 int64_t repeats_for(double seconds) {
-  constexpr double kLeast = 30e-6;
-  return seconds < kLeast ? 1 + static_cast<int64_t>(kLeast / std::max(seconds, 1e-8)) : 1;
+  constexpr double kMinTimedSeconds = 30e-6;
+  return seconds < kMinTimedSeconds ? 1 + static_cast<int64_t>(kMinTimedSeconds / std::max(seconds, 1e-8))
+                                    : 1;
 }
 
 /// Returns a call of `family`. The preparation may itself run one of our kernels, as a gradient needs a
@@ -213,15 +214,16 @@ Call make_call(KernelFamily family, at::ScalarType dtype, Size size) {
 }
 
 /// Returns the least time of several calls for each kernel, with the kernels in turn. A first, untimed call
-/// allocates scratch memory or compiles code. A kernel that takes longer than `bearable` is not called again.
+/// allocates scratch memory or compiles code. A kernel that takes longer than `max_seconds` is not called
+/// again.
 std::vector<double> least_times(const Call& call, KernelFamily family, const std::vector<Kernel>& kernels,
-                                double bearable = kNever, int rounds = 2) {
-  std::vector<double> least(kernels.size(), kNever);
+                                double max_seconds = kInfiniteTime, int rounds = 2) {
+  std::vector<double> least(kernels.size(), kInfiniteTime);
   for (const Kernel& kernel : kernels) seconds_per_call(call, family, kernel);
   std::vector<int64_t> repeats(kernels.size(), 1);
   for (int round = 0; round < rounds; ++round)
     for (size_t i = 0; i < kernels.size(); ++i) {
-      if (round > 0 && least[i] > bearable) continue;
+      if (round > 0 && least[i] > max_seconds) continue;
       least[i] = std::min(least[i], seconds_per_call(call, family, kernels[i], repeats[i]));
       repeats[i] = repeats_for(least[i]);
     }
@@ -236,7 +238,7 @@ size_t least_of(const std::vector<double>& times) {
 /// second step is skipped if the small call shows that this CPU has no 16-bit products: libtorch's kernel may
 /// then take a hundred times as long. On the small call it has the same overhead as in float32.
 std::vector<KernelTiming> time_here(const Contest& contest) {
-  constexpr double kHopeless = 2, kShort = 2e-3;
+  constexpr double kMaxSlowdown = 2, kShortCall = 2e-3;
   constexpr int kTypicalRounds = 3;  // in turn: another program may slow one round down
   const auto& [family, dtype, kernels] = contest;
   const std::vector<Kernel> ours(kernels.begin(), kernels.end() - 1);
@@ -244,14 +246,14 @@ std::vector<KernelTiming> time_here(const Contest& contest) {
   std::vector<double> times = least_times(small, family, ours);
   const size_t best = least_of(times), stock = times.size();
   // A single call may be slow by chance, so a short call always gets both rounds.
-  const double bearable = std::max(5 * times[best], kShort);
-  times.push_back(least_times(small, family, {kLibtorchs}, bearable)[0]);
+  const double max_seconds = std::max(5 * times[best], kShortCall);
+  times.push_back(least_times(small, family, {kLibtorchs}, max_seconds)[0]);
   if (has_two_sizes(family)) {
     const double wide = least_times(make_call(family, at::kFloat, Size::kSmall), family, {kLibtorchs})[0];
-    if (times[stock] < kHopeless * std::max(wide, times[best])) {
+    if (times[stock] < kMaxSlowdown * std::max(wide, times[best])) {
       const Call typical = make_call(family, dtype, Size::kTypical);
       const std::vector<double> both =
-          least_times(typical, family, {kernels[best], kLibtorchs}, kNever, kTypicalRounds);
+          least_times(typical, family, {kernels[best], kLibtorchs}, kInfiniteTime, kTypicalRounds);
       const double scale = both[0] / times[best];
       for (double& time : times) time *= scale;
       times[stock] = both[1];

@@ -56,7 +56,7 @@ std::vector<Kernel> candidates(size_t element, size_t family) {
 
 /// Returns the kernel that a pin to `kernel` selects for a family, which may have no build of its own for
 /// that tier.
-Kernel settled_kernel(size_t element, size_t family, Kernel kernel) {
+Kernel resolved_kernel(size_t element, size_t family, Kernel kernel) {
   if (!kernel.tier) return kernel;
   for (const Kernel& candidate : candidates(element, family))
     if (candidate.tier && features_of(*kernel.tier).includes(features_of(*candidate.tier))) return candidate;
@@ -123,7 +123,7 @@ Kernel parse_kernel(const std::string& name, const std::string& asked) {
     TORCH_CHECK_VALUE(cpu_features().includes(features_of(tier)), asked,
                       ": this CPU runs kernels up to tier ", tier_name(cpu_tier()),
                       cpu_tier() == hardware_cpu_tier() ? "" : " (by MANTISSA_MAX_ISA)", ", not ", name,
-                      "; choose one of these, or measured, the fastest");
+                      "; choose one of these, or 'measured' for the fastest");
     return {tier};
   }
   TORCH_CHECK_VALUE(false, asked, ": there is no kernel '", name, "'", did_you_mean(name, kernel_names()),
@@ -210,7 +210,7 @@ void settle(Table& table, size_t element, size_t family, Kernel kernel, Decision
 
 /// Returns the kernel that is likely fastest when nothing was measured: that of the nearest similar family,
 /// or else the one that the CPU's flags suggest.
-Kernel likely_kernel(const ChoiceCache& measured, size_t element, size_t family) {
+Kernel guessed_kernel(const ChoiceCache& measured, size_t element, size_t family) {
   const std::vector<Kernel> kernels = candidates(element, family);
   Kernel likely = kernels.front();
   size_t nearest = kKernelFamilies;
@@ -252,7 +252,7 @@ void measure(Table& table, size_t element, size_t family) {
     settle(table, element, families[i], contests[i].kernels[fastest(timings[i])], {"measured", timings[i]});
   }
   if (timings[0].empty())
-    settle(table, element, family, likely_kernel(*table.cache, element, family), {"default", {}});
+    settle(table, element, family, guessed_kernel(*table.cache, element, family), {"default", {}});
   if (!rows.empty()) table.cache->keep(rows);
 }
 
@@ -262,7 +262,7 @@ Kernel decide(Table& table, size_t element, size_t family) {
   const auto decided = [&] { return table.kernels[element][family].load(std::memory_order_acquire); };
   if (const Code code = decided(); code != 0) return kernel_of(code);
   if (const auto& pin = table.pins[element][family].kernel) {
-    settle(table, element, family, settled_kernel(element, family, *pin), {"pinned", {}});
+    settle(table, element, family, resolved_kernel(element, family, *pin), {"pinned", {}});
     return kernel_of(decided());
   }
   if (!table.cache) table.cache = ChoiceCache::read();

@@ -20,7 +20,7 @@ namespace {
 /// Raise this when a kernel becomes faster or a family's typical call changes: it invalidates earlier
 /// measurements.
 constexpr int kRevision = 7;
-constexpr size_t kMostBytes = size_t{1} << 16;
+constexpr size_t kMaxBytes = size_t{1} << 16;
 
 std::string environment(const char* name) {
   const char* const value = std::getenv(name);
@@ -78,7 +78,7 @@ std::string read_file(const std::string& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat status {};
   if (file.get() < 0 || fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
-      status.st_uid != geteuid() || static_cast<size_t>(status.st_size) > kMostBytes)
+      status.st_uid != geteuid() || static_cast<size_t>(status.st_size) > kMaxBytes)
     return "";
   std::string text(static_cast<size_t>(status.st_size), '\0');
   size_t size = 0;

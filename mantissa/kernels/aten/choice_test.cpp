@@ -140,7 +140,7 @@ TEST_F(Choice, ACheckpointsChoicesYieldToTheUsers) {
   EXPECT_EQ(kernel_for(KernelFamily::kGelu, kBf16), Kernel{CpuTier::kGeneric}) << "as the user said";
 }
 
-TEST_F(Choice, PinsThatTheEnvironmentOverrulesAreToldOf) {
+TEST_F(Choice, PinsThatTheEnvironmentOverrulesAreReported) {
   if (!enable_cpu_kernels()) GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0 already";
   ASSERT_EQ(setenv("MANTISSA_CPU_KERNELS", "0", 1), 0);
   struct Collect final : c10::WarningHandler {

@@ -49,11 +49,11 @@ bool is_operand(const Tensor& x, at::ScalarType dtype) {
 }
 
 /// Checks for one value per dimension, or one for all, none so large that positions overflow.
-bool is_option(Sizes values, int64_t dims, int64_t least) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+bool is_option(Sizes values, int64_t dims, int64_t min_value) {
+  constexpr int64_t kMaxValue = std::numeric_limits<int32_t>::max();
   const auto size = static_cast<int64_t>(values.size());
   return (size == dims || size == 1) && std::all_of(values.begin(), values.end(), [&](int64_t value) {
-           return value >= least && value <= kMost;
+           return value >= min_value && value <= kMaxValue;
          });
 }
 

@@ -180,7 +180,7 @@ TEST_F(Overrides, AreOnAndOffByACall) {
 }
 
 TEST_F(Overrides, EveryOperatorIsOursWhileTheyAreOnAndElseLibtorchs) {
-  int told_apart = 0;
+  int distinguished = 0;
   for (const auto dtype : {at::kBFloat16, at::kHalf})
     for (const Call& call : calls(dtype)) {
       SCOPED_TRACE(std::string(call.name) + " of " + c10::toString(dtype));
@@ -191,9 +191,9 @@ TEST_F(Overrides, EveryOperatorIsOursWhileTheyAreOnAndElseLibtorchs) {
       EXPECT_TRUE(same_bits(call.dispatched(), theirs));
       enable_cpu_kernels();
       EXPECT_TRUE(same_bits(call.dispatched(), ours));
-      told_apart += same_bits(ours, theirs) ? 0 : 1;
+      distinguished += same_bits(ours, theirs) ? 0 : 1;
     }
-  EXPECT_GT(told_apart, 0) << "no operator's bits differ between the two: nothing was tested";
+  EXPECT_GT(distinguished, 0) << "no operator's bits differ between the two: nothing was tested";
 }
 
 /// Trains with a sum of small integers, which every kernel computes exactly.

@@ -47,12 +47,12 @@ struct Pair {
 /// Returns nothing if the pixels are not evenly spaced, or if our kernel does not pay. Each image's product
 /// packs the weight again, unless there are few channels, and uses it once per pixel.
 std::optional<Pair> pixels_of(const Tensor& x, const Tensor& y) {
-  constexpr int64_t kLeastPixels = 64, kFewChannels = 3;
+  constexpr int64_t kMinPixels = 64, kMaxFewChannels = 3;
   const auto first = pixels_of(x), second = pixels_of(y);
   if (!first || !second) return std::nullopt;
   const Pair pair{*first, *second};
-  const bool few = std::min(x.size(1), y.size(1)) <= kFewChannels;
-  if (!few && !pair.are_one_row() && first->pixels < kLeastPixels) return std::nullopt;
+  const bool few = std::min(x.size(1), y.size(1)) <= kMaxFewChannels;
+  if (!few && !pair.are_one_row() && first->pixels < kMinPixels) return std::nullopt;
   return pair;
 }
 
@@ -65,8 +65,8 @@ MatrixOf<Pointer> channels_by_pixels(Pointer data, const Tensor& x, const Pixels
 /// that threads can share the work where results are few. There are as many parts as fit into memory and pay
 /// for themselves. The number depends on the shape alone.
 int64_t parts_of_images(const Pixels& at, int64_t results) {
-  constexpr int64_t kMostSums = int64_t{1} << 18, kLeastPixels = 4 * cpu::kGemmKC;
-  const int64_t most = std::min(kMostSums / results, at.images * at.pixels / kLeastPixels);
+  constexpr int64_t kMaxSums = int64_t{1} << 18, kMinPixels = 4 * cpu::kGemmKC;
+  const int64_t most = std::min(kMaxSums / results, at.images * at.pixels / kMinPixels);
   int64_t parts = std::clamp<int64_t>(most, 1, at.images);
   while (at.images % parts != 0) --parts;
   return parts;

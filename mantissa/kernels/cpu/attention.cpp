@@ -11,7 +11,7 @@ namespace mantissa::kernels::cpu {
 namespace {
 
 /// Each part packs the other operand for itself, which does not pay for fewer rows.
-constexpr int64_t kLeastRows = 64;
+constexpr int64_t kMinRows = 64;
 
 /// Returns the number of parts for each of `heads`: one, unless some threads would wait for others.
 int64_t parts_for(int64_t heads, int64_t threads) {
@@ -24,8 +24,8 @@ std::vector<AttentionGradientPart> gradient_parts(const Attention& g, int64_t th
   const int64_t heads = g.batch * g.kv_heads, group = g.heads / g.kv_heads;
   const bool whole = divide_up(heads, threads) * threads * 5 <= heads * 7;
   const int64_t cuts = whole ? 1 : divide_up(4 * threads, heads);
-  const int64_t key_step = whole ? g.keys : std::max(kLeastRows, divide_up(g.keys, cuts));
-  const int64_t query_step = round_up(std::max(kLeastRows, divide_up(g.queries * group, cuts)), nr);
+  const int64_t key_step = whole ? g.keys : std::max(kMinRows, divide_up(g.keys, cuts));
+  const int64_t query_step = round_up(std::max(kMinRows, divide_up(g.queries * group, cuts)), nr);
   std::vector<AttentionGradientPart> parts;
   for (const auto i : c10::irange(heads)) {
     const int64_t batch = i / g.kv_heads, kv_head = i % g.kv_heads, head = kv_head * group;
@@ -61,7 +61,7 @@ void attention(const Attention& g, const AttentionBuild& build) {
   const int64_t heads = g.batch * g.heads;
   const int64_t threads = threads_for(heads * g.queries * g.keys * g.width);
   const int64_t step =
-      round_up(std::max(kLeastRows, divide_up(g.queries, parts_for(heads, threads))), build.nr);
+      round_up(std::max(kMinRows, divide_up(g.queries, parts_for(heads, threads))), build.nr);
   const int64_t parts = divide_up(g.queries, step);
   at::parallel_for(0, heads * parts, divide_up(heads * parts, threads), [&](int64_t begin, int64_t end) {
     float* const scratch = thread_scratch(build.scratch_size(g));

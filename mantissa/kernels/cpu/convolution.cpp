@@ -195,7 +195,7 @@ void convolution(const std::vector<Convolution>& convolutions, const Convolution
   std::vector<Pass> passes;
   for (const Convolution& c : convolutions) {
     TORCH_CHECK(is_computable(c), "convolution: a kernel of ", taps_of(c), " taps reaches over too much of ",
-                "the source for the scratch; ask is_computable() first");
+                "the source for the scratch; check is_computable() first");
     passes.push_back(pass_of(c, build));
     products += product_count(c);
     work += work_of(c);

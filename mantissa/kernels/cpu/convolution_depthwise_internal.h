@@ -146,12 +146,12 @@ void find_turned_taps(const Axis* axes, const Window& window, PhasedTaps& taps) 
   taps.begin[index] = count;
 }
 
-/// The results of a box in chunks of kTogether; each chunk is sorted by phase.
+/// The results of a box in chunks of kChunk; each chunk is sorted by phase.
 struct TurnedPixels {
-  static constexpr int64_t kTogether = 48, kMost = kConvolutionPixels + kTogether;
+  static constexpr int64_t kChunk = 48, kMaxPixels = kConvolutionPixels + kChunk;
   int64_t count = 0, runs = 0;
-  int64_t to_at[kMost] = {};                      ///< of a chunk's sums, in the order of source_at
-  int64_t phase[kMost] = {}, length[kMost] = {};  ///< of each run of one phase
+  int64_t to_at[kMaxPixels] = {};                           ///< of a chunk's sums, in the order of source_at
+  int64_t phase[kMaxPixels] = {}, length[kMaxPixels] = {};  ///< of each run of one phase
 };
 
 /// For each result of the box, stores the position of its phase's first pixel in the window, sorted, and the
@@ -161,7 +161,7 @@ void find_turned_pixels(const BlockedConvolution& c, const Box& box, const Windo
                         int64_t* out_at, TurnedPixels& pixels) {
   constexpr int64_t kNR = V::kVectors * V::kLanes;
   const Axis* const axes = c.forward;
-  int64_t at[TurnedPixels::kTogether], phase[TurnedPixels::kTogether], here = 0;
+  int64_t at[TurnedPixels::kChunk], phase[TurnedPixels::kChunk], here = 0;
   pixels.count = pixels.runs = 0;
   const auto sort = [&] {
     const int64_t first = pixels.count - here;
@@ -192,7 +192,7 @@ void find_turned_pixels(const BlockedConvolution& c, const Box& box, const Windo
           at[here] = row * window.row() + (w / axes[2].step - window.first[2]) * window.channels;
           phase[here++] = of_row + w % axes[2].step;
           out_at[pixels.count++] = out + w * c.out.strides[2];
-          if (here == TurnedPixels::kTogether) sort();
+          if (here == TurnedPixels::kChunk) sort();
         }
       }
   sort();
@@ -213,8 +213,8 @@ template <class V>
 void convolve_turned_with(const BlockedConvolution& c, const ConvolutionPart& part,
                           const ConvolutionScratch& scratch) {
   constexpr int kNR = V::kVectors * V::kLanes;
-  constexpr int64_t kTogether = TurnedPixels::kTogether;
-  alignas(64) float sums[kTogether * kNR];
+  constexpr int64_t kChunk = TurnedPixels::kChunk;
+  alignas(64) float sums[kChunk * kNR];
   PhasedTaps taps;
   TurnedPixels pixels;
   const BlockedConvolution whole = with_all_taps<V>(c);
@@ -234,8 +234,8 @@ void convolve_turned_with(const BlockedConvolution& c, const ConvolutionPart& pa
       });
       const int64_t* phase = pixels.phase;
       const int64_t* length = pixels.length;
-      for (int64_t i = 0; i < pixels.count; i += kTogether) {
-        const int64_t count = least<V>(kTogether, pixels.count - i);
+      for (int64_t i = 0; i < pixels.count; i += kChunk) {
+        const int64_t count = least<V>(kChunk, pixels.count - i);
         for (int64_t sorted = 0; sorted < count; sorted += *length++) {
           const int64_t begin = taps.begin[*phase], number = taps.begin[*phase + 1] - begin;
           ++phase;
@@ -343,8 +343,8 @@ void convolve_depthwise_with(const BlockedConvolution& c, const ConvolutionPart&
   }
   if (c.is_turned) return convolve_turned_with<V>(c, part, scratch);
   constexpr int kNR = V::kVectors * V::kLanes;
-  constexpr int64_t kTogether = 48;
-  alignas(64) float sums[kTogether * kNR];
+  constexpr int64_t kChunk = 48;
+  alignas(64) float sums[kChunk * kNR];
   const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
   Runs runs;
   for (int64_t index = part.block_begin; index < part.block_end; ++index) {
@@ -361,8 +361,8 @@ void convolve_depthwise_with(const BlockedConvolution& c, const ConvolutionPart&
                                             scratch.source_at, scratch.out_at);
       runs.count = 0;
       if (taps > 0) find_runs<V>(c.axes, window, runs);
-      for (int64_t i = 0; i < pixels; i += kTogether) {
-        const int64_t count = least<V>(kTogether, pixels - i);
+      for (int64_t i = 0; i < pixels; i += kChunk) {
+        const int64_t count = least<V>(kChunk, pixels - i);
         for (int64_t pixel = 0; pixel < count; pixel += kDepthwisePixels)
           for (int64_t lane = 0; lane < lanes; lane += V::kLanes)
             DepthwiseMicroKernels<V>::kMultiply[least<V>(count - pixel, kDepthwisePixels) - 1](
@@ -429,7 +429,7 @@ template <class V, int kGroup, typename = std::make_integer_sequence<int, 12 / k
 struct GroupTaps;
 template <class V, int kGroup, int... kTaps>
 struct GroupTaps<V, kGroup, std::integer_sequence<int, kTaps...>> {
-  static constexpr int64_t kMost = sizeof...(kTaps);
+  static constexpr int64_t kMaxTaps = sizeof...(kTaps);
   static constexpr
       typename DepthwiseMicroKernels<V>::Add* kAdd[] = {&add_group_taps<V, kTaps + 1, kGroup>...};
 };
@@ -465,25 +465,25 @@ void convolve_lanes_weight_with(const BlockedConvolutionWeight& c, const Convolu
       if constexpr (kGroup == 1)
         add(DepthwiseMicroKernels<V>::kAdd, kDepthwiseTaps);
       else
-        add(GroupTaps<V, kGroup>::kAdd, GroupTaps<V, kGroup>::kMost);
+        add(GroupTaps<V, kGroup>::kAdd, GroupTaps<V, kGroup>::kMaxTaps);
     }
     if (!part.writes) continue;
     with_elements<V>(c.out.element, c.out.element, [&](auto element) {
       using Out = decltype(element);
       auto* const out = static_cast<typename Out::Storage*>(c.out.data);
       // Groups of one channel are written a vector at a time, because their results are evenly spaced.
-      constexpr int64_t kTogether = kGroup == 1 ? V::kLanes : kGroup;
+      constexpr int64_t kChunk = kGroup == 1 ? V::kLanes : kGroup;
       const float* sums = scratch.sums;
       for (int64_t d = 0; d < c.axes[0].taps; ++d)
         for (int64_t h = 0; h < c.axes[1].taps; ++h)
           for (int64_t w = 0; w < c.axes[2].taps; ++w)
             for (int64_t channel = 0; channel < kGroup; ++channel, sums += kConvolutionLanes)
-              for (int64_t lane = 0; lane < lanes; lane += kTogether) {
+              for (int64_t lane = 0; lane < lanes; lane += kChunk) {
                 const int64_t first = kGroup == 1 ? (output + lane) * c.out.image_stride
                                                   : (output + lane) / kGroup * c.out.group_stride;
                 Out::scatter(out + first + channel * c.out.channel_stride + d * c.out.strides[0] +
                                  h * c.out.strides[1] + w * c.out.strides[2],
-                             c.out.image_stride, least<V>(lanes - lane, kTogether), V::load(sums + lane));
+                             c.out.image_stride, least<V>(lanes - lane, kChunk), V::load(sums + lane));
               }
     });
   }

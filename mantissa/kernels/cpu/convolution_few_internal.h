@@ -75,7 +75,7 @@ struct PlaneMicroKernelsOf<V, kResults, std::integer_sequence<int, kVectors...>>
 /// product's micro-tile has, and at most eight vectors.
 template <class V>
 struct PlaneMicroKernels {
-  static constexpr int kMost = V::kLanes / 2;  ///< results
+  static constexpr int kMaxResults = V::kLanes / 2;  ///< results
   MultiplyPlanes<V>* const* of;
   int64_t vectors;
 
@@ -232,10 +232,10 @@ void convolve_few_with(const BlockedConvolution& c, const ConvolutionPart& part,
         for (int64_t d = 0; d < depths; ++d, sums += padded) f(n, d, sums);
     };
     for (int64_t output = part.output_begin; output < part.output_end;
-         output += PlaneMicroKernels<V>::kMost) {
-      const int64_t count = least<V>(PlaneMicroKernels<V>::kMost, part.output_end - output);
-      const PlaneMicroKernels<V> tiles =
-          PlaneMicroKernels<V>::at(count, std::make_integer_sequence<int, PlaneMicroKernels<V>::kMost>{});
+         output += PlaneMicroKernels<V>::kMaxResults) {
+      const int64_t count = least<V>(PlaneMicroKernels<V>::kMaxResults, part.output_end - output);
+      const PlaneMicroKernels<V> tiles = PlaneMicroKernels<V>::at(
+          count, std::make_integer_sequence<int, PlaneMicroKernels<V>::kMaxResults>{});
       for (int64_t channel = 0; channel < c.channels; channel += c.block_channels) {
         const int64_t channels = least<V>(c.block_channels, c.channels - channel);
         // If one block holds all channels, its window serves all results.

@@ -25,9 +25,9 @@ struct Stretch {
 /// The positions of a block along an axis, in stretches that read the same taps inside of the source. If
 /// there would be too many, there is one stretch with all taps.
 struct Stretches {
-  static constexpr int64_t kMost = 8;
+  static constexpr int64_t kMaxStretches = 8;
   int64_t count = 0;
-  Stretch all[kMost] = {};
+  Stretch all[kMaxStretches] = {};
 };
 
 template <class V>
@@ -43,7 +43,7 @@ Stretches stretches_of(const Axis& axis, const Range& positions) {
       open->positions.end = i + 1;
       continue;
     }
-    if (stretches.count == Stretches::kMost) return {1, {{positions, {0, axis.taps}}}};
+    if (stretches.count == Stretches::kMaxStretches) return {1, {{positions, {0, axis.taps}}}};
     stretches.all[stretches.count++] = {{i, i + 1}, taps};
   }
   return stretches;
@@ -104,9 +104,9 @@ void find_runs(const Axis* axes, const Window& window, Runs& runs) {
 }
 
 /// Like micro_kernel(), with pixels as rows. Their values come from `source` + at[row] + the runs' offsets,
-/// `step` apart within a run; b is packed as for micro_kernel(). kTogether rows share one pointer and are
+/// `step` apart within a run; b is packed as for micro_kernel(). kSharedRows rows share one pointer and are
 /// `pitch` apart, because a pointer for each of 12 rows would leave no registers for the loop.
-template <class V, int kTileRows, int kTileVectors, int kTogether, class Step>
+template <class V, int kTileRows, int kTileVectors, int kSharedRows, class Step>
 void multiply_runs(const Runs& runs, Step step, const float* source, const int64_t* at, int64_t pitch,
                    const float* packed, float* to, bool accumulate) {
   using Float = typename V::Float;
@@ -119,13 +119,13 @@ void multiply_runs(const Runs& runs, Step step, const float* source, const int64
     for (int64_t i = 0; i < runs.count; ++i) {
       const float* const end = source + runs.offsets[i] + runs.length;
       const float* b = packed + runs.packed[i] * kNR;
-      const float* const rows[] = {(end + at[int64_t{kPointer} * kTogether])...};
+      const float* const rows[] = {(end + at[int64_t{kPointer} * kSharedRows])...};
       int64_t next = pitch - runs.length;
 #pragma GCC unroll 2
       for (int64_t k = -runs.length; k != 0; k += step, next += step) {
         const Float columns[] = {V::load(b + kVector * V::kLanes)...};
-        ((sums[kSum] = V::fma(V::broadcast(rows[kSum / kTileVectors / kTogether] +
-                                           (kSum / kTileVectors % kTogether ? next : k)),
+        ((sums[kSum] = V::fma(V::broadcast(rows[kSum / kTileVectors / kSharedRows] +
+                                           (kSum / kTileVectors % kSharedRows ? next : k)),
                               columns[kSum % kTileVectors], sums[kSum])),
          ...);
         b += kNR;
@@ -141,7 +141,7 @@ void multiply_runs(const Runs& runs, Step step, const float* source, const int64
   };
   run(std::make_integer_sequence<int, kTileRows * kTileVectors>{},
       std::make_integer_sequence<int, kTileVectors>{},
-      std::make_integer_sequence<int, kTileRows / kTogether>{});
+      std::make_integer_sequence<int, kTileRows / kSharedRows>{});
 }
 
 /// multiply_runs() for each number of rows and vectors: see MicroKernels.
@@ -170,7 +170,7 @@ template <class V, class Source>
 void pack_taps(const BlockedConvolution& c, int64_t group, int64_t output, int64_t lanes, int64_t channel,
                int64_t channels, float* to) {
   constexpr int kNR = V::kVectors * V::kLanes;
-  constexpr int64_t kTogether = 128;
+  constexpr int64_t kChunk = 128;
   const ConstImages& weight = c.weight;
   const int64_t taps[] = {c.axes[0].taps, c.axes[1].taps, c.axes[2].taps},
                 count = taps[0] * taps[1] * taps[2];
@@ -183,10 +183,10 @@ void pack_taps(const BlockedConvolution& c, int64_t group, int64_t output, int64
   const bool dense = (taps[2] == 1 || weight.strides[2] == sign) &&
                      (taps[1] == 1 || weight.strides[1] == sign * taps[2]) &&
                      (taps[0] == 1 || weight.strides[0] == sign * taps[2] * taps[1]);
-  if (dense && count > 1 && count <= kTogether && weight.channel_stride != 1 && weight.image_stride != 1) {
-    alignas(64) float rows[kTogether * kNR];
+  if (dense && count > 1 && count <= kChunk && weight.channel_stride != 1 && weight.image_stride != 1) {
+    alignas(64) float rows[kChunk * kNR];
     const auto* const lowest = sign < 0 ? from - (count - 1) : from;
-    const int64_t step = weight.channel_stride == count ? kTogether / count : 1;
+    const int64_t step = weight.channel_stride == count ? kChunk / count : 1;
     for (int64_t first = 0; first < channels; first += step) {
       const int64_t here = least<V>(step, channels - first);
       pack_micro_panel<V, kNR, Source>(lowest + first * weight.channel_stride, weight.image_stride, 1, lanes,
@@ -292,7 +292,7 @@ struct Block {
   bool skips = false;  ///< whether slices leave out taps
   bool finite = true;  ///< whether the weights packed so far are finite
   int64_t slice_count = 0;
-  Slice slices[Stretches::kMost * Stretches::kMost] = {};
+  Slice slices[Stretches::kMaxStretches * Stretches::kMaxStretches] = {};
   Runs runs = {};
 };
 
@@ -335,8 +335,8 @@ void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, 
                     float* waiting) {
   constexpr int kNR = V::kVectors * V::kLanes;
   // A multiple of MR and of a vector's lanes.
-  constexpr int64_t kTogether = 48;
-  alignas(64) float finished[kTogether * kNR];
+  constexpr int64_t kChunk = 48;
+  alignas(64) float finished[kChunk * kNR];
   const int64_t vectors = (lanes + V::kLanes - 1) / V::kLanes;
   const BlockedConvolution& c = block.c;
   const int64_t* source_at = block.scratch.source_at;
@@ -347,8 +347,8 @@ void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, 
       find_runs<V>(c.axes, slice.depths, slice.heights, block.window, block.runs);
     else
       find_runs<V>(c.axes, block.window, block.runs);
-    for (int64_t i = 0; i < slice.pixels; i += kTogether) {
-      const int64_t count = least<V>(kTogether, slice.pixels - i);
+    for (int64_t i = 0; i < slice.pixels; i += kChunk) {
+      const int64_t count = least<V>(kChunk, slice.pixels - i);
       const bool only = first && last;
       float* const sums = only ? finished : waiting;
       for (int64_t row = 0; row < count; row += V::kMR)
@@ -369,14 +369,14 @@ void multiply_block(Block<V>& block, int64_t output, int64_t lanes, bool first, 
 /// True if a panel of `steps` has neither Inf nor NaN in its first `lanes` lanes.
 template <class V>
 bool is_finite(const float* panel, int64_t steps, int64_t lanes) {
-  constexpr int64_t kNR = V::kVectors * V::kLanes, kTogether = 4;
-  typename V::Float zeros[kTogether] = {V::zero(), V::zero(), V::zero(), V::zero()};
+  constexpr int64_t kNR = V::kVectors * V::kLanes, kChunk = 4;
+  typename V::Float zeros[kChunk] = {V::zero(), V::zero(), V::zero(), V::zero()};
   for (int64_t lane = 0; lane < lanes; lane += V::kLanes) {
     const float* const from = panel + lane;
     int64_t k = 0;
-    for (; k + kTogether <= steps; k += kTogether)
+    for (; k + kChunk <= steps; k += kChunk)
 #pragma GCC unroll 4
-      for (int64_t i = 0; i < kTogether; ++i)
+      for (int64_t i = 0; i < kChunk; ++i)
         zeros[i] = V::fma(V::load(from + (k + i) * kNR), V::zero(), zeros[i]);
     for (; k < steps; ++k) zeros[0] = V::fma(V::load(from + k * kNR), V::zero(), zeros[0]);
   }

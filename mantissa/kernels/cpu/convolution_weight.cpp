@@ -213,7 +213,7 @@ bool is_computable(const ConvolutionWeight& c) { return is_within(c, kWeightWind
 void convolution_weight(const ConvolutionWeight& problem, const ConvolutionBuild& build) {
   BlockedConvolutionWeight c{problem};
   TORCH_CHECK(is_computable(c), "convolution_weight: a kernel of ", taps_of(c),
-              " taps reaches over too much of the source for the scratch; ask is_computable() first");
+              " taps reaches over too much of the source for the scratch; check is_computable() first");
   const bool depthwise = is_depthwise(c);
   if (depthwise) {
     make_channels_of_groups(c.source);

@@ -40,11 +40,11 @@ FingerprintKernel& kernel() {
 /// Returns the hash of `count` elements that are `stride` apart.
 uint64_t fingerprint(FingerprintKernel& hash, const float* data, int64_t count, int64_t stride) {
   if (stride == 1) return hash(data, count);
-  constexpr int64_t kTogether = 1024;
-  std::array<float, kTogether> values{};
+  constexpr int64_t kChunk = 1024;
+  std::array<float, kChunk> values{};
   uint64_t result = 0;
-  for (int64_t i = 0; i < count; i += kTogether) {
-    const int64_t here = std::min(kTogether, count - i);
+  for (int64_t i = 0; i < count; i += kChunk) {
+    const int64_t here = std::min(kChunk, count - i);
     for (int64_t k = 0; k < here; ++k) values[static_cast<size_t>(k)] = data[(i + k) * stride];
     result = mixed(result + hash(values.data(), here));
   }

@@ -60,9 +60,9 @@ Gemm transposed(Gemm g) {
 /// Returns the cost of its micro-tiles, in vector multiplications, plus that of results that are not adjacent
 /// along rows.
 int64_t cost_of(const Gemm& g, const GemmBuild& build) {
-  constexpr int64_t kApart = 3;
+  constexpr int64_t kScatteredCost = 3;
   return micro_panels_cost(g.m, g.n, build.mr, build.nr) * g.k * g.terms +
-         (g.out.col_stride == 1 ? 0 : kApart * g.m * g.n);
+         (g.out.col_stride == 1 ? 0 : kScatteredCost * g.m * g.n);
 }
 
 /// Returns `g` or its transpose: the one with few rows, or else the one that costs less.

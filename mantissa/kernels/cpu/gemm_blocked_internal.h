@@ -24,9 +24,10 @@ int64_t packed_depth(int64_t depth) {
 template <class V, int kWidth, class Source, class Step>
 void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int64_t lanes, int64_t depth,
                   float* to, Step step) {
-  constexpr int64_t kMost = kWidth < V::kLanes ? kWidth : V::kLanes, kDeep = int64_t{V::kLanes} * V::kSteps;
+  constexpr int64_t kMaxLanes = kWidth < V::kLanes ? kWidth : V::kLanes,
+                    kDeep = int64_t{V::kLanes} * V::kSteps;
   for (int64_t begin = 0; begin < kWidth && begin < lanes; begin += V::kLanes) {
-    const int64_t here = lanes - begin < kMost ? lanes - begin : kMost;
+    const int64_t here = lanes - begin < kMaxLanes ? lanes - begin : kMaxLanes;
     const typename Source::Storage* const first = from + begin * lane_stride;
     for (int64_t next = 0; next < depth; next += kDeep) {
       // The last vector ends with the micro-panel: writing some steps twice costs less than reading a part of
@@ -35,10 +36,10 @@ void pack_along_k(const typename Source::Storage* from, int64_t lane_stride, int
       const int64_t k = ends ? depth - kDeep : next;
       typename V::Float rows[V::kLanes];
       const int64_t left = depth - k < kDeep ? depth - k : kDeep;
-      if (here == kMost && left == kDeep) {
+      if (here == kMaxLanes && left == kDeep) {
 #pragma GCC unroll 16
         for (int64_t lane = 0; lane < V::kLanes; ++lane)
-          rows[lane] = lane < kMost ? Source::load(first + lane * lane_stride + k) : V::zero();
+          rows[lane] = lane < kMaxLanes ? Source::load(first + lane * lane_stride + k) : V::zero();
       } else {
         for (int64_t lane = 0; lane < V::kLanes; ++lane)
           rows[lane] = lane >= here    ? V::zero()

@@ -35,8 +35,8 @@ void add_narrow_rows(const float* a, const typename Source::Storage* from, int64
 template <class V, class Source>
 void add_rows(const float* a, const typename Source::Storage* from, int64_t k_stride, int64_t depth,
               int64_t cols, float* chains) {
-  constexpr int64_t kTogether = 4;  // rows for each time that the sums are loaded and stored
-  constexpr int64_t kNarrow = 4;    // vectors
+  constexpr int64_t kChunk = 4;   // rows for each time that the sums are loaded and stored
+  constexpr int64_t kNarrow = 4;  // vectors
   const int64_t whole = cols / V::kLanes * V::kLanes;
   int64_t k = 0;
   if (0 < whole && whole <= kNarrow * V::kLanes) {
@@ -48,7 +48,7 @@ void add_rows(const float* a, const typename Source::Storage* from, int64_t k_st
   } else {
     for (int64_t j = 0; j < whole; j += V::kLanes) V::store(chains + j, V::zero());
   }
-  for (; k + kTogether <= depth; k += kTogether) {
+  for (; k + kChunk <= depth; k += kChunk) {
     const auto* const row = from + k * k_stride;
     const auto a0 = V::broadcast(a + k), a1 = V::broadcast(a + k + 1), a2 = V::broadcast(a + k + 2),
                a3 = V::broadcast(a + k + 3);
@@ -108,15 +108,15 @@ void multiply_columns(const float* a, const typename Source::Storage* from, int6
 template <class V, class Source>
 void add_columns(const float* a, const typename Source::Storage* from, int64_t col_stride, int64_t depth,
                  int64_t cols, float* chains) {
-  constexpr int kTogether = 4;
+  constexpr int kChunk = 4;
   for (int64_t j = 0; j < cols; j += V::kLanes) {
     alignas(64) float lanes[V::kLanes * V::kLanes];
     const auto* const first = from + j * col_stride;
     const int64_t here = least<V>(V::kLanes, cols - j);
     int64_t i = 0;
-    for (; i + kTogether <= here; i += kTogether)
-      multiply_columns<V, Source, kTogether>(a, first + i * col_stride, col_stride, depth,
-                                             lanes + i * V::kLanes);
+    for (; i + kChunk <= here; i += kChunk)
+      multiply_columns<V, Source, kChunk>(a, first + i * col_stride, col_stride, depth,
+                                          lanes + i * V::kLanes);
     for (; i < here; ++i)
       multiply_columns<V, Source, 1>(a, first + i * col_stride, col_stride, depth, lanes + i * V::kLanes);
     typename V::Float columns[V::kLanes];

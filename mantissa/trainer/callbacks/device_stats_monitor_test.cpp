@@ -77,7 +77,7 @@ TEST(DeviceStatsMonitor, LogsTheHost) {
   }
 }
 
-TEST(DeviceStatsMonitor, LeavesTheHostOutWhereToldSo) { EXPECT_TRUE(stats(false).empty()); }
+TEST(DeviceStatsMonitor, LeavesTheHostOutIfConfigured) { EXPECT_TRUE(stats(false).empty()); }
 
 TEST(DeviceStatsMonitor, LogsTheAllocatorOfCuda) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();

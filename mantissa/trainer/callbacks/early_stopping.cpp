@@ -15,7 +15,7 @@ namespace mantissa {
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
     : options_(std::move(options)), is_min_(options_.mode == "min") {
   TORCH_CHECK_VALUE(!options_.monitor.empty(), "EarlyStopping: no monitor; name a metric that the task logs");
-  TORCH_CHECK_VALUE(is_min_ || options_.mode == "max", "EarlyStopping: mode '", options_.mode, "' is not one",
+  TORCH_CHECK_VALUE(is_min_ || options_.mode == "max", "EarlyStopping: unknown mode '", options_.mode, "'",
                     did_you_mean(options_.mode, {"min", "max"}), "; choose min or max");
   TORCH_CHECK_VALUE(options_.patience >= 0, "EarlyStopping: patience=", options_.patience,
                     "; give a count of checks");

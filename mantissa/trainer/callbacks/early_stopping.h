@@ -52,7 +52,7 @@ enum class EarlyStoppingReason {
 /// Errors:   c10::ValueError for options out of range, in the constructor; with `strict` also for a `monitor`
 ///           that was not logged.
 /// Source:   docs/callbacks/early-stopping.md.
-/// Example:  early_stopping_test.cpp, EarlyStopping.EndsAfterSoManyChecksWithoutImprovement
+/// Example:  early_stopping_test.cpp, EarlyStopping.EndsAfterNChecksWithoutImprovement
 class EarlyStopping final : public Callback, public Stateful {
  public:
   explicit EarlyStopping(EarlyStoppingOptions options);

@@ -55,7 +55,7 @@ struct Fit {
   }
 };
 
-TEST(EarlyStopping, EndsAfterSoManyChecksWithoutImprovement) {
+TEST(EarlyStopping, EndsAfterNChecksWithoutImprovement) {
   Fit fit{.options = {.monitor = "m"}, .values = {5, 4, 4, 4.5, 4, 3}};
   fit.go();
   EXPECT_EQ(fit.result.epochs, 5);
@@ -116,7 +116,7 @@ TEST(EarlyStopping, ANanIsNamedWithoutItsSign) {
             "EarlyStopping: m is nan; the best was 1");
 }
 
-TEST(EarlyStopping, AMonitorThatWasNotLoggedIsAnErrorUnlessToldOtherwise) {
+TEST(EarlyStopping, AMonitorThatWasNotLoggedIsAnErrorUnlessConfiguredOtherwise) {
   EXPECT_THAT(
       error_of([] { Fit{.options = {.monitor = "val_y"}, .values = {1}}.go(); }),
       HasSubstr("EarlyStopping: the monitor 'val_y' was not logged; logged were m, train_loss, val_x; "
@@ -210,7 +210,7 @@ class EarlyStoppingFiles : public InFolder {
   }
 };
 
-TEST_F(EarlyStoppingFiles, ARunThatGoesOnEndsWhereTheUninterruptedOneDoes) {
+TEST_F(EarlyStoppingFiles, AResumedRunEndsWhereTheUninterruptedOneDoes) {
   Fit whole = fit("whole", 9);
   whole.go();
   ASSERT_EQ(whole.stopping->stopped_epoch(), 6);
@@ -226,7 +226,7 @@ TEST_F(EarlyStoppingFiles, ARunThatGoesOnEndsWhereTheUninterruptedOneDoes) {
   }
 }
 
-TEST_F(EarlyStoppingFiles, ARunThatEndedGoesOnWithMorePatience) {
+TEST_F(EarlyStoppingFiles, AResumedRunContinuesWithMorePatience) {
   fit("ended", 9).go();
   Fit more = fit("more", 9, /*patience=*/4);
   more.go(folder_ / "ended");

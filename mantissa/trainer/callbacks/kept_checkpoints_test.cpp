@@ -196,16 +196,16 @@ TEST_F(KeptCheckpoints, OneThatCouldNotBeWrittenIsNoneOfTheBest) {
              .num_sanity_val_steps = 0,
              .callbacks = {std::make_shared<InTheWay>(folder_ / "4"), checkpoints}})
         .fit(task, train, &val);
-    const std::string told = testing::internal::GetCapturedStderr();
-    EXPECT_THAT(told, HasSubstr("could not be written"));
-    EXPECT_EQ(checkpoints->best_model_path().filename(), "6") << told;
+    const std::string warnings = testing::internal::GetCapturedStderr();
+    EXPECT_THAT(warnings, HasSubstr("could not be written"));
+    EXPECT_EQ(checkpoints->best_model_path().filename(), "6") << warnings;
     EXPECT_EQ(checkpoints->best_model_score(), 0.3);
     EXPECT_THAT(names(), ElementsAre("6")) << "the first one has to go with the next that is whole";
     std::filesystem::remove_all(folder_);
   }
 }
 
-TEST_F(KeptCheckpoints, AnotherRunsCheckpointsInTheFolderAreToldOf) {
+TEST_F(KeptCheckpoints, AnotherRunsCheckpointsInTheFolderAreReported) {
   fit({.dirpath = folder_, .filename = "{epoch}"}, {1, 2});
   testing::internal::CaptureStderr();
   fit({.dirpath = folder_, .filename = "{epoch}"}, {1});
@@ -216,8 +216,8 @@ TEST_F(KeptCheckpoints, AnotherRunsCheckpointsInTheFolderAreToldOf) {
 }
 
 /// Resumes from `from`, and trains to `epochs` in all.
-std::shared_ptr<ModelCheckpoint> go_on(const std::filesystem::path& from, ModelCheckpointOptions options,
-                                       int64_t epochs, std::vector<double> metrics) {
+std::shared_ptr<ModelCheckpoint> resume(const std::filesystem::path& from, ModelCheckpointOptions options,
+                                        int64_t epochs, std::vector<double> metrics) {
   Logs task;
   task.values = std::move(metrics);
   ListLoader train = loader_of({1, 2}), val = loader_of({1});
@@ -227,7 +227,7 @@ std::shared_ptr<ModelCheckpoint> go_on(const std::filesystem::path& from, ModelC
   return checkpoints;
 }
 
-TEST_F(KeptCheckpoints, ARunThatGoesOnElsewhereLeavesWhatItFindsThere) {
+TEST_F(KeptCheckpoints, AResumedRunInAnotherFolderLeavesWhatItFindsThere) {
   const auto in = [&](const char* name) {
     return ModelCheckpointOptions{
         .dirpath = folder_ / name, .filename = "{epoch}", .monitor = "m", .save_top_k = 2};
@@ -235,15 +235,15 @@ TEST_F(KeptCheckpoints, ARunThatGoesOnElsewhereLeavesWhatItFindsThere) {
   fit(in("a"), {0.1});
   fit(in("b"), {0.9, 0.8});
   testing::internal::CaptureStderr();
-  const auto checkpoints = go_on(folder_ / "a" / "0", in("b"), 3, {0.7, 0.6});
-  const std::string told = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(told, HasSubstr("holds 2 checkpoints of another run"));
-  EXPECT_THAT(told, Not(HasSubstr("no longer holds"))) << "a folder of its own is nothing to warn of";
+  const auto checkpoints = resume(folder_ / "a" / "0", in("b"), 3, {0.7, 0.6});
+  const std::string warnings = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(warnings, HasSubstr("holds 2 checkpoints of another run"));
+  EXPECT_THAT(warnings, Not(HasSubstr("no longer holds"))) << "a folder of its own is nothing to warn of";
   EXPECT_THAT(names("b"), UnorderedElementsAre("0", "1", "1-v1", "2"));
   EXPECT_EQ(checkpoints->best_model_score(), 0.6);
   fit(in("c"), {0.9});
   const int64_t written = read_manifest(folder_ / "c" / "0").written_unix_ms;
-  go_on(folder_ / "a" / "0", in("c"), 1, {});
+  resume(folder_ / "a" / "0", in("c"), 1, {});
   EXPECT_THAT(names("c"), UnorderedElementsAre("0", "0-v1"))
       << "nothing to train, and still something to save";
   EXPECT_EQ(read_manifest(folder_ / "c" / "0").written_unix_ms, written);
@@ -260,7 +260,7 @@ struct Breaks final : Callback {
 
 // One keeps the newest checkpoint, the other the best one. The one that saves first saves an older state of
 // the other.
-TEST_F(KeptCheckpoints, ARunWithTwoOfThemResumesFromEitherWithoutAWord) {
+TEST_F(KeptCheckpoints, ARunWithTwoOfThemResumesFromEitherWithoutWarning) {
   for (const bool best_first : {false, true}) {
     for (const char* from : {"newest", "best"}) {
       for (const int64_t breaks_at : {5, 6, 0}) {
@@ -308,24 +308,24 @@ TEST_F(KeptCheckpoints, ABestThatSomebodyRemovedIsWarnedOf) {
   fit(two, {0.1, 0.2, 0.3});
   std::filesystem::remove_all(folder_ / "0");
   testing::internal::CaptureStderr();
-  const auto checkpoints = go_on(folder_, two, 4, {0.4});
+  const auto checkpoints = resume(folder_, two, 4, {0.4});
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("no longer holds this run's '0', so that the best checkpoints are chosen without"));
+              HasSubstr("no longer holds this run's '0'; the best checkpoints are chosen from the rest"));
   EXPECT_EQ(checkpoints->best_model_path().filename(), "1");
 }
 
-TEST_F(KeptCheckpoints, AllAreKeptAlsoWhenTheRunGoesOn) {
+TEST_F(KeptCheckpoints, AResumedRunKeepsAllToo) {
   const ModelCheckpointOptions all{.dirpath = folder_, .filename = "x", .save_top_k = -1};
   fit(all, {3, 2});
-  go_on(folder_, all, 4, {1, 0});
+  resume(folder_, all, 4, {1, 0});
   EXPECT_THAT(names(), UnorderedElementsAre("x", "x-v1", "x-v2", "x-v3"));
 }
 
-TEST_F(KeptCheckpoints, ARunThatGoesOnFromAnOlderOneIsToldOfTheNewerOnes) {
+TEST_F(KeptCheckpoints, AResumedRunReportsNewerCheckpoints) {
   const ModelCheckpointOptions all{.dirpath = folder_, .filename = "{epoch}", .save_top_k = -1};
   fit(all, {3, 2, 1});
   testing::internal::CaptureStderr();
-  go_on(folder_ / "0", all, 2, {5});
+  resume(folder_ / "0", all, 2, {5});
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("holds 2 checkpoints of this run with more than the 2 steps"));
   EXPECT_THAT(names(), UnorderedElementsAre("0", "1", "2"));
@@ -355,9 +355,9 @@ TEST_F(KeptCheckpoints, OneThatCannotBeRemovedIsNoFailedWrite) {
              .num_sanity_val_steps = 0,
              .callbacks = {std::make_shared<Moves>(folder_ / "2"), checkpoints}})
         .fit(task, train, &val);
-    const std::string told = testing::internal::GetCapturedStderr();
-    EXPECT_THAT(told, HasSubstr("an older checkpoint stays for now"));
-    EXPECT_THAT(told, Not(HasSubstr("could not be written")));
+    const std::string warnings = testing::internal::GetCapturedStderr();
+    EXPECT_THAT(warnings, HasSubstr("an older checkpoint could not be removed yet"));
+    EXPECT_THAT(warnings, Not(HasSubstr("could not be written")));
     EXPECT_EQ(checkpoints->best_model_path().filename(), "6");
     EXPECT_EQ(checkpoints->best_model_score(), 0.1);
     EXPECT_EQ(checkpoints->last_model_path().filename(), "6");
@@ -408,7 +408,8 @@ TEST_F(KeptCheckpoints, TwoAveragesAreRefused) {
   Trainer trainer(
       {.device = "cpu",
        .callbacks = {std::make_shared<EMAWeightAveraging>(), std::make_shared<EMAWeightAveraging>()}});
-  EXPECT_THAT(error_of([&] { trainer.fit(task, train); }), HasSubstr("there are two of it"));
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train); }),
+              HasSubstr("the Trainer has two of these callbacks"));
 }
 
 TEST_F(KeptCheckpoints, ASecondFitBeginsAnew) {
@@ -443,7 +444,7 @@ TEST_F(KeptCheckpoints, NamesInAStateThatLeadOutOfTheFolderAreRefused) {
         ModelCheckpointOptions{.dirpath = folder_ / "rest", .filename = "{epoch}"});
     Trainer trainer({.device = "cpu", .max_epochs = 2, .callbacks = {checkpoints}});
     EXPECT_THAT(error_of([&] { trainer.fit(task, train, &val, folder_ / "evil"); }),
-                HasSubstr("'" + name + "' is no name of a checkpoint"));
+                HasSubstr("'" + name + "' is not a checkpoint name"));
     EXPECT_TRUE(std::filesystem::exists(folder_ / "victim" / "manifest.json"));
   }
 }

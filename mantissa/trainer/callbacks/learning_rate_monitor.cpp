@@ -55,7 +55,7 @@ double momentum_of(const StateReader& group) {
 LearningRateMonitor::LearningRateMonitor(LearningRateMonitorOptions options) : options_(std::move(options)) {
   const auto& interval = options_.logging_interval;
   TORCH_CHECK_VALUE(!interval || *interval == "step" || *interval == "epoch",
-                    "LearningRateMonitor: logging_interval '", *interval, "' is not one",
+                    "LearningRateMonitor: unknown logging_interval '", *interval, "'",
                     did_you_mean(*interval, {"step", "epoch"}), "; choose step or epoch, or leave it unset");
 }
 

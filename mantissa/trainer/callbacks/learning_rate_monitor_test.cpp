@@ -23,14 +23,14 @@ using testing::Not;
 /// The lines of a fit with only their "lr-..." columns; steps without such columns are left out.
 std::vector<std::string> rates(OneWeight& task, const LearningRateMonitorOptions& options,
                                TrainerOptions run = {}, std::vector<float> batches = {1, 2, 3}) {
-  const auto told = std::make_shared<Told>();
+  const auto recording = std::make_shared<RecordingLogger>();
   run.device = "cpu";
   run.callbacks.push_back(std::make_shared<LearningRateMonitor>(options));
-  run.loggers = {told};
+  run.loggers = {recording};
   ListLoader train = loader_of(std::move(batches));
   Trainer(run).fit(task, train);
   std::vector<std::string> lines;
-  for (const std::string& line : told->lines) {
+  for (const std::string& line : recording->lines) {
     std::string kept;
     for (size_t at = line.find(" lr-"); at != std::string::npos; at = line.find(" lr-", at + 1))
       kept += line.substr(at, line.find(' ', at + 1) - at);
@@ -130,7 +130,7 @@ TEST(LearningRateMonitor, MomentumAndWeightDecay) {
 
 TEST(LearningRateMonitor, WantsALoggerAndAnInterval) {
   EXPECT_THAT(error_of([] { LearningRateMonitor callback({.logging_interval = "batch"}); }),
-              HasSubstr("logging_interval 'batch' is not one"));
+              HasSubstr("unknown logging_interval 'batch'"));
   OneWeight task;
   ListLoader train = loader_of({1});
   const auto monitor = std::make_shared<LearningRateMonitor>();
@@ -142,7 +142,7 @@ TEST(LearningRateMonitor, WantsALoggerAndAnInterval) {
 
 class LearningRateMonitorFiles : public InFolder {};
 
-TEST_F(LearningRateMonitorFiles, ARunThatGoesOnLogsNothingTwice) {
+TEST_F(LearningRateMonitorFiles, AResumedRunLogsNothingTwice) {
   const auto run = [&](const std::string& log, const std::string& checkpoints, float throws_at,
                        bool resumes) {
     Scheduled task(OptimizerConfig::Interval::kEpoch);

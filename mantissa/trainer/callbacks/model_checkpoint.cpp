@@ -83,16 +83,15 @@ std::optional<StateDict> state_of_run(const std::filesystem::path& checkpoint, c
 /// folder.
 const std::string& checked_name(const StateReader& name_reader, const std::string& name) {
   if (name.find('/') != std::string::npos || name.starts_with("."))
-    name_reader.fail("'" + name + "' is no name of a checkpoint");
+    name_reader.fail("'" + name + "' is not a checkpoint name");
   return name;
 }
 
 }  // namespace
 
 ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std::move(options)) {
-  TORCH_CHECK_VALUE(options_.mode == "min" || options_.mode == "max", "ModelCheckpoint: mode '",
-                    options_.mode, "' is not one", did_you_mean(options_.mode, {"min", "max"}),
-                    "; choose min or max");
+  TORCH_CHECK_VALUE(options_.mode == "min" || options_.mode == "max", "ModelCheckpoint: unknown mode '",
+                    options_.mode, "'", did_you_mean(options_.mode, {"min", "max"}), "; choose min or max");
   TORCH_CHECK_VALUE(options_.save_top_k >= -1, "ModelCheckpoint: save_top_k=", options_.save_top_k,
                     "; give a count, or -1 to keep all");
   TORCH_CHECK_VALUE(options_.every_n_epochs >= 0 && options_.every_n_train_steps >= 0,
@@ -110,7 +109,7 @@ ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std:
       });
   TORCH_CHECK_VALUE(!example.empty() && example.find('/') == std::string::npos && example.front() != '.',
                     "ModelCheckpoint: filename '", options_.filename,
-                    "' is no name of a folder; leave out slashes and a leading dot, and set dirpath");
+                    "' is not a folder name; leave out slashes and a leading dot, and set dirpath");
   constexpr size_t kLongest = 180;  // of 255 bytes, less those of temporary names and larger numbers
   TORCH_CHECK_VALUE(example.size() <= kLongest, "ModelCheckpoint: filename '", options_.filename,
                     "' gives names of ", example.size(), " bytes; leave it at ", kLongest);
@@ -133,8 +132,8 @@ void ModelCheckpoint::on_fit_start(Trainer& trainer, const FitPlan& plan) {
   lost_.clear();
   std::error_code error;
   std::filesystem::create_directories(dirpath_, error);
-  TORCH_CHECK(!error, "ModelCheckpoint: cannot make the folder '", dirpath_.string(), "': ", error.message(),
-              "; choose another dirpath");
+  TORCH_CHECK(!error, "ModelCheckpoint: cannot create the folder '", dirpath_.string(),
+              "': ", error.message(), "; choose another dirpath");
   lock_ = std::make_unique<FolderLock>(dirpath_);
   folder_ = std::make_unique<HeldFolder>(dirpath_);
   remove_leftovers(dirpath_);
@@ -149,13 +148,13 @@ void ModelCheckpoint::on_fit_start(Trainer& trainer, const FitPlan& plan) {
 
 void ModelCheckpoint::on_train_start(Trainer& trainer) {
   if (!lock_) return;
-  take_stock(trainer);
+  reconcile_with_folder(trainer);
   is_training_ = true;
 }
 
 /// Loads the state from this callback's own checkpoint of `steps`, if there is one. A run may resume from the
 /// checkpoint of another ModelCheckpoint, which saves before this one and so holds an older state of it.
-void ModelCheckpoint::learn_from_own_checkpoint(int64_t steps) {
+void ModelCheckpoint::load_newer_own_state(int64_t steps) {
   const std::string last = state_.last_path.filename().string();
   for (const CheckpointEntry& entry : list_checkpoints(dirpath_)) {
     if (entry.step != steps || !entry.problem.empty()) continue;
@@ -168,9 +167,9 @@ void ModelCheckpoint::learn_from_own_checkpoint(int64_t steps) {
 
 /// Compares the state with the contents of the folder, where another run's checkpoints may have the same
 /// names.
-void ModelCheckpoint::take_stock(const Trainer& trainer) {
+void ModelCheckpoint::reconcile_with_folder(const Trainer& trainer) {
   const FitProgress now = trainer.resumes_at();
-  learn_from_own_checkpoint(now.steps);
+  load_newer_own_state(now.steps);
   std::set<std::string> mine;
   int64_t of_others = 0, later = 0;
   bool resumes_from_here = false;
@@ -215,19 +214,20 @@ void ModelCheckpoint::take_stock(const Trainer& trainer) {
   // resumed from the folder of another ModelCheckpoint, this one may have saved since.
   if (!gone.empty() && !mine.empty() && later == 0) {
     TORCH_WARN(folder, "no longer holds this run's ", gone,
-               ", so that the best checkpoints are chosen without; move what is missing back before the run "
-               "resumes");
+               "; the best checkpoints are chosen from the rest. To include what is missing, move it back "
+               "before resuming");
   }
   if (of_others > 0) {
     TORCH_WARN(
         folder, "holds ", of_others, of_others == 1 ? " checkpoint" : " checkpoints",
-        " of another run, and a run that resumes from the newest there may take one of them; give this run "
-        "a folder of its own, or resume that one (ckpt_path)");
+        " of another run, and resuming from the newest one there may pick that run's; give this run its own "
+        "folder, or resume that run (ckpt_path)");
   }
   if (later > 0 && resumes_from_here) {
     TORCH_WARN(folder, "holds ", later, later == 1 ? " checkpoint" : " checkpoints",
                " of this run with more than the ", now.steps,
-               " steps from which it resumes; until it has taken as many, the newest there is one of them");
+               " steps from which it resumes; until it has taken as many again, the newest checkpoint there "
+               "is from before the resume");
   }
 }
 
@@ -281,11 +281,11 @@ void ModelCheckpoint::on_exception(Trainer& trainer, const std::exception_ptr& /
 void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
   writer_.reset();  // waits for everything that was posted
   is_training_ = false;
-  if (outcome_) take_back_failures();
+  if (outcome_) undo_failed_writes();
   for (const std::string& name : std::exchange(state_.to_remove, {})) {
     const std::string failure = failure_of([&] { remove_checkpoint(dirpath_ / name); });
     if (!failure.empty()) {
-      TORCH_WARN("ModelCheckpoint: an older checkpoint stays: ", failure);
+      TORCH_WARN("ModelCheckpoint: an older checkpoint could not be removed: ", failure);
     }
   }
   lock_.reset();
@@ -298,7 +298,7 @@ void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
 void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
   if (!lock_) return;             // fast_dev_run
   if (writer_) writer_->flush();  // avoids two copies, and makes failures known
-  take_back_failures();
+  undo_failed_writes();
   if (folder_->is_lost()) take_another_folder();
   const FitProgress progress = trainer.resumes_at();
   const std::array<int64_t, 3> now{progress.steps, progress.epoch, progress.batches};
@@ -318,7 +318,7 @@ void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
     state_ = before;
     throw;
   }
-  end_if_folder_was_lost();
+  fail_if_folder_was_lost();
 }
 
 /// A run must not train for hours without a checkpoint that can be found. If no folder can be created, the
@@ -347,7 +347,7 @@ void ModelCheckpoint::take_another_folder() {
   note_best();
 }
 
-void ModelCheckpoint::end_if_folder_was_lost() {
+void ModelCheckpoint::fail_if_folder_was_lost() {
   if (lost_.empty()) return;
   if (writer_) writer_->flush();
   {
@@ -355,10 +355,9 @@ void ModelCheckpoint::end_if_folder_was_lost() {
     if (!outcome_->failure.empty()) return;  // no room here either; a later attempt may succeed
   }
   const std::filesystem::path lost = std::exchange(lost_, {});
-  TORCH_CHECK(
-      false, "ModelCheckpoint: the folder '", lost.string(),
-      "' was removed, moved or replaced while the run was under way, and the run ends; resume it from '",
-      state_.last_path.string(), "', where all of it is saved");
+  TORCH_CHECK(false, "ModelCheckpoint: the folder '", lost.string(),
+              "' was removed, moved or replaced during the run, so the run ends; resume from '",
+              state_.last_path.string(), "', which has the run's full state");
 }
 
 /// Ranks the newest checkpoint instead of writing one now, from which a run would resume less exactly.
@@ -402,26 +401,25 @@ void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
       save_checkpoint(dirpath / write.name, checkpoint);
     });
     // Older checkpoints are removed only now that the new one is complete.
-    std::map<std::string, std::string> stayed;
+    std::map<std::string, std::string> not_removed;
     if (failure.empty())
       for (const std::string& other : write.dropped) {
         const std::string reason = failure_of([&] { remove_checkpoint(dirpath / other); });
-        if (!reason.empty()) stayed.emplace(other, reason);
+        if (!reason.empty()) not_removed.emplace(other, reason);
       }
     const std::lock_guard lock(outcome->mutex);
     const bool failed_before = !std::exchange(outcome->failure, failure).empty();
-    for (const auto& [other, reason] : stayed) {
-      outcome->stayed.insert(other);
-      if (!outcome->told_of.insert(other).second) continue;
-      TORCH_WARN("ModelCheckpoint: an older checkpoint stays for now: ", reason);
+    for (const auto& [other, reason] : not_removed) {
+      outcome->not_removed.insert(other);
+      if (!outcome->reported.insert(other).second) continue;
+      TORCH_WARN("ModelCheckpoint: an older checkpoint could not be removed yet: ", reason);
     }
     if (failure.empty()) return;
     outcome->failed.push_back(write);
     if (failed_before) return;  // a full disk is one fault, however many checkpoints fail
     TORCH_WARN(
-        "ModelCheckpoint: a checkpoint could not be written, and training continues without it. The next "
-        "ones "
-        "are tried, and are reported only after one was written: ",
+        "ModelCheckpoint: a checkpoint could not be written, and training continues without it. Later "
+        "checkpoints are still attempted; another failure is reported only after a successful write: ",
         failure);
   };
   if (writer_) {
@@ -433,12 +431,12 @@ void ModelCheckpoint::write(Trainer& trainer, std::optional<double> score,
 }
 
 /// Removes checkpoints that could not be written from the best ones; those that they replaced still exist.
-void ModelCheckpoint::take_back_failures() {
+void ModelCheckpoint::undo_failed_writes() {
   std::vector<Write> failed;
   {
     const std::lock_guard lock(outcome_->mutex);
     failed = std::exchange(outcome_->failed, {});
-    state_.to_remove.merge(std::exchange(outcome_->stayed, {}));
+    state_.to_remove.merge(std::exchange(outcome_->not_removed, {}));
   }
   for (auto write = failed.rbegin(); write != failed.rend(); ++write) {
     state_.best.erase(write->name);
@@ -550,7 +548,7 @@ StateDict ModelCheckpoint::state_dict() const {
           {"order", state_.order}};
 }
 
-// take_stock() finds out which of them still exist.
+// reconcile_with_folder() finds out which of them still exist.
 void ModelCheckpoint::load_state_dict(const StateReader& state) {
   std::map<std::string, Kept> best;
   const StateReader saved = state.at("best");

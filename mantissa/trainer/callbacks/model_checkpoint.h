@@ -112,7 +112,7 @@ class ModelCheckpoint final : public Callback, public Stateful {
     std::mutex mutex;
     std::string failure;  ///< why the last write failed, or empty
     std::vector<Write> failed;
-    std::set<std::string> stayed, told_of;  ///< older checkpoints that could not be removed
+    std::set<std::string> not_removed, reported;  ///< older checkpoints that could not be removed
   };
   /// The state of one fit.
   struct State {
@@ -135,11 +135,11 @@ class ModelCheckpoint final : public Callback, public Stateful {
   void save(Trainer& trainer, std::optional<double> score);
   void write(Trainer& trainer, std::optional<double> score, const std::array<int64_t, 3>& now);
   void rank_last(double score);
-  void learn_from_own_checkpoint(int64_t steps);
-  void take_stock(const Trainer& trainer);
-  void take_back_failures();
+  void load_newer_own_state(int64_t steps);
+  void reconcile_with_folder(const Trainer& trainer);
+  void undo_failed_writes();
   void take_another_folder();
-  void end_if_folder_was_lost();
+  void fail_if_folder_was_lost();
   std::string name_for(const Trainer& trainer, std::optional<double> score);
   std::string name_of(const Trainer& trainer) const;
   /// Adds the checkpoint to the best ones, and those that it displaces to `write`.

@@ -155,7 +155,7 @@ TEST_P(EveryMode, AResumedRunIsTheUninterruptedOneWhateverTheWorkers) {
   }
 }
 
-TEST_P(EveryMode, ARunThatDiedGoesOnFromItsNewestCheckpoint) {
+TEST_P(EveryMode, AResumedRunContinuesFromItsNewestCheckpoint) {
   const std::string mode = GetParam();
   run({.precision = mode, .folder = folder_ / "whole"});
   EXPECT_THROW(run({.precision = mode,
@@ -185,7 +185,7 @@ std::string test_name(const testing::TestParamInfo<std::string>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Modes, EveryMode, testing::ValuesIn(mode_names()), test_name);
 
-TEST_F(ModelCheckpointFiles, ADamagedNewestCheckpointIsToldOfAndTheOneBeforeTaken) {
+TEST_F(ModelCheckpointFiles, ADamagedNewestCheckpointIsReportedAndTheOneBeforeTaken) {
   run({.folder = folder_ / "whole", .every_n_train_steps = 1});
   run({.folder = folder_ / "half", .max_steps = 5, .every_n_train_steps = 1});
   std::filesystem::resize_file(folder_ / "half" / names("half").front() / "weights.safetensors", 20);
@@ -201,13 +201,14 @@ TEST_F(ModelCheckpointFiles, AnotherPrecisionTakesTheCheckpointAndSaysWhatIsLost
   run({.precision = "16-mixed", .folder = folder_ / "half", .max_steps = 5});
   testing::internal::CaptureStderr();
   run({.precision = "bf16-true", .folder = folder_ / "rest", .from = folder_ / "half"});
-  const std::string told = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(told, HasSubstr("rounded from Float to BFloat16"));
-  EXPECT_THAT(told, HasSubstr("of 16-mixed in bf16-true: its loss scale is dropped"));
+  const std::string warnings = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(warnings, HasSubstr("rounded from Float to BFloat16"));
+  EXPECT_THAT(warnings, HasSubstr("of 16-mixed in bf16-true: its loss scale is dropped"));
   EXPECT_EQ(names("rest").front(), "epoch=2-step=9");
   testing::internal::CaptureStderr();
   run({.precision = "16-mixed", .folder = folder_ / "again", .max_epochs = 4, .from = folder_ / "rest"});
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("it has no loss scale, which begins anew"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("it has no loss scale, so the scale starts at its initial value"));
 }
 
 TEST_F(ModelCheckpointFiles, MasterWeightsAreTheWeightsOfAModeWithoutThem) {
@@ -236,7 +237,7 @@ TEST_F(ModelCheckpointFiles, MasterWeightsAreTheWeightsOfAModeWithoutThem) {
   EXPECT_GT(finer, 0) << "the master weights were no better than the weights";
 }
 
-TEST_F(ModelCheckpointFiles, WhatACheckpointLacksBeginsAnewAndIsTold) {
+TEST_F(ModelCheckpointFiles, WhatACheckpointLacksStartsAnewAndIsReported) {
   run({.folder = folder_ / "whole", .max_steps = 4});
   const std::filesystem::path saved = folder_ / "whole" / names("whole").front();
   Checkpoint checkpoint = load_checkpoint(saved);
@@ -246,8 +247,8 @@ TEST_F(ModelCheckpointFiles, WhatACheckpointLacksBeginsAnewAndIsTold) {
   testing::internal::CaptureStderr();
   run({.folder = folder_ / "rest", .from = folder_ / "foreign"});
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              AllOf(HasSubstr("nothing for the callback mantissa::EMAWeightAveraging, which begins anew"),
-                    HasSubstr("nothing for the random numbers, which begins anew")));
+              AllOf(HasSubstr("no state for the callback mantissa::EMAWeightAveraging, which starts anew"),
+                    HasSubstr("no state for the sequence of random numbers, which starts anew")));
 }
 
 TEST_F(ModelCheckpointFiles, TwoRunsInOneFolderAreOneTooMany) {
@@ -368,7 +369,7 @@ TEST_F(ModelCheckpointFiles, ALostFolderEndsTheRunWhichIsSavedElsewhere) {
         EXPECT_EQ(checkpoints->rescued_dirpath(), folder_ / place / "checkpoints");
         EXPECT_THAT(error,
                     AllOf(HasSubstr((run / "checkpoints").string() + "' was removed, moved or replaced"),
-                          HasSubstr("resume it from '" + checkpoints->last_model_path().string())));
+                          HasSubstr("resume from '" + checkpoints->last_model_path().string())));
         EXPECT_EQ(checkpoints->last_model_path(), folder_ / place / "checkpoints" / std::to_string(steps));
         if (place != "run") {
           EXPECT_TRUE(std::filesystem::is_empty(run / "checkpoints"));
@@ -430,7 +431,7 @@ TEST_F(ModelCheckpointFiles, ResumingNothingOrSomethingElseSaysSo) {
   run({.folder = folder_ / "net", .max_steps = 1});
   EXPECT_THAT(error_of([&] { trainer.fit(task, train, nullptr, folder_ / "net"); }),
               HasSubstr("does not fit the module"));
-  EXPECT_THAT(error_of([&] { trainer.checkpoint(); }), HasSubstr("no fit is going on"));
+  EXPECT_THAT(error_of([&] { trainer.checkpoint(); }), HasSubstr("no fit is running"));
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ PrecisionReport::Shares shares(const Seen& seen) {
 
 }  // namespace
 
-struct PrecisionMonitor::Look {
+struct PrecisionMonitor::Measurement {
   int64_t global_step = 0;
   at::Tensor skipped_steps;                ///< 0-dim
   at::Tensor scale;                        ///< 0-dim; undefined where the mode does not scale
@@ -107,7 +107,7 @@ bool PrecisionMonitor::is_due(const Trainer& trainer) const {
 void PrecisionMonitor::on_before_optimizer_step(Trainer& trainer, torch::optim::Optimizer& optimizer) {
   if (!is_due(trainer)) return;
   const at::NoGradGuard no_grad;
-  if (!now_) now_ = std::make_unique<Look>();
+  if (!now_) now_ = std::make_unique<Measurement>();
   const Precision& precision = trainer.precision();
   now_->scale = precision.loss_scale();
   const bool is_scaled = precision.are_gradients_scaled(optimizer);

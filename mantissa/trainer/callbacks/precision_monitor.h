@@ -81,15 +81,15 @@ class PrecisionMonitor final : public Callback, public Stateful {
   void load_state_dict(const StateReader& state) override;
 
  private:
-  struct Look;
+  struct Measurement;
 
   bool is_due(const Trainer& trainer) const;
   void log(Trainer& trainer) const;
 
   PrecisionMonitorOptions options_;
-  std::unique_ptr<Look> now_;   ///< of the current batch
-  std::unique_ptr<Look> last_;  ///< of the last examined batch
-  at::Tensor skipped_before_;   ///< 0-dim
+  std::unique_ptr<Measurement> now_;   ///< of the current batch
+  std::unique_ptr<Measurement> last_;  ///< of the last examined batch
+  at::Tensor skipped_before_;          ///< 0-dim
 };
 
 }  // namespace mantissa

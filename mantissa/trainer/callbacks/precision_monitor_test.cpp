@@ -216,19 +216,19 @@ TEST(PrecisionMonitor, ParametersOutsideTheModuleAndComplexOnes) {
 }
 
 TEST(PrecisionMonitor, LogsAtItsIntervalAndSaysNothingBetween) {
-  const auto told = std::make_shared<Told>();
+  const auto recording = std::make_shared<RecordingLogger>();
   Fit fit{.precision = "16-mixed",
           .precision_options = scale_of(4),
           .batches = {{0, 1, 0, 0}, {kInf, 0, 0, 0}, {NAN, 0, 0, 0}, {0, 3, 4, 0}, {1, 0, 0, 0}},
           .options = {.every_n_steps = 2},
-          .run = {.loggers = {told}, .log_every_n_steps = 0}};
+          .run = {.loggers = {recording}, .log_every_n_steps = 0}};
   EXPECT_EQ(fit.report().global_step, 4);
-  ASSERT_EQ(told->lines.size(), 4U) << "the epoch's row and the status are the last";
-  EXPECT_EQ(told->lines[0],
+  ASSERT_EQ(recording->lines.size(), 4U) << "the epoch's row and the status are the last";
+  EXPECT_EQ(recording->lines[0],
             "2: epoch=0 precision/grad_norm=inf precision/overflow/w=0.25 precision/overflow_total=0.25 "
             "precision/scale=4 precision/skipped_steps=1 precision/underflow/w=0.75 "
             "precision/underflow_total=0.75 precision/zero/w=0.75 precision/zero_total=0.75 skipped_steps=1");
-  EXPECT_EQ(told->lines[1],
+  EXPECT_EQ(recording->lines[1],
             "4: epoch=0 precision/grad_norm=5 precision/overflow/w=0 precision/overflow_total=0 "
             "precision/scale=2 precision/skipped_steps=1 precision/underflow/w=0.5 "
             "precision/underflow_total=0.5 precision/zero/w=0.5 precision/zero_total=0.5 skipped_steps=2")
@@ -236,12 +236,12 @@ TEST(PrecisionMonitor, LogsAtItsIntervalAndSaysNothingBetween) {
 }
 
 TEST(PrecisionMonitor, WithoutAnIntervalInTheTrainersRows) {
-  const auto told = std::make_shared<Told>();
+  const auto recording = std::make_shared<RecordingLogger>();
   Fit fit{.batches = {{1, 0, 0, 0}, {2, 0, 0, 0}, {3, 0, 0, 0}},
           .options = {.per_parameter = false},
-          .run = {.loggers = {told}, .log_every_n_steps = 2}};
+          .run = {.loggers = {recording}, .log_every_n_steps = 2}};
   EXPECT_EQ(fit.report().global_step, 2);
-  EXPECT_THAT(told->lines[0],
+  EXPECT_THAT(recording->lines[0],
               testing::StartsWith("2: epoch=0 precision/grad_norm=2 precision/overflow_total=0 "
                                   "precision/skipped_steps=0 precision/underflow_total=0.75 "
                                   "precision/zero_total=0.75 skipped_steps=0 train_loss_step="));
@@ -264,12 +264,12 @@ TEST(PrecisionMonitor, SeveralOptimizersOfOneBackwardPass) {
       return {};
     }
   } task;
-  const auto told = std::make_shared<Told>();
+  const auto recording = std::make_shared<RecordingLogger>();
   Fit fit{.precision = "16-mixed",
           .precision_options = scale_of(4),
           .batches = {{kInf, 0, 0, 0}, {0, 2, 0, 0}, {1, 1, 1, 1}},
           .options = {.every_n_steps = 2},
-          .run = {.loggers = {told}, .log_every_n_steps = 0}};
+          .run = {.loggers = {recording}, .log_every_n_steps = 0}};
   const PrecisionReport report = fit.report(task);
   EXPECT_EQ(report.global_step, 4) << "of both, after the second batch";
   EXPECT_EQ(report.scale, 2) << "which has moved once, after the first";
@@ -279,7 +279,7 @@ TEST(PrecisionMonitor, SeveralOptimizersOfOneBackwardPass) {
   EXPECT_THAT(report.gradients,
               ElementsAre(Pair("unused", SharesAre(0, 0, 0)), Pair("w", SharesAre(0.75, 0.75, 0))));
   EXPECT_THAT(report.total, SharesAre(0.5, 0.5, 0));
-  EXPECT_THAT(told->lines, Contains(HasSubstr("precision/grad_norm/0=2 precision/grad_norm/1=4.24")));
+  EXPECT_THAT(recording->lines, Contains(HasSubstr("precision/grad_norm/0=2 precision/grad_norm/1=4.24")));
 }
 
 TEST(PrecisionMonitor, AThrowInTheMiddleLeavesNothingForTheNextFit) {
@@ -317,7 +317,7 @@ TEST(PrecisionMonitor, RefusesAnIntervalBelowOne) {
 
 class PrecisionMonitorFiles : public InFolder {};
 
-TEST_F(PrecisionMonitorFiles, ARunThatGoesOnCountsItsSkippedStepsOn) {
+TEST_F(PrecisionMonitorFiles, AResumedRunContinuesItsCountOfSkippedSteps) {
   const auto fit = [&](int64_t max_steps, const std::string& to, const std::filesystem::path& from) {
     GradientsAreTheBatch task;
     Fit fit{.precision = "16-mixed",

@@ -15,8 +15,8 @@ Timer::Timer(TimerOptions options) : options_(std::move(options)) {
   TORCH_CHECK_VALUE(!options_.duration || options_.duration->count() > 0,
                     "Timer: duration=", options_.duration ? options_.duration->count() : 0,
                     " ms; give more than 0, or leave it unset");
-  TORCH_CHECK_VALUE(options_.interval == "step" || options_.interval == "epoch", "Timer: interval '",
-                    options_.interval, "' is not one", did_you_mean(options_.interval, {"step", "epoch"}),
+  TORCH_CHECK_VALUE(options_.interval == "step" || options_.interval == "epoch", "Timer: unknown interval '",
+                    options_.interval, "'", did_you_mean(options_.interval, {"step", "epoch"}),
                     "; choose step or epoch");
 }
 
@@ -32,22 +32,22 @@ std::optional<Timer::Seconds> Timer::time_remaining(Stage stage) const {
 
 void Timer::on_fit_start(Trainer& /*trainer*/, const FitPlan& /*plan*/) {
   watch(Stage::kFit) = {};
-  told_ = false;
+  has_reported_ = false;
 }
 
 // Checks at any interval: the run that this one resumes may have used all of its time.
 void Timer::on_train_start(Trainer& trainer) {
   begin(Stage::kFit);
-  look(trainer);
+  check_time(trainer);
 }
 
 void Timer::on_train_batch_end(Trainer& trainer, const TrainBatch& /*batch*/) {
-  if (options_.interval == "step") look(trainer);
+  if (options_.interval == "step") check_time(trainer);
 }
 
 void Timer::on_epoch_end(Trainer& trainer, int64_t /*epoch*/, int64_t /*global_step*/,
                          const Metrics& /*metrics*/) {
-  if (options_.interval == "epoch") look(trainer);
+  if (options_.interval == "epoch") check_time(trainer);
 }
 
 void Timer::on_train_end(Trainer& /*trainer*/) { end(Stage::kFit); }
@@ -73,17 +73,17 @@ void Timer::end(Stage stage) {
   watch(stage).runs = false;
 }
 
-void Timer::look(Trainer& trainer) {
+void Timer::check_time(Trainer& trainer) {
   if (!options_.duration || time_elapsed() < *options_.duration) return;
   const std::string why = fmt::format("Timer: the time limit of {:.3f} s is reached, after {:.3f} s",
                                       Seconds(*options_.duration).count(), time_elapsed().count());
   trainer.stop(why);
-  if (options_.verbose && !std::exchange(told_, true)) std::fputs((why + "\n").c_str(), stderr);
+  if (options_.verbose && !std::exchange(has_reported_, true)) std::fputs((why + "\n").c_str(), stderr);
 }
 
 void Timer::load_state_dict(const StateReader& state) {
-  constexpr double kMost = 1e12;  // thirty thousand years
-  watch(Stage::kFit).total = Seconds(state.at("time_elapsed").to_double(0, kMost));
+  constexpr double kMaxSeconds = 1e12;  // thirty thousand years
+  watch(Stage::kFit).total = Seconds(state.at("time_elapsed").to_double(0, kMaxSeconds));
 }
 
 }  // namespace mantissa

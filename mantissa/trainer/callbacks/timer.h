@@ -73,11 +73,11 @@ class Timer final : public Callback, public Stateful {
   const Watch& watch(Stage stage) const { return watches_.at(static_cast<size_t>(stage)); }
   void begin(Stage stage);
   void end(Stage stage);
-  void look(Trainer& trainer);
+  void check_time(Trainer& trainer);
 
   TimerOptions options_;
   std::array<Watch, 4> watches_;  ///< by Stage
-  bool told_ = false;
+  bool has_reported_ = false;
 };
 
 }  // namespace mantissa

@@ -47,14 +47,14 @@ TEST(Timer, EndsTrainingWhenItsTimeIsUp) {
   const auto timer = std::make_shared<Timer>(TimerOptions{.duration = kBatch, .verbose = true});
   testing::internal::CaptureStderr();
   const FitResult result = fit(timer, {.max_epochs = 9, .min_steps = 3});
-  const std::string told = testing::internal::GetCapturedStderr();
+  const std::string output = testing::internal::GetCapturedStderr();
   EXPECT_EQ(result.steps, 3) << "the time is up after one, and min_steps goes before";
   EXPECT_THAT(result.stopped_by, HasSubstr("Timer: the time limit of 0.020 s is reached, after 0."));
-  EXPECT_EQ(told, result.stopped_by + "\n") << "once";
+  EXPECT_EQ(output, result.stopped_by + "\n") << "once";
   EXPECT_LE(timer->time_remaining()->count(), 0);
 }
 
-TEST(Timer, LooksWhereAnEpochEndsIfToldSo) {
+TEST(Timer, ChecksWhereAnEpochEndsIfConfigured) {
   const auto timer =
       std::make_shared<Timer>(TimerOptions{.duration = kBatch, .interval = "epoch", .verbose = false});
   testing::internal::CaptureStderr();
@@ -97,12 +97,12 @@ TEST(Timer, StopsWhereAnExceptionEndsTheRun) {
 
 TEST(Timer, RefusesOptionsOutOfRange) {
   EXPECT_THAT(error_of([] { Timer timer({.duration = milliseconds(0)}); }), HasSubstr("duration=0 ms"));
-  EXPECT_THAT(error_of([] { Timer timer({.interval = "batch"}); }), HasSubstr("interval 'batch' is not one"));
+  EXPECT_THAT(error_of([] { Timer timer({.interval = "batch"}); }), HasSubstr("unknown interval 'batch'"));
 }
 
 class TimerFiles : public InFolder {};
 
-TEST_F(TimerFiles, ARunThatGoesOnCountsTheTimeBefore) {
+TEST_F(TimerFiles, AResumedRunCountsTheTimeBefore) {
   const auto checkpoints = [&] {
     return std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / "run"});
   };

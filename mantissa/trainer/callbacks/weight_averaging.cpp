@@ -31,8 +31,8 @@ void EMAWeightAveraging::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/)
   for (const auto& callback : trainer.options().callbacks)
     TORCH_CHECK_VALUE(
         callback.get() == this || !dynamic_cast<const EMAWeightAveraging*>(callback.get()),
-        "EMAWeightAveraging: there are two of it, and only one can put its average in the weights' "
-        "place; leave one out, or average with Ema in a callback of your own");
+        "EMAWeightAveraging: the Trainer has two of these callbacks, and only one can replace the weights by "
+        "its average; leave one out, or average with Ema in a callback of your own");
   averaged_.reset();
   ema_.emplace(*trainer.module(), options_.ema);
   fitting_ = true;
@@ -85,7 +85,7 @@ StateDict EMAWeightAveraging::state_dict() const { return ema_ ? ema_->state_dic
 
 void EMAWeightAveraging::load_state_dict(const StateReader& state) {
   TORCH_CHECK(ema_,
-              "EMAWeightAveraging::load_state_dict: it averages nothing yet; call it after on_fit_start()");
+              "EMAWeightAveraging::load_state_dict: there is no average yet; call it after on_fit_start()");
   if (state.size() > 0) ema_->load_state_dict(state);
 }
 

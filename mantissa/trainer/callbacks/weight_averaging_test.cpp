@@ -72,7 +72,7 @@ TEST(EMAWeightAveraging, ValidationSeesTheAverage) {
   EXPECT_EQ(average->average()->num_updates(), 6);
 }
 
-TEST(EMAWeightAveraging, BeginsAndRestsAsTold) {
+TEST(EMAWeightAveraging, BeginsAndRestsAsConfigured) {
   OneWeight task;
   const auto average = std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{
       .ema = {.decay = 0.5}, .update_every_n_steps = 2, .update_starting_at_step = 4});

@@ -44,7 +44,7 @@ BackgroundLogger::~BackgroundLogger() {
   } catch (const std::exception& error) {
     TORCH_WARN("the ", name_, " logger has lost rows: ", message_of(error));
   } catch (...) {  // a user's LogWriter may throw anything
-    TORCH_WARN("the ", name_, " logger has lost rows: an exception that is no std::exception");
+    TORCH_WARN("the ", name_, " logger has lost rows: an exception that is not a std::exception");
   }
 }
 
@@ -55,7 +55,7 @@ void BackgroundLogger::log_metrics(MetricValues metrics, int64_t step) {
   {
     std::unique_lock lock(queue_mutex_);
     room_.wait(lock, [&] { return queue_.size() < options_.queue_rows || failed_; });
-    if (takes_nothing()) return;
+    if (throw_or_failed()) return;
     queue_.push_back({std::move(metrics), step, time});
     if (rows_) ++*rows_;
     queued = queue_.size();
@@ -78,14 +78,14 @@ std::optional<int64_t> BackgroundLogger::rows() const {
   return rows_;
 }
 
-void BackgroundLogger::resume_from(int64_t step) { void_rows(step, std::nullopt); }
+void BackgroundLogger::resume_from(int64_t step) { discard_rows(step, std::nullopt); }
 
 void BackgroundLogger::resume_from(int64_t step, int64_t rows) {
-  TORCH_CHECK_VALUE(rows >= 0, "resume_from: rows=", rows, "; give what rows() said, or leave it out");
-  void_rows(step, rows);
+  TORCH_CHECK_VALUE(rows >= 0, "resume_from: rows=", rows, "; give a value from rows(), or omit it");
+  discard_rows(step, rows);
 }
 
-void BackgroundLogger::void_rows(int64_t step, std::optional<int64_t> rows) {
+void BackgroundLogger::discard_rows(int64_t step, std::optional<int64_t> rows) {
   after_queued([&](LogWriter& writer) {
     writer.resume_from(step, rows, now());
     const std::scoped_lock lock(queue_mutex_);
@@ -142,7 +142,7 @@ void BackgroundLogger::after_queued(const std::function<void(LogWriter&)>& call)
   const std::scoped_lock writing(writing_);
   {
     const std::scoped_lock lock(queue_mutex_);
-    if (takes_nothing()) return;
+    if (throw_or_failed()) return;
   }
   try {
     write_queued();
@@ -151,7 +151,7 @@ void BackgroundLogger::after_queued(const std::function<void(LogWriter&)>& call)
     fail(std::current_exception());
   }
   const std::scoped_lock lock(queue_mutex_);
-  takes_nothing();
+  throw_or_failed();
 }
 
 /// The caller holds writing_.
@@ -166,7 +166,7 @@ void BackgroundLogger::fail(std::exception_ptr error) {
 }
 
 /// The caller holds queue_mutex_. Throws an error that has not been thrown yet.
-bool BackgroundLogger::takes_nothing() {
+bool BackgroundLogger::throw_or_failed() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   return failed_;
 }

@@ -88,9 +88,9 @@ class BackgroundLogger : public Logger {
   void run();
   void write_queued();
   void after_queued(const std::function<void(LogWriter&)>& call);
-  void void_rows(int64_t step, std::optional<int64_t> rows);
+  void discard_rows(int64_t step, std::optional<int64_t> rows);
   void fail(std::exception_ptr error);
-  bool takes_nothing();
+  bool throw_or_failed();
 
   const std::string name_;
   const std::filesystem::path log_dir_;

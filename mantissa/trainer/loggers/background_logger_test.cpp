@@ -150,7 +150,7 @@ TEST(BackgroundLogger, TakesRowsFromManyThreads) {
   EXPECT_EQ(log.rows, 2000);
 }
 
-TEST(BackgroundLogger, AFailureIsToldOnceByTheNextCall) {
+TEST(BackgroundLogger, AFailureIsReportedOnceByTheNextCall) {
   Log log;
   {
     MemoryLogger logger(log, {.flush_seconds = 0.001, .queue_rows = 4});
@@ -207,7 +207,7 @@ TEST(BackgroundLogger, AFailureThatNoCallCouldTellIsAWarning) {
               HasSubstr("the memory logger has lost rows: the disk is gone"));
 }
 
-// An exception that is no std::exception does not end the program either.
+// An exception that is not a std::exception does not end the program either.
 TEST(BackgroundLogger, SurvivesWhateverItsWriterThrows) {
   Log log;
   testing::internal::CaptureStderr();
@@ -217,7 +217,7 @@ TEST(BackgroundLogger, SurvivesWhateverItsWriterThrows) {
     log.throws_a_number = true;
   }
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("the memory logger has lost rows: an exception that is no std::exception"));
+              HasSubstr("the memory logger has lost rows: an exception that is not a std::exception"));
   MemoryLogger logger(log, {.flush_seconds = 0.001});
   const auto fails = [&] {
     try {

@@ -116,7 +116,7 @@ class CsvWriter final : public LogWriter {
     std::string line;
     std::getline(in, line);
     columns_ = parse_header(line);
-    TORCH_CHECK_VALUE(columns_.contains(kStep) && header(columns_) == line, "cannot go on with '",
+    TORCH_CHECK_VALUE(columns_.contains(kStep) && header(columns_) == line, "cannot append to '",
                       file_.path().string(), "': its first line is not a CSVLogger's; choose another folder");
     while (std::getline(in, line)) ++rows_;
   }
@@ -158,8 +158,8 @@ class CsvWriter final : public LogWriter {
       int64_t step = 0;
       const std::string_view text = cells[step_cell];
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
-      TORCH_CHECK_VALUE(error == std::errc() && end == text.data() + text.size(), "cannot go on with '",
-                        file_.path().string(), "': '", text, "' is no step; repair or remove the file");
+      TORCH_CHECK_VALUE(error == std::errc() && end == text.data() + text.size(), "cannot append to '",
+                        file_.path().string(), "': '", text, "' is not a step; repair or remove the file");
       const bool stays = rows ? kept < *rows : step <= last_step;
       kept += stays ? 1 : 0;
       return stays;
@@ -196,7 +196,7 @@ class CsvWriter final : public LogWriter {
       }
       const std::string row = line;
       const std::vector<std::string_view> cells = split(row);
-      TORCH_CHECK_VALUE(cells.size() == columns_.size(), "cannot go on with '", file_.path().string(),
+      TORCH_CHECK_VALUE(cells.size() == columns_.size(), "cannot append to '", file_.path().string(),
                         "': the row '", row, "' does not have the header's ", columns_.size(),
                         " cells; repair or remove the file");
       return edit(cells, line);

@@ -52,7 +52,7 @@ TEST_F(CSVLoggerTest, QuotesNames) {
   EXPECT_EQ(rows(), "step,\"a,\"\"b\"\"\",z\n1,1,\n2,3,2\n");
 }
 
-TEST_F(CSVLoggerTest, GoesOnWithAFileAndDropsTheRowsAfterTheCheckpoint) {
+TEST_F(CSVLoggerTest, ContinuesAFileAndDropsTheRowsAfterTheCheckpoint) {
   write("epoch,step,loss\n0,10,1\n0,20,2\n1,30,3\n,20,4\n0,3");  // cut by a kill
   {
     CSVLogger logger(folder_);
@@ -127,7 +127,7 @@ TEST_F(CSVLoggerTest, RefusesToResumeWhereAStepIsNone) {
   for (const char* step : {"", "x", "1.5", "99999999999999999999"}) {
     write(std::string("step,loss\n") + step + ",2\n");
     CSVLogger logger(folder_);
-    EXPECT_THAT(error_of([&] { logger.resume_from(1); }), HasSubstr("is no step")) << step;
+    EXPECT_THAT(error_of([&] { logger.resume_from(1); }), HasSubstr("is not a step")) << step;
   }
 }
 

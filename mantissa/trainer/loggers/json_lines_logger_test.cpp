@@ -56,7 +56,7 @@ TEST_F(JSONLinesLoggerTest, IsStrictJsonWhateverTheNumbers) {
   EXPECT_EQ(row["e"].get<double>(), 5e-324);
 }
 
-TEST_F(JSONLinesLoggerTest, GoesOnWithAFileAndDropsTheRowsAfterTheCheckpoint) {
+TEST_F(JSONLinesLoggerTest, ContinuesAFileAndDropsTheRowsAfterTheCheckpoint) {
   std::ofstream(folder_ / "metrics.jsonl") << R"({"hyperparams":{}})"
                                               "\n"
                                               R"({"step":10,"a":1})"

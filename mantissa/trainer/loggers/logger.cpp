@@ -33,7 +33,7 @@ void check_log_name(const char* function, const std::string& name) {
 void check_metric_name(const char* function, const std::string& name) {
   check_log_name(function, name);
   TORCH_CHECK_VALUE(name != "step" && name != "wall_time", function, ": the name '", name,
-                    "' is that of the logger's own column; choose another");
+                    "' is reserved for a column of the logger; choose another");
 }
 
 struct MetricValue::OnDevice {

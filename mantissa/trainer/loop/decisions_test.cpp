@@ -76,7 +76,7 @@ TEST(Decisions, ASignalEndsTrainingAndNothingIsValidated) {
   EXPECT_EQ(fit.decisions.interrupted_by(), SIGTERM);
 }
 
-TEST(Decisions, ValidatesEverySoManyBatchesOnce) {
+TEST(Decisions, ValidatesEveryNBatchesOnce) {
   Fit fit({.max_epochs = 9, .val_check_interval = 2});
   std::vector<bool> due;
   for (int i = 0; i < 4; ++i) {

@@ -71,7 +71,7 @@ bool TrainerRun::evaluate(Loader& loader, int64_t batches,
 
 Metrics TrainerRun::validation_pass(Loader& val, int64_t batches) {
   begin_validation();
-  tell([&](Callback& c) { c.on_validation_start(trainer_); });
+  for_each_callback([&](Callback& c) { c.on_validation_start(trainer_); });
   MeanMetrics means;
   const LoggingInto scope(*this, {&means});
   const bool is_whole = evaluate(val, batches, [&](const Batch& batch, int64_t index) {
@@ -79,7 +79,7 @@ Metrics TrainerRun::validation_pass(Loader& val, int64_t batches) {
       const Scope forward = precision_.forward_context();
       task_.validation_step(batch, index);
     }
-    tell([&](Callback& c) { c.on_validation_batch_end(trainer_, index); });
+    for_each_callback([&](Callback& c) { c.on_validation_batch_end(trainer_, index); });
   });
   // Means over some of the batches would look like means over all.
   const Metrics result = is_whole ? means.compute() : Metrics();
@@ -89,7 +89,7 @@ Metrics TrainerRun::validation_pass(Loader& val, int64_t batches) {
     metrics_.set_validation(result);
     logs_.add({result.begin(), result.end()}, progress_);
   }
-  tell([&](Callback& c) { c.on_validation_end(trainer_); });
+  for_each_callback([&](Callback& c) { c.on_validation_end(trainer_); });
   return result;
 }
 
@@ -109,7 +109,7 @@ Metrics EvaluationRun::test(Loader& test) {
     check_not_empty(test, "test");
     const int64_t batches = options_.limit_test_batches.of(test.size(), "limit_test_batches");
     set_up_model();
-    tell([&](Callback& c) { c.on_test_start(trainer_); });
+    for_each_callback([&](Callback& c) { c.on_test_start(trainer_); });
     MeanMetrics means;
     const LoggingInto scope(*this, {&means});
     const bool is_whole = evaluate(test, batches, [&](const Batch& batch, int64_t index) {
@@ -117,11 +117,11 @@ Metrics EvaluationRun::test(Loader& test) {
         const Scope forward = precision_.forward_context();
         task_.test_step(batch, index);
       }
-      tell([&](Callback& c) { c.on_test_batch_end(trainer_, index); });
+      for_each_callback([&](Callback& c) { c.on_test_batch_end(trainer_, index); });
     });
     if (is_whole) metrics_.set_test(means.compute());
     logs_.add({metrics_.newest().begin(), metrics_.newest().end()}, progress_);
-    tell([&](Callback& c) { c.on_test_end(trainer_); });
+    for_each_callback([&](Callback& c) { c.on_test_end(trainer_); });
   });
   return metrics_.newest();
 }
@@ -132,7 +132,7 @@ std::vector<c10::IValue> EvaluationRun::predict(Loader& data, bool return_predic
     check_not_empty(data, "predict");
     const int64_t batches = options_.limit_predict_batches.of(data.size(), "limit_predict_batches");
     set_up_model();
-    tell([&](Callback& c) { c.on_predict_start(trainer_); });
+    for_each_callback([&](Callback& c) { c.on_predict_start(trainer_); });
     evaluate(data, batches, [&](const Batch& batch, int64_t index) {
       c10::IValue prediction;
       {
@@ -141,10 +141,10 @@ std::vector<c10::IValue> EvaluationRun::predict(Loader& data, bool return_predic
       }
       if (prediction.isTensor() && prediction.toTensor().defined())
         prediction = precision_.convert_output(prediction.toTensor());
-      tell([&](Callback& c) { c.on_predict_batch_end(trainer_, prediction, index); });
+      for_each_callback([&](Callback& c) { c.on_predict_batch_end(trainer_, prediction, index); });
       if (return_predictions) predictions.push_back(std::move(prediction));
     });
-    tell([&](Callback& c) { c.on_predict_end(trainer_); });
+    for_each_callback([&](Callback& c) { c.on_predict_end(trainer_); });
   });
   return predictions;
 }

@@ -127,10 +127,10 @@ void FitOptimizers::load_waiting_gradients(const StateReader& state) {
   for (const auto& [name, value] : state.to_dict()) {
     const StateReader saved = state.at(name);
     const at::Tensor* parameter = parameters.find(name);
-    if (!parameter) saved.fail("is of no weight of this model; resume with the task that was saved");
+    if (!parameter) saved.fail("belongs to no weight of this model; resume with the task that was saved");
     const at::Tensor& gradient = saved.to_tensor();
     if (gradient.sizes() != parameter->sizes())
-      saved.fail("has another shape than its weight; resume with the task that was saved");
+      saved.fail("has a different shape from its weight; resume with the task that was saved");
     parameter->mutable_grad() = at::empty_like(*parameter).copy_(gradient);  // laid out as backward() does
   }
 }

@@ -55,7 +55,7 @@ void check_task(const Task& task, const TrainerOptions& options) {
   TORCH_CHECK_VALUE(options.accumulate_grad_batches.is_always(1),
                     "fit: accumulate_grad_batches=", options.accumulate_grad_batches.to_string(),
                     " is for automatic optimization, and this task steps by itself: leave it out, and step "
-                    "every so many batches");
+                    "every N batches");
   TORCH_CHECK_VALUE(!options.transactional && !options.trace_nonfinite,
                     "fit: transactional and trace_nonfinite follow the Trainer's own steps, and this task "
                     "steps by itself; leave them out");
@@ -97,16 +97,16 @@ FitResult FitRun::fit(Loader& train, Loader* val, const std::filesystem::path& c
     set_up(*from, options_.limit_val_batches.is_none() ? nullptr : val, ckpt_path);
     if (val_ && options_.num_sanity_val_steps != 0 && ckpt_path.empty() && !decide_between_epochs().end)
       check_sanity();
-    tell([&](Callback& c) { c.on_train_start(trainer_); });
+    for_each_callback([&](Callback& c) { c.on_train_start(trainer_); });
     while (batches_per_epoch_ > 0) {
       const Decision decision = decide_between_epochs();
       // A resumed run that has taken all its steps may still lack its last validation.
       if (decision.end && !decision.validate) break;
       train_epoch();
     }
-    tell([&](Callback& c) { c.on_train_end(trainer_); });
+    for_each_callback([&](Callback& c) { c.on_train_end(trainer_); });
     fit_result = result();
-    tell([&](Callback& c) { c.on_fit_end(trainer_, fit_result); });
+    for_each_callback([&](Callback& c) { c.on_fit_end(trainer_, fit_result); });
   });
   release();
   return fit_result;
@@ -127,7 +127,7 @@ void FitRun::set_up(Loader& train, Loader* val, const std::filesystem::path& ckp
   set_up_epochs(train, val);
   train_ = &train;
   val_ = val;
-  tell([&](Callback& c) {
+  for_each_callback([&](Callback& c) {
     c.on_fit_start(trainer_, {batches_per_epoch_, options_.max_epochs, options_.max_steps});
   });
   if (checkpoint) resume(*checkpoint, from);
@@ -139,18 +139,18 @@ void FitRun::set_up_epochs(const Loader& train, const Loader* val) {
   decisions_.set_up(batches_per_epoch_, val != nullptr);
   TORCH_CHECK_VALUE(
       val != &train || !decisions_.validates_inside_epochs(),
-      "fit: training and validation read from one loader, which a validation inside an epoch would "
-      "move; give validation a loader of its own");
+      "fit: training and validation share a loader, which a validation inside an epoch would advance; "
+      "give validation its own loader");
 }
 
 void FitRun::check_sanity() {
   const SameRandomNumbers untouched;
   is_sanity_checking_ = true;
-  tell([&](Callback& c) { c.on_sanity_check_start(trainer_); });
+  for_each_callback([&](Callback& c) { c.on_sanity_check_start(trainer_); });
   const int64_t batches = options_.limit_val_batches.of(val_->size(), "limit_val_batches");
   const int64_t steps = options_.num_sanity_val_steps;
   validation_pass(*val_, steps < 0 ? batches : std::min(steps, batches));
-  tell([&](Callback& c) { c.on_sanity_check_end(trainer_); });
+  for_each_callback([&](Callback& c) { c.on_sanity_check_end(trainer_); });
   is_sanity_checking_ = false;
 }
 
@@ -165,7 +165,7 @@ void FitRun::train_epoch() {
   }
   train_->set_epoch(now.epoch);
   if (is_resumed) train_->skip(now.batches);
-  tell([&](Callback& c) { c.on_train_epoch_start(trainer_, now.epoch); });
+  for_each_callback([&](Callback& c) { c.on_train_epoch_start(trainer_, now.epoch); });
   // Reads one batch ahead, so that the epoch's last batch is known and each batch reaches a GPU in time.
   BatchTransfer transfer = batch_transfer();
   const auto begin_batch = [&](int64_t index) {
@@ -177,18 +177,18 @@ void FitRun::train_epoch() {
   bool has_batch = begin_batch(now.batches);
   TORCH_CHECK_VALUE(has_batch || is_resumed || batches_per_epoch_ == 0,
                     "fit: the training loader gave no batch in epoch ", now.epoch,
-                    "; a loader must begin again at set_epoch()");
+                    "; a loader must restart at set_epoch()");
   // The checkpoint was written at this point: this batch had been fetched, and no validation had begun.
   random_numbers_.resume();
-  bool ends_here = is_resumed && settle({.whole_epochs = now.epoch, .has_next = has_batch}, nullptr);
+  bool ends_here = is_resumed && handle_boundary({.whole_epochs = now.epoch, .has_next = has_batch}, nullptr);
   while (has_batch && !ends_here) {
     const bool has_next = begin_batch(now.batches + 1);
     const TrainBatch done = train_batch(transfer, !has_next);
-    tell([&](Callback& c) { c.on_train_batch_end(trainer_, done); });
+    for_each_callback([&](Callback& c) { c.on_train_batch_end(trainer_, done); });
     progress_.end_batch();
     logs_.end_row();  // the batch's row stays apart from the epoch's, whatever is saved between them
     has_batch = has_next;
-    ends_here = settle(
+    ends_here = handle_boundary(
         {.whole_epochs = now.epoch, .has_next = has_batch, .may_end = done.stepped || !is_automatic_}, &done);
   }
   // An epoch whose validation a signal has cut short is not over: a resumed run makes that validation.
@@ -196,7 +196,7 @@ void FitRun::train_epoch() {
   end_epoch(/*is_whole=*/!has_batch && !lacks_validation);
 }
 
-bool FitRun::settle(const Boundary& boundary, const TrainBatch* done) {
+bool FitRun::handle_boundary(const Boundary& boundary, const TrainBatch* done) {
   Decisions::Vote wants_checkpoint;
   if (done) wants_checkpoint = [&](Callback& c) { return c.is_checkpoint_due(trainer_, *done); };
   Decision decision = decisions_.decide(boundary, wants_checkpoint);
@@ -230,7 +230,7 @@ void FitRun::end_epoch(bool is_whole) {
     progress_.end_epoch();
     if (is_automatic_) optimizers_.advance_epoch_schedules(progress_, metrics_);
   }
-  tell([&](Callback& c) { c.on_epoch_end(trainer_, epoch, progress_.now().steps, means); });
+  for_each_callback([&](Callback& c) { c.on_epoch_end(trainer_, epoch, progress_.now().steps, means); });
 }
 
 void FitRun::validate() {

@@ -43,7 +43,7 @@ class FitRun final : public TrainerRun {
   void check_sanity();
   void train_epoch();
   /// Does everything that is due between two batches. Returns whether training ends here.
-  bool settle(const Boundary& boundary, const TrainBatch* done);
+  bool handle_boundary(const Boundary& boundary, const TrainBatch* done);
   Decision decide_between_epochs(bool epoch_is_over = false);
   void end_epoch(bool is_whole);
   void validate();

@@ -144,7 +144,7 @@ TEST(FitRun, LimitsAreCountsOrShares) {
   EXPECT_FALSE(unvalidated->result.metrics.contains("val_x"));
   EXPECT_DOUBLE_EQ(fit({.limit_val_batches = 0.5})->result.metrics.at("val_x"), 5);
   EXPECT_THAT(refusal({.limit_train_batches = 0.1}),
-              HasSubstr("limit_train_batches=0.1 of 4 batches is none; give at least 0.25"));
+              HasSubstr("limit_train_batches=0.1 of 4 batches leaves no batch; give at least 0.25"));
   EXPECT_THAT(refusal({.limit_val_batches = 1.5}), HasSubstr("limit_val_batches=1.5 is a share"));
   EXPECT_THAT(refusal({.limit_test_batches = -1}), HasSubstr("limit_test_batches=-1 is negative"));
 }
@@ -325,7 +325,7 @@ TEST(FitRun, ACheckpointOfAFitThatFailedEarlyIsNotThatOfTheOneBefore) {
   }
   CannotBegin task;
   EXPECT_THAT(error_of([&] { trainer.fit(task, train); }), HasSubstr("no model"));
-  EXPECT_THAT(asks->said, HasSubstr("no fit is going on"));
+  EXPECT_THAT(asks->said, HasSubstr("no fit is running"));
 }
 
 /// On the CPU a step reads its loss for the mean. Nothing reads whether a fused optimizer skipped the step.
@@ -448,16 +448,16 @@ TEST(FitRun, APrecisionThatFailsAtTheEndHidesNoError) {
   OneWeight task;
   task.throws_at = 2;
   ListLoader train = loader_of({1, 2});
-  const auto told = std::make_shared<Told>();
+  const auto recording = std::make_shared<RecordingLogger>();
   TrainerOptions options;
   options.precision_plugin = std::make_shared<Fails>();
   options.device = "cpu";
-  options.loggers = {told};
+  options.loggers = {recording};
   testing::internal::CaptureStderr();
   EXPECT_THAT([&] { Trainer(options).fit(task, train); },
               testing::ThrowsMessage<std::runtime_error>(HasSubstr("training_step failed")));
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the precision failed while the run ended"));
-  EXPECT_EQ(told->lines.back(), "failed") << "the loggers are closed all the same";
+  EXPECT_EQ(recording->lines.back(), "failed") << "the loggers are closed all the same";
 }
 
 TEST(FitRun, RefusesARunInsideARun) {
@@ -469,7 +469,8 @@ TEST(FitRun, RefusesARunInsideARun) {
     }
   } task;
   ListLoader train = loader_of({1});
-  EXPECT_THAT(error_of([&] { Trainer({.device = "cpu"}).fit(task, train); }), HasSubstr("a run is going on"));
+  EXPECT_THAT(error_of([&] { Trainer({.device = "cpu"}).fit(task, train); }),
+              HasSubstr("another run is active"));
 }
 
 struct Predicts : OneWeight {

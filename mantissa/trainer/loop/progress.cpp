@@ -92,7 +92,7 @@ void Progress::load(const StateReader& state, Differences& differences) {
   const FitProgress progress = progress_of(state.at("progress"));
   check_inside_epoch(state, progress);
   if (!state.at("exact").to_bool())
-    differences.emplace_back("it was saved inside a batch or an accumulation window, which is begun again");
+    differences.emplace_back("it was saved inside a batch or an accumulation window, which is repeated");
   earlier_seconds_ = state.at("seconds").to_double(0, kMaxSeconds);
   skipped_steps_ = SkippedSteps(state.at("progress").at("skipped_steps").to_count());
   now_ = progress;

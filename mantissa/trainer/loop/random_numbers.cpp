@@ -9,7 +9,7 @@
 
 namespace mantissa {
 
-void RandomNumbers::begin_validation() { of_validation_ = rng_state(); }
+void RandomNumbers::begin_validation() { at_validation_start_ = rng_state(); }
 
 void RandomNumbers::resume() {
   if (!to_resume_) return;
@@ -18,17 +18,17 @@ void RandomNumbers::resume() {
   if (!missing.empty()) {
     TORCH_WARN(
         "the random numbers of ", join_names(missing),
-        " continue from where they are, since only the checkpoint or only this machine has that generator; "
-        "what they decide differs from a run without interruption");
+        " continue from their current state, because only the checkpoint or only this machine has such a "
+        "generator; results differ from an uninterrupted run");
   }
 }
 
 void RandomNumbers::save(StateDict& state) const {
-  state.emplace("rng", to_resume_ ? *to_resume_ : of_validation_ ? *of_validation_ : rng_state());
+  state.emplace("rng", to_resume_ ? *to_resume_ : at_validation_start_ ? *at_validation_start_ : rng_state());
 }
 
 void RandomNumbers::load(const StateReader& state, Differences& differences) {
-  load_if_saved(state, "rng", "the random numbers", differences,
+  load_if_saved(state, "rng", "the sequence of random numbers", differences,
                 [&](const StateReader& saved) { to_resume_ = saved.to_dict(); });
 }
 

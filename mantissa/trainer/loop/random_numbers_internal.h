@@ -13,7 +13,7 @@ class RandomNumbers final : public RunPart {
  public:
   /// A resumed run repeats a validation that was cut short with the random numbers that it started with.
   void begin_validation();
-  void end_validation() { of_validation_.reset(); }
+  void end_validation() { at_validation_start_.reset(); }
   /// Restores the generators once, before the first batch of a resumed run.
   void resume();
 
@@ -21,7 +21,7 @@ class RandomNumbers final : public RunPart {
   void load(const StateReader& state, Differences& differences) override;
 
  private:
-  std::optional<StateDict> to_resume_, of_validation_;
+  std::optional<StateDict> to_resume_, at_validation_start_;
 };
 
 }  // namespace mantissa

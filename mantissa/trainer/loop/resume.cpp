@@ -48,7 +48,7 @@ void load_master_weights(torch::nn::Module& module, const Checkpoint& checkpoint
     if (master == masters.end()) continue;
     if (master->second.sizes() != parameter.value().sizes())
       state.fail("has a master weight '" + parameter.key() +
-                 "' with another shape than the weight; resume with the task that was saved");
+                 "' with a different shape from the weight; resume with the task that was saved");
     parameter.value().copy_(master->second);
   }
 }
@@ -64,13 +64,13 @@ std::vector<RunPart*> FitRun::parts() {
 
 Checkpoint FitRun::checkpoint() {
   TORCH_CHECK(is_active() && optimizers_.are_set_up(),
-              "Trainer::checkpoint: no fit is going on; call it from a callback, or use save_weights()");
+              "Trainer::checkpoint: no fit is running; call it from a callback, or use save_weights()");
   logs_.end_row();  // a resumed run does not log it again
   Checkpoint all;
   all.step = progress_.now().steps;
   all.weights = named_weights(*module_);
   for (const RunPart* part : parts()) part->save(all.state);
-  tell([&](Callback& c) { c.on_save_checkpoint(trainer_, all); });
+  for_each_callback([&](Callback& c) { c.on_save_checkpoint(trainer_, all); });
   return all;
 }
 
@@ -96,10 +96,11 @@ void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
   const std::string lost = narrowed(checkpoint.weights, module);
   load_weights(module, checkpoint.weights, from);
   if (!lost.empty()) {
-    TORCH_WARN("'", from, "' is of ", StateReader(checkpoint.state).at("precision").at("name").to_string(),
-               ", and this run of ", precision_.name(), ": ", lost);
+    TORCH_WARN("'", from, "' was saved in ",
+               StateReader(checkpoint.state).at("precision").at("name").to_string(), ", and this run uses ",
+               precision_.name(), ": ", lost);
   }
-  tell([&](Callback& c) { c.on_load_checkpoint(trainer_, checkpoint); });
+  for_each_callback([&](Callback& c) { c.on_load_checkpoint(trainer_, checkpoint); });
   load_master_weights(module, checkpoint, from);
 }
 

@@ -63,7 +63,7 @@ class Resume : public InFolder {
                                .every_n_train_steps = every_n_train_steps}));
     return Trainer(std::move(options)).fit(task, train, &val, from.empty() ? "" : folder_ / from);
   }
-  std::string told(const std::function<void()>& run) {
+  std::string warnings_of(const std::function<void()>& run) {
     testing::internal::CaptureStderr();
     run();
     return testing::internal::GetCapturedStderr();
@@ -117,7 +117,7 @@ TEST_F(Resume, ComputesWithTheCpuKernelsOfTheCheckpoint) {
   forget_cpu_kernel_choices();
 }
 
-TEST_F(Resume, AValidationThatThrewIsMadeByTheRunThatGoesOn) {
+TEST_F(Resume, AResumedRunMakesAValidationThatThrew) {
   const double expected = whole({.max_epochs = 2});
   Draws begun, rest;
   begun.validation_fails = true;
@@ -173,7 +173,7 @@ TEST_F(Resume, AValidationInsideAWindowIsMadeWholeForASignalWaitsForTheWindow) {
   EXPECT_EQ(rest.weight(), all.weight());
 }
 
-TEST_F(Resume, TheLastValidationOfMaxStepsIsMadeByTheRunThatGoesOn) {
+TEST_F(Resume, AResumedRunMakesTheLastValidationOfMaxSteps) {
   const auto options = [] { return TrainerOptions{.max_epochs = -1, .max_steps = 3}; };
   for (const bool by_signal : {false, true}) {
     const std::string name = by_signal ? "signal" : "error";
@@ -220,7 +220,7 @@ TEST_F(Resume, GradientsThatATaskHasNotSteppedOnAreKept) {
     fit(begun, name, {.precision = precision, .max_epochs = 3});
     rest.batches = begun.batches;
     torch::manual_seed(4);
-    EXPECT_EQ(told([&] { fit(rest, name, {.precision = precision, .max_epochs = 3}, name); }), "");
+    EXPECT_EQ(warnings_of([&] { fit(rest, name, {.precision = precision, .max_epochs = 3}, name); }), "");
     EXPECT_EQ(rest.batches, 12);
     EXPECT_EQ(rest.weight(), all.weight()) << precision;
   }
@@ -283,7 +283,7 @@ TEST_F(Resume, AFolderWithoutCheckpointsIsNamed) {
               HasSubstr("holds no checkpoint; leave ckpt_path empty to begin a run"));
 }
 
-TEST_F(Resume, TheLastValidationThatASignalCutShortIsMadeByTheRunThatGoesOn) {
+TEST_F(Resume, AResumedRunMakesTheLastValidationThatASignalCutShort) {
   Draws begun, rest;
   begun.raises = "ffffffffv";
   const FitResult cut = fit(begun, "run", {.max_epochs = 2, .check_val_every_n_epoch = 5});
@@ -314,26 +314,26 @@ TEST_F(Resume, AWindowThatIsBegunAgainCountsOnce) {
   Draws begun, rest;
   begun.throws_at = 4;
   EXPECT_THROW(fit(begun, "run", {.accumulate_grad_batches = 2}), std::runtime_error);
-  const std::string warnings = told([&] {
+  const std::string warnings = warnings_of([&] {
     const FitResult result = fit(rest, "run", {.accumulate_grad_batches = 2}, "run");
     EXPECT_EQ(rest.calls, "ffvv");
     EXPECT_EQ(result.steps, 2);
     EXPECT_EQ(result.metrics.at("x"), 2.5) << "the mean of 1, 2, 3 and 4, each once";
   });
-  EXPECT_THAT(warnings, HasSubstr("inside a batch or an accumulation window, which is begun again"));
+  EXPECT_THAT(warnings, HasSubstr("inside a batch or an accumulation window, which is repeated"));
 }
 
 TEST_F(Resume, ACheckpointOfABatchThatThrewSaysSo) {
   Draws begun, rest;
   begun.throws_at = 3;
   EXPECT_THROW(fit(begun, "run", {}), std::runtime_error);
-  EXPECT_THAT(told([&] { fit(rest, "run", {}, "run"); }), HasSubstr("saved inside a batch"));
+  EXPECT_THAT(warnings_of([&] { fit(rest, "run", {}, "run"); }), HasSubstr("saved inside a batch"));
 }
 
-TEST_F(Resume, WhatIsAnotherRunsSetupIsTold) {
+TEST_F(Resume, WhatIsAnotherRunsSetupIsReported) {
   Draws begun, rest;
   fit(begun, "run", {.max_epochs = 1, .callbacks = {std::make_shared<EMAWeightAveraging>()}});
-  EXPECT_THAT(told([&] {
+  EXPECT_THAT(warnings_of([&] {
                 fit(rest, "rest",
                     {.max_epochs = 2,
                      .limit_train_batches = 2,
@@ -353,7 +353,7 @@ TEST_F(Resume, NumbersThatNoRunCanHaveComeToAreRefused) {
       {.max_epochs = 2,
        .callbacks = {std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "m", .patience = 9})}});
   const Checkpoint saved = load_checkpoint(list_checkpoints(folder_ / "run").front().path);
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto error_with = [&](const std::vector<std::string>& path, const StateValue& value) {
     Checkpoint changed = saved;
@@ -376,7 +376,7 @@ TEST_F(Resume, NumbersThatNoRunCanHaveComeToAreRefused) {
   const std::string limit = "a number from 0 to 9007199254740992 was expected";
   for (const char* name : {"epoch", "batches", "total_batches", "global_step", "skipped_steps"}) {
     const std::string key = std::string("progress.") + name;
-    EXPECT_THAT(error_with({"progress", name}, kMost), AllOf(HasSubstr(key), HasSubstr(limit)));
+    EXPECT_THAT(error_with({"progress", name}, kMaxInt64), AllOf(HasSubstr(key), HasSubstr(limit)));
     EXPECT_THAT(error_with({"progress", name}, -1), AllOf(HasSubstr(key + ": is -1"), HasSubstr(limit)));
   }
   EXPECT_THAT(error_with({"progress", "validated_batches"}, -2), HasSubstr("is -2; a number from -1 to"));
@@ -394,11 +394,11 @@ TEST_F(Resume, NumbersThatNoRunCanHaveComeToAreRefused) {
               HasSubstr("is '-4'; a number from 0"));
   EXPECT_THAT(error_with({"training_metrics", "x", "weight"}, nan), HasSubstr("x.weight: is nan; a number"));
   const std::string& stopping = saved.state.at("callbacks").get_if<StateDict>()->begin()->first;
-  EXPECT_THAT(error_with({"callbacks", stopping, "wait_count"}, kMost), HasSubstr(limit));
+  EXPECT_THAT(error_with({"callbacks", stopping, "wait_count"}, kMaxInt64), HasSubstr(limit));
   EXPECT_EQ(error_with({"seconds"}, 1), "no error");
 }
 
-TEST_F(Resume, ACheckpointHasTheAveragedWeightsAndGoesOnWithTheTrainedOnes) {
+TEST_F(Resume, ACheckpointHasTheAveragedWeightsAndResumesWithTheTrainedOnes) {
   const auto average = [] {
     return std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{.ema = {.decay = 0.5}});
   };

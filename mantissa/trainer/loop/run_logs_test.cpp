@@ -27,19 +27,19 @@ struct Fit {
   LogsX task = {};
 
   std::vector<std::string> lines() {
-    const auto told = std::make_shared<Told>();
+    const auto recording = std::make_shared<RecordingLogger>();
     options.device = "cpu";
-    options.loggers = {told};
+    options.loggers = {recording};
     ListLoader batches = loader_of(train), validation = loader_of(val);
     try {
       Trainer(options).fit(task, batches, val.empty() ? nullptr : &validation);
     } catch (const std::runtime_error&) {  // the loggers record it
     }
-    return told->lines;
+    return recording->lines;
   }
 };
 
-TEST(RunLogs, ARowEverySoManyStepsAndOneAnEpoch) {
+TEST(RunLogs, ARowEveryNStepsAndOneAnEpoch) {
   EXPECT_THAT(
       (Fit{.options = {.max_epochs = 2, .log_every_n_steps = 2}, .val = {5}}.lines()),
       ElementsAre("2: epoch=0 skipped_steps=0 train_loss_step=-2 x_step=2",
@@ -114,28 +114,28 @@ TEST(RunLogs, TheStatusTellsHowItEnded) {
 }
 
 TEST(RunLogs, OneThatFailsIsLeftOutAndTheOthersGetTheirs) {
-  const auto bad = std::make_shared<Told>(), good = std::make_shared<Told>();
+  const auto bad = std::make_shared<RecordingLogger>(), good = std::make_shared<RecordingLogger>();
   bad->fails = true;
   LogsX task;
   ListLoader train = loader_of({1, 2, 3});
   testing::internal::CaptureStderr();
   Trainer({.device = "cpu", .loggers = {bad, good}, .log_every_n_steps = 1}).fit(task, train);
-  const std::string told = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(told, HasSubstr("the told logger failed, and the run continues without it: no room"));
-  EXPECT_EQ(told.find("logger failed"), told.rfind("logger failed")) << "once";
+  const std::string warnings = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(warnings, HasSubstr("the recording logger failed, and the run continues without it: no room"));
+  EXPECT_EQ(warnings.find("logger failed"), warnings.rfind("logger failed")) << "once";
   EXPECT_THAT(bad->lines, ElementsAre());
   EXPECT_EQ(good->lines.size(), 5U);
 }
 
 TEST(RunLogs, ValidateAndTestAreRows) {
-  const auto told = std::make_shared<Told>();
-  Trainer trainer({.device = "cpu", .loggers = {told}});
+  const auto recording = std::make_shared<RecordingLogger>();
+  Trainer trainer({.device = "cpu", .loggers = {recording}});
   OneWeight task;
   ListLoader data = loader_of({5});
   trainer.validate(task, data);
   trainer.test(task, data);
-  EXPECT_THAT(told->lines, ElementsAre("0: epoch=0 skipped_steps=0 val_x=5", "save",
-                                       "0: epoch=0 skipped_steps=0 val_x=5", "save"));
+  EXPECT_THAT(recording->lines, ElementsAre("0: epoch=0 skipped_steps=0 val_x=5", "save",
+                                            "0: epoch=0 skipped_steps=0 val_x=5", "save"));
 }
 
 TEST(RunLogs, ManualOptimizationCountsBatches) {
@@ -151,16 +151,16 @@ TEST(RunLogs, ManualOptimizationCountsBatches) {
       return {};
     }
   } task;
-  const auto told = std::make_shared<Told>();
+  const auto recording = std::make_shared<RecordingLogger>();
   ListLoader train = loader_of({1, 2, 3});
-  Trainer({.device = "cpu", .loggers = {told}, .log_every_n_steps = 2}).fit(task, train);
-  EXPECT_THAT(told->lines, ElementsAre("4: epoch=0 skipped_steps=0 x_step=2",
-                                       "6: epoch=0 skipped_steps=0 x=2", "success"));
+  Trainer({.device = "cpu", .loggers = {recording}, .log_every_n_steps = 2}).fit(task, train);
+  EXPECT_THAT(recording->lines, ElementsAre("4: epoch=0 skipped_steps=0 x_step=2",
+                                            "6: epoch=0 skipped_steps=0 x=2", "success"));
 }
 
 class RunLogsFiles : public InFolder {};
 
-TEST_F(RunLogsFiles, ARunThatGoesOnLogsNothingTwice) {
+TEST_F(RunLogsFiles, AResumedRunLogsNothingTwice) {
   const auto run = [&](const std::string& log, const std::string& checkpoints, float throws_at,
                        bool resumes) {
     LogsX task;
@@ -186,7 +186,7 @@ TEST_F(RunLogsFiles, ARunThatGoesOnLogsNothingTwice) {
   EXPECT_EQ(content_of(folder_ / "whole/metrics.csv"), content_of(folder_ / "parts/metrics.csv"));
 }
 
-TEST_F(RunLogsFiles, AValidationThatASignalCutShortIsDoneByTheRunThatGoesOn) {
+TEST_F(RunLogsFiles, AResumedRunMakesAValidationThatASignalCutShort) {
   const auto run = [&](const std::string& log, float raise_at, bool resumes) {
     LogsX task;
     task.raise_at = raise_at;

@@ -35,7 +35,7 @@ void load_if_saved(const StateReader& state, const std::string& key, const std::
   if (const std::optional<StateReader> saved = state.find(key)) {
     load(*saved);
   } else {
-    differences.push_back("it has nothing for " + what + ", which begins anew");
+    differences.push_back("it has no state for " + what + ", which starts anew");
   }
 }
 

@@ -55,7 +55,7 @@ void SavedPrecision::load(const StateReader& state, Differences& differences) {
       "its CPU kernels " +
       join_names({refused.begin(), refused.begin() + static_cast<std::ptrdiff_t>(named)}) +
       (refused.size() > named ? " and " + std::to_string(refused.size() - named) + " more" : "") +
-      " are not available here, and others' bits differ");
+      " are not available here, and other kernels give results that differ in the last bits");
 }
 
 void SavedObjects::save(StateDict& state) const {

@@ -96,7 +96,8 @@ void Tracer::trace(torch::nn::Module& module) {
   for (const KeptBatch& kept : window_) {
     const auto forward_and_loss = [this, &kept] {
       const at::Tensor loss = forward_(kept.batch, kept.index);
-      TORCH_CHECK(loss.defined(), "training_step() of batch ", kept.index, " gave no loss the second time");
+      TORCH_CHECK(loss.defined(), "training_step() of batch ", kept.index,
+                  " returned no loss when it was repeated");
       const at::Tensor scale = precision_.loss_scale();
       return scale.defined() ? loss / window_size_ * scale.to(loss.device()) : loss / window_size_;
     };
@@ -104,9 +105,8 @@ void Tracer::trace(torch::nn::Module& module) {
   }
   std::optional<WindowOrigin> found;
   std::string failure =
-      "gave finite gradients the second time: nondeterministic operations, or what changes gradients after "
-      "the "
-      "backward pass (a hook, on_after_backward)";
+      "gave finite gradients when it was repeated; possible causes are nondeterministic operations and code "
+      "that changes gradients after the backward pass (a hook, on_after_backward)";
   try {
     found = trace_nonfinite_window(module, batches);
   } catch (const std::exception& error) {  // a failed trace must not end the training
@@ -141,10 +141,9 @@ void Tracer::report(int64_t batch_index) {
                  TrainerOptions::kOverflowsInARow, " steps in a row are skipped");
       return;
     }
-    origin_->cure =
-        std::to_string(overflows_in_a_row_) +
-        " steps in a row were skipped, each at a lower scale: it is this part and not the scale. Run it "
-        "in float32, or train in bf16, whose range is float32's";
+    origin_->cure = std::to_string(overflows_in_a_row_) +
+                    " steps in a row were skipped, each at a lower scale: the cause is this operation, not "
+                    "the scale. Run it in float32, or train in bf16, whose range is float32's";
   } else if (is_scale && fixed) {
     origin_->cure =
         "the loss scale is fixed at " + *fixed +
@@ -152,19 +151,18 @@ void Tracer::report(int64_t batch_index) {
         "lower one, or dynamic, which finds it by itself";
   } else if (is_scale) {
     origin_->cure =
-        "the loss is not scaled, so this gradient is too large by itself: clamp what makes it, run this part "
-        "in "
-        "float32, or train in bf16, whose range is float32's";
+        "the loss is not scaled, so this gradient is too large by itself: clamp the values that produce it, "
+        "run this part in float32, or train in bf16, whose range is float32's";
   }
   --traces_left_;
   if (origin_->cause == NonFiniteCause::kParameter) {
     traces_left_ = 0;
     origin_->cure =
         (progress_.now().steps == progress_.skipped_steps().count()
-             ? "it was so before the first step: look at the file that the weights were loaded from, or at "
-               "how they are initialized"
-             : "an earlier step broke it: stop, and go back to a checkpoint from before") +
-        std::string(". Nothing that follows can be right, and no later batch is traced");
+             ? "it was already not finite before the first step: check the file that the weights were "
+               "loaded from, or their initialization"
+             : "an earlier step made it non-finite: stop, and resume from an earlier checkpoint") +
+        std::string(". All later results are wrong, and later batches are not traced");
   }
   // The same fault in several batches is one fault.
   const std::string cause(to_string(origin_->cause));

@@ -22,7 +22,7 @@ TrainBatch FitRun::train_batch(BatchTransfer& transfer, bool is_last_of_epoch) {
   logs_.begin_batch(makes_row(done.stepped));
   progress_.begin_batch();
   const Batch batch = take(transfer);
-  tell([&](Callback& c) { c.on_train_batch_start(trainer_, batch, now.batches); });
+  for_each_callback([&](Callback& c) { c.on_train_batch_start(trainer_, batch, now.batches); });
   metrics_.batch().reset();
   {
     const LoggingInto scope(*this, {&metrics_.batch(), /*is_training_step=*/true});
@@ -107,12 +107,12 @@ at::Tensor FitRun::forward_and_backward(const Batch& batch, bool is_reduced) {
 void FitRun::backward(const at::Tensor& loss, bool is_reduced) {
   precision_.backward(loss, [&](const at::Tensor& scaled) {
     task_.on_before_backward(scaled);
-    tell([&](Callback& c) { c.on_before_backward(trainer_, scaled); });
+    for_each_callback([&](Callback& c) { c.on_before_backward(trainer_, scaled); });
     if (is_reduced) strategy_.pre_backward(scaled);
   });
   if (is_reduced) strategy_.post_backward();
   task_.on_after_backward();
-  tell([&](Callback& c) { c.on_after_backward(trainer_); });
+  for_each_callback([&](Callback& c) { c.on_after_backward(trainer_); });
 }
 
 void FitRun::unscale_and_clip(torch::optim::Optimizer& optimizer) {
@@ -124,13 +124,13 @@ void FitRun::unscale_and_clip(torch::optim::Optimizer& optimizer) {
 
 void FitRun::clear_gradients(torch::optim::Optimizer& optimizer) {
   task_.on_before_zero_grad(optimizer);
-  tell([&](Callback& c) { c.on_before_zero_grad(trainer_, optimizer); });
+  for_each_callback([&](Callback& c) { c.on_before_zero_grad(trainer_, optimizer); });
   optimizer.zero_grad();
 }
 
 void FitRun::prepare_step(torch::optim::Optimizer& optimizer) {
   task_.on_before_optimizer_step(optimizer);
-  tell([&](Callback& c) { c.on_before_optimizer_step(trainer_, optimizer); });
+  for_each_callback([&](Callback& c) { c.on_before_optimizer_step(trainer_, optimizer); });
 }
 
 void FitRun::note_step(const OptimizerConfig& config, const StepResult& step) {
@@ -146,7 +146,7 @@ void FitRun::step_manually(const Batch& batch, TrainBatch& done) {
   done.loss = forward(batch, now.batches);
   TORCH_CHECK_VALUE(!done.loss.defined() || done.loss.numel() == 1, "training_step() of batch ", now.batches,
                     " of epoch ", now.epoch,
-                    " returned more than one number; return a scalar, to be shown, or an undefined tensor");
+                    " returned more than one number; return a scalar for display, or an undefined tensor");
   if (done.loss.defined()) done.loss = done.loss.detach();
   done.stepped = now.steps > steps_before;
   done.step = manual_step_;

@@ -74,7 +74,7 @@ void TrainerRun::run(const std::function<void()>& body) {
     const Scope run_context = precision_.run_context();
     const Scope benchmark = options_.benchmark ? cudnn_benchmark(*options_.benchmark) : nullptr;
     reset_peak_memory(trainer_.device());
-    tell([&](Callback& c) { c.setup(trainer_, stage_); });
+    for_each_callback([&](Callback& c) { c.setup(trainer_, stage_); });
     try {
       body();
     } catch (c10::Error& error) {
@@ -83,7 +83,7 @@ void TrainerRun::run(const std::function<void()>& body) {
     }
     precision_.teardown();
     strategy_.teardown();
-    tell([&](Callback& c) { c.teardown(trainer_, stage_); });
+    for_each_callback([&](Callback& c) { c.teardown(trainer_, stage_); });
     end_logs(interrupted_by() == 0 ? "success" : "interrupted");
   } catch (...) {
     const std::exception_ptr exception = std::current_exception();
@@ -113,9 +113,9 @@ void TrainerRun::explain_if_out_of_memory(c10::Error& error) const {
                                 : "before its first batch";
   error.add_context(c10::str("the run in ", precision_.name(), " on ", device.str(), " was ", batch, "; ",
                              describe_memory(device)));
-  std::string cures = "take smaller batches, with which accumulate_grad_batches gives a step as many samples";
-  if (!is_16_bit(precision_.traits().compute)) cures += ", or precision bf16-mixed or 16-true";
-  cures += "; plan_memory() counts beforehand what a mode needs";
+  std::string cures = "use smaller batches, and raise accumulate_grad_batches to keep the samples per step";
+  if (!is_16_bit(precision_.traits().compute)) cures += ", or use precision bf16-mixed or 16-true";
+  cures += "; plan_memory() predicts the memory of a mode";
   if (const std::string cure = fragmentation_cure(device); !cure.empty()) cures += "; " + cure;
   error.add_context(std::move(cures));
 }

@@ -81,7 +81,7 @@ class TrainerRun {
   virtual int interrupted_by() const { return 0; }
 
   template <typename Hook>
-  void tell(const Hook& hook) {
+  void for_each_callback(const Hook& hook) {
     for (const auto& callback : options_.callbacks) hook(*callback);
   }
   /// Makes, converts and moves the model.

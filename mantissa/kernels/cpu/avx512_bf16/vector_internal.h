@@ -67,9 +67,9 @@ template <int kWidth, Element kElement>
 void pack_pairs_apart(const typename Lanes<kElement>::Storage* from, int64_t lane_stride, int64_t k_stride,
                       int64_t lanes, int64_t depth, float* to) {
   using Source = Lanes<kElement>;
-  constexpr int64_t kLanes = Avx512::kLanes, kMost = kWidth < kLanes ? kWidth : kLanes;
+  constexpr int64_t kLanes = Avx512::kLanes, kMaxLanes = kWidth < kLanes ? kWidth : kLanes;
   for (int64_t begin = 0; begin < kWidth && begin < lanes; begin += kLanes) {
-    const int64_t here = lanes - begin < kMost ? lanes - begin : kMost;
+    const int64_t here = lanes - begin < kMaxLanes ? lanes - begin : kMaxLanes;
     const auto* const first = from + begin * lane_stride;
     const auto read = [&](const typename Source::Storage* step) __attribute__((always_inline)) {
       if (lane_stride == 1) return here == kLanes ? Source::load(step) : Source::load_some(step, here);
