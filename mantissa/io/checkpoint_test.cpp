@@ -411,9 +411,10 @@ TEST_F(CheckpointFiles, KilledAtAnyMomentThereIsAlwaysAWholeOne) {
   const auto begin = std::chrono::steady_clock::now();
   save_checkpoint(folder_ / "last", a_checkpoint(0, 5000));
   // One round of the child's work takes two such writes and a removal.
-  const auto longest = 4 * (std::chrono::steady_clock::now() - begin);
+  auto longest = 4 * (std::chrono::steady_clock::now() - begin);
   std::srand(1);
   for (int round = 0; round < 200; ++round) {
+    const int64_t before = finished;
     std::array<int, 2> pipe{};
     ASSERT_EQ(::pipe(pipe.data()), 0);
     const pid_t child = ::fork();
@@ -444,6 +445,8 @@ TEST_F(CheckpointFiles, KilledAtAnyMomentThereIsAlwaysAWholeOne) {
     ASSERT_EQ(load_checkpoint(folder_ / "last").step, newest->checkpoint.step);
     leftovers += remove_leftovers(folder_).size();
     for (const std::string& name : names()) ASSERT_NE(name.front(), '.') << name;
+    // The machine may have become slower since the first writes.
+    if (newest->checkpoint.step == before && longest < std::chrono::seconds(2)) longest += longest / 8;
     finished = newest->checkpoint.step;
   }
   EXPECT_GT(leftovers, 20u) << "the kills came at harmless moments";

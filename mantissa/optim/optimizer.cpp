@@ -53,7 +53,7 @@ size_t size_in(const char* name, torch::serialize::InputArchive& archive, const 
   return static_cast<size_t>(size.item<int64_t>());
 }
 
-constexpr const char* kLoadMatchingOptimizer =
+constexpr const char* kLoadMatchingNetwork =
     "; load it into an optimizer of the net that it was saved with";
 
 /// Checks that the state in `archive` has the values that the optimizer keeps for `parameter`; without
@@ -73,14 +73,14 @@ void check_values(const char* name, size_t group, size_t index, const at::Tensor
     const StateFormat wanted = format ? *format : StateFormat::like(parameter, key);
     TORCH_CHECK_VALUE(tensor.sizes() == wanted.sizes || parameter.sizes() != wanted.sizes, name,
                       "::load: the file has a ", key, " of shape ", tensor.sizes(), place(),
-                      ", whose shape is ", parameter.sizes(), kLoadMatchingOptimizer);
+                      ", whose shape is ", parameter.sizes(), kLoadMatchingNetwork);
     const std::string wrong = wanted.misfit(tensor);
     TORCH_CHECK_VALUE(wrong.empty(), name, "::load: the file's ", key, place(), " ", wrong,
-                      kLoadMatchingOptimizer);
+                      kLoadMatchingNetwork);
   }
   for (const StateFormat& format : formats) {
     TORCH_CHECK_VALUE(!format.is_required || has(keys, format.name), name, "::load: the file has no ",
-                      format.name, place(), kLoadMatchingOptimizer);
+                      format.name, place(), kLoadMatchingNetwork);
   }
 }
 
@@ -124,12 +124,12 @@ void check_saved(const char* name, const std::string& option, torch::serialize::
                       ", whose options and state are not ", name, "'s; load it into that, or start ", name,
                       " without a file");
     TORCH_CHECK_VALUE(saved == groups.size(), name, "::load: the file has ", saved,
-                      " parameter groups, and the optimizer has ", groups.size(), kLoadMatchingOptimizer);
+                      " parameter groups, and the optimizer has ", groups.size(), kLoadMatchingNetwork);
     const auto& parameters = groups[group].params();
     const size_t count = size_in(name, saved_group, "params/size");
     TORCH_CHECK_VALUE(count == parameters.size(), name, "::load: the file has ", count,
                       " parameters in group ", group, ", and the optimizer has ", parameters.size(),
-                      kLoadMatchingOptimizer);
+                      kLoadMatchingNetwork);
     check_options(options);
     for (size_t index = 0; index < count; ++index) {
       c10::IValue key;

@@ -54,7 +54,7 @@ void SGDOptions::serialize(torch::serialize::InputArchive& archive) {
 
 void SGDParamState::serialize(torch::serialize::OutputArchive& archive) const {
   // Every step so far was skipped, so the next one must find no buffer.
-  if (unstarted_.defined() && unstarted_.item<float>() != 0) return;
+  if (is_buffer_empty_.defined() && is_buffer_empty_.item<float>() != 0) return;
   write_if_defined(archive, "momentum_buffer", momentum_buffer_);
 }
 
