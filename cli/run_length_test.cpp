@@ -31,7 +31,7 @@ class RunLength : public Program {
 TEST_F(RunLength, WrongWordsExitWithTwo) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> wrong{
       {"--max-time 90", {"--max-time '90'", "DD:HH:MM:SS"}},
-      {"--max-time 00:00:00:00", {"no time above 0"}},
+      {"--max-time 00:00:00:00", {"not a time above 0"}},
       {"--weights ''", {"'' is not a file"}},
       {"--output ''", {"'' is not a file"}},
       {"--data idx:", {"--data 'idx:' names no data; write digits"}},

@@ -226,7 +226,7 @@ TEST_F(Program, ConvertRefusesBeforeItWrites) {
   write("deep.yaml", "a: x\nb: [y]\n");
   expect_error(convert("--key-map deep.yaml"), 2, {"deep.yaml:2:", "one pattern and one replacement"});
   write("twice.yaml", "a: x\na: y\n");
-  expect_error(convert("--key-map twice.yaml"), 2, {"twice.yaml:2:", "a second time"});
+  expect_error(convert("--key-map twice.yaml"), 2, {"twice.yaml:2:", "is listed twice"});
   expect_error(convert("--key-map absent.yaml"), 1, {"absent.yaml", "existing YAML file"});
   write("cut.safetensors", kRareValues.substr(0, kRareValues.size() - 1));
   expect_error(run("convert cut.safetensors out.safetensors"), 1, {"truncated"});

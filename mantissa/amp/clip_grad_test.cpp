@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "mantissa/amp/clip_grad_internal.h"
 #include "mantissa/core/device.h"
 
 namespace mantissa::clip_grad_test {
@@ -218,6 +219,29 @@ TEST(ClipGradNorm, GradientsOnCudaAndTheCpu) {
   EXPECT_EQ(total.item<float>(), 5.f);
   EXPECT_NEAR(parameters[0].grad().item<float>(), 0.6, 1e-6);
   EXPECT_NEAR(parameters[1].grad().item<float>(), 0.8, 1e-6);
+}
+
+// A flag is the sum over several devices, so that it may be more than 1.
+TEST(ClipGradNorm, AnOverflowKeepsTheGradientsAndItsNormIsInf) {
+  for (const float flag : {0.f, 1.f, 2.f}) {
+    const auto found_inf = torch::full({}, flag);
+    const auto p = with_grad(torch::tensor({3.f, 4.f})), plain = with_grad(torch::tensor({3.f, 4.f}));
+    const auto norm = clip_grad_norm_unless_(found_inf, p, 2.5);
+    EXPECT_EQ(norm.item<double>(), flag == 0 ? 5.0 : kInf) << flag;
+    if (flag == 0) clip_grad_norm_(plain, 2.5);
+    expect_bit_equal({p}, {plain});
+  }
+  const auto without = torch::ones({2}).requires_grad_();
+  EXPECT_EQ(clip_grad_norm_unless_(torch::zeros({}), without, 1.0).item<float>(), 0.f);
+}
+
+TEST(ClipGradValue, AnOverflowKeepsTheGradients) {
+  for (const float flag : {0.f, 1.f, 2.f}) {
+    const auto p = with_grad(torch::tensor({-3.f, 0.5f, 4.f}));
+    clip_grad_value_unless_(torch::full({}, flag), p, 2.0);
+    EXPECT_TRUE(
+        at::equal(p.grad(), flag == 0 ? torch::tensor({-2.f, 0.5f, 2.f}) : torch::tensor({-3.f, 0.5f, 4.f})));
+  }
 }
 
 }  // namespace

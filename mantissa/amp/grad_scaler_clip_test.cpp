@@ -54,7 +54,8 @@ TEST(GradScaler, ClippingRefusesWrongLimitsBeforeItUnscales) {
   EXPECT_EQ(p.grad().item<float>(), 8.f);
   EXPECT_NO_THROW(scaler.unscale_(optimizer));
   GradScaler fresh(at::kCPU);
-  expect_error([&] { fresh.clip_grad_norm_(optimizer, 1.0); }, "before the scale exists");
+  expect_error([&] { fresh.clip_grad_norm_(optimizer, 1.0); },
+               "GradScaler::clip_grad: attempted clip_grad before the scale exists");
 }
 
 TEST(GradScaler, CL09_AClippedOverflowIsStillSkipped) {
@@ -113,6 +114,14 @@ TEST(GradScaler, GS46_ScaledFp16GradientsAreClippedByNorm) {
     EXPECT_NEAR(65536.0 / fused.seen_scale.item<double>(), factor, 1e-6 * factor);
     scaler.update();
   }
+}
+
+// 1/3 + 4/3 in float32 is not 5/3.
+TEST(GradScaler, ScaledFp16GradientsAreSummedUpBeforeTheDivision) {
+  auto scaler = used_scaler({.init_scale = 3.0});
+  const auto h = with_grad({1.f, 4.f}, at::kHalf);
+  KernelSgd fused({h}, 1.0);
+  EXPECT_EQ(scaler.clip_grad_norm_(fused, 100.0, 1.0).item<float>(), 5.f / 3.f);
 }
 
 // (0.25 * 65536)^10 is beyond float32, and the negative power is below it.

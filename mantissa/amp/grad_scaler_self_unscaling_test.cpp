@@ -109,5 +109,17 @@ TEST(GradScaler, GS26_Fp16SparseGradientsAreCoalescedBeforeTheCheck) {
   EXPECT_EQ(fused.seen_found_inf.item<float>(), 1.f);
 }
 
+TEST(LastStep, OfASelfUnscalingOptimizerIsWhatItsFlagSaid) {
+  auto scaler = used_scaler();
+  const auto p = with_grad({kInf});
+  KernelSgd fused({p}, 0.5);
+  scaler.step(fused);
+  EXPECT_TRUE(scaler.last_step(fused).skipped());
+  scaler.update();
+  set_grad(p, 1.f);
+  scaler.step(fused);
+  EXPECT_FALSE(scaler.last_step(fused).skipped());
+}
+
 }  // namespace
 }  // namespace mantissa::grad_scaler_self_unscaling_test

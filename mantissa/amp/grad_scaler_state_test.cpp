@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -70,7 +71,7 @@ TEST(GradScaler, GS50_WrongStatesChangeNothing) {
     state["growth_tracker"] = 1;
     state.erase("_growth_tracker");
     expect_error<c10::ValueError>([&] { scaler.load_state_dict(state); }, "did you mean 'growth_tracker'?");
-    for (const double bad : {0.5, -1.0, 1e10}) {
+    for (const double bad : {0.5, -1.0, 0x1p31, 1e10}) {
       state = good;
       state["_growth_tracker"] = bad;
       expect_error<c10::ValueError>([&] { scaler.load_state_dict(state); }, "must be an integer from 0");
@@ -96,6 +97,9 @@ TEST(GradScaler, GS50_WrongStatesChangeNothing) {
     EXPECT_EQ(scaler.get_growth_interval(), 9);
     EXPECT_EQ(scaler.get_scale(), 4.0);
     EXPECT_EQ(scaler.get_growth_tracker(), 3);
+    state["_growth_tracker"] = 0x1p31 - 1;  // the largest there is
+    scaler.load_state_dict(state);
+    EXPECT_EQ(scaler.get_growth_tracker(), std::numeric_limits<int>::max());
   }
 }
 

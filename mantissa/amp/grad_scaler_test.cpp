@@ -366,8 +366,10 @@ TEST(GradScaler, GS33_GS34_UpdateWithANewScale) {
   scaler.update(value);
   value.fill_(3);
   EXPECT_EQ(scaler.get_scale(), 16.0);
+  scaler.unscale_(optimizer);
   scaler.update(torch::full({}, 8, at::kInt));
   EXPECT_EQ(scaler.get_scale(), 8.0);
+  EXPECT_NO_THROW(scaler.unscale_(optimizer));  // cleared by a tensor, too
   const std::string reason = "new_scale should be a 1-element tensor on cpu with requires_grad=False";
   expect_error<c10::ValueError>([&] { scaler.update(torch::ones({2})); }, reason);
   expect_error<c10::ValueError>([&] { scaler.update(torch::ones({}).requires_grad_()); }, reason);

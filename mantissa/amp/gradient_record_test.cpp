@@ -127,6 +127,32 @@ TEST(GradientStage, EndAndAbandonDifferInTheScale) {
   EXPECT_EQ(s.get_scale(), 8);
 }
 
+TEST(GradientStage, TheEndOfAnIterationDropsThoseThatWaitEvenIfNoneStepped) {
+  GradScaler s = scaler();
+  Net net;
+  backward(s, net.w.sum());
+  s.unscale_(net.sgd);
+  s.end_iteration();
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
+  EXPECT_NO_THROW(s.unscale_(net.sgd));
+  EXPECT_EQ(s.get_scale(), 4) << "no step, no growth";
+}
+
+TEST(GradientStage, WaitsInASecondIterationAsInTheFirst) {
+  GradScaler s = scaler();
+  Net net, other;
+  for (int iteration = 0; iteration < 2; ++iteration) {
+    net.sgd.zero_grad();
+    backward(s, net.w.sum());
+    s.unscale_(net.sgd);
+    backward(s, other.w.sum());
+    backward(s, other.w.sum());
+    EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled) << iteration;
+    EXPECT_TRUE(s.step(net.sgd));
+    s.update();
+  }
+}
+
 TEST(GradientRecord, KnowsItsOptimizerFromAnotherAtItsAddress) {
   const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
   std::optional<torch::optim::SGD> sgd(std::in_place, std::vector<at::Tensor>{a}, 0.5);

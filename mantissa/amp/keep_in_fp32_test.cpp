@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "mantissa/amp/kept_weights_internal.h"
 #include "mantissa/amp/test_support_internal.h"
 #include "mantissa/core/device.h"
 
@@ -49,6 +50,18 @@ TEST_F(KeepInFp32, HeadRunsInFloat32InsideARegion) {
   const auto inputs = torch::relu(net->normed).to(at::kFloat);
   const Autocast off(at::kCPU, {.enabled = false});
   EXPECT_TRUE(at::equal(y, net->head(inputs)));
+}
+
+TEST_F(KeepInFp32, TheOutermostRegionEndsTheWatch) {
+  Net net;
+  keep_in_fp32(*net->head);
+  {
+    const Autocast outer(at::kCPU);
+    { const Autocast inner(at::kCPU); }
+    EXPECT_FALSE(kept_weights::begin_watch()) << "the outer region's goes on";
+  }
+  EXPECT_TRUE(kept_weights::begin_watch());
+  kept_weights::end_watch();
 }
 
 TEST_F(KeepInFp32, UnmarkedWeightsGiveTheBitsTheyGaveBefore) {

@@ -181,6 +181,21 @@ TEST(Tf32ConvolutionsGuard, RestoresWhenTheBodyThrowsAndWhenNested) {
   EXPECT_FALSE(at::globalContext().allowTF32CuDNN());
 }
 
+// libtorch writes "off" as "inherits".
+TEST(Tf32ConvolutionsGuard, WhatWasTurnedOffExplicitlyStaysSo) {
+  Settings settings;
+  set_tf32_convolutions(false);
+  for (const auto op : {Float32Op::CONV, Float32Op::RNN})
+    settings.set(Float32Backend::CUDA, op, Float32Precision::IEEE);
+  {
+    const Tf32ConvolutionsGuard guard(true);
+    EXPECT_TRUE(tf32_convolutions());
+  }
+  settings.set(Float32Backend::CUDA, Float32Op::ALL, Float32Precision::TF32);
+  for (const auto op : {Float32Op::CONV, Float32Op::RNN})
+    EXPECT_EQ(setting(Float32Backend::CUDA, op), Float32Precision::IEEE);
+}
+
 TEST(Tf32ConvolutionsGuard, MP07_SettingsThatDifferAreRefusedBeforeAnythingChanges) {
   Settings settings;
   settings.set(Float32Backend::CUDA, Float32Op::RNN, Float32Precision::IEEE);

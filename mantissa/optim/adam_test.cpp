@@ -210,6 +210,7 @@ TEST(Adam, RefusesOptionsOutOfRangeByNameAndValue) {
   EXPECT_THAT(error(AdamOptions().eps(-1)), testing::HasSubstr("eps -1"));
   EXPECT_THAT(error(AdamOptions().betas({1.0, 0.9})), testing::HasSubstr("first beta 1 "));
   EXPECT_THAT(error(AdamOptions().betas({0.9, -0.1})), testing::HasSubstr("second beta -0.1"));
+  EXPECT_THAT(error(AdamOptions().betas({0.9, 1.0})), testing::HasSubstr("second beta 1 "));
   EXPECT_THAT(error(AdamOptions().weight_decay(-3)), testing::HasSubstr("weight_decay -3"));
   EXPECT_THAT(value_error([] { Adam(std::vector<at::Tensor>{}); }), testing::HasSubstr("no parameters"));
   EXPECT_THAT(value_error([&] {
@@ -286,6 +287,10 @@ TEST(Adam, RefusesAFileThatIsNotItsOwn) {
   other_net.step();
   EXPECT_THAT(value_error([&] { save_and_load(other_net, optimizer); }),
               testing::HasSubstr("of shape [2, 5] for parameter 0 of group 0, whose shape is [5]"));
+  Adam impossible({p});
+  impossible.param_groups()[0].options().set_lr(-1);
+  EXPECT_THAT(value_error([&] { save_and_load(impossible, optimizer); }),
+              testing::HasSubstr("learning rate -1"));
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1);
   EXPECT_TRUE(optimizer.state().empty());
 }

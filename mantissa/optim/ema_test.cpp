@@ -55,6 +55,20 @@ TEST(Ema, BuffersAreTheModulesOwnUnlessAveraged) {
   }
 }
 
+TEST(Ema, NamesTheAveragesOfBuffersToo) {
+  Net net;
+  ExponentialMovingAverage ema(net, {.decay = 0.5, .use_buffers = true});
+  EXPECT_TRUE(ema.named_averages().empty());
+  net.write(1);
+  ema.update();
+  net.write(3);
+  ema.update();
+  const auto named = ema.named_averages();
+  EXPECT_EQ(named.size(), net.parameters().size() + net.buffers().size());
+  EXPECT_EQ(named.at("fc.weight")[0][0].item<float>(), 2);
+  EXPECT_EQ(named.at("norm.running_mean")[0].item<float>(), 20);
+}
+
 TEST(Ema, UpdatesAndLoadsInInferenceModeToo) {
   Net net;
   ExponentialMovingAverage ema(net, {.decay = 0.5}), loaded(net, {.decay = 0.5});

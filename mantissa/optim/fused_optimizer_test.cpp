@@ -465,5 +465,40 @@ TEST_P(Fused, TakesGradientsOnCudaAndTheCpu) {
   EXPECT_TRUE(at::equal(there, before));
 }
 
+// libtorch takes an option of a group that equals the class's default for one that was not given.
+TEST(FusedOptimizer, AGroupKeepsItsOptions) {
+  Groups groups;
+  groups.emplace_back(std::vector<at::Tensor>{at::ones({1}).set_requires_grad(true)});
+  groups.emplace_back(std::vector<at::Tensor>{at::ones({1}).set_requires_grad(true)},
+                      std::make_unique<SGDOptions>(SGDOptions().lr()));
+  const FusedSGD optimizer(groups, SGDOptions(0.5).momentum(0.9));
+  const auto options = [&](size_t group) {
+    return dynamic_cast<const SGDOptions&>(optimizer.param_groups()[group].options());
+  };
+  EXPECT_EQ(options(0).lr(), 0.5);
+  EXPECT_EQ(options(0).momentum(), 0.9);
+  EXPECT_EQ(options(1).lr(), SGDOptions().lr());
+  EXPECT_EQ(options(1).momentum(), 0);
+
+  Groups adams;
+  adams.emplace_back(std::vector<at::Tensor>{at::ones({1}).set_requires_grad(true)},
+                     std::make_unique<AdamWOptions>());
+  const FusedAdamW adam(adams, AdamWOptions(AdamOptions(0.5).weight_decay(0.25)));
+  EXPECT_EQ(adam.param_groups()[0].options().get_lr(), AdamWOptions().lr());
+}
+
+TEST(FusedOptimizer, ParametersDrawApartFromEachOther) {
+  int alike = 0;
+  for (uint64_t seed = 0; seed < 16; ++seed) {
+    const at::Tensor a = at::ones({16}, at::kBFloat16).set_requires_grad(true),
+                     b = at::ones({16}, at::kBFloat16).set_requires_grad(true);
+    FusedSGD optimizer({a, b}, SGDOptions(1.0), FusedOptions{.stochastic_rounding = true, .seed = seed});
+    for (const at::Tensor& p : {a, b}) p.mutable_grad() = at::full_like(p, 0x1p-9);  // between two values
+    optimizer.step();
+    alike += at::equal(a.slice(0, 8), b.slice(0, 0, 8));
+  }
+  EXPECT_LT(alike, 4);  // at random, once in 256 times
+}
+
 }  // namespace
 }  // namespace mantissa::fused_optimizer_test

@@ -57,6 +57,8 @@ TEST(WarmupCosineLR, ResumesWhereItStopped) {
   EXPECT_EQ(rate(straight, 1), rate(resumed, 1));
   EXPECT_THROW(b.resume_at(-1), c10::ValueError);
   EXPECT_EQ(b.steps_taken(), 7);
+  b.resume_at(0);
+  EXPECT_EQ(rate(resumed, 1), 10 * warmup_cosine_factor(kOptions, 0));
 }
 
 TEST(WarmupCosineLR, RefusesOptionsOutOfRangeAndLeavesTheRates) {
@@ -73,6 +75,8 @@ TEST(WarmupCosineLR, RefusesOptionsOutOfRangeAndLeavesTheRates) {
   }
   EXPECT_EQ(rate(optimizer, 0), 1);
   EXPECT_EQ(rate(optimizer, 1), 10);
+  for (const double final_factor : {0.0, 1.0})
+    EXPECT_NO_THROW(WarmupCosineLR(optimizer, {.total_steps = 5, .final_factor = final_factor}));
 }
 
 TEST(WarmupCosineLR, RefusesAGroupAddedLater) {

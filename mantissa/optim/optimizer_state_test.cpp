@@ -260,6 +260,13 @@ TEST_P(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
               HasSubstr("'param_groups' is missing"));
   EXPECT_THAT(error_with([](StateDict& s) { s.at("param_groups").get_if<StateList>()->pop_back(); }),
               HasSubstr("optimizers.0.param_groups: are 1; the optimizer has 2; load it into"));
+  EXPECT_THAT(error_with([](StateDict& s) {
+                auto& groups = *s.at("param_groups").get_if<StateList>();
+                groups.emplace_back(groups.front());
+              }),
+              HasSubstr("optimizers.0.param_groups: are 3; the optimizer has 2; load it into"));
+  EXPECT_THAT(error_with([&](StateDict& s) { (*s.at("param_groups").get_if<StateList>())[1] = 1; }),
+              HasSubstr("optimizers.0.param_groups.1: is a whole number; a dict was expected"));
   EXPECT_THAT(
       error_with([&](StateDict& s) { group(s).at("params").get_if<StateList>()->pop_back(); }),
       HasSubstr("optimizers.0.param_groups.0.params: the 1 saved parameters do not match the optimizer's"));

@@ -40,6 +40,9 @@ TEST_P(OptimizerRegistry, TheRowIsTrue) {
   EXPECT_EQ(group.find("momentum").has_value(), row.takes("momentum"));
   EXPECT_EQ(group.find("betas").has_value(), row.takes("beta1") && row.takes("beta2"));
   EXPECT_EQ(group.find("eps").has_value(), row.takes("eps"));
+  if (row.takes("eps")) {
+    EXPECT_EQ(group.at("eps").to_double(), 1e-8) << "PyTorch's default";
+  }
   EXPECT_EQ(row.squares_gradients, row.takes("beta2"));
   EXPECT_FALSE(StateReader(state).find("stochastic_rounding_seed"));
 }

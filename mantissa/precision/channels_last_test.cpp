@@ -63,7 +63,8 @@ TEST(ChannelsLast, OptimizersAndGradientsFollow) {
 TEST(ChannelsLast, OtherTensorsStayAsTheyAre) {
   for (const at::Tensor& tensor :
        {torch::rand({}), torch::rand({3, 2}), torch::rand({2, 2, 2}), torch::rand({2, 2, 2, 2, 2, 2}),
-        torch::eye(2).to_sparse(), torch::rand({2, 3, 2, 2}).contiguous(kLast)})
+        torch::eye(2).to_sparse(), torch::rand({2, 2, 2, 2}).to_sparse(),
+        torch::rand({2, 3, 2, 2}).contiguous(kLast)})
     EXPECT_TRUE(channels_last(tensor).is_same(tensor));
   EXPECT_TRUE(channels_last(torch::rand({2, 3, 2, 2, 2})).is_contiguous(kLast3d));
 }

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <gtest/gtest.h>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -73,6 +75,17 @@ TEST(InitModule, IN11_MakesALargeModuleInNoMoreMemoryThanItsWeights) {
     RecordProperty(std::string(mode) + " peak bytes", std::to_string(peak));
     RecordProperty(std::string(mode) + " weight bytes", std::to_string(weights));
   }
+}
+
+TEST(InitModule, IN12_AsksTheModuleToMove) {
+  struct Moves : torch::nn::Module {
+    void to(at::Device device, bool /*non_blocking*/) override { asked = device; }
+    std::optional<at::Device> asked;
+  };
+  const auto precision = make_precision("bf16-true", at::kCPU);
+  const auto net =
+      init_module(*precision, at::Device(at::kCUDA, 1), [] { return std::make_shared<Moves>(); });
+  EXPECT_EQ(net->asked, at::Device(at::kCUDA, 1));
 }
 
 TEST(InitModule, IN12_PlacesItOnCuda) {

@@ -294,5 +294,15 @@ TEST(Registry, NamesTheMissingDevice) {
               testing::HasSubstr("cannot run on cuda"));
 }
 
+TEST(Registry, TakesTheScalersNumbersUpToTheirLimits) {
+  const double smallest = std::numeric_limits<float>::min();
+  EXPECT_NO_THROW(make_precision("16-mixed", at::kCPU, {.loss_scale = "1.1754943508222875e-38"})) << smallest;
+  EXPECT_NO_THROW(make_precision("16-mixed", at::kCPU, {.growth_interval = 1, .hysteresis_steps = 1}));
+  EXPECT_NO_THROW(make_precision("16-mixed", at::kCPU, {.warn_after_skips = 0}));
+  for (const double init_scale : {4.0, 8.0})
+    EXPECT_NO_THROW(
+        make_precision("16-mixed", at::kCPU, {.init_scale = init_scale, .min_scale = 4, .max_scale = 8}));
+}
+
 }  // namespace
 }  // namespace mantissa::registry_test

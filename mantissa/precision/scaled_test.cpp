@@ -220,5 +220,61 @@ TEST(ScaledPrecision, WarnsOnceAboutDividingFp16GradientsInFp16) {
   EXPECT_TRUE(step_twice(leaves_it, fused, self_unscaling).empty());
 }
 
+TEST(ScaledPrecision, BackwardShowsTheLossWhosePassComesNext) {
+  const auto scaled = scaled_by_1024();
+  MixedPrecision plain(at::kBFloat16, at::kCPU);
+  for (auto* mode : {static_cast<Precision*>(scaled.get()), static_cast<Precision*>(&plain)}) {
+    Part part;
+    std::vector<double> seen;
+    mode->backward(part.loss(0.25, 0.5), [&](const at::Tensor& loss) {
+      seen.push_back(loss.item<double>());
+      EXPECT_FALSE(part.net->weight.grad().defined()) << "before the pass";
+    });
+    EXPECT_EQ(seen, std::vector<double>{mode == &plain ? 0.75 : 0.75 * 1024});
+  }
+}
+
+TEST(ScaledPrecision, SaysWhetherGradientsAreScaled) {
+  const auto mode = scaled_by_1024();
+  Part part;
+  mode->backward(part.loss(0.25, 0.5));
+  EXPECT_TRUE(mode->are_gradients_scaled(part.optimizer));
+  mode->unscale_gradients(part.optimizer);
+  EXPECT_FALSE(mode->are_gradients_scaled(part.optimizer));
+  mode->optimizer_step(part.optimizer);
+  EXPECT_FALSE(mode->are_gradients_scaled(part.optimizer));
+
+  Part fused;
+  TrueDtype half(at::kHalf,
+                 {.scaler = std::make_unique<GradScaler>(
+                      at::kCPU, GradScalerOptions{.init_scale = 1024, .allow_fp16_gradients = true})});
+  half.convert_module(*fused.net);
+  SelfUnscaling divides(fused.net->parameters(), 1.0);
+  half.backward(fused.loss(0.25, 0.5));
+  half.clip_gradients(divides, 0.125);
+  EXPECT_TRUE(half.are_gradients_scaled(divides)) << "clipped, but divided in the step";
+  EXPECT_FALSE(MixedPrecision(at::kBFloat16, at::kCPU).are_gradients_scaled(part.optimizer));
+}
+
+TEST(ScaledPrecision, ClipsByValueUnlessAnOverflowDropsTheStep) {
+  for (const float weight_gradient : {4.F, HUGE_VALF}) {
+    const auto mode = scaled_by_1024();
+    Part part;
+    mode->backward(part.loss(weight_gradient, 2));
+    EXPECT_FALSE(mode->clip_gradients(part.optimizer, 0.5, GradientClipAlgorithm::kValue).defined());
+    const bool overflows = weight_gradient == HUGE_VALF;
+    EXPECT_EQ(part.net->weight.grad().item<float>(), overflows ? HUGE_VALF : 0.5F);
+    EXPECT_EQ(mode->optimizer_step(part.optimizer).skipped(), overflows);
+    EXPECT_EQ(part.bias(), overflows ? 1 : 0.5);
+  }
+}
+
+TEST(ScaledPrecision, ALineSearchIsRefusedEvenWithoutGradients) {
+  const auto mode = scaled_by_1024();
+  Part part;
+  torch::optim::LBFGS lbfgs(part.net->parameters(), 0.1);
+  EXPECT_THROW(mode->optimizer_step(lbfgs), c10::TypeError);
+}
+
 }  // namespace
 }  // namespace mantissa::scaled_test

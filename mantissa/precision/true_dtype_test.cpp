@@ -1,5 +1,6 @@
 #include "mantissa/precision/true_dtype.h"
 
+#include <cstdlib>
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
@@ -254,6 +256,38 @@ TEST(TrueDtype, WarnsAboutAnEpsThatFp16LosesWhateverTheOptimizer) {
       }
     }
   }
+}
+
+TEST(TrueDtype, AnEpsThatFp16LosesWarnsInALoopWithoutSetupOptimizer) {
+  Warnings warnings;
+  Net net;
+  TrueDtype mode(at::kHalf);
+  mode.convert_module(net);
+  torch::optim::Adam adam(net.parameters());
+  mode.optimizer_step(adam);
+  EXPECT_THAT(warnings.texts, testing::ElementsAre(testing::HasSubstr("set eps to 1e-4")));
+}
+
+TEST(TrueDtype, AModeOfAnotherDtypeSaysNothingOfFp16) {
+  Warnings warnings;
+  torch::optim::Adam adam(std::vector{torch::ones(1, at::kHalf)});
+  TrueDtype(at::kBFloat16).setup_optimizer(adam);
+  EXPECT_THAT(warnings.texts, testing::IsEmpty());
+}
+
+// In a process of its own: another test may have put the kernels in place.
+TEST(TrueDtypeDeathTest, SixteenBitModesTakeTheKernelsForTheirDtype) {
+  const char* switched = std::getenv("MANTISSA_CPU_KERNELS");
+  if (switched != nullptr && std::string(switched) == "0") GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto enabled_by = [](at::ScalarType dtype) {
+    if (cpu_kernels_enabled()) std::_Exit(2);
+    const TrueDtype mode(dtype);
+    std::_Exit(cpu_kernels_enabled() ? 1 : 0);
+  };
+  EXPECT_EXIT(enabled_by(at::kHalf), testing::ExitedWithCode(1), "");
+  EXPECT_EXIT(enabled_by(at::kBFloat16), testing::ExitedWithCode(1), "");
+  EXPECT_EXIT(enabled_by(at::kDouble), testing::ExitedWithCode(0), "");
 }
 
 TEST(TrueDtype, DoesNotWarnAboutAnOptimizerThatFp16DoesNotHarm) {

@@ -6,6 +6,9 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/device.h"
+#include "mantissa/core/state_dict.h"
+#include "mantissa/trainer/loop/run_metrics_internal.h"
+#include "mantissa/trainer/loop/step_times_internal.h"
 
 namespace mantissa::metrics_test {
 namespace {
@@ -70,6 +73,36 @@ TEST(MeanMetrics, SumsOnCuda) {
   other.add(metrics);
   other.add(metrics);
   EXPECT_DOUBLE_EQ(other.compute().at("loss"), 2.0);
+}
+
+TEST(MeanMetrics, AddsWhatAnotherHasOnADevice) {
+  MeanMetrics metrics, other;  // a meta tensor has no values, but stays on its device like CUDA's
+  other.add("loss", torch::ones({}, at::kMeta), 1);
+  metrics.add(other);
+  EXPECT_TRUE(StateReader(metrics.state_dict()).at("loss").find("device").has_value());
+}
+
+TEST(StepTimes, TheMedianIsOfTheTimesAndTheRateOfAll) {
+  StepTimes times;
+  EXPECT_EQ(times.median_ms(), 0);
+  EXPECT_EQ(times.samples_per_second(), 0);
+  for (const double ms : {5.0, 1.0, 30.0}) times.add(ms, 9);
+  EXPECT_EQ(times.median_ms(), 5);
+  EXPECT_EQ(times.samples_per_second(), 750);
+  for (int i = 0; i < 10'000; ++i) times.add(2, 1);
+  EXPECT_EQ(times.median_ms(), 2);
+}
+
+TEST(RunMetrics, AResumedRunKnowsTheValidationOfItsEpoch) {
+  RunMetrics saved, resumed;
+  saved.set_validation({{"val_loss", 2.0}});
+  StateDict state;
+  saved.save(state);
+  Differences differences;
+  resumed.load(StateReader(state), differences);
+  resumed.end_epoch();
+  EXPECT_EQ(resumed.of_epoch(), (Metrics{{"val_loss", 2.0}}));
+  EXPECT_EQ(resumed.newest().at("val_loss"), 2.0);
 }
 
 }  // namespace

@@ -478,6 +478,28 @@ TEST(Task, LogOutsideARunSaysSo) {
   EXPECT_THAT(error_of([&] { task.shout(); }), testing::HasSubstr("inside training_step()"));
 }
 
+TEST(Task, StepsOfItsOwnOutsideAFitSaySo) {
+  struct Steps : OneWeight {
+    void validation_step(const Batch& batch, int64_t) override {
+      manual_backward((net->weight * batch.data).sum());
+    }
+  } task;
+  ListLoader val = loader_of({1});
+  EXPECT_THAT(error_of([&] { Trainer({.device = "cpu"}).validate(task, val); }),
+              testing::HasSubstr("this run is not a fit"));
+}
+
+TEST(Trainer, ABatchesReportSaysWhichItIs) {
+  OneWeight task;
+  ListLoader train = loader_of({1, 2});
+  const auto recorder = std::make_shared<Recorder>();
+  Trainer({.device = "cpu", .max_epochs = 2, .callbacks = {recorder}}).fit(task, train);
+  std::vector<std::pair<int64_t, int64_t>> batches;
+  for (const TrainBatch& batch : recorder->batches) batches.emplace_back(batch.epoch, batch.batch_index);
+  EXPECT_THAT(batches, testing::ElementsAre(testing::Pair(0, 0), testing::Pair(0, 1), testing::Pair(1, 0),
+                                            testing::Pair(1, 1)));
+}
+
 class EveryDevice : public testing::TestWithParam<std::string> {};
 
 TEST_P(EveryDevice, ClassifiesInEveryMode) {
@@ -510,6 +532,19 @@ TEST(ClassificationTask, RefusesTargetsThatDoNotFit) {
       });
   const Batch wrong{torch::ones({3, 1}), torch::zeros({2}, at::kLong), {}};
   EXPECT_THAT(error_of([&] { task.training_step(wrong, 0); }), testing::HasSubstr("do not fit targets [2]"));
+}
+
+TEST(ClassificationTask, SixteenBitLogitsAreScoredInFloat32) {
+  auto net = std::make_shared<torch::nn::LinearImpl>(1, 2);
+  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+    ClassificationTask task(
+        net, [&](const at::Tensor& input) { return net->forward(input).to(dtype); },
+        [](torch::nn::Module& module) {
+          return OptimizerConfig{std::make_shared<torch::optim::SGD>(module.parameters(), 0.5)};
+        });
+    const Batch batch{torch::ones({3, 1}), torch::zeros({3}, at::kLong), {}};
+    EXPECT_EQ(task.training_step(batch, 0).scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Tests which checkpoints are the best, how they are named, and how failures are handled.
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <gmock/gmock.h>
@@ -117,7 +118,7 @@ TEST_F(KeptCheckpoints, RefusesWhatKeepsNothingOrNamesNothing) {
   EXPECT_THAT(error({.mode = "lowest"}), HasSubstr("choose min or max"));
   EXPECT_THAT(error({.save_top_k = -2}), HasSubstr("save_top_k=-2"));
   EXPECT_THAT(error({.save_top_k = 0, .save_last = false}), HasSubstr("keeps nothing"));
-  EXPECT_THAT(error({.filename = "a/b"}), HasSubstr("no name of a folder"));
+  EXPECT_THAT(error({.filename = "a/b"}), HasSubstr("is not a folder name"));
   EXPECT_THAT(error({.every_n_train_steps = -1}), HasSubstr("every_n_train_steps=-1"));
   EXPECT_THAT(error_of([&] { fit({.dirpath = folder_, .monitor = "n"}, {1}); }),
               HasSubstr("the monitor 'n' was not logged; logged were m, train_loss"));
@@ -400,6 +401,39 @@ TEST_F(KeptCheckpoints, NothingIsSavedOfWhatCallbacksMakeOfTheWeightsAfterTraini
        .callbacks = {std::make_shared<EMAWeightAveraging>(), std::make_shared<Throws>(), checkpoints}});
   EXPECT_THROW(trainer.fit(task, train), std::runtime_error);
   EXPECT_THAT(names(), IsEmpty());
+}
+
+TEST_F(KeptCheckpoints, SavesWhenSoMuchTimeHasPassedInTheFit) {
+  OneWeight task;
+  ListLoader train = loader_of({1, 2, 3});
+  const auto fit_with = [&](std::chrono::milliseconds interval) {
+    const auto checkpoints =
+        std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_,
+                                                                 .filename = "{step}",
+                                                                 .save_top_k = -1,
+                                                                 .save_last = false,
+                                                                 .every_n_epochs = 0,
+                                                                 .train_time_interval = interval});
+    Trainer({.device = "cpu", .max_epochs = 1, .callbacks = {checkpoints}}).fit(task, train);
+    return names();
+  };
+  EXPECT_THAT(fit_with(std::chrono::minutes(1)), IsEmpty()) << "counted from the start of the fit";
+  EXPECT_THAT(fit_with(std::chrono::milliseconds(0)), UnorderedElementsAre("1", "2", "3"));
+}
+
+TEST_F(KeptCheckpoints, AResumedRunGivesTheNameOfTheBestToABetterOne) {
+  const ModelCheckpointOptions options{.dirpath = folder_, .filename = "c", .monitor = "m"};
+  fit(options, {1, 2});
+  EXPECT_THAT(names(), UnorderedElementsAre("c", "c-v1"));
+  Logs task;
+  task.values = {0};
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  Trainer({.device = "cpu",
+           .max_epochs = 3,
+           .num_sanity_val_steps = 0,
+           .callbacks = {std::make_shared<ModelCheckpoint>(options)}})
+      .fit(task, train, &val, folder_);
+  EXPECT_THAT(names(), ElementsAre("c"));
 }
 
 TEST_F(KeptCheckpoints, TwoAveragesAreRefused) {

@@ -383,6 +383,31 @@ TEST_F(ModelCheckpointFiles, ALostFolderEndsTheRunWhichIsSavedElsewhere) {
       }
 }
 
+TEST_F(ModelCheckpointFiles, AfterAMoveTheBestIsNoLongerWhereItWas) {
+  struct Moves final : Callback {
+    void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+      if (batch.global_step == 3) std::filesystem::rename(from, to);
+    }
+    std::filesystem::path from, to;
+  };
+  const auto moves = std::make_shared<Moves>();
+  moves->from = folder_ / "run";
+  moves->to = folder_ / "archive";
+  const auto checkpoints =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / "run" / "checkpoints",
+                                                               .filename = "{step}",
+                                                               .monitor = "val_x",
+                                                               .every_n_train_steps = 1,
+                                                               .async = false});
+  OneWeight task;
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  Trainer trainer(
+      {.device = "cpu", .max_epochs = 100, .num_sanity_val_steps = 0, .callbacks = {moves, checkpoints}});
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train, &val); }), HasSubstr("was removed, moved or replaced"));
+  EXPECT_EQ(checkpoints->last_model_path().filename(), "3");
+  EXPECT_TRUE(checkpoints->best_model_path().empty());  // step 3 was not validated
+}
+
 TEST_F(ModelCheckpointFiles, ALinkUnderACheckpointsNameIsReplaced) {
   run({.folder = folder_ / "other", .max_epochs = 1});
   struct Links final : Callback {

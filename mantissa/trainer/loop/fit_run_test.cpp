@@ -245,7 +245,7 @@ TEST(FitRun, AValidationInsideAnEpochLeavesOverfittingItsPlace) {
   EXPECT_EQ(diary->count("val"), 2);
   EXPECT_EQ(diary->count("v3"), 2);
   EXPECT_THAT(error_of([&] { Trainer({.device = "cpu", .val_check_interval = 2}).fit(task, train, &train); }),
-              HasSubstr("one loader"));
+              HasSubstr("share a loader"));
   EXPECT_EQ(Trainer({.device = "cpu"}).fit(task, train, &train).steps, 5);
 }
 
@@ -280,6 +280,9 @@ TEST(FitRun, FastDevRunForgetsWhatOneBatchCannotDo) {
     EXPECT_EQ(diary->count("v1"), 1);
     EXPECT_EQ(diary->count("v2"), 0);
   }
+  EXPECT_TRUE(Trainer({.device = "cpu", .overfit_batches = 2, .fast_dev_run = 1})
+                  .options()
+                  .overfit_batches.is_none());
   EXPECT_THAT(error_of([] { Trainer trainer({.fast_dev_run = -1}); }), HasSubstr("fast_dev_run"));
 }
 

@@ -42,5 +42,12 @@ TEST(InterruptScope, LeavesAnIgnoredSignalIgnoredAndRestoresTheHandlerBefore) {
   EXPECT_EQ(after.sa_handler, SIG_IGN);
 }
 
+TEST(InterruptScope, RestoresAHandlerOfOnesOwn) {
+  const auto mine = [](int) {};
+  const auto before = std::signal(SIGTERM, mine);
+  { const InterruptScope scope; }
+  EXPECT_EQ(std::signal(SIGTERM, before), static_cast<void (*)(int)>(mine));
+}
+
 }  // namespace
 }  // namespace mantissa::interrupt_test

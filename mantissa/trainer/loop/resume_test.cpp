@@ -226,6 +226,23 @@ TEST_F(Resume, GradientsThatATaskHasNotSteppedOnAreKept) {
   }
 }
 
+TEST_F(Resume, GradientsThatAStepHasUsedAreNotKept) {
+  struct EveryBatch : Draws {
+    bool automatic_optimization() const override { return false; }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      optimizers().zero_grad();
+      manual_backward((net->weight * batch.data).sum());
+      optimizers().step();
+      return {};
+    }
+  } task;
+  fit(task, "run", {.max_epochs = 1});
+  const Manifest manifest = read_manifest(folder_ / "run" / "0-4");
+  const StateReader state(manifest.state, "");
+  EXPECT_FALSE(state.at("unstepped").at(0).to_bool());
+  EXPECT_EQ(state.at("gradients").size(), 0);
+}
+
 /// Whether the checkpoint promises to continue bit for bit.
 bool is_exact(const std::filesystem::path& checkpoint) {
   return StateReader(read_manifest(checkpoint).state, "").at("exact").to_bool();

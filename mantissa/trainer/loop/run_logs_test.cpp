@@ -3,6 +3,7 @@
 
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/loggers/csv_logger.h"
+#include "mantissa/trainer/loop/run_logs_internal.h"
 #include "mantissa/trainer/metrics.h"
 #include "mantissa/trainer/test_support_internal.h"
 
@@ -156,6 +157,30 @@ TEST(RunLogs, ManualOptimizationCountsBatches) {
   Trainer({.device = "cpu", .loggers = {recording}, .log_every_n_steps = 2}).fit(task, train);
   EXPECT_THAT(recording->lines, ElementsAre("4: epoch=0 skipped_steps=0 x_step=2",
                                             "6: epoch=0 skipped_steps=0 x=2", "success"));
+}
+
+TEST(RunLogs, EachLoggerGoesOnAfterItsOwnRows) {
+  struct Counts final : Logger {
+    explicit Counts(std::optional<int64_t> rows) : kept(rows) {}
+    std::string name() const override { return "counts"; }
+    void log_metrics(MetricValues, int64_t) override {}
+    void log_hyperparams(const Hyperparameters&) override {}
+    std::optional<int64_t> rows() const override { return kept; }
+    void resume_from(int64_t step) override { told.emplace_back(step, -1); }
+    void resume_from(int64_t step, int64_t rows) override { told.emplace_back(step, rows); }
+    std::optional<int64_t> kept;
+    std::vector<std::pair<int64_t, int64_t>> told;
+  };
+  const auto first = std::make_shared<Counts>(7), second = std::make_shared<Counts>(2),
+             without = std::make_shared<Counts>(std::nullopt);
+  RunLogs logs({first, second, without});
+  StateDict state{{"progress", StateDict{{"global_step", int64_t{5}}}}};
+  logs.save(state);
+  Differences differences;
+  logs.load(StateReader(state), differences);
+  EXPECT_THAT(first->told, ElementsAre(testing::Pair(5, 7)));
+  EXPECT_THAT(second->told, ElementsAre(testing::Pair(5, 2)));
+  EXPECT_THAT(without->told, ElementsAre(testing::Pair(5, -1)));
 }
 
 class RunLogsFiles : public InFolder {};
