@@ -53,8 +53,7 @@ size_t size_in(const char* name, torch::serialize::InputArchive& archive, const 
   return static_cast<size_t>(size.item<int64_t>());
 }
 
-constexpr const char* kLoadMatchingNetwork =
-    "; load it into an optimizer of the net that it was saved with";
+constexpr const char* kLoadMatchingNetwork = "; load it into an optimizer of the net that it was saved with";
 
 /// Checks that the state in `archive` has the values that the optimizer keeps for `parameter`; without
 /// formats, that they have the parameter's shape.
