@@ -19,7 +19,7 @@ void RunLogs::begin_batch(bool makes_row) {
 }
 
 void RunLogs::add_step_value(const std::string& name, const MetricValue& value) {
-  if (makes_row_ && batch_row_) batch_row_->insert_or_assign(name + "_step", value);
+  if (batch_row_) batch_row_->insert_or_assign(name + "_step", value);
 }
 
 void RunLogs::end_batch(const Progress& progress) { add(*std::exchange(batch_row_, std::nullopt), progress); }
