@@ -64,7 +64,7 @@ std::vector<std::string> dtype_names() {
   return names;
 }
 
-/// True if --dtype may change this dtype. Scales (F8_E8M0) are not weights.
+/// True if --dtype may change tensors of this dtype. F8_E8M0 is left alone, because it holds scales.
 bool is_castable(at::ScalarType dtype) {
   return std::any_of(kDtypes.begin(), kDtypes.end(),
                      [&](const DtypeName& row) { return row.dtype == dtype; });
@@ -80,7 +80,8 @@ at::ScalarType parse_dtype(const std::string& text) {
   return at::kFloat;
 }
 
-/// Parses bytes: "2GB" (10^9, as Hugging Face counts), "500MiB" (2^20) or "1000000".
+/// Parses a size in bytes, such as "2GB" (GB is 10^9, as at Hugging Face), "500MiB" (MiB is 2^20) or
+/// "1000000".
 uint64_t parse_size(const std::string& text) {
   const size_t end = std::min(text.find_last_of("0123456789.") + 1, text.size());
   const ParsedNumber<double> amount = parse_number<double>(text.substr(0, end));
@@ -162,7 +163,7 @@ uint64_t bytes_of(const SafetensorsHeader& header) {
   return bytes;
 }
 
-/// Checks all that can be checked before anything is written.
+/// Checks everything that can be checked before a file is written.
 void check_outputs(const ConvertCommand& c, const SafetensorsModel& model, const SafetensorsLayout& layout) {
   std::error_code error;
   for (const fs::path& path : outputs(layout)) {
@@ -184,7 +185,7 @@ void check_outputs(const ConvertCommand& c, const SafetensorsModel& model, const
               " left; free some, or choose another disk");
 }
 
-/// Rewrites one line on a terminal; prints nothing elsewhere.
+/// Shows the progress in one line of a terminal. Prints nothing if standard error is not a terminal.
 class Progress {
  public:
   Progress(uint64_t total_bytes, bool quiet)
@@ -222,7 +223,7 @@ std::map<std::string, CastLoss> write(const ConvertCommand& c, const Safetensors
   });
 }
 
-/// The loss of all casts between the same two dtypes.
+/// The combined loss of all casts from one dtype to another.
 struct CastGroup {
   int64_t tensors = 0;
   CastLoss loss;
@@ -327,25 +328,31 @@ void add_convert(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("convert", "Change a model's dtypes, names and division into files");
   const auto command = std::make_shared<ConvertCommand>();
   ConvertCommand& c = *command;
-  const auto again = [&](const char* flag, std::vector<std::string>& values, const char* word,
-                         const char* help) {
+  const auto add_repeatable = [&](const char* flag, std::vector<std::string>& values, const char* word,
+                                  const char* help) {
     sub->add_option(flag, values, help)->allow_extra_args(false)->option_text(word);
   };
-  const auto once = [&](const char* flag, std::string& text, const std::string& word, const char* help) {
+  const auto add_single = [&](const char* flag, std::string& text, const std::string& word,
+                              const char* help) {
     return sub->add_option(flag, text, help)->option_text(word);
   };
-  once("in", c.in, "IN", "a safetensors file, an index of shards, or a folder with one")->required();
-  once("out", c.out, "OUT", "NAME.safetensors, or a folder for model.safetensors")->required();
-  once("--dtype", c.dtype, fmt::format("{}", fmt::join(dtype_names(), "|")), "cast floating-point tensors");
-  again("--only", c.only, "GLOB", "cast only tensors of this name, a shell pattern; repeatable");
-  again("--keep-fp32", c.keep_fp32, "GLOB", "tensors of this name become or stay float32; repeatable");
-  once("--max-shard-size", c.max_shard_size, "SIZE",
-       "several files of at most this size each, such as 2GB, and an index [one file]");
-  once("--strip-prefix", c.strip_prefix, "TEXT", "remove this prefix from the names that have it");
-  once("--key-map", c.key_map, "FILE", "new names: a YAML map from regular expressions to replacements");
-  again("--rename", c.rename, "REGEX=>TEXT", "one such rule, with $1 for its first group; repeatable");
-  once("--add-prefix", c.add_prefix, "TEXT", "put this before every name");
-  again("--metadata", c.metadata, "KEY=VALUE", "set this beside the input's own metadata; repeatable");
+  add_single("in", c.in, "IN", "a safetensors file, an index of shards, or a folder with one")->required();
+  add_single("out", c.out, "OUT", "NAME.safetensors, or a folder for model.safetensors")->required();
+  add_single("--dtype", c.dtype, fmt::format("{}", fmt::join(dtype_names(), "|")),
+             "cast floating-point tensors");
+  add_repeatable("--only", c.only, "GLOB", "cast only tensors of this name, a shell pattern; repeatable");
+  add_repeatable("--keep-fp32", c.keep_fp32, "GLOB",
+                 "tensors of this name become or stay float32; repeatable");
+  add_single("--max-shard-size", c.max_shard_size, "SIZE",
+             "several files of at most this size each, such as 2GB, and an index [one file]");
+  add_single("--strip-prefix", c.strip_prefix, "TEXT", "remove this prefix from the names that have it");
+  add_single("--key-map", c.key_map, "FILE",
+             "new names: a YAML map from regular expressions to replacements");
+  add_repeatable("--rename", c.rename, "REGEX=>TEXT",
+                 "one such rule, with $1 for its first group; repeatable");
+  add_single("--add-prefix", c.add_prefix, "TEXT", "put this before every name");
+  add_repeatable("--metadata", c.metadata, "KEY=VALUE",
+                 "set this beside the input's own metadata; repeatable");
   sub->add_flag("--overwrite", c.overwrite, "replace an existing output file, but never shards");
   sub->add_flag("--dry-run", c.dry_run, "print what would be written, and write nothing");
   sub->add_flag("--json", c.json, "write JSON to standard output instead of text");

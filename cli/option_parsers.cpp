@@ -31,7 +31,7 @@ BatchLimit parse_batch_limit(const std::string& flag, const std::string& text) {
 
 std::optional<std::chrono::milliseconds> parse_max_time(const std::string& flag, const std::string& text) {
   if (text.empty()) return std::nullopt;
-  // Days, hours, minutes, seconds. The largest number of each part keeps the sum far from overflow.
+  // The parts are days, hours, minutes and seconds. The limit on the days keeps the sum far from overflow.
   constexpr std::array<int64_t, 4> kSeconds{86'400, 3'600, 60, 1}, kMaxPerPart{100'000, 23, 59, 59};
   int64_t seconds = 0;
   size_t parts = 0;

@@ -15,12 +15,12 @@
 namespace mantissa::cli {
 namespace {
 
-/// Shortens the warm-up in a run that is too short for it: half of the steps rise, half fall.
+/// Limits the warm-up to half of the run's steps, so that the learning rate also falls in a short run.
 int64_t warmup_steps(const FitOptions& o, int64_t steps) {
-  const int64_t wanted = o.warmup.warmup_steps, possible = std::min(wanted, steps / 2);
-  const OptionValue& usual = default_of(*find_option("warmup_steps"), reads_text(o.values));
-  if (possible < wanted && OptionValue(wanted) != usual) {
-    TORCH_WARN_ONCE("--warmup-steps ", wanted, " is more than half of the run's ", steps,
+  const int64_t requested = o.warmup.warmup_steps, possible = std::min(requested, steps / 2);
+  const OptionValue& by_default = default_of(*find_option("warmup_steps"), reads_text(o.values));
+  if (possible < requested && OptionValue(requested) != by_default) {
+    TORCH_WARN_ONCE("--warmup-steps ", requested, " is more than half of the run's ", steps,
                     " steps, so that the learning rate rises over ", possible,
                     "; choose fewer, or train longer");
   }

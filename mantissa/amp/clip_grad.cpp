@@ -29,7 +29,8 @@ std::vector<at::Tensor> gradients_of(at::TensorList parameters) {
   gradients.reserve(parameters.size());
   std::unordered_set<const at::TensorImpl*> seen;
   for (const at::Tensor& parameter : parameters) {
-    // libtorch lists a weight that two modules share twice; it counts once, as in Python.
+    // libtorch's parameters() has two entries for a weight that two modules share. It counts once here, as in
+    // Python.
     if (parameter.grad().defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
       gradients.push_back(parameter.grad());
     }
@@ -37,8 +38,8 @@ std::vector<at::Tensor> gradients_of(at::TensorList parameters) {
   return gradients;
 }
 
-/// Groups gradients by device and dtype, as the _foreach_ operations require. It uses libtorch's own
-/// function, because the order of the groups is the order in which Python sums the norms.
+/// Groups gradients by device and dtype, as the _foreach_ operations require. libtorch's own function does
+/// it, because Python sums the norms in the order of these groups.
 std::vector<std::vector<at::Tensor>> grouped(const std::vector<at::Tensor>& gradients) {
   const std::vector<std::optional<at::Tensor>> list(gradients.begin(), gradients.end());
   std::vector<std::vector<at::Tensor>> groups;
@@ -50,7 +51,7 @@ std::vector<std::vector<at::Tensor>> grouped(const std::vector<at::Tensor>& grad
   return groups;
 }
 
-/// Returns the norm of all gradients, 0-dim, on `device`.
+/// Returns the joint norm of all gradients as a 0-dim tensor on `device`.
 at::Tensor total_norm(const std::vector<std::vector<at::Tensor>>& groups, double norm_type,
                       at::Device device) {
   std::vector<at::Tensor> norms;
@@ -63,7 +64,7 @@ at::Tensor clip_factor(const at::Tensor& total, double max_norm) {
   return ((total + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
 }
 
-/// Multiplies all gradients, even by 1: a check whether the factor is 1 would wait for the device.
+/// Multiplies all gradients by `factor`, even if it is 1, because reading it would wait for the device.
 void shrink(const std::vector<std::vector<at::Tensor>>& groups, const at::Tensor& factor) {
   for (const auto& group : groups) at::_foreach_mul_(group, factor.to(group.front().device()));
 }

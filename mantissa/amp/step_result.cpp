@@ -11,11 +11,11 @@
 namespace mantissa {
 namespace {
 
-/// Above this number the flags are summed on the device, so that a run which never asks does not collect
-/// them.
+/// When this many flags are unread, they are summed on the device, so that a run that never asks for the
+/// count does not keep a flag for each step.
 constexpr size_t kMaxUnread = 1024;
 
-/// Returns the value of a flag in host memory; unset for a flag on a device.
+/// Returns the value of a float32 flag in host memory, and nothing for any other flag.
 std::optional<bool> host_value(const at::Tensor& flag) {
   if (!flag.is_cpu() || flag.scalar_type() != at::kFloat) return std::nullopt;
   return *flag.const_data_ptr<float>() != 0;
@@ -51,7 +51,7 @@ StepResult::StepResult(at::Tensor found_inf, std::function<std::string()> first_
   const std::optional<bool> skipped = host_value(found_inf);
   if (!skipped) {
     pending_ = std::make_shared<Pending>(Pending{std::move(found_inf), std::move(first_nonfinite)});
-  } else if (*skipped) {  // a flag in host memory is known without waiting
+  } else if (*skipped) {  // a flag in host memory can be read without waiting
     cause_ = SkipCause::kNonFiniteGradients;
     if (first_nonfinite) first_nonfinite_parameter_ = first_nonfinite();
   }

@@ -7,9 +7,9 @@
 
 namespace mantissa {
 
-/// Whether `error` reports that a device or the host had too little memory. This includes the GPU allocator's
-/// c10::OutOfMemoryError, errors that the CPU's allocator, CUDA and its libraries report without a type of
-/// their own, and text that another process has reported.
+/// Whether `error` reports that a device or the host had too little memory. Only the GPU's allocator throws a
+/// type of its own, c10::OutOfMemoryError. The CPU's allocator, CUDA and its libraries, and errors passed on
+/// from another process, are recognized by their text.
 bool is_out_of_memory(const c10::Error& error);
 
 /// Describes the memory of `device` for an out-of-memory error: "cuda:1 has 79.2 GiB; libtorch holds 70.1 GiB
@@ -17,8 +17,8 @@ bool is_out_of_memory(const c10::Error& error);
 /// process's peak.
 std::string describe_memory(at::Device device);
 
-/// Returns the setting that helps if much of a GPU's memory is in pieces too small to use, and "" if little
-/// is.
+/// Returns the setting that helps against fragmentation if much of a GPU's memory is held in pieces too small
+/// to use; otherwise "".
 std::string fragmentation_cure(at::Device device);
 
 }  // namespace mantissa

@@ -14,35 +14,35 @@
 
 namespace mantissa {
 
-/// Copies batches to a device while the device still computes with earlier ones. Protocol: begin() for each
-/// batch, take() for each in the same order. A loop that begins the next batch before it computes with the
+/// Copies batches to a device while the device still computes with earlier ones. Call begin() for each batch,
+/// and take() for each in the same order. A loop that begins the next batch before it computes with the
 /// current one hides the copy.
 ///
 /// On a GPU, begin() converts the batch on the host, copies it into page-locked memory and starts the copy to
-/// the device on a separate stream; take() makes the current stream wait for it. Conversion comes first
-/// because that is Lightning's order, and because a 16-bit mode then copies half of the bytes. On the CPU
-/// nothing is copied, and take() converts.
+/// the device on a separate stream; take() makes the current stream wait for it. The batch is converted
+/// before it is copied, as in Lightning; a 16-bit mode then copies half as many bytes. On the CPU nothing is
+/// copied, and take() converts the batch.
 ///
 /// Numerics: the tensors are those of `convert(batch).to(device)`, strides included.
-/// Memory:   the batches between begin() and take() on the device, and as much page-locked memory, which
-///           libtorch's host allocator keeps for the next batch.
-/// Sync:     none for dense tensors. Sparse, nested and quantized tensors, and those of another device, are
-///           copied by Tensor::to() on the current stream.
+/// Memory:   the device holds the batches between begin() and take(). As much page-locked memory is taken,
+///           which libtorch's host allocator reuses for later batches.
+/// Sync:     none for dense tensors on the CPU. Sparse, nested and quantized tensors, and tensors on another
+///           device, are copied by Tensor::to() on the current stream.
 /// Threads:  one at a time; objects in several threads share one stream per device.
-/// Errors:   exceptions of `convert` and of the copy come out of begin(), on the CPU out of take(); the batch
-///           is dropped.
+/// Errors:   begin(), or take() on the CPU, rethrows exceptions of `convert` and of the copy; the batch is
+///           dropped.
 /// Example:  batch_transfer_test.cpp, BatchTransfer.TheComputingStreamWaitsForTheCopy.
 class BatchTransfer {
  public:
   using Convert = std::function<Batch(const Batch&)>;
 
   /// A `device` without an index is the current one of its kind. `convert` converts a batch on the host.
-  /// Errors: c10::ValueError, with why, if `device` is a GPU and this process can use none.
+  /// Errors: c10::ValueError with the reason if `device` is a GPU and this process can use none.
   BatchTransfer(at::Device device, Convert convert);
 
-  /// If the caller's tensor is page-locked, it is copied from directly: it must not be written again.
+  /// A page-locked tensor is copied directly, so the caller must not write to it afterwards.
   void begin(Batch batch);
-  /// Returns the oldest begun batch, for the current stream of the device.
+  /// Returns the oldest batch that was begun and not taken, for use on the device's current stream.
   /// Errors: c10::Error if there is none.
   Batch take();
   /// Whether no batch waits for take().
@@ -50,8 +50,8 @@ class BatchTransfer {
 
  private:
   struct Begun {
-    Batch batch;                       ///< on the CPU before conversion
-    std::vector<at::Tensor> copies;    ///< the allocator assigns them to the copying stream
+    Batch batch;                       ///< on the CPU, the batch before conversion
+    std::vector<at::Tensor> copies;    ///< their memory belongs to the copying stream
     std::optional<c10::Event> copied;  ///< null on the CPU
   };
 

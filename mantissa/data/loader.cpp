@@ -19,7 +19,7 @@ namespace {
 const auto kIndex = at::TensorOptions().dtype(at::kLong).device(at::kCPU);
 
 int64_t batches_of(int64_t samples, const DataLoaderOptions& options) {
-  // Avoids the sum, which overflows for a batch size near 2^63.
+  // Rounding up by adding batch_size - 1 first would overflow for a batch size near 2^63.
   const int64_t whole = samples / options.batch_size;
   return whole + (!options.drop_last && samples % options.batch_size != 0 ? 1 : 0);
 }
@@ -31,7 +31,8 @@ at::Tensor draw(int64_t size, int64_t samples, const DataLoaderOptions& options,
   return at::randperm(size, generator, kIndex).narrow(0, 0, samples);
 }
 
-/// Maps close seeds to distant ones (the finalizer of SplitMix64: Steele, Lea, Flood 2014).
+/// Maps seeds that are close together to distant ones, by the finalizer of SplitMix64 (Steele, Lea, Flood
+/// 2014).
 uint64_t scrambled(uint64_t seed) {
   seed += 0x9E3779B97F4A7C15;
   seed = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9;
@@ -39,7 +40,7 @@ uint64_t scrambled(uint64_t seed) {
   return seed ^ seed >> 31;
 }
 
-/// Reads the batches of one epoch by their number. It does not refer to its loader, which may be moved.
+/// Reads the batches of one epoch by their number. It holds no reference to its loader, which may be moved.
 class EpochReader {
  public:
   EpochReader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options, int64_t samples,
@@ -49,8 +50,8 @@ class EpochReader {
         batch_size_(options.batch_size),
         epoch_(epoch),
         transform_(options.transform),
-        // A CPU generator uses 32 bits of a seed. Seeds are consecutive, so that no two batches of a run
-        // share one.
+        // A CPU generator uses only 32 bits of a seed. The batches of a run have consecutive seeds, so that
+        // no two of them share these bits.
         first_seed_(scrambled(options.seed) +
                     static_cast<uint64_t>(epoch) * static_cast<uint64_t>(batches_of(samples, options))) {}
 

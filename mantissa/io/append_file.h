@@ -8,19 +8,20 @@
 
 namespace mantissa {
 
-/// A file that grows at its end. When append() returns, the system has the data, so a killed program (`kill
-/// -9`) loses none of it; data that sync() has written also survives a loss of power.
+/// A file that data is appended to. When append() returns, the system has the data, so a killed program
+/// (`kill -9`) loses none of it. Data that sync() has written also survives a loss of power.
 ///
-/// While it lives, no other AppendFile, of any process, may write the same file.
+/// While an instance lives, it locks the file: another AppendFile, in any process, fails to open it. On a
+/// file system without locks it does not fail.
 /// Threads: one at a time.
 /// Errors:  c10::Error naming the file, the system's reason and the cure if it cannot be opened or written,
-///          if another run has it open, or if it was removed meanwhile. A piece is in the file completely or,
-///          after an error, not at all; only a kill in the middle of append() can leave a cut one. A symbolic
-///          link is refused. A new file into which nothing could be written is removed again.
+///          if another run has it open, or if it was removed meanwhile. After an error, the file is cut
+///          back to its previous length; only a program killed inside append() leaves a part of a piece. A
+///          symbolic link is refused. A new file that stays empty is removed again.
 class AppendFile {
  public:
-  /// kCreate: the file must not exist yet. kContinue: creates the file or continues after its last complete
-  /// line. It drops the rest that a killed program has left behind, in append() or in edit_lines().
+  /// kCreate: the file must not exist yet. kContinue: creates the file, or continues after its last complete
+  /// line and drops the rest. Both remove what a program killed inside edit_lines() has left.
   enum class Mode { kCreate, kContinue };
 
   AppendFile(std::filesystem::path path, Mode mode);
@@ -42,7 +43,7 @@ class AppendFile {
   uint64_t size() const { return size_; }
 
  private:
-  explicit AppendFile(std::filesystem::path path);  // opens nothing
+  explicit AppendFile(std::filesystem::path path);  // does not open the file
   bool open(int flags, bool may_exist = false);
   void check_not_removed() const;
   void drop_cut_line();

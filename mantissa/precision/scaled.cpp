@@ -24,8 +24,8 @@ ScaledPrecision::ScaledPrecision(std::string name, PrecisionTraits traits, std::
     scaler_->set_parameter_name([this](const at::Tensor& parameter) { return parameter_name(parameter); });
 }
 
-// In fp16 the division by the scale would flush what the scale has saved; an optimizer that unscales inside
-// its step divides in float32.
+// Dividing fp16 gradients in place would flush the small values that the scale has preserved. An optimizer
+// that unscales inside its step divides in float32 instead.
 bool ScaledPrecision::keeps_scale(const torch::optim::Optimizer& optimizer) const {
   return unscales_in_step(optimizer) && has_fp16_gradients(optimizer);
 }
@@ -71,7 +71,8 @@ at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, d
     return {};
   }
   unscale_gradients(optimizer);
-  // Clipping would spread a nan over all gradients and hide an inf, and an overflowed step is skipped anyway.
+  // An overflowed step is skipped anyway. Clipping its gradients would spread a nan over all of them, or hide
+  // an inf.
   const at::Tensor found_inf = scaler_->found_inf(optimizer);
   const std::vector<at::Tensor> parameters = main_params(optimizer);
   if (by_norm) return clip_grad_norm_unless_(found_inf, parameters, clip_val);
@@ -89,7 +90,7 @@ void ScaledPrecision::check_line_search() const {
 StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
   if (!scales()) return Precision::optimizer_step(optimizer);
   if (has_line_search(optimizer)) check_line_search();
-  // If the whole window had no loss, the scale has nothing to learn.
+  // Without gradients there is nothing to check for overflow, so this step must not move the scale.
   if (!has_gradients(optimizer)) {
     const GradientStage stage = scaler_->gradient_stage(optimizer);
     if (stage == GradientStage::kChecked || stage == GradientStage::kUnscaled) scaler_->forget(optimizer);
@@ -102,15 +103,16 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
   try {
     return step_scaled(optimizer);
   } catch (...) {
-    // The next step must not take its gradients for unscaled, and this one must not move the scale.
+    // Otherwise the next step would treat its gradients as unscaled, and this failed step would move the
+    // scale.
     scaler_->forget(optimizer);
     throw;
   }
 }
 
 StepResult ScaledPrecision::step_scaled(torch::optim::Optimizer& optimizer) {
-  // An optimizer that divides inside its step does so, unless its gradients were unscaled earlier for a
-  // reader.
+  // An optimizer that can unscale inside its step does it there, unless unscale_gradients() was called
+  // before.
   if (!unscales_in_step(optimizer)) unscale_gradients(optimizer);
   scaler_->step(optimizer);
   const StepResult result = scaler_->last_step(optimizer);

@@ -27,8 +27,8 @@ using nonfinite_internal::Observer;
 using nonfinite_internal::Unobserved;
 using nonfinite_internal::values_of;
 
-/// Takes away the gradients of a module's parameters and puts them back at its end, so that nothing that runs
-/// meanwhile can add to them.
+/// Removes the gradients of a module's parameters and restores them when it is destroyed, so that a backward
+/// pass in between cannot add to them.
 class SavedGradients {
  public:
   explicit SavedGradients(const torch::nn::Module& module) {
@@ -38,7 +38,7 @@ class SavedGradients {
     }
   }
   ~SavedGradients() {
-    // In reverse order: a tied parameter was seen twice, and only the first time did it still have its
+    // The order is reversed because a tied parameter has two entries, and only the first one holds its
     // gradient.
     for (auto item = saved_.rbegin(); item != saved_.rend(); ++item)
       item->first.mutable_grad() = item->second;
@@ -50,30 +50,30 @@ class SavedGradients {
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;
 };
 
-class RestoreAtEnd {
+class RestoreStateAtEnd {
  public:
-  explicit RestoreAtEnd(const torch::nn::Module& module) : point_(module) {}
-  ~RestoreAtEnd() { point_.restore(); }
-  RestoreAtEnd(const RestoreAtEnd&) = delete;
-  RestoreAtEnd& operator=(const RestoreAtEnd&) = delete;
+  explicit RestoreStateAtEnd(const torch::nn::Module& module) : point_(module) {}
+  ~RestoreStateAtEnd() { point_.restore(); }
+  RestoreStateAtEnd(const RestoreStateAtEnd&) = delete;
+  RestoreStateAtEnd& operator=(const RestoreStateAtEnd&) = delete;
 
  private:
   ReplayPoint point_;
 };
 
-class ParametersRestored {
+class RestoreParametersAtEnd {
  public:
-  explicit ParametersRestored(const Observer& observer) : observer_(observer) {}
-  ~ParametersRestored() { observer_.restore_parameters(); }
-  ParametersRestored(const ParametersRestored&) = delete;
-  ParametersRestored& operator=(const ParametersRestored&) = delete;
+  explicit RestoreParametersAtEnd(const Observer& observer) : observer_(observer) {}
+  ~RestoreParametersAtEnd() { observer_.restore_parameters(); }
+  RestoreParametersAtEnd(const RestoreParametersAtEnd&) = delete;
+  RestoreParametersAtEnd& operator=(const RestoreParametersAtEnd&) = delete;
 
  private:
   const Observer& observer_;
 };
 
-/// Clears autocast's cast cache. Earlier casts of weights would hide the casting, and casts made in the trace
-/// belong to a graph that is already freed.
+/// Clears autocast's cast cache before and after the trace. Casts of weights that were cached before would
+/// not be observed. Casts that the trace makes belong to a graph that does not outlive it.
 struct NoCachedCasts {
   NoCachedCasts() { at::autocast::clear_cache(); }
   ~NoCachedCasts() { at::autocast::clear_cache(); }
@@ -86,21 +86,21 @@ bool is_bad(const at::Tensor& values) {
   return values.defined() && !look_at(values).finite();
 }
 
-/// A gradient of a batch, by its parameter's name.
+/// The gradient of one parameter in one batch, with the parameter's name.
 struct Gradient {
   std::string name;
   at::Tensor value;
 };
 
-/// Returns the gradients of `loss`, and those that a backward pass inside the forward pass has left.
+/// Returns the gradients of `loss`, and those that a backward pass inside the forward pass has accumulated.
 std::vector<Gradient> gradients_of(const torch::nn::Module& module, const at::Tensor& loss,
                                    Observer& observer) {
   std::vector<at::Tensor> parameters;
   std::vector<Gradient> gradients;
   for (const auto& item : module.named_parameters()) {
-    const bool again = std::any_of(parameters.begin(), parameters.end(),
-                                   [&](const at::Tensor& other) { return other.is_same(item.value()); });
-    if (again || !item.value().requires_grad()) continue;
+    const bool is_tied = std::any_of(parameters.begin(), parameters.end(),
+                                     [&](const at::Tensor& other) { return other.is_same(item.value()); });
+    if (is_tied || !item.value().requires_grad()) continue;
     parameters.push_back(item.value());
     gradients.push_back({item.key(), {}});
   }
@@ -116,7 +116,7 @@ std::vector<Gradient> gradients_of(const torch::nn::Module& module, const at::Te
   return gradients;
 }
 
-/// `gradients` is empty if something is to blame, and also if there is no gradient.
+/// `gradients` is empty if the loss or a gradient is not finite, or if the loss has no gradients.
 struct Traced {
   std::optional<NonFiniteOrigin> origin;
   std::vector<Gradient> gradients;
@@ -124,15 +124,15 @@ struct Traced {
 
 Traced trace(torch::nn::Module& module, const std::function<at::Tensor()>& forward_and_loss,
              const ReplayPoint* from) {
-  const RestoreAtEnd restore(module);
-  const SavedGradients gradients(module);
-  const NoCachedCasts casts;
-  const SeparateCasts operations;  // so that the cast and the product can be told apart
+  const RestoreStateAtEnd restored_state(module);
+  const SavedGradients saved_gradients(module);
+  const NoCachedCasts no_cached_casts;
+  const SeparateCasts separate_casts;  // so that a cast can be told apart from its product
   const at::AutoGradMode with_gradients(true);
   const at::RecordFunctionGuard observed(true);
   if (from) from->restore();
   const auto observer = std::make_shared<Observer>(module);
-  const ParametersRestored parameters(*observer);
+  const RestoreParametersAtEnd restored_parameters(*observer);
   observer->begin();
   const at::Tensor loss = forward_and_loss();
   TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "trace_nonfinite: forward_and_loss returned ",
@@ -149,7 +149,7 @@ Traced trace(torch::nn::Module& module, const std::function<at::Tensor()>& forwa
   return traced;
 }
 
-/// Adds a gradient to an existing one, as libtorch does.
+/// Adds a gradient to the accumulated one, with the operands in the order that libtorch uses.
 at::Tensor accumulate(const at::Tensor& sum, const at::Tensor& gradient) {
   return sum.is_sparse() && !gradient.is_sparse() ? gradient + sum : sum + gradient;
 }
@@ -188,11 +188,11 @@ std::optional<NonFiniteOrigin> trace_nonfinite(torch::nn::Module& module,
 std::optional<WindowOrigin> trace_nonfinite_window(torch::nn::Module& module,
                                                    const std::vector<WindowBatch>& batches) {
   std::map<std::string, at::Tensor> sums;
-  std::optional<WindowOrigin> of_the_sum;
+  std::optional<WindowOrigin> origin_of_sum;
   for (size_t batch = 0; batch < batches.size(); ++batch) {
     const Traced traced = trace(module, batches[batch].forward_and_loss, batches[batch].from);
     if (traced.origin) return WindowOrigin{batch, *traced.origin};
-    if (of_the_sum) continue;  // a later batch's own fault says more
+    if (origin_of_sum) continue;  // later batches are still traced: a fault inside one of them says more
     const at::NoGradGuard no_grad;
     for (const auto& [name, gradient] : traced.gradients) {
       if (!gradient.defined()) continue;
@@ -200,11 +200,11 @@ std::optional<WindowOrigin> trace_nonfinite_window(torch::nn::Module& module,
       const at::Tensor before = sum;
       sum = before.defined() ? accumulate(before, gradient) : gradient;
       if (!is_bad(values_of(sum))) continue;
-      of_the_sum = {batch, sum_origin(name, before, gradient, sum)};
+      origin_of_sum = {batch, sum_origin(name, before, gradient, sum)};
       break;
     }
   }
-  return of_the_sum;
+  return origin_of_sum;
 }
 
 }  // namespace mantissa

@@ -20,21 +20,22 @@ using at::Tensor;
 struct Pixels {
   int64_t images, pixels, image_stride, pixel_stride;
 
+  /// Whether the pixels of all images together are evenly spaced.
   bool are_one_row() const { return images == 1 || image_stride == pixels * pixel_stride; }
 };
 
 std::optional<Pixels> pixels_of(const Tensor& x) {
-  Pixels at{x.size(0), 1, x.stride(0), 0};
+  Pixels layout{x.size(0), 1, x.stride(0), 0};
   for (int64_t dim = x.dim() - 1; dim >= 2; --dim) {
     if (x.size(dim) == 1) continue;
-    if (at.pixels == 1)
-      at.pixel_stride = x.stride(dim);
-    else if (x.stride(dim) != at.pixels * at.pixel_stride)
+    if (layout.pixels == 1)
+      layout.pixel_stride = x.stride(dim);
+    else if (x.stride(dim) != layout.pixels * layout.pixel_stride)
       return std::nullopt;
-    at.pixels *= x.size(dim);
+    layout.pixels *= x.size(dim);
   }
-  if (at.pixels == 1) at.pixel_stride = at.image_stride;  // an image is a pixel
-  return at;
+  if (layout.pixels == 1) layout.pixel_stride = layout.image_stride;  // each image is a single pixel
+  return layout;
 }
 
 /// The pixels of two tensors with the same number of pixels.
@@ -44,8 +45,9 @@ struct Pair {
   bool are_one_row() const { return first.are_one_row() && second.are_one_row(); }
 };
 
-/// Returns nothing if the pixels are not evenly spaced, or if our kernel does not pay. Each image's product
-/// packs the weight again, unless there are few channels, and uses it once per pixel.
+/// Returns nothing if the pixels are not evenly spaced, or if our kernel would not pay off: unless there are
+/// few channels, the product of each image packs the weight again, and an image must have enough pixels to
+/// repay it.
 std::optional<Pair> pixels_of(const Tensor& x, const Tensor& y) {
   constexpr int64_t kMinPixels = 64, kMaxFewChannels = 3;
   const auto first = pixels_of(x), second = pixels_of(y);
@@ -57,22 +59,23 @@ std::optional<Pair> pixels_of(const Tensor& x, const Tensor& y) {
 }
 
 template <typename Pointer>
-MatrixOf<Pointer> channels_by_pixels(Pointer data, const Tensor& x, const Pixels& at) {
-  return {data, element_of(x.scalar_type()), x.stride(1), at.pixel_stride, at.image_stride};
+MatrixOf<Pointer> channels_by_pixels(Pointer data, const Tensor& x, const Pixels& layout) {
+  return {data, element_of(x.scalar_type()), x.stride(1), layout.pixel_stride, layout.image_stride};
 }
 
-/// Returns the number of parts into which the images are divided. Each part has its own sums of `results`, so
-/// that threads can share the work where results are few. There are as many parts as fit into memory and pay
-/// for themselves. The number depends on the shape alone.
-int64_t parts_of_images(const Pixels& at, int64_t results) {
+/// Returns the number of parts into which the images are divided. Each part computes its own sums of all
+/// `results`, so that threads can share the work where results are few. The sums of all parts take at most 1
+/// MiB, and each part has enough pixels to pay off. The number depends on the shape alone, not on the
+/// threads.
+int64_t parts_of_images(const Pixels& layout, int64_t results) {
   constexpr int64_t kMaxSums = int64_t{1} << 18, kMinPixels = 4 * cpu::kGemmKC;
-  const int64_t most = std::min(kMaxSums / results, at.images * at.pixels / kMinPixels);
-  int64_t parts = std::clamp<int64_t>(most, 1, at.images);
-  while (at.images % parts != 0) --parts;
+  const int64_t most = std::min(kMaxSums / results, layout.images * layout.pixels / kMinPixels);
+  int64_t parts = std::clamp<int64_t>(most, 1, layout.images);
+  while (layout.images % parts != 0) --parts;
   return parts;
 }
 
-/// Multiplies with the build that was chosen for such a product. Returns false if libtorch's kernel was
+/// Computes `g` with the build that was chosen for such products. Returns false if libtorch's kernel was
 /// chosen.
 bool run(const Gemm& g) {
   const cpu::GemmBuild* const build = chosen_build(cpu::gemm_builds(), family_of(g), g.a.element);
@@ -109,16 +112,16 @@ bool multiply_pixels(const Tensor& results, const Tensor& source, const Tensor& 
   g.m = results.size(1);
   g.n = source.size(1);
   g.batch = parts_of_images(pixels->first, g.m * g.n);
-  const int64_t images = pixels->first.images / g.batch;  // images of one part
+  const int64_t images_per_part = pixels->first.images / g.batch;
   const bool one_row = pixels->are_one_row();
-  g.terms = one_row ? 1 : images;
-  g.k = pixels->first.pixels * (one_row ? images : 1);
+  g.terms = one_row ? 1 : images_per_part;
+  g.k = pixels->first.pixels * (one_row ? images_per_part : 1);
   g.a = channels_by_pixels(results.const_data_ptr(), results, pixels->first);
   g.b = channels_by_pixels(source.const_data_ptr(), source, pixels->second);
   std::swap(g.b.row_stride, g.b.col_stride);
   for (ConstMatrix* const matrix : {&g.a, &g.b}) {
     matrix->term_stride = matrix->batch_stride;
-    matrix->batch_stride *= images;
+    matrix->batch_stride *= images_per_part;
   }
   if (g.batch == 1) {
     g.out = {weight.mutable_data_ptr(), element_of(weight.scalar_type()), weight.stride(0), weight.stride(1)};

@@ -19,7 +19,7 @@ const std::vector<UnscaleBuild>& unscale_builds() {
 }
 
 bool unscale(const std::vector<Values>& all, float inv_scale, const UnscaleBuild& build) {
-  std::vector<int64_t> begins;  // the first index of each, counted over all
+  std::vector<int64_t> begins;  // for each element of `all`, the index of its first value among all values
   begins.reserve(all.size());
   int64_t total = 0;
   for (const Values& values : all) {
@@ -27,7 +27,7 @@ bool unscale(const std::vector<Values>& all, float inv_scale, const UnscaleBuild
     total += values.count;
   }
   std::atomic<bool> found = false;
-  // Waking a thread pays from about ten microseconds of work.
+  // Waking a thread pays off for about ten microseconds of work or more.
   at::parallel_for(0, total, 1 << 15, [&](int64_t begin, int64_t end) {
     auto i = static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), begin) - begins.begin()) - 1;
     for (; i < all.size() && begins[i] < end; ++i) {

@@ -24,11 +24,11 @@ struct Values {
   int64_t count;
 };
 
-/// Multiplies all values in place by `inv_scale` with one build, which this CPU must be able to run. Returns
-/// true if any value was inf or nan before: see UnscaleKernel. No two elements of `all` may share memory. All
-/// of them share one parallel region, so many small ones cost little more than one large one.
+/// Multiplies all values in place by `inv_scale`, with a build that this CPU must be able to run. Returns
+/// true if any value was inf or nan before (see UnscaleKernel). No two elements of `all` may share memory.
+/// All of them are processed in one parallel region, so many small ones cost little more than one large one.
 ///
-/// Threads: at::get_num_threads() threads.
+/// Threads: uses up to at::get_num_threads() threads.
 bool unscale(const std::vector<Values>& all, float inv_scale, const UnscaleBuild& build);
 
 }  // namespace mantissa::kernels::cpu

@@ -1,6 +1,6 @@
 #include "mantissa/kernels/cpu/fingerprint_kernel.h"
 
-#define XXH_INLINE_ALL  // compiled here, for this tier's vector instructions
+#define XXH_INLINE_ALL  // xxHash is compiled into this file, so that it uses this tier's instructions
 #include <xxhash.h>
 
 namespace mantissa::kernels::cpu::avx2 {

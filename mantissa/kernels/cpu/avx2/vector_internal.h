@@ -5,10 +5,10 @@
 #include <immintrin.h>
 
 namespace mantissa::kernels::cpu::avx2 {
-// Not shared with other sources, so that the linker cannot use one tier's copy for another.
+// Each source has its own copy of these functions, so that the linker cannot use one tier's copy for another.
 namespace {
 
-/// 6 x 16: 12 sums, 2 vectors of b and 1 of a take 15 of the 16 registers.
+/// The micro-tile is 6 x 16. Its 12 sums, 2 vectors of b and 1 of a take 15 of the 16 registers.
 struct Avx2 {
   static constexpr int kLanes = 8, kMR = 6, kVectors = 2, kSteps = 1;
   using Float = __m256;
@@ -97,7 +97,8 @@ struct Avx2 {
   }
 
   [[gnu::always_inline]] static inline void transpose(Float* rows) {
-    // Transposes pairs of rows, then quadruples inside each half, then the halves.
+    // Interleaves pairs of rows, then groups of four rows inside each 128-bit half, and then swaps the
+    // halves.
     const Float a0 = _mm256_unpacklo_ps(rows[0], rows[1]), a1 = _mm256_unpackhi_ps(rows[0], rows[1]);
     const Float a2 = _mm256_unpacklo_ps(rows[2], rows[3]), a3 = _mm256_unpackhi_ps(rows[2], rows[3]);
     const Float a4 = _mm256_unpacklo_ps(rows[4], rows[5]), a5 = _mm256_unpackhi_ps(rows[4], rows[5]);

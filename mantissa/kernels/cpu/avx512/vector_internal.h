@@ -4,11 +4,11 @@
 #include <immintrin.h>
 
 namespace mantissa::kernels::cpu::avx512 {
-// Not shared with other sources, so that the linker cannot use one tier's copy for another.
+// Each source has its own copy of these functions, so that the linker cannot use one tier's copy for another.
 namespace {
 
-/// 12 x 32: 24 sums and 2 vectors of b take 26 of the 32 registers; a is a memory operand of the
-/// multiply-add.
+/// The micro-tile is 12 x 32. Its 24 sums and 2 vectors of b take 26 of the 32 registers; a is a memory
+/// operand of the multiply-add.
 struct Avx512 {
   static constexpr int kLanes = 16, kMR = 12, kVectors = 2, kSteps = 1;
   using Float = __m512;

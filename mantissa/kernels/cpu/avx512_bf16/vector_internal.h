@@ -8,7 +8,7 @@
 #include "mantissa/kernels/cpu/gemm_blocked_internal.h"
 
 namespace mantissa::kernels::cpu::avx512_bf16 {
-// Not shared with other sources, so that the linker cannot use one tier's copy for another.
+// Each source has its own copy of these functions, so that the linker cannot use one tier's copy for another.
 namespace {
 
 using avx512::Avx512;
