@@ -31,7 +31,7 @@ PCRE2_SPTR bytes_of(const std::string& text) { return reinterpret_cast<PCRE2_SPT
 
 class Regex {
  public:
-  /// Errors: c10::ValueError that begins with `where`, for a text that is not a regular expression.
+  /// Errors: c10::ValueError that begins with `where` if `pattern` is not a regular expression.
   Regex(const std::string& where, const std::string& pattern) : pattern_(pattern) {
     int error = 0;
     PCRE2_SIZE at = 0;
@@ -42,10 +42,9 @@ class Regex {
                       "); put a backslash before literal characters");
   }
 
-  /// Replaces each match of the pattern in `text` by `replacement`; returns nothing if there is no match.
-  /// PCRE2 gives up on a pattern that would try too many ways to match.
-  /// Errors: c10::ValueError if PCRE2 gives up, for a replacement that cannot be parsed, and for a result
-  ///         longer than kLongestName.
+  /// Replaces each match of the pattern in `text` by `replacement`. Returns nothing if there is no match.
+  /// Errors: UsageError for a replacement that cannot be parsed; c10::ValueError for a result longer than
+  ///         kLongestName, and if PCRE2 gives up because the pattern would try too many ways to match.
   std::optional<std::string> replaced(const std::string& text, const std::string& replacement) const {
     constexpr uint32_t kOptions =
         PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_UNSET_EMPTY | PCRE2_SUBSTITUTE_OVERFLOW_LENGTH;
@@ -62,20 +61,20 @@ class Regex {
       result.resize(size);
       found = substitute();
     }
-    const std::string what =
+    const std::string reason =
         found == PCRE2_ERROR_NOMEMORY
             ? fmt::format("the new name would be longer than {} characters", kLongestName)
             : pcre2_message(found);
-    const bool is_no_replacement = found == PCRE2_ERROR_BADREPLACEMENT || found == PCRE2_ERROR_BADREPESCAPE ||
-                                   found == PCRE2_ERROR_REPMISSINGBRACE ||
-                                   found == PCRE2_ERROR_BADSUBSTITUTION || found == PCRE2_ERROR_NOSUBSTRING;
-    if (is_no_replacement)
+    const bool has_bad_syntax = found == PCRE2_ERROR_BADREPLACEMENT || found == PCRE2_ERROR_BADREPESCAPE ||
+                                found == PCRE2_ERROR_REPMISSINGBRACE ||
+                                found == PCRE2_ERROR_BADSUBSTITUTION || found == PCRE2_ERROR_NOSUBSTRING;
+    if (has_bad_syntax)
       throw UsageError("the replacement '" + printable(replacement) + "' of the pattern '" +
-                       printable(pattern_) + "' cannot be read (" + what +
+                       printable(pattern_) + "' cannot be read (" + reason +
                        "); write $1 for the first group and $$ for a dollar");
     TORCH_CHECK_VALUE(found >= 0, "the pattern '", printable(pattern_), "' with the replacement '",
                       printable(replacement), "' fails for the name '", printable(text.substr(0, 100)),
-                      text.size() > 100 ? "...' (" : "' (", what, "); correct the rule");
+                      text.size() > 100 ? "...' (" : "' (", reason, "); correct the rule");
     if (found == 0) return std::nullopt;
     result.resize(size);
     return result;
@@ -137,7 +136,7 @@ std::vector<RenameRule> read_key_map(const std::filesystem::path& file) {
                       "a rule must be one pattern and one replacement; write `PATTERN: REPLACEMENT`");
     TORCH_CHECK_VALUE(seen.insert(pattern.Scalar()).second, where, "the pattern '", pattern.Scalar(),
                       "' is listed twice; keep one");
-    // A map for a family of models may have rules that match nothing in one of them.
+    // A map for a family of models may have rules that match no name in one of the models.
     rules.push_back(make_rule(where, pattern.Scalar(),
                               replacement.IsNull() ? std::nullopt : std::optional(replacement.Scalar()),
                               false));

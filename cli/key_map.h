@@ -39,7 +39,8 @@ std::vector<RenameRule> read_key_map(const std::filesystem::path& file);
 /// Returns the new name of each name that is not left out. Every rule is applied in order, to the result of
 /// the previous rules.
 /// Errors: c10::ValueError for a rule that must match and does not, a pattern that takes too long, two names
-///         that become equal, and a name that becomes empty or too long.
+///         that become equal, and a name that becomes empty or too long; UsageError for a replacement that
+///         cannot be parsed.
 std::map<std::string, std::string> rename_all(const std::vector<std::string>& names,
                                               const std::vector<RenameRule>& rules);
 

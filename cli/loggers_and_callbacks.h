@@ -11,7 +11,7 @@
 
 namespace mantissa::cli {
 
-/// Returns the Trainer's options without callbacks and loggers, which write into a run's folder.
+/// Returns the Trainer's options without callbacks and loggers, which need a run's folder.
 /// Errors: UsageError for options that the Trainer refuses.
 TrainerOptions trainer_options(const FitOptions& options);
 
@@ -19,8 +19,8 @@ TrainerOptions trainer_options(const FitOptions& options);
 std::vector<std::shared_ptr<Logger>> make_loggers(const FitOptions& options,
                                                   const std::filesystem::path& folder);
 
-/// Makes the callbacks for checkpoints in `folder`, early stopping and the moving average of the weights, and
-/// those of `--callbacks`.
+/// Makes the callbacks that save checkpoints in `folder`, stop early and average the weights, if the options
+/// ask for them, and the callbacks of `--callbacks`.
 std::vector<std::shared_ptr<Callback>> make_callbacks(const FitOptions& options,
                                                       const std::filesystem::path& folder);
 

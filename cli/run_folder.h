@@ -11,24 +11,24 @@
 
 namespace mantissa::cli {
 
-/// The folder of the checkpoints inside a run's folder.
+/// The folder inside a run's folder that contains the checkpoints.
 inline constexpr const char* kCheckpoints = "checkpoints";
-/// The files that training writes at its end, in this order. While training continues in the folder of an
-/// earlier run, there is no kResult, and kWeights is that of the earlier run.
+/// The files that training writes at its end, in this order. From the first step of a resumed run until its
+/// end, kResult does not exist, and kWeights contains the weights from before the resume.
 inline constexpr const char* kWeights = "weights.safetensors";
 inline constexpr const char* kResult = "result.json";
 
-/// The folder for a run's files. No other run may use it while this object lives: FolderLock. Unless keep()
-/// was called, the destructor removes the folder with everything that was written into it, the parent folders
-/// that were made for it, and nothing else. In a folder that already held a run, it removes the logs that
-/// were begun.
+/// The folder for a run's files. A FolderLock keeps other runs out while this object lives. Unless keep() was
+/// called, the destructor removes the folder with everything that was written into it, the parent folders
+/// that were made for it, and nothing else. In the folder of an earlier run, it removes only the logs that
+/// this run has begun.
 class RunFolder {
  public:
-  /// Creates `wanted`, or the first free `runs/<label>-<N>` if that is empty.
+  /// Creates the folder `wanted`. If `wanted` is empty, creates the first free `runs/<label>-<N>`.
   /// Errors: those of check_run_folder(); c10::Error that names the folder if it cannot be made, or the
-  ///         process that holds it. Nothing is left behind then, and nothing of another run is removed.
+  ///         process that holds it. After an error nothing is left behind, and no other run has lost a file.
   RunFolder(const std::string& wanted, const std::string& label);
-  /// Continues in a folder that holds a run; writes only the lock.
+  /// Uses the folder of an earlier run, to resume that run. Writes only the lock.
   /// Errors: those of FolderLock.
   explicit RunFolder(const std::filesystem::path& existing);
   ~RunFolder();
@@ -37,12 +37,13 @@ class RunFolder {
 
   std::filesystem::path file(const char* name) const { return path_ / name; }
   const std::filesystem::path& path() const { return path_; }
-  /// The newest comes first. The list is empty if there is no folder of checkpoints.
+  /// Lists the checkpoints, newest first. The list is empty if there is no folder of checkpoints.
   std::vector<CheckpointEntry> checkpoints() const;
+  /// From now on, the destructor removes nothing.
   void keep() { keep_ = true; }
-  /// True if the folder was removed, moved or replaced.
+  /// Returns true if the folder was removed, moved or replaced.
   bool is_lost() const { return held_->is_lost(); }
-  /// Continues in another folder if this one is lost: in `other`, or if that is empty in the folder that
+  /// Replaces a lost folder by `other`. If `other` is empty, replaces it by the folder that
   /// HeldFolder::replace() makes.
   /// Errors: those of HeldFolder and FolderLock.
   void replace(const std::filesystem::path& other);
@@ -54,7 +55,7 @@ class RunFolder {
   std::unique_ptr<FolderLock> lock_;
   std::unique_ptr<HeldFolder> held_;
   std::vector<std::filesystem::path> made_;
-  std::set<std::filesystem::path> existing_entries_;  ///< files that were there before
+  std::set<std::filesystem::path> existing_entries_;  ///< files from before this object
   bool keep_ = false, is_fresh_ = true;
 };
 
@@ -64,8 +65,7 @@ void check_run_folder(const std::string& wanted);
 
 /// Checks before a long run whether `file` can be written at its end, by writing another file beside it. A
 /// symbolic link is followed. `run` is the folder that the run is about to make, or empty.
-/// Errors: c10::Error that names the file, the reason and the remedy; UsageError if it is one of a run's own
-///         files.
+/// Errors: c10::Error that names the file, the reason and the remedy; UsageError if `file` belongs to a run.
 void check_writable(const std::filesystem::path& file, const std::filesystem::path& run = {});
 
 }  // namespace mantissa::cli

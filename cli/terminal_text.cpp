@@ -16,6 +16,7 @@ std::string human_bytes(uint64_t bytes) {
   if (bytes < 1024) return fmt::format("{} bytes", bytes);
   double amount = static_cast<double>(bytes) / 1024;
   size_t unit = 0;
+  // From 1023.95 on, the amount would be rounded to "1024.0".
   for (; amount >= 1023.95 && unit + 1 < kUnits.size(); ++unit) amount /= 1024;
   return fmt::format("{:.1f} {}", amount, kUnits[unit]);
 }

@@ -17,24 +17,25 @@ namespace mantissa::cli {
 class RunFolder;
 using Json = nlohmann::ordered_json;
 
-/// A path need not be valid UTF-8, but JSON must be: invalid bytes become U+FFFD.
+/// Returns `json` as text. JSON must be valid UTF-8, but a path in it need not be: invalid bytes become
+/// U+FFFD.
 std::string dump(const Json& json);
 
 /// Checks before a long run whether the file of `--json` can be written at its end. `run` is the folder that
 /// the run is about to make, or empty.
 /// Errors: those of check_writable().
 void check_json(const std::string& file, const std::string& run = {});
-/// Writes `json` to a file, to standard output if that is "-", and nowhere if it is empty.
+/// Writes `json` to `file`, or to standard output if `file` is "-". If `file` is empty, writes nothing.
 void write_json(const Json& json, const std::string& file);
 
-/// Trains in a folder of its own; returns the content of result.json, which includes `plan` (plan_fit())
-/// unless it is null.
+/// Trains in a folder that it makes for the run. Returns the content of result.json, which includes `plan`
+/// (from plan_fit()) unless that is null.
 /// Errors: those of load_data(), RunFolder and Trainer::fit(); Interrupted if a signal came before training.
 Json run_fit(const FitOptions& options, bool quiet, const Json& plan = nullptr);
 
-/// Resumes a run in its folder, from its newest checkpoint, or from the beginning if it has none. Its
-/// config.yaml and result.json stay unchanged until the first step is taken. Then config.yaml is that of
-/// `options`, and result.json is missing until training ends.
+/// Resumes a run in its folder, from its newest checkpoint, or from the beginning if it has no checkpoint.
+/// The run's config.yaml and result.json stay unchanged until the first step. That step replaces config.yaml
+/// by the configuration of `options` and removes result.json, which is written again when training ends.
 /// Errors: those of run_fit(); c10::ValueError if all checkpoints are damaged.
 Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const Json& plan = nullptr);
 
@@ -42,8 +43,8 @@ Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const 
 /// `as_array` even a single result is an array.
 void report(const std::vector<Json>& results, const std::string& json, bool as_array);
 
-/// Makes the task that trains `model` with the optimizer of the options. `steps` is that of the whole run,
-/// for the schedule.
+/// Makes the task that trains `model` with the optimizer of the options. The learning-rate schedule needs
+/// `steps`, the number of steps of the whole run.
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
                              int64_t steps);
 

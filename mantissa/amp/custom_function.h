@@ -15,13 +15,13 @@ struct AutogradContext;
 namespace mantissa {
 
 struct CustomForwardOptions {
-  /// Runs forward and backward with autocast off, on inputs of this dtype. Unset: both follow the enclosing
-  /// region.
+  /// Runs forward() and backward() with autocast off, and casts the inputs to this dtype. Unset: both follow
+  /// the enclosing region.
   std::optional<c10::ScalarType> cast_inputs = std::nullopt;
 };
 
-/// Construct it first in the forward() of a torch::autograd::Function that is used under autocast;
-/// corresponds to torch's `@custom_fwd`. It records the autocast state for CustomBackward and lets the
+/// Construct this object first in the forward() of a torch::autograd::Function that is used under autocast.
+/// It corresponds to torch's `@custom_fwd`. It records the autocast state for CustomBackward and lets the
 /// function choose its own dtype:
 ///
 ///   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a_in, const at::Tensor& b_in) {
@@ -31,10 +31,10 @@ struct CustomForwardOptions {
 ///     return a.mm(b);  // float32, also inside a bf16 region
 ///   }
 ///
-/// With cast_inputs inside an enabled region of `device_type`, inputs() casts and autocast is off until the
-/// scope ends. With cast_inputs anywhere else nothing is cast and nothing changes. Without cast_inputs
-/// nothing is cast, and forward's operations follow the region. Autograd casts the gradient of a cast input
-/// back.
+/// With cast_inputs inside an enabled region of `device_type`, inputs() casts its arguments, and autocast is
+/// off until this object is destroyed. Outside such a region cast_inputs has no effect. Without cast_inputs
+/// nothing is cast, and the operations of forward() follow the region. Autograd casts the gradient of a cast
+/// input back to the input's dtype.
 ///
 /// Errors:  c10::ValueError for a cast_inputs that is not a floating-point dtype; c10::Error if the device
 ///          has no autocast.
@@ -44,9 +44,9 @@ class CustomForward {
   CustomForward(torch::autograd::AutogradContext* ctx, c10::DeviceType device_type,
                 const CustomForwardOptions& options = {});
 
-  /// Returns the inputs that forward has to use, as a tuple of tensors and trees of tensors (see
-  /// map_tensors). Floating-point tensors on `device_type` below float64 are cast; all others are passed
-  /// through.
+  /// Returns the inputs that forward() must use, as a tuple of tensors and trees of tensors (see
+  /// map_tensors). Floating-point tensors on `device_type` are cast, except float64; all other tensors are
+  /// returned unchanged.
   template <typename... Trees>
   std::tuple<Trees...> inputs(const Trees&... trees) const {
     return {map_tensors(trees, [this](const at::Tensor& t) { return cast(t); })...};
@@ -60,11 +60,11 @@ class CustomForward {
   std::optional<Autocast> off_;
 };
 
-/// Construct it first in backward(); corresponds to torch's `@custom_bwd`. Until the scope ends, autocast is
-/// in the state that forward's operations had, whether or not backward() is called inside a region, and also
-/// on autograd's own threads.
+/// Construct this object first in backward(). It corresponds to torch's `@custom_bwd`. Until it is destroyed,
+/// autocast has the state in which the operations of forward() ran. It does not matter whether backward() is
+/// called inside a region, or on one of autograd's own threads.
 ///
-/// Errors:  c10::Error if forward() made no CustomForward with this context.
+/// Errors:  c10::Error if forward() constructed no CustomForward with this context.
 class CustomBackward {
  public:
   explicit CustomBackward(const torch::autograd::AutogradContext* ctx);

@@ -31,7 +31,7 @@ namespace mantissa {
 namespace threads_apart {
 namespace {
 
-/// An affinity set for as many processors as the largest machines have; the kernel refuses a set that is
+/// A set of processors, large enough for the largest machines, because the kernel refuses a set that is
 /// smaller than its own.
 struct Affinity {
   static constexpr int kCpus = 8192;
@@ -43,8 +43,8 @@ struct Affinity {
   }
 };
 
-/// Returns the processor of a thread that runs or could run, from the text of its /proc/.../stat; -1 if it
-/// waits.
+/// Returns the processor of a thread that runs or is ready to run; -1 for a thread that waits. `stat` is the
+/// text of the thread's /proc/.../stat.
 int processor_of(const char* stat) {
   constexpr int kStateField = 3, kProcessorField = 39;
   // The second field is a name in parentheses, which may itself contain parentheses and spaces.
@@ -59,7 +59,8 @@ int processor_of(const char* stat) {
   return static_cast<int>(std::strtol(at, nullptr, 10));
 }
 
-/// Returns an empty text if the file cannot be read, as for a thread that has just ended.
+/// Returns the beginning of a file. It is empty if the file cannot be read, for example because the thread
+/// has just ended.
 std::array<char, 1024> contents(const std::string& path) {
   std::array<char, 1024> text{};
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -118,23 +119,25 @@ std::vector<Move> moves(const std::vector<RunningThread>& threads,
 }
 
 void carry_out(const Move& move) {
-  Affinity before, there;
+  Affinity before, target;
   if (!before.read(move.thread)) return;
-  CPU_SET_S(move.cpu, sizeof there.words, there.words.data());
-  // The kernel moves a thread that may no longer stay, and does not move it back when it may again.
-  if (there.write(move.thread)) static_cast<void>(before.write(move.thread));
+  CPU_SET_S(move.cpu, sizeof target.words, target.words.data());
+  // The kernel moves a thread away from a processor that its affinity forbids. It does not move the thread
+  // back when the old affinity is restored.
+  if (target.write(move.thread)) static_cast<void>(before.write(move.thread));
 }
 
 namespace {
 
 using std::chrono::milliseconds;
 
-/// Computes the time until the next look. Measured beside a busy process: with a look every 5 ms a training
-/// step takes as long as with bound threads; with 20 ms it takes a tenth longer, and so it does with 2 ms,
-/// because each look takes a processor from a thread.
+/// Computes the time until the watching thread looks again at the running threads. Beside a busy process, a
+/// training step with a look every 5 ms took as long as with bound threads. With a look every 20 ms it took a
+/// tenth longer. It also took a tenth longer with a look every 2 ms, because each look takes a processor from
+/// a thread.
 class Period {
  public:
-  /// `look`: the processor time of the last look. Looking may use a hundredth of one processor.
+  /// `look` is the processor time of the last look. All looks together may use a hundredth of one processor.
   milliseconds after(std::chrono::nanoseconds look, bool are_several, bool has_moved) {
     soon_ = has_moved ? kLooksAfterMove : std::max(soon_ - 1, 0);
     awake_ = are_several ? kLooksAfterActivity : std::max(awake_ - 1, 0);
@@ -143,10 +146,11 @@ class Period {
   }
 
  private:
-  /// The number of looks with the short period after a move: a second, because the other load usually stays
-  /// for a while.
+  /// The number of looks with the short period after a move. They last a second, because the other load
+  /// usually continues for a while.
   static constexpr int kLooksAfterMove = 200;
-  /// The number of looks with the middle period after several threads ran: teams sleep between their tasks.
+  /// The number of looks with the middle period after several threads ran. They last a second, because the
+  /// threads of a team sleep between their tasks.
   static constexpr int kLooksAfterActivity = 50;
   int soon_ = 0, awake_ = 0;
 };
@@ -164,7 +168,7 @@ class Period {
       are_several = threads.size() > 1;
       has_moved = !due.empty();
     } catch (const std::bad_alloc&) {
-      // Whatever needs the memory more will report it.
+      // This look is left out. The rest of the program will report that there is too little memory.
     }
     std::this_thread::sleep_for(
         period.after(time_of(CLOCK_THREAD_CPUTIME_ID) - begin, are_several, has_moved));

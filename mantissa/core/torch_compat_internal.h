@@ -11,14 +11,14 @@
 static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
               "Mantissa needs libtorch 2.11 or newer: point TORCH_ROOT at one");
 
-// 2.13 has no named dimensions.
+// libtorch 2.13 has no named dimensions any more.
 #if __has_include(<ATen/core/NamedTensor.h>)
 #include <ATen/core/NamedTensor.h>
 #endif
 
 namespace mantissa {
 
-/// Whether the dimensions of `x` have names, which operations would have to check and propagate.
+/// Returns whether the dimensions of `x` have names, which an operation would have to check and pass on.
 inline bool has_names([[maybe_unused]] const at::Tensor& x) {
 #if __has_include(<ATen/core/NamedTensor.h>)
   return x.has_names();

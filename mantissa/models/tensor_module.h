@@ -5,8 +5,8 @@
 
 namespace mantissa {
 
-/// A module that takes one tensor and returns one tensor. The registry makes such modules, and a training
-/// loop can call one without knowing which network it is.
+/// A module that takes one tensor and returns one tensor. The registry of models makes such modules, so that
+/// a training loop can call any of them.
 class TensorModule : public torch::nn::Module {
  public:
   virtual at::Tensor forward(const at::Tensor& input) = 0;

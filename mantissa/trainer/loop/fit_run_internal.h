@@ -18,7 +18,7 @@
 
 namespace mantissa {
 
-/// One Trainer::fit(): a loop over parts that each own their state.
+/// One call of Trainer::fit(). The run consists of parts that own their state, and a loop that uses them.
 class FitRun final : public TrainerRun {
  public:
   FitRun(Trainer& trainer, Task& task, GradientClipAlgorithm clip_algorithm);
@@ -26,30 +26,30 @@ class FitRun final : public TrainerRun {
   FitResult fit(Loader& train, Loader* val, const std::filesystem::path& ckpt_path);
   FitRun* as_fit() override { return this; }
 
-  /// Trainer::checkpoint().
+  /// Implements Trainer::checkpoint().
   Checkpoint checkpoint();
   const std::vector<OptimizerConfig>& optimizers() const { return optimizers_.configs(); }
 
-  // Called by a task with manual optimization.
+  // For a task with manual optimization, that is, a task that steps its optimizers itself.
   std::vector<TaskOptimizer>& task_optimizers() { return task_optimizers_; }
   void manual_backward(const at::Tensor& loss);
   StepResult manual_step(OptimizerConfig& config, const std::function<at::Tensor()>& closure);
   void clear_gradients(torch::optim::Optimizer& optimizer);
 
  private:
-  // fit_run.cpp: epochs.
+  // The epochs: fit_run.cpp.
   void set_up(Loader& train, Loader* val, const std::filesystem::path& ckpt_path);
   void set_up_epochs(const Loader& train, const Loader* val);
   void check_sanity();
   void train_epoch();
-  /// Does everything that is due between two batches. Returns whether training ends here.
+  /// Does everything that is due between two batches, such as validation. Returns whether training ends here.
   bool handle_boundary(const Boundary& boundary, const TrainBatch* done);
   Decision decide_between_epochs(bool epoch_is_over = false);
   void end_epoch(bool is_whole);
   void validate();
   FitResult result() const;
 
-  // train_batch.cpp: one batch.
+  // One batch: train_batch.cpp.
   TrainBatch train_batch(BatchTransfer& transfer, bool is_last_of_epoch);
   void step_automatically(const Batch& batch, TrainBatch& done);
   void step_manually(const Batch& batch, TrainBatch& done);
@@ -62,9 +62,9 @@ class FitRun final : public TrainerRun {
   bool makes_row(bool ends_window) const;
   bool is_inside_training_step() const { return sink_.is_training_step; }
 
-  // resume.cpp: checkpoints.
-  /// The parts in the order of loading. The progress comes after the parts that may fail to load: if one
-  /// fails, the run is still at its beginning and saves nothing.
+  // Checkpoints: resume.cpp.
+  /// Returns the parts in the order in which they are loaded. The progress comes after the parts that may
+  /// fail to load: if one of them fails, the run is still at its beginning and saves nothing.
   std::vector<RunPart*> parts();
   /// Reads the checkpoint at `path`, or the newest complete one in that folder.
   static Checkpoint read(const std::filesystem::path& path);

@@ -6,15 +6,16 @@
 
 namespace mantissa {
 
-/// The state of Trainer::stop(). Threads: any.
+/// Whether Trainer::stop() was called, and why.
+/// Threads: any.
 class StopRequest {
  public:
-  /// Only the first request counts.
+  /// Records the first request and ignores later ones.
   void request(std::string why) {
     const std::lock_guard lock(mutex_);
     if (why_.empty()) why_ = why.empty() ? "stop()" : std::move(why);
   }
-  /// Empty if there was no request.
+  /// Returns the reason of the request; empty if there was none.
   std::string why() const {
     const std::lock_guard lock(mutex_);
     return why_;
