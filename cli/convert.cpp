@@ -75,7 +75,7 @@ std::string name_of(at::ScalarType dtype) { return std::string(*safetensors_dtyp
 at::ScalarType parse_dtype(const std::string& text) {
   for (const DtypeName& row : kDtypes)
     if (std::find(row.names.begin(), row.names.end(), text) != row.names.end()) return row.dtype;
-  TORCH_CHECK_VALUE(false, "--dtype '", text, "' is not one", did_you_mean(text, dtype_names()),
+  TORCH_CHECK_VALUE(false, "--dtype '", text, "' is not a valid value", did_you_mean(text, dtype_names()),
                     "; choose from ", join_names(dtype_names()));
   return at::kFloat;
 }
@@ -171,7 +171,7 @@ void check_outputs(const ConvertCommand& c, const SafetensorsModel& model, const
       if (fs::equivalent(path, source, error))
         throw UsageError("'" + path.string() + "' is the input itself; choose another place for the output");
     TORCH_CHECK(c.overwrite || !fs::exists(fs::symlink_status(path, error)), "'", path.string(),
-                "' is there already; choose another place, or give --overwrite");
+                "' already exists; choose another place, or give --overwrite");
   }
   const fs::path target = layout.files.front().path;
   fs::path folder = target.parent_path();

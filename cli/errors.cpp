@@ -52,7 +52,7 @@ std::string too_little_memory(const std::exception& error) {
   const bool by_cpu = text.find("DefaultCPUAllocator") != std::string_view::npos;
   const std::string asked = asked_for(text);
   return std::string("there is too little memory") + (by_cpu ? "" : " on the GPU") +
-         (asked.empty() ? "" : ": another " + asked + " were asked for") +
+         (asked.empty() ? "" : ": another " + asked + " was requested") +
          (ours->context().empty() ? "" : "; " + ours->context().front());
 }
 

@@ -63,7 +63,7 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--precision 16-true --loss-scale much"), 2, {"'much' is not a scale", "dynamic, none"});
   expect_error(fit("--amp-level O2"), 2, {"amp_backend 'apex'"});
   expect_error(fit("--precision bf16-mixed --amp-backend apex"), 2, {"choose by amp_level"});
-  expect_error(fit("--master-weights maybe"), 2, {"'maybe' is not one", "auto, true, false"});
+  expect_error(fit("--master-weights maybe"), 2, {"'maybe' is not a valid value", "auto, true, false"});
 }
 
 TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
@@ -137,7 +137,8 @@ TEST_F(Program, WrongScalerNumbersExitWithTwo) {
   expect_error(fit("--precision all --growth-factor abc"), 2, {"growth_factor 'abc' is not a number"});
   expect_error(fit("--precision all --loss-scale much"), 2, {"'much' is not a scale"});
   expect_error(fit("--precision all --loss-scale none --growth-factor 3"), 2, {"every mode is left out"});
-  expect_error(fit("--amp-backend apex --amp-level O4"), 2, {"'O4' is not one; choose from O0, O1, O2, O3"});
+  expect_error(fit("--amp-backend apex --amp-level O4"), 2,
+               {"'O4' is not a valid value; choose from O0, O1, O2, O3"});
   for (const char* wrong : {"hihg", "", "HIGH", "tf32", "1"})
     expect_error(fit("--float32-matmul-precision='" + std::string(wrong) + "' --print-config"), 2,
                  {"--float32-matmul-precision '" + std::string(wrong) + "'",
@@ -473,8 +474,8 @@ TEST_F(Program, MemoryFormatAndBenchmarkWithoutConvolutionsAreWarnedOf) {
 
 TEST_F(Program, AWarmUpThatTheRunCutsShortIsWarnedOf) {
   const std::string warning =
-      "mantissa: warning: --warmup-steps 3 is more than half of the run's 4 steps, so that the learning rate "
-      "rises over 2; choose fewer, or train longer\n";
+      "mantissa: warning: --warmup-steps 3 is more than half of the run's 4 steps, so the learning rate "
+      "rises over only 2 steps; choose fewer, or train longer\n";
   EXPECT_EQ(fit("--model mlp --max-steps 4 --warmup-steps 3").err, warning);
   EXPECT_EQ(fit("--model mlp --max-steps 4 --warmup-steps 2").err, "");
   EXPECT_EQ(fit("--model mlp --max-steps 4").err, "") << "the recipe's own is for runs of any length";

@@ -264,7 +264,7 @@ Json to_json(const Listing& listing, std::vector<Row>& rows, const InspectComman
 
 void inspect(const InspectCommand& command) {
   if (command.sort != "name" && command.sort != "bytes")
-    throw UsageError("--sort '" + command.sort + "' is not one" +
+    throw UsageError("--sort '" + command.sort + "' is not a valid value" +
                      did_you_mean(command.sort, {"name", "bytes"}) + "; choose from name, bytes");
   if (command.check && command.no_values)
     throw UsageError("--check needs the values, which --no-values leaves out; give one of them");

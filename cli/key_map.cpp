@@ -38,7 +38,7 @@ class Regex {
     code_.reset(pcre2_compile(bytes_of(pattern), pattern.size(), PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C, &error,
                               &at, nullptr));
     TORCH_CHECK_VALUE(code_, where, "'", printable(pattern), "' is not a regular expression (",
-                      pcre2_message(error), ", at character ", at + 1,
+                      pcre2_message(error), ", at byte ", at + 1,
                       "); put a backslash before literal characters");
   }
 
@@ -61,16 +61,15 @@ class Regex {
       result.resize(size);
       found = substitute();
     }
-    const std::string reason =
-        found == PCRE2_ERROR_NOMEMORY
-            ? fmt::format("the new name would be longer than {} characters", kLongestName)
-            : pcre2_message(found);
+    const std::string reason = found == PCRE2_ERROR_NOMEMORY
+                                   ? fmt::format("the new name would be longer than {} bytes", kLongestName)
+                                   : pcre2_message(found);
     const bool has_bad_syntax = found == PCRE2_ERROR_BADREPLACEMENT || found == PCRE2_ERROR_BADREPESCAPE ||
                                 found == PCRE2_ERROR_REPMISSINGBRACE ||
                                 found == PCRE2_ERROR_BADSUBSTITUTION || found == PCRE2_ERROR_NOSUBSTRING;
     if (has_bad_syntax)
       throw UsageError("the replacement '" + printable(replacement) + "' of the pattern '" +
-                       printable(pattern_) + "' cannot be read (" + reason +
+                       printable(pattern_) + "' is not valid (" + reason +
                        "); write $1 for the first group and $$ for a dollar");
     TORCH_CHECK_VALUE(found >= 0, "the pattern '", printable(pattern_), "' with the replacement '",
                       printable(replacement), "' fails for the name '", printable(text.substr(0, 100)),
@@ -126,7 +125,7 @@ std::vector<RenameRule> read_key_map(const std::filesystem::path& file) {
   const YAML::Node root = parse_document(read_text(file, "--key-map"), file.string());
   TORCH_CHECK_VALUE(
       root.IsMap(), file.string(),
-      ": must be a map, `PATTERN: REPLACEMENT` a line, or `PATTERN: null` to leave tensors out");
+      ": must be a map, one `PATTERN: REPLACEMENT` per line, or `PATTERN: null` to leave tensors out");
   std::vector<RenameRule> rules;
   std::set<std::string> seen;
   for (const auto& entry : root) {
@@ -168,7 +167,7 @@ std::map<std::string, std::string> rename_all(const std::vector<std::string>& na
   }
   for (size_t i = 0; i < rules.size(); ++i)
     TORCH_CHECK_VALUE(matched[i] || !rules[i].must_match, "the pattern '", rules[i].text,
-                      "' is in none of the ", names.size(),
+                      "' matches none of the ", names.size(),
                       " names; `mantissa inspect --no-values` lists them");
   return renamed;
 }

@@ -16,7 +16,8 @@ namespace mantissa::cli {
 void check_choice(const std::string& flag, const std::string& value,
                   const std::vector<std::string>& choices) {
   TORCH_CHECK_VALUE(std::find(choices.begin(), choices.end(), value) != choices.end(), flag, " '", value,
-                    "' is not one", did_you_mean(value, choices), "; choose from ", join_names(choices));
+                    "' is not a valid value", did_you_mean(value, choices), "; choose from ",
+                    join_names(choices));
 }
 
 BatchLimit parse_batch_limit(const std::string& flag, const std::string& text) {
@@ -52,7 +53,7 @@ std::optional<std::chrono::milliseconds> parse_max_time(const std::string& flag,
 
 std::vector<std::string> parse_list(const std::string& flag, const std::string& text,
                                     const std::vector<std::string>& choices) {
-  TORCH_CHECK_VALUE(!text.empty(), flag, " is empty; write none for none");
+  TORCH_CHECK_VALUE(!text.empty(), flag, " is empty; write 'none' to choose none");
   if (text == "none") return {};
   std::vector<std::string> words;
   std::istringstream in(text);
@@ -61,7 +62,7 @@ std::vector<std::string> parse_list(const std::string& flag, const std::string& 
     TORCH_CHECK_VALUE(word != "none", flag, " '", text,
                       "': none cannot be combined with other values; leave it or the others out");
     TORCH_CHECK_VALUE(std::find(words.begin(), words.end(), word) == words.end(), flag, " '", text,
-                      "': ", word, " is there twice; once is enough");
+                      "': ", word, " is listed twice; list it once");
     words.push_back(word);
   }
   return words;

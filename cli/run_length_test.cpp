@@ -56,7 +56,7 @@ TEST_F(RunLength, WrongWordsExitWithTwo) {
       {"--callbacks PrecisionMonitr", {"did you mean 'PrecisionMonitor'"}},
       {"--callbacks none,PrecisionMonitor", {"none cannot be combined"}},
       {"--callbacks PrecisionMonitor --logger none", {"--logger is none"}},
-      {"--logger csv,csv", {"csv is there twice"}},
+      {"--logger csv,csv", {"csv is listed twice"}},
       {"--limit-val-batches 0 --monitor val_loss", {"--monitor val_loss", "--limit-val-batches"}},
       {"--limit-val-batches 0 --early-stopping val_loss", {"--early-stopping val_loss"}},
       {"--max-epochs -1 --max-time 00:00:01:00", {"--lr-schedule constant"}},

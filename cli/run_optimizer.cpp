@@ -21,8 +21,8 @@ int64_t warmup_steps(const FitOptions& o, int64_t steps) {
   const OptionValue& by_default = default_of(*find_option("warmup_steps"), reads_text(o.values));
   if (possible < requested && OptionValue(requested) != by_default) {
     TORCH_WARN_ONCE("--warmup-steps ", requested, " is more than half of the run's ", steps,
-                    " steps, so that the learning rate rises over ", possible,
-                    "; choose fewer, or train longer");
+                    " steps, so the learning rate rises over only ", possible,
+                    " steps; choose fewer, or train longer");
   }
   return possible;
 }

@@ -158,11 +158,11 @@ TEST_F(Program, ConvertToShardsAndBackIsTheSameFile) {
   EXPECT_EQ(read(folder_ / "back.safetensors"), read(folder_ / "run/weights.safetensors"));
   EXPECT_THAT(run("inspect shards").out, HasSubstr("shards: sharded safetensors, "));
   expect_error(run("convert shards shards --max-shard-size 20kb"), 2, {"is the input itself"});
-  expect_error(run("convert back.safetensors shards --max-shard-size 20kb"), 1, {"is there already"});
+  expect_error(run("convert back.safetensors shards --max-shard-size 20kb"), 1, {"already exists"});
   expect_error(run("convert back.safetensors shards --max-shard-size 20kb --overwrite"), 1,
                {"cannot be replaced in one move"});
   expect_error(run("convert shards back.safetensors"), 1,
-               {"'back.safetensors' is there already", "--overwrite"});
+               {"'back.safetensors' already exists", "--overwrite"});
   EXPECT_EQ(run("convert shards back.safetensors --dtype fp16 --overwrite").status, 0);
   EXPECT_LT(fs::file_size(folder_ / "back.safetensors"), fs::file_size(folder_ / "run/weights.safetensors"));
   fs::create_hard_link(folder_ / "back.safetensors", folder_ / "link.safetensors");
@@ -205,13 +205,13 @@ TEST_F(Program, ConvertRefusesBeforeItWrites) {
   expect_error(convert("--rename '=>x'"), 2, {"the pattern is empty"});
   expect_error(convert("--metadata by"), 2, {"'by' is not a KEY=VALUE pair"});
   expect_error(convert("--dtype bf16 --only 'head.*'"), 1, {"'head.*' matches none"});
-  expect_error(convert("--rename 'head=>tail'"), 1, {"the pattern 'head' is in none of the 5 names"});
+  expect_error(convert("--rename 'head=>tail'"), 1, {"the pattern 'head' matches none of the 5 names"});
   expect_error(convert("--strip-prefix model."), 1, {"the pattern 'model.' is in none"});
   expect_error(convert("--rename '.*=>x'"), 1, {"would both be named 'xx'"});
   expect_error(convert("--rename 'block=>$9'"), 2, {"'$9'", "'block'", "unknown substring", "$1"});
   expect_error(convert("--rename 'block=>$'"), 2, {"'$'", "cannot be read"});
   expect_error(convert("--rename 'block=>" + std::string(70'000, 'x') + "'"), 1,
-               {"the pattern 'block'", "longer than 65536 characters"});
+               {"the pattern 'block'", "longer than 65536 bytes"});
   // Without the limit, 2^60 ways to match would be tried.
   expect_error(convert("--rename '^=>" + std::string(60, 'a') + "' --rename '(a|aa)+$=>x'"), 1,
                {"the pattern '(a|aa)+$'", "match limit exceeded"});

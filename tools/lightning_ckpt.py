@@ -266,7 +266,7 @@ def write(folder, weights, state, info):
 
 def convert(path, folder, prefix="", trust=False, weights_only=False):
     if os.path.lexists(folder):
-        raise Refused(f"'{folder}' is there already; choose another folder, or remove it")
+        raise Refused(f"'{folder}' already exists; choose another folder, or remove it")
     checkpoint = load(path, trust)
     tensors, left_out = renamed(checkpoint["state_dict"], prefix)
     tensors, tied = untied(tensors)

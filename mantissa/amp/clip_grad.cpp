@@ -87,7 +87,7 @@ void check_dense(at::TensorList parameters) {
   for (const at::Tensor& parameter : parameters) {
     TORCH_CHECK_NOT_IMPLEMENTED(!parameter.grad().defined() || !parameter.grad().is_sparse(),
                                 "clip_grad: a parameter of shape ", parameter.sizes(),
-                                " has a sparse gradient, for which there is no clipping; build its Embedding "
+                                " has a sparse gradient, which cannot be clipped; build its Embedding "
                                 "with sparse(false), or clip "
                                 "the other parameters only");
   }

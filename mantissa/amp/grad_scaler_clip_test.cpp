@@ -142,8 +142,7 @@ TEST(GradScaler, ClippingRefusesSparseGradientsInALineBeforeItUnscales) {
   const auto dense = with_grad({8.f, 8.f}), p = torch::ones({2}).requires_grad_();
   p.mutable_grad() = sparse({4.f, 6.f});
   SGD optimizer({dense, p}, 1.0);
-  const std::string cure =
-      "shape [2] has a sparse gradient, for which there is no clipping; build its Embedding";
+  const std::string cure = "shape [2] has a sparse gradient, which cannot be clipped; build its Embedding";
   for (const auto& clip : std::vector<std::function<void()>>{[&] { scaler.clip_grad_norm_(optimizer, 1.0); },
                                                              [&] { scaler.clip_grad_value_(optimizer, 1.0); },
                                                              [&] {

@@ -12,7 +12,7 @@ void keep_loaded(const void* code, const char* what) {
   void* map = nullptr;
   const bool is_found = dladdr1(code, &info, &map, RTLD_DL_LINKMAP) != 0;
   TORCH_CHECK(is_found && map != nullptr, what,
-              ": the object that holds this code is not known to the loader");
+              ": the dynamic loader knows no library that contains this code");
   const char* const name = static_cast<const link_map*>(map)->l_name;
   if (*name == '\0') return;  // the program itself
   TORCH_CHECK(dlopen(name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) != nullptr, what, ": ", name,

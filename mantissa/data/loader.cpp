@@ -113,7 +113,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
   TORCH_CHECK_VALUE(options.prefetch_factor >= 1, "DataLoader: prefetch_factor ", options.prefetch_factor,
                     " leaves the workers nothing to read; give 1 or more");
   samples_ = options.num_samples == 0 ? size : options.num_samples;
-  TORCH_CHECK_VALUE(batches_of(samples_, options) > 0, "DataLoader: drop_last leaves no batch, for ",
+  TORCH_CHECK_VALUE(batches_of(samples_, options) > 0, "DataLoader: drop_last leaves no batch, because ",
                     samples_, " samples do not fill one of ", options.batch_size,
                     "; lower batch_size or keep the last batch");
 }

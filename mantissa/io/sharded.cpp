@@ -302,7 +302,7 @@ void write_safetensors_files(const SafetensorsLayout& layout, const GiveElements
     for (const auto& file : layout.files) paths.push_back(file.path);
     for (const fs::path& path : paths)
       TORCH_CHECK_VALUE(!fs::exists(fs::symlink_status(path, error)), "'", path.string(),
-                        "' is there already, and a model of several files cannot be replaced in one move; "
+                        "' already exists, and a model of several files cannot be replaced in one move; "
                         "remove it, or choose another place");
   }
   Undo undo;

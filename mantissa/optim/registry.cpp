@@ -98,8 +98,8 @@ const OptimizerEntry& find_optimizer(const std::string& name) {
     if (entry.name == name) return entry;
     names.push_back(entry.name);
   }
-  TORCH_CHECK_VALUE(false, "optimizer '", name, "' is not one", did_you_mean(name, names), "; choose from ",
-                    join_names(names));
+  TORCH_CHECK_VALUE(false, "optimizer '", name, "' is not available", did_you_mean(name, names),
+                    "; choose from ", join_names(names));
 }
 
 OptimizerSettings settings_taken(const OptimizerEntry& optimizer, const OptimizerSettings& settings) {

@@ -94,7 +94,7 @@ TEST(OptimizerByName, SettingsReachIt) {
 
 TEST(OptimizerByName, AnUnknownNameIsAnErrorWithTheNearestOne) {
   EXPECT_THAT(error_of([] { make_optimizer("adam", {}); }),
-              HasSubstr("optimizer 'adam' is not one; did you mean 'adamw'?; choose from sgd, adamw, "
+              HasSubstr("optimizer 'adam' is not available; did you mean 'adamw'?; choose from sgd, adamw, "
                         "fused-sgd, fused-adamw"));
 }
 

@@ -338,7 +338,7 @@ std::string mode_of_amp_flags(const std::string& precision, const std::string& a
                       "' is one of Apex's; give amp_backend 'apex' with it, or leave it out");
     return precision;
   }
-  TORCH_CHECK_VALUE(amp_backend == "apex", "amp_backend '", amp_backend, "' is not one",
+  TORCH_CHECK_VALUE(amp_backend == "apex", "amp_backend '", amp_backend, "' is not a valid value",
                     did_you_mean(amp_backend, {"native", "apex"}), "; choose native or apex");
   const std::vector<std::string> levels{"O0", "O1", "O2", "O3"};
   const bool names_a_level = std::find(levels.begin(), levels.end(), precision) != levels.end();
@@ -349,7 +349,8 @@ std::string mode_of_amp_flags(const std::string& precision, const std::string& a
       "' with amp_backend 'apex', whose modes are the levels O0 to O3; leave precision out, and choose by "
       "amp_level");
   TORCH_CHECK_VALUE(std::find(levels.begin(), levels.end(), level) != levels.end(), "amp_level '", amp_level,
-                    "' is not one", did_you_mean(amp_level, levels), "; choose from ", join_names(levels));
+                    "' is not a valid value", did_you_mean(amp_level, levels), "; choose from ",
+                    join_names(levels));
   return level;
 }
 

@@ -285,7 +285,7 @@ TEST(Registry, AmpFlagsOfLightning15NameAMode) {
   EXPECT_THAT(error_of([] { mode_of_amp_flags("", "apex", "o2"); }),
               testing::HasSubstr("did you mean 'O2'?"));
   EXPECT_THAT(error_of([] { mode_of_amp_flags("", "apex", "O4"); }),
-              testing::HasSubstr("amp_level 'O4' is not one; choose from O0, O1, O2, O3"));
+              testing::HasSubstr("amp_level 'O4' is not a valid value; choose from O0, O1, O2, O3"));
 }
 
 TEST(Registry, NamesTheMissingDevice) {

@@ -97,8 +97,7 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
     return StepResult(SkipCause::kNoGradients);
   }
   TORCH_CHECK(scaler_->gradient_stage(optimizer) != GradientStage::kStepped,
-              "optimizer_step: step() has already been called with these gradients, which "
-              "have been unscaled since; call backward() before each step");
+              "optimizer_step: a step has already used these gradients; call backward() before each step");
   scaler_->begin_step(optimizer);
   try {
     return step_scaled(optimizer);

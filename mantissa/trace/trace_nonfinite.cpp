@@ -136,7 +136,7 @@ Traced trace(torch::nn::Module& module, const std::function<at::Tensor()>& forwa
   observer->begin();
   const at::Tensor loss = forward_and_loss();
   TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "trace_nonfinite: forward_and_loss returned ",
-                    loss.defined() ? "more than one number" : "no tensor",
+                    loss.defined() ? c10::str("a tensor of ", loss.numel(), " elements") : "no tensor",
                     "; return the loss as a tensor of one element, before its backward()");
   if (is_bad(values_of(loss))) return {observer->blame({{values_of(loss), "the loss"}}), {}};
   if (!loss.requires_grad()) return {};

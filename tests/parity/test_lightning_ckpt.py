@@ -92,7 +92,7 @@ def test_names_stay_without_a_prefix_and_the_hint_names_it(tmp_path):
     assert done.returncode == 0 and "--strip-prefix model." in done.stdout
     assert load_file(tmp_path / "out" / "weights.safetensors").keys() == task.state_dict().keys()
     again = run("run.ckpt", "out", cwd=tmp_path)
-    assert again.returncode == 1 and "is there already" in again.stderr
+    assert again.returncode == 1 and "already exists" in again.stderr
     refused(run("run.ckpt", "out2", "--strip-prefix", "net.", cwd=tmp_path), tmp_path / "none",
             "no name begins with 'net.'", "model.")
 
