@@ -47,7 +47,7 @@ class MarksRunStarted final : public Callback {
   void on_epoch_end(Trainer& /*trainer*/, int64_t /*epoch*/, int64_t /*global_step*/,
                     const Metrics& /*metrics*/) override {
     TORCH_CHECK(!watches_ || !folder_.is_lost(), "the run's folder ", folder_.path().string(),
-                " was removed, moved or replaced while the run was under way, and the run ends");
+                " was removed, moved or replaced during the run, so the run ends");
   }
   void on_train_batch_end(Trainer& /*trainer*/, const TrainBatch& batch) override {
     if (batch.stepped) mark();
@@ -172,87 +172,132 @@ void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callba
   TORCH_WARN("the folder ", before, " was lost; the run's files are in ", folder.path().string(), " now");
 }
 
+/// A training of the command line, from its data to the files of its folder.
+class TrainingRun {
+ public:
+  /// Reads and checks everything that the training needs, and writes nothing. `resumed` is the folder of a run
+  /// to resume; null: the training makes a folder.
+  TrainingRun(const FitOptions& o, RunFolder* resumed)
+      : o_(o),
+        resumed_(resumed),
+        options_(trainer_options(o)),
+        data_(load_data(o)),
+        train_(train_loader(o, data_)),
+        val_(val_loader(o, data_)),
+        steps_(usage([&] {
+          check_shares(o, *train_, val_.get());
+          return total_steps(o, *train_);
+        })),
+        resumes_from_checkpoint_(resumed && !resumed->checkpoints().empty()),
+        memory_before_(peak_memory_bytes(at::kCPU)) {
+    torch::manual_seed(o.seed);
+    model_ = make_model(o.model, data_.input);
+    if (resumed && !resumes_from_checkpoint_) {
+      TORCH_WARN("the run in ", resumed->path().string(),
+                 " has no checkpoint to resume from and starts again");
+    }
+    if (!o.weights.empty() && !resumes_from_checkpoint_) {
+      load_weights(*model_, o.weights);
+      check_finite_weights(*model_, o.weights);
+    }
+  }
+
+  /// Returns the content of result.json.
+  Json train(bool quiet, const Json& plan) {
+    open_folder();
+    add_callbacks_and_loggers(quiet);
+    Trainer trainer(std::move(options_));
+    ClassificationTask task = make_task(o_, model_, steps_);
+    const std::map<std::string, std::string> about{{"precision", trainer.precision().name()},
+                                                   {"model", o_.model}};
+    const FitResult result = fit(trainer, task, about);
+    run_start_->mark();  // if there was no step to take
+    replace_if_lost(*folder_, trainer.options().callbacks, yaml_);
+    warn_if_not_finite(o_, result.metrics);
+    warn_if_all_steps_were_skipped(result);
+    save_weights(*model_, folder_->file(kWeights), about, Links::kReplace);
+    Json json = to_json(o_, trainer, result, parameters(), folder_->path());
+    if (!plan.is_null()) {
+      json["memory_plan"] = plan;
+      // The peak of a GPU is counted from the start of the fit.
+      json["memory_before_bytes"] = trainer.device().is_cpu() ? memory_before_ : 0;
+    }
+    write_file_atomically(folder_->file(kResult), dump(json) + "\n", Links::kReplace);
+    return json;
+  }
+
+ private:
+  /// Makes the folder of a new run, with its configuration: a run that is killed before its first step can be
+  /// resumed, too.
+  void open_folder() {
+    if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
+    if (!resumed_) {
+      fresh_ = std::make_unique<RunFolder>(o_.output,
+                                           fmt::format("{}-{}-{}", data_.name, o_.model, o_.precision()));
+    }
+    folder_ = resumed_ ? resumed_ : fresh_.get();
+    OptionValues repeatable = o_.values;
+    repeatable.erase("output");  // a repetition needs a folder of its own
+    yaml_ = to_yaml(repeatable);
+    if (fresh_) write_file_atomically(folder_->file("config.yaml"), yaml_, Links::kReplace);
+  }
+
+  void add_callbacks_and_loggers(bool quiet) {
+    options_.callbacks = make_callbacks(o_, folder_->path());
+    run_start_ = std::make_shared<MarksRunStarted>(*folder_, fresh_ ? "" : yaml_, !o_.enable_checkpointing);
+    options_.callbacks.push_back(run_start_);
+    if (!quiet) options_.callbacks.push_back(std::make_shared<ProgressBar>());
+    options_.loggers = make_loggers(o_, folder_->path());
+    if (resumed_ && !resumes_from_checkpoint_)
+      for (const auto& logger : options_.loggers) logger->resume_from(-1);
+  }
+
+  FitResult fit(Trainer& trainer, ClassificationTask& task, const std::map<std::string, std::string>& about) {
+    try {
+      return trainer.fit(task, *train_, val_.get(),
+                         resumes_from_checkpoint_ ? resumed_->file(kCheckpoints) : "");
+    } catch (...) {
+      if (run_start_->started()) keep_what_was_trained(trainer, about);
+      throw;
+    }
+  }
+
+  void keep_what_was_trained(const Trainer& trainer, const std::map<std::string, std::string>& about) {
+    try {
+      replace_if_lost(*folder_, trainer.options().callbacks, yaml_);
+    } catch (const std::exception& error) {
+      TORCH_WARN(message_of(error));  // the error that ended the run is the one that is reported
+    }
+    // Where a checkpoint found no room, there may be some for the weights alone.
+    if (!is_saved(*folder_, trainer.progress().steps))
+      rescue_weights(*model_, folder_->file(kWeights), about);
+  }
+
+  int64_t parameters() const {
+    int64_t count = 0;
+    for (const at::Tensor& p : model_->parameters()) count += p.numel();
+    return count;
+  }
+
+  const FitOptions& o_;
+  RunFolder* const resumed_;
+  std::unique_ptr<RunFolder> fresh_;
+  RunFolder* folder_ = nullptr;
+  TrainerOptions options_;  // its loggers and checkpoints must be destroyed before the folder
+  const Data data_;
+  const std::unique_ptr<Loader> train_, val_;
+  const int64_t steps_;
+  const bool resumes_from_checkpoint_;
+  const int64_t memory_before_;
+  std::shared_ptr<TensorModule> model_;
+  std::shared_ptr<MarksRunStarted> run_start_;
+  std::string yaml_;
+};
+
 /// Trains in the folder `resumed`, or in a new folder if it is null.
 Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
-  auto progress = quiet ? nullptr : std::make_shared<ProgressBar>();
-  const TrainerOptions base_options = trainer_options(o);
-  const Data data = load_data(o);
-  const auto train = train_loader(o, data);
-  const auto val = val_loader(o, data);
-  const int64_t steps = usage([&] {
-    check_shares(o, *train, val.get());
-    return total_steps(o, *train);
-  });
-
-  const int64_t memory_before = peak_memory_bytes(at::kCPU);
-  torch::manual_seed(o.seed);
-  const auto model = make_model(o.model, data.input);
-  const std::filesystem::path saved = resumed ? resumed->file(kCheckpoints) : "";
-  const bool resumes_from_checkpoint = resumed && !resumed->checkpoints().empty();
-  if (resumed && !resumes_from_checkpoint) {
-    TORCH_WARN("the run in ", resumed->path().string(), " has no checkpoint to resume from and starts again");
-  }
-  if (!o.weights.empty() && !resumes_from_checkpoint) {
-    load_weights(*model, o.weights);
-    check_finite_weights(*model, o.weights);
-  }
-  int64_t parameters = 0;
-  for (const at::Tensor& p : model->parameters()) parameters += p.numel();
-
-  // Nothing is written until the input has been checked completely.
-  if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
-  const std::string label = fmt::format("{}-{}-{}", data.name, o.model, o.precision());
-  const auto fresh = resumed ? nullptr : std::make_unique<RunFolder>(o.output, label);
-  RunFolder* const folder = resumed ? resumed : fresh.get();
-  OptionValues repeatable = o.values;
-  repeatable.erase("output");  // a repetition needs a folder of its own
-  const std::string yaml = to_yaml(repeatable);
-  std::string config = yaml;
-  // A run that is killed before its first step can be resumed, too.
-  if (fresh) write_file_atomically(folder->file("config.yaml"), std::exchange(config, {}), Links::kReplace);
-  TrainerOptions options = base_options;  // its loggers and checkpoints must be destroyed before the folder
-  options.callbacks = make_callbacks(o, folder->path());
-  const auto run_start =
-      std::make_shared<MarksRunStarted>(*folder, std::move(config), !o.enable_checkpointing);
-  options.callbacks.push_back(run_start);
-  options.loggers = make_loggers(o, folder->path());
-  if (resumed && !resumes_from_checkpoint)
-    for (const auto& logger : options.loggers) logger->resume_from(-1);
-  if (progress) options.callbacks.push_back(progress);
-
-  Trainer trainer(std::move(options));
-  ClassificationTask task = make_task(o, model, steps);
-  const std::map<std::string, std::string> about{{"precision", trainer.precision().name()},
-                                                 {"model", o.model}};
-  FitResult result;
-  try {
-    result = trainer.fit(task, *train, val.get(), resumes_from_checkpoint ? saved : "");
-  } catch (...) {
-    if (run_start->started()) {
-      try {
-        replace_if_lost(*folder, trainer.options().callbacks, yaml);
-      } catch (const std::exception& error) {
-        TORCH_WARN(message_of(error));  // the error that ended the run is the one that is reported
-      }
-      // Where a checkpoint found no room, there may be some for the weights alone.
-      if (!is_saved(*folder, trainer.progress().steps)) rescue_weights(*model, folder->file(kWeights), about);
-    }
-    throw;
-  }
-  run_start->mark();  // if there was no step to take
-  replace_if_lost(*folder, trainer.options().callbacks, yaml);
-  warn_if_not_finite(o, result.metrics);
-  warn_if_all_steps_were_skipped(result);
-  save_weights(*model, folder->file(kWeights), about, Links::kReplace);
-  Json json = to_json(o, trainer, result, parameters, folder->path());
-  if (!plan.is_null()) {
-    json["memory_plan"] = plan;
-    // The peak of a GPU is counted from the start of the fit.
-    json["memory_before_bytes"] = trainer.device().is_cpu() ? memory_before : 0;
-  }
-  write_file_atomically(folder->file(kResult), dump(json) + "\n", Links::kReplace);
-  return json;
+  return TrainingRun(o, resumed).train(quiet, plan);
 }
 
 std::string cell(const Json& value) { return value.is_number() ? format_metric(value.get<double>()) : "-"; }
