@@ -170,8 +170,7 @@ void add_trained_model_flags(CLI::App& subcommand, TrainedModelCommand& command)
 std::string memory_cure(const FitOptions& o) {
   return fmt::format(
       " (--model {}, --precision {}); choose a 16-bit --precision or another --device, free some, or raise "
-      "the "
-      "limit (ulimit -v)",
+      "the limit (ulimit -v)",
       o.model, o.precision());
 }
 

@@ -151,46 +151,60 @@ void Observer::start(Frame& frame) {
   frame.place = modules_.enter(frame, in_backward_);
 }
 
+/// The tensors of an operation that has ended.
+struct Observer::Results {
+  std::vector<at::Tensor> returned;
+  std::vector<at::Tensor> all;                    ///< with the operands that the operation wrote
+  std::unordered_set<c10::StorageImpl*> written;  ///< of the operands that the operation wrote
+  std::unordered_set<c10::StorageImpl*> read;     ///< of the operands that the operation only read
+
+  /// Whether the operation computed the values in `storage`; it may also have returned a view of an operand.
+  bool computed(c10::StorageImpl* storage) const {
+    return written.contains(storage) || !read.contains(storage);
+  }
+};
+
+Observer::Results Observer::results_of(const Frame& frame, const std::vector<c10::IValue>& outputs) {
+  Results results;
+  for (const c10::IValue& output : outputs)
+    each_tensor(output, [&](const at::Tensor& t) {
+      modules_.remember_forward_op(t, frame.name(), frame.place);
+      results.returned.push_back(t);
+    });
+  results.all = results.returned;
+  for (size_t i = 0; i < frame.inputs.size(); ++i)
+    each_tensor(frame.inputs[i], [&](const at::Tensor& t) {
+      const at::Tensor values = values_of(t);
+      if (!values.defined()) return;
+      c10::StorageImpl* const storage = Span(values).storage;
+      if (use_of(frame.op, i) == Use::kRead) {
+        results.read.insert(storage);
+        return;
+      }
+      results.written.insert(storage);
+      const bool is_listed = std::any_of(results.all.begin(), results.all.end(),
+                                         [&](const at::Tensor& r) { return r.is_same(t); });
+      if (!is_listed) results.all.push_back(t);
+    });
+  return results;
+}
+
 void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) {
   const std::lock_guard lock(mutex_);
   modules_.own_copies(frame, outputs);
   if (returns_raw_memory(frame.name())) return;
   if (!in_backward_ && !outputs.empty() && outputs[0].isTensor())
     judge_.note_scale(frame, outputs[0].toTensor());
-  std::vector<at::Tensor> results, written;
-  for (const c10::IValue& output : outputs)
-    each_tensor(output, [&](const at::Tensor& t) {
-      modules_.remember_forward_op(t, frame.name(), frame.place);
-      results.push_back(t);
-    });
-  const std::vector<at::Tensor> returned = results;
-  std::unordered_set<c10::StorageImpl*> inputs;
-  for (size_t i = 0; i < frame.inputs.size(); ++i)
-    each_tensor(frame.inputs[i], [&](const at::Tensor& t) {
-      const at::Tensor values = values_of(t);
-      if (!values.defined()) return;
-      if (use_of(frame.op, i) == Use::kRead) {
-        inputs.insert(Span(values).storage);
-      } else {
-        written.push_back(t);
-      }
-    });
-  for (const at::Tensor& t : written)
-    if (std::none_of(results.begin(), results.end(), [&](const at::Tensor& r) { return r.is_same(t); }))
-      results.push_back(t);
-
+  const Results results = results_of(frame, outputs);
   std::vector<at::Tensor> bad;
   Finiteness seen;
   NonFiniteOrigin origin;
   std::vector<c10::StorageImpl*> made;
-  for (size_t i = 0; i < results.size(); ++i) {
-    const at::Tensor values = values_of(results[i]);
+  for (size_t i = 0; i < results.all.size(); ++i) {
+    const at::Tensor values = values_of(results.all[i]);
     if (!values.defined()) continue;
     const Span span(values);
-    const bool is_written = std::any_of(written.begin(), written.end(), [&](const at::Tensor& t) {
-      return Span(values_of(t)).storage == span.storage;
-    });
-    if (!is_written && inputs.count(span.storage) != 0) continue;  // a view of an operand
+    if (!results.computed(span.storage)) continue;
     made.push_back(span.storage);
     const std::vector<size_t> known = history_.causes_of(span);
     if (std::any_of(known.begin(), known.end(), [&](size_t event) { return event >= frame.first_event; }))
@@ -205,16 +219,16 @@ void Observer::end(const Frame& frame, const std::vector<c10::IValue>& outputs) 
     seen.nan |= finiteness.nan;
     seen.inf |= finiteness.inf;
   }
-  if (!bad.empty() && !judge_.reads_memory_of_caller(frame)) tell_of(frame, origin, bad, seen);
+  if (!bad.empty() && !judge_.reads_memory_of_caller(frame)) report(frame, origin, bad, seen);
   if (made.empty()) return;
   // A kernel may clear its result before it computes.
   const bool clears = frame.name() == "aten::zero_" || frame.name() == "aten::fill_";
   if (frame.parent && !clears) frame.parent->made_inside.insert(made.begin(), made.end());
-  underflows_.note(frame, returned);
+  underflows_.note(frame, results.returned);
 }
 
-void Observer::tell_of(const Frame& frame, NonFiniteOrigin origin, const std::vector<at::Tensor>& bad,
-                       const Finiteness& seen) {
+void Observer::report(const Frame& frame, NonFiniteOrigin origin, const std::vector<at::Tensor>& bad,
+                      const Finiteness& seen) {
   origin.op = frame.name();
   origin.under_autocast = frame.is_under_autocast();
   if (const Frame* cast = frame.cast()) {

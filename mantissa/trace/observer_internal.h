@@ -56,14 +56,17 @@ class Observer : public std::enable_shared_from_this<Observer> {
                const torch::autograd::variable_list& inputs);
 
  private:
+  struct Results;
+
   static std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn);
   static void on_end(const at::RecordFunction& fn, at::ObserverContext* context);
 
   void start(Frame& frame);
   void keep_before(Frame& frame);
   void end(const Frame& frame, const std::vector<c10::IValue>& outputs);
-  void tell_of(const Frame& frame, NonFiniteOrigin origin, const std::vector<at::Tensor>& bad,
-               const Finiteness& seen);
+  Results results_of(const Frame& frame, const std::vector<c10::IValue>& outputs);
+  void report(const Frame& frame, NonFiniteOrigin origin, const std::vector<at::Tensor>& bad,
+              const Finiteness& seen);
   void look_at_node(torch::autograd::Node& node, const torch::autograd::variable_list& outputs,
                     const torch::autograd::variable_list& inputs);
   void warn_about(const std::string& name, const std::exception& error);

@@ -94,9 +94,38 @@ std::string in_float32(const NonFiniteOrigin& origin) {
   const std::string keep = "keep_in_fp32(\"" + origin.module + "\")";
   if (origin.under_autocast) return "keep this module in float32, " + keep;
   return "its weights are 16-bit themselves: scale its values down, train in 16-mixed (its weights are "
-         "float32, so "
-         "that " +
+         "float32, so that " +
          keep + " works)";
+}
+
+std::string range_cure(const NonFiniteOrigin& origin) {
+  if (origin.by_autocast && !origin.module.empty() && !origin.inputs.empty() &&
+      !origin.inputs[0].name.empty())
+    return "a weight of this size is unusable: check what made it grow (learning rate, the checkpoint). "
+           "To train with it anyway, keep_in_fp32(\"" +
+           origin.module + "\") or bf16, whose range is float32's";
+  if (origin.backward)
+    return "the loss is not scaled by a scaler, so this gradient is too large by itself, or by a factor "
+           "of your own: clamp what makes it, run this part in float32, or train in bf16, whose range is "
+           "float32's";
+  return in_float32(origin) + ", or train in bf16, whose range is float32's";
+}
+
+std::string loss_scale_cure(const NonFiniteOrigin& origin) {
+  if (!origin.backward)
+    return "the loss itself is finite: lower the loss scale (a dynamic one backs off by itself), and "
+           "give the scaler a loss in float32";
+  return "lower the loss scale (a dynamic one backs off by itself; a step skipped now and then is "
+         "normal). If it returns at every scale, run this part in float32 or train in bf16";
+}
+
+std::string input_cure(const NonFiniteOrigin& origin) {
+  if (origin.backward)
+    return "no operation has made it: check the hooks and the backward of custom functions, where "
+           "they write memory themselves";
+  return "it came from outside the forward: check the data of this batch and its normalization (a "
+         "deviation of 0, a missing value, a cast to 16 bits). Unless code of your own that is no "
+         "operation of libtorch, or another thread, wrote it";
 }
 
 bool has_zero_of_half(const NonFiniteOrigin& origin) {
@@ -128,32 +157,16 @@ bool has_known_domain(const NonFiniteOrigin& origin) {
 std::string cure_for(const NonFiniteOrigin& origin) {
   switch (origin.cause) {
     case NonFiniteCause::kDtypeRange:
-      if (origin.by_autocast && !origin.module.empty() && !origin.inputs.empty() &&
-          !origin.inputs[0].name.empty())
-        return "a weight of this size is unusable: check what made it grow (learning rate, the checkpoint). "
-               "To train with it anyway, keep_in_fp32(\"" +
-               origin.module + "\") or bf16, whose range is float32's";
-      if (origin.backward)
-        return "the loss is not scaled by a scaler, so this gradient is too large by itself, or by a factor "
-               "of "
-               "your own: clamp what makes it, run this part in float32, or train in bf16, whose range is "
-               "float32's";
-      return in_float32(origin) + ", or train in bf16, whose range is float32's";
+      return range_cure(origin);
     case NonFiniteCause::kUnderflow:
       return in_float32(origin) +
              ", take an epsilon that fp16 holds (1e-4; of 1e-8 it keeps 0), or train in bf16, whose range is "
              "float32's";
     case NonFiniteCause::kLossScale:
-      if (!origin.backward)
-        return "the loss itself is finite: lower the loss scale (a dynamic one backs off by itself), and "
-               "give "
-               "the scaler a loss in float32";
-      return "lower the loss scale (a dynamic one backs off by itself; a step skipped now and then is "
-             "normal). If it returns at every scale, run this part in float32 or train in bf16";
+      return loss_scale_cure(origin);
     case NonFiniteCause::kOverflow:
       return "the values themselves have grown too large, and no dtype of training holds them: lower the "
-             "learning rate, "
-             "clip gradients, or clamp the inputs of this operation";
+             "learning rate, clip gradients, or clamp the inputs of this operation";
     case NonFiniteCause::kDomain:
       if (const char* known = domain_cure(origin)) return known;
       return "the inputs lie outside what the operation is defined for: clamp them or add an epsilon before "
@@ -161,8 +174,7 @@ std::string cure_for(const NonFiniteOrigin& origin) {
     case NonFiniteCause::kInfinities:
       return contains(origin.op, "softmax")
                  ? "a row with no finite value, for example when every position is masked: leave one "
-                   "position "
-                   "unmasked, or mask with a large finite value instead of -inf"
+                   "position unmasked, or mask with a large finite value instead of -inf"
                  : "infinities were combined (inf - inf, 0 * inf): write a large finite "
                    "value in their place, or select with where()";
     case NonFiniteCause::kConstant:
@@ -170,20 +182,13 @@ std::string cure_for(const NonFiniteOrigin& origin) {
              "or select the values to use with where()";
     case NonFiniteCause::kParameter:
       return "it was non-finite before this batch: it was loaded so from a file, or an earlier step broke "
-             "it. "
-             "Nothing that follows can be right: go back to a checkpoint that is finite";
+             "it. Nothing that follows can be right: go back to a checkpoint that is finite";
     case NonFiniteCause::kInput:
-      if (origin.backward)
-        return "no operation has made it: check the hooks and the backward of custom functions, where "
-               "they write memory themselves";
-      return "it came from outside the forward: check the data of this batch and its normalization (a "
-             "deviation of 0, a missing value, a cast to 16 bits). Unless code of your own that is no "
-             "operation of "
-             "libtorch, or another thread, wrote it";
+      return input_cure(origin);
     case NonFiniteCause::kAccumulation:
       return "each batch's gradient is finite and their sum is not: lower the loss scale (a dynamic one "
-             "backs off by "
-             "itself), add up fewer batches, or take a mode whose gradients are float32 (16-mixed) or bf16";
+             "backs off by itself), add up fewer batches, or take a mode whose gradients are float32 "
+             "(16-mixed) or bf16";
     case NonFiniteCause::kUnknown:
       return contains(origin.op, "::") ? "the operation could not be tried in a wider dtype: run this part "
                                          "in float32, and check its inputs"
