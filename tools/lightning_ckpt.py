@@ -211,7 +211,7 @@ def state_of(checkpoint, weights, left_out):
     name = "16-mixed" if scaler else mode.get(min(dtypes, key=lambda dtype: dtype.itemsize, default=None), "32-true")
     return {"progress": progress_tree(checkpoint), "exact": True, "seconds": 0.0,
             "precision": {"name": name, "state": {"loss_scale": scaler} if scaler else {}}, "optimizers": optimizers,
-            "own_parameters": [{} for _ in optimizers], "schedules": schedules, "learned": [True for _ in optimizers],
+            "own_parameters": [{} for _ in optimizers], "schedules": schedules, "has_stepped": [True for _ in optimizers],
             "callbacks": {}, "training_metrics": {}, "epoch_metrics": {}, "validation_metrics": {}, "callback_metrics": {}}
 
 

@@ -151,7 +151,7 @@ GradientRecord& GradScaler::record_of(const torch::optim::Optimizer& optimizer) 
   return *records_.emplace_back(std::make_shared<GradientRecord>(optimizer));
 }
 
-GradScaler::PerDevice GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer,
+GradScaler::PerDevice GradScaler::check_and_unscale(const torch::optim::Optimizer& optimizer,
                                                     const at::Tensor& inv_scale, bool allow_fp16) {
   const at::NoGradGuard no_grad;
   check_gradients(optimizer, allow_fp16);
@@ -229,54 +229,6 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   return !overflowed;
 }
 
-void GradScaler::begin_backward() {
-  if (!is_enabled()) return;
-  bool one_waits = false;
-  for (const auto& record : records_) {
-    if (!record->awaits_step()) continue;
-    const GradientFingerprint now = record->gradients();
-    if (record->before_backward.empty()) record->before_backward = now;
-    // The loop has left out an optimizer if its gradients were written again, or are gone with its
-    // parameters.
-    if (record->is_dead() || !(record->before_backward == now)) record->reset_iteration();
-    one_waits = one_waits || record->awaits_step();
-  }
-  if (update_is_due() && !one_waits) update();
-}
-
-void GradScaler::begin_step(const torch::optim::Optimizer& optimizer) {
-  GradientRecord* const record = is_enabled() ? find_record(optimizer) : nullptr;
-  if (!record) return;
-  if (record->awaits_step() && gradient_stage(optimizer) == GradientStage::kScaled) record->reset_iteration();
-  if (record->stage == GradientStage::kStepped) end_iteration();
-}
-
-GradientStage GradScaler::gradient_stage(const torch::optim::Optimizer& optimizer) const {
-  const GradientRecord* record = find_record(optimizer);
-  if (!record || (record->stepped.empty() && !record->awaits_step())) return GradientStage::kScaled;
-  const GradientFingerprint now = record->gradients();
-  if (record->stepped == now) return GradientStage::kStepped;
-  // Other optimizers' backward passes do not change gradients that wait for their step.
-  const bool are_those = record->before_backward.empty() || record->before_backward == now;
-  return record->awaits_step() && are_those ? record->stage : GradientStage::kScaled;
-}
-
-bool GradScaler::update_is_due() const {
-  return std::any_of(records_.begin(), records_.end(),
-                     [](const auto& record) { return record->stage == GradientStage::kStepped; });
-}
-
-void GradScaler::abandon_iteration() {
-  for (const auto& record : records_) record->reset_iteration();
-}
-
-void GradScaler::end_iteration() {
-  if (!is_enabled()) return;
-  for (const auto& record : records_)
-    if (record->awaits_step()) record->reset_iteration();
-  if (update_is_due()) update();
-}
-
 bool GradScaler::has_overflowed(const GradientRecord& record) {
   return std::any_of(record.found_inf.begin(), record.found_inf.end(),
                      [](const auto& flag) { return flag.second.template item<float>() != 0; });
@@ -328,7 +280,7 @@ void GradScaler::set_parameter_name(std::function<std::string(const at::Tensor&)
   if (!options_.parameter_name) options_.parameter_name = std::move(name);
 }
 
-void GradScaler::check(torch::optim::Optimizer& optimizer, GradientRecord& record) {
+void GradScaler::check(const torch::optim::Optimizer& optimizer, GradientRecord& record) {
   const at::Tensor one = at::full({}, 1.0, scale_.value.options());
   record.found_inf = check_and_unscale(optimizer, one, /*allow_fp16=*/true);
 }

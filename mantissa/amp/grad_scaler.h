@@ -225,6 +225,19 @@ class GradScaler {
   /// step has used stay kStepped until a backward pass writes new ones.
   GradientStage gradient_stage(const torch::optim::Optimizer& optimizer) const;
 
+  /// Returns what the next step of `optimizer` divides its gradients by in addition to the scale, because they
+  /// were clipped while scaled. Shape: 0-dim, on the scale's device; undefined if there is no such divisor.
+  /// Sync: none.
+  at::Tensor clip_divisor(const torch::optim::Optimizer& optimizer) const;
+  /// Says where gradients stand that were not computed here but loaded, such as those of a checkpoint that was
+  /// written between a backward pass and its step. `stage` and `clip_divisor` are what gradient_stage() and
+  /// clip_divisor() returned when the gradients were saved. Gradients that wait for their step are checked
+  /// for inf and nan again. Call it after the gradients and the state of the scaler have been loaded.
+  /// Sync:   none.
+  /// Errors: c10::ValueError for a `clip_divisor` that `stage` does not have. Nothing has changed then.
+  void restore_gradient_stage(const torch::optim::Optimizer& optimizer, GradientStage stage,
+                              const at::Tensor& clip_divisor = {});
+
   /// Sets the names of parameters in warnings and in StepResult, unless the options did.
   void set_parameter_name(std::function<std::string(const at::Tensor& parameter)> name);
 
@@ -286,10 +299,10 @@ class GradScaler {
   GradientRecord* find_record(const torch::optim::Optimizer& optimizer) const;
   GradientRecord& record_of(const torch::optim::Optimizer& optimizer);
   /// Multiplies by `inv_scale` and returns the overflow flags of each device that holds gradients.
-  PerDevice check_and_unscale(torch::optim::Optimizer& optimizer, const at::Tensor& inv_scale,
+  PerDevice check_and_unscale(const torch::optim::Optimizer& optimizer, const at::Tensor& inv_scale,
                               bool allow_fp16);
-  /// Records any inf or nan and leaves the gradients scaled.
-  void check(torch::optim::Optimizer& optimizer, GradientRecord& record);
+  /// Records any inf or nan and leaves the gradients as they are.
+  void check(const torch::optim::Optimizer& optimizer, GradientRecord& record);
   void step_self_unscaling(torch::optim::Optimizer& optimizer, StepSupportsAmpScaling& scaling,
                            GradientRecord& record);
   /// Returns the divisor for a step whose gradients are still scaled.

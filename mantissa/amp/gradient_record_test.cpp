@@ -6,6 +6,7 @@
 
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/gradient_record_internal.h"
+#include "mantissa/amp/test_support_internal.h"
 
 // What a scaler knows about an optimizer's gradients if the loop does not say where an iteration ends.
 namespace mantissa::gradient_record_test {
@@ -151,6 +152,76 @@ TEST(GradientStage, WaitsInASecondIterationAsInTheFirst) {
     EXPECT_TRUE(s.step(net.sgd));
     s.update();
   }
+}
+
+/// What a checkpoint would restore: gradients, stage and divisor in new objects.
+struct Loaded {
+  Loaded(const GradScaler& s, const Net& saved) {
+    net.w.mutable_grad() = saved.w.grad().clone();
+    loaded.load_state_dict(s.next_state_dict());
+    loaded.restore_gradient_stage(net.sgd, s.gradient_stage(saved.sgd), s.clip_divisor(saved.sgd));
+  }
+  GradScaler loaded = scaler();
+  Net net;
+};
+
+TEST(RestoredGradientStage, ScaledAndUnscaledGradientsTakeTheStepThatWasDue) {
+  for (const bool is_unscaled : {false, true}) {
+    GradScaler s = scaler();
+    Net net;
+    backward(s, net.w.sum());
+    if (is_unscaled) s.unscale_(net.sgd);
+    Loaded again(s, net);
+    EXPECT_EQ(again.loaded.gradient_stage(again.net.sgd), s.gradient_stage(net.sgd));
+    backward(again.loaded, torch::ones({1}).set_requires_grad(true).sum());
+    again.loaded.begin_step(again.net.sgd);
+    EXPECT_TRUE(again.loaded.step(again.net.sgd));
+    EXPECT_EQ(again.net.w[0].item<float>(), 0.5) << is_unscaled;
+    again.loaded.end_iteration();
+    EXPECT_EQ(again.loaded.get_scale(), 8);
+  }
+}
+
+TEST(RestoredGradientStage, UsedGradientsStayUsed) {
+  GradScaler s = scaler();
+  Net net;
+  backward(s, net.w.sum());
+  s.step(net.sgd);
+  Loaded again(s, net);
+  EXPECT_EQ(again.loaded.gradient_stage(again.net.sgd), GradientStage::kStepped);
+  again.loaded.end_iteration();
+  EXPECT_EQ(again.loaded.get_scale(), 8) << "the saved state has already moved with that step";
+}
+
+TEST(RestoredGradientStage, FindsAnOverflowAgain) {
+  GradScaler s = scaler();
+  Net net;
+  backward(s, (net.w * kInf).sum());
+  s.unscale_(net.sgd);
+  Loaded again(s, net);
+  EXPECT_FALSE(again.loaded.step(again.net.sgd));
+}
+
+TEST(RestoredGradientStage, OfClippedFp16GradientsHasTheirDivisor) {
+  GradScaler s = used_scaler({.init_scale = 4});
+  const at::Tensor saved = with_grad({16.F}, at::kHalf), loaded = with_grad({16.F}, at::kHalf);
+  KernelSgd sgd({saved}, 1.0), loaded_sgd({loaded}, 1.0);
+  s.clip_grad_norm_(sgd, 1.0);
+  EXPECT_EQ(s.gradient_stage(sgd), GradientStage::kChecked);
+  GradScaler again(at::kCPU, {.init_scale = 4});
+  again.restore_gradient_stage(loaded_sgd, s.gradient_stage(sgd), s.clip_divisor(sgd));
+  s.step(sgd);
+  again.step(loaded_sgd);
+  EXPECT_TRUE(at::equal(loaded, saved));
+  EXPECT_NEAR(loaded.item<float>(), 0, 1e-3);
+}
+
+TEST(RestoredGradientStage, RefusesADivisorThatItsStageDoesNotHave) {
+  GradScaler s = scaler();
+  Net net;
+  expect_error<c10::ValueError>(
+      [&] { s.restore_gradient_stage(net.sgd, GradientStage::kUnscaled, torch::ones({})); }, "clip_divisor");
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
 }
 
 TEST(GradientRecord, KnowsItsOptimizerFromAnotherAtItsAddress) {

@@ -168,6 +168,14 @@ class Precision {
   /// Errors: c10::ValueError for a state that does not fit, before anything is changed.
   virtual std::vector<std::string> load_state_dict(const StateReader& state);
 
+  /// Returns what the mode knows about gradients of `optimizer` that wait for its step, for a checkpoint that
+  /// also holds those gradients. Empty for a mode that leaves gradients as backward() made them.
+  virtual StateDict gradient_state(const torch::optim::Optimizer& /*optimizer*/) const { return {}; }
+  /// Loads what gradient_state() returned. Call it after load_state_dict(), when the parameters of `optimizer`
+  /// have the gradients of the checkpoint.
+  /// Errors: c10::ValueError for a state that does not fit, before anything is changed.
+  virtual void load_gradient_state(torch::optim::Optimizer& /*optimizer*/, const StateReader& /*state*/) {}
+
   /// Ends a run: drops what the mode has recorded about gradients that wait for a step. The module, the
   /// optimizers and the state stay as they are, and another run may follow.
   virtual void teardown() {}

@@ -1,5 +1,7 @@
 #include "mantissa/precision/scaled.h"
 
+#include <array>
+#include <string>
 #include <utility>
 
 #include <torch/optim/optimizer.h>
@@ -14,6 +16,17 @@ namespace {
 
 bool unscales_in_step(const torch::optim::Optimizer& optimizer) {
   return dynamic_cast<const StepSupportsAmpScaling*>(&optimizer) != nullptr;
+}
+
+/// The names of GradientStage's values in a state, in their order.
+constexpr std::array kStageNames{"scaled", "checked", "unscaled", "stepped"};
+constexpr const char *kStageKey = "stage", *kClipDivisorKey = "clip_divisor";
+
+GradientStage stage_of(const StateReader& state) {
+  const std::string& name = state.to_string();
+  for (size_t i = 0; i < kStageNames.size(); ++i)
+    if (name == kStageNames[i]) return static_cast<GradientStage>(i);
+  state.fail("is '" + name + "'; scaled, checked, unscaled or stepped was expected");
 }
 
 }  // namespace
@@ -131,6 +144,23 @@ std::vector<std::string> ScaledPrecision::load_state_dict(const StateReader& sta
   scaler_->load_state_dict(scalars_from_state(*saved));
   scaler_->abandon_iteration();
   return {};
+}
+
+StateDict ScaledPrecision::gradient_state(const torch::optim::Optimizer& optimizer) const {
+  if (!scales()) return {};
+  const GradientStage stage = scaler_->gradient_stage(optimizer);
+  StateDict state{{kStageKey, kStageNames.at(static_cast<size_t>(stage))}};
+  if (stage != GradientStage::kChecked) return state;
+  if (const at::Tensor divisor = scaler_->clip_divisor(optimizer); divisor.defined())
+    state.emplace(kClipDivisorKey, divisor);
+  return state;
+}
+
+void ScaledPrecision::load_gradient_state(torch::optim::Optimizer& optimizer, const StateReader& state) {
+  if (!scales()) return;
+  const auto divisor = state.find(kClipDivisorKey);
+  scaler_->restore_gradient_stage(optimizer, stage_of(state.at(kStageKey)),
+                                  divisor ? divisor->to_tensor() : at::Tensor());
 }
 
 void ScaledPrecision::teardown() {

@@ -35,6 +35,8 @@ class ScaledPrecision : public Precision {
   StepResult optimizer_step(torch::optim::Optimizer& optimizer) override;
   StateDict state_dict() const override;
   std::vector<std::string> load_state_dict(const StateReader& state) override;
+  StateDict gradient_state(const torch::optim::Optimizer& optimizer) const override;
+  void load_gradient_state(torch::optim::Optimizer& optimizer, const StateReader& state) override;
   void teardown() override;
 
   /// Returns the scaler, or null if the mode does not scale. Its scale is that of the last backward pass; it

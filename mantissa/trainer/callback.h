@@ -112,7 +112,8 @@ class Callback {
   /// load_state_dict() is called later, after on_fit_start().
   virtual void on_load_checkpoint(Trainer& /*trainer*/, const Checkpoint& /*checkpoint*/) {}
   virtual void on_exception(Trainer& /*trainer*/, const std::exception_ptr& /*exception*/) {}
-  /// The last hook of a run, also called after an exception.
+  /// The last hook of a run, also called after an exception. It is called once. What it throws ends the run
+  /// with that error, after the teardown() of all others, and without on_exception().
   virtual void teardown(Trainer& /*trainer*/, Stage /*stage*/) {}
 };
 

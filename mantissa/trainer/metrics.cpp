@@ -3,11 +3,32 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <limits>
+#include <vector>
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/tensor.h>
+
+#include "mantissa/trainer/loop/agreement_internal.h"
 
 namespace mantissa {
+namespace {
+
+/// Adds the mean of values whose weighted sum is `total`, unless they have no weight.
+void add_mean(Metrics& means, const std::string& name, double total, double weight) {
+  if (weight == 0) return;
+  const double mean = total / weight;
+  means[name] = std::isnan(mean) ? std::abs(mean) : mean;  // some nans print a sign
+}
+
+/// Returns a number that is the same for the same names in every process (64-bit FNV-1a), and not negative.
+int64_t fingerprint(const std::string& names) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char letter : names) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
+  return static_cast<int64_t>(hash >> 1);
+}
+
+}  // namespace
 
 std::string format_metric(double value) {
   if (std::isnan(value)) return "nan";
@@ -43,14 +64,36 @@ void MeanMetrics::add(const MeanMetrics& other) {
 
 Metrics MeanMetrics::compute() const {
   Metrics means;
+  for (const auto& [name, sum] : sums_) add_mean(means, name, sum.total(), sum.weight);
+  return means;
+}
+
+Metrics MeanMetrics::compute(Strategy& strategy) const {
+  if (strategy.world_size() == 1) return compute();
+  std::string names;
+  std::vector<double> numbers;
   for (const auto& [name, sum] : sums_) {
-    if (sum.weight == 0) continue;
-    const double total = sum.host + (sum.device.defined() ? sum.device.item<double>() : 0.0);
-    const double mean = total / sum.weight;
-    means[name] = std::isnan(mean) ? std::abs(mean) : mean;  // some nans print a sign
+    names += (names.empty() ? "" : ", ") + name;
+    numbers.push_back(sum.total());
+    numbers.push_back(sum.weight);
+  }
+  const int64_t own = fingerprint(names);
+  const std::vector<int64_t> range = max_of_processes(strategy, {own, -own});
+  TORCH_CHECK_VALUE(range[0] == -range[1],
+                    "log: the processes logged different metrics, and this one logged ",
+                    names.empty() ? "none" : names, "; log the same names in every process");
+  Metrics means;
+  if (numbers.empty()) return means;
+  const at::Tensor all = strategy.all_reduce(at::tensor(numbers, at::kDouble), ReduceOp::kSum).contiguous();
+  const double* number = all.const_data_ptr<double>();
+  for (const auto& [name, sum] : sums_) {
+    add_mean(means, name, number[0], number[1]);
+    number += 2;
   }
   return means;
 }
+
+double MeanMetrics::Sum::total() const { return host + (device.defined() ? device.item<double>() : 0.0); }
 
 StateDict MeanMetrics::state_dict() const {
   StateDict state;

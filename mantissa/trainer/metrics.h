@@ -10,6 +10,8 @@
 
 namespace mantissa {
 
+class Strategy;
+
 /// Values by name, ordered, ready for a table, a CSV row or JSON.
 using Metrics = std::map<std::string, double>;
 
@@ -36,6 +38,10 @@ class MeanMetrics {
 
   /// Returns the means so far, without names whose weights sum to 0.
   Metrics compute() const;
+  /// The same over all processes of `strategy`, so that decisions that follow from them are the same
+  /// everywhere.
+  /// Errors: c10::ValueError in every process if the processes have different names.
+  Metrics compute(Strategy& strategy) const;
   bool empty() const { return sums_.empty(); }
   void reset() { sums_.clear(); }
 
@@ -49,6 +55,9 @@ class MeanMetrics {
     double host = 0;
     at::Tensor device;  ///< 0-dim float64 on the values' device; undefined until a value comes from a GPU
     double weight = 0;
+
+    /// Sync: reads the device's sum.
+    double total() const;
   };
   std::map<std::string, Sum> sums_;
 };

@@ -9,14 +9,19 @@
 
 namespace mantissa {
 
+enum class ReduceOp { kSum, kMax };
+
 /// Joins the processes that train one model (Lightning: Strategy). This base class stands for a single
 /// process.
 ///
 /// Order of a fit:  setup_module, setup_optimizers, then pre_backward and post_backward around each backward
-///                  pass that a step follows, reduce_max between batches, teardown.
-/// Every process calls the same functions in the same order, because a fit decides what comes next only after
-/// reduce_max(). Every process must therefore have the same callbacks in the same order. Validation, test and
-/// prediction call only teardown: each process evaluates the batches of its own loader.
+///                  pass that a step follows, teardown. all_reduce is called at the start, between batches,
+///                  for the metrics of an epoch or a validation, and for each loss of LBFGS.
+/// Every process calls the same functions in the same order, because everything that a fit decides by comes
+/// from all_reduce(). Every process must therefore have the same callbacks in the same order, the same number
+/// of training batches, and log the same metrics. Validation, test and prediction call only all_reduce and
+/// teardown. Each process evaluates the batches of its own loader, and the metrics are means over all of
+/// them.
 ///
 /// Errors:  with several processes, a training_step() that returns no loss ends the run, because the others
 ///          would wait for its gradients.
@@ -27,6 +32,10 @@ class Strategy {
 
   /// The number of processes that train together.
   virtual int64_t world_size() const { return 1; }
+  /// The number of this process, from 0 to world_size() - 1.
+  virtual int64_t rank() const { return 0; }
+  /// Whether this process writes what all of them share: checkpoints, logs and the progress bar.
+  bool is_global_zero() const { return rank() == 0; }
 
   /// Called when the model is converted, is on its device, and has the weights of the checkpoint from which a
   /// run resumes. Master weights are made from its weights afterwards.
@@ -43,8 +52,9 @@ class Strategy {
   /// so that an overflow in one process is an overflow in all.
   virtual void post_backward() {}
 
-  /// Returns the maximum of each flag over all processes. Called between two batches.
-  virtual std::vector<int64_t> reduce_max(std::vector<int64_t> flags) { return flags; }
+  /// Returns the sum or the maximum of each element over all processes: the same bits in every process.
+  /// Shapes: `values` is 1-D, int64 or float64, and on the CPU; so is the result.
+  virtual at::Tensor all_reduce(at::Tensor values, ReduceOp /*op*/) { return values; }
 
   /// Called at the end of a run, also after an exception.
   virtual void teardown() {}

@@ -1,16 +1,24 @@
 // Tests the interface for several processes. Threads of this process stand for them.
 #include "mantissa/trainer/strategy.h"
 
-#include <barrier>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <torch/torch.h>
 
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -21,42 +29,81 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 /// The state that the threads share.
-struct Group {
-  explicit Group(int64_t size) : gradients(static_cast<size_t>(size)), flags(gradients.size()), all(size) {}
-  std::vector<std::vector<at::Tensor>> gradients;
-  std::vector<std::vector<int64_t>> flags;
-  std::barrier<> all;
+class Group {
+ public:
+  explicit Group(size_t size) : gradients(size), values(size) {}
+
+  /// Returns when all threads are here.
+  /// Errors: std::runtime_error in all threads if one does not come, so that a deadlock fails the test.
+  void meet() {
+    std::unique_lock lock(mutex_);
+    const int64_t meeting = meetings_;
+    if (++waiting_ == gradients.size()) {
+      waiting_ = 0;
+      ++meetings_;
+      changed_.notify_all();
+      return;
+    }
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::seconds(20), [&] { return meetings_ != meeting || broken_; });
+    if (meetings_ != meeting) return;
+    broken_ = true;
+    changed_.notify_all();
+    throw std::runtime_error("one process waits for another that does not come");
+  }
+  /// Returns when another thread waits in meet().
+  void await_another() {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::seconds(20), [&] { return waiting_ > 0 || broken_; });
+  }
+  /// A thread has failed, and the others need not wait for it.
+  void leave() {
+    const std::lock_guard lock(mutex_);
+    broken_ = true;
+    changed_.notify_all();
+  }
+
+  std::vector<std::vector<at::Tensor>> gradients;  ///< by rank
+  std::vector<at::Tensor> values;                  ///< by rank
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t waiting_ = 0;
+  int64_t meetings_ = 0;
+  bool broken_ = false;
 };
 
 /// Averages gradients over the threads of a group.
 class OneOfAGroup final : public Strategy {
  public:
   OneOfAGroup(std::shared_ptr<Group> group, size_t rank) : group_(std::move(group)), rank_(rank) {}
-  int64_t world_size() const override { return static_cast<int64_t>(group_->flags.size()); }
+  int64_t world_size() const override { return static_cast<int64_t>(group_->values.size()); }
+  int64_t rank() const override { return static_cast<int64_t>(rank_); }
   void setup_module(torch::nn::Module& module) override { parameters_ = module.parameters(); }
   void pre_backward(const at::Tensor&) override { ++exchanges; }
   void post_backward() override {
     std::vector<at::Tensor>& own = group_->gradients[rank_];
     own.clear();
     for (const at::Tensor& parameter : parameters_) own.push_back(parameter.grad());
-    group_->all.arrive_and_wait();
+    group_->meet();
     std::vector<at::Tensor> means;
     for (size_t i = 0; i < parameters_.size(); ++i) {
       at::Tensor sum = group_->gradients[0][i].clone();
       for (size_t rank = 1; rank < group_->gradients.size(); ++rank) sum += group_->gradients[rank][i];
       means.push_back(sum / world_size());
     }
-    group_->all.arrive_and_wait();
+    group_->meet();
     for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad().copy_(means[i]);
   }
-  std::vector<int64_t> reduce_max(std::vector<int64_t> flags) override {
-    group_->flags[rank_] = flags;
-    group_->all.arrive_and_wait();
-    for (const auto& others : group_->flags)
-      for (size_t i = 0; i < flags.size(); ++i) flags[i] = std::max(flags[i], others.at(i));
-    group_->all.arrive_and_wait();
-    return flags;
+  at::Tensor all_reduce(at::Tensor values, ReduceOp op) override {
+    group_->values[rank_] = values;
+    group_->meet();
+    const at::Tensor all = torch::stack(group_->values);
+    group_->meet();
+    return op == ReduceOp::kSum ? all.sum(0) : all.amax(0);
   }
+  Group& group() const { return *group_; }
 
   int exchanges = 0;
 
@@ -72,7 +119,7 @@ struct Outcome {
   int exchanges = 0;
 };
 
-/// Runs `fit` in two threads, each with its own strategy.
+/// Runs `fit` in two threads, each with its own strategy. An exception in one of them fails the test.
 template <typename Fit>
 std::vector<Outcome> in_two(const Fit& fit) {
   const auto group = std::make_shared<Group>(2);
@@ -81,7 +128,12 @@ std::vector<Outcome> in_two(const Fit& fit) {
   for (size_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       const auto strategy = std::make_shared<OneOfAGroup>(group, rank);
-      outcomes[rank] = fit(rank, strategy);
+      try {
+        outcomes[rank] = fit(rank, strategy);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "process " << rank << ": " << error.what();
+        group->leave();
+      }
       outcomes[rank].exchanges = strategy->exchanges;
     });
   }
@@ -89,17 +141,24 @@ std::vector<Outcome> in_two(const Fit& fit) {
   return outcomes;
 }
 
-Outcome train(TrainerOptions options, std::vector<float> values) {
-  OneWeight task;
-  ListLoader loader = loader_of(std::move(values));
+/// `val`: validation batches; none if empty.
+Outcome train(OneWeight& task, TrainerOptions options, std::vector<float> values,
+              std::vector<float> val_values = {}) {
+  ListLoader loader = loader_of(std::move(values)), val = loader_of(std::move(val_values));
   options.device = "cpu";
+  options.num_sanity_val_steps = 0;
   Trainer trainer(std::move(options));
   Outcome outcome;
-  outcome.result = trainer.fit(task, loader);
+  outcome.result = trainer.fit(task, loader, val.size() > 0 ? &val : nullptr);
   outcome.weight = task.weight();
   if (const at::Tensor scale = trainer.precision().loss_scale(); scale.defined())
     outcome.scale = scale.item<double>();
   return outcome;
+}
+
+Outcome train(TrainerOptions options, std::vector<float> values) {
+  OneWeight task;
+  return train(task, std::move(options), std::move(values));
 }
 
 TEST(Strategy, TwoProcessesTrainAsOneWithBothBatches) {
@@ -255,6 +314,128 @@ TEST(Strategy, DifferentCallbacksAreRefusedByAll) {
                                                   HasSubstr("one process has 0 callbacks and another 1")));
     return Outcome();
   });
+}
+
+TEST(Strategy, DifferentNumbersOfBatchesAreRefusedByAll) {
+  in_two([&](size_t rank, const auto& strategy) {
+    EXPECT_THAT(error_of([&] { train({.strategy = strategy}, std::vector<float>(rank + 2, 1)); }),
+                HasSubstr("one process has 2 training batches per epoch and another 3"));
+    return Outcome();
+  });
+}
+
+/// Lowers the rate as soon as its metric is no better. In one process it always is better.
+struct WithPlateau final : OneWeight {
+  explicit WithPlateau(size_t rank) : direction(rank == 0 ? -1 : 2) {}
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    OptimizerConfig config{std::make_shared<torch::optim::SGD>(net->parameters(), 1.0)};
+    config.plateau = std::make_shared<torch::optim::ReduceLROnPlateauScheduler>(
+        *config.optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.5F, /*patience=*/0);
+    config.monitor = "m";
+    return {config};
+  }
+  void validation_step(const Batch&, int64_t) override { log("m", direction * ++validations); }
+  double direction;
+  int validations = 0;
+};
+
+TEST(Strategy, ASchedulesMetricIsTheMeanOverAllProcesses) {
+  const auto outcomes = in_two([&](size_t rank, const auto& strategy) {
+    WithPlateau task(rank);
+    return train(task, {.strategy = strategy, .max_epochs = 4}, {1}, {1});
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.weight, -2.75) << "the mean rises, so the rate is 1, 1, 0.5, 0.25";
+    EXPECT_EQ(outcome.result.metrics.at("m"), 2) << "of -4 and 8";
+  }
+}
+
+TEST(Strategy, MeansAreWeightedByTheSamplesOfEachProcess) {
+  std::vector<Metrics> metrics(2);
+  in_two([&](size_t rank, const auto& strategy) {
+    OneWeight task;
+    // One process validates three batches of 1, the other one batch of 5.
+    ListLoader val = rank == 0 ? loader_of({1, 1, 1}) : loader_of({5});
+    metrics[rank] = Trainer({.device = "cpu", .strategy = strategy}).validate(task, val);
+    return Outcome();
+  });
+  for (const Metrics& all : metrics) EXPECT_EQ(all.at("val_x"), 2);
+}
+
+TEST(Strategy, DifferentMetricsAreRefusedByAll) {
+  in_two([&](size_t rank, const auto& strategy) {
+    struct Task final : OneWeight {
+      void validation_step(const Batch&, int64_t) override { log(name, 1.0); }
+      std::string name;
+    } task;
+    task.name = rank == 0 ? "a" : "b";
+    EXPECT_THAT(error_of([&] { train(task, {.strategy = strategy}, {1}, {1}); }),
+                HasSubstr("logged different metrics, and this one logged " + task.name));
+    return Outcome();
+  });
+}
+
+TEST(Strategy, LbfgsTakesTheSameStepsInAllProcesses) {
+  struct Task final : OneWeight {
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::LBFGS>(
+          net->parameters(), torch::optim::LBFGSOptions(1).line_search_fn("strong_wolfe"))}};
+    }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      const at::Tensor y = net->weight * batch.data;
+      return (y - 1).pow(4).sum() + y.cos().sum();
+    }
+  };
+  const std::vector<std::vector<float>> values{{-3, 1, 0.5}, {1, 2, 3}};
+  const auto outcomes = in_two([&](size_t rank, const auto& strategy) {
+    Task task;
+    return train(task, {.strategy = strategy}, values[rank]);
+  });
+  EXPECT_NE(outcomes[0].weight, 0);
+  EXPECT_EQ(outcomes[0].weight, outcomes[1].weight);
+}
+
+TEST(Strategy, ASignalInOneProcesssValidationCutsItShortInAll) {
+  const InterruptScope scope;
+  struct Task final : OneWeight {
+    void validation_step(const Batch&, int64_t index) override {
+      ++validations;
+      if (!group || index != 0) return;
+      group->await_another();  // which has seen no signal
+      std::raise(SIGTERM);
+    }
+    Group* group = nullptr;
+    int validations = 0;
+  };
+  std::vector<int> validations(2);
+  const auto outcomes = in_two([&](size_t rank, const auto& strategy) {
+    Task task;
+    if (rank == 0) task.group = &strategy->group();
+    const Outcome outcome = train(task, {.strategy = strategy, .max_epochs = 3}, {1, 2}, {1, 1});
+    validations[rank] = task.validations;
+    return outcome;
+  });
+  EXPECT_THAT(validations, ElementsAre(1, 1));
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.result.interrupted_by, SIGTERM);
+    EXPECT_EQ(outcome.result.epochs, 0) << "a resumed run makes this epoch's validation";
+  }
+}
+
+class SharedFolder : public InFolder {};
+
+TEST_F(SharedFolder, OnlyTheFirstProcessWritesCheckpointsAndLogs) {
+  const std::vector loggers{std::make_shared<RecordingLogger>(), std::make_shared<RecordingLogger>()};
+  in_two([&](size_t rank, const auto& strategy) {
+    const auto saver = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_});
+    const Outcome outcome =
+        train({.strategy = strategy, .callbacks = {saver}, .loggers = {loggers[rank]}}, {1, 2});
+    EXPECT_EQ(saver->last_model_path().empty(), rank != 0);
+    return outcome;
+  });
+  EXPECT_EQ(list_checkpoints(folder_).size(), 1U);
+  EXPECT_EQ(loggers[0]->lines.back(), "success");
+  EXPECT_THAT(loggers[1]->lines, testing::IsEmpty());
 }
 
 TEST(Strategy, NoLossIsAnErrorWhereOthersWaitForIt) {

@@ -8,6 +8,7 @@
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/loop/evaluation_run_internal.h"
 #include "mantissa/trainer/loop/fit_run_internal.h"
+#include "mantissa/trainer/strategy.h"
 
 namespace mantissa {
 namespace {
@@ -59,6 +60,7 @@ std::shared_ptr<TrainerRun> Trainer::last_run() const {
 template <typename Run>
 Run& Trainer::begin(std::shared_ptr<Run> run) {
   TORCH_CHECK(!run_ || !run_->is_active(), "Trainer: another run is active; use another Trainer inside it");
+  run->check_task_is_free();
   const std::lock_guard lock(mutex_);
   run_ = run;
   return *run;
@@ -67,6 +69,7 @@ Run& Trainer::begin(std::shared_ptr<Run> run) {
 FitResult Trainer::fit(Task& task, Loader& train, Loader* val, const std::filesystem::path& ckpt_path) {
   const auto run =
       std::make_shared<FitRun>(*this, task, parse_clip_algorithm(options_.gradient_clip_algorithm));
+  run->check(train, val);  // a fit that is refused leaves the last one's progress and optimizers
   begin(run);
   last_fit_ = run;
   return run->fit(train, val, ckpt_path);
@@ -104,7 +107,7 @@ Checkpoint Trainer::checkpoint() {
 }
 
 void Trainer::log_metrics(const MetricValues& metrics) {
-  TORCH_CHECK(run_, "Trainer::log_metrics: no run is active; call it from a callback");
+  TORCH_CHECK(run_ && run_->is_active(), "Trainer::log_metrics: no run is active; call it from a callback");
   run_->logs().add(metrics, run_->progress());
 }
 
@@ -147,5 +150,9 @@ std::optional<double> Trainer::metric_now(const std::string& name) const {
 }
 
 bool Trainer::is_sanity_checking() const { return run_ && run_->is_sanity_checking(); }
+
+int Trainer::interrupted_by() const { return run_ ? run_->interrupted_by() : 0; }
+
+bool Trainer::is_global_zero() const { return !options_.strategy || options_.strategy->is_global_zero(); }
 
 }  // namespace mantissa

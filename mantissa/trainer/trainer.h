@@ -88,14 +88,15 @@ class Trainer {
   /// in the default dtype. With `return_predictions` false the results go only to the callbacks.
   std::vector<c10::IValue> predict(Task& task, Loader& data, bool return_predictions = true);
 
-  /// Ends the running fit after the current step, once min_epochs and min_steps are reached. `why` is the
-  /// reason shown to the user.
+  /// Ends the running fit after the current step, once min_epochs and min_steps are reached. If the fit is
+  /// interrupted before, a resumed run ends there too. `why` is the reason shown to the user.
   void stop(std::string why);
 
   /// Returns everything that a later run needs to continue this fit from the last completed step. The tensors
   /// are the run's own, not copies: take a snapshot() before training continues. Call save_logs() before the
   /// checkpoint counts as written, so that a resumed run misses no row.
-  /// Errors: c10::Error outside a fit.
+  /// Errors: c10::Error outside a fit, and in a run that resumes before its state is loaded (before
+  ///         on_train_start()).
   /// Source: docs/checkpoints.md.
   Checkpoint checkpoint();
   /// Whether stop() was called in this fit.
@@ -105,7 +106,7 @@ class Trainer {
 
   /// Adds values to the current row, which every logger receives. Each step makes one row; a training batch
   /// adds to the row of the step that ends it. For callbacks; a task has log().
-  /// Errors: c10::ValueError for a name that loggers refuse (check_metric_name()).
+  /// Errors: c10::ValueError for a name that loggers refuse (check_metric_name()); c10::Error outside a run.
   void log_metrics(const MetricValues& metrics);
   /// Whether the step of this training batch makes a row (log_every_n_steps) and there is a logger for it.
   bool should_log() const;
@@ -140,6 +141,11 @@ class Trainer {
   std::optional<double> metric_now(const std::string& name) const;
   /// Whether the sanity validation (num_sanity_val_steps) is running.
   bool is_sanity_checking() const;
+  /// The signal that ends the current fit, or ended the last run; 0 if there was none. All processes agree on
+  /// it between two batches, so it may be a signal to another process.
+  int interrupted_by() const;
+  /// Whether this process writes what all processes share, such as checkpoints (see Strategy).
+  bool is_global_zero() const;
 
  private:
   template <typename Run>

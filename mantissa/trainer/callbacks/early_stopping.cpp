@@ -7,7 +7,6 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/suggest.h"
-#include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
@@ -59,7 +58,7 @@ void EarlyStopping::on_epoch_end(Trainer& trainer, int64_t epoch, int64_t /*glob
   if (!at_epoch_end_ || trainer.progress().epoch == epoch) return;
   // There is no new value: the metric was measured before but not in this epoch, or a signal came first.
   if (!metrics.contains(options_.monitor) &&
-      (trainer.callback_metrics().contains(options_.monitor) || InterruptScope::requested() != 0))
+      (trainer.callback_metrics().contains(options_.monitor) || trainer.interrupted_by() != 0))
     return;
   check(trainer, epoch, metrics);
 }

@@ -28,7 +28,10 @@ std::string fit_to_terminal(std::string line, std::FILE* out) {
 ProgressBar::ProgressBar(std::FILE* out, Style style)
     : out_(out), terminal_(style == Style::kAuto ? isatty(fileno(out)) == 1 : style == Style::kTerminal) {}
 
-void ProgressBar::on_fit_start(Trainer& /*trainer*/, const FitPlan& plan) { plan_ = plan; }
+void ProgressBar::on_fit_start(Trainer& trainer, const FitPlan& plan) {
+  plan_ = plan;
+  is_shown_ = trainer.is_global_zero();
+}
 
 void ProgressBar::on_train_epoch_start(Trainer& /*trainer*/, int64_t /*epoch*/) {
   batches_ = 0;
@@ -89,6 +92,7 @@ void ProgressBar::clear_line() {
 
 /// A closed terminal, or a pipe without a reader, must not end the training: what cannot be written is lost.
 void ProgressBar::show(const std::string& text) {
+  if (!is_shown_) return;
   if (std::fputs(text.c_str(), out_) < 0 || std::fflush(out_) != 0) std::clearerr(out_);
 }
 

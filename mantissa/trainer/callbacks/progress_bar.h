@@ -9,7 +9,8 @@
 namespace mantissa {
 
 /// Shows the progress of a fit. On a terminal it is one line, redrawn at most ten times a second. In a pipe
-/// or a file it is one plain line per epoch, so that logs stay readable.
+/// or a file it is one plain line per epoch, so that logs stay readable. Of several processes that train
+/// together, only the first one shows it.
 ///
 /// Sync:   reads the loss from the device once per redraw, never per step.
 /// Errors: none; output that cannot be written is lost, and training continues (a program that writes into
@@ -35,6 +36,7 @@ class ProgressBar final : public Callback {
 
   std::FILE* out_;
   bool terminal_;
+  bool is_shown_ = true;
   bool line_open_ = false;  ///< whether the terminal's current line has a bar
   FitPlan plan_;
   int64_t batches_ = 0;

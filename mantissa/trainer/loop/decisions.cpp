@@ -1,17 +1,21 @@
 #include <limits>
+#include <string>
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/trainer/loop/agreement_internal.h"
 #include "mantissa/trainer/loop/decisions_internal.h"
 #include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa {
 
 void Decisions::set_up(int64_t batches_per_epoch, bool validates) {
-  const auto callbacks = static_cast<int64_t>(options_.callbacks.size());
-  const std::vector<int64_t> range = strategy_.reduce_max({callbacks, -callbacks});
-  TORCH_CHECK_VALUE(range[0] == -range[1], "fit: one process has ", -range[1], " callbacks and another ",
-                    range[0], "; give every process the same callbacks in the same order");
+  check_is_common(strategy_, static_cast<int64_t>(options_.callbacks.size()), "callbacks",
+                  "give every process the same callbacks in the same order");
+  check_is_common(strategy_, batches_per_epoch, "training batches per epoch",
+                  "give every process the same number, for example with limit_train_batches");
+  check_is_common(strategy_, validates ? 1 : 0, "validation loaders",
+                  "give a validation loader to every process or to none");
   validates_ = validates;
   batches_per_epoch_ = batches_per_epoch;
   validate_every_ = batches_per_epoch;
@@ -45,7 +49,7 @@ Decision Decisions::decide(const Boundary& boundary, const Vote& wants_checkpoin
   std::vector<int64_t> flags{InterruptScope::requested(), is_time_up, !stop_.why().empty()};
   if (wants_checkpoint)
     for (const auto& callback : options_.callbacks) flags.push_back(wants_checkpoint(*callback));
-  flags = strategy_.reduce_max(std::move(flags));
+  flags = max_of_processes(strategy_, flags);
   if (flags[2] != 0) stop_.request("stop() in another process");
 
   const FitProgress& now = progress_.now();
@@ -54,9 +58,8 @@ Decision Decisions::decide(const Boundary& boundary, const Vote& wants_checkpoin
     interrupted_by_ = static_cast<int>(flags[0]);
     const bool has_all_epochs = options_.max_epochs >= 0 && boundary.whole_epochs >= options_.max_epochs;
     const bool has_all_steps = options_.max_steps >= 0 && now.steps >= options_.max_steps;
-    const bool has_enough = boundary.whole_epochs >= options_.min_epochs && now.steps >= options_.min_steps;
     decision.end = interrupted_by_ != 0 || has_all_epochs || has_all_steps || flags[1] != 0 ||
-                   (flags[2] != 0 && has_enough);
+                   (flags[2] != 0 && has_enough(boundary.whole_epochs));
   }
   // The last state of a run is validated when its epoch is over, whatever the interval.
   const bool is_due = boundary.is_between_epochs
@@ -65,6 +68,19 @@ Decision Decisions::decide(const Boundary& boundary, const Vote& wants_checkpoin
   decision.validate = validates_ && interrupted_by_ == 0 && is_due;
   decision.save.assign(flags.begin() + 3, flags.end());
   return decision;
+}
+
+bool Decisions::has_enough(int64_t whole_epochs) const {
+  return whole_epochs >= options_.min_epochs && progress_.now().steps >= options_.min_steps;
+}
+
+void Decisions::save(StateDict& state) const {
+  if (const std::string why = stop_.why(); !why.empty() && !has_enough(progress_.now().epoch))
+    state.emplace("waiting_stop", why);
+}
+
+void Decisions::load(const StateReader& state, Differences& /*differences*/) {
+  if (const auto why = state.find("waiting_stop")) stop_.request(why->to_string());
 }
 
 }  // namespace mantissa

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "mantissa/trainer/loop/progress_internal.h"
+#include "mantissa/trainer/loop/run_part_internal.h"
 #include "mantissa/trainer/loop/stop_request_internal.h"
 #include "mantissa/trainer/strategy.h"
 #include "mantissa/trainer/trainer_options.h"
@@ -29,12 +30,15 @@ struct Decision {
   std::vector<bool> save = {};  ///< by callback: whether its checkpoint is due
 };
 
-/// Makes all decisions that several processes must make alike. Only here does a fit check signals, the clock
-/// and stop(), and ask callbacks whether a checkpoint is due. Any process's answer counts for every process
-/// (Strategy::reduce_max). Everything else follows from counts that are the same everywhere. Whether a step
-/// is skipped is the same everywhere too, because it follows from gradients that were summed over the
-/// processes.
-class Decisions {
+/// Makes the decisions between batches, which several processes must make alike. Here a fit checks signals,
+/// the clock and stop(), and asks callbacks whether a checkpoint is due. Any process's answer counts for
+/// every process (max_of_processes()). TrainerRun::is_cut_short() does the same inside a validation.
+/// Everything else follows from numbers that are the same everywhere: counts, metrics, which are means over
+/// all processes, and skipped steps, which follow from gradients that were summed over the processes.
+///
+/// Its saved state is a stop() that waits for min_epochs or min_steps. One that has ended a run is not saved:
+/// who resumes that run wants it to continue.
+class Decisions final : public RunPart {
  public:
   /// Whether a callback wants a checkpoint now.
   using Vote = std::function<bool(Callback&)>;
@@ -43,7 +47,7 @@ class Decisions {
       : options_(options), progress_(progress), stop_(stop), strategy_(strategy) {}
 
   /// Errors: c10::ValueError for a val_check_interval that does not fit the epoch, and in all processes if
-  ///         they have different numbers of callbacks.
+  ///         they have different numbers of callbacks or of training batches, or if only some validate.
   void set_up(int64_t batches_per_epoch, bool validates);
   /// Whether a validation may come before an epoch's last batch.
   bool validates_inside_epochs() const;
@@ -54,7 +58,13 @@ class Decisions {
   /// The signal that ended training, else 0.
   int interrupted_by() const { return interrupted_by_; }
 
+  void save(StateDict& state) const override;
+  void load(const StateReader& state, Differences& differences) override;
+
  private:
+  /// Whether a stop() takes effect.
+  bool has_enough(int64_t whole_epochs) const;
+
   const TrainerOptions& options_;
   const Progress& progress_;
   StopRequest& stop_;

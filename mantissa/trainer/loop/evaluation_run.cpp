@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
+#include "mantissa/trainer/loop/agreement_internal.h"
 #include "mantissa/trainer/loop/evaluation_run_internal.h"
 #include "mantissa/trainer/loop/interrupt.h"
 
@@ -44,7 +45,9 @@ void check_not_empty(const Loader& loader, const char* what) {
 
 }  // namespace
 
-bool TrainerRun::is_cut_short() const { return InterruptScope::requested() != 0; }
+bool TrainerRun::is_cut_short() const {
+  return max_of_processes(strategy_, {InterruptScope::requested()})[0] != 0;
+}
 
 bool TrainerRun::evaluate(Loader& loader, int64_t batches,
                           const std::function<void(const Batch&, int64_t)>& step) {
@@ -54,14 +57,17 @@ bool TrainerRun::evaluate(Loader& loader, int64_t batches,
   const auto begin_next = [&] {
     std::optional<Batch> batch = batches-- > 0 ? loader.next() : std::nullopt;
     if (batch) transfer.begin(*std::move(batch));
+    if (!batch) batches = 0;
   };
+  // All processes ask is_cut_short() equally often, also those with fewer batches.
+  const int64_t most_batches = max_of_processes(strategy_, {batches})[0];
   loader.set_epoch(0);
   // A GPU computes with one batch while the next is on its way.
   if (!trainer_.device().is_cpu()) begin_next();
-  for (int64_t index = 0;; ++index) {
+  for (int64_t index = 0; index < most_batches; ++index) {
     begin_next();
-    if (transfer.empty()) break;
     if (is_cut_short()) return false;
+    if (transfer.empty()) continue;
     const c10::InferenceMode inference(options_.inference_mode);
     const at::NoGradGuard no_gradients;
     step(take(transfer), index);
@@ -82,7 +88,7 @@ Metrics TrainerRun::validation_pass(Loader& val, int64_t batches) {
     for_each_callback([&](Callback& c) { c.on_validation_batch_end(trainer_, index); });
   });
   // Means over some of the batches would look like means over all.
-  const Metrics result = is_whole ? means.compute() : Metrics();
+  const Metrics result = is_whole ? means.compute(strategy_) : Metrics();
   // Comes before the callbacks: a checkpoint that one of them saves now counts as validated.
   if (is_whole) end_validation();
   if (!is_sanity_checking_) {
@@ -119,7 +125,7 @@ Metrics EvaluationRun::test(Loader& test) {
       }
       for_each_callback([&](Callback& c) { c.on_test_batch_end(trainer_, index); });
     });
-    if (is_whole) metrics_.set_test(means.compute());
+    if (is_whole) metrics_.set_test(means.compute(strategy_));
     logs_.add({metrics_.newest().begin(), metrics_.newest().end()}, progress_);
     for_each_callback([&](Callback& c) { c.on_test_end(trainer_); });
   });

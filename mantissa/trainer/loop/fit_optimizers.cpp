@@ -103,40 +103,56 @@ std::function<bool(const at::Tensor&)> FitOptimizers::parameters_kept_elsewhere(
   };
 }
 
-/// Gradients that a task with manual optimization has accumulated and not used in a step, by their weights'
-/// names.
-StateDict FitOptimizers::waiting_gradients() const {
-  StateDict gradients;
-  if (std::find(waiting_.begin(), waiting_.end(), true) == waiting_.end()) return gradients;
-  std::set<const at::TensorImpl*> used;
+// The gradients are those of the tensors that the optimizers step: master weights, and parameters outside the
+// module too. They are numbered as in own_parameters().
+StateList FitOptimizers::waiting_gradients() const {
+  StateList all;
   for (size_t i = 0; i < configs_.size(); ++i) {
-    if (waiting_[i]) continue;
-    for (const at::Tensor& parameter : main_params(*configs_[i].optimizer))
-      used.insert(parameter.unsafeGetTensorImpl());
+    if (!waiting_[i]) {
+      all.emplace_back();
+      continue;
+    }
+    const torch::optim::Optimizer& optimizer = *configs_[i].optimizer;
+    const std::vector<at::Tensor> parameters = main_params(optimizer);
+    StateDict gradients;
+    for (size_t number = 0; number < parameters.size(); ++number) {
+      const at::Tensor& gradient = parameters[number].grad();
+      if (!gradient.defined()) continue;
+      gradients.emplace(std::to_string(number), gradient.is_sparse() ? gradient.to_dense() : gradient);
+    }
+    all.emplace_back(
+        StateDict{{"gradients", std::move(gradients)}, {"mode", precision_.gradient_state(optimizer)}});
   }
-  for (const auto& parameter : task_.module().named_parameters()) {
-    const at::Tensor& gradient = parameter.value().grad();
-    if (gradient.defined() && !used.contains(parameter.value().unsafeGetTensorImpl()))
-      gradients.emplace(parameter.key(), gradient.is_sparse() ? gradient.to_dense() : gradient);
-  }
-  return gradients;
+  return all;
 }
 
 void FitOptimizers::load_waiting_gradients(const StateReader& state) {
-  const auto parameters = task_.module().named_parameters();
-  for (const auto& [name, value] : state.to_dict()) {
-    const StateReader saved = state.at(name);
-    const at::Tensor* parameter = parameters.find(name);
-    if (!parameter) saved.fail("belongs to no weight of this model; resume with the task that was saved");
-    const at::Tensor& gradient = saved.to_tensor();
-    if (gradient.sizes() != parameter->sizes())
-      saved.fail("has a different shape from its weight; resume with the task that was saved");
-    parameter->mutable_grad() = at::empty_like(*parameter).copy_(gradient);  // laid out as backward() does
+  for (size_t i = 0; i < configs_.size(); ++i) {
+    const StateReader waiting = state.at(i);
+    waiting_[i] = !waiting.is_null();
+    if (!waiting_[i]) continue;
+    const std::vector<at::Tensor> parameters = main_params(*configs_[i].optimizer);
+    const StateReader gradients = waiting.at("gradients");
+    size_t loaded = 0;
+    for (size_t number = 0; number < parameters.size(); ++number) {
+      const auto saved = gradients.find(std::to_string(number));
+      if (!saved) continue;
+      if (saved->to_tensor().sizes() != parameters[number].sizes())
+        saved->fail("has a different shape from its parameter; resume with the task that was saved");
+      // It is laid out as backward() does.
+      parameters[number].mutable_grad() = at::empty_like(parameters[number]).copy_(saved->to_tensor());
+      ++loaded;
+    }
+    if (loaded != gradients.size())
+      gradients.fail("belong to other parameters; resume with the task that was saved");
   }
+  // Only now: two optimizers may share a parameter, and the mode remembers which gradients it has seen.
+  for (size_t i = 0; i < configs_.size(); ++i)
+    if (waiting_[i]) precision_.load_gradient_state(*configs_[i].optimizer, state.at(i).at("mode"));
 }
 
 void FitOptimizers::save(StateDict& state) const {
-  StateList optimizers, own, schedules, stepped, waiting;
+  StateList optimizers, own, schedules, stepped;
   const auto is_kept_elsewhere = parameters_kept_elsewhere();
   for (size_t i = 0; i < configs_.size(); ++i) {
     const OptimizerConfig& config = configs_[i];
@@ -147,20 +163,17 @@ void FitOptimizers::save(StateDict& state) const {
     if (config.plateau) schedule.emplace("plateau", scheduler_state(*config.plateau));
     schedules.emplace_back(std::move(schedule));
     stepped.emplace_back(has_stepped(i));
-    waiting.emplace_back(static_cast<bool>(waiting_[i]));
   }
   state.emplace("optimizers", std::move(optimizers));
   state.emplace("own_parameters", std::move(own));
   state.emplace("schedules", std::move(schedules));
-  state.emplace("learned", std::move(stepped));
-  if (is_automatic_) return;
-  state.emplace("unstepped", std::move(waiting));
-  state.emplace("gradients", waiting_gradients());
+  state.emplace("has_stepped", std::move(stepped));
+  if (!is_automatic_) state.emplace("waiting_gradients", waiting_gradients());
 }
 
 void FitOptimizers::load(const StateReader& state, Differences& differences) {
   const StateReader optimizers = state.at("optimizers"), own = state.at("own_parameters"),
-                    schedules = state.at("schedules"), stepped = state.at("learned");
+                    schedules = state.at("schedules"), stepped = state.at("has_stepped");
   if (optimizers.size() != configs_.size())
     optimizers.fail("holds " + std::to_string(optimizers.size()) + " optimizers, and the task has " +
                     std::to_string(configs_.size()) + "; resume with the task that was saved");
@@ -181,14 +194,16 @@ void FitOptimizers::load(const StateReader& state, Differences& differences) {
       differences.push_back("its schedule of optimizer " + std::to_string(i) + " is not in this run");
     epoch_steps_[i] = stepped.at(i).to_bool() ? 1 : 0;
   }
-  const auto gradients = state.find("gradients");
-  if (!gradients || is_automatic_) return;
-  if (state.at("precision").at("name").to_string() == precision_.name()) {
-    load_waiting_gradients(*gradients);
-    const StateReader waiting = state.at("unstepped");
-    for (size_t i = 0; i < configs_.size(); ++i) waiting_[i] = waiting.at(i).to_bool();
-  } else if (gradients->size() > 0) {
+  const auto waiting = state.find("waiting_gradients");
+  if (!waiting || is_automatic_) return;
+  const StateReader mode = state.at("precision");
+  const bool was_scaled = mode.at("state").find("loss_scale").has_value();
+  if (mode.at("name").to_string() == precision_.name() && was_scaled == precision_.loss_scale().defined())
+    return load_waiting_gradients(*waiting);
+  for (size_t i = 0; i < waiting->size(); ++i) {
+    if (waiting->at(i).is_null()) continue;
     differences.emplace_back("gradients that no step has used are dropped");
+    break;
   }
 }
 

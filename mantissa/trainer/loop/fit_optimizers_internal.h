@@ -13,7 +13,8 @@
 
 namespace mantissa {
 
-/// The optimizers of a fit, their schedules, and the gradients that wait for a step.
+/// The optimizers of a fit, their schedules, and the gradients that wait for a step. Load it when the precision
+/// has its state.
 class FitOptimizers final : public RunPart {
  public:
   FitOptimizers(Task& task, Precision& precision) : task_(task), precision_(precision) {}
@@ -46,7 +47,8 @@ class FitOptimizers final : public RunPart {
   bool has_stepped(size_t optimizer) const;
   /// Returns a predicate: whether the model's weights or the mode's state hold an optimizer's parameter.
   std::function<bool(const at::Tensor&)> parameters_kept_elsewhere() const;
-  StateDict waiting_gradients() const;
+  /// Gradients that manual_backward() has computed and no step has used.
+  StateList waiting_gradients() const;
   void load_waiting_gradients(const StateReader& state);
 
   Task& task_;

@@ -13,6 +13,7 @@
 #include "mantissa/trainer/loop/fit_run_internal.h"
 #include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/loop/same_random_numbers_internal.h"
+#include "mantissa/trainer/loop/scoped_flag_internal.h"
 
 namespace mantissa {
 namespace {
@@ -69,7 +70,7 @@ FitRun::FitRun(Trainer& trainer, Task& task, GradientClipAlgorithm clip_algorith
       is_automatic_(task.automatic_optimization()),
       optimizers_(task, precision_),
       saved_precision_(precision_),
-      saved_objects_(options_, task, train_),
+      saved_objects_(options_, task),
       saved_settings_(options_, batches_per_epoch_),
       decisions_(options_, progress_, stop_request_, strategy_),
       tracer_(options_, precision_, progress_, [this](const Batch& batch, int64_t index) {
@@ -82,19 +83,10 @@ FitResult FitRun::fit(Loader& train, Loader* val, const std::filesystem::path& c
   const InterruptScope interrupt;
   FitResult fit_result;
   run([&] {
-    check_loaders(train, val);
-    check_task(task_, options_);
     std::optional<torch::autograd::DetectAnomalyGuard> detect_anomaly;
     if (options_.detect_anomaly) detect_anomaly.emplace();
-    std::optional<FirstBatches> first_batches, same_batches;
-    Loader* from = &train;
-    if (!options_.overfit_batches.is_none()) {
-      first_batches.emplace(train, options_.overfit_batches.of(train.size(), "overfit_batches"));
-      from = &*first_batches;
-      // Validation gets its own position in them: a validation inside the epoch must not move training's.
-      if (val) val = &same_batches.emplace(*first_batches);
-    }
-    set_up(*from, options_.limit_val_batches.is_none() ? nullptr : val, ckpt_path);
+    set_up_loaders(train, options_.limit_val_batches.is_none() ? nullptr : val);
+    set_up(ckpt_path);
     if (val_ && options_.num_sanity_val_steps != 0 && ckpt_path.empty() && !decide_between_epochs().end)
       check_sanity();
     for_each_callback([&](Callback& c) { c.on_train_start(trainer_); });
@@ -108,14 +100,34 @@ FitResult FitRun::fit(Loader& train, Loader* val, const std::filesystem::path& c
     fit_result = result();
     for_each_callback([&](Callback& c) { c.on_fit_end(trainer_, fit_result); });
   });
-  release();
   return fit_result;
 }
 
-void FitRun::set_up(Loader& train, Loader* val, const std::filesystem::path& ckpt_path) {
+void FitRun::check(const Loader& train, const Loader* val) const {
+  check_loaders(train, val);
+  check_task(task_, options_);
+}
+
+void FitRun::set_up_loaders(Loader& train, Loader* val) {
+  train_ = &train;
+  val_ = val;
+  if (!options_.overfit_batches.is_none()) {
+    const int64_t count = options_.overfit_batches.of(train.size(), "overfit_batches");
+    auto first_batches = std::make_unique<FirstBatches>(train, count);
+    // Validation gets its own position in them: a validation inside the epoch must not move training's.
+    if (val) same_batches_ = std::make_unique<FirstBatches>(*first_batches);
+    first_batches_ = std::move(first_batches);
+    train_ = first_batches_.get();
+    val_ = same_batches_.get();
+  }
+  saved_objects_.set_loader(train_);
+}
+
+void FitRun::set_up(const std::filesystem::path& ckpt_path) {
   const std::string from = ckpt_path.string();
   std::optional<Checkpoint> checkpoint;
   if (!ckpt_path.empty()) checkpoint = read(ckpt_path);
+  is_resuming_ = checkpoint.has_value();
   set_up_model();
   // This comes before the optimizers, because master weights are made from the weights.
   if (checkpoint) load_model(*checkpoint, from);
@@ -124,34 +136,31 @@ void FitRun::set_up(Loader& train, Loader* val, const std::filesystem::path& ckp
   strategy_.setup_optimizers(optimizers_.configs(), precision_);
   for (OptimizerConfig& config : optimizers_.configs())
     task_optimizers_.push_back(TaskOptimizer(*this, config));
-  set_up_epochs(train, val);
-  train_ = &train;
-  val_ = val;
+  set_up_epochs();
   for_each_callback([&](Callback& c) {
     c.on_fit_start(trainer_, {batches_per_epoch_, options_.max_epochs, options_.max_steps});
   });
   if (checkpoint) resume(*checkpoint, from);
 }
 
-void FitRun::set_up_epochs(const Loader& train, const Loader* val) {
-  batches_per_epoch_ = options_.limit_train_batches.of(train.size(), "limit_train_batches");
-  if (val) options_.limit_val_batches.of(val->size(), "limit_val_batches");
-  decisions_.set_up(batches_per_epoch_, val != nullptr);
+void FitRun::set_up_epochs() {
+  batches_per_epoch_ = options_.limit_train_batches.of(train_->size(), "limit_train_batches");
+  if (val_) options_.limit_val_batches.of(val_->size(), "limit_val_batches");
+  decisions_.set_up(batches_per_epoch_, val_ != nullptr);
   TORCH_CHECK_VALUE(
-      val != &train || !decisions_.validates_inside_epochs(),
+      val_ != train_ || !decisions_.validates_inside_epochs(),
       "fit: training and validation share a loader, which a validation inside an epoch would advance; "
       "give validation its own loader");
 }
 
 void FitRun::check_sanity() {
   const SameRandomNumbers untouched;
-  is_sanity_checking_ = true;
+  const ScopedFlag sanity(is_sanity_checking_);
   for_each_callback([&](Callback& c) { c.on_sanity_check_start(trainer_); });
   const int64_t batches = options_.limit_val_batches.of(val_->size(), "limit_val_batches");
   const int64_t steps = options_.num_sanity_val_steps;
   validation_pass(*val_, steps < 0 ? batches : std::min(steps, batches));
   for_each_callback([&](Callback& c) { c.on_sanity_check_end(trainer_); });
-  is_sanity_checking_ = false;
 }
 
 void FitRun::train_epoch() {
@@ -216,7 +225,7 @@ Decision FitRun::decide_between_epochs(bool epoch_is_over) {
 
 void FitRun::end_epoch(bool is_whole) {
   const int64_t epoch = progress_.now().epoch;
-  metrics_.end_training(progress_.now());
+  metrics_.end_training(progress_.now(), strategy_);
   if (decide_between_epochs(is_whole).validate) {
     validate();
     decide_between_epochs(is_whole);  // a signal may have cut the validation short
@@ -254,7 +263,10 @@ void FitRun::end_validation() {
 /// The Trainer keeps this run, and the loaders may be destroyed before it.
 void FitRun::release() {
   tracer_.clear();
+  saved_objects_.set_loader(nullptr);
   train_ = val_ = nullptr;
+  first_batches_.reset();
+  same_batches_.reset();
 }
 
 FitResult FitRun::result() const {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,8 +24,12 @@ class FitRun final : public TrainerRun {
  public:
   FitRun(Trainer& trainer, Task& task, GradientClipAlgorithm clip_algorithm);
 
+  /// Checks the loaders, and that the options fit the task.
+  /// Errors: c10::ValueError.
+  void check(const Loader& train, const Loader* val) const;
   FitResult fit(Loader& train, Loader* val, const std::filesystem::path& ckpt_path);
   FitRun* as_fit() override { return this; }
+  int interrupted_by() const override { return decisions_.interrupted_by(); }
 
   /// Implements Trainer::checkpoint().
   Checkpoint checkpoint();
@@ -38,8 +43,10 @@ class FitRun final : public TrainerRun {
 
  private:
   // The epochs: fit_run.cpp.
-  void set_up(Loader& train, Loader* val, const std::filesystem::path& ckpt_path);
-  void set_up_epochs(const Loader& train, const Loader* val);
+  /// Chooses the batches of training and validation: the loaders' own, or the few of overfit_batches.
+  void set_up_loaders(Loader& train, Loader* val);
+  void set_up(const std::filesystem::path& ckpt_path);
+  void set_up_epochs();
   void check_sanity();
   void train_epoch();
   /// Does everything that is due between two batches, such as validation. Returns whether training ends here.
@@ -60,7 +67,6 @@ class FitRun final : public TrainerRun {
   void prepare_step(torch::optim::Optimizer& optimizer);
   void note_step(const OptimizerConfig& config, const StepResult& step);
   bool makes_row(bool ends_window) const;
-  bool is_inside_training_step() const { return sink_.is_training_step; }
 
   // Checkpoints: resume.cpp.
   /// Returns the parts in the order in which they are loaded. The progress comes after the parts that may
@@ -72,14 +78,18 @@ class FitRun final : public TrainerRun {
   void resume(const Checkpoint& checkpoint, const std::string& from);
 
   void release() override;
-  int interrupted_by() const override { return decisions_.interrupted_by(); }
   bool is_cut_short() const override;
   void begin_validation() override;
   void end_validation() override;
 
   const GradientClipAlgorithm clip_algorithm_;
   const bool is_automatic_;
-  Loader *train_ = nullptr, *val_ = nullptr;
+  bool is_inside_training_step_ = false;
+  bool is_resuming_ = false;  ///< whether the run's parts still lack the checkpoint's state
+  /// The batches of overfit_batches. They outlive an exception in the fit, after which callbacks may still
+  /// save the run.
+  std::unique_ptr<Loader> first_batches_, same_batches_;
+  Loader *train_ = nullptr, *val_ = nullptr;  ///< null before the setup and after the run
   int64_t batches_per_epoch_ = 0;
   int64_t window_size_ = 1;  ///< batches per accumulation window
   StepResult manual_step_;   ///< the last step of the current batch

@@ -58,13 +58,17 @@ void load_master_weights(torch::nn::Module& module, const Checkpoint& checkpoint
 std::string Callback::state_key() const { return c10::demangle(typeid(*this).name()); }
 
 std::vector<RunPart*> FitRun::parts() {
-  return {&optimizers_,     &saved_precision_, &saved_objects_, &metrics_,
-          &saved_settings_, &random_numbers_,  &progress_,      &logs_};
+  return {&saved_precision_, &optimizers_,     &saved_objects_, &metrics_, &decisions_,
+          &saved_settings_,  &random_numbers_, &progress_,      &logs_};
 }
 
 Checkpoint FitRun::checkpoint() {
   TORCH_CHECK(is_active() && optimizers_.are_set_up(),
               "Trainer::checkpoint: no fit is running; call it from a callback, or use save_weights()");
+  // The weights are those of the checkpoint already, and the rest would be that of a new run.
+  TORCH_CHECK(!is_resuming_,
+              "Trainer::checkpoint: this run is being resumed, and its state is not loaded yet; call it from "
+              "on_train_start() on");
   logs_.end_row();  // a resumed run does not log it again
   Checkpoint all;
   all.step = progress_.now().steps;
@@ -111,6 +115,7 @@ void FitRun::resume(const Checkpoint& checkpoint, const std::string& from) {
     steps.fail(c10::str("is ", steps.to_count(), ", and the checkpoint's step is ", checkpoint.step));
   Differences differences;
   for (RunPart* part : parts()) part->load(state, differences);
+  is_resuming_ = false;
   if (differences.empty()) return;
   std::string text;
   for (const std::string& what : differences) text += (text.empty() ? "" : "; ") + what;

@@ -196,53 +196,6 @@ TEST_F(Resume, AResumedRunMakesTheLastValidationOfMaxSteps) {
   }
 }
 
-TEST_F(Resume, GradientsThatATaskHasNotSteppedOnAreKept) {
-  struct EveryThird : Draws {
-    bool automatic_optimization() const override { return false; }
-    at::Tensor training_step(const Batch& batch, int64_t) override {
-      calls += "f";
-      manual_backward((net->weight * batch.data * torch::rand({})).sum());
-      if (raises == calls) std::raise(SIGTERM);
-      if (++batches % 3 != 0) return {};
-      optimizers().step();
-      optimizers().zero_grad();
-      return {};
-    }
-    int64_t batches = 0;
-  };
-  for (const char* precision : {"32-true", "16-mixed", "O2"}) {
-    EveryThird all, begun, rest;
-    const std::string name = precision;
-    torch::manual_seed(3);
-    fit(all, name + "-whole", {.precision = precision, .max_epochs = 3});
-    begun.raises = "fffff";
-    torch::manual_seed(3);
-    fit(begun, name, {.precision = precision, .max_epochs = 3});
-    rest.batches = begun.batches;
-    torch::manual_seed(4);
-    EXPECT_EQ(warnings_of([&] { fit(rest, name, {.precision = precision, .max_epochs = 3}, name); }), "");
-    EXPECT_EQ(rest.batches, 12);
-    EXPECT_EQ(rest.weight(), all.weight()) << precision;
-  }
-}
-
-TEST_F(Resume, GradientsThatAStepHasUsedAreNotKept) {
-  struct EveryBatch : Draws {
-    bool automatic_optimization() const override { return false; }
-    at::Tensor training_step(const Batch& batch, int64_t) override {
-      optimizers().zero_grad();
-      manual_backward((net->weight * batch.data).sum());
-      optimizers().step();
-      return {};
-    }
-  } task;
-  fit(task, "run", {.max_epochs = 1});
-  const Manifest manifest = read_manifest(folder_ / "run" / "0-4");
-  const StateReader state(manifest.state, "");
-  EXPECT_FALSE(state.at("unstepped").at(0).to_bool());
-  EXPECT_EQ(state.at("gradients").size(), 0);
-}
-
 /// Whether the checkpoint promises to continue bit for bit.
 bool is_exact(const std::filesystem::path& checkpoint) {
   return StateReader(read_manifest(checkpoint).state, "").at("exact").to_bool();
@@ -325,6 +278,42 @@ TEST_F(Resume, WhatTheFirstValidationStopsEndsThere) {
   EXPECT_THROW(fit(begun, "run", options()), std::runtime_error);
   EXPECT_EQ(fit(rest, "run", options(), "run").steps, 2);
   EXPECT_EQ(rest.calls, "vv");
+}
+
+TEST_F(Resume, AStopThatWaitsForMinEpochsWaitsInTheResumedRunToo) {
+  struct Stops final : Callback {
+    void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
+      if (batch.global_step == 1) trainer.stop("enough");
+    }
+  };
+  const auto options = [] {
+    return TrainerOptions{.max_epochs = 10, .min_epochs = 3, .callbacks = {std::make_shared<Stops>()}};
+  };
+  Draws all, begun, rest, further;
+  EXPECT_EQ(fit(all, "whole", options()).epochs, 3);
+  begun.raises = "ffffvvf";
+  EXPECT_EQ(fit(begun, "run", options()).interrupted_by, SIGTERM);
+  const FitResult result = fit(rest, "run", options(), "run");
+  EXPECT_EQ(result.epochs, 3);
+  EXPECT_EQ(result.stopped_by, "enough");
+  EXPECT_EQ(fit(further, "run", {.max_epochs = 5}, "run").epochs, 5) << "that stop has had its effect";
+}
+
+TEST_F(Resume, NoCheckpointMixesTheLoadedWeightsWithTheStateOfANewRun) {
+  struct Early final : Callback {
+    void on_fit_start(Trainer& trainer, const FitPlan&) override {
+      said = error_of([&] { trainer.checkpoint(); });
+    }
+    void on_train_start(Trainer& trainer) override { step = trainer.checkpoint().step; }
+    std::string said;
+    int64_t step = -1;
+  };
+  const auto early = std::make_shared<Early>();
+  Draws begun, rest;
+  fit(begun, "run", {.max_epochs = 1});
+  fit(rest, "run", {.max_epochs = 2, .callbacks = {early}}, "run");
+  EXPECT_THAT(early->said, HasSubstr("its state is not loaded yet; call it from on_train_start() on"));
+  EXPECT_EQ(early->step, 4);
 }
 
 TEST_F(Resume, AWindowThatIsBegunAgainCountsOnce) {

@@ -24,8 +24,8 @@ void RunMetrics::end_batch(bool ends_window) {
   training_.add(batch_);
 }
 
-void RunMetrics::end_training(const FitProgress& progress) {
-  epoch_ = training_.compute();
+void RunMetrics::end_training(const FitProgress& progress, Strategy& strategy) {
+  epoch_ = training_.compute(strategy);
   measured_batches_ = progress.total_batches;
   for (const auto& [name, value] : epoch_)
     if (!validation_.contains(name)) newest_[name] = value;

@@ -26,8 +26,8 @@ class RunMetrics final : public RunPart {
   /// Ends a batch, which counts once its window has ended: a resumed run computes the batches of an open
   /// window again.
   void end_batch(bool ends_window);
-  /// Computes the means of training.
-  void end_training(const FitProgress& progress);
+  /// Computes the means of training over all processes.
+  void end_training(const FitProgress& progress, Strategy& strategy);
   void end_epoch();
   void set_validation(const Metrics& result);
   void set_test(Metrics result) { newest_ = std::move(result); }

@@ -24,15 +24,16 @@ class SavedPrecision final : public RunPart {
 /// The states of the user's Stateful objects: callbacks, the task, the training loader.
 class SavedObjects final : public RunPart {
  public:
-  SavedObjects(const TrainerOptions& options, Task& task, Loader* const& train)
-      : options_(options), task_(task), train_(train) {}
+  SavedObjects(const TrainerOptions& options, Task& task) : options_(options), task_(task) {}
+  /// `train`: the training loader, or null if the run has none now. It must live until the next call.
+  void set_loader(Loader* train) { train_ = train; }
   void save(StateDict& state) const override;
   void load(const StateReader& state, Differences& differences) override;
 
  private:
   const TrainerOptions& options_;
   Task& task_;
-  Loader* const& train_;
+  Loader* train_ = nullptr;
 };
 
 /// Settings that change the results of a resumed run. They are compared with the run's, not applied.

@@ -7,7 +7,9 @@
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/amp/autocast.h"
+#include "mantissa/trainer/loop/agreement_internal.h"
 #include "mantissa/trainer/loop/fit_run_internal.h"
+#include "mantissa/trainer/loop/scoped_flag_internal.h"
 
 namespace mantissa {
 
@@ -25,7 +27,7 @@ TrainBatch FitRun::train_batch(BatchTransfer& transfer, bool is_last_of_epoch) {
   for_each_callback([&](Callback& c) { c.on_train_batch_start(trainer_, batch, now.batches); });
   metrics_.batch().reset();
   {
-    const LoggingInto scope(*this, {&metrics_.batch(), /*is_training_step=*/true});
+    const LoggingInto scope(*this, {&metrics_.batch(), /*makes_step_values=*/true});
     is_automatic_ ? step_automatically(batch, done) : step_manually(batch, done);
   }
   done.global_step = now.steps;
@@ -57,7 +59,7 @@ void FitRun::step_automatically(const Batch& batch, TrainBatch& done) {
     done.step = precision_.optimizer_step(optimizer, [&] {
       done.loss = forward_and_backward(batch, /*is_reduced=*/true);
       if (done.loss.defined()) unscale_and_clip(optimizer);
-      return done.loss;
+      return mean_of_processes(strategy_, done.loss);
     });
   } else {
     done.loss = forward_and_backward(batch, /*is_reduced=*/done.stepped);
@@ -78,6 +80,7 @@ void FitRun::step_automatically(const Batch& batch, TrainBatch& done) {
 
 at::Tensor FitRun::forward(const Batch& batch, int64_t batch_index) {
   const Scope forward = precision_.forward_context();
+  const ScopedFlag inside(is_inside_training_step_);
   return task_.training_step(batch, batch_index);
 }
 
@@ -154,7 +157,7 @@ void FitRun::step_manually(const Batch& batch, TrainBatch& done) {
 }
 
 void FitRun::manual_backward(const at::Tensor& loss) {
-  TORCH_CHECK(!is_automatic_ && is_inside_training_step(),
+  TORCH_CHECK(!is_automatic_ && is_inside_training_step_,
               "manual_backward: call it inside training_step() of a task whose automatic_optimization() is "
               "false; otherwise the Trainer calls backward() on the loss that training_step() returns");
   // This runs inside training_step(), and so inside the forward context. Gradients are computed outside of
@@ -165,7 +168,7 @@ void FitRun::manual_backward(const at::Tensor& loss) {
 }
 
 StepResult FitRun::manual_step(OptimizerConfig& config, const std::function<at::Tensor()>& closure) {
-  TORCH_CHECK(!is_automatic_ && is_inside_training_step(),
+  TORCH_CHECK(!is_automatic_ && is_inside_training_step_,
               "TaskOptimizer::step: call it inside training_step() of a task whose automatic_optimization() "
               "is false; otherwise the Trainer steps");
   torch::optim::Optimizer& optimizer = *config.optimizer;
@@ -175,9 +178,9 @@ StepResult FitRun::manual_step(OptimizerConfig& config, const std::function<at::
   };
   if (has_line_search(optimizer) && closure) {
     manual_step_ = precision_.optimizer_step(optimizer, [&] {
-      at::Tensor loss = closure();
+      const at::Tensor loss = closure();
       unscale();
-      return loss;
+      return mean_of_processes(strategy_, loss);
     });
   } else {
     if (closure) closure();

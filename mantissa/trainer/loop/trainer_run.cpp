@@ -1,6 +1,8 @@
 #include <exception>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/Context.h>
 #include <c10/core/DeviceGuard.h>
@@ -25,13 +27,18 @@ Scope cudnn_benchmark(bool on) {
   return {nullptr, [before](void*) { at::globalContext().setBenchmarkCuDNN(before); }};
 }
 
-/// Runs `act` after an error. What `act` throws becomes a warning, so that it does not hide the error.
+/// Runs `act` while a run ends. What `act` throws becomes `error`. If there is one already, it becomes a
+/// warning, so that it does not hide the error.
 template <typename Act>
-void try_to(const char* who, const Act& act) {
+void try_to(const char* who, std::exception_ptr& error, const Act& act) {
   try {
     act();
   } catch (...) {
-    TORCH_WARN(who, " failed while the run ended on an error: ", message_of(std::current_exception()));
+    if (error) {
+      TORCH_WARN(who, " failed while the run ended on an error: ", message_of(std::current_exception()));
+    } else {
+      error = std::current_exception();
+    }
   }
 }
 
@@ -41,7 +48,6 @@ void try_to(const char* who, const Act& act) {
 class TrainerRun::Active {
  public:
   explicit Active(TrainerRun& run) : run_(run) {
-    TORCH_CHECK(!run.task_.run_, "Trainer: the task is in another Trainer's run; give each its own");
     run.task_.run_ = &run;
     run.is_active_ = true;
   }
@@ -64,11 +70,17 @@ TrainerRun::TrainerRun(Trainer& trainer, Stage stage, Task& task, const Progress
       stage_(stage),
       task_(task),
       progress_(earlier),
-      logs_(trainer.options().loggers) {}
+      // strategy_ may name one_process_, which is made later.
+      logs_(trainer.is_global_zero() ? options_.loggers : std::vector<std::shared_ptr<Logger>>()) {}
+
+void TrainerRun::check_task_is_free() const {
+  TORCH_CHECK(!task_.run_, "Trainer: the task is in another Trainer's run; give each its own");
+}
 
 void TrainerRun::run(const std::function<void()>& body) {
   const Active active(*this);
   const c10::DeviceGuard device_is_current(trainer_.device());
+  std::exception_ptr error;
   try {
     pin_cpu_kernels(options_.cpu_kernels);
     const Scope run_context = precision_.run_context();
@@ -81,22 +93,19 @@ void TrainerRun::run(const std::function<void()>& body) {
       explain_if_out_of_memory(error);
       throw;
     }
-    precision_.teardown();
-    strategy_.teardown();
-    for_each_callback([&](Callback& c) { c.teardown(trainer_, stage_); });
-    end_logs(interrupted_by() == 0 ? "success" : "interrupted");
   } catch (...) {
-    const std::exception_ptr exception = std::current_exception();
+    error = std::current_exception();
     progress_.fail();
-    for (const auto& c : options_.callbacks)
-      try_to("a callback", [&] { c->on_exception(trainer_, exception); });
-    for (const auto& c : options_.callbacks) try_to("a callback", [&] { c->teardown(trainer_, stage_); });
-    try_to("the precision", [&] { precision_.teardown(); });
-    try_to("the strategy", [&] { strategy_.teardown(); });
-    release();
-    end_logs("failed");
-    throw;
+    for_each_callback(
+        [&](Callback& c) { try_to("a callback", error, [&] { c.on_exception(trainer_, error); }); });
   }
+  // Both ends of a run come through here, so that each part ends once, whatever another part throws.
+  for_each_callback([&](Callback& c) { try_to("a callback", error, [&] { c.teardown(trainer_, stage_); }); });
+  try_to("the precision", error, [&] { precision_.teardown(); });
+  try_to("the strategy", error, [&] { strategy_.teardown(); });
+  release();
+  end_logs(error ? "failed" : interrupted_by() == 0 ? "success" : "interrupted");
+  if (error) std::rethrow_exception(error);
 }
 
 void TrainerRun::end_logs(const std::string& status) {

@@ -39,7 +39,11 @@ class TrainerRun {
   const RunMetrics& metrics() const { return metrics_; }
   RunLogs& logs() { return logs_; }
   StopRequest& stop_request() { return stop_request_; }
+  /// Errors: c10::Error if another run uses the task.
+  void check_task_is_free() const;
   bool is_sanity_checking() const { return is_sanity_checking_; }
+  /// The signal that cut the run short, else 0. It is the same in all processes.
+  virtual int interrupted_by() const { return 0; }
   /// This run if it is a fit, else null.
   virtual FitRun* as_fit() { return nullptr; }
 
@@ -50,14 +54,14 @@ class TrainerRun {
                 "'): call it inside training_step(), validation_step() or test_step() of a running Trainer");
     check_metric_name("log", name);
     sink_.means->add(name, value, batch_weight_);
-    if (sink_.is_training_step && logs_.makes_row()) logs_.add_step_value(name, value);
+    if (sink_.makes_step_values && logs_.makes_row()) logs_.add_step_value(name, value);
   }
 
  protected:
   /// The current destination of Task::log().
   struct Sink {
     MeanMetrics* means = nullptr;
-    bool is_training_step = false;
+    bool makes_step_values = false;  ///< whether a value is also part of its step's row
   };
   /// Redirects Task::log() during its lifetime.
   class LoggingInto {
@@ -75,10 +79,8 @@ class TrainerRun {
   /// Runs `body` between setup() and teardown() of the callbacks. On an exception everything that was opened
   /// is closed.
   void run(const std::function<void()>& body);
-  /// Releases what the run holds, when it ends on an error.
+  /// Releases what the run holds, when it ends.
   virtual void release() {}
-  /// The signal that cut the run short, else 0.
-  virtual int interrupted_by() const { return 0; }
 
   template <typename Hook>
   void for_each_callback(const Hook& hook) {
@@ -94,7 +96,7 @@ class TrainerRun {
   /// Makes one pass over `batches` batches of the loader, without gradients. Returns false if a signal cut it
   /// short.
   bool evaluate(Loader& loader, int64_t batches, const std::function<void(const Batch&, int64_t)>& step);
-  /// Whether a signal ends an evaluation now.
+  /// Whether a signal to any process ends an evaluation now.
   virtual bool is_cut_short() const;
   /// Runs a validation with its hooks, metrics and row. Returns the metrics, or none if it was cut short.
   Metrics validation_pass(Loader& val, int64_t batches);

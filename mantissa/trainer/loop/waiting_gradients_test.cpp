@@ -1,0 +1,173 @@
+// Tests that a resumed run has the gradients that a task with manual optimization has not used in a step.
+#include <csignal>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/io/manifest.h"
+#include "mantissa/optim/fused_sgd.h"
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/test_support_internal.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa::waiting_gradients_test {
+namespace {
+
+using testing::HasSubstr;
+
+/// A task that steps by itself, and that a signal may interrupt in one of its batches.
+struct Manual : OneWeight {
+  bool automatic_optimization() const override { return false; }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    if (++batches == raises_at) std::raise(SIGTERM);
+    train(batch.data.to(net->weight.scalar_type()));
+    return {};
+  }
+  virtual void train(const at::Tensor& x) = 0;
+
+  int batches = 0, raises_at = -1;
+};
+
+/// Steps after every third batch, a weight and a parameter outside the module.
+struct EveryThird final : Manual {
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<torch::optim::SGD>(std::vector<at::Tensor>{net->weight, own}, 0.125)}};
+  }
+  void train(const at::Tensor& x) override {
+    manual_backward((net->weight * x).sum() + (own * x).sum());
+    if (batches % 3 != 0) return;
+    optimizers().step();
+    optimizers().zero_grad();
+  }
+  at::Tensor own = torch::zeros({1}).set_requires_grad(true);
+};
+
+/// Clips the gradients of odd batches, and uses them in the step of the next batch.
+template <typename Optimizer, typename Options>
+struct StepsLater final : Manual {
+  torch::nn::Module& module() override { return *both; }
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<Optimizer>(net->parameters(), Options(1.0))},
+            {std::make_shared<Optimizer>(other->parameters(), Options(1.0))}};
+  }
+  void train(const at::Tensor& x) override {
+    const size_t own = batches % 2 == 1 ? 0 : 1;
+    optimizers(own).zero_grad();
+    manual_backward(((own == 0 ? net : other)->weight * x).sum());
+    optimizers(own).clip_gradients(2.5);
+    if (own == 0) return;
+    optimizers(1).step();
+    optimizers(0).step();
+  }
+  torch::nn::Linear other{[] {
+    torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
+    linear->weight.data().fill_(0);
+    return linear;
+  }()};
+  torch::nn::Sequential both{net, other};
+};
+
+class WaitingGradients : public InFolder {
+ protected:
+  /// Trains on batches 1 to 6 and saves checkpoints in the folder `name`.
+  void fit(Task& task, const std::string& name, TrainerOptions options, const std::string& from = "") {
+    ListLoader train = loader_of({1, 2, 3, 4, 5, 6});
+    options.device = "cpu";
+    options.callbacks = {std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = folder_ / name, .filename = "last"})};
+    Trainer(std::move(options)).fit(task, train, nullptr, from.empty() ? "" : folder_ / from);
+  }
+  /// Trains a task with an interruption in batch `raises_at`; returns the warnings of the resumed run.
+  template <typename Task>
+  std::string interrupted(Task& rest, int raises_at, const std::string& name, const TrainerOptions& options,
+                          const TrainerOptions& resumed_options) {
+    Task begun;
+    begun.raises_at = raises_at;
+    fit(begun, name, options);
+    rest.batches = begun.batches;
+    testing::internal::CaptureStderr();
+    fit(rest, name, resumed_options, name);
+    return testing::internal::GetCapturedStderr();
+  }
+};
+
+TEST_F(WaitingGradients, AreThoseOfEveryParameterThatTheOptimizerStepsInEveryMode) {
+  struct Case {
+    std::string precision;
+    bool has_masters;
+    std::optional<std::string> scale = std::nullopt;
+  };
+  for (const Case& c : {Case{"32-true", false}, Case{"bf16-true", false}, Case{"bf16-true", true},
+                        Case{"16-mixed", false, "8"}, Case{"O2", true, "8"}}) {
+    TrainerOptions options{.precision = c.precision};
+    options.precision_options.loss_scale = c.scale;
+    if (c.has_masters) options.precision_options.master_weights = true;
+    const std::string name = c.precision + (c.has_masters ? "-masters" : "");
+    EveryThird all, rest;
+    fit(all, name + "-whole", options);
+    EXPECT_EQ(all.weight(), -2.625) << name << ": no step overflows";
+    EXPECT_EQ(interrupted(rest, 5, name, options, options), "") << name;
+    EXPECT_EQ(rest.batches, 6);
+    EXPECT_EQ(rest.weight(), all.weight()) << name;
+    EXPECT_EQ(rest.own.item<float>(), all.own.item<float>()) << name;
+  }
+}
+
+TEST_F(WaitingGradients, OfAnotherModeAreDroppedWithAWarning) {
+  EveryThird rest;
+  EXPECT_THAT(interrupted(rest, 5, "run", {.precision = "32-true"}, {.precision = "bf16-mixed"}),
+              HasSubstr("gradients that no step has used are dropped"));
+  EXPECT_EQ(rest.weight(), -1.5) << "a step of 1 + 2 + 3, and one of 6";
+  TrainerOptions scaled{.precision = "16-mixed"}, unscaled = scaled;
+  scaled.precision_options.loss_scale = "8";
+  unscaled.precision_options.loss_scale = "none";
+  EveryThird without;
+  EXPECT_THAT(interrupted(without, 5, "scaled", scaled, unscaled),
+              HasSubstr("gradients that no step has used are dropped"));
+  EXPECT_EQ(without.weight(), -1.5) << "these gradients are 8 times as large as the run's own";
+}
+
+TEST_F(WaitingGradients, ThatWereUnscaledAndClippedAreNotDividedAgain) {
+  using Sgd = StepsLater<torch::optim::SGD, torch::optim::SGDOptions>;
+  for (const char* precision : {"32-true", "16-mixed"}) {
+    const TrainerOptions options{.precision = precision};
+    const std::string name = precision;
+    Sgd all, rest;
+    fit(all, name + "-whole", options);
+    EXPECT_NEAR(all.weight(), -6, 1e-3) << "1 + 2.5 + 2.5";
+    EXPECT_EQ(interrupted(rest, 3, name, options, options), "");
+    EXPECT_EQ(rest.weight(), all.weight()) << name;
+    EXPECT_EQ(rest.other->weight.template item<double>(), all.other->weight.template item<double>()) << name;
+  }
+}
+
+TEST_F(WaitingGradients, ThatWereClippedWhileScaledKeepTheirDivisor) {
+  using Sgd = StepsLater<FusedSGD, SGDOptions>;
+  TrainerOptions options{.precision = "16-true"};
+  options.precision_options.loss_scale = "8";
+  Sgd all, rest;
+  fit(all, "whole", options);
+  EXPECT_NEAR(all.weight(), -6, 0.01);
+  EXPECT_EQ(interrupted(rest, 3, "run", options, options), "");
+  EXPECT_EQ(rest.weight(), all.weight());
+}
+
+TEST_F(WaitingGradients, ThatAStepHasUsedAreNotKept) {
+  struct EveryBatch final : Manual {
+    void train(const at::Tensor& x) override {
+      optimizers().zero_grad();
+      manual_backward((net->weight * x).sum());
+      optimizers().step();
+    }
+  } task;
+  fit(task, "run", {});
+  const Manifest manifest = read_manifest(folder_ / "run" / "last");
+  EXPECT_TRUE(StateReader(manifest.state, "").at("waiting_gradients").at(0).is_null());
+}
+
+}  // namespace
+}  // namespace mantissa::waiting_gradients_test
