@@ -247,6 +247,8 @@ class GradScaler {
   at::Tensor found_inf(const torch::optim::Optimizer& optimizer) const;
 
   bool is_enabled() const { return options_.enabled; }
+  /// Whether the limits of the scale are equal, so that no overflow and no clean step moves it.
+  bool is_scale_fixed() const { return options_.min_scale == options_.max_scale; }
   /// Returns the scale, or 1 if the scaler is disabled.
   /// Sync: reads one value from the device.
   double get_scale() const;

@@ -63,7 +63,8 @@ class StepResult {
 
 /// Counts skipped steps without reading the flag of each step at once.
 ///
-/// Sync: count() reads the flags of all steps since its last call, in one go.
+/// Sync:    count() reads the flags of all steps since its last call, in one go.
+/// Threads: one at a time, also for the const functions: they sum up the flags of earlier steps.
 class SkippedSteps {
  public:
   explicit SkippedSteps(int64_t count = 0) : count_(count) {}

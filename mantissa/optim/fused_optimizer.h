@@ -57,6 +57,9 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
   /// unscaled afterwards, unless the step was skipped.
   at::Tensor step(LossClosure closure = nullptr) final;
 
+  /// Whether 16-bit parameters are updated in float32 and rounded at random (see FusedOptions).
+  bool has_stochastic_rounding() const { return stochastic_rounding_; }
+
  protected:
   struct Slot;
   struct Batch;

@@ -1,6 +1,7 @@
 #include "mantissa/precision/master_weights.h"
 
 #include <algorithm>
+#include <cstring>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -8,6 +9,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
@@ -36,6 +38,28 @@ void move_gradient(const at::Tensor& parameter, const at::Tensor& master) {
     sum.add_(gradient);
   }
   parameter.mutable_grad() = at::Tensor();
+}
+
+bool are_laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.is_non_overlapping_and_dense();
+}
+
+/// Whether `model`, in the host's memory, holds exactly what `master` is when it is rounded.
+bool is_rounded_from(const at::Tensor& model, const at::Tensor& master) {
+  if (!are_laid_out_alike(model, master)) return model.equal(master.to(model.scalar_type()));
+  // The rounded values stay in the processor's cache, and no memory for a whole weight is mapped at each step.
+  constexpr int64_t kPiece = 1 << 18;
+  const int64_t count = model.numel();
+  const auto* bytes = static_cast<const char*>(model.const_data_ptr());
+  const at::Tensor values = master.detach().as_strided({count}, {1});
+  const at::Tensor rounded = at::empty({std::min(count, kPiece)}, model.options().requires_grad(false));
+  for (int64_t begin = 0; begin < count; begin += kPiece) {
+    const int64_t size = std::min(kPiece, count - begin);
+    const at::Tensor piece = rounded.narrow(0, 0, size).copy_(values.narrow(0, begin, size));
+    if (std::memcmp(piece.const_data_ptr(), bytes, piece.nbytes()) != 0) return false;
+    bytes += piece.nbytes();
+  }
+  return true;
 }
 
 /// Whether a parameter's state is still the one that an optimizer's constructor makes, as Adagrad's does.
@@ -102,7 +126,6 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
     hooks_.emplace_back(
         model_[i], GradientHookOrder::kMove,
         [master = master_[i]](const at::Tensor& parameter) { move_gradient(parameter, master); });
-    versions_.push_back(model_[i]._version());
   }
 }
 
@@ -129,18 +152,18 @@ bool MasterWeights::share_a_parameter_with(const MasterWeights& other) const {
 void MasterWeights::copy_changes_from_model() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < model_.size(); ++i) {
-    if (model_[i]._version() == versions_[i]) continue;
+    // Versions would not show a write through data(). The host must not wait for a device to compare values.
+    if (model_[i].is_cpu() && is_rounded_from(model_[i], master_[i])) continue;
     // An average that was swapped in and out again has written the old values back. Only the master weight
     // still has their low bits.
     const at::Tensor is_unchanged = master_[i].to(model_[i].scalar_type()) == model_[i];
-    master_[i].copy_(at::where(is_unchanged, master_[i], model_[i]));
+    at::where_out(master_[i], is_unchanged, master_[i], model_[i]);
   }
 }
 
 void MasterWeights::copy_to_model() {
   const at::NoGradGuard no_grad;
   if (!model_.empty()) at::_foreach_copy_(model_, master_);
-  for (size_t i = 0; i < model_.size(); ++i) versions_[i] = model_[i]._version();
 }
 
 }  // namespace mantissa

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -39,8 +38,9 @@ class MasterWeights {
   MasterWeights(const MasterWeights&) = delete;
   MasterWeights& operator=(const MasterWeights&) = delete;
 
-  /// Copies values that were written into the model's parameters since, for example by loading a file, to the
-  /// master weights. Call it before a step.
+  /// Copies values that were written into the model's parameters since, for example by loading a file or
+  /// through data(), to the master weights. Call it before a step.
+  /// Sync: none.
   void copy_changes_from_model();
   /// Rounds the master weights into the model's parameters. Call it after a step.
   void copy_to_model();
@@ -66,7 +66,6 @@ class MasterWeights {
   std::vector<at::Tensor> model_, master_;
   std::vector<Place> places_;
   std::vector<GradientHook> hooks_;
-  std::vector<uint32_t> versions_;  ///< model_'s versions when they last equalled master_
 };
 
 }  // namespace mantissa

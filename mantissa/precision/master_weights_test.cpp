@@ -83,6 +83,31 @@ TEST(MasterWeights, SumSparseAndDenseGradientsInAnyOrder) {
   }
 }
 
+TEST(MasterWeights, TakeOverWhatIsWrittenThroughDataAtAnyPlace) {
+  const int64_t large = 3 * (int64_t{1} << 18) / 2;  // more than one piece of the comparison
+  const at::Tensor long_one = torch::ones({large}, at::kHalf).requires_grad_(),
+                   turned = torch::ones({2, 3}, at::kHalf).t().requires_grad_(),
+                   strided = torch::ones({4, 2}, at::kHalf).select(1, 0).requires_grad_(),
+                   empty = torch::ones({0}, at::kHalf).requires_grad_();
+  torch::optim::SGD optimizer({long_one, turned, strided, empty}, 1.0);
+  MasterWeights masters(optimizer);
+  const auto& copies = optimizer.param_groups()[0].params();
+  {
+    const torch::NoGradGuard no_grad;
+    for (const at::Tensor& copy : copies) at::Tensor(copy).add_(0x1p-14);  // below half an fp16 ulp
+  }
+  masters.copy_to_model();
+  long_one.data()[large - 1] = 5;
+  turned.data()[1][0] = 5;
+  strided.data()[3] = 5;
+  masters.copy_changes_from_model();
+  const float kept = 1 + 0x1p-14F;
+  EXPECT_EQ(copies[0][large - 1].item<float>(), 5);
+  EXPECT_EQ(copies[0][large - 2].item<float>(), kept);
+  EXPECT_TRUE(at::equal(copies[1], torch::tensor({{kept, kept}, {5.F, kept}, {kept, kept}})));
+  EXPECT_TRUE(at::equal(copies[2], torch::tensor({kept, kept, kept, 5.F})));
+}
+
 TEST(MasterWeights, RefuseAnOptimizerThatHasSteppedAndLeaveItAsItWas) {
   torch::nn::Linear net = half_net(at::kHalf);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1.0).momentum(0.9));

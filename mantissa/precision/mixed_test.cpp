@@ -50,8 +50,43 @@ TEST(MixedPrecision, ERR09_RefusesLbfgsOnlyWithAScaler) {
     return loss;
   };
   MixedPrecision half(at::kHalf, at::kCPU), bf16(at::kBFloat16, at::kCPU);
+  EXPECT_THROW(half.setup_optimizer(lbfgs), c10::TypeError);
   EXPECT_THROW(half.optimizer_step(lbfgs, closure), c10::TypeError);
+  bf16.setup_optimizer(lbfgs);
   EXPECT_FALSE(bf16.optimizer_step(lbfgs, closure).skipped());
+}
+
+TEST(Precision, AStepOfLbfgsGoesThroughTheModesOwnStep) {
+  struct Counting : Precision {
+    Counting() : Precision("counting") {}
+    using Precision::optimizer_step;
+    StepResult optimizer_step(torch::optim::Optimizer& optimizer) override {
+      ++steps;
+      return Precision::optimizer_step(optimizer);
+    }
+    int steps = 0;
+  } mode;
+  const at::Tensor x = torch::ones(1, torch::requires_grad());
+  torch::optim::LBFGS lbfgs(std::vector{x}, torch::optim::LBFGSOptions(1));
+  mode.setup_optimizer(lbfgs);
+  int evaluations = 0;
+  const auto closure = [&] {
+    ++evaluations;
+    lbfgs.zero_grad();
+    const at::Tensor loss = (x - 3).square().sum();
+    mode.backward(loss);
+    return loss;
+  };
+  EXPECT_FALSE(mode.optimizer_step(lbfgs, closure).skipped());
+  EXPECT_EQ(mode.steps, 1);
+  EXPECT_GT(evaluations, 1);
+  EXPECT_NEAR(x.item<float>(), 3, 1e-3);
+  EXPECT_THROW(mode.optimizer_step(lbfgs, [] { return at::Tensor(); }), c10::ValueError);
+  EXPECT_FALSE(mode.optimizer_step(lbfgs, closure).skipped()) << "the failed step's closure is forgotten";
+  torch::optim::SGD sgd({x}, 0.5);
+  mode.optimizer_step(sgd, [&] { return x.mutable_grad() = at::ones({1}); });
+  EXPECT_EQ(mode.steps, 4);
+  EXPECT_NEAR(x.item<float>(), 2.5, 1e-3);
 }
 
 TEST(MixedPrecision, AnOverflowSkipsTheStepSaysWhyAndHalvesTheScale) {

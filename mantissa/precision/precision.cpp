@@ -1,6 +1,7 @@
 #include "mantissa/precision/precision.h"
 
 #include <unordered_set>
+#include <utility>
 
 #include <torch/nn/module.h>
 #include <torch/optim/lbfgs.h>
@@ -13,12 +14,8 @@
 namespace mantissa {
 
 std::string Precision::parameter_name(const at::Tensor& parameter) const {
-  const std::string* name = names_.find(parameter);
+  const std::string* name = names_.find(model_parameter(parameter));
   return name ? *name : "";
-}
-
-void Precision::set_parameter_name(const at::Tensor& parameter, const std::string& name) {
-  names_.try_emplace(parameter, name);  // a tied weight keeps its first name, as in Python
 }
 
 Scope Precision::run_context() const {
@@ -32,8 +29,16 @@ void Precision::set_float32_matmul_precision(std::optional<std::string> precisio
 }
 
 void Precision::convert_module(torch::nn::Module& module) {
-  for (const auto& parameter : module.named_parameters())
-    set_parameter_name(parameter.value(), parameter.key());
+  std::unordered_set<const at::TensorImpl*> named;
+  for (const auto& parameter : module.named_parameters()) {
+    // libtorch lists a tied weight under each of its names. Its first name counts, as in Python.
+    if (named.insert(parameter.value().unsafeGetTensorImpl()).second)
+      names_.insert_or_assign(parameter.value(), parameter.key());
+  }
+}
+
+void Precision::setup_optimizer(torch::optim::Optimizer& optimizer) {
+  if (has_line_search(optimizer)) check_line_search();
 }
 
 void Precision::backward(const at::Tensor& loss, const LossHook& before) {
@@ -51,6 +56,17 @@ at::Tensor Precision::clip_gradients(torch::optim::Optimizer& optimizer, double 
 }
 
 StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer) {
+  if (const auto* const closure = std::exchange(closure_, nullptr)) {
+    optimizer.step([closure] {
+      const at::Tensor loss = (*closure)();
+      TORCH_CHECK_VALUE(
+          loss.defined(),
+          "optimizer_step: LBFGS compares losses, so every batch needs one; return a loss, or choose another "
+          "optimizer");
+      return loss;
+    });
+    return {};
+  }
   if (!has_gradients(optimizer)) return StepResult(SkipCause::kNoGradients);
   optimizer.step();
   return {};
@@ -63,15 +79,13 @@ StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer,
     return optimizer_step(optimizer);
   }
   check_line_search();
-  optimizer.step([&] {
-    const at::Tensor loss = closure();
-    TORCH_CHECK_VALUE(
-        loss.defined(),
-        "optimizer_step: LBFGS compares losses, so every batch needs one; return a loss, or choose another "
-        "optimizer");
-    return loss;
-  });
-  return {};
+  // The step goes through the virtual function, so that a mode's own work around a step is done here too.
+  struct UntilTheEnd {
+    ~UntilTheEnd() { closure = nullptr; }
+    const std::function<at::Tensor()>*& closure;
+  } const reset{closure_};
+  closure_ = &closure;
+  return optimizer_step(optimizer);
 }
 
 std::vector<std::string> Precision::load_state_dict(const StateReader& state) {

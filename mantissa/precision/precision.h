@@ -81,8 +81,11 @@ class Precision {
   /// Whether the gradients of `optimizer` are multiplied by loss_scale() now. After unscale_gradients() this
   /// holds only if the optimizer divides by the scale inside its step (see ScaledPrecision).
   virtual bool are_gradients_scaled(const torch::optim::Optimizer& /*optimizer*/) const { return false; }
-  /// Returns the name of a parameter, or of the parameter behind a master weight, in the module that was
-  /// passed to convert_module(); empty for any other tensor.
+  /// Whether the loss scale stays as it is after an overflow, so that only another setting cures it. False if
+  /// the mode does not scale.
+  virtual bool is_loss_scale_fixed() const { return false; }
+  /// Returns the name of a parameter, or of the parameter behind a master weight, in the module that was last
+  /// passed to convert_module() with it; empty for any other tensor.
   std::string parameter_name(const at::Tensor& parameter) const;
   /// Returns the model's parameter behind a master weight, or any other tensor itself.
   virtual at::Tensor model_parameter(const at::Tensor& parameter) const { return parameter; }
@@ -99,12 +102,15 @@ class Precision {
   virtual void set_float32_matmul_precision(std::optional<std::string> precision);
 
   /// Converts parameters, gradients and buffers in place, so that optimizers and aliases made earlier stay
-  /// valid. The base class only records the parameters' names.
+  /// valid. The base class only records the parameters' names. Every module of a loop is converted, for
+  /// example both of a GAN.
   virtual void convert_module(torch::nn::Module& module);
 
   /// Gives the optimizer the weights that the mode wants it to step, for example master weights. The
-  /// optimizer must not have stepped yet, and this object must live as long as the optimizer is used.
-  virtual void setup_optimizer(torch::optim::Optimizer& /*optimizer*/) {}
+  /// optimizer must not have stepped yet, and this object must live as long as the optimizer is used. The base
+  /// class changes nothing.
+  /// Errors: c10::TypeError for LBFGS if the mode does not support it.
+  virtual void setup_optimizer(torch::optim::Optimizer& optimizer);
 
   /// While it lives, new floating-point tensors have the mode's dtype (see init.h).
   virtual Scope tensor_init_context() const { return {}; }
@@ -151,9 +157,10 @@ class Precision {
 
   /// Steps `optimizer` with the gradients that its parameters have. Without any gradient the step is skipped.
   virtual StepResult optimizer_step(torch::optim::Optimizer& optimizer);
-  /// Runs `closure` and steps. The closure does the forward pass, the backward pass and clipping, and returns
-  /// the loss, or an undefined tensor if there is none. torch::optim::LBFGS calls it several times a step;
-  /// all other optimizers need no closure.
+  /// Runs `closure` and calls optimizer_step(optimizer). The closure does the forward pass, the backward pass
+  /// and clipping, and returns the loss, or an undefined tensor if there is none. All optimizers but
+  /// torch::optim::LBFGS need no closure. LBFGS calls it several times a step, inside the optimizer_step() of
+  /// this base class, so that no gradients exist before.
   /// Errors: c10::TypeError for LBFGS if the mode does not support it; c10::ValueError if LBFGS gets no loss.
   StepResult optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure);
 
@@ -162,7 +169,8 @@ class Precision {
   /// Returns everything that a checkpoint must keep of this mode beside the model's weights: the loss scale,
   /// master weights, and whatever else it needs to resume bit for bit. Empty for a mode without state.
   virtual StateDict state_dict() const { return {}; }
-  /// Resumes from the state of this mode or of another one. Call it after setup_optimizer(), when the module
+  /// Resumes from the state of this mode or of another one. What the state lacks starts as in a new object, for
+  /// example the loss scale. Call it after setup_optimizer(), when the module
   /// has the checkpoint's weights. Returns the differences from an uninterrupted run, such as "its loss scale
   /// is dropped", for a warning. The base class drops everything in `state`.
   /// Errors: c10::ValueError for a state that does not fit, before anything is changed.
@@ -177,13 +185,13 @@ class Precision {
   virtual void load_gradient_state(torch::optim::Optimizer& /*optimizer*/, const StateReader& /*state*/) {}
 
   /// Ends a run: drops what the mode has recorded about gradients that wait for a step. The module, the
-  /// optimizers and the state stay as they are, and another run may follow.
+  /// optimizers and the state stay as they are, and another run may follow. From its first setup_optimizer()
+  /// on, the state has the master weights of the new run's optimizers only.
   virtual void teardown() {}
 
  protected:
   /// Throws if the mode does not support LBFGS.
   virtual void check_line_search() const {}
-  void set_parameter_name(const at::Tensor& parameter, const std::string& name);
   const std::optional<std::string>& float32_matmul_precision() const { return float32_matmul_precision_; }
 
  private:
@@ -191,6 +199,8 @@ class Precision {
   PrecisionTraits traits_;
   std::optional<std::string> float32_matmul_precision_;
   WeakMap<at::Tensor, std::string> names_;
+  /// The closure of a step of LBFGS that has begun; null otherwise.
+  const std::function<at::Tensor()>* closure_ = nullptr;
 };
 
 /// Returns all parameters of all groups of `optimizer`, each once.

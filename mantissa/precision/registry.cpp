@@ -190,7 +190,12 @@ std::string suggest_modes(const std::string& name, const std::vector<std::string
   return meant.empty() ? did_you_mean(name, names) : meant + "?";
 }
 
-at::ScalarType compute_dtype(const Mode& mode) { return info(mode.traits.compute).dtype.value(); }
+at::ScalarType compute_dtype(const Mode& mode) {
+  const FormatInfo& format = info(mode.traits.compute);
+  TORCH_CHECK_NOT_IMPLEMENTED(format.dtype, "precision '", mode.name, "': libtorch has no dtype for ",
+                              format.name, ", so its row needs a function `make` of its own");
+  return *format.dtype;
+}
 
 /// Makes a mode that keeps the weights as the module was built.
 std::unique_ptr<Precision> make_as_built(const Mode& mode, at::Device /*device*/,

@@ -53,6 +53,17 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
   EXPECT_THAT(error_of([] { make_precision(8, at::kCPU); }), testing::HasSubstr("'8'"));
 }
 
+TEST(Registry, ARowWhoseFormatHasNoDtypeIsAnErrorThatNamesIt) {
+  for (const char* name : {"64-true", "bf16-mixed", "bf16-true"}) {
+    Mode row = find_mode(name);
+    row.traits.compute = Format::kNF4;
+    EXPECT_THAT(
+        [&] { row.make(row, at::kCPU, {}); },
+        testing::ThrowsMessage<c10::NotImplementedError>(testing::HasSubstr("libtorch has no dtype for nf4")))
+        << name;
+  }
+}
+
 TEST(Registry, TakesEveryAliasAndNumber) {
   EXPECT_EQ(make_precision("32", at::kCPU)->name(), "32-true");
   EXPECT_EQ(make_precision("64", at::kCPU)->name(), "64-true");

@@ -33,8 +33,9 @@ GradientStage stage_of(const StateReader& state) {
 
 ScaledPrecision::ScaledPrecision(std::string name, PrecisionTraits traits, std::unique_ptr<GradScaler> scaler)
     : Precision(std::move(name), traits), scaler_(std::move(scaler)) {
-  if (scaler_)
-    scaler_->set_parameter_name([this](const at::Tensor& parameter) { return parameter_name(parameter); });
+  if (!scaler_) return;
+  scaler_->set_parameter_name([this](const at::Tensor& parameter) { return parameter_name(parameter); });
+  first_state_ = scaler_->state_dict();
 }
 
 // Dividing fp16 gradients in place would flush the small values that the scale has preserved. An optimizer
@@ -95,9 +96,9 @@ at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, d
 
 void ScaledPrecision::check_line_search() const {
   TORCH_CHECK_TYPE(
-      !scales(),
-      "optimizer_step: LBFGS evaluates its loss several times a step, which a gradient scaler cannot "
-      "follow; use bf16-mixed, 32-true or another optimizer");
+      !scales(), name(),
+      ": LBFGS evaluates its loss several times a step, which a gradient scaler cannot follow; use "
+      "bf16-mixed, 32-true or another optimizer");
 }
 
 StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
@@ -140,10 +141,11 @@ StateDict ScaledPrecision::state_dict() const {
 std::vector<std::string> ScaledPrecision::load_state_dict(const StateReader& state) {
   if (!scales()) return Precision::load_state_dict(state);
   const auto saved = state.find(kLossScaleKey);
-  if (!saved) return {"it has no loss scale, so the scale starts at its initial value"};
-  scaler_->load_state_dict(scalars_from_state(*saved));
+  // The scale of an earlier run was found for other weights.
+  scaler_->load_state_dict(saved ? scalars_from_state(*saved) : first_state_);
   scaler_->abandon_iteration();
-  return {};
+  if (saved) return {};
+  return {"it has no loss scale, so the scale starts at its initial value"};
 }
 
 StateDict ScaledPrecision::gradient_state(const torch::optim::Optimizer& optimizer) const {

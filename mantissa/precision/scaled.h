@@ -26,6 +26,7 @@ namespace mantissa {
 class ScaledPrecision : public Precision {
  public:
   at::Tensor loss_scale() const override { return scales() ? scaler_->scale_on_device() : at::Tensor(); }
+  bool is_loss_scale_fixed() const override { return scales() && scaler_->is_scale_fixed(); }
   bool are_gradients_scaled(const torch::optim::Optimizer& optimizer) const override;
   void backward(const at::Tensor& loss, const LossHook& before = nullptr) override;
   void unscale_gradients(torch::optim::Optimizer& optimizer) override;
@@ -56,6 +57,7 @@ class ScaledPrecision : public Precision {
   StepResult step_scaled(torch::optim::Optimizer& optimizer);
 
   std::unique_ptr<GradScaler> scaler_;
+  GradScalerState first_state_;  ///< the scaler's state when this object was made
   bool has_warned_about_fp16_ = false;
 };
 

@@ -2,6 +2,7 @@
 // divided twice, or not at all.
 #include "mantissa/precision/scaled.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
@@ -267,6 +268,33 @@ TEST(ScaledPrecision, ClipsByValueUnlessAnOverflowDropsTheStep) {
     EXPECT_EQ(mode->optimizer_step(part.optimizer).skipped(), overflows);
     EXPECT_EQ(part.bias(), overflows ? 1 : 0.5);
   }
+}
+
+TEST(ScaledPrecision, AStateWithoutAScaleStartsTheScaleAnew) {
+  const auto mode = scaled_by_1024();
+  Part part;
+  for (int step = 0; step < 2; ++step) {
+    part.optimizer.zero_grad();
+    mode->backward(part.loss(step == 0 ? HUGE_VALF : 1, 0));
+    mode->optimizer_step(part.optimizer);
+  }
+  EXPECT_EQ(next_scale(*mode), 512);
+  const StateDict none;
+  EXPECT_THAT(mode->load_state_dict(StateReader(none)),
+              testing::ElementsAre("it has no loss scale, so the scale starts at its initial value"));
+  EXPECT_EQ(next_scale(*mode), 1024);
+  EXPECT_EQ(mode->scaler()->get_growth_tracker(), 0);
+}
+
+TEST(ScaledPrecision, SaysWhetherTheScaleIsFixed) {
+  const auto is_fixed = [](const GradScalerOptions& options) {
+    return MixedPrecision(at::kHalf, at::kCPU, std::make_unique<GradScaler>(at::kCPU, options))
+        .is_loss_scale_fixed();
+  };
+  EXPECT_FALSE(is_fixed({}));
+  EXPECT_TRUE(is_fixed({.init_scale = 8, .min_scale = 8, .max_scale = 8}));
+  EXPECT_FALSE(is_fixed({.init_scale = 8, .enabled = false, .min_scale = 8, .max_scale = 8}));
+  EXPECT_FALSE(MixedPrecision(at::kBFloat16, at::kCPU).is_loss_scale_fixed());
 }
 
 TEST(ScaledPrecision, ALineSearchIsRefusedEvenWithoutGradients) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -14,6 +15,7 @@
 #include "mantissa/core/default_dtype.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/kernels/aten/overrides.h"
+#include "mantissa/optim/fused_optimizer.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/precision/state_keys_internal.h"
 
@@ -66,13 +68,14 @@ void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
 /// Returns the eps by which `optimizer` divides its updates of fp16 weights, if fp16 is too narrow for it and
 /// for the squares of small gradients. Every optimizer that has such an option calls it eps.
 std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
+  const auto* const fused = dynamic_cast<const FusedOptimizer*>(&optimizer);
+  if (fused && fused->has_stochastic_rounding()) return std::nullopt;  // it computes in float32
   StateDict state;
   try {
     state = optimizer_state(optimizer);
   } catch (const c10::Error&) {  // an optimizer that cannot be saved does not show its options
     return std::nullopt;
   }
-  if (state.contains("stochastic_rounding_seed")) return std::nullopt;  // it computes in float32
   const StateReader groups = StateReader(state).at("param_groups");
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto& parameters = optimizer.param_groups()[i].params();
@@ -136,8 +139,8 @@ void TrueDtype::warn_about_small_eps(const torch::optim::Optimizer& optimizer) {
 }
 
 MasterWeights* TrueDtype::masters_of(const torch::optim::Optimizer& optimizer) const {
-  for (const auto& masters : master_weights_)
-    if (masters->are_stepped_by(optimizer)) return masters.get();
+  for (const SetUp& each : master_weights_)
+    if (each.masters->are_stepped_by(optimizer)) return each.masters.get();
   return nullptr;
 }
 
@@ -147,19 +150,37 @@ at::Tensor TrueDtype::model_parameter(const at::Tensor& parameter) const {
 }
 
 void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
+  ScaledPrecision::setup_optimizer(optimizer);
   if (!traits().master_weights) return warn_about_small_eps(optimizer);
-  if (masters_of(optimizer)) return;  // set up before, for example by an earlier fit
+  const auto known = std::find_if(master_weights_.begin(), master_weights_.end(),
+                                  [&](const SetUp& each) { return each.masters->are_stepped_by(optimizer); });
+  if (known != master_weights_.end()) {  // set up before, for example by an earlier fit
+    begin_run_if_over();
+    if (known->run == run_) return;
+    known->run = run_;
+    std::rotate(known, known + 1, master_weights_.end());  // the keys in a state follow the order of this run
+    return;
+  }
   auto made = std::make_unique<MasterWeights>(optimizer);
+  begin_run_if_over();
   // An earlier optimizer may have left master weights behind, at the same address or for the same parameters.
-  std::erase_if(master_weights_, [&](const auto& masters) {
-    return masters->belongs_to(optimizer) || masters->share_a_parameter_with(*made);
+  std::erase_if(master_weights_, [&](const SetUp& each) {
+    return each.masters->belongs_to(optimizer) || each.masters->share_a_parameter_with(*made);
   });
   models_.erase_expired();
-  master_weights_.push_back(std::move(made));
-  master_weights_.back()->for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
+  made->for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
     models_.insert_or_assign(master, parameter);
-    if (const std::string name = parameter_name(parameter); !name.empty()) set_parameter_name(master, name);
   });
+  master_weights_.push_back({std::move(made), run_});
+}
+
+void TrueDtype::begin_run_if_over() {
+  if (std::exchange(is_run_over_, false)) ++run_;
+}
+
+void TrueDtype::teardown() {
+  ScaledPrecision::teardown();
+  is_run_over_ = true;
 }
 
 void TrueDtype::check_line_search() const {
@@ -190,16 +211,22 @@ StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer) {
   return result;
 }
 
-std::map<std::string, at::Tensor> TrueDtype::named_masters() const {
-  std::map<std::string, at::Tensor> named;
-  for (size_t i = 0; i < master_weights_.size(); ++i) {
+std::vector<TrueDtype::NamedMaster> TrueDtype::named_masters() const {
+  std::vector<NamedMaster> named;
+  std::unordered_set<std::string> used;
+  size_t optimizer = 0;
+  for (const SetUp& each : master_weights_) {
+    if (each.run != run_) continue;
     size_t number = 0;
-    master_weights_[i]->for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
-      std::string key = parameter_name(parameter);
-      if (key.empty()) key = c10::str("optimizer ", i, ", 16-bit parameter ", number);
-      named.emplace(std::move(key), master.detach());
+    each.masters->for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
+      std::string name = parameter_name(parameter);
+      if (name.empty()) name = c10::str("optimizer ", optimizer, ", 16-bit parameter ", number);
+      std::string key = name;
+      for (int n = 2; !used.insert(key).second; ++n) key = c10::str(name, "#", n);
+      named.push_back({key, master.detach(), key != name});
       ++number;
     });
+    ++optimizer;
   }
   return named;
 }
@@ -207,7 +234,7 @@ std::map<std::string, at::Tensor> TrueDtype::named_masters() const {
 StateDict TrueDtype::state_dict() const {
   StateDict state = ScaledPrecision::state_dict();
   StateDict masters;
-  for (const auto& [name, master] : named_masters()) masters.emplace(name, master);
+  for (const NamedMaster& each : named_masters()) masters.emplace(each.key, each.weight);
   if (!masters.empty()) state.emplace(kMasterWeightsKey, std::move(masters));
   return state;
 }
@@ -215,18 +242,26 @@ StateDict TrueDtype::state_dict() const {
 std::vector<std::string> TrueDtype::load_state_dict(const StateReader& state) {
   const auto saved = state.find(kMasterWeightsKey);
   // If the state has no master weights, those made from the checkpoint's weights are as good.
-  const auto own = saved && traits().master_weights ? named_masters() : std::map<std::string, at::Tensor>();
-  for (const auto& [name, master] : own) {
-    const StateReader entry = saved->at(name);
+  std::vector<NamedMaster> own =
+      saved && traits().master_weights ? named_masters() : std::vector<NamedMaster>();
+  // Mantissa once saved only the first of several master weights with one name.
+  const size_t lost =
+      std::erase_if(own, [&](const NamedMaster& each) { return each.is_repeated && !saved->find(each.key); });
+  for (const NamedMaster& each : own) {
+    const StateReader entry = saved->at(each.key);
     const at::Tensor& value = entry.to_tensor();
-    if (value.sizes() != master.sizes() || value.scalar_type() != master.scalar_type())
+    if (value.sizes() != each.weight.sizes() || value.scalar_type() != each.weight.scalar_type())
       entry.fail(c10::str("is ", value.scalar_type(), " ", value.sizes(), ", and this run has ",
-                          master.scalar_type(), " ", master.sizes(),
+                          each.weight.scalar_type(), " ", each.weight.sizes(),
                           "; resume with the model that was saved"));
   }
   std::vector<std::string> differences = ScaledPrecision::load_state_dict(state);
   const at::NoGradGuard no_grad;
-  for (const auto& [name, master] : own) at::Tensor(master).copy_(saved->at(name).to_tensor());
+  for (const NamedMaster& each : own) at::Tensor(each.weight).copy_(saved->at(each.key).to_tensor());
+  if (lost > 0)
+    differences.push_back(c10::str("it lacks ", lost,
+                                   " master weights of modules whose weights have equal names, "
+                                   "so these start at the model's 16-bit weights"));
   return differences;
 }
 

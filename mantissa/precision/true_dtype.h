@@ -1,6 +1,6 @@
 #pragma once
 
-#include <map>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,7 +34,9 @@ struct TrueDtypeOptions {
 ///           fp16, where the values that the scale has saved from flushing to zero flush after all.
 ///           In fp16 without master weights, an optimizer whose eps is below fp16's smallest normal number,
 ///           6.1e-5, causes a warning: it would divide by numbers that are 0 in fp16.
-/// State:    the loss scale if there is a scaler; the master weights by the names of their parameters.
+/// State:    the loss scale if there is a scaler; the master weights by the names of their parameters. If
+///           several modules have parameters of one name, as both of a GAN may have, the later ones are
+///           "0.weight#2", "0.weight#3" and so on, in the order of setup_optimizer().
 /// Errors:   c10::ValueError for another dtype, and for options that the dtype cannot use.
 /// Source:   docs/modes.md.
 class TrueDtype final : public ScaledPrecision {
@@ -55,23 +57,38 @@ class TrueDtype final : public ScaledPrecision {
   StepResult optimizer_step(torch::optim::Optimizer& optimizer) override;
   StateDict state_dict() const override;
   std::vector<std::string> load_state_dict(const StateReader& state) override;
+  void teardown() override;
 
  protected:
   void check_line_search() const override;
 
  private:
+  struct SetUp {
+    std::unique_ptr<MasterWeights> masters;
+    int64_t run;  ///< the number of the run that setup_optimizer() was last called in
+  };
+  struct NamedMaster {
+    std::string key;
+    at::Tensor weight;
+    bool is_repeated;  ///< another master weight has the parameter's name
+  };
+
   /// Warns once if the eps of an optimizer is lost in fp16.
   void warn_about_small_eps(const torch::optim::Optimizer& optimizer);
   /// Returns the master weights that `optimizer` steps; null if it was not set up.
   MasterWeights* masters_of(const torch::optim::Optimizer& optimizer) const;
-  /// Returns all master weights, by their names in a state.
-  std::map<std::string, at::Tensor> named_masters() const;
+  void begin_run_if_over();
+  /// Returns this run's master weights with their keys in a state.
+  std::vector<NamedMaster> named_masters() const;
 
   at::ScalarType dtype_;
   bool keep_batchnorm_fp32_, has_warned_about_eps_ = false;
   WeakMap<at::Tensor, bool> eps_checked_;   ///< the first parameters of optimizers whose eps has been checked
   WeakMap<at::Tensor, at::Tensor> models_;  ///< the model's parameters, by their master weights
-  std::vector<std::unique_ptr<MasterWeights>> master_weights_;
+  /// Those of earlier runs are here too, because their optimizers may step again.
+  std::vector<SetUp> master_weights_;
+  int64_t run_ = 0;
+  bool is_run_over_ = false;
 };
 
 /// Returns `y` in the default dtype if it has a real floating-point dtype, else `y` itself.

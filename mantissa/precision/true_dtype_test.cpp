@@ -155,6 +155,104 @@ TEST(TrueDtype, AMasterWeightGoesByTheNameOfItsParameter) {
   EXPECT_EQ(o2.mode.parameter_name(torch::ones(1)), "");
 }
 
+/// Two layers with equal parameter names, as a GAN's, each with its optimizer.
+struct Pair {
+  Pair() {
+    mode.convert_module(*first);
+    mode.convert_module(*second);
+  }
+  void set_up() {
+    for (auto* optimizer : {&optimizer_of_first, &optimizer_of_second}) mode.setup_optimizer(*optimizer);
+  }
+  void step() {
+    optimizer_of_first.zero_grad();
+    optimizer_of_second.zero_grad();
+    mode.backward((first->weight * 0x1p-14 + second->weight * 0x1p-13).to(at::kFloat).sum());
+    mode.optimizer_step(optimizer_of_first);
+    mode.optimizer_step(optimizer_of_second);
+  }
+  std::vector<std::string> keys() const {
+    const StateDict state = mode.state_dict();
+    std::vector<std::string> names;
+    for (const auto& [name, weight] : master_weights_of(StateReader(state))) names.push_back(name);
+    return names;
+  }
+  torch::nn::Linear first{2, 2}, second{2, 2};
+  TrueDtype mode{at::kBFloat16, {.master_weights = true}};
+  torch::optim::SGD optimizer_of_first{first->parameters(), 1.0},
+      optimizer_of_second{second->parameters(), 1.0};
+};
+
+TEST(TrueDtype, AStateHoldsTheMasterWeightsOfTwoModulesWithEqualNames) {
+  Pair straight, resumed;
+  straight.set_up();
+  straight.step();
+  EXPECT_THAT(straight.keys(), testing::ElementsAre("bias", "bias#2", "weight", "weight#2"));
+  const StateDict saved = snapshot(straight.mode.state_dict());
+  resumed.set_up();
+  EXPECT_THAT(resumed.mode.load_state_dict(StateReader(saved)), testing::IsEmpty());
+  EXPECT_EQ(difference(saved, resumed.mode.state_dict()), "");
+}
+
+TEST(TrueDtype, AStateThatHoldsOneOfTwoEqualNamesStillLoads) {
+  Pair straight, resumed;
+  straight.set_up();
+  straight.step();
+  StateDict saved = snapshot(straight.mode.state_dict());
+  StateDict& masters = *saved.at("master_weights").get_if<StateDict>();
+  masters.erase("weight#2");
+  masters.erase("bias#2");
+  resumed.set_up();
+  EXPECT_THAT(resumed.mode.load_state_dict(StateReader(saved)),
+              testing::ElementsAre(testing::HasSubstr("it lacks 2 master weights")));
+  const StateDict state = resumed.mode.state_dict();
+  const auto loaded = master_weights_of(StateReader(state));
+  EXPECT_TRUE(
+      at::equal(loaded.at("weight"), StateReader(saved).at("master_weights").at("weight").to_tensor()));
+}
+
+TEST(TrueDtype, TheStateOfANewRunLeavesOutTheLastRunsModules) {
+  Pair pair;
+  pair.mode.setup_optimizer(pair.optimizer_of_first);
+  pair.mode.teardown();
+  EXPECT_THAT(pair.keys(), testing::ElementsAre("bias", "weight")) << "until a new run has an optimizer";
+  pair.mode.setup_optimizer(pair.optimizer_of_second);
+  EXPECT_THAT(pair.keys(), testing::ElementsAre("bias", "weight"));
+  const StateDict state = pair.mode.state_dict();
+  EXPECT_TRUE(at::equal(master_weights_of(StateReader(state)).at("weight"),
+                        pair.optimizer_of_second.param_groups()[0].params()[0]));
+  pair.mode.teardown();
+  pair.mode.setup_optimizer(pair.optimizer_of_second);
+  pair.mode.setup_optimizer(pair.optimizer_of_first);  // its master weights from the first run
+  pair.step();
+  EXPECT_THAT(pair.keys(), testing::ElementsAre("bias", "bias#2", "weight", "weight#2"));
+  const StateDict both = pair.mode.state_dict();
+  EXPECT_TRUE(at::equal(master_weights_of(StateReader(both)).at("weight#2"),
+                        pair.optimizer_of_first.param_groups()[0].params()[0]));
+}
+
+TEST(TrueDtype, AMasterWeightHasTheNameInTheModuleConvertedLast) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  torch::nn::Sequential outer(o2.net);
+  o2.mode.convert_module(*outer);
+  EXPECT_EQ(o2.mode.parameter_name(o2.net->weight), "0.weight");
+  EXPECT_EQ(o2.mode.parameter_name(main_params(o2.optimizer)[0]), "0.weight");
+  const StateDict state = o2.mode.state_dict();
+  EXPECT_TRUE(StateReader(state).at("master_weights").find("0.weight"));
+}
+
+TEST(TrueDtype, MasterWeightsTakeOverWhatIsWrittenThroughData) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  for (int i = 0; i < 4; ++i) {
+    o2.step(2);
+    o2.net->weight.data().clamp_(-1, 1);  // as WGAN does
+  }
+  o2.step(-0.5);
+  EXPECT_EQ(o2.weight(), -0.5);
+}
+
 TEST(TrueDtype, MasterWeightsTakeOverWhatIsWrittenIntoTheModel) {
   O2 o2;
   o2.mode.setup_optimizer(o2.optimizer);
@@ -194,7 +292,8 @@ TEST(TrueDtype, MasterWeightsRefuseLbfgs) {
   TrueDtype mode(at::kBFloat16, {.master_weights = true});
   mode.convert_module(*net);
   torch::optim::LBFGS lbfgs(net->parameters(), 0.1);
-  mode.setup_optimizer(lbfgs);
+  EXPECT_THROW(mode.setup_optimizer(lbfgs), c10::TypeError);
+  EXPECT_TRUE(lbfgs.param_groups()[0].params()[0].is_same(net->weight));
   EXPECT_THROW(mode.optimizer_step(lbfgs, [] { return torch::ones({}); }), c10::TypeError);
 }
 

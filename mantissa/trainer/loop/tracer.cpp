@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <fmt/format.h>
 #include <string>
 #include <utility>
 
@@ -14,12 +15,6 @@
 
 namespace mantissa {
 namespace {
-
-/// The fixed loss scale; unset if there is none or if it is dynamic.
-std::optional<std::string> fixed_loss_scale(const TrainerOptions& options) {
-  const auto& given = options.precision_options.loss_scale;
-  return given && *given != "dynamic" && *given != "none" ? given : std::nullopt;
-}
 
 /// Sync: reads one number; if that is not finite, two numbers of each gradient.
 bool gradients_are_finite(torch::optim::Optimizer& optimizer) {
@@ -128,8 +123,8 @@ void Tracer::report(int64_t batch_index) {
       "batch " + std::to_string(batch_index) + " of epoch " + std::to_string(progress_.now().epoch) + ": ";
   const bool is_scale =
       origin_->cause == NonFiniteCause::kLossScale || origin_->cause == NonFiniteCause::kAccumulation;
-  const std::optional<std::string> fixed = fixed_loss_scale(options_);
-  if (is_scale && precision_.traits().scales_loss && !fixed) {
+  const bool is_fixed = precision_.is_loss_scale_fixed();
+  if (is_scale && precision_.traits().scales_loss && !is_fixed) {
     if (++overflows_in_a_row_ % TrainerOptions::kOverflowsInARow != 0) {
       if (std::exchange(has_warned_of_scale_, true)) return;
       TORCH_WARN(where, "the step was skipped, since ",
@@ -144,11 +139,11 @@ void Tracer::report(int64_t batch_index) {
     origin_->cure = std::to_string(overflows_in_a_row_) +
                     " steps in a row were skipped, each at a lower scale: the cause is this operation, not "
                     "the scale. Run it in float32, or train in bf16, whose range is float32's";
-  } else if (is_scale && fixed) {
-    origin_->cure =
-        "the loss scale is fixed at " + *fixed +
-        " (--loss-scale, PrecisionOptions::loss_scale), which is too high for this gradient: give a "
-        "lower one, or dynamic, which finds it by itself";
+  } else if (is_scale && is_fixed) {
+    origin_->cure = fmt::format(
+        "the loss scale is fixed at {} (--loss-scale, PrecisionOptions::loss_scale), which is too high for "
+        "this gradient: give a lower one, or dynamic, which finds it by itself",
+        precision_.loss_scale().item<double>());
   } else if (is_scale) {
     origin_->cure =
         "the loss is not scaled, so this gradient is too large by itself: clamp the values that produce it, "

@@ -9,6 +9,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/precision/registry.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa::tracer_test {
@@ -148,13 +149,18 @@ TEST(Tracer, ManyOverflowsInARowAreAFault) {
 }
 
 TEST(Tracer, AFixedScaleIsNamedWithItsFlag) {
-  OneWeight task(plain);
-  const auto warnings =
-      warnings_of(task, 2, {.precision = "16-mixed", .precision_options = {.loss_scale = "131072"}});
-  ASSERT_EQ(warnings.size(), 2);
-  EXPECT_THAT(warnings[1], HasSubstr("batch 1 of epoch 0: again backward: aten::"));
-  EXPECT_THAT(warnings[0], HasSubstr("Cure: the loss scale is fixed at 131072 (--loss-scale"));
-  EXPECT_THAT(warnings[0], Not(HasSubstr("backs off")));
+  const PrecisionOptions fixed{.loss_scale = "1048576"};
+  for (const bool is_plugin : {false, true}) {
+    SCOPED_TRACE(is_plugin);
+    TrainerOptions options{.precision = "16-mixed", .precision_options = fixed};
+    if (is_plugin) options = {.precision_plugin = make_precision("16-mixed", at::kCPU, fixed)};
+    OneWeight task(plain);
+    const auto warnings = warnings_of(task, 2, options);
+    ASSERT_EQ(warnings.size(), 2);
+    EXPECT_THAT(warnings[1], HasSubstr("batch 1 of epoch 0: again backward: aten::"));
+    EXPECT_THAT(warnings[0], HasSubstr("Cure: the loss scale is fixed at 1048576 (--loss-scale"));
+    EXPECT_THAT(warnings[0], Not(HasSubstr("lowers the scale by itself")));
+  }
 }
 
 TEST(Tracer, WithoutAScaleNoneIsBlamed) {

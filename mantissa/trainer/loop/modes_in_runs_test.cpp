@@ -1,0 +1,99 @@
+// Tests what a mode keeps from one fit to the next, and what it refuses before a fit begins.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <map>
+#include <memory>
+#include <string>
+
+#include <torch/torch.h>
+
+#include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/test_support_internal.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa::modes_in_runs_test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Key;
+
+/// The weight of a OneWeight, in a module where it has another name.
+struct Wrapped : OneWeight {
+  explicit Wrapped(const torch::nn::Linear& of) { net = of; }
+  torch::nn::Module& module() override {
+    if (outer->is_empty()) outer->push_back(net);
+    return *outer;
+  }
+  torch::nn::Sequential outer;
+};
+
+class ModesInRuns : public InFolder {
+ protected:
+  TrainerOptions options(const std::string& precision, const PrecisionOptions& of_mode = {}) {
+    TrainerOptions options{.precision = precision, .precision_options = of_mode, .device = "cpu"};
+    options.callbacks = {std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_})};
+    return options;
+  }
+  std::map<std::string, at::Tensor> saved_masters() {
+    const Checkpoint saved = load_newest(folder_).value().checkpoint;
+    return master_weights_of(StateReader(saved.state).at("precision").at("state"));
+  }
+};
+
+TEST_F(ModesInRuns, ACheckpointHasTheNamesOfItsOwnRun) {
+  const TrainerOptions masters = options("bf16-true", {.master_weights = true});
+  Trainer trainer(masters);
+  OneWeight task;
+  ListLoader train = loader_of({1});
+  trainer.fit(task, train);
+  Wrapped wrapped(task.net), rest{OneWeight().net};
+  trainer.fit(wrapped, train);
+  EXPECT_THAT(saved_masters(), ElementsAre(Key("0.weight")));
+  Trainer(masters).fit(rest, train, nullptr, folder_);
+  EXPECT_EQ(rest.weight(), wrapped.weight());
+}
+
+TEST_F(ModesInRuns, ACheckpointHasTheMasterWeightsOfItsOwnRunOnly) {
+  const TrainerOptions masters = options("bf16-true", {.master_weights = true});
+  Trainer trainer(masters);
+  OneWeight task, second, rest;
+  ListLoader train = loader_of({1}), other = loader_of({3});
+  trainer.fit(task, train);
+  trainer.fit(second, other);
+  EXPECT_EQ(saved_masters().at("weight").item<float>(), -3);
+  Trainer(masters).fit(rest, other, nullptr, folder_);
+  EXPECT_EQ(rest.weight(), -3);
+}
+
+TEST_F(ModesInRuns, ARunResumedWithoutAScaleStartsAtTheInitialOne) {
+  OneWeight task, unscaled, resumed;
+  ListLoader train = loader_of({kInf, 1}), clean = loader_of({1});
+  Trainer trainer({.precision = "16-mixed", .device = "cpu"});
+  trainer.fit(task, train);
+  EXPECT_EQ(next_scale(trainer.precision()), 32768) << "kept for a fit that is not resumed, as in Lightning";
+  Trainer(options("32-true")).fit(unscaled, clean);
+  testing::internal::CaptureStderr();
+  trainer.fit(resumed, clean, nullptr, folder_);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the scale starts at its initial value"));
+  EXPECT_EQ(next_scale(trainer.precision()), 65536);
+}
+
+TEST_F(ModesInRuns, LbfgsIsRefusedBeforeTheSanityValidation) {
+  struct Lbfgs : OneWeight {
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::LBFGS>(net->parameters(), 1.0)}};
+    }
+  };
+  for (const char* mode : {"16-mixed", "O2"}) {
+    Lbfgs task;
+    ListLoader train = loader_of({1}), val = loader_of({1});
+    const auto fit = [&] { Trainer({.precision = mode, .device = "cpu"}).fit(task, train, &val); };
+    EXPECT_THAT(error_of(fit), HasSubstr("LBFGS evaluates its loss several times a step")) << mode;
+    EXPECT_EQ(task.trace, "") << mode;
+  }
+}
+
+}  // namespace
+}  // namespace mantissa::modes_in_runs_test
