@@ -208,6 +208,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
       record.stage != GradientStage::kStepped,
       "GradScaler::step: step() has already been called since the last update(); call update() once at the "
       "end of every iteration");
+  check_not_mixed("step", record);
   auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer);
   bool overflowed = false;
   if (scaling != nullptr) {
@@ -248,7 +249,7 @@ StepResult GradScaler::last_step(const torch::optim::Optimizer& optimizer) const
     const auto first_nonfinite = [weak = std::weak_ptr(record), name = options_.parameter_name] {
       const auto alive = weak.lock();
       // Gradients of a later backward pass say nothing about that step.
-      if (!alive || !(alive->stepped == alive->gradients())) return std::string();
+      if (!alive || !alive->has_gradients(alive->stepped)) return std::string();
       for (const auto& named : alive->named_parameters(name))
         if (!find_nonfinite_gradients({named}).empty()) return named.first;
       return std::string();

@@ -32,7 +32,8 @@ enum class GradientStage {
   kScaled,    ///< as the backward pass left them
   kChecked,   ///< checked for inf and nan, perhaps clipped, and still scaled: the step will unscale them
   kUnscaled,  ///< in the loss's own units
-  kStepped    ///< used by a step, or dropped by it
+  kMixed,   ///< a backward pass has added scaled gradients to checked or unscaled ones: no step can use them
+  kStepped  ///< used by a step, or dropped by it
 };
 
 struct GradScalerOptions {
@@ -208,18 +209,33 @@ class GradScaler {
   /// The following functions replace update() in a loop that does not say where an iteration ends, such as
   /// the loop around a Precision. The gradients themselves show what has happened to them.
   ///
-  /// Call begin_backward() before each backward pass. It ends the iteration if a step was taken and no
-  /// optimizer still waits for its step. If an optimizer's unscaled gradients were written again since the
-  /// last backward pass, the loop has left that optimizer out; its gradients count as new.
+  /// Call begin_backward() before each backward pass and end_backward() after it. What is written to gradients
+  /// between the two counts as computed by that pass; what the loop writes at another time, for example to
+  /// clip gradients, does not. Without end_backward(), the pass ends at the next begin_backward(). If hooks of
+  /// the loop may write to gradients between begin_backward() and the pass, call restart_backward() after
+  /// them.
+  ///
+  /// begin_backward() ends the iteration if a step was taken and no optimizer still waits for its step. If the
+  /// gradients of an optimizer that waits were cleared and computed anew, the loop has left that optimizer
+  /// out; its gradients count as new. If a backward pass has added to them instead, begin_step(), step() and
+  /// clipping refuse the sum.
+  /// Sync:    none, unless a backward pass has written gradients of an optimizer that waits; the host then
+  ///          reads whether they were 0 before.
+  /// Threads: the backward pass may accumulate on any threads.
   void begin_backward();
+  void restart_backward();
+  void end_backward();
   /// Call end_iteration() when the loop has ended. It ends the iteration if a step was taken in it, and drops
   /// what was recorded about gradients that still wait for their step. abandon_iteration() drops everything
   /// that this iteration has found, and does not move the scale.
   void end_iteration();
   void abandon_iteration();
   /// Call begin_step() before the first look at the gradients of `optimizer`. It ends the iteration if
-  /// `optimizer` has already stepped in it: the loop has left out the optimizers that still wait. If
-  /// gradients of `optimizer` were written again since they were last checked, they count as new.
+  /// `optimizer` has already stepped in it; gradients of other optimizers that still wait belong to the next
+  /// one. If gradients of `optimizer` were cleared and computed anew since they were last checked, they count
+  /// as new.
+  /// Errors: c10::Error if a backward pass has added to gradients that were already unscaled or clipped
+  ///         (kMixed). Nothing has changed then.
   void begin_step(const torch::optim::Optimizer& optimizer);
   /// Returns the stage of the gradients that `optimizer` has now, also across iterations: gradients that a
   /// step has used stay kStepped until a backward pass writes new ones.
@@ -296,6 +312,7 @@ class GradScaler {
   void create_state(at::Device device);
   void check_initialized(const char* function) const;
   void check_usable(const char* function, const torch::optim::Optimizer& optimizer) const;
+  static void check_not_mixed(const char* function, const GradientRecord& record);
   static void check_factors(const char* function, const GradScalerOptions& options);
   /// Returns null if nothing was recorded about `optimizer`.
   GradientRecord* find_record(const torch::optim::Optimizer& optimizer) const;
@@ -325,6 +342,10 @@ class GradScaler {
   GradScalerState state_of(const Scale& scale) const;
   /// Whether a step was taken in this iteration and the iteration has not ended.
   bool update_is_due() const;
+  /// Whether a gradient of a step in this iteration overflowed; undefined if none was checked.
+  at::Tensor found_inf_of_steps() const;
+  /// If an update is due, ends the iteration of those that have stepped. Gradients that wait for their step keep waiting.
+  void end_steps();
   static bool has_overflowed(const GradientRecord& record);
   bool warns_at(int64_t skips) const;
   std::string nonfinite_gradients(const GradientRecord& record) const;

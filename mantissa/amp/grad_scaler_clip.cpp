@@ -59,6 +59,7 @@ StepSupportsAmpScaling* GradScaler::unscale_or_check(torch::optim::Optimizer& op
   if (!is_enabled()) return nullptr;
   check_usable("clip_grad", optimizer);
   GradientRecord& record = record_of(optimizer);
+  check_not_mixed("clip_grad", record);
   if (record.stage == GradientStage::kUnscaled) return nullptr;
   auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer);
   if (record.stage == GradientStage::kScaled && scaling != nullptr && has_fp16_gradients(optimizer)) {

@@ -15,31 +15,48 @@ void GradScaler::begin_backward() {
   bool one_waits = false;
   for (const auto& record : records_) {
     if (!record->awaits_step()) continue;
-    const GradientFingerprint now = record->gradients();
-    if (record->before_backward.empty()) record->before_backward = now;
-    // The loop has left out an optimizer if its gradients were written again, or are gone with its
-    // parameters.
-    if (record->is_dead() || !(record->before_backward == now)) record->reset_iteration();
-    one_waits = one_waits || record->awaits_step();
+    const GradientStage stage = record->stage_now();
+    // The loop has left out an optimizer that has new gradients, or whose parameters are gone.
+    if (record->is_dead() || stage == GradientStage::kScaled) {
+      record->reset_iteration();
+    } else {
+      record->begin_backward();
+      one_waits = one_waits || stage != GradientStage::kMixed;  // a mixture is never stepped
+    }
   }
-  if (update_is_due() && !one_waits) update();
+  if (!one_waits) end_steps();
+}
+
+void GradScaler::restart_backward() {
+  for (const auto& record : records_)
+    if (record->awaits_step()) record->restart_backward();
+}
+
+void GradScaler::end_backward() {
+  for (const auto& record : records_) record->end_backward();
 }
 
 void GradScaler::begin_step(const torch::optim::Optimizer& optimizer) {
   GradientRecord* const record = is_enabled() ? find_record(optimizer) : nullptr;
   if (!record) return;
-  if (record->awaits_step() && gradient_stage(optimizer) == GradientStage::kScaled) record->reset_iteration();
-  if (record->stage == GradientStage::kStepped) end_iteration();
+  check_not_mixed("begin_step", *record);
+  if (record->awaits_step() && record->stage_now() == GradientStage::kScaled) record->reset_iteration();
+  if (record->stage == GradientStage::kStepped) end_steps();
+}
+
+void GradScaler::check_not_mixed(const char* function, const GradientRecord& record) {
+  TORCH_CHECK(
+      !record.awaits_step() || record.stage_now() != GradientStage::kMixed, "GradScaler::", function,
+      ": a backward pass has added scaled gradients to gradients that were already unscaled or "
+      "clipped, so no step can use the sum; run all backward passes of a step before its gradients "
+      "are unscaled or clipped, or drop them with optimizer.zero_grad() before the next backward pass");
 }
 
 GradientStage GradScaler::gradient_stage(const torch::optim::Optimizer& optimizer) const {
   const GradientRecord* record = find_record(optimizer);
-  if (!record || (record->stepped.empty() && !record->awaits_step())) return GradientStage::kScaled;
-  const GradientFingerprint now = record->gradients();
-  if (record->stepped == now) return GradientStage::kStepped;
-  // Other optimizers' backward passes do not change gradients that wait for their step.
-  const bool are_those = record->before_backward.empty() || record->before_backward == now;
-  return record->awaits_step() && are_those ? record->stage : GradientStage::kScaled;
+  if (!record) return GradientStage::kScaled;
+  if (record->awaits_step()) return record->stage_now();
+  return record->has_gradients(record->stepped) ? GradientStage::kStepped : GradientStage::kScaled;
 }
 
 at::Tensor GradScaler::clip_divisor(const torch::optim::Optimizer& optimizer) const {
@@ -59,9 +76,10 @@ void GradScaler::restore_gradient_stage(const torch::optim::Optimizer& optimizer
   record.reset_iteration();
   // Gradients of an earlier iteration: the scale has already moved with their step.
   record.stepped = stage == GradientStage::kStepped ? record.gradients() : GradientFingerprint();
-  if (stage != GradientStage::kChecked && stage != GradientStage::kUnscaled) return;
+  if (stage == GradientStage::kScaled || stage == GradientStage::kStepped) return;
   check(optimizer, record);
-  record.stage = stage;
+  record.stage = stage == GradientStage::kMixed ? GradientStage::kUnscaled : stage;
+  if (stage == GradientStage::kMixed) record.mark_as_mixed();
   if (clip_divisor.defined())
     record.clip_divisor = on_device(clip_divisor.reshape({}).to(at::kFloat), scale_.value.device()).clone();
 }
@@ -79,7 +97,32 @@ void GradScaler::end_iteration() {
   if (!is_enabled()) return;
   for (const auto& record : records_)
     if (record->awaits_step()) record->reset_iteration();
-  if (update_is_due()) update();
+  end_steps();
+}
+
+at::Tensor GradScaler::found_inf_of_steps() const {
+  PerDevice flags;
+  for (const auto& record : records_)
+    if (record->stage == GradientStage::kStepped)
+      flags.insert(flags.end(), record->found_inf.begin(), record->found_inf.end());
+  return sum_on_scale_device(flags);
+}
+
+void GradScaler::end_steps() {
+  if (!update_is_due()) return;
+  const bool one_stays_scaled = std::any_of(records_.begin(), records_.end(), [](const auto& record) {
+    return record->stage == GradientStage::kChecked;
+  });
+  const at::Tensor before = one_stays_scaled ? scale_.value.clone() : at::Tensor();
+  const at::Tensor found_inf = found_inf_of_steps();
+  if (found_inf.defined()) move(scale_, found_inf);
+  for (const auto& record : records_) {
+    if (record->stage == GradientStage::kStepped) record->reset_iteration();
+    // The step will divide by the new scale gradients that carry the old one.
+    if (record->stage != GradientStage::kChecked) continue;
+    const at::Tensor ratio = before / scale_.value;
+    record->clip_divisor = record->clip_divisor.defined() ? record->clip_divisor * ratio : ratio;
+  }
 }
 
 }  // namespace mantissa

@@ -60,7 +60,7 @@ GradScalerState GradScaler::next_state_dict() const {
   Scale next = scale_;
   for (at::Tensor* tensor : {&next.value, &next.growth_tracker, &next.hysteresis_tracker})
     if (tensor->defined()) *tensor = tensor->clone();
-  move(next, any_found_inf());
+  if (const at::Tensor found_inf = found_inf_of_steps(); found_inf.defined()) move(next, found_inf);
   return state_of(next);
 }
 

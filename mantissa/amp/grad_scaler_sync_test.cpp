@@ -116,6 +116,24 @@ TEST(GradScaler, GS45_GS54_AnIterationOfSelfUnscalingOptimizersReadsNothing) {
   }
 }
 
+TEST(GradScaler, GradientsThatWaitThroughAnotherBackwardPassAreNotReadOnTheHost) {
+  auto scaler = used_scaler();
+  const auto waits = with_grad({8.F}, at::kHalf), other = with_grad({8.F});
+  KernelSgd a({waits}, 0.5), b({other}, 0.5);
+  HostReads reads;
+  scaler.clip_grad_norm_(a, 1.0);
+  scaler.begin_backward();
+  scaler.scale(other.sum()).backward();
+  scaler.end_backward();
+  scaler.clip_grad_value_(a, 1.0);
+  for (KernelSgd* each : {&a, &b}) {
+    scaler.begin_step(*each);
+    scaler.step(*each);
+  }
+  scaler.begin_backward();
+  EXPECT_EQ(reads.count(), 0);
+}
+
 /// Records the addresses of one operator's arguments, for every call in this scope.
 class Addresses {
  public:

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <c10/util/StringUtil.h>
 #include <torch/optim/optimizer.h>
@@ -16,16 +17,16 @@ size_t count_parameters(const torch::optim::Optimizer& optimizer) {
   return count;
 }
 
-}  // namespace
-
-GradientFingerprint::GradientFingerprint(const std::vector<at::Tensor>& parameters) {
-  gradients_.reserve(parameters.size());
-  for (const at::Tensor& parameter : parameters) {
-    const at::Tensor gradient = parameter.defined() ? parameter.grad() : at::Tensor();
-    gradients_.emplace_back(WeakTensor(gradient.getIntrusivePtr()),
-                            gradient.defined() ? static_cast<uint32_t>(gradient._version()) : 0);
-  }
+/// `parameter` may be gone.
+at::Tensor gradient_of(const at::Tensor& parameter) {
+  return parameter.defined() ? parameter.grad() : at::Tensor();
 }
+
+uint32_t version_of(const at::Tensor& gradient) {
+  return gradient.defined() ? static_cast<uint32_t>(gradient._version()) : 0;
+}
+
+}  // namespace
 
 GradientRecord::GradientRecord(const torch::optim::Optimizer& of) : optimizer(&of) {
   for (size_t group = 0; group < of.param_groups().size(); ++group) {
@@ -51,12 +52,76 @@ bool GradientRecord::is_dead() const {
                      [](const Parameter& parameter) { return parameter.tensor.expired(); });
 }
 
-GradientFingerprint GradientRecord::gradients() const {
+std::vector<at::Tensor> GradientRecord::parameters() const {
   std::vector<at::Tensor> alive;
   alive.reserve(parameters_.size());
   for (const Parameter& parameter : parameters_) alive.emplace_back(parameter.tensor.lock());
-  return GradientFingerprint(alive);
+  return alive;
 }
+
+GradientFingerprint GradientRecord::gradients() const {
+  GradientFingerprint all;
+  all.reserve(parameters_.size());
+  for (const at::Tensor& gradient : current_gradients())
+    all.emplace_back(gradient.getIntrusivePtr(), version_of(gradient));
+  return all;
+}
+
+std::vector<at::Tensor> GradientRecord::current_gradients() const {
+  std::vector<at::Tensor> all = parameters();
+  for (at::Tensor& tensor : all) tensor = gradient_of(tensor);
+  return all;
+}
+
+// Most questions are answered by the first parameter, whose gradient is a new tensor in each iteration.
+bool GradientRecord::has_gradients(const GradientFingerprint& fingerprint) const {
+  if (fingerprint.empty() || fingerprint.size() != parameters_.size()) return false;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor gradient = gradient_of(at::Tensor(parameters_[i].tensor.lock()));
+    if (fingerprint[i].first._unsafe_get_target() != gradient.unsafeGetTensorImpl() ||
+        fingerprint[i].second != version_of(gradient))
+      return false;
+  }
+  return true;
+}
+
+GradientStage GradientRecord::stage_now() const {
+  if (!watch_ && origins_.empty()) return stage;
+  const std::vector<at::Tensor> now = current_gradients();
+  const std::vector<GradientOrigin> from = origins(now);
+  bool any_checked = false, any_new = false;
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (!now[i].defined()) continue;
+    if (from[i] == GradientOrigin::kMixed) return GradientStage::kMixed;
+    any_checked = any_checked || from[i] == GradientOrigin::kChecked;
+    any_new = any_new || from[i] == GradientOrigin::kNew;
+  }
+  if (any_checked && any_new) return GradientStage::kMixed;
+  return any_new ? GradientStage::kScaled : stage;
+}
+
+std::vector<GradientOrigin> GradientRecord::origins(const std::vector<at::Tensor>& gradients) const {
+  std::vector<GradientOrigin> from = origins_;
+  from.resize(gradients.size(), GradientOrigin::kChecked);
+  return watch_ ? watch_->origins(gradients, std::move(from)) : from;
+}
+
+void GradientRecord::begin_backward() {
+  end_backward();
+  restart_backward();
+}
+
+void GradientRecord::restart_backward() { watch_.emplace(parameters()); }
+
+void GradientRecord::end_backward() {
+  if (!watch_) return;
+  origins_ = origins(current_gradients());
+  watch_.reset();
+  const auto is_checked = [](GradientOrigin from) { return from == GradientOrigin::kChecked; };
+  if (std::all_of(origins_.begin(), origins_.end(), is_checked)) origins_.clear();
+}
+
+void GradientRecord::mark_as_mixed() { origins_.assign(parameters_.size(), GradientOrigin::kMixed); }
 
 std::vector<std::pair<std::string, at::Tensor>> GradientRecord::named_parameters(
     const std::function<std::string(const at::Tensor&)>& name) const {
@@ -76,7 +141,8 @@ void GradientRecord::reset_iteration() {
   found_inf.clear();
   clip_divisor.reset();
   nonfinite.clear();
-  before_backward = {};
+  origins_.clear();
+  watch_.reset();
 }
 
 }  // namespace mantissa

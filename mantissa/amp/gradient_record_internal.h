@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,24 +10,14 @@
 #include <ATen/core/Tensor.h>
 
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/amp/gradient_watch_internal.h"
 
 namespace mantissa {
 
 /// Identifies the gradients of parameters: which tensors they are, and how often each was written in place.
 /// It holds them weakly, so that zero_grad() frees their memory.
-class GradientFingerprint {
- public:
-  /// The fingerprint of no parameters.
-  GradientFingerprint() = default;
-  explicit GradientFingerprint(const std::vector<at::Tensor>& parameters);
-
-  bool empty() const { return gradients_.empty(); }
-  bool operator==(const GradientFingerprint& other) const = default;
-
- private:
-  using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
-  std::vector<std::pair<WeakTensor, uint32_t>> gradients_;
-};
+using GradientFingerprint =
+    std::vector<std::pair<c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>, uint32_t>>;
 
 /// Everything that a GradScaler knows about one optimizer's gradients.
 struct GradientRecord {
@@ -37,13 +28,23 @@ struct GradientRecord {
   bool belongs_to(const torch::optim::Optimizer& other) const;
   /// Whether all its parameters have been destroyed.
   bool is_dead() const;
-  /// The gradients that its parameters have now.
+  /// The gradients that its parameters have now, and whether they are those of `fingerprint`.
   GradientFingerprint gradients() const;
+  bool has_gradients(const GradientFingerprint& fingerprint) const;
   /// Returns its living parameters, named by `name` or as "group 0, parameter 3".
   std::vector<std::pair<std::string, at::Tensor>> named_parameters(
       const std::function<std::string(const at::Tensor&)>& name) const;
   /// Whether the gradients have been checked and their step is still to come.
   bool awaits_step() const { return stage == GradientStage::kChecked || stage == GradientStage::kUnscaled; }
+  /// For gradients that wait for their step: their stage after what backward passes have done to them.
+  GradientStage stage_now() const;
+  /// Observes the backward pass that begins; the observation ends with it, or with the next one. A restart
+  /// ignores what was written since it began.
+  void begin_backward();
+  void restart_backward();
+  void end_backward();
+  /// Makes stage_now() return kMixed until all gradients have been cleared.
+  void mark_as_mixed();
   /// Forgets what this iteration found.
   void reset_iteration();
 
@@ -57,8 +58,6 @@ struct GradientRecord {
   /// For the warning: the gradients that held inf or nan before clipping, because clipping spreads or hides
   /// those.
   std::string nonfinite{};
-  /// For gradients that wait for their step: their fingerprint when the next backward pass began.
-  GradientFingerprint before_backward{};
 
   /// The gradients that the last step used, and whether an overflow kept it from changing anything: 0-dim, on
   /// the scale's device. Both survive the end of an iteration.
@@ -67,11 +66,18 @@ struct GradientRecord {
   int64_t skips_in_a_row = 0;
 
  private:
+  /// Undefined for those that are gone.
+  std::vector<at::Tensor> parameters() const;
+  std::vector<at::Tensor> current_gradients() const;
+  std::vector<GradientOrigin> origins(const std::vector<at::Tensor>& gradients) const;
+
   struct Parameter {
     c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl> tensor;
     size_t group, number;
   };
   std::vector<Parameter> parameters_;
+  std::vector<GradientOrigin> origins_;  ///< when the last observed backward pass ended; empty: all kChecked
+  std::optional<GradientWatch> watch_;   ///< of the backward pass that is running
 };
 
 }  // namespace mantissa

@@ -24,6 +24,7 @@ GradScaler scaler() { return GradScaler(at::kCPU, {.init_scale = 4, .growth_inte
 void backward(GradScaler& scaler, const at::Tensor& loss) {
   scaler.begin_backward();
   scaler.scale(loss).backward();
+  scaler.end_backward();
 }
 
 TEST(GradientStage, FollowsTheGradientsThemselves) {
@@ -79,23 +80,137 @@ TEST(GradientStage, WaitsThroughAnotherOptimizersBackwardPass) {
   EXPECT_EQ(s.get_scale(), 8) << "one iteration";
 }
 
-TEST(GradientStage, GradientsWrittenAnewStartAfresh) {
-  for (const bool is_cleared : {true, false}) {
-    GradScaler s = scaler();
-    Net net;
+TEST(GradientStage, OfClearedAndRecomputedGradientsStartsAfresh) {
+  GradScaler s = scaler();
+  Net net;
+  backward(s, net.w.sum());
+  s.begin_step(net.sgd);
+  s.unscale_(net.sgd);
+  net.sgd.zero_grad();
+  for (int i = 0; i < 2; ++i) {
     backward(s, net.w.sum());
-    s.begin_step(net.sgd);
-    s.unscale_(net.sgd);
-    if (is_cleared) net.sgd.zero_grad();
-    backward(s, net.w.sum());
-    EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
-    s.begin_step(net.sgd);
-    EXPECT_NO_THROW(s.unscale_(net.sgd)) << "the record was reset";
-    EXPECT_EQ(s.get_scale(), 4) << "a step that was never taken does not move the scale";
+    EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled) << i;
+  }
+  s.begin_step(net.sgd);
+  EXPECT_NO_THROW(s.unscale_(net.sgd)) << "the record was reset";
+  EXPECT_EQ(net.w.grad()[0].item<float>(), 2);
+  EXPECT_EQ(s.get_scale(), 4) << "a step that was never taken does not move the scale";
+}
+
+TEST(GradientStage, TheLoopsOwnWritesAreNoBackwardPass) {
+  GradScaler s = scaler();
+  Net net, other;
+  backward(s, net.w.sum());
+  s.begin_step(net.sgd);
+  s.unscale_(net.sgd);
+  backward(s, other.w.sum());
+  net.w.grad().mul_(0.5);
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled);
+  backward(s, other.w.sum());
+  net.w.mutable_grad() = net.w.grad() * 0.5;
+  s.begin_step(net.sgd);
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled);
+  s.step(net.sgd);
+  EXPECT_EQ(net.w[0].item<float>(), 1 - 0.5F * 0.25F);
+}
+
+TEST(GradientStage, WhatHooksWriteBeforeThePassIsNotOfThePass) {
+  GradScaler s = scaler();
+  Net net, cleared;
+  backward(s, net.w.sum() + cleared.w.sum());
+  s.unscale_(net.sgd);
+  s.unscale_(cleared.sgd);
+  s.begin_backward();
+  net.w.grad().mul_(0.5);
+  cleared.sgd.zero_grad();
+  s.restart_backward();
+  s.scale(cleared.w.sum()).backward();
+  s.end_backward();
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled);
+  EXPECT_EQ(s.gradient_stage(cleared.sgd), GradientStage::kScaled);
+}
+
+TEST(GradientStage, OfViewsOfOneBucketIsEachOptimizersOwn) {
+  GradScaler s = scaler();
+  Net a, b;
+  const at::Tensor bucket = torch::zeros({4});
+  a.w.mutable_grad() = bucket.narrow(0, 0, 2);
+  b.w.mutable_grad() = bucket.narrow(0, 2, 2);
+  backward(s, a.w.sum());
+  s.unscale_(a.sgd);
+  backward(s, b.w.sum());
+  EXPECT_EQ(s.gradient_stage(a.sgd), GradientStage::kUnscaled);
+  s.unscale_(b.sgd);
+  for (Net* net : {&a, &b}) {
+    s.begin_step(net->sgd);
+    EXPECT_TRUE(s.step(net->sgd));
+    EXPECT_EQ(net->w[0].item<float>(), 0.5);
   }
 }
 
-TEST(GradientStage, ASecondStepEndsTheIterationAndDropsThoseThatWait) {
+TEST(GradientStage, ASumOfUnscaledAndScaledGradientsIsRefusedUntilItIsCleared) {
+  GradScaler s = scaler();
+  Net net;
+  const auto refused = [&](const auto& call) { expect_error(call, "has added scaled gradients"); };
+  backward(s, net.w.sum());
+  s.unscale_(net.sgd);
+  backward(s, net.w.sum());
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kMixed);
+  refused([&] { s.begin_step(net.sgd); });
+  refused([&] { s.step(net.sgd); });
+  refused([&] { s.clip_grad_norm_(net.sgd, 1); });
+  backward(s, net.w.sum());
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kMixed);
+  EXPECT_EQ(net.w.grad()[0].item<float>(), 9) << "nothing has changed";
+  net.sgd.zero_grad();
+  backward(s, net.w.sum());
+  s.begin_step(net.sgd);
+  EXPECT_TRUE(s.step(net.sgd));
+  EXPECT_EQ(net.w[0].item<float>(), 0.5);
+}
+
+TEST(GradientStage, AFirstGradientBesideUnscaledOnesIsAMixture) {
+  GradScaler s = scaler();
+  const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
+  torch::optim::SGD sgd({a, b}, 0.5);
+  backward(s, a.sum());
+  s.unscale_(sgd);
+  backward(s, b.sum());
+  EXPECT_EQ(s.gradient_stage(sgd), GradientStage::kMixed);
+  a.mutable_grad() = at::Tensor();
+  EXPECT_EQ(s.gradient_stage(sgd), GradientStage::kScaled) << "only the new one is left";
+}
+
+TEST(GradientStage, AMixtureThatIsNeverSteppedHoldsNothingUp) {
+  GradScaler s = scaler();
+  Net mixed, net;
+  backward(s, mixed.w.sum());
+  s.unscale_(mixed.sgd);
+  backward(s, mixed.w.sum() + net.w.sum());
+  s.step(net.sgd);
+  net.sgd.zero_grad();
+  backward(s, net.w.sum());
+  EXPECT_EQ(s.get_scale(), 8);
+  EXPECT_EQ(s.gradient_stage(mixed.sgd), GradientStage::kMixed);
+}
+
+TEST(GradientStage, ALoopWithoutEndBackwardIsFollowedToo) {
+  GradScaler s = scaler();
+  Net net, other;
+  const auto backward = [&](const at::Tensor& loss) {
+    s.begin_backward();
+    s.scale(loss).backward();
+  };
+  backward(net.w.sum());
+  s.unscale_(net.sgd);
+  backward(other.w.sum());
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled);
+  net.sgd.zero_grad();
+  backward(net.w.sum());
+  EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
+}
+
+TEST(GradientStage, ASecondStepEndsTheIterationAndThoseThatWaitGoOnWaiting) {
   GradScaler s = scaler();
   Net fast, slow;
   backward(s, fast.w.sum() + slow.w.sum());
@@ -108,7 +223,29 @@ TEST(GradientStage, ASecondStepEndsTheIterationAndDropsThoseThatWait) {
   EXPECT_EQ(s.get_scale(), 4) << "one still waits";
   s.begin_step(fast.sgd);
   EXPECT_EQ(s.get_scale(), 8);
-  EXPECT_EQ(s.gradient_stage(slow.sgd), GradientStage::kScaled) << "left out";
+  EXPECT_EQ(s.gradient_stage(slow.sgd), GradientStage::kUnscaled);
+  s.begin_step(slow.sgd);
+  EXPECT_TRUE(s.step(slow.sgd));
+  EXPECT_EQ(slow.w[0].item<float>(), 0.5) << "not divided twice";
+}
+
+TEST(GradientStage, ClippedFp16GradientsKeepTheirDivisorWhileTheyWait) {
+  GradScaler s = scaler();
+  const at::Tensor p = with_grad({16.F}, at::kHalf);
+  KernelSgd waits({p}, 1.0);
+  Net other;
+  backward(s, other.w.sum());
+  s.clip_grad_norm_(waits, 1.0);  // from 16 / 4
+  s.step(other.sgd);
+  other.sgd.zero_grad();
+  backward(s, other.w.sum());
+  s.clip_grad_value_(waits, 100.0);
+  EXPECT_EQ(s.gradient_stage(waits), GradientStage::kChecked);
+  s.begin_step(other.sgd);
+  EXPECT_EQ(s.get_scale(), 8) << "the gradients that wait carry 4";
+  s.begin_step(waits);
+  s.step(waits);
+  EXPECT_NEAR(p.item<float>(), 0, 1e-3);
 }
 
 TEST(GradientStage, EndAndAbandonDifferInTheScale) {
@@ -193,6 +330,16 @@ TEST(RestoredGradientStage, UsedGradientsStayUsed) {
   EXPECT_EQ(again.loaded.get_scale(), 8) << "the saved state has already moved with that step";
 }
 
+TEST(RestoredGradientStage, AMixtureStaysRefused) {
+  GradScaler s = scaler();
+  Net net;
+  backward(s, net.w.sum());
+  s.unscale_(net.sgd);
+  backward(s, net.w.sum());
+  Loaded again(s, net);
+  EXPECT_EQ(again.loaded.gradient_stage(again.net.sgd), GradientStage::kMixed);
+}
+
 TEST(RestoredGradientStage, FindsAnOverflowAgain) {
   GradScaler s = scaler();
   Net net;
@@ -200,6 +347,19 @@ TEST(RestoredGradientStage, FindsAnOverflowAgain) {
   s.unscale_(net.sgd);
   Loaded again(s, net);
   EXPECT_FALSE(again.loaded.step(again.net.sgd));
+}
+
+TEST(RestoredGradientStage, TheSavedScaleHasMovedOnlyWithStepsThatWereTaken) {
+  GradScaler s = scaler();
+  Net stepped, waits;
+  backward(s, stepped.w.sum() + (waits.w * kInf).sum());
+  s.unscale_(waits.sgd);
+  s.step(stepped.sgd);
+  Loaded again(s, waits);
+  EXPECT_EQ(again.loaded.get_scale(), 8);
+  EXPECT_FALSE(again.loaded.step(again.net.sgd));
+  again.loaded.end_iteration();
+  EXPECT_EQ(again.loaded.get_scale(), 4);
 }
 
 TEST(RestoredGradientStage, OfClippedFp16GradientsHasTheirDivisor) {

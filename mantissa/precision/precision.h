@@ -144,7 +144,9 @@ class Precision {
 
   /// Brings gradients into the loss's own units, for code that reads them. A second call in a step changes
   /// nothing. Gradients of an optimizer that divides by the scale inside its step may stay scaled (see
-  /// are_gradients_scaled()).
+  /// are_gradients_scaled()). Run all backward passes of a step before this or clip_gradients().
+  /// Errors: c10::Error if the mode scales and backward() has added to gradients that were already unscaled
+  ///         or clipped; clip_gradients() and optimizer_step() throw it, too. zero_grad() ends that state.
   virtual void unscale_gradients(torch::optim::Optimizer& /*optimizer*/) {}
 
   /// Unscales, then clips by the norm over all parameters of `optimizer` or by value; does nothing if

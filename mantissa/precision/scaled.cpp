@@ -53,12 +53,22 @@ bool ScaledPrecision::are_gradients_scaled(const torch::optim::Optimizer& optimi
 void ScaledPrecision::backward(const at::Tensor& loss, const LossHook& before) {
   if (!scales()) return Precision::backward(loss, before);
   scaler_->begin_backward();
-  Precision::backward(scaler_->scale(loss), before);
+  Precision::backward(scaler_->scale(loss), [&](const at::Tensor& scaled) {
+    if (before) before(scaled);
+    scaler_->restart_backward();  // what a hook has written was not computed by this pass
+  });
+  scaler_->end_backward();
+}
+
+GradientStage ScaledPrecision::usable_stage(const torch::optim::Optimizer& optimizer) const {
+  const GradientStage stage = scaler_->gradient_stage(optimizer);
+  if (stage == GradientStage::kMixed) scaler_->begin_step(optimizer);  // throws
+  return stage;
 }
 
 void ScaledPrecision::unscale_gradients(torch::optim::Optimizer& optimizer) {
-  if (!scales() || !has_gradients(optimizer) || keeps_scale(optimizer)) return;
-  if (scaler_->gradient_stage(optimizer) != GradientStage::kScaled) return;
+  if (!scales() || !has_gradients(optimizer)) return;
+  if (usable_stage(optimizer) != GradientStage::kScaled || keeps_scale(optimizer)) return;
   if (!has_warned_about_fp16_ && has_fp16_gradients(optimizer)) {
     has_warned_about_fp16_ = true;
     TORCH_WARN(
@@ -76,7 +86,7 @@ at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, d
   if (clip_val <= 0 || !scales() || !has_gradients(optimizer))
     return Precision::clip_gradients(optimizer, clip_val, algorithm);
   const bool by_norm = algorithm == GradientClipAlgorithm::kNorm;
-  const GradientStage stage = scaler_->gradient_stage(optimizer);
+  const GradientStage stage = usable_stage(optimizer);
   if (stage == GradientStage::kStepped) return Precision::clip_gradients(optimizer, clip_val, algorithm);
   if (stage == GradientStage::kChecked || (stage == GradientStage::kScaled && keeps_scale(optimizer))) {
     scaler_->begin_step(optimizer);

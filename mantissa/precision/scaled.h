@@ -21,7 +21,8 @@ namespace mantissa {
 /// Numerics: fp16 gradients of an optimizer that does not divide by the scale inside its step are divided in
 ///           fp16, which loses what the scale has saved. This warns once.
 /// Threads: one at a time.
-/// Errors:  c10::TypeError for LBFGS with a scaler; c10::Error for a second step with the same gradients.
+/// Errors:  c10::TypeError for LBFGS with a scaler; c10::Error for a second step with the same gradients, and if
+///          backward() has added to gradients that were already unscaled or clipped.
 /// Source:  docs/grad-scaler.md.
 class ScaledPrecision : public Precision {
  public:
@@ -54,6 +55,8 @@ class ScaledPrecision : public Precision {
   bool scales() const { return scaler_ && scaler_->is_enabled(); }
   /// Whether the gradients of `optimizer` stay scaled until its step, which divides them (see Numerics).
   bool keeps_scale(const torch::optim::Optimizer& optimizer) const;
+  /// Errors: c10::Error for gradients that no step can use (GradientStage::kMixed).
+  GradientStage usable_stage(const torch::optim::Optimizer& optimizer) const;
   StepResult step_scaled(torch::optim::Optimizer& optimizer);
 
   std::unique_ptr<GradScaler> scaler_;

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "mantissa/amp/gradient_hooks.h"
+
+namespace mantissa {
+
+/// Where one gradient comes from, seen from the moment when all gradients of its optimizer were checked.
+enum class GradientOrigin : uint8_t {
+  kChecked,  ///< it was there then, or the loop has written it since
+  kNew,      ///< a backward pass has computed it since
+  kMixed,    ///< a backward pass has since added to one that was there
+  kZero      ///< it was set to 0, and no backward pass has written it since
+};
+
+/// Observes which gradients one backward pass writes. The version of a gradient alone does not show this:
+/// gradients that are views of one bucket share a version, and clipping writes gradients too. What happens
+/// before and after the pass therefore does not count, and gradients that share their version are observed by
+/// hooks.
+/// Sync:    origins() reads from the device whether gradients were 0, and only if the pass has written one of
+///          these parameters.
+/// Threads: the hooks run on the threads that accumulate; the functions here on the thread of the loop.
+class GradientWatch {
+ public:
+  /// `parameters`: undefined for those that are gone.
+  explicit GradientWatch(const std::vector<at::Tensor>& parameters);
+
+  /// Returns the origins of the gradients that the parameters have now; `from`: when this watch began.
+  std::vector<GradientOrigin> origins(const std::vector<at::Tensor>& gradients,
+                                      std::vector<GradientOrigin> from) const;
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Watched {
+    bool has_gradient;
+    WeakTensor gradient;
+    uint32_t version;
+    std::shared_ptr<std::atomic<bool>> is_accumulated;  ///< set by the hook; null without one
+    at::Tensor norm;                                    ///< 0-dim: 0 if all elements were 0
+  };
+  void add(const at::Tensor& parameter, const at::Tensor& gradient);
+  void measure(const std::vector<at::Tensor>& parameters);
+  static bool is_written(const Watched& watched, const at::Tensor& gradient);
+
+  std::vector<Watched> watched_;
+  std::vector<GradientHook> hooks_;
+};
+
+}  // namespace mantissa
