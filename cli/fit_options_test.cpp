@@ -24,7 +24,7 @@ TEST_F(Program, WrongWordsExitWithTwo) {
   expect_error(fit("--model gpt-tiny --data digits"), 2, {"cannot read", "mlp, convnet, resnet-tiny"});
   expect_error(fit("--data numbers"), 2, {"'numbers'", "digits, idx:DIR or text:FILE"});
   expect_error(fit("--data idx:"), 2, {"'idx:'"});
-  expect_error(fit("--optimizer adam"), 2, {"'adam'", "sgd, adamw"});
+  expect_error(fit("--optimizer adamx"), 2, {"'adamx'", "sgd, adamw"});
   expect_error(fit("--batch-size 0"), 2, {"--batch-size 0", "at least 1"});
   expect_error(fit("--batch-size many"), 2, {"--batch-size", "many"});
   expect_error(fit("--num-workers -1"), 2, {"--num-workers -1", "choose 0 (none) to 1024"});
@@ -395,7 +395,7 @@ TEST_F(Program, AWordThatIsNearlyOneIsReported) {
   expect_error(fit("--model resnet"), 2, {"did you mean 'resnet-tiny'?"});
   expect_error(fit("--data digit"), 2, {"did you mean 'digits'?"});
   expect_error(fit("--data txt:a"), 2, {"did you mean 'text'?"});
-  expect_error(fit("--optimizer adam"), 2, {"did you mean 'adamw'?"});
+  expect_error(fit("--optimizer adamx"), 2, {"did you mean 'adamw'?"});
   expect_error(fit("--logger tensorbord"), 2, {"did you mean 'tensorboard'?"});
   expect_error(fit("--callbacks PrecisonMonitor"), 2, {"did you mean 'PrecisionMonitor'?"});
   expect_error(fit("--loss-scale dynamc --precision 16-mixed"), 2, {"did you mean 'dynamic'?"});

@@ -7,6 +7,7 @@
 #include "cli/option_destination.h"
 #include "cli/option_parsers.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/precision/registry.h"
 
 namespace mantissa::cli {
 namespace {
@@ -36,7 +37,7 @@ std::vector<std::string> with(std::vector<std::string> names, const std::string&
 /// Returns Apex's levels.
 std::vector<std::string> levels() {
   std::vector<std::string> names = registered_names(Registry::kModes);
-  std::erase_if(names, [](const std::string& name) { return !name.starts_with('O'); });
+  std::erase_if(names, [](const std::string& name) { return !find_mode(name).historical; });
   return names;
 }
 
@@ -293,20 +294,20 @@ std::vector<Option> optimizer_options() {
        .group = kGroup,
        .to = to(&OptimizerSettings::momentum),
        .default_value = 0.9,
-       .help = "sgd: momentum",
+       .help = "SGD: momentum",
        .default_for_text = 0.0,
        .range = {{0, 1, "choose 0 to 1"}}},
       {.name = "beta1",
        .group = kGroup,
        .to = to(&OptimizerSettings::beta1),
        .default_value = 0.9,
-       .help = "adamw: decay of the mean gradient",
+       .help = "Adam and AdamW: decay of the mean gradient",
        .range = {{0, kBelowOne, "choose 0 or more, below 1"}}},
       {.name = "beta2",
        .group = kGroup,
        .to = to(&OptimizerSettings::beta2),
        .default_value = 0.95,
-       .help = "adamw: decay of the mean squared gradient",
+       .help = "Adam and AdamW: decay of the mean squared gradient",
        .range = {{0, kBelowOne, "choose 0 or more, below 1"}}},
       {.name = "weight_decay",
        .group = kGroup,

@@ -84,7 +84,7 @@ TEST_F(Plan, ModesThatTheOptionsDoNotFitAreLeftOutWithTheReason) {
       fit("--model mlp --precision 32-true --optimizer adamw --plan --max-steps 0 --json result.json");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.err,
-              HasSubstr("memory plan: 16-true is left out: AdamW cannot keep its state in fp16"));
+              HasSubstr("memory plan: 16-true is left out: --optimizer adamw cannot keep its state in fp16"));
   EXPECT_THAT(modes_of(json::parse(read(folder_ / "result.json"))),
               ElementsAre("32-true", "tf32-mixed", "64-true", "16-mixed", "bf16-mixed", "bf16-true"));
 }

@@ -120,11 +120,13 @@ void check_optimizer_state(const FitOptions& o) {
   if (o.precision() == "all" || !optimizer.squares_gradients || *o.optimizer_settings.stochastic_rounding)
     return;
   TORCH_CHECK_VALUE(
-      o.traits().gradients != Format::kFloat16,
-      "AdamW cannot keep its state in fp16, as --precision 16-true, O3 and O2 without master weights would "
-      "have it: its epsilon 1e-8 and small squared gradients are 0 there, so that updates become nan or "
-      "far too large; choose --optimizer fused-adamw --stochastic-rounding, --master-weights true, "
-      "--optimizer sgd, or --precision 16-mixed or bf16-true");
+      o.traits().gradients != Format::kFloat16, "--optimizer ", optimizer.name,
+      " cannot keep its state in fp16, as --precision 16-true, O3 and O2 without master weights would have "
+      "it: its epsilon ",
+      *optimizer.defaults.eps,
+      " and small squared gradients are 0 there, so that updates become nan or far too large; choose "
+      "--optimizer fused-adamw --stochastic-rounding, --master-weights true, --optimizer sgd, or --precision "
+      "16-mixed or bf16-true");
 }
 
 FitOptions resolve(const OptionValues& given) {

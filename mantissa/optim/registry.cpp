@@ -6,6 +6,7 @@
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/optim/adamw.h"
+#include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/sgd.h"
@@ -19,8 +20,13 @@ SGDOptions sgd_options(const OptimizerSettings& s) {
   return SGDOptions(*s.lr).momentum(*s.momentum).weight_decay(*s.weight_decay);
 }
 
-AdamWOptions adamw_options(const OptimizerSettings& s) {
-  return AdamWOptions(*s.lr).betas({*s.beta1, *s.beta2}).eps(*s.eps).weight_decay(*s.weight_decay);
+/// The options of Adam and, because `settings` are complete, of AdamW.
+AdamOptions adam_options(const OptimizerSettings& s) {
+  return AdamOptions(*s.lr).betas({*s.beta1, *s.beta2}).eps(*s.eps).weight_decay(*s.weight_decay);
+}
+
+AdagradOptions adagrad_options(const OptimizerSettings& s) {
+  return AdagradOptions(*s.lr).lr_decay(*s.lr_decay).eps(*s.eps).weight_decay(*s.weight_decay);
 }
 
 FusedOptions fused_options(const OptimizerSettings& s) {
@@ -31,16 +37,22 @@ Made make_sgd(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
   return std::make_unique<SGD>(std::move(parameters), sgd_options(s));
 }
 
-Made make_adamw(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
-  return std::make_unique<AdamW>(std::move(parameters), adamw_options(s));
+template <typename AdamOrAdamW>
+Made make_adam(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  return std::make_unique<AdamOrAdamW>(std::move(parameters), adam_options(s));
 }
 
 Made make_fused_sgd(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
   return std::make_unique<FusedSGD>(std::move(parameters), sgd_options(s), fused_options(s));
 }
 
-Made make_fused_adamw(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
-  return std::make_unique<FusedAdamW>(std::move(parameters), adamw_options(s), fused_options(s));
+template <typename AdamOrAdamW>
+Made make_fused_adam(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  return std::make_unique<AdamOrAdamW>(std::move(parameters), adam_options(s), fused_options(s));
+}
+
+Made make_fused_adagrad(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  return std::make_unique<FusedAdagrad>(std::move(parameters), adagrad_options(s), fused_options(s));
 }
 
 std::string settings_of(const OptimizerEntry& optimizer) {
@@ -62,13 +74,17 @@ const std::vector<OptimizerEntry>& optimizers() {
       {.name = "adamw",
        .summary = "Adam with decoupled weight decay",
        .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2},
-       .make = &make_adamw,
+       .make = &make_adam<AdamW>,
+       .squares_gradients = true},
+      {.name = "adam",
+       .summary = "Adam, whose weight decay is added to the gradient",
+       .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0},
+       .make = &make_adam<Adam>,
        .squares_gradients = true},
       {.name = "fused-sgd",
        .summary = "sgd in one kernel call, with stochastic rounding by choice",
        .defaults = {.lr = 1e-3, .momentum = 0, .weight_decay = 0, .stochastic_rounding = false},
-       .make = &make_fused_sgd,
-       .unscales_in_step = true},
+       .make = &make_fused_sgd},
       {.name = "fused-adamw",
        .summary = "adamw in one kernel call, with stochastic rounding by choice",
        .defaults = {.lr = 1e-3,
@@ -77,8 +93,22 @@ const std::vector<OptimizerEntry>& optimizers() {
                     .eps = 1e-8,
                     .weight_decay = 1e-2,
                     .stochastic_rounding = false},
-       .make = &make_fused_adamw,
-       .unscales_in_step = true,
+       .make = &make_fused_adam<FusedAdamW>,
+       .squares_gradients = true},
+      {.name = "fused-adam",
+       .summary = "adam in one kernel call, with stochastic rounding by choice",
+       .defaults = {.lr = 1e-3,
+                    .beta1 = 0.9,
+                    .beta2 = 0.999,
+                    .eps = 1e-8,
+                    .weight_decay = 0,
+                    .stochastic_rounding = false},
+       .make = &make_fused_adam<FusedAdam>,
+       .squares_gradients = true},
+      {.name = "fused-adagrad",
+       .summary = "Adagrad in one kernel call, with stochastic rounding by choice",
+       .defaults = {.lr = 1e-2, .eps = 1e-10, .weight_decay = 0, .lr_decay = 0, .stochastic_rounding = false},
+       .make = &make_fused_adagrad,
        .squares_gradients = true},
   };
   return table;

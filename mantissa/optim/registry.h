@@ -19,7 +19,8 @@ namespace mantissa {
 /// the table; each accepts some of its members.
 struct OptimizerSettings {
   std::optional<double> lr = std::nullopt, momentum = std::nullopt, beta1 = std::nullopt,
-                        beta2 = std::nullopt, eps = std::nullopt, weight_decay = std::nullopt;
+                        beta2 = std::nullopt, eps = std::nullopt, weight_decay = std::nullopt,
+                        lr_decay = std::nullopt;
   std::optional<bool> stochastic_rounding = std::nullopt;
   /// Selects the draws of stochastic rounding; unset: drawn from libtorch's generator.
   std::optional<uint64_t> seed = std::nullopt;
@@ -36,6 +37,7 @@ void for_each_setting(const Visit& visit) {
   visit("beta2", &OptimizerSettings::beta2);
   visit("eps", &OptimizerSettings::eps);
   visit("weight_decay", &OptimizerSettings::weight_decay);
+  visit("lr_decay", &OptimizerSettings::lr_decay);
   visit("stochastic_rounding", &OptimizerSettings::stochastic_rounding);
   visit("seed", &OptimizerSettings::seed);
 }
@@ -51,8 +53,6 @@ struct OptimizerEntry {
   /// `settings` must be complete.
   std::unique_ptr<torch::optim::Optimizer> (*make)(std::vector<at::Tensor> parameters,
                                                    const OptimizerSettings& settings);
-  /// It unscales the gradients and skips overflowed steps inside step() (StepSupportsAmpScaling).
-  bool unscales_in_step = false;
   /// It keeps squared gradients in the weights' dtype, unless it rounds stochastically. In fp16 these squares
   /// and `eps` underflow.
   bool squares_gradients = false;

@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/io/checkpoint_folder.h"
+#include "mantissa/precision/registry.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
@@ -31,10 +32,15 @@ struct Wrapped : OneWeight {
 
 class ModesInRuns : public InFolder {
  protected:
-  TrainerOptions options(const std::string& precision, const PrecisionOptions& of_mode = {}) {
-    TrainerOptions options{.precision = precision, .precision_options = of_mode, .device = "cpu"};
+  /// Options of a run that saves checkpoints in folder_.
+  TrainerOptions saving(TrainerOptions options) {
     options.callbacks = {std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_})};
     return options;
+  }
+  /// Options of runs that share a new mode with master weights.
+  static TrainerOptions with_masters() {
+    return {.precision_plugin = make_precision("bf16-true", at::kCPU, {.master_weights = true}),
+            .device = "cpu"};
   }
   std::map<std::string, at::Tensor> saved_masters() {
     const Checkpoint saved = load_newest(folder_).value().checkpoint;
@@ -43,27 +49,25 @@ class ModesInRuns : public InFolder {
 };
 
 TEST_F(ModesInRuns, ACheckpointHasTheNamesOfItsOwnRun) {
-  const TrainerOptions masters = options("bf16-true", {.master_weights = true});
-  Trainer trainer(masters);
+  const TrainerOptions shared = with_masters();
   OneWeight task;
   ListLoader train = loader_of({1});
-  trainer.fit(task, train);
+  Trainer(shared).fit(task, train);
   Wrapped wrapped(task.net), rest{OneWeight().net};
-  trainer.fit(wrapped, train);
+  Trainer(saving(shared)).fit(wrapped, train);
   EXPECT_THAT(saved_masters(), ElementsAre(Key("0.weight")));
-  Trainer(masters).fit(rest, train, nullptr, folder_);
+  Trainer(with_masters()).fit(rest, train, nullptr, folder_);
   EXPECT_EQ(rest.weight(), wrapped.weight());
 }
 
 TEST_F(ModesInRuns, ACheckpointHasTheMasterWeightsOfItsOwnRunOnly) {
-  const TrainerOptions masters = options("bf16-true", {.master_weights = true});
-  Trainer trainer(masters);
+  const TrainerOptions shared = with_masters();
   OneWeight task, second, rest;
   ListLoader train = loader_of({1}), other = loader_of({3});
-  trainer.fit(task, train);
-  trainer.fit(second, other);
+  Trainer(shared).fit(task, train);
+  Trainer(saving(shared)).fit(second, other);
   EXPECT_EQ(saved_masters().at("weight").item<float>(), -3);
-  Trainer(masters).fit(rest, other, nullptr, folder_);
+  Trainer(with_masters()).fit(rest, other, nullptr, folder_);
   EXPECT_EQ(rest.weight(), -3);
 }
 
@@ -73,7 +77,7 @@ TEST_F(ModesInRuns, ARunResumedWithoutAScaleStartsAtTheInitialOne) {
   Trainer trainer({.precision = "16-mixed", .device = "cpu"});
   trainer.fit(task, train);
   EXPECT_EQ(next_scale(trainer.precision()), 32768) << "kept for a fit that is not resumed, as in Lightning";
-  Trainer(options("32-true")).fit(unscaled, clean);
+  Trainer(saving({.device = "cpu"})).fit(unscaled, clean);
   testing::internal::CaptureStderr();
   trainer.fit(resumed, clean, nullptr, folder_);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the scale starts at its initial value"));
