@@ -206,10 +206,10 @@ TEST_F(Program, ConvertRefusesBeforeItWrites) {
   expect_error(convert("--metadata by"), 2, {"'by' is not a KEY=VALUE pair"});
   expect_error(convert("--dtype bf16 --only 'head.*'"), 1, {"'head.*' matches none"});
   expect_error(convert("--rename 'head=>tail'"), 1, {"the pattern 'head' matches none of the 5 names"});
-  expect_error(convert("--strip-prefix model."), 1, {"the pattern 'model.' is in none"});
+  expect_error(convert("--strip-prefix model."), 1, {"the pattern 'model.' matches none"});
   expect_error(convert("--rename '.*=>x'"), 1, {"would both be named 'xx'"});
   expect_error(convert("--rename 'block=>$9'"), 2, {"'$9'", "'block'", "unknown substring", "$1"});
-  expect_error(convert("--rename 'block=>$'"), 2, {"'$'", "cannot be read"});
+  expect_error(convert("--rename 'block=>$'"), 2, {"'$'", "is not valid"});
   expect_error(convert("--rename 'block=>" + std::string(70'000, 'x') + "'"), 1,
                {"the pattern 'block'", "longer than 65536 bytes"});
   // Without the limit, 2^60 ways to match would be tried.

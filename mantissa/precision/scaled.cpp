@@ -19,14 +19,15 @@ bool unscales_in_step(const torch::optim::Optimizer& optimizer) {
 }
 
 /// The names of GradientStage's values in a state, in their order.
-constexpr std::array kStageNames{"scaled", "checked", "unscaled", "stepped"};
+constexpr std::array kStageNames{"scaled", "checked", "unscaled", "mixed", "stepped"};
+static_assert(kStageNames.size() == static_cast<size_t>(GradientStage::kStepped) + 1);
 constexpr const char *kStageKey = "stage", *kClipDivisorKey = "clip_divisor";
 
 GradientStage stage_of(const StateReader& state) {
   const std::string& name = state.to_string();
   for (size_t i = 0; i < kStageNames.size(); ++i)
     if (name == kStageNames[i]) return static_cast<GradientStage>(i);
-  state.fail("is '" + name + "'; scaled, checked, unscaled or stepped was expected");
+  state.fail("is '" + name + "'; scaled, checked, unscaled, mixed or stepped was expected");
 }
 
 }  // namespace

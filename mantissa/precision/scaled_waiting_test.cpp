@@ -67,6 +67,20 @@ TEST(WaitingGradients, AreNotAddedToOnceTheyAreUnscaled) {
   EXPECT_EQ(a.value(), -3);
 }
 
+/// Every stage has a name in a state; a run that is resumed must refuse the sum, too.
+TEST(WaitingGradients, AreStillRefusedAfterTheirStateWasLoaded) {
+  const auto precision = make_precision("16-mixed", at::kCPU);
+  Weight a;
+  precision->backward(a.w.sum());
+  precision->unscale_gradients(a.sgd);
+  precision->backward(a.w.sum() * 2);
+  const StateDict state = precision->gradient_state(a.sgd);
+  const auto resumed = make_precision("16-mixed", at::kCPU);
+  resumed->load_gradient_state(a.sgd, StateReader(state));
+  EXPECT_THROW(resumed->optimizer_step(a.sgd), c10::Error);
+  EXPECT_EQ(a.value(), 0);
+}
+
 TEST(WaitingGradients, OfMasterWeightsAreNotAddedToOnceTheyAreUnscaled) {
   const auto precision = make_precision("16-true", at::kCPU, {.loss_scale = "8", .master_weights = true});
   const at::Tensor half = torch::zeros({1}, at::kHalf).set_requires_grad(true);
