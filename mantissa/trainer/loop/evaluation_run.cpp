@@ -56,8 +56,11 @@ bool TrainerRun::evaluate(Loader& loader, int64_t batches,
   // Batches are fetched outside inference mode: a dataset that keeps a tensor could not train on it later.
   const auto begin_next = [&] {
     std::optional<Batch> batch = batches-- > 0 ? loader.next() : std::nullopt;
-    if (batch) transfer.begin(*std::move(batch));
-    if (!batch) batches = 0;
+    if (batch) {
+      transfer.begin(*std::move(batch));
+    } else {
+      batches = 0;
+    }
   };
   // All processes ask is_cut_short() equally often, also those with fewer batches.
   const int64_t most_batches = max_of_processes(strategy_, {batches})[0];
