@@ -23,11 +23,11 @@ PackedData::Parts find_parts(const std::string& name, const PackedData& weight,
   for (const auto& [part, own] : weight.parts()) {
     const std::string key = key_of(name, part);
     const auto found = stored.find(key);
-    TORCH_CHECK_VALUE(found != stored.end(), "load_parts: '", key, "' is missing, which the packed weight '",
+    TORCH_CHECK_VALUE(found != stored.end(), "PartsLoader: '", key, "' is missing, which the packed weight '",
                       name, "' (", weight.description(), ") needs; load into a model of the saved format");
     const at::Tensor& value = found->second;
     TORCH_CHECK_VALUE(value.scalar_type() == own.scalar_type() && value.sizes() == own.sizes(),
-                      "load_parts: '", key, "' is ", value.scalar_type(), " ", value.sizes(),
+                      "PartsLoader: '", key, "' is ", value.scalar_type(), " ", value.sizes(),
                       ", and the packed weight '", name, "' (", weight.description(), ") needs ",
                       own.scalar_type(), " ", own.sizes(), "; load into a model of the saved format");
     parts.emplace(part, value.detach().to(own.device(), /*dtype=*/own.scalar_type(), /*non_blocking=*/false,
@@ -54,27 +54,32 @@ std::map<std::string, at::Tensor> named_parts(const std::map<std::string, at::Te
   return all;
 }
 
-void load_parts(torch::nn::Module& module, std::map<std::string, at::Tensor>& stored) {
-  struct Loaded {
-    at::Tensor weight, made;
-  };
-  std::vector<Loaded> loaded;
+std::map<std::string, at::Tensor> plain_weights(std::map<std::string, at::Tensor> weights) {
+  std::erase_if(weights, [](const auto& item) { return is_packed(item.second); });
+  return weights;
+}
+
+PartsLoader::PartsLoader(torch::nn::Module& module, std::map<std::string, at::Tensor>& stored) {
   std::vector<std::string> used;
   const auto collect = [&](const auto& tensors) {
     for (const auto& item : tensors) {
-      if (!is_packed(item.value())) continue;
-      const PackedDataPtr data = packed_data(item.value());
+      const at::Tensor& weight = item.value();
+      if (!is_packed(weight)) continue;
+      const PackedDataPtr data = packed_data(weight);
       PackedData::Parts parts = find_parts(item.key(), *data, stored);
       for (const auto& [part, tensor] : parts) used.push_back(key_of(item.key(), part));
-      loaded.push_back(
-          {item.value(), make_packed_weight(data->with_parts(std::move(parts)), item.value().scalar_type())});
+      weights_.emplace_back(weight,
+                            make_packed_weight(data->with_parts(std::move(parts)), weight.scalar_type()));
     }
   };
   collect(module.named_parameters());
   collect(module.named_buffers());
-  const at::NoGradGuard no_grad;
-  for (Loaded& item : loaded) item.weight.set_data(item.made);
   for (const std::string& key : used) stored.erase(key);
+}
+
+void PartsLoader::load() {
+  const at::NoGradGuard no_grad;
+  for (auto& [weight, made] : weights_) weight.set_data(made);
 }
 
 }  // namespace mantissa

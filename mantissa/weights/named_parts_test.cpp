@@ -46,10 +46,19 @@ TEST_F(NamedParts, TwoTensorsWithOneNameAreRefused) {
   EXPECT_THAT(error_of([&] { named_parts(tensors); }), HasSubstr("'weight.scale'"));
 }
 
+TEST_F(NamedParts, PlainWeightsAreTheOthers) {
+  const at::Tensor plain = torch::ones({2});
+  const Tensors left = plain_weights({{"a", pack(torch::ones({2, 2}))}, {"b", plain}});
+  EXPECT_THAT(left, ElementsAre(Pair("b", _)));
+  EXPECT_TRUE(left.at("b").is_same(plain));
+}
+
 TEST_F(NamedParts, LoadWhatWasSaved) {
   torch::nn::Sequential saved = net(), loaded = net();
   Tensors stored = parts_of(*saved);
-  load_parts(*loaded, stored);
+  PartsLoader loader(*loaded, stored);
+  EXPECT_FALSE(at::equal(loaded->parameters()[0].dequantize(), saved->parameters()[0].dequantize()));
+  loader.load();
   EXPECT_THAT(stored, ElementsAre(Pair("0.bias", _), Pair("1.bias", _))) << "the plain ones are left";
   for (const char* const name : {"0.weight", "1.weight"}) {
     const at::Tensor from = saved->named_parameters()[name], to = loaded->named_parameters()[name];
@@ -66,7 +75,7 @@ TEST_F(NamedParts, MismatchesAreNamedAndChangeNothing) {
     Tensors stored = parts_of(*saved);
     stored.erase(name);
     if (value.defined()) stored.emplace(name, value);
-    return error_of([&] { load_parts(*loaded, stored); });
+    return error_of([&] { PartsLoader(*loaded, stored).load(); });
   };
   EXPECT_THAT(error("1.weight.scale", {}),
               AllOf(HasSubstr("'1.weight.scale' is missing"), HasSubstr("int8 per row")));
@@ -84,7 +93,7 @@ TEST_F(NamedParts, ATiedWeightIsLoadedUnderBothNames) {
   Tensors stored = parts_of(*tied);
   const at::Tensor values = a->weight.dequantize();
   replace_weight(*tied, "0.weight", pack(torch::ones({4, 4})));
-  load_parts(*tied, stored);
+  PartsLoader(*tied, stored).load();
   EXPECT_TRUE(stored.contains("0.bias") && !stored.contains("0.weight") && !stored.contains("1.weight"));
   EXPECT_TRUE(at::equal(a->weight.dequantize(), values));
 }

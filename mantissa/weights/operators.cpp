@@ -196,9 +196,11 @@ const Registration* find_registration() {
 }
 
 const Registration& find_or_register() {
-  if (const Registration* const found = find_registration()) return *found;
-  // Closing a plug-in would leave the dispatcher with pointers to unloaded code.
+  // Closing a plug-in would leave the dispatcher with pointers to unloaded code, and the weights that the
+  // plug-in made, which know their format by virtual functions of the plug-in, even if the kernels are
+  // another copy's.
   keep_loaded(reinterpret_cast<const void*>(&address_of_registration), "make_packed_weight");
+  if (const Registration* const found = find_registration()) return *found;
   // The destructors of these libraries would remove the kernels, so all are released once they are made.
   auto claim = std::make_unique<torch::Library>(torch::Library::FRAGMENT, kNamespace, std::nullopt, __FILE__,
                                                 __LINE__);
