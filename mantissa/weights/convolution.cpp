@@ -72,9 +72,11 @@ std::vector<int64_t> ints(c10::SymIntArrayRef values) { return C10_AS_INTARRAYRE
 
 }  // namespace
 
+// NOLINTBEGIN(performance-unnecessary-value-param): the dispatcher calls a kernel with exactly these types
 Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                    bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+  // NOLINTEND(performance-unnecessary-value-param)
   if (find_data(input)) refuse("convolution", input);
   if (bias && bias->defined() && find_data(*bias)) refuse("convolution", *bias);
   check_input("convolution", input, weight);

@@ -26,8 +26,10 @@ void check_table(const char* operation, const at::Tensor& weight, const at::Tens
 }  // namespace
 
 // The last three arguments concern the gradient of the weight, which a packed one does not have.
+// NOLINTBEGIN(performance-unnecessary-value-param): the dispatcher calls a kernel with exactly these types
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices, c10::SymInt /*padding_idx*/,
                      bool /*scale_grad_by_freq*/, bool /*sparse*/) {
+  // NOLINTEND(performance-unnecessary-value-param)
   check_table("embedding", weight, indices);
   const at::Tensor rows =
       data_of(weight)->dequantize_rows(indices.reshape(-1).to(at::kLong), weight.scalar_type());
