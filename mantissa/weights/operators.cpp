@@ -1,5 +1,7 @@
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -201,17 +203,18 @@ const Registration& find_or_register() {
   // another copy's.
   keep_loaded(reinterpret_cast<const void*>(&address_of_registration), "make_packed_weight");
   if (const Registration* const found = find_registration()) return *found;
-  // The destructors of these libraries would remove the kernels, so all are released once they are made.
-  auto claim = std::make_unique<torch::Library>(torch::Library::FRAGMENT, kNamespace, std::nullopt, __FILE__,
-                                                __LINE__);
-  claim->def("packed_weights(int layout) -> int", address_of_registration);
-  Library backend = backend_library(), autograd = autograd_library(), meta = meta_library(),
-          fallback = fallback_library();
-  static_cast<void>(claim.release());
-  static_cast<void>(backend.release());
-  static_cast<void>(autograd.release());
-  static_cast<void>(meta.release());
-  static_cast<void>(fallback.release());
+  // The destructors of these libraries would remove the kernels, so all are kept once they are made. The
+  // pointer lets leak checkers find them.
+  std::vector<Library> made;
+  made.push_back(std::make_unique<torch::Library>(torch::Library::FRAGMENT, kNamespace, std::nullopt,
+                                                  __FILE__, __LINE__));
+  made.back()->def("packed_weights(int layout) -> int", address_of_registration);
+  made.push_back(backend_library());
+  made.push_back(autograd_library());
+  made.push_back(meta_library());
+  made.push_back(fallback_library());
+  static const auto* const kept = new std::vector<Library>(std::move(made));
+  static_cast<void>(kept);
   return kRegistration;
 }
 
