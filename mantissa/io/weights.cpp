@@ -81,15 +81,19 @@ void save_weights(const torch::nn::Module& module, const std::filesystem::path& 
   save_safetensors(path, named_weights(module), metadata, links);
 }
 
-void load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,
-                  const std::string& from) {
+void load_weights(const std::map<std::string, at::Tensor>& own,
+                  const std::map<std::string, at::Tensor>& weights, const std::string& from) {
   std::map<std::string, Described> stored;
   for (const auto& [name, tensor] : weights)
     stored.emplace(name, Described{tensor.scalar_type(), tensor.sizes()});
-  const std::map<std::string, at::Tensor> own = named_weights(module);
   check_fit(stored, own, from);
   const at::NoGradGuard no_grad;
   for (const auto& [name, weight] : own) weight.copy_(weights.at(name));
+}
+
+void load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,
+                  const std::string& from) {
+  load_weights(named_weights(module), weights, from);
 }
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {

@@ -25,6 +25,13 @@ std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module)
 void save_weights(const torch::nn::Module& module, const std::filesystem::path& path,
                   const std::map<std::string, std::string>& metadata = {}, Links links = Links::kFollow);
 
+/// Copies `weights` into the tensors `own`, in place, by name; they must fit exactly. `from` is their name in
+/// errors.
+///
+/// Numerics and errors: as for the file, below.
+void load_weights(const std::map<std::string, at::Tensor>& own,
+                  const std::map<std::string, at::Tensor>& weights, const std::string& from);
+
 /// Copies `weights` into a module, in place, by name; they must fit exactly. `from` is their name in errors.
 ///
 /// Numerics and errors: as for the file, below.

@@ -11,11 +11,19 @@
 #include <torch/nn/module.h>
 #include <torch/serialize/archive.h>
 
+#include "mantissa/weights/packed_weight.h"
+
 namespace mantissa {
 namespace {
 
 at::ScalarType average_dtype(const at::Tensor& tensor) {
   return at::isReducedFloatingType(tensor.scalar_type()) ? at::kFloat : tensor.scalar_type();
+}
+
+/// Returns `tensors` without packed weights, which never change and so are their own average.
+std::vector<at::Tensor> without_packed(std::vector<at::Tensor> tensors) {
+  std::erase_if(tensors, is_packed);
+  return tensors;
 }
 
 }  // namespace
@@ -28,8 +36,8 @@ ExponentialMovingAverage::ExponentialMovingAverage(torch::nn::Module& module, co
 }
 
 std::vector<at::Tensor> ExponentialMovingAverage::tensors() const {
-  std::vector<at::Tensor> all = module_.parameters();
-  for (const at::Tensor& buffer : module_.buffers()) all.push_back(buffer);
+  std::vector<at::Tensor> all = without_packed(module_.parameters());
+  for (const at::Tensor& buffer : without_packed(module_.buffers())) all.push_back(buffer);
   return all;
 }
 
@@ -52,7 +60,7 @@ void ExponentialMovingAverage::update() {
       averages_.push_back(tensor.detach().to(average_dtype(tensor), /*non_blocking=*/false, /*copy=*/true));
   } else {
     check_same(now, averages_);
-    const size_t parameters = module_.parameters().size();
+    const size_t parameters = without_packed(module_.parameters()).size();
     for (size_t i = 0; i < now.size(); ++i) {
       at::Tensor& average = averages_[i];
       const bool averaged = i < parameters || options_.use_buffers;
@@ -96,7 +104,8 @@ std::map<std::string, at::Tensor> ExponentialMovingAverage::named_averages() con
   size_t next = 0;
   const auto add = [&](const auto& items) {
     for (const auto& item : items)
-      named.emplace(item.key(), averages_[next++].to(item.value().scalar_type()));
+      if (!is_packed(item.value()))
+        named.emplace(item.key(), averages_[next++].to(item.value().scalar_type()));
   };
   add(module_.named_parameters());
   add(module_.named_buffers());

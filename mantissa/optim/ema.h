@@ -41,6 +41,8 @@ struct EmaOptions {
 ///           in bfloat16 would stop moving; Python keeps the weight's dtype. Integer buffers (batch norm's
 ///           count of batches) and masks are always the module's own; Python's use_buffers averages those too
 ///           and drops the fraction.
+/// Packed:   packed weights (weights/packed_weight.h) are frozen, so they are their own average. They are left
+///           out everywhere.
 /// Memory:   one copy of the weights, in float32 or wider; another while average_weights() is held.
 /// Threads:  one at a time.
 /// Errors:   c10::ValueError for a decay outside [0, 1); c10::Error if the number or the shapes of the

@@ -3,6 +3,8 @@
 #include <sstream>
 
 #include "mantissa/optim/test_support_internal.h"
+#include "mantissa/weights/replace_weight.h"
+#include "mantissa/weights/test_support_internal.h"
 
 namespace mantissa::ema_test {
 namespace {
@@ -139,6 +141,37 @@ TEST(Ema, SavedInTheMiddleContinuesBitForBit) {
   ASSERT_EQ(resumed.num_updates(), 3);
   for (size_t i = 0; i < straight.averages().size(); ++i)
     EXPECT_TRUE(at::equal(resumed.averages()[i], straight.averages()[i])) << i;
+}
+
+TEST(Ema, LeavesPackedWeightsOut) {
+  Net net, other;
+  for (Net* each : {&net, &other}) replace_weight(*each, "fc.weight", pack(each->fc->weight));
+  const at::Tensor before = net.fc->weight.dequantize();
+  ExponentialMovingAverage ema(net, {.decay = 0.5, .use_buffers = true}), resumed(other, {.decay = 0.5});
+  const auto write = [&](float value) {
+    const torch::NoGradGuard no_grad;
+    net.fc->bias.fill_(value);
+    net.norm->running_mean.fill_(value);
+  };
+  write(1);
+  ema.update();
+  write(3);
+  ema.update();
+  EXPECT_EQ(ema.averages().size(), net.parameters().size() + net.buffers().size() - 1);
+  EXPECT_FALSE(ema.named_averages().contains("fc.weight"));
+  EXPECT_EQ(ema.named_averages().at("fc.bias")[0].item<float>(), 2);
+  EXPECT_EQ(ema.named_averages().at("norm.running_mean")[0].item<float>(), 2) << "each under its own name";
+  {
+    const auto averaged = ema.average_weights();
+    EXPECT_EQ(net.fc->bias[0].item<float>(), 2);
+    EXPECT_TRUE(is_packed(net.fc->weight));
+  }
+  EXPECT_EQ(net.fc->bias[0].item<float>(), 3);
+  save_and_load(ema, resumed);
+  EXPECT_TRUE(at::equal(resumed.averages()[0], ema.averages()[0]));
+  resumed.copy_to_module();
+  EXPECT_EQ(other.fc->bias[0].item<float>(), 2);
+  EXPECT_TRUE(at::equal(net.fc->weight.dequantize(), before));
 }
 
 TEST(Ema, RefusesWhatDoesNotFit) {

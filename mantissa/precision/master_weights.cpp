@@ -16,6 +16,7 @@
 
 #include "mantissa/core/state_dict.h"
 #include "mantissa/optim/optimizer_state.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 namespace {
@@ -101,7 +102,7 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
     std::vector<at::Tensor>& parameters = optimizer.param_groups()[group].params();
     for (size_t number = 0; number < parameters.size(); ++number) {
       at::Tensor& parameter = parameters[number];
-      if (!is_16_bit(parameter)) continue;
+      if (!is_16_bit(parameter) || is_packed(parameter)) continue;  // a packed weight is frozen
       const auto [slot, is_new] = copies.try_emplace(parameter.unsafeGetTensorImpl());
       if (is_new) {
         slot->second = parameter.detach().to(at::kFloat).set_requires_grad(parameter.requires_grad());

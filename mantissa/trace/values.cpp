@@ -9,6 +9,7 @@
 #include <ATen/ops/view_as_real.h>
 
 #include "mantissa/trace/values_internal.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa::nonfinite_internal {
 namespace {
@@ -22,7 +23,7 @@ at::Tensor as_real(const at::Tensor& values) {
 
 bool is_strided(const at::Tensor& t) {
   return t.defined() && t.layout() == at::kStrided && !t.is_nested() && !t.is_meta() && t.numel() > 0 &&
-         !t._is_zerotensor() && t.has_storage();
+         !t._is_zerotensor() && t.has_storage() && !is_packed(t);
 }
 
 at::Tensor values_of(const at::Tensor& t) {

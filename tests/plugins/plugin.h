@@ -2,6 +2,10 @@
 
 #include <string>
 
+namespace at {
+class Tensor;
+}
+
 /// The functions that a test plug-in exports. A program and its plug-ins share only libtorch's symbols.
 struct Plugin {
   bool (*enable)();
@@ -12,4 +16,7 @@ struct Plugin {
   void (*with_separate_casts)(void (*work)(void*), void* argument);
   void (*pin)(const std::string& kernels);
   std::string (*choices)();
+  /// Returns a packed weight [4, 3] of ones, in a format of the plug-in.
+  at::Tensor (*pack_ones)();
+  bool (*is_packed)(const at::Tensor&);
 };

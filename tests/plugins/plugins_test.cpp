@@ -105,6 +105,23 @@ TEST(TheFirstOfTwoPlugins, StaysInChargeWhenItIsClosed) {
   EXPECT_TRUE(is_right(step()));
 }
 
+/// The weights belong to formats in two plug-ins, and one set of kernels computes with both.
+TEST(PackedWeightsOfTwoPlugins, ShareTheirKernelsAndOutliveThePlugins) {
+  at::Tensor one, two;
+  {
+    const Opened first("one"), second("two");
+    one = first->pack_ones();
+    two = second->pack_ones();
+    EXPECT_TRUE(second->is_packed(one));
+    EXPECT_TRUE(first->is_packed(two));
+    EXPECT_FALSE(first->is_packed(at::ones({4, 3})));
+  }
+  const at::Tensor x = at::ones({2, 3}).requires_grad_();
+  (at::linear(x, one) + at::linear(x, two)).sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2, 3}, 8)));
+  EXPECT_THROW(two.sum(), c10::NotImplementedError);
+}
+
 /// The default of one copy does not override a decision made through another copy.
 TEST(ALaterPluginsDefault, DoesNotUndoDisable) {
   const Opened first("one"), second("two");

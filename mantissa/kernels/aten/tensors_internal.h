@@ -7,9 +7,11 @@
 
 namespace mantissa {
 
-/// True for strided numbers in the CPU's memory, which a kernel can read directly.
+/// True for strided numbers in the CPU's memory, which a kernel can read directly. A tensor with another
+/// backend's key, such as a packed weight, has the CPU as its device but no numbers in its storage.
 inline bool is_plain(const at::Tensor& x) {
-  return x.layout() == at::kStrided && x.is_cpu() && !x.is_conj() && !x.is_neg() && !has_names(x);
+  return x.layout() == at::kStrided && x.key_set().highestBackendKey() == c10::BackendComponent::CPUBit &&
+         x.is_cpu() && !x.is_conj() && !x.is_neg() && !has_names(x);
 }
 
 /// `dtype` is float32, bf16 or fp16.

@@ -10,6 +10,7 @@
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/trainer/trainer.h"
+#include "mantissa/weights/named_parts.h"
 
 namespace mantissa {
 namespace {
@@ -78,7 +79,7 @@ void EMAWeightAveraging::on_load_checkpoint(Trainer& trainer, const Checkpoint& 
   if (!trained) return;
   std::map<std::string, at::Tensor> weights;
   for (const auto& [name, value] : trained->to_dict()) weights.emplace(name, trained->at(name).to_tensor());
-  load_weights(*trainer.module(), weights, trained->path());
+  load_weights(plain_weights(named_weights(*trainer.module())), weights, trained->path());
 }
 
 StateDict EMAWeightAveraging::state_dict() const { return ema_ ? ema_->state_dict() : StateDict(); }

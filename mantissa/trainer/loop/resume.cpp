@@ -16,6 +16,7 @@
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/trainer/loop/fit_run_internal.h"
+#include "mantissa/weights/named_parts.h"
 
 namespace mantissa {
 namespace {
@@ -72,7 +73,7 @@ Checkpoint FitRun::checkpoint() {
   logs_.end_row();  // a resumed run does not log it again
   Checkpoint all;
   all.step = progress_.now().steps;
-  all.weights = named_weights(*module_);
+  all.weights = named_parts(named_weights(*module_));
   for (const RunPart* part : parts()) part->save(all.state);
   for_each_callback([&](Callback& c) { c.on_save_checkpoint(trainer_, all); });
   return all;
@@ -98,7 +99,10 @@ Checkpoint FitRun::read(const std::filesystem::path& path) {
 void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
   torch::nn::Module& module = task_.module();
   const std::string lost = narrowed(checkpoint.weights, module);
-  load_weights(module, checkpoint.weights, from);
+  std::map<std::string, at::Tensor> stored = checkpoint.weights;
+  PartsLoader packed(module, stored);  // takes their parts out of `stored`
+  load_weights(plain_weights(named_weights(module)), stored, from);
+  packed.load();
   if (!lost.empty()) {
     TORCH_WARN("'", from, "' was saved in ",
                StateReader(checkpoint.state).at("precision").at("name").to_string(), ", and this run uses ",

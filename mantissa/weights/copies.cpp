@@ -1,0 +1,72 @@
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "mantissa/weights/operators_internal.h"
+#include "mantissa/weights/packed_tensor_internal.h"
+#include "mantissa/weights/packed_weight.h"
+
+namespace mantissa::packed {
+namespace {
+
+thread_local bool may_unpack = false;
+
+/// Returns the dtype that a copy will have, after checking what the copy was asked for.
+at::ScalarType checked_dtype(const at::Tensor& self, std::optional<at::ScalarType> dtype,
+                             std::optional<at::Layout> layout, std::optional<bool> pin_memory) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      layout.value_or(at::kStrided) == at::kStrided && !pin_memory.value_or(false), "to: a packed weight (",
+      data_of(self)->description(),
+      ") cannot be pinned and has no other layout; pass mantissa::dequantize(weight)");
+  const at::ScalarType to = dtype.value_or(self.scalar_type());
+  TORCH_CHECK_TYPE(is_packed_compute_dtype(to), "to: a packed weight (", data_of(self)->description(),
+                   ") can become Float, Half, BFloat16 or Double; got ", to,
+                   "; pass mantissa::dequantize(weight)");
+  return to;
+}
+
+}  // namespace
+
+// Packed data never changes, so a clone may share it.
+at::Tensor clone(const at::Tensor& self, std::optional<at::MemoryFormat> memory_format) {
+  if (memory_format == at::MemoryFormat::Contiguous && is_transposed(self)) refuse("contiguous", self);
+  return with_dtype(self, self.scalar_type());
+}
+
+// The memory format is ignored: it describes strides, and the parts of a packed weight have their own.
+at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype,
+                   std::optional<at::Layout> layout, std::optional<at::Device> device,
+                   std::optional<bool> pin_memory, bool non_blocking,
+                   std::optional<at::MemoryFormat> /*memory_format*/) {
+  const at::ScalarType to = checked_dtype(self, dtype, layout, pin_memory);
+  if (to == at::kDouble) {
+    const at::Tensor values = dequantize(self, at::kDouble);
+    return device ? values.to(*device, non_blocking) : values;
+  }
+  if (!device || *device == self.device()) return with_dtype(self, to);
+  const at::Tensor moved = make_packed_weight(data_of(self)->to(*device, non_blocking), to);
+  return is_transposed(self) ? transposed(moved) : moved;
+}
+
+at::Tensor dequantize_self(const at::Tensor& self) { return dequantize(self, self.scalar_type()); }
+
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  if (find_data(from)) {
+    TORCH_CHECK_VALUE(self.is_leaf(),
+                      "set_data: a tensor that autograd computed cannot become a packed weight; detach() it");
+    self.unsafeGetTensorImpl()->set_requires_grad(false);
+    return true;
+  }
+  const PackedDataPtr* const data = find_data(self);
+  if (!data) return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
+  TORCH_CHECK_TYPE(may_unpack, "set_data: a packed weight (", (*data)->description(), ") of ", self.sizes(),
+                   " cannot take the values of a plain ", from.scalar_type(),
+                   " tensor, as loading a file of plain weights or Module::to(Double) would need; call "
+                   "mantissa::replace_weight() with a plain tensor first");
+  return true;
+}
+
+MayUnpack::MayUnpack() : before_(std::exchange(may_unpack, true)) {}
+MayUnpack::~MayUnpack() { may_unpack = before_; }
+
+}  // namespace mantissa::packed

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace mantissa {
+
+/// Returns `weights` with each packed weight replaced by its parts, for a file: the parts "" and "absmax" of
+/// "fc.weight" have the names "fc.weight" and "fc.weight.absmax". Plain tensors are returned as they are.
+///
+/// Errors: c10::ValueError if a part has the name of another tensor.
+std::map<std::string, at::Tensor> named_parts(const std::map<std::string, at::Tensor>& weights);
+
+/// Returns `weights` without the packed ones.
+std::map<std::string, at::Tensor> plain_weights(std::map<std::string, at::Tensor> weights);
+
+/// Loads the packed weights of a module in two steps, so that a caller can check the rest of a file in between:
+///
+///     std::map<std::string, at::Tensor> weights = ...;     // as named_parts() returns them
+///     PartsLoader packed(module, weights);                 // checks the parts and takes them out of `weights`
+///     ... load the plain tensors from `weights` ...
+///     packed.load();
+///
+/// Each weight keeps its format, nominal dtype and device.
+/// Memory:  a copy of the parts.
+/// Errors:  the constructor throws c10::ValueError naming the weight if a part is missing or has another dtype
+///          or shape, or if the format refuses its values. Nothing has changed then. load() throws nothing.
+/// Example: named_parts_test.cpp, NamedParts.LoadWhatWasSaved
+class PartsLoader {
+ public:
+  PartsLoader(torch::nn::Module& module, std::map<std::string, at::Tensor>& stored);
+  /// Gives the module's packed weights their new values.
+  void load();
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> weights_;  // each with the one whose data it gets
+};
+
+}  // namespace mantissa

@@ -1,0 +1,228 @@
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/library.h>
+
+#include "mantissa/core/keep_loaded_internal.h"
+#include "mantissa/weights/operators_internal.h"
+#include "mantissa/weights/packed_tensor_internal.h"
+
+namespace mantissa::packed {
+namespace {
+
+using Library = std::unique_ptr<torch::Library>;
+
+Library library_for(c10::DispatchKey key, const char* name = "aten") {
+  return std::make_unique<torch::Library>(torch::Library::IMPL, name, key, __FILE__, __LINE__);
+}
+
+/// Returns the first packed tensor among `arguments`, and whether the operation writes to it.
+std::pair<at::Tensor, bool> find_packed(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* const alias = op.schema().arguments()[i].alias_info();
+    const bool is_written = alias && alias->isWrite();
+    const auto is_packed = [](const at::Tensor& tensor) { return tensor.defined() && find_data(tensor); };
+    const c10::IValue& argument = arguments[i];
+    if (argument.isTensor() && is_packed(argument.toTensor())) return {argument.toTensor(), is_written};
+    if (argument.isTensorList()) {
+      for (const at::Tensor& tensor : argument.toTensorVector())
+        if (is_packed(tensor)) return {tensor, is_written};
+    } else if (argument.isList()) {  // of optional tensors, such as indices
+      for (const c10::IValue& item : argument.toListRef())
+        if (item.isTensor() && is_packed(item.toTensor())) return {item.toTensor(), is_written};
+    }
+  }
+  return {};
+}
+
+/// Throws c10::NotImplementedError for an operation that has no kernel for packed weights.
+void refuse_boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::string& full_name = op.schema().name();  // aten::add
+  const std::string name = full_name.substr(full_name.rfind(':') + 1);
+  const auto [weight, is_written] = find_packed(op, torch::jit::last(*stack, op.schema().arguments().size()));
+  TORCH_CHECK_NOT_IMPLEMENTED(weight.defined(), name,
+                              ": this operation has no kernel for the backend PrivateUse2, which Mantissa "
+                              "uses for packed weights, and none of its arguments is one");
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_written, name, ": a packed weight (", data_of(weight)->description(),
+                              ") of ", weight.sizes(),
+                              " cannot be changed in place; make a new weight and exchange the two with "
+                              "mantissa::replace_weight()");
+  refuse(name.c_str(), weight);
+}
+
+/// Operations that libtorch composes of others. They are refused here, because the error of one of those
+/// would have its name.
+constexpr const char* kRefused[] = {"add.Tensor",
+                                    "sub.Tensor",
+                                    "mul.Tensor",
+                                    "mul.Scalar",
+                                    "div.Tensor",
+                                    "stack",
+                                    "cat",
+                                    "chunk",
+                                    "slice.Tensor",
+                                    "select.int",
+                                    "narrow",
+                                    "index_select",
+                                    "unsqueeze",
+                                    "squeeze",
+                                    "squeeze.dim",
+                                    "split.Tensor",
+                                    "split_with_sizes",
+                                    "index.Tensor",
+                                    "unbind.int",
+                                    "repeat",
+                                    "diagonal",
+                                    "allclose",
+                                    "equal",
+                                    "_lazy_clone",
+                                    "isfinite",
+                                    "isnan",
+                                    "isinf",
+                                    "norm.Scalar",
+                                    "bmm",
+                                    "baddbmm",
+                                    "bilinear",
+                                    "sum",
+                                    "mean",
+                                    "lstm.input",
+                                    "gru.input",
+                                    "rnn_tanh.input",
+                                    "rnn_relu.input"};
+
+/// Whether `op` writes to its first argument, and needs its values for that.
+bool is_in_place(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  const std::string& name = op.schema().name();
+  return name.back() == '_' && name != "aten::requires_grad_" && name != "aten::detach_" &&
+         !arguments.empty() && arguments[0].alias_info() && arguments[0].alias_info()->isWrite();
+}
+
+/// Registers the refusal of every operation in place. libtorch's kernels would begin some of them, and fail
+/// when they need the bytes.
+void refuse_in_place(const Library& library) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.getNamespace() != "aten") continue;
+    const auto op = dispatcher.findSchema(name);
+    if (op && is_in_place(*op))
+      library->impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse_boxed>());
+  }
+}
+
+/// Registers what both keys need: autograd would decompose these operations, or would save a dequantized copy.
+void add_arithmetic(const Library& library) {
+  library->impl("linear", TORCH_FN(linear));
+  library->impl("matmul", TORCH_FN(matmul));
+  library->impl("mm", TORCH_FN(mm));
+  library->impl("mv", TORCH_FN(mv));
+  library->impl("addmm", TORCH_FN(addmm));
+  library->impl("einsum", TORCH_FN(einsum));
+  library->impl("embedding", TORCH_FN(embedding));
+  library->impl("embedding_bag", TORCH_FN(embedding_bag));
+  library->impl("embedding_bag.padding_idx", TORCH_FN(embedding_bag_padded));
+  library->impl("convolution", TORCH_FN(convolution));
+  library->impl("dequantize.self", TORCH_FN(dequantize_self));
+  library->impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
+  for (const char* const name : kRefused)
+    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_boxed>());
+}
+
+/// The views keep libtorch's autograd kernels, which record what is a view of what.
+Library backend_library() {
+  Library library = library_for(c10::DispatchKey::PrivateUse2);
+  add_arithmetic(library);
+  library->impl("t", TORCH_FN(t));
+  library->impl("transpose.int", TORCH_FN(transpose));
+  library->impl("permute", TORCH_FN(permute));
+  library->impl("view", TORCH_FN(view));
+  library->impl("_unsafe_view", TORCH_FN(unsafe_view));
+  library->impl("_reshape_alias", TORCH_FN(reshape_alias));
+  library->impl("expand", TORCH_FN(expand));
+  library->impl("clone", TORCH_FN(clone));
+  library->impl("_to_copy", TORCH_FN(to_copy));
+  refuse_in_place(library);
+  return library;
+}
+
+/// The meta device ranks above all backends, so set_data() of a tensor without values asks here.
+Library meta_library() {
+  Library library = library_for(c10::DispatchKey::Meta);
+  library->impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
+  return library;
+}
+
+Library autograd_library() {
+  Library library = library_for(c10::DispatchKey::AutogradPrivateUse2);
+  add_arithmetic(library);
+  return library;
+}
+
+Library fallback_library() {
+  Library library = library_for(c10::DispatchKey::PrivateUse2, "_");
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_boxed>());
+  return library;
+}
+
+constexpr Registration kRegistration = {
+    .delete_data = [](void* data) { delete static_cast<PackedDataPtr*>(data); },
+};
+
+/// A later copy of this library finds the registration through an operator of libtorch's dispatcher, which is
+/// the one thing that all copies share. It takes the layout that the calling copy knows (of Registration and
+/// of the virtual functions of PackedData) and returns an address, or 0 if the layout differs from this one.
+constexpr const char* kNamespace = "mantissa";
+constexpr const char* kName = "mantissa::packed_weights";
+constexpr int64_t kLayout = 1;
+
+int64_t address_of_registration(int64_t layout) {
+  return layout == kLayout ? reinterpret_cast<int64_t>(&kRegistration) : 0;
+}
+
+const Registration* find_registration() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto op = dispatcher.findSchema({kName, ""});
+  if (!op) return nullptr;
+  // Calls the operator by key, so that the thread's state (autocast, a transformation) does not affect it.
+  const auto address = dispatcher.redispatch<int64_t, int64_t>(
+      op->typed<int64_t(int64_t)>(), c10::DispatchKeySet(c10::DispatchKey::CPU), kLayout);
+  TORCH_CHECK(address != 0,
+              "make_packed_weight: this process holds another release of Mantissa, whose packed weights this "
+              "release cannot read; build both from the same source");
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): an operator returns numbers and tensors, and no pointers
+  return reinterpret_cast<const Registration*>(address);
+}
+
+const Registration& find_or_register() {
+  // Closing a plug-in would leave the dispatcher with pointers to unloaded code, and the weights that the
+  // plug-in made, which know their format by virtual functions of the plug-in, even if the kernels are
+  // another copy's.
+  keep_loaded(reinterpret_cast<const void*>(&address_of_registration), "make_packed_weight");
+  if (const Registration* const found = find_registration()) return *found;
+  // The destructors of these libraries would remove the kernels, so all are kept once they are made. The
+  // pointer lets leak checkers find them.
+  std::vector<Library> made;
+  made.push_back(std::make_unique<torch::Library>(torch::Library::FRAGMENT, kNamespace, std::nullopt,
+                                                  __FILE__, __LINE__));
+  made.back()->def("packed_weights(int layout) -> int", address_of_registration);
+  made.push_back(backend_library());
+  made.push_back(autograd_library());
+  made.push_back(meta_library());
+  made.push_back(fallback_library());
+  static const auto* const kept = new std::vector<Library>(std::move(made));
+  static_cast<void>(kept);
+  return kRegistration;
+}
+
+}  // namespace
+
+const Registration& in_charge() {
+  static const Registration& first = find_or_register();
+  return first;
+}
+
+}  // namespace mantissa::packed

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace mantissa {
+
+class PackedData;
+/// Packed data is never changed, so tensors, threads and clones may share it.
+using PackedDataPtr = std::shared_ptr<const PackedData>;
+
+/// The codes and scales of a weight in a format such as NF4, and the arithmetic of that format. A format is a
+/// subclass; make_packed_weight() (packed_weight.h) turns its object into a tensor.
+///
+/// Shapes:  the weight W has sizes(), as a layer stores it: [out, in] for torch::nn::Linear, [rows, width] for
+///          Embedding, [out, in / groups, ...] for convolutions. A format needs to compute multiply() and
+///          multiply_transposed() for two dimensions only.
+/// Dtypes:  a format computes for float32, float16, bfloat16 and float64 inputs, and returns the input's
+///          dtype. Which dtype it uses inside is its own choice.
+/// Threads: several threads call the const functions of one object at the same time, also from autograd's.
+/// Example: test_support_internal.h has a format of 40 lines: int8 codes with one scale per row.
+class PackedData {
+ public:
+  /// Tensors by name. The weight's main tensor has the name "", the others names like "absmax". In a saved
+  /// state the part "absmax" of the parameter "fc.weight" is "fc.weight.absmax".
+  using Parts = std::map<std::string, at::Tensor>;
+
+  PackedData() = default;
+  PackedData(const PackedData&) = delete;
+  PackedData& operator=(const PackedData&) = delete;
+  virtual ~PackedData() = default;
+
+  /// Returns what an error should call the format: "nf4, blocks of 64".
+  virtual std::string description() const = 0;
+  /// Returns the sizes of the weight.
+  virtual at::IntArrayRef sizes() const = 0;
+  /// Returns all tensors that the weight consists of, at least one, all on one device.
+  virtual Parts parts() const = 0;
+  /// Returns a weight of the same format and sizes() with other parts. The names, dtypes and shapes of `parts`
+  /// are those of parts(); the device may differ.
+  /// Errors: c10::ValueError for values that are no weight of this format, before anything is made.
+  virtual PackedDataPtr with_parts(Parts parts) const = 0;
+
+  /// Returns the weight as a plain tensor [sizes()] of `dtype`, one of those above.
+  virtual at::Tensor dequantize(at::ScalarType dtype) const = 0;
+  /// Returns the rows `rows` (int64 [n], on device()) of the weight: [n, sizes()[1:]...]. Unless a format
+  /// overrides it, the whole weight is dequantized.
+  /// Errors: those of index_select() for a row that does not exist.
+  virtual at::Tensor dequantize_rows(const at::Tensor& rows, at::ScalarType dtype) const;
+  /// Returns x W^T + bias: x [..., in], at least one row; bias [out] in x's dtype, or undefined; result
+  /// [..., out] in x's dtype. Unless a format overrides it, the whole weight is dequantized to x's dtype.
+  virtual at::Tensor multiply(const at::Tensor& x, const at::Tensor& bias) const;
+  /// Returns x W: x [..., out], at least one row; result [..., in] in x's dtype. It is also the backward pass
+  /// of multiply(). Unless a format overrides it, the whole weight is dequantized to x's dtype.
+  virtual at::Tensor multiply_transposed(const at::Tensor& x) const;
+
+  /// Returns the device of the parts.
+  at::Device device() const;
+  /// Returns how many bytes the parts take.
+  size_t nbytes() const;
+  /// Returns a copy on `device`, or nothing new if the parts are there already.
+  PackedDataPtr to(at::Device device, bool non_blocking = false) const;
+};
+
+/// Whether formats compute with inputs of `dtype`: float32, float16, bfloat16 or float64.
+bool is_packed_compute_dtype(at::ScalarType dtype);
+
+}  // namespace mantissa

@@ -1,0 +1,30 @@
+#include "mantissa/weights/replace_weight.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/weights/operators_internal.h"
+
+namespace mantissa {
+
+void replace_weight(torch::nn::Module& module, const std::string& name, const at::Tensor& weight) {
+  const auto parameters = module.named_parameters();
+  const at::Tensor* const found = parameters.find(name);
+  TORCH_CHECK_VALUE(found, "replace_weight: ", module.name(), " has no parameter '", name, "'",
+                    did_you_mean(name, parameters.keys()));
+  at::Tensor parameter = *found;
+  TORCH_CHECK_VALUE(parameter.defined() && weight.defined(), "replace_weight: the ",
+                    weight.defined() ? "parameter" : "new weight", " '", name, "' is undefined");
+  TORCH_CHECK_VALUE(parameter.sizes() == weight.sizes(), "replace_weight: '", name, "' has shape ",
+                    parameter.sizes(), ", and the new weight ", weight.sizes());
+  TORCH_CHECK_VALUE(parameter.is_leaf(), "replace_weight: autograd computed the parameter '", name,
+                    "', so it would be computed again; replace the tensors that it is computed from");
+  const at::NoGradGuard no_grad;
+  const packed::MayUnpack scope;
+  parameter.set_data(weight.detach());
+  parameter.mutable_grad() = at::Tensor();
+}
+
+}  // namespace mantissa
