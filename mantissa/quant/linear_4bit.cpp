@@ -79,6 +79,15 @@ class Multiply4Bit : public torch::autograd::Function<Multiply4Bit> {
   }
 };
 
+/// Leaves autograd out where it would record nothing: it takes as long as a small product.
+at::Tensor multiply_recorded(const at::Tensor& x, const Quantized4Bit& weight,
+                             const std::optional<at::Tensor>& bias, bool is_transposed) {
+  const bool is_recorded =
+      at::GradMode::is_enabled() && (x.requires_grad() || (bias && bias->requires_grad()));
+  return is_recorded ? Multiply4Bit::apply(x, bias, weight, is_transposed)
+                     : multiply(x, weight, bias, is_transposed);
+}
+
 void check(const char* function, const at::Tensor& x, const Quantized4Bit& weight, bool is_transposed) {
   TORCH_CHECK_VALUE(weight.shape.size() == 2, function, ": the weight has ", weight.shape.size(),
                     " dimensions; a product needs [out, in]");
@@ -107,13 +116,13 @@ at::Tensor linear_4bit(const at::Tensor& x, const Quantized4Bit& weight,
                       ", and x is on ", x.device(), "; move one of them");
   }
   // The cast is outside of the function, so that autograd casts the gradient back.
-  return Multiply4Bit::apply(x, has_bias ? std::optional(bias->to(x.scalar_type())) : std::nullopt, weight,
-                             true);
+  const auto addend = has_bias ? std::optional(bias->to(x.scalar_type())) : std::nullopt;
+  return multiply_recorded(x, weight, addend, true);
 }
 
 at::Tensor matmul_4bit(const at::Tensor& x, const Quantized4Bit& weight) {
   check("matmul_4bit", x, weight, false);
-  return Multiply4Bit::apply(x, std::optional<at::Tensor>(), weight, false);
+  return multiply_recorded(x, weight, std::nullopt, false);
 }
 
 }  // namespace mantissa
