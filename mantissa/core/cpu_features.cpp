@@ -128,7 +128,7 @@ std::string cpu_feature_name(CpuFeature feature) {
 
 const std::vector<CpuTier>& cpu_tiers() {
   static const std::vector<CpuTier> tiers = {CpuTier::kGeneric, CpuTier::kAvx2, CpuTier::kAvx512,
-                                             CpuTier::kAvx512Bf16};
+                                             CpuTier::kAvx512Vnni, CpuTier::kAvx512Bf16};
   return tiers;
 }
 
@@ -151,6 +151,8 @@ std::string tier_name(CpuTier tier) {
       return "avx2";
     case CpuTier::kAvx512:
       return "avx512";
+    case CpuTier::kAvx512Vnni:
+      return "avx512_vnni";
     case CpuTier::kAvx512Bf16:
       return "avx512_bf16";
   }

@@ -72,10 +72,11 @@ std::string cpu_feature_name(CpuFeature feature);
 /// The sets of features for which kernels are built. They are not ordered: compare features_of() to find out
 /// whether one includes another.
 enum class CpuTier {
-  kGeneric,    ///< no extensions: runs on every CPU of the architecture
-  kAvx2,       ///< AVX2, FMA and F16C: x86 of 2013 and later
-  kAvx512,     ///< kAvx2 and AVX-512 F, BW, DQ and VL
-  kAvx512Bf16  ///< kAvx512 and AVX512-BF16
+  kGeneric,     ///< no extensions: runs on every CPU of the architecture
+  kAvx2,        ///< AVX2, FMA and F16C: x86 of 2013 and later
+  kAvx512,      ///< kAvx2 and AVX-512 F, BW, DQ and VL
+  kAvx512Vnni,  ///< kAvx512 and AVX512-VNNI
+  kAvx512Bf16   ///< kAvx512Vnni and AVX512-BF16; every CPU that has the second has the first
 };
 bool operator<(CpuTier, CpuTier) = delete;
 bool operator>(CpuTier, CpuTier) = delete;
@@ -94,8 +95,10 @@ constexpr CpuFeatures features_of(CpuTier tier) {
       return kAvx2;
     case CpuTier::kAvx512:
       return kAvx512;
+    case CpuTier::kAvx512Vnni:
+      return kAvx512 | CpuFeatures{CpuFeature::kAvx512Vnni};
     case CpuTier::kAvx512Bf16:
-      return kAvx512 | CpuFeatures{CpuFeature::kAvx512Bf16};
+      return kAvx512 | CpuFeatures{CpuFeature::kAvx512Vnni, CpuFeature::kAvx512Bf16};
   }
   return {};
 }
@@ -111,7 +114,7 @@ CpuTier cpu_tier();
 /// Returns best_tier(hardware_cpu_features()).
 CpuTier hardware_cpu_tier();
 
-/// Returns "generic", "avx2", "avx512" or "avx512_bf16", the values of MANTISSA_MAX_ISA.
+/// Returns "generic", "avx2", "avx512", "avx512_vnni" or "avx512_bf16", the values of MANTISSA_MAX_ISA.
 std::string tier_name(CpuTier tier);
 
 /// Returns those of `features` that the tier named `cap` needs; all of them for nullptr and "".

@@ -80,7 +80,8 @@ TEST(CpuTier, AnUnknownCapIsAnErrorThatListsTheTiers) {
       capped_cpu_features({}, cap);
       FAIL() << cap;
     } catch (const c10::ValueError& error) {
-      EXPECT_THAT(error.what_without_backtrace(), testing::HasSubstr("generic, avx2, avx512, avx512_bf16"));
+      EXPECT_THAT(error.what_without_backtrace(),
+                  testing::HasSubstr("generic, avx2, avx512, avx512_vnni, avx512_bf16"));
       EXPECT_THAT(error.what_without_backtrace(), testing::HasSubstr("MANTISSA_MAX_ISA=" + std::string(cap)));
     }
   }

@@ -59,7 +59,7 @@ def mixed_products(on: bool) -> bool:
 
 
 def tier() -> str:
-    """Returns the tier in use: ``generic``, ``avx2``, ``avx512`` or ``avx512_bf16``. ``MANTISSA_MAX_ISA`` limits it."""
+    """Returns the tier in use: ``generic``, ``avx2``, ``avx512``, ``avx512_vnni`` or ``avx512_bf16``. ``MANTISSA_MAX_ISA`` limits it."""
     return str(_library.tier())
 
 

@@ -22,12 +22,14 @@ Target config;              // YAML of `mantissa fit --config`
 Target events;              // TensorBoard event files
 Target idx;                 // IDX files, not gzip'd
 Target manifest;            // manifest.json of a checkpoint, whatever its checksum
+Target quant_state;         // JSON of a 4-bit weight that bitsandbytes has saved
 Target safetensors_header;  // 8 little-endian bytes with the number of data bytes that follow, then the JSON
 Target shard_index;         // model.safetensors.index.json
 
 inline constexpr std::pair<const char*, Target*> kTargets[] = {
     {"config", config},     {"events", events},           {"idx", idx},
-    {"manifest", manifest}, {"shard_index", shard_index}, {"safetensors_header", safetensors_header},
+    {"manifest", manifest}, {"quant_state", quant_state}, {"shard_index", shard_index},
+    {"safetensors_header", safetensors_header},
 };
 
 /// Throws no c10::Error, because parsers refuse bytes with that.

@@ -47,6 +47,7 @@ std::vector<Kernel> candidates(size_t element, size_t family) {
   std::vector<Kernel> result;
   for (auto tier = cpu_tiers().rbegin(); tier != cpu_tiers().rend(); ++tier) {
     if (*tier == CpuTier::kGeneric && !result.empty()) continue;
+    if (*tier == CpuTier::kAvx512Vnni) continue;  // only int8 products, which are not chosen, have this build
     if (cpu_features().includes(features_of(*tier)) && (*tier != CpuTier::kAvx512Bf16 || has_pairs))
       result.push_back({*tier});
   }

@@ -262,10 +262,11 @@ void finish_tile(const Gemm& g, const Tile& tile, float* sums, int64_t stride) {
 /// The macro-kernel's loop over the micro-tiles of `block`, which is up to NR columns wide: multiplies a
 /// packed block of a by a micro-panel of b, `depth` steps deep. `sums` keeps the sums between blocks of k; if
 /// there is only one block, they stay in a micro-tile's own memory. pack_a(i, rows) is called before rows [i,
-/// i + rows) of the block are read.
-template <class V, class PackA>
-void multiply_micro_panel(const Gemm& g, const Tile& block, int64_t depth, bool first, bool last,
-                          const float* a, const PackA& pack_a, const float* b, float* sums, int64_t stride) {
+/// i + rows) of the block are read, and finish(tile, sums, stride) when the sums of a micro-tile are complete.
+template <class V, class PackA, class Finish>
+void multiply_micro_panel(const Tile& block, int64_t depth, bool first, bool last, const float* a,
+                          const PackA& pack_a, const float* b, float* sums, int64_t stride,
+                          const Finish& finish) {
   constexpr int kNR = V::kVectors * V::kLanes;
   alignas(64) float tile_sums[V::kMR * kNR];
   const int64_t vectors = (block.cols + V::kLanes - 1) / V::kLanes;
@@ -277,7 +278,7 @@ void multiply_micro_panel(const Gemm& g, const Tile& block, int64_t depth, bool 
     const int64_t to_stride = only ? kNR : stride;
     MicroKernels<V>::kOf[(rows - 1) * V::kVectors + vectors - 1](depth, a + i * depth, b, to, to_stride,
                                                                  !first);
-    if (last) finish_tile<V>(g, {block.batch, block.row + i, block.col, rows, block.cols}, to, to_stride);
+    if (last) finish(Tile{block.batch, block.row + i, block.col, rows, block.cols}, to, to_stride);
   }
 }
 
@@ -292,10 +293,43 @@ constexpr int64_t least(int64_t x, int64_t y) {
   return x < y ? x : y;
 }
 
+/// A block of an operand that is about to be packed: lanes [begin, begin + count) of term `term`, from element
+/// `k` on, `depth` elements deep. The lanes are rows of a or columns of b.
+struct PackedBlock {
+  int64_t batch, term, begin, count, k, depth;
+};
+
+/// The operands of a product of floats, and what follows the sums. gemm_blocked() takes other operands that
+/// have these functions: the codes of weights, for example.
 template <class V>
-void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
+struct GemmOperands {
+  const Gemm& g;
+
+  void pack_a(const PackedBlock& block, float* to) const {
+    const int64_t at = block.batch * g.a.batch_stride + block.term * g.a.term_stride +
+                       block.begin * g.a.row_stride + block.k * g.a.col_stride;
+    pack<V, V::kMR>(g.a.element, g.b.element,
+                    {element_at<V>(g.a, at), g.a.row_stride, g.a.col_stride, g.m - block.begin}, block.count,
+                    block.depth, to);
+  }
+  void pack_b(const PackedBlock& block, float* to) const {
+    const int64_t at = block.batch * g.b.batch_stride + block.term * g.b.term_stride +
+                       block.k * g.b.row_stride + block.begin * g.b.col_stride;
+    pack<V, V::kVectors * V::kLanes>(
+        g.b.element, g.a.element, {element_at<V>(g.b, at), g.b.col_stride, g.b.row_stride, g.n - block.begin},
+        block.count, block.depth, to);
+  }
+  void finish(const Tile& tile, float* sums, int64_t stride) const { finish_tile<V>(g, tile, sums, stride); }
+};
+
+/// Computes a part of a product. Of `g`, only the sizes are read here.
+template <class V, class Operands>
+void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratch, const Operands& operands) {
   constexpr int kNR = V::kVectors * V::kLanes;
   constexpr int64_t kDepth = kGemmKC * V::kSteps;
+  const auto finish = [&](const Tile& tile, float* sums, int64_t stride) {
+    operands.finish(tile, sums, stride);
+  };
   for (int64_t col = part.col_begin; col < part.col_end; col += kGemmNC) {
     const int64_t cols = least<V>(kGemmNC, part.col_end - col);
     const int64_t stride = (cols + kNR - 1) / kNR * kNR;
@@ -310,35 +344,29 @@ void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratc
         const int64_t b_step = rows_end - rows_begin > kGemmMC ? steps : 0;
         for (int64_t row = rows_begin; row < rows_end; row += kGemmMC) {
           const int64_t rows = least<V>(kGemmMC, rows_end - row);
-          const int64_t a_at = part.batch * g.a.batch_stride + term * g.a.term_stride + row * g.a.row_stride +
-                               k * g.a.col_stride;
           for (int64_t j = 0; j < cols; j += kNR) {
             const int64_t here = least<V>(kNR, cols - j);
             float* const panel = scratch.b + j * b_step;
-            if (row == rows_begin) {
-              const int64_t b_at = part.batch * g.b.batch_stride + term * g.b.term_stride +
-                                   k * g.b.row_stride + (col + j) * g.b.col_stride;
-              pack<V, kNR>(g.b.element, g.a.element,
-                           {element_at<V>(g.b, b_at), g.b.col_stride, g.b.row_stride, g.n - col - j}, here,
-                           depth, panel);
-            }
+            if (row == rows_begin) operands.pack_b({part.batch, term, col + j, here, k, depth}, panel);
             // The rows of a are also packed right before their first use: packing overlaps with waiting for a
             // micro-tile's sums.
             const auto pack_a = [&](int64_t i, int64_t count) {
               if (j == 0)
-                pack<V, V::kMR>(g.a.element, g.b.element,
-                                {element_at<V>(g.a, a_at + i * g.a.row_stride), g.a.row_stride,
-                                 g.a.col_stride, g.m - row - i},
-                                count, depth, scratch.a + i * steps);
+                operands.pack_a({part.batch, term, row + i, count, k, depth}, scratch.a + i * steps);
             };
-            multiply_micro_panel<V>(g, {part.batch, row, col + j, rows, here}, steps, block == 0,
+            multiply_micro_panel<V>({part.batch, row, col + j, rows, here}, steps, block == 0,
                                     block + 1 == all_blocks, scratch.a, pack_a, panel,
-                                    scratch.sums + (row - rows_begin) * stride + j, stride);
+                                    scratch.sums + (row - rows_begin) * stride + j, stride, finish);
           }
         }
       }
     }
   }
+}
+
+template <class V>
+void gemm_blocked(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
+  gemm_blocked<V>(g, part, scratch, GemmOperands<V>{g});
 }
 
 }  // namespace mantissa::kernels::cpu

@@ -1,0 +1,36 @@
+#include "mantissa/kernels/cpu/avx512/code4_internal.h"
+#include "mantissa/kernels/cpu/avx512_bf16/vector_internal.h"
+#include "mantissa/kernels/cpu/product4_internal.h"
+#include "mantissa/kernels/cpu/quantized4_kernel.h"
+
+namespace mantissa::kernels::cpu::avx512_bf16 {
+namespace {
+
+struct Vectors4 : avx512::Avx512Code4 {
+  using Single = avx512::Avx512Code4;
+  static constexpr int kSteps = 2;
+
+  static Float multiply_packed(Float a, Float b, Float c) { return Avx512Bf16::multiply_packed(a, b, c); }
+  template <int kWidth>
+  static void pack_pairs(Element element, const MicroPanels& panels, int64_t width, int64_t depth,
+                         float* to) {
+    Avx512Bf16::pack_pairs<kWidth>(element, panels, width, depth, to);
+  }
+
+  static Float pair(Float first, Float second) {
+    alignas(64) static constexpr uint16_t kInTurn[] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(kInTurn), both));
+  }
+};
+
+}  // namespace
+
+void product4(const Product4& p, const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
+  if (p.a.element != Element::kBFloat16) return avx512::product4(p, g, part, scratch);
+  product4_with<Vectors4>(p, g, part, scratch);
+}
+
+}  // namespace mantissa::kernels::cpu::avx512_bf16

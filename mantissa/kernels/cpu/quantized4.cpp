@@ -1,0 +1,67 @@
+#include "mantissa/kernels/cpu/quantized4.h"
+
+#include <algorithm>
+
+#include "mantissa/kernels/cpu/builds_internal.h"
+#include "mantissa/kernels/cpu/gemm_parts_internal.h"
+
+namespace mantissa::kernels::cpu {
+namespace {
+
+constexpr int64_t kValuesPerTask = 1 << 15;  // about ten microseconds
+
+void multiply_few_rows(const Product4& problem, const Gemm& g, const Quantized4Build& build) {
+  float* const arranged = shared_scratch(arranged_floats4(problem));
+  build.arrange_rows(problem, arranged);
+  const int64_t threads = threads_for(g.m * g.n * g.k);
+  at::parallel_for(0, g.n, round_up(divide_up(g.n, threads), kStrip4), [&](int64_t begin, int64_t end) {
+    alignas(64) float sums[kFewRows4 * kStrip4];
+    build.few_rows(problem, g, arranged, begin, end, sums);
+  });
+}
+
+}  // namespace
+
+const std::vector<Quantized4Build>& quantized4_builds() {
+  static const std::vector<Quantized4Build> builds = {
+#if defined(__x86_64__)
+    {CpuTier::kAvx512Bf16, avx512::quantize4, avx512::dequantize4, avx512_bf16::product4,
+     avx512::arrange_rows4, avx512::few_rows4, 12, 32},
+    {CpuTier::kAvx512, avx512::quantize4, avx512::dequantize4, avx512::product4, avx512::arrange_rows4,
+     avx512::few_rows4, 12, 32},
+    {CpuTier::kAvx2, avx2::quantize4, avx2::dequantize4, avx2::product4, avx2::arrange_rows4, avx2::few_rows4,
+     6, 16},
+#endif
+    {CpuTier::kGeneric, generic::quantize4, generic::dequantize4, generic::product4, nullptr, nullptr, 1, 64}
+  };
+  return builds;
+}
+
+const Quantized4Build& quantized4_build() {
+  static const Quantized4Build& build = build_for(quantized4_builds(), cpu_features());
+  return build;
+}
+
+void quantize4(const Quantize4& problem, const Quantized4Build& build) {
+  const int64_t blocks = divide_up(problem.count, problem.block);
+  at::parallel_for(0, blocks, divide_up(kValuesPerTask, problem.block),
+                   [&](int64_t begin, int64_t end) { build.quantize(problem, begin, end); });
+}
+
+void dequantize4(const Dequantize4& problem, const Quantized4Build& build) {
+  constexpr int64_t kUnit = kSmallestBlock4;  // where parts may begin
+  at::parallel_for(0, divide_up(problem.count, kUnit), kValuesPerTask / kUnit,
+                   [&](int64_t begin, int64_t end) {
+                     build.dequantize(problem, begin * kUnit, std::min(problem.count, end * kUnit));
+                   });
+}
+
+void product4(const Product4& problem, const Quantized4Build& build) {
+  const Gemm g = gemm_of(problem);
+  if (build.few_rows != nullptr && is_few_rows4(problem)) return multiply_few_rows(problem, g, build);
+  for_each_part(g, {build.mr, build.nr}, [&](const GemmPart& part, const GemmScratch& scratch) {
+    build.product(problem, g, part, scratch);
+  });
+}
+
+}  // namespace mantissa::kernels::cpu

@@ -1,0 +1,76 @@
+#pragma once
+
+// The interface of each tier's kernels for 4-bit weights. This header follows the rules of element.h.
+
+#include <cstdint>
+
+#include "mantissa/kernels/cpu/gemm_kernel.h"
+#include "mantissa/kernels/quantized4.h"
+
+namespace mantissa::kernels::cpu {
+
+/// Quantizes blocks [begin, end): see Quantize4.
+using Quantize4Part = void(const Quantize4&, int64_t begin, int64_t end);
+/// Dequantizes values [begin, end), where `begin` is a multiple of 32: see Dequantize4.
+using Dequantize4Part = void(const Dequantize4&, int64_t begin, int64_t end);
+/// Computes a part of a product: see Product4. `Gemm` is gemm_of(product).
+using Product4Part = void(const Product4&, const Gemm&, const GemmPart&, const GemmScratch&);
+
+/// The product of up to kFewRows4 rows with w^T, which has a kernel of its own. The rows are arranged once in
+/// the order in which the kernel decodes a weight; `to` has arranged_floats4() floats and is 64-byte aligned.
+constexpr int64_t kFewRows4 = 3;
+using ArrangeRows4 = void(const Product4&, float* to);
+/// Computes columns [begin, end) of the result; `sums` has room for kFewRows4 * kStrip4 floats.
+using FewRows4Part = void(const Product4&, const Gemm&, const float* arranged, int64_t begin, int64_t end,
+                          float* sums);
+constexpr int64_t kStrip4 = 64;
+
+/// True if a product has so few rows, and each row of the weight is a whole number of blocks.
+template <class Build = void>
+constexpr bool is_few_rows4(const Product4& p) {
+  return p.transposed && p.m <= kFewRows4 && p.weight.cols % p.weight.block == 0;
+}
+
+/// The size of the arranged rows. Rows are padded to the 128 values that the widest kernel decodes at once.
+template <class Build = void>
+constexpr int64_t arranged_floats4(const Product4& p) {
+  return p.m * ((p.weight.cols + 127) / 128 * 128);
+}
+
+/// The same product as a Gemm whose operand b has no data.
+template <class Build = void>
+constexpr Gemm gemm_of(const Product4& p) {
+  Gemm g;
+  g.m = p.m;
+  g.n = p.transposed ? p.weight.rows : p.weight.cols;
+  g.k = p.transposed ? p.weight.cols : p.weight.rows;
+  g.a = p.a;
+  g.addend = p.addend;
+  g.out = p.out;
+  return g;
+}
+
+namespace generic {  // the reference implementation
+Quantize4Part quantize4;
+Dequantize4Part dequantize4;
+Product4Part product4;
+}  // namespace generic
+namespace avx2 {
+Quantize4Part quantize4;
+Dequantize4Part dequantize4;
+Product4Part product4;
+ArrangeRows4 arrange_rows4;
+FewRows4Part few_rows4;
+}  // namespace avx2
+namespace avx512 {
+Quantize4Part quantize4;
+Dequantize4Part dequantize4;
+Product4Part product4;
+ArrangeRows4 arrange_rows4;
+FewRows4Part few_rows4;
+}  // namespace avx512
+namespace avx512_bf16 {
+Product4Part product4;
+}
+
+}  // namespace mantissa::kernels::cpu

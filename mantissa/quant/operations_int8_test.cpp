@@ -1,0 +1,52 @@
+#include <cmath>
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include "mantissa/quant/operations_int8_internal.h"
+#include "mantissa/quant/test_support_internal.h"
+
+namespace mantissa::operations_int8_test {
+namespace {
+
+using test::same_bits;
+
+TEST(OperationsInt8, QuantizationEqualsTheKernelsBitForBit) {
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16})
+    for (const double threshold : {0.0, 2.0, 6.0}) {
+      at::Tensor x = at::randn({7, 133}) * 3;
+      x[1].zero_();
+      x[2].fill_(0.5);
+      x[3][7] = 6;
+      x[4][8] = NAN;
+      x[5][9] = HUGE_VALF;
+      x = x.to(dtype);
+      const QuantizedInt8 got = quant::quantize_int8_by_operations(x, threshold);
+      const QuantizedInt8 want = int8_vectorwise_quant(x, threshold);
+      EXPECT_TRUE(same_bits(got.scales, want.scales)) << dtype << " " << threshold;
+      EXPECT_TRUE(at::equal(got.codes, want.codes)) << dtype << " " << threshold;
+      EXPECT_EQ(got.outlier_cols.defined(), want.outlier_cols.defined());
+      if (got.outlier_cols.defined()) {
+        EXPECT_TRUE(at::equal(got.outlier_cols, want.outlier_cols));
+      }
+    }
+}
+
+TEST(OperationsInt8, ProductsEqualTheKernelsBitForBit) {
+  for (const int64_t k : {1, 100, 1024, 2500}) {
+    // Sums beyond the 24 bits of float32.
+    const at::Tensor a = at::randint(100, 128, {5, k}, at::kChar),
+                     b = at::randint(100, 128, {9, k}, at::kChar);
+    const at::Tensor sums = int8_matmul(a, b);
+    EXPECT_TRUE(at::equal(quant::int8_matmul_by_operations(a, b), sums)) << k;
+    const QuantizedInt8 left{a, at::rand({5}), {}}, right{b, at::rand({9}), {}};
+    const at::Tensor bias = at::randn({9});
+    for (const auto dtype : {at::kFloat, at::kHalf})
+      EXPECT_TRUE(same_bits(quant::scaled_by_operations(sums, left.scales, right.scales, bias, dtype),
+                            int8_scaled_matmul(left, right, bias, dtype)))
+          << k;
+  }
+}
+
+}  // namespace
+}  // namespace mantissa::operations_int8_test

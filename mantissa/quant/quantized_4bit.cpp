@@ -1,0 +1,225 @@
+#include "mantissa/quant/quantized_4bit.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <string>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/mean.h>
+#include <c10/util/accumulate.h>
+#include <c10/util/irange.h>
+
+#include "mantissa/core/code_tables.h"
+#include "mantissa/core/parallel_internal.h"
+#include "mantissa/kernels/cpu/quantized4.h"
+#include "mantissa/quant/operations_4bit_internal.h"
+#include "mantissa/quant/quantized_4bit_internal.h"
+
+namespace mantissa {
+namespace {
+
+using kernels::Element;
+
+constexpr std::array kStorageDtypes = {at::kByte, at::kHalf, at::kBFloat16, at::kFloat};
+
+int64_t blocks_of(int64_t count, int64_t blocksize) { return (count + blocksize - 1) / blocksize; }
+
+/// Throws if any value is not finite; a block that has such a value has such a scale.
+void check_finite(const at::Tensor& tensor, const at::Tensor& absmax, std::string_view name) {
+  if (absmax.isfinite().all().item<bool>()) return;
+  const at::Tensor bad = tensor.isfinite().logical_not().reshape({-1});
+  TORCH_CHECK_VALUE(false, "quantize_4bit: ", name, " has ", bad.sum().item<int64_t>(),
+                    " values that are inf or nan, the first at index ",
+                    bad.to(at::kByte).argmax().item<int64_t>(), " of ", tensor.numel(),
+                    "; a 4-bit block cannot hold them: repair the tensor first");
+}
+
+/// The codes and scales of the double quantization of `residual`.
+std::pair<at::Tensor, at::Tensor> quantize_nested(const at::Tensor& residual) {
+  if (!residual.is_cpu()) return quant::quantize_nested_by_operations(residual);
+  const int64_t count = residual.numel(), blocks = blocks_of(count, kNestedBlocksize);
+  at::Tensor codes = at::empty({count}, at::kByte), absmax = at::empty({blocks}, at::kFloat);
+  const float* const from = residual.const_data_ptr<float>();
+  auto* const to = codes.mutable_data_ptr<uint8_t>();
+  auto* const scales = absmax.mutable_data_ptr<float>();
+  at::parallel_for(0, blocks, 8, [&](int64_t begin, int64_t end) {
+    for (const auto block : c10::irange(begin, end)) {
+      const int64_t first = block * kNestedBlocksize, last = std::min(count, first + kNestedBlocksize);
+      float largest = 0;
+      for (const auto i : c10::irange(first, last)) largest = std::max(largest, std::abs(from[i]));
+      for (const auto i : c10::irange(first, last))
+        to[i] = nearest_code(kDynamicSigned, largest == 0 ? 0 : from[i] / largest);
+      scales[block] = largest;
+    }
+  });
+  return {codes, absmax};
+}
+
+/// The mean of the scales. On the CPU they are added in order, so that threads do not change it.
+at::Tensor mean_of(const at::Tensor& absmax) {
+  if (!absmax.is_cpu()) return absmax.mean();
+  double sum = 0;
+  const float* const values = absmax.const_data_ptr<float>();
+  for (const auto i : c10::irange(absmax.numel())) sum += values[i];
+  return at::full({}, absmax.numel() == 0 ? 0 : sum / static_cast<double>(absmax.numel()), at::kFloat);
+}
+
+void compress_statistics(Quantized4Bit& quantized) {
+  const at::Tensor offset = mean_of(quantized.absmax);
+  std::tie(quantized.absmax, quantized.nested_absmax) = quantize_nested(quantized.absmax - offset);
+  quantized.nested_offset = offset;
+  quantized.nested_map = quant::dynamic_map(offset.device());
+}
+
+/// Adds each rounding of its own: see absmax_of().
+void restore(const Quantized4Bit& quantized, float* to) {
+  const auto* const codes = quantized.absmax.const_data_ptr<uint8_t>();
+  const float *const map = quantized.nested_map.const_data_ptr<float>(), *const scales =
+                                                                             quantized.nested_absmax
+                                                                                 .const_data_ptr<float>();
+  const float offset = *quantized.nested_offset.const_data_ptr<float>();
+  const int64_t count = quantized.absmax.numel();
+  at::parallel_for(0, blocks_of(count, kNestedBlocksize), 64, [&](int64_t begin, int64_t end) {
+    for (const auto block : c10::irange(begin, end)) {
+      const float scale = scales[block];
+      const int64_t last = std::min(count, (block + 1) * kNestedBlocksize);
+      for (int64_t i = block * kNestedBlocksize; i < last; ++i) to[i] = map[codes[i]] * scale + offset;
+    }
+  });
+}
+
+}  // namespace
+
+namespace quant {
+
+at::Tensor dynamic_map(at::Device device) {
+  // from_blob() takes no const pointer; the copy is what is kept.
+  static const at::Tensor map = at::from_blob(const_cast<float*>(kDynamicSigned), {256}, at::kFloat).clone();
+  return device.is_cpu() ? map : map.to(device);
+}
+
+at::Tensor bytes_of(const Quantized4Bit& quantized) { return quantized.codes.view(at::kByte).view({-1}); }
+
+kernels::Code4 code_of(Format format) {
+  return format == Format::kNF4 ? kernels::Code4::kNF4 : kernels::Code4::kFP4;
+}
+
+bool has_kernel(at::Device device, at::ScalarType dtype) {
+  return device.is_cpu() && (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16);
+}
+
+Element element_of(at::ScalarType dtype) {
+  return dtype == at::kFloat      ? Element::kFloat32
+         : dtype == at::kBFloat16 ? Element::kBFloat16
+                                  : Element::kFloat16;
+}
+
+}  // namespace quant
+
+int64_t Quantized4Bit::numel() const { return c10::multiply_integers(shape); }
+
+int64_t Quantized4Bit::nbytes() const {
+  const auto bytes = [](const at::Tensor& x) { return x.defined() ? static_cast<int64_t>(x.nbytes()) : 0; };
+  return bytes(codes) + bytes(absmax) + bytes(nested_absmax) + bytes(nested_offset);
+}
+
+Quantized4Bit Quantized4Bit::to(at::Device device) const {
+  Quantized4Bit result = *this;
+  for (at::Tensor* const tensor :
+       {&result.codes, &result.absmax, &result.nested_absmax, &result.nested_map, &result.nested_offset})
+    if (tensor->defined()) *tensor = tensor->to(device);
+  return result;
+}
+
+void check_options(const Quantize4BitOptions& options) {
+  TORCH_CHECK_VALUE(options.format == Format::kNF4 || options.format == Format::kFP4,
+                    "quantize_4bit: ", info(options.format).name, " has no 4-bit codes; choose nf4 or fp4");
+  TORCH_CHECK_VALUE(options.blocksize >= kernels::kSmallestBlock4 &&
+                        options.blocksize <= kernels::kLargestBlock4 &&
+                        std::has_single_bit(static_cast<uint64_t>(options.blocksize)),
+                    "quantize_4bit: blocks of ", options.blocksize,
+                    " values; choose 32, 64, 128, 256, 512, 1024, 2048 or 4096");
+  TORCH_CHECK_VALUE(
+      std::find(kStorageDtypes.begin(), kStorageDtypes.end(), options.quant_storage) != kStorageDtypes.end(),
+      "quantize_4bit: codes cannot be stored as ", options.quant_storage,
+      "; choose uint8, float16, bfloat16 or float32");
+}
+
+Quantized4Bit quantize_4bit(const at::Tensor& tensor, const Quantize4BitOptions& options,
+                            std::string_view name) {
+  check_options(options);
+  TORCH_CHECK_VALUE(tensor.defined(), "quantize_4bit: ", name, " is undefined; give a tensor with values");
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16,
+                   "quantize_4bit: ", name, " has dtype ", dtype,
+                   "; cast it to float32, float16 or bfloat16");
+  const int64_t count = tensor.numel(), bytes = (count + 1) / 2;
+  const auto item = static_cast<int64_t>(c10::elementSize(options.quant_storage));
+  TORCH_CHECK_VALUE(bytes % item == 0, "quantize_4bit: ", name, " has ", bytes,
+                    " bytes of codes, which do not fill whole elements of ", options.quant_storage,
+                    "; store them as uint8");
+
+  const at::Tensor values = tensor.detach().contiguous();
+  Quantized4Bit result;
+  if (values.is_cpu()) {
+    result.codes = at::empty({bytes}, at::kByte);
+    result.absmax = at::empty({blocks_of(count, options.blocksize)}, at::kFloat);
+    kernels::cpu::quantize4({values.const_data_ptr(), quant::element_of(dtype), count, options.blocksize,
+                             quant::code_of(options.format), result.codes.mutable_data_ptr<uint8_t>(),
+                             result.absmax.mutable_data_ptr<float>()},
+                            kernels::cpu::quantized4_build());
+  } else {
+    std::tie(result.codes, result.absmax) =
+        quant::quantize_by_operations(values, options.blocksize, options.format);
+  }
+  check_finite(values, result.absmax, name);
+  result.codes = result.codes.view(options.quant_storage).view({-1, 1});
+  result.shape = tensor.sizes().vec();
+  result.dtype = dtype;
+  result.blocksize = options.blocksize;
+  result.format = options.format;
+  if (options.compress_statistics) compress_statistics(result);
+  return result;
+}
+
+at::Tensor absmax_of(const Quantized4Bit& quantized) {
+  if (!quantized.is_nested()) return quantized.absmax;
+  if (quantized.absmax.is_cpu()) {
+    at::Tensor result = at::empty({quantized.absmax.numel()}, at::kFloat);
+    restore(quantized, result.mutable_data_ptr<float>());
+    return result;
+  }
+  const at::Tensor scales =
+      quantized.nested_absmax.repeat_interleave(kNestedBlocksize).narrow(0, 0, quantized.absmax.numel());
+  return quantized.nested_map.index({quantized.absmax.to(at::kInt)}) * scales + quantized.nested_offset;
+}
+
+at::Tensor dequantize_4bit(const Quantized4Bit& quantized, at::ScalarType dtype) {
+  TORCH_CHECK_TYPE(
+      dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble,
+      "dequantize_4bit: cannot restore values as ", dtype, "; choose float32, float16, bfloat16 or float64");
+  const at::Tensor absmax = absmax_of(quantized), bytes = quant::bytes_of(quantized);
+  const int64_t count = quantized.numel();
+  if (!quant::has_kernel(quantized.device(), dtype) && dtype != at::kDouble)
+    return quant::dequantize_by_operations(bytes, absmax, count, quantized.blocksize, quantized.format, dtype)
+        .view(quantized.shape);
+  if (dtype == at::kDouble) return dequantize_4bit(quantized, at::kFloat).to(at::kDouble);
+  at::Tensor out = at::empty(quantized.shape, dtype);
+  kernels::cpu::dequantize4(
+      {bytes.const_data_ptr<uint8_t>(), absmax.const_data_ptr<float>(), count, quantized.blocksize,
+       quant::code_of(quantized.format), out.mutable_data_ptr(), quant::element_of(dtype)},
+      kernels::cpu::quantized4_build());
+  return out;
+}
+
+at::Tensor dequantize_4bit(const Quantized4Bit& quantized) {
+  return dequantize_4bit(quantized, quantized.dtype);
+}
+
+}  // namespace mantissa

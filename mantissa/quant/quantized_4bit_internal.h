@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "mantissa/kernels/quantized4.h"
+#include "mantissa/quant/quantized_4bit.h"
+
+namespace mantissa::quant {
+
+/// Returns the signed dynamic map, [256] float32. All tensors on the CPU share one.
+at::Tensor dynamic_map(at::Device device);
+
+/// Returns the bytes of the codes, whatever dtype they are stored in: [(n + 1) / 2] uint8.
+at::Tensor bytes_of(const Quantized4Bit& quantized);
+
+kernels::Code4 code_of(Format format);
+
+/// Whether kernels of ours take values of this dtype.
+bool has_kernel(at::Device device, at::ScalarType dtype);
+
+/// `dtype` is float32, bf16 or fp16.
+kernels::Element element_of(at::ScalarType dtype);
+
+}  // namespace mantissa::quant

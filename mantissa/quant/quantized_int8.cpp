@@ -1,0 +1,150 @@
+#include "mantissa/quant/quantized_int8.h"
+
+#include <cmath>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
+
+#include "mantissa/kernels/cpu/int8.h"
+#include "mantissa/quant/operations_int8_internal.h"
+#include "mantissa/quant/quantized_4bit_internal.h"
+
+namespace mantissa {
+namespace {
+
+bool is_float(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+/// Quantizes rows that are adjacent, on the CPU.
+QuantizedInt8 quantize_rows(const at::Tensor& rows, float threshold) {
+  QuantizedInt8 result;
+  result.codes = at::empty(rows.sizes(), at::kChar);
+  result.scales = at::empty({rows.size(0)}, at::kFloat);
+  at::Tensor outliers;
+  if (threshold > 0) outliers = at::zeros({rows.size(1)}, at::kByte);
+  kernels::cpu::quantize_int8(
+      {rows.const_data_ptr(), quant::element_of(rows.scalar_type()), rows.size(0), rows.size(1),
+       rows.stride(0), threshold, result.codes.mutable_data_ptr<int8_t>(),
+       result.scales.mutable_data_ptr<float>()},
+      threshold > 0 ? outliers.mutable_data_ptr<uint8_t>() : nullptr, kernels::cpu::int8_build());
+  if (threshold > 0) {
+    result.outlier_cols = outliers.nonzero().view({-1});
+    result.codes.index_fill_(1, result.outlier_cols, 0);
+  }
+  return result;
+}
+
+void check_product(const char* function, const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK_TYPE(a.scalar_type() == at::kChar && b.scalar_type() == at::kChar, function,
+                   ": the codes have the dtypes ", a.scalar_type(), " and ", b.scalar_type(),
+                   "; both have to be int8");
+  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(1), function,
+                    ": the codes have the shapes ", a.sizes(), " and ", b.sizes(),
+                    "; they have to be [m, k] and [n, k]");
+  TORCH_CHECK_VALUE(a.device() == b.device(), function, ": the codes are on ", a.device(), " and ",
+                    b.device(), "; move one of them");
+  TORCH_CHECK_VALUE(a.size(1) <= kernels::kMaxInt8Depth, function, ": sums of ", a.size(1),
+                    " products may overflow int32; split the inner dimension into parts of at most ",
+                    kernels::kMaxInt8Depth);
+}
+
+kernels::ProductInt8 product_of(const at::Tensor& a, const at::Tensor& b) {
+  kernels::ProductInt8 p;
+  p.m = a.size(0);
+  p.n = b.size(0);
+  p.k = a.size(1);
+  p.a = a.const_data_ptr<int8_t>();
+  p.b = b.const_data_ptr<int8_t>();
+  p.a_stride = a.stride(0);
+  p.b_stride = b.stride(0);
+  return p;
+}
+
+}  // namespace
+
+int64_t QuantizedInt8::nbytes() const {
+  const auto bytes = [](const at::Tensor& x) { return x.defined() ? static_cast<int64_t>(x.nbytes()) : 0; };
+  return bytes(codes) + bytes(scales) + bytes(outlier_cols);
+}
+
+QuantizedInt8 QuantizedInt8::to(at::Device device) const {
+  return {codes.to(device), scales.to(device),
+          outlier_cols.defined() ? outlier_cols.to(device) : at::Tensor()};
+}
+
+QuantizedInt8 int8_vectorwise_quant(const at::Tensor& matrix, double threshold) {
+  TORCH_CHECK_VALUE(matrix.dim() == 2, "int8_vectorwise_quant: the tensor has ", matrix.dim(),
+                    " dimensions; give a matrix [rows, cols]");
+  TORCH_CHECK_TYPE(is_float(matrix.scalar_type()), "int8_vectorwise_quant: the matrix has dtype ",
+                   matrix.scalar_type(), "; cast it to float32, float16 or bfloat16");
+  TORCH_CHECK_VALUE(threshold >= 0, "int8_vectorwise_quant: the threshold is ", threshold,
+                    "; give a positive one, or 0 for none");
+  const at::Tensor values = matrix.detach();
+  if (!values.is_cpu()) return quant::quantize_int8_by_operations(values, threshold);
+  if (values.numel() == 0) {
+    QuantizedInt8 empty{at::empty(values.sizes(), at::kChar), at::zeros({values.size(0)}, at::kFloat), {}};
+    if (threshold > 0) empty.outlier_cols = at::empty({0}, at::kLong);
+    return empty;
+  }
+  return quantize_rows(values.stride(1) == 1 ? values : values.contiguous(), static_cast<float>(threshold));
+}
+
+QuantizedInt8 quantize_int8(const at::Tensor& weight, std::string_view name) {
+  TORCH_CHECK_VALUE(weight.defined() && weight.dim() == 2, "quantize_int8: ", name,
+                    " is no matrix; give a weight [out, in]");
+  TORCH_CHECK_TYPE(is_float(weight.scalar_type()), "quantize_int8: ", name, " has dtype ",
+                   weight.scalar_type(), "; cast it to float16");
+  const at::Tensor half = weight.detach().to(at::kHalf);
+  QuantizedInt8 result = int8_vectorwise_quant(half);
+  if (result.scales.isfinite().all().item<bool>()) return result;
+  const bool was_finite = weight.isfinite().all().item<bool>();
+  TORCH_CHECK_VALUE(!was_finite, "quantize_int8: ", name,
+                    " has values that float16 cannot hold (above 65504); scale it down first");
+  const at::Tensor bad = weight.detach().isfinite().logical_not().reshape({-1});
+  TORCH_CHECK_VALUE(false, "quantize_int8: ", name, " has ", bad.sum().item<int64_t>(),
+                    " values that are inf or nan, the first at index ",
+                    bad.to(at::kByte).argmax().item<int64_t>(), " of ", weight.numel(),
+                    "; repair the weight first");
+}
+
+at::Tensor dequantize_int8(const QuantizedInt8& quantized, at::ScalarType dtype) {
+  return (quantized.codes.to(at::kFloat) * quantized.scales.unsqueeze(1) / 127).to(dtype);
+}
+
+at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b) {
+  check_product("int8_matmul", a, b);
+  if (!a.is_cpu() || a.numel() == 0 || b.numel() == 0) return quant::int8_matmul_by_operations(a, b);
+  const at::Tensor left = a.contiguous(), right = b.contiguous();
+  at::Tensor sums = at::empty({a.size(0), b.size(0)}, at::kInt);
+  kernels::ProductInt8 p = product_of(left, right);
+  p.sums = sums.mutable_data_ptr<int32_t>();
+  kernels::cpu::product_int8(p, kernels::cpu::int8_build());
+  return sums;
+}
+
+at::Tensor int8_scaled_matmul(const QuantizedInt8& a, const QuantizedInt8& b, const at::Tensor& bias,
+                              at::ScalarType dtype) {
+  check_product("int8_scaled_matmul", a.codes, b.codes);
+  TORCH_CHECK_TYPE(is_float(dtype), "int8_scaled_matmul: cannot return ", dtype,
+                   "; choose float32, float16 or bfloat16");
+  if (!a.codes.is_cpu() || a.codes.numel() == 0 || b.codes.numel() == 0)
+    return quant::scaled_by_operations(int8_matmul(a.codes, b.codes), a.scales, b.scales, bias, dtype);
+  const at::Tensor left = a.codes.contiguous(), right = b.codes.contiguous();
+  const at::Tensor a_scales = a.scales.contiguous(), b_scales = b.scales.contiguous();
+  const at::Tensor addend = bias.defined() && !is_float(bias.scalar_type()) ? bias.to(at::kFloat) : bias;
+  at::Tensor out = at::empty({left.size(0), right.size(0)}, dtype);
+  kernels::ProductInt8 p = product_of(left, right);
+  p.a_scales = a_scales.const_data_ptr<float>();
+  p.b_scales = b_scales.const_data_ptr<float>();
+  p.scale = 1.0F / (127 * 127);
+  if (addend.defined())
+    p.addend = {addend.const_data_ptr(), quant::element_of(addend.scalar_type()), 0, addend.stride(0)};
+  p.out = {out.mutable_data_ptr(), quant::element_of(dtype), out.stride(0), 1};
+  kernels::cpu::product_int8(p, kernels::cpu::int8_build());
+  return out;
+}
+
+}  // namespace mantissa
