@@ -1,0 +1,339 @@
+#pragma once
+
+// The block-wise kernels, written once for all vector tiers. This header follows the rules of
+// elements_internal.h. V has these members in addition:
+//
+//   sqrt(x)
+//   look_up(table, codes)            the values of kLanes codes
+//   where_finite(x, a, b)            b where x is inf or nan
+//   sign(x)                          -1, 0 or 1
+//   Int, Lanes                       vectors of kLanes integers; a set of lanes
+//   least_class(x)                   see CodeClasses
+//   next_above(i, x, bounds)         the integers i, plus 1 where the rotated bits of x are above the bound
+//   pick(table, i)                   values of a table of eight floats or integers
+//   truncate(x)                      integers
+//   is_whole(i), whole(i)            whether a rank in units is nearly whole, or just below; the whole rank
+//   bits(lanes)                      a bit for each lane of the set
+//   code_of_rank<kIsSigned, kState>(rank, x)      the codes of numbers x; -1 stands for 0
+//   store_bytes(to, codes)           four vectors of codes
+
+#include <cstddef>
+#include <cstdint>
+
+#include "mantissa/kernels/cpu/blockwise_codes_internal.h"
+#include "mantissa/kernels/cpu/blockwise_kernel.h"
+#include "mantissa/kernels/cpu/elements_internal.h"
+#include "mantissa/kernels/cpu/stochastic_round_kernel.h"
+
+namespace mantissa::kernels::cpu {
+
+template <class V>
+int64_t count_in_block(int64_t block, int64_t count) {
+  const int64_t rest = count - block * kStateBlock;
+  return rest < kStateBlock ? rest : kStateBlock;
+}
+
+template <class V, DynamicMap kMap>
+void decode_block(const uint8_t* codes, float absmax, float* values, int64_t count) {
+  constexpr const float* kTable = kMap == DynamicMap::kSigned ? kDynamicSigned : kDynamicUnsigned;
+  const auto scale = V::set(absmax);
+  int64_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes)
+    V::store(values + i, V::mul(V::look_up(kTable, codes + i), scale));
+  for (; i < count; ++i) values[i] = kTable[codes[i]] * absmax;
+}
+
+/// Encodes a block and returns its absmax, given its largest magnitude. `values` holds a whole block, and
+/// loses its values if they are tiny.
+template <class V, DynamicMap kMap, Coding kCoding>
+float encode_block(float* values, float largest, uint8_t* codes, int64_t count) {
+  const float absmax = largest < kLargestFloat ? largest : kLargestFloat;
+  const auto [first, second] = normalizer<V>(absmax);
+  if (first != 1) {
+    for (int64_t i = 0; i < kStateBlock; ++i) values[i] *= first;
+  }
+  if (largest > kLargestFloat) {
+    for (int64_t i = 0; i < count; ++i) codes[i] = code_of<V>(kMap, kCoding, values[i] * second);
+    return absmax;
+  }
+  uint8_t copy[kStateBlock];
+  uint8_t* const to = count == kStateBlock ? codes : copy;
+  const auto factor = V::set(second);
+  for (int64_t i = 0; i < kStateBlock; i += 4 * V::kLanes)
+    store_codes<V, kMap, kCoding>(to + i, values + i, factor);
+  if (to == copy) __builtin_memcpy(codes, copy, static_cast<size_t>(count));
+  return absmax;
+}
+
+template <class V>
+float largest_lane(typename V::Float x) {
+  alignas(64) float lanes[V::kLanes];
+  V::store(lanes, x);
+  float largest = 0;
+  for (const float lane : lanes) largest = lane > largest ? lane : largest;
+  return largest;
+}
+
+template <class V, DynamicMap kMap>
+void quantize_block(const QuantizeBlockwise& problem, int64_t block) {
+  alignas(64) float values[kStateBlock] = {};
+  const int64_t begin = block * kStateBlock, count = count_in_block<V>(block, problem.count);
+  __builtin_memcpy(values, problem.in + begin, static_cast<size_t>(count) * sizeof *values);
+  auto largest = V::zero();
+  for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
+    const auto lanes = V::load(values + i);
+    largest = V::max(V::abs(lanes), largest);
+    if (kMap == DynamicMap::kUnsigned) V::store(values + i, V::max(lanes, V::zero()));
+  }
+  problem.absmax[block] =
+      encode_block<V, kMap, Coding::kNearest>(values, largest_lane<V>(largest), problem.codes + begin, count);
+}
+
+template <class V>
+void quantize_blocks_with(const QuantizeBlockwise& problem, int64_t first, int64_t last) {
+  for (int64_t block = first; block < last; ++block) {
+    if (problem.map == DynamicMap::kSigned) {
+      quantize_block<V, DynamicMap::kSigned>(problem, block);
+    } else {
+      quantize_block<V, DynamicMap::kUnsigned>(problem, block);
+    }
+  }
+}
+
+template <class V>
+void dequantize_blocks_with(const DequantizeBlockwise& problem, int64_t first, int64_t last) {
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t begin = block * kStateBlock, count = count_in_block<V>(block, problem.count);
+    const uint8_t* const codes = problem.codes + begin;
+    if (problem.map == DynamicMap::kSigned) {
+      decode_block<V, DynamicMap::kSigned>(codes, problem.absmax[block], problem.out + begin, count);
+    } else {
+      decode_block<V, DynamicMap::kUnsigned>(codes, problem.absmax[block], problem.out + begin, count);
+    }
+  }
+}
+
+/// The factors of an update in all lanes.
+template <class V>
+struct WideFactors {
+  typename V::Float step_size, beta1, beta2, rest1, rest2, eps, decay, keep, sign;
+
+  explicit WideFactors(const BlockwiseUpdate& u)
+      : step_size(V::set(u.factors.step_size)),
+        beta1(V::set(u.factors.beta1)),
+        beta2(V::set(u.factors.beta2)),
+        rest1(V::set(u.factors.rest1)),
+        rest2(V::set(u.factors.rest2)),
+        eps(V::set(u.factors.eps)),
+        decay(V::set(u.factors.decay)),
+        keep(V::set(u.factors.keep)),
+        sign(V::set(u.maximize ? -1 : 1)) {}
+};
+
+/// Updates the parameter and the states of kLanes elements: see UpdateRule.
+template <class V, UpdateRule kRule>
+[[gnu::always_inline]] inline void update_lanes(const WideFactors<V>& f, typename V::Float gradient,
+                                                typename V::Float& p, typename V::Float& m,
+                                                typename V::Float& v) {
+  using Float = typename V::Float;
+  const Float before = p;
+  Float g = V::mul(gradient, f.sign);
+  if constexpr (kRule == UpdateRule::kAdam) {
+    m = V::add(V::mul(f.beta1, m), V::mul(f.rest1, g));
+    v = V::add(V::mul(f.beta2, v), V::mul(V::mul(f.rest2, g), g));
+    p = V::sub(p, V::mul(f.step_size, V::div(m, V::add(V::sqrt(v), f.eps))));
+    p = V::mul(p, f.keep);
+    v = V::where_finite(gradient, v, V::zero());
+  } else if constexpr (kRule == UpdateRule::kLion) {
+    const Float direction = V::add(V::mul(f.beta1, m), V::mul(f.rest1, g));
+    p = V::sub(V::mul(p, f.keep), V::mul(f.step_size, V::sign(direction)));
+    m = V::add(V::mul(f.beta2, m), V::mul(f.rest2, g));
+  } else {
+    g = V::add(g, V::mul(f.decay, p));
+    if constexpr (kRule == UpdateRule::kSGD) {
+      m = V::add(V::mul(f.beta1, m), g);
+      p = V::sub(p, V::mul(f.step_size, m));
+    } else {
+      if constexpr (kRule == UpdateRule::kRMSprop) {
+        m = V::add(V::mul(f.beta1, m), V::mul(V::mul(f.rest1, g), g));
+      } else {
+        m = V::add(m, V::mul(g, g));
+      }
+      p = V::sub(p, V::mul(f.step_size, V::div(g, V::add(V::sqrt(m), f.eps))));
+    }
+  }
+  p = V::where_finite(gradient, p, before);
+  m = V::where_finite(gradient, m, V::zero());
+}
+
+/// Float32 values of a block: the memory itself if it is float32 and the block is whole, otherwise a copy that
+/// ends in zeros.
+template <class V, class Values>
+[[gnu::always_inline]] inline float* values_of(void* data, int64_t begin, int64_t count, float* copy) {
+  using Storage = typename Values::Storage;
+  auto* const from = static_cast<Storage*>(data) + begin;
+  if constexpr (sizeof(Storage) == sizeof(float)) {
+    if (count == kStateBlock) return from;
+  }
+  int64_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes) V::store(copy + i, Values::load(from + i));
+  if (i < count) V::store(copy + i, Values::gather(from + i, 1, count - i)), i += V::kLanes;
+  for (; i < kStateBlock; i += V::kLanes) V::store(copy + i, V::zero());
+  return copy;
+}
+
+template <class V, class Values>
+[[gnu::always_inline]] inline void write_back(const float* values, void* data, int64_t begin, int64_t count) {
+  auto* const to = static_cast<typename Values::Storage*>(data) + begin;
+  if (static_cast<const void*>(to) == values) return;
+  int64_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes) Values::store(to + i, V::load(values + i));
+  if (i < count) Values::scatter(to + i, 1, count - i, V::load(values + i));
+}
+
+template <class V, class Values>
+void write_parameter(const BlockwiseUpdate& u, const float* values, int64_t begin, int64_t count) {
+  if (sizeof(typename Values::Storage) == sizeof(float) || !u.rounds_stochastically)
+    return write_back<V, Values>(values, u.parameter, begin, count);
+  auto* const to = static_cast<typename Values::Storage*>(u.parameter) + begin;
+  generic::stochastic_round(
+      {values, to, u.element, count, u.seed, &u.stream, u.first_draw + static_cast<uint64_t>(begin)}, 0,
+      count);
+}
+
+/// Memory for a block of a state.
+struct CopyOfState {
+  alignas(64) float values[kStateBlock];
+  uint8_t codes[kStateBlock];
+};
+
+/// One state of a block while it is updated. In 8 bits, the new values are kept in `values` until all of them
+/// are known, and then encoded; in 32 bits, `values` are the memory itself, or a copy that ends in zeros.
+template <class V, DynamicMap kMap, bool kIs8Bit>
+struct BlockOfState {
+  using Float = typename V::Float;
+  static constexpr const float* kTable = kMap == DynamicMap::kSigned ? kDynamicSigned : kDynamicUnsigned;
+
+  const UpdateState& state;
+  int64_t block, count;
+  const uint8_t* codes = nullptr;
+  float* values;
+  Float scale = V::zero(), largest = V::zero();
+
+  [[gnu::always_inline]] inline BlockOfState(const UpdateState& its_state, int64_t its_block,
+                                             int64_t its_count, CopyOfState& copy)
+      : state(its_state), block(its_block), count(its_count), values(copy.values) {
+    const int64_t begin = block * kStateBlock;
+    if constexpr (kIs8Bit) {
+      scale = V::set(state.absmax[block]);
+      codes = state.codes + begin;
+      if (count < kStateBlock) {
+        __builtin_memset(copy.codes, kMap == DynamicMap::kSigned ? 127 : 0, sizeof copy.codes);
+        __builtin_memcpy(copy.codes, codes, static_cast<size_t>(count));
+        codes = copy.codes;
+      }
+    } else {
+      values = values_of<V, Elements<V, Element::kFloat32>>(state.values, begin, count, copy.values);
+    }
+  }
+  [[gnu::always_inline]] inline Float load(int64_t i) const {
+    if constexpr (kIs8Bit) return V::mul(V::look_up(kTable, codes + i), scale);
+    return V::load(values + i);
+  }
+  [[gnu::always_inline]] inline void store(int64_t i, Float value) {
+    V::store(values + i, value);
+    if constexpr (kIs8Bit) largest = V::max(kMap == DynamicMap::kSigned ? V::abs(value) : value, largest);
+  }
+  [[gnu::always_inline]] inline void finish() const {
+    const int64_t begin = block * kStateBlock;
+    if constexpr (kIs8Bit) {
+      state.absmax[block] =
+          encode_block<V, kMap, Coding::kState>(values, largest_lane<V>(largest), state.codes + begin, count);
+    } else {
+      write_back<V, Elements<V, Element::kFloat32>>(values, state.values, begin, count);
+    }
+  }
+};
+
+/// Prefetches `count` elements of a later block, across the end of a page, where the processor's own
+/// prefetching stops.
+template <typename T>
+[[gnu::always_inline]] inline void prefetch_later(const T* from) {
+  constexpr int64_t kBlocksAhead = 3, kLine = 64;
+  const auto* const later = reinterpret_cast<const char*>(from + kBlocksAhead * kStateBlock);
+  for (int64_t byte = 0; byte < kStateBlock * static_cast<int64_t>(sizeof(T)); byte += kLine)
+    __builtin_prefetch(later + byte);
+}
+
+template <class V, class Values, UpdateRule kRule, bool kIs8Bit>
+void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
+  alignas(64) float p_copy[kStateBlock], g_copy[kStateBlock];
+  CopyOfState m_copy, v_copy;
+  const WideFactors<V> factors(u);
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t begin = block * kStateBlock, count = count_in_block<V>(block, u.count);
+    prefetch_later(static_cast<const typename Values::Storage*>(u.gradient) + begin);
+    prefetch_later(static_cast<const typename Values::Storage*>(u.parameter) + begin);
+    if constexpr (kIs8Bit) {
+      prefetch_later(u.state1.codes + begin);
+      if constexpr (has_second_state<V>(kRule)) prefetch_later(u.state2.codes + begin);
+    }
+    float* const g = values_of<V, Values>(u.gradient, begin, count, g_copy);
+    if (u.grad_scale != 1) {
+      const auto scale = V::set(u.grad_scale);
+      for (int64_t i = 0; i < kStateBlock; i += V::kLanes) V::store(g + i, V::div(V::load(g + i), scale));
+      write_back<V, Values>(g, u.gradient, begin, count);
+    }
+    float* const p = values_of<V, Values>(u.parameter, begin, count, p_copy);
+    BlockOfState<V, DynamicMap::kSigned, kIs8Bit> m(u.state1, block, count, m_copy);
+    if constexpr (has_second_state<V>(kRule)) {
+      BlockOfState<V, DynamicMap::kUnsigned, kIs8Bit> v(u.state2, block, count, v_copy);
+      for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
+        auto p_lanes = V::load(p + i), m_lanes = m.load(i), v_lanes = v.load(i);
+        update_lanes<V, kRule>(factors, V::load(g + i), p_lanes, m_lanes, v_lanes);
+        V::store(p + i, p_lanes), m.store(i, m_lanes), v.store(i, v_lanes);
+      }
+      v.finish();
+    } else {
+      auto none = V::zero();
+      for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
+        auto p_lanes = V::load(p + i), m_lanes = m.load(i);
+        update_lanes<V, kRule>(factors, V::load(g + i), p_lanes, m_lanes, none);
+        V::store(p + i, p_lanes), m.store(i, m_lanes);
+      }
+    }
+    m.finish();
+    write_parameter<V, Values>(u, p, begin, count);
+  }
+}
+
+/// Both states have codes, or both have values.
+template <class V, class Values, UpdateRule kRule>
+void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
+  if (u.state1.codes != nullptr) return update_blocks_by<V, Values, kRule, true>(u, first, last);
+  update_blocks_by<V, Values, kRule, false>(u, first, last);
+}
+
+template <class V, class Values>
+void update_blocks_of(const BlockwiseUpdate& u, int64_t first, int64_t last) {
+  switch (u.rule) {
+    case UpdateRule::kAdam:
+      return update_blocks_by<V, Values, UpdateRule::kAdam>(u, first, last);
+    case UpdateRule::kLion:
+      return update_blocks_by<V, Values, UpdateRule::kLion>(u, first, last);
+    case UpdateRule::kSGD:
+      return update_blocks_by<V, Values, UpdateRule::kSGD>(u, first, last);
+    case UpdateRule::kRMSprop:
+      return update_blocks_by<V, Values, UpdateRule::kRMSprop>(u, first, last);
+    case UpdateRule::kAdagrad:
+      return update_blocks_by<V, Values, UpdateRule::kAdagrad>(u, first, last);
+  }
+}
+
+template <class V>
+void update_blocks_with(const BlockwiseUpdate& u, int64_t first, int64_t last) {
+  with_elements<V>(u.element, u.element,
+                   [&](auto values) { update_blocks_of<V, decltype(values)>(u, first, last); });
+}
+
+}  // namespace mantissa::kernels::cpu
