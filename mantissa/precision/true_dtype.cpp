@@ -14,6 +14,7 @@
 #include "mantissa/core/default_dtype.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/kernels/aten/overrides.h"
+#include "mantissa/optim/optimizer_8bit.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/precision/state_keys_internal.h"
 
@@ -66,6 +67,8 @@ void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
 /// Returns the eps by which `optimizer` divides its updates of fp16 weights, if fp16 is too narrow for it and
 /// for the squares of small gradients. Every optimizer that has such an option calls it eps.
 std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<const Optimizer8bit*>(&optimizer) != nullptr)
+    return std::nullopt;  // it computes in float32
   StateDict state;
   try {
     state = optimizer_state(optimizer);
