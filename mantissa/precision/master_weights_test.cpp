@@ -124,7 +124,7 @@ TEST(MasterWeights, TakeOverWhatAnOptimizersConstructorHasMade) {
 }
 
 TEST(MasterWeights, TakeOverTheOverridesOfAnEightBitOptimizer) {
-  const torch::nn::Linear net = half_net(at::kHalf);
+  torch::nn::Linear net = half_net(at::kHalf);
   SGD8bit optimizer(net->parameters(), SGDOptions(0.5).momentum(0.5), {.min_8bit_size = 1});
   optimizer.override_config(net->weight, {.optim_bits = 32, .lr = 0.25});
   const MasterWeights masters(optimizer);

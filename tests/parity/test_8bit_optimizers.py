@@ -99,7 +99,7 @@ def assert_near(name, ours, theirs):
             assert (difference > 1e-6).float().mean() < 0.01
             assert difference.max() <= 2 * lr * STEPS * 1.01
         else:
-            assert (difference > 0.1 * lr).float().mean() < 2e-3
+            assert (difference > 0.1 * lr).float().mean() < 0.02
             assert difference.mean() <= 1e-2 * lr
 
 
