@@ -19,8 +19,8 @@ enum class DynamicMap : uint8_t { kSigned, kUnsigned };
 /// in[i] / absmax[i / 256].
 ///
 /// Numerics: the quotient is in[i] * (1 / absmax), both in float32; nearest_code() rounds it. An infinite
-///           number counts as the largest finite one, and NaN as 0; so does a negative number in the unsigned map.
-///           A block of zeros has absmax 0 and the codes of 0.
+///           number counts as the largest finite one, and NaN as 0; so does a negative number in the unsigned
+///           map. A block of zeros has absmax 0 and the codes of 0.
 struct QuantizeBlockwise {
   const float* in = nullptr;
   uint8_t* codes = nullptr;

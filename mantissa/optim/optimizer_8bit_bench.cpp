@@ -55,8 +55,8 @@ int64_t bytes_of(const Optimizer8bit& optimizer) {
   return bytes;
 }
 
-/// `ratio`: our time divided by the float32 Adam's, with the tenth and the ninetieth percentile; `cpu_ratio`: the
-/// same in processor time; `state_bytes`: for each weight, measured.
+/// `ratio`: our time divided by the float32 Adam's, with the tenth and the ninetieth percentile; `cpu_ratio`:
+/// the same in processor time; `state_bytes`: for each weight, measured.
 void compare(benchmark::State& state, const Make& make, at::ScalarType dtype, bool is_adam) {
   const int64_t count = state.range(0);
   FusedAdam32 theirs(random(count, 0.1, 1), random(count, 0.01, 2));

@@ -8,12 +8,11 @@ import copy
 import json
 import subprocess
 
+import bitsandbytes
 import pytest
 import torch
 from conftest import BUILD
 from safetensors.torch import load_file, save_file
-
-bitsandbytes = pytest.importorskip("bitsandbytes")
 
 WRAPPER = "__bnb_optimizer_quant_state__"
 CASES = {

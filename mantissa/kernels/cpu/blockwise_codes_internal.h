@@ -150,9 +150,11 @@ template <class V, DynamicMap kMap, Coding kCoding>
   typename V::Lanes undecided[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const Float x = V::mul(V::load(values + i * V::kLanes), factor), size = kIsSigned ? V::abs(x) : x;
+    // The sum makes -0 0, which is not negative.
+    const Float x = V::fma(V::load(values + i * V::kLanes), factor, V::zero()),
+                size = kIsSigned ? V::abs(x) : x;
     const auto least = V::least_class(size);
-    const auto which = V::next_above(least, x, V::pick(kClasses.bound, least));
+    const auto which = V::template next_above<kIsSigned>(least, x, V::pick(kClasses.bound, least));
     const Float rank = V::fma(size, V::pick(kClasses.slope, which), V::pick(kClasses.offset, which));
     // V::min keeps a NaN, which truncate() makes undecided.
     const auto units = V::truncate(V::min(V::pick(kClasses.most, which), rank));

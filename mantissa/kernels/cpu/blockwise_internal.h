@@ -9,7 +9,8 @@
 //   sign(x)                          -1, 0 or 1
 //   Int, Lanes                       vectors of kLanes integers; a set of lanes
 //   least_class(x)                   see CodeClasses
-//   next_above(i, x, bounds)         the integers i, plus 1 where the rotated bits of x are above the bound
+//   next_above<kIsSigned>(i, x, bounds)
+//                                    the integers i, plus 1 where the rotated bits of x are above the bound
 //   pick(table, i)                   values of a table of eight floats or integers
 //   truncate(x)                      integers
 //   is_whole(i), whole(i)            whether a rank in units is nearly whole, or just below; the whole rank
@@ -44,9 +45,11 @@ void decode_block(const uint8_t* codes, float absmax, float* values, int64_t cou
 }
 
 /// Encodes a block and returns its absmax, given its largest magnitude. `values` holds a whole block, and
-/// loses its values if they are tiny.
-template <class V, DynamicMap kMap, Coding kCoding>
-float encode_block(float* values, float largest, uint8_t* codes, int64_t count) {
+/// loses its values if they are tiny. Calls also(i) for every kLanes elements, as work that the processor can
+/// do at the same time.
+template <class V, DynamicMap kMap, Coding kCoding, class Also>
+[[gnu::always_inline]] inline float encode_block(float* values, float largest, uint8_t* codes, int64_t count,
+                                                 const Also& also) {
   const float absmax = largest < kLargestFloat ? largest : kLargestFloat;
   const auto [first, second] = normalizer<V>(absmax);
   if (first != 1) {
@@ -54,13 +57,17 @@ float encode_block(float* values, float largest, uint8_t* codes, int64_t count) 
   }
   if (largest > kLargestFloat) {
     for (int64_t i = 0; i < count; ++i) codes[i] = code_of<V>(kMap, kCoding, values[i] * second);
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) also(i);
     return absmax;
   }
   uint8_t copy[kStateBlock];
   uint8_t* const to = count == kStateBlock ? codes : copy;
   const auto factor = V::set(second);
-  for (int64_t i = 0; i < kStateBlock; i += 4 * V::kLanes)
+  for (int64_t i = 0; i < kStateBlock; i += 4 * V::kLanes) {
     store_codes<V, kMap, kCoding>(to + i, values + i, factor);
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < 4; ++k) also(i + k * V::kLanes);
+  }
   if (to == copy) __builtin_memcpy(codes, copy, static_cast<size_t>(count));
   return absmax;
 }
@@ -85,8 +92,8 @@ void quantize_block(const QuantizeBlockwise& problem, int64_t block) {
     largest = V::max(V::abs(lanes), largest);
     if (kMap == DynamicMap::kUnsigned) V::store(values + i, V::max(lanes, V::zero()));
   }
-  problem.absmax[block] =
-      encode_block<V, kMap, Coding::kNearest>(values, largest_lane<V>(largest), problem.codes + begin, count);
+  problem.absmax[block] = encode_block<V, kMap, Coding::kNearest>(
+      values, largest_lane<V>(largest), problem.codes + begin, count, [](int64_t /*i*/) {});
 }
 
 template <class V>
@@ -130,40 +137,63 @@ struct WideFactors {
         sign(V::set(u.maximize ? -1 : 1)) {}
 };
 
-/// Updates the parameter and the states of kLanes elements: see UpdateRule.
+/// Whether the rule divides by a root. The processor takes long for both, so that the parameter is updated in a
+/// second pass, while it encodes the states.
+template <class V>
+constexpr bool divides(UpdateRule rule) {
+  return rule != UpdateRule::kLion && rule != UpdateRule::kSGD;
+}
+
+/// The values of kLanes elements.
+template <class V>
+struct Lanes {
+  typename V::Float gradient, p, m, v, denominator;
+};
+
+/// Updates the states of kLanes elements, and their parameter if the rule does not divide: see UpdateRule.
 template <class V, UpdateRule kRule>
-[[gnu::always_inline]] inline void update_lanes(const WideFactors<V>& f, typename V::Float gradient,
-                                                typename V::Float& p, typename V::Float& m,
-                                                typename V::Float& v) {
+[[gnu::always_inline]] inline void update_states(const WideFactors<V>& f, Lanes<V>& x) {
   using Float = typename V::Float;
-  const Float before = p;
-  Float g = V::mul(gradient, f.sign);
+  const Float before = x.p;
+  Float g = V::mul(x.gradient, f.sign);
   if constexpr (kRule == UpdateRule::kAdam) {
-    m = V::add(V::mul(f.beta1, m), V::mul(f.rest1, g));
-    v = V::add(V::mul(f.beta2, v), V::mul(V::mul(f.rest2, g), g));
-    p = V::sub(p, V::mul(f.step_size, V::div(m, V::add(V::sqrt(v), f.eps))));
-    p = V::mul(p, f.keep);
-    v = V::where_finite(gradient, v, V::zero());
+    x.m = V::add(V::mul(f.beta1, x.m), V::mul(f.rest1, g));
+    x.v = V::add(V::mul(f.beta2, x.v), V::mul(V::mul(f.rest2, g), g));
+    x.denominator = V::add(V::sqrt(x.v), f.eps);
+    x.v = V::where_finite(x.gradient, x.v, V::zero());
   } else if constexpr (kRule == UpdateRule::kLion) {
-    const Float direction = V::add(V::mul(f.beta1, m), V::mul(f.rest1, g));
-    p = V::sub(V::mul(p, f.keep), V::mul(f.step_size, V::sign(direction)));
-    m = V::add(V::mul(f.beta2, m), V::mul(f.rest2, g));
+    const Float direction = V::add(V::mul(f.beta1, x.m), V::mul(f.rest1, g));
+    x.p = V::sub(V::mul(x.p, f.keep), V::mul(f.step_size, V::sign(direction)));
+    x.m = V::add(V::mul(f.beta2, x.m), V::mul(f.rest2, g));
   } else {
-    g = V::add(g, V::mul(f.decay, p));
+    g = V::add(g, V::mul(f.decay, x.p));
     if constexpr (kRule == UpdateRule::kSGD) {
-      m = V::add(V::mul(f.beta1, m), g);
-      p = V::sub(p, V::mul(f.step_size, m));
+      x.m = V::add(V::mul(f.beta1, x.m), g);
+      x.p = V::sub(x.p, V::mul(f.step_size, x.m));
     } else {
       if constexpr (kRule == UpdateRule::kRMSprop) {
-        m = V::add(V::mul(f.beta1, m), V::mul(V::mul(f.rest1, g), g));
+        x.m = V::add(V::mul(f.beta1, x.m), V::mul(V::mul(f.rest1, g), g));
       } else {
-        m = V::add(m, V::mul(g, g));
+        x.m = V::add(x.m, V::mul(g, g));
       }
-      p = V::sub(p, V::mul(f.step_size, V::div(g, V::add(V::sqrt(m), f.eps))));
+      x.denominator = V::add(V::sqrt(x.m), f.eps);
     }
   }
-  p = V::where_finite(gradient, p, before);
-  m = V::where_finite(gradient, m, V::zero());
+  if constexpr (!divides<V>(kRule)) x.p = V::where_finite(x.gradient, x.p, before);
+  x.m = V::where_finite(x.gradient, x.m, V::zero());
+}
+
+/// Returns the new parameter of a rule that divides.
+template <class V, UpdateRule kRule>
+[[gnu::always_inline]] inline typename V::Float divided(const WideFactors<V>& f, const Lanes<V>& x) {
+  using Float = typename V::Float;
+  const auto numerator = [&] {
+    if constexpr (kRule == UpdateRule::kAdam) return x.m;
+    return V::add(V::mul(x.gradient, f.sign), V::mul(f.decay, x.p));
+  };
+  Float p = V::sub(x.p, V::mul(f.step_size, V::div(numerator(), x.denominator)));
+  if constexpr (kRule == UpdateRule::kAdam) p = V::mul(p, f.keep);
+  return V::where_finite(x.gradient, p, x.p);
 }
 
 /// Float32 values of a block: the memory itself if it is float32 and the block is whole, otherwise a copy that
@@ -244,12 +274,15 @@ struct BlockOfState {
     V::store(values + i, value);
     if constexpr (kIs8Bit) largest = V::max(kMap == DynamicMap::kSigned ? V::abs(value) : value, largest);
   }
-  [[gnu::always_inline]] inline void finish() const {
+  /// Calls also(i) for every kLanes elements of the block.
+  template <class Also>
+  [[gnu::always_inline]] inline void finish(const Also& also) const {
     const int64_t begin = block * kStateBlock;
     if constexpr (kIs8Bit) {
-      state.absmax[block] =
-          encode_block<V, kMap, Coding::kState>(values, largest_lane<V>(largest), state.codes + begin, count);
+      state.absmax[block] = encode_block<V, kMap, Coding::kState>(values, largest_lane<V>(largest),
+                                                                  state.codes + begin, count, also);
     } else {
+      for (int64_t i = 0; i < kStateBlock; i += V::kLanes) also(i);
       write_back<V, Elements<V, Element::kFloat32>>(values, state.values, begin, count);
     }
   }
@@ -267,7 +300,7 @@ template <typename T>
 
 template <class V, class Values, UpdateRule kRule, bool kIs8Bit>
 void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
-  alignas(64) float p_copy[kStateBlock], g_copy[kStateBlock];
+  alignas(64) float p_copy[kStateBlock], g_copy[kStateBlock], denominators[kStateBlock];
   CopyOfState m_copy, v_copy;
   const WideFactors<V> factors(u);
   for (int64_t block = first; block < last; ++block) {
@@ -286,23 +319,34 @@ void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
     }
     float* const p = values_of<V, Values>(u.parameter, begin, count, p_copy);
     BlockOfState<V, DynamicMap::kSigned, kIs8Bit> m(u.state1, block, count, m_copy);
+    const auto nothing = [](int64_t /*i*/) {};
+    const auto finish_parameter = [&](int64_t i) {
+      const Lanes<V> x = {V::load(g + i), V::load(p + i), V::load(m.values + i), V::zero(),
+                          V::load(denominators + i)};
+      V::store(p + i, divided<V, kRule>(factors, x));
+    };
     if constexpr (has_second_state<V>(kRule)) {
       BlockOfState<V, DynamicMap::kUnsigned, kIs8Bit> v(u.state2, block, count, v_copy);
       for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
-        auto p_lanes = V::load(p + i), m_lanes = m.load(i), v_lanes = v.load(i);
-        update_lanes<V, kRule>(factors, V::load(g + i), p_lanes, m_lanes, v_lanes);
-        V::store(p + i, p_lanes), m.store(i, m_lanes), v.store(i, v_lanes);
+        Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), v.load(i), V::zero()};
+        update_states<V, kRule>(factors, x);
+        m.store(i, x.m), v.store(i, x.v), V::store(denominators + i, x.denominator);
       }
-      v.finish();
+      v.finish(finish_parameter);  // before m loses its values
+      m.finish(nothing);
     } else {
-      auto none = V::zero();
       for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
-        auto p_lanes = V::load(p + i), m_lanes = m.load(i);
-        update_lanes<V, kRule>(factors, V::load(g + i), p_lanes, m_lanes, none);
-        V::store(p + i, p_lanes), m.store(i, m_lanes);
+        Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), V::zero(), V::zero()};
+        update_states<V, kRule>(factors, x);
+        m.store(i, x.m);
+        V::store(divides<V>(kRule) ? denominators + i : p + i, divides<V>(kRule) ? x.denominator : x.p);
+      }
+      if constexpr (divides<V>(kRule)) {
+        m.finish(finish_parameter);
+      } else {
+        m.finish(nothing);
       }
     }
-    m.finish();
     write_parameter<V, Values>(u, p, begin, count);
   }
 }

@@ -29,9 +29,11 @@ struct Avx2Codes : Avx2 {
     const Int above = _mm256_subs_epu16(high, _mm256_set1_epi32(CodeClasses::kFirst));
     return _mm256_mulhi_epu16(above, _mm256_set1_epi32(CodeClasses::kFactor));
   }
+  template <bool kIsSigned>
   static Int next_above(Int i, Float x, Int bounds) {
     const Int bits = _mm256_castps_si256(x);
-    const Int rotated = _mm256_sub_epi32(_mm256_add_epi32(bits, bits), _mm256_srai_epi32(bits, 31));
+    Int rotated = _mm256_add_epi32(bits, bits);
+    if constexpr (kIsSigned) rotated = _mm256_add_epi32(rotated, _mm256_srli_epi32(bits, 31));
     return _mm256_sub_epi32(i, _mm256_cmpgt_epi32(rotated, bounds));
   }
   static Int pick(const int32_t* table, Int i) {
@@ -50,18 +52,14 @@ struct Avx2Codes : Avx2 {
   static Int whole(Int units) { return _mm256_srli_epi32(units, CodeClasses::kFraction); }
   template <bool kIsSigned, bool kState>
   static Int code_of_rank(Int rank, Float x) {
-    const Int one = _mm256_set1_epi32(1);
+    const Int bits = _mm256_castps_si256(x);
     if constexpr (!kIsSigned) {
       if constexpr (!kState) return rank;
-      const Int positive = _mm256_castps_si256(_mm256_cmp_ps(x, zero(), _CMP_GT_OQ));
-      return _mm256_max_epi32(rank, _mm256_and_si256(positive, one));
+      return _mm256_max_epi32(rank, _mm256_min_epu32(bits, _mm256_set1_epi32(1)));
     } else {
-      const Int negative = _mm256_castps_si256(_mm256_cmp_ps(x, zero(), _CMP_LT_OQ));  // -1 or 0
-      const Int negative_one = _mm256_and_si256(negative, one);
-      if constexpr (kState) rank = _mm256_max_epi32(rank, negative_one);
+      if constexpr (kState) rank = _mm256_max_epi32(rank, _mm256_srli_epi32(bits, 31));
       // -1 has no code of its own: its code would be -1, which store_bytes() makes 0.
-      const Int signed_rank = _mm256_add_epi32(_mm256_xor_si256(rank, negative), negative_one);
-      return _mm256_add_epi32(signed_rank, _mm256_set1_epi32(127));
+      return _mm256_add_epi32(_mm256_sign_epi32(rank, bits), _mm256_set1_epi32(127));
     }
   }
   static void store_bytes(uint8_t* to, const Int (&codes)[4]) {

@@ -30,6 +30,7 @@ struct Avx512Codes : Avx512 {
     const Int above = _mm512_subs_epu16(high, _mm512_set1_epi32(CodeClasses::kFirst));
     return _mm512_mulhi_epu16(above, _mm512_set1_epi32(CodeClasses::kFactor));
   }
+  template <bool kIsSigned>
   static Int next_above(Int i, Float x, Int bounds) {
     const Lanes above = _mm512_cmpgt_epi32_mask(_mm512_rol_epi32(_mm512_castps_si512(x), 1), bounds);
     return _mm512_mask_add_epi32(i, above, i, _mm512_set1_epi32(1));
