@@ -73,9 +73,10 @@ struct UpdateState {
 /// Numerics: no product is fused with a sum, so that every device gives the same bits. A parameter of 16 bits
 ///           is rounded once. An element whose gradient is inf or nan keeps its parameter, and its states
 ///           become 0.
-///           Codes are those of QuantizeBlockwise with one exception: a negative number never becomes 0 in
-///           the signed map, and a positive one never becomes 0 in the unsigned map. Otherwise a small second
-///           moment would vanish, and a step with gradient 0 would divide the first one by eps.
+///           Codes are those of QuantizeBlockwise with two exceptions. A number that is not 0 never becomes 0
+///           (in the signed map, from 2^-121 of absmax on). Otherwise a small second moment would vanish, and
+///           a step with gradient 0 would divide the first one by eps. And a tie goes to the value nearer to
+///           0, so that a state's negative has the negative value.
 struct BlockwiseUpdate {
   UpdateRule rule = UpdateRule::kAdam;
   Element element = Element::kFloat32;  ///< of the parameter and its gradient

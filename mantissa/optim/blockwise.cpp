@@ -87,13 +87,15 @@ BlockwiseCodes quantize_by_operations(const at::Tensor& values, DynamicMap map, 
   const at::Tensor second = at::where(absmax == 0, 0.0, (absmax * first).reciprocal());
   const at::Tensor x = numbers * first * second;
   at::Tensor codes = at::bucketize(x, map_on(map, values.device()).thresholds, /*out_int32=*/true);
-  if (codes_of == CodesOf::kState) {
-    constexpr int kSignedZero = 127;
-    if (map == DynamicMap::kSigned) {
-      codes = at::where((x < 0) & (codes == kSignedZero), kSignedZero - 1, codes);
-    } else {
-      codes = at::where((x > 0) & (codes == 0), 1, codes);
-    }
+  if (codes_of == CodesOf::kState && map == DynamicMap::kSigned) {
+    constexpr int kZero = 127;
+    const at::Tensor size = x.abs();
+    at::Tensor rank =
+        at::bucketize(size, map_on(map, values.device()).thresholds, /*out_int32=*/true) - kZero;
+    rank = at::where((rank == 0) & (size >= 0x1p-121), 1, rank);
+    codes = kZero + at::where(x < 0, -rank.clamp_max(kZero), rank);
+  } else if (codes_of == CodesOf::kState) {
+    codes = at::where((x > 0) & (codes == 0), 1, codes);
   }
   return {out_of_blocks(codes.to(at::kByte), values), absmax.view(-1)};
 }

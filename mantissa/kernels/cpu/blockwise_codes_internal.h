@@ -55,11 +55,15 @@ consteval Thresholds thresholds_of(const float (&table)[256]) {
 inline constexpr Thresholds kSignedThresholds = thresholds_of(kDynamicSigned);
 inline constexpr Thresholds kUnsignedThresholds = thresholds_of(kDynamicUnsigned);
 
+/// The code of 0 in the signed map; and the least magnitude of a state in that map that does not become 0.
+inline constexpr int kSignedZero = 127;
+inline constexpr float kLeastState = 0x1p-121F;
+
 /// Returns the code of a number that is normalized: nearest_code() without branches, and NaN as 0.
 template <class Build>
 uint8_t code_of(DynamicMap map, Coding coding, float x) {
   if (x != x) x = 0;
-  const bool is_signed = map == DynamicMap::kSigned;
+  const bool is_signed = map == DynamicMap::kSigned, negative = x < 0;
   const int32_t* const thresholds = (is_signed ? kSignedThresholds : kUnsignedThresholds).below_middle;
   int32_t bits = 0;
   __builtin_memcpy(&bits, &x, sizeof bits);
@@ -68,11 +72,14 @@ uint8_t code_of(DynamicMap map, Coding coding, float x) {
   // The sign of a difference instead of a comparison, which GCC 12 makes a branch that is hard to predict.
   for (int bit = 7; bit >= 0; --bit)
     code += static_cast<int>(static_cast<uint64_t>(thresholds[code + (1 << bit) - 1] - order) >> 63) << bit;
-  constexpr int kSignedZero = 127;
-  if (coding == Coding::kState) {
-    if (is_signed && x < 0 && code == kSignedZero) code = kSignedZero - 1;
-    if (!is_signed && x > 0 && code == 0) code = 1;
+  if (coding == Coding::kState && is_signed) {
+    // Symmetric, so that a tie goes to the code nearer to 0.
+    int rank = negative ? code_of<Build>(map, Coding::kNearest, -x) - kSignedZero : code - kSignedZero;
+    if (rank == 0 && (negative ? -x : x) >= kLeastState) rank = 1;
+    if (!negative) return static_cast<uint8_t>(kSignedZero + rank);
+    return static_cast<uint8_t>(kSignedZero - (rank < kSignedZero ? rank : kSignedZero));
   }
+  if (coding == Coding::kState && x > 0 && code == 0) code = 1;
   return static_cast<uint8_t>(code);
 }
 
@@ -81,10 +88,12 @@ uint8_t code_of(DynamicMap map, Coding coding, float x) {
 /// one for the value 1.
 struct CodeClasses {
   static constexpr int kCount = 8;
-  /// A number whose rotated bits are above it belongs to a later class. The bits of a float, rotated left by
-  /// one, are twice those of its magnitude, plus 1 if it is negative. So a negative number may belong to the
-  /// later class where a positive one does not: at a tie, which goes to the lower code.
+  /// A number whose magnitude's bits are above it belongs to a later class.
   alignas(32) int32_t bound[kCount];
+  /// For negative numbers that are not states: at a tie, which goes to the lower code, they belong to the later
+  /// class. A number whose rotated bits are above it belongs to it: the bits of a float, rotated left by one,
+  /// are twice those of its magnitude, plus 1 if it is negative.
+  alignas(32) int32_t rotated_bound[kCount];
   /// slope * number + offset is the rank with a fraction, in units of 2^-kFraction.
   alignas(32) float slope[kCount];
   alignas(32) float offset[kCount];
@@ -105,7 +114,9 @@ consteval int least_class(float number) {
 }
 
 /// `first_rank[c]` is the first rank of class c; the last class has only one. `zero` is the code of 0.
-consteval CodeClasses classes_of(const float (&table)[256], int zero, const int (&first_rank)[8]) {
+/// For a signed state, every number from kLeastState on has at least rank 1.
+consteval CodeClasses classes_of(const float (&table)[256], int zero, const int (&first_rank)[8],
+                                 bool is_signed_state = false) {
   CodeClasses classes = {};
   constexpr double kUnit = 1 << CodeClasses::kFraction;
   const auto middle = [&](int rank) {  // between this rank and the next one
@@ -114,13 +125,15 @@ consteval CodeClasses classes_of(const float (&table)[256], int zero, const int 
   for (int c = 0; c < 7; ++c) {
     const int first = first_rank[c], last = first_rank[c + 1] - 1;
     const float bound = float_below(middle(last));
-    classes.bound[c] = std::bit_cast<int32_t>(bound) * 2 + (bound != middle(last));
+    classes.bound[c] = std::bit_cast<int32_t>(bound);
+    classes.rotated_bound[c] = classes.bound[c] * 2 + (bound != middle(last));
     // Two points determine the function. Where there is only one middle, the other point makes the value
     // itself, or 0, lie between two whole numbers.
     double x0 = middle(first), x1 = middle(last - 1), y0 = first + 1, y1 = last;
     if (c == 0) {
       x0 = middle(0), y0 = 1;
       if (last == 1) x1 = 0, y1 = 0.5;
+      if (is_signed_state) x0 = kLeastState;
       if (last == 2) x1 = middle(1), y1 = 2;
     } else if (last == first + 1) {
       x1 = table[zero + first], y1 = first + 0.5;
@@ -131,12 +144,14 @@ consteval CodeClasses classes_of(const float (&table)[256], int zero, const int 
     classes.most[c] = static_cast<float>((last + 0.5) * kUnit);
     if (least_class(bound) != c) throw "least_class() is wrong";
   }
-  classes.bound[7] = 0x7fffffff;
+  classes.bound[7] = classes.rotated_bound[7] = 0x7fffffff;
   classes.offset[7] = classes.most[7] = static_cast<float>((first_rank[7] + 0.5) * kUnit);
   return classes;
 }
 
 inline constexpr CodeClasses kSignedClasses = classes_of(kDynamicSigned, 127, {1, 2, 4, 8, 16, 32, 64, 128});
+inline constexpr CodeClasses kSignedStateClasses =
+    classes_of(kDynamicSigned, 127, {1, 2, 4, 8, 16, 32, 64, 128}, /*is_signed_state=*/true);
 inline constexpr CodeClasses kUnsignedClasses =
     classes_of(kDynamicUnsigned, 0, {1, 3, 7, 15, 31, 63, 127, 255});
 
@@ -144,8 +159,10 @@ inline constexpr CodeClasses kUnsignedClasses =
 template <class V, DynamicMap kMap, Coding kCoding>
 [[gnu::always_inline]] inline void store_codes(uint8_t* to, const float* values, typename V::Float factor) {
   using Float = typename V::Float;
-  constexpr bool kIsSigned = kMap == DynamicMap::kSigned;
-  constexpr const CodeClasses& kClasses = kIsSigned ? kSignedClasses : kUnsignedClasses;
+  constexpr bool kIsSigned = kMap == DynamicMap::kSigned, kIsState = kCoding == Coding::kState;
+  constexpr const CodeClasses& kClasses = !kIsSigned ? kUnsignedClasses
+                                          : kIsState ? kSignedStateClasses
+                                                     : kSignedClasses;
   typename V::Int codes[4];
   typename V::Lanes undecided[4];
 #pragma GCC unroll 4
@@ -154,12 +171,14 @@ template <class V, DynamicMap kMap, Coding kCoding>
     const Float x = V::fma(V::load(values + i * V::kLanes), factor, V::zero()),
                 size = kIsSigned ? V::abs(x) : x;
     const auto least = V::least_class(size);
-    const auto which = V::template next_above<kIsSigned>(least, x, V::pick(kClasses.bound, least));
+    const auto which = kIsSigned && !kIsState
+                           ? V::next_above(least, V::rotated(x), V::pick(kClasses.rotated_bound, least))
+                           : V::next_above(least, V::bits_of(size), V::pick(kClasses.bound, least));
     const Float rank = V::fma(size, V::pick(kClasses.slope, which), V::pick(kClasses.offset, which));
     // V::min keeps a NaN, which truncate() makes undecided.
     const auto units = V::truncate(V::min(V::pick(kClasses.most, which), rank));
     undecided[i] = V::is_whole(units);
-    codes[i] = V::template code_of_rank<kIsSigned, kCoding == Coding::kState>(V::whole(units), x);
+    codes[i] = V::template code_of_rank<kIsSigned, kIsState>(V::whole(units), x);
   }
   V::store_bytes(to, codes);
   if (V::bits((undecided[0] | undecided[1]) | (undecided[2] | undecided[3])) == 0) [[likely]]

@@ -9,8 +9,8 @@
 //   sign(x)                          -1, 0 or 1
 //   Int, Lanes                       vectors of kLanes integers; a set of lanes
 //   least_class(x)                   see CodeClasses
-//   next_above<kIsSigned>(i, x, bounds)
-//                                    the integers i, plus 1 where the rotated bits of x are above the bound
+//   bits_of(x), rotated(x)           integers: the bits, and the bits rotated left by one
+//   next_above(i, bits, bounds)      the integers i, plus 1 where the bits are above the bound
 //   pick(table, i)                   values of a table of eight floats or integers
 //   truncate(x)                      integers
 //   is_whole(i), whole(i)            whether a rank in units is nearly whole, or just below; the whole rank
@@ -151,7 +151,8 @@ struct Lanes {
 };
 
 /// Updates the states of kLanes elements, and their parameter if the rule does not divide: see UpdateRule.
-template <class V, UpdateRule kRule>
+/// kIsFinite: no gradient is inf or nan.
+template <class V, UpdateRule kRule, bool kIsFinite>
 [[gnu::always_inline]] inline void update_states(const WideFactors<V>& f, Lanes<V>& x) {
   using Float = typename V::Float;
   const Float before = x.p;
@@ -160,7 +161,7 @@ template <class V, UpdateRule kRule>
     x.m = V::add(V::mul(f.beta1, x.m), V::mul(f.rest1, g));
     x.v = V::add(V::mul(f.beta2, x.v), V::mul(V::mul(f.rest2, g), g));
     x.denominator = V::add(V::sqrt(x.v), f.eps);
-    x.v = V::where_finite(x.gradient, x.v, V::zero());
+    if constexpr (!kIsFinite) x.v = V::where_finite(x.gradient, x.v, V::zero());
   } else if constexpr (kRule == UpdateRule::kLion) {
     const Float direction = V::add(V::mul(f.beta1, x.m), V::mul(f.rest1, g));
     x.p = V::sub(V::mul(x.p, f.keep), V::mul(f.step_size, V::sign(direction)));
@@ -179,12 +180,14 @@ template <class V, UpdateRule kRule>
       x.denominator = V::add(V::sqrt(x.m), f.eps);
     }
   }
-  if constexpr (!divides<V>(kRule)) x.p = V::where_finite(x.gradient, x.p, before);
-  x.m = V::where_finite(x.gradient, x.m, V::zero());
+  if constexpr (!kIsFinite) {
+    if constexpr (!divides<V>(kRule)) x.p = V::where_finite(x.gradient, x.p, before);
+    x.m = V::where_finite(x.gradient, x.m, V::zero());
+  }
 }
 
 /// Returns the new parameter of a rule that divides.
-template <class V, UpdateRule kRule>
+template <class V, UpdateRule kRule, bool kIsFinite>
 [[gnu::always_inline]] inline typename V::Float divided(const WideFactors<V>& f, const Lanes<V>& x) {
   using Float = typename V::Float;
   const auto numerator = [&] {
@@ -193,7 +196,7 @@ template <class V, UpdateRule kRule>
   };
   Float p = V::sub(x.p, V::mul(f.step_size, V::div(numerator(), x.denominator)));
   if constexpr (kRule == UpdateRule::kAdam) p = V::mul(p, f.keep);
-  return V::where_finite(x.gradient, p, x.p);
+  return kIsFinite ? p : V::where_finite(x.gradient, p, x.p);
 }
 
 /// Float32 values of a block: the memory itself if it is float32 and the block is whole, otherwise a copy that
@@ -298,11 +301,47 @@ template <typename T>
     __builtin_prefetch(later + byte);
 }
 
+/// Updates a block, given as float32 values, and its states.
+template <class V, UpdateRule kRule, bool kIs8Bit, bool kIsFinite>
+void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float* p) {
+  alignas(64) float denominators[kStateBlock];
+  CopyOfState m_copy, v_copy;
+  const int64_t count = count_in_block<V>(block, u.count);
+  const WideFactors<V> factors(u);
+  BlockOfState<V, DynamicMap::kSigned, kIs8Bit> m(u.state1, block, count, m_copy);
+  const auto nothing = [](int64_t /*i*/) {};
+  const auto finish_parameter = [&](int64_t i) {
+    const Lanes<V> x = {V::load(g + i), V::load(p + i), V::load(m.values + i), V::zero(),
+                        V::load(denominators + i)};
+    V::store(p + i, divided<V, kRule, kIsFinite>(factors, x));
+  };
+  if constexpr (has_second_state<V>(kRule)) {
+    BlockOfState<V, DynamicMap::kUnsigned, kIs8Bit> v(u.state2, block, count, v_copy);
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
+      Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), v.load(i), V::zero()};
+      update_states<V, kRule, kIsFinite>(factors, x);
+      m.store(i, x.m), v.store(i, x.v), V::store(denominators + i, x.denominator);
+    }
+    v.finish(finish_parameter);  // before m loses its values
+    m.finish(nothing);
+  } else {
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
+      Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), V::zero(), V::zero()};
+      update_states<V, kRule, kIsFinite>(factors, x);
+      m.store(i, x.m);
+      V::store(divides<V>(kRule) ? denominators + i : p + i, divides<V>(kRule) ? x.denominator : x.p);
+    }
+    if constexpr (divides<V>(kRule)) {
+      m.finish(finish_parameter);
+    } else {
+      m.finish(nothing);
+    }
+  }
+}
+
 template <class V, class Values, UpdateRule kRule, bool kIs8Bit>
 void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
-  alignas(64) float p_copy[kStateBlock], g_copy[kStateBlock], denominators[kStateBlock];
-  CopyOfState m_copy, v_copy;
-  const WideFactors<V> factors(u);
+  alignas(64) float p_copy[kStateBlock], g_copy[kStateBlock];
   for (int64_t block = first; block < last; ++block) {
     const int64_t begin = block * kStateBlock, count = count_in_block<V>(block, u.count);
     prefetch_later(static_cast<const typename Values::Storage*>(u.gradient) + begin);
@@ -318,34 +357,13 @@ void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
       write_back<V, Values>(g, u.gradient, begin, count);
     }
     float* const p = values_of<V, Values>(u.parameter, begin, count, p_copy);
-    BlockOfState<V, DynamicMap::kSigned, kIs8Bit> m(u.state1, block, count, m_copy);
-    const auto nothing = [](int64_t /*i*/) {};
-    const auto finish_parameter = [&](int64_t i) {
-      const Lanes<V> x = {V::load(g + i), V::load(p + i), V::load(m.values + i), V::zero(),
-                          V::load(denominators + i)};
-      V::store(p + i, divided<V, kRule>(factors, x));
-    };
-    if constexpr (has_second_state<V>(kRule)) {
-      BlockOfState<V, DynamicMap::kUnsigned, kIs8Bit> v(u.state2, block, count, v_copy);
-      for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
-        Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), v.load(i), V::zero()};
-        update_states<V, kRule>(factors, x);
-        m.store(i, x.m), v.store(i, x.v), V::store(denominators + i, x.denominator);
-      }
-      v.finish(finish_parameter);  // before m loses its values
-      m.finish(nothing);
+    // 0 times inf or nan is nan, and stays in the sum.
+    auto sum = V::zero();
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) sum = V::fma(V::load(g + i), V::zero(), sum);
+    if (V::is_nan(sum)) [[unlikely]] {
+      update_block<V, kRule, kIs8Bit, false>(u, block, g, p);
     } else {
-      for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
-        Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), V::zero(), V::zero()};
-        update_states<V, kRule>(factors, x);
-        m.store(i, x.m);
-        V::store(divides<V>(kRule) ? denominators + i : p + i, divides<V>(kRule) ? x.denominator : x.p);
-      }
-      if constexpr (divides<V>(kRule)) {
-        m.finish(finish_parameter);
-      } else {
-        m.finish(nothing);
-      }
+      update_block<V, kRule, kIs8Bit, true>(u, block, g, p);
     }
     write_parameter<V, Values>(u, p, begin, count);
   }

@@ -29,12 +29,12 @@ struct Avx2Codes : Avx2 {
     const Int above = _mm256_subs_epu16(high, _mm256_set1_epi32(CodeClasses::kFirst));
     return _mm256_mulhi_epu16(above, _mm256_set1_epi32(CodeClasses::kFactor));
   }
-  template <bool kIsSigned>
-  static Int next_above(Int i, Float x, Int bounds) {
-    const Int bits = _mm256_castps_si256(x);
-    Int rotated = _mm256_add_epi32(bits, bits);
-    if constexpr (kIsSigned) rotated = _mm256_add_epi32(rotated, _mm256_srli_epi32(bits, 31));
-    return _mm256_sub_epi32(i, _mm256_cmpgt_epi32(rotated, bounds));
+  static Int bits_of(Float x) { return _mm256_castps_si256(x); }
+  static Int rotated(Float x) {
+    return _mm256_add_epi32(_mm256_add_epi32(bits_of(x), bits_of(x)), _mm256_srli_epi32(bits_of(x), 31));
+  }
+  static Int next_above(Int i, Int bits, Int bounds) {
+    return _mm256_sub_epi32(i, _mm256_cmpgt_epi32(bits, bounds));
   }
   static Int pick(const int32_t* table, Int i) {
     return _mm256_permutevar8x32_epi32(_mm256_load_si256(reinterpret_cast<const Int*>(table)), i);
@@ -57,7 +57,6 @@ struct Avx2Codes : Avx2 {
       if constexpr (!kState) return rank;
       return _mm256_max_epi32(rank, _mm256_min_epu32(bits, _mm256_set1_epi32(1)));
     } else {
-      if constexpr (kState) rank = _mm256_max_epi32(rank, _mm256_srli_epi32(bits, 31));
       // -1 has no code of its own: its code would be -1, which store_bytes() makes 0.
       return _mm256_add_epi32(_mm256_sign_epi32(rank, bits), _mm256_set1_epi32(127));
     }

@@ -30,10 +30,10 @@ struct Avx512Codes : Avx512 {
     const Int above = _mm512_subs_epu16(high, _mm512_set1_epi32(CodeClasses::kFirst));
     return _mm512_mulhi_epu16(above, _mm512_set1_epi32(CodeClasses::kFactor));
   }
-  template <bool kIsSigned>
-  static Int next_above(Int i, Float x, Int bounds) {
-    const Lanes above = _mm512_cmpgt_epi32_mask(_mm512_rol_epi32(_mm512_castps_si512(x), 1), bounds);
-    return _mm512_mask_add_epi32(i, above, i, _mm512_set1_epi32(1));
+  static Int bits_of(Float x) { return _mm512_castps_si512(x); }
+  static Int rotated(Float x) { return _mm512_rol_epi32(bits_of(x), 1); }
+  static Int next_above(Int i, Int bits, Int bounds) {
+    return _mm512_mask_add_epi32(i, _mm512_cmpgt_epi32_mask(bits, bounds), i, _mm512_set1_epi32(1));
   }
   static Int pick(const int32_t* table, Int i) {
     const __m256i eight = _mm256_load_si256(reinterpret_cast<const __m256i*>(table));
@@ -57,7 +57,6 @@ struct Avx512Codes : Avx512 {
       return _mm512_mask_max_epi32(rank, _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ), rank, one);
     } else {
       const Lanes negative = _mm512_cmp_ps_mask(x, zero(), _CMP_LT_OQ);
-      if constexpr (kState) rank = _mm512_mask_max_epi32(rank, negative, rank, one);
       // -1 has no code of its own: its code would be -1, which store_bytes() makes 0.
       return _mm512_mask_sub_epi32(_mm512_add_epi32(zero_code, rank), negative, zero_code, rank);
     }
