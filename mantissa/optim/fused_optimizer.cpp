@@ -98,6 +98,12 @@ void FusedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& gr
 void FusedOptimizer::finish(const std::vector<Slot>& /*slots*/, const Batch& /*batch*/) {}
 bool FusedOptimizer::needs_float32(const at::Tensor& /*parameter*/) const { return false; }
 
+const FusedOptimizer::Dtypes& FusedOptimizer::dtypes() const {
+  static const Dtypes dtypes = {{at::kDouble, at::kFloat, at::kHalf, at::kBFloat16},
+                                "float64, float32, float16 and bfloat16"};
+  return dtypes;
+}
+
 bool FusedOptimizer::rounds_stochastically(const at::Tensor& parameter) const {
   return stochastic_rounding_ && is_16_bit(parameter);
 }
@@ -110,11 +116,11 @@ void FusedOptimizer::check() const {
       if (!gradient.defined()) continue;
       TORCH_CHECK(!gradient.is_sparse(), name_, ": a parameter of shape ", parameter.sizes(),
                   " has a sparse gradient; build its Embedding with sparse(false) or use SGD");
+      const auto& [taken, names] = dtypes();
       const at::ScalarType dtype = parameter.scalar_type();
-      TORCH_CHECK_TYPE(
-          is_16_bit(parameter) || dtype == at::kFloat || dtype == at::kDouble, name_,
-          ": a parameter of shape ", parameter.sizes(), " is ", dtype,
-          ", and fused kernels take float64, float32, float16 and bfloat16; keep it in an unfused optimizer");
+      TORCH_CHECK_TYPE(std::find(taken.begin(), taken.end(), dtype) != taken.end(), name_,
+                       ": a parameter of shape ", parameter.sizes(), " is ", dtype,
+                       ", and fused kernels take ", names, "; keep it in an unfused optimizer");
       TORCH_CHECK_VALUE(parameter.is_non_overlapping_and_dense(), name_, ": a parameter of shape ",
                         parameter.sizes(), " and strides ", parameter.strides(),
                         " has gaps in memory; make it contiguous() or keep it in an unfused optimizer");
@@ -155,11 +161,7 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
         batch.add(slot.parameter, in_order_of(slot.parameter, slot.gradient), slot.states, slot.step);
       }
       if (!batch.steps.empty()) at::_foreach_add_(batch.steps, 1);
-      if (rounds_stochastically(model) || needs_float32(model)) {
-        update_in_float32(slots, batch, options);
-      } else {
-        call_kernel(batch, options);
-      }
+      update(slots, batch, options);
       if (batch.found_inf && !batch.steps.empty()) {
         at::_foreach_sub_(batch.steps, std::vector<at::Tensor>(batch.steps.size(), *batch.found_inf));
       }
@@ -210,6 +212,16 @@ std::vector<std::vector<FusedOptimizer::Slot>> FusedOptimizer::batches(
     same->push_back(std::move(slot));
   }
   return result;
+}
+
+void FusedOptimizer::update(const std::vector<Slot>& slots, const Batch& batch,
+                            const torch::optim::OptimizerOptions& options) {
+  const at::Tensor& model = slots.front().parameter;
+  if (rounds_stochastically(model) || needs_float32(model)) {
+    update_in_float32(slots, batch, options);
+  } else {
+    call_kernel(batch, options);
+  }
 }
 
 // Works in pieces, so that the float32 copies stay small: in a core's cache on the CPU, 64 MB each elsewhere.

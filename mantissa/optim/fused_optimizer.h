@@ -74,10 +74,28 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
   /// counter.
   virtual void add_state(Slot& slot, const torch::optim::OptimizerOptions& options, at::ScalarType dtype) = 0;
   virtual void call_kernel(const Batch& batch, const torch::optim::OptimizerOptions& options) const = 0;
+  /// Updates all of `batch`, which has the tensors of `slots` in the same order and counters that include this
+  /// step. By default it calls the kernel, around which it makes float32 copies where they are needed.
+  virtual void update(const std::vector<Slot>& slots, const Batch& batch,
+                      const torch::optim::OptimizerOptions& options);
   /// Called after the kernel calls for `slots`, which are all in one batch.
   virtual void finish(const std::vector<Slot>& slots, const Batch& batch);
   /// Whether `parameter` is updated in float32 and rounded to nearest, because the kernel fails in its dtype.
   virtual bool needs_float32(const at::Tensor& parameter) const;
+
+  /// The dtypes of the parameters that the optimizer can update, for the message of its refusal.
+  struct Dtypes {
+    std::vector<at::ScalarType> all;
+    const char* names;
+  };
+  virtual const Dtypes& dtypes() const;
+
+  /// Whether `parameter` is rounded stochastically. If so, draw_seed() and the stream select the draws: a
+  /// number on the CPU, and one in the device's memory elsewhere.
+  bool rounds_stochastically(const at::Tensor& parameter) const;
+  uint64_t draw_seed() const { return seed_; }
+  uint64_t stream() const { return stream_; }
+  const at::Tensor& stream_on(at::Device device);
 
   /// Save and load the seed and the number of the draws' stream, so that a resumed run continues bit for bit.
   void save_draws(torch::serialize::OutputArchive& archive) const;
@@ -89,10 +107,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
                                          const torch::optim::OptimizerOptions& options, uint64_t& draws);
   void update_in_float32(const std::vector<Slot>& slots, const Batch& batch,
                          const torch::optim::OptimizerOptions& options);
-  /// Returns `stream_` as a number on `device`, for devices other than the CPU.
-  const at::Tensor& stream_on(at::Device device);
   void count_step();
-  bool rounds_stochastically(const at::Tensor& parameter) const;
 
   const char* name_;
   bool stochastic_rounding_;

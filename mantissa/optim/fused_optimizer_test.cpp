@@ -1,4 +1,4 @@
-// Properties of every fused optimizer.
+// Properties of every fused optimizer, with states of 32 and of 8 bits.
 #include "mantissa/optim/fused_optimizer.h"
 
 #include <ATen/Parallel.h>
@@ -7,6 +7,7 @@
 #include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
+#include "mantissa/optim/optimizers_8bit.h"
 #include "mantissa/optim/test_support_internal.h"
 
 namespace mantissa::fused_optimizer_test {
@@ -15,9 +16,12 @@ namespace {
 using torch::optim::OptimizerParamGroup;
 using Groups = std::vector<OptimizerParamGroup>;
 
+const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+
 struct Kind {
   std::string name;
   std::function<std::unique_ptr<FusedOptimizer>(const Groups&, const FusedOptions&)> make;
+  std::vector<at::ScalarType> dtypes = kDtypes;
 };
 
 /// Prints a Kind for gtest, which would otherwise print its bytes with pointers.
@@ -30,6 +34,17 @@ Kind kind(const std::string& name, const Options& options) {
           }};
 }
 
+/// All states have 8 bits, except those of parameters with fewer than nine elements.
+template <typename Optimizer, typename Options>
+Kind kind_8bit(const std::string& name, const Options& options) {
+  const auto make = [options](const Groups& groups, const FusedOptions& fused) {
+    const Options8bit all = {
+        .min_8bit_size = 9, .stochastic_rounding = fused.stochastic_rounding, .seed = fused.seed};
+    return std::make_unique<Optimizer>(groups, options, all);
+  };
+  return {name, make, {at::kFloat, at::kBFloat16, at::kHalf}};
+}
+
 const std::vector<Kind> kKinds = {
     kind<FusedAdam>("FusedAdam", AdamOptions(0.01).weight_decay(0.1)),
     kind<FusedAdamW>("FusedAdamW", AdamWOptions(AdamOptions(0.01).amsgrad(true).maximize(true))),
@@ -38,8 +53,13 @@ const std::vector<Kind> kKinds = {
     kind<FusedSGD>("FusedSGDDampening", SGDOptions(0.01).momentum(0.9).dampening(0.5).maximize(true)),
     kind<FusedAdagrad>("FusedAdagrad",
                        AdagradOptions(0.01).lr_decay(0.1).weight_decay(0.1).initial_accumulator_value(0.5)),
+    kind_8bit<Adam8bit>("Adam8bit", AdamOptions(0.01).maximize(true)),
+    kind_8bit<AdamW8bit>("AdamW8bit", AdamWOptions(0.01)),
+    kind_8bit<Lion8bit>("Lion8bit", LionOptions(0.01).weight_decay(0.1)),
+    kind_8bit<SGD8bit>("SGD8bit", SGDOptions(0.01).momentum(0.9).weight_decay(0.1)),
+    kind_8bit<RMSprop8bit>("RMSprop8bit", torch::optim::RMSpropOptions(0.01).weight_decay(0.1)),
+    kind_8bit<Adagrad8bit>("Adagrad8bit", AdagradOptions(0.01).weight_decay(0.1)),
 };
-const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
 const FusedOptions kRounding = {.stochastic_rounding = true, .seed = 17};
 
 /// Returns the weight and everything that a later step depends on.
@@ -49,6 +69,10 @@ std::vector<at::Tensor> everything(const FusedOptimizer& optimizer, const at::Te
     if (const auto* adam = dynamic_cast<const AdamParamState*>(state.get())) {
       all.insert(all.end(), {adam->step(), adam->exp_avg(), adam->exp_avg_sq()});
       if (adam->max_exp_avg_sq().defined()) all.push_back(adam->max_exp_avg_sq());
+    } else if (const auto* state_8bit = dynamic_cast<const ParamState8bit*>(state.get())) {
+      for (const at::Tensor& tensor : {state_8bit->step(), state_8bit->state1(), state_8bit->absmax1(),
+                                       state_8bit->state2(), state_8bit->absmax2()})
+        if (tensor.defined()) all.push_back(tensor);
     } else if (const auto* sgd = dynamic_cast<const SGDParamState*>(state.get())) {
       all.push_back(sgd->momentum_buffer());
     } else {
@@ -76,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Fused, testing::ValuesIn(kKinds),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(Fused, DroppedStepChangesNothingWhateverTheFlagAddsUpTo) {
-  for (at::ScalarType dtype : kDtypes) {
+  for (at::ScalarType dtype : GetParam().dtypes) {
     for (const FusedOptions& options : {FusedOptions(), kRounding}) {
       for (float flag : {1.0F, 2.0F}) {
         const at::Tensor p = large_parameter(dtype);
@@ -95,7 +119,7 @@ TEST_P(Fused, DroppedStepChangesNothingWhateverTheFlagAddsUpTo) {
 }
 
 TEST_P(Fused, FirstStepsThatAreDroppedLeaveNoTrace) {
-  for (at::ScalarType dtype : kDtypes) {
+  for (at::ScalarType dtype : GetParam().dtypes) {
     const at::Tensor straight = large_parameter(dtype), p = large_parameter(dtype);
     const auto want = make({straight}), optimizer = make({p});
     for (int i = 0; i < 2; ++i) {
@@ -130,7 +154,7 @@ TEST_P(Fused, SavedAfterADroppedFirstStepStartsAfresh) {
 }
 
 TEST_P(Fused, DividesByTheScaleAndLeavesUnscaledGradients) {
-  for (at::ScalarType dtype : kDtypes) {
+  for (at::ScalarType dtype : GetParam().dtypes) {
     for (const FusedOptions& options : {FusedOptions(), kRounding}) {
       const at::Tensor plain = large_parameter(dtype), scaled = large_parameter(dtype);
       const auto want = make({plain}, options), optimizer = make({scaled}, options);
@@ -149,7 +173,7 @@ TEST_P(Fused, DividesByTheScaleAndLeavesUnscaledGradients) {
 }
 
 TEST_P(Fused, GradientsAndStatesFollowTheParametersLayout) {
-  for (at::ScalarType dtype : kDtypes) {
+  for (at::ScalarType dtype : GetParam().dtypes) {
     const at::Tensor rows = noise(-1, {31, 33}, dtype).set_requires_grad(true);
     const at::Tensor columns =
         rows.detach().t().clone(at::MemoryFormat::Contiguous).t().set_requires_grad(true);
@@ -225,7 +249,7 @@ TEST_P(Fused, EmptyTensorsEmptyGroupsAndSeveralDtypes) {
                    scalar = at::ones({}).set_requires_grad(true),
                    half = at::ones({5}, at::kHalf).set_requires_grad(true),
                    brain = at::ones({5}, at::kBFloat16).set_requires_grad(true),
-                   fine = at::ones({5}, at::kDouble).set_requires_grad(true);
+                   fine = at::ones({5}, GetParam().dtypes[1]).set_requires_grad(true);
   for (const FusedOptions& options : {FusedOptions(), kRounding}) {
     const auto optimizer = GetParam().make(
         Groups{OptimizerParamGroup(std::vector<at::Tensor>{}),
@@ -289,23 +313,28 @@ TEST_P(Fused, RefusesAnotherOptimizersFileBeforeAnythingChanges) {
   const at::Tensor p = large_parameter(at::kFloat), other = large_parameter(at::kFloat);
   const auto optimizer = make({p});
   take_noisy_steps(*optimizer, 0, 2);
-  const bool is_sgd = dynamic_cast<FusedSGD*>(optimizer.get()) != nullptr;
-  const bool is_adam = dynamic_cast<FusedAdam*>(optimizer.get()) != nullptr;
-  const auto expect_refused = [&](auto&& another, const std::string& whose) {
+  const auto& options = optimizer->param_groups()[0].options();
+  // Another optimizer with the same options has other states.
+  const bool has_8_bits = dynamic_cast<Optimizer8bit*>(optimizer.get()) != nullptr;
+  const auto expect_refused = [&](auto&& another, const std::string& whose, bool has_its_options) {
+    if (has_its_options && !has_8_bits) return;
     take_noisy_steps(another, 0, 1);
     EXPECT_THAT(refusal(*optimizer, p, [&] { save_and_load(another, *optimizer); }),
-                testing::HasSubstr("the file is of " + whose + ", whose options and state are not "));
+                testing::HasSubstr(has_its_options
+                                       ? "which is not part of "
+                                       : "the file is of " + whose + ", whose options and state are not "));
   };
-  if (!is_sgd) {
-    expect_refused(torch::optim::SGD({other}, torch::optim::SGDOptions(0.3).momentum(0.9)), "SGD");
-    expect_refused(SGD({other}, SGDOptions(0.3).momentum(0.9)), "SGD");
-  }
-  if (!is_adam) {
-    expect_refused(torch::optim::AdamW({other}, 0.3), "Adam or AdamW");
-    expect_refused(FusedAdamW({other}, AdamWOptions(0.3)), "Adam or AdamW");
-  }
-  if (is_sgd || is_adam) expect_refused(torch::optim::Adagrad({other}, 0.3), "Adagrad");
-  expect_refused(torch::optim::RMSprop({other}, 0.3), "RMSprop");
+  const bool is_sgd = dynamic_cast<const SGDOptions*>(&options) != nullptr;
+  expect_refused(torch::optim::SGD({other}, torch::optim::SGDOptions(0.3).momentum(0.9)), "SGD", is_sgd);
+  expect_refused(SGD({other}, SGDOptions(0.3).momentum(0.9)), "SGD", is_sgd);
+  const bool has_betas =
+      dynamic_cast<const AdamOptions*>(&options) || dynamic_cast<const LionOptions*>(&options);
+  expect_refused(torch::optim::AdamW({other}, 0.3), "Adam or AdamW", has_betas);
+  expect_refused(FusedAdamW({other}, AdamWOptions(0.3)), "Adam or AdamW", has_betas);
+  if (dynamic_cast<const AdagradOptions*>(&options) == nullptr)
+    expect_refused(torch::optim::Adagrad({other}, 0.3), "Adagrad", false);
+  expect_refused(torch::optim::RMSprop({other}, 0.3), "RMSprop",
+                 dynamic_cast<const torch::optim::RMSpropOptions*>(&options) != nullptr);
 
   torch::serialize::OutputArchive saved;
   saved.write("weight", other);
@@ -371,7 +400,7 @@ TEST_P(Fused, ClosureRunsWithGradientsAndItsLossComesBack) {
 }
 
 TEST_P(Fused, SavedInTheMiddleContinuesBitForBit) {
-  for (at::ScalarType dtype : kDtypes) {
+  for (at::ScalarType dtype : GetParam().dtypes) {
     for (const FusedOptions& options : {FusedOptions(), kRounding}) {
       const at::Tensor p = large_parameter(dtype);
       const auto straight = make({p}, options);
@@ -442,7 +471,8 @@ TEST_P(Fused, WithoutStochasticRoundingTheGlobalGeneratorStays) {
 }
 
 TEST_P(Fused, StochasticRoundingLeavesOtherDtypesAlone) {
-  for (at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+  for (at::ScalarType dtype : GetParam().dtypes) {
+    if (dtype == at::kBFloat16 || dtype == at::kHalf) continue;
     const at::Tensor p = large_parameter(dtype), q = large_parameter(dtype);
     const auto plain = make({p}), rounding = make({q}, kRounding);
     take_noisy_steps(*plain, 0, 3);

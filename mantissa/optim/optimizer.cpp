@@ -68,6 +68,8 @@ void check_values(const char* name, size_t group, size_t index, const at::Tensor
     const StateFormat* const format = find_format(formats, key);
     const bool counts = format ? format->kind == StateFormat::Kind::kCount : key == "step";
     if (counts || !state.try_read(key, value) || !value.isTensor()) continue;
+    TORCH_CHECK_VALUE(!optimizer || format, name, "::load: the file has a ", key, place(),
+                      ", which is not part of ", name, "'s state; load it into the optimizer that saved it");
     const at::Tensor& tensor = value.toTensor();
     const StateFormat wanted = format ? *format : StateFormat::like(parameter, key);
     TORCH_CHECK_VALUE(tensor.sizes() == wanted.sizes || parameter.sizes() != wanted.sizes, name,

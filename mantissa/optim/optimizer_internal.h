@@ -13,16 +13,23 @@
 
 #include "mantissa/optim/state_format.h"
 
+namespace torch::optim {
+struct RMSpropOptions;
+}
+
 namespace mantissa {
 
 struct AdagradOptions;
 struct AdamOptions;
 struct AdamParamState;
+struct LionOptions;
 struct SGDOptions;
 
 /// Throw c10::ValueError naming `optimizer` and the option that is out of range. NaN is out of range.
 void validate(const char* optimizer, const AdagradOptions& options);
 void validate(const char* optimizer, const AdamOptions& options);
+void validate(const char* optimizer, const LionOptions& options);
+void validate(const char* optimizer, const torch::optim::RMSpropOptions& options);
 void validate(const char* optimizer, const SGDOptions& options);
 
 /// For the constructors of our optimizers, which pass the defaults to libtorch's constructor before their

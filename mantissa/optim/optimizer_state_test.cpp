@@ -19,6 +19,7 @@
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/optimizer_internal.h"
+#include "mantissa/optim/optimizers_8bit.h"
 #include "mantissa/optim/sgd.h"
 #include "mantissa/optim/state_format.h"
 
@@ -48,6 +49,17 @@ Kind rounding(const char* name, const Options& options) {
   return {name,
           [options](const Groups& groups) {
             return std::make_unique<Made>(groups, options, FusedOptions{.stochastic_rounding = true});
+          },
+          at::kBFloat16};
+}
+
+/// 16-bit weights with 8-bit states, except in the smallest tensors.
+template <typename Made, typename Options>
+Kind kind_8bit(const char* name, const Options& options, int64_t min_8bit_size = 5) {
+  return {name,
+          [options, min_8bit_size](const Groups& groups) {
+            const Options8bit all = {.min_8bit_size = min_8bit_size, .stochastic_rounding = true};
+            return std::make_unique<Made>(groups, options, all);
           },
           at::kBFloat16};
 }
@@ -138,6 +150,12 @@ const std::vector<Kind>& kinds() {
       rounding<FusedAdam>("RoundingAdam", AdamOptions(0.001)),
       rounding<FusedSGD>("RoundingSGD", SGDOptions(0.001).momentum(0.9)),
       rounding<FusedAdagrad>("RoundingAdagrad", AdagradOptions(0.001)),
+      kind_8bit<Adam8bit>("Adam8bit", AdamOptions(0.1)),
+      kind_8bit<AdamW8bit>("AdamW8bit", AdamWOptions(0.1), /*min_8bit_size=*/1000),
+      kind_8bit<Lion8bit>("Lion8bit", LionOptions(0.01)),
+      kind_8bit<SGD8bit>("SGD8bit", SGDOptions(0.1).momentum(0.9)),
+      kind_8bit<RMSprop8bit>("RMSprop8bit", lib::RMSpropOptions(0.1)),
+      kind_8bit<Adagrad8bit>("Adagrad8bit", AdagradOptions(0.1)),
       kind<BlockwiseMomentum>("BlockwiseMomentum", SGDOptions(0.1).momentum(0.9)),
       kind<lib::Adam>("TorchAdam", lib::AdamOptions(0.1).amsgrad(true)),
       kind<lib::AdamW>("TorchAdamW", lib::AdamWOptions(0.1)),

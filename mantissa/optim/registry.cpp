@@ -9,6 +9,7 @@
 #include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
+#include "mantissa/optim/optimizers_8bit.h"
 #include "mantissa/optim/sgd.h"
 
 namespace mantissa {
@@ -53,6 +54,35 @@ Made make_fused_adam(std::vector<at::Tensor> parameters, const OptimizerSettings
 
 Made make_fused_adagrad(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
   return std::make_unique<FusedAdagrad>(std::move(parameters), adagrad_options(s), fused_options(s));
+}
+
+Options8bit options_8bit(const OptimizerSettings& s) {
+  return {.min_8bit_size = *s.min_8bit_size, .stochastic_rounding = *s.stochastic_rounding, .seed = s.seed};
+}
+
+template <typename AdamOrAdamW>
+Made make_adam8bit(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  return std::make_unique<AdamOrAdamW>(std::move(parameters), adam_options(s), options_8bit(s));
+}
+
+Made make_lion8bit(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  const LionOptions options = LionOptions(*s.lr).betas({*s.beta1, *s.beta2}).weight_decay(*s.weight_decay);
+  return std::make_unique<Lion8bit>(std::move(parameters), options, options_8bit(s));
+}
+
+Made make_sgd8bit(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  return std::make_unique<SGD8bit>(std::move(parameters), sgd_options(s), options_8bit(s));
+}
+
+Made make_rmsprop8bit(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  const auto options =
+      torch::optim::RMSpropOptions(*s.lr).alpha(*s.alpha).eps(*s.eps).weight_decay(*s.weight_decay);
+  return std::make_unique<RMSprop8bit>(std::move(parameters), options, options_8bit(s));
+}
+
+Made make_adagrad8bit(std::vector<at::Tensor> parameters, const OptimizerSettings& s) {
+  const AdagradOptions options = AdagradOptions(*s.lr).eps(*s.eps).weight_decay(*s.weight_decay);
+  return std::make_unique<Adagrad8bit>(std::move(parameters), options, options_8bit(s));
 }
 
 std::string settings_of(const OptimizerEntry& optimizer) {
@@ -110,6 +140,63 @@ const std::vector<OptimizerEntry>& optimizers() {
        .defaults = {.lr = 1e-2, .eps = 1e-10, .weight_decay = 0, .lr_decay = 0, .stochastic_rounding = false},
        .make = &make_fused_adagrad,
        .squares_gradients = true},
+      {.name = "adam8bit",
+       .summary = "Adam with 8-bit states",
+       .defaults = {.lr = 1e-3,
+                    .beta1 = 0.9,
+                    .beta2 = 0.999,
+                    .eps = 1e-8,
+                    .weight_decay = 0,
+                    .min_8bit_size = 4096,
+                    .stochastic_rounding = false},
+       .make = &make_adam8bit<Adam8bit>,
+       .unscales_in_step = true},
+      {.name = "adamw8bit",
+       .summary = "adamw with 8-bit states",
+       .defaults = {.lr = 1e-3,
+                    .beta1 = 0.9,
+                    .beta2 = 0.999,
+                    .eps = 1e-8,
+                    .weight_decay = 1e-2,
+                    .min_8bit_size = 4096,
+                    .stochastic_rounding = false},
+       .make = &make_adam8bit<AdamW8bit>,
+       .unscales_in_step = true},
+      {.name = "lion8bit",
+       .summary = "Lion with an 8-bit state",
+       .defaults = {.lr = 1e-4,
+                    .beta1 = 0.9,
+                    .beta2 = 0.99,
+                    .weight_decay = 0,
+                    .min_8bit_size = 4096,
+                    .stochastic_rounding = false},
+       .make = &make_lion8bit,
+       .unscales_in_step = true},
+      {.name = "sgd8bit",
+       .summary = "sgd with an 8-bit momentum",
+       .defaults = {.lr = 1e-3,
+                    .momentum = 0.9,
+                    .weight_decay = 0,
+                    .min_8bit_size = 4096,
+                    .stochastic_rounding = false},
+       .make = &make_sgd8bit,
+       .unscales_in_step = true},
+      {.name = "rmsprop8bit",
+       .summary = "RMSprop with an 8-bit state",
+       .defaults = {.lr = 1e-2,
+                    .alpha = 0.99,
+                    .eps = 1e-8,
+                    .weight_decay = 0,
+                    .min_8bit_size = 4096,
+                    .stochastic_rounding = false},
+       .make = &make_rmsprop8bit,
+       .unscales_in_step = true},
+      {.name = "adagrad8bit",
+       .summary = "Adagrad with an 8-bit state",
+       .defaults =
+           {.lr = 1e-2, .eps = 1e-10, .weight_decay = 0, .min_8bit_size = 4096, .stochastic_rounding = false},
+       .make = &make_adagrad8bit,
+       .unscales_in_step = true},
   };
   return table;
 }

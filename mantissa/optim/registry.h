@@ -19,8 +19,9 @@ namespace mantissa {
 /// the table; each accepts some of its members.
 struct OptimizerSettings {
   std::optional<double> lr = std::nullopt, momentum = std::nullopt, beta1 = std::nullopt,
-                        beta2 = std::nullopt, eps = std::nullopt, weight_decay = std::nullopt,
-                        lr_decay = std::nullopt;
+                        beta2 = std::nullopt, alpha = std::nullopt, eps = std::nullopt,
+                        weight_decay = std::nullopt, lr_decay = std::nullopt;
+  std::optional<int64_t> min_8bit_size = std::nullopt;
   std::optional<bool> stochastic_rounding = std::nullopt;
   /// Selects the draws of stochastic rounding; unset: drawn from libtorch's generator.
   std::optional<uint64_t> seed = std::nullopt;
@@ -35,9 +36,11 @@ void for_each_setting(const Visit& visit) {
   visit("momentum", &OptimizerSettings::momentum);
   visit("beta1", &OptimizerSettings::beta1);
   visit("beta2", &OptimizerSettings::beta2);
+  visit("alpha", &OptimizerSettings::alpha);
   visit("eps", &OptimizerSettings::eps);
   visit("weight_decay", &OptimizerSettings::weight_decay);
   visit("lr_decay", &OptimizerSettings::lr_decay);
+  visit("min_8bit_size", &OptimizerSettings::min_8bit_size);
   visit("stochastic_rounding", &OptimizerSettings::stochastic_rounding);
   visit("seed", &OptimizerSettings::seed);
 }

@@ -9,6 +9,7 @@
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/optimizer_state.h"
+#include "mantissa/optim/optimizers_8bit.h"
 
 namespace mantissa::registry_test {
 namespace {
@@ -35,14 +36,17 @@ TEST_P(OptimizerRegistry, TheRowIsTrue) {
   const StateReader group = StateReader(state).at("param_groups").at(0);
   EXPECT_EQ(group.at("lr").to_double(), row.defaults.lr);
   EXPECT_EQ(group.at("weight_decay").to_double(), row.defaults.weight_decay);
-  EXPECT_EQ(group.find("momentum").has_value(), row.takes("momentum"));
+  const bool is_rmsprop = row.takes("alpha");  // libtorch's options, which have a momentum that must be 0
+  EXPECT_EQ(group.find("momentum").has_value(), row.takes("momentum") || is_rmsprop);
+  EXPECT_EQ(group.find("alpha").has_value(), row.takes("alpha"));
   EXPECT_EQ(group.find("betas").has_value(), row.takes("beta1") && row.takes("beta2"));
   EXPECT_EQ(group.find("eps").has_value(), row.takes("eps"));
   EXPECT_EQ(group.find("lr_decay").has_value(), row.takes("lr_decay"));
   if (row.takes("eps")) {
     EXPECT_EQ(group.at("eps").to_double(), row.defaults.eps);
   }
-  EXPECT_EQ(row.squares_gradients, row.takes("eps"));
+  EXPECT_EQ(row.takes("min_8bit_size"), dynamic_cast<Optimizer8bit*>(optimizer.get()) != nullptr);
+  EXPECT_EQ(row.squares_gradients, row.takes("eps") && !row.takes("min_8bit_size"));
   EXPECT_FALSE(StateReader(state).find("stochastic_rounding_seed"));
 }
 
@@ -55,9 +59,11 @@ TEST_P(OptimizerRegistry, WhatItDoesNotTakeIsRefusedByName) {
                               .momentum = 0.5,
                               .beta1 = 0.5,
                               .beta2 = 0.5,
+                              .alpha = 0.5,
                               .eps = 1e-4,
                               .weight_decay = 0.1,
                               .lr_decay = 0.1,
+                              .min_8bit_size = 3,
                               .stochastic_rounding = true,
                               .seed = 3};
   for_each_setting([&](const char* name, auto member) {
@@ -87,16 +93,20 @@ TEST(OptimizerByName, SettingsReachIt) {
   EXPECT_EQ(options.betas(), std::make_tuple(0.5, 0.25));
   EXPECT_EQ(options.eps(), 1e-3);
   EXPECT_EQ(options.weight_decay(), 0.125);
+  const auto rmsprop = make_optimizer("rmsprop8bit", {weight}, {.alpha = 0.75, .min_8bit_size = 4});
+  EXPECT_EQ(static_cast<torch::optim::RMSpropOptions&>(rmsprop->param_groups()[0].options()).alpha(), 0.75);
+  EXPECT_EQ(dynamic_cast<Optimizer8bit&>(*rmsprop).optim_bits(weight), 8);
+  EXPECT_EQ(dynamic_cast<Optimizer8bit&>(*make_optimizer("adam8bit", {weight})).optim_bits(weight), 32);
   const auto rounding = make_optimizer("fused-sgd", {weight}, {.stochastic_rounding = true, .seed = 7});
   const StateDict state = optimizer_state(*rounding);
   EXPECT_EQ(StateReader(state).at("stochastic_rounding_seed").to_int(), 7);
 }
 
 TEST(OptimizerByName, AnUnknownNameIsAnErrorWithTheNearestOne) {
-  EXPECT_THAT(
-      error_of([] { make_optimizer("adamx", {}); }),
-      HasSubstr("optimizer 'adamx' is not available; did you mean 'adamw'?; choose from sgd, adamw, adam, "
-                "fused-sgd, fused-adamw, fused-adam, fused-adagrad"));
+  EXPECT_THAT(error_of([] { make_optimizer("adamx", {}); }),
+              HasSubstr("optimizer 'adamx' is not available; did you mean 'adamw'?; choose from sgd, adamw, adam, "
+                        "fused-sgd, fused-adamw, fused-adam, fused-adagrad, adam8bit, adamw8bit, lion8bit, "
+                        "sgd8bit, rmsprop8bit, adagrad8bit"));
 }
 
 }  // namespace

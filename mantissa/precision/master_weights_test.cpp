@@ -5,6 +5,8 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/optim/optimizers_8bit.h"
+
 namespace mantissa::master_weights_test {
 namespace {
 
@@ -144,6 +146,20 @@ TEST(MasterWeights, TakeOverWhatAnOptimizersConstructorHasMade) {
     EXPECT_EQ(optimizer.state().size(), 3U)
         << "one of each copy and of the wide one, none of the 16-bit ones";
   }
+}
+
+TEST(MasterWeights, TakeOverTheOverridesOfAnEightBitOptimizer) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  SGD8bit optimizer(net->parameters(), SGDOptions(0.5).momentum(0.5), {.min_8bit_size = 1});
+  optimizer.override_config(net->weight, {.optim_bits = 32, .lr = 0.25});
+  const MasterWeights masters(optimizer);
+  const auto& parameters = optimizer.param_groups()[0].params();
+  EXPECT_EQ(optimizer.optim_bits(parameters[0]), 32);
+  EXPECT_EQ(optimizer.optim_bits(parameters[1]), 8);
+  net->forward(at::ones({1, 2}, at::kHalf)).sum().backward();
+  optimizer.step();
+  EXPECT_EQ(parameters[0][0][0].item<float>(), 0.75);
+  EXPECT_EQ(parameters[1][0].item<float>(), 0.5);
 }
 
 TEST(MasterWeights, GiveGradientsBackAtTheirEndButNotASuccessors) {

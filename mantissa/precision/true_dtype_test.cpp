@@ -17,6 +17,7 @@
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
+#include "mantissa/optim/optimizers_8bit.h"
 
 namespace mantissa::true_dtype_test {
 namespace {
@@ -400,6 +401,7 @@ TEST(TrueDtype, DoesNotWarnAboutAnOptimizerThatFp16DoesNotHarm) {
   harmless.push_back(std::make_unique<torch::optim::Adagrad>(all, torch::optim::AdagradOptions().eps(1e-4)));
   harmless.push_back(
       std::make_unique<FusedAdam>(all, AdamOptions(), FusedOptions{.stochastic_rounding = true}));
+  harmless.push_back(std::make_unique<Adam8bit>(all));
   harmless.push_back(std::make_unique<torch::optim::Adam>(std::vector{torch::ones(1)}));
   for (const auto& optimizer : harmless) mode.setup_optimizer(*optimizer);
   TrueDtype with_masters(at::kHalf, {.master_weights = true});

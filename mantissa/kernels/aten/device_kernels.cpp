@@ -1,14 +1,23 @@
 #include "mantissa/kernels/aten/device_kernels.h"
 
+#include "mantissa/kernels/cpu/blockwise.h"
 #include "mantissa/kernels/cpu/stochastic_round.h"
 
 namespace mantissa::kernels::aten {
 namespace {
 
 constexpr DeviceKernels kDevices[] = {
-    {.device = c10::DeviceType::CPU, .stochastic_round = &cpu::stochastic_round},
+    {.device = c10::DeviceType::CPU,
+     .stochastic_round = &cpu::stochastic_round,
+     .quantize_blockwise = &cpu::quantize_blockwise,
+     .dequantize_blockwise = &cpu::dequantize_blockwise,
+     .update_blockwise = &cpu::update_blockwise},
 };
-constexpr DeviceKernels kNone = {c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES, nullptr};
+constexpr DeviceKernels kNone = {.device = c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES,
+                                 .stochastic_round = nullptr,
+                                 .quantize_blockwise = nullptr,
+                                 .dequantize_blockwise = nullptr,
+                                 .update_blockwise = nullptr};
 
 }  // namespace
 

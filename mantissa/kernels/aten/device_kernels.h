@@ -1,7 +1,10 @@
 #pragma once
 
+#include <vector>
+
 #include <c10/core/DeviceType.h>
 
+#include "mantissa/kernels/blockwise.h"
 #include "mantissa/kernels/stochastic_round.h"
 
 namespace mantissa::kernels::aten {
@@ -11,7 +14,11 @@ namespace mantissa::kernels::aten {
 /// libtorch's threads or on its current stream.
 struct DeviceKernels {
   c10::DeviceType device;
-  void (*stochastic_round)(const StochasticRound&);  ///< null: computed by tensor operations
+  /// Null: computed by tensor operations.
+  void (*stochastic_round)(const StochasticRound&);
+  void (*quantize_blockwise)(const QuantizeBlockwise&);
+  void (*dequantize_blockwise)(const DequantizeBlockwise&);
+  void (*update_blockwise)(const std::vector<BlockwiseUpdate>&);
 };
 
 /// Returns the row of `device`, or a row without kernels if the device has none.

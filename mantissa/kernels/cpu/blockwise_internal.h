@@ -1,0 +1,401 @@
+#pragma once
+
+// The block-wise kernels, written once for all vector tiers. This header follows the rules of
+// elements_internal.h. V has these members in addition:
+//
+//   sqrt(x)
+//   look_up(table, codes)            the values of kLanes codes
+//   where_finite(x, a, b)            b where x is inf or nan
+//   sign(x)                          -1, 0 or 1
+//   Int, Lanes                       vectors of kLanes integers; a set of lanes
+//   least_class(x)                   see CodeClasses
+//   bits_of(x), rotated(x)           integers: the bits, and the bits rotated left by one
+//   next_above(i, bits, bounds)      the integers i, plus 1 where the bits are above the bound
+//   pick(table, i)                   values of a table of eight floats or integers
+//   truncate(x)                      integers
+//   is_whole(i), whole(i)            whether a rank in units is nearly whole, or just below; the whole rank
+//   bits(lanes)                      a bit for each lane of the set
+//   code_of_rank<kIsSigned, kState>(rank, x)      the codes of numbers x; -1 stands for 0
+//   store_bytes(to, codes)           four vectors of codes
+
+#include <cstddef>
+#include <cstdint>
+
+#include "mantissa/kernels/cpu/blockwise_codes_internal.h"
+#include "mantissa/kernels/cpu/blockwise_kernel.h"
+#include "mantissa/kernels/cpu/elements_internal.h"
+#include "mantissa/kernels/cpu/stochastic_round_kernel.h"
+
+namespace mantissa::kernels::cpu {
+
+template <class V>
+int64_t count_in_block(int64_t block, int64_t count) {
+  const int64_t rest = count - block * kStateBlock;
+  return rest < kStateBlock ? rest : kStateBlock;
+}
+
+template <class V, DynamicMap kMap>
+void decode_block(const uint8_t* codes, float absmax, float* values, int64_t count) {
+  constexpr const float* kTable = kMap == DynamicMap::kSigned ? kDynamicSigned : kDynamicUnsigned;
+  const auto scale = V::set(absmax);
+  int64_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes)
+    V::store(values + i, V::mul(V::look_up(kTable, codes + i), scale));
+  for (; i < count; ++i) values[i] = kTable[codes[i]] * absmax;
+}
+
+/// Encodes a block and returns its absmax, given its largest magnitude. `values` holds a whole block, and
+/// loses its values if they are tiny. Calls also(i) for every kLanes elements, as work that the processor can
+/// do at the same time.
+template <class V, DynamicMap kMap, Coding kCoding, class Also>
+[[gnu::always_inline]] inline float encode_block(float* values, float largest, uint8_t* codes, int64_t count,
+                                                 const Also& also) {
+  const float absmax = largest < kLargestFloat ? largest : kLargestFloat;
+  const auto [first, second] = normalizer<V>(absmax);
+  if (first != 1) {
+    for (int64_t i = 0; i < kStateBlock; ++i) values[i] *= first;
+  }
+  if (largest > kLargestFloat) {
+    for (int64_t i = 0; i < count; ++i) codes[i] = code_of<V>(kMap, kCoding, values[i] * second);
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) also(i);
+    return absmax;
+  }
+  uint8_t copy[kStateBlock];
+  uint8_t* const to = count == kStateBlock ? codes : copy;
+  const auto factor = V::set(second);
+  for (int64_t i = 0; i < kStateBlock; i += 4 * V::kLanes) {
+    store_codes<V, kMap, kCoding>(to + i, values + i, factor);
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < 4; ++k) also(i + k * V::kLanes);
+  }
+  if (to == copy) __builtin_memcpy(codes, copy, static_cast<size_t>(count));
+  return absmax;
+}
+
+template <class V>
+float largest_lane(typename V::Float x) {
+  alignas(64) float lanes[V::kLanes];
+  V::store(lanes, x);
+  float largest = 0;
+  for (const float lane : lanes) largest = lane > largest ? lane : largest;
+  return largest;
+}
+
+template <class V, DynamicMap kMap>
+void quantize_block(const QuantizeBlockwise& problem, int64_t block) {
+  alignas(64) float values[kStateBlock] = {};
+  const int64_t begin = block * kStateBlock, count = count_in_block<V>(block, problem.count);
+  __builtin_memcpy(values, problem.in + begin, static_cast<size_t>(count) * sizeof *values);
+  auto largest = V::zero();
+  for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
+    const auto lanes = V::load(values + i);
+    largest = V::max(V::abs(lanes), largest);
+    if (kMap == DynamicMap::kUnsigned) V::store(values + i, V::max(lanes, V::zero()));
+  }
+  problem.absmax[block] = encode_block<V, kMap, Coding::kNearest>(
+      values, largest_lane<V>(largest), problem.codes + begin, count, [](int64_t /*i*/) {});
+}
+
+template <class V>
+void quantize_blocks_with(const QuantizeBlockwise& problem, int64_t first, int64_t last) {
+  for (int64_t block = first; block < last; ++block) {
+    if (problem.map == DynamicMap::kSigned) {
+      quantize_block<V, DynamicMap::kSigned>(problem, block);
+    } else {
+      quantize_block<V, DynamicMap::kUnsigned>(problem, block);
+    }
+  }
+}
+
+template <class V>
+void dequantize_blocks_with(const DequantizeBlockwise& problem, int64_t first, int64_t last) {
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t begin = block * kStateBlock, count = count_in_block<V>(block, problem.count);
+    const uint8_t* const codes = problem.codes + begin;
+    if (problem.map == DynamicMap::kSigned) {
+      decode_block<V, DynamicMap::kSigned>(codes, problem.absmax[block], problem.out + begin, count);
+    } else {
+      decode_block<V, DynamicMap::kUnsigned>(codes, problem.absmax[block], problem.out + begin, count);
+    }
+  }
+}
+
+/// The factors of an update in all lanes.
+template <class V>
+struct WideFactors {
+  typename V::Float step_size, beta1, beta2, rest1, rest2, eps, decay, keep, sign;
+
+  explicit WideFactors(const BlockwiseUpdate& u)
+      : step_size(V::set(u.factors.step_size)),
+        beta1(V::set(u.factors.beta1)),
+        beta2(V::set(u.factors.beta2)),
+        rest1(V::set(u.factors.rest1)),
+        rest2(V::set(u.factors.rest2)),
+        eps(V::set(u.factors.eps)),
+        decay(V::set(u.factors.decay)),
+        keep(V::set(u.factors.keep)),
+        sign(V::set(u.maximize ? -1 : 1)) {}
+};
+
+/// Whether the rule divides by a root. The processor takes long for both, so that the parameter is updated in a
+/// second pass, while it encodes the states.
+template <class V>
+constexpr bool divides(UpdateRule rule) {
+  return rule != UpdateRule::kLion && rule != UpdateRule::kSGD;
+}
+
+/// The values of kLanes elements.
+template <class V>
+struct Lanes {
+  typename V::Float gradient, p, m, v, denominator;
+};
+
+/// Updates the states of kLanes elements, and their parameter if the rule does not divide: see UpdateRule.
+/// kIsFinite: no gradient is inf or nan.
+template <class V, UpdateRule kRule, bool kIsFinite>
+[[gnu::always_inline]] inline void update_states(const WideFactors<V>& f, Lanes<V>& x) {
+  using Float = typename V::Float;
+  const Float before = x.p;
+  Float g = V::mul(x.gradient, f.sign);
+  if constexpr (kRule == UpdateRule::kAdam) {
+    x.m = V::add(V::mul(f.beta1, x.m), V::mul(f.rest1, g));
+    x.v = V::add(V::mul(f.beta2, x.v), V::mul(V::mul(f.rest2, g), g));
+    x.denominator = V::add(V::sqrt(x.v), f.eps);
+    if constexpr (!kIsFinite) x.v = V::where_finite(x.gradient, x.v, V::zero());
+  } else if constexpr (kRule == UpdateRule::kLion) {
+    const Float direction = V::add(V::mul(f.beta1, x.m), V::mul(f.rest1, g));
+    x.p = V::sub(V::mul(x.p, f.keep), V::mul(f.step_size, V::sign(direction)));
+    x.m = V::add(V::mul(f.beta2, x.m), V::mul(f.rest2, g));
+  } else {
+    g = V::add(g, V::mul(f.decay, x.p));
+    if constexpr (kRule == UpdateRule::kSGD) {
+      x.m = V::add(V::mul(f.beta1, x.m), g);
+      x.p = V::sub(x.p, V::mul(f.step_size, x.m));
+    } else {
+      if constexpr (kRule == UpdateRule::kRMSprop) {
+        x.m = V::add(V::mul(f.beta1, x.m), V::mul(V::mul(f.rest1, g), g));
+      } else {
+        x.m = V::add(x.m, V::mul(g, g));
+      }
+      x.denominator = V::add(V::sqrt(x.m), f.eps);
+    }
+  }
+  if constexpr (!kIsFinite) {
+    if constexpr (!divides<V>(kRule)) x.p = V::where_finite(x.gradient, x.p, before);
+    x.m = V::where_finite(x.gradient, x.m, V::zero());
+  }
+}
+
+/// Returns the new parameter of a rule that divides.
+template <class V, UpdateRule kRule, bool kIsFinite>
+[[gnu::always_inline]] inline typename V::Float divided(const WideFactors<V>& f, const Lanes<V>& x) {
+  using Float = typename V::Float;
+  const auto numerator = [&] {
+    if constexpr (kRule == UpdateRule::kAdam) return x.m;
+    return V::add(V::mul(x.gradient, f.sign), V::mul(f.decay, x.p));
+  };
+  Float p = V::sub(x.p, V::mul(f.step_size, V::div(numerator(), x.denominator)));
+  if constexpr (kRule == UpdateRule::kAdam) p = V::mul(p, f.keep);
+  return kIsFinite ? p : V::where_finite(x.gradient, p, x.p);
+}
+
+/// Float32 values of a block: the memory itself if it is float32 and the block is whole, otherwise a copy that
+/// ends in zeros.
+template <class V, class Values>
+[[gnu::always_inline]] inline float* values_of(void* data, int64_t begin, int64_t count, float* copy) {
+  using Storage = typename Values::Storage;
+  auto* const from = static_cast<Storage*>(data) + begin;
+  if constexpr (sizeof(Storage) == sizeof(float)) {
+    if (count == kStateBlock) return from;
+  }
+  int64_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes) V::store(copy + i, Values::load(from + i));
+  if (i < count) V::store(copy + i, Values::gather(from + i, 1, count - i)), i += V::kLanes;
+  for (; i < kStateBlock; i += V::kLanes) V::store(copy + i, V::zero());
+  return copy;
+}
+
+template <class V, class Values>
+[[gnu::always_inline]] inline void write_back(const float* values, void* data, int64_t begin, int64_t count) {
+  auto* const to = static_cast<typename Values::Storage*>(data) + begin;
+  if (static_cast<const void*>(to) == values) return;
+  int64_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes) Values::store(to + i, V::load(values + i));
+  if (i < count) Values::scatter(to + i, 1, count - i, V::load(values + i));
+}
+
+template <class V, class Values>
+void write_parameter(const BlockwiseUpdate& u, const float* values, int64_t begin, int64_t count) {
+  if (sizeof(typename Values::Storage) == sizeof(float) || !u.rounds_stochastically)
+    return write_back<V, Values>(values, u.parameter, begin, count);
+  auto* const to = static_cast<typename Values::Storage*>(u.parameter) + begin;
+  generic::stochastic_round(
+      {values, to, u.element, count, u.seed, &u.stream, u.first_draw + static_cast<uint64_t>(begin)}, 0,
+      count);
+}
+
+/// Memory for a block of a state.
+struct CopyOfState {
+  alignas(64) float values[kStateBlock];
+  uint8_t codes[kStateBlock];
+};
+
+/// One state of a block while it is updated. In 8 bits, the new values are kept in `values` until all of them
+/// are known, and then encoded; in 32 bits, `values` are the memory itself, or a copy that ends in zeros.
+template <class V, DynamicMap kMap, bool kIs8Bit>
+struct BlockOfState {
+  using Float = typename V::Float;
+  static constexpr const float* kTable = kMap == DynamicMap::kSigned ? kDynamicSigned : kDynamicUnsigned;
+
+  const UpdateState& state;
+  int64_t block, count;
+  const uint8_t* codes = nullptr;
+  float* values;
+  Float scale = V::zero(), largest = V::zero();
+
+  [[gnu::always_inline]] inline BlockOfState(const UpdateState& its_state, int64_t its_block,
+                                             int64_t its_count, CopyOfState& copy)
+      : state(its_state), block(its_block), count(its_count), values(copy.values) {
+    const int64_t begin = block * kStateBlock;
+    if constexpr (kIs8Bit) {
+      scale = V::set(state.absmax[block]);
+      codes = state.codes + begin;
+      if (count < kStateBlock) {
+        __builtin_memset(copy.codes, kMap == DynamicMap::kSigned ? 127 : 0, sizeof copy.codes);
+        __builtin_memcpy(copy.codes, codes, static_cast<size_t>(count));
+        codes = copy.codes;
+      }
+    } else {
+      values = values_of<V, Elements<V, Element::kFloat32>>(state.values, begin, count, copy.values);
+    }
+  }
+  [[gnu::always_inline]] inline Float load(int64_t i) const {
+    if constexpr (kIs8Bit) return V::mul(V::look_up(kTable, codes + i), scale);
+    return V::load(values + i);
+  }
+  [[gnu::always_inline]] inline void store(int64_t i, Float value) {
+    V::store(values + i, value);
+    if constexpr (kIs8Bit) largest = V::max(kMap == DynamicMap::kSigned ? V::abs(value) : value, largest);
+  }
+  /// Calls also(i) for every kLanes elements of the block.
+  template <class Also>
+  [[gnu::always_inline]] inline void finish(const Also& also) const {
+    const int64_t begin = block * kStateBlock;
+    if constexpr (kIs8Bit) {
+      state.absmax[block] = encode_block<V, kMap, Coding::kState>(values, largest_lane<V>(largest),
+                                                                  state.codes + begin, count, also);
+    } else {
+      for (int64_t i = 0; i < kStateBlock; i += V::kLanes) also(i);
+      write_back<V, Elements<V, Element::kFloat32>>(values, state.values, begin, count);
+    }
+  }
+};
+
+/// Prefetches `count` elements of a later block, across the end of a page, where the processor's own
+/// prefetching stops.
+template <typename T>
+[[gnu::always_inline]] inline void prefetch_later(const T* from) {
+  constexpr int64_t kBlocksAhead = 3, kLine = 64;
+  const auto* const later = reinterpret_cast<const char*>(from + kBlocksAhead * kStateBlock);
+  for (int64_t byte = 0; byte < kStateBlock * static_cast<int64_t>(sizeof(T)); byte += kLine)
+    __builtin_prefetch(later + byte);
+}
+
+/// Updates a block, given as float32 values, and its states.
+template <class V, UpdateRule kRule, bool kIs8Bit, bool kIsFinite>
+void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float* p) {
+  alignas(64) float denominators[kStateBlock];
+  CopyOfState m_copy, v_copy;
+  const int64_t count = count_in_block<V>(block, u.count);
+  const WideFactors<V> factors(u);
+  BlockOfState<V, DynamicMap::kSigned, kIs8Bit> m(u.state1, block, count, m_copy);
+  const auto nothing = [](int64_t /*i*/) {};
+  const auto finish_parameter = [&](int64_t i) {
+    const Lanes<V> x = {V::load(g + i), V::load(p + i), V::load(m.values + i), V::zero(),
+                        V::load(denominators + i)};
+    V::store(p + i, divided<V, kRule, kIsFinite>(factors, x));
+  };
+  if constexpr (has_second_state<V>(kRule)) {
+    BlockOfState<V, DynamicMap::kUnsigned, kIs8Bit> v(u.state2, block, count, v_copy);
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
+      Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), v.load(i), V::zero()};
+      update_states<V, kRule, kIsFinite>(factors, x);
+      m.store(i, x.m), v.store(i, x.v), V::store(denominators + i, x.denominator);
+    }
+    v.finish(finish_parameter);  // before m loses its values
+    m.finish(nothing);
+  } else {
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
+      Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), V::zero(), V::zero()};
+      update_states<V, kRule, kIsFinite>(factors, x);
+      m.store(i, x.m);
+      V::store(divides<V>(kRule) ? denominators + i : p + i, divides<V>(kRule) ? x.denominator : x.p);
+    }
+    if constexpr (divides<V>(kRule)) {
+      m.finish(finish_parameter);
+    } else {
+      m.finish(nothing);
+    }
+  }
+}
+
+template <class V, class Values, UpdateRule kRule, bool kIs8Bit>
+void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
+  alignas(64) float p_copy[kStateBlock], g_copy[kStateBlock];
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t begin = block * kStateBlock, count = count_in_block<V>(block, u.count);
+    prefetch_later(static_cast<const typename Values::Storage*>(u.gradient) + begin);
+    prefetch_later(static_cast<const typename Values::Storage*>(u.parameter) + begin);
+    if constexpr (kIs8Bit) {
+      prefetch_later(u.state1.codes + begin);
+      if constexpr (has_second_state<V>(kRule)) prefetch_later(u.state2.codes + begin);
+    }
+    float* const g = values_of<V, Values>(u.gradient, begin, count, g_copy);
+    if (u.grad_scale != 1) {
+      const auto scale = V::set(u.grad_scale);
+      for (int64_t i = 0; i < kStateBlock; i += V::kLanes) V::store(g + i, V::div(V::load(g + i), scale));
+      write_back<V, Values>(g, u.gradient, begin, count);
+    }
+    float* const p = values_of<V, Values>(u.parameter, begin, count, p_copy);
+    // 0 times inf or nan is nan, and stays in the sum.
+    auto sum = V::zero();
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) sum = V::fma(V::load(g + i), V::zero(), sum);
+    if (V::is_nan(sum)) [[unlikely]] {
+      update_block<V, kRule, kIs8Bit, false>(u, block, g, p);
+    } else {
+      update_block<V, kRule, kIs8Bit, true>(u, block, g, p);
+    }
+    write_parameter<V, Values>(u, p, begin, count);
+  }
+}
+
+/// Both states have codes, or both have values.
+template <class V, class Values, UpdateRule kRule>
+void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
+  if (u.state1.codes != nullptr) return update_blocks_by<V, Values, kRule, true>(u, first, last);
+  update_blocks_by<V, Values, kRule, false>(u, first, last);
+}
+
+template <class V, class Values>
+void update_blocks_of(const BlockwiseUpdate& u, int64_t first, int64_t last) {
+  switch (u.rule) {
+    case UpdateRule::kAdam:
+      return update_blocks_by<V, Values, UpdateRule::kAdam>(u, first, last);
+    case UpdateRule::kLion:
+      return update_blocks_by<V, Values, UpdateRule::kLion>(u, first, last);
+    case UpdateRule::kSGD:
+      return update_blocks_by<V, Values, UpdateRule::kSGD>(u, first, last);
+    case UpdateRule::kRMSprop:
+      return update_blocks_by<V, Values, UpdateRule::kRMSprop>(u, first, last);
+    case UpdateRule::kAdagrad:
+      return update_blocks_by<V, Values, UpdateRule::kAdagrad>(u, first, last);
+  }
+}
+
+template <class V>
+void update_blocks_with(const BlockwiseUpdate& u, int64_t first, int64_t last) {
+  with_elements<V>(u.element, u.element,
+                   [&](auto values) { update_blocks_of<V, decltype(values)>(u, first, last); });
+}
+
+}  // namespace mantissa::kernels::cpu

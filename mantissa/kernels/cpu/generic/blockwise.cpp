@@ -1,0 +1,129 @@
+#include <cmath>
+
+#include "mantissa/kernels/cpu/blockwise_codes_internal.h"
+#include "mantissa/kernels/cpu/blockwise_kernel.h"
+#include "mantissa/kernels/cpu/generic/element_internal.h"
+#include "mantissa/kernels/cpu/stochastic_round_kernel.h"
+
+namespace mantissa::kernels::cpu::generic {
+namespace {
+
+struct Here;  // makes this build's own copies of the templates
+
+float decoded(DynamicMap map, uint8_t code, float absmax) {
+  return (map == DynamicMap::kSigned ? kDynamicSigned : kDynamicUnsigned)[code] * absmax;
+}
+
+float larger(float largest, float value) { return std::fabs(value) > largest ? std::fabs(value) : largest; }
+
+/// Returns the block's absmax.
+float encode(DynamicMap map, Coding coding, const float* values, uint8_t* codes, int64_t count) {
+  float absmax = 0;
+  for (int64_t i = 0; i < count; ++i) absmax = larger(absmax, values[i]);
+  constexpr float kLargest = 0x1.fffffep127F;
+  if (absmax > kLargest) absmax = kLargest;
+  const auto [first, second] = normalizer<Here>(absmax);
+  for (int64_t i = 0; i < count; ++i) codes[i] = code_of<Here>(map, coding, values[i] * first * second);
+  return absmax;
+}
+
+float sign(float x) { return static_cast<float>((x > 0) - (x < 0)); }
+
+/// One element: its parameter, and its states before and after.
+struct Value {
+  float p, m, v;
+};
+
+Value updated(UpdateRule rule, const UpdateFactors& f, float g, Value x) {
+  switch (rule) {
+    case UpdateRule::kAdam:
+      x.m = f.beta1 * x.m + f.rest1 * g;
+      x.v = f.beta2 * x.v + f.rest2 * g * g;
+      x.p = (x.p - f.step_size * (x.m / (std::sqrt(x.v) + f.eps))) * f.keep;
+      return x;
+    case UpdateRule::kLion:
+      x.p = x.p * f.keep - f.step_size * sign(f.beta1 * x.m + f.rest1 * g);
+      x.m = f.beta2 * x.m + f.rest2 * g;
+      return x;
+    case UpdateRule::kSGD:
+      g += f.decay * x.p;
+      x.m = f.beta1 * x.m + g;
+      x.p -= f.step_size * x.m;
+      return x;
+    case UpdateRule::kRMSprop:
+    case UpdateRule::kAdagrad:
+      g += f.decay * x.p;
+      x.m = rule == UpdateRule::kRMSprop ? f.beta1 * x.m + f.rest1 * g * g : x.m + g * g;
+      x.p -= f.step_size * (g / (std::sqrt(x.m) + f.eps));
+  }
+  return x;
+}
+
+void load_state(const UpdateState& state, DynamicMap map, int64_t block, float* values, int64_t count) {
+  const int64_t begin = block * kStateBlock;
+  for (int64_t i = 0; i < count; ++i) {
+    values[i] = state.codes != nullptr    ? decoded(map, state.codes[begin + i], state.absmax[block])
+                : state.values != nullptr ? state.values[begin + i]
+                                          : 0;
+  }
+}
+
+void store_state(const UpdateState& state, DynamicMap map, int64_t block, const float* values,
+                 int64_t count) {
+  const int64_t begin = block * kStateBlock;
+  if (state.codes != nullptr)
+    state.absmax[block] = encode(map, Coding::kState, values, state.codes + begin, count);
+  for (int64_t i = 0; state.values != nullptr && i < count; ++i) state.values[begin + i] = values[i];
+}
+
+void store_parameter(const BlockwiseUpdate& u, const float* values, int64_t begin, int64_t count) {
+  if (u.rounds_stochastically && u.element != Element::kFloat32) {
+    auto* const to = static_cast<uint16_t*>(u.parameter) + begin;
+    return stochastic_round(
+        {values, to, u.element, count, u.seed, &u.stream, u.first_draw + static_cast<uint64_t>(begin)}, 0,
+        count);
+  }
+  for (int64_t i = 0; i < count; ++i) store(u.element, u.parameter, begin + i, values[i]);
+}
+
+int64_t count_in(int64_t block, int64_t count) { return least(count - block * kStateBlock, kStateBlock); }
+
+}  // namespace
+
+void quantize_blocks(const QuantizeBlockwise& problem, int64_t first, int64_t last) {
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t begin = block * kStateBlock;
+    problem.absmax[block] = encode(problem.map, Coding::kNearest, problem.in + begin, problem.codes + begin,
+                                   count_in(block, problem.count));
+  }
+}
+
+void dequantize_blocks(const DequantizeBlockwise& problem, int64_t first, int64_t last) {
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t begin = block * kStateBlock;
+    for (int64_t i = begin; i < begin + count_in(block, problem.count); ++i)
+      problem.out[i] = decoded(problem.map, problem.codes[i], problem.absmax[block]);
+  }
+}
+
+void update_blocks(const BlockwiseUpdate& u, int64_t first, int64_t last) {
+  float p[kStateBlock], m[kStateBlock], v[kStateBlock];
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t begin = block * kStateBlock, count = count_in(block, u.count);
+    load_state(u.state1, DynamicMap::kSigned, block, m, count);
+    load_state(u.state2, DynamicMap::kUnsigned, block, v, count);
+    for (int64_t i = 0; i < count; ++i) {
+      float g = load(u.element, u.gradient, begin + i);
+      if (u.grad_scale != 1) store(u.element, u.gradient, begin + i, g /= u.grad_scale);
+      const Value before = {load(u.element, u.parameter, begin + i), m[i], v[i]};
+      const Value after =
+          std::isfinite(g) ? updated(u.rule, u.factors, u.maximize ? -g : g, before) : Value{before.p, 0, 0};
+      p[i] = after.p, m[i] = after.m, v[i] = after.v;
+    }
+    store_state(u.state1, DynamicMap::kSigned, block, m, count);
+    store_state(u.state2, DynamicMap::kUnsigned, block, v, count);
+    store_parameter(u, p, begin, count);
+  }
+}
+
+}  // namespace mantissa::kernels::cpu::generic

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "mantissa/kernels/blockwise.h"
+#include "mantissa/optim/blockwise.h"
+
+namespace mantissa {
+
+/// Returns the 256 values of a map, on `device`. Do not write into it.
+const at::Tensor& dynamic_map(kernels::DynamicMap map, at::Device device);
+
+/// quantize_blockwise() and dequantize_blockwise() made of tensor operations only, for devices without
+/// kernels. `kState` keeps a small number from becoming 0: see kernels::BlockwiseUpdate.
+enum class CodesOf { kNumbers, kState };
+BlockwiseCodes quantize_by_operations(const at::Tensor& values, kernels::DynamicMap map, CodesOf codes_of);
+at::Tensor dequantize_by_operations(const BlockwiseCodes& quantized, kernels::DynamicMap map);
+
+/// The tensors of a kernels::BlockwiseUpdate. All are contiguous and on one device.
+struct UpdateTensors {
+  at::Tensor parameter, gradient;
+  at::Tensor state1, absmax1;  ///< absmax1 is undefined if state1 is float32
+  at::Tensor state2, absmax2;
+  /// 0-dim float32, or undefined: the gradient's divisor; nonzero if nothing is to change.
+  at::Tensor grad_scale, found_inf;
+  /// For stochastic rounding, 0-dim int64; undefined: to nearest.
+  at::Tensor stream;
+};
+
+/// The factors that depend on the number of the step, 0-dim float32 on the device, or a number where they do
+/// not. They replace those of kernels::UpdateFactors.
+struct UpdateFactorTensors {
+  at::Tensor step_size, eps;
+};
+
+/// Updates a parameter and its states by tensor operations only, with the kernel's bits. Of `update`, the
+/// rule, the factors, maximize, seed and first_draw are read.
+void update_by_operations(const kernels::BlockwiseUpdate& update, const UpdateTensors& tensors,
+                          const UpdateFactorTensors& factors);
+
+}  // namespace mantissa

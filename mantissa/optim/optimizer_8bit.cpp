@@ -1,0 +1,346 @@
+#include "mantissa/optim/optimizer_8bit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/kernels/aten/device_kernels.h"
+#include "mantissa/optim/blockwise_internal.h"
+#include "mantissa/optim/fused_optimizer_internal.h"
+#include "mantissa/optim/optimizer_internal.h"
+
+namespace mantissa {
+
+using kernels::BlockwiseUpdate;
+using kernels::kStateBlock;
+using kernels::UpdateRule;
+
+namespace {
+
+int64_t blocks_of(const at::Tensor& parameter) { return (parameter.numel() + kStateBlock - 1) / kStateBlock; }
+
+/// Replaces an undefined state by zeros, and brings one that was loaded to the parameter's device.
+at::Tensor& fit(at::Tensor& state, const at::Tensor& parameter, at::IntArrayRef sizes, at::ScalarType dtype) {
+  if (!state.defined()) state = at::zeros(sizes, parameter.options().dtype(dtype).requires_grad(false));
+  state = state.to(parameter.device()).contiguous();
+  return state;
+}
+
+/// The factors of step number `t`.
+kernels::UpdateFactors factors_of(UpdateRule rule, const Optimizer8bit::Hyperparameters& h, double t) {
+  const auto narrow = [](double value) { return static_cast<float>(value); };
+  const bool decouples = rule == UpdateRule::kAdam || rule == UpdateRule::kLion;
+  kernels::UpdateFactors f = {.step_size = narrow(h.lr),
+                              .beta1 = narrow(h.beta1),
+                              .beta2 = narrow(h.beta2),
+                              .rest1 = narrow(1 - h.beta1),
+                              .rest2 = narrow(1 - h.beta2),
+                              .eps = narrow(h.eps),
+                              .decay = narrow(h.weight_decay),
+                              .keep = decouples ? narrow(1 - h.lr * h.weight_decay) : 1};
+  if (rule == UpdateRule::kAdam) {
+    const double root = std::sqrt(1 - std::pow(h.beta2, t));
+    f.step_size = narrow(h.lr * root / (1 - std::pow(h.beta1, t)));
+    f.eps = narrow(h.eps * root);
+  }
+  return f;
+}
+
+/// The same for a step number on a device.
+UpdateFactorTensors factors_of(UpdateRule rule, const Optimizer8bit::Hyperparameters& h,
+                               const at::Tensor& step) {
+  if (rule != UpdateRule::kAdam)
+    return {at::scalar_tensor(h.lr, step.options()), at::scalar_tensor(h.eps, step.options())};
+  const at::Tensor t = step.to(at::kDouble);
+  const at::Tensor root = (1 - at::pow(h.beta2, t)).sqrt();
+  return {(h.lr * root / (1 - at::pow(h.beta1, t))).to(at::kFloat), (h.eps * root).to(at::kFloat)};
+}
+
+kernels::Element element_of(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf       ? kernels::Element::kFloat16
+         : tensor.scalar_type() == at::kBFloat16 ? kernels::Element::kBFloat16
+                                                 : kernels::Element::kFloat32;
+}
+
+/// A tensor in the form that the kernels take, and where it came from.
+struct Plain {
+  at::Tensor original, plain;
+
+  Plain(const at::Tensor& tensor, at::ScalarType dtype)
+      : original(tensor), plain(tensor.to(dtype).contiguous()) {}
+  void write_back() const {
+    if (!plain.is_same(original)) original.copy_(plain);
+  }
+};
+
+kernels::UpdateState update_state(const at::Tensor& state, const at::Tensor& absmax) {
+  if (!absmax.defined()) return {nullptr, nullptr, state.mutable_data_ptr<float>()};
+  return {state.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(), nullptr};
+}
+
+/// The tensors of a slot, whose states are state1, absmax1, state2, absmax2 as far as there are any.
+struct States {
+  at::Tensor state1, absmax1, state2, absmax2;
+
+  explicit States(const std::vector<at::Tensor>& all) {
+    const bool is_8_bit = all[0].scalar_type() == at::kByte;
+    size_t next = 0;
+    state1 = all[next++];
+    if (is_8_bit) absmax1 = all[next++];
+    if (next < all.size()) state2 = all[next++];
+    if (next < all.size()) absmax2 = all[next++];
+  }
+};
+
+}  // namespace
+
+void ParamState8bit::serialize(torch::serialize::OutputArchive& archive) const {
+  write_if_defined(archive, "step", step_);
+  write_if_defined(archive, "state1", state1_);
+  write_if_defined(archive, "absmax1", absmax1_);
+  write_if_defined(archive, "state2", state2_);
+  write_if_defined(archive, "absmax2", absmax2_);
+}
+
+void ParamState8bit::serialize(torch::serialize::InputArchive& archive) {
+  read_step(archive, step_);
+  read_if_present(archive, "state1", state1_);
+  read_if_present(archive, "absmax1", absmax1_);
+  read_if_present(archive, "state2", state2_);
+  read_if_present(archive, "absmax2", absmax2_);
+}
+
+Optimizer8bit::Optimizer8bit(const char* name, UpdateRule rule,
+                             const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                             std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                             const Options8bit& options)
+    : FusedOptimizer(name, groups, std::move(defaults),
+                     {.stochastic_rounding = options.stochastic_rounding, .seed = options.seed}),
+      name_(name),
+      rule_(rule),
+      min_8bit_size_(options.min_8bit_size) {
+  TORCH_CHECK_VALUE(min_8bit_size_ >= 0, name_, ": min_8bit_size ", min_8bit_size_,
+                    " is invalid; it must be 0 or more");
+}
+
+const FusedOptimizer::Dtypes& Optimizer8bit::dtypes() const {
+  static const Dtypes dtypes = {{at::kFloat, at::kHalf, at::kBFloat16}, "float32, float16 and bfloat16 here"};
+  return dtypes;
+}
+
+bool Optimizer8bit::steps(const at::Tensor& parameter) const {
+  return std::any_of(param_groups().begin(), param_groups().end(), [&](const auto& group) {
+    return std::any_of(group.params().begin(), group.params().end(),
+                       [&](const at::Tensor& own) { return own.is_same(parameter); });
+  });
+}
+
+void Optimizer8bit::check_override(const Override8bit& settings) const {
+  const bool has_beta2 = rule_ == UpdateRule::kAdam || rule_ == UpdateRule::kLion;
+  const bool has_eps = rule_ != UpdateRule::kLion && rule_ != UpdateRule::kSGD;
+  TORCH_CHECK_VALUE(!settings.optim_bits || *settings.optim_bits == 8 || *settings.optim_bits == 32, name_,
+                    ": optim_bits ", settings.optim_bits.value_or(0), " is invalid; choose 8 or 32");
+  const auto check = [&](const char* setting, const std::optional<double>& value, bool is_taken,
+                         bool is_rate) {
+    if (!value) return;
+    TORCH_CHECK_VALUE(is_taken, name_, ": an override of ", setting,
+                      " has no effect, because this optimizer has none; leave it out");
+    TORCH_CHECK_VALUE(*value >= 0 && (!is_rate || *value < 1), name_, ": an override with ", setting, " ",
+                      *value, " is invalid; it must be ", is_rate ? "in [0, 1)" : "0 or more");
+  };
+  check("lr", settings.lr, true, false);
+  check("beta1", settings.beta1, rule_ != UpdateRule::kAdagrad, true);
+  check("beta2", settings.beta2, has_beta2, true);
+  check("eps", settings.eps, has_eps, false);
+  check("weight_decay", settings.weight_decay, true, false);
+  TORCH_CHECK_VALUE(settings.min_8bit_size.value_or(0) >= 0, name_, ": an override with min_8bit_size ",
+                    settings.min_8bit_size.value_or(0), " is invalid; it must be 0 or more");
+}
+
+void Optimizer8bit::override_config(const at::Tensor& parameter, const Override8bit& settings) {
+  check_override(settings);
+  TORCH_CHECK_VALUE(parameter.defined() && steps(parameter), name_,
+                    ": an override is for a parameter that this optimizer does not step; add the parameter to"
+                    " one of its groups first");
+  TORCH_CHECK_VALUE((!settings.optim_bits && !settings.min_8bit_size) ||
+                        state().find(parameter.unsafeGetTensorImpl()) == state().end(),
+                    name_, ": a parameter of shape ", parameter.sizes(),
+                    " has states already, so that their bits are fixed; override them before the first step");
+  auto& [own, all] = overrides_[parameter.unsafeGetTensorImpl()];
+  own = parameter;
+  const auto set = [](auto& old, const auto& value) {
+    if (value) old = value;
+  };
+  set(all.optim_bits, settings.optim_bits), set(all.min_8bit_size, settings.min_8bit_size);
+  set(all.lr, settings.lr), set(all.beta1, settings.beta1), set(all.beta2, settings.beta2);
+  set(all.eps, settings.eps), set(all.weight_decay, settings.weight_decay);
+}
+
+void Optimizer8bit::override_config(const torch::nn::Module& module, const Override8bit& settings) {
+  std::vector<at::Tensor> stepped;
+  for (const at::Tensor& parameter : module.parameters())
+    if (steps(parameter)) stepped.push_back(parameter);
+  TORCH_CHECK_VALUE(!stepped.empty(), name_, ": an override is for a module '", module.name(),
+                    "' of which this optimizer steps no parameter; give it a module that it trains");
+  for (const at::Tensor& parameter : stepped) override_config(parameter, settings);
+}
+
+void Optimizer8bit::override_config(const torch::nn::Module& module, const std::string& name,
+                                    const Override8bit& settings) {
+  const auto parameters = module.named_parameters();
+  const at::Tensor* const parameter = parameters.find(name);
+  TORCH_CHECK_VALUE(parameter, name_, ": an override is for '", name,
+                    "', and the module has no such parameter", did_you_mean(name, parameters.keys()));
+  override_config(*parameter, settings);
+}
+
+void Optimizer8bit::move_override(const at::Tensor& before, const at::Tensor& now) {
+  const auto found = overrides_.find(before.unsafeGetTensorImpl());
+  if (found == overrides_.end()) return;
+  Override moved = {now, found->second.settings};
+  overrides_.erase(found);
+  overrides_.insert_or_assign(now.unsafeGetTensorImpl(), std::move(moved));
+}
+
+const Override8bit* Optimizer8bit::override_of(const at::Tensor& parameter) const {
+  const auto found = overrides_.find(parameter.unsafeGetTensorImpl());
+  return found == overrides_.end() ? nullptr : &found->second.settings;
+}
+
+Optimizer8bit::Hyperparameters Optimizer8bit::hyperparameters_of(
+    const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
+  Hyperparameters h = hyperparameters(options);
+  if (const Override8bit* const own = override_of(parameter)) {
+    h.lr = own->lr.value_or(h.lr);
+    h.beta1 = own->beta1.value_or(h.beta1);
+    h.beta2 = own->beta2.value_or(h.beta2);
+    h.eps = own->eps.value_or(h.eps);
+    h.weight_decay = own->weight_decay.value_or(h.weight_decay);
+  }
+  return h;
+}
+
+int64_t Optimizer8bit::optim_bits(const at::Tensor& parameter) const {
+  const Override8bit* const own = override_of(parameter);
+  const int64_t least = own ? own->min_8bit_size.value_or(min_8bit_size_) : min_8bit_size_;
+  const int64_t bits = own ? own->optim_bits.value_or(8) : 8;
+  return parameter.numel() < least ? 32 : bits;
+}
+
+std::vector<StateFormat> Optimizer8bit::state_formats(const at::Tensor& parameter) const {
+  const bool is_8_bit = optim_bits(parameter) == 8;
+  std::vector<StateFormat> formats = {StateFormat::step()};
+  for (const char* number : {"1", "2"}) {
+    if (*number == '2' && !kernels::has_second_state(rule_)) break;
+    formats.push_back({.name = std::string("state") + number,
+                       .sizes = parameter.sizes().vec(),
+                       .dtype = is_8_bit ? at::kByte : at::kFloat});
+    if (!is_8_bit) continue;
+    formats.push_back(
+        {.name = std::string("absmax") + number, .sizes = {blocks_of(parameter)}, .dtype = at::kFloat});
+  }
+  return formats;
+}
+
+void Optimizer8bit::add_state(Slot& slot, const torch::optim::OptimizerOptions& /*options*/,
+                              at::ScalarType /*dtype*/) {
+  const at::Tensor& parameter = slot.parameter;
+  auto& state = state_in<ParamState8bit>(state_[parameter.unsafeGetTensorImpl()]);
+  const bool is_8_bit = optim_bits(parameter) == 8;
+  const auto add = [&](at::Tensor& values, at::Tensor& absmax) {
+    slot.states.push_back(fit(values, parameter, parameter.sizes(), is_8_bit ? at::kByte : at::kFloat));
+    if (is_8_bit) slot.states.push_back(fit(absmax, parameter, {blocks_of(parameter)}, at::kFloat));
+  };
+  add(state.state1(), state.absmax1());
+  if (kernels::has_second_state(rule_)) add(state.state2(), state.absmax2());
+  slot.step = step_on(parameter.device(), state.step());
+}
+
+void Optimizer8bit::call_kernel(const Batch& /*batch*/,
+                                const torch::optim::OptimizerOptions& /*options*/) const {
+  TORCH_INTERNAL_ASSERT(false, "update() calls the kernels of 8-bit optimizers");
+}
+
+void Optimizer8bit::update(const std::vector<Slot>& slots, const Batch& batch,
+                           const torch::optim::OptimizerOptions& options) {
+  if (batch.parameters.front().is_cpu()) {
+    update_on_cpu(slots, batch, options);
+  } else {
+    update_elsewhere(slots, batch, options);
+  }
+}
+
+void Optimizer8bit::update_on_cpu(const std::vector<Slot>& slots, const Batch& batch,
+                                  const torch::optim::OptimizerOptions& options) const {
+  if (batch.found_inf && *batch.found_inf->const_data_ptr<float>() != 0) return;
+  std::vector<Plain> parameters, gradients;
+  std::vector<BlockwiseUpdate> updates;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const at::Tensor& parameter = batch.parameters[i];
+    parameters.emplace_back(parameter, parameter.scalar_type());
+    gradients.emplace_back(batch.gradients[i], parameter.scalar_type());
+    const States states(slots[i].states);
+    const Hyperparameters h = hyperparameters_of(parameter, options);
+    BlockwiseUpdate update;
+    update.rule = rule_;
+    update.element = element_of(parameter);
+    update.parameter = parameters.back().plain.mutable_data_ptr();
+    update.gradient = gradients.back().plain.mutable_data_ptr();
+    update.state1 = update_state(states.state1, states.absmax1);
+    if (states.state2.defined()) update.state2 = update_state(states.state2, states.absmax2);
+    update.count = parameter.numel();
+    update.factors = factors_of(rule_, h, *slots[i].step.const_data_ptr<float>());
+    if (batch.grad_scale) update.grad_scale = *batch.grad_scale->const_data_ptr<float>();
+    update.maximize = h.maximize;
+    update.rounds_stochastically = rounds_stochastically(parameter);
+    update.seed = draw_seed();
+    update.stream = static_cast<int64_t>(stream());
+    update.first_draw = slots[i].first_draw;
+    updates.push_back(update);
+  }
+  kernels::aten::device_kernels(at::kCPU).update_blockwise(updates);
+  for (const Plain& parameter : parameters) {
+    parameter.write_back();
+    parameter.original.unsafeGetTensorImpl()->bump_version();
+  }
+  for (size_t i = 0; batch.grad_scale && i < gradients.size(); ++i) gradients[i].write_back();
+}
+
+void Optimizer8bit::update_elsewhere(const std::vector<Slot>& slots, const Batch& batch,
+                                     const torch::optim::OptimizerOptions& options) {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const Plain parameter(batch.parameters[i], batch.parameters[i].scalar_type());
+    const Plain gradient(batch.gradients[i], batch.parameters[i].scalar_type());
+    const States states(slots[i].states);
+    const Hyperparameters h = hyperparameters_of(batch.parameters[i], options);
+    BlockwiseUpdate update;
+    update.rule = rule_;
+    update.factors = factors_of(rule_, h, /*t=*/1.0);
+    update.maximize = h.maximize;
+    update.seed = draw_seed();
+    update.first_draw = slots[i].first_draw;
+    UpdateTensors tensors = {parameter.plain,
+                             gradient.plain,
+                             states.state1,
+                             states.absmax1,
+                             states.state2,
+                             states.absmax2,
+                             batch.grad_scale.value_or(at::Tensor()),
+                             batch.found_inf.value_or(at::Tensor()),
+                             at::Tensor()};
+    if (rounds_stochastically(batch.parameters[i])) tensors.stream = stream_on(batch.parameters[i].device());
+    update_by_operations(update, tensors, factors_of(rule_, h, slots[i].step));
+    parameter.write_back();
+    if (batch.grad_scale) gradient.write_back();
+  }
+}
+
+}  // namespace mantissa
