@@ -105,7 +105,7 @@ void check_value(const Option& option, const OptionValue& value);
 std::string option_meant(const std::string& name, const std::vector<std::string>& candidates);
 
 /// The library's tables of names.
-enum class Registry { kModels, kModes, kOptimizers };
+enum class Registry { kModels, kModes, kApexLevels, kOptimizers };
 std::vector<std::string> registered_names(Registry registry);
 
 }  // namespace mantissa::cli

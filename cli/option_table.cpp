@@ -7,7 +7,6 @@
 #include "cli/option_destination.h"
 #include "cli/option_parsers.h"
 #include "mantissa/core/suggest.h"
-#include "mantissa/precision/registry.h"
 
 namespace mantissa::cli {
 namespace {
@@ -31,13 +30,6 @@ std::string either(std::vector<std::string> names) {
 
 std::vector<std::string> with(std::vector<std::string> names, const std::string& another) {
   names.push_back(another);
-  return names;
-}
-
-/// Returns Apex's levels.
-std::vector<std::string> levels() {
-  std::vector<std::string> names = registered_names(Registry::kModes);
-  std::erase_if(names, [](const std::string& name) { return !find_mode(name).historical; });
   return names;
 }
 
@@ -266,7 +258,7 @@ std::vector<Option> precision_options() {
        .to = to(&TrainerOptions::amp_level),
        .default_value = "",
        .help = "Apex's O0, O1, O2 or O3",
-       .choices = levels(),
+       .choices = registered_names(Registry::kApexLevels),
        .may_be_empty = true},
   };
 }

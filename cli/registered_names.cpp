@@ -1,3 +1,5 @@
+#include <functional>
+
 #include "cli/option.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/optim/registry.h"
@@ -6,11 +8,18 @@
 namespace mantissa::cli {
 namespace {
 
+/// Returns the names of the rows of `table` that `is_chosen` holds for.
+template <typename Table, typename Predicate>
+std::vector<std::string> names_in(const Table& table, Predicate is_chosen) {
+  std::vector<std::string> names;
+  for (const auto& row : table)
+    if (std::invoke(is_chosen, row)) names.push_back(row.name);
+  return names;
+}
+
 template <typename Table>
 std::vector<std::string> names_in(const Table& table) {
-  std::vector<std::string> names;
-  for (const auto& row : table) names.push_back(row.name);
-  return names;
+  return names_in(table, [](const auto&) { return true; });
 }
 
 }  // namespace
@@ -21,6 +30,8 @@ std::vector<std::string> registered_names(Registry registry) {
       return names_in(models());
     case Registry::kModes:
       return names_in(modes());
+    case Registry::kApexLevels:
+      return names_in(modes(), &Mode::historical);
     case Registry::kOptimizers:
       return names_in(optimizers());
   }

@@ -344,7 +344,8 @@ class GradScaler {
   bool update_is_due() const;
   /// Whether a gradient of a step in this iteration overflowed; undefined if none was checked.
   at::Tensor found_inf_of_steps() const;
-  /// If an update is due, ends the iteration of those that have stepped. Gradients that wait for their step keep waiting.
+  /// If an update is due, ends the iteration of the optimizers that have stepped. Gradients that wait for
+  /// their step keep waiting.
   void end_steps();
   static bool has_overflowed(const GradientRecord& record);
   bool warns_at(int64_t skips) const;

@@ -17,15 +17,6 @@ size_t count_parameters(const torch::optim::Optimizer& optimizer) {
   return count;
 }
 
-/// `parameter` may be gone.
-at::Tensor gradient_of(const at::Tensor& parameter) {
-  return parameter.defined() ? parameter.grad() : at::Tensor();
-}
-
-uint32_t version_of(const at::Tensor& gradient) {
-  return gradient.defined() ? static_cast<uint32_t>(gradient._version()) : 0;
-}
-
 }  // namespace
 
 GradientRecord::GradientRecord(const torch::optim::Optimizer& of) : optimizer(&of) {

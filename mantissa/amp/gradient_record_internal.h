@@ -16,8 +16,7 @@ namespace mantissa {
 
 /// Identifies the gradients of parameters: which tensors they are, and how often each was written in place.
 /// It holds them weakly, so that zero_grad() frees their memory.
-using GradientFingerprint =
-    std::vector<std::pair<c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>, uint32_t>>;
+using GradientFingerprint = std::vector<std::pair<WeakTensor, uint32_t>>;
 
 /// Everything that a GradScaler knows about one optimizer's gradients.
 struct GradientRecord {
@@ -72,7 +71,7 @@ struct GradientRecord {
   std::vector<GradientOrigin> origins(const std::vector<at::Tensor>& gradients) const;
 
   struct Parameter {
-    c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl> tensor;
+    WeakTensor tensor;
     size_t group, number;
   };
   std::vector<Parameter> parameters_;

@@ -7,20 +7,17 @@ namespace mantissa {
 
 GradientWatch::GradientWatch(const std::vector<at::Tensor>& parameters) {
   watched_.reserve(parameters.size());
-  for (const at::Tensor& parameter : parameters)
-    add(parameter, parameter.defined() ? parameter.grad() : at::Tensor());
+  for (const at::Tensor& parameter : parameters) add(parameter, gradient_of(parameter));
   measure(parameters);
 }
 
 void GradientWatch::add(const at::Tensor& parameter, const at::Tensor& gradient) {
-  Watched watched{gradient.defined(), WeakTensor(gradient.getIntrusivePtr()), 0, nullptr, at::Tensor()};
-  if (gradient.defined()) {
-    watched.version = static_cast<uint32_t>(gradient._version());
-    if (!gradient.unsafeGetTensorImpl()->unique_version()) {
-      watched.is_accumulated = std::make_shared<std::atomic<bool>>(false);
-      hooks_.emplace_back(parameter, GradientHookOrder::kReduce,
-                          [flag = watched.is_accumulated](const at::Tensor&) { *flag = true; });
-    }
+  Watched watched{gradient.defined(), WeakTensor(gradient.getIntrusivePtr()), version_of(gradient), nullptr,
+                  at::Tensor()};
+  if (gradient.defined() && !gradient.unsafeGetTensorImpl()->unique_version()) {
+    watched.is_accumulated = std::make_shared<std::atomic<bool>>(false);
+    hooks_.emplace_back(parameter, GradientHookOrder::kReduce,
+                        [flag = watched.is_accumulated](const at::Tensor&) { *flag = true; });
   }
   watched_.push_back(std::move(watched));
 }
@@ -47,7 +44,7 @@ bool GradientWatch::is_written(const Watched& watched, const at::Tensor& gradien
   // With create_graph, accumulation replaces the gradient by a sum instead of adding in place.
   if (gradient.unsafeGetTensorImpl() != watched.gradient._unsafe_get_target()) return true;
   if (watched.is_accumulated) return *watched.is_accumulated;
-  return static_cast<uint32_t>(gradient._version()) != watched.version;
+  return version_of(gradient) != watched.version;
 }
 
 std::vector<GradientOrigin> GradientWatch::origins(const std::vector<at::Tensor>& gradients,

@@ -12,6 +12,18 @@
 
 namespace mantissa {
 
+using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// Returns the gradient of `parameter`, which is undefined if it is gone.
+inline at::Tensor gradient_of(const at::Tensor& parameter) {
+  return parameter.defined() ? parameter.grad() : at::Tensor();
+}
+
+/// Returns how often `gradient` was written in place; 0 if it is undefined.
+inline uint32_t version_of(const at::Tensor& gradient) {
+  return gradient.defined() ? static_cast<uint32_t>(gradient._version()) : 0;
+}
+
 /// Where one gradient comes from, seen from the moment when all gradients of its optimizer were checked.
 enum class GradientOrigin : uint8_t {
   kChecked,  ///< it was there then, or the loop has written it since
@@ -37,7 +49,6 @@ class GradientWatch {
                                       std::vector<GradientOrigin> from) const;
 
  private:
-  using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
   struct Watched {
     bool has_gradient;
     WeakTensor gradient;

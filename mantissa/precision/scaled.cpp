@@ -54,10 +54,11 @@ bool ScaledPrecision::are_gradients_scaled(const torch::optim::Optimizer& optimi
 void ScaledPrecision::backward(const at::Tensor& loss, const LossHook& before) {
   if (!scales()) return Precision::backward(loss, before);
   scaler_->begin_backward();
-  Precision::backward(scaler_->scale(loss), [&](const at::Tensor& scaled) {
-    if (before) before(scaled);
-    scaler_->restart_backward();  // what a hook has written was not computed by this pass
-  });
+  const LossHook before_and_restart = [&](const at::Tensor& scaled) {
+    before(scaled);
+    scaler_->restart_backward();  // what the hook has written was not computed by this pass
+  };
+  Precision::backward(scaler_->scale(loss), before ? before_and_restart : nullptr);
   scaler_->end_backward();
 }
 

@@ -21,8 +21,8 @@ namespace mantissa {
 /// Numerics: fp16 gradients of an optimizer that does not divide by the scale inside its step are divided in
 ///           fp16, which loses what the scale has saved. This warns once.
 /// Threads: one at a time.
-/// Errors:  c10::TypeError for LBFGS with a scaler; c10::Error for a second step with the same gradients, and if
-///          backward() has added to gradients that were already unscaled or clipped.
+/// Errors:  c10::TypeError for LBFGS with a scaler; c10::Error for a second step with the same
+///          gradients, and if backward() has added to gradients that were already unscaled or clipped.
 /// Source:  docs/grad-scaler.md.
 class ScaledPrecision : public Precision {
  public:

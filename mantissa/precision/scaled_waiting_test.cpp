@@ -1,5 +1,5 @@
-// Gradients that were unscaled or clipped and wait for their step while the loop goes on: they are divided
-// exactly once, whoever writes to them.
+// A loop may run other backward passes, and write to gradients, between unscaling or clipping them and their
+// step. They are divided by the scale exactly once.
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>

@@ -9,6 +9,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/tensor.h>
 
+#include "mantissa/core/fnv1a_internal.h"
 #include "mantissa/trainer/loop/agreement_internal.h"
 
 namespace mantissa {
@@ -19,13 +20,6 @@ void add_mean(Metrics& means, const std::string& name, double total, double weig
   if (weight == 0) return;
   const double mean = total / weight;
   means[name] = std::isnan(mean) ? std::abs(mean) : mean;  // some nans print a sign
-}
-
-/// Returns a number that is the same for the same names in every process (64-bit FNV-1a), and not negative.
-int64_t fingerprint(const std::string& names) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char letter : names) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
-  return static_cast<int64_t>(hash >> 1);
 }
 
 }  // namespace
@@ -77,10 +71,8 @@ Metrics MeanMetrics::compute(Strategy& strategy) const {
     numbers.push_back(sum.total());
     numbers.push_back(sum.weight);
   }
-  const int64_t own = fingerprint(names);
-  const std::vector<int64_t> range = max_of_processes(strategy, {own, -own});
-  TORCH_CHECK_VALUE(range[0] == -range[1],
-                    "log: the processes logged different metrics, and this one logged ",
+  const auto [smallest, largest] = range_of_processes(strategy, static_cast<int64_t>(fnv1a(names) >> 1));
+  TORCH_CHECK_VALUE(smallest == largest, "log: the processes logged different metrics, and this one logged ",
                     names.empty() ? "none" : names, "; log the same names in every process");
   Metrics means;
   if (numbers.empty()) return means;

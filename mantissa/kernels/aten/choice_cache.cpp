@@ -12,6 +12,7 @@
 #include <torch/headeronly/version.h>
 
 #include "mantissa/core/cpu_features.h"
+#include "mantissa/core/fnv1a_internal.h"
 #include "mantissa/kernels/aten/choice_cache_internal.h"
 
 namespace mantissa {
@@ -50,12 +51,10 @@ std::string title() {
   return line;
 }
 
-/// Returns the FNV-1a hash. It only names a file; the file contains the title as well.
+/// Returns the hash of `text` in hexadecimal. It only names a file; the file contains the title as well.
 std::string hash_of(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
   char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(fnv1a(text)));
   return digits;
 }
 

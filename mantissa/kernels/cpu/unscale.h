@@ -26,7 +26,7 @@ struct Values {
 
 /// Multiplies all values in place by `inv_scale`, with a build that this CPU must be able to run. Returns
 /// true if any value was inf or nan before (see UnscaleKernel). No two elements of `all` may share memory.
-/// All of them are processed in one parallel region, so many small ones cost little more than one large one.
+/// One parallel region processes them all, so that many small tensors take little longer than one large tensor.
 ///
 /// Threads: uses up to at::get_num_threads() threads.
 bool unscale(const std::vector<Values>& all, float inv_scale, const UnscaleBuild& build);

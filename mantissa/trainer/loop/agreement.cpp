@@ -21,10 +21,15 @@ at::Tensor mean_of_processes(Strategy& strategy, const at::Tensor& loss) {
                            loss.options().requires_grad(false));
 }
 
+std::pair<int64_t, int64_t> range_of_processes(Strategy& strategy, int64_t number) {
+  const std::vector<int64_t> largest = max_of_processes(strategy, {number, -number});
+  return {-largest[1], largest[0]};
+}
+
 void check_is_common(Strategy& strategy, int64_t number, const char* what, const char* cure) {
-  const std::vector<int64_t> range = max_of_processes(strategy, {number, -number});
-  TORCH_CHECK_VALUE(range[0] == -range[1], "fit: one process has ", -range[1], " ", what, " and another ",
-                    range[0], "; ", cure);
+  const auto [smallest, largest] = range_of_processes(strategy, number);
+  TORCH_CHECK_VALUE(smallest == largest, "fit: one process has ", smallest, " ", what, " and another ",
+                    largest, "; ", cure);
 }
 
 }  // namespace mantissa

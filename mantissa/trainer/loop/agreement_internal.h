@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "mantissa/trainer/strategy.h"
@@ -9,6 +10,9 @@ namespace mantissa {
 
 /// Returns the maximum of each number over all processes of `strategy`.
 std::vector<int64_t> max_of_processes(Strategy& strategy, const std::vector<int64_t>& numbers);
+
+/// Returns the smallest and the largest `number` of all processes. `number` is not the most negative one.
+std::pair<int64_t, int64_t> range_of_processes(Strategy& strategy, int64_t number);
 
 /// Returns the mean over all processes of a loss, for an optimizer that compares losses. An undefined loss
 /// stays undefined.

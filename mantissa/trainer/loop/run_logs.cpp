@@ -18,10 +18,6 @@ void RunLogs::begin_batch(bool makes_row) {
   batch_row_.emplace();
 }
 
-void RunLogs::add_step_value(const std::string& name, const MetricValue& value) {
-  if (batch_row_) batch_row_->insert_or_assign(name + "_step", value);
-}
-
 void RunLogs::end_batch(const Progress& progress) { add(*std::exchange(batch_row_, std::nullopt), progress); }
 
 void RunLogs::add(const MetricValues& metrics, const Progress& progress) {

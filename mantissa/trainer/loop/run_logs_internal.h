@@ -28,8 +28,13 @@ class RunLogs final : public RunPart {
   bool has_loggers() const { return has_loggers_; }
   /// Whether the current training batch belongs to a step that makes a row.
   bool makes_row() const { return makes_row_; }
-  /// Adds a value from training_step() to the row of its step, as NAME_step.
-  void add_step_value(const std::string& name, const MetricValue& value);
+  /// Adds a value from training_step() to the row of its step, as NAME_step, if that step makes a row.
+  /// `value`: what a MetricValue can be made of. That is done only for a row, because it reads a tensor that
+  /// is in the host's memory.
+  template <typename Value>
+  void add_step_value(const std::string& name, const Value& value) {
+    if (makes_row_ && batch_row_) batch_row_->insert_or_assign(name + "_step", MetricValue(value));
+  }
   void end_batch(const Progress& progress);
 
   /// Adds to the row of the current step.

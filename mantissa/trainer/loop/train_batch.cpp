@@ -33,8 +33,7 @@ TrainBatch FitRun::train_batch(BatchTransfer& transfer, bool is_last_of_epoch) {
   done.global_step = now.steps;
   if (done.loss.defined()) {
     metrics_.batch().add("train_loss", done.loss, batch_weight_);
-    // A MetricValue reads what is in the host's memory.
-    if (logs_.makes_row()) logs_.add_step_value("train_loss", done.loss);
+    logs_.add_step_value("train_loss", done.loss);
   }
   metrics_.end_batch(!progress_.is_inside_window());
   logs_.end_batch(progress_);

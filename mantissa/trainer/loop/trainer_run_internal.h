@@ -54,7 +54,7 @@ class TrainerRun {
                 "'): call it inside training_step(), validation_step() or test_step() of a running Trainer");
     check_metric_name("log", name);
     sink_.means->add(name, value, batch_weight_);
-    if (sink_.makes_step_values && logs_.makes_row()) logs_.add_step_value(name, value);
+    if (sink_.makes_step_values) logs_.add_step_value(name, value);
   }
 
  protected:
