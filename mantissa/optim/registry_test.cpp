@@ -103,10 +103,11 @@ TEST(OptimizerByName, SettingsReachIt) {
 }
 
 TEST(OptimizerByName, AnUnknownNameIsAnErrorWithTheNearestOne) {
-  EXPECT_THAT(error_of([] { make_optimizer("adamx", {}); }),
-              HasSubstr("optimizer 'adamx' is not available; did you mean 'adamw'?; choose from sgd, adamw, adam, "
-                        "fused-sgd, fused-adamw, fused-adam, fused-adagrad, adam8bit, adamw8bit, lion8bit, "
-                        "sgd8bit, rmsprop8bit, adagrad8bit"));
+  EXPECT_THAT(
+      error_of([] { make_optimizer("adamx", {}); }),
+      HasSubstr("optimizer 'adamx' is not available; did you mean 'adamw'?; choose from sgd, adamw, adam, "
+                "fused-sgd, fused-adamw, fused-adam, fused-adagrad, adam8bit, adamw8bit, lion8bit, "
+                "sgd8bit, rmsprop8bit, adagrad8bit"));
 }
 
 }  // namespace

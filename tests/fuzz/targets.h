@@ -27,8 +27,12 @@ Target safetensors_header;  // 8 little-endian bytes with the number of data byt
 Target shard_index;         // model.safetensors.index.json
 
 inline constexpr std::pair<const char*, Target*> kTargets[] = {
-    {"config", config},     {"events", events},           {"idx", idx},
-    {"manifest", manifest}, {"quant_state", quant_state}, {"shard_index", shard_index},
+    {"config", config},
+    {"events", events},
+    {"idx", idx},
+    {"manifest", manifest},
+    {"quant_state", quant_state},
+    {"shard_index", shard_index},
     {"safetensors_header", safetensors_header},
 };
 
