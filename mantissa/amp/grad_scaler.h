@@ -209,6 +209,10 @@ class GradScaler {
   /// The following functions replace update() in a loop that does not say where an iteration ends, such as
   /// the loop around a Precision. The gradients themselves show what has happened to them.
   ///
+  /// Call watch() once an optimizer was made. If an optimizer accumulates gradients over several iterations of
+  /// others and the scale moves meanwhile, these gradients are multiplied by the new scale over the old one.
+  /// Without the call that begins with the first step of `optimizer`.
+  void watch(const torch::optim::Optimizer& optimizer);
   /// Call begin_backward() before each backward pass and end_backward() after it. What is written to gradients
   /// between the two counts as computed by that pass; what the loop writes at another time, for example to
   /// clip gradients, does not. Without end_backward(), the pass ends at the next begin_backward(). If hooks of
@@ -249,10 +253,12 @@ class GradScaler {
   /// written between a backward pass and its step. `stage` and `clip_divisor` are what gradient_stage() and
   /// clip_divisor() returned when the gradients were saved. Gradients that wait for their step are checked
   /// for inf and nan again. Call it after the gradients and the state of the scaler have been loaded.
+  /// `scale`: the scale that scaled gradients carry, if it may differ from the scaler's: next_state_dict() has
+  /// the scale of the next iteration. Gradients that no one has looked at are then multiplied by the ratio.
   /// Sync:   none.
   /// Errors: c10::ValueError for a `clip_divisor` that `stage` does not have. Nothing has changed then.
   void restore_gradient_stage(const torch::optim::Optimizer& optimizer, GradientStage stage,
-                              const at::Tensor& clip_divisor = {});
+                              const at::Tensor& clip_divisor = {}, const at::Tensor& scale = {});
 
   /// Sets the names of parameters in warnings and in StepResult, unless the options did.
   void set_parameter_name(std::function<std::string(const at::Tensor& parameter)> name);
@@ -344,6 +350,11 @@ class GradScaler {
   bool update_is_due() const;
   /// Whether a gradient of a step in this iteration overflowed; undefined if none was checked.
   at::Tensor found_inf_of_steps() const;
+  /// Returns the gradients that no step has used and that carry the present scale.
+  std::vector<at::Tensor> scaled_gradients() const;
+  /// For gradients that carry the scale `before`: makes their step divide by the present scale.
+  void follow_scale(const std::vector<at::Tensor>& gradients, const at::Tensor& before) const;
+  void follow_scale(GradientRecord& record, const at::Tensor& before) const;
   /// If an update is due, ends the iteration of the optimizers that have stepped. Gradients that wait for
   /// their step keep waiting.
   void end_steps();

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/amp/grad_scaler.h"
@@ -9,6 +10,10 @@
 #include "mantissa/amp/gradients_internal.h"
 
 namespace mantissa {
+
+void GradScaler::watch(const torch::optim::Optimizer& optimizer) {
+  if (is_enabled()) record_of(optimizer);
+}
 
 void GradScaler::begin_backward() {
   if (!is_enabled()) return;
@@ -65,8 +70,11 @@ at::Tensor GradScaler::clip_divisor(const torch::optim::Optimizer& optimizer) co
 }
 
 void GradScaler::restore_gradient_stage(const torch::optim::Optimizer& optimizer, GradientStage stage,
-                                        const at::Tensor& clip_divisor) {
+                                        const at::Tensor& clip_divisor, const at::Tensor& scale) {
   if (!is_enabled()) return;
+  TORCH_CHECK_VALUE(!scale.defined() || scale.numel() == 1,
+                    "GradScaler::restore_gradient_stage: the scale of the gradients is one number; got ",
+                    scale.numel(), "; pass what scale_on_device() returned");
   TORCH_CHECK_VALUE(
       !clip_divisor.defined() || (stage == GradientStage::kChecked && clip_divisor.numel() == 1),
       "GradScaler::restore_gradient_stage: a clip_divisor is one number, which only gradients "
@@ -76,12 +84,17 @@ void GradScaler::restore_gradient_stage(const torch::optim::Optimizer& optimizer
   record.reset_iteration();
   // Gradients of an earlier iteration: the scale has already moved with their step.
   record.stepped = stage == GradientStage::kStepped ? record.gradients() : GradientFingerprint();
+  const auto as_scale = [&](const at::Tensor& number) {
+    return on_device(number.reshape({}).to(at::kFloat), scale_.value.device()).clone();
+  };
+  if (stage == GradientStage::kScaled && scale.defined())
+    follow_scale(record.defined_gradients(), as_scale(scale));
   if (stage == GradientStage::kScaled || stage == GradientStage::kStepped) return;
   check(optimizer, record);
   record.stage = stage == GradientStage::kMixed ? GradientStage::kUnscaled : stage;
   if (stage == GradientStage::kMixed) record.mark_as_mixed();
-  if (clip_divisor.defined())
-    record.clip_divisor = on_device(clip_divisor.reshape({}).to(at::kFloat), scale_.value.device()).clone();
+  if (clip_divisor.defined()) record.clip_divisor = as_scale(clip_divisor);
+  if (stage == GradientStage::kChecked && scale.defined()) follow_scale(record, as_scale(scale));
 }
 
 bool GradScaler::update_is_due() const {
@@ -108,21 +121,50 @@ at::Tensor GradScaler::found_inf_of_steps() const {
   return sum_on_scale_device(flags);
 }
 
+std::vector<at::Tensor> GradScaler::scaled_gradients() const {
+  std::vector<at::Tensor> all;
+  for (const auto& record : records_) {
+    if (record->awaits_step() || record->has_gradients(record->stepped)) continue;
+    const std::vector<at::Tensor> gradients = record->defined_gradients();
+    all.insert(all.end(), gradients.begin(), gradients.end());
+  }
+  // Two optimizers may share a parameter.
+  const auto by_address = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.unsafeGetTensorImpl() < b.unsafeGetTensorImpl();
+  };
+  std::sort(all.begin(), all.end(), by_address);
+  all.erase(std::unique(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.is_same(b); }),
+            all.end());
+  return all;
+}
+
 void GradScaler::end_steps() {
   if (!update_is_due()) return;
-  const bool one_stays_scaled = std::any_of(records_.begin(), records_.end(), [](const auto& record) {
-    return record->stage == GradientStage::kChecked;
-  });
+  const std::vector<at::Tensor> accumulating = scaled_gradients();
+  const bool one_stays_scaled =
+      !accumulating.empty() || std::any_of(records_.begin(), records_.end(), [](const auto& record) {
+        return record->stage == GradientStage::kChecked;
+      });
   const at::Tensor before = one_stays_scaled ? scale_.value.clone() : at::Tensor();
   const at::Tensor found_inf = found_inf_of_steps();
   if (found_inf.defined()) move(scale_, found_inf);
+  follow_scale(accumulating, before);
   for (const auto& record : records_) {
     if (record->stage == GradientStage::kStepped) record->reset_iteration();
-    // The step will divide by the new scale gradients that carry the old one.
-    if (record->stage != GradientStage::kChecked) continue;
-    const at::Tensor ratio = before / scale_.value;
-    record->clip_divisor = record->clip_divisor.defined() ? record->clip_divisor * ratio : ratio;
+    if (record->stage == GradientStage::kChecked) follow_scale(*record, before);
   }
+}
+
+void GradScaler::follow_scale(const std::vector<at::Tensor>& gradients, const at::Tensor& before) const {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& gradient : gradients)
+    gradient.mul_(on_device(scale_.value / before, gradient.device()));
+}
+
+// Other optimizers may share checked gradients, so the divisor changes and they do not.
+void GradScaler::follow_scale(GradientRecord& record, const at::Tensor& before) const {
+  const at::Tensor ratio = before / scale_.value;
+  record.clip_divisor = record.clip_divisor.defined() ? record.clip_divisor * ratio : ratio;
 }
 
 }  // namespace mantissa

@@ -64,6 +64,12 @@ std::vector<at::Tensor> GradientRecord::current_gradients() const {
   return all;
 }
 
+std::vector<at::Tensor> GradientRecord::defined_gradients() const {
+  std::vector<at::Tensor> defined = current_gradients();
+  std::erase_if(defined, [](const at::Tensor& gradient) { return !gradient.defined(); });
+  return defined;
+}
+
 // Most questions are answered by the first parameter, whose gradient is a new tensor in each iteration.
 bool GradientRecord::has_gradients(const GradientFingerprint& fingerprint) const {
   if (fingerprint.empty() || fingerprint.size() != parameters_.size()) return false;

@@ -30,6 +30,8 @@ struct GradientRecord {
   /// The gradients that its parameters have now, and whether they are those of `fingerprint`.
   GradientFingerprint gradients() const;
   bool has_gradients(const GradientFingerprint& fingerprint) const;
+  /// Returns the defined gradients that its parameters have now.
+  std::vector<at::Tensor> defined_gradients() const;
   /// Returns its living parameters, named by `name` or as "group 0, parameter 3".
   std::vector<std::pair<std::string, at::Tensor>> named_parameters(
       const std::function<std::string(const at::Tensor&)>& name) const;

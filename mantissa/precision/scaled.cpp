@@ -21,7 +21,7 @@ bool unscales_in_step(const torch::optim::Optimizer& optimizer) {
 /// The names of GradientStage's values in a state, in their order.
 constexpr std::array kStageNames{"scaled", "checked", "unscaled", "mixed", "stepped"};
 static_assert(kStageNames.size() == static_cast<size_t>(GradientStage::kStepped) + 1);
-constexpr const char *kStageKey = "stage", *kClipDivisorKey = "clip_divisor";
+constexpr const char *kStageKey = "stage", *kClipDivisorKey = "clip_divisor", *kScaleKey = "scale";
 
 GradientStage stage_of(const StateReader& state) {
   const std::string& name = state.to_string();
@@ -49,6 +49,15 @@ bool ScaledPrecision::are_gradients_scaled(const torch::optim::Optimizer& optimi
   if (!scales()) return false;
   const GradientStage stage = scaler_->gradient_stage(optimizer);
   return stage == GradientStage::kScaled || stage == GradientStage::kChecked;
+}
+
+void ScaledPrecision::watch(const torch::optim::Optimizer& optimizer) {
+  if (scales()) scaler_->watch(optimizer);
+}
+
+void ScaledPrecision::setup_optimizer(torch::optim::Optimizer& optimizer) {
+  Precision::setup_optimizer(optimizer);
+  watch(optimizer);
 }
 
 void ScaledPrecision::backward(const at::Tensor& loss, const LossHook& before) {
@@ -164,6 +173,8 @@ StateDict ScaledPrecision::gradient_state(const torch::optim::Optimizer& optimiz
   if (!scales()) return {};
   const GradientStage stage = scaler_->gradient_stage(optimizer);
   StateDict state{{kStageKey, kStageNames.at(static_cast<size_t>(stage))}};
+  const bool are_scaled = stage == GradientStage::kScaled || stage == GradientStage::kChecked;
+  if (are_scaled) state.emplace(kScaleKey, scaler_->scale_on_device());  // state_dict() has the next scale
   if (stage != GradientStage::kChecked) return state;
   if (const at::Tensor divisor = scaler_->clip_divisor(optimizer); divisor.defined())
     state.emplace(kClipDivisorKey, divisor);
@@ -172,9 +183,12 @@ StateDict ScaledPrecision::gradient_state(const torch::optim::Optimizer& optimiz
 
 void ScaledPrecision::load_gradient_state(torch::optim::Optimizer& optimizer, const StateReader& state) {
   if (!scales()) return;
-  const auto divisor = state.find(kClipDivisorKey);
-  scaler_->restore_gradient_stage(optimizer, stage_of(state.at(kStageKey)),
-                                  divisor ? divisor->to_tensor() : at::Tensor());
+  const auto tensor = [&](const char* key) {
+    const auto saved = state.find(key);
+    return saved ? saved->to_tensor() : at::Tensor();
+  };
+  scaler_->restore_gradient_stage(optimizer, stage_of(state.at(kStageKey)), tensor(kClipDivisorKey),
+                                  tensor(kScaleKey));
 }
 
 void ScaledPrecision::teardown() {

@@ -15,6 +15,7 @@ namespace mantissa {
 ///          share one backward pass are therefore unscaled by the scale that scaled them, and the scale moves
 ///          once. If an optimizer's gradients were unscaled but never used, it starts afresh with its next
 ///          gradients, and the old ones do not move the scale.
+///          Gradients that an optimizer accumulates while others step follow a scale that moves.
 /// Sync:    optimizer_step() reads one overflow flag from the device. It reads none with an optimizer that
 ///          divides by the scale inside its step (StepSupportsAmpScaling, such as the fused optimizers):
 ///          there StepResult reads the flag when it is asked.
@@ -29,6 +30,7 @@ class ScaledPrecision : public Precision {
   at::Tensor loss_scale() const override { return scales() ? scaler_->scale_on_device() : at::Tensor(); }
   bool is_loss_scale_fixed() const override { return scales() && scaler_->is_scale_fixed(); }
   bool are_gradients_scaled(const torch::optim::Optimizer& optimizer) const override;
+  void setup_optimizer(torch::optim::Optimizer& optimizer) override;
   void backward(const at::Tensor& loss, const LossHook& before = nullptr) override;
   void unscale_gradients(torch::optim::Optimizer& optimizer) override;
   at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
@@ -50,6 +52,8 @@ class ScaledPrecision : public Precision {
   ScaledPrecision(std::string name, PrecisionTraits traits, std::unique_ptr<GradScaler> scaler);
 
   void check_line_search() const override;
+  /// Makes the weights that `optimizer` steps known to the scaler (see GradScaler::watch()).
+  void watch(const torch::optim::Optimizer& optimizer);
 
  private:
   bool scales() const { return scaler_ && scaler_->is_enabled(); }

@@ -1,6 +1,7 @@
 // A loop may run other backward passes, and write to gradients, between unscaling or clipping them and their
 // step. They are divided by the scale exactly once.
 #include <gtest/gtest.h>
+#include <memory>
 
 #include <torch/torch.h>
 
@@ -90,6 +91,113 @@ TEST(WaitingGradients, OfMasterWeightsAreNotAddedToOnceTheyAreUnscaled) {
   precision->unscale_gradients(sgd);
   precision->backward(half.sum());
   EXPECT_THROW(precision->optimizer_step(sgd), c10::Error);
+}
+
+/// A scale that halves at an overflow and doubles after each clean step.
+std::unique_ptr<Precision> with_moving_scale() {
+  return make_precision("16-mixed", at::kCPU, {.init_scale = 1024, .growth_interval = 1});
+}
+
+TEST(AccumulatingGradients, FollowTheScaleThatAnotherOptimizersStepsMove) {
+  const auto precision = with_moving_scale();
+  Weight every, fourth;
+  precision->setup_optimizer(every.sgd);
+  precision->setup_optimizer(fourth.sgd);
+  for (int i = 0; i < 4; ++i) {
+    every.sgd.zero_grad();
+    precision->backward(every.w.sum() + fourth.w.sum());
+    precision->optimizer_step(every.sgd);
+  }
+  precision->optimizer_step(fourth.sgd);
+  EXPECT_EQ(every.value(), -4);
+  EXPECT_EQ(fourth.value(), -4) << "the scale has doubled three times meanwhile";
+}
+
+TEST(AccumulatingGradients, OfMasterWeightsFollowTheScale) {
+  const auto precision = make_precision("O2", at::kCPU, {.init_scale = 1024, .growth_interval = 1});
+  const auto without_bias = torch::nn::LinearOptions(1, 1).bias(false);
+  torch::nn::Linear every(without_bias), fourth(without_bias);
+  for (torch::nn::Linear net : {every, fourth}) {
+    net->weight.data().zero_();
+    precision->convert_module(*net);
+  }
+  torch::optim::SGD step_every(every->parameters(), 1.0), step_fourth(fourth->parameters(), 1.0);
+  precision->setup_optimizer(step_every);
+  precision->setup_optimizer(step_fourth);
+  for (int i = 0; i < 4; ++i) {
+    step_every.zero_grad();
+    precision->backward((every->weight + fourth->weight).to(at::kFloat).sum());
+    precision->optimizer_step(step_every);
+  }
+  precision->optimizer_step(step_fourth);
+  EXPECT_EQ(every->weight.item<float>(), -4);
+  EXPECT_EQ(fourth->weight.item<float>(), -4);
+}
+
+// The second step of `a` ends the iteration while `b` waits, so the scale moves after the backward pass of `a`.
+TEST(AccumulatingGradients, OfAnOptimizerThatStepsTwiceWhileAnotherWaits) {
+  const auto precision = with_moving_scale();
+  Weight a, b;
+  precision->backward(a.w.sum() + b.w.sum());
+  precision->unscale_gradients(b.sgd);
+  precision->optimizer_step(a.sgd);
+  a.sgd.zero_grad();
+  precision->backward(a.w.sum());
+  precision->optimizer_step(a.sgd);
+  EXPECT_EQ(a.value(), -2);
+  precision->optimizer_step(b.sgd);
+  EXPECT_EQ(b.value(), -1);
+}
+
+TEST(AccumulatingGradients, ThatAStepHasUsedStayAsTheyAre) {
+  const auto precision = with_moving_scale();
+  Weight a;
+  precision->setup_optimizer(a.sgd);
+  precision->backward(a.w.sum());
+  precision->optimizer_step(a.sgd);
+  precision->teardown();
+  EXPECT_EQ(a.w.grad().item<float>(), 1);
+}
+
+TEST(AccumulatingGradients, ResumeWithTheNextScale) {
+  const auto precision = with_moving_scale(), resumed = with_moving_scale();
+  Weight every, later;
+  precision->setup_optimizer(every.sgd);
+  precision->setup_optimizer(later.sgd);
+  precision->backward(every.w.sum() + later.w.sum());
+  precision->optimizer_step(every.sgd);
+  const StateDict state = precision->state_dict(), waiting = precision->gradient_state(later.sgd);
+
+  Weight copy;
+  copy.w.mutable_grad() = later.w.grad().clone();
+  resumed->setup_optimizer(copy.sgd);
+  resumed->load_state_dict(StateReader(state));
+  resumed->load_gradient_state(copy.sgd, StateReader(waiting));
+  EXPECT_EQ(copy.w.grad().item<float>(), 2048);
+  resumed->optimizer_step(copy.sgd);
+  EXPECT_EQ(copy.value(), -1);
+}
+
+TEST(AccumulatingGradients, ThatWereCheckedResumeWithTheNextScale) {
+  const PrecisionOptions moving{.loss_scale = "dynamic", .init_scale = 1024, .growth_interval = 1};
+  const auto precision = make_precision("16-true", at::kCPU, moving),
+             resumed = make_precision("16-true", at::kCPU, moving);
+  const auto weight = [] { return torch::zeros({1}, at::kHalf).set_requires_grad(true); };
+  const at::Tensor every = weight(), later = weight(), copy = weight();
+  FusedSGD step_every({every}, SGDOptions(1.0)), step_later({later}, SGDOptions(1.0)),
+      step_copy({copy}, SGDOptions(1.0));
+  precision->backward(every.to(at::kFloat).sum() + later.to(at::kFloat).sum());
+  precision->clip_gradients(step_later, 100.0);
+  precision->optimizer_step(step_every);
+  const StateDict state = precision->state_dict(), waiting = precision->gradient_state(step_later);
+
+  copy.mutable_grad() = later.grad().clone();
+  resumed->load_state_dict(StateReader(state));
+  resumed->load_gradient_state(step_copy, StateReader(waiting));
+  resumed->optimizer_step(step_copy);
+  EXPECT_EQ(copy.item<float>(), -1);
+  precision->optimizer_step(step_later);
+  EXPECT_EQ(later.item<float>(), -1);
 }
 
 }  // namespace

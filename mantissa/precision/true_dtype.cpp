@@ -174,6 +174,7 @@ void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
     models_.insert_or_assign(master, parameter);
   });
   master_weights_.push_back({std::move(made), run_});
+  watch(optimizer);  // its weights are others now
 }
 
 void TrueDtype::begin_run_if_over() {
