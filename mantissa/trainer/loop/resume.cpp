@@ -59,8 +59,8 @@ void load_master_weights(torch::nn::Module& module, const Checkpoint& checkpoint
 std::string Callback::state_key() const { return c10::demangle(typeid(*this).name()); }
 
 std::vector<RunPart*> FitRun::parts() {
-  return {&saved_precision_, &optimizers_,     &saved_objects_, &metrics_, &decisions_,
-          &saved_settings_,  &random_numbers_, &progress_,      &logs_};
+  return {&saved_precision_, &optimizers_,     &saved_objects_, &metrics_,  &decisions_,
+          &saved_settings_,  &random_numbers_, &tracer_,        &progress_, &logs_};
 }
 
 Checkpoint FitRun::checkpoint() {

@@ -38,6 +38,9 @@ bool gradients_are_finite(torch::optim::Optimizer& optimizer) {
   });
 }
 
+constexpr const char *kTracesLeftKey = "traces_left", *kOverflowsKey = "overflows_in_a_row",
+                     *kHasWarnedKey = "has_warned_of_scale", *kReportedKey = "reported";
+
 }  // namespace
 
 void Tracer::begin_window(torch::nn::Module& module, int64_t batches) {
@@ -79,6 +82,32 @@ void Tracer::end_window(torch::nn::Module& module, const StepResult& step) {
 void Tracer::clear() {
   window_.clear();
   before_window_.reset();
+}
+
+void Tracer::save(StateDict& state) const {
+  if (!options_.trace_nonfinite) return;
+  StateList reported;
+  for (const std::string& text : reported_) reported.emplace_back(text);
+  state["trace_nonfinite"] = StateDict{{kTracesLeftKey, traces_left_},
+                                       {kOverflowsKey, overflows_in_a_row_},
+                                       {kHasWarnedKey, has_warned_of_scale_},
+                                       {kReportedKey, std::move(reported)}};
+}
+
+// A run that was not traced has nothing to load: its resumed run reports everything once.
+void Tracer::load(const StateReader& state, Differences& /*differences*/) {
+  const std::optional<StateReader> saved = state.find("trace_nonfinite");
+  if (!saved || !options_.trace_nonfinite) return;
+  const auto traces_left = static_cast<int>(saved->at(kTracesLeftKey).to_int(0, TrainerOptions::kMaxTraces));
+  const int64_t overflows = saved->at(kOverflowsKey).to_count();
+  const bool has_warned = saved->at(kHasWarnedKey).to_bool();
+  std::set<std::string> reported;
+  const StateReader texts = saved->at(kReportedKey);
+  for (size_t i = 0; i < texts.size(); ++i) reported.insert(texts.at(i).to_string());
+  traces_left_ = traces_left;
+  overflows_in_a_row_ = overflows;
+  has_warned_of_scale_ = has_warned;
+  reported_ = std::move(reported);
 }
 
 std::optional<NonFiniteOrigin> Tracer::take_new_origin() {

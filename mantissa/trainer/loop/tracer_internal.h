@@ -12,13 +12,16 @@
 #include "mantissa/trace/replay_point.h"
 #include "mantissa/trace/trace_nonfinite.h"
 #include "mantissa/trainer/loop/progress_internal.h"
+#include "mantissa/trainer/loop/run_part_internal.h"
 #include "mantissa/trainer/trainer_options.h"
 
 namespace mantissa {
 
 /// Implements TrainerOptions::trace_nonfinite and transactional. Keeps the state from before an accumulation
-/// window, runs a window again whose loss, gradients or step are not finite, and decides what to warn of.
-class Tracer {
+/// window, runs a window again whose loss, gradients or step are not finite, and decides what to warn of. Its
+/// state is what it has reported, so that a resumed run does not report it again. A window is not part of the
+/// state, because a resumed run begins its window anew.
+class Tracer final : public RunPart {
  public:
   /// Runs the forward pass of a batch as it ran the first time, and returns the loss as training_step() does.
   using Forward = std::function<at::Tensor(const Batch& batch, int64_t batch_index)>;
@@ -45,6 +48,9 @@ class Tracer {
   void clear();
   /// Returns the origin found since the last call, if any.
   std::optional<NonFiniteOrigin> take_new_origin();
+
+  void save(StateDict& state) const override;
+  void load(const StateReader& state, Differences& differences) override;
 
  private:
   struct KeptBatch {

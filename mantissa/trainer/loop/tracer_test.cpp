@@ -1,14 +1,19 @@
 // Tests TrainerOptions::trace_nonfinite: what is worth a warning, and what it says.
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
+#include "mantissa/io/checkpoint.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -73,15 +78,23 @@ struct Origins final : Callback {
   std::vector<NonFiniteCause> causes;
 };
 
-std::vector<std::string> warnings_of(Task& task, int64_t batches, TrainerOptions options) {
+std::vector<std::string> warnings_of(Task& task, int64_t batches, TrainerOptions options,
+                                     const std::filesystem::path& ckpt_path = {}) {
   Warnings handler;
   const c10::WarningUtils::WarningHandlerGuard guard(&handler);
   options.device = "cpu";
   options.trace_nonfinite = true;
   Batches train(batches);
-  Trainer(std::move(options)).fit(task, train);
+  Trainer(std::move(options)).fit(task, train, nullptr, ckpt_path);
   return handler.texts;
 }
+
+/// Saves the run after its last batch.
+struct SaveAtEnd final : Callback {
+  explicit SaveAtEnd(std::filesystem::path to) : path(std::move(to)) {}
+  void on_train_end(Trainer& trainer) override { save_checkpoint(path, trainer.checkpoint()); }
+  std::filesystem::path path;
+};
 
 at::Tensor plain(const at::Tensor& y, int64_t /*batch*/) { return y.to(at::kFloat).sum(); }
 
@@ -136,6 +149,42 @@ TEST(Tracer, ARepeatedFaultIsReportedInOneLine) {
       "batch 1 of epoch 0: again forward: aten::log after the root module: outside the operation's domain");
   EXPECT_THAT(warnings[2], HasSubstr("batch 2 of epoch 0: forward: aten::sqrt"));
   EXPECT_THAT(warnings[3], HasSubstr("batch 3 of epoch 0: again forward: aten::log"));
+}
+
+class ResumedTracer : public InFolder {
+ protected:
+  /// Runs `first` batches, saves the run, and resumes it up to `all` batches. Returns the later warnings.
+  std::vector<std::string> warnings_after_resume(const OneWeight::Loss& loss, int64_t first, int64_t all) {
+    const std::filesystem::path saved = folder_ / "saved";
+    OneWeight begun(loss), resumed(loss);
+    warnings_of(begun, all,
+                {.precision = "16-mixed",
+                 .max_epochs = -1,
+                 .max_steps = first,
+                 .callbacks = {std::make_shared<SaveAtEnd>(saved)}});
+    return warnings_of(resumed, all, {.precision = "16-mixed", .max_epochs = 1}, saved);
+  }
+};
+
+TEST_F(ResumedTracer, DoesNotReportAFaultAgain) {
+  const auto fault = [](const at::Tensor& y, int64_t) { return torch::log(y.to(at::kFloat) - 1).sum(); };
+  EXPECT_THAT(warnings_after_resume(fault, 2, 3),
+              ElementsAre("batch 2 of epoch 0: again forward: aten::log after the root module: outside the "
+                          "operation's domain"));
+}
+
+TEST_F(ResumedTracer, KeepsItsLimit) {
+  const auto fault = [](const at::Tensor& y, int64_t) { return torch::log(y.to(at::kFloat) - 1).sum(); };
+  const int64_t most = TrainerOptions::kMaxTraces;
+  EXPECT_EQ(warnings_after_resume(fault, most - 1, most + 2).size(), 1);
+}
+
+TEST_F(ResumedTracer, CountsOverflowsInARow) {
+  const auto overflow = [](const at::Tensor& y, int64_t) { return y.to(at::kFloat).sum() * 1e30; };
+  const int rows = TrainerOptions::kOverflowsInARow;
+  const auto warnings = warnings_after_resume(overflow, rows - 1, rows);
+  ASSERT_EQ(warnings.size(), 1) << "the line about a scale that finds itself was shown before";
+  EXPECT_THAT(warnings[0], HasSubstr("10 steps in a row were skipped"));
 }
 
 TEST(Tracer, ManyOverflowsInARowAreAFault) {
