@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -16,9 +17,11 @@
 #include <ATen/ops/sum.h>
 #include <torch/nn/module.h>
 
+#include "cli/adapters.h"
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/loggers_and_callbacks.h"
+#include "cli/model_files.h"
 #include "cli/run_data.h"
 #include "cli/run_folder.h"
 #include "cli/run_length.h"
@@ -142,7 +145,7 @@ bool is_saved(const RunFolder& folder, int64_t steps) {
 void rescue_weights(const torch::nn::Module& model, const std::filesystem::path& file,
                     const std::map<std::string, std::string>& about) {
   try {
-    save_weights(model, file, about, Links::kReplace);
+    save_model(model, file, about);
     TORCH_WARN("the weights as they were at the error are in ", file.string());
   } catch (const std::exception&) {
     return;  // there is no room for the weights either
@@ -200,6 +203,9 @@ class TrainingRun {
       load_weights(*model_, o.weights);
       check_finite_weights(*model_, o.weights);
     }
+    adapter_ = usage([&] {
+      return add_adapter(o, *model_, resumes_from_checkpoint_ ? resumed->path() : std::filesystem::path());
+    });
   }
 
   /// Returns the content of result.json.
@@ -215,8 +221,10 @@ class TrainingRun {
     replace_if_lost(*folder_, trainer.options().callbacks, yaml_);
     warn_if_not_finite(o_, result.metrics);
     warn_if_all_steps_were_skipped(result);
-    save_weights(*model_, folder_->file(kWeights), about, Links::kReplace);
+    save_model(*model_, folder_->file(kWeights), about);
+    save_adapter();
     Json json = to_json(o_, trainer, result, parameters(), folder_->path());
+    if (adapter_) json["trained_parameters"] = adapter_->get_nb_trainable_parameters().first;
     if (!plan.is_null()) {
       json["memory_plan"] = plan;
       // The peak of a GPU is counted from the start of the fit.
@@ -240,6 +248,11 @@ class TrainingRun {
     repeatable.erase("output");  // a repetition needs a folder of its own
     yaml_ = to_yaml(repeatable);
     if (fresh_) write_file_atomically(folder_->file("config.yaml"), yaml_, Links::kReplace);
+    save_adapter();  // a run that is resumed reads its settings
+  }
+
+  void save_adapter() const {
+    if (adapter_) adapter_->save_pretrained(folder_->file(kAdapter));
   }
 
   void add_callbacks_and_loggers(bool quiet) {
@@ -269,8 +282,17 @@ class TrainingRun {
       TORCH_WARN(message_of(error));  // the error that ended the run is the one that is reported
     }
     // Where a checkpoint found no room, there may be some for the weights alone.
+    rescue_adapter();
     if (!is_saved(*folder_, trainer.progress().steps))
       rescue_weights(*model_, folder_->file(kWeights), about);
+  }
+
+  void rescue_adapter() const {
+    try {
+      save_adapter();
+    } catch (const std::exception& error) {
+      TORCH_WARN(message_of(error));
+    }
   }
 
   int64_t parameters() const {
@@ -290,6 +312,7 @@ class TrainingRun {
   const bool resumes_from_checkpoint_;
   const int64_t memory_before_;
   std::shared_ptr<TensorModule> model_;
+  std::optional<LoraModel> adapter_;
   std::shared_ptr<MarksRunStarted> run_start_;
   std::string yaml_;
 };

@@ -16,9 +16,11 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/adapters.h"
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/model_files.h"
 #include "cli/resolve.h"
 #include "cli/run_folder.h"
 #include "cli/without_effect.h"
@@ -196,11 +198,10 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   before.erase("data");
   make_trained_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
                      command.flags.has("data"));
-  if (weights.checkpoint) {
-    load_weights(*run.model, weights.checkpoint->weights, weights.path.string());
-  } else {
-    load_weights(*run.model, weights.path);
-  }
+  add_adapter(o, *run.model, folder);
+  load_model(*run.model,
+             weights.checkpoint ? weights.checkpoint->weights : load_safetensors(weights.path).tensors,
+             weights.path.string());
   return run;
 }
 

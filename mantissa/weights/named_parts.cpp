@@ -20,13 +20,17 @@ std::string key_of(const std::string& weight, const std::string& part) {
 PackedData::Parts find_parts(const std::string& name, const PackedData& weight,
                              const std::map<std::string, at::Tensor>& stored) {
   PackedData::Parts parts;
+  // The plain base of an adapter takes other floating-point values, as plain weights do.
+  const bool is_base_plain = weight.base().defined() && !is_packed(weight.base());
   for (const auto& [part, own] : weight.parts()) {
     const std::string key = key_of(name, part);
     const auto found = stored.find(key);
     TORCH_CHECK_VALUE(found != stored.end(), "PartsLoader: '", key, "' is missing, which the packed weight '",
                       name, "' (", weight.description(), ") needs; load into a model of the saved format");
     const at::Tensor& value = found->second;
-    TORCH_CHECK_VALUE(value.scalar_type() == own.scalar_type() && value.sizes() == own.sizes(),
+    const bool has_dtype = value.scalar_type() == own.scalar_type() ||
+                           (is_base_plain && c10::isFloatingType(value.scalar_type()));
+    TORCH_CHECK_VALUE(has_dtype && value.sizes() == own.sizes(),
                       "PartsLoader: '", key, "' is ", value.scalar_type(), " ", value.sizes(),
                       ", and the packed weight '", name, "' (", weight.description(), ") needs ",
                       own.scalar_type(), " ", own.sizes(), "; load into a model of the saved format");

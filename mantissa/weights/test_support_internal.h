@@ -42,6 +42,8 @@ class Int8Rows final : public PackedData {
     return PackedData::multiply_transposed(x);
   }
 
+  PackedDataPtr requantize(const at::Tensor& values) const override;
+
   mutable std::atomic<int> products = 0, transposed_products = 0;
 
  private:
@@ -54,6 +56,10 @@ inline at::Tensor pack(const at::Tensor& weight, at::ScalarType dtype = at::kFlo
   const at::Tensor scale = rows.abs().amax(1) / 127;
   const at::Tensor codes = (rows / scale.clamp_min(1e-30).unsqueeze(1)).round().to(at::kChar);
   return make_packed_weight(std::make_shared<Int8Rows>(codes.view(weight.sizes()), scale), dtype);
+}
+
+inline PackedDataPtr Int8Rows::requantize(const at::Tensor& values) const {
+  return packed_data(pack(values));
 }
 
 inline const Int8Rows& rows_of(const at::Tensor& weight) {
