@@ -32,10 +32,12 @@ void check_finite(const at::Tensor& values, const std::string& name, const char*
 at::Tensor in_format_of(const at::Tensor& base, const at::Tensor& exact, bool dequantize,
                         const std::string& name) {
   if (!is_packed(base) || dequantize) return exact.to(base.scalar_type());
-  const PackedDataPtr data = packed_data(base)->requantize(exact);
-  TORCH_CHECK_VALUE(data, "merge_adapter: '", name, "' is ", packed_data(base)->description(),
-                    ", which cannot be quantized again; merge with dequantize = true");
-  return make_packed_weight(data, base.scalar_type());
+  try {
+    return make_packed_weight(packed_data(base)->with_values(exact, name), base.scalar_type());
+  } catch (const c10::ValueError& error) {
+    TORCH_CHECK_VALUE(false, "merge_adapter: '", name, "' cannot be quantized again (",
+                      error.what_without_backtrace(), "); merge with dequantize = true");
+  }
 }
 
 Merged merge(const Layer& layer, bool dequantize) {

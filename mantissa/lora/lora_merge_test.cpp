@@ -155,7 +155,7 @@ TEST_F(LoraMerge, AFormatThatCannotQuantizeSaysSo) {
   LoraModel lora(*net, {});
   randomize(*net);
   EXPECT_THAT(error_of([&] { lora.merge_adapter(); }),
-              AllOf(HasSubstr("'head' is read-only"), HasSubstr("dequantize = true")));
+              AllOf(HasSubstr("'head'"), HasSubstr("read-only"), HasSubstr("dequantize = true")));
   EXPECT_TRUE(is_packed(net->up(0).weight));
   EXPECT_NO_THROW(lora.merge_adapter(/*dequantize=*/true));
 }

@@ -104,6 +104,21 @@ PackedDataPtr LoraWeight::with_parts(Parts parts) const {
       make_packed_weight(packed_data(base_)->with_parts(std::move(parts)), base_.scalar_type()));
 }
 
+PackedData::Parts LoraWeight::state(const std::string& name) const {
+  return is_packed(base_) ? packed_data(base_)->state(name) : Parts{{name, base_}};
+}
+
+PackedDataPtr LoraWeight::with_state(const Parts& stored, const std::string& name) const {
+  if (!is_packed(base_)) return PackedData::with_state(stored, name);
+  return with_base(make_packed_weight(packed_data(base_)->with_state(stored, name), base_.scalar_type()));
+}
+
+PackedDataPtr LoraWeight::with_values(const Tensor& values, const std::string& name) const {
+  if (is_packed(base_))
+    return with_base(make_packed_weight(packed_data(base_)->with_values(values, name), base_.scalar_type()));
+  return with_base(values.detach().to(base_.device(), base_.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+}
+
 PackedDataPtr LoraWeight::with_base(const Tensor& base) const {
   return std::make_shared<LoraWeight>(base, adapters_);
 }

@@ -59,6 +59,10 @@ class LoraWeight final : public PackedData {
   /// The parts are those of the base: the adapters' tensors are parameters of the module.
   Parts parts() const override;
   PackedDataPtr with_parts(Parts parts) const override;
+  /// What a file stores is the base, and what a file has replaces the base.
+  Parts state(const std::string& name) const override;
+  PackedDataPtr with_state(const Parts& stored, const std::string& name) const override;
+  PackedDataPtr with_values(const at::Tensor& values, const std::string& name) const override;
   /// The values of the layer without its adapters, plus what they add. Autograd records them.
   at::Tensor dequantize(at::ScalarType dtype) const override;
   at::Tensor multiply(const at::Tensor& x, const at::Tensor& bias) const override;

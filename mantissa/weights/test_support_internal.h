@@ -35,14 +35,15 @@ class Int8Rows final : public PackedData {
   }
   at::Tensor multiply(const at::Tensor& x, const at::Tensor& bias) const override {
     ++products;
-    return PackedData::multiply(x, bias);
+    const at::Tensor y = PackedData::multiply(x, bias);
+    return y.view(y.sizes());  // formats may return views
   }
   at::Tensor multiply_transposed(const at::Tensor& x) const override {
     ++transposed_products;
     return PackedData::multiply_transposed(x);
   }
 
-  PackedDataPtr requantize(const at::Tensor& values) const override;
+  PackedDataPtr with_values(const at::Tensor& values, const std::string& name) const override;
 
   mutable std::atomic<int> products = 0, transposed_products = 0;
 
@@ -58,7 +59,7 @@ inline at::Tensor pack(const at::Tensor& weight, at::ScalarType dtype = at::kFlo
   return make_packed_weight(std::make_shared<Int8Rows>(codes.view(weight.sizes()), scale), dtype);
 }
 
-inline PackedDataPtr Int8Rows::requantize(const at::Tensor& values) const {
+inline PackedDataPtr Int8Rows::with_values(const at::Tensor& values, const std::string& /*name*/) const {
   return packed_data(pack(values));
 }
 
