@@ -48,11 +48,13 @@ using Set = std::function<void(LoraConfig&, const std::string& flag, const std::
 const std::map<std::string, Set>& settings() {
   static const std::map<std::string, Set> table{
       {"r", [](auto& c, auto& flag, auto& value) { c.r = number<int64_t>(flag, "r", value); }},
-      {"alpha", [](auto& c, auto& flag, auto& value) { c.lora_alpha = number<double>(flag, "alpha", value); }},
+      {"alpha",
+       [](auto& c, auto& flag, auto& value) { c.lora_alpha = number<double>(flag, "alpha", value); }},
       {"dropout",
        [](auto& c, auto& flag, auto& value) { c.lora_dropout = number<double>(flag, "dropout", value); }},
       {"targets", [](auto& c, auto& flag, auto& value) { c.target_modules = names(flag, "targets", value); }},
-      {"exclude", [](auto& c, auto& flag, auto& value) { c.exclude_modules = names(flag, "exclude", value); }},
+      {"exclude",
+       [](auto& c, auto& flag, auto& value) { c.exclude_modules = names(flag, "exclude", value); }},
   };
   return table;
 }
@@ -82,7 +84,8 @@ std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string&
     }
     const auto found = settings().find(name);
     TORCH_CHECK_VALUE(found != settings().end(), flag, " has no setting '", name, "'",
-                      did_you_mean(name, known), "; it has r, alpha, dropout, targets, exclude, rslora, dora");
+                      did_you_mean(name, known),
+                      "; it has r, alpha, dropout, targets, exclude, rslora, dora");
     TORCH_CHECK_VALUE(equals != std::string::npos, flag, ": ", name, " needs a value, as in ", name, "=",
                       name == "r" ? "16" : "VALUE");
     found->second(config, flag, part.substr(equals + 1));

@@ -23,8 +23,9 @@ class Adapters : public Program {
   }
 
   Outcome tune(const std::string& arguments) const {
-    return fit("--model mlp --weights base/weights.safetensors --lr 0.05 --lr-schedule constant --max-epochs 2 " +
-               arguments);
+    return fit(
+        "--model mlp --weights base/weights.safetensors --lr 0.05 --lr-schedule constant --max-epochs 2 " +
+        arguments);
   }
   json result(const std::string& run) const { return json::parse(read(folder_ / run / "result.json")); }
 
@@ -74,7 +75,10 @@ TEST_F(Adapters, TrainOnlyThemselvesAndAreSavedInPeftsForm) {
 
 TEST_F(Adapters, AResumedRunEqualsOneThatWasNotInterrupted) {
   for (const std::string mode : {"32-true", "bf16-true", "16-mixed"}) {
-    const std::string words = "--lora r=4,dropout=0.2,dora --precision " + mode + " --output ";
+    const std::string words =
+        "--lora r=4,dropout=0.2,dora --ema-decay 0.9 --gradient-clip-val 1 "
+        "--accumulate-grad-batches 2 --optimizer fused-adamw --precision " +
+        mode + " --output ";
     ASSERT_EQ(tune(words + "whole-" + mode).status, 0);
     ASSERT_EQ(tune(words + "half-" + mode + " --max-epochs 1").status, 0) << mode;
     const Outcome resumed = run("resume --quiet half-" + mode + " --max-epochs 2");

@@ -22,11 +22,11 @@ constexpr int kMaxDepth = 16;
 /// Keys that say only how PEFT initializes, names or places an adapter, and nothing about what it computes once its
 /// weights are loaded.
 const std::set<std::string>& harmless_keys() {
-  static const std::set<std::string> keys{
-      "auto_mapping",  "corda_config",   "ensure_weight_tying", "eva_config",
-      "inference_mode", "layers_pattern", "loftq_config",        "lora_ga_config",
-      "megatron_config", "megatron_core", "peft_version",        "qalora_group_size",
-      "revision",      "runtime_config", "task_type"};
+  static const std::set<std::string> keys{"auto_mapping",  "corda_config",   "ensure_weight_tying",
+                                          "eva_config",    "inference_mode", "layers_pattern",
+                                          "loftq_config",  "lora_ga_config", "megatron_config",
+                                          "megatron_core", "peft_version",   "qalora_group_size",
+                                          "revision",      "runtime_config", "task_type"};
   return keys;
 }
 
@@ -96,7 +96,8 @@ class ConfigReader {
   void check_initialization(const json& value) const {
     if (value.is_boolean() || value == "gaussian" || value == "eva" || value == "orthogonal") return;
     fail("sets init_lora_weights to " + shown(value) +
-         ", which changes the base model's weights; convert it in PEFT with path_initial_model_for_weight_conversion");
+         ", which changes the base model's weights; convert it in PEFT with "
+         "path_initial_model_for_weight_conversion");
   }
 
   int64_t integer(const std::string& key, const json& value) const {
@@ -157,23 +158,24 @@ std::string to_adapter_config(const LoraConfig& config) {
   json alphas = json::object();
   for (const auto& [name, alpha] : config.alpha_pattern) alphas[name] = as_number(alpha);
   const json path = config.base_model_name_or_path.empty() ? json() : json(config.base_model_name_or_path);
-  const json content{{"alpha_pattern", alphas},
-                     {"base_model_name_or_path", path},
-                     {"bias", "none"},
-                     {"exclude_modules", as_json(config.exclude_modules)},
-                     {"fan_in_fan_out", false},
-                     {"inference_mode", true},
-                     {"init_lora_weights", true},
-                     {"lora_alpha", as_number(config.lora_alpha)},
-                     {"lora_dropout", config.lora_dropout},
-                     {"modules_to_save", nullptr},
-                     {"peft_type", "LORA"},
-                     {"r", config.r},
-                     {"rank_pattern", config.rank_pattern.empty() ? json::object() : json(config.rank_pattern)},
-                     {"target_modules", as_json(config.target_modules)},
-                     {"task_type", nullptr},
-                     {"use_dora", config.use_dora},
-                     {"use_rslora", config.use_rslora}};
+  const json content{
+      {"alpha_pattern", alphas},
+      {"base_model_name_or_path", path},
+      {"bias", "none"},
+      {"exclude_modules", as_json(config.exclude_modules)},
+      {"fan_in_fan_out", false},
+      {"inference_mode", true},
+      {"init_lora_weights", true},
+      {"lora_alpha", as_number(config.lora_alpha)},
+      {"lora_dropout", config.lora_dropout},
+      {"modules_to_save", nullptr},
+      {"peft_type", "LORA"},
+      {"r", config.r},
+      {"rank_pattern", config.rank_pattern.empty() ? json::object() : json(config.rank_pattern)},
+      {"target_modules", as_json(config.target_modules)},
+      {"task_type", nullptr},
+      {"use_dora", config.use_dora},
+      {"use_rslora", config.use_rslora}};
   return content.dump(2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace) + "\n";
 }
 

@@ -30,12 +30,14 @@ struct FoundLayer {
 };
 
 /// Calls `visit` once for each module below `root`, with the first of its names. Adapters are left out.
-void visit_modules(const torch::nn::Module& root,
-                   const std::function<void(const std::string&, const std::shared_ptr<torch::nn::Module>&)>& visit);
+void visit_modules(
+    const torch::nn::Module& root,
+    const std::function<void(const std::string&, const std::shared_ptr<torch::nn::Module>&)>& visit);
 
 /// Returns the layers that `config` means. With `every_name` each of the names must fit a layer.
 /// Errors: c10::ValueError that names a layer that cannot have an adapter, or a name that fits no layer.
-std::vector<FoundLayer> find_targets(const torch::nn::Module& root, const LoraConfig& config, bool every_name);
+std::vector<FoundLayer> find_targets(const torch::nn::Module& root, const LoraConfig& config,
+                                     bool every_name);
 
 /// Returns the linear layers with these names.
 /// Errors: c10::ValueError, which begins with `from`, for a name that is no linear layer which can have an adapter.

@@ -75,8 +75,8 @@ class AdapterFolder {
       if (key.starts_with(prefix) && key.ends_with(suffix) && key.size() > prefix.size() + suffix.size())
         return key.substr(prefix.size(), key.size() - prefix.size() - suffix.size());
     TORCH_CHECK_VALUE(false, "load_adapter: '", path_, "' has the tensor '", key.substr(0, 200),
-                      "', which is no part of an adapter of linear layers (", kPrefix, "LAYER", kSuffixA, ", ",
-                      kSuffixB, " or ", kSuffixMagnitude, ")");
+                      "', which is no part of an adapter of linear layers (", kPrefix, "LAYER", kSuffixA,
+                      ", ", kSuffixB, " or ", kSuffixMagnitude, ")");
   }
 
   at::Tensor tensor(const std::string& layer, const char* suffix, at::IntArrayRef sizes) const {
@@ -88,8 +88,8 @@ class AdapterFolder {
                       at::IntArrayRef(entry->second.shape), ", and the layer, with rank ",
                       config_.rank_of(layer), " of adapter_config.json, needs ", sizes,
                       "; give the model and the files that belong together");
-    TORCH_CHECK_VALUE(c10::isFloatingType(entry->second.dtype), "load_adapter: '", path_, "': '", key, "' is ",
-                      entry->second.dtype, ", and adapters are floating-point numbers");
+    TORCH_CHECK_VALUE(c10::isFloatingType(entry->second.dtype), "load_adapter: '", path_, "': '", key,
+                      "' is ", entry->second.dtype, ", and adapters are floating-point numbers");
     at::Tensor values = file_.read(key).to(at::kFloat);
     TORCH_CHECK_VALUE(at::isfinite(values).all().item<bool>(), "load_adapter: '", path_, "': '", key,
                       "' has nan or inf; give a file from before its training diverged");

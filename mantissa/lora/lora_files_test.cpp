@@ -118,8 +118,8 @@ TEST_F(LoraFiles, AnAdapterOfAnotherRankOrModelIsRefusedBeforeAnythingChanges) {
     expect_untouched(twin);
     return error;
   };
-  EXPECT_THAT(error_after(a, torch::zeros({5, 6})), AllOf(HasSubstr(a), HasSubstr("[5, 6]"), HasSubstr("rank 4"),
-                                                          HasSubstr("[4, 6]")));
+  EXPECT_THAT(error_after(a, torch::zeros({5, 6})),
+              AllOf(HasSubstr(a), HasSubstr("[5, 6]"), HasSubstr("rank 4"), HasSubstr("[4, 6]")));
   EXPECT_THAT(error_after(b, torch::zeros({7, 4})), AllOf(HasSubstr(b), HasSubstr("[7, 4]")));
   EXPECT_THAT(error_after(a, {}), AllOf(HasSubstr("lacks"), HasSubstr(a)));
   EXPECT_THAT(error_after(a, torch::zeros({4, 6}, at::kInt)), HasSubstr("Int"));
@@ -192,7 +192,8 @@ TEST_F(LoraFiles, SavingReplacesTheFilesAndNamesWhatFails) {
   const LoraModel lora(*third, {});
   EXPECT_THAT(error_of([&] { lora.save_pretrained(saved_, "other"); }), HasSubstr("no adapter 'other'"));
   std::ofstream(folder_ / "file") << "x";
-  EXPECT_THAT(error_of([&] { lora.save_pretrained(folder_ / "file" / "adapter"); }), HasSubstr("cannot make"));
+  EXPECT_THAT(error_of([&] { lora.save_pretrained(folder_ / "file" / "adapter"); }),
+              HasSubstr("cannot make"));
 }
 
 TEST_F(LoraFiles, AnAdapterFitsAPackedBase) {

@@ -81,7 +81,8 @@ std::vector<MergedLayer> LoraModel::merge_adapter(bool dequantize) {
 }
 
 void LoraModel::unmerge_adapter() {
-  TORCH_CHECK_VALUE(state_->merged, "unmerge_adapter: the adapters are not merged; call merge_adapter() first");
+  TORCH_CHECK_VALUE(state_->merged,
+                    "unmerge_adapter: the adapters are not merged; call merge_adapter() first");
   for (Layer& layer : state_->layers) {
     if (!layer.unmerged.defined()) continue;
     const at::Tensor& weight = layer.module->weight;  // the model may have been moved meanwhile

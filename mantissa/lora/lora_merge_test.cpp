@@ -76,7 +76,8 @@ TEST_F(LoraMerge, APackedBaseIsQuantizedAgainAndTheErrorIsStated) {
   LoraModel lora(*net, {.target_modules = {"up", "down"}});
   randomize(*net);
   const PackedDataPtr before = packed_data(base_weight(net->up(0).weight));
-  const Tensor exact = packed_data(net->up(0).weight)->dequantize(at::kFloat).detach(), with = net(x_).detach();
+  const Tensor exact = packed_data(net->up(0).weight)->dequantize(at::kFloat).detach(),
+               with = net(x_).detach();
   const auto reports = lora.merge_adapter();
   ASSERT_TRUE(is_packed(net->up(0).weight));
   EXPECT_EQ(packed_data(net->up(0).weight)->description(), "int8 per row");

@@ -48,8 +48,7 @@ LayerValues complete(LayerValues values, const torch::nn::LinearImpl& layer, int
 /// Returns the child of `layer` that holds the factors of one kind, and makes it if necessary.
 std::shared_ptr<lora::Factors> factors_of(torch::nn::LinearImpl& layer, const char* kind) {
   const auto children = layer.named_children();
-  if (const auto* const found = children.find(kind))
-    return std::dynamic_pointer_cast<lora::Factors>(*found);
+  if (const auto* const found = children.find(kind)) return std::dynamic_pointer_cast<lora::Factors>(*found);
   auto made = layer.register_module(kind, std::make_shared<lora::Factors>());
   made->train(layer.is_training());
   return made;
@@ -93,12 +92,13 @@ const KnownAdapter& LoraModel::State::find(const char* function, const std::stri
 }
 
 void LoraModel::State::check_not_merged(const char* function) const {
-  TORCH_CHECK_VALUE(!merged, function, ": the adapters are merged into the weights; call unmerge_adapter() first");
+  TORCH_CHECK_VALUE(!merged, function,
+                    ": the adapters are merged into the weights; call unmerge_adapter() first");
 }
 
 Layer* LoraModel::State::find_layer(const torch::nn::LinearImpl* module) {
-  const auto found =
-      std::find_if(layers.begin(), layers.end(), [&](const Layer& each) { return each.module.get() == module; });
+  const auto found = std::find_if(layers.begin(), layers.end(),
+                                  [&](const Layer& each) { return each.module.get() == module; });
   return found == layers.end() ? nullptr : &*found;
 }
 
@@ -108,9 +108,8 @@ void LoraModel::State::add(const std::string& name, const KnownAdapter& adapter,
   check_not_merged("add_adapter");
   std::vector<LayerValues> complete_values;
   for (const FoundLayer& each : found) {
-    TORCH_CHECK_VALUE(find_layer(each.module.get()) || !each.module->named_children().contains(kA),
-                      "LoRA: '", each.name,
-                      "' has adapters of another LoraModel; add yours with its add_adapter()");
+    TORCH_CHECK_VALUE(find_layer(each.module.get()) || !each.module->named_children().contains(kA), "LoRA: '",
+                      each.name, "' has adapters of another LoraModel; add yours with its add_adapter()");
     const auto given = values.find(each.name);
     complete_values.push_back(complete(given == values.end() ? LayerValues() : given->second, *each.module,
                                        adapter.config.rank_of(each.name), adapter.config.use_dora));
@@ -126,12 +125,12 @@ void LoraModel::State::add(const std::string& name, const KnownAdapter& adapter,
     torch::nn::LinearImpl& module = *found[i].module;
     Layer* layer = find_layer(&module);
     if (!layer) layer = &layers.emplace_back(Layer{found[i].name, found[i].module});
-    const auto made = std::make_shared<Adapter>(Adapter{
-        .name = name,
-        .scaling = adapter.config.scaling_of(found[i].name),
-        .dropout = adapter.config.lora_dropout,
-        .a = factors_of(module, kA)->add(name, complete_values[i].a),
-        .b = factors_of(module, kB)->add(name, complete_values[i].b)});
+    const auto made =
+        std::make_shared<Adapter>(Adapter{.name = name,
+                                          .scaling = adapter.config.scaling_of(found[i].name),
+                                          .dropout = adapter.config.lora_dropout,
+                                          .a = factors_of(module, kA)->add(name, complete_values[i].a),
+                                          .b = factors_of(module, kB)->add(name, complete_values[i].b)});
     if (complete_values[i].magnitude.defined())
       made->magnitude = factors_of(module, kMagnitude)->add(name, complete_values[i].magnitude);
     made->set_requires_grad(false);

@@ -47,13 +47,15 @@ TEST_F(LoraModels, ParametersHavePeftsNamesAndShapes) {
   LoraNet net;
   const LoraModel lora(*net, {.r = 4, .use_dora = true, .target_modules = {"up"}});
   EXPECT_THAT(lora.layers(), ElementsAre("blocks.0.up", "blocks.1.up"));
-  EXPECT_THAT(trained(*net), ElementsAre("blocks.0.up.lora_A.default.weight", "blocks.0.up.lora_B.default.weight",
-                                         "blocks.0.up.lora_magnitude_vector.default.weight",
-                                         "blocks.1.up.lora_A.default.weight", "blocks.1.up.lora_B.default.weight",
-                                         "blocks.1.up.lora_magnitude_vector.default.weight"));
+  EXPECT_THAT(
+      trained(*net),
+      ElementsAre("blocks.0.up.lora_A.default.weight", "blocks.0.up.lora_B.default.weight",
+                  "blocks.0.up.lora_magnitude_vector.default.weight", "blocks.1.up.lora_A.default.weight",
+                  "blocks.1.up.lora_B.default.weight", "blocks.1.up.lora_magnitude_vector.default.weight"));
   EXPECT_EQ(parameter(*net, "blocks.0.up.lora_A.default.weight").sizes(), at::IntArrayRef({4, 6}));
   EXPECT_EQ(parameter(*net, "blocks.0.up.lora_B.default.weight").sizes(), at::IntArrayRef({10, 4}));
-  EXPECT_EQ(parameter(*net, "blocks.0.up.lora_magnitude_vector.default.weight").sizes(), at::IntArrayRef({10}));
+  EXPECT_EQ(parameter(*net, "blocks.0.up.lora_magnitude_vector.default.weight").sizes(),
+            at::IntArrayRef({10}));
   EXPECT_TRUE(is_packed(net->up(0).weight));
   EXPECT_TRUE(net->up(0).weight.is_same(parameter(*net, "blocks.0.up.weight"))) << "the typed member";
   const auto [trained_count, all] = lora.get_nb_trainable_parameters();
@@ -144,9 +146,11 @@ TEST_F(LoraModels, TargetsAreEndsOfNamesExpressionsOrAllLinearLayers) {
 TEST_F(LoraModels, TargetsThatFitNothingAreErrorsBeforeAnythingChanges) {
   LoraNet net;
   const auto error = [&](const LoraConfig& config) { return error_of([&] { LoraModel(*net, config); }); };
-  EXPECT_THAT(error({.target_modules = {"up", "heat"}}), AllOf(HasSubstr("'heat'"), HasSubstr("mean 'head'")));
+  EXPECT_THAT(error({.target_modules = {"up", "heat"}}),
+              AllOf(HasSubstr("'heat'"), HasSubstr("mean 'head'")));
   EXPECT_THAT(error({.target_modules = {"p"}}), HasSubstr("'p'")) << "an end begins after a dot";
-  EXPECT_THAT(error({.target_modules = "layers.*"}), AllOf(HasSubstr("layers.*"), HasSubstr("down, head, up")));
+  EXPECT_THAT(error({.target_modules = "layers.*"}),
+              AllOf(HasSubstr("layers.*"), HasSubstr("down, head, up")));
   EXPECT_THAT(error({.target_modules = {"norm"}}), AllOf(HasSubstr("'norm'"), HasSubstr("LayerNorm")));
   EXPECT_THAT(error({.target_modules = {"up"}, .exclude_modules = {"up"}}), HasSubstr("no linear layer"));
   EXPECT_THAT(error_of([] { ModuleNames("(up"); }), HasSubstr("regular expression"));
@@ -188,7 +192,8 @@ TEST_F(LoraModels, AWeightThatAnEmbeddingSharesGetsNoAdapter) {
   };
   torch::nn::Linear fc(6, 6), head(6, 8);
   torch::nn::ModuleDict net;
-  net->update({{"fc", fc.ptr()}, {"head", head.ptr()}, {"table", std::make_shared<SharesImpl>(head->weight)}});
+  net->update(
+      {{"fc", fc.ptr()}, {"head", head.ptr()}, {"table", std::make_shared<SharesImpl>(head->weight)}});
   EXPECT_THAT(LoraModel(*net, {}).layers(), ElementsAre("fc"));
   EXPECT_THAT(error_of([&] { LoraModel(*net, {.target_modules = {"head"}}); }),
               AllOf(HasSubstr("'head'"), HasSubstr("shared"), HasSubstr("exclude_modules")));
@@ -238,8 +243,7 @@ TEST_F(LoraModels, SeveralAdaptersAreSwitchedAndAdded) {
   lora.set_adapter("second");
   const Tensor with_second = mantissa::dequantize(net->up(0).weight);
   EXPECT_TRUE(at::equal(net(x_), second));
-  EXPECT_TRUE(
-      at::allclose(w, with_first + with_second - base_weight(net->up(0).weight), 1e-5, 1e-5));
+  EXPECT_TRUE(at::allclose(w, with_first + with_second - base_weight(net->up(0).weight), 1e-5, 1e-5));
   EXPECT_FALSE(at::allclose(both, second, 1e-3, 1e-3));
   lora.disable_adapters();
   EXPECT_TRUE(at::equal(net(x_), plain));
@@ -284,7 +288,8 @@ TEST_F(LoraModels, UnloadRestoresTheModel) {
 TEST_F(LoraModels, UnknownAndRepeatedNamesAreErrors) {
   LoraNet net;
   LoraModel lora(*net, {}, "style");
-  EXPECT_THAT(error_of([&] { lora.set_adapter("stile"); }), AllOf(HasSubstr("'stile'"), HasSubstr("'style'")));
+  EXPECT_THAT(error_of([&] { lora.set_adapter("stile"); }),
+              AllOf(HasSubstr("'stile'"), HasSubstr("'style'")));
   EXPECT_THAT(error_of([&] { lora.add_adapter("style", {}); }), HasSubstr("already"));
   EXPECT_THAT(error_of([&] { lora.delete_adapter("x"); }), HasSubstr("it has style"));
   EXPECT_THAT(error_of([&] { lora.set_adapters({"style", "style"}); }), HasSubstr("each once"));

@@ -91,7 +91,8 @@ LoraWeight::LoraWeight(const Tensor& base, std::vector<AdapterPtr> adapters)
 std::string LoraWeight::description() const {
   std::string text = "LoRA";
   for (const AdapterPtr& adapter : adapters_) text += " '" + adapter->name + "'";
-  return text + " on " + (is_packed(base_) ? packed_data(base_)->description() : toString(base_.scalar_type()));
+  return text + " on " +
+         (is_packed(base_) ? packed_data(base_)->description() : toString(base_.scalar_type()));
 }
 
 PackedData::Parts LoraWeight::parts() const {
@@ -100,8 +101,7 @@ PackedData::Parts LoraWeight::parts() const {
 
 PackedDataPtr LoraWeight::with_parts(Parts parts) const {
   if (!is_packed(base_)) return with_base(parts.at(""));
-  return with_base(
-      make_packed_weight(packed_data(base_)->with_parts(std::move(parts)), base_.scalar_type()));
+  return with_base(make_packed_weight(packed_data(base_)->with_parts(std::move(parts)), base_.scalar_type()));
 }
 
 PackedData::Parts LoraWeight::state(const std::string& name) const {
@@ -116,7 +116,8 @@ PackedDataPtr LoraWeight::with_state(const Parts& stored, const std::string& nam
 PackedDataPtr LoraWeight::with_values(const Tensor& values, const std::string& name) const {
   if (is_packed(base_))
     return with_base(make_packed_weight(packed_data(base_)->with_values(values, name), base_.scalar_type()));
-  return with_base(values.detach().to(base_.device(), base_.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  return with_base(
+      values.detach().to(base_.device(), base_.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
 }
 
 PackedDataPtr LoraWeight::with_base(const Tensor& base) const {

@@ -39,7 +39,7 @@ class Factors final : public torch::nn::Module {
 struct Adapter {
   std::string name;
   double scaling = 1, dropout = 0;
-  std::shared_ptr<Factor> a, b;                // [r, in], [out, r]
+  std::shared_ptr<Factor> a, b;                 // [r, in], [out, r]
   std::shared_ptr<Factor> magnitude = nullptr;  // [out]
 
   int64_t rank() const { return a->weight.size(0); }

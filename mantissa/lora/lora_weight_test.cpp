@@ -2,8 +2,10 @@
 
 #include <ATen/autocast_mode.h>
 
+#include "mantissa/io/weights.h"
 #include "mantissa/lora/lora_weight_internal.h"
 #include "mantissa/lora/test_support_internal.h"
+#include "mantissa/weights/named_parts.h"
 
 namespace mantissa::lora_weight_test {
 namespace {
@@ -84,15 +86,32 @@ TEST_P(LoraWeight, EveryProductComputesWithTheAdapter) {
       EXPECT_TRUE(at::allclose(got[i], want[i], 1e-3, 1e-4)) << name << i;
   };
   const Tensor x = torch::randn({4, 7}), y = torch::randn({4, 5});
-  check(x, [](auto& a, auto& m) { return torch::linear(a, m); }, "linear");
-  check(x, [](auto& a, auto& m) { return torch::matmul(a, m.t()); }, "matmul");
-  check(x, [](auto& a, auto& m) { return torch::addmm(torch::ones({5}), a, m.t()); }, "addmm");
-  check(x, [](auto& a, auto& m) { return torch::einsum("ti,oi->to", {a, m}); }, "einsum");
-  check(x, [](auto& a, auto& m) { return torch::einsum("ti,oi->t", {a, m}); }, "einsum of values");
-  check(x.t().contiguous(), [](auto& a, auto& m) { return torch::matmul(m, a); }, "from the left");
-  check(y, [](auto& a, auto& m) { return torch::matmul(a, m); }, "transposed");
-  check(x[0].clone(), [](auto& a, auto& m) { return torch::mv(m, a); }, "mv");
-  check(x.clone(), [](auto& a, auto& m) { return a.sum() * mantissa::dequantize(m); }, "dequantize");
+  check(
+      x, [](auto& a, auto& m) { return torch::linear(a, m); }, "linear");
+  check(
+      x, [](auto& a, auto& m) { return torch::matmul(a, m.t()); }, "matmul");
+  check(
+      x, [](auto& a, auto& m) { return torch::addmm(torch::ones({5}), a, m.t()); }, "addmm");
+  check(
+      x,
+      [](auto& a, auto& m) {
+        return torch::einsum("ti,oi->to", {a, m});
+      },
+      "einsum");
+  check(
+      x,
+      [](auto& a, auto& m) {
+        return torch::einsum("ti,oi->t", {a, m});
+      },
+      "einsum of values");
+  check(
+      x.t().contiguous(), [](auto& a, auto& m) { return torch::matmul(m, a); }, "from the left");
+  check(
+      y, [](auto& a, auto& m) { return torch::matmul(a, m); }, "transposed");
+  check(
+      x[0].clone(), [](auto& a, auto& m) { return torch::mv(m, a); }, "mv");
+  check(
+      x.clone(), [](auto& a, auto& m) { return a.sum() * mantissa::dequantize(m); }, "dequantize");
 }
 
 TEST_P(LoraWeight, AnEmptyBatchHasAnEmptyResultAndZeroGradients) {
@@ -268,6 +287,53 @@ TEST_F(LoraWeights, ConvertingAModelConvertsTheBaseAndKeepsAdaptersInFloat32) {
   EXPECT_THAT(error_of([&] { c.net->to(at::kDouble); }), HasSubstr("replace_weight()"));
   EXPECT_EQ(c.layer->weight.scalar_type(), at::kBFloat16);
   EXPECT_EQ(c.a.scalar_type(), at::kFloat);
+}
+
+TEST_F(LoraWeights, FilesOfWeightsHoldTheBaseAndTheAdapter) {
+  for (const bool is_packed_base : {false, true}) {
+    Case saved(is_packed_base, true), loaded(is_packed_base, true);
+    const Tensor x = torch::randn({4, 7});
+    auto stored = named_parts(named_weights(*saved.net));
+    EXPECT_EQ(stored.count("layer.weight"), 1u);
+    EXPECT_EQ(stored.count("layer.weight.scale"), is_packed_base ? 1u : 0u);
+    EXPECT_EQ(stored.count("layer.lora_A.default.weight"), 1u);
+    auto rest = stored;
+    PartsLoader packed(*loaded.net, rest);
+    load_weights(plain_weights(named_weights(*loaded.net)), rest, "memory");
+    packed.load();
+    EXPECT_TRUE(at::equal(loaded.layer(x), saved.layer(x)));
+    EXPECT_FALSE(loaded.layer->weight.requires_grad());
+  }
+}
+
+TEST_F(LoraWeights, APlainBaseTakesValuesOfAnotherDtype) {
+  Case c(false, false);
+  std::map<std::string, Tensor> stored{{"layer.weight", torch::ones({5, 7}, at::kBFloat16)}};
+  PartsLoader(*c.net, stored).load();
+  EXPECT_TRUE(at::equal(base_weight(c.layer->weight), torch::ones({5, 7})));
+  stored = {{"layer.weight", torch::ones({5, 6})}};
+  EXPECT_THAT(error_of([&] { PartsLoader(*c.net, stored); }),
+              AllOf(HasSubstr("[5, 6]"), HasSubstr("[5, 7]")));
+  stored = {{"layer.weight", torch::ones({5, 7}, at::kByte)}};
+  EXPECT_THAT(error_of([&] { PartsLoader(*c.net, stored); }), HasSubstr("Byte"));
+}
+
+TEST_F(LoraWeights, StockTorchSaveSaysWhatToDo) {
+  Case c(false, false);
+  std::stringstream file;
+  EXPECT_THAT(error_of([&] { torch::save(c.layer, file); }),
+              AllOf(HasSubstr("LoRA 'default' on Float"), HasSubstr("named_parts()")));
+}
+
+TEST_F(LoraWeights, AttentionOfLibtorchComputesWithIt) {
+  torch::nn::MultiheadAttention attention(torch::nn::MultiheadAttentionOptions(8, 2));
+  const LoraModel lora(*attention, {.r = 2});
+  EXPECT_THAT(lora.layers(), testing::ElementsAre("out_proj"));
+  randomize(*attention);
+  const Tensor x = torch::randn({3, 2, 8});
+  const Tensor y = std::get<0>(attention(x, x, x));
+  y.sum().backward();
+  EXPECT_GT(parameter(*attention, "out_proj.lora_B.default.weight").grad().abs().sum().item<float>(), 0);
 }
 
 TEST_F(LoraWeights, AnotherBaseKeepsTheAdapter) {

@@ -2,10 +2,10 @@
 
 // For the tests of this room: a small model, and adapters with values that change something.
 
+#include <gmock/gmock.h>
 #include <string>
 #include <utility>
 
-#include <gmock/gmock.h>
 #include <torch/torch.h>
 
 #include "mantissa/core/test_support_internal.h"
@@ -50,7 +50,8 @@ TORCH_MODULE(LoraNet);
 inline void randomize(torch::nn::Module& model, const std::string& adapter = "default") {
   const at::NoGradGuard no_grad;
   for (auto& item : model.named_parameters()) {
-    if (item.key().find(".lora_") == std::string::npos || item.key().find("." + adapter + ".") == std::string::npos)
+    if (item.key().find(".lora_") == std::string::npos ||
+        item.key().find("." + adapter + ".") == std::string::npos)
       continue;
     if (item.key().find("magnitude") != std::string::npos) {
       item.value().mul_(1 + 0.2 * torch::rand_like(item.value()));

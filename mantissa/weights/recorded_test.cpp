@@ -58,13 +58,15 @@ TEST_F(RecordedWeights, EveryProductHasAGradientToTheTrainedNumber) {
   expect_gradient(x, [](const Tensor& a, const Tensor& w) { return torch::linear(a, w); });
   expect_gradient(x, [](const Tensor& a, const Tensor& w) { return torch::linear(a, w, torch::ones({4})); });
   expect_gradient(x, [](const Tensor& a, const Tensor& w) { return torch::mm(a, w.t()); });
-  expect_gradient(x, [](const Tensor& a, const Tensor& w) { return torch::addmm(torch::ones({4}), a, w.t()); });
+  expect_gradient(x,
+                  [](const Tensor& a, const Tensor& w) { return torch::addmm(torch::ones({4}), a, w.t()); });
   expect_gradient(x.t(), [](const Tensor& a, const Tensor& w) { return torch::matmul(w, a); });
   expect_gradient(x, [](const Tensor& a, const Tensor& w) { return torch::einsum("ti,oi->ot", {a, w}); });
   expect_gradient(x, [](const Tensor& a, const Tensor& w) { return torch::einsum("ti,oi->i", {a, w}); });
   expect_gradient(torch::randn({3, 4}), [](const Tensor& a, const Tensor& w) { return torch::mm(a, w); });
   expect_gradient(x, [](const Tensor&, const Tensor& w) { return mantissa::dequantize(w); });
-  expect_gradient(torch::tensor({3, 0, 3}), [](const Tensor& a, const Tensor& w) { return torch::embedding(w, a); });
+  expect_gradient(torch::tensor({3, 0, 3}),
+                  [](const Tensor& a, const Tensor& w) { return torch::embedding(w, a); });
 }
 
 TEST_F(RecordedWeights, EmptyInputsAndInputsWithoutAGradientAreRecordedToo) {

@@ -34,8 +34,6 @@ void replace_weight(torch::nn::Module& module, const std::string& name, const at
   replace(*found, weight, " '" + name + "'");
 }
 
-void replace_weight(const at::Tensor& parameter, const at::Tensor& weight) {
-  replace(parameter, weight, "");
-}
+void replace_weight(const at::Tensor& parameter, const at::Tensor& weight) { replace(parameter, weight, ""); }
 
 }  // namespace mantissa
