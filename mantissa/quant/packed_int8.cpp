@@ -39,7 +39,11 @@ class PackedInt8 final : public PackedData {
                       "int8: a scale is negative, inf or nan");
     return with({parts.at(""), scales, {}});
   }
-  Parts state(const std::string& name) const override { return pack_state(quantized_, name); }
+  Parts state(const std::string& name) const override {
+    Parts result = pack_state(quantized_, name);
+    result[name] = quantized_.codes.view(shape_);
+    return result;
+  }
   PackedDataPtr with_state(const Parts& stored, const std::string& name) const override;
   PackedDataPtr with_values(const at::Tensor& values, const std::string& name) const override;
 
@@ -77,8 +81,8 @@ PackedDataPtr PackedInt8::with_state(const Parts& stored, const std::string& nam
   TORCH_CHECK_VALUE(stored.contains(name), "PartsLoader: '", name,
                     "' is missing, which the packed weight (int8) needs; load the weights of the same model");
   const QuantizedInt8 found = unpack_state_int8(stored, name);
-  TORCH_CHECK_VALUE(found.codes.sizes() == quantized_.codes.sizes(), "PartsLoader: '", name, "' has shape ",
-                    found.codes.sizes(), ", and the packed weight (int8) has ", quantized_.codes.sizes(),
+  TORCH_CHECK_VALUE(stored.at(name).sizes() == sizes(), "PartsLoader: '", name, "' has shape ",
+                    stored.at(name).sizes(), ", and the packed weight (int8) has ", sizes(),
                     "; load into a model of the saved shapes");
   const auto copy = [&](const at::Tensor& tensor) {
     return tensor.to(device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);

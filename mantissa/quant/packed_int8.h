@@ -19,7 +19,8 @@ namespace mantissa {
 ///           and a convolution dequantizes the whole weight.
 /// Numerics: a product is that of linear_int8() with `threshold`, and its gradient goes through the restored
 ///           weight. An input in float64 is rounded to float32.
-/// State:    that of bitsandbytes, with SCB and weight_format; see docs/quantization-files.md.
+/// State:    that of bitsandbytes, with SCB and weight_format; see docs/quantization-files.md. The codes have the
+///           sizes of the weight.
 /// Values:   plain values (PackedData::with_values()) are quantized by quantize_int8().
 /// Memory:   shares the tensors of `quantized`. A gradient restores the weight in float32 for its call.
 /// Errors:   c10::ValueError for a shape that the codes do not fill, for outlier columns, or for a negative

@@ -80,9 +80,9 @@ TEST(PackedInt8, AnEmbeddingAndAConvolutionComputeWithIt) {
   replace_weight(*conv, "weight", make_packed_weight(kernel));
   const at::Tensor image = at::randn({2, 3, 6, 6});
   EXPECT_TRUE(same_bits(conv(image), torch::conv2d(image, kernel->dequantize(at::kFloat), conv->bias)));
-  // Its state is a matrix, and loads again.
+  // Its state has the weight's shape, and loads again.
   Tensors stored = named_parts(weights_of(*conv));
-  EXPECT_EQ(stored.at("weight").sizes(), (std::vector<int64_t>{8, 27}));
+  EXPECT_EQ(stored.at("weight").sizes(), (std::vector<int64_t>{8, 3, 3, 3}));
   stored["weight"] = stored["weight"].clone().fill_(7);
   PartsLoader(*conv, stored).load();
   EXPECT_EQ(conv->weight.sizes(), (std::vector<int64_t>{8, 3, 3, 3}));
