@@ -5,6 +5,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "cli/adapters.h"
 #include "cli/child_process.h"
 #include "cli/errors.h"
 #include "cli/resolve.h"
@@ -22,6 +23,7 @@ std::vector<FitOptions> runs_of_all_modes(const FitOptions& o, std::vector<std::
     FitOptions one = o.with("precision", mode.name);
     try {
       check_optimizer_state(one);
+      check_adapter(one);
       make_precision(mode.name, at::Device(at::kCPU), one.trainer.precision_options);
     } catch (const c10::ValueError& error) {
       left_out.push_back(mode.name + " is left out: " + error.what_without_backtrace());

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cli/option_values.h"
 #include "mantissa/data/loader.h"
+#include "mantissa/lora/lora_config.h"
 #include "mantissa/optim/ema.h"
 #include "mantissa/optim/lr_scheduler.h"
 #include "mantissa/optim/registry.h"
@@ -23,6 +25,8 @@ struct FitOptions {
   OptionValues values;
 
   std::string data, model, weights, output;
+  std::optional<LoraConfig> lora;
+  std::string adapter;  ///< a folder of PEFT's to begin with; "": none
   double val_fraction = 0;
   int64_t classes = 0, threads = 0;
   uint64_t seed = 0;

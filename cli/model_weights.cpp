@@ -43,7 +43,10 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
 
 void load_model_weights(torch::nn::Module& model, const std::filesystem::path& file, const FitOptions& o) {
   std::map<std::string, at::Tensor> stored = read_if_quantized(file);
-  if (stored.empty()) return load_weights(model, file);  // reads one tensor at a time
+  const std::map<std::string, at::Tensor> own = named_weights(model);
+  if (stored.empty() && plain_weights(own).size() == own.size())
+    return load_weights(model, file);  // reads one tensor at a time
+  if (stored.empty()) stored = load_safetensors(file).tensors;
   load_model_weights(model, std::move(stored), file.string(), o);
 }
 

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/adapters.h"
 #include "cli/fit_options.h"
 #include "cli/option.h"
 #include "cli/option_destination.h"
@@ -112,6 +113,21 @@ std::vector<Option> model_options() {
        .help = "start from this safetensors file",
        .names_a_file = true,
        .in_trained = true},
+      {.name = "lora",
+       .group = kGroup,
+       .to = to(&FitOptions::lora, parse_lora),
+       .default_value = "",
+       .help =
+           "train adapters and freeze the model: r=16,alpha=32,dropout=0.05,targets=qkv+projection,exclude=head,"
+           "rslora,dora; empty: train the model",
+       .known_as = {"peft", "lora_config"}},
+      {.name = "adapter",
+       .group = kGroup,
+       .to = to(&FitOptions::adapter),
+       .default_value = "",
+       .help = "go on training the adapter of this folder, which has PEFT's two files",
+       .names_a_file = true,
+       .known_as = {"lora_path", "adapter_name_or_path", "peft_model"}},
       {.name = "device",
        .group = kGroup,
        .to = to(&TrainerOptions::device),

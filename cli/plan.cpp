@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/Utils.h>
 
+#include "cli/adapters.h"
 #include "cli/all_modes.h"
 #include "cli/child_process.h"
 #include "cli/errors.h"
@@ -31,7 +33,9 @@ Json plan_mode(FitOptions o) {
   const auto train = train_loader(o, data);
   train->set_epoch(0);
   const std::optional<Batch> batch = train->next();
-  ClassificationTask task = make_task(o, make_model(o.model, data.input), /*steps=*/2);
+  const std::shared_ptr<TensorModule> model = make_model(o.model, data.input);
+  const auto adapter = add_adapter(o, *model);
+  ClassificationTask task = make_task(o, model, /*steps=*/2);
   const MemoryPlan plan = plan_memory(task, *batch, options);
   return {{"precision", plan.precision},
           {"weights", plan.weights},

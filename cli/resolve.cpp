@@ -9,6 +9,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/adapters.h"
 #include "cli/errors.h"
 #include "cli/option.h"
 #include "cli/run_data.h"
@@ -162,6 +163,7 @@ FitOptions resolve(const OptionValues& given) {
     make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
     if (o.traits().gradients == Format::kFloat16) check_fp16_factors(o);
   }
+  check_adapter(o);
   check_metrics(o);
   check_threads(o.threads);
   return o;

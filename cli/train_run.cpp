@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -16,6 +17,7 @@
 #include <ATen/ops/sum.h>
 #include <torch/nn/module.h>
 
+#include "cli/adapters.h"
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/loggers_and_callbacks.h"
@@ -87,7 +89,7 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
 
 /// Otherwise a run that hardly learns would be a surprise.
 void warn_about_frozen_weights(const FitOptions& o) {
-  if (!o.traits().frozen_weights) return;
+  if (!o.traits().frozen_weights || o.lora || !o.adapter.empty()) return;
   TORCH_WARN("--precision ", o.precision(),
              " quantizes the weights of linear layers and does not train them: only biases, norms and other "
              "parameters in float train");
@@ -210,6 +212,9 @@ class TrainingRun {
       load_model_weights(*model_, o.weights, o);
       check_finite_weights(*model_, o.weights);
     }
+    adapter_ = usage([&] {
+      return add_adapter(o, *model_, resumes_from_checkpoint_ ? resumed->path() : std::filesystem::path());
+    });
   }
 
   /// Returns the content of result.json.
@@ -227,7 +232,9 @@ class TrainingRun {
     warn_if_not_finite(o_, result.metrics);
     warn_if_all_steps_were_skipped(result);
     save_model_weights(*model_, folder_->file(kWeights), about);
+    save_adapter();
     Json json = to_json(o_, trainer, result, parameters(), folder_->path());
+    if (adapter_) json["trained_parameters"] = adapter_->get_nb_trainable_parameters().first;
     if (!plan.is_null()) {
       json["memory_plan"] = plan;
       // The peak of a GPU is counted from the start of the fit.
@@ -251,6 +258,11 @@ class TrainingRun {
     repeatable.erase("output");  // a repetition needs a folder of its own
     yaml_ = to_yaml(repeatable);
     if (fresh_) write_file_atomically(folder_->file("config.yaml"), yaml_, Links::kReplace);
+    save_adapter();  // a run that is resumed reads its settings
+  }
+
+  void save_adapter() const {
+    if (adapter_) adapter_->save_pretrained(folder_->file(kAdapter));
   }
 
   void add_callbacks_and_loggers(bool quiet) {
@@ -280,8 +292,17 @@ class TrainingRun {
       TORCH_WARN(message_of(error));  // the error that ended the run is the one that is reported
     }
     // Where a checkpoint found no room, there may be some for the weights alone.
+    rescue_adapter();
     if (!is_saved(*folder_, trainer.progress().steps))
       rescue_weights(*model_, folder_->file(kWeights), about);
+  }
+
+  void rescue_adapter() const {
+    try {
+      save_adapter();
+    } catch (const std::exception& error) {
+      TORCH_WARN(message_of(error));
+    }
   }
 
   int64_t parameters() const {
@@ -301,6 +322,7 @@ class TrainingRun {
   const bool resumes_from_checkpoint_;
   const int64_t memory_before_;
   std::shared_ptr<TensorModule> model_;
+  std::optional<LoraModel> adapter_;
   std::shared_ptr<MarksRunStarted> run_start_;
   std::string yaml_;
 };

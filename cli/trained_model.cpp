@@ -16,6 +16,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/adapters.h"
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
@@ -203,6 +204,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   before.erase("data");
   make_trained_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
                      command.flags.has("data"));
+  add_adapter(o, *run.model, folder);
   if (weights.tensors.empty()) {
     load_model_weights(*run.model, weights.path, o);
   } else {

@@ -69,7 +69,7 @@ std::vector<Layer> layers_of(Module& module, const QuantizeModuleOptions& option
 }
 
 PackedDataPtr pack(const Layer& layer, const QuantizeModuleOptions& options) {
-  const at::Tensor& weight = layer.weight;
+  const at::Tensor weight = base_weight(layer.weight);  // an adapter stays around the quantized weight
   const std::string name = "'" + layer.name + "'";
   TORCH_CHECK_VALUE(weight.is_leaf(), "quantize_module: autograd computed ", name,
                     ", so it would be computed again; name its layer in ignore_modules");
@@ -87,13 +87,20 @@ at::ScalarType nominal_dtype(const at::Tensor& weight) {
   return weight.scalar_type() == at::kDouble ? at::kFloat : weight.scalar_type();
 }
 
+/// Gives a parameter a packed weight. An adapter around the parameter's weight stays.
+void exchange(const at::Tensor& parameter, const PackedDataPtr& data) {
+  const at::Tensor packed = make_packed_weight(data, nominal_dtype(parameter));
+  replace_weight(parameter, with_base_weight(parameter, packed));
+}
+
 /// Returns the 4- and 8-bit weights of a module with their names, each once.
 std::vector<std::pair<std::string, at::Tensor>> quantized_weights(const Module& module) {
   std::vector<std::pair<std::string, at::Tensor>> found;
   std::unordered_set<const at::TensorImpl*> seen;
   for (const auto& item : module.named_parameters()) {
-    if (!is_packed(item.value())) continue;
-    const PackedDataPtr data = packed_data(item.value());
+    const at::Tensor base = base_weight(item.value());  // of an adapter, or the weight itself
+    if (!is_packed(base)) continue;
+    const PackedDataPtr data = packed_data(base);
     if ((find_4bit(*data) || find_int8(*data)) && seen.insert(item.value().unsafeGetTensorImpl()).second)
       found.emplace_back(item.key(), item.value());
   }
@@ -128,18 +135,15 @@ void quantize_module(Module& module, const QuantizeModuleOptions& options, const
       options.embeddings && options.convolutions ? "" : ", or quantize_embeddings or quantize_convolutions");
   if (const auto existing = quantized_weights(module); !existing.empty()) {
     for (const auto& [name, weight] : existing)
-      if (const Quantized4Bit* const codes = find_4bit(*packed_data(weight)))
-        replace_weight(
-            module, name,
-            make_packed_weight(make_packed_4bit(*codes, options.compute_dtype), weight.scalar_type()));
+      if (const Quantized4Bit* const codes = find_4bit(*packed_data(base_weight(weight))))
+        exchange(weight, make_packed_4bit(*codes, options.compute_dtype));
     return;
   }
   const std::vector<Layer> layers = layers_of(module, options);
   std::vector<PackedDataPtr> packed;
   for (const Layer& layer : layers) packed.push_back(pack(layer, options));
   for (size_t i = 0; i < layers.size(); ++i)
-    replace_weight(*layers[i].module, "weight",
-                   make_packed_weight(packed[i], nominal_dtype(layers[i].weight)));
+    exchange(layers[i].weight, packed[i]);
 }
 
 bool has_layers_to_quantize(const Module& module, const QuantizeModuleOptions& options) {
@@ -159,23 +163,23 @@ std::vector<std::string> unmatched_names(const Module& module, const std::vector
 std::vector<std::string> quantized_formats(const Module& module) {
   std::set<std::string> formats;
   for (const auto& [name, weight] : quantized_weights(module))
-    formats.insert(packed_data(weight)->description());
+    formats.insert(packed_data(base_weight(weight))->description());
   return {formats.begin(), formats.end()};
 }
 
 int64_t pack_stored_weights(Module& module, const std::map<std::string, at::Tensor>& stored,
                             double threshold) {
   std::unordered_set<const at::TensorImpl*> seen;
-  std::vector<std::pair<std::string, at::Tensor>> made;
+  std::vector<std::pair<at::Tensor, PackedDataPtr>> made;
   for (const auto& item : module.named_parameters()) {
     const at::Tensor& parameter = item.value();
-    if (is_packed(parameter) || seen.contains(parameter.unsafeGetTensorImpl())) continue;
+    if (is_packed(base_weight(parameter)) || seen.contains(parameter.unsafeGetTensorImpl())) continue;
     const PackedDataPtr data = stored_weight(item.key(), parameter, stored, threshold);
     if (!data) continue;
     seen.insert(parameter.unsafeGetTensorImpl());
-    made.emplace_back(item.key(), make_packed_weight(data->to(parameter.device()), nominal_dtype(parameter)));
+    made.emplace_back(parameter, data->to(parameter.device()));
   }
-  for (const auto& [name, weight] : made) replace_weight(module, name, weight);
+  for (const auto& [parameter, data] : made) exchange(parameter, data);
   return static_cast<int64_t>(made.size());
 }
 

@@ -19,6 +19,7 @@
 #include "mantissa/optim/optimizer_8bit.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/precision/state_keys_internal.h"
+#include "mantissa/weights/float32_parameters.h"
 
 namespace mantissa {
 namespace {
@@ -119,6 +120,7 @@ TrueDtype::TrueDtype(at::ScalarType dtype, TrueDtypeOptions options)
 void TrueDtype::convert_module(torch::nn::Module& module) {
   Precision::convert_module(module);
   const auto convert_part = [&](torch::nn::Module& part) {
+    if (dynamic_cast<const KeepsFloat32*>(&part)) return;
     const at::ScalarType to = keep_batchnorm_fp32_ && is_batch_norm(part) ? at::kFloat : dtype_;
     convert_own_tensors(part, [to](const at::Tensor& x) { return x.is_floating_point() ? x.to(to) : x; });
   };

@@ -30,6 +30,7 @@ at::ScalarType checked_dtype(const at::Tensor& self, std::optional<at::ScalarTyp
 // Packed data never changes, so a clone may share it.
 at::Tensor clone(const at::Tensor& self, std::optional<at::MemoryFormat> memory_format) {
   if (memory_format == at::MemoryFormat::Contiguous && is_transposed(self)) refuse("contiguous", self);
+  data_of(self)->check_clone();
   return with_dtype(self, self.scalar_type());
 }
 
@@ -43,9 +44,13 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype,
     const at::Tensor values = dequantize(self, at::kDouble);
     return device ? values.to(*device, non_blocking) : values;
   }
-  if (!device || *device == self.device()) return with_dtype(self, to);
-  const at::Tensor moved = make_packed_weight(data_of(self)->to(*device, non_blocking), to);
-  return is_transposed(self) ? transposed(moved) : moved;
+  PackedDataPtr data = data_of(self);
+  if (device && *device != self.device()) data = data->to(*device, non_blocking);
+  if (to != self.scalar_type())
+    if (PackedDataPtr converted = data->with_dtype(to)) data = std::move(converted);
+  if (data == data_of(self)) return with_dtype(self, to);
+  const at::Tensor copy = make_packed_weight(std::move(data), to);
+  return is_transposed(self) ? transposed(copy) : copy;
 }
 
 at::Tensor dequantize_self(const at::Tensor& self) { return dequantize(self, self.scalar_type()); }

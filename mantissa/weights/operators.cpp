@@ -177,7 +177,7 @@ constexpr Registration kRegistration = {
 /// of the virtual functions of PackedData) and returns an address, or 0 if the layout differs from this one.
 constexpr const char* kNamespace = "mantissa";
 constexpr const char* kName = "mantissa::packed_weights";
-constexpr int64_t kLayout = 2;
+constexpr int64_t kLayout = 3;
 
 int64_t address_of_registration(int64_t layout) {
   return layout == kLayout ? reinterpret_cast<int64_t>(&kRegistration) : 0;

@@ -40,4 +40,13 @@ PackedDataPtr packed_data(const at::Tensor& tensor);
 /// is. Tensor::dequantize() does the same for packed weights.
 at::Tensor dequantize(const at::Tensor& tensor);
 
+/// Returns the weight that an adapter wraps, plain or packed (see PackedData::base()); any other tensor is
+/// returned as it is. A mode that quantizes a model asks this for the weight to quantize.
+at::Tensor base_weight(const at::Tensor& weight);
+
+/// Returns `weight` with another base: an adapter around `base`, if `weight` is an adapter, and otherwise
+/// `base` itself. It is the opposite of base_weight().
+/// Errors: c10::ValueError if the sizes differ.
+at::Tensor with_base_weight(const at::Tensor& weight, const at::Tensor& base);
+
 }  // namespace mantissa

@@ -34,6 +34,14 @@ Tensor compute(const Tensor& x, const Tensor& matrix, const Tensor& bias) {
   return bias.defined() ? y + bias : y;
 }
 
+/// Computes a product that records its own gradients.
+Tensor compute_recorded(const Tensor& x, const Tensor& matrix, const Tensor& bias) {
+  const PackedDataPtr data = data_of(matrix);
+  if (is_transposed(matrix)) return data->multiply(x, bias);
+  const Tensor y = data->multiply_transposed(x);
+  return bias.defined() ? y + bias : y;
+}
+
 class PackedProduct : public torch::autograd::Function<PackedProduct> {
  public:
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& bias,
@@ -115,13 +123,16 @@ Tensor multiply(const char* operation, const Tensor& x, const Tensor& matrix, co
                     ": the size of the input's last "
                     "dimension must be ",
                     matrix.size(0));
+  const bool records = data_of(matrix)->records_gradients();
   if (!bias.defined()) {
+    if (records) return compute_recorded(x, matrix, bias);
     if (!is_recorded({x})) return compute(x, matrix, bias);
     return PackedProduct::apply(x, std::optional<Tensor>(), matrix);
   }
   TORCH_CHECK_VALUE(bias.dim() == 1 && bias.size(0) == matrix.size(1), operation, ": a bias of ",
                     bias.sizes(), " does not fit ", matrix.size(1), " outputs");
   const Tensor cast = bias.to(x.scalar_type());
+  if (records) return compute_recorded(x, matrix, cast);
   if (!is_recorded({x, cast})) return compute(x, matrix, cast);
   return PackedProduct::apply(x, std::make_optional(cast), matrix);
 }

@@ -9,22 +9,31 @@
 
 namespace mantissa {
 
+namespace {
+
+void replace(const at::Tensor& parameter, const at::Tensor& weight, const std::string& name) {
+  TORCH_CHECK_VALUE(parameter.defined() && weight.defined(), "replace_weight: the ",
+                    weight.defined() ? "parameter" : "new weight", name, " is undefined");
+  TORCH_CHECK_VALUE(parameter.sizes() == weight.sizes(), "replace_weight: the parameter", name, " has shape ",
+                    parameter.sizes(), ", and the new weight ", weight.sizes());
+  TORCH_CHECK_VALUE(parameter.is_leaf(), "replace_weight: autograd computed the parameter", name,
+                    ", so it would be computed again; replace the tensors that it is computed from");
+  const at::NoGradGuard no_grad;
+  const packed::MayUnpack scope;
+  at::Tensor(parameter).set_data(weight.detach());
+  parameter.mutable_grad() = at::Tensor();
+}
+
+}  // namespace
+
 void replace_weight(torch::nn::Module& module, const std::string& name, const at::Tensor& weight) {
   const auto parameters = module.named_parameters();
   const at::Tensor* const found = parameters.find(name);
   TORCH_CHECK_VALUE(found, "replace_weight: ", module.name(), " has no parameter '", name, "'",
                     did_you_mean(name, parameters.keys()));
-  at::Tensor parameter = *found;
-  TORCH_CHECK_VALUE(parameter.defined() && weight.defined(), "replace_weight: the ",
-                    weight.defined() ? "parameter" : "new weight", " '", name, "' is undefined");
-  TORCH_CHECK_VALUE(parameter.sizes() == weight.sizes(), "replace_weight: '", name, "' has shape ",
-                    parameter.sizes(), ", and the new weight ", weight.sizes());
-  TORCH_CHECK_VALUE(parameter.is_leaf(), "replace_weight: autograd computed the parameter '", name,
-                    "', so it would be computed again; replace the tensors that it is computed from");
-  const at::NoGradGuard no_grad;
-  const packed::MayUnpack scope;
-  parameter.set_data(weight.detach());
-  parameter.mutable_grad() = at::Tensor();
+  replace(*found, weight, " '" + name + "'");
 }
+
+void replace_weight(const at::Tensor& parameter, const at::Tensor& weight) { replace(parameter, weight, ""); }
 
 }  // namespace mantissa

@@ -24,4 +24,7 @@ namespace mantissa {
 /// Example: replace_weight_test.cpp, ReplaceWeight.MemberAndParametersAgree
 void replace_weight(torch::nn::Module& module, const std::string& name, const at::Tensor& weight);
 
+/// The same for a parameter that is at hand, such as `weight` of a torch::nn::Linear.
+void replace_weight(const at::Tensor& parameter, const at::Tensor& weight);
+
 }  // namespace mantissa

@@ -43,6 +43,8 @@ class Int8Rows final : public PackedData {
     return PackedData::multiply_transposed(x);
   }
 
+  PackedDataPtr with_values(const at::Tensor& values, const std::string& name) const override;
+
   mutable std::atomic<int> products = 0, transposed_products = 0;
 
  private:
@@ -55,6 +57,10 @@ inline at::Tensor pack(const at::Tensor& weight, at::ScalarType dtype = at::kFlo
   const at::Tensor scale = rows.abs().amax(1) / 127;
   const at::Tensor codes = (rows / scale.clamp_min(1e-30).unsqueeze(1)).round().to(at::kChar);
   return make_packed_weight(std::make_shared<Int8Rows>(codes.view(weight.sizes()), scale), dtype);
+}
+
+inline PackedDataPtr Int8Rows::with_values(const at::Tensor& values, const std::string& /*name*/) const {
+  return packed_data(pack(values));
 }
 
 inline const Int8Rows& rows_of(const at::Tensor& weight) {

@@ -18,6 +18,7 @@ namespace mantissa::fuzz {
 
 using Target = void(std::string_view bytes);
 
+Target adapter_config;      // adapter_config.json of PEFT
 Target config;              // YAML of `mantissa fit --config`
 Target events;              // TensorBoard event files
 Target idx;                 // IDX files, not gzip'd
@@ -27,6 +28,7 @@ Target safetensors_header;  // 8 little-endian bytes with the number of data byt
 Target shard_index;         // model.safetensors.index.json
 
 inline constexpr std::pair<const char*, Target*> kTargets[] = {
+    {"adapter_config", adapter_config},
     {"config", config},
     {"events", events},
     {"idx", idx},

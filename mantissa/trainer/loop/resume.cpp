@@ -35,7 +35,7 @@ size_t count_plain(const std::map<std::string, at::Tensor>& stored, const torch:
   size_t count = 0;
   for (const auto& [name, weight] : named_weights(module)) {
     const auto found = stored.find(name);
-    if (found != stored.end() && is_packed(weight) && found->second.is_floating_point() &&
+    if (found != stored.end() && is_packed(base_weight(weight)) && found->second.is_floating_point() &&
         found->second.sizes() == weight.sizes())
       ++count;
   }
@@ -48,7 +48,7 @@ std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch:
   at::ScalarType source{}, target{};
   for (const auto& [name, weight] : named_weights(module)) {
     const auto found = from.find(name);
-    if (found == from.end() || is_packed(weight) || found->second.scalar_type() == weight.scalar_type())
+    if (found == from.end() || is_packed(base_weight(weight)) || found->second.scalar_type() == weight.scalar_type())
       continue;
     const at::ScalarType wide = found->second.scalar_type(), own = weight.scalar_type();
     if (c10::promoteTypes(wide, own) == own) continue;  // every value fits

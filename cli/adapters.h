@@ -1,0 +1,32 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "mantissa/lora/lora_model.h"
+
+namespace mantissa::cli {
+
+struct FitOptions;
+
+/// The folder inside a run's folder that contains its adapter, in PEFT's form.
+inline constexpr const char* kAdapter = "adapter";
+
+/// Parses the value of --lora, "r=16,alpha=32,dropout=0.05,targets=qkv+projection,exclude=head,rslora,dora";
+/// returns nothing for "".
+/// Errors: c10::ValueError that names the flag and the setting; those of check_lora_config().
+std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string& text);
+
+/// Checks whether the options --lora and --adapter fit the others.
+/// Errors: c10::ValueError that names the options.
+void check_adapter(const FitOptions& options);
+
+/// Adds the adapter of --lora or --adapter to a model; returns nothing if there is none. `run` is the folder of
+/// the run that trained the model, whose adapter has the same settings; if it is empty, a run begins here, and
+/// --adapter names the folder to begin with.
+/// Errors: those of LoraModel.
+std::optional<LoraModel> add_adapter(const FitOptions& options, torch::nn::Module& model,
+                                     const std::filesystem::path& run = {});
+
+}  // namespace mantissa::cli

@@ -1,0 +1,153 @@
+// Tests of runs that train adapters: fit --lora, --adapter, and the commands for trained models.
+#include <cstring>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/test_support_internal.h"
+
+namespace mantissa::cli::adapters_test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class Adapters : public Program {
+ protected:
+  void SetUp() override {
+    Program::SetUp();
+    // The base model that adapters are trained on.
+    ASSERT_EQ(fit("--model mlp --max-epochs 2 --output base").status, 0);
+  }
+
+  Outcome tune(const std::string& arguments) const {
+    return fit(
+        "--model mlp --weights base/weights.safetensors --lr 0.05 --lr-schedule constant --max-epochs 2 " +
+        arguments);
+  }
+  json result(const std::string& run) const { return json::parse(read(folder_ / run / "result.json")); }
+
+  /// Returns the tensors of a safetensors file as bytes by name.
+  std::map<std::string, std::string> tensors(const std::string& file) const {
+    const std::string bytes = read(folder_ / file);
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), 8);
+    std::map<std::string, std::string> found;
+    for (const auto& [name, entry] : json::parse(bytes.substr(8, length)).items()) {
+      if (name == "__metadata__") continue;
+      const auto begin = entry["data_offsets"][0].get<size_t>(), end = entry["data_offsets"][1].get<size_t>();
+      found[name] = bytes.substr(8 + length + begin, end - begin);
+    }
+    return found;
+  }
+};
+
+TEST_F(Adapters, TrainOnlyThemselvesAndAreSavedInPeftsForm) {
+  const Outcome tuned = tune("--lora r=4,alpha=8,dropout=0.1,rslora,dora --output run");
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  EXPECT_THAT(tuned.err, testing::IsEmpty());
+  const json config = json::parse(read(folder_ / "run/adapter/adapter_config.json"));
+  EXPECT_EQ(config["peft_type"], "LORA");
+  EXPECT_EQ(config["r"], 4);
+  EXPECT_EQ(config["lora_alpha"], 8);
+  EXPECT_EQ(config["lora_dropout"], 0.1);
+  EXPECT_EQ(config["use_rslora"], true);
+  EXPECT_EQ(config["use_dora"], true);
+  EXPECT_EQ(config["base_model_name_or_path"], "base/weights.safetensors");
+  const auto base = tensors("base/weights.safetensors"), model = tensors("run/weights.safetensors"),
+             adapter = tensors("run/adapter/adapter_model.safetensors");
+  for (const auto& [name, bytes] : base) EXPECT_TRUE(model.at(name) == bytes) << name << " was frozen";
+  size_t trained = 0;
+  for (const auto& [name, bytes] : adapter) {
+    EXPECT_THAT(name, testing::StartsWith("base_model.model."));
+    trained += bytes.size() / 4;
+    std::string own = name.substr(std::string("base_model.model.").size());
+    for (const std::string kind : {"lora_A", "lora_B", "lora_magnitude_vector"})
+      if (const size_t at = own.find("." + kind); at != std::string::npos)
+        own = own.substr(0, at) + "." + kind + ".default.weight";
+    EXPECT_TRUE(model.at(own) == bytes) << name;
+  }
+  EXPECT_EQ(result("run")["trained_parameters"], trained);
+  EXPECT_LT(result("run")["val_loss"].get<double>(), result("base")["val_loss"].get<double>());
+}
+
+TEST_F(Adapters, AResumedRunEqualsOneThatWasNotInterrupted) {
+  for (const std::string mode : {"32-true", "bf16-true", "16-mixed"}) {
+    const std::string words =
+        "--lora r=4,dropout=0.2,dora --ema-decay 0.9 --gradient-clip-val 1 "
+        "--accumulate-grad-batches 2 --optimizer fused-adamw --precision " +
+        mode + " --output ";
+    ASSERT_EQ(tune(words + "whole-" + mode).status, 0);
+    ASSERT_EQ(tune(words + "half-" + mode + " --max-epochs 1").status, 0) << mode;
+    const Outcome resumed = run("resume --quiet half-" + mode + " --max-epochs 2");
+    ASSERT_EQ(resumed.status, 0) << resumed.err;
+    EXPECT_THAT(resumed.err, testing::IsEmpty());
+    for (const char* const file : {"weights.safetensors", "adapter/adapter_model.safetensors", "metrics.csv"})
+      EXPECT_TRUE(read(folder_ / ("whole-" + mode) / file) == read(folder_ / ("half-" + mode) / file))
+          << mode << " " << file;
+  }
+}
+
+TEST_F(Adapters, TrainedRunsAreValidatedTestedAndPredicted) {
+  ASSERT_EQ(tune("--lora r=4,targets=all-linear --output run").status, 0);
+  const Outcome validated = run("validate run --device cpu --quiet --json -");
+  ASSERT_EQ(validated.status, 0) << validated.err;
+  const double loss = result("run")["val_loss"];
+  EXPECT_NEAR(json::parse(validated.out)["val_loss"].get<double>(), loss, 1e-6);
+  EXPECT_EQ(run("test run --device cpu --quiet").status, 0);
+  EXPECT_THAT(run("predict run --device cpu --quiet").out, HasSubstr("index,class,probability\n0,"));
+}
+
+TEST_F(Adapters, AnotherRunContinuesAnAdapter) {
+  ASSERT_EQ(tune("--lora r=4,dora --output first").status, 0);
+  const Outcome second = tune("--adapter first/adapter --output second --lr 0.02");
+  ASSERT_EQ(second.status, 0) << second.err;
+  EXPECT_LT(result("second")["train_loss"].get<double>(), result("first")["train_loss"].get<double>());
+  EXPECT_EQ(json::parse(read(folder_ / "second/adapter/adapter_config.json"))["use_dora"], true);
+  // The run's own copy of the settings is enough from now on.
+  fs::rename(folder_ / "first", folder_ / "elsewhere");
+  const Outcome validated = run("validate second --device cpu --quiet");
+  EXPECT_EQ(validated.status, 0) << validated.err;
+  const Outcome resumed = run("resume second --quiet --max-epochs 3");
+  EXPECT_EQ(resumed.status, 0) << resumed.err;
+}
+
+TEST_F(Adapters, SettingsThatCannotBeMeantAreErrors) {
+  const auto refused = [&](const std::string& arguments, const std::vector<std::string>& parts) {
+    expect_error(fit("--model mlp " + arguments), 2, parts);
+  };
+  refused("--lora r=4,rank=2", {"--lora has no setting 'rank'", "r, alpha, dropout"});
+  refused("--lora alpa=2", {"'alpa'", "did you mean 'alpha'"});
+  refused("--lora r", {"--lora: r needs a value", "r=16"});
+  refused("--lora r=four", {"--lora: r", "'four'"});
+  refused("--lora r=0", {"r must be 1"});
+  refused("--lora r=4,r=5", {"'r' twice"});
+  refused("--lora dora=yes", {"dora takes no value", "dora=yes"});
+  refused("--lora r=4,dropout=1", {"lora_dropout"});
+  refused("--lora targets=a++b", {"empty name"});
+  refused("--lora targets=heat", {"'heat'", "no module's name ends so"});
+  refused("--lora r=4, --max-epochs 1", {"--lora has no setting ''"});
+  refused("--lora r=4 --adapter base", {"--adapter base", "leave one of the two out"});
+  refused("--lora r=4 --precision 64-true", {"--lora", "64-true"});
+  refused("--adapter base", {"'base' holds no adapter", "adapter_config.json"});
+}
+
+TEST_F(Adapters, AllModesLeaveOutTheOneOfFloat64) {
+  const Outcome all = fit("--model mlp --precision all --lora r=2 --max-steps 3 --output all");
+  EXPECT_EQ(all.status, 0) << all.err;
+  EXPECT_THAT(all.err, AllOf(HasSubstr("64-true is left out"), HasSubstr("float32")));
+  EXPECT_TRUE(fs::exists(folder_ / "all/bf16-true/adapter/adapter_model.safetensors"));
+}
+
+TEST_F(Adapters, ThePlanCountsFewerGradientsAndStates) {
+  const Outcome plain = fit("--model mlp --max-steps 1 --plan --output plain --json plain.json");
+  const Outcome lora = fit("--model mlp --max-steps 1 --plan --lora r=2 --output lora --json lora.json");
+  ASSERT_EQ(lora.status, 0) << lora.err;
+  const auto row = [&](const char* file) { return json::parse(read(folder_ / file))["memory_plan"][0]; };
+  EXPECT_LT(row("lora.json")["gradients"].get<int64_t>(), row("plain.json")["gradients"].get<int64_t>());
+}
+
+}  // namespace
+}  // namespace mantissa::cli::adapters_test

@@ -1,0 +1,145 @@
+// Adapters in every mode, added before or after it converts the model, under Mantissa's autocast, and in a trace.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include <torch/torch.h>
+
+#include "mantissa/amp/autocast.h"
+#include "mantissa/amp/keep_in_fp32.h"
+#include "mantissa/core/test_support_internal.h"
+#include "mantissa/kernels/aten/overrides.h"
+#include "mantissa/lora/lora_model.h"
+#include "mantissa/optim/fused_adam.h"
+#include "mantissa/precision/registry.h"
+#include "mantissa/trace/trace_nonfinite.h"
+#include "mantissa/weights/packed_weight.h"
+
+namespace mantissa::adapters_test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kWidth = 64;
+
+torch::nn::Sequential make_net() {
+  return torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
+                               torch::nn::Linear(kWidth, kWidth));
+}
+
+at::Tensor base_of(const torch::nn::Sequential& net, const std::string& name) {
+  return mantissa::dequantize(base_weight(net->named_parameters()[name])).detach().clone();
+}
+
+/// Trains in a hand-written loop; returns the first and the last loss.
+std::pair<double, double> train(Precision& mode, torch::nn::Sequential& net) {
+  FusedAdamW optimizer(net->parameters(), AdamWOptions(1e-2));
+  mode.setup_optimizer(optimizer);
+  const at::Tensor x = torch::randn({64, kWidth}), y = x.flip(1) * 0.5;
+  double first = 0, last = 0;
+  for (int step = 0; step < 60; ++step) {
+    optimizer.zero_grad();
+    at::Tensor loss;
+    {
+      const Scope scope = mode.forward_context();
+      loss =
+          torch::mse_loss(mode.convert_output(net->forward(mode.convert_input(x))), mode.convert_output(y));
+    }
+    mode.backward(loss);
+    mode.clip_gradients(optimizer, 10.0);
+    mode.optimizer_step(optimizer);
+    last = loss.item<double>();
+    if (step == 0) first = last;
+  }
+  return {first, last};
+}
+
+class AdaptersInModes : public testing::TestWithParam<std::tuple<bool, bool>> {};
+
+TEST_P(AdaptersInModes, TrainOnAFrozenBaseAndStayInFloat32) {
+  const auto [comes_first, use_dora] = GetParam();
+  for (const Mode& mode : modes()) {
+    SCOPED_TRACE(mode.name);
+    torch::manual_seed(0);
+    torch::nn::Sequential net = make_net();
+    const auto precision = make_precision(mode.name, at::kCPU);
+    const LoraConfig config{.r = 16, .lora_alpha = 32, .use_dora = use_dora};
+    std::optional<LoraModel> lora;
+    if (comes_first) lora.emplace(*net, config);
+    if (mode.traits.weights == Format::kFloat64) {
+      EXPECT_THAT(error_of([&] {
+                    precision->convert_module(*net);
+                    lora.emplace(*net, config);
+                  }),
+                  testing::AllOf(HasSubstr("Double"), HasSubstr("packed")));
+      continue;
+    }
+    precision->convert_module(*net);
+    if (!comes_first) lora.emplace(*net, config);
+    const at::Tensor before = base_of(net, "0.weight");
+    const auto [first, last] = train(*precision, net);
+    EXPECT_LT(last, 0.7 * first);
+    EXPECT_TRUE(at::equal(base_of(net, "0.weight"), before));
+    for (const auto& item : net->named_parameters())
+      if (item.key().find("lora_") != std::string::npos)
+        EXPECT_EQ(item.value().scalar_type(), at::kFloat) << item.key();
+    const at::Tensor base = base_weight(net->named_parameters()["0.weight"]);
+    const bool has_16_bits =
+        mode.traits.weights == Format::kFloat16 || mode.traits.weights == Format::kBFloat16;
+    EXPECT_EQ(base.scalar_type() != at::kFloat && !is_packed(base), has_16_bits);
+    lora->merge_and_unload();
+    for (const auto& item : net->named_parameters())
+      EXPECT_EQ(item.key().find("lora_"), std::string::npos) << item.key();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Order, AdaptersInModes, testing::Combine(testing::Bool(), testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "BeforeTheMode" : "AfterTheMode") +
+                                  (std::get<1>(info.param) ? "Dora" : "Lora");
+                         });
+
+TEST(AdaptersAnywhere, AutocastOfMantissaAndModulesKeptInFloat32) {
+  torch::manual_seed(0);
+  torch::nn::Linear layer(kWidth, kWidth);
+  torch::nn::Sequential net(layer);
+  const LoraModel lora(*net, {});
+  const at::Tensor x = torch::randn({8, kWidth});
+  const at::Tensor expected = net->forward(x).detach();
+  enable_cpu_kernels();
+  at::Tensor low, kept;
+  {
+    const Autocast region(at::kCPU);
+    low = layer(x);
+  }
+  keep_in_fp32(*layer);
+  {
+    const Autocast region(at::kCPU);
+    kept = layer(x.to(at::kBFloat16));
+  }
+  EXPECT_EQ(low.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::allclose(low.to(at::kFloat), expected, 3e-2, 3e-2)) << "bfloat16 has 8 bits";
+  EXPECT_EQ(kept.scalar_type(), at::kFloat);
+  kept.sum().backward();
+  EXPECT_TRUE(net->named_parameters()["0.lora_B.default.weight"].grad().defined());
+}
+
+TEST(AdaptersAnywhere, ATraceNamesTheLayerWhoseAdapterOverflows) {
+  torch::manual_seed(0);
+  torch::nn::Sequential net = make_net();
+  const LoraModel lora(*net, {});
+  {
+    const at::NoGradGuard no_grad;
+    net->named_parameters()["2.lora_B.default.weight"].fill_(3e38);
+  }
+  const at::Tensor x = torch::full({2, kWidth}, 1.0);
+  const auto origin = trace_nonfinite(*net, [&] { return net->forward(x).sum(); });
+  ASSERT_TRUE(origin.has_value());
+  EXPECT_EQ(origin->module, "2") << origin->to_string();
+}
+
+}  // namespace
+}  // namespace mantissa::adapters_test

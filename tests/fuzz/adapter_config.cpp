@@ -1,0 +1,14 @@
+#include "mantissa/lora/lora_config.h"
+#include "tests/fuzz/targets.h"
+
+namespace mantissa::fuzz {
+
+void adapter_config(std::string_view bytes) {
+  const auto read = accepted([&] { return parse_adapter_config(bytes, "f"); });
+  if (!read) return;
+  const auto again = accepted([&] { return parse_adapter_config(to_adapter_config(*read), "f"); });
+  require(again.has_value(), "a written adapter_config is refused");
+  require(*again == *read, "other settings");
+}
+
+}  // namespace mantissa::fuzz
