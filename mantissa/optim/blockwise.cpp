@@ -158,6 +158,12 @@ Values updated(const kernels::BlockwiseUpdate& update, const UpdateFactorTensors
       x.v = x.v * f.beta2 + g * f.rest2 * g;
       x.p = (x.p - t.step_size * (x.m / (root(x.v) + t.eps))) * f.keep;
       return x;
+    case UpdateRule::kAdamDecayFirst:
+      g = g + x.p * f.decay;
+      x.m = x.m * f.beta1 + g * f.rest1;
+      x.v = x.v * f.beta2 + g * f.rest2 * g;
+      x.p = x.p * f.keep - t.step_size * (x.m / (root(x.v) + t.eps));
+      return x;
     case UpdateRule::kLion:
       x.p = x.p * f.keep - t.step_size * (x.m * f.beta1 + g * f.rest1).sign();
       x.m = x.m * f.beta2 + g * f.rest2;
@@ -176,25 +182,29 @@ Values updated(const kernels::BlockwiseUpdate& update, const UpdateFactorTensors
   return x;
 }
 
-/// Writes `value` into `tensor`, unless the step is skipped.
-void write(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& found_inf) {
-  const at::Tensor same_dtype = value.to(tensor.scalar_type());
-  tensor.copy_(found_inf.defined() ? at::where(found_inf != 0, tensor, same_dtype) : same_dtype);
+at::Tensor loaded(const kernels::BlockwiseUpdate& update, const at::Tensor& state, const at::Tensor& absmax,
+                  DynamicMap map, const at::Tensor& like) {
+  if (!absmax.defined()) return state;
+  if (update.has_4_bit_codes) return dequantize4_by_operations({state, absmax}, map).view(like.sizes());
+  return dequantize_by_operations({state, absmax}, map);
 }
 
-at::Tensor loaded(const at::Tensor& state, const at::Tensor& absmax, DynamicMap map) {
-  return absmax.defined() ? dequantize_by_operations({state, absmax}, map) : state;
-}
-
-void store(const at::Tensor& state, const at::Tensor& absmax, DynamicMap map, const at::Tensor& values,
-           const at::Tensor& found_inf) {
-  if (!absmax.defined()) return write(state, values, found_inf);
-  const BlockwiseCodes encoded = quantize_by_operations(values, map, CodesOf::kState);
-  write(state, encoded.codes, found_inf);
-  write(absmax, encoded.absmax, found_inf);
+void store(const kernels::BlockwiseUpdate& update, const at::Tensor& state, const at::Tensor& absmax,
+           DynamicMap map, const at::Tensor& values, const at::Tensor& found_inf) {
+  if (!absmax.defined()) return write_unless(found_inf, state, values);
+  const BlockwiseCodes encoded = update.has_4_bit_codes
+                                     ? quantize4_by_operations(values, map)
+                                     : quantize_by_operations(values, map, CodesOf::kState);
+  write_unless(found_inf, state, encoded.codes);
+  write_unless(found_inf, absmax, encoded.absmax);
 }
 
 }  // namespace
+
+void write_unless(const at::Tensor& found_inf, const at::Tensor& tensor, const at::Tensor& value) {
+  const at::Tensor same_dtype = value.to(tensor.scalar_type());
+  tensor.copy_(found_inf.defined() ? at::where(found_inf != 0, tensor, same_dtype) : same_dtype);
+}
 
 void update_by_operations(const kernels::BlockwiseUpdate& update, const UpdateTensors& tensors,
                           const UpdateFactorTensors& factors) {
@@ -203,24 +213,28 @@ void update_by_operations(const kernels::BlockwiseUpdate& update, const UpdateTe
   at::Tensor g = tensors.gradient.to(at::kFloat);
   if (tensors.grad_scale.defined()) {
     g = g / tensors.grad_scale;
-    write(tensors.gradient, g, found_inf);
+    write_unless(found_inf, tensors.gradient, g);
   }
   const bool has_v = kernels::has_second_state(update.rule);
-  const Values before = {
-      tensors.parameter.to(at::kFloat), loaded(tensors.state1, tensors.absmax1, DynamicMap::kSigned),
-      has_v ? loaded(tensors.state2, tensors.absmax2, DynamicMap::kUnsigned) : at::Tensor()};
+  const auto load = [&](const at::Tensor& state, const at::Tensor& absmax, DynamicMap map) {
+    return loaded(update, state, absmax, map, tensors.parameter);
+  };
+  const Values before = {tensors.parameter.to(at::kFloat),
+                         load(tensors.state1, tensors.absmax1, DynamicMap::kSigned),
+                         has_v ? load(tensors.state2, tensors.absmax2, DynamicMap::kUnsigned) : at::Tensor()};
   const at::Tensor is_finite = g.isfinite();
   const Values after = updated(update, factors, update.maximize ? -g : g, before);
   const at::Tensor p = at::where(is_finite, after.p, before.p);
-  store(tensors.state1, tensors.absmax1, DynamicMap::kSigned, at::where(is_finite, after.m, 0.0), found_inf);
-  if (has_v) {
-    store(tensors.state2, tensors.absmax2, DynamicMap::kUnsigned, at::where(is_finite, after.v, 0.0),
-          found_inf);
-  }
-  if (!tensors.stream.defined()) return write(tensors.parameter, p, found_inf);
+  const auto store_its = [&](const at::Tensor& state, const at::Tensor& absmax, DynamicMap map,
+                             const at::Tensor& values) {
+    store(update, state, absmax, map, at::where(is_finite, values, 0.0), found_inf);
+  };
+  store_its(tensors.state1, tensors.absmax1, DynamicMap::kSigned, after.m);
+  if (has_v) store_its(tensors.state2, tensors.absmax2, DynamicMap::kUnsigned, after.v);
+  if (!tensors.stream.defined()) return write_unless(found_inf, tensors.parameter, p);
   const at::Tensor rounded = at::empty_like(tensors.parameter);
   stochastic_round_(rounded, p, update.seed, tensors.stream, update.first_draw);
-  write(tensors.parameter, rounded, found_inf);
+  write_unless(found_inf, tensors.parameter, rounded);
 }
 
 }  // namespace mantissa

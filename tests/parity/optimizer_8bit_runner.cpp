@@ -22,7 +22,7 @@
 
 #include "mantissa/io/safetensors.h"
 #include "mantissa/optim/bitsandbytes_state.h"
-#include "mantissa/optim/optimizer_8bit.h"
+#include "mantissa/optim/low_bit_optimizer.h"
 #include "mantissa/optim/registry.h"
 
 namespace mantissa {
@@ -83,7 +83,7 @@ void run(const Json& job) {
   for (size_t i = 0; given.tensors.contains(std::to_string(i)); ++i)
     weights.push_back(given.tensors.at(std::to_string(i)).clone().set_requires_grad(true));
   const auto made = make_optimizer(job["optimizer"], weights, settings_of(job));
-  auto& optimizer = dynamic_cast<Optimizer8bit&>(*made);
+  auto& optimizer = dynamic_cast<LowBitOptimizer&>(*made);
   if (job.contains("state")) {
     const StateDict state = {{"state", value_of(job["state"], given)},
                              {"param_groups", value_of(job["param_groups"], given)}};

@@ -25,6 +25,24 @@ Normalizer normalizer(float absmax) {
 
 inline constexpr float kLargestFloat = 0x1.fffffep127F;
 
+template <class V>
+float largest_lane(typename V::Float x) {
+  alignas(64) float lanes[V::kLanes];
+  V::store(lanes, x);
+  float largest = 0;
+  for (const float lane : lanes) largest = lane > largest ? lane : largest;
+  return largest;
+}
+
+/// How a state is stored.
+enum class StateBits : uint8_t { k4, k8, k32 };
+
+/// Memory for a block of a state.
+struct CopyOfState {
+  alignas(64) float values[kStateBlock];
+  uint8_t codes[kStateBlock];
+};
+
 /// Which codes a number may have. kNearest: any. kState: see BlockwiseUpdate.
 enum class Coding : uint8_t { kNearest, kState };
 

@@ -17,10 +17,13 @@
 //   bits(lanes)                      a bit for each lane of the set
 //   code_of_rank<kIsSigned, kState>(rank, x)      the codes of numbers x; -1 stands for 0
 //   store_bytes(to, codes)           four vectors of codes
+//
+// blockwise4_internal.h lists those for codes of 4 bits.
 
 #include <cstddef>
 #include <cstdint>
 
+#include "mantissa/kernels/cpu/blockwise4_internal.h"
 #include "mantissa/kernels/cpu/blockwise_codes_internal.h"
 #include "mantissa/kernels/cpu/blockwise_kernel.h"
 #include "mantissa/kernels/cpu/elements_internal.h"
@@ -70,15 +73,6 @@ template <class V, DynamicMap kMap, Coding kCoding, class Also>
   }
   if (to == copy) __builtin_memcpy(codes, copy, static_cast<size_t>(count));
   return absmax;
-}
-
-template <class V>
-float largest_lane(typename V::Float x) {
-  alignas(64) float lanes[V::kLanes];
-  V::store(lanes, x);
-  float largest = 0;
-  for (const float lane : lanes) largest = lane > largest ? lane : largest;
-  return largest;
 }
 
 template <class V, DynamicMap kMap>
@@ -157,7 +151,8 @@ template <class V, UpdateRule kRule, bool kIsFinite>
   using Float = typename V::Float;
   const Float before = x.p;
   Float g = V::mul(x.gradient, f.sign);
-  if constexpr (kRule == UpdateRule::kAdam) {
+  if constexpr (has_second_state<V>(kRule)) {
+    if constexpr (kRule == UpdateRule::kAdamDecayFirst) g = V::add(g, V::mul(f.decay, x.p));
     x.m = V::add(V::mul(f.beta1, x.m), V::mul(f.rest1, g));
     x.v = V::add(V::mul(f.beta2, x.v), V::mul(V::mul(f.rest2, g), g));
     x.denominator = V::add(V::sqrt(x.v), f.eps);
@@ -191,10 +186,11 @@ template <class V, UpdateRule kRule, bool kIsFinite>
 [[gnu::always_inline]] inline typename V::Float divided(const WideFactors<V>& f, const Lanes<V>& x) {
   using Float = typename V::Float;
   const auto numerator = [&] {
-    if constexpr (kRule == UpdateRule::kAdam) return x.m;
+    if constexpr (has_second_state<V>(kRule)) return x.m;
     return V::add(V::mul(x.gradient, f.sign), V::mul(f.decay, x.p));
   };
-  Float p = V::sub(x.p, V::mul(f.step_size, V::div(numerator(), x.denominator)));
+  const Float start = kRule == UpdateRule::kAdamDecayFirst ? V::mul(x.p, f.keep) : x.p;
+  Float p = V::sub(start, V::mul(f.step_size, V::div(numerator(), x.denominator)));
   if constexpr (kRule == UpdateRule::kAdam) p = V::mul(p, f.keep);
   return kIsFinite ? p : V::where_finite(x.gradient, p, x.p);
 }
@@ -234,16 +230,11 @@ void write_parameter(const BlockwiseUpdate& u, const float* values, int64_t begi
       count);
 }
 
-/// Memory for a block of a state.
-struct CopyOfState {
-  alignas(64) float values[kStateBlock];
-  uint8_t codes[kStateBlock];
-};
-
 /// One state of a block while it is updated. In 8 bits, the new values are kept in `values` until all of them
 /// are known, and then encoded; in 32 bits, `values` are the memory itself, or a copy that ends in zeros.
-template <class V, DynamicMap kMap, bool kIs8Bit>
+template <class V, DynamicMap kMap, StateBits kBits>
 struct BlockOfState {
+  static constexpr bool kIs8Bit = kBits == StateBits::k8;
   using Float = typename V::Float;
   static constexpr const float* kTable = kMap == DynamicMap::kSigned ? kDynamicSigned : kDynamicUnsigned;
 
@@ -291,6 +282,11 @@ struct BlockOfState {
   }
 };
 
+template <class V, DynamicMap kMap>
+struct BlockOfState<V, kMap, StateBits::k4> : BlockOf4BitState<V, kMap> {
+  using BlockOf4BitState<V, kMap>::BlockOf4BitState;
+};
+
 /// Prefetches `count` elements of a later block, across the end of a page, where the processor's own
 /// prefetching stops.
 template <typename T>
@@ -302,13 +298,13 @@ template <typename T>
 }
 
 /// Updates a block, given as float32 values, and its states.
-template <class V, UpdateRule kRule, bool kIs8Bit, bool kIsFinite>
+template <class V, UpdateRule kRule, StateBits kBits, bool kIsFinite>
 void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float* p) {
   alignas(64) float denominators[kStateBlock];
   CopyOfState m_copy, v_copy;
   const int64_t count = count_in_block<V>(block, u.count);
   const WideFactors<V> factors(u);
-  BlockOfState<V, DynamicMap::kSigned, kIs8Bit> m(u.state1, block, count, m_copy);
+  BlockOfState<V, DynamicMap::kSigned, kBits> m(u.state1, block, count, m_copy);
   const auto nothing = [](int64_t /*i*/) {};
   const auto finish_parameter = [&](int64_t i) {
     const Lanes<V> x = {V::load(g + i), V::load(p + i), V::load(m.values + i), V::zero(),
@@ -316,7 +312,7 @@ void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float
     V::store(p + i, divided<V, kRule, kIsFinite>(factors, x));
   };
   if constexpr (has_second_state<V>(kRule)) {
-    BlockOfState<V, DynamicMap::kUnsigned, kIs8Bit> v(u.state2, block, count, v_copy);
+    BlockOfState<V, DynamicMap::kUnsigned, kBits> v(u.state2, block, count, v_copy);
     for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
       Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), v.load(i), V::zero()};
       update_states<V, kRule, kIsFinite>(factors, x);
@@ -339,14 +335,14 @@ void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float
   }
 }
 
-template <class V, class Values, UpdateRule kRule, bool kIs8Bit>
+template <class V, class Values, UpdateRule kRule, StateBits kBits>
 void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
   alignas(64) float p_copy[kStateBlock], g_copy[kStateBlock];
   for (int64_t block = first; block < last; ++block) {
     const int64_t begin = block * kStateBlock, count = count_in_block<V>(block, u.count);
     prefetch_later(static_cast<const typename Values::Storage*>(u.gradient) + begin);
     prefetch_later(static_cast<const typename Values::Storage*>(u.parameter) + begin);
-    if constexpr (kIs8Bit) {
+    if constexpr (kBits == StateBits::k8) {
       prefetch_later(u.state1.codes + begin);
       if constexpr (has_second_state<V>(kRule)) prefetch_later(u.state2.codes + begin);
     }
@@ -361,9 +357,9 @@ void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
     auto sum = V::zero();
     for (int64_t i = 0; i < kStateBlock; i += V::kLanes) sum = V::fma(V::load(g + i), V::zero(), sum);
     if (V::is_nan(sum)) [[unlikely]] {
-      update_block<V, kRule, kIs8Bit, false>(u, block, g, p);
+      update_block<V, kRule, kBits, false>(u, block, g, p);
     } else {
-      update_block<V, kRule, kIs8Bit, true>(u, block, g, p);
+      update_block<V, kRule, kBits, true>(u, block, g, p);
     }
     write_parameter<V, Values>(u, p, begin, count);
   }
@@ -372,8 +368,11 @@ void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
 /// Both states have codes, or both have values.
 template <class V, class Values, UpdateRule kRule>
 void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
-  if (u.state1.codes != nullptr) return update_blocks_by<V, Values, kRule, true>(u, first, last);
-  update_blocks_by<V, Values, kRule, false>(u, first, last);
+  if constexpr (has_second_state<V>(kRule)) {
+    if (u.has_4_bit_codes) return update_blocks_by<V, Values, kRule, StateBits::k4>(u, first, last);
+  }
+  if (u.state1.codes != nullptr) return update_blocks_by<V, Values, kRule, StateBits::k8>(u, first, last);
+  update_blocks_by<V, Values, kRule, StateBits::k32>(u, first, last);
 }
 
 template <class V, class Values>
@@ -381,6 +380,8 @@ void update_blocks_of(const BlockwiseUpdate& u, int64_t first, int64_t last) {
   switch (u.rule) {
     case UpdateRule::kAdam:
       return update_blocks_by<V, Values, UpdateRule::kAdam>(u, first, last);
+    case UpdateRule::kAdamDecayFirst:
+      return update_blocks_by<V, Values, UpdateRule::kAdamDecayFirst>(u, first, last);
     case UpdateRule::kLion:
       return update_blocks_by<V, Values, UpdateRule::kLion>(u, first, last);
     case UpdateRule::kSGD:

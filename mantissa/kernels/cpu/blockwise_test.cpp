@@ -23,8 +23,8 @@ namespace {
 using test::same_bits;
 
 constexpr DynamicMap kMaps[] = {DynamicMap::kSigned, DynamicMap::kUnsigned};
-constexpr UpdateRule kRules[] = {UpdateRule::kAdam, UpdateRule::kLion, UpdateRule::kSGD, UpdateRule::kRMSprop,
-                                 UpdateRule::kAdagrad};
+constexpr UpdateRule kRules[] = {UpdateRule::kAdam, UpdateRule::kAdamDecayFirst, UpdateRule::kLion,
+                                 UpdateRule::kSGD,  UpdateRule::kRMSprop,        UpdateRule::kAdagrad};
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
 
 const float (&table_of(DynamicMap map))[256] {
@@ -170,9 +170,9 @@ struct Trained {
   at::Tensor parameter, codes1, codes2, absmax1, absmax2, values1, values2, gradient;
   BlockwiseUpdate update;
 
-  Trained(UpdateRule rule, at::ScalarType dtype, int64_t count, bool is_8_bit) {
+  Trained(UpdateRule rule, at::ScalarType dtype, int64_t count, int bits) {
     torch::manual_seed(3);
-    const int64_t blocks = (count + kStateBlock - 1) / kStateBlock;
+    const int64_t size = bits == 4 ? kState4Block : kStateBlock, blocks = (count + size - 1) / size;
     parameter = at::randn({count}).to(dtype);
     codes1 = at::zeros({count}, at::kByte), codes2 = codes1.clone();
     absmax1 = at::zeros({blocks}), absmax2 = absmax1.clone();
@@ -181,8 +181,9 @@ struct Trained {
     update.element = element_of(dtype);
     update.parameter = parameter.mutable_data_ptr();
     update.count = count;
-    update.state1 = state(codes1, absmax1, values1, is_8_bit);
-    if (has_second_state(rule)) update.state2 = state(codes2, absmax2, values2, is_8_bit);
+    update.has_4_bit_codes = bits == 4;
+    update.state1 = state(codes1, absmax1, values1, bits < 32);
+    if (has_second_state(rule)) update.state2 = state(codes2, absmax2, values2, bits < 32);
     update.factors = {.step_size = 0.01F,
                       .beta1 = 0.9F,
                       .beta2 = 0.99F,
@@ -193,8 +194,8 @@ struct Trained {
                       .keep = 0.999F};
   }
   static UpdateState state(const at::Tensor& codes, const at::Tensor& absmax, const at::Tensor& values,
-                           bool is_8_bit) {
-    if (is_8_bit) return {codes.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(), nullptr};
+                           bool has_codes) {
+    if (has_codes) return {codes.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(), nullptr};
     return {nullptr, nullptr, values.mutable_data_ptr<float>()};
   }
   void step(const BlockwiseBuild& build, int64_t number) {
@@ -213,14 +214,17 @@ void expect_same(const Trained& got, const Trained& want) {
   for (size_t i = 0; i < a.size(); ++i) ASSERT_TRUE(same_bits(a[i], b[i])) << i;
 }
 
+const std::vector<int64_t> kCounts = {0, 9, 256, 1003}, kCountsOf4Bits = {0, 128, 256, 1024 - 128};
+
 TEST_P(Blockwise, EveryRuleHasTheBitsOfTheReference) {
   const BlockwiseBuild& reference = blockwise_builds().back();
   for (const UpdateRule rule : kRules) {
     for (const auto dtype : kDtypes) {
-      for (const bool is_8_bit : {true, false}) {
-        for (const int64_t count : {0, 9, 256, 1003}) {
+      for (const int bits : {4, 8, 32}) {
+        if (bits == 4 && !has_second_state(rule)) continue;
+        for (const int64_t count : bits == 4 ? kCountsOf4Bits : kCounts) {
           for (const int variant : {0, 1, 2}) {
-            Trained got(rule, dtype, count, is_8_bit), want(rule, dtype, count, is_8_bit);
+            Trained got(rule, dtype, count, bits), want(rule, dtype, count, bits);
             for (Trained* const each : {&got, &want}) {
               each->update.maximize = variant == 1;
               each->update.grad_scale = variant == 1 ? 3 : 1;
@@ -231,8 +235,8 @@ TEST_P(Blockwise, EveryRuleHasTheBitsOfTheReference) {
               got.step(GetParam(), step);
               want.step(reference, step);
             }
-            SCOPED_TRACE(testing::Message() << static_cast<int>(rule) << " " << dtype << " " << is_8_bit
-                                            << " " << count << " " << variant);
+            SCOPED_TRACE(testing::Message() << static_cast<int>(rule) << " " << dtype << " " << bits << " "
+                                            << count << " " << variant);
             expect_same(got, want);
             if (HasFatalFailure()) return;
           }
@@ -244,7 +248,7 @@ TEST_P(Blockwise, EveryRuleHasTheBitsOfTheReference) {
 
 TEST_P(Blockwise, Q48_AGradientThatIsNotFiniteChangesOnlyTheStatesOfItsElement) {
   for (const UpdateRule rule : kRules) {
-    Trained got(rule, at::kFloat, 600, true);
+    Trained got(rule, at::kFloat, 600, 8);
     got.step(GetParam(), 0);
     const at::Tensor before = got.parameter.clone();
     got.step(GetParam(), 2);  // nan, inf and -inf at 6, 7 and 8
@@ -261,7 +265,7 @@ TEST_P(Blockwise, Q48_AGradientThatIsNotFiniteChangesOnlyTheStatesOfItsElement) 
 
 // Otherwise the first moment would be divided by eps in a step whose gradient is 0.
 TEST_P(Blockwise, SmallStatesKeepTheirSign) {
-  Trained got(UpdateRule::kAdam, at::kFloat, 256, true);
+  Trained got(UpdateRule::kAdam, at::kFloat, 256, 8);
   got.gradient = at::zeros({256});
   got.gradient[0] = 1, got.gradient[1] = 1e-7, got.gradient[2] = -1e-7, got.gradient[3] = -0.0;
   got.update.gradient = got.gradient.mutable_data_ptr();
@@ -275,13 +279,101 @@ TEST_P(Blockwise, SmallStatesKeepTheirSign) {
 }
 
 TEST_P(Blockwise, ASecondMomentThatOverflowsLeavesItsBlockFinite) {
-  Trained got(UpdateRule::kAdam, at::kFloat, 300, true);
+  Trained got(UpdateRule::kAdam, at::kFloat, 300, 8);
   got.gradient = at::ones({300});
   got.gradient[9] = 1e30;
   got.update.gradient = got.gradient.mutable_data_ptr();
   for (int step = 0; step < 3; ++step) update_blockwise({got.update}, GetParam());
   EXPECT_EQ(got.absmax2[0].item<float>(), std::numeric_limits<float>::max());
   EXPECT_TRUE(got.parameter.isfinite().all().item<bool>());
+}
+
+/// torchao's rule: the code below, or the next one from half of their distance on, all in float32.
+int code4_by_definition(float x) {
+  int code = 0;
+  while (code < 15 && x >= kDynamic4Signed[code + 1]) ++code;
+  if (x < kDynamic4Signed[0] || code == 15) return code;
+  const float low = kDynamic4Signed[code], high = kDynamic4Signed[code + 1];
+  return x - low >= (high - low) * 0.5F ? code + 1 : code;
+}
+
+/// Takes an update that stores `m` and `v` as the states of 128 elements; the first must be 1 in both.
+Trained stored4(const BlockwiseBuild& build, const std::vector<float>& m, const std::vector<float>& v) {
+  Trained one(UpdateRule::kAdam, at::kFloat, 128, 4);
+  one.gradient = at::tensor(m);
+  one.update.gradient = one.gradient.mutable_data_ptr();
+  one.update.factors = {.beta1 = 0, .beta2 = 0, .rest1 = 1, .rest2 = 1};
+  update_blockwise({one.update}, build);
+  const at::Tensor codes1 = one.codes1.clone();
+  one.gradient = at::tensor(v).sqrt();
+  one.update.gradient = one.gradient.mutable_data_ptr();
+  update_blockwise({one.update}, build);
+  one.codes1 = codes1;
+  return one;
+}
+
+int code4_at(const at::Tensor& codes, int64_t i) {
+  const int byte = codes[i / 2].item<int>();
+  return i % 2 == 0 ? byte >> 4 : byte & 15;
+}
+
+TEST_P(Blockwise, CodesOf4BitsAreTheNearestOnBothSidesOfEveryMiddle) {
+  std::vector<float> numbers = {0.0F, -0.0F, 1e-30F, -1e-30F, -1, 0.999F, -0.9F};
+  for (int code = 0; code < 15; ++code) {
+    const float middle = kDynamic4Signed[code] / 2 + kDynamic4Signed[code + 1] / 2;
+    for (int ulps = -6; ulps <= 6; ++ulps)
+      numbers.push_back(std::bit_cast<float>(std::bit_cast<int32_t>(middle) + ulps));
+  }
+  for (size_t begin = 0; begin < numbers.size(); begin += 127) {
+    std::vector<float> m(128, 0.0F), v(128, 0.0F);
+    m[0] = v[0] = 1;
+    for (size_t i = begin; i < std::min(begin + 127, numbers.size()); ++i) m[1 + i - begin] = numbers[i];
+    for (size_t i = 1; i < 128; ++i) v[i] = static_cast<float>(i) / 128;
+    const Trained got = stored4(GetParam(), m, v);
+    EXPECT_EQ(got.absmax1[0].item<float>(), 1);
+    for (int64_t i = 0; i < 128; ++i) {
+      const auto place = static_cast<size_t>(i);
+      ASSERT_EQ(code4_at(got.codes1, i), code4_by_definition(m[place])) << m[place];
+      const float square = std::sqrt(v[place]) * std::sqrt(v[place]);
+      const int nearest = std::clamp(static_cast<int>(std::floor(square * 16 - 0.5F)), 0, 15);
+      ASSERT_EQ(code4_at(got.codes2, i), nearest) << square;
+    }
+  }
+}
+
+TEST_P(Blockwise, ElementsOf4BitsWithoutGradientNeverMove) {
+  Trained got(UpdateRule::kAdamDecayFirst, at::kFloat, 384, 4);
+  got.update.factors.decay = 0, got.update.factors.keep = 1;
+  const at::Tensor start = got.parameter.clone();
+  for (int step = 0; step < 5; ++step) {
+    got.gradient = gradient_of(step, at::kFloat, 384);
+    got.gradient.slice(0, 50, 90) = step % 2 == 0 ? 0.0 : -0.0;
+    got.gradient.slice(0, 256, 384) = 0;  // a whole block
+    got.update.gradient = got.gradient.mutable_data_ptr();
+    update_blockwise({got.update}, GetParam());
+  }
+  EXPECT_TRUE(same_bits(got.parameter.slice(0, 50, 90), start.slice(0, 50, 90)));
+  EXPECT_TRUE(same_bits(got.parameter.slice(0, 256, 384), start.slice(0, 256, 384)));
+  EXPECT_FALSE(at::equal(got.parameter.slice(0, 0, 50), start.slice(0, 0, 50)));
+  EXPECT_EQ(got.absmax1[2].item<float>(), 1e-12F);
+}
+
+TEST_P(Blockwise, StatesOf4BitsStayFiniteWhateverTheGradient) {
+  Trained got(UpdateRule::kAdam, at::kFloat, 256, 4);
+  got.gradient = at::ones({256});
+  got.gradient[9] = 1e30, got.gradient[10] = NAN, got.gradient[11] = -INFINITY;
+  got.update.gradient = got.gradient.mutable_data_ptr();
+  const at::Tensor start = got.parameter.clone();
+  for (int step = 0; step < 3; ++step) update_blockwise({got.update}, GetParam());
+  EXPECT_EQ(got.absmax2[0].item<float>(), std::numeric_limits<float>::max());
+  float second_moment = 0;
+  for (int step = 0; step < 3; ++step) second_moment = 0.99F * second_moment + 0.01F;
+  EXPECT_EQ(got.absmax2[1].item<float>(), second_moment);
+  EXPECT_TRUE(got.parameter.isfinite().all().item<bool>());
+  for (const int64_t i : {10, 11}) {
+    EXPECT_TRUE(same_bits(got.parameter[i], start[i]));
+    EXPECT_EQ(code4_at(got.codes1, i), 7);
+  }
 }
 
 TEST(BlockwiseUpdates, DoNotDependOnTheThreadsNorOnTheOtherProblems) {
@@ -291,7 +383,7 @@ TEST(BlockwiseUpdates, DoNotDependOnTheThreadsNorOnTheOtherProblems) {
     at::set_num_threads(count);
     std::vector<Trained> all;
     for (const int64_t size : {100'000, 0, 5, 70'001})
-      all.emplace_back(UpdateRule::kAdam, at::kBFloat16, size, size != 5);
+      all.emplace_back(UpdateRule::kAdam, at::kBFloat16, size, size == 5 ? 32 : 8);
     std::vector<BlockwiseUpdate> problems;
     for (Trained& each : all) {
       each.update.rounds_stochastically = true;

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "mantissa/kernels/cpu/avx2/vector_internal.h"
 #include "mantissa/kernels/cpu/blockwise_internal.h"
 
@@ -66,6 +68,32 @@ struct Avx2Codes : Avx2 {
         _mm256_packus_epi16(_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3]));
     const Int in_order = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<Int*>(to), in_order);
+  }
+
+  static Int nibbles(const uint8_t* from) {
+    int32_t four = 0;
+    std::memcpy(&four, from, sizeof four);
+    const __m128i bytes = _mm_cvtepu8_epi16(_mm_cvtsi32_si128(four));
+    const __m128i high = _mm_srli_epi16(bytes, 4), low = _mm_slli_epi16(bytes, 8);
+    return _mm256_cvtepu8_epi32(_mm_and_si128(_mm_or_si128(high, low), _mm_set1_epi8(15)));
+  }
+  static Float look_up_16(const float* table, Int codes) {
+    const Float low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), codes);
+    const Float high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), codes);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
+  }
+  static Float to_float(Int i) { return _mm256_cvtepi32_ps(i); }
+  static Int doubled(Int i, Float x, Float bound) {
+    const Int reached = _mm256_castps_si256(_mm256_cmp_ps(x, bound, _CMP_GE_OQ));
+    return _mm256_sub_epi32(_mm256_add_epi32(i, i), reached);
+  }
+  static void store_nibbles(uint8_t* to, const Int (&codes)[4]) {
+    const Int bytes =
+        _mm256_packus_epi16(_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3]));
+    const Int in_order = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    const Int pairs = _mm256_maddubs_epi16(in_order, _mm256_set1_epi16(0x0110));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
   }
 };
 

@@ -67,6 +67,28 @@ struct Avx512Codes : Avx512 {
     const Int order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
   }
+
+  static Int nibbles(const uint8_t* from) {
+    const __m128i bytes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    const __m128i high = _mm_srli_epi16(bytes, 4), low = _mm_slli_epi16(bytes, 8);
+    return _mm512_cvtepu8_epi32(_mm_and_si128(_mm_or_si128(high, low), _mm_set1_epi8(15)));
+  }
+  static Float look_up_16(const float* table, Int codes) {
+    return _mm512_permutexvar_ps(codes, _mm512_loadu_ps(table));
+  }
+  static Float to_float(Int i) { return _mm512_cvtepi32_ps(i); }
+  static Int doubled(Int i, Float x, Float bound) {
+    const Int twice = _mm512_add_epi32(i, i);
+    return _mm512_mask_add_epi32(twice, _mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ), twice,
+                                 _mm512_set1_epi32(1));
+  }
+  static void store_nibbles(uint8_t* to, const Int (&codes)[4]) {
+    const Int bytes =
+        _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3]));
+    const Int order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const Int pairs = _mm512_maddubs_epi16(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi16(0x0110));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi16_epi8(pairs));
+  }
 };
 
 }  // namespace

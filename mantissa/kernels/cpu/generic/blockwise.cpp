@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "mantissa/kernels/cpu/blockwise4_internal.h"
 #include "mantissa/kernels/cpu/blockwise_codes_internal.h"
 #include "mantissa/kernels/cpu/blockwise_kernel.h"
 #include "mantissa/kernels/cpu/generic/element_internal.h"
@@ -41,6 +42,12 @@ Value updated(UpdateRule rule, const UpdateFactors& f, float g, Value x) {
       x.v = f.beta2 * x.v + f.rest2 * g * g;
       x.p = (x.p - f.step_size * (x.m / (std::sqrt(x.v) + f.eps))) * f.keep;
       return x;
+    case UpdateRule::kAdamDecayFirst:
+      g += f.decay * x.p;
+      x.m = f.beta1 * x.m + f.rest1 * g;
+      x.v = f.beta2 * x.v + f.rest2 * g * g;
+      x.p = x.p * f.keep - f.step_size * (x.m / (std::sqrt(x.v) + f.eps));
+      return x;
     case UpdateRule::kLion:
       x.p = x.p * f.keep - f.step_size * sign(f.beta1 * x.m + f.rest1 * g);
       x.m = f.beta2 * x.m + f.rest2 * g;
@@ -74,6 +81,31 @@ void store_state(const UpdateState& state, DynamicMap map, int64_t block, const 
   if (state.codes != nullptr)
     state.absmax[block] = encode(map, Coding::kState, values, state.codes + begin, count);
   for (int64_t i = 0; state.values != nullptr && i < count; ++i) state.values[begin + i] = values[i];
+}
+
+/// The same with codes of 4 bits.
+void load_state4(const UpdateState& state, DynamicMap map, int64_t block, float* values, int64_t count) {
+  const int64_t begin = block * kStateBlock;
+  for (int64_t i = 0; i < count; ++i) {
+    const int byte = state.codes[(begin + i) / 2], code = i % 2 == 0 ? byte >> 4 : byte & 15;
+    const float value =
+        map == DynamicMap::kSigned ? kDynamic4Signed[code] : (static_cast<float>(code) + 1) / 16;
+    values[i] = value * state.absmax[(begin + i) / kState4Block];
+  }
+}
+
+void store_state4(const UpdateState& state, DynamicMap map, int64_t block, const float* values,
+                  int64_t count) {
+  for (int64_t begin = 0; begin < count; begin += kState4Block) {
+    float absmax = 0;
+    for (int64_t i = begin; i < begin + kState4Block; ++i) absmax = larger(absmax, values[i]);
+    absmax = scale4_of<Here>(absmax);
+    const int64_t place = block * kStateBlock + begin;
+    state.absmax[place / kState4Block] = absmax;
+    const auto code = [&](int64_t i) { return code4_of<Here>(map, values[i] * (1 / absmax)); };
+    for (int64_t i = 0; i < kState4Block; i += 2)
+      state.codes[(place + i) / 2] = static_cast<uint8_t>(code(begin + i) << 4 | code(begin + i + 1));
+  }
 }
 
 void store_parameter(const BlockwiseUpdate& u, const float* values, int64_t begin, int64_t count) {
@@ -110,8 +142,10 @@ void update_blocks(const BlockwiseUpdate& u, int64_t first, int64_t last) {
   float p[kStateBlock], m[kStateBlock], v[kStateBlock];
   for (int64_t block = first; block < last; ++block) {
     const int64_t begin = block * kStateBlock, count = count_in(block, u.count);
-    load_state(u.state1, DynamicMap::kSigned, block, m, count);
-    load_state(u.state2, DynamicMap::kUnsigned, block, v, count);
+    const auto load_its = u.has_4_bit_codes ? &load_state4 : &load_state;
+    const auto store_its = u.has_4_bit_codes ? &store_state4 : &store_state;
+    load_its(u.state1, DynamicMap::kSigned, block, m, count);
+    load_its(u.state2, DynamicMap::kUnsigned, block, v, count);
     for (int64_t i = 0; i < count; ++i) {
       float g = load(u.element, u.gradient, begin + i);
       if (u.grad_scale != 1) store(u.element, u.gradient, begin + i, g /= u.grad_scale);
@@ -120,8 +154,8 @@ void update_blocks(const BlockwiseUpdate& u, int64_t first, int64_t last) {
           std::isfinite(g) ? updated(u.rule, u.factors, u.maximize ? -g : g, before) : Value{before.p, 0, 0};
       p[i] = after.p, m[i] = after.m, v[i] = after.v;
     }
-    store_state(u.state1, DynamicMap::kSigned, block, m, count);
-    store_state(u.state2, DynamicMap::kUnsigned, block, v, count);
+    store_its(u.state1, DynamicMap::kSigned, block, m, count);
+    store_its(u.state2, DynamicMap::kUnsigned, block, v, count);
     store_parameter(u, p, begin, count);
   }
 }
