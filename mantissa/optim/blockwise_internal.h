@@ -14,10 +14,13 @@ namespace mantissa {
 const at::Tensor& dynamic_map(kernels::DynamicMap map, at::Device device);
 
 /// quantize_blockwise() and dequantize_blockwise() made of tensor operations only, for devices without
-/// kernels. `kState` keeps a small number from becoming 0: see kernels::BlockwiseUpdate.
-enum class CodesOf { kNumbers, kState };
-BlockwiseCodes quantize_by_operations(const at::Tensor& values, kernels::DynamicMap map, CodesOf codes_of);
+/// kernels.
+BlockwiseCodes quantize_by_operations(const at::Tensor& values, kernels::DynamicMap map);
 at::Tensor dequantize_by_operations(const BlockwiseCodes& quantized, kernels::DynamicMap map);
+
+/// The same for states: see kernels/state_codes.h.
+BlockwiseCodes encode_states_by_operations(const at::Tensor& values, kernels::DynamicMap map);
+at::Tensor decode_states_by_operations(const BlockwiseCodes& states, kernels::DynamicMap map);
 
 /// The same for states with codes of 4 bits: see kernels::BlockwiseUpdate.
 /// Shapes: values has a multiple of 128 elements; codes is [elements / 2], absmax [elements / 128]; the result of

@@ -40,7 +40,7 @@ TEST(Blockwise, OperationsGiveTheKernelsBits) {
         values.slice(0, 768, 1024) *= 1e-38;
       }
       const BlockwiseCodes codes = quantize_blockwise(values, is_signed);
-      expect_equal(codes, quantize_by_operations(values, map, CodesOf::kNumbers));
+      expect_equal(codes, quantize_by_operations(values, map));
       EXPECT_TRUE(at::equal(dequantize_blockwise(codes, is_signed), dequantize_by_operations(codes, map)));
     }
     const float* const table = is_signed ? kDynamicSigned : kDynamicUnsigned;
@@ -48,7 +48,7 @@ TEST(Blockwise, OperationsGiveTheKernelsBits) {
       const at::Tensor middle = at::full({1000}, table[code] / 2 + table[code + 1] / 2);
       const at::Tensor near =
           at::cat({at::ones({1}), middle + (at::arange(1000) - 500) * 1e-8}).slice(0, 0, 256);
-      expect_equal(quantize_blockwise(near, is_signed), quantize_by_operations(near, map, CodesOf::kNumbers));
+      expect_equal(quantize_blockwise(near, is_signed), quantize_by_operations(near, map));
     }
   }
 }

@@ -113,7 +113,7 @@ struct BlockOf4BitState {
       next_largest = V::max(size, next_largest);
     }
   }
-  template <class Also>
+  template <bool kIsFinite, class Also>
   [[gnu::always_inline]] inline void finish(const Also& also) const {
     finish_one(0, largest, also);
     if (count > kState4Block) return finish_one(1, next_largest, also);

@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/code_tables.h"
+#include "mantissa/kernels/state_codes.h"
 #include "mantissa/kernels/test_support_internal.h"
 
 namespace mantissa::kernels::cpu::blockwise_test {
@@ -288,6 +289,82 @@ TEST_P(Blockwise, ASecondMomentThatOverflowsLeavesItsBlockFinite) {
   EXPECT_TRUE(got.parameter.isfinite().all().item<bool>());
 }
 
+/// The code of a state by its thresholds.
+int state_code_by_definition(DynamicMap map, float x) {
+  const float(&least)[255] =
+      (map == DynamicMap::kSigned ? kSignedStateThresholds : kUnsignedStateThresholds).least;
+  int rank = 0;
+  for (const float threshold : least) rank += std::abs(x) >= threshold;
+  return map == DynamicMap::kUnsigned ? rank : x < 0 ? 127 - std::min(rank, 127) : 127 + rank;
+}
+
+// Both sides of every threshold decide whether the tiers' formula is right everywhere.
+TEST_P(Blockwise, StatesHaveTheCodesOfTheirThresholds) {
+  std::vector<float> numbers = {0.0F, -0.0F, 1e-45F, -1e-45F, 1e-30F, -1e-30F, -1, 0.999F};
+  for (const StateThresholds* const thresholds : {&kSignedStateThresholds, &kUnsignedStateThresholds}) {
+    for (const float least : thresholds->least) {
+      if (std::isinf(least)) continue;
+      for (const float near : {least, std::sqrt(least)}) {
+        for (int ulps = -3; ulps <= 3; ++ulps) {
+          const float number = std::bit_cast<float>(std::bit_cast<int32_t>(near) + ulps);
+          if (std::abs(number) > 1) continue;
+          numbers.push_back(number), numbers.push_back(-number);
+        }
+      }
+    }
+  }
+  const std::vector<float> in = with_absmax_1(numbers);
+  const Trained got = stored(GetParam(), in, 8);
+  for (size_t i = 0; i < in.size(); ++i) {
+    const auto place = static_cast<int64_t>(i);
+    const float square = in[i] * in[i];
+    ASSERT_EQ(got.codes1[place].item<int>(), state_code_by_definition(DynamicMap::kSigned, in[i])) << in[i];
+    ASSERT_EQ(got.codes2[place].item<int>(), state_code_by_definition(DynamicMap::kUnsigned, square))
+        << square;
+  }
+}
+
+// The shortcuts of state_codes.h stay within what it says of them.
+TEST(StateCodes, AreThoseOfTheMapsButForTheirShortcuts) {
+  for (const DynamicMap map : kMaps) {
+    const int zero = map == DynamicMap::kSigned ? kSignedZero : 0;
+    const auto& least =
+        (map == DynamicMap::kSigned ? kSignedStateThresholds : kUnsignedStateThresholds).least;
+    for (int rank = 1; zero + rank < 255; ++rank) {
+      const double low = table_of(map)[zero + rank], high = table_of(map)[zero + rank + 1];
+      EXPECT_NEAR(least[rank], (low + high) / 2, 2e-5 * (high - low)) << rank;
+    }
+    EXPECT_EQ(least[0], std::numeric_limits<float>::denorm_min());
+    for (const auto& build : blockwise_builds()) {
+      if (!cpu_features().includes(features_of(build.tier))) continue;
+      // A step with gradient 0 and these factors decodes the states into the parameter.
+      for (const float absmax : {1.0F, 0.37F, 3e30F, 1e-30F}) {
+        Trained one(map == DynamicMap::kSigned ? UpdateRule::kSGD : UpdateRule::kAdam, at::kFloat, 256, 8);
+        one.parameter.zero_();
+        one.codes1 = at::arange(256).to(at::kByte), one.codes2 = one.codes1.clone();
+        one.absmax1.fill_(absmax), one.absmax2.fill_(absmax);
+        one.update.state1 = Trained::state(one.codes1, one.absmax1, at::Tensor(), true);
+        if (map == DynamicMap::kUnsigned)
+          one.update.state2 = Trained::state(one.codes2, one.absmax2, at::Tensor(), true);
+        one.gradient = at::zeros({256});
+        one.update.gradient = one.gradient.mutable_data_ptr();
+        one.update.factors = {.step_size = -1, .beta1 = 1, .beta2 = 1, .rest1 = 0, .rest2 = 0};
+        update_blockwise({one.update}, build);
+        for (int code = 0; code < 256; ++code) {
+          const double value = static_cast<double>(table_of(map)[code]) * absmax;
+          if (map == DynamicMap::kSigned) {
+            EXPECT_NEAR(one.parameter[code].item<float>(), value, std::abs(value) * 1e-6) << code;
+          }
+          EXPECT_EQ(one.codes1[code].item<int>(), code) << "a value keeps its code";
+          if (map == DynamicMap::kUnsigned) {
+            EXPECT_EQ(one.codes2[code].item<int>(), code);
+          }
+        }
+      }
+    }
+  }
+}
+
 /// torchao's rule: the code below, or the next one from half of their distance on, all in float32.
 int code4_by_definition(float x) {
   int code = 0;
@@ -297,18 +374,13 @@ int code4_by_definition(float x) {
   return x - low >= (high - low) * 0.5F ? code + 1 : code;
 }
 
-/// Takes an update that stores `m` and `v` as the states of 128 elements; the first must be 1 in both.
-Trained stored4(const BlockwiseBuild& build, const std::vector<float>& m, const std::vector<float>& v) {
-  Trained one(UpdateRule::kAdam, at::kFloat, 128, 4);
-  one.gradient = at::tensor(m);
+/// Takes an update that stores the numbers as the first state and their squares as the second one.
+Trained stored(const BlockwiseBuild& build, const std::vector<float>& numbers, int bits) {
+  Trained one(UpdateRule::kAdam, at::kFloat, static_cast<int64_t>(numbers.size()), bits);
+  one.gradient = at::tensor(numbers);
   one.update.gradient = one.gradient.mutable_data_ptr();
   one.update.factors = {.beta1 = 0, .beta2 = 0, .rest1 = 1, .rest2 = 1};
   update_blockwise({one.update}, build);
-  const at::Tensor codes1 = one.codes1.clone();
-  one.gradient = at::tensor(v).sqrt();
-  one.update.gradient = one.gradient.mutable_data_ptr();
-  update_blockwise({one.update}, build);
-  one.codes1 = codes1;
   return one;
 }
 
@@ -324,17 +396,20 @@ TEST_P(Blockwise, CodesOf4BitsAreTheNearestOnBothSidesOfEveryMiddle) {
     for (int ulps = -6; ulps <= 6; ++ulps)
       numbers.push_back(std::bit_cast<float>(std::bit_cast<int32_t>(middle) + ulps));
   }
+  for (int rank = 1; rank <= 16; ++rank) {  // of the second state
+    const float root = std::sqrt((static_cast<float>(rank) - 0.5F) / 16);
+    for (int ulps = -6; ulps <= 6; ++ulps)
+      numbers.push_back(std::bit_cast<float>(std::bit_cast<int32_t>(root) + ulps));
+  }
   for (size_t begin = 0; begin < numbers.size(); begin += 127) {
-    std::vector<float> m(128, 0.0F), v(128, 0.0F);
-    m[0] = v[0] = 1;
-    for (size_t i = begin; i < std::min(begin + 127, numbers.size()); ++i) m[1 + i - begin] = numbers[i];
-    for (size_t i = 1; i < 128; ++i) v[i] = static_cast<float>(i) / 128;
-    const Trained got = stored4(GetParam(), m, v);
+    std::vector<float> block(128, 0.0F);
+    block[0] = 1;
+    for (size_t i = begin; i < std::min(begin + 127, numbers.size()); ++i) block[1 + i - begin] = numbers[i];
+    const Trained got = stored(GetParam(), block, 4);
     EXPECT_EQ(got.absmax1[0].item<float>(), 1);
     for (int64_t i = 0; i < 128; ++i) {
-      const auto place = static_cast<size_t>(i);
-      ASSERT_EQ(code4_at(got.codes1, i), code4_by_definition(m[place])) << m[place];
-      const float square = std::sqrt(v[place]) * std::sqrt(v[place]);
+      const float number = block[static_cast<size_t>(i)], square = number * number;
+      ASSERT_EQ(code4_at(got.codes1, i), code4_by_definition(number)) << number;
       const int nearest = std::clamp(static_cast<int>(std::floor(square * 16 - 0.5F)), 0, 15);
       ASSERT_EQ(code4_at(got.codes2, i), nearest) << square;
     }

@@ -52,16 +52,27 @@ struct Avx2Codes : Avx2 {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(lanes)));
   }
   static Int whole(Int units) { return _mm256_srli_epi32(units, CodeClasses::kFraction); }
-  template <bool kIsSigned, bool kState>
+  template <bool kIsSigned>
   static Int code_of_rank(Int rank, Float x) {
-    const Int bits = _mm256_castps_si256(x);
-    if constexpr (!kIsSigned) {
-      if constexpr (!kState) return rank;
-      return _mm256_max_epi32(rank, _mm256_min_epu32(bits, _mm256_set1_epi32(1)));
-    } else {
-      // -1 has no code of its own: its code would be -1, which store_bytes() makes 0.
-      return _mm256_add_epi32(_mm256_sign_epi32(rank, bits), _mm256_set1_epi32(127));
-    }
+    if constexpr (!kIsSigned) return rank;
+    // -1 has no code of its own: its code would be -1, which store_bytes() makes 0.
+    return _mm256_add_epi32(_mm256_sign_epi32(rank, bits_of(x)), _mm256_set1_epi32(127));
+  }
+  static Float eight(const float* table) { return _mm256_load_ps(table); }
+  static Float pick(Float eight, Int i) { return _mm256_permutevar8x32_ps(eight, i); }
+  template <bool kIsSigned>
+  static Float ranks(const uint8_t* codes) {
+    const Int wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(wide, _mm256_set1_epi32(kIsSigned ? -127 : 1)));
+  }
+  static Int exponents(Float x) { return _mm256_srli_epi32(bits_of(x), 23); }
+  static Float with_sign(Float x, Float y) {
+    return _mm256_or_ps(x, _mm256_and_ps(y, _mm256_set1_ps(-0.0F)));
+  }
+  template <bool kIsSigned>
+  static Int state_codes(Float rank, Float x) {
+    const Int code = _mm256_sign_epi32(truncate(rank), bits_of(x));  // 0 where x is 0
+    return kIsSigned ? _mm256_add_epi32(code, _mm256_set1_epi32(127)) : code;
   }
   static void store_bytes(uint8_t* to, const Int (&codes)[4]) {
     const Int bytes =

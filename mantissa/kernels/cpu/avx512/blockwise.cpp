@@ -49,17 +49,34 @@ struct Avx512Codes : Avx512 {
   }
   static uint32_t bits(uint32_t lanes) { return lanes; }
   static Int whole(Int units) { return _mm512_srli_epi32(units, CodeClasses::kFraction); }
-  template <bool kIsSigned, bool kState>
+  template <bool kIsSigned>
   static Int code_of_rank(Int rank, Float x) {
-    const Int one = _mm512_set1_epi32(1), zero_code = _mm512_set1_epi32(127);
-    if constexpr (!kIsSigned) {
-      if constexpr (!kState) return rank;
-      return _mm512_mask_max_epi32(rank, _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ), rank, one);
-    } else {
-      const Lanes negative = _mm512_cmp_ps_mask(x, zero(), _CMP_LT_OQ);
-      // -1 has no code of its own: its code would be -1, which store_bytes() makes 0.
-      return _mm512_mask_sub_epi32(_mm512_add_epi32(zero_code, rank), negative, zero_code, rank);
-    }
+    if constexpr (!kIsSigned) return rank;
+    const Lanes negative = _mm512_cmp_ps_mask(x, zero(), _CMP_LT_OQ);
+    const Int zero_code = _mm512_set1_epi32(127);
+    // -1 has no code of its own: its code would be -1, which store_bytes() makes 0.
+    return _mm512_mask_sub_epi32(_mm512_add_epi32(zero_code, rank), negative, zero_code, rank);
+  }
+  static Float eight(const float* table) { return _mm512_broadcast_f32x8(_mm256_load_ps(table)); }
+  static Float pick(Float eight, Int i) { return _mm512_permutexvar_ps(i, eight); }
+  template <bool kIsSigned>
+  static Float ranks(const uint8_t* codes) {
+    const Int wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(wide, _mm512_set1_epi32(kIsSigned ? -127 : 1)));
+  }
+  static Int exponents(Float x) { return _mm512_srli_epi32(bits_of(x), 23); }
+  static Float with_sign(Float x, Float y) {
+    constexpr int kXOrYAndSign = 0xf8;
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+        bits_of(x), bits_of(y), _mm512_set1_epi32(static_cast<int>(0x80000000)), kXOrYAndSign));
+  }
+  template <bool kIsSigned>
+  static Int state_codes(Float rank, Float x) {
+    const Int size = _mm512_maskz_cvttps_epi32(_mm512_test_epi32_mask(bits_of(x), bits_of(x)), rank);
+    if constexpr (!kIsSigned) return size;
+    const Int zero_code = _mm512_set1_epi32(127);
+    return _mm512_mask_sub_epi32(_mm512_add_epi32(zero_code, size), _mm512_movepi32_mask(bits_of(x)),
+                                 zero_code, size);
   }
   static void store_bytes(uint8_t* to, const Int (&codes)[4]) {
     const Int bytes =

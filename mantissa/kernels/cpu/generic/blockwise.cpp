@@ -3,6 +3,7 @@
 #include "mantissa/kernels/cpu/blockwise4_internal.h"
 #include "mantissa/kernels/cpu/blockwise_codes_internal.h"
 #include "mantissa/kernels/cpu/blockwise_kernel.h"
+#include "mantissa/kernels/cpu/blockwise_states_internal.h"
 #include "mantissa/kernels/cpu/generic/element_internal.h"
 #include "mantissa/kernels/cpu/stochastic_round_kernel.h"
 
@@ -18,14 +19,26 @@ float decoded(DynamicMap map, uint8_t code, float absmax) {
 float larger(float largest, float value) { return std::fabs(value) > largest ? std::fabs(value) : largest; }
 
 /// Returns the block's absmax.
-float encode(DynamicMap map, Coding coding, const float* values, uint8_t* codes, int64_t count) {
+template <class CodeOf>
+float encode(const CodeOf& code_of_one, const float* values, uint8_t* codes, int64_t count) {
   float absmax = 0;
   for (int64_t i = 0; i < count; ++i) absmax = larger(absmax, values[i]);
-  constexpr float kLargest = 0x1.fffffep127F;
-  if (absmax > kLargest) absmax = kLargest;
+  if (absmax > kLargestFloat) absmax = kLargestFloat;
   const auto [first, second] = normalizer<Here>(absmax);
-  for (int64_t i = 0; i < count; ++i) codes[i] = code_of<Here>(map, coding, values[i] * first * second);
+  for (int64_t i = 0; i < count; ++i) codes[i] = code_of_one(values[i] * first * second);
   return absmax;
+}
+
+float decoded_state(DynamicMap map, uint8_t code, float absmax) {
+  const bool is_signed = map == DynamicMap::kSigned;
+  const StateValues& values = is_signed ? kSignedStateValues : kUnsignedStateValues;
+  const float rank = is_signed ? static_cast<float>(code - kSignedZero) : static_cast<float>(code) + 1;
+  const float f = std::fabs(rank);
+  uint32_t bits = 0;
+  __builtin_memcpy(&bits, &f, sizeof bits);
+  const uint32_t i = bits >> 23 & 7;
+  const float value = std::fma(f, values.slope[i] * absmax, values.offset[i] * absmax);
+  return is_signed ? std::copysign(value > 0 ? value : 0, rank) : value;
 }
 
 float sign(float x) { return static_cast<float>((x > 0) - (x < 0)); }
@@ -69,7 +82,7 @@ Value updated(UpdateRule rule, const UpdateFactors& f, float g, Value x) {
 void load_state(const UpdateState& state, DynamicMap map, int64_t block, float* values, int64_t count) {
   const int64_t begin = block * kStateBlock;
   for (int64_t i = 0; i < count; ++i) {
-    values[i] = state.codes != nullptr    ? decoded(map, state.codes[begin + i], state.absmax[block])
+    values[i] = state.codes != nullptr    ? decoded_state(map, state.codes[begin + i], state.absmax[block])
                 : state.values != nullptr ? state.values[begin + i]
                                           : 0;
   }
@@ -79,7 +92,8 @@ void store_state(const UpdateState& state, DynamicMap map, int64_t block, const 
                  int64_t count) {
   const int64_t begin = block * kStateBlock;
   if (state.codes != nullptr)
-    state.absmax[block] = encode(map, Coding::kState, values, state.codes + begin, count);
+    state.absmax[block] =
+        encode([&](float x) { return state_code_of<Here>(map, x); }, values, state.codes + begin, count);
   for (int64_t i = 0; state.values != nullptr && i < count; ++i) state.values[begin + i] = values[i];
 }
 
@@ -125,8 +139,8 @@ int64_t count_in(int64_t block, int64_t count) { return least(count - block * kS
 void quantize_blocks(const QuantizeBlockwise& problem, int64_t first, int64_t last) {
   for (int64_t block = first; block < last; ++block) {
     const int64_t begin = block * kStateBlock;
-    problem.absmax[block] = encode(problem.map, Coding::kNearest, problem.in + begin, problem.codes + begin,
-                                   count_in(block, problem.count));
+    problem.absmax[block] = encode([&](float x) { return code_of<Here>(problem.map, x); }, problem.in + begin,
+                                   problem.codes + begin, count_in(block, problem.count));
   }
 }
 
