@@ -78,10 +78,10 @@ struct UpdateState {
 /// Numerics: no product is fused with a sum, so that every device gives the same bits. A parameter of 16 bits
 ///           is rounded once. An element whose gradient is inf or nan keeps its parameter, and its states
 ///           become 0.
-///           Codes are those of QuantizeBlockwise with two exceptions. A number that is not 0 never becomes 0
-///           (in the signed map, from 2^-121 of absmax on). Otherwise a small second moment would vanish, and
-///           a step with gradient 0 would divide the first one by eps. And a tie goes to the value nearer to
-///           0, so that a state's negative has the negative value.
+///           Codes and values of 8 bits are nearly those of the maps: see state_codes.h. A number whose quotient
+///           by absmax is not 0 never becomes 0. Otherwise a small second moment would vanish, and a step with
+///           gradient 0 would divide the first one by eps. A number and its negative have codes of the same
+///           distance from that of 0.
 ///
 /// Codes of 4 bits have blocks of 128. The first of two codes is in the high bits of their byte. absmax is at
 /// least 1e-12. The first state has the values of kDynamic4Signed (core/code_tables.h), and a tie goes to the

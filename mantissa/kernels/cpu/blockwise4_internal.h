@@ -86,6 +86,7 @@ struct BlockOf4BitState {
   const uint8_t* codes;
   float* values;
   Float scale, next_scale, largest = V::zero(), next_largest = V::zero();
+  float absmax[2] = {};
 
   [[gnu::always_inline]] inline BlockOf4BitState(const UpdateState& its_state, int64_t its_block,
                                                  int64_t its_count, CopyOfState& copy)
@@ -113,17 +114,20 @@ struct BlockOf4BitState {
       next_largest = V::max(size, next_largest);
     }
   }
+  [[gnu::always_inline]] inline void close() {
+    absmax[0] = scale4_of<V>(V::largest(largest));
+    absmax[1] = scale4_of<V>(V::largest(next_largest));
+  }
   template <bool kIsFinite, class Also>
   [[gnu::always_inline]] inline void finish(const Also& also) const {
-    finish_one(0, largest, also);
-    if (count > kState4Block) return finish_one(1, next_largest, also);
+    finish_one(0, also);
+    if (count > kState4Block) return finish_one(1, also);
     for (int64_t i = kState4Block; i < kStateBlock; i += V::kLanes) also(i);
   }
   template <class Also>
-  [[gnu::always_inline]] inline void finish_one(int64_t half, Float its_largest, const Also& also) const {
-    const float absmax = scale4_of<V>(largest_lane<V>(its_largest));
-    state.absmax[2 * block + half] = absmax;
-    const auto factor = V::set(1 / absmax);
+  [[gnu::always_inline]] inline void finish_one(int64_t half, const Also& also) const {
+    state.absmax[2 * block + half] = absmax[half];
+    const auto factor = V::set(1 / absmax[half]);
     uint8_t* const to = state.codes + block * kStateBlock / 2;
     const int64_t begin = half * kState4Block;
     for (int64_t i = begin; i < begin + kState4Block; i += 4 * V::kLanes) {

@@ -26,15 +26,6 @@ Normalizer normalizer(float absmax) {
 
 inline constexpr float kLargestFloat = 0x1.fffffep127F;
 
-template <class V>
-float largest_lane(typename V::Float x) {
-  alignas(64) float lanes[V::kLanes];
-  V::store(lanes, x);
-  float largest = 0;
-  for (const float lane : lanes) largest = lane > largest ? lane : largest;
-  return largest;
-}
-
 /// How a state is stored.
 enum class StateBits : uint8_t { k4, k8, k32 };
 

@@ -4,6 +4,7 @@
 // elements_internal.h. V has these members in addition:
 //
 //   sqrt(x)
+//   largest(x)                       the largest lane, where none is negative or NaN
 //   look_up(table, codes)            the values of kLanes codes
 //   where_finite(x, a, b)            b where x is inf or nan
 //   sign(x)                          -1, 0 or 1
@@ -81,7 +82,7 @@ void quantize_block(const QuantizeBlockwise& problem, int64_t block) {
     if (kMap == DynamicMap::kUnsigned) V::store(values + i, V::max(lanes, V::zero()));
   }
   problem.absmax[block] =
-      encode_block<V, kMap>(values, largest_lane<V>(largest), problem.codes + begin, count);
+      encode_block<V, kMap>(values, V::largest(largest), problem.codes + begin, count);
 }
 
 template <class V>
@@ -246,6 +247,7 @@ struct BlockOfState<V, kMap, StateBits::k8> {
   const uint8_t* codes;
   float* values;
   Float largest = V::zero();
+  StateScale scale = {};
 
   [[gnu::always_inline]] inline BlockOfState(const UpdateState& its_state, int64_t its_block,
                                              int64_t its_count, CopyOfState& copy)
@@ -265,11 +267,13 @@ struct BlockOfState<V, kMap, StateBits::k8> {
     V::store(values + i, value);
     largest = V::max(kMap == DynamicMap::kSigned ? V::abs(value) : value, largest);
   }
+  /// To be called for all states before the first finish(), because the processor waits for the result.
+  [[gnu::always_inline]] inline void close() { scale = scale_of<V>(V::largest(largest)); }
   /// Calls also(i) for every kLanes elements of the block.
   template <bool kIsFinite, class Also>
   [[gnu::always_inline]] inline void finish(const Also& also) const {
-    state.absmax[block] = encode_states<V, kMap, kIsFinite>(values, largest_lane<V>(largest),
-                                                            state.codes + block * kStateBlock, count, also);
+    state.absmax[block] = scale.absmax;
+    encode_states<V, kMap, kIsFinite>(values, scale, state.codes + block * kStateBlock, count, also);
   }
 };
 
@@ -291,6 +295,7 @@ struct BlockOfState<V, kMap, StateBits::k32> {
         values(values_of<V, Values>(state.values, begin, count, copy.values)) {}
   [[gnu::always_inline]] inline Float load(int64_t i) const { return V::load(values + i); }
   [[gnu::always_inline]] inline void store(int64_t i, Float value) { V::store(values + i, value); }
+  [[gnu::always_inline]] inline void close() {}
   template <bool kIsFinite, class Also>
   [[gnu::always_inline]] inline void finish(const Also& also) const {
     for (int64_t i = 0; i < kStateBlock; i += V::kLanes) also(i);
@@ -334,6 +339,7 @@ void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float
       update_states<V, kRule, kIsFinite>(factors, x);
       m.store(i, x.m), v.store(i, x.v), V::store(denominators + i, x.denominator);
     }
+    v.close(), m.close();
     v.template finish<kIsFinite>(finish_parameter);  // before m loses its values
     m.template finish<kIsFinite>(nothing);
   } else {
@@ -343,6 +349,7 @@ void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float
       m.store(i, x.m);
       V::store(divides<V>(kRule) ? denominators + i : p + i, divides<V>(kRule) ? x.denominator : x.p);
     }
+    m.close();
     if constexpr (divides<V>(kRule)) {
       m.template finish<kIsFinite>(finish_parameter);
     } else {

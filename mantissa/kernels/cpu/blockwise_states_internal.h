@@ -74,32 +74,41 @@ template <class V, DynamicMap kMap>
   V::store_bytes(to, codes);
 }
 
-/// Encodes a block of states and returns its absmax, given its largest magnitude. `values` holds a whole block,
-/// and loses its values if they are tiny. Calls also(i) for every kLanes elements, as work that the processor can
-/// do at the same time.
-template <class V, DynamicMap kMap, bool kIsFinite, class Also>
-[[gnu::always_inline]] inline float encode_states(float* values, float largest, uint8_t* codes, int64_t count,
-                                                  const Also& also) {
+/// The scale of a block, and the factors that normalize its states.
+struct StateScale {
+  float absmax, first, second;
+  bool is_finite;  ///< whether absmax is the largest magnitude, and not a finite number in its place
+};
+
+template <class V>
+[[gnu::always_inline]] inline StateScale scale_of(float largest) {
   const float absmax = largest < kLargestFloat ? largest : kLargestFloat;
   const auto [first, second] = normalizer<V>(absmax);
-  if (first != 1) {
-    for (int64_t i = 0; i < kStateBlock; ++i) values[i] *= first;
+  return {absmax, first, second, largest <= kLargestFloat};
+}
+
+/// Encodes a block of states. `values` holds a whole block, and loses its values if they are tiny. Calls also(i)
+/// for every kLanes elements, as work that the processor can do at the same time.
+template <class V, DynamicMap kMap, bool kIsFinite, class Also>
+[[gnu::always_inline]] inline void encode_states(float* values, const StateScale& scale, uint8_t* codes,
+                                                 int64_t count, const Also& also) {
+  if (scale.first != 1) {
+    for (int64_t i = 0; i < kStateBlock; ++i) values[i] *= scale.first;
   }
-  if (!kIsFinite || largest > kLargestFloat) {
-    for (int64_t i = 0; i < count; ++i) codes[i] = state_code_of<V>(kMap, values[i] * second);
+  if (!kIsFinite || !scale.is_finite) {
+    for (int64_t i = 0; i < count; ++i) codes[i] = state_code_of<V>(kMap, values[i] * scale.second);
     for (int64_t i = 0; i < kStateBlock; i += V::kLanes) also(i);
-    return absmax;
+    return;
   }
   uint8_t copy[kStateBlock];
   uint8_t* const to = count == kStateBlock ? codes : copy;
-  const auto factor = V::set(second);
+  const auto factor = V::set(scale.second);
   for (int64_t i = 0; i < kStateBlock; i += 4 * V::kLanes) {
     store_state_codes<V, kMap>(to + i, values + i, factor);
 #pragma GCC unroll 4
     for (int64_t k = 0; k < 4; ++k) also(i + k * V::kLanes);
   }
   if (to == copy) __builtin_memcpy(codes, copy, static_cast<size_t>(count));
-  return absmax;
 }
 
 }  // namespace mantissa::kernels::cpu

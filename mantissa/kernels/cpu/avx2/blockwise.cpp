@@ -11,6 +11,11 @@ struct Avx2Codes : Avx2 {
   using Lanes = __m256i;
 
   static Float sqrt(Float x) { return _mm256_sqrt_ps(x); }
+  static float largest(Float x) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+  }
   /// Eight loads: a gather takes longer on most CPUs that have no AVX-512.
   static Float look_up(const float* table, const uint8_t* codes) {
     return _mm256_setr_ps(table[codes[0]], table[codes[1]], table[codes[2]], table[codes[3]], table[codes[4]],

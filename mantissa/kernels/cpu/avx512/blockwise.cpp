@@ -9,6 +9,7 @@ struct Avx512Codes : Avx512 {
   using Lanes = __mmask16;
 
   static Float sqrt(Float x) { return _mm512_sqrt_ps(x); }
+  static float largest(Float x) { return _mm512_reduce_max_ps(x); }
   /// Sixteen loads: a gather takes longer on some CPUs.
   static Float look_up(const float* table, const uint8_t* codes) {
     const auto half = [&](const uint8_t* c) {
