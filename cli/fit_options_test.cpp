@@ -438,6 +438,24 @@ TEST_F(Program, AWrongVariableOfTheEnvironmentIsAnErrorWhateverTheCommand) {
   EXPECT_EQ(with("MANTISSA_MAX_ISA=avx3", "fit --help").status, 0);
 }
 
+TEST_F(Program, AnOptimizerWithMomentumKeepsItsDefault) {
+  write("corpus.txt", std::string(2000, 'a'));
+  const auto momentum = [&](const std::string& flags) {
+    const Outcome outcome = fit("--print-config " + flags);
+    EXPECT_EQ(outcome.err, "") << flags;
+    const size_t begin = outcome.out.find("\nmomentum: ") + 11;
+    return std::stod(outcome.out.substr(begin));
+  };
+  for (const std::string data : {"", "--data text:corpus.txt "}) {
+    EXPECT_EQ(momentum(data + "--optimizer sgd"), data.empty() ? 0.9 : 0);
+    EXPECT_EQ(momentum(data + "--optimizer sgd8bit"), 0.9);
+    for (const std::string muon : {"muon", "muon8bit"}) {
+      EXPECT_EQ(momentum(data + "--optimizer " + muon), 0.95);
+      EXPECT_EQ(momentum(data + "--momentum 0 --optimizer " + muon), 0);
+    }
+  }
+}
+
 TEST_F(Program, AFlagWithoutEffectIsWarnedOf) {
   const Outcome outcome = fit("--classes 3 --beta1 0.5 --momentum 0.5 --print-config");
   EXPECT_EQ(outcome.status, 0);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <fmt/format.h>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "mantissa/core/suggest.h"
 #include "mantissa/kernels/aten/choice.h"
 #include "mantissa/models/registry.h"
+#include "mantissa/optim/registry.h"
 #include "mantissa/precision/registry.h"
 
 namespace mantissa::cli {
@@ -29,6 +31,13 @@ OptionValues defaults(bool text) {
   return values;
 }
 
+/// Returns the momentum that an optimizer has by default, unless that is 0. The default of the option is SGD's.
+std::optional<double> own_momentum(const std::string& optimizer) {
+  for (const OptimizerEntry& entry : optimizers())
+    if (entry.name == optimizer && entry.defaults.momentum.value_or(0) > 0) return entry.defaults.momentum;
+  return std::nullopt;
+}
+
 /// Returns every option, with the library's names for the values.
 OptionValues complete(const OptionValues& given) {
   OptionValues values = merge(given, defaults(reads_text(given)));
@@ -38,6 +47,8 @@ OptionValues complete(const OptionValues& given) {
   };
   TORCH_CHECK_VALUE(values.has("data"), "--model ", text_or_none("model"),
                     " needs text; give --data text:FILE");
+  const std::optional<double> momentum = own_momentum(text_or_none("optimizer"));
+  if (momentum && !given.has("momentum")) values.set("momentum", *momentum);
   for (const char* limit : {"max_epochs", "max_steps"})
     if (!values.has(limit)) values.set(limit, -1);
   std::string mode =

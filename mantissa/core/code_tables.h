@@ -3,6 +3,7 @@
 // The values that low-bit codes stand for. Each value is multiplied by the scale of its block. The kernels of
 // every CPU tier include this header, so it includes nothing of torch and no container.
 
+#include <bit>
 #include <cstdint>
 
 namespace mantissa {
@@ -168,6 +169,26 @@ inline constexpr float kDynamicUnsigned[256] = {
     0.9261719F,     0.9332031F,     0.9402344F,     0.9472656F,
     0.9542968F,     0.96132815F,    0.96835935F,    0.9753907F,
     0.9824219F,     0.9894531F,     0.9964844F,     1.0F};
+
+/// The signed dynamic map with 16 values, ascending; code 7 stands for 0. There is no -1. 4-bit optimizers keep
+/// their first moment in it. Their second moment has the values (code + 1) / 16, of which none is 0.
+/// Source: Li et al. 2023, arXiv:2309.01507; the bits are torchao's.
+inline constexpr float kDynamic4Signed[16] = {
+    -0.88749999F, -0.66250002F, -0.4375F, -0.21249999F, -0.0775F, -0.032500003F, -0.0055F,    0.0F,
+    0.0055F,      0.032500003F, 0.0775F,  0.21249999F,  0.4375F,  0.66250002F,   0.88749999F, 1.0F};
+
+/// Returns the least float that has `code`, from 1 on, in kDynamic4Signed. torchao rounds up from half of the
+/// distance of two values on, where all numbers are float32.
+constexpr float least_of_dynamic4_code(int code) {
+  const float low = kDynamic4Signed[code - 1], half = (kDynamic4Signed[code] - low) * 0.5F;
+  const auto moved = [](float x, bool up) {
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(x) + (up == (x > 0) ? 1U : 0xffffffffU));
+  };
+  float x = low + half;
+  while (x - low >= half) x = moved(x, false);
+  while (!(x - low >= half)) x = moved(x, true);
+  return x;
+}
 
 /// Returns the code of the value in the ascending `table` of 256 that is nearest to `x`. A tie goes to the lower
 /// code, and NaN has code 0. This function defines the kernels' results.

@@ -53,6 +53,25 @@ void expect_near(const float (&table)[256], const std::vector<double>& expected)
     EXPECT_NEAR(table[i], expected[i], std::abs(expected[i]) * 2 * std::numeric_limits<float>::epsilon());
 }
 
+// The same definition with three decades. torchao's numbers are float32 from the start.
+TEST(CodeTables, TheMapOf4BitsFollowsItsDefinition) {
+  std::vector<double> values = {0, 1};
+  for (int exponent = 0; exponent < 3; ++exponent) {
+    for (int i = 0; i < 1 << exponent; ++i) {
+      const double value = (0.1 + 0.9 * (i + 0.5) / (1 << exponent)) * std::pow(10, exponent - 2);
+      values.push_back(value), values.push_back(-value);
+    }
+  }
+  std::sort(values.begin(), values.end());
+  ASSERT_EQ(values.size(), 16U);
+  for (size_t i = 0; i < 16; ++i) EXPECT_NEAR(kDynamic4Signed[i], values[i], std::abs(values[i]) * 2e-7);
+  for (int code = 1; code < 16; ++code) {
+    const float least = least_of_dynamic4_code(code);
+    const double middle = (static_cast<double>(kDynamic4Signed[code]) + kDynamic4Signed[code - 1]) / 2;
+    EXPECT_NEAR(least, middle, std::abs(middle) * 4e-7) << code;
+  }
+}
+
 TEST(CodeTables, Q35_DynamicMapsFollowTheirDefinition) {
   expect_near(kDynamicSigned, dynamic_map(true));
   expect_near(kDynamicUnsigned, dynamic_map(false));

@@ -11,6 +11,8 @@ namespace mantissa::kernels {
 /// So many adjacent values share a scale, which is their largest magnitude. A tensor's last block may be
 /// shorter.
 constexpr int64_t kStateBlock = 256;
+/// The same for codes of 4 bits. A tensor with such codes is a multiple of it.
+constexpr int64_t kState4Block = 128;
 
 /// The table of the values that codes stand for: kDynamicSigned or kDynamicUnsigned (core/code_tables.h).
 enum class DynamicMap : uint8_t { kSigned, kUnsigned };
@@ -42,14 +44,17 @@ struct DequantizeBlockwise {
 ///
 ///     Adam      m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 ///               p = (p - step_size m / (sqrt(v) + eps)) keep
+///     AdamDecayFirst    g += decay p;  m and v as in Adam
+///               p = p keep - step_size m / (sqrt(v) + eps)
 ///     Lion      p = p keep - step_size sign(beta1 m + (1 - beta1) g);  m = beta2 m + (1 - beta2) g
 ///     SGD       g += decay p;  m = beta1 m + g;                     p -= step_size m
 ///     RMSprop   g += decay p;  m = beta1 m + (1 - beta1) g^2;       p -= step_size g / (sqrt(m) + eps)
 ///     Adagrad   g += decay p;  m += g^2;                            p -= step_size g / (sqrt(m) + eps)
 ///
 /// Source: Dettmers et al. 2022, arXiv:2110.02861, as bitsandbytes's kernels for CUDA compute it, except that
-///         the decay of RMSprop and Adagrad is in both places; Chen et al. 2023, arXiv:2302.06675 (Lion).
-enum class UpdateRule : uint8_t { kAdam, kLion, kSGD, kRMSprop, kAdagrad };
+///         the decay of RMSprop and Adagrad is in both places; Chen et al. 2023, arXiv:2302.06675 (Lion);
+///         AdamDecayFirst is torch.optim's Adam, and with another `keep` its AdamW.
+enum class UpdateRule : uint8_t { kAdam, kAdamDecayFirst, kLion, kSGD, kRMSprop, kAdagrad };
 
 struct UpdateFactors {
   float step_size = 0;
@@ -73,10 +78,16 @@ struct UpdateState {
 /// Numerics: no product is fused with a sum, so that every device gives the same bits. A parameter of 16 bits
 ///           is rounded once. An element whose gradient is inf or nan keeps its parameter, and its states
 ///           become 0.
-///           Codes are those of QuantizeBlockwise with two exceptions. A number that is not 0 never becomes 0
-///           (in the signed map, from 2^-121 of absmax on). Otherwise a small second moment would vanish, and
-///           a step with gradient 0 would divide the first one by eps. And a tie goes to the value nearer to
-///           0, so that a state's negative has the negative value.
+///           Codes and values of 8 bits are nearly those of the maps: see state_codes.h. A number whose quotient
+///           by absmax is not 0 never becomes 0. Otherwise a small second moment would vanish, and a step with
+///           gradient 0 would divide the first one by eps. A number and its negative have codes of the same
+///           distance from that of 0.
+///
+/// Codes of 4 bits have blocks of 128. The first of two codes is in the high bits of their byte. absmax is at
+/// least 1e-12. The first state has the values of kDynamic4Signed (core/code_tables.h), and a tie goes to the
+/// higher code; the second one has (code + 1) / 16, so that it never becomes 0. Only the two rules of Adam have
+/// them.
+/// Source: Li et al. 2023, arXiv:2309.01507, as torchao computes it.
 struct BlockwiseUpdate {
   UpdateRule rule = UpdateRule::kAdam;
   Element element = Element::kFloat32;  ///< of the parameter and its gradient
@@ -84,6 +95,7 @@ struct BlockwiseUpdate {
   void* gradient = nullptr;  ///< only written if grad_scale is not 1
   UpdateState state1;        ///< in the signed map
   UpdateState state2;        ///< Adam's v, in the unsigned map
+  bool has_4_bit_codes = false;
   int64_t count = 0;
   UpdateFactors factors;
   /// The gradient is divided by it first, also in memory.
@@ -99,7 +111,7 @@ struct BlockwiseUpdate {
 /// Whether the rule has a second state.
 template <class Build = void>
 constexpr bool has_second_state(UpdateRule rule) {
-  return rule == UpdateRule::kAdam;
+  return rule == UpdateRule::kAdam || rule == UpdateRule::kAdamDecayFirst;
 }
 
 }  // namespace mantissa::kernels

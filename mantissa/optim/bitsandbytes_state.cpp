@@ -9,7 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/optim/blockwise_internal.h"
-#include "mantissa/optim/optimizer_8bit.h"
+#include "mantissa/optim/low_bit_optimizer.h"
 #include "mantissa/optim/optimizer_state.h"
 
 namespace mantissa {
@@ -19,7 +19,7 @@ using kernels::DynamicMap;
 
 constexpr const char* kWrapper = "__bnb_optimizer_quant_state__";
 
-StateDict group_of(const Optimizer8bit::Hyperparameters& h, const StateValue& params, bool has_two_states) {
+StateDict group_of(const LowBitOptimizer::Hyperparameters& h, const StateValue& params, bool has_two_states) {
   StateDict group = {{"lr", h.lr},
                      {"betas", StateList{h.beta1, h.beta2}},
                      {"eps", h.eps},
@@ -56,6 +56,12 @@ StateDict state_of(const StateReader& ours, bool is_wrapped) {
   return state;
 }
 
+void check_is_in_bitsandbytes(const char* function, const LowBitOptimizer& optimizer) {
+  TORCH_CHECK_VALUE(optimizer.is_in_bitsandbytes(), function,
+                    ": bitsandbytes has no optimizer with such states; use optimizer_state(), or an 8-bit"
+                    " optimizer");
+}
+
 /// bitsandbytes generates the maps, so that the last bit may differ.
 void check_map(const StateReader& saved, DynamicMap map) {
   const at::Tensor& found = saved.to_tensor();
@@ -84,7 +90,8 @@ void add_values(const StateReader& saved, StateDict& ours) {
 
 }  // namespace
 
-StateDict bitsandbytes_state(const Optimizer8bit& optimizer, bool is_wrapped) {
+StateDict bitsandbytes_state(const LowBitOptimizer& optimizer, bool is_wrapped) {
+  check_is_in_bitsandbytes("bitsandbytes_state", optimizer);
   const StateDict ours = optimizer_state(optimizer);
   const StateReader states = StateReader(ours).at("state"), groups = StateReader(ours).at("param_groups");
   StateDict their_states;
@@ -96,12 +103,13 @@ StateDict bitsandbytes_state(const Optimizer8bit& optimizer, bool is_wrapped) {
     TORCH_CHECK_VALUE(!h.maximize, "bitsandbytes_state: parameter group ", i,
                       " maximizes, which bitsandbytes cannot; negate the loss instead");
     their_groups.emplace_back(
-        group_of(h, groups.at(i).to_dict().at("params"), kernels::has_second_state(optimizer.rule())));
+        group_of(h, groups.at(i).to_dict().at("params"), kernels::has_second_state(optimizer.form().rule)));
   }
   return {{"state", std::move(their_states)}, {"param_groups", std::move(their_groups)}};
 }
 
-void load_bitsandbytes_state(Optimizer8bit& optimizer, const StateReader& state) {
+void load_bitsandbytes_state(LowBitOptimizer& optimizer, const StateReader& state) {
+  check_is_in_bitsandbytes("load_bitsandbytes_state", optimizer);
   StateDict ours = optimizer_state(optimizer);
   StateDict states;
   const StateReader saved_states = state.at("state"), saved_groups = state.at("param_groups");

@@ -4,7 +4,7 @@
 
 namespace mantissa {
 
-class Optimizer8bit;
+class LowBitOptimizer;
 
 /// Returns an optimizer's state as bitsandbytes's optimizer of the same name has it in its state_dict():
 ///
@@ -17,9 +17,9 @@ class Optimizer8bit;
 ///
 /// Memory:  copies no tensor: take a snapshot() before the next step.
 /// Sync:    reads the step counters.
-/// Errors:  c10::ValueError for a group that maximizes.
+/// Errors:  c10::ValueError for a group that maximizes, and for a 4-bit optimizer and Muon.
 /// Example: tests/parity/test_8bit_optimizers.py
-StateDict bitsandbytes_state(const Optimizer8bit& optimizer, bool is_wrapped = true);
+StateDict bitsandbytes_state(const LowBitOptimizer& optimizer, bool is_wrapped = true);
 
 /// Restores such a state, wrapped or not: states, step counters, and the groups' lr, betas, eps and
 /// weight_decay. The other options of the groups stay, and so do overrides: repeat those of the saved run
@@ -27,6 +27,6 @@ StateDict bitsandbytes_state(const Optimizer8bit& optimizer, bool is_wrapped = t
 ///
 /// Errors: those of load_optimizer_state(), and c10::ValueError naming the place for values that no optimizer
 ///         here keeps (unorm_vec, a map of other values). Nothing has changed then.
-void load_bitsandbytes_state(Optimizer8bit& optimizer, const StateReader& state);
+void load_bitsandbytes_state(LowBitOptimizer& optimizer, const StateReader& state);
 
 }  // namespace mantissa

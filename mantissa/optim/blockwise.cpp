@@ -6,17 +6,20 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/sqrt.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/code_tables.h"
 #include "mantissa/kernels/aten/device_kernels.h"
+#include "mantissa/kernels/state_codes.h"
 #include "mantissa/optim/blockwise_internal.h"
 #include "mantissa/optim/stochastic_round.h"
 
@@ -72,31 +75,30 @@ at::Tensor out_of_blocks(const at::Tensor& blocks, const at::Tensor& like) {
   return blocks.view(-1).narrow(0, 0, like.numel()).view(like.sizes());
 }
 
-DynamicMap map_of(bool is_signed) { return is_signed ? DynamicMap::kSigned : DynamicMap::kUnsigned; }
+struct Normalized {
+  at::Tensor x, absmax;
+};
 
-}  // namespace
-
-const at::Tensor& dynamic_map(DynamicMap map, at::Device device) { return map_on(map, device).values; }
-
-BlockwiseCodes quantize_by_operations(const at::Tensor& values, DynamicMap map, CodesOf codes_of) {
+/// Returns values in rows of one block each, divided by each block's absmax.
+Normalized normalized(const at::Tensor& values) {
   constexpr double kLargest = std::numeric_limits<float>::max();
   const at::Tensor numbers = in_blocks(values).nan_to_num(0, kLargest, -kLargest);
   const at::Tensor absmax = numbers.numel() == 0 ? numbers.new_empty({0, 1}) : numbers.abs().amax(1, true);
   // The reciprocal of a tiny number would be infinite: see kernels/cpu/blockwise_codes_internal.h.
   const at::Tensor first = at::where(absmax < 0x1p-100, 0x1p60, 1.0).to(at::kFloat);
   const at::Tensor second = at::where(absmax == 0, 0.0, (absmax * first).reciprocal());
-  const at::Tensor x = numbers * first * second;
-  at::Tensor codes = at::bucketize(x, map_on(map, values.device()).thresholds, /*out_int32=*/true);
-  if (codes_of == CodesOf::kState && map == DynamicMap::kSigned) {
-    constexpr int kZero = 127;
-    const at::Tensor size = x.abs();
-    at::Tensor rank =
-        at::bucketize(size, map_on(map, values.device()).thresholds, /*out_int32=*/true) - kZero;
-    rank = at::where((rank == 0) & (size >= 0x1p-121), 1, rank);
-    codes = kZero + at::where(x < 0, -rank.clamp_max(kZero), rank);
-  } else if (codes_of == CodesOf::kState) {
-    codes = at::where((x > 0) & (codes == 0), 1, codes);
-  }
+  return {numbers * first * second, absmax};
+}
+
+DynamicMap map_of(bool is_signed) { return is_signed ? DynamicMap::kSigned : DynamicMap::kUnsigned; }
+
+}  // namespace
+
+const at::Tensor& dynamic_map(DynamicMap map, at::Device device) { return map_on(map, device).values; }
+
+BlockwiseCodes quantize_by_operations(const at::Tensor& values, DynamicMap map) {
+  const auto [x, absmax] = normalized(values);
+  const at::Tensor codes = at::bucketize(x, map_on(map, values.device()).thresholds, /*out_int32=*/true);
   return {out_of_blocks(codes.to(at::kByte), values), absmax.view(-1)};
 }
 
@@ -106,6 +108,59 @@ at::Tensor dequantize_by_operations(const BlockwiseCodes& quantized, DynamicMap 
   return out_of_blocks(values.view(codes.sizes()) * quantized.absmax.unsqueeze(1), quantized.codes);
 }
 
+namespace {
+
+template <size_t N>
+at::Tensor on(at::Device device, const float (&table)[N]) {
+  return at::tensor(at::ArrayRef<float>(table)).to(device);
+}
+
+/// What decides the value of each code: f and the index of kernels::StateValues, and 1 or -1.
+struct CodesOfStates {
+  at::Tensor f, index, sign;
+
+  CodesOfStates(DynamicMap map, at::Device device) {
+    const bool is_signed = map == DynamicMap::kSigned;
+    const at::Tensor rank = at::arange(256, at::kFloat) + (is_signed ? -kernels::kSignedZero : 1);
+    const at::Tensor size = rank.abs();
+    f = size.to(device);
+    index = (size.view(at::kInt).div(1 << 23, "floor") % 8).to(device);
+    sign = at::where(rank < 0, -1.0, 1.0).to(at::kFloat).to(device);
+  }
+};
+
+}  // namespace
+
+BlockwiseCodes encode_states_by_operations(const at::Tensor& values, DynamicMap map) {
+  const bool is_signed = map == DynamicMap::kSigned;
+  const auto [x, absmax] = normalized(values);
+  const auto& thresholds = is_signed ? kernels::kSignedStateThresholds : kernels::kUnsignedStateThresholds;
+  at::Tensor rank = at::bucketize(x.abs().clamp_max(2), on(x.device(), thresholds.least), /*out_int32=*/true,
+                                  /*right=*/true);
+  const at::Tensor is_negative = x < 0;
+  constexpr int kZero = kernels::kSignedZero;
+  rank = is_signed ? kZero + at::where(is_negative, -rank.clamp_max(kZero), rank)
+                   : at::where(is_negative, 0, rank);
+  return {out_of_blocks(rank.to(at::kByte), values), absmax.view(-1)};
+}
+
+at::Tensor decode_states_by_operations(const BlockwiseCodes& states, DynamicMap map) {
+  const bool is_signed = map == DynamicMap::kSigned;
+  const at::Device device = states.codes.device();
+  const auto& values = is_signed ? kernels::kSignedStateValues : kernels::kUnsignedStateValues;
+  const CodesOfStates codes_of(map, device);
+  const at::Tensor blocks = in_blocks(states.codes), codes = blocks.view(-1).to(at::kInt);
+  const at::Tensor index = codes_of.index.index_select(0, codes), absmax = states.absmax.unsqueeze(1);
+  const auto scaled = [&](const float(&table)[8]) {
+    return (on(device, table).index_select(0, index).view(blocks.sizes()) * absmax).to(at::kDouble);
+  };
+  // In double, product and sum are exact, so that the result is rounded once, as the kernels' is.
+  const at::Tensor f = codes_of.f.index_select(0, codes).view(blocks.sizes());
+  at::Tensor value = (f.to(at::kDouble) * scaled(values.slope) + scaled(values.offset)).to(at::kFloat);
+  if (is_signed) value = value.clamp_min(0) * codes_of.sign.index_select(0, codes).view(blocks.sizes());
+  return out_of_blocks(value, states.codes);
+}
+
 BlockwiseCodes quantize_blockwise(const at::Tensor& values, bool is_signed) {
   const at::ScalarType dtype = values.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
@@ -113,7 +168,7 @@ BlockwiseCodes quantize_blockwise(const at::Tensor& values, bool is_signed) {
   const at::NoGradGuard no_grad;
   const at::Tensor numbers = values.to(at::kFloat).contiguous();
   auto* const kernel = kernels::aten::device_kernels(values.device().type()).quantize_blockwise;
-  if (kernel == nullptr) return quantize_by_operations(numbers, map_of(is_signed), CodesOf::kNumbers);
+  if (kernel == nullptr) return quantize_by_operations(numbers, map_of(is_signed));
   const BlockwiseCodes out = {at::empty(numbers.sizes(), numbers.options().dtype(at::kByte)),
                               at::empty({blocks_of(numbers.numel())}, numbers.options())};
   kernel({numbers.const_data_ptr<float>(), out.codes.mutable_data_ptr<uint8_t>(),
@@ -158,6 +213,12 @@ Values updated(const kernels::BlockwiseUpdate& update, const UpdateFactorTensors
       x.v = x.v * f.beta2 + g * f.rest2 * g;
       x.p = (x.p - t.step_size * (x.m / (root(x.v) + t.eps))) * f.keep;
       return x;
+    case UpdateRule::kAdamDecayFirst:
+      g = g + x.p * f.decay;
+      x.m = x.m * f.beta1 + g * f.rest1;
+      x.v = x.v * f.beta2 + g * f.rest2 * g;
+      x.p = x.p * f.keep - t.step_size * (x.m / (root(x.v) + t.eps));
+      return x;
     case UpdateRule::kLion:
       x.p = x.p * f.keep - t.step_size * (x.m * f.beta1 + g * f.rest1).sign();
       x.m = x.m * f.beta2 + g * f.rest2;
@@ -176,25 +237,28 @@ Values updated(const kernels::BlockwiseUpdate& update, const UpdateFactorTensors
   return x;
 }
 
-/// Writes `value` into `tensor`, unless the step is skipped.
-void write(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& found_inf) {
-  const at::Tensor same_dtype = value.to(tensor.scalar_type());
-  tensor.copy_(found_inf.defined() ? at::where(found_inf != 0, tensor, same_dtype) : same_dtype);
+at::Tensor loaded(const kernels::BlockwiseUpdate& update, const at::Tensor& state, const at::Tensor& absmax,
+                  DynamicMap map, const at::Tensor& like) {
+  if (!absmax.defined()) return state;
+  if (update.has_4_bit_codes) return dequantize4_by_operations({state, absmax}, map).view(like.sizes());
+  return decode_states_by_operations({state, absmax}, map);
 }
 
-at::Tensor loaded(const at::Tensor& state, const at::Tensor& absmax, DynamicMap map) {
-  return absmax.defined() ? dequantize_by_operations({state, absmax}, map) : state;
-}
-
-void store(const at::Tensor& state, const at::Tensor& absmax, DynamicMap map, const at::Tensor& values,
-           const at::Tensor& found_inf) {
-  if (!absmax.defined()) return write(state, values, found_inf);
-  const BlockwiseCodes encoded = quantize_by_operations(values, map, CodesOf::kState);
-  write(state, encoded.codes, found_inf);
-  write(absmax, encoded.absmax, found_inf);
+void store(const kernels::BlockwiseUpdate& update, const at::Tensor& state, const at::Tensor& absmax,
+           DynamicMap map, const at::Tensor& values, const at::Tensor& found_inf) {
+  if (!absmax.defined()) return write_unless(found_inf, state, values);
+  const BlockwiseCodes encoded = update.has_4_bit_codes ? quantize4_by_operations(values, map)
+                                                        : encode_states_by_operations(values, map);
+  write_unless(found_inf, state, encoded.codes);
+  write_unless(found_inf, absmax, encoded.absmax);
 }
 
 }  // namespace
+
+void write_unless(const at::Tensor& found_inf, const at::Tensor& tensor, const at::Tensor& value) {
+  const at::Tensor same_dtype = value.to(tensor.scalar_type());
+  tensor.copy_(found_inf.defined() ? at::where(found_inf != 0, tensor, same_dtype) : same_dtype);
+}
 
 void update_by_operations(const kernels::BlockwiseUpdate& update, const UpdateTensors& tensors,
                           const UpdateFactorTensors& factors) {
@@ -203,24 +267,28 @@ void update_by_operations(const kernels::BlockwiseUpdate& update, const UpdateTe
   at::Tensor g = tensors.gradient.to(at::kFloat);
   if (tensors.grad_scale.defined()) {
     g = g / tensors.grad_scale;
-    write(tensors.gradient, g, found_inf);
+    write_unless(found_inf, tensors.gradient, g);
   }
   const bool has_v = kernels::has_second_state(update.rule);
-  const Values before = {
-      tensors.parameter.to(at::kFloat), loaded(tensors.state1, tensors.absmax1, DynamicMap::kSigned),
-      has_v ? loaded(tensors.state2, tensors.absmax2, DynamicMap::kUnsigned) : at::Tensor()};
+  const auto load = [&](const at::Tensor& state, const at::Tensor& absmax, DynamicMap map) {
+    return loaded(update, state, absmax, map, tensors.parameter);
+  };
+  const Values before = {tensors.parameter.to(at::kFloat),
+                         load(tensors.state1, tensors.absmax1, DynamicMap::kSigned),
+                         has_v ? load(tensors.state2, tensors.absmax2, DynamicMap::kUnsigned) : at::Tensor()};
   const at::Tensor is_finite = g.isfinite();
   const Values after = updated(update, factors, update.maximize ? -g : g, before);
   const at::Tensor p = at::where(is_finite, after.p, before.p);
-  store(tensors.state1, tensors.absmax1, DynamicMap::kSigned, at::where(is_finite, after.m, 0.0), found_inf);
-  if (has_v) {
-    store(tensors.state2, tensors.absmax2, DynamicMap::kUnsigned, at::where(is_finite, after.v, 0.0),
-          found_inf);
-  }
-  if (!tensors.stream.defined()) return write(tensors.parameter, p, found_inf);
+  const auto store_its = [&](const at::Tensor& state, const at::Tensor& absmax, DynamicMap map,
+                             const at::Tensor& values) {
+    store(update, state, absmax, map, at::where(is_finite, values, 0.0), found_inf);
+  };
+  store_its(tensors.state1, tensors.absmax1, DynamicMap::kSigned, after.m);
+  if (has_v) store_its(tensors.state2, tensors.absmax2, DynamicMap::kUnsigned, after.v);
+  if (!tensors.stream.defined()) return write_unless(found_inf, tensors.parameter, p);
   const at::Tensor rounded = at::empty_like(tensors.parameter);
   stochastic_round_(rounded, p, update.seed, tensors.stream, update.first_draw);
-  write(tensors.parameter, rounded, found_inf);
+  write_unless(found_inf, tensors.parameter, rounded);
 }
 
 }  // namespace mantissa

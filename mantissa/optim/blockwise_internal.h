@@ -14,10 +14,19 @@ namespace mantissa {
 const at::Tensor& dynamic_map(kernels::DynamicMap map, at::Device device);
 
 /// quantize_blockwise() and dequantize_blockwise() made of tensor operations only, for devices without
-/// kernels. `kState` keeps a small number from becoming 0: see kernels::BlockwiseUpdate.
-enum class CodesOf { kNumbers, kState };
-BlockwiseCodes quantize_by_operations(const at::Tensor& values, kernels::DynamicMap map, CodesOf codes_of);
+/// kernels.
+BlockwiseCodes quantize_by_operations(const at::Tensor& values, kernels::DynamicMap map);
 at::Tensor dequantize_by_operations(const BlockwiseCodes& quantized, kernels::DynamicMap map);
+
+/// The same for states: see kernels/state_codes.h.
+BlockwiseCodes encode_states_by_operations(const at::Tensor& values, kernels::DynamicMap map);
+at::Tensor decode_states_by_operations(const BlockwiseCodes& states, kernels::DynamicMap map);
+
+/// The same for states with codes of 4 bits: see kernels::BlockwiseUpdate.
+/// Shapes: values has a multiple of 128 elements; codes is [elements / 2], absmax [elements / 128]; the result of
+///         the second function is flat.
+BlockwiseCodes quantize4_by_operations(const at::Tensor& values, kernels::DynamicMap map);
+at::Tensor dequantize4_by_operations(const BlockwiseCodes& quantized, kernels::DynamicMap map);
 
 /// The tensors of a kernels::BlockwiseUpdate. All are contiguous and on one device.
 struct UpdateTensors {
@@ -36,8 +45,11 @@ struct UpdateFactorTensors {
   at::Tensor step_size, eps;
 };
 
+/// Writes `value`, converted, into `tensor`, unless `found_inf` is defined and not 0.
+void write_unless(const at::Tensor& found_inf, const at::Tensor& tensor, const at::Tensor& value);
+
 /// Updates a parameter and its states by tensor operations only, with the kernel's bits. Of `update`, the
-/// rule, the factors, maximize, seed and first_draw are read.
+/// rule, has_4_bit_codes, the factors, maximize, seed and first_draw are read.
 void update_by_operations(const kernels::BlockwiseUpdate& update, const UpdateTensors& tensors,
                           const UpdateFactorTensors& factors);
 

@@ -40,7 +40,7 @@ TEST(Blockwise, OperationsGiveTheKernelsBits) {
         values.slice(0, 768, 1024) *= 1e-38;
       }
       const BlockwiseCodes codes = quantize_blockwise(values, is_signed);
-      expect_equal(codes, quantize_by_operations(values, map, CodesOf::kNumbers));
+      expect_equal(codes, quantize_by_operations(values, map));
       EXPECT_TRUE(at::equal(dequantize_blockwise(codes, is_signed), dequantize_by_operations(codes, map)));
     }
     const float* const table = is_signed ? kDynamicSigned : kDynamicUnsigned;
@@ -48,7 +48,7 @@ TEST(Blockwise, OperationsGiveTheKernelsBits) {
       const at::Tensor middle = at::full({1000}, table[code] / 2 + table[code + 1] / 2);
       const at::Tensor near =
           at::cat({at::ones({1}), middle + (at::arange(1000) - 500) * 1e-8}).slice(0, 0, 256);
-      expect_equal(quantize_blockwise(near, is_signed), quantize_by_operations(near, map, CodesOf::kNumbers));
+      expect_equal(quantize_blockwise(near, is_signed), quantize_by_operations(near, map));
     }
   }
 }
@@ -80,25 +80,33 @@ TEST(Blockwise, RefusesWhatItCannotQuantize) {
 struct Trained {
   at::Tensor parameter, gradient, state1, absmax1, state2, absmax2;
 
-  Trained(UpdateRule rule, at::ScalarType dtype, bool is_8_bit) {
+  Trained(UpdateRule rule, at::ScalarType dtype, int bits) : count(bits == 4 ? 7 * 128 : 1003) {
     torch::manual_seed(4);
-    parameter = at::randn({kCount}).to(dtype);
-    const auto states = at::TensorOptions(is_8_bit ? at::kByte : at::kFloat);
-    state1 = at::zeros({kCount}, states);
-    if (is_8_bit) absmax1 = at::zeros({kBlocks});
+    parameter = at::randn({count}).to(dtype);
+    const auto states = at::TensorOptions(bits == 32 ? at::kFloat : at::kByte);
+    const int64_t values = bits == 4 ? count / 2 : count, blocks = bits == 4 ? 7 : 4;
+    state1 = at::zeros({values}, states);
+    if (bits < 32) absmax1 = at::zeros({blocks});
     if (!kernels::has_second_state(rule)) return;
-    state2 = at::zeros({kCount}, states);
-    if (is_8_bit) absmax2 = at::zeros({kBlocks});
+    state2 = at::zeros({values}, states);
+    if (bits < 32) absmax2 = at::zeros({blocks});
   }
   void take_gradient(uint64_t seed) {
     torch::manual_seed(seed);
-    gradient = (at::randn({kCount}) * at::exp(at::randn({kCount}) * 2)).to(parameter.scalar_type());
+    gradient = (at::randn({count}) * at::exp(at::randn({count}) * 2)).to(parameter.scalar_type());
     gradient[3] = 0, gradient[4] = NAN, gradient[5] = INFINITY;
   }
   kernels::UpdateState state(const at::Tensor& values, const at::Tensor& absmax) const {
     if (!values.defined()) return {};
     if (!absmax.defined()) return {nullptr, nullptr, values.mutable_data_ptr<float>()};
     return {values.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(), nullptr};
+  }
+  Trained copy() const {
+    Trained copied = *this;
+    for (at::Tensor* const tensor : {&copied.parameter, &copied.gradient, &copied.state1, &copied.absmax1,
+                                     &copied.state2, &copied.absmax2})
+      *tensor = tensor->clone();
+    return copied;
   }
   std::vector<at::Tensor> everything() const {
     std::vector<at::Tensor> all;
@@ -107,17 +115,19 @@ struct Trained {
     return all;
   }
 
-  static constexpr int64_t kCount = 1003, kBlocks = 4;
+  int64_t count;
 };
 
 TEST(Blockwise, UpdatesByOperationsHaveTheKernelsBits) {
-  for (const UpdateRule rule :
-       {UpdateRule::kAdam, UpdateRule::kLion, UpdateRule::kSGD, UpdateRule::kRMSprop, UpdateRule::kAdagrad}) {
+  for (const UpdateRule rule : {UpdateRule::kAdam, UpdateRule::kAdamDecayFirst, UpdateRule::kLion,
+                                UpdateRule::kSGD, UpdateRule::kRMSprop, UpdateRule::kAdagrad}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      for (const bool is_8_bit : {true, false}) {
+      for (const int bits : {4, 8, 32}) {
+        if (bits == 4 && !kernels::has_second_state(rule)) continue;
         for (const bool is_plain : {true, false}) {
-          Trained kernel(rule, dtype, is_8_bit), operations(rule, dtype, is_8_bit);
+          Trained kernel(rule, dtype, bits), operations(rule, dtype, bits);
           kernels::BlockwiseUpdate update;
+          update.has_4_bit_codes = bits == 4;
           update.rule = rule;
           update.factors = {.step_size = 0.01F,
                             .beta1 = 0.9F,
@@ -152,21 +162,57 @@ TEST(Blockwise, UpdatesByOperationsHaveTheKernelsBits) {
             problem.gradient = kernel.gradient.mutable_data_ptr();
             problem.state1 = kernel.state(kernel.state1, kernel.absmax1);
             problem.state2 = kernel.state(kernel.state2, kernel.absmax2);
-            problem.count = Trained::kCount;
+            problem.count = kernel.count;
             kernels::cpu::update_blockwise({problem});
           }
           const auto a = kernel.everything(), b = operations.everything();
           for (size_t i = 0; i < a.size(); ++i)
-            EXPECT_TRUE(at::equal(a[i], b[i])) << static_cast<int>(rule) << " " << dtype << " " << is_8_bit
-                                               << " " << is_plain << " tensor " << i;
+            EXPECT_TRUE(at::equal(a[i], b[i])) << static_cast<int>(rule) << " " << dtype << " " << bits << " "
+                                               << is_plain << " tensor " << i;
         }
       }
     }
   }
 }
 
+// An infinite parameter whose decay is added to the gradient makes its states inf or nan.
+TEST(Blockwise, AParameterThatIsNotFiniteHasTheSameStatesOf4BitsEverywhere) {
+  Trained start(UpdateRule::kAdamDecayFirst, at::kFloat, 4);
+  start.parameter[9] = INFINITY, start.parameter[10] = NAN, start.parameter[200] = -INFINITY;
+  start.gradient = at::linspace(-1, 1, start.count);
+  kernels::BlockwiseUpdate update;
+  update.rule = UpdateRule::kAdamDecayFirst;
+  update.has_4_bit_codes = true;
+  update.factors = {.step_size = 0.01F,
+                    .beta1 = 0.9F,
+                    .beta2 = 0.99F,
+                    .rest1 = 0.1F,
+                    .rest2 = 0.01F,
+                    .eps = 1e-7F,
+                    .decay = 0.1F};
+  const Trained operations = start.copy();
+  update_by_operations(update,
+                       {operations.parameter, operations.gradient, operations.state1, operations.absmax1,
+                        operations.state2, operations.absmax2, at::Tensor(), at::Tensor(), at::Tensor()},
+                       {at::full({}, 0.01), at::full({}, 1e-7)});
+  EXPECT_TRUE(operations.absmax1.isfinite().all().item<bool>());
+  for (const auto& build : kernels::cpu::blockwise_builds()) {
+    if (!cpu_features().includes(features_of(build.tier))) continue;
+    const Trained kernel = start.copy();
+    update.parameter = kernel.parameter.mutable_data_ptr();
+    update.gradient = kernel.gradient.mutable_data_ptr();
+    update.state1 = kernel.state(kernel.state1, kernel.absmax1);
+    update.state2 = kernel.state(kernel.state2, kernel.absmax2);
+    update.count = kernel.count;
+    kernels::cpu::update_blockwise({update}, build);
+    const auto a = kernel.everything(), b = operations.everything();
+    for (size_t i = 0; i < a.size(); ++i)
+      EXPECT_TRUE(at::equal(a[i], b[i])) << i << " " << tier_name(build.tier);
+  }
+}
+
 TEST(Blockwise, AnUpdateThatIsSkippedOnTheDeviceChangesNothing) {
-  Trained trained(UpdateRule::kAdam, at::kFloat, true);
+  Trained trained(UpdateRule::kAdam, at::kFloat, 8);
   trained.take_gradient(1);
   const auto before = trained.everything();
   update_by_operations({},

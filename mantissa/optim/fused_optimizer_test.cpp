@@ -1,4 +1,5 @@
-// Properties of every fused optimizer, with states of 32 and of 8 bits.
+// Properties of every fused optimizer, with states of 32 and of 8 bits. optimizer_4bit_test.cpp has those of 4 bits,
+// and muon_test.cpp those of matrices.
 #include "mantissa/optim/fused_optimizer.h"
 
 #include <ATen/Parallel.h>
@@ -7,6 +8,7 @@
 #include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
+#include "mantissa/optim/muon.h"
 #include "mantissa/optim/optimizers_8bit.h"
 #include "mantissa/optim/test_support_internal.h"
 
@@ -38,7 +40,7 @@ Kind kind(const std::string& name, const Options& options) {
 template <typename Optimizer, typename Options>
 Kind kind_8bit(const std::string& name, const Options& options) {
   const auto make = [options](const Groups& groups, const FusedOptions& fused) {
-    const Options8bit all = {
+    const LowBitOptions all = {
         .min_8bit_size = 9, .stochastic_rounding = fused.stochastic_rounding, .seed = fused.seed};
     return std::make_unique<Optimizer>(groups, options, all);
   };
@@ -59,6 +61,7 @@ const std::vector<Kind> kKinds = {
     kind_8bit<SGD8bit>("SGD8bit", SGDOptions(0.01).momentum(0.9).weight_decay(0.1)),
     kind_8bit<RMSprop8bit>("RMSprop8bit", torch::optim::RMSpropOptions(0.01).weight_decay(0.1)),
     kind_8bit<Adagrad8bit>("Adagrad8bit", AdagradOptions(0.01).weight_decay(0.1)),
+    kind_8bit<Muon8bit>("AdamWOfMuon8bit", MuonOptions(0.01).use_muon(false)),
 };
 const FusedOptions kRounding = {.stochastic_rounding = true, .seed = 17};
 
@@ -69,9 +72,13 @@ std::vector<at::Tensor> everything(const FusedOptimizer& optimizer, const at::Te
     if (const auto* adam = dynamic_cast<const AdamParamState*>(state.get())) {
       all.insert(all.end(), {adam->step(), adam->exp_avg(), adam->exp_avg_sq()});
       if (adam->max_exp_avg_sq().defined()) all.push_back(adam->max_exp_avg_sq());
-    } else if (const auto* state_8bit = dynamic_cast<const ParamState8bit*>(state.get())) {
+    } else if (const auto* state_8bit = dynamic_cast<const LowBitParamState*>(state.get())) {
       for (const at::Tensor& tensor : {state_8bit->step(), state_8bit->state1(), state_8bit->absmax1(),
                                        state_8bit->state2(), state_8bit->absmax2()})
+        if (tensor.defined()) all.push_back(tensor);
+    } else if (const auto* muon = dynamic_cast<const MuonParamState*>(state.get())) {
+      for (const at::Tensor& tensor : {muon->step(), muon->exp_avg(), muon->exp_avg_absmax(),
+                                       muon->exp_avg_sq(), muon->exp_avg_sq_absmax()})
         if (tensor.defined()) all.push_back(tensor);
     } else if (const auto* sgd = dynamic_cast<const SGDParamState*>(state.get())) {
       all.push_back(sgd->momentum_buffer());
@@ -315,7 +322,7 @@ TEST_P(Fused, RefusesAnotherOptimizersFileBeforeAnythingChanges) {
   take_noisy_steps(*optimizer, 0, 2);
   const auto& options = optimizer->param_groups()[0].options();
   // Another optimizer with the same options has other states.
-  const bool has_8_bits = dynamic_cast<Optimizer8bit*>(optimizer.get()) != nullptr;
+  const bool has_8_bits = dynamic_cast<LowBitOptimizer*>(optimizer.get()) != nullptr;
   const auto expect_refused = [&](auto&& another, const std::string& whose, bool has_its_options) {
     if (has_its_options && !has_8_bits) return;
     take_noisy_steps(another, 0, 1);

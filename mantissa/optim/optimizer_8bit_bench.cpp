@@ -21,7 +21,7 @@
 namespace mantissa {
 namespace {
 
-using Made = std::unique_ptr<Optimizer8bit>;
+using Made = std::unique_ptr<LowBitOptimizer>;
 using Make = std::function<Made(const at::Tensor&)>;
 
 at::Tensor random(int64_t count, double scale, uint64_t seed) {
@@ -45,10 +45,10 @@ struct FusedAdam32 {
   }
 };
 
-int64_t bytes_of(const Optimizer8bit& optimizer) {
+int64_t bytes_of(const LowBitOptimizer& optimizer) {
   int64_t bytes = 0;
   for (const auto& [key, value] : optimizer.state()) {
-    const auto& state = dynamic_cast<const ParamState8bit&>(*value);
+    const auto& state = dynamic_cast<const LowBitParamState&>(*value);
     for (const at::Tensor& tensor : {state.state1(), state.absmax1(), state.state2(), state.absmax2()})
       if (tensor.defined()) bytes += static_cast<int64_t>(tensor.storage().nbytes());
   }

@@ -1,9 +1,8 @@
 // What is particular to the 8-bit optimizers. fused_optimizer_test.cpp and optimizer_state_test.cpp test what
 // they share with the others.
-#include "mantissa/optim/optimizer_8bit.h"
-
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/bitsandbytes_state.h"
+#include "mantissa/optim/low_bit_optimizer.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/optim/optimizers_8bit.h"
 #include "mantissa/optim/test_support_internal.h"
@@ -14,24 +13,24 @@ namespace {
 using testing::HasSubstr;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::RMSpropOptions;
-using Made = std::unique_ptr<Optimizer8bit>;
+using Made = std::unique_ptr<LowBitOptimizer>;
 
 struct Kind {
   std::string name;
-  std::function<Made(std::vector<at::Tensor>, const Options8bit&)> make;
+  std::function<Made(std::vector<at::Tensor>, const LowBitOptions&)> make;
 };
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
 template <typename Optimizer, typename Options>
 Kind kind(const std::string& name, const Options& options) {
-  return {name, [options](std::vector<at::Tensor> parameters, const Options8bit& all) {
+  return {name, [options](std::vector<at::Tensor> parameters, const LowBitOptions& all) {
             return std::make_unique<Optimizer>(std::move(parameters), options, all);
           }};
 }
 
 class EightBit : public testing::TestWithParam<Kind> {
  protected:
-  static Made make(std::vector<at::Tensor> parameters, const Options8bit& options = {}) {
+  static Made make(std::vector<at::Tensor> parameters, const LowBitOptions& options = {}) {
     return GetParam().make(std::move(parameters), options);
   }
 };
@@ -49,20 +48,20 @@ at::Tensor weight(int64_t count) {
   return at::randn({count}).set_requires_grad(true);
 }
 
-const ParamState8bit& state_of(const Optimizer8bit& optimizer, const at::Tensor& parameter) {
-  return dynamic_cast<const ParamState8bit&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+const LowBitParamState& state_of(const LowBitOptimizer& optimizer, const at::Tensor& parameter) {
+  return dynamic_cast<const LowBitParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
 }
 
-bool has_8_bits(const Optimizer8bit& optimizer, const at::Tensor& parameter) {
-  const ParamState8bit& state = state_of(optimizer, parameter);
+bool has_8_bits(const LowBitOptimizer& optimizer, const at::Tensor& parameter) {
+  const LowBitParamState& state = state_of(optimizer, parameter);
   EXPECT_EQ(state.absmax1().defined(), state.state1().scalar_type() == at::kByte);
   EXPECT_EQ(optimizer.optim_bits(parameter), state.absmax1().defined() ? 8 : 32);
   return state.absmax1().defined();
 }
 
 /// The bytes of everything that the optimizer keeps for a parameter but the step counter.
-int64_t state_bytes(const Optimizer8bit& optimizer, const at::Tensor& parameter) {
-  const ParamState8bit& state = state_of(optimizer, parameter);
+int64_t state_bytes(const LowBitOptimizer& optimizer, const at::Tensor& parameter) {
+  const LowBitParamState& state = state_of(optimizer, parameter);
   int64_t bytes = 0;
   for (const at::Tensor& tensor : {state.state1(), state.absmax1(), state.state2(), state.absmax2()})
     if (tensor.defined()) bytes += static_cast<int64_t>(tensor.storage().nbytes());
@@ -155,7 +154,7 @@ TEST_P(EightBit, Q49_AStateInThePresentOfEveryLayoutContinuesBitForBit) {
     };
     const at::Tensor straight = images().set_requires_grad(true),
                      p = images().contiguous().set_requires_grad(true);
-    const Options8bit options = {.stochastic_rounding = true, .seed = 3};
+    const LowBitOptions options = {.stochastic_rounding = true, .seed = 3};
     const auto one = make({straight}, options), two = make({p}, options);
     take_noisy_steps(*one, 0, 5);
     take_noisy_steps(*two, 0, 5);

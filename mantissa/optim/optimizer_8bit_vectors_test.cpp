@@ -49,21 +49,22 @@ struct Run {
 };
 
 /// Takes the recorded steps; returns what was there after steps 1, 2 and 10.
-std::map<int, Run> run(const std::function<std::unique_ptr<Optimizer8bit>(const at::Tensor&)>& make) {
+std::map<int, Run> run(const std::function<std::unique_ptr<LowBitOptimizer>(const at::Tensor&)>& make) {
   const at::Tensor p = vector_of("p0").clone().set_requires_grad(true), &gradients = vector_of("grads");
   const auto optimizer = make(p);
   std::map<int, Run> seen;
   for (int step = 1; step <= 10; ++step) {
     p.mutable_grad() = gradients[step - 1].clone();
     optimizer->step();
-    const auto& state = dynamic_cast<const ParamState8bit&>(*optimizer->state().at(p.unsafeGetTensorImpl()));
+    const auto& state =
+        dynamic_cast<const LowBitParamState&>(*optimizer->state().at(p.unsafeGetTensorImpl()));
     seen[step] = {p.detach().clone().view(-1), state.state1().clone().view(-1),
                   state.state2().defined() ? state.state2().clone().view(-1) : at::Tensor()};
   }
   return seen;
 }
 
-const Options8bit kSmall = {.min_8bit_size = 256};
+const LowBitOptions kSmall = {.min_8bit_size = 256};
 
 at::Tensor has_gradient() { return (vector_of("grads").abs().sum(0) > 0).view(-1); }
 

@@ -23,12 +23,14 @@ struct AdagradOptions;
 struct AdamOptions;
 struct AdamParamState;
 struct LionOptions;
+struct MuonOptions;
 struct SGDOptions;
 
 /// Throw c10::ValueError naming `optimizer` and the option that is out of range. NaN is out of range.
 void validate(const char* optimizer, const AdagradOptions& options);
 void validate(const char* optimizer, const AdamOptions& options);
 void validate(const char* optimizer, const LionOptions& options);
+void validate(const char* optimizer, const MuonOptions& options);
 void validate(const char* optimizer, const torch::optim::RMSpropOptions& options);
 void validate(const char* optimizer, const SGDOptions& options);
 

@@ -18,8 +18,9 @@
 #include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
+#include "mantissa/optim/muon.h"
 #include "mantissa/optim/optimizer_internal.h"
-#include "mantissa/optim/optimizers_8bit.h"
+#include "mantissa/optim/optimizers_4bit.h"
 #include "mantissa/optim/sgd.h"
 #include "mantissa/optim/state_format.h"
 
@@ -58,8 +59,22 @@ template <typename Made, typename Options>
 Kind kind_8bit(const char* name, const Options& options, int64_t min_8bit_size = 5) {
   return {name,
           [options, min_8bit_size](const Groups& groups) {
-            const Options8bit all = {.min_8bit_size = min_8bit_size, .stochastic_rounding = true};
+            const LowBitOptions all = {.min_8bit_size = min_8bit_size, .stochastic_rounding = true};
             return std::make_unique<Made>(groups, options, all);
+          },
+          at::kBFloat16};
+}
+
+/// AdamW steps all parameters, because each group here has one that is no matrix. muon_test.cpp has matrices.
+template <typename Made, typename Options>
+Kind kind_muon(const char* name, const Options& all) {
+  return {name,
+          [all](const Groups& groups) {
+            Groups own;
+            for (const auto& group : groups)
+              own.emplace_back(group.params(),
+                               std::make_unique<MuonOptions>(MuonOptions(0.1).use_muon(false)));
+            return std::make_unique<Made>(own, MuonOptions(0.1), all);
           },
           at::kBFloat16};
 }
@@ -156,6 +171,10 @@ const std::vector<Kind>& kinds() {
       kind_8bit<SGD8bit>("SGD8bit", SGDOptions(0.1).momentum(0.9)),
       kind_8bit<RMSprop8bit>("RMSprop8bit", lib::RMSpropOptions(0.1)),
       kind_8bit<Adagrad8bit>("Adagrad8bit", AdagradOptions(0.1)),
+      kind_8bit<Adam4bit>("Adam4bit", AdamOptions(0.1)),
+      kind_8bit<AdamW4bit>("AdamW4bit", AdamWOptions(0.1)),
+      kind_muon<Muon>("Muon", FusedOptions{.stochastic_rounding = true}),
+      kind_muon<Muon8bit>("Muon8bit", LowBitOptions{.min_8bit_size = 5, .stochastic_rounding = true}),
       kind<BlockwiseMomentum>("BlockwiseMomentum", SGDOptions(0.1).momentum(0.9)),
       kind<lib::Adam>("TorchAdam", lib::AdamOptions(0.1).amsgrad(true)),
       kind<lib::AdamW>("TorchAdamW", lib::AdamWOptions(0.1)),

@@ -9,7 +9,7 @@ namespace mantissa {
 
 using kernels::UpdateRule;
 using torch::optim::RMSpropOptions;
-using Hyperparameters = Optimizer8bit::Hyperparameters;
+using Hyperparameters = LowBitOptimizer::Hyperparameters;
 
 /// Every comparison is false for NaN, so NaN is refused too.
 void validate(const char* optimizer, const LionOptions& options) {
@@ -50,13 +50,13 @@ struct Family;
 
 template <>
 struct Family<AdamOptions> {
-  static constexpr UpdateRule kRule = UpdateRule::kAdam;
+  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kAdam, 8, /*decouples_decay=*/true};
   static constexpr const char* kOption = "betas";
 
   static void check(const char* name, const AdamOptions& o) {
     TORCH_CHECK_VALUE(!o.amsgrad(), name,
-                      ": amsgrad would need a third state, which has no 8-bit form; use"
-                      " FusedAdam, or leave amsgrad out");
+                      ": amsgrad would need a third state, which is not kept in few bits; use FusedAdam, or"
+                      " leave amsgrad out");
   }
   static Hyperparameters read(const AdamOptions& o) {
     const auto [beta1, beta2] = o.betas();
@@ -69,7 +69,7 @@ struct Family<AdamOptions> {
 
 template <>
 struct Family<LionOptions> {
-  static constexpr UpdateRule kRule = UpdateRule::kLion;
+  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kLion, 8, /*decouples_decay=*/true};
   static constexpr const char* kOption = "betas";
 
   static void check(const char* /*name*/, const LionOptions& /*options*/) {}
@@ -84,7 +84,7 @@ struct Family<LionOptions> {
 
 template <>
 struct Family<SGDOptions> {
-  static constexpr UpdateRule kRule = UpdateRule::kSGD;
+  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kSGD, 8, /*decouples_decay=*/false};
   static constexpr const char* kOption = "nesterov";
 
   static void check(const char* name, const SGDOptions& o) {
@@ -104,7 +104,7 @@ struct Family<SGDOptions> {
 
 template <>
 struct Family<RMSpropOptions> {
-  static constexpr UpdateRule kRule = UpdateRule::kRMSprop;
+  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kRMSprop, 8, /*decouples_decay=*/false};
   static constexpr const char* kOption = "alpha";
 
   static void check(const char* name, const RMSpropOptions& o) {
@@ -122,7 +122,7 @@ struct Family<RMSpropOptions> {
 
 template <>
 struct Family<AdagradOptions> {
-  static constexpr UpdateRule kRule = UpdateRule::kAdagrad;
+  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kAdagrad, 8, /*decouples_decay=*/false};
   static constexpr const char* kOption = "lr_decay";
 
   static void check(const char* name, const AdagradOptions& o) {
@@ -153,16 +153,22 @@ std::unique_ptr<Options> checked(const char* name, const Options& options) {
 }  // namespace
 
 template <typename Options>
-Optimizer8bitWith<Options>::Optimizer8bitWith(const char* name,
-                                              const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                                              const Options& defaults, const Options8bit& options)
-    : Optimizer8bit(name, Family<Options>::kRule, groups, checked(name, defaults), options), name_(name) {
+LowBitOptimizerWith<Options>::LowBitOptimizerWith(
+    const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups, const Options& defaults,
+    const LowBitOptions& options)
+    : LowBitOptimizerWith(name, Family<Options>::kForm8bit, groups, defaults, options) {}
+
+template <typename Options>
+LowBitOptimizerWith<Options>::LowBitOptimizerWith(
+    const char* name, const Form& form, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+    const Options& defaults, const LowBitOptions& options)
+    : LowBitOptimizer(name, form, groups, checked(name, defaults), options), name_(name) {
   validate_groups<Options>(name, param_groups());
   for (const auto& group : param_groups()) checked_options(group);
 }
 
 template <typename Options>
-const torch::optim::OptimizerOptions& Optimizer8bitWith<Options>::checked_options(
+const torch::optim::OptimizerOptions& LowBitOptimizerWith<Options>::checked_options(
     const torch::optim::OptimizerParamGroup& group) const {
   const Options& options = options_of<Options>(name_, group);
   check_all(name_, options);
@@ -170,33 +176,33 @@ const torch::optim::OptimizerOptions& Optimizer8bitWith<Options>::checked_option
 }
 
 template <typename Options>
-void Optimizer8bitWith<Options>::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::serialize<ParamState8bit, Options>(archive, *this);
+void LowBitOptimizerWith<Options>::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<LowBitParamState, Options>(archive, *this);
   save_draws(archive);
 }
 
 template <typename Options>
-void Optimizer8bitWith<Options>::load(torch::serialize::InputArchive& archive) {
-  load_optimizer<ParamState8bit, Options>(name_, Family<Options>::kOption, archive, *this);
+void LowBitOptimizerWith<Options>::load(torch::serialize::InputArchive& archive) {
+  load_optimizer<LowBitParamState, Options>(name_, Family<Options>::kOption, archive, *this);
   load_draws(archive);
 }
 
 template <typename Options>
-Hyperparameters Optimizer8bitWith<Options>::hyperparameters(
+Hyperparameters LowBitOptimizerWith<Options>::hyperparameters(
     const torch::optim::OptimizerOptions& options) const {
   return Family<Options>::read(static_cast<const Options&>(options));
 }
 
 template <typename Options>
-void Optimizer8bitWith<Options>::set_hyperparameters(torch::optim::OptimizerOptions& options,
-                                                     const Hyperparameters& settings) const {
+void LowBitOptimizerWith<Options>::set_hyperparameters(torch::optim::OptimizerOptions& options,
+                                                       const Hyperparameters& settings) const {
   Family<Options>::write(static_cast<Options&>(options), settings);
 }
 
-template class Optimizer8bitWith<AdamOptions>;
-template class Optimizer8bitWith<LionOptions>;
-template class Optimizer8bitWith<SGDOptions>;
-template class Optimizer8bitWith<RMSpropOptions>;
-template class Optimizer8bitWith<AdagradOptions>;
+template class LowBitOptimizerWith<AdamOptions>;
+template class LowBitOptimizerWith<LionOptions>;
+template class LowBitOptimizerWith<SGDOptions>;
+template class LowBitOptimizerWith<RMSpropOptions>;
+template class LowBitOptimizerWith<AdagradOptions>;
 
 }  // namespace mantissa

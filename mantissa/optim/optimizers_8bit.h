@@ -9,10 +9,10 @@
 #include "mantissa/optim/adam.h"
 #include "mantissa/optim/adamw.h"
 #include "mantissa/optim/fused_adagrad.h"
-#include "mantissa/optim/optimizer_8bit.h"
+#include "mantissa/optim/low_bit_optimizer.h"
 #include "mantissa/optim/sgd.h"
 
-// The 8-bit optimizers. Optimizer8bit documents what they share; their formulas are those of
+// The 8-bit optimizers. LowBitOptimizer documents what they share; their formulas are those of
 // kernels::UpdateRule (kernels/blockwise.h).
 namespace mantissa {
 
@@ -38,9 +38,9 @@ struct LionOptions : public torch::optim::OptimizerCloneableOptions<LionOptions>
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// What depends on the options of an 8-bit optimizer.
+/// What depends on the options of an 8-bit or 4-bit optimizer.
 template <typename Options>
-class Optimizer8bitWith : public Optimizer8bit {
+class LowBitOptimizerWith : public LowBitOptimizer {
  public:
   void save(torch::serialize::OutputArchive& archive) const final;
   /// Errors: c10::ValueError for a file of another optimizer, of other parameters, or whose states have other
@@ -51,8 +51,12 @@ class Optimizer8bitWith : public Optimizer8bit {
                            const Hyperparameters& settings) const final;
 
  protected:
-  Optimizer8bitWith(const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                    const Options& defaults, const Options8bit& options);
+  /// Makes an 8-bit optimizer.
+  LowBitOptimizerWith(const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                      const Options& defaults, const LowBitOptions& options);
+  LowBitOptimizerWith(const char* name, const Form& form,
+                      const std::vector<torch::optim::OptimizerParamGroup>& groups, const Options& defaults,
+                      const LowBitOptions& options);
   const torch::optim::OptimizerOptions& checked_options(
       const torch::optim::OptimizerParamGroup& group) const final;
 
@@ -60,87 +64,87 @@ class Optimizer8bitWith : public Optimizer8bit {
   const char* name_;
 };
 
-extern template class Optimizer8bitWith<AdamOptions>;
-extern template class Optimizer8bitWith<LionOptions>;
-extern template class Optimizer8bitWith<SGDOptions>;
-extern template class Optimizer8bitWith<torch::optim::RMSpropOptions>;
-extern template class Optimizer8bitWith<AdagradOptions>;
+extern template class LowBitOptimizerWith<AdamOptions>;
+extern template class LowBitOptimizerWith<LionOptions>;
+extern template class LowBitOptimizerWith<SGDOptions>;
+extern template class LowBitOptimizerWith<torch::optim::RMSpropOptions>;
+extern template class LowBitOptimizerWith<AdagradOptions>;
 
 /// Adam with two 8-bit states. Unlike Adam's, its weight decay is decoupled, as bitsandbytes's is: it shrinks
 /// the parameter by lr * weight_decay after the step.
 ///
 /// Errors: c10::ValueError for amsgrad.
-class Adam8bit : public Optimizer8bitWith<AdamOptions> {
+class Adam8bit : public LowBitOptimizerWith<AdamOptions> {
  public:
   explicit Adam8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                    const AdamOptions& defaults = {}, const Options8bit& options = {})
+                    const AdamOptions& defaults = {}, const LowBitOptions& options = {})
       : Adam8bit("Adam8bit", groups, defaults, options) {}
   explicit Adam8bit(std::vector<at::Tensor> parameters, const AdamOptions& defaults = {},
-                    const Options8bit& options = {})
+                    const LowBitOptions& options = {})
       : Adam8bit({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults, options) {}
 
  protected:
   Adam8bit(const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups,
-           const AdamOptions& defaults, const Options8bit& options)
-      : Optimizer8bitWith(name, groups, defaults, options) {}
+           const AdamOptions& defaults, const LowBitOptions& options)
+      : LowBitOptimizerWith(name, groups, defaults, options) {}
 };
 
 /// Adam8bit with AdamW's default weight decay, 0.01.
 class AdamW8bit final : public Adam8bit {
  public:
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                     const AdamWOptions& defaults = {}, const Options8bit& options = {})
+                     const AdamWOptions& defaults = {}, const LowBitOptions& options = {})
       : Adam8bit("AdamW8bit", groups, defaults, options) {}
   explicit AdamW8bit(std::vector<at::Tensor> parameters, const AdamWOptions& defaults = {},
-                     const Options8bit& options = {})
+                     const LowBitOptions& options = {})
       : AdamW8bit({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults, options) {}
 };
 
 /// Lion with one 8-bit state.
 /// Source: Chen et al. 2023, arXiv:2302.06675.
-class Lion8bit final : public Optimizer8bitWith<LionOptions> {
+class Lion8bit final : public LowBitOptimizerWith<LionOptions> {
  public:
   explicit Lion8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                    const LionOptions& defaults = {}, const Options8bit& options = {})
-      : Optimizer8bitWith("Lion8bit", groups, defaults, options) {}
+                    const LionOptions& defaults = {}, const LowBitOptions& options = {})
+      : LowBitOptimizerWith("Lion8bit", groups, defaults, options) {}
   explicit Lion8bit(std::vector<at::Tensor> parameters, const LionOptions& defaults = {},
-                    const Options8bit& options = {})
+                    const LowBitOptions& options = {})
       : Lion8bit({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults, options) {}
 };
 
 /// SGD with momentum in one 8-bit state.
 /// Errors: c10::ValueError for momentum 0, which needs no state: use FusedSGD; for dampening and nesterov.
-class SGD8bit final : public Optimizer8bitWith<SGDOptions> {
+class SGD8bit final : public LowBitOptimizerWith<SGDOptions> {
  public:
   explicit SGD8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, const SGDOptions& defaults,
-                   const Options8bit& options = {})
-      : Optimizer8bitWith("SGD8bit", groups, defaults, options) {}
+                   const LowBitOptions& options = {})
+      : LowBitOptimizerWith("SGD8bit", groups, defaults, options) {}
   explicit SGD8bit(std::vector<at::Tensor> parameters, const SGDOptions& defaults,
-                   const Options8bit& options = {})
+                   const LowBitOptions& options = {})
       : SGD8bit({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults, options) {}
 };
 
 /// RMSprop with one 8-bit state.
 /// Errors: c10::ValueError for alpha 0, for momentum and for centered.
-class RMSprop8bit final : public Optimizer8bitWith<torch::optim::RMSpropOptions> {
+class RMSprop8bit final : public LowBitOptimizerWith<torch::optim::RMSpropOptions> {
  public:
   explicit RMSprop8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                       const torch::optim::RMSpropOptions& defaults = {}, const Options8bit& options = {})
-      : Optimizer8bitWith("RMSprop8bit", groups, defaults, options) {}
+                       const torch::optim::RMSpropOptions& defaults = {}, const LowBitOptions& options = {})
+      : LowBitOptimizerWith("RMSprop8bit", groups, defaults, options) {}
   explicit RMSprop8bit(std::vector<at::Tensor> parameters, const torch::optim::RMSpropOptions& defaults = {},
-                       const Options8bit& options = {})
+                       const LowBitOptions& options = {})
       : RMSprop8bit({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults, options) {}
 };
 
 /// Adagrad with one 8-bit state.
 /// Errors: c10::ValueError for lr_decay and for initial_accumulator_value.
-class Adagrad8bit final : public Optimizer8bitWith<AdagradOptions> {
+class Adagrad8bit final : public LowBitOptimizerWith<AdagradOptions> {
  public:
   explicit Adagrad8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                       const AdagradOptions& defaults = {}, const Options8bit& options = {})
-      : Optimizer8bitWith("Adagrad8bit", groups, defaults, options) {}
+                       const AdagradOptions& defaults = {}, const LowBitOptions& options = {})
+      : LowBitOptimizerWith("Adagrad8bit", groups, defaults, options) {}
   explicit Adagrad8bit(std::vector<at::Tensor> parameters, const AdagradOptions& defaults = {},
-                       const Options8bit& options = {})
+                       const LowBitOptions& options = {})
       : Adagrad8bit({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults, options) {}
 };
 

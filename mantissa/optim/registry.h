@@ -9,6 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
+namespace torch::nn {
+class Module;
+}
 namespace torch::optim {
 class Optimizer;
 }
@@ -53,9 +56,11 @@ struct OptimizerEntry {
   /// The defaults of the settings that the optimizer accepts. The others are unset and not accepted; the
   /// exception is `seed`, which is accepted wherever `stochastic_rounding` is.
   OptimizerSettings defaults;
-  /// `settings` must be complete.
+  /// `settings` must be complete. `not_matrices` are parameters that are no weights of a layer's product, whatever
+  /// their dimensions; only Muon reads them.
   std::unique_ptr<torch::optim::Optimizer> (*make)(std::vector<at::Tensor> parameters,
-                                                   const OptimizerSettings& settings);
+                                                   const OptimizerSettings& settings,
+                                                   const std::vector<at::Tensor>& not_matrices);
   /// It keeps squared gradients in the weights' dtype, unless it rounds stochastically. In fp16 these squares
   /// and `eps` underflow.
   bool squares_gradients = false;
@@ -78,6 +83,13 @@ OptimizerSettings settings_taken(const OptimizerEntry& optimizer, const Optimize
 /// Example: registry_test.cpp, OptimizerRegistry.EveryOneTakesAStep
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
                                                         std::vector<at::Tensor> parameters,
+                                                        const OptimizerSettings& settings = {});
+/// The same for all parameters of a module. muon and muon8bit step the matrices of the layers; AdamW, with the same
+/// learning rate and weight decay, steps the parameters of other dimensions and the weights of Embedding and
+/// EmbeddingBag, which only the module tells from other matrices. A weight that an embedding shares with another
+/// layer is one of these.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
+                                                        const torch::nn::Module& module,
                                                         const OptimizerSettings& settings = {});
 
 }  // namespace mantissa

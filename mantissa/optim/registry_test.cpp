@@ -8,6 +8,7 @@
 
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/adamw.h"
+#include "mantissa/optim/muon.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/optim/optimizers_8bit.h"
 
@@ -46,8 +47,9 @@ TEST_P(OptimizerRegistry, TheRowIsTrue) {
   if (row.takes("eps")) {
     EXPECT_EQ(group.at("eps").to_double(), row.defaults.eps);
   }
-  EXPECT_EQ(row.takes("min_8bit_size"), dynamic_cast<Optimizer8bit*>(optimizer.get()) != nullptr);
-  EXPECT_EQ(row.squares_gradients, row.takes("eps") && !row.takes("min_8bit_size"));
+  const auto* const low_bit = dynamic_cast<LowBitOptimizer*>(optimizer.get());
+  EXPECT_EQ(row.takes("min_8bit_size"), low_bit && low_bit->form().bits < 32);
+  EXPECT_EQ(row.squares_gradients, row.takes("eps") && !low_bit);
   EXPECT_FALSE(StateReader(state).find("stochastic_rounding_seed"));
 }
 
@@ -96,19 +98,64 @@ TEST(OptimizerByName, SettingsReachIt) {
   EXPECT_EQ(options.weight_decay(), 0.125);
   const auto rmsprop = make_optimizer("rmsprop8bit", {weight}, {.alpha = 0.75, .min_8bit_size = 4});
   EXPECT_EQ(static_cast<torch::optim::RMSpropOptions&>(rmsprop->param_groups()[0].options()).alpha(), 0.75);
-  EXPECT_EQ(dynamic_cast<Optimizer8bit&>(*rmsprop).optim_bits(weight), 8);
-  EXPECT_EQ(dynamic_cast<Optimizer8bit&>(*make_optimizer("adam8bit", {weight})).optim_bits(weight), 32);
+  EXPECT_EQ(dynamic_cast<LowBitOptimizer&>(*rmsprop).optim_bits(weight), 8);
+  EXPECT_EQ(dynamic_cast<LowBitOptimizer&>(*make_optimizer("adam8bit", {weight})).optim_bits(weight), 32);
   const auto rounding = make_optimizer("fused-sgd", {weight}, {.stochastic_rounding = true, .seed = 7});
   const StateDict state = optimizer_state(*rounding);
   EXPECT_EQ(StateReader(state).at("stochastic_rounding_seed").to_int(), 7);
 }
 
+struct TiedNet : torch::nn::Module {
+  TiedNet() {
+    embedding = register_module("embedding", torch::nn::Embedding(6, 4));
+    bag = register_module("bag", torch::nn::EmbeddingBag(5, 4));
+    fc = register_module("fc", torch::nn::Linear(4, 4));
+    conv = register_module("conv", torch::nn::Conv2d(4, 4, 1));
+    tied = register_parameter("tied", embedding->weight);
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::EmbeddingBag bag{nullptr};
+  torch::nn::Linear fc{nullptr};
+  torch::nn::Conv2d conv{nullptr};
+  at::Tensor tied;
+};
+
+TEST(OptimizerByName, MuonStepsTheMatricesOfLayersAndAdamWTheRest) {
+  const TiedNet net;
+  for (const char* name : {"muon", "muon8bit"}) {
+    const auto optimizer =
+        make_optimizer(name, net, {.lr = 0.25, .momentum = 0.5, .beta2 = 0.75, .eps = 1e-3});
+    ASSERT_EQ(optimizer->param_groups().size(), 2U);
+    const auto& matrices = optimizer->param_groups()[0];
+    const auto& rest = optimizer->param_groups()[1];
+    ASSERT_EQ(matrices.params().size(), 1U);
+    EXPECT_TRUE(matrices.params()[0].is_same(net.fc->weight));
+    EXPECT_EQ(rest.params().size(), net.parameters().size() - 2) << "the tied weight is one of both lists";
+    const auto& of_matrices = static_cast<const MuonOptions&>(matrices.options());
+    const auto& of_rest = static_cast<const MuonOptions&>(rest.options());
+    EXPECT_TRUE(of_matrices.use_muon());
+    EXPECT_EQ(of_matrices.momentum(), 0.5);
+    EXPECT_EQ(of_matrices.eps(), 1e-7);
+    EXPECT_EQ(of_matrices.adjust_lr_fn(), "match_rms_adamw");
+    EXPECT_FALSE(of_rest.use_muon());
+    EXPECT_EQ(of_rest.betas(), std::make_tuple(0.9, 0.75));
+    EXPECT_EQ(of_rest.eps(), 1e-3);
+    for (const auto& group : optimizer->param_groups()) EXPECT_EQ(group.options().get_lr(), 0.25);
+  }
+  // Without the module, only the dimensions tell.
+  EXPECT_EQ(make_optimizer("muon", net.parameters())->param_groups()[0].params().size(), 3U);
+  EXPECT_EQ(make_optimizer("muon", {net.fc->bias})->param_groups().size(), 1U);
+  EXPECT_EQ(make_optimizer("adam", net)->param_groups().size(), 1U);
+  EXPECT_THAT(error_of([] { make_optimizer("muon", std::vector<at::Tensor>()); }),
+              HasSubstr("Muon: got no parameters"));
+}
+
 TEST(OptimizerByName, AnUnknownNameIsAnErrorWithTheNearestOne) {
   EXPECT_THAT(
-      error_of([] { make_optimizer("adamx", {}); }),
+      error_of([] { make_optimizer("adamx", std::vector<at::Tensor>()); }),
       HasSubstr("optimizer 'adamx' is not available; did you mean 'adamw'?; choose from sgd, adamw, adam, "
                 "fused-sgd, fused-adamw, fused-adam, fused-adagrad, adam8bit, adamw8bit, lion8bit, "
-                "sgd8bit, rmsprop8bit, adagrad8bit"));
+                "sgd8bit, rmsprop8bit, adagrad8bit, adam4bit, adamw4bit, muon, muon8bit"));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/core/state_dict.h"
-#include "mantissa/optim/optimizer_8bit.h"
+#include "mantissa/optim/low_bit_optimizer.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/weights/packed_weight.h"
 
@@ -99,7 +99,7 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
   const at::NoGradGuard no_grad;
   std::unordered_map<const at::TensorImpl*, at::Tensor> copies;  // libtorch lists a tied weight twice
   std::vector<std::pair<at::Tensor*, at::Tensor>> replaced;
-  auto* const with_overrides = dynamic_cast<Optimizer8bit*>(&optimizer);
+  auto* const with_overrides = dynamic_cast<LowBitOptimizer*>(&optimizer);
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     std::vector<at::Tensor>& parameters = optimizer.param_groups()[group].params();
     for (size_t number = 0; number < parameters.size(); ++number) {

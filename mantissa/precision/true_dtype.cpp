@@ -16,7 +16,7 @@
 #include "mantissa/core/state_dict.h"
 #include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/optim/fused_optimizer.h"
-#include "mantissa/optim/optimizer_8bit.h"
+#include "mantissa/optim/low_bit_optimizer.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/precision/state_keys_internal.h"
 #include "mantissa/weights/float32_parameters.h"
@@ -72,7 +72,7 @@ void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
 std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
   const auto* const fused = dynamic_cast<const FusedOptimizer*>(&optimizer);
   if (fused && fused->has_stochastic_rounding()) return std::nullopt;       // it computes in float32
-  if (dynamic_cast<const Optimizer8bit*>(&optimizer)) return std::nullopt;  // so does it
+  if (dynamic_cast<const LowBitOptimizer*>(&optimizer)) return std::nullopt;  // so does it
   StateDict state;
   try {
     state = optimizer_state(optimizer);

@@ -1,4 +1,4 @@
-// The 8-bit optimizers in every place where the fused ones work: the scaler, clipping, accumulation, and
+// The optimizers of few bits, and Muon, in every place where the fused ones work: the scaler, clipping, accumulation, and
 // checkpoints of the Trainer.
 #include <filesystem>
 #include <functional>
@@ -34,7 +34,7 @@ const std::map<std::string, Clip> kClips = {
 std::vector<std::string> names() {
   std::vector<std::string> all;
   for (const OptimizerEntry& entry : optimizers())
-    if (entry.takes("min_8bit_size")) all.push_back(entry.name);
+    if (entry.takes("min_8bit_size") || entry.name == "muon") all.push_back(entry.name);
   return all;
 }
 
@@ -42,20 +42,25 @@ TEST(EightBitOptimizers, AnIterationReadsNoValueOnTheHost) {
   for (const std::string& name : names()) {
     for (const auto dtype : {at::kFloat, at::kHalf}) {
       for (const auto& [kind, clip] : kClips) {
-        const at::Tensor weight = torch::ones({300}, dtype).set_requires_grad(true);
-        const auto optimizer = make_optimizer(name, {weight}, {.lr = 0.01, .min_8bit_size = 1});
+        const at::Tensor weight = torch::ones({384}, dtype).set_requires_grad(true),
+                         matrix = torch::eye(16, dtype).set_requires_grad(true);
+        const auto optimizer = make_optimizer(
+            name, {weight, matrix}, settings_taken(find_optimizer(name), {.lr = 0.01, .min_8bit_size = 1}));
         GradScaler scaler(at::kCPU, {.hysteresis_steps = 2});
         for (const float gradient : {1024.0F, HUGE_VALF, 1024.0F, NAN}) {
           const HostReads reads;
           scaler.scale(torch::ones({}));
           weight.mutable_grad() = torch::full_like(weight, gradient).detach();
+          matrix.mutable_grad() = torch::full_like(matrix, gradient).detach();
           clip(scaler, *optimizer);
           scaler.step(*optimizer);
           scaler.update();
           EXPECT_EQ(reads.count(), 0) << name << " " << dtype << " " << kind << " " << gradient;
         }
         EXPECT_LT(weight[0].item<float>(), 1) << name;
+        EXPECT_LT(matrix[0][0].item<float>(), 1) << name;
         EXPECT_TRUE(weight.isfinite().all().item<bool>()) << name;
+        EXPECT_TRUE(matrix.isfinite().all().item<bool>()) << name;
       }
     }
   }
@@ -87,6 +92,11 @@ TEST(EightBitOptimizers, TrainLikeThe32BitOneWithClippingAndAccumulation) {
       const bool rounds = precision == "bf16-true";
       const FitResult wide =
           train("fused-adamw", {.lr = 2e-3, .stochastic_rounding = rounds}, precision, algorithm);
+      const FitResult four_bit =
+          train("adamw4bit", {.lr = 2e-3, .min_8bit_size = 256, .stochastic_rounding = rounds}, precision,
+                algorithm);
+      EXPECT_NEAR(four_bit.metrics.at("train_loss"), wide.metrics.at("train_loss"), 0.15)
+          << precision << algorithm;
       const FitResult narrow =
           train("adamw8bit", {.lr = 2e-3, .min_8bit_size = 256, .stochastic_rounding = rounds}, precision,
                 algorithm);
@@ -105,8 +115,8 @@ class Net : public Task {
   std::vector<OptimizerConfig> configure_optimizers() override {
     const OptimizerSettings settings = {.lr = 1e-2, .min_8bit_size = 100, .stochastic_rounding = true};
     std::shared_ptr<torch::optim::Optimizer> optimizer =
-        make_optimizer(optimizer_, net->parameters(), settings);
-    dynamic_cast<Optimizer8bit&>(*optimizer).override_config(*net, "2.weight", {.optim_bits = 32});
+        make_optimizer(optimizer_, *net, settings_taken(find_optimizer(optimizer_), settings));
+    dynamic_cast<LowBitOptimizer&>(*optimizer).override_config(*net, "2.weight", {.optim_bits = 32});
     auto schedule = std::make_shared<WarmupCosineLR>(
         *optimizer, WarmupCosineOptions{.warmup_steps = 2, .total_steps = 40});
     return {{optimizer, schedule, OptimizerConfig::Interval::kStep}};

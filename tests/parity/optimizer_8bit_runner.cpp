@@ -1,4 +1,4 @@
-// Steps an 8-bit optimizer through given gradients, and exchanges its state with bitsandbytes:
+// Steps an 8-bit or 4-bit optimizer, or Muon, through given gradients, and exchanges its state with bitsandbytes:
 //
 //   optimizer_8bit_runner JOB.json
 //
@@ -6,12 +6,14 @@
 //         weights "0", "1", ... and the gradients "<step>.<weight>"; `from` and `to`: the first step and the
 //         one behind the last. Optionally a state of bitsandbytes to begin with: `state` {"<weight>":
 //         {"step": number, "<name>": name in `tensors`, ...}}, perhaps with the wrapper around the tensors,
-//         and `param_groups`.
+//         and `param_groups`. With `muon_options` the optimizer is the class Muon with these options.
 // Result: `output`, safetensors: the weights "<weight>" and bitsandbytes's tensors "<weight>.<name>";
-//         `output_state`, JSON: the same state, with the tensors' names in place of the tensors.
+//         `output_state`, JSON: the same state, with the tensors' names in place of the tensors. The state of
+//         an optimizer that bitsandbytes does not have is ours, without groups.
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <type_traits>
 
@@ -22,7 +24,9 @@
 
 #include "mantissa/io/safetensors.h"
 #include "mantissa/optim/bitsandbytes_state.h"
-#include "mantissa/optim/optimizer_8bit.h"
+#include "mantissa/optim/low_bit_optimizer.h"
+#include "mantissa/optim/muon.h"
+#include "mantissa/optim/optimizer_state.h"
 #include "mantissa/optim/registry.h"
 
 namespace mantissa {
@@ -76,14 +80,25 @@ Json json_of(const StateValue& value, const std::string& path, Tensors& tensors)
   return object;
 }
 
+std::unique_ptr<torch::optim::Optimizer> make(const Json& job, const std::vector<at::Tensor>& weights) {
+  if (!job.contains("muon_options")) return make_optimizer(job["optimizer"], weights, settings_of(job));
+  const Json& given = job["muon_options"];
+  MuonOptions options(given.value("lr", 1e-3));
+  options.weight_decay(given.value("weight_decay", 0.1)).momentum(given.value("momentum", 0.95));
+  options.nesterov(given.value("nesterov", true)).ns_steps(given.value("ns_steps", 5));
+  options.eps(given.value("eps", 1e-7));
+  if (given.contains("adjust_lr_fn")) options.adjust_lr_fn(given["adjust_lr_fn"].get<std::string>());
+  return std::make_unique<Muon>(weights, options);
+}
+
 void run(const Json& job) {
   at::set_num_threads(job["threads"]);
   const Safetensors given = load_safetensors(job["tensors"].get<std::string>());
   std::vector<at::Tensor> weights;
   for (size_t i = 0; given.tensors.contains(std::to_string(i)); ++i)
     weights.push_back(given.tensors.at(std::to_string(i)).clone().set_requires_grad(true));
-  const auto made = make_optimizer(job["optimizer"], weights, settings_of(job));
-  auto& optimizer = dynamic_cast<Optimizer8bit&>(*made);
+  const auto made = make(job, weights);
+  auto& optimizer = dynamic_cast<LowBitOptimizer&>(*made);
   if (job.contains("state")) {
     const StateDict state = {{"state", value_of(job["state"], given)},
                              {"param_groups", value_of(job["param_groups"], given)}};
@@ -95,9 +110,11 @@ void run(const Json& job) {
     optimizer.step();
   }
   Tensors result;
-  const StateDict state = bitsandbytes_state(optimizer, job.value("is_wrapped", true));
-  const Json json = {{"state", json_of(state.at("state"), "", result)},
-                     {"param_groups", json_of(state.at("param_groups"), "", result)}};
+  const bool is_theirs = optimizer.is_in_bitsandbytes();
+  const StateDict state =
+      is_theirs ? bitsandbytes_state(optimizer, job.value("is_wrapped", true)) : optimizer_state(optimizer);
+  Json json = {{"state", json_of(state.at("state"), "", result)}};
+  if (is_theirs) json["param_groups"] = json_of(state.at("param_groups"), "", result);
   std::ofstream(job["output_state"].get<std::string>()) << json;
   for (size_t i = 0; i < weights.size(); ++i) result[std::to_string(i)] = weights[i].detach();
   save_safetensors(job["output"].get<std::string>(), result);

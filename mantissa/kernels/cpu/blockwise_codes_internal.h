@@ -8,6 +8,7 @@
 
 #include "mantissa/core/code_tables.h"
 #include "mantissa/kernels/blockwise.h"
+#include "mantissa/kernels/state_codes.h"
 
 namespace mantissa::kernels::cpu {
 
@@ -25,15 +26,14 @@ Normalizer normalizer(float absmax) {
 
 inline constexpr float kLargestFloat = 0x1.fffffep127F;
 
-/// Which codes a number may have. kNearest: any. kState: see BlockwiseUpdate.
-enum class Coding : uint8_t { kNearest, kState };
+/// How a state is stored.
+enum class StateBits : uint8_t { k4, k8, k32 };
 
-/// Returns the largest float that is not above `x`: a float is above it exactly if it is above `x`.
-consteval float float_below(double x) {
-  const auto nearest = static_cast<float>(x);
-  if (nearest <= x) return nearest;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(nearest) + (nearest > 0 ? uint32_t(-1) : 1));
-}
+/// Memory for a block of a state.
+struct CopyOfState {
+  alignas(64) float values[kStateBlock];
+  uint8_t codes[kStateBlock];
+};
 
 /// Returns an integer that has the order of floats.
 consteval int32_t order_of(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
@@ -55,16 +55,12 @@ consteval Thresholds thresholds_of(const float (&table)[256]) {
 inline constexpr Thresholds kSignedThresholds = thresholds_of(kDynamicSigned);
 inline constexpr Thresholds kUnsignedThresholds = thresholds_of(kDynamicUnsigned);
 
-/// The code of 0 in the signed map; and the least magnitude of a state in that map that does not become 0.
-inline constexpr int kSignedZero = 127;
-inline constexpr float kLeastState = 0x1p-121F;
-
 /// Returns the code of a number that is normalized: nearest_code() without branches, and NaN as 0.
 template <class Build>
-uint8_t code_of(DynamicMap map, Coding coding, float x) {
+uint8_t code_of(DynamicMap map, float x) {
   if (x != x) x = 0;
-  const bool is_signed = map == DynamicMap::kSigned, negative = x < 0;
-  const int32_t* const thresholds = (is_signed ? kSignedThresholds : kUnsignedThresholds).below_middle;
+  const int32_t* const thresholds =
+      (map == DynamicMap::kSigned ? kSignedThresholds : kUnsignedThresholds).below_middle;
   int32_t bits = 0;
   __builtin_memcpy(&bits, &x, sizeof bits);
   const int64_t order = bits ^ ((bits >> 31) & 0x7fffffff);
@@ -72,26 +68,16 @@ uint8_t code_of(DynamicMap map, Coding coding, float x) {
   // The sign of a difference instead of a comparison, which GCC 12 makes a branch that is hard to predict.
   for (int bit = 7; bit >= 0; --bit)
     code += static_cast<int>(static_cast<uint64_t>(thresholds[code + (1 << bit) - 1] - order) >> 63) << bit;
-  if (coding == Coding::kState && is_signed) {
-    // Symmetric, so that a tie goes to the code nearer to 0.
-    int rank = negative ? code_of<Build>(map, Coding::kNearest, -x) - kSignedZero : code - kSignedZero;
-    if (rank == 0 && (negative ? -x : x) >= kLeastState) rank = 1;
-    if (!negative) return static_cast<uint8_t>(kSignedZero + rank);
-    return static_cast<uint8_t>(kSignedZero - (rank < kSignedZero ? rank : kSignedZero));
-  }
-  if (coding == Coding::kState && x > 0 && code == 0) code = 1;
   return static_cast<uint8_t>(code);
 }
 
-/// The positive values of a map in classes of equal spacing, so that the rank of the value nearest to a number
-/// is an affine function of the number, rounded down. There is a class for each power of ten from 1e-7, and
-/// one for the value 1.
+/// The positive values of a map in classes of equal spacing, as state_codes.h explains, but exact.
 struct CodeClasses {
   static constexpr int kCount = 8;
   /// A number whose magnitude's bits are above it belongs to a later class.
   alignas(32) int32_t bound[kCount];
-  /// For negative numbers that are not states: at a tie, which goes to the lower code, they belong to the later
-  /// class. A number whose rotated bits are above it belongs to it: the bits of a float, rotated left by one,
+  /// For the signed map. At a tie, which goes to the lower code, a negative number belongs to the later class. A
+  /// number whose rotated bits are above it belongs to it: the bits of a float, rotated left by one,
   /// are twice those of its magnitude, plus 1 if it is negative.
   alignas(32) int32_t rotated_bound[kCount];
   /// slope * number + offset is the rank with a fraction, in units of 2^-kFraction.
@@ -114,9 +100,7 @@ consteval int least_class(float number) {
 }
 
 /// `first_rank[c]` is the first rank of class c; the last class has only one. `zero` is the code of 0.
-/// For a signed state, every number from kLeastState on has at least rank 1.
-consteval CodeClasses classes_of(const float (&table)[256], int zero, const int (&first_rank)[8],
-                                 bool is_signed_state = false) {
+consteval CodeClasses classes_of(const float (&table)[256], int zero, const int (&first_rank)[8]) {
   CodeClasses classes = {};
   constexpr double kUnit = 1 << CodeClasses::kFraction;
   const auto middle = [&](int rank) {  // between this rank and the next one
@@ -133,7 +117,6 @@ consteval CodeClasses classes_of(const float (&table)[256], int zero, const int 
     if (c == 0) {
       x0 = middle(0), y0 = 1;
       if (last == 1) x1 = 0, y1 = 0.5;
-      if (is_signed_state) x0 = kLeastState;
       if (last == 2) x1 = middle(1), y1 = 2;
     } else if (last == first + 1) {
       x1 = table[zero + first], y1 = first + 0.5;
@@ -150,19 +133,15 @@ consteval CodeClasses classes_of(const float (&table)[256], int zero, const int 
 }
 
 inline constexpr CodeClasses kSignedClasses = classes_of(kDynamicSigned, 127, {1, 2, 4, 8, 16, 32, 64, 128});
-inline constexpr CodeClasses kSignedStateClasses =
-    classes_of(kDynamicSigned, 127, {1, 2, 4, 8, 16, 32, 64, 128}, /*is_signed_state=*/true);
 inline constexpr CodeClasses kUnsignedClasses =
     classes_of(kDynamicUnsigned, 0, {1, 3, 7, 15, 31, 63, 127, 255});
 
 /// Stores the codes of four vectors of numbers that are normalized, and finite.
-template <class V, DynamicMap kMap, Coding kCoding>
+template <class V, DynamicMap kMap>
 [[gnu::always_inline]] inline void store_codes(uint8_t* to, const float* values, typename V::Float factor) {
   using Float = typename V::Float;
-  constexpr bool kIsSigned = kMap == DynamicMap::kSigned, kIsState = kCoding == Coding::kState;
-  constexpr const CodeClasses& kClasses = !kIsSigned ? kUnsignedClasses
-                                          : kIsState ? kSignedStateClasses
-                                                     : kSignedClasses;
+  constexpr bool kIsSigned = kMap == DynamicMap::kSigned;
+  constexpr const CodeClasses& kClasses = kIsSigned ? kSignedClasses : kUnsignedClasses;
   typename V::Int codes[4];
   typename V::Lanes undecided[4];
 #pragma GCC unroll 4
@@ -171,14 +150,13 @@ template <class V, DynamicMap kMap, Coding kCoding>
     const Float x = V::fma(V::load(values + i * V::kLanes), factor, V::zero()),
                 size = kIsSigned ? V::abs(x) : x;
     const auto least = V::least_class(size);
-    const auto which = kIsSigned && !kIsState
-                           ? V::next_above(least, V::rotated(x), V::pick(kClasses.rotated_bound, least))
-                           : V::next_above(least, V::bits_of(size), V::pick(kClasses.bound, least));
+    const auto which = kIsSigned ? V::next_above(least, V::rotated(x), V::pick(kClasses.rotated_bound, least))
+                                 : V::next_above(least, V::bits_of(size), V::pick(kClasses.bound, least));
     const Float rank = V::fma(size, V::pick(kClasses.slope, which), V::pick(kClasses.offset, which));
     // V::min keeps a NaN, which truncate() makes undecided.
     const auto units = V::truncate(V::min(V::pick(kClasses.most, which), rank));
     undecided[i] = V::is_whole(units);
-    codes[i] = V::template code_of_rank<kIsSigned, kIsState>(V::whole(units), x);
+    codes[i] = V::template code_of_rank<kIsSigned>(V::whole(units), x);
   }
   V::store_bytes(to, codes);
   if (V::bits((undecided[0] | undecided[1]) | (undecided[2] | undecided[3])) == 0) [[likely]]
@@ -188,7 +166,7 @@ template <class V, DynamicMap kMap, Coding kCoding>
     V::store(numbers, V::mul(V::load(values + i * V::kLanes), factor));
     for (uint32_t lanes = V::bits(undecided[i]); lanes != 0; lanes &= lanes - 1) {
       const int lane = __builtin_ctz(lanes);
-      to[i * V::kLanes + lane] = code_of<V>(kMap, kCoding, numbers[lane]);
+      to[i * V::kLanes + lane] = code_of<V>(kMap, numbers[lane]);
     }
   }
 }

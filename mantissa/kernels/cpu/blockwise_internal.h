@@ -4,6 +4,7 @@
 // elements_internal.h. V has these members in addition:
 //
 //   sqrt(x)
+//   largest(x)                       the largest lane, where none is negative or NaN
 //   look_up(table, codes)            the values of kLanes codes
 //   where_finite(x, a, b)            b where x is inf or nan
 //   sign(x)                          -1, 0 or 1
@@ -15,14 +16,18 @@
 //   truncate(x)                      integers
 //   is_whole(i), whole(i)            whether a rank in units is nearly whole, or just below; the whole rank
 //   bits(lanes)                      a bit for each lane of the set
-//   code_of_rank<kIsSigned, kState>(rank, x)      the codes of numbers x; -1 stands for 0
+//   code_of_rank<kIsSigned>(rank, x)      the codes of numbers x; -1 stands for 0
 //   store_bytes(to, codes)           four vectors of codes
+//
+// blockwise_states_internal.h and blockwise4_internal.h list those for states.
 
 #include <cstddef>
 #include <cstdint>
 
+#include "mantissa/kernels/cpu/blockwise4_internal.h"
 #include "mantissa/kernels/cpu/blockwise_codes_internal.h"
 #include "mantissa/kernels/cpu/blockwise_kernel.h"
+#include "mantissa/kernels/cpu/blockwise_states_internal.h"
 #include "mantissa/kernels/cpu/elements_internal.h"
 #include "mantissa/kernels/cpu/stochastic_round_kernel.h"
 
@@ -45,40 +50,24 @@ void decode_block(const uint8_t* codes, float absmax, float* values, int64_t cou
 }
 
 /// Encodes a block and returns its absmax, given its largest magnitude. `values` holds a whole block, and
-/// loses its values if they are tiny. Calls also(i) for every kLanes elements, as work that the processor can
-/// do at the same time.
-template <class V, DynamicMap kMap, Coding kCoding, class Also>
-[[gnu::always_inline]] inline float encode_block(float* values, float largest, uint8_t* codes, int64_t count,
-                                                 const Also& also) {
+/// loses its values if they are tiny.
+template <class V, DynamicMap kMap>
+float encode_block(float* values, float largest, uint8_t* codes, int64_t count) {
   const float absmax = largest < kLargestFloat ? largest : kLargestFloat;
   const auto [first, second] = normalizer<V>(absmax);
   if (first != 1) {
     for (int64_t i = 0; i < kStateBlock; ++i) values[i] *= first;
   }
   if (largest > kLargestFloat) {
-    for (int64_t i = 0; i < count; ++i) codes[i] = code_of<V>(kMap, kCoding, values[i] * second);
-    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) also(i);
+    for (int64_t i = 0; i < count; ++i) codes[i] = code_of<V>(kMap, values[i] * second);
     return absmax;
   }
   uint8_t copy[kStateBlock];
   uint8_t* const to = count == kStateBlock ? codes : copy;
-  const auto factor = V::set(second);
-  for (int64_t i = 0; i < kStateBlock; i += 4 * V::kLanes) {
-    store_codes<V, kMap, kCoding>(to + i, values + i, factor);
-#pragma GCC unroll 4
-    for (int64_t k = 0; k < 4; ++k) also(i + k * V::kLanes);
-  }
+  for (int64_t i = 0; i < kStateBlock; i += 4 * V::kLanes)
+    store_codes<V, kMap>(to + i, values + i, V::set(second));
   if (to == copy) __builtin_memcpy(codes, copy, static_cast<size_t>(count));
   return absmax;
-}
-
-template <class V>
-float largest_lane(typename V::Float x) {
-  alignas(64) float lanes[V::kLanes];
-  V::store(lanes, x);
-  float largest = 0;
-  for (const float lane : lanes) largest = lane > largest ? lane : largest;
-  return largest;
 }
 
 template <class V, DynamicMap kMap>
@@ -92,8 +81,8 @@ void quantize_block(const QuantizeBlockwise& problem, int64_t block) {
     largest = V::max(V::abs(lanes), largest);
     if (kMap == DynamicMap::kUnsigned) V::store(values + i, V::max(lanes, V::zero()));
   }
-  problem.absmax[block] = encode_block<V, kMap, Coding::kNearest>(
-      values, largest_lane<V>(largest), problem.codes + begin, count, [](int64_t /*i*/) {});
+  problem.absmax[block] =
+      encode_block<V, kMap>(values, V::largest(largest), problem.codes + begin, count);
 }
 
 template <class V>
@@ -129,7 +118,7 @@ struct WideFactors {
       : step_size(V::set(u.factors.step_size)),
         beta1(V::set(u.factors.beta1)),
         beta2(V::set(u.factors.beta2)),
-        rest1(V::set(u.factors.rest1)),
+        rest1(V::set(u.rule == UpdateRule::kAdam && u.maximize ? -u.factors.rest1 : u.factors.rest1)),
         rest2(V::set(u.factors.rest2)),
         eps(V::set(u.factors.eps)),
         decay(V::set(u.factors.decay)),
@@ -144,6 +133,12 @@ constexpr bool divides(UpdateRule rule) {
   return rule != UpdateRule::kLion && rule != UpdateRule::kSGD;
 }
 
+/// Whether the states depend on the parameter, by its decay.
+template <class V>
+constexpr bool reads_parameter(UpdateRule rule) {
+  return rule != UpdateRule::kAdam && rule != UpdateRule::kLion;
+}
+
 /// The values of kLanes elements.
 template <class V>
 struct Lanes {
@@ -151,13 +146,15 @@ struct Lanes {
 };
 
 /// Updates the states of kLanes elements, and their parameter if the rule does not divide: see UpdateRule.
-/// kIsFinite: no gradient is inf or nan.
+/// kIsFinite: no gradient is inf or nan, and no parameter either where the states read it.
 template <class V, UpdateRule kRule, bool kIsFinite>
 [[gnu::always_inline]] inline void update_states(const WideFactors<V>& f, Lanes<V>& x) {
   using Float = typename V::Float;
   const Float before = x.p;
-  Float g = V::mul(x.gradient, f.sign);
-  if constexpr (kRule == UpdateRule::kAdam) {
+  // The sign of Adam's gradient is in rest1: its square has none.
+  Float g = kRule == UpdateRule::kAdam ? x.gradient : V::mul(x.gradient, f.sign);
+  if constexpr (has_second_state<V>(kRule)) {
+    if constexpr (kRule == UpdateRule::kAdamDecayFirst) g = V::add(g, V::mul(f.decay, x.p));
     x.m = V::add(V::mul(f.beta1, x.m), V::mul(f.rest1, g));
     x.v = V::add(V::mul(f.beta2, x.v), V::mul(V::mul(f.rest2, g), g));
     x.denominator = V::add(V::sqrt(x.v), f.eps);
@@ -191,10 +188,11 @@ template <class V, UpdateRule kRule, bool kIsFinite>
 [[gnu::always_inline]] inline typename V::Float divided(const WideFactors<V>& f, const Lanes<V>& x) {
   using Float = typename V::Float;
   const auto numerator = [&] {
-    if constexpr (kRule == UpdateRule::kAdam) return x.m;
+    if constexpr (has_second_state<V>(kRule)) return x.m;
     return V::add(V::mul(x.gradient, f.sign), V::mul(f.decay, x.p));
   };
-  Float p = V::sub(x.p, V::mul(f.step_size, V::div(numerator(), x.denominator)));
+  const Float start = kRule == UpdateRule::kAdamDecayFirst ? V::mul(x.p, f.keep) : x.p;
+  Float p = V::sub(start, V::mul(f.step_size, V::div(numerator(), x.denominator)));
   if constexpr (kRule == UpdateRule::kAdam) p = V::mul(p, f.keep);
   return kIsFinite ? p : V::where_finite(x.gradient, p, x.p);
 }
@@ -234,61 +232,80 @@ void write_parameter(const BlockwiseUpdate& u, const float* values, int64_t begi
       count);
 }
 
-/// Memory for a block of a state.
-struct CopyOfState {
-  alignas(64) float values[kStateBlock];
-  uint8_t codes[kStateBlock];
-};
+/// One state of a block while it is updated. The new values of states with codes are kept until all of them are
+/// known, and then encoded.
+template <class V, DynamicMap kMap, StateBits kBits>
+struct BlockOfState;
 
-/// One state of a block while it is updated. In 8 bits, the new values are kept in `values` until all of them
-/// are known, and then encoded; in 32 bits, `values` are the memory itself, or a copy that ends in zeros.
-template <class V, DynamicMap kMap, bool kIs8Bit>
-struct BlockOfState {
+template <class V, DynamicMap kMap>
+struct BlockOfState<V, kMap, StateBits::k8> {
   using Float = typename V::Float;
-  static constexpr const float* kTable = kMap == DynamicMap::kSigned ? kDynamicSigned : kDynamicUnsigned;
 
   const UpdateState& state;
   int64_t block, count;
-  const uint8_t* codes = nullptr;
+  StateDecoder<V, kMap> decode;
+  const uint8_t* codes;
   float* values;
-  Float scale = V::zero(), largest = V::zero();
+  Float largest = V::zero();
+  StateScale scale = {};
 
   [[gnu::always_inline]] inline BlockOfState(const UpdateState& its_state, int64_t its_block,
                                              int64_t its_count, CopyOfState& copy)
-      : state(its_state), block(its_block), count(its_count), values(copy.values) {
-    const int64_t begin = block * kStateBlock;
-    if constexpr (kIs8Bit) {
-      scale = V::set(state.absmax[block]);
-      codes = state.codes + begin;
-      if (count < kStateBlock) {
-        __builtin_memset(copy.codes, kMap == DynamicMap::kSigned ? 127 : 0, sizeof copy.codes);
-        __builtin_memcpy(copy.codes, codes, static_cast<size_t>(count));
-        codes = copy.codes;
-      }
-    } else {
-      values = values_of<V, Elements<V, Element::kFloat32>>(state.values, begin, count, copy.values);
-    }
+      : state(its_state),
+        block(its_block),
+        count(its_count),
+        decode(state.absmax[block]),
+        codes(state.codes + block * kStateBlock),
+        values(copy.values) {
+    if (count == kStateBlock) return;
+    __builtin_memset(copy.codes, kMap == DynamicMap::kSigned ? kSignedZero : 0, sizeof copy.codes);
+    __builtin_memcpy(copy.codes, codes, static_cast<size_t>(count));
+    codes = copy.codes;
   }
-  [[gnu::always_inline]] inline Float load(int64_t i) const {
-    if constexpr (kIs8Bit) return V::mul(V::look_up(kTable, codes + i), scale);
-    return V::load(values + i);
-  }
+  [[gnu::always_inline]] inline Float load(int64_t i) const { return decode(codes + i); }
   [[gnu::always_inline]] inline void store(int64_t i, Float value) {
     V::store(values + i, value);
-    if constexpr (kIs8Bit) largest = V::max(kMap == DynamicMap::kSigned ? V::abs(value) : value, largest);
+    largest = V::max(kMap == DynamicMap::kSigned ? V::abs(value) : value, largest);
   }
+  /// To be called for all states before the first finish(), because the processor waits for the result.
+  [[gnu::always_inline]] inline void close() { scale = scale_of<V>(V::largest(largest)); }
   /// Calls also(i) for every kLanes elements of the block.
-  template <class Also>
+  template <bool kIsFinite, class Also>
   [[gnu::always_inline]] inline void finish(const Also& also) const {
-    const int64_t begin = block * kStateBlock;
-    if constexpr (kIs8Bit) {
-      state.absmax[block] = encode_block<V, kMap, Coding::kState>(values, largest_lane<V>(largest),
-                                                                  state.codes + begin, count, also);
-    } else {
-      for (int64_t i = 0; i < kStateBlock; i += V::kLanes) also(i);
-      write_back<V, Elements<V, Element::kFloat32>>(values, state.values, begin, count);
-    }
+    state.absmax[block] = scale.absmax;
+    encode_states<V, kMap, kIsFinite>(values, scale, state.codes + block * kStateBlock, count, also);
   }
+};
+
+/// `values` are the memory itself, or a copy that ends in zeros.
+template <class V, DynamicMap kMap>
+struct BlockOfState<V, kMap, StateBits::k32> {
+  using Float = typename V::Float;
+  using Values = Elements<V, Element::kFloat32>;
+
+  const UpdateState& state;
+  int64_t begin, count;
+  float* values;
+
+  [[gnu::always_inline]] inline BlockOfState(const UpdateState& its_state, int64_t block, int64_t its_count,
+                                             CopyOfState& copy)
+      : state(its_state),
+        begin(block * kStateBlock),
+        count(its_count),
+        values(values_of<V, Values>(state.values, begin, count, copy.values)) {}
+  [[gnu::always_inline]] inline Float load(int64_t i) const { return V::load(values + i); }
+  [[gnu::always_inline]] inline void store(int64_t i, Float value) { V::store(values + i, value); }
+  [[gnu::always_inline]] inline void close() {}
+  template <bool kIsFinite, class Also>
+  [[gnu::always_inline]] inline void finish(const Also& also) const {
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) also(i);
+    write_back<V, Values>(values, state.values, begin, count);
+  }
+};
+
+template <class V, DynamicMap kMap>
+struct BlockOfState<V, kMap, StateBits::k4> : BlockOf4BitState<V, kMap> {
+  using BlockOf4BitState<V, kMap>::BlockOf4BitState;
 };
 
 /// Prefetches `count` elements of a later block, across the end of a page, where the processor's own
@@ -302,13 +319,13 @@ template <typename T>
 }
 
 /// Updates a block, given as float32 values, and its states.
-template <class V, UpdateRule kRule, bool kIs8Bit, bool kIsFinite>
+template <class V, UpdateRule kRule, StateBits kBits, bool kIsFinite>
 void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float* p) {
   alignas(64) float denominators[kStateBlock];
   CopyOfState m_copy, v_copy;
   const int64_t count = count_in_block<V>(block, u.count);
   const WideFactors<V> factors(u);
-  BlockOfState<V, DynamicMap::kSigned, kIs8Bit> m(u.state1, block, count, m_copy);
+  BlockOfState<V, DynamicMap::kSigned, kBits> m(u.state1, block, count, m_copy);
   const auto nothing = [](int64_t /*i*/) {};
   const auto finish_parameter = [&](int64_t i) {
     const Lanes<V> x = {V::load(g + i), V::load(p + i), V::load(m.values + i), V::zero(),
@@ -316,14 +333,15 @@ void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float
     V::store(p + i, divided<V, kRule, kIsFinite>(factors, x));
   };
   if constexpr (has_second_state<V>(kRule)) {
-    BlockOfState<V, DynamicMap::kUnsigned, kIs8Bit> v(u.state2, block, count, v_copy);
+    BlockOfState<V, DynamicMap::kUnsigned, kBits> v(u.state2, block, count, v_copy);
     for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
       Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), v.load(i), V::zero()};
       update_states<V, kRule, kIsFinite>(factors, x);
       m.store(i, x.m), v.store(i, x.v), V::store(denominators + i, x.denominator);
     }
-    v.finish(finish_parameter);  // before m loses its values
-    m.finish(nothing);
+    v.close(), m.close();
+    v.template finish<kIsFinite>(finish_parameter);  // before m loses its values
+    m.template finish<kIsFinite>(nothing);
   } else {
     for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
       Lanes<V> x = {V::load(g + i), V::load(p + i), m.load(i), V::zero(), V::zero()};
@@ -331,22 +349,23 @@ void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float
       m.store(i, x.m);
       V::store(divides<V>(kRule) ? denominators + i : p + i, divides<V>(kRule) ? x.denominator : x.p);
     }
+    m.close();
     if constexpr (divides<V>(kRule)) {
-      m.finish(finish_parameter);
+      m.template finish<kIsFinite>(finish_parameter);
     } else {
-      m.finish(nothing);
+      m.template finish<kIsFinite>(nothing);
     }
   }
 }
 
-template <class V, class Values, UpdateRule kRule, bool kIs8Bit>
+template <class V, class Values, UpdateRule kRule, StateBits kBits>
 void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
   alignas(64) float p_copy[kStateBlock], g_copy[kStateBlock];
   for (int64_t block = first; block < last; ++block) {
     const int64_t begin = block * kStateBlock, count = count_in_block<V>(block, u.count);
     prefetch_later(static_cast<const typename Values::Storage*>(u.gradient) + begin);
     prefetch_later(static_cast<const typename Values::Storage*>(u.parameter) + begin);
-    if constexpr (kIs8Bit) {
+    if constexpr (kBits == StateBits::k8) {
       prefetch_later(u.state1.codes + begin);
       if constexpr (has_second_state<V>(kRule)) prefetch_later(u.state2.codes + begin);
     }
@@ -359,11 +378,14 @@ void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
     float* const p = values_of<V, Values>(u.parameter, begin, count, p_copy);
     // 0 times inf or nan is nan, and stays in the sum.
     auto sum = V::zero();
-    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) sum = V::fma(V::load(g + i), V::zero(), sum);
+    for (int64_t i = 0; i < kStateBlock; i += V::kLanes) {
+      sum = V::fma(V::load(g + i), V::zero(), sum);
+      if constexpr (reads_parameter<V>(kRule)) sum = V::fma(V::load(p + i), V::zero(), sum);
+    }
     if (V::is_nan(sum)) [[unlikely]] {
-      update_block<V, kRule, kIs8Bit, false>(u, block, g, p);
+      update_block<V, kRule, kBits, false>(u, block, g, p);
     } else {
-      update_block<V, kRule, kIs8Bit, true>(u, block, g, p);
+      update_block<V, kRule, kBits, true>(u, block, g, p);
     }
     write_parameter<V, Values>(u, p, begin, count);
   }
@@ -372,8 +394,11 @@ void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
 /// Both states have codes, or both have values.
 template <class V, class Values, UpdateRule kRule>
 void update_blocks_by(const BlockwiseUpdate& u, int64_t first, int64_t last) {
-  if (u.state1.codes != nullptr) return update_blocks_by<V, Values, kRule, true>(u, first, last);
-  update_blocks_by<V, Values, kRule, false>(u, first, last);
+  if constexpr (has_second_state<V>(kRule)) {
+    if (u.has_4_bit_codes) return update_blocks_by<V, Values, kRule, StateBits::k4>(u, first, last);
+  }
+  if (u.state1.codes != nullptr) return update_blocks_by<V, Values, kRule, StateBits::k8>(u, first, last);
+  update_blocks_by<V, Values, kRule, StateBits::k32>(u, first, last);
 }
 
 template <class V, class Values>
@@ -381,6 +406,8 @@ void update_blocks_of(const BlockwiseUpdate& u, int64_t first, int64_t last) {
   switch (u.rule) {
     case UpdateRule::kAdam:
       return update_blocks_by<V, Values, UpdateRule::kAdam>(u, first, last);
+    case UpdateRule::kAdamDecayFirst:
+      return update_blocks_by<V, Values, UpdateRule::kAdamDecayFirst>(u, first, last);
     case UpdateRule::kLion:
       return update_blocks_by<V, Values, UpdateRule::kLion>(u, first, last);
     case UpdateRule::kSGD:

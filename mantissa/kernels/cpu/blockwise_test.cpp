@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/code_tables.h"
+#include "mantissa/kernels/state_codes.h"
 #include "mantissa/kernels/test_support_internal.h"
 
 namespace mantissa::kernels::cpu::blockwise_test {
@@ -23,8 +24,8 @@ namespace {
 using test::same_bits;
 
 constexpr DynamicMap kMaps[] = {DynamicMap::kSigned, DynamicMap::kUnsigned};
-constexpr UpdateRule kRules[] = {UpdateRule::kAdam, UpdateRule::kLion, UpdateRule::kSGD, UpdateRule::kRMSprop,
-                                 UpdateRule::kAdagrad};
+constexpr UpdateRule kRules[] = {UpdateRule::kAdam, UpdateRule::kAdamDecayFirst, UpdateRule::kLion,
+                                 UpdateRule::kSGD,  UpdateRule::kRMSprop,        UpdateRule::kAdagrad};
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
 
 const float (&table_of(DynamicMap map))[256] {
@@ -170,9 +171,9 @@ struct Trained {
   at::Tensor parameter, codes1, codes2, absmax1, absmax2, values1, values2, gradient;
   BlockwiseUpdate update;
 
-  Trained(UpdateRule rule, at::ScalarType dtype, int64_t count, bool is_8_bit) {
+  Trained(UpdateRule rule, at::ScalarType dtype, int64_t count, int bits) {
     torch::manual_seed(3);
-    const int64_t blocks = (count + kStateBlock - 1) / kStateBlock;
+    const int64_t size = bits == 4 ? kState4Block : kStateBlock, blocks = (count + size - 1) / size;
     parameter = at::randn({count}).to(dtype);
     codes1 = at::zeros({count}, at::kByte), codes2 = codes1.clone();
     absmax1 = at::zeros({blocks}), absmax2 = absmax1.clone();
@@ -181,8 +182,9 @@ struct Trained {
     update.element = element_of(dtype);
     update.parameter = parameter.mutable_data_ptr();
     update.count = count;
-    update.state1 = state(codes1, absmax1, values1, is_8_bit);
-    if (has_second_state(rule)) update.state2 = state(codes2, absmax2, values2, is_8_bit);
+    update.has_4_bit_codes = bits == 4;
+    update.state1 = state(codes1, absmax1, values1, bits < 32);
+    if (has_second_state(rule)) update.state2 = state(codes2, absmax2, values2, bits < 32);
     update.factors = {.step_size = 0.01F,
                       .beta1 = 0.9F,
                       .beta2 = 0.99F,
@@ -193,8 +195,8 @@ struct Trained {
                       .keep = 0.999F};
   }
   static UpdateState state(const at::Tensor& codes, const at::Tensor& absmax, const at::Tensor& values,
-                           bool is_8_bit) {
-    if (is_8_bit) return {codes.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(), nullptr};
+                           bool has_codes) {
+    if (has_codes) return {codes.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(), nullptr};
     return {nullptr, nullptr, values.mutable_data_ptr<float>()};
   }
   void step(const BlockwiseBuild& build, int64_t number) {
@@ -213,14 +215,17 @@ void expect_same(const Trained& got, const Trained& want) {
   for (size_t i = 0; i < a.size(); ++i) ASSERT_TRUE(same_bits(a[i], b[i])) << i;
 }
 
+const std::vector<int64_t> kCounts = {0, 9, 256, 1003}, kCountsOf4Bits = {0, 128, 256, 1024 - 128};
+
 TEST_P(Blockwise, EveryRuleHasTheBitsOfTheReference) {
   const BlockwiseBuild& reference = blockwise_builds().back();
   for (const UpdateRule rule : kRules) {
     for (const auto dtype : kDtypes) {
-      for (const bool is_8_bit : {true, false}) {
-        for (const int64_t count : {0, 9, 256, 1003}) {
+      for (const int bits : {4, 8, 32}) {
+        if (bits == 4 && !has_second_state(rule)) continue;
+        for (const int64_t count : bits == 4 ? kCountsOf4Bits : kCounts) {
           for (const int variant : {0, 1, 2}) {
-            Trained got(rule, dtype, count, is_8_bit), want(rule, dtype, count, is_8_bit);
+            Trained got(rule, dtype, count, bits), want(rule, dtype, count, bits);
             for (Trained* const each : {&got, &want}) {
               each->update.maximize = variant == 1;
               each->update.grad_scale = variant == 1 ? 3 : 1;
@@ -231,8 +236,8 @@ TEST_P(Blockwise, EveryRuleHasTheBitsOfTheReference) {
               got.step(GetParam(), step);
               want.step(reference, step);
             }
-            SCOPED_TRACE(testing::Message() << static_cast<int>(rule) << " " << dtype << " " << is_8_bit
-                                            << " " << count << " " << variant);
+            SCOPED_TRACE(testing::Message() << static_cast<int>(rule) << " " << dtype << " " << bits << " "
+                                            << count << " " << variant);
             expect_same(got, want);
             if (HasFatalFailure()) return;
           }
@@ -244,7 +249,7 @@ TEST_P(Blockwise, EveryRuleHasTheBitsOfTheReference) {
 
 TEST_P(Blockwise, Q48_AGradientThatIsNotFiniteChangesOnlyTheStatesOfItsElement) {
   for (const UpdateRule rule : kRules) {
-    Trained got(rule, at::kFloat, 600, true);
+    Trained got(rule, at::kFloat, 600, 8);
     got.step(GetParam(), 0);
     const at::Tensor before = got.parameter.clone();
     got.step(GetParam(), 2);  // nan, inf and -inf at 6, 7 and 8
@@ -261,7 +266,7 @@ TEST_P(Blockwise, Q48_AGradientThatIsNotFiniteChangesOnlyTheStatesOfItsElement) 
 
 // Otherwise the first moment would be divided by eps in a step whose gradient is 0.
 TEST_P(Blockwise, SmallStatesKeepTheirSign) {
-  Trained got(UpdateRule::kAdam, at::kFloat, 256, true);
+  Trained got(UpdateRule::kAdam, at::kFloat, 256, 8);
   got.gradient = at::zeros({256});
   got.gradient[0] = 1, got.gradient[1] = 1e-7, got.gradient[2] = -1e-7, got.gradient[3] = -0.0;
   got.update.gradient = got.gradient.mutable_data_ptr();
@@ -275,13 +280,175 @@ TEST_P(Blockwise, SmallStatesKeepTheirSign) {
 }
 
 TEST_P(Blockwise, ASecondMomentThatOverflowsLeavesItsBlockFinite) {
-  Trained got(UpdateRule::kAdam, at::kFloat, 300, true);
+  Trained got(UpdateRule::kAdam, at::kFloat, 300, 8);
   got.gradient = at::ones({300});
   got.gradient[9] = 1e30;
   got.update.gradient = got.gradient.mutable_data_ptr();
   for (int step = 0; step < 3; ++step) update_blockwise({got.update}, GetParam());
   EXPECT_EQ(got.absmax2[0].item<float>(), std::numeric_limits<float>::max());
   EXPECT_TRUE(got.parameter.isfinite().all().item<bool>());
+}
+
+/// The code of a state by its thresholds.
+int state_code_by_definition(DynamicMap map, float x) {
+  const float(&least)[255] =
+      (map == DynamicMap::kSigned ? kSignedStateThresholds : kUnsignedStateThresholds).least;
+  int rank = 0;
+  for (const float threshold : least) rank += std::abs(x) >= threshold;
+  return map == DynamicMap::kUnsigned ? rank : x < 0 ? 127 - std::min(rank, 127) : 127 + rank;
+}
+
+// Both sides of every threshold decide whether the tiers' formula is right everywhere.
+TEST_P(Blockwise, StatesHaveTheCodesOfTheirThresholds) {
+  std::vector<float> numbers = {0.0F, -0.0F, 1e-45F, -1e-45F, 1e-30F, -1e-30F, -1, 0.999F};
+  for (const StateThresholds* const thresholds : {&kSignedStateThresholds, &kUnsignedStateThresholds}) {
+    for (const float least : thresholds->least) {
+      if (std::isinf(least)) continue;
+      for (const float near : {least, std::sqrt(least)}) {
+        for (int ulps = -3; ulps <= 3; ++ulps) {
+          const float number = std::bit_cast<float>(std::bit_cast<int32_t>(near) + ulps);
+          if (std::abs(number) > 1) continue;
+          numbers.push_back(number), numbers.push_back(-number);
+        }
+      }
+    }
+  }
+  const std::vector<float> in = with_absmax_1(numbers);
+  const Trained got = stored(GetParam(), in, 8);
+  for (size_t i = 0; i < in.size(); ++i) {
+    const auto place = static_cast<int64_t>(i);
+    const float square = in[i] * in[i];
+    ASSERT_EQ(got.codes1[place].item<int>(), state_code_by_definition(DynamicMap::kSigned, in[i])) << in[i];
+    ASSERT_EQ(got.codes2[place].item<int>(), state_code_by_definition(DynamicMap::kUnsigned, square))
+        << square;
+  }
+}
+
+// The shortcuts of state_codes.h stay within what it says of them.
+TEST(StateCodes, AreThoseOfTheMapsButForTheirShortcuts) {
+  for (const DynamicMap map : kMaps) {
+    const int zero = map == DynamicMap::kSigned ? kSignedZero : 0;
+    const auto& least =
+        (map == DynamicMap::kSigned ? kSignedStateThresholds : kUnsignedStateThresholds).least;
+    for (int rank = 1; zero + rank < 255; ++rank) {
+      const double low = table_of(map)[zero + rank], high = table_of(map)[zero + rank + 1];
+      EXPECT_NEAR(least[rank], (low + high) / 2, 2e-5 * (high - low)) << rank;
+    }
+    EXPECT_EQ(least[0], std::numeric_limits<float>::denorm_min());
+    for (const auto& build : blockwise_builds()) {
+      if (!cpu_features().includes(features_of(build.tier))) continue;
+      // A step with gradient 0 and these factors decodes the states into the parameter.
+      for (const float absmax : {1.0F, 0.37F, 3e30F, 1e-30F}) {
+        Trained one(map == DynamicMap::kSigned ? UpdateRule::kSGD : UpdateRule::kAdam, at::kFloat, 256, 8);
+        one.parameter.zero_();
+        one.codes1 = at::arange(256).to(at::kByte), one.codes2 = one.codes1.clone();
+        one.absmax1.fill_(absmax), one.absmax2.fill_(absmax);
+        one.update.state1 = Trained::state(one.codes1, one.absmax1, at::Tensor(), true);
+        if (map == DynamicMap::kUnsigned)
+          one.update.state2 = Trained::state(one.codes2, one.absmax2, at::Tensor(), true);
+        one.gradient = at::zeros({256});
+        one.update.gradient = one.gradient.mutable_data_ptr();
+        one.update.factors = {.step_size = -1, .beta1 = 1, .beta2 = 1, .rest1 = 0, .rest2 = 0};
+        update_blockwise({one.update}, build);
+        for (int code = 0; code < 256; ++code) {
+          const double value = static_cast<double>(table_of(map)[code]) * absmax;
+          if (map == DynamicMap::kSigned) {
+            EXPECT_NEAR(one.parameter[code].item<float>(), value, std::abs(value) * 1e-6) << code;
+          }
+          EXPECT_EQ(one.codes1[code].item<int>(), code) << "a value keeps its code";
+          if (map == DynamicMap::kUnsigned) {
+            EXPECT_EQ(one.codes2[code].item<int>(), code);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// torchao's rule: the code below, or the next one from half of their distance on, all in float32.
+int code4_by_definition(float x) {
+  int code = 0;
+  while (code < 15 && x >= kDynamic4Signed[code + 1]) ++code;
+  if (x < kDynamic4Signed[0] || code == 15) return code;
+  const float low = kDynamic4Signed[code], high = kDynamic4Signed[code + 1];
+  return x - low >= (high - low) * 0.5F ? code + 1 : code;
+}
+
+/// Takes an update that stores the numbers as the first state and their squares as the second one.
+Trained stored(const BlockwiseBuild& build, const std::vector<float>& numbers, int bits) {
+  Trained one(UpdateRule::kAdam, at::kFloat, static_cast<int64_t>(numbers.size()), bits);
+  one.gradient = at::tensor(numbers);
+  one.update.gradient = one.gradient.mutable_data_ptr();
+  one.update.factors = {.beta1 = 0, .beta2 = 0, .rest1 = 1, .rest2 = 1};
+  update_blockwise({one.update}, build);
+  return one;
+}
+
+int code4_at(const at::Tensor& codes, int64_t i) {
+  const int byte = codes[i / 2].item<int>();
+  return i % 2 == 0 ? byte >> 4 : byte & 15;
+}
+
+TEST_P(Blockwise, CodesOf4BitsAreTheNearestOnBothSidesOfEveryMiddle) {
+  std::vector<float> numbers = {0.0F, -0.0F, 1e-30F, -1e-30F, -1, 0.999F, -0.9F};
+  for (int code = 0; code < 15; ++code) {
+    const float middle = kDynamic4Signed[code] / 2 + kDynamic4Signed[code + 1] / 2;
+    for (int ulps = -6; ulps <= 6; ++ulps)
+      numbers.push_back(std::bit_cast<float>(std::bit_cast<int32_t>(middle) + ulps));
+  }
+  for (int rank = 1; rank <= 16; ++rank) {  // of the second state
+    const float root = std::sqrt((static_cast<float>(rank) - 0.5F) / 16);
+    for (int ulps = -6; ulps <= 6; ++ulps)
+      numbers.push_back(std::bit_cast<float>(std::bit_cast<int32_t>(root) + ulps));
+  }
+  for (size_t begin = 0; begin < numbers.size(); begin += 127) {
+    std::vector<float> block(128, 0.0F);
+    block[0] = 1;
+    for (size_t i = begin; i < std::min(begin + 127, numbers.size()); ++i) block[1 + i - begin] = numbers[i];
+    const Trained got = stored(GetParam(), block, 4);
+    EXPECT_EQ(got.absmax1[0].item<float>(), 1);
+    for (int64_t i = 0; i < 128; ++i) {
+      const float number = block[static_cast<size_t>(i)], square = number * number;
+      ASSERT_EQ(code4_at(got.codes1, i), code4_by_definition(number)) << number;
+      const int nearest = std::clamp(static_cast<int>(std::floor(square * 16 - 0.5F)), 0, 15);
+      ASSERT_EQ(code4_at(got.codes2, i), nearest) << square;
+    }
+  }
+}
+
+TEST_P(Blockwise, ElementsOf4BitsWithoutGradientNeverMove) {
+  Trained got(UpdateRule::kAdamDecayFirst, at::kFloat, 384, 4);
+  got.update.factors.decay = 0, got.update.factors.keep = 1;
+  const at::Tensor start = got.parameter.clone();
+  for (int step = 0; step < 5; ++step) {
+    got.gradient = gradient_of(step, at::kFloat, 384);
+    got.gradient.slice(0, 50, 90) = step % 2 == 0 ? 0.0 : -0.0;
+    got.gradient.slice(0, 256, 384) = 0;  // a whole block
+    got.update.gradient = got.gradient.mutable_data_ptr();
+    update_blockwise({got.update}, GetParam());
+  }
+  EXPECT_TRUE(same_bits(got.parameter.slice(0, 50, 90), start.slice(0, 50, 90)));
+  EXPECT_TRUE(same_bits(got.parameter.slice(0, 256, 384), start.slice(0, 256, 384)));
+  EXPECT_FALSE(at::equal(got.parameter.slice(0, 0, 50), start.slice(0, 0, 50)));
+  EXPECT_EQ(got.absmax1[2].item<float>(), 1e-12F);
+}
+
+TEST_P(Blockwise, StatesOf4BitsStayFiniteWhateverTheGradient) {
+  Trained got(UpdateRule::kAdam, at::kFloat, 256, 4);
+  got.gradient = at::ones({256});
+  got.gradient[9] = 1e30, got.gradient[10] = NAN, got.gradient[11] = -INFINITY;
+  got.update.gradient = got.gradient.mutable_data_ptr();
+  const at::Tensor start = got.parameter.clone();
+  for (int step = 0; step < 3; ++step) update_blockwise({got.update}, GetParam());
+  EXPECT_EQ(got.absmax2[0].item<float>(), std::numeric_limits<float>::max());
+  float second_moment = 0;
+  for (int step = 0; step < 3; ++step) second_moment = 0.99F * second_moment + 0.01F;
+  EXPECT_EQ(got.absmax2[1].item<float>(), second_moment);
+  EXPECT_TRUE(got.parameter.isfinite().all().item<bool>());
+  for (const int64_t i : {10, 11}) {
+    EXPECT_TRUE(same_bits(got.parameter[i], start[i]));
+    EXPECT_EQ(code4_at(got.codes1, i), 7);
+  }
 }
 
 TEST(BlockwiseUpdates, DoNotDependOnTheThreadsNorOnTheOtherProblems) {
@@ -291,7 +458,7 @@ TEST(BlockwiseUpdates, DoNotDependOnTheThreadsNorOnTheOtherProblems) {
     at::set_num_threads(count);
     std::vector<Trained> all;
     for (const int64_t size : {100'000, 0, 5, 70'001})
-      all.emplace_back(UpdateRule::kAdam, at::kBFloat16, size, size != 5);
+      all.emplace_back(UpdateRule::kAdam, at::kBFloat16, size, size == 5 ? 32 : 8);
     std::vector<BlockwiseUpdate> problems;
     for (Trained& each : all) {
       each.update.rounds_stochastically = true;

@@ -9,6 +9,7 @@ struct Avx512Codes : Avx512 {
   using Lanes = __mmask16;
 
   static Float sqrt(Float x) { return _mm512_sqrt_ps(x); }
+  static float largest(Float x) { return _mm512_reduce_max_ps(x); }
   /// Sixteen loads: a gather takes longer on some CPUs.
   static Float look_up(const float* table, const uint8_t* codes) {
     const auto half = [&](const uint8_t* c) {
@@ -49,23 +50,62 @@ struct Avx512Codes : Avx512 {
   }
   static uint32_t bits(uint32_t lanes) { return lanes; }
   static Int whole(Int units) { return _mm512_srli_epi32(units, CodeClasses::kFraction); }
-  template <bool kIsSigned, bool kState>
+  template <bool kIsSigned>
   static Int code_of_rank(Int rank, Float x) {
-    const Int one = _mm512_set1_epi32(1), zero_code = _mm512_set1_epi32(127);
-    if constexpr (!kIsSigned) {
-      if constexpr (!kState) return rank;
-      return _mm512_mask_max_epi32(rank, _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ), rank, one);
-    } else {
-      const Lanes negative = _mm512_cmp_ps_mask(x, zero(), _CMP_LT_OQ);
-      // -1 has no code of its own: its code would be -1, which store_bytes() makes 0.
-      return _mm512_mask_sub_epi32(_mm512_add_epi32(zero_code, rank), negative, zero_code, rank);
-    }
+    if constexpr (!kIsSigned) return rank;
+    const Lanes negative = _mm512_cmp_ps_mask(x, zero(), _CMP_LT_OQ);
+    const Int zero_code = _mm512_set1_epi32(127);
+    // -1 has no code of its own: its code would be -1, which store_bytes() makes 0.
+    return _mm512_mask_sub_epi32(_mm512_add_epi32(zero_code, rank), negative, zero_code, rank);
+  }
+  static Float eight(const float* table) { return _mm512_broadcast_f32x8(_mm256_load_ps(table)); }
+  static Float pick(Float eight, Int i) { return _mm512_permutexvar_ps(i, eight); }
+  template <bool kIsSigned>
+  static Float ranks(const uint8_t* codes) {
+    const Int wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(wide, _mm512_set1_epi32(kIsSigned ? -127 : 1)));
+  }
+  static Int exponents(Float x) { return _mm512_srli_epi32(bits_of(x), 23); }
+  static Float with_sign(Float x, Float y) {
+    constexpr int kXOrYAndSign = 0xf8;
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+        bits_of(x), bits_of(y), _mm512_set1_epi32(static_cast<int>(0x80000000)), kXOrYAndSign));
+  }
+  template <bool kIsSigned>
+  static Int state_codes(Float rank, Float x) {
+    const Int size = _mm512_maskz_cvttps_epi32(_mm512_test_epi32_mask(bits_of(x), bits_of(x)), rank);
+    if constexpr (!kIsSigned) return size;
+    const Int zero_code = _mm512_set1_epi32(127);
+    return _mm512_mask_sub_epi32(_mm512_add_epi32(zero_code, size), _mm512_movepi32_mask(bits_of(x)),
+                                 zero_code, size);
   }
   static void store_bytes(uint8_t* to, const Int (&codes)[4]) {
     const Int bytes =
         _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3]));
     const Int order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
+  }
+
+  static Int nibbles(const uint8_t* from) {
+    const __m128i bytes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    const __m128i high = _mm_srli_epi16(bytes, 4), low = _mm_slli_epi16(bytes, 8);
+    return _mm512_cvtepu8_epi32(_mm_and_si128(_mm_or_si128(high, low), _mm_set1_epi8(15)));
+  }
+  static Float look_up_16(const float* table, Int codes) {
+    return _mm512_permutexvar_ps(codes, _mm512_loadu_ps(table));
+  }
+  static Float to_float(Int i) { return _mm512_cvtepi32_ps(i); }
+  static Int doubled(Int i, Float x, Float bound) {
+    const Int twice = _mm512_add_epi32(i, i);
+    return _mm512_mask_add_epi32(twice, _mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ), twice,
+                                 _mm512_set1_epi32(1));
+  }
+  static void store_nibbles(uint8_t* to, const Int (&codes)[4]) {
+    const Int bytes =
+        _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3]));
+    const Int order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const Int pairs = _mm512_maddubs_epi16(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi16(0x0110));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi16_epi8(pairs));
   }
 };
 

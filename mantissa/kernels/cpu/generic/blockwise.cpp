@@ -1,7 +1,9 @@
 #include <cmath>
 
+#include "mantissa/kernels/cpu/blockwise4_internal.h"
 #include "mantissa/kernels/cpu/blockwise_codes_internal.h"
 #include "mantissa/kernels/cpu/blockwise_kernel.h"
+#include "mantissa/kernels/cpu/blockwise_states_internal.h"
 #include "mantissa/kernels/cpu/generic/element_internal.h"
 #include "mantissa/kernels/cpu/stochastic_round_kernel.h"
 
@@ -17,14 +19,26 @@ float decoded(DynamicMap map, uint8_t code, float absmax) {
 float larger(float largest, float value) { return std::fabs(value) > largest ? std::fabs(value) : largest; }
 
 /// Returns the block's absmax.
-float encode(DynamicMap map, Coding coding, const float* values, uint8_t* codes, int64_t count) {
+template <class CodeOf>
+float encode(const CodeOf& code_of_one, const float* values, uint8_t* codes, int64_t count) {
   float absmax = 0;
   for (int64_t i = 0; i < count; ++i) absmax = larger(absmax, values[i]);
-  constexpr float kLargest = 0x1.fffffep127F;
-  if (absmax > kLargest) absmax = kLargest;
+  if (absmax > kLargestFloat) absmax = kLargestFloat;
   const auto [first, second] = normalizer<Here>(absmax);
-  for (int64_t i = 0; i < count; ++i) codes[i] = code_of<Here>(map, coding, values[i] * first * second);
+  for (int64_t i = 0; i < count; ++i) codes[i] = code_of_one(values[i] * first * second);
   return absmax;
+}
+
+float decoded_state(DynamicMap map, uint8_t code, float absmax) {
+  const bool is_signed = map == DynamicMap::kSigned;
+  const StateValues& values = is_signed ? kSignedStateValues : kUnsignedStateValues;
+  const float rank = is_signed ? static_cast<float>(code - kSignedZero) : static_cast<float>(code) + 1;
+  const float f = std::fabs(rank);
+  uint32_t bits = 0;
+  __builtin_memcpy(&bits, &f, sizeof bits);
+  const uint32_t i = bits >> 23 & 7;
+  const float value = std::fma(f, values.slope[i] * absmax, values.offset[i] * absmax);
+  return is_signed ? std::copysign(value > 0 ? value : 0, rank) : value;
 }
 
 float sign(float x) { return static_cast<float>((x > 0) - (x < 0)); }
@@ -40,6 +54,12 @@ Value updated(UpdateRule rule, const UpdateFactors& f, float g, Value x) {
       x.m = f.beta1 * x.m + f.rest1 * g;
       x.v = f.beta2 * x.v + f.rest2 * g * g;
       x.p = (x.p - f.step_size * (x.m / (std::sqrt(x.v) + f.eps))) * f.keep;
+      return x;
+    case UpdateRule::kAdamDecayFirst:
+      g += f.decay * x.p;
+      x.m = f.beta1 * x.m + f.rest1 * g;
+      x.v = f.beta2 * x.v + f.rest2 * g * g;
+      x.p = x.p * f.keep - f.step_size * (x.m / (std::sqrt(x.v) + f.eps));
       return x;
     case UpdateRule::kLion:
       x.p = x.p * f.keep - f.step_size * sign(f.beta1 * x.m + f.rest1 * g);
@@ -62,7 +82,7 @@ Value updated(UpdateRule rule, const UpdateFactors& f, float g, Value x) {
 void load_state(const UpdateState& state, DynamicMap map, int64_t block, float* values, int64_t count) {
   const int64_t begin = block * kStateBlock;
   for (int64_t i = 0; i < count; ++i) {
-    values[i] = state.codes != nullptr    ? decoded(map, state.codes[begin + i], state.absmax[block])
+    values[i] = state.codes != nullptr    ? decoded_state(map, state.codes[begin + i], state.absmax[block])
                 : state.values != nullptr ? state.values[begin + i]
                                           : 0;
   }
@@ -72,8 +92,34 @@ void store_state(const UpdateState& state, DynamicMap map, int64_t block, const 
                  int64_t count) {
   const int64_t begin = block * kStateBlock;
   if (state.codes != nullptr)
-    state.absmax[block] = encode(map, Coding::kState, values, state.codes + begin, count);
+    state.absmax[block] =
+        encode([&](float x) { return state_code_of<Here>(map, x); }, values, state.codes + begin, count);
   for (int64_t i = 0; state.values != nullptr && i < count; ++i) state.values[begin + i] = values[i];
+}
+
+/// The same with codes of 4 bits.
+void load_state4(const UpdateState& state, DynamicMap map, int64_t block, float* values, int64_t count) {
+  const int64_t begin = block * kStateBlock;
+  for (int64_t i = 0; i < count; ++i) {
+    const int byte = state.codes[(begin + i) / 2], code = i % 2 == 0 ? byte >> 4 : byte & 15;
+    const float value =
+        map == DynamicMap::kSigned ? kDynamic4Signed[code] : (static_cast<float>(code) + 1) / 16;
+    values[i] = value * state.absmax[(begin + i) / kState4Block];
+  }
+}
+
+void store_state4(const UpdateState& state, DynamicMap map, int64_t block, const float* values,
+                  int64_t count) {
+  for (int64_t begin = 0; begin < count; begin += kState4Block) {
+    float absmax = 0;
+    for (int64_t i = begin; i < begin + kState4Block; ++i) absmax = larger(absmax, values[i]);
+    absmax = scale4_of<Here>(absmax);
+    const int64_t place = block * kStateBlock + begin;
+    state.absmax[place / kState4Block] = absmax;
+    const auto code = [&](int64_t i) { return code4_of<Here>(map, values[i] * (1 / absmax)); };
+    for (int64_t i = 0; i < kState4Block; i += 2)
+      state.codes[(place + i) / 2] = static_cast<uint8_t>(code(begin + i) << 4 | code(begin + i + 1));
+  }
 }
 
 void store_parameter(const BlockwiseUpdate& u, const float* values, int64_t begin, int64_t count) {
@@ -93,8 +139,8 @@ int64_t count_in(int64_t block, int64_t count) { return least(count - block * kS
 void quantize_blocks(const QuantizeBlockwise& problem, int64_t first, int64_t last) {
   for (int64_t block = first; block < last; ++block) {
     const int64_t begin = block * kStateBlock;
-    problem.absmax[block] = encode(problem.map, Coding::kNearest, problem.in + begin, problem.codes + begin,
-                                   count_in(block, problem.count));
+    problem.absmax[block] = encode([&](float x) { return code_of<Here>(problem.map, x); }, problem.in + begin,
+                                   problem.codes + begin, count_in(block, problem.count));
   }
 }
 
@@ -110,8 +156,10 @@ void update_blocks(const BlockwiseUpdate& u, int64_t first, int64_t last) {
   float p[kStateBlock], m[kStateBlock], v[kStateBlock];
   for (int64_t block = first; block < last; ++block) {
     const int64_t begin = block * kStateBlock, count = count_in(block, u.count);
-    load_state(u.state1, DynamicMap::kSigned, block, m, count);
-    load_state(u.state2, DynamicMap::kUnsigned, block, v, count);
+    const auto load_its = u.has_4_bit_codes ? &load_state4 : &load_state;
+    const auto store_its = u.has_4_bit_codes ? &store_state4 : &store_state;
+    load_its(u.state1, DynamicMap::kSigned, block, m, count);
+    load_its(u.state2, DynamicMap::kUnsigned, block, v, count);
     for (int64_t i = 0; i < count; ++i) {
       float g = load(u.element, u.gradient, begin + i);
       if (u.grad_scale != 1) store(u.element, u.gradient, begin + i, g /= u.grad_scale);
@@ -120,8 +168,8 @@ void update_blocks(const BlockwiseUpdate& u, int64_t first, int64_t last) {
           std::isfinite(g) ? updated(u.rule, u.factors, u.maximize ? -g : g, before) : Value{before.p, 0, 0};
       p[i] = after.p, m[i] = after.m, v[i] = after.v;
     }
-    store_state(u.state1, DynamicMap::kSigned, block, m, count);
-    store_state(u.state2, DynamicMap::kUnsigned, block, v, count);
+    store_its(u.state1, DynamicMap::kSigned, block, m, count);
+    store_its(u.state2, DynamicMap::kUnsigned, block, v, count);
     store_parameter(u, p, begin, count);
   }
 }

@@ -1,4 +1,4 @@
-#include "mantissa/optim/optimizer_8bit.h"
+#include "mantissa/optim/low_bit_optimizer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -20,12 +20,24 @@
 namespace mantissa {
 
 using kernels::BlockwiseUpdate;
+using kernels::kState4Block;
 using kernels::kStateBlock;
 using kernels::UpdateRule;
 
 namespace {
 
-int64_t blocks_of(const at::Tensor& parameter) { return (parameter.numel() + kStateBlock - 1) / kStateBlock; }
+/// The shapes and the dtype of one state of a parameter.
+struct StateShape {
+  std::vector<int64_t> values, absmax;
+  at::ScalarType dtype;
+
+  StateShape(const at::Tensor& parameter, int64_t bits)
+      : values(parameter.sizes().vec()), dtype(bits == 32 ? at::kFloat : at::kByte) {
+    const int64_t count = parameter.numel();
+    if (bits == 4) values = {count / 2};
+    absmax = {bits == 4 ? count / kState4Block : (count + kStateBlock - 1) / kStateBlock};
+  }
+};
 
 /// Replaces an undefined state by zeros, and brings one that was loaded to the parameter's device.
 at::Tensor& fit(at::Tensor& state, const at::Tensor& parameter, at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -35,18 +47,18 @@ at::Tensor& fit(at::Tensor& state, const at::Tensor& parameter, at::IntArrayRef 
 }
 
 /// The factors of step number `t`.
-kernels::UpdateFactors factors_of(UpdateRule rule, const Optimizer8bit::Hyperparameters& h, double t) {
+kernels::UpdateFactors factors_of(const LowBitOptimizer::Form& form,
+                                  const LowBitOptimizer::Hyperparameters& h, double t) {
   const auto narrow = [](double value) { return static_cast<float>(value); };
-  const bool decouples = rule == UpdateRule::kAdam || rule == UpdateRule::kLion;
   kernels::UpdateFactors f = {.step_size = narrow(h.lr),
                               .beta1 = narrow(h.beta1),
                               .beta2 = narrow(h.beta2),
                               .rest1 = narrow(1 - h.beta1),
                               .rest2 = narrow(1 - h.beta2),
                               .eps = narrow(h.eps),
-                              .decay = narrow(h.weight_decay),
-                              .keep = decouples ? narrow(1 - h.lr * h.weight_decay) : 1};
-  if (rule == UpdateRule::kAdam) {
+                              .decay = form.decouples_decay ? 0 : narrow(h.weight_decay),
+                              .keep = form.decouples_decay ? narrow(1 - h.lr * h.weight_decay) : 1};
+  if (kernels::has_second_state(form.rule)) {
     const double root = std::sqrt(1 - std::pow(h.beta2, t));
     f.step_size = narrow(h.lr * root / (1 - std::pow(h.beta1, t)));
     f.eps = narrow(h.eps * root);
@@ -55,9 +67,9 @@ kernels::UpdateFactors factors_of(UpdateRule rule, const Optimizer8bit::Hyperpar
 }
 
 /// The same for a step number on a device.
-UpdateFactorTensors factors_of(UpdateRule rule, const Optimizer8bit::Hyperparameters& h,
+UpdateFactorTensors factors_of(UpdateRule rule, const LowBitOptimizer::Hyperparameters& h,
                                const at::Tensor& step) {
-  if (rule != UpdateRule::kAdam)
+  if (!kernels::has_second_state(rule))
     return {at::scalar_tensor(h.lr, step.options()), at::scalar_tensor(h.eps, step.options())};
   const at::Tensor t = step.to(at::kDouble);
   const at::Tensor root = (1 - at::pow(h.beta2, t)).sqrt();
@@ -91,10 +103,10 @@ struct States {
   at::Tensor state1, absmax1, state2, absmax2;
 
   explicit States(const std::vector<at::Tensor>& all) {
-    const bool is_8_bit = all[0].scalar_type() == at::kByte;
+    const bool has_codes = all[0].scalar_type() == at::kByte;
     size_t next = 0;
     state1 = all[next++];
-    if (is_8_bit) absmax1 = all[next++];
+    if (has_codes) absmax1 = all[next++];
     if (next < all.size()) state2 = all[next++];
     if (next < all.size()) absmax2 = all[next++];
   }
@@ -102,7 +114,7 @@ struct States {
 
 }  // namespace
 
-void ParamState8bit::serialize(torch::serialize::OutputArchive& archive) const {
+void LowBitParamState::serialize(torch::serialize::OutputArchive& archive) const {
   write_if_defined(archive, "step", step_);
   write_if_defined(archive, "state1", state1_);
   write_if_defined(archive, "absmax1", absmax1_);
@@ -110,7 +122,7 @@ void ParamState8bit::serialize(torch::serialize::OutputArchive& archive) const {
   write_if_defined(archive, "absmax2", absmax2_);
 }
 
-void ParamState8bit::serialize(torch::serialize::InputArchive& archive) {
+void LowBitParamState::serialize(torch::serialize::InputArchive& archive) {
   read_step(archive, step_);
   read_if_present(archive, "state1", state1_);
   read_if_present(archive, "absmax1", absmax1_);
@@ -118,36 +130,38 @@ void ParamState8bit::serialize(torch::serialize::InputArchive& archive) {
   read_if_present(archive, "absmax2", absmax2_);
 }
 
-Optimizer8bit::Optimizer8bit(const char* name, UpdateRule rule,
-                             const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                             std::unique_ptr<torch::optim::OptimizerOptions> defaults,
-                             const Options8bit& options)
+LowBitOptimizer::LowBitOptimizer(const char* name, const Form& form,
+                                 const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                                 std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                                 const LowBitOptions& options)
     : FusedOptimizer(name, groups, std::move(defaults),
                      {.stochastic_rounding = options.stochastic_rounding, .seed = options.seed}),
       name_(name),
-      rule_(rule),
+      form_(form),
       min_8bit_size_(options.min_8bit_size) {
   TORCH_CHECK_VALUE(min_8bit_size_ >= 0, name_, ": min_8bit_size ", min_8bit_size_,
                     " is invalid; it must be 0 or more");
 }
 
-const FusedOptimizer::Dtypes& Optimizer8bit::dtypes() const {
+const FusedOptimizer::Dtypes& LowBitOptimizer::dtypes() const {
   static const Dtypes dtypes = {{at::kFloat, at::kHalf, at::kBFloat16}, "float32, float16 and bfloat16 here"};
   return dtypes;
 }
 
-bool Optimizer8bit::steps(const at::Tensor& parameter) const {
+bool LowBitOptimizer::steps(const at::Tensor& parameter) const {
   return std::any_of(param_groups().begin(), param_groups().end(), [&](const auto& group) {
     return std::any_of(group.params().begin(), group.params().end(),
                        [&](const at::Tensor& own) { return own.is_same(parameter); });
   });
 }
 
-void Optimizer8bit::check_override(const Override8bit& settings) const {
-  const bool has_beta2 = rule_ == UpdateRule::kAdam || rule_ == UpdateRule::kLion;
-  const bool has_eps = rule_ != UpdateRule::kLion && rule_ != UpdateRule::kSGD;
-  TORCH_CHECK_VALUE(!settings.optim_bits || *settings.optim_bits == 8 || *settings.optim_bits == 32, name_,
-                    ": optim_bits ", settings.optim_bits.value_or(0), " is invalid; choose 8 or 32");
+void LowBitOptimizer::check_override(const LowBitOverride& settings) const {
+  const UpdateRule rule = form_.rule;
+  const bool has_beta2 = kernels::has_second_state(rule) || rule == UpdateRule::kLion;
+  const bool has_eps = rule != UpdateRule::kLion && rule != UpdateRule::kSGD;
+  const int64_t bits = settings.optim_bits.value_or(32);
+  TORCH_CHECK_VALUE(bits == form_.bits || bits == 32, name_, ": optim_bits ", bits, " is invalid; choose ",
+                    form_.bits == 32 ? "" : c10::str(form_.bits, " or "), "32");
   const auto check = [&](const char* setting, const std::optional<double>& value, bool is_taken,
                          bool is_rate) {
     if (!value) return;
@@ -157,7 +171,7 @@ void Optimizer8bit::check_override(const Override8bit& settings) const {
                       *value, " is invalid; it must be ", is_rate ? "in [0, 1)" : "0 or more");
   };
   check("lr", settings.lr, true, false);
-  check("beta1", settings.beta1, rule_ != UpdateRule::kAdagrad, true);
+  check("beta1", settings.beta1, rule != UpdateRule::kAdagrad, true);
   check("beta2", settings.beta2, has_beta2, true);
   check("eps", settings.eps, has_eps, false);
   check("weight_decay", settings.weight_decay, true, false);
@@ -165,7 +179,7 @@ void Optimizer8bit::check_override(const Override8bit& settings) const {
                     settings.min_8bit_size.value_or(0), " is invalid; it must be 0 or more");
 }
 
-void Optimizer8bit::override_config(const at::Tensor& parameter, const Override8bit& settings) {
+void LowBitOptimizer::override_config(const at::Tensor& parameter, const LowBitOverride& settings) {
   check_override(settings);
   TORCH_CHECK_VALUE(parameter.defined() && steps(parameter), name_,
                     ": an override is for a parameter that this optimizer does not step; add the parameter to"
@@ -184,7 +198,7 @@ void Optimizer8bit::override_config(const at::Tensor& parameter, const Override8
   set(all.eps, settings.eps), set(all.weight_decay, settings.weight_decay);
 }
 
-void Optimizer8bit::override_config(const torch::nn::Module& module, const Override8bit& settings) {
+void LowBitOptimizer::override_config(const torch::nn::Module& module, const LowBitOverride& settings) {
   std::vector<at::Tensor> stepped;
   for (const at::Tensor& parameter : module.parameters())
     if (steps(parameter)) stepped.push_back(parameter);
@@ -193,8 +207,8 @@ void Optimizer8bit::override_config(const torch::nn::Module& module, const Overr
   for (const at::Tensor& parameter : stepped) override_config(parameter, settings);
 }
 
-void Optimizer8bit::override_config(const torch::nn::Module& module, const std::string& name,
-                                    const Override8bit& settings) {
+void LowBitOptimizer::override_config(const torch::nn::Module& module, const std::string& name,
+                                      const LowBitOverride& settings) {
   const auto parameters = module.named_parameters();
   const at::Tensor* const parameter = parameters.find(name);
   TORCH_CHECK_VALUE(parameter, name_, ": an override is for '", name,
@@ -202,7 +216,7 @@ void Optimizer8bit::override_config(const torch::nn::Module& module, const std::
   override_config(*parameter, settings);
 }
 
-void Optimizer8bit::move_override(const at::Tensor& before, const at::Tensor& now) {
+void LowBitOptimizer::move_override(const at::Tensor& before, const at::Tensor& now) {
   const auto found = overrides_.find(before.unsafeGetTensorImpl());
   if (found == overrides_.end()) return;
   Override moved = {now, found->second.settings};
@@ -210,15 +224,15 @@ void Optimizer8bit::move_override(const at::Tensor& before, const at::Tensor& no
   overrides_.insert_or_assign(now.unsafeGetTensorImpl(), std::move(moved));
 }
 
-const Override8bit* Optimizer8bit::override_of(const at::Tensor& parameter) const {
+const LowBitOverride* LowBitOptimizer::override_of(const at::Tensor& parameter) const {
   const auto found = overrides_.find(parameter.unsafeGetTensorImpl());
   return found == overrides_.end() ? nullptr : &found->second.settings;
 }
 
-Optimizer8bit::Hyperparameters Optimizer8bit::hyperparameters_of(
+LowBitOptimizer::Hyperparameters LowBitOptimizer::hyperparameters_of(
     const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
   Hyperparameters h = hyperparameters(options);
-  if (const Override8bit* const own = override_of(parameter)) {
+  if (const LowBitOverride* const own = override_of(parameter)) {
     h.lr = own->lr.value_or(h.lr);
     h.beta1 = own->beta1.value_or(h.beta1);
     h.beta2 = own->beta2.value_or(h.beta2);
@@ -228,49 +242,52 @@ Optimizer8bit::Hyperparameters Optimizer8bit::hyperparameters_of(
   return h;
 }
 
-int64_t Optimizer8bit::optim_bits(const at::Tensor& parameter) const {
-  const Override8bit* const own = override_of(parameter);
+int64_t LowBitOptimizer::optim_bits(const at::Tensor& parameter) const {
+  const LowBitOverride* const own = override_of(parameter);
   const int64_t least = own ? own->min_8bit_size.value_or(min_8bit_size_) : min_8bit_size_;
-  const int64_t bits = own ? own->optim_bits.value_or(8) : 8;
-  return parameter.numel() < least ? 32 : bits;
+  const int64_t bits = own ? own->optim_bits.value_or(form_.bits) : form_.bits;
+  const bool has_whole_blocks = bits != 4 || parameter.numel() % kState4Block == 0;
+  return parameter.numel() < least || !has_whole_blocks ? 32 : bits;
 }
 
-std::vector<StateFormat> Optimizer8bit::state_formats(const at::Tensor& parameter) const {
-  const bool is_8_bit = optim_bits(parameter) == 8;
+void LowBitOptimizer::add_formats(std::vector<StateFormat>& formats, const at::Tensor& parameter,
+                                  std::string values, std::string absmax) const {
+  const int64_t bits = optim_bits(parameter);
+  StateShape shape(parameter, bits);
+  formats.push_back({.name = std::move(values), .sizes = std::move(shape.values), .dtype = shape.dtype});
+  if (bits == 32) return;
+  formats.push_back({.name = std::move(absmax), .sizes = std::move(shape.absmax), .dtype = at::kFloat});
+}
+
+std::vector<StateFormat> LowBitOptimizer::state_formats(const at::Tensor& parameter) const {
   std::vector<StateFormat> formats = {StateFormat::step()};
-  for (const char* number : {"1", "2"}) {
-    if (*number == '2' && !kernels::has_second_state(rule_)) break;
-    formats.push_back({.name = std::string("state") + number,
-                       .sizes = parameter.sizes().vec(),
-                       .dtype = is_8_bit ? at::kByte : at::kFloat});
-    if (!is_8_bit) continue;
-    formats.push_back(
-        {.name = std::string("absmax") + number, .sizes = {blocks_of(parameter)}, .dtype = at::kFloat});
-  }
+  add_formats(formats, parameter, "state1", "absmax1");
+  if (kernels::has_second_state(form_.rule)) add_formats(formats, parameter, "state2", "absmax2");
   return formats;
 }
 
-void Optimizer8bit::add_state(Slot& slot, const torch::optim::OptimizerOptions& /*options*/,
-                              at::ScalarType /*dtype*/) {
-  const at::Tensor& parameter = slot.parameter;
-  auto& state = state_in<ParamState8bit>(state_[parameter.unsafeGetTensorImpl()]);
-  const bool is_8_bit = optim_bits(parameter) == 8;
-  const auto add = [&](at::Tensor& values, at::Tensor& absmax) {
-    slot.states.push_back(fit(values, parameter, parameter.sizes(), is_8_bit ? at::kByte : at::kFloat));
-    if (is_8_bit) slot.states.push_back(fit(absmax, parameter, {blocks_of(parameter)}, at::kFloat));
-  };
-  add(state.state1(), state.absmax1());
-  if (kernels::has_second_state(rule_)) add(state.state2(), state.absmax2());
-  slot.step = step_on(parameter.device(), state.step());
+void LowBitOptimizer::add_values(Slot& slot, at::Tensor& values, at::Tensor& absmax) const {
+  const int64_t bits = optim_bits(slot.parameter);
+  const StateShape shape(slot.parameter, bits);
+  slot.states.push_back(fit(values, slot.parameter, shape.values, shape.dtype));
+  if (bits != 32) slot.states.push_back(fit(absmax, slot.parameter, shape.absmax, at::kFloat));
 }
 
-void Optimizer8bit::call_kernel(const Batch& /*batch*/,
-                                const torch::optim::OptimizerOptions& /*options*/) const {
-  TORCH_INTERNAL_ASSERT(false, "update() calls the kernels of 8-bit optimizers");
+void LowBitOptimizer::add_state(Slot& slot, const torch::optim::OptimizerOptions& /*options*/,
+                                at::ScalarType /*dtype*/) {
+  auto& state = state_in<LowBitParamState>(state_[slot.parameter.unsafeGetTensorImpl()]);
+  add_values(slot, state.state1(), state.absmax1());
+  if (kernels::has_second_state(form_.rule)) add_values(slot, state.state2(), state.absmax2());
+  slot.step = step_on(slot.parameter.device(), state.step());
 }
 
-void Optimizer8bit::update(const std::vector<Slot>& slots, const Batch& batch,
-                           const torch::optim::OptimizerOptions& options) {
+void LowBitOptimizer::call_kernel(const Batch& /*batch*/,
+                                  const torch::optim::OptimizerOptions& /*options*/) const {
+  TORCH_INTERNAL_ASSERT(false, "update() calls the kernels of low-bit optimizers");
+}
+
+void LowBitOptimizer::update(const std::vector<Slot>& slots, const Batch& batch,
+                             const torch::optim::OptimizerOptions& options) {
   if (batch.parameters.front().is_cpu()) {
     update_on_cpu(slots, batch, options);
   } else {
@@ -278,8 +295,8 @@ void Optimizer8bit::update(const std::vector<Slot>& slots, const Batch& batch,
   }
 }
 
-void Optimizer8bit::update_on_cpu(const std::vector<Slot>& slots, const Batch& batch,
-                                  const torch::optim::OptimizerOptions& options) const {
+void LowBitOptimizer::update_on_cpu(const std::vector<Slot>& slots, const Batch& batch,
+                                    const torch::optim::OptimizerOptions& options) const {
   if (batch.found_inf && *batch.found_inf->const_data_ptr<float>() != 0) return;
   std::vector<Plain> parameters, gradients;
   std::vector<BlockwiseUpdate> updates;
@@ -290,14 +307,15 @@ void Optimizer8bit::update_on_cpu(const std::vector<Slot>& slots, const Batch& b
     const States states(slots[i].states);
     const Hyperparameters h = hyperparameters_of(parameter, options);
     BlockwiseUpdate update;
-    update.rule = rule_;
+    update.rule = form_.rule;
     update.element = element_of(parameter);
     update.parameter = parameters.back().plain.mutable_data_ptr();
     update.gradient = gradients.back().plain.mutable_data_ptr();
     update.state1 = update_state(states.state1, states.absmax1);
     if (states.state2.defined()) update.state2 = update_state(states.state2, states.absmax2);
+    update.has_4_bit_codes = optim_bits(parameter) == 4;
     update.count = parameter.numel();
-    update.factors = factors_of(rule_, h, *slots[i].step.const_data_ptr<float>());
+    update.factors = factors_of(form_, h, *slots[i].step.const_data_ptr<float>());
     if (batch.grad_scale) update.grad_scale = *batch.grad_scale->const_data_ptr<float>();
     update.maximize = h.maximize;
     update.rounds_stochastically = rounds_stochastically(parameter);
@@ -314,16 +332,17 @@ void Optimizer8bit::update_on_cpu(const std::vector<Slot>& slots, const Batch& b
   for (size_t i = 0; batch.grad_scale && i < gradients.size(); ++i) gradients[i].write_back();
 }
 
-void Optimizer8bit::update_elsewhere(const std::vector<Slot>& slots, const Batch& batch,
-                                     const torch::optim::OptimizerOptions& options) {
+void LowBitOptimizer::update_elsewhere(const std::vector<Slot>& slots, const Batch& batch,
+                                       const torch::optim::OptimizerOptions& options) {
   for (size_t i = 0; i < slots.size(); ++i) {
     const Plain parameter(batch.parameters[i], batch.parameters[i].scalar_type());
     const Plain gradient(batch.gradients[i], batch.parameters[i].scalar_type());
     const States states(slots[i].states);
     const Hyperparameters h = hyperparameters_of(batch.parameters[i], options);
     BlockwiseUpdate update;
-    update.rule = rule_;
-    update.factors = factors_of(rule_, h, /*t=*/1.0);
+    update.rule = form_.rule;
+    update.has_4_bit_codes = optim_bits(batch.parameters[i]) == 4;
+    update.factors = factors_of(form_, h, /*t=*/1.0);
     update.maximize = h.maximize;
     update.seed = draw_seed();
     update.first_draw = slots[i].first_draw;
@@ -337,7 +356,7 @@ void Optimizer8bit::update_elsewhere(const std::vector<Slot>& slots, const Batch
                              batch.found_inf.value_or(at::Tensor()),
                              at::Tensor()};
     if (rounds_stochastically(batch.parameters[i])) tensors.stream = stream_on(batch.parameters[i].device());
-    update_by_operations(update, tensors, factors_of(rule_, h, slots[i].step));
+    update_by_operations(update, tensors, factors_of(form_.rule, h, slots[i].step));
     parameter.write_back();
     if (batch.grad_scale) gradient.write_back();
   }
