@@ -1,6 +1,8 @@
+#include <functional>
 #include <thread>
 
-#include "mantissa/weights/einsum_internal.h"
+#include <ATen/autocast_mode.h>
+
 #include "mantissa/weights/marked_test_support_internal.h"
 #include "mantissa/weights/test_support_internal.h"
 
