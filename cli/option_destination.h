@@ -7,11 +7,13 @@
 #include <variant>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include "cli/fit_options.h"
 #include "cli/option.h"
 #include "cli/option_parsers.h"
+#include "mantissa/core/formats.h"
 #include "mantissa/core/parse_number.h"
 
 // The destination of a table row's value: a member of FitOptions, or of one of its parts.
@@ -92,6 +94,10 @@ T parse_for_mode(const std::string& name, const std::string& text) {
     return text;
   } else if constexpr (std::is_same_v<T, bool>) {
     return text == "true";
+  } else if constexpr (std::is_same_v<T, at::ScalarType>) {
+    for (const FormatInfo& format : formats())
+      if (format.name == text && format.dtype) return *format.dtype;
+    TORCH_CHECK_VALUE(false, name, " '", text, "' is no dtype");
   } else {
     const ParsedNumber<T> parsed = parse_number<T>(text);
     TORCH_CHECK_VALUE(parsed.value, name, " ", parsed.problem, parsed.is_out_of_range ? "" : ", or auto");
@@ -106,6 +112,16 @@ Destination to_mode(std::optional<T> PrecisionOptions::*member) {
     const auto& text = std::get<std::string>(value);
     auto& target = o.trainer.precision_options.*member;
     target = text == "auto" ? std::nullopt : std::optional<T>(parse_for_mode<T>(option.name, text));
+  };
+  return {kind_of<std::string>(), set, /*or_auto=*/true};
+}
+
+/// The words between the commas; "auto" leaves the member empty.
+inline Destination to_mode(std::vector<std::string> PrecisionOptions::*member) {
+  const auto set = [member](FitOptions& o, const Option& option, const OptionValue& value) {
+    const auto& text = std::get<std::string>(value);
+    auto& target = o.trainer.precision_options.*member;
+    target = text == "auto" ? std::vector<std::string>() : parse_words(flag_of(option.name), text);
   };
   return {kind_of<std::string>(), set, /*or_auto=*/true};
 }

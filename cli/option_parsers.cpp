@@ -68,4 +68,16 @@ std::vector<std::string> parse_list(const std::string& flag, const std::string& 
   return words;
 }
 
+std::vector<std::string> parse_words(const std::string& flag, const std::string& text) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    TORCH_CHECK_VALUE(!words.back().empty(), flag, " '", text,
+                      "' has an empty name; give names with commas between them, or leave it out");
+    begin = end + 1;
+  }
+  return words;
+}
+
 }  // namespace mantissa::cli

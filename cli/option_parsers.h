@@ -21,6 +21,10 @@ std::optional<std::chrono::milliseconds> parse_max_time(const std::string& flag,
 std::vector<std::string> parse_list(const std::string& flag, const std::string& text,
                                     const std::vector<std::string>& choices);
 
+/// Splits "A,B" at the commas, whatever the words are.
+/// Errors: c10::ValueError for an empty word.
+std::vector<std::string> parse_words(const std::string& flag, const std::string& text);
+
 /// Errors: c10::ValueError with the nearest choice and all choices, if `value` is not one of them.
 void check_choice(const std::string& flag, const std::string& value, const std::vector<std::string>& choices);
 

@@ -107,6 +107,14 @@ void check_model_reads_data(const FitOptions& o) {
                     " cannot read --data ", o.data, "; choose from ", join_names(fitting), ", or other data");
 }
 
+/// Returns a mode's name for its alias, without the alias's warning, and any other text as it is.
+std::string canonical_name(const std::string& precision) {
+  for (const Mode& mode : modes())
+    if (std::find(mode.aliases.begin(), mode.aliases.end(), precision) != mode.aliases.end())
+      return mode.name;
+  return precision;
+}
+
 }  // namespace
 
 bool reads_text(const OptionValues& given) {
@@ -127,6 +135,17 @@ void check_optimizer_state(const FitOptions& o) {
       " and small squared gradients are 0 there, so that updates become nan or far too large; choose "
       "--optimizer fused-adamw --stochastic-rounding, --master-weights true, --optimizer sgd, or --precision "
       "16-mixed or bf16-true");
+}
+
+OptionValues options_of_run(const OptionValues& saved, const OptionValues& flags) {
+  OptionValues kept = saved;
+  const auto* const before = saved.get_if<std::string>("precision");
+  const auto* const now = flags.get_if<std::string>("precision");
+  if (!before || !now || *now == "all" || canonical_name(*before) == canonical_name(*now)) return kept;
+  for (const Option& option : options())
+    if (option.to.or_auto && !option.in_resume && !option.in_trained && kept.has(option.name))
+      kept.set(option.name, "auto");
+  return kept;
 }
 
 FitOptions resolve(const OptionValues& given) {

@@ -10,6 +10,10 @@ namespace mantissa::cli {
 ///         together.
 FitOptions resolve(const OptionValues& given);
 
+/// Returns the options of a saved run for a command on it. If `flags` choose another precision, the options of the
+/// run's own mode that the command does not take are unset: they may have no meaning in the other mode.
+OptionValues options_of_run(const OptionValues& saved, const OptionValues& flags);
+
 /// True if the defaults for text apply, because of the model or else of the data.
 bool reads_text(const OptionValues& given);
 

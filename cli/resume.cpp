@@ -83,7 +83,8 @@ void resume(const ResumeCommand& command) {
   RunFolder held(folder);
   // Read again, because another process may have held the run until now.
   const OptionValues before = usage([&] { return read_run_config(folder); });
-  const FitOptions o = usage([&] { return resolve(merge(command.flags, before)); });
+  const FitOptions o =
+      usage([&] { return resolve(merge(command.flags, options_of_run(before, command.flags))); });
   warn_without_effect(command.flags, o);
   if (const Json result = result_of(folder); !result.is_null())
     check_goes_further(command.flags, folder, result);

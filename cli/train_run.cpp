@@ -19,6 +19,7 @@
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/loggers_and_callbacks.h"
+#include "cli/model_weights.h"
 #include "cli/run_data.h"
 #include "cli/run_folder.h"
 #include "cli/run_length.h"
@@ -32,6 +33,7 @@
 #include "mantissa/trainer/callbacks/progress_bar.h"
 #include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/trainer.h"
+#include "mantissa/weights/named_parts.h"
 
 namespace mantissa::cli {
 namespace {
@@ -83,6 +85,14 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
   }
 }
 
+/// Otherwise a run that hardly learns would be a surprise.
+void warn_about_frozen_weights(const FitOptions& o) {
+  if (!o.traits().frozen_weights) return;
+  TORCH_WARN("--precision ", o.precision(),
+             " quantizes the weights of linear layers and does not train them: only biases, norms and other "
+             "parameters in float train");
+}
+
 void warn_if_all_steps_were_skipped(const FitResult& result) {
   if (result.steps == 0 || result.skipped_steps < result.steps) return;
   TORCH_WARN("all ", result.steps,
@@ -94,7 +104,7 @@ void warn_if_all_steps_were_skipped(const FitResult& result) {
 void check_finite_weights(const torch::nn::Module& module, const std::string& file) {
   std::string first;
   int64_t tensors = 0;
-  for (const auto& [name, weight] : named_weights(module)) {
+  for (const auto& [name, weight] : plain_weights(named_weights(module))) {
     const int64_t wrong = weight.numel() - at::isfinite(weight).sum().item<int64_t>();
     if (wrong == 0 || tensors++ > 0) continue;
     first = fmt::format("{} of the {} values of '{}'", wrong, weight.numel(), name);
@@ -142,7 +152,7 @@ bool is_saved(const RunFolder& folder, int64_t steps) {
 void rescue_weights(const torch::nn::Module& model, const std::filesystem::path& file,
                     const std::map<std::string, std::string>& about) {
   try {
-    save_weights(model, file, about, Links::kReplace);
+    save_model_weights(model, file, about);
     TORCH_WARN("the weights as they were at the error are in ", file.string());
   } catch (const std::exception&) {
     return;  // there is no room for the weights either
@@ -197,7 +207,7 @@ class TrainingRun {
                  " has no checkpoint to resume from and starts again");
     }
     if (!o.weights.empty() && !resumes_from_checkpoint_) {
-      load_weights(*model_, o.weights);
+      load_model_weights(*model_, o.weights, o);
       check_finite_weights(*model_, o.weights);
     }
   }
@@ -210,12 +220,13 @@ class TrainingRun {
     ClassificationTask task = make_task(o_, model_, steps_);
     const std::map<std::string, std::string> about{{"precision", trainer.precision().name()},
                                                    {"model", o_.model}};
+    warn_about_frozen_weights(o_);
     const FitResult result = fit(trainer, task, about);
     run_start_->mark();  // if there was no step to take
     replace_if_lost(*folder_, trainer.options().callbacks, yaml_);
     warn_if_not_finite(o_, result.metrics);
     warn_if_all_steps_were_skipped(result);
-    save_weights(*model_, folder_->file(kWeights), about, Links::kReplace);
+    save_model_weights(*model_, folder_->file(kWeights), about);
     Json json = to_json(o_, trainer, result, parameters(), folder_->path());
     if (!plan.is_null()) {
       json["memory_plan"] = plan;

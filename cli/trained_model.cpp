@@ -19,6 +19,7 @@
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/model_weights.h"
 #include "cli/resolve.h"
 #include "cli/run_folder.h"
 #include "cli/without_effect.h"
@@ -26,6 +27,7 @@
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
+#include "mantissa/quant/stored_weights.h"
 
 namespace mantissa::cli {
 
@@ -44,12 +46,16 @@ Shapes shapes_of(const std::map<std::string, at::Tensor>& weights) {
 /// The weights that a run's model will load.
 struct SavedWeights {
   fs::path path;
-  std::optional<Checkpoint> checkpoint;  ///< null: `path` has not been read yet
+  std::map<std::string, at::Tensor> tensors;  ///< empty: `path` has not been read yet
   Shapes shapes;
 };
 
 SavedWeights read_shapes(const fs::path& path) {
-  SavedWeights found{path, std::nullopt, {}};
+  SavedWeights found{path, read_if_quantized(path), {}};
+  if (!found.tensors.empty()) {
+    found.shapes = stored_shapes(found.tensors);
+    return found;
+  }
   const SafetensorsFile file(path);
   for (const auto& [name, entry] : file.entries()) found.shapes[name] = entry.shape;
   return found;
@@ -67,8 +73,8 @@ SavedWeights find_weights(const fs::path& folder, const std::string& given) {
   for (const std::string& warning : newest->warnings) {
     TORCH_WARN(warning);
   }
-  Shapes shapes = shapes_of(newest->checkpoint.weights);
-  return {newest->path / kCheckpointWeights, std::move(newest->checkpoint), std::move(shapes)};
+  Shapes shapes = stored_shapes(newest->checkpoint.weights);
+  return {newest->path / kCheckpointWeights, std::move(newest->checkpoint.weights), std::move(shapes)};
 }
 
 /// Returns the number of classes of a model with these weights: the length of the dimension that grows with
@@ -180,6 +186,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   saved.erase("weights");  // the weights from which the training began
   // Options that shortened the training do not apply to its model.
   for (const char* option : {"limit_val_batches", "fast_dev_run", "overfit_batches"}) saved.erase(option);
+  saved = usage([&] { return options_of_run(saved, command.flags); });
   TrainedModel run;
   run.options = usage([&] { return resolve(merge(command.flags, saved)); });
   const FitOptions& o = run.options;
@@ -196,10 +203,10 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   before.erase("data");
   make_trained_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
                      command.flags.has("data"));
-  if (weights.checkpoint) {
-    load_weights(*run.model, weights.checkpoint->weights, weights.path.string());
+  if (weights.tensors.empty()) {
+    load_model_weights(*run.model, weights.path, o);
   } else {
-    load_weights(*run.model, weights.path);
+    load_model_weights(*run.model, weights.tensors, weights.path.string(), o);
   }
   return run;
 }

@@ -1,5 +1,6 @@
 #include "mantissa/io/weights.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include <c10/core/ScalarType.h>
@@ -36,6 +37,12 @@ std::string misfit(const Described& stored, const at::Tensor& weight) {
   return why.str();
 }
 
+/// Whether a tensor of this name belongs to a weight in 4 or 8 bits, by bitsandbytes's names.
+bool is_part_of_quantized(const std::string& name) {
+  return name.find(".quant_state.bitsandbytes__") != std::string::npos || name == "SCB" ||
+         name.ends_with(".SCB");
+}
+
 /// Errors: c10::ValueError that lists every mismatch between `stored` and `weights`.
 void check_fit(const std::map<std::string, Described>& stored,
                const std::map<std::string, at::Tensor>& weights, const std::string& from) {
@@ -56,6 +63,10 @@ void check_fit(const std::map<std::string, Described>& stored,
   for (const std::string& name : unknown)
     wrong.push_back("'" + fit_for_message(name) + "' is unknown to the module");
   if (wrong.empty()) return;
+  TORCH_CHECK_VALUE(
+      std::none_of(unknown.begin(), unknown.end(), is_part_of_quantized), "load_weights: '", from,
+      "' has weights in 4 or 8 bits, and the module has none; convert the module by a mode such as "
+      "nf4 or int8 and load it with PartsLoader, or restore the numbers with dequantize_stored()");
   const size_t count = wrong.size();
   if (count > kMaxListed) {
     wrong.resize(kMaxListed);

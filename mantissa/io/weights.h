@@ -44,8 +44,9 @@ void load_weights(torch::nn::Module& module, const std::map<std::string, at::Ten
 /// Memory:   one tensor at a time beside the module.
 /// Errors:   c10::ValueError that lists, in one message, every name that is missing in the file or unknown to
 ///           the module, every different shape, every dtype that cannot be converted (float to integer,
-///           complex to real) and every weight on the meta device; those of SafetensorsFile. All are found
-///           before anything is changed.
+///           complex to real) and every weight on the meta device; c10::ValueError with the cures for a
+///           file with weights in 4 or 8 bits; those of SafetensorsFile. All are found before anything is
+///           changed.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path);
 
 }  // namespace mantissa

@@ -76,6 +76,18 @@ TEST_F(Weights, LongListsAreCutAndCounted) {
   EXPECT_THAT(load_error(*module), AllOf(HasSubstr("in 37 places"), HasSubstr("and 29 more")));
 }
 
+TEST_F(Weights, AFileOfQuantizedWeightsIsNamedAsSuch) {
+  for (const std::string part : {"0.weight.quant_state.bitsandbytes__nf4", "0.SCB", "SCB"}) {
+    auto module = net();
+    auto tensors = named_weights(*module);
+    tensors[part] = at::ones({1});
+    save_safetensors(path_, tensors);
+    EXPECT_THAT(load_error(*module), AllOf(HasSubstr("has weights in 4 or 8 bits, and the module has none"),
+                                           HasSubstr("dequantize_stored()")))
+        << part;
+  }
+}
+
 TEST_F(Weights, NamesOutOfAFileDoNotFillTheScreen) {
   save_safetensors(path_, {{"line\n\x1b[2J" + std::string(1 << 20, 'x'), at::ones({1})}});
   auto module = net();

@@ -1,7 +1,11 @@
 #pragma once
 
+#include <optional>
+#include <utility>
+
 #include <c10/core/Device.h>
 
+#include "mantissa/precision/empty_init.h"
 #include "mantissa/precision/precision.h"
 
 namespace mantissa {
@@ -35,15 +39,27 @@ class ModuleInit {
 /// Moves parameters and buffers to `device`; each keeps its dtype. Optimizers made earlier stay valid.
 void move_module(torch::nn::Module& module, at::Device device);
 
-/// Makes a module as `precision` needs it, on `device` (Lightning: `init_module`).
+struct InitOptions {
+  /// Skips the random initialisation (see EmptyInit), for a module whose weights are loaded next. A mode with
+  /// quantized weights makes weights of zeros instead.
+  bool empty_init = false;
+};
+
+/// Makes a module as `precision` needs it, on `device` (Lightning: `init_module`). A mode with quantized weights
+/// quantizes it, so that a model can be made part by part which is too large in float.
 /// `make`: a function without arguments that returns a module holder or a pointer to a module.
+/// Errors:  those of `make` and of the mode.
 /// Example: init_test.cpp, InitModule.MakesTheModuleInItsDtype.
 template <typename Make>
-auto init_module(const Precision& precision, at::Device device, Make&& make) {
+auto init_module(const Precision& precision, at::Device device, Make&& make,
+                 const InitOptions& options = {}) {
   auto module = [&] {
     const ModuleInit scope(precision);
+    const std::optional<EmptyInit> empty =
+        options.empty_init ? std::optional<EmptyInit>(std::in_place) : std::nullopt;
     return make();
   }();
+  precision.convert_initialized(*module, options.empty_init);
   move_module(*module, device);
   return module;
 }

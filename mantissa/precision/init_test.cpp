@@ -20,7 +20,8 @@ TEST(InitModule, IN11_MakesTheModuleInItsDtype) {
   for (const Mode& mode : modes()) {
     const auto precision = make_precision(mode.name, at::kCPU);
     const auto net = init_module(*precision, at::kCPU, [] { return torch::nn::BatchNorm1d(2); });
-    const Format wanted = mode.traits.weights.value_or(Format::kFloat32);
+    const Format wanted =
+        mode.traits.frozen_weights ? mode.traits.compute : mode.traits.weights.value_or(Format::kFloat32);
     EXPECT_EQ(format_of(net->weight.scalar_type()), wanted) << mode.name;
     EXPECT_EQ(net->num_batches_tracked.scalar_type(), at::kLong);
     EXPECT_EQ(torch::ones(1).scalar_type(), at::kFloat) << mode.name;

@@ -38,6 +38,7 @@ struct PrecisionTraits {
   Format gradients = Format::kFloat32;           ///< the format of the gradients that the optimizer uses
   bool scales_loss = false;                      ///< the loss is multiplied by a scale before backward()
   bool master_weights = false;                   ///< the optimizer steps float32 master weights
+  bool frozen_weights = false;                   ///< layers' weights are quantized and do not train
 
   bool operator==(const PrecisionTraits&) const = default;
 };
@@ -117,6 +118,9 @@ class Precision {
   /// While it lives, new modules are made in the mode's dtype and, if the mode has layers of its own, with
   /// those.
   virtual Scope module_init_context() const { return tensor_init_context(); }
+  /// Converts what init_module() (init.h) has made, before it is moved to its device. `is_empty`: its weights
+  /// have no values yet. The base class changes nothing.
+  virtual void convert_initialized(torch::nn::Module& /*module*/, bool /*is_empty*/) const {}
 
   /// While it lives, a forward pass runs in the mode's precision.
   virtual Scope forward_context() const { return {}; }

@@ -13,8 +13,10 @@
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/precision/mixed.h"
+#include "mantissa/precision/quantized.h"
 #include "mantissa/precision/tf32_mixed.h"
 #include "mantissa/precision/true_dtype.h"
+#include "mantissa/quant/quantized_4bit.h"
 
 namespace mantissa {
 namespace {
@@ -61,6 +63,8 @@ void check_values(const PrecisionOptions& o) {
   check_range("hysteresis_steps", o.hysteresis_steps, int64_t{1}, kLargestCount, "choose 1 to 2147483647");
   check_range("warn_after_skips", o.warn_after_skips, int64_t{0}, std::numeric_limits<int64_t>::max(),
               "choose 0 (never) or more");
+  check_range("llm_int8_threshold", o.llm_int8_threshold, 0.0, std::numeric_limits<double>::max(),
+              "choose 0 (no outliers) or more");
   const double low = o.min_scale.value_or(0), high = o.max_scale.value_or(kLargestScale);
   TORCH_CHECK_VALUE(low <= high, "min_scale ", low, " is above max_scale ", high, "; choose one below it");
   TORCH_CHECK_VALUE(!o.init_scale || (*o.init_scale >= low && *o.init_scale <= high), "init_scale ",
@@ -106,6 +110,29 @@ void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
                     ": its weights are not 16-bit; leave it out, or choose 16-true, bf16-true, O2 or O3");
 }
 
+/// Returns the first option given that only quantized modes have, such as "blocksize 128", or "".
+std::string quantization_option(const PrecisionOptions& o) {
+  std::string found;
+  const auto look = [&](const char* name, const auto& value) {
+    if (found.empty() && value) found = c10::str(name, " ", *value);
+  };
+  look("dtype", o.dtype);
+  if (!o.ignore_modules.empty()) look("ignore_modules", std::optional(join_names(o.ignore_modules)));
+  look("blocksize", o.blocksize);
+  look("llm_int8_threshold", o.llm_int8_threshold);
+  look("quantize_embeddings", o.quantize_embeddings);
+  look("quantize_convolutions", o.quantize_convolutions);
+  return found;
+}
+
+void refuse_quantization_options(const Mode& mode, const PrecisionOptions& options) {
+  const std::string given = quantization_option(options);
+  TORCH_CHECK_VALUE(
+      given.empty(), "precision '", mode.name, "' with ", given,
+      ": only nf4, nf4-dq, fp4, fp4-dq and int8 have quantized weights; leave it out, or choose "
+      "one of them");
+}
+
 /// Returns null for "none".
 std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, const PrecisionOptions& told,
                                         const std::string& loss_scale, bool fp16_gradients) {
@@ -144,14 +171,20 @@ struct FormatWord {
   Format format;
 };
 constexpr auto kFormatWords = std::to_array<FormatWord>({
-    {"16", Format::kFloat16},      {"fp16", Format::kFloat16},      {"f16", Format::kFloat16},
-    {"float16", Format::kFloat16}, {"half", Format::kFloat16},      {"bf16", Format::kBFloat16},
-    {"b16", Format::kBFloat16},    {"bfloat16", Format::kBFloat16}, {"brain", Format::kBFloat16},
-    {"fp32", Format::kFloat32},    {"f32", Format::kFloat32},       {"float32", Format::kFloat32},
-    {"float", Format::kFloat32},   {"single", Format::kFloat32},    {"full", Format::kFloat32},
-    {"tf32", Format::kTF32},       {"32", Format::kFloat32},        {"fp64", Format::kFloat64},
-    {"f64", Format::kFloat64},     {"float64", Format::kFloat64},   {"double", Format::kFloat64},
-    {"64", Format::kFloat64},
+    {"16", Format::kFloat16},     {"fp16", Format::kFloat16},
+    {"f16", Format::kFloat16},    {"float16", Format::kFloat16},
+    {"half", Format::kFloat16},   {"bf16", Format::kBFloat16},
+    {"b16", Format::kBFloat16},   {"bfloat16", Format::kBFloat16},
+    {"brain", Format::kBFloat16}, {"fp32", Format::kFloat32},
+    {"f32", Format::kFloat32},    {"float32", Format::kFloat32},
+    {"float", Format::kFloat32},  {"single", Format::kFloat32},
+    {"full", Format::kFloat32},   {"tf32", Format::kTF32},
+    {"32", Format::kFloat32},     {"fp64", Format::kFloat64},
+    {"f64", Format::kFloat64},    {"float64", Format::kFloat64},
+    {"double", Format::kFloat64}, {"64", Format::kFloat64},
+    {"int4", Format::kNF4},       {"4", Format::kNF4},
+    {"4bit", Format::kNF4},       {"8", Format::kInt8},
+    {"8bit", Format::kInt8},      {"llmint8", Format::kInt8},
 });
 
 /// Removes the first of `words` that occurs in `text`.
@@ -163,6 +196,11 @@ bool remove_first(std::string& text, const std::vector<std::string>& words) {
     return true;
   }
   return false;
+}
+
+/// Returns the format that a mode is named after: that of its weights, if they are codes, else of its products.
+Format main_format(const Mode& mode) {
+  return mode.traits.frozen_weights ? *mode.traits.weights : mode.traits.compute;
 }
 
 /// Returns a question that lists the modes which a name such as "fp16", "torch.float16" or "bf16_mixed" can
@@ -181,7 +219,7 @@ std::string suggest_modes(const std::string& name, const std::vector<std::string
   std::string meant;
   for (const Mode& mode : modes()) {
     const bool has_format = found == kFormatWords.end() ? text.empty() && (is_mixed || is_true)
-                                                        : mode.traits.compute == found->format;
+                                                        : main_format(mode) == found->format;
     if (mode.historical || !has_format || (is_mixed && !mode.name.ends_with("mixed")) ||
         (is_true && !mode.name.ends_with("true")))
       continue;
@@ -202,6 +240,7 @@ std::unique_ptr<Precision> make_as_built(const Mode& mode, at::Device /*device*/
                                          const PrecisionOptions& options) {
   refuse_loss_scale(mode, options);
   refuse_weight_options(mode, options);
+  refuse_quantization_options(mode, options);
   return std::make_unique<Precision>(mode.name, mode.traits);
 }
 
@@ -209,6 +248,7 @@ std::unique_ptr<Precision> make_tf32(const Mode& mode, at::Device /*device*/,
                                      const PrecisionOptions& options) {
   refuse_loss_scale(mode, options);
   refuse_weight_options(mode, options);
+  refuse_quantization_options(mode, options);
   return std::make_unique<Tf32Mixed>(mode.name);
 }
 
@@ -216,11 +256,13 @@ std::unique_ptr<Precision> make_wide(const Mode& mode, at::Device /*device*/,
                                      const PrecisionOptions& options) {
   refuse_loss_scale(mode, options);
   refuse_weight_options(mode, options);
+  refuse_quantization_options(mode, options);
   return std::make_unique<TrueDtype>(compute_dtype(mode), TrueDtypeOptions{.name = mode.name});
 }
 
 std::unique_ptr<Precision> make_mixed(const Mode& mode, at::Device device, const PrecisionOptions& options) {
   refuse_weight_options(mode, options);
+  refuse_quantization_options(mode, options);
   std::unique_ptr<GradScaler> scaler;
   if (!mode.traits.scales_loss) {
     refuse_loss_scale(mode, options);
@@ -237,6 +279,7 @@ std::unique_ptr<Precision> make_mixed(const Mode& mode, at::Device device, const
 /// float32.
 std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, const PrecisionOptions& options) {
   if (mode.traits.compute != Format::kFloat16) refuse_loss_scale(mode, options);
+  refuse_quantization_options(mode, options);
   TrueDtypeOptions narrow{
       .keep_batchnorm_fp32 = options.keep_batchnorm_fp32.value_or(mode.traits.master_weights),
       .master_weights = options.master_weights.value_or(mode.traits.master_weights),
@@ -245,6 +288,42 @@ std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, cons
                               options.loss_scale.value_or(mode.traits.scales_loss ? "dynamic" : "none"),
                               /*fp16_gradients=*/!narrow.master_weights);
   return std::make_unique<TrueDtype>(compute_dtype(mode), std::move(narrow));
+}
+
+bool is_double_quantized(const Mode& mode) { return mode.name.ends_with("-dq"); }
+
+/// Makes a mode whose weights are quantized.
+std::unique_ptr<Precision> make_quantized(const Mode& mode, at::Device device,
+                                          const PrecisionOptions& options) {
+  refuse_weight_options(mode, options);
+  const Format format = *mode.traits.weights;
+  const bool is_int8 = format == Format::kInt8;
+  TORCH_CHECK_VALUE(!is_int8 || !options.blocksize, "precision '", mode.name, "' with blocksize ",
+                    *options.blocksize, ": it has one scale per row and no blocks; leave it out");
+  TORCH_CHECK_VALUE(is_int8 || !options.llm_int8_threshold, "precision '", mode.name,
+                    "' with llm_int8_threshold ", *options.llm_int8_threshold,
+                    ": only int8 tells outliers apart; leave it out, or choose int8");
+  QuantizedPrecisionOptions made;
+  made.dtype = options.dtype.value_or(default_quantized_dtype(format, device));
+  made.weights = {.format = format,
+                  .compress_statistics = is_double_quantized(mode),
+                  .blocksize = options.blocksize.value_or(64),
+                  .threshold = options.llm_int8_threshold.value_or(6),
+                  .ignore_modules = options.ignore_modules,
+                  .embeddings = options.quantize_embeddings.value_or(false),
+                  .convolutions = options.quantize_convolutions.value_or(false)};
+  if (!is_int8) check_options({.format = format, .blocksize = made.weights.blocksize});
+  if (made.dtype != at::kHalf) refuse_loss_scale(mode, options);
+  made.scaler = make_scaler(mode, device, options, options.loss_scale.value_or("none"),
+                            /*fp16_gradients=*/true);
+  return std::make_unique<QuantizedPrecision>(mode.name, device, std::move(made));
+}
+
+/// The products of a row in 4 bits are in the dtype that most devices have.
+PrecisionTraits quantized(Format weights) {
+  return {.weights = weights,
+          .compute = weights == Format::kInt8 ? Format::kFloat16 : Format::kBFloat16,
+          .frozen_weights = true};
 }
 
 PrecisionTraits mixed(Format compute) {
@@ -273,6 +352,23 @@ const std::vector<Mode>& modes() {
       {"bf16-mixed", {"bf16"}, "float32 weights, bf16 products", mixed(Format::kBFloat16), &make_mixed},
       {"16-true", {}, "fp16 weights, activations and gradients", pure(Format::kFloat16), &make_narrow},
       {"bf16-true", {}, "bf16 weights, activations and gradients", pure(Format::kBFloat16), &make_narrow},
+      {"nf4", {}, "frozen weights in 4 bits (NF4), bf16 products", quantized(Format::kNF4), &make_quantized},
+      {"nf4-dq",
+       {},
+       "as nf4, with double quantization: the scales in 8 bits",
+       quantized(Format::kNF4),
+       &make_quantized},
+      {"fp4", {}, "frozen weights in 4 bits (FP4), bf16 products", quantized(Format::kFP4), &make_quantized},
+      {"fp4-dq",
+       {},
+       "as fp4, with double quantization: the scales in 8 bits",
+       quantized(Format::kFP4),
+       &make_quantized},
+      {"int8",
+       {},
+       "frozen weights and products in 8 bits (LLM.int8), outliers of the input in float32",
+       quantized(Format::kInt8),
+       &make_quantized},
       {"O0", {}, "Apex: float32 throughout", pure(Format::kFloat32), &make_wide, true},
       {"O1", {}, "Apex: as 16-mixed", mixed(Format::kFloat16), &make_mixed, true},
       {"O2",
@@ -310,6 +406,7 @@ const Mode& find_mode(const std::string& name) {
 
 PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options) {
   PrecisionTraits traits = mode.traits;
+  if (options.dtype) traits.compute = format_of(*options.dtype).value_or(traits.compute);
   if (options.loss_scale) traits.scales_loss = *options.loss_scale != "none";
   if (options.master_weights) {
     traits.master_weights = *options.master_weights;
@@ -319,7 +416,11 @@ PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options) {
 }
 
 FormatSupportInfo mode_support(const Mode& mode, at::Device device) {
-  return format_support(device, mode.traits.compute);
+  const FormatSupportInfo support = format_support(device, mode.traits.compute);
+  // Quantized modes compute in float16 where there is no bfloat16.
+  if (support.support == FormatSupport::kUnavailable && mode.traits.frozen_weights)
+    return format_support(device, Format::kFloat16);
+  return support;
 }
 
 std::unique_ptr<Precision> make_precision(const std::string& name, at::Device device,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include "mantissa/core/device.h"
 #include "mantissa/precision/precision.h"
@@ -36,6 +37,22 @@ struct PrecisionOptions {
   std::optional<int64_t> growth_interval = std::nullopt, hysteresis_steps = std::nullopt;
   /// For any loss scale.
   std::optional<int64_t> warn_after_skips = std::nullopt;
+
+  // For modes with quantized weights.
+
+  /// The dtype of products: float32, float16 or bfloat16. Unset: bfloat16 where the device has it, else float16.
+  /// int8 knows float16 only.
+  std::optional<at::ScalarType> dtype = std::nullopt;
+  /// Layers whose dotted name begins with one of these stay as they are: "lm_head" also names "lm_head2", and
+  /// "blocks.0" all layers of the module blocks.0.
+  std::vector<std::string> ignore_modules = {};
+  /// For 4-bit modes: the number of values that share a scale, a power of two from 32 to 4096. Unset: 64.
+  std::optional<int64_t> blocksize = std::nullopt;
+  /// For int8: the magnitude from which a column of a layer's input counts as an outlier, which is computed in
+  /// float32; 0: none. Unset: 6. The name is transformers'.
+  std::optional<double> llm_int8_threshold = std::nullopt;
+  /// Also quantizes embeddings and convolutions, which stay as they are otherwise.
+  std::optional<bool> quantize_embeddings = std::nullopt, quantize_convolutions = std::nullopt;
 
   bool operator==(const PrecisionOptions&) const = default;
 };

@@ -28,9 +28,10 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
        {"8", "1", "12", "mixed", "fp16", "bfloat16", "BF16", "true", "", "32.0", "16-Mixed"}) {
     const std::string error = error_of([&] { make_precision(name, at::kCPU); });
     EXPECT_THAT(error, testing::HasSubstr("precision '" + name + "' is not a mode"));
-    EXPECT_THAT(error, testing::HasSubstr("allowed: 32-true, tf32-mixed, 64-true, 16-mixed, bf16-mixed, "
-                                          "16-true, bf16-true, 32, 64, 16, bf16, "
-                                          "O0, O1, O2, O3"));
+    EXPECT_THAT(error,
+                testing::HasSubstr("allowed: 32-true, tf32-mixed, 64-true, 16-mixed, bf16-mixed, "
+                                   "16-true, bf16-true, nf4, nf4-dq, fp4, fp4-dq, int8, 32, 64, 16, bf16, "
+                                   "O0, O1, O2, O3"));
   }
   EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }),
               testing::HasSubstr("did you mean 'bf16-mixed' (float32 weights, bf16 products)?"));
@@ -48,7 +49,9 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
   EXPECT_THAT(meant("bf16_mixed"), testing::StartsWith("'bf16-mixed' ("));
   EXPECT_THAT(meant("fp64"), testing::StartsWith("'64-true' ("));
   EXPECT_THAT(meant("mixed"), testing::HasSubstr(" or 'bf16-mixed' ("));
-  EXPECT_EQ(meant("int8"), "");
+  EXPECT_THAT(meant("4bit"), testing::AllOf(testing::StartsWith("'nf4' ("), testing::HasSubstr("'nf4-dq'")));
+  EXPECT_THAT(meant("8-bit"), testing::StartsWith("'int8' ("));
+  EXPECT_EQ(meant("posit16"), "");
   EXPECT_THAT(error_of([] { make_precision("o2", at::kCPU); }), testing::HasSubstr("did you mean 'O2'?"));
   EXPECT_THAT(error_of([] { make_precision(8, at::kCPU); }), testing::HasSubstr("'8'"));
 }

@@ -40,7 +40,7 @@ bool has_state_int8(const std::map<std::string, at::Tensor>& tensors, const std:
 QuantizedInt8 unpack_state_int8(const std::map<std::string, at::Tensor>& tensors, const std::string& name) {
   const std::string scales_name = beside(name, "SCB"), format_name = beside(name, "weight_format");
   const at::Tensor codes = find(tensors, name), scales = find(tensors, scales_name);
-  TORCH_CHECK_VALUE(codes.scalar_type() == at::kChar && codes.dim() == 2, "unpack_state_int8: '", name,
+  TORCH_CHECK_VALUE(codes.scalar_type() == at::kChar && codes.dim() >= 2, "unpack_state_int8: '", name,
                     "' has dtype ", codes.scalar_type(), " and shape ", codes.sizes(),
                     "; an 8-bit weight is int8 [out, in]");
   TORCH_CHECK_VALUE(scales.scalar_type() == at::kFloat && scales.numel() == codes.size(0),
@@ -58,7 +58,7 @@ QuantizedInt8 unpack_state_int8(const std::map<std::string, at::Tensor>& tensors
         "unpack_state_int8: '", format_name,
         "' is not 0, the format that is stored row by row; save the weight with a current bitsandbytes");
   }
-  return {codes.detach().contiguous(), scales.detach().reshape({-1}).contiguous(), {}};
+  return {codes.detach().flatten(1).contiguous(), scales.detach().reshape({-1}).contiguous(), {}};
 }
 
 }  // namespace mantissa

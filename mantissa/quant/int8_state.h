@@ -22,8 +22,8 @@ std::map<std::string, at::Tensor> pack_state(const QuantizedInt8& quantized, con
 /// Whether `tensors` has the scales of an 8-bit weight of this name.
 bool has_state_int8(const std::map<std::string, at::Tensor>& tensors, const std::string& name);
 
-/// Returns the 8-bit weight that pack_state() or bitsandbytes has saved under `name`. Other names in `tensors`
-/// are not looked at. A file without weight_format is one of the oldest, and is read as format 0.
+/// Returns the 8-bit weight that pack_state() or bitsandbytes has saved under `name`. Codes of more dimensions,
+/// as those of a convolution, become a matrix with the same rows. Other names in `tensors` are not looked at. A file without weight_format is one of the oldest, and is read as format 0.
 ///
 /// Memory: shares the tensors.
 /// Errors: c10::ValueError that names the tensor at fault and the cure: if one is missing or has another dtype

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -45,7 +46,8 @@ at::Tensor multiply(const at::Tensor& x, const Quantized4Bit& weight, const std:
   if (bias) p.addend = {bias->const_data_ptr(), element, 0, bias->stride(0)};
   p.out = {out.mutable_data_ptr(), element, out.stride(0), out.stride(1)};
   kernels::cpu::product4(p, kernels::cpu::quantized4_build());
-  return out.view(sizes);
+  // A view would be refused if the caller changed it in place, as torch::nn::Linear adds its bias.
+  return at::_unsafe_view(out, sizes);
 }
 
 /// The weight in a node of the graph.

@@ -1,8 +1,12 @@
 #include "mantissa/quant/linear_int8.h"
 
+#include <algorithm>
+#include <initializer_list>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -28,11 +32,12 @@ at::Tensor forward_of(const at::Tensor& x, const QuantizedInt8& weight,
   const at::Tensor rows = rows_of(x);
   const QuantizedInt8 codes = int8_vectorwise_quant(rows, threshold);
   const bool has_outliers = codes.outlier_cols.defined() && codes.outlier_cols.numel() > 0;
-  if (!has_outliers) return int8_scaled_matmul(codes, weight, bias, x.scalar_type()).view(sizes);
+  // A view would be refused if the caller changed it in place, as torch::nn::Linear adds its bias.
+  if (!has_outliers) return at::_unsafe_view(int8_scaled_matmul(codes, weight, bias, x.scalar_type()), sizes);
   const at::Tensor outliers = rows.index_select(1, codes.outlier_cols).to(at::kFloat);
   at::Tensor result = int8_scaled_matmul(codes, weight, bias, at::kFloat);
   result.addmm_(outliers, restored_columns(weight, codes.outlier_cols).t());
-  return result.to(x.scalar_type()).view(sizes);
+  return at::_unsafe_view(result.to(x.scalar_type()), sizes);
 }
 
 /// The gradient of x: gradient * restored weight, in float32, rounded once.
@@ -144,12 +149,21 @@ std::optional<at::Tensor> bias_for(const at::Tensor& x, const std::optional<at::
   return bias.has_value() && bias->defined() ? std::optional(bias->to(x.scalar_type())) : std::nullopt;
 }
 
+/// Whether autograd has anything to record. A node for nothing would take longer than a small product.
+bool is_recorded(std::initializer_list<at::Tensor> tensors) {
+  return at::GradMode::is_enabled() &&
+         std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& each) { return each.defined() && each.requires_grad(); });
+}
+
 }  // namespace
 
 at::Tensor linear_int8(const at::Tensor& x, const QuantizedInt8& weight,
                        const std::optional<at::Tensor>& bias, double threshold) {
   check("linear_int8", x, weight.codes, bias, threshold);
-  return FrozenInt8::apply(x, bias_for(x, bias), weight, threshold);
+  const std::optional<at::Tensor> addend = bias_for(x, bias);
+  return is_recorded({x, addend.value_or(at::Tensor())}) ? FrozenInt8::apply(x, addend, weight, threshold)
+                                                         : forward_of(x, weight, addend, threshold);
 }
 
 at::Tensor linear_int8_training(const at::Tensor& x, const at::Tensor& weight,
@@ -159,7 +173,11 @@ at::Tensor linear_int8_training(const at::Tensor& x, const at::Tensor& weight,
   TORCH_CHECK_VALUE(!codes || codes->codes.sizes() == weight.sizes(),
                     "linear_int8_training: the codes have the shape ", codes->codes.sizes(),
                     ", and the weight has ", weight.sizes(), "; quantize this weight");
-  return TrainedInt8::apply(x, weight, bias_for(x, bias), codes ? *codes : quantize_int8(weight), threshold);
+  const std::optional<at::Tensor> addend = bias_for(x, bias);
+  const QuantizedInt8 quantized = codes ? *codes : quantize_int8(weight);
+  return is_recorded({x, weight, addend.value_or(at::Tensor())})
+             ? TrainedInt8::apply(x, weight, addend, quantized, threshold)
+             : forward_of(x, quantized, addend, threshold);
 }
 
 }  // namespace mantissa

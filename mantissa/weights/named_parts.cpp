@@ -1,6 +1,6 @@
 #include "mantissa/weights/named_parts.h"
 
-#include <utility>
+#include <algorithm>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
@@ -12,28 +12,24 @@
 namespace mantissa {
 namespace {
 
-std::string key_of(const std::string& weight, const std::string& part) {
-  return part.empty() ? weight : weight + "." + part;
+/// Whether `stored` has the weight as a plain tensor: nothing else that `state`, its packed form, consists of.
+bool is_stored_plain(const std::string& name, const std::map<std::string, at::Tensor>& state,
+                     const std::map<std::string, at::Tensor>& stored) {
+  const auto found = stored.find(name);
+  return found != stored.end() && found->second.is_floating_point() &&
+         std::none_of(state.begin(), state.end(),
+                      [&](const auto& item) { return item.first != name && stored.contains(item.first); });
 }
 
-/// Returns the stored parts of the packed `weight`, checked and on its device.
-PackedData::Parts find_parts(const std::string& name, const PackedData& weight,
-                             const std::map<std::string, at::Tensor>& stored) {
-  PackedData::Parts parts;
-  for (const auto& [part, own] : weight.parts()) {
-    const std::string key = key_of(name, part);
-    const auto found = stored.find(key);
-    TORCH_CHECK_VALUE(found != stored.end(), "PartsLoader: '", key, "' is missing, which the packed weight '",
-                      name, "' (", weight.description(), ") needs; load into a model of the saved format");
-    const at::Tensor& value = found->second;
-    TORCH_CHECK_VALUE(value.scalar_type() == own.scalar_type() && value.sizes() == own.sizes(),
-                      "PartsLoader: '", key, "' is ", value.scalar_type(), " ", value.sizes(),
-                      ", and the packed weight '", name, "' (", weight.description(), ") needs ",
-                      own.scalar_type(), " ", own.sizes(), "; load into a model of the saved format");
-    parts.emplace(part, value.detach().to(own.device(), /*dtype=*/own.scalar_type(), /*non_blocking=*/false,
-                                          /*copy=*/true));
-  }
-  return parts;
+/// Returns a weight like `own` with the values that are stored for it.
+PackedDataPtr find_data_of(const std::string& name, const PackedData& own,
+                           const std::map<std::string, at::Tensor>& stored) {
+  if (!is_stored_plain(name, own.state(name), stored)) return own.with_state(stored, name);
+  const at::Tensor& values = stored.at(name);
+  TORCH_CHECK_VALUE(values.sizes() == own.sizes(), "PartsLoader: '", name, "' is ", values.scalar_type(), " ",
+                    values.sizes(), ", and the packed weight (", own.description(), ") has ", own.sizes(),
+                    "; load into a model of the saved shapes");
+  return own.with_values(values, name);
 }
 
 }  // namespace
@@ -48,7 +44,7 @@ std::map<std::string, at::Tensor> named_parts(const std::map<std::string, at::Te
     if (!is_packed(weight)) {
       add(name, weight);
     } else {
-      for (const auto& [part, tensor] : packed_data(weight)->parts()) add(key_of(name, part), tensor);
+      for (const auto& [key, tensor] : packed_data(weight)->state(name)) add(key, tensor);
     }
   }
   return all;
@@ -65,11 +61,9 @@ PartsLoader::PartsLoader(torch::nn::Module& module, std::map<std::string, at::Te
     for (const auto& item : tensors) {
       const at::Tensor& weight = item.value();
       if (!is_packed(weight)) continue;
-      const PackedDataPtr data = packed_data(weight);
-      PackedData::Parts parts = find_parts(item.key(), *data, stored);
-      for (const auto& [part, tensor] : parts) used.push_back(key_of(item.key(), part));
-      weights_.emplace_back(weight,
-                            make_packed_weight(data->with_parts(std::move(parts)), weight.scalar_type()));
+      const PackedDataPtr made = find_data_of(item.key(), *packed_data(weight), stored);
+      for (const auto& [key, tensor] : made->state(item.key())) used.push_back(key);
+      weights_.emplace_back(weight, make_packed_weight(made, weight.scalar_type()));
     }
   };
   collect(module.named_parameters());

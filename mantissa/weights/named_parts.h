@@ -13,8 +13,8 @@ class Module;
 
 namespace mantissa {
 
-/// Returns `weights` with each packed weight replaced by its parts, for a file: the parts "" and "absmax" of
-/// "fc.weight" have the names "fc.weight" and "fc.weight.absmax". Plain tensors are returned as they are.
+/// Returns `weights` with each packed weight replaced by its state(), for a file: "fc.weight",
+/// "fc.weight.absmax". Plain tensors are returned as they are.
 ///
 /// Errors: c10::ValueError if a part has the name of another tensor.
 std::map<std::string, at::Tensor> named_parts(const std::map<std::string, at::Tensor>& weights);
@@ -29,10 +29,12 @@ std::map<std::string, at::Tensor> plain_weights(std::map<std::string, at::Tensor
 ///     ... load the plain tensors from `weights` ...
 ///     packed.load();
 ///
-/// Each weight keeps its format, nominal dtype and device.
+/// Each weight keeps its format, nominal dtype and device. A weight that is stored as plain numbers is packed, if
+/// its format can do that.
 /// Memory:  a copy of the parts.
-/// Errors:  the constructor throws c10::ValueError naming the weight if a part is missing or has another dtype
-///          or shape, or if the format refuses its values. Nothing has changed then. load() throws nothing.
+/// Errors:  the constructor throws c10::ValueError naming the weight if its state is incomplete or belongs to
+///          another format or shape, or if the format refuses its values. Nothing has changed then. load()
+///          throws nothing.
 /// Example: named_parts_test.cpp, NamedParts.LoadWhatWasSaved
 class PartsLoader {
  public:

@@ -176,7 +176,7 @@ constexpr Registration kRegistration = {
 /// See shared_registration_internal.h. The layout covers Registration and the virtual functions of PackedData.
 constexpr const char* kNamespace = "mantissa";
 constexpr const char* kName = "mantissa::packed_weights";
-constexpr int64_t kLayout = 1;
+constexpr int64_t kLayout = 2;
 
 int64_t address_of_registration(int64_t layout) {
   return layout == kLayout ? reinterpret_cast<int64_t>(&kRegistration) : 0;

@@ -8,6 +8,43 @@
 #include <c10/util/Exception.h>
 
 namespace mantissa {
+namespace {
+
+std::string key_of(const std::string& weight, const std::string& part) {
+  return part.empty() ? weight : weight + "." + part;
+}
+
+}  // namespace
+
+PackedData::Parts PackedData::state(const std::string& name) const {
+  Parts result;
+  for (const auto& [part, tensor] : parts()) result.emplace(key_of(name, part), tensor);
+  return result;
+}
+
+PackedDataPtr PackedData::with_state(const Parts& stored, const std::string& name) const {
+  Parts found;
+  for (const auto& [part, own] : parts()) {
+    const std::string key = key_of(name, part);
+    const auto entry = stored.find(key);
+    TORCH_CHECK_VALUE(entry != stored.end(), "PartsLoader: '", key, "' is missing, which the packed weight '",
+                      name, "' (", description(), ") needs; load into a model of the saved format");
+    const at::Tensor& value = entry->second;
+    TORCH_CHECK_VALUE(value.scalar_type() == own.scalar_type() && value.sizes() == own.sizes(),
+                      "PartsLoader: '", key, "' is ", value.scalar_type(), " ", value.sizes(),
+                      ", and the packed weight '", name, "' (", description(), ") needs ", own.scalar_type(),
+                      " ", own.sizes(), "; load into a model of the saved format");
+    found.emplace(part, value.detach().to(own.device(), /*dtype=*/own.scalar_type(), /*non_blocking=*/false,
+                                          /*copy=*/true));
+  }
+  return with_parts(std::move(found));
+}
+
+PackedDataPtr PackedData::with_values(const at::Tensor& /*values*/, const std::string& name) const {
+  TORCH_CHECK_VALUE(false, "PartsLoader: '", name, "' is stored as plain numbers, and the packed weight (",
+                    description(),
+                    ") cannot be made from them; load into a plain model, or into one of the saved format");
+}
 
 at::Tensor PackedData::dequantize_rows(const at::Tensor& rows, at::ScalarType dtype) const {
   return at::index_select(dequantize(dtype), 0, rows);

@@ -26,7 +26,7 @@ using PackedDataPtr = std::shared_ptr<const PackedData>;
 class PackedData {
  public:
   /// Tensors by name. The weight's main tensor has the name "", the others names like "absmax". In a saved
-  /// state the part "absmax" of the parameter "fc.weight" is "fc.weight.absmax".
+  /// state() the part "absmax" of the parameter "fc.weight" is "fc.weight.absmax".
   using Parts = std::map<std::string, at::Tensor>;
 
   PackedData() = default;
@@ -40,10 +40,25 @@ class PackedData {
   virtual at::IntArrayRef sizes() const = 0;
   /// Returns all tensors that the weight consists of, at least one, all on one device.
   virtual Parts parts() const = 0;
-  /// Returns a weight of the same format and sizes() with other parts. The names, dtypes and shapes of `parts`
-  /// are those of parts(); the device may differ.
+  /// Returns a weight of the same format and sizes() with other parts, as a copy on another device needs it. The
+  /// names, dtypes and shapes of `parts` are those of parts().
   /// Errors: c10::ValueError for values that are no weight of this format, before anything is made.
   virtual PackedDataPtr with_parts(Parts parts) const = 0;
+
+  /// Returns the tensors under which a file stores this weight, by their full names. `name` is the parameter's
+  /// full name, such as "fc.weight". Unless a format overrides it, these are the parts, with the names
+  /// "fc.weight" and "fc.weight.absmax".
+  virtual Parts state(const std::string& name) const;
+  /// Returns a weight of the same format, sizes() and device from what state() returned for another weight. It
+  /// is independent of the memory of `stored`. Other names in `stored` are ignored. Unless a format overrides
+  /// it, every part must be in `stored`, in its own dtype and shape.
+  /// Errors: c10::ValueError that names the tensor at fault and the cure, for a state that is incomplete or
+  ///         that belongs to another format.
+  virtual PackedDataPtr with_state(const Parts& stored, const std::string& name) const;
+  /// Returns a weight of the same format and device with the values of a plain tensor [sizes()] of a
+  /// floating-point dtype. Errors call it `name`. Unless a format overrides it, plain values are refused.
+  /// Errors: c10::ValueError for values that the format cannot hold.
+  virtual PackedDataPtr with_values(const at::Tensor& values, const std::string& name) const;
 
   /// Returns the weight as a plain tensor [sizes()] of `dtype`, one of those above.
   virtual at::Tensor dequantize(at::ScalarType dtype) const = 0;

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
@@ -40,6 +41,9 @@ class PackedProduct : public torch::autograd::Function<PackedProduct> {
     // This is a view of its own, because the weight's tensor may get other data before the backward pass.
     ctx->saved_data["matrix"] = view_of(matrix, matrix.sizes(), matrix.strides());
     ctx->saved_data["has_bias"] = bias.has_value();
+    // A format may return a view, which torch::nn::Linear could not add its bias to in place. Below autograd,
+    // views are not recorded.
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return compute(x, matrix, bias.value_or(Tensor()));
   }
 

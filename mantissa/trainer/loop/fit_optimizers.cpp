@@ -38,12 +38,25 @@ void check_optimizers(const std::vector<OptimizerConfig>& configs, const Trainer
       options.accumulate_grad_batches.to_string(), " cannot follow; set it to 1, or take another optimizer");
 }
 
+/// Checks that the optimizers have anything to train, which a mode with frozen weights may leave nothing of.
+void check_anything_trains(const std::vector<OptimizerConfig>& configs, const Precision& precision) {
+  if (!precision.traits().frozen_weights) return;
+  for (const OptimizerConfig& config : configs)
+    for (const at::Tensor& parameter : main_params(*config.optimizer))
+      if (parameter.requires_grad()) return;
+  TORCH_CHECK_VALUE(
+      false, "fit: precision '", precision.name(),
+      "' freezes the weights that it quantizes, and the optimizer has no other parameter to "
+      "train; add LoRA adapters, name layers to train in ignore_modules, or choose another mode");
+}
+
 }  // namespace
 
 void FitOptimizers::set_up(const TrainerOptions& options) {
   is_automatic_ = task_.automatic_optimization();
   std::vector<OptimizerConfig> configs = task_.configure_optimizers();
   check_optimizers(configs, options, is_automatic_);
+  check_anything_trains(configs, precision_);
   configs_ = std::move(configs);
   for (const OptimizerConfig& config : configs_) precision_.setup_optimizer(*config.optimizer);
   waiting_.assign(configs_.size(), false);

@@ -13,45 +13,77 @@
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
 
+#include "mantissa/core/suggest.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/weights.h"
+#include "mantissa/quant/stored_weights.h"
 #include "mantissa/trainer/loop/fit_run_internal.h"
 #include "mantissa/weights/named_parts.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 namespace {
 
+/// Returns "12 weights are quantized" or "12 weights are restored from 4 or 8 bits".
+std::string counted(size_t count, const char* what) {
+  if (count == 0) return "";
+  return std::to_string(count) + (count == 1 ? " weight is " : " weights are ") + what;
+}
+
+/// Returns how many packed weights of a module a checkpoint has as plain numbers.
+size_t count_plain(const std::map<std::string, at::Tensor>& stored, const torch::nn::Module& module) {
+  size_t count = 0;
+  for (const auto& [name, weight] : named_weights(module)) {
+    const auto found = stored.find(name);
+    if (found != stored.end() && is_packed(weight) && found->second.is_floating_point() &&
+        found->second.sizes() == weight.sizes())
+      ++count;
+  }
+  return count;
+}
+
 /// Returns "12 weights are rounded from Float to BFloat16" if weights lose bits on their way into the module.
 std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch::nn::Module& module) {
-  int64_t count = 0;
+  size_t count = 0;
   at::ScalarType source{}, target{};
   for (const auto& [name, weight] : named_weights(module)) {
     const auto found = from.find(name);
-    if (found == from.end() || found->second.scalar_type() == weight.scalar_type()) continue;
+    if (found == from.end() || is_packed(weight) || found->second.scalar_type() == weight.scalar_type())
+      continue;
     const at::ScalarType wide = found->second.scalar_type(), own = weight.scalar_type();
     if (c10::promoteTypes(wide, own) == own) continue;  // every value fits
     source = wide;
     target = own;
     ++count;
   }
-  if (count == 0) return "";
-  return std::to_string(count) + (count == 1 ? " weight is" : " weights are") + " rounded from " +
-         c10::toString(source) + " to " + c10::toString(target);
+  const std::string what =
+      std::string("rounded from ") + c10::toString(source) + " to " + c10::toString(target);
+  return counted(count, what.c_str());
 }
 
-/// Master weights are more exact than the weights rounded from them, so they are loaded in every mode.
-void load_master_weights(torch::nn::Module& module, const Checkpoint& checkpoint, const std::string& from) {
+/// Returns the master weights that a checkpoint has for parameters of a module. They are more exact than the
+/// weights rounded from them, so they are loaded in every mode.
+std::map<std::string, at::Tensor> master_weights_for(const torch::nn::Module& module,
+                                                     const Checkpoint& checkpoint, const std::string& from) {
   const StateReader state = StateReader(checkpoint.state, from).at("precision").at("state");
-  const std::map<std::string, at::Tensor> masters = master_weights_of(state);
-  const at::NoGradGuard no_grad;
-  for (auto& parameter : module.named_parameters()) {
-    const auto master = masters.find(parameter.key());
-    if (master == masters.end()) continue;
+  std::map<std::string, at::Tensor> all = master_weights_of(state), found;
+  for (const auto& parameter : module.named_parameters()) {
+    const auto master = all.find(parameter.key());
+    if (master == all.end()) continue;
     if (master->second.sizes() != parameter.value().sizes())
       state.fail("has a master weight '" + parameter.key() +
                  "' with a different shape from the weight; resume with the task that was saved");
-    parameter.value().copy_(master->second);
+    found.emplace(*master);
   }
+  return found;
+}
+
+void load_master_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& masters) {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : module.named_parameters())
+    if (const auto master = masters.find(parameter.key());
+        master != masters.end() && !is_packed(parameter.value()))
+      parameter.value().copy_(master->second);
 }
 
 }  // namespace
@@ -98,18 +130,28 @@ Checkpoint FitRun::read(const std::filesystem::path& path) {
 
 void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
   torch::nn::Module& module = task_.module();
-  const std::string lost = narrowed(checkpoint.weights, module);
+  const std::map<std::string, at::Tensor> masters = master_weights_for(module, checkpoint, from);
   std::map<std::string, at::Tensor> stored = checkpoint.weights;
+  for (const auto& [name, weight] : named_weights(module))
+    if (const auto master = masters.find(name); master != masters.end() && is_packed(weight))
+      stored[name] = master->second;  // quantized from the most exact values
+  std::vector<std::string> changes{counted(count_plain(stored, module), "quantized")};
   PartsLoader packed(module, stored);  // takes their parts out of `stored`
+  // A module whose weights are not packed gets the values of those that were.
+  changes.push_back(
+      counted(quantized_weights_of(keys_of(stored)).size(), "restored from 4 or 8 bits and train again"));
+  stored = dequantize_stored(std::move(stored));
+  changes.push_back(narrowed(stored, module));
   load_weights(plain_weights(named_weights(module)), stored, from);
   packed.load();
-  if (!lost.empty()) {
+  std::erase(changes, "");
+  if (!changes.empty()) {
     TORCH_WARN("'", from, "' was saved in ",
                StateReader(checkpoint.state).at("precision").at("name").to_string(), ", and this run uses ",
-               precision_.name(), ": ", lost);
+               precision_.name(), ": ", join_names(changes));
   }
   for_each_callback([&](Callback& c) { c.on_load_checkpoint(trainer_, checkpoint); });
-  load_master_weights(module, checkpoint, from);
+  load_master_weights(module, masters);
 }
 
 void FitRun::resume(const Checkpoint& checkpoint, const std::string& from) {

@@ -1,0 +1,158 @@
+// Runs in modes with quantized weights: training, resuming, evaluating, and files of weights.
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/test_support_internal.h"
+
+namespace mantissa::cli::quantized_modes_test {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+/// A short run on the embedded digits.
+const std::string kShort = "--data digits --model mlp --seed 3 ";
+
+class QuantizedRuns : public Program {
+ protected:
+  Outcome train(const std::string& arguments, const std::string& output, int steps = 6) const {
+    const Outcome done =
+        fit(kShort + arguments + " --max-steps " + std::to_string(steps) + " --output " + output);
+    EXPECT_EQ(done.status, 0) << done.err;
+    return done;
+  }
+  json inspected(const std::string& file) const {
+    const Outcome done = run("inspect --json --no-values " + file);
+    EXPECT_EQ(done.status, 0) << done.err;
+    return done.status == 0 ? json::parse(done.out)[0] : json();
+  }
+  std::map<std::string, std::string> dtypes(const std::string& file) const {
+    std::map<std::string, std::string> found;
+    const json seen = inspected(file);
+    for (const auto& tensor : seen["tensors"]) found[tensor["name"]] = tensor["dtype"];
+    return found;
+  }
+  double val_loss(const std::string& arguments) const {
+    const Outcome done = run("validate --device cpu --quiet --json - " + arguments);
+    EXPECT_EQ(done.status, 0) << done.err;
+    return done.status == 0 ? json::parse(done.out)["val_loss"].get<double>() : -1;
+  }
+};
+
+TEST_F(QuantizedRuns, EveryModeTrainsWhatIsLeftAndSavesItsCodes) {
+  for (const std::string mode : {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"}) {
+    const Outcome done = train("--precision " + mode, mode);
+    const std::string said = "--precision " + mode + " quantizes the weights of linear layers";
+    ASSERT_THAT(done.err, HasSubstr(said));
+    EXPECT_EQ(done.err.find(said, done.err.find(said) + 1), std::string::npos) << "it says so once";
+    const auto kinds = dtypes(mode + "/weights.safetensors");
+    int codes = 0;
+    for (const auto& [name, dtype] : kinds) codes += name.ends_with(".weight") && dtype != "F32";
+    EXPECT_GT(codes, 0) << mode;
+    const auto result = json::parse(read(folder_ / mode / "result.json"));
+    EXPECT_EQ(result["precision"], mode);
+    EXPECT_EQ(result["skipped_steps"], 0);
+  }
+}
+
+TEST_F(QuantizedRuns, AResumedRunEqualsAnUninterruptedOne) {
+  for (const std::string mode : {"nf4-dq", "int8"}) {
+    train("--precision " + mode, mode + "-whole");
+    train("--precision " + mode, mode + "-parts", 3);
+    const Outcome resumed = run("resume " + mode + "-parts --quiet --max-steps 6");
+    EXPECT_EQ(resumed.status, 0) << resumed.err;
+    EXPECT_EQ(read(folder_ / (mode + "-whole") / "weights.safetensors"),
+              read(folder_ / (mode + "-parts") / "weights.safetensors"))
+        << mode;
+  }
+}
+
+TEST_F(QuantizedRuns, ATrainedRunIsValidatedWithItsCodesAndInOtherModes) {
+  train("--precision nf4-dq --blocksize 32", "run");
+  const auto result = json::parse(read(folder_ / "run" / "result.json"));
+  EXPECT_DOUBLE_EQ(val_loss("run"), result["val_loss"].get<double>());
+  const double restored = val_loss("run --precision 32-true");
+  EXPECT_NEAR(restored, val_loss("run"), 0.02);
+  EXPECT_NE(restored, val_loss("run")) << "products in bf16";
+  EXPECT_EQ(run("predict run --device cpu --quiet --output predictions.csv").status, 0);
+  std::filesystem::remove(folder_ / "run" / "weights.safetensors");
+  EXPECT_DOUBLE_EQ(val_loss("run"), result["val_loss"].get<double>()) << "from the checkpoint";
+}
+
+TEST_F(QuantizedRuns, FloatWeightsAreQuantizedAndQuantizedOnesAreTakenOrRestored) {
+  train("--precision 32-true", "float");
+  const std::string weights = " --weights float/weights.safetensors";
+  train("--precision nf4" + weights, "nf4");
+  // The codes of a file stay what they are, and those of a float model are the same.
+  train("--precision nf4 --weights nf4/weights.safetensors", "again");
+  const auto kinds = dtypes("again/weights.safetensors");
+  EXPECT_EQ(kinds, dtypes("nf4/weights.safetensors"));
+  EXPECT_NEAR(val_loss("nf4"), val_loss("float"), 0.3);
+  EXPECT_NEAR(val_loss("float --precision nf4"), val_loss("float"), 0.3);
+
+  const Outcome restored = train("--precision 32-true --weights nf4/weights.safetensors", "restored");
+  EXPECT_THAT(restored.err, AllOf(HasSubstr("weights in 4 or 8 bits, which are restored to float32"),
+                                  HasSubstr("--precision 32-true")));
+  for (const auto& [name, dtype] : dtypes("restored/weights.safetensors")) EXPECT_EQ(dtype, "F32") << name;
+}
+
+TEST_F(QuantizedRuns, ARunIsResumedInAnotherMode) {
+  train("--precision 32-true", "float", 3);
+  const Outcome quantized = run("resume float --quiet --max-steps 6 --precision int8");
+  EXPECT_EQ(quantized.status, 0) << quantized.err;
+  EXPECT_THAT(quantized.err, HasSubstr("weights are quantized"));
+  train("--precision nf4 --blocksize 128", "nf4", 3);
+  const Outcome restored = run("resume nf4 --quiet --max-steps 6 --precision 32-true");
+  EXPECT_EQ(restored.status, 0) << restored.err;
+  EXPECT_THAT(restored.err, HasSubstr("restored from 4 or 8 bits and train again"));
+  train("--precision nf4", "other", 3);
+  const Outcome refused = run("resume other --quiet --max-steps 6 --precision fp4-dq");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.err,
+              AllOf(HasSubstr("is saved as nf4, blocks of 64"), HasSubstr("choose the mode nf4")));
+}
+
+TEST_F(QuantizedRuns, OptionsReachTheMode) {
+  train("--precision nf4 --quant-dtype float32 --blocksize 128", "run");
+  const std::string config = read(folder_ / "run" / "config.yaml");
+  EXPECT_THAT(config, AllOf(HasSubstr("blocksize: 128"), HasSubstr("quant_dtype: float32")));
+  const auto all = dtypes("run/weights.safetensors");
+  // The name of a linear layer of the model, which then stays in float.
+  std::string layer;
+  for (const auto& [name, dtype] : all)
+    if (layer.empty() && name.ends_with(".weight.absmax")) layer = name.substr(0, name.size() - 14);
+  ASSERT_NE(layer, "");
+  train("--precision nf4 --ignore-modules " + layer, "ignoring");
+  EXPECT_EQ(dtypes("ignoring/weights.safetensors").at(layer + ".weight"), "F32");
+}
+
+TEST_F(QuantizedRuns, WrongOptionsAreRefused) {
+  expect_error(fit(kShort + "--precision int8 --quant-dtype bfloat16"), 2,
+               {"'int8' with dtype bfloat16", "only works with float16"});
+  expect_error(fit(kShort + "--precision nf4 --blocksize 100"), 2, {"blocks of 100 values", "choose 32"});
+  expect_error(fit(kShort + "--precision bf16-mixed --blocksize 64"), 2,
+               {"'bf16-mixed' with blocksize 64", "leave it out"});
+  expect_error(fit(kShort + "--precision nf4 --ignore-modules a,,b"), 2, {"--ignore-modules 'a,,b'"});
+  expect_error(fit(kShort + "--precision nf4 --quant-dtype half"), 2, {"--quant-dtype 'half'", "float16"});
+}
+
+TEST_F(QuantizedRuns, AModelWithoutLinearLayersOrWithNothingToTrainIsAnError) {
+  write("cut.safetensors", "");
+  train("--precision nf4", "run");
+  std::string bytes = read(folder_ / "run" / "weights.safetensors");
+  write("cut.safetensors", bytes.substr(0, bytes.size() - 5));
+  expect_error(fit(kShort + "--precision nf4 --weights cut.safetensors"), 1,
+               {"cut.safetensors", "truncated"});
+}
+
+TEST_F(QuantizedRuns, AllModesCompareTrainingsOfAllWeights) {
+  const Outcome all = fit(kShort + "--max-steps 1 --precision all --output all");
+  EXPECT_EQ(all.status, 0) << all.err;
+  EXPECT_THAT(all.out, AllOf(HasSubstr("bf16-true"), Not(HasSubstr("nf4"))));
+}
+
+}  // namespace
+}  // namespace mantissa::cli::quantized_modes_test

@@ -1,0 +1,115 @@
+#include "mantissa/precision/quantized.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <torch/nn/module.h>
+
+#include "mantissa/amp/autocast.h"
+#include "mantissa/core/default_dtype.h"
+#include "mantissa/core/device.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/precision/true_dtype.h"
+
+namespace mantissa {
+namespace {
+
+/// Throws before any member is constructed.
+std::string checked_name(std::string name, const QuantizedPrecisionOptions& options) {
+  const auto format = format_of(options.dtype);
+  const bool is_known =
+      options.dtype == at::kFloat || options.dtype == at::kHalf || options.dtype == at::kBFloat16;
+  const auto dtype = is_known ? std::string(info(*format).name) : c10::str(options.dtype);
+  TORCH_CHECK_VALUE(options.weights.format != Format::kInt8 || options.dtype == at::kHalf, "precision '",
+                    name, "' with dtype ", dtype, ": it only works with float16; leave dtype out");
+  TORCH_CHECK_VALUE(is_known, "precision '", name, "' with dtype ", dtype,
+                    ": products can be computed in float32, float16 or bfloat16; choose one of them");
+  return name;
+}
+
+PrecisionTraits traits_of(const QuantizedPrecisionOptions& options) {
+  return {.weights = options.weights.format,
+          .compute = format_of(options.dtype).value(),
+          .scales_loss = options.scaler && options.scaler->is_enabled(),
+          .frozen_weights = true};
+}
+
+QuantizeModuleOptions with_dtype(QuantizeModuleOptions options, at::ScalarType dtype) {
+  options.compute_dtype = dtype;
+  return options;
+}
+
+void warn_about_unmatched_names(const std::string& mode, const torch::nn::Module& module,
+                                const std::vector<std::string>& ignored) {
+  for (const std::string& name : unmatched_names(module, ignored)) {
+    TORCH_WARN("precision '", mode, "': ignore_modules '", name, "' matches no submodule of ", module.name(),
+               did_you_mean(name, module.named_modules("", /*include_self=*/false).keys()));
+  }
+}
+
+/// Whether a weight that is described so belongs to the mode: "nf4-dq, blocks of 64".
+bool is_of_mode(const std::string& description, const std::string& mode) {
+  return description.substr(0, description.find(',')) == mode;
+}
+
+}  // namespace
+
+QuantizedPrecision::QuantizedPrecision(std::string name, at::Device device, QuantizedPrecisionOptions options)
+    // Braces, because the options are read before the scaler is moved out of them.
+    : ScaledPrecision{checked_name(std::move(name), options), traits_of(options), std::move(options.scaler)},
+      device_(device),
+      dtype_(options.dtype),
+      weights_(with_dtype(std::move(options.weights), options.dtype)) {}
+
+void QuantizedPrecision::convert_module(torch::nn::Module& module) {
+  const std::vector<std::string> existing = quantized_formats(module);
+  quantize_module(module, weights_, "precision '" + name() + "'");
+  Precision::convert_module(module);
+  warn_about_unmatched_names(name(), module, weights_.ignore_modules);
+  for (const std::string& format : existing) {
+    if (is_of_mode(format, name())) continue;
+    TORCH_WARN("precision '", name(), "': ", module.name(), " has weights in ", format,
+               " already, which stay as they are");
+  }
+}
+
+Scope QuantizedPrecision::tensor_init_context() const { return std::make_shared<DefaultDtypeGuard>(dtype_); }
+
+void QuantizedPrecision::convert_initialized(torch::nn::Module& module, bool is_empty) const {
+  TORCH_CHECK(weights_.ignore_modules.empty(), "init_module: precision '", name(), "' with ignore_modules '",
+              join_names(weights_.ignore_modules),
+              "': init_module() may make a part of a model, whose layers have other names; make the whole "
+              "model, and call convert_module()");
+  if (!has_layers_to_quantize(module, weights_)) return;  // such as a part that is only an embedding
+  QuantizeModuleOptions options = weights_;
+  options.zeros = is_empty;
+  quantize_module(module, options, "precision '" + name() + "'");
+}
+
+Scope QuantizedPrecision::forward_context() const {
+  struct Scopes {
+    Scopes(at::Device device, at::ScalarType dtype) : default_dtype(dtype) {
+      if (dtype != at::kFloat) autocast.emplace(device.type(), AutocastOptions{.dtype = dtype});
+    }
+    DefaultDtypeGuard default_dtype;
+    std::optional<Autocast> autocast;
+  };
+  return std::make_shared<Scopes>(device_, dtype_);
+}
+
+at::Tensor QuantizedPrecision::convert_input(const at::Tensor& x) const {
+  return x.is_floating_point() ? x.to(dtype_) : x;
+}
+
+at::Tensor QuantizedPrecision::convert_output(const at::Tensor& y) const { return to_default_dtype(y); }
+
+at::ScalarType default_quantized_dtype(Format weights, at::Device device) {
+  if (weights == Format::kInt8) return at::kHalf;
+  const bool has_bfloat16 = format_support(device, Format::kBFloat16).support != FormatSupport::kUnavailable;
+  return has_bfloat16 ? at::kBFloat16 : at::kHalf;
+}
+
+}  // namespace mantissa

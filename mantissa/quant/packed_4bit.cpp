@@ -1,0 +1,190 @@
+#include "mantissa/quant/packed_4bit.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include "mantissa/quant/int8_state.h"
+#include "mantissa/quant/linear_4bit.h"
+#include "mantissa/quant/operations_4bit_internal.h"
+#include "mantissa/quant/packed_rows_internal.h"
+#include "mantissa/quant/quant_state.h"
+#include "mantissa/quant/quantized_4bit_internal.h"
+
+namespace mantissa {
+namespace {
+
+std::string describe(Format format, bool is_nested, int64_t blocksize) {
+  return c10::str(info(format).name, is_nested ? "-dq" : "", ", blocks of ", blocksize);
+}
+
+/// Returns `weight` in `dtype`, in which its finite values must stay finite.
+at::Tensor rounded(const at::Tensor& weight, at::ScalarType dtype, std::string_view name) {
+  TORCH_CHECK_VALUE(weight.defined(), "quantize_4bit: ", name, " is undefined; give a tensor with values");
+  TORCH_CHECK_TYPE(weight.is_floating_point(), "quantize_4bit: ", name, " has dtype ", weight.scalar_type(),
+                   "; cast it to float32, float16 or bfloat16");
+  const at::Tensor values = weight.detach();
+  at::Tensor result = values.to(dtype);
+  // A wider dtype holds every value, and quantize_4bit() finds those that were not finite before.
+  if (values.element_size() < result.element_size() || values.scalar_type() == dtype) return result;
+  TORCH_CHECK_VALUE(result.isfinite().all().item<bool>() || !values.isfinite().all().item<bool>(),
+                    "quantize_4bit: ", name, " has values that ", info(*format_of(dtype)).name,
+                    " cannot hold (above ", info(*format_of(dtype)).largest, "); scale it down first");
+  return result;
+}
+
+/// Returns the scales of some blocks, in the shape of `blocks`: see absmax_of().
+at::Tensor scales_of_blocks(const Quantized4Bit& quantized, const at::Tensor& blocks) {
+  const at::Tensor flat = blocks.reshape({-1}), own = quantized.absmax.index_select(0, flat);
+  if (!quantized.is_nested()) return own.view(blocks.sizes());
+  const at::Tensor outer =
+      quantized.nested_absmax.index_select(0, flat.div(kNestedBlocksize, /*rounding_mode=*/"floor"));
+  const at::Tensor restored =
+      quantized.nested_map.index_select(0, own.to(at::kLong)) * outer + quantized.nested_offset;
+  return restored.view(blocks.sizes());
+}
+
+class Packed4Bit final : public PackedData {
+ public:
+  Packed4Bit(Quantized4Bit quantized, std::optional<at::ScalarType> compute_dtype)
+      : quantized_(std::move(quantized)), compute_dtype_(compute_dtype) {}
+
+  const Quantized4Bit& quantized() const { return quantized_; }
+
+  std::string description() const override {
+    return describe(quantized_.format, quantized_.is_nested(), quantized_.blocksize);
+  }
+  at::IntArrayRef sizes() const override { return quantized_.shape; }
+  Parts parts() const override;
+  PackedDataPtr with_parts(Parts parts) const override;
+  Parts state(const std::string& name) const override { return pack_state(quantized_, name); }
+  PackedDataPtr with_state(const Parts& stored, const std::string& name) const override;
+  PackedDataPtr with_values(const at::Tensor& values, const std::string& name) const override;
+
+  at::Tensor dequantize(at::ScalarType dtype) const override { return dequantize_4bit(quantized_, dtype); }
+  at::Tensor dequantize_rows(const at::Tensor& rows, at::ScalarType dtype) const override;
+  at::Tensor multiply(const at::Tensor& x, const at::Tensor& bias) const override {
+    const auto addend = bias.defined() ? std::make_optional(bias) : std::nullopt;
+    return linear_4bit(cast(x), quantized_, addend).to(x.scalar_type());
+  }
+  at::Tensor multiply_transposed(const at::Tensor& x) const override {
+    return matmul_4bit(cast(x), quantized_).to(x.scalar_type());
+  }
+
+ private:
+  at::Tensor cast(const at::Tensor& x) const { return x.to(compute_dtype_.value_or(x.scalar_type())); }
+  Quantize4BitOptions options() const {
+    return {quantized_.format, quantized_.blocksize, quantized_.is_nested(), quantized_.codes.scalar_type()};
+  }
+
+  Quantized4Bit quantized_;
+  std::optional<at::ScalarType> compute_dtype_;
+};
+
+PackedData::Parts Packed4Bit::parts() const {
+  Parts result{{"", quantized_.codes}, {"absmax", quantized_.absmax}};
+  if (quantized_.is_nested()) {
+    result.emplace("nested_absmax", quantized_.nested_absmax);
+    result.emplace("nested_offset", quantized_.nested_offset);
+  }
+  return result;
+}
+
+PackedDataPtr Packed4Bit::with_parts(Parts parts) const {
+  Quantized4Bit made = quantized_;
+  made.codes = std::move(parts.at(""));
+  made.absmax = std::move(parts.at("absmax"));
+  if (made.is_nested()) {
+    made.nested_absmax = std::move(parts.at("nested_absmax"));
+    made.nested_offset = std::move(parts.at("nested_offset"));
+    // All weights share one map, so it is no part.
+    made.nested_map = made.nested_map.to(made.codes.device());
+  }
+  for (const at::Tensor& scales : {made.absmax, made.nested_absmax, made.nested_offset})
+    TORCH_CHECK_VALUE(!scales.defined() || scales.is_meta() || scales.isfinite().all().item<bool>(),
+                      description(), ": a scale is inf or nan");
+  return std::make_shared<Packed4Bit>(std::move(made), compute_dtype_);
+}
+
+PackedDataPtr Packed4Bit::with_state(const Parts& stored, const std::string& name) const {
+  TORCH_CHECK_VALUE(has_state_4bit(stored, name) || !has_state_int8(stored, name), "PartsLoader: '", name,
+                    "' is saved in int8, and the model has ", description(),
+                    "; load it into a model in the mode int8");
+  TORCH_CHECK_VALUE(stored.contains(name) || has_state_4bit(stored, name), "PartsLoader: '", name,
+                    "' is missing, which the packed weight (", description(),
+                    ") needs; load the weights of the same model");
+  Quantized4Bit found = unpack_state_4bit(stored, name);
+  TORCH_CHECK_VALUE(found.shape == quantized_.shape, "PartsLoader: '", name, "' has shape ",
+                    at::IntArrayRef(found.shape), ", and the packed weight (", description(), ") has ",
+                    sizes(), "; load into a model of the saved shapes");
+  const std::string saved = describe(found.format, found.is_nested(), found.blocksize);
+  TORCH_CHECK_VALUE(saved == description(), "PartsLoader: '", name, "' is saved as ", saved,
+                    ", and the model has ", description(), "; choose the mode ", info(found.format).name,
+                    found.is_nested() ? "-dq" : "", " with blocksize ", found.blocksize);
+  const auto copy = [&](at::Tensor& tensor) {
+    if (tensor.defined())
+      tensor = tensor.to(device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  };
+  copy(found.codes);
+  copy(found.absmax);
+  copy(found.nested_absmax);
+  copy(found.nested_offset);
+  if (found.is_nested() && !found.nested_map.is_same(quantized_.nested_map)) copy(found.nested_map);
+  return std::make_shared<Packed4Bit>(std::move(found), compute_dtype_);
+}
+
+PackedDataPtr Packed4Bit::with_values(const at::Tensor& values, const std::string& name) const {
+  const std::string quoted = "'" + name + "'";
+  const at::Tensor weight = rounded(values, quantized_.dtype, quoted).to(device());
+  return std::make_shared<Packed4Bit>(quantize_4bit(weight, options(), quoted), compute_dtype_);
+}
+
+at::Tensor Packed4Bit::dequantize_rows(const at::Tensor& rows, at::ScalarType dtype) const {
+  quant::check_rows(rows, sizes()[0]);
+  const int64_t width = quantized_.shape[0] == 0 ? 0 : quantized_.numel() / quantized_.shape[0];
+  const at::Tensor bytes = quant::bytes_of(quantized_);
+  const at::Tensor places = rows.unsqueeze(1) * width + at::arange(width, rows.options());
+  const at::Tensor pairs =
+      bytes.index_select(0, places.bitwise_right_shift(1).view({-1})).view(places.sizes());
+  // The value with the even number is in the high half of its byte.
+  const at::Tensor codes =
+      at::where(places.bitwise_and(1) == 0, pairs.bitwise_right_shift(4), pairs.bitwise_and(15));
+  const at::Tensor values = quant::table_4bit(quantized_.format, device())
+                                .index_select(0, codes.view({-1}).to(at::kLong))
+                                .view(places.sizes());
+  const at::Tensor scales =
+      scales_of_blocks(quantized_, places.div(quantized_.blocksize, /*rounding_mode=*/"floor"));
+  return (values * scales).to(dtype).view(quant::sizes_of_rows(rows, sizes()));
+}
+
+}  // namespace
+
+PackedDataPtr make_packed_4bit(Quantized4Bit quantized, std::optional<at::ScalarType> compute_dtype) {
+  TORCH_CHECK_VALUE(!quantized.shape.empty(),
+                    "make_packed_4bit: the weight has no dimension; leave a single number as it is");
+  TORCH_CHECK_TYPE(!compute_dtype || is_packed_compute_dtype(*compute_dtype),
+                   "make_packed_4bit: products cannot be computed in ", *compute_dtype,
+                   "; choose float32, float16, bfloat16 or float64");
+  return std::make_shared<Packed4Bit>(std::move(quantized), compute_dtype);
+}
+
+PackedDataPtr pack_4bit(const at::Tensor& weight, const Quantize4BitOptions& options, std::string_view name,
+                        std::optional<at::ScalarType> compute_dtype) {
+  return make_packed_4bit(quantize_4bit(rounded(weight, at::kHalf, name), options, name), compute_dtype);
+}
+
+const Quantized4Bit* find_4bit(const PackedData& data) {
+  const auto* const packed = dynamic_cast<const Packed4Bit*>(&data);
+  return packed ? &packed->quantized() : nullptr;
+}
+
+}  // namespace mantissa
