@@ -9,6 +9,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include "mantissa/amp/autocast.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/precision/quantize_module.h"
 #include "mantissa/precision/true_dtype.h"
 #include "mantissa/quant/int8_training.h"
 #include "mantissa/quant/quantized_int8.h"
@@ -40,7 +42,8 @@ std::vector<TrainedLayer> trained_layers(torch::nn::Module& module,
     if (!linear) return;
     has_linear = true;
     const at::Tensor& weight = linear->weight;
-    if (!weight.defined() || is_packed(weight)) return;  // a packed weight is frozen and has its own arithmetic
+    if (!weight.defined() || is_packed(weight))
+      return;  // a packed weight is frozen and has its own arithmetic
     if (begins_with_any(name, ignore_modules)) {
       ignored.insert(weight.unsafeGetTensorImpl());
     } else if (seen.insert(weight.unsafeGetTensorImpl()).second) {
@@ -50,10 +53,11 @@ std::vector<TrainedLayer> trained_layers(torch::nn::Module& module,
   visit("", module);  // named_modules(include_self) would require a shared_ptr to it
   for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false))
     visit(item.key(), *item.value());
-  TORCH_CHECK_TYPE(has_linear, "precision 'int8-training': ", module.name(),
-                   " has no torch::nn::Linear whose products could be computed in 8 bits; choose another mode");
-  std::erase_if(layers,
-                [&](const TrainedLayer& each) { return ignored.contains(each.weight.unsafeGetTensorImpl()); });
+  TORCH_CHECK_TYPE(
+      has_linear, "precision 'int8-training': ", module.name(),
+      " has no torch::nn::Linear whose products could be computed in 8 bits; choose another mode");
+  std::erase_if(
+      layers, [&](const TrainedLayer& each) { return ignored.contains(each.weight.unsafeGetTensorImpl()); });
   return layers;
 }
 
@@ -62,7 +66,7 @@ std::unique_ptr<GradScaler> scaler_or_default(std::unique_ptr<GradScaler> scaler
 }
 
 PrecisionTraits int8_training_traits(const GradScaler* scaler) {
-  return {.compute = Format::kInt8, .scales_loss = !scaler || scaler->is_enabled()};
+  return {.compute = Format::kFloat16, .scales_loss = !scaler || scaler->is_enabled()};
 }
 
 }  // namespace
@@ -82,6 +86,10 @@ void Int8Training::convert_module(torch::nn::Module& module) {
     TORCH_CHECK_VALUE(layer.weight.is_leaf(), "precision 'int8-training': autograd computed ", name,
                       ", so it would be computed again; name its layer in ignore_modules");
     if (!layer.weight.is_meta()) quantize_int8(layer.weight, name);  // for its errors
+  }
+  for (const std::string& ignored : unmatched_names(module, ignore_modules_)) {
+    TORCH_WARN("precision 'int8-training': ignore_modules '", ignored, "' matches no submodule of ",
+               module.name(), did_you_mean(ignored, module.named_modules("", /*include_self=*/false).keys()));
   }
   Precision::convert_module(module);
   for (const TrainedLayer& layer : layers)

@@ -110,7 +110,6 @@ TEST_F(MarkedModules, FilesHoldOrdinaryWeightsAndLoadIntoMarkedOnes) {
   torch::save(other, plain_file);
   torch::load(layer_, plain_file);
   EXPECT_TRUE(is_marked(layer_->weight));
-  std::cerr<<layer_->weight.storage_offset()<<layer_->weight.sizes()<<layer_->weight.strides()<<" "<<layer_->weight.storage().nbytes()<<layer_->weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()<<" same "<<(weight_rule(layer_->parameters()[0])==nullptr)<<std::endl;
   EXPECT_TRUE(at::equal(layer_->weight, other->weight));
   EXPECT_TRUE(computes_with_the_rule(*layer_));
 }
@@ -118,8 +117,7 @@ TEST_F(MarkedModules, FilesHoldOrdinaryWeightsAndLoadIntoMarkedOnes) {
 TEST_F(MarkedModules, TiedWeightsShareTheRule) {
   torch::nn::Embedding table(4, 6);
   table->weight = layer_->weight;
-  EXPECT_TRUE(at::equal(table(torch::tensor({2})),
-                        values_of(layer_->weight).slice(0, 2, 3)));
+  EXPECT_TRUE(at::equal(table(torch::tensor({2})), values_of(layer_->weight).slice(0, 2, 3)));
   torch::nn::Linear tied(6, 4);
   tied->weight = layer_->weight;
   (tied(torch::ones({1, 6})).sum() + layer_(torch::ones({1, 6})).sum() + table(torch::tensor({0})).sum())

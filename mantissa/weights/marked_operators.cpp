@@ -6,6 +6,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/_has_compatible_shallow_copy_type.h>
 #include <ATen/ops/_to_copy.h>
 #include <ATen/ops/addmm.h>
@@ -180,6 +181,25 @@ bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
   return is_compatible;
 }
 
+/// Operations that give a tensor other memory, as torch::load() does.
+constexpr const char* kMemoryOperations[] = {"set_.source_Tensor",
+                                             "set_.source_Storage",
+                                             "set_.source_Storage_storage_offset",
+                                             "set_.source_Tensor_storage_offset",
+                                             "set_",
+                                             "resize_"};
+
+/// Runs one of them, and gives the rule to the new memory.
+void keep_rule(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Tensor self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const WeightRulePtr rule = weight_rule(self);
+  {
+    const Below below(kKey);
+    op.callBoxed(stack);
+  }
+  if (rule) insert_rule(self, rule);
+}
+
 using Library = std::unique_ptr<torch::Library>;
 
 Library library_for(const char* name) {
@@ -198,6 +218,8 @@ Library kernels() {
   library->impl("clone", TORCH_FN(clone));
   library->impl("_to_copy", TORCH_FN(to_copy));
   library->impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
+  for (const char* const name : kMemoryOperations)
+    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&keep_rule>());
   return library;
 }
 

@@ -119,7 +119,8 @@ WeightRulePtr weight_rule(const at::Tensor& tensor) {
   if (!is_marked(tensor)) return nullptr;
   WeightRulePtr rule = marked::in_charge().find(tensor);
   TORCH_CHECK(rule, "mark_weight: a marked weight of ", tensor.sizes(),
-              " has other memory than when it was marked, after set_() or resize_(); mark it again");
+              " has other memory than when it was marked, which no operation of libtorch has given it; mark "
+              "it again");
   return rule;
 }
 

@@ -29,7 +29,8 @@ class WeightRule {
   /// Returns x W^T + bias: x [..., in], with any number of rows; bias [out], or undefined; result [..., out].
   /// `weight` is the weight [out, in], or a matrix that is a view of it, without its mark. It is the tensor
   /// that autograd knows, so a torch::autograd::Function sends it its gradient. Autocast is off; inside an
-  /// autocast region x has the region's dtype.
+  /// autocast region x has the region's dtype. The result is no view, because torch::nn::Linear adds its bias to it
+  /// in place.
   virtual at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const = 0;
 
   /// Returns a rule for a copy of the weight. A rule that keeps nothing may return itself.
@@ -45,7 +46,7 @@ class WeightRule {
 ///           such as bmm(), embedding() or an operation with `out`, compute with the weight's plain values.
 /// Marked:   the tensor itself, and from then on its views (t(), slices, detach()), clones and copies on other
 ///           devices, each of which applies the rule. A cast to another dtype returns a plain tensor.
-///           set_data() keeps the mark, and marks the tensor that it is given, too: Module::to(),
+///           set_data() and set_() keep the mark, and set_data() marks the tensor that it is given, too: Module::to(),
 ///           Module::clone() and torch::load() therefore leave a marked weight marked.
 /// Autocast: a floating-point input is cast to the region's dtype first. The weight is not cast.
 /// Saving:   the mark is not saved. Mark a model again after it was built; loading into it keeps marks.
@@ -53,7 +54,7 @@ class WeightRule {
 /// Threads:  marking is not allowed while another thread uses the weight; using it is.
 /// Errors:   c10::ValueError for an undefined tensor, no rule, a tensor that is no matrix, and a packed weight;
 ///           c10::TypeError for another dtype than a real floating-point one. Nothing has changed then.
-///           A product throws c10::Error if set_() or resize_() has given the weight other memory.
+///           A product throws c10::Error if code beside libtorch's operations has given the weight other memory.
 /// Example:  marked_weight_test.cpp, MarkedWeight.APlainLinearComputesWithTheRule
 void mark_weight(const at::Tensor& weight, WeightRulePtr rule);
 
@@ -65,7 +66,7 @@ void unmark_weight(const at::Tensor& weight);
 bool is_marked(const at::Tensor& tensor);
 
 /// Returns the rule of a marked tensor; null for any other.
-/// Errors: c10::Error if set_() or resize_() has given the tensor other memory.
+/// Errors: c10::Error if code beside libtorch's operations has given the tensor other memory.
 WeightRulePtr weight_rule(const at::Tensor& tensor);
 
 }  // namespace mantissa

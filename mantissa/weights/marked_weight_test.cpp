@@ -222,12 +222,30 @@ TEST_F(MarkedWeight, WeightsOfOneBufferHaveTheirOwnRules) {
   EXPECT_FALSE(is_marked(buffer));
 }
 
-TEST_F(MarkedWeight, OtherMemoryIsAnErrorAndNotASilentProduct) {
+TEST_F(MarkedWeight, OperationsThatChangeItsMemoryKeepTheRule) {
+  at::Tensor weight = torch::randn({4, 6});
+  const auto rule = mark(weight);
+  const at::Tensor other = torch::randn({4, 6});
+  weight.set_(other);
+  EXPECT_FALSE(is_marked(other));
+  torch::linear(x_, weight);
+  weight.set_(torch::randn({30}).storage(), 6, {4, 6}, {6, 1});
+  torch::linear(x_, weight);
+  weight.resize_({8, 6});
+  EXPECT_EQ(torch::linear(x_, weight).size(1), 8);
+  EXPECT_EQ(rule->products, 3);
+  EXPECT_EQ(weight_rule(weight), rule);
+  at::Tensor plain = torch::empty({4, 6});
+  plain.set_(weight);
+  EXPECT_FALSE(is_marked(plain));
+}
+
+TEST_F(MarkedWeight, MemoryFromElsewhereIsAnErrorAndNotASilentProduct) {
   at::Tensor weight = torch::randn({4, 6});
   mark(weight);
-  weight.set_(torch::randn({4, 6}));
+  weight.unsafeGetTensorImpl()->set_storage_keep_dtype(torch::randn({4, 6}).storage());
   EXPECT_THAT(error_of([&] { torch::linear(x_, weight); }),
-              AllOf(HasSubstr("set_()"), HasSubstr("mark it again")));
+              AllOf(HasSubstr("[4, 6]"), HasSubstr("mark it again")));
   mark(weight);
   EXPECT_NO_THROW(torch::linear(x_, weight));
 }
