@@ -1,8 +1,6 @@
 #include "mantissa/io/convert.h"
 
 #include <algorithm>
-#include <array>
-#include <cctype>
 #include <cmath>
 #include <filesystem>
 #include <fmt/format.h>
@@ -11,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -23,11 +20,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/convert_options.h"
 #include "cli/errors.h"
 #include "cli/find_checkpoint.h"
 #include "cli/key_map.h"
 #include "cli/terminal_text.h"
-#include "mantissa/core/parse_number.h"
+#include "cli/weight_conversion.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/sharded.h"
@@ -39,99 +37,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-struct ConvertCommand {
-  std::string in, out, dtype, max_shard_size, key_map, strip_prefix, add_prefix;
-  std::vector<std::string> keep_fp32, only, rename, metadata;
-  bool overwrite = false, dry_run = false, json = false, quiet = false;
-};
-
-struct DtypeName {
-  at::ScalarType dtype;
-  std::array<const char*, 3> names;  ///< errors and help use the first name
-};
-constexpr std::array kDtypes{
-    DtypeName{at::kDouble, {"fp64", "float64", "F64"}},
-    DtypeName{at::kFloat, {"fp32", "float32", "F32"}},
-    DtypeName{at::kHalf, {"fp16", "float16", "F16"}},
-    DtypeName{at::kBFloat16, {"bf16", "bfloat16", "BF16"}},
-    DtypeName{at::kFloat8_e4m3fn, {"fp8-e4m3", "float8_e4m3fn", "F8_E4M3"}},
-    DtypeName{at::kFloat8_e5m2, {"fp8-e5m2", "float8_e5m2", "F8_E5M2"}},
-};
-
-std::vector<std::string> dtype_names() {
-  std::vector<std::string> names;
-  for (const DtypeName& row : kDtypes) names.emplace_back(row.names[0]);
-  return names;
-}
-
-/// True if --dtype may change tensors of this dtype. F8_E8M0 is left alone, because it holds scales.
-bool is_castable(at::ScalarType dtype) {
-  return std::any_of(kDtypes.begin(), kDtypes.end(),
-                     [&](const DtypeName& row) { return row.dtype == dtype; });
-}
-
 std::string name_of(at::ScalarType dtype) { return std::string(*safetensors_dtype_name(dtype)); }
-
-at::ScalarType parse_dtype(const std::string& text) {
-  for (const DtypeName& row : kDtypes)
-    if (std::find(row.names.begin(), row.names.end(), text) != row.names.end()) return row.dtype;
-  TORCH_CHECK_VALUE(false, "--dtype '", text, "' is not a valid value", did_you_mean(text, dtype_names()),
-                    "; choose from ", join_names(dtype_names()));
-  return at::kFloat;
-}
-
-/// Parses a size in bytes, such as "2GB" (GB is 10^9, as at Hugging Face), "500MiB" (MiB is 2^20) or
-/// "1000000".
-uint64_t parse_size(const std::string& text) {
-  const size_t end = std::min(text.find_last_of("0123456789.") + 1, text.size());
-  const ParsedNumber<double> amount = parse_number<double>(text.substr(0, end));
-  TORCH_CHECK_VALUE(!amount.is_out_of_range, "--max-shard-size ", amount.problem);
-  std::string unit = text.substr(end);
-  for (char& c : unit) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  double factor = 0;
-  if (unit.empty() || unit == "B") factor = 1;
-  double decimal = 1, binary = 1;
-  for (const char prefix : std::string_view("KMGT")) {
-    decimal *= 1000, binary *= 1024;
-    if (unit == std::string{prefix, 'B'}) factor = decimal;
-    if (unit == std::string{prefix, 'I', 'B'}) factor = binary;
-  }
-  const double bytes = amount.value.value_or(0) * factor;
-  TORCH_CHECK_VALUE(!(bytes > 1e18), "--max-shard-size '", text,
-                    "' is out of range; choose at most 1000000TB, or leave it out for one file");
-  TORCH_CHECK_VALUE(amount.value && factor > 0 && bytes >= 1, "--max-shard-size '", text,
-                    "' is not a size; write a number and KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 2GB");
-  return static_cast<uint64_t>(bytes);
-}
-
-/// The parsed options of the command, before any model is opened.
-struct ParsedOptions {
-  std::optional<at::ScalarType> dtype;
-  uint64_t max_shard_bytes = 0;
-  std::vector<RenameRule> rules;
-  std::map<std::string, std::string> metadata;
-};
-
-ParsedOptions parse(const ConvertCommand& c) {
-  ParsedOptions parsed;
-  TORCH_CHECK_VALUE(!c.out.empty(), "'' is not an output; name a file or a folder");
-  if (!c.dtype.empty()) parsed.dtype = parse_dtype(c.dtype);
-  TORCH_CHECK_VALUE(parsed.dtype || (c.only.empty() && c.keep_fp32.empty()),
-                    "--only and --keep-fp32 choose what --dtype changes; give --dtype, too");
-  if (!c.max_shard_size.empty()) parsed.max_shard_bytes = parse_size(c.max_shard_size);
-  if (!c.strip_prefix.empty()) parsed.rules.push_back(strip_prefix_rule(c.strip_prefix));
-  if (!c.key_map.empty())
-    for (const RenameRule& rule : read_key_map(c.key_map)) parsed.rules.push_back(rule);
-  for (const std::string& text : c.rename) parsed.rules.push_back(parse_rename(text));
-  if (!c.add_prefix.empty()) parsed.rules.push_back(add_prefix_rule(c.add_prefix));
-  for (const std::string& text : c.metadata) {
-    const size_t equals = text.find('=');
-    TORCH_CHECK_VALUE(equals != std::string::npos && equals > 0, "--metadata '", text,
-                      "' is not a KEY=VALUE pair; write one, such as format=pt");
-    parsed.metadata[text.substr(0, equals)] = text.substr(equals + 1);
-  }
-  return parsed;
-}
 
 at::ScalarType new_dtype(const ConvertCommand& c, const ParsedOptions& parsed, const std::string& name,
                          at::ScalarType dtype) {
@@ -140,14 +46,98 @@ at::ScalarType new_dtype(const ConvertCommand& c, const ParsedOptions& parsed, c
   return c.only.empty() || matches_any(c.only, name) ? *parsed.dtype : dtype;
 }
 
-Conversion plan(const ConvertCommand& c, const ParsedOptions& parsed, const SafetensorsModel& model) {
+/// What becomes of the tensors of a model.
+struct Plan {
+  Conversion casts;  ///< those that stay one tensor
+  MadeWeights made;
+  std::vector<std::string> left_in_float;  ///< matrices that --to did not quantize, by their old names
+  size_t left_out = 0;                     ///< tensors that a rule of --key-map left out
+};
+
+/// Whether --to quantizes a tensor.
+bool is_to_be_quantized(const ConvertCommand& c, const std::string& name, const SafetensorsEntry& entry) {
+  if (matches_any(c.ignore, name) || matches_any(c.keep_fp32, name)) return false;
+  return c.only.empty() ? is_linear_weight(name, entry) : matches_any(c.only, name);
+}
+
+Plan plan_quantization(const ConvertCommand& c, const ParsedOptions& parsed, const SafetensorsModel& model,
+                       const std::map<std::string, std::string>& renamed) {
+  Plan plan;
+  for (const auto& [source, name] : renamed) {
+    const SafetensorsEntry& entry = model.entries().at(source);
+    if (is_to_be_quantized(c, source, entry)) {
+      plan.made.add(quantized_weight(model, source, name, *parsed.format, parsed.dtype));
+      continue;
+    }
+    const bool is_float = parsed.dtype && is_castable(entry.dtype);
+    plan.casts[name] = {source, matches_any(c.keep_fp32, source) && is_castable(entry.dtype) ? at::kFloat
+                                : is_float                                                   ? *parsed.dtype
+                                                                                             : entry.dtype};
+    if (entry.shape.size() == 2 && is_castable(entry.dtype)) plan.left_in_float.push_back(source);
+  }
+  TORCH_CHECK_VALUE(
+      !plan.made.all().empty(), "--to ", c.to, ": none of the ", renamed.size(),
+      " tensors is the weight of a Linear layer that is to be quantized; choose tensors with --only");
+  return plan;
+}
+
+/// Plans casts, and with --dequantize the restoring of quantized weights. Their codes and scales are never
+/// cast: a rounded scale would change every value of its block.
+Plan plan_casts(const ConvertCommand& c, const ParsedOptions& parsed, const SafetensorsModel& model,
+                const std::map<std::string, QuantizedWeight>& quantized,
+                const std::map<std::string, std::string>& renamed) {
+  Plan plan;
+  std::map<std::string, std::string> weight_of;  // by each of its tensors
+  for (const auto& [weight, stored] : quantized)
+    for (const std::string& tensor : stored.tensors) weight_of.emplace(tensor, weight);
+  for (const auto& [source, name] : renamed) {
+    const at::ScalarType dtype = model.entries().at(source).dtype;
+    const auto part = weight_of.find(source);
+    if (part == weight_of.end()) {
+      plan.casts[name] = {source, new_dtype(c, parsed, source, dtype)};
+    } else if (!c.dequantize || !(c.only.empty() || matches_any(c.only, part->second))) {
+      plan.casts[name] = {source, dtype};
+    } else if (source == part->second) {
+      const auto to = matches_any(c.keep_fp32, source) ? std::make_optional(at::kFloat) : parsed.dtype;
+      plan.made.add(restored_weight(model, source, quantized.at(source), name, to));
+    }
+  }
+  TORCH_CHECK_VALUE(!c.dequantize || !plan.made.all().empty(), "--dequantize: none of the ", renamed.size(),
+                    " tensors is a quantized weight", c.only.empty() ? "" : " that --only names",
+                    "; leave it out, and cast with --dtype");
+  return plan;
+}
+
+Plan plan(const ConvertCommand& c, const ParsedOptions& parsed, const SafetensorsModel& model) {
   const std::vector<std::string> names = keys_of(model.entries());
   check_globs("--only", c.only, names);
+  check_globs("--ignore", c.ignore, names);
   check_globs("--keep-fp32", c.keep_fp32, names);
-  Conversion conversion;
-  for (const auto& [source, name] : rename_all(names, parsed.rules))
-    conversion[name] = {source, new_dtype(c, parsed, source, model.entries().at(source).dtype)};
-  return conversion;
+  const std::map<std::string, QuantizedWeight> quantized = find_quantized(model.entries());
+  for (const auto& [weight, stored] : quantized)
+    TORCH_CHECK_VALUE(!c.dequantize || model.entries().contains(weight), "--dequantize: there is '",
+                      stored.tensors.back(), "', but no '", weight, "'; get the file again from its source");
+  TORCH_CHECK_VALUE(
+      !parsed.format || quantized.empty(), "--to ", c.to, ": '",
+      quantized.empty() ? "" : quantized.begin()->first, "' and ", quantized.size(),
+      " weights in all are quantized already; restore them into another file with --dequantize first");
+  const std::map<std::string, std::string> renamed = rename_all(names, parsed.rules);
+  Plan plan = parsed.format ? plan_quantization(c, parsed, model, renamed)
+                            : plan_casts(c, parsed, model, quantized, renamed);
+  plan.left_out = names.size() - renamed.size();
+  return plan;
+}
+
+/// Returns the header of the new model.
+SafetensorsHeader header_of(const SafetensorsModel& model, const Plan& plan,
+                            const std::map<std::string, std::string>& metadata) {
+  SafetensorsHeader header = converted_header(model, plan.casts, metadata);
+  for (const MadeWeight& weight : plan.made.all())
+    for (const auto& [name, entry] : weight.entries)
+      TORCH_CHECK_VALUE(header.tensors.emplace(name, entry).second,
+                        "two tensors of the new model would be named '", printable(name),
+                        "'; rename one of them with --rename");
+  return header;
 }
 
 std::vector<fs::path> outputs(const SafetensorsLayout& layout) {
@@ -208,19 +198,33 @@ class Progress {
   int last_ = -1;
 };
 
-std::map<std::string, CastLoss> write(const ConvertCommand& c, const SafetensorsModel& model,
-                                      const Conversion& conversion, const SafetensorsLayout& layout) {
-  uint64_t total = 0;
-  for (const auto& [name, tensor] : conversion) {
+std::map<std::string, CastLoss> write(const ConvertCommand& c, const SafetensorsModel& model, Plan& plan,
+                                      const SafetensorsLayout& layout) {
+  uint64_t total = 0, cast = 0, made = 0;  // bytes to be read, and bytes that were
+  for (const auto& [name, tensor] : plan.casts) {
     const SafetensorsEntry& entry = model.entries().at(tensor.source);
     total += entry.end - entry.begin;
   }
+  // A file lists tensors by dtype, so most weights are made twice: for the scales and for the codes.
+  for (const MadeWeight& weight : plan.made.all()) total += 2 * weight.bytes;
   Progress progress(total, c.quiet);
   const InterruptScope interrupt;
-  return convert_safetensors(model, conversion, layout, [&](uint64_t bytes_read) {
+  const auto show = [&] {
     if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
-    progress.show(bytes_read);
-  });
+    progress.show(std::min(total, cast + made));
+  };
+  return convert_safetensors(
+      model, plan.casts, layout,
+      [&](uint64_t bytes_read) {
+        cast = bytes_read;
+        show();
+      },
+      [&](const std::string& name, const TakeElements& take) {
+        take(plan.made.tensor(name, [&](uint64_t bytes) {
+          made += bytes;
+          show();
+        }));
+      });
 }
 
 /// The combined loss of all casts from one dtype to another.
@@ -243,8 +247,34 @@ CastGroups groups_of(const SafetensorsModel& model, const Conversion& conversion
   return groups;
 }
 
-void print(const ConvertCommand& c, const SafetensorsModel& model, const Conversion& conversion,
+/// Returns the bytes of the tensors that the made weights become.
+uint64_t bytes_made(const Plan& plan, const SafetensorsLayout& layout) {
+  uint64_t bytes = 0;
+  for (const auto& file : layout.files)
+    for (const auto& [name, entry] : file.header.tensors)
+      if (plan.made.contains(name)) bytes += entry.end - entry.begin;
+  return bytes;
+}
+
+void print_made(const ConvertCommand& c, const Plan& plan, const SafetensorsLayout& layout) {
+  if (plan.made.all().empty()) return;
+  uint64_t before = 0;
+  for (const MadeWeight& weight : plan.made.all()) before += weight.bytes;
+  fmt::print("{}: {} weights, {} to {}\n", c.dequantize ? "restored" : "quantized to " + c.to,
+             plan.made.all().size(), human_bytes(before), human_bytes(bytes_made(plan, layout)));
+  if (c.dry_run)
+    for (const MadeWeight& weight : plan.made.all())
+      for (const auto& [name, entry] : weight.entries)
+        fmt::print("{} => {} {}\n", printable(weight.source), printable(name), name_of(entry.dtype));
+  if (plan.left_in_float.empty()) return;
+  std::vector<std::string> names;
+  for (const std::string& name : plan.left_in_float) names.push_back(printable(name));
+  fmt::print("left in float: {}\n", fmt::join(names, ", "));
+}
+
+void print(const ConvertCommand& c, const SafetensorsModel& model, const Plan& plan,
            const SafetensorsLayout& layout, const std::map<std::string, CastLoss>& losses) {
+  const Conversion& conversion = plan.casts;
   for (const auto& file : layout.files)
     fmt::print("{}: {} tensors, {}\n", printable(file.path.string()), file.header.tensors.size(),
                human_bytes(bytes_of(file.header)));
@@ -254,8 +284,8 @@ void print(const ConvertCommand& c, const SafetensorsModel& model, const Convers
       fmt::print("{} {} => {} {}\n", printable(tensor.source),
                  name_of(model.entries().at(tensor.source).dtype), printable(name), name_of(tensor.dtype));
   }
-  const size_t left_out = model.entries().size() - conversion.size();
-  if (left_out > 0) fmt::print("left out: {} tensors\n", left_out);
+  print_made(c, plan, layout);
+  if (plan.left_out > 0) fmt::print("left out: {} tensors\n", plan.left_out);
   for (const auto& [dtypes, group] : groups_of(model, conversion, losses)) {
     fmt::print("{} to {}: {} tensors", dtypes.first, dtypes.second, group.tensors);
     if (!c.dry_run)
@@ -269,8 +299,9 @@ void print(const ConvertCommand& c, const SafetensorsModel& model, const Convers
                  loss.values);
 }
 
-Json to_json(const SafetensorsModel& model, const Conversion& conversion, const SafetensorsLayout& layout,
+Json to_json(const SafetensorsModel& model, const Plan& plan, const SafetensorsLayout& layout,
              const std::map<std::string, CastLoss>& losses) {
+  const Conversion& conversion = plan.casts;
   Json files = Json::array(), tensors = Json::array();
   for (const fs::path& path : outputs(layout)) files.push_back(path.string());
   for (const auto& [name, tensor] : conversion) {
@@ -286,11 +317,18 @@ Json to_json(const SafetensorsModel& model, const Conversion& conversion, const 
     }
     tensors.push_back(std::move(one));
   }
-  return {{"files", std::move(files)}, {"tensors", std::move(tensors)}};
+  for (const MadeWeight& weight : plan.made.all())
+    for (const auto& [name, entry] : weight.entries)
+      tensors.push_back({{"name", name},
+                         {"source", weight.source},
+                         {"source_dtype", name_of(model.entries().at(weight.source).dtype)},
+                         {"dtype", name_of(entry.dtype)}});
+  Json left = plan.left_in_float;
+  return {{"files", std::move(files)}, {"tensors", std::move(tensors)}, {"left_in_float", std::move(left)}};
 }
 
 void convert(const ConvertCommand& c) {
-  const ParsedOptions parsed = usage([&] { return parse(c); });
+  const ParsedOptions parsed = usage([&] { return parse_convert(c); });
   const fs::path checkpoint = find_checkpoint(c.in);
   const SafetensorsModel model(checkpoint.empty() ? fs::path(c.in) : checkpoint / kCheckpointWeights);
   for (const std::string& key : model.conflicting_metadata()) {
@@ -299,12 +337,12 @@ void convert(const ConvertCommand& c) {
   }
   std::map<std::string, std::string> metadata = parsed.metadata;
   metadata.insert(model.metadata().begin(), model.metadata().end());
-  const Conversion conversion = plan(c, parsed, model);
+  Plan plan = cli::plan(c, parsed, model);
   const SafetensorsLayout layout =
-      lay_out_safetensors(c.out, converted_header(model, conversion, metadata), parsed.max_shard_bytes);
+      lay_out_safetensors(c.out, header_of(model, plan, metadata), parsed.max_shard_bytes);
   check_outputs(c, model, layout);
   std::map<std::string, CastLoss> losses;
-  if (!c.dry_run) losses = write(c, model, conversion, layout);
+  if (!c.dry_run) losses = write(c, model, plan, layout);
 
   int64_t overflowed = 0;
   for (const auto& [name, loss] : losses) overflowed += loss.overflowed;
@@ -314,11 +352,10 @@ void convert(const ConvertCommand& c) {
                "float32's range, and --keep-fp32 leaves tensors out");
   }
   if (c.json) {
-    fmt::print(
-        "{}\n",
-        to_json(model, conversion, layout, losses).dump(2, ' ', false, Json::error_handler_t::replace));
+    fmt::print("{}\n",
+               to_json(model, plan, layout, losses).dump(2, ' ', false, Json::error_handler_t::replace));
   } else {
-    print(c, model, conversion, layout, losses);
+    print(c, model, plan, layout, losses);
   }
 }
 
@@ -338,9 +375,17 @@ void add_convert(CLI::App& app) {
   };
   add_single("in", c.in, "IN", "a safetensors file, an index of shards, or a folder with one")->required();
   add_single("out", c.out, "OUT", "NAME.safetensors, or a folder for model.safetensors")->required();
-  add_single("--dtype", c.dtype, fmt::format("{}", fmt::join(dtype_names(), "|")),
-             "cast floating-point tensors");
-  add_repeatable("--only", c.only, "GLOB", "cast only tensors of this name, a shell pattern; repeatable");
+  add_single("--dtype", c.dtype, fmt::format("{}", fmt::join(convert_dtype_names(), "|")),
+             "cast floating-point tensors; codes and scales of quantized weights stay as they are");
+  add_single("--to", c.to, fmt::format("{}", fmt::join(weight_format_names(), "|")),
+             "quantize the weights of Linear layers, for bitsandbytes and Mantissa");
+  sub->add_option("--blocksize", c.blocksize, "values per scale of --to's 4-bit formats [64]")
+      ->option_text("N");
+  sub->add_flag("--dequantize", c.dequantize,
+                "restore quantized weights in --dtype, or in the dtype that they were quantized from");
+  add_repeatable("--only", c.only, "GLOB",
+                 "cast, quantize or restore only tensors of this name, a shell pattern; repeatable");
+  add_repeatable("--ignore", c.ignore, "GLOB", "--to leaves tensors of this name in float; repeatable");
   add_repeatable("--keep-fp32", c.keep_fp32, "GLOB",
                  "tensors of this name become or stay float32; repeatable");
   add_single("--max-shard-size", c.max_shard_size, "SIZE",

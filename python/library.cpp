@@ -13,6 +13,7 @@
 #include <torch/headeronly/version.h>
 #include <torch/library.h>
 
+#include "bitsandbytes_ops.h"
 #include "mantissa/core/cpu_features.h"
 #include "mantissa/core/threads_apart.h"
 #include "mantissa/kernels/aten/registration_internal.h"
@@ -53,6 +54,7 @@ void load() {
   library->def("disable() -> ()", kernels.disable);
   library->def("enabled() -> bool", kernels.is_on);
   library->def("mixed_products(bool on) -> bool", kernels.mix_products);
+  library->def("bitsandbytes_kernels(bool on) -> bool", mantissa::python::use_bitsandbytes_kernels);
   library->def("tier() -> str", tier);
   library->def("pin(str kernels) -> ()", kernels.pin);
   library->def("choices() -> str", kernels.choices);

@@ -37,12 +37,14 @@ SafetensorsHeader converted_header(const SafetensorsModel& model, const Conversi
 
 std::map<std::string, CastLoss> convert_safetensors(
     const SafetensorsModel& model, const Conversion& conversion, const SafetensorsLayout& layout,
-    const std::function<void(uint64_t bytes_read)>& after_piece) {
+    const std::function<void(uint64_t bytes_read)>& after_piece, const GiveElements& give_others) {
   std::map<std::string, CastLoss> losses;
   uint64_t bytes_read = 0;
   const at::Tensor read = at::empty({kConversionPieceBytes}, at::kByte), written = at::empty_like(read);
   write_safetensors_files(layout, [&](const std::string& name, const TakeElements& take) {
-    const ConvertedTensor& tensor = conversion.at(name);
+    const auto found = conversion.find(name);
+    if (found == conversion.end()) return give_others(name, take);
+    const ConvertedTensor& tensor = found->second;
     const at::ScalarType from = entry_of(model, tensor.source).dtype;
     const auto width = int64_t(c10::elementSize(tensor.dtype));
     model.read_pieces(tensor.source, read, kConversionPieceBytes / width, [&](const at::Tensor& piece) {

@@ -27,7 +27,8 @@ SafetensorsHeader converted_header(const SafetensorsModel& model, const Conversi
                                    const std::map<std::string, std::string>& metadata);
 
 /// Writes the converted model; `layout` is that of its converted_header(). Returns the losses of the casts by
-/// new name; tensors that keep their dtype are not listed.
+/// new name; tensors that keep their dtype are not listed. `give_others` gives the tensors of the layout that
+/// are not in `conversion`.
 ///
 /// Numerics: values are cast as Tensor::to() casts them.
 /// Memory:   two pieces of at most kConversionPieceBytes, one as read and one as written, besides the headers
@@ -37,7 +38,7 @@ SafetensorsHeader converted_header(const SafetensorsModel& model, const Conversi
 /// Example:  convert_test.cpp, Convert.CountsWhatACastLoses
 std::map<std::string, CastLoss> convert_safetensors(
     const SafetensorsModel& model, const Conversion& conversion, const SafetensorsLayout& layout,
-    const std::function<void(uint64_t bytes_read)>& after_piece = {});
+    const std::function<void(uint64_t bytes_read)>& after_piece = {}, const GiveElements& give_others = {});
 
 inline constexpr int64_t kConversionPieceBytes = 16 << 20;
 

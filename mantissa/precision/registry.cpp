@@ -12,6 +12,7 @@
 
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/precision/int8_training.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/precision/quantized.h"
 #include "mantissa/precision/tf32_mixed.h"
@@ -129,7 +130,7 @@ void refuse_quantization_options(const Mode& mode, const PrecisionOptions& optio
   const std::string given = quantization_option(options);
   TORCH_CHECK_VALUE(
       given.empty(), "precision '", mode.name, "' with ", given,
-      ": only nf4, nf4-dq, fp4, fp4-dq and int8 have quantized weights; leave it out, or choose "
+      ": only nf4, nf4-dq, fp4, fp4-dq, int8 and int8-training quantize weights; leave it out, or choose "
       "one of them");
 }
 
@@ -200,6 +201,7 @@ bool remove_first(std::string& text, const std::vector<std::string>& words) {
 
 /// Returns the format that a mode is named after: that of its weights, if they are codes, else of its products.
 Format main_format(const Mode& mode) {
+  if (mode.name == "int8-training") return Format::kInt8;  // of its layers; the rest computes in fp16
   return mode.traits.frozen_weights ? *mode.traits.weights : mode.traits.compute;
 }
 
@@ -319,6 +321,27 @@ std::unique_ptr<Precision> make_quantized(const Mode& mode, at::Device device,
   return std::make_unique<QuantizedPrecision>(mode.name, device, std::move(made));
 }
 
+/// Makes the mode that trains in 8 bits: float32 weights whose layers multiply in int8, the rest as in 16-mixed.
+std::unique_ptr<Precision> make_int8_training(const Mode& mode, at::Device device,
+                                              const PrecisionOptions& options) {
+  refuse_weight_options(mode, options);
+  const at::ScalarType dtype = options.dtype.value_or(at::kHalf);
+  TORCH_CHECK_VALUE(dtype == at::kHalf, "precision '", mode.name, "' with dtype ",
+                    format_of(dtype) ? std::string(info(*format_of(dtype)).name) : c10::str(dtype),
+                    ": it only works with float16; leave dtype out");
+  TORCH_CHECK_VALUE(!options.blocksize, "precision '", mode.name, "' with blocksize ", *options.blocksize,
+                    ": it has one scale per row and no blocks; leave it out");
+  TORCH_CHECK_VALUE(!options.quantize_embeddings && !options.quantize_convolutions, "precision '", mode.name,
+                    "' with ", options.quantize_embeddings ? "quantize_embeddings" : "quantize_convolutions",
+                    ": only products of Linear layers are trained in 8 bits; leave it out, or choose int8");
+  Int8TrainingOptions made{.threshold = options.llm_int8_threshold.value_or(6),
+                           .ignore_modules = options.ignore_modules};
+  made.scaler = make_scaler(mode, device, options, options.loss_scale.value_or("dynamic"),
+                            /*fp16_gradients=*/false);
+  if (!made.scaler) made.scaler = std::make_unique<GradScaler>(device, GradScalerOptions{.enabled = false});
+  return std::make_unique<Int8Training>(device, std::move(made));
+}
+
 /// The products of a row in 4 bits are in the dtype that most devices have.
 PrecisionTraits quantized(Format weights) {
   return {.weights = weights,
@@ -369,6 +392,11 @@ const std::vector<Mode>& modes() {
        "frozen weights and products in 8 bits (LLM.int8), outliers of the input in float32",
        quantized(Format::kInt8),
        &make_quantized},
+      {"int8-training",
+       {},
+       "float32 weights that train, products of Linear layers in 8 bits, the rest as 16-mixed",
+       mixed(Format::kFloat16),
+       &make_int8_training},
       {"O0", {}, "Apex: float32 throughout", pure(Format::kFloat32), &make_wide, true},
       {"O1", {}, "Apex: as 16-mixed", mixed(Format::kFloat16), &make_mixed, true},
       {"O2",

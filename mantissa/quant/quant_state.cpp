@@ -188,6 +188,32 @@ bool has_state_4bit(const std::map<std::string, at::Tensor>& tensors, const std:
   return false;
 }
 
+QuantStateInfo read_quant_state(const at::Tensor& json_bytes, const std::string& name) {
+  const quant::QuantStateJson json = json_of(json_bytes, name);
+  const std::string type = name.substr(std::min(name.size(), name.rfind("__") + 2));
+  TORCH_CHECK_VALUE(json.quant_type == type && (type == "nf4" || type == "fp4"), "unpack_state_4bit: '", name,
+                    "' says that its type is '", json.quant_type,
+                    "'; it has to be nf4 or fp4, and the two "
+                    "have to agree");
+  QuantStateInfo result{json.quant_type == "nf4" ? Format::kNF4 : Format::kFP4, json.shape,
+                        checked_dtype(json.dtype, name), json.blocksize, json.nested.has_value()};
+  check_options({.format = result.format, .blocksize = result.blocksize});
+  TORCH_CHECK_VALUE(elements_of(json.shape), "unpack_state_4bit: '", name,
+                    "' is the state of a tensor of shape ", at::IntArrayRef(json.shape),
+                    ", which no memory holds; the file is damaged");
+  return result;
+}
+
+std::string weight_of_component_4bit(const std::string& name) {
+  if (const size_t at = name.rfind("." + std::string(kPacked)); at != std::string::npos)
+    return name.substr(0, at);
+  const size_t dot = name.rfind('.');
+  if (dot == std::string::npos) return {};
+  const bool is_component =
+      std::find(kComponents.begin(), kComponents.end(), name.substr(dot + 1)) != kComponents.end();
+  return is_component ? name.substr(0, dot) : std::string();
+}
+
 Quantized4Bit unpack_state_4bit(const std::map<std::string, at::Tensor>& tensors, const std::string& name) {
   const Components from = components_of(tensors, name);
   const quant::QuantStateJson json = json_of(tensors.at(from.packed_as), from.packed_as);

@@ -2,9 +2,11 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/core/formats.h"
 #include "mantissa/quant/quantized_4bit.h"
 
 namespace mantissa {
@@ -32,5 +34,22 @@ bool has_state_4bit(const std::map<std::string, at::Tensor>& tensors, const std:
 ///         bitsandbytes writes (in any order and spacing); for another block size, table or dtype than it has;
 ///         if a scale is not finite. c10::TypeError if codes are in a dtype that cannot hold them.
 Quantized4Bit unpack_state_4bit(const std::map<std::string, at::Tensor>& tensors, const std::string& name);
+
+/// What the JSON of a saved 4-bit weight says: for programs that need the shape before they read the codes.
+struct QuantStateInfo {
+  Format format = Format::kNF4;
+  std::vector<int64_t> shape;
+  at::ScalarType dtype = at::kFloat;  ///< of the tensor that was quantized
+  int64_t blocksize = 64;
+  bool is_nested = false;
+};
+
+/// Reads the tensor NAME.quant_state.bitsandbytes__nf4 (or __fp4), whose full name is `name`.
+/// Errors: c10::ValueError that names the tensor, as unpack_state_4bit() throws it for what the JSON says.
+QuantStateInfo read_quant_state(const at::Tensor& json, const std::string& name);
+
+/// Returns the weight's name for the name of one of its components beside the codes, such as "fc.weight" for
+/// "fc.weight.absmax" and for "fc.weight.quant_state.bitsandbytes__nf4"; empty for other names.
+std::string weight_of_component_4bit(const std::string& name);
 
 }  // namespace mantissa

@@ -8,11 +8,14 @@
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/matmul.h>
 
+#include "mantissa/weights/einsum_internal.h"
 #include "mantissa/weights/operators_internal.h"
 #include "mantissa/weights/packed_tensor_internal.h"
+#include "mantissa/weights/packed_weight.h"
 
-// An einsum that sums over one dimension of a packed matrix is a product. All others dequantize the weight.
-namespace mantissa::packed {
+// An einsum that sums over one dimension of a packed or marked matrix is a product. With a packed weight, all
+// others dequantize it.
+namespace mantissa {
 namespace {
 
 /// The labels of an operand's dimensions. The dimensions of an ellipsis have negative numbers, the last one
@@ -70,7 +73,7 @@ std::optional<std::vector<int64_t>> permutation(const Labels& from, const Labels
   return dims;
 }
 
-/// Returns the einsum of a plain `x` and a packed matrix as a product; nothing if it is none.
+/// Returns the einsum of `x` and a matrix as a product; nothing if it is none.
 std::optional<at::Tensor> as_product(const at::Tensor& x, const std::string& x_text, const at::Tensor& matrix,
                                      const std::string& matrix_text, const std::string& result_text) {
   const bool has_ellipsis = x_text.find("...") != std::string::npos;
@@ -93,19 +96,22 @@ std::optional<at::Tensor> as_product(const at::Tensor& x, const std::string& x_t
   return at::matmul(x.movedim(dim, -1), sums_columns ? matrix.t() : matrix).permute(*order);
 }
 
-std::optional<at::Tensor> as_product(std::string_view equation, at::TensorList tensors) {
-  if (tensors.size() != 2 || !find_data(tensors[0]) == !find_data(tensors[1])) return std::nullopt;
+}  // namespace
+
+std::optional<at::Tensor> einsum_as_product(std::string_view equation, at::TensorList tensors,
+                                            bool (*is_matrix)(const at::Tensor&)) {
+  if (tensors.size() != 2 || is_matrix(tensors[0]) == is_matrix(tensors[1])) return std::nullopt;
   const auto parsed = parse(equation);
   if (!parsed) return std::nullopt;
-  if (find_data(tensors[1]))
+  if (is_matrix(tensors[1]))
     return as_product(tensors[0], parsed->first, tensors[1], parsed->second, parsed->result);
   return as_product(tensors[1], parsed->second, tensors[0], parsed->first, parsed->result);
 }
 
-}  // namespace
+namespace packed {
 
 at::Tensor einsum(std::string_view equation, at::TensorList tensors, at::OptionalIntArrayRef path) {
-  if (auto product = as_product(equation, tensors)) return *product;
+  if (auto product = einsum_as_product(equation, tensors, &is_packed)) return *product;
   std::optional<at::ScalarType> dtype;  // of the first plain operand, as in a product
   for (const at::Tensor& tensor : tensors)
     if (!dtype && !find_data(tensor)) dtype = tensor.scalar_type();
@@ -117,4 +123,5 @@ at::Tensor einsum(std::string_view equation, at::TensorList tensors, at::Optiona
   return at::einsum(equation, plain, path);
 }
 
-}  // namespace mantissa::packed
+}  // namespace packed
+}  // namespace mantissa

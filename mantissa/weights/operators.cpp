@@ -10,6 +10,7 @@
 #include "mantissa/core/keep_loaded_internal.h"
 #include "mantissa/weights/operators_internal.h"
 #include "mantissa/weights/packed_tensor_internal.h"
+#include "mantissa/weights/shared_registration_internal.h"
 
 namespace mantissa::packed {
 namespace {
@@ -172,9 +173,7 @@ constexpr Registration kRegistration = {
     .delete_data = [](void* data) { delete static_cast<PackedDataPtr*>(data); },
 };
 
-/// A later copy of this library finds the registration through an operator of libtorch's dispatcher, which is
-/// the one thing that all copies share. It takes the layout that the calling copy knows (of Registration and
-/// of the virtual functions of PackedData) and returns an address, or 0 if the layout differs from this one.
+/// See shared_registration_internal.h. The layout covers Registration and the virtual functions of PackedData.
 constexpr const char* kNamespace = "mantissa";
 constexpr const char* kName = "mantissa::packed_weights";
 constexpr int64_t kLayout = 3;
@@ -183,26 +182,13 @@ int64_t address_of_registration(int64_t layout) {
   return layout == kLayout ? reinterpret_cast<int64_t>(&kRegistration) : 0;
 }
 
-const Registration* find_registration() {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  const auto op = dispatcher.findSchema({kName, ""});
-  if (!op) return nullptr;
-  // Calls the operator by key, so that the thread's state (autocast, a transformation) does not affect it.
-  const auto address = dispatcher.redispatch<int64_t, int64_t>(
-      op->typed<int64_t(int64_t)>(), c10::DispatchKeySet(c10::DispatchKey::CPU), kLayout);
-  TORCH_CHECK(address != 0,
-              "make_packed_weight: this process holds another release of Mantissa, whose packed weights this "
-              "release cannot read; build both from the same source");
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): an operator returns numbers and tensors, and no pointers
-  return reinterpret_cast<const Registration*>(address);
-}
-
 const Registration& find_or_register() {
   // Closing a plug-in would leave the dispatcher with pointers to unloaded code, and the weights that the
   // plug-in made, which know their format by virtual functions of the plug-in, even if the kernels are
   // another copy's.
   keep_loaded(reinterpret_cast<const void*>(&address_of_registration), "make_packed_weight");
-  if (const Registration* const found = find_registration()) return *found;
+  if (const void* const found = find_shared_registration(kName, kLayout, "make_packed_weight"))
+    return *static_cast<const Registration*>(found);
   // The destructors of these libraries would remove the kernels, so all are kept once they are made. The
   // pointer lets leak checkers find them.
   std::vector<Library> made;

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from mantissa_kernels._build import TORCH_VERSION
 
-__all__ = ["TORCH_VERSION", "choices", "disable", "enable", "enabled", "mixed_products", "pin", "switched", "tier"]
+__all__ = ["TORCH_VERSION", "bitsandbytes_kernels", "choices", "disable", "enable", "enabled", "mixed_products", "pin", "switched", "tier"]
 
 try:
     import torch
@@ -56,6 +56,20 @@ def mixed_products(on: bool) -> bool:
     since the forward pass.
     """
     return bool(_library.mixed_products(on))
+
+
+def bitsandbytes_kernels(on: bool) -> bool:
+    """Computes bitsandbytes's 4-bit and int8 layers on the CPU with these kernels; returns the old setting.
+
+    Models need no change: the kernels replace those of bitsandbytes's operators. It is off at first. Switch it while no
+    other thread uses bitsandbytes. See docs/python.md of Mantissa for what differs.
+
+    Raises:
+        ModuleNotFoundError: bitsandbytes is not installed.
+    """
+    if on:
+        import bitsandbytes  # noqa: F401  (defines the operators)
+    return bool(_library.bitsandbytes_kernels(on))
 
 
 def tier() -> str:

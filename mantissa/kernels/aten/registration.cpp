@@ -32,6 +32,7 @@
 #include "mantissa/kernels/aten/convolution_internal.h"
 #include "mantissa/kernels/aten/environment.h"
 #include "mantissa/kernels/aten/matmul_internal.h"
+#include "mantissa/kernels/aten/override_warning_internal.h"
 #include "mantissa/kernels/aten/recurrent_internal.h"
 #include "mantissa/kernels/aten/registration_internal.h"
 #include "mantissa/kernels/aten/unscale_internal.h"
@@ -51,22 +52,6 @@ namespace {
 namespace aten = kernels::aten;
 
 std::atomic<bool> is_on = false;
-
-/// Drops the dispatcher's warning about the first kernel in a process that replaces another one, because
-/// replacing is intended here. Other warnings are passed on. The dispatcher's own "once" is not used up: it
-/// still warns about the first replacement by other code.
-class WithoutOverrideWarning final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override {
-    if (warning.msg().find("Overriding a previously registered kernel") == std::string::npos)
-      outer_.process(warning);
-  }
-
- private:
-  c10::WarningHandler& outer_ = *c10::WarningUtils::get_warning_handler();
-  c10::WarningUtils::WarnAlways not_once_;
-  c10::WarningUtils::WarningHandlerGuard guard_{this};  // for this thread only
-};
 
 using Library = std::unique_ptr<torch::Library>;
 

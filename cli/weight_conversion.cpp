@@ -1,0 +1,237 @@
+#include "cli/weight_conversion.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
+
+#include "mantissa/core/formats.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/quant/int8_state.h"
+#include "mantissa/quant/quant_state.h"
+#include "mantissa/quant/quantized_int8.h"
+
+namespace mantissa::cli {
+namespace {
+
+using Entries = std::map<std::string, SafetensorsEntry>;
+using Tensors = std::map<std::string, at::Tensor>;
+
+constexpr std::string_view kJson = ".quant_state.bitsandbytes__";
+/// The longest text of a float32 number that Python or to_json() writes, such as -1.1754943508222875e-38.
+constexpr int64_t kLongestNumber = 24;
+
+bool is_plain_float(at::ScalarType dtype) {
+  return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+uint64_t bytes_of(const SafetensorsEntry& entry) { return entry.end - entry.begin; }
+
+/// Fills the JSON up to `size` with spaces. Its length depends on a number that is known only when the weight
+/// has been quantized, and a safetensors file states all lengths at its beginning.
+at::Tensor padded(const at::Tensor& json, int64_t size) {
+  return at::cat({json, at::full({size - json.numel()}, ' ', at::kByte)});
+}
+
+bool is_json(const std::string& name) { return name.find(kJson) != std::string::npos; }
+
+/// Returns the tensors that a weight of this shape becomes, without values.
+Tensors parts_without_values(const std::vector<int64_t>& shape, at::ScalarType dtype, const std::string& name,
+                             const WeightFormat& format) {
+  const at::TensorOptions meta = at::TensorOptions(at::kMeta).dtype(at::kFloat);
+  if (!format.four_bit)
+    return pack_state(QuantizedInt8{at::empty(shape, meta.dtype(at::kChar)), at::empty({shape[0]}, meta), {}},
+                      name);
+  const Quantize4BitOptions& options = *format.four_bit;
+  const auto divide_up = [](int64_t count, int64_t size) { return count / size + (count % size != 0); };
+  const int64_t count = c10::multiply_integers(shape), blocks = divide_up(count, options.blocksize);
+  Quantized4Bit quantized{.codes = at::empty({divide_up(count, 2), 1}, meta.dtype(at::kByte)),
+                          .absmax = at::empty({blocks}, meta),
+                          .nested_absmax = {},
+                          .nested_map = {},
+                          .nested_offset = {},
+                          .shape = shape,
+                          .dtype = dtype,
+                          .blocksize = options.blocksize,
+                          .format = options.format};
+  if (options.compress_statistics) {
+    quantized.absmax = at::empty({blocks}, meta.dtype(at::kByte));
+    quantized.nested_absmax = at::empty({divide_up(blocks, kNestedBlocksize)}, meta);
+    quantized.nested_map = at::empty({256}, meta);
+    quantized.nested_offset = at::zeros({});
+  }
+  return pack_state(quantized, name);
+}
+
+Entries entries_of(const Tensors& parts, bool has_offset) {
+  Entries entries;
+  for (const auto& [name, tensor] : parts) {
+    SafetensorsEntry& entry = entries[name];
+    entry = {tensor.scalar_type(), tensor.sizes().vec(), 0, 0};
+    if (has_offset && is_json(name)) entry.shape[0] += kLongestNumber;
+  }
+  return entries;
+}
+
+const SafetensorsEntry* find(const Entries& entries, const std::string& name) {
+  const auto found = entries.find(name);
+  return found == entries.end() ? nullptr : &found->second;
+}
+
+/// Returns the weight that the scales `name` of an int8 weight belong to; empty if there is none.
+std::string weight_of_scales(const Entries& entries, const std::string& name) {
+  const size_t dot = name.rfind('.');
+  const std::string prefix = dot == std::string::npos ? "" : name.substr(0, dot);
+  for (const std::string& weight : {prefix.empty() ? "weight" : prefix + ".weight", prefix}) {
+    const SafetensorsEntry* const entry = find(entries, weight);
+    if (entry && entry->dtype == at::kChar) return weight;
+  }
+  return {};
+}
+
+void add_int8(const Entries& entries, const std::string& scales,
+              std::map<std::string, QuantizedWeight>& found) {
+  const std::string weight = weight_of_scales(entries, scales);
+  if (weight.empty()) return;
+  QuantizedWeight& quantized = found[weight];
+  quantized.is_int8 = true;
+  quantized.tensors = {weight, scales};
+  const std::string format = scales.substr(0, scales.size() - 3) + "weight_format";
+  if (entries.contains(format)) quantized.tensors.push_back(format);
+}
+
+Tensors read(const SafetensorsModel& model, const QuantizedWeight& weight) {
+  Tensors tensors;
+  for (const std::string& name : weight.tensors)
+    if (model.entries().contains(name)) tensors.emplace(name, model.read(name));
+  return tensors;
+}
+
+}  // namespace
+
+std::vector<std::string> weight_format_names() { return {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"}; }
+
+WeightFormat parse_weight_format(const std::string& name, std::optional<int64_t> blocksize) {
+  const std::vector<std::string> names = weight_format_names();
+  TORCH_CHECK_VALUE(std::find(names.begin(), names.end(), name) != names.end(), "--to '", name,
+                    "' is not a valid value", did_you_mean(name, names), "; choose from ", join_names(names));
+  if (name == "int8") {
+    TORCH_CHECK_VALUE(!blocksize, "--blocksize ", blocksize.value_or(0),
+                      " with --to int8, which has a scale for each row; leave it out");
+    return {name, std::nullopt};
+  }
+  Quantize4BitOptions options{.format = name.starts_with("nf4") ? Format::kNF4 : Format::kFP4,
+                              .blocksize = blocksize.value_or(64),
+                              .compress_statistics = name.ends_with("-dq")};
+  check_options(options);
+  return {name, options};
+}
+
+std::map<std::string, QuantizedWeight> find_quantized(const Entries& entries) {
+  std::map<std::string, QuantizedWeight> found;
+  for (const auto& [name, entry] : entries) {
+    if (name == "SCB" || name.ends_with(".SCB")) add_int8(entries, name, found);
+    const std::string weight = weight_of_component_4bit(name);
+    // A model may have a parameter of such a name that is none of a quantized weight's.
+    if (weight.empty() || (!is_json(name) && !entries.contains(weight))) continue;
+    QuantizedWeight& quantized = found[weight];
+    if (quantized.tensors.empty()) quantized.tensors = {weight};
+    quantized.tensors.push_back(name);
+    if (is_json(name)) quantized.json = name;
+  }
+  return found;
+}
+
+std::vector<std::string> kept_name_parts() {
+  return {"embed", "wte", "wpe", "lm_head", "norm", "shared", "relative_attention_bias"};
+}
+
+bool is_linear_weight(const std::string& name, const SafetensorsEntry& entry) {
+  if (entry.shape.size() != 2 || !is_plain_float(entry.dtype)) return false;
+  if (name != "weight" && !name.ends_with(".weight")) return false;
+  const std::vector<std::string> kept = kept_name_parts();
+  return std::none_of(kept.begin(), kept.end(),
+                      [&](const std::string& part) { return name.find(part) != std::string::npos; });
+}
+
+MadeWeight quantized_weight(const SafetensorsModel& model, const std::string& source, const std::string& name,
+                            const WeightFormat& format, std::optional<at::ScalarType> dtype) {
+  const SafetensorsEntry& entry = model.entries().at(source);
+  TORCH_CHECK_VALUE(entry.shape.size() == 2 && is_plain_float(entry.dtype), "--to ", format.name, ": '",
+                    source, "' is ", entry.dtype, " of shape ", at::IntArrayRef(entry.shape),
+                    ", and only matrices of fp64, fp32, fp16 and bf16 are quantized; leave it out of --only");
+  const at::ScalarType from = dtype.value_or(entry.dtype == at::kDouble ? at::kFloat : entry.dtype);
+  const Tensors parts = parts_without_values(entry.shape, from, name, format);
+  const bool has_offset = format.four_bit && format.four_bit->compress_statistics;
+  MadeWeight made{source, entries_of(parts, has_offset), {}, bytes_of(entry)};
+  made.make = [&model, source, name, format, from, sizes = made.entries] {
+    at::Tensor values = model.read(source);
+    values = values.to(from);  // frees what was read
+    const std::string quoted = "'" + source + "'";
+    Tensors tensors = format.four_bit ? pack_state(quantize_4bit(values, *format.four_bit, quoted), name)
+                                      : pack_state(quantize_int8(values, quoted), name);
+    for (auto& [part, tensor] : tensors)
+      if (is_json(part)) tensor = padded(tensor, sizes.at(part).shape[0]);
+    return tensors;
+  };
+  return made;
+}
+
+MadeWeight restored_weight(const SafetensorsModel& model, const std::string& source,
+                           const QuantizedWeight& weight, const std::string& name,
+                           std::optional<at::ScalarType> dtype) {
+  MadeWeight made{source, {}, {}, 0};
+  for (const std::string& part : weight.tensors)
+    if (const SafetensorsEntry* const entry = find(model.entries(), part)) made.bytes += bytes_of(*entry);
+  std::vector<int64_t> shape;
+  if (weight.is_int8) {
+    shape = model.entries().at(source).shape;
+  } else {
+    TORCH_CHECK_VALUE(!weight.json.empty(), "'", source, "' has components of a 4-bit weight (such as '",
+                      weight.tensors.back(), "'), but no '", source, kJson,
+                      "nf4' or fp4; get the file again from its source");
+    const QuantStateInfo info = read_quant_state(model.read(weight.json), weight.json);
+    shape = info.shape;
+    if (!dtype) dtype = info.dtype;
+  }
+  const at::ScalarType to = dtype.value_or(at::kHalf);
+  made.entries[name] = {to, shape, 0, 0};
+  made.make = [&model, source, weight, name, to] {
+    const Tensors tensors = read(model, weight);
+    // libtorch's 8-bit floats are made by a cast.
+    const at::ScalarType first = is_plain_float(to) ? to : at::kFloat;
+    const at::Tensor values = weight.is_int8 ? dequantize_int8(unpack_state_int8(tensors, source), first)
+                                             : dequantize_4bit(unpack_state_4bit(tensors, source), first);
+    return Tensors{{name, values.to(to)}};
+  };
+  return made;
+}
+
+void MadeWeights::add(MadeWeight weight) {
+  for (const auto& [name, entry] : weight.entries) {
+    TORCH_CHECK_VALUE(owners_.emplace(name, weights_.size()).second,
+                      "two tensors of the new model would be named '", name,
+                      "'; rename one of them with --rename");
+  }
+  weights_.push_back(std::move(weight));
+}
+
+at::Tensor MadeWeights::tensor(const std::string& name, const std::function<void(uint64_t bytes)>& before) {
+  const size_t owner = owners_.at(name);
+  if (made_ != owner) {
+    made_.reset();
+    tensors_.clear();  // before the next weight is in memory
+    before(weights_[owner].bytes);
+    tensors_ = weights_[owner].make();
+    made_ = owner;
+  }
+  return tensors_.at(name);
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,68 @@
+#include "mantissa/quant/int8_training.h"
+
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+
+#include "mantissa/kernels/cpu/fingerprint.h"
+#include "mantissa/quant/linear_int8.h"
+
+namespace mantissa {
+
+Int8TrainingRule::Int8TrainingRule(double threshold, std::string name)
+    : threshold_(threshold), name_(std::move(name)) {
+  TORCH_CHECK_VALUE(threshold >= 0, "int8 training: the threshold is ", threshold,
+                    "; give a positive one, or 0 for none");
+}
+
+WeightRulePtr Int8TrainingRule::for_copy() const {
+  return std::make_shared<Int8TrainingRule>(threshold_, name_);
+}
+
+int64_t Int8TrainingRule::quantizations() const {
+  const std::lock_guard lock(mutex_);
+  return quantizations_;
+}
+
+std::optional<Int8TrainingRule::Source> Int8TrainingRule::source_of(const at::Tensor& weight) {
+  if (!weight.is_cpu() || !weight.is_contiguous() || weight.numel() == 0) return std::nullopt;
+  const size_t bytes = weight.nbytes(), whole = bytes / sizeof(float);
+  const auto* const data = static_cast<const char*>(weight.const_data_ptr());
+  // The hash reads 4 bytes at a time and never as numbers. 16-bit weights of an odd size leave two over.
+  const auto columns = static_cast<int64_t>(whole);
+  uint64_t hash =
+      whole == 0 ? 0
+                 : kernels::cpu::fingerprint({reinterpret_cast<const float*>(data), 1, columns, columns, 1});
+  uint32_t rest = 0;
+  std::memcpy(&rest, data + whole * sizeof(float), bytes - whole * sizeof(float));
+  hash ^= rest * 0x9E3779B97F4A7C15U;
+  return Source{hash, weight.scalar_type(), weight.sizes().vec()};
+}
+
+QuantizedInt8 Int8TrainingRule::codes_of(const at::Tensor& weight) const {
+  const c10::InferenceMode no_inference(false);  // the codes may serve a later product that records a graph
+  const std::optional<Source> source = source_of(weight);
+  {
+    const std::lock_guard lock(mutex_);
+    if (source && source_ == source) return codes_;
+  }
+  QuantizedInt8 codes = quantize_int8(weight, name_);
+  const std::lock_guard lock(mutex_);
+  ++quantizations_;
+  if (source) {
+    source_ = source;
+    codes_ = codes;
+  }
+  return codes;
+}
+
+at::Tensor Int8TrainingRule::linear(const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& bias) const {
+  return linear_int8_training(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, threshold_,
+                              codes_of(weight.detach()));
+}
+
+}  // namespace mantissa

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace mantissa {
+
+class WeightRule;
+/// Tensors, threads and views share a rule.
+using WeightRulePtr = std::shared_ptr<const WeightRule>;
+
+/// How a weight that is trained takes part in products: an arithmetic such as 8-bit training. A format is a
+/// subclass; mark_weight() gives its object to a tensor.
+///
+/// Threads: several threads call the functions of one object at the same time.
+/// Example: marked_weight_test.cpp has a rule of 20 lines.
+class WeightRule {
+ public:
+  WeightRule() = default;
+  WeightRule(const WeightRule&) = delete;
+  WeightRule& operator=(const WeightRule&) = delete;
+  virtual ~WeightRule() = default;
+
+  /// Returns what an error should call the rule: "int8 training".
+  virtual std::string description() const = 0;
+
+  /// Returns x W^T + bias: x [..., in], with any number of rows; bias [out], or undefined; result [..., out].
+  /// `weight` is the weight [out, in], or a matrix that is a view of it, without its mark. It is the tensor
+  /// that autograd knows, so a torch::autograd::Function sends it its gradient. Autocast is off; inside an
+  /// autocast region x has the region's dtype. The result is no view, because torch::nn::Linear adds its bias to it
+  /// in place.
+  virtual at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const = 0;
+
+  /// Returns a rule for a copy of the weight. A rule that keeps nothing may return itself.
+  virtual WeightRulePtr for_copy() const = 0;
+};
+
+/// Marks a weight that is trained, so that it decides the arithmetic of its products. A module that holds it
+/// as a weight computes with the rule without a change to its code. All else sees the ordinary tensor that it
+/// was: optimizers (also fused ones), operations in place, gradients, averages, saving, printing.
+///
+/// Products: linear(), matmul(), mm(), mv(), addmm(), and an einsum() that sums over one dimension of the
+///           weight. The weight may be the left or the right factor, and transposed. All other operations,
+///           such as bmm(), embedding() or an operation with `out`, compute with the weight's plain values.
+/// Marked:   the tensor itself, and from then on its views (t(), slices, detach()), clones and copies on other
+///           devices, each of which applies the rule. A cast to another dtype returns a plain tensor.
+///           set_data() and set_() keep the mark, and set_data() marks the tensor that it is given, too: Module::to(),
+///           Module::clone() and torch::load() therefore leave a marked weight marked.
+/// Autocast: a floating-point input is cast to the region's dtype first. The weight is not cast.
+/// Saving:   the mark is not saved. Mark a model again after it was built; loading into it keeps marks.
+/// Speed:    other tensors are unaffected. Other operations on the weight cost what they did.
+/// Threads:  marking is not allowed while another thread uses the weight; using it is.
+/// Errors:   c10::ValueError for an undefined tensor, no rule, a tensor that is no matrix, and a packed weight;
+///           c10::TypeError for another dtype than a real floating-point one. Nothing has changed then.
+///           A product throws c10::Error if code beside libtorch's operations has given the weight other memory.
+/// Example:  marked_weight_test.cpp, MarkedWeight.APlainLinearComputesWithTheRule
+void mark_weight(const at::Tensor& weight, WeightRulePtr rule);
+
+/// Makes a marked weight an ordinary tensor again. Views and aliases that were made before keep their mark
+/// and the rule. Does nothing for other tensors.
+void unmark_weight(const at::Tensor& weight);
+
+/// Whether `tensor` is marked. An undefined tensor is not.
+bool is_marked(const at::Tensor& tensor);
+
+/// Returns the rule of a marked tensor; null for any other.
+/// Errors: c10::Error if code beside libtorch's operations has given the tensor other memory.
+WeightRulePtr weight_rule(const at::Tensor& tensor);
+
+}  // namespace mantissa
