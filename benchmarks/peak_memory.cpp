@@ -1,29 +1,21 @@
 // The peak memory of training in each mode, measured by the process's own peak (VmHWM): each mode trains a
 // few steps in its own process. `whole` is the peak; `added` leaves out the memory that the process had
 // before it made the model, which is libtorch's own. Both are compared with 32-true's. With a mode and a
-// model as arguments, the program is that process and prints the two numbers in KiB.
+// model as arguments, the program is that process and prints the two numbers in bytes.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 
 #include <c10/util/Exception.h>
 
+#include "benchmarks/process_memory_internal.h"
 #include "benchmarks/training_internal.h"
 #include "mantissa/precision/init.h"
 
 namespace mantissa {
 namespace {
-
-/// Returns a line of /proc/self/status, in KiB.
-int64_t status(const std::string& name) {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with(name + ":")) return std::stoll(line.substr(name.size() + 1));
-  TORCH_CHECK(false, "peak_memory: /proc/self/status has no ", name);
-}
 
 const Case& find(const std::string& name) {
   // As deep as the smallest GPT-2. A step of that would take libtorch's own 16-bit kernels a minute.
@@ -36,14 +28,14 @@ const Case& find(const std::string& name) {
 
 int train(const std::string& model, const std::string& mode) {
   const Case& each = find(model);
-  const int64_t before = status("VmHWM");
+  const int64_t before = peak_resident_bytes();
   torch::manual_seed(1);
   auto precision = make_precision(mode, at::kCPU);
   const auto net = init_module(*precision, at::kCPU, each.make);
   Training training(std::move(precision), net, each.data());
   const double loss = training.loss_after(3);
   if (!(loss > 0 && loss < 100)) return 1;
-  std::printf("%lld %lld\n", static_cast<long long>(before), static_cast<long long>(status("VmHWM")));
+  std::printf("%lld %lld\n", static_cast<long long>(before), static_cast<long long>(peak_resident_bytes()));
   return 0;
 }
 
@@ -57,7 +49,7 @@ Peak measure(const std::string& self, const std::string& model, const std::strin
   long long before = 0, peak = 0;
   const int read = std::fscanf(child, "%lld %lld", &before, &peak);
   TORCH_CHECK(pclose(child) == 0 && read == 2, "peak_memory: ", model, " in ", mode, " failed");
-  return {static_cast<double>(peak) / 1024, static_cast<double>(peak - before) / 1024};
+  return {static_cast<double>(peak) / (1 << 20), static_cast<double>(peak - before) / (1 << 20)};
 }
 
 int table(const std::string& self) {
