@@ -81,14 +81,12 @@ Weights weights_of(const torch::nn::Module& module) {
 }
 
 std::shared_ptr<LargeGpt> build(const GptOptions& options, Precision& precision) {
-  const auto model = std::make_shared<LargeGpt>(options);
-  precision.convert_module(*model);
+  const auto model = init_module(precision, at::kCPU, [&] { return std::make_shared<LargeGpt>(options); });
   for (int64_t i = 0; i < options.layers; ++i) {
-    GptBlock block(options);
-    precision.convert_module(*block);
-    model->add(block);
-    malloc_trim(0);
+    model->add(init_module(precision, at::kCPU, [&] { return GptBlock(options); }));
+    malloc_trim(0);  // the block's float32 weights are gone
   }
+  precision.convert_module(*model);
   return model;
 }
 
