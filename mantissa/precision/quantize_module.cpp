@@ -88,7 +88,7 @@ at::ScalarType nominal_dtype(const at::Tensor& weight) {
 }
 
 /// Gives a parameter a packed weight. An adapter around the parameter's weight stays.
-void exchange(const at::Tensor& parameter, const PackedDataPtr& data) {
+void set_weight(const at::Tensor& parameter, const PackedDataPtr& data) {
   const at::Tensor packed = make_packed_weight(data, nominal_dtype(parameter));
   replace_weight(parameter, with_base_weight(parameter, packed));
 }
@@ -136,14 +136,14 @@ void quantize_module(Module& module, const QuantizeModuleOptions& options, const
   if (const auto existing = quantized_weights(module); !existing.empty()) {
     for (const auto& [name, weight] : existing)
       if (const Quantized4Bit* const codes = find_4bit(*packed_data(base_weight(weight))))
-        exchange(weight, make_packed_4bit(*codes, options.compute_dtype));
+        set_weight(weight, make_packed_4bit(*codes, options.compute_dtype));
     return;
   }
   const std::vector<Layer> layers = layers_of(module, options);
   std::vector<PackedDataPtr> packed;
   for (const Layer& layer : layers) packed.push_back(pack(layer, options));
   for (size_t i = 0; i < layers.size(); ++i)
-    exchange(layers[i].weight, packed[i]);
+    set_weight(layers[i].weight, packed[i]);
 }
 
 bool has_layers_to_quantize(const Module& module, const QuantizeModuleOptions& options) {
@@ -179,7 +179,7 @@ int64_t pack_stored_weights(Module& module, const std::map<std::string, at::Tens
     seen.insert(parameter.unsafeGetTensorImpl());
     made.emplace_back(parameter, data->to(parameter.device()));
   }
-  for (const auto& [parameter, data] : made) exchange(parameter, data);
+  for (const auto& [parameter, data] : made) set_weight(parameter, data);
   return static_cast<int64_t>(made.size());
 }
 
