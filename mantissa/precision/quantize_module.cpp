@@ -53,7 +53,7 @@ std::vector<Layer> layers_of(Module& module, const QuantizeModuleOptions& option
     if (!is_kind_to_quantize(part, options)) return;
     const auto own = part.named_parameters(/*recurse=*/false);
     const at::Tensor* const weight = own.find("weight");
-    if (!weight || !weight->defined()) return;
+    if (!weight || !weight->defined() || is_packed(*weight)) return;
     if (is_ignored(name, options.ignore_modules)) {
       ignored.insert(weight->unsafeGetTensorImpl());
     } else if (seen.insert(weight->unsafeGetTensorImpl()).second) {
@@ -107,6 +107,15 @@ std::vector<std::pair<std::string, at::Tensor>> quantized_weights(const Module& 
   return found;
 }
 
+/// Returns the same codes with the compute dtype or the threshold of `options`; null for another format.
+PackedDataPtr with_options(const PackedData& data, const QuantizeModuleOptions& options) {
+  if (const Quantized4Bit* const codes = find_4bit(data))
+    return make_packed_4bit(*codes, options.compute_dtype);
+  const QuantizedInt8* const codes = find_int8(data);
+  if (!codes || options.format != Format::kInt8) return nullptr;
+  return make_packed_int8(*codes, options.threshold, data.sizes().vec());
+}
+
 /// Returns the packed weight that `stored` has for a parameter, or null.
 PackedDataPtr stored_weight(const std::string& name, const at::Tensor& parameter,
                             const std::map<std::string, at::Tensor>& stored, double threshold) {
@@ -135,8 +144,8 @@ void quantize_module(Module& module, const QuantizeModuleOptions& options, const
       options.embeddings && options.convolutions ? "" : ", or quantize_embeddings or quantize_convolutions");
   if (const auto existing = quantized_weights(module); !existing.empty()) {
     for (const auto& [name, weight] : existing)
-      if (const Quantized4Bit* const codes = find_4bit(*packed_data(base_weight(weight))))
-        set_weight(weight, make_packed_4bit(*codes, options.compute_dtype));
+      if (const PackedDataPtr data = with_options(*packed_data(base_weight(weight)), options))
+        set_weight(weight, data);
     return;
   }
   const std::vector<Layer> layers = layers_of(module, options);
