@@ -1,6 +1,7 @@
 // Tests of runs that train adapters: fit --lora, --adapter, and the commands for trained models.
 #include <cstring>
 #include <map>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -13,6 +14,12 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
+
+std::set<std::string> keys(const std::map<std::string, std::string>& map) {
+  std::set<std::string> found;
+  for (const auto& [key, value] : map) found.insert(key);
+  return found;
+}
 
 class Adapters : public Program {
  protected:
@@ -98,6 +105,59 @@ TEST_F(Adapters, TrainedRunsAreValidatedTestedAndPredicted) {
   EXPECT_NEAR(json::parse(validated.out)["val_loss"].get<double>(), loss, 1e-6);
   EXPECT_EQ(run("test run --device cpu --quiet").status, 0);
   EXPECT_THAT(run("predict run --device cpu --quiet").out, HasSubstr("index,class,probability\n0,"));
+}
+
+TEST_F(Adapters, AreMergedIntoAPlainModel) {
+  ASSERT_EQ(tune("--lora r=4,dora --output run").status, 0);
+  const Outcome merged = run("merge run --device cpu --output merged.safetensors");
+  ASSERT_EQ(merged.status, 0) << merged.err;
+  EXPECT_THAT(merged.out, AllOf(HasSubstr("into merged.safetensors"), HasSubstr("relative error is 0, in")));
+  EXPECT_EQ(keys(tensors("merged.safetensors")), keys(tensors("base/weights.safetensors")));
+  const Outcome validated = run("validate base --weights merged.safetensors --device cpu --quiet --json -");
+  ASSERT_EQ(validated.status, 0) << validated.err;
+  // The sums are rounded once more.
+  EXPECT_NEAR(json::parse(validated.out)["val_loss"].get<double>(), result("run")["val_loss"].get<double>(),
+              1e-4);
+  expect_error(run("merge base --device cpu --output other.safetensors"), 2, {"base trained no adapter"});
+  expect_error(run("merge run --device cpu --output no/such/folder/file"), 1, {"no/such/folder"});
+}
+
+TEST_F(Adapters, AreTrainedOn4BitWeights) {
+  for (const std::string settings : {"r=4", "r=4,dora"}) {
+    const std::string words = "--precision nf4-dq --lora " + settings + " --output ", name = "q-" + settings;
+    const Outcome whole = tune(words + name);
+    ASSERT_EQ(whole.status, 0) << whole.err;
+    EXPECT_THAT(whole.err, testing::IsEmpty());
+    EXPECT_LT(result(name)["val_loss"].get<double>(), result("base")["val_loss"].get<double>()) << settings;
+    EXPECT_EQ(tensors(name + "/weights.safetensors").count("layers.0.weight.quant_state.bitsandbytes__nf4"),
+              1u);
+    ASSERT_EQ(tune(words + "half-" + name + " --max-epochs 1").status, 0);
+    const Outcome resumed = run("resume --quiet half-" + name + " --max-epochs 2");
+    ASSERT_EQ(resumed.status, 0) << resumed.err;
+    EXPECT_THAT(resumed.err, testing::IsEmpty());
+    for (const char* const file : {"weights.safetensors", "adapter/adapter_model.safetensors", "metrics.csv"})
+      EXPECT_TRUE(read(folder_ / name / file) == read(folder_ / ("half-" + name) / file)) << settings << file;
+    const Outcome validated = run("validate " + name + " --device cpu --quiet --json -");
+    ASSERT_EQ(validated.status, 0) << validated.err;
+    EXPECT_NEAR(json::parse(validated.out)["val_loss"].get<double>(), result(name)["val_loss"].get<double>(),
+                1e-6);
+    EXPECT_EQ(run("predict " + name + " --device cpu --quiet").status, 0);
+    EXPECT_THAT(run("merge " + name + " --device cpu --output m.safetensors").out,
+                HasSubstr("relative error"));
+    EXPECT_THAT(run("merge " + name + " --device cpu --dequantize --output p.safetensors").out,
+                HasSubstr("relative error is 0, in"));
+    EXPECT_EQ(keys(tensors("p.safetensors")), keys(tensors("base/weights.safetensors")));
+  }
+}
+
+TEST_F(Adapters, AQuantizedFileIsABase) {
+  ASSERT_EQ(tune("--precision nf4 --lora r=4 --max-epochs 1 --output q").status, 0);
+  ASSERT_EQ(run("merge q --device cpu --output q4.safetensors").status, 0);
+  const Outcome tuned =
+      fit("--model mlp --weights q4.safetensors --precision nf4 --lora r=2 --max-steps 3 --output again");
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  const auto before = tensors("q4.safetensors"), after = tensors("again/weights.safetensors");
+  EXPECT_TRUE(before.at("layers.0.weight") == after.at("layers.0.weight")) << "the codes are kept";
 }
 
 TEST_F(Adapters, AnotherRunContinuesAnAdapter) {

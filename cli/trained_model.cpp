@@ -204,7 +204,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   before.erase("data");
   make_trained_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
                      command.flags.has("data"));
-  add_adapter(o, *run.model, folder);
+  run.adapter = add_adapter(o, *run.model, folder);
   if (weights.tensors.empty()) {
     load_model_weights(*run.model, weights.path, o);
   } else {

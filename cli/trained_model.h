@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <CLI/App.hpp>
 
 #include "cli/fit_options.h"
 #include "cli/run_data.h"
+#include "mantissa/lora/lora_model.h"
 #include "mantissa/models/registry.h"
 
 namespace mantissa::cli {
@@ -30,7 +32,8 @@ struct TrainedModel {
   FitOptions options;
   Data data;  ///< the commands read its `val`
   std::shared_ptr<TensorModule> model;
-  std::filesystem::path weights;  ///< the file that the weights come from
+  std::optional<LoraModel> adapter;  ///< of `model`, which has it
+  std::filesystem::path weights;     ///< the file that the weights come from
 };
 
 /// Opens the model and its data. The weights are those of `--weights`, else weights.safetensors, else those

@@ -53,7 +53,7 @@ std::vector<Layer> layers_of(Module& module, const QuantizeModuleOptions& option
     if (!is_kind_to_quantize(part, options)) return;
     const auto own = part.named_parameters(/*recurse=*/false);
     const at::Tensor* const weight = own.find("weight");
-    if (!weight || !weight->defined()) return;
+    if (!weight || !weight->defined() || is_packed(*weight)) return;
     if (is_ignored(name, options.ignore_modules)) {
       ignored.insert(weight->unsafeGetTensorImpl());
     } else if (seen.insert(weight->unsafeGetTensorImpl()).second) {
@@ -88,7 +88,7 @@ at::ScalarType nominal_dtype(const at::Tensor& weight) {
 }
 
 /// Gives a parameter a packed weight. An adapter around the parameter's weight stays.
-void exchange(const at::Tensor& parameter, const PackedDataPtr& data) {
+void set_weight(const at::Tensor& parameter, const PackedDataPtr& data) {
   const at::Tensor packed = make_packed_weight(data, nominal_dtype(parameter));
   replace_weight(parameter, with_base_weight(parameter, packed));
 }
@@ -105,6 +105,15 @@ std::vector<std::pair<std::string, at::Tensor>> quantized_weights(const Module& 
       found.emplace_back(item.key(), item.value());
   }
   return found;
+}
+
+/// Returns the same codes with the compute dtype or the threshold of `options`; null for another format.
+PackedDataPtr with_options(const PackedData& data, const QuantizeModuleOptions& options) {
+  if (const Quantized4Bit* const codes = find_4bit(data))
+    return make_packed_4bit(*codes, options.compute_dtype);
+  const QuantizedInt8* const codes = find_int8(data);
+  if (!codes || options.format != Format::kInt8) return nullptr;
+  return make_packed_int8(*codes, options.threshold, data.sizes().vec());
 }
 
 /// Returns the packed weight that `stored` has for a parameter, or null.
@@ -135,15 +144,15 @@ void quantize_module(Module& module, const QuantizeModuleOptions& options, const
       options.embeddings && options.convolutions ? "" : ", or quantize_embeddings or quantize_convolutions");
   if (const auto existing = quantized_weights(module); !existing.empty()) {
     for (const auto& [name, weight] : existing)
-      if (const Quantized4Bit* const codes = find_4bit(*packed_data(base_weight(weight))))
-        exchange(weight, make_packed_4bit(*codes, options.compute_dtype));
+      if (const PackedDataPtr data = with_options(*packed_data(base_weight(weight)), options))
+        set_weight(weight, data);
     return;
   }
   const std::vector<Layer> layers = layers_of(module, options);
   std::vector<PackedDataPtr> packed;
   for (const Layer& layer : layers) packed.push_back(pack(layer, options));
   for (size_t i = 0; i < layers.size(); ++i)
-    exchange(layers[i].weight, packed[i]);
+    set_weight(layers[i].weight, packed[i]);
 }
 
 bool has_layers_to_quantize(const Module& module, const QuantizeModuleOptions& options) {
@@ -179,7 +188,7 @@ int64_t pack_stored_weights(Module& module, const std::map<std::string, at::Tens
     seen.insert(parameter.unsafeGetTensorImpl());
     made.emplace_back(parameter, data->to(parameter.device()));
   }
-  for (const auto& [parameter, data] : made) exchange(parameter, data);
+  for (const auto& [parameter, data] : made) set_weight(parameter, data);
   return static_cast<int64_t>(made.size());
 }
 

@@ -36,8 +36,8 @@ struct QuantizeModuleOptions {
 ///
 /// Weights:  values are first rounded to float16, as by Lightning. A weight that several layers share is
 ///           quantized once and stays shared; if one of these layers is ignored, it is left as it is.
-/// Repeated: if the module has a 4- or 8-bit weight already, nothing is quantized, and existing 4-bit weights
-///           take over the compute dtype.
+/// Repeated: if the module has a 4- or 8-bit weight already, nothing is quantized. Existing 4-bit weights take
+///           over the compute dtype, and existing int8 weights the threshold of an int8 mode. A packed weight of another format is left as it is.
 /// Memory:   the float weights exist until all are quantized.
 /// Errors:   c10::TypeError that begins with `who` for a module without a layer to quantize; c10::ValueError that
 ///           names the weight if it cannot be quantized (inf, NaN, too large for float16, on the meta device,

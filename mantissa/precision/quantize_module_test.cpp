@@ -176,6 +176,17 @@ TEST_F(QuantizeModule, Q56_ExistingWeightsStayAndTakeTheComputeDtype) {
   EXPECT_TRUE(same_bits(y, y.to(at::kBFloat16).to(at::kFloat)));
 }
 
+TEST_F(QuantizeModule, Q56_ExistingInt8WeightsTakeTheThreshold) {
+  torch::nn::Linear net(64, 8), same(64, 8);
+  same->weight.set_data(net->weight.detach().clone());
+  quantize_module(*net, {.format = Format::kInt8, .threshold = 6}, "here");
+  quantize_module(*same, {.format = Format::kInt8, .threshold = 0.5}, "here");
+  const at::Tensor x = at::randn({4, 64});
+  EXPECT_FALSE(same_bits(torch::matmul(x, net->weight.t()), torch::matmul(x, same->weight.t())));
+  quantize_module(*net, {.format = Format::kInt8, .threshold = 0.5}, "here");
+  EXPECT_TRUE(same_bits(torch::matmul(x, net->weight.t()), torch::matmul(x, same->weight.t())));
+}
+
 TEST_F(QuantizeModule, Q56_ERR21_AModuleWithoutALinearIsATypeError) {
   torch::nn::Sequential net(torch::nn::Conv1d(2, 2, 1), torch::nn::LayerNorm(std::vector<int64_t>{4}));
   EXPECT_THROW(quantize_module(*net, {}, "here"), c10::TypeError);

@@ -1,11 +1,12 @@
 // Computes and trains a net of two linear layers with an adapter. test_lora.py compares the results with those of
 // PEFT.
 //
-//   lora_runner compute IN OUT ADAPTER   "fc1.weight", "fc1.bias", ..., "x", "gy": "y", the gradients "x.grad" and
-//                                        "NAME.grad" of the adapter's parameters, and "fc1.merged", ...
-//   lora_runner train IN OUT ADAPTER N   also "target": the adapter's parameters after N steps of SGD
-//   lora_runner save IN OUT ADAPTER      an adapter with random values and the settings of ADAPTER, whose files it
-//                                        replaces by those of the adapter: "y"
+//   lora_runner compute IN OUT ADAPTER [nf4|fp4]   "fc1.weight", "fc1.bias", ..., "x", "gy": "y", the gradients
+//                                                  "x.grad" and "NAME.grad" of the adapter's parameters, and
+//                                                  "fc1.merged", ...; on weights of 4 bits in blocks of 64
+//   lora_runner train IN OUT ADAPTER N             also "target": the adapter's parameters after N steps of SGD
+//   lora_runner save IN OUT ADAPTER                an adapter with random values and the settings of ADAPTER, whose
+//                                                  files it replaces by those of the adapter: "y"
 //
 // IN and OUT are safetensors files, ADAPTER is a folder as PEFT writes it. A refused input ends the program with
 // status 2 and its message.
@@ -25,7 +26,9 @@
 #include "mantissa/io/safetensors.h"
 #include "mantissa/lora/adapter_files.h"
 #include "mantissa/lora/lora_model.h"
+#include "mantissa/quant/packed_4bit.h"
 #include "mantissa/weights/packed_weight.h"
+#include "mantissa/weights/replace_weight.h"
 
 namespace mantissa {
 namespace {
@@ -45,8 +48,17 @@ struct Net : torch::nn::Module {
   torch::nn::Linear fc1, fc2;
 };
 
-Tensors compute(const Tensors& in, const std::string& folder) {
+void quantize(Net& net, const std::string& format) {
+  for (const at::Tensor& weight : {net.fc1->weight, net.fc2->weight}) {
+    const Quantize4BitOptions options{.format = format == "nf4" ? Format::kNF4 : Format::kFP4,
+                                      .blocksize = 64};
+    replace_weight(weight, make_packed_weight(pack_4bit(weight.detach(), options, "a weight")));
+  }
+}
+
+Tensors compute(const Tensors& in, const std::string& folder, const std::string& format) {
   Net net(in);
+  if (!format.empty()) quantize(net, format);
   LoraModel lora = LoraModel::from_pretrained(net, folder, "default", /*is_trainable=*/true);
   at::Tensor x = in.at("x").set_requires_grad(true);
   const at::Tensor y = net.forward(x);
@@ -55,8 +67,8 @@ Tensors compute(const Tensors& in, const std::string& folder) {
   for (const auto& item : net.named_parameters())
     if (item.value().grad().defined()) out[item.key() + ".grad"] = item.value().grad();
   lora.merge_adapter();
-  out["fc1.merged"] = net.fc1->weight.detach();
-  out["fc2.merged"] = net.fc2->weight.detach();
+  out["fc1.merged"] = mantissa::dequantize(net.fc1->weight.detach());
+  out["fc2.merged"] = mantissa::dequantize(net.fc2->weight.detach());
   return out;
 }
 
@@ -90,7 +102,7 @@ Tensors save(const Tensors& in, const std::string& folder) {
 Tensors run(const std::vector<std::string>& arguments) {
   const Tensors in = load_safetensors(arguments.at(1)).tensors;
   const std::string& kind = arguments.at(0);
-  if (kind == "compute") return compute(in, arguments.at(3));
+  if (kind == "compute") return compute(in, arguments.at(3), arguments.size() > 4 ? arguments[4] : "");
   if (kind == "train") return train(in, arguments.at(3), std::stoi(arguments.at(4)));
   TORCH_CHECK_VALUE(kind == "save", "lora_runner: '", kind, "' is none of compute, train and save");
   return save(in, arguments.at(3));

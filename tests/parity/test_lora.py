@@ -3,6 +3,7 @@
 import json
 import subprocess
 
+import bitsandbytes as bnb
 import peft.tuners.lora.torchao
 import pytest
 import torch
@@ -101,6 +102,51 @@ def test_peft_adapters_compute_the_same_here(kind, run, tmp_path):
     merged = model.merge_and_unload()
     assert_close(ours["fc1.merged"], merged.fc1.weight.detach(), "fc1")
     assert_close(ours["fc2.merged"], merged.fc2.weight.detach(), "fc2")
+
+
+class Net4Bit(torch.nn.Module):
+    """The weights of a Net in 4 bits."""
+
+    def __init__(self, net, format):
+        super().__init__()
+        self.fc1, self.fc2 = (self.quantized(layer, format) for layer in (net.fc1, net.fc2))
+
+    @staticmethod
+    def quantized(layer, format):
+        made = bnb.nn.Linear4bit(layer.in_features, layer.out_features, compute_dtype=torch.float32,
+                                 compress_statistics=False, quant_type=format)
+        made.load_state_dict(layer.state_dict())
+        return made.to("cpu")  # this move quantizes
+
+    forward = Net.forward
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
+def test_adapters_on_4_bit_weights_compute_the_same(kind, format, run, tmp_path):
+    net = Net()
+    with torch.no_grad():  # Mantissa rounds to float16 first, as Lightning does
+        for layer in (net.fc1, net.fc2):
+            layer.weight.copy_(layer.weight.half())
+    tensors = inputs(net)
+    model = adapted(Net4Bit(net, format), kind).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    ours = run("compute", tensors, tmp_path / "adapter", format)
+    x = tensors["x"].clone().requires_grad_()
+    y = model(x)
+    y.backward(tensors["gy"])
+    assert_close(ours["y"], y.detach(), "y")
+    assert_close(ours["x.grad"], x.grad, "the input's gradient")
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            assert_close(ours[by_our_name(name) + ".grad"], p.grad, name)
+    # A value near a threshold may get the other code.
+    merged = model.merge_and_unload()
+    for name in ["fc1", "fc2"]:
+        weight = getattr(merged, name).weight
+        theirs = bnb.functional.dequantize_4bit(weight.data, weight.quant_state)
+        differ = ~torch.isclose(ours[name + ".merged"], theirs.float(), rtol=1e-3, atol=1e-5)
+        assert differ.float().mean() < 0.01, name
 
 
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])

@@ -359,7 +359,10 @@ TEST(FitRun, AFusedOptimizersStepReadsNoMoreInAnyModeThanInFloat32) {
   };
   const int wanted = reads_of("32-true");
   EXPECT_GE(wanted, 2);
-  for (const Mode& mode : modes()) EXPECT_LE(reads_of(mode.name), wanted) << mode.name;
+  for (const Mode& mode : modes()) {
+    if (mode.traits.frozen_weights) continue;  // the task has no other parameter
+    EXPECT_LE(reads_of(mode.name), wanted) << mode.name;
+  }
 }
 
 TEST(FitRun, AccumulatesByEpoch) {

@@ -78,7 +78,7 @@ class QuantizedRuns : public InFolder {
   }
   TrainerOptions options(const std::string& mode, int64_t epochs, const PrecisionOptions& precision = {},
                          bool averages = false) {
-    TrainerOptions made{.precision = mode, .max_epochs = epochs, .device = "cpu"};
+    TrainerOptions made{.precision = mode, .device = "cpu", .max_epochs = epochs};
     made.precision_options = precision;
     if (averages) made.callbacks.push_back(std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{.ema = {.decay = 0.5}}));
     made.callbacks.push_back(std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_}));
