@@ -289,6 +289,16 @@ TEST_P(Blockwise, ASecondMomentThatOverflowsLeavesItsBlockFinite) {
   EXPECT_TRUE(got.parameter.isfinite().all().item<bool>());
 }
 
+/// Takes an update that stores the numbers as the first state and their squares as the second one.
+Trained stored(const BlockwiseBuild& build, const std::vector<float>& numbers, int bits) {
+  Trained one(UpdateRule::kAdam, at::kFloat, static_cast<int64_t>(numbers.size()), bits);
+  one.gradient = at::tensor(numbers);
+  one.update.gradient = one.gradient.mutable_data_ptr();
+  one.update.factors = {.beta1 = 0, .beta2 = 0, .rest1 = 1, .rest2 = 1};
+  update_blockwise({one.update}, build);
+  return one;
+}
+
 /// The code of a state by its thresholds.
 int state_code_by_definition(DynamicMap map, float x) {
   const float(&least)[255] =
@@ -372,16 +382,6 @@ int code4_by_definition(float x) {
   if (x < kDynamic4Signed[0] || code == 15) return code;
   const float low = kDynamic4Signed[code], high = kDynamic4Signed[code + 1];
   return x - low >= (high - low) * 0.5F ? code + 1 : code;
-}
-
-/// Takes an update that stores the numbers as the first state and their squares as the second one.
-Trained stored(const BlockwiseBuild& build, const std::vector<float>& numbers, int bits) {
-  Trained one(UpdateRule::kAdam, at::kFloat, static_cast<int64_t>(numbers.size()), bits);
-  one.gradient = at::tensor(numbers);
-  one.update.gradient = one.gradient.mutable_data_ptr();
-  one.update.factors = {.beta1 = 0, .beta2 = 0, .rest1 = 1, .rest2 = 1};
-  update_blockwise({one.update}, build);
-  return one;
 }
 
 int code4_at(const at::Tensor& codes, int64_t i) {
