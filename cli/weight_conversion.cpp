@@ -202,13 +202,13 @@ MadeWeight restored_weight(const SafetensorsModel& model, const std::string& sou
   }
   const at::ScalarType to = dtype.value_or(at::kHalf);
   made.entries[name] = {to, shape, 0, 0};
-  made.make = [&model, source, weight, name, to] {
+  made.make = [&model, source, weight, name, to, shape] {
     const Tensors tensors = read(model, weight);
     // libtorch's 8-bit floats are made by a cast.
     const at::ScalarType first = is_plain_float(to) ? to : at::kFloat;
     const at::Tensor values = weight.is_int8 ? dequantize_int8(unpack_state_int8(tensors, source), first)
                                              : dequantize_4bit(unpack_state_4bit(tensors, source), first);
-    return Tensors{{name, values.to(to)}};
+    return Tensors{{name, values.to(to).view(shape)}};  // int8 codes may be those of a convolution
   };
   return made;
 }

@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/test_support_internal.h"
+#include "mantissa/optim/adam.h"
 #include "mantissa/optim/ema.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/optimizers_8bit.h"
@@ -36,8 +37,9 @@ struct NetImpl : torch::nn::Module {
     table = register_module("table", torch::nn::Embedding(16, 8));
     lm_head = register_module("lm_head", torch::nn::Linear(8, 16));
     lm_head2 = register_module("lm_head2", torch::nn::Linear(8, 16));
-    blocks = register_module("blocks", torch::nn::Sequential(torch::nn::Linear(8, 8), torch::nn::LayerNorm(
-                                                                                          torch::nn::LayerNormOptions({8}))));
+    blocks = register_module("blocks",
+                             torch::nn::Sequential(torch::nn::Linear(8, 8),
+                                                   torch::nn::LayerNorm(torch::nn::LayerNormOptions({8}))));
   }
   torch::nn::Embedding table{nullptr};
   torch::nn::Linear lm_head{nullptr}, lm_head2{nullptr};
@@ -82,7 +84,8 @@ TEST(Int8TrainingMode, OptionsReachTheRule) {
   int8_training({.llm_int8_threshold = 0})->convert_module(*layer);
   EXPECT_EQ(rule_of(layer->weight)->threshold(), 0);
   EXPECT_THAT(error_of([] { int8_training({.blocksize = 64}); }), HasSubstr("blocksize 64"));
-  EXPECT_THAT(error_of([] { int8_training({.quantize_embeddings = true}); }), HasSubstr("quantize_embeddings"));
+  EXPECT_THAT(error_of([] { int8_training({.quantize_embeddings = true}); }),
+              HasSubstr("quantize_embeddings"));
   EXPECT_THAT(error_of([] { int8_training({.master_weights = true}); }), HasSubstr("master_weights"));
   EXPECT_EQ(int8_training({.loss_scale = "128"})->loss_scale().item<float>(), 128);
   EXPECT_FALSE(int8_training({.loss_scale = "none"})->loss_scale().defined());
@@ -112,7 +115,8 @@ TEST(Int8TrainingMode, WeightsThatCannotBeQuantizedAreNamedAndNothingIsMarked) {
               HasSubstr("'lm_head2.weight' has 1 values that are inf or nan"));
   EXPECT_THAT(refused([](NetImpl& net) { net.lm_head2->weight[0][1] = 1e5; }),
               HasSubstr("'lm_head2.weight' has values that float16 cannot hold"));
-  EXPECT_THAT(refused([](NetImpl& net) { net.lm_head2->to(at::kDouble); }), HasSubstr("'lm_head2.weight' has dtype Double"));
+  EXPECT_THAT(refused([](NetImpl& net) { net.lm_head2->to(at::kDouble); }),
+              HasSubstr("'lm_head2.weight' has dtype Double"));
 }
 
 TEST(Int8TrainingMode, AForwardPassIsInHalfPrecisionAndInt8) {
@@ -178,10 +182,10 @@ TEST(Int8TrainingMode, FusedAndEightBitOptimizersTrainIt) {
     EXPECT_LT(last, 0.9 * first) << name;
   };
   check("FusedAdam", [](const std::vector<at::Tensor>& parameters) {
-    return std::make_unique<FusedAdam>(parameters, FusedAdamOptions(3e-3));
+    return std::make_unique<FusedAdam>(parameters, AdamOptions(3e-3));
   });
   check("Adam8bit", [](const std::vector<at::Tensor>& parameters) {
-    return std::make_unique<Adam8bit>(parameters, Adam8bitOptions(3e-3));
+    return std::make_unique<Adam8bit>(parameters, AdamOptions(3e-3));
   });
 }
 

@@ -29,9 +29,10 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
     const std::string error = error_of([&] { make_precision(name, at::kCPU); });
     EXPECT_THAT(error, testing::HasSubstr("precision '" + name + "' is not a mode"));
     EXPECT_THAT(error,
-                testing::HasSubstr("allowed: 32-true, tf32-mixed, 64-true, 16-mixed, bf16-mixed, "
-                                   "16-true, bf16-true, nf4, nf4-dq, fp4, fp4-dq, int8, 32, 64, 16, bf16, "
-                                   "O0, O1, O2, O3"));
+                testing::HasSubstr(
+                    "allowed: 32-true, tf32-mixed, 64-true, 16-mixed, bf16-mixed, "
+                    "16-true, bf16-true, nf4, nf4-dq, fp4, fp4-dq, int8, int8-training, 32, 64, 16, bf16, "
+                    "O0, O1, O2, O3"));
   }
   EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }),
               testing::HasSubstr("did you mean 'bf16-mixed' (float32 weights, bf16 products)?"));

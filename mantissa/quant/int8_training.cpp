@@ -1,5 +1,7 @@
 #include "mantissa/quant/int8_training.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -11,6 +13,24 @@
 #include "mantissa/quant/linear_int8.h"
 
 namespace mantissa {
+namespace {
+
+bool are_finite(const at::Tensor& scales) {
+  const float* const values = scales.const_data_ptr<float>();
+  return std::all_of(values, values + scales.numel(), [](float scale) { return std::isfinite(scale); });
+}
+
+/// Returns what quantize_int8() does, without reading a tensor on the host as ATen's operations would. On another
+/// device than the CPU, the codes of a weight that is not finite are returned, and the loss shows it.
+QuantizedInt8 quantize_trained(const at::Tensor& weight, const std::string& name) {
+  const at::ScalarType dtype = weight.scalar_type();
+  const bool is_known = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+  if (!is_known) return quantize_int8(weight, name);  // throws
+  QuantizedInt8 codes = int8_vectorwise_quant(weight.to(at::kHalf));
+  return weight.is_cpu() && !are_finite(codes.scales) ? quantize_int8(weight, name) : codes;
+}
+
+}  // namespace
 
 Int8TrainingRule::Int8TrainingRule(double threshold, std::string name)
     : threshold_(threshold), name_(std::move(name)) {
@@ -49,7 +69,7 @@ QuantizedInt8 Int8TrainingRule::codes_of(const at::Tensor& weight) const {
     const std::lock_guard lock(mutex_);
     if (source && source_ == source) return codes_;
   }
-  QuantizedInt8 codes = quantize_int8(weight, name_);
+  QuantizedInt8 codes = quantize_trained(weight, name_);
   const std::lock_guard lock(mutex_);
   ++quantizations_;
   if (source) {

@@ -22,8 +22,10 @@ namespace mantissa {
 ///           in the micro-batches of an accumulation window. Whether they are the same is decided by a hash of
 ///           all bytes, because some changes, such as a step of torch::optim::SGD, bump no version. On other
 ///           devices, and for a view with gaps, the weight is quantized for each product.
+/// Sync:     none on the CPU; with a threshold, waits for another device.
 /// Threads:  any number may multiply at the same time.
-/// Errors:   those of linear_int8_training(). Errors of the weight's values, such as inf, call it by its name.
+/// Errors:   those of linear_int8_training(). Errors of the weight's values, such as inf, call it by its name; on
+///           other devices than the CPU, inf and NaN reach the result instead.
 /// Source:   bitsandbytes's Linear8bitLt(has_fp16_weights=True).
 /// Example:  int8_training_test.cpp, Int8Training.APlainLinearTrains
 class Int8TrainingRule final : public WeightRule {

@@ -42,6 +42,7 @@ class Rules {
   void insert(const at::Tensor& weight, WeightRulePtr rule) {
     const Range range = range_of(weight);
     const std::unique_lock lock(mutex_);
+    rules_.erase_expired();  // the rules of dead weights may keep codes
     std::vector<Entry>& entries = *rules_.try_emplace(weight.storage()).first;
     std::erase_if(entries, [&](const Entry& entry) {
       return range.contains(entry.range) || entry.range.contains(range);

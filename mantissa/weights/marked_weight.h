@@ -49,6 +49,7 @@ class WeightRule {
 ///           set_data() and set_() keep the mark, and set_data() marks the tensor that it is given, too: Module::to(),
 ///           Module::clone() and torch::load() therefore leave a marked weight marked.
 /// Autocast: a floating-point input is cast to the region's dtype first. The weight is not cast.
+/// Memory:   that of the rule. It is freed when the weight is dead and another one is marked.
 /// Saving:   the mark is not saved. Mark a model again after it was built; loading into it keeps marks.
 /// Speed:    other tensors are unaffected. Other operations on the weight cost what they did.
 /// Threads:  marking is not allowed while another thread uses the weight; using it is.

@@ -260,6 +260,17 @@ TEST_F(MarkedWeight, AWeightThatAViewSharesOutlivesItsTensor) {
   EXPECT_NO_THROW(x_.matmul(view));
 }
 
+TEST_F(MarkedWeight, TheRuleOfADeadWeightIsFreed) {
+  std::weak_ptr<const WeightRule> rule;
+  {
+    const at::Tensor weight = torch::randn({4, 6});
+    rule = mark(weight);
+    EXPECT_FALSE(rule.expired());
+  }
+  mark(torch::randn({4, 6}));
+  EXPECT_TRUE(rule.expired());
+}
+
 TEST_F(MarkedWeight, ThreadsMayUseIt) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)

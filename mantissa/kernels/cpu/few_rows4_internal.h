@@ -7,7 +7,8 @@
 //   kGroup                  the number of codes of a group: 64 or 128
 //   D(values)               makes the tables
 //   place(i)                the place in a group of the value that is the group's i-th in the decoder's order
-//   scales(absmax, block, left)  the scales of the lanes, if `left` values are left in the row
+//   scales(absmax, shift, left)  the scales of the lanes, if `left` values are left in the row and a block has
+//                           2^shift values
 //   add<kRows>(codes, left, x, step, sums)  adds the products of a group's values, without their scales, with
 //                           the arranged rows at x, x + step, ...
 //   sum(x)                  the sum of the lanes
@@ -46,14 +47,16 @@ template <class V, class D, int kRows>
 void multiply_line4(const D& decoder, const Weight4& w, int64_t line, const float* x, int64_t step,
                     float* to) {
   const uint8_t* codes = w.codes + line * w.cols / 2;
-  const float* const absmax = w.absmax + line * w.cols / w.block;
+  // A division for each group would take as long as its products.
+  const int shift = __builtin_ctzll(static_cast<uint64_t>(w.block));
+  const float* const absmax = w.absmax + (line * w.cols >> shift);
   typename V::Float totals[kRows];
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r) totals[r] = V::zero();
   for (int64_t k = 0; k < w.cols; k += D::kGroup) {
     typename V::Float sums[kRows];
     decoder.template add<kRows>(codes + k / 2, w.cols - k, x + k, step, sums);
-    const auto scale = D::scales(absmax + k / w.block, w.block, w.cols - k);
+    const auto scale = D::scales(absmax + (k >> shift), shift, w.cols - k);
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) totals[r] = V::fma(sums[r], scale, totals[r]);
   }

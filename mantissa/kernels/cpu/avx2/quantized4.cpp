@@ -36,10 +36,10 @@ struct Decoder4 {
     return 2 * (4 * vector + lane % 4 + 16 * (lane / 4)) + odd;
   }
 
-  static Float scales(const float* absmax, int64_t block, int64_t left) {
-    if (block >= kGroup) return Vectors4::broadcast(absmax);
+  static Float scales(const float* absmax, int shift, int64_t left) {
+    if (shift >= 6) return Vectors4::broadcast(absmax);
     const __m128 first = _mm_broadcast_ss(absmax);
-    return _mm256_set_m128(left > block ? _mm_broadcast_ss(absmax + 1) : _mm_setzero_ps(), first);
+    return _mm256_set_m128(left > (int64_t{1} << shift) ? _mm_broadcast_ss(absmax + 1) : _mm_setzero_ps(), first);
   }
 
   template <int kRows>

@@ -20,12 +20,12 @@ struct Decoder4 {
 
   static int64_t place(int64_t i) { return i % 16 * 8 + i / 16; }
 
-  static Float scales(const float* absmax, int64_t block, int64_t left) {
-    if (block >= kGroup) return Vectors4::broadcast(absmax);
-    const int64_t count = (left < kGroup ? left : kGroup) / block;
+  static Float scales(const float* absmax, int shift, int64_t left) {
+    if (shift >= 7) return Vectors4::broadcast(absmax);
+    const int64_t count = (left < kGroup ? left : kGroup) >> shift;
     const __m512 some = _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1), absmax);
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, block == 64 ? 3 : 2), some);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, shift == 6 ? 3 : 2), some);
   }
 
   template <int kRows>
