@@ -95,8 +95,10 @@ std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string&
   return config;
 }
 
+bool has_adapter(const FitOptions& o) { return o.lora || !o.adapter.empty(); }
+
 void check_adapter(const FitOptions& o) {
-  if (!o.lora && o.adapter.empty()) return;
+  if (!has_adapter(o)) return;
   const char* const flag = o.lora ? "--lora" : "--adapter";
   TORCH_CHECK_VALUE(!o.lora || o.adapter.empty(), "--adapter ", o.adapter,
                     " has its own settings, so --lora cannot give others; leave one of the two out");

@@ -18,6 +18,9 @@ inline constexpr const char* kAdapter = "adapter";
 /// Errors: c10::ValueError that names the flag and the setting; those of check_lora_config().
 std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string& text);
 
+/// Whether --lora or --adapter is given, so that only an adapter is trained.
+bool has_adapter(const FitOptions& options);
+
 /// Checks whether the options --lora and --adapter fit the others.
 /// Errors: c10::ValueError that names the options.
 void check_adapter(const FitOptions& options);
