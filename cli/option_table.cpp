@@ -2,8 +2,8 @@
 
 #include <c10/util/Exception.h>
 
-#include "cli/adapters.h"
 #include "cli/fit_options.h"
+#include "cli/lora_option.h"
 #include "cli/option.h"
 #include "cli/option_destination.h"
 #include "cli/option_parsers.h"
