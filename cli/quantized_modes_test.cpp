@@ -60,12 +60,14 @@ TEST_F(QuantizedRuns, EveryModeTrainsWhatIsLeftAndSavesItsCodes) {
 
 TEST_F(QuantizedRuns, AResumedRunEqualsAnUninterruptedOne) {
   for (const std::string mode : {"nf4-dq", "int8"}) {
-    train("--precision " + mode, mode + "-whole");
-    train("--precision " + mode, mode + "-parts", 3);
+    // A cosine would fall over the steps of each run.
+    const std::string arguments = "--lr-schedule constant --precision " + mode;
+    train(arguments, mode + "-whole");
+    train(arguments, mode + "-parts", 3);
     const Outcome resumed = run("resume " + mode + "-parts --quiet --max-steps 6");
     EXPECT_EQ(resumed.status, 0) << resumed.err;
-    EXPECT_EQ(read(folder_ / (mode + "-whole") / "weights.safetensors"),
-              read(folder_ / (mode + "-parts") / "weights.safetensors"))
+    EXPECT_TRUE(read(folder_ / (mode + "-whole") / "weights.safetensors") ==
+                read(folder_ / (mode + "-parts") / "weights.safetensors"))
         << mode;
   }
 }
@@ -139,7 +141,7 @@ TEST_F(QuantizedRuns, WrongOptionsAreRefused) {
   expect_error(fit(kShort + "--precision nf4 --quant-dtype half"), 2, {"--quant-dtype 'half'", "float16"});
 }
 
-TEST_F(QuantizedRuns, AModelWithoutLinearLayersOrWithNothingToTrainIsAnError) {
+TEST_F(QuantizedRuns, ATruncatedFileIsRefused) {
   write("cut.safetensors", "");
   train("--precision nf4", "run");
   std::string bytes = read(folder_ / "run" / "weights.safetensors");

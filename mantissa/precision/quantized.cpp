@@ -13,6 +13,7 @@
 #include "mantissa/core/device.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/precision/true_dtype.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 namespace {
@@ -74,6 +75,15 @@ void QuantizedPrecision::convert_module(torch::nn::Module& module) {
     TORCH_WARN("precision '", name(), "': ", module.name(), " has weights in ", format,
                " already, which stay as they are");
   }
+}
+
+void QuantizedPrecision::setup_optimizer(torch::optim::Optimizer& optimizer) {
+  ScaledPrecision::setup_optimizer(optimizer);
+  if (!has_line_search(optimizer)) return;
+  for (const at::Tensor& parameter : main_params(optimizer))
+    TORCH_CHECK_TYPE(!is_packed(parameter), name(), ": LBFGS steps all of its parameters together, and '",
+                     parameter_name(parameter),
+                     "' is quantized; give it the parameters that require a gradient");
 }
 
 Scope QuantizedPrecision::tensor_init_context() const { return std::make_shared<DefaultDtypeGuard>(dtype_); }

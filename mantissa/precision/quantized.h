@@ -28,13 +28,15 @@ struct QuantizedPrecisionOptions {
 /// Threads:  the default dtype is the process's.
 /// Errors:   c10::ValueError for another dtype, and for int8 with another one than float16; those of
 ///           quantize_module(). init_module() with ignore_modules throws c10::Error, because it may make only a
-///           part of the model, whose layers do not have their full names yet.
+///           part of the model, whose layers do not have their full names yet. setup_optimizer() throws
+///           c10::TypeError for LBFGS with a quantized weight among its parameters.
 /// Source:   Lightning's BitsandbytesPrecision; Dettmers et al. 2022 and 2023, arXiv:2208.07339, 2305.14314.
 class QuantizedPrecision final : public ScaledPrecision {
  public:
   QuantizedPrecision(std::string name, at::Device device, QuantizedPrecisionOptions options);
 
   void convert_module(torch::nn::Module& module) override;
+  void setup_optimizer(torch::optim::Optimizer& optimizer) override;
   Scope tensor_init_context() const override;
   void convert_initialized(torch::nn::Module& module, bool is_empty) const override;
   Scope forward_context() const override;

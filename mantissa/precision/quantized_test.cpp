@@ -290,6 +290,26 @@ TEST_F(QuantizedModes, AFp16ScaleIsThereOnRequest) {
   EXPECT_TRUE(traits_of(find_mode("int8"), {.loss_scale = "128"}).scales_loss);
 }
 
+TEST_F(QuantizedModes, LbfgsTakesTheParametersThatTrain) {
+  const auto mode = make_precision("nf4", at::kCPU);
+  torch::nn::Sequential net = two_layers();
+  mode->convert_module(*net);
+  torch::optim::LBFGS all(net->parameters(), 1.0);
+  EXPECT_THAT(error_of([&] { mode->setup_optimizer(all); }),
+              AllOf(HasSubstr("nf4: LBFGS"), HasSubstr("'0.weight' is quantized")));
+  std::vector<at::Tensor> trained = {net->parameters()[1], net->parameters()[3]};
+  torch::optim::LBFGS some(trained, 1.0);
+  mode->setup_optimizer(some);
+  const at::Tensor x = at::randn({8, 64}), before = trained[1].detach().clone();
+  mode->optimizer_step(some, [&] {
+    some.zero_grad();
+    const at::Tensor loss = net->forward(x).square().mean();
+    mode->backward(loss);
+    return loss;
+  });
+  EXPECT_FALSE(same_bits(trained[1], before));
+}
+
 TEST_F(QuantizedModes, ModulesMoveCopyAndPrint) {
   for (const std::string& name : quantized_modes()) {
     torch::nn::Sequential net = two_layers();

@@ -22,6 +22,7 @@
 #include "mantissa/trainer/callbacks/weight_averaging.h"
 #include "mantissa/trainer/memory_plan.h"
 #include "mantissa/trainer/test_support_internal.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa::device_options_test {
 namespace {
@@ -247,7 +248,7 @@ TEST(ChannelsLastOption, TrainsAsALoopInThatFormatInEveryMode) {
       });
     }
     for (const auto& weight : same.net->named_parameters())
-      EXPECT_TRUE(weight.value().equal(task.net->named_parameters()[weight.key()]))
+      EXPECT_TRUE(mantissa::dequantize(weight.value()).equal(mantissa::dequantize(task.net->named_parameters()[weight.key()])))
           << mode.name << weight.key();
   }
 }

@@ -67,6 +67,10 @@ def test_Q53_Q57_Q60_a_float_state_becomes_lightnings(run, mode):
             assert got.pop("dtype") == "float16" and want.pop("dtype") == "float32"
             assert got.pop("nested_offset", 0) == pytest.approx(want.pop("nested_offset", 0), rel=1e-6)
             assert got == want
+        elif name.endswith(".weight") and mode == "int8":
+            # A product within a rounding of a tie: 127 / scale is a reciprocal and a product in libtorch.
+            difference = (ours[name].int() - tensor.int()).abs()
+            assert difference.max() <= 1 and (difference > 0).float().mean() < 1e-3
         elif mode.endswith("-dq") and "absmax" in name:
             assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape
         else:
@@ -90,21 +94,38 @@ def test_Q58_lightnings_state_is_loaded_bit_for_bit(run, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_Q59_outputs_and_gradients_are_lightnings(run, mode):
+def test_Q59_outputs_are_lightnings(run, mode):
     case = Case(mode)
     ours = run(mode, {**case.inputs, **case.state()})
-    case.net.train()
     with case.plugin.forward_context():
         y = case.net(case.plugin.convert_input(case.inputs["x"]))
     y = case.plugin.convert_output(y)
-    (y * case.inputs["gy"]).sum().backward()
     assert ours["y"].dtype == y.dtype == torch.float32
-    # Both round each layer's result to 16 bits, and the peer also rounds weights. In training on a CPU it does not
-    # quantize the input of an 8-bit layer.
-    torch.testing.assert_close(ours["y"], y.detach(), rtol=3e-2, atol=3e-2)
-    for name in ("0.bias", "2.bias"):
-        gradient = dict(case.net.named_parameters())[name].grad.float()
-        torch.testing.assert_close(ours["grad." + name].float(), gradient, rtol=3e-2, atol=5e-2)
+    # Both round each layer's result to 16 bits, and add in another order.
+    torch.testing.assert_close(ours["y"], y.detach(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_Q21_gradients_are_those_of_the_restored_weights(run, mode):
+    """On a CPU, the peer computes no gradient of the biases of its 4-bit layers."""
+    case = Case(mode)
+    state = case.state()
+    ours = run(mode, {**case.inputs, **state})
+    plain = copy.deepcopy(case.float)
+    for layer in ("0", "2"):
+        if mode == "int8":
+            weight = state[f"{layer}.weight"].float() * state[f"{layer}.SCB"][:, None] / 127
+        else:
+            weight = restored(state, layer)
+        plain[int(layer)].weight.data = weight
+    with torch.autocast("cpu", dtype=case.plugin.dtype):
+        y = plain(case.inputs["x"])
+    (y.float() * case.inputs["gy"]).sum().backward()
+    assert not any(name.endswith("weight") for name in ours if name.startswith("grad."))
+    # A unit of the hidden layer near zero may be on in one of them only: its row of gradients is left out.
+    torch.testing.assert_close(ours["grad.2.bias"], plain[2].bias.grad, rtol=1e-2, atol=1e-2)
+    close = torch.isclose(ours["grad.0.bias"], plain[0].bias.grad, rtol=3e-2, atol=3e-2)
+    assert close.float().mean() > 0.95
 
 
 def test_Q58_a_state_of_another_mode_is_refused(run):
