@@ -1,101 +1,17 @@
 #include "cli/adapters.h"
 
-#include <functional>
-#include <map>
-#include <string_view>
-#include <vector>
-
 #include <c10/util/Exception.h>
 
 #include "cli/fit_options.h"
 #include "mantissa/core/formats.h"
-#include "mantissa/core/parse_number.h"
-#include "mantissa/core/suggest.h"
 #include "mantissa/lora/adapter_files.h"
 
 namespace mantissa::cli {
-namespace {
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  size_t begin = 0;
-  for (size_t end = 0; end != std::string::npos; begin = end + 1) {
-    end = text.find(separator, begin);
-    parts.push_back(text.substr(begin, end == std::string::npos ? end : end - begin));
-  }
-  return parts;
-}
-
-template <typename T>
-T number(const std::string& flag, const std::string& name, const std::string& text) {
-  const ParsedNumber<T> parsed = parse_number<T>(text);
-  TORCH_CHECK_VALUE(parsed.value, flag, ": ", name, " ", parsed.problem);
-  return *parsed.value;
-}
-
-ModuleNames names(const std::string& flag, const std::string& name, const std::string& text) {
-  if (text == "all-linear") return text;
-  const std::vector<std::string> ends = split(text, '+');
-  for (const std::string& end : ends)
-    TORCH_CHECK_VALUE(!end.empty(), flag, ": ", name, "=", text,
-                      " has an empty name; give all-linear, or names with + between them");
-  return ends;
-}
-
-using Set = std::function<void(LoraConfig&, const std::string& flag, const std::string& value)>;
-
-/// The settings that have a value, and those that are switches, which have none.
-const std::map<std::string, Set>& settings() {
-  static const std::map<std::string, Set> table{
-      {"r", [](auto& c, auto& flag, auto& value) { c.r = number<int64_t>(flag, "r", value); }},
-      {"alpha",
-       [](auto& c, auto& flag, auto& value) { c.lora_alpha = number<double>(flag, "alpha", value); }},
-      {"dropout",
-       [](auto& c, auto& flag, auto& value) { c.lora_dropout = number<double>(flag, "dropout", value); }},
-      {"targets", [](auto& c, auto& flag, auto& value) { c.target_modules = names(flag, "targets", value); }},
-      {"exclude",
-       [](auto& c, auto& flag, auto& value) { c.exclude_modules = names(flag, "exclude", value); }},
-  };
-  return table;
-}
-const std::map<std::string, bool LoraConfig::*>& switches() {
-  static const std::map<std::string, bool LoraConfig::*> table{{"rslora", &LoraConfig::use_rslora},
-                                                               {"dora", &LoraConfig::use_dora}};
-  return table;
-}
-
-}  // namespace
-
-std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string& text) {
-  if (text.empty()) return std::nullopt;
-  std::vector<std::string> known = keys_of(settings());
-  for (const std::string& name : keys_of(switches())) known.push_back(name);
-  LoraConfig config;
-  std::map<std::string, bool> given;
-  for (const std::string& part : split(text, ',')) {
-    const size_t equals = part.find('=');
-    const std::string name = part.substr(0, equals);
-    TORCH_CHECK_VALUE(!given[name], flag, " names '", name, "' twice");
-    given[name] = true;
-    if (const auto found = switches().find(name); found != switches().end()) {
-      TORCH_CHECK_VALUE(equals == std::string::npos, flag, ": ", name, " takes no value; got '", part, "'");
-      config.*(found->second) = true;
-      continue;
-    }
-    const auto found = settings().find(name);
-    TORCH_CHECK_VALUE(found != settings().end(), flag, " has no setting '", name, "'",
-                      did_you_mean(name, known),
-                      "; it has r, alpha, dropout, targets, exclude, rslora, dora");
-    TORCH_CHECK_VALUE(equals != std::string::npos, flag, ": ", name, " needs a value, as in ", name, "=",
-                      name == "r" ? "16" : "VALUE");
-    found->second(config, flag, part.substr(equals + 1));
-  }
-  check_lora_config(config);
-  return config;
-}
+bool has_adapter(const FitOptions& o) { return o.lora || !o.adapter.empty(); }
 
 void check_adapter(const FitOptions& o) {
-  if (!o.lora && o.adapter.empty()) return;
+  if (!has_adapter(o)) return;
   const char* const flag = o.lora ? "--lora" : "--adapter";
   TORCH_CHECK_VALUE(!o.lora || o.adapter.empty(), "--adapter ", o.adapter,
                     " has its own settings, so --lora cannot give others; leave one of the two out");

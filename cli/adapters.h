@@ -13,10 +13,8 @@ struct FitOptions;
 /// The folder inside a run's folder that contains its adapter, in PEFT's form.
 inline constexpr const char* kAdapter = "adapter";
 
-/// Parses the value of --lora, "r=16,alpha=32,dropout=0.05,targets=qkv+projection,exclude=head,rslora,dora";
-/// returns nothing for "".
-/// Errors: c10::ValueError that names the flag and the setting; those of check_lora_config().
-std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string& text);
+/// Whether --lora or --adapter is given, so that only an adapter is trained.
+bool has_adapter(const FitOptions& options);
 
 /// Checks whether the options --lora and --adapter fit the others.
 /// Errors: c10::ValueError that names the options.

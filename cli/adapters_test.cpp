@@ -81,7 +81,7 @@ TEST_F(Adapters, TrainOnlyThemselvesAndAreSavedInPeftsForm) {
 }
 
 TEST_F(Adapters, AResumedRunEqualsOneThatWasNotInterrupted) {
-  for (const std::string mode : {"32-true", "bf16-true", "16-mixed"}) {
+  for (const std::string mode : {"32-true", "bf16-true", "16-true", "16-mixed"}) {
     const std::string words =
         "--lora r=4,dropout=0.2,dora --ema-decay 0.9 --gradient-clip-val 1 "
         "--accumulate-grad-batches 2 --optimizer fused-adamw --precision " +

@@ -40,9 +40,7 @@ Report run_all_modes(const FitOptions& o, bool quiet, const Json& plan) {
   std::vector<std::string> left_out;
   std::vector<FitOptions> runs = runs_of_all_modes(o, left_out);
   // Weights that do not train are no subject of a comparison of trainings.
-  std::erase_if(runs, [](const FitOptions& one) {
-    return one.traits().frozen_weights && !one.lora && one.adapter.empty();
-  });
+  std::erase_if(runs, [](const FitOptions& one) { return one.traits().frozen_weights && !has_adapter(one); });
   if (runs.empty()) throw UsageError("--precision all: every mode is left out; " + left_out.front());
   for (const std::string& why : left_out) {
     TORCH_WARN(why);

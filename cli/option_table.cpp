@@ -2,8 +2,8 @@
 
 #include <c10/util/Exception.h>
 
-#include "cli/adapters.h"
 #include "cli/fit_options.h"
+#include "cli/lora_option.h"
 #include "cli/option.h"
 #include "cli/option_destination.h"
 #include "cli/option_parsers.h"
@@ -117,9 +117,9 @@ std::vector<Option> model_options() {
        .group = kGroup,
        .to = to(&FitOptions::lora, parse_lora),
        .default_value = "",
-       .help =
-           "train adapters and freeze the model: r=16,alpha=32,dropout=0.05,targets=qkv+projection,exclude=head,"
-           "rslora,dora; empty: train the model",
+       .help = "train adapters and freeze the model: "
+               "r=16,alpha=32,dropout=0.05,targets=qkv+projection,exclude=head,"
+               "rslora,dora; empty: train the model",
        .known_as = {"peft", "lora_config"}},
       {.name = "adapter",
        .group = kGroup,

@@ -139,6 +139,7 @@ void check_optimizer_state(const FitOptions& o) {
   const OptimizerEntry& optimizer = find_optimizer(o.optimizer);
   if (o.precision() == "all" || !optimizer.squares_gradients || *o.optimizer_settings.stochastic_rounding)
     return;
+  if (has_adapter(o)) return;  // its parameters and their state are float32
   TORCH_CHECK_VALUE(
       o.traits().gradients != Format::kFloat16, "--optimizer ", optimizer.name,
       " cannot keep its state in fp16, as --precision 16-true, O3 and O2 without master weights would have "
@@ -172,7 +173,7 @@ FitOptions resolve(const OptionValues& given) {
   if (o.precision() != "all") {
     // The options that a mode can use are the same on every device.
     make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
-    if (o.traits().gradients == Format::kFloat16) check_fp16_factors(o);
+    if (o.traits().gradients == Format::kFloat16 && !has_adapter(o)) check_fp16_factors(o);
   }
   check_adapter(o);
   check_metrics(o);

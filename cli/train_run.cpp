@@ -89,7 +89,7 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
 
 /// Otherwise a run that hardly learns would be a surprise.
 void warn_about_frozen_weights(const FitOptions& o) {
-  if (!o.traits().frozen_weights || o.lora || !o.adapter.empty()) return;
+  if (!o.traits().frozen_weights || has_adapter(o)) return;
   TORCH_WARN("--precision ", o.precision(),
              " quantizes the weights of linear layers and does not train them: only biases, norms and other "
              "parameters in float train");

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include "cli/adapters.h"
 #include "cli/option.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/precision/registry.h"
@@ -80,9 +81,10 @@ class Warnings {
   }
 
   void of_model_and_data() const {
-    if ((given_.has("lora") || given_.has("adapter")) && (o_.lora || !o_.adapter.empty()) && o_.weights.empty())
-      TORCH_WARN("an adapter is trained on frozen weights, which are random without --weights; give the file "
-                 "of the model to fine-tune");
+    if ((given_.has("lora") || given_.has("adapter")) && has_adapter(o_) && o_.weights.empty())
+      TORCH_WARN(
+          "an adapter is trained on frozen weights, which are random without --weights; give the file "
+          "of the model to fine-tune");
     if (is_given("channels_last") || is_given("benchmark")) {
       const std::string no_convolutions = "--model " + o_.model + ", which has no convolutions";
       const bool convolves = has_convolutions(o_.model), on_cpu = o_.trainer.device == "cpu";

@@ -151,8 +151,7 @@ void quantize_module(Module& module, const QuantizeModuleOptions& options, const
   const std::vector<Layer> layers = layers_of(module, options);
   std::vector<PackedDataPtr> packed;
   for (const Layer& layer : layers) packed.push_back(pack(layer, options));
-  for (size_t i = 0; i < layers.size(); ++i)
-    set_weight(layers[i].weight, packed[i]);
+  for (size_t i = 0; i < layers.size(); ++i) set_weight(layers[i].weight, packed[i]);
 }
 
 bool has_layers_to_quantize(const Module& module, const QuantizeModuleOptions& options) {

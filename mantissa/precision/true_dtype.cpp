@@ -84,7 +84,7 @@ std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
     const auto& parameters = optimizer.param_groups()[i].params();
     const auto option = groups.at(i).find("eps");
     const bool is_fp16 = std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
-      return parameter.scalar_type() == at::kHalf;
+      return parameter.requires_grad() && parameter.scalar_type() == at::kHalf;
     });
     if (is_fp16 && option && option->to_double() < info(Format::kFloat16).smallest_normal)
       return option->to_double();

@@ -133,12 +133,13 @@ TEST(AdaptersAnywhere, ATraceNamesTheLayerWhoseAdapterOverflows) {
   const LoraModel lora(*net, {});
   {
     const at::NoGradGuard no_grad;
+    net->named_parameters()["2.lora_A.default.weight"].fill_(1);
     net->named_parameters()["2.lora_B.default.weight"].fill_(3e38);
   }
-  const at::Tensor x = torch::full({2, kWidth}, 1.0);
+  const at::Tensor x = torch::full({2, kWidth}, 10.0);
   const auto origin = trace_nonfinite(*net, [&] { return net->forward(x).sum(); });
   ASSERT_TRUE(origin.has_value());
-  EXPECT_EQ(origin->module, "2") << origin->to_string();
+  EXPECT_EQ(origin->module, "2.lora_B.default") << origin->to_string();
 }
 
 }  // namespace

@@ -107,6 +107,8 @@ def test_peft_adapters_compute_the_same_here(kind, run, tmp_path):
 class Net4Bit(torch.nn.Module):
     """The weights of a Net in 4 bits."""
 
+    is_loaded_in_4bit = True  # by this, PEFT chooses its layer for such weights
+
     def __init__(self, net, format):
         super().__init__()
         self.fc1, self.fc2 = (self.quantized(layer, format) for layer in (net.fc1, net.fc2))

@@ -48,7 +48,8 @@ std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch:
   at::ScalarType source{}, target{};
   for (const auto& [name, weight] : named_weights(module)) {
     const auto found = from.find(name);
-    if (found == from.end() || is_packed(base_weight(weight)) || found->second.scalar_type() == weight.scalar_type())
+    if (found == from.end() || is_packed(base_weight(weight)) ||
+        found->second.scalar_type() == weight.scalar_type())
       continue;
     const at::ScalarType wide = found->second.scalar_type(), own = weight.scalar_type();
     if (c10::promoteTypes(wide, own) == own) continue;  // every value fits

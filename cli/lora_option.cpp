@@ -1,0 +1,94 @@
+#include "cli/lora_option.h"
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "mantissa/core/parse_number.h"
+#include "mantissa/core/suggest.h"
+
+namespace mantissa::cli {
+namespace {
+
+std::vector<std::string> split_at(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (size_t end = 0; end != std::string::npos; begin = end + 1) {
+    end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end == std::string::npos ? end : end - begin));
+  }
+  return parts;
+}
+
+template <typename T>
+T number_in_lora(const std::string& flag, const std::string& name, const std::string& text) {
+  const ParsedNumber<T> parsed = parse_number<T>(text);
+  TORCH_CHECK_VALUE(parsed.value, flag, ": ", name, " ", parsed.problem);
+  return *parsed.value;
+}
+
+ModuleNames names_in_lora(const std::string& flag, const std::string& name, const std::string& text) {
+  if (text == "all-linear") return text;
+  const std::vector<std::string> ends = split_at(text, '+');
+  for (const std::string& end : ends)
+    TORCH_CHECK_VALUE(!end.empty(), flag, ": ", name, "=", text,
+                      " has an empty name; give all-linear, or names with + between them");
+  return ends;
+}
+
+using SetLora = std::function<void(LoraConfig&, const std::string& flag, const std::string& value)>;
+
+/// The settings that have a value, and those that are switches, which have none.
+const std::map<std::string, SetLora>& lora_settings() {
+  static const std::map<std::string, SetLora> table{
+      {"r", [](auto& c, auto& flag, auto& value) { c.r = number_in_lora<int64_t>(flag, "r", value); }},
+      {"alpha",
+       [](auto& c, auto& flag, auto& value) { c.lora_alpha = number_in_lora<double>(flag, "alpha", value); }},
+      {"dropout", [](auto& c, auto& flag,
+                     auto& value) { c.lora_dropout = number_in_lora<double>(flag, "dropout", value); }},
+      {"targets",
+       [](auto& c, auto& flag, auto& value) { c.target_modules = names_in_lora(flag, "targets", value); }},
+      {"exclude",
+       [](auto& c, auto& flag, auto& value) { c.exclude_modules = names_in_lora(flag, "exclude", value); }},
+  };
+  return table;
+}
+const std::map<std::string, bool LoraConfig::*>& lora_switches() {
+  static const std::map<std::string, bool LoraConfig::*> table{{"rslora", &LoraConfig::use_rslora},
+                                                               {"dora", &LoraConfig::use_dora}};
+  return table;
+}
+
+}  // namespace
+
+std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  std::vector<std::string> known = keys_of(lora_settings());
+  for (const std::string& name : keys_of(lora_switches())) known.push_back(name);
+  LoraConfig config;
+  std::map<std::string, bool> given;
+  for (const std::string& part : split_at(text, ',')) {
+    const size_t equals = part.find('=');
+    const std::string name = part.substr(0, equals);
+    TORCH_CHECK_VALUE(!given[name], flag, " names '", name, "' twice");
+    given[name] = true;
+    if (const auto found = lora_switches().find(name); found != lora_switches().end()) {
+      TORCH_CHECK_VALUE(equals == std::string::npos, flag, ": ", name, " takes no value; got '", part, "'");
+      config.*(found->second) = true;
+      continue;
+    }
+    const auto found = lora_settings().find(name);
+    TORCH_CHECK_VALUE(found != lora_settings().end(), flag, " has no setting '", name, "'",
+                      did_you_mean(name, known),
+                      "; it has r, alpha, dropout, targets, exclude, rslora, dora");
+    TORCH_CHECK_VALUE(equals != std::string::npos, flag, ": ", name, " needs a value, as in ", name, "=",
+                      name == "r" ? "16" : "VALUE");
+    found->second(config, flag, part.substr(equals + 1));
+  }
+  check_lora_config(config);
+  return config;
+}
+
+}  // namespace mantissa::cli
