@@ -110,7 +110,7 @@ void run(const std::string& path, int64_t steps, const std::vector<std::string>&
   const TextDataset train_text(text, kGpt.context), held_out(rest, kGpt.context, kGpt.context);
   std::printf("%lld steps of %lld x %lld bytes, %d threads, %s\n", static_cast<long long>(steps),
               static_cast<long long>(kBatch), static_cast<long long>(kGpt.context), at::get_num_threads(),
-              tier_name(cpu_tier()));
+              std::string(tier_name(cpu_tier())).c_str());
   std::printf(
       "| optimizer | training loss | held-out loss | over 32 bits | state bytes | optimizer step |\n");
   std::printf("| --- | --- | --- | --- | --- | --- |\n");

@@ -6,20 +6,17 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/sqrt.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/code_tables.h"
 #include "mantissa/kernels/aten/device_kernels.h"
-#include "mantissa/kernels/state_codes.h"
 #include "mantissa/optim/blockwise_internal.h"
 #include "mantissa/optim/stochastic_round.h"
 
@@ -64,7 +61,10 @@ const MapTensors& map_on(DynamicMap map, at::Device device) {
   return tensors;
 }
 
-/// Returns all values in rows of one block each; the last one ends in zeros.
+DynamicMap map_of(bool is_signed) { return is_signed ? DynamicMap::kSigned : DynamicMap::kUnsigned; }
+
+}  // namespace
+
 at::Tensor in_blocks(const at::Tensor& values) {
   const int64_t blocks = blocks_of(values.numel());
   const at::Tensor flat = values.reshape({-1});
@@ -75,11 +75,6 @@ at::Tensor out_of_blocks(const at::Tensor& blocks, const at::Tensor& like) {
   return blocks.view(-1).narrow(0, 0, like.numel()).view(like.sizes());
 }
 
-struct Normalized {
-  at::Tensor x, absmax;
-};
-
-/// Returns values in rows of one block each, divided by each block's absmax.
 Normalized normalized(const at::Tensor& values) {
   constexpr double kLargest = std::numeric_limits<float>::max();
   const at::Tensor numbers = in_blocks(values).nan_to_num(0, kLargest, -kLargest);
@@ -89,10 +84,6 @@ Normalized normalized(const at::Tensor& values) {
   const at::Tensor second = at::where(absmax == 0, 0.0, (absmax * first).reciprocal());
   return {numbers * first * second, absmax};
 }
-
-DynamicMap map_of(bool is_signed) { return is_signed ? DynamicMap::kSigned : DynamicMap::kUnsigned; }
-
-}  // namespace
 
 const at::Tensor& dynamic_map(DynamicMap map, at::Device device) { return map_on(map, device).values; }
 
@@ -106,59 +97,6 @@ at::Tensor dequantize_by_operations(const BlockwiseCodes& quantized, DynamicMap 
   const at::Tensor codes = in_blocks(quantized.codes);
   const at::Tensor values = dynamic_map(map, codes.device()).index_select(0, codes.view(-1).to(at::kInt));
   return out_of_blocks(values.view(codes.sizes()) * quantized.absmax.unsqueeze(1), quantized.codes);
-}
-
-namespace {
-
-template <size_t N>
-at::Tensor on(at::Device device, const float (&table)[N]) {
-  return at::tensor(at::ArrayRef<float>(table)).to(device);
-}
-
-/// What decides the value of each code: f and the index of kernels::StateValues, and 1 or -1.
-struct CodesOfStates {
-  at::Tensor f, index, sign;
-
-  CodesOfStates(DynamicMap map, at::Device device) {
-    const bool is_signed = map == DynamicMap::kSigned;
-    const at::Tensor rank = at::arange(256, at::kFloat) + (is_signed ? -kernels::kSignedZero : 1);
-    const at::Tensor size = rank.abs();
-    f = size.to(device);
-    index = (size.view(at::kInt).div(1 << 23, "floor") % 8).to(device);
-    sign = at::where(rank < 0, -1.0, 1.0).to(at::kFloat).to(device);
-  }
-};
-
-}  // namespace
-
-BlockwiseCodes encode_states_by_operations(const at::Tensor& values, DynamicMap map) {
-  const bool is_signed = map == DynamicMap::kSigned;
-  const auto [x, absmax] = normalized(values);
-  const auto& thresholds = is_signed ? kernels::kSignedStateThresholds : kernels::kUnsignedStateThresholds;
-  at::Tensor rank = at::bucketize(x.abs().clamp_max(2), on(x.device(), thresholds.least), /*out_int32=*/true,
-                                  /*right=*/true);
-  const at::Tensor is_negative = x < 0;
-  constexpr int kZero = kernels::kSignedZero;
-  rank = is_signed ? kZero + at::where(is_negative, -rank.clamp_max(kZero), rank)
-                   : at::where(is_negative, 0, rank);
-  return {out_of_blocks(rank.to(at::kByte), values), absmax.view(-1)};
-}
-
-at::Tensor decode_states_by_operations(const BlockwiseCodes& states, DynamicMap map) {
-  const bool is_signed = map == DynamicMap::kSigned;
-  const at::Device device = states.codes.device();
-  const auto& values = is_signed ? kernels::kSignedStateValues : kernels::kUnsignedStateValues;
-  const CodesOfStates codes_of(map, device);
-  const at::Tensor blocks = in_blocks(states.codes), codes = blocks.view(-1).to(at::kInt);
-  const at::Tensor index = codes_of.index.index_select(0, codes), absmax = states.absmax.unsqueeze(1);
-  const auto scaled = [&](const float(&table)[8]) {
-    return (on(device, table).index_select(0, index).view(blocks.sizes()) * absmax).to(at::kDouble);
-  };
-  // In double, product and sum are exact, so that the result is rounded once, as the kernels' is.
-  const at::Tensor f = codes_of.f.index_select(0, codes).view(blocks.sizes());
-  at::Tensor value = (f.to(at::kDouble) * scaled(values.slope) + scaled(values.offset)).to(at::kFloat);
-  if (is_signed) value = value.clamp_min(0) * codes_of.sign.index_select(0, codes).view(blocks.sizes());
-  return out_of_blocks(value, states.codes);
 }
 
 BlockwiseCodes quantize_blockwise(const at::Tensor& values, bool is_signed) {
@@ -240,14 +178,14 @@ Values updated(const kernels::BlockwiseUpdate& update, const UpdateFactorTensors
 at::Tensor loaded(const kernels::BlockwiseUpdate& update, const at::Tensor& state, const at::Tensor& absmax,
                   DynamicMap map, const at::Tensor& like) {
   if (!absmax.defined()) return state;
-  if (update.has_4_bit_codes) return dequantize4_by_operations({state, absmax}, map).view(like.sizes());
+  if (update.has_4_bit_codes) return decode_states4_by_operations({state, absmax}, map).view(like.sizes());
   return decode_states_by_operations({state, absmax}, map);
 }
 
 void store(const kernels::BlockwiseUpdate& update, const at::Tensor& state, const at::Tensor& absmax,
            DynamicMap map, const at::Tensor& values, const at::Tensor& found_inf) {
   if (!absmax.defined()) return write_unless(found_inf, state, values);
-  const BlockwiseCodes encoded = update.has_4_bit_codes ? quantize4_by_operations(values, map)
+  const BlockwiseCodes encoded = update.has_4_bit_codes ? encode_states4_by_operations(values, map)
                                                         : encode_states_by_operations(values, map);
   write_unless(found_inf, state, encoded.codes);
   write_unless(found_inf, absmax, encoded.absmax);

@@ -18,15 +18,27 @@ const at::Tensor& dynamic_map(kernels::DynamicMap map, at::Device device);
 BlockwiseCodes quantize_by_operations(const at::Tensor& values, kernels::DynamicMap map);
 at::Tensor dequantize_by_operations(const BlockwiseCodes& quantized, kernels::DynamicMap map);
 
-/// The same for states: see kernels/state_codes.h.
+/// Returns all values in rows of one block each; the last one ends in zeros.
+at::Tensor in_blocks(const at::Tensor& values);
+/// The inverse: the shape is that of `like`.
+at::Tensor out_of_blocks(const at::Tensor& blocks, const at::Tensor& like);
+
+/// Values in rows of one block each, divided by each block's absmax; nan is 0, and inf the largest number.
+struct Normalized {
+  at::Tensor x, absmax;
+};
+Normalized normalized(const at::Tensor& values);
+
+/// The codes of states, and their values: see kernels/state_codes.h. Copies tables to a device once, so that steps
+/// wait for no copy.
 BlockwiseCodes encode_states_by_operations(const at::Tensor& values, kernels::DynamicMap map);
 at::Tensor decode_states_by_operations(const BlockwiseCodes& states, kernels::DynamicMap map);
 
-/// The same for states with codes of 4 bits: see kernels::BlockwiseUpdate.
+/// The same for codes of 4 bits: see kernels::BlockwiseUpdate.
 /// Shapes: values has a multiple of 128 elements; codes is [elements / 2], absmax [elements / 128]; the result of
 ///         the second function is flat.
-BlockwiseCodes quantize4_by_operations(const at::Tensor& values, kernels::DynamicMap map);
-at::Tensor dequantize4_by_operations(const BlockwiseCodes& quantized, kernels::DynamicMap map);
+BlockwiseCodes encode_states4_by_operations(const at::Tensor& values, kernels::DynamicMap map);
+at::Tensor decode_states4_by_operations(const BlockwiseCodes& states, kernels::DynamicMap map);
 
 /// The tensors of a kernels::BlockwiseUpdate. All are contiguous and on one device.
 struct UpdateTensors {

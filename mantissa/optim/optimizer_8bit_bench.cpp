@@ -1,8 +1,9 @@
-// A step of the 8-bit optimizers compared with libtorch's fused float32 Adam (at::_fused_adam_), on one large
+// A step of the 8-bit and 4-bit optimizers compared with libtorch's fused float32 Adam (at::_fused_adam_), on one large
 // parameter. Both step in turn, and the result is the median of the ratios, so that the machine's drift affects
 // both alike. The weights are compared before anything is timed.
 #include <benchmark/benchmark.h>
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -16,7 +17,7 @@
 
 #include "mantissa/core/bench_internal.h"
 #include "mantissa/core/cpu_features.h"
-#include "mantissa/optim/optimizers_8bit.h"
+#include "mantissa/optim/optimizers_4bit.h"
 
 namespace mantissa {
 namespace {
@@ -57,7 +58,8 @@ int64_t bytes_of(const LowBitOptimizer& optimizer) {
 
 /// `ratio`: our time divided by the float32 Adam's, with the tenth and the ninetieth percentile; `cpu_ratio`:
 /// the same in processor time; `state_bytes`: for each weight, measured.
-void compare(benchmark::State& state, const Make& make, at::ScalarType dtype, bool is_adam) {
+/// `most_apart`: how far the weights may be from the float32 Adam's after three steps.
+void compare(benchmark::State& state, const Make& make, at::ScalarType dtype, float most_apart) {
   const int64_t count = state.range(0);
   FusedAdam32 theirs(random(count, 0.1, 1), random(count, 0.01, 2));
   const at::Tensor ours = random(count, 0.1, 1).to(dtype).set_requires_grad(true);
@@ -65,8 +67,7 @@ void compare(benchmark::State& state, const Make& make, at::ScalarType dtype, bo
   const Made optimizer = make(ours);
   for (int i = 0; i < 3; ++i) theirs.take_step(), optimizer->step();
   const at::Tensor apart = (ours.detach().to(at::kFloat) - theirs.parameter).abs();
-  if (is_adam && apart.mean().item<float>() > (dtype == at::kFloat ? 1e-4F : 1e-3F))
-    return state.SkipWithError("not the float32 Adam's weights");
+  if (apart.mean().item<float>() > most_apart) return state.SkipWithError("not the float32 Adam's weights");
   std::vector<double> our_ms, their_ms, ratios, cpu_ratios;
   for (auto _ : state) {
     const auto cost = [](const auto& step) {
@@ -108,11 +109,14 @@ void large(benchmark::internal::Benchmark* run) {
   run->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(41);
 }
 
+constexpr float kAnotherRule = std::numeric_limits<float>::infinity();
 const Make kAdam8bit = make<Adam8bit>(AdamOptions(1e-3));
-BENCHMARK_CAPTURE(compare, Adam8bit, kAdam8bit, at::kFloat, true)->Apply(sizes);
-BENCHMARK_CAPTURE(compare, Adam8bit_bfloat16, kAdam8bit, at::kBFloat16, true)->Apply(large);
-BENCHMARK_CAPTURE(compare, Lion8bit, make<Lion8bit>(LionOptions(1e-4)), at::kFloat, false)->Apply(large);
-BENCHMARK_CAPTURE(compare, SGD8bit, make<SGD8bit>(SGDOptions(1e-3).momentum(0.9)), at::kFloat, false)
+BENCHMARK_CAPTURE(compare, Adam8bit, kAdam8bit, at::kFloat, 1e-4F)->Apply(sizes);
+BENCHMARK_CAPTURE(compare, Adam8bit_bfloat16, kAdam8bit, at::kBFloat16, 1e-3F)->Apply(large);
+BENCHMARK_CAPTURE(compare, Adam4bit, make<Adam4bit>(AdamOptions(1e-3)), at::kFloat, 1e-3F)->Apply(sizes);
+BENCHMARK_CAPTURE(compare, Lion8bit, make<Lion8bit>(LionOptions(1e-4)), at::kFloat, kAnotherRule)
+    ->Apply(large);
+BENCHMARK_CAPTURE(compare, SGD8bit, make<SGD8bit>(SGDOptions(1e-3).momentum(0.9)), at::kFloat, kAnotherRule)
     ->Apply(large);
 
 }  // namespace
