@@ -106,6 +106,20 @@ void add_int8(const Entries& entries, const std::string& scales,
   if (entries.contains(format)) quantized.tensors.push_back(format);
 }
 
+/// Restores some rows at a time, because dequantize_int8() computes in float32 and needs more than its result.
+at::Tensor restored_rows(const QuantizedInt8& weight, at::ScalarType dtype) {
+  const int64_t rows = weight.codes.size(0), width = weight.codes.size(1);
+  const int64_t step = std::max<int64_t>(1, (1 << 20) / std::max<int64_t>(1, width));
+  at::Tensor values = at::empty({rows, width}, dtype);
+  for (int64_t row = 0; row < rows; row += step) {
+    const int64_t count = std::min(step, rows - row);
+    values.narrow(0, row, count)
+        .copy_(dequantize_int8({weight.codes.narrow(0, row, count), weight.scales.narrow(0, row, count), {}},
+                               dtype));
+  }
+  return values;
+}
+
 Tensors read(const SafetensorsModel& model, const QuantizedWeight& weight) {
   Tensors tensors;
   for (const std::string& name : weight.tensors)
@@ -206,8 +220,8 @@ MadeWeight restored_weight(const SafetensorsModel& model, const std::string& sou
     const Tensors tensors = read(model, weight);
     // libtorch's 8-bit floats are made by a cast.
     const at::ScalarType first = is_plain_float(to) ? to : at::kFloat;
-    const at::Tensor values = weight.is_int8 ? dequantize_int8(unpack_state_int8(tensors, source), first)
-                                             : dequantize_4bit(unpack_state_4bit(tensors, source), first);
+    at::Tensor values = weight.is_int8 ? restored_rows(unpack_state_int8(tensors, source), first)
+                                       : dequantize_4bit(unpack_state_4bit(tensors, source), first);
     return Tensors{{name, values.to(to).view(shape)}};  // int8 codes may be those of a convolution
   };
   return made;
