@@ -52,13 +52,13 @@ class Adapters : public Program {
 };
 
 TEST_F(Adapters, TrainOnlyThemselvesAndAreSavedInPeftsForm) {
-  const Outcome tuned = tune("--lora r=4,alpha=8,dropout=0.1,rslora,dora --output run");
+  const Outcome tuned = tune("--lora r=4,alpha=4,dropout=0.1,rslora,dora --output run");
   ASSERT_EQ(tuned.status, 0) << tuned.err;
   EXPECT_THAT(tuned.err, testing::IsEmpty());
   const json config = json::parse(read(folder_ / "run/adapter/adapter_config.json"));
   EXPECT_EQ(config["peft_type"], "LORA");
   EXPECT_EQ(config["r"], 4);
-  EXPECT_EQ(config["lora_alpha"], 8);
+  EXPECT_EQ(config["lora_alpha"], 4);
   EXPECT_EQ(config["lora_dropout"], 0.1);
   EXPECT_EQ(config["use_rslora"], true);
   EXPECT_EQ(config["use_dora"], true);

@@ -53,7 +53,7 @@ std::vector<Layer> layers_of(Module& module, const QuantizeModuleOptions& option
     if (!is_kind_to_quantize(part, options)) return;
     const auto own = part.named_parameters(/*recurse=*/false);
     const at::Tensor* const weight = own.find("weight");
-    if (!weight || !weight->defined() || is_packed(*weight)) return;
+    if (!weight || !weight->defined() || is_packed(base_weight(*weight))) return;
     if (is_ignored(name, options.ignore_modules)) {
       ignored.insert(weight->unsafeGetTensorImpl());
     } else if (seen.insert(weight->unsafeGetTensorImpl()).second) {

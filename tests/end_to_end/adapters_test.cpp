@@ -90,6 +90,7 @@ TEST_P(AdaptersInModes, TrainOnAFrozenBaseAndStayInFloat32) {
     const bool has_16_bits =
         mode.traits.weights == Format::kFloat16 || mode.traits.weights == Format::kBFloat16;
     EXPECT_EQ(base.scalar_type() != at::kFloat && !is_packed(base), has_16_bits);
+    EXPECT_EQ(is_packed(base), mode.traits.frozen_weights) << "it is quantized under the adapter, too";
     lora->merge_and_unload();
     for (const auto& item : net->named_parameters())
       EXPECT_EQ(item.key().find("lora_"), std::string::npos) << item.key();
