@@ -80,7 +80,9 @@ class QuantizedRuns : public InFolder {
                          bool averages = false) {
     TrainerOptions made{.precision = mode, .device = "cpu", .max_epochs = epochs};
     made.precision_options = precision;
-    if (averages) made.callbacks.push_back(std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{.ema = {.decay = 0.5}}));
+    if (averages)
+      made.callbacks.push_back(
+          std::make_shared<EMAWeightAveraging>(EMAWeightAveragingOptions{.ema = {.decay = 0.5}}));
     made.callbacks.push_back(std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_}));
     return made;
   }
