@@ -33,8 +33,8 @@ OptimizerConfig make_optimizer(const FitOptions& o, torch::nn::Module& module, i
   OptimizerConfig config;
   OptimizerSettings settings = o.optimizer_settings;
   settings.seed = o.seed;
-  config.optimizer = mantissa::make_optimizer(o.optimizer, module,
-                                              settings_taken(find_optimizer(o.optimizer), settings));
+  config.optimizer =
+      mantissa::make_optimizer(o.optimizer, module, settings_taken(find_optimizer(o.optimizer), settings));
   if (o.lr_schedule == "cosine") {
     config.scheduler = std::make_shared<WarmupCosineLR>(
         *config.optimizer,

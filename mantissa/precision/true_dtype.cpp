@@ -71,7 +71,7 @@ void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
 /// for the squares of small gradients. Every optimizer that has such an option calls it eps.
 std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
   const auto* const fused = dynamic_cast<const FusedOptimizer*>(&optimizer);
-  if (fused && fused->has_stochastic_rounding()) return std::nullopt;       // it computes in float32
+  if (fused && fused->has_stochastic_rounding()) return std::nullopt;         // it computes in float32
   if (dynamic_cast<const LowBitOptimizer*>(&optimizer)) return std::nullopt;  // so does it
   StateDict state;
   try {

@@ -81,8 +81,7 @@ void quantize_block(const QuantizeBlockwise& problem, int64_t block) {
     largest = V::max(V::abs(lanes), largest);
     if (kMap == DynamicMap::kUnsigned) V::store(values + i, V::max(lanes, V::zero()));
   }
-  problem.absmax[block] =
-      encode_block<V, kMap>(values, V::largest(largest), problem.codes + begin, count);
+  problem.absmax[block] = encode_block<V, kMap>(values, V::largest(largest), problem.codes + begin, count);
 }
 
 template <class V>
