@@ -11,8 +11,7 @@ import pytest
 import torch
 from conftest import BUILD
 from safetensors.torch import load_file, save_file
-
-torchao_optim = pytest.importorskip("torchao.optim")
+from torchao import optim as torchao_optim
 
 STEPS = 10
 
