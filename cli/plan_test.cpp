@@ -28,17 +28,28 @@ std::vector<std::string> modes_of(const json& result) {
   return names;
 }
 
+bool is_quantized(const std::string& mode) {
+  return mode.starts_with("nf4") || mode.starts_with("fp4") || mode == "int8";
+}
+
 TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
   const Outcome outcome =
       fit("--model convnet --optimizer sgd --precision bf16-mixed --plan --max-steps 0 --json result.json");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.err, Not(HasSubstr("warning")));
   const json result = json::parse(read(folder_ / "result.json"));
-  ASSERT_THAT(modes_of(result), ElementsAre("bf16-mixed", "32-true", "tf32-mixed", "64-true", "16-mixed",
-                                            "16-true", "bf16-true"));
+  ASSERT_THAT(modes_of(result),
+              ElementsAre("bf16-mixed", "32-true", "tf32-mixed", "64-true", "16-mixed", "16-true",
+                          "bf16-true", "nf4", "nf4-dq", "fp4", "fp4-dq", "int8"));
   const int64_t parameters = result["parameters"];
   for (const json& row : result["memory_plan"]) {
     const std::string mode = row["precision"];
+    if (is_quantized(mode)) {
+      EXPECT_LT(row["weights"], parameters * 4) << mode;
+      EXPECT_LT(row["gradients"], row["weights"]) << mode << ": the rest trains";
+      EXPECT_EQ(row["optimizer_states"], row["gradients"]) << mode << ": momentum";
+      continue;
+    }
     const int64_t bytes = mode == "64-true" ? 8 : mode == "16-true" || mode == "bf16-true" ? 2 : 4;
     EXPECT_EQ(row["weights"], parameters * bytes) << mode;
     EXPECT_EQ(row["gradients"], parameters * bytes) << mode;
@@ -86,7 +97,8 @@ TEST_F(Plan, ModesThatTheOptionsDoNotFitAreLeftOutWithTheReason) {
   EXPECT_THAT(outcome.err,
               HasSubstr("memory plan: 16-true is left out: --optimizer adamw cannot keep its state in fp16"));
   EXPECT_THAT(modes_of(json::parse(read(folder_ / "result.json"))),
-              ElementsAre("32-true", "tf32-mixed", "64-true", "16-mixed", "bf16-mixed", "bf16-true"));
+              ElementsAre("32-true", "tf32-mixed", "64-true", "16-mixed", "bf16-mixed", "bf16-true", "nf4",
+                          "nf4-dq", "fp4", "fp4-dq", "int8"));
 }
 
 TEST_F(Plan, OfAllModesIsMadeOnce) {
@@ -98,7 +110,7 @@ TEST_F(Plan, OfAllModesIsMadeOnce) {
     EXPECT_EQ(result["memory_plan"], results[0]["memory_plan"]);
     EXPECT_THAT(outcome.err, HasSubstr("memory of " + result["precision"].get<std::string>() + ": planned "));
   }
-  EXPECT_EQ(results[0]["memory_plan"].size(), 7U);
+  EXPECT_EQ(results[0]["memory_plan"].size(), 12U) << "those that train no layer are planned only";
 }
 
 TEST_F(Plan, OfARunThatIsResumed) {
