@@ -248,7 +248,8 @@ TEST(ChannelsLastOption, TrainsAsALoopInThatFormatInEveryMode) {
       });
     }
     for (const auto& weight : same.net->named_parameters())
-      EXPECT_TRUE(mantissa::dequantize(weight.value()).equal(mantissa::dequantize(task.net->named_parameters()[weight.key()])))
+      EXPECT_TRUE(mantissa::dequantize(weight.value())
+                      .equal(mantissa::dequantize(task.net->named_parameters()[weight.key()])))
           << mode.name << weight.key();
   }
 }
