@@ -42,7 +42,8 @@ class Adapters : public Program {
     uint64_t length = 0;
     std::memcpy(&length, bytes.data(), 8);
     std::map<std::string, std::string> found;
-    for (const auto& [name, entry] : json::parse(bytes.substr(8, length)).items()) {
+    const json header = json::parse(bytes.substr(8, length));
+    for (const auto& [name, entry] : header.items()) {
       if (name == "__metadata__") continue;
       const auto begin = entry["data_offsets"][0].get<size_t>(), end = entry["data_offsets"][1].get<size_t>();
       found[name] = bytes.substr(8 + length + begin, end - begin);
@@ -176,7 +177,7 @@ TEST_F(Adapters, AnotherRunContinuesAnAdapter) {
 
 TEST_F(Adapters, SettingsThatCannotBeMeantAreErrors) {
   const auto refused = [&](const std::string& arguments, const std::vector<std::string>& parts) {
-    expect_error(fit("--model mlp " + arguments), 2, parts);
+    expect_error(tune(arguments), 2, parts);
   };
   refused("--lora r=4,rank=2", {"--lora has no setting 'rank'", "r, alpha, dropout"});
   refused("--lora alpa=2", {"'alpa'", "did you mean 'alpha'"});
