@@ -39,7 +39,8 @@ struct Decoder4 {
   static Float scales(const float* absmax, int shift, int64_t left) {
     if (shift >= 6) return Vectors4::broadcast(absmax);
     const __m128 first = _mm_broadcast_ss(absmax);
-    return _mm256_set_m128(left > (int64_t{1} << shift) ? _mm_broadcast_ss(absmax + 1) : _mm_setzero_ps(), first);
+    return _mm256_set_m128(left > (int64_t{1} << shift) ? _mm_broadcast_ss(absmax + 1) : _mm_setzero_ps(),
+                           first);
   }
 
   template <int kRows>
