@@ -207,7 +207,7 @@ TEST_F(Program, AllTrainsEveryModeInAProcessOfItsOwn) {
       fit("--precision all --model mlp --max-steps 2 --output runs_of_all --json all.json");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const auto results = nlohmann::json::parse(read(folder_ / "all.json"));
-  ASSERT_EQ(results.size(), 7U);
+  ASSERT_EQ(results.size(), 8U);
   for (const auto& result : results) {
     EXPECT_EQ(result["steps"], 2);
     EXPECT_TRUE(fs::exists(folder_ / result["run_folder"].get<std::string>() / "weights.safetensors"));
@@ -219,14 +219,14 @@ TEST_F(Program, AllLeavesOutWhatAdamWCannotTrain) {
       fit("--precision all --model mlp --optimizer adamw --max-steps 1 --output all --json all.json");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.err, MatchesRegex("mantissa: warning: 16-true is left out: [^\n]*epsilon[^\n]*\n"));
-  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 6U);
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 7U);
   EXPECT_FALSE(fs::exists(folder_ / "all/16-true"));
   const Outcome scaled =
       fit("--precision all --model mlp --loss-scale 128 --max-steps 1 --output scaled --json scaled.json");
   ASSERT_EQ(scaled.status, 0) << scaled.err;
   EXPECT_THAT(scaled.err,
               HasSubstr("mantissa: warning: bf16-mixed is left out: precision 'bf16-mixed' with loss_scale"));
-  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "scaled.json")).size(), 2U);
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "scaled.json")).size(), 3U);
 }
 
 constexpr const char* kWaitForChild =
@@ -244,7 +244,7 @@ TEST_F(Program, AModeThatDiesDoesNotTakeTheOthersAlong) {
   EXPECT_THAT(outcome.err,
               HasSubstr("mantissa: error: --precision 32-true: its process was ended by signal 9"));
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("64-true"), HasSubstr("bf16-true")));
-  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 6U);
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 7U);
 }
 
 TEST_F(Program, SigtermEndsAllModesCleanlyWithStatus143) {

@@ -117,15 +117,14 @@ std::vector<Option> model_options() {
        .group = kGroup,
        .to = to(&FitOptions::lora, parse_lora),
        .default_value = "",
-       .help = "train adapters and freeze the model: "
-               "r=16,alpha=32,dropout=0.05,targets=qkv+projection,exclude=head,"
-               "rslora,dora; empty: train the model",
+       .help = "train adapters and freeze the model, for example r=16,alpha=32,targets=qkv+projection; also "
+               "dropout=0.05, exclude=head, rslora and dora; empty: train the model",
        .known_as = {"peft", "lora_config"}},
       {.name = "adapter",
        .group = kGroup,
        .to = to(&FitOptions::adapter),
        .default_value = "",
-       .help = "go on training the adapter of this folder, which has PEFT's two files",
+       .help = "continue to train the adapter of this folder, which has PEFT's two files",
        .names_a_file = true,
        .known_as = {"lora_path", "adapter_name_or_path", "peft_model"}},
       {.name = "device",

@@ -40,7 +40,7 @@ TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
   const json result = json::parse(read(folder_ / "result.json"));
   ASSERT_THAT(modes_of(result),
               ElementsAre("bf16-mixed", "32-true", "tf32-mixed", "64-true", "16-mixed", "16-true",
-                          "bf16-true", "nf4", "nf4-dq", "fp4", "fp4-dq", "int8"));
+                          "bf16-true", "nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training"));
   const int64_t parameters = result["parameters"];
   for (const json& row : result["memory_plan"]) {
     const std::string mode = row["precision"];
@@ -98,14 +98,14 @@ TEST_F(Plan, ModesThatTheOptionsDoNotFitAreLeftOutWithTheReason) {
               HasSubstr("memory plan: 16-true is left out: --optimizer adamw cannot keep its state in fp16"));
   EXPECT_THAT(modes_of(json::parse(read(folder_ / "result.json"))),
               ElementsAre("32-true", "tf32-mixed", "64-true", "16-mixed", "bf16-mixed", "bf16-true", "nf4",
-                          "nf4-dq", "fp4", "fp4-dq", "int8"));
+                          "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training"));
 }
 
 TEST_F(Plan, OfAllModesIsMadeOnce) {
   const Outcome outcome = fit("--model mlp --optimizer sgd --precision all --plan --max-steps 0 --json -");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const json results = json::parse(outcome.out);
-  ASSERT_EQ(results.size(), 7U);
+  ASSERT_EQ(results.size(), 8U);
   for (const json& result : results) {
     EXPECT_EQ(result["memory_plan"], results[0]["memory_plan"]);
     EXPECT_THAT(outcome.err, HasSubstr("memory of " + result["precision"].get<std::string>() + ": planned "));
