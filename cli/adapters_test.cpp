@@ -109,12 +109,13 @@ TEST_F(Adapters, TrainedRunsAreValidatedTestedAndPredicted) {
 }
 
 TEST_F(Adapters, AreMergedIntoAPlainModel) {
-  ASSERT_EQ(tune("--lora r=4,dora --output run").status, 0);
+  ASSERT_EQ(tune("--lora r=4,dora --precision 32-true --output run").status, 0);
   const Outcome merged = run("merge run --device cpu --output merged.safetensors");
   ASSERT_EQ(merged.status, 0) << merged.err;
   EXPECT_THAT(merged.out, AllOf(HasSubstr("into merged.safetensors"), HasSubstr("relative error is 0, in")));
   EXPECT_EQ(keys(tensors("merged.safetensors")), keys(tensors("base/weights.safetensors")));
-  const Outcome validated = run("validate base --weights merged.safetensors --device cpu --quiet --json -");
+  const Outcome validated =
+      run("validate base --weights merged.safetensors --precision 32-true --device cpu --quiet --json -");
   ASSERT_EQ(validated.status, 0) << validated.err;
   // The sums are rounded once more.
   EXPECT_NEAR(json::parse(validated.out)["val_loss"].get<double>(), result("run")["val_loss"].get<double>(),
