@@ -31,7 +31,8 @@ const std::set<std::string>& harmless_keys() {
 }
 
 bool is_unset(const json& value) {
-  return value.is_null() || value == false || value == "" ||
+  const auto* const text = value.get_ptr<const json::string_t*>();
+  return value.is_null() || value == false || (text && text->empty()) ||
          ((value.is_array() || value.is_object()) && value.empty());
 }
 

@@ -4,9 +4,6 @@
 
 #include "mantissa/core/state_dict.h"
 
-namespace torch::nn {
-class Module;
-}
 namespace torch::optim {
 class LRScheduler;
 class Optimizer;

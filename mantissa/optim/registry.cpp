@@ -113,6 +113,7 @@ std::vector<torch::optim::OptimizerParamGroup> muon_groups(const Tensors& parame
   return groups;
 }
 
+// NOLINTBEGIN(performance-unnecessary-value-param): all functions of the table take what they may keep
 Made make_muon(Tensors parameters, const OptimizerSettings& s, const Tensors& not_matrices) {
   return std::make_unique<Muon>(muon_groups(parameters, s, not_matrices), MuonOptions(*s.lr),
                                 fused_options(s));
@@ -122,6 +123,7 @@ Made make_muon8bit(Tensors parameters, const OptimizerSettings& s, const Tensors
   return std::make_unique<Muon8bit>(muon_groups(parameters, s, not_matrices), MuonOptions(*s.lr),
                                     options_8bit(s));
 }
+// NOLINTEND(performance-unnecessary-value-param)
 
 /// The weights of all embeddings in a module.
 Tensors embeddings_in(const torch::nn::Module& module) {

@@ -321,6 +321,7 @@ template <typename T>
 template <class V, UpdateRule kRule, StateBits kBits, bool kIsFinite>
 void update_block(const BlockwiseUpdate& u, int64_t block, const float* g, float* p) {
   alignas(64) float denominators[kStateBlock];
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): only a partial block needs them, and fills them in
   CopyOfState m_copy, v_copy;
   const int64_t count = count_in_block<V>(block, u.count);
   const WideFactors<V> factors(u);

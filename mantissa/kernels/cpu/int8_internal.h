@@ -113,6 +113,7 @@ class OperandsInt8 {
  public:
   static constexpr int kNR = V::kVectors * V::kLanes;
 
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): pack_b() writes the columns that are read
   OperandsInt8(const ProductInt8& product, const Gemm& gemm, int64_t col_begin)
       : p_(product), g_(gemm), col_begin_(col_begin) {}
 

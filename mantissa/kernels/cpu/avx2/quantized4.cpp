@@ -59,7 +59,7 @@ struct Decoder4 {
       Float first = _mm256_mul_ps(even[0], Vectors4::load(row));
       Float second = _mm256_mul_ps(odd[0], Vectors4::load(row + 32));
 #pragma GCC unroll 4
-      for (int v = 1; v < 4; ++v) {
+      for (int64_t v = 1; v < 4; ++v) {
         first = Vectors4::fma(even[v], Vectors4::load(row + 8 * v), first);
         second = Vectors4::fma(odd[v], Vectors4::load(row + 32 + 8 * v), second);
       }
@@ -85,7 +85,7 @@ struct Decoder4 {
     values[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(low1, high1));
   }
 
-  __m256i tables[4];
+  __m256i tables[4] = {};
 };
 
 }  // namespace

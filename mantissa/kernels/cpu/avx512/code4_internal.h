@@ -48,7 +48,7 @@ struct Avx512Code4 : Avx512 {
   }
 
   static void store_codes(uint8_t* to, const Codes* codes) {
-    for (int i = 0; i < 2; ++i) {
+    for (int64_t i = 0; i < 2; ++i) {
       const __m512i bytes = _mm512_or_si512(_mm512_slli_epi64(codes[i], 4), _mm512_srli_epi64(codes[i], 32));
       _mm_storel_epi64(reinterpret_cast<__m128i*>(to + 8 * i), _mm512_cvtepi64_epi8(bytes));
     }

@@ -34,7 +34,7 @@ struct VectorsInt8 : Avx512 {
 /// The floats that are quantized.
 struct RoundedInt8 : Avx512 {
   static void store_rounded(int8_t* to, const Float* x) {
-    for (int i = 0; i < 2; ++i)
+    for (int64_t i = 0; i < 2; ++i)
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16 * i),
                        _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x[i])));
   }

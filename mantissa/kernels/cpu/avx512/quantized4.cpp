@@ -43,7 +43,7 @@ struct Decoder4 {
       Float first = Vectors4::mul(values[0], Vectors4::load(row));
       Float second = Vectors4::mul(values[1], Vectors4::load(row + 16));
 #pragma GCC unroll 4
-      for (int v = 2; v < 8; v += 2) {
+      for (int64_t v = 2; v < 8; v += 2) {
         first = Vectors4::fma(values[v], Vectors4::load(row + 16 * v), first);
         second = Vectors4::fma(values[v + 1], Vectors4::load(row + 16 * (v + 1)), second);
       }
