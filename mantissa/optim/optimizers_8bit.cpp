@@ -152,8 +152,8 @@ std::unique_ptr<Options> checked(const char* name, const Options& options) {
 
 }  // namespace
 
-template <typename Options>
 // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): the other constructor initializes name_
+template <typename Options>
 LowBitOptimizerWith<Options>::LowBitOptimizerWith(
     const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups, const Options& defaults,
     const LowBitOptions& options)
