@@ -4,7 +4,6 @@
 
 #include "cli/fit_options.h"
 #include "mantissa/core/formats.h"
-#include "mantissa/lora/adapter_files.h"
 
 namespace mantissa::cli {
 
@@ -28,7 +27,8 @@ std::optional<LoraModel> add_adapter(const FitOptions& o, torch::nn::Module& mod
     return LoraModel(model, config);
   }
   if (o.adapter.empty()) return std::nullopt;
-  if (!run.empty()) return LoraModel(model, load_adapter_config(run / kAdapter));
+  if (!run.empty())
+    return LoraModel::from_pretrained(model, run / kAdapter, "default", /*is_trainable=*/true);
   return LoraModel::from_pretrained(model, o.adapter, "default", /*is_trainable=*/true);
 }
 

@@ -117,9 +117,15 @@ TEST_F(Adapters, AreMergedIntoAPlainModel) {
   const Outcome validated =
       run("validate base --weights merged.safetensors --precision 32-true --device cpu --quiet --json -");
   ASSERT_EQ(validated.status, 0) << validated.err;
+  EXPECT_EQ(run("validate run --weights merged.safetensors --device cpu --quiet").status, 0)
+      << "without the adapter";
   // The sums are rounded once more.
   EXPECT_NEAR(json::parse(validated.out)["val_loss"].get<double>(), result("run")["val_loss"].get<double>(),
               1e-4);
+  const std::string before = read(folder_ / "run/adapter/adapter_model.safetensors");
+  expect_error(run("merge run --device cpu --output run/adapter/adapter_model.safetensors"), 1,
+               {"already exists", "--overwrite"});
+  EXPECT_TRUE(read(folder_ / "run/adapter/adapter_model.safetensors") == before);
   expect_error(run("merge base --device cpu --output other.safetensors"), 2, {"base trained no adapter"});
   expect_error(run("merge run --device cpu --output no/such/folder/file"), 1, {"no/such/folder"});
 }
@@ -144,9 +150,9 @@ TEST_F(Adapters, AreTrainedOn4BitWeights) {
     EXPECT_NEAR(json::parse(validated.out)["val_loss"].get<double>(), result(name)["val_loss"].get<double>(),
                 1e-6);
     EXPECT_EQ(run("predict " + name + " --device cpu --quiet").status, 0);
-    EXPECT_THAT(run("merge " + name + " --device cpu --output m.safetensors").out,
+    EXPECT_THAT(run("merge " + name + " --device cpu --output " + name + "-m.safetensors").out,
                 HasSubstr("relative error"));
-    EXPECT_THAT(run("merge " + name + " --device cpu --dequantize --output p.safetensors").out,
+    EXPECT_THAT(run("merge " + name + " --device cpu --dequantize --overwrite --output p.safetensors").out,
                 HasSubstr("relative error is 0, in"));
     EXPECT_EQ(keys(tensors("p.safetensors")), keys(tensors("base/weights.safetensors")));
   }
@@ -190,6 +196,7 @@ TEST_F(Adapters, SettingsThatCannotBeMeantAreErrors) {
   refused("--lora r=4,dropout=1", {"lora_dropout"});
   refused("--lora targets=a++b", {"empty name"});
   refused("--lora targets=heat", {"'heat'", "no module's name ends so"});
+  refused("--lora r=4,exclude=heat", {"exclude_modules has 'heat'", "no module's name ends so"});
   refused("--lora r=4, --max-epochs 1", {"--lora has no setting ''"});
   refused("--lora r=4 --adapter base", {"--adapter base", "leave one of the two out"});
   refused("--lora r=4 --precision 64-true", {"--lora", "64-true"});
@@ -209,6 +216,34 @@ TEST_F(Adapters, ThePlanCountsFewerGradientsAndStates) {
   ASSERT_EQ(lora.status, 0) << lora.err;
   const auto row = [&](const char* file) { return json::parse(read(folder_ / file))["memory_plan"][0]; };
   EXPECT_LT(row("lora.json")["gradients"].get<int64_t>(), row("plain.json")["gradients"].get<int64_t>());
+}
+
+TEST_F(Adapters, AResumeThatFailsLeavesTheTrainedAdapter) {
+  ASSERT_EQ(tune("--lora r=4 --max-epochs 1 --output run").status, 0);
+  const std::string trained = read(folder_ / "run/adapter/adapter_model.safetensors");
+  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "run/checkpoints"))
+    if (entry.path().filename() == "state.safetensors") fs::resize_file(entry.path(), 10);
+  EXPECT_EQ(run("resume run --quiet --max-epochs 2").status, 1);
+  EXPECT_TRUE(read(folder_ / "run/adapter/adapter_model.safetensors") == trained);
+}
+
+TEST_F(Adapters, ARunOnAPartlyQuantizedFileResumesWithTheSameLayers) {
+  ASSERT_EQ(run("convert base/weights.safetensors part.safetensors --to nf4 --ignore 'layers.0*'").status, 0);
+  const std::string words =
+      "--model mlp --weights part.safetensors --precision nf4 --lora r=2,targets=layers.2 --max-epochs ";
+  ASSERT_EQ(fit(words + "2 --output whole").status, 0);
+  ASSERT_EQ(fit(words + "1 --output half").status, 0);
+  ASSERT_EQ(run("resume half --quiet --max-epochs 2").status, 0);
+  const auto whole = tensors("whole/weights.safetensors"), half = tensors("half/weights.safetensors");
+  EXPECT_EQ(keys(whole), keys(half));
+  EXPECT_TRUE(whole.count("layers.0.weight.absmax") == 1) << "the mode decides which layers are quantized";
+}
+
+TEST_F(Adapters, AFileOfAnotherFormatIsRefusedAtOnce) {
+  ASSERT_EQ(run("convert base/weights.safetensors q.safetensors --to nf4 --blocksize 128").status, 0);
+  const Outcome refused = fit("--model mlp --weights q.safetensors --precision nf4 --lora r=2 --max-steps 2");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("blocks of 128"), HasSubstr("choose the mode nf4")));
 }
 
 }  // namespace

@@ -1,9 +1,13 @@
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fmt/format.h>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
+
+#include <c10/util/Exception.h>
 
 #include <CLI/CLI.hpp>
 
@@ -20,10 +24,14 @@ namespace {
 struct MergeCommand {
   TrainedModelCommand run;
   std::string output;
-  bool dequantize = false;
+  bool dequantize = false, overwrite = false;
 };
 
 void merge(const MergeCommand& command) {
+  std::error_code error;
+  TORCH_CHECK(
+      command.overwrite || !std::filesystem::exists(std::filesystem::symlink_status(command.output, error)),
+      "'", command.output, "' already exists; choose another place, or give --overwrite");
   check_writable(command.output);
   TrainedModel run = open_trained_model(command.run, /*unsplit=*/false);
   if (!run.adapter)
@@ -51,6 +59,7 @@ void add_merge(CLI::App& app) {
       ->check(names_a_file, "");
   sub->add_flag("--dequantize", command->dequantize,
                 "write 4- and 8-bit weights as plain ones, which is exact");
+  sub->add_flag("--overwrite", command->overwrite, "replace an existing output file");
   sub->callback([command] { merge(*command); });
 }
 

@@ -11,7 +11,7 @@
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/precision/quantize_module.h"
+#include "mantissa/precision/registry.h"
 #include "mantissa/quant/stored_weights.h"
 #include "mantissa/weights/named_parts.h"
 
@@ -34,9 +34,15 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
                "; a quantized mode such as nf4 keeps them");
     stored = dequantize_stored(std::move(stored));
   } else if (!quantized.empty()) {
-    pack_stored_weights(model, stored, o.trainer.precision_options.llm_int8_threshold.value_or(6));
+    // The mode decides on formats and layers, as it does when the run is resumed.
+    make_precision(o.precision(), at::kCPU, o.trainer.precision_options)->convert_module(model);
   }
   PartsLoader packed(model, stored);  // takes their parts out of `stored`
+  if (const auto left = quantized_weights_of(keys_of(stored)); !left.empty()) {
+    TORCH_WARN("'", from, "' has ", left.size(), " weights in 4 or 8 bits (the first is '", left[0],
+               "') that --precision ", o.precision(), " leaves in float; they are restored");
+    stored = dequantize_stored(std::move(stored));
+  }
   load_weights(plain_weights(named_weights(model)), stored, from);
   packed.load();
 }

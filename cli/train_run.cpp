@@ -258,7 +258,8 @@ class TrainingRun {
     repeatable.erase("output");  // a repetition needs a folder of its own
     yaml_ = to_yaml(repeatable);
     if (fresh_) write_file_atomically(folder_->file("config.yaml"), yaml_, Links::kReplace);
-    save_adapter();  // a run that is resumed reads its settings
+    // A run that is resumed reads its settings. The trained adapter of such a run is loaded later.
+    if (!resumes_from_checkpoint_) save_adapter();
   }
 
   void save_adapter() const {

@@ -51,6 +51,11 @@ struct SavedWeights {
   Shapes shapes;
 };
 
+bool has_adapter_weights(const SavedWeights& weights) {
+  return std::any_of(weights.shapes.begin(), weights.shapes.end(),
+                     [](const auto& entry) { return entry.first.find(".lora_A.") != std::string::npos; });
+}
+
 SavedWeights read_shapes(const fs::path& path) {
   SavedWeights found{path, read_if_quantized(path), {}};
   if (!found.tensors.empty()) {
@@ -204,7 +209,8 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   before.erase("data");
   make_trained_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
                      command.flags.has("data"));
-  run.adapter = add_adapter(o, *run.model, folder);
+  // A file without an adapter, such as the output of `mantissa merge`, is evaluated as it is.
+  if (o.weights.empty() || has_adapter_weights(weights)) run.adapter = add_adapter(o, *run.model, folder);
   if (weights.tensors.empty()) {
     load_model_weights(*run.model, weights.path, o);
   } else {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -106,6 +108,19 @@ void add_int8(const Entries& entries, const std::string& scales,
   if (entries.contains(format)) quantized.tensors.push_back(format);
 }
 
+/// Otherwise codes without scales would be taken for a model's own integers.
+void check_scales_of_int8(const Entries& entries, const std::map<std::string, QuantizedWeight>& found) {
+  constexpr std::string_view kFormat = "weight_format";
+  for (const auto& [name, entry] : entries) {
+    if (name != kFormat && !name.ends_with(".weight_format")) continue;
+    const std::string prefix = name.substr(0, name.size() - kFormat.size());
+    const SafetensorsEntry* const weight = find(entries, prefix + "weight");
+    TORCH_CHECK_VALUE(!weight || weight->dtype != at::kChar || found.contains(prefix + "weight"), "'", prefix,
+                      "weight' is an int8 weight, and its scales, '", prefix,
+                      "SCB', are missing; save the model again");
+  }
+}
+
 /// Restores some rows at a time, because dequantize_int8() computes in float32 and needs more than its result.
 at::Tensor restored_rows(const QuantizedInt8& weight, at::ScalarType dtype) {
   const int64_t rows = weight.codes.size(0), width = weight.codes.size(1);
@@ -159,11 +174,12 @@ std::map<std::string, QuantizedWeight> find_quantized(const Entries& entries) {
     quantized.tensors.push_back(name);
     if (is_json(name)) quantized.json = name;
   }
+  check_scales_of_int8(entries, found);
   return found;
 }
 
 std::vector<std::string> kept_name_parts() {
-  return {"embed", "wte", "wpe", "lm_head", "norm", "shared", "relative_attention_bias"};
+  return {"embed", "wte", "wpe", "lm_head", "norm", "shared", "relative_attention_bias", "lora_"};
 }
 
 bool is_linear_weight(const std::string& name, const SafetensorsEntry& entry) {
@@ -197,6 +213,18 @@ MadeWeight quantized_weight(const SafetensorsModel& model, const std::string& so
   return made;
 }
 
+/// Otherwise values that a narrow dtype cannot hold would become inf or nan without a word.
+void check_range(const at::Tensor& values, at::ScalarType to, const std::string& name) {
+  if (values.numel() == 0) return;
+  const auto [low, high] = at::aminmax(values);
+  const double largest = std::max(-low.to(at::kDouble).item<double>(), high.to(at::kDouble).item<double>());
+  const double limit = to == at::kFloat8_e4m3fn ? 448
+                       : to == at::kFloat8_e5m2 ? 57344
+                                                : std::numeric_limits<double>::max();
+  TORCH_CHECK_VALUE(largest <= limit, "'", name, "' has values that ", to,
+                    " cannot hold; restore it with --dtype fp32 or bf16");
+}
+
 MadeWeight restored_weight(const SafetensorsModel& model, const std::string& source,
                            const QuantizedWeight& weight, const std::string& name,
                            std::optional<at::ScalarType> dtype) {
@@ -222,6 +250,7 @@ MadeWeight restored_weight(const SafetensorsModel& model, const std::string& sou
     const at::ScalarType first = is_plain_float(to) ? to : at::kFloat;
     at::Tensor values = weight.is_int8 ? restored_rows(unpack_state_int8(tensors, source), first)
                                        : dequantize_4bit(unpack_state_4bit(tensors, source), first);
+    check_range(values, to, name);
     return Tensors{{name, values.to(to).view(shape)}};  // int8 codes may be those of a convolution
   };
   return made;

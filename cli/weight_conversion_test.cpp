@@ -363,6 +363,14 @@ TEST_F(WeightConversion, DamagedStatesAreNamedAndNothingIsLeft) {
           [](Stored& t) { t["w.weight.absmax"].bytes.replace(0, 4, bytes_of(std::vector<float>{NAN})); },
           {"'w.weight.absmax' has inf or nan"});
   damaged("nf4-dq", [](Stored& t) { t.erase("w.weight.nested_absmax"); }, {"w.weight.nested_absmax"});
+  // The scales are beyond float16.
+  write("large.safetensors",
+        safetensors({{"w.weight", {"F32", {1, 4}, bytes_of(std::vector<float>{1e5, 1, 2, 3})}}}));
+  ASSERT_EQ(run("convert large.safetensors large4.safetensors --to nf4").status, 0);
+  expect_error(run("convert large4.safetensors new/out.safetensors --dequantize --dtype fp16"), 1,
+               {"'w.weight' has values that Half cannot hold", "bf16"});
+  damaged("int8", [](Stored& t) { t.erase("w.SCB"); },
+          {"'w.weight' is an int8 weight", "'w.SCB', are missing"});
   damaged("int8", [](Stored& t) { t["w.weight_format"].bytes = "\2"; }, {"'w.weight_format' is not 0"});
   damaged("int8",
           [](Stored& t) {

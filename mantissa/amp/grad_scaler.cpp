@@ -144,7 +144,10 @@ GradientRecord* GradScaler::find_record(const torch::optim::Optimizer& optimizer
 }
 
 GradientRecord& GradScaler::record_of(const torch::optim::Optimizer& optimizer) {
-  if (GradientRecord* record = find_record(optimizer)) return *record;
+  if (GradientRecord* record = find_record(optimizer)) {
+    // Groups may have been added between watch() and the first step.
+    if (record->is_complete(optimizer) || record->has_history()) return *record;
+  }
   // Another optimizer may have had this address, and others may have died with their parameters.
   std::erase_if(records_,
                 [&](const auto& record) { return record->optimizer == &optimizer || record->is_dead(); });

@@ -17,6 +17,7 @@
 #include "mantissa/amp/grad_scaler_state.h"
 #include "mantissa/amp/step_result.h"
 #include "mantissa/core/tree.h"
+#include "mantissa/core/weak_map.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -368,6 +369,7 @@ class GradScaler {
   int64_t init_hysteresis_tracker_ = 0;
   Scale scale_;
   std::vector<std::shared_ptr<GradientRecord>> records_;  // one for each optimizer
+  WeakMap<at::Tensor, bool> restored_;  // gradients that were loaded scaled and now carry the present scale
 };
 
 template <TensorTree Tree>

@@ -1,5 +1,6 @@
 // Where gradients stand, for a loop that does not say where an iteration ends.
 #include <algorithm>
+#include <unordered_set>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -87,8 +88,12 @@ void GradScaler::restore_gradient_stage(const torch::optim::Optimizer& optimizer
   const auto as_scale = [&](const at::Tensor& number) {
     return on_device(number.reshape({}).to(at::kFloat), scale_.value.device()).clone();
   };
-  if (stage == GradientStage::kScaled && scale.defined())
-    follow_scale(record.defined_gradients(), as_scale(scale));
+  if (stage == GradientStage::kScaled && scale.defined()) {
+    std::vector<at::Tensor> gradients = record.defined_gradients();
+    // Another optimizer that shares them may have been restored before.
+    std::erase_if(gradients, [&](const at::Tensor& g) { return !restored_.try_emplace(g, true).second; });
+    follow_scale(gradients, as_scale(scale));
+  }
   if (stage == GradientStage::kScaled || stage == GradientStage::kStepped) return;
   check(optimizer, record);
   record.stage = stage == GradientStage::kMixed ? GradientStage::kUnscaled : stage;
@@ -121,21 +126,19 @@ at::Tensor GradScaler::found_inf_of_steps() const {
   return sum_on_scale_device(flags);
 }
 
+// Two optimizers may share a parameter, and one of them may be gone.
 std::vector<at::Tensor> GradScaler::scaled_gradients() const {
-  std::vector<at::Tensor> all;
+  std::unordered_set<const at::TensorImpl*> seen;
   for (const auto& record : records_) {
-    if (record->awaits_step() || record->has_gradients(record->stepped)) continue;
-    const std::vector<at::Tensor> gradients = record->defined_gradients();
-    all.insert(all.end(), gradients.begin(), gradients.end());
+    if (!record->awaits_step() && !record->has_gradients(record->stepped)) continue;
+    for (const at::Tensor& gradient : record->defined_gradients())
+      seen.insert(gradient.unsafeGetTensorImpl());
   }
-  // Two optimizers may share a parameter.
-  const auto by_address = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.unsafeGetTensorImpl() < b.unsafeGetTensorImpl();
-  };
-  std::sort(all.begin(), all.end(), by_address);
-  all.erase(std::unique(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.is_same(b); }),
-            all.end());
-  return all;
+  std::vector<at::Tensor> scaled;
+  for (const auto& record : records_)
+    for (const at::Tensor& gradient : record->defined_gradients())
+      if (seen.insert(gradient.unsafeGetTensorImpl()).second) scaled.push_back(gradient);
+  return scaled;
 }
 
 void GradScaler::end_steps() {

@@ -104,6 +104,7 @@ void GradScaler::load_state_dict(const GradScalerState& state) {
   scale_.value.fill_(loaded.init_scale);
   scale_.growth_tracker.fill_(growth);
   if (scale_.hysteresis_tracker.defined()) scale_.hysteresis_tracker.fill_(hysteresis);
+  restored_ = {};
 }
 
 std::map<std::string, at::Tensor> scaler_state_to_tensors(const GradScalerState& state) {

@@ -38,6 +38,10 @@ bool GradientRecord::belongs_to(const torch::optim::Optimizer& other) const {
   });
 }
 
+bool GradientRecord::is_complete(const torch::optim::Optimizer& other) const {
+  return count_parameters(other) == parameters_.size();
+}
+
 bool GradientRecord::is_dead() const {
   return std::all_of(parameters_.begin(), parameters_.end(),
                      [](const Parameter& parameter) { return parameter.tensor.expired(); });

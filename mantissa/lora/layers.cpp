@@ -88,11 +88,11 @@ std::vector<std::string> last_parts(const std::vector<std::string>& names) {
   return {parts.begin(), parts.end()};
 }
 
-void check_every_name(const Survey& survey, const ModuleNames& targets) {
-  for (const std::string& end : targets.ends()) {
+void check_every_name(const Survey& survey, const ModuleNames& names, const char* member) {
+  for (const std::string& end : names.ends()) {
     bool fits = false;
     for (const auto& [name, module] : survey.modules()) fits = fits || ends_with_name(name, end);
-    TORCH_CHECK_VALUE(fits, "LoRA: target_modules has '", end, "', and no module's name ends so",
+    TORCH_CHECK_VALUE(fits, "LoRA: ", member, " has '", end, "', and no module's name ends so",
                       did_you_mean(end, last_parts(survey.linear_names())));
   }
 }
@@ -108,7 +108,10 @@ std::vector<FoundLayer> find_targets(const torch::nn::Module& root, const LoraCo
                                      bool every_name) {
   const Survey survey(root);
   const ModuleNames& targets = config.target_modules;
-  if (every_name) check_every_name(survey, targets);
+  if (every_name) {
+    check_every_name(survey, targets, "target_modules");
+    check_every_name(survey, config.exclude_modules, "exclude_modules");
+  }
   std::vector<FoundLayer> found;
   for (const auto& [name, module] : survey.modules()) {
     if (!targets.matches(name) || config.exclude_modules.matches(name)) continue;

@@ -40,7 +40,8 @@ class ModuleInit {
 void move_module(torch::nn::Module& module, at::Device device);
 
 struct InitOptions {
-  /// Skips the random initialisation (see EmptyInit), for a module whose weights are loaded next. A mode with
+  /// Skips the random initialisation (see EmptyInit), for a module whose weights are loaded next. Unlike in
+  /// Lightning this includes torch::rand() and torch::randn(): make buffers that are not loaded outside. A mode with
   /// quantized weights makes weights of zeros instead.
   bool empty_init = false;
 };

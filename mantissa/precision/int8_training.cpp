@@ -37,13 +37,17 @@ std::vector<TrainedLayer> trained_layers(torch::nn::Module& module,
   std::vector<TrainedLayer> layers;
   std::unordered_set<const at::TensorImpl*> seen, ignored;
   bool has_linear = false;
+  int64_t packed = 0;
   const auto visit = [&](const std::string& name, torch::nn::Module& part) {
     const auto* const linear = part.as<torch::nn::Linear>();
     if (!linear) return;
     has_linear = true;
     const at::Tensor& weight = linear->weight;
-    if (!weight.defined() || is_packed(weight))
-      return;  // a packed weight is frozen and has its own arithmetic
+    if (!weight.defined()) return;
+    if (is_packed(weight)) {  // it is frozen and has its own arithmetic
+      ++packed;
+      return;
+    }
     if (begins_with_any(name, ignore_modules)) {
       ignored.insert(weight.unsafeGetTensorImpl());
     } else if (seen.insert(weight.unsafeGetTensorImpl()).second) {
@@ -56,6 +60,11 @@ std::vector<TrainedLayer> trained_layers(torch::nn::Module& module,
   TORCH_CHECK_TYPE(
       has_linear, "precision 'int8-training': ", module.name(),
       " has no torch::nn::Linear whose products could be computed in 8 bits; choose another mode");
+  if (packed > 0)
+    TORCH_WARN(
+        "precision 'int8-training': ", packed, " linear layers of ", module.name(),
+        " have frozen weights (of an adapter, or in 4 or 8 bits), whose products are not computed in 8 bits; "
+        "precision 'int8' does that");
   std::erase_if(
       layers, [&](const TrainedLayer& each) { return ignored.contains(each.weight.unsafeGetTensorImpl()); });
   return layers;

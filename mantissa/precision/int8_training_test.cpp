@@ -232,5 +232,32 @@ TEST(Int8TrainingMode, FilesClonesAndAveragesAreThoseOfAnOrdinaryModel) {
   EXPECT_TRUE(at::allclose(net->lm_head->weight, plain->lm_head->weight + 1));
 }
 
+TEST(Int8TrainingMode, EndsWhenAnotherModeConvertsTheModule) {
+  Net net;
+  const at::Tensor x = torch::randn({4, 8}), before = net->lm_head(x);
+  int8_training()->convert_module(*net);
+  EXPECT_FALSE(at::equal(net->lm_head(x), before));
+  make_precision("32-true", at::kCPU)->convert_module(*net);
+  EXPECT_FALSE(is_marked(net->lm_head->weight));
+  EXPECT_TRUE(at::equal(net->lm_head(x), before));
+}
+
+TEST(Int8TrainingMode, UnmarksLayersThatAreIgnoredLater) {
+  Net net;
+  int8_training()->convert_module(*net);
+  int8_training({.ignore_modules = {{"lm_head2"}}})->convert_module(*net);
+  EXPECT_TRUE(is_marked(net->lm_head->weight));
+  EXPECT_FALSE(is_marked(net->lm_head2->weight));
+}
+
+TEST(Int8TrainingMode, SaysThatFrozenWeightsAreNotComputedIn8Bits) {
+  Net net;
+  make_precision("nf4", at::kCPU)->convert_module(*net);
+  Warnings warnings;
+  int8_training()->convert_module(*net);
+  EXPECT_THAT(warnings.texts,
+              testing::ElementsAre(AllOf(HasSubstr("3 linear layers"), HasSubstr("'int8' does that"))));
+}
+
 }  // namespace
 }  // namespace mantissa::int8_training_mode_test

@@ -2,6 +2,7 @@
 // step. They are divided by the scale exactly once.
 #include <gtest/gtest.h>
 #include <memory>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -198,6 +199,55 @@ TEST(AccumulatingGradients, ThatWereCheckedResumeWithTheNextScale) {
   EXPECT_EQ(copy.item<float>(), -1);
   precision->optimizer_step(step_later);
   EXPECT_EQ(later.item<float>(), -1);
+}
+
+TEST(AccumulatingGradients, OfASharedParameterResumeOnce) {
+  const auto precision = with_moving_scale(), resumed = with_moving_scale();
+  Weight every, shared;
+  torch::optim::SGD second({shared.w}, 1.0);
+  for (torch::optim::Optimizer* const optimizer : {&every.sgd, &shared.sgd, &second})
+    precision->setup_optimizer(*optimizer);
+  precision->backward(every.w.sum() + shared.w.sum());
+  precision->optimizer_step(every.sgd);
+  const StateDict state = precision->state_dict(), waiting = precision->gradient_state(shared.sgd);
+  resumed->load_state_dict(StateReader(state));
+  resumed->load_gradient_state(shared.sgd, StateReader(waiting));
+  resumed->load_gradient_state(second, StateReader(waiting));
+  EXPECT_EQ(shared.w.grad().item<float>(), 2048);
+}
+
+TEST(AccumulatingGradients, OfAnOptimizerThatIsGoneAreThoseOfTheOneThatStepped) {
+  const auto precision = with_moving_scale();
+  Weight a;
+  auto first = std::make_unique<torch::optim::SGD>(std::vector{a.w}, 1.0);
+  precision->setup_optimizer(*first);
+  precision->backward(a.w.sum());
+  precision->optimizer_step(*first);
+  precision->setup_optimizer(a.sgd);
+  first.reset();
+  a.w.mutable_grad() = at::Tensor();
+  precision->backward(a.w.sum());
+  precision->optimizer_step(a.sgd);
+  precision->teardown();  // the scale moves
+  EXPECT_EQ(a.w.grad().item<float>(), 1) << "used, and in the loss's own units";
+}
+
+TEST(AccumulatingGradients, OfAGroupThatIsAddedLaterFollowTheScale) {
+  const auto precision = with_moving_scale();
+  Weight every, fourth;
+  const at::Tensor added = torch::zeros({1}).set_requires_grad(true);
+  precision->setup_optimizer(every.sgd);
+  precision->setup_optimizer(fourth.sgd);
+  fourth.sgd.add_param_group(torch::optim::OptimizerParamGroup({added}));
+  precision->setup_optimizer(fourth.sgd);
+  for (int i = 0; i < 3; ++i) {
+    every.sgd.zero_grad();
+    precision->backward(every.w.sum() + fourth.w.sum() + added.sum());
+    precision->optimizer_step(every.sgd);
+  }
+  precision->optimizer_step(fourth.sgd);
+  EXPECT_EQ(fourth.value(), -3);
+  EXPECT_EQ(added.item<float>(), -3);
 }
 
 }  // namespace
