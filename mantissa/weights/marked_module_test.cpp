@@ -138,7 +138,7 @@ std::pair<at::Tensor, at::Tensor> trained(const Make& make) {
     layer->weight.set_data(rounded(layer->weight));
     if (is_with_mark) mark(layer->weight);
     const auto optimizer = make(layer->parameters());
-    // The same gradients for both: what is compared is the step.
+    // Both get the same gradients, because the step is compared and not the backward pass.
     for (int step = 0; step < 3; ++step) {
       layer->weight.mutable_grad() = torch::randn({4, 6});
       layer->bias.mutable_grad() = torch::randn({4});
