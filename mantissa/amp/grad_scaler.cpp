@@ -227,6 +227,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   }
   record.stage = GradientStage::kStepped;
   record.stepped = record.gradients();
+  record.may_accumulate = false;
+  record.is_step_known = scaling == nullptr;
   record.step_found_inf = scaling != nullptr ? sum_on_scale_device(record.found_inf)
                                              : at::full({}, overflowed ? 1.0 : 0.0, at::kFloat);
   if (scaling == nullptr) note_step(optimizer, !overflowed);

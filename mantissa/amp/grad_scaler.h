@@ -353,6 +353,9 @@ class GradScaler {
   at::Tensor found_inf_of_steps() const;
   /// Returns the gradients that no step has used and that carry the present scale.
   std::vector<at::Tensor> scaled_gradients() const;
+  /// Whether the present scale is `scale`. Asks only if that waits for no device, and if the steps of this
+  /// iteration have read their flags on the host anyway; otherwise the answer is no.
+  bool is_known_to_be(const at::Tensor& scale) const;
   /// For gradients that carry the scale `before`: makes their step divide by the present scale.
   void follow_scale(const std::vector<at::Tensor>& gradients, const at::Tensor& before) const;
   void follow_scale(GradientRecord& record, const at::Tensor& before) const;

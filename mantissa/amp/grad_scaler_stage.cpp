@@ -31,6 +31,7 @@ void GradScaler::begin_backward() {
     }
   }
   if (!one_waits) end_steps();
+  for (const auto& record : records_) record->may_accumulate = true;
 }
 
 void GradScaler::restart_backward() {
@@ -83,6 +84,7 @@ void GradScaler::restore_gradient_stage(const torch::optim::Optimizer& optimizer
   if (!scale_.value.defined()) create_state(device_);
   GradientRecord& record = record_of(optimizer);
   record.reset_iteration();
+  record.may_accumulate = true;
   // Gradients of an earlier iteration: the scale has already moved with their step.
   record.stepped = stage == GradientStage::kStepped ? record.gradients() : GradientFingerprint();
   const auto as_scale = [&](const at::Tensor& number) {
@@ -128,6 +130,10 @@ at::Tensor GradScaler::found_inf_of_steps() const {
 
 // Two optimizers may share a parameter, and one of them may be gone.
 std::vector<at::Tensor> GradScaler::scaled_gradients() const {
+  const auto accumulates = [](const auto& record) {
+    return record->may_accumulate && !record->awaits_step();
+  };
+  if (std::none_of(records_.begin(), records_.end(), accumulates)) return {};
   std::unordered_set<const at::TensorImpl*> seen;
   for (const auto& record : records_) {
     if (!record->awaits_step() && !record->has_gradients(record->stepped)) continue;
@@ -135,15 +141,19 @@ std::vector<at::Tensor> GradScaler::scaled_gradients() const {
       seen.insert(gradient.unsafeGetTensorImpl());
   }
   std::vector<at::Tensor> scaled;
-  for (const auto& record : records_)
+  for (const auto& record : records_) {
+    if (!accumulates(record)) continue;
     for (const at::Tensor& gradient : record->defined_gradients())
       if (seen.insert(gradient.unsafeGetTensorImpl()).second) scaled.push_back(gradient);
+  }
   return scaled;
 }
 
 void GradScaler::end_steps() {
   if (!update_is_due()) return;
-  const std::vector<at::Tensor> accumulating = scaled_gradients();
+  // A single optimizer, or several that step together, leave nothing that accumulates.
+  const std::vector<at::Tensor> accumulating =
+      is_scale_fixed() ? std::vector<at::Tensor>() : scaled_gradients();
   const bool one_stays_scaled =
       !accumulating.empty() || std::any_of(records_.begin(), records_.end(), [](const auto& record) {
         return record->stage == GradientStage::kChecked;
@@ -151,17 +161,26 @@ void GradScaler::end_steps() {
   const at::Tensor before = one_stays_scaled ? scale_.value.clone() : at::Tensor();
   const at::Tensor found_inf = found_inf_of_steps();
   if (found_inf.defined()) move(scale_, found_inf);
-  follow_scale(accumulating, before);
+  if (!accumulating.empty() && !is_known_to_be(before)) follow_scale(accumulating, before);
   for (const auto& record : records_) {
     if (record->stage == GradientStage::kStepped) record->reset_iteration();
     if (record->stage == GradientStage::kChecked) follow_scale(*record, before);
   }
 }
 
+// Most steps leave the scale as it is.
+bool GradScaler::is_known_to_be(const at::Tensor& scale) const {
+  const auto is_known = [](const auto& record) {
+    return record->stage != GradientStage::kStepped || record->is_step_known;
+  };
+  return scale_.value.is_cpu() && std::all_of(records_.begin(), records_.end(), is_known) &&
+         scale_.value.item<float>() == scale.item<float>();
+}
+
 void GradScaler::follow_scale(const std::vector<at::Tensor>& gradients, const at::Tensor& before) const {
   const at::NoGradGuard no_grad;
-  for (const at::Tensor& gradient : gradients)
-    gradient.mul_(on_device(scale_.value / before, gradient.device()));
+  const at::Tensor ratio = scale_.value / before;
+  for (const at::Tensor& gradient : gradients) gradient.mul_(on_device(ratio, gradient.device()));
 }
 
 // Other optimizers may share checked gradients, so the divisor changes and they do not.

@@ -67,6 +67,10 @@ struct GradientRecord {
   /// The gradients that the last step used, and whether an overflow kept it from changing anything: 0-dim, on
   /// the scale's device. Both survive the end of an iteration.
   GradientFingerprint stepped{};
+  /// Whether a backward pass has begun since that step, so that there may be gradients that no step has used.
+  bool may_accumulate = true;
+  /// Whether that step read on the host whether it overflowed.
+  bool is_step_known = false;
   at::Tensor step_found_inf{};
   int64_t skips_in_a_row = 0;
 

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <limits>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,19 +14,17 @@
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/adam.h"
 #include "mantissa/optim/adamw.h"
+#include "mantissa/optim/blockwise_momentum_internal.h"
 #include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/muon.h"
-#include "mantissa/optim/optimizer_internal.h"
 #include "mantissa/optim/optimizers_4bit.h"
 #include "mantissa/optim/sgd.h"
-#include "mantissa/optim/state_format.h"
 
 namespace mantissa::optimizer_state_test {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
@@ -78,78 +75,6 @@ Kind kind_muon(const char* name, const Options& all) {
           },
           at::kBFloat16};
 }
-
-constexpr int64_t kBlock = 4;
-
-int64_t blocks_of(const at::Tensor& parameter) { return (parameter.numel() + kBlock - 1) / kBlock; }
-
-struct BlockwiseState : torch::optim::OptimizerCloneableParamState<BlockwiseState> {
-  at::Tensor step, codes, absmax;
-
-  void serialize(torch::serialize::OutputArchive& archive) const override {
-    archive.write("step", step);
-    archive.write("codes", codes);
-    archive.write("absmax", absmax);
-  }
-  void serialize(torch::serialize::InputArchive& archive) override {
-    archive.read("step", step);
-    archive.read("codes", codes);
-    archive.read("absmax", absmax);
-  }
-};
-
-/// Momentum in 8 bits: codes in blocks of four, and each block's largest magnitude. Neither tensor has the
-/// parameter's shape or dtype.
-class BlockwiseMomentum final : public Optimizer, public HasStateFormats {
- public:
-  BlockwiseMomentum(const Groups& groups, const SGDOptions& options)
-      : Optimizer(groups, std::make_unique<SGDOptions>(options)) {}
-
-  at::Tensor step(LossClosure = nullptr) override {
-    const at::NoGradGuard no_grad;
-    for (auto& group : param_groups_) {
-      for (at::Tensor& parameter : group.params()) {
-        if (parameter.grad().defined()) update(parameter, group.options().get_lr());
-      }
-    }
-    return {};
-  }
-  std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override {
-    const int64_t blocks = blocks_of(parameter);
-    return {StateFormat::step(),
-            {.name = "codes", .sizes = {blocks * kBlock}, .dtype = at::kByte},
-            {.name = "absmax", .sizes = {blocks}, .dtype = at::kFloat}};
-  }
-  void save(torch::serialize::OutputArchive& archive) const override {
-    torch::optim::serialize<BlockwiseState, SGDOptions>(archive, *this);
-  }
-  void load(torch::serialize::InputArchive& archive) override {
-    load_optimizer<BlockwiseState, SGDOptions>("BlockwiseMomentum", "nesterov", archive, *this);
-  }
-
- private:
-  void update(at::Tensor& parameter, double lr) {
-    auto& slot = state_[parameter.unsafeGetTensorImpl()];
-    const int64_t blocks = blocks_of(parameter), numel = parameter.numel();
-    if (!slot) {
-      auto fresh = std::make_unique<BlockwiseState>();
-      fresh->step = at::zeros({});
-      fresh->codes = at::full({blocks * kBlock}, 128, at::kByte);
-      fresh->absmax = at::zeros({blocks});
-      slot = std::move(fresh);
-    }
-    auto& state = static_cast<BlockwiseState&>(*slot);
-    const auto in_blocks = [&](const at::Tensor& values) { return values.reshape({blocks, kBlock}); };
-    at::Tensor moment =
-        in_blocks((state.codes.to(at::kFloat) - 128) / 127) * state.absmax.unsqueeze(1) * 0.9F;
-    moment.view(-1).narrow(0, 0, numel).add_(parameter.grad().reshape(-1));
-    state.absmax = moment.abs().amax(1);
-    state.codes =
-        (moment / state.absmax.clamp_min(1e-30F).unsqueeze(1) * 127).round().add(128).to(at::kByte).view(-1);
-    state.step += 1;
-    parameter.sub_(moment.view(-1).narrow(0, 0, numel).reshape(parameter.sizes()), lr);
-  }
-};
 
 const std::vector<Kind>& kinds() {
   namespace lib = torch::optim;
@@ -350,71 +275,6 @@ TEST_P(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(EveryKind, OptimizerState, testing::ValuesIn(kinds()),
                          [](const auto& info) { return std::string(info.param.name); });
-
-// The optimizer's formats are checked before any value changes, and the error names the place.
-TEST(OptimizerStateFormats, ValuesInAnotherFormatAreRefusedByName) {
-  const Net net(at::kFloat);
-  BlockwiseMomentum optimizer(net.groups(), SGDOptions(0.1));
-  net.take_steps(optimizer, 0, 2);
-  const StateDict before = snapshot(optimizer_state(optimizer));
-  const auto error_with = [&](const char* name, const std::function<void(StateDict&)>& change) {
-    StateDict state = snapshot(before);
-    change(*state.at("state").get_if<StateDict>()->at(name).get_if<StateDict>());
-    const std::string error =
-        error_of([&] { load_optimizer_state(optimizer, StateReader(state, "optimizers.0")); });
-    EXPECT_EQ(difference(optimizer_state(optimizer), before), "");
-    return error;
-  };
-  // Parameter 2 has 7 elements, which make two blocks of four.
-  EXPECT_THAT(error_with("2", [](StateDict& s) { s["codes"] = at::zeros({7}, at::kByte); }),
-              HasSubstr("optimizers.0.state.2.codes: has shape [7]; [8] was expected; load it into"));
-  EXPECT_THAT(error_with("2", [](StateDict& s) { s["absmax"] = at::zeros({1}); }),
-              HasSubstr("optimizers.0.state.2.absmax: has shape [1]; [2] was expected"));
-  EXPECT_THAT(error_with("2", [](StateDict& s) { s["codes"] = at::zeros({8}, at::kChar); }),
-              HasSubstr("optimizers.0.state.2.codes: is Char; Byte was expected"));
-  EXPECT_THAT(error_with("2", [](StateDict& s) { s["absmax"] = at::zeros({2}, at::kHalf); }),
-              HasSubstr("optimizers.0.state.2.absmax: is Half; Float was expected"));
-  EXPECT_THAT(error_with("2", [](StateDict& s) { s["absmax"] = 1.0; }),
-              HasSubstr("optimizers.0.state.2.absmax: is a floating-point number; a tensor was expected"));
-  EXPECT_THAT(error_with("0", [](StateDict& s) { s.erase("absmax"); }),
-              HasSubstr("optimizers.0.state.0: has no 'absmax'; the values are step, codes, absmax"));
-  EXPECT_THAT(
-      error_with("0", [](StateDict& s) { s["scale"] = at::zeros({3}); }),
-      HasSubstr("optimizers.0.state.0.scale: is not a value of this optimizer's state, which has step"));
-}
-
-TEST(OptimizerStateFormats, AFileIsCheckedByThemToo) {
-  const auto stepped = [](int64_t size) {
-    const at::Tensor p = at::ones({size}).set_requires_grad(true);
-    auto optimizer = std::make_unique<BlockwiseMomentum>(Groups{OptimizerParamGroup({p})}, SGDOptions(0.1));
-    p.mutable_grad() = at::ones({size});
-    optimizer->step();
-    return optimizer;
-  };
-  const auto saved = stepped(7), same = stepped(7), larger = stepped(9);
-  std::stringstream file;
-  torch::save(*saved, file);
-  torch::load(*same, file);
-  EXPECT_EQ(difference(optimizer_state(*same), optimizer_state(*saved)), "");
-  const StateDict before = snapshot(optimizer_state(*larger));
-  file.seekg(0);
-  EXPECT_THAT(
-      error_of([&] { torch::load(*larger, file); }),
-      AllOf(HasSubstr("BlockwiseMomentum::load: the file's "), HasSubstr(" for parameter 0 of group 0"),
-            HasSubstr("was expected; load it into an optimizer of the net")));
-  EXPECT_EQ(difference(optimizer_state(*larger), before), "");
-}
-
-TEST(OptimizerStateFormats, OursRefuseWholeNumbersForMoments) {
-  const at::Tensor p = at::ones({4}).set_requires_grad(true);
-  Adam optimizer({p});
-  p.mutable_grad() = at::ones({4});
-  optimizer.step();
-  StateDict state = snapshot(optimizer_state(optimizer));
-  (*state.at("state").get_if<StateDict>()->at("0").get_if<StateDict>())["exp_avg"] = at::ones({4}, at::kLong);
-  EXPECT_THAT(error_of([&] { load_optimizer_state(optimizer, StateReader(state)); }),
-              HasSubstr("state.0.exp_avg: is Long; a floating-point dtype was expected"));
-}
 
 TEST(OptimizerStateOf, LbfgsContinuesBitForBit) {
   for (const bool wolfe : {false, true}) {

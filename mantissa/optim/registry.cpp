@@ -30,64 +30,31 @@ AdamOptions adam_options(const OptimizerSettings& s) {
   return AdamOptions(*s.lr).betas({*s.beta1, *s.beta2}).eps(*s.eps).weight_decay(*s.weight_decay);
 }
 
+LionOptions lion_options(const OptimizerSettings& s) {
+  return LionOptions(*s.lr).betas({*s.beta1, *s.beta2}).weight_decay(*s.weight_decay);
+}
+
+torch::optim::RMSpropOptions rmsprop_options(const OptimizerSettings& s) {
+  return torch::optim::RMSpropOptions(*s.lr).alpha(*s.alpha).eps(*s.eps).weight_decay(*s.weight_decay);
+}
+
+/// Adagrad8bit takes no lr_decay.
 AdagradOptions adagrad_options(const OptimizerSettings& s) {
-  return AdagradOptions(*s.lr).lr_decay(*s.lr_decay).eps(*s.eps).weight_decay(*s.weight_decay);
+  return AdagradOptions(*s.lr).lr_decay(s.lr_decay.value_or(0)).eps(*s.eps).weight_decay(*s.weight_decay);
 }
 
 FusedOptions fused_options(const OptimizerSettings& s) {
   return {.stochastic_rounding = *s.stochastic_rounding, .seed = s.seed};
 }
 
-Made make_sgd(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  return std::make_unique<SGD>(std::move(parameters), sgd_options(s));
-}
-
-template <typename AdamOrAdamW>
-Made make_adam(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  return std::make_unique<AdamOrAdamW>(std::move(parameters), adam_options(s));
-}
-
-Made make_fused_sgd(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  return std::make_unique<FusedSGD>(std::move(parameters), sgd_options(s), fused_options(s));
-}
-
-template <typename AdamOrAdamW>
-Made make_fused_adam(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  return std::make_unique<AdamOrAdamW>(std::move(parameters), adam_options(s), fused_options(s));
-}
-
-Made make_fused_adagrad(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  return std::make_unique<FusedAdagrad>(std::move(parameters), adagrad_options(s), fused_options(s));
-}
-
-LowBitOptions options_8bit(const OptimizerSettings& s) {
+LowBitOptions low_bit_options(const OptimizerSettings& s) {
   return {.min_8bit_size = *s.min_8bit_size, .stochastic_rounding = *s.stochastic_rounding, .seed = s.seed};
 }
 
-/// With 8-bit or 4-bit states.
-template <typename AdamOrAdamW>
-Made make_low_bit_adam(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  return std::make_unique<AdamOrAdamW>(std::move(parameters), adam_options(s), options_8bit(s));
-}
-
-Made make_lion8bit(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  const LionOptions options = LionOptions(*s.lr).betas({*s.beta1, *s.beta2}).weight_decay(*s.weight_decay);
-  return std::make_unique<Lion8bit>(std::move(parameters), options, options_8bit(s));
-}
-
-Made make_sgd8bit(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  return std::make_unique<SGD8bit>(std::move(parameters), sgd_options(s), options_8bit(s));
-}
-
-Made make_rmsprop8bit(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  const auto options =
-      torch::optim::RMSpropOptions(*s.lr).alpha(*s.alpha).eps(*s.eps).weight_decay(*s.weight_decay);
-  return std::make_unique<RMSprop8bit>(std::move(parameters), options, options_8bit(s));
-}
-
-Made make_adagrad8bit(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
-  const AdagradOptions options = AdagradOptions(*s.lr).eps(*s.eps).weight_decay(*s.weight_decay);
-  return std::make_unique<Adagrad8bit>(std::move(parameters), options, options_8bit(s));
+/// Makes an optimizer from its parameters and from what each of `options` takes from the settings.
+template <typename Optimizer, auto... options>
+Made make(Tensors parameters, const OptimizerSettings& s, const Tensors& /*not_matrices*/) {
+  return std::make_unique<Optimizer>(std::move(parameters), options(s)...);
 }
 
 bool has(const Tensors& tensors, const at::Tensor& one) {
@@ -113,17 +80,13 @@ std::vector<torch::optim::OptimizerParamGroup> muon_groups(const Tensors& parame
   return groups;
 }
 
-// NOLINTBEGIN(performance-unnecessary-value-param): all functions of the table take what they may keep
+/// Makes Muon or Muon8bit.
+// NOLINTNEXTLINE(performance-unnecessary-value-param): all functions of the table take what they may keep
+template <typename Optimizer, auto options>
 Made make_muon(Tensors parameters, const OptimizerSettings& s, const Tensors& not_matrices) {
-  return std::make_unique<Muon>(muon_groups(parameters, s, not_matrices), MuonOptions(*s.lr),
-                                fused_options(s));
+  return std::make_unique<Optimizer>(muon_groups(parameters, s, not_matrices), MuonOptions(*s.lr),
+                                     options(s));
 }
-
-Made make_muon8bit(Tensors parameters, const OptimizerSettings& s, const Tensors& not_matrices) {
-  return std::make_unique<Muon8bit>(muon_groups(parameters, s, not_matrices), MuonOptions(*s.lr),
-                                    options_8bit(s));
-}
-// NOLINTEND(performance-unnecessary-value-param)
 
 /// The weights of all embeddings in a module.
 Tensors embeddings_in(const torch::nn::Module& module) {
@@ -144,145 +107,116 @@ std::string settings_of(const OptimizerEntry& optimizer) {
   return join_names(names);
 }
 
+// The defaults of an algorithm, which its variants share.
+constexpr OptimizerSettings kSgd{.lr = 1e-3, .momentum = 0, .weight_decay = 0};
+constexpr OptimizerSettings kAdam{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0};
+constexpr OptimizerSettings kAdamW{
+    .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2};
+constexpr OptimizerSettings kAdagrad{.lr = 1e-2, .eps = 1e-10, .weight_decay = 0};
+constexpr OptimizerSettings kLion{.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0};
+constexpr OptimizerSettings kRmsprop{.lr = 1e-2, .alpha = 0.99, .eps = 1e-8, .weight_decay = 0};
+constexpr OptimizerSettings kMuon{
+    .lr = 1e-3, .momentum = 0.95, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+
+/// The defaults of a fused optimizer.
+OptimizerSettings fused(OptimizerSettings defaults) {
+  defaults.stochastic_rounding = false;
+  return defaults;
+}
+
+/// The defaults of an optimizer with 4- or 8-bit states.
+OptimizerSettings low_bit(OptimizerSettings defaults) {
+  defaults.min_8bit_size = 4096;
+  return fused(defaults);
+}
+
+OptimizerSettings with_lr_decay(OptimizerSettings defaults) {
+  defaults.lr_decay = 0;
+  return defaults;
+}
+
+OptimizerSettings with_momentum(OptimizerSettings defaults, double momentum) {
+  defaults.momentum = momentum;
+  return defaults;
+}
+
 }  // namespace
 
 const std::vector<OptimizerEntry>& optimizers() {
   static const std::vector<OptimizerEntry> table = {
       {.name = "sgd",
        .summary = "stochastic gradient descent with momentum",
-       .defaults = {.lr = 1e-3, .momentum = 0, .weight_decay = 0},
-       .make = &make_sgd},
+       .defaults = kSgd,
+       .make = &make<SGD, sgd_options>},
       {.name = "adamw",
        .summary = "Adam with decoupled weight decay",
-       .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2},
-       .make = &make_adam<AdamW>,
+       .defaults = kAdamW,
+       .make = &make<AdamW, adam_options>,
        .squares_gradients = true},
       {.name = "adam",
        .summary = "Adam, whose weight decay is added to the gradient",
-       .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0},
-       .make = &make_adam<Adam>,
+       .defaults = kAdam,
+       .make = &make<Adam, adam_options>,
        .squares_gradients = true},
       {.name = "fused-sgd",
        .summary = "sgd in one kernel call, with stochastic rounding by choice",
-       .defaults = {.lr = 1e-3, .momentum = 0, .weight_decay = 0, .stochastic_rounding = false},
-       .make = &make_fused_sgd},
+       .defaults = fused(kSgd),
+       .make = &make<FusedSGD, sgd_options, fused_options>},
       {.name = "fused-adamw",
        .summary = "adamw in one kernel call, with stochastic rounding by choice",
-       .defaults = {.lr = 1e-3,
-                    .beta1 = 0.9,
-                    .beta2 = 0.999,
-                    .eps = 1e-8,
-                    .weight_decay = 1e-2,
-                    .stochastic_rounding = false},
-       .make = &make_fused_adam<FusedAdamW>,
+       .defaults = fused(kAdamW),
+       .make = &make<FusedAdamW, adam_options, fused_options>,
        .squares_gradients = true},
       {.name = "fused-adam",
        .summary = "adam in one kernel call, with stochastic rounding by choice",
-       .defaults = {.lr = 1e-3,
-                    .beta1 = 0.9,
-                    .beta2 = 0.999,
-                    .eps = 1e-8,
-                    .weight_decay = 0,
-                    .stochastic_rounding = false},
-       .make = &make_fused_adam<FusedAdam>,
+       .defaults = fused(kAdam),
+       .make = &make<FusedAdam, adam_options, fused_options>,
        .squares_gradients = true},
       {.name = "fused-adagrad",
        .summary = "Adagrad in one kernel call, with stochastic rounding by choice",
-       .defaults = {.lr = 1e-2, .eps = 1e-10, .weight_decay = 0, .lr_decay = 0, .stochastic_rounding = false},
-       .make = &make_fused_adagrad,
+       .defaults = fused(with_lr_decay(kAdagrad)),
+       .make = &make<FusedAdagrad, adagrad_options, fused_options>,
        .squares_gradients = true},
       {.name = "adam8bit",
        .summary = "Adam with 8-bit states",
-       .defaults = {.lr = 1e-3,
-                    .beta1 = 0.9,
-                    .beta2 = 0.999,
-                    .eps = 1e-8,
-                    .weight_decay = 0,
-                    .min_8bit_size = 4096,
-                    .stochastic_rounding = false},
-       .make = &make_low_bit_adam<Adam8bit>},
+       .defaults = low_bit(kAdam),
+       .make = &make<Adam8bit, adam_options, low_bit_options>},
       {.name = "adamw8bit",
        .summary = "adamw with 8-bit states",
-       .defaults = {.lr = 1e-3,
-                    .beta1 = 0.9,
-                    .beta2 = 0.999,
-                    .eps = 1e-8,
-                    .weight_decay = 1e-2,
-                    .min_8bit_size = 4096,
-                    .stochastic_rounding = false},
-       .make = &make_low_bit_adam<AdamW8bit>},
+       .defaults = low_bit(kAdamW),
+       .make = &make<AdamW8bit, adam_options, low_bit_options>},
       {.name = "lion8bit",
        .summary = "Lion with an 8-bit state",
-       .defaults = {.lr = 1e-4,
-                    .beta1 = 0.9,
-                    .beta2 = 0.99,
-                    .weight_decay = 0,
-                    .min_8bit_size = 4096,
-                    .stochastic_rounding = false},
-       .make = &make_lion8bit},
+       .defaults = low_bit(kLion),
+       .make = &make<Lion8bit, lion_options, low_bit_options>},
       {.name = "sgd8bit",
        .summary = "sgd with an 8-bit momentum",
-       .defaults = {.lr = 1e-3,
-                    .momentum = 0.9,
-                    .weight_decay = 0,
-                    .min_8bit_size = 4096,
-                    .stochastic_rounding = false},
-       .make = &make_sgd8bit},
+       .defaults = low_bit(with_momentum(kSgd, 0.9)),
+       .make = &make<SGD8bit, sgd_options, low_bit_options>},
       {.name = "rmsprop8bit",
        .summary = "RMSprop with an 8-bit state",
-       .defaults = {.lr = 1e-2,
-                    .alpha = 0.99,
-                    .eps = 1e-8,
-                    .weight_decay = 0,
-                    .min_8bit_size = 4096,
-                    .stochastic_rounding = false},
-       .make = &make_rmsprop8bit},
+       .defaults = low_bit(kRmsprop),
+       .make = &make<RMSprop8bit, rmsprop_options, low_bit_options>},
       {.name = "adagrad8bit",
        .summary = "Adagrad with an 8-bit state",
-       .defaults =
-           {.lr = 1e-2, .eps = 1e-10, .weight_decay = 0, .min_8bit_size = 4096, .stochastic_rounding = false},
-       .make = &make_adagrad8bit},
+       .defaults = low_bit(kAdagrad),
+       .make = &make<Adagrad8bit, adagrad_options, low_bit_options>},
       {.name = "adam4bit",
        .summary = "adam with 4-bit states",
-       .defaults = {.lr = 1e-3,
-                    .beta1 = 0.9,
-                    .beta2 = 0.999,
-                    .eps = 1e-8,
-                    .weight_decay = 0,
-                    .min_8bit_size = 4096,
-                    .stochastic_rounding = false},
-       .make = &make_low_bit_adam<Adam4bit>},
+       .defaults = low_bit(kAdam),
+       .make = &make<Adam4bit, adam_options, low_bit_options>},
       {.name = "adamw4bit",
        .summary = "adamw with 4-bit states",
-       .defaults = {.lr = 1e-3,
-                    .beta1 = 0.9,
-                    .beta2 = 0.999,
-                    .eps = 1e-8,
-                    .weight_decay = 1e-2,
-                    .min_8bit_size = 4096,
-                    .stochastic_rounding = false},
-       .make = &make_low_bit_adam<AdamW4bit>},
+       .defaults = low_bit(kAdamW),
+       .make = &make<AdamW4bit, adam_options, low_bit_options>},
       {.name = "muon",
        .summary = "orthogonal steps for the matrices of layers, AdamW for the rest",
-       .defaults = {.lr = 1e-3,
-                    .momentum = 0.95,
-                    .beta1 = 0.9,
-                    .beta2 = 0.999,
-                    .eps = 1e-8,
-                    .weight_decay = 0.1,
-                    .stochastic_rounding = false},
-       .make = &make_muon},
+       .defaults = fused(kMuon),
+       .make = &make_muon<Muon, fused_options>},
       {.name = "muon8bit",
        .summary = "muon with 8-bit states",
-       .defaults = {.lr = 1e-3,
-                    .momentum = 0.95,
-                    .beta1 = 0.9,
-                    .beta2 = 0.999,
-                    .eps = 1e-8,
-                    .weight_decay = 0.1,
-                    .min_8bit_size = 4096,
-                    .stochastic_rounding = false},
-       .make = &make_muon8bit},
+       .defaults = low_bit(kMuon),
+       .make = &make_muon<Muon8bit, low_bit_options>},
   };
   return table;
 }

@@ -242,6 +242,30 @@ TEST(Int8TrainingMode, EndsWhenAnotherModeConvertsTheModule) {
   EXPECT_TRUE(at::equal(net->lm_head(x), before));
 }
 
+/// A rule that computes plain products, of a mode or of the user.
+class PlainRule final : public WeightRule {
+ public:
+  explicit PlainRule(bool belongs_to_mode) : belongs_to_mode_(belongs_to_mode) {}
+  std::string description() const override { return "plain products"; }
+  at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const override {
+    return at::linear(x, weight, bias) + 0;
+  }
+  WeightRulePtr for_copy() const override { return std::make_shared<PlainRule>(belongs_to_mode_); }
+  bool belongs_to_mode() const override { return belongs_to_mode_; }
+
+ private:
+  bool belongs_to_mode_;
+};
+
+TEST(Int8TrainingMode, AnotherModeEndsTheRulesOfModesAndKeepsTheUsers) {
+  Net net;
+  mark_weight(net->lm_head->weight, std::make_shared<PlainRule>(/*belongs_to_mode=*/true));
+  mark_weight(net->lm_head2->weight, std::make_shared<PlainRule>(/*belongs_to_mode=*/false));
+  make_precision("bf16-mixed", at::kCPU)->convert_module(*net);
+  EXPECT_FALSE(is_marked(net->lm_head->weight));
+  EXPECT_TRUE(is_marked(net->lm_head2->weight));
+}
+
 TEST(Int8TrainingMode, UnmarksLayersThatAreIgnoredLater) {
   Net net;
   int8_training()->convert_module(*net);

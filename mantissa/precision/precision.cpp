@@ -11,7 +11,6 @@
 #include "mantissa/amp/clip_grad.h"
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/precision/state_keys_internal.h"
-#include "mantissa/quant/int8_training.h"
 #include "mantissa/weights/marked_weight.h"
 
 namespace mantissa {
@@ -37,9 +36,9 @@ void Precision::convert_module(torch::nn::Module& module) {
     // libtorch lists a tied weight under each of its names. Its first name counts, as in Python.
     if (named.insert(parameter.value().unsafeGetTensorImpl()).second)
       names_.insert_or_assign(parameter.value(), parameter.key());
-    // An earlier int8-training of this module; it marks the weights again after this.
-    if (std::dynamic_pointer_cast<const Int8TrainingRule>(weight_rule(parameter.value())))
-      unmark_weight(parameter.value());
+    // An earlier mode of this module ends here. A mode with a rule of its own marks the weights after this.
+    const WeightRulePtr rule = weight_rule(parameter.value());
+    if (rule && rule->belongs_to_mode()) unmark_weight(parameter.value());
   }
 }
 

@@ -1,6 +1,5 @@
 #include "mantissa/precision/quantize_module.h"
 
-#include <algorithm>
 #include <set>
 #include <unordered_set>
 #include <utility>
@@ -8,14 +7,10 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/conv.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 
-#include "mantissa/quant/int8_state.h"
+#include "mantissa/precision/layers_internal.h"
 #include "mantissa/quant/packed_4bit.h"
 #include "mantissa/quant/packed_int8.h"
-#include "mantissa/quant/quant_state.h"
 #include "mantissa/weights/packed_weight.h"
 #include "mantissa/weights/replace_weight.h"
 
@@ -24,55 +19,21 @@ namespace {
 
 using torch::nn::Module;
 
-/// A weight that is to be quantized.
-struct Layer {
-  Module* module;
-  std::string name;  ///< of the weight, with dots
-  at::Tensor weight;
-};
-
-bool is_kind_to_quantize(const Module& module, const QuantizeModuleOptions& options) {
-  if (module.as<torch::nn::Linear>()) return true;
-  if (module.as<torch::nn::Embedding>() || module.as<torch::nn::EmbeddingBag>()) return options.embeddings;
-  return options.convolutions &&
-         (module.as<torch::nn::Conv1d>() || module.as<torch::nn::Conv2d>() ||
-          module.as<torch::nn::Conv3d>() || module.as<torch::nn::ConvTranspose1d>() ||
-          module.as<torch::nn::ConvTranspose2d>() || module.as<torch::nn::ConvTranspose3d>());
+LayerChoice choice_of(const QuantizeModuleOptions& options) {
+  return {options.embeddings, options.convolutions, options.ignore_modules};
 }
 
-bool is_ignored(const std::string& name, const std::vector<std::string>& ignored) {
-  return std::any_of(ignored.begin(), ignored.end(),
-                     [&](const std::string& prefix) { return name.starts_with(prefix); });
-}
-
-/// Returns the layers whose weights are quantized, each weight once.
-std::vector<Layer> layers_of(Module& module, const QuantizeModuleOptions& options) {
-  std::vector<Layer> layers;
-  std::unordered_set<const at::TensorImpl*> seen, ignored;
-  const auto visit = [&](const std::string& name, Module& part) {
-    if (!is_kind_to_quantize(part, options)) return;
-    const auto own = part.named_parameters(/*recurse=*/false);
-    const at::Tensor* const weight = own.find("weight");
-    if (!weight || !weight->defined() || is_packed(base_weight(*weight))) return;
-    if (is_ignored(name, options.ignore_modules)) {
-      ignored.insert(weight->unsafeGetTensorImpl());
-    } else if (seen.insert(weight->unsafeGetTensorImpl()).second) {
-      layers.push_back({&part, name.empty() ? "weight" : name + ".weight", *weight});
-    }
-  };
-  visit("", module);  // named_modules(include_self) would require a shared_ptr to it
-  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false))
-    visit(item.key(), *item.value());
-  std::erase_if(layers,
-                [&](const Layer& each) { return ignored.contains(each.weight.unsafeGetTensorImpl()); });
+/// Returns the layers whose weights are quantized.
+std::vector<Layer> layers_to_quantize(const Module& module, const QuantizeModuleOptions& options) {
+  std::vector<Layer> layers = layers_of(module, choice_of(options));
+  std::erase_if(layers, [](const Layer& layer) { return is_packed(base_weight(layer.weight)); });
   return layers;
 }
 
 PackedDataPtr pack(const Layer& layer, const QuantizeModuleOptions& options) {
   const at::Tensor weight = base_weight(layer.weight);  // an adapter stays around the quantized weight
   const std::string name = "'" + layer.name + "'";
-  TORCH_CHECK_VALUE(weight.is_leaf(), "quantize_module: autograd computed ", name,
-                    ", so it would be computed again; name its layer in ignore_modules");
+  check_is_leaf({layer.name, weight}, "quantize_module");
   TORCH_CHECK_VALUE(options.zeros || !weight.is_meta(), "quantize_module: ", name,
                     " is on the meta device and has no values; load the module first");
   const at::Tensor values =
@@ -116,24 +77,6 @@ PackedDataPtr with_options(const PackedData& data, const QuantizeModuleOptions& 
   return make_packed_int8(*codes, options.threshold, data.sizes().vec());
 }
 
-/// Returns the packed weight that `stored` has for a parameter, or null.
-PackedDataPtr stored_weight(const std::string& name, const at::Tensor& parameter,
-                            const std::map<std::string, at::Tensor>& stored, double threshold) {
-  const auto check_shape = [&](bool fits, at::IntArrayRef shape) {
-    TORCH_CHECK_VALUE(fits, "pack_stored_weights: '", name, "' has shape ", shape, " in the file, and ",
-                      parameter.sizes(), " in the module; load the weights of the same model");
-  };
-  if (has_state_4bit(stored, name)) {
-    Quantized4Bit weight = unpack_state_4bit(stored, name);
-    check_shape(parameter.sizes() == at::IntArrayRef(weight.shape), weight.shape);
-    return make_packed_4bit(std::move(weight));
-  }
-  if (!has_state_int8(stored, name)) return nullptr;
-  QuantizedInt8 weight = unpack_state_int8(stored, name);
-  check_shape(parameter.sizes() == stored.at(name).sizes(), stored.at(name).sizes());
-  return make_packed_int8(std::move(weight), threshold, parameter.sizes().vec());
-}
-
 }  // namespace
 
 void quantize_module(Module& module, const QuantizeModuleOptions& options, const std::string& who) {
@@ -148,24 +91,14 @@ void quantize_module(Module& module, const QuantizeModuleOptions& options, const
         set_weight(weight, data);
     return;
   }
-  const std::vector<Layer> layers = layers_of(module, options);
+  const std::vector<Layer> layers = layers_to_quantize(module, options);
   std::vector<PackedDataPtr> packed;
   for (const Layer& layer : layers) packed.push_back(pack(layer, options));
   for (size_t i = 0; i < layers.size(); ++i) set_weight(layers[i].weight, packed[i]);
 }
 
 bool has_layers_to_quantize(const Module& module, const QuantizeModuleOptions& options) {
-  if (is_kind_to_quantize(module, options)) return true;
-  const auto parts = module.modules(/*include_self=*/false);
-  return std::any_of(parts.begin(), parts.end(),
-                     [&](const auto& part) { return is_kind_to_quantize(*part, options); });
-}
-
-std::vector<std::string> unmatched_names(const Module& module, const std::vector<std::string>& ignored) {
-  std::vector<std::string> unmatched = ignored;
-  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false))
-    std::erase_if(unmatched, [&](const std::string& prefix) { return item.key().starts_with(prefix); });
-  return unmatched;
+  return has_layers(module, choice_of(options));
 }
 
 std::vector<std::string> quantized_formats(const Module& module) {
@@ -173,22 +106,6 @@ std::vector<std::string> quantized_formats(const Module& module) {
   for (const auto& [name, weight] : quantized_weights(module))
     formats.insert(packed_data(base_weight(weight))->description());
   return {formats.begin(), formats.end()};
-}
-
-int64_t pack_stored_weights(Module& module, const std::map<std::string, at::Tensor>& stored,
-                            double threshold) {
-  std::unordered_set<const at::TensorImpl*> seen;
-  std::vector<std::pair<at::Tensor, PackedDataPtr>> made;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& parameter = item.value();
-    if (is_packed(base_weight(parameter)) || seen.contains(parameter.unsafeGetTensorImpl())) continue;
-    const PackedDataPtr data = stored_weight(item.key(), parameter, stored, threshold);
-    if (!data) continue;
-    seen.insert(parameter.unsafeGetTensorImpl());
-    made.emplace_back(parameter, data->to(parameter.device()));
-  }
-  for (const auto& [parameter, data] : made) set_weight(parameter, data);
-  return static_cast<int64_t>(made.size());
 }
 
 }  // namespace mantissa

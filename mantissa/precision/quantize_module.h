@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,23 +47,7 @@ void quantize_module(torch::nn::Module& module, const QuantizeModuleOptions& opt
 /// Whether a module has a layer that quantize_module() could quantize; ignored ones count.
 bool has_layers_to_quantize(const torch::nn::Module& module, const QuantizeModuleOptions& options);
 
-/// Returns those of `ignored` with which no dotted name of a submodule begins: most likely typing errors.
-std::vector<std::string> unmatched_names(const torch::nn::Module& module,
-                                         const std::vector<std::string>& ignored);
-
 /// Returns what the 4- and 8-bit weights of a module are, "nf4, blocks of 64", each kind once.
 std::vector<std::string> quantized_formats(const torch::nn::Module& module);
-
-/// Gives the parameters of a module the 4- and 8-bit weights that `stored`, the tensors of a file, has under their
-/// names. Other parameters, and those that are packed already, stay as they are. This makes a float module ready
-/// for the file: load it by PartsLoader (weights/named_parts.h) then. Returns the number of weights.
-///
-/// Numerics: products are computed in the input's dtype, and int8 uses `threshold`. A mode's convert_module()
-///           sets its compute dtype later.
-/// Memory:   shares the tensors of `stored`.
-/// Errors:   c10::ValueError that names the tensor at fault, for a state that is not complete or has another
-///           shape than the parameter. Nothing has changed then.
-int64_t pack_stored_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& stored,
-                            double threshold = 6);
 
 }  // namespace mantissa

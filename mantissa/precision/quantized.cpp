@@ -12,6 +12,7 @@
 #include "mantissa/core/default_dtype.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/precision/layers_internal.h"
 #include "mantissa/precision/true_dtype.h"
 #include "mantissa/weights/packed_weight.h"
 
@@ -43,14 +44,6 @@ QuantizeModuleOptions with_dtype(QuantizeModuleOptions options, at::ScalarType d
   return options;
 }
 
-void warn_about_unmatched_names(const std::string& mode, const torch::nn::Module& module,
-                                const std::vector<std::string>& ignored) {
-  for (const std::string& name : unmatched_names(module, ignored)) {
-    TORCH_WARN("precision '", mode, "': ignore_modules '", name, "' matches no submodule of ", module.name(),
-               did_you_mean(name, module.named_modules("", /*include_self=*/false).keys()));
-  }
-}
-
 /// Whether a weight that is described so belongs to the mode: "nf4-dq, blocks of 64".
 bool is_of_mode(const std::string& description, const std::string& mode) {
   return description.substr(0, description.find(',')) == mode;
@@ -69,7 +62,7 @@ void QuantizedPrecision::convert_module(torch::nn::Module& module) {
   const std::vector<std::string> existing = quantized_formats(module);
   quantize_module(module, weights_, "precision '" + name() + "'");
   Precision::convert_module(module);
-  warn_about_unmatched_names(name(), module, weights_.ignore_modules);
+  warn_about_unmatched_names(module, weights_.ignore_modules, "precision '" + name() + "'");
   for (const std::string& format : existing) {
     if (is_of_mode(format, name())) continue;
     TORCH_WARN("precision '", name(), "': ", module.name(), " has weights in ", format,

@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/host_reads_internal.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/precision/scaled.h"
@@ -158,6 +159,52 @@ TEST(AccumulatingGradients, ThatAStepHasUsedStayAsTheyAre) {
   precision->optimizer_step(a.sgd);
   precision->teardown();
   EXPECT_EQ(a.w.grad().item<float>(), 1);
+}
+
+// What zero_grad(false) leaves is no accumulated gradient.
+TEST(AccumulatingGradients, ThatWereClearedInPlaceAreNotVisited) {
+  const auto precision = with_moving_scale();
+  Weight a, b;
+  for (Weight* const each : {&a, &b}) precision->setup_optimizer(each->sgd);
+  precision->backward(a.w.sum() + b.w.sum());
+  for (Weight* const each : {&a, &b}) precision->optimizer_step(each->sgd);
+  for (Weight* const each : {&a, &b}) each->sgd.zero_grad(/*set_to_none=*/false);
+  const auto version = a.w.grad()._version();
+  precision->teardown();  // the scale moves
+  EXPECT_EQ(a.w.grad()._version(), version);
+  EXPECT_EQ(b.w.grad()._version(), version);
+}
+
+TEST(AccumulatingGradients, AreNotWrittenWhenTheScaleStays) {
+  for (const PrecisionOptions& options :
+       {PrecisionOptions{.init_scale = 1024}, PrecisionOptions{.loss_scale = "8"}}) {
+    const auto precision = make_precision("16-mixed", at::kCPU, options);
+    Weight every, later;
+    precision->setup_optimizer(every.sgd);
+    precision->setup_optimizer(later.sgd);
+    precision->backward(every.w.sum() + later.w.sum());
+    precision->optimizer_step(every.sgd);
+    const auto version = later.w.grad()._version();
+    precision->teardown();
+    EXPECT_EQ(later.w.grad()._version(), version);
+  }
+}
+
+TEST(AccumulatingGradients, FollowTheScaleThatFusedStepsMoveWithoutAHostRead) {
+  const auto precision = with_moving_scale();
+  const at::Tensor w = torch::zeros({1}).set_requires_grad(true);
+  FusedSGD every({w}, SGDOptions(1.0));
+  Weight later;
+  precision->setup_optimizer(every);
+  precision->setup_optimizer(later.sgd);
+  precision->backward(w.sum() + later.w.sum());
+  precision->optimizer_step(every);
+  {
+    const HostReads reads;
+    precision->teardown();  // the scale moves
+    EXPECT_EQ(reads.count(), 0);
+  }
+  EXPECT_EQ(later.w.grad().item<float>(), 2048);
 }
 
 TEST(AccumulatingGradients, ResumeWithTheNextScale) {

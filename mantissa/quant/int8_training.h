@@ -37,6 +37,8 @@ class Int8TrainingRule final : public WeightRule {
   std::string description() const override { return "int8 training"; }
   at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const override;
   WeightRulePtr for_copy() const override;
+  /// True, because "int8-training" (precision/int8_training.h) is this rule on all layers.
+  bool belongs_to_mode() const override { return true; }
 
   double threshold() const { return threshold_; }
   /// Returns how many times the weight was quantized.

@@ -1,4 +1,3 @@
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -21,7 +20,6 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "mantissa/core/keep_loaded_internal.h"
 #include "mantissa/weights/einsum_internal.h"
 #include "mantissa/weights/marked_weight_internal.h"
 #include "mantissa/weights/packed_weight.h"
@@ -200,14 +198,8 @@ void keep_rule(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (rule) insert_rule(self, rule);
 }
 
-using Library = std::unique_ptr<torch::Library>;
-
-Library library_for(const char* name) {
-  return std::make_unique<torch::Library>(torch::Library::IMPL, name, kKey, __FILE__, __LINE__);
-}
-
-Library kernels() {
-  Library library = library_for("aten");
+KernelLibrary operator_library() {
+  KernelLibrary library = kernel_library(kKey);
   library->impl("linear", TORCH_FN(linear));
   library->impl("matmul", TORCH_FN(matmul));
   library->impl("mm", TORCH_FN(mm));
@@ -223,40 +215,31 @@ Library kernels() {
   return library;
 }
 
+KernelLibrary fallthrough_library() {
+  KernelLibrary library = kernel_library(kKey, "_");
+  library->fallback(torch::CppFunction::makeFallthrough());
+  return library;
+}
+
+std::vector<KernelLibrary> make_kernels() {
+  std::vector<KernelLibrary> made;
+  made.push_back(fallthrough_library());
+  made.push_back(operator_library());
+  return made;
+}
+
 constexpr Registration kRegistration = {.insert = insert_rule, .find = find_rule};
-
-/// See shared_registration_internal.h. The layout covers Registration and the virtual functions of WeightRule.
-constexpr const char* kNamespace = "mantissa";
-constexpr const char* kName = "mantissa::marked_weights";
-constexpr int64_t kLayout = 1;
-
-int64_t address_of_registration(int64_t layout) {
-  return layout == kLayout ? reinterpret_cast<int64_t>(&kRegistration) : 0;
-}
-
-const Registration& find_or_register() {
-  // A rule is an object of the copy that marked the weight, whoever registered the kernels.
-  keep_loaded(reinterpret_cast<const void*>(&address_of_registration), "mark_weight");
-  if (const void* const found = find_shared_registration(kName, kLayout, "mark_weight"))
-    return *static_cast<const Registration*>(found);
-  // The destructors of these libraries would remove the kernels, so all are kept once they are made.
-  std::vector<Library> made;
-  made.push_back(std::make_unique<torch::Library>(torch::Library::FRAGMENT, kNamespace, std::nullopt,
-                                                  __FILE__, __LINE__));
-  made.back()->def("marked_weights(int layout) -> int", address_of_registration);
-  made.push_back(library_for("_"));
-  made.back()->fallback(torch::CppFunction::makeFallthrough());
-  made.push_back(kernels());
-  static const auto* const kept = new std::vector<Library>(std::move(made));
-  static_cast<void>(kept);
-  return kRegistration;
-}
 
 }  // namespace
 
 const Registration& in_charge() {
-  static const Registration& first = find_or_register();
-  return first;
+  // The layout covers Registration and the virtual functions of WeightRule.
+  static const void* const first = find_or_register({.name = "marked_weights",
+                                                     .layout = 2,
+                                                     .registration = &kRegistration,
+                                                     .function = "mark_weight",
+                                                     .make = &make_kernels});
+  return *static_cast<const Registration*>(first);
 }
 
 }  // namespace mantissa::marked

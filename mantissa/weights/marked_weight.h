@@ -35,6 +35,10 @@ class WeightRule {
 
   /// Returns a rule for a copy of the weight. A rule that keeps nothing may return itself.
   virtual WeightRulePtr for_copy() const = 0;
+
+  /// Whether the rule is what a precision mode does to the layers of a module. The next mode that converts the
+  /// module then removes the mark. A rule of the user's own stays in every mode.
+  virtual bool belongs_to_mode() const { return false; }
 };
 
 /// Marks a weight that is trained, so that it decides the arithmetic of its products. A module that holds it

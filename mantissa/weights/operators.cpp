@@ -1,4 +1,3 @@
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,19 +6,12 @@
 #include <ATen/core/stack.h>
 #include <torch/library.h>
 
-#include "mantissa/core/keep_loaded_internal.h"
 #include "mantissa/weights/operators_internal.h"
 #include "mantissa/weights/packed_tensor_internal.h"
 #include "mantissa/weights/shared_registration_internal.h"
 
 namespace mantissa::packed {
 namespace {
-
-using Library = std::unique_ptr<torch::Library>;
-
-Library library_for(c10::DispatchKey key, const char* name = "aten") {
-  return std::make_unique<torch::Library>(torch::Library::IMPL, name, key, __FILE__, __LINE__);
-}
 
 /// Returns the first packed tensor among `arguments`, and whether the operation writes to it.
 std::pair<at::Tensor, bool> find_packed(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
@@ -105,7 +97,7 @@ bool is_in_place(const c10::OperatorHandle& op) {
 
 /// Registers the refusal of every operation in place. libtorch's kernels would begin some of them, and fail
 /// when they need the bytes.
-void refuse_in_place(const Library& library) {
+void refuse_in_place(const KernelLibrary& library) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.getNamespace() != "aten") continue;
@@ -116,7 +108,7 @@ void refuse_in_place(const Library& library) {
 }
 
 /// Registers what both keys need: autograd would decompose these operations, or would save a dequantized copy.
-void add_arithmetic(const Library& library) {
+void add_arithmetic(const KernelLibrary& library) {
   library->impl("linear", TORCH_FN(linear));
   library->impl("matmul", TORCH_FN(matmul));
   library->impl("mm", TORCH_FN(mm));
@@ -134,8 +126,8 @@ void add_arithmetic(const Library& library) {
 }
 
 /// The views keep libtorch's autograd kernels, which record what is a view of what.
-Library backend_library() {
-  Library library = library_for(c10::DispatchKey::PrivateUse2);
+KernelLibrary backend_library() {
+  KernelLibrary library = kernel_library(c10::DispatchKey::PrivateUse2);
   add_arithmetic(library);
   library->impl("t", TORCH_FN(t));
   library->impl("transpose.int", TORCH_FN(transpose));
@@ -151,64 +143,47 @@ Library backend_library() {
 }
 
 /// The meta device ranks above all backends, so set_data() of a tensor without values asks here.
-Library meta_library() {
-  Library library = library_for(c10::DispatchKey::Meta);
+KernelLibrary meta_library() {
+  KernelLibrary library = kernel_library(c10::DispatchKey::Meta);
   library->impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
   return library;
 }
 
-Library autograd_library() {
-  Library library = library_for(c10::DispatchKey::AutogradPrivateUse2);
+KernelLibrary autograd_library() {
+  KernelLibrary library = kernel_library(c10::DispatchKey::AutogradPrivateUse2);
   add_arithmetic(library);
   return library;
 }
 
-Library fallback_library() {
-  Library library = library_for(c10::DispatchKey::PrivateUse2, "_");
+KernelLibrary fallback_library() {
+  KernelLibrary library = kernel_library(c10::DispatchKey::PrivateUse2, "_");
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_boxed>());
   return library;
+}
+
+std::vector<KernelLibrary> make_kernels() {
+  std::vector<KernelLibrary> made;
+  made.push_back(backend_library());
+  made.push_back(autograd_library());
+  made.push_back(meta_library());
+  made.push_back(fallback_library());
+  return made;
 }
 
 constexpr Registration kRegistration = {
     .delete_data = [](void* data) { delete static_cast<PackedDataPtr*>(data); },
 };
 
-/// See shared_registration_internal.h. The layout covers Registration and the virtual functions of PackedData.
-constexpr const char* kNamespace = "mantissa";
-constexpr const char* kName = "mantissa::packed_weights";
-constexpr int64_t kLayout = 3;
-
-int64_t address_of_registration(int64_t layout) {
-  return layout == kLayout ? reinterpret_cast<int64_t>(&kRegistration) : 0;
-}
-
-const Registration& find_or_register() {
-  // Closing a plug-in would leave the dispatcher with pointers to unloaded code, and the weights that the
-  // plug-in made, which know their format by virtual functions of the plug-in, even if the kernels are
-  // another copy's.
-  keep_loaded(reinterpret_cast<const void*>(&address_of_registration), "make_packed_weight");
-  if (const void* const found = find_shared_registration(kName, kLayout, "make_packed_weight"))
-    return *static_cast<const Registration*>(found);
-  // The destructors of these libraries would remove the kernels, so all are kept once they are made. The
-  // pointer lets leak checkers find them.
-  std::vector<Library> made;
-  made.push_back(std::make_unique<torch::Library>(torch::Library::FRAGMENT, kNamespace, std::nullopt,
-                                                  __FILE__, __LINE__));
-  made.back()->def("packed_weights(int layout) -> int", address_of_registration);
-  made.push_back(backend_library());
-  made.push_back(autograd_library());
-  made.push_back(meta_library());
-  made.push_back(fallback_library());
-  static const auto* const kept = new std::vector<Library>(std::move(made));
-  static_cast<void>(kept);
-  return kRegistration;
-}
-
 }  // namespace
 
 const Registration& in_charge() {
-  static const Registration& first = find_or_register();
-  return first;
+  // The layout covers Registration and the virtual functions of PackedData.
+  static const void* const first = find_or_register({.name = "packed_weights",
+                                                     .layout = 3,
+                                                     .registration = &kRegistration,
+                                                     .function = "make_packed_weight",
+                                                     .make = &make_kernels});
+  return *static_cast<const Registration*>(first);
 }
 
 }  // namespace mantissa::packed

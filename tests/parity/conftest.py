@@ -6,7 +6,7 @@ import subprocess
 import jobs
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 # Equal bits need the same kernels on both sides. test_cpu_kernels.py tests our kernels.
 os.environ["MANTISSA_CPU_KERNELS"] = "0"
@@ -28,6 +28,25 @@ def run_mantissa(tmp_path):
         return load_file(job["output"])
 
     return run
+
+
+@pytest.fixture
+def runner(tmp_path):
+    """Makes a function that passes a file of tensors to a program, and returns the tensors that it writes."""
+    def runner_of(program):
+        def run(kind, tensors, *arguments):
+            given, written = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, given)
+            done = subprocess.run([BUILD / program, kind, given, written, *map(str, arguments)], capture_output=True,
+                                  text=True)
+            if done.returncode == 2:  # it refuses the input
+                raise ValueError(done.stderr)
+            done.check_returncode()
+            return load_file(written)
+
+        return run
+
+    return runner_of
 
 
 def assert_same(ours, theirs):

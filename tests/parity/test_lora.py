@@ -1,15 +1,13 @@
 """LoRA, rsLoRA and DoRA against PEFT, live: values, gradients, training, merged weights, and files in both directions."""
 
 import json
-import subprocess
 
 import bitsandbytes as bnb
 import peft.tuners.lora.torchao
 import pytest
 import torch
-from conftest import BUILD
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 # PEFT asks whether torchao is installed, and then for names that this release of torchao has no longer.
 peft.tuners.lora.torchao.is_torchao_available = lambda: False
@@ -43,17 +41,8 @@ def seed():
 
 
 @pytest.fixture
-def run(tmp_path):
-    def call(kind, tensors, *arguments):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "in.safetensors")
-        done = subprocess.run([BUILD / "lora_runner", kind, tmp_path / "in.safetensors", tmp_path / "out.safetensors",
-                               *map(str, arguments)], capture_output=True, text=True)
-        if done.returncode == 2:
-            raise ValueError(done.stderr)
-        done.check_returncode()
-        return load_file(tmp_path / "out.safetensors")
-
-    return call
+def run(runner):
+    return runner("lora_runner")
 
 
 def adapted(net, kind):

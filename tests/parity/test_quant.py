@@ -1,31 +1,19 @@
 """4-bit and 8-bit weights against bitsandbytes, live: bytes, restored values, products, and states in both directions."""
 
 import json
-import subprocess
 
 import bitsandbytes as bnb
 import bitsandbytes.functional as F
 import pytest
 import torch
-from conftest import BUILD
-from safetensors.torch import load_file, save_file
 
 SIZES = [(3, 5), (5, 30), (64, 64), (33, 200), (96, 512)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.fixture
-def run(tmp_path):
-    def call(kind, tensors, *arguments):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "in.safetensors")
-        done = subprocess.run([BUILD / "quant_runner", kind, tmp_path / "in.safetensors", tmp_path / "out.safetensors",
-                               *map(str, arguments)], capture_output=True, text=True)
-        if done.returncode == 2:
-            raise ValueError(done.stderr)
-        done.check_returncode()
-        return load_file(tmp_path / "out.safetensors")
-
-    return call
+def run(runner):
+    return runner("quant_runner")
 
 
 @pytest.fixture(autouse=True)

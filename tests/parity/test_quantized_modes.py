@@ -2,31 +2,19 @@
 
 import copy
 import json
-import subprocess
 
 import bitsandbytes.functional as F
 import pytest
 import torch
-from conftest import BUILD
 from lightning.fabric.plugins.precision.bitsandbytes import BitsandbytesPrecision
-from safetensors.torch import load_file, save_file
 from test_quant import away_from_thresholds, one_zero
 
 MODES = ["nf4", "nf4-dq", "fp4", "fp4-dq", "int8"]
 
 
 @pytest.fixture
-def run(tmp_path):
-    def call(mode, tensors):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "in.safetensors")
-        done = subprocess.run([BUILD / "quantized_mode_runner", mode, tmp_path / "in.safetensors",
-                               tmp_path / "out.safetensors"], capture_output=True, text=True)
-        if done.returncode == 2:
-            raise ValueError(done.stderr)
-        done.check_returncode()
-        return load_file(tmp_path / "out.safetensors")
-
-    return call
+def run(runner):
+    return runner("quantized_mode_runner")
 
 
 class Case:

@@ -79,11 +79,13 @@ struct Avx2Codes : Avx2 {
     const Int code = _mm256_sign_epi32(truncate(rank), bits_of(x));  // 0 where x is 0
     return kIsSigned ? _mm256_add_epi32(code, _mm256_set1_epi32(127)) : code;
   }
-  static void store_bytes(uint8_t* to, const Int (&codes)[4]) {
+  static Int to_bytes(const Int (&codes)[4]) {
     const Int bytes =
         _mm256_packus_epi16(_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3]));
-    const Int in_order = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256(reinterpret_cast<Int*>(to), in_order);
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+  static void store_bytes(uint8_t* to, const Int (&codes)[4]) {
+    _mm256_storeu_si256(reinterpret_cast<Int*>(to), to_bytes(codes));
   }
 
   static Int nibbles(const uint8_t* from) {
@@ -104,10 +106,7 @@ struct Avx2Codes : Avx2 {
     return _mm256_sub_epi32(_mm256_add_epi32(i, i), reached);
   }
   static void store_nibbles(uint8_t* to, const Int (&codes)[4]) {
-    const Int bytes =
-        _mm256_packus_epi16(_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3]));
-    const Int in_order = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    const Int pairs = _mm256_maddubs_epi16(in_order, _mm256_set1_epi16(0x0110));
+    const Int pairs = _mm256_maddubs_epi16(to_bytes(codes), _mm256_set1_epi16(0x0110));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                      _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
   }

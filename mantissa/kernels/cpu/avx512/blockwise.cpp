@@ -79,12 +79,13 @@ struct Avx512Codes : Avx512 {
     return _mm512_mask_sub_epi32(_mm512_add_epi32(zero_code, size), _mm512_movepi32_mask(bits_of(x)),
                                  zero_code, size);
   }
-  static void store_bytes(uint8_t* to, const Int (&codes)[4]) {
+  static Int to_bytes(const Int (&codes)[4]) {
     const Int bytes =
         _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3]));
     const Int order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
+    return _mm512_permutexvar_epi32(order, bytes);
   }
+  static void store_bytes(uint8_t* to, const Int (&codes)[4]) { _mm512_storeu_si512(to, to_bytes(codes)); }
 
   static Int nibbles(const uint8_t* from) {
     const __m128i bytes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
@@ -101,10 +102,7 @@ struct Avx512Codes : Avx512 {
                                  _mm512_set1_epi32(1));
   }
   static void store_nibbles(uint8_t* to, const Int (&codes)[4]) {
-    const Int bytes =
-        _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3]));
-    const Int order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const Int pairs = _mm512_maddubs_epi16(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi16(0x0110));
+    const Int pairs = _mm512_maddubs_epi16(to_bytes(codes), _mm512_set1_epi16(0x0110));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi16_epi8(pairs));
   }
 };

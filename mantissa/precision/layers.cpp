@@ -1,0 +1,90 @@
+#include <algorithm>
+#include <unordered_set>
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/precision/layers_internal.h"
+
+namespace mantissa {
+namespace {
+
+using torch::nn::Module;
+
+bool is_chosen_kind(const Module& module, const LayerChoice& choice) {
+  if (module.as<torch::nn::Linear>()) return true;
+  if (module.as<torch::nn::Embedding>() || module.as<torch::nn::EmbeddingBag>()) return choice.embeddings;
+  return choice.convolutions &&
+         (module.as<torch::nn::Conv1d>() || module.as<torch::nn::Conv2d>() ||
+          module.as<torch::nn::Conv3d>() || module.as<torch::nn::ConvTranspose1d>() ||
+          module.as<torch::nn::ConvTranspose2d>() || module.as<torch::nn::ConvTranspose3d>());
+}
+
+bool is_ignored(const std::string& name, const std::vector<std::string>& ignored) {
+  return std::any_of(ignored.begin(), ignored.end(),
+                     [&](const std::string& prefix) { return name.starts_with(prefix); });
+}
+
+/// The weight that the layer's forward() uses; null if it has none.
+const at::Tensor* weight_of(const Module& module,
+                            const torch::OrderedDict<std::string, at::Tensor>& parameters) {
+  // Tying two layers by an assignment changes the member and not the list of parameters.
+  if (const auto* const linear = module.as<torch::nn::Linear>()) return &linear->weight;
+  return parameters.find("weight");
+}
+
+}  // namespace
+
+bool has_layers(const Module& module, const LayerChoice& choice) {
+  if (is_chosen_kind(module, choice)) return true;
+  const auto parts = module.modules(/*include_self=*/false);
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const auto& part) { return is_chosen_kind(*part, choice); });
+}
+
+std::vector<Layer> layers_of(const Module& module, const LayerChoice& choice) {
+  std::vector<Layer> layers;
+  std::unordered_set<const at::TensorImpl*> seen, ignored;
+  const auto visit = [&](const std::string& name, const Module& part) {
+    if (!is_chosen_kind(part, choice)) return;
+    const auto parameters = part.named_parameters(/*recurse=*/false);
+    const at::Tensor* const weight = weight_of(part, parameters);
+    if (!weight || !weight->defined()) return;
+    if (is_ignored(name, choice.ignore_modules)) {
+      ignored.insert(weight->unsafeGetTensorImpl());
+    } else if (seen.insert(weight->unsafeGetTensorImpl()).second) {
+      layers.push_back({name.empty() ? "weight" : name + ".weight", *weight});
+    }
+  };
+  visit("", module);  // named_modules(include_self) would require a shared_ptr to it
+  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false))
+    visit(item.key(), *item.value());
+  std::erase_if(layers,
+                [&](const Layer& layer) { return ignored.contains(layer.weight.unsafeGetTensorImpl()); });
+  return layers;
+}
+
+void check_is_leaf(const Layer& layer, const std::string& who) {
+  TORCH_CHECK_VALUE(layer.weight.is_leaf(), who, ": autograd computed '", layer.name,
+                    "', so it would be computed again; name its layer in ignore_modules");
+}
+
+std::vector<std::string> unmatched_names(const Module& module, const std::vector<std::string>& ignored) {
+  std::vector<std::string> unmatched = ignored;
+  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false))
+    std::erase_if(unmatched, [&](const std::string& prefix) { return item.key().starts_with(prefix); });
+  return unmatched;
+}
+
+void warn_about_unmatched_names(const Module& module, const std::vector<std::string>& ignored,
+                                const std::string& who) {
+  for (const std::string& name : unmatched_names(module, ignored))
+    TORCH_WARN(who, ": ignore_modules '", name, "' matches no submodule of ", module.name(),
+               did_you_mean(name, module.named_modules("", /*include_self=*/false).keys()));
+}
+
+}  // namespace mantissa

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace mantissa {
+
+/// Which layers a mode converts: every torch::nn::Linear, and further kinds by choice.
+struct LayerChoice {
+  bool embeddings = false, convolutions = false;
+  std::vector<std::string> ignore_modules = {};  ///< beginnings of dotted names of layers that are left out
+};
+
+/// A layer, by its weight.
+struct Layer {
+  std::string name;  ///< of the weight, with dots
+  at::Tensor weight;
+};
+
+/// Whether a module has a layer of the chosen kinds; ignored ones count.
+bool has_layers(const torch::nn::Module& module, const LayerChoice& choice);
+
+/// Returns the chosen layers of a module, each weight once. A weight that an ignored layer shares is left out.
+std::vector<Layer> layers_of(const torch::nn::Module& module, const LayerChoice& choice);
+
+/// Errors: c10::ValueError, which begins with `who`, if autograd computed the layer's weight. It would be computed
+///         again, and lose what a mode has done to it.
+void check_is_leaf(const Layer& layer, const std::string& who);
+
+/// Returns those of `ignored` with which no dotted name of a submodule begins: most likely typing errors.
+std::vector<std::string> unmatched_names(const torch::nn::Module& module,
+                                         const std::vector<std::string>& ignored);
+
+/// Warns of each of them; the warning begins with `who` and suggests the nearest name.
+void warn_about_unmatched_names(const torch::nn::Module& module, const std::vector<std::string>& ignored,
+                                const std::string& who);
+
+}  // namespace mantissa
