@@ -24,9 +24,9 @@ struct PlaneTaps {
   int64_t offsets[kConvolutionDepth] = {};
 };
 
-/// Sets to[result * to_pitch + pixel] to the sum over taps and channels of source[channel * plane + tap +
-/// pixel] * weights[(tap, channel)][result], for kResults results and kPixelVectors vectors of pixels; with
-/// `accumulate`, adds the sum to it.
+/// The micro-kernel, for kResults results of kPixelVectors vectors of pixels. It sets to[result * to_pitch +
+/// pixel] to the sum over taps and channels of source[channel * plane + tap + pixel] * weights[(tap,
+/// channel)][result]. With `accumulate`, it adds the sum instead.
 template <class V, int kResults, int kPixelVectors>
 void multiply_planes(const PlaneTaps& taps, int64_t channels, const float* source, int64_t plane,
                      const float* weights, float* to, int64_t to_pitch, bool accumulate) {
