@@ -41,7 +41,8 @@ std::string too_little_memory(const std::exception& error) {
     if (system->code() == std::errc::not_enough_memory) return "there is too little memory";
     // std::thread throws this, because its stack is memory, too.
     if (system->code() == std::errc::resource_unavailable_try_again)
-      return "no more threads can be started, for lack of memory or by the limit on processes (ulimit -u)";
+      return "no more threads can be started: memory is short, or the limit on processes (ulimit -u) is "
+             "reached";
   }
   const std::string_view text = error.what();
   // The type of oneDNN's error is private to libtorch, and its text is the same for every cause.

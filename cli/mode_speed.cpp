@@ -86,17 +86,19 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+/// Returns the time of a step in `mode` divided by that of a step in 32-true. Both are measured in turn, and
+/// the median of the ratios counts, so that a busy machine slows both sides.
 double over_32_true(const Mode& mode, const Example& example) {
-  constexpr double kMostSeconds = 0.3;
+  constexpr double kMaxSeconds = 0.3;
   constexpr size_t kRounds = 9;
-  Training base(find_mode("32-true"), example), mine(mode, example);
-  base.seconds_of_step(), mine.seconds_of_step();
+  Training base(find_mode("32-true"), example), measured(mode, example);
+  base.seconds_of_step(), measured.seconds_of_step();  // warm up
   std::vector<double> ratios;
   double spent = 0;
-  while (ratios.size() < kRounds && spent < kMostSeconds) {
-    const double theirs = base.seconds_of_step(), ours = mine.seconds_of_step();
-    ratios.push_back(ours / theirs);
-    spent += ours + theirs;
+  while (ratios.size() < kRounds && spent < kMaxSeconds) {
+    const double base_seconds = base.seconds_of_step(), seconds = measured.seconds_of_step();
+    ratios.push_back(seconds / base_seconds);
+    spent += base_seconds + seconds;
   }
   return median(ratios);
 }

@@ -254,7 +254,8 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::llm_int8_threshold),
        .default_value = "auto",
-       .help = "int8: columns of inputs from this magnitude on are computed in float32; 0: none; auto: 6"},
+       .help = "int8 and int8-training: columns of inputs from this magnitude on are computed in float32; "
+               "0: none; auto: 6"},
       {.name = "quantize_embeddings",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::quantize_embeddings),

@@ -52,7 +52,8 @@ double train(const Step& step) {
   return last;
 }
 
-/// The region ends before backward(): gradients get the dtypes of the forward operations without it.
+/// The autocast region ends before backward(). Autograd runs each backward operation in the dtype of its forward
+/// operation without it.
 double default_case() {
   Convnet model = make_model();
   SGD optimizer(model->parameters(), options());
@@ -71,7 +72,7 @@ double default_case() {
   });
 }
 
-/// Gradients are scaled until unscale_(), so a limit of 1 means 1 only after it.
+/// Gradients are multiplied by the loss scale until unscale_() divides them, so clip them after that.
 double clipping() {
   Convnet model = make_model();
   SGD optimizer(model->parameters(), options());
@@ -258,8 +259,7 @@ double disabled_region() {
   });
 }
 
-/// Counts and means in fp16 stop counting at 2048. Metrics are therefore computed in float32, or as here in
-/// float64.
+/// A counter in fp16 does not get beyond 2048. Metrics are therefore computed in float32, or as here in float64.
 double metrics() {
   Convnet model = make_model();
   mantissa::keep_in_fp32(*model, "head");  // the logits are float32, too, without a change to the model

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that #includes between rooms follow the DEPENDS lines, that those point to lower rows only, and that a room's
-layers include no layer above them."""
+"""Checks that #includes between rooms follow the DEPENDS lines, that those point to lower rows only, that a room's
+layers include no layer above them, and that no room calls another room's kernels of one device."""
 import pathlib
 import re
 import sys
@@ -10,6 +10,11 @@ ROWS = {"core": 0, "kernels": 1, "weights": 1, "io": 1, "amp": 2, "fp8": 2, "qua
 
 # A room's layers, lowest first. "" is the room's own folder, and also stands for folders that are not named.
 LAYERS = {"kernels": ["", "cpu", "aten"]}
+
+# Layers that other rooms do not include: a caller finds the kernels of a tensor's device in aten/device_kernels.h. The
+# exceptions compute something that only the CPU needs.
+PRIVATE = {"kernels": ["cpu", "cuda"]}
+EXCEPTIONS = ["mantissa/kernels/cpu/fingerprint.h"]
 
 
 def main(root: pathlib.Path) -> int:
@@ -33,6 +38,9 @@ def main(root: pathlib.Path) -> int:
         for other in re.findall(r'#include "mantissa/(\w+)/', text):
             if other != room and other not in depends[room]:
                 errors.append(f"{file.relative_to(root)} includes {other}, which {room}'s DEPENDS does not name")
+        for header, other, layer in re.findall(r'#include "(mantissa/(\w+)/(\w+)/[^"]+)"', text):
+            if other != room and layer in PRIVATE.get(other, []) and header not in EXCEPTIONS:
+                errors.append(f"{file.relative_to(root)} includes {header}, which is private to {other}")
     print("\n".join(errors) or f"{len(depends)} rooms: all includes follow the arrows")
     return bool(errors)
 

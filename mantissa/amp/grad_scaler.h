@@ -230,9 +230,9 @@ class GradScaler {
   void begin_backward();
   void restart_backward();
   void end_backward();
-  /// Call end_iteration() when the loop has ended. It ends the iteration if a step was taken in it, and drops
-  /// what was recorded about gradients that still wait for their step. abandon_iteration() drops everything
-  /// that this iteration has found, and does not move the scale.
+  /// Call end_iteration() when the loop has ended. It ends the iteration if a step was taken in it, and forgets
+  /// the gradients that no step has used. abandon_iteration() forgets everything that this iteration has found,
+  /// and does not move the scale.
   void end_iteration();
   void abandon_iteration();
   /// Call begin_step() before the first look at the gradients of `optimizer`. It ends the iteration if

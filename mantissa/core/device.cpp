@@ -124,7 +124,7 @@ at::Device resolve_device(const std::string& name) {
                     ", or choose the device cpu");
   if (!device.has_index()) device.set_index(0);
   TORCH_CHECK_VALUE(device.index() < count, "device '", name, "' was asked for, but this machine has ", count,
-                    " CUDA device(s), numbered from 0");
+                    " CUDA device(s), numbered from 0; choose one of them");
   return device;
 }
 

@@ -68,7 +68,8 @@ struct DataLoaderOptions {
 /// Workers start at the first next() after a set_epoch() or skip(), take over the calling thread's grad mode,
 /// autocast and inference mode, and end with the epoch. Each computes with one libtorch thread. Batches that
 /// were read ahead count as not read: a resumed run gets them again. set_epoch(), skip() and the destructor
-/// drop them and wait for the batches that are being read; until the next next() nothing reads the dataset.
+/// wait for the batches that are being read and drop all of them. Nothing reads the dataset from then until
+/// next() is called.
 /// Memory:  8 bytes for each sample of an epoch; num_workers * prefetch_factor batches.
 /// Threads: with several workers, several threads call dataset and transform at once.
 /// Errors:  c10::ValueError for a batch size below 1, a negative num_samples or num_workers, a

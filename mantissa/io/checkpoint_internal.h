@@ -18,8 +18,9 @@ inline constexpr std::string_view kManifestFormat = "mantissa-checkpoint";
 /// enough to list it.
 bool is_checkpoint_folder(const std::filesystem::path& path);
 
-/// Returns why `path` may be neither replaced nor removed as a checkpoint, or "" if it may: it is an empty
-/// folder, or has a manifest of ours, or, if the manifest is damaged, holds only files of a checkpoint.
+/// Returns why `path` may be neither replaced nor removed as a checkpoint, or "" if it may. It may if it is an
+/// empty folder, if it has a manifest of ours, or if its manifest is damaged and it holds only files of a
+/// checkpoint.
 std::string why_not_checkpoint(const std::filesystem::path& path);
 
 /// Returns `path`, or the sibling that holds the whole checkpoint of that name if its writer was killed

@@ -119,7 +119,7 @@ TEST(SafetensorsHeader, ReadsHundredsOfThousandsOfTensors) {
   const SafetensorsHeader header = parse_safetensors_header(text + "}", kTensors, "some.file");
   EXPECT_EQ(header.tensors.size(), kTensors);
   EXPECT_EQ(header.tensors.at("layer.299999").begin, kTensors - 1);
-  // Every error is found as fast, not only that of the last tensor.
+  // Errors are found as fast, too, wherever they are.
   EXPECT_THAT(error_of(text + ",\"layer.0\":0}", kTensors), HasSubstr("names 'layer.0' twice"));
   EXPECT_THAT(error_of(text + "}", kTensors - 1), HasSubstr("truncated"));
 }
@@ -170,7 +170,7 @@ TEST(SafetensorsHeader, WritesWidestFirstThenByName) {
   EXPECT_EQ(parse_safetensors_header(text, 18, "f").tensors.at("c").begin, 8u);
 }
 
-TEST(SafetensorsHeader, RefusesToWriteWhatNobodyReads) {
+TEST(SafetensorsHeader, RefusesToWriteWhatNoReaderAccepts) {
   const auto error = [](SafetensorsHeader header) {
     std::vector<std::string> order;
     try {

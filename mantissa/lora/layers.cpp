@@ -121,8 +121,8 @@ std::vector<FoundLayer> find_targets(const torch::nn::Module& root, const LoraCo
     }
     found.push_back({name, survey.checked(name, module)});
   }
-  TORCH_CHECK_VALUE(!found.empty(), "LoRA: target_modules (", targets.text(), ") means no linear layer of ",
-                    root.name(), ", which has ", join_names(last_parts(survey.linear_names())));
+  TORCH_CHECK_VALUE(!found.empty(), "LoRA: target_modules (", targets.text(), ") matches no linear layer of ",
+                    root.name(), "; choose from ", join_names(last_parts(survey.linear_names())));
   return found;
 }
 

@@ -75,8 +75,8 @@ class AdapterFolder {
       if (key.starts_with(prefix) && key.ends_with(suffix) && key.size() > prefix.size() + suffix.size())
         return key.substr(prefix.size(), key.size() - prefix.size() - suffix.size());
     TORCH_CHECK_VALUE(false, "load_adapter: '", path_, "' has the tensor '", key.substr(0, 200),
-                      "', which is no part of an adapter of linear layers (", kPrefix, "LAYER", kSuffixA,
-                      ", ", kSuffixB, " or ", kSuffixMagnitude, ")");
+                      "', which does not belong to an adapter of a linear layer; such names are ", kPrefix,
+                      "LAYER", kSuffixA, ", ", kSuffixB, " or ", kSuffixMagnitude);
   }
 
   at::Tensor tensor(const std::string& layer, const char* suffix, at::IntArrayRef sizes) const {
@@ -89,7 +89,8 @@ class AdapterFolder {
                       config_.rank_of(layer), " of adapter_config.json, needs ", sizes,
                       "; give the model and the files that belong together");
     TORCH_CHECK_VALUE(c10::isFloatingType(entry->second.dtype), "load_adapter: '", path_, "': '", key,
-                      "' is ", entry->second.dtype, ", and adapters are floating-point numbers");
+                      "' is ", entry->second.dtype,
+                      "; the tensors of an adapter are floating-point numbers: save it again");
     at::Tensor values = file_.read(key).to(at::kFloat);
     TORCH_CHECK_VALUE(at::isfinite(values).all().item<bool>(), "load_adapter: '", path_, "': '", key,
                       "' has nan or inf; give a file from before its training diverged");

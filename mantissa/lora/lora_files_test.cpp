@@ -131,7 +131,8 @@ TEST_F(LoraFiles, AnAdapterOfAnotherRankOrModelIsRefusedBeforeAnythingChanges) {
   EXPECT_THAT(error_after("base_model.model.norm.lora_A.weight", torch::zeros({4, 6})),
               AllOf(HasSubstr("'norm'"), HasSubstr("LayerNorm")));
   EXPECT_THAT(error_after("head.weight", torch::zeros({3, 6})), HasSubstr("'head.weight'"));
-  EXPECT_THAT(error_after("base_model.model.head.lora_embedding_A", torch::zeros({3})), HasSubstr("no part"));
+  EXPECT_THAT(error_after("base_model.model.head.lora_embedding_A", torch::zeros({3})),
+              HasSubstr("does not belong to an adapter"));
   EXPECT_THAT(error_after("base_model.model.head.lora_magnitude_vector", torch::zeros({3})),
               AllOf(HasSubstr("magnitude"), HasSubstr("use_dora")));
 }

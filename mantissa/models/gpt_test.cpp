@@ -100,10 +100,10 @@ TEST(Gpt, APositionDoesNotSeeTheFuture) {
   EXPECT_TRUE(at::allclose(before.narrow(1, 0, 5), after.narrow(1, 0, 5), 1e-5, 1e-7));
   EXPECT_FALSE(at::allclose(before.narrow(1, 5, 1), after.narrow(1, 5, 1), 1e-5, 1e-7));
   EXPECT_FALSE(at::allclose(before.narrow(1, 7, 1), after.narrow(1, 7, 1), 1e-5, 1e-7))
-      << "later ones look back";
+      << "a later position sees it";
 }
 
-TEST(Gpt, Takes32BitTokensToTheSameEnd) {
+TEST(Gpt, AcceptsInt32TokensWithTheSameResult) {
   Gpt model(kSmall);
   const at::Tensor tokens = some_tokens(2, 5);
   EXPECT_TRUE(at::equal(model(tokens), model(tokens.to(at::kInt))));

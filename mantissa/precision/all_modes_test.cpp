@@ -165,6 +165,16 @@ TEST_P(EveryMode, ALoopThatIsSavedAndLoadedContinuesBitForBit) {
   EXPECT_EQ(difference(straight.checkpoint(), resumed.checkpoint()), "");
 }
 
+TEST_P(EveryMode, StateThatTheModeCannotLoadIsReported) {
+  const auto mode = precision();
+  StateDict state = mode->state_dict();
+  EXPECT_EQ(mode->load_state_dict(StateReader(state)), std::vector<std::string>());
+  state.emplace("amax_history", torch::ones(3));  // of a mode that keeps one
+  state.emplace("master_weights", StateDict());   // the weights are loaded from those
+  EXPECT_EQ(mode->load_state_dict(StateReader(state)),
+            std::vector<std::string>({"its amax history is dropped"}));
+}
+
 TEST_P(EveryMode, AFusedOptimizersStepReadsNothingOnTheHost) {
   PrecisionOptions options;
   // Which columns are outliers is known on the host only, as in bitsandbytes.

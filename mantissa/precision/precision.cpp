@@ -1,5 +1,6 @@
 #include "mantissa/precision/precision.h"
 
+#include <algorithm>
 #include <memory>
 #include <unordered_set>
 #include <utility>
@@ -95,7 +96,14 @@ StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer,
 
 std::vector<std::string> Precision::load_state_dict(const StateReader& state) {
   std::vector<std::string> differences;
-  if (state.find(kLossScaleKey)) differences.emplace_back("its loss scale is dropped");
+  const StateDict own = state_dict();
+  for (const auto& [key, value] : state.to_dict()) {
+    // Master weights are not lost: the model's weights were loaded from them.
+    if (key == kMasterWeightsKey || own.contains(key)) continue;
+    std::string words = key;
+    std::replace(words.begin(), words.end(), '_', ' ');
+    differences.push_back("its " + words + " is dropped");
+  }
   return differences;
 }
 

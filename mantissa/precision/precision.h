@@ -176,9 +176,11 @@ class Precision {
   /// master weights, and whatever else it needs to resume bit for bit. Empty for a mode without state.
   virtual StateDict state_dict() const { return {}; }
   /// Resumes from the state of this mode or of another one. What the state lacks starts as in a new object, for
-  /// example the loss scale. Call it after setup_optimizer(), when the module
-  /// has the checkpoint's weights. Returns the differences from an uninterrupted run, such as "its loss scale
-  /// is dropped", for a warning. The base class drops everything in `state`.
+  /// example the loss scale. Call it after setup_optimizer(), when the module has the checkpoint's weights.
+  /// Returns the differences from an uninterrupted run, such as "its loss scale is dropped", for a warning.
+  /// The base class loads nothing. It reports the entries of `state` that this mode's state_dict() does not
+  /// have, except master weights, because a module's weights are loaded from those. An override that loads its
+  /// own entries calls it for the rest.
   /// Errors: c10::ValueError for a state that does not fit, before anything is changed.
   virtual std::vector<std::string> load_state_dict(const StateReader& state);
 

@@ -160,13 +160,14 @@ StateDict ScaledPrecision::state_dict() const {
 }
 
 std::vector<std::string> ScaledPrecision::load_state_dict(const StateReader& state) {
-  if (!scales()) return Precision::load_state_dict(state);
+  std::vector<std::string> differences = Precision::load_state_dict(state);
+  if (!scales()) return differences;
   const auto saved = state.find(kLossScaleKey);
   // The scale of an earlier run was found for other weights.
   scaler_->load_state_dict(saved ? scalars_from_state(*saved) : first_state_);
   scaler_->abandon_iteration();
-  if (saved) return {};
-  return {"it has no loss scale, so the scale starts at its initial value"};
+  if (!saved) differences.emplace_back("it has no loss scale, so the scale starts at its initial value");
+  return differences;
 }
 
 StateDict ScaledPrecision::gradient_state(const torch::optim::Optimizer& optimizer) const {

@@ -9,7 +9,7 @@
 #include <ATen/ops/matmul.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "mantissa/kernels/cpu/quantized4.h"
+#include "mantissa/kernels/aten/device_kernels.h"
 #include "mantissa/quant/quantized_4bit_internal.h"
 
 namespace mantissa {
@@ -24,7 +24,8 @@ at::Tensor multiply(const at::Tensor& x, const Quantized4Bit& weight, const std:
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.shape[is_transposed ? 0 : 1];
   const bool is_empty = x.numel() == 0 || weight.numel() == 0;
-  if (is_empty || !quant::has_kernel(x.device(), x.scalar_type())) {
+  auto* const kernel = kernels::aten::device_kernels(x.device().type()).product4;
+  if (is_empty || x.scalar_type() == at::kDouble || kernel == nullptr) {
     const at::Tensor dense = dequantize_4bit(weight, x.scalar_type());
     const at::Tensor product = at::matmul(x, is_transposed ? dense.t() : dense);
     return bias ? product + *bias : product;
@@ -45,7 +46,7 @@ at::Tensor multiply(const at::Tensor& x, const Quantized4Bit& weight, const std:
   p.transposed = is_transposed;
   if (bias) p.addend = {bias->const_data_ptr(), element, 0, bias->stride(0)};
   p.out = {out.mutable_data_ptr(), element, out.stride(0), out.stride(1)};
-  kernels::cpu::product4(p, kernels::cpu::quantized4_build());
+  kernel(p);
   // A view would be refused if the caller changed it in place, as torch::nn::Linear adds its bias.
   return at::_unsafe_view(out, sizes);
 }

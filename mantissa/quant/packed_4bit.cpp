@@ -111,7 +111,8 @@ PackedDataPtr Packed4Bit::with_parts(Parts parts) const {
   }
   for (const at::Tensor& scales : {made.absmax, made.nested_absmax, made.nested_offset})
     TORCH_CHECK_VALUE(!scales.defined() || scales.is_meta() || scales.isfinite().all().item<bool>(),
-                      description(), ": a scale is inf or nan");
+                      description(),
+                      ": a scale is inf or nan; the file is damaged, or the weight was not finite");
   return std::make_shared<Packed4Bit>(std::move(made), compute_dtype_);
 }
 

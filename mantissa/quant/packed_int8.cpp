@@ -35,8 +35,9 @@ class PackedInt8 final : public PackedData {
   Parts parts() const override { return {{"", quantized_.codes}, {"SCB", quantized_.scales}}; }
   PackedDataPtr with_parts(Parts parts) const override {
     const at::Tensor& scales = parts.at("SCB");
-    TORCH_CHECK_VALUE(scales.is_meta() || (scales.isfinite() & (scales >= 0)).all().item<bool>(),
-                      "int8: a scale is negative, inf or nan");
+    TORCH_CHECK_VALUE(
+        scales.is_meta() || (scales.isfinite() & (scales >= 0)).all().item<bool>(),
+        "int8: a scale is negative, inf or nan; the file is damaged, or the weight was not finite");
     return with({parts.at(""), scales, {}});
   }
   Parts state(const std::string& name) const override {

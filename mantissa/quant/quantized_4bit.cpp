@@ -17,7 +17,7 @@
 
 #include "mantissa/core/code_tables.h"
 #include "mantissa/core/parallel_internal.h"
-#include "mantissa/kernels/cpu/quantized4.h"
+#include "mantissa/kernels/aten/device_kernels.h"
 #include "mantissa/quant/operations_4bit_internal.h"
 #include "mantissa/quant/quantized_4bit_internal.h"
 
@@ -110,10 +110,6 @@ kernels::Code4 code_of(Format format) {
   return format == Format::kNF4 ? kernels::Code4::kNF4 : kernels::Code4::kFP4;
 }
 
-bool has_kernel(at::Device device, at::ScalarType dtype) {
-  return device.is_cpu() && (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16);
-}
-
 Element element_of(at::ScalarType dtype) {
   return dtype == at::kFloat      ? Element::kFloat32
          : dtype == at::kBFloat16 ? Element::kBFloat16
@@ -167,13 +163,12 @@ Quantized4Bit quantize_4bit(const at::Tensor& tensor, const Quantize4BitOptions&
 
   const at::Tensor values = tensor.detach().contiguous();
   Quantized4Bit result;
-  if (values.is_cpu()) {
-    result.codes = at::empty({bytes}, at::kByte);
-    result.absmax = at::empty({blocks_of(count, options.blocksize)}, at::kFloat);
-    kernels::cpu::quantize4({values.const_data_ptr(), quant::element_of(dtype), count, options.blocksize,
-                             quant::code_of(options.format), result.codes.mutable_data_ptr<uint8_t>(),
-                             result.absmax.mutable_data_ptr<float>()},
-                            kernels::cpu::quantized4_build());
+  if (auto* const kernel = kernels::aten::device_kernels(values.device().type()).quantize4) {
+    result.codes = at::empty({bytes}, values.options().dtype(at::kByte));
+    result.absmax = at::empty({blocks_of(count, options.blocksize)}, values.options().dtype(at::kFloat));
+    kernel({values.const_data_ptr(), quant::element_of(dtype), count, options.blocksize,
+            quant::code_of(options.format), result.codes.mutable_data_ptr<uint8_t>(),
+            result.absmax.mutable_data_ptr<float>()});
   } else {
     std::tie(result.codes, result.absmax) =
         quant::quantize_by_operations(values, options.blocksize, options.format);
@@ -204,17 +199,16 @@ at::Tensor dequantize_4bit(const Quantized4Bit& quantized, at::ScalarType dtype)
   TORCH_CHECK_TYPE(
       dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble,
       "dequantize_4bit: cannot restore values as ", dtype, "; choose float32, float16, bfloat16 or float64");
+  if (dtype == at::kDouble) return dequantize_4bit(quantized, at::kFloat).to(at::kDouble);
   const at::Tensor absmax = absmax_of(quantized), bytes = quant::bytes_of(quantized);
   const int64_t count = quantized.numel();
-  if (!quant::has_kernel(quantized.device(), dtype) && dtype != at::kDouble)
+  auto* const kernel = kernels::aten::device_kernels(quantized.device().type()).dequantize4;
+  if (kernel == nullptr)
     return quant::dequantize_by_operations(bytes, absmax, count, quantized.blocksize, quantized.format, dtype)
         .view(quantized.shape);
-  if (dtype == at::kDouble) return dequantize_4bit(quantized, at::kFloat).to(at::kDouble);
-  at::Tensor out = at::empty(quantized.shape, dtype);
-  kernels::cpu::dequantize4(
-      {bytes.const_data_ptr<uint8_t>(), absmax.const_data_ptr<float>(), count, quantized.blocksize,
-       quant::code_of(quantized.format), out.mutable_data_ptr(), quant::element_of(dtype)},
-      kernels::cpu::quantized4_build());
+  at::Tensor out = at::empty(quantized.shape, absmax.options().dtype(dtype));
+  kernel({bytes.const_data_ptr<uint8_t>(), absmax.const_data_ptr<float>(), count, quantized.blocksize,
+          quant::code_of(quantized.format), out.mutable_data_ptr(), quant::element_of(dtype)});
   return out;
 }
 

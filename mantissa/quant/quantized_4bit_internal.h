@@ -15,9 +15,6 @@ at::Tensor bytes_of(const Quantized4Bit& quantized);
 
 kernels::Code4 code_of(Format format);
 
-/// Whether kernels of ours take values of this dtype.
-bool has_kernel(at::Device device, at::ScalarType dtype);
-
 /// `dtype` is float32, bf16 or fp16.
 kernels::Element element_of(at::ScalarType dtype);
 

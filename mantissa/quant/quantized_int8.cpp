@@ -7,29 +7,34 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
 
-#include "mantissa/kernels/cpu/int8.h"
+#include "mantissa/kernels/aten/device_kernels.h"
 #include "mantissa/quant/operations_int8_internal.h"
 #include "mantissa/quant/quantized_4bit_internal.h"
 
 namespace mantissa {
 namespace {
 
+const kernels::aten::DeviceKernels& kernels_of(const at::Tensor& tensor) {
+  return kernels::aten::device_kernels(tensor.device().type());
+}
+
 bool is_float(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-/// Quantizes rows that are adjacent, on the CPU.
+/// Quantizes rows whose values are adjacent, with the kernel of their device.
 QuantizedInt8 quantize_rows(const at::Tensor& rows, float threshold) {
+  const at::TensorOptions on = rows.options();
   QuantizedInt8 result;
-  result.codes = at::empty(rows.sizes(), at::kChar);
-  result.scales = at::empty({rows.size(0)}, at::kFloat);
+  result.codes = at::empty(rows.sizes(), on.dtype(at::kChar));
+  result.scales = at::empty({rows.size(0)}, on.dtype(at::kFloat));
   at::Tensor outliers;
-  if (threshold > 0) outliers = at::zeros({rows.size(1)}, at::kByte);
-  kernels::cpu::quantize_int8(
+  if (threshold > 0) outliers = at::zeros({rows.size(1)}, on.dtype(at::kByte));
+  kernels_of(rows).quantize_int8(
       {rows.const_data_ptr(), quant::element_of(rows.scalar_type()), rows.size(0), rows.size(1),
        rows.stride(0), threshold, result.codes.mutable_data_ptr<int8_t>(),
        result.scales.mutable_data_ptr<float>()},
-      threshold > 0 ? outliers.mutable_data_ptr<uint8_t>() : nullptr, kernels::cpu::int8_build());
+      threshold > 0 ? outliers.mutable_data_ptr<uint8_t>() : nullptr);
   if (threshold > 0) {
     result.outlier_cols = outliers.nonzero().view({-1});
     result.codes.index_fill_(1, result.outlier_cols, 0);
@@ -83,10 +88,14 @@ QuantizedInt8 int8_vectorwise_quant(const at::Tensor& matrix, double threshold) 
   TORCH_CHECK_VALUE(threshold >= 0, "int8_vectorwise_quant: the threshold is ", threshold,
                     "; give a positive one, or 0 for none");
   const at::Tensor values = matrix.detach();
-  if (!values.is_cpu()) return quant::quantize_int8_by_operations(values, threshold);
+  if (kernels_of(values).quantize_int8 == nullptr)
+    return quant::quantize_int8_by_operations(values, threshold);
   if (values.numel() == 0) {
-    QuantizedInt8 empty{at::empty(values.sizes(), at::kChar), at::zeros({values.size(0)}, at::kFloat), {}};
-    if (threshold > 0) empty.outlier_cols = at::empty({0}, at::kLong);
+    const at::TensorOptions on = values.options();
+    QuantizedInt8 empty{at::empty(values.sizes(), on.dtype(at::kChar)),
+                        at::zeros({values.size(0)}, on.dtype(at::kFloat)),
+                        {}};
+    if (threshold > 0) empty.outlier_cols = at::empty({0}, on.dtype(at::kLong));
     return empty;
   }
   return quantize_rows(values.stride(1) == 1 ? values : values.contiguous(), static_cast<float>(threshold));
@@ -116,12 +125,13 @@ at::Tensor dequantize_int8(const QuantizedInt8& quantized, at::ScalarType dtype)
 
 at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b) {
   check_product("int8_matmul", a, b);
-  if (!a.is_cpu() || a.numel() == 0 || b.numel() == 0) return quant::int8_matmul_by_operations(a, b);
+  auto* const kernel = kernels_of(a).product_int8;
+  if (kernel == nullptr || a.numel() == 0 || b.numel() == 0) return quant::int8_matmul_by_operations(a, b);
   const at::Tensor left = a.contiguous(), right = b.contiguous();
-  at::Tensor sums = at::empty({a.size(0), b.size(0)}, at::kInt);
+  at::Tensor sums = at::empty({a.size(0), b.size(0)}, a.options().dtype(at::kInt));
   kernels::ProductInt8 p = product_of(left, right);
   p.sums = sums.mutable_data_ptr<int32_t>();
-  kernels::cpu::product_int8(p, kernels::cpu::int8_build());
+  kernel(p);
   return sums;
 }
 
@@ -130,12 +140,13 @@ at::Tensor int8_scaled_matmul(const QuantizedInt8& a, const QuantizedInt8& b, co
   check_product("int8_scaled_matmul", a.codes, b.codes);
   TORCH_CHECK_TYPE(is_float(dtype), "int8_scaled_matmul: cannot return ", dtype,
                    "; choose float32, float16 or bfloat16");
-  if (!a.codes.is_cpu() || a.codes.numel() == 0 || b.codes.numel() == 0)
+  auto* const kernel = kernels_of(a.codes).product_int8;
+  if (kernel == nullptr || a.codes.numel() == 0 || b.codes.numel() == 0)
     return quant::scaled_by_operations(int8_matmul(a.codes, b.codes), a.scales, b.scales, bias, dtype);
   const at::Tensor left = a.codes.contiguous(), right = b.codes.contiguous();
   const at::Tensor a_scales = a.scales.contiguous(), b_scales = b.scales.contiguous();
   const at::Tensor addend = bias.defined() && !is_float(bias.scalar_type()) ? bias.to(at::kFloat) : bias;
-  at::Tensor out = at::empty({left.size(0), right.size(0)}, dtype);
+  at::Tensor out = at::empty({left.size(0), right.size(0)}, left.options().dtype(dtype));
   kernels::ProductInt8 p = product_of(left, right);
   p.a_scales = a_scales.const_data_ptr<float>();
   p.b_scales = b_scales.const_data_ptr<float>();
@@ -143,7 +154,7 @@ at::Tensor int8_scaled_matmul(const QuantizedInt8& a, const QuantizedInt8& b, co
   if (addend.defined())
     p.addend = {addend.const_data_ptr(), quant::element_of(addend.scalar_type()), 0, addend.stride(0)};
   p.out = {out.mutable_data_ptr(), quant::element_of(dtype), out.stride(0), 1};
-  kernels::cpu::product_int8(p, kernels::cpu::int8_build());
+  kernel(p);
   return out;
 }
 

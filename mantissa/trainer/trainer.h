@@ -42,11 +42,14 @@ struct FitResult {
 /// A fit first calls configure_model, converts the model and moves it to the device, then calls
 /// configure_optimizers and the precision's setup_optimizer.
 ///
-/// Each batch then goes through convert_input, the transfer to the device (a GPU receives the next batch
-/// while it computes: see BatchTransfer), training_step inside the forward context, zero_grad (first batch of
-/// an accumulation window), division of the loss by the accumulation count, and backward outside the forward
-/// context. The last batch of a window adds the reduction over processes (Strategy), unscaling, clipping,
-/// optimizer_step and the learning-rate schedule, which a skipped step does not advance.
+/// Each batch then goes through these steps:
+///   convert_input and the transfer to the device; a GPU receives the next batch while it computes
+///   training_step, inside the forward context
+///   zero_grad, in the first batch of an accumulation window
+///   division of the loss by the number of batches in the window, and backward, outside the forward context
+/// and the last batch of a window also through these:
+///   the reduction over processes (Strategy), unscaling and clipping
+///   optimizer_step, and the learning-rate schedule, which a skipped step does not advance
 ///
 /// While a run lasts, its device is the thread's current device.
 ///

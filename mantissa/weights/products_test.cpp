@@ -26,7 +26,7 @@ class PackedProducts : public testing::Test {
     const at::Tensor y = f(a, weight_), expected = f(b, plain_);
     ASSERT_EQ(y.sizes(), expected.sizes());
     ASSERT_EQ(y.scalar_type(), expected.scalar_type());
-    // The products may be made of others, with a different order of sums.
+    // A product may be computed by another one, such as a transposed one, which adds in a different order.
     EXPECT_TRUE(at::allclose(y, expected, 1e-5, 1e-6));
     const at::Tensor upstream = torch::randn_like(y);
     y.backward(upstream);

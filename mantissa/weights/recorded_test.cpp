@@ -1,4 +1,4 @@
-// Weights that record gradients themselves, and weights around other weights.
+// Tests of weights that record gradients themselves, and of weights that wrap another weight.
 #include "mantissa/weights/replace_weight.h"
 #include "mantissa/weights/test_support_internal.h"
 
@@ -9,7 +9,7 @@ using at::Tensor;
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// A base times a trained number.
+/// A frozen weight, the base, times a number that trains.
 class Scaled final : public PackedData {
  public:
   Scaled(Tensor base, Tensor scale) : base_(base.detach()), scale_(std::move(scale)) {}
@@ -53,7 +53,7 @@ class RecordedWeights : public testing::Test {
   Tensor weight_ = make_packed_weight(std::make_shared<Scaled>(plain_, scale_));
 };
 
-TEST_F(RecordedWeights, EveryProductHasAGradientToTheTrainedNumber) {
+TEST_F(RecordedWeights, EveryProductGivesTheNumberAGradient) {
   const Tensor x = torch::randn({3, 8});
   expect_gradient(x, [](const Tensor& a, const Tensor& w) { return torch::linear(a, w); });
   expect_gradient(x, [](const Tensor& a, const Tensor& w) { return torch::linear(a, w, torch::ones({4})); });
@@ -90,7 +90,7 @@ TEST_F(RecordedWeights, ConversionReachesTheBase) {
   layer->to(at::kHalf);
   EXPECT_EQ(layer->weight.scalar_type(), at::kHalf);
   EXPECT_EQ(base_weight(layer->weight).scalar_type(), at::kHalf);
-  EXPECT_EQ(weight_.scalar_type(), at::kFloat) << "data is never changed";
+  EXPECT_EQ(weight_.scalar_type(), at::kFloat) << "conversion makes new data";
   const Tensor transposed = layer->weight.t().to(at::kFloat);
   EXPECT_TRUE(is_packed(transposed));
   EXPECT_EQ(transposed.sizes(), at::IntArrayRef({8, 4}));
@@ -118,7 +118,7 @@ TEST_F(RecordedWeights, TheBaseIsExchangedUnderTheWrapper) {
   EXPECT_THAT(error_of([&] { with_base_weight(weight_, torch::zeros({3})); }), HasSubstr("same sizes"));
 }
 
-TEST_F(RecordedWeights, AParameterAtHandIsReplaced) {
+TEST_F(RecordedWeights, ReplacesAParameterThatTheCallerHolds) {
   torch::nn::Linear layer(8, 4);
   replace_weight(layer->weight, weight_);
   EXPECT_TRUE(is_packed(layer->weight));

@@ -122,9 +122,7 @@ class MixedProduct : public torch::autograd::Function<MixedProduct> {
 
     variable_list result(4);
     // libtorch's operations compute the gradients if the backward pass is differentiated itself, if only they
-    // can read the gradient (a vmap batch, or a lazily negated tensor), or while the kernels are switched
-    // off.
-    // kernels are switched off.
+    // can read the gradient (a vmap batch, or a lazily negated tensor), or while the kernels are switched off.
     const bool by_operations = at::GradMode::is_enabled() || is_observed({&gradient, &x, &weight}) ||
                                !fit(gradient, x, weight, is_transposed) || !registration::in_charge().is_on();
     if (ctx->needs_input_grad(0)) {

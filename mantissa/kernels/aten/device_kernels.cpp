@@ -1,6 +1,8 @@
 #include "mantissa/kernels/aten/device_kernels.h"
 
 #include "mantissa/kernels/cpu/blockwise.h"
+#include "mantissa/kernels/cpu/int8.h"
+#include "mantissa/kernels/cpu/quantized4.h"
 #include "mantissa/kernels/cpu/stochastic_round.h"
 
 namespace mantissa::kernels::aten {
@@ -11,13 +13,15 @@ constexpr DeviceKernels kDevices[] = {
      .stochastic_round = &cpu::stochastic_round,
      .quantize_blockwise = &cpu::quantize_blockwise,
      .dequantize_blockwise = &cpu::dequantize_blockwise,
-     .update_blockwise = &cpu::update_blockwise},
+     .update_blockwise = &cpu::update_blockwise,
+     .quantize4 = [](const Quantize4& p) { cpu::quantize4(p, cpu::quantized4_build()); },
+     .dequantize4 = [](const Dequantize4& p) { cpu::dequantize4(p, cpu::quantized4_build()); },
+     .product4 = [](const Product4& p) { cpu::product4(p, cpu::quantized4_build()); },
+     .quantize_int8 = [](const QuantizeInt8& p,
+                         uint8_t* outliers) { cpu::quantize_int8(p, outliers, cpu::int8_build()); },
+     .product_int8 = [](const ProductInt8& p) { cpu::product_int8(p, cpu::int8_build()); }},
 };
-constexpr DeviceKernels kNone = {.device = c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES,
-                                 .stochastic_round = nullptr,
-                                 .quantize_blockwise = nullptr,
-                                 .dequantize_blockwise = nullptr,
-                                 .update_blockwise = nullptr};
+constexpr DeviceKernels kNone = {.device = c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES};
 
 }  // namespace
 

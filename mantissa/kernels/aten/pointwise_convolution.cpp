@@ -45,9 +45,8 @@ struct Pair {
   bool are_one_row() const { return first.are_one_row() && second.are_one_row(); }
 };
 
-/// Returns nothing if the pixels are not evenly spaced, or if our kernel would not pay off: unless there are
-/// few channels, the product of each image packs the weight again, and an image must have enough pixels to
-/// repay it.
+/// Returns nothing if the pixels are not evenly spaced, or if our kernel would be slower. The product of each
+/// image packs the weight again, unless there are few channels. An image therefore needs enough pixels.
 std::optional<Pair> pixels_of(const Tensor& x, const Tensor& y) {
   constexpr int64_t kMinPixels = 64, kMaxFewChannels = 3;
   const auto first = pixels_of(x), second = pixels_of(y);

@@ -15,6 +15,7 @@ struct AttentionProblem {
   bool causal = false;
   double scale = 0;  ///< 0 means libtorch's default, 1 / sqrt(width)
 
+  /// Returns the factor on the scores.
   double factor() const { return scale == 0 ? 1 / std::sqrt(static_cast<double>(query.size(3))) : scale; }
 };
 
@@ -38,8 +39,9 @@ inline void expect_rounded(const at::Tensor& got, const at::Tensor& exact, const
       << ", the worst by a factor of " << (off / allowed).masked_fill(~wrong, 0).max().item<double>();
 }
 
-/// Compares `got` with float64 results and the bounds of kernels::Attention and kernels::AttentionGradient,
-/// to first order. Undefined gradients are not checked.
+/// Compares `got` with float64 results. The allowed errors are those that kernels::Attention and
+/// kernels::AttentionGradient state; products of two rounding errors are neglected. Without a `grad_out`,
+/// gradients are not checked.
 inline void expect_within_bound(const AttentionProblem& p, const AttentionResult& got) {
   const double eps = 0x1p-24, scale = p.factor();
   const int64_t group = p.query.size(1) / p.key.size(1), queries = p.query.size(2), keys = p.key.size(2),

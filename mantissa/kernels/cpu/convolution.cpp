@@ -47,7 +47,7 @@ double work_of(const Convolution& c) {
   return static_cast<double>(result_count(c)) * static_cast<double>(c.channels * taps_of(c) + 8);
 }
 
-/// True if convolve_few() handles it.
+/// Whether convolve_few() computes `c`.
 bool has_few_results(const Convolution& c, const ConvolutionBuild& build) {
   const Axis& last = c.axes[2];
   const bool steps = std::any_of(std::begin(c.axes), std::end(c.axes),

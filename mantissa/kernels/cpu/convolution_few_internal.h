@@ -1,11 +1,15 @@
 #pragma once
 
 // Convolutions with few results per pixel, such as the input gradient of an image with three channels, or the
-// last layer of a decoder. In convolution_internal.h the lanes of a vector are the results of one pixel, and
-// most of them would be empty. Here the lanes are adjacent pixels. The window is widened channel by channel,
-// so every tap of every channel is a vector of the window, at the same distance from each pixel. The same
-// kernels serve convolutions with more results if these are short sums in NCHW, such as the first layer for
-// grey images: otherwise they would have to be transposed.
+// last layer of a decoder.
+//
+// In convolution_internal.h the lanes of a vector are the results of one pixel. With few results most lanes
+// would be empty. Here the lanes are adjacent pixels. The window, which is the part of the source that a block
+// of results needs, is stored in float32 as one plane per channel. A tap then is an offset in the plane: the
+// operands of adjacent pixels are adjacent there, and one load reads them.
+//
+// The same kernels also compute convolutions with more results whose sums are short and whose result is in
+// NCHW, such as the first layer for grey images. The other kernels would have to transpose that result.
 
 #include <cstdint>
 #include <utility>
@@ -20,15 +24,16 @@ struct PlaneTaps {
   int64_t offsets[kConvolutionDepth] = {};
 };
 
-/// Sets to[result * to_pitch + pixel] to the sum over taps and channels of source[channel * plane + tap +
-/// pixel] * weights[(tap, channel)][result], for kResults results and kPixelVectors vectors of pixels; with
-/// `accumulate`, adds the sum to it.
+/// The micro-kernel, for kResults results of kPixelVectors vectors of pixels. It sets to[result * to_pitch +
+/// pixel] to the sum over taps and channels of source[channel * plane + tap + pixel] * weights[(tap,
+/// channel)][result]. With `accumulate`, it adds the sum instead.
 template <class V, int kResults, int kPixelVectors>
 void multiply_planes(const PlaneTaps& taps, int64_t channels, const float* source, int64_t plane,
                      const float* weights, float* to, int64_t to_pitch, bool accumulate) {
   using Float = typename V::Float;
-  // The fewer of results and vectors of pixels stay in registers for all of the others. Indexed by constants
-  // only: see micro_kernel().
+  // For each tap and channel, either the weights of all results or all vectors of pixels are kept in
+  // registers, whichever are fewer. The others are loaded one at a time. All indexes are constants: see
+  // micro_kernel().
   constexpr bool kKeepsResults = kResults <= kPixelVectors;
   constexpr int kKept = static_cast<int>(least<V>(kResults, kPixelVectors));
   const auto run = [&]<int... kSum, int... kKeep>(std::integer_sequence<int, kSum...>,
@@ -71,11 +76,11 @@ struct PlaneMicroKernelsOf<V, kResults, std::integer_sequence<int, kVectors...>>
   static constexpr MultiplyPlanes<V>* kOf[] = {&multiply_planes<V, kResults, kVectors + 1>...};
 };
 
-/// The micro-kernels for a number of results, and the vectors of pixels of the largest one: as many sums as a
-/// product's micro-tile has, and at most eight vectors.
+/// The micro-kernels for a number of results: of[v - 1] computes v vectors of pixels, up to `vectors`. That is
+/// at most eight vectors, and at most as many sums as a product's micro-tile has.
 template <class V>
 struct PlaneMicroKernels {
-  static constexpr int kMaxResults = V::kLanes / 2;  ///< results
+  static constexpr int kMaxResults = V::kLanes / 2;
   MultiplyPlanes<V>* const* of;
   int64_t vectors;
 
@@ -91,8 +96,9 @@ struct PlaneMicroKernels {
   }
 };
 
-/// Returns the distance of the window's planes. It leaves room for a vector past the end of a plane, and is
-/// not a multiple of the distance after which the cache's sets repeat.
+/// Returns the distance between the planes of the window. It leaves room for a vector past the end of a plane.
+/// It is no multiple of 256 values, because planes at such distances would compete for the same sets of the
+/// cache.
 template <class V>
 int64_t plane_of(const Window& window, int64_t images) {
   const int64_t size = images * window.size[0] * window.size[1] * window.size[2];
@@ -100,7 +106,7 @@ int64_t plane_of(const Window& window, int64_t images) {
   return plane % 256 == 0 ? plane + 16 : plane;
 }
 
-/// Widens the window of all the box's images to to[channel * plane + pixel].
+/// Converts the windows of all images of the box to float32, at to[channel * plane + pixel].
 template <class V, class Source>
 void widen_planes(const BlockedConvolution& c, int64_t group, int64_t channel, int64_t channels,
                   const Box& box, const Window& window, int64_t plane, float* to) {
@@ -201,8 +207,9 @@ void convolve_few_with(const BlockedConvolution& c, const ConvolutionPart& part,
   constexpr int64_t kNR = V::kVectors * V::kLanes;
   const int64_t taps = c.axes[0].taps * c.axes[1].taps * c.axes[2].taps;
   PlaneBlock block;
-  // Returns the weights of `count` results, [(tap, channel)][result]. A panel that is kept may be written
-  // past its end, where the next one will be.
+  // Returns the weights of `count` results, [(tap, channel)][result]. If `scratch.stays`, the panels
+  // of all results are packed with the first block and kept. Packing may write past the end of a panel, into
+  // the place of the next one, which is packed later.
   const auto panel_of = [&](int64_t index, int64_t output, int64_t count, int64_t channel, int64_t channels) {
     const int64_t before = (output - part.output_begin) * c.channels + channel * count;
     float* const panel = scratch.weights + (scratch.stays ? before * taps : 0);

@@ -94,9 +94,9 @@ using ConvolutionWeightKernel = void(const BlockedConvolutionWeight&, const Conv
 using AddBlockSums = void(const float* from, int64_t stride, int64_t blocks, int64_t count, bool accumulate,
                           float* to);
 
-/// Depthwise convolutions: channel o of the results depends on channel o of the source only, so weight[o, t]
-/// has no c. `groups` and `channels` are 1, and the part's group and channels are ignored. Everything else,
-/// including the numerics, is as above. Windows have kConvolutionLanes channels.
+/// The number of channels in the windows of depthwise convolutions. In a depthwise convolution, channel o of the
+/// results depends on channel o of the source only, so weight[o, t] has no c. `groups` and `channels` are 1, and
+/// the part's group and channels are ignored. Everything else, including the numerics, is as above.
 constexpr int64_t kConvolutionLanes = 32;
 
 /// The group sizes (channels, and as many results) for which several groups share one vector. `groups` is 1,
@@ -105,10 +105,10 @@ constexpr int64_t kConvolutionLanes = 32;
 /// are adjacent; those of the source are evenly spaced. Windows have kConvolutionLanes channels.
 constexpr int64_t kConvolutionGroups[] = {2, 4};
 
-/// Convolutions with few results per pixel (at most NR / 4), or with short sums of at most kFewSteps
-/// products, use vectors of adjacent pixels. Every axis with more than one result has step 1. The last axis
-/// has at least kFewWidth results and reads at most twice as many positions. There is at least one tap. The
-/// numerics are as above. The sums of each result are kFewPitch apart.
+/// The limits of convolve_few(), whose vectors hold adjacent pixels. It computes convolutions with few results
+/// per pixel (at most NR / 4), or with sums of at most kFewSteps products. Every axis with more than one result
+/// has step 1. The last axis has at least kFewWidth results and reads at most twice as many positions. There is
+/// at least one tap. The numerics are as above. The sums of each result are kFewPitch apart.
 constexpr int64_t kFewWidth = 8, kFewSteps = 32;
 constexpr int64_t kFewPitch = 2 * kConvolutionPixels + 16 * kConvolutionPixels / kFewWidth + 16;
 /// The room past the end of each plane of a window: see plane_of().

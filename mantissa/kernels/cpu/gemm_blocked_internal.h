@@ -125,10 +125,10 @@ struct PackedRows {
   const float* at;
 };
 
-/// The micro-kernel, the innermost loop. It sets to[row * stride + column] to the sum over k of a(row, k) *
-/// b[k * kNR + column], for kTileRows rows and kTileVectors vectors of the micro-panels, `depth` steps deep;
-/// with `accumulate`, it adds the sum. It reads only the layout of pack(): conversions in here were measured
-/// to cost 15 %.
+/// The micro-kernel, the innermost loop. It computes kTileRows rows and kTileVectors vectors of a micro-tile:
+/// to[row * stride + column] becomes the sum over `depth` steps k of a(row, k) * b[k * kNR + column]. With
+/// `accumulate`, the sum is added to it. The operands must be packed (pack()), because converting them in here
+/// was measured to cost 15 %.
 template <class V, class A, int kTileRows, int kTileVectors>
 void micro_kernel(int64_t depth, A a, const float* b, float* to, int64_t stride, bool accumulate) {
   using Float = typename V::Float;

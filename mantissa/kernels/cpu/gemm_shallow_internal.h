@@ -1,8 +1,8 @@
 #pragma once
 
-// Products of up to three steps of k, for all vector tiers, such as the input gradient of a layer with one
-// result. This header follows the rules of gemm_blocked_internal.h. Rounding is most of the work, so the sums
-// stay in registers until then.
+// Products whose inner dimension k is at most 3, for all vector tiers. An example is the gradient of the input
+// of a layer with one output. This header follows the rules of gemm_blocked_internal.h. Rounding the results
+// is most of the work, so the sums stay in registers until they are rounded.
 
 #include <cstdint>
 
@@ -16,8 +16,8 @@ bool is_shallow(const Gemm& g) {
   return g.k <= 3 && g.terms == 1 && g.out.col_stride == 1 && g.n >= 2 * V::kLanes;
 }
 
-/// Computes to[k * count + i] = element (i, k) of an operand of `depth` steps. May write a vector past the
-/// end.
+/// Sets to[k * count + i] to element (i, k) of an operand, in float32, for `depth` steps of k. Elements are
+/// `stride` apart along i and `k_stride` along k. May write up to one vector past the end.
 template <class V>
 void widen_steps(const ConstMatrix& matrix, Element other, int64_t first, int64_t stride, int64_t k_stride,
                  int64_t count, int64_t depth, float* to) {
@@ -33,7 +33,8 @@ struct ShallowRows {
   int64_t row_stride, k_stride;
 };
 
-/// Computes the sums over k of a(i, k) * b[k * tile.cols + j]. `sums` has room for a row, in whole vectors.
+/// Computes a tile of the result: the sums over k of a(i, k) * b[k * tile.cols + j], rounded. `sums` is scratch
+/// memory for one row of the tile, in whole vectors.
 template <class V, class Out, int kDepth>
 void multiply_shallow(const Gemm& g, const Tile& tile, const ShallowRows& a, const float* b, float* sums) {
   constexpr int64_t kPair = 2 * V::kLanes;
@@ -58,6 +59,7 @@ void multiply_shallow(const Gemm& g, const Tile& tile, const ShallowRows& a, con
   }
 }
 
+/// Computes `part` of a product that is_shallow().
 template <class V>
 void gemm_shallow(const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   for (int64_t col = part.col_begin; col < part.col_end; col += kGemmNC) {

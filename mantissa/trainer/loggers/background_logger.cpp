@@ -68,7 +68,8 @@ void BackgroundLogger::log_hyperparams(const Hyperparameters& params) {
   for (const auto& [name, value] : params) {
     check_log_name("log_hyperparams", name);
     const auto* const text = std::get_if<std::string>(&value);
-    TORCH_CHECK_VALUE(!text || is_utf8(*text), "log_hyperparams: the value of '", name, "' is not UTF-8");
+    TORCH_CHECK_VALUE(!text || is_utf8(*text), "log_hyperparams: the value of '", name,
+                      "' is not UTF-8; convert it");
   }
   after_queued([&](LogWriter& writer) { writer.write_hyperparams(params, now()); });
 }

@@ -18,8 +18,8 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Records a MemoryWriter's calls, and outlives the logger. Tests read it after a call that waits, or after
-/// the logger's end.
+/// Records the calls of a MemoryWriter. It outlives the logger. Tests read it after a call that waits for the
+/// writer, or after the logger's end.
 struct Log {
   std::vector<std::string> calls;
   std::mutex mutex;  ///< a test that holds it blocks the writer
@@ -99,7 +99,7 @@ TEST(BackgroundLogger, KeepsTheOrderOfCalls) {
   EXPECT_THAT(log.calls, ElementsAre("8 loss=1.0000", "sync"));
 }
 
-TEST(BackgroundLogger, WritesByItselfInTime) {
+TEST(BackgroundLogger, WritesByItselfAfterTheFlushTime) {
   Log log;
   MemoryLogger logger(log, {.flush_seconds = 0.01});
   logger.log_metrics({{"loss", 0.5}}, 1);
@@ -119,7 +119,7 @@ TEST(BackgroundLogger, AFullQueueWaitsAndLosesNothing) {
   std::atomic<int> logged{0};
   std::thread training;
   {
-    const std::scoped_lock held_up(log.mutex);
+    const std::scoped_lock blocks_the_writer(log.mutex);
     training = std::thread([&] {
       for (int step = 0; step < 100; ++step) {
         logger.log_metrics({}, step);
@@ -173,7 +173,7 @@ TEST(BackgroundLogger, AFailureIsReportedOnceByTheNextCall) {
   EXPECT_TRUE(log.calls.empty());
 }
 
-TEST(BackgroundLogger, AFailureOfACallThatWaitsIsThatCalls) {
+TEST(BackgroundLogger, ACallThatWaitsThrowsItsOwnFailure) {
   Log log;
   MemoryLogger logger(log);
   logger.log_metrics({{"loss", 0.5}}, 1);
@@ -183,7 +183,7 @@ TEST(BackgroundLogger, AFailureOfACallThatWaitsIsThatCalls) {
   EXPECT_NO_THROW(logger.log_metrics({{"loss", 0.5}}, 1));
 }
 
-TEST(BackgroundLogger, AFailureWakesWhoWaitsForRoom) {
+TEST(BackgroundLogger, AFailureWakesACallThatWaitsForRoom) {
   Log log;
   MemoryLogger logger(log, {.flush_seconds = 3600, .queue_rows = 2});
   log.fails = true;
@@ -195,7 +195,7 @@ TEST(BackgroundLogger, AFailureWakesWhoWaitsForRoom) {
       std::runtime_error);
 }
 
-TEST(BackgroundLogger, AFailureThatNoCallCouldTellIsAWarning) {
+TEST(BackgroundLogger, AFailureThatNoCallCanReportIsAWarning) {
   Log log;
   testing::internal::CaptureStderr();
   {
@@ -230,7 +230,7 @@ TEST(BackgroundLogger, SurvivesWhateverItsWriterThrows) {
   EXPECT_TRUE(comes(fails));
 }
 
-TEST(BackgroundLogger, CountsRowsAlsoThoseThatWait) {
+TEST(BackgroundLogger, CountsRowsThatAreNotWrittenYet) {
   Log log;
   log.rows = 3;  // rows of an earlier run
   MemoryLogger logger(log);
@@ -254,7 +254,7 @@ TEST(BackgroundLogger, CountsRowsAlsoThoseThatWait) {
   EXPECT_EQ(logger.rows(), std::nullopt);
 }
 
-TEST(BackgroundLogger, KnowsNoCountThatItsWriterDoesNotKeep) {
+TEST(BackgroundLogger, HasNoCountIfItsWriterDoesNotCount) {
   Log log;
   log.counts = false;
   MemoryLogger logger(log);
@@ -263,8 +263,8 @@ TEST(BackgroundLogger, KnowsNoCountThatItsWriterDoesNotKeep) {
   EXPECT_EQ(logger.rows(), std::nullopt);
 }
 
-// A user's own logger may know only steps.
-TEST(BackgroundLogger, ALoggerWithoutRowsGoesByTheStep) {
+// A logger that a user wrote need not count rows.
+TEST(BackgroundLogger, ALoggerWithoutARowCountResumesByTheStep) {
   struct BySteps final : Logger {
     std::string name() const override { return "by steps"; }
     void log_metrics(MetricValues, int64_t) override {}

@@ -18,9 +18,12 @@ namespace {
 
 void check_optimizers(const std::vector<OptimizerConfig>& configs, const TrainerOptions& options,
                       bool is_automatic) {
-  TORCH_CHECK_VALUE(!configs.empty(), "fit: configure_optimizers() returned no optimizer");
+  TORCH_CHECK_VALUE(
+      !configs.empty(),
+      "fit: configure_optimizers() returned no optimizer; return one for the parameters that train");
   for (size_t i = 0; i < configs.size(); ++i) {
-    TORCH_CHECK_VALUE(configs[i].optimizer, "fit: optimizer ", i, " of configure_optimizers() is null");
+    TORCH_CHECK_VALUE(configs[i].optimizer, "fit: optimizer ", i,
+                      " of configure_optimizers() is null; make an optimizer for it, or leave it out");
     TORCH_CHECK_VALUE(configs[i].frequency >= 1, "fit: optimizer ", i,
                       " of configure_optimizers() has a schedule with frequency ", configs[i].frequency,
                       "; give at least 1");
@@ -30,7 +33,7 @@ void check_optimizers(const std::vector<OptimizerConfig>& configs, const Trainer
   }
   TORCH_CHECK_VALUE(configs.size() == 1 || !is_automatic, "fit: configure_optimizers() returned ",
                     configs.size(),
-                    " optimizers, and which of them a loss is for only the task knows: override "
+                    " optimizers, and only the task knows which of them a loss is for: override "
                     "automatic_optimization() to return false, and step them in training_step()");
   TORCH_CHECK_TYPE(
       options.accumulate_grad_batches.is_always(1) || !has_line_search(*configs.front().optimizer),

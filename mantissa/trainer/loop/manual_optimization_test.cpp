@@ -225,7 +225,8 @@ TEST(ManualOptimization, ERR11_ERR12_ERR13_RefusesWhatIsForAutomaticOptimization
     bool two = true, steps_itself = false, one_twice = false;
   } automatic;
   EXPECT_THAT(error(automatic, {.device = "cpu"}),
-              HasSubstr("configure_optimizers() returned 2 optimizers, and which of them a loss is for"));
+              HasSubstr("configure_optimizers() returned 2 optimizers, and only the task knows which of them "
+                        "a loss is for"));
   automatic.two = false;
   EXPECT_THAT(error(automatic, {.device = "cpu"}),
               HasSubstr("manual_backward: call it inside training_step()"));
