@@ -7,6 +7,7 @@
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
@@ -68,17 +69,31 @@ std::vector<Layer> layers_of(Module& module, const QuantizeModuleOptions& option
   return layers;
 }
 
+/// Returns a weight of zeros, for which nothing is quantized.
+PackedDataPtr zeros_like(const at::Tensor& weight, const QuantizeModuleOptions& options) {
+  const at::Device device = weight.device();
+  if (options.format != Format::kInt8)
+    return make_packed_4bit(
+        zeros_4bit(weight.sizes(), at::kHalf,
+                   {options.format, options.blocksize, options.compress_statistics}, device),
+        options.compute_dtype);
+  const int64_t rows = weight.size(0), width = c10::multiply_integers(weight.sizes().slice(1));
+  return make_packed_int8({at::zeros({rows, width}, at::TensorOptions(device).dtype(at::kChar)),
+                           at::zeros({rows}, at::TensorOptions(device).dtype(at::kFloat)),
+                           {}},
+                          options.threshold, weight.sizes().vec());
+}
+
 PackedDataPtr pack(const Layer& layer, const QuantizeModuleOptions& options) {
   const at::Tensor weight = base_weight(layer.weight);  // an adapter stays around the quantized weight
   const std::string name = "'" + layer.name + "'";
   TORCH_CHECK_VALUE(weight.is_leaf(), "quantize_module: autograd computed ", name,
                     ", so it would be computed again; name its layer in ignore_modules");
-  TORCH_CHECK_VALUE(options.zeros || !weight.is_meta(), "quantize_module: ", name,
+  if (options.zeros) return zeros_like(weight, options);
+  TORCH_CHECK_VALUE(!weight.is_meta(), "quantize_module: ", name,
                     " is on the meta device and has no values; load the module first");
-  const at::Tensor values =
-      options.zeros ? at::zeros(weight.sizes(), weight.options().requires_grad(false)) : weight;
-  if (options.format == Format::kInt8) return pack_int8(values, options.threshold, name);
-  return pack_4bit(values, {options.format, options.blocksize, options.compress_statistics}, name,
+  if (options.format == Format::kInt8) return pack_int8(weight, options.threshold, name);
+  return pack_4bit(weight, {options.format, options.blocksize, options.compress_statistics}, name,
                    options.compute_dtype);
 }
 
