@@ -11,9 +11,11 @@ namespace mantissa::cli {
 namespace {
 
 /// 0 leaves the member unset: the interval then counts batches over all epochs.
-void set_check_val_every_n_epoch(FitOptions& o, const Option& /*option*/, const OptionValue& value) {
-  const auto epochs = std::get<int64_t>(value);
-  o.trainer.check_val_every_n_epoch = epochs == 0 ? std::nullopt : std::optional(epochs);
+Destination to_check_val_every_n_epoch() {
+  return {kind_of<int64_t>(), [](FitOptions& o, const Option&, const OptionValue& value) {
+            const auto epochs = std::get<int64_t>(value);
+            o.trainer.check_val_every_n_epoch = epochs == 0 ? std::nullopt : std::optional(epochs);
+          }};
 }
 
 }  // namespace
@@ -101,7 +103,7 @@ std::vector<Option> limit_options() {
        .help = "validate every N batches, or after this fraction of an epoch"},
       {.name = "check_val_every_n_epoch",
        .group = kGroup,
-       .to = {kind_of<int64_t>(), &set_check_val_every_n_epoch},
+       .to = to_check_val_every_n_epoch(),
        .default_value = 1,
        .help = "validate in every N-th epoch; 0: --val-check-interval counts batches over all epochs",
        .range = {{0, kLargest, "choose 1 or more, or 0 for --val-check-interval over all epochs"}}},
