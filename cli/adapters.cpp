@@ -1,9 +1,14 @@
 #include "cli/adapters.h"
 
+#include <system_error>
+
 #include <c10/util/Exception.h>
 
+#include "cli/errors.h"
 #include "cli/fit_options.h"
+#include "cli/lora_option.h"
 #include "mantissa/core/formats.h"
+#include "mantissa/lora/adapter_files.h"
 
 namespace mantissa::cli {
 
@@ -24,12 +29,16 @@ std::optional<LoraModel> add_adapter(const FitOptions& o, torch::nn::Module& mod
   if (o.lora) {
     LoraConfig config = *o.lora;
     config.base_model_name_or_path = o.weights;
-    return LoraModel(model, config);
+    return usage([&] { return naming_lora_settings("--lora", [&] { return LoraModel(model, config); }); });
   }
   if (o.adapter.empty()) return std::nullopt;
-  if (!run.empty())
-    return LoraModel::from_pretrained(model, run / kAdapter, "default", /*is_trainable=*/true);
-  return LoraModel::from_pretrained(model, o.adapter, "default", /*is_trainable=*/true);
+  const std::filesystem::path folder = run.empty() ? std::filesystem::path(o.adapter) : run / kAdapter;
+  const auto load = [&] {
+    return LoraModel::from_pretrained(model, folder, "default", /*is_trainable=*/true);
+  };
+  // A folder without an adapter is a wrong option. A damaged adapter is a damaged file, and no option is wrong.
+  std::error_code error;
+  return std::filesystem::exists(folder / kAdapterConfig, error) ? load() : usage(load);
 }
 
 }  // namespace mantissa::cli

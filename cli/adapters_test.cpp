@@ -2,6 +2,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -14,6 +15,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 std::set<std::string> keys(const std::map<std::string, std::string>& map) {
   std::set<std::string> found;
@@ -158,6 +160,84 @@ TEST_F(Adapters, AreTrainedOn4BitWeights) {
   }
 }
 
+TEST_F(Adapters, AreMergedInTheDtypeOfTheRunsWeights) {
+  const auto dtype_and_mode = [&](const std::string& file) {
+    const Outcome done = run("inspect --json --no-values " + file);
+    EXPECT_EQ(done.status, 0) << done.err;
+    const json seen = json::parse(done.out)[0];
+    std::set<std::string> dtypes;
+    for (const auto& tensor : seen["tensors"]) dtypes.insert(tensor["dtype"]);
+    return std::pair(dtypes, seen["metadata"]["precision"].get<std::string>());
+  };
+  const auto merged = [&](const std::string& arguments) {
+    const Outcome done = run("merge --device cpu --overwrite --output m.safetensors " + arguments);
+    EXPECT_EQ(done.status, 0) << done.err;
+    return dtype_and_mode("m.safetensors");
+  };
+  using Dtypes = std::set<std::string>;
+  ASSERT_EQ(tune("--lora r=4 --precision bf16-true --output bf16").status, 0);
+  EXPECT_EQ(merged("bf16"), std::pair(Dtypes{"BF16"}, std::string("bf16-true")));
+  EXPECT_EQ(merged("bf16 --precision 32-true").second, "bf16-true") << "what the file holds decides";
+  EXPECT_EQ(merged("bf16 --dtype fp32"), std::pair(Dtypes{"F32"}, std::string("32-true")));
+  EXPECT_EQ(merged("bf16 --dtype fp16"), std::pair(Dtypes{"F16"}, std::string("16-true")));
+  EXPECT_THAT(run("merge bf16 --device cpu --output n.safetensors").out, Not(HasSubstr("error is 0, in")))
+      << "rounding is reported";
+  ASSERT_EQ(tune("--lora r=4 --precision bf16-mixed --max-steps 2 --output mixed").status, 0);
+  EXPECT_EQ(merged("mixed"), std::pair(Dtypes{"F32"}, std::string("32-true")));
+  ASSERT_EQ(tune("--lora r=4 --precision nf4 --max-steps 2 --output nf4").status, 0);
+  EXPECT_EQ(merged("nf4").second, "nf4");
+  EXPECT_EQ(merged("nf4 --dequantize"), std::pair(Dtypes{"F32"}, std::string("32-true")));
+  EXPECT_EQ(merged("nf4 --dequantize --dtype bf16"), std::pair(Dtypes{"BF16"}, std::string("bf16-true")));
+  expect_error(run("merge bf16 --output o.safetensors --dtype fp64"), 2,
+               {"--dtype fp64", "fp32, fp16 or bf16"});
+  expect_error(run("merge bf16 --output o.safetensors --dtype bf17"), 2, {"'bf17'", "did you mean 'bf16'"});
+}
+
+TEST_F(Adapters, ARunOnQuantizedWeightsResumesInEveryModeThatCanHaveThem) {
+  const auto half = [&](const std::string& mode, const std::string& name) {
+    ASSERT_EQ(tune("--precision " + mode + " --lora r=4,dora --max-epochs 1 --output " + name).status, 0);
+  };
+  for (const std::string mode : {"32-true", "bf16-true", "16-mixed"}) {
+    for (const std::string base : {"nf4-dq", "int8"}) {
+      const std::string name = base + "-" + mode;
+      half(base, name);
+      const Outcome resumed = run("resume " + name + " --quiet --max-epochs 2 --precision " + mode);
+      ASSERT_EQ(resumed.status, 0) << name << resumed.err;
+      EXPECT_THAT(resumed.err, HasSubstr("weights are restored from 4 or 8 bits")) << name;
+      EXPECT_THAT(resumed.err, Not(HasSubstr("train again"))) << "the adapter freezes them";
+      const auto after = tensors(name + "/weights.safetensors");
+      EXPECT_EQ(after.count("layers.0.weight.absmax") + after.count("layers.0.SCB"), 0u) << name;
+      EXPECT_EQ(after.count("layers.0.lora_A.default.weight"), 1u) << name;
+      EXPECT_LT(result(name)["val_loss"].get<double>(), result("base")["val_loss"].get<double>()) << name;
+    }
+  }
+  half("32-true", "float");
+  const Outcome quantized = run("resume float --quiet --max-epochs 2 --precision nf4");
+  ASSERT_EQ(quantized.status, 0) << quantized.err;
+  EXPECT_THAT(quantized.err, HasSubstr("weights are quantized"));
+  half("nf4", "other");
+  expect_error(run("resume other --quiet --max-epochs 2 --precision fp4"), 1,
+               {"is saved as nf4, blocks of 64", "choose the mode nf4"});
+}
+
+TEST_F(Adapters, ADamagedAdapterFailsAsOtherDamagedFilesDo) {
+  ASSERT_EQ(tune("--lora r=4 --max-steps 2 --output run").status, 0);
+  const fs::path file = folder_ / "run/adapter/adapter_model.safetensors";
+  const std::string whole = read(file);
+  write("run/adapter/adapter_model.safetensors", whole.substr(0, whole.size() - 5));
+  expect_error(tune("--adapter run/adapter --output again"), 1, {"adapter_model.safetensors", "truncated"});
+  write("run/adapter/adapter_config.json", "{");
+  expect_error(tune("--adapter run/adapter --output again"), 1, {"adapter_config.json"});
+}
+
+TEST_F(Adapters, AFileWithAnAdapterIsNoPlainModel) {
+  ASSERT_EQ(tune("--lora r=4 --max-steps 2 --output run").status, 0);
+  const Outcome refused = fit("--model mlp --weights run/weights.safetensors --max-steps 2");
+  expect_error(refused, 1,
+               {"tensors of an adapter, such as 'layers.0.lora_A.default.weight'", "mantissa merge"});
+  EXPECT_THAT(refused.err, Not(HasSubstr("layers.2.lora_A"))) << "one of them is enough";
+}
+
 TEST_F(Adapters, AQuantizedFileIsABase) {
   ASSERT_EQ(tune("--precision nf4 --lora r=4 --max-epochs 1 --output q").status, 0);
   ASSERT_EQ(run("merge q --device cpu --output q4.safetensors").status, 0);
@@ -190,13 +270,13 @@ TEST_F(Adapters, SettingsThatCannotBeMeantAreErrors) {
   refused("--lora alpa=2", {"'alpa'", "did you mean 'alpha'"});
   refused("--lora r", {"--lora: r needs a value", "r=16"});
   refused("--lora r=four", {"--lora: r", "'four'"});
-  refused("--lora r=0", {"r must be 1"});
+  refused("--lora r=0", {"--lora: r must be 1"});
   refused("--lora r=4,r=5", {"'r' twice"});
   refused("--lora dora=yes", {"dora takes no value", "dora=yes"});
-  refused("--lora r=4,dropout=1", {"lora_dropout"});
+  refused("--lora r=4,dropout=1", {"--lora: dropout must be at least 0"});
   refused("--lora targets=a++b", {"empty name"});
-  refused("--lora targets=heat", {"'heat'", "no module's name ends so"});
-  refused("--lora r=4,exclude=heat", {"exclude_modules has 'heat'", "no module's name ends so"});
+  refused("--lora targets=heat", {"--lora: targets has 'heat'", "no module's name ends so"});
+  refused("--lora r=4,exclude=heat", {"--lora: exclude has 'heat'", "no module's name ends so"});
   refused("--lora r=4, --max-epochs 1", {"--lora has no setting ''"});
   refused("--lora r=4 --adapter base", {"--adapter base", "leave one of the two out"});
   refused("--lora r=4 --precision 64-true", {"--lora", "64-true"});

@@ -1,5 +1,6 @@
 #include "cli/all_modes.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fmt/format.h>
 
@@ -8,6 +9,7 @@
 #include "cli/adapters.h"
 #include "cli/child_process.h"
 #include "cli/errors.h"
+#include "cli/option.h"
 #include "cli/resolve.h"
 #include "cli/run_folder.h"
 #include "mantissa/core/suggest.h"
@@ -24,7 +26,7 @@ std::vector<FitOptions> runs_of_all_modes(const FitOptions& o, std::vector<std::
     try {
       check_optimizer_state(one);
       check_adapter(one);
-      make_precision(mode.name, at::Device(at::kCPU), one.trainer.precision_options);
+      naming_flags([&] { make_precision(mode.name, at::kCPU, one.trainer.precision_options); });
     } catch (const c10::ValueError& error) {
       left_out.push_back(mode.name + " is left out: " + error.what_without_backtrace());
       continue;
@@ -34,6 +36,12 @@ std::vector<FitOptions> runs_of_all_modes(const FitOptions& o, std::vector<std::
     runs.push_back(one);
   }
   return runs;
+}
+
+size_t mode_column_width() {
+  size_t width = 0;
+  for (const Mode& mode : modes()) width = std::max(width, mode.name.size());
+  return width;
 }
 
 Report run_all_modes(const FitOptions& o, bool quiet, const Json& plan) {

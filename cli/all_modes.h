@@ -1,11 +1,15 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 #include "cli/train_run.h"
 
 namespace mantissa::cli {
+
+/// Returns the width of a table's column with the names of modes.
+size_t mode_column_width();
 
 /// The results of the modes, and the errors of those that failed.
 struct Report {

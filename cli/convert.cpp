@@ -24,6 +24,7 @@
 #include "cli/errors.h"
 #include "cli/find_checkpoint.h"
 #include "cli/key_map.h"
+#include "cli/model_weights.h"
 #include "cli/terminal_text.h"
 #include "cli/weight_conversion.h"
 #include "mantissa/core/suggest.h"
@@ -84,7 +85,7 @@ Plan plan_quantization(const ConvertCommand& c, const ParsedOptions& parsed, con
 /// Plans casts, and with --dequantize the restoring of quantized weights. Their codes and scales are never
 /// cast: a rounded scale would change every value of its block.
 Plan plan_casts(const ConvertCommand& c, const ParsedOptions& parsed, const SafetensorsModel& model,
-                const std::map<std::string, QuantizedWeight>& quantized,
+                const std::map<std::string, StoredWeight>& quantized,
                 const std::map<std::string, std::string>& renamed) {
   Plan plan;
   std::map<std::string, std::string> weight_of;  // by each of its tensors
@@ -113,7 +114,7 @@ Plan plan(const ConvertCommand& c, const ParsedOptions& parsed, const Safetensor
   check_globs("--only", c.only, names);
   check_globs("--ignore", c.ignore, names);
   check_globs("--keep-fp32", c.keep_fp32, names);
-  const std::map<std::string, QuantizedWeight> quantized = find_quantized(model.entries());
+  const std::map<std::string, StoredWeight> quantized = find_stored_weights(dtypes_of(model.entries()));
   for (const auto& [weight, stored] : quantized)
     TORCH_CHECK_VALUE(!c.dequantize || model.entries().contains(weight), "--dequantize: there is '",
                       stored.tensors.back(), "', but no '", weight, "'; get the file again from its source");

@@ -31,15 +31,6 @@ bool is_quantizable(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-at::ScalarType parse_dtype(const std::string& text) {
-  for (const DtypeName& row : kDtypes)
-    if (std::find(row.names.begin(), row.names.end(), text) != row.names.end()) return row.dtype;
-  TORCH_CHECK_VALUE(false, "--dtype '", text, "' is not a valid value",
-                    did_you_mean(text, convert_dtype_names()), "; choose from ",
-                    join_names(convert_dtype_names()));
-  return at::kFloat;
-}
-
 /// Parses a size in bytes, such as "2GB" (GB is 10^9, as at Hugging Face), "500MiB" (MiB is 2^20) or
 /// "1000000".
 uint64_t parse_size(const std::string& text) {
@@ -84,6 +75,15 @@ void check_together(const ConvertCommand& c, const ParsedOptions& parsed) {
 }
 
 }  // namespace
+
+at::ScalarType parse_dtype(const std::string& text) {
+  for (const DtypeName& row : kDtypes)
+    if (std::find(row.names.begin(), row.names.end(), text) != row.names.end()) return row.dtype;
+  TORCH_CHECK_VALUE(false, "--dtype '", text, "' is not a valid value",
+                    did_you_mean(text, convert_dtype_names()), "; choose from ",
+                    join_names(convert_dtype_names()));
+  return at::kFloat;
+}
 
 std::vector<std::string> convert_dtype_names() {
   std::vector<std::string> names;

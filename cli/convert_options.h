@@ -33,6 +33,10 @@ struct ParsedOptions {
 /// Errors: c10::ValueError for a value that is none of its option's, and for options that contradict each other.
 ParsedOptions parse_convert(const ConvertCommand& c);
 
+/// Returns the dtype that --dtype names, also by PyTorch's or safetensors' name.
+/// Errors: c10::ValueError for another name.
+at::ScalarType parse_dtype(const std::string& text);
+
 /// Returns the names of --dtype's choices that errors and help use.
 std::vector<std::string> convert_dtype_names();
 

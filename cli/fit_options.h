@@ -18,7 +18,7 @@
 
 namespace mantissa::cli {
 
-/// The options of `fit`, in the structs that the library takes. The table of options (option_table.cpp)
+/// The options of `fit`, in the structs that the library takes. The table of options (options/)
 /// defines the member for each option.
 struct FitOptions {
   /// Every option, as given or by default. The members below are made from it.

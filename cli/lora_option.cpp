@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/option_parsers.h"
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 
@@ -87,8 +88,19 @@ std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string&
                       name == "r" ? "16" : "VALUE");
     found->second(config, flag, part.substr(equals + 1));
   }
-  check_lora_config(config);
+  naming_lora_settings(flag, [&] { check_lora_config(config); });
   return config;
+}
+
+std::string with_lora_settings(const std::string& flag, const std::string& message) {
+  return with_names(message, {{"LoraConfig", flag},
+                              {"LoRA", flag},
+                              {"lora_alpha", "alpha"},
+                              {"lora_dropout", "dropout"},
+                              {"target_modules", "targets"},
+                              {"exclude_modules", "exclude"},
+                              {"use_rslora", "rslora"},
+                              {"use_dora", "dora"}});
 }
 
 }  // namespace mantissa::cli

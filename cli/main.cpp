@@ -61,6 +61,16 @@ std::string unknown_arguments(const CLI::App& app, const CLI::App& command) {
          (meant.empty() ? "" : "; did you mean '" + meant + "'?");
 }
 
+/// CLI11's own message for a flag without its value does not name the values.
+std::string missing_value(const std::string& message) {
+  const std::string flag = message.substr(0, message.find(':'));
+  std::string name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  std::replace(name.begin(), name.end(), '-', '_');
+  const mantissa::cli::Option* const option = mantissa::cli::find_option(name);
+  if (!option || option->choices.empty()) return message;
+  return flag + " needs a value; choose from " + mantissa::join_names(option->choices);
+}
+
 /// Returns the arguments in reverse order, as CLI11 expects. In `--model= --quiet` CLI11 would take `--quiet`
 /// as the model.
 std::vector<std::string> reversed_arguments(int argc, char** argv) {
@@ -165,9 +175,10 @@ int run(int argc, char** argv) {
     const auto called = app.get_subcommands();
     const CLI::App& command = called.empty() ? app : *called.front();
     const std::string name = called.empty() ? "mantissa" : "mantissa " + command.get_name();
-    const bool unknown = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-    return report((unknown ? unknown_arguments(app, command) : error.what()) + "; see " + name + " --help",
-                  2);
+    std::string message = error.what();
+    if (dynamic_cast<const CLI::ExtrasError*>(&error)) message = unknown_arguments(app, command);
+    if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) message = missing_value(message);
+    return report(message + "; see " + name + " --help", 2);
   } catch (const mantissa::cli::UsageError& error) {
     return report(error.what(), 2);
   } catch (const mantissa::cli::CheckFailed& found) {

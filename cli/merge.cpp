@@ -2,32 +2,96 @@
 #include <cstdio>
 #include <filesystem>
 #include <fmt/format.h>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
+#include "cli/convert_options.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/model_weights.h"
 #include "cli/run_folder.h"
 #include "cli/trained_model.h"
+#include "mantissa/io/weights.h"
+#include "mantissa/precision/quantize_module.h"
+#include "mantissa/weights/packed_weight.h"
+#include "mantissa/weights/replace_weight.h"
 
 namespace mantissa::cli {
 namespace {
 
 struct MergeCommand {
   TrainedModelCommand run;
-  std::string output;
+  std::string output, dtype;
   bool dequantize = false, overwrite = false;
 };
 
+/// Unset: the dtypes of the run's weights.
+std::optional<at::ScalarType> parse_merged_dtype(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  const at::ScalarType dtype = parse_dtype(text);
+  TORCH_CHECK_VALUE(
+      dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "--dtype ", text,
+      ": adapters are merged into weights of fp32, fp16 or bf16; choose one of them, and cast the "
+      "result with `mantissa convert`");
+  return dtype;
+}
+
+at::Tensor cast(const at::Tensor& weight, at::ScalarType dtype, const std::string& name) {
+  if (is_packed(weight)) return make_packed_weight(packed_data(weight), dtype);
+  at::Tensor values = weight.to(dtype);
+  TORCH_CHECK(dtype != at::kHalf || at::isfinite(values).all().item<bool>(), "'", name,
+              "' has values that fp16 cannot hold; choose --dtype bf16 or fp32");
+  return values;
+}
+
+/// Gives a model's weights the dtypes that the merged file has. The errors that merging reports then include this
+/// rounding. The model was made in float32, whatever its file has.
+void set_dtypes(const TrainedModel& run, std::optional<at::ScalarType> wanted) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, weight] : named_weights(*run.model)) {
+    // The adapter's tensors, which alone are trained, are added up in float32.
+    if (weight.requires_grad() || !weight.is_floating_point()) continue;
+    const at::Tensor base = base_weight(weight);
+    const auto stored = run.dtypes.find(name);
+    const bool is_stored_plain = stored != run.dtypes.end() && c10::isFloatingType(stored->second);
+    const at::ScalarType dtype = wanted ? *wanted : is_stored_plain ? stored->second : base.scalar_type();
+    if (dtype != base.scalar_type())
+      replace_weight(weight, with_base_weight(weight, cast(base, dtype, name)));
+  }
+}
+
+/// Returns the mode whose weights these are, such as bf16-true, nf4 or, if layers differ, "nf4 and int8".
+std::string mode_of_weights(const torch::nn::Module& module) {
+  std::string modes;
+  for (const std::string& format : quantized_formats(module)) {
+    const std::string mode = format.substr(0, format.find(','));
+    if (modes.find(mode) == std::string::npos) modes += (modes.empty() ? "" : " and ") + mode;
+  }
+  if (!modes.empty()) return modes;
+  std::map<at::ScalarType, int64_t> elements;
+  for (const at::Tensor& parameter : module.parameters())
+    elements[parameter.scalar_type()] += parameter.numel();
+  const auto most = std::max_element(elements.begin(), elements.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most == elements.end() || most->first == at::kFloat) return "32-true";
+  return most->first == at::kHalf ? "16-true" : "bf16-true";
+}
+
 void merge(const MergeCommand& command) {
+  const auto dtype = usage([&] { return parse_merged_dtype(command.dtype); });
   std::error_code error;
   TORCH_CHECK(
       command.overwrite || !std::filesystem::exists(std::filesystem::symlink_status(command.output, error)),
@@ -38,9 +102,10 @@ void merge(const MergeCommand& command) {
     throw UsageError("the run in " + command.run.folder +
                      " trained no adapter (--lora), so there is nothing to merge; its weights are in " +
                      run.weights.string());
+  set_dtypes(run, dtype);
   const std::vector<MergedLayer> layers = run.adapter->merge_and_unload(command.dequantize);
   save_model_weights(*run.model, command.output,
-                     {{"model", run.options.model}, {"precision", run.options.precision()}});
+                     {{"model", run.options.model}, {"precision", mode_of_weights(*run.model)}});
   const auto worst = std::max_element(layers.begin(), layers.end(), [](const auto& a, const auto& b) {
     return a.relative_error < b.relative_error;
   });
@@ -57,6 +122,9 @@ void add_merge(CLI::App& app) {
   sub->add_option("--output", command->output, "the safetensors file to write")
       ->required()
       ->check(names_a_file, "");
+  sub->add_option("--dtype", command->dtype,
+                  "dtype of the weights in the file; that of the run's weights if left out")
+      ->option_text("fp32|fp16|bf16");
   sub->add_flag("--dequantize", command->dequantize,
                 "write 4- and 8-bit weights as plain ones, which is exact");
   sub->add_flag("--overwrite", command->overwrite, "replace an existing output file");

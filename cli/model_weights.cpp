@@ -11,18 +11,31 @@
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
+#include "mantissa/precision/quantized.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/quant/stored_weights.h"
 #include "mantissa/weights/named_parts.h"
 
 namespace mantissa::cli {
+namespace {
 
-std::map<std::string, at::Tensor> read_if_quantized(const std::filesystem::path& file) {
-  const SafetensorsFile opened(file);
+std::map<std::string, at::Tensor> read_all(const SafetensorsModel& model) {
   std::map<std::string, at::Tensor> all;
-  if (quantized_weights_of(keys_of(opened.entries())).empty()) return all;
-  for (const auto& [name, entry] : opened.entries()) all.emplace(name, opened.read(name));
+  for (const auto& [name, entry] : model.entries()) all.emplace(name, model.read(name));
   return all;
+}
+
+}  // namespace
+
+std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, SafetensorsEntry>& entries) {
+  std::map<std::string, at::ScalarType> dtypes;
+  for (const auto& [name, entry] : entries) dtypes.emplace(name, entry.dtype);
+  return dtypes;
+}
+
+std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& model) {
+  return quantized_weights_of(keys_of(model.entries())).empty() ? std::map<std::string, at::Tensor>()
+                                                                : read_all(model);
 }
 
 void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tensor> stored,
@@ -34,25 +47,30 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
                "; a quantized mode such as nf4 keeps them");
     stored = dequantize_stored(std::move(stored));
   } else if (!quantized.empty()) {
-    // The mode decides on formats and layers, as it does when the run is resumed.
-    make_precision(o.precision(), at::kCPU, o.trainer.precision_options)->convert_module(model);
+    // The mode decides on formats and layers, as it does when the run is resumed. The model's own values are replaced
+    // below and need not be quantized.
+    const auto mode = make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
+    dynamic_cast<const QuantizedPrecision&>(*mode).convert_empty(model);
+  }
+  const size_t before = quantized_weights_of(keys_of(stored)).size();
+  stored = dequantize_plain(std::move(stored), named_weights(model));
+  const size_t restored = before - quantized_weights_of(keys_of(stored)).size();
+  if (restored > 0) {
+    TORCH_WARN("'", from, "' has ", restored, " weights in 4 or 8 bits that --precision ", o.precision(),
+               " leaves in float; they are restored");
   }
   PartsLoader packed(model, stored);  // takes their parts out of `stored`
-  if (const auto left = quantized_weights_of(keys_of(stored)); !left.empty()) {
-    TORCH_WARN("'", from, "' has ", left.size(), " weights in 4 or 8 bits (the first is '", left[0],
-               "') that --precision ", o.precision(), " leaves in float; they are restored");
-    stored = dequantize_stored(std::move(stored));
-  }
   load_weights(plain_weights(named_weights(model)), stored, from);
   packed.load();
 }
 
 void load_model_weights(torch::nn::Module& model, const std::filesystem::path& file, const FitOptions& o) {
-  std::map<std::string, at::Tensor> stored = read_if_quantized(file);
+  const SafetensorsModel opened(file);
+  std::map<std::string, at::Tensor> stored = read_if_quantized(opened);
   const std::map<std::string, at::Tensor> own = named_weights(model);
   if (stored.empty() && plain_weights(own).size() == own.size())
     return load_weights(model, file);  // reads one tensor at a time
-  if (stored.empty()) stored = load_safetensors(file).tensors;
+  if (stored.empty()) stored = read_all(opened);
   load_model_weights(model, std::move(stored), file.string(), o);
 }
 

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/io/sharded.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -15,8 +17,11 @@ namespace mantissa::cli {
 
 struct FitOptions;
 
-/// The tensors of a weights file that has 4- or 8-bit weights; empty for any other file, which has not been read.
-std::map<std::string, at::Tensor> read_if_quantized(const std::filesystem::path& file);
+/// Returns the dtypes of the tensors of a file by their names.
+std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, SafetensorsEntry>& entries);
+
+/// The tensors of a model whose file has 4- or 8-bit weights; empty for any other model, which has not been read.
+std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& model);
 
 /// Loads the tensors of a file or checkpoint into a float model, for a run with the options `o`. If the file has
 /// 4- or 8-bit weights and the mode has quantized ones, the mode quantizes the model first, and then the file's
@@ -25,7 +30,8 @@ std::map<std::string, at::Tensor> read_if_quantized(const std::filesystem::path&
 /// Errors: those of load_weights(), PartsLoader and dequantize_stored().
 void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tensor> stored,
                         const std::string& from, const FitOptions& o);
-/// The same for a file.
+/// The same for a safetensors file, the index of a model in shards, or a folder with one of them.
+/// Errors: those of SafetensorsModel, too.
 void load_model_weights(torch::nn::Module& model, const std::filesystem::path& file, const FitOptions& o);
 
 /// Writes a model's weights as save_weights() does, and packed ones as bitsandbytes does. An existing link is

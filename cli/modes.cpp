@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "cli/all_modes.h"
 #include "cli/commands.h"
 #include "cli/mode_speed.h"
 #include "mantissa/core/cpu_features.h"
@@ -48,15 +49,18 @@ std::string cpu_speed(const Mode& mode, const std::vector<ModeSpeed>& speeds) {
 }
 
 void print_modes() {
-  fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "mode", "alias", "on", "support", "what it is, and why");
+  const size_t width = mode_column_width();
+  fmt::print("{:<{}} {:<8} {:<5} {:<12} {}\n", "mode", width, "alias", "on", "support",
+             "what it is, and why");
   const std::string kernels = cpu_kernels();  // its errors come before anything that takes time
   const std::vector<ModeSpeed> speeds = measure_modes();
   const bool has_gpu = cuda_device_count() > 0;  // without a GPU, every mode has the same reason
   for (const Mode& mode : modes()) {
-    fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", mode.name, join_names(mode.aliases), "", "", mode.summary);
-    fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cpu", "yes", cpu_speed(mode, speeds));
+    fmt::print("{:<{}} {:<8} {:<5} {:<12} {}\n", mode.name, width, join_names(mode.aliases), "", "",
+               mode.summary);
+    fmt::print("{:<{}} {:<8} {:<5} {:<12} {}\n", "", width, "", "cpu", "yes", cpu_speed(mode, speeds));
     const FormatSupportInfo info = mode_support(mode, at::Device(at::kCUDA));
-    fmt::print("{:<12} {:<8} {:<5} {:<12} {}\n", "", "", "cuda", word(info.support),
+    fmt::print("{:<{}} {:<8} {:<5} {:<12} {}\n", "", width, "", "cuda", word(info.support),
                has_gpu ? info.reason : "see below");
   }
   if (!has_gpu) fmt::print("\nno GPU can be used: {}\n", why_no_cuda());

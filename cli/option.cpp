@@ -52,6 +52,15 @@ void check_value(const Option& option, const OptionValue& value) {
   });
 }
 
+std::string with_flags(const std::string& message) {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const Option& option : options()) {
+    if (!option.to.or_auto && option.in_library.empty() && !option.name.starts_with("amp_")) continue;
+    names.emplace_back(option.in_library.empty() ? option.name : option.in_library, flag_of(option.name));
+  }
+  return with_names(message, names);
+}
+
 std::string option_meant(const std::string& name, const std::vector<std::string>& candidates) {
   const auto bare = [](std::string text) {
     std::replace(text.begin(), text.end(), '-', '_');

@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include <c10/util/Exception.h>
+
 #include "cli/option_values.h"
 
 namespace mantissa::cli {
@@ -61,6 +63,8 @@ struct Option {
   bool in_trained = false;
   /// The help in those four commands, if it differs.
   std::string help_elsewhere = {};
+  /// The library's name for the option, if it differs.
+  std::string in_library = {};
   /// The option's names in other programs; an error for such a name suggests this option.
   std::vector<std::string> known_as = {};
 
@@ -103,6 +107,19 @@ void check_value(const Option& option, const OptionValue& value);
 /// Returns the one of `candidates` (YAML keys or flags) that `name` most likely means: the nearest one, or
 /// the one that other programs call so, such as lr for "learning_rate". Returns "" if there is none.
 std::string option_meant(const std::string& name, const std::vector<std::string>& candidates);
+
+/// Returns a message of the library in which a mode's options have their flags, such as --quant-dtype for "dtype".
+std::string with_flags(const std::string& message);
+
+/// Runs code that passes options to the library. Its c10::ValueError names the flags.
+template <typename Check>
+auto naming_flags(const Check& check) {
+  try {
+    return check();
+  } catch (const c10::ValueError& error) {
+    C10_THROW_ERROR(ValueError, with_flags(error.what_without_backtrace()));
+  }
+}
 
 /// The library's tables of names.
 enum class Registry { kModels, kModes, kApexLevels, kOptimizers };

@@ -87,9 +87,9 @@ inline Destination to_list(std::vector<std::string> FitOptions::*member) {
           }};
 }
 
-/// Returns what `text` means to a mode, which knows the option by its YAML key.
+/// Returns what `text` means to a mode.
 template <typename T>
-T parse_for_mode(const std::string& name, const std::string& text) {
+T parse_for_mode(const std::string& flag, const std::string& text) {
   if constexpr (std::is_same_v<T, std::string>) {
     return text;
   } else if constexpr (std::is_same_v<T, bool>) {
@@ -97,10 +97,10 @@ T parse_for_mode(const std::string& name, const std::string& text) {
   } else if constexpr (std::is_same_v<T, at::ScalarType>) {
     for (const FormatInfo& format : formats())
       if (format.name == text && format.dtype) return *format.dtype;
-    TORCH_CHECK_VALUE(false, name, " '", text, "' is no dtype");
+    TORCH_CHECK_VALUE(false, flag, " '", text, "' is no dtype");
   } else {
     const ParsedNumber<T> parsed = parse_number<T>(text);
-    TORCH_CHECK_VALUE(parsed.value, name, " ", parsed.problem, parsed.is_out_of_range ? "" : ", or auto");
+    TORCH_CHECK_VALUE(parsed.value, flag, " ", parsed.problem, parsed.is_out_of_range ? "" : ", or auto");
     return *parsed.value;
   }
 }
@@ -111,7 +111,7 @@ Destination to_mode(std::optional<T> PrecisionOptions::*member) {
   const auto set = [member](FitOptions& o, const Option& option, const OptionValue& value) {
     const auto& text = std::get<std::string>(value);
     auto& target = o.trainer.precision_options.*member;
-    target = text == "auto" ? std::nullopt : std::optional<T>(parse_for_mode<T>(option.name, text));
+    target = text == "auto" ? std::nullopt : std::optional<T>(parse_for_mode<T>(flag_of(option.name), text));
   };
   return {kind_of<std::string>(), set, /*or_auto=*/true};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdint>
 #include <sstream>
 #include <string_view>
@@ -78,6 +79,22 @@ std::vector<std::string> parse_words(const std::string& flag, const std::string&
     begin = end + 1;
   }
   return words;
+}
+
+std::string with_names(std::string text, const std::vector<std::pair<std::string, std::string>>& names) {
+  const auto is_of_a_word = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+  };
+  for (size_t begin = 0; begin < text.size();) {
+    size_t end = begin;
+    while (end < text.size() && is_of_a_word(text[end])) ++end;
+    const std::string word = text.substr(begin, end - begin);
+    const auto found =
+        std::find_if(names.begin(), names.end(), [&](const auto& name) { return name.first == word; });
+    if (found != names.end()) text.replace(begin, word.size(), found->second);
+    begin += (found != names.end() ? found->second.size() : word.size()) + 1;
+  }
+  return text;
 }
 
 }  // namespace mantissa::cli

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "mantissa/trainer/batch_limit.h"
@@ -27,5 +28,8 @@ std::vector<std::string> parse_words(const std::string& flag, const std::string&
 
 /// Errors: c10::ValueError with the nearest choice and all choices, if `value` is not one of them.
 void check_choice(const std::string& flag, const std::string& value, const std::vector<std::string>& choices);
+
+/// Returns `text` with other names for some words: {"dtype", "--quant-dtype"} changes "dtype" and not "qdtype".
+std::string with_names(std::string text, const std::vector<std::pair<std::string, std::string>>& names);
 
 }  // namespace mantissa::cli

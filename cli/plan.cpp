@@ -60,15 +60,16 @@ std::string mebibytes(const Json& bytes) {
 }
 
 void print_plan(const FitOptions& o, const Json& plan, std::FILE* to) {
+  const size_t width = mode_column_width() + 2;
   std::string table = fmt::format(
       "memory plan in MiB: {}, batches of {}, {}\n"
-      "{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
-      o.model, o.loader.batch_size, o.optimizer, "precision", "weights", "buffers", "masters", "gradients",
-      "states", "activations", "total", "peak");
+      "{:<{}} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+      o.model, o.loader.batch_size, o.optimizer, "precision", width, "weights", "buffers", "masters",
+      "gradients", "states", "activations", "total", "peak");
   for (const Json& row : plan) {
     const auto name = row["precision"].get<std::string>();
-    table += fmt::format("{:<11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
-                         name + (name == o.precision() ? " *" : ""), mebibytes(row["weights"]),
+    table += fmt::format("{:<{}} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+                         name + (name == o.precision() ? " *" : ""), width, mebibytes(row["weights"]),
                          mebibytes(row["buffers"]), mebibytes(row["masters"]), mebibytes(row["gradients"]),
                          mebibytes(row["optimizer_states"]), mebibytes(row["activations"]),
                          mebibytes(row["total"]), mebibytes(row["peak"]));

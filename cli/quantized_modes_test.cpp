@@ -1,5 +1,7 @@
 // Runs in modes with quantized weights: training, resuming, evaluating, and files of weights.
 #include <map>
+#include <set>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 
@@ -133,12 +135,67 @@ TEST_F(QuantizedRuns, OptionsReachTheMode) {
 
 TEST_F(QuantizedRuns, WrongOptionsAreRefused) {
   expect_error(fit(kShort + "--precision int8 --quant-dtype bfloat16"), 2,
-               {"'int8' with dtype bfloat16", "only works with float16"});
+               {"'int8' with --quant-dtype bfloat16", "only works with float16; leave --quant-dtype out"});
   expect_error(fit(kShort + "--precision nf4 --blocksize 100"), 2, {"blocks of 100 values", "choose 32"});
   expect_error(fit(kShort + "--precision bf16-mixed --blocksize 64"), 2,
-               {"'bf16-mixed' with blocksize 64", "leave it out"});
+               {"'bf16-mixed' with --blocksize 64", "leave it out"});
   expect_error(fit(kShort + "--precision nf4 --ignore-modules a,,b"), 2, {"--ignore-modules 'a,,b'"});
   expect_error(fit(kShort + "--precision nf4 --quant-dtype half"), 2, {"--quant-dtype 'half'", "float16"});
+}
+
+TEST_F(QuantizedRuns, ShardsAreReadLikeOneFile) {
+  train("--precision 32-true", "float");
+  for (const std::string to : {"", "--to nf4"}) {
+    const std::string mode = to.empty() ? "32-true" : "nf4", shards = "shards-" + mode,
+                      one = mode + ".safetensors";
+    ASSERT_EQ(run("convert float/weights.safetensors " + one + " " + to).status, 0);
+    ASSERT_EQ(run("convert " + one + " " + shards + " --max-shard-size 4kB").status, 0);
+    const std::string index = shards + "/model.safetensors.index.json";
+    const double expected = val_loss("float --precision " + mode + " --weights " + one);
+    for (const std::string& weights : {shards, index}) {
+      EXPECT_DOUBLE_EQ(val_loss("float --precision " + mode + " --weights " + weights), expected) << weights;
+      train("--precision " + mode + " --weights " + weights,
+            mode + "-of-" + (weights == index ? "index" : "folder"));
+    }
+    train("--precision " + mode + " --weights " + one, mode + "-of-file");
+    for (const char* const from : {"index", "folder"})
+      EXPECT_TRUE(read(folder_ / (mode + "-of-" + from) / "weights.safetensors") ==
+                  read(folder_ / (mode + "-of-file") / "weights.safetensors"))
+          << mode << " " << from;
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "shards-nf4"))
+    if (entry.path().filename().string().starts_with("model-00002")) std::filesystem::remove(entry.path());
+  expect_error(
+      fit(kShort + "--precision nf4 --weights shards-nf4"), 1,
+      {"model.safetensors.index.json", "the shard 'model-00002", "which is not there; get all shards"});
+  std::filesystem::create_directory(folder_ / "empty");
+  expect_error(fit(kShort + "--weights empty"), 1, {"'empty' holds no *.safetensors"});
+}
+
+TEST_F(QuantizedRuns, ACodeFileWithIgnoredLayersIsLoadedAndRestoredThere) {
+  train("--precision nf4", "run");
+  const Outcome done =
+      train("--precision nf4 --ignore-modules layers.0 --weights run/weights.safetensors", "part");
+  EXPECT_THAT(done.err, HasSubstr("1 weights in 4 or 8 bits that --precision nf4 leaves in float"));
+  EXPECT_EQ(dtypes("part/weights.safetensors").at("layers.0.weight"), "F32");
+  EXPECT_EQ(dtypes("part/weights.safetensors").at("layers.2.weight"), "U8");
+}
+
+TEST_F(QuantizedRuns, TablesHaveRoomForTheLongestMode) {
+  const Outcome all = fit(kShort + "--max-steps 1 --plan --precision int8-training --output run");
+  ASSERT_EQ(all.status, 0) << all.err;
+  // Every row of the plan ends in the same column.
+  std::istringstream lines(all.out);
+  std::set<size_t> widths;
+  for (std::string line; std::getline(lines, line) && !line.empty();)
+    if (!line.starts_with("memory plan")) widths.insert(line.size());
+  EXPECT_EQ(widths.size(), 1u) << all.out;
+  EXPECT_THAT(all.out, HasSubstr("int8-training *"));
+  const size_t table = all.out.find("\nprecision  ", all.out.find("memory plan") + 200);
+  ASSERT_NE(table, std::string::npos) << all.out;
+  const size_t row = all.out.find("\nint8-training cpu ", table);
+  ASSERT_NE(row, std::string::npos) << all.out;
+  EXPECT_EQ(all.out.find("device", table) - table, all.out.find("cpu", row) - row);
 }
 
 TEST_F(QuantizedRuns, ATruncatedFileIsRefused) {

@@ -51,8 +51,10 @@ OptionValues complete(const OptionValues& given) {
   if (momentum && !given.has("momentum")) values.set("momentum", *momentum);
   for (const char* limit : {"max_epochs", "max_steps"})
     if (!values.has(limit)) values.set(limit, -1);
-  std::string mode =
-      mode_of_amp_flags(text_or_none("precision"), text_or_none("amp_backend"), text_or_none("amp_level"));
+  std::string mode = naming_flags([&] {
+    return mode_of_amp_flags(text_or_none("precision"), text_or_none("amp_backend"),
+                             text_or_none("amp_level"));
+  });
   if (mode != "all") mode = find_mode(mode).name;
   values.set("precision", mode);
   values.set("amp_backend", "native"), values.set("amp_level", "");  // the precision expresses it now
@@ -172,7 +174,7 @@ FitOptions resolve(const OptionValues& given) {
   check_optimizer(o);
   if (o.precision() != "all") {
     // The options that a mode can use are the same on every device.
-    make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
+    naming_flags([&] { make_precision(o.precision(), at::kCPU, o.trainer.precision_options); });
     if (o.traits().gradients == Format::kFloat16 && !has_adapter(o)) check_fp16_factors(o);
   }
   check_adapter(o);

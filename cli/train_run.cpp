@@ -18,6 +18,7 @@
 #include <torch/nn/module.h>
 
 #include "cli/adapters.h"
+#include "cli/all_modes.h"
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/loggers_and_callbacks.h"
@@ -212,9 +213,7 @@ class TrainingRun {
       load_model_weights(*model_, o.weights, o);
       check_finite_weights(*model_, o.weights);
     }
-    adapter_ = usage([&] {
-      return add_adapter(o, *model_, resumes_from_checkpoint_ ? resumed->path() : std::filesystem::path());
-    });
+    adapter_ = add_adapter(o, *model_, resumes_from_checkpoint_ ? resumed->path() : std::filesystem::path());
   }
 
   /// Returns the content of result.json.
@@ -337,13 +336,14 @@ Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed
 std::string cell(const Json& value) { return value.is_number() ? format_metric(value.get<double>()) : "-"; }
 
 void print_table(const std::vector<Json>& results, std::FILE* to) {
-  std::string table = fmt::format("\n{:<11} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n",
-                                  "precision", "device", "epochs", "steps", "skipped", "val loss",
+  const size_t width = mode_column_width();
+  std::string table = fmt::format("\n{:<{}} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10} {:>12}  {}\n",
+                                  "precision", width, "device", "epochs", "steps", "skipped", "val loss",
                                   "val accuracy", "ms a step", "peak memory", "run files");
   for (const Json& r : results) {
     table +=
-        fmt::format("{:<11} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
-                    r["precision"].get<std::string>(), r["device"].get<std::string>(),
+        fmt::format("{:<{}} {:<6} {:>7} {:>7} {:>7} {:>9} {:>13} {:>10.2f} {:>9} MiB  {}\n",
+                    r["precision"].get<std::string>(), width, r["device"].get<std::string>(),
                     r["epochs"].get<int64_t>(), r["steps"].get<int64_t>(), r["skipped_steps"].get<int64_t>(),
                     cell(r["val_loss"]), cell(r["val_accuracy"]), r["step_ms"].get<double>(),
                     r["peak_memory_bytes"].get<int64_t>() >> 20, r["run_folder"].get<std::string>());

@@ -26,7 +26,7 @@
 #include "cli/without_effect.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
-#include "mantissa/io/safetensors.h"
+#include "mantissa/io/sharded.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/quant/stored_weights.h"
 
@@ -49,6 +49,7 @@ struct SavedWeights {
   fs::path path;
   std::map<std::string, at::Tensor> tensors;  ///< empty: `path` has not been read yet
   Shapes shapes;
+  std::map<std::string, at::ScalarType> dtypes;  ///< of the tensors as they are stored
 };
 
 bool has_adapter_weights(const SavedWeights& weights) {
@@ -57,13 +58,21 @@ bool has_adapter_weights(const SavedWeights& weights) {
 }
 
 SavedWeights read_shapes(const fs::path& path) {
-  SavedWeights found{path, read_if_quantized(path), {}};
+  const SafetensorsModel model(path);
+  SavedWeights found{path, read_if_quantized(model), {}, dtypes_of(model.entries())};
   if (!found.tensors.empty()) {
     found.shapes = stored_shapes(found.tensors);
     return found;
   }
-  const SafetensorsFile file(path);
-  for (const auto& [name, entry] : file.entries()) found.shapes[name] = entry.shape;
+  for (const auto& [name, entry] : model.entries()) found.shapes[name] = entry.shape;
+  return found;
+}
+
+/// The weights of a checkpoint, which has been read.
+SavedWeights as_saved(const fs::path& path, std::map<std::string, at::Tensor> tensors) {
+  SavedWeights found{path, {}, stored_shapes(tensors), {}};
+  for (const auto& [name, tensor] : tensors) found.dtypes.emplace(name, tensor.scalar_type());
+  found.tensors = std::move(tensors);
   return found;
 }
 
@@ -79,8 +88,7 @@ SavedWeights find_weights(const fs::path& folder, const std::string& given) {
   for (const std::string& warning : newest->warnings) {
     TORCH_WARN(warning);
   }
-  Shapes shapes = stored_shapes(newest->checkpoint.weights);
-  return {newest->path / kCheckpointWeights, std::move(newest->checkpoint.weights), std::move(shapes)};
+  return as_saved(newest->path / kCheckpointWeights, std::move(newest->checkpoint.weights));
 }
 
 /// Returns the number of classes of a model with these weights: the length of the dimension that grows with
@@ -201,6 +209,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
   const SavedWeights weights = find_weights(folder, o.weights);
   run.weights = weights.path;
+  run.dtypes = weights.dtypes;
   // The weights decide which labels are valid, not --classes. Here any byte is accepted.
   FitOptions readable = o;
   readable.classes = 256;

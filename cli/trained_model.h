@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+
+#include <c10/core/ScalarType.h>
 
 #include <CLI/App.hpp>
 
@@ -32,8 +35,9 @@ struct TrainedModel {
   FitOptions options;
   Data data;  ///< the commands read its `val`
   std::shared_ptr<TensorModule> model;
-  std::optional<LoraModel> adapter;  ///< of `model`, which has it
-  std::filesystem::path weights;     ///< the file that the weights come from
+  std::optional<LoraModel> adapter;              ///< of `model`, which has it
+  std::filesystem::path weights;                 ///< the file that the weights come from
+  std::map<std::string, at::ScalarType> dtypes;  ///< of the tensors in that file
 };
 
 /// Opens the model and its data. The weights are those of `--weights`, else weights.safetensors, else those

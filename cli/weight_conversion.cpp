@@ -9,9 +9,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <c10/util/accumulate.h>
 
 #include "mantissa/core/formats.h"
 #include "mantissa/core/suggest.h"
@@ -50,25 +48,7 @@ Tensors parts_without_values(const std::vector<int64_t>& shape, at::ScalarType d
   if (!format.four_bit)
     return pack_state(QuantizedInt8{at::empty(shape, meta.dtype(at::kChar)), at::empty({shape[0]}, meta), {}},
                       name);
-  const Quantize4BitOptions& options = *format.four_bit;
-  const auto divide_up = [](int64_t count, int64_t size) { return count / size + (count % size != 0); };
-  const int64_t count = c10::multiply_integers(shape), blocks = divide_up(count, options.blocksize);
-  Quantized4Bit quantized{.codes = at::empty({divide_up(count, 2), 1}, meta.dtype(at::kByte)),
-                          .absmax = at::empty({blocks}, meta),
-                          .nested_absmax = {},
-                          .nested_map = {},
-                          .nested_offset = {},
-                          .shape = shape,
-                          .dtype = dtype,
-                          .blocksize = options.blocksize,
-                          .format = options.format};
-  if (options.compress_statistics) {
-    quantized.absmax = at::empty({blocks}, meta.dtype(at::kByte));
-    quantized.nested_absmax = at::empty({divide_up(blocks, kNestedBlocksize)}, meta);
-    quantized.nested_map = at::empty({256}, meta);
-    quantized.nested_offset = at::zeros({});
-  }
-  return pack_state(quantized, name);
+  return pack_state(zeros_4bit(shape, dtype, *format.four_bit, at::kMeta), name);
 }
 
 Entries entries_of(const Tensors& parts, bool has_offset) {
@@ -86,41 +66,6 @@ const SafetensorsEntry* find(const Entries& entries, const std::string& name) {
   return found == entries.end() ? nullptr : &found->second;
 }
 
-/// Returns the weight that the scales `name` of an int8 weight belong to; empty if there is none.
-std::string weight_of_scales(const Entries& entries, const std::string& name) {
-  const size_t dot = name.rfind('.');
-  const std::string prefix = dot == std::string::npos ? "" : name.substr(0, dot);
-  for (const std::string& weight : {prefix.empty() ? "weight" : prefix + ".weight", prefix}) {
-    const SafetensorsEntry* const entry = find(entries, weight);
-    if (entry && entry->dtype == at::kChar) return weight;
-  }
-  return {};
-}
-
-void add_int8(const Entries& entries, const std::string& scales,
-              std::map<std::string, QuantizedWeight>& found) {
-  const std::string weight = weight_of_scales(entries, scales);
-  if (weight.empty()) return;
-  QuantizedWeight& quantized = found[weight];
-  quantized.is_int8 = true;
-  quantized.tensors = {weight, scales};
-  const std::string format = scales.substr(0, scales.size() - 3) + "weight_format";
-  if (entries.contains(format)) quantized.tensors.push_back(format);
-}
-
-/// Otherwise codes without scales would be taken for a model's own integers.
-void check_scales_of_int8(const Entries& entries, const std::map<std::string, QuantizedWeight>& found) {
-  constexpr std::string_view kFormat = "weight_format";
-  for (const auto& [name, entry] : entries) {
-    if (name != kFormat && !name.ends_with(".weight_format")) continue;
-    const std::string prefix = name.substr(0, name.size() - kFormat.size());
-    const SafetensorsEntry* const weight = find(entries, prefix + "weight");
-    TORCH_CHECK_VALUE(!weight || weight->dtype != at::kChar || found.contains(prefix + "weight"), "'", prefix,
-                      "weight' is an int8 weight, and its scales, '", prefix,
-                      "SCB', are missing; save the model again");
-  }
-}
-
 /// Restores some rows at a time, because dequantize_int8() computes in float32 and needs more than its result.
 at::Tensor restored_rows(const QuantizedInt8& weight, at::ScalarType dtype) {
   const int64_t rows = weight.codes.size(0), width = weight.codes.size(1);
@@ -135,7 +80,7 @@ at::Tensor restored_rows(const QuantizedInt8& weight, at::ScalarType dtype) {
   return values;
 }
 
-Tensors read(const SafetensorsModel& model, const QuantizedWeight& weight) {
+Tensors read(const SafetensorsModel& model, const StoredWeight& weight) {
   Tensors tensors;
   for (const std::string& name : weight.tensors)
     if (model.entries().contains(name)) tensors.emplace(name, model.read(name));
@@ -160,22 +105,6 @@ WeightFormat parse_weight_format(const std::string& name, std::optional<int64_t>
                               .compress_statistics = name.ends_with("-dq")};
   check_options(options);
   return {name, options};
-}
-
-std::map<std::string, QuantizedWeight> find_quantized(const Entries& entries) {
-  std::map<std::string, QuantizedWeight> found;
-  for (const auto& [name, entry] : entries) {
-    if (name == "SCB" || name.ends_with(".SCB")) add_int8(entries, name, found);
-    const std::string weight = weight_of_component_4bit(name);
-    // A model may have a parameter of such a name that is none of a quantized weight's.
-    if (weight.empty() || (!is_json(name) && !entries.contains(weight))) continue;
-    QuantizedWeight& quantized = found[weight];
-    if (quantized.tensors.empty()) quantized.tensors = {weight};
-    quantized.tensors.push_back(name);
-    if (is_json(name)) quantized.json = name;
-  }
-  check_scales_of_int8(entries, found);
-  return found;
 }
 
 std::vector<std::string> kept_name_parts() {
@@ -226,7 +155,7 @@ void check_range(const at::Tensor& values, at::ScalarType to, const std::string&
 }
 
 MadeWeight restored_weight(const SafetensorsModel& model, const std::string& source,
-                           const QuantizedWeight& weight, const std::string& name,
+                           const StoredWeight& weight, const std::string& name,
                            std::optional<at::ScalarType> dtype) {
   MadeWeight made{source, {}, {}, 0};
   for (const std::string& part : weight.tensors)

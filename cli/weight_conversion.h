@@ -11,6 +11,7 @@
 
 #include "mantissa/io/sharded.h"
 #include "mantissa/quant/quantized_4bit.h"
+#include "mantissa/quant/stored_weights.h"
 
 namespace mantissa::cli {
 
@@ -26,17 +27,6 @@ std::vector<std::string> weight_format_names();
 /// Errors: c10::ValueError for another name, for another block size than the format has, and for one with
 ///         int8. Unset: 64.
 WeightFormat parse_weight_format(const std::string& name, std::optional<int64_t> blocksize);
-
-/// A quantized weight of a file.
-struct QuantizedWeight {
-  bool is_int8 = false;
-  std::vector<std::string> tensors;  ///< the names of everything that it is stored as, itself included
-  std::string json;                  ///< the name of its quant_state; empty for int8, and if it is missing
-};
-
-/// Returns the quantized weights of a file by their names, under the names that bitsandbytes writes
-/// (docs/quantization-files.md). An incomplete weight is listed, too.
-std::map<std::string, QuantizedWeight> find_quantized(const std::map<std::string, SafetensorsEntry>& entries);
 
 /// Whether --to quantizes a tensor if no pattern says otherwise: the matrix `...weight` of a Linear layer.
 /// Embeddings, heads and norms are recognized by their names (`kept_name_parts()`).
@@ -67,7 +57,7 @@ MadeWeight quantized_weight(const SafetensorsModel& model, const std::string& so
 /// Errors: c10::ValueError for a state that is incomplete or does not fit together, here for what names,
 ///         shapes and the JSON show, in make() for the rest.
 MadeWeight restored_weight(const SafetensorsModel& model, const std::string& source,
-                           const QuantizedWeight& weight, const std::string& name,
+                           const StoredWeight& weight, const std::string& name,
                            std::optional<at::ScalarType> dtype);
 
 /// The made weights of a conversion, for write_safetensors_files(). Each is made when one of its tensors is

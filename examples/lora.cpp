@@ -1,13 +1,9 @@
-// QLoRA: fine-tunes a GPT whose weights are frozen in 4 bits. A text of numbers that count up is the base model's
-// task, and one of numbers that count down the adapter's.
+// QLoRA: fine-tunes a GPT whose weights are frozen in 4 bits. The base model learns one text in float32, the adapter
+// another one.
 #include <cstdio>
-#include <string>
-#include <utility>
-#include <vector>
+#include <memory>
 
 #include <ATen/Context.h>
-#include <ATen/ops/tensor.h>
-#include <torch/nn/functional/loss.h>
 
 #include "mantissa/core/threads_apart.h"
 #include "mantissa/data/loader.h"
@@ -15,50 +11,37 @@
 #include "mantissa/lora/lora_model.h"
 #include "mantissa/models/gpt.h"
 #include "mantissa/optim/adamw.h"
-#include "mantissa/precision/registry.h"
-
-at::Tensor numbers(int from, int to) {
-  std::string text;
-  for (int n = from; n != to; n += from < to ? 1 : -1) text += std::to_string(n) + " ";
-  return at::tensor(std::vector<uint8_t>(text.begin(), text.end()), at::kByte);
-}
-
-/// Trains for one pass over a text; returns the first and the last loss.
-std::pair<double, double> train(mantissa::Precision& precision, mantissa::Gpt& model,
-                                const at::Tensor& text) {
-  mantissa::DataLoader loader(std::make_shared<mantissa::TextDataset>(text, /*context=*/32),
-                              {.batch_size = 32, .shuffle = true});
-  mantissa::AdamW optimizer(model->parameters(), mantissa::AdamWOptions(3e-3));
-  precision.setup_optimizer(optimizer);
-  double first = 0, last = 0;
-  for (int64_t step = 0; auto batch = loader.next(); ++step) {
-    optimizer.zero_grad();
-    at::Tensor loss;
-    {
-      auto forward = precision.forward_context();
-      const at::Tensor logits = precision.convert_output(model->forward(batch->data));
-      loss = torch::nn::functional::cross_entropy(logits.flatten(0, 1), batch->target.flatten());
-    }
-    precision.backward(loss);
-    precision.optimizer_step(optimizer);
-    last = loss.item<double>();
-    if (step == 0) first = last;
-  }
-  return {first, last};
-}
+#include "mantissa/trainer/classification_task.h"
+#include "mantissa/trainer/trainer.h"
 
 int main(int argc, char** argv) {
+  if (argc < 3) return std::fputs("usage: example_lora BASE.txt NEW.txt [ADAPTER_FOLDER]\n", stderr), 2;
   mantissa::keep_threads_apart();  // for a machine that is shared with other programs
   at::manual_seed(1);
-  mantissa::Gpt model(mantissa::GptOptions{.layers = 2, .width = 64, .heads = 2, .context = 32});
-  train(*mantissa::make_precision("32-true", at::kCPU), model, numbers(1000, 3000));
+  const auto windows = [](const at::Tensor& text, int64_t stride) {
+    return std::make_shared<mantissa::TextDataset>(text, /*context=*/64, stride);
+  };
+  const auto [text, held_out] = mantissa::split_text(mantissa::load_text(argv[2]), 0.1);
+  mantissa::DataLoader base(windows(mantissa::load_text(argv[1]), 1), {.batch_size = 16, .shuffle = true});
+  mantissa::DataLoader train(windows(text, 1), {.batch_size = 16, .shuffle = true});
+  mantissa::DataLoader val(windows(held_out, 64), {.batch_size = 16});
 
-  auto precision = mantissa::make_precision("nf4-dq", at::kCPU);
-  precision->convert_module(*model);  // the linear layers' weights are 4-bit codes from here on
-  mantissa::LoraModel lora(*model, {.r = 8, .lora_alpha = 16});
-  const auto [first, last] = train(*precision, model, numbers(3000, 1000));
+  mantissa::Gpt model(mantissa::GptOptions{.layers = 2, .width = 64, .heads = 2, .context = 64});
+  mantissa::ClassificationTask task(
+      model.ptr(), [&](const at::Tensor& tokens) { return model->forward(tokens); },
+      [](torch::nn::Module& module) -> mantissa::OptimizerConfig {
+        return {std::make_shared<mantissa::AdamW>(module.parameters(), mantissa::AdamWOptions(3e-3))};
+      });
+  mantissa::Trainer({.precision = "32-true", .max_steps = 300}).fit(task, base);
+
+  mantissa::LoraModel lora(*model, {.r = 8, .lora_alpha = 16});          // freezes the model
+  mantissa::Trainer trainer({.precision = "nf4-dq", .max_steps = 200});  // its weights become 4-bit codes
+  const double before = trainer.validate(task, val).at("val_loss");
+  trainer.fit(task, train);
+  const double after = trainer.validate(task, val).at("val_loss");
   const auto [trained, all] = lora.get_nb_trainable_parameters();
-  std::printf("%ld of %ld parameters trained: loss %.3f, then %.3f\n", trained, all, first, last);
-  if (argc > 1) lora.save_pretrained(argv[1]);  // PEFT reads this folder
-  return last < 0.7 * first ? 0 : 1;
+  std::printf("%ld of %ld parameters trained: validation loss %.3f, then %.3f\n", trained, all, before,
+              after);
+  if (argc > 3) lora.save_pretrained(argv[3]);  // PEFT reads this folder
+  return after < 0.9 * before ? 0 : 1;
 }

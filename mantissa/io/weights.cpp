@@ -10,6 +10,7 @@
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/json_internal.h"
 #include "mantissa/io/safetensors.h"
+#include "mantissa/io/sharded.h"
 
 namespace mantissa {
 namespace {
@@ -43,6 +44,9 @@ bool is_part_of_quantized(const std::string& name) {
          name.ends_with(".SCB");
 }
 
+/// Whether a tensor of this name belongs to an adapter, by PEFT's names.
+bool is_part_of_adapter(const std::string& name) { return name.find(".lora_") != std::string::npos; }
+
 /// Errors: c10::ValueError that lists every mismatch between `stored` and `weights`.
 void check_fit(const std::map<std::string, Described>& stored,
                const std::map<std::string, at::Tensor>& weights, const std::string& from) {
@@ -67,6 +71,11 @@ void check_fit(const std::map<std::string, Described>& stored,
       std::none_of(unknown.begin(), unknown.end(), is_part_of_quantized), "load_weights: '", from,
       "' has weights in 4 or 8 bits, and the module has none; convert the module by a mode such as "
       "nf4 or int8 and load it with PartsLoader, or restore the numbers with dequantize_stored()");
+  TORCH_CHECK_VALUE(
+      unknown.size() < wrong.size() || !std::all_of(unknown.begin(), unknown.end(), is_part_of_adapter),
+      "load_weights: '", from, "' has ", unknown.size(), " tensors of an adapter, such as '",
+      fit_for_message(unknown.front()),
+      "', and the module has no adapter; add the adapter first (LoraModel), or merge it: mantissa merge RUN");
   const size_t count = wrong.size();
   if (count > kMaxListed) {
     wrong.resize(kMaxListed);
@@ -108,7 +117,7 @@ void load_weights(torch::nn::Module& module, const std::map<std::string, at::Ten
 }
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {
-  const SafetensorsFile file(path);
+  const SafetensorsModel file(path);
   std::map<std::string, Described> stored;
   for (const auto& [name, entry] : file.entries()) stored.emplace(name, Described{entry.dtype, entry.shape});
   const std::map<std::string, at::Tensor> own = named_weights(module);

@@ -38,14 +38,15 @@ void load_weights(const std::map<std::string, at::Tensor>& own,
 void load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,
                   const std::string& from);
 
-/// Copies the weights of a safetensors file into a module, in place, by name; the file must fit exactly.
+/// Copies the weights of a model into a module, in place, by name; the model must fit exactly. `path` is a
+/// safetensors file, the index of a model in shards, or a folder with one of them (SafetensorsModel).
 ///
 /// Numerics: values are converted to the module's dtypes, by copy_().
 /// Memory:   one tensor at a time beside the module.
 /// Errors:   c10::ValueError that lists, in one message, every name that is missing in the file or unknown to
 ///           the module, every different shape, every dtype that cannot be converted (float to integer,
 ///           complex to real) and every weight on the meta device; c10::ValueError with the cures for a
-///           file with weights in 4 or 8 bits; those of SafetensorsFile. All are found before anything is
+///           file with weights in 4 or 8 bits; those of SafetensorsModel. All are found before anything is
 ///           changed.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path);
 

@@ -8,6 +8,7 @@
 
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/safetensors.h"
+#include "mantissa/io/sharded.h"
 
 namespace mantissa::weights_test {
 namespace {
@@ -74,6 +75,42 @@ TEST_F(Weights, LongListsAreCutAndCounted) {
   save_safetensors(path_, tensors);
   auto module = net();
   EXPECT_THAT(load_error(*module), AllOf(HasSubstr("in 37 places"), HasSubstr("and 29 more")));
+}
+
+TEST_F(Weights, AModelInShardsIsLoadedFromItsIndexOrFolder) {
+  auto saved = net();
+  const auto weights = copy(*saved);
+  SafetensorsHeader header;
+  for (const auto& [name, tensor] : weights)
+    header.tensors[name] = {tensor.scalar_type(), tensor.sizes().vec(), 0, 0};
+  const SafetensorsLayout layout = lay_out_safetensors(folder_ / "shards", header, /*max_shard_bytes=*/16);
+  ASSERT_GT(layout.files.size(), 1U);
+  write_safetensors_files(layout,
+                          [&](const std::string& name, const TakeElements& take) { take(weights.at(name)); });
+  for (const fs::path& path : {folder_ / "shards", layout.index}) {
+    auto loaded = net();
+    load_weights(*loaded, path);
+    for (const auto& [name, weight] : named_weights(*loaded))
+      EXPECT_TRUE(at::equal(weight, weights.at(name))) << path;
+  }
+  fs::remove(layout.files[1].path);
+  auto loaded = net();
+  EXPECT_THAT(error_of([&] { load_weights(*loaded, folder_ / "shards"); }),
+              AllOf(HasSubstr("names the shard"), HasSubstr("which is not there")));
+}
+
+TEST_F(Weights, AFileWithAnAdapterIsNamedAsSuch) {
+  auto module = net();
+  auto tensors = copy(*module);
+  for (int i = 0; i < 20; ++i) tensors["0.lora_A.adapter" + std::to_string(i) + ".weight"] = at::ones({2, 2});
+  save_safetensors(path_, tensors);
+  EXPECT_THAT(load_error(*module),
+              AllOf(HasSubstr("has 20 tensors of an adapter, such as '0.lora_A.adapter0.weight'"),
+                    HasSubstr("mantissa merge"), testing::Not(HasSubstr("adapter1"))));
+  tensors["other"] = at::ones({2});
+  save_safetensors(path_, tensors);
+  EXPECT_THAT(load_error(*module), HasSubstr("does not fit the module in 21 places"))
+      << "it is another model";
 }
 
 TEST_F(Weights, AFileOfQuantizedWeightsIsNamedAsSuch) {

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
 #include "mantissa/precision/layers_internal.h"
@@ -30,16 +31,30 @@ std::vector<Layer> layers_to_quantize(const Module& module, const QuantizeModule
   return layers;
 }
 
+/// Returns a weight of zeros, for which nothing is quantized.
+PackedDataPtr zeros_like(const at::Tensor& weight, const QuantizeModuleOptions& options) {
+  const at::Device device = weight.device();
+  if (options.format != Format::kInt8)
+    return make_packed_4bit(
+        zeros_4bit(weight.sizes(), at::kHalf,
+                   {options.format, options.blocksize, options.compress_statistics}, device),
+        options.compute_dtype);
+  const int64_t rows = weight.size(0), width = c10::multiply_integers(weight.sizes().slice(1));
+  return make_packed_int8({at::zeros({rows, width}, at::TensorOptions(device).dtype(at::kChar)),
+                           at::zeros({rows}, at::TensorOptions(device).dtype(at::kFloat)),
+                           {}},
+                          options.threshold, weight.sizes().vec());
+}
+
 PackedDataPtr pack(const Layer& layer, const QuantizeModuleOptions& options) {
   const at::Tensor weight = base_weight(layer.weight);  // an adapter stays around the quantized weight
   const std::string name = "'" + layer.name + "'";
   check_is_leaf({layer.name, weight}, "quantize_module");
-  TORCH_CHECK_VALUE(options.zeros || !weight.is_meta(), "quantize_module: ", name,
+  if (options.zeros) return zeros_like(weight, options);
+  TORCH_CHECK_VALUE(!weight.is_meta(), "quantize_module: ", name,
                     " is on the meta device and has no values; load the module first");
-  const at::Tensor values =
-      options.zeros ? at::zeros(weight.sizes(), weight.options().requires_grad(false)) : weight;
-  if (options.format == Format::kInt8) return pack_int8(values, options.threshold, name);
-  return pack_4bit(values, {options.format, options.blocksize, options.compress_statistics}, name,
+  if (options.format == Format::kInt8) return pack_int8(weight, options.threshold, name);
+  return pack_4bit(weight, {options.format, options.blocksize, options.compress_statistics}, name,
                    options.compute_dtype);
 }
 

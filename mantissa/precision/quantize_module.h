@@ -26,7 +26,7 @@ struct QuantizeModuleOptions {
   /// Layers whose dotted name begins with one of these stay as they are.
   std::vector<std::string> ignore_modules = {};
   bool embeddings = false, convolutions = false;  ///< quantizes these layers, too
-  /// Gives every weight the value zero, whatever values it has.
+  /// Gives every weight the value zero, whatever values it has. Nothing is quantized then.
   bool zeros = false;
 };
 

@@ -87,8 +87,13 @@ void QuantizedPrecision::convert_initialized(torch::nn::Module& module, bool is_
               "': init_module() may make a part of a model, whose layers have other names; make the whole "
               "model, and call convert_module()");
   if (!has_layers_to_quantize(module, weights_)) return;  // such as a part that is only an embedding
+  if (is_empty) return convert_empty(module);
+  quantize_module(module, weights_, "precision '" + name() + "'");
+}
+
+void QuantizedPrecision::convert_empty(torch::nn::Module& module) const {
   QuantizeModuleOptions options = weights_;
-  options.zeros = is_empty;
+  options.zeros = true;
   quantize_module(module, options, "precision '" + name() + "'");
 }
 

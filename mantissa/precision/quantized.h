@@ -36,6 +36,9 @@ class QuantizedPrecision final : public ScaledPrecision {
   QuantizedPrecision(std::string name, at::Device device, QuantizedPrecisionOptions options);
 
   void convert_module(torch::nn::Module& module) override;
+  /// As convert_module(), for a whole model whose weights are loaded next: they become zeros, and nothing is quantized
+  /// for it.
+  void convert_empty(torch::nn::Module& module) const;
   void setup_optimizer(torch::optim::Optimizer& optimizer) override;
   Scope tensor_init_context() const override;
   void convert_initialized(torch::nn::Module& module, bool is_empty) const override;

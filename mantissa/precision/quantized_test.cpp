@@ -187,6 +187,24 @@ TEST_F(QuantizedModes, Q56_InitModuleQuantizesAndRefusesIgnoredNames) {
   }
 }
 
+TEST_F(QuantizedModes, AWholeModelIsMadeReadyForItsFileWithoutQuantizingIt) {
+  for (const std::string& name : quantized_modes()) {
+    const auto mode = make_precision(name, at::kCPU, {.ignore_modules = {"2"}});
+    torch::nn::Sequential net = two_layers(), saved = two_layers();
+    {
+      const at::NoGradGuard no_grad;
+      net->parameters()[0].fill_(std::numeric_limits<float>::quiet_NaN());  // quantizing would throw
+    }
+    dynamic_cast<const QuantizedPrecision&>(*mode).convert_empty(*net);
+    EXPECT_TRUE(net->parameters()[0].dequantize().eq(0).all().item<bool>()) << name;
+    EXPECT_FALSE(is_packed(net->parameters()[2])) << name << " ignores it";
+    mode->convert_module(*saved);
+    Tensors stored = named_parts(weights_of(*saved));
+    PartsLoader(*net, stored).load();
+    EXPECT_TRUE(same_bits(net->parameters()[0].dequantize(), saved->parameters()[0].dequantize())) << name;
+  }
+}
+
 TEST_F(QuantizedModes, Q57_AFloatStateDictLoadsAsIfItWasQuantized) {
   for (const std::string& name : quantized_modes()) {
     const auto mode = make_precision(name, at::kCPU);

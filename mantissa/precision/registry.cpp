@@ -117,12 +117,15 @@ std::string quantization_option(const PrecisionOptions& o) {
   const auto look = [&](const char* name, const auto& value) {
     if (found.empty() && value) found = c10::str(name, " ", *value);
   };
+  const auto look_at_switch = [&](const char* name, std::optional<bool> value) {
+    if (found.empty() && value) found = c10::str(name, *value ? " true" : " false");
+  };
   look("dtype", o.dtype);
   if (!o.ignore_modules.empty()) look("ignore_modules", std::optional(join_names(o.ignore_modules)));
   look("blocksize", o.blocksize);
   look("llm_int8_threshold", o.llm_int8_threshold);
-  look("quantize_embeddings", o.quantize_embeddings);
-  look("quantize_convolutions", o.quantize_convolutions);
+  look_at_switch("quantize_embeddings", o.quantize_embeddings);
+  look_at_switch("quantize_convolutions", o.quantize_convolutions);
   return found;
 }
 

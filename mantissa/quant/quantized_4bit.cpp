@@ -12,6 +12,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/mean.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 
@@ -131,6 +132,27 @@ Quantized4Bit Quantized4Bit::to(at::Device device) const {
        {&result.codes, &result.absmax, &result.nested_absmax, &result.nested_map, &result.nested_offset})
     if (tensor->defined()) *tensor = tensor->to(device);
   return result;
+}
+
+Quantized4Bit zeros_4bit(at::IntArrayRef shape, at::ScalarType dtype, const Quantize4BitOptions& options,
+                         at::Device device) {
+  check_options(options);
+  Quantized4Bit zeros;
+  zeros.shape = shape.vec();
+  zeros.dtype = dtype;
+  zeros.blocksize = options.blocksize;
+  zeros.format = options.format;
+  const at::TensorOptions bytes = at::TensorOptions(device).dtype(at::kByte),
+                          floats = bytes.dtype(at::kFloat);
+  const int64_t blocks = blocks_of(zeros.numel(), options.blocksize);
+  zeros.codes = at::zeros({(zeros.numel() + 1) / 2, 1}, bytes).view(options.quant_storage);
+  zeros.absmax = at::zeros({blocks}, options.compress_statistics ? bytes : floats);
+  if (!options.compress_statistics) return zeros;
+  zeros.nested_absmax = at::zeros({blocks_of(blocks, kNestedBlocksize)}, floats);
+  zeros.nested_map = quant::dynamic_map(device);
+  // pack_state() reads the offset, also of a weight without values.
+  zeros.nested_offset = at::zeros({}, device.is_meta() ? floats.device(at::kCPU) : floats);
+  return zeros;
 }
 
 void check_options(const Quantize4BitOptions& options) {

@@ -64,6 +64,12 @@ constexpr int64_t kNestedBlocksize = 256;
 Quantized4Bit quantize_4bit(const at::Tensor& tensor, const Quantize4BitOptions& options = {},
                             std::string_view name = "the tensor");
 
+/// Returns a tensor of zeros of this shape in 4-bit codes, without quantizing anything: for weights that are loaded
+/// next, or on the meta device, for the shapes alone. `dtype` is that of the tensor that was not quantized.
+/// Errors: those of check_options().
+Quantized4Bit zeros_4bit(at::IntArrayRef shape, at::ScalarType dtype, const Quantize4BitOptions& options,
+                         at::Device device);
+
 /// Restores the tensor: code value * absmax in float32, then rounded once to the dtype.
 ///
 /// Errors: c10::TypeError unless `dtype` is float32, float16, bfloat16 or float64.

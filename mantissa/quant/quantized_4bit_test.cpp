@@ -109,6 +109,28 @@ TEST(Quantize4Bit, Q09_ZerosAndNothingAtAllStayWhatTheyAre) {
   EXPECT_EQ(dequantize_4bit(quantize_4bit(at::full({}, 0.3F))).item<float>(), 0.3F);
 }
 
+TEST(Quantize4Bit, ZerosHaveTheFormOfAQuantizedTensor) {
+  for (const Format format : kFormats)
+    for (const bool nested : {false, true})
+      for (const std::vector<int64_t>& shape : {std::vector<int64_t>{5, 7}, {300, 128}, {0, 4}}) {
+        const Quantize4BitOptions options{.format = format, .compress_statistics = nested};
+        const Quantized4Bit zeros = zeros_4bit(shape, at::kHalf, options, at::kCPU),
+                            like = quantize_4bit(at::ones(shape, at::kHalf), options);
+        EXPECT_TRUE(dequantize_4bit(zeros).eq(0).all().item<bool>());
+        EXPECT_EQ(dequantize_4bit(zeros).scalar_type(), at::kHalf);
+        EXPECT_EQ(zeros.nbytes(), like.nbytes());
+        EXPECT_EQ(zeros.is_nested(), nested);
+        const Quantized4Bit meta = zeros_4bit(shape, at::kHalf, options, at::kMeta);
+        for (const auto part :
+             {&Quantized4Bit::codes, &Quantized4Bit::absmax, &Quantized4Bit::nested_absmax}) {
+          if (!(like.*part).defined()) continue;
+          EXPECT_EQ((zeros.*part).sizes(), (like.*part).sizes());
+          EXPECT_EQ((zeros.*part).scalar_type(), (like.*part).scalar_type());
+          EXPECT_EQ((meta.*part).sizes(), (like.*part).sizes());
+        }
+      }
+}
+
 TEST(Quantize4Bit, Q11_OtherBlocksFormatsAndDtypesAreRefused) {
   const at::Tensor x = at::randn({8, 8});
   for (const int64_t blocksize : {0, -64, 16, 48, 8192})

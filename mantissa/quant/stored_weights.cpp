@@ -1,27 +1,49 @@
 #include "mantissa/quant/stored_weights.h"
 
-#include <algorithm>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include <c10/util/Exception.h>
+
 #include "mantissa/core/suggest.h"
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/quant_state.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 namespace {
 
-constexpr std::string_view kState4Bit = ".quant_state.bitsandbytes__", kScales8Bit = "SCB";
+constexpr std::string_view kState4Bit = ".quant_state.bitsandbytes__", kScales8Bit = "SCB",
+                           kFormat8Bit = "weight_format";
 
-/// Returns the name of the 8-bit weight whose scales have the name `scales`, or "" if there is none.
-std::string weight_of_scales(const std::string& scales, const std::set<std::string>& names) {
-  if (scales != kScales8Bit && !scales.ends_with(".SCB")) return "";
+bool is_last_part(const std::string& name, std::string_view part) {
+  return name == part || name.ends_with("." + std::string(part));
+}
+
+/// Returns the name of the 8-bit weight whose scales have the name `scales`, or "" if there is none. `is_weight` says
+/// whether there is a weight of a name.
+template <typename IsWeight>
+std::string weight_of_scales(const std::string& scales, const IsWeight& is_weight) {
+  if (!is_last_part(scales, kScales8Bit)) return "";
   const std::string prefix = scales.substr(0, scales.size() - kScales8Bit.size());  // "fc." or ""
   // A parameter that is not called "weight" has them below its own name.
   for (const std::string& name : {prefix + "weight", prefix.substr(0, prefix.size() - !prefix.empty())})
-    if (names.contains(name)) return name;
+    if (is_weight(name)) return name;
   return "";
+}
+
+/// Otherwise codes without scales would be taken for a model's own integers.
+void check_scales_of_int8(const std::map<std::string, at::ScalarType>& dtypes,
+                          const std::map<std::string, StoredWeight>& found) {
+  for (const auto& [name, dtype] : dtypes) {
+    if (!is_last_part(name, kFormat8Bit)) continue;
+    const std::string prefix = name.substr(0, name.size() - kFormat8Bit.size());
+    const auto weight = dtypes.find(prefix + "weight");
+    TORCH_CHECK_VALUE(weight == dtypes.end() || weight->second != at::kChar || found.contains(weight->first),
+                      "'", prefix, "weight' is an int8 weight, and its scales, '", prefix,
+                      "SCB', are missing; save the model again");
+  }
 }
 
 /// Takes the tensors of a weight out of `tensors`; `state` has their names.
@@ -29,32 +51,72 @@ void erase_all(std::map<std::string, at::Tensor>& tensors, const std::map<std::s
   for (const auto& [name, part] : state) tensors.erase(name);
 }
 
+/// Replaces what a weight consists of by its values.
+void dequantize_one(std::map<std::string, at::Tensor>& tensors, const std::string& name,
+                    at::ScalarType dtype) {
+  at::Tensor values;
+  if (has_state_4bit(tensors, name)) {
+    const Quantized4Bit weight = unpack_state_4bit(tensors, name);
+    values = dequantize_4bit(weight, dtype);
+    erase_all(tensors, pack_state(weight, name));
+  } else {
+    const QuantizedInt8 weight = unpack_state_int8(tensors, name);
+    values = dequantize_int8(weight, dtype).view(tensors.at(name).sizes());
+    erase_all(tensors, pack_state(weight, name));
+  }
+  tensors.insert_or_assign(name, std::move(values));
+}
+
 }  // namespace
 
 std::vector<std::string> quantized_weights_of(const std::vector<std::string>& names) {
   const std::set<std::string> all(names.begin(), names.end());
+  const auto is_there = [&](const std::string& name) { return all.contains(name); };
   std::set<std::string> found;
   for (const std::string& name : all) {
     if (const size_t at = name.find(kState4Bit); at != std::string::npos) found.insert(name.substr(0, at));
-    if (const std::string weight = weight_of_scales(name, all); !weight.empty()) found.insert(weight);
+    if (const std::string weight = weight_of_scales(name, is_there); !weight.empty()) found.insert(weight);
   }
   return {found.begin(), found.end()};
 }
 
+std::map<std::string, StoredWeight> find_stored_weights(const std::map<std::string, at::ScalarType>& dtypes) {
+  const auto is_int8 = [&](const std::string& name) {
+    const auto weight = dtypes.find(name);
+    return weight != dtypes.end() && weight->second == at::kChar;
+  };
+  std::map<std::string, StoredWeight> found;
+  for (const auto& [name, dtype] : dtypes) {
+    if (const std::string weight = weight_of_scales(name, is_int8); !weight.empty()) {
+      const std::string format = name.substr(0, name.size() - kScales8Bit.size()) + std::string(kFormat8Bit);
+      found[weight] = {.is_int8 = true, .tensors = {weight, name}, .json = ""};
+      if (dtypes.contains(format)) found[weight].tensors.push_back(format);
+    }
+    const std::string weight = weight_of_component_4bit(name);
+    const bool is_json = name.find(kState4Bit) != std::string::npos;
+    // A model may have a parameter of such a name that is none of a quantized weight's.
+    if (weight.empty() || (!is_json && !dtypes.contains(weight))) continue;
+    StoredWeight& stored = found[weight];
+    if (stored.tensors.empty()) stored.tensors = {weight};
+    stored.tensors.push_back(name);
+    if (is_json) stored.json = name;
+  }
+  check_scales_of_int8(dtypes, found);
+  return found;
+}
+
 std::map<std::string, at::Tensor> dequantize_stored(std::map<std::string, at::Tensor> tensors,
                                                     at::ScalarType dtype) {
+  for (const std::string& name : quantized_weights_of(keys_of(tensors))) dequantize_one(tensors, name, dtype);
+  return tensors;
+}
+
+std::map<std::string, at::Tensor> dequantize_plain(std::map<std::string, at::Tensor> tensors,
+                                                   const std::map<std::string, at::Tensor>& own,
+                                                   at::ScalarType dtype) {
   for (const std::string& name : quantized_weights_of(keys_of(tensors))) {
-    at::Tensor values;
-    if (has_state_4bit(tensors, name)) {
-      const Quantized4Bit weight = unpack_state_4bit(tensors, name);
-      values = dequantize_4bit(weight, dtype);
-      erase_all(tensors, pack_state(weight, name));
-    } else {
-      const QuantizedInt8 weight = unpack_state_int8(tensors, name);
-      values = dequantize_int8(weight, dtype).view(tensors.at(name).sizes());
-      erase_all(tensors, pack_state(weight, name));
-    }
-    tensors.insert_or_assign(name, std::move(values));
+    const auto weight = own.find(name);
+    if (weight == own.end() || !is_packed(base_weight(weight->second))) dequantize_one(tensors, name, dtype);
   }
   return tensors;
 }

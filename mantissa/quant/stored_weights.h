@@ -13,6 +13,18 @@ namespace mantissa {
 /// Returns the names of the weights that a file has in 4 or 8 bits. `names` are those of all its tensors.
 std::vector<std::string> quantized_weights_of(const std::vector<std::string>& names);
 
+/// A weight that a file has in 4 or 8 bits.
+struct StoredWeight {
+  bool is_int8 = false;
+  std::vector<std::string> tensors;  ///< the names of everything that it consists of, its own first
+  std::string json;                  ///< the name of its quant_state; empty for int8, and if it is missing
+};
+
+/// Returns the weights that a file has in 4 or 8 bits, by their names. `dtypes` are those of all its tensors. A weight
+/// in 4 bits is listed even if some of its tensors are missing.
+/// Errors: c10::ValueError that names the weight for codes in int8 without their scales.
+std::map<std::string, StoredWeight> find_stored_weights(const std::map<std::string, at::ScalarType>& dtypes);
+
 /// Returns the tensors of a file with each 4- and 8-bit weight replaced by its values in `dtype`, under the
 /// weight's name: what a model in float can load. Other tensors are returned as they are.
 ///
@@ -20,6 +32,12 @@ std::vector<std::string> quantized_weights_of(const std::vector<std::string>& na
 /// Errors: those of unpack_state_4bit() and unpack_state_int8().
 std::map<std::string, at::Tensor> dequantize_stored(std::map<std::string, at::Tensor> tensors,
                                                     at::ScalarType dtype = at::kFloat);
+
+/// The same, without the weights that a model has packed: those stay as they are stored. What is packed is asked of the
+/// weight under an adapter. `own` are the model's weights by their names.
+std::map<std::string, at::Tensor> dequantize_plain(std::map<std::string, at::Tensor> tensors,
+                                                   const std::map<std::string, at::Tensor>& own,
+                                                   at::ScalarType dtype = at::kFloat);
 
 /// Returns the shapes of the weights in a file. That of a 4- or 8-bit weight is the shape of its values; its other
 /// tensors are left out.

@@ -7,8 +7,10 @@
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/quant/int8_state.h"
+#include "mantissa/quant/packed_4bit.h"
 #include "mantissa/quant/quant_state.h"
 #include "mantissa/quant/test_support_internal.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa::stored_weights_test {
 namespace {
@@ -63,6 +65,39 @@ TEST(StoredWeights, Q17_BitsandbytesFilesAreRestored) {
                                 : dequantize_4bit(unpack_state_4bit(saved, "layer.weight"), at::kFloat);
     EXPECT_TRUE(same_bits(dequantize_stored(saved).at("layer.weight"), want)) << file;
   }
+}
+
+TEST(StoredWeights, AllTensorsOfAWeightAreListed) {
+  std::map<std::string, at::ScalarType> dtypes;
+  for (const auto& [name, tensor] : mixed()) dtypes.emplace(name, tensor.scalar_type());
+  const auto found = find_stored_weights(dtypes);
+  EXPECT_THAT(keys_of(found), ElementsAre("a.weight", "b.weight", "c.table", "weight"));
+  EXPECT_THAT(found.at("a.weight").tensors,
+              testing::UnorderedElementsAre("a.weight", "a.weight.absmax", "a.weight.quant_map",
+                                            "a.weight.nested_absmax", "a.weight.nested_quant_map",
+                                            "a.weight.quant_state.bitsandbytes__nf4"));
+  EXPECT_EQ(found.at("a.weight").json, "a.weight.quant_state.bitsandbytes__nf4");
+  EXPECT_FALSE(found.at("a.weight").is_int8);
+  EXPECT_THAT(found.at("b.weight").tensors, ElementsAre("b.weight", "b.SCB", "b.weight_format"));
+  EXPECT_THAT(found.at("c.table").tensors, ElementsAre("c.table", "c.table.SCB", "c.table.weight_format"));
+  EXPECT_TRUE(found.at("weight").is_int8);
+  EXPECT_EQ(
+      find_stored_weights({{"a.weight", at::kByte}, {"a.weight.absmax", at::kFloat}}).at("a.weight").json, "")
+      << "the state is missing";
+  EXPECT_TRUE(find_stored_weights({{"a.weight", at::kFloat}, {"a.SCB", at::kFloat}}).empty()) << "no codes";
+  EXPECT_THAT(error_of([] {
+                find_stored_weights({{"a.weight", at::kChar}, {"a.weight_format", at::kByte}});
+              }),
+              HasSubstr("'a.SCB', are missing"));
+}
+
+TEST(StoredWeights, OnlyWhatAModelHasAsPlainNumbersIsRestored) {
+  const at::Tensor packed = make_packed_weight(
+      make_packed_4bit(quantize_4bit(at::ones({3, 5}) * 2, {.compress_statistics = true})));
+  const Tensors some = dequantize_plain(mixed(), {{"a.weight", packed}, {"b.weight", at::ones({4, 6})}});
+  EXPECT_THAT(quantized_weights_of(keys_of(some)), ElementsAre("a.weight"));
+  EXPECT_TRUE(at::allclose(some.at("b.weight"), at::ones({4, 6})));
+  EXPECT_TRUE(some.at("c.table").is_floating_point()) << "a name that the model does not have";
 }
 
 TEST(StoredWeights, ShapesAreThoseOfTheValues) {

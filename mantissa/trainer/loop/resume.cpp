@@ -1,4 +1,5 @@
 // Saves what a run needs to continue bit for bit, and loads it in a later run.
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -60,6 +61,17 @@ std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch:
   const std::string what =
       std::string("rounded from ") + c10::toString(source) + " to " + c10::toString(target);
   return counted(count, what.c_str());
+}
+
+/// Returns "12 weights are restored from 4 or 8 bits" for weights that a checkpoint has as codes and a module as plain
+/// numbers, which an adapter may freeze.
+std::string restored(const std::vector<std::string>& names, const std::map<std::string, at::Tensor>& own) {
+  const bool train = std::none_of(names.begin(), names.end(), [&](const std::string& name) {
+    const auto weight = own.find(name);
+    return weight != own.end() && !base_weight(weight->second).is_same(weight->second);
+  });
+  return counted(names.size(),
+                 train ? "restored from 4 or 8 bits and train again" : "restored from 4 or 8 bits");
 }
 
 /// Returns the master weights that a checkpoint has for parameters of a module. They are more exact than the
@@ -136,14 +148,16 @@ void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
   for (const auto& [name, weight] : named_weights(module))
     if (const auto master = masters.find(name); master != masters.end() && is_packed(weight))
       stored[name] = master->second;  // quantized from the most exact values
+  const std::map<std::string, at::Tensor> own = named_weights(module);
   std::vector<std::string> changes{counted(count_plain(stored, module), "quantized")};
-  PartsLoader packed(module, stored);  // takes their parts out of `stored`
   // A module whose weights are not packed gets the values of those that were.
-  changes.push_back(
-      counted(quantized_weights_of(keys_of(stored)).size(), "restored from 4 or 8 bits and train again"));
-  stored = dequantize_stored(std::move(stored));
+  std::vector<std::string> codes = quantized_weights_of(keys_of(stored));
+  stored = dequantize_plain(std::move(stored), own);
+  for (const std::string& kept : quantized_weights_of(keys_of(stored))) std::erase(codes, kept);
+  changes.push_back(restored(codes, own));
+  PartsLoader packed(module, stored);  // takes their parts out of `stored`
   changes.push_back(narrowed(stored, module));
-  load_weights(plain_weights(named_weights(module)), stored, from);
+  load_weights(plain_weights(own), stored, from);
   packed.load();
   std::erase(changes, "");
   if (!changes.empty()) {

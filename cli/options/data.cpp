@@ -1,0 +1,56 @@
+#include <cstdint>
+#include <vector>
+
+#include "cli/fit_options.h"
+#include "cli/option_destination.h"
+#include "cli/options/groups.h"
+
+namespace mantissa::cli {
+
+std::vector<Option> data_options() {
+  constexpr auto kGroup = Group::kData;
+  return {
+      {.name = "data",
+       .group = kGroup,
+       .to = to(&FitOptions::data),
+       .default_value = "digits",
+       .help = "digits, idx:DIR (MNIST's files, plain or gzip'd) or text:FILE (bytes)",
+       .in_trained = true,
+       .known_as = {"dataset"}},
+      {.name = "val_fraction",
+       .group = kGroup,
+       .to = to(&FitOptions::val_fraction),
+       .default_value = 0.2,
+       .help = "share held out for validation where the data has no split of its own",
+       .default_for_text = 0.1,
+       .range = {{0.001, 0.9, "choose 0.001 to 0.9"}}},
+      {.name = "classes",
+       .group = kGroup,
+       .to = to(&FitOptions::classes),
+       .default_value = 0,
+       .help = "number of classes of idx: labels; 0: taken from the labels, at least 10",
+       .range = {{0, 256, "choose 1 to 256, or 0"}}},
+      {.name = "batch_size",
+       .group = kGroup,
+       .to = to(&DataLoaderOptions::batch_size),
+       .default_value = 32,
+       .help = "samples per batch",
+       .default_for_text = 16,
+       .range = {{1, 1e9, "choose at least 1, at most 1e9"}}},
+      {.name = "num_workers",
+       .group = kGroup,
+       .to = to(&DataLoaderOptions::num_workers),
+       .default_value = 0,
+       .help = "threads that read batches ahead, with the same result; 0: the training's own",
+       .range = {{0, 1024, "choose 0 (none) to 1024"}},
+       .known_as = {"workers"}},
+      {.name = "seed",
+       .group = kGroup,
+       .to = to(&FitOptions::seed),
+       .default_value = uint64_t{1},
+       .help = "seed of the split, the shuffling and the weights: 0 to 2^64 - 1",
+       .known_as = {"random_seed", "seed_everything"}},
+  };
+}
+
+}  // namespace mantissa::cli

@@ -1,0 +1,38 @@
+#include <vector>
+
+#include "cli/fit_options.h"
+#include "cli/option_destination.h"
+#include "cli/options/groups.h"
+
+namespace mantissa::cli {
+
+std::vector<Option> logging_options() {
+  constexpr auto kGroup = Group::kLogging;
+  return {
+      {.name = "logger",
+       .group = kGroup,
+       .to = to_list(&FitOptions::loggers),
+       .default_value = "csv,tensorboard",
+       .help = "comma-separated list of csv, tensorboard and jsonl; or none",
+       .choices = {"csv", "tensorboard", "jsonl", "none"},
+       .is_list = true,
+       .in_resume = true},
+      {.name = "log_every_n_steps",
+       .group = kGroup,
+       .to = to(&TrainerOptions::log_every_n_steps),
+       .default_value = 50,
+       .help = "log metrics every N optimizer steps; 0: only after each epoch",
+       .range = kFromZero,
+       .in_resume = true},
+      {.name = "callbacks",
+       .group = kGroup,
+       .to = to_list(&FitOptions::callbacks),
+       .default_value = "none",
+       .help =
+           "comma-separated list of LearningRateMonitor, PrecisionMonitor and DeviceStatsMonitor; or none",
+       .choices = {"LearningRateMonitor", "PrecisionMonitor", "DeviceStatsMonitor", "none"},
+       .is_list = true},
+  };
+}
+
+}  // namespace mantissa::cli

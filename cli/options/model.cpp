@@ -1,0 +1,76 @@
+#include <string>
+#include <vector>
+
+#include "cli/fit_options.h"
+#include "cli/lora_option.h"
+#include "cli/option_destination.h"
+#include "cli/options/groups.h"
+
+namespace mantissa::cli {
+
+std::vector<Option> model_options() {
+  constexpr auto kGroup = Group::kModel;
+  const std::vector<std::string> names = registered_names(Registry::kModels);
+  return {
+      {.name = "model",
+       .group = kGroup,
+       .to = to(&FitOptions::model),
+       .default_value = "convnet",
+       .help = either(names),
+       .default_for_text = "gpt-tiny",
+       .choices = names,
+       .known_as = {"network", "arch"}},
+      {.name = "weights",
+       .group = kGroup,
+       .to = to(&FitOptions::weights),
+       .default_value = "",
+       .help = "start from this safetensors file, or from a model in shards: its index or folder",
+       .names_a_file = true,
+       .in_trained = true},
+      {.name = "lora",
+       .group = kGroup,
+       .to = to(&FitOptions::lora, parse_lora),
+       .default_value = "",
+       .help = "train adapters and freeze the model, for example r=16,alpha=32,targets=qkv+projection; also "
+               "dropout=0.05, exclude=head, rslora and dora; empty: train the model",
+       .known_as = {"peft", "lora_config"}},
+      {.name = "adapter",
+       .group = kGroup,
+       .to = to(&FitOptions::adapter),
+       .default_value = "",
+       .help = "continue to train the adapter of this folder, which has PEFT's two files",
+       .names_a_file = true,
+       .known_as = {"lora_path", "adapter_name_or_path", "peft_model"}},
+      {.name = "device",
+       .group = kGroup,
+       .to = to(&TrainerOptions::device),
+       .default_value = "auto",
+       .help = "auto, cpu, cuda or cuda:N",
+       .in_resume = true,
+       .in_trained = true,
+       .known_as = {"accelerator", "gpus"}},
+      {.name = "threads",
+       .group = kGroup,
+       .to = to(&FitOptions::threads),
+       .default_value = 0,
+       .help = "CPU threads; 0: one per core",
+       .in_resume = true,
+       .in_trained = true},
+      {.name = "channels_last",
+       .group = kGroup,
+       .to = to(&TrainerOptions::channels_last),
+       .default_value = false,
+       .help = "lay out images and convolutions' weights with the channels last, for tensor cores",
+       .in_resume = true,
+       .in_trained = true},
+      {.name = "benchmark",
+       .group = kGroup,
+       .to = to(&TrainerOptions::benchmark),
+       .default_value = false,
+       .help = "cuDNN times its algorithms for each new shape and takes the fastest",
+       .in_resume = true,
+       .in_trained = true},
+  };
+}
+
+}  // namespace mantissa::cli
