@@ -1,10 +1,9 @@
 #include "mantissa/quant/linear_4bit.h"
 
 #include <utility>
-#include <vector>
 
+#include <ATen/DimVector.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -21,7 +20,8 @@ using torch::autograd::variable_list;
 /// Computes x w^T + bias or x w. The shapes fit, and bias has the dtype of x.
 at::Tensor multiply(const at::Tensor& x, const Quantized4Bit& weight, const std::optional<at::Tensor>& bias,
                     bool is_transposed) {
-  std::vector<int64_t> sizes = x.sizes().vec();
+  // No view or cast here that changes nothing: each takes longer than a hundredth of a small product.
+  at::DimVector sizes(x.sizes());
   sizes.back() = weight.shape[is_transposed ? 0 : 1];
   const bool is_empty = x.numel() == 0 || weight.numel() == 0;
   auto* const kernel = kernels::aten::device_kernels(x.device().type()).product4;
@@ -30,14 +30,13 @@ at::Tensor multiply(const at::Tensor& x, const Quantized4Bit& weight, const std:
     const at::Tensor product = at::matmul(x, is_transposed ? dense.t() : dense);
     return bias ? product + *bias : product;
   }
-  const at::Tensor rows = x.reshape({-1, x.size(-1)}), absmax = absmax_of(weight);
-  const at::Tensor codes = quant::bytes_of(weight);
-  at::Tensor out = at::empty({rows.size(0), sizes.back()}, x.options());
+  const at::Tensor rows = x.dim() == 2 ? x : x.reshape({-1, x.size(-1)}), absmax = absmax_of(weight);
+  at::Tensor out = at::empty(sizes, x.options());
   const kernels::Element element = quant::element_of(x.scalar_type());
   kernels::Product4 p;
   p.m = rows.size(0);
   p.a = {rows.const_data_ptr(), element, rows.stride(0), rows.stride(1)};
-  p.weight = {codes.const_data_ptr<uint8_t>(),
+  p.weight = {static_cast<const uint8_t*>(weight.codes.const_data_ptr()),
               absmax.const_data_ptr<float>(),
               weight.shape[0],
               weight.shape[1],
@@ -45,10 +44,9 @@ at::Tensor multiply(const at::Tensor& x, const Quantized4Bit& weight, const std:
               quant::code_of(weight.format)};
   p.transposed = is_transposed;
   if (bias) p.addend = {bias->const_data_ptr(), element, 0, bias->stride(0)};
-  p.out = {out.mutable_data_ptr(), element, out.stride(0), out.stride(1)};
+  p.out = {out.mutable_data_ptr(), element, sizes.back(), 1};
   kernel(p);
-  // A view would be refused if the caller changed it in place, as torch::nn::Linear adds its bias.
-  return at::_unsafe_view(out, sizes);
+  return out;
 }
 
 /// The weight in a node of the graph.
@@ -94,6 +92,8 @@ at::Tensor multiply_recorded(const at::Tensor& x, const Quantized4Bit& weight,
 void check(const char* function, const at::Tensor& x, const Quantized4Bit& weight, bool is_transposed) {
   TORCH_CHECK_VALUE(weight.shape.size() == 2, function, ": the weight has ", weight.shape.size(),
                     " dimensions; a product needs [out, in]");
+  TORCH_CHECK_VALUE(weight.codes.is_contiguous(), function, ": the codes have the strides ",
+                    weight.codes.strides(), "; call contiguous() on them");
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == weight.shape[is_transposed ? 1 : 0], function,
                     ": x has the shape ", x.sizes(), ", and the weight has ", at::IntArrayRef(weight.shape),
                     "; the last dimension of x has to be ", weight.shape[is_transposed ? 1 : 0]);
@@ -119,8 +119,9 @@ at::Tensor linear_4bit(const at::Tensor& x, const Quantized4Bit& weight,
                       ", and x is on ", x.device(), "; move one of them");
   }
   // The cast is outside of the function, so that autograd casts the gradient back.
-  const auto addend = has_bias ? std::optional(bias->to(x.scalar_type())) : std::nullopt;
-  return multiply_recorded(x, weight, addend, true);
+  if (!has_bias || bias->scalar_type() == x.scalar_type())
+    return multiply_recorded(x, weight, has_bias ? bias : std::nullopt, true);
+  return multiply_recorded(x, weight, bias->to(x.scalar_type()), true);
 }
 
 at::Tensor matmul_4bit(const at::Tensor& x, const Quantized4Bit& weight) {

@@ -165,6 +165,12 @@ TEST(Linear4Bit, WhatDoesNotFitIsRefused) {
       }),
       HasSubstr("linear_4bit: x has the shape [3, 63], and the weight has [16, 64]; the last dimension of x "
                 "has to be 64"));
+  Quantized4Bit spread = weight;
+  spread.codes = at::stack({weight.codes, weight.codes}, 1).select(1, 0);
+  EXPECT_THAT(error_of([&] {
+                linear_4bit(at::randn({3, 64}), spread);
+              }),
+              HasSubstr("linear_4bit: the codes have the strides [2, 1]; call contiguous() on them"));
   EXPECT_THAT(error_of([&] { matmul_4bit(at::randn({3, 64}), weight); }), HasSubstr("has to be 16"));
   EXPECT_THAT(error_of([&] { linear_4bit(at::randn({}), weight); }), HasSubstr("has to be 64"));
   EXPECT_THAT(error_of([&] {

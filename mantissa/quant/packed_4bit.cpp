@@ -74,14 +74,18 @@ class Packed4Bit final : public PackedData {
   at::Tensor dequantize_rows(const at::Tensor& rows, at::ScalarType dtype) const override;
   at::Tensor multiply(const at::Tensor& x, const at::Tensor& bias) const override {
     const auto addend = bias.defined() ? std::make_optional(bias) : std::nullopt;
-    return linear_4bit(cast(x), quantized_, addend).to(x.scalar_type());
+    return is_computed_in(x.scalar_type())
+               ? linear_4bit(x, quantized_, addend)
+               : linear_4bit(x.to(*compute_dtype_), quantized_, addend).to(x.scalar_type());
   }
   at::Tensor multiply_transposed(const at::Tensor& x) const override {
-    return matmul_4bit(cast(x), quantized_).to(x.scalar_type());
+    return is_computed_in(x.scalar_type())
+               ? matmul_4bit(x, quantized_)
+               : matmul_4bit(x.to(*compute_dtype_), quantized_).to(x.scalar_type());
   }
 
  private:
-  at::Tensor cast(const at::Tensor& x) const { return x.to(compute_dtype_.value_or(x.scalar_type())); }
+  bool is_computed_in(at::ScalarType dtype) const { return compute_dtype_.value_or(dtype) == dtype; }
   Quantize4BitOptions options() const {
     return {quantized_.format, quantized_.blocksize, quantized_.is_nested(), quantized_.codes.scalar_type()};
   }

@@ -86,10 +86,12 @@ void restore(const Quantized4Bit& quantized, float* to) {
                                                                                  .const_data_ptr<float>();
   const float offset = *quantized.nested_offset.const_data_ptr<float>();
   const int64_t count = quantized.absmax.numel();
-  at::parallel_for(0, blocks_of(count, kNestedBlocksize), 64, [&](int64_t begin, int64_t end) {
+  constexpr int64_t kGrain = 16;  // blocks: some microseconds of work
+  at::parallel_for(0, blocks_of(count, kNestedBlocksize), kGrain, [&](int64_t begin, int64_t end) {
     for (const auto block : c10::irange(begin, end)) {
       const float scale = scales[block];
       const int64_t last = std::min(count, (block + 1) * kNestedBlocksize);
+#pragma GCC unroll 8
       for (int64_t i = block * kNestedBlocksize; i < last; ++i) to[i] = map[codes[i]] * scale + offset;
     }
   });

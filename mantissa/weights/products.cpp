@@ -131,7 +131,7 @@ Tensor multiply(const char* operation, const Tensor& x, const Tensor& matrix, co
   }
   TORCH_CHECK_VALUE(bias.dim() == 1 && bias.size(0) == matrix.size(1), operation, ": a bias of ",
                     bias.sizes(), " does not fit ", matrix.size(1), " outputs");
-  const Tensor cast = bias.to(x.scalar_type());
+  const Tensor cast = bias.scalar_type() == x.scalar_type() ? bias : bias.to(x.scalar_type());
   if (records) return compute_recorded(x, matrix, cast);
   if (!is_recorded({x, cast})) return compute(x, matrix, cast);
   return PackedProduct::apply(x, std::make_optional(cast), matrix);

@@ -5,12 +5,13 @@
 // This header follows the rules of quantized4_internal.h. D, a tier's decoder, has these members:
 //
 //   kGroup                  the number of codes of a group: 64 or 128
-//   D(values)               makes the tables
+//   D(values, shift)        makes the tables; a block has 2^shift values
 //   place(i)                the place in a group of the value that is the group's i-th in the decoder's order
-//   scales(absmax, shift, left)  the scales of the lanes, if `left` values are left in the row and a block has
-//                           2^shift values
-//   add<kRows>(codes, left, x, step, sums)  adds the products of a group's values, without their scales, with
-//                           the arranged rows at x, x + step, ...
+//   scales(absmax)          the scales of the lanes of a group
+//   add<kRows>(codes, x, step, sums)  adds the products of a group's values, without their scales, with the
+//                           arranged rows at x, x + step, ...
+//   last_scales(absmax, left), add_last<kRows>(codes, left, x, step, sums)   the same for the last group of a
+//                           row, which has `left` values
 //   sum(x)                  the sum of the lanes
 
 #include <cstdint>
@@ -29,53 +30,78 @@ void arrange_rows4_with(const Product4& p, float* to) {
       const auto* const from = static_cast<const typename Source::Storage*>(p.a.data) + row * p.a.row_stride;
       for (int64_t group = 0; group < padded; group += D::kGroup) {
         alignas(64) float values[D::kGroup];
+        const bool is_plain = p.a.col_stride == 1 && group + D::kGroup <= k;
         for (int64_t i = 0; i < D::kGroup; i += V::kLanes) {
           const int64_t left = k - group - i;
-          V::store(values + i, left <= 0 ? V::zero()
-                                         : Source::gather(from + (group + i) * p.a.col_stride, p.a.col_stride,
-                                                          left < V::kLanes ? left : V::kLanes));
+          const auto* const some = from + (group + i) * p.a.col_stride;
+          V::store(values + i,
+                   is_plain    ? Source::load(some)
+                   : left <= 0 ? V::zero()
+                               : Source::gather(some, p.a.col_stride, left < V::kLanes ? left : V::kLanes));
         }
         float* const out = to + row * padded + group;
+        // A loop would compute the places, which takes four times as long as the copies.
+#pragma GCC unroll 128
         for (int64_t i = 0; i < D::kGroup; ++i) out[i] = values[D::place(i)];
       }
     }
   });
 }
 
-/// Computes the products of one row of the weight with kRows rows, at to[row * kStrip4].
+/// Computes the products of one row of the weight, whose codes and scales are given, with kRows rows.
 template <class V, class D, int kRows>
-void multiply_line4(const D& decoder, const Weight4& w, int64_t line, const float* x, int64_t step,
-                    float* to) {
-  const uint8_t* codes = w.codes + line * w.cols / 2;
-  // A division for each group would take as long as its products.
-  const int shift = __builtin_ctzll(static_cast<uint64_t>(w.block));
-  const float* const absmax = w.absmax + (line * w.cols >> shift);
-  typename V::Float totals[kRows];
+[[gnu::always_inline]] inline void multiply_line4(const D& decoder, const uint8_t* codes, const float* absmax,
+                                                  int64_t cols, int shift, const float* x, int64_t step,
+                                                  typename V::Float* totals) {
+  typename V::Float sums[kRows];
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r) totals[r] = V::zero();
-  for (int64_t k = 0; k < w.cols; k += D::kGroup) {
-    typename V::Float sums[kRows];
-    decoder.template add<kRows>(codes + k / 2, w.cols - k, x + k, step, sums);
-    const auto scale = D::scales(absmax + (k >> shift), shift, w.cols - k);
+  int64_t k = 0;
+  for (; k + D::kGroup <= cols; k += D::kGroup) {
+    decoder.template add<kRows>(codes + k / 2, x + k, step, sums);
+    const auto scale = decoder.scales(absmax + (k >> shift));
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) totals[r] = V::fma(sums[r], scale, totals[r]);
   }
+  if (k == cols) return;
+  decoder.template add_last<kRows>(codes + k / 2, cols - k, x + k, step, sums);
+  const auto scale = decoder.last_scales(absmax + (k >> shift), cols - k);
 #pragma GCC unroll 3
-  for (int r = 0; r < kRows; ++r) to[r * kStrip4] = D::sum(totals[r]);
+  for (int r = 0; r < kRows; ++r) totals[r] = V::fma(sums[r], scale, totals[r]);
+}
+
+/// Computes the products of rows [line, line + lines) of the weight with kRows rows, at to[row * kStrip4].
+template <class V, class D, int kRows>
+void multiply_strip4(const D& given, const Weight4& w, int64_t line, int64_t lines, const float* x,
+                     int64_t step, float* to) {
+  // These are copies, because the compiler must assume that storing a result changes what is not its own.
+  const D decoder = given;
+  const int64_t cols = w.cols;
+  // A division for each group would take as long as its products.
+  const int shift = __builtin_ctzll(static_cast<uint64_t>(w.block));
+  const uint8_t* codes = w.codes + line * cols / 2;
+  const float* absmax = w.absmax + (line * cols >> shift);
+  for (int64_t i = 0; i < lines; ++i, codes += cols / 2, absmax += cols >> shift) {
+    typename V::Float totals[kRows];
+    multiply_line4<V, D, kRows>(decoder, codes, absmax, cols, shift, x, step, totals);
+#pragma GCC unroll 3
+    for (int r = 0; r < kRows; ++r) to[r * kStrip4 + i] = D::sum(totals[r]);
+  }
 }
 
 template <class V, class D>
 void few_rows4_with(const Product4& p, const Gemm& g, const float* arranged, int64_t begin, int64_t end,
                     float* sums) {
-  using Multiply = void(const D&, const Weight4&, int64_t, const float*, int64_t, float*);
-  static constexpr Multiply* kOf[] = {&multiply_line4<V, D, 1>, &multiply_line4<V, D, 2>,
-                                      &multiply_line4<V, D, 3>};
+  using Multiply = void(const D&, const Weight4&, int64_t, int64_t, const float*, int64_t, float*);
+  static constexpr Multiply* kOf[] = {&multiply_strip4<V, D, 1>, &multiply_strip4<V, D, 2>,
+                                      &multiply_strip4<V, D, 3>};
   static_assert(sizeof kOf / sizeof *kOf == kFewRows4);
-  const D decoder(p.weight.code == Code4::kNF4 ? kNF4Values : kFP4Values);
+  const D decoder(p.weight.code == Code4::kNF4 ? kNF4Values : kFP4Values,
+                  __builtin_ctzll(static_cast<uint64_t>(p.weight.block)));
   const int64_t step = arranged_floats4<V>(p) / p.m;
   for (int64_t col = begin; col < end; col += kStrip4) {
     const int64_t cols = end - col < kStrip4 ? end - col : kStrip4;
-    for (int64_t j = 0; j < cols; ++j) kOf[p.m - 1](decoder, p.weight, col + j, arranged, step, sums + j);
+    kOf[p.m - 1](decoder, p.weight, col, cols, arranged, step, sums);
     for (int64_t row = 0; row < p.m; ++row)
       finish_tile<V>(g, {0, row, col, 1, cols}, sums + row * kStrip4, 0);
   }

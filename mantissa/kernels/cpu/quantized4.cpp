@@ -11,10 +11,11 @@ namespace {
 constexpr int64_t kValuesPerTask = 1 << 15;  // about ten microseconds
 
 void multiply_few_rows(const Product4& problem, const Gemm& g, const Quantized4Build& build) {
-  float* const arranged = shared_scratch(arranged_floats4(problem));
-  build.arrange_rows(problem, arranged);
   const int64_t threads = threads_for(g.m * g.n * g.k);
   at::parallel_for(0, g.n, round_up(divide_up(g.n, threads), kStrip4), [&](int64_t begin, int64_t end) {
+    // Each thread arranges the rows for itself: it takes less time than reading them from another core.
+    float* const arranged = thread_scratch(arranged_floats4(problem));
+    build.arrange_rows(problem, arranged);
     alignas(64) float sums[kFewRows4 * kStrip4];
     build.few_rows(problem, g, arranged, begin, end, sums);
   });

@@ -16,7 +16,7 @@ using Dequantize4Part = void(const Dequantize4&, int64_t begin, int64_t end);
 /// Computes a part of a product: see Product4. `Gemm` is gemm_of(product).
 using Product4Part = void(const Product4&, const Gemm&, const GemmPart&, const GemmScratch&);
 
-/// The product of up to kFewRows4 rows with w^T, which has a kernel of its own. The rows are arranged once in
+/// The product of up to kFewRows4 rows with w^T, which has a kernel of its own. The rows are arranged first in
 /// the order in which the kernel decodes a weight; `to` has arranged_floats4() floats and is 64-byte aligned.
 constexpr int64_t kFewRows4 = 3;
 using ArrangeRows4 = void(const Product4&, float* to);

@@ -17,7 +17,7 @@ struct Decoder4 {
   using Float = Vectors4::Float;
   static constexpr int64_t kGroup = 64;
 
-  explicit Decoder4(const float* values) {
+  Decoder4(const float* values, int block_shift) : half_block(block_shift < 6) {
     for (int byte = 0; byte < 4; ++byte) {
       alignas(32) uint8_t bytes[32];
       for (int i = 0; i < 32; ++i) {
@@ -31,24 +31,42 @@ struct Decoder4 {
 
   /// Half of the vectors hold the values of the even codes, then follow those of the odd ones. The two halves
   /// of a vector come from the two halves of the group.
-  static int64_t place(int64_t i) {
+  static constexpr int64_t place(int64_t i) {
     const int64_t odd = i / 32, vector = i % 32 / 8, lane = i % 8;
     return 2 * (4 * vector + lane % 4 + 16 * (lane / 4)) + odd;
   }
 
-  static Float scales(const float* absmax, int shift, int64_t left) {
-    if (shift >= 6) return Vectors4::broadcast(absmax);
-    const __m128 first = _mm_broadcast_ss(absmax);
-    return _mm256_set_m128(left > (int64_t{1} << shift) ? _mm_broadcast_ss(absmax + 1) : _mm_setzero_ps(),
-                           first);
+  [[gnu::always_inline]] inline Float scales(const float* absmax) const {
+    if (!half_block) return Vectors4::broadcast(absmax);
+    return _mm256_set_m128(_mm_broadcast_ss(absmax + 1), _mm_broadcast_ss(absmax));
+  }
+  /// The last group has 32 values and one scale.
+  [[gnu::always_inline]] inline Float last_scales(const float* absmax, int64_t /*left*/) const {
+    return Vectors4::broadcast(absmax);
   }
 
   template <int kRows>
-  [[gnu::always_inline]] inline void add(const uint8_t* from, int64_t left, const float* x, int64_t step,
+  [[gnu::always_inline]] inline void add(const uint8_t* from, const float* x, int64_t step,
                                          Float* sums) const {
-    const __m256i codes =
-        left >= kGroup ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))
-                       : _mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    add_codes<kRows>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), x, step, sums);
+  }
+  template <int kRows>
+  [[gnu::always_inline]] inline void add_last(const uint8_t* from, int64_t /*left*/, const float* x,
+                                              int64_t step, Float* sums) const {
+    add_codes<kRows>(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), x, step,
+                     sums);
+  }
+
+  static float sum(Float x) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+
+ private:
+  template <int kRows>
+  [[gnu::always_inline]] inline void add_codes(__m256i codes, const float* x, int64_t step,
+                                               Float* sums) const {
     const __m256i half = _mm256_set1_epi8(15);
     Float even[4], odd[4];
     look_up(_mm256_and_si256(_mm256_srli_epi16(codes, 4), half), even);
@@ -67,13 +85,6 @@ struct Decoder4 {
     }
   }
 
-  static float sum(Float x) {
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-  }
-
- private:
   [[gnu::always_inline]] inline void look_up(__m256i codes, Float* values) const {
     const __m256i b0 = _mm256_shuffle_epi8(tables[0], codes), b1 = _mm256_shuffle_epi8(tables[1], codes);
     const __m256i b2 = _mm256_shuffle_epi8(tables[2], codes), b3 = _mm256_shuffle_epi8(tables[3], codes);
@@ -86,6 +97,7 @@ struct Decoder4 {
   }
 
   __m256i tables[4] = {};
+  bool half_block;  ///< whether a block has 32 values, half of a group
 };
 
 }  // namespace

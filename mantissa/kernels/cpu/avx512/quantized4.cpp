@@ -16,23 +16,42 @@ struct Decoder4 {
   using Float = Vectors4::Float;
   static constexpr int64_t kGroup = 128;
 
-  explicit Decoder4(const float* values) : table(Vectors4::table(values)) {}
+  Decoder4(const float* values, int block_shift)
+      : table(Vectors4::table(values)),
+        shift(block_shift < 7 ? block_shift : 7),
+        some(mask_of(kGroup >> shift)),
+        places(_mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                 static_cast<unsigned>(shift - 3))) {}
 
-  static int64_t place(int64_t i) { return i % 16 * 8 + i / 16; }
+  static constexpr int64_t place(int64_t i) { return i % 16 * 8 + i / 16; }
 
-  static Float scales(const float* absmax, int shift, int64_t left) {
-    if (shift >= 7) return Vectors4::broadcast(absmax);
-    const int64_t count = (left < kGroup ? left : kGroup) >> shift;
-    const __m512 some = _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1), absmax);
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, shift == 6 ? 3 : 2), some);
+  [[gnu::always_inline]] inline Float scales(const float* absmax) const {
+    return _mm512_permutexvar_ps(places, _mm512_maskz_loadu_ps(some, absmax));
+  }
+  [[gnu::always_inline]] inline Float last_scales(const float* absmax, int64_t left) const {
+    return _mm512_permutexvar_ps(places, _mm512_maskz_loadu_ps(mask_of(left >> shift), absmax));
   }
 
   template <int kRows>
-  [[gnu::always_inline]] inline void add(const uint8_t* from, int64_t left, const float* x, int64_t step,
+  [[gnu::always_inline]] inline void add(const uint8_t* from, const float* x, int64_t step,
                                          Float* sums) const {
-    const auto mask = static_cast<__mmask16>(left >= kGroup ? 0xffff : (1U << left / 8) - 1);
-    const Float words = _mm512_castsi512_ps(_mm512_maskz_loadu_epi32(mask, from));
+    add_words<kRows>(_mm512_loadu_si512(from), x, step, sums);
+  }
+  template <int kRows>
+  [[gnu::always_inline]] inline void add_last(const uint8_t* from, int64_t left, const float* x, int64_t step,
+                                              Float* sums) const {
+    add_words<kRows>(_mm512_maskz_loadu_epi32(mask_of(left / 8), from), x, step, sums);
+  }
+
+  static float sum(Float x) { return _mm512_reduce_add_ps(x); }
+
+ private:
+  static __mmask16 mask_of(int64_t lanes) { return static_cast<__mmask16>((1U << lanes) - 1); }
+
+  template <int kRows>
+  [[gnu::always_inline]] inline void add_words(__m512i codes, const float* x, int64_t step,
+                                               Float* sums) const {
+    const Float words = _mm512_castsi512_ps(codes);
     const Float values[] = {Vectors4::look_up<0>(table, words), Vectors4::look_up<1>(table, words),
                             Vectors4::look_up<2>(table, words), Vectors4::look_up<3>(table, words),
                             Vectors4::look_up<4>(table, words), Vectors4::look_up<5>(table, words),
@@ -51,10 +70,10 @@ struct Decoder4 {
     }
   }
 
-  static float sum(Float x) { return _mm512_reduce_add_ps(x); }
-
- private:
   Vectors4::Table table;
+  int shift;       ///< log2 of the values of a group that share a scale
+  __mmask16 some;  ///< the scales of a group
+  __m512i places;  ///< which of them belongs to each lane
 };
 
 }  // namespace
