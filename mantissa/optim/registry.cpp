@@ -81,8 +81,8 @@ std::vector<torch::optim::OptimizerParamGroup> muon_groups(const Tensors& parame
 }
 
 /// Makes Muon or Muon8bit.
-// NOLINTNEXTLINE(performance-unnecessary-value-param): all functions of the table take what they may keep
 template <typename Optimizer, auto options>
+// NOLINTNEXTLINE(performance-unnecessary-value-param): all functions of the table take what they may keep
 Made make_muon(Tensors parameters, const OptimizerSettings& s, const Tensors& not_matrices) {
   return std::make_unique<Optimizer>(muon_groups(parameters, s, not_matrices), MuonOptions(*s.lr),
                                      options(s));
