@@ -8,6 +8,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/io/checkpoint.h"
 #include "mantissa/io/manifest.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
