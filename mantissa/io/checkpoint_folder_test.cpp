@@ -43,7 +43,10 @@ TEST_F(CheckpointFolder, ListsTheNewestFirst) {
   write(folder_ / "logs" / "x.csv", "1");
   fs::create_directory(folder_ / "empty");
   write(folder_ / "notes", "x");
-  EXPECT_THAT(listed(folder_), ElementsAre("s100", "again", "s10", "s9"));
+  // A copy has the same step and time: the name decides.
+  fs::copy(folder_ / "s9", folder_ / "s9-copy");
+  EXPECT_THAT(listed(folder_), ElementsAre("s100", "again", "s10", "s9", "s9-copy"));
+  fs::remove_all(folder_ / "s9-copy");
   write(folder_ / "s100" / "manifest.json", "{");
   fs::remove(folder_ / "s10" / "manifest.json");
   EXPECT_THAT(listed(folder_), ElementsAre("again", "s9", "s10", "s100"));
