@@ -37,16 +37,19 @@ TEST_F(CheckpointFolder, ListsTheNewestFirst) {
   fs::last_write_time(folder_ / "s9" / "manifest.json",
                       fs::file_time_type::clock::now() + std::chrono::hours(1));
   ::usleep(2000);
-  save_checkpoint(folder_ / "again", a_checkpoint(10));
+  save_checkpoint(folder_ / "the-second", a_checkpoint(10));
   // None of these is a checkpoint.
   fs::create_directory(folder_ / "logs");
   write(folder_ / "logs" / "x.csv", "1");
   fs::create_directory(folder_ / "empty");
   write(folder_ / "notes", "x");
-  EXPECT_THAT(listed(folder_), ElementsAre("s100", "again", "s10", "s9"));
+  // A copy has the same step and time: the name decides.
+  fs::copy(folder_ / "s9", folder_ / "s9-copy");
+  EXPECT_THAT(listed(folder_), ElementsAre("s100", "the-second", "s10", "s9", "s9-copy"));
+  fs::remove_all(folder_ / "s9-copy");
   write(folder_ / "s100" / "manifest.json", "{");
   fs::remove(folder_ / "s10" / "manifest.json");
-  EXPECT_THAT(listed(folder_), ElementsAre("again", "s9", "s10", "s100"));
+  EXPECT_THAT(listed(folder_), ElementsAre("the-second", "s9", "s10", "s100"));
   EXPECT_THAT(list_checkpoints(folder_).back().problem, HasSubstr("is not valid JSON"));
   EXPECT_THAT(error_of([&] { list_checkpoints(folder_ / "none"); }), HasSubstr("No such file or directory"));
 }

@@ -98,6 +98,17 @@ TEST_F(CheckpointFiles, RefusesWhatCannotBeStoredAndWritesNothing) {
               }),
               HasSubstr("weight 'w' is undefined"));
   EXPECT_THAT(error_of([&] { save_checkpoint(folder_ / "a", {-1, {}, {}}); }), HasSubstr("its step is -1"));
+  EXPECT_THAT(error_of([&] {
+                save_checkpoint(folder_ / "a", {kMaxCount + 1, {}, {}});
+              }),
+              HasSubstr("its step is 9007199254740993; give the number of steps taken, from 0 to"));
+  EXPECT_THAT(error_of([&] {
+                snapshot(Checkpoint{2, {{"w", at::Tensor()}}, {}});
+              }),
+              HasSubstr("snapshot: weight 'w' is undefined"));
+  for (const char* name : {".", "..", "a/.", "a/.."})
+    EXPECT_THAT(error_of([&] { save_checkpoint(folder_ / name, a_checkpoint(2)); }),
+                HasSubstr("names no folder"));
   EXPECT_EQ(load_checkpoint(folder_ / "a").step, 1);
   EXPECT_THAT(names(), ElementsAre("a"));
 }
@@ -171,6 +182,31 @@ TEST_F(CheckpointFiles, ADamagedOneIsStillReplacedAndRemoved) {
     EXPECT_EQ(error_of([&] { remove_checkpoint(folder_ / "b"); }), "no error") << how;
     EXPECT_THAT(names(), ElementsAre("a")) << how;
   }
+}
+
+TEST_F(CheckpointFiles, TheLastStepThatCanBeCounted) {
+  save_checkpoint(folder_ / "a", {kMaxCount, {}, {}});
+  EXPECT_EQ(load_checkpoint(folder_ / "a").step, kMaxCount);
+}
+
+TEST_F(CheckpointFiles, IsDatedWhenItIsWritten) {
+  const auto now = [] {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+               std::chrono::system_clock::now().time_since_epoch())
+        .count();
+  };
+  const int64_t before = now();
+  save_checkpoint(folder_ / "a", a_checkpoint(1));
+  const int64_t written = read_manifest(folder_ / "a").written_unix_ms;
+  EXPECT_GE(written, before);
+  EXPECT_LE(written, now());
+}
+
+TEST_F(CheckpointFiles, AManifestFarTooLargeIsRefused) {
+  save_checkpoint(folder_ / "a", a_checkpoint(1));
+  fs::resize_file(folder_ / "a" / "manifest.json", 1'000'000'001);  // it has no more data on the disk
+  EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "a"); }),
+              HasSubstr("has 1000000001 bytes, which are over the limit of 1000000000 for a manifest"));
 }
 
 TEST_F(CheckpointFiles, FollowsALink) {

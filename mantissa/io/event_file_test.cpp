@@ -70,6 +70,13 @@ TEST(EventFile, ReadsWhatIsThereOfACutFile) {
   }
 }
 
+TEST(EventFile, ALengthAndItsChecksumAreEnoughToFindDamage) {
+  const std::string good = event_record(kScalars).substr(0, 12);
+  EXPECT_TRUE(parse_events(good).is_cut);
+  EXPECT_TRUE(parse_events("12345678901").is_cut);
+  EXPECT_THAT(error_of([] { parse_events("123456789012"); }), HasSubstr("a length whose checksum is wrong"));
+}
+
 TEST(EventFile, EveryFlippedBitIsFound) {
   const std::string good = event_record(kScalars);
   for (size_t bit = 0; bit < 8 * good.size(); ++bit) {

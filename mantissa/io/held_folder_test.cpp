@@ -81,6 +81,15 @@ TEST_F(HeldFolderTest, WhereNothingCanBeMadeItIsMadeForTemporaryFiles) {
   fs::remove_all(place.parent_path());
 }
 
+TEST_F(HeldFolderTest, AFileInThePlaceOfAFolderIsLeftAlone) {
+  HeldFolder held(run_ / "checkpoints");
+  fs::remove_all(run_);
+  std::ofstream(run_) << "precious";
+  EXPECT_TRUE(held.is_lost());
+  EXPECT_EQ(held.replace(), folder_ / "runs" / "1-rescued-1" / "checkpoints");
+  EXPECT_EQ(content_of(run_), "precious");
+}
+
 TEST_F(HeldFolderTest, ReportsWhyItCannotBeOpened) {
   EXPECT_THAT(error_of([&] { HeldFolder held(folder_ / "none"); }), HasSubstr("create its folder first"));
 }

@@ -115,12 +115,85 @@ TEST(Manifest, RefusesTensorsThatCannotBe) {
   EXPECT_THAT(with_state(R"({"$tensor": 3, "dtype": "F32", "shape": []})"), HasSubstr("must be a string"));
 }
 
+TEST(Manifest, ReadsWhatIsAtItsLimits) {
+  std::string ones = "1";
+  for (int i = 1; i < 64; ++i) ones += ",1";
+  const std::string tensor = R"({"$tensor": "y", "dtype": "F32", "shape": [)" + ones + "]}";
+  EXPECT_EQ(error_with("\"lr\": 0.5", "\"lr\": " + tensor), "no error");
+  EXPECT_EQ(error_with("\"step\": 12", "\"step\": 9007199254740992"), "no error");
+  EXPECT_EQ(error_with("\"step\": 12", "\"step\": 0"), "no error");
+  EXPECT_EQ(error_with("\"written_unix_ms\": 0", "\"written_unix_ms\": 253402300799999"), "no error");
+  EXPECT_EQ(error_with("\"lr\": 0.5", "\"lr\": 9223372036854775807"), "no error");
+  EXPECT_THAT(error_with("\"step\": 12", "\"step\": 9007199254740993"), HasSubstr("must be at most"));
+  EXPECT_THAT(error_with("\"written_unix_ms\": 0", "\"written_unix_ms\": 253402300800000"),
+              HasSubstr("must be at most"));
+}
+
+TEST(Manifest, EveryFieldHasItsKind) {
+  const std::string files =
+      R"("state.safetensors": {
+   "bytes": 10,
+   "xxh3_128": "00000000000000000000000000000000"
+  })";
+  EXPECT_THAT(error_with("\"bytes\": 10", "\"bytes\": \"10\""), HasSubstr("bytes: must be a whole number"));
+  EXPECT_THAT(error_with("\"bytes\": 10", "\"bytes\": 10, \"b\": 1"), HasSubstr("unknown field 'b'"));
+  EXPECT_THAT(error_with("\"xxh3_128\": \"0", "\"xxh3_128\": 1, \"x\": \"0"), HasSubstr("field 'x'"));
+  EXPECT_THAT(error_with("\"libtorch\": \"", "\"libtorch\": 2, \"x\": \""), HasSubstr("unknown field 'x'"));
+  const auto root = [](const std::string& files, const std::string& weights, const std::string& state) {
+    const std::string text =
+        R"({"format": "mantissa-checkpoint", "version": 1, "mantissa": "0", "libtorch": "2",)"
+        R"("step": 1, "written_unix_ms": 1, "files": )" +
+        files + R"(, "weights": )" + weights + R"(, "state": )" + state + "}";
+    return error_of([&] { parse_manifest(text, "m.json", /*verify_checksum=*/false); });
+  };
+  EXPECT_EQ(root("{}", "{}", "{}"), "no error");
+  EXPECT_THAT(root("[]", "{}", "{}"), HasSubstr("files: must be an object"));
+  EXPECT_THAT(root("{\"a\": 3}", "{}", "{}"), HasSubstr("files.a: must be an object"));
+  EXPECT_THAT(root("{}", "3", "{}"), HasSubstr("weights: must be an object"));
+  EXPECT_THAT(root("{}", "{\"w\": []}", "{}"), HasSubstr("weights.w: must be an object"));
+  EXPECT_THAT(root("{}", "{}", "null"), HasSubstr("state: must be an object"));
+}
+
+TEST(Manifest, RefusesToWriteWhatItCannotHold) {
+  Manifest manifest;
+  manifest.weights["w"] = at::quantize_per_tensor(at::ones({2}), 1, 0, at::kQInt8);
+  EXPECT_THAT(error_of([&] { make_manifest(manifest); }),
+              HasSubstr("save_checkpoint: weight 'w': a tensor of dtype QInt8 cannot be stored in a file"));
+  manifest.weights = {{"\xff", at::ones({2})}};
+  EXPECT_THAT(error_of([&] { make_manifest(manifest); }), HasSubstr("not valid UTF-8"));
+}
+
+TEST(Manifest, NamesOfTensorsAreUnique) {
+  const StateDict state{{"__metadata__", at::ones({1})},
+                        {"a", StateDict{{"b", at::ones({2})}, {"b'", at::ones({3})}}},
+                        {"a.b", at::ones({4})},
+                        {"list", StateList{at::ones({5}), 3, at::ones({6})}}};
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : named_tensors(state)) names.push_back(name);
+  EXPECT_EQ(names, (std::vector<std::string>{"__metadata__'", "a.b", "a.b'", "a.b''", "list.0", "list.2"}));
+}
+
+// Lists and dictionaries count alike.
+TEST(Manifest, LimitsTheDepthOfWhatIsWritten) {
+  const auto error = [](int depth, bool dicts) {
+    StateValue value = at::ones({1});
+    for (int i = 1; i < depth; ++i)
+      value = dicts ? StateValue(StateDict{{"k", value}}) : StateValue(StateList{value});
+    return error_of([&] { named_tensors({{"x", value}}); });
+  };
+  for (const bool dicts : {false, true}) {
+    EXPECT_EQ(error(kMaxStateDepth, dicts), "no error");
+    EXPECT_THAT(error(kMaxStateDepth + 1, dicts),
+                HasSubstr("the state nests deeper than 64 levels; flatten it"));
+  }
+}
+
 TEST(Manifest, LimitsTheDepth) {
   const auto nested = [](size_t depth) {
     return error_with("\"lr\": 0.5", "\"lr\": " + std::string(depth, '[') + std::string(depth, ']'));
   };
-  EXPECT_EQ(nested(60), "no error");
-  EXPECT_THAT(nested(100), HasSubstr("nests deeper than the format allows"));
+  EXPECT_EQ(nested(66), "no error");  // 68 levels with the root and the state
+  EXPECT_THAT(nested(67), HasSubstr("nests deeper than the format allows"));
   EXPECT_THAT(nested(1'000'000), HasSubstr("nests deeper than the format allows"));
   EXPECT_THAT(error_of([] { parse_manifest(std::string(1'000'000, '['), "m.json"); }), HasSubstr("deeper"));
 }

@@ -5,6 +5,8 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
+
 namespace mantissa::safetensors_header_test {
 namespace {
 
@@ -25,6 +27,13 @@ std::string entry(const std::string& dtype, const std::string& shape, const std:
   return R"({"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
 }
 std::string one(const std::string& value) { return R"({"w":)" + value + "}"; }
+std::string nested(size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); }
+/// Returns a shape of so many ones.
+std::string dimensions(size_t count) {
+  std::string ones = "[1";
+  for (size_t i = 1; i < count; ++i) ones += ",1";
+  return ones + "]";
+}
 
 struct BadHeader {
   const char* name;
@@ -52,6 +61,12 @@ const BadHeader kBadHeaders[] = {
     {"NotUtf8", "{\"\xff\":1}", 0, "not valid JSON"},
     {"HugeNumber", one("1e999"), 0, "not valid JSON"},
     {"NestedDeep", one(std::string(100'000, '[')), 0, "nests deeper"},
+    {"Nested9Levels", one(nested(8)), 0, "nests deeper"},
+    {"Nested8Levels", one(nested(7)), 0, "must be an object"},
+    {"Dimensions64", one(entry("U8", dimensions(64), "[0,2]")), 2, "make 1 bytes, but data_offsets hold 2"},
+    {"ThreeOffsets", one(entry("U8", "[1]", "[0,1,1]")), 1, "list of begin and end"},
+    {"OffsetsAreText", one(entry("U8", "[1]", "\"01\"")), 1, "list of begin and end"},
+    {"OffsetIsFraction", one(entry("U8", "[1]", "[0,1.5]")), 1, "data_offsets must hold whole numbers"},
     {"RepeatedName",
      R"({"w":)" + entry("U8", "[1]", "[0,1]") + R"(,"w":)" + entry("U8", "[1]", "[0,1]") + "}", 1,
      "names 'w' twice"},
@@ -73,18 +88,7 @@ const BadHeader kBadHeaders[] = {
     {"EmptyProductOverflows", one(entry("U8", "[0," + kTwo62 + ",2]", "[0,0]")), 0,
      "product of its shape overflows"},
     {"BytesOverflow", one(entry("F64", "[" + kTwo62 + "]", "[0,1]")), 1, "size in bytes overflows"},
-    {"TooManyDimensions",
-     one(entry(
-         "U8",
-         "[1" +
-             [] {
-               std::string ones;
-               for (int i = 0; i < 64; ++i) ones += ",1";
-               return ones;
-             }() +
-             "]",
-         "[0,1]")),
-     1, "65 dimensions"},
+    {"TooManyDimensions", one(entry("U8", dimensions(65), "[0,1]")), 1, "65 dimensions"},
     {"OneOffset", one(entry("U8", "[1]", "[0]")), 1, "list of begin and end"},
     {"NegativeOffset", one(entry("U8", "[1]", "[-1,0]")), 1, "data_offsets must hold whole numbers"},
     {"EndBeforeBegin", one(entry("U8", "[1]", "[1,0]")), 1, "before they begin"},
@@ -168,6 +172,28 @@ TEST(SafetensorsHeader, WritesWidestFirstThenByName) {
   EXPECT_EQ(text.size() % 8, 0u);
   EXPECT_THAT(text, HasSubstr(R"("a":{"dtype":"F16","shape":[3],"data_offsets":[12,18]}})"));
   EXPECT_EQ(parse_safetensors_header(text, 18, "f").tensors.at("c").begin, 8u);
+}
+
+TEST(SafetensorsHeader, IsPaddedToEightBytesAndNoFurther) {
+  for (size_t n = 1; n <= 16; ++n) {
+    SafetensorsHeader header;
+    header.tensors[std::string(n, 'w')] = {at::kByte, {1}, 0, 0};
+    std::vector<std::string> order;
+    const std::string text = make_safetensors_header(header, order);
+    EXPECT_EQ(text.size() % 8, 0U) << n;
+    EXPECT_LT(text.size() - text.find_last_not_of(' '), 9U) << n;
+  }
+}
+
+TEST(SafetensorsHeader, MayBeAsLongAsTheFormatAllows) {
+  const std::string around = R"({"__metadata__":{"k":""}})";
+  std::vector<std::string> order;
+  SafetensorsHeader header;
+  header.metadata["k"] = std::string(kSafetensorsMaxHeaderBytes - around.size(), 'x');
+  EXPECT_EQ(make_safetensors_header(header, order).size(), kSafetensorsMaxHeaderBytes);
+  header.metadata["k"] += 'x';
+  EXPECT_THAT(mantissa::error_of([&] { make_safetensors_header(header, order); }),
+              HasSubstr("is over the format's limit of 100000000"));
 }
 
 TEST(SafetensorsHeader, RefusesToWriteWhatNoReaderAccepts) {

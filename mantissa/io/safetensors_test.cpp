@@ -67,6 +67,13 @@ TEST_F(SafetensorsTest, AbsurdHeaderLengthAllocatesNothing) {
   write_file_atomically(path_, std::string(8, '\xff') + "{}");
   EXPECT_THAT(load_error(),
               HasSubstr("its header of 18446744073709551615 bytes is over the limit of 100000000"));
+  const auto with_length = [&](uint64_t length) {
+    write_file_atomically(path_, std::string(reinterpret_cast<const char*>(&length), 8) + "{}");
+    return load_error();
+  };
+  EXPECT_THAT(with_length(100'000'001), HasSubstr("its header of 100000001 bytes is over the limit"));
+  EXPECT_THAT(with_length(100'000'000),
+              HasSubstr("its header alone needs 100000008 bytes, but the file has 10"));
 }
 
 TEST_F(SafetensorsTest, MissingFileAndFolder) {
@@ -218,6 +225,11 @@ TEST_F(SafetensorsFileTest, ReadsSomeElements) {
   EXPECT_THAT(error(0, at::empty({1}, at::kInt)),
               HasSubstr("it is Float and cannot be read into a tensor that is Int"));
   EXPECT_THAT(error(0, at::empty({2, 2}).t()), HasSubstr("not contiguous"));
+  EXPECT_THAT(error(0, at::empty({2}, at::kMeta)), HasSubstr("a tensor that is Float on meta; give"));
+  // Only its own part of the buffer is written.
+  const at::Tensor flags = at::zeros({3}, at::kBool);
+  file.read_into("b", 1, flags.narrow(0, 0, 2));
+  EXPECT_TRUE(at::equal(flags.view(at::kByte), at::tensor({1, 1, 0}, at::kByte)));
 }
 
 TEST_F(SafetensorsFileTest, FileCutWhileOpen) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <ostream>
 #include <set>
 #include <system_error>
@@ -42,10 +41,10 @@ std::string read_index(const fs::path& path) {
               "; check the path and its permissions");
   require(bytes <= kMaxIndexBytes, path.string(), "its ", bytes, " bytes are over the limit of ",
           kMaxIndexBytes, ", so it is probably not an index");
+  std::string text(bytes, '\0');
   std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  TORCH_CHECK(!in.bad() && in.is_open(), "cannot read safetensors index '", path.string(),
-              "'; check its permissions and the disk");
+  TORCH_CHECK(in.read(text.data(), std::streamsize(text.size())), "cannot read safetensors index '",
+              path.string(), "'; check its permissions and the disk");
   return text;
 }
 

@@ -127,6 +127,34 @@ TEST_F(Sharded, TheLimitIsNeverPassedAndAlmostReached) {
   }
 }
 
+TEST_F(Sharded, FillsOneFileAfterTheOther) {
+  const std::map<uint64_t, size_t> files_at{{8, 5},  {15, 5}, {16, 3}, {23, 3}, {24, 3}, {31, 3}, {32, 2},
+                                            {40, 2}, {47, 2}, {48, 2}, {71, 2}, {72, 1}, {0, 1}};
+  for (const auto& [limit, files] : files_at)
+    EXPECT_EQ(lay_out_safetensors("net", header_of(tensors()), limit).files.size(), files) << limit;
+}
+
+TEST_F(Sharded, NumbersOfFiveDigitsAreNotPadded) {
+  SafetensorsHeader header;
+  for (int i = 0; i < 10'000; ++i) header.tensors[std::to_string(i)] = {at::kByte, {1}, 0, 0};
+  const auto layout = lay_out_safetensors("net.safetensors", header, 1);
+  EXPECT_EQ(layout.files.front().path, "net-00001-of-10000.safetensors");
+  EXPECT_EQ(layout.files.back().path, "net-10000-of-10000.safetensors");
+}
+
+TEST_F(Sharded, PiecesNeedABufferOfBytes) {
+  save_safetensors(folder_ / "a.safetensors", {{"a", at::arange(4, at::kFloat)}});
+  const SafetensorsModel model(folder_ / "a.safetensors");
+  const auto error = [&](const at::Tensor& buffer, int64_t max_elements) {
+    return error_of([&] { model.read_pieces("a", buffer, max_elements, [](const at::Tensor&) {}); });
+  };
+  EXPECT_EQ(error(at::empty({4}, at::kByte), 1), "no error");
+  EXPECT_THAT(error(at::empty({4}, at::kByte), 0),
+              HasSubstr("pieces of 0 elements hold no element of Float"));
+  EXPECT_THAT(error(at::empty({8}, at::kChar), 1), HasSubstr("a buffer of 8 Char"));
+  EXPECT_THAT(error(at::empty({2, 4}, at::kByte), 1), HasSubstr("give a larger one of bytes"));
+}
+
 TEST_F(Sharded, TheFormOfTheIndex) {
   EXPECT_EQ(
       make_shard_index({{{"w", "m-00001-of-00001.safetensors"}}, {{"k", "v"}}}, 7),
@@ -139,6 +167,8 @@ TEST_F(Sharded, TheFormOfTheIndex) {
   EXPECT_TRUE(
       parse_shard_index(R"({"metadata":{"total_size":"8"},"weight_map":{"w":"f"}})", "i").metadata.empty());
   EXPECT_THAT(error_of([] { make_shard_index({{{"\xff", "f"}}, {}}, 1); }), HasSubstr("not valid UTF-8"));
+  EXPECT_TRUE(parse_shard_index(R"({"metadata":"x","weight_map":{"w":"f"}})", "i").metadata.empty());
+  EXPECT_EQ(parse_shard_index(R"({"x":[[[[[[[]]]]]]],"weight_map":{"w":"f"}})", "i").weight_map.size(), 1U);
 }
 
 TEST_F(Sharded, DamagedIndexesAreRefused) {
@@ -154,6 +184,7 @@ TEST_F(Sharded, DamagedIndexesAreRefused) {
   refused(R"({"weight_map":{"w":3}})", "must be a file name");
   refused(R"({"weight_map":{"w":"f","w":"g"}})", "names 'w' twice");
   refused(std::string(100, '['), "nests deeper");
+  refused(R"({"x":[[[[[[[[]]]]]]]],"weight_map":{"w":"f"}})", "nests deeper");
   for (const char* path : {"", "/etc/passwd", "../f", "a/../../f", "a/", ".", "a/.", "f\\u0000.safetensors"})
     refused(std::string(R"({"weight_map":{"w":")") + path + "\"}}", "not a file below the index's folder");
 }
@@ -178,6 +209,14 @@ TEST_F(Sharded, IndexAndShardsMustFit) {
   EXPECT_THAT(error(R"("a":"1.safetensors")"), HasSubstr("truncated"));
   EXPECT_THAT(error_of([&] { SafetensorsModel model(folder_ / "none.index.json"); }),
               HasSubstr("No such file"));
+}
+
+TEST_F(Sharded, AFileFarTooLargeIsNoIndex) {
+  const fs::path index = folder_ / "m.safetensors.index.json";
+  write_file_atomically(index, "{}");
+  fs::resize_file(index, 1'000'000'001);  // the file has no data on the disk
+  EXPECT_THAT(error_of([&] { SafetensorsModel model(index); }),
+              HasSubstr("its 1000000001 bytes are over the limit of 1000000000"));
 }
 
 TEST_F(Sharded, MetadataThatDiffersIsNamed) {

@@ -50,6 +50,17 @@ TEST(ValueSummary, EveryBitPatternOfEightBits) {
   EXPECT_EQ(std::get<double>(summarize_values(every_byte(at::kFloat8_e8m0fnu)).min), std::ldexp(1, -127));
 }
 
+TEST(ValueSummary, TheLimitsOfADtypeAreNormalAndFinite) {
+  constexpr double kMin = std::numeric_limits<double>::min(), kMax = std::numeric_limits<double>::max();
+  const at::Tensor wide = at::tensor({kMax, -kMax, kMin, -kMin, std::nextafter(kMin, 0.0)}, at::kDouble);
+  EXPECT_EQ(counts(summarize_values(wide)), (std::vector<int64_t>{5, 0, 0, 0, 1}));
+  EXPECT_EQ(std::get<double>(summarize_values(wide).max), kMax);
+  constexpr float kFloatMin = std::numeric_limits<float>::min(),
+                  kFloatMax = std::numeric_limits<float>::max();
+  const at::Tensor narrow = at::tensor({kFloatMax, -kFloatMin, kFloatMin / 2, 0.f});
+  EXPECT_EQ(counts(summarize_values(narrow)), (std::vector<int64_t>{4, 0, 0, 1, 1}));
+}
+
 TEST(ValueSummary, WholeNumbersAreExact) {
   const int64_t low = std::numeric_limits<int64_t>::min(), high = std::numeric_limits<int64_t>::max();
   const ValueSummary s = summarize_values(at::tensor({high, int64_t(0), low}, at::kLong));
@@ -145,6 +156,18 @@ TEST(CastLoss, WhatIsPastE4m3sLargestIsAnOverflow) {
   const CastLoss loss = cast_loss(x, x.to(at::kFloat8_e4m3fn));
   EXPECT_EQ(loss.overflowed, 4);  // including the inf
   EXPECT_DOUBLE_EQ(loss.max_relative_error, 16.0 / 464);
+}
+
+TEST(CastLoss, CountsInEveryBlock) {
+  at::Tensor x = at::ones({100'000});
+  for (const int64_t i : {0, 40'000, 99'999}) x[i] = 1e6;
+  for (const int64_t i : {1, 50'000}) x[i] = 1e-10;
+  x[70'000] = 1 + 0x1p-11;
+  const CastLoss loss = cast_loss(x, x.to(at::kHalf));
+  EXPECT_EQ(loss.values, 100'000);
+  EXPECT_EQ(loss.overflowed, 3);
+  EXPECT_EQ(loss.flushed, 2);
+  EXPECT_DOUBLE_EQ(loss.max_relative_error, 0x1p-11 / (1 + 0x1p-11));
 }
 
 TEST(CastLoss, RefusesWhatItCannotCompare) {

@@ -113,6 +113,22 @@ TEST_F(Weights, AFileWithAnAdapterIsNamedAsSuch) {
       << "it is another model";
 }
 
+TEST_F(Weights, TheProblemsAreCounted) {
+  const auto error = [&](int extra) {
+    auto module = net();
+    auto tensors = named_weights(*module);
+    for (int i = 0; i < extra; ++i) tensors["x" + std::to_string(i)] = at::ones({1});
+    save_safetensors(path_, tensors);
+    return load_error(*module);
+  };
+  EXPECT_EQ(error(0), "no error");
+  EXPECT_THAT(error(1), HasSubstr("does not fit the module in 1 place: 'x0' is unknown to the module; it"));
+  EXPECT_THAT(error(2), HasSubstr("in 2 places: 'x0' is unknown to the module, 'x1'"));
+  EXPECT_THAT(error(8),
+              AllOf(HasSubstr("'x7' is unknown to the module; it"), testing::Not(HasSubstr("more"))));
+  EXPECT_THAT(error(9), HasSubstr("'x7' is unknown to the module, and 1 more; it"));
+}
+
 TEST_F(Weights, AFileOfQuantizedWeightsIsNamedAsSuch) {
   for (const std::string part : {"0.weight.quant_state.bitsandbytes__nf4", "0.SCB", "SCB"}) {
     auto module = net();
