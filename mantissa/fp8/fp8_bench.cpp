@@ -24,7 +24,7 @@ at::Tensor input() {
 
 at::Tensor by_operators(const at::Tensor& x) {
   // Not 448 / tensor, which multiplies by a reciprocal.
-  return (x * (at::scalar_tensor(448, at::kFloat) / x.abs().max())).clamp(-448, 448).to(kE4M3);
+  return x.mul(at::scalar_tensor(448, at::kFloat).div(x.abs().max())).clamp(-448, 448).to(kE4M3);
 }
 
 template <class Work>
