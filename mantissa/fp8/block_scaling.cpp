@@ -1,0 +1,47 @@
+#include "mantissa/fp8/block_scaling.h"
+
+#include <ATen/ops/empty.h>
+
+#include "mantissa/core/formats.h"
+#include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/tiles_internal.h"
+
+namespace mantissa {
+namespace {
+
+constexpr int64_t kSquare = 128;
+
+fp8::Tile tile_of(Fp8Block block) { return {block == Fp8Block::k1x128 ? 1 : kSquare, kSquare}; }
+
+}  // namespace
+
+QuantizedFp8Blocks quantize_fp8_blocks(const at::Tensor& x, at::ScalarType dtype, Fp8Block block,
+                                       const Float8BlockScaling& recipe) {
+  const float max = fp8_max(dtype);
+  const fp8::Rows rows = fp8::rows_of(x, "quantize_fp8_blocks");
+  const fp8::Tile tile = tile_of(block);
+  fp8::check_blocks(rows, tile.rows, tile.cols, "quantize_fp8_blocks");
+  const auto options = rows.tensor.options();
+  QuantizedFp8Blocks out = {
+      at::empty(x.sizes(), options.dtype(dtype)),
+      at::empty({rows.rows / tile.rows, rows.cols / tile.cols}, options.dtype(at::kFloat)), block};
+  const Format format = format_of(x.scalar_type()).value();
+  const Fp8ScaleOptions scaling = {recipe.power_of_two, recipe.epsilon,
+                                   static_cast<float>(info(format).largest)};
+  float* const scale_inv = out.scale_inv.mutable_data_ptr<float>();
+  fp8::quantize_tiles(rows, tile, fp8::format_of_dtype(dtype),
+                      static_cast<uint8_t*>(out.codes.mutable_data_ptr()), [&](float amax, int64_t index) {
+                        const float scale = fp8_scale(amax, max, scaling);
+                        scale_inv[index] = 1 / scale;
+                        return scale;
+                      });
+  return out;
+}
+
+at::Tensor dequantize_fp8(const QuantizedFp8Blocks& quantized, at::ScalarType dtype) {
+  const float* const scale_inv = quantized.scale_inv.const_data_ptr<float>();
+  return fp8::dequantize_tiles(quantized.codes, tile_of(quantized.block), dtype,
+                               [&](int64_t index) { return scale_inv[index]; });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,141 @@
+#include "mantissa/fp8/delayed_scaling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+namespace mantissa {
+namespace {
+
+constexpr float kLargestFloat = std::numeric_limits<float>::max();
+
+/// Returns the scale that follows `scale`. `quotient` maps an amax to its scale.
+template <class Quotient>
+float next_scale(float scale, float amax, const Quotient& quotient) {
+  if (!std::isfinite(amax) || amax <= 0) return scale;
+  const float next = quotient(amax);
+  return std::isinf(next) ? kLargestFloat : next;
+}
+
+/// One tensor's column of a history.
+class Column {
+ public:
+  Column(const DelayedScalingState& state, int64_t tensor)
+      : data_(state.amax_history.mutable_data_ptr<float>() + tensor),
+        stride_(state.amax_history.size(1)),
+        steps_(state.amax_history.size(0)) {}
+
+  float& operator[](int64_t step) const { return data_[step * stride_]; }
+
+  /// Returns the largest number of all steps; NaN if there is none.
+  float largest() const {
+    float largest = (*this)[0];
+    for (int64_t i = 1; i < steps_; ++i) largest = std::fmax(largest, (*this)[i]);
+    return largest;
+  }
+
+  void roll() const {
+    const float last = (*this)[0];
+    for (int64_t i = 1; i + 1 < steps_; ++i) (*this)[i] = (*this)[i + 1];
+    (*this)[steps_ - 1] = last;
+    (*this)[0] = 0;
+  }
+
+ private:
+  float* data_;
+  int64_t stride_, steps_;
+};
+
+void update(DelayedScalingState& state, float max, const DelayedScaling& recipe) {
+  const float largest_code = std::ldexp(max, -static_cast<int>(recipe.margin));
+  float* const scale = state.scale.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < state.scale.numel(); ++i) {
+    const Column column(state, i);
+    const float last = column[0];
+    if (last == 0) continue;  // the tensor did not occur, or was zero
+    const float amax = recipe.amax_compute_algo == AmaxComputeAlgo::kMax ? column.largest() : last;
+    column.roll();
+    scale[i] = next_scale(scale[i], amax, [&](float x) { return largest_code / x; });
+  }
+}
+
+/// Returns what the recipe's function finds in the history.
+at::Tensor computed_amax(const DelayedScalingState& state, const DelayedScaling& recipe) {
+  // A copy: the function may keep or change it.
+  const at::Tensor amax = recipe.amax_compute(state.amax_history.clone());
+  TORCH_CHECK_VALUE(amax.defined() && amax.sizes() == state.scale.sizes(),
+                    "DelayedScaling: amax_compute returned ",
+                    amax.defined() ? c10::str("shape ", amax.sizes()) : "an undefined tensor",
+                    " for a history of ", state.amax_history.sizes(), "; return one amax for each column");
+  return amax.detach().to(at::kCPU, at::kFloat).contiguous();
+}
+
+void update_by(const at::Tensor& amax, DelayedScalingState& state, float max, int64_t margin) {
+  float* const scale = state.scale.mutable_data_ptr<float>();
+  const float* const found = amax.const_data_ptr<float>();
+  for (int64_t i = 0; i < state.scale.numel(); ++i) {
+    Column(state, i).roll();
+    scale[i] = next_scale(scale[i], found[i],
+                          [&](float x) { return std::ldexp(max / x, -static_cast<int>(margin)); });
+  }
+}
+
+void reduce(c10::ArrayRef<DelayedScalingState*> states, const AmaxReduction& reduction) {
+  std::vector<at::Tensor> rows;
+  rows.reserve(states.size());
+  for (const DelayedScalingState* const state : states) rows.push_back(state->amax_history[0]);
+  const at::Tensor all = at::cat(rows);
+  reduction(all);
+  int64_t begin = 0;
+  for (const at::Tensor& row : rows) {
+    row.copy_(all.narrow(0, begin, row.size(0)));
+    begin += row.size(0);
+  }
+}
+
+}  // namespace
+
+DelayedScalingState delayed_scaling_state(const DelayedScaling& recipe, int64_t tensors) {
+  check_recipe(recipe);
+  TORCH_CHECK_VALUE(tensors >= 0, "delayed_scaling_state: got ", tensors, " tensors");
+  return {at::ones({tensors}, at::kFloat), at::zeros({recipe.amax_history_len, tensors}, at::kFloat)};
+}
+
+QuantizedFp8 quantize_fp8_delayed(const at::Tensor& x, at::ScalarType dtype, DelayedScalingState& state,
+                                  int64_t tensor) {
+  TORCH_CHECK_VALUE(tensor >= 0 && tensor < state.scale.size(0), "quantize_fp8_delayed: there is no tensor ",
+                    tensor, " among the ", state.scale.size(0), " of the state");
+  return quantize_fp8(x, dtype, state.scale[tensor], state.amax_history[0][tensor]);
+}
+
+void update_scales(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
+                   const DelayedScaling& recipe, const AmaxReduction& reduction) {
+  const float max = fp8_max(dtype);
+  check_recipe(recipe);
+  if (states.empty()) return;
+  if (recipe.reduce_amax && reduction) reduce(states, reduction);
+  if (!recipe.amax_compute) {
+    for (DelayedScalingState* const state : states) update(*state, max, recipe);
+    return;
+  }
+  std::vector<at::Tensor> amaxes;
+  amaxes.reserve(states.size());
+  for (const DelayedScalingState* const state : states) amaxes.push_back(computed_amax(*state, recipe));
+  for (size_t i = 0; i < states.size(); ++i) update_by(amaxes[i], *states[i], max, recipe.margin);
+}
+
+void resize_history(DelayedScalingState& state, int64_t steps) {
+  TORCH_CHECK_VALUE(steps >= 1, "resize_history: got ", steps, " steps; a history has at least 1");
+  const int64_t kept = std::min(steps, state.amax_history.size(0));
+  at::Tensor history = at::zeros({steps, state.amax_history.size(1)}, at::kFloat);
+  history.narrow(0, 0, kept).copy_(state.amax_history.narrow(0, 0, kept));
+  state.amax_history = history;
+}
+
+}  // namespace mantissa

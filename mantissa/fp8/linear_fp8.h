@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <variant>
+
+#include <ATen/core/Tensor.h>
+
+#include "mantissa/fp8/delayed_scaling.h"
+#include "mantissa/fp8/recipe.h"
+
+namespace mantissa {
+
+using Fp8Recipe = std::variant<DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling,
+                               NVFP4BlockScaling>;
+
+/// What one linear layer keeps between its products: the scales of DelayedScaling, a weight's codes for the
+/// micro-batches of a step, and the seed of NVFP4's random numbers.
+///
+/// Threads: one thread at a time uses a state; autograd's thread does in backward().
+class Fp8LinearState {
+ public:
+  /// Errors: those of check_recipe().
+  explicit Fp8LinearState(Fp8Recipe recipe, uint64_t seed = 0);
+  ~Fp8LinearState();
+  Fp8LinearState(const Fp8LinearState&) = delete;
+  Fp8LinearState& operator=(const Fp8LinearState&) = delete;
+
+  const Fp8Recipe& recipe() const { return recipe_; }
+
+  /// The scales of input, weight and output, and those of the gradients of output and input: Transformer Engine's
+  /// order. They have tensors only with DelayedScaling. update_scales() ends a step of each.
+  DelayedScalingState forward, backward;
+
+  /// Ends a step of both states. Does nothing with other recipes.
+  void update_scales(const AmaxReduction& reduction = nullptr);
+
+ private:
+  friend class Fp8Quantizer;
+  struct WeightCache;
+
+  Fp8Recipe recipe_;
+  uint64_t seed_;
+  int64_t stream_ = 0;
+  std::unique_ptr<WeightCache> cache_;
+};
+
+/// Returns x W^T + bias of quantized factors, with autograd: fake-quantized training on any CPU.
+///
+/// Shapes:      x [..., in], weight [out, in], bias [out] or undefined; any numbers of rows, also 0. Rows and columns
+///              that do not fill a block are padded with zeros inside.
+/// Numerics:    both factors are quantized by the recipe, along the dimension that the product sums over. The
+///              codes are multiplied in float32, and sums are float32. Scales and bias follow in float32, and the result
+///              is rounded once to x's dtype. Backward: the gradient of the output is quantized, in E5M2 with HYBRID;
+///              the gradients of x and weight are such products as well. Casts have derivative 1 also where they
+///              saturate. The gradient of bias is the float32 sum of the gradient before its quantization.
+/// Micro-batches: `is_first_microbatch` unset quantizes the weight in each call. True also keeps its codes, which
+///              false uses: the weight's history stays as it is then.
+/// Memory:      the codes of x are kept for backward, not x: 1 byte per value. Recipes in blocks keep codes of the
+///              transposed x.
+/// Errors:      c10::ValueError for shapes that do not fit; c10::TypeError for a dtype that quantize_fp8() refuses; c10::Error
+///              for false without kept codes, or if the weight has changed since; c10::NotImplementedError for a second
+///              derivative, and for tensors that are not on the CPU.
+/// Source:      Transformer Engine's Linear. It uses old codes where the weight has changed.
+at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      const std::shared_ptr<Fp8LinearState>& state,
+                      std::optional<bool> is_first_microbatch = {});
+
+}  // namespace mantissa

@@ -1,0 +1,268 @@
+#include "mantissa/fp8/linear_fp8.h"
+
+#include <cmath>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include "mantissa/fp8/block_scaling.h"
+#include "mantissa/fp8/mxfp8.h"
+#include "mantissa/fp8/nvfp4.h"
+#include "mantissa/fp8/quantized_fp8.h"
+#include "mantissa/fp8/test_support_internal.h"
+#include "mantissa/io/safetensors.h"
+
+namespace mantissa::linear_fp8_test {
+namespace {
+
+using namespace fp8;
+using test::error_of;
+using test::same_bits;
+using testing::HasSubstr;
+
+std::shared_ptr<Fp8LinearState> state_of(Fp8Recipe recipe, uint64_t seed = 0) {
+  return std::make_shared<Fp8LinearState>(std::move(recipe), seed);
+}
+
+const std::vector<std::pair<std::string, Fp8Recipe>>& recipes() {
+  static const std::vector<std::pair<std::string, Fp8Recipe>> all = {
+      {"delayed", DelayedScaling{.amax_history_len = 4}},
+      {"current", Float8CurrentScaling{}},
+      {"block", Float8BlockScaling{}},
+      {"mxfp8", MXFP8BlockScaling{}},
+      {"mxfp8 2d", MXFP8BlockScaling{.enable_2d_quantization = true}},
+      {"nvfp4", NVFP4BlockScaling{}},
+      {"nvfp4 plain", NVFP4BlockScaling{false, false, false}}};
+  return all;
+}
+
+struct Pass {
+  at::Tensor y, dx, dw, db;
+};
+
+Pass pass(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b, const at::Tensor& dy,
+          const std::shared_ptr<Fp8LinearState>& state, std::optional<bool> is_first = {}) {
+  const auto leaf = [](const at::Tensor& t) {
+    return t.defined() ? t.detach().clone().set_requires_grad(true) : at::Tensor();
+  };
+  const at::Tensor x_leaf = leaf(x), w_leaf = leaf(w), b_leaf = leaf(b);
+  const at::Tensor y = linear_fp8(x_leaf, w_leaf, b_leaf, state, is_first);
+  y.backward(dy);
+  return {y.detach(), x_leaf.grad(), w_leaf.grad(), b.defined() ? b_leaf.grad() : at::Tensor()};
+}
+
+double error_of_product(const at::Tensor& got, const at::Tensor& exact) {
+  return ((got.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
+}
+
+/// Expects |got - want| <= 1e-6 times the sum of the factors' magnitudes.
+void expect_within_sum(const at::Tensor& got, const at::Tensor& want, const at::Tensor& a,
+                       const at::Tensor& b) {
+  const at::Tensor bound = 1e-6 * at::matmul(a.abs(), b.abs());
+  EXPECT_TRUE(((got - want).abs() <= bound).all().item<bool>()) << (got - want).abs().max();
+}
+
+TEST(LinearFp8, F8_23_F8_24_EqualsTheRecordedLayer) {
+  const auto tensors = load_safetensors(test_data("fp8_linear_emulated.safetensors")).tensors;
+  const auto value = [&](const std::string& name, int i) {
+    const at::ScalarType dtype = name == "dy" ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+    return tensors.at(name + "_q").view(dtype).to(at::kFloat) * tensors.at("scale_invs")[i];
+  };
+  const at::Tensor dy = tensors.at("dy"), x = value("x", 0), w = value("w", 1), dy8 = value("dy", 2);
+  const Pass got =
+      pass(tensors.at("x"), tensors.at("w"), torch::zeros({32}), dy, state_of(Float8CurrentScaling{}));
+  expect_within_sum(got.y, tensors.at("y_f32"), x, w.t());
+  expect_within_sum(got.dx, tensors.at("dx_f32"), dy8, w);
+  expect_within_sum(got.dw, tensors.at("dw_f32"), dy8.t(), x);
+  EXPECT_TRUE(at::allclose(got.db, dy.sum(0), 1e-6, 1e-6));
+}
+
+TEST(LinearFp8, F8_25_SmallIntegersAreExact) {
+  torch::manual_seed(1);
+  const auto integers = [](at::IntArrayRef shape) { return torch::randint(-16, 17, shape).to(at::kFloat); };
+  const at::Tensor x = integers({12, 40}), w = integers({24, 40}), b = integers({24}),
+                   dy = integers({12, 24});
+  const Pass got = pass(x, w, b, dy, state_of(DelayedScaling{.fp8_format = Fp8Format::kE4M3}));
+  EXPECT_TRUE(at::equal(got.y, at::linear(x, w, b)));
+  EXPECT_TRUE(at::equal(got.dx, at::matmul(dy, w)));
+  EXPECT_TRUE(at::equal(got.dw, at::matmul(dy.t(), x)));
+  EXPECT_TRUE(at::equal(got.db, dy.sum(0)));
+}
+
+// 9 has 4 significant bits, which E4M3 holds and E5M2 rounds to 8.
+TEST(LinearFp8, F8_26_TheFormatOfGradientsIsTheRecipes) {
+  const at::Tensor x = torch::ones({1, 1}), dy = torch::full({1, 1}, 9.0F);
+  const auto gradient = [&](Fp8Format format) {
+    return pass(x, x, {}, dy, state_of(DelayedScaling{.fp8_format = format})).dx.item<float>();
+  };
+  EXPECT_EQ(gradient(Fp8Format::kE4M3), 9);
+  EXPECT_EQ(gradient(Fp8Format::kHybrid), 8);
+  EXPECT_THAT(error_of([] { fp8_format_of("E5M2"); }), HasSubstr("use HYBRID"));
+}
+
+// Products of quantized factors are near those of the exact ones, in every recipe and shape. The bounds are those of
+// the formats: half a unit in the last place is 6 % in E4M3, 12 % in E5M2, and up to 25 % in E2M1; over many products
+// less.
+TEST(LinearFp8, EveryShapeIsNearFloat64) {
+  torch::manual_seed(2);
+  for (const auto& [name, recipe] : recipes())
+    for (const auto& [m, k, n] :
+         std::vector<std::tuple<int, int, int>>{{33, 50, 70}, {128, 128, 128}, {1, 130, 40}}) {
+      const at::Tensor x = torch::randn({m, k}), w = torch::randn({n, k}), b = torch::randn({n}),
+                       dy = torch::randn({m, n});
+      const auto state = state_of(recipe);
+      const Pass got = pass(x, w, b, dy, state);
+      const auto exact = [](const at::Tensor& a, const at::Tensor& b) {
+        return at::matmul(a.to(at::kDouble), b.to(at::kDouble));
+      };
+      const double bound = name.starts_with("nvfp4") ? 0.3 : 0.12;
+      EXPECT_LT(error_of_product(got.y - b, exact(x, w.t())), bound) << name << m;
+      EXPECT_LT(error_of_product(got.dx, exact(dy, w)), bound) << name << m;
+      EXPECT_LT(error_of_product(got.dw, exact(dy.t(), x)), bound) << name << m;
+      EXPECT_TRUE(at::allclose(got.db, dy.sum(0), 1e-5, 1e-5)) << name;
+    }
+}
+
+/// Compares the result and the gradient of the input with float64 products of quantized factors.
+template <class Input, class Weight>
+void expect_products_of(const Fp8Recipe& recipe, const Input& input, const Weight& weight) {
+  torch::manual_seed(8);
+  const at::Tensor x = torch::randn({32, 128}), w = torch::randn({256, 128}), dy = torch::randn({32, 256});
+  const Pass got = pass(x, w, {}, dy, state_of(recipe));
+  const auto exact = [&](const at::Tensor& a, const at::Tensor& b) {
+    return at::matmul(a.to(at::kDouble), b.to(at::kDouble));
+  };
+  const at::Tensor x8 = input(x), w8 = weight(w), dy8 = input(dy), w8t = weight(w.t().contiguous());
+  expect_within_sum(got.y, exact(x8, w8.t()), x8, w8.t());
+  expect_within_sum(got.dx, exact(dy8, w8t.t()), dy8, w8t.t());
+}
+
+// The tolerance is that of float32 sums.
+TEST(LinearFp8, BlocksAreMultipliedWithTheirScales) {
+  constexpr at::ScalarType kE4M3 = at::kFloat8_e4m3fn;
+  expect_products_of(
+      Float8BlockScaling{},
+      [](const at::Tensor& x) { return dequantize_fp8(quantize_fp8_blocks(x, kE4M3, Fp8Block::k1x128)); },
+      [](const at::Tensor& w) { return dequantize_fp8(quantize_fp8_blocks(w, kE4M3, Fp8Block::k128x128)); });
+  const auto mxfp8 = [](const at::Tensor& x) { return dequantize_fp8(quantize_mxfp8(x)); };
+  expect_products_of(MXFP8BlockScaling{}, mxfp8, mxfp8);
+  expect_products_of(MXFP8BlockScaling{.enable_2d_quantization = true}, mxfp8, [](const at::Tensor& w) {
+    return dequantize_fp8(quantize_mxfp8(w, kE4M3, /*two_dimensional=*/true));
+  });
+  const auto nvfp4 = [](const at::Tensor& x) { return dequantize_fp8(quantize_nvfp4(x)); };
+  expect_products_of(NVFP4BlockScaling{.stochastic_rounding = false}, nvfp4, [](const at::Tensor& w) {
+    return dequantize_fp8(quantize_nvfp4(w, {.two_dimensional = true}));
+  });
+}
+
+TEST(LinearFp8, RowsAndBatchDimensionsAndDtypes) {
+  torch::manual_seed(3);
+  const at::Tensor x = torch::randn({2, 3, 40}), w = torch::randn({8, 40}), dy = torch::randn({2, 3, 8});
+  const Pass flat = pass(x.view({6, 40}), w, {}, dy.view({6, 8}), state_of(Float8CurrentScaling{}));
+  const Pass deep = pass(x, w, {}, dy, state_of(Float8CurrentScaling{}));
+  EXPECT_TRUE(same_bits(deep.y, flat.y.view({2, 3, 8})));
+  EXPECT_TRUE(same_bits(deep.dx, flat.dx.view({2, 3, 40})));
+  EXPECT_TRUE(same_bits(deep.dw, flat.dw));
+  const Pass bf16 = pass(x.to(at::kBFloat16), w, {}, dy.to(at::kBFloat16), state_of(Float8CurrentScaling{}));
+  EXPECT_EQ(bf16.y.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(bf16.dx.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(bf16.dw.scalar_type(), at::kFloat);
+  const Pass none = pass(torch::empty({0, 40}), w, {}, torch::empty({0, 8}), state_of(MXFP8BlockScaling{}));
+  EXPECT_EQ(none.y.sizes(), (std::vector<int64_t>{0, 8}));
+  EXPECT_FALSE(none.dw.any().item<bool>());
+}
+
+TEST(LinearFp8, F8_28_ChangedWeightsAreNotUsedByMistake) {
+  torch::manual_seed(4);
+  const at::Tensor x = torch::randn({4, 16}), w = torch::randn({8, 16});
+  const auto state = state_of(Float8CurrentScaling{});
+  EXPECT_THAT(error_of([&] { linear_fp8(x, w, {}, state, false); }), HasSubstr("no call with true has kept"));
+  const at::Tensor y = linear_fp8(x, w, {}, state, true);
+  EXPECT_TRUE(same_bits(linear_fp8(x, w, {}, state, false), y));
+  w.add_(1);
+  EXPECT_THAT(error_of([&] { linear_fp8(x, w, {}, state, false); }),
+              HasSubstr("the weight has changed since"));
+  const at::Tensor changed = linear_fp8(x, w, {}, state);
+  EXPECT_FALSE(same_bits(changed, y));
+  EXPECT_TRUE(same_bits(linear_fp8(x, w, {}, state, true), changed));
+}
+
+TEST(LinearFp8, F8_29_KeptCodesLeaveTheWeightsHistory) {
+  const at::Tensor x = torch::ones({4, 16}), w = torch::full({8, 16}, 2.0F);
+  const DelayedScaling recipe = {.amax_history_len = 3};
+  const auto state = state_of(recipe);
+  linear_fp8(x, w, {}, state, true);
+  state->update_scales();
+  const at::Tensor history = state->forward.amax_history.clone();
+  linear_fp8(x * 5, w, {}, state, false);
+  state->update_scales();
+  EXPECT_TRUE(same_bits(state->forward.amax_history.select(1, 1), history.select(1, 1)));
+  EXPECT_EQ(state->forward.amax_history[2][0].item<float>(), 5);
+}
+
+TEST(LinearFp8, F8_30_MicroBatchesAddUp) {
+  torch::manual_seed(5);
+  const at::Tensor w = torch::randn({8, 16}).set_requires_grad(true);
+  const auto state = state_of(Float8CurrentScaling{});
+  at::Tensor sum = torch::zeros({8, 16});
+  for (int i = 0; i < 4; ++i) {
+    const at::Tensor x = torch::randn({6, 16}), dy = torch::randn({6, 8});
+    linear_fp8(x, w, {}, state, i == 0).backward(dy);
+    sum += pass(x, w, {}, dy, state_of(Float8CurrentScaling{})).dw;
+  }
+  EXPECT_TRUE(at::allclose(w.grad(), sum, 1e-6, 1e-6));
+}
+
+TEST(LinearFp8, DelayedScalingLearnsTheScalesOfAllFactors) {
+  torch::manual_seed(6);
+  const at::Tensor x = torch::randn({32, 16}) * 100, w = torch::randn({8, 16}) * 0.01,
+                   dy = torch::randn({32, 8}) * 1e-5;
+  const auto state = state_of(DelayedScaling{.amax_history_len = 2});
+  const at::Tensor exact = at::matmul(dy.to(at::kDouble), w.to(at::kDouble));
+  const double first = error_of_product(pass(x, w, {}, dy, state).dx, exact);
+  state->update_scales();
+  EXPECT_EQ(state->forward.scale[0].item<float>(), 448 / x.abs().max().item<float>());
+  EXPECT_EQ(state->forward.scale[1].item<float>(), 448 / w.abs().max().item<float>());
+  EXPECT_EQ(state->backward.scale[0].item<float>(), 57344 / dy.abs().max().item<float>());
+  const double second = error_of_product(pass(x, w, {}, dy, state).dx, exact);
+  EXPECT_LT(second, 0.12);
+  EXPECT_LT(second, first);
+}
+
+TEST(LinearFp8, StochasticGradientsRepeatWithTheirSeed) {
+  torch::manual_seed(7);
+  const at::Tensor x = torch::randn({32, 32}), w = torch::randn({32, 32}), dy = torch::randn({32, 32});
+  const auto gradient = [&](uint64_t seed) {
+    return pass(x, w, {}, dy, state_of(NVFP4BlockScaling{}, seed)).dx;
+  };
+  EXPECT_TRUE(same_bits(gradient(1), gradient(1)));
+  EXPECT_FALSE(same_bits(gradient(1), gradient(2)));
+}
+
+TEST(LinearFp8, NaNReachesTheResult) {
+  at::Tensor x = torch::ones({2, 32});
+  x[1][3] = kNaN;
+  for (const auto& [name, recipe] : recipes()) {
+    const at::Tensor y = linear_fp8(x, torch::ones({4, 32}), {}, state_of(recipe));
+    EXPECT_TRUE(y[1].isnan().all().item<bool>()) << name;
+    EXPECT_FALSE(y[0].isnan().any().item<bool>()) << name;
+  }
+}
+
+TEST(LinearFp8, RefusesWhatDoesNotFit) {
+  const at::Tensor x = torch::ones({2, 32}), w = torch::ones({4, 32});
+  const auto state = state_of(Float8CurrentScaling{});
+  EXPECT_THAT(error_of([&] { linear_fp8(x, w, {}, nullptr); }), HasSubstr("got no state"));
+  EXPECT_THAT(error_of([&] { linear_fp8(x, w.t(), {}, state); }),
+              HasSubstr("does not fit a weight of [32, 4]"));
+  EXPECT_THAT(error_of([&] { linear_fp8(x, w, torch::ones({5}), state); }), HasSubstr("a bias of [5]"));
+  EXPECT_THAT(error_of([&] { state_of(DelayedScaling{.amax_history_len = 0}); }),
+              HasSubstr("at least 1 step"));
+  const at::Tensor leaf = x.clone().set_requires_grad(true), y = linear_fp8(leaf, w, {}, state);
+  EXPECT_THAT(error_of([&] { torch::autograd::grad({y.sum()}, {leaf}, {}, true, /*create_graph=*/true); }),
+              HasSubstr("no second derivative"));
+}
+
+}  // namespace
+}  // namespace mantissa::linear_fp8_test

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "mantissa/fp8/recipe.h"
+
+namespace mantissa {
+
+/// A matrix in 8 bits whose blocks of 32 values are scaled by powers of two: MXFP8.
+struct QuantizedMXFP8 {
+  at::Tensor codes;  ///< Float8_e4m3fn or Float8_e5m2, in the tensor's shape
+  at::Tensor
+      exponents;  ///< Float8_e8m0fnu [rows or rows / 32, cols / 32]: a value is code * 2^(exponent - 127)
+  int64_t block_rows;  ///< 1 or 32
+};
+
+/// Returns the exponent of the smallest power of two, 2^(exponent - 127), that is at least `value`: 0 for 0 and for
+/// what is at most 2^-127, 254 for inf and for what is larger than 2^127, 255 for NaN.
+/// Source: Transformer Engine's float_to_e8m0(); the MX specification's E8M0.
+uint8_t e8m0_up(float value);
+
+/// Quantizes each block of 32 values of a row, or of 32 x 32 values, by a power of two: MXFP8BlockScaling.
+///
+/// Shapes:   [..., cols]; the leading dimensions are rows. cols, and for 32 x 32 also the rows, are multiples of 32.
+///           The exponents are neither padded nor in the order that tensor cores read.
+/// Numerics: the exponent e is e8m0_up(amax * (1 / max)), with a float32 product; a code is value * 2^(127 - e). No
+///           value but inf is too large then. NaN stays NaN and does not count for amax.
+/// Errors:   those of quantize_fp8(); c10::ValueError for another shape.
+QuantizedMXFP8 quantize_mxfp8(const at::Tensor& x, at::ScalarType dtype = at::kFloat8_e4m3fn,
+                              bool two_dimensional = false);
+
+/// Restores code * 2^(exponent - 127) in float32, rounded once to `dtype`.
+at::Tensor dequantize_fp8(const QuantizedMXFP8& quantized, at::ScalarType dtype = at::kFloat);
+
+}  // namespace mantissa

@@ -1,0 +1,63 @@
+#pragma once
+
+// The factors of FP8 products.
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include <ATen/core/Tensor.h>
+
+#include "mantissa/fp8/block_scaling.h"
+#include "mantissa/fp8/linear_fp8.h"
+#include "mantissa/fp8/mxfp8.h"
+#include "mantissa/fp8/nvfp4.h"
+#include "mantissa/fp8/quantized_fp8.h"
+
+namespace mantissa {
+
+/// A matrix [rows, length] whose blocks, if it has any, lie along its length.
+struct Fp8Factor {
+  std::variant<QuantizedFp8, QuantizedFp8Blocks, QuantizedMXFP8, QuantizedNVFP4> quantized;
+  int64_t rows, length;        ///< without padding, which only the codes have
+  bool is_transposed = false;  ///< the codes are those of the matrix [length, rows]
+};
+
+/// Returns the same codes for the transposed matrix.
+Fp8Factor transposed(Fp8Factor factor);
+
+/// Returns a b^T in float32.
+at::Tensor product(const Fp8Factor& a, const Fp8Factor& b);
+
+/// What a factor is quantized as.
+enum class Fp8Role : uint8_t { kInput, kWeight, kGradient };
+
+/// Quantizes the factors of a layer's products by its recipe.
+class Fp8Quantizer {
+ public:
+  explicit Fp8Quantizer(Fp8LinearState& state) : state_(state) {}
+
+  /// `is_for_weight` says that the product is the weight's gradient, whose factors NVFP4 transforms.
+  Fp8Factor quantize(const at::Tensor& matrix, Fp8Role role, bool is_for_weight = false);
+
+  /// Returns the factor of the transposed matrix: `factor`'s codes if the recipe has the same scales for both.
+  Fp8Factor quantize_transposed(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role,
+                                bool is_for_weight);
+
+  /// Returns the weight's factor, from the cache or for it: see linear_fp8().
+  Fp8Factor weight_factor(const at::Tensor& weight, std::optional<bool> is_first_microbatch);
+
+ private:
+  bool is_same_transposed(Fp8Role role) const;
+
+  Fp8LinearState& state_;
+};
+
+struct Fp8LinearState::WeightCache {
+  Fp8Factor factor;
+  const void* data;
+  int64_t version;
+};
+
+}  // namespace mantissa

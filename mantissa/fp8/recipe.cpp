@@ -1,0 +1,47 @@
+#include "mantissa/fp8/recipe.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include <c10/util/Exception.h>
+
+namespace mantissa {
+
+Fp8Format fp8_format_of(std::string_view name) {
+  TORCH_CHECK_VALUE(
+      name != "E5M2",
+      "fp8_format: E5M2 alone has 2 bits of mantissa, too few for inputs and weights; use HYBRID, which "
+      "keeps gradients in E5M2, or E4M3");
+  TORCH_CHECK_VALUE(name == "E4M3" || name == "HYBRID", "fp8_format: got '", name, "'; use HYBRID or E4M3");
+  return name == "E4M3" ? Fp8Format::kE4M3 : Fp8Format::kHybrid;
+}
+
+at::ScalarType fp8_dtype(Fp8Format format, Fp8Pass pass) {
+  return format == Fp8Format::kHybrid && pass == Fp8Pass::kBackward ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+}
+
+float fp8_max(at::ScalarType dtype) {
+  TORCH_CHECK_TYPE(dtype == at::kFloat8_e4m3fn || dtype == at::kFloat8_e5m2, "fp8_max: got ", dtype,
+                   "; use Float8_e4m3fn or Float8_e5m2");
+  return dtype == at::kFloat8_e4m3fn ? 448.0F : 57344.0F;
+}
+
+float fp8_scale(float amax, float max, const Fp8ScaleOptions& options) {
+  // Not std::max(), whose result for NaN depends on the order of its arguments.
+  if (amax < options.epsilon) amax = options.epsilon;
+  if (!std::isfinite(amax) || amax == 0) return 1;
+  float scale = max / amax;
+  if (std::isinf(scale)) scale = options.value_for_inf;
+  if (options.power_of_two) scale = std::bit_cast<float>(std::bit_cast<uint32_t>(scale) & 0xff800000U);
+  return scale;
+}
+
+void check_recipe(const DelayedScaling& recipe) {
+  TORCH_CHECK_VALUE(recipe.amax_history_len >= 1, "DelayedScaling: amax_history_len is ",
+                    recipe.amax_history_len, "; a history has at least 1 step");
+  TORCH_CHECK_VALUE(std::abs(recipe.margin) <= 126, "DelayedScaling: margin is ", recipe.margin,
+                    ", and 2^-margin would be no normal number; use a margin of at most 126");
+}
+
+}  // namespace mantissa

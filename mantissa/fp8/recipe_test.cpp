@@ -1,0 +1,34 @@
+#include "mantissa/fp8/recipe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mantissa/fp8/test_support_internal.h"
+
+namespace mantissa::recipe_test {
+namespace {
+
+using test::error_of;
+using testing::HasSubstr;
+
+TEST(Recipe, HybridKeepsGradientsInE5M2) {
+  EXPECT_EQ(fp8_dtype(fp8_format_of("HYBRID"), Fp8Pass::kForward), at::kFloat8_e4m3fn);
+  EXPECT_EQ(fp8_dtype(fp8_format_of("HYBRID"), Fp8Pass::kBackward), at::kFloat8_e5m2);
+  EXPECT_EQ(fp8_dtype(fp8_format_of("E4M3"), Fp8Pass::kForward), at::kFloat8_e4m3fn);
+  EXPECT_EQ(fp8_dtype(fp8_format_of("E4M3"), Fp8Pass::kBackward), at::kFloat8_e4m3fn);
+}
+
+TEST(Recipe, E5M2AloneIsRefused) {
+  EXPECT_THAT(error_of([] { fp8_format_of("E5M2"); }), HasSubstr("use HYBRID"));
+  EXPECT_THAT(error_of([] { fp8_format_of("hybrid"); }), HasSubstr("got 'hybrid'; use HYBRID or E4M3"));
+}
+
+TEST(Recipe, AHistoryHasSteps) {
+  EXPECT_THAT(error_of([] { check_recipe({.amax_history_len = 0}); }),
+              HasSubstr("a history has at least 1 step"));
+  EXPECT_THAT(error_of([] { check_recipe({.margin = 127}); }), HasSubstr("use a margin of at most 126"));
+  EXPECT_EQ(error_of([] { check_recipe({.amax_history_len = 1, .margin = -3}); }), "none");
+}
+
+}  // namespace
+}  // namespace mantissa::recipe_test

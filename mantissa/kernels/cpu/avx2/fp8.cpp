@@ -1,0 +1,20 @@
+#include "mantissa/kernels/cpu/avx2/vector_internal.h"
+#include "mantissa/kernels/cpu/fp8_internal.h"
+#include "mantissa/kernels/cpu/fp8_kernel.h"
+#include "mantissa/kernels/cpu/fp8_widen_internal.h"
+
+namespace mantissa::kernels::cpu::avx2 {
+namespace {
+
+using Fp8Widening = WidenWith<Avx2>;
+
+}  // namespace
+
+Magnitudes find_magnitudes(const FindMagnitudes& problem) {
+  return find_magnitudes_with<Fp8Widening>(problem);
+}
+Magnitudes quantize_fp8(const QuantizeFp8& problem) { return quantize_fp8_with<Fp8Widening>(problem); }
+void dequantize_fp8(const DequantizeFp8& problem) { dequantize_fp8_with<Fp8Widening>(problem); }
+void quantize_e2m1(const QuantizeE2M1& problem) { quantize_e2m1_with<Fp8Widening>(problem); }
+
+}  // namespace mantissa::kernels::cpu::avx2

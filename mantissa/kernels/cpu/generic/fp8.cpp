@@ -1,0 +1,23 @@
+#include "mantissa/kernels/cpu/fp8_internal.h"
+#include "mantissa/kernels/cpu/fp8_kernel.h"
+#include "mantissa/kernels/cpu/generic/element_internal.h"
+
+namespace mantissa::kernels::cpu::generic {
+namespace {
+
+struct Fp8Widening {
+  static void widen(Element element, const void* in, int64_t begin, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = load(element, in, begin + i);
+  }
+};
+
+}  // namespace
+
+Magnitudes find_magnitudes(const FindMagnitudes& problem) {
+  return find_magnitudes_with<Fp8Widening>(problem);
+}
+Magnitudes quantize_fp8(const QuantizeFp8& problem) { return quantize_fp8_with<Fp8Widening>(problem); }
+void dequantize_fp8(const DequantizeFp8& problem) { dequantize_fp8_with<Fp8Widening>(problem); }
+void quantize_e2m1(const QuantizeE2M1& problem) { quantize_e2m1_with<Fp8Widening>(problem); }
+
+}  // namespace mantissa::kernels::cpu::generic
