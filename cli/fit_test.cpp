@@ -224,8 +224,9 @@ TEST_F(Program, AllLeavesOutWhatAdamWCannotTrain) {
   const Outcome scaled =
       fit("--precision all --model mlp --loss-scale 128 --max-steps 1 --output scaled --json scaled.json");
   ASSERT_EQ(scaled.status, 0) << scaled.err;
-  EXPECT_THAT(scaled.err,
-              HasSubstr("mantissa: warning: bf16-mixed is left out: precision 'bf16-mixed' with loss_scale"));
+  EXPECT_THAT(
+      scaled.err,
+      HasSubstr("mantissa: warning: bf16-mixed is left out: precision 'bf16-mixed' with --loss-scale"));
   EXPECT_EQ(nlohmann::json::parse(read(folder_ / "scaled.json")).size(), 3U);
 }
 

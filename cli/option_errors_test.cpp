@@ -168,9 +168,11 @@ TEST_F(Program, NumbersBeyondTheirTypeAreReported) {
       write("number.yaml", std::string("model: mlp\n") + name + ": " + number + "\n");
       expect_error(fit("--config number.yaml"), 2, {"number.yaml:2:", name, quoted});
     }
-    for (const char* name : {"growth_factor", "init_scale", "loss_scale"}) {
-      write("scale.yaml", std::string("precision: 16-mixed\n") + name + ": " + number + "\n");
-      expect_error(fit("--config scale.yaml"), 2, {name, quoted});
+    for (const auto& [key, flag] : {std::pair("growth_factor", "--growth-factor"),
+                                    {"init_scale", "--init-scale"},
+                                    {"loss_scale", "--loss-scale"}}) {
+      write("scale.yaml", std::string("precision: 16-mixed\n") + key + ": " + number + "\n");
+      expect_error(fit("--config scale.yaml"), 2, {flag, quoted});
     }
     expect_error(fit(std::string("--limit-train-batches=") + number), 2, {"--limit-train-batches", quoted});
   }
