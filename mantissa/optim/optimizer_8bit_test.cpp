@@ -114,6 +114,20 @@ TEST_P(EightBit, Q40_AnElementWithoutGradientNeverMoves) {
   EXPECT_TRUE((p != weight(4096)).slice(0, 300).all().item<bool>());
 }
 
+// The squares of such gradients, and so the largest second moment of a block, are subnormal numbers or 0.
+TEST_P(EightBit, TinyGradientsLeaveWeightsFinite) {
+  for (int exponent = -16; exponent >= -24; --exponent) {
+    const at::Tensor p = weight(4096);
+    const Made optimizer = make({p});
+    for (int64_t step = 0; step < 6; ++step) {
+      p.mutable_grad() = step < 3 ? noise(step, p.sizes(), at::kFloat).mul(std::pow(10.0, exponent))
+                                  : at::zeros_like(p).detach();
+      optimizer->step();
+      EXPECT_TRUE(at::isfinite(p).all().item<bool>()) << "1e" << exponent << ", step " << step;
+    }
+  }
+}
+
 TEST_P(EightBit, Q48_ANonfiniteGradientStaysAtItsElement) {
   for (const int64_t count : {4096, 100}) {  // 8 and 32 bits
     const at::Tensor with = weight(count), without = weight(count);

@@ -47,8 +47,9 @@ struct StateDecoder {
   [[gnu::always_inline]] inline Float operator()(const uint8_t* codes) const {
     const Float f = V::template ranks<kIsSigned>(codes), size = kIsSigned ? V::abs(f) : f;
     const auto which = V::exponents(size);
-    const Float value = V::fma(size, V::pick(slope, which), V::pick(offset, which));
-    return kIsSigned ? V::with_sign(V::max(value, V::zero()), f) : value;
+    // The rounding of a tiny absmax, below 1.2e-38, can make the sum negative.
+    const Float value = V::max(V::fma(size, V::pick(slope, which), V::pick(offset, which)), V::zero());
+    return kIsSigned ? V::with_sign(value, f) : value;
   }
 };
 
