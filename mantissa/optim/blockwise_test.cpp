@@ -211,6 +211,14 @@ TEST(Blockwise, AParameterThatIsNotFiniteHasTheSameStatesOf4BitsEverywhere) {
   }
 }
 
+TEST(Blockwise, TheSecondMomentsOfATinyBlockAreNotNegative) {
+  for (const float absmax : {1e-37F, 1e-38F, 1e-39F, 1e-40F, 1e-43F, 0.0F}) {
+    const BlockwiseCodes states = {at::arange(256, at::kByte), at::full({1}, absmax)};
+    EXPECT_GE(decode_states_by_operations(states, kernels::DynamicMap::kUnsigned).min().item<float>(), 0)
+        << absmax;
+  }
+}
+
 TEST(Blockwise, AnUpdateThatIsSkippedOnTheDeviceChangesNothing) {
   Trained trained(UpdateRule::kAdam, at::kFloat, 8);
   trained.take_gradient(1);

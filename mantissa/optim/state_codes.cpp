@@ -95,8 +95,9 @@ at::Tensor decode_states_by_operations(const BlockwiseCodes& states, DynamicMap 
   // In double, product and sum are exact, so that the result is rounded once, as the kernels' is.
   at::Tensor value =
       (of_code(tables.f, codes).to(at::kDouble) * slope.to(at::kDouble) + offset.to(at::kDouble))
-          .to(at::kFloat);
-  if (map == DynamicMap::kSigned) value = value.clamp_min(0) * of_code(tables.sign, codes);
+          .to(at::kFloat)
+          .clamp_min(0);  // the rounding of a tiny absmax can make the sum negative
+  if (map == DynamicMap::kSigned) value = value * of_code(tables.sign, codes);
   return out_of_blocks(value, states.codes);
 }
 

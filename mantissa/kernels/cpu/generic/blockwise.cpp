@@ -37,8 +37,9 @@ float decoded_state(DynamicMap map, uint8_t code, float absmax) {
   uint32_t bits = 0;
   __builtin_memcpy(&bits, &f, sizeof bits);
   const uint32_t i = bits >> 23 & 7;
-  const float value = std::fma(f, values.slope[i] * absmax, values.offset[i] * absmax);
-  return is_signed ? std::copysign(value > 0 ? value : 0, rank) : value;
+  const float sum = std::fma(f, values.slope[i] * absmax, values.offset[i] * absmax);
+  const float value = sum > 0 ? sum : 0;  // the rounding of a tiny absmax can make the sum negative
+  return is_signed ? std::copysign(value, rank) : value;
 }
 
 float sign(float x) { return static_cast<float>((x > 0) - (x < 0)); }
