@@ -108,14 +108,15 @@ std::string settings_of(const OptimizerEntry& optimizer) {
 }
 
 // The defaults of an algorithm, which its variants share.
-constexpr OptimizerSettings kSgd{.lr = 1e-3, .momentum = 0, .weight_decay = 0};
-constexpr OptimizerSettings kAdam{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0};
-constexpr OptimizerSettings kAdamW{
+constexpr OptimizerSettings kSgdDefaults{.lr = 1e-3, .momentum = 0, .weight_decay = 0};
+constexpr OptimizerSettings kAdamDefaults{
+    .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0};
+constexpr OptimizerSettings kAdamWDefaults{
     .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2};
-constexpr OptimizerSettings kAdagrad{.lr = 1e-2, .eps = 1e-10, .weight_decay = 0};
-constexpr OptimizerSettings kLion{.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0};
-constexpr OptimizerSettings kRmsprop{.lr = 1e-2, .alpha = 0.99, .eps = 1e-8, .weight_decay = 0};
-constexpr OptimizerSettings kMuon{
+constexpr OptimizerSettings kAdagradDefaults{.lr = 1e-2, .eps = 1e-10, .weight_decay = 0};
+constexpr OptimizerSettings kLionDefaults{.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0};
+constexpr OptimizerSettings kRmspropDefaults{.lr = 1e-2, .alpha = 0.99, .eps = 1e-8, .weight_decay = 0};
+constexpr OptimizerSettings kMuonDefaults{
     .lr = 1e-3, .momentum = 0.95, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
 
 /// The defaults of a fused optimizer.
@@ -146,76 +147,76 @@ const std::vector<OptimizerEntry>& optimizers() {
   static const std::vector<OptimizerEntry> table = {
       {.name = "sgd",
        .summary = "stochastic gradient descent with momentum",
-       .defaults = kSgd,
+       .defaults = kSgdDefaults,
        .make = &make<SGD, sgd_options>},
       {.name = "adamw",
        .summary = "Adam with decoupled weight decay",
-       .defaults = kAdamW,
+       .defaults = kAdamWDefaults,
        .make = &make<AdamW, adam_options>,
        .squares_gradients = true},
       {.name = "adam",
        .summary = "Adam, whose weight decay is added to the gradient",
-       .defaults = kAdam,
+       .defaults = kAdamDefaults,
        .make = &make<Adam, adam_options>,
        .squares_gradients = true},
       {.name = "fused-sgd",
        .summary = "sgd in one kernel call, with stochastic rounding by choice",
-       .defaults = fused(kSgd),
+       .defaults = fused(kSgdDefaults),
        .make = &make<FusedSGD, sgd_options, fused_options>},
       {.name = "fused-adamw",
        .summary = "adamw in one kernel call, with stochastic rounding by choice",
-       .defaults = fused(kAdamW),
+       .defaults = fused(kAdamWDefaults),
        .make = &make<FusedAdamW, adam_options, fused_options>,
        .squares_gradients = true},
       {.name = "fused-adam",
        .summary = "adam in one kernel call, with stochastic rounding by choice",
-       .defaults = fused(kAdam),
+       .defaults = fused(kAdamDefaults),
        .make = &make<FusedAdam, adam_options, fused_options>,
        .squares_gradients = true},
       {.name = "fused-adagrad",
        .summary = "Adagrad in one kernel call, with stochastic rounding by choice",
-       .defaults = fused(with_lr_decay(kAdagrad)),
+       .defaults = fused(with_lr_decay(kAdagradDefaults)),
        .make = &make<FusedAdagrad, adagrad_options, fused_options>,
        .squares_gradients = true},
       {.name = "adam8bit",
        .summary = "Adam with 8-bit states",
-       .defaults = low_bit(kAdam),
+       .defaults = low_bit(kAdamDefaults),
        .make = &make<Adam8bit, adam_options, low_bit_options>},
       {.name = "adamw8bit",
        .summary = "adamw with 8-bit states",
-       .defaults = low_bit(kAdamW),
+       .defaults = low_bit(kAdamWDefaults),
        .make = &make<AdamW8bit, adam_options, low_bit_options>},
       {.name = "lion8bit",
        .summary = "Lion with an 8-bit state",
-       .defaults = low_bit(kLion),
+       .defaults = low_bit(kLionDefaults),
        .make = &make<Lion8bit, lion_options, low_bit_options>},
       {.name = "sgd8bit",
        .summary = "sgd with an 8-bit momentum",
-       .defaults = low_bit(with_momentum(kSgd, 0.9)),
+       .defaults = low_bit(with_momentum(kSgdDefaults, 0.9)),
        .make = &make<SGD8bit, sgd_options, low_bit_options>},
       {.name = "rmsprop8bit",
        .summary = "RMSprop with an 8-bit state",
-       .defaults = low_bit(kRmsprop),
+       .defaults = low_bit(kRmspropDefaults),
        .make = &make<RMSprop8bit, rmsprop_options, low_bit_options>},
       {.name = "adagrad8bit",
        .summary = "Adagrad with an 8-bit state",
-       .defaults = low_bit(kAdagrad),
+       .defaults = low_bit(kAdagradDefaults),
        .make = &make<Adagrad8bit, adagrad_options, low_bit_options>},
       {.name = "adam4bit",
        .summary = "adam with 4-bit states",
-       .defaults = low_bit(kAdam),
+       .defaults = low_bit(kAdamDefaults),
        .make = &make<Adam4bit, adam_options, low_bit_options>},
       {.name = "adamw4bit",
        .summary = "adamw with 4-bit states",
-       .defaults = low_bit(kAdamW),
+       .defaults = low_bit(kAdamWDefaults),
        .make = &make<AdamW4bit, adam_options, low_bit_options>},
       {.name = "muon",
        .summary = "orthogonal steps for the matrices of layers, AdamW for the rest",
-       .defaults = fused(kMuon),
+       .defaults = fused(kMuonDefaults),
        .make = &make_muon<Muon, fused_options>},
       {.name = "muon8bit",
        .summary = "muon with 8-bit states",
-       .defaults = low_bit(kMuon),
+       .defaults = low_bit(kMuonDefaults),
        .make = &make_muon<Muon8bit, low_bit_options>},
   };
   return table;

@@ -24,7 +24,7 @@ using kernels::Product;
 
 /// For devices without a kernel: implements stochastic_round_internal.h with tensor operations; int64 tensors
 /// hold the 32-bit words.
-struct Tensors {
+struct TensorOps {
   using Word = at::Tensor;
   using Constant = int64_t;
   using Bits = at::Tensor;
@@ -59,15 +59,15 @@ void stochastic_round_by_operations_(const at::Tensor& out, const at::Tensor& in
              first_block = static_cast<int64_t>(offset / kDrawsPerBlock);
   const int64_t blocks = (skip + in.numel() + kDrawsPerBlock - 1) / kDrawsPerBlock;
   const at::Tensor block = at::arange(blocks, in.options().dtype(at::kLong)) + first_block;
-  const auto shifted = [](const at::Tensor& value, int32_t by) { return Tensors::right_shift(value, by); };
+  const auto shifted = [](const at::Tensor& value, int32_t by) { return TensorOps::right_shift(value, by); };
   const auto low_word = [&](const at::Tensor& value) { return (value & 0xffffffff).expand_as(block); };
-  const auto random = kernels::philox<Tensors>(
+  const auto random = kernels::philox<TensorOps>(
       {{low_word(block), shifted(block, 32), low_word(step), low_word(shifted(step, 32))}}, seed);
   std::vector<at::Tensor> draws;
   for (const at::Tensor& word : random.words) draws.push_back(word & 0xffff);
   for (const at::Tensor& word : random.words) draws.push_back(shifted(word, 16));
   const at::Tensor draw = at::stack(draws, 1).flatten().narrow(0, skip, in.numel()).to(at::kInt);
-  const at::Tensor bits = kernels::stochastically_rounded<Tensors>(
+  const at::Tensor bits = kernels::stochastically_rounded<TensorOps>(
       flat(in).view(at::kInt), draw,
       out.scalar_type() == at::kHalf ? kernels::kFormatFloat16 : kernels::kFormatBFloat16);
   flat(out).view(at::kShort).copy_(bits);

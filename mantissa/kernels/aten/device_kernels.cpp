@@ -21,7 +21,7 @@ constexpr DeviceKernels kDevices[] = {
                          uint8_t* outliers) { cpu::quantize_int8(p, outliers, cpu::int8_build()); },
      .product_int8 = [](const ProductInt8& p) { cpu::product_int8(p, cpu::int8_build()); }},
 };
-constexpr DeviceKernels kNone = {.device = c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES};
+constexpr DeviceKernels kNone;
 
 }  // namespace
 

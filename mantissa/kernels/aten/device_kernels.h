@@ -16,7 +16,7 @@ namespace mantissa::kernels::aten {
 /// this table: see registration.cpp.) A kernel takes a problem in the device's memory, and works on
 /// libtorch's threads or on its current stream.
 struct DeviceKernels {
-  c10::DeviceType device;
+  c10::DeviceType device = c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES;
 
   // Null: computed by tensor operations.
 
