@@ -10,8 +10,26 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/fp8/delayed_scaling_internal.h"
+
 namespace mantissa {
 namespace {
+
+/// Throws c10::ValueError unless the state has the shape that delayed_scaling_state() gives it.
+void check_state(const DelayedScalingState& state, const char* name) {
+  const auto is_of = [](const at::Tensor& tensor, int64_t dimensions) {
+    return tensor.defined() && tensor.is_cpu() && tensor.scalar_type() == at::kFloat &&
+           tensor.dim() == dimensions && tensor.is_contiguous() && !tensor.is_neg();
+  };
+  const auto shape_of = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.sizes() : at::IntArrayRef();
+  };
+  TORCH_CHECK_VALUE(is_of(state.scale, 1) && is_of(state.amax_history, 2) &&
+                        state.amax_history.size(0) >= 1 && state.amax_history.size(1) == state.scale.numel(),
+                    name, ": the state has scales of ", shape_of(state.scale), " and a history of ",
+                    shape_of(state.amax_history),
+                    "; they must be [tensors] and [steps, tensors], contiguous, in float32 on the CPU");
+}
 
 constexpr float kLargestFloat = std::numeric_limits<float>::max();
 
@@ -52,8 +70,12 @@ class Column {
   int64_t stride_, steps_;
 };
 
+/// Returns max 2^-margin / amax, rounded once: no step leaves the range of a double.
+float quotient_of(float max, int64_t margin, float amax) {
+  return static_cast<float>(std::ldexp(static_cast<double>(max) / amax, -static_cast<int>(margin)));
+}
+
 void update(DelayedScalingState& state, float max, const DelayedScaling& recipe) {
-  const float largest_code = std::ldexp(max, -static_cast<int>(recipe.margin));
   float* const scale = state.scale.mutable_data_ptr<float>();
   for (int64_t i = 0; i < state.scale.numel(); ++i) {
     const Column column(state, i);
@@ -61,7 +83,7 @@ void update(DelayedScalingState& state, float max, const DelayedScaling& recipe)
     if (last == 0) continue;  // the tensor did not occur, or was zero
     const float amax = recipe.amax_compute_algo == AmaxComputeAlgo::kMax ? column.largest() : last;
     column.roll();
-    scale[i] = next_scale(scale[i], amax, [&](float x) { return largest_code / x; });
+    scale[i] = next_scale(scale[i], amax, [&](float x) { return quotient_of(max, recipe.margin, x); });
   }
 }
 
@@ -86,10 +108,10 @@ void update_by(const at::Tensor& amax, DelayedScalingState& state, float max, in
   }
 }
 
-void reduce(c10::ArrayRef<DelayedScalingState*> states, const AmaxReduction& reduction) {
+void reduce(c10::ArrayRef<DelayedScalingState> states, const AmaxReduction& reduction) {
   std::vector<at::Tensor> rows;
   rows.reserve(states.size());
-  for (const DelayedScalingState* const state : states) rows.push_back(state->amax_history[0]);
+  for (const DelayedScalingState& state : states) rows.push_back(state.amax_history[0]);
   const at::Tensor all = at::cat(rows);
   reduction(all);
   int64_t begin = 0;
@@ -109,29 +131,50 @@ DelayedScalingState delayed_scaling_state(const DelayedScaling& recipe, int64_t 
 
 QuantizedFp8 quantize_fp8_delayed(const at::Tensor& x, at::ScalarType dtype, DelayedScalingState& state,
                                   int64_t tensor) {
+  check_state(state, "quantize_fp8_delayed");
   TORCH_CHECK_VALUE(tensor >= 0 && tensor < state.scale.size(0), "quantize_fp8_delayed: there is no tensor ",
                     tensor, " among the ", state.scale.size(0), " of the state");
   return quantize_fp8(x, dtype, state.scale[tensor], state.amax_history[0][tensor]);
 }
 
-void update_scales(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
-                   const DelayedScaling& recipe, const AmaxReduction& reduction) {
+std::vector<DelayedScalingState> next_states(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
+                                             const DelayedScaling& recipe, const AmaxReduction& reduction) {
   const float max = fp8_max(dtype);
   check_recipe(recipe);
-  if (states.empty()) return;
-  if (recipe.reduce_amax && reduction) reduce(states, reduction);
-  if (!recipe.amax_compute) {
-    for (DelayedScalingState* const state : states) update(*state, max, recipe);
-    return;
+  std::vector<DelayedScalingState> next;
+  next.reserve(states.size());
+  for (const DelayedScalingState* const state : states) {
+    check_state(*state, "update_scales");
+    next.push_back({state->scale.detach().clone(), state->amax_history.detach().clone()});
   }
-  std::vector<at::Tensor> amaxes;
-  amaxes.reserve(states.size());
-  for (const DelayedScalingState* const state : states) amaxes.push_back(computed_amax(*state, recipe));
-  for (size_t i = 0; i < states.size(); ++i) update_by(amaxes[i], *states[i], max, recipe.margin);
+  if (recipe.reduce_amax && reduction && !next.empty()) reduce(next, reduction);
+  for (DelayedScalingState& state : next) {
+    if (recipe.amax_compute)
+      update_by(computed_amax(state, recipe), state, max, recipe.margin);
+    else
+      update(state, max, recipe);
+  }
+  return next;
+}
+
+void commit(const DelayedScalingState& next, DelayedScalingState& state) {
+  const auto copy = [](const at::Tensor& from, const at::Tensor& to) {
+    const float* const values = from.const_data_ptr<float>();
+    std::copy(values, values + from.numel(), to.mutable_data_ptr<float>());
+  };
+  copy(next.scale, state.scale);
+  copy(next.amax_history, state.amax_history);
+}
+
+void update_scales(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
+                   const DelayedScaling& recipe, const AmaxReduction& reduction) {
+  const std::vector<DelayedScalingState> next = next_states(states, dtype, recipe, reduction);
+  for (size_t i = 0; i < states.size(); ++i) commit(next[i], *states[i]);
 }
 
 void resize_history(DelayedScalingState& state, int64_t steps) {
   TORCH_CHECK_VALUE(steps >= 1, "resize_history: got ", steps, " steps; a history has at least 1");
+  check_state(state, "resize_history");
   const int64_t kept = std::min(steps, state.amax_history.size(0));
   at::Tensor history = at::zeros({steps, state.amax_history.size(1)}, at::kFloat);
   history.narrow(0, 0, kept).copy_(state.amax_history.narrow(0, 0, kept));

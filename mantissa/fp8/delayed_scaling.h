@@ -23,7 +23,8 @@ DelayedScalingState delayed_scaling_state(const DelayedScaling& recipe, int64_t 
 
 /// Quantizes tensor number `tensor` by the scale of earlier steps, and records its magnitude in row 0: several calls
 /// in one step leave the largest one.
-/// Errors: those of quantize_fp8(); c10::ValueError for a number that the state does not have.
+/// Errors: those of quantize_fp8(); c10::ValueError for a number that the state does not have, and for a state of another
+///         shape than delayed_scaling_state() gives.
 QuantizedFp8 quantize_fp8_delayed(const at::Tensor& x, at::ScalarType dtype, DelayedScalingState& state,
                                   int64_t tensor);
 
@@ -32,13 +33,14 @@ using AmaxReduction = std::function<void(const at::Tensor& amax)>;
 
 /// Ends a step: moves the histories on and sets the scales for the next step. `dtype` is that of the tensors.
 ///
-/// Numerics: the scale is fp8_max 2^-margin / amax in float32; if that is infinite, float32's largest number. A tensor
+/// Numerics: the scale is fp8_max 2^-margin / amax, rounded once to float32; if that is infinite, float32's largest number. A tensor
 ///           whose amax of this step is 0 keeps its history and scale. An inf in the history keeps the scale until it
 ///           has left; NaN counts as absent. With `amax_compute` the history always moves on, the scale is
 ///           fp8_max / amax / 2^margin, and NaN keeps the scale: Transformer Engine's two paths differ so.
 /// Ranks:    with reduce_amax and a reduction, the amaxes of all states are reduced in one call, whose tensor has
 ///           the same size on each rank: all ranks pass the same states in the same order.
-/// Errors:   c10::ValueError if `amax_compute` returns another shape. Nothing has changed then.
+/// Errors:   c10::ValueError for a state of another shape than delayed_scaling_state() gives, or if `amax_compute`
+///           returns another shape; those of check_recipe(), and what the two functions throw. No state has changed then.
 /// Source:   Transformer Engine's delayed_scaling.cu and its fallback in Python.
 void update_scales(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
                    const DelayedScaling& recipe, const AmaxReduction& reduction = nullptr);

@@ -184,6 +184,35 @@ TEST(DelayedScaling, F8_32_AHistoryOfAnotherLengthIsCutOrPadded) {
   EXPECT_THAT(error_of([&] { resize_history(state, 0); }), HasSubstr("got 0 steps"));
 }
 
+TEST(DelayedScaling, AStateOfAnotherShapeIsRefused) {
+  const DelayedScaling recipe = {.amax_history_len = 2};
+  for (const at::Tensor& history :
+       {torch::zeros({2, 2}), torch::zeros({2}), torch::zeros({0, 3}), torch::zeros({3, 2}).t(),
+        torch::zeros({2, 3}, at::kDouble), torch::zeros({2, 3}, at::kMeta), at::Tensor()}) {
+    DelayedScalingState state = delayed_scaling_state(recipe, 3);
+    state.amax_history = history;
+    const auto expect = [](const std::string& error) {
+      EXPECT_THAT(error, HasSubstr("the state has scales of [3] and a history of"));
+    };
+    expect(error_of([&] { update_scales({&state}, kE4M3, recipe); }));
+    expect(error_of([&] { quantize_fp8_delayed(torch::ones({1}), kE4M3, state, 0); }));
+    expect(error_of([&] { resize_history(state, 4); }));
+  }
+}
+
+// 448 * 2^121 is infinite, and so is 448 / 1e-37; the scales are not.
+TEST(DelayedScaling, F8_15_OnlyTheScaleMustFitFloat32) {
+  const auto scale_with = [](int64_t margin, float amax) {
+    const DelayedScaling recipe = {.amax_history_len = 2, .margin = margin};
+    DelayedScalingState state = delayed_scaling_state(recipe, 1);
+    step(state, recipe, amax);
+    return scale_of(state);
+  };
+  EXPECT_EQ(scale_with(-121, 1e6F), std::ldexp(448 / 1e6F, 121));
+  EXPECT_EQ(scale_with(7, 1e-37F), 3.5F / 1e-37F);
+  EXPECT_EQ(scale_with(-126, 1e-10F), std::numeric_limits<float>::max());
+}
+
 // The example of docs/fp8.md.
 TEST(DelayedScaling, AProductOfQuantizedOperandsIsNearTheExactOne) {
   torch::manual_seed(5);
@@ -214,6 +243,17 @@ TEST(DelayedScaling, AFunctionOfAnotherShapeChangesNothing) {
   EXPECT_THAT(error_of([&] { update_scales({&state}, kE4M3, recipe); }),
               HasSubstr("return one amax for each column"));
   EXPECT_FALSE(state.amax_history.any().item<bool>());
+  // Also where the first of two states is fine, and a reduction has found larger amaxes.
+  recipe.amax_compute = [](const at::Tensor& history) { return history.size(1) == 1 ? history[0] : history; };
+  DelayedScalingState first = delayed_scaling_state(recipe, 1);
+  first.amax_history[0].fill_(1);
+  EXPECT_NE(error_of([&] {
+              update_scales({&first, &state}, kE4M3, recipe, [](const at::Tensor& amax) { amax.fill_(99); });
+            }),
+            "none");
+  EXPECT_FALSE(state.amax_history.any().item<bool>());
+  EXPECT_TRUE(same_bits(first.amax_history, torch::tensor({1.0F, 0.0F}).view({2, 1})));
+  EXPECT_EQ(scale_of(first), 1);
   EXPECT_THAT(error_of([&] { quantize_fp8_delayed(torch::ones({1}), kE4M3, state, 3); }),
               HasSubstr("there is no tensor 3 among the 3"));
 }

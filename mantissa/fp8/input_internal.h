@@ -30,10 +30,10 @@ inline kernels::Element element_of(at::ScalarType dtype) {
                                   : kernels::Element::kFloat16;
 }
 
-/// Returns the tensor as a matrix, for the function that an error calls `name`.
+/// Throws unless the functions of this room can read the tensor; `name` is the function that the error names.
 /// Errors: c10::ValueError for an undefined tensor; c10::TypeError for another dtype than float32, float16 and
 ///         bfloat16; c10::NotImplementedError for a tensor that is not on the CPU.
-inline Rows rows_of(const at::Tensor& x, std::string_view name) {
+inline void check_input(const at::Tensor& x, std::string_view name) {
   TORCH_CHECK_VALUE(x.defined(), name, ": got an undefined tensor");
   TORCH_CHECK_NOT_IMPLEMENTED(x.is_cpu() && x.layout() == at::kStrided, name, ": got a tensor on ",
                               x.device(), " with layout ", x.layout(),
@@ -41,8 +41,15 @@ inline Rows rows_of(const at::Tensor& x, std::string_view name) {
   const at::ScalarType dtype = x.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, name, ": got ", dtype,
                    "; use float32, float16 or bfloat16");
+}
+
+/// Returns the tensor as a matrix.
+/// Errors: those of check_input().
+inline Rows rows_of(const at::Tensor& x, std::string_view name) {
+  check_input(x, name);
   const int64_t cols = x.dim() == 0 ? 1 : x.size(-1);
-  return {x.detach().contiguous(), element_of(dtype), cols == 0 ? 0 : x.numel() / cols, cols};
+  return {x.detach().resolve_neg().contiguous(), element_of(x.scalar_type()),
+          cols == 0 ? 0 : x.numel() / cols, cols};
 }
 
 /// Throws c10::ValueError unless the matrix consists of whole blocks.

@@ -1,11 +1,15 @@
 #include "mantissa/fp8/linear_fp8.h"
 
+#include <bit>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "mantissa/fp8/delayed_scaling_internal.h"
+#include "mantissa/fp8/input_internal.h"
 #include "mantissa/fp8/quantizer_internal.h"
 
 namespace mantissa {
@@ -35,11 +39,12 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
   static at::Tensor forward(Context* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias,
                             const std::shared_ptr<Fp8LinearState>& state,
-                            std::optional<bool> is_first_microbatch) {
+                            std::optional<bool> is_first_microbatch, bool records_graph) {
     Fp8Quantizer quantizer(*state);
     const at::Tensor rows = rows_of_input(x);
-    const Fp8Factor input = quantizer.quantize(rows, Fp8Role::kInput);
+    // First, because it refuses a weight that has changed, and no history has been written then.
     const Fp8Factor factor = quantizer.weight_factor(weight, is_first_microbatch);
+    const Fp8Factor input = quantizer.quantize(rows, Fp8Role::kInput);
     at::Tensor y = product(input, factor);
     if (bias) y.add_(bias->to(at::kFloat));
     auto saved = c10::make_intrusive<SavedFactors>();
@@ -47,14 +52,15 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     saved->input_dtype = x.scalar_type(), saved->weight_dtype = weight.scalar_type();
     if (bias) saved->bias_dtype = bias->scalar_type();
     saved->input_sizes = x.sizes().vec();
-    if (weight.requires_grad())
+    if (records_graph && weight.requires_grad())
       saved->transposed_input = quantizer.quantize_transposed(rows, input, Fp8Role::kInput, true);
-    if (x.requires_grad())
+    if (records_graph && x.requires_grad())
       saved->transposed_weight = quantizer.quantize_transposed(weight, factor, Fp8Role::kWeight, false);
     context->saved_data["factors"] = c10::IValue::make_capsule(std::move(saved));
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
-    return y.to(x.scalar_type()).view(sizes);
+    // Autograd lets a caller change no view of a function's result in place.
+    return at::_unsafe_view(y.to(x.scalar_type()), sizes);
   }
 
   static torch::autograd::variable_list backward(Context* context,
@@ -64,16 +70,16 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     const auto saved =
         c10::static_intrusive_pointer_cast<SavedFactors>(context->saved_data["factors"].toCapsule());
     const at::Tensor& gradient = gradients[0];
-    torch::autograd::variable_list result(5);
+    torch::autograd::variable_list result(6);
     if (!gradient.defined()) return result;
     const at::Tensor rows = rows_of_input(gradient);
     Fp8Quantizer quantizer(*saved->state);
     if (context->needs_input_grad(0) || context->needs_input_grad(1)) {
       const Fp8Factor factor = quantizer.quantize(rows, Fp8Role::kGradient);
-      if (saved->transposed_weight)
+      if (saved->transposed_weight && context->needs_input_grad(0))
         result[0] =
             product(factor, *saved->transposed_weight).to(saved->input_dtype).view(saved->input_sizes);
-      if (saved->transposed_input) {
+      if (saved->transposed_input && context->needs_input_grad(1)) {
         const Fp8Factor transposed = quantizer.quantize_transposed(rows, factor, Fp8Role::kGradient, true);
         result[1] = product(transposed, *saved->transposed_input).to(saved->weight_dtype);
       }
@@ -84,6 +90,19 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     return result;
   }
 };
+
+/// Returns a copy of the scales and the history of `tensors` tensors.
+DelayedScalingState scales_from(const StateReader& state, int64_t tensors) {
+  const auto read = [&](const char* name, int64_t dimensions) {
+    const at::Tensor& tensor = state.at(name).to_tensor();
+    if (tensor.scalar_type() != at::kFloat || tensor.dim() != dimensions || tensor.size(-1) != tensors ||
+        tensor.size(0) < 1)
+      state.at(name).fail(c10::str("has shape ", tensor.sizes(), " and dtype ", tensor.scalar_type(), "; ",
+                                   dimensions == 1 ? "[" : "[steps, ", tensors, "] in float32 was expected"));
+    return snapshot(tensor);
+  };
+  return {read("scale", 1), read("amax_history", 2)};
+}
 
 }  // namespace
 
@@ -99,9 +118,38 @@ Fp8LinearState::~Fp8LinearState() = default;
 void Fp8LinearState::update_scales(const AmaxReduction& reduction) {
   const auto* const delayed = std::get_if<DelayedScaling>(&recipe_);
   if (!delayed) return;
-  mantissa::update_scales({&forward}, fp8_dtype(delayed->fp8_format, Fp8Pass::kForward), *delayed, reduction);
-  mantissa::update_scales({&backward}, fp8_dtype(delayed->fp8_format, Fp8Pass::kBackward), *delayed,
-                          reduction);
+  const auto next = [&](DelayedScalingState& state, Fp8Pass pass) {
+    return next_states({&state}, fp8_dtype(delayed->fp8_format, pass), *delayed, reduction)[0];
+  };
+  const DelayedScalingState next_forward = next(forward, Fp8Pass::kForward),
+                            next_backward = next(backward, Fp8Pass::kBackward);
+  commit(next_forward, forward);
+  commit(next_backward, backward);
+}
+
+StateDict Fp8LinearState::state_dict() const {
+  // The bits of the seed: a node holds no number above 2^63 - 1.
+  StateDict result = {{"seed", std::bit_cast<int64_t>(seed_)}, {"stream", stream_}};
+  if (!std::holds_alternative<DelayedScaling>(recipe_)) return result;
+  const auto dict_of = [](const DelayedScalingState& state) {
+    return StateDict{{"scale", state.scale}, {"amax_history", state.amax_history}};
+  };
+  result["forward"] = dict_of(forward);
+  result["backward"] = dict_of(backward);
+  return result;
+}
+
+void Fp8LinearState::load_state_dict(const StateReader& state) {
+  const int64_t seed = state.at("seed").to_int(), stream = state.at("stream").to_count();
+  if (const auto* const delayed = std::get_if<DelayedScaling>(&recipe_)) {
+    DelayedScalingState next_forward = scales_from(state.at("forward"), forward.scale.numel()),
+                        next_backward = scales_from(state.at("backward"), backward.scale.numel());
+    resize_history(next_forward, delayed->amax_history_len);
+    resize_history(next_backward, delayed->amax_history_len);
+    forward = std::move(next_forward), backward = std::move(next_backward);
+  }
+  seed_ = std::bit_cast<uint64_t>(seed), stream_ = stream;
+  cache_.reset();
 }
 
 at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -114,8 +162,13 @@ at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& weight, const at::T
   TORCH_CHECK_VALUE(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
                     "linear_fp8: a bias of ", bias.defined() ? bias.sizes() : at::IntArrayRef(),
                     " does not fit a weight of ", weight.sizes());
+  // All is checked here, so that a call that is refused has written no history.
+  fp8::check_input(x, "linear_fp8");
+  fp8::check_input(weight, "linear_fp8");
+  if (bias.defined()) fp8::check_input(bias, "linear_fp8");
   const auto its_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  return LinearFp8::apply(x, weight, its_bias, state, is_first_microbatch);
+  // In forward() no graph is recorded, whatever the caller does.
+  return LinearFp8::apply(x, weight, its_bias, state, is_first_microbatch, at::GradMode::is_enabled());
 }
 
 }  // namespace mantissa

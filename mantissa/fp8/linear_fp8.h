@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/core/state_dict.h"
 #include "mantissa/fp8/delayed_scaling.h"
 #include "mantissa/fp8/recipe.h"
 
@@ -19,11 +20,12 @@ using Fp8Recipe = std::variant<DelayedScaling, Float8CurrentScaling, Float8Block
 /// micro-batches of a step, and the seed of NVFP4's random numbers.
 ///
 /// Threads: one thread at a time uses a state; autograd's thread does in backward().
-class Fp8LinearState {
+/// Example: linear_fp8_test.cpp, LinearFp8.ALoadedStateContinuesBitForBit.
+class Fp8LinearState final : public Stateful {
  public:
   /// Errors: those of check_recipe().
   explicit Fp8LinearState(Fp8Recipe recipe, uint64_t seed = 0);
-  ~Fp8LinearState();
+  ~Fp8LinearState() override;
   Fp8LinearState(const Fp8LinearState&) = delete;
   Fp8LinearState& operator=(const Fp8LinearState&) = delete;
 
@@ -34,7 +36,20 @@ class Fp8LinearState {
   DelayedScalingState forward, backward;
 
   /// Ends a step of both states. Does nothing with other recipes.
+  /// Errors: those of mantissa::update_scales(); neither state has changed then.
   void update_scales(const AmaxReduction& reduction = nullptr);
+
+  /// NVFP4's random numbers: the key, and the number of gradients that have been quantized.
+  uint64_t seed() const { return seed_; }
+  int64_t stream() const { return stream_; }
+
+  /// Returns "seed", "stream" and, with DelayedScaling, "forward" and "backward" with "scale" and "amax_history" each.
+  /// Memory: shares the tensors: see snapshot().
+  StateDict state_dict() const override;
+  /// Continues from a state that has the same recipe. A history of another length is cut or padded by
+  /// resize_history(). Codes that were kept for micro-batches are dropped.
+  /// Errors: c10::ValueError naming the entry that does not fit. Nothing has changed then.
+  void load_state_dict(const StateReader& state) override;
 
  private:
   friend class Fp8Quantizer;
@@ -56,12 +71,16 @@ class Fp8LinearState {
 ///              the gradients of x and weight are such products as well. Casts have derivative 1 also where they
 ///              saturate. The gradient of bias is the float32 sum of the gradient before its quantization.
 /// Micro-batches: `is_first_microbatch` unset quantizes the weight in each call. True also keeps its codes, which
-///              false uses: the weight's history stays as it is then.
+///              false uses: the weight's history stays as it is then. A hash of the weight's values tells whether it has
+///              changed.
+/// Evaluation:  a call without a graph keeps and quantizes nothing for backward, and records the amaxes of input and
+///              weight as any other call does.
 /// Memory:      the codes of x are kept for backward, not x: 1 byte per value. Recipes in blocks keep codes of the
 ///              transposed x.
-/// Errors:      c10::ValueError for shapes that do not fit; c10::TypeError for a dtype that quantize_fp8() refuses; c10::Error
-///              for false without kept codes, or if the weight has changed since; c10::NotImplementedError for a second
-///              derivative, and for tensors that are not on the CPU.
+/// Errors:      c10::ValueError for shapes that do not fit; c10::TypeError for another dtype than float32, float16 or
+///              bfloat16, also of the bias; c10::Error for false without kept codes, or if the weight has changed since;
+///              c10::NotImplementedError for tensors that are not on the CPU. No history has changed then.
+///              c10::NotImplementedError for a second derivative.
 /// Source:      Transformer Engine's Linear. It uses old codes where the weight has changed.
 at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       const std::shared_ptr<Fp8LinearState>& state,

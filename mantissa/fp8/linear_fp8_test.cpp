@@ -4,14 +4,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include "mantissa/fp8/block_scaling.h"
+#include "mantissa/fp8/hadamard.h"
 #include "mantissa/fp8/mxfp8.h"
 #include "mantissa/fp8/nvfp4.h"
 #include "mantissa/fp8/quantized_fp8.h"
 #include "mantissa/fp8/test_support_internal.h"
 #include "mantissa/io/safetensors.h"
+#include "mantissa/optim/fused_adam.h"
 
 namespace mantissa::linear_fp8_test {
 namespace {
@@ -124,11 +128,13 @@ TEST(LinearFp8, EveryShapeIsNearFloat64) {
     }
 }
 
-/// Compares the result and the gradient of the input with float64 products of quantized factors.
-template <class Input, class Weight>
-void expect_products_of(const Fp8Recipe& recipe, const Input& input, const Weight& weight) {
+/// Compares the result and the gradients with float64 products of quantized factors. `by_rows` quantizes both factors of
+/// the weight's gradient.
+template <class Input, class Weight, class ByRows>
+void expect_products_of(const Fp8Recipe& recipe, const Input& input, const Weight& weight,
+                        const ByRows& by_rows) {
   torch::manual_seed(8);
-  const at::Tensor x = torch::randn({32, 128}), w = torch::randn({256, 128}), dy = torch::randn({32, 256});
+  const at::Tensor x = torch::randn({128, 128}), w = torch::randn({256, 128}), dy = torch::randn({128, 256});
   const Pass got = pass(x, w, {}, dy, state_of(recipe));
   const auto exact = [&](const at::Tensor& a, const at::Tensor& b) {
     return at::matmul(a.to(at::kDouble), b.to(at::kDouble));
@@ -136,24 +142,73 @@ void expect_products_of(const Fp8Recipe& recipe, const Input& input, const Weigh
   const at::Tensor x8 = input(x), w8 = weight(w), dy8 = input(dy), w8t = weight(w.t().contiguous());
   expect_within_sum(got.y, exact(x8, w8.t()), x8, w8.t());
   expect_within_sum(got.dx, exact(dy8, w8t.t()), dy8, w8t.t());
+  const at::Tensor dy8t = by_rows(dy.t()), x8t = by_rows(x.t());
+  expect_within_sum(got.dw, exact(dy8t, x8t.t()), dy8t, x8t.t());
 }
 
 // The tolerance is that of float32 sums.
 TEST(LinearFp8, BlocksAreMultipliedWithTheirScales) {
   constexpr at::ScalarType kE4M3 = at::kFloat8_e4m3fn;
+  const auto rows = [](const at::Tensor& x) {
+    return dequantize_fp8(quantize_fp8_blocks(x, kE4M3, Fp8Block::k1x128));
+  };
   expect_products_of(
-      Float8BlockScaling{},
-      [](const at::Tensor& x) { return dequantize_fp8(quantize_fp8_blocks(x, kE4M3, Fp8Block::k1x128)); },
-      [](const at::Tensor& w) { return dequantize_fp8(quantize_fp8_blocks(w, kE4M3, Fp8Block::k128x128)); });
+      Float8BlockScaling{}, rows,
+      [](const at::Tensor& w) { return dequantize_fp8(quantize_fp8_blocks(w, kE4M3, Fp8Block::k128x128)); },
+      rows);
   const auto mxfp8 = [](const at::Tensor& x) { return dequantize_fp8(quantize_mxfp8(x)); };
-  expect_products_of(MXFP8BlockScaling{}, mxfp8, mxfp8);
-  expect_products_of(MXFP8BlockScaling{.enable_2d_quantization = true}, mxfp8, [](const at::Tensor& w) {
-    return dequantize_fp8(quantize_mxfp8(w, kE4M3, /*two_dimensional=*/true));
-  });
+  expect_products_of(MXFP8BlockScaling{}, mxfp8, mxfp8, mxfp8);
+  expect_products_of(
+      MXFP8BlockScaling{.enable_2d_quantization = true}, mxfp8,
+      [](const at::Tensor& w) { return dequantize_fp8(quantize_mxfp8(w, kE4M3, /*two_dimensional=*/true)); },
+      mxfp8);
   const auto nvfp4 = [](const at::Tensor& x) { return dequantize_fp8(quantize_nvfp4(x)); };
-  expect_products_of(NVFP4BlockScaling{.stochastic_rounding = false}, nvfp4, [](const at::Tensor& w) {
+  const auto square = [](const at::Tensor& w) {
     return dequantize_fp8(quantize_nvfp4(w, {.two_dimensional = true}));
+  };
+  expect_products_of(NVFP4BlockScaling{.stochastic_rounding = false, .random_hadamard_transform = false},
+                     nvfp4, square, nvfp4);
+  // Only the factors of the weight's gradient are transformed.
+  expect_products_of(NVFP4BlockScaling{.stochastic_rounding = false}, nvfp4, square, [](const at::Tensor& x) {
+    return dequantize_fp8(quantize_nvfp4(hadamard_transform(x)));
   });
+}
+
+// The rounding of codes to 16 bits would be an error of 1e-3.
+TEST(LinearFp8, AutocastLeavesTheProductInFloat32) {
+  torch::manual_seed(9);
+  const at::Tensor x = torch::randn({64, 512}), w = torch::randn({32, 512}), dy = torch::randn({64, 32});
+  for (const auto& [name, recipe] : recipes()) {
+    const Pass want = pass(x, w, {}, dy, state_of(recipe));
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const Pass got = pass(x, w, {}, dy, state_of(recipe));
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    EXPECT_TRUE(same_bits(got.y, want.y)) << name;
+    EXPECT_TRUE(same_bits(got.dx, want.dx)) << name;
+    EXPECT_TRUE(same_bits(got.dw, want.dw)) << name;
+  }
+}
+
+TEST(LinearFp8, TheResultCanBeChangedInPlace) {
+  const at::Tensor x = torch::ones({2, 3, 16}).set_requires_grad(true), w = torch::ones({4, 16});
+  const at::Tensor y = linear_fp8(x, w, {}, state_of(DelayedScaling{}));
+  y.mul_(2).relu_();
+  y.sum().backward();
+  EXPECT_TRUE(same_bits(y.detach(), torch::full({2, 3, 4}, 32.0F)));
+  EXPECT_TRUE(same_bits(x.grad(), torch::full({2, 3, 16}, 8.0F)));
+}
+
+// The product of the two scales is inf, or a subnormal number with few digits.
+TEST(LinearFp8, ScalesWhoseProductLeavesTheRangeOfFloat32) {
+  at::Tensor x = torch::full({1, 16}, 1e36F), w = torch::zeros({2, 16});
+  x[0][3] = 0, w[0][3] = 1e10F;
+  const auto state = state_of(Float8CurrentScaling{});
+  EXPECT_TRUE(same_bits(linear_fp8(x, w, {}, state), torch::zeros({1, 2})));
+  const at::Tensor small = torch::full({1, 4096}, 3e-21F);
+  EXPECT_NEAR(linear_fp8(small, small, {}, state).item<float>() / (4096 * 9e-42), 1, 1e-5);
+  const at::Tensor large = torch::full({1, 16}, 1e30F);
+  EXPECT_NEAR(linear_fp8(large, small.narrow(1, 0, 16), {}, state).item<float>() / (16 * 3e9), 1, 1e-5);
 }
 
 TEST(LinearFp8, RowsAndBatchDimensionsAndDtypes) {
@@ -186,6 +241,67 @@ TEST(LinearFp8, F8_28_ChangedWeightsAreNotUsedByMistake) {
   const at::Tensor changed = linear_fp8(x, w, {}, state);
   EXPECT_FALSE(same_bits(changed, y));
   EXPECT_TRUE(same_bits(linear_fp8(x, w, {}, state, true), changed));
+}
+
+// Each of these leaves the version counter of the weight, or its address, as it was.
+TEST(LinearFp8, F8_28_ChangesThatNoVersionCounts) {
+  torch::manual_seed(10);
+  const at::Tensor x = torch::randn({4, 16});
+  const auto expect_refused = [&](const at::Tensor& weight, const std::shared_ptr<Fp8LinearState>& state,
+                                  const char* what) {
+    EXPECT_THAT(error_of([&] { linear_fp8(x, weight, {}, state, false); }),
+                HasSubstr("the weight has changed since"))
+        << what;
+  };
+  const auto expect_refused_after = [&](const auto& optimizer_of, const char* what) {
+    const at::Tensor weight = torch::randn({8, 16}).set_requires_grad(true);
+    const auto optimizer = optimizer_of(std::vector<at::Tensor>{weight});
+    const auto state = state_of(Float8CurrentScaling{});
+    linear_fp8(x, weight, {}, state, true).sum().backward();
+    optimizer->step();
+    expect_refused(weight, state, what);
+    const at::Tensor y = linear_fp8(x, weight, {}, state, true);
+    EXPECT_TRUE(same_bits(linear_fp8(x, weight, {}, state, false), y)) << what;
+  };
+  expect_refused_after(
+      [](const std::vector<at::Tensor>& weights) {
+        return std::make_unique<torch::optim::SGD>(weights, torch::optim::SGDOptions(1));
+      },
+      "SGD");
+  expect_refused_after(
+      [](const std::vector<at::Tensor>& weights) {
+        return std::make_unique<FusedAdamW>(weights, AdamWOptions(1));
+      },
+      "FusedAdamW");
+
+  const auto state = state_of(Float8CurrentScaling{});
+  alignas(64) static float memory[16 * 16] = {};
+  const auto weight_there = [] { return torch::from_blob(memory, {16, 16}); };
+  weight_there().copy_(torch::randn({16, 16}));
+  linear_fp8(x, weight_there(), {}, state, true);
+  expect_refused(weight_there().t(), state, "a transposed weight");
+  expect_refused(weight_there().narrow(0, 0, 8), state, "a part");
+  EXPECT_EQ(linear_fp8(x, weight_there().clone(), {}, state, false).size(1), 16) << "equal values";
+  memory[5] += 1;
+  expect_refused(weight_there(), state, "another tensor at the address");
+}
+
+TEST(LinearFp8, F8_28_CodesAreKeptInInferenceMode) {
+  torch::manual_seed(11);
+  const at::Tensor w = torch::randn({8, 16}), dy = torch::randn({4, 8});
+  for (const auto& [name, recipe] : recipes()) {
+    const auto state = state_of(recipe);
+    const at::Tensor x = torch::randn({4, 16});
+    {
+      const c10::InferenceMode inference;
+      const at::Tensor copy = w.clone(), y = linear_fp8(x, copy, {}, state, true);
+      EXPECT_TRUE(same_bits(linear_fp8(x, copy, {}, state, false), y)) << name;
+    }
+    const Pass got = pass(x, w, {}, dy, state, false), want = pass(x, w, {}, dy, state_of(recipe));
+    EXPECT_TRUE(same_bits(got.y, want.y)) << name;
+    EXPECT_TRUE(same_bits(got.dx, want.dx)) << name;
+    EXPECT_TRUE(same_bits(got.dw, want.dw)) << name;
+  }
 }
 
 TEST(LinearFp8, F8_29_KeptCodesLeaveTheWeightsHistory) {
@@ -238,6 +354,133 @@ TEST(LinearFp8, StochasticGradientsRepeatWithTheirSeed) {
   };
   EXPECT_TRUE(same_bits(gradient(1), gradient(1)));
   EXPECT_FALSE(same_bits(gradient(1), gradient(2)));
+}
+
+/// Counts the operators that `work` calls on this thread.
+template <class Work>
+int operators_of(const Work& work) {
+  static thread_local int calls;
+  calls = 0;
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+        ++calls;
+        return nullptr;
+      }));
+  work();
+  at::removeCallback(handle);
+  return calls;
+}
+
+TEST(LinearFp8, QuantizesNothingForGradientsThatNobodyNeeds) {
+  torch::manual_seed(12);
+  const at::Tensor x = torch::randn({32, 32}).set_requires_grad(true),
+                   w = torch::randn({32, 32}).set_requires_grad(true), dy = torch::randn({32, 32});
+  for (const auto& [name, recipe] : recipes()) {
+    const auto state = state_of(recipe);
+    const at::NoGradGuard no_grad;
+    const at::Tensor x_alone = x.detach(), w_alone = w.detach();
+    EXPECT_EQ(operators_of([&] { linear_fp8(x, w, {}, state); }),
+              operators_of([&] { linear_fp8(x_alone, w_alone, {}, state); }))
+        << name;
+  }
+  // Each gradient that NVFP4 quantizes takes a stream of random numbers.
+  const auto streams = [&](const std::vector<at::Tensor>& inputs) {
+    const auto state = state_of(NVFP4BlockScaling{});
+    torch::autograd::grad({linear_fp8(x, w, {}, state)}, inputs, {dy});
+    return state->stream();
+  };
+  EXPECT_EQ(streams({x}), 1);
+  EXPECT_EQ(streams({x, w}), 2);
+}
+
+TEST(LinearFp8, ALoadedStateContinuesBitForBit) {
+  torch::manual_seed(13);
+  const at::Tensor x = torch::randn({32, 32}), w = torch::randn({32, 32}), dy = torch::randn({32, 32});
+  for (const auto& [name, recipe] : recipes()) {
+    const auto state = state_of(recipe, /*seed=*/~uint64_t{0}), loaded = state_of(recipe);
+    const auto step = [&](Fp8LinearState& which, const std::shared_ptr<Fp8LinearState>& its, float factor) {
+      const Pass result = pass(x * factor, w, {}, dy * factor, its);
+      which.update_scales();
+      return result;
+    };
+    step(*state, state, 3);
+    pass(x, w, {}, dy, state);  // a step in progress
+    const StateDict saved = snapshot(state->state_dict());
+    loaded->load_state_dict(StateReader(saved));
+    EXPECT_EQ(difference(loaded->state_dict(), saved), "") << name;
+    EXPECT_EQ(loaded->seed(), ~uint64_t{0});
+    EXPECT_EQ(loaded->stream(), state->stream());
+    for (const float factor : {1.0F, 8.0F, 0.5F}) {
+      const Pass want = step(*state, state, factor), got = step(*loaded, loaded, factor);
+      EXPECT_TRUE(same_bits(got.y, want.y)) << name;
+      EXPECT_TRUE(same_bits(got.dx, want.dx)) << name;
+      EXPECT_TRUE(same_bits(got.dw, want.dw)) << name;
+    }
+    EXPECT_EQ(difference(loaded->state_dict(), state->state_dict()), "") << name;
+  }
+}
+
+TEST(LinearFp8, F8_32_AStateThatDoesNotFitChangesNothing) {
+  const auto state = state_of(DelayedScaling{.amax_history_len = 4}, 7),
+             longer = state_of(DelayedScaling{.amax_history_len = 6}, 8);
+  longer->forward.amax_history.fill_(3);
+  const auto load = [&](StateDict from) { state->load_state_dict(StateReader(from)); };
+  const StateDict before = snapshot(state->state_dict());
+  StateDict wrong = snapshot(longer->state_dict());
+  wrong["backward"] = StateDict{{"scale", torch::ones({3})}, {"amax_history", torch::zeros({6, 2})}};
+  EXPECT_THAT(error_of([&] { load(wrong); }), HasSubstr("backward.scale: has shape [3]"));
+  EXPECT_THAT(error_of([&] { load({{"seed", 1}, {"stream", 0}}); }), HasSubstr("forward"));
+  EXPECT_EQ(difference(state->state_dict(), before), "");
+  load(longer->state_dict());
+  EXPECT_EQ(state->seed(), 8);
+  EXPECT_TRUE(same_bits(state->forward.amax_history, torch::full({4, 3}, 3.0F)));
+}
+
+// The backward half fails after the forward half is known.
+TEST(LinearFp8, AnUpdateThatFailsChangesNeitherState) {
+  DelayedScaling recipe = {.amax_history_len = 3};
+  recipe.amax_compute = [](const at::Tensor& history) {
+    return history.size(1) == 2 ? torch::zeros({7}) : std::get<0>(history.max(0));
+  };
+  const auto state = state_of(recipe);
+  state->forward.amax_history[0].fill_(5);
+  const StateDict before = snapshot(state->state_dict());
+  EXPECT_THAT(error_of([&] { state->update_scales([](const at::Tensor& amax) { amax.fill_(99); }); }),
+              HasSubstr("return one amax for each column"));
+  EXPECT_EQ(difference(state->state_dict(), before), "");
+}
+
+TEST(LinearFp8, ACallThatIsRefusedWritesNoHistory) {
+  const at::Tensor x = torch::ones({2, 16}), w = torch::ones({4, 16}), meta = w.to(at::kMeta);
+  const auto state = state_of(DelayedScaling{.amax_history_len = 2});
+  const StateDict before = snapshot(state->state_dict());
+  const auto refused = [&](const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                           std::optional<bool> is_first = {}) {
+    const std::string error = error_of([&] { linear_fp8(input, weight, bias, state, is_first); });
+    EXPECT_EQ(difference(state->state_dict(), before), "") << error;
+    return error;
+  };
+  EXPECT_THAT(refused(x, w.to(at::kDouble), {}), HasSubstr("linear_fp8: got Double"));
+  EXPECT_THAT(refused(x.to(at::kDouble), w, {}), HasSubstr("linear_fp8: got Double"));
+  EXPECT_THAT(refused(x, meta, {}), HasSubstr("linear_fp8: got a tensor on meta"));
+  EXPECT_THAT(refused(x, w, torch::ones({4}, at::kMeta)), HasSubstr("linear_fp8: got a tensor on meta"));
+  EXPECT_THAT(refused(x, w, {}, false), HasSubstr("no call with true has kept"));
+}
+
+TEST(LinearFp8, ANegatedViewIsReadAsItsValues) {
+  const at::Tensor ones = torch::ones({4, 32}), negated = at::_neg_view(ones);
+  for (const auto& [name, recipe] : recipes())
+    EXPECT_TRUE(same_bits(linear_fp8(negated, ones, {}, state_of(recipe)),
+                          linear_fp8(ones.neg(), ones, {}, state_of(recipe))))
+        << name;
+}
+
+// Evaluation records amaxes as well; the next update_scales() uses them.
+TEST(LinearFp8, EvaluationRecordsTheAmaxesOfItsInputs) {
+  const auto state = state_of(DelayedScaling{.amax_history_len = 2});
+  const at::NoGradGuard no_grad;
+  linear_fp8(torch::full({2, 16}, 1000.0F), torch::full({4, 16}, 2.0F), {}, state);
+  EXPECT_TRUE(same_bits(state->forward.amax_history[0], torch::tensor({1000.0F, 2.0F, 0.0F})));
 }
 
 TEST(LinearFp8, NaNReachesTheResult) {

@@ -26,7 +26,8 @@ uint8_t e8m0_up(float value);
 /// Shapes:   [..., cols]; the leading dimensions are rows. cols, and for 32 x 32 also the rows, are multiples of 32.
 ///           The exponents are neither padded nor in the order that tensor cores read.
 /// Numerics: the exponent e is e8m0_up(amax * (1 / max)), with a float32 product; a code is value * 2^(127 - e). No
-///           value but inf is too large then. NaN stays NaN and does not count for amax.
+///           value but inf is too large then. What the format rounds to 2^128 (from 3.29e38 on in E4M3, from 3.18e38 in
+///           E5M2) is restored as inf. NaN stays NaN and does not count for amax.
 /// Errors:   those of quantize_fp8(); c10::ValueError for another shape.
 QuantizedMXFP8 quantize_mxfp8(const at::Tensor& x, at::ScalarType dtype = at::kFloat8_e4m3fn,
                               bool two_dimensional = false);

@@ -78,6 +78,21 @@ TEST(MXFP8, NaNAndInfStayInTheirPlaces) {
   EXPECT_EQ(got[0][2].item<float>(), 1);
 }
 
+// The largest codes of these blocks stand for 2^128. Below, every finite value is restored as one.
+TEST(MXFP8, WhatRoundsTo2To128IsRestoredAsInf) {
+  const auto restored = [](float value, at::ScalarType dtype) {
+    at::Tensor x = torch::zeros({1, 32});
+    x[0][5] = value;
+    const QuantizedMXFP8 got = quantize_mxfp8(x, dtype);
+    EXPECT_LT(got.codes.to(at::kFloat).max().item<float>(), fp8_max(dtype));
+    return dequantize_fp8(got)[0][5].item<float>();
+  };
+  EXPECT_EQ(restored(0x1.efffp127F, kE4M3), 0x1.ep127F);
+  EXPECT_EQ(restored(0x1.fp127F, kE4M3), kInf);
+  EXPECT_EQ(restored(0x1.dfffp127F, at::kFloat8_e5m2), 0x1.cp127F);
+  EXPECT_EQ(restored(0x1.ep127F, at::kFloat8_e5m2), kInf);
+}
+
 TEST(MXFP8, OtherShapesAreRefused) {
   EXPECT_THAT(error_of([] { quantize_mxfp8(torch::ones({2, 33})); }), HasSubstr("no whole blocks of 1 x 32"));
   EXPECT_THAT(error_of([] {

@@ -1,14 +1,18 @@
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/overloaded.h>
 
 #include "mantissa/fp8/hadamard.h"
 #include "mantissa/fp8/quantizer_internal.h"
+#include "mantissa/kernels/aten/content_hash.h"
 
 namespace mantissa {
 namespace {
@@ -44,6 +48,12 @@ at::Tensor padded(const at::Tensor& matrix, int64_t block_rows, int64_t block_co
   return rows == 0 && cols == 0 ? matrix : at::constant_pad_nd(matrix, {0, cols, 0, rows});
 }
 
+/// The address and the version of a tensor do not tell: optimizers write through data(), and memory is used again.
+WeightSource source_of(const at::Tensor& weight) {
+  const at::Tensor values = weight.detach().resolve_neg().contiguous();
+  return {kernels::content_hash(values), values.scalar_type(), values.sizes().vec()};
+}
+
 Fp8Pass pass_of(Fp8Role role) { return role == Fp8Role::kGradient ? Fp8Pass::kBackward : Fp8Pass::kForward; }
 
 }  // namespace
@@ -55,10 +65,17 @@ Fp8Factor transposed(Fp8Factor factor) {
 }
 
 at::Tensor product(const Fp8Factor& a, const Fp8Factor& b) {
+  // The codes are multiplied in float32, also where autocast would multiply in 16 bits.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const DecodedFactor left = decoded(a), right = decoded(b);
   at::Tensor sums = at::matmul(left.values, right.values.t());
   const float scale_inv = left.scale_inv * right.scale_inv;
-  return scale_inv == 1 ? sums : sums.mul_(scale_inv);
+  if (std::isnormal(scale_inv)) return scale_inv == 1 ? sums : sums.mul_(scale_inv);
+  // The product of the scales leaves float32's range, where that of the factors need not. The larger one comes first,
+  // so that no digit is lost on the way.
+  const bool is_left_larger = left.scale_inv > right.scale_inv;
+  return sums.mul_(is_left_larger ? left.scale_inv : right.scale_inv)
+      .mul_(is_left_larger ? right.scale_inv : left.scale_inv);
 }
 
 Fp8Factor Fp8Quantizer::quantize(const at::Tensor& matrix, Fp8Role role, bool is_for_weight) {
@@ -116,15 +133,14 @@ Fp8Factor Fp8Quantizer::weight_factor(const at::Tensor& weight, std::optional<bo
   std::unique_ptr<Cache>& cache = state_.cache_;
   if (is_first_microbatch.value_or(true)) {
     Fp8Factor factor = quantize(weight, Fp8Role::kWeight);
-    if (is_first_microbatch)
-      cache = std::make_unique<Cache>(Cache{factor, weight.const_data_ptr(), weight._version()});
+    if (is_first_microbatch) cache = std::make_unique<Cache>(Cache{factor, source_of(weight)});
     return factor;
   }
   TORCH_CHECK(
       cache,
       "linear_fp8: is_first_microbatch is false, but no call with true has kept the weight's codes; pass "
       "true for the first micro-batch of a step");
-  TORCH_CHECK(cache->data == weight.const_data_ptr() && cache->version == weight._version(),
+  TORCH_CHECK(cache->source == source_of(weight),
               "linear_fp8: is_first_microbatch is false, but the weight has changed since its codes were "
               "kept; pass true "
               "for the first micro-batch after a step");

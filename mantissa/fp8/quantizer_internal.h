@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -29,6 +30,14 @@ Fp8Factor transposed(Fp8Factor factor);
 
 /// Returns a b^T in float32.
 at::Tensor product(const Fp8Factor& a, const Fp8Factor& b);
+
+/// The content of a weight when it was quantized.
+struct WeightSource {
+  uint64_t hash;
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes;
+  bool operator==(const WeightSource&) const = default;
+};
 
 /// What a factor is quantized as.
 enum class Fp8Role : uint8_t { kInput, kWeight, kGradient };
@@ -56,8 +65,7 @@ class Fp8Quantizer {
 
 struct Fp8LinearState::WeightCache {
   Fp8Factor factor;
-  const void* data;
-  int64_t version;
+  WeightSource source;
 };
 
 }  // namespace mantissa

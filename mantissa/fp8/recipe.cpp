@@ -40,8 +40,9 @@ float fp8_scale(float amax, float max, const Fp8ScaleOptions& options) {
 void check_recipe(const DelayedScaling& recipe) {
   TORCH_CHECK_VALUE(recipe.amax_history_len >= 1, "DelayedScaling: amax_history_len is ",
                     recipe.amax_history_len, "; a history has at least 1 step");
-  TORCH_CHECK_VALUE(std::abs(recipe.margin) <= 126, "DelayedScaling: margin is ", recipe.margin,
-                    ", and 2^-margin would be no normal number; use a margin of at most 126");
+  TORCH_CHECK_VALUE(recipe.margin >= -126 && recipe.margin <= 126, "DelayedScaling: margin is ",
+                    recipe.margin,
+                    ", and 2^-margin would be no normal number; use a margin from -126 to 126");
 }
 
 }  // namespace mantissa

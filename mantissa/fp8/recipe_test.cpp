@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits>
 
 #include "mantissa/fp8/test_support_internal.h"
 
@@ -26,7 +27,9 @@ TEST(Recipe, E5M2AloneIsRefused) {
 TEST(Recipe, AHistoryHasSteps) {
   EXPECT_THAT(error_of([] { check_recipe({.amax_history_len = 0}); }),
               HasSubstr("a history has at least 1 step"));
-  EXPECT_THAT(error_of([] { check_recipe({.margin = 127}); }), HasSubstr("use a margin of at most 126"));
+  for (const int64_t margin : {int64_t{127}, int64_t{-127}, std::numeric_limits<int64_t>::min()})
+    EXPECT_THAT(error_of([=] { check_recipe({.margin = margin}); }),
+                HasSubstr("use a margin from -126 to 126"));
   EXPECT_EQ(error_of([] { check_recipe({.amax_history_len = 1, .margin = -3}); }), "none");
 }
 

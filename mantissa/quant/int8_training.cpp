@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <utility>
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
-#include "mantissa/kernels/cpu/fingerprint.h"
+#include "mantissa/kernels/aten/content_hash.h"
 #include "mantissa/quant/linear_int8.h"
 
 namespace mantissa {
@@ -49,17 +48,7 @@ int64_t Int8TrainingRule::quantizations() const {
 
 std::optional<Int8TrainingRule::Source> Int8TrainingRule::source_of(const at::Tensor& weight) {
   if (!weight.is_cpu() || !weight.is_contiguous() || weight.numel() == 0) return std::nullopt;
-  const size_t bytes = weight.nbytes(), whole = bytes / sizeof(float);
-  const auto* const data = static_cast<const char*>(weight.const_data_ptr());
-  // The hash reads 4 bytes at a time and never as numbers. 16-bit weights of an odd size leave two over.
-  const auto columns = static_cast<int64_t>(whole);
-  uint64_t hash =
-      whole == 0 ? 0
-                 : kernels::cpu::fingerprint({reinterpret_cast<const float*>(data), 1, columns, columns, 1});
-  uint32_t rest = 0;
-  std::memcpy(&rest, data + whole * sizeof(float), bytes - whole * sizeof(float));
-  hash ^= rest * 0x9E3779B97F4A7C15U;
-  return Source{hash, weight.scalar_type(), weight.sizes().vec()};
+  return Source{kernels::content_hash(weight), weight.scalar_type(), weight.sizes().vec()};
 }
 
 QuantizedInt8 Int8TrainingRule::codes_of(const at::Tensor& weight) const {
