@@ -12,9 +12,9 @@ ROWS = {"core": 0, "kernels": 1, "weights": 1, "io": 1, "amp": 2, "fp8": 2, "qua
 LAYERS = {"kernels": ["", "cpu", "aten"]}
 
 # Layers that other rooms do not include: a caller finds the kernels of a tensor's device in aten/device_kernels.h. The
-# exceptions compute what only the CPU needs, or, fp8.h, what the room fp8 computes on the CPU alone so far.
+# exception, fp8.h, is what the room fp8 computes on the CPU alone so far.
 PRIVATE = {"kernels": ["cpu", "cuda"]}
-EXCEPTIONS = ["mantissa/kernels/cpu/fingerprint.h", "mantissa/kernels/cpu/fp8.h"]
+EXCEPTIONS = ["mantissa/kernels/cpu/fp8.h"]
 
 
 def main(root: pathlib.Path) -> int:
