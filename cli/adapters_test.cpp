@@ -190,7 +190,60 @@ TEST_F(Adapters, AreMergedInTheDtypeOfTheRunsWeights) {
   EXPECT_EQ(merged("nf4 --dequantize --dtype bf16"), std::pair(Dtypes{"BF16"}, std::string("bf16-true")));
   expect_error(run("merge bf16 --output o.safetensors --dtype fp64"), 2,
                {"--dtype fp64", "fp32, fp16 or bf16"});
-  expect_error(run("merge bf16 --output o.safetensors --dtype bf17"), 2, {"'bf17'", "did you mean 'bf16'"});
+  expect_error(run("merge bf16 --output o.safetensors --dtype bf17"), 2,
+               {"'bf17'", "did you mean 'bf16'", "choose from fp32, fp16, bf16\n"});
+}
+
+/// bitsandbytes can store the codes of 4-bit weights as bfloat16, which is not the dtype of the weights.
+TEST_F(Adapters, TheStorageOfCodesIsNotTheDtypeOfTheWeights) {
+  ASSERT_EQ(tune("--lora r=4 --precision nf4 --max-steps 2 --output run").status, 0);
+  const std::string bytes = read(folder_ / "run/weights.safetensors");
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  json header = json::parse(bytes.substr(8, length));
+  size_t stored = 0;
+  for (auto& [name, entry] : header.items()) {
+    if (!header.contains(name + ".absmax")) continue;
+    entry["dtype"] = "BF16";
+    entry["shape"] = {entry["shape"][0].get<int64_t>() / 2, 1};
+    ++stored;
+  }
+  EXPECT_GT(stored, 0u);
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');
+  const uint64_t size = text.size();
+  write("run/weights.safetensors",
+        std::string(reinterpret_cast<const char*>(&size), 8) + text + bytes.substr(8 + length));
+  const Outcome merged = run("merge run --device cpu --dequantize --output plain.safetensors");
+  ASSERT_EQ(merged.status, 0) << merged.err;
+  const json seen = json::parse(run("inspect --json --no-values plain.safetensors").out)[0];
+  EXPECT_EQ(seen["metadata"]["precision"], "32-true");
+  for (const auto& tensor : seen["tensors"]) EXPECT_EQ(tensor["dtype"], "F32") << tensor["name"];
+}
+
+TEST_F(Adapters, DequantizedFilesHaveNoPackedWeights) {
+  std::string text;
+  for (int i = 0; i < 600; ++i) text += "line " + std::to_string(i * 7919) + "\n";
+  write("text.txt", text);
+  const Outcome tuned =
+      fit("--model gpt-tiny --data text:text.txt --precision nf4-dq --lora r=2,targets=qkv+projection "
+          "--max-steps 1 "
+          "--limit-val-batches 1 --output run");
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  const Outcome merged = run("merge run --device cpu --dequantize --output plain.safetensors");
+  ASSERT_EQ(merged.status, 0) << merged.err;
+  for (const auto& [name, values] : tensors("plain.safetensors"))
+    EXPECT_THAT(name, Not(HasSubstr("quant_state"))) << "layers without an adapter are plain, too";
+  const json seen = json::parse(run("inspect --json --no-values plain.safetensors").out)[0];
+  EXPECT_EQ(seen["metadata"]["precision"], "32-true");
+  const Outcome converted = run("convert plain.safetensors again.safetensors --to nf4-dq");
+  EXPECT_EQ(converted.status, 0) << converted.err;
+
+  const Outcome lossy = run("merge run --device cpu --output packed.safetensors");
+  EXPECT_EQ(lossy.status, 0);
+  EXPECT_THAT(lossy.out, HasSubstr("error relative to the adapter's change is "));
+  EXPECT_THAT(lossy.err, AllOf(HasSubstr("hardly better than the base model"), HasSubstr("--dequantize")))
+      << "one step changes less than 4 bits can tell";
 }
 
 TEST_F(Adapters, ARunOnQuantizedWeightsResumesInEveryModeThatCanHaveThem) {

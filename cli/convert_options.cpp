@@ -76,12 +76,11 @@ void check_together(const ConvertCommand& c, const ParsedOptions& parsed) {
 
 }  // namespace
 
-at::ScalarType parse_dtype(const std::string& text) {
+at::ScalarType parse_dtype(const std::string& text, const std::vector<std::string>& choices) {
   for (const DtypeName& row : kDtypes)
     if (std::find(row.names.begin(), row.names.end(), text) != row.names.end()) return row.dtype;
-  TORCH_CHECK_VALUE(false, "--dtype '", text, "' is not a valid value",
-                    did_you_mean(text, convert_dtype_names()), "; choose from ",
-                    join_names(convert_dtype_names()));
+  TORCH_CHECK_VALUE(false, "--dtype '", text, "' is not a valid value", did_you_mean(text, choices),
+                    "; choose from ", join_names(choices));
   return at::kFloat;
 }
 

@@ -26,6 +26,7 @@
 #include "cli/trained_model.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/precision/quantize_module.h"
+#include "mantissa/quant/stored_weights.h"
 #include "mantissa/weights/packed_weight.h"
 #include "mantissa/weights/replace_weight.h"
 
@@ -38,12 +39,16 @@ struct MergeCommand {
   bool dequantize = false, overwrite = false;
 };
 
+bool is_dtype_of_weights(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
 /// Unset: the dtypes of the run's weights.
 std::optional<at::ScalarType> parse_merged_dtype(const std::string& text) {
   if (text.empty()) return std::nullopt;
-  const at::ScalarType dtype = parse_dtype(text);
+  const at::ScalarType dtype = parse_dtype(text, {"fp32", "fp16", "bf16"});
   TORCH_CHECK_VALUE(
-      dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "--dtype ", text,
+      is_dtype_of_weights(dtype), "--dtype ", text,
       ": adapters are merged into weights of fp32, fp16 or bf16; choose one of them, and cast the "
       "result with `mantissa convert`");
   return dtype;
@@ -61,15 +66,46 @@ at::Tensor cast(const at::Tensor& weight, at::ScalarType dtype, const std::strin
 /// rounding. The model was made in float32, whatever its file has.
 void set_dtypes(const TrainedModel& run, std::optional<at::ScalarType> wanted) {
   const at::NoGradGuard no_grad;
+  const std::map<std::string, StoredWeight> quantized = find_stored_weights(run.dtypes);
   for (const auto& [name, weight] : named_weights(*run.model)) {
     // The adapter's tensors, which alone are trained, are added up in float32.
     if (weight.requires_grad() || !weight.is_floating_point()) continue;
     const at::Tensor base = base_weight(weight);
     const auto stored = run.dtypes.find(name);
-    const bool is_stored_plain = stored != run.dtypes.end() && c10::isFloatingType(stored->second);
+    // The dtype in which 4-bit codes are stored says nothing about the weight.
+    const bool is_stored_plain =
+        stored != run.dtypes.end() && is_dtype_of_weights(stored->second) && !quantized.contains(name);
     const at::ScalarType dtype = wanted ? *wanted : is_stored_plain ? stored->second : base.scalar_type();
     if (dtype != base.scalar_type())
       replace_weight(weight, with_base_weight(weight, cast(base, dtype, name)));
+  }
+}
+
+/// Makes the weights plain that are still packed: those of layers without an adapter.
+void dequantize_all(const torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, weight] : named_weights(module))
+    if (is_packed(weight)) replace_weight(weight, packed_data(weight)->dequantize(weight.scalar_type()));
+}
+
+/// Prints what rounding to the formats of the file cost, and warns if that is as much as the adapters did.
+void report_merged(const std::vector<MergedLayer>& layers, const std::string& output) {
+  const auto largest = [&](double MergedLayer::*error) {
+    return std::max_element(layers.begin(), layers.end(),
+                            [&](const auto& a, const auto& b) { return a.*error < b.*error; });
+  };
+  const auto worst = largest(&MergedLayer::relative_error), lost = largest(&MergedLayer::error_over_change);
+  fmt::print("merged {} layers into {}; the largest relative error is {:.2g}, in {}\n", layers.size(), output,
+             worst->relative_error, worst->name);
+  if (lost->error_over_change == 0) return;
+  fmt::print("the largest error relative to the adapter's change is {:.2g}, in {}\n", lost->error_over_change,
+             lost->name);
+  constexpr double kMuch = 0.5;
+  if (lost->error_over_change > kMuch) {
+    TORCH_WARN(
+        "rounding changes '", lost->name, "' by ", fmt::format("{:.2g}", lost->error_over_change),
+        " times what its adapter does, so the file may be hardly better than the base model; merge with "
+        "--dequantize if the weights are in 4 or 8 bits, or with --dtype fp32 if they are in 16");
   }
 }
 
@@ -104,13 +140,10 @@ void merge(const MergeCommand& command) {
                      run.weights.string());
   set_dtypes(run, dtype);
   const std::vector<MergedLayer> layers = run.adapter->merge_and_unload(command.dequantize);
+  if (command.dequantize) dequantize_all(*run.model);
   save_model_weights(*run.model, command.output,
                      {{"model", run.options.model}, {"precision", mode_of_weights(*run.model)}});
-  const auto worst = std::max_element(layers.begin(), layers.end(), [](const auto& a, const auto& b) {
-    return a.relative_error < b.relative_error;
-  });
-  fmt::print("merged {} layers into {}; the largest relative error is {:.2g}, in {}\n", layers.size(),
-             command.output, worst->relative_error, worst->name);
+  report_merged(layers, command.output);
 }
 
 }  // namespace

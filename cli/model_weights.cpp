@@ -34,13 +34,13 @@ std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, Safe
 }
 
 std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& model) {
-  return quantized_weights_of(keys_of(model.entries())).empty() ? std::map<std::string, at::Tensor>()
-                                                                : read_all(model);
+  return quantized_weights_of(dtypes_of(model.entries())).empty() ? std::map<std::string, at::Tensor>()
+                                                                  : read_all(model);
 }
 
 void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tensor> stored,
                         const std::string& from, const FitOptions& o) {
-  const std::vector<std::string> quantized = quantized_weights_of(keys_of(stored));
+  const std::vector<std::string> quantized = quantized_weights_of(stored);
   if (!quantized.empty() && !o.traits().frozen_weights) {
     TORCH_WARN("'", from, "' has ", quantized.size(),
                " weights in 4 or 8 bits, which are restored to float32 for --precision ", o.precision(),
@@ -52,9 +52,9 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
     const auto mode = make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
     dynamic_cast<const QuantizedPrecision&>(*mode).convert_empty(model);
   }
-  const size_t before = quantized_weights_of(keys_of(stored)).size();
+  const size_t before = quantized_weights_of(stored).size();
   stored = dequantize_plain(std::move(stored), named_weights(model));
-  const size_t restored = before - quantized_weights_of(keys_of(stored)).size();
+  const size_t restored = before - quantized_weights_of(stored).size();
   if (restored > 0) {
     TORCH_WARN("'", from, "' has ", restored, " weights in 4 or 8 bits that --precision ", o.precision(),
                " leaves in float; they are restored");

@@ -203,6 +203,10 @@ TEST_F(Program, ASwitchTakesNoValue) {
     expect_error(fit(flag), 2, {std::string(flag) + " needs a value; choose from auto, true, false"});
   expect_error(fit("--quantize-convolutions true"), 2,
                {"'bf16-mixed' with --quantize-convolutions true", "leave it out"});
+  expect_error(fit("--precision bf16-mixed --ignore-modules dtype"), 2,
+               {"'bf16-mixed' with --ignore-modules 'dtype':"});
+  expect_error(fit("--precision bf16-mixed --quant-dtype float16"), 2,
+               {"'bf16-mixed' with --quant-dtype float16:"});
   expect_error(fit("--lr"), 2, {"--lr"});
   const auto printed = [&](const std::string& arguments) {
     const Outcome outcome = fit(arguments + " --model resnet-tiny --precision 16-mixed --print-config");

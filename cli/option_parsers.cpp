@@ -85,14 +85,27 @@ std::string with_names(std::string text, const std::vector<std::pair<std::string
   const auto is_of_a_word = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
   };
+  const auto is_of_a_word_at = [&](size_t at) { return at < text.size() && is_of_a_word(text[at]); };
   for (size_t begin = 0; begin < text.size();) {
+    if (text[begin] == '\'' && (begin == 0 || !is_of_a_word(text[begin - 1]))) {  // not that of "mode's"
+      size_t close = text.find('\'', begin + 1);
+      while (close != std::string::npos && is_of_a_word_at(close + 1)) close = text.find('\'', close + 1);
+      if (close != std::string::npos) {
+        begin = close + 1;
+        continue;
+      }
+    }
+    if (!is_of_a_word(text[begin])) {
+      ++begin;
+      continue;
+    }
     size_t end = begin;
-    while (end < text.size() && is_of_a_word(text[end])) ++end;
+    while (is_of_a_word_at(end)) ++end;
     const std::string word = text.substr(begin, end - begin);
     const auto found =
         std::find_if(names.begin(), names.end(), [&](const auto& name) { return name.first == word; });
     if (found != names.end()) text.replace(begin, word.size(), found->second);
-    begin += (found != names.end() ? found->second.size() : word.size()) + 1;
+    begin += found != names.end() ? found->second.size() : word.size();
   }
   return text;
 }

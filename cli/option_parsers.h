@@ -30,6 +30,7 @@ std::vector<std::string> parse_words(const std::string& flag, const std::string&
 void check_choice(const std::string& flag, const std::string& value, const std::vector<std::string>& choices);
 
 /// Returns `text` with other names for some words: {"dtype", "--quant-dtype"} changes "dtype" and not "qdtype".
+/// What stands in single quotes is the user's own and stays as it is.
 std::string with_names(std::string text, const std::vector<std::pair<std::string, std::string>>& names);
 
 }  // namespace mantissa::cli

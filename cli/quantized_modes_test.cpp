@@ -136,7 +136,8 @@ TEST_F(QuantizedRuns, OptionsReachTheMode) {
 TEST_F(QuantizedRuns, WrongOptionsAreRefused) {
   expect_error(fit(kShort + "--precision int8 --quant-dtype bfloat16"), 2,
                {"'int8' with --quant-dtype bfloat16", "only works with float16; leave --quant-dtype out"});
-  expect_error(fit(kShort + "--precision nf4 --blocksize 100"), 2, {"blocks of 100 values", "choose 32"});
+  expect_error(fit(kShort + "--precision nf4 --blocksize 100"), 2,
+               {"--blocksize 100", "blocks of 100 values", "choose 32"});
   expect_error(fit(kShort + "--precision bf16-mixed --blocksize 64"), 2,
                {"'bf16-mixed' with --blocksize 64", "leave it out"});
   expect_error(fit(kShort + "--precision nf4 --ignore-modules a,,b"), 2, {"--ignore-modules 'a,,b'"});

@@ -11,6 +11,7 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
+#include "cli/option.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/quant/int8_state.h"
@@ -103,7 +104,7 @@ WeightFormat parse_weight_format(const std::string& name, std::optional<int64_t>
   Quantize4BitOptions options{.format = name.starts_with("nf4") ? Format::kNF4 : Format::kFP4,
                               .blocksize = blocksize.value_or(64),
                               .compress_statistics = name.ends_with("-dq")};
-  check_options(options);
+  naming_flags([&] { check_options(options); });
   return {name, options};
 }
 

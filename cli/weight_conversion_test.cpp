@@ -301,7 +301,7 @@ TEST_F(WeightConversion, OptionsThatContradictEachOtherAreRefused) {
     expect_error(run("convert in.safetensors out/new.safetensors " + arguments), status, parts);
   };
   refused("--to nf5", {"'nf5'", "did you mean 'nf4'?", "nf4, nf4-dq, fp4, fp4-dq, int8"});
-  refused("--to nf4 --blocksize 48", {"blocks of 48 values"});
+  refused("--to nf4 --blocksize 48", {"--blocksize 48", "blocks of 48 values"});
   refused("--to int8 --blocksize 64", {"--blocksize 64 with --to int8"});
   refused("--blocksize 64", {"give --to"});
   refused("--ignore x", {"--ignore", "give --to"});

@@ -224,6 +224,9 @@ class GradScaler {
   /// gradients of an optimizer that waits were cleared and computed anew, the loop has left that optimizer
   /// out; its gradients count as new. If a backward pass has added to them instead, begin_step(), step() and
   /// clipping refuse the sum.
+  ///
+  /// A backward pass without begin_backward() or Precision::backward() around it is not seen. What it adds after a step
+  /// counts as gradients that the step has used, so they do not follow the scale when that moves.
   /// Sync:    none, unless a backward pass has written gradients of an optimizer that waits; the host then
   ///          reads whether they were 0 before.
   /// Threads: the backward pass may accumulate on any threads.

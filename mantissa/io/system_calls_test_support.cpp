@@ -92,12 +92,15 @@ std::function<Answer(const Call&)> failing(const std::string& name, int number, 
 
 }  // namespace mantissa
 
+/// O_TMPFILE has the bit of O_DIRECTORY, which takes no mode.
+static bool takes_mode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE; }
+
 extern "C" {
 
 int open(const char* name, int flags, ...) {
   va_list rest;
   va_start(rest, flags);
-  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(rest, mode_t) : 0;
+  const mode_t mode = takes_mode(flags) ? va_arg(rest, mode_t) : 0;
   va_end(rest);
   return mantissa::system_calls::open_file(AT_FDCWD, name, flags, mode);
 }
@@ -105,7 +108,7 @@ int open(const char* name, int flags, ...) {
 int openat(int folder, const char* name, int flags, ...) {
   va_list rest;
   va_start(rest, flags);
-  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(rest, mode_t) : 0;
+  const mode_t mode = takes_mode(flags) ? va_arg(rest, mode_t) : 0;
   va_end(rest);
   return mantissa::system_calls::open_file(folder, name, flags, mode);
 }

@@ -52,7 +52,11 @@ Merged merge(const Layer& layer, bool dequantize) {
   merged.report.max_error = error.abs().max().item<double>();
   const auto squares = [](const at::Tensor& x) { return x.to(at::kDouble).square().sum().item<double>(); };
   const double all = squares(exact);
-  if (all > 0) merged.report.relative_error = std::sqrt(squares(error) / all);
+  const double lost = squares(error);
+  if (all > 0) merged.report.relative_error = std::sqrt(lost / all);
+  if (lost == 0) return merged;
+  const double change = squares(exact - lora::values_of(base_weight(weight), at::kFloat));
+  if (change > 0) merged.report.error_over_change = std::sqrt(lost / change);
   return merged;
 }
 

@@ -84,6 +84,8 @@ TEST_F(LoraMerge, APackedBaseIsQuantizedAgainAndTheErrorIsStated) {
   const Tensor error = net->up(0).weight.dequantize() - exact;
   EXPECT_EQ(reports[0].max_error, error.abs().max().item<double>());
   EXPECT_NEAR(reports[0].relative_error, (error.norm() / exact.norm()).item<double>(), 1e-6);
+  const Tensor change = exact - before->dequantize(at::kFloat);
+  EXPECT_NEAR(reports[0].error_over_change, (error.norm() / change.norm()).item<double>(), 1e-5);
   EXPECT_GT(reports[0].max_error, 0);
   EXPECT_LE(reports[0].max_error, exact.abs().max().item<double>() / 127) << "half a code";
   lora.unmerge_adapter();

@@ -24,6 +24,9 @@ struct MergedLayer {
   double max_error = 0;
   /// The root of the mean square of the differences, over that of the sum.
   double relative_error = 0;
+  /// The same, over the root of the mean square of what the adapters change. Near 1, rounding undoes as much as they
+  /// do: merge with dequantize = true, or into a base of float32. 0 if they change nothing.
+  double error_over_change = 0;
 };
 
 /// Adds low-rank adapters (LoRA, rsLoRA, DoRA) to the linear layers of any model, and manages them as PEFT's

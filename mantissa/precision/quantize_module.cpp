@@ -50,9 +50,10 @@ PackedDataPtr pack(const Layer& layer, const QuantizeModuleOptions& options) {
   const at::Tensor weight = base_weight(layer.weight);  // an adapter stays around the quantized weight
   const std::string name = "'" + layer.name + "'";
   check_is_leaf({layer.name, weight}, "quantize_module");
-  if (options.zeros) return zeros_like(weight, options);
+  // libtorch gives a parameter on this device no packed weight, not even one of zeros.
   TORCH_CHECK_VALUE(!weight.is_meta(), "quantize_module: ", name,
                     " is on the meta device and has no values; load the module first");
+  if (options.zeros) return zeros_like(weight, options);
   if (options.format == Format::kInt8) return pack_int8(weight, options.threshold, name);
   return pack_4bit(weight, {options.format, options.blocksize, options.compress_statistics}, name,
                    options.compute_dtype);

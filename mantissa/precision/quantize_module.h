@@ -26,7 +26,8 @@ struct QuantizeModuleOptions {
   /// Layers whose dotted name begins with one of these stay as they are.
   std::vector<std::string> ignore_modules = {};
   bool embeddings = false, convolutions = false;  ///< quantizes these layers, too
-  /// Gives every weight the value zero, whatever values it has. Nothing is quantized then.
+  /// Gives every weight the value zero, whatever values it has. Nothing is quantized then. Weights on the meta device
+  /// are refused all the same.
   bool zeros = false;
 };
 

@@ -217,6 +217,8 @@ TEST_F(QuantizeModule, AWeightThatCannotBeQuantizedLeavesAllAsTheyWere) {
   } meta;
   EXPECT_THAT(error_of([&] { quantize_module(meta, {}, "here"); }),
               HasSubstr("'weight' is on the meta device"));
+  EXPECT_THAT(error_of([&] { quantize_module(meta, {.zeros = true}, "here"); }),
+              HasSubstr("'weight' is on the meta device"));
 }
 
 TEST_F(QuantizeModule, ZerosAreMadeWithoutLookingAtTheValues) {

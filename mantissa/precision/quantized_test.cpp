@@ -108,11 +108,11 @@ TEST_F(QuantizedModes, OptionsOfOtherModesAreRefused) {
     return error_of([&] { make_precision(mode, at::kCPU, options); });
   };
   for (const std::string mode : {"32-true", "tf32-mixed", "64-true", "bf16-mixed", "16-true", "O2"}) {
-    EXPECT_THAT(
-        error(mode, {.ignore_modules = {"lm_head"}}),
-        AllOf(HasSubstr("precision '" + mode + "' with ignore_modules lm_head"), HasSubstr("leave it out")));
+    EXPECT_THAT(error(mode, {.ignore_modules = {"lm_head"}}),
+                AllOf(HasSubstr("precision '" + mode + "' with ignore_modules 'lm_head'"),
+                      HasSubstr("leave it out")));
     EXPECT_THAT(error(mode, {.blocksize = 64}), HasSubstr("with blocksize 64"));
-    EXPECT_THAT(error(mode, {.dtype = at::kHalf}), HasSubstr("with dtype Half"));
+    EXPECT_THAT(error(mode, {.dtype = at::kHalf}), HasSubstr("with dtype float16"));
     EXPECT_THAT(error(mode, {.llm_int8_threshold = 6}), HasSubstr("with llm_int8_threshold 6"));
     EXPECT_THAT(error(mode, {.quantize_convolutions = false}), HasSubstr("with quantize_convolutions false"));
   }

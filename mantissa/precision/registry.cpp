@@ -111,6 +111,12 @@ void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
                     ": its weights are not 16-bit; leave it out, or choose 16-true, bf16-true, O2 or O3");
 }
 
+/// Returns "float16" where libtorch prints Half.
+std::string name_of(at::ScalarType dtype) {
+  const std::optional<Format> format = format_of(dtype);
+  return format ? std::string(info(*format).name) : c10::str(dtype);
+}
+
 /// Returns the first option given that only quantized modes have, such as "blocksize 128", or "".
 std::string quantization_option(const PrecisionOptions& o) {
   std::string found;
@@ -120,8 +126,9 @@ std::string quantization_option(const PrecisionOptions& o) {
   const auto look_at_switch = [&](const char* name, std::optional<bool> value) {
     if (found.empty() && value) found = c10::str(name, *value ? " true" : " false");
   };
-  look("dtype", o.dtype);
-  if (!o.ignore_modules.empty()) look("ignore_modules", std::optional(join_names(o.ignore_modules)));
+  if (o.dtype) found = "dtype " + name_of(*o.dtype);
+  if (found.empty() && !o.ignore_modules.empty())
+    found = "ignore_modules '" + join_names(o.ignore_modules) + "'";
   look("blocksize", o.blocksize);
   look("llm_int8_threshold", o.llm_int8_threshold);
   look_at_switch("quantize_embeddings", o.quantize_embeddings);
@@ -329,8 +336,7 @@ std::unique_ptr<Precision> make_int8_training(const Mode& mode, at::Device devic
                                               const PrecisionOptions& options) {
   refuse_weight_options(mode, options);
   const at::ScalarType dtype = options.dtype.value_or(at::kHalf);
-  TORCH_CHECK_VALUE(dtype == at::kHalf, "precision '", mode.name, "' with dtype ",
-                    format_of(dtype) ? std::string(info(*format_of(dtype)).name) : c10::str(dtype),
+  TORCH_CHECK_VALUE(dtype == at::kHalf, "precision '", mode.name, "' with dtype ", name_of(dtype),
                     ": it only works with float16; leave dtype out");
   TORCH_CHECK_VALUE(!options.blocksize, "precision '", mode.name, "' with blocksize ", *options.blocksize,
                     ": it has one scale per row and no blocks; leave it out");

@@ -20,6 +20,9 @@ using torch::autograd::variable_list;
 /// Computes x w^T + bias or x w. The shapes fit, and bias has the dtype of x.
 at::Tensor multiply(const at::Tensor& x, const Quantized4Bit& weight, const std::optional<at::Tensor>& bias,
                     bool is_transposed) {
+  // The kernels read memory, which has the opposite of a negative view's values.
+  if (x.is_neg() || (bias && bias->is_neg()))
+    return multiply(x.resolve_neg(), weight, bias ? std::optional(bias->resolve_neg()) : bias, is_transposed);
   // No view or cast here that changes nothing: each takes longer than a hundredth of a small product.
   at::DimVector sizes(x.sizes());
   sizes.back() = weight.shape[is_transposed ? 0 : 1];
@@ -94,6 +97,7 @@ void check(const char* function, const at::Tensor& x, const Quantized4Bit& weigh
                     " dimensions; a product needs [out, in]");
   TORCH_CHECK_VALUE(weight.codes.is_contiguous(), function, ": the codes have the strides ",
                     weight.codes.strides(), "; call contiguous() on them");
+  quant::check_is_whole(function, weight);
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == weight.shape[is_transposed ? 1 : 0], function,
                     ": x has the shape ", x.sizes(), ", and the weight has ", at::IntArrayRef(weight.shape),
                     "; the last dimension of x has to be ", weight.shape[is_transposed ? 1 : 0]);

@@ -187,5 +187,25 @@ TEST(Linear4Bit, WhatDoesNotFitIsRefused) {
               HasSubstr("the weight has 1 dimensions"));
 }
 
+TEST(Linear4Bit, NegativeViewsAreTheValuesTheyShow) {
+  const Quantized4Bit weight = weight_of(33, 64);
+  const at::Tensor x = at::_neg_view(at::randn({9, 64})), bias = at::_neg_view(at::randn({33}));
+  EXPECT_TRUE(
+      at::equal(linear_4bit(x, weight, bias), linear_4bit(x.resolve_neg(), weight, bias.resolve_neg())));
+}
+
+TEST(Linear4Bit, CodesAndScalesThatDoNotFitTheShapeAreRefused) {
+  const at::Tensor x = at::randn({2, 64});
+  const Quantized4Bit whole = weight_of(32, 64, {.compress_statistics = true});
+  const auto error = [&](at::Tensor Quantized4Bit::*part, int64_t length) {
+    Quantized4Bit torn = whole;
+    torn.*part = (torn.*part).narrow(0, 0, length);
+    return error_of([&] { linear_4bit(x, torn); });
+  };
+  EXPECT_THAT(error(&Quantized4Bit::codes, 1023), HasSubstr("linear_4bit: the codes have 1023 bytes"));
+  EXPECT_THAT(error(&Quantized4Bit::absmax, 31), HasSubstr("linear_4bit: there are 31 scales"));
+  EXPECT_THAT(error(&Quantized4Bit::nested_absmax, 0), HasSubstr("linear_4bit: there are 0 scales of 32"));
+}
+
 }  // namespace
 }  // namespace mantissa::linear_4bit_test

@@ -31,6 +31,16 @@ constexpr std::array kStorageDtypes = {at::kByte, at::kHalf, at::kBFloat16, at::
 
 int64_t blocks_of(int64_t count, int64_t blocksize) { return (count + blocksize - 1) / blocksize; }
 
+int64_t bytes_for(int64_t count) { return (count + 1) / 2; }
+
+/// Throws unless the codes of `count` values are whole elements of the dtype that stores them.
+void check_fills_elements(int64_t count, at::ScalarType storage, std::string_view name) {
+  const int64_t bytes = bytes_for(count);
+  TORCH_CHECK_VALUE(bytes % static_cast<int64_t>(c10::elementSize(storage)) == 0, "quantize_4bit: ", name,
+                    " has ", bytes, " bytes of codes, which do not fill whole elements of ", storage,
+                    "; store them as uint8");
+}
+
 /// Throws if any value is not finite; a block that has such a value has such a scale.
 void check_finite(const at::Tensor& tensor, const at::Tensor& absmax, std::string_view name) {
   if (absmax.isfinite().all().item<bool>()) return;
@@ -107,6 +117,21 @@ at::Tensor dynamic_map(at::Device device) {
   return device.is_cpu() ? map : map.to(device);
 }
 
+void check_is_whole(const char* function, const Quantized4Bit& quantized) {
+  const int64_t count = quantized.numel(), bytes = bytes_for(count),
+                blocks = blocks_of(count, quantized.blocksize);
+  TORCH_CHECK_VALUE(static_cast<int64_t>(quantized.codes.nbytes()) == bytes, function, ": the codes have ",
+                    quantized.codes.nbytes(), " bytes; a weight of shape ", at::IntArrayRef(quantized.shape),
+                    " has ", bytes);
+  TORCH_CHECK_VALUE(quantized.absmax.numel() == blocks, function, ": there are ", quantized.absmax.numel(),
+                    " scales; a weight of shape ", at::IntArrayRef(quantized.shape), " in blocks of ",
+                    quantized.blocksize, " has ", blocks);
+  TORCH_CHECK_VALUE(
+      !quantized.is_nested() || quantized.nested_absmax.numel() == blocks_of(blocks, kNestedBlocksize),
+      function, ": there are ", quantized.nested_absmax.numel(), " scales of ", blocks,
+      " quantized scales; there have to be ", blocks_of(blocks, kNestedBlocksize));
+}
+
 at::Tensor bytes_of(const Quantized4Bit& quantized) { return quantized.codes.view(at::kByte).view({-1}); }
 
 kernels::Code4 code_of(Format format) {
@@ -147,7 +172,8 @@ Quantized4Bit zeros_4bit(at::IntArrayRef shape, at::ScalarType dtype, const Quan
   const at::TensorOptions bytes = at::TensorOptions(device).dtype(at::kByte),
                           floats = bytes.dtype(at::kFloat);
   const int64_t blocks = blocks_of(zeros.numel(), options.blocksize);
-  zeros.codes = at::zeros({(zeros.numel() + 1) / 2, 1}, bytes).view(options.quant_storage);
+  check_fills_elements(zeros.numel(), options.quant_storage, "the tensor");
+  zeros.codes = at::zeros({bytes_for(zeros.numel())}, bytes).view(options.quant_storage).view({-1, 1});
   zeros.absmax = at::zeros({blocks}, options.compress_statistics ? bytes : floats);
   if (!options.compress_statistics) return zeros;
   zeros.nested_absmax = at::zeros({blocks_of(blocks, kNestedBlocksize)}, floats);
@@ -163,7 +189,7 @@ void check_options(const Quantize4BitOptions& options) {
   TORCH_CHECK_VALUE(options.blocksize >= kernels::kSmallestBlock4 &&
                         options.blocksize <= kernels::kLargestBlock4 &&
                         std::has_single_bit(static_cast<uint64_t>(options.blocksize)),
-                    "quantize_4bit: blocks of ", options.blocksize,
+                    "quantize_4bit: blocksize ", options.blocksize, " makes blocks of ", options.blocksize,
                     " values; choose 32, 64, 128, 256, 512, 1024, 2048 or 4096");
   TORCH_CHECK_VALUE(
       std::find(kStorageDtypes.begin(), kStorageDtypes.end(), options.quant_storage) != kStorageDtypes.end(),
@@ -179,13 +205,10 @@ Quantized4Bit quantize_4bit(const at::Tensor& tensor, const Quantize4BitOptions&
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16,
                    "quantize_4bit: ", name, " has dtype ", dtype,
                    "; cast it to float32, float16 or bfloat16");
-  const int64_t count = tensor.numel(), bytes = (count + 1) / 2;
-  const auto item = static_cast<int64_t>(c10::elementSize(options.quant_storage));
-  TORCH_CHECK_VALUE(bytes % item == 0, "quantize_4bit: ", name, " has ", bytes,
-                    " bytes of codes, which do not fill whole elements of ", options.quant_storage,
-                    "; store them as uint8");
+  const int64_t count = tensor.numel(), bytes = bytes_for(count);
+  check_fills_elements(count, options.quant_storage, name);
 
-  const at::Tensor values = tensor.detach().contiguous();
+  const at::Tensor values = tensor.detach().resolve_neg().contiguous();
   Quantized4Bit result;
   if (auto* const kernel = kernels::aten::device_kernels(values.device().type()).quantize4) {
     result.codes = at::empty({bytes}, values.options().dtype(at::kByte));

@@ -10,6 +10,10 @@ namespace mantissa::quant {
 /// Returns the signed dynamic map, [256] float32. All tensors on the CPU share one.
 at::Tensor dynamic_map(at::Device device);
 
+/// Checks that there are as many codes and scales as the shape has values, so that no kernel reads past their end.
+/// Errors: c10::ValueError that begins with `function`.
+void check_is_whole(const char* function, const Quantized4Bit& quantized);
+
 /// Returns the bytes of the codes, whatever dtype they are stored in: [(n + 1) / 2] uint8.
 at::Tensor bytes_of(const Quantized4Bit& quantized);
 

@@ -193,6 +193,24 @@ TEST(Quantize4Bit, AnyStorageHasTheSameBytes) {
               HasSubstr("'w' has 3 bytes of codes, which do not fill whole elements of Float"));
 }
 
+TEST(Quantize4Bit, ZerosAreStoredInEveryDtypeThatCodesAre) {
+  for (const at::ScalarType storage : {at::kByte, at::kHalf, at::kBFloat16, at::kFloat}) {
+    const Quantize4BitOptions options{.compress_statistics = true, .quant_storage = storage};
+    const Quantized4Bit zeros = zeros_4bit({32, 64}, at::kFloat, options, at::kCPU),
+                        like = quantize_4bit(at::ones({32, 64}), options);
+    EXPECT_EQ(zeros.codes.scalar_type(), storage);
+    EXPECT_EQ(zeros.codes.sizes(), like.codes.sizes());
+    EXPECT_TRUE(dequantize_4bit(zeros).eq(0).all().item<bool>());
+  }
+  EXPECT_THAT(error_of([] { zeros_4bit({5}, at::kFloat, {.quant_storage = at::kFloat}, at::kCPU); }),
+              HasSubstr("3 bytes of codes, which do not fill whole elements of Float"));
+}
+
+TEST(Quantize4Bit, ANegativeViewIsQuantizedAsTheValuesItShows) {
+  const at::Tensor view = at::_neg_view(at::randn({70, 64})), values = view.resolve_neg();
+  EXPECT_TRUE(at::equal(dequantize_4bit(quantize_4bit(view)), dequantize_4bit(quantize_4bit(values))));
+}
+
 TEST(Quantize4Bit, AViewIsQuantizedInTheOrderItShows) {
   const at::Tensor x = at::randn({70, 64});
   EXPECT_TRUE(at::equal(quantize_4bit(x.t()).codes, quantize_4bit(x.t().contiguous()).codes));

@@ -1,12 +1,10 @@
 #include "mantissa/quant/stored_weights.h"
 
-#include <set>
 #include <string_view>
 #include <utility>
 
 #include <c10/util/Exception.h>
 
-#include "mantissa/core/suggest.h"
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/quant_state.h"
 #include "mantissa/weights/packed_weight.h"
@@ -69,17 +67,6 @@ void dequantize_one(std::map<std::string, at::Tensor>& tensors, const std::strin
 
 }  // namespace
 
-std::vector<std::string> quantized_weights_of(const std::vector<std::string>& names) {
-  const std::set<std::string> all(names.begin(), names.end());
-  const auto is_there = [&](const std::string& name) { return all.contains(name); };
-  std::set<std::string> found;
-  for (const std::string& name : all) {
-    if (const size_t at = name.find(kState4Bit); at != std::string::npos) found.insert(name.substr(0, at));
-    if (const std::string weight = weight_of_scales(name, is_there); !weight.empty()) found.insert(weight);
-  }
-  return {found.begin(), found.end()};
-}
-
 std::map<std::string, StoredWeight> find_stored_weights(const std::map<std::string, at::ScalarType>& dtypes) {
   const auto is_int8 = [&](const std::string& name) {
     const auto weight = dtypes.find(name);
@@ -105,16 +92,29 @@ std::map<std::string, StoredWeight> find_stored_weights(const std::map<std::stri
   return found;
 }
 
+std::vector<std::string> quantized_weights_of(const std::map<std::string, at::ScalarType>& dtypes) {
+  std::vector<std::string> names;
+  for (const auto& [name, weight] : find_stored_weights(dtypes))
+    if (weight.is_int8 || !weight.json.empty()) names.push_back(name);
+  return names;
+}
+
+std::vector<std::string> quantized_weights_of(const std::map<std::string, at::Tensor>& tensors) {
+  std::map<std::string, at::ScalarType> dtypes;
+  for (const auto& [name, tensor] : tensors) dtypes.emplace(name, tensor.scalar_type());
+  return quantized_weights_of(dtypes);
+}
+
 std::map<std::string, at::Tensor> dequantize_stored(std::map<std::string, at::Tensor> tensors,
                                                     at::ScalarType dtype) {
-  for (const std::string& name : quantized_weights_of(keys_of(tensors))) dequantize_one(tensors, name, dtype);
+  for (const std::string& name : quantized_weights_of(tensors)) dequantize_one(tensors, name, dtype);
   return tensors;
 }
 
 std::map<std::string, at::Tensor> dequantize_plain(std::map<std::string, at::Tensor> tensors,
                                                    const std::map<std::string, at::Tensor>& own,
                                                    at::ScalarType dtype) {
-  for (const std::string& name : quantized_weights_of(keys_of(tensors))) {
+  for (const std::string& name : quantized_weights_of(tensors)) {
     const auto weight = own.find(name);
     if (weight == own.end() || !is_packed(base_weight(weight->second))) dequantize_one(tensors, name, dtype);
   }
@@ -124,7 +124,7 @@ std::map<std::string, at::Tensor> dequantize_plain(std::map<std::string, at::Ten
 std::map<std::string, std::vector<int64_t>> stored_shapes(const std::map<std::string, at::Tensor>& tensors) {
   std::map<std::string, std::vector<int64_t>> shapes;
   std::map<std::string, at::Tensor> others = tensors;
-  for (const std::string& name : quantized_weights_of(keys_of(tensors))) {
+  for (const std::string& name : quantized_weights_of(tensors)) {
     if (has_state_4bit(tensors, name)) {
       const Quantized4Bit weight = unpack_state_4bit(tensors, name);
       shapes[name] = weight.shape;

@@ -10,9 +10,6 @@
 
 namespace mantissa {
 
-/// Returns the names of the weights that a file has in 4 or 8 bits. `names` are those of all its tensors.
-std::vector<std::string> quantized_weights_of(const std::vector<std::string>& names);
-
 /// A weight that a file has in 4 or 8 bits.
 struct StoredWeight {
   bool is_int8 = false;
@@ -25,11 +22,18 @@ struct StoredWeight {
 /// Errors: c10::ValueError that names the weight for codes in int8 without their scales.
 std::map<std::string, StoredWeight> find_stored_weights(const std::map<std::string, at::ScalarType>& dtypes);
 
+/// Returns the names of these weights, without ones in 4 bits whose quant_state is missing. Names alone do not decide:
+/// a float `fc.weight` beside a parameter `fc.SCB` is a float weight.
+/// Errors: those of find_stored_weights().
+std::vector<std::string> quantized_weights_of(const std::map<std::string, at::ScalarType>& dtypes);
+/// The same for tensors that have been read.
+std::vector<std::string> quantized_weights_of(const std::map<std::string, at::Tensor>& tensors);
+
 /// Returns the tensors of a file with each 4- and 8-bit weight replaced by its values in `dtype`, under the
 /// weight's name: what a model in float can load. Other tensors are returned as they are.
 ///
 /// Memory: the values of all such weights.
-/// Errors: those of unpack_state_4bit() and unpack_state_int8().
+/// Errors: those of find_stored_weights(), unpack_state_4bit() and unpack_state_int8().
 std::map<std::string, at::Tensor> dequantize_stored(std::map<std::string, at::Tensor> tensors,
                                                     at::ScalarType dtype = at::kFloat);
 

@@ -35,10 +35,10 @@ Tensors mixed() {
   return all;
 }
 
-TEST(StoredWeights, QuantizedOnesAreFoundByTheirNames) {
-  EXPECT_THAT(quantized_weights_of(keys_of(mixed())),
-              ElementsAre("a.weight", "b.weight", "c.table", "weight"));
-  EXPECT_THAT(quantized_weights_of({"a.weight", "a.bias", "SCB"}), ElementsAre());
+TEST(StoredWeights, QuantizedOnesAreFoundByTheirNamesAndDtypes) {
+  EXPECT_THAT(quantized_weights_of(mixed()), ElementsAre("a.weight", "b.weight", "c.table", "weight"));
+  const Tensors no_weight{{"a.weight", at::ones({2})}, {"a.bias", at::ones({2})}, {"SCB", at::ones({2})}};
+  EXPECT_THAT(quantized_weights_of(no_weight), ElementsAre());
 }
 
 TEST(StoredWeights, ValuesTakeTheirPlace) {
@@ -95,7 +95,7 @@ TEST(StoredWeights, OnlyWhatAModelHasAsPlainNumbersIsRestored) {
   const at::Tensor packed = make_packed_weight(
       make_packed_4bit(quantize_4bit(at::ones({3, 5}) * 2, {.compress_statistics = true})));
   const Tensors some = dequantize_plain(mixed(), {{"a.weight", packed}, {"b.weight", at::ones({4, 6})}});
-  EXPECT_THAT(quantized_weights_of(keys_of(some)), ElementsAre("a.weight"));
+  EXPECT_THAT(quantized_weights_of(some), ElementsAre("a.weight"));
   EXPECT_TRUE(at::allclose(some.at("b.weight"), at::ones({4, 6})));
   EXPECT_TRUE(some.at("c.table").is_floating_point()) << "a name that the model does not have";
 }
@@ -113,6 +113,14 @@ TEST(StoredWeights, ATornStateIsRefused) {
   torn.erase("a.weight.absmax");
   EXPECT_THAT(error_of([&] { dequantize_stored(torn); }), HasSubstr("no tensor 'a.weight.absmax'"));
   EXPECT_THAT(error_of([&] { stored_shapes(torn); }), HasSubstr("no tensor 'a.weight.absmax'"));
+}
+
+TEST(StoredWeights, FloatsBesideScalesOfTheirOwnAreNoCodes) {
+  const Tensors plain{{"fc.weight", at::ones({2, 3})}, {"fc.SCB", at::ones({2})}};
+  EXPECT_THAT(quantized_weights_of(plain), ElementsAre());
+  EXPECT_TRUE(dequantize_stored(plain).at("fc.weight").is_same(plain.at("fc.weight")));
+  EXPECT_TRUE(dequantize_plain(plain, {}).at("fc.weight").is_same(plain.at("fc.weight")));
+  EXPECT_EQ(stored_shapes(plain).size(), 2u);
 }
 
 }  // namespace

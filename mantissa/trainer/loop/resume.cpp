@@ -151,9 +151,9 @@ void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
   const std::map<std::string, at::Tensor> own = named_weights(module);
   std::vector<std::string> changes{counted(count_plain(stored, module), "quantized")};
   // A module whose weights are not packed gets the values of those that were.
-  std::vector<std::string> codes = quantized_weights_of(keys_of(stored));
+  std::vector<std::string> codes = quantized_weights_of(stored);
   stored = dequantize_plain(std::move(stored), own);
-  for (const std::string& kept : quantized_weights_of(keys_of(stored))) std::erase(codes, kept);
+  for (const std::string& kept : quantized_weights_of(stored)) std::erase(codes, kept);
   changes.push_back(restored(codes, own));
   PartsLoader packed(module, stored);  // takes their parts out of `stored`
   changes.push_back(narrowed(stored, module));
