@@ -324,6 +324,9 @@ TEST_F(Adapters, SettingsThatCannotBeMeantAreErrors) {
   refused("--lora r", {"--lora: r needs a value", "r=16"});
   refused("--lora r=four", {"--lora: r", "'four'"});
   refused("--lora r=0", {"--lora: r must be 1"});
+  refused("--lora r=4,alpha=0", {"--lora: alpha is 0", "trains nothing"});
+  refused("--lora r=4,targets=layers,projection",
+          {"no setting 'projection'", "join the names of layers with +"});
   refused("--lora r=4,r=5", {"'r' twice"});
   refused("--lora dora=yes", {"dora takes no value", "dora=yes"});
   refused("--lora r=4,dropout=1", {"--lora: dropout must be at least 0"});

@@ -44,6 +44,22 @@ std::string nested_cure(const std::string& key, const YAML::Node& value,
          (meant.empty() ? "what is under '" + printable(key) + "'" : "'" + meant + "'") + " there";
 }
 
+/// Returns the remedy for a list of names, or for a map of --lora's settings, where an option takes one text: the text.
+std::string joined_cure(const Option& option, const YAML::Node& value) {
+  const bool is_lora = option.name == "lora" && value.IsMap();
+  const bool is_list =
+      option.name == "ignore_modules" || option.name == "callbacks" || option.name == "logger";
+  if (!is_lora && !(is_list && value.IsSequence())) return "";
+  std::string text;
+  for (const auto& part : value) {
+    const YAML::Node name = is_lora ? part.first : YAML::Node(part), setting = is_lora ? part.second : name;
+    if (!name.IsScalar() || !setting.IsScalar()) return "; write one text, as on the command line";
+    text += (text.empty() ? "" : ",") + name.Scalar();
+    if (is_lora && setting.Scalar() != "true") text += "=" + setting.Scalar();
+  }
+  return "; write `" + std::string(option.name) + ": " + printable(text) + "`";
+}
+
 /// Reads a scalar as a Value.
 /// Errors: c10::ValueError that begins with `where`, for a number that Value cannot hold; YAML's exception
 ///         for text that is not a Value.
@@ -86,9 +102,10 @@ OptionValue value_of(const Option& option, const YAML::Node& node, const std::st
     if (!value) {
       std::ostringstream text;
       text << node;
+      const std::string cure = joined_cure(option, node);
       TORCH_CHECK_VALUE(false, where, "'", option.name, "' must be ", kind<Value>(), ", got ",
                         node.IsNull() ? "nothing" : "'" + printable(text.str()) + "'",
-                        nested_cure(option.name, node, known));
+                        cure.empty() ? nested_cure(option.name, node, known) : cure);
     }
     if constexpr (std::is_same_v<Value, std::string>) {
       TORCH_CHECK_VALUE(

@@ -8,13 +8,16 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -129,6 +132,55 @@ Plan plan(const ConvertCommand& c, const ParsedOptions& parsed, const Safetensor
   return plan;
 }
 
+/// Returns the mode whose weights a file's tensors are, such as bf16-true, nf4-dq or, if weights differ, "int8 and
+/// nf4"; "" if they are of no mode, such as fp8-e4m3.
+std::string mode_of(const std::map<std::string, SafetensorsEntry>& tensors) {
+  std::set<std::string> modes;
+  for (const auto& [weight, stored] : find_stored_weights(dtypes_of(tensors))) {
+    const bool is_fp4 = stored.json.ends_with("fp4"), is_nested = tensors.contains(weight + ".nested_absmax");
+    modes.insert(stored.is_int8 ? "int8" : std::string(is_fp4 ? "fp4" : "nf4") + (is_nested ? "-dq" : ""));
+  }
+  if (!modes.empty()) return fmt::format("{}", fmt::join(modes, " and "));
+  std::map<at::ScalarType, int64_t> elements;
+  for (const auto& [name, entry] : tensors)
+    if (is_castable(entry.dtype)) elements[entry.dtype] += c10::multiply_integers(entry.shape);
+  const auto most = std::max_element(elements.begin(), elements.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most == elements.end()) return "";
+  switch (most->first) {
+    case at::kDouble:
+      return "64-true";
+    case at::kFloat:
+      return "32-true";
+    case at::kHalf:
+      return "16-true";
+    case at::kBFloat16:
+      return "bf16-true";
+    default:
+      return "";
+  }
+}
+
+/// Makes the metadata's "precision", the mode that the input was trained in, that of the new weights. It stays if no
+/// dtype changes.
+void correct_precision(std::map<std::string, std::string>& metadata, const SafetensorsModel& model,
+                       const Plan& plan) {
+  if (!metadata.contains("precision")) return;
+  const bool casts = std::any_of(plan.casts.begin(), plan.casts.end(), [&](const auto& cast) {
+    return model.entries().at(cast.second.source).dtype != cast.second.dtype;
+  });
+  if (plan.made.all().empty() && !casts) return;
+  std::map<std::string, SafetensorsEntry> tensors = converted_header(model, plan.casts, {}).tensors;
+  for (const MadeWeight& weight : plan.made.all())
+    tensors.insert(weight.entries.begin(), weight.entries.end());
+  const std::string mode = mode_of(tensors);
+  if (mode.empty()) {
+    metadata.erase("precision");
+  } else {
+    metadata["precision"] = mode;
+  }
+}
+
 /// Returns the header of the new model.
 SafetensorsHeader header_of(const SafetensorsModel& model, const Plan& plan,
                             const std::map<std::string, std::string>& metadata) {
@@ -154,9 +206,26 @@ uint64_t bytes_of(const SafetensorsHeader& header) {
   return bytes;
 }
 
+/// Throws if the output would lie beside the same model in the other form, one file or shards with an index. A program
+/// that reads the folder would take one of the two.
+void check_other_form(const SafetensorsLayout& layout) {
+  fs::path other = layout.index;  // NAME.safetensors.index.json
+  if (other.empty()) {
+    other = layout.files.front().path;
+    other += ".index.json";
+  } else {
+    other.replace_extension().replace_extension();
+  }
+  std::error_code error;
+  TORCH_CHECK(!fs::exists(fs::symlink_status(other, error)), "'", other.string(),
+              "' already exists, and the output would be a second model beside it; choose another place");
+}
+
 /// Checks everything that can be checked before a file is written.
 void check_outputs(const ConvertCommand& c, const SafetensorsModel& model, const SafetensorsLayout& layout) {
   std::error_code error;
+  if (fs::is_directory(c.in, error) && fs::equivalent(c.in, c.out, error))
+    throw UsageError("'" + c.out + "' is the input itself; choose another place for the output");
   for (const fs::path& path : outputs(layout)) {
     for (const fs::path& source : model.files())
       if (fs::equivalent(path, source, error))
@@ -164,6 +233,7 @@ void check_outputs(const ConvertCommand& c, const SafetensorsModel& model, const
     TORCH_CHECK(c.overwrite || !fs::exists(fs::symlink_status(path, error)), "'", path.string(),
                 "' already exists; choose another place, or give --overwrite");
   }
+  check_other_form(layout);
   const fs::path target = layout.files.front().path;
   fs::path folder = target.parent_path();
   while (!folder.empty() && !fs::exists(folder, error)) folder = folder.parent_path();
@@ -336,9 +406,10 @@ void convert(const ConvertCommand& c) {
     TORCH_WARN("the files of ", c.in, " differ in the metadata '", printable(key),
                "'; that of the first file is kept; --metadata ", printable(key), "=VALUE sets another");
   }
-  std::map<std::string, std::string> metadata = parsed.metadata;
-  metadata.insert(model.metadata().begin(), model.metadata().end());
   Plan plan = cli::plan(c, parsed, model);
+  std::map<std::string, std::string> metadata = model.metadata();
+  correct_precision(metadata, model, plan);
+  for (const auto& [key, value] : parsed.metadata) metadata[key] = value;
   const SafetensorsLayout layout =
       lay_out_safetensors(c.out, header_of(model, plan, metadata), parsed.max_shard_bytes);
   check_outputs(c, model, layout);

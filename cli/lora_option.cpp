@@ -81,14 +81,19 @@ std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string&
       continue;
     }
     const auto found = lora_settings().find(name);
+    const bool follows_names =
+        equals == std::string::npos && (given.contains("targets") || given.contains("exclude"));
     TORCH_CHECK_VALUE(found != lora_settings().end(), flag, " has no setting '", name, "'",
-                      did_you_mean(name, known),
-                      "; it has r, alpha, dropout, targets, exclude, rslora, dora");
+                      did_you_mean(name, known), "; it has r, alpha, dropout, targets, exclude, rslora, dora",
+                      follows_names ? "; join the names of layers with +, as in targets=qkv+projection" : "");
     TORCH_CHECK_VALUE(equals != std::string::npos, flag, ": ", name, " needs a value, as in ", name, "=",
                       name == "r" ? "16" : "VALUE");
     found->second(config, flag, part.substr(equals + 1));
   }
   naming_lora_settings(flag, [&] { check_lora_config(config); });
+  TORCH_CHECK_VALUE(config.lora_alpha != 0, flag,
+                    ": alpha is 0, which multiplies the adapter by 0 and trains nothing; give another alpha, "
+                    "or leave it out");
   return config;
 }
 

@@ -151,6 +151,10 @@ TEST_F(Program, WrongScalerKeysNameTheirValue) {
   refuses("growth_interval: 1e3", {"--growth-interval '1e3'", "is not a whole number"});
   refuses("grwoth_interval: 5", {"'grwoth_interval'", "did you mean 'growth_interval'?"});
   refuses("float32_matmul_precision: [high]", {"'float32_matmul_precision' must be one value"});
+  refuses("lora: {r: 4, alpha: 8, dora: true}",
+          {"'lora' must be one value", "; write `lora: r=4,alpha=8,dora`"});
+  refuses("lora: {r: 4, targets: [a, b]}", {"'lora' must be one value", "as on the command line"});
+  refuses("ignore_modules: [head, blocks.0]", {"; write `ignore_modules: head,blocks.0`"});
   refuses("float32_matmul_precision: hgih", {"'hgih'", "did you mean 'high'?"});
   refuses("transactional: sometimes", {"'transactional' must be true or false, got 'sometimes'"});
 }
@@ -186,6 +190,11 @@ TEST_F(Program, NumbersBeyondTheirTypeAreReported) {
   ASSERT_EQ(fit("--model mlp --max-steps 0 --output run").status, 0);
   expect_error(run("convert run/weights.safetensors out.safetensors --max-shard-size 1e400GB"), 2,
                {"--max-shard-size", large});
+}
+
+TEST_F(Program, SGDIn8BitsNeedsAMomentum) {
+  expect_error(fit("--optimizer sgd8bit --momentum 0"), 2,
+               {"--momentum 0 with --optimizer sgd8bit", "--optimizer fused-sgd"});
 }
 
 TEST_F(Program, ASwitchTakesNoValue) {

@@ -73,7 +73,9 @@ std::vector<std::string> parse_words(const std::string& flag, const std::string&
   std::vector<std::string> words;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    words.push_back(text.substr(begin, end - begin));
+    const size_t first = std::min(text.find_first_not_of(' ', begin), end);
+    words.push_back(text.substr(first, end - first));
+    words.back().resize(words.back().find_last_not_of(' ') + 1);  // npos + 1 is 0
     TORCH_CHECK_VALUE(!words.back().empty(), flag, " '", text,
                       "' has an empty name; give names with commas between them, or leave it out");
     begin = end + 1;

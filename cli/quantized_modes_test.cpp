@@ -131,6 +131,8 @@ TEST_F(QuantizedRuns, OptionsReachTheMode) {
   ASSERT_NE(layer, "");
   train("--precision nf4 --ignore-modules " + layer, "ignoring");
   EXPECT_EQ(dtypes("ignoring/weights.safetensors").at(layer + ".weight"), "F32");
+  train("--precision nf4 --ignore-modules ' unknown , " + layer + " '", "blanks");
+  EXPECT_EQ(dtypes("blanks/weights.safetensors").at(layer + ".weight"), "F32");
 }
 
 TEST_F(QuantizedRuns, WrongOptionsAreRefused) {

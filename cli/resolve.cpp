@@ -73,6 +73,10 @@ void check_length(const FitOptions& o) {
 }
 
 void check_optimizer(const FitOptions& o) {
+  TORCH_CHECK_VALUE(
+      o.optimizer != "sgd8bit" || o.optimizer_settings.momentum != 0.0,
+      "--momentum 0 with --optimizer sgd8bit: without a momentum there is no state to keep in 8 "
+      "bits; choose --optimizer fused-sgd, or a momentum above 0");
   std::vector<std::string> rounding;
   for (const OptimizerEntry& entry : optimizers())
     if (entry.takes("stochastic_rounding")) rounding.push_back(entry.name);

@@ -380,6 +380,45 @@ TEST_F(WeightConversion, DamagedStatesAreNamedAndNothingIsLeft) {
           {"'w.SCB'", "4 elements"});
 }
 
+TEST_F(WeightConversion, ThePrecisionInTheMetadataIsThatOfTheNewWeights) {
+  write("plain.safetensors", safetensors(network()));
+  ASSERT_EQ(run("convert plain.safetensors in.safetensors --metadata precision=32-true").status, 0);
+  const auto header_after = [&](const std::string& arguments, const std::string& in = "in.safetensors") {
+    convert(in + " " + arguments);
+    return read(folder_ / "out.safetensors");
+  };
+  for (const std::string format : {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"})
+    EXPECT_THAT(header_after("--to " + format), HasSubstr("\"precision\":\"" + format + "\"")) << format;
+  EXPECT_THAT(header_after("--dtype bf16"), HasSubstr("\"precision\":\"bf16-true\""));
+  EXPECT_THAT(header_after("--dtype fp16"), HasSubstr("\"precision\":\"16-true\""));
+  EXPECT_THAT(header_after("--dtype fp16 --only ids --only table"), HasSubstr("\"precision\":\"32-true\""));
+  EXPECT_THAT(header_after("--dtype fp8-e4m3"), Not(HasSubstr("precision")));
+  EXPECT_THAT(header_after("--to nf4 --metadata precision=mine"), HasSubstr("\"precision\":\"mine\""));
+  EXPECT_THAT(header_after("--to nf4", "plain.safetensors"), Not(HasSubstr("precision")));
+  ASSERT_EQ(run("convert in.safetensors quantized.safetensors --to int8").status, 0);
+  EXPECT_THAT(header_after("--dtype bf16", "quantized.safetensors"), HasSubstr("\"precision\":\"int8\""));
+  EXPECT_THAT(header_after("--dequantize --dtype fp32", "quantized.safetensors"),
+              HasSubstr("\"precision\":\"32-true\""));
+  ASSERT_EQ(run("convert plain.safetensors mixed.safetensors --metadata precision=16-mixed").status, 0);
+  EXPECT_THAT(header_after("--add-prefix a.", "mixed.safetensors"), HasSubstr("\"precision\":\"16-mixed\""))
+      << "no dtype has changed";
+}
+
+TEST_F(WeightConversion, AFolderGetsNoSecondModel) {
+  write("in.safetensors", safetensors(network()));
+  ASSERT_EQ(run("convert in.safetensors shards --to nf4 --max-shard-size 1kB").status, 0);
+  ASSERT_EQ(run("convert in.safetensors one").status, 0);
+  expect_error(run("convert shards shards --dequantize"), 2, {"'shards' is the input itself"});
+  expect_error(run("convert shards shards/. --dequantize --overwrite"), 2, {"is the input itself"});
+  expect_error(run("convert one one --max-shard-size 1kB"), 2, {"'one' is the input itself"});
+  expect_error(run("convert shards shards/model.safetensors --dequantize"), 1,
+               {"'shards/model.safetensors.index.json' already exists", "second model", "another place"});
+  expect_error(run("convert in.safetensors shards --overwrite"), 1, {"second model"});
+  expect_error(run("convert in.safetensors one --max-shard-size 1kB"), 1,
+               {"'one/model.safetensors' already exists", "second model"});
+  EXPECT_EQ(run("convert shards one --dequantize --overwrite").status, 0);
+}
+
 // Three matrices of 64 MiB of zeros. The file is sparse, so it takes no disk space.
 TEST_F(WeightConversion, PeakMemoryIsAtMostTwoTensors) {
   constexpr uint64_t kTensor = 64ULL << 20;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -10,6 +11,7 @@
 
 #include "cli/adapters.h"
 #include "cli/option.h"
+#include "mantissa/core/formats.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/precision/registry.h"
 
@@ -81,10 +83,16 @@ class Warnings {
   }
 
   void of_model_and_data() const {
-    if ((given_.has("lora") || given_.has("adapter")) && has_adapter(o_) && o_.weights.empty())
+    if ((given_.has("lora") || given_.has("adapter")) && has_adapter(o_) && o_.weights.empty()) {
       TORCH_WARN(
           "an adapter is trained on frozen weights, which are random without --weights; give the file "
           "of the model to fine-tune");
+    } else if (given_.has("precision") && quantizes_weights() && o_.weights.empty()) {
+      TORCH_WARN(
+          "--precision ", o_.precision(),
+          " freezes the weights that it quantizes, which are random without --weights; give the file of "
+          "the model to fine-tune");
+    }
     if (is_given("channels_last") || is_given("benchmark")) {
       const std::string no_convolutions = "--model " + o_.model + ", which has no convolutions";
       const bool convolves = has_convolutions(o_.model), on_cpu = o_.trainer.device == "cpu";
@@ -96,6 +104,11 @@ class Warnings {
   }
 
  private:
+  bool quantizes_weights() const {
+    if (o_.precision() == "all") return false;
+    const std::optional<Format> weights = o_.traits().weights;
+    return weights == Format::kNF4 || weights == Format::kFP4 || weights == Format::kInt8;
+  }
   /// A switch that is turned off is not expected to have an effect.
   bool is_given(const char* option) const {
     const bool* const on = given_.get_if<bool>(option);

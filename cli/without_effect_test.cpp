@@ -42,6 +42,14 @@ TEST_F(Program, MemoryFormatAndBenchmarkWithoutConvolutionsAreWarnedOf) {
   EXPECT_EQ(fit("--print-config --no-channels-last --no-benchmark --model mlp").err, "");
 }
 
+TEST_F(Program, QuantizedWeightsThatAreRandomAreWarnedOf) {
+  for (const std::string mode : {"nf4", "nf4-dq", "fp4", "int8"})
+    EXPECT_THAT(fit("--model mlp --print-config --precision " + mode).err,
+                AllOf(HasSubstr("--precision " + mode + " freezes"), HasSubstr("random without --weights")));
+  EXPECT_EQ(fit("--model mlp --print-config --precision int8-training").err, "");
+  EXPECT_EQ(fit("--model mlp --print-config --precision nf4 --weights w.safetensors").err, "");
+}
+
 TEST_F(Program, AWarmUpThatTheRunCutsShortIsWarnedOf) {
   const std::string warning =
       "mantissa: warning: --warmup-steps 3 is more than half of the run's 4 steps, so the learning rate "

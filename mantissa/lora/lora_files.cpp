@@ -1,8 +1,12 @@
+#include <algorithm>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
@@ -45,10 +49,14 @@ class AdapterFolder {
     auto found = lora::find_layers(model, {layers_.begin(), layers_.end()}, "load_adapter: '" + path_ + "'");
     // PEFT leaves a model's output layer out of all-linear, so the file decides which layers those are.
     if (config_.target_modules.is_all_linear()) return found;
-    for (const FoundLayer& each : lora::find_targets(model, config_, /*every_name=*/false))
+    std::set<std::string> others = layers_;
+    for (const FoundLayer& each : lora::find_targets(model, config_, /*every_name=*/false)) {
       TORCH_CHECK_VALUE(layers_.contains(each.name), "load_adapter: '", path_, "' lacks weights for '",
                         each.name, "', which the target_modules of its adapter_config.json (",
                         config_.target_modules.text(), ") include; it belongs to another model");
+      others.erase(each.name);
+    }
+    check_no_others({others.begin(), others.end()});
     return found;
   }
 
@@ -69,6 +77,18 @@ class AdapterFolder {
   }
 
  private:
+  /// Throws if the file has weights for layers that its settings leave out. PEFT ignores these weights.
+  void check_no_others(const std::vector<std::string>& others) const {
+    constexpr size_t kShown = 3;
+    const size_t shown = std::min(others.size(), kShown);
+    std::string names = join_names({others.begin(), others.begin() + static_cast<std::ptrdiff_t>(shown)});
+    if (others.size() > shown) names += " and " + std::to_string(others.size() - shown) + " more";
+    TORCH_CHECK_VALUE(
+        others.empty(), "load_adapter: '", path_, "' has weights for ", names,
+        ", which the target_modules of its adapter_config.json leave out; add the layers to its "
+        "target_modules, or give the two files that were saved together");
+  }
+
   std::string layer_of(const std::string& key) const {
     const std::string prefix = kPrefix;
     for (const std::string suffix : {kSuffixA, kSuffixB, kSuffixMagnitude})

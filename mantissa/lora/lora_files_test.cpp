@@ -147,6 +147,24 @@ TEST_F(LoraFiles, AFileThatLacksALayerOfItsTargetsIsRefused) {
   expect_untouched(twin);
 }
 
+TEST_F(LoraFiles, AFileWithMoreLayersThanItsTargetsIsRefused) {
+  LoraNet net;
+  save(net, {.r = 4});
+  const auto all = load_safetensors(saved_ / kAdapterWeights).tensors;
+  LoraNet small;
+  save(small, {.r = 4, .target_modules = {"blocks.0.up"}});
+  save_safetensors(saved_ / kAdapterWeights, all);
+  LoraNet twin;
+  EXPECT_THAT(error_of_loading(twin),
+              AllOf(HasSubstr("has weights for blocks.0.down, blocks.1.down, blocks.1.up and 1 more"),
+                    HasSubstr("add the layers to its target_modules")));
+  expect_untouched(twin);
+  LoraNet excluding;
+  save(excluding, {.r = 4, .target_modules = {"up", "down", "head"}, .exclude_modules = {"head"}});
+  save_safetensors(saved_ / kAdapterWeights, all);
+  EXPECT_THAT(error_of_loading(twin), HasSubstr("has weights for head, which"));
+}
+
 TEST_F(LoraFiles, DoraWithoutItsMagnitudesIsRefused) {
   LoraNet net;
   save(net, {.use_dora = true, .target_modules = {"head"}});

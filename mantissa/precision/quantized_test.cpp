@@ -117,12 +117,13 @@ TEST_F(QuantizedModes, OptionsOfOtherModesAreRefused) {
     EXPECT_THAT(error(mode, {.quantize_convolutions = false}), HasSubstr("with quantize_convolutions false"));
   }
   EXPECT_THAT(error("int8", {.blocksize = 64}), HasSubstr("no blocks"));
-  EXPECT_THAT(error("nf4", {.llm_int8_threshold = 6}), HasSubstr("choose int8"));
+  EXPECT_THAT(error("nf4", {.llm_int8_threshold = 6}), HasSubstr("only int8 and int8-training"));
   EXPECT_THAT(error("nf4", {.blocksize = 48}), HasSubstr("blocks of 48 values"));
   EXPECT_THAT(error("int8", {.llm_int8_threshold = -1}), HasSubstr("llm_int8_threshold -1"));
   EXPECT_THAT(error("int8", {.llm_int8_threshold = std::numeric_limits<double>::quiet_NaN()}),
               HasSubstr("llm_int8_threshold nan"));
-  EXPECT_THAT(error("nf4", {.loss_scale = "128"}), HasSubstr("only fp16 gradients need a scale"));
+  EXPECT_THAT(error("nf4", {.loss_scale = "128"}),
+              HasSubstr("only fp16 gradients need a scale; leave it out, or give dtype float16"));
   EXPECT_THAT(error("nf4-dq", {.master_weights = true}), HasSubstr("not 16-bit"));
 }
 

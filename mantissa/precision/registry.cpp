@@ -95,11 +95,12 @@ std::string scaler_option(const PrecisionOptions& o) {
   return found.empty() && o.warn_after_skips ? c10::str("warn_after_skips ", *o.warn_after_skips) : found;
 }
 
-void refuse_loss_scale(const Mode& mode, const PrecisionOptions& options) {
+void refuse_loss_scale(const Mode& mode, const PrecisionOptions& options,
+                       const std::string& cure = "choose 16-mixed or 16-true") {
   const std::string given =
       options.loss_scale ? "loss_scale '" + *options.loss_scale + "'" : scaler_option(options);
   TORCH_CHECK_VALUE(given.empty(), "precision '", mode.name, "' with ", given,
-                    ": only fp16 gradients need a scale; leave it out, or choose 16-mixed or 16-true");
+                    ": only fp16 gradients need a scale; leave it out, or ", cure);
 }
 
 void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
@@ -314,7 +315,7 @@ std::unique_ptr<Precision> make_quantized(const Mode& mode, at::Device device,
                     *options.blocksize, ": it has one scale per row and no blocks; leave it out");
   TORCH_CHECK_VALUE(is_int8 || !options.llm_int8_threshold, "precision '", mode.name,
                     "' with llm_int8_threshold ", *options.llm_int8_threshold,
-                    ": only int8 tells outliers apart; leave it out, or choose int8");
+                    ": only int8 and int8-training tell outliers apart; leave it out, or choose one of them");
   QuantizedPrecisionOptions made;
   made.dtype = options.dtype.value_or(default_quantized_dtype(format, device));
   made.weights = {.format = format,
@@ -325,7 +326,7 @@ std::unique_ptr<Precision> make_quantized(const Mode& mode, at::Device device,
                   .embeddings = options.quantize_embeddings.value_or(false),
                   .convolutions = options.quantize_convolutions.value_or(false)};
   if (!is_int8) check_options({.format = format, .blocksize = made.weights.blocksize});
-  if (made.dtype != at::kHalf) refuse_loss_scale(mode, options);
+  if (made.dtype != at::kHalf) refuse_loss_scale(mode, options, "give dtype float16");
   made.scaler = make_scaler(mode, device, options, options.loss_scale.value_or("none"),
                             /*fp16_gradients=*/true);
   return std::make_unique<QuantizedPrecision>(mode.name, device, std::move(made));
