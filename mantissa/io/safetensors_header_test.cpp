@@ -28,7 +28,7 @@ std::string entry(const std::string& dtype, const std::string& shape, const std:
 }
 std::string one(const std::string& value) { return R"({"w":)" + value + "}"; }
 std::string nested(size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); }
-/// Returns a shape of so many ones.
+/// Returns the JSON of a shape with `count` dimensions of size 1.
 std::string dimensions(size_t count) {
   std::string ones = "[1";
   for (size_t i = 1; i < count; ++i) ones += ",1";

@@ -37,8 +37,8 @@ std::vector<std::string> quantized_weights_of(const std::map<std::string, at::Te
 std::map<std::string, at::Tensor> dequantize_stored(std::map<std::string, at::Tensor> tensors,
                                                     at::ScalarType dtype = at::kFloat);
 
-/// The same, without the weights that a model has packed: those stay as they are stored. What is packed is asked of the
-/// weight under an adapter. `own` are the model's weights by their names.
+/// As dequantize_stored(), but leaves those weights as they are stored that the model itself has packed. `own` has the
+/// model's weights by name. Where a weight has an adapter, the weight under the adapter counts.
 std::map<std::string, at::Tensor> dequantize_plain(std::map<std::string, at::Tensor> tensors,
                                                    const std::map<std::string, at::Tensor>& own,
                                                    at::ScalarType dtype = at::kFloat);
