@@ -12,7 +12,7 @@
 
 #include "mantissa/fp8/hadamard.h"
 #include "mantissa/fp8/quantizer_internal.h"
-#include "mantissa/kernels/aten/content_hash.h"
+#include "mantissa/kernels/aten/tensor_content.h"
 
 namespace mantissa {
 namespace {
@@ -48,10 +48,8 @@ at::Tensor padded(const at::Tensor& matrix, int64_t block_rows, int64_t block_co
   return rows == 0 && cols == 0 ? matrix : at::constant_pad_nd(matrix, {0, cols, 0, rows});
 }
 
-/// The address and the version of a tensor do not tell: optimizers write through data(), and memory is used again.
-WeightSource source_of(const at::Tensor& weight) {
-  const at::Tensor values = weight.detach().resolve_neg().contiguous();
-  return {kernels::content_hash(values), values.scalar_type(), values.sizes().vec()};
+kernels::TensorContent content_of(const at::Tensor& weight) {
+  return kernels::content_of(weight.detach().resolve_neg().contiguous());
 }
 
 Fp8Pass pass_of(Fp8Role role) { return role == Fp8Role::kGradient ? Fp8Pass::kBackward : Fp8Pass::kForward; }
@@ -133,14 +131,14 @@ Fp8Factor Fp8Quantizer::weight_factor(const at::Tensor& weight, std::optional<bo
   std::unique_ptr<Cache>& cache = state_.cache_;
   if (is_first_microbatch.value_or(true)) {
     Fp8Factor factor = quantize(weight, Fp8Role::kWeight);
-    if (is_first_microbatch) cache = std::make_unique<Cache>(Cache{factor, source_of(weight)});
+    if (is_first_microbatch) cache = std::make_unique<Cache>(Cache{factor, content_of(weight)});
     return factor;
   }
   TORCH_CHECK(
       cache,
       "linear_fp8: is_first_microbatch is false, but no call with true has kept the weight's codes; pass "
       "true for the first micro-batch of a step");
-  TORCH_CHECK(cache->source == source_of(weight),
+  TORCH_CHECK(cache->content == content_of(weight),
               "linear_fp8: is_first_microbatch is false, but the weight has changed since its codes were "
               "kept; pass true "
               "for the first micro-batch after a step");

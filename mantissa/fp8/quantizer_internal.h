@@ -6,7 +6,6 @@
 #include <optional>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -15,6 +14,7 @@
 #include "mantissa/fp8/mxfp8.h"
 #include "mantissa/fp8/nvfp4.h"
 #include "mantissa/fp8/quantized_fp8.h"
+#include "mantissa/kernels/aten/tensor_content.h"
 
 namespace mantissa {
 
@@ -30,14 +30,6 @@ Fp8Factor transposed(Fp8Factor factor);
 
 /// Returns a b^T in float32.
 at::Tensor product(const Fp8Factor& a, const Fp8Factor& b);
-
-/// The content of a weight when it was quantized.
-struct WeightSource {
-  uint64_t hash;
-  at::ScalarType dtype;
-  std::vector<int64_t> sizes;
-  bool operator==(const WeightSource&) const = default;
-};
 
 /// What a factor is quantized as.
 enum class Fp8Role : uint8_t { kInput, kWeight, kGradient };
@@ -65,7 +57,7 @@ class Fp8Quantizer {
 
 struct Fp8LinearState::WeightCache {
   Fp8Factor factor;
-  WeightSource source;
+  kernels::TensorContent content;  ///< of the weight when it was quantized
 };
 
 }  // namespace mantissa

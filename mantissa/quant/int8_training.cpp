@@ -8,7 +8,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
-#include "mantissa/kernels/aten/content_hash.h"
+#include "mantissa/kernels/aten/tensor_content.h"
 #include "mantissa/quant/linear_int8.h"
 
 namespace mantissa {
@@ -46,14 +46,14 @@ int64_t Int8TrainingRule::quantizations() const {
   return quantizations_;
 }
 
-std::optional<Int8TrainingRule::Source> Int8TrainingRule::source_of(const at::Tensor& weight) {
+std::optional<kernels::TensorContent> Int8TrainingRule::source_of(const at::Tensor& weight) {
   if (!weight.is_cpu() || !weight.is_contiguous() || weight.numel() == 0) return std::nullopt;
-  return Source{kernels::content_hash(weight), weight.scalar_type(), weight.sizes().vec()};
+  return kernels::content_of(weight);
 }
 
 QuantizedInt8 Int8TrainingRule::codes_of(const at::Tensor& weight) const {
   const c10::InferenceMode no_inference(false);  // the codes may serve a later product that records a graph
-  const std::optional<Source> source = source_of(weight);
+  const std::optional<kernels::TensorContent> source = source_of(weight);
   {
     const std::lock_guard lock(mutex_);
     if (source && source_ == source) return codes_;

@@ -4,10 +4,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/kernels/aten/tensor_content.h"
 #include "mantissa/quant/quantized_int8.h"
 #include "mantissa/weights/marked_weight.h"
 
@@ -46,19 +46,13 @@ class Int8TrainingRule final : public WeightRule {
 
  private:
   /// What a tensor was when it was quantized.
-  struct Source {
-    uint64_t hash;
-    at::ScalarType dtype;
-    std::vector<int64_t> sizes;
-    bool operator==(const Source&) const = default;
-  };
-  static std::optional<Source> source_of(const at::Tensor& weight);
+  static std::optional<kernels::TensorContent> source_of(const at::Tensor& weight);
   QuantizedInt8 codes_of(const at::Tensor& weight) const;
 
   double threshold_;
   std::string name_;
   mutable std::mutex mutex_;  ///< of the members below
-  mutable std::optional<Source> source_;
+  mutable std::optional<kernels::TensorContent> source_;
   mutable QuantizedInt8 codes_;
   mutable int64_t quantizations_ = 0;
 };

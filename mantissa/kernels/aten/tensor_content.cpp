@@ -1,4 +1,4 @@
-#include "mantissa/kernels/aten/content_hash.h"
+#include "mantissa/kernels/aten/tensor_content.h"
 
 #include <cstring>
 
@@ -6,7 +6,9 @@
 
 namespace mantissa::kernels {
 
-uint64_t content_hash(const at::Tensor& tensor) {
+namespace {
+
+uint64_t hash_of(const at::Tensor& tensor) {
   const size_t bytes = tensor.nbytes(), whole = bytes / sizeof(float);
   if (bytes == 0) return 0;
   const auto* const data = static_cast<const char*>(tensor.const_data_ptr());
@@ -18,6 +20,12 @@ uint64_t content_hash(const at::Tensor& tensor) {
   std::memcpy(&rest, data + whole * sizeof(float), bytes - whole * sizeof(float));
   hash ^= rest * 0x9E3779B97F4A7C15U;
   return hash;
+}
+
+}  // namespace
+
+TensorContent content_of(const at::Tensor& tensor) {
+  return {hash_of(tensor), tensor.scalar_type(), tensor.sizes().vec()};
 }
 
 }  // namespace mantissa::kernels
