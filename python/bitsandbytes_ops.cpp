@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -103,12 +104,36 @@ Tensor gemm_4bit(const Tensor& a, const Tensor& b, at::IntArrayRef shape, const 
                      bias);
 }
 
+/// Whether the weight has the layout that bitsandbytes gives it for inference on a CPU with AVX512-BF16. Nothing but its
+/// scales says so: they are bfloat16, [blocks of a row, rows].
+bool is_packed_for_cpu(const Tensor& absmax) {
+  return absmax.dim() == 2 && absmax.scalar_type() == at::kBFloat16;
+}
+
+/// Returns the codes of a packed weight in the usual order. For each 32 rows and each pair of columns, a packed weight has
+/// 32 bytes: the low halves hold the pairs of the first 16 rows, the high halves those of the last 16 rows.
+Tensor unpacked_codes(const Tensor& codes, at::IntArrayRef shape) {
+  constexpr int64_t kRows = 32;
+  TORCH_CHECK_VALUE(shape.size() == 2 && shape[0] % kRows == 0 && shape[1] % 2 == 0 &&
+                        codes.numel() == shape[0] * shape[1] / 2,
+                    "gemv_4bit: ", codes.numel(), " bytes of codes are not those of a weight of shape ",
+                    shape, " that was packed for the CPU");
+  const int64_t pairs = shape[1] / 2;
+  const Tensor bytes = codes.contiguous().view(at::kByte).view({shape[0] / kRows, pairs, kRows / 2, 2});
+  const Tensor first = bytes.select(3, 0), second = bytes.select(3, 1);
+  const Tensor low = first.bitwise_left_shift(4).bitwise_or(second.bitwise_and(15)),
+               high = first.bitwise_and(240).bitwise_or(second.bitwise_right_shift(4));
+  return at::cat({low, high}, 2).transpose(1, 2).contiguous();
+}
+
 /// The table decides the format, as in bitsandbytes: value 1 is negative in NF4 only.
 Tensor gemv_4bit(const Tensor& a, const Tensor& b, at::IntArrayRef shape, const Tensor& absmax,
                  const Tensor& code, int64_t blocksize) {
   const at::NoGradGuard no_grad;
   const Format format = code[1].item<float>() > 0 ? Format::kFP4 : Format::kNF4;
-  return linear_4bit(a, weight_of(b, absmax, shape, blocksize, format, a.scalar_type()));
+  const bool is_packed = is_packed_for_cpu(absmax);
+  return linear_4bit(a, weight_of(is_packed ? unpacked_codes(b, shape) : b, is_packed ? absmax.t() : absmax,
+                                  shape, blocksize, format, a.scalar_type()));
 }
 
 at::DimVector sizes_of_product(const Tensor& a, const Tensor& b) {

@@ -69,7 +69,28 @@ def bitsandbytes_kernels(on: bool) -> bool:
     """
     if on:
         import bitsandbytes  # noqa: F401  (defines the operators)
-    return bool(_library.bitsandbytes_kernels(on))
+    was_on = bool(_library.bitsandbytes_kernels(on))
+    if on != was_on:
+        _keep_layout(on)
+    return was_on
+
+
+def _keep_layout(on: bool) -> None:
+    """Keeps bitsandbytes from packing weights anew for inference, or lets it do so again.
+
+    On a CPU with AVX512-BF16 its layers have a layout of their own in evaluation. These kernels can read it, but have to
+    convert it back in each call.
+    """
+    from bitsandbytes.nn import modules
+
+    global _pack
+    if on:
+        _pack = getattr(modules, "_convert_weight_packed_for_cpu", None)
+    if _pack is not None:  # another release of bitsandbytes may not have it
+        modules._convert_weight_packed_for_cpu = (lambda weight, state, *_, **__: (weight, state)) if on else _pack
+
+
+_pack = None
 
 
 def tier() -> str:

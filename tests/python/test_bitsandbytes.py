@@ -88,6 +88,34 @@ def test_a_4bit_layer_and_its_gradients(replaced, quant_type, nested, dtype):
             torch.testing.assert_close(got, expected, rtol=BOUND[dtype], atol=BOUND[dtype] * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
+def test_the_layout_for_inference(replaced, quant_type, nested, dtype):
+    """On a CPU with AVX512-BF16 bitsandbytes packs the weight of a layer in evaluation, and calls gemv_4bit for any rows."""
+    w = torch.randn(96, 256)
+    codes, state = F.quantize_4bit(w, quant_type=quant_type, compress_statistics=nested)
+    dense = F.dequantize_4bit(codes, state)
+    packed, state = F._convert_weight_packed_for_cpu(codes, state)
+    for shape in [(1, 256), (3, 256), (2, 5, 256)]:
+        x = torch.randn(shape).to(dtype)
+        got, expected = F.gemv_4bit(x, packed, state=state), x.float() @ dense.t()
+        assert got.dtype == dtype
+        # The scales of this layout are bfloat16.
+        torch.testing.assert_close(got.float(), expected, rtol=0, atol=1e-2 * expected.abs().max().item())
+
+
+def test_a_layer_in_evaluation_is_the_same_after_each_switch(replaced):
+    layer = bnb.nn.Linear4bit(256, 96, compute_dtype=torch.float32).to("cpu").eval()
+    x = torch.randn(3, 256)
+    with torch.no_grad():
+        expected = x @ F.dequantize_4bit(layer.weight.data, layer.weight.quant_state).t() + layer.bias
+        for on in (False, True, False):
+            replaced.bitsandbytes_kernels(on)
+            torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-2 * expected.abs().max().item())
+    replaced.bitsandbytes_kernels(True)
+
+
 def test_an_empty_batch(replaced):
     layer = bnb.nn.Linear4bit(64, 32, compute_dtype=torch.float32).to("cpu")
     assert layer(torch.empty(0, 64)).shape == (0, 32)
@@ -140,6 +168,8 @@ def test_wrong_calls_raise(replaced):
         op.dequantize_4bit(codes, state.absmax, 64, "nf4", [33, 64], torch.float32)
     with pytest.raises(ValueError, match="last dimension of x has to be 64"):
         op.gemm_4bit(torch.randn(2, 63), codes, [32, 64], state.absmax, 64, "nf4")
+    with pytest.raises(ValueError, match="packed for the CPU"):
+        op.gemv_4bit(torch.randn(1, 64), codes, [33, 64], torch.ones(1, 33).bfloat16(), state.code, 64)
     with pytest.raises(ValueError, match="inf or nan"):
         F.quantize_4bit(torch.full((4, 64), float("nan")))
     with pytest.raises(ValueError, match="scales do not fit"):

@@ -71,6 +71,27 @@ assert not kernels.enabled() and not kernels.enable()
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_bitsandbytes_keeps_its_layout_while_the_kernels_are_on(installed):
+    pytest.importorskip("bitsandbytes")
+    done = run_python(installed, """
+import bitsandbytes, mantissa_kernels as kernels, torch
+assert kernels.bitsandbytes_kernels(True) is False and kernels.bitsandbytes_kernels(True) is True
+layer = bitsandbytes.nn.Linear4bit(128, 64, compute_dtype=torch.float32).to("cpu").eval()
+packs = layer.support_avx512bf16_for_cpu
+layer.support_avx512bf16_for_cpu = True  # as on such a CPU
+x = torch.randn(3, 128)
+expected = x @ bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).t() + layer.bias
+for _ in range(2):
+    torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-4)
+    assert not getattr(layer.weight.quant_state, "packing_format_for_cpu", False)
+assert kernels.bitsandbytes_kernels(False) is True and kernels.bitsandbytes_kernels(False) is False
+if packs:
+    layer(x)
+    assert layer.weight.quant_state.packing_format_for_cpu
+""")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(("before", "messages"), [
     ("import torch; torch.__version__ = '9.9.1+cpu'", [f"built with PyTorch {RELEASE}", "9.9.1+cpu is installed",
                                                        f"pip install torch=={RELEASE}"]),
