@@ -215,7 +215,7 @@ TEST_F(Packed4BitErrors, OtherFormatsAreNamedWithTheMode) {
   EXPECT_THAT(loading(pack_state(quantize_4bit(w, {.blocksize = 128}), "weight")),
               HasSubstr("choose the mode nf4 with blocksize 128"));
   EXPECT_THAT(loading({{"weight", at::zeros({32, 64}, at::kChar)}, {"SCB", at::ones({32})}}),
-              AllOf(HasSubstr("saved in int8"), HasSubstr("mode int8")));
+              AllOf(HasSubstr("saved as int8"), HasSubstr("mode int8")));
 }
 
 TEST_F(Packed4BitErrors, IncompleteAndUnfittingStatesChangeNothing) {

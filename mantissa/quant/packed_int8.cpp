@@ -77,13 +77,15 @@ class PackedInt8 final : public PackedData {
 };
 
 PackedDataPtr PackedInt8::with_state(const Parts& stored, const std::string& name) const {
-  TORCH_CHECK_VALUE(has_state_int8(stored, name) || !has_state_4bit(stored, name), "PartsLoader: '", name,
-                    "' is saved in 4 bits, and the model has int8; load it into a model in a 4-bit mode");
-  TORCH_CHECK_VALUE(stored.contains(name), "PartsLoader: '", name,
-                    "' is missing, which the packed weight (int8) needs; load the weights of the same model");
+  TORCH_CHECK_VALUE(
+      has_state_int8(stored, name) || !has_state_4bit(stored, name), "'", name,
+      "' is saved in 4 bits, and the model has int8; choose a 4-bit mode, or restore the file's "
+      "weights to float first (mantissa convert --dequantize)");
+  TORCH_CHECK_VALUE(stored.contains(name), "'", name,
+                    "' is missing, which the model needs as int8; load the weights of the same model");
   const QuantizedInt8 found = unpack_state_int8(stored, name);
-  TORCH_CHECK_VALUE(stored.at(name).sizes() == sizes(), "PartsLoader: '", name, "' has shape ",
-                    stored.at(name).sizes(), ", and the packed weight (int8) has ", sizes(),
+  TORCH_CHECK_VALUE(stored.at(name).sizes() == sizes(), "'", name, "' has shape ", stored.at(name).sizes(),
+                    ", and the model's weight (int8) has ", sizes(),
                     "; load into a model of the saved shapes");
   const auto copy = [&](const at::Tensor& tensor) {
     return tensor.to(device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
