@@ -130,6 +130,22 @@ TEST_F(LoraModels, PatternsGiveLayersOtherRanksAndAlphas) {
   EXPECT_EQ(config.scaling_of("blocks.0.up"), 2);
 }
 
+TEST_F(LoraModels, ARankAboveThatOfAWeightIsWarnedOfOnce) {
+  const auto warnings_of = [](const LoraConfig& config) {
+    LoraNet net;
+    const Warnings warnings;
+    const LoraModel lora(*net, config);
+    return warnings.texts;
+  };
+  EXPECT_THAT(warnings_of({.r = 7}),
+              ElementsAre(AllOf(HasSubstr("r=7 is above 6"), HasSubstr("'blocks.0.up' [10, 6]"),
+                                HasSubstr("and of 4 more layers"), HasSubstr("only costs memory"))));
+  EXPECT_THAT(warnings_of({.r = 4}),
+              ElementsAre(AllOf(HasSubstr("r=4 is above 3"), HasSubstr("'head' [3, 6];"))));
+  EXPECT_THAT(warnings_of({.r = 4, .rank_pattern = {{"head", 3}}}), IsEmpty());
+  EXPECT_THAT(warnings_of({.r = 6, .exclude_modules = {"head"}}), IsEmpty()) << "a full rank is allowed";
+}
+
 TEST_F(LoraModels, TargetsAreEndsOfNamesExpressionsOrAllLinearLayers) {
   const auto layers = [](const LoraConfig& config) {
     LoraNet net;
