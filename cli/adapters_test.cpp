@@ -160,6 +160,14 @@ TEST_F(Adapters, AreTrainedOn4BitWeights) {
   }
 }
 
+TEST_F(Adapters, TheHelpOfMergeSaysWhatIsExact) {
+  const Outcome help = run("merge --help");
+  ASSERT_EQ(help.status, 0);
+  EXPECT_THAT(help.out, AllOf(HasSubstr("nothing is lost in fp32, and fp16 and bf16 round once"),
+                              HasSubstr("they are quantized again, and the error is printed"),
+                              Not(HasSubstr("which is exact"))));
+}
+
 TEST_F(Adapters, AreMergedInTheDtypeOfTheRunsWeights) {
   const auto dtype_and_mode = [&](const std::string& file) {
     const Outcome done = run("inspect --json --no-values " + file);

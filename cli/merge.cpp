@@ -156,10 +156,12 @@ void add_merge(CLI::App& app) {
       ->required()
       ->check(names_a_file, "");
   sub->add_option("--dtype", command->dtype,
-                  "dtype of the weights in the file; that of the run's weights if left out")
+                  "dtype of the weights in the file; that of the run's weights if left out; fp32 is exact for "
+                  "plain weights, fp16 and bf16 round")
       ->option_text("fp32|fp16|bf16");
   sub->add_flag("--dequantize", command->dequantize,
-                "write 4- and 8-bit weights as plain ones, which is exact");
+                "write 4- and 8-bit weights as plain ones: nothing is lost in fp32, and fp16 and bf16 round once; "
+                "left out, they are quantized again, and the error is printed");
   sub->add_flag("--overwrite", command->overwrite, "replace an existing output file");
   sub->callback([command] { merge(*command); });
 }
