@@ -1,11 +1,17 @@
 #include "cli/model_weights.h"
 
+#include <algorithm>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
+#include "cli/convert_options.h"
 #include "cli/fit_options.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/atomic_file.h"
@@ -31,6 +37,33 @@ std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, Safe
   std::map<std::string, at::ScalarType> dtypes;
   for (const auto& [name, entry] : entries) dtypes.emplace(name, entry.dtype);
   return dtypes;
+}
+
+std::string mode_of_weights(const std::map<std::string, SafetensorsEntry>& tensors) {
+  std::set<std::string> modes;
+  for (const auto& [weight, stored] : find_stored_weights(dtypes_of(tensors))) {
+    const bool is_fp4 = stored.json.ends_with("fp4"), is_nested = tensors.contains(weight + ".nested_absmax");
+    modes.insert(stored.is_int8 ? "int8" : std::string(is_fp4 ? "fp4" : "nf4") + (is_nested ? "-dq" : ""));
+  }
+  if (!modes.empty()) return fmt::format("{}", fmt::join(modes, " and "));
+  std::map<at::ScalarType, int64_t> elements;
+  for (const auto& [name, entry] : tensors)
+    if (is_castable(entry.dtype)) elements[entry.dtype] += c10::multiply_integers(entry.shape);
+  const auto most = std::max_element(elements.begin(), elements.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most == elements.end()) return "";
+  switch (most->first) {
+    case at::kDouble:
+      return "64-true";
+    case at::kFloat:
+      return "32-true";
+    case at::kHalf:
+      return "16-true";
+    case at::kBFloat16:
+      return "bf16-true";
+    default:
+      return "";
+  }
 }
 
 std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& model) {
