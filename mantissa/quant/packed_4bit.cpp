@@ -183,6 +183,7 @@ PackedDataPtr make_packed_4bit(Quantized4Bit quantized, std::optional<at::Scalar
   TORCH_CHECK_TYPE(!compute_dtype || is_packed_compute_dtype(*compute_dtype),
                    "make_packed_4bit: products cannot be computed in ", *compute_dtype,
                    "; choose float32, float16, bfloat16 or float64");
+  quant::check_is_whole("make_packed_4bit", quantized);
   return std::make_shared<Packed4Bit>(std::move(quantized), compute_dtype);
 }
 

@@ -234,6 +234,12 @@ TEST_F(Packed4BitErrors, IncompleteAndUnfittingStatesChangeNothing) {
               AllOf(HasSubstr("'weight' has values that float16 cannot hold"), HasSubstr("65504")));
 }
 
+TEST(Packed4Bit, CodesThatDoNotFitTheShapeBecomeNoWeight) {
+  Quantized4Bit torn = quantize_4bit(at::ones({32, 64}));
+  torn.absmax = at::ones({3});
+  EXPECT_THAT(error_of([&] { make_packed_4bit(torn); }), HasSubstr("make_packed_4bit: there are 3 scales"));
+}
+
 TEST(Packed4Bit, WrongArgumentsAreRefused) {
   EXPECT_THAT(error_of([] {
                 pack_4bit(at::ones({2, 2}, at::kLong), {}, "'fc.weight'");

@@ -103,6 +103,11 @@ PackedDataPtr make_packed_int8(QuantizedInt8 quantized, double threshold, std::v
   if (shape.empty()) shape = quantized.codes.sizes().vec();
   TORCH_CHECK_VALUE(threshold >= 0, "make_packed_int8: the threshold is ", threshold,
                     "; give a positive one, or 0 for none");
+  TORCH_CHECK_VALUE(quantized.codes.dim() == 2 && quantized.scales.defined() &&
+                        quantized.scales.sizes() == quantized.codes.sizes().slice(0, 1),
+                    "make_packed_int8: codes of ", quantized.codes.sizes(), " have scales of ",
+                    quantized.scales.defined() ? quantized.scales.sizes() : at::IntArrayRef(),
+                    "; give a matrix of codes, and a scale for each row");
   TORCH_CHECK_VALUE(shape.size() >= 2 && shape[0] == quantized.codes.size(0) &&
                         c10::multiply_integers(shape) == quantized.codes.numel(),
                     "make_packed_int8: codes of ", quantized.codes.sizes(), " are no weight of ",

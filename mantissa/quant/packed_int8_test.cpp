@@ -119,6 +119,13 @@ TEST(PackedInt8, Q57_LoadsPlainValues) {
   }
 }
 
+TEST(PackedInt8, CodesWithoutAScaleForEachRowBecomeNoWeight) {
+  QuantizedInt8 torn = quantize_int8(at::ones({4, 8}));
+  torn.scales = at::ones({3});
+  EXPECT_THAT(error_of([&] { make_packed_int8(torn, 6); }),
+              HasSubstr("make_packed_int8: codes of [4, 8] have scales of [3]"));
+}
+
 TEST(PackedInt8, UnfittingStatesChangeNothing) {
   torch::nn::Linear layer = packed_linear(at::ones({24, 40}));
   const at::Tensor before = layer->weight.dequantize();
