@@ -14,6 +14,7 @@
 
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/linear_int8.h"
+#include "mantissa/quant/packed_4bit.h"
 #include "mantissa/quant/packed_rows_internal.h"
 #include "mantissa/quant/quant_state.h"
 
@@ -77,10 +78,13 @@ class PackedInt8 final : public PackedData {
 };
 
 PackedDataPtr PackedInt8::with_state(const Parts& stored, const std::string& name) const {
-  TORCH_CHECK_VALUE(
-      has_state_int8(stored, name) || !has_state_4bit(stored, name), "'", name,
-      "' is saved in 4 bits, and the model has int8; choose a 4-bit mode, or restore the file's "
-      "weights to float first (mantissa convert --dequantize)");
+  if (!has_state_int8(stored, name) && has_state_4bit(stored, name)) {
+    const Quantized4Bit found = unpack_state_4bit(stored, name);
+    const std::string saved = make_packed_4bit(found)->description();  // "nf4, blocks of 64"
+    TORCH_CHECK_VALUE(false, "'", name, "' is saved as ", saved, ", and the model has int8; choose the mode ",
+                      saved.substr(0, saved.find(',')), " with blocksize ", found.blocksize,
+                      ", or restore the file's weights to float first (mantissa convert --dequantize)");
+  }
   TORCH_CHECK_VALUE(stored.contains(name), "'", name,
                     "' is missing, which the model needs as int8; load the weights of the same model");
   const QuantizedInt8 found = unpack_state_int8(stored, name);
