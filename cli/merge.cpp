@@ -17,6 +17,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/adapters.h"
 #include "cli/commands.h"
 #include "cli/convert_options.h"
 #include "cli/errors.h"
@@ -125,6 +126,9 @@ void merge(const MergeCommand& command) {
       "'", command.output, "' already exists; choose another place, or give --overwrite");
   check_writable(command.output);
   TrainedModel run = open_trained_model(command.run, /*unsplit=*/false);
+  if (!run.adapter && has_adapter(run.options))
+    throw UsageError("--weights " + run.options.weights +
+                     " has no adapter, so there is nothing to merge; leave it out for the run's own weights");
   if (!run.adapter)
     throw UsageError("the run in " + command.run.folder +
                      " trained no adapter (--lora), so there is nothing to merge; its weights are in " +

@@ -85,9 +85,15 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
     const auto mode = make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
     dynamic_cast<const QuantizedPrecision&>(*mode).convert_empty(model);
   }
-  const size_t before = quantized_weights_of(stored).size();
-  stored = dequantize_plain(std::move(stored), named_weights(model));
-  const size_t restored = before - quantized_weights_of(stored).size();
+  const std::map<std::string, at::Tensor> own = named_weights(model);
+  const auto count = [&] {  // not of weights that the model lacks, which are an error below
+    const std::vector<std::string> names = quantized_weights_of(stored);
+    return std::count_if(names.begin(), names.end(),
+                         [&](const std::string& name) { return own.contains(name); });
+  };
+  const auto before = count();
+  stored = dequantize_plain(std::move(stored), own);
+  const auto restored = before - count();
   if (restored > 0) {
     TORCH_WARN("'", from, "' has ", restored, " weights in 4 or 8 bits that --precision ", o.precision(),
                " leaves in float; they are restored");

@@ -107,7 +107,8 @@ TEST_F(QuantizedRuns, ARunIsResumedInAnotherMode) {
   train("--precision 32-true", "float", 3);
   const Outcome quantized = run("resume float --quiet --max-steps 6 --precision int8");
   EXPECT_EQ(quantized.status, 0) << quantized.err;
-  EXPECT_THAT(quantized.err, HasSubstr("weights are quantized"));
+  EXPECT_THAT(quantized.err, AllOf(HasSubstr("weights are quantized"), Not(HasSubstr("random"))));
+  EXPECT_THAT(run("validate float --device cpu --quiet --precision nf4").err, Not(HasSubstr("random")));
   train("--precision nf4 --blocksize 128", "nf4", 3);
   const Outcome restored = run("resume nf4 --quiet --max-steps 6 --precision 32-true");
   EXPECT_EQ(restored.status, 0) << restored.err;

@@ -164,7 +164,10 @@ TEST_F(LoraModels, TargetsThatFitNothingAreErrorsBeforeAnythingChanges) {
   const auto error = [&](const LoraConfig& config) { return error_of([&] { LoraModel(*net, config); }); };
   EXPECT_THAT(error({.target_modules = {"up", "heat"}}),
               AllOf(HasSubstr("'heat'"), HasSubstr("mean 'head'")));
-  EXPECT_THAT(error({.target_modules = {"p"}}), HasSubstr("'p'")) << "an end begins after a dot";
+  EXPECT_THAT(error({.target_modules = {"p"}}),
+              AllOf(HasSubstr("'p'"), HasSubstr("linear layers end in down, head, up")))
+      << "an end begins after a dot";
+  EXPECT_THAT(error({.exclude_modules = "all-linear"}), HasSubstr("that exclude_modules leaves"));
   EXPECT_THAT(error({.target_modules = "layers.*"}),
               AllOf(HasSubstr("layers.*"), HasSubstr("down, head, up")));
   EXPECT_THAT(error({.target_modules = {"norm"}}), AllOf(HasSubstr("'norm'"), HasSubstr("LayerNorm")));
