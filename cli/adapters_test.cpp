@@ -129,6 +129,8 @@ TEST_F(Adapters, AreMergedIntoAPlainModel) {
                {"already exists", "--overwrite"});
   EXPECT_TRUE(read(folder_ / "run/adapter/adapter_model.safetensors") == before);
   expect_error(run("merge base --device cpu --output other.safetensors"), 2, {"base trained no adapter"});
+  expect_error(run("merge run --weights base/weights.safetensors --device cpu --output other.safetensors"), 2,
+               {"--weights base/weights.safetensors has no adapter", "leave it out"});
   expect_error(run("merge run --device cpu --output no/such/folder/file"), 1, {"no/such/folder"});
 }
 
@@ -158,6 +160,14 @@ TEST_F(Adapters, AreTrainedOn4BitWeights) {
                 HasSubstr("relative error is 0, in"));
     EXPECT_EQ(keys(tensors("p.safetensors")), keys(tensors("base/weights.safetensors")));
   }
+}
+
+TEST_F(Adapters, TheHelpOfMergeSaysWhatIsExact) {
+  const Outcome help = run("merge --help");
+  ASSERT_EQ(help.status, 0);
+  EXPECT_THAT(help.out, AllOf(HasSubstr("nothing is lost in fp32, and fp16 and bf16 round once"),
+                              HasSubstr("they are quantized again, and the error is printed"),
+                              Not(HasSubstr("which is exact"))));
 }
 
 TEST_F(Adapters, AreMergedInTheDtypeOfTheRunsWeights) {
@@ -331,9 +341,11 @@ TEST_F(Adapters, SettingsThatCannotBeMeantAreErrors) {
   refused("--lora dora=yes", {"dora takes no value", "dora=yes"});
   refused("--lora r=4,dropout=1", {"--lora: dropout must be at least 0"});
   refused("--lora targets=a++b", {"empty name"});
-  refused("--lora targets=heat", {"--lora: targets has 'heat'", "no module's name ends so"});
+  refused("--lora targets=heat",
+          {"--lora: targets has 'heat'", "no module's name ends so", "end in 0, 1, 2"});
+  refused("--adapter base", {"'base' holds no adapter", "(adapter in the run's folder)"});
   refused("--lora r=4,exclude=heat", {"--lora: exclude has 'heat'", "no module's name ends so"});
-  refused("--lora r=4, --max-epochs 1", {"--lora has no setting ''"});
+  refused("--lora r=4, --max-epochs 1", {"--lora 'r=4,' has an empty setting"});
   refused("--lora r=4 --adapter base", {"--adapter base", "leave one of the two out"});
   refused("--lora r=4 --precision 64-true", {"--lora", "64-true"});
   refused("--adapter base", {"'base' holds no adapter", "adapter_config.json"});

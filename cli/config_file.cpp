@@ -44,20 +44,38 @@ std::string nested_cure(const std::string& key, const YAML::Node& value,
          (meant.empty() ? "what is under '" + printable(key) + "'" : "'" + meant + "'") + " there";
 }
 
-/// Returns the remedy for a list of names, or for a map of --lora's settings, where an option takes one text: the text.
-std::string joined_cure(const Option& option, const YAML::Node& value) {
-  const bool is_lora = option.name == "lora" && value.IsMap();
-  const bool is_list =
-      option.name == "ignore_modules" || option.name == "callbacks" || option.name == "logger";
-  if (!is_lora && !(is_list && value.IsSequence())) return "";
+/// Returns the elements of a list with `separator` between them; nothing for a value that is no list of scalars.
+std::optional<std::string> joined(const YAML::Node& value, const char* separator) {
   std::string text;
-  for (const auto& part : value) {
-    const YAML::Node name = is_lora ? part.first : YAML::Node(part), setting = is_lora ? part.second : name;
-    if (!name.IsScalar() || !setting.IsScalar()) return "; write one text, as on the command line";
-    text += (text.empty() ? "" : ",") + name.Scalar();
-    if (is_lora && setting.Scalar() != "true") text += "=" + setting.Scalar();
+  if (!value.IsSequence()) return std::nullopt;
+  for (const auto& element : value) {
+    if (!element.IsScalar()) return std::nullopt;
+    text += (text.empty() ? "" : separator) + element.Scalar();
   }
-  return "; write `" + std::string(option.name) + ": " + printable(text) + "`";
+  return text;
+}
+
+/// Returns a map of settings in the form of Option::has_settings; nothing for a map that has no such form.
+std::optional<std::string> joined_settings(const YAML::Node& value) {
+  std::string text;
+  for (const auto& setting : value) {
+    const std::optional<std::string> of_setting =
+        setting.second.IsScalar() ? setting.second.Scalar() : joined(setting.second, "+");
+    if (!setting.first.IsScalar() || !of_setting) return std::nullopt;
+    if (*of_setting == "false") continue;  // a switch that is off
+    text += (text.empty() ? "" : ",") + setting.first.Scalar();
+    if (*of_setting != "true") text += "=" + *of_setting;
+  }
+  return text;
+}
+
+/// Returns the remedy for a list or a map where an option takes one text: that text.
+std::string joined_cure(const Option& option, const YAML::Node& value) {
+  const bool is_list = option.is_list && value.IsSequence(), is_map = option.has_settings && value.IsMap();
+  if (!is_list && !is_map) return "";
+  const std::optional<std::string> text = is_list ? joined(value, ",") : joined_settings(value);
+  if (!text) return "; write one text, as on the command line";
+  return text->empty() ? "; leave it out" : "; write `" + option.name + ": " + printable(*text) + "`";
 }
 
 /// Reads a scalar as a Value.

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <system_error>
 #include <unistd.h>
@@ -17,7 +16,6 @@
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
-#include <c10/util/accumulate.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -132,35 +130,6 @@ Plan plan(const ConvertCommand& c, const ParsedOptions& parsed, const Safetensor
   return plan;
 }
 
-/// Returns the mode whose weights a file's tensors are, such as bf16-true, nf4-dq or, if weights differ, "int8 and
-/// nf4"; "" if they are of no mode, such as fp8-e4m3.
-std::string mode_of(const std::map<std::string, SafetensorsEntry>& tensors) {
-  std::set<std::string> modes;
-  for (const auto& [weight, stored] : find_stored_weights(dtypes_of(tensors))) {
-    const bool is_fp4 = stored.json.ends_with("fp4"), is_nested = tensors.contains(weight + ".nested_absmax");
-    modes.insert(stored.is_int8 ? "int8" : std::string(is_fp4 ? "fp4" : "nf4") + (is_nested ? "-dq" : ""));
-  }
-  if (!modes.empty()) return fmt::format("{}", fmt::join(modes, " and "));
-  std::map<at::ScalarType, int64_t> elements;
-  for (const auto& [name, entry] : tensors)
-    if (is_castable(entry.dtype)) elements[entry.dtype] += c10::multiply_integers(entry.shape);
-  const auto most = std::max_element(elements.begin(), elements.end(),
-                                     [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (most == elements.end()) return "";
-  switch (most->first) {
-    case at::kDouble:
-      return "64-true";
-    case at::kFloat:
-      return "32-true";
-    case at::kHalf:
-      return "16-true";
-    case at::kBFloat16:
-      return "bf16-true";
-    default:
-      return "";
-  }
-}
-
 /// Makes the metadata's "precision", the mode that the input was trained in, that of the new weights. It stays if no
 /// dtype changes.
 void correct_precision(std::map<std::string, std::string>& metadata, const SafetensorsModel& model,
@@ -173,7 +142,7 @@ void correct_precision(std::map<std::string, std::string>& metadata, const Safet
   std::map<std::string, SafetensorsEntry> tensors = converted_header(model, plan.casts, {}).tensors;
   for (const MadeWeight& weight : plan.made.all())
     tensors.insert(weight.entries.begin(), weight.entries.end());
-  const std::string mode = mode_of(tensors);
+  const std::string mode = mode_of_weights(tensors);
   if (mode.empty()) {
     metadata.erase("precision");
   } else {

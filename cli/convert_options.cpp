@@ -74,6 +74,17 @@ void check_together(const ConvertCommand& c, const ParsedOptions& parsed) {
                     ": weights are quantized from fp32, fp16 or bf16; choose one of them");
 }
 
+/// Throws if --dtype names a format of codes, or --to a dtype: the two are easily taken for each other.
+void check_not_swapped(const ConvertCommand& c) {
+  const auto has = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  TORCH_CHECK_VALUE(!has(weight_format_names(), c.dtype), "--dtype ", c.dtype,
+                    ": these are codes with scales, and no dtype; give --to ", c.dtype);
+  TORCH_CHECK_VALUE(!has(convert_dtype_names(), c.to), "--to ", c.to,
+                    ": it quantizes, and this is a dtype; give --dtype ", c.to);
+}
+
 }  // namespace
 
 at::ScalarType parse_dtype(const std::string& text, const std::vector<std::string>& choices) {
@@ -98,6 +109,7 @@ bool is_castable(at::ScalarType dtype) {
 ParsedOptions parse_convert(const ConvertCommand& c) {
   ParsedOptions parsed;
   TORCH_CHECK_VALUE(!c.out.empty(), "'' is not an output; name a file or a folder");
+  check_not_swapped(c);
   if (!c.dtype.empty()) parsed.dtype = parse_dtype(c.dtype);
   if (!c.to.empty()) parsed.format = parse_weight_format(c.to, c.blocksize);
   check_together(c, parsed);

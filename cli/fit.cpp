@@ -30,6 +30,7 @@ void fit(const FitCommand& command) {
       command.config.empty() ? OptionValues{} : usage([&] { return read_yaml(command.config); });
   const FitOptions o = usage([&] { return resolve(merge(command.flags, file)); });
   warn_without_effect(command.flags, o);
+  warn_of_random_weights(command.flags, o);
   if (command.print_config) {
     fmt::print("{}", to_yaml(o.values));
     return;

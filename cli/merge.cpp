@@ -17,6 +17,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/adapters.h"
 #include "cli/commands.h"
 #include "cli/convert_options.h"
 #include "cli/errors.h"
@@ -25,8 +26,8 @@
 #include "cli/run_folder.h"
 #include "cli/trained_model.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/precision/quantize_module.h"
 #include "mantissa/quant/stored_weights.h"
+#include "mantissa/weights/named_parts.h"
 #include "mantissa/weights/packed_weight.h"
 #include "mantissa/weights/replace_weight.h"
 
@@ -109,21 +110,12 @@ void report_merged(const std::vector<MergedLayer>& layers, const std::string& ou
   }
 }
 
-/// Returns the mode whose weights these are, such as bf16-true, nf4 or, if layers differ, "nf4 and int8".
-std::string mode_of_weights(const torch::nn::Module& module) {
-  std::string modes;
-  for (const std::string& format : quantized_formats(module)) {
-    const std::string mode = format.substr(0, format.find(','));
-    if (modes.find(mode) == std::string::npos) modes += (modes.empty() ? "" : " and ") + mode;
-  }
-  if (!modes.empty()) return modes;
-  std::map<at::ScalarType, int64_t> elements;
-  for (const at::Tensor& parameter : module.parameters())
-    elements[parameter.scalar_type()] += parameter.numel();
-  const auto most = std::max_element(elements.begin(), elements.end(),
-                                     [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (most == elements.end() || most->first == at::kFloat) return "32-true";
-  return most->first == at::kHalf ? "16-true" : "bf16-true";
+/// Returns what a file of a model's weights lists.
+std::map<std::string, SafetensorsEntry> entries_of(const torch::nn::Module& module) {
+  std::map<std::string, SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : named_parts(named_weights(module)))
+    entries[name] = {.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
+  return entries;
 }
 
 void merge(const MergeCommand& command) {
@@ -134,6 +126,9 @@ void merge(const MergeCommand& command) {
       "'", command.output, "' already exists; choose another place, or give --overwrite");
   check_writable(command.output);
   TrainedModel run = open_trained_model(command.run, /*unsplit=*/false);
+  if (!run.adapter && has_adapter(run.options))
+    throw UsageError("--weights " + run.options.weights +
+                     " has no adapter, so there is nothing to merge; leave it out for the run's own weights");
   if (!run.adapter)
     throw UsageError("the run in " + command.run.folder +
                      " trained no adapter (--lora), so there is nothing to merge; its weights are in " +
@@ -142,7 +137,7 @@ void merge(const MergeCommand& command) {
   const std::vector<MergedLayer> layers = run.adapter->merge_and_unload(command.dequantize);
   if (command.dequantize) dequantize_all(*run.model);
   save_model_weights(*run.model, command.output,
-                     {{"model", run.options.model}, {"precision", mode_of_weights(*run.model)}});
+                     {{"model", run.options.model}, {"precision", mode_of_weights(entries_of(*run.model))}});
   report_merged(layers, command.output);
 }
 
@@ -155,11 +150,15 @@ void add_merge(CLI::App& app) {
   sub->add_option("--output", command->output, "the safetensors file to write")
       ->required()
       ->check(names_a_file, "");
-  sub->add_option("--dtype", command->dtype,
-                  "dtype of the weights in the file; that of the run's weights if left out")
+  sub->add_option(
+         "--dtype", command->dtype,
+         "dtype of the weights in the file; that of the run's weights if left out; fp32 is exact for "
+         "plain weights, fp16 and bf16 round")
       ->option_text("fp32|fp16|bf16");
-  sub->add_flag("--dequantize", command->dequantize,
-                "write 4- and 8-bit weights as plain ones, which is exact");
+  sub->add_flag(
+      "--dequantize", command->dequantize,
+      "write 4- and 8-bit weights as plain ones: nothing is lost in fp32, and fp16 and bf16 round once; "
+      "left out, they are quantized again, and the error is printed");
   sub->add_flag("--overwrite", command->overwrite, "replace an existing output file");
   sub->callback([command] { merge(*command); });
 }

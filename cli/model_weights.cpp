@@ -1,11 +1,17 @@
 #include "cli/model_weights.h"
 
+#include <algorithm>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
+#include "cli/convert_options.h"
 #include "cli/fit_options.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/atomic_file.h"
@@ -33,6 +39,33 @@ std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, Safe
   return dtypes;
 }
 
+std::string mode_of_weights(const std::map<std::string, SafetensorsEntry>& tensors) {
+  std::set<std::string> modes;
+  for (const auto& [weight, stored] : find_stored_weights(dtypes_of(tensors))) {
+    const bool is_fp4 = stored.json.ends_with("fp4"), is_nested = tensors.contains(weight + ".nested_absmax");
+    modes.insert(stored.is_int8 ? "int8" : std::string(is_fp4 ? "fp4" : "nf4") + (is_nested ? "-dq" : ""));
+  }
+  if (!modes.empty()) return fmt::format("{}", fmt::join(modes, " and "));
+  std::map<at::ScalarType, int64_t> elements;
+  for (const auto& [name, entry] : tensors)
+    if (is_castable(entry.dtype)) elements[entry.dtype] += c10::multiply_integers(entry.shape);
+  const auto most = std::max_element(elements.begin(), elements.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most == elements.end()) return "";
+  switch (most->first) {
+    case at::kDouble:
+      return "64-true";
+    case at::kFloat:
+      return "32-true";
+    case at::kHalf:
+      return "16-true";
+    case at::kBFloat16:
+      return "bf16-true";
+    default:
+      return "";
+  }
+}
+
 std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& model) {
   return quantized_weights_of(dtypes_of(model.entries())).empty() ? std::map<std::string, at::Tensor>()
                                                                   : read_all(model);
@@ -52,14 +85,20 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
     const auto mode = make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
     dynamic_cast<const QuantizedPrecision&>(*mode).convert_empty(model);
   }
-  const size_t before = quantized_weights_of(stored).size();
-  stored = dequantize_plain(std::move(stored), named_weights(model));
-  const size_t restored = before - quantized_weights_of(stored).size();
+  const std::map<std::string, at::Tensor> own = named_weights(model);
+  const auto count = [&] {  // not of weights that the model lacks, which are an error below
+    const std::vector<std::string> names = quantized_weights_of(stored);
+    return std::count_if(names.begin(), names.end(),
+                         [&](const std::string& name) { return own.contains(name); });
+  };
+  const auto before = count();
+  stored = dequantize_plain(std::move(stored), own);
+  const auto restored = before - count();
   if (restored > 0) {
     TORCH_WARN("'", from, "' has ", restored, " weights in 4 or 8 bits that --precision ", o.precision(),
                " leaves in float; they are restored");
   }
-  PartsLoader packed(model, stored);  // takes their parts out of `stored`
+  PartsLoader packed(model, stored, from);  // takes their parts out of `stored`
   load_weights(plain_weights(named_weights(model)), stored, from);
   packed.load();
 }

@@ -20,6 +20,10 @@ struct FitOptions;
 /// Returns the dtypes of the tensors of a file by their names.
 std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, SafetensorsEntry>& entries);
 
+/// Returns the mode whose weights a file's tensors are, such as bf16-true, nf4-dq or, if weights differ, "int8 and
+/// nf4"; "" if they are of no mode, such as fp8-e4m3.
+std::string mode_of_weights(const std::map<std::string, SafetensorsEntry>& tensors);
+
 /// The tensors of a model whose file has 4- or 8-bit weights; empty for any other model, which has not been read.
 std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& model);
 

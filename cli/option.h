@@ -49,8 +49,11 @@ struct Option {
   std::optional<Range> range = std::nullopt;
   /// The values that the option accepts; empty if it accepts any value.
   std::vector<std::string> choices = {};
-  /// The option takes several of the choices, separated by commas.
+  /// The text is a list with commas between its elements: of choices, if the option has any.
   bool is_list = false;
+  /// The text is a list of settings, such as r=16,targets=a+b,dora: a setting without a value is a switch that is on,
+  /// and a value that is a list itself has a + between its elements.
+  bool has_settings = false;
   /// The option also takes an empty text.
   bool may_be_empty = false;
   /// The flag must not be empty.

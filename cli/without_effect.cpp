@@ -82,7 +82,7 @@ class Warnings {
       warn("float32_matmul_precision", precision + ", whose products are not float32");
   }
 
-  void of_model_and_data() const {
+  void of_random_weights() const {
     if ((given_.has("lora") || given_.has("adapter")) && has_adapter(o_) && o_.weights.empty()) {
       TORCH_WARN(
           "an adapter is trained on frozen weights, which are random without --weights; give the file "
@@ -93,6 +93,9 @@ class Warnings {
           " freezes the weights that it quantizes, which are random without --weights; give the file of "
           "the model to fine-tune");
     }
+  }
+
+  void of_model_and_data() const {
     if (is_given("channels_last") || is_given("benchmark")) {
       const std::string no_convolutions = "--model " + o_.model + ", which has no convolutions";
       const bool convolves = has_convolutions(o_.model), on_cpu = o_.trainer.device == "cpu";
@@ -130,6 +133,10 @@ void warn_without_effect(const OptionValues& given, const FitOptions& resolved) 
   warnings.of_checkpoints_and_stopping();
   warnings.of_the_mode();
   warnings.of_model_and_data();
+}
+
+void warn_of_random_weights(const OptionValues& given, const FitOptions& resolved) {
+  Warnings(given, resolved).of_random_weights();
 }
 
 }  // namespace mantissa::cli

@@ -33,6 +33,7 @@ std::vector<Option> model_options() {
        .default_value = "",
        .help = "train adapters and freeze the model, for example r=16,alpha=32,targets=qkv+projection; also "
                "dropout=0.05, exclude=head, rslora and dora; empty: train the model",
+       .has_settings = true,
        .known_as = {"peft", "lora_config"}},
       {.name = "adapter",
        .group = kGroup,

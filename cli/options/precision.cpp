@@ -105,6 +105,7 @@ std::vector<Option> precision_options() {
        .to = to_mode(&PrecisionOptions::ignore_modules),
        .default_value = "auto",
        .help = "quantized modes: leave layers whose names begin so as they are, NAME,NAME; auto: none",
+       .is_list = true,
        .known_as = {"llm_int8_skip_modules"}},
       {.name = "blocksize",
        .group = kGroup,
@@ -159,6 +160,7 @@ std::vector<Option> precision_options() {
        .default_value = "",
        .help = "which kernels compute in 16 bits on the CPU, e.g. avx2 or product=libtorch; empty: the "
                "fastest here",
+       .is_list = true,
        .in_resume = true,
        .in_trained = true},
       {.name = "amp_backend",

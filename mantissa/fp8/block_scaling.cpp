@@ -39,6 +39,8 @@ QuantizedFp8Blocks quantize_fp8_blocks(const at::Tensor& x, at::ScalarType dtype
 }
 
 at::Tensor dequantize_fp8(const QuantizedFp8Blocks& quantized, at::ScalarType dtype) {
+  fp8::check_fp8_codes(quantized.codes);
+  fp8::check_tiles(quantized.codes, tile_of(quantized.block), quantized.scale_inv, at::kFloat);
   const float* const scale_inv = quantized.scale_inv.const_data_ptr<float>();
   return fp8::dequantize_tiles(quantized.codes, tile_of(quantized.block), dtype,
                                [&](int64_t index) { return scale_inv[index]; });

@@ -28,6 +28,7 @@ QuantizedFp8Blocks quantize_fp8_blocks(const at::Tensor& x, at::ScalarType dtype
                                        const Float8BlockScaling& recipe = {});
 
 /// Restores code * scale_inv in float32, rounded once to `dtype`.
+/// Errors: c10::ValueError for codes or scales of another shape; c10::TypeError for those of another dtype.
 at::Tensor dequantize_fp8(const QuantizedFp8Blocks& quantized, at::ScalarType dtype = at::kFloat);
 
 }  // namespace mantissa

@@ -56,8 +56,11 @@ QuantizedMXFP8 quantize_mxfp8(const at::Tensor& x, at::ScalarType dtype, bool tw
 }
 
 at::Tensor dequantize_fp8(const QuantizedMXFP8& quantized, at::ScalarType dtype) {
+  const fp8::Tile tile = {quantized.block_rows, kMXBlock};
+  fp8::check_fp8_codes(quantized.codes);
+  fp8::check_tiles(quantized.codes, tile, quantized.exponents, at::kFloat8_e8m0fnu);
   const auto* const exponents = static_cast<const uint8_t*>(quantized.exponents.const_data_ptr());
-  return fp8::dequantize_tiles(quantized.codes, {quantized.block_rows, kMXBlock}, dtype,
+  return fp8::dequantize_tiles(quantized.codes, tile, dtype,
                                [&](int64_t index) { return power_of_two(exponents[index]); });
 }
 

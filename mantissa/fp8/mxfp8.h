@@ -33,6 +33,7 @@ QuantizedMXFP8 quantize_mxfp8(const at::Tensor& x, at::ScalarType dtype = at::kF
                               bool two_dimensional = false);
 
 /// Restores code * 2^(exponent - 127) in float32, rounded once to `dtype`.
+/// Errors: c10::ValueError for codes or scales of another shape; c10::TypeError for those of another dtype.
 at::Tensor dequantize_fp8(const QuantizedMXFP8& quantized, at::ScalarType dtype = at::kFloat);
 
 }  // namespace mantissa

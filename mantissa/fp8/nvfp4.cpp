@@ -91,6 +91,9 @@ QuantizedNVFP4 quantize_nvfp4(const at::Tensor& x, const QuantizeNVFP4Options& o
 }
 
 at::Tensor dequantize_fp8(const QuantizedNVFP4& quantized, at::ScalarType dtype) {
+  fp8::check_tiles(quantized.codes, {quantized.block_rows, kNVFP4Block}, quantized.block_scale,
+                   at::kFloat8_e4m3fn, /*values_per_byte=*/2);
+  fp8::check_one_scale(quantized.scale);
   const at::Tensor codes = quantized.codes.contiguous();
   std::vector<int64_t> sizes = codes.sizes().vec();
   sizes.back() *= 2;

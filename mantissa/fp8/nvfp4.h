@@ -45,6 +45,7 @@ struct QuantizeNVFP4Options {
 QuantizedNVFP4 quantize_nvfp4(const at::Tensor& x, const QuantizeNVFP4Options& options = {});
 
 /// Restores (code * block_scale) / scale in float32, rounded once to `dtype`.
+/// Errors: c10::ValueError for codes or scales of another shape; c10::TypeError for those of another dtype.
 at::Tensor dequantize_fp8(const QuantizedNVFP4& quantized, at::ScalarType dtype = at::kFloat);
 
 }  // namespace mantissa

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/tiles_internal.h"
 #include "mantissa/kernels/cpu/fp8.h"
 
 namespace mantissa {
@@ -65,6 +66,8 @@ at::Tensor cast_to_fp8(const at::Tensor& x, at::ScalarType dtype) {
 }
 
 at::Tensor dequantize_fp8(const QuantizedFp8& quantized, at::ScalarType dtype) {
+  fp8::check_fp8_codes(quantized.codes);
+  fp8::check_one_scale(quantized.scale_inv);
   const at::Tensor codes = quantized.codes.contiguous();
   at::Tensor out = at::empty(codes.sizes(), codes.options().dtype(at::kFloat));
   kernels::cpu::dequantize_fp8(

@@ -38,6 +38,7 @@ QuantizedFp8 quantize_fp8_current(const at::Tensor& x, at::ScalarType dtype,
 at::Tensor cast_to_fp8(const at::Tensor& x, at::ScalarType dtype);
 
 /// Restores code * scale_inv in float32, rounded once to `dtype`.
+/// Errors: c10::ValueError for codes or scales of another shape; c10::TypeError for those of another dtype.
 at::Tensor dequantize_fp8(const QuantizedFp8& quantized, at::ScalarType dtype = at::kFloat);
 
 }  // namespace mantissa

@@ -6,6 +6,9 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/fp8/block_scaling.h"
+#include "mantissa/fp8/mxfp8.h"
+#include "mantissa/fp8/nvfp4.h"
 #include "mantissa/fp8/test_support_internal.h"
 #include "mantissa/io/safetensors.h"
 
@@ -116,6 +119,42 @@ TEST(CurrentScaling, F8_10_TheLargestCodeIsTheLargestNumber) {
     const QuantizedFp8 got = quantize_fp8_current(wide({40}), at::kFloat8_e4m3fn);
     EXPECT_EQ(got.codes.to(at::kFloat).abs().max().item<float>(), 448);
   }
+}
+
+/// Nothing may be read past the end of what is too short.
+TEST(QuantizedFp8, CodesAndScalesThatDoNotFitAreNotRestored) {
+  const auto error = [](auto quantized, const auto& change) {
+    change(quantized);
+    return error_of([&] { dequantize_fp8(quantized); });
+  };
+  const at::Tensor x = torch::randn({128, 256});
+  const at::ScalarType dtype = at::kFloat8_e4m3fn;
+  const QuantizedFp8 plain = quantize_fp8_current(x, dtype);
+  EXPECT_THAT(error(plain, [](auto& q) { q.scale_inv = at::Tensor(); }),
+              HasSubstr("the scale must be one float32"));
+  EXPECT_THAT(error(plain, [](auto& q) { q.scale_inv = at::ones({0}); }), HasSubstr("it is Float [0]"));
+  EXPECT_THAT(error(plain, [](auto& q) { q.codes = q.codes.to(at::kFloat); }),
+              HasSubstr("have dtype Float;"));
+  const QuantizedFp8Blocks blocks = quantize_fp8_blocks(x, dtype, Fp8Block::k1x128);
+  EXPECT_THAT(error(blocks, [](auto& q) { q.scale_inv = q.scale_inv.narrow(0, 0, 1); }),
+              HasSubstr("need 256 contiguous scales on the CPU; they have [1, 2]"));
+  EXPECT_THAT(error(blocks, [](auto& q) { q.block = Fp8Block::k128x128; }),
+              HasSubstr("need 2 contiguous scales"));
+  EXPECT_THAT(error(blocks, [](auto& q) { q.codes = q.codes.narrow(1, 0, 100); }),
+              HasSubstr("no whole blocks"));
+  const QuantizedMXFP8 mx = quantize_mxfp8(x);
+  EXPECT_THAT(error(mx, [](auto& q) { q.exponents = q.exponents.narrow(0, 0, 3); }),
+              HasSubstr("need 1024 contiguous"));
+  EXPECT_THAT(error(mx,
+                    [](auto& q) {
+                      q.exponents = at::ones({128, 8});
+                    }),
+              HasSubstr("they are Float8_e8m0fnu"));
+  EXPECT_THAT(error(mx, [](auto& q) { q.block_rows = 0; }), HasSubstr("blocks have 0 rows"));
+  const QuantizedNVFP4 nv = quantize_nvfp4(x);
+  EXPECT_THAT(error(nv, [](auto& q) { q.block_scale = q.block_scale.narrow(0, 0, 3); }),
+              HasSubstr("need 2048 contiguous"));
+  EXPECT_THAT(error(nv, [](auto& q) { q.scale = at::Tensor(); }), HasSubstr("the scale must be one float32"));
 }
 
 TEST(CurrentScaling, OperandsOfTheRecordedLayerHaveItsBytes) {

@@ -27,6 +27,18 @@ kernels::Magnitudes magnitudes_of(const Rows& x, Tile tile, int64_t band, int64_
 void quantize_tiles(const Rows& x, Tile tile, kernels::Fp8 format, uint8_t* codes,
                     c10::function_ref<float(float amax, int64_t index)> scale_of);
 
+/// Throws unless `codes` is a matrix of whole tiles and `scales` has one number for each, side by side in memory, so that
+/// none is read past their end. Each byte of `codes` stands for `values_per_byte` values.
+/// Errors: c10::ValueError; c10::TypeError for scales that are not `scale_dtype`.
+void check_tiles(const at::Tensor& codes, Tile tile, const at::Tensor& scales, at::ScalarType scale_dtype,
+                 int64_t values_per_byte = 1);
+
+/// Throws unless `scale` is one float32 on the CPU.
+void check_one_scale(const at::Tensor& scale);
+
+/// Throws c10::TypeError unless `codes` has one of the FP8 dtypes.
+void check_fp8_codes(const at::Tensor& codes);
+
 /// Restores codes in float32, and rounds once to `dtype`; `scale_inv_of` takes a tile's index.
 at::Tensor dequantize_tiles(const at::Tensor& codes, Tile tile, at::ScalarType dtype,
                             c10::function_ref<float(int64_t index)> scale_inv_of);

@@ -68,6 +68,11 @@ void check_fit(const std::map<std::string, Described>& stored,
     wrong.push_back("'" + fit_for_message(name) + "' is unknown to the module");
   if (wrong.empty()) return;
   TORCH_CHECK_VALUE(
+      unknown.size() < stored.size() || !std::all_of(unknown.begin(), unknown.end(), is_part_of_adapter),
+      "load_weights: '", from,
+      "' is an adapter without the weights of its model; load the model's file, and the "
+      "adapter's folder on top: LoraModel::from_pretrained(), or mantissa fit --adapter");
+  TORCH_CHECK_VALUE(
       std::none_of(unknown.begin(), unknown.end(), is_part_of_quantized), "load_weights: '", from,
       "' has weights in 4 or 8 bits, and the module has none; convert the module by a mode such as "
       "nf4 or int8 and load it with PartsLoader, or restore the numbers with dequantize_stored()");

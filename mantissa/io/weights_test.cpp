@@ -99,6 +99,13 @@ TEST_F(Weights, AModelInShardsIsLoadedFromItsIndexOrFolder) {
               AllOf(HasSubstr("names the shard"), HasSubstr("which is not there")));
 }
 
+TEST_F(Weights, AFileThatIsAnAdapterIsNamedAsSuch) {
+  save_safetensors(path_, {{"base_model.model.0.lora_A.weight", at::ones({2, 2})},
+                           {"base_model.model.0.lora_B.weight", at::ones({2, 2})}});
+  EXPECT_THAT(load_error(*net()), AllOf(HasSubstr("is an adapter without the weights of its model"),
+                                        HasSubstr("mantissa fit --adapter")));
+}
+
 TEST_F(Weights, AFileWithAnAdapterIsNamedAsSuch) {
   auto module = net();
   auto tensors = copy(*module);

@@ -92,8 +92,10 @@ void check_every_name(const Survey& survey, const ModuleNames& names, const char
   for (const std::string& end : names.ends()) {
     bool fits = false;
     for (const auto& [name, module] : survey.modules()) fits = fits || ends_with_name(name, end);
+    const std::vector<std::string> known = last_parts(survey.linear_names());
+    const std::string meant = did_you_mean(end, known);
     TORCH_CHECK_VALUE(fits, "LoRA: ", member, " has '", end, "', and no module's name ends so",
-                      did_you_mean(end, last_parts(survey.linear_names())));
+                      meant.empty() ? "; linear layers end in " + join_names(known) : meant);
   }
 }
 
@@ -122,7 +124,8 @@ std::vector<FoundLayer> find_targets(const torch::nn::Module& root, const LoraCo
     found.push_back({name, survey.checked(name, module)});
   }
   TORCH_CHECK_VALUE(!found.empty(), "LoRA: target_modules (", targets.text(), ") matches no linear layer of ",
-                    root.name(), "; choose from ", join_names(last_parts(survey.linear_names())));
+                    root.name(), config.exclude_modules.text().empty() ? "" : " that exclude_modules leaves",
+                    "; choose from ", join_names(last_parts(survey.linear_names())));
   return found;
 }
 

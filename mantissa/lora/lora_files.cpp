@@ -143,7 +143,9 @@ LoraConfig load_adapter_config(const fs::path& folder) {
   const fs::path path = folder / kAdapterConfig;
   std::error_code error;
   TORCH_CHECK_VALUE(fs::is_regular_file(path, error), "'", folder.string(), "' holds no adapter: it has no ",
-                    kAdapterConfig, "; give the folder that save_pretrained() wrote");
+                    kAdapterConfig,
+                    "; give the folder that save_pretrained() or `mantissa fit --lora` wrote (adapter in the "
+                    "run's folder)");
   constexpr uintmax_t kMaxBytes = 16 << 20;
   TORCH_CHECK_VALUE(fs::file_size(path, error) <= kMaxBytes && !error, "'", path.string(),
                     "' is too large for an adapter's settings; give the folder that save_pretrained() wrote");

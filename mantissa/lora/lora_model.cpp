@@ -45,6 +45,23 @@ LayerValues complete(LayerValues values, const torch::nn::LinearImpl& layer, int
   return values;
 }
 
+/// Warns, once for all layers, of a rank above what a layer's weight can have. B A then takes more memory than a change
+/// of full rank, and reaches no change that the smaller rank would not.
+void warn_of_large_ranks(const std::vector<FoundLayer>& layers, const LoraConfig& config) {
+  const auto full_rank = [](const FoundLayer& each) {
+    return std::min(each.module->weight.size(0), each.module->weight.size(1));
+  };
+  const auto is_above = [&](const FoundLayer& each) { return config.rank_of(each.name) > full_rank(each); };
+  const auto first = std::find_if(layers.begin(), layers.end(), is_above);
+  if (first == layers.end()) return;
+  const auto others = std::count_if(first + 1, layers.end(), is_above);
+  TORCH_WARN("LoRA: r=", config.rank_of(first->name), " is above ", full_rank(*first),
+             ", the smaller side of the weight of '", first->name, "' ", first->module->weight.sizes(),
+             others == 0 ? "" : c10::str(" (and of ", others, " more layers)"),
+             "; a rank above that only costs memory: choose at most ", full_rank(*first),
+             " for this layer, or give it no adapter");
+}
+
 /// Returns the child of `layer` that holds the factors of one kind, and makes it if necessary.
 std::shared_ptr<lora::Factors> factors_of(torch::nn::LinearImpl& layer, const char* kind) {
   const auto children = layer.named_children();
@@ -179,7 +196,9 @@ void LoraModel::State::forget_all() {
 void LoraModel::add_adapter(const std::string& adapter_name, const LoraConfig& config) {
   check_lora_config(config);
   state_->check_new(adapter_name);
-  state_->add(adapter_name, {config}, lora::find_targets(state_->model, config, /*every_name=*/true), {});
+  const std::vector<FoundLayer> targets = lora::find_targets(state_->model, config, /*every_name=*/true);
+  state_->add(adapter_name, {config}, targets, {});
+  warn_of_large_ranks(targets, config);
 }
 
 void LoraModel::delete_adapter(const std::string& adapter_name) {

@@ -63,6 +63,7 @@ class LoraModel {
   /// Errors: c10::ValueError for settings out of range; if a name of target_modules fits no layer, or fits one
   ///         that is no plain torch::nn::Linear, whose weight is shared with another module, is float64 or on the
   ///         meta device, or that has adapters of another LoraModel.
+  /// Warns:  if a rank is above the smaller side of a layer's weight, which only costs memory.
   LoraModel(torch::nn::Module& model, const LoraConfig& config, const std::string& adapter_name = "default");
   /// Loads a folder of PEFT's (see load_adapter()) and activates the adapter.
   static LoraModel from_pretrained(torch::nn::Module& model, const std::filesystem::path& folder,

@@ -130,6 +130,22 @@ TEST_F(LoraModels, PatternsGiveLayersOtherRanksAndAlphas) {
   EXPECT_EQ(config.scaling_of("blocks.0.up"), 2);
 }
 
+TEST_F(LoraModels, ARankAboveThatOfAWeightIsWarnedOfOnce) {
+  const auto warnings_of = [](const LoraConfig& config) {
+    LoraNet net;
+    const Warnings warnings;
+    const LoraModel lora(*net, config);
+    return warnings.texts;
+  };
+  EXPECT_THAT(warnings_of({.r = 7}),
+              ElementsAre(AllOf(HasSubstr("r=7 is above 6"), HasSubstr("'blocks.0.up' [10, 6]"),
+                                HasSubstr("and of 4 more layers"), HasSubstr("only costs memory"))));
+  EXPECT_THAT(warnings_of({.r = 4}),
+              ElementsAre(AllOf(HasSubstr("r=4 is above 3"), HasSubstr("'head' [3, 6];"))));
+  EXPECT_THAT(warnings_of({.r = 4, .rank_pattern = {{"head", 3}}}), IsEmpty());
+  EXPECT_THAT(warnings_of({.r = 6, .exclude_modules = {"head"}}), IsEmpty()) << "a full rank is allowed";
+}
+
 TEST_F(LoraModels, TargetsAreEndsOfNamesExpressionsOrAllLinearLayers) {
   const auto layers = [](const LoraConfig& config) {
     LoraNet net;
@@ -148,7 +164,10 @@ TEST_F(LoraModels, TargetsThatFitNothingAreErrorsBeforeAnythingChanges) {
   const auto error = [&](const LoraConfig& config) { return error_of([&] { LoraModel(*net, config); }); };
   EXPECT_THAT(error({.target_modules = {"up", "heat"}}),
               AllOf(HasSubstr("'heat'"), HasSubstr("mean 'head'")));
-  EXPECT_THAT(error({.target_modules = {"p"}}), HasSubstr("'p'")) << "an end begins after a dot";
+  EXPECT_THAT(error({.target_modules = {"p"}}),
+              AllOf(HasSubstr("'p'"), HasSubstr("linear layers end in down, head, up")))
+      << "an end begins after a dot";
+  EXPECT_THAT(error({.exclude_modules = "all-linear"}), HasSubstr("that exclude_modules leaves"));
   EXPECT_THAT(error({.target_modules = "layers.*"}),
               AllOf(HasSubstr("layers.*"), HasSubstr("down, head, up")));
   EXPECT_THAT(error({.target_modules = {"norm"}}), AllOf(HasSubstr("'norm'"), HasSubstr("LayerNorm")));

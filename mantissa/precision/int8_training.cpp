@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include "mantissa/amp/autocast.h"
+#include "mantissa/core/suggest.h"
 #include "mantissa/precision/layers_internal.h"
 #include "mantissa/precision/true_dtype.h"
 #include "mantissa/quant/int8_training.h"
@@ -59,6 +60,9 @@ void Int8Training::convert_module(torch::nn::Module& module) {
     if (!layer.weight.is_meta()) quantize_int8(layer.weight, "'" + layer.name + "'");  // for its errors
   }
   warn_about_unmatched_names(module, ignore_modules_, kInt8TrainingMode);
+  if (!ignore_modules_.empty() && layers_of(module, {.ignore_modules = ignore_modules_}).empty())
+    TORCH_WARN(kInt8TrainingMode, ": ignore_modules '", join_names(ignore_modules_),
+               "' leaves no layer whose products would be computed in 8 bits");
   Precision::convert_module(module);
   for (const Layer& layer : layers)
     mark_weight(layer.weight, std::make_shared<Int8TrainingRule>(threshold_, "'" + layer.name + "'"));

@@ -63,6 +63,9 @@ void QuantizedPrecision::convert_module(torch::nn::Module& module) {
   quantize_module(module, weights_, "precision '" + name() + "'");
   Precision::convert_module(module);
   warn_about_unmatched_names(module, weights_.ignore_modules, "precision '" + name() + "'");
+  if (!weights_.ignore_modules.empty() && quantized_formats(module).empty())
+    TORCH_WARN("precision '", name(), "': ignore_modules '", join_names(weights_.ignore_modules),
+               "' leaves no layer to quantize, so all weights stay in float and train");
   for (const std::string& format : existing) {
     if (is_of_mode(format, name())) continue;
     TORCH_WARN("precision '", name(), "': ", module.name(), " has weights in ", format,

@@ -150,6 +150,15 @@ TEST_F(QuantizedModes, Q55_AnIgnoredNameWithoutALayerWarns) {
               ElementsAre(AllOf(HasSubstr("'nf4'"), HasSubstr("ignore_modules 'lm_head' matches no"))));
 }
 
+TEST_F(QuantizedModes, Q55_IgnoringEveryLayerWarns) {
+  for (const std::string mode : {"nf4", "int8", "int8-training"}) {
+    const Warnings warnings;
+    make_precision(mode, at::kCPU, {.ignore_modules = {"0", "2"}})->convert_module(*two_layers());
+    EXPECT_THAT(warnings.texts, ElementsAre(AllOf(HasSubstr("precision '" + mode + "'"),
+                                                  HasSubstr("ignore_modules '0, 2' leaves no layer"))));
+  }
+}
+
 TEST_F(QuantizedModes, Q56_ERR21_WithoutALinearThereIsNothingToQuantize) {
   torch::nn::Sequential net(torch::nn::Conv1d(2, 2, 1));
   for (const std::string& name : quantized_modes()) {

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -216,29 +217,117 @@ Format main_format(const Mode& mode) {
   return mode.traits.frozen_weights ? *mode.traits.weights : mode.traits.compute;
 }
 
-/// Returns a question that lists the modes which a name such as "fp16", "torch.float16" or "bf16_mixed" can
-/// mean: "; did you mean '16-mixed' (...) or '16-true' (...)?". For any other name the question suggests the
-/// nearest mode; it is empty if none is near.
-std::string suggest_modes(const std::string& name, const std::vector<std::string>& names) {
+/// Returns the letters and digits of a name, in lower case: "bf16mixed" for "BF16_mixed".
+std::string letters_of(const std::string& name) {
   std::string text;
   for (const char c : name)
     if (std::isalnum(static_cast<unsigned char>(c))) text += static_cast<char>(std::tolower(c));
+  return text;
+}
+
+/// Returns "int8" for "INT8_train".
+std::string first_word(const std::string& name) {
+  const auto end = std::find_if(name.begin(), name.end(),
+                                [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
+  return letters_of({name.begin(), end});
+}
+
+/// Returns the numbers in a name: 8 and 4 for "fp8-e4".
+std::set<std::string> numbers_in(const std::string& name) {
+  std::set<std::string> numbers;
+  std::string number;
+  for (const char c : name + " ") {
+    if (std::isdigit(static_cast<unsigned char>(c))) {
+      number += c;
+    } else if (!number.empty()) {
+      numbers.insert(std::exchange(number, ""));
+    }
+  }
+  return numbers;
+}
+
+std::optional<Format> format_called(const std::string& word) {
+  const auto* const found = std::find_if(kFormatWords.begin(), kFormatWords.end(),
+                                         [&](const FormatWord& row) { return row.word == word; });
+  return found == kFormatWords.end() ? std::nullopt : std::optional(found->format);
+}
+
+using ModeList = std::vector<const Mode*>;
+
+/// Returns the modes, without Apex's, for which `is_meant` is true.
+template <typename IsMeant>
+ModeList modes_that(const IsMeant& is_meant) {
+  ModeList found;
+  for (const Mode& mode : modes())
+    if (!mode.historical && is_meant(mode)) found.push_back(&mode);
+  return found;
+}
+
+/// Returns the modes that a name such as "fp16", "torch.float16", "pure bf16" or "mixed" describes.
+ModeList described_modes(const std::string& name) {
+  std::string text = letters_of(name);
   remove_first(text, {"torch"});
   remove_first(text, {"precision"});
   const bool is_mixed = remove_first(text, {"mixed", "amp"}),
              is_true = !is_mixed && remove_first(text, {"true", "pure"});
-  const auto* const found = std::find_if(kFormatWords.begin(), kFormatWords.end(),
-                                         [&](const FormatWord& row) { return row.word == text; });
-  std::string meant;
-  for (const Mode& mode : modes()) {
-    const bool has_format = found == kFormatWords.end() ? text.empty() && (is_mixed || is_true)
-                                                        : main_format(mode) == found->format;
-    if (mode.historical || !has_format || (is_mixed && !mode.name.ends_with("mixed")) ||
-        (is_true && !mode.name.ends_with("true")))
-      continue;
-    meant += (meant.empty() ? "; did you mean '" : " or '") + mode.name + "' (" + mode.summary + ")";
-  }
-  return meant.empty() ? did_you_mean(name, names) : meant + "?";
+  const std::optional<Format> format = format_called(text);
+  if (!format && !(text.empty() && (is_mixed || is_true))) return {};
+  return modes_that([&](const Mode& mode) {
+    return (!format || main_format(mode) == *format) && (!is_mixed || mode.name.ends_with("mixed")) &&
+           (!is_true || mode.name.ends_with("true"));
+  });
+}
+
+/// Returns the modes whose names begin with the letters and digits of `name`, or the one that has no others:
+/// int8-training for "int8_tr" and for "Int8Training".
+ModeList modes_beginning_with(const std::string& name) {
+  const std::string text = letters_of(name);
+  if (text.size() < 2) return {};
+  const ModeList same = modes_that([&](const Mode& mode) { return letters_of(mode.name) == text; });
+  return !same.empty()
+             ? same
+             : modes_that([&](const Mode& mode) { return letters_of(mode.name).starts_with(text); });
+}
+
+/// Returns the modes that the first word of a name describes or that have the same first word: nf4 and nf4-dq for
+/// "nf4-double".
+ModeList modes_of_first_word(const std::string& name) {
+  const std::string word = first_word(name);
+  const std::optional<Format> format = format_called(word);
+  return modes_that([&](const Mode& mode) {
+    return first_word(mode.name) == word || (format && main_format(mode) == *format);
+  });
+}
+
+/// Leaves out the modes of another width: "fp8" is no typing error for fp4. "bf17" has a number that no mode has, and
+/// may be one for bf16.
+std::vector<std::string> modes_of_same_width(const std::string& name, std::vector<std::string> names) {
+  std::set<std::string> known;
+  for (const Mode& mode : modes()) known.merge(numbers_in(mode.name));
+  for (const std::string& number : numbers_in(name))
+    if (known.contains(number))
+      std::erase_if(names, [&](const std::string& each) { return !numbers_in(each).contains(number); });
+  return names;
+}
+
+/// Returns "; did you mean '16-mixed' (...) or '16-true' (...)?", or "" for no modes.
+std::string question_of(const ModeList& meant) {
+  std::string text;
+  for (const Mode* const mode : meant)
+    text += (text.empty() ? "; did you mean '" : " or '") + mode->name + "' (" + mode->summary + ")";
+  return text.empty() ? "" : text + "?";
+}
+
+/// Returns a question that lists the modes which `name` can mean, or the nearest one of `names`; "" if there is none.
+/// What a name describes or begins with counts for more than how many letters are different.
+std::string suggest_modes(const std::string& name, const std::vector<std::string>& names) {
+  for (const ModeList& meant : {described_modes(name), modes_beginning_with(name)})
+    if (!meant.empty()) return question_of(meant);
+  const ModeList alike = modes_of_first_word(name);
+  std::vector<std::string> names_alike;
+  for (const Mode* const mode : alike) names_alike.push_back(mode->name);
+  if (const std::string nearest = did_you_mean(name, names_alike); !nearest.empty()) return nearest;
+  return alike.empty() ? did_you_mean(name, modes_of_same_width(name, names)) : question_of(alike);
 }
 
 at::ScalarType compute_dtype(const Mode& mode) {

@@ -53,8 +53,36 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
   EXPECT_THAT(meant("4bit"), testing::AllOf(testing::StartsWith("'nf4' ("), testing::HasSubstr("'nf4-dq'")));
   EXPECT_THAT(meant("8-bit"), testing::StartsWith("'int8' ("));
   EXPECT_EQ(meant("posit16"), "");
+  EXPECT_THAT(meant("bf16mixed"), testing::StartsWith("'bf16-mixed' ("));
+  EXPECT_THAT(meant("16mixed"), testing::StartsWith("'16-mixed' ("));
+  EXPECT_THAT(meant("BF17-mixed"), testing::StartsWith("'bf16-mixed'"));
   EXPECT_THAT(error_of([] { make_precision("o2", at::kCPU); }), testing::HasSubstr("did you mean 'O2'?"));
   EXPECT_THAT(error_of([] { make_precision(8, at::kCPU); }), testing::HasSubstr("'8'"));
+}
+
+TEST(Registry, WhatANameBeginsWithCountsForMoreThanItsTypingErrors) {
+  const auto meant = [](const std::string& name) {
+    const std::string error = error_of([&] { make_precision(name, at::kCPU); });
+    const size_t begin = error.find("; did you mean "), end = error.find("; allowed");
+    return begin == std::string::npos ? "" : error.substr(begin + 15, end - begin - 15);
+  };
+  using testing::AllOf;
+  using testing::HasSubstr;
+  using testing::Not;
+  using testing::StartsWith;
+  for (const char* const name : {"nf4dq", "NF4_DQ", "nf4-dq-"})
+    EXPECT_THAT(meant(name), AllOf(StartsWith("'nf4-dq' ("), Not(HasSubstr(" or ")))) << name;
+  for (const char* const name : {"int8_training", "int8training", "int8-tr", "int8-traning"})
+    EXPECT_THAT(meant(name), AllOf(StartsWith("'int8-training'"), Not(HasSubstr("'int8'")))) << name;
+  EXPECT_THAT(meant("nf"), AllOf(StartsWith("'nf4' ("), HasSubstr(" or 'nf4-dq' (")));
+  EXPECT_THAT(meant("nf4-double"), AllOf(StartsWith("'nf4' ("), HasSubstr(" or 'nf4-dq' (")));
+  EXPECT_THAT(meant("int8-weights"), AllOf(StartsWith("'int8' ("), HasSubstr(" or 'int8-training' (")));
+  EXPECT_THAT(meant("fp16-mixd"), StartsWith("'16-mixed'"))
+      << "not bf16-mixed, which has fewer other letters";
+  // A number that other modes have is not a typing error.
+  for (const char* const name : {"fp8", "fp8-dq", "nf8", "fp16-dq"})
+    EXPECT_THAT(meant(name), AllOf(Not(HasSubstr("'fp4")), Not(HasSubstr("'nf4")))) << name;
+  EXPECT_THAT(meant("nf5"), StartsWith("'nf4'")) << "no mode has 5 bits";
 }
 
 TEST(Registry, ARowWhoseFormatHasNoDtypeIsAnErrorThatNamesIt) {

@@ -95,8 +95,6 @@ at::Tensor multiply_recorded(const at::Tensor& x, const Quantized4Bit& weight,
 void check(const char* function, const at::Tensor& x, const Quantized4Bit& weight, bool is_transposed) {
   TORCH_CHECK_VALUE(weight.shape.size() == 2, function, ": the weight has ", weight.shape.size(),
                     " dimensions; a product needs [out, in]");
-  TORCH_CHECK_VALUE(weight.codes.is_contiguous(), function, ": the codes have the strides ",
-                    weight.codes.strides(), "; call contiguous() on them");
   quant::check_is_whole(function, weight);
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == weight.shape[is_transposed ? 1 : 0], function,
                     ": x has the shape ", x.sizes(), ", and the weight has ", at::IntArrayRef(weight.shape),

@@ -27,6 +27,10 @@ std::string describe(Format format, bool is_nested, int64_t blocksize) {
   return c10::str(info(format).name, is_nested ? "-dq" : "", ", blocks of ", blocksize);
 }
 
+/// The other cure for weights that are saved in another format.
+constexpr const char* kOrRestore =
+    ", or restore the file's weights to float first (mantissa convert --dequantize)";
+
 /// Returns `weight` in `dtype`, in which its finite values must stay finite.
 at::Tensor rounded(const at::Tensor& weight, at::ScalarType dtype, std::string_view name) {
   TORCH_CHECK_VALUE(weight.defined(), "quantize_4bit: ", name, " is undefined; give a tensor with values");
@@ -121,20 +125,20 @@ PackedDataPtr Packed4Bit::with_parts(Parts parts) const {
 }
 
 PackedDataPtr Packed4Bit::with_state(const Parts& stored, const std::string& name) const {
-  TORCH_CHECK_VALUE(has_state_4bit(stored, name) || !has_state_int8(stored, name), "PartsLoader: '", name,
-                    "' is saved in int8, and the model has ", description(),
-                    "; load it into a model in the mode int8");
-  TORCH_CHECK_VALUE(stored.contains(name) || has_state_4bit(stored, name), "PartsLoader: '", name,
-                    "' is missing, which the packed weight (", description(),
-                    ") needs; load the weights of the same model");
+  TORCH_CHECK_VALUE(has_state_4bit(stored, name) || !has_state_int8(stored, name), "'", name,
+                    "' is saved as int8, and the model has ", description(), "; choose the mode int8",
+                    kOrRestore);
+  TORCH_CHECK_VALUE(stored.contains(name) || has_state_4bit(stored, name), "'", name,
+                    "' is missing, which the model needs as ", description(),
+                    "; load the weights of the same model");
   Quantized4Bit found = unpack_state_4bit(stored, name);
-  TORCH_CHECK_VALUE(found.shape == quantized_.shape, "PartsLoader: '", name, "' has shape ",
-                    at::IntArrayRef(found.shape), ", and the packed weight (", description(), ") has ",
-                    sizes(), "; load into a model of the saved shapes");
+  TORCH_CHECK_VALUE(found.shape == quantized_.shape, "'", name, "' has shape ", at::IntArrayRef(found.shape),
+                    ", and the model's weight (", description(), ") has ", sizes(),
+                    "; load into a model of the saved shapes");
   const std::string saved = describe(found.format, found.is_nested(), found.blocksize);
-  TORCH_CHECK_VALUE(saved == description(), "PartsLoader: '", name, "' is saved as ", saved,
-                    ", and the model has ", description(), "; choose the mode ", info(found.format).name,
-                    found.is_nested() ? "-dq" : "", " with blocksize ", found.blocksize);
+  TORCH_CHECK_VALUE(saved == description(), "'", name, "' is saved as ", saved, ", and the model has ",
+                    description(), "; choose the mode ", info(found.format).name,
+                    found.is_nested() ? "-dq" : "", " with blocksize ", found.blocksize, kOrRestore);
   const auto copy = [&](at::Tensor& tensor) {
     if (tensor.defined())
       tensor = tensor.to(device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
@@ -179,6 +183,7 @@ PackedDataPtr make_packed_4bit(Quantized4Bit quantized, std::optional<at::Scalar
   TORCH_CHECK_TYPE(!compute_dtype || is_packed_compute_dtype(*compute_dtype),
                    "make_packed_4bit: products cannot be computed in ", *compute_dtype,
                    "; choose float32, float16, bfloat16 or float64");
+  quant::check_is_whole("make_packed_4bit", quantized);
   return std::make_shared<Packed4Bit>(std::move(quantized), compute_dtype);
 }
 

@@ -22,7 +22,7 @@ namespace mantissa {
 /// Values:   plain values (PackedData::with_values()) are rounded to the dtype that the codes were made from
 ///           and quantized with the same options. Such a weight equals the one that pack_4bit() makes.
 /// Memory:   shares the tensors of `quantized`.
-/// Errors:   c10::ValueError for a weight without a dimension; c10::TypeError for a `compute_dtype` other than
+/// Errors:   c10::ValueError for a weight without a dimension, or without all codes and scales; c10::TypeError for a `compute_dtype` other than
 ///           float32, float16, bfloat16 or float64.
 /// Example:  packed_4bit_test.cpp, Packed4Bit.ALinearComputesWithIt.
 PackedDataPtr make_packed_4bit(Quantized4Bit quantized,

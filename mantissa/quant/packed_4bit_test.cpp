@@ -215,7 +215,7 @@ TEST_F(Packed4BitErrors, OtherFormatsAreNamedWithTheMode) {
   EXPECT_THAT(loading(pack_state(quantize_4bit(w, {.blocksize = 128}), "weight")),
               HasSubstr("choose the mode nf4 with blocksize 128"));
   EXPECT_THAT(loading({{"weight", at::zeros({32, 64}, at::kChar)}, {"SCB", at::ones({32})}}),
-              AllOf(HasSubstr("saved in int8"), HasSubstr("mode int8")));
+              AllOf(HasSubstr("saved as int8"), HasSubstr("mode int8")));
 }
 
 TEST_F(Packed4BitErrors, IncompleteAndUnfittingStatesChangeNothing) {
@@ -232,6 +232,12 @@ TEST_F(Packed4BitErrors, IncompleteAndUnfittingStatesChangeNothing) {
   EXPECT_THAT(loading({{"weight", at::full({32, 64}, kInf)}}), HasSubstr("'weight' has 2048 values"));
   EXPECT_THAT(loading({{"weight", at::full({32, 64}, 1e5)}}),
               AllOf(HasSubstr("'weight' has values that float16 cannot hold"), HasSubstr("65504")));
+}
+
+TEST(Packed4Bit, CodesThatDoNotFitTheShapeBecomeNoWeight) {
+  Quantized4Bit torn = quantize_4bit(at::ones({32, 64}));
+  torn.absmax = at::ones({3});
+  EXPECT_THAT(error_of([&] { make_packed_4bit(torn); }), HasSubstr("make_packed_4bit: there are 3 scales"));
 }
 
 TEST(Packed4Bit, WrongArgumentsAreRefused) {

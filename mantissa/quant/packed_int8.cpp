@@ -14,6 +14,7 @@
 
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/linear_int8.h"
+#include "mantissa/quant/packed_4bit.h"
 #include "mantissa/quant/packed_rows_internal.h"
 #include "mantissa/quant/quant_state.h"
 
@@ -77,13 +78,18 @@ class PackedInt8 final : public PackedData {
 };
 
 PackedDataPtr PackedInt8::with_state(const Parts& stored, const std::string& name) const {
-  TORCH_CHECK_VALUE(has_state_int8(stored, name) || !has_state_4bit(stored, name), "PartsLoader: '", name,
-                    "' is saved in 4 bits, and the model has int8; load it into a model in a 4-bit mode");
-  TORCH_CHECK_VALUE(stored.contains(name), "PartsLoader: '", name,
-                    "' is missing, which the packed weight (int8) needs; load the weights of the same model");
+  if (!has_state_int8(stored, name) && has_state_4bit(stored, name)) {
+    const Quantized4Bit found = unpack_state_4bit(stored, name);
+    const std::string saved = make_packed_4bit(found)->description();  // "nf4, blocks of 64"
+    TORCH_CHECK_VALUE(false, "'", name, "' is saved as ", saved, ", and the model has int8; choose the mode ",
+                      saved.substr(0, saved.find(',')), " with blocksize ", found.blocksize,
+                      ", or restore the file's weights to float first (mantissa convert --dequantize)");
+  }
+  TORCH_CHECK_VALUE(stored.contains(name), "'", name,
+                    "' is missing, which the model needs as int8; load the weights of the same model");
   const QuantizedInt8 found = unpack_state_int8(stored, name);
-  TORCH_CHECK_VALUE(stored.at(name).sizes() == sizes(), "PartsLoader: '", name, "' has shape ",
-                    stored.at(name).sizes(), ", and the packed weight (int8) has ", sizes(),
+  TORCH_CHECK_VALUE(stored.at(name).sizes() == sizes(), "'", name, "' has shape ", stored.at(name).sizes(),
+                    ", and the model's weight (int8) has ", sizes(),
                     "; load into a model of the saved shapes");
   const auto copy = [&](const at::Tensor& tensor) {
     return tensor.to(device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
@@ -101,6 +107,11 @@ PackedDataPtr make_packed_int8(QuantizedInt8 quantized, double threshold, std::v
   if (shape.empty()) shape = quantized.codes.sizes().vec();
   TORCH_CHECK_VALUE(threshold >= 0, "make_packed_int8: the threshold is ", threshold,
                     "; give a positive one, or 0 for none");
+  TORCH_CHECK_VALUE(quantized.codes.dim() == 2 && quantized.scales.defined() &&
+                        quantized.scales.sizes() == quantized.codes.sizes().slice(0, 1),
+                    "make_packed_int8: codes of ", quantized.codes.sizes(), " have scales of ",
+                    quantized.scales.defined() ? quantized.scales.sizes() : at::IntArrayRef(),
+                    "; give a matrix of codes, and a scale for each row");
   TORCH_CHECK_VALUE(shape.size() >= 2 && shape[0] == quantized.codes.size(0) &&
                         c10::multiply_integers(shape) == quantized.codes.numel(),
                     "make_packed_int8: codes of ", quantized.codes.sizes(), " are no weight of ",

@@ -23,7 +23,7 @@ namespace mantissa {
 ///           sizes of the weight.
 /// Values:   plain values (PackedData::with_values()) are quantized by quantize_int8().
 /// Memory:   shares the tensors of `quantized`. A gradient restores the weight in float32 for its call.
-/// Errors:   c10::ValueError for a shape that the codes do not fill, for outlier columns, or for a negative
+/// Errors:   c10::ValueError for a shape that the codes do not fill, for rows without a scale, for outlier columns, or for a negative
 ///           threshold.
 /// Example:  packed_int8_test.cpp, PackedInt8.ALinearComputesWithIt.
 PackedDataPtr make_packed_int8(QuantizedInt8 quantized, double threshold = 0,

@@ -119,6 +119,13 @@ TEST(PackedInt8, Q57_LoadsPlainValues) {
   }
 }
 
+TEST(PackedInt8, CodesWithoutAScaleForEachRowBecomeNoWeight) {
+  QuantizedInt8 torn = quantize_int8(at::ones({4, 8}));
+  torn.scales = at::ones({3});
+  EXPECT_THAT(error_of([&] { make_packed_int8(torn, 6); }),
+              HasSubstr("make_packed_int8: codes of [4, 8] have scales of [3]"));
+}
+
 TEST(PackedInt8, UnfittingStatesChangeNothing) {
   torch::nn::Linear layer = packed_linear(at::ones({24, 40}));
   const at::Tensor before = layer->weight.dequantize();
@@ -131,7 +138,8 @@ TEST(PackedInt8, UnfittingStatesChangeNothing) {
   EXPECT_THAT(loading({}), HasSubstr("'weight' is missing"));
   EXPECT_THAT(loading(state(at::ones({40, 24}))), HasSubstr("has shape [40, 24]"));
   EXPECT_THAT(loading(pack_state(quantize_4bit(at::ones({24, 40})), "weight")),
-              AllOf(HasSubstr("saved in 4 bits"), HasSubstr("4-bit mode")));
+              AllOf(HasSubstr("'weight' is saved as nf4, blocks of 64, and the model has int8"),
+                    HasSubstr("choose the mode nf4 with blocksize 64")));
   Tensors torn = state(at::ones({24, 40}));
   torn.erase("SCB");
   EXPECT_THAT(loading(torn), HasSubstr("no tensor 'SCB'"));

@@ -107,6 +107,26 @@ void restore(const Quantized4Bit& quantized, float* to) {
   });
 }
 
+/// Throws if a kernel would read values that are not side by side.
+void check_is_contiguous(const char* function, const char* what, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), function, ": the ", what, " have the strides ", tensor.strides(),
+                    "; call contiguous() on them");
+}
+
+/// Checks what is there only after double quantization of `blocks` scales.
+void check_is_whole_nested(const char* function, const Quantized4Bit& quantized, int64_t blocks) {
+  check_is_contiguous(function, "scales of the scales", quantized.nested_absmax);
+  TORCH_CHECK_VALUE(quantized.nested_absmax.numel() == blocks_of(blocks, kNestedBlocksize), function,
+                    ": there are ", quantized.nested_absmax.numel(), " scales of ", blocks,
+                    " quantized scales; there have to be ", blocks_of(blocks, kNestedBlocksize));
+  const at::Tensor &map = quantized.nested_map, &offset = quantized.nested_offset;
+  TORCH_CHECK_VALUE(map.defined() && map.numel() == 256 && map.is_contiguous(), function,
+                    ": nested_map has the shape ", map.defined() ? map.sizes() : at::IntArrayRef(),
+                    "; it is [256], contiguous");
+  TORCH_CHECK_VALUE(offset.defined() && offset.numel() == 1, function, ": nested_offset has the shape ",
+                    offset.defined() ? offset.sizes() : at::IntArrayRef(), "; it is one number");
+}
+
 }  // namespace
 
 namespace quant {
@@ -118,6 +138,16 @@ at::Tensor dynamic_map(at::Device device) {
 }
 
 void check_is_whole(const char* function, const Quantized4Bit& quantized) {
+  TORCH_CHECK_VALUE(kernels::kSmallestBlock4 <= quantized.blocksize &&
+                        quantized.blocksize <= kernels::kLargestBlock4 &&
+                        std::has_single_bit(static_cast<uint64_t>(quantized.blocksize)),
+                    function, ": the weight has blocks of ", quantized.blocksize,
+                    " values; blocks have 32, 64, 128, 256, 512, 1024, 2048 or 4096");
+  TORCH_CHECK_VALUE(quantized.codes.defined() && quantized.absmax.defined(), function, ": the ",
+                    quantized.codes.defined() ? "scales" : "codes",
+                    " are undefined; give everything that quantize_4bit() returns");
+  check_is_contiguous(function, "codes", quantized.codes);
+  check_is_contiguous(function, "scales", quantized.absmax);
   const int64_t count = quantized.numel(), bytes = bytes_for(count),
                 blocks = blocks_of(count, quantized.blocksize);
   TORCH_CHECK_VALUE(static_cast<int64_t>(quantized.codes.nbytes()) == bytes, function, ": the codes have ",
@@ -126,10 +156,7 @@ void check_is_whole(const char* function, const Quantized4Bit& quantized) {
   TORCH_CHECK_VALUE(quantized.absmax.numel() == blocks, function, ": there are ", quantized.absmax.numel(),
                     " scales; a weight of shape ", at::IntArrayRef(quantized.shape), " in blocks of ",
                     quantized.blocksize, " has ", blocks);
-  TORCH_CHECK_VALUE(
-      !quantized.is_nested() || quantized.nested_absmax.numel() == blocks_of(blocks, kNestedBlocksize),
-      function, ": there are ", quantized.nested_absmax.numel(), " scales of ", blocks,
-      " quantized scales; there have to be ", blocks_of(blocks, kNestedBlocksize));
+  if (quantized.is_nested()) check_is_whole_nested(function, quantized, blocks);
 }
 
 at::Tensor bytes_of(const Quantized4Bit& quantized) { return quantized.codes.view(at::kByte).view({-1}); }
@@ -232,6 +259,7 @@ Quantized4Bit quantize_4bit(const at::Tensor& tensor, const Quantize4BitOptions&
 
 at::Tensor absmax_of(const Quantized4Bit& quantized) {
   if (!quantized.is_nested()) return quantized.absmax;
+  quant::check_is_whole("absmax_of", quantized);
   if (quantized.absmax.is_cpu()) {
     at::Tensor result = at::empty({quantized.absmax.numel()}, at::kFloat);
     restore(quantized, result.mutable_data_ptr<float>());
@@ -247,6 +275,7 @@ at::Tensor dequantize_4bit(const Quantized4Bit& quantized, at::ScalarType dtype)
       dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble,
       "dequantize_4bit: cannot restore values as ", dtype, "; choose float32, float16, bfloat16 or float64");
   if (dtype == at::kDouble) return dequantize_4bit(quantized, at::kFloat).to(at::kDouble);
+  quant::check_is_whole("dequantize_4bit", quantized);
   const at::Tensor absmax = absmax_of(quantized), bytes = quant::bytes_of(quantized);
   const int64_t count = quantized.numel();
   auto* const kernel = kernels::aten::device_kernels(quantized.device().type()).dequantize4;

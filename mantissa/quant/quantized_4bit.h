@@ -72,13 +72,15 @@ Quantized4Bit zeros_4bit(at::IntArrayRef shape, at::ScalarType dtype, const Quan
 
 /// Restores the tensor: code value * absmax in float32, then rounded once to the dtype.
 ///
-/// Errors: c10::TypeError unless `dtype` is float32, float16, bfloat16 or float64.
+/// Errors: c10::TypeError unless `dtype` is float32, float16, bfloat16 or float64; c10::ValueError if there are not as
+///         many codes and scales as the shape needs.
 at::Tensor dequantize_4bit(const Quantized4Bit& quantized, at::ScalarType dtype);
 /// Restores it in the dtype that was quantized.
 at::Tensor dequantize_4bit(const Quantized4Bit& quantized);
 
 /// Returns the scales of the blocks: [blocks] float32. After double quantization they are restored:
 /// nested_map[code] * nested_absmax[block / 256] + nested_offset, each rounded to float32.
+/// Errors: after double quantization, c10::ValueError as for dequantize_4bit().
 at::Tensor absmax_of(const Quantized4Bit& quantized);
 
 /// Checks what quantize_4bit() would check about the options: for programs that want to fail before they begin.

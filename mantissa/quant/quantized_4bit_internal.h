@@ -10,7 +10,8 @@ namespace mantissa::quant {
 /// Returns the signed dynamic map, [256] float32. All tensors on the CPU share one.
 at::Tensor dynamic_map(at::Device device);
 
-/// Checks that there are as many codes and scales as the shape has values, so that no kernel reads past their end.
+/// Checks that there are as many codes and scales as the shape has values, side by side in memory, so that no kernel
+/// reads past their end.
 /// Errors: c10::ValueError that begins with `function`.
 void check_is_whole(const char* function, const Quantized4Bit& quantized);
 

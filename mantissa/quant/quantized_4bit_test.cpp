@@ -148,6 +148,38 @@ TEST(Quantize4Bit, Q11_OtherBlocksFormatsAndDtypesAreRefused) {
   EXPECT_THROW(quantize_4bit(x.to(at::kInt)), c10::TypeError);
 }
 
+/// Kernels would read past the end of what is too short.
+TEST(Quantize4Bit, WhatDoesNotFitTheShapeIsNotRestored) {
+  const Quantized4Bit whole = quantize_4bit(at::ones({32, 64})),
+                      nested = quantize_4bit(at::ones({512, 64}), {.compress_statistics = true});
+  const auto restoring = [](Quantized4Bit q, const auto& change) {
+    change(q);
+    return error_of([&] { dequantize_4bit(q, at::kFloat); });
+  };
+  using Q = Quantized4Bit;
+  EXPECT_THAT(restoring(whole,
+                        [](Q& q) {
+                          q.shape = {64, 64};
+                        }),
+              HasSubstr("dequantize_4bit: the codes have 1024 bytes; a weight of shape [64, 64] has 2048"));
+  EXPECT_THAT(restoring(whole, [](Q& q) { q.absmax = q.absmax.narrow(0, 0, 31).clone(); }),
+              HasSubstr("there are 31 scales; a weight of shape [32, 64] in blocks of 64 has 32"));
+  EXPECT_THAT(restoring(whole, [](Q& q) { q.absmax = at::ones({1}).expand({32}); }),
+              HasSubstr("the scales have the strides [0]"));
+  EXPECT_THAT(restoring(whole, [](Q& q) { q.absmax = at::Tensor(); }), HasSubstr("the scales are undefined"));
+  EXPECT_THAT(restoring(whole, [](Q& q) { q.codes = at::Tensor(); }), HasSubstr("the codes are undefined"));
+  for (const int64_t blocksize : {0, -64, 48, 8192})
+    EXPECT_THAT(restoring(whole, [&](Q& q) { q.blocksize = blocksize; }), HasSubstr("blocks of "));
+  EXPECT_THAT(restoring(nested, [](Q& q) { q.nested_absmax = q.nested_absmax.narrow(0, 0, 1); }),
+              HasSubstr("there are 1 scales of 512 quantized scales; there have to be 2"));
+  EXPECT_THAT(restoring(nested, [](Q& q) { q.nested_map = q.nested_map.narrow(0, 0, 255); }),
+              HasSubstr("nested_map has the shape [255]"));
+  EXPECT_THAT(restoring(nested, [](Q& q) { q.nested_offset = at::Tensor(); }), HasSubstr("nested_offset"));
+  Quantized4Bit torn = nested;
+  torn.nested_absmax = at::ones({1});
+  EXPECT_THAT(error_of([&] { absmax_of(torn); }), HasSubstr("absmax_of: there are 1 scales"));
+}
+
 TEST(Quantize4Bit, ATensorThatIsNotFiniteIsRefusedByName) {
   for (const float bad : {NAN, HUGE_VALF, -HUGE_VALF})
     for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {

@@ -56,6 +56,20 @@ void check_product(const char* function, const at::Tensor& a, const at::Tensor& 
                     kernels::kMaxInt8Depth);
 }
 
+/// Throws unless there is a scale for each row, so that no kernel reads past their end.
+void check_scales(const char* function, const QuantizedInt8& quantized) {
+  const at::Tensor &codes = quantized.codes, &scales = quantized.scales;
+  TORCH_CHECK_VALUE(codes.defined() && codes.dim() == 2, function,
+                    ": the codes are no matrix; give everything that quantize_int8() returns");
+  TORCH_CHECK_VALUE(
+      scales.defined() && scales.dim() == 1 && scales.numel() == codes.size(0) &&
+          scales.scalar_type() == at::kFloat && scales.device() == codes.device(),
+      function, ": the scales are ",
+      scales.defined() ? c10::str(scales.scalar_type(), " ", scales.sizes(), " on ", scales.device())
+                       : "undefined",
+      "; codes of ", codes.sizes(), " on ", codes.device(), " need float32 [", codes.size(0), "] there");
+}
+
 kernels::ProductInt8 product_of(const at::Tensor& a, const at::Tensor& b) {
   kernels::ProductInt8 p;
   p.m = a.size(0);
@@ -120,6 +134,7 @@ QuantizedInt8 quantize_int8(const at::Tensor& weight, std::string_view name) {
 }
 
 at::Tensor dequantize_int8(const QuantizedInt8& quantized, at::ScalarType dtype) {
+  check_scales("dequantize_int8", quantized);
   return (quantized.codes.to(at::kFloat) * quantized.scales.unsqueeze(1) / 127).to(dtype);
 }
 
@@ -137,7 +152,13 @@ at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b) {
 
 at::Tensor int8_scaled_matmul(const QuantizedInt8& a, const QuantizedInt8& b, const at::Tensor& bias,
                               at::ScalarType dtype) {
+  for (const QuantizedInt8* const each : {&a, &b}) check_scales("int8_scaled_matmul", *each);
   check_product("int8_scaled_matmul", a.codes, b.codes);
+  TORCH_CHECK_VALUE(
+      !bias.defined() ||
+          (bias.dim() == 1 && bias.size(0) == b.codes.size(0) && bias.device() == b.codes.device()),
+      "int8_scaled_matmul: bias has the shape ", bias.defined() ? bias.sizes() : at::IntArrayRef(),
+      "; it has to be [", b.codes.size(0), "] on the device of the codes");
   TORCH_CHECK_TYPE(is_float(dtype), "int8_scaled_matmul: cannot return ", dtype,
                    "; choose float32, float16 or bfloat16");
   auto* const kernel = kernels_of(a.codes).product_int8;

@@ -44,6 +44,7 @@ QuantizedInt8 int8_vectorwise_quant(const at::Tensor& matrix, double threshold =
 QuantizedInt8 quantize_int8(const at::Tensor& weight, std::string_view name = "the weight");
 
 /// Restores the matrix: code * scale / 127 in float32, each rounded, then rounded to the dtype.
+/// Errors: c10::ValueError unless there is a float32 scale for each row.
 at::Tensor dequantize_int8(const QuantizedInt8& quantized, at::ScalarType dtype = at::kFloat);
 
 /// Returns the int32 sums a b^T of two matrices of codes: bitsandbytes's int8_linear_matmul().
@@ -56,7 +57,7 @@ at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b);
 /// Returns a b^T of two quantized matrices: the sums times the scales of rows and columns, divided by 127^2,
 /// plus `bias` [n], if it is defined. The sums are converted to float32; the result is rounded once to `dtype`,
 /// which is float32, float16 or bfloat16.
-/// Errors: those of int8_matmul().
+/// Errors: those of int8_matmul() and dequantize_int8(); c10::ValueError for a bias of another shape.
 at::Tensor int8_scaled_matmul(const QuantizedInt8& a, const QuantizedInt8& b, const at::Tensor& bias,
                               at::ScalarType dtype);
 

@@ -100,6 +100,23 @@ TEST(QuantizedInt8, AWeightThatIsNotFiniteIsRefusedByName) {
               HasSubstr("'w' has dtype Int"));
 }
 
+/// Kernels would read past the end of what is too short, and libtorch would repeat a single scale.
+TEST(QuantizedInt8, ScalesAndABiasThatDoNotFitAreRefused) {
+  const QuantizedInt8 whole = quantize_int8(at::ones({4, 8}));
+  for (const at::Tensor& scales :
+       {at::ones({3}), at::ones({1}), at::ones({4, 1}), at::ones({4}, at::kHalf), at::Tensor()}) {
+    QuantizedInt8 torn = whole;
+    torn.scales = scales;
+    EXPECT_THAT(error_of([&] { dequantize_int8(torn); }), HasSubstr("need float32 [4]"));
+    EXPECT_THAT(error_of([&] { int8_scaled_matmul(torn, whole, {}, at::kFloat); }),
+                HasSubstr("need float32 [4]"));
+    EXPECT_THAT(error_of([&] { int8_scaled_matmul(whole, torn, {}, at::kFloat); }),
+                HasSubstr("need float32 [4]"));
+  }
+  EXPECT_THAT(error_of([&] { int8_scaled_matmul(whole, whole, at::ones({3}), at::kFloat); }),
+              HasSubstr("bias has the shape [3]; it has to be [4]"));
+}
+
 TEST(QuantizedInt8, WhatDoesNotFitIsRefused) {
   const at::Tensor a = at::ones({2, 3}, at::kChar);
   EXPECT_THAT(error_of([&] { int8_matmul(a, at::ones({2, 4}, at::kChar)); }), HasSubstr("[m, k] and [n, k]"));

@@ -26,10 +26,21 @@ PackedDataPtr find_data_of(const std::string& name, const PackedData& own,
                            const std::map<std::string, at::Tensor>& stored) {
   if (!is_stored_plain(name, own.state(name), stored)) return own.with_state(stored, name);
   const at::Tensor& values = stored.at(name);
-  TORCH_CHECK_VALUE(values.sizes() == own.sizes(), "PartsLoader: '", name, "' is ", values.scalar_type(), " ",
-                    values.sizes(), ", and the packed weight (", own.description(), ") has ", own.sizes(),
+  TORCH_CHECK_VALUE(values.sizes() == own.sizes(), "'", name, "' is ", values.scalar_type(), " ",
+                    values.sizes(), ", and the model's weight (", own.description(), ") has ", own.sizes(),
                     "; load into a model of the saved shapes");
   return own.with_values(values, name);
+}
+
+/// Returns what `work` returns. Its errors begin with the name of the file.
+template <typename Work>
+auto naming_file(const std::string& file, const Work& work) {
+  if (file.empty()) return work();
+  try {
+    return work();
+  } catch (const c10::ValueError& error) {
+    TORCH_CHECK_VALUE(false, "'", file, "' cannot be loaded: ", error.what_without_backtrace());
+  }
 }
 
 }  // namespace
@@ -55,13 +66,15 @@ std::map<std::string, at::Tensor> plain_weights(std::map<std::string, at::Tensor
   return weights;
 }
 
-PartsLoader::PartsLoader(torch::nn::Module& module, std::map<std::string, at::Tensor>& stored) {
+PartsLoader::PartsLoader(torch::nn::Module& module, std::map<std::string, at::Tensor>& stored,
+                         const std::string& from) {
   std::vector<std::string> used;
   const auto collect = [&](const auto& tensors) {
     for (const auto& item : tensors) {
       const at::Tensor& weight = item.value();
       if (!is_packed(weight)) continue;
-      const PackedDataPtr made = find_data_of(item.key(), *packed_data(weight), stored);
+      const PackedDataPtr made =
+          naming_file(from, [&] { return find_data_of(item.key(), *packed_data(weight), stored); });
       for (const auto& [key, tensor] : made->state(item.key())) used.push_back(key);
       weights_.emplace_back(weight, make_packed_weight(made, weight.scalar_type()));
     }

@@ -25,7 +25,7 @@ std::map<std::string, at::Tensor> plain_weights(std::map<std::string, at::Tensor
 /// Loads the packed weights of a module in two steps, so that a caller can check the rest of a file in between:
 ///
 ///     std::map<std::string, at::Tensor> weights = ...;     // as named_parts() returns them
-///     PartsLoader packed(module, weights);                 // checks the parts and takes them out of `weights`
+///     PartsLoader packed(module, weights, file);           // checks the parts and takes them out of `weights`
 ///     ... load the plain tensors from `weights` ...
 ///     packed.load();
 ///
@@ -33,12 +33,13 @@ std::map<std::string, at::Tensor> plain_weights(std::map<std::string, at::Tensor
 /// its format can do that.
 /// Memory:  a copy of the parts.
 /// Errors:  the constructor throws c10::ValueError naming the weight if its state is incomplete or belongs to
-///          another format or shape, or if the format refuses its values. Nothing has changed then. load()
-///          throws nothing.
+///          another format or shape, or if the format refuses its values. Nothing has changed then. The message
+///          begins with `from`, the name of the file, if it is not empty. load() throws nothing.
 /// Example: named_parts_test.cpp, NamedParts.LoadWhatWasSaved
 class PartsLoader {
  public:
-  PartsLoader(torch::nn::Module& module, std::map<std::string, at::Tensor>& stored);
+  PartsLoader(torch::nn::Module& module, std::map<std::string, at::Tensor>& stored,
+              const std::string& from = "");
   /// Gives the module's packed weights their new values.
   void load();
 

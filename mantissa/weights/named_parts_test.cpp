@@ -83,6 +83,10 @@ TEST_F(NamedParts, MismatchesAreNamedAndChangeNothing) {
   EXPECT_THAT(error("1.weight", torch::ones({2, 3}, at::kChar)),
               AllOf(HasSubstr("[2, 3]"), HasSubstr("[2, 4]")));
   EXPECT_THAT(error("1.weight.scale", -torch::ones({2})), HasSubstr("negative")) << "the format's own check";
+  Tensors none;
+  EXPECT_THAT(error_of([&] { PartsLoader(*loaded, none, "run/weights.safetensors"); }),
+              AllOf(testing::StartsWith("'run/weights.safetensors' cannot be loaded: '0.weight' is missing"),
+                    HasSubstr("int8 per row")));
   EXPECT_TRUE(at::equal(loaded->parameters()[0].dequantize(), before));
 }
 

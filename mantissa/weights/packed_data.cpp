@@ -27,13 +27,13 @@ PackedDataPtr PackedData::with_state(const Parts& stored, const std::string& nam
   for (const auto& [part, own] : parts()) {
     const std::string key = key_of(name, part);
     const auto entry = stored.find(key);
-    TORCH_CHECK_VALUE(entry != stored.end(), "PartsLoader: '", key, "' is missing, which the packed weight '",
-                      name, "' (", description(), ") needs; load into a model of the saved format");
+    TORCH_CHECK_VALUE(entry != stored.end(), "'", key, "' is missing, which the model's weight '", name,
+                      "' (", description(), ") needs; load into a model of the saved format");
     const at::Tensor& value = entry->second;
-    TORCH_CHECK_VALUE(value.scalar_type() == own.scalar_type() && value.sizes() == own.sizes(),
-                      "PartsLoader: '", key, "' is ", value.scalar_type(), " ", value.sizes(),
-                      ", and the packed weight '", name, "' (", description(), ") needs ", own.scalar_type(),
-                      " ", own.sizes(), "; load into a model of the saved format");
+    TORCH_CHECK_VALUE(value.scalar_type() == own.scalar_type() && value.sizes() == own.sizes(), "'", key,
+                      "' is ", value.scalar_type(), " ", value.sizes(), ", and the model's weight '", name,
+                      "' (", description(), ") needs ", own.scalar_type(), " ", own.sizes(),
+                      "; load into a model of the saved format");
     found.emplace(part, value.detach().to(own.device(), /*dtype=*/own.scalar_type(), /*non_blocking=*/false,
                                           /*copy=*/true));
   }
@@ -41,8 +41,7 @@ PackedDataPtr PackedData::with_state(const Parts& stored, const std::string& nam
 }
 
 PackedDataPtr PackedData::with_values(const at::Tensor& /*values*/, const std::string& name) const {
-  TORCH_CHECK_VALUE(false, "PartsLoader: '", name, "' is stored as plain numbers, and the packed weight (",
-                    description(),
+  TORCH_CHECK_VALUE(false, "'", name, "' is stored as plain numbers, and the model's weight (", description(),
                     ") cannot be made from them; load into a plain model, or into one of the saved format");
 }
 

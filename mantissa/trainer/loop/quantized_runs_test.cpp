@@ -177,7 +177,12 @@ TEST_F(QuantizedRuns, AnotherFormatIsRefusedAndChangesNothing) {
     }
     const std::string error =
         error_of([&, &m = mode, &p = precision] { train(other, options(m, 2, p), folder_); });
-    EXPECT_THAT(error, AllOf(HasSubstr("PartsLoader: '0.weight' is saved"), HasSubstr("mode"))) << mode;
+    EXPECT_THAT(
+        error,
+        AllOf(HasSubstr("' cannot be loaded: '0.weight' is saved as nf4, blocks of 64, and the model has " +
+                        mode),
+              HasSubstr(folder_.string()), HasSubstr("choose the mode nf4 with blocksize 64")))
+        << mode;
     expect_same(other.weights(), before, mode);
   }
 }

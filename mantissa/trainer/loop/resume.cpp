@@ -155,7 +155,7 @@ void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
   stored = dequantize_plain(std::move(stored), own);
   for (const std::string& kept : quantized_weights_of(stored)) std::erase(codes, kept);
   changes.push_back(restored(codes, own));
-  PartsLoader packed(module, stored);  // takes their parts out of `stored`
+  PartsLoader packed(module, stored, from);  // takes their parts out of `stored`
   changes.push_back(narrowed(stored, module));
   load_weights(plain_weights(own), stored, from);
   packed.load();

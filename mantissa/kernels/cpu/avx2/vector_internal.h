@@ -114,5 +114,8 @@ struct Avx2 {
   }
 };
 
+/// For the sources in cpu/shared/.
+using Vectors = Avx2;
+
 }  // namespace
 }  // namespace mantissa::kernels::cpu::avx2

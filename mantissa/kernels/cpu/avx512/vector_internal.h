@@ -118,5 +118,8 @@ struct Avx512 {
   }
 };
 
+/// For the sources in cpu/shared/.
+using Vectors = Avx512;
+
 }  // namespace
 }  // namespace mantissa::kernels::cpu::avx512

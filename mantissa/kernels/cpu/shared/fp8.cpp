@@ -1,12 +1,12 @@
-#include "mantissa/kernels/cpu/avx512/vector_internal.h"
 #include "mantissa/kernels/cpu/fp8_internal.h"
 #include "mantissa/kernels/cpu/fp8_kernel.h"
 #include "mantissa/kernels/cpu/fp8_widen_internal.h"
+#include "mantissa/kernels/cpu/shared/vectors_internal.h"
 
-namespace mantissa::kernels::cpu::avx512 {
+namespace mantissa::kernels::cpu::MANTISSA_CPU_TIER {
 namespace {
 
-using Fp8Widening = WidenWith<Avx512>;
+using Fp8Widening = WidenWith<Vectors>;
 
 }  // namespace
 
@@ -17,4 +17,4 @@ Magnitudes quantize_fp8(const QuantizeFp8& problem) { return quantize_fp8_with<F
 void dequantize_fp8(const DequantizeFp8& problem) { dequantize_fp8_with<Fp8Widening>(problem); }
 void quantize_e2m1(const QuantizeE2M1& problem) { quantize_e2m1_with<Fp8Widening>(problem); }
 
-}  // namespace mantissa::kernels::cpu::avx512
+}  // namespace mantissa::kernels::cpu::MANTISSA_CPU_TIER
