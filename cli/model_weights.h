@@ -20,7 +20,8 @@ struct FitOptions;
 /// Returns the dtypes of the tensors of a file by their names.
 std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, SafetensorsEntry>& entries);
 
-/// The tensors of a model whose file has 4- or 8-bit weights; empty for any other model, which has not been read.
+/// The tensors of a model whose file has 4- or 8-bit weights; empty, without reading tensors, if the file has no
+/// quantized weights.
 std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& model);
 
 /// Loads the tensors of a file or checkpoint into a float model, for a run with the options `o`. If the file has

@@ -193,8 +193,8 @@ class Precision {
   virtual void load_gradient_state(torch::optim::Optimizer& /*optimizer*/, const StateReader& /*state*/) {}
 
   /// Ends a run: drops what the mode has recorded about gradients that wait for a step. The module, the
-  /// optimizers and the state stay as they are, and another run may follow. From its first setup_optimizer()
-  /// on, the state has the master weights of the new run's optimizers only.
+  /// optimizers and the state stay as they are, and another run may follow. Once the next run calls
+  /// setup_optimizer(), state_dict() has only that run's master weights.
   virtual void teardown() {}
 
  protected:

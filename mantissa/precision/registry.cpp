@@ -146,34 +146,34 @@ void refuse_quantization_options(const Mode& mode, const PrecisionOptions& optio
 }
 
 /// Returns null for "none".
-std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, const PrecisionOptions& told,
+std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, const PrecisionOptions& given,
                                         const std::string& loss_scale, bool fp16_gradients) {
   if (loss_scale == "none") {
-    const std::string given = scaler_option(told);
-    TORCH_CHECK_VALUE(given.empty(), "precision '", mode.name, "': ", given,
+    const std::string unused = scaler_option(given);
+    TORCH_CHECK_VALUE(unused.empty(), "precision '", mode.name, "': ", unused,
                       " needs a loss scale; leave it out, or give loss_scale dynamic");
     return nullptr;
   }
   GradScalerOptions options{.allow_fp16_gradients = fp16_gradients};
-  options.warn_after_skips = told.warn_after_skips.value_or(options.warn_after_skips);
+  options.warn_after_skips = given.warn_after_skips.value_or(options.warn_after_skips);
   if (const std::optional<double> scale = fixed_scale(loss_scale)) {
-    const std::string given = moving_scale_option(told);
-    TORCH_CHECK_VALUE(given.empty(), "loss_scale ", loss_scale, " is fixed, so ", given,
+    const std::string unused = moving_scale_option(given);
+    TORCH_CHECK_VALUE(unused.empty(), "loss_scale ", loss_scale, " is fixed, so ", unused,
                       " has no effect; leave it out, or give loss_scale dynamic");
     options.init_scale = options.min_scale = options.max_scale = *scale;
     return std::make_unique<GradScaler>(device, options);
   }
-  options.growth_factor = told.growth_factor.value_or(options.growth_factor);
-  options.backoff_factor = told.backoff_factor.value_or(options.backoff_factor);
-  options.growth_interval = told.growth_interval.value_or(options.growth_interval);
-  options.hysteresis_steps = told.hysteresis_steps.value_or(options.hysteresis_steps);
-  options.min_scale = told.min_scale.value_or(options.min_scale);
+  options.growth_factor = given.growth_factor.value_or(options.growth_factor);
+  options.backoff_factor = given.backoff_factor.value_or(options.backoff_factor);
+  options.growth_interval = given.growth_interval.value_or(options.growth_interval);
+  options.hysteresis_steps = given.hysteresis_steps.value_or(options.hysteresis_steps);
+  options.min_scale = given.min_scale.value_or(options.min_scale);
   if (mode.historical) {
-    options.max_scale = std::max({kApexMaxScale, told.init_scale.value_or(0), options.min_scale});
+    options.max_scale = std::max({kApexMaxScale, given.init_scale.value_or(0), options.min_scale});
   }
-  options.max_scale = told.max_scale.value_or(options.max_scale);
+  options.max_scale = given.max_scale.value_or(options.max_scale);
   options.init_scale =
-      told.init_scale.value_or(std::clamp(options.init_scale, options.min_scale, options.max_scale));
+      given.init_scale.value_or(std::clamp(options.init_scale, options.min_scale, options.max_scale));
   return std::make_unique<GradScaler>(device, options);
 }
 
@@ -313,9 +313,10 @@ std::unique_ptr<Precision> make_quantized(const Mode& mode, at::Device device,
   const bool is_int8 = format == Format::kInt8;
   TORCH_CHECK_VALUE(!is_int8 || !options.blocksize, "precision '", mode.name, "' with blocksize ",
                     *options.blocksize, ": it has one scale per row and no blocks; leave it out");
-  TORCH_CHECK_VALUE(is_int8 || !options.llm_int8_threshold, "precision '", mode.name,
-                    "' with llm_int8_threshold ", *options.llm_int8_threshold,
-                    ": only int8 and int8-training tell outliers apart; leave it out, or choose one of them");
+  TORCH_CHECK_VALUE(
+      is_int8 || !options.llm_int8_threshold, "precision '", mode.name, "' with llm_int8_threshold ",
+      *options.llm_int8_threshold,
+      ": only int8 and int8-training treat outliers separately; leave it out, or choose one of them");
   QuantizedPrecisionOptions made;
   made.dtype = options.dtype.value_or(default_quantized_dtype(format, device));
   made.weights = {.format = format,

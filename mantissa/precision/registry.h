@@ -41,7 +41,7 @@ struct PrecisionOptions {
   // For modes with quantized weights.
 
   /// The dtype of products: float32, float16 or bfloat16. Unset: bfloat16 where the device has it, else float16.
-  /// int8 knows float16 only.
+  /// int8 supports only float16.
   std::optional<at::ScalarType> dtype = std::nullopt;
   /// Layers whose dotted name begins with one of these stay as they are: "lm_head" also names "lm_head2", and
   /// "blocks.0" all layers of the module blocks.0.
