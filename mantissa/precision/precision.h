@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/amp/optimizer_kind.h"
 #include "mantissa/amp/step_result.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/core/state_dict.h"
@@ -216,9 +217,6 @@ std::vector<at::Tensor> main_params(const torch::optim::Optimizer& optimizer);
 
 /// Whether any parameter of `optimizer` has a gradient.
 bool has_gradients(const torch::optim::Optimizer& optimizer);
-
-/// Whether `optimizer` evaluates its loss several times a step, as torch::optim::LBFGS does.
-bool has_line_search(const torch::optim::Optimizer& optimizer);
 
 /// Returns the weights in a mode's state_dict() that are more exact than the model's own, by the names of the
 /// model's parameters; empty if there are none. A run in another mode starts best from these weights.
