@@ -40,6 +40,9 @@ struct PrecisionTraits {
   bool scales_loss = false;                      ///< the loss is multiplied by a scale before backward()
   bool master_weights = false;                   ///< the optimizer steps float32 master weights
   bool frozen_weights = false;                   ///< layers' weights are quantized and do not train
+  bool double_quantized = false;                 ///< the scales of quantized weights are quantized, too
+  /// The format of products of Linear layers; unset: `compute`.
+  std::optional<Format> layer_products = std::nullopt;
 
   bool operator==(const PrecisionTraits&) const = default;
 };

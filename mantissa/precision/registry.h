@@ -75,6 +75,11 @@ const std::vector<Mode>& modes();
 /// Errors: c10::ValueError that repeats the name and lists the allowed ones.
 const Mode& find_mode(const std::string& name);
 
+/// Returns the mode whose frozen weights are quantized so, such as nf4-dq; null if there is none.
+const Mode* mode_for_weights(Format format, bool double_quantized);
+/// Returns the mode whose weights and products are in `dtype`, such as bf16-true; null if there is none.
+const Mode* mode_for_dtype(at::ScalarType dtype);
+
 /// Returns the traits of a mode with these options.
 PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options);
 
