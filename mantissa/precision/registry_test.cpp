@@ -82,9 +82,10 @@ TEST(Registry, AQuantizedModeHasTheTraitsOfItsRow) {
 }
 
 TEST(Registry, FindsTheModeOfStoredWeights) {
-  for (const Mode& mode : modes())
-    if (mode.traits.frozen_weights)
-      EXPECT_EQ(mode_for_weights(*mode.traits.weights, mode.traits.double_quantized), &mode) << mode.name;
+  for (const Mode& mode : modes()) {
+    if (!mode.traits.frozen_weights) continue;
+    EXPECT_EQ(mode_for_weights(*mode.traits.weights, mode.traits.double_quantized), &mode) << mode.name;
+  }
   EXPECT_EQ(mode_for_weights(Format::kNF4, true), &find_mode("nf4-dq"));
   EXPECT_EQ(mode_for_weights(Format::kInt8, true), nullptr);
   EXPECT_EQ(mode_for_weights(Format::kBFloat16, false), nullptr);
