@@ -6,9 +6,9 @@
 //         "growth_interval" of the scaler; "overflows" {"<step>": "inf" or "nan"}: steps whose loss is
 //         multiplied by it.
 // Result: "skipped" [steps]: the steps that changed no weight; "scale" [steps]; "equal_scale",
-//         "equal_weights": whether both were the same, weights bit for bit, after each step; "differs_at":
-//         the first step at which they differ, else null; "eager_ms", "replay_ms": the time of a step of each
-//         with libtorch's fastest algorithms, the median of blocks of `steps` steps.
+//         "equal_weights": whether scales and weights were bitwise equal after every step; "differs_at": the
+//         first step at which they differ, else null; "eager_ms", "replay_ms": median time per step over five
+//         blocks of `steps` steps, with nondeterministic algorithms allowed.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -38,7 +38,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The recipe's loop, by hand. It reads nothing from the device.
+/// PyTorch's AMP recipe as a hand-written loop. It reads nothing from the device.
 class Training {
  public:
   explicit Training(const Json& job)
@@ -110,7 +110,7 @@ double ms_of(at::Device device, int64_t steps, const Step& step) {
 constexpr int kWarmUps = 3;
 
 /// Deterministic algorithms are needed for equal bits: by default attention's fused kernels, and others of
-/// libtorch, add gradients in any order.
+/// libtorch, add gradients in an order that varies between runs.
 void use_algorithms(bool deterministic) {
   at::Context& context = at::globalContext();
   context.setDeterministicAlgorithms(deterministic, /*warn_only=*/true);

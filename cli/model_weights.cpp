@@ -96,7 +96,7 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
   const auto restored = before - count();
   if (restored > 0) {
     TORCH_WARN("'", from, "' has ", restored, " weights in 4 or 8 bits that --precision ", o.precision(),
-               " leaves in float; they are restored");
+               " leaves in float; they are converted back to float");
   }
   PartsLoader packed(model, stored, from);  // takes their parts out of `stored`
   load_weights(plain_weights(named_weights(model)), stored, from);

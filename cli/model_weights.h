@@ -24,7 +24,8 @@ std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, Safe
 /// nf4"; "" if they are of no mode, such as fp8-e4m3.
 std::string mode_of_weights(const std::map<std::string, SafetensorsEntry>& tensors);
 
-/// The tensors of a model whose file has 4- or 8-bit weights; empty for any other model, which has not been read.
+/// The tensors of a model whose file has 4- or 8-bit weights; empty, without reading tensors, if the file has no
+/// quantized weights.
 std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& model);
 
 /// Loads the tensors of a file or checkpoint into a float model, for a run with the options `o`. If the file has

@@ -44,7 +44,7 @@ class QuantizedRuns : public Program {
   }
 };
 
-TEST_F(QuantizedRuns, EveryModeTrainsWhatIsLeftAndSavesItsCodes) {
+TEST_F(QuantizedRuns, EveryModeTrainsFloatParametersAndSavesCodes) {
   for (const std::string mode : {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"}) {
     const Outcome done = train("--precision " + mode, mode);
     const std::string said = "--precision " + mode + " quantizes the weights of linear layers";
@@ -62,7 +62,7 @@ TEST_F(QuantizedRuns, EveryModeTrainsWhatIsLeftAndSavesItsCodes) {
 
 TEST_F(QuantizedRuns, AResumedRunEqualsAnUninterruptedOne) {
   for (const std::string mode : {"nf4-dq", "int8"}) {
-    // A cosine would fall over the steps of each run.
+    // A cosine schedule depends on the length of the run, which differs here.
     const std::string arguments = "--lr-schedule constant --precision " + mode;
     train(arguments, mode + "-whole");
     train(arguments, mode + "-parts", 3);
@@ -90,7 +90,7 @@ TEST_F(QuantizedRuns, FloatWeightsAreQuantizedAndQuantizedOnesAreTakenOrRestored
   train("--precision 32-true", "float");
   const std::string weights = " --weights float/weights.safetensors";
   train("--precision nf4" + weights, "nf4");
-  // The codes of a file stay what they are, and those of a float model are the same.
+  // Loading a quantized file keeps its codes, and quantizing the float file gives equal ones.
   train("--precision nf4 --weights nf4/weights.safetensors", "again");
   const auto kinds = dtypes("again/weights.safetensors");
   EXPECT_EQ(kinds, dtypes("nf4/weights.safetensors"));

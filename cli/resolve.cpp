@@ -73,17 +73,18 @@ void check_length(const FitOptions& o) {
 }
 
 void check_optimizer(const FitOptions& o) {
-  TORCH_CHECK_VALUE(
-      o.optimizer != "sgd8bit" || o.optimizer_settings.momentum != 0.0,
-      "--momentum 0 with --optimizer sgd8bit: without a momentum there is no state to keep in 8 "
-      "bits; choose --optimizer fused-sgd, or a momentum above 0");
+  const OptimizerEntry& optimizer = find_optimizer(o.optimizer);
+  TORCH_CHECK_VALUE(optimizer.for_momentum_0.empty() || o.optimizer_settings.momentum != 0.0,
+                    "--momentum 0 with --optimizer ", optimizer.name,
+                    ": without a momentum there is no state to keep in 8 "
+                    "bits; choose --optimizer ",
+                    optimizer.for_momentum_0, ", or a momentum above 0");
   std::vector<std::string> rounding;
   for (const OptimizerEntry& entry : optimizers())
     if (entry.takes("stochastic_rounding")) rounding.push_back(entry.name);
-  TORCH_CHECK_VALUE(
-      !*o.optimizer_settings.stochastic_rounding || find_optimizer(o.optimizer).takes("stochastic_rounding"),
-      "--stochastic-rounding is not an option of --optimizer ", o.optimizer, "; choose --optimizer ",
-      join_names(rounding), ", or leave it out");
+  TORCH_CHECK_VALUE(!*o.optimizer_settings.stochastic_rounding || optimizer.takes("stochastic_rounding"),
+                    "--stochastic-rounding is not an option of --optimizer ", o.optimizer,
+                    "; choose --optimizer ", join_names(rounding), ", or leave it out");
   check_optimizer_state(o);
 }
 

@@ -107,11 +107,7 @@ class Warnings {
   }
 
  private:
-  bool quantizes_weights() const {
-    if (o_.precision() == "all") return false;
-    const std::optional<Format> weights = o_.traits().weights;
-    return weights == Format::kNF4 || weights == Format::kFP4 || weights == Format::kInt8;
-  }
+  bool quantizes_weights() const { return o_.precision() != "all" && o_.traits().frozen_weights; }
   /// A switch that is turned off is not expected to have an effect.
   bool is_given(const char* option) const {
     const bool* const on = given_.get_if<bool>(option);

@@ -1,11 +1,27 @@
+#include <fmt/format.h>
 #include <string>
 #include <vector>
 
 #include "cli/fit_options.h"
 #include "cli/option_destination.h"
 #include "cli/options/groups.h"
+#include "mantissa/core/suggest.h"
+#include "mantissa/optim/registry.h"
 
 namespace mantissa::cli {
+
+namespace {
+
+/// Returns the momenta that optimizers have by default instead of the option's: "sgd8bit has 0.9, ...".
+std::string own_momenta() {
+  std::vector<std::string> all;
+  for (const OptimizerEntry& entry : optimizers())
+    if (entry.defaults.momentum.value_or(0) > 0)
+      all.push_back(fmt::format("{} has {}", entry.name, *entry.defaults.momentum));
+  return join_names(all);
+}
+
+}  // namespace
 
 std::vector<Option> optimizer_options() {
   constexpr auto kGroup = Group::kOptimizer;
@@ -30,7 +46,7 @@ std::vector<Option> optimizer_options() {
        .group = kGroup,
        .to = to(&OptimizerSettings::momentum),
        .default_value = 0.9,
-       .help = "momentum of SGD; sgd8bit has 0.9 by default, and muon and muon8bit 0.95",
+       .help = "momentum of SGD; by default " + own_momenta(),
        .default_for_text = 0.0,
        .range = {{0, 1, "choose 0 to 1"}}},
       {.name = "beta1",

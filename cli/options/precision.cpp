@@ -104,7 +104,7 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::ignore_modules),
        .default_value = "auto",
-       .help = "quantized modes: leave layers whose names begin so as they are, NAME,NAME; auto: none",
+       .help = "quantized modes: comma-separated name prefixes of layers to leave unquantized; auto: none",
        .is_list = true,
        .known_as = {"llm_int8_skip_modules"}},
       {.name = "blocksize",
@@ -117,8 +117,8 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::llm_int8_threshold),
        .default_value = "auto",
-       .help = "int8 and int8-training: columns of inputs from this magnitude on are computed in float32; "
-               "0: none; auto: 6"},
+       .help = "int8 and int8-training: input columns with a magnitude of at least this are computed in "
+               "float32; 0: none; auto: 6"},
       {.name = "quantize_embeddings",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::quantize_embeddings),

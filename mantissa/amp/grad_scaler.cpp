@@ -12,12 +12,12 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/amp/gradient_record_internal.h"
 #include "mantissa/amp/gradients_internal.h"
 #include "mantissa/amp/nonfinite_gradients.h"
+#include "mantissa/amp/optimizer_kind.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/step_scaling.h"
 
@@ -29,7 +29,7 @@ constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();  // the track
 
 /// Checks every gradient before any is touched, so that a refused optimizer is left unchanged.
 void check_gradients(const torch::optim::Optimizer& optimizer, bool allow_fp16) {
-  const bool divides = dynamic_cast<const StepSupportsAmpScaling*>(&optimizer) != nullptr;
+  const bool divides = as_self_unscaling(optimizer) != nullptr;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
@@ -124,7 +124,7 @@ void GradScaler::create_state(at::Device device) {
 
 void GradScaler::check_usable(const char* function, const torch::optim::Optimizer& optimizer) const {
   TORCH_CHECK_TYPE(
-      !dynamic_cast<const torch::optim::LBFGS*>(&optimizer), "GradScaler::", function,
+      !has_line_search(optimizer), "GradScaler::", function,
       ": LBFGS evaluates its loss several times a step, which a gradient scaler cannot follow; use "
       "bf16, float32 or another optimizer");
   check_initialized(function);
@@ -196,7 +196,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   record.stage = GradientStage::kUnscaled;
   // The flag of an optimizer that divides in its step is not read unless note_step() reports its skips.
   const int64_t skips = record.skips_in_a_row;
-  if (skips == 0 && dynamic_cast<StepSupportsAmpScaling*>(&optimizer) != nullptr) return;
+  if (skips == 0 && as_self_unscaling(optimizer)) return;
   if (warns_at(skips + 1) && has_overflowed(record)) record.nonfinite = nonfinite_gradients(record);
 }
 
@@ -212,7 +212,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
       "GradScaler::step: step() has already been called since the last update(); call update() once at the "
       "end of every iteration");
   check_not_mixed("step", record);
-  auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer);
+  auto* scaling = as_self_unscaling(optimizer);
   bool overflowed = false;
   if (scaling != nullptr) {
     step_self_unscaling(optimizer, *scaling, record);

@@ -212,7 +212,7 @@ class GradScaler {
   ///
   /// Call watch() once an optimizer was made. If an optimizer accumulates gradients over several iterations of
   /// others and the scale moves meanwhile, these gradients are multiplied by the new scale over the old one.
-  /// Without the call that begins with the first step of `optimizer`.
+  /// Without watch(), this starts at the optimizer's first step.
   void watch(const torch::optim::Optimizer& optimizer);
   /// Call begin_backward() before each backward pass and end_backward() after it. What is written to gradients
   /// between the two counts as computed by that pass; what the loop writes at another time, for example to
@@ -253,8 +253,8 @@ class GradScaler {
   /// were clipped while scaled. Shape: 0-dim, on the scale's device; undefined if there is no such divisor.
   /// Sync: none.
   at::Tensor clip_divisor(const torch::optim::Optimizer& optimizer) const;
-  /// Says where gradients stand that were not computed here but loaded, such as those of a checkpoint that was
-  /// written between a backward pass and its step. `stage` and `clip_divisor` are what gradient_stage() and
+  /// Sets the stage of gradients that were loaded from a checkpoint, which was written between a backward pass
+  /// and its step. `stage` and `clip_divisor` are what gradient_stage() and
   /// clip_divisor() returned when the gradients were saved. Gradients that wait for their step are checked
   /// for inf and nan again. Call it after the gradients and the state of the scaler have been loaded.
   /// `scale`: the scale that scaled gradients carry, if it may differ from the scaler's: next_state_dict() has

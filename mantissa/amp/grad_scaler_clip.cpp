@@ -16,6 +16,7 @@
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/gradient_record_internal.h"
 #include "mantissa/amp/gradients_internal.h"
+#include "mantissa/amp/optimizer_kind.h"
 #include "mantissa/core/step_scaling.h"
 
 namespace mantissa {
@@ -61,7 +62,7 @@ StepSupportsAmpScaling* GradScaler::unscale_or_check(torch::optim::Optimizer& op
   GradientRecord& record = record_of(optimizer);
   check_not_mixed("clip_grad", record);
   if (record.stage == GradientStage::kUnscaled) return nullptr;
-  auto* scaling = dynamic_cast<StepSupportsAmpScaling*>(&optimizer);
+  auto* scaling = as_self_unscaling(optimizer);
   if (record.stage == GradientStage::kScaled && scaling != nullptr && has_fp16_gradients(optimizer)) {
     // Check now: clipping may hide an inf, because a clamp makes it finite.
     check(optimizer, record);

@@ -9,8 +9,6 @@
 namespace mantissa {
 namespace {
 
-using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
-
 size_t count_parameters(const torch::optim::Optimizer& optimizer) {
   size_t count = 0;
   for (const auto& group : optimizer.param_groups()) count += group.params().size();

@@ -74,7 +74,7 @@ void write_file_atomically(const fs::path& path, const std::function<void(std::o
   const bool exists = ::lstat(target.c_str(), &old) == 0 && !S_ISLNK(old.st_mode);
   TORCH_CHECK_VALUE(!exists || S_ISREG(old.st_mode), "cannot write '", path.string(), "': it is ",
                     S_ISDIR(old.st_mode) ? "a folder" : "a device, pipe or socket",
-                    ", which cannot be replaced in one move; give the name of a regular file");
+                    ", which cannot be replaced atomically; give the name of a regular file");
 
   const FileDescriptor folder = open_folder_of(target, path);
   TemporaryFile temporary(target, 0666);

@@ -10,6 +10,7 @@
 
 #include "mantissa/core/step_scaling.h"
 #include "mantissa/optim/state_format.h"
+#include "mantissa/optim/steps_16bit_weights.h"
 
 namespace mantissa {
 
@@ -46,7 +47,10 @@ struct FusedOptions {
 ///           float16 and bfloat16; c10::ValueError for a parameter whose memory has gaps; c10::Error for any
 ///           sparse gradient; c10::ValueError in load() for a file of another optimizer or of other
 ///           parameters. Nothing has changed then.
-class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpScaling, public HasStateFormats {
+class FusedOptimizer : public torch::optim::Optimizer,
+                       public StepSupportsAmpScaling,
+                       public HasStateFormats,
+                       public Steps16BitWeights {
  public:
   /// As libtorch's, but the group keeps its options with every version of libtorch (see
   /// SGD::add_param_group()).
@@ -58,7 +62,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public StepSupportsAmpSca
   at::Tensor step(LossClosure closure = nullptr) final;
 
   /// Whether 16-bit parameters are updated in float32 and rounded at random (see FusedOptions).
-  bool has_stochastic_rounding() const { return stochastic_rounding_; }
+  bool updates_in_float32() const override { return stochastic_rounding_; }
 
  protected:
   struct Slot;

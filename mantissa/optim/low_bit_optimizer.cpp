@@ -216,7 +216,7 @@ void LowBitOptimizer::override_config(const torch::nn::Module& module, const std
   override_config(*parameter, settings);
 }
 
-void LowBitOptimizer::move_override(const at::Tensor& before, const at::Tensor& now) {
+void LowBitOptimizer::replaced_parameter(const at::Tensor& before, const at::Tensor& now) {
   const auto found = overrides_.find(before.unsafeGetTensorImpl());
   if (found == overrides_.end()) return;
   Override moved = {now, found->second.settings};

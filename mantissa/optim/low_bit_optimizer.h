@@ -86,8 +86,9 @@ class LowBitOptimizer : public FusedOptimizer {
   void override_config(const torch::nn::Module& module, const std::string& name,
                        const LowBitOverride& settings);
 
-  /// Tells the optimizer that `now` has taken the place of `before` in its groups, as master weights do.
-  void move_override(const at::Tensor& before, const at::Tensor& now);
+  /// Moves the override of `before` to `now`.
+  void replaced_parameter(const at::Tensor& before, const at::Tensor& now) override;
+  bool updates_in_float32() const final { return true; }
 
   void save(torch::serialize::OutputArchive& archive) const override = 0;
   std::vector<StateFormat> state_formats(const at::Tensor& parameter) const override;

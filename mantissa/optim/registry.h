@@ -64,6 +64,8 @@ struct OptimizerEntry {
   /// It keeps squared gradients in the weights' dtype, unless it rounds stochastically. In fp16 these squares
   /// and `eps` underflow.
   bool squares_gradients = false;
+  /// The optimizer to choose for a momentum of 0, which this one refuses; empty if it accepts 0 or has none.
+  std::string for_momentum_0 = {};
 
   bool takes(std::string_view setting) const;
 };

@@ -53,6 +53,23 @@ TEST_P(OptimizerRegistry, TheRowIsTrue) {
   EXPECT_FALSE(StateReader(state).find("stochastic_rounding_seed"));
 }
 
+TEST_P(OptimizerRegistry, ARowSaysWhetherAMomentumOf0IsRefused) {
+  const auto& row = GetParam();
+  if (!row.takes("momentum")) {
+    EXPECT_EQ(row.for_momentum_0, "");
+    return;
+  }
+  const auto make = [](const std::string& name) {
+    return make_optimizer(name, {at::ones({4}).set_requires_grad(true)}, {.momentum = 0.0});
+  };
+  if (row.for_momentum_0.empty()) {
+    EXPECT_NE(make(row.name), nullptr);
+  } else {
+    EXPECT_THROW(make(row.name), c10::ValueError);
+    EXPECT_NE(make(row.for_momentum_0), nullptr);
+  }
+}
+
 TEST_P(OptimizerRegistry, WhatItDoesNotTakeIsRefusedByName) {
   const auto& row = GetParam();
   const auto make = [&](const OptimizerSettings& settings) {

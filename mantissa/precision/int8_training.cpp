@@ -40,7 +40,9 @@ std::unique_ptr<GradScaler> scaler_or_default(std::unique_ptr<GradScaler> scaler
 }
 
 PrecisionTraits int8_training_traits(const GradScaler* scaler) {
-  return {.compute = Format::kFloat16, .scales_loss = !scaler || scaler->is_enabled()};
+  return {.compute = Format::kFloat16,
+          .scales_loss = !scaler || scaler->is_enabled(),
+          .layer_products = Format::kInt8};
 }
 
 }  // namespace

@@ -15,8 +15,8 @@
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/core/state_dict.h"
-#include "mantissa/optim/low_bit_optimizer.h"
 #include "mantissa/optim/optimizer_state.h"
+#include "mantissa/optim/steps_16bit_weights.h"
 #include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
@@ -99,7 +99,7 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
   const at::NoGradGuard no_grad;
   std::unordered_map<const at::TensorImpl*, at::Tensor> copies;  // libtorch lists a tied weight twice
   std::vector<std::pair<at::Tensor*, at::Tensor>> replaced;
-  auto* const with_overrides = dynamic_cast<LowBitOptimizer*>(&optimizer);
+  auto* const observer = dynamic_cast<Steps16BitWeights*>(&optimizer);
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     std::vector<at::Tensor>& parameters = optimizer.param_groups()[group].params();
     for (size_t number = 0; number < parameters.size(); ++number) {
@@ -114,7 +114,7 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
       }
       replaced.emplace_back(&parameter, parameter);
       parameter = slot->second;
-      if (with_overrides) with_overrides->move_override(replaced.back().second, parameter);
+      if (observer) observer->replaced_parameter(replaced.back().second, parameter);
     }
   }
   if (!initial_state.empty()) {
@@ -122,7 +122,7 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
       load_optimizer_state(optimizer, StateReader(initial_state, "the optimizer's first state"));
     } catch (...) {
       for (const auto& [place, parameter] : replaced) {
-        if (with_overrides) with_overrides->move_override(*place, parameter);
+        if (observer) observer->replaced_parameter(*place, parameter);
         *place = parameter;
       }
       throw;

@@ -2,10 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <utility>
+#include <vector>
 
 #include <torch/torch.h>
 
 #include "mantissa/optim/optimizers_8bit.h"
+#include "mantissa/optim/steps_16bit_weights.h"
 
 namespace mantissa::master_weights_test {
 namespace {
@@ -16,6 +19,28 @@ torch::nn::Linear half_net(at::ScalarType dtype) {
   net->weight.data().fill_(1);
   net->bias.data().fill_(1);
   return net;
+}
+
+/// A user's optimizer that keeps something for each of its parameters.
+class ObservingSgd final : public torch::optim::SGD, public Steps16BitWeights {
+ public:
+  using SGD::SGD;
+  void replaced_parameter(const at::Tensor& before, const at::Tensor& now) override {
+    replaced.emplace_back(before, now);
+  }
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> replaced;
+};
+
+TEST(MasterWeights, TellAnOptimizerWhichParametersTheyReplace) {
+  torch::nn::Linear net = half_net(at::kBFloat16);
+  ObservingSgd optimizer(net->parameters(), 0.1);
+  const MasterWeights masters(optimizer);
+  ASSERT_EQ(optimizer.replaced.size(), 2);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(optimizer.replaced[i].first.is_same(net->parameters()[i]));
+    EXPECT_TRUE(optimizer.replaced[i].second.is_same(optimizer.param_groups()[0].params()[i]));
+  }
 }
 
 class MasterWeightsIn : public testing::TestWithParam<at::ScalarType> {};

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <torch/nn/module.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/amp/clip_grad.h"
@@ -121,10 +120,6 @@ bool has_gradients(const torch::optim::Optimizer& optimizer) {
     for (const at::Tensor& parameter : group.params())
       if (parameter.grad().defined()) return true;
   return false;
-}
-
-bool has_line_search(const torch::optim::Optimizer& optimizer) {
-  return dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
 }
 
 std::map<std::string, at::Tensor> master_weights_of(const StateReader& precision_state) {

@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/amp/optimizer_kind.h"
 #include "mantissa/amp/step_result.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/core/state_dict.h"
@@ -39,6 +40,9 @@ struct PrecisionTraits {
   bool scales_loss = false;                      ///< the loss is multiplied by a scale before backward()
   bool master_weights = false;                   ///< the optimizer steps float32 master weights
   bool frozen_weights = false;                   ///< layers' weights are quantized and do not train
+  bool double_quantized = false;                 ///< the scales of quantized weights are quantized, too
+  /// The format of products of Linear layers; unset: `compute`.
+  std::optional<Format> layer_products = std::nullopt;
 
   bool operator==(const PrecisionTraits&) const = default;
 };
@@ -193,8 +197,8 @@ class Precision {
   virtual void load_gradient_state(torch::optim::Optimizer& /*optimizer*/, const StateReader& /*state*/) {}
 
   /// Ends a run: drops what the mode has recorded about gradients that wait for a step. The module, the
-  /// optimizers and the state stay as they are, and another run may follow. From its first setup_optimizer()
-  /// on, the state has the master weights of the new run's optimizers only.
+  /// optimizers and the state stay as they are, and another run may follow. Once the next run calls
+  /// setup_optimizer(), state_dict() has only that run's master weights.
   virtual void teardown() {}
 
  protected:
@@ -216,9 +220,6 @@ std::vector<at::Tensor> main_params(const torch::optim::Optimizer& optimizer);
 
 /// Whether any parameter of `optimizer` has a gradient.
 bool has_gradients(const torch::optim::Optimizer& optimizer);
-
-/// Whether `optimizer` evaluates its loss several times a step, as torch::optim::LBFGS does.
-bool has_line_search(const torch::optim::Optimizer& optimizer);
 
 /// Returns the weights in a mode's state_dict() that are more exact than the model's own, by the names of the
 /// model's parameters; empty if there are none. A run in another mode starts best from these weights.

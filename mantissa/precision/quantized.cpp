@@ -36,7 +36,10 @@ PrecisionTraits traits_of(const QuantizedPrecisionOptions& options) {
   return {.weights = options.weights.format,
           .compute = format_of(options.dtype).value(),
           .scales_loss = options.scaler && options.scaler->is_enabled(),
-          .frozen_weights = true};
+          .frozen_weights = true,
+          .double_quantized = options.weights.compress_statistics,
+          .layer_products =
+              options.weights.format == Format::kInt8 ? std::optional(Format::kInt8) : std::nullopt};
 }
 
 QuantizeModuleOptions with_dtype(QuantizeModuleOptions options, at::ScalarType dtype) {

@@ -96,6 +96,26 @@ std::string scaler_option(const PrecisionOptions& o) {
   return found.empty() && o.warn_after_skips ? c10::str("warn_after_skips ", *o.warn_after_skips) : found;
 }
 
+/// Returns the names of the modes with these traits, for errors: "a, b CONJUNCTION c".
+std::string modes_with(bool (*trait)(const PrecisionTraits&), const std::string& conjunction) {
+  std::vector<std::string> names;
+  for (const Mode& mode : modes())
+    if (trait(mode.traits)) names.push_back(mode.name);
+  if (names.size() < 2) return join_names(names);
+  const std::string last = names.back();
+  names.pop_back();
+  return join_names(names) + " " + conjunction + " " + last;
+}
+
+bool has_16_bit_weights(const PrecisionTraits& traits) {
+  return traits.weights && is_16_bit(*traits.weights);
+}
+bool has_int8_products(const PrecisionTraits& traits) { return traits.layer_products == Format::kInt8; }
+/// Whether layers have codes for their weights or for the factors of their products.
+bool has_quantized_layers(const PrecisionTraits& traits) {
+  return traits.frozen_weights || has_int8_products(traits);
+}
+
 void refuse_loss_scale(const Mode& mode, const PrecisionOptions& options,
                        const std::string& cure = "choose 16-mixed or 16-true") {
   const std::string given =
@@ -107,10 +127,10 @@ void refuse_loss_scale(const Mode& mode, const PrecisionOptions& options,
 void refuse_weight_options(const Mode& mode, const PrecisionOptions& options) {
   if (!options.keep_batchnorm_fp32 && !options.master_weights) return;
   const bool batchnorm = options.keep_batchnorm_fp32.has_value();
-  TORCH_CHECK_VALUE(false, "precision '", mode.name, "' with ",
-                    batchnorm ? "keep_batchnorm_fp32 " : "master_weights ",
-                    (batchnorm ? *options.keep_batchnorm_fp32 : *options.master_weights) ? "true" : "false",
-                    ": its weights are not 16-bit; leave it out, or choose 16-true, bf16-true, O2 or O3");
+  TORCH_CHECK_VALUE(
+      false, "precision '", mode.name, "' with ", batchnorm ? "keep_batchnorm_fp32 " : "master_weights ",
+      (batchnorm ? *options.keep_batchnorm_fp32 : *options.master_weights) ? "true" : "false",
+      ": its weights are not 16-bit; leave it out, or choose ", modes_with(has_16_bit_weights, "or"));
 }
 
 /// Returns "float16" where libtorch prints Half.
@@ -140,41 +160,40 @@ std::string quantization_option(const PrecisionOptions& o) {
 
 void refuse_quantization_options(const Mode& mode, const PrecisionOptions& options) {
   const std::string given = quantization_option(options);
-  TORCH_CHECK_VALUE(
-      given.empty(), "precision '", mode.name, "' with ", given,
-      ": only nf4, nf4-dq, fp4, fp4-dq, int8 and int8-training quantize weights; leave it out, or choose "
-      "one of them");
+  TORCH_CHECK_VALUE(given.empty(), "precision '", mode.name, "' with ", given, ": only ",
+                    modes_with(has_quantized_layers, "and"),
+                    " compute layers with 4- or 8-bit codes; leave it out, or choose one of them");
 }
 
 /// Returns null for "none".
-std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, const PrecisionOptions& told,
+std::unique_ptr<GradScaler> make_scaler(const Mode& mode, at::Device device, const PrecisionOptions& given,
                                         const std::string& loss_scale, bool fp16_gradients) {
   if (loss_scale == "none") {
-    const std::string given = scaler_option(told);
-    TORCH_CHECK_VALUE(given.empty(), "precision '", mode.name, "': ", given,
+    const std::string unused = scaler_option(given);
+    TORCH_CHECK_VALUE(unused.empty(), "precision '", mode.name, "': ", unused,
                       " needs a loss scale; leave it out, or give loss_scale dynamic");
     return nullptr;
   }
   GradScalerOptions options{.allow_fp16_gradients = fp16_gradients};
-  options.warn_after_skips = told.warn_after_skips.value_or(options.warn_after_skips);
+  options.warn_after_skips = given.warn_after_skips.value_or(options.warn_after_skips);
   if (const std::optional<double> scale = fixed_scale(loss_scale)) {
-    const std::string given = moving_scale_option(told);
-    TORCH_CHECK_VALUE(given.empty(), "loss_scale ", loss_scale, " is fixed, so ", given,
+    const std::string unused = moving_scale_option(given);
+    TORCH_CHECK_VALUE(unused.empty(), "loss_scale ", loss_scale, " is fixed, so ", unused,
                       " has no effect; leave it out, or give loss_scale dynamic");
     options.init_scale = options.min_scale = options.max_scale = *scale;
     return std::make_unique<GradScaler>(device, options);
   }
-  options.growth_factor = told.growth_factor.value_or(options.growth_factor);
-  options.backoff_factor = told.backoff_factor.value_or(options.backoff_factor);
-  options.growth_interval = told.growth_interval.value_or(options.growth_interval);
-  options.hysteresis_steps = told.hysteresis_steps.value_or(options.hysteresis_steps);
-  options.min_scale = told.min_scale.value_or(options.min_scale);
+  options.growth_factor = given.growth_factor.value_or(options.growth_factor);
+  options.backoff_factor = given.backoff_factor.value_or(options.backoff_factor);
+  options.growth_interval = given.growth_interval.value_or(options.growth_interval);
+  options.hysteresis_steps = given.hysteresis_steps.value_or(options.hysteresis_steps);
+  options.min_scale = given.min_scale.value_or(options.min_scale);
   if (mode.historical) {
-    options.max_scale = std::max({kApexMaxScale, told.init_scale.value_or(0), options.min_scale});
+    options.max_scale = std::max({kApexMaxScale, given.init_scale.value_or(0), options.min_scale});
   }
-  options.max_scale = told.max_scale.value_or(options.max_scale);
+  options.max_scale = given.max_scale.value_or(options.max_scale);
   options.init_scale =
-      told.init_scale.value_or(std::clamp(options.init_scale, options.min_scale, options.max_scale));
+      given.init_scale.value_or(std::clamp(options.init_scale, options.min_scale, options.max_scale));
   return std::make_unique<GradScaler>(device, options);
 }
 
@@ -213,8 +232,8 @@ bool remove_first(std::string& text, const std::vector<std::string>& words) {
 
 /// Returns the format that a mode is named after: that of its weights, if they are codes, else of its products.
 Format main_format(const Mode& mode) {
-  if (mode.name == "int8-training") return Format::kInt8;  // of its layers; the rest computes in fp16
-  return mode.traits.frozen_weights ? *mode.traits.weights : mode.traits.compute;
+  if (mode.traits.frozen_weights) return *mode.traits.weights;
+  return mode.traits.layer_products.value_or(mode.traits.compute);
 }
 
 /// Returns the letters and digits of a name, in lower case: "bf16mixed" for "BF16_mixed".
@@ -392,8 +411,6 @@ std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, cons
   return std::make_unique<TrueDtype>(compute_dtype(mode), std::move(narrow));
 }
 
-bool is_double_quantized(const Mode& mode) { return mode.name.ends_with("-dq"); }
-
 /// Makes a mode whose weights are quantized.
 std::unique_ptr<Precision> make_quantized(const Mode& mode, at::Device device,
                                           const PrecisionOptions& options) {
@@ -403,12 +420,13 @@ std::unique_ptr<Precision> make_quantized(const Mode& mode, at::Device device,
   TORCH_CHECK_VALUE(!is_int8 || !options.blocksize, "precision '", mode.name, "' with blocksize ",
                     *options.blocksize, ": it has one scale per row and no blocks; leave it out");
   TORCH_CHECK_VALUE(is_int8 || !options.llm_int8_threshold, "precision '", mode.name,
-                    "' with llm_int8_threshold ", *options.llm_int8_threshold,
-                    ": only int8 and int8-training tell outliers apart; leave it out, or choose one of them");
+                    "' with llm_int8_threshold ", *options.llm_int8_threshold, ": only ",
+                    modes_with(has_int8_products, "and"),
+                    " treat outliers separately; leave it out, or choose one of them");
   QuantizedPrecisionOptions made;
   made.dtype = options.dtype.value_or(default_quantized_dtype(format, device));
   made.weights = {.format = format,
-                  .compress_statistics = is_double_quantized(mode),
+                  .compress_statistics = mode.traits.double_quantized,
                   .blocksize = options.blocksize.value_or(64),
                   .threshold = options.llm_int8_threshold.value_or(6),
                   .ignore_modules = options.ignore_modules,
@@ -442,14 +460,27 @@ std::unique_ptr<Precision> make_int8_training(const Mode& mode, at::Device devic
 }
 
 /// The products of a row in 4 bits are in the dtype that most devices have.
-PrecisionTraits quantized(Format weights) {
+PrecisionTraits quantized_4bit(Format weights, bool double_quantized = false) {
   return {.weights = weights,
-          .compute = weights == Format::kInt8 ? Format::kFloat16 : Format::kBFloat16,
-          .frozen_weights = true};
+          .compute = Format::kBFloat16,
+          .frozen_weights = true,
+          .double_quantized = double_quantized};
+}
+
+PrecisionTraits quantized_8bit() {
+  return {.weights = Format::kInt8,
+          .compute = Format::kFloat16,
+          .frozen_weights = true,
+          .layer_products = Format::kInt8};
 }
 
 PrecisionTraits mixed(Format compute) {
   return {.compute = compute, .scales_loss = compute == Format::kFloat16};
+}
+
+PrecisionTraits with_layer_products(PrecisionTraits traits, Format products) {
+  traits.layer_products = products;
+  return traits;
 }
 
 PrecisionTraits pure(Format format) { return {.weights = format, .compute = format, .gradients = format}; }
@@ -474,27 +505,35 @@ const std::vector<Mode>& modes() {
       {"bf16-mixed", {"bf16"}, "float32 weights, bf16 products", mixed(Format::kBFloat16), &make_mixed},
       {"16-true", {}, "fp16 weights, activations and gradients", pure(Format::kFloat16), &make_narrow},
       {"bf16-true", {}, "bf16 weights, activations and gradients", pure(Format::kBFloat16), &make_narrow},
-      {"nf4", {}, "frozen weights in 4 bits (NF4), bf16 products", quantized(Format::kNF4), &make_quantized},
+      {"nf4",
+       {},
+       "frozen weights in 4 bits (NF4), bf16 products",
+       quantized_4bit(Format::kNF4),
+       &make_quantized},
       {"nf4-dq",
        {},
        "as nf4, with double quantization: the scales in 8 bits",
-       quantized(Format::kNF4),
+       quantized_4bit(Format::kNF4, true),
        &make_quantized},
-      {"fp4", {}, "frozen weights in 4 bits (FP4), bf16 products", quantized(Format::kFP4), &make_quantized},
+      {"fp4",
+       {},
+       "frozen weights in 4 bits (FP4), bf16 products",
+       quantized_4bit(Format::kFP4),
+       &make_quantized},
       {"fp4-dq",
        {},
        "as fp4, with double quantization: the scales in 8 bits",
-       quantized(Format::kFP4),
+       quantized_4bit(Format::kFP4, true),
        &make_quantized},
       {"int8",
        {},
        "frozen weights and products in 8 bits (LLM.int8), outliers of the input in float32",
-       quantized(Format::kInt8),
+       quantized_8bit(),
        &make_quantized},
       {"int8-training",
        {},
        "float32 weights that train, products of Linear layers in 8 bits, the rest as 16-mixed",
-       mixed(Format::kFloat16),
+       with_layer_products(mixed(Format::kFloat16), Format::kInt8),
        &make_int8_training},
       {"O0", {}, "Apex: float32 throughout", pure(Format::kFloat32), &make_wide, true},
       {"O1", {}, "Apex: as 16-mixed", mixed(Format::kFloat16), &make_mixed, true},
@@ -529,6 +568,22 @@ const Mode& find_mode(const std::string& name) {
   canonical.insert(canonical.end(), historical.begin(), historical.end());
   TORCH_CHECK_VALUE(false, "precision '", name, "' is not a mode", suggest_modes(name, canonical),
                     "; allowed: ", join_names(allowed));
+}
+
+const Mode* mode_for_weights(Format format, bool double_quantized) {
+  for (const Mode& mode : modes())
+    if (mode.traits.frozen_weights && mode.traits.weights == format &&
+        mode.traits.double_quantized == double_quantized)
+      return &mode;
+  return nullptr;
+}
+
+const Mode* mode_for_dtype(at::ScalarType dtype) {
+  const std::optional<Format> format = format_of(dtype);
+  for (const Mode& mode : modes())
+    if (mode.traits.compute == format && mode.traits.weights.value_or(Format::kFloat32) == format)
+      return &mode;
+  return nullptr;
 }
 
 PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options) {

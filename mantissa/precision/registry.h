@@ -41,7 +41,7 @@ struct PrecisionOptions {
   // For modes with quantized weights.
 
   /// The dtype of products: float32, float16 or bfloat16. Unset: bfloat16 where the device has it, else float16.
-  /// int8 knows float16 only.
+  /// int8 supports only float16.
   std::optional<at::ScalarType> dtype = std::nullopt;
   /// Layers whose dotted name begins with one of these stay as they are: "lm_head" also names "lm_head2", and
   /// "blocks.0" all layers of the module blocks.0.
@@ -74,6 +74,11 @@ const std::vector<Mode>& modes();
 /// Returns the row for a name or an alias.
 /// Errors: c10::ValueError that repeats the name and lists the allowed ones.
 const Mode& find_mode(const std::string& name);
+
+/// Returns the mode whose frozen weights are quantized so, such as nf4-dq; null if there is none.
+const Mode* mode_for_weights(Format format, bool double_quantized);
+/// Returns the mode whose weights and products are in `dtype`, such as bf16-true; null if there is none.
+const Mode* mode_for_dtype(at::ScalarType dtype);
 
 /// Returns the traits of a mode with these options.
 PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options);

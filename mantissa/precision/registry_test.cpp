@@ -96,6 +96,47 @@ TEST(Registry, ARowWhoseFormatHasNoDtypeIsAnErrorThatNamesIt) {
   }
 }
 
+TEST(Registry, AQuantizedModeHasTheTraitsOfItsRow) {
+  int found = 0;
+  for (const Mode& mode : modes()) {
+    if (!mode.traits.frozen_weights && mode.traits.layer_products != Format::kInt8) continue;
+    const PrecisionTraits made = make_precision(mode.name, at::kCPU)->traits();
+    EXPECT_EQ(made.double_quantized, mode.traits.double_quantized) << mode.name;
+    EXPECT_EQ(made.layer_products, mode.traits.layer_products) << mode.name;
+    EXPECT_EQ(made.weights, mode.traits.weights) << mode.name;
+    ++found;
+  }
+  EXPECT_GE(found, 6);
+}
+
+TEST(Registry, FindsTheModeOfStoredWeights) {
+  for (const Mode& mode : modes()) {
+    if (!mode.traits.frozen_weights) continue;
+    EXPECT_EQ(mode_for_weights(*mode.traits.weights, mode.traits.double_quantized), &mode) << mode.name;
+  }
+  EXPECT_EQ(mode_for_weights(Format::kNF4, true), &find_mode("nf4-dq"));
+  EXPECT_EQ(mode_for_weights(Format::kInt8, true), nullptr);
+  EXPECT_EQ(mode_for_weights(Format::kBFloat16, false), nullptr);
+  EXPECT_EQ(mode_for_dtype(at::kDouble), &find_mode("64-true"));
+  EXPECT_EQ(mode_for_dtype(at::kFloat), &find_mode("32-true"));
+  EXPECT_EQ(mode_for_dtype(at::kHalf), &find_mode("16-true"));
+  EXPECT_EQ(mode_for_dtype(at::kBFloat16), &find_mode("bf16-true"));
+  EXPECT_EQ(mode_for_dtype(at::kLong), nullptr);
+}
+
+TEST(Registry, AnErrorListsTheModesThatHaveTheOption) {
+  const auto error = [](const PrecisionOptions& options) {
+    return error_of([&] { make_precision("32-true", at::kCPU, options); });
+  };
+  EXPECT_THAT(error({.master_weights = true}),
+              testing::AllOf(testing::HasSubstr("16-true"), testing::HasSubstr(" or O3")));
+  EXPECT_THAT(
+      error({.ignore_modules = {"head"}}),
+      testing::HasSubstr("only nf4, nf4-dq, fp4, fp4-dq, int8 and int8-training compute layers with"));
+  EXPECT_THAT(error_of([] { make_precision("nf4", at::kCPU, {.llm_int8_threshold = 5.0}); }),
+              testing::HasSubstr("only int8 and int8-training treat outliers separately"));
+}
+
 TEST(Registry, TakesEveryAliasAndNumber) {
   EXPECT_EQ(make_precision("32", at::kCPU)->name(), "32-true");
   EXPECT_EQ(make_precision("64", at::kCPU)->name(), "64-true");

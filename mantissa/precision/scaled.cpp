@@ -8,15 +8,11 @@
 
 #include "mantissa/amp/clip_grad_internal.h"
 #include "mantissa/amp/gradients_internal.h"
-#include "mantissa/core/step_scaling.h"
+#include "mantissa/amp/optimizer_kind.h"
 #include "mantissa/precision/state_keys_internal.h"
 
 namespace mantissa {
 namespace {
-
-bool unscales_in_step(const torch::optim::Optimizer& optimizer) {
-  return dynamic_cast<const StepSupportsAmpScaling*>(&optimizer) != nullptr;
-}
 
 /// The names of GradientStage's values in a state, in their order.
 constexpr std::array kStageNames{"scaled", "checked", "unscaled", "mixed", "stepped"};
@@ -42,7 +38,7 @@ ScaledPrecision::ScaledPrecision(std::string name, PrecisionTraits traits, std::
 // Dividing fp16 gradients in place would flush the small values that the scale has preserved. An optimizer
 // that unscales inside its step divides in float32 instead.
 bool ScaledPrecision::keeps_scale(const torch::optim::Optimizer& optimizer) const {
-  return unscales_in_step(optimizer) && has_fp16_gradients(optimizer);
+  return as_self_unscaling(optimizer) && has_fp16_gradients(optimizer);
 }
 
 bool ScaledPrecision::are_gradients_scaled(const torch::optim::Optimizer& optimizer) const {
@@ -147,10 +143,10 @@ StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
 StepResult ScaledPrecision::step_scaled(torch::optim::Optimizer& optimizer) {
   // An optimizer that can unscale inside its step does it there, unless unscale_gradients() was called
   // before.
-  if (!unscales_in_step(optimizer)) unscale_gradients(optimizer);
+  if (!as_self_unscaling(optimizer)) unscale_gradients(optimizer);
   scaler_->step(optimizer);
   const StepResult result = scaler_->last_step(optimizer);
-  if (unscales_in_step(optimizer) && result.is_known()) scaler_->note_step(optimizer, !result.skipped());
+  if (as_self_unscaling(optimizer) && result.is_known()) scaler_->note_step(optimizer, !result.skipped());
   return result;
 }
 

@@ -13,9 +13,9 @@ namespace mantissa {
 ///
 /// Scale:   the scale moves when the next iteration begins, that is, at its first backward(). Optimizers that
 ///          share one backward pass are therefore unscaled by the scale that scaled them, and the scale moves
-///          once. If an optimizer's gradients were unscaled but never used, it starts afresh with its next
-///          gradients, and the old ones do not move the scale.
-///          Gradients that an optimizer accumulates while others step follow a scale that moves.
+///          once. If an optimizer's gradients were unscaled but never used, its next gradients count as new,
+///          and the unused ones do not move the scale.
+///          If the scale changes while an optimizer still accumulates, its gradients are rescaled.
 /// Sync:    optimizer_step() reads one overflow flag from the device. It reads none with an optimizer that
 ///          divides by the scale inside its step (StepSupportsAmpScaling, such as the fused optimizers):
 ///          there StepResult reads the flag when it is asked.

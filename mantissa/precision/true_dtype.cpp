@@ -15,9 +15,8 @@
 #include "mantissa/core/default_dtype.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/kernels/aten/overrides.h"
-#include "mantissa/optim/fused_optimizer.h"
-#include "mantissa/optim/low_bit_optimizer.h"
 #include "mantissa/optim/optimizer_state.h"
+#include "mantissa/optim/steps_16bit_weights.h"
 #include "mantissa/precision/state_keys_internal.h"
 #include "mantissa/weights/float32_parameters.h"
 
@@ -70,9 +69,8 @@ void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
 /// Returns the eps by which `optimizer` divides its updates of fp16 weights, if fp16 is too narrow for it and
 /// for the squares of small gradients. Every optimizer that has such an option calls it eps.
 std::optional<double> eps_below_fp16(const torch::optim::Optimizer& optimizer) {
-  const auto* const fused = dynamic_cast<const FusedOptimizer*>(&optimizer);
-  if (fused && fused->has_stochastic_rounding()) return std::nullopt;         // it computes in float32
-  if (dynamic_cast<const LowBitOptimizer*>(&optimizer)) return std::nullopt;  // so does it
+  const auto* const stepper = dynamic_cast<const Steps16BitWeights*>(&optimizer);
+  if (stepper && stepper->updates_in_float32()) return std::nullopt;
   StateDict state;
   try {
     state = optimizer_state(optimizer);

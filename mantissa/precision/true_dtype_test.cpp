@@ -18,6 +18,7 @@
 #include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/optimizers_8bit.h"
+#include "mantissa/optim/steps_16bit_weights.h"
 
 namespace mantissa::true_dtype_test {
 namespace {
@@ -390,6 +391,13 @@ TEST(TrueDtypeDeathTest, SixteenBitModesTakeTheKernelsForTheirDtype) {
   EXPECT_EXIT(enabled_by(at::kDouble), testing::ExitedWithCode(0), "");
 }
 
+/// A user's optimizer that computes its updates in float32.
+class WideAdam final : public torch::optim::Adam, public Steps16BitWeights {
+ public:
+  using Adam::Adam;
+  bool updates_in_float32() const override { return true; }
+};
+
 TEST(TrueDtype, DoesNotWarnAboutAnOptimizerThatFp16DoesNotHarm) {
   Warnings warnings;
   Net net;
@@ -402,6 +410,7 @@ TEST(TrueDtype, DoesNotWarnAboutAnOptimizerThatFp16DoesNotHarm) {
   harmless.push_back(
       std::make_unique<FusedAdam>(all, AdamOptions(), FusedOptions{.stochastic_rounding = true}));
   harmless.push_back(std::make_unique<Adam8bit>(all));
+  harmless.push_back(std::make_unique<WideAdam>(all));
   harmless.push_back(std::make_unique<torch::optim::Adam>(std::vector{torch::ones(1)}));
   for (const auto& optimizer : harmless) mode.setup_optimizer(*optimizer);
   TrueDtype with_masters(at::kHalf, {.master_weights = true});

@@ -22,12 +22,12 @@ namespace {
 
 template <size_t N>
 at::Tensor tensor_of(const float (&values)[N], at::Device device) {
-  // from_blob() takes no const pointer; the copy is what is returned.
+  // from_blob() takes no const pointer, so the cast is needed. The returned tensor is a copy.
   return at::from_blob(const_cast<float*>(values), {static_cast<int64_t>(N)}, at::kFloat)
       .to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
-/// Returns for each value how many of the ascending `thresholds` it is above; 0 for NaN.
+/// Returns for each value the number of thresholds below it, 0 for NaN; `thresholds` ascend.
 at::Tensor count_below(const at::Tensor& values, const at::Tensor& thresholds) {
   // bucketize() places NaN behind the last threshold.
   const at::Tensor known = values.masked_fill(values.isnan(), -std::numeric_limits<float>::infinity());
@@ -64,7 +64,7 @@ std::pair<at::Tensor, at::Tensor> quantize_by_operations(const at::Tensor& tenso
   const at::Tensor blocks = in_blocks(tensor, blocksize);
   const at::Tensor absmax = blocks.abs().amax(1, /*keepdim=*/true);
   const at::Tensor inverse = at::where(absmax == 0, at::zeros({}, absmax.options()), absmax.reciprocal());
-  // The reciprocal of a number near the smallest one overflows.
+  // The reciprocal of a subnormal float32 can overflow to inf.
   const at::Tensor scaled = at::where(inverse.isinf(), blocks / absmax, blocks * inverse);
   const at::Tensor codes = codes_of(scaled, format).view({-1, 2});
   const at::Tensor bytes = codes.select(1, 0) * 16 + codes.select(1, 1);
@@ -83,7 +83,7 @@ std::pair<at::Tensor, at::Tensor> quantize_nested_by_operations(const at::Tensor
   const at::Tensor blocks = in_blocks(residual, kNestedBlocksize);
   const at::Tensor absmax = blocks.abs().amax(1, /*keepdim=*/true);
   std::array<float, 255> midpoints{};
-  // The largest float32 that is not above the exact midpoint separates the same numbers.
+  // The midpoint may not be a float32. Rounding it down leaves every float32 on the same side.
   for (size_t i = 0; i < midpoints.size(); ++i) {
     const double exact = (static_cast<double>(kDynamicSigned[i]) + kDynamicSigned[i + 1]) / 2;
     const auto nearest = static_cast<float>(exact);
@@ -91,7 +91,7 @@ std::pair<at::Tensor, at::Tensor> quantize_nested_by_operations(const at::Tensor
   }
   const at::Tensor table =
       at::from_blob(midpoints.data(), {255}, at::kFloat).to(residual.device(), at::kFloat, false, true);
-  // A block of zeros has the code of zero.
+  // In a block of zeros 0 / 0 is NaN, so use 0.
   const at::Tensor scaled = at::where(absmax == 0, at::zeros({}, absmax.options()), blocks / absmax);
   const at::Tensor codes = count_below(scaled, table).to(at::kByte);
   return {codes.view({-1}).narrow(0, 0, residual.numel()).contiguous(), absmax.view({-1})};

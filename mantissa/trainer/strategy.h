@@ -14,11 +14,11 @@ enum class ReduceOp { kSum, kMax };
 /// Joins the processes that train one model (Lightning: Strategy). This base class stands for a single
 /// process.
 ///
-/// Order of a fit:  setup_module, setup_optimizers, then pre_backward and post_backward around each backward
-///                  pass that a step follows, teardown. all_reduce is called at the start, between batches,
-///                  for the metrics of an epoch or a validation, and for each loss of LBFGS.
-/// Every process calls the same functions in the same order, because everything that a fit decides by comes
-/// from all_reduce(). Every process must therefore have the same callbacks in the same order, the same number
+/// Order of a fit:  setup_module, setup_optimizers, then pre_backward and post_backward around the last
+///                  backward pass before a step, and finally teardown. all_reduce is called at the start,
+///                  between batches, for the metrics of an epoch or a validation, and for each loss of LBFGS.
+/// A fit bases its decisions on results of all_reduce(), so all processes make the same calls in the same
+/// order. Every process must therefore have the same callbacks in the same order, the same number
 /// of training batches, and log the same metrics. Validation, test and prediction call only all_reduce and
 /// teardown. Each process evaluates the batches of its own loader, and the metrics are means over all of
 /// them.
@@ -44,12 +44,12 @@ class Strategy {
   virtual void setup_optimizers(const std::vector<OptimizerConfig>& /*optimizers*/,
                                 Precision& /*precision*/) {}
 
-  /// Called before a backward pass whose gradients are summed over the processes: the last one of an
-  /// accumulation window, each one of LBFGS, and each manual_backward(). `loss` is 0-dim, and scaled where
+  /// Called before a backward pass whose gradients are averaged over the processes: the last one of an
+  /// accumulation window, each evaluation by LBFGS, and each manual_backward(). `loss` is 0-dim, and scaled where
   /// the precision scales.
   virtual void pre_backward(const at::Tensor& /*loss*/) {}
-  /// Called after that backward pass. Returns when `.grad` holds the mean over all processes, still scaled,
-  /// so that an overflow in one process is an overflow in all.
+  /// Called after that backward pass. Returns when the `.grad` of every tensor that the optimizers step holds
+  /// the average over all processes, still scaled, so that an overflow in one process is an overflow in all.
   virtual void post_backward() {}
 
   /// Returns the sum or the maximum of each element over all processes: the same bits in every process.

@@ -3,11 +3,12 @@
 //
 //   loop_runner JOBS.json OUTPUT.json
 //
-// Job:   {"train": batches, "val": batches or 0 for no loader, "options": TrainerOptions by name (a number
-//        without a point is a count of batches, one with a point a fraction; accumulate_grad_batches may be
+// Job:   {"train": batches, "val": batches or 0 for no loader, "options": TrainerOptions by name (an integer is a
+//        count of batches, a number with a decimal point a fraction; accumulate_grad_batches may be
 //        [[epoch, batches], ...]), "stop_at": batches after which the user calls stop(), or null}.
 // Trace: "sI", "tI", "vI": batch I of the sanity validation, of training, of a validation; "step": an
-//        optimizer step; "E": the end of an epoch. The trace of a fit that is refused is ["error"].
+//        optimizer step; "E": the end of an epoch. For a fit that throws c10::ValueError the
+//        trace is ["error"].
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -57,9 +58,9 @@ class Traced final : public mantissa::Task {
   torch::nn::Linear net_{1, 1};
 };
 
-class Watches final : public mantissa::Callback {
+class TraceCallback final : public mantissa::Callback {
  public:
-  Watches(Trace& trace, std::optional<int64_t> stop_at) : trace_(trace), stop_at_(stop_at) {}
+  TraceCallback(Trace& trace, std::optional<int64_t> stop_at) : trace_(trace), stop_at_(stop_at) {}
   void on_train_batch_end(mantissa::Trainer& trainer, const mantissa::TrainBatch& batch) override {
     if (batch.stepped) trace_.emplace_back("step");
     if (++batches_ == stop_at_) trainer.stop("the job says so");
@@ -86,9 +87,9 @@ mantissa::AccumulationSchedule schedule(const Json& json) {
   return from_epoch;
 }
 
-mantissa::TrainerOptions options_of(const Json& told) {
+mantissa::TrainerOptions options_of(const Json& json) {
   mantissa::TrainerOptions o{.device = "cpu"};
-  for (const auto& [name, value] : told.items()) {
+  for (const auto& [name, value] : json.items()) {
     if (name == "max_epochs") o.max_epochs = value;
     if (name == "max_steps") o.max_steps = value;
     if (name == "min_epochs") o.min_epochs = value;
@@ -112,7 +113,7 @@ Trace run(const Json& job) {
   const Json& stop_at = job.at("stop_at");
   try {
     mantissa::TrainerOptions options = options_of(job.at("options"));
-    options.callbacks.push_back(std::make_shared<Watches>(
+    options.callbacks.push_back(std::make_shared<TraceCallback>(
         trace, stop_at.is_null() ? std::nullopt : std::optional(stop_at.get<int64_t>())));
     mantissa::Trainer(std::move(options)).fit(task, train, val.size() > 0 ? &val : nullptr);
   } catch (const c10::ValueError&) {

@@ -15,9 +15,9 @@ struct OptimizerConfig;
 
 /// Names and meanings are Lightning's.
 struct LearningRateMonitorOptions {
-  /// "step": logs in every row of a step (log_every_n_steps). "epoch": logs in the row of each epoch's first
-  /// step. Unset: logs as often as each optimizer's schedule advances, and both ways for an optimizer without
-  /// a schedule.
+  /// "step": logs in each row that a step makes (log_every_n_steps). "epoch": logs in the row of each epoch's
+  /// first step. Unset: logs as often as each optimizer's schedule advances; an optimizer without a schedule is
+  /// logged both per step and per epoch.
   std::optional<std::string> logging_interval = std::nullopt;
   /// Also logs momentum, or the first beta; 0 for an optimizer that has neither.
   bool log_momentum = false;

@@ -138,7 +138,7 @@ void BackgroundLogger::write_queued() {
   taken_.clear();
 }
 
-/// Calls the writer on this thread, after all rows that were logged before.
+/// Writes the queued rows, then runs `call`, on the calling thread.
 void BackgroundLogger::after_queued(const std::function<void(LogWriter&)>& call) {
   const std::scoped_lock writing(writing_);
   {
@@ -166,7 +166,7 @@ void BackgroundLogger::fail(std::exception_ptr error) {
   room_.notify_all();
 }
 
-/// The caller holds queue_mutex_. Throws an error that has not been thrown yet.
+/// The caller holds queue_mutex_. Rethrows the writer's error the first time; later returns true.
 bool BackgroundLogger::throw_or_failed() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   return failed_;

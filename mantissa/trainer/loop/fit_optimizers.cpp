@@ -41,7 +41,7 @@ void check_optimizers(const std::vector<OptimizerConfig>& configs, const Trainer
       options.accumulate_grad_batches.to_string(), " cannot follow; set it to 1, or take another optimizer");
 }
 
-/// Checks that the optimizers have anything to train, which a mode with frozen weights may leave nothing of.
+/// Checks that a parameter is left to train; a mode may have frozen all of them.
 void check_anything_trains(const std::vector<OptimizerConfig>& configs, const Precision& precision) {
   if (!precision.traits().frozen_weights) return;
   for (const OptimizerConfig& config : configs)
@@ -162,7 +162,7 @@ void FitOptimizers::load_waiting_gradients(const StateReader& state) {
     if (loaded != gradients.size())
       gradients.fail("belong to other parameters; resume with the task that was saved");
   }
-  // Only now: two optimizers may share a parameter, and the mode remembers which gradients it has seen.
+  // Restore the mode's records after all gradients are loaded, because optimizers may share a parameter.
   for (size_t i = 0; i < configs_.size(); ++i)
     if (waiting_[i]) precision_.load_gradient_state(*configs_[i].optimizer, state.at(i).at("mode"));
 }

@@ -18,7 +18,7 @@
 namespace mantissa {
 
 /// Implements TrainerOptions::trace_nonfinite and transactional. Keeps the state from before an accumulation
-/// window, runs a window again whose loss, gradients or step are not finite, and decides what to warn of. Its
+/// window, runs a window again whose loss, gradients or step are not finite, and decides which warnings to give. Its
 /// state is what it has reported, so that a resumed run does not report it again. A window is not part of the
 /// state, because a resumed run begins its window anew.
 class Tracer final : public RunPart {
