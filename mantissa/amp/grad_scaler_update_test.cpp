@@ -39,7 +39,8 @@ TEST(GradScalerUpdate, GS33_GS34_UpdateWithANewScale) {
   EXPECT_EQ(scaler.get_scale(), 8.0);
   EXPECT_NO_THROW(scaler.unscale_(optimizer));  // cleared by a tensor, too
   const std::string reason = "new_scale should be a 1-element tensor on cpu with requires_grad=False";
-  expect_error<c10::ValueError>([&] { scaler.update(torch::ones({2})); }, reason);
+  expect_error<c10::ValueError>([&] { scaler.update(torch::ones({2})); },
+                                reason + "; got CPUFloatType of shape [2]; or pass a number");
   expect_error<c10::ValueError>([&] { scaler.update(torch::ones({}).requires_grad_()); }, reason);
   expect_error<c10::ValueError>([&] { scaler.update(torch::ones({}, at::kMeta)); }, reason);
   expect_error<c10::ValueError>([&] { scaler.update(at::Tensor()); }, reason);
