@@ -80,10 +80,25 @@ TEST(Registry, TakesEveryAliasAndNumber) {
 
 TEST(Registry, EveryRowMakesTheModeItNames) {
   for (const Mode& mode : modes()) {
-    EXPECT_EQ(make_precision(mode.name, at::kCPU)->name(), mode.name);
+    const auto precision = make_precision(mode.name, at::kCPU);
+    EXPECT_EQ(precision->name(), mode.name);
+    EXPECT_EQ(precision->traits(), mode.traits) << mode.name;
     EXPECT_FALSE(mode.summary.empty());
     EXPECT_FALSE(mode_support(mode, at::kCPU).reason.empty());
   }
+}
+
+TEST(Registry, OptionsChangeTheTraitsOfAMode) {
+  const auto with = [](const char* name, const PrecisionOptions& options) {
+    const PrecisionTraits traits = traits_of(find_mode(name), options);
+    EXPECT_EQ(make_precision(name, at::kCPU, options)->traits(), traits) << name;
+    return traits;
+  };
+  EXPECT_EQ(with("16-true", {.master_weights = true}).gradients, Format::kFloat32);
+  EXPECT_EQ(with("16-true", {.master_weights = false}).gradients, Format::kFloat16);
+  EXPECT_TRUE(with("bf16-true", {.master_weights = true}).master_weights);
+  EXPECT_FALSE(with("16-true", {.loss_scale = "none"}).scales_loss);
+  EXPECT_TRUE(with("16-true", {.loss_scale = "128"}).scales_loss);
 }
 
 TEST(Registry, OnlyHistoricalAliasesWarn) {
