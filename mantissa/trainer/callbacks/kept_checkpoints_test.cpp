@@ -232,6 +232,38 @@ TEST_F(KeptCheckpoints, OneThatCannotBeRemovedIsNoFailedWrite) {
   }
 }
 
+TEST_F(KeptCheckpoints, OneThatCouldNotBeRemovedGoesWithTheNext) {
+  // Somebody replaces the first checkpoint by a link, and puts it back before the third is saved.
+  struct MovesAndPutsBack final : Callback {
+    explicit MovesAndPutsBack(std::filesystem::path file_) : file(std::move(file_)) {}
+    void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+      const std::string elsewhere = file.string() + "-elsewhere";
+      if (batch.global_step == 3) {
+        std::filesystem::rename(file, elsewhere);
+        std::filesystem::create_symlink(elsewhere, file);
+      } else if (batch.global_step == 5) {
+        EXPECT_TRUE(std::filesystem::remove(file)) << "the link is not the run's to remove";
+        std::filesystem::rename(elsewhere, file);
+      } else if (batch.global_step == 7) {
+        is_there_after_the_third = std::filesystem::exists(file);
+      }
+    }
+    std::filesystem::path file;
+    bool is_there_after_the_third = true;
+  };
+  const auto moves = std::make_shared<MovesAndPutsBack>(folder_ / "2");
+  Logs task;
+  task.values = {0.5, 0.3, 0.1, 0};
+  ListLoader train = loader_of({1, 2}), val = loader_of({1});
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = folder_, .filename = "{step}", .monitor = "m", .async = false});
+  testing::internal::CaptureStderr();
+  Trainer({.device = "cpu", .max_epochs = 4, .num_sanity_val_steps = 0, .callbacks = {moves, checkpoints}})
+      .fit(task, train, &val);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("could not be removed yet"));
+  EXPECT_FALSE(moves->is_there_after_the_third);
+}
+
 TEST_F(KeptCheckpoints, OneWhoseCopyCouldNotBeMadeIsTriedAgainAtTheEnd) {
   struct Fails : Logs, Stateful {
     StateDict state_dict() const override {
