@@ -82,6 +82,15 @@ TEST(GradScaler, GS06_GS07_GS09_IsLazyOnAnyDevice) {
   EXPECT_TRUE(GradScaler(at::kXLA).is_enabled());
 }
 
+TEST(GradScaler, TheScaleOnTheDeviceIsKnownBeforeTheFirstUse) {
+  GradScaler scaler(at::kCPU, {.init_scale = 8.0});
+  EXPECT_EQ(scaler.scale_on_device().item<float>(), 8);
+  scaler.scale(torch::zeros({}));
+  scaler.update(4.0);
+  EXPECT_EQ(scaler.scale_on_device().item<float>(), 4);
+  EXPECT_EQ(GradScaler(at::kCPU, {.init_scale = 8.0, .enabled = false}).scale_on_device().item<float>(), 1);
+}
+
 TEST(GradScaler, GS08_CallsBeforeScaleNameTheCallAndTheCure) {
   GradScaler scaler(at::kCPU);
   SGD optimizer({with_grad({1})}, 1.0);

@@ -352,6 +352,21 @@ TEST(RestoredGradientStage, ScaledAndUnscaledGradientsTakeTheStepThatWasDue) {
   }
 }
 
+TEST(RestoredGradientStage, ScaledGradientsFollowTheScaleAlsoAfterAStep) {
+  GradScaler s = scaler();
+  Net net, other;
+  s.watch(other.sgd);
+  backward(s, net.w.sum() + other.w.sum());
+  s.step(net.sgd);
+  s.end_iteration();
+  net.w.mutable_grad() = torch::full({2}, 8.F);
+  s.restore_gradient_stage(net.sgd, GradientStage::kScaled, {});
+  s.step(other.sgd);
+  s.end_iteration();
+  EXPECT_EQ(s.get_scale(), 16);
+  EXPECT_EQ(net.w.grad()[0].item<float>(), 16);
+}
+
 TEST(RestoredGradientStage, UsedGradientsStayUsed) {
   GradScaler s = scaler();
   Net net;

@@ -389,6 +389,8 @@ TEST(EightBitOptions, Q47_WhatHasNo8BitFormIsRefused) {
   EXPECT_THAT(value_error([&] { RMSprop8bit(net, RMSpropOptions().alpha(1)); }),
               HasSubstr("alpha 1 is invalid"));
   EXPECT_THAT(value_error([&] { RMSprop8bit(net, RMSpropOptions().centered(true)); }), HasSubstr("centered"));
+  EXPECT_THAT(value_error([&] { RMSprop8bit(net, RMSpropOptions().eps(-1)); }),
+              HasSubstr("eps -1 is invalid"));
   EXPECT_THAT(value_error([&] { RMSprop8bit(net, RMSpropOptions().momentum(0.5)); }),
               HasSubstr("momentum 0.5"));
   EXPECT_THAT(value_error([&] { Adagrad8bit(net, AdagradOptions().lr_decay(0.1)); }),

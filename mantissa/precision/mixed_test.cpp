@@ -51,6 +51,8 @@ TEST(MixedPrecision, ScalesTheLossOfFp16UnlessItsScalerIsDisabled) {
   EXPECT_FALSE(
       scales(at::kHalf, std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.enabled = false})));
   EXPECT_FALSE(scales(at::kBFloat16, nullptr));
+  EXPECT_EQ(MixedPrecision(at::kHalf, at::kCPU).name(), "16-mixed");
+  EXPECT_EQ(MixedPrecision(at::kBFloat16, at::kCPU).name(), "bf16-mixed");
 }
 
 TEST(MixedPrecision, ERR09_RefusesLbfgsOnlyWithAScaler) {

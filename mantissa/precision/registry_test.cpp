@@ -53,6 +53,7 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
   EXPECT_THAT(meant("4bit"), testing::AllOf(testing::StartsWith("'nf4' ("), testing::HasSubstr("'nf4-dq'")));
   EXPECT_THAT(meant("8-bit"), testing::StartsWith("'int8' ("));
   EXPECT_EQ(meant("posit16"), "");
+  EXPECT_THAT(meant("posit16-mixed"), testing::Not(testing::HasSubstr("' (")));
   EXPECT_THAT(error_of([] { make_precision("o2", at::kCPU); }), testing::HasSubstr("did you mean 'O2'?"));
   EXPECT_THAT(error_of([] { make_precision(8, at::kCPU); }), testing::HasSubstr("'8'"));
 }
@@ -85,6 +86,8 @@ TEST(Registry, EveryRowMakesTheModeItNames) {
     EXPECT_EQ(precision->traits(), mode.traits) << mode.name;
     EXPECT_FALSE(mode.summary.empty());
     EXPECT_FALSE(mode_support(mode, at::kCPU).reason.empty());
+    EXPECT_EQ(mode_support(mode, at::kCPU).reason, format_support(at::kCPU, mode.traits.compute).reason)
+        << "the CPU has every format";
   }
 }
 

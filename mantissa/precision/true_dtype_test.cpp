@@ -381,9 +381,17 @@ TEST(TrueDtype, AnEpsThatFp16LosesWarnsInALoopWithoutSetupOptimizer) {
   EXPECT_THAT(warnings.texts, testing::ElementsAre(testing::HasSubstr("set eps to 1e-4")));
 }
 
+TEST(TrueDtype, AnEpsDoesNotHarmWhatIsWiderOrFrozen) {
+  Warnings warnings;
+  torch::optim::Adam wide(std::vector{torch::ones(1).requires_grad_()}),
+      frozen(std::vector{torch::ones(1, at::kHalf)});
+  for (auto* adam : {&wide, &frozen}) TrueDtype(at::kHalf).setup_optimizer(*adam);
+  EXPECT_THAT(warnings.texts, testing::IsEmpty());
+}
+
 TEST(TrueDtype, AModeOfAnotherDtypeSaysNothingOfFp16) {
   Warnings warnings;
-  torch::optim::Adam adam(std::vector{torch::ones(1, at::kHalf)});
+  torch::optim::Adam adam(std::vector{torch::ones(1, at::kHalf).requires_grad_()});
   TrueDtype(at::kBFloat16).setup_optimizer(adam);
   EXPECT_THAT(warnings.texts, testing::IsEmpty());
 }
