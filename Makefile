@@ -70,6 +70,8 @@ bench: configure
 	.deps/peers/bin/python benchmarks/data_loader.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD) --ordinary-cpu
+	.deps/peers/bin/python benchmarks/low_bit_products.py --build $(BUILD)
+	.deps/peers/bin/python benchmarks/low_bit_products.py --build $(BUILD) --ordinary-cpu
 
 # Each target for FUZZ_SECONDS, 600 if unset: see tools/fuzz.
 fuzz:

@@ -1,5 +1,6 @@
 #include "mantissa/amp/autocast.h"
 
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -453,6 +454,20 @@ TEST_F(Autocast, AC03_AC20_OnCuda) {
   mantissa::expect_error([&] { at::binary_cross_entropy(a * 0.5, a); }, "unsafe to autocast");
   const Region inner(at::kCUDA, {.dtype = at::kBFloat16});
   EXPECT_EQ(at::mm(a, a).scalar_type(), at::kBFloat16);
+}
+
+// In a process of its own: another test may have put the kernels in place.
+TEST(AutocastDeathTest, ARegionOnTheCpuTakesTheKernels) {
+  const char* switched = std::getenv("MANTISSA_CPU_KERNELS");
+  if (switched != nullptr && std::string(switched) == "0") GTEST_SKIP() << "MANTISSA_CPU_KERNELS=0";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto enabled_by = [](bool enabled) {
+    if (mantissa::cpu_kernels_enabled()) std::_Exit(2);
+    const Region region(at::kCPU, {.enabled = enabled});
+    std::_Exit(mantissa::cpu_kernels_enabled() ? 1 : 0);
+  };
+  EXPECT_EXIT(enabled_by(true), testing::ExitedWithCode(1), "");
+  EXPECT_EXIT(enabled_by(false), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

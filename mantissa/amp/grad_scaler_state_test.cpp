@@ -103,6 +103,19 @@ TEST(GradScaler, GS50_WrongStatesChangeNothing) {
   }
 }
 
+TEST(GradScaler, StatesAtTheEndsOfTheRangeLoad) {
+  const auto scale_after = [](double scale, const GradScalerOptions& options) {
+    auto scaler = used_scaler(options);
+    GradScalerState state = scaler.state_dict();
+    state.at("scale") = scale;
+    scaler.load_state_dict(state);
+    return scaler.get_scale();
+  };
+  const double largest = std::numeric_limits<float>::max();
+  EXPECT_EQ(scale_after(largest, {.max_scale = largest}), largest);
+  EXPECT_EQ(scale_after(0, {.min_scale = 0}), 0) << "torch's scaler may have gone down to 0";
+}
+
 TEST(GradScaler, GS51_GS52_LoadingKeepsTheIterationsState) {
   auto scaler = used_scaler({.init_scale = 8.0});
   const auto p = with_grad({8.f});

@@ -229,6 +229,39 @@ TEST(GradientStage, ASecondStepEndsTheIterationAndThoseThatWaitGoOnWaiting) {
   EXPECT_EQ(slow.w[0].item<float>(), 0.5) << "not divided twice";
 }
 
+TEST(GradientStage, GradientsThatAddUpFollowTheScaleThatAnothersStepMoves) {
+  GradScaler s = scaler();
+  Net steps, adds_up;
+  s.watch(adds_up.sgd);  // before its first step, the scaler has not met it
+  for (int pass = 0; pass < 2; ++pass) {
+    steps.sgd.zero_grad();
+    backward(s, steps.w.sum() + adds_up.w.sum());
+    EXPECT_EQ(s.get_scale(), pass == 0 ? 4 : 8);
+    s.step(steps.sgd);
+  }
+  EXPECT_EQ(adds_up.w.grad()[0].item<float>(), 2 * 8) << "both passes, by the newer scale";
+  EXPECT_TRUE(s.step(adds_up.sgd));
+  EXPECT_EQ(adds_up.w[0].item<float>(), 0);
+}
+
+TEST(GradientStage, AnothersSelfUnscaledStepIsNotReadForGradientsThatAddUp) {
+  GradScaler s = scaler();
+  Net adds_up;
+  const at::Tensor p = with_grad({1.F});
+  KernelSgd steps({p}, 1.0);
+  backward(s, p.sum() + adds_up.w.sum());
+  s.step(steps);
+  s.step(adds_up.sgd);
+  adds_up.sgd.zero_grad();
+  steps.zero_grad();
+  backward(s, p.sum() + adds_up.w.sum());
+  s.step(steps);
+  steps.zero_grad();
+  const HostReads reads;
+  backward(s, p.sum() + adds_up.w.sum());
+  EXPECT_EQ(reads.count(), 0) << "whether the scale has moved is known on the device alone";
+}
+
 TEST(GradientStage, ClippedFp16GradientsKeepTheirDivisorWhileTheyWait) {
   GradScaler s = scaler();
   const at::Tensor p = with_grad({16.F}, at::kHalf);
@@ -317,6 +350,21 @@ TEST(RestoredGradientStage, ScaledAndUnscaledGradientsTakeTheStepThatWasDue) {
     again.loaded.end_iteration();
     EXPECT_EQ(again.loaded.get_scale(), 8);
   }
+}
+
+TEST(RestoredGradientStage, ScaledGradientsFollowTheScaleAlsoAfterAStep) {
+  GradScaler s = scaler();
+  Net net, other;
+  s.watch(other.sgd);
+  backward(s, net.w.sum() + other.w.sum());
+  s.step(net.sgd);
+  s.end_iteration();
+  net.w.mutable_grad() = torch::full({2}, 8.F);
+  s.restore_gradient_stage(net.sgd, GradientStage::kScaled, {});
+  s.step(other.sgd);
+  s.end_iteration();
+  EXPECT_EQ(s.get_scale(), 16);
+  EXPECT_EQ(net.w.grad()[0].item<float>(), 16);
 }
 
 TEST(RestoredGradientStage, UsedGradientsStayUsed) {

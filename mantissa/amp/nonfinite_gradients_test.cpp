@@ -32,6 +32,7 @@ TEST(NonfiniteGradients, NF03_NamesTheParameters) {
   EXPECT_EQ(found[1].inf_count, 2);
   EXPECT_EQ(found[1].nan_count, 1);
   EXPECT_EQ(describe(found), "first.bias [3]: 0 inf, 1 nan of 3; second.weight [1, 3]: 2 inf, 1 nan of 3");
+  EXPECT_EQ(describe(found, 2), describe(found)) << "there are no more";
   EXPECT_EQ(describe(found, 1), "first.bias [3]: 0 inf, 1 nan of 3; and 1 more");
 }
 
@@ -108,31 +109,32 @@ TEST(GradScaler, TheWarningTakesTheCallersNamesAndReadsOnlyThen) {
 
 // A norm of nan makes every gradient nan, and clamping makes inf finite.
 TEST(GradScaler, TheWarningNamesTheGradientsAsTheyWereBeforeClipping) {
-  for (const bool by_norm : {false, true}) {
-    auto scaler = used_scaler({.warn_after_skips = 2});
-    const auto good = with_grad({1.f, 1.f}), bad = with_grad({1.f, 1.f});
-    SGD optimizer({good, bad}, 0.1);
-    Warnings warnings;
-    for (int i = 0; i < 4; ++i) {
-      set_grad(good, 1.f);
-      set_grad(bad, kInf);
-      HostReads reads;
-      scaler.unscale_(optimizer);
-      EXPECT_EQ(reads.count() > 0, i % 2 == 1) << i;  // only if a warning may follow
-      if (by_norm) {
-        clip_grad_norm_({good, bad}, 1.0);
-      } else {
-        scaler.clip_grad_value_(optimizer, 1.0);
+  for (const int64_t warn_after : {1, 2})
+    for (const bool by_norm : {false, true}) {
+      auto scaler = used_scaler({.warn_after_skips = warn_after});
+      const auto good = with_grad({1.f, 1.f}), bad = with_grad({1.f, 1.f});
+      SGD optimizer({good, bad}, 0.1);
+      Warnings warnings;
+      for (int i = 0; i < 4; ++i) {
+        set_grad(good, 1.f);
+        set_grad(bad, kInf);
+        HostReads reads;
+        scaler.unscale_(optimizer);
+        EXPECT_EQ(reads.count() > 0, (i + 1) % warn_after == 0) << i;  // only if a warning may follow
+        if (by_norm) {
+          clip_grad_norm_({good, bad}, 1.0);
+        } else {
+          scaler.clip_grad_value_(optimizer, 1.0);
+        }
+        EXPECT_FALSE(scaler.step(optimizer));
+        scaler.update();
       }
-      EXPECT_FALSE(scaler.step(optimizer));
-      scaler.update();
+      ASSERT_EQ(warnings.texts.size(), 4 / static_cast<size_t>(warn_after));
+      for (const std::string& text : warnings.texts) {
+        EXPECT_THAT(text, HasSubstr("inf or nan: group 0, parameter 1 [2]: 2 inf, 0 nan of 2. "));
+      }
+      EXPECT_THAT(warnings.texts[0], HasSubstr("start from a lower init_scale. trace_nonfinite()"));
     }
-    ASSERT_EQ(warnings.texts.size(), 2u);
-    for (const std::string& text : warnings.texts) {
-      EXPECT_THAT(text, HasSubstr("inf or nan: group 0, parameter 1 [2]: 2 inf, 0 nan of 2. "));
-    }
-    EXPECT_THAT(warnings.texts[0], HasSubstr("start from a lower init_scale. trace_nonfinite()"));
-  }
 }
 
 TEST(GradScaler, TheWarningOfAFixedScaleSaysSo) {

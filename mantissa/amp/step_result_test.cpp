@@ -64,6 +64,16 @@ TEST(StepResult, AFlagInTheHostsMemoryIsKnownAtOnce) {
   EXPECT_THROW(StepResult(at::Tensor(), nullptr), c10::ValueError);
 }
 
+TEST(SkippedSteps, KeepFewOfTheFlags) {
+  SkippedSteps steps(0);
+  const at::Tensor first = on_device(1);
+  steps.add(StepResult(first, nullptr));
+  EXPECT_EQ(first.use_count(), 2);
+  for (int i = 0; i < 3000; ++i) steps.add(StepResult(on_device(0), nullptr));
+  EXPECT_EQ(first.use_count(), 1) << "it has been added to the sum";
+  EXPECT_EQ(steps.count(), 1);
+}
+
 TEST(SkippedSteps, AreReadTogether) {
   SkippedSteps steps(3);
   const HostReads reads;

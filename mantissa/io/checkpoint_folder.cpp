@@ -183,7 +183,7 @@ std::vector<std::string> remove_leftovers(const fs::path& folder) {
     if (parts->kind == kSetAside && !fs::exists(original, error)) {
       fs::rename(path, original, error);
     } else if (parts->kind == kTemporary || parts->kind == kSetAside) {
-      fs::remove_all(path, error);
+      if (fs::remove_all(path, error) == 0) continue;  // its owner has just removed it
     } else {
       continue;
     }

@@ -138,6 +138,23 @@ TEST_F(CheckpointFolder, LeavesWhatALivingWriterHolds) {
   EXPECT_EQ(content_of(folder_ / "file"), "whole");
 }
 
+TEST_F(CheckpointFolder, LeavesWhatALivingProcessIsRemoving) {
+  for (int round = 0; round < 10; ++round) {
+    save_checkpoint(folder_ / "c", a_checkpoint(1));
+    for (int i = 0; i < 500; ++i) write(folder_ / "c" / std::to_string(i), "x");  // so that it takes a while
+    std::atomic<bool> is_removed = false;
+    std::thread remover([&] {
+      remove_checkpoint(folder_ / "c");
+      is_removed = true;
+    });
+    std::vector<std::string> taken;
+    while (!is_removed)
+      for (const std::string& name : remove_leftovers(folder_)) taken.push_back(name);
+    remover.join();
+    ASSERT_THAT(taken, IsEmpty());
+  }
+}
+
 TEST_F(FolderLockTest, TheErrorNamesTheHolder) {
   {
     const FolderLock first(folder_);

@@ -2,107 +2,18 @@
 // and muon_test.cpp those of matrices.
 #include "mantissa/optim/fused_optimizer.h"
 
-#include <ATen/Parallel.h>
-
 #include "mantissa/core/device.h"
-#include "mantissa/optim/fused_adagrad.h"
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/optim/fused_sgd.h"
-#include "mantissa/optim/muon.h"
+#include "mantissa/optim/fused_test_support_internal.h"
 #include "mantissa/optim/optimizers_8bit.h"
 #include "mantissa/optim/test_support_internal.h"
 
 namespace mantissa::fused_optimizer_test {
 namespace {
 
-using torch::optim::OptimizerParamGroup;
-using Groups = std::vector<OptimizerParamGroup>;
+using namespace fused_test;
 
-const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
-
-struct Kind {
-  std::string name;
-  std::function<std::unique_ptr<FusedOptimizer>(const Groups&, const FusedOptions&)> make;
-  std::vector<at::ScalarType> dtypes = kDtypes;
-};
-
-/// Prints a Kind for gtest, which would otherwise print its bytes with pointers.
-void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
-
-template <typename Optimizer, typename Options>
-Kind kind(const std::string& name, const Options& options) {
-  return {name, [options](const Groups& groups, const FusedOptions& fused) {
-            return std::make_unique<Optimizer>(groups, options, fused);
-          }};
-}
-
-/// All states have 8 bits, except those of parameters with fewer than nine elements.
-template <typename Optimizer, typename Options>
-Kind kind_8bit(const std::string& name, const Options& options) {
-  const auto make = [options](const Groups& groups, const FusedOptions& fused) {
-    const LowBitOptions all = {
-        .min_8bit_size = 9, .stochastic_rounding = fused.stochastic_rounding, .seed = fused.seed};
-    return std::make_unique<Optimizer>(groups, options, all);
-  };
-  return {name, make, {at::kFloat, at::kBFloat16, at::kHalf}};
-}
-
-const std::vector<Kind> kKinds = {
-    kind<FusedAdam>("FusedAdam", AdamOptions(0.01).weight_decay(0.1)),
-    kind<FusedAdamW>("FusedAdamW", AdamWOptions(AdamOptions(0.01).amsgrad(true).maximize(true))),
-    kind<FusedSGD>("FusedSGD", SGDOptions(0.01)),
-    kind<FusedSGD>("FusedSGDMomentum", SGDOptions(0.01).momentum(0.9).weight_decay(0.1).nesterov(true)),
-    kind<FusedSGD>("FusedSGDDampening", SGDOptions(0.01).momentum(0.9).dampening(0.5).maximize(true)),
-    kind<FusedAdagrad>("FusedAdagrad",
-                       AdagradOptions(0.01).lr_decay(0.1).weight_decay(0.1).initial_accumulator_value(0.5)),
-    kind_8bit<Adam8bit>("Adam8bit", AdamOptions(0.01).maximize(true)),
-    kind_8bit<AdamW8bit>("AdamW8bit", AdamWOptions(0.01)),
-    kind_8bit<Lion8bit>("Lion8bit", LionOptions(0.01).weight_decay(0.1)),
-    kind_8bit<SGD8bit>("SGD8bit", SGDOptions(0.01).momentum(0.9).weight_decay(0.1)),
-    kind_8bit<RMSprop8bit>("RMSprop8bit", torch::optim::RMSpropOptions(0.01).weight_decay(0.1)),
-    kind_8bit<Adagrad8bit>("Adagrad8bit", AdagradOptions(0.01).weight_decay(0.1)),
-    kind_8bit<Muon8bit>("AdamWOfMuon8bit", MuonOptions(0.01).use_muon(false)),
-};
-const FusedOptions kRounding = {.stochastic_rounding = true, .seed = 17};
-
-/// Returns the weight and everything that a later step depends on.
-std::vector<at::Tensor> everything(const FusedOptimizer& optimizer, const at::Tensor& parameter) {
-  std::vector<at::Tensor> all{parameter.detach().clone()};
-  for (const auto& [key, state] : optimizer.state()) {
-    if (const auto* adam = dynamic_cast<const AdamParamState*>(state.get())) {
-      all.insert(all.end(), {adam->step(), adam->exp_avg(), adam->exp_avg_sq()});
-      if (adam->max_exp_avg_sq().defined()) all.push_back(adam->max_exp_avg_sq());
-    } else if (const auto* state_8bit = dynamic_cast<const LowBitParamState*>(state.get())) {
-      for (const at::Tensor& tensor : {state_8bit->step(), state_8bit->state1(), state_8bit->absmax1(),
-                                       state_8bit->state2(), state_8bit->absmax2()})
-        if (tensor.defined()) all.push_back(tensor);
-    } else if (const auto* muon = dynamic_cast<const MuonParamState*>(state.get())) {
-      for (const at::Tensor& tensor : {muon->step(), muon->exp_avg(), muon->exp_avg_absmax(),
-                                       muon->exp_avg_sq(), muon->exp_avg_sq_absmax()})
-        if (tensor.defined()) all.push_back(tensor);
-    } else if (const auto* sgd = dynamic_cast<const SGDParamState*>(state.get())) {
-      all.push_back(sgd->momentum_buffer());
-    } else {
-      const auto& adagrad = dynamic_cast<const AdagradParamState&>(*state);
-      all.insert(all.end(), {adagrad.step(), adagrad.sum()});
-    }
-  }
-  for (at::Tensor& tensor : all) tensor = tensor.clone();
-  return all;
-}
-
-void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
-}
-
-class Fused : public testing::TestWithParam<Kind> {
- protected:
-  static std::unique_ptr<FusedOptimizer> make(const std::vector<at::Tensor>& parameters,
-                                              const FusedOptions& options = {}) {
-    return GetParam().make(Groups{OptimizerParamGroup(parameters)}, options);
-  }
-};
 INSTANTIATE_TEST_SUITE_P(Kinds, Fused, testing::ValuesIn(kKinds),
                          [](const auto& info) { return info.param.name; });
 
@@ -423,71 +334,6 @@ TEST_P(Fused, SavedInTheMiddleContinuesBitForBit) {
   }
 }
 
-TEST_P(Fused, StochasticallyRoundedWeightsDoNotDependOnTheThreads) {
-  const int threads = at::get_num_threads();
-  for (at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-    std::vector<std::vector<at::Tensor>> seen;
-    for (int count : {1, 2, 3}) {
-      at::set_num_threads(count);
-      const at::Tensor p = noise(1, {257, 259}, dtype).set_requires_grad(true),
-                       small = start_parameter(dtype);
-      const auto optimizer = make({small, p}, kRounding), tiny = make({twin(small)}, kRounding);
-      take_noisy_steps(*optimizer, 0, 3);
-      take_noisy_steps(*tiny, 0, 3);
-      seen.push_back({p.detach(), small.detach(), tiny->param_groups()[0].params()[0].detach()});
-    }
-    expect_equal(seen[1], seen[0]);
-    expect_equal(seen[2], seen[0]);
-  }
-  at::set_num_threads(threads);
-}
-
-TEST_P(Fused, SeedsAndParametersDrawApart) {
-  const at::Tensor a = large_parameter(at::kBFloat16), b = large_parameter(at::kBFloat16),
-                   c = large_parameter(at::kBFloat16);
-  const auto pair = make({a, b}, {.stochastic_rounding = true, .seed = 1}),
-             other = make({c}, {.stochastic_rounding = true, .seed = 2});
-  take_noisy_steps(*pair, 0, 1);
-  take_noisy_steps(*other, 0, 1);
-  EXPECT_FALSE(at::equal(a, b));
-  EXPECT_FALSE(at::equal(a, c));
-  EXPECT_LT((a - b).abs().max().item<double>(), 0.05) << "by one last place";
-}
-
-TEST_P(Fused, WithoutASeedTheGlobalGeneratorGivesOne) {
-  const auto train = [](uint64_t global_seed, bool second) {
-    const at::Tensor p = large_parameter(at::kBFloat16);
-    torch::manual_seed(global_seed);
-    auto optimizer = make({p}, {.stochastic_rounding = true});
-    if (second) optimizer = make({p}, {.stochastic_rounding = true});
-    take_noisy_steps(*optimizer, 0, 1);
-    return p;
-  };
-  EXPECT_TRUE(at::equal(train(1, false), train(1, false)));
-  EXPECT_FALSE(at::equal(train(1, false), train(2, false)));
-  EXPECT_FALSE(at::equal(train(1, false), train(1, true)));
-}
-
-TEST_P(Fused, WithoutStochasticRoundingTheGlobalGeneratorStays) {
-  torch::manual_seed(1);
-  const at::Tensor next = at::rand({});
-  torch::manual_seed(1);
-  const at::Tensor p = at::ones({3}, at::kBFloat16).set_requires_grad(true);
-  make({p});
-  EXPECT_TRUE(at::equal(at::rand({}), next));
-}
-
-TEST_P(Fused, StochasticRoundingLeavesOtherDtypesAlone) {
-  for (at::ScalarType dtype : GetParam().dtypes) {
-    if (dtype == at::kBFloat16 || dtype == at::kHalf) continue;
-    const at::Tensor p = large_parameter(dtype), q = large_parameter(dtype);
-    const auto plain = make({p}), rounding = make({q}, kRounding);
-    take_noisy_steps(*plain, 0, 3);
-    take_noisy_steps(*rounding, 0, 3);
-    EXPECT_TRUE(at::equal(p, q));
-  }
-}
-
 TEST_P(Fused, TakesGradientsOnCudaAndTheCpu) {
   if (cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
   const at::Tensor here = large_parameter(at::kFloat), there = here.detach().cuda().set_requires_grad(true);
@@ -522,19 +368,6 @@ TEST(FusedOptimizer, AGroupKeepsItsOptions) {
                      std::make_unique<AdamWOptions>());
   const FusedAdamW adam(adams, AdamWOptions(AdamOptions(0.5).weight_decay(0.25)));
   EXPECT_EQ(adam.param_groups()[0].options().get_lr(), AdamWOptions().lr());
-}
-
-TEST(FusedOptimizer, ParametersDrawApartFromEachOther) {
-  int alike = 0;
-  for (uint64_t seed = 0; seed < 16; ++seed) {
-    const at::Tensor a = at::ones({16}, at::kBFloat16).set_requires_grad(true),
-                     b = at::ones({16}, at::kBFloat16).set_requires_grad(true);
-    FusedSGD optimizer({a, b}, SGDOptions(1.0), FusedOptions{.stochastic_rounding = true, .seed = seed});
-    for (const at::Tensor& p : {a, b}) p.mutable_grad() = at::full_like(p, 0x1p-9);  // between two values
-    optimizer.step();
-    alike += at::equal(a.slice(0, 8), b.slice(0, 0, 8));
-  }
-  EXPECT_LT(alike, 4);  // at random, once in 256 times
 }
 
 }  // namespace

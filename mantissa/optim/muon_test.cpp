@@ -122,6 +122,7 @@ TEST(Muon, RefusesWhatIsNoMatrixAndOptionsOutOfRange) {
   EXPECT_THAT(error_with(MuonOptions(-1)), HasSubstr("Muon: learning rate -1 is invalid"));
   EXPECT_THAT(error_with(MuonOptions().momentum(NAN)), HasSubstr("momentum nan is invalid"));
   EXPECT_THAT(error_with(MuonOptions().momentum(1.5)), HasSubstr("momentum lies in [0, 1]"));
+  EXPECT_EQ(error_with(MuonOptions().momentum(1)), "no ValueError");
   EXPECT_THAT(error_with(MuonOptions().weight_decay(-1)), HasSubstr("weight_decay -1 is invalid"));
   EXPECT_THAT(error_with(MuonOptions().ns_steps(100)), HasSubstr("ns_steps 100 is invalid"));
   EXPECT_THAT(error_with(MuonOptions().eps(-1)), HasSubstr("eps -1 is invalid"));

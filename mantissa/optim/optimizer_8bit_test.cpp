@@ -250,6 +250,15 @@ TEST_P(EightBit, Q46_AnOverrideOfTheRateChangesOnlyItsParameter) {
   EXPECT_FALSE(at::equal(b, a));
 }
 
+TEST_P(EightBit, AnOverrideMovesToTheParameterThatIsSteppedInstead) {
+  const at::Tensor before = weight(5000), now = weight(5000);
+  const auto optimizer = make({before});
+  optimizer->override_config(before, {.optim_bits = 32});
+  optimizer->move_override(before, now);
+  EXPECT_EQ(optimizer->optim_bits(now), 32);
+  EXPECT_EQ(optimizer->optim_bits(before), 8);
+}
+
 TEST_P(EightBit, RefusesOverridesThatMatchNothingOrComeTooLate) {
   Net net;
   const at::Tensor stranger = weight(9);
@@ -268,6 +277,8 @@ TEST_P(EightBit, RefusesOverridesThatMatchNothingOrComeTooLate) {
               HasSubstr("an override with lr -1 is invalid"));
   EXPECT_THAT(value_error([&] { optimizer->override_config(net.fc->bias, {.weight_decay = NAN}); }),
               HasSubstr("an override with weight_decay nan is invalid"));
+  EXPECT_THAT(value_error([&] { optimizer->override_config(net.fc->bias, {.min_8bit_size = -1}); }),
+              HasSubstr("an override with min_8bit_size -1 is invalid"));
   take_noisy_steps(*optimizer, 0, 1);
   EXPECT_THAT(
       value_error([&] { optimizer->override_config(net.fc->weight, {.optim_bits = 32}); }),
@@ -378,6 +389,8 @@ TEST(EightBitOptions, Q47_WhatHasNo8BitFormIsRefused) {
   EXPECT_THAT(value_error([&] { RMSprop8bit(net, RMSpropOptions().alpha(1)); }),
               HasSubstr("alpha 1 is invalid"));
   EXPECT_THAT(value_error([&] { RMSprop8bit(net, RMSpropOptions().centered(true)); }), HasSubstr("centered"));
+  EXPECT_THAT(value_error([&] { RMSprop8bit(net, RMSpropOptions().eps(-1)); }),
+              HasSubstr("eps -1 is invalid"));
   EXPECT_THAT(value_error([&] { RMSprop8bit(net, RMSpropOptions().momentum(0.5)); }),
               HasSubstr("momentum 0.5"));
   EXPECT_THAT(value_error([&] { Adagrad8bit(net, AdagradOptions().lr_decay(0.1)); }),

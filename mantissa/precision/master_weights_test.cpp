@@ -135,6 +135,16 @@ TEST(MasterWeights, TakeOverWhatIsWrittenThroughDataAtAnyPlace) {
   EXPECT_TRUE(at::equal(copies[2], torch::tensor({kept, kept, kept, 5.F})));
 }
 
+TEST(MasterWeights, TakeOverAWeightThatIsTransposedInItsPlace) {
+  const at::Tensor weight = torch::tensor({{1.F, 2.F}, {3.F, 4.F}}).to(at::kHalf).requires_grad_();
+  torch::optim::SGD optimizer({weight}, 1.0);
+  MasterWeights masters(optimizer);
+  weight.set_data(weight.data().t());  // the same bytes, and other values
+  masters.copy_changes_from_model();
+  masters.copy_to_model();
+  EXPECT_TRUE(at::equal(weight, torch::tensor({{1.F, 3.F}, {2.F, 4.F}}).to(at::kHalf))) << weight;
+}
+
 TEST(MasterWeights, RefuseAnOptimizerThatHasSteppedAndLeaveItAsItWas) {
   torch::nn::Linear net = half_net(at::kHalf);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1.0).momentum(0.9));

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include <torch/torch.h>
 
@@ -38,6 +40,19 @@ TEST(MixedPrecision, ERR06_ERR07_RefusesOtherDtypesAndAScalerWithBf16) {
   EXPECT_THROW(MixedPrecision(at::kFloat, at::kCPU), c10::ValueError);
   EXPECT_THROW(MixedPrecision(at::kBFloat16, at::kCPU, std::make_unique<GradScaler>(at::kCPU)),
                c10::ValueError);
+}
+
+TEST(MixedPrecision, ScalesTheLossOfFp16UnlessItsScalerIsDisabled) {
+  const auto scales = [](at::ScalarType dtype, std::unique_ptr<GradScaler> scaler) {
+    return MixedPrecision(dtype, at::kCPU, std::move(scaler)).traits().scales_loss;
+  };
+  EXPECT_TRUE(scales(at::kHalf, nullptr));
+  EXPECT_TRUE(scales(at::kHalf, std::make_unique<GradScaler>(at::kCPU)));
+  EXPECT_FALSE(
+      scales(at::kHalf, std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.enabled = false})));
+  EXPECT_FALSE(scales(at::kBFloat16, nullptr));
+  EXPECT_EQ(MixedPrecision(at::kHalf, at::kCPU).name(), "16-mixed");
+  EXPECT_EQ(MixedPrecision(at::kBFloat16, at::kCPU).name(), "bf16-mixed");
 }
 
 TEST(MixedPrecision, ERR09_RefusesLbfgsOnlyWithAScaler) {

@@ -188,7 +188,12 @@ TEST_F(QuantizeModule, Q56_ERR21_AModuleWithoutALinearIsATypeError) {
   EXPECT_THROW(quantize_module(*net, {}, "here"), c10::TypeError);
   EXPECT_THAT(error_of([&] { quantize_module(*net, {}, "precision 'nf4'"); }),
               AllOf(HasSubstr("precision 'nf4': torch::nn::SequentialImpl has no torch::nn::Linear"),
-                    HasSubstr("choose another mode"), HasSubstr("quantize_convolutions")));
+                    HasSubstr("choose another mode, or quantize_embeddings or quantize_convolutions")));
+  EXPECT_THAT(error_of([] {
+                quantize_module(*torch::nn::LayerNorm(std::vector<int64_t>{4}),
+                                {.embeddings = true, .convolutions = true}, "here");
+              }),
+              HasSubstr("no embedding, no convolution whose weight could be quantized; choose another mode"));
   quantize_module(*net, {.convolutions = true}, "here");
   EXPECT_THAT(packed_names(*net), ElementsAre("0.weight"));
   EXPECT_FALSE(has_layers_to_quantize(*torch::nn::Embedding(2, 2), {}));

@@ -196,6 +196,19 @@ TEST(TrueDtype, AStateHoldsTheMasterWeightsOfTwoModulesWithEqualNames) {
   EXPECT_EQ(difference(saved, resumed.mode.state_dict()), "");
 }
 
+TEST(TrueDtype, AMasterWeightWithoutANameIsSavedByItsPlace) {
+  TrueDtype mode(at::kBFloat16, {.master_weights = true});
+  const auto weight = [] { return torch::ones({2}, at::kBFloat16).requires_grad_(); };
+  torch::optim::SGD first({weight(), weight()}, 1.0), second({weight()}, 1.0);
+  for (auto* optimizer : {&first, &second}) mode.setup_optimizer(*optimizer);
+  const StateDict state = mode.state_dict();
+  std::vector<std::string> names;
+  for (const auto& [name, master] : master_weights_of(StateReader(state))) names.push_back(name);
+  EXPECT_THAT(names,
+              testing::ElementsAre("optimizer 0, 16-bit parameter 0", "optimizer 0, 16-bit parameter 1",
+                                   "optimizer 1, 16-bit parameter 0"));
+}
+
 TEST(TrueDtype, AStateThatHoldsOneOfTwoEqualNamesStillLoads) {
   Pair straight, resumed;
   straight.set_up();
@@ -369,9 +382,17 @@ TEST(TrueDtype, AnEpsThatFp16LosesWarnsInALoopWithoutSetupOptimizer) {
   EXPECT_THAT(warnings.texts, testing::ElementsAre(testing::HasSubstr("set eps to 1e-4")));
 }
 
+TEST(TrueDtype, AnEpsDoesNotHarmWhatIsWiderOrFrozen) {
+  Warnings warnings;
+  torch::optim::Adam wide(std::vector{torch::ones(1).requires_grad_()}),
+      frozen(std::vector{torch::ones(1, at::kHalf)});
+  for (auto* adam : {&wide, &frozen}) TrueDtype(at::kHalf).setup_optimizer(*adam);
+  EXPECT_THAT(warnings.texts, testing::IsEmpty());
+}
+
 TEST(TrueDtype, AModeOfAnotherDtypeSaysNothingOfFp16) {
   Warnings warnings;
-  torch::optim::Adam adam(std::vector{torch::ones(1, at::kHalf)});
+  torch::optim::Adam adam(std::vector{torch::ones(1, at::kHalf).requires_grad_()});
   TrueDtype(at::kBFloat16).setup_optimizer(adam);
   EXPECT_THAT(warnings.texts, testing::IsEmpty());
 }

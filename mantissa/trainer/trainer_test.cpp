@@ -2,18 +2,14 @@
 
 #include <algorithm>
 #include <csignal>
-#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <limits>
 #include <stdexcept>
 
 #include <torch/torch.h>
 
 #include "mantissa/amp/matmul_precision.h"
-#include "mantissa/core/device.h"
 #include "mantissa/precision/registry.h"
-#include "mantissa/trainer/classification_task.h"
 #include "mantissa/trainer/test_support_internal.h"
 
 namespace mantissa::trainer_test {
@@ -116,149 +112,6 @@ TEST(Trainer, CallsHooksInLightningsOrder) {
   EXPECT_FALSE(task.validated_in_training_mode);
   EXPECT_FALSE(task.validated_with_gradients);
   EXPECT_TRUE(task.net->is_training());
-}
-
-TEST(Trainer, PE15_AnOverflowInBatchThreeOfTwelve) {
-  OneWeight task;
-  auto recorder = std::make_shared<Recorder>();
-  Trainer trainer({.precision = "16-mixed",
-                   .precision_options = {.init_scale = 256},
-                   .device = "cpu",
-                   .callbacks = {recorder}});
-  ListLoader train = loader_of({1, 1, 1, kInf, 1, 1, 1, 1, 1, 1, 1, 1});
-  const FitResult result = trainer.fit(task, train);
-  const GradScalerState state = scaler_state(trainer.precision());
-  EXPECT_EQ(state.at("scale").toDouble(), 128);
-  EXPECT_EQ(state.at("_growth_tracker").toLong(), 8);
-  EXPECT_EQ(result.steps, 12);
-  EXPECT_EQ(result.skipped_steps, 1);
-  EXPECT_EQ(recorder->batches[3].step.cause(), SkipCause::kNonFiniteGradients);
-  EXPECT_FALSE(recorder->batches[4].step.skipped());
-  EXPECT_DOUBLE_EQ(task.weight(), -11);
-}
-
-TEST(Trainer, PE16_BatchesWithoutALossLeaveTheScaleAlone) {
-  OneWeight task;
-  Trainer trainer({.precision = "16-mixed", .device = "cpu"});
-  ListLoader train = loader_of({1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1});
-  const FitResult result = trainer.fit(task, train);
-  const GradScalerState state = scaler_state(trainer.precision());
-  EXPECT_EQ(state.at("_growth_tracker").toLong(), 6);
-  EXPECT_EQ(state.at("scale").toDouble(), 65536);
-  EXPECT_EQ(result.steps, 12);
-  EXPECT_EQ(result.skipped_steps, 6);
-  EXPECT_DOUBLE_EQ(task.weight(), -6);
-}
-
-TEST(Trainer, GradientsOfAWindowCountInEveryModeThoughItsLastBatchHasNoLoss) {
-  for (const char* precision : {"32-true", "16-mixed"}) {
-    OneWeight task;
-    Trainer trainer({.precision = precision, .device = "cpu", .accumulate_grad_batches = 2});
-    ListLoader train = loader_of({4, -1});
-    EXPECT_EQ(trainer.fit(task, train).skipped_steps, 0) << precision;
-    EXPECT_DOUBLE_EQ(task.weight(), -2) << precision;
-  }
-}
-
-TEST(Trainer, SchedulesDoNotAdvanceOnASkippedStep) {
-  for (const auto interval : {OptimizerConfig::Interval::kStep, OptimizerConfig::Interval::kEpoch}) {
-    OneWeight task;
-    task.with_schedule = true;
-    task.interval = interval;
-    auto recorder = std::make_shared<Recorder>();
-    Trainer trainer({.precision = "16-mixed", .device = "cpu", .max_epochs = 3, .callbacks = {recorder}});
-    ListLoader overflows = loader_of({kInf});
-    trainer.fit(task, overflows);
-    EXPECT_EQ(recorder->rate, 1.0);
-  }
-  OneWeight task;
-  task.with_schedule = true;
-  auto recorder = std::make_shared<Recorder>();
-  Trainer trainer({.precision = "16-mixed", .device = "cpu", .callbacks = {recorder}});
-  ListLoader train = loader_of({0.5, kInf, 0.5});
-  trainer.fit(task, train);
-  // libtorch's StepLR takes its first step() as step 0, so two clean steps halve the rate once.
-  EXPECT_EQ(recorder->rate, 0.5);
-}
-
-/// Batch norm in front of one weight; the loss of a batch with large values is inf.
-class Normed : public OneWeight {
- public:
-  Normed() {
-    whole->push_back(norm);
-    whole->push_back(net);
-  }
-  torch::nn::Module& module() override { return *whole; }
-  at::Tensor training_step(const Batch& batch, int64_t) override {
-    ++steps;
-    return (net(norm(batch.data)).to(at::kFloat).sum() + 1) * factor(batch);
-  }
-  static float factor(const Batch& batch) { return batch.data.max().item<float>() > 50 ? kInf : 1; }
-  torch::nn::BatchNorm1d norm{1};
-  torch::nn::Sequential whole;
-  int steps = 0;
-};
-
-ListLoader pairs_of(std::vector<float> values) {
-  std::vector<Batch> batches;
-  for (const float value : values)
-    batches.push_back({torch::tensor({{value}, {-value}}), torch::zeros({2}, at::kLong), {}});
-  return ListLoader(std::move(batches));
-}
-
-TEST(Trainer, ATransactionalSkippedStepLeavesNoTrace) {
-  for (const bool transactional : {false, true}) {
-    for (const int64_t window : {1, 2}) {
-      Normed task, clean;
-      ListLoader with = pairs_of({1, 100}), without = pairs_of({1});
-      if (window == 2) with = pairs_of({1, 2, 3, 100}), without = pairs_of({1, 2});
-      auto recorder = std::make_shared<Recorder>();
-      const auto fit = [&](Normed& t, ListLoader& loader) {
-        Trainer({.precision = "16-mixed",
-                 .device = "cpu",
-                 .accumulate_grad_batches = window,
-                 .transactional = transactional,
-                 .callbacks = {recorder}})
-            .fit(t, loader);
-      };
-      fit(clean, without);
-      fit(task, with);
-      const StepResult& last = recorder->batches.back().step;
-      EXPECT_EQ(last.cause(), SkipCause::kNonFiniteGradients);
-      EXPECT_EQ(last.first_nonfinite_parameter(), "1.weight");
-      EXPECT_TRUE(task.net->weight.equal(clean.net->weight));
-      EXPECT_EQ(task.norm->running_var.equal(clean.norm->running_var), transactional);
-      EXPECT_EQ(task.norm->num_batches_tracked.equal(clean.norm->num_batches_tracked), transactional);
-    }
-  }
-}
-
-TEST(Trainer, TracesASkippedStepToItsOperationAndTellsCallbacks) {
-  Normed task;
-  ListLoader train = pairs_of({1, 2, 100, 3});
-  auto recorder = std::make_shared<Recorder>();
-  Trainer trainer({.precision = "16-mixed",
-                   .device = "cpu",
-                   .accumulate_grad_batches = 2,
-                   .trace_nonfinite = true,
-                   .callbacks = {recorder}});
-  const FitResult result = trainer.fit(task, train);
-  EXPECT_EQ(result.skipped_steps, 1);
-  EXPECT_FALSE(recorder->batches[1].origin.has_value());
-  ASSERT_TRUE(recorder->batches[2].origin.has_value())
-      << "at the loss that is not finite, before the window ends";
-  EXPECT_EQ(recorder->batches[2].origin->op, "aten::mul");
-  EXPECT_FALSE(recorder->batches[3].origin.has_value()) << "one trace a window";
-  EXPECT_EQ(task.steps, 5);  // four batches, one of them twice
-  EXPECT_EQ(result.metrics.at("train_loss"), kInf) << "the second look was not counted";
-}
-
-TEST(Trainer, TracesNoMoreThanAFewTimes) {
-  Normed task;
-  ListLoader train = pairs_of(std::vector<float>(30, 100));
-  Trainer trainer({.precision = "16-mixed", .device = "cpu", .trace_nonfinite = true});
-  trainer.fit(task, train);
-  EXPECT_EQ(task.steps, 30 + TrainerOptions::kMaxTraces);
 }
 
 TEST(Trainer, HooksSeeScaledGradientsAfterBackwardAndUnscaledOnesBeforeTheStep) {
@@ -499,54 +352,6 @@ TEST(Trainer, ABatchesReportSaysWhichItIs) {
   for (const TrainBatch& batch : recorder->batches) batches.emplace_back(batch.epoch, batch.batch_index);
   EXPECT_THAT(batches, testing::ElementsAre(testing::Pair(0, 0), testing::Pair(0, 1), testing::Pair(1, 0),
                                             testing::Pair(1, 1)));
-}
-
-class EveryDevice : public testing::TestWithParam<std::string> {};
-
-TEST_P(EveryDevice, ClassifiesInEveryMode) {
-  if (GetParam() == "cuda" && cuda_device_count() == 0) GTEST_SKIP() << why_no_cuda();
-  for (const Mode& mode : modes()) {
-    if (mode.traits.frozen_weights) continue;  // a bias alone does not separate the classes
-    torch::manual_seed(0);
-    const at::Tensor x = torch::randn({64, 8});
-    const at::Tensor y = (x.select(1, 0) > 0).to(at::kLong);
-    auto net = std::make_shared<torch::nn::LinearImpl>(8, 2);
-    ClassificationTask task(
-        net, [&](const at::Tensor& input) { return net->forward(input); },
-        [](torch::nn::Module& module) {
-          return OptimizerConfig{std::make_shared<torch::optim::SGD>(module.parameters(), 0.5)};
-        });
-    Trainer trainer({.precision = mode.name, .device = GetParam(), .max_epochs = 40});
-    ListLoader train({{x, y, {}}}), val({{x, y, {}}});
-    EXPECT_GT(trainer.fit(task, train, &val).metrics.at("val_accuracy"), 0.9) << mode.name;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Devices, EveryDevice, testing::Values("cpu", "cuda"),
-                         [](const auto& info) { return info.param; });
-
-TEST(ClassificationTask, RefusesTargetsThatDoNotFit) {
-  auto net = std::make_shared<torch::nn::LinearImpl>(1, 2);
-  ClassificationTask task(
-      net, [&](const at::Tensor& input) { return net->forward(input); },
-      [](torch::nn::Module& module) {
-        return OptimizerConfig{std::make_shared<torch::optim::SGD>(module.parameters(), 0.5)};
-      });
-  const Batch wrong{torch::ones({3, 1}), torch::zeros({2}, at::kLong), {}};
-  EXPECT_THAT(error_of([&] { task.training_step(wrong, 0); }), testing::HasSubstr("do not fit targets [2]"));
-}
-
-TEST(ClassificationTask, SixteenBitLogitsAreScoredInFloat32) {
-  auto net = std::make_shared<torch::nn::LinearImpl>(1, 2);
-  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
-    ClassificationTask task(
-        net, [&](const at::Tensor& input) { return net->forward(input).to(dtype); },
-        [](torch::nn::Module& module) {
-          return OptimizerConfig{std::make_shared<torch::optim::SGD>(module.parameters(), 0.5)};
-        });
-    const Batch batch{torch::ones({3, 1}), torch::zeros({3}, at::kLong), {}};
-    EXPECT_EQ(task.training_step(batch, 0).scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
-  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -381,6 +382,30 @@ TEST_F(ModelCheckpointFiles, ALostFolderEndsTheRunWhichIsSavedElsewhere) {
         for (const char* left : {"run", "archive", "run-rescued-1"})
           std::filesystem::remove_all(folder_ / left);
       }
+}
+
+TEST_F(ModelCheckpointFiles, AFitAfterOneThatLostItsFolderSavesWhereItWasAsked) {
+  struct Takes final : Callback {
+    explicit Takes(std::filesystem::path folder_) : folder(std::move(folder_)) {}
+    void on_train_batch_end(Trainer&, const TrainBatch& batch) override {
+      if (batch.global_step != 1 || std::exchange(has_taken, true)) return;
+      std::filesystem::rename(folder, folder.string() + "-taken");
+      std::filesystem::create_directories(folder);  // so that the run is saved elsewhere
+    }
+    std::filesystem::path folder;
+    bool has_taken = false;
+  };
+  const std::filesystem::path asked = folder_ / "run" / "checkpoints";
+  const auto checkpoints = std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = asked, .filename = "{step}", .async = false});
+  ListLoader train = loader_of({1, 2});
+  Trainer trainer({.device = "cpu", .callbacks = {std::make_shared<Takes>(asked), checkpoints}});
+  OneWeight task, next;
+  EXPECT_THAT(error_of([&] { trainer.fit(task, train); }), HasSubstr("was removed, moved or replaced"));
+  EXPECT_NE(checkpoints->last_model_path(), asked / "2");
+  trainer.fit(next, train);
+  EXPECT_EQ(checkpoints->last_model_path(), asked / "2");
+  EXPECT_TRUE(checkpoints->rescued_dirpath().empty());
 }
 
 TEST_F(ModelCheckpointFiles, AfterAMoveTheBestIsNoLongerWhereItWas) {

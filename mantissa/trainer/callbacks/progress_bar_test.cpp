@@ -1,8 +1,11 @@
 #include "mantissa/trainer/callbacks/progress_bar.h"
 
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <string>
 
 #include <torch/torch.h>
 
@@ -45,6 +48,25 @@ TEST(ProgressBar, RedrawsOneLineOnATerminal) {
   EXPECT_THAT(text, HasSubstr("loss 0.5"));
   EXPECT_THAT(text, HasSubstr("\r\033[2K"));
   EXPECT_THAT(text, testing::EndsWith(" s\n"));
+}
+
+TEST(ProgressBar, IsNotRedrawnForEveryBatch) {
+  std::FILE* out = std::tmpfile();
+  Trainer trainer({.device = "cpu"});
+  ProgressBar bar(out, ProgressBar::Style::kTerminal);
+  bar.on_fit_start(trainer, {.batches_per_epoch = 1000, .max_epochs = 1, .max_steps = -1});
+  bar.on_train_epoch_start(trainer, 0);
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < 1000; ++i) bar.on_train_batch_end(trainer, {.batch_index = i, .stepped = true});
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  std::string text(static_cast<size_t>(std::ftell(out)), '\0');
+  std::rewind(out);
+  EXPECT_EQ(std::fread(text.data(), 1, text.size(), out), text.size());
+  std::fclose(out);
+  int drawn = 0;
+  for (size_t at = text.find("/1000"); at != std::string::npos; at = text.find("/1000", at + 1)) ++drawn;
+  EXPECT_GE(drawn, 1);
+  EXPECT_LE(drawn, 1 + elapsed.count() / 0.1) << "ten times a second, on a slow machine too";
 }
 
 }  // namespace

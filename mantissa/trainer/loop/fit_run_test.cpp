@@ -12,6 +12,7 @@
 #include "mantissa/core/host_reads_internal.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/optim/fused_sgd.h"
+#include "mantissa/trainer/loop/diary_test_support_internal.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -20,55 +21,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-/// Records the hooks in order.
-struct Diary final : Callback {
-  void setup(Trainer&, Stage stage) override { note(stage == Stage::kFit ? "setup fit" : "setup"); }
-  void on_fit_start(Trainer&, const FitPlan& plan) override {
-    note("fit " + std::to_string(plan.batches_per_epoch));
-  }
-  void on_sanity_check_start(Trainer& trainer) override {
-    note(trainer.is_sanity_checking() ? "sane?" : "?");
-  }
-  void on_sanity_check_end(Trainer&) override { note("sane"); }
-  void on_train_start(Trainer&) override { note("train"); }
-  void on_train_epoch_start(Trainer&, int64_t epoch) override { note("epoch " + std::to_string(epoch)); }
-  void on_train_batch_start(Trainer&, const Batch& batch, int64_t) override {
-    note("batch " + std::to_string(batch.data.item<int>()));
-  }
-  void on_before_zero_grad(Trainer&, torch::optim::Optimizer&) override { note("zero"); }
-  void on_before_backward(Trainer&, const at::Tensor&) override { note("before"); }
-  void on_after_backward(Trainer&) override { note("after"); }
-  void on_before_optimizer_step(Trainer&, torch::optim::Optimizer&) override { note("step"); }
-  void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
-    note("end " + std::to_string(batch.global_step));
-    if (stops_at == batch.global_step) trainer.stop("enough");
-    if (throws_at == batch.global_step) throw std::runtime_error("callback failed");
-  }
-  void on_validation_start(Trainer&) override { note("val"); }
-  void on_validation_batch_end(Trainer&, int64_t index) override { note("v" + std::to_string(index)); }
-  void on_validation_end(Trainer&) override { note("val end"); }
-  void on_test_start(Trainer&) override { note("test"); }
-  void on_test_end(Trainer&) override { note("test end"); }
-  void on_predict_batch_end(Trainer&, const c10::IValue& prediction, int64_t) override {
-    note("predicted " + std::to_string(prediction.toTensor().item<int>()));
-  }
-  void on_epoch_end(Trainer&, int64_t epoch, int64_t, const Metrics&) override {
-    note("epoch end " + std::to_string(epoch));
-  }
-  void on_train_end(Trainer&) override { note("train end"); }
-  void on_fit_end(Trainer&, const FitResult&) override { note("fit end"); }
-  void on_exception(Trainer&, const std::exception_ptr&) override {
-    note("exception");
-    if (throws_at >= 0) throw std::runtime_error("and again");
-  }
-  void teardown(Trainer&, Stage) override { note("teardown"); }
-
-  void note(const std::string& line) { lines.push_back(line); }
-  int64_t count(const std::string& line) const { return std::count(lines.begin(), lines.end(), line); }
-  std::vector<std::string> lines;
-  int64_t stops_at = -1, throws_at = -1;
-};
 
 struct FitRun {
   FitResult result;
@@ -483,52 +435,6 @@ TEST(FitRun, RefusesARunInsideARun) {
   ListLoader train = loader_of({1});
   EXPECT_THAT(error_of([&] { Trainer({.device = "cpu"}).fit(task, train); }),
               HasSubstr("another run is active"));
-}
-
-struct Predicts : OneWeight {
-  void test_step(const Batch& batch, int64_t) override {
-    log("test_x", batch.data.mean());
-    was_training |= net->is_training();
-  }
-  c10::IValue predict_step(const Batch& batch, int64_t) override {
-    was_training |= net->is_training();
-    return net(batch.data);
-  }
-  bool was_training = false;
-};
-
-TEST(Evaluation, TestsAndPredictsInEveryMode) {
-  for (const Mode& mode : modes()) {
-    Predicts task;
-    task.net->weight.data().fill_(2);
-    const auto diary = std::make_shared<Diary>();
-    Trainer trainer({.precision = mode.name, .device = "cpu", .callbacks = {diary}});
-    ListLoader data = loader_of({1, 2, 3});
-    EXPECT_DOUBLE_EQ(trainer.test(task, data).at("test_x"), 2) << mode.name;
-    const std::vector<c10::IValue> predictions = trainer.predict(task, data);
-    ASSERT_EQ(predictions.size(), 3U);
-    EXPECT_EQ(predictions[2].toTensor().item<double>(), 6) << mode.name;
-    EXPECT_EQ(predictions[2].toTensor().scalar_type(), at::kFloat) << mode.name;
-    EXPECT_FALSE(predictions[2].toTensor().requires_grad());
-    EXPECT_TRUE(trainer.predict(task, data, /*return_predictions=*/false).empty());
-    EXPECT_FALSE(task.was_training);
-    EXPECT_TRUE(task.net->is_training());
-    EXPECT_EQ(diary->count("predicted 6"), 2);
-    EXPECT_EQ(diary->count("test end"), 1);
-  }
-}
-
-TEST(Evaluation, LimitsAndRefusals) {
-  OneWeight task;
-  ListLoader data = loader_of({1, 2, 3}), empty({});
-  Trainer trainer({.device = "cpu", .limit_test_batches = 2, .limit_predict_batches = 1});
-  EXPECT_DOUBLE_EQ(trainer.test(task, data).at("val_x"), 1.5)
-      << "test_step() is validation_step() by default";
-  EXPECT_THAT(error_of([&] { trainer.predict(task, data); }), HasSubstr("has no predict_step()"));
-  EXPECT_THAT(error_of([&] { trainer.predict(task, empty); }), HasSubstr("no batches"));
-  EXPECT_THAT(error_of([&] { trainer.test(task, empty); }), HasSubstr("no batches"));
-  Predicts predicts;
-  EXPECT_EQ(trainer.predict(predicts, data).size(), 1U);
 }
 
 }  // namespace

@@ -292,12 +292,17 @@ TEST(Tracer, SaysWhenItCannotFindIt) {
       return {{std::make_shared<torch::optim::SGD>(net->parameters(), 0.0)}};
     }
     at::Tensor training_step(const Batch& batch, int64_t) override { return net(batch.data).sum(); }
-    void on_after_backward() override { net->weight.mutable_grad().fill_(HUGE_VAL); }
-    torch::nn::Linear net{1, 1};
+    void on_after_backward() override { net->weight.mutable_grad()[0][0] = written; }
+    torch::nn::Linear net{1, 2};
+    double written = 0;
   } task;
-  const auto warnings = warnings_of(task, 1, {.precision = "32-true"});
-  ASSERT_EQ(warnings.size(), 1);
-  EXPECT_THAT(warnings[0], HasSubstr("gave finite gradients when it was repeated"));
+  for (const double value : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {  // and one that stays finite
+    task.written = value;
+    const auto warnings = warnings_of(task, 1, {.precision = "32-true"});
+    ASSERT_EQ(warnings.size(), 1) << value;
+    EXPECT_THAT(warnings[0], HasSubstr("gave finite gradients when it was repeated"));
+    task.net->weight.data().zero_();  // the rate is 0, and its product with the gradient is not
+  }
 }
 
 }  // namespace

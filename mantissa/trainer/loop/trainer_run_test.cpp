@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -57,6 +58,30 @@ TEST(TrainerRun, EveryTeardownRunsOnceAlsoIfOneThrows) {
     EXPECT_EQ(good->exceptions, training_fails ? 1 : 0);
     EXPECT_EQ(strategy->teardowns, 1);
     EXPECT_EQ(logger->lines.back(), "failed");
+  }
+}
+
+TEST(TrainerRun, AnExceptionInABatchIsNoPlaceToResumeFrom) {
+  struct Throws final : Callback {
+    void on_train_batch_end(Trainer&, const TrainBatch&) override { fail(/*in_batch=*/true); }
+    void on_validation_end(Trainer&) override { fail(/*in_batch=*/false); }
+    void on_exception(Trainer& trainer, const std::exception_ptr&) override {
+      resumes_exactly = trainer.resumes_exactly();
+    }
+    void fail(bool in_batch) const {
+      if (throws_in_batch == in_batch) throw std::runtime_error("callback failed");
+    }
+    bool throws_in_batch = false;
+    std::optional<bool> resumes_exactly;
+  };
+  for (const bool in_batch : {true, false}) {
+    OneWeight task;
+    ListLoader train = loader_of({1, 2}), val = loader_of({1});
+    const auto throws = std::make_shared<Throws>();
+    throws->throws_in_batch = in_batch;
+    Trainer trainer({.device = "cpu", .num_sanity_val_steps = 0, .callbacks = {throws}});
+    EXPECT_THROW(trainer.fit(task, train, &val), std::runtime_error);
+    EXPECT_EQ(throws->resumes_exactly, std::optional(!in_batch));
   }
 }
 
