@@ -53,13 +53,10 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
   EXPECT_THAT(meant("4bit"), testing::AllOf(testing::StartsWith("'nf4' ("), testing::HasSubstr("'nf4-dq'")));
   EXPECT_THAT(meant("8-bit"), testing::StartsWith("'int8' ("));
   EXPECT_EQ(meant("posit16"), "");
-<<<<<<< HEAD
   EXPECT_THAT(meant("bf16mixed"), testing::StartsWith("'bf16-mixed' ("));
   EXPECT_THAT(meant("16mixed"), testing::StartsWith("'16-mixed' ("));
   EXPECT_THAT(meant("BF17-mixed"), testing::StartsWith("'bf16-mixed'"));
-=======
   EXPECT_THAT(meant("posit16-mixed"), testing::Not(testing::HasSubstr("' (")));
->>>>>>> d6714a18be92280375340ebfdbe6cdf6d6d0e228
   EXPECT_THAT(error_of([] { make_precision("o2", at::kCPU); }), testing::HasSubstr("did you mean 'O2'?"));
   EXPECT_THAT(error_of([] { make_precision(8, at::kCPU); }), testing::HasSubstr("'8'"));
 }
