@@ -1,11 +1,11 @@
 #include "mantissa/lora/lora_config.h"
 
 #include <cmath>
-#include <regex>
 
 #include <c10/util/Exception.h>
 
 #include "mantissa/io/json_internal.h"
+#include "mantissa/lora/expression_internal.h"
 
 namespace mantissa {
 namespace {
@@ -15,18 +15,15 @@ namespace {
 template <typename Value>
 Value value_of(const std::map<std::string, Value>& patterns, const std::string& name, Value fallback) {
   for (const auto& [pattern, value] : patterns)
-    if (ends_with_name(name, pattern) || std::regex_match(name, std::regex("(?:.*\\.)?(?:" + pattern + ")")))
+    if (ends_with_name(name, pattern) || lora::matches_whole(name, "(?:.*\\.)?(?:" + pattern + ")"))
       return value;
   return fallback;
 }
 
 void check_pattern(const std::string& member, const std::string& pattern) {
-  try {
-    static_cast<void>(std::regex(pattern));
-  } catch (const std::regex_error&) {
-    TORCH_CHECK_VALUE(false, "LoraConfig: ", member, " has the key '", fit_for_message(pattern),
-                      "', which is no regular expression of C++; give ends of layers' names");
-  }
+  const std::string problem = lora::problem_of(pattern);
+  TORCH_CHECK_VALUE(problem.empty(), "LoraConfig: ", member, " has the key '", fit_for_message(pattern),
+                    "', which is no regular expression of C++ (", problem, "); give ends of layers' names");
 }
 
 void check_rank(const std::string& member, int64_t rank) {

@@ -89,8 +89,12 @@ void LoraModel::unmerge_adapter() {
                     "unmerge_adapter: the adapters are not merged; call merge_adapter() first");
   for (Layer& layer : state_->layers) {
     if (!layer.unmerged.defined()) continue;
-    const at::Tensor& weight = layer.module->weight;  // the model may have been moved meanwhile
-    replace_weight(weight, layer.unmerged.to(weight.device(), weight.scalar_type()));
+    const at::Tensor& weight = layer.module->weight;
+    // The model may have been moved, cast or quantized meanwhile.
+    const at::Tensor before = layer.unmerged.to(weight.device(), weight.scalar_type());
+    const bool was_quantized = is_packed(weight) && !is_packed(before);
+    replace_weight(weight,
+                   was_quantized ? in_format_of(weight, before, /*dequantize=*/false, layer.name) : before);
     layer.unmerged.reset();
   }
   state_->merged = false;

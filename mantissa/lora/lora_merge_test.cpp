@@ -192,6 +192,20 @@ TEST_F(LoraMerge, AMergedModelMayBeConvertedBeforeItIsUnmerged) {
   EXPECT_EQ(net(x_.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
 }
 
+TEST_F(LoraMerge, AMergedModelMayBeQuantizedBeforeItIsUnmerged) {
+  LoraNet net;
+  LoraModel lora(*net, {});
+  randomize(*net);
+  const Tensor base = base_weight(net->up(0).weight).detach().clone();
+  lora.merge_adapter();
+  const Tensor merged = net->up(0).weight.detach();
+  replace_weight(net->up(0).weight, pack(merged));
+  lora.unmerge_adapter();
+  const Tensor unmerged = base_weight(net->up(0).weight);
+  EXPECT_TRUE(is_packed(unmerged));
+  EXPECT_TRUE(at::equal(mantissa::dequantize(unmerged), mantissa::dequantize(pack(base))));
+}
+
 TEST_F(LoraMerge, SeveralActiveAdaptersAreMergedTogether) {
   LoraNet net;
   LoraModel lora(*net, {.target_modules = {"up"}}, "a");

@@ -163,6 +163,8 @@ void LoraModel::State::apply() {
       const bool is_active = enabled && std::find(active.begin(), active.end(), name) != active.end();
       if (is_active) computed.push_back(adapter);
       adapter->set_requires_grad(is_active && known.at(name).is_trainable);
+      // Else an optimizer would go on moving it, by momentum and decay. disable_adapters() may only be a pause.
+      if (std::find(active.begin(), active.end(), name) == active.end()) adapter->drop_gradients();
     }
     const at::Tensor base = base_weight(layer.module->weight);
     if (computed.empty()) {

@@ -272,6 +272,33 @@ TEST_F(LoraModels, SeveralAdaptersAreSwitchedAndAdded) {
   EXPECT_TRUE(at::equal(net(x_), second));
 }
 
+TEST_F(LoraModels, AnAdapterThatIsNotActiveStaysAsItIs) {
+  LoraNet net;
+  LoraModel lora(*net, {.r = 2}, "first");
+  lora.add_adapter("second", {.r = 2});
+  randomize(*net);
+  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.1));
+  const auto step = [&] {
+    optimizer.zero_grad(/*set_to_none=*/false);
+    net(x_).square().mean().backward();
+    optimizer.step();
+  };
+  step();
+  const Tensor factor = parameter(*net, "head.lora_B.first.weight");
+  const Tensor before = factor.detach().clone();
+  lora.set_adapter("second");
+  for (int i = 0; i < 3; ++i) step();
+  EXPECT_TRUE(at::equal(factor, before));
+  lora.set_adapter("first");
+  step();
+  EXPECT_FALSE(at::equal(factor, before));
+  net(x_).square().mean().backward();
+  const Tensor gradient = factor.grad().clone();
+  lora.disable_adapters();
+  lora.enable_adapters();
+  EXPECT_TRUE(at::equal(factor.grad(), gradient)) << "a pause between micro-batches loses nothing";
+}
+
 TEST_F(LoraModels, AnAdapterIsDeleted) {
   LoraNet net;
   LoraModel lora(*net, {.target_modules = {"up"}}, "first");

@@ -48,6 +48,10 @@ void Adapter::set_requires_grad(bool requires_grad) const {
   for (const Tensor& parameter : parameters()) parameter.set_requires_grad(requires_grad);
 }
 
+void Adapter::drop_gradients() const {
+  for (const Tensor& parameter : parameters()) parameter.mutable_grad().reset();
+}
+
 Tensor values_of(const Tensor& weight, at::ScalarType dtype) {
   return is_packed(weight) ? packed_data(weight)->dequantize(dtype) : weight.to(dtype);
 }

@@ -44,6 +44,7 @@ struct Adapter {
 
   int64_t rank() const { return a->weight.size(0); }
   void set_requires_grad(bool requires_grad) const;
+  void drop_gradients() const;
   std::vector<at::Tensor> parameters() const;
 };
 using AdapterPtr = std::shared_ptr<const Adapter>;

@@ -1,13 +1,13 @@
 #include "mantissa/lora/module_names.h"
 
 #include <algorithm>
-#include <regex>
 #include <utility>
 
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/json_internal.h"
+#include "mantissa/lora/expression_internal.h"
 
 namespace mantissa {
 
@@ -20,18 +20,15 @@ ModuleNames::ModuleNames(std::string expression) : expression_(std::move(express
   TORCH_CHECK_VALUE(!expression_.empty(),
                     "ModuleNames: the expression is empty; give \"all-linear\" or names of modules");
   if (is_all_linear()) return;
-  try {
-    static_cast<void>(std::regex(expression_));
-  } catch (const std::regex_error& error) {
-    TORCH_CHECK_VALUE(false, "ModuleNames: '", fit_for_message(expression_),
-                      "' is no regular expression of C++ (", error.what(),
-                      "); list the ends of the modules' names instead");
-  }
+  const std::string problem = lora::problem_of(expression_);
+  TORCH_CHECK_VALUE(problem.empty(), "ModuleNames: '", fit_for_message(expression_),
+                    "' is no regular expression of C++ (", problem,
+                    "); list the ends of the modules' names instead");
 }
 
 bool ModuleNames::matches(const std::string& name) const {
   if (is_all_linear()) return true;
-  if (!expression_.empty()) return std::regex_match(name, std::regex(expression_));
+  if (!expression_.empty()) return lora::matches_whole(name, expression_);
   return std::any_of(ends_.begin(), ends_.end(),
                      [&](const std::string& end) { return ends_with_name(name, end); });
 }

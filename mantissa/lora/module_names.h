@@ -13,7 +13,8 @@ namespace mantissa {
 ///     ModuleNames b = "blocks\\.[01]\\.(qkv|expand)";    // an expression for the whole name
 ///     ModuleNames c = "all-linear";
 ///
-/// Numerics: expressions are std::regex's (ECMAScript). They agree with Python's for what such names need.
+/// Numerics: expressions are std::regex's (ECMAScript), without back-references, of at most 1024 characters and 64 parentheses.
+///           They agree with Python's for what such names need.
 class ModuleNames {
  public:
   /// No module.

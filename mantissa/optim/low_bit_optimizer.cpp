@@ -39,6 +39,16 @@ struct StateShape {
   }
 };
 
+/// Throws if a state is not that of a parameter of this size, because its kernel would write past the end.
+void check_fits(const char* optimizer, const at::Tensor& state, const at::Tensor& parameter,
+                at::IntArrayRef sizes, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(!state.defined() || (state.sizes() == sizes && state.scalar_type() == dtype), optimizer,
+                    ": a parameter has the shape ", parameter.sizes(), " and a state of ", state.sizes(),
+                    " in ", state.scalar_type(),
+                    ", which does not fit; it was resized after its first step, so make a new "
+                    "optimizer for it");
+}
+
 /// Replaces an undefined state by zeros, and brings one that was loaded to the parameter's device.
 at::Tensor& fit(at::Tensor& state, const at::Tensor& parameter, at::IntArrayRef sizes, at::ScalarType dtype) {
   if (!state.defined()) state = at::zeros(sizes, parameter.options().dtype(dtype).requires_grad(false));
@@ -269,6 +279,8 @@ std::vector<StateFormat> LowBitOptimizer::state_formats(const at::Tensor& parame
 void LowBitOptimizer::add_values(Slot& slot, at::Tensor& values, at::Tensor& absmax) const {
   const int64_t bits = optim_bits(slot.parameter);
   const StateShape shape(slot.parameter, bits);
+  check_fits(name_, values, slot.parameter, shape.values, shape.dtype);
+  if (bits != 32) check_fits(name_, absmax, slot.parameter, shape.absmax, at::kFloat);
   slot.states.push_back(fit(values, slot.parameter, shape.values, shape.dtype));
   if (bits != 32) slot.states.push_back(fit(absmax, slot.parameter, shape.absmax, at::kFloat));
 }

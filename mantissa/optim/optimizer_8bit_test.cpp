@@ -305,6 +305,20 @@ TEST_P(EightBit, AStateOfOtherBitsIsRefusedByName) {
   EXPECT_EQ(difference(optimizer_state(*other), before), "");
 }
 
+TEST_P(EightBit, AParameterThatWasResizedIsRefusedBeforeAnythingIsWritten) {
+  for (const auto& [before, after] :
+       {std::pair<int64_t, int64_t>{8192, 65536}, {8192, 4352}, {8192, 100}, {100, 8192}}) {
+    const at::Tensor p = weight(before), other = weight(before);
+    const auto optimizer = make({other, p});
+    take_noisy_steps(*optimizer, 0, 2);
+    p.set_data(weight(after).detach());
+    p.mutable_grad() = at::ones({after});
+    const at::Tensor was = other.detach().clone(), resized = p.detach().clone();
+    EXPECT_THAT(error_of([&] { optimizer->step(); }), HasSubstr("which does not fit; it was resized"));
+    EXPECT_TRUE(at::equal(other, was) && at::equal(p, resized)) << before << " to " << after;
+  }
+}
+
 TEST_P(EightBit, ConvertsToTheLayoutOfBitsandbytesAndBack) {
   const auto make_net = [] { return std::vector<at::Tensor>{weight(4097), weight(5)}; };
   for (const bool is_wrapped : {true, false}) {

@@ -11,6 +11,8 @@
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "mantissa/kernels/int8.h"
+
 namespace mantissa {
 namespace {
 
@@ -45,12 +47,28 @@ at::Tensor input_gradient(const at::Tensor& gradient, const QuantizedInt8& weigh
   return at::matmul(gradient.to(at::kFloat), dequantize_int8(weight)).to(gradient.scalar_type());
 }
 
+/// The product of two quantized matrices with any inner dimension, in float32: sums of int32 would overflow.
+at::Tensor deep_product(const QuantizedInt8& a, const QuantizedInt8& b) {
+  const int64_t depth = a.codes.size(1);
+  const auto part = [&](int64_t begin) {
+    const int64_t length = std::min(kernels::kMaxInt8Depth, depth - begin);
+    const auto of = [&](const QuantizedInt8& all) {
+      return QuantizedInt8{all.codes.narrow(1, begin, length), all.scales, {}};
+    };
+    return int8_scaled_matmul(of(a), of(b), {}, at::kFloat);
+  };
+  const at::Tensor product = part(0);
+  for (int64_t begin = kernels::kMaxInt8Depth; begin < depth; begin += kernels::kMaxInt8Depth)
+    product.add_(part(begin));
+  return product;
+}
+
 /// The gradient of the weight, [out, in]. The columns of a matrix are the rows of its transpose.
 at::Tensor weight_gradient(const at::Tensor& gradient, const at::Tensor& x, double threshold,
                            at::ScalarType dtype) {
   const at::Tensor inputs = x.t().contiguous(), outputs = gradient.t().contiguous();
   const QuantizedInt8 codes = int8_vectorwise_quant(inputs);
-  const at::Tensor product = int8_scaled_matmul(int8_vectorwise_quant(outputs), codes, {}, at::kFloat);
+  const at::Tensor product = deep_product(int8_vectorwise_quant(outputs), codes);
   if (threshold > 0) {
     const at::Tensor columns = (inputs.abs() >= threshold).any(1).nonzero().view({-1});
     if (columns.numel() > 0)

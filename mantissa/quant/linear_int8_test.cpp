@@ -7,6 +7,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/kernels/int8.h"
 #include "mantissa/quant/test_support_internal.h"
 
 namespace mantissa::linear_int8_test {
@@ -120,6 +121,14 @@ TEST(LinearInt8Training, Q34_UsesTheCodesThatItIsGiven) {
               HasSubstr("the codes have the shape [8, 32]"));
 }
 
+TEST(LinearInt8Training, ABatchOfAnySizeHasAGradient) {
+  const int64_t rows = kernels::kMaxInt8Depth + 3;
+  // The largest sums that there are, all of one sign: they overflow int32 beyond the limit.
+  const at::Tensor x = at::ones({rows, 2}), weight = leaf(at::ones({3, 2}));
+  linear_int8_training(x, weight).backward(at::ones({rows, 3}));
+  EXPECT_TRUE(at::allclose(weight.grad(), at::full({3, 2}, static_cast<double>(rows)), 1e-5));
+}
+
 TEST(LinearInt8Training, ItsGradientHasNoDerivative) {
   const at::Tensor x = leaf(at::randn({5, 32})), weight = leaf(at::randn({8, 32}));
   const at::Tensor loss = linear_int8_training(x, weight).sum();
@@ -138,6 +147,18 @@ TEST(LinearInt8Training, OnlyWhatNeedsAGradientIsComputed) {
   weight.mutable_grad() = at::Tensor();
   linear_int8_training(none, weight).sum().backward();
   EXPECT_TRUE(at::equal(weight.grad(), at::zeros({8, 32})));
+}
+
+TEST(LinearInt8, NegativeViewsAreTheValuesTheyShow) {
+  const at::Tensor x = at::_neg_view(at::randn({9, 64})), bias = at::_neg_view(at::randn({33})),
+                   values = at::_neg_view(at::randn({33, 64}).to(at::kHalf));
+  const QuantizedInt8 weight = quantize_int8(values.resolve_neg());
+  EXPECT_TRUE(at::equal(quantize_int8(values).codes, weight.codes));
+  for (const double threshold : {0.0, 1.0})
+    EXPECT_TRUE(at::equal(linear_int8(x, weight, bias, threshold),
+                          linear_int8(x.resolve_neg(), weight, bias.resolve_neg(), threshold)));
+  const at::Tensor a = at::_neg_view(at::randint(-9, 9, {4, 8}, at::kChar));
+  EXPECT_TRUE(at::equal(int8_matmul(a, a), int8_matmul(a.resolve_neg(), a.resolve_neg())));
 }
 
 TEST(LinearInt8, WhatDoesNotFitIsRefused) {

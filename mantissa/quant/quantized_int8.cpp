@@ -101,7 +101,7 @@ QuantizedInt8 int8_vectorwise_quant(const at::Tensor& matrix, double threshold) 
                    matrix.scalar_type(), "; cast it to float32, float16 or bfloat16");
   TORCH_CHECK_VALUE(threshold >= 0, "int8_vectorwise_quant: the threshold is ", threshold,
                     "; give a positive one, or 0 for none");
-  const at::Tensor values = matrix.detach();
+  const at::Tensor values = matrix.detach().resolve_neg();
   if (kernels_of(values).quantize_int8 == nullptr)
     return quant::quantize_int8_by_operations(values, threshold);
   if (values.numel() == 0) {
@@ -135,14 +135,15 @@ QuantizedInt8 quantize_int8(const at::Tensor& weight, std::string_view name) {
 
 at::Tensor dequantize_int8(const QuantizedInt8& quantized, at::ScalarType dtype) {
   check_scales("dequantize_int8", quantized);
-  return (quantized.codes.to(at::kFloat) * quantized.scales.unsqueeze(1) / 127).to(dtype);
+  // In place: three matrices of this size would be in memory at once otherwise.
+  return quantized.codes.to(at::kFloat).mul_(quantized.scales.unsqueeze(1)).div_(127).to(dtype);
 }
 
 at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b) {
   check_product("int8_matmul", a, b);
   auto* const kernel = kernels_of(a).product_int8;
   if (kernel == nullptr || a.numel() == 0 || b.numel() == 0) return quant::int8_matmul_by_operations(a, b);
-  const at::Tensor left = a.contiguous(), right = b.contiguous();
+  const at::Tensor left = a.resolve_neg().contiguous(), right = b.resolve_neg().contiguous();
   at::Tensor sums = at::empty({a.size(0), b.size(0)}, a.options().dtype(at::kInt));
   kernels::ProductInt8 p = product_of(left, right);
   p.sums = sums.mutable_data_ptr<int32_t>();
@@ -164,9 +165,11 @@ at::Tensor int8_scaled_matmul(const QuantizedInt8& a, const QuantizedInt8& b, co
   auto* const kernel = kernels_of(a.codes).product_int8;
   if (kernel == nullptr || a.codes.numel() == 0 || b.codes.numel() == 0)
     return quant::scaled_by_operations(int8_matmul(a.codes, b.codes), a.scales, b.scales, bias, dtype);
-  const at::Tensor left = a.codes.contiguous(), right = b.codes.contiguous();
-  const at::Tensor a_scales = a.scales.contiguous(), b_scales = b.scales.contiguous();
-  const at::Tensor addend = bias.defined() && !is_float(bias.scalar_type()) ? bias.to(at::kFloat) : bias;
+  const at::Tensor left = a.codes.resolve_neg().contiguous(), right = b.codes.resolve_neg().contiguous();
+  const at::Tensor a_scales = a.scales.resolve_neg().contiguous(),
+                   b_scales = b.scales.resolve_neg().contiguous();
+  at::Tensor addend = bias;
+  if (bias.defined()) addend = (is_float(bias.scalar_type()) ? bias : bias.to(at::kFloat)).resolve_neg();
   at::Tensor out = at::empty({left.size(0), right.size(0)}, left.options().dtype(dtype));
   kernels::ProductInt8 p = product_of(left, right);
   p.a_scales = a_scales.const_data_ptr<float>();

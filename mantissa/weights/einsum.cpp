@@ -91,7 +91,8 @@ std::optional<at::Tensor> as_product(const at::Tensor& x, const std::string& x_t
   given.erase(given.begin() + dim);
   given.push_back(kept);
   const auto order = permutation(given, *to);
-  if (!order) return std::nullopt;
+  // A label of size 1 is broadcast, which no product does.
+  if (!order || x.size(dim) != matrix.size(sums_columns ? 1 : 0)) return std::nullopt;
   // These are libtorch's operations, so that autocast and autograd see a product.
   return at::matmul(x.movedim(dim, -1), sums_columns ? matrix.t() : matrix).permute(*order);
 }

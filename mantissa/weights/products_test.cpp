@@ -130,6 +130,9 @@ TEST_F(PackedProducts, OtherEinsumsDequantize) {
   EXPECT_TRUE(at::allclose(torch::einsum("oi->io", {weight_}), plain_.t()));
   EXPECT_TRUE(at::allclose(torch::einsum("ij,kj->ik", {weight_, weight_}), plain_.mm(plain_.t())));
   EXPECT_THROW(torch::einsum("bij,oi->bo", {x, weight_}), c10::Error) << "too many labels";
+  const at::Tensor narrow = torch::randn({5, 1});
+  EXPECT_TRUE(at::allclose(torch::einsum("bi,oi->bo", {narrow, weight_}),
+                           torch::einsum("bi,oi->bo", {narrow, plain_})));
 }
 
 TEST_F(PackedProducts, TheResultHasTheInputsDtype) {

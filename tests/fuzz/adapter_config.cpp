@@ -9,6 +9,9 @@ void adapter_config(std::string_view bytes) {
   const auto again = accepted([&] { return parse_adapter_config(to_adapter_config(*read), "f"); });
   require(again.has_value(), "a written adapter_config is refused");
   require(*again == *read, "other settings");
+  // What a file gives must neither take for ever nor overflow the stack.
+  static_cast<void>(read->target_modules.matches("blocks.0.attention.query_projection"));
+  static_cast<void>(read->rank_of("blocks.0.attention.query_projection"));
 }
 
 }  // namespace mantissa::fuzz
