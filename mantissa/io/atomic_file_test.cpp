@@ -1,6 +1,5 @@
 #include "mantissa/io/atomic_file.h"
 
-#include <cerrno>
 #include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +7,6 @@
 #include <optional>
 #include <string>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -144,24 +142,6 @@ TEST_F(AtomicFile, CharactersOneByOneReachTheFileInWholeBuffers) {
     for (const char c : wanted) out.put(c);
   });
   EXPECT_TRUE(content_of(folder_ / "a") == wanted);
-}
-
-// A daemon may have no standard input, and the next file gets its descriptor, 0. An error of an earlier call
-// stays in errno.
-TEST_F(AtomicFile, AProcessWithoutStandardInputWrites) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(60);
-    ::close(0);
-    errno = EEXIST;
-    write_file_atomically(folder_ / "a", "x");
-    ::_exit(0);
-  }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  EXPECT_EQ(content_of(folder_ / "a"), "x");
-  EXPECT_EQ(files(), 1u);
 }
 
 TEST_F(AtomicFile, EveryMixOfSmallAndLargeWrites) {

@@ -3,7 +3,9 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <thread>
@@ -138,7 +140,32 @@ TEST_F(CheckpointFolder, LeavesWhatALivingWriterHolds) {
   EXPECT_EQ(content_of(folder_ / "file"), "whole");
 }
 
-TEST_F(CheckpointFolder, LeavesWhatALivingProcessIsRemoving) {
+// remove_leftovers() takes what nobody has locked.
+TEST_F(CheckpointFolder, HoldsWhatItIsRemovingUntilItIsGone) {
+  for (int round = 0; round < 5; ++round) {
+    save_checkpoint(folder_ / "c", a_checkpoint(1));
+    for (int i = 0; i < 1000; ++i) write(folder_ / "c" / std::to_string(i), "x");  // so that it takes a while
+    std::atomic<bool> is_removed = false;
+    std::thread remover([&] {
+      remove_checkpoint(folder_ / "c");
+      is_removed = true;
+    });
+    int taken = 0;
+    while (!is_removed) {
+      for (const std::string& name : names()) {
+        const int fd = name.starts_with(".c.tmp-") ? ::open((folder_ / name).c_str(), O_RDONLY) : -1;
+        if (fd < 0) continue;
+        taken += ::flock(fd, LOCK_EX | LOCK_NB) == 0 && fs::exists(folder_ / name);
+        ::close(fd);
+      }
+    }
+    remover.join();
+    ASSERT_EQ(taken, 0);
+    ASSERT_THAT(remove_leftovers(folder_), IsEmpty());
+  }
+}
+
+TEST_F(CheckpointFolder, NamesNoLeftoverThatItsOwnerHasJustRemoved) {
   for (int round = 0; round < 10; ++round) {
     save_checkpoint(folder_ / "c", a_checkpoint(1));
     for (int i = 0; i < 500; ++i) write(folder_ / "c" / std::to_string(i), "x");  // so that it takes a while
