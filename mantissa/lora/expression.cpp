@@ -2,6 +2,8 @@
 #include <cstddef>
 #include <regex>
 
+#include <c10/util/StringUtil.h>
+
 #include "mantissa/lora/expression_internal.h"
 
 namespace mantissa::lora {
@@ -22,10 +24,9 @@ std::regex compiled(const std::string& expression) {
 
 std::string problem_of(const std::string& expression) {
   if (expression.size() > kMaxLength)
-    return "it has " + std::to_string(expression.size()) + " characters; at most " +
-           std::to_string(kMaxLength) + " are allowed";
+    return c10::str("it has ", expression.size(), " characters; at most ", kMaxLength, " are allowed");
   if (std::count(expression.begin(), expression.end(), '(') > static_cast<std::ptrdiff_t>(kMaxParentheses))
-    return "it has more than " + std::to_string(kMaxParentheses) + " parentheses";
+    return c10::str("it has more than ", kMaxParentheses, " parentheses");
   try {
     static_cast<void>(compiled(expression));
   } catch (const std::regex_error& error) {

@@ -254,7 +254,7 @@ TEST_P(EightBit, AnOverrideMovesToTheParameterThatIsSteppedInstead) {
   const at::Tensor before = weight(5000), now = weight(5000);
   const auto optimizer = make({before});
   optimizer->override_config(before, {.optim_bits = 32});
-  optimizer->move_override(before, now);
+  optimizer->replaced_parameter(before, now);
   EXPECT_EQ(optimizer->optim_bits(now), 32);
   EXPECT_EQ(optimizer->optim_bits(before), 8);
 }
