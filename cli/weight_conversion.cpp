@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include <ATen/ops/aminmax.h>
@@ -108,16 +109,19 @@ WeightFormat parse_weight_format(const std::string& name, std::optional<int64_t>
   return {name, options};
 }
 
-std::vector<std::string> kept_name_parts() {
-  return {"embed", "wte", "wpe", "lm_head", "norm", "shared", "relative_attention_bias", "lora_"};
-}
-
 bool is_linear_weight(const std::string& name, const SafetensorsEntry& entry) {
   if (entry.shape.size() != 2 || !is_plain_float(entry.dtype)) return false;
-  if (name != "weight" && !name.ends_with(".weight")) return false;
-  const std::vector<std::string> kept = kept_name_parts();
-  return std::none_of(kept.begin(), kept.end(),
-                      [&](const std::string& part) { return name.find(part) != std::string::npos; });
+  constexpr std::string_view kEnd = ".weight";
+  if (name == kEnd.substr(1)) return true;
+  if (!name.ends_with(kEnd)) return false;
+  const std::string_view layer = std::string_view(name).substr(0, name.size() - kEnd.size());
+  const std::string_view own = layer.substr(layer.rfind('.') + 1);
+  // A norm may contain a Linear layer, and experts that are shared consist of them.
+  if (own == "shared" || own.find("norm") != std::string_view::npos) return false;
+  constexpr std::array<std::string_view, 6> kKept = {
+      "embed", "wte", "wpe", "lm_head", "relative_attention_bias", "lora_"};
+  return std::none_of(kKept.begin(), kKept.end(),
+                      [&](std::string_view part) { return layer.find(part) != std::string_view::npos; });
 }
 
 MadeWeight quantized_weight(const SafetensorsModel& model, const std::string& source, const std::string& name,

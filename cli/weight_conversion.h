@@ -29,10 +29,8 @@ std::vector<std::string> weight_format_names();
 WeightFormat parse_weight_format(const std::string& name, std::optional<int64_t> blocksize);
 
 /// Whether --to quantizes a tensor if no pattern says otherwise: the matrix `...weight` of a Linear layer.
-/// Embeddings, heads and norms are recognized by their names (`kept_name_parts()`).
+/// Embeddings, heads and norms are recognized by their names.
 bool is_linear_weight(const std::string& name, const SafetensorsEntry& entry);
-/// Returns the texts that mark the name of a weight which is left in float: "embed", "lm_head", ...
-std::vector<std::string> kept_name_parts();
 
 /// A weight of the new model that is made from one of the old model as a whole: it is quantized, or restored.
 struct MadeWeight {

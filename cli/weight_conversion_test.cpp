@@ -177,6 +177,18 @@ TEST_F(WeightConversion, ThereAndBackAndThereAgainIsTheSame) {
   }
 }
 
+TEST_F(WeightConversion, LinearLayersInSharedExpertsAndNormsAreQuantized) {
+  write("in.safetensors", safetensors({{"mlp.shared_expert.gate_proj.weight", noise(16, 16, 1)},
+                                       {"mlp.shared.up_proj.weight", noise(16, 16, 2)},
+                                       {"norm1.linear.weight", noise(16, 16, 3)},
+                                       {"shared.weight", noise(16, 16, 4)},
+                                       {"layers.0.final_layernorm.weight", noise(16, 16, 5)}}));
+  const Outcome done = run("convert in.safetensors out.safetensors --to int8");
+  ASSERT_EQ(done.status, 0) << done.err;
+  EXPECT_THAT(done.out, HasSubstr("quantized to int8: 3 weights, "));
+  EXPECT_THAT(done.out, HasSubstr("left in float: layers.0.final_layernorm.weight, shared.weight\n"));
+}
+
 TEST_F(WeightConversion, TheDefaultLeavesEmbeddingsHeadsAndNorms) {
   write("in.safetensors", safetensors(network()));
   const Outcome done = run("convert in.safetensors out.safetensors --to nf4-dq");

@@ -48,8 +48,14 @@ TaskOptimizer& Task::optimizers(size_t index) const {
 void Task::manual_backward(const at::Tensor& loss) const { fit_run("manual_backward").manual_backward(loss); }
 
 Scope Task::toggle_optimizer(const TaskOptimizer& optimizer) const {
+  // Gradients belong to the model's parameters. An optimizer with master weights steps other tensors.
+  const auto parameters_of = [&](const torch::optim::Optimizer& of) {
+    std::vector<at::Tensor> parameters = main_params(of);
+    for (at::Tensor& parameter : parameters) parameter = trainer().precision().model_parameter(parameter);
+    return parameters;
+  };
   std::unordered_set<const at::TensorImpl*> kept;
-  for (const at::Tensor& parameter : main_params(optimizer.optimizer()))
+  for (const at::Tensor& parameter : parameters_of(optimizer.optimizer()))
     kept.insert(parameter.unsafeGetTensorImpl());
   /// Turns gradients off, and in its destructor on again.
   struct Frozen {
@@ -65,7 +71,7 @@ Scope Task::toggle_optimizer(const TaskOptimizer& optimizer) const {
   };
   std::vector<at::Tensor> others;
   for (const OptimizerConfig& config : trainer().optimizers()) {
-    for (const at::Tensor& parameter : main_params(*config.optimizer))
+    for (const at::Tensor& parameter : parameters_of(*config.optimizer))
       if (parameter.requires_grad() && kept.insert(parameter.unsafeGetTensorImpl()).second)
         others.push_back(parameter);
   }

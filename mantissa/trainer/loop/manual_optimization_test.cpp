@@ -7,6 +7,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
+#include "mantissa/precision/registry.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -131,28 +132,45 @@ TEST(ManualOptimization, ALaterForwardOfTheBatchSeesTheNewWeightUnderAutocast) {
   EXPECT_EQ(task.after, -2) << "a cast that was kept from before the step would give 2";
 }
 
-TEST(ManualOptimization, ToggleLeavesTheOthersParametersAlone) {
-  struct Toggles : Pair {
-    at::Tensor training_step(const Batch& batch, int64_t) override {
-      {
-        const Scope only_a = toggle_optimizer(optimizers(0));
-        b_wants_gradients |= b->weight.requires_grad();
-        manual_backward((a->weight * b->weight * batch.data).sum());
-        optimizers(0).step();
-      }
-      b_again = b->weight.requires_grad();
-      b_has_gradient = b->weight.grad().defined();
-      return {};
+/// Toggles its first optimizer, and notes what the second one's weight looks like meanwhile.
+struct Toggles final : Pair {
+  Toggles() { b->weight.data().fill_(3); }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    {
+      const Scope only_a = toggle_optimizer(optimizers(0));
+      a_wants_gradients = a->weight.requires_grad();
+      b_wants_gradients = b->weight.requires_grad();
+      manual_backward((a->weight * b->weight * batch.data.to(b->weight.scalar_type())).sum());
+      optimizers(0).step();
     }
-    bool b_wants_gradients = false, b_again = false, b_has_gradient = false;
-  } task;
-  task.b->weight.data().fill_(3);
+    b_again = b->weight.requires_grad();
+    b_has_gradient = has_gradients(optimizers(1).optimizer());
+    return {};
+  }
+  bool a_wants_gradients = false, b_wants_gradients = true, b_again = false, b_has_gradient = true;
+};
+
+void expect_toggle_works(const TrainerOptions& options, const std::string& name) {
+  Toggles task;
   ListLoader train = loader_of({2});
-  Trainer({.device = "cpu"}).fit(task, train);
-  EXPECT_EQ(task.a->weight.item<float>(), -6);
-  EXPECT_FALSE(task.b_wants_gradients);
-  EXPECT_TRUE(task.b_again);
-  EXPECT_FALSE(task.b_has_gradient);
+  Trainer(options).fit(task, train);
+  EXPECT_EQ(task.a->weight.item<double>(), -6) << name;
+  EXPECT_TRUE(task.a_wants_gradients) << name;
+  EXPECT_FALSE(task.b_wants_gradients) << name;
+  EXPECT_TRUE(task.b_again) << name;
+  EXPECT_FALSE(task.b_has_gradient) << name;
+}
+
+TEST(ManualOptimization, ToggleLeavesTheOthersParametersAloneInEveryMode) {
+  for (const Mode& mode : modes()) {
+    if (mode.traits.frozen_weights) continue;  // the task has no other parameter
+    TrainerOptions options{.precision = mode.name, .device = "cpu"};
+    if (mode.traits.scales_loss) options.precision_options.loss_scale = "8";  // no step overflows
+    expect_toggle_works(options, mode.name);
+    if (mode.traits.weights != Format::kFloat16 && mode.traits.weights != Format::kBFloat16) continue;
+    options.precision_options.master_weights = true;
+    expect_toggle_works(options, mode.name + " with master weights");
+  }
 }
 
 TEST(ManualOptimization, ClosuresRunInEveryModeThatCanAndLbfgsConverges) {
