@@ -13,6 +13,7 @@
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/lora/state_internal.h"
+#include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/packed_weight.h"
 #include "mantissa/weights/replace_weight.h"
 
@@ -79,6 +80,21 @@ void remove_factor(torch::nn::LinearImpl& layer, const char* kind, const std::st
   if ((*found)->named_children().is_empty()) layer.unregister_module(kind);
 }
 
+/// Products of a layer with an adapter are the adapter's, so a mode's rule for its weight would no longer apply.
+void end_rules_of_modes(const std::vector<FoundLayer>& found) {
+  std::vector<const FoundLayer*> marked;
+  for (const FoundLayer& each : found)
+    if (is_marked(each.module->weight)) marked.push_back(&each);
+  if (marked.empty()) return;
+  const std::string rule = weight_rule(marked.front()->module->weight)->description();
+  for (const FoundLayer* const each : marked) unmark_weight(each->module->weight);
+  TORCH_WARN("LoRA: '", marked.front()->name, "'",
+             marked.size() == 1 ? "" : c10::str(" (and ", marked.size() - 1, " more layers)"),
+             " no longer computes by the mode's rule (", rule,
+             "), because its weight is frozen below an adapter; int8 is "
+             "the mode for frozen weights in 8 bits");
+}
+
 }  // namespace
 
 LoraModel::LoraModel(torch::nn::Module& model) : state_(std::make_unique<State>(model)) {}
@@ -127,10 +143,16 @@ void LoraModel::State::add(const std::string& name, const KnownAdapter& adapter,
   for (const FoundLayer& each : found) {
     TORCH_CHECK_VALUE(find_layer(each.module.get()) || !each.module->named_children().contains(kA), "LoRA: '",
                       each.name, "' has adapters of another LoraModel; add yours with its add_adapter()");
+    const WeightRulePtr rule = weight_rule(each.module->weight);
+    TORCH_CHECK_VALUE(!rule || rule->belongs_to_mode(), "LoRA: the weight of '", each.name,
+                      "' computes by a rule of its own (", rule->description(),
+                      "), which an adapter cannot keep; unmark_weight() it first, or leave the layer "
+                      "out with exclude_modules");
     const auto given = values.find(each.name);
     complete_values.push_back(complete(given == values.end() ? LayerValues() : given->second, *each.module,
                                        adapter.config.rank_of(each.name), adapter.config.use_dora));
   }
+  end_rules_of_modes(found);
   if (known.empty()) {
     for (const at::Tensor& parameter : model.parameters()) {
       if (!parameter.requires_grad()) continue;

@@ -1,4 +1,5 @@
 #include "mantissa/lora/test_support_internal.h"
+#include "mantissa/weights/marked_weight.h"
 
 namespace mantissa::lora_model_test {
 namespace {
@@ -297,6 +298,36 @@ TEST_F(LoraModels, AnAdapterThatIsNotActiveStaysAsItIs) {
   lora.disable_adapters();
   lora.enable_adapters();
   EXPECT_TRUE(at::equal(factor.grad(), gradient)) << "a pause between micro-batches loses nothing";
+}
+
+/// Computes as any layer, on behalf of a mode or of the user.
+struct PlainRule final : WeightRule {
+  explicit PlainRule(bool of_mode) : of_mode(of_mode) {}
+  std::string description() const override { return "plain"; }
+  Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) const override {
+    return at::matmul(x, weight.t()) + bias;
+  }
+  WeightRulePtr for_copy() const override { return std::make_shared<PlainRule>(of_mode); }
+  bool belongs_to_mode() const override { return of_mode; }
+  const bool of_mode;
+};
+
+TEST_F(LoraModels, AModesRuleEndsWithAWarningAndAUsersIsRefused) {
+  LoraNet net;
+  for (const int block : {0, 1}) mark_weight(net->up(block).weight, std::make_shared<PlainRule>(true));
+  testing::internal::CaptureStderr();
+  const LoraModel lora(*net, {.r = 2, .target_modules = {"up"}});
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      AllOf(HasSubstr("'blocks.0.up' (and 1 more layers) no longer computes by the mode's rule (plain)"),
+            HasSubstr("int8 is the mode for frozen weights")));
+  EXPECT_FALSE(is_marked(base_weight(net->up(0).weight)) || is_marked(base_weight(net->up(1).weight)));
+  LoraNet own;
+  mark_weight(own->up(1).weight, std::make_shared<PlainRule>(false));
+  EXPECT_THAT(error_of([&] { const LoraModel refused(*own, {.r = 2}); }),
+              HasSubstr("the weight of 'blocks.1.up' computes by a rule of its own (plain)"));
+  EXPECT_TRUE(is_marked(own->up(1).weight));
+  EXPECT_TRUE(own->up(0).weight.requires_grad()) << "nothing has changed";
 }
 
 TEST_F(LoraModels, AnAdapterIsDeleted) {

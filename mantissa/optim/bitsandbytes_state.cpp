@@ -1,6 +1,7 @@
 #include "mantissa/optim/bitsandbytes_state.h"
 
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -88,6 +89,15 @@ void add_values(const StateReader& saved, StateDict& ours) {
   }
 }
 
+/// Returns an option that its optimizer would refuse in its next step if it were not in [0, limit].
+double option_of(const StateReader& value, double limit) {
+  const double number = value.to_double();
+  if (!(number >= 0 && number <= limit))
+    value.fail(
+        c10::str("is ", number, "; it must be ", limit == 1 ? "from 0 to 1" : "0 or more, and finite"));
+  return number;
+}
+
 }  // namespace
 
 StateDict bitsandbytes_state(const LowBitOptimizer& optimizer, bool is_wrapped) {
@@ -130,9 +140,10 @@ void load_bitsandbytes_state(LowBitOptimizer& optimizer, const StateReader& stat
     const StateReader betas = saved.at("betas");
     options.push_back(optimizer.param_groups()[i].options().clone());
     auto h = optimizer.hyperparameters(*options.back());
-    h.lr = saved.at("lr").to_double(), h.eps = saved.at("eps").to_double();
-    h.beta1 = betas.at(0).to_double(), h.beta2 = betas.at(1).to_double();
-    h.weight_decay = saved.at("weight_decay").to_double();
+    constexpr double kAny = std::numeric_limits<double>::max();
+    h.lr = option_of(saved.at("lr"), kAny), h.eps = option_of(saved.at("eps"), kAny);
+    h.beta1 = option_of(betas.at(0), 1), h.beta2 = option_of(betas.at(1), 1);
+    h.weight_decay = option_of(saved.at("weight_decay"), kAny);
     optimizer.set_hyperparameters(*options.back(), h);
     our_groups[i].get_if<StateDict>()->insert_or_assign("params", saved.to_dict().at("params"));
   }

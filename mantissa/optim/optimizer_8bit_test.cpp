@@ -376,6 +376,12 @@ TEST_P(EightBit, AStateOfBitsandbytesThatDoesNotFitChangesNothing) {
               }),
               HasSubstr("params: the 2 saved parameters do not match"));
   EXPECT_THAT(error_with([](auto&, auto& group) { group.erase("betas"); }), HasSubstr("'betas' is missing"));
+  EXPECT_THAT(error_with([](auto&, auto& group) { group.insert_or_assign("lr", -1.0); }),
+              HasSubstr("lr: is -1; it must be 0 or more"));
+  EXPECT_THAT(error_with([](auto&, auto& group) {
+                group.insert_or_assign("betas", StateList{1.5, 0.9});
+              }),
+              HasSubstr("is 1.5; it must be from 0 to 1"));
   EXPECT_THAT(error_with([](auto&, auto& group) { group.insert_or_assign("lr", "fast"); }),
               HasSubstr("lr: is text"));
 }
