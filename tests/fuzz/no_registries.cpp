@@ -1,9 +1,18 @@
 // The parsers need the names and kinds of options, but not the models, modes and optimizers that some options
 // choose from: these would link every room.
 #include "cli/option.h"
+#include "mantissa/optim/registry.h"
 
-namespace mantissa::cli {
+namespace mantissa {
+
+const std::vector<OptimizerEntry>& optimizers() {
+  static const std::vector<OptimizerEntry> none;
+  return none;
+}
+
+namespace cli {
 
 std::vector<std::string> registered_names(Registry /*registry*/) { return {"none"}; }
 
-}  // namespace mantissa::cli
+}  // namespace cli
+}  // namespace mantissa
