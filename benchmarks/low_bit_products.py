@@ -7,20 +7,14 @@ with libtorch's float32 one. Results must agree before a time counts. Prints med
 same round, and writes JSON; a ratio below 1 is faster than float32.
 """
 
-import argparse
 import functools
 import json
-import os
-import pathlib
-import platform
 import statistics
 import subprocess
-import sys
 import time
 
-from python_models import ORDINARY
+import kernels_in_python
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 SECONDS_OF_A_ROUND = 4e-3
 SLOW = 3  # times float32
 TOLERANCE = 3e-2  # relative to the largest result: int8 also quantizes the input, and bitsandbytes computes in bfloat16
@@ -41,7 +35,7 @@ def layer_of(bnb, torch, kind, width, dtype, in_evaluation):
         layer = bnb.nn.Linear8bitLt(width, width, bias=False, has_fp16_weights=False, threshold=0.0)
     else:
         layer = bnb.nn.Linear4bit(width, width, bias=False, quant_type="nf4", compress_statistics=False, compute_dtype=dtype)
-    if ORDINARY.items() <= os.environ.items():
+    if kernels_in_python.is_ordinary():
         layer.support_avx512bf16_for_cpu = False  # bitsandbytes asks the CPU itself
     return layer.to("cpu").train(not in_evaluation).requires_grad_(False)
 
@@ -120,39 +114,21 @@ def cpp_ratios(build, cases, file):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--stock-rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--ordinary-cpu", action="store_true", help="use AVX2 alone, in every library")
-    parser.add_argument("--json", type=pathlib.Path)
-    arguments = parser.parse_args()
-    if arguments.ordinary_cpu and not ORDINARY.items() <= os.environ.items():
-        # Libraries read these variables when they are loaded.
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ORDINARY)
+    arguments = kernels_in_python.start(__doc__.splitlines()[0], rounds=31, stock_rounds=5)
 
     import bitsandbytes
     import torch
 
-    torch.ops.load_library(arguments.build / "libmantissa_kernels.so")
-    torch.set_num_threads(arguments.threads)
     tier = torch.ops.mantissa_kernels.tier()
     print(f"bitsandbytes {bitsandbytes.__version__}, torch {torch.__version__}, tier {tier}, {arguments.threads} threads; "
           "ratios to the float32 layer")
     print(f"{'layer':<13} {'rows':>4} {'width':>5} {'float32 us':>10} {'bitsandbytes':>12} {'with ours':>9} {'ours, C++':>9}")
-    rows = [measure(case, arguments.rounds, min(arguments.rounds, arguments.stock_rounds)) for case in CASES]
+    rows = [measure(case, arguments.rounds, arguments.stock_rounds) for case in CASES]
     for row, ratio in zip(rows, cpp_ratios(arguments.build, CASES, arguments.build / "bench_low_bit_cpp.json")):
         row["ours_cpp"] = ratio
         print(f"{row['kind']:<13} {row['rows']:>4} {row['width']:>5} {row['float32_us']:>10.0f} {row['bitsandbytes']:>12.2f} "
               f"{row['ours']:>9.2f} {ratio:>9.2f}")
-    name = "bench_low_bit_ordinary_cpu.json" if arguments.ordinary_cpu else "bench_low_bit.json"
-    file = arguments.json or arguments.build / name
-    file.write_text(json.dumps({"benchmark": "low_bit_products", "machine": platform.processor() or platform.machine(),
-                                "tier": tier, "capability": torch.backends.cpu.get_cpu_capability(),
-                                "threads": arguments.threads, "torch": torch.__version__,
-                                "bitsandbytes": bitsandbytes.__version__, "rows": rows}, indent=2) + "\n")
-    print(f"written: {file}")
+    kernels_in_python.write(arguments, "low_bit_products", "low_bit", bitsandbytes=bitsandbytes.__version__, rows=rows)
 
 
 if __name__ == "__main__":

@@ -7,21 +7,14 @@ follow PyTorch's before a time counts. Writes JSON and prints a table of median 
 same round; a ratio below 1 is faster than float32.
 """
 
-import argparse
-import json
-import os
-import pathlib
-import platform
 import statistics
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "python"))
+import kernels_in_python
 
-# Limits ours and everything that PyTorch calls to the instructions of an AVX2 CPU.
-ORDINARY = {"MANTISSA_MAX_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2",
-            "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+sys.path.insert(0, str(kernels_in_python.ROOT / "tests" / "python"))
+
 SLOW = 3  # times float32
 TOLERANCE = 2**-5  # relative to a loss: a few products per step, each rounded to 2^-8 in bf16, over a few steps
 
@@ -95,42 +88,24 @@ def measure(make, dtype, rounds, stock_rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--stock-rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--ordinary-cpu", action="store_true", help="use AVX2 alone, in every library")
-    parser.add_argument("--json", type=pathlib.Path)
-    arguments = parser.parse_args()
-    if arguments.ordinary_cpu and not ORDINARY.items() <= os.environ.items():
-        # Libraries read these variables when they are loaded.
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ORDINARY)
+    arguments = kernels_in_python.start(__doc__.splitlines()[0], rounds=15, stock_rounds=3)
 
     import torch
 
-    torch.ops.load_library(arguments.build / "libmantissa_kernels.so")
     if not torch.ops.mantissa_kernels.enable():
         raise SystemExit("MANTISSA_CPU_KERNELS=0: there is nothing to compare; unset it")
-    torch.set_num_threads(arguments.threads)
     tier = torch.ops.mantissa_kernels.tier()
     rows = []
     print(f"tier {tier}, {arguments.threads} threads; ratios to the float32 step")
     print(f"{'model':<12} {'dtype':<9} {'float32 ms':>10} {'ours ms':>9} {'stock ms':>9} {'ours':>6}  {'spread':<11} stock")
     for make in (transformer, resnet18):
         for dtype in (torch.bfloat16, torch.float16):
-            row = measure(make, dtype, arguments.rounds, min(arguments.rounds, arguments.stock_rounds))
+            row = measure(make, dtype, arguments.rounds, arguments.stock_rounds)
             rows.append(row)
             spread = f"{row['ours_ratio_min']:.2f}–{row['ours_ratio_max']:.2f}"
             print(f"{row['model']:<12} {row['dtype']:<9} {row['float32_ms']:>10.1f} {row['ours_ms']:>9.1f} "
                   f"{row['stock_ms']:>9.1f} {row['ours_ratio']:>6.2f}  {spread:<11} {row['stock_ratio']:.2f}", flush=True)
-    name = "bench_python_ordinary_cpu.json" if arguments.ordinary_cpu else "bench_python.json"
-    file = arguments.json or arguments.build / name
-    file.write_text(json.dumps({"benchmark": "python_models", "machine": platform.processor() or platform.machine(),
-                                "tier": tier, "capability": torch.backends.cpu.get_cpu_capability(),
-                                "threads": arguments.threads, "torch": torch.__version__, "rounds": arguments.rounds,
-                                "rows": rows}, indent=2) + "\n")
-    print(f"written: {file}")
+    kernels_in_python.write(arguments, "python_models", "python", rounds=arguments.rounds, rows=rows)
 
 
 if __name__ == "__main__":
