@@ -142,9 +142,14 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
   };
   std::vector<Scalars> scalars;
   uint64_t draws = 0;
+  // All states are made, and checked, before any parameter changes.
+  std::vector<std::pair<const torch::optim::OptimizerOptions*, std::vector<std::vector<Slot>>>> groups;
   for (const auto& group : param_groups_) {
     const auto& options = checked_options(group);
-    for (const std::vector<Slot>& slots : batches(group, options, draws)) {
+    groups.emplace_back(&options, batches(group, options, draws));
+  }
+  for (const auto& [options, its_batches] : groups) {
+    for (const std::vector<Slot>& slots : its_batches) {
       const at::Tensor& model = slots.front().parameter;
       auto here = std::find_if(scalars.begin(), scalars.end(),
                                [&](const Scalars& known) { return known.device == model.device(); });
@@ -161,7 +166,7 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
         batch.add(slot.parameter, in_order_of(slot.parameter, slot.gradient), slot.states, slot.step);
       }
       if (!batch.steps.empty()) at::_foreach_add_(batch.steps, 1);
-      update(slots, batch, options);
+      update(slots, batch, *options);
       if (batch.found_inf && !batch.steps.empty()) {
         at::_foreach_sub_(batch.steps, std::vector<at::Tensor>(batch.steps.size(), *batch.found_inf));
       }
