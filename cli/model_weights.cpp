@@ -42,8 +42,10 @@ std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, Safe
 std::string mode_of_weights(const std::map<std::string, SafetensorsEntry>& tensors) {
   std::set<std::string> modes;
   for (const auto& [weight, stored] : find_stored_weights(dtypes_of(tensors))) {
-    const bool is_fp4 = stored.json.ends_with("fp4"), is_nested = tensors.contains(weight + ".nested_absmax");
-    modes.insert(stored.is_int8 ? "int8" : std::string(is_fp4 ? "fp4" : "nf4") + (is_nested ? "-dq" : ""));
+    const Format format = stored.is_int8                 ? Format::kInt8
+                          : stored.json.ends_with("fp4") ? Format::kFP4
+                                                         : Format::kNF4;
+    modes.insert(mode_for_weights(format, tensors.contains(weight + ".nested_absmax"))->name);
   }
   if (!modes.empty()) return fmt::format("{}", fmt::join(modes, " and "));
   std::map<at::ScalarType, int64_t> elements;
@@ -51,19 +53,8 @@ std::string mode_of_weights(const std::map<std::string, SafetensorsEntry>& tenso
     if (is_castable(entry.dtype)) elements[entry.dtype] += c10::multiply_integers(entry.shape);
   const auto most = std::max_element(elements.begin(), elements.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (most == elements.end()) return "";
-  switch (most->first) {
-    case at::kDouble:
-      return "64-true";
-    case at::kFloat:
-      return "32-true";
-    case at::kHalf:
-      return "16-true";
-    case at::kBFloat16:
-      return "bf16-true";
-    default:
-      return "";
-  }
+  const Mode* const mode = most == elements.end() ? nullptr : mode_for_dtype(most->first);
+  return mode ? mode->name : "";
 }
 
 std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& model) {

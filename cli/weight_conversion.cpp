@@ -15,6 +15,7 @@
 #include "cli/option.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/precision/registry.h"
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/quant_state.h"
 #include "mantissa/quant/quantized_int8.h"
@@ -91,20 +92,26 @@ Tensors read(const SafetensorsModel& model, const StoredWeight& weight) {
 
 }  // namespace
 
-std::vector<std::string> weight_format_names() { return {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"}; }
+std::vector<std::string> weight_format_names() {
+  std::vector<std::string> names;
+  for (const Mode& mode : modes())
+    if (mode.traits.frozen_weights) names.push_back(mode.name);
+  return names;
+}
 
 WeightFormat parse_weight_format(const std::string& name, std::optional<int64_t> blocksize) {
   const std::vector<std::string> names = weight_format_names();
   TORCH_CHECK_VALUE(std::find(names.begin(), names.end(), name) != names.end(), "--to '", name,
                     "' is not a valid value", did_you_mean(name, names), "; choose from ", join_names(names));
-  if (name == "int8") {
+  const PrecisionTraits& traits = find_mode(name).traits;
+  if (traits.weights == Format::kInt8) {
     TORCH_CHECK_VALUE(!blocksize, "--blocksize ", blocksize.value_or(0),
                       " with --to int8, which has a scale for each row; leave it out");
     return {name, std::nullopt};
   }
-  Quantize4BitOptions options{.format = name.starts_with("nf4") ? Format::kNF4 : Format::kFP4,
+  Quantize4BitOptions options{.format = *traits.weights,
                               .blocksize = blocksize.value_or(64),
-                              .compress_statistics = name.ends_with("-dq")};
+                              .compress_statistics = traits.double_quantized};
   naming_flags([&] { check_options(options); });
   return {name, options};
 }
