@@ -16,7 +16,7 @@
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/linear_4bit.h"
 #include "mantissa/quant/operations_4bit_internal.h"
-#include "mantissa/quant/packed_rows_internal.h"
+#include "mantissa/quant/packed_formats_internal.h"
 #include "mantissa/quant/quant_state.h"
 #include "mantissa/quant/quantized_4bit_internal.h"
 
@@ -26,10 +26,6 @@ namespace {
 std::string describe(Format format, bool is_nested, int64_t blocksize) {
   return c10::str(info(format).name, is_nested ? "-dq" : "", ", blocks of ", blocksize);
 }
-
-/// The other cure for weights that are saved in another format.
-constexpr const char* kOrRestore =
-    ", or restore the file's weights to float first (mantissa convert --dequantize)";
 
 /// Returns `weight` in `dtype`, in which its finite values must stay finite.
 at::Tensor rounded(const at::Tensor& weight, at::ScalarType dtype, std::string_view name) {
@@ -127,7 +123,7 @@ PackedDataPtr Packed4Bit::with_parts(Parts parts) const {
 PackedDataPtr Packed4Bit::with_state(const Parts& stored, const std::string& name) const {
   TORCH_CHECK_VALUE(has_state_4bit(stored, name) || !has_state_int8(stored, name), "'", name,
                     "' is saved as int8, and the model has ", description(), "; choose the mode int8",
-                    kOrRestore);
+                    quant::kOrRestore);
   TORCH_CHECK_VALUE(stored.contains(name) || has_state_4bit(stored, name), "'", name,
                     "' is missing, which the model needs as ", description(),
                     "; load the weights of the same model");
@@ -138,7 +134,7 @@ PackedDataPtr Packed4Bit::with_state(const Parts& stored, const std::string& nam
   const std::string saved = describe(found.format, found.is_nested(), found.blocksize);
   TORCH_CHECK_VALUE(saved == description(), "'", name, "' is saved as ", saved, ", and the model has ",
                     description(), "; choose the mode ", info(found.format).name,
-                    found.is_nested() ? "-dq" : "", " with blocksize ", found.blocksize, kOrRestore);
+                    found.is_nested() ? "-dq" : "", " with blocksize ", found.blocksize, quant::kOrRestore);
   const auto copy = [&](at::Tensor& tensor) {
     if (tensor.defined())
       tensor = tensor.to(device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);

@@ -15,7 +15,7 @@
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/linear_int8.h"
 #include "mantissa/quant/packed_4bit.h"
-#include "mantissa/quant/packed_rows_internal.h"
+#include "mantissa/quant/packed_formats_internal.h"
 #include "mantissa/quant/quant_state.h"
 
 namespace mantissa {
@@ -83,7 +83,7 @@ PackedDataPtr PackedInt8::with_state(const Parts& stored, const std::string& nam
     const std::string saved = make_packed_4bit(found)->description();  // "nf4, blocks of 64"
     TORCH_CHECK_VALUE(false, "'", name, "' is saved as ", saved, ", and the model has int8; choose the mode ",
                       saved.substr(0, saved.find(',')), " with blocksize ", found.blocksize,
-                      ", or restore the file's weights to float first (mantissa convert --dequantize)");
+                      quant::kOrRestore);
   }
   TORCH_CHECK_VALUE(stored.contains(name), "'", name,
                     "' is missing, which the model needs as int8; load the weights of the same model");

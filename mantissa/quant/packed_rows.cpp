@@ -1,7 +1,7 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
 
-#include "mantissa/quant/packed_rows_internal.h"
+#include "mantissa/quant/packed_formats_internal.h"
 
 namespace mantissa::quant {
 
