@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 #include <fcntl.h>
+#include <functional>
 #include <gmock/gmock.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -140,26 +141,31 @@ TEST_F(CheckpointFolder, LeavesWhatALivingWriterHolds) {
   EXPECT_EQ(content_of(folder_ / "file"), "whole");
 }
 
+/// Removes a checkpoint of `files` files on another thread, and calls `look` until it is gone.
+void look_while_removing(const fs::path& checkpoint, int files, const std::function<void()>& look) {
+  save_checkpoint(checkpoint, a_checkpoint(1));
+  for (int i = 0; i < files; ++i) write(checkpoint / std::to_string(i), "x");  // so that it takes a while
+  std::atomic<bool> is_removed = false;
+  std::thread remover([&] {
+    remove_checkpoint(checkpoint);
+    is_removed = true;
+  });
+  while (!is_removed) look();
+  remover.join();
+}
+
 // remove_leftovers() takes what nobody has locked.
 TEST_F(CheckpointFolder, HoldsWhatItIsRemovingUntilItIsGone) {
   for (int round = 0; round < 5; ++round) {
-    save_checkpoint(folder_ / "c", a_checkpoint(1));
-    for (int i = 0; i < 1000; ++i) write(folder_ / "c" / std::to_string(i), "x");  // so that it takes a while
-    std::atomic<bool> is_removed = false;
-    std::thread remover([&] {
-      remove_checkpoint(folder_ / "c");
-      is_removed = true;
-    });
     int taken = 0;
-    while (!is_removed) {
+    look_while_removing(folder_ / "c", 1000, [&] {
       for (const std::string& name : names()) {
         const int fd = name.starts_with(".c.tmp-") ? ::open((folder_ / name).c_str(), O_RDONLY) : -1;
         if (fd < 0) continue;
         taken += ::flock(fd, LOCK_EX | LOCK_NB) == 0 && fs::exists(folder_ / name);
         ::close(fd);
       }
-    }
-    remover.join();
+    });
     ASSERT_EQ(taken, 0);
     ASSERT_THAT(remove_leftovers(folder_), IsEmpty());
   }
@@ -167,17 +173,10 @@ TEST_F(CheckpointFolder, HoldsWhatItIsRemovingUntilItIsGone) {
 
 TEST_F(CheckpointFolder, NamesNoLeftoverThatItsOwnerHasJustRemoved) {
   for (int round = 0; round < 10; ++round) {
-    save_checkpoint(folder_ / "c", a_checkpoint(1));
-    for (int i = 0; i < 500; ++i) write(folder_ / "c" / std::to_string(i), "x");  // so that it takes a while
-    std::atomic<bool> is_removed = false;
-    std::thread remover([&] {
-      remove_checkpoint(folder_ / "c");
-      is_removed = true;
-    });
     std::vector<std::string> taken;
-    while (!is_removed)
+    look_while_removing(folder_ / "c", 500, [&] {
       for (const std::string& name : remove_leftovers(folder_)) taken.push_back(name);
-    remover.join();
+    });
     ASSERT_THAT(taken, IsEmpty());
   }
 }

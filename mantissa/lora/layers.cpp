@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -90,11 +91,12 @@ std::vector<std::string> last_parts(const std::vector<std::string>& names) {
 
 void check_every_name(const Survey& survey, const ModuleNames& names, const char* member) {
   for (const std::string& end : names.ends()) {
-    bool fits = false;
-    for (const auto& [name, module] : survey.modules()) fits = fits || ends_with_name(name, end);
+    const bool fits = std::any_of(survey.modules().begin(), survey.modules().end(),
+                                  [&](const auto& module) { return ends_with_name(module.first, end); });
+    if (fits) continue;
     const std::vector<std::string> known = last_parts(survey.linear_names());
     const std::string meant = did_you_mean(end, known);
-    TORCH_CHECK_VALUE(fits, "LoRA: ", member, " has '", end, "', and no module's name ends so",
+    TORCH_CHECK_VALUE(false, "LoRA: ", member, " has '", end, "', and no module's name ends so",
                       meant.empty() ? "; linear layers end in " + join_names(known) : meant);
   }
 }

@@ -182,11 +182,12 @@ void LoraModel::State::apply() {
   for (const Layer& layer : layers) {
     std::vector<lora::AdapterPtr> computed;
     for (const auto& [name, adapter] : layer.adapters) {
-      const bool is_active = enabled && std::find(active.begin(), active.end(), name) != active.end();
+      const bool is_chosen = std::find(active.begin(), active.end(), name) != active.end();
+      const bool is_active = enabled && is_chosen;
       if (is_active) computed.push_back(adapter);
       adapter->set_requires_grad(is_active && known.at(name).is_trainable);
       // Else an optimizer would go on moving it, by momentum and decay. disable_adapters() may only be a pause.
-      if (std::find(active.begin(), active.end(), name) == active.end()) adapter->drop_gradients();
+      if (!is_chosen) adapter->drop_gradients();
     }
     const at::Tensor base = base_weight(layer.module->weight);
     if (computed.empty()) {

@@ -166,7 +166,7 @@ void BackgroundLogger::fail(std::exception_ptr error) {
   room_.notify_all();
 }
 
-/// The caller holds queue_mutex_. Rethrows the writer's error the first time; later returns true.
+/// The caller holds queue_mutex_. Rethrows the writer's error the first time; else returns whether it has failed.
 bool BackgroundLogger::throw_or_failed() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   return failed_;
