@@ -64,6 +64,7 @@ struct Mode {
   std::vector<std::string> aliases;  ///< accepted as well; those not starting with 32 or 64 warn
   std::string summary;               ///< one line for --help and `mantissa modes`
   PrecisionTraits traits;            ///< without options; traits_of() applies those
+  /// make_precision() has checked that all options have a use in the mode.
   std::unique_ptr<Precision> (*make)(const Mode&, at::Device, const PrecisionOptions&);
   bool historical = false;  ///< true for Apex's levels: another mode's numerics under an older name
 };
