@@ -5,5 +5,6 @@ namespace mantissa {
 
 inline constexpr const char* kLossScaleKey = "loss_scale";
 inline constexpr const char* kMasterWeightsKey = "master_weights";
+inline constexpr const char* kFp8StateKey = "fp8_state";
 
 }  // namespace mantissa
