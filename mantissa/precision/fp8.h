@@ -18,8 +18,8 @@ namespace mantissa {
 /// Numerics: a layer computes as linear_fp8(): inputs and results are bfloat16, and sums are float32.
 /// Scales:   move on once per optimizer step, for all layers. Transformer Engine moves them with each forward and backward
 ///           pass; both agree where a step has one micro-batch.
-/// Memory:   that of bf16-mixed. A layer keeps the codes of its input for backward, 1 byte per value, and those of its
-///           weight until the step ends.
+/// Memory:   that of bf16-mixed. A layer keeps the codes of its input for backward, and those of its weight: 1 byte per
+///           value.
 /// Devices:  the CPU, which multiplies the codes in float32.
 /// Errors:   those of Fp8Layers::check(), from convert_module() and before anything changes.
 ///           c10::NotImplementedError for another device.
