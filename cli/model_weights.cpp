@@ -17,7 +17,6 @@
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/precision/quantized.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/quant/stored_weights.h"
 #include "mantissa/weights/named_parts.h"
@@ -74,7 +73,7 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
     // The mode decides on formats and layers, as it does when the run is resumed. The model's own values are replaced
     // below and need not be quantized.
     const auto mode = make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
-    dynamic_cast<const QuantizedPrecision&>(*mode).convert_empty(model);
+    mode->convert_empty(model);
   }
   const std::map<std::string, at::Tensor> own = named_weights(model);
   const auto count = [&] {  // not of weights that the model lacks, which are an error below

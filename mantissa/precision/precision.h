@@ -110,6 +110,9 @@ class Precision {
   /// valid. The base class only records the parameters' names. Every module of a loop is converted, for
   /// example both of a GAN.
   virtual void convert_module(torch::nn::Module& module);
+  /// As convert_module(), for a whole model whose weights are loaded next: a mode may leave out work on values
+  /// that are about to be replaced.
+  virtual void convert_empty(torch::nn::Module& module) { convert_module(module); }
 
   /// Gives the optimizer the weights that the mode wants it to step, for example master weights. The
   /// optimizer must not have stepped yet, and this object must live as long as the optimizer is used. The base
