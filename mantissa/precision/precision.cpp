@@ -60,37 +60,26 @@ at::Tensor Precision::clip_gradients(torch::optim::Optimizer& optimizer, double 
   return {};
 }
 
-StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer) {
-  if (const auto* const closure = std::exchange(closure_, nullptr)) {
-    optimizer.step([closure] {
-      const at::Tensor loss = (*closure)();
-      TORCH_CHECK_VALUE(
-          loss.defined(),
-          "optimizer_step: LBFGS compares losses, so every batch needs one; return a loss, or choose another "
-          "optimizer");
-      return loss;
-    });
-    return {};
-  }
-  if (!has_gradients(optimizer)) return StepResult(SkipCause::kNoGradients);
-  optimizer.step();
-  return {};
-}
-
-StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer,
-                                     const std::function<at::Tensor()>& closure) {
+StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
   if (!has_line_search(optimizer)) {
     closure();
-    return optimizer_step(optimizer);
+    return step(optimizer, nullptr);
   }
   check_line_search();
-  // The step goes through the virtual function, so that a mode's own work around a step is done here too.
-  struct UntilTheEnd {
-    ~UntilTheEnd() { closure = nullptr; }
-    const std::function<at::Tensor()>*& closure;
-  } const reset{closure_};
-  closure_ = &closure;
-  return optimizer_step(optimizer);
+  return step(optimizer, [&] {
+    at::Tensor loss = closure();
+    TORCH_CHECK_VALUE(
+        loss.defined(),
+        "optimizer_step: LBFGS compares losses, so every batch needs one; return a loss, or choose another "
+        "optimizer");
+    return loss;
+  });
+}
+
+StepResult Precision::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
+  if (!closure && !has_gradients(optimizer)) return StepResult(SkipCause::kNoGradients);
+  optimizer.step(closure);
+  return {};
 }
 
 std::vector<std::string> Precision::load_state_dict(const StateReader& state) {

@@ -168,14 +168,14 @@ class Precision {
   virtual at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                                     GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
 
+  using LossClosure = std::function<at::Tensor()>;
   /// Steps `optimizer` with the gradients that its parameters have. Without any gradient the step is skipped.
-  virtual StepResult optimizer_step(torch::optim::Optimizer& optimizer);
-  /// Runs `closure` and calls optimizer_step(optimizer). The closure does the forward pass, the backward pass
-  /// and clipping, and returns the loss, or an undefined tensor if there is none. All optimizers but
-  /// torch::optim::LBFGS need no closure. LBFGS calls it several times a step, inside the optimizer_step() of
-  /// this base class, so that no gradients exist before.
+  StepResult optimizer_step(torch::optim::Optimizer& optimizer) { return step(optimizer, nullptr); }
+  /// Runs `closure` and steps `optimizer`. The closure does the forward pass, the backward pass and clipping,
+  /// and returns the loss, or an undefined tensor if there is none. All optimizers but torch::optim::LBFGS need
+  /// no closure. LBFGS calls it several times a step.
   /// Errors: c10::TypeError for LBFGS if the mode does not support it; c10::ValueError if LBFGS gets no loss.
-  StepResult optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure);
+  StepResult optimizer_step(torch::optim::Optimizer& optimizer, const LossClosure& closure);
 
   // State.
 
@@ -205,6 +205,9 @@ class Precision {
   virtual void teardown() {}
 
  protected:
+  /// The work of both optimizer_step() functions, for a mode that works before or after each step. `closure`:
+  /// for LBFGS, which computes the gradients inside its step; null for all others, which have them already.
+  virtual StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure);
   /// Throws if the mode does not support LBFGS.
   virtual void check_line_search() const {}
   const std::optional<std::string>& float32_matmul_precision() const { return float32_matmul_precision_; }
@@ -214,8 +217,6 @@ class Precision {
   PrecisionTraits traits_;
   std::optional<std::string> float32_matmul_precision_;
   WeakMap<at::Tensor, std::string> names_;
-  /// The closure of a step of LBFGS that has begun; null otherwise.
-  const std::function<at::Tensor()>* closure_ = nullptr;
 };
 
 /// Returns all parameters of all groups of `optimizer`, each once.

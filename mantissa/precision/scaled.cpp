@@ -118,8 +118,8 @@ void ScaledPrecision::check_line_search() const {
       "bf16-mixed, 32-true or another optimizer");
 }
 
-StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
-  if (!scales()) return Precision::optimizer_step(optimizer);
+StepResult ScaledPrecision::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
+  if (!scales()) return Precision::step(optimizer, closure);
   if (has_line_search(optimizer)) check_line_search();
   // Without gradients there is nothing to check for overflow, so this step must not move the scale.
   if (!has_gradients(optimizer)) {
