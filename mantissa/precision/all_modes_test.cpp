@@ -93,6 +93,18 @@ TEST_P(EveryMode, AModeWithAutocastNamesItsDevice) {
   EXPECT_EQ(mode->device_type(), device().type());
 }
 
+TEST_P(EveryMode, ABackwardPassInsideTheForwardContextRunsWithoutAutocast) {
+  const auto mode = precision();
+  const auto is_on = [] { return at::autocast::is_autocast_enabled(device().type()); };
+  const Scope forward = mode->forward_context();
+  const bool before = is_on();
+  {
+    const Scope backward = mode->backward_context();
+    EXPECT_FALSE(is_on());
+  }
+  EXPECT_EQ(is_on(), before);
+}
+
 TEST_P(EveryMode, AnEmptyModelIsConvertedLikeOneWithValues) {
   const auto mode = precision();
   const auto converted = [&](const auto& convert) {

@@ -5,9 +5,11 @@
 #include <unordered_set>
 #include <utility>
 
+#include <ATen/autocast_mode.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "mantissa/amp/autocast.h"
 #include "mantissa/amp/clip_grad.h"
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/precision/state_keys_internal.h"
@@ -46,6 +48,8 @@ void Precision::setup_optimizer(torch::optim::Optimizer& optimizer) {
   if (has_line_search(optimizer)) check_line_search();
 }
 
+Scope Precision::backward_context() const { return std::make_shared<AutocastOff>(); }
+
 void Precision::backward(const at::Tensor& loss, const LossHook& before) {
   if (before) before(loss);
   loss.backward();
@@ -60,13 +64,20 @@ at::Tensor Precision::clip_gradients(torch::optim::Optimizer& optimizer, double 
   return {};
 }
 
+StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer) {
+  StepResult result = step(optimizer, nullptr);
+  at::autocast::clear_cache();  // it may hold casts of the weights from before the step
+  return result;
+}
+
 StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
   if (!has_line_search(optimizer)) {
     closure();
-    return step(optimizer, nullptr);
+    return optimizer_step(optimizer);
   }
   check_line_search();
-  return step(optimizer, [&] {
+  StepResult result = step(optimizer, [&] {
+    at::autocast::clear_cache();  // LBFGS changes the weights between evaluations
     at::Tensor loss = closure();
     TORCH_CHECK_VALUE(
         loss.defined(),
@@ -74,6 +85,8 @@ StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer, const L
         "optimizer");
     return loss;
   });
+  at::autocast::clear_cache();
+  return result;
 }
 
 StepResult Precision::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {

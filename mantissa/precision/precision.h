@@ -56,7 +56,8 @@ struct PrecisionTraits {
 ///   setup_optimizer                                         once, after it was made
 ///   load_state_dict                                         once, when a run is resumed
 ///   convert_input, forward_context, convert_output          around each forward pass
-///   backward                                                outside the forward context
+///   backward                                                outside the forward context, or inside both the
+///                                                           forward and the backward context
 ///   unscale_gradients, clip_gradients                       if the loop looks at gradients
 ///   optimizer_step                                          once per accumulation window
 ///   teardown                                                once
@@ -131,6 +132,9 @@ class Precision {
 
   /// While it lives, a forward pass runs in the mode's precision.
   virtual Scope forward_context() const { return {}; }
+  /// While it lives, a backward pass inside forward_context() computes as it does outside of it, for a loop
+  /// whose forward pass contains backward passes. The base class turns off autocast.
+  virtual Scope backward_context() const;
   /// Returns a batch's tensor in the dtype of the mode's forward pass. Integers, bools and complex numbers
   /// stay as they are.
   virtual at::Tensor convert_input(const at::Tensor& x) const { return x; }
@@ -149,7 +153,8 @@ class Precision {
   // A step.
 
   using LossHook = std::function<void(const at::Tensor& loss)>;
-  /// Runs the backward pass of `loss`, scaled if the mode scales. Call it outside the forward context.
+  /// Runs the backward pass of `loss`, scaled if the mode scales. Call it outside the forward context, or in
+  /// backward_context().
   /// `before` is called with the loss that the backward pass starts from, that is, with the scaled loss.
   virtual void backward(const at::Tensor& loss, const LossHook& before = nullptr);
 
@@ -170,7 +175,8 @@ class Precision {
 
   using LossClosure = std::function<at::Tensor()>;
   /// Steps `optimizer` with the gradients that its parameters have. Without any gradient the step is skipped.
-  StepResult optimizer_step(torch::optim::Optimizer& optimizer) { return step(optimizer, nullptr); }
+  /// After the step, also inside forward_context(), a forward pass sees the new weights.
+  StepResult optimizer_step(torch::optim::Optimizer& optimizer);
   /// Runs `closure` and steps `optimizer`. The closure does the forward pass, the backward pass and clipping,
   /// and returns the loss, or an undefined tensor if there is none. All optimizers but torch::optim::LBFGS need
   /// no closure. LBFGS calls it several times a step.

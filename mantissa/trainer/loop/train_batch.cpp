@@ -2,11 +2,9 @@
 #include <chrono>
 #include <utility>
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
-#include "mantissa/amp/autocast.h"
 #include "mantissa/trainer/loop/agreement_internal.h"
 #include "mantissa/trainer/loop/fit_run_internal.h"
 #include "mantissa/trainer/loop/scoped_flag_internal.h"
@@ -159,9 +157,7 @@ void FitRun::manual_backward(const at::Tensor& loss) {
   TORCH_CHECK(!is_automatic_ && is_inside_training_step_,
               "manual_backward: call it inside training_step() of a task whose automatic_optimization() is "
               "false; otherwise the Trainer calls backward() on the loss that training_step() returns");
-  // This runs inside training_step(), and so inside the forward context. Gradients are computed outside of
-  // autocast, as in automatic optimization.
-  const Autocast off(trainer_.device().type(), {.enabled = false});
+  const Scope backward_context = precision_.backward_context();  // training_step() is in the forward context
   optimizers_.note_manual_backward();
   backward(loss, /*is_reduced=*/true);
 }
@@ -187,8 +183,6 @@ StepResult FitRun::manual_step(OptimizerConfig& config, const std::function<at::
     manual_step_ = precision_.optimizer_step(optimizer);
   }
   note_step(config, manual_step_);
-  // The cache has casts of the weights from before the step: this is still inside the forward context.
-  at::autocast::clear_cache();
   return manual_step_;
 }
 
