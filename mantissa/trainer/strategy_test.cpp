@@ -16,6 +16,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/amp/gradient_hooks.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/loop/interrupt.h"
@@ -80,7 +81,9 @@ class OneOfAGroup final : public Strategy {
   OneOfAGroup(std::shared_ptr<Group> group, size_t rank) : group_(std::move(group)), rank_(rank) {}
   int64_t world_size() const override { return static_cast<int64_t>(group_->values.size()); }
   int64_t rank() const override { return static_cast<int64_t>(rank_); }
-  void setup_module(torch::nn::Module& module) override { parameters_ = module.parameters(); }
+  void setup_optimizers(const std::vector<OptimizerConfig>& optimizers, Precision&) override {
+    parameters_ = main_params(*optimizers.at(0).optimizer);
+  }
   void pre_backward(const at::Tensor&) override { ++exchanges; }
   void post_backward() override {
     std::vector<at::Tensor>& own = group_->gradients[rank_];
@@ -173,6 +176,51 @@ TEST(Strategy, TwoProcessesTrainAsOneWithBothBatches) {
       // The last batch of a window exchanges the gradients of the whole window.
       EXPECT_EQ(outcome.exchanges, window == 1 ? 4 : 2);
     }
+  }
+}
+
+TEST(Strategy, TwoProcessesAverageTheGradientsOfMasterWeights) {
+  const std::vector<std::vector<float>> values{{1, 2, 3}, {3, 6, 9}};
+  for (const std::string precision : {"bf16-true", "O2"}) {
+    TrainerOptions options{.precision = precision, .precision_options = {.master_weights = true}};
+    if (precision == "O2") options.precision_options.loss_scale = "8";  // no step overflows
+    for (const Outcome& outcome : in_two([&](size_t rank, const auto& strategy) {
+           TrainerOptions own = options;
+           own.strategy = strategy;
+           return train(own, values[rank]);
+         }))
+      EXPECT_EQ(outcome.weight, -2 - 4 - 6) << precision;
+  }
+}
+
+/// Doubles each gradient as soon as it is there, as a strategy that reduces while the backward pass runs.
+struct Doubling final : Strategy {
+  void setup_module(torch::nn::Module& module) override {
+    for (const at::Tensor& parameter : module.parameters())
+      hooks.emplace_back(parameter, GradientHookOrder::kReduce, [this](const at::Tensor& holder) {
+        ++calls;
+        if (holder.grad().defined()) holder.mutable_grad().mul_(2);
+      });
+  }
+  std::vector<GradientHook> hooks;
+  int calls = 0;
+};
+
+TEST(Strategy, AReducersHooksGetTheGradientsInEveryMode) {
+  struct Case {
+    std::string precision;
+    std::optional<bool> master_weights = std::nullopt;
+    std::optional<std::string> loss_scale = std::nullopt;
+  };
+  for (const Case& c :
+       {Case{"32-true"}, Case{"bf16-true"}, Case{"bf16-true", true}, Case{"16-mixed", std::nullopt, "8"},
+        Case{"16-true", true, "8"}, Case{"O2", std::nullopt, "8"}}) {
+    const auto strategy = std::make_shared<Doubling>();
+    TrainerOptions options{.precision = c.precision, .strategy = strategy};
+    options.precision_options.master_weights = c.master_weights;
+    options.precision_options.loss_scale = c.loss_scale;
+    EXPECT_EQ(train(options, {1, 2, 3}).weight, 2 * (-1 - 2 - 3)) << c.precision;
+    EXPECT_EQ(strategy->calls, 3) << c.precision;
   }
 }
 
