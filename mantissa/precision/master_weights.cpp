@@ -130,12 +130,10 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
   }
   for (size_t i = 0; i < model_.size(); ++i) {
     move_gradient(model_[i], master_[i]);
-    hooks_.emplace_back(
-        model_[i], GradientHookOrder::kMove,
-        [master = master_[i]](at::Tensor& holder) {
-          move_gradient(holder, master);
-          holder = master;
-        });
+    hooks_.emplace_back(model_[i], GradientHookOrder::kMove, [master = master_[i]](at::Tensor& holder) {
+      move_gradient(holder, master);
+      holder = master;
+    });
   }
 }
 

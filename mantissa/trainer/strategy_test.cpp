@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -181,16 +182,11 @@ TEST(Strategy, TwoProcessesTrainAsOneWithBothBatches) {
 
 TEST(Strategy, TwoProcessesAverageTheGradientsOfMasterWeights) {
   const std::vector<std::vector<float>> values{{1, 2, 3}, {3, 6, 9}};
-  for (const std::string precision : {"bf16-true", "O2"}) {
-    TrainerOptions options{.precision = precision, .precision_options = {.master_weights = true}};
-    if (precision == "O2") options.precision_options.loss_scale = "8";  // no step overflows
-    for (const Outcome& outcome : in_two([&](size_t rank, const auto& strategy) {
-           TrainerOptions own = options;
-           own.strategy = strategy;
-           return train(own, values[rank]);
-         }))
-      EXPECT_EQ(outcome.weight, -2 - 4 - 6) << precision;
-  }
+  const PrecisionOptions masters{.loss_scale = "8", .master_weights = true};
+  const auto outcomes = in_two([&](size_t rank, const auto& strategy) {
+    return train({.precision = "16-true", .precision_options = masters, .strategy = strategy}, values[rank]);
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.weight, -2 - 4 - 6);
 }
 
 /// Doubles each gradient as soon as it is there, as a strategy that reduces while the backward pass runs.
@@ -207,20 +203,17 @@ struct Doubling final : Strategy {
 };
 
 TEST(Strategy, AReducersHooksGetTheGradientsInEveryMode) {
-  struct Case {
-    std::string precision;
-    std::optional<bool> master_weights = std::nullopt;
-    std::optional<std::string> loss_scale = std::nullopt;
-  };
-  for (const Case& c :
-       {Case{"32-true"}, Case{"bf16-true"}, Case{"bf16-true", true}, Case{"16-mixed", std::nullopt, "8"},
-        Case{"16-true", true, "8"}, Case{"O2", std::nullopt, "8"}}) {
+  const std::vector<std::pair<std::string, PrecisionOptions>> modes{{"32-true", {}},
+                                                                    {"bf16-true", {}},
+                                                                    {"bf16-true", {.master_weights = true}},
+                                                                    {"16-mixed", {.loss_scale = "8"}},
+                                                                    {"O2", {.loss_scale = "8"}}};
+  for (const auto& [name, precision_options] : modes) {
     const auto strategy = std::make_shared<Doubling>();
-    TrainerOptions options{.precision = c.precision, .strategy = strategy};
-    options.precision_options.master_weights = c.master_weights;
-    options.precision_options.loss_scale = c.loss_scale;
-    EXPECT_EQ(train(options, {1, 2, 3}).weight, 2 * (-1 - 2 - 3)) << c.precision;
-    EXPECT_EQ(strategy->calls, 3) << c.precision;
+    const TrainerOptions options{
+        .precision = name, .precision_options = precision_options, .strategy = strategy};
+    EXPECT_EQ(train(options, {1, 2, 3}).weight, 2 * (-1 - 2 - 3)) << name;
+    EXPECT_EQ(strategy->calls, 3) << name;
   }
 }
 
