@@ -108,6 +108,8 @@ std::vector<std::string> Precision::load_state_dict(const StateReader& state) {
   return differences;
 }
 
+bool Precision::can_take_gradients(const StateReader& state) const { return !state.find(kStageKey); }
+
 std::vector<at::Tensor> main_params(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
   std::unordered_set<const at::TensorImpl*> seen;

@@ -198,10 +198,16 @@ class Precision {
   virtual std::vector<std::string> load_state_dict(const StateReader& state);
 
   /// Returns what the mode knows about gradients of `optimizer` that wait for its step, for a checkpoint that
-  /// also holds those gradients. Empty for a mode that leaves gradients as backward() made them.
+  /// also holds those gradients: the loss scale that they carry, or that they have been divided by it. Empty for
+  /// a mode without a loss scale, whose gradients are in the loss's own units.
   virtual StateDict gradient_state(const torch::optim::Optimizer& /*optimizer*/) const { return {}; }
-  /// Loads what gradient_state() returned. Call it after load_state_dict(), when the parameters of `optimizer`
-  /// have the gradients of the checkpoint.
+  /// Whether gradients can wait for their step in this mode if gradient_state() of this or another mode was
+  /// `state` when they were saved. Without a loss scale this mode refuses gradients that have been scaled: they
+  /// may have overflowed, and only a mode with a scale would skip their step.
+  virtual bool can_take_gradients(const StateReader& state) const;
+  /// Loads what gradient_state() of this or another mode returned, if can_take_gradients(). Call it after
+  /// load_state_dict(), when the parameters of `optimizer` have the gradients of the checkpoint. Gradients that
+  /// were saved with another loss scale, or without one, are brought to this mode's.
   /// Errors: c10::ValueError for a state that does not fit, before anything is changed.
   virtual void load_gradient_state(torch::optim::Optimizer& /*optimizer*/, const StateReader& /*state*/) {}
 

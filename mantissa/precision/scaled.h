@@ -38,6 +38,7 @@ class ScaledPrecision : public Precision {
   StateDict state_dict() const override;
   std::vector<std::string> load_state_dict(const StateReader& state) override;
   StateDict gradient_state(const torch::optim::Optimizer& optimizer) const override;
+  bool can_take_gradients(const StateReader& state) const override;
   void load_gradient_state(torch::optim::Optimizer& optimizer, const StateReader& state) override;
   void teardown() override;
 
