@@ -46,7 +46,8 @@ class QuantizedRuns : public Program {
     uint64_t length = 0;
     std::memcpy(&length, all.data(), std::min(all.size(), sizeof length));
     std::map<std::string, std::string> found;
-    for (const auto& [name, entry] : json::parse(all.substr(sizeof length, length)).items()) {
+    const json header = json::parse(all.substr(sizeof length, length));
+    for (const auto& [name, entry] : header.items()) {
       if (name.find(".weight") == std::string::npos) continue;
       const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
       found[name] = all.substr(sizeof length + length + begin, end - begin);
