@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include <c10/util/Exception.h>
 
@@ -85,6 +87,20 @@ void check_not_swapped(const ConvertCommand& c) {
                     ": it quantizes, and this is a dtype; give --dtype ", c.to);
 }
 
+/// Throws for the name of a file that convert does not write, such as net.pt, of which it would make a folder.
+void check_output_name(const std::string& out) {
+  constexpr std::array kOthers{".bin",  ".ckpt", ".gguf", ".h5",  ".npy",       ".npz",
+                               ".onnx", ".pkl",  ".pt",   ".pth", ".safetensor"};
+  const std::filesystem::path path(out);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return;
+  const std::string ending = path.extension().string();
+  TORCH_CHECK_VALUE(std::find(kOthers.begin(), kOthers.end(), ending) == kOthers.end(), "'", out,
+                    "' ends in ", ending, ", and convert writes safetensors; name it ",
+                    std::filesystem::path(path).replace_extension(".safetensors").string(),
+                    ", or name a folder for model.safetensors");
+}
+
 }  // namespace
 
 at::ScalarType parse_dtype(const std::string& text, const std::vector<std::string>& choices) {
@@ -109,6 +125,7 @@ bool is_castable(at::ScalarType dtype) {
 ParsedOptions parse_convert(const ConvertCommand& c) {
   ParsedOptions parsed;
   TORCH_CHECK_VALUE(!c.out.empty(), "'' is not an output; name a file or a folder");
+  check_output_name(c.out);
   check_not_swapped(c);
   if (!c.dtype.empty()) parsed.dtype = parse_dtype(c.dtype);
   if (!c.to.empty()) parsed.format = parse_weight_format(c.to, c.blocksize);

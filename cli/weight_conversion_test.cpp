@@ -315,6 +315,9 @@ TEST_F(WeightConversion, OptionsThatContradictEachOtherAreRefused) {
   refused("--to bf16", {"--to bf16", "give --dtype bf16"});
   refused("--dtype int8", {"--dtype int8", "give --to int8"});
   refused("--to nf5", {"'nf5'", "did you mean 'nf4'?", "nf4, nf4-dq, fp4, fp4-dq, int8"});
+  refused("--to 4bit", {"'4bit'", "did you mean 'nf4' (", "or 'nf4-dq' ("});
+  refused("--to 8bit", {"'8bit'", "did you mean 'int8' ("});
+  refused("--to int8-training", {"did you mean 'int8' ("});
   refused("--to nf4 --blocksize 48", {"--blocksize 48", "blocks of 48 values"});
   refused("--to int8 --blocksize 64", {"--blocksize 64 with --to int8"});
   refused("--blocksize 64", {"give --to"});
