@@ -236,14 +236,14 @@ TEST_F(LoraMerge, NothingIsUnmergedIfOneLayerCannotBe) {
   LoraModel lora(*net, {});
   randomize(*net);
   lora.merge_adapter();
-  const Tensor first = net->up(0).weight, head = net->head->weight;
-  replace_weight(head, make_packed_weight(std::make_shared<ReadOnly>(head.detach().clone())));
+  const Tensor head = net->head->weight, merged = head.detach().clone();
+  replace_weight(head, make_packed_weight(std::make_shared<ReadOnly>(merged)));
   EXPECT_THAT(
       error_of([&] { lora.unmerge_adapter(); }),
       AllOf(HasSubstr("unmerge_adapter: 'head'"), HasSubstr("read-only"), HasSubstr("no layer has changed")));
-  EXPECT_TRUE(net->up(0).weight.is_same(first));
+  EXPECT_FALSE(is_packed(net->up(0).weight)) << "the first layer could have been unmerged";
   EXPECT_TRUE(lora.is_merged());
-  replace_weight(net->head->weight, head);
+  replace_weight(head, merged);
   EXPECT_NO_THROW(lora.unmerge_adapter());
   EXPECT_TRUE(is_packed(net->up(0).weight));
 }
