@@ -7,7 +7,9 @@
 // text, its difference from the 32-bit optimizer's loss in percent, the measured bytes of state for each parameter, and
 // the time of a step.
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -105,6 +107,14 @@ Outcome train(const std::string& name, const TextDataset& text, const TextDatase
   return outcome;
 }
 
+/// Returns a relative difference as "+0.64 %", and one that rounds to nothing without a sign.
+std::string percent(double difference) {
+  std::array<char, 32> text{};
+  const double rounded = std::round(difference * 1e4) / 100 + 0.0;  // a sum of -0 and 0 is 0
+  std::snprintf(text.data(), text.size(), rounded == 0 ? "%.2f %%" : "%+.2f %%", rounded);
+  return text.data();
+}
+
 void run(const std::string& path, int64_t steps, const std::vector<std::string>& names) {
   const auto [text, rest] = split_text(load_text(path), 0.1);
   const TextDataset train_text(text, kGpt.context), held_out(rest, kGpt.context, kGpt.context);
@@ -119,9 +129,11 @@ void run(const std::string& path, int64_t steps, const std::vector<std::string>&
     const Outcome outcome = train(name, train_text, held_out, steps);
     if (name == its_wide) wide[name] = outcome.held_out;
     const auto reference = wide.find(its_wide);
-    const double relative = reference == wide.end() ? 0 : 100 * (outcome.held_out / reference->second - 1);
-    std::printf("| %s | %.4f | %.4f | %+.2f %% | %.3f | %.2f ms |\n", name.c_str(), outcome.training_loss,
-                outcome.held_out, relative, outcome.bytes, outcome.step_ms);
+    // A 32-bit optimizer, or one whose 32-bit form this run leaves out, is compared with nothing.
+    const bool is_compared = name != its_wide && reference != wide.end();
+    const std::string relative = is_compared ? percent(outcome.held_out / reference->second - 1) : "-";
+    std::printf("| %s | %.4f | %.4f | %s | %.3f | %.2f ms |\n", name.c_str(), outcome.training_loss,
+                outcome.held_out, relative.c_str(), outcome.bytes, outcome.step_ms);
     std::fflush(stdout);
   }
 }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include <c10/util/Exception.h>
 
@@ -106,9 +108,22 @@ bool is_castable(at::ScalarType dtype) {
                      [&](const DtypeName& row) { return row.dtype == dtype; });
 }
 
+void check_safetensors_name(const std::string& out) {
+  constexpr std::array kOthers{".bin",  ".ckpt", ".gguf", ".h5",  ".npy",       ".npz",
+                               ".onnx", ".pkl",  ".pt",   ".pth", ".safetensor"};
+  const std::filesystem::path path(out);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return;
+  const std::string ending = path.extension().string();
+  TORCH_CHECK_VALUE(std::find(kOthers.begin(), kOthers.end(), ending) == kOthers.end(), "'", out,
+                    "' ends in ", ending, ", and what is written are safetensors; name it ",
+                    std::filesystem::path(path).replace_extension(".safetensors").string());
+}
+
 ParsedOptions parse_convert(const ConvertCommand& c) {
   ParsedOptions parsed;
   TORCH_CHECK_VALUE(!c.out.empty(), "'' is not an output; name a file or a folder");
+  check_safetensors_name(c.out);
   check_not_swapped(c);
   if (!c.dtype.empty()) parsed.dtype = parse_dtype(c.dtype);
   if (!c.to.empty()) parsed.format = parse_weight_format(c.to, c.blocksize);

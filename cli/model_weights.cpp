@@ -1,6 +1,7 @@
 #include "cli/model_weights.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <set>
@@ -17,7 +18,6 @@
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/precision/quantized.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/quant/stored_weights.h"
 #include "mantissa/weights/named_parts.h"
@@ -29,6 +29,10 @@ std::map<std::string, at::Tensor> read_all(const SafetensorsModel& model) {
   std::map<std::string, at::Tensor> all;
   for (const auto& [name, entry] : model.entries()) all.emplace(name, model.read(name));
   return all;
+}
+
+std::string count_of_weights(size_t count) {
+  return fmt::format("{} weight{}", count, count == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -66,28 +70,28 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
                         const std::string& from, const FitOptions& o) {
   const std::vector<std::string> quantized = quantized_weights_of(stored);
   if (!quantized.empty() && !o.traits().frozen_weights) {
-    TORCH_WARN("'", from, "' has ", quantized.size(),
-               " weights in 4 or 8 bits, which are restored to float32 for --precision ", o.precision(),
-               "; a quantized mode such as nf4 keeps them");
+    TORCH_WARN("'", from, "' has ", count_of_weights(quantized.size()),
+               " in 4 or 8 bits, restored to float32 for --precision ", o.precision(),
+               "; a quantized mode such as nf4 keeps the codes");
     stored = dequantize_stored(std::move(stored));
   } else if (!quantized.empty()) {
     // The mode decides on formats and layers, as it does when the run is resumed. The model's own values are replaced
     // below and need not be quantized.
     const auto mode = make_precision(o.precision(), at::kCPU, o.trainer.precision_options);
-    dynamic_cast<const QuantizedPrecision&>(*mode).convert_empty(model);
+    mode->convert_empty(model);
   }
   const std::map<std::string, at::Tensor> own = named_weights(model);
   const auto count = [&] {  // not of weights that the model lacks, which are an error below
-    const std::vector<std::string> names = quantized_weights_of(stored);
-    return std::count_if(names.begin(), names.end(),
-                         [&](const std::string& name) { return own.contains(name); });
+    std::vector<std::string> names = quantized_weights_of(stored);
+    std::erase_if(names, [&](const std::string& name) { return !own.contains(name); });
+    return names.size();
   };
   const auto before = count();
   stored = dequantize_plain(std::move(stored), own);
   const auto restored = before - count();
   if (restored > 0) {
-    TORCH_WARN("'", from, "' has ", restored, " weights in 4 or 8 bits that --precision ", o.precision(),
-               " leaves in float; they are converted back to float");
+    TORCH_WARN("'", from, "' has ", count_of_weights(restored), " in 4 or 8 bits that --precision ",
+               o.precision(), " leaves in float, converted back to float");
   }
   PartsLoader packed(model, stored, from);  // takes their parts out of `stored`
   load_weights(plain_weights(named_weights(model)), stored, from);

@@ -1,4 +1,7 @@
 // Runs in modes with quantized weights: training, resuming, evaluating, and files of weights.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <map>
 #include <set>
 #include <sstream>
@@ -35,6 +38,20 @@ class QuantizedRuns : public Program {
     std::map<std::string, std::string> found;
     const json seen = inspected(file);
     for (const auto& tensor : seen["tensors"]) found[tensor["name"]] = tensor["dtype"];
+    return found;
+  }
+  /// Returns the bytes of each tensor of a file that belongs to the weight of a layer: codes and scales, or floats.
+  std::map<std::string, std::string> layers(const std::string& file) const {
+    const std::string all = read(folder_ / file);
+    uint64_t length = 0;
+    std::memcpy(&length, all.data(), std::min(all.size(), sizeof length));
+    std::map<std::string, std::string> found;
+    const json header = json::parse(all.substr(sizeof length, length));
+    for (const auto& [name, entry] : header.items()) {
+      if (name.find(".weight") == std::string::npos) continue;
+      const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+      found[name] = all.substr(sizeof length + length + begin, end - begin);
+    }
     return found;
   }
   double val_loss(const std::string& arguments) const {
@@ -92,13 +109,18 @@ TEST_F(QuantizedRuns, FloatWeightsAreQuantizedAndQuantizedOnesAreTakenOrRestored
   train("--precision nf4" + weights, "nf4");
   // Loading a quantized file keeps its codes, and quantizing the float file gives equal ones.
   train("--precision nf4 --weights nf4/weights.safetensors", "again");
-  const auto kinds = dtypes("again/weights.safetensors");
-  EXPECT_EQ(kinds, dtypes("nf4/weights.safetensors"));
+  EXPECT_EQ(dtypes("again/weights.safetensors"), dtypes("nf4/weights.safetensors"));
+  ASSERT_EQ(run("convert float/weights.safetensors converted.safetensors --to nf4").status, 0);
+  const auto codes = layers("nf4/weights.safetensors");
+  EXPECT_FALSE(codes.empty());
+  EXPECT_TRUE(layers("again/weights.safetensors") == codes);
+  EXPECT_TRUE(layers("converted.safetensors") == codes);
+  EXPECT_FALSE(layers("float/weights.safetensors") == codes);
   EXPECT_NEAR(val_loss("nf4"), val_loss("float"), 0.3);
   EXPECT_NEAR(val_loss("float --precision nf4"), val_loss("float"), 0.3);
 
   const Outcome restored = train("--precision 32-true --weights nf4/weights.safetensors", "restored");
-  EXPECT_THAT(restored.err, AllOf(HasSubstr("weights in 4 or 8 bits, which are restored to float32"),
+  EXPECT_THAT(restored.err, AllOf(HasSubstr("weights in 4 or 8 bits, restored to float32"),
                                   HasSubstr("--precision 32-true")));
   for (const auto& [name, dtype] : dtypes("restored/weights.safetensors")) EXPECT_EQ(dtype, "F32") << name;
 }
@@ -183,7 +205,7 @@ TEST_F(QuantizedRuns, ACodeFileWithIgnoredLayersIsLoadedAndRestoredThere) {
   train("--precision nf4", "run");
   const Outcome done =
       train("--precision nf4 --ignore-modules layers.0 --weights run/weights.safetensors", "part");
-  EXPECT_THAT(done.err, HasSubstr("1 weights in 4 or 8 bits that --precision nf4 leaves in float"));
+  EXPECT_THAT(done.err, HasSubstr("has 1 weight in 4 or 8 bits that --precision nf4 leaves in float"));
   EXPECT_EQ(dtypes("part/weights.safetensors").at("layers.0.weight"), "F32");
   EXPECT_EQ(dtypes("part/weights.safetensors").at("layers.2.weight"), "U8");
 }

@@ -15,6 +15,7 @@
 #include "cli/option.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/precision/mode_suggestion.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/quant_state.h"
@@ -102,7 +103,8 @@ std::vector<std::string> weight_format_names() {
 WeightFormat parse_weight_format(const std::string& name, std::optional<int64_t> blocksize) {
   const std::vector<std::string> names = weight_format_names();
   TORCH_CHECK_VALUE(std::find(names.begin(), names.end(), name) != names.end(), "--to '", name,
-                    "' is not a valid value", did_you_mean(name, names), "; choose from ", join_names(names));
+                    "' is not a valid value", suggest_modes(name, names), "; choose from ",
+                    join_names(names));
   const PrecisionTraits& traits = find_mode(name).traits;
   if (traits.weights == Format::kInt8) {
     TORCH_CHECK_VALUE(!blocksize, "--blocksize ", blocksize.value_or(0),

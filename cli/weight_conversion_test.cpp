@@ -315,6 +315,9 @@ TEST_F(WeightConversion, OptionsThatContradictEachOtherAreRefused) {
   refused("--to bf16", {"--to bf16", "give --dtype bf16"});
   refused("--dtype int8", {"--dtype int8", "give --to int8"});
   refused("--to nf5", {"'nf5'", "did you mean 'nf4'?", "nf4, nf4-dq, fp4, fp4-dq, int8"});
+  refused("--to 4bit", {"'4bit'", "did you mean 'nf4' (", "or 'nf4-dq' ("});
+  refused("--to 8bit", {"'8bit'", "did you mean 'int8' ("});
+  refused("--to int8-training", {"did you mean 'int8' ("});
   refused("--to nf4 --blocksize 48", {"--blocksize 48", "blocks of 48 values"});
   refused("--to int8 --blocksize 64", {"--blocksize 64 with --to int8"});
   refused("--blocksize 64", {"give --to"});
@@ -330,8 +333,9 @@ TEST_F(WeightConversion, OptionsThatContradictEachOtherAreRefused) {
   refused("--to nf4 --rename 'table=>model.layers.0.fc.weight.absmax'",
           {"would be named 'model.layers.0.fc.weight.absmax'"}, 1);
   ASSERT_EQ(run("convert in.safetensors q.safetensors --to nf4").status, 0);
-  expect_error(run("convert q.safetensors new.safetensors --to fp4"), 1,
-               {"'model.layers.0.fc.weight' and 2 weights in all are quantized already", "--dequantize"});
+  expect_error(
+      run("convert q.safetensors new.safetensors --to fp4"), 1,
+      {"2 weights are quantized already, the first of them 'model.layers.0.fc.weight'", "--dequantize"});
 }
 
 TEST_F(WeightConversion, WeightsThatAreNotFiniteAreNamedAndNothingIsLeft) {

@@ -6,7 +6,7 @@ import re
 import sys
 
 ROWS = {"core": 0, "kernels": 1, "weights": 1, "io": 1, "amp": 2, "fp8": 2, "quant": 2, "optim": 2, "lora": 2,
-        "distributed": 3, "precision": 3, "trace": 3, "data": 3, "models": 3, "trainer": 4, "advisor": 4}
+        "distributed": 3, "precision": 3, "trace": 3, "data": 3, "layers": 3, "models": 3, "trainer": 4, "advisor": 4}
 
 # A room's layers, lowest first. "" is the room's own folder, and also stands for folders that are not named.
 LAYERS = {"kernels": ["", "cpu", "aten"]}

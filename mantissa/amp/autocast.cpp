@@ -87,4 +87,16 @@ Autocast::~Autocast() {
   if (watches_kept_weights_) kept_weights::end_watch();
 }
 
+AutocastOff::AutocastOff() {
+  for (const at::DeviceType device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
+    if (!at::autocast::is_autocast_enabled(device)) continue;
+    devices_.push_back(device);
+    at::autocast::set_autocast_enabled(device, false);
+  }
+}
+
+AutocastOff::~AutocastOff() {
+  for (const at::DeviceType device : devices_) at::autocast::set_autocast_enabled(device, true);
+}
+
 }  // namespace mantissa

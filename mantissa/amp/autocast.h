@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
@@ -67,6 +68,19 @@ class Autocast {
   bool previous_enabled_;
   bool previous_cache_enabled_;
   bool watches_kept_weights_;
+};
+
+/// Turns off autocast on this thread for the rest of the scope, on each device for which it is on. Use it for
+/// a backward pass inside a region, whose device need not be known.
+class AutocastOff {
+ public:
+  AutocastOff();
+  ~AutocastOff();
+  AutocastOff(const AutocastOff&) = delete;
+  AutocastOff& operator=(const AutocastOff&) = delete;
+
+ private:
+  std::vector<c10::DeviceType> devices_;
 };
 
 /// Returns a function that runs each call of `f` in its own region; corresponds to torch's decorator

@@ -366,6 +366,27 @@ TEST_F(Autocast, AC28_AC29_DisabledRegionsRunInTheDtypesGiven) {
   EXPECT_EQ(at::mm(low, a).scalar_type(), at::kBFloat16);
 }
 
+TEST_F(Autocast, OffHoldsOnEveryDeviceForItsScope) {
+  const auto is_on = [](c10::DeviceType device) { return at::autocast::is_autocast_enabled(device); };
+  const at::Tensor w = weight();
+  at::autocast::set_autocast_enabled(at::kCUDA, true);  // also on a machine without a GPU
+  {
+    const Region outer(at::kCPU);
+    {
+      const mantissa::AutocastOff off;
+      EXPECT_FALSE(is_on(at::kCPU));
+      EXPECT_FALSE(is_on(at::kCUDA));
+      EXPECT_EQ(w.mm(w).scalar_type(), at::kFloat);
+    }
+    EXPECT_TRUE(is_on(at::kCPU));
+    EXPECT_TRUE(is_on(at::kCUDA));
+    EXPECT_EQ(w.mm(w).scalar_type(), at::kBFloat16);
+  }
+  at::autocast::set_autocast_enabled(at::kCUDA, false);
+  { const mantissa::AutocastOff off; }
+  EXPECT_FALSE(is_on(at::kCPU)) << "it was off before";
+}
+
 TEST_F(Autocast, AC30_AFunctionsCallsEnterAndLeaveTheRegion) {
   const auto a = torch::ones({2, 2});
   int calls = 0;

@@ -24,7 +24,9 @@ namespace {
 struct Shared final : PostAccumulateGradHook {
   void operator()(const at::Tensor& parameter) override {
     if (before) (*before)(parameter);
-    for (const auto& call : calls) (*call.second)(parameter);
+    at::Tensor holder = parameter;
+    for (const auto& [order, call] : calls)
+      if (order != GradientHookOrder::kMove || holder.is_same(parameter)) (*call)(holder);
   }
   std::unique_ptr<PostAccumulateGradHook> before;
   /// By order, the latest first: a hook that moves a gradient takes it from the hooks that were added before

@@ -8,7 +8,7 @@
 namespace mantissa {
 
 /// The order in which the hooks of one parameter run. Among hooks with the same value, the one added last
-/// runs first. After a hook has moved the gradient away, later hooks see an undefined gradient.
+/// runs first.
 enum class GradientHookOrder {
   kMove,   ///< takes the gradient to where the optimizer finds it, for example to a master weight
   kReduce  ///< sends it to other processes
@@ -24,7 +24,10 @@ enum class GradientHookOrder {
 /// Example: gradient_hooks_test.cpp, GradientHook.RunsInOrderBesideOthers
 class GradientHook {
  public:
-  using Call = std::function<void(const at::Tensor& parameter)>;
+  /// `holder`: the tensor whose grad() has the gradient, which is the parameter at first. A kMove hook that
+  /// takes the gradient to another tensor assigns that tensor. Later kMove hooks are then not called, and
+  /// kReduce hooks are called with it.
+  using Call = std::function<void(at::Tensor& holder)>;
 
   GradientHook(const at::Tensor& parameter, GradientHookOrder order, Call call);
   ~GradientHook();

@@ -50,6 +50,28 @@ TEST(GradientHook, SeesTheAccumulatedGradientAndMayTakeIt) {
   EXPECT_FALSE(w.grad().defined());
 }
 
+TEST(GradientHook, AReducerIsCalledWithTheTensorThatHoldsTheGradient) {
+  const at::Tensor w = weight(), master = weight(), older = weight();
+  const auto move_to = [](const at::Tensor& to) {
+    return [to](at::Tensor& holder) {
+      to.mutable_grad() = holder.grad();
+      holder.mutable_grad() = at::Tensor();
+      holder = to;
+    };
+  };
+  at::Tensor seen;
+  const GradientHook reduce(w, GradientHookOrder::kReduce, [&](const at::Tensor& holder) { seen = holder; });
+  w.sum().backward();
+  EXPECT_TRUE(seen.is_same(w));
+  w.mutable_grad() = at::Tensor();
+  const GradientHook old_move(w, GradientHookOrder::kMove, move_to(older));
+  const GradientHook move(w, GradientHookOrder::kMove, move_to(master));
+  (3 * w).sum().backward();
+  EXPECT_TRUE(seen.is_same(master));
+  EXPECT_TRUE(torch::equal(master.grad(), torch::full({2}, 3.0)));
+  EXPECT_FALSE(older.grad().defined()) << "the newer hook has taken the gradient";
+}
+
 TEST(GradientHook, EndsWithItsHandleWhoeverHoldsIt) {
   const at::Tensor w = weight();
   int calls = 0;

@@ -15,7 +15,9 @@
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/precision/registry.h"
+#include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/named_parts.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa::all_modes_test {
 namespace {
@@ -94,6 +96,41 @@ TEST_P(EveryMode, TrainsALineInAHandWrittenLoop) {
   }
   EXPECT_GT(first, 1.0);
   EXPECT_LT(last, 0.01);
+}
+
+TEST_P(EveryMode, AModeWithAutocastNamesItsDevice) {
+  const auto mode = precision();
+  const Scope forward = mode->forward_context();
+  if (!at::autocast::is_autocast_enabled(device().type())) return;
+  EXPECT_EQ(mode->device_type(), device().type());
+}
+
+TEST_P(EveryMode, ABackwardPassInsideTheForwardContextRunsWithoutAutocast) {
+  const auto mode = precision();
+  const auto is_on = [] { return at::autocast::is_autocast_enabled(device().type()); };
+  const Scope forward = mode->forward_context();
+  const bool before = is_on();
+  {
+    const Scope backward = mode->backward_context();
+    EXPECT_FALSE(is_on());
+  }
+  EXPECT_EQ(is_on(), before);
+}
+
+TEST_P(EveryMode, AnEmptyModelIsConvertedLikeOneWithValues) {
+  const auto mode = precision();
+  const auto converted = [&](const auto& convert) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::BatchNorm1d(8));
+    net->to(device());
+    convert(*net);
+    std::string parameters;
+    for (const at::Tensor& p : net->parameters())
+      parameters += c10::str(mode->parameter_name(p), ' ', p.scalar_type(), ' ', p.sizes(), ' ', is_packed(p),
+                             ' ', weight_rule(p) != nullptr, ' ', p.requires_grad(), '\n');
+    return parameters;
+  };
+  EXPECT_EQ(converted([&](auto& net) { mode->convert_empty(net); }),
+            converted([&](auto& net) { mode->convert_module(net); }));
 }
 
 TEST_P(EveryMode, GradientsLookTheSameInEveryMode) {

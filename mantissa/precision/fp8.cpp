@@ -78,8 +78,8 @@ Scope Fp8Mixed::forward_context() const {
 
 at::Tensor Fp8Mixed::convert_output(const at::Tensor& y) const { return to_default_dtype(y); }
 
-StepResult Fp8Mixed::optimizer_step(torch::optim::Optimizer& optimizer) {
-  StepResult result = Precision::optimizer_step(optimizer);
+StepResult Fp8Mixed::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
+  StepResult result = Precision::step(optimizer, closure);
   end_step(layers_, result);
   return result;
 }
@@ -107,8 +107,8 @@ Scope TransformerEngine::forward_context() const {
   return std::make_shared<ForwardScope>(device_.type(), dtype_, TrueDtype::forward_context());
 }
 
-StepResult TransformerEngine::optimizer_step(torch::optim::Optimizer& optimizer) {
-  StepResult result = TrueDtype::optimizer_step(optimizer);
+StepResult TransformerEngine::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
+  StepResult result = TrueDtype::step(optimizer, closure);
   end_step(layers_, result);
   return result;
 }

@@ -35,10 +35,11 @@ class Fp8Mixed final : public Precision {
   void convert_module(torch::nn::Module& module) override;
   Scope forward_context() const override;
   at::Tensor convert_output(const at::Tensor& y) const override;
-  using Precision::optimizer_step;
-  StepResult optimizer_step(torch::optim::Optimizer& optimizer) override;
   StateDict state_dict() const override;
   std::vector<std::string> load_state_dict(const StateReader& state) override;
+
+ protected:
+  StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override;
 
  private:
   at::Device device_;
@@ -64,10 +65,11 @@ class TransformerEngine final : public TrueDtype {
   std::vector<LayerReport> layer_report() const override { return layers_.report(); }
   void convert_module(torch::nn::Module& module) override;
   Scope forward_context() const override;
-  using Precision::optimizer_step;
-  StepResult optimizer_step(torch::optim::Optimizer& optimizer) override;
   StateDict state_dict() const override;
   std::vector<std::string> load_state_dict(const StateReader& state) override;
+
+ protected:
+  StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override;
 
  private:
   at::ScalarType dtype_;

@@ -9,6 +9,7 @@
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/precision/layers_internal.h"
+#include "mantissa/weights/linear_weights.h"
 
 namespace mantissa {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 using torch::nn::Module;
 
 bool is_chosen_kind(const Module& module, const LayerChoice& choice) {
-  if (module.as<torch::nn::Linear>()) return true;
+  if (module.as<torch::nn::Linear>() || dynamic_cast<const HasLinearWeights*>(&module)) return true;
   if (module.as<torch::nn::Embedding>() || module.as<torch::nn::EmbeddingBag>()) return choice.embeddings;
   return choice.convolutions &&
          (module.as<torch::nn::Conv1d>() || module.as<torch::nn::Conv2d>() ||
@@ -29,12 +30,16 @@ bool is_ignored(const std::string& name, const std::vector<std::string>& ignored
                      [&](const std::string& prefix) { return name.starts_with(prefix); });
 }
 
-/// The weight that the layer's forward() uses; null if it has none.
-const at::Tensor* weight_of(const Module& module,
-                            const torch::OrderedDict<std::string, at::Tensor>& parameters) {
+/// The weights that the layer's forward() uses, by their names in the module.
+std::vector<Layer> weights_of(const Module& module) {
   // Tying two layers by an assignment changes the member and not the list of parameters.
-  if (const auto* const linear = module.as<torch::nn::Linear>()) return &linear->weight;
-  return parameters.find("weight");
+  if (const auto* const linear = module.as<torch::nn::Linear>()) return {{"weight", linear->weight}};
+  const auto parameters = module.named_parameters(/*recurse=*/false);
+  const auto* const own = dynamic_cast<const HasLinearWeights*>(&module);
+  std::vector<Layer> weights;
+  for (const std::string& name : own ? own->linear_weights() : std::vector<std::string>{"weight"})
+    if (const at::Tensor* const weight = parameters.find(name)) weights.push_back({name, *weight});
+  return weights;
 }
 
 }  // namespace
@@ -51,13 +56,14 @@ std::vector<Layer> layers_of(const Module& module, const LayerChoice& choice) {
   std::unordered_set<const at::TensorImpl*> seen, ignored;
   const auto visit = [&](const std::string& name, const Module& part) {
     if (!is_chosen_kind(part, choice)) return;
-    const auto parameters = part.named_parameters(/*recurse=*/false);
-    const at::Tensor* const weight = weight_of(part, parameters);
-    if (!weight || !weight->defined()) return;
-    if (is_ignored(name, choice.ignore_modules)) {
-      ignored.insert(weight->unsafeGetTensorImpl());
-    } else if (seen.insert(weight->unsafeGetTensorImpl()).second) {
-      layers.push_back({name.empty() ? "weight" : name + ".weight", *weight});
+    for (const auto& [weight_name, weight] : weights_of(part)) {
+      if (!weight.defined()) continue;
+      const std::string full_name = name.empty() ? weight_name : name + "." + weight_name;
+      if (is_ignored(full_name, choice.ignore_modules)) {
+        ignored.insert(weight.unsafeGetTensorImpl());
+      } else if (seen.insert(weight.unsafeGetTensorImpl()).second) {
+        layers.push_back({full_name, weight});
+      }
     }
   };
   visit("", module);  // named_modules(include_self) would require a shared_ptr to it
@@ -75,8 +81,12 @@ void check_is_leaf(const Layer& layer, const std::string& who) {
 
 std::vector<std::string> unmatched_names(const Module& module, const std::vector<std::string>& ignored) {
   std::vector<std::string> unmatched = ignored;
+  const auto erase_those_of = [&unmatched](const std::string& name) {
+    std::erase_if(unmatched, [&](const std::string& prefix) { return name.starts_with(prefix); });
+  };
   for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false))
-    std::erase_if(unmatched, [&](const std::string& prefix) { return item.key().starts_with(prefix); });
+    erase_those_of(item.key());
+  for (const auto& item : module.named_parameters()) erase_those_of(item.key());
   return unmatched;
 }
 

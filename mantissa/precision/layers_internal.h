@@ -11,10 +11,11 @@ class Module;
 
 namespace mantissa {
 
-/// Which layers a mode converts: every torch::nn::Linear, and further kinds by choice.
+/// Which layers a mode converts: every torch::nn::Linear and what has such weights (weights/linear_weights.h), and further
+/// kinds by choice.
 struct LayerChoice {
   bool embeddings = false, convolutions = false;
-  std::vector<std::string> ignore_modules = {};  ///< beginnings of dotted names of layers that are left out
+  std::vector<std::string> ignore_modules = {};  ///< beginnings of dotted names of weights that are left out
 };
 
 /// A layer, by its weight.
@@ -33,7 +34,7 @@ std::vector<Layer> layers_of(const torch::nn::Module& module, const LayerChoice&
 ///         again, and lose what a mode has done to it.
 void check_is_leaf(const Layer& layer, const std::string& who);
 
-/// Returns those of `ignored` with which no dotted name of a submodule begins: most likely typing errors.
+/// Returns those of `ignored` with which no dotted name of a submodule or parameter begins: most likely typing errors.
 std::vector<std::string> unmatched_names(const torch::nn::Module& module,
                                          const std::vector<std::string>& ignored);
 

@@ -8,6 +8,7 @@
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/precision/layers_internal.h"
 #include "mantissa/precision/registry.h"
+#include "mantissa/weights/linear_weights.h"
 #include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/packed_weight.h"
 
@@ -51,6 +52,38 @@ TEST(Layers, LinearLayersAreChosenAndOthersOnRequest) {
   EXPECT_THAT(names_of(*net->lm_head), ElementsAre("weight")) << "a module that is a layer itself";
   EXPECT_FALSE(has_layers(*net->table, {}));
   EXPECT_TRUE(has_layers(*net, {.ignore_modules = {"body", "lm_head"}})) << "ignored ones count";
+}
+
+// A module of the user's own with two linear layers' weights.
+struct PairImpl : torch::nn::Module, HasLinearWeights {
+  PairImpl() {
+    register_parameter("up", torch::randn({32, 16}));
+    register_parameter("down", torch::randn({16, 32}));
+    register_parameter("shift", torch::zeros({16}));
+  }
+  std::vector<std::string> linear_weights() const override { return {"up", "down"}; }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto own = named_parameters();
+    return torch::linear(torch::linear(x, own["up"]).relu(), own["down"]) + own["shift"];
+  }
+};
+TORCH_MODULE(Pair);
+
+TEST(Layers, AModuleWithLinearWeightsOfItsOwnIsALayer) {
+  torch::nn::Sequential net(torch::nn::Linear(8, 16), Pair(), torch::nn::Linear(16, 4));
+  EXPECT_THAT(names_of(*net), ElementsAre("0.weight", "1.up", "1.down", "2.weight"));
+  EXPECT_THAT(names_of(*net, {.ignore_modules = {"1"}}), ElementsAre("0.weight", "2.weight"));
+  EXPECT_THAT(names_of(*net, {.ignore_modules = {"1.up", "0"}}), ElementsAre("1.down", "2.weight"));
+  EXPECT_THAT(unmatched_names(*net, {"1.up", "1.sideways"}), ElementsAre("1.sideways"));
+  Pair pair;
+  EXPECT_TRUE(has_layers(*pair, {}));
+  const torch::Tensor x = torch::randn({3, 16});
+  const torch::Tensor exact = pair->forward(x);
+  make_precision("nf4", at::kCPU)->convert_module(*pair);
+  EXPECT_TRUE(is_packed(pair->named_parameters()["up"]));
+  EXPECT_FALSE(is_packed(pair->named_parameters()["shift"]));
+  EXPECT_LT((pair->forward(x.to(at::kBFloat16)).to(at::kFloat) - exact).norm().item<float>(),
+            0.3 * exact.norm().item<float>());
 }
 
 TEST(Layers, ATiedWeightIsChosenOnceAndNotIfOneOfItsLayersIsIgnored) {

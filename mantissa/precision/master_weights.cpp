@@ -28,7 +28,7 @@ bool is_16_bit(const at::Tensor& tensor) {
 
 /// Adds the parameter's gradient to that of its master weight, and makes the parameter's gradient undefined.
 void move_gradient(const at::Tensor& parameter, const at::Tensor& master) {
-  if (!parameter.grad().defined()) return;  // newer master weights have taken it
+  if (!parameter.grad().defined()) return;
   const at::NoGradGuard no_grad;
   const at::Tensor gradient = parameter.grad().to(at::kFloat);
   at::Tensor& sum = master.mutable_grad();
@@ -130,9 +130,10 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
   }
   for (size_t i = 0; i < model_.size(); ++i) {
     move_gradient(model_[i], master_[i]);
-    hooks_.emplace_back(
-        model_[i], GradientHookOrder::kMove,
-        [master = master_[i]](const at::Tensor& parameter) { move_gradient(parameter, master); });
+    hooks_.emplace_back(model_[i], GradientHookOrder::kMove, [master = master_[i]](at::Tensor& holder) {
+      move_gradient(holder, master);
+      holder = master;
+    });
   }
 }
 

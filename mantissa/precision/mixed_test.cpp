@@ -74,12 +74,13 @@ TEST(MixedPrecision, ERR09_RefusesLbfgsOnlyWithAScaler) {
 TEST(Precision, AStepOfLbfgsGoesThroughTheModesOwnStep) {
   struct Counting : Precision {
     Counting() : Precision("counting") {}
-    using Precision::optimizer_step;
-    StepResult optimizer_step(torch::optim::Optimizer& optimizer) override {
-      ++steps;
-      return Precision::optimizer_step(optimizer);
-    }
     int steps = 0;
+
+   protected:
+    StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override {
+      ++steps;
+      return Precision::step(optimizer, closure);
+    }
   } mode;
   const at::Tensor x = torch::ones(1, torch::requires_grad());
   torch::optim::LBFGS lbfgs(std::vector{x}, torch::optim::LBFGSOptions(1));
@@ -97,7 +98,7 @@ TEST(Precision, AStepOfLbfgsGoesThroughTheModesOwnStep) {
   EXPECT_GT(evaluations, 1);
   EXPECT_NEAR(x.item<float>(), 3, 1e-3);
   EXPECT_THROW(mode.optimizer_step(lbfgs, [] { return at::Tensor(); }), c10::ValueError);
-  EXPECT_FALSE(mode.optimizer_step(lbfgs, closure).skipped()) << "the failed step's closure is forgotten";
+  EXPECT_FALSE(mode.optimizer_step(lbfgs, closure).skipped());
   torch::optim::SGD sgd({x}, 0.5);
   mode.optimizer_step(sgd, [&] { return x.mutable_grad() = at::ones({1}); });
   EXPECT_EQ(mode.steps, 4);

@@ -1,3 +1,5 @@
+#include "mantissa/precision/mode_suggestion.h"
+
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -8,7 +10,6 @@
 
 #include "mantissa/core/formats.h"
 #include "mantissa/core/suggest.h"
-#include "mantissa/precision/mode_suggestion_internal.h"
 #include "mantissa/precision/registry.h"
 
 namespace mantissa {
@@ -160,9 +161,14 @@ std::string question_of(const ModeList& meant) {
 }  // namespace
 
 std::string suggest_modes(const std::string& name, const std::vector<std::string>& names) {
-  for (const ModeList& meant : {described_modes(name), modes_beginning_with(name)})
+  const auto allowed = [&](ModeList list) {
+    std::erase_if(list,
+                  [&](const Mode* mode) { return std::ranges::find(names, mode->name) == names.end(); });
+    return list;
+  };
+  for (const ModeList& meant : {allowed(described_modes(name)), allowed(modes_beginning_with(name))})
     if (!meant.empty()) return question_of(meant);
-  const ModeList alike = modes_of_first_word(name);
+  const ModeList alike = allowed(modes_of_first_word(name));
   std::vector<std::string> names_alike;
   for (const Mode* const mode : alike) names_alike.push_back(mode->name);
   if (const std::string nearest = did_you_mean(name, names_alike); !nearest.empty()) return nearest;

@@ -5,9 +5,11 @@
 #include <unordered_set>
 #include <utility>
 
+#include <ATen/autocast_mode.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "mantissa/amp/autocast.h"
 #include "mantissa/amp/clip_grad.h"
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/precision/state_keys_internal.h"
@@ -46,6 +48,8 @@ void Precision::setup_optimizer(torch::optim::Optimizer& optimizer) {
   if (has_line_search(optimizer)) check_line_search();
 }
 
+Scope Precision::backward_context() const { return std::make_shared<AutocastOff>(); }
+
 void Precision::backward(const at::Tensor& loss, const LossHook& before) {
   if (before) before(loss);
   loss.backward();
@@ -61,36 +65,34 @@ at::Tensor Precision::clip_gradients(torch::optim::Optimizer& optimizer, double 
 }
 
 StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer) {
-  if (const auto* const closure = std::exchange(closure_, nullptr)) {
-    optimizer.step([closure] {
-      const at::Tensor loss = (*closure)();
-      TORCH_CHECK_VALUE(
-          loss.defined(),
-          "optimizer_step: LBFGS compares losses, so every batch needs one; return a loss, or choose another "
-          "optimizer");
-      return loss;
-    });
-    return {};
-  }
-  if (!has_gradients(optimizer)) return StepResult(SkipCause::kNoGradients);
-  optimizer.step();
-  return {};
+  StepResult result = step(optimizer, nullptr);
+  at::autocast::clear_cache();  // it may hold casts of the weights from before the step
+  return result;
 }
 
-StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer,
-                                     const std::function<at::Tensor()>& closure) {
+StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
   if (!has_line_search(optimizer)) {
     closure();
     return optimizer_step(optimizer);
   }
   check_line_search();
-  // The step goes through the virtual function, so that a mode's own work around a step is done here too.
-  struct UntilTheEnd {
-    ~UntilTheEnd() { closure = nullptr; }
-    const std::function<at::Tensor()>*& closure;
-  } const reset{closure_};
-  closure_ = &closure;
-  return optimizer_step(optimizer);
+  StepResult result = step(optimizer, [&] {
+    at::autocast::clear_cache();  // LBFGS changes the weights between evaluations
+    at::Tensor loss = closure();
+    TORCH_CHECK_VALUE(
+        loss.defined(),
+        "optimizer_step: LBFGS compares losses, so every batch needs one; return a loss, or choose another "
+        "optimizer");
+    return loss;
+  });
+  at::autocast::clear_cache();
+  return result;
+}
+
+StepResult Precision::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
+  if (!closure && !has_gradients(optimizer)) return StepResult(SkipCause::kNoGradients);
+  optimizer.step(closure);
+  return {};
 }
 
 std::vector<std::string> Precision::load_state_dict(const StateReader& state) {
@@ -105,6 +107,8 @@ std::vector<std::string> Precision::load_state_dict(const StateReader& state) {
   }
   return differences;
 }
+
+bool Precision::can_take_gradients(const StateReader& state) const { return !state.find(kStageKey); }
 
 std::vector<at::Tensor> main_params(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;

@@ -64,7 +64,8 @@ struct LayerReport {
 ///   setup_optimizer                                         once, after it was made
 ///   load_state_dict                                         once, when a run is resumed
 ///   convert_input, forward_context, convert_output          around each forward pass
-///   backward                                                outside the forward context
+///   backward                                                outside the forward context, or inside both the
+///                                                           forward and the backward context
 ///   unscale_gradients, clip_gradients                       if the loop looks at gradients
 ///   optimizer_step                                          once per accumulation window
 ///   teardown                                                once
@@ -121,6 +122,9 @@ class Precision {
   /// valid. The base class only records the parameters' names. Every module of a loop is converted, for
   /// example both of a GAN.
   virtual void convert_module(torch::nn::Module& module);
+  /// As convert_module(), for a whole model whose weights are loaded next: a mode may leave out work on values
+  /// that are about to be replaced.
+  virtual void convert_empty(torch::nn::Module& module) { convert_module(module); }
 
   /// Gives the optimizer the weights that the mode wants it to step, for example master weights. The
   /// optimizer must not have stepped yet, and this object must live as long as the optimizer is used. The base
@@ -139,6 +143,9 @@ class Precision {
 
   /// While it lives, a forward pass runs in the mode's precision.
   virtual Scope forward_context() const { return {}; }
+  /// While it lives, a backward pass inside forward_context() computes as it does outside of it, for a loop
+  /// whose forward pass contains backward passes. The base class turns off autocast.
+  virtual Scope backward_context() const;
   /// Returns a batch's tensor in the dtype of the mode's forward pass. Integers, bools and complex numbers
   /// stay as they are.
   virtual at::Tensor convert_input(const at::Tensor& x) const { return x; }
@@ -157,7 +164,8 @@ class Precision {
   // A step.
 
   using LossHook = std::function<void(const at::Tensor& loss)>;
-  /// Runs the backward pass of `loss`, scaled if the mode scales. Call it outside the forward context.
+  /// Runs the backward pass of `loss`, scaled if the mode scales. Call it outside the forward context, or in
+  /// backward_context().
   /// `before` is called with the loss that the backward pass starts from, that is, with the scaled loss.
   virtual void backward(const at::Tensor& loss, const LossHook& before = nullptr);
 
@@ -176,14 +184,15 @@ class Precision {
   virtual at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                                     GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
 
+  using LossClosure = std::function<at::Tensor()>;
   /// Steps `optimizer` with the gradients that its parameters have. Without any gradient the step is skipped.
-  virtual StepResult optimizer_step(torch::optim::Optimizer& optimizer);
-  /// Runs `closure` and calls optimizer_step(optimizer). The closure does the forward pass, the backward pass
-  /// and clipping, and returns the loss, or an undefined tensor if there is none. All optimizers but
-  /// torch::optim::LBFGS need no closure. LBFGS calls it several times a step, inside the optimizer_step() of
-  /// this base class, so that no gradients exist before.
+  /// After the step, also inside forward_context(), a forward pass sees the new weights.
+  StepResult optimizer_step(torch::optim::Optimizer& optimizer);
+  /// Runs `closure` and steps `optimizer`. The closure does the forward pass, the backward pass and clipping,
+  /// and returns the loss, or an undefined tensor if there is none. All optimizers but torch::optim::LBFGS need
+  /// no closure. LBFGS calls it several times a step.
   /// Errors: c10::TypeError for LBFGS if the mode does not support it; c10::ValueError if LBFGS gets no loss.
-  StepResult optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure);
+  StepResult optimizer_step(torch::optim::Optimizer& optimizer, const LossClosure& closure);
 
   // State.
 
@@ -200,10 +209,16 @@ class Precision {
   virtual std::vector<std::string> load_state_dict(const StateReader& state);
 
   /// Returns what the mode knows about gradients of `optimizer` that wait for its step, for a checkpoint that
-  /// also holds those gradients. Empty for a mode that leaves gradients as backward() made them.
+  /// also holds those gradients: the loss scale that they carry, or that they have been divided by it. Empty for
+  /// a mode without a loss scale, whose gradients are in the loss's own units.
   virtual StateDict gradient_state(const torch::optim::Optimizer& /*optimizer*/) const { return {}; }
-  /// Loads what gradient_state() returned. Call it after load_state_dict(), when the parameters of `optimizer`
-  /// have the gradients of the checkpoint.
+  /// Whether gradients can wait for their step in this mode if gradient_state() of this or another mode was
+  /// `state` when they were saved. Without a loss scale this mode refuses gradients that have been scaled: they
+  /// may have overflowed, and only a mode with a scale would skip their step.
+  virtual bool can_take_gradients(const StateReader& state) const;
+  /// Loads what gradient_state() of this or another mode returned, if can_take_gradients(). Call it after
+  /// load_state_dict(), when the parameters of `optimizer` have the gradients of the checkpoint. Gradients that
+  /// were saved with another loss scale, or without one, are brought to this mode's.
   /// Errors: c10::ValueError for a state that does not fit, before anything is changed.
   virtual void load_gradient_state(torch::optim::Optimizer& /*optimizer*/, const StateReader& /*state*/) {}
 
@@ -213,6 +228,9 @@ class Precision {
   virtual void teardown() {}
 
  protected:
+  /// The work of both optimizer_step() functions, for a mode that works before or after each step. `closure`:
+  /// for LBFGS, which computes the gradients inside its step; null for all others, which have them already.
+  virtual StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure);
   /// Throws if the mode does not support LBFGS.
   virtual void check_line_search() const {}
   const std::optional<std::string>& float32_matmul_precision() const { return float32_matmul_precision_; }
@@ -222,8 +240,6 @@ class Precision {
   PrecisionTraits traits_;
   std::optional<std::string> float32_matmul_precision_;
   WeakMap<at::Tensor, std::string> names_;
-  /// The closure of a step of LBFGS that has begun; null otherwise.
-  const std::function<at::Tensor()>* closure_ = nullptr;
 };
 
 /// Returns all parameters of all groups of `optimizer`, each once.

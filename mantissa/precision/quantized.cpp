@@ -63,7 +63,7 @@ QuantizedPrecision::QuantizedPrecision(std::string name, at::Device device, Quan
 
 void QuantizedPrecision::convert_module(torch::nn::Module& module) {
   const std::vector<std::string> existing = quantized_formats(module);
-  quantize_module(module, weights_, "precision '" + name() + "'");
+  quantize(module, /*zeros=*/false);
   Precision::convert_module(module);
   warn_about_unmatched_names(module, weights_.ignore_modules, "precision '" + name() + "'");
   if (!weights_.ignore_modules.empty() && quantized_formats(module).empty())
@@ -93,13 +93,17 @@ void QuantizedPrecision::convert_initialized(torch::nn::Module& module, bool is_
               "': init_module() may make a part of a model, whose layers have other names; make the whole "
               "model, and call convert_module()");
   if (!has_layers_to_quantize(module, weights_)) return;  // such as a part that is only an embedding
-  if (is_empty) return convert_empty(module);
-  quantize_module(module, weights_, "precision '" + name() + "'");
+  quantize(module, /*zeros=*/is_empty);
 }
 
-void QuantizedPrecision::convert_empty(torch::nn::Module& module) const {
+void QuantizedPrecision::convert_empty(torch::nn::Module& module) {
+  quantize(module, /*zeros=*/true);
+  Precision::convert_module(module);
+}
+
+void QuantizedPrecision::quantize(torch::nn::Module& module, bool zeros) const {
   QuantizeModuleOptions options = weights_;
-  options.zeros = true;
+  options.zeros = zeros;
   quantize_module(module, options, "precision '" + name() + "'");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "mantissa/amp/grad_scaler.h"
@@ -35,10 +36,10 @@ class QuantizedPrecision final : public ScaledPrecision {
  public:
   QuantizedPrecision(std::string name, at::Device device, QuantizedPrecisionOptions options);
 
+  std::optional<at::DeviceType> device_type() const override { return device_.type(); }
   void convert_module(torch::nn::Module& module) override;
-  /// As convert_module(), for a whole model whose weights are loaded next: they become zeros, and nothing is quantized
-  /// for it.
-  void convert_empty(torch::nn::Module& module) const;
+  /// The weights become zeros without being quantized.
+  void convert_empty(torch::nn::Module& module) override;
   void setup_optimizer(torch::optim::Optimizer& optimizer) override;
   Scope tensor_init_context() const override;
   void convert_initialized(torch::nn::Module& module, bool is_empty) const override;
@@ -47,6 +48,8 @@ class QuantizedPrecision final : public ScaledPrecision {
   at::Tensor convert_output(const at::Tensor& y) const override;
 
  private:
+  void quantize(torch::nn::Module& module, bool zeros) const;
+
   at::Device device_;
   at::ScalarType dtype_;
   QuantizeModuleOptions weights_;

@@ -10,7 +10,7 @@
 #include "mantissa/precision/int8_training.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/precision/mode_options_internal.h"
-#include "mantissa/precision/mode_suggestion_internal.h"
+#include "mantissa/precision/mode_suggestion.h"
 #include "mantissa/precision/quantized.h"
 #include "mantissa/precision/tf32_mixed.h"
 #include "mantissa/precision/true_dtype.h"

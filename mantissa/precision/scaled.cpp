@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include <ATen/ops/ones.h>
 #include <torch/optim/optimizer.h>
 
 #include "mantissa/amp/clip_grad_internal.h"
@@ -17,7 +18,6 @@ namespace {
 /// The names of GradientStage's values in a state, in their order.
 constexpr std::array kStageNames{"scaled", "checked", "unscaled", "mixed", "stepped"};
 static_assert(kStageNames.size() == static_cast<size_t>(GradientStage::kStepped) + 1);
-constexpr const char *kStageKey = "stage", *kClipDivisorKey = "clip_divisor", *kScaleKey = "scale";
 
 GradientStage stage_of(const StateReader& state) {
   const std::string& name = state.to_string();
@@ -118,8 +118,8 @@ void ScaledPrecision::check_line_search() const {
       "bf16-mixed, 32-true or another optimizer");
 }
 
-StepResult ScaledPrecision::optimizer_step(torch::optim::Optimizer& optimizer) {
-  if (!scales()) return Precision::optimizer_step(optimizer);
+StepResult ScaledPrecision::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
+  if (!scales()) return Precision::step(optimizer, closure);
   if (has_line_search(optimizer)) check_line_search();
   // Without gradients there is nothing to check for overflow, so this step must not move the scale.
   if (!has_gradients(optimizer)) {
@@ -178,8 +178,16 @@ StateDict ScaledPrecision::gradient_state(const torch::optim::Optimizer& optimiz
   return state;
 }
 
+bool ScaledPrecision::can_take_gradients(const StateReader& state) const {
+  return scales() || Precision::can_take_gradients(state);
+}
+
 void ScaledPrecision::load_gradient_state(torch::optim::Optimizer& optimizer, const StateReader& state) {
   if (!scales()) return;
+  if (!state.find(kStageKey)) {  // they are in the loss's own units, so they carry a scale of 1
+    scaler_->restore_gradient_stage(optimizer, GradientStage::kScaled, {}, at::ones({}));
+    return;
+  }
   const auto tensor = [&](const char* key) {
     const auto saved = state.find(key);
     return saved ? saved->to_tensor() : at::Tensor();

@@ -35,11 +35,10 @@ class ScaledPrecision : public Precision {
   void unscale_gradients(torch::optim::Optimizer& optimizer) override;
   at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
                             GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm) override;
-  using Precision::optimizer_step;
-  StepResult optimizer_step(torch::optim::Optimizer& optimizer) override;
   StateDict state_dict() const override;
   std::vector<std::string> load_state_dict(const StateReader& state) override;
   StateDict gradient_state(const torch::optim::Optimizer& optimizer) const override;
+  bool can_take_gradients(const StateReader& state) const override;
   void load_gradient_state(torch::optim::Optimizer& optimizer, const StateReader& state) override;
   void teardown() override;
 
@@ -51,6 +50,7 @@ class ScaledPrecision : public Precision {
   /// `scaler`: null for a mode that does not scale.
   ScaledPrecision(std::string name, PrecisionTraits traits, std::unique_ptr<GradScaler> scaler);
 
+  StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override;
   void check_line_search() const override;
   /// Makes the weights that `optimizer` steps known to the scaler (see GradScaler::watch()).
   void watch(const torch::optim::Optimizer& optimizer);

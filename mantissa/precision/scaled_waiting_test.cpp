@@ -248,6 +248,36 @@ TEST(AccumulatingGradients, ThatWereCheckedResumeWithTheNextScale) {
   EXPECT_EQ(later.item<float>(), -1);
 }
 
+TEST(AccumulatingGradients, InTheLosssOwnUnitsAreBroughtToTheScale) {
+  const auto unscaled = make_precision("32-true", at::kCPU), scaled = make_precision("16-mixed", at::kCPU),
+             disabled = make_precision("16-mixed", at::kCPU, {.loss_scale = "none"});
+  Weight a;
+  scaled->setup_optimizer(a.sgd);
+  unscaled->backward(a.w.sum() * 4);
+  const StateDict state = unscaled->gradient_state(a.sgd);
+  for (const auto* const mode : {&unscaled, &scaled, &disabled})
+    EXPECT_TRUE((*mode)->can_take_gradients(StateReader(state))) << (*mode)->name();
+  scaled->load_gradient_state(a.sgd, StateReader(state));
+  EXPECT_EQ(a.w.grad().item<float>(), 4 * 65536);
+  scaled->backward(a.w.sum());
+  scaled->optimizer_step(a.sgd);
+  EXPECT_EQ(a.value(), -5);
+}
+
+TEST(AccumulatingGradients, OfALossScaleAreRefusedWithoutOne) {
+  const auto unscaled = make_precision("32-true", at::kCPU), scaled = make_precision("16-mixed", at::kCPU),
+             disabled = make_precision("16-mixed", at::kCPU, {.loss_scale = "none"});
+  Weight a;
+  scaled->backward(a.w.sum());
+  for (int unscale = 0; unscale < 2; ++unscale) {
+    if (unscale) scaled->unscale_gradients(a.sgd);
+    const StateDict state = scaled->gradient_state(a.sgd);
+    EXPECT_TRUE(scaled->can_take_gradients(StateReader(state))) << unscale;
+    EXPECT_FALSE(unscaled->can_take_gradients(StateReader(state))) << unscale;
+    EXPECT_FALSE(disabled->can_take_gradients(StateReader(state))) << unscale;
+  }
+}
+
 TEST(AccumulatingGradients, OfASharedParameterResumeOnce) {
   const auto precision = with_moving_scale(), resumed = with_moving_scale();
   Weight every, shared;

@@ -195,10 +195,10 @@ void TrueDtype::check_line_search() const {
       "optimizer, or no master weights");
 }
 
-StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer) {
+StepResult TrueDtype::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
   if (!traits().master_weights) {
     warn_about_small_eps(optimizer);  // for a loop that does not call setup_optimizer()
-    return ScaledPrecision::optimizer_step(optimizer);
+    return ScaledPrecision::step(optimizer, closure);
   }
   if (has_line_search(optimizer)) check_line_search();
   MasterWeights* const masters = masters_of(optimizer);
@@ -208,7 +208,7 @@ StepResult TrueDtype::optimizer_step(torch::optim::Optimizer& optimizer) {
       "once after it was made, or another optimizer with some of the same weights was set up since and has "
       "taken them over; give every weight to one optimizer");
   masters->copy_changes_from_model();
-  const StepResult result = ScaledPrecision::optimizer_step(optimizer);
+  const StepResult result = ScaledPrecision::step(optimizer, closure);
   // If only the device knows the outcome of a step, the master weights are copied in any case: after a
   // skipped step they are unchanged.
   if (!result.is_known() || !result.skipped()) masters->copy_to_model();

@@ -56,13 +56,12 @@ class TrueDtype : public ScaledPrecision {
   Scope forward_context() const override { return tensor_init_context(); }
   at::Tensor convert_input(const at::Tensor& x) const override;
   at::Tensor convert_output(const at::Tensor& y) const override;
-  using ScaledPrecision::optimizer_step;
-  StepResult optimizer_step(torch::optim::Optimizer& optimizer) override;
   StateDict state_dict() const override;
   std::vector<std::string> load_state_dict(const StateReader& state) override;
   void teardown() override;
 
  protected:
+  StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override;
   void check_line_search() const override;
 
  private:

@@ -1,10 +1,11 @@
-// Products with quantized weights compared with the same product in float32, in turn in one process.
+// Products with quantized weights, and look-ups in quantized embeddings, compared with the same in float32, in turn in one
+// process.
 // MANTISSA_MAX_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 simulates
 // a CPU with AVX2 only; --benchmark_filter=nf4/1x selects benchmarks; --benchmark_out=FILE writes JSON.
 //
 //   fp32, fp32_p10, fp32_p90   wall time over that of the float32 product: the median of all rounds, with its
 //                              tenth and ninetieth percentile
-//   fp32_gflops                the speed of the float32 product
+//   fp32_gflops                the speed of the float32 product; not for look-ups
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <functional>
@@ -19,13 +20,18 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
 #include "mantissa/core/bench_internal.h"
 #include "mantissa/core/cpu_features.h"
 #include "mantissa/quant/linear_4bit.h"
 #include "mantissa/quant/linear_int8.h"
+#include "mantissa/quant/packed_4bit.h"
+#include "mantissa/quant/packed_int8.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 namespace {
@@ -34,12 +40,12 @@ using Run = std::function<at::Tensor()>;
 
 constexpr double kSecondsOfARound = 4e-3;
 
-/// A product in float32 and the same product with a quantized weight.
+/// A product or look-up in float32, and the same with a quantized weight.
 struct Twins {
   Run wide, narrow;
   at::Tensor exact;      ///< what the second product has to compute
   double tolerance = 0;  ///< relative to the largest result
-  double products = 0;   ///< multiplications of one run
+  double products = 0;   ///< multiplications of one run; 0 for look-ups
 };
 
 bool agree(const Twins& twins) {
@@ -66,7 +72,7 @@ void time_in_turn(benchmark::State& state, const Twins& twins) {
   state.counters["fp32"] = quantile(ratios, 0.5);
   state.counters["fp32_p10"] = quantile(ratios, 0.1);
   state.counters["fp32_p90"] = quantile(ratios, 0.9);
-  state.counters["fp32_gflops"] = 2e-9 * twins.products / quantile(seconds, 0.5);
+  if (twins.products > 0) state.counters["fp32_gflops"] = 2e-9 * twins.products / quantile(seconds, 0.5);
 }
 
 struct Shape {
@@ -127,6 +133,30 @@ std::string name_of(const Shape& s) {
   return std::to_string(s.rows) + "x" + std::to_string(s.out) + "x" + std::to_string(s.in);
 }
 
+/// An embedding's look-up of some rows. Its float32 table is the dequantized one, whose bits the rows have.
+Twins look_up(int64_t count, const PackedDataPtr& data) {
+  const at::Tensor table = make_packed_weight(data, at::kFloat), dense = data->dequantize(at::kFloat),
+                   rows = at::randint(data->sizes()[0], {count}, at::kLong);
+  Twins twins;
+  twins.wide = [=] { return at::embedding(dense, rows); };
+  twins.narrow = [=] { return at::embedding(table, rows); };
+  twins.exact = twins.wide();
+  return twins;
+}
+
+void register_look_ups(int64_t count) {
+  constexpr int64_t kRows = 32000, kWidth = 1024;
+  const auto add = [&](const std::string& kind, const std::function<PackedDataPtr(const at::Tensor&)>& pack) {
+    register_twins(kind + "/" + name_of({count, kRows, kWidth}), [=] {
+      return look_up(count, pack(at::randn({kRows, kWidth})));
+    });
+  };
+  add("nf4-embedding", [](const at::Tensor& table) { return pack_4bit(table, {}, "table"); });
+  add("nf4-dq-embedding",
+      [](const at::Tensor& table) { return pack_4bit(table, {.compress_statistics = true}, "table"); });
+  add("int8-embedding", [](const at::Tensor& table) { return pack_int8(table, 0, "table"); });
+}
+
 /// Keeps freed memory in the process: page faults would be half of the time of a small product.
 void keep_memory() {
 #ifdef __GLIBC__
@@ -161,6 +191,7 @@ bool register_all() {
     if (s.rows >= 32) add("nf4-gradient", nf4, at::kFloat, true);
     if (s.rows >= 32) add("nf4-gradient-bf16", nf4, at::kBFloat16, true);
   }
+  for (const int64_t count : {1, 64, 4096}) register_look_ups(count);
   return true;
 }
 

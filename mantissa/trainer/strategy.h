@@ -38,7 +38,9 @@ class Strategy {
   bool is_global_zero() const { return rank() == 0; }
 
   /// Called when the model is converted, is on its device, and has the weights of the checkpoint from which a
-  /// run resumes. Master weights are made from its weights afterwards.
+  /// run resumes. Master weights are made from its weights afterwards. A strategy that reduces while the
+  /// backward pass runs adds a GradientHook of kReduce (amp/gradient_hooks.h) to each parameter here. The hook
+  /// is called with the tensor that holds the gradient, which may be a master weight.
   virtual void setup_module(torch::nn::Module& /*module*/) {}
   /// Called when the precision has given the optimizers the tensors to step, such as master weights.
   virtual void setup_optimizers(const std::vector<OptimizerConfig>& /*optimizers*/,

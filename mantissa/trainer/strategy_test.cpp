@@ -12,10 +12,12 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
 
+#include "mantissa/amp/gradient_hooks.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/loop/interrupt.h"
@@ -80,7 +82,9 @@ class OneOfAGroup final : public Strategy {
   OneOfAGroup(std::shared_ptr<Group> group, size_t rank) : group_(std::move(group)), rank_(rank) {}
   int64_t world_size() const override { return static_cast<int64_t>(group_->values.size()); }
   int64_t rank() const override { return static_cast<int64_t>(rank_); }
-  void setup_module(torch::nn::Module& module) override { parameters_ = module.parameters(); }
+  void setup_optimizers(const std::vector<OptimizerConfig>& optimizers, Precision&) override {
+    parameters_ = main_params(*optimizers.at(0).optimizer);
+  }
   void pre_backward(const at::Tensor&) override { ++exchanges; }
   void post_backward() override {
     std::vector<at::Tensor>& own = group_->gradients[rank_];
@@ -173,6 +177,43 @@ TEST(Strategy, TwoProcessesTrainAsOneWithBothBatches) {
       // The last batch of a window exchanges the gradients of the whole window.
       EXPECT_EQ(outcome.exchanges, window == 1 ? 4 : 2);
     }
+  }
+}
+
+TEST(Strategy, TwoProcessesAverageTheGradientsOfMasterWeights) {
+  const std::vector<std::vector<float>> values{{1, 2, 3}, {3, 6, 9}};
+  const PrecisionOptions masters{.loss_scale = "8", .master_weights = true};
+  const auto outcomes = in_two([&](size_t rank, const auto& strategy) {
+    return train({.precision = "16-true", .precision_options = masters, .strategy = strategy}, values[rank]);
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.weight, -2 - 4 - 6);
+}
+
+/// Doubles each gradient as soon as it is there, as a strategy that reduces while the backward pass runs.
+struct Doubling final : Strategy {
+  void setup_module(torch::nn::Module& module) override {
+    for (const at::Tensor& parameter : module.parameters())
+      hooks.emplace_back(parameter, GradientHookOrder::kReduce, [this](const at::Tensor& holder) {
+        ++calls;
+        if (holder.grad().defined()) holder.mutable_grad().mul_(2);
+      });
+  }
+  std::vector<GradientHook> hooks;
+  int calls = 0;
+};
+
+TEST(Strategy, AReducersHooksGetTheGradientsInEveryMode) {
+  const std::vector<std::pair<std::string, PrecisionOptions>> modes{{"32-true", {}},
+                                                                    {"bf16-true", {}},
+                                                                    {"bf16-true", {.master_weights = true}},
+                                                                    {"16-mixed", {.loss_scale = "8"}},
+                                                                    {"O2", {.loss_scale = "8"}}};
+  for (const auto& [name, precision_options] : modes) {
+    const auto strategy = std::make_shared<Doubling>();
+    const TrainerOptions options{
+        .precision = name, .precision_options = precision_options, .strategy = strategy};
+    EXPECT_EQ(train(options, {1, 2, 3}).weight, 2 * (-1 - 2 - 3)) << name;
+    EXPECT_EQ(strategy->calls, 3) << name;
   }
 }
 

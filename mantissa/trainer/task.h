@@ -114,8 +114,7 @@ class Task {
   /// The optimizer at `index` of the running fit, in configure_optimizers()'s order.
   /// Errors: c10::Error outside a fit; c10::IndexError if there is no such optimizer.
   TaskOptimizer& optimizers(size_t index = 0) const;
-  /// Scales the loss if the precision does so, and calls its backward() outside the forward context's
-  /// autocast. For training_step() without automatic_optimization().
+  /// Scales the loss if the precision does so, and calls its backward() as outside the forward context. For training_step() without automatic_optimization().
   void manual_backward(const at::Tensor& loss) const;
   /// While the returned scope is held, only the parameters of `optimizer` require gradients, among the
   /// parameters of this task's optimizers (Lightning: toggle_optimizer).

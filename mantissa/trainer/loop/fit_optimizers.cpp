@@ -53,6 +53,13 @@ void check_anything_trains(const std::vector<OptimizerConfig>& configs, const Pr
       "train; add LoRA adapters, name layers to train in ignore_modules, or choose another mode");
 }
 
+/// Whether all parameters with saved gradients train. The run's mode may have frozen some of them.
+bool are_of_trained(const StateReader& gradients, const std::vector<at::Tensor>& parameters) {
+  for (size_t number = 0; number < parameters.size(); ++number)
+    if (gradients.find(std::to_string(number)) && !parameters[number].requires_grad()) return false;
+  return true;
+}
+
 }  // namespace
 
 void FitOptimizers::set_up(const TrainerOptions& options) {
@@ -142,13 +149,16 @@ StateList FitOptimizers::waiting_gradients() const {
   return all;
 }
 
-void FitOptimizers::load_waiting_gradients(const StateReader& state) {
+bool FitOptimizers::load_waiting_gradients(const StateReader& state) {
+  bool has_dropped = false;
   for (size_t i = 0; i < configs_.size(); ++i) {
     const StateReader waiting = state.at(i);
-    waiting_[i] = !waiting.is_null();
-    if (!waiting_[i]) continue;
+    if (waiting.is_null()) continue;
     const std::vector<at::Tensor> parameters = main_params(*configs_[i].optimizer);
     const StateReader gradients = waiting.at("gradients");
+    waiting_[i] = precision_.can_take_gradients(waiting.at("mode")) && are_of_trained(gradients, parameters);
+    has_dropped = has_dropped || !waiting_[i];
+    if (!waiting_[i]) continue;
     size_t loaded = 0;
     for (size_t number = 0; number < parameters.size(); ++number) {
       const auto saved = gradients.find(std::to_string(number));
@@ -165,6 +175,7 @@ void FitOptimizers::load_waiting_gradients(const StateReader& state) {
   // Restore the mode's records after all gradients are loaded, because optimizers may share a parameter.
   for (size_t i = 0; i < configs_.size(); ++i)
     if (waiting_[i]) precision_.load_gradient_state(*configs_[i].optimizer, state.at(i).at("mode"));
+  return has_dropped;
 }
 
 void FitOptimizers::save(StateDict& state) const {
@@ -211,16 +222,8 @@ void FitOptimizers::load(const StateReader& state, Differences& differences) {
     epoch_steps_[i] = stepped.at(i).to_bool() ? 1 : 0;
   }
   const auto waiting = state.find("waiting_gradients");
-  if (!waiting || is_automatic_) return;
-  const StateReader mode = state.at("precision");
-  const bool was_scaled = mode.at("state").find("loss_scale").has_value();
-  if (mode.at("name").to_string() == precision_.name() && was_scaled == precision_.loss_scale().defined())
-    return load_waiting_gradients(*waiting);
-  for (size_t i = 0; i < waiting->size(); ++i) {
-    if (waiting->at(i).is_null()) continue;
+  if (waiting && !is_automatic_ && load_waiting_gradients(*waiting))
     differences.emplace_back("gradients that no step has used are dropped");
-    break;
-  }
 }
 
 }  // namespace mantissa

@@ -49,7 +49,8 @@ class FitOptimizers final : public RunPart {
   std::function<bool(const at::Tensor&)> parameters_kept_elsewhere() const;
   /// Gradients that manual_backward() has computed and no step has used.
   StateList waiting_gradients() const;
-  void load_waiting_gradients(const StateReader& state);
+  /// Loads the gradients of each optimizer whose step can use them. Returns whether it has dropped others.
+  bool load_waiting_gradients(const StateReader& state);
 
   Task& task_;
   Precision& precision_;

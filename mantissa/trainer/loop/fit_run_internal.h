@@ -59,12 +59,17 @@ class FitRun final : public TrainerRun {
   // One batch: train_batch.cpp.
   TrainBatch train_batch(BatchTransfer& transfer, bool is_last_of_epoch);
   void step_automatically(const Batch& batch, TrainBatch& done);
+  void step_with_line_search(const Batch& batch, TrainBatch& done);
   void step_manually(const Batch& batch, TrainBatch& done);
   at::Tensor forward(const Batch& batch, int64_t batch_index);
-  at::Tensor forward_and_backward(const Batch& batch, bool is_reduced);
+  /// Errors: c10::ValueError for a loss that is no scalar of the model; c10::Error without a loss for which
+  ///         other processes wait.
+  void check_loss(const at::Tensor& loss) const;
+  /// Runs the hooks before a backward pass, and the pass. `is_reduced`: Strategy::post_backward() follows.
   void backward(const at::Tensor& loss, bool is_reduced);
-  void unscale_and_clip(torch::optim::Optimizer& optimizer);
-  void prepare_step(torch::optim::Optimizer& optimizer);
+  void after_backward();
+  void before_step(torch::optim::Optimizer& optimizer);
+  void end_window(const StepResult& step);
   void note_step(const OptimizerConfig& config, const StepResult& step);
   bool makes_row(bool ends_window) const;
 

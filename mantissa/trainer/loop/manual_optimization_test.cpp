@@ -132,6 +132,37 @@ TEST(ManualOptimization, ALaterForwardOfTheBatchSeesTheNewWeightUnderAutocast) {
   EXPECT_EQ(task.after, -2) << "a cast that was kept from before the step would give 2";
 }
 
+TEST(ManualOptimization, EachEvaluationOfLbfgsSeesTheNewWeightUnderAutocast) {
+  struct Lbfgs : Task {
+    torch::nn::Module& module() override { return *conv; }
+    bool automatic_optimization() const override { return false; }
+    std::vector<OptimizerConfig> configure_optimizers() override {
+      return {{std::make_shared<torch::optim::LBFGS>(conv->parameters(), torch::optim::LBFGSOptions(0.25))}};
+    }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      const at::Tensor x = batch.data.reshape({1, 1, 1});
+      optimizers().step([&] {
+        optimizers().zero_grad();
+        const at::Tensor y = conv(x);
+        computed.push_back(y.item<float>());
+        expected.push_back((conv->weight.to(at::kBFloat16) * x.to(at::kBFloat16)).item<float>());
+        const at::Tensor loss = (y.to(at::kFloat) - 8).square().sum();
+        manual_backward(loss);
+        return loss;
+      });
+      return {};
+    }
+    torch::nn::Conv1d conv{torch::nn::Conv1dOptions(1, 1, 1).bias(false)};
+    std::vector<float> computed, expected;
+  } task;
+  task.conv->weight.data().fill_(1);
+  ListLoader train = loader_of({2});
+  Trainer({.precision = "bf16-mixed", .device = "cpu"}).fit(task, train);
+  EXPECT_GT(task.computed.size(), 2U);
+  EXPECT_NE(task.computed.front(), task.computed.back());
+  EXPECT_EQ(task.computed, task.expected);
+}
+
 /// Toggles its first optimizer, and notes what the second one's weight looks like meanwhile.
 struct Toggles final : Pair {
   Toggles() { b->weight.data().fill_(3); }

@@ -2,11 +2,9 @@
 #include <chrono>
 #include <utility>
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
-#include "mantissa/amp/autocast.h"
 #include "mantissa/trainer/loop/agreement_internal.h"
 #include "mantissa/trainer/loop/fit_run_internal.h"
 #include "mantissa/trainer/loop/scoped_flag_internal.h"
@@ -28,8 +26,14 @@ TrainBatch FitRun::train_batch(BatchTransfer& transfer, bool is_last_of_epoch) {
   metrics_.batch().reset();
   {
     const LoggingInto scope(*this, {&metrics_.batch(), /*makes_step_values=*/true});
-    is_automatic_ ? step_automatically(batch, done) : step_manually(batch, done);
+    if (!is_automatic_)
+      step_manually(batch, done);
+    else if (has_line_search(optimizers_.first()))
+      step_with_line_search(batch, done);
+    else
+      step_automatically(batch, done);
   }
+  done.origin = tracer_.take_new_origin();
   done.global_step = now.steps;
   if (done.loss.defined()) {
     metrics_.batch().add("train_loss", done.loss, batch_weight_);
@@ -52,29 +56,62 @@ bool FitRun::makes_row(bool ends_window) const {
                        : (progress_.now().total_batches + 1) % every == 0;
 }
 
+/// Forward, backward, reduce and, where the window ends, unscale, clip and step.
 void FitRun::step_automatically(const Batch& batch, TrainBatch& done) {
   torch::optim::Optimizer& optimizer = optimizers_.first();
-  if (has_line_search(optimizer)) {  // every batch is a window: FitOptimizers::set_up() checks it
-    done.step = precision_.optimizer_step(optimizer, [&] {
-      done.loss = forward_and_backward(batch, /*is_reduced=*/true);
-      if (done.loss.defined()) unscale_and_clip(optimizer);
-      return mean_of_processes(strategy_, done.loss);
-    });
-  } else {
-    done.loss = forward_and_backward(batch, /*is_reduced=*/done.stepped);
-    if (done.stepped) {
-      if (has_gradients(optimizer)) unscale_and_clip(optimizer);
-      done.step = precision_.optimizer_step(optimizer);
-    }
+  torch::nn::Module& module = task_.module();
+  const at::AutoGradMode with_gradients(true);
+  const bool begins_window = !progress_.is_inside_window();
+  if (begins_window) tracer_.begin_window(module, window_size_);
+  tracer_.begin_batch(module, batch);
+
+  done.loss = forward(batch, done.batch_index);
+  if (begins_window) clear_gradients(optimizer);
+  check_loss(done.loss);
+  if (done.loss.defined()) {
+    backward(window_size_ > 1 ? done.loss / window_size_ : done.loss, /*is_reduced=*/done.stepped);
+    if (done.stepped) strategy_.post_backward();  // has reduced the gradients when it returns
+    after_backward();
+    done.loss = done.loss.detach();
   }
-  if (done.stepped) {
-    progress_.end_window();
-    tracer_.end_window(task_.module(), done.step);
-    note_step(optimizers_.configs().front(), done.step);
-  } else {
-    progress_.extend_window();
+  tracer_.end_batch(module, done.loss);
+  if (!done.stepped) return progress_.extend_window();
+
+  if (has_gradients(optimizer)) {
+    precision_.unscale_gradients(optimizer);
+    tracer_.check_gradients(module, optimizer);
+    before_step(optimizer);
+    precision_.clip_gradients(optimizer, options_.gradient_clip_val, clip_algorithm_);
   }
-  done.origin = tracer_.take_new_origin();
+  done.step = precision_.optimizer_step(optimizer);
+  end_window(done.step);
+}
+
+/// LBFGS computes the loss and its gradients several times within a step. Each batch is a window, which
+/// FitOptimizers::set_up() checks.
+void FitRun::step_with_line_search(const Batch& batch, TrainBatch& done) {
+  torch::optim::Optimizer& optimizer = optimizers_.first();
+  torch::nn::Module& module = task_.module();
+  done.step = precision_.optimizer_step(optimizer, [&] {
+    const at::AutoGradMode with_gradients(true);
+    tracer_.begin_window(module, window_size_);
+    tracer_.begin_batch(module, batch);
+    done.loss = forward(batch, done.batch_index);
+    clear_gradients(optimizer);
+    check_loss(done.loss);
+    if (!done.loss.defined()) return done.loss;  // the precision refuses it
+    backward(done.loss, /*is_reduced=*/true);
+    strategy_.post_backward();
+    after_backward();
+    done.loss = done.loss.detach();
+    tracer_.end_batch(module, done.loss);
+    precision_.unscale_gradients(optimizer);
+    tracer_.check_gradients(module, optimizer);
+    before_step(optimizer);
+    precision_.clip_gradients(optimizer, options_.gradient_clip_val, clip_algorithm_);
+    return mean_of_processes(strategy_, done.loss);
+  });
+  end_window(done.step);
 }
 
 at::Tensor FitRun::forward(const Batch& batch, int64_t batch_index) {
@@ -83,28 +120,16 @@ at::Tensor FitRun::forward(const Batch& batch, int64_t batch_index) {
   return task_.training_step(batch, batch_index);
 }
 
-at::Tensor FitRun::forward_and_backward(const Batch& batch, bool is_reduced) {
+void FitRun::check_loss(const at::Tensor& loss) const {
   const FitProgress& now = progress_.now();
-  const bool begins_window = !progress_.is_inside_window();
-  const at::AutoGradMode with_gradients(true);
-  if (begins_window) tracer_.begin_window(task_.module(), window_size_);
-  tracer_.begin_batch(task_.module(), batch);
-  at::Tensor loss = forward(batch, now.batches);
-  if (begins_window) clear_gradients(optimizers_.first());
-  if (loss.defined()) {
-    TORCH_CHECK_VALUE(
-        loss.numel() == 1 && loss.requires_grad(), "training_step() of batch ", now.batches, " of epoch ",
-        now.epoch, " returned ", loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
-        "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
-    backward(window_size_ > 1 ? loss / window_size_ : loss, is_reduced);
-    loss = loss.detach();
-  } else {
-    TORCH_CHECK(strategy_.world_size() == 1, "training_step() of batch ", now.batches, " of epoch ",
-                now.epoch, " returned no loss, and the other ", strategy_.world_size() - 1,
-                " processes wait for its gradients; return a loss of 0 times the model's output instead");
-  }
-  tracer_.end_batch(task_.module(), loss);
-  return loss;
+  TORCH_CHECK_VALUE(
+      !loss.defined() || (loss.numel() == 1 && loss.requires_grad()), "training_step() of batch ",
+      now.batches, " of epoch ", now.epoch, " returned ",
+      loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
+      "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
+  TORCH_CHECK(loss.defined() || strategy_.world_size() == 1, "training_step() of batch ", now.batches,
+              " of epoch ", now.epoch, " returned no loss, and the other ", strategy_.world_size() - 1,
+              " processes wait for its gradients; return a loss of 0 times the model's output instead");
 }
 
 void FitRun::backward(const at::Tensor& loss, bool is_reduced) {
@@ -113,16 +138,17 @@ void FitRun::backward(const at::Tensor& loss, bool is_reduced) {
     for_each_callback([&](Callback& c) { c.on_before_backward(trainer_, scaled); });
     if (is_reduced) strategy_.pre_backward(scaled);
   });
-  if (is_reduced) strategy_.post_backward();
+}
+
+void FitRun::after_backward() {
   task_.on_after_backward();
   for_each_callback([&](Callback& c) { c.on_after_backward(trainer_); });
 }
 
-void FitRun::unscale_and_clip(torch::optim::Optimizer& optimizer) {
-  precision_.unscale_gradients(optimizer);
-  tracer_.check_gradients(task_.module(), optimizer);
-  prepare_step(optimizer);
-  precision_.clip_gradients(optimizer, options_.gradient_clip_val, clip_algorithm_);
+void FitRun::end_window(const StepResult& step) {
+  progress_.end_window();
+  tracer_.end_window(task_.module(), step);
+  note_step(optimizers_.configs().front(), step);
 }
 
 void FitRun::clear_gradients(torch::optim::Optimizer& optimizer) {
@@ -131,7 +157,7 @@ void FitRun::clear_gradients(torch::optim::Optimizer& optimizer) {
   optimizer.zero_grad();
 }
 
-void FitRun::prepare_step(torch::optim::Optimizer& optimizer) {
+void FitRun::before_step(torch::optim::Optimizer& optimizer) {
   task_.on_before_optimizer_step(optimizer);
   for_each_callback([&](Callback& c) { c.on_before_optimizer_step(trainer_, optimizer); });
 }
@@ -159,11 +185,11 @@ void FitRun::manual_backward(const at::Tensor& loss) {
   TORCH_CHECK(!is_automatic_ && is_inside_training_step_,
               "manual_backward: call it inside training_step() of a task whose automatic_optimization() is "
               "false; otherwise the Trainer calls backward() on the loss that training_step() returns");
-  // This runs inside training_step(), and so inside the forward context. Gradients are computed outside of
-  // autocast, as in automatic optimization.
-  const Autocast off(trainer_.device().type(), {.enabled = false});
+  const Scope backward_context = precision_.backward_context();  // training_step() is in the forward context
   optimizers_.note_manual_backward();
   backward(loss, /*is_reduced=*/true);
+  strategy_.post_backward();
+  after_backward();
 }
 
 StepResult FitRun::manual_step(OptimizerConfig& config, const std::function<at::Tensor()>& closure) {
@@ -173,7 +199,7 @@ StepResult FitRun::manual_step(OptimizerConfig& config, const std::function<at::
   torch::optim::Optimizer& optimizer = *config.optimizer;
   const auto unscale = [&] {
     precision_.unscale_gradients(optimizer);
-    prepare_step(optimizer);
+    before_step(optimizer);
   };
   if (has_line_search(optimizer) && closure) {
     manual_step_ = precision_.optimizer_step(optimizer, [&] {
@@ -187,8 +213,6 @@ StepResult FitRun::manual_step(OptimizerConfig& config, const std::function<at::
     manual_step_ = precision_.optimizer_step(optimizer);
   }
   note_step(config, manual_step_);
-  // The cache has casts of the weights from before the step: this is still inside the forward context.
-  at::autocast::clear_cache();
   return manual_step_;
 }
 

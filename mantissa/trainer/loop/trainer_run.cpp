@@ -70,8 +70,7 @@ TrainerRun::TrainerRun(Trainer& trainer, Stage stage, Task& task, const Progress
       stage_(stage),
       task_(task),
       progress_(earlier),
-      // strategy_ may name one_process_, which is made later.
-      logs_(trainer.is_global_zero() ? options_.loggers : std::vector<std::shared_ptr<Logger>>()) {}
+      logs_(strategy_.is_global_zero() ? options_.loggers : std::vector<std::shared_ptr<Logger>>()) {}
 
 void TrainerRun::check_task_is_free() const {
   TORCH_CHECK(!task_.run_, "Trainer: the task is in another Trainer's run; give each its own");

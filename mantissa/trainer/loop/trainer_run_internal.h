@@ -107,6 +107,7 @@ class TrainerRun {
   Trainer& trainer_;
   const TrainerOptions& options_;
   Precision& precision_;
+  Strategy one_process_;  ///< the strategy of a run without one
   Strategy& strategy_;
   const Stage stage_;
   Task& task_;
@@ -121,7 +122,6 @@ class TrainerRun {
 
  private:
   class Active;
-  Strategy one_process_;
   /// Adds the batch size, the device and possible remedies to an out-of-memory error.
   void explain_if_out_of_memory(c10::Error& error) const;
   void end_logs(const std::string& status);

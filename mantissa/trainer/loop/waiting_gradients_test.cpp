@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -19,6 +21,7 @@ namespace mantissa::waiting_gradients_test {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 /// A task that steps by itself, and that a signal may interrupt in one of its batches.
 struct Manual : OneWeight {
@@ -118,18 +121,52 @@ TEST_F(WaitingGradients, AreThoseOfEveryParameterThatTheOptimizerStepsInEveryMod
   }
 }
 
-TEST_F(WaitingGradients, OfAnotherModeAreDroppedWithAWarning) {
+TrainerOptions mode(const std::string& name, const std::optional<std::string>& loss_scale = std::nullopt) {
+  TrainerOptions options{.precision = name};
+  options.precision_options.loss_scale = loss_scale;
+  return options;
+}
+
+constexpr const char* kDropped = "gradients that no step has used are dropped";
+
+TEST_F(WaitingGradients, OfAnotherModeWaitOnIfTheyMeanTheSame) {
+  TrainerOptions masters = mode("bf16-true");
+  masters.precision_options.master_weights = true;
+  const std::vector<std::pair<TrainerOptions, TrainerOptions>> pairs{
+      {mode("32-true"), mode("bf16-mixed")},
+      {mode("bf16-mixed"), mode("bf16-true")},
+      {mode("32-true"), masters},
+      {masters, mode("16-mixed", "none")},
+      {mode("32-true"), mode("16-mixed", "8")},   // brought to the scale
+      {mode("16-mixed", "8"), mode("O2", "16")},  // to another one
+      {mode("16-mixed", "8"), mode("16-mixed", "16")}};
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    EveryThird rest;
+    EXPECT_THAT(interrupted(rest, 5, "run" + std::to_string(i), pairs[i].first, pairs[i].second),
+                Not(HasSubstr(kDropped)));
+    EXPECT_EQ(rest.weight(), -2.625) << i << ": a step of 1 + 2 + 3, and one of 4 + 5 + 6";
+    EXPECT_EQ(rest.own.item<float>(), -2.625F) << i;
+  }
+}
+
+TEST_F(WaitingGradients, OfALossScaleAreDroppedWithAWarningInAModeWithoutOne) {
+  for (const TrainerOptions& unscaled : {mode("16-mixed", "none"), mode("32-true"), mode("bf16-true")}) {
+    EveryThird rest;
+    const std::string name = *unscaled.precision;
+    EXPECT_THAT(interrupted(rest, 5, name, mode("16-mixed", "8"), unscaled), HasSubstr(kDropped)) << name;
+    EXPECT_EQ(rest.weight(), -1.5) << name << ": a step of 1 + 2 + 3, and one of 6";
+  }
+  // Unscaled gradients are dropped too, because without a scaler an overflow would not skip their step.
+  StepsLater<torch::optim::SGD, torch::optim::SGDOptions> clipped;
+  EXPECT_THAT(interrupted(clipped, 3, "clipped", mode("16-mixed"), mode("32-true")), HasSubstr(kDropped));
+}
+
+TEST_F(WaitingGradients, OfAWeightThatIsFrozenNowAreDropped) {
   EveryThird rest;
-  EXPECT_THAT(interrupted(rest, 5, "run", {.precision = "32-true"}, {.precision = "bf16-mixed"}),
-              HasSubstr("gradients that no step has used are dropped"));
-  EXPECT_EQ(rest.weight(), -1.5) << "a step of 1 + 2 + 3, and one of 6";
-  TrainerOptions scaled{.precision = "16-mixed"}, unscaled = scaled;
-  scaled.precision_options.loss_scale = "8";
-  unscaled.precision_options.loss_scale = "none";
-  EveryThird without;
-  EXPECT_THAT(interrupted(without, 5, "scaled", scaled, unscaled),
-              HasSubstr("gradients that no step has used are dropped"));
-  EXPECT_EQ(without.weight(), -1.5) << "these gradients are 8 times as large as the run's own";
+  rest.net->weight.requires_grad_(false);
+  EXPECT_THAT(interrupted(rest, 5, "run", {}, {}), HasSubstr(kDropped));
+  EXPECT_EQ(rest.weight(), -0.75) << "a step of 1 + 2 + 3";
+  EXPECT_EQ(rest.own.item<float>(), -1.5F);
 }
 
 TEST_F(WaitingGradients, ThatWereUnscaledAndClippedAreNotDividedAgain) {

@@ -1,4 +1,5 @@
 #include "mantissa/kernels/cpu/convolution_depthwise_internal.h"
+#include "mantissa/kernels/cpu/convolution_depthwise_weight_internal.h"
 #include "mantissa/kernels/cpu/convolution_few_internal.h"
 #include "mantissa/kernels/cpu/convolution_internal.h"
 #include "mantissa/kernels/cpu/convolution_kernel.h"

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/weights/marked_weight.h"
+
+namespace mantissa::layers_test {
+
+/// A rule that multiplies as torch::linear() does and counts its products.
+class CountingRule final : public WeightRule {
+ public:
+  std::string description() const override { return "a rule that counts"; }
+  at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const override {
+    ++products;
+    return at::linear(x, weight, bias);
+  }
+  WeightRulePtr for_copy() const override { return std::make_shared<CountingRule>(); }
+  mutable int products = 0;
+};
+
+inline std::vector<std::string> parameter_names(const torch::nn::Module& module) {
+  return module.named_parameters().keys();
+}
+
+inline at::Tensor parameter(const torch::nn::Module& module, const std::string& name) {
+  return module.named_parameters()[name];
+}
+
+inline void randomize(torch::nn::Module& module) {
+  torch::NoGradGuard no_grad;
+  for (torch::Tensor& parameter : module.parameters()) parameter.uniform_(-0.5, 0.5);
+}
+
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+}  // namespace mantissa::layers_test
