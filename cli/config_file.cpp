@@ -69,6 +69,19 @@ std::optional<std::string> joined_settings(const YAML::Node& value) {
   return text;
 }
 
+/// Returns a map of settings as the text that an option with Option::takes_map takes.
+/// Errors: c10::ValueError that begins with `where`, for a setting that has no single value.
+std::string text_of_map(const YAML::Node& map, const std::string& where) {
+  std::string name, settings;
+  for (const auto& setting : map) {
+    TORCH_CHECK_VALUE(setting.first.IsScalar() && setting.second.IsScalar(), where,
+                      "has a setting that is no `key: value`; give each setting one value");
+    const std::string &key = setting.first.Scalar(), &value = setting.second.Scalar();
+    (key == "name" ? name : settings) += key == "name" ? value : "," + key + "=" + value;
+  }
+  return name.empty() && !settings.empty() ? settings.substr(1) : name + settings;
+}
+
 /// Returns the remedy for a list or a map where an option takes one text: that text.
 std::string joined_cure(const Option& option, const YAML::Node& value) {
   const bool is_list = option.is_list && value.IsSequence(), is_map = option.has_settings && value.IsMap();
@@ -112,6 +125,9 @@ OptionValue value_of(const Option& option, const YAML::Node& node, const std::st
   return visit_kind(option.to.kind, [&](auto* type) -> OptionValue {
     using Value = std::remove_pointer_t<decltype(type)>;
     std::optional<Value> value;
+    if constexpr (std::is_same_v<Value, std::string>)
+      if (option.takes_map && node.IsMap() && node.size() > 0)
+        value = text_of_map(node, where + "'" + option.name + "' ");
     try {
       if (node.IsScalar()) value = scalar<Value>(node, where + "'" + option.name + "' ");
     } catch (const YAML::Exception&) {

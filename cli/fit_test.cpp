@@ -207,7 +207,7 @@ TEST_F(Program, AllTrainsEveryModeInAProcessOfItsOwn) {
       fit("--precision all --model mlp --max-steps 2 --output runs_of_all --json all.json");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const auto results = nlohmann::json::parse(read(folder_ / "all.json"));
-  ASSERT_EQ(results.size(), 8U);
+  ASSERT_EQ(results.size(), 11U);
   for (const auto& result : results) {
     EXPECT_EQ(result["steps"], 2);
     EXPECT_TRUE(fs::exists(folder_ / result["run_folder"].get<std::string>() / "weights.safetensors"));
@@ -218,8 +218,11 @@ TEST_F(Program, AllLeavesOutWhatAdamWCannotTrain) {
   const Outcome outcome =
       fit("--precision all --model mlp --optimizer adamw --max-steps 1 --output all --json all.json");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_THAT(outcome.err, MatchesRegex("mantissa: warning: 16-true is left out: [^\n]*epsilon[^\n]*\n"));
-  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 7U);
+  EXPECT_THAT(
+      outcome.err,
+      MatchesRegex("mantissa: warning: 16-true is left out: [^\n]*epsilon[^\n]*\n"
+                   "mantissa: warning: transformer-engine-float16 is left out: [^\n]*epsilon[^\n]*\n"));
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 9U);
   EXPECT_FALSE(fs::exists(folder_ / "all/16-true"));
   const Outcome scaled =
       fit("--precision all --model mlp --loss-scale 128 --max-steps 1 --output scaled --json scaled.json");
@@ -227,7 +230,7 @@ TEST_F(Program, AllLeavesOutWhatAdamWCannotTrain) {
   EXPECT_THAT(
       scaled.err,
       HasSubstr("mantissa: warning: bf16-mixed is left out: precision 'bf16-mixed' with --loss-scale"));
-  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "scaled.json")).size(), 3U);
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "scaled.json")).size(), 4U);
 }
 
 constexpr const char* kWaitForChild =
@@ -245,7 +248,7 @@ TEST_F(Program, AModeThatDiesDoesNotTakeTheOthersAlong) {
   EXPECT_THAT(outcome.err,
               HasSubstr("mantissa: error: --precision 32-true: its process was ended by signal 9"));
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("64-true"), HasSubstr("bf16-true")));
-  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 7U);
+  EXPECT_EQ(nlohmann::json::parse(read(folder_ / "all.json")).size(), 10U);
 }
 
 TEST_F(Program, SigtermEndsAllModesCleanlyWithStatus143) {

@@ -24,11 +24,6 @@ std::vector<std::string> split_at(const std::string& text, char separator) {
   return parts;
 }
 
-std::string trimmed(const std::string& text) {
-  const size_t begin = text.find_first_not_of(' '), end = text.find_last_not_of(' ');
-  return begin == std::string::npos ? "" : text.substr(begin, end - begin + 1);
-}
-
 template <typename T>
 T number_in_lora(const std::string& flag, const std::string& name, const std::string& text) {
   const ParsedNumber<T> parsed = parse_number<T>(text);
@@ -78,10 +73,7 @@ std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string&
   for (const std::string& name : keys_of(lora_switches())) known.push_back(name);
   LoraConfig config;
   std::map<std::string, bool> given;
-  for (const std::string& with_blanks : split_at(text, ',')) {
-    const std::string part = trimmed(with_blanks);
-    TORCH_CHECK_VALUE(!part.empty(), flag, " '", text,
-                      "' has an empty setting; leave out the comma beside it");
+  for (const std::string& part : parse_settings(flag, text)) {
     const size_t equals = part.find('=');
     const std::string name = part.substr(0, equals);
     TORCH_CHECK_VALUE(!given[name], flag, " names '", name, "' twice");

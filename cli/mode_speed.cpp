@@ -45,11 +45,20 @@ Example small_resnet() {
   return {make, at::rand({8, 3, 32, 32}), at::randint(10, {8}, at::kLong)};
 }
 
+/// The options with which each linear layer of a model computes in the mode's format.
+PrecisionOptions with_all_layers(const Mode& mode) {
+  PrecisionOptions options;
+  if (mode.traits.layer_products == Format::kFloat8E4M3) options.fp8_first_and_last = true;
+  return options;
+}
+
 /// A model that is trained on one batch, as in a user's own loop.
 class Training {
  public:
   Training(const Mode& mode, const Example& example)
-      : precision_(make_precision(mode.name, at::kCPU)), batch_(example.batch), targets_(example.targets) {
+      : precision_(make_precision(mode.name, at::kCPU, with_all_layers(mode))),
+        batch_(example.batch),
+        targets_(example.targets) {
     {
       const ModuleInit scope(*precision_);
       net_ = example.make();

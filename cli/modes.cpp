@@ -58,7 +58,11 @@ void print_modes() {
   for (const Mode& mode : modes()) {
     fmt::print("{:<{}} {:<8} {:<5} {:<12} {}\n", mode.name, width, join_names(mode.aliases), "", "",
                mode.summary);
-    fmt::print("{:<{}} {:<8} {:<5} {:<12} {}\n", "", width, "", "cpu", "yes", cpu_speed(mode, speeds));
+    // Whether 16-bit products are emulated shows in the speed alone.
+    const bool is_fp8 = mode.traits.layer_products == Format::kFloat8E4M3;
+    const FormatSupportInfo on_cpu = mode_support(mode, at::kCPU);
+    fmt::print("{:<{}} {:<8} {:<5} {:<12} {}\n", "", width, "", "cpu", is_fp8 ? word(on_cpu.support) : "yes",
+               (is_fp8 ? on_cpu.reason + "; " : "") + cpu_speed(mode, speeds));
     const FormatSupportInfo info = mode_support(mode, at::Device(at::kCUDA));
     fmt::print("{:<{}} {:<8} {:<5} {:<12} {}\n", "", width, "", "cuda", word(info.support),
                has_gpu ? info.reason : "see below");

@@ -54,6 +54,8 @@ struct Option {
   /// The text is a list of settings, such as r=16,targets=a+b,dora: a setting without a value is a switch that is on,
   /// and a value that is a list itself has a + between its elements.
   bool has_settings = false;
+  /// A configuration file may also write the settings as a map, where `name` is the text before the first setting.
+  bool takes_map = false;
   /// The option also takes an empty text.
   bool may_be_empty = false;
   /// The flag must not be empty.

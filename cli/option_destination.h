@@ -13,6 +13,7 @@
 #include "cli/fit_options.h"
 #include "cli/option.h"
 #include "cli/option_parsers.h"
+#include "cli/recipe_option.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/core/parse_number.h"
 
@@ -94,6 +95,8 @@ T parse_for_mode(const std::string& flag, const std::string& text) {
     return text;
   } else if constexpr (std::is_same_v<T, bool>) {
     return text == "true";
+  } else if constexpr (std::is_same_v<T, Fp8Recipe>) {
+    return parse_recipe(flag, text);
   } else if constexpr (std::is_same_v<T, at::ScalarType>) {
     for (const FormatInfo& format : formats())
       if (format.name == text && format.dtype) return *format.dtype;

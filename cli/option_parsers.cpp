@@ -13,6 +13,23 @@
 #include "mantissa/core/suggest.h"
 
 namespace mantissa::cli {
+namespace {
+
+/// Splits `text` at the commas and removes blanks around each part. An error about an empty part ends in `problem`.
+std::vector<std::string> parts_of(const std::string& flag, const std::string& text, const char* problem) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const size_t first = std::min(text.find_first_not_of(' ', begin), end);
+    parts.push_back(text.substr(first, end - first));
+    parts.back().resize(parts.back().find_last_not_of(' ') + 1);  // npos + 1 is 0
+    TORCH_CHECK_VALUE(!parts.back().empty(), flag, " '", text, problem);
+    begin = end + 1;
+  }
+  return parts;
+}
+
+}  // namespace
 
 void check_choice(const std::string& flag, const std::string& value,
                   const std::vector<std::string>& choices) {
@@ -70,17 +87,11 @@ std::vector<std::string> parse_list(const std::string& flag, const std::string& 
 }
 
 std::vector<std::string> parse_words(const std::string& flag, const std::string& text) {
-  std::vector<std::string> words;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const size_t first = std::min(text.find_first_not_of(' ', begin), end);
-    words.push_back(text.substr(first, end - first));
-    words.back().resize(words.back().find_last_not_of(' ') + 1);  // npos + 1 is 0
-    TORCH_CHECK_VALUE(!words.back().empty(), flag, " '", text,
-                      "' has an empty name; give names with commas between them, or leave it out");
-    begin = end + 1;
-  }
-  return words;
+  return parts_of(flag, text, "' has an empty name; give names with commas between them, or leave it out");
+}
+
+std::vector<std::string> parse_settings(const std::string& flag, const std::string& text) {
+  return parts_of(flag, text, "' has an empty setting; leave out the comma beside it");
 }
 
 std::string with_names(std::string text, const std::vector<std::pair<std::string, std::string>>& names) {

@@ -26,6 +26,10 @@ std::vector<std::string> parse_list(const std::string& flag, const std::string& 
 /// Errors: c10::ValueError for an empty word.
 std::vector<std::string> parse_words(const std::string& flag, const std::string& text);
 
+/// Splits "r=16,dora" at the commas, and removes blanks around each setting.
+/// Errors: c10::ValueError for an empty setting.
+std::vector<std::string> parse_settings(const std::string& flag, const std::string& text);
+
 /// Errors: c10::ValueError with the nearest choice and all choices, if `value` is not one of them.
 void check_choice(const std::string& flag, const std::string& value, const std::vector<std::string>& choices);
 

@@ -9,6 +9,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/Utils.h>
+#include <c10/util/Exception.h>
 
 #include "cli/adapters.h"
 #include "cli/all_modes.h"
@@ -23,6 +24,15 @@
 
 namespace mantissa::cli {
 namespace {
+
+/// Drops the warnings about a mode that the run has not chosen.
+class NoWarnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& /*warning*/) override {}
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
 
 /// Plans one mode, in the child process.
 Json plan_mode(FitOptions o) {
@@ -86,7 +96,11 @@ Json plan_fit(const FitOptions& o, std::FILE* to) {
   const std::vector<FitOptions> runs = runs_of_all_modes(all ? o : with_the_modes_own(o), left_out);
   Json rows = Json::array();
   const auto plan = [&](const FitOptions& one) {
-    ChildOutcome outcome = run_in_child([&] { return plan_mode(one); });
+    ChildOutcome outcome = run_in_child([&] {
+      std::optional<NoWarnings> silenced;
+      if (one.precision() != o.precision()) silenced.emplace();
+      return plan_mode(one);
+    });
     if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
     if (!outcome.result.is_null()) rows.push_back(outcome.result);
     return outcome;

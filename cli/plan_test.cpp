@@ -40,7 +40,8 @@ TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
   const json result = json::parse(read(folder_ / "result.json"));
   ASSERT_THAT(modes_of(result),
               ElementsAre("bf16-mixed", "32-true", "tf32-mixed", "64-true", "16-mixed", "16-true",
-                          "bf16-true", "nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training"));
+                          "bf16-true", "nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training", "fp8-mixed",
+                          "transformer-engine", "transformer-engine-float16"));
   const int64_t parameters = result["parameters"];
   for (const json& row : result["memory_plan"]) {
     const std::string mode = row["precision"];
@@ -50,7 +51,8 @@ TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
       EXPECT_EQ(row["optimizer_states"], row["gradients"]) << mode << ": momentum";
       continue;
     }
-    const int64_t bytes = mode == "64-true" ? 8 : mode == "16-true" || mode == "bf16-true" ? 2 : 4;
+    const bool is_narrow = mode == "16-true" || mode == "bf16-true" || mode.starts_with("transformer-engine");
+    const int64_t bytes = mode == "64-true" ? 8 : is_narrow ? 2 : 4;
     EXPECT_EQ(row["weights"], parameters * bytes) << mode;
     EXPECT_EQ(row["gradients"], parameters * bytes) << mode;
     EXPECT_EQ(row["optimizer_states"], parameters * bytes) << mode << ": momentum";
@@ -96,16 +98,17 @@ TEST_F(Plan, ModesThatTheOptionsDoNotFitAreLeftOutWithTheReason) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.err,
               HasSubstr("memory plan: 16-true is left out: --optimizer adamw cannot keep its state in fp16"));
-  EXPECT_THAT(modes_of(json::parse(read(folder_ / "result.json"))),
-              ElementsAre("32-true", "tf32-mixed", "64-true", "16-mixed", "bf16-mixed", "bf16-true", "nf4",
-                          "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training"));
+  EXPECT_THAT(
+      modes_of(json::parse(read(folder_ / "result.json"))),
+      ElementsAre("32-true", "tf32-mixed", "64-true", "16-mixed", "bf16-mixed", "bf16-true", "nf4", "nf4-dq",
+                  "fp4", "fp4-dq", "int8", "int8-training", "fp8-mixed", "transformer-engine"));
 }
 
 TEST_F(Plan, OfAllModesIsMadeOnce) {
   const Outcome outcome = fit("--model mlp --optimizer sgd --precision all --plan --max-steps 0 --json -");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const json results = json::parse(outcome.out);
-  ASSERT_EQ(results.size(), 8U);
+  ASSERT_EQ(results.size(), 11U);
   for (const json& result : results) {
     EXPECT_EQ(result["memory_plan"], results[0]["memory_plan"]);
     EXPECT_THAT(outcome.err, HasSubstr("memory of " + result["precision"].get<std::string>() + ": planned "));

@@ -21,6 +21,7 @@
 #include "cli/all_modes.h"
 #include "cli/config_file.h"
 #include "cli/errors.h"
+#include "cli/layer_table.h"
 #include "cli/loggers_and_callbacks.h"
 #include "cli/model_weights.h"
 #include "cli/run_data.h"
@@ -269,6 +270,7 @@ class TrainingRun {
     options_.callbacks = make_callbacks(o_, folder_->path());
     run_start_ = std::make_shared<MarksRunStarted>(*folder_, fresh_ ? "" : yaml_, !o_.enable_checkpointing);
     options_.callbacks.push_back(run_start_);
+    if (!quiet) options_.callbacks.push_back(std::make_shared<PrintsLayers>());
     if (!quiet) options_.callbacks.push_back(std::make_shared<ProgressBar>());
     options_.loggers = make_loggers(o_, folder_->path());
     if (resumed_ && !resumes_from_checkpoint_)

@@ -104,7 +104,8 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::ignore_modules),
        .default_value = "auto",
-       .help = "quantized modes: comma-separated name prefixes of layers to leave unquantized; auto: none",
+       .help = "quantized and FP8 modes: comma-separated name prefixes of layers to leave as they are; auto: "
+               "none",
        .is_list = true,
        .known_as = {"llm_int8_skip_modules"}},
       {.name = "blocksize",
@@ -130,6 +131,23 @@ std::vector<Option> precision_options() {
        .to = to_mode(&PrecisionOptions::quantize_convolutions),
        .default_value = "auto",
        .help = "quantized modes: quantize convolutions too: true, false or auto: false",
+       .choices = auto_or_truth()},
+      {.name = "recipe",
+       .group = kGroup,
+       .to = to_mode(&PrecisionOptions::recipe),
+       .default_value = "auto",
+       .help = "FP8 modes: how scales are found, for example DelayedScaling,amax_history_len=16; also "
+               "Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling and NVFP4BlockScaling; auto: "
+               "DelayedScaling",
+       .has_settings = true,
+       .takes_map = true,
+       .known_as = {"fp8_recipe"}},
+      {.name = "fp8_first_and_last",
+       .group = kGroup,
+       .to = to_mode(&PrecisionOptions::fp8_first_and_last),
+       .default_value = "auto",
+       .help = "FP8 modes: compute the first and the last linear layer in FP8, too: true, false or auto: the "
+               "mode's own",
        .choices = auto_or_truth()},
       {.name = "transactional",
        .group = kGroup,

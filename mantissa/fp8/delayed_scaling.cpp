@@ -108,19 +108,6 @@ void update_by(const at::Tensor& amax, DelayedScalingState& state, float max, in
   }
 }
 
-void reduce(c10::ArrayRef<DelayedScalingState> states, const AmaxReduction& reduction) {
-  std::vector<at::Tensor> rows;
-  rows.reserve(states.size());
-  for (const DelayedScalingState& state : states) rows.push_back(state.amax_history[0]);
-  const at::Tensor all = at::cat(rows);
-  reduction(all);
-  int64_t begin = 0;
-  for (const at::Tensor& row : rows) {
-    row.copy_(all.narrow(0, begin, row.size(0)));
-    begin += row.size(0);
-  }
-}
-
 }  // namespace
 
 DelayedScalingState delayed_scaling_state(const DelayedScaling& recipe, int64_t tensors) {
@@ -139,22 +126,43 @@ QuantizedFp8 quantize_fp8_delayed(const at::Tensor& x, at::ScalarType dtype, Del
 
 std::vector<DelayedScalingState> next_states(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
                                              const DelayedScaling& recipe, const AmaxReduction& reduction) {
-  const float max = fp8_max(dtype);
+  fp8_max(dtype);  // for its error
   check_recipe(recipe);
-  std::vector<DelayedScalingState> next;
-  next.reserve(states.size());
+  std::vector<DelayedScalingState> next = copies_of(states);
+  if (recipe.reduce_amax && reduction && !next.empty()) reduce_amaxes(next, reduction);
+  for (DelayedScalingState& state : next) advance(state, dtype, recipe);
+  return next;
+}
+
+std::vector<DelayedScalingState> copies_of(c10::ArrayRef<DelayedScalingState*> states) {
+  std::vector<DelayedScalingState> copies;
+  copies.reserve(states.size());
   for (const DelayedScalingState* const state : states) {
     check_state(*state, "update_scales");
-    next.push_back({state->scale.detach().clone(), state->amax_history.detach().clone()});
+    copies.push_back({state->scale.detach().clone(), state->amax_history.detach().clone()});
   }
-  if (recipe.reduce_amax && reduction && !next.empty()) reduce(next, reduction);
-  for (DelayedScalingState& state : next) {
-    if (recipe.amax_compute)
-      update_by(computed_amax(state, recipe), state, max, recipe.margin);
-    else
-      update(state, max, recipe);
+  return copies;
+}
+
+void reduce_amaxes(c10::ArrayRef<DelayedScalingState> states, const AmaxReduction& reduction) {
+  std::vector<at::Tensor> rows;
+  rows.reserve(states.size());
+  for (const DelayedScalingState& state : states) rows.push_back(state.amax_history[0]);
+  const at::Tensor all = at::cat(rows);
+  reduction(all);
+  int64_t begin = 0;
+  for (const at::Tensor& row : rows) {
+    row.copy_(all.narrow(0, begin, row.size(0)));
+    begin += row.size(0);
   }
-  return next;
+}
+
+void advance(DelayedScalingState& state, at::ScalarType dtype, const DelayedScaling& recipe) {
+  const float max = fp8_max(dtype);
+  if (recipe.amax_compute)
+    update_by(computed_amax(state, recipe), state, max, recipe.margin);
+  else
+    update(state, max, recipe);
 }
 
 void commit(const DelayedScalingState& next, DelayedScalingState& state) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// update_scales() in two halves, for callers that end a step of several groups of states at once.
+// update_scales() in parts, for callers that end a step of several groups of states at once.
 
 #include <vector>
 
@@ -12,6 +12,17 @@ namespace mantissa {
 /// Errors: those of update_scales().
 std::vector<DelayedScalingState> next_states(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
                                              const DelayedScaling& recipe, const AmaxReduction& reduction);
+
+/// Returns the states in memory of their own.
+/// Errors: c10::ValueError for a state of another shape than delayed_scaling_state() gives.
+std::vector<DelayedScalingState> copies_of(c10::ArrayRef<DelayedScalingState*> states);
+
+/// Replaces the amaxes of the step in progress by the largest ones of all ranks, with one call of `reduction`.
+void reduce_amaxes(c10::ArrayRef<DelayedScalingState> states, const AmaxReduction& reduction);
+
+/// Moves the history of a state on and sets its scales for the next step.
+/// Errors: what `amax_compute` throws, and c10::ValueError if it returns another shape.
+void advance(DelayedScalingState& state, at::ScalarType dtype, const DelayedScaling& recipe);
 
 /// Copies what next_states() returned for `state` into its tensors.
 void commit(const DelayedScalingState& next, DelayedScalingState& state);

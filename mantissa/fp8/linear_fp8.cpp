@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unsafe_view.h>
@@ -10,6 +11,7 @@
 
 #include "mantissa/fp8/delayed_scaling_internal.h"
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/linear_fp8_internal.h"
 #include "mantissa/fp8/quantizer_internal.h"
 
 namespace mantissa {
@@ -32,31 +34,39 @@ at::Tensor rows_of_input(const at::Tensor& x) {
                          : as_rows(x);
 }
 
+/// What a product does beside multiplying.
+struct Call {
+  Fp8WeightCodes codes;
+  bool records_graph, records_amaxes;
+};
+
 class LinearFp8 : public torch::autograd::Function<LinearFp8> {
  public:
   using Context = torch::autograd::AutogradContext;
 
   static at::Tensor forward(Context* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias,
-                            const std::shared_ptr<Fp8LinearState>& state,
-                            std::optional<bool> is_first_microbatch, bool records_graph) {
-    Fp8Quantizer quantizer(*state);
-    const at::Tensor rows = rows_of_input(x);
-    // First, because it refuses a weight that has changed, and no history has been written then.
-    const Fp8Factor factor = quantizer.weight_factor(weight, is_first_microbatch);
-    const Fp8Factor input = quantizer.quantize(rows, Fp8Role::kInput);
-    at::Tensor y = product(input, factor);
-    if (bias) y.add_(bias->to(at::kFloat));
+                            const std::shared_ptr<Fp8LinearState>& state, const Call& call) {
     auto saved = c10::make_intrusive<SavedFactors>();
     saved->state = state;
     saved->input_dtype = x.scalar_type(), saved->weight_dtype = weight.scalar_type();
     if (bias) saved->bias_dtype = bias->scalar_type();
     saved->input_sizes = x.sizes().vec();
-    if (records_graph && weight.requires_grad())
-      saved->transposed_input = quantizer.quantize_transposed(rows, input, Fp8Role::kInput, true);
-    if (records_graph && x.requires_grad())
-      saved->transposed_weight = quantizer.quantize_transposed(weight, factor, Fp8Role::kWeight, false);
+    std::optional<Fp8Factor> factor, input;
+    {
+      Fp8Quantizer quantizer(*state, call.records_amaxes);
+      const at::Tensor rows = rows_of_input(x);
+      // First, because it refuses a weight that has changed, and no history has been written then.
+      factor = quantizer.weight_factor(weight, call.codes);
+      input = quantizer.quantize(rows, Fp8Role::kInput);
+      if (call.records_graph && weight.requires_grad())
+        saved->transposed_input = quantizer.quantize_transposed(rows, *input, Fp8Role::kInput, true);
+      if (call.records_graph && x.requires_grad())
+        saved->transposed_weight = quantizer.quantize_transposed(weight, *factor, Fp8Role::kWeight, false);
+    }
     context->saved_data["factors"] = c10::IValue::make_capsule(std::move(saved));
+    at::Tensor y = product(*input, *factor);
+    if (bias) y.add_(bias->to(at::kFloat));
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     // Autograd lets a caller change no view of a function's result in place.
@@ -70,20 +80,19 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     const auto saved =
         c10::static_intrusive_pointer_cast<SavedFactors>(context->saved_data["factors"].toCapsule());
     const at::Tensor& gradient = gradients[0];
-    torch::autograd::variable_list result(6);
+    torch::autograd::variable_list result(5);
     if (!gradient.defined()) return result;
     const at::Tensor rows = rows_of_input(gradient);
-    Fp8Quantizer quantizer(*saved->state);
+    std::optional<Fp8Factor> factor, transposed;
     if (context->needs_input_grad(0) || context->needs_input_grad(1)) {
-      const Fp8Factor factor = quantizer.quantize(rows, Fp8Role::kGradient);
-      if (saved->transposed_weight && context->needs_input_grad(0))
-        result[0] =
-            product(factor, *saved->transposed_weight).to(saved->input_dtype).view(saved->input_sizes);
-      if (saved->transposed_input && context->needs_input_grad(1)) {
-        const Fp8Factor transposed = quantizer.quantize_transposed(rows, factor, Fp8Role::kGradient, true);
-        result[1] = product(transposed, *saved->transposed_input).to(saved->weight_dtype);
-      }
+      Fp8Quantizer quantizer(*saved->state);
+      factor = quantizer.quantize(rows, Fp8Role::kGradient);
+      if (saved->transposed_input && context->needs_input_grad(1))
+        transposed = quantizer.quantize_transposed(rows, *factor, Fp8Role::kGradient, true);
     }
+    if (saved->transposed_weight && context->needs_input_grad(0))
+      result[0] = product(*factor, *saved->transposed_weight).to(saved->input_dtype).view(saved->input_sizes);
+    if (transposed) result[1] = product(*transposed, *saved->transposed_input).to(saved->weight_dtype);
     // Autograd knows only the inputs that are tensors, and so no third one without a bias.
     if (saved->bias_dtype && context->needs_input_grad(2))
       result[2] = rows.to(at::kFloat).sum(0).to(*saved->bias_dtype);
@@ -116,15 +125,44 @@ Fp8LinearState::Fp8LinearState(Fp8Recipe recipe, uint64_t seed) : recipe_(std::m
 Fp8LinearState::~Fp8LinearState() = default;
 
 void Fp8LinearState::update_scales(const AmaxReduction& reduction) {
+  mantissa::update_scales({this}, reduction);
+}
+
+void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction) {
+  std::vector<Fp8LinearState*> delayed;
+  std::vector<DelayedScalingState*> states;  // two for each layer
+  for (Fp8LinearState* const layer : layers) {
+    if (!std::holds_alternative<DelayedScaling>(layer->recipe_)) continue;
+    delayed.push_back(layer);
+    states.insert(states.end(), {&layer->forward, &layer->backward});
+  }
+  std::vector<DelayedScalingState> next = copies_of(states), reduced;
+  for (size_t i = 0; i < states.size(); ++i)
+    if (std::get<DelayedScaling>(delayed[i / 2]->recipe_).reduce_amax) reduced.push_back(next[i]);
+  if (reduction && !reduced.empty()) reduce_amaxes(reduced, reduction);  // they share tensors with `next`
+  for (size_t i = 0; i < states.size(); ++i) {
+    const auto& recipe = std::get<DelayedScaling>(delayed[i / 2]->recipe_);
+    const Fp8Pass pass = i % 2 == 0 ? Fp8Pass::kForward : Fp8Pass::kBackward;
+    advance(next[i], fp8_dtype(recipe.fp8_format, pass), recipe);
+  }
+  for (size_t i = 0; i < states.size(); ++i) commit(next[i], *states[i]);
+  for (Fp8LinearState* const layer : delayed)
+    if (layer->cache_) layer->cache_->is_of_this_step = false;
+}
+
+void Fp8LinearState::record_amaxes(const at::Tensor& x, const at::Tensor& weight) {
   const auto* const delayed = std::get_if<DelayedScaling>(&recipe_);
   if (!delayed) return;
-  const auto next = [&](DelayedScalingState& state, Fp8Pass pass) {
-    return next_states({&state}, fp8_dtype(delayed->fp8_format, pass), *delayed, reduction)[0];
-  };
-  const DelayedScalingState next_forward = next(forward, Fp8Pass::kForward),
-                            next_backward = next(backward, Fp8Pass::kBackward);
-  commit(next_forward, forward);
-  commit(next_backward, backward);
+  const at::ScalarType dtype = fp8_dtype(delayed->fp8_format, Fp8Pass::kForward);
+  const std::lock_guard lock(mutex_);
+  quantize_fp8_delayed(x, dtype, forward, 0);
+  quantize_fp8_delayed(weight, dtype, forward, 1);
+}
+
+bool Fp8LinearState::has_scales() const {
+  if (!std::holds_alternative<DelayedScaling>(recipe_)) return true;
+  const float* const scales = forward.scale.const_data_ptr<float>();
+  return scales[0] != 1 || scales[1] != 1;
 }
 
 StateDict Fp8LinearState::state_dict() const {
@@ -152,8 +190,11 @@ void Fp8LinearState::load_state_dict(const StateReader& state) {
   cache_.reset();
 }
 
-at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                      const std::shared_ptr<Fp8LinearState>& state, std::optional<bool> is_first_microbatch) {
+namespace {
+
+/// All is checked here, so that a call that is refused has written no history.
+void check_call(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                const std::shared_ptr<Fp8LinearState>& state) {
   TORCH_CHECK_VALUE(state, "linear_fp8: got no state; make one with the recipe");
   TORCH_CHECK_VALUE(
       x.defined() && weight.defined() && x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1),
@@ -162,13 +203,45 @@ at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& weight, const at::T
   TORCH_CHECK_VALUE(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
                     "linear_fp8: a bias of ", bias.defined() ? bias.sizes() : at::IntArrayRef(),
                     " does not fit a weight of ", weight.sizes());
-  // All is checked here, so that a call that is refused has written no history.
   fp8::check_input(x, "linear_fp8");
   fp8::check_input(weight, "linear_fp8");
   if (bias.defined()) fp8::check_input(bias, "linear_fp8");
+}
+
+at::Tensor apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                 const std::shared_ptr<Fp8LinearState>& state, Fp8WeightCodes codes, bool records_amaxes) {
+  check_call(x, weight, bias, state);
   const auto its_bias = bias.defined() ? std::optional(bias) : std::nullopt;
   // In forward() no graph is recorded, whatever the caller does.
-  return LinearFp8::apply(x, weight, its_bias, state, is_first_microbatch, at::GradMode::is_enabled());
+  const Call call{codes, at::GradMode::is_enabled(), records_amaxes};
+  return LinearFp8::apply(x, weight, its_bias, state, call);
+}
+
+/// Returns the recipe without memory that is nearest to delayed scaling.
+Fp8Recipe current_scaling(const DelayedScaling& recipe) {
+  return Float8CurrentScaling{.fp8_format = recipe.fp8_format};
+}
+
+}  // namespace
+
+at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      const std::shared_ptr<Fp8LinearState>& state, std::optional<bool> is_first_microbatch) {
+  const Fp8WeightCodes codes = !is_first_microbatch   ? Fp8WeightCodes::kMake
+                               : *is_first_microbatch ? Fp8WeightCodes::kMakeAndKeep
+                                                      : Fp8WeightCodes::kUseKept;
+  return apply(x, weight, bias, state, codes, /*records_amaxes=*/true);
+}
+
+at::Tensor linear_fp8_in_training(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                                  const std::shared_ptr<Fp8LinearState>& state) {
+  TORCH_CHECK_VALUE(state, "linear_fp8: got no state; make one with the recipe");
+  if (at::GradMode::is_enabled())
+    return apply(x, weight, bias, state, Fp8WeightCodes::kUseKeptIfSame, /*records_amaxes=*/true);
+  if (state->has_scales())
+    return apply(x, weight, bias, state, Fp8WeightCodes::kUseKeptOrMake, /*records_amaxes=*/false);
+  const auto now =
+      std::make_shared<Fp8LinearState>(current_scaling(std::get<DelayedScaling>(state->recipe())));
+  return apply(x, weight, bias, now, Fp8WeightCodes::kMake, /*records_amaxes=*/false);
 }
 
 }  // namespace mantissa

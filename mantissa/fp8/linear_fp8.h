@@ -2,10 +2,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
-#include <variant>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include "mantissa/core/state_dict.h"
 #include "mantissa/fp8/delayed_scaling.h"
@@ -13,13 +14,10 @@
 
 namespace mantissa {
 
-using Fp8Recipe = std::variant<DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling,
-                               NVFP4BlockScaling>;
-
 /// What one linear layer keeps between its products: the scales of DelayedScaling, a weight's codes for the
 /// micro-batches of a step, and the seed of NVFP4's random numbers.
 ///
-/// Threads: one thread at a time uses a state; autograd's thread does in backward().
+/// Threads: any number may compute products of a layer at the same time. All other functions are for one thread.
 /// Example: linear_fp8_test.cpp, LinearFp8.ALoadedStateContinuesBitForBit.
 class Fp8LinearState final : public Stateful {
  public:
@@ -39,6 +37,14 @@ class Fp8LinearState final : public Stateful {
   /// Errors: those of mantissa::update_scales(); neither state has changed then.
   void update_scales(const AmaxReduction& reduction = nullptr);
 
+  /// Calibrates: records the largest magnitudes of an input and a weight, as a product would. Does nothing with
+  /// other recipes than DelayedScaling.
+  /// Errors: those of quantize_fp8().
+  void record_amaxes(const at::Tensor& x, const at::Tensor& weight);
+
+  /// Whether a step has given input or weight a scale. True with other recipes, which need no step.
+  bool has_scales() const;
+
   /// NVFP4's random numbers: the key, and the number of gradients that have been quantized.
   uint64_t seed() const { return seed_; }
   int64_t stream() const { return stream_; }
@@ -53,13 +59,20 @@ class Fp8LinearState final : public Stateful {
 
  private:
   friend class Fp8Quantizer;
+  friend void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction);
   struct WeightCache;
 
   Fp8Recipe recipe_;
   uint64_t seed_;
   int64_t stream_ = 0;
   std::unique_ptr<WeightCache> cache_;
+  std::mutex mutex_;  ///< of products, which write amaxes, the cache and the stream
 };
+
+/// Ends a step of several layers: what Fp8LinearState::update_scales() does for each of them, with one call of the
+/// reduction for the amaxes of all. Each rank passes the same layers in the same order.
+/// Errors: those of mantissa::update_scales(); no layer has changed then.
+void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction = nullptr);
 
 /// Returns x W^T + bias of quantized factors, with autograd: fake-quantized training on any CPU.
 ///

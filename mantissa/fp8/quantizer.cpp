@@ -82,8 +82,10 @@ Fp8Factor Fp8Quantizer::quantize(const at::Tensor& matrix, Fp8Role role, bool is
   const auto quantized = c10::overloaded(
       [&](const DelayedScaling& recipe) -> decltype(factor.quantized) {
         DelayedScalingState& scales = role == Fp8Role::kGradient ? state_.backward : state_.forward;
-        return quantize_fp8_delayed(matrix, fp8_dtype(recipe.fp8_format, pass_of(role)), scales,
-                                    is_weight ? 1 : 0);
+        const at::ScalarType dtype = fp8_dtype(recipe.fp8_format, pass_of(role));
+        const int64_t tensor = is_weight ? 1 : 0;
+        return records_amaxes_ ? quantize_fp8_delayed(matrix, dtype, scales, tensor)
+                               : quantize_fp8(matrix, dtype, scales.scale[tensor]);
       },
       [&](const Float8CurrentScaling& recipe) -> decltype(factor.quantized) {
         return quantize_fp8_current(matrix, fp8_dtype(recipe.fp8_format, pass_of(role)), recipe.scale);
@@ -126,23 +128,26 @@ Fp8Factor Fp8Quantizer::quantize_transposed(const at::Tensor& matrix, const Fp8F
   return is_same_transposed(role) ? transposed(factor) : quantize(matrix.t(), role, is_for_weight);
 }
 
-Fp8Factor Fp8Quantizer::weight_factor(const at::Tensor& weight, std::optional<bool> is_first_microbatch) {
+Fp8Factor Fp8Quantizer::weight_factor(const at::Tensor& weight, Fp8WeightCodes codes) {
+  using Codes = Fp8WeightCodes;
   using Cache = Fp8LinearState::WeightCache;
   std::unique_ptr<Cache>& cache = state_.cache_;
-  if (is_first_microbatch.value_or(true)) {
-    Fp8Factor factor = quantize(weight, Fp8Role::kWeight);
-    if (is_first_microbatch) cache = std::make_unique<Cache>(Cache{factor, content_of(weight)});
-    return factor;
-  }
+  if (codes == Codes::kMake) return quantize(weight, Fp8Role::kWeight);
   TORCH_CHECK(
-      cache,
+      cache || codes != Codes::kUseKept,
       "linear_fp8: is_first_microbatch is false, but no call with true has kept the weight's codes; pass "
       "true for the first micro-batch of a step");
-  TORCH_CHECK(cache->content == content_of(weight),
+  const kernels::TensorContent content = content_of(weight);
+  const bool is_same = cache && cache->content == content;
+  TORCH_CHECK(is_same || codes != Codes::kUseKept,
               "linear_fp8: is_first_microbatch is false, but the weight has changed since its codes were "
-              "kept; pass true "
-              "for the first micro-batch after a step");
-  return cache->factor;
+              "kept; pass true for the first micro-batch after a step");
+  const bool uses_kept =
+      codes == Codes::kUseKept || (codes != Codes::kMakeAndKeep && is_same && cache->is_of_this_step);
+  if (uses_kept) return cache->factor;
+  Fp8Factor factor = quantize(weight, Fp8Role::kWeight);
+  if (codes != Codes::kUseKeptOrMake) cache = std::make_unique<Cache>(Cache{factor, content});
+  return factor;
 }
 
 }  // namespace mantissa

@@ -3,7 +3,7 @@
 // The factors of FP8 products.
 
 #include <cstdint>
-#include <optional>
+#include <mutex>
 #include <utility>
 #include <variant>
 
@@ -34,10 +34,21 @@ at::Tensor product(const Fp8Factor& a, const Fp8Factor& b);
 /// What a factor is quantized as.
 enum class Fp8Role : uint8_t { kInput, kWeight, kGradient };
 
-/// Quantizes the factors of a layer's products by its recipe.
+/// Where a product takes the codes of its weight from.
+enum class Fp8WeightCodes : uint8_t {
+  kMake,           ///< makes them
+  kMakeAndKeep,    ///< and keeps them
+  kUseKept,        ///< an error if there are none of this weight
+  kUseKeptIfSame,  ///< the kept ones of this step and weight, or else as kMakeAndKeep
+  kUseKeptOrMake   ///< the kept ones of this step and weight, or else as kMake
+};
+
+/// Quantizes the factors of a layer's products by its recipe. While one lives, no other thread uses the state.
 class Fp8Quantizer {
  public:
-  explicit Fp8Quantizer(Fp8LinearState& state) : state_(state) {}
+  /// `records_amaxes`: false leaves the state as it is.
+  explicit Fp8Quantizer(Fp8LinearState& state, bool records_amaxes = true)
+      : state_(state), lock_(state.mutex_), records_amaxes_(records_amaxes) {}
 
   /// `is_for_weight` says that the product is the weight's gradient, whose factors NVFP4 transforms.
   Fp8Factor quantize(const at::Tensor& matrix, Fp8Role role, bool is_for_weight = false);
@@ -46,18 +57,21 @@ class Fp8Quantizer {
   Fp8Factor quantize_transposed(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role,
                                 bool is_for_weight);
 
-  /// Returns the weight's factor, from the cache or for it: see linear_fp8().
-  Fp8Factor weight_factor(const at::Tensor& weight, std::optional<bool> is_first_microbatch);
+  /// Errors: c10::Error for kUseKept without codes of this weight.
+  Fp8Factor weight_factor(const at::Tensor& weight, Fp8WeightCodes codes);
 
  private:
   bool is_same_transposed(Fp8Role role) const;
 
   Fp8LinearState& state_;
+  std::lock_guard<std::mutex> lock_;
+  bool records_amaxes_;
 };
 
 struct Fp8LinearState::WeightCache {
   Fp8Factor factor;
   kernels::TensorContent content;  ///< of the weight when it was quantized
+  bool is_of_this_step = true;     ///< its amax is in row 0 of the history
 };
 
 }  // namespace mantissa

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <c10/util/Exception.h>
+#include <c10/util/overloaded.h>
 
 namespace mantissa {
 
@@ -43,6 +44,25 @@ void check_recipe(const DelayedScaling& recipe) {
   TORCH_CHECK_VALUE(recipe.margin >= -126 && recipe.margin <= 126, "DelayedScaling: margin is ",
                     recipe.margin,
                     ", and 2^-margin would be no normal number; use a margin from -126 to 126");
+}
+
+bool DelayedScaling::operator==(const DelayedScaling& other) const {
+  return fp8_format == other.fp8_format && amax_history_len == other.amax_history_len &&
+         amax_compute_algo == other.amax_compute_algo && !amax_compute && !other.amax_compute &&
+         margin == other.margin && reduce_amax == other.reduce_amax;
+}
+
+void check_recipe(const Fp8Recipe& recipe) {
+  if (const auto* const delayed = std::get_if<DelayedScaling>(&recipe)) check_recipe(*delayed);
+}
+
+std::string_view recipe_name(const Fp8Recipe& recipe) {
+  return std::visit(c10::overloaded([](const DelayedScaling&) { return "DelayedScaling"; },
+                                    [](const Float8CurrentScaling&) { return "Float8CurrentScaling"; },
+                                    [](const Float8BlockScaling&) { return "Float8BlockScaling"; },
+                                    [](const MXFP8BlockScaling&) { return "MXFP8BlockScaling"; },
+                                    [](const NVFP4BlockScaling&) { return "NVFP4BlockScaling"; }),
+                    recipe);
 }
 
 }  // namespace mantissa

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string_view>
+#include <variant>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -35,6 +36,8 @@ struct Fp8ScaleOptions {
   float epsilon = 0;          ///< an amax below it counts as it
   /// The scale of an amax that is so small that the quotient is infinite; float32's largest number by default.
   float value_for_inf = 3.40282347e38F;
+
+  bool operator==(const Fp8ScaleOptions&) const = default;
 };
 
 /// Returns max / amax in float32; 1 if amax is 0, inf or NaN.
@@ -55,6 +58,9 @@ struct DelayedScaling {
   std::function<at::Tensor(const at::Tensor& history)> amax_compute = nullptr;
   int64_t margin = 0;       ///< the scale is divided by 2^margin
   bool reduce_amax = true;  ///< all ranks use the largest amax of any rank
+
+  /// A recipe with a function of the user's own equals no other one.
+  bool operator==(const DelayedScaling& other) const;
 };
 
 /// Throws c10::ValueError for a history without steps, or a margin that is not in [-126, 126].
@@ -64,6 +70,8 @@ void check_recipe(const DelayedScaling& recipe);
 struct Float8CurrentScaling {
   Fp8Format fp8_format = Fp8Format::kHybrid;
   Fp8ScaleOptions scale = {};
+
+  bool operator==(const Float8CurrentScaling&) const = default;
 };
 
 /// Scales each block of 128 values of a row, or of 128 x 128 values of a weight, by its own largest magnitude.
@@ -72,6 +80,8 @@ struct Float8BlockScaling {
   Fp8Format fp8_format = Fp8Format::kE4M3;
   bool power_of_two = true;
   float epsilon = 0;
+
+  bool operator==(const Float8BlockScaling&) const = default;
 };
 
 /// Scales each block of 32 values of a row by a power of two.
@@ -79,6 +89,8 @@ struct Float8BlockScaling {
 struct MXFP8BlockScaling {
   Fp8Format fp8_format = Fp8Format::kE4M3;
   bool enable_2d_quantization = false;  ///< weights in blocks of 32 x 32
+
+  bool operator==(const MXFP8BlockScaling&) const = default;
 };
 
 /// Numbers of 4 bits (E2M1) with a scale for each block of 16 values, in 8 bits, and a float32 scale for the tensor.
@@ -87,6 +99,18 @@ struct NVFP4BlockScaling {
   bool stochastic_rounding = true;        ///< of gradients
   bool random_hadamard_transform = true;  ///< of both operands of the product that is a weight's gradient
   bool enable_2d_quantization = true;     ///< weights in blocks of 16 x 16
+
+  bool operator==(const NVFP4BlockScaling&) const = default;
 };
+
+/// How a layer finds its scales.
+using Fp8Recipe = std::variant<DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling,
+                               NVFP4BlockScaling>;
+
+/// Errors: those of check_recipe() for DelayedScaling; the other recipes have none.
+void check_recipe(const Fp8Recipe& recipe);
+
+/// Returns the name of the recipe's type, such as "DelayedScaling".
+std::string_view recipe_name(const Fp8Recipe& recipe);
 
 }  // namespace mantissa

@@ -62,6 +62,8 @@ std::string shown(const std::string& value) { return "'" + value + "'"; }
 std::string shown(double value) { return c10::str(value); }
 std::string shown(int64_t value) { return c10::str(value); }
 
+std::string shown(const Fp8Recipe& recipe) { return std::string(recipe_name(recipe)); }
+
 template <typename T>
 std::string shown(const std::optional<T>& value) {
   return value ? shown(*value) : "";
@@ -106,9 +108,14 @@ bool has_16_bit_weights(const PrecisionTraits& traits) {
   return traits.weights && is_16_bit(*traits.weights);
 }
 bool has_int8_products(const PrecisionTraits& traits) { return traits.layer_products == Format::kInt8; }
+bool has_fp8_products(const PrecisionTraits& traits) { return traits.layer_products == Format::kFloat8E4M3; }
 /// Whether layers have codes for their weights or for the factors of their products.
 bool has_quantized_layers(const PrecisionTraits& traits) {
   return traits.frozen_weights || has_int8_products(traits);
+}
+/// Whether a mode chooses among layers.
+bool has_layers_of_its_own(const PrecisionTraits& traits) {
+  return has_quantized_layers(traits) || has_fp8_products(traits);
 }
 
 std::string used_by_all(const Request& /*request*/) { return ""; }
@@ -130,6 +137,18 @@ std::string used_by_quantized_layers(const Request& asked) {
   if (has_quantized_layers(asked.mode.traits)) return "";
   return "only " + modes_with(has_quantized_layers, "and") +
          " compute layers with 4- or 8-bit codes; leave it out, or choose one of them";
+}
+
+std::string used_for_layers(const Request& asked) {
+  if (has_layers_of_its_own(asked.mode.traits)) return "";
+  return "only " + modes_with(has_layers_of_its_own, "and") +
+         " compute layers with 4- or 8-bit codes; leave it out, or choose one of them";
+}
+
+std::string used_by_fp8_layers(const Request& asked) {
+  if (has_fp8_products(asked.mode.traits)) return "";
+  return "only " + modes_with(has_fp8_products, "and") +
+         " compute layers in FP8; leave it out, or choose one of them";
 }
 
 /// Layers of int8-training have 16-bit inputs and results.
@@ -192,12 +211,14 @@ const std::vector<ModeOption>& mode_options() {
       row<&O::master_weights>("master_weights", used_with_16_bit_weights),
       row<&O::float32_matmul_precision>("float32_matmul_precision", used_by_all),
       row<&O::dtype>("dtype", used_as_dtype),
-      row<&O::ignore_modules>("ignore_modules", used_by_quantized_layers),
+      row<&O::ignore_modules>("ignore_modules", used_for_layers),
       row<&O::blocksize>("blocksize", used_by_blocks),
       row<&O::llm_int8_threshold>("llm_int8_threshold", used_for_outliers,
                                   {0, std::numeric_limits<double>::max(), "choose 0 (no outliers) or more"}),
       row<&O::quantize_embeddings>("quantize_embeddings", used_by_embeddings),
       row<&O::quantize_convolutions>("quantize_convolutions", used_by_convolutions),
+      row<&O::recipe>("recipe", used_by_fp8_layers),
+      row<&O::fp8_first_and_last>("fp8_first_and_last", used_by_fp8_layers),
   };
   return table;
 }
@@ -242,6 +263,7 @@ void check_values(const PrecisionOptions& options) {
     TORCH_CHECK_VALUE(!value || (*value >= option.limits.low && *value <= option.limits.high), option.name,
                       " ", option.given(options), " is out of range; ", option.limits.cure);
   }
+  if (options.recipe) check_recipe(*options.recipe);
   const double low = options.min_scale.value_or(0), high = options.max_scale.value_or(kLargestScale);
   TORCH_CHECK_VALUE(low <= high, "min_scale ", low, " is above max_scale ", high, "; choose one below it");
   TORCH_CHECK_VALUE(!options.init_scale || (*options.init_scale >= low && *options.init_scale <= high),

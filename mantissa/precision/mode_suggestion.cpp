@@ -21,20 +21,23 @@ struct FormatWord {
   Format format;
 };
 constexpr auto kFormatWords = std::to_array<FormatWord>({
-    {"16", Format::kFloat16},     {"fp16", Format::kFloat16},
-    {"f16", Format::kFloat16},    {"float16", Format::kFloat16},
-    {"half", Format::kFloat16},   {"bf16", Format::kBFloat16},
-    {"b16", Format::kBFloat16},   {"bfloat16", Format::kBFloat16},
-    {"brain", Format::kBFloat16}, {"fp32", Format::kFloat32},
-    {"f32", Format::kFloat32},    {"float32", Format::kFloat32},
-    {"float", Format::kFloat32},  {"single", Format::kFloat32},
-    {"full", Format::kFloat32},   {"tf32", Format::kTF32},
-    {"32", Format::kFloat32},     {"fp64", Format::kFloat64},
-    {"f64", Format::kFloat64},    {"float64", Format::kFloat64},
-    {"double", Format::kFloat64}, {"64", Format::kFloat64},
-    {"int4", Format::kNF4},       {"4", Format::kNF4},
-    {"4bit", Format::kNF4},       {"8", Format::kInt8},
-    {"8bit", Format::kInt8},      {"llmint8", Format::kInt8},
+    {"16", Format::kFloat16},        {"fp16", Format::kFloat16},
+    {"f16", Format::kFloat16},       {"float16", Format::kFloat16},
+    {"half", Format::kFloat16},      {"bf16", Format::kBFloat16},
+    {"b16", Format::kBFloat16},      {"bfloat16", Format::kBFloat16},
+    {"brain", Format::kBFloat16},    {"fp32", Format::kFloat32},
+    {"f32", Format::kFloat32},       {"float32", Format::kFloat32},
+    {"float", Format::kFloat32},     {"single", Format::kFloat32},
+    {"full", Format::kFloat32},      {"tf32", Format::kTF32},
+    {"32", Format::kFloat32},        {"fp64", Format::kFloat64},
+    {"f64", Format::kFloat64},       {"float64", Format::kFloat64},
+    {"double", Format::kFloat64},    {"64", Format::kFloat64},
+    {"int4", Format::kNF4},          {"4", Format::kNF4},
+    {"4bit", Format::kNF4},          {"8", Format::kInt8},
+    {"8bit", Format::kInt8},         {"llmint8", Format::kInt8},
+    {"fp8", Format::kFloat8E4M3},    {"f8", Format::kFloat8E4M3},
+    {"float8", Format::kFloat8E4M3}, {"e4m3", Format::kFloat8E4M3},
+    {"te", Format::kFloat8E4M3},
 });
 
 /// Removes the first of `words` that occurs in `text`.

@@ -47,6 +47,14 @@ struct PrecisionTraits {
   bool operator==(const PrecisionTraits&) const = default;
 };
 
+/// What a mode has done with one layer of a module.
+struct LayerReport {
+  std::string name;                               ///< with dots; "weight" for a module that is a layer itself
+  std::vector<int64_t> sizes;                     ///< of its weight
+  std::optional<Format> products = std::nullopt;  ///< unset: those of the rest of the model
+  std::string reason = {};  ///< why the mode has left the layer as it was; "" if it has not
+};
+
 /// A precision mode: one way of training in N bits, as hooks around a training loop. This base class is
 /// "32-true", which changes no weight, product or gradient.
 ///
@@ -93,6 +101,9 @@ class Precision {
   /// Returns the name of a parameter, or of the parameter behind a master weight, in the module that was last
   /// passed to convert_module() with it; empty for any other tensor.
   std::string parameter_name(const at::Tensor& parameter) const;
+  /// Returns one row for each layer of the modules that were converted, in their order, for modes that choose among
+  /// layers; empty for other modes.
+  virtual std::vector<LayerReport> layer_report() const { return {}; }
   /// Returns the model's parameter behind a master weight, or any other tensor itself.
   virtual at::Tensor model_parameter(const at::Tensor& parameter) const { return parameter; }
 

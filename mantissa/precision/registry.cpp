@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/suggest.h"
+#include "mantissa/precision/fp8.h"
 #include "mantissa/precision/int8_training.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/precision/mode_options_internal.h"
@@ -51,9 +52,9 @@ std::unique_ptr<Precision> make_mixed(const Mode& mode, at::Device device, const
                                           mode.name);
 }
 
-/// Makes a mode with 16-bit weights. A row with master weights is Apex's O2, which also keeps batch norm in
-/// float32.
-std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, const PrecisionOptions& options) {
+/// Returns the weights of a mode with 16-bit weights. A row with master weights is Apex's O2, which also keeps batch
+/// norm in float32.
+TrueDtypeOptions narrow_weights(const Mode& mode, at::Device device, const PrecisionOptions& options) {
   TrueDtypeOptions narrow{
       .keep_batchnorm_fp32 = options.keep_batchnorm_fp32.value_or(mode.traits.master_weights),
       .master_weights = options.master_weights.value_or(mode.traits.master_weights),
@@ -61,7 +62,30 @@ std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, cons
   narrow.scaler = make_scaler(mode, device, options,
                               options.loss_scale.value_or(mode.traits.scales_loss ? "dynamic" : "none"),
                               /*fp16_gradients=*/!narrow.master_weights);
-  return std::make_unique<TrueDtype>(compute_dtype(mode, device, options), std::move(narrow));
+  return narrow;
+}
+
+std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, const PrecisionOptions& options) {
+  return std::make_unique<TrueDtype>(compute_dtype(mode, device, options),
+                                     narrow_weights(mode, device, options));
+}
+
+Fp8LayerOptions fp8_layers(const Mode& mode, const PrecisionOptions& options) {
+  return {.recipe = options.recipe.value_or(DelayedScaling()),
+          .ignore_modules = options.ignore_modules,
+          .first_and_last = options.fp8_first_and_last.value_or(mode.traits.weights.has_value())};
+}
+
+std::unique_ptr<Precision> make_fp8_mixed(const Mode& mode, at::Device device,
+                                          const PrecisionOptions& options) {
+  return std::make_unique<Fp8Mixed>(device, fp8_layers(mode, options));
+}
+
+std::unique_ptr<Precision> make_transformer_engine(const Mode& mode, at::Device device,
+                                                   const PrecisionOptions& options) {
+  return std::make_unique<TransformerEngine>(compute_dtype(mode, device, options), device,
+                                             fp8_layers(mode, options),
+                                             narrow_weights(mode, device, options));
 }
 
 /// Makes a mode whose weights are quantized.
@@ -168,6 +192,21 @@ const std::vector<Mode>& modes() {
        "float32 weights that train, products of Linear layers in 8 bits, the rest as 16-mixed",
        with_layer_products(mixed(Format::kFloat16), Format::kInt8),
        &make_int8_training},
+      {"fp8-mixed",
+       {},
+       "float32 weights, FP8 products in Linear layers, the rest as bf16-mixed",
+       with_layer_products(mixed(Format::kBFloat16), Format::kFloat8E4M3),
+       &make_fp8_mixed},
+      {"transformer-engine",
+       {},
+       "bf16 weights, FP8 products in all Linear layers, the rest as bf16-true under autocast",
+       with_layer_products(pure(Format::kBFloat16), Format::kFloat8E4M3),
+       &make_transformer_engine},
+      {"transformer-engine-float16",
+       {},
+       "as transformer-engine, with fp16 in place of bf16",
+       with_layer_products(pure(Format::kFloat16), Format::kFloat8E4M3),
+       &make_transformer_engine},
       {"O0", {}, "Apex: float32 throughout", pure(Format::kFloat32), &make_wide, true},
       {"O1", {}, "Apex: as 16-mixed", mixed(Format::kFloat16), &make_mixed, true},
       {"O2",
@@ -231,6 +270,11 @@ PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options) {
 }
 
 FormatSupportInfo mode_support(const Mode& mode, at::Device device) {
+  if (mode.traits.layer_products == Format::kFloat8E4M3)
+    return device.is_cpu()
+               ? FormatSupportInfo{FormatSupport::kEmulated, "FP8 codes are multiplied in float32"}
+               : FormatSupportInfo{FormatSupport::kUnavailable,
+                                   "FP8 products are computed on the CPU only so far"};
   const FormatSupportInfo support = format_support(device, mode.traits.compute);
   // Quantized modes compute in float16 where there is no bfloat16.
   if (support.support == FormatSupport::kUnavailable && mode.traits.frozen_weights)

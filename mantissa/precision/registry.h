@@ -11,6 +11,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "mantissa/core/device.h"
+#include "mantissa/fp8/recipe.h"
 #include "mantissa/precision/precision.h"
 
 namespace mantissa {
@@ -53,6 +54,13 @@ struct PrecisionOptions {
   std::optional<double> llm_int8_threshold = std::nullopt;
   /// Also quantizes embeddings and convolutions, which stay as they are otherwise.
   std::optional<bool> quantize_embeddings = std::nullopt, quantize_convolutions = std::nullopt;
+
+  // For modes with FP8 products.
+
+  /// How layers find their scales. Unset: DelayedScaling. make_fp8_recipe() makes one from text.
+  std::optional<Fp8Recipe> recipe = std::nullopt;
+  /// Whether the first and the last Linear of a model compute in FP8, too. Unset: false in fp8-mixed, true in transformer-engine.
+  std::optional<bool> fp8_first_and_last = std::nullopt;
 
   bool operator==(const PrecisionOptions&) const = default;
 };

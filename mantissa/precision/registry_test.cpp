@@ -28,11 +28,11 @@ TEST(Registry, ERR01_RefusesUnknownNamesWithTheListAndTheNearest) {
        {"8", "1", "12", "mixed", "fp16", "bfloat16", "BF16", "true", "", "32.0", "16-Mixed"}) {
     const std::string error = error_of([&] { make_precision(name, at::kCPU); });
     EXPECT_THAT(error, testing::HasSubstr("precision '" + name + "' is not a mode"));
-    EXPECT_THAT(error,
-                testing::HasSubstr(
-                    "allowed: 32-true, tf32-mixed, 64-true, 16-mixed, bf16-mixed, "
-                    "16-true, bf16-true, nf4, nf4-dq, fp4, fp4-dq, int8, int8-training, 32, 64, 16, bf16, "
-                    "O0, O1, O2, O3"));
+    EXPECT_THAT(error, testing::HasSubstr("allowed: 32-true, tf32-mixed, 64-true, 16-mixed, bf16-mixed, "
+                                          "16-true, bf16-true, nf4, nf4-dq, fp4, fp4-dq, int8, "
+                                          "int8-training, fp8-mixed, transformer-engine, "
+                                          "transformer-engine-float16, 32, 64, 16, bf16, "
+                                          "O0, O1, O2, O3"));
   }
   EXPECT_THAT(error_of([] { make_precision("BF16-mixed", at::kCPU); }),
               testing::HasSubstr("did you mean 'bf16-mixed' (float32 weights, bf16 products)?"));
@@ -86,6 +86,17 @@ TEST(Registry, WhatANameBeginsWithCountsForMoreThanItsTypingErrors) {
   EXPECT_THAT(meant("nf5"), StartsWith("'nf4'")) << "no mode has 5 bits";
 }
 
+TEST(Registry, NamesOfFp8MeanTheModesThatTrainInIt) {
+  const auto error = [](const std::string& name) {
+    return error_of([&] { make_precision(name, at::kCPU); });
+  };
+  for (const char* const name : {"fp8", "float8", "FP8_mixed", "fp8-delayed"})
+    EXPECT_THAT(error(name), testing::HasSubstr("did you mean 'fp8-mixed' (")) << name;
+  EXPECT_THAT(error("fp8"), testing::HasSubstr(" or 'transformer-engine' ("));
+  EXPECT_THAT(error("transformer_engine"), testing::HasSubstr("did you mean 'transformer-engine' ("));
+  EXPECT_THAT(error("transformer-engine-fp16"), testing::HasSubstr("'transformer-engine"));
+}
+
 TEST(Registry, ARowWhoseFormatHasNoDtypeIsAnErrorThatNamesIt) {
   for (const char* name : {"64-true", "bf16-mixed", "bf16-true"}) {
     Mode row = find_mode(name);
@@ -131,9 +142,10 @@ TEST(Registry, AnErrorListsTheModesThatHaveTheOption) {
   };
   EXPECT_THAT(error({.master_weights = true}),
               testing::AllOf(testing::HasSubstr("16-true"), testing::HasSubstr(" or O3")));
-  EXPECT_THAT(
-      error({.ignore_modules = {"head"}}),
-      testing::HasSubstr("only nf4, nf4-dq, fp4, fp4-dq, int8 and int8-training compute layers with"));
+  EXPECT_THAT(error({.ignore_modules = {"head"}}),
+              testing::HasSubstr(
+                  "only nf4, nf4-dq, fp4, fp4-dq, int8, int8-training, fp8-mixed, transformer-engine and "
+                  "transformer-engine-float16 compute layers with"));
   EXPECT_THAT(error_of([] { make_precision("nf4", at::kCPU, {.llm_int8_threshold = 5.0}); }),
               testing::HasSubstr("only int8 and int8-training treat outliers separately"));
 }
@@ -155,7 +167,13 @@ TEST(Registry, EveryRowMakesTheModeItNames) {
     EXPECT_EQ(precision->traits(), mode.traits) << mode.name;
     EXPECT_FALSE(mode.summary.empty());
     EXPECT_FALSE(mode_support(mode, at::kCPU).reason.empty());
-    EXPECT_EQ(mode_support(mode, at::kCPU).reason, format_support(at::kCPU, mode.traits.compute).reason)
+    const FormatSupportInfo support = mode_support(mode, at::kCPU);
+    if (mode.traits.layer_products == Format::kFloat8E4M3) {
+      EXPECT_EQ(support.support, FormatSupport::kEmulated) << mode.name;
+      EXPECT_EQ(mode_support(mode, at::kCUDA).support, FormatSupport::kUnavailable) << mode.name;
+      continue;
+    }
+    EXPECT_EQ(support.reason, format_support(at::kCPU, mode.traits.compute).reason)
         << "the CPU has every format";
   }
 }

@@ -5,6 +5,7 @@ namespace mantissa {
 
 inline constexpr const char* kLossScaleKey = "loss_scale";
 inline constexpr const char* kMasterWeightsKey = "master_weights";
+inline constexpr const char* kFp8StateKey = "fp8_state";
 
 // In the state of gradients that wait for a step.
 inline constexpr const char* kStageKey = "stage";  ///< only of a mode with a loss scale: a GradientStage

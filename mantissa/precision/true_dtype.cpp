@@ -102,7 +102,8 @@ PrecisionTraits traits_of(at::ScalarType dtype, const TrueDtypeOptions& options)
           .compute = format,
           .gradients = options.master_weights ? Format::kFloat32 : format,
           .scales_loss = options.scaler && options.scaler->is_enabled(),
-          .master_weights = options.master_weights};
+          .master_weights = options.master_weights,
+          .layer_products = options.layer_products};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@ struct TrueDtypeOptions {
   std::unique_ptr<GradScaler> scaler = nullptr;
   /// The registry's name, if it is not the dtype's own.
   std::string name = {};
+  /// The trait of a mode that derives from this one and multiplies in another format.
+  std::optional<Format> layer_products = std::nullopt;
 };
 
 /// "64-true", "16-true" and "bf16-true": weights, activations and gradients all have one dtype. With its
@@ -39,7 +42,7 @@ struct TrueDtypeOptions {
 ///           "0.weight#2", "0.weight#3" and so on, in the order of setup_optimizer().
 /// Errors:   c10::ValueError for another dtype, and for options that the dtype cannot use.
 /// Source:   docs/modes.md.
-class TrueDtype final : public ScaledPrecision {
+class TrueDtype : public ScaledPrecision {
  public:
   /// `dtype`: kDouble, kHalf or kBFloat16; kFloat with a name.
   explicit TrueDtype(at::ScalarType dtype, TrueDtypeOptions options = {});

@@ -35,6 +35,15 @@ using Below = c10::impl::ExcludeDispatchKeyGuard;
 /// Whether `tensor` is marked and can be a factor that has a rule.
 bool is_marked_matrix(const Tensor& tensor) { return is_marked(tensor) && tensor.dim() == 2; }
 
+/// Whether the rule of `tensor` computes its product with `factor`.
+bool decides(const Tensor& tensor, const Tensor& factor) {
+  return is_marked_matrix(tensor) &&
+         weight_rule(tensor)->computes(without_mark(factor), without_mark(tensor));
+}
+
+/// Whether the rule of either factor computes their product. The second one is asked first: see multiply().
+bool either_decides(const Tensor& a, const Tensor& b) { return decides(b, a) || decides(a, b); }
+
 /// Returns `x` as autocast would give it to a product, with the key under which autocast must not see the
 /// product itself; no key outside of a region.
 std::pair<Tensor, c10::DispatchKeySet> autocast(const Tensor& x) {
@@ -62,16 +71,16 @@ Tensor apply(const char* operation, const Tensor& x, const Tensor& weight, const
 
 Tensor swapped(const Tensor& x) { return x.transpose(-1, -2); }
 
-/// Returns a b, of which at least one is a marked matrix. If both are, the second one is the weight.
+/// Returns a b, of which at least one has a rule that computes the product. If both have, the second one is the weight.
 Tensor multiply(const char* operation, const Tensor& a, const Tensor& b) {
-  if (is_marked_matrix(b)) return apply(operation, a, b.t());
+  if (decides(b, a)) return apply(operation, a, b.t());
   if (b.dim() == 1) return apply(operation, b, a);
   TORCH_CHECK_VALUE(b.dim() > 1, operation, ": both factors must have a dimension; got ", b.sizes());
   return swapped(apply(operation, swapped(b), a));
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
-  if (is_marked_matrix(weight)) return apply("linear", input, weight, bias.value_or(Tensor()));
+  if (decides(weight, input)) return apply("linear", input, weight, bias.value_or(Tensor()));
   const Below below(kKey);
   std::optional<Tensor> plain_bias;
   if (bias && bias->defined()) plain_bias = without_mark(*bias);
@@ -79,14 +88,14 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
 }
 
 Tensor matmul(const Tensor& self, const Tensor& other) {
-  if (is_marked_matrix(self) || is_marked_matrix(other)) return multiply("matmul", self, other);
+  if (either_decides(self, other)) return multiply("matmul", self, other);
   const Below below(kKey);
   return at::matmul(without_mark(self), without_mark(other));
 }
 
 // The shapes of the following are libtorch's to check.
 bool are_matrices(const Tensor& a, const Tensor& b) {
-  return a.dim() == 2 && b.dim() == 2 && (is_marked(a) || is_marked(b));
+  return a.dim() == 2 && b.dim() == 2 && either_decides(a, b);
 }
 
 Tensor mm(const Tensor& self, const Tensor& mat2) {
@@ -96,7 +105,7 @@ Tensor mm(const Tensor& self, const Tensor& mat2) {
 }
 
 Tensor mv(const Tensor& self, const Tensor& vec) {
-  if (is_marked_matrix(self) && vec.dim() == 1) return apply("mv", vec, self);
+  if (vec.dim() == 1 && decides(self, vec)) return apply("mv", vec, self);
   const Below below(kKey);
   return at::mv(without_mark(self), without_mark(vec));
 }
@@ -117,20 +126,22 @@ Tensor addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const a
     return at::addmm(without_mark(self), without_mark(mat1), without_mark(mat2), beta, alpha);
   }
   const bool is_bias = self.dim() == 1 && self.size(0) == mat2.size(1) && beta.equal(1) && alpha.equal(1);
-  if (is_bias && is_marked(mat2)) return apply("addmm", mat1, mat2.t(), self);
+  if (is_bias && decides(mat2, mat1)) return apply("addmm", mat1, mat2.t(), self);
   return weighted_sum(self, multiply("addmm", mat1, mat2), beta, alpha);
 }
 
 Tensor addmv(const Tensor& self, const Tensor& mat, const Tensor& vec, const at::Scalar& beta,
              const at::Scalar& alpha) {
-  if (is_marked_matrix(mat) && vec.dim() == 1)
-    return weighted_sum(self, apply("addmv", vec, mat), beta, alpha);
+  if (vec.dim() == 1 && decides(mat, vec)) return weighted_sum(self, apply("addmv", vec, mat), beta, alpha);
   const Below below(kKey);
   return at::addmv(without_mark(self), without_mark(mat), without_mark(vec), beta, alpha);
 }
 
 Tensor einsum(std::string_view equation, at::TensorList tensors, at::OptionalIntArrayRef path) {
-  if (auto product = einsum_as_product(equation, tensors, &is_marked_matrix)) return *product;
+  const bool may_be_product = tensors.size() == 2 && tensors[0].defined() && tensors[1].defined() &&
+                              either_decides(tensors[0], tensors[1]);
+  if (may_be_product)
+    if (auto product = einsum_as_product(equation, tensors, &is_marked_matrix)) return *product;
   std::vector<Tensor> plain;
   for (const Tensor& tensor : tensors) plain.push_back(tensor.defined() ? without_mark(tensor) : tensor);
   return at::einsum(equation, plain, path);
@@ -235,7 +246,7 @@ constexpr Registration kRegistration = {.insert = insert_rule, .find = find_rule
 const Registration& in_charge() {
   // The layout covers Registration and the virtual functions of WeightRule.
   static const void* const first = find_or_register({.name = "marked_weights",
-                                                     .layout = 2,
+                                                     .layout = 3,
                                                      .registration = &kRegistration,
                                                      .function = "mark_weight",
                                                      .make = &make_kernels});

@@ -33,6 +33,11 @@ class WeightRule {
   /// in place.
   virtual at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const = 0;
 
+  /// Whether the rule computes a product of `weight` and `factor` now, for example in a region of the user's. If not,
+  /// the weight multiplies as an ordinary tensor, also under autocast. Called before each product of a matrix,
+  /// perhaps twice, with the factors as the caller gave them.
+  virtual bool computes(const at::Tensor& /*factor*/, const at::Tensor& /*weight*/) const { return true; }
+
   /// Returns a rule for a copy of the weight. A rule that keeps nothing may return itself.
   virtual WeightRulePtr for_copy() const = 0;
 

@@ -281,5 +281,42 @@ TEST_F(MarkedWeight, ThreadsMayUseIt) {
   EXPECT_EQ(rule_->products, 200);
 }
 
+/// A rule that computes only with factors of more than one row.
+class RowsRule final : public WeightRule {
+ public:
+  std::string description() const override { return "rows"; }
+  at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const override {
+    return at::linear(x, weight, bias) + 100;
+  }
+  bool computes(const at::Tensor& factor, const at::Tensor& weight) const override {
+    EXPECT_FALSE(is_marked(weight) || is_marked(factor));
+    return factor.dim() == 2 && factor.size(0) > 1 && factor.size(1) > 1;
+  }
+  WeightRulePtr for_copy() const override { return std::make_shared<RowsRule>(); }
+};
+
+TEST(MarkedWeight, ARuleMayLeaveAProductToLibtorch) {
+  const at::Tensor plain = torch::randn({4, 3}), weight = plain.clone(), bias = torch::randn(4);
+  mark_weight(weight, std::make_shared<RowsRule>());
+  const at::Tensor one = torch::randn({1, 3}), vector = one[0], two = torch::randn({2, 3});
+  const auto check = [&](const char* name, const auto& product) {
+    EXPECT_TRUE(at::equal(product(weight, one), product(plain, one))) << name;
+    EXPECT_TRUE(at::allclose(product(weight, two), product(plain, two) + 100)) << name;
+  };
+  check("linear", [&](const at::Tensor& w, const at::Tensor& x) { return at::linear(x, w, bias); });
+  check("matmul", [](const at::Tensor& w, const at::Tensor& x) { return at::matmul(x, w.t()); });
+  check("mm", [](const at::Tensor& w, const at::Tensor& x) { return at::mm(w, x.t()); });
+  check("addmm", [&](const at::Tensor& w, const at::Tensor& x) { return at::addmm(bias, x, w.t()); });
+  check("einsum", [](const at::Tensor& w, const at::Tensor& x) { return at::einsum("bi,oi->bo", {x, w}); });
+  EXPECT_TRUE(at::equal(at::mv(weight, vector), at::mv(plain, vector)));
+  EXPECT_TRUE(at::equal(at::addmv(bias, weight, vector), at::addmv(bias, plain, vector)));
+  // With autocast off for the weight alone, the result would be float32.
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor y = at::linear(one, weight);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+}
+
 }  // namespace
 }  // namespace mantissa::marked_weight_test

@@ -1,12 +1,16 @@
-"""Compares our Trainer with Lightning's, live, for precision x accumulation x clipping: equal losses and weights."""
+"""Compares our Trainer with Lightning's, live, for precision x accumulation x clipping: equal losses and weights; and the
+names of its modes."""
 
+import subprocess
 import warnings
+from typing import get_args
 
 import lightning
 import pytest
 import reference
 import torch
-from conftest import assert_same
+from conftest import BUILD, assert_same
+from lightning.fabric.connector import _PRECISION_INPUT_STR
 from safetensors.torch import load_file
 
 
@@ -57,3 +61,11 @@ def test_PE14_same_numbers_as_lightning(make_job, run_mantissa, tmp_path, precis
     job = make_job(model="convnet", precision=precision, batches=31, accumulate_grad_batches=3, gradient_clip_val=clip,
                    optimizer="adamw", lr=1e-3)
     assert_same(run_mantissa(job), run_lightning(job, tmp_path))
+
+
+@pytest.mark.parametrize("name", get_args(_PRECISION_INPUT_STR))
+def test_every_name_of_lightnings_is_a_mode(name, tmp_path):
+    """--print-config makes the mode, with its options."""
+    done = subprocess.run([BUILD / "mantissa", "fit", "--device", "cpu", "--precision", name, "--print-config"], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and f"precision: {name} " in done.stdout, done.stderr

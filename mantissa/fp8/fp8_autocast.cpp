@@ -1,0 +1,18 @@
+#include "mantissa/fp8/fp8_autocast.h"
+
+#include <utility>
+
+namespace mantissa {
+namespace {
+
+thread_local Fp8AutocastOptions innermost = {.enabled = false};
+
+}  // namespace
+
+Fp8AutocastOptions current_fp8_autocast() { return innermost; }
+
+Fp8Autocast::Fp8Autocast(const Fp8AutocastOptions& options) : outer_(std::exchange(innermost, options)) {}
+
+Fp8Autocast::~Fp8Autocast() { innermost = outer_; }
+
+}  // namespace mantissa

@@ -1,0 +1,38 @@
+#pragma once
+
+namespace mantissa {
+
+struct Fp8AutocastOptions {
+  /// False: layers compute in high precision.
+  bool enabled = true;
+  /// With `enabled` false: the layers of DelayedScaling record the largest magnitudes of their inputs and weights, so that
+  /// the next step's scales fit them.
+  bool calibrating = false;
+};
+
+/// Returns the options of this thread's region; outside of all regions, those of a disabled one. Use it for code that
+/// computes later or on another thread what was computed here, such as a recomputed forward pass.
+Fp8AutocastOptions current_fp8_autocast();
+
+/// Linear layers whose weights have an Fp8TrainingRule compute in FP8 for the rest of the scope. A mode's
+/// forward_context() contains such a region.
+///
+/// Regions nest, and the innermost one counts: a disabled region inside an enabled one computes in high precision. The
+/// destructor restores the outer region, also after an exception. The backward pass is outside of regions: it computes as the
+/// forward pass did. No region changes a scale: a step's end does (update_scales() in linear_fp8.h).
+///
+/// Threads: the state belongs to this thread.
+/// Source:  Transformer Engine's autocast(), which changes scales at the exit of the outermost region.
+/// Example: fp8_training_test.cpp, Fp8Autocast.F8_19_ADisabledRegionComputesInHighPrecision
+class Fp8Autocast {
+ public:
+  explicit Fp8Autocast(const Fp8AutocastOptions& options = {});
+  ~Fp8Autocast();
+  Fp8Autocast(const Fp8Autocast&) = delete;
+  Fp8Autocast& operator=(const Fp8Autocast&) = delete;
+
+ private:
+  Fp8AutocastOptions outer_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,52 @@
+#include "mantissa/fp8/fp8_training.h"
+
+#include <utility>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include "mantissa/fp8/fp8_autocast.h"
+#include "mantissa/fp8/linear_fp8_internal.h"
+
+namespace mantissa {
+namespace {
+
+/// Returns the factor as the product would get it.
+at::Tensor as_input(const at::Tensor& factor) {
+  const at::DeviceType device = factor.device().type();
+  const bool is_cast =
+      at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
+  return is_cast ? factor.detach().to(at::autocast::get_autocast_dtype(device)) : factor.detach();
+}
+
+}  // namespace
+
+Fp8TrainingRule::Fp8TrainingRule(std::shared_ptr<Fp8LinearState> state, bool belongs_to_mode)
+    : state_(std::move(state)), belongs_to_mode_(belongs_to_mode) {
+  TORCH_CHECK_VALUE(state_, "FP8 training: got no state; make an Fp8LinearState with the recipe");
+}
+
+bool Fp8TrainingRule::computes(const at::Tensor& factor, const at::Tensor& weight) const {
+  const Fp8AutocastOptions region = current_fp8_autocast();
+  if (!region.enabled && region.calibrating) state_->record_amaxes(as_input(factor), weight.detach());
+  return region.enabled;
+}
+
+at::Tensor Fp8TrainingRule::linear(const at::Tensor& x, const at::Tensor& weight,
+                                   const at::Tensor& bias) const {
+  return linear_fp8_in_training(x, weight, bias, state_);
+}
+
+WeightRulePtr Fp8TrainingRule::for_copy() const {
+  auto copy = std::make_shared<Fp8LinearState>(state_->recipe());
+  copy->load_state_dict(StateReader(state_->state_dict()));
+  return std::make_shared<Fp8TrainingRule>(std::move(copy), belongs_to_mode_);
+}
+
+std::shared_ptr<Fp8LinearState> fp8_state_of(const at::Tensor& weight) {
+  const auto rule = std::dynamic_pointer_cast<const Fp8TrainingRule>(weight_rule(weight));
+  return rule ? rule->state() : nullptr;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "mantissa/fp8/linear_fp8.h"
+#include "mantissa/weights/marked_weight.h"
+
+namespace mantissa {
+
+/// The rule of a weight that is trained in FP8: with mark_weight() (weights/marked_weight.h), products of the weight are
+/// those of linear_fp8() inside an enabled Fp8Autocast, and ordinary ones elsewhere. The weight itself stays in 16 or
+/// 32 bits.
+///
+/// Codes:      those of the weight are kept until the step ends, and used again while its bytes are the same, for
+///             example in the micro-batches of an accumulation window. Whether they are the same is decided by a hash of all
+///             bytes, so old codes are never used.
+/// Steps:      whoever marks the weight calls update_scales() (linear_fp8.h) on state() after each step. The modes do.
+/// Evaluation: a product under no-grad records nothing, so it does not matter how often a run evaluates. A layer of
+///             DelayedScaling that has ended no step yet has no scales; it evaluates with those of
+///             Float8CurrentScaling.
+/// Threads:    any number may multiply at the same time.
+/// Errors:     those of linear_fp8().
+/// Example:    fp8_training_test.cpp, Fp8Training.APlainLinearTrains
+class Fp8TrainingRule final : public WeightRule {
+ public:
+  /// `belongs_to_mode`: see WeightRule.
+  /// Errors: c10::ValueError for no state.
+  explicit Fp8TrainingRule(std::shared_ptr<Fp8LinearState> state, bool belongs_to_mode = false);
+
+  const std::shared_ptr<Fp8LinearState>& state() const { return state_; }
+
+  std::string description() const override { return "FP8 training"; }
+  /// Whether the region of this thread is enabled. In a calibrating one, records the magnitudes.
+  bool computes(const at::Tensor& factor, const at::Tensor& weight) const override;
+  at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const override;
+  /// Returns a rule whose state begins with the values of this one's.
+  WeightRulePtr for_copy() const override;
+  bool belongs_to_mode() const override { return belongs_to_mode_; }
+
+ private:
+  std::shared_ptr<Fp8LinearState> state_;
+  bool belongs_to_mode_;
+};
+
+/// Returns the state of a weight that is trained in FP8; null for any other tensor.
+std::shared_ptr<Fp8LinearState> fp8_state_of(const at::Tensor& weight);
+
+}  // namespace mantissa

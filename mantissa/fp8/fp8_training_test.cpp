@@ -1,0 +1,326 @@
+#include "mantissa/fp8/fp8_training.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include <ATen/autocast_mode.h>
+#include <torch/torch.h>
+
+#include "mantissa/core/test_support_internal.h"
+#include "mantissa/fp8/fp8_autocast.h"
+#include "mantissa/fp8/test_support_internal.h"
+
+namespace mantissa::fp8_training_test {
+namespace {
+
+using fp8::wide;
+
+std::shared_ptr<Fp8LinearState> mark(const torch::nn::Linear& layer,
+                                     const Fp8Recipe& recipe = DelayedScaling{.amax_history_len = 4}) {
+  auto state = std::make_shared<Fp8LinearState>(recipe);
+  mark_weight(layer->weight, std::make_shared<Fp8TrainingRule>(state));
+  return state;
+}
+
+/// A step: forward in a region, backward outside of it.
+at::Tensor step(torch::nn::Linear& layer, const at::Tensor& x) {
+  at::Tensor y;
+  {
+    const Fp8Autocast region;
+    y = layer(x);
+  }
+  y.square().sum().backward();
+  return y.detach();
+}
+
+StateDict saved(const Fp8LinearState& state) { return snapshot(state.state_dict()); }
+
+TEST(Fp8Training, APlainLinearTrains) {
+  torch::manual_seed(1);
+  torch::nn::Linear layer(48, 16);
+  const auto state = mark(layer);
+  torch::optim::SGD optimizer(layer->parameters(), 0.01);
+  const at::Tensor x = torch::randn({32, 48}), target = torch::randn({32, 16});
+  double first = 0, last = 0;
+  for (int i = 0; i < 40; ++i) {
+    optimizer.zero_grad();
+    at::Tensor loss;
+    {
+      const Fp8Autocast region;
+      loss = torch::mse_loss(layer(x), target);
+    }
+    loss.backward();
+    optimizer.step();
+    state->update_scales();
+    (i == 0 ? first : last) = loss.item<double>();
+  }
+  EXPECT_LT(last, 0.9 * first);
+  EXPECT_TRUE(state->has_scales());
+}
+
+TEST(Fp8Training, ComputesAsLinearFp8InARegionAndPlainlyOutside) {
+  torch::nn::Linear layer(20, 7);
+  const at::Tensor x = wide({5, 20}), plain = layer(x).detach();
+  const auto state = mark(layer);
+  EXPECT_TRUE(at::equal(layer(x), plain));
+  const auto twin = std::make_shared<Fp8LinearState>(state->recipe());
+  const at::Tensor expected = linear_fp8(x, layer->weight + 0, layer->bias, twin);
+  EXPECT_TRUE(at::equal(step(layer, x), expected));
+  EXPECT_FALSE(at::equal(expected, plain));
+}
+
+TEST(Fp8Training, EveryKindOfProductIsTheSame) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(16, 8).bias(false));
+  const at::Tensor x = wide({4, 16}), weight = layer->weight;
+  mark(layer, Float8CurrentScaling());
+  const auto check = [&](const char* name, const auto& product, const at::Tensor& expected) {
+    const at::Tensor plain = product();
+    const Fp8Autocast region;
+    EXPECT_TRUE(at::equal(product(), expected)) << name;
+    EXPECT_FALSE(at::equal(plain, expected)) << name;
+  };
+  at::Tensor expected, row;
+  {
+    const Fp8Autocast region;
+    expected = at::linear(x, weight), row = at::linear(x[0], weight);
+  }
+  check(
+      "matmul", [&] { return at::matmul(x, weight.t()); }, expected);
+  check(
+      "mm", [&] { return at::mm(x, weight.t()); }, expected);
+  check(
+      "left", [&] { return at::mm(weight, x.t()); }, expected.t());
+  check(
+      "mv", [&] { return at::mv(weight, x[0]); }, row);
+  check(
+      "addmm", [&] { return at::addmm(at::zeros({8}), x, weight.t()); }, expected);
+  check(
+      "einsum",
+      [&] {
+        return at::einsum("bi,oi->bo", {x, weight});
+      },
+      expected);
+}
+
+TEST(Fp8Autocast, F8_19_ADisabledRegionComputesInHighPrecision) {
+  torch::nn::Linear layer(16, 8);
+  const at::Tensor x = wide({4, 16}), plain = layer(x).detach();
+  const auto state = mark(layer);
+  const StateDict before = saved(*state);
+  {
+    const Fp8Autocast outer;
+    const Fp8Autocast inner({.enabled = false});
+    EXPECT_TRUE(at::equal(layer(x), plain));
+    layer(x).sum().backward();
+  }
+  EXPECT_EQ(difference(saved(*state), before), "") << "the state is untouched";
+  EXPECT_TRUE(at::allclose(layer->weight.grad(), x.sum(0).expand({8, 16})));
+}
+
+TEST(Fp8Autocast, F8_19_TheSameHoldsUnderAutocast) {
+  torch::nn::Linear layer(64, 64);
+  const at::Tensor x = torch::randn({32, 64}), target = torch::randn({32, 64});
+  const auto under_autocast = [&] {
+    layer->zero_grad();
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const at::Tensor y = layer(x);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    (y.to(at::kFloat) * target).sum().backward();
+    return std::pair(y.detach(), layer->weight.grad().clone());
+  };
+  const auto expected = under_autocast();
+  mark(layer);
+  const auto got = under_autocast();
+  EXPECT_EQ(got.first.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::equal(got.first, expected.first));
+  EXPECT_TRUE(at::equal(got.second, expected.second)) << "and so is its gradient";
+}
+
+TEST(Fp8Autocast, F8_18_NestedRegionsChangeNoScale) {
+  torch::nn::Linear layer(16, 8);
+  const auto state = mark(layer);
+  const at::Tensor x = wide({4, 16});
+  {
+    const Fp8Autocast outer;
+    {
+      const Fp8Autocast inner;
+      layer(x);
+    }
+    layer(x);
+  }
+  EXPECT_TRUE(at::equal(state->forward.scale, at::ones({3})));
+  EXPECT_EQ(state->forward.amax_history[0][0].item<float>(), x.abs().max().item<float>());
+  state->update_scales();
+  EXPECT_EQ(state->forward.scale[0].item<float>(), 448 / x.abs().max().item<float>());
+  const StateDict before = saved(*state);
+  {
+    const torch::NoGradGuard no_grad;
+    const Fp8Autocast region;
+    layer(2 * x);
+  }
+  EXPECT_EQ(difference(saved(*state), before), "") << "evaluation leaves no trace";
+}
+
+TEST(Fp8Autocast, F8_20_AnExceptionRestoresTheOuterRegion) {
+  const auto is_enabled = [] { return current_fp8_autocast().enabled; };
+  EXPECT_FALSE(is_enabled());
+  {
+    const Fp8Autocast outer;
+    try {
+      const Fp8Autocast inner({.enabled = false, .calibrating = true});
+      EXPECT_TRUE(current_fp8_autocast().calibrating);
+      throw std::runtime_error("body");
+    } catch (const std::runtime_error&) {
+    }
+    EXPECT_TRUE(is_enabled() && !current_fp8_autocast().calibrating);
+    std::thread([&] { EXPECT_FALSE(is_enabled()) << "a region belongs to its thread"; }).join();
+  }
+  EXPECT_FALSE(is_enabled());
+}
+
+TEST(Fp8Autocast, F8_21_CalibrationRecordsAmaxesAndComputesInHighPrecision) {
+  torch::nn::Linear layer(16, 8);
+  const at::Tensor x = wide({4, 16}), plain = layer(x).detach();
+  const auto state = mark(layer);
+  {
+    const Fp8Autocast calibrating({.enabled = false, .calibrating = true});
+    EXPECT_TRUE(at::equal(layer(x), plain));
+  }
+  const auto amax = [&](int64_t tensor) { return state->forward.amax_history[0][tensor].item<float>(); };
+  EXPECT_EQ(amax(0), x.abs().max().item<float>());
+  EXPECT_EQ(amax(1), (layer->weight + 0).abs().max().item<float>());
+  EXPECT_TRUE(at::equal(state->forward.scale, at::ones({3})));
+  state->update_scales();
+  EXPECT_TRUE(state->has_scales()) << "the next step uses them";
+  torch::nn::Linear stateless(16, 8);
+  const auto none = mark(stateless, MXFP8BlockScaling());
+  const StateDict before = saved(*none);
+  const Fp8Autocast calibrating({.enabled = false, .calibrating = true});
+  stateless(x);
+  EXPECT_EQ(difference(saved(*none), before), "") << "other recipes ignore it";
+}
+
+TEST(Fp8Training, F8_28_CodesAreKeptWithinAStepAndNeverStale) {
+  torch::manual_seed(2);
+  torch::nn::Linear layer(16, 8);
+  const at::Tensor x = wide({4, 16});
+  const auto state = mark(layer);
+  const at::Tensor first = step(layer, x), second = step(layer, x);
+  EXPECT_TRUE(at::equal(first, second));
+  {
+    const torch::NoGradGuard no_grad;
+    layer->weight.data().mul_(-1);
+  }
+  const at::Tensor changed = step(layer, x);
+  EXPECT_FALSE(at::equal(first, changed)) << "a hash tells that the weight has changed";
+  const auto twin = std::make_shared<Fp8LinearState>(state->recipe());
+  EXPECT_TRUE(at::equal(changed, linear_fp8(x, layer->weight + 0, layer->bias, twin)));
+}
+
+TEST(Fp8Training, AWeightThatDoesNotChangeGetsTheScalesOfEachStep) {
+  torch::nn::Linear layer(16, 8);
+  const at::Tensor x = wide({4, 16});
+  const auto state = mark(layer);
+  step(layer, x);
+  state->update_scales();
+  const auto resumed = std::make_shared<Fp8LinearState>(state->recipe());
+  resumed->load_state_dict(StateReader(saved(*state)));
+  const at::Tensor y = step(layer, x);
+  EXPECT_TRUE(at::equal(y, linear_fp8(x, layer->weight + 0, layer->bias, resumed)));
+  EXPECT_EQ(difference(StateDict{{"f", state->forward.amax_history}},
+                       StateDict{{"f", resumed->forward.amax_history}}),
+            "")
+      << "the weight's amax is that of this step";
+}
+
+TEST(Fp8Training, F8_30_GradientsOfMicroBatchesAddUp) {
+  torch::nn::Linear layer(16, 8);
+  const auto state = mark(layer, Float8CurrentScaling());
+  std::vector<at::Tensor> parts;
+  at::Tensor sum = at::zeros({8, 16});
+  for (int i = 0; i < 3; ++i) parts.push_back(wide({4, 16}));
+  for (const at::Tensor& x : parts) {
+    layer->zero_grad();
+    step(layer, x);
+    sum += layer->weight.grad();
+  }
+  layer->zero_grad();
+  for (const at::Tensor& x : parts) step(layer, x);
+  EXPECT_TRUE(at::allclose(layer->weight.grad(), sum, 1e-6, 0));
+}
+
+TEST(Fp8Training, EvaluationOfAnUntrainedLayerUsesCurrentScaling) {
+  torch::nn::Linear layer(16, 8);
+  const at::Tensor x = 1e4 * wide({4, 16});
+  const auto state = mark(layer);
+  const torch::NoGradGuard no_grad;
+  const Fp8Autocast region;
+  const auto current = std::make_shared<Fp8LinearState>(Float8CurrentScaling());
+  EXPECT_TRUE(at::equal(layer(x), linear_fp8(x, layer->weight + 0, layer->bias, current)));
+  EXPECT_FALSE(state->has_scales());
+}
+
+TEST(Fp8Training, ACopyOfALayerHasAStateOfItsOwn) {
+  torch::nn::Linear layer(16, 8);
+  const at::Tensor x = wide({4, 16});
+  const auto state = mark(layer);
+  step(layer, x);
+  state->update_scales();
+  const auto copy = std::dynamic_pointer_cast<torch::nn::LinearImpl>(layer->clone());
+  const auto its_state = fp8_state_of(copy->weight);
+  ASSERT_TRUE(its_state);
+  EXPECT_NE(its_state, state);
+  EXPECT_EQ(difference(saved(*its_state), saved(*state)), "");
+  its_state->forward.scale.fill_(3);
+  EXPECT_NE(state->forward.scale[0].item<float>(), 3);
+  EXPECT_EQ(fp8_state_of(torch::ones({2, 2})), nullptr);
+}
+
+TEST(Fp8Training, F8_22_AllLayersOfARankAreReducedInOneCall) {
+  const auto make = [](float amax, const DelayedScaling& recipe) {
+    auto state = std::make_shared<Fp8LinearState>(recipe);
+    state->forward.amax_history.select(0, 0).fill_(amax);
+    state->backward.amax_history.select(0, 0).fill_(2 * amax);
+    return state;
+  };
+  const auto a = make(1, {.amax_history_len = 2}), b = make(2, {.amax_history_len = 2}),
+             own = make(3, {.amax_history_len = 2, .reduce_amax = false});
+  const auto blocks = std::make_shared<Fp8LinearState>(MXFP8BlockScaling());
+  int calls = 0;
+  update_scales({a.get(), blocks.get(), own.get(), b.get()}, [&](const at::Tensor& amaxes) {
+    ++calls;
+    EXPECT_TRUE(at::equal(amaxes, torch::tensor({1., 1., 1., 2., 2., 2., 2., 2., 4., 4.}, at::kFloat)));
+    amaxes.fill_(7);  // of another rank
+  });
+  EXPECT_EQ(calls, 1);
+  EXPECT_TRUE(at::equal(a->forward.scale, at::full({3}, 448.F / 7)));
+  EXPECT_TRUE(at::equal(b->backward.scale, at::full({2}, 57344.F / 7)));
+  EXPECT_TRUE(at::equal(own->forward.scale, at::full({3}, 448.F / 3)));
+}
+
+TEST(Fp8Training, SeveralThreadsMultiplyAtTheSameTime) {
+  torch::nn::Linear layer(64, 32);
+  const at::Tensor x = wide({16, 64});
+  const auto state = mark(layer);
+  const at::Tensor expected = step(layer, x);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      for (int n = 0; n < 20; ++n) {
+        const Fp8Autocast region;
+        EXPECT_TRUE(at::equal(layer(x), expected));
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Fp8Training, ARuleWithoutAStateIsRefused) {
+  EXPECT_THAT(error_of([] { Fp8TrainingRule(nullptr); }), testing::HasSubstr("got no state"));
+}
+
+}  // namespace
+}  // namespace mantissa::fp8_training_test

@@ -1,0 +1,239 @@
+#include "mantissa/precision/fp8_layers.h"
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include "mantissa/core/suggest.h"
+#include "mantissa/fp8/fp8_training.h"
+#include "mantissa/precision/layers_internal.h"
+#include "mantissa/precision/state_keys_internal.h"
+#include "mantissa/weights/packed_weight.h"
+
+namespace mantissa {
+namespace {
+
+/// Returns "fc" for "fc.weight" and "mlp.fc1" for "mlp.fc1_weight"; "weight" for a module that is a layer itself.
+std::string name_of(const Layer& layer) {
+  for (const std::string end : {".weight", "_weight"})
+    if (layer.name.ends_with(end)) return layer.name.substr(0, layer.name.size() - end.size());
+  return layer.name;
+}
+
+std::set<const c10::TensorImpl*> weights_of(const std::vector<Layer>& layers) {
+  std::set<const c10::TensorImpl*> weights;
+  for (const Layer& layer : layers) weights.insert(layer.weight.unsafeGetTensorImpl());
+  return weights;
+}
+
+/// Whether the user has marked the weight for training in FP8.
+bool is_users_fp8(const at::Tensor& weight) {
+  const WeightRulePtr rule = weight_rule(weight);
+  return rule && !rule->belongs_to_mode() && fp8_state_of(weight);
+}
+
+/// Returns the seed of a layer's random numbers: another one for each layer, and the same one in a repetition of a run.
+uint64_t seed_of(size_t number) {
+  constexpr uint64_t kStep = 0x9e3779b97f4a7c15;  // odd, so that no two layers have the same seed
+  return at::detail::getDefaultCPUGenerator().current_seed() + kStep * (number + 1);
+}
+
+/// Returns the number of steps of a saved layer's history; 0 without one.
+int64_t history_len_of(const StateReader& saved) {
+  const auto forward = saved.find("forward");
+  return forward ? forward->at("amax_history").to_tensor().size(0) : 0;
+}
+
+}  // namespace
+
+Fp8Layers::Fp8Layers(std::string who, Fp8LayerOptions options)
+    : who_(std::move(who)), options_(std::move(options)) {
+  check_recipe(options_.recipe);
+}
+
+std::vector<Fp8Layers::Plan> Fp8Layers::plan(const torch::nn::Module& module) const {
+  const std::vector<Layer> all = layers_of(module, {});
+  const auto chosen = weights_of(layers_of(module, {.ignore_modules = options_.ignore_modules}));
+  const bool has_fp8 =
+      std::any_of(all.begin(), all.end(), [](const Layer& layer) { return is_users_fp8(layer.weight); });
+  std::vector<Plan> plans;
+  for (const Layer& layer : all) {
+    const at::Tensor& weight = layer.weight;
+    const WeightRulePtr rule = weight_rule(weight);
+    const bool is_first = &layer == &all.front(), is_last = &layer == &all.back();
+    std::string reason;
+    if (is_users_fp8(weight)) {
+      reason = "it was an FP8 layer before";
+    } else if (is_packed(weight)) {
+      reason = "its weight is frozen and has an arithmetic of its own";
+    } else if (rule && !rule->belongs_to_mode()) {
+      reason = "its weight has an arithmetic of its own: " + rule->description();
+    } else if (has_fp8) {
+      reason = "the model has FP8 layers, so no other one is converted";
+    } else if (!chosen.contains(weight.unsafeGetTensorImpl())) {
+      reason = "ignore_modules names it";
+    } else if (!options_.first_and_last && (is_first || is_last)) {
+      reason = std::string("it is the ") + (is_first ? "first" : "last") +
+               " layer; fp8_first_and_last computes it in FP8, too";
+    }
+    Plan plan{{name_of(layer), weight.sizes().vec(), {}, reason}, weight, is_users_fp8(weight)};
+    if (reason.empty() || plan.is_marked_by_user) plan.report.products = Format::kFloat8E4M3;
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+void Fp8Layers::check(const torch::nn::Module& module, bool is_cast) const {
+  TORCH_CHECK_TYPE(has_layers(module, {}), who_, ": ", module.name(),
+                   " has no torch::nn::Linear whose products could be computed in FP8; choose another mode");
+  for (const Plan& each : plan(module)) {
+    if (!each.report.products || each.is_marked_by_user) continue;
+    const at::Tensor& weight = each.weight;
+    const std::string where = c10::str(who_, ": the weight of '", each.report.name, "' is ");
+    const at::ScalarType dtype = weight.scalar_type();
+    TORCH_CHECK_VALUE(
+        weight.is_leaf(), where,
+        "computed by autograd, so it would be computed again; name the layer in ignore_modules");
+    TORCH_CHECK_TYPE(
+        is_cast || dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, where, dtype,
+        ", and FP8 products need Float, Half or BFloat16; convert it, or name the layer in ignore_modules");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        weight.is_cpu() || weight.is_meta(), where, "on ", weight.device(),
+        ", and FP8 products are computed on the CPU only so far; move the model there, or choose bf16-mixed");
+  }
+}
+
+void Fp8Layers::convert(const torch::nn::Module& module) {
+  std::erase_if(layers_, [](const Fp8Layer& layer) { return layer.weight.expired(); });
+  const std::vector<Plan> plans = plan(module);
+  // A module that is converted again has its rows once.
+  std::erase_if(rows_, [&](const Row& row) {
+    return row.weight.expired() || std::any_of(plans.begin(), plans.end(), [&](const Plan& each) {
+             return row.weight._unsafe_get_target() == each.weight.unsafeGetTensorImpl();
+           });
+  });
+  for (const Plan& each : plans) {
+    rows_.push_back({each.report, WeakKey<at::Tensor>::weak(each.weight)});
+    if (!each.report.products) continue;
+    if (each.is_marked_by_user) {
+      add(each.report.name, each.weight, fp8_state_of(each.weight));
+      continue;
+    }
+    std::shared_ptr<Fp8LinearState> state = find(each.weight);
+    if (!state) state = std::make_shared<Fp8LinearState>(options_.recipe, seed_of(layers_.size()));
+    add(each.report.name, each.weight, state);
+    mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(state, /*belongs_to_mode=*/true));
+  }
+  warn_about_unmatched_names(module, options_.ignore_modules, who_);
+  const bool converts =
+      std::any_of(plans.begin(), plans.end(), [](const Plan& each) { return each.report.products; });
+  if (!converts && !plans.empty())
+    TORCH_WARN(who_, ": no layer of ", module.name(), " computes in FP8; '", plans[0].report.name,
+               "' does not, because ", plans[0].report.reason);
+}
+
+std::vector<LayerReport> Fp8Layers::report() const {
+  std::vector<LayerReport> report;
+  for (const Row& row : rows_)
+    if (!row.weight.expired()) report.push_back(row.report);
+  return report;
+}
+
+std::shared_ptr<Fp8LinearState> Fp8Layers::find(const at::Tensor& weight) const {
+  for (const Fp8Layer& layer : layers_)
+    if (layer.weight._unsafe_get_target() == weight.unsafeGetTensorImpl()) return layer.state;
+  return nullptr;
+}
+
+void Fp8Layers::add(const std::string& name, const at::Tensor& weight,
+                    std::shared_ptr<Fp8LinearState> state) {
+  if (find(weight)) return;
+  const auto is_used = [&](const std::string& text) {
+    return std::any_of(layers_.begin(), layers_.end(),
+                       [&](const Fp8Layer& layer) { return layer.name == text; });
+  };
+  std::string unused = name;
+  for (int number = 2; is_used(unused); ++number) unused = c10::str(name, "#", number);
+  StateDict first = snapshot(state->state_dict());
+  layers_.push_back({unused, WeakKey<at::Tensor>::weak(weight), std::move(state), std::move(first)});
+}
+
+void Fp8Layers::end_step(bool skipped) {
+  std::vector<Fp8LinearState*> states;
+  for (const Fp8Layer& layer : layers_) {
+    if (layer.weight.expired()) continue;
+    states.push_back(layer.state.get());
+    if (skipped && layer.state->backward.amax_history.defined())
+      layer.state->backward.amax_history.select(0, 0).zero_();
+  }
+  update_scales(states, reduction_);
+}
+
+StateDict Fp8Layers::state_dict() const {
+  StateDict layers;
+  for (const Fp8Layer& layer : layers_)
+    if (!layer.weight.expired()) layers.emplace(layer.name, layer.state->state_dict());
+  if (layers.empty()) return {};
+  return {{kFp8StateKey, StateDict{{"recipe", recipe_name(options_.recipe)}, {"layers", std::move(layers)}}}};
+}
+
+std::optional<StateReader> Fp8Layers::usable_part(const StateReader& state) const {
+  const auto saved = state.find(kFp8StateKey);
+  if (!saved || saved->at("recipe").to_string() != recipe_name(options_.recipe)) return std::nullopt;
+  return saved->at("layers");
+}
+
+void Fp8Layers::check_state_dict(const StateReader& state) const {
+  const auto saved = usable_part(state);
+  for (const Fp8Layer& layer : layers_)
+    if (const auto entry = saved ? saved->find(layer.name) : std::nullopt)
+      Fp8LinearState(layer.state->recipe()).load_state_dict(*entry);
+}
+
+std::vector<std::string> Fp8Layers::load_state_dict(const StateReader& state) {
+  check_state_dict(state);
+  if (layers_.empty()) return {};  // the mode reports that the state is dropped
+  if (const auto saved = usable_part(state)) return load(*saved);
+  for (const Fp8Layer& layer : layers_) layer.state->load_state_dict(StateReader(layer.first_state));
+  if (const auto saved = state.find(kFp8StateKey))
+    return {c10::str("its FP8 state is that of ", saved->at("recipe").to_string(),
+                     " and is dropped, because this run uses ", recipe_name(options_.recipe))};
+  const bool is_delayed = std::holds_alternative<DelayedScaling>(options_.recipe);
+  return is_delayed ? std::vector<std::string>{"it has no FP8 scales, so these start at 1"}
+                    : std::vector<std::string>();
+}
+
+std::vector<std::string> Fp8Layers::load(const StateReader& saved) {
+  std::vector<std::string> lacking, differences;
+  int64_t before = 0, now = 0;
+  size_t used = 0;
+  for (const Fp8Layer& layer : layers_) {
+    const auto entry = saved.find(layer.name);
+    layer.state->load_state_dict(entry ? *entry : StateReader(layer.first_state));
+    if (!entry) {
+      lacking.push_back(layer.name);
+      continue;
+    }
+    ++used;
+    if (const int64_t steps = history_len_of(*entry),
+        kept = history_len_of(StateReader(layer.state->state_dict()));
+        steps != kept)
+      before = steps, now = kept;
+  }
+  if (!lacking.empty())
+    differences.push_back("it has no FP8 state of " + join_names(lacking) + ", which start anew");
+  if (used < saved.size())
+    differences.push_back(c10::str("its FP8 state of ", saved.size() - used,
+                                   " layers that compute in high precision here is dropped"));
+  if (now != 0)
+    differences.push_back(c10::str("its FP8 histories of ", before, " steps ",
+                                   before > now ? "are cut" : "are padded", " to ", now));
+  return differences;
+}
+
+}  // namespace mantissa
