@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -18,11 +19,11 @@
 namespace mantissa {
 namespace {
 
-/// Returns "fc" for "fc.weight" and "mlp.fc1" for "mlp.fc1_weight"; "weight" for a module that is a layer itself.
+/// Returns "fc" for "fc.weight", and any other name as it is: "weight" of a module that is a layer itself, and
+/// "mlp.fc1_weight" of a layer with several weights.
 std::string name_of(const Layer& layer) {
-  for (const std::string end : {".weight", "_weight"})
-    if (layer.name.ends_with(end)) return layer.name.substr(0, layer.name.size() - end.size());
-  return layer.name;
+  constexpr std::string_view kEnd = ".weight";
+  return layer.name.ends_with(kEnd) ? layer.name.substr(0, layer.name.size() - kEnd.size()) : layer.name;
 }
 
 std::set<const c10::TensorImpl*> weights_of(const std::vector<Layer>& layers) {

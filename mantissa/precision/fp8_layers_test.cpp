@@ -11,6 +11,7 @@
 #include "mantissa/fp8/fp8_training.h"
 #include "mantissa/precision/fp8.h"
 #include "mantissa/precision/registry.h"
+#include "mantissa/weights/linear_weights.h"
 #include "mantissa/weights/packed_weight.h"
 
 namespace mantissa::fp8_layers_test {
@@ -115,6 +116,29 @@ TEST(Fp8Layers, ATiedWeightIsOneLayer) {
   torch::nn::Sequential tied(d, e);
   fp8({.ignore_modules = {"1"}, .fp8_first_and_last = true})->convert_module(*tied);
   EXPECT_FALSE(is_marked(d->weight)) << "an ignored layer shares it";
+}
+
+/// A layer with two weights of its own.
+struct TwoWeightsImpl : torch::nn::Module, HasLinearWeights {
+  TwoWeightsImpl() {
+    fc1 = register_parameter("fc1_weight", torch::randn({8, 4}));
+    fc2 = register_parameter("fc2_weight", torch::randn({4, 8}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return torch::linear(torch::linear(x, fc1), fc2); }
+  std::vector<std::string> linear_weights() const override { return {"fc1_weight", "fc2_weight"}; }
+  at::Tensor fc1, fc2;
+};
+TORCH_MODULE(TwoWeights);
+
+TEST(Fp8Layers, EachWeightOfALayerHasARowAndAState) {
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), TwoWeights(), torch::nn::Linear(4, 4));
+  const auto mode = fp8();
+  mode->convert_module(*net);
+  EXPECT_THAT(reasons(*mode), ElementsAre(Pair("0", HasSubstr("first")), Pair("1.fc1_weight", "FP8"),
+                                          Pair("1.fc2_weight", "FP8"), Pair("2", HasSubstr("last"))));
+  const StateDict saved = mode->state_dict();
+  EXPECT_THAT(keys_of(StateReader(saved).at("fp8_state").at("layers").to_dict()),
+              ElementsAre("1.fc1_weight", "1.fc2_weight"));
 }
 
 TEST(Fp8Layers, ModulesThatCannotBeConvertedAreRefusedUnchanged) {
