@@ -295,7 +295,7 @@ class RowsRule final : public WeightRule {
   WeightRulePtr for_copy() const override { return std::make_shared<RowsRule>(); }
 };
 
-TEST(MarkedWeight, ARuleMayLeaveAProductToLibtorch) {
+TEST_F(MarkedWeight, ARuleMayLeaveAProductToLibtorch) {
   const at::Tensor plain = torch::randn({4, 3}), weight = plain.clone(), bias = torch::randn(4);
   mark_weight(weight, std::make_shared<RowsRule>());
   const at::Tensor one = torch::randn({1, 3}), vector = one[0], two = torch::randn({2, 3});
