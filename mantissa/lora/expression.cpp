@@ -1,6 +1,10 @@
 #include <algorithm>
 #include <cstddef>
+#include <map>
+#include <memory>
 #include <regex>
+#include <string>
+#include <utility>
 
 #include <c10/util/StringUtil.h>
 
@@ -20,6 +24,18 @@ std::regex compiled(const std::string& expression) {
 #endif
 }
 
+/// Returns an expression that has been compiled already if it was used lately, since each expression is matched against
+/// the names of all layers. A counted repetition such as a{999} can take megabytes, so that it is not kept.
+std::shared_ptr<const std::regex> kept(const std::string& expression) {
+  constexpr size_t kMost = 256;
+  thread_local std::map<std::string, std::shared_ptr<const std::regex>> expressions;
+  if (const auto found = expressions.find(expression); found != expressions.end()) return found->second;
+  auto made = std::make_shared<const std::regex>(compiled(expression));
+  if (expression.find('{') != std::string::npos) return made;
+  if (expressions.size() == kMost) expressions.clear();
+  return expressions[expression] = std::move(made);
+}
+
 }  // namespace
 
 std::string problem_of(const std::string& expression) {
@@ -36,7 +52,7 @@ std::string problem_of(const std::string& expression) {
 }
 
 bool matches_whole(const std::string& name, const std::string& expression) {
-  return std::regex_match(name, compiled(expression));
+  return std::regex_match(name, *kept(expression));
 }
 
 }  // namespace mantissa::lora

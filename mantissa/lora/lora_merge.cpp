@@ -28,23 +28,39 @@ void check_finite(const at::Tensor& values, const std::string& name, const char*
                     "' ", what, "; no layer has been merged: train again from an earlier checkpoint");
 }
 
-/// Returns `exact` in the format or dtype of `base`.
-at::Tensor in_format_of(const at::Tensor& base, const at::Tensor& exact, bool dequantize,
-                        const std::string& name) {
-  if (!is_packed(base) || dequantize) return exact.to(base.scalar_type());
+/// Returns `values` in the packed format of `base`.
+/// Errors: c10::ValueError that begins with `function` and ends with `cure`.
+at::Tensor in_format_of(const at::Tensor& base, const at::Tensor& values, const std::string& name,
+                        const char* function, const char* cure) {
   try {
-    return make_packed_weight(packed_data(base)->with_values(exact, name), base.scalar_type());
+    return make_packed_weight(packed_data(base)->with_values(values, name), base.scalar_type());
   } catch (const c10::ValueError& error) {
-    TORCH_CHECK_VALUE(false, "merge_adapter: '", name, "' cannot be quantized again (",
-                      error.what_without_backtrace(), "); merge with dequantize = true");
+    TORCH_CHECK_VALUE(false, function, ": '", name, "' cannot be quantized again (",
+                      error.what_without_backtrace(), "); ", cure);
   }
+}
+
+/// Returns the merged weight of a layer: `exact` in the format or dtype of `base`.
+at::Tensor merged_weight(const at::Tensor& base, const at::Tensor& exact, bool dequantize,
+                         const std::string& name) {
+  if (!is_packed(base) || dequantize) return exact.to(base.scalar_type());
+  return in_format_of(base, exact, name, "merge_adapter", "merge with dequantize = true");
+}
+
+/// Returns the weight that a merged layer gets back. The model may have been moved, cast or quantized meanwhile.
+at::Tensor restored_weight(const Layer& layer) {
+  const at::Tensor& weight = layer.module->weight;
+  at::Tensor before = layer.unmerged.to(weight.device(), weight.scalar_type());
+  if (!is_packed(weight) || is_packed(before)) return before;
+  return in_format_of(weight, before, layer.name, "unmerge_adapter",
+                      "no layer has changed: give it a plain weight with replace_weight() first");
 }
 
 Merged merge(const Layer& layer, bool dequantize) {
   const at::Tensor& weight = layer.module->weight;
   const at::Tensor exact = packed_data(weight)->dequantize(at::kFloat);
   check_finite(exact, layer.name, "is not finite");
-  Merged merged{in_format_of(base_weight(weight), exact, dequantize, layer.name), {layer.name}};
+  Merged merged{merged_weight(base_weight(weight), exact, dequantize, layer.name), {layer.name}};
   const at::Tensor values = lora::values_of(merged.weight, at::kFloat);
   check_finite(values, layer.name, "overflows its dtype");
   const at::Tensor error = values - exact;
@@ -87,15 +103,12 @@ std::vector<MergedLayer> LoraModel::merge_adapter(bool dequantize) {
 void LoraModel::unmerge_adapter() {
   TORCH_CHECK_VALUE(state_->merged,
                     "unmerge_adapter: the adapters are not merged; call merge_adapter() first");
-  for (Layer& layer : state_->layers) {
-    if (!layer.unmerged.defined()) continue;
-    const at::Tensor& weight = layer.module->weight;
-    // The model may have been moved, cast or quantized meanwhile.
-    const at::Tensor before = layer.unmerged.to(weight.device(), weight.scalar_type());
-    const bool was_quantized = is_packed(weight) && !is_packed(before);
-    replace_weight(weight,
-                   was_quantized ? in_format_of(weight, before, /*dequantize=*/false, layer.name) : before);
-    layer.unmerged.reset();
+  std::vector<std::pair<Layer*, at::Tensor>> restored;
+  for (Layer& layer : state_->layers)
+    if (layer.unmerged.defined()) restored.emplace_back(&layer, restored_weight(layer));
+  for (auto& [layer, weight] : restored) {
+    replace_weight(layer->module->weight, weight);
+    layer->unmerged.reset();
   }
   state_->merged = false;
   state_->apply();

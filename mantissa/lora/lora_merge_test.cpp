@@ -107,6 +107,31 @@ TEST_F(LoraMerge, APackedBaseBecomesPlainOnRequest) {
   EXPECT_TRUE(at::allclose(net(x_), with, 1e-5, 1e-5));
 }
 
+TEST_F(LoraMerge, APlainBfloat16WeightLosesHalfAUnitInTheLastPlaceAtMost) {
+  for (const bool is_float_first : {false, true}) {
+    LoraNet net;
+    pack_blocks(net);
+    net->to(at::kBFloat16);
+    LoraModel lora(*net, {.target_modules = {"up"}});
+    randomize(*net);
+    const Tensor exact = packed_data(net->up(0).weight)->dequantize(at::kFloat).detach();
+    if (is_float_first) net->to(at::kFloat);
+    const auto reports = lora.merge_adapter(/*dequantize=*/true);
+    const Tensor merged = net->up(0).weight, error = (merged.to(at::kFloat) - exact).abs();
+    EXPECT_EQ(reports[0].max_error, error.max().item<double>());
+    if (is_float_first) {
+      EXPECT_EQ(reports[0].max_error, 0);
+      continue;
+    }
+    EXPECT_EQ(merged.scalar_type(), at::kBFloat16);
+    // Numbers from 2^(n - 1) to 2^n are 2^(n - 8) apart, since bfloat16 has 8 significant bits.
+    const Tensor half_a_unit = at::ldexp(at::ones_like(exact), std::get<1>(at::frexp(exact)) - 9);
+    EXPECT_TRUE((error <= half_a_unit).all().item<bool>());
+    EXPECT_TRUE((error <= exact.abs() / 256).all().item<bool>());
+    EXPECT_GT(reports[0].max_error, 0);
+  }
+}
+
 TEST_F(LoraMerge, MergeAndUnloadLeavesAPlainModel) {
   LoraNet net;
   LoraModel lora(*net, {.use_rslora = true});
@@ -204,6 +229,23 @@ TEST_F(LoraMerge, AMergedModelMayBeQuantizedBeforeItIsUnmerged) {
   const Tensor unmerged = base_weight(net->up(0).weight);
   EXPECT_TRUE(is_packed(unmerged));
   EXPECT_TRUE(at::equal(mantissa::dequantize(unmerged), mantissa::dequantize(pack(base))));
+}
+
+TEST_F(LoraMerge, NothingIsUnmergedIfOneLayerCannotBe) {
+  LoraNet net;
+  LoraModel lora(*net, {});
+  randomize(*net);
+  lora.merge_adapter();
+  const Tensor head = net->head->weight, merged = head.detach().clone();
+  replace_weight(head, make_packed_weight(std::make_shared<ReadOnly>(merged)));
+  EXPECT_THAT(
+      error_of([&] { lora.unmerge_adapter(); }),
+      AllOf(HasSubstr("unmerge_adapter: 'head'"), HasSubstr("read-only"), HasSubstr("no layer has changed")));
+  EXPECT_FALSE(is_packed(net->up(0).weight)) << "the first layer could have been unmerged";
+  EXPECT_TRUE(lora.is_merged());
+  replace_weight(head, merged);
+  EXPECT_NO_THROW(lora.unmerge_adapter());
+  EXPECT_TRUE(is_packed(net->up(0).weight));
 }
 
 TEST_F(LoraMerge, SeveralActiveAdaptersAreMergedTogether) {
