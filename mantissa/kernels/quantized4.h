@@ -50,6 +50,28 @@ struct Weight4 {
   Code4 code = Code4::kNF4;
 };
 
+/// Double quantization: the scales of a weight in 8 bits. The scale of block b is
+/// map[codes[b]] * absmax[b / kNestedBlock4] + offset, rounded to float32 after each of the two operations.
+struct NestedScales4 {
+  const uint8_t* codes = nullptr;
+  const float* map = nullptr;  ///< 256 values
+  const float* absmax = nullptr;
+  const float* offset = nullptr;  ///< one number
+};
+constexpr int64_t kNestedBlock4 = 256;
+
+/// Restores some rows of a weight, as an embedding looks them up: row i of `values` [count, cols] has the bits
+/// that Dequantize4 gives row rows[i]. Rows may occur several times.
+/// Errors: none; each of `rows` is from 0 to weight.rows - 1, and cols is at least 1.
+struct DequantizeRows4 {
+  Weight4 weight;        ///< its absmax is not read if there are nested scales
+  NestedScales4 nested;  ///< codes is nullptr without double quantization
+  const int64_t* rows = nullptr;
+  int64_t count = 0;
+  void* values = nullptr;
+  Element element = Element::kFloat32;
+};
+
 /// Computes out = a w^T + addend, as a layer does, or out = a w + addend, as its gradient does.
 ///
 /// Shapes:   a [m, k]; w is `weight` [n, k] if `transposed`, otherwise [k, n]; addend and out [m, n]. Every

@@ -52,6 +52,17 @@ at::Tensor codes_of(const at::Tensor& scaled, Format format) {
   return table.index({place}) + (scaled < 0).to(at::kByte) * 8;
 }
 
+/// Returns the scales of some blocks, in the shape of `blocks`: see absmax_of().
+at::Tensor scales_of_blocks(const Quantized4Bit& quantized, const at::Tensor& blocks) {
+  const at::Tensor flat = blocks.reshape({-1}), own = quantized.absmax.index_select(0, flat);
+  if (!quantized.is_nested()) return own.view(blocks.sizes());
+  const at::Tensor outer =
+      quantized.nested_absmax.index_select(0, flat.div(kNestedBlocksize, /*rounding_mode=*/"floor"));
+  const at::Tensor restored =
+      quantized.nested_map.index_select(0, own.to(at::kLong)) * outer + quantized.nested_offset;
+  return restored.view(blocks.sizes());
+}
+
 }  // namespace
 
 at::Tensor table_4bit(Format format, at::Device device) {
@@ -95,6 +106,21 @@ std::pair<at::Tensor, at::Tensor> quantize_nested_by_operations(const at::Tensor
   const at::Tensor scaled = at::where(absmax == 0, at::zeros({}, absmax.options()), blocks / absmax);
   const at::Tensor codes = count_below(scaled, table).to(at::kByte);
   return {codes.view({-1}).narrow(0, 0, residual.numel()).contiguous(), absmax.view({-1})};
+}
+
+at::Tensor dequantize_rows_by_operations(const Quantized4Bit& quantized, const at::Tensor& rows) {
+  const int64_t width = width_of(quantized);
+  const at::Tensor bytes = bytes_of(quantized);
+  const at::Tensor places = rows.unsqueeze(1) * width + at::arange(width, rows.options());
+  const at::Tensor pairs =
+      bytes.index_select(0, places.bitwise_right_shift(1).view({-1})).view(places.sizes());
+  // The value with the even number is in the high half of its byte.
+  const at::Tensor codes =
+      at::where(places.bitwise_and(1) == 0, pairs.bitwise_right_shift(4), pairs.bitwise_and(15));
+  const at::Tensor values = table_4bit(quantized.format, quantized.device())
+                                .index_select(0, codes.view({-1}).to(at::kLong))
+                                .view(places.sizes());
+  return values * scales_of_blocks(quantized, places.div(quantized.blocksize, /*rounding_mode=*/"floor"));
 }
 
 }  // namespace mantissa::quant

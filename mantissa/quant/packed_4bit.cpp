@@ -6,13 +6,11 @@
 #include <vector>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/index_select.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/kernels/aten/device_kernels.h"
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/linear_4bit.h"
 #include "mantissa/quant/operations_4bit_internal.h"
@@ -42,15 +40,31 @@ at::Tensor rounded(const at::Tensor& weight, at::ScalarType dtype, std::string_v
   return result;
 }
 
-/// Returns the scales of some blocks, in the shape of `blocks`: see absmax_of().
-at::Tensor scales_of_blocks(const Quantized4Bit& quantized, const at::Tensor& blocks) {
-  const at::Tensor flat = blocks.reshape({-1}), own = quantized.absmax.index_select(0, flat);
-  if (!quantized.is_nested()) return own.view(blocks.sizes());
-  const at::Tensor outer =
-      quantized.nested_absmax.index_select(0, flat.div(kNestedBlocksize, /*rounding_mode=*/"floor"));
-  const at::Tensor restored =
-      quantized.nested_map.index_select(0, own.to(at::kLong)) * outer + quantized.nested_offset;
-  return restored.view(blocks.sizes());
+/// Looks rows up, which all exist, with the kernel of their device: [n, width] of `dtype`.
+at::Tensor rows_by_kernel(const Quantized4Bit& quantized, const at::Tensor& rows, at::ScalarType dtype) {
+  static_assert(kNestedBlocksize == kernels::kNestedBlock4);
+  const int64_t width = quant::width_of(quantized);
+  const at::Tensor bytes = quant::bytes_of(quantized), numbers = rows.resolve_neg().contiguous();
+  at::Tensor out = at::empty({numbers.numel(), width}, bytes.options().dtype(dtype));
+  if (out.numel() == 0) return out;
+  kernels::DequantizeRows4 problem{.weight = {.codes = bytes.const_data_ptr<uint8_t>(),
+                                              .rows = quantized.shape[0],
+                                              .cols = width,
+                                              .block = quantized.blocksize,
+                                              .code = quant::code_of(quantized.format)},
+                                   .rows = numbers.const_data_ptr<int64_t>(),
+                                   .count = numbers.numel(),
+                                   .values = out.mutable_data_ptr(),
+                                   .element = quant::element_of(dtype)};
+  if (quantized.is_nested()) {
+    problem.nested = {
+        quantized.absmax.const_data_ptr<uint8_t>(), quantized.nested_map.const_data_ptr<float>(),
+        quantized.nested_absmax.const_data_ptr<float>(), quantized.nested_offset.const_data_ptr<float>()};
+  } else {
+    problem.weight.absmax = quantized.absmax.const_data_ptr<float>();
+  }
+  kernels::aten::device_kernels(quantized.device().type()).dequantize_rows4(problem);
+  return out;
 }
 
 class Packed4Bit final : public PackedData {
@@ -155,20 +169,15 @@ PackedDataPtr Packed4Bit::with_values(const at::Tensor& values, const std::strin
 
 at::Tensor Packed4Bit::dequantize_rows(const at::Tensor& rows, at::ScalarType dtype) const {
   quant::check_rows(rows, sizes()[0]);
-  const int64_t width = quantized_.shape[0] == 0 ? 0 : quantized_.numel() / quantized_.shape[0];
-  const at::Tensor bytes = quant::bytes_of(quantized_);
-  const at::Tensor places = rows.unsqueeze(1) * width + at::arange(width, rows.options());
-  const at::Tensor pairs =
-      bytes.index_select(0, places.bitwise_right_shift(1).view({-1})).view(places.sizes());
-  // The value with the even number is in the high half of its byte.
-  const at::Tensor codes =
-      at::where(places.bitwise_and(1) == 0, pairs.bitwise_right_shift(4), pairs.bitwise_and(15));
-  const at::Tensor values = quant::table_4bit(quantized_.format, device())
-                                .index_select(0, codes.view({-1}).to(at::kLong))
-                                .view(places.sizes());
-  const at::Tensor scales =
-      scales_of_blocks(quantized_, places.div(quantized_.blocksize, /*rounding_mode=*/"floor"));
-  return (values * scales).to(dtype).view(quant::sizes_of_rows(rows, sizes()));
+  if (kernels::aten::device_kernels(device().type()).dequantize_rows4 == nullptr)
+    return quant::dequantize_rows_by_operations(quantized_, rows)
+        .to(dtype)
+        .view(quant::sizes_of_rows(rows, sizes()));
+  TORCH_CHECK_VALUE(rows.device() == device(), "embedding: the indices are on ", rows.device(),
+                    ", and the packed weight (", description(), ") is on ", device(), "; move one of them");
+  quant::check_is_whole("embedding", quantized_);
+  const at::ScalarType computed = dtype == at::kHalf || dtype == at::kBFloat16 ? dtype : at::kFloat;
+  return rows_by_kernel(quantized_, rows, computed).to(dtype).view(quant::sizes_of_rows(rows, sizes()));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/quant/linear_4bit.h"
+#include "mantissa/quant/operations_4bit_internal.h"
 #include "mantissa/quant/quant_state.h"
 #include "mantissa/quant/test_support_internal.h"
 #include "mantissa/weights/named_parts.h"
@@ -100,20 +101,38 @@ TEST(Packed4Bit, Q60_ValuesAreRoundedToFloat16First) {
                           quantize_4bit(weight.to(dtype).to(at::kHalf), options).codes));
 }
 
+void expect_rows_of_the_whole(const Quantize4BitOptions& options, const std::vector<int64_t>& sizes) {
+  const PackedDataPtr data = pack_4bit(at::randn(sizes), options, "w");
+  const at::Tensor rows = torch::tensor({2, 0, 2, 1}, at::kLong);
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
+    SCOPED_TRACE(testing::Message() << data->description() << " " << at::IntArrayRef(sizes) << " " << dtype);
+    const at::Tensor whole = data->dequantize(dtype);
+    for (const at::Tensor& some : {rows, rows.narrow(0, 1, 1), rows.narrow(0, 0, 0), rows.slice(0, 0, 4, 2)})
+      EXPECT_TRUE(same_bits(data->dequantize_rows(some, dtype), whole.index_select(0, some))) << some.sizes();
+    EXPECT_TRUE(same_bits(quant::dequantize_rows_by_operations(*find_4bit(*data), rows).to(dtype).view(-1),
+                          whole.index_select(0, rows).view(-1)));
+    for (const int64_t bad : {int64_t{-1}, sizes[0], std::numeric_limits<int64_t>::max()})
+      EXPECT_THROW(data->dequantize_rows(torch::tensor({0L, bad}, at::kLong), dtype), c10::Error) << bad;
+  }
+}
+
 TEST(Packed4Bit, RowsOfATableEqualThoseOfTheWholeWeight) {
   torch::manual_seed(0);
-  for (const bool nested : {false, true})
-    for (const auto& sizes : std::vector<std::vector<int64_t>>{{7, 64}, {9, 5}, {3, 1}, {300, 96}, {4, 3, 5}})
-      for (const auto dtype : {at::kFloat, at::kHalf, at::kDouble}) {
-        const PackedDataPtr data =
-            pack_4bit(at::randn(sizes), {.blocksize = 32, .compress_statistics = nested}, "w");
-        const at::Tensor rows = torch::tensor({2, 0, 2, 1}, at::kLong);
-        const at::Tensor got = data->dequantize_rows(rows, dtype);
-        EXPECT_TRUE(same_bits(got, data->dequantize(dtype).index_select(0, rows))) << sizes;
-        EXPECT_EQ(data->dequantize_rows(rows.narrow(0, 0, 0), dtype).size(0), 0);
-        for (const int64_t bad : {int64_t{-1}, sizes[0]})
-          EXPECT_THROW(data->dequantize_rows(torch::tensor({bad}, at::kLong), dtype), c10::Error) << bad;
-      }
+  for (const Format format : {Format::kNF4, Format::kFP4})
+    for (const bool nested : {false, true})
+      for (const int64_t blocksize : {32, 64, 4096})
+        for (const auto& sizes :
+             std::vector<std::vector<int64_t>>{{7, 64}, {9, 5}, {3, 1}, {300, 96}, {4, 3, 5}, {3, 6000}, {5}})
+          expect_rows_of_the_whole({format, blocksize, nested}, sizes);
+  const PackedDataPtr empty = pack_4bit(at::ones({3, 0}), {}, "w");
+  EXPECT_EQ(empty->dequantize_rows(torch::tensor({2, 2}, at::kLong), at::kHalf).sizes(),
+            at::IntArrayRef({2, 0}));
+}
+
+TEST(Packed4Bit, IndicesMustBeOnTheDeviceOfTheTable) {
+  const at::Tensor table = make_packed_weight(pack_4bit(at::ones({4, 64}), {}, "w"));
+  EXPECT_THAT(error_of([&] { torch::embedding(table, torch::tensor({1}).to(at::kMeta)); }),
+              AllOf(HasSubstr("the indices are on meta"), HasSubstr("move one of them")));
 }
 
 TEST(Packed4Bit, AnEmbeddingAndAConvolutionComputeWithIt) {

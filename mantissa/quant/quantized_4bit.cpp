@@ -161,6 +161,10 @@ void check_is_whole(const char* function, const Quantized4Bit& quantized) {
 
 at::Tensor bytes_of(const Quantized4Bit& quantized) { return quantized.codes.view(at::kByte).view({-1}); }
 
+int64_t width_of(const Quantized4Bit& quantized) {
+  return quantized.shape[0] == 0 ? 0 : quantized.numel() / quantized.shape[0];
+}
+
 kernels::Code4 code_of(Format format) {
   return format == Format::kNF4 ? kernels::Code4::kNF4 : kernels::Code4::kFP4;
 }

@@ -18,6 +18,9 @@ void check_is_whole(const char* function, const Quantized4Bit& quantized);
 /// Returns the bytes of the codes, whatever dtype they are stored in: [(n + 1) / 2] uint8.
 at::Tensor bytes_of(const Quantized4Bit& quantized);
 
+/// Returns how many values a row has, an index of the first of the weight's dimensions. 0 if there are no rows.
+int64_t width_of(const Quantized4Bit& quantized);
+
 kernels::Code4 code_of(Format format);
 
 /// `dtype` is float32, bf16 or fp16.

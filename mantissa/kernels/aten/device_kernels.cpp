@@ -16,6 +16,7 @@ constexpr DeviceKernels kDevices[] = {
      .update_blockwise = &cpu::update_blockwise,
      .quantize4 = [](const Quantize4& p) { cpu::quantize4(p, cpu::quantized4_build()); },
      .dequantize4 = [](const Dequantize4& p) { cpu::dequantize4(p, cpu::quantized4_build()); },
+     .dequantize_rows4 = [](const DequantizeRows4& p) { cpu::dequantize_rows4(p, cpu::quantized4_build()); },
      .product4 = [](const Product4& p) { cpu::product4(p, cpu::quantized4_build()); },
      .quantize_int8 = [](const QuantizeInt8& p,
                          uint8_t* outliers) { cpu::quantize_int8(p, outliers, cpu::int8_build()); },

@@ -26,6 +26,7 @@ struct DeviceKernels {
   void (*update_blockwise)(const std::vector<BlockwiseUpdate>&) = nullptr;
   void (*quantize4)(const Quantize4&) = nullptr;
   void (*dequantize4)(const Dequantize4&) = nullptr;
+  void (*dequantize_rows4)(const DequantizeRows4&) = nullptr;
   void (*product4)(const Product4&) = nullptr;
   /// Also sets outliers[j] to 1 for each column j that has an outlier, unless `outliers` is null.
   void (*quantize_int8)(const QuantizeInt8&, uint8_t* outliers) = nullptr;

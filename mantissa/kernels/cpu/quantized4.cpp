@@ -26,14 +26,15 @@ void multiply_few_rows(const Product4& problem, const Gemm& g, const Quantized4B
 const std::vector<Quantized4Build>& quantized4_builds() {
   static const std::vector<Quantized4Build> builds = {
 #if defined(__x86_64__)
-    {CpuTier::kAvx512Bf16, avx512::quantize4, avx512::dequantize4, avx512_bf16::product4,
+    {CpuTier::kAvx512Bf16, avx512::quantize4, avx512::dequantize4, avx512::dequantize_rows4,
+     avx512_bf16::product4, avx512::arrange_rows4, avx512::few_rows4, 12, 32},
+    {CpuTier::kAvx512, avx512::quantize4, avx512::dequantize4, avx512::dequantize_rows4, avx512::product4,
      avx512::arrange_rows4, avx512::few_rows4, 12, 32},
-    {CpuTier::kAvx512, avx512::quantize4, avx512::dequantize4, avx512::product4, avx512::arrange_rows4,
-     avx512::few_rows4, 12, 32},
-    {CpuTier::kAvx2, avx2::quantize4, avx2::dequantize4, avx2::product4, avx2::arrange_rows4, avx2::few_rows4,
-     6, 16},
+    {CpuTier::kAvx2, avx2::quantize4, avx2::dequantize4, avx2::dequantize_rows4, avx2::product4,
+     avx2::arrange_rows4, avx2::few_rows4, 6, 16},
 #endif
-    {CpuTier::kGeneric, generic::quantize4, generic::dequantize4, generic::product4, nullptr, nullptr, 1, 64}
+    {CpuTier::kGeneric, generic::quantize4, generic::dequantize4, generic::dequantize_rows4,
+     generic::product4, nullptr, nullptr, 1, 64}
   };
   return builds;
 }
@@ -55,6 +56,11 @@ void dequantize4(const Dequantize4& problem, const Quantized4Build& build) {
                    [&](int64_t begin, int64_t end) {
                      build.dequantize(problem, begin * kUnit, std::min(problem.count, end * kUnit));
                    });
+}
+
+void dequantize_rows4(const DequantizeRows4& problem, const Quantized4Build& build) {
+  at::parallel_for(0, problem.count, divide_up(kValuesPerTask, problem.weight.cols),
+                   [&](int64_t begin, int64_t end) { build.dequantize_rows(problem, begin, end); });
 }
 
 void product4(const Product4& problem, const Quantized4Build& build) {

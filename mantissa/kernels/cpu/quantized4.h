@@ -13,6 +13,7 @@ struct Quantized4Build {
   CpuTier tier;
   Quantize4Part* quantize;
   Dequantize4Part* dequantize;
+  DequantizeRows4Part* dequantize_rows;
   Product4Part* product;
   ArrangeRows4* arrange_rows;  ///< null: product() also computes a few rows
   FewRows4Part* few_rows;
@@ -27,9 +28,10 @@ const Quantized4Build& quantized4_build();
 /// Quantizes and dequantizes with one build, which this CPU must be able to run: see Quantize4.
 ///
 /// Numerics: every build gives the same bits.
-/// Threads:  at::get_num_threads() threads in one parallel region.
+/// Threads:  at::get_num_threads() threads in one parallel region; one thread for a few rows.
 void quantize4(const Quantize4& problem, const Quantized4Build& build);
 void dequantize4(const Dequantize4& problem, const Quantized4Build& build);
+void dequantize_rows4(const DequantizeRows4& problem, const Quantized4Build& build);
 
 /// Computes a product: see Product4.
 ///

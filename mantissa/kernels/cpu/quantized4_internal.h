@@ -102,15 +102,17 @@ float value_at(const float* values, const uint8_t* codes, int64_t index) {
 }
 
 /// Dequantizes values [first, first + count), which may begin and end anywhere. Writes no more than `count`.
-template <class V, class Out>
-void decode_run(const Weight4& w, const typename V::Table& table, int64_t first, int64_t count,
-                typename Out::Storage* to) {
+/// scale_of(b) is the scale of block b.
+template <class V, class Out, class Scales>
+[[gnu::always_inline]] inline void decode_run_with(const Weight4& w, const typename V::Table& table,
+                                                   int64_t first, int64_t count, typename Out::Storage* to,
+                                                   const Scales& scale_of) {
   const float* const values = w.code == Code4::kNF4 ? kNF4Values : kFP4Values;
   int64_t i = 0;
   while (i < count) {
     const int64_t at = first + i, in_block = w.block - at % w.block;
     const int64_t end = count - i < in_block ? count : i + in_block;
-    const float scale = w.absmax[at / w.block];
+    const float scale = scale_of(at / w.block);
     const auto scales = V::set(scale);
     const auto one_by_one = [&](int64_t until) {
       for (; i < until; ++i)
@@ -123,6 +125,12 @@ void decode_run(const Weight4& w, const typename V::Table& table, int64_t first,
   }
 }
 
+template <class V, class Out>
+void decode_run(const Weight4& w, const typename V::Table& table, int64_t first, int64_t count,
+                typename Out::Storage* to) {
+  decode_run_with<V, Out>(w, table, first, count, to, [&](int64_t block) { return w.absmax[block]; });
+}
+
 template <class V>
 void dequantize4_with(const Dequantize4& d, int64_t begin, int64_t end) {
   const Weight4 weight{d.codes, d.absmax, 1, d.count, d.block, d.code};
@@ -130,6 +138,25 @@ void dequantize4_with(const Dequantize4& d, int64_t begin, int64_t end) {
     using Out = decltype(out);
     decode_run<V, Out>(weight, table_of<V>(d.code), begin, end - begin,
                        static_cast<typename Out::Storage*>(d.values) + begin);
+  });
+}
+
+template <class V>
+void dequantize_rows4_with(const DequantizeRows4& d, int64_t begin, int64_t end) {
+  const Weight4& w = d.weight;
+  const auto table = table_of<V>(w.code);
+  with_elements<V>(d.element, d.element, [&](auto out) {
+    using Out = decltype(out);
+    auto* const values = static_cast<typename Out::Storage*>(d.values);
+    const auto decode_rows = [&](const auto& scale_of) {
+      for (int64_t i = begin; i < end; ++i)
+        decode_run_with<V, Out>(w, table, d.rows[i] * w.cols, w.cols, values + i * w.cols, scale_of);
+    };
+    const NestedScales4& nested = d.nested;
+    if (nested.codes == nullptr) return decode_rows([&](int64_t block) { return w.absmax[block]; });
+    decode_rows([&, offset = *nested.offset](int64_t block) {
+      return nested.map[nested.codes[block]] * nested.absmax[block / kNestedBlock4] + offset;
+    });
   });
 }
 

@@ -13,6 +13,8 @@ namespace mantissa::kernels::cpu {
 using Quantize4Part = void(const Quantize4&, int64_t begin, int64_t end);
 /// Dequantizes values [begin, end), where `begin` is a multiple of 32: see Dequantize4.
 using Dequantize4Part = void(const Dequantize4&, int64_t begin, int64_t end);
+/// Dequantizes rows [begin, end) of the result: see DequantizeRows4.
+using DequantizeRows4Part = void(const DequantizeRows4&, int64_t begin, int64_t end);
 /// Computes a part of a product: see Product4. `Gemm` is gemm_of(product).
 using Product4Part = void(const Product4&, const Gemm&, const GemmPart&, const GemmScratch&);
 
@@ -53,11 +55,13 @@ constexpr Gemm gemm_of(const Product4& p) {
 namespace generic {  // the reference implementation
 Quantize4Part quantize4;
 Dequantize4Part dequantize4;
+DequantizeRows4Part dequantize_rows4;
 Product4Part product4;
 }  // namespace generic
 namespace avx2 {
 Quantize4Part quantize4;
 Dequantize4Part dequantize4;
+DequantizeRows4Part dequantize_rows4;
 Product4Part product4;
 ArrangeRows4 arrange_rows4;
 FewRows4Part few_rows4;
@@ -65,6 +69,7 @@ FewRows4Part few_rows4;
 namespace avx512 {
 Quantize4Part quantize4;
 Dequantize4Part dequantize4;
+DequantizeRows4Part dequantize_rows4;
 Product4Part product4;
 ArrangeRows4 arrange_rows4;
 FewRows4Part few_rows4;

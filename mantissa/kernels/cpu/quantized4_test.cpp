@@ -163,6 +163,80 @@ TEST_P(Quantized4, Q10_TheErrorIsHalfTheWidestGapAtMost) {
   }
 }
 
+/// A table of rows in codes, whose scales are `absmax` of the codes or, if there is an offset, `nested`.
+struct Table {
+  int64_t rows, cols, block;
+  Code4 code;
+  Codes codes;
+  at::Tensor nested_codes, map, nested_absmax, offset;
+};
+
+Table table_of(int64_t rows, int64_t cols, int64_t block, Code4 code, bool is_nested) {
+  Table t{rows, cols, block, code, quantized(at::randn({rows * cols}), block, code, generic()),
+          {},   {},   {},    {}};
+  if (!is_nested) return t;
+  const int64_t blocks = t.codes.absmax.numel();
+  t.nested_codes = at::randint(256, {blocks}, at::kByte);
+  t.map = at::tensor(at::ArrayRef<float>(kDynamicSigned));
+  t.nested_absmax = at::rand({(blocks + kNestedBlock4 - 1) / kNestedBlock4}) + 0.1;
+  t.offset = at::randn({});
+  t.codes.absmax = t.map.index_select(0, t.nested_codes.to(at::kLong)) *
+                       t.nested_absmax.repeat_interleave(kNestedBlock4).narrow(0, 0, blocks) +
+                   t.offset;
+  return t;
+}
+
+at::Tensor rows_of(const Table& t, const at::Tensor& rows, at::ScalarType dtype,
+                   const Quantized4Build& build) {
+  const int64_t count = rows.numel() * t.cols;
+  const at::Tensor out = at::full({count + 5}, 7, dtype);
+  DequantizeRows4 problem;
+  problem.weight = {t.codes.codes.const_data_ptr<uint8_t>(), nullptr, t.rows, t.cols, t.block, t.code};
+  if (t.offset.defined()) {
+    problem.nested = {t.nested_codes.const_data_ptr<uint8_t>(), t.map.const_data_ptr<float>(),
+                      t.nested_absmax.const_data_ptr<float>(), t.offset.const_data_ptr<float>()};
+  } else {
+    problem.weight.absmax = t.codes.absmax.const_data_ptr<float>();
+  }
+  problem.rows = rows.const_data_ptr<int64_t>();
+  problem.count = rows.numel();
+  problem.values = out.mutable_data_ptr();
+  problem.element = element_of(dtype);
+  dequantize_rows4(problem, build);
+  EXPECT_TRUE((out.narrow(0, count, 5) == 7).all().item<bool>()) << "nothing is written behind the end";
+  return out.narrow(0, 0, count).view({rows.numel(), t.cols});
+}
+
+TEST_P(Quantized4, Q14_RowsHaveTheBitsOfTheWholeWeight) {
+  constexpr int64_t kRows = 130;  // with 96 values, the blocks of 32 have two scales of scales
+  for (const Code4 code : {Code4::kNF4, Code4::kFP4})
+    for (const int64_t block : {32, 64, 4096})
+      for (const int64_t cols : {1, 3, 16, 31, 64, 65, 96, 200})
+        for (const bool is_nested : {false, true}) {
+          const Table t = table_of(kRows, cols, block, code, is_nested);
+          const at::Tensor rows =
+              at::cat({at::tensor({kRows - 1, int64_t{0}, kRows - 1}), at::randint(kRows, {40})});
+          for (const auto dtype : kDtypes) {
+            const at::Tensor whole =
+                dequantized(t.codes, kRows * cols, block, code, dtype, generic()).view({kRows, cols});
+            ASSERT_TRUE(same_bits(rows_of(t, rows, dtype, GetParam()), whole.index_select(0, rows)))
+                << dtype << " block " << block << " cols " << cols << (is_nested ? " nested" : "");
+          }
+          rows_of(t, rows.narrow(0, 0, 0), at::kFloat, GetParam());
+        }
+}
+
+TEST_P(Quantized4, RowsDoNotDependOnThreads) {
+  const Table t = table_of(300, 1024, 64, Code4::kNF4, true);
+  const at::Tensor rows = at::randint(300, {500});
+  at::set_num_threads(1);
+  const at::Tensor want = rows_of(t, rows, at::kFloat, GetParam());
+  for (const int threads : {2, 3, 7}) {
+    at::set_num_threads(threads);
+    EXPECT_TRUE(same_bits(rows_of(t, rows, at::kFloat, GetParam()), want)) << threads << " threads";
+  }
+}
+
 struct Case {
   int64_t m, rows, cols, block;
   bool transposed;

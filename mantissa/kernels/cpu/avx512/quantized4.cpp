@@ -84,6 +84,10 @@ void dequantize4(const Dequantize4& d, int64_t begin, int64_t end) {
   dequantize4_with<Vectors4>(d, begin, end);
 }
 
+void dequantize_rows4(const DequantizeRows4& d, int64_t begin, int64_t end) {
+  dequantize_rows4_with<Vectors4>(d, begin, end);
+}
+
 void product4(const Product4& p, const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   product4_with<Vectors4>(p, g, part, scratch);
 }

@@ -43,6 +43,22 @@ void dequantize4(const Dequantize4& d, int64_t begin, int64_t end) {
     store(d.element, d.values, i, value4_of(d.code, d.codes, i) * d.absmax[i / d.block]);
 }
 
+void dequantize_rows4(const DequantizeRows4& d, int64_t begin, int64_t end) {
+  const Weight4& w = d.weight;
+  const NestedScales4& nested = d.nested;
+  const auto scale = [&](int64_t block) {
+    return nested.codes == nullptr
+               ? w.absmax[block]
+               : nested.map[nested.codes[block]] * nested.absmax[block / kNestedBlock4] + *nested.offset;
+  };
+  for (int64_t i = begin; i < end; ++i)
+    for (int64_t column = 0; column < w.cols; ++column) {
+      const int64_t index = d.rows[i] * w.cols + column;
+      store(d.element, d.values, i * w.cols + column,
+            value4_of(w.code, w.codes, index) * scale(index / w.block));
+    }
+}
+
 void product4(const Product4& p, const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {
   const Weight4& w = p.weight;
   const Element round_to = is_few_rows4(p) ? Element::kFloat32 : g.a.element;
