@@ -330,6 +330,7 @@ TEST_F(Adapters, SettingsThatCannotBeMeantAreErrors) {
     expect_error(tune(arguments), 2, parts);
   };
   refused("--lora r=4,rank=2", {"--lora has no setting 'rank'", "r, alpha, dropout"});
+  refused("--lora \"$(printf 'r=4\\nalpha=8')\"", {"'r=4?alpha=8' has a line break", "in one line"});
   refused("--lora alpa=2", {"'alpa'", "did you mean 'alpha'"});
   refused("--lora r", {"--lora: r needs a value", "r=16"});
   refused("--lora r=four", {"--lora: r", "'four'"});

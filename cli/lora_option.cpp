@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "cli/option_parsers.h"
+#include "cli/terminal_text.h"
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 
@@ -71,6 +72,8 @@ const std::map<std::string, bool LoraConfig::*>& lora_switches() {
 
 std::optional<LoraConfig> parse_lora(const std::string& flag, const std::string& text) {
   if (text.empty()) return std::nullopt;
+  TORCH_CHECK_VALUE(printable(text) == text, flag, " '", printable(text),
+                    "' has a line break or another control character; write the settings in one line");
   std::vector<std::string> known = keys_of(lora_settings());
   for (const std::string& name : keys_of(lora_switches())) known.push_back(name);
   LoraConfig config;

@@ -64,8 +64,8 @@ constexpr int64_t kNestedBlock4 = 256;
 /// that Dequantize4 gives row rows[i]. Rows may occur several times.
 /// Errors: none; each of `rows` is from 0 to weight.rows - 1, and cols is at least 1.
 struct DequantizeRows4 {
-  Weight4 weight;        ///< its absmax is not read if there are nested scales
-  NestedScales4 nested;  ///< codes is nullptr without double quantization
+  Weight4 weight;             ///< its absmax is not read if there are nested scales
+  NestedScales4 nested = {};  ///< codes is nullptr without double quantization
   const int64_t* rows = nullptr;
   int64_t count = 0;
   void* values = nullptr;

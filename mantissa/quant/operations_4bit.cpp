@@ -16,6 +16,7 @@
 #include "mantissa/core/code_tables.h"
 #include "mantissa/quant/operations_4bit_internal.h"
 #include "mantissa/quant/quantized_4bit.h"
+#include "mantissa/quant/quantized_4bit_internal.h"
 
 namespace mantissa::quant {
 namespace {
