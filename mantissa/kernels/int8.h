@@ -24,6 +24,17 @@ struct QuantizeInt8 {
   float* scales = nullptr;  ///< [rows]
 };
 
+/// Restores rows of codes [.., cols]: code * scale / 127 in float32, rounded after each of the two operations, then
+/// rounded once to `element`. Row i of `values` [count, cols] is row rows[i] of the codes, or row i if `rows` is null.
+struct DequantizeInt8 {
+  const int8_t* codes = nullptr;
+  const float* scales = nullptr;  ///< one for each row of the codes
+  const int64_t* rows = nullptr;
+  int64_t count = 0, cols = 0;  ///< cols is at least 1
+  void* values = nullptr;
+  Element element = Element::kFloat32;
+};
+
 /// The longest sum of products of codes from -127 to 127 that int32 can hold.
 constexpr int64_t kMaxInt8Depth = 0x7fffffff / (127 * 127);
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/where.h>
@@ -32,6 +33,14 @@ QuantizedInt8 quantize_int8_by_operations(const at::Tensor& matrix, double thres
   result.codes = scaled.masked_fill(scaled.isnan(), -127).clamp(-127, 127).round().to(at::kChar);
   if (result.outlier_cols.defined()) result.codes.index_fill_(1, result.outlier_cols, 0);
   return result;
+}
+
+at::Tensor dequantize_rows_int8_by_operations(const QuantizedInt8& quantized,
+                                              const std::optional<at::Tensor>& rows, at::ScalarType dtype) {
+  const at::Tensor codes = rows ? quantized.codes.index_select(0, *rows) : quantized.codes,
+                   scales = rows ? quantized.scales.index_select(0, *rows) : quantized.scales;
+  // In place: three matrices of this size would be in memory at once otherwise.
+  return codes.to(at::kFloat).mul_(scales.unsqueeze(1)).div_(127).to(dtype);
 }
 
 at::Tensor int8_matmul_by_operations(const at::Tensor& a, const at::Tensor& b) {

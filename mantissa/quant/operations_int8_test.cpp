@@ -32,6 +32,17 @@ TEST(OperationsInt8, QuantizationEqualsTheKernelsBitForBit) {
     }
 }
 
+TEST(OperationsInt8, RestoredValuesEqualTheKernelsBitForBit) {
+  const QuantizedInt8 weight = quantize_int8(at::randn({50, 77}));
+  const at::Tensor rows = at::randint(50, {20});
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
+    EXPECT_TRUE(same_bits(quant::dequantize_rows_int8_by_operations(weight, std::nullopt, dtype),
+                          dequantize_int8(weight, dtype)));
+    EXPECT_TRUE(same_bits(quant::dequantize_rows_int8_by_operations(weight, rows, dtype),
+                          dequantize_int8(weight, dtype).index_select(0, rows)));
+  }
+}
+
 TEST(OperationsInt8, ProductsEqualTheKernelsBitForBit) {
   for (const int64_t k : {1, 100, 1024, 2500}) {
     // Sums beyond the 24 bits of float32.

@@ -168,13 +168,11 @@ PackedDataPtr Packed4Bit::with_values(const at::Tensor& values, const std::strin
 }
 
 at::Tensor Packed4Bit::dequantize_rows(const at::Tensor& rows, at::ScalarType dtype) const {
-  quant::check_rows(rows, sizes()[0]);
+  quant::check_rows(*this, rows);
   if (kernels::aten::device_kernels(device().type()).dequantize_rows4 == nullptr)
     return quant::dequantize_rows_by_operations(quantized_, rows)
         .to(dtype)
         .view(quant::sizes_of_rows(rows, sizes()));
-  TORCH_CHECK_VALUE(rows.device() == device(), "embedding: the indices are on ", rows.device(),
-                    ", and the packed weight (", description(), ") is on ", device(), "; move one of them");
   quant::check_is_whole("embedding", quantized_);
   const at::ScalarType computed = dtype == at::kHalf || dtype == at::kBFloat16 ? dtype : at::kFloat;
   return rows_by_kernel(quantized_, rows, computed).to(dtype).view(quant::sizes_of_rows(rows, sizes()));

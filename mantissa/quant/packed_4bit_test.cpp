@@ -112,7 +112,7 @@ void expect_rows_of_the_whole(const Quantize4BitOptions& options, const std::vec
     EXPECT_TRUE(same_bits(quant::dequantize_rows_by_operations(*find_4bit(*data), rows).to(dtype).view(-1),
                           whole.index_select(0, rows).view(-1)));
     for (const int64_t bad : {int64_t{-1}, sizes[0], std::numeric_limits<int64_t>::max()})
-      EXPECT_THROW(data->dequantize_rows(torch::tensor({0L, bad}, at::kLong), dtype), c10::Error) << bad;
+      EXPECT_THROW(data->dequantize_rows(torch::tensor({int64_t{0}, bad}), dtype), c10::Error) << bad;
   }
 }
 

@@ -53,9 +53,8 @@ class PackedInt8 final : public PackedData {
     return dequantize_int8(quantized_, dtype).view(shape_);
   }
   at::Tensor dequantize_rows(const at::Tensor& rows, at::ScalarType dtype) const override {
-    const QuantizedInt8 some{
-        quantized_.codes.index_select(0, rows), quantized_.scales.index_select(0, rows), {}};
-    return dequantize_int8(some, dtype).view(quant::sizes_of_rows(rows, shape_));
+    quant::check_rows(*this, rows);
+    return quant::dequantize_rows_int8(quantized_, rows, dtype).view(quant::sizes_of_rows(rows, shape_));
   }
   at::Tensor multiply(const at::Tensor& x, const at::Tensor& bias) const override {
     const at::Tensor input = x.scalar_type() == at::kDouble ? x.to(at::kFloat) : x;

@@ -64,6 +64,26 @@ TEST(PackedInt8, Float64IsComputedThroughFloat32) {
   EXPECT_EQ(x.grad().scalar_type(), at::kDouble);
 }
 
+TEST(PackedInt8, RowsOfATableEqualThoseOfTheWholeWeight) {
+  torch::manual_seed(0);
+  const at::Tensor rows = torch::tensor({2, 0, 2, 1}, at::kLong);
+  for (const auto& sizes :
+       std::vector<std::vector<int64_t>>{{7, 64}, {9, 5}, {3, 1}, {300, 96}, {4, 3, 5}, {3, 0}})
+    for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
+      SCOPED_TRACE(testing::Message() << at::IntArrayRef(sizes) << " " << dtype);
+      const PackedDataPtr data = pack_int8(at::randn(sizes), 0, "w");
+      const at::Tensor whole = data->dequantize(dtype);
+      for (const at::Tensor& some :
+           {rows, rows.narrow(0, 1, 1), rows.narrow(0, 0, 0), rows.slice(0, 0, 4, 2)})
+        EXPECT_TRUE(same_bits(data->dequantize_rows(some, dtype), whole.index_select(0, some)))
+            << some.sizes();
+      for (const int64_t bad : {int64_t{-1}, sizes[0]})
+        EXPECT_THROW(data->dequantize_rows(torch::tensor({int64_t{0}, bad}), dtype), c10::Error) << bad;
+    }
+  const at::Tensor table = make_packed_weight(pack_int8(at::ones({4, 64}), 0, "w"));
+  EXPECT_THROW(torch::embedding(table, torch::tensor({1}).to(at::kMeta)), c10::ValueError);
+}
+
 TEST(PackedInt8, AnEmbeddingAndAConvolutionComputeWithIt) {
   torch::manual_seed(0);
   torch::nn::Embedding table(50, 24);

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include "mantissa/quant/packed_formats_internal.h"
 
@@ -19,7 +20,11 @@ bool are_known_to_exist(const at::Tensor& rows, int64_t count) {
 
 }  // namespace
 
-void check_rows(const at::Tensor& rows, int64_t count) {
+void check_rows(const PackedData& weight, const at::Tensor& rows) {
+  const int64_t count = weight.sizes()[0];
+  TORCH_CHECK_VALUE(rows.is_cpu() || !weight.device().is_cpu(), "embedding: the indices are on ",
+                    rows.device(), ", and the packed weight (", weight.description(), ") is on ",
+                    weight.device(), "; move one of them");
   // libtorch's check takes microseconds, in which a kernel looks several rows up.
   if (are_known_to_exist(rows, count)) return;
   // One element that stands for all rows, so that the check reads the indices only.

@@ -1,6 +1,7 @@
 #include "mantissa/quant/quantized_int8.h"
 
 #include <cmath>
+#include <optional>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -9,6 +10,7 @@
 
 #include "mantissa/kernels/aten/device_kernels.h"
 #include "mantissa/quant/operations_int8_internal.h"
+#include "mantissa/quant/packed_formats_internal.h"
 #include "mantissa/quant/quantized_4bit_internal.h"
 
 namespace mantissa {
@@ -84,6 +86,32 @@ kernels::ProductInt8 product_of(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
+namespace quant {
+
+at::Tensor dequantize_rows_int8(const QuantizedInt8& quantized, const std::optional<at::Tensor>& rows,
+                                at::ScalarType dtype) {
+  check_scales("dequantize_int8", quantized);
+  auto* const kernel = kernels_of(quantized.codes).dequantize_int8;
+  if (kernel == nullptr) return dequantize_rows_int8_by_operations(quantized, rows, dtype);
+  const at::Tensor codes = quantized.codes.resolve_neg().contiguous(),
+                   scales = quantized.scales.resolve_neg().contiguous();
+  const at::Tensor numbers = rows ? rows->resolve_neg().contiguous() : at::Tensor();
+  const int64_t count = rows ? numbers.numel() : codes.size(0);
+  at::Tensor out =
+      at::empty({count, codes.size(1)}, codes.options().dtype(is_float(dtype) ? dtype : at::kFloat));
+  if (out.numel() > 0)
+    kernel({.codes = codes.const_data_ptr<int8_t>(),
+            .scales = scales.const_data_ptr<float>(),
+            .rows = rows ? numbers.const_data_ptr<int64_t>() : nullptr,
+            .count = count,
+            .cols = codes.size(1),
+            .values = out.mutable_data_ptr(),
+            .element = element_of(out.scalar_type())});
+  return out.to(dtype);
+}
+
+}  // namespace quant
+
 int64_t QuantizedInt8::nbytes() const {
   const auto bytes = [](const at::Tensor& x) { return x.defined() ? static_cast<int64_t>(x.nbytes()) : 0; };
   return bytes(codes) + bytes(scales) + bytes(outlier_cols);
@@ -134,9 +162,7 @@ QuantizedInt8 quantize_int8(const at::Tensor& weight, std::string_view name) {
 }
 
 at::Tensor dequantize_int8(const QuantizedInt8& quantized, at::ScalarType dtype) {
-  check_scales("dequantize_int8", quantized);
-  // In place: three matrices of this size would be in memory at once otherwise.
-  return quantized.codes.to(at::kFloat).mul_(quantized.scales.unsqueeze(1)).div_(127).to(dtype);
+  return quant::dequantize_rows_int8(quantized, std::nullopt, dtype);
 }
 
 at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b) {

@@ -20,6 +20,7 @@ constexpr DeviceKernels kDevices[] = {
      .product4 = [](const Product4& p) { cpu::product4(p, cpu::quantized4_build()); },
      .quantize_int8 = [](const QuantizeInt8& p,
                          uint8_t* outliers) { cpu::quantize_int8(p, outliers, cpu::int8_build()); },
+     .dequantize_int8 = [](const DequantizeInt8& p) { cpu::dequantize_int8(p, cpu::int8_build()); },
      .product_int8 = [](const ProductInt8& p) { cpu::product_int8(p, cpu::int8_build()); }},
 };
 constexpr DeviceKernels kNone;

@@ -30,6 +30,7 @@ struct DeviceKernels {
   void (*product4)(const Product4&) = nullptr;
   /// Also sets outliers[j] to 1 for each column j that has an outlier, unless `outliers` is null.
   void (*quantize_int8)(const QuantizeInt8&, uint8_t* outliers) = nullptr;
+  void (*dequantize_int8)(const DequantizeInt8&) = nullptr;
   void (*product_int8)(const ProductInt8&) = nullptr;
 };
 

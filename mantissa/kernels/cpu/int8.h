@@ -12,6 +12,7 @@ namespace mantissa::kernels::cpu {
 struct Int8Build {
   CpuTier tier;
   QuantizeInt8Part* quantize;
+  DequantizeInt8Part* dequantize;
   ProductInt8Part* product;
   int64_t mr, nr;  ///< see GemmBuild
 };
@@ -27,6 +28,12 @@ const Int8Build& int8_build();
 /// Numerics: every build gives the same bits.
 /// Threads:  at::get_num_threads() threads in one parallel region.
 void quantize_int8(const QuantizeInt8& problem, uint8_t* outliers, const Int8Build& build);
+
+/// Restores rows: see DequantizeInt8.
+///
+/// Numerics: every build gives the same bits.
+/// Threads:  at::get_num_threads() threads in one parallel region; one thread for a few rows.
+void dequantize_int8(const DequantizeInt8& problem, const Int8Build& build);
 
 /// Computes a product: see ProductInt8.
 ///

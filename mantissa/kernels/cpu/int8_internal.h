@@ -10,6 +10,7 @@
 //   add                    adds int32
 //   to_floats(x)           converts int32 to float32
 //   store_rounded(to, x)   rounds 32 values, of magnitudes up to 127, and stores them as int8
+//   load_codes(from)       kLanes int8 as floats
 //   kOffset                LeftCodes adds this to each code: 0 or 128
 //   add_columns(sums, x)   if kOffset is not 0: adds the codes of each lane to its sum
 
@@ -103,6 +104,28 @@ void quantize_int8_with(const QuantizeInt8& q, int64_t begin, int64_t end, uint8
       if (reaches && q.threshold > 0 && outliers != nullptr)
         mark_outliers<V, Source>(from, q.cols, threshold, outliers);
       quantize_row<V, Source>(from, q.cols, q.scales[row], q.codes + row * q.cols);
+    }
+  });
+}
+
+template <class V>
+void dequantize_int8_with(const DequantizeInt8& d, int64_t begin, int64_t end) {
+  with_elements<V>(d.element, d.element, [&](auto out) {
+    using Out = decltype(out);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = d.rows == nullptr ? i : d.rows[i];
+      const int8_t* const from = d.codes + row * d.cols;
+      auto* const to = static_cast<typename Out::Storage*>(d.values) + i * d.cols;
+      const auto scale = V::set(d.scales[row]), largest = V::set(127);
+      const auto restored = [&](const int8_t* codes) {
+        return V::div(V::mul(V::load_codes(codes), scale), largest);
+      };
+      int64_t j = 0;
+      for (; j + V::kLanes <= d.cols; j += V::kLanes) Out::store(to + j, restored(from + j));
+      if (j == d.cols) continue;
+      alignas(16) int8_t rest[V::kLanes] = {};
+      __builtin_memcpy(rest, from + j, static_cast<size_t>(d.cols - j));
+      Out::scatter(to + j, 1, d.cols - j, restored(rest));
     }
   });
 }

@@ -12,6 +12,8 @@ namespace mantissa::kernels::cpu {
 /// Quantizes rows [begin, end): see QuantizeInt8. If `outliers` is not null, sets outliers[j] to 1 for each
 /// column j that has an outlier in these rows.
 using QuantizeInt8Part = void(const QuantizeInt8&, int64_t begin, int64_t end, uint8_t* outliers);
+/// Restores rows [begin, end) of the result: see DequantizeInt8.
+using DequantizeInt8Part = void(const DequantizeInt8&, int64_t begin, int64_t end);
 /// Computes a part of a product: see ProductInt8. `Gemm` is gemm_of(product). The scratch memory is that of a
 /// product of floats with the same build's micro-tile.
 using ProductInt8Part = void(const ProductInt8&, const Gemm&, const GemmPart&, const GemmScratch&);
@@ -30,14 +32,17 @@ constexpr Gemm gemm_of(const ProductInt8& p) {
 
 namespace generic {  // the reference implementation
 QuantizeInt8Part quantize_int8;
+DequantizeInt8Part dequantize_int8;
 ProductInt8Part product_int8;
 }  // namespace generic
 namespace avx2 {
 QuantizeInt8Part quantize_int8;
+DequantizeInt8Part dequantize_int8;
 ProductInt8Part product_int8;
 }  // namespace avx2
 namespace avx512 {
 QuantizeInt8Part quantize_int8;
+DequantizeInt8Part dequantize_int8;
 ProductInt8Part product_int8;
 }  // namespace avx512
 namespace avx512_vnni {

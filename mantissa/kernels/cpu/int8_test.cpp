@@ -90,6 +90,40 @@ TEST_P(Int8, RowsEqualGenericAtEveryTail) {
       }
 }
 
+at::Tensor restored(const Rows& from, const at::Tensor& rows, at::ScalarType dtype, const Int8Build& build) {
+  const int64_t count = rows.defined() ? rows.numel() : from.codes.size(0), cols = from.codes.size(1);
+  const at::Tensor out = at::full({count * cols + 5}, 7, dtype);
+  DequantizeInt8 problem;
+  problem.codes = from.codes.const_data_ptr<int8_t>();
+  problem.scales = from.scales.const_data_ptr<float>();
+  problem.rows = rows.defined() ? rows.const_data_ptr<int64_t>() : nullptr;
+  problem.count = count;
+  problem.cols = cols;
+  problem.values = out.mutable_data_ptr();
+  problem.element = element_of(dtype);
+  dequantize_int8(problem, build);
+  EXPECT_TRUE((out.narrow(0, count * cols, 5) == 7).all().item<bool>())
+      << "nothing is written behind the end";
+  return out.narrow(0, 0, count * cols).view({count, cols});
+}
+
+TEST_P(Int8, RestoredRowsFollowTheDefinition) {
+  for (const int64_t cols : {1, 7, 8, 15, 16, 17, 33, 1000}) {
+    const Rows from{at::randint(-127, 128, {90, cols}, at::kChar), at::randn({90}).abs(), {}};
+    const at::Tensor rows =
+        at::cat({at::tensor({int64_t{89}, int64_t{0}, int64_t{89}}), at::randint(90, {60})});
+    const at::Tensor exact = from.codes.to(at::kFloat) * from.scales.unsqueeze(1) / 127;
+    for (const auto dtype : kDtypes)
+      for (const int threads : {1, 3}) {
+        at::set_num_threads(threads);
+        const at::Tensor want = exact.to(dtype);
+        EXPECT_TRUE(same_bits(restored(from, {}, dtype, GetParam()), want)) << dtype << " " << cols;
+        EXPECT_TRUE(same_bits(restored(from, rows, dtype, GetParam()), want.index_select(0, rows)))
+            << dtype << " " << cols;
+      }
+  }
+}
+
 struct Problem {
   at::Tensor a, b, a_scales, b_scales, addend;
 };

@@ -34,8 +34,11 @@ struct VectorsInt8 : Avx2 {
   static Float to_floats(Float x) { return _mm256_cvtepi32_ps(_mm256_castps_si256(x)); }
 };
 
-/// The floats that are quantized.
-struct RoundedInt8 : Avx2 {
+/// The floats that are quantized and restored.
+struct FloatsInt8 : Avx2 {
+  static Float load_codes(const int8_t* from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+  }
   static void store_rounded(int8_t* to, const Float* x) {
     const __m256i first = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1])),
                   second = _mm256_packs_epi32(_mm256_cvtps_epi32(x[2]), _mm256_cvtps_epi32(x[3]));
@@ -49,7 +52,11 @@ struct RoundedInt8 : Avx2 {
 }  // namespace
 
 void quantize_int8(const QuantizeInt8& q, int64_t begin, int64_t end, uint8_t* outliers) {
-  quantize_int8_with<RoundedInt8>(q, begin, end, outliers);
+  quantize_int8_with<FloatsInt8>(q, begin, end, outliers);
+}
+
+void dequantize_int8(const DequantizeInt8& d, int64_t begin, int64_t end) {
+  dequantize_int8_with<FloatsInt8>(d, begin, end);
 }
 
 void product_int8(const ProductInt8& p, const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {

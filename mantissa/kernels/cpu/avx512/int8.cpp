@@ -31,8 +31,11 @@ struct VectorsInt8 : Avx512 {
   static Float to_floats(Float x) { return _mm512_cvtepi32_ps(_mm512_castps_si512(x)); }
 };
 
-/// The floats that are quantized.
-struct RoundedInt8 : Avx512 {
+/// The floats that are quantized and restored.
+struct FloatsInt8 : Avx512 {
+  static Float load_codes(const int8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  }
   static void store_rounded(int8_t* to, const Float* x) {
     for (int64_t i = 0; i < 2; ++i)
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16 * i),
@@ -43,7 +46,11 @@ struct RoundedInt8 : Avx512 {
 }  // namespace
 
 void quantize_int8(const QuantizeInt8& q, int64_t begin, int64_t end, uint8_t* outliers) {
-  quantize_int8_with<RoundedInt8>(q, begin, end, outliers);
+  quantize_int8_with<FloatsInt8>(q, begin, end, outliers);
+}
+
+void dequantize_int8(const DequantizeInt8& d, int64_t begin, int64_t end) {
+  dequantize_int8_with<FloatsInt8>(d, begin, end);
 }
 
 void product_int8(const ProductInt8& p, const Gemm& g, const GemmPart& part, const GemmScratch& scratch) {

@@ -29,6 +29,15 @@ void quantize_int8(const QuantizeInt8& q, int64_t begin, int64_t end, uint8_t* o
   }
 }
 
+void dequantize_int8(const DequantizeInt8& d, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t row = d.rows == nullptr ? i : d.rows[i];
+    for (int64_t j = 0; j < d.cols; ++j)
+      store(d.element, d.values, i * d.cols + j,
+            static_cast<float>(d.codes[row * d.cols + j]) * d.scales[row] / 127);
+  }
+}
+
 void product_int8(const ProductInt8& p, const Gemm& g, const GemmPart& part, const GemmScratch&) {
   for (int64_t i = part.row_begin; i < part.row_end; ++i) {
     const float row_scale = p.sums != nullptr ? 0 : p.scale * p.a_scales[i];
