@@ -3,7 +3,7 @@
 
 One process runs in turn, in changing order: PyTorch's float32 layer, bitsandbytes's layer with its own kernels (only in
 the first rounds where these are slow), and bitsandbytes's layer with ours. Then `quant_bench` compares Mantissa's own product
-with libtorch's float32 one. Results must agree before a time counts. Prints median ratios to the float32 layer of the
+or look-up in an embedding with libtorch's float32 one. Results must agree before a time counts. Prints median ratios to the float32 layer of the
 same round, and writes JSON; a ratio below 1 is faster than float32.
 """
 
@@ -18,10 +18,12 @@ import kernels_in_python
 SECONDS_OF_A_ROUND = 4e-3
 SLOW = 3  # times float32
 TOLERANCE = 3e-2  # relative to the largest result: int8 also quantizes the input, and bitsandbytes computes in bfloat16
-# kind of quant_bench, rows, width, dtype of the input. float32 inputs are float32's in bitsandbytes, too, except for int8.
+VOCABULARY = 32000  # rows of an embedding
+# kind of quant_bench, rows of the input (look-ups in an embedding), width, dtype of the input. float32 inputs are float32's in bitsandbytes, too, except for int8.
 CASES = [("nf4", 1, 1024, "float32"), ("nf4", 1, 4096, "float32"), ("nf4", 32, 1024, "float32"),
          ("nf4", 512, 1024, "float32"), ("nf4-bf16", 512, 1024, "bfloat16"), ("nf4-gradient", 512, 1024, "float32"),
-         ("int8-fp16", 512, 1024, "float16")]
+         ("int8-fp16", 512, 1024, "float16"),
+         ("nf4-embedding", 1, 1024, "float32"), ("nf4-embedding", 64, 1024, "float32"), ("nf4-embedding", 4096, 1024, "float32")]
 
 
 def layer_of(bnb, torch, kind, width, dtype, in_evaluation):
@@ -40,8 +42,19 @@ def layer_of(bnb, torch, kind, width, dtype, in_evaluation):
     return layer.to("cpu").train(not in_evaluation).requires_grad_(False)
 
 
+def look_ups_of(bnb, torch, count, width):
+    """Returns look-ups of rows in float32, and in bitsandbytes's layer for either kernels, as functions."""
+    torch.manual_seed(1)
+    packed = bnb.nn.EmbeddingNF4(VOCABULARY, width).to("cpu").requires_grad_(False)
+    dense = torch.nn.Embedding.from_pretrained(bnb.functional.dequantize_4bit(packed.weight.data, packed.weight.quant_state))
+    indices = torch.randint(VOCABULARY, (count,))
+    return {"float32": lambda: dense(indices), "bitsandbytes": lambda: packed(indices), "ours": lambda: packed(indices)}
+
+
 def runs_of(bnb, torch, kind, rows, width, dtype):
     """Returns the product in float32, in bitsandbytes's layer and in the same layer for our kernels, as functions."""
+    if kind == "nf4-embedding":
+        return look_ups_of(bnb, torch, rows, width)
     is_int8 = kind.startswith("int8")
     theirs, ours = (layer_of(bnb, torch, kind, width, dtype, is_int8 or in_evaluation) for in_evaluation in (True, False))
     x = torch.randn(rows, width).to(dtype)
@@ -100,7 +113,7 @@ def measure(case, rounds, stock_rounds):
 
 def cpp_ratios(build, cases, file):
     """Returns the ratios of Mantissa's own products, by the names of quant_bench."""
-    names = [f"{kind}/{rows}x{width}x{width}" for kind, rows, width, _ in cases]
+    names = [f"{kind}/{rows}x{VOCABULARY if kind.endswith('embedding') else width}x{width}" for kind, rows, width, _ in cases]
     run = subprocess.run([build / "quant_bench", f"--benchmark_filter=^({'|'.join(names)})/", f"--benchmark_out={file}",
                           "--benchmark_out_format=json"], capture_output=True, text=True)
     if run.returncode:

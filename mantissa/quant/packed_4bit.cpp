@@ -44,18 +44,19 @@ at::Tensor rounded(const at::Tensor& weight, at::ScalarType dtype, std::string_v
 at::Tensor rows_by_kernel(const Quantized4Bit& quantized, const at::Tensor& rows, at::ScalarType dtype) {
   static_assert(kNestedBlocksize == kernels::kNestedBlock4);
   const int64_t width = quant::width_of(quantized);
-  const at::Tensor bytes = quant::bytes_of(quantized), numbers = rows.resolve_neg().contiguous();
-  at::Tensor out = at::empty({numbers.numel(), width}, bytes.options().dtype(dtype));
+  const at::Tensor numbers = rows.resolve_neg().contiguous();
+  at::Tensor out = at::empty({numbers.numel(), width}, quantized.codes.options().dtype(dtype));
   if (out.numel() == 0) return out;
-  kernels::DequantizeRows4 problem{.weight = {.codes = bytes.const_data_ptr<uint8_t>(),
-                                              .rows = quantized.shape[0],
-                                              .cols = width,
-                                              .block = quantized.blocksize,
-                                              .code = quant::code_of(quantized.format)},
-                                   .rows = numbers.const_data_ptr<int64_t>(),
-                                   .count = numbers.numel(),
-                                   .values = out.mutable_data_ptr(),
-                                   .element = quant::element_of(dtype)};
+  kernels::DequantizeRows4 problem{
+      .weight = {.codes = static_cast<const uint8_t*>(quantized.codes.const_data_ptr()),
+                 .rows = quantized.shape[0],
+                 .cols = width,
+                 .block = quantized.blocksize,
+                 .code = quant::code_of(quantized.format)},
+      .rows = numbers.const_data_ptr<int64_t>(),
+      .count = numbers.numel(),
+      .values = out.mutable_data_ptr(),
+      .element = quant::element_of(dtype)};
   if (quantized.is_nested()) {
     problem.nested = {
         quantized.absmax.const_data_ptr<uint8_t>(), quantized.nested_map.const_data_ptr<float>(),

@@ -130,8 +130,8 @@ TEST(Packed4Bit, RowsOfATableEqualThoseOfTheWholeWeight) {
 }
 
 TEST(Packed4Bit, IndicesMustBeOnTheDeviceOfTheTable) {
-  const at::Tensor table = make_packed_weight(pack_4bit(at::ones({4, 64}), {}, "w"));
-  EXPECT_THAT(error_of([&] { torch::embedding(table, torch::tensor({1}).to(at::kMeta)); }),
+  const PackedDataPtr table = pack_4bit(at::ones({4, 64}), {}, "w");
+  EXPECT_THAT(error_of([&] { table->dequantize_rows(torch::tensor({1}).to(at::kMeta), at::kFloat); }),
               AllOf(HasSubstr("the indices are on meta"), HasSubstr("move one of them")));
 }
 

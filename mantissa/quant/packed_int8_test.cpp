@@ -80,8 +80,8 @@ TEST(PackedInt8, RowsOfATableEqualThoseOfTheWholeWeight) {
       for (const int64_t bad : {int64_t{-1}, sizes[0]})
         EXPECT_THROW(data->dequantize_rows(torch::tensor({int64_t{0}, bad}), dtype), c10::Error) << bad;
     }
-  const at::Tensor table = make_packed_weight(pack_int8(at::ones({4, 64}), 0, "w"));
-  EXPECT_THROW(torch::embedding(table, torch::tensor({1}).to(at::kMeta)), c10::ValueError);
+  const PackedDataPtr table = pack_int8(at::ones({4, 64}), 0, "w");
+  EXPECT_THROW(table->dequantize_rows(torch::tensor({1}).to(at::kMeta), at::kFloat), c10::ValueError);
 }
 
 TEST(PackedInt8, AnEmbeddingAndAConvolutionComputeWithIt) {
