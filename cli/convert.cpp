@@ -119,10 +119,10 @@ Plan plan(const ConvertCommand& c, const ParsedOptions& parsed, const Safetensor
   for (const auto& [weight, stored] : quantized)
     TORCH_CHECK_VALUE(!c.dequantize || model.entries().contains(weight), "--dequantize: there is '",
                       stored.tensors.back(), "', but no '", weight, "'; get the file again from its source");
-  TORCH_CHECK_VALUE(
-      !parsed.format || quantized.empty(), "--to ", c.to, ": '",
-      quantized.empty() ? "" : quantized.begin()->first, "' and ", quantized.size(),
-      " weights in all are quantized already; restore them into another file with --dequantize first");
+  TORCH_CHECK_VALUE(!parsed.format || quantized.empty(), "--to ", c.to, ": ", quantized.size(),
+                    " weights are quantized already, the first of them '",
+                    quantized.empty() ? "" : quantized.begin()->first,
+                    "'; restore them into another file with --dequantize first");
   const std::map<std::string, std::string> renamed = rename_all(names, parsed.rules);
   Plan plan = parsed.format ? plan_quantization(c, parsed, model, renamed)
                             : plan_casts(c, parsed, model, quantized, renamed);

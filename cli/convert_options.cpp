@@ -87,20 +87,6 @@ void check_not_swapped(const ConvertCommand& c) {
                     ": it quantizes, and this is a dtype; give --dtype ", c.to);
 }
 
-/// Throws for the name of a file that convert does not write, such as net.pt, of which it would make a folder.
-void check_output_name(const std::string& out) {
-  constexpr std::array kOthers{".bin",  ".ckpt", ".gguf", ".h5",  ".npy",       ".npz",
-                               ".onnx", ".pkl",  ".pt",   ".pth", ".safetensor"};
-  const std::filesystem::path path(out);
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) return;
-  const std::string ending = path.extension().string();
-  TORCH_CHECK_VALUE(std::find(kOthers.begin(), kOthers.end(), ending) == kOthers.end(), "'", out,
-                    "' ends in ", ending, ", and convert writes safetensors; name it ",
-                    std::filesystem::path(path).replace_extension(".safetensors").string(),
-                    ", or name a folder for model.safetensors");
-}
-
 }  // namespace
 
 at::ScalarType parse_dtype(const std::string& text, const std::vector<std::string>& choices) {
@@ -122,10 +108,22 @@ bool is_castable(at::ScalarType dtype) {
                      [&](const DtypeName& row) { return row.dtype == dtype; });
 }
 
+void check_safetensors_name(const std::string& out) {
+  constexpr std::array kOthers{".bin",  ".ckpt", ".gguf", ".h5",  ".npy",       ".npz",
+                               ".onnx", ".pkl",  ".pt",   ".pth", ".safetensor"};
+  const std::filesystem::path path(out);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return;
+  const std::string ending = path.extension().string();
+  TORCH_CHECK_VALUE(std::find(kOthers.begin(), kOthers.end(), ending) == kOthers.end(), "'", out,
+                    "' ends in ", ending, ", and what is written are safetensors; name it ",
+                    std::filesystem::path(path).replace_extension(".safetensors").string());
+}
+
 ParsedOptions parse_convert(const ConvertCommand& c) {
   ParsedOptions parsed;
   TORCH_CHECK_VALUE(!c.out.empty(), "'' is not an output; name a file or a folder");
-  check_output_name(c.out);
+  check_safetensors_name(c.out);
   check_not_swapped(c);
   if (!c.dtype.empty()) parsed.dtype = parse_dtype(c.dtype);
   if (!c.to.empty()) parsed.format = parse_weight_format(c.to, c.blocksize);

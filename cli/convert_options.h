@@ -42,6 +42,9 @@ std::vector<std::string> convert_dtype_names();
 at::ScalarType parse_dtype(const std::string& text,
                            const std::vector<std::string>& choices = convert_dtype_names());
 
+/// Throws c10::ValueError for a file whose name belongs to another format, such as net.pt.
+void check_safetensors_name(const std::string& out);
+
 /// True if --dtype may change tensors of this dtype. F8_E8M0 is left alone, because it holds scales.
 bool is_castable(at::ScalarType dtype);
 

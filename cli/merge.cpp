@@ -96,6 +96,10 @@ void report_merged(const std::vector<MergedLayer>& layers, const std::string& ou
                             [&](const auto& a, const auto& b) { return a.*error < b.*error; });
   };
   const auto worst = largest(&MergedLayer::relative_error), lost = largest(&MergedLayer::error_over_change);
+  if (worst->relative_error == 0) {
+    fmt::print("merged {} layers into {}; nothing is lost by rounding\n", layers.size(), output);
+    return;
+  }
   fmt::print("merged {} layers into {}; the largest relative error is {:.2g}, in {}\n", layers.size(), output,
              worst->relative_error, worst->name);
   if (lost->error_over_change == 0) return;
@@ -119,6 +123,7 @@ std::map<std::string, SafetensorsEntry> entries_of(const torch::nn::Module& modu
 }
 
 void merge(const MergeCommand& command) {
+  usage([&] { check_safetensors_name(command.output); });
   const auto dtype = usage([&] { return parse_merged_dtype(command.dtype); });
   std::error_code error;
   TORCH_CHECK(

@@ -333,8 +333,9 @@ TEST_F(WeightConversion, OptionsThatContradictEachOtherAreRefused) {
   refused("--to nf4 --rename 'table=>model.layers.0.fc.weight.absmax'",
           {"would be named 'model.layers.0.fc.weight.absmax'"}, 1);
   ASSERT_EQ(run("convert in.safetensors q.safetensors --to nf4").status, 0);
-  expect_error(run("convert q.safetensors new.safetensors --to fp4"), 1,
-               {"'model.layers.0.fc.weight' and 2 weights in all are quantized already", "--dequantize"});
+  expect_error(
+      run("convert q.safetensors new.safetensors --to fp4"), 1,
+      {"2 weights are quantized already, the first of them 'model.layers.0.fc.weight'", "--dequantize"});
 }
 
 TEST_F(WeightConversion, WeightsThatAreNotFiniteAreNamedAndNothingIsLeft) {

@@ -196,7 +196,7 @@ TEST_F(Program, ConvertRefusesBeforeItWrites) {
   expect_error(run("convert in.safetensors ''"), 2, {"'' is not an output"});
   for (const char* other : {"c.pt", "new/c.ckpt", "c.safetensor"})
     expect_error(run(std::string("convert in.safetensors ") + other), 2,
-                 {other, "convert writes safetensors", "c.safetensors"});
+                 {other, "what is written are safetensors", "c.safetensors"});
   expect_error(convert("--dtype bf17"), 2, {"'bf17'", "did you mean 'bf16'?", "fp64, fp32, fp16"});
   expect_error(convert("--only '*'"), 2, {"--only", "give --dtype"});
   for (const char* size : {"2GX", "GB", "-1GB", "0", "nan", "inf", "2 GB", "0.1B"})
