@@ -114,6 +114,8 @@ TEST(GradScaler, StatesAtTheEndsOfTheRangeLoad) {
   const double largest = std::numeric_limits<float>::max();
   EXPECT_EQ(scale_after(largest, {.max_scale = largest}), largest);
   EXPECT_EQ(scale_after(0, {.min_scale = 0}), 0) << "torch's scaler may have gone down to 0";
+  EXPECT_EQ(scale_after(0.25, {}), 0.25);
+  EXPECT_THROW(scale_after(-1, {.min_scale = 0}), c10::ValueError) << "no scale is negative";
 }
 
 TEST(GradScaler, GS51_GS52_LoadingKeepsTheIterationsState) {
