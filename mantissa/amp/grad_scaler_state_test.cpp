@@ -133,6 +133,18 @@ TEST(GradScaler, GS51_GS52_LoadingKeepsTheIterationsState) {
   EXPECT_EQ(p.item<float>(), 0.f);
 }
 
+TEST(GradScaler, ARestoredStageReplacesTheOneBefore) {
+  auto scaler = used_scaler({.init_scale = 8.0});
+  const auto p = with_grad({8.f});
+  SGD optimizer({p}, 1.0);
+  scaler.unscale_(optimizer);
+  p.mutable_grad() = torch::full({1}, 8.f);
+  scaler.restore_gradient_stage(optimizer, GradientStage::kScaled, {});
+  EXPECT_EQ(scaler.gradient_stage(optimizer), GradientStage::kScaled);
+  EXPECT_TRUE(scaler.step(optimizer));
+  EXPECT_EQ(p.item<float>(), 0.f);
+}
+
 TEST(GradScaler, GS53_PE18_ResumingEqualsNotStopping) {
   const std::vector<float> grads = {1, 1, kInf, 1, 1, 1, 1, kNan, 1, 1, 1, 1};
   const GradScalerOptions options{.init_scale = 8.0, .growth_interval = 2};
