@@ -2,12 +2,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include <torch/torch.h>
 
+#include "mantissa/optim/adam.h"
 #include "mantissa/optim/optimizers_8bit.h"
 #include "mantissa/optim/steps_16bit_weights.h"
 
@@ -174,6 +176,25 @@ TEST(MasterWeights, RefuseAnOptimizerThatHasSteppedAndLeaveItAsItWas) {
               testing::ThrowsMessage<c10::ValueError>(testing::HasSubstr("the optimizer has stepped")));
   EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(net->weight));
   EXPECT_TRUE(net->weight.grad().defined());
+}
+
+TEST(MasterWeights, TakeOverAStateWhoseStepCounterIsStill0) {
+  for (const at::Tensor& step : {torch::zeros({}), torch::ones({}), torch::zeros({2})}) {
+    torch::nn::Linear net = half_net(at::kBFloat16);
+    Adam optimizer(net->parameters());
+    for (const at::Tensor& parameter : net->parameters()) {
+      auto state = std::make_unique<AdamParamState>();
+      state->step(step.clone())
+          .exp_avg(torch::zeros_like(parameter))
+          .exp_avg_sq(torch::zeros_like(parameter));
+      optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    }
+    if (step.numel() == 1 && step.item<float>() == 0) {
+      EXPECT_NO_THROW(MasterWeights{optimizer});
+    } else {
+      EXPECT_THROW(MasterWeights{optimizer}, c10::ValueError) << step;
+    }
+  }
 }
 
 // torch::optim::Adagrad's constructor makes its sums, in the weights' dtype.
