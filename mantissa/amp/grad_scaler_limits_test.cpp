@@ -25,6 +25,7 @@ TEST(GradScaler, LimitsOutOfRangeAreRefused) {
     expect_error<c10::ValueError>([&] { GradScaler(at::kCPU, {.hysteresis_steps = steps}); },
                                   "hysteresis_steps must be at least 1 and fit in int32");
   }
+  EXPECT_NO_THROW(GradScaler(at::kCPU, {.hysteresis_steps = std::numeric_limits<int32_t>::max()}));
   for (const double factor : {1.0, static_cast<double>(kInf), std::nan("")}) {
     expect_error<c10::ValueError>([&] { GradScaler(at::kCPU, {.growth_factor = factor}); },
                                   "growth factor must be > 1.0");

@@ -114,6 +114,8 @@ TEST(GradScaler, StatesAtTheEndsOfTheRangeLoad) {
   const double largest = std::numeric_limits<float>::max();
   EXPECT_EQ(scale_after(largest, {.max_scale = largest}), largest);
   EXPECT_EQ(scale_after(0, {.min_scale = 0}), 0) << "torch's scaler may have gone down to 0";
+  EXPECT_EQ(scale_after(0.25, {}), 0.25);
+  EXPECT_THROW(scale_after(-1, {.min_scale = 0}), c10::ValueError) << "no scale is negative";
 }
 
 TEST(GradScaler, GS51_GS52_LoadingKeepsTheIterationsState) {
@@ -127,6 +129,18 @@ TEST(GradScaler, GS51_GS52_LoadingKeepsTheIterationsState) {
   scaler.load_state_dict(state);
   EXPECT_EQ(scaler.scale(torch::ones({})).item<float>(), 2.f);
   EXPECT_THROW(scaler.unscale_(optimizer), c10::Error);
+  EXPECT_TRUE(scaler.step(optimizer));
+  EXPECT_EQ(p.item<float>(), 0.f);
+}
+
+TEST(GradScaler, ARestoredStageReplacesTheOneBefore) {
+  auto scaler = used_scaler({.init_scale = 8.0});
+  const auto p = with_grad({8.f});
+  SGD optimizer({p}, 1.0);
+  scaler.unscale_(optimizer);
+  p.mutable_grad() = torch::full({1}, 8.f);
+  scaler.restore_gradient_stage(optimizer, GradientStage::kScaled, {});
+  EXPECT_EQ(scaler.gradient_stage(optimizer), GradientStage::kScaled);
   EXPECT_TRUE(scaler.step(optimizer));
   EXPECT_EQ(p.item<float>(), 0.f);
 }

@@ -444,6 +444,15 @@ TEST(GradientRecord, KnowsItsOptimizerFromAnotherAtItsAddress) {
   EXPECT_FALSE(record.is_dead());
 }
 
+TEST(GradientRecord, AParameterThatMovedToAnotherGroupIsNoLongerTheOneItKnows) {
+  const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
+  torch::optim::SGD sgd({a, b}, 0.5);
+  const GradientRecord record(sgd);
+  sgd.param_groups()[0].params().pop_back();
+  sgd.add_param_group(torch::optim::OptimizerParamGroup({b}));
+  EXPECT_FALSE(record.belongs_to(sgd));
+}
+
 TEST(GradientRecord, DiesWithItsParameters) {
   std::optional<Net> net(std::in_place);
   const GradientRecord record(net->sgd);

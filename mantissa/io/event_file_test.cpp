@@ -61,6 +61,23 @@ TEST(EventFile, IsWhatTensorFlowWrites) {
   EXPECT_EQ(record.size(), 12 + message.size() + 4);
 }
 
+/// TensorBoard's table of hyperparameters reads a run's start and end from inside their records.
+TEST(EventFile, ARunsStartAndEndHaveTheirTimes) {
+  const double time = kScalars.wall_time;
+  const std::string bytes(reinterpret_cast<const char*>(&time), sizeof time);
+  const auto times_in = [&](Event event) {
+    event.wall_time = time;
+    const std::string record = event_record(event);
+    int count = 0;
+    for (size_t at = record.find(bytes); at != std::string::npos; at = record.find(bytes, at + 1)) ++count;
+    return count;
+  };
+  EXPECT_EQ(times_in({}), 1) << "when it was written";
+  EXPECT_EQ(times_in({.hparams = {{{"lr", 0.5}}}}), 2);
+  EXPECT_EQ(times_in({.succeeded = true}), 2);
+  EXPECT_EQ(times_in({.succeeded = false}), 2);
+}
+
 TEST(EventFile, ReadsWhatIsThereOfACutFile) {
   const std::string one = event_record(kScalars), two = one + one;
   for (size_t n = 0; n <= two.size(); ++n) {

@@ -64,6 +64,7 @@ int open_file(int folder, const char* name, int flags, mode_t mode) {
   if (!answer.as_0 || fd <= 0) return fd;
   ::dup2(fd, 0);
   ::close(fd);
+  errno = EEXIST;  // it means nothing after a success
   return 0;
 }
 

@@ -120,6 +120,19 @@ TEST(ValueSummary, FirstPiecesWithoutFiniteValuesDoNotCount) {
   EXPECT_EQ(s.std(), 0);
 }
 
+TEST(ValueSummary, APieceOfOneValueCountsAsMuchAsAnother) {
+  for (const double first : {-7.0, 9.0}) {
+    ValueSummary pieces = summarize_values(at::full({1}, first, at::kDouble));
+    const at::Tensor rest = at::tensor({1.0, 2.0}, at::kDouble);
+    pieces.add(summarize_values(rest));
+    const ValueSummary whole = summarize_values(at::cat({at::full({1}, first, at::kDouble), rest}));
+    EXPECT_EQ(pieces.min, whole.min) << first;
+    EXPECT_EQ(pieces.max, whole.max) << first;
+    EXPECT_NEAR(double(pieces.mean), double(whole.mean), 1e-12) << first;
+    EXPECT_NEAR(pieces.std(), whole.std(), 1e-12) << first;
+  }
+}
+
 TEST(ValueSummary, LargestDoublesDoNotOverflow) {
   const ValueSummary s = summarize_values(at::tensor({1.5e308, -1.5e308, 1.5e308, -1.5e308}, at::kDouble));
   EXPECT_EQ(double(s.mean), 0);

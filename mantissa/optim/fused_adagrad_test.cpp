@@ -42,6 +42,15 @@ TEST(FusedAdagrad, FollowsLibtorchsAndTakesOverWhatItSaved) {
   EXPECT_EQ(static_cast<const AdagradParamState&>(*resumed.state().begin()->second).step().item<float>(), 8);
 }
 
+TEST(FusedAdagrad, AParameterWithoutAStateStartsAsTheSavedOptionsSay) {
+  const at::Tensor p = large_parameter(at::kFloat), q = twin(p);
+  FusedAdagrad straight({p}, kOptions), loaded({q}, 123.0);
+  save_and_load(straight, loaded);
+  take_noisy_steps(straight, 0, 2);
+  take_noisy_steps(loaded, 0, 2);
+  EXPECT_TRUE(at::equal(p, q));
+}
+
 TEST(FusedAdagrad, RefusesOptionsOutOfRangeByNameAndValue) {
   const at::Tensor p = start_parameter(at::kFloat);
   const auto error = [&](const AdagradOptions& options) {

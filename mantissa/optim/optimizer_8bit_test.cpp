@@ -183,6 +183,24 @@ TEST_P(EightBit, Q49_AStateInThePresentOfEveryLayoutContinuesBitForBit) {
   }
 }
 
+TEST_P(EightBit, AStateWithOtherStridesContinuesBitForBit) {
+  for (const int64_t min_8bit_size : {1, 1 << 20}) {
+    const at::Tensor p = weight(32 * 64).detach().view({32, 64}).set_requires_grad(true);
+    const auto straight = make({p}, {.min_8bit_size = min_8bit_size});
+    take_noisy_steps(*straight, 0, 3);
+    StateDict saved = snapshot(optimizer_state(*straight));
+    for (auto& [name, value] : *saved.at("state").get_if<StateDict>()->at("0").get_if<StateDict>())
+      if (const auto* tensor = value.get_if<at::Tensor>(); tensor && tensor->dim() == 2)
+        value = tensor->t().contiguous().t();
+    const at::Tensor q = twin(p);
+    const auto resumed = make({q}, {.min_8bit_size = min_8bit_size});
+    load_optimizer_state(*resumed, StateReader(saved));
+    take_noisy_steps(*straight, 3, 5);
+    take_noisy_steps(*resumed, 3, 5);
+    EXPECT_TRUE(at::equal(p, q)) << min_8bit_size;
+  }
+}
+
 TEST_P(EightBit, TakesGradientsOfAnotherDtypeAndLeavesThemUnscaled) {
   const at::Tensor p = weight(4096).to(at::kBFloat16).detach().set_requires_grad(true), q = twin(p);
   const auto one = make({p}), two = make({q});
@@ -248,6 +266,21 @@ TEST_P(EightBit, Q46_AnOverrideOfTheRateChangesOnlyItsParameter) {
   // Each parameter has the same noise, because it has the same shape.
   EXPECT_TRUE(at::equal(b, fast));
   EXPECT_FALSE(at::equal(b, a));
+}
+
+TEST(EightBitOptions, AnOverrideReplacesEachNumberOfItsGroup) {
+  const auto stepped = [](const AdamOptions& options, const LowBitOverride& override) {
+    const at::Tensor p = weight(5000);
+    Adam8bit optimizer({p}, options);
+    optimizer.override_config(p, override);
+    take_noisy_steps(optimizer, 0, 3);
+    return p;
+  };
+  const auto options = [] { return AdamOptions(0.01); };
+  EXPECT_TRUE(at::equal(stepped(options(), {.beta1 = 0.5}), stepped(options().betas({0.5, 0.999}), {})));
+  EXPECT_TRUE(at::equal(stepped(options(), {.beta2 = 0.9}), stepped(options().betas({0.9, 0.9}), {})));
+  EXPECT_TRUE(at::equal(stepped(options(), {.eps = 0.25}), stepped(options().eps(0.25), {})));
+  EXPECT_TRUE(at::equal(stepped(options(), {.weight_decay = 2}), stepped(options().weight_decay(2), {})));
 }
 
 TEST_P(EightBit, AnOverrideMovesToTheParameterThatIsSteppedInstead) {

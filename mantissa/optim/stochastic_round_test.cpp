@@ -174,6 +174,11 @@ TEST_P(StochasticRound, OperationsGiveTheBitsOfTheLoop) {
     EXPECT_TRUE(at::equal(bits(out), bits(want))) << offset;
     stochastic_round_(out.zero_(), in, kSeed, step, offset);
     EXPECT_TRUE(at::equal(bits(out), bits(want))) << offset;
+    for (int64_t size = 0; size < 20; ++size) {
+      const at::Tensor piece = in.slice(0, 0, size), rounded_piece = at::empty_like(piece, out.options());
+      stochastic_round_by_operations_(rounded_piece, piece, kSeed, step, offset);
+      EXPECT_TRUE(at::equal(bits(rounded_piece), bits(want.slice(0, 0, size)))) << size << " from " << offset;
+    }
   }
 }
 

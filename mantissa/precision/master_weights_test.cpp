@@ -2,11 +2,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <memory>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include <torch/torch.h>
 
+#include "mantissa/optim/adam.h"
 #include "mantissa/optim/optimizers_8bit.h"
 #include "mantissa/optim/steps_16bit_weights.h"
 
@@ -22,9 +25,10 @@ torch::nn::Linear half_net(at::ScalarType dtype) {
 }
 
 /// A user's optimizer that keeps something for each of its parameters.
-class ObservingSgd final : public torch::optim::SGD, public Steps16BitWeights {
+template <typename Optimizer>
+class Observing : public Optimizer, public Steps16BitWeights {
  public:
-  using SGD::SGD;
+  using Optimizer::Optimizer;
   void replaced_parameter(const at::Tensor& before, const at::Tensor& now) override {
     replaced.emplace_back(before, now);
   }
@@ -34,12 +38,30 @@ class ObservingSgd final : public torch::optim::SGD, public Steps16BitWeights {
 
 TEST(MasterWeights, TellAnOptimizerWhichParametersTheyReplace) {
   torch::nn::Linear net = half_net(at::kBFloat16);
-  ObservingSgd optimizer(net->parameters(), 0.1);
+  Observing<torch::optim::SGD> optimizer(net->parameters(), 0.1);
   const MasterWeights masters(optimizer);
   ASSERT_EQ(optimizer.replaced.size(), 2);
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_TRUE(optimizer.replaced[i].first.is_same(net->parameters()[i]));
     EXPECT_TRUE(optimizer.replaced[i].second.is_same(optimizer.param_groups()[0].params()[i]));
+  }
+}
+
+/// Has a state from its constructor, which it cannot load again.
+struct Unloadable final : Observing<torch::optim::Adagrad> {
+  using Observing::Observing;
+  void load(torch::serialize::InputArchive& /*archive*/) override { throw std::runtime_error("no load"); }
+};
+
+TEST(MasterWeights, TellAnOptimizerThatTheyCouldNotReplaceItsParameters) {
+  torch::nn::Linear net = half_net(at::kBFloat16);
+  Unloadable optimizer(net->parameters());
+  EXPECT_THROW(MasterWeights{optimizer}, std::runtime_error);
+  ASSERT_EQ(optimizer.replaced.size(), 4);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(optimizer.param_groups()[0].params()[i].is_same(net->parameters()[i]));
+    EXPECT_TRUE(optimizer.replaced[2 + i].first.is_same(optimizer.replaced[i].second));
+    EXPECT_TRUE(optimizer.replaced[2 + i].second.is_same(net->parameters()[i]));
   }
 }
 
@@ -154,6 +176,25 @@ TEST(MasterWeights, RefuseAnOptimizerThatHasSteppedAndLeaveItAsItWas) {
               testing::ThrowsMessage<c10::ValueError>(testing::HasSubstr("the optimizer has stepped")));
   EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(net->weight));
   EXPECT_TRUE(net->weight.grad().defined());
+}
+
+TEST(MasterWeights, TakeOverAStateWhoseStepCounterIsStill0) {
+  for (const at::Tensor& step : {torch::zeros({}), torch::ones({}), torch::zeros({2})}) {
+    torch::nn::Linear net = half_net(at::kBFloat16);
+    Adam optimizer(net->parameters());
+    for (const at::Tensor& parameter : net->parameters()) {
+      auto state = std::make_unique<AdamParamState>();
+      state->step(step.clone())
+          .exp_avg(torch::zeros_like(parameter))
+          .exp_avg_sq(torch::zeros_like(parameter));
+      optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    }
+    if (step.numel() == 1 && step.item<float>() == 0) {
+      EXPECT_NO_THROW(MasterWeights{optimizer});
+    } else {
+      EXPECT_THROW(MasterWeights{optimizer}, c10::ValueError) << step;
+    }
+  }
 }
 
 // torch::optim::Adagrad's constructor makes its sums, in the weights' dtype.

@@ -277,6 +277,15 @@ TEST_F(QuantizedModes, Float32ProductsNeedNoAutocast) {
   EXPECT_EQ(at::randn({2, 2}).mm(at::randn({2, 2})).scalar_type(), at::kFloat);
 }
 
+TEST_F(QuantizedModes, ProductsAreInTheModesDtypeOutsideOfItsForwardPassToo) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    torch::nn::Linear layer(torch::nn::LinearOptions(64, 32).bias(false));
+    make_precision("nf4", at::kCPU, {.dtype = dtype})->convert_module(*layer);
+    const at::Tensor x = at::randn({4, 64});
+    EXPECT_TRUE(same_bits(layer(x), layer(x.to(dtype)).to(at::kFloat))) << dtype;
+  }
+}
+
 /// Layers in float meet inputs in bf16 or fp16 here.
 TEST_F(QuantizedModes, ERR19_EveryKindOfLayerRunsBesideThemOnTheCpu) {
   for (const std::string& name : quantized_modes()) {

@@ -235,6 +235,38 @@ TEST(ScaledPrecision, BackwardShowsTheLossWhosePassComesNext) {
   }
 }
 
+TEST(ScaledPrecision, GradientsThatAHookEditsBeforeAPassAreStillUnscaled) {
+  const auto mode = scaled_by_1024();
+  Part waits, other;
+  mode->backward(waits.loss(0.5, 1));
+  mode->unscale_gradients(waits.optimizer);
+  mode->backward(other.loss(0.25, 0.5), [&](const at::Tensor&) { waits.net->weight.grad().mul_(0.5); });
+  EXPECT_FALSE(mode->optimizer_step(waits.optimizer).skipped());
+  EXPECT_EQ(waits.weight(), 0.75);
+}
+
+TEST(ScaledPrecision, AnOptimizerWhoseCheckedGradientsWereClearedHoldsNothingUp) {
+  for (const bool unscales_itself : {false, true}) {
+    TrueDtype mode(at::kHalf,
+                   {.scaler = std::make_unique<GradScaler>(
+                        at::kCPU, GradScalerOptions{
+                                      .init_scale = 4, .growth_interval = 1, .allow_fp16_gradients = true})});
+    Part steps, cleared;
+    for (Part* part : {&steps, &cleared}) mode.convert_module(*part->net);
+    SelfUnscaling fused(cleared.net->parameters(), 1.0);
+    torch::optim::Optimizer& optimizer =
+        unscales_itself ? static_cast<torch::optim::Optimizer&>(fused) : cleared.optimizer;
+    mode.backward(steps.loss(0.25, 0.5) + cleared.loss(0.25, 0.5));
+    mode.clip_gradients(optimizer, 100.0);
+    optimizer.zero_grad();
+    EXPECT_EQ(mode.optimizer_step(optimizer).cause(), SkipCause::kNoGradients);
+    mode.optimizer_step(steps.optimizer);
+    steps.optimizer.zero_grad();
+    mode.backward(steps.loss(0.25, 0.5));
+    EXPECT_EQ(mode.loss_scale().item<float>(), 8) << "of a new iteration";
+  }
+}
+
 TEST(ScaledPrecision, SaysWhetherGradientsAreScaled) {
   const auto mode = scaled_by_1024();
   Part part;

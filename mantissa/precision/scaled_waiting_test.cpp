@@ -1,5 +1,6 @@
 // A loop may run other backward passes, and write to gradients, between unscaling or clipping them and their
 // step. They are divided by the scale exactly once.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/host_reads_internal.h"
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/precision/scaled.h"
@@ -82,6 +84,15 @@ TEST(WaitingGradients, AreStillRefusedAfterTheirStateWasLoaded) {
   resumed->load_gradient_state(a.sgd, StateReader(state));
   EXPECT_THROW(resumed->optimizer_step(a.sgd), c10::Error);
   EXPECT_EQ(a.value(), 0);
+}
+
+TEST(WaitingGradients, OfAnUnknownStageAreRefused) {
+  const auto precision = make_precision("16-mixed", at::kCPU);
+  Weight a;
+  const StateDict state{{"stage", "halved"}};
+  EXPECT_THAT(
+      error_of([&] { precision->load_gradient_state(a.sgd, StateReader(state)); }),
+      testing::HasSubstr("stage: is 'halved'; scaled, checked, unscaled, mixed or stepped was expected"));
 }
 
 TEST(WaitingGradients, OfMasterWeightsAreNotAddedToOnceTheyAreUnscaled) {

@@ -152,6 +152,34 @@ TEST(MemoryPlan, TemporariesAreInThePeakAlone) {
   EXPECT_EQ(plan.peak, Wasteful::kTemporary + plan.weights + plan.buffers + plan.gradients);
 }
 
+struct WastefulAtFirst final : OneLayer {
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    if (index == 0) torch::zeros({Wasteful::kTemporary}, at::kByte);
+    return OneLayer::training_step(batch, index);
+  }
+};
+
+TEST(MemoryPlan, WhatOnlyTheFirstStepNeedsIsNotInThePeak) {
+  WastefulAtFirst task;
+  const MemoryPlan plan = plan_memory(task, some_batch(), {.device = "cpu"});
+  EXPECT_LT(plan.peak, Wasteful::kTemporary) << "the second step is like all that follow";
+}
+
+struct OfImages final : OneLayer {
+  at::Tensor training_step(const Batch& batch, int64_t index) override {
+    return OneLayer::training_step({batch.data.mean({2, 3}), batch.target, {}}, index);
+  }
+};
+
+TEST(MemoryPlan, ACopyOfTheBatchIsNoActivation) {
+  const Batch images{torch::rand({kSamples, kIn, 4, 4}), torch::zeros({kSamples}, at::kLong), {}};
+  const auto activations = [&](bool is_copied) {
+    OfImages task;
+    return plan_memory(task, images, {.device = "cpu", .channels_last = is_copied}).activations;
+  };
+  EXPECT_EQ(activations(true), activations(false));
+}
+
 struct StepsItself final : OneLayer {
   bool automatic_optimization() const override { return false; }
   std::vector<OptimizerConfig> configure_optimizers() override {

@@ -2,13 +2,17 @@
 #include "mantissa/trainer/trainer_options.h"
 
 #include <cstdint>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/trainer/batch_limit.h"
 
 namespace mantissa::trainer_options_test {
 namespace {
+
+using testing::HasSubstr;
 
 TEST(BatchLimit, AShareThatMeansABatchIsOne) {
   EXPECT_EQ(BatchLimit(0.3).of(10, "x"), 3) << "though 0.3 * 10 is below 3";
@@ -17,6 +21,16 @@ TEST(BatchLimit, AShareThatMeansABatchIsOne) {
   EXPECT_EQ(BatchLimit(7).of(3, "x"), 3);
   EXPECT_TRUE(BatchLimit(1.0).is_all());
   EXPECT_FALSE(BatchLimit(1).is_all());
+}
+
+TEST(BatchLimit, EveryLimitOfATrainerIsChecked) {
+  const auto error = [](const TrainerOptions& options) { return error_of([&] { check(options); }); };
+  EXPECT_THAT(error({.limit_train_batches = -1}), HasSubstr("limit_train_batches=-1 is negative"));
+  EXPECT_THAT(error({.limit_val_batches = -1}), HasSubstr("limit_val_batches=-1 is negative"));
+  EXPECT_THAT(error({.limit_test_batches = -1}), HasSubstr("limit_test_batches=-1 is negative"));
+  EXPECT_THAT(error({.limit_predict_batches = -1}), HasSubstr("limit_predict_batches=-1 is negative"));
+  EXPECT_THAT(error({.overfit_batches = -1}), HasSubstr("overfit_batches=-1 is negative"));
+  EXPECT_THAT(error({.val_check_interval = 1.5}), HasSubstr("val_check_interval=1.5 is a share"));
 }
 
 TEST(AccumulationSchedule, HoldsFromItsEpochOn) {

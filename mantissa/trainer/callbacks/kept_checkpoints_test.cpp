@@ -82,6 +82,47 @@ TEST_F(KeptCheckpoints, AScoreIsOfTheWeightsItWasMeasuredOn) {
   EXPECT_THAT(names("steps"), UnorderedElementsAre("4", "6"));
 }
 
+TEST_F(KeptCheckpoints, AValidationInsideAnEpochSavesIfTheEpochDoes) {
+  const auto steps_saved = [&](int64_t every_n_epochs) {
+    const std::string name = "every" + std::to_string(every_n_epochs);
+    Logs task;
+    task.values = {1, 2, 3, 4, 5, 6};
+    ListLoader train = loader_of({1, 2, 3, 4}), val = loader_of({1});
+    const ModelCheckpointOptions options{.dirpath = folder_ / name,
+                                         .filename = "{step}",
+                                         .monitor = "m",
+                                         .save_top_k = -1,
+                                         .save_last = false,
+                                         .every_n_epochs = every_n_epochs};
+    Trainer({.device = "cpu",
+             .max_epochs = 3,
+             .val_check_interval = 2,
+             .num_sanity_val_steps = 0,
+             .callbacks = {std::make_shared<ModelCheckpoint>(options)}})
+        .fit(task, train, &val);
+    return names(name);
+  };
+  EXPECT_THAT(steps_saved(1), UnorderedElementsAre("2", "4", "6", "8", "10", "12"));
+  EXPECT_THAT(steps_saved(3), UnorderedElementsAre("10", "12"));
+  EXPECT_THAT(steps_saved(0), IsEmpty());
+}
+
+TEST_F(KeptCheckpoints, AllAreKeptUnderNamesOfTheirOwnIfSomeHaveNoScore) {
+  Logs task;
+  task.values = {1};
+  ListLoader train = loader_of({1, 2, 3}), val = loader_of({1});
+  Trainer(
+      {.device = "cpu",
+       .num_sanity_val_steps = 0,
+       .callbacks = {std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_,
+                                                                              .filename = "x",
+                                                                              .monitor = "m",
+                                                                              .save_top_k = -1,
+                                                                              .every_n_train_steps = 1})}})
+      .fit(task, train, &val);
+  EXPECT_THAT(names(), UnorderedElementsAre("x", "x-v1", "x-v2"));
+}
+
 TEST_F(KeptCheckpoints, FastDevRunLeavesNone) {
   Logs task;
   task.values = {3};

@@ -143,6 +143,13 @@ TEST_F(ResumedCheckpoints, AResumedRunReportsNewerCheckpoints) {
   EXPECT_THAT(names(), UnorderedElementsAre("0", "1", "2"));
 }
 
+TEST_F(ResumedCheckpoints, ARunThatResumesAtItsEndSavesNothingAgain) {
+  const ModelCheckpointOptions all{.dirpath = folder_, .filename = "{epoch}", .save_top_k = -1};
+  fit(all, {3, 2, 1});
+  resume(folder_ / "0", all, 1, {});
+  EXPECT_THAT(names(), UnorderedElementsAre("0", "1", "2")) << "the newer ones are not where it resumes";
+}
+
 TEST_F(ResumedCheckpoints, AResumedRunGivesTheNameOfTheBestToABetterOne) {
   const ModelCheckpointOptions options{.dirpath = folder_, .filename = "c", .monitor = "m"};
   fit(options, {1, 2});

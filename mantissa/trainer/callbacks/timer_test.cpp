@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
@@ -81,6 +82,21 @@ TEST(Timer, MeasuresEachStage) {
   EXPECT_GE(timer->time_elapsed(Stage::kPredict), kBatch);
   EXPECT_EQ(timer->time_elapsed(), fitted) << "none of them trains";
   EXPECT_EQ(timer->time_remaining(), std::nullopt);
+}
+
+TEST(Timer, WhatOtherCallbacksDoAfterTrainingIsNotMeasured) {
+  struct Sleeps final : Callback {
+    explicit Sleeps(std::shared_ptr<Timer> measured) : timer(std::move(measured)) {}
+    void on_train_end(Trainer&) override {
+      const Timer::Seconds before = timer->time_elapsed();
+      std::this_thread::sleep_for(kBatch);
+      EXPECT_EQ(timer->time_elapsed(), before);
+    }
+    std::shared_ptr<Timer> timer;
+  };
+  const auto timer = std::make_shared<Timer>();
+  fit(timer, {.max_steps = 1, .callbacks = {std::make_shared<Sleeps>(timer)}});
+  EXPECT_GE(timer->time_elapsed(), kBatch);
 }
 
 TEST(Timer, StopsWhereAnExceptionEndsTheRun) {

@@ -1,12 +1,19 @@
 #include <csignal>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <utility>
 #include <vector>
 
+#include <torch/torch.h>
+
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/trainer/loop/decisions_internal.h"
 #include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa::decisions_test {
 namespace {
+
+using testing::HasSubstr;
 
 /// A fit with 4 batches per epoch, each of which is a step.
 struct Fit {
@@ -103,6 +110,30 @@ TEST(Decisions, NothingIsValidatedWithoutALoader) {
   fit.take(4);
   EXPECT_FALSE(fit.between_batches().validate);
   EXPECT_FALSE(fit.between_epochs(1).validate);
+}
+
+/// Another process, whose numbers are given in the order in which they are exchanged.
+struct WithAnother final : Strategy {
+  explicit WithAnother(std::vector<int64_t> its) : numbers(std::move(its)) {}
+  int64_t world_size() const override { return 2; }
+  at::Tensor all_reduce(at::Tensor values, ReduceOp) override {
+    const int64_t its = numbers.at(exchanges++);
+    return at::max(values, at::tensor({its, -its}, at::kLong));
+  }
+  std::vector<int64_t> numbers;
+  size_t exchanges = 0;
+};
+
+TEST(Decisions, AValidationLoaderThatOnlyOneProcessHasIsRefused) {
+  const TrainerOptions options;
+  Progress progress;
+  StopRequest stop;
+  for (const bool is_here : {true, false}) {
+    WithAnother strategy({/*callbacks*/ 0, /*batches*/ 4, /*validation loaders*/ is_here ? 0 : 1});
+    Decisions decisions(options, progress, stop, strategy);
+    EXPECT_THAT(error_of([&] { decisions.set_up(4, is_here); }),
+                HasSubstr("one process has 0 validation loaders and another 1; give a validation loader"));
+  }
 }
 
 }  // namespace

@@ -84,12 +84,13 @@ TEST_F(ModesInRuns, ARunResumedWithoutAScaleStartsAtTheInitialOne) {
   EXPECT_EQ(next_scale(trainer.precision()), 65536);
 }
 
+struct Lbfgs : OneWeight {
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<torch::optim::LBFGS>(net->parameters(), 1.0)}};
+  }
+};
+
 TEST_F(ModesInRuns, LbfgsIsRefusedBeforeTheSanityValidation) {
-  struct Lbfgs : OneWeight {
-    std::vector<OptimizerConfig> configure_optimizers() override {
-      return {{std::make_shared<torch::optim::LBFGS>(net->parameters(), 1.0)}};
-    }
-  };
   for (const char* mode : {"16-mixed", "O2"}) {
     Lbfgs task;
     ListLoader train = loader_of({1}), val = loader_of({1});
@@ -97,6 +98,14 @@ TEST_F(ModesInRuns, LbfgsIsRefusedBeforeTheSanityValidation) {
     EXPECT_THAT(error_of(fit), HasSubstr("LBFGS evaluates its loss several times a step")) << mode;
     EXPECT_EQ(task.trace, "") << mode;
   }
+}
+
+TEST_F(ModesInRuns, LbfgsIsRefusedWithWindowsOfSeveralBatches) {
+  Lbfgs task;
+  ListLoader train = loader_of({1, 2});
+  EXPECT_THAT(error_of([&] { Trainer({.device = "cpu", .accumulate_grad_batches = 2}).fit(task, train); }),
+              HasSubstr("which accumulate_grad_batches=2 cannot follow"));
+  EXPECT_EQ(task.trace, "");
 }
 
 }  // namespace

@@ -18,9 +18,11 @@
 #include "mantissa/kernels/aten/choice.h"
 #include "mantissa/kernels/aten/choice_internal.h"
 #include "mantissa/kernels/aten/overrides.h"
+#include "mantissa/precision/registry.h"
 #include "mantissa/trainer/callbacks/early_stopping.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/callbacks/weight_averaging.h"
+#include "mantissa/trainer/loop/saved_parts_internal.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -115,6 +117,52 @@ TEST_F(Resume, ComputesWithTheCpuKernelsOfTheCheckpoint) {
   fit(measured, "run", {.precision = "bf16-mixed", .max_epochs = 3}, "run");
   EXPECT_EQ(product(), "libtorch") << "as the user says now";
   forget_cpu_kernel_choices();
+}
+
+TEST_F(Resume, KernelsThatAreNotHereAreNamedUpToThree) {
+  const auto precision = make_precision("32-true", at::kCPU);
+  SavedPrecision saved(*precision);
+  const auto difference = [&](const std::string& kernels) {
+    StateDict state;
+    saved.save(state);
+    state.insert_or_assign("cpu_kernels", kernels);
+    Differences differences;
+    saved.load(StateReader(state), differences);
+    return differences.at(0);
+  };
+  EXPECT_THAT(difference("bf16.a=generic,bf16.b=generic,bf16.c=generic"),
+              HasSubstr("its CPU kernels bf16.a=generic, bf16.b=generic, bf16.c=generic are not available"));
+  EXPECT_THAT(difference("bf16.a=generic,bf16.b=generic,bf16.c=generic,bf16.d=generic,bf16.e=generic"),
+              HasSubstr("bf16.c=generic and 2 more are not available here"));
+  forget_cpu_kernel_choices();
+}
+
+/// A loader that remembers something from one epoch to the next.
+struct CountsEpochs final : Loader, Stateful {
+  void set_epoch(int64_t) override { is_given = false; }
+  std::optional<Batch> next() override {
+    if (std::exchange(is_given, true)) return std::nullopt;
+    ++epochs;
+    return Batch{torch::ones({1, 1}), torch::zeros({1}, at::kLong), {}};
+  }
+  int64_t size() const override { return 1; }
+  StateDict state_dict() const override { return {{"epochs", epochs}}; }
+  void load_state_dict(const StateReader& state) override { epochs = state.at("epochs").to_count(); }
+  bool is_given = false;
+  int64_t epochs = 0;
+};
+
+TEST_F(Resume, ATrainingLoaderThatHasAStateGetsItBack) {
+  const auto epochs_of = [&](CountsEpochs train, int64_t max_epochs, const std::filesystem::path& from) {
+    OneWeight task;
+    Trainer({.device = "cpu",
+             .max_epochs = max_epochs,
+             .callbacks = {std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_})}})
+        .fit(task, train, nullptr, from);
+    return train.epochs;
+  };
+  EXPECT_EQ(epochs_of({}, 2, ""), 2);
+  EXPECT_EQ(epochs_of({}, 5, folder_), 5);
 }
 
 TEST_F(Resume, AResumedRunMakesAValidationThatThrew) {

@@ -1,12 +1,15 @@
 // Tests what a step that is skipped leaves behind: scale, schedules, buffers, and a trace of its origin.
+#include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <torch/torch.h>
 
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -74,6 +77,45 @@ TEST(SkippedSteps, SchedulesDoNotAdvanceOnASkippedStep) {
   trainer.fit(task, train);
   // libtorch's StepLR takes its first step() as step 0, so two clean steps halve the rate once.
   EXPECT_EQ(recorder->rate, 0.5);
+}
+
+class SkippedStepsOfResumedRuns : public InFolder {};
+
+/// A schedule advances after an epoch with a step, whichever part of a resumed epoch took it.
+TEST_F(SkippedStepsOfResumedRuns, AnEpochThatHadAStepBeforeTheCheckpointAdvancesTheSchedule) {
+  struct ByEpoch final : Loader {
+    explicit ByEpoch(std::vector<float> first_epoch) : first(std::move(first_epoch)) {}
+    void set_epoch(int64_t epoch) override {
+      now.emplace(loader_of(epoch == 0 ? first : std::vector<float>{1, 1}));
+      now->set_epoch(epoch);
+    }
+    std::optional<Batch> next() override { return now->next(); }
+    int64_t size() const override { return 2; }
+    std::vector<float> first;
+    std::optional<ListLoader> now;
+  };
+  const auto rate = [&](const std::vector<float>& first, int64_t max_steps,
+                        const std::filesystem::path& from) {
+    OneWeight task;
+    task.with_schedule = true;
+    task.interval = OptimizerConfig::Interval::kEpoch;
+    const auto recorder = std::make_shared<Recorder>();
+    ByEpoch train(first);
+    Trainer({.device = "cpu",
+             .max_epochs = 4,
+             .max_steps = max_steps,
+             .callbacks = {recorder, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+                                         .dirpath = folder_ / "run", .async = false})}})
+        .fit(task, train, nullptr, from);
+    std::filesystem::remove_all(from);
+    return recorder->rate;
+  };
+  // A batch of -1 takes no step. libtorch's StepLR takes its first step() as step 0.
+  for (const auto& [first, last] : std::vector<std::pair<std::vector<float>, double>>{
+           {{1, -1}, 0.25}, {{-1, 1}, 0.25}, {{-1, -1}, 0.5}}) {
+    rate(first, 1, "");
+    EXPECT_EQ(rate(first, -1, folder_ / "run"), last) << first;
+  }
 }
 
 /// Batch norm in front of one weight; the loss of a batch with large values is inf.

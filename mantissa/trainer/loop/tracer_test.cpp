@@ -305,5 +305,26 @@ TEST(Tracer, SaysWhenItCannotFindIt) {
   }
 }
 
+TEST(Tracer, ATrainerKeepsNoBatchOfARunThatIsOver) {
+  struct OneBatch final : Loader {
+    void set_epoch(int64_t) override { is_given = false; }
+    std::optional<Batch> next() override {
+      if (std::exchange(is_given, true)) return std::nullopt;
+      return Batch{data, torch::zeros({1}, at::kLong), {}};
+    }
+    int64_t size() const override { return 1; }
+    at::Tensor data = torch::ones({1, 1});
+    bool is_given = false;
+  };
+  OneWeight task([](const at::Tensor& y, int64_t) { return y.sum(); });
+  Trainer trainer({.device = "cpu", .trace_nonfinite = true});
+  const auto batch = [&] {
+    OneBatch train;
+    trainer.fit(task, train);
+    return c10::weak_intrusive_ptr(train.data.getIntrusivePtr());
+  }();
+  EXPECT_TRUE(batch.expired());
+}
+
 }  // namespace
 }  // namespace mantissa::tracer_test
