@@ -45,8 +45,8 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     // First, because it refuses a weight that has changed, and no history has been written then.
     const Fp8Factor factor = quantizer.weight_factor(weight, is_first_microbatch);
     const Fp8Factor input = quantizer.quantize(rows, Fp8Role::kInput);
-    at::Tensor y = product(input, factor);
-    if (bias) y.add_(bias->to(at::kFloat));
+    const at::Tensor y = product(
+        input, factor, bias ? bias->detach().resolve_neg().contiguous() : at::Tensor(), x.scalar_type());
     auto saved = c10::make_intrusive<SavedFactors>();
     saved->state = state;
     saved->input_dtype = x.scalar_type(), saved->weight_dtype = weight.scalar_type();
@@ -60,7 +60,7 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     // Autograd lets a caller change no view of a function's result in place.
-    return at::_unsafe_view(y.to(x.scalar_type()), sizes);
+    return at::_unsafe_view(y, sizes);
   }
 
   static torch::autograd::variable_list backward(Context* context,
@@ -72,16 +72,16 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     const at::Tensor& gradient = gradients[0];
     torch::autograd::variable_list result(6);
     if (!gradient.defined()) return result;
-    const at::Tensor rows = rows_of_input(gradient);
+    const at::Tensor rows = rows_of_input(gradient).contiguous();
     Fp8Quantizer quantizer(*saved->state);
     if (context->needs_input_grad(0) || context->needs_input_grad(1)) {
       const Fp8Factor factor = quantizer.quantize(rows, Fp8Role::kGradient);
       if (saved->transposed_weight && context->needs_input_grad(0))
         result[0] =
-            product(factor, *saved->transposed_weight).to(saved->input_dtype).view(saved->input_sizes);
+            product(factor, *saved->transposed_weight, {}, saved->input_dtype).view(saved->input_sizes);
       if (saved->transposed_input && context->needs_input_grad(1)) {
         const Fp8Factor transposed = quantizer.quantize_transposed(rows, factor, Fp8Role::kGradient, true);
-        result[1] = product(transposed, *saved->transposed_input).to(saved->weight_dtype);
+        result[1] = product(transposed, *saved->transposed_input, {}, saved->weight_dtype);
       }
     }
     // Autograd knows only the inputs that are tensors, and so no third one without a bias.
