@@ -1,17 +1,22 @@
 #include "mantissa/fp8/block_scaling.h"
 
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 
 #include "mantissa/core/formats.h"
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/restore_internal.h"
 #include "mantissa/fp8/tiles_internal.h"
 
 namespace mantissa {
 namespace {
 
-constexpr int64_t kSquare = 128;
+constexpr int64_t kSize = 128;
 
-fp8::Tile tile_of(Fp8Block block) { return {block == Fp8Block::k1x128 ? 1 : kSquare, kSquare}; }
+fp8::Tile tile_of(Fp8Block block) {
+  return {block == Fp8Block::k1x128 ? 1 : kSize, block == Fp8Block::k128x1 ? 1 : kSize};
+}
 
 }  // namespace
 
@@ -30,20 +35,31 @@ QuantizedFp8Blocks quantize_fp8_blocks(const at::Tensor& x, at::ScalarType dtype
                                    static_cast<float>(info(format).largest)};
   float* const scale_inv = out.scale_inv.mutable_data_ptr<float>();
   fp8::quantize_tiles(rows, tile, fp8::format_of_dtype(dtype),
-                      static_cast<uint8_t*>(out.codes.mutable_data_ptr()), [&](float amax, int64_t index) {
-                        const float scale = fp8_scale(amax, max, scaling);
-                        scale_inv[index] = 1 / scale;
-                        return scale;
+                      static_cast<uint8_t*>(out.codes.mutable_data_ptr()),
+                      [&](float* numbers, int64_t count, int64_t index) {
+                        for (int64_t i = 0; i < count; ++i) {
+                          const float scale = fp8_scale(numbers[i], max, scaling);
+                          scale_inv[index + i] = 1 / scale;
+                          numbers[i] = scale;
+                        }
                       });
   return out;
+}
+
+bool fp8::restore(const QuantizedFp8Blocks& quantized, const at::Tensor& out) {
+  const float* const scale_inv = quantized.scale_inv.const_data_ptr<float>();
+  return restore_tiles(
+      coded_matrix(quantized.codes), tile_of(quantized.block),
+      [&](float* scales, int64_t count, int64_t index) {
+        std::copy(scale_inv + index, scale_inv + index + count, scales);
+      },
+      out);
 }
 
 at::Tensor dequantize_fp8(const QuantizedFp8Blocks& quantized, at::ScalarType dtype) {
   fp8::check_fp8_codes(quantized.codes);
   fp8::check_tiles(quantized.codes, tile_of(quantized.block), quantized.scale_inv, at::kFloat);
-  const float* const scale_inv = quantized.scale_inv.const_data_ptr<float>();
-  return fp8::dequantize_tiles(quantized.codes, tile_of(quantized.block), dtype,
-                               [&](int64_t index) { return scale_inv[index]; });
+  return fp8::restored_in_float32(quantized).to(dtype);
 }
 
 }  // namespace mantissa

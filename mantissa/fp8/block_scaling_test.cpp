@@ -75,5 +75,17 @@ TEST(BlockScaling, ATinyBlockHasTheLargestScaleOfItsDtype) {
   EXPECT_EQ(bf16, 1 / 0x1.FEp127F);
 }
 
+TEST(BlockScaling, ColumnsHaveTheCodesOfTheTransposedMatrix) {
+  torch::manual_seed(3);
+  const at::Tensor x = wide({256, 700});
+  for (const at::ScalarType dtype : kFp8Dtypes) {
+    const QuantizedFp8Blocks got = quantize_fp8_blocks(x, dtype, Fp8Block::k128x1),
+                             want = quantize_fp8_blocks(x.t(), dtype, Fp8Block::k1x128);
+    EXPECT_TRUE(at::equal(bytes(got.codes), bytes(want.codes).t()));
+    EXPECT_TRUE(at::equal(got.scale_inv, want.scale_inv.t()));
+    EXPECT_TRUE(at::equal(dequantize_fp8(got), dequantize_fp8(want).t()));
+  }
+}
+
 }  // namespace
 }  // namespace mantissa::block_scaling_test

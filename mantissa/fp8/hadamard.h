@@ -15,6 +15,11 @@ namespace mantissa {
 /// Source:   Transformer Engine, whose signs these are; NVIDIA 2025, arXiv:2509.25149.
 at::Tensor hadamard_transform(const at::Tensor& x);
 
+/// Transforms each 16 values of a column: what hadamard_transform() makes of the transposed matrix, transposed back. The
+/// rows are a multiple of 16.
+/// Errors: those of hadamard_transform().
+at::Tensor hadamard_transform_columns(const at::Tensor& x);
+
 /// Multiplies by the transposed matrix: restores what was transformed, within float32's rounding.
 at::Tensor inverse_hadamard_transform(const at::Tensor& x);
 

@@ -65,12 +65,12 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
         saved->transposed_weight = quantizer.quantize_transposed(weight, *factor, Fp8Role::kWeight, false);
     }
     context->saved_data["factors"] = c10::IValue::make_capsule(std::move(saved));
-    at::Tensor y = product(*input, *factor);
-    if (bias) y.add_(bias->to(at::kFloat));
+    const at::Tensor y = product(
+        *input, *factor, bias ? bias->detach().resolve_neg().contiguous() : at::Tensor(), x.scalar_type());
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     // Autograd lets a caller change no view of a function's result in place.
-    return at::_unsafe_view(y.to(x.scalar_type()), sizes);
+    return at::_unsafe_view(y, sizes);
   }
 
   static torch::autograd::variable_list backward(Context* context,
@@ -82,7 +82,7 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     const at::Tensor& gradient = gradients[0];
     torch::autograd::variable_list result(5);
     if (!gradient.defined()) return result;
-    const at::Tensor rows = rows_of_input(gradient);
+    const at::Tensor rows = rows_of_input(gradient).contiguous();
     std::optional<Fp8Factor> factor, transposed;
     if (context->needs_input_grad(0) || context->needs_input_grad(1)) {
       Fp8Quantizer quantizer(*saved->state);
@@ -91,8 +91,9 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
         transposed = quantizer.quantize_transposed(rows, *factor, Fp8Role::kGradient, true);
     }
     if (saved->transposed_weight && context->needs_input_grad(0))
-      result[0] = product(*factor, *saved->transposed_weight).to(saved->input_dtype).view(saved->input_sizes);
-    if (transposed) result[1] = product(*transposed, *saved->transposed_input).to(saved->weight_dtype);
+      result[0] =
+          product(*factor, *saved->transposed_weight, {}, saved->input_dtype).view(saved->input_sizes);
+    if (transposed) result[1] = product(*transposed, *saved->transposed_input, {}, saved->weight_dtype);
     // Autograd knows only the inputs that are tensors, and so no third one without a bias.
     if (saved->bias_dtype && context->needs_input_grad(2))
       result[2] = rows.to(at::kFloat).sum(0).to(*saved->bias_dtype);

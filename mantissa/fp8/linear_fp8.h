@@ -79,8 +79,8 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
 /// Shapes:      x [..., in], weight [out, in], bias [out] or undefined; any numbers of rows, also 0. Rows and columns
 ///              that do not fill a block are padded with zeros inside.
 /// Numerics:    both factors are quantized by the recipe, along the dimension that the product sums over. The
-///              codes are multiplied in float32, and sums are float32. Scales and bias follow in float32, and the result
-///              is rounded once to x's dtype. Backward: the gradient of the output is quantized, in E5M2 with HYBRID;
+///              codes are multiplied exactly, and sums are float32; products and sums below float32's normal range may
+///              become 0. Scales and bias follow in float32, and the result is rounded once to x's dtype. Backward: the gradient of the output is quantized, in E5M2 with HYBRID;
 ///              the gradients of x and weight are such products as well. Casts have derivative 1 also where they
 ///              saturate. The gradient of bias is the float32 sum of the gradient before its quantization.
 /// Micro-batches: `is_first_microbatch` unset quantizes the weight in each call. True also keeps its codes, which

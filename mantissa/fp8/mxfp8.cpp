@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/restore_internal.h"
 #include "mantissa/fp8/tiles_internal.h"
 
 namespace mantissa {
@@ -36,32 +37,54 @@ uint8_t e8m0_up(float value) {
   return static_cast<uint8_t>(exponent + (is_up ? 1 : 0));
 }
 
-QuantizedMXFP8 quantize_mxfp8(const at::Tensor& x, at::ScalarType dtype, bool two_dimensional) {
+namespace {
+
+QuantizedMXFP8 quantized(const at::Tensor& x, at::ScalarType dtype, fp8::Tile tile, const char* name) {
   const float inverse_max = 1 / fp8_max(dtype);
-  const fp8::Rows rows = fp8::rows_of(x, "quantize_mxfp8");
-  const fp8::Tile tile = {two_dimensional ? kMXBlock : 1, kMXBlock};
-  fp8::check_blocks(rows, tile.rows, tile.cols, "quantize_mxfp8");
+  const fp8::Rows rows = fp8::rows_of(x, name);
+  fp8::check_blocks(rows, tile.rows, tile.cols, name);
   const auto options = rows.tensor.options();
   QuantizedMXFP8 out = {
       at::empty(x.sizes(), options.dtype(dtype)),
       at::empty({rows.rows / tile.rows, rows.cols / tile.cols}, options.dtype(at::kFloat8_e8m0fnu)),
-      tile.rows};
+      tile.rows, tile.cols};
   auto* const exponents = static_cast<uint8_t*>(out.exponents.mutable_data_ptr());
   fp8::quantize_tiles(rows, tile, fp8::format_of_dtype(dtype),
-                      static_cast<uint8_t*>(out.codes.mutable_data_ptr()), [&](float amax, int64_t index) {
-                        exponents[index] = e8m0_up(amax * inverse_max);
-                        return scale_of(exponents[index]);
+                      static_cast<uint8_t*>(out.codes.mutable_data_ptr()),
+                      [&](float* numbers, int64_t count, int64_t index) {
+                        for (int64_t i = 0; i < count; ++i) {
+                          exponents[index + i] = e8m0_up(numbers[i] * inverse_max);
+                          numbers[i] = scale_of(exponents[index + i]);
+                        }
                       });
   return out;
 }
 
-at::Tensor dequantize_fp8(const QuantizedMXFP8& quantized, at::ScalarType dtype) {
-  const fp8::Tile tile = {quantized.block_rows, kMXBlock};
-  fp8::check_fp8_codes(quantized.codes);
-  fp8::check_tiles(quantized.codes, tile, quantized.exponents, at::kFloat8_e8m0fnu);
+}  // namespace
+
+QuantizedMXFP8 quantize_mxfp8(const at::Tensor& x, at::ScalarType dtype, bool two_dimensional) {
+  return quantized(x, dtype, {two_dimensional ? kMXBlock : 1, kMXBlock}, "quantize_mxfp8");
+}
+
+QuantizedMXFP8 quantize_mxfp8_columns(const at::Tensor& x, at::ScalarType dtype) {
+  return quantized(x, dtype, {kMXBlock, 1}, "quantize_mxfp8_columns");
+}
+
+bool fp8::restore(const QuantizedMXFP8& quantized, const at::Tensor& out) {
   const auto* const exponents = static_cast<const uint8_t*>(quantized.exponents.const_data_ptr());
-  return fp8::dequantize_tiles(quantized.codes, tile, dtype,
-                               [&](int64_t index) { return power_of_two(exponents[index]); });
+  return restore_tiles(
+      coded_matrix(quantized.codes), {quantized.block_rows, quantized.block_cols},
+      [&](float* scales, int64_t count, int64_t index) {
+        for (int64_t i = 0; i < count; ++i) scales[i] = power_of_two(exponents[index + i]);
+      },
+      out);
+}
+
+at::Tensor dequantize_fp8(const QuantizedMXFP8& quantized, at::ScalarType dtype) {
+  fp8::check_fp8_codes(quantized.codes);
+  fp8::check_tiles(quantized.codes, {quantized.block_rows, quantized.block_cols}, quantized.exponents,
+                   at::kFloat8_e8m0fnu);
+  return fp8::restored_in_float32(quantized).to(dtype);
 }
 
 }  // namespace mantissa

@@ -12,8 +12,9 @@ namespace mantissa {
 struct QuantizedMXFP8 {
   at::Tensor codes;  ///< Float8_e4m3fn or Float8_e5m2, in the tensor's shape
   at::Tensor
-      exponents;  ///< Float8_e8m0fnu [rows or rows / 32, cols / 32]: a value is code * 2^(exponent - 127)
-  int64_t block_rows;  ///< 1 or 32
+      exponents;  ///< Float8_e8m0fnu, one for each block, row by row: a value is code * 2^(exponent - 127)
+  int64_t block_rows;       ///< 1 or 32
+  int64_t block_cols = 32;  ///< or 1
 };
 
 /// Returns the exponent of the smallest power of two, 2^(exponent - 127), that is at least `value`: 0 for 0 and for
@@ -31,6 +32,11 @@ uint8_t e8m0_up(float value);
 /// Errors:   those of quantize_fp8(); c10::ValueError for another shape.
 QuantizedMXFP8 quantize_mxfp8(const at::Tensor& x, at::ScalarType dtype = at::kFloat8_e4m3fn,
                               bool two_dimensional = false);
+
+/// Quantizes each block of 32 values of a column: as quantize_mxfp8() quantizes the transposed matrix, but the codes stay
+/// where the values were. The rows are a multiple of 32.
+/// Errors: those of quantize_mxfp8().
+QuantizedMXFP8 quantize_mxfp8_columns(const at::Tensor& x, at::ScalarType dtype = at::kFloat8_e4m3fn);
 
 /// Restores code * 2^(exponent - 127) in float32, rounded once to `dtype`.
 /// Errors: c10::ValueError for codes or scales of another shape; c10::TypeError for those of another dtype.

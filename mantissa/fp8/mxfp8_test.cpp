@@ -101,5 +101,16 @@ TEST(MXFP8, OtherShapesAreRefused) {
               HasSubstr("no whole blocks of 32 x 32"));
 }
 
+TEST(MXFP8, ColumnsHaveTheCodesOfTheTransposedMatrix) {
+  torch::manual_seed(3);
+  const at::Tensor x = wide({64, 700});
+  for (const at::ScalarType dtype : kFp8Dtypes) {
+    const QuantizedMXFP8 got = quantize_mxfp8_columns(x, dtype), want = quantize_mxfp8(x.t(), dtype);
+    EXPECT_TRUE(at::equal(bytes(got.codes), bytes(want.codes).t()));
+    EXPECT_TRUE(at::equal(bytes(got.exponents), bytes(want.exponents).t()));
+    EXPECT_TRUE(at::equal(dequantize_fp8(got), dequantize_fp8(want).t()));
+  }
+}
+
 }  // namespace
 }  // namespace mantissa::mxfp8_test

@@ -152,5 +152,16 @@ TEST(HadamardTransform, KeepsProductsSpreadsOutliersAndIsUndone) {
               HasSubstr("no whole blocks of 1 x 16"));
 }
 
+TEST(NVFP4, ColumnsHaveTheValuesOfTheTransposedMatrix) {
+  torch::manual_seed(3);
+  at::Tensor x = wide({64, 720});
+  const at::Tensor turned = hadamard_transform(x.t().contiguous());
+  EXPECT_TRUE(at::equal(hadamard_transform_columns(x), turned.t()));
+  x[3][5] = kNaN;
+  const QuantizedNVFP4 got = quantize_nvfp4(x, {.by_columns = true}), want = quantize_nvfp4(x.t());
+  EXPECT_TRUE(at::equal(bytes(got.block_scale), bytes(want.block_scale).t()));
+  EXPECT_TRUE(at::equal(dequantize_fp8(got).nan_to_num(7), dequantize_fp8(want).t().nan_to_num(7)));
+}
+
 }  // namespace
 }  // namespace mantissa::nvfp4_test

@@ -1,12 +1,14 @@
 #include "mantissa/fp8/quantized_fp8.h"
 
 #include <algorithm>
+#include <array>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/restore_internal.h"
 #include "mantissa/fp8/tiles_internal.h"
 #include "mantissa/kernels/cpu/fp8.h"
 
@@ -63,6 +65,27 @@ QuantizedFp8 quantize_fp8_current(const at::Tensor& x, at::ScalarType dtype, con
 
 at::Tensor cast_to_fp8(const at::Tensor& x, at::ScalarType dtype) {
   return quantize_fp8(x, dtype, at::scalar_tensor(1, at::kFloat)).codes;
+}
+
+bool fp8::restore(const QuantizedFp8& quantized, const at::Tensor& out) {
+  const CodedMatrix matrix = coded_matrix(quantized.codes);
+  const kernels::Element element = element_of(out.scalar_type());
+  auto* const to = static_cast<char*>(out.mutable_data_ptr());
+  // Rows of this length, and the rest. bfloat16 has every number of the formats.
+  constexpr int64_t kLength = 128;
+  std::array<float, kLength> ones{};
+  ones.fill(1);
+  const auto restore_rows = [&](int64_t at, int64_t rows, int64_t length, int64_t width) {
+    kernels::cpu::best_fp8_build().restore_blocks({matrix.codes + at, matrix.format, rows, length, length,
+                                                   width, ones.data(),
+                                                   to + at * kernels::element_size(element), element});
+  };
+  const int64_t rows = out.numel() / kLength, rest = out.numel() % kLength;
+  for_each_part(rows, kLength, [&](int64_t begin, int64_t end) {
+    restore_rows(begin * kLength, end - begin, kLength, kLength);
+  });
+  if (rest > 0) restore_rows(rows * kLength, 1, rest, 1);
+  return true;
 }
 
 at::Tensor dequantize_fp8(const QuantizedFp8& quantized, at::ScalarType dtype) {

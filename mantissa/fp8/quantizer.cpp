@@ -2,43 +2,61 @@
 #include <cmath>
 #include <type_traits>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <c10/util/overloaded.h>
 
 #include "mantissa/fp8/hadamard.h"
 #include "mantissa/fp8/quantizer_internal.h"
+#include "mantissa/fp8/restore_internal.h"
+#include "mantissa/kernels/aten/matmul_internal.h"
 #include "mantissa/kernels/aten/tensor_content.h"
 
 namespace mantissa {
 namespace {
 
-/// Values in float32, still to be multiplied by `scale_inv`.
-struct DecodedFactor {
+/// The restored values of a factor in its codes' order, to be multiplied by `scale_inv`.
+struct RestoredFactor {
   at::Tensor values;
-  float scale_inv;
+  double scale_inv;
 };
 
-/// The scale of a whole tensor multiplies the sums: the factors are exact then.
-DecodedFactor decoded(const Fp8Factor& factor) {
-  const auto [stored, scale_inv] = std::visit(
-      [](const auto& quantized) -> DecodedFactor {
-        if constexpr (std::is_same_v<decltype(quantized), const QuantizedFp8&>) {
-          const at::Tensor one = at::scalar_tensor(1, at::kFloat);
-          return {dequantize_fp8(QuantizedFp8{quantized.codes, one}),
-                  *quantized.scale_inv.template const_data_ptr<float>()};
-        } else {
-          return {dequantize_fp8(quantized), 1};
-        }
+/// Returns no values if bfloat16 lacks one of them.
+RestoredFactor restored(const Fp8Factor& factor, at::ScalarType dtype) {
+  return std::visit(
+      [&](const auto& quantized) -> RestoredFactor {
+        constexpr bool kIsFp4 = std::is_same_v<decltype(quantized), const QuantizedNVFP4&>;
+        at::DimVector sizes(quantized.codes.sizes().begin(), quantized.codes.sizes().end());
+        if (kIsFp4) sizes.back() *= 2;
+        const at::Tensor values = at::empty(sizes, quantized.codes.options().dtype(dtype));
+        return {fp8::restore(quantized, values) ? values : at::Tensor(), fp8::scale_inv_of(quantized)};
       },
       factor.quantized);
-  const at::Tensor values = factor.is_transposed ? stored.t() : stored;
-  // The padding of the length stays: both factors have it, and the Hadamard transform has spread values into it.
-  return {values.narrow(0, 0, factor.rows), scale_inv};
+}
+
+/// Both factors in bfloat16, which has all their values, or else in float32.
+std::pair<RestoredFactor, RestoredFactor> restored(const Fp8Factor& a, const Fp8Factor& b) {
+  const RestoredFactor left = restored(a, at::kBFloat16);
+  if (left.values.defined()) {
+    const RestoredFactor right = restored(b, at::kBFloat16);
+    if (right.values.defined()) return {left, right};
+  }
+  return {restored(a, at::kFloat), restored(b, at::kFloat)};
+}
+
+/// The matrix [rows, length] of a factor.
+kernels::ConstMatrix matrix_of(const Fp8Factor& factor, const at::Tensor& values) {
+  const int64_t stride = values.size(1);
+  return {values.const_data_ptr(), fp8::element_of(values.scalar_type()), factor.is_transposed ? 1 : stride,
+          factor.is_transposed ? stride : 1};
+}
+
+/// Multiplies sums by both scales, whose product is too large or too small for float32, where the product with a sum need
+/// not be. The larger one comes first, so that no digit is lost on the way.
+void scale_apart(const at::Tensor& sums, double one, double other) {
+  sums.mul_(std::max(one, other)).mul_(std::min(one, other));
 }
 
 /// Fills the last block of each dimension with zeros.
@@ -62,55 +80,86 @@ Fp8Factor transposed(Fp8Factor factor) {
   return factor;
 }
 
-at::Tensor product(const Fp8Factor& a, const Fp8Factor& b) {
-  // The codes are multiplied in float32, also where autocast would multiply in 16 bits.
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const DecodedFactor left = decoded(a), right = decoded(b);
-  at::Tensor sums = at::matmul(left.values, right.values.t());
-  const float scale_inv = left.scale_inv * right.scale_inv;
-  if (std::isnormal(scale_inv)) return scale_inv == 1 ? sums : sums.mul_(scale_inv);
-  // The product of the scales leaves float32's range, where that of the factors need not. The larger one comes first,
-  // so that no digit is lost on the way.
-  const bool is_left_larger = left.scale_inv > right.scale_inv;
-  return sums.mul_(is_left_larger ? left.scale_inv : right.scale_inv)
-      .mul_(is_left_larger ? right.scale_inv : left.scale_inv);
+at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bias, at::ScalarType dtype) {
+  const auto [left, right] = restored(a, b);
+  const auto scale_inv = static_cast<float>(left.scale_inv * right.scale_inv);
+  const bool is_scaled_apart = !std::isnormal(scale_inv);
+  at::Tensor out = at::empty({a.rows, b.rows}, at::TensorOptions(is_scaled_apart ? at::kFloat : dtype));
+  // The padding of the length stays: both factors have it, and the Hadamard transform has spread values into it.
+  const int64_t length = left.values.size(a.is_transposed ? 0 : 1);
+  if (out.numel() == 0) return out.to(dtype);
+  if (length == 0) return bias.defined() ? out.copy_(bias.expand_as(out)) : out.zero_();
+  kernels::Gemm g = {.m = a.rows, .n = b.rows, .k = length};
+  g.a = matrix_of(a, left.values);
+  g.b = matrix_of(b, right.values);
+  std::swap(g.b.row_stride, g.b.col_stride);
+  g.out = {out.mutable_data_ptr(), fp8::element_of(out.scalar_type()), b.rows, 1};
+  if (!is_scaled_apart) {
+    g.alpha = scale_inv;
+    if (bias.defined()) g.addend = {bias.const_data_ptr(), fp8::element_of(bias.scalar_type()), 0, 1};
+  }
+  kernels::aten::matmul::gemm(g);
+  if (!is_scaled_apart) return out;
+  scale_apart(out, left.scale_inv, right.scale_inv);
+  if (bias.defined()) out.add_(bias);
+  return out.to(dtype);
 }
 
-Fp8Factor Fp8Quantizer::quantize(const at::Tensor& matrix, Fp8Role role, bool is_for_weight) {
+Fp8Factor Fp8Quantizer::quantize(const at::Tensor& matrix, Fp8Role role) {
   const bool is_weight = role == Fp8Role::kWeight;
-  Fp8Factor factor = {QuantizedFp8{}, matrix.size(0), matrix.size(1)};
+  using Quantized = decltype(Fp8Factor::quantized);
   const auto quantized = c10::overloaded(
-      [&](const DelayedScaling& recipe) -> decltype(factor.quantized) {
+      [&](const DelayedScaling& recipe) -> Quantized {
         DelayedScalingState& scales = role == Fp8Role::kGradient ? state_.backward : state_.forward;
         const at::ScalarType dtype = fp8_dtype(recipe.fp8_format, pass_of(role));
         const int64_t tensor = is_weight ? 1 : 0;
         return records_amaxes_ ? quantize_fp8_delayed(matrix, dtype, scales, tensor)
                                : quantize_fp8(matrix, dtype, scales.scale[tensor]);
       },
-      [&](const Float8CurrentScaling& recipe) -> decltype(factor.quantized) {
+      [&](const Float8CurrentScaling& recipe) -> Quantized {
         return quantize_fp8_current(matrix, fp8_dtype(recipe.fp8_format, pass_of(role)), recipe.scale);
       },
-      [&](const Float8BlockScaling& recipe) -> decltype(factor.quantized) {
+      [&](const Float8BlockScaling& recipe) -> Quantized {
         const at::ScalarType dtype = fp8_dtype(recipe.fp8_format, pass_of(role));
         return is_weight ? quantize_fp8_blocks(padded(matrix, 128, 128), dtype, Fp8Block::k128x128, recipe)
                          : quantize_fp8_blocks(padded(matrix, 1, 128), dtype, Fp8Block::k1x128, recipe);
       },
-      [&](const MXFP8BlockScaling& recipe) -> decltype(factor.quantized) {
+      [&](const MXFP8BlockScaling& recipe) -> Quantized {
         const bool is_square = is_weight && recipe.enable_2d_quantization;
         return quantize_mxfp8(padded(matrix, is_square ? 32 : 1, 32),
                               fp8_dtype(recipe.fp8_format, pass_of(role)), is_square);
       },
-      [&](const NVFP4BlockScaling& recipe) -> decltype(factor.quantized) {
+      [&](const NVFP4BlockScaling& recipe) -> Quantized {
         const bool is_square = is_weight && recipe.enable_2d_quantization;
-        at::Tensor blocks = padded(matrix, is_square ? 16 : 1, 16);
-        if (is_for_weight && recipe.random_hadamard_transform) blocks = hadamard_transform(blocks);
-        QuantizeNVFP4Options options = {.two_dimensional = is_square};
-        if (role == Fp8Role::kGradient && recipe.stochastic_rounding)
-          options.stochastic_rounding = NVFP4Draws{.seed = state_.seed_, .stream = state_.stream_++};
-        return quantize_nvfp4(blocks, options);
+        return quantize_fp4(padded(matrix, is_square ? 16 : 1, 16), role, {.two_dimensional = is_square});
       });
-  factor.quantized = std::visit(quantized, state_.recipe_);
-  return factor;
+  return {std::visit(quantized, state_.recipe_), matrix.size(0), matrix.size(1)};
+}
+
+Fp8Factor Fp8Quantizer::quantize_columns(const at::Tensor& matrix, Fp8Role role, bool is_for_weight) {
+  using Quantized = decltype(Fp8Factor::quantized);
+  const auto quantized = c10::overloaded(
+      [&](const Float8BlockScaling& recipe) -> Quantized {
+        return quantize_fp8_blocks(padded(matrix, 128, 1), fp8_dtype(recipe.fp8_format, pass_of(role)),
+                                   Fp8Block::k128x1, recipe);
+      },
+      [&](const MXFP8BlockScaling& recipe) -> Quantized {
+        return quantize_mxfp8_columns(padded(matrix, 32, 1), fp8_dtype(recipe.fp8_format, pass_of(role)));
+      },
+      [&](const NVFP4BlockScaling& recipe) -> Quantized {
+        at::Tensor blocks = padded(matrix, 16, 16);
+        if (is_for_weight && recipe.random_hadamard_transform) blocks = hadamard_transform_columns(blocks);
+        return quantize_fp4(blocks, role, {.by_columns = true});
+      },
+      [](const auto&) -> Quantized { TORCH_INTERNAL_ASSERT(false, "one scale serves both directions"); });
+  return {std::visit(quantized, state_.recipe_), matrix.size(1), matrix.size(0), /*is_transposed=*/true};
+}
+
+decltype(Fp8Factor::quantized) Fp8Quantizer::quantize_fp4(const at::Tensor& blocks, Fp8Role role,
+                                                          QuantizeNVFP4Options options) {
+  if (role == Fp8Role::kGradient && std::get<NVFP4BlockScaling>(state_.recipe_).stochastic_rounding)
+    options.stochastic_rounding = NVFP4Draws{.seed = state_.seed_, .stream = state_.stream_++};
+  return quantize_nvfp4(blocks, options);
 }
 
 bool Fp8Quantizer::is_same_transposed(Fp8Role role) const {
@@ -125,7 +174,7 @@ bool Fp8Quantizer::is_same_transposed(Fp8Role role) const {
 
 Fp8Factor Fp8Quantizer::quantize_transposed(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role,
                                             bool is_for_weight) {
-  return is_same_transposed(role) ? transposed(factor) : quantize(matrix.t(), role, is_for_weight);
+  return is_same_transposed(role) ? transposed(factor) : quantize_columns(matrix, role, is_for_weight);
 }
 
 Fp8Factor Fp8Quantizer::weight_factor(const at::Tensor& weight, Fp8WeightCodes codes) {

@@ -28,8 +28,8 @@ struct Fp8Factor {
 /// Returns the same codes for the transposed matrix.
 Fp8Factor transposed(Fp8Factor factor);
 
-/// Returns a b^T in float32.
-at::Tensor product(const Fp8Factor& a, const Fp8Factor& b);
+/// Returns a b^T + bias, summed in float32 and rounded once to `dtype`. `bias` may be undefined.
+at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bias, at::ScalarType dtype);
 
 /// What a factor is quantized as.
 enum class Fp8Role : uint8_t { kInput, kWeight, kGradient };
@@ -50,10 +50,10 @@ class Fp8Quantizer {
   explicit Fp8Quantizer(Fp8LinearState& state, bool records_amaxes = true)
       : state_(state), lock_(state.mutex_), records_amaxes_(records_amaxes) {}
 
-  /// `is_for_weight` says that the product is the weight's gradient, whose factors NVFP4 transforms.
-  Fp8Factor quantize(const at::Tensor& matrix, Fp8Role role, bool is_for_weight = false);
+  Fp8Factor quantize(const at::Tensor& matrix, Fp8Role role);
 
   /// Returns the factor of the transposed matrix: `factor`'s codes if the recipe has the same scales for both.
+  /// `is_for_weight` says that the product is the weight's gradient, whose factors NVFP4 transforms.
   Fp8Factor quantize_transposed(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role,
                                 bool is_for_weight);
 
@@ -62,6 +62,9 @@ class Fp8Quantizer {
 
  private:
   bool is_same_transposed(Fp8Role role) const;
+  Fp8Factor quantize_columns(const at::Tensor& matrix, Fp8Role role, bool is_for_weight);
+  decltype(Fp8Factor::quantized) quantize_fp4(const at::Tensor& blocks, Fp8Role role,
+                                              QuantizeNVFP4Options options);
 
   Fp8LinearState& state_;
   std::lock_guard<std::mutex> lock_;

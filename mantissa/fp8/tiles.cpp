@@ -1,6 +1,6 @@
 #include <algorithm>
-
-#include <ATen/ops/empty.h>
+#include <atomic>
+#include <vector>
 
 #include "mantissa/core/parallel_internal.h"
 #include "mantissa/fp8/tiles_internal.h"
@@ -13,32 +13,50 @@ void for_each_part(int64_t count, int64_t values, c10::function_ref<void(int64_t
   at::parallel_for(0, count, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, values)), part);
 }
 
-kernels::Magnitudes magnitudes_of(const Rows& x, Tile tile, int64_t band, int64_t col) {
-  kernels::Magnitudes all;
-  for (int64_t row = band * tile.rows; row < (band + 1) * tile.rows; ++row) {
-    const kernels::Magnitudes here =
-        kernels::cpu::best_fp8_build().find_magnitudes({x.at(row, col * tile.cols), x.element, tile.cols});
-    all.largest = std::max(all.largest, here.largest);
-    all.has_nan = all.has_nan || here.has_nan;
-  }
-  return all;
+void for_each_band(int64_t rows, int64_t cols, Tile tile, c10::function_ref<void(const Band&, float*)> f) {
+  if (rows == 0 || cols == 0) return;
+  // A part of a band of several rows stays in the L2 cache while it is read twice.
+  constexpr int64_t kColumns = 512;
+  const int64_t most = tile.rows == 1 ? cols : std::min(cols, kColumns), parts = (cols + most - 1) / most;
+  for_each_part(rows / tile.rows * parts, tile.rows * most, [&](int64_t begin, int64_t end) {
+    std::vector<float> numbers(static_cast<size_t>(most / tile.cols));
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t band = i / parts, col = i % parts * most, here = std::min(most, cols - col);
+      f({band * tile.rows, col, here, band * (cols / tile.cols) + col / tile.cols, here / tile.cols},
+        numbers.data());
+    }
+  });
 }
 
 void quantize_tiles(const Rows& x, Tile tile, kernels::Fp8 format, uint8_t* codes,
-                    c10::function_ref<float(float, int64_t)> scale_of) {
-  const int64_t across = x.cols / tile.cols;
-  const auto quantize = [&](int64_t band, int64_t col) {
-    const float scale = scale_of(magnitudes_of(x, tile, band, col).largest, band * across + col);
-    for (int64_t row = band * tile.rows; row < (band + 1) * tile.rows; ++row) {
-      uint8_t* const to = codes + row * x.cols + col * tile.cols;
-      kernels::cpu::best_fp8_build().quantize(
-          {x.at(row, col * tile.cols), x.element, to, tile.cols, format, scale});
-    }
-  };
-  for_each_part(x.rows / tile.rows, tile.rows * x.cols, [&](int64_t begin, int64_t end) {
-    for (int64_t band = begin; band < end; ++band)
-      for (int64_t col = 0; col < across; ++col) quantize(band, col);
+                    c10::function_ref<void(float*, int64_t, int64_t)> to_scales) {
+  const kernels::cpu::Fp8Build& build = kernels::cpu::best_fp8_build();
+  for_each_band(x.rows, x.cols, tile, [&](const Band& band, float* numbers) {
+    const void* const in = x.at(band.row, band.col);
+    build.find_block_magnitudes(
+        {in, x.element, tile.rows, band.cols, x.cols, tile.cols, /*keeps_nan=*/false, numbers});
+    to_scales(numbers, band.count, band.index);
+    build.quantize_blocks({in, x.element, tile.rows, band.cols, x.cols, tile.cols, numbers,
+                           codes + band.row * x.cols + band.col, format});
   });
+}
+
+bool restore_tiles(const CodedMatrix& matrix, Tile tile, FillScales fill_scales, const at::Tensor& out) {
+  const kernels::cpu::Fp8Build& build = kernels::cpu::best_fp8_build();
+  const kernels::Element element = element_of(out.scalar_type());
+  const int64_t per_byte = matrix.format == kernels::CodeFormat::kE2M1 ? 2 : 1;
+  auto* const to = static_cast<char*>(out.mutable_data_ptr());
+  std::atomic<bool> is_exact = true;
+  for_each_band(matrix.rows, matrix.cols, tile, [&](const Band& band, float* numbers) {
+    if (!is_exact.load(std::memory_order_relaxed)) return;
+    fill_scales(numbers, band.count, band.index);
+    const int64_t at = band.row * matrix.cols + band.col;
+    const bool is_here =
+        build.restore_blocks({matrix.codes + at / per_byte, matrix.format, tile.rows, band.cols, matrix.cols,
+                              tile.cols, numbers, to + at * kernels::element_size(element), element});
+    if (!is_here) is_exact.store(false, std::memory_order_relaxed);
+  });
+  return is_exact;
 }
 
 void check_tiles(const at::Tensor& codes, Tile tile, const at::Tensor& scales, at::ScalarType scale_dtype,
@@ -74,25 +92,6 @@ void check_fp8_codes(const at::Tensor& codes) {
   TORCH_CHECK_TYPE(codes.scalar_type() == at::kFloat8_e4m3fn || codes.scalar_type() == at::kFloat8_e5m2,
                    "dequantize_fp8: the codes have dtype ", codes.scalar_type(),
                    "; they are Float8_e4m3fn or Float8_e5m2");
-}
-
-at::Tensor dequantize_tiles(const at::Tensor& codes, Tile tile, at::ScalarType dtype,
-                            c10::function_ref<float(int64_t)> scale_inv_of) {
-  const at::Tensor whole = codes.contiguous();
-  at::Tensor out = at::empty(whole.sizes(), whole.options().dtype(at::kFloat));
-  const kernels::Fp8 format = format_of_dtype(whole.scalar_type());
-  const auto* const from = static_cast<const uint8_t*>(whole.const_data_ptr());
-  float* const to = out.mutable_data_ptr<float>();
-  const int64_t cols = whole.size(-1), across = cols / tile.cols;
-  for_each_part(cols == 0 ? 0 : whole.numel() / cols, cols, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      for (int64_t col = 0; col < across; ++col) {
-        const int64_t at = row * cols + col * tile.cols;
-        kernels::cpu::best_fp8_build().dequantize(
-            {from + at, to + at, tile.cols, format, scale_inv_of(row / tile.rows * across + col)});
-      }
-  });
-  return out.to(dtype);
 }
 
 }  // namespace mantissa::fp8

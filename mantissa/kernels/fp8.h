@@ -11,7 +11,7 @@ namespace mantissa::kernels {
 /// torch's Float8_e4m3fn and Float8_e5m2.
 enum class Fp8 : uint8_t { kE4M3, kE5M2 };
 
-/// So many adjacent values of QuantizeE2M1 share a factor.
+/// So many values share a factor in E2M1.
 constexpr int64_t kE2M1Block = 16;
 
 /// The value of each E2M1 code: a sign (bit 3), two bits of exponent and one of mantissa.
@@ -54,7 +54,43 @@ struct DequantizeFp8 {
   float scale_inv = 1;
 };
 
-/// Sets the code of value i to in[i] * factors[i / 16] in E2M1: see kE2M1Values.
+/// A band of a matrix, rows x cols, whose rows begin `stride` values apart. Groups of `width` columns, which is 1, 16, 32
+/// or 128 and divides cols, make blocks of rows x width values. This finds the largest magnitude of each block. NaN does
+/// not count, or is the result if `keeps_nan`.
+struct FindBlockMagnitudes {
+  const void* in = nullptr;
+  Element element = Element::kFloat32;
+  int64_t rows = 0, cols = 0, stride = 0, width = 1;
+  bool keeps_nan = false;
+  float* largest = nullptr;  ///< [cols / width]
+};
+
+/// Quantizes such a band, as QuantizeFp8 does, by a scale for each block.
+struct QuantizeFp8Blocks {
+  const void* in = nullptr;
+  Element element = Element::kFloat32;
+  int64_t rows = 0, cols = 0, stride = 0, width = 1;  ///< `stride` is also that of the codes
+  const float* scales = nullptr;                      ///< [cols / width]
+  uint8_t* codes = nullptr;
+  Fp8 format = Fp8::kE4M3;
+};
+
+/// What a byte or half a byte means.
+enum class CodeFormat : uint8_t { kE4M3, kE5M2, kE2M1 };
+
+/// Sets each value of such a band to that of its code times the number of its block, a float32 product. Codes in E2M1
+/// lie two in a byte; cols and stride are even then. `out_element` is float32, or bfloat16, where the last bits of a
+/// number are cut off. The kernel returns whether bfloat16 has every number, and none as a subnormal one.
+struct RestoreBlocks {
+  const uint8_t* codes = nullptr;
+  CodeFormat format = CodeFormat::kE4M3;
+  int64_t rows = 0, cols = 0, stride = 0, width = 1;  ///< of values, also in E2M1
+  const float* scales = nullptr;                      ///< [cols / width]
+  void* out = nullptr;
+  Element out_element = Element::kFloat32;
+};
+
+/// Sets the code of value i to in[i] * factors[i / width] in E2M1: see kE2M1Values.
 /// The first of two codes is in the low half of their byte. `count` is a multiple of 16.
 ///
 /// Numerics: the product is float32, and is rounded to nearest, ties to the even code. What is larger than 6
@@ -71,7 +107,8 @@ struct QuantizeE2M1 {
   bool rounds_stochastically = false;
   uint64_t seed = 0;
   int64_t stream = 0;
-  uint64_t offset = 0;  ///< a multiple of 16
+  uint64_t offset = 0;         ///< a multiple of 16
+  int64_t width = kE2M1Block;  ///< or 1
 };
 
 }  // namespace mantissa::kernels

@@ -31,11 +31,14 @@ const std::vector<Fp8Build>& fp8_builds() {
   static const std::vector<Fp8Build> builds = {
 #if defined(__x86_64__)
     {CpuTier::kAvx512, avx512::find_magnitudes, avx512::quantize_fp8, avx512::dequantize_fp8,
-     avx512::quantize_e2m1},
-    {CpuTier::kAvx2, avx2::find_magnitudes, avx2::quantize_fp8, avx2::dequantize_fp8, avx2::quantize_e2m1},
+     avx512::quantize_e2m1, avx512::find_block_magnitudes, avx512::quantize_fp8_blocks,
+     avx512::restore_blocks},
+    {CpuTier::kAvx2, avx2::find_magnitudes, avx2::quantize_fp8, avx2::dequantize_fp8, avx2::quantize_e2m1,
+     avx2::find_block_magnitudes, avx2::quantize_fp8_blocks, avx2::restore_blocks},
 #endif
     {CpuTier::kGeneric, generic::find_magnitudes, generic::quantize_fp8, generic::dequantize_fp8,
-     generic::quantize_e2m1}
+     generic::quantize_e2m1, generic::find_block_magnitudes, generic::quantize_fp8_blocks,
+     generic::restore_blocks}
   };
   return builds;
 }

@@ -14,6 +14,9 @@ struct Fp8Build {
   QuantizeFp8Values* quantize;
   DequantizeFp8Values* dequantize;
   QuantizeE2M1Values* quantize_e2m1;
+  FindBlockMagnitudesOf* find_block_magnitudes;
+  QuantizeBlocksOf* quantize_blocks;
+  RestoreBlocksOf* restore_blocks;
 };
 
 /// The best build comes first; the last one runs on any CPU.

@@ -7,6 +7,7 @@
 //   widen(element, in, begin, count, out)   converts 16-bit values from `begin` on to float32
 
 #include <cstdint>
+#include <type_traits>
 
 #include "mantissa/kernels/cpu/fp8_kernel.h"
 #include "mantissa/kernels/stochastic_round_internal.h"
@@ -80,6 +81,27 @@ void for_each_chunk(Element element, const void* in, int64_t count, const F& f) 
     const int64_t here = count - begin < kFp8Chunk ? count - begin : kFp8Chunk;
     Build::widen(element, in, begin, here, values);
     f(values, begin, here);
+  }
+}
+
+/// Calls f(i, number) for each of `count` columns, at most kFp8Chunk, with the number of its block.
+template <class Width, class F>
+[[gnu::always_inline]] inline void for_each_column(Width width, int64_t count, const float* numbers,
+                                                   const F& f) {
+  if constexpr (width <= 16) {
+    // GCC 12 unrolls a loop over 16 columns before it could vectorize it, and then does not.
+    float of_columns[kFp8Chunk];
+    if constexpr (width > 1) {
+      for (int64_t i = 0; i < count; i += width)
+        for (int64_t j = 0; j < width; ++j) of_columns[i + j] = numbers[i / width];
+      numbers = of_columns;
+    }
+    for (int64_t i = 0; i < count; ++i) f(i, numbers[i]);
+  } else {
+    for (int64_t block = 0; block < count / width; ++block) {
+      const float number = numbers[block];
+      for (int64_t i = block * width; i < (block + 1) * width; ++i) f(i, number);
+    }
   }
 }
 
@@ -216,18 +238,18 @@ int32_t encode_e2m1(float value, int32_t draw) {
   return choose<Build>(magnitude > kInfinityBits, 0, number);
 }
 
-template <class Build, bool kStochastic>
-void quantize_e2m1_as(const QuantizeE2M1& problem) {
+template <class Build, bool kStochastic, class Width>
+void quantize_e2m1_as(const QuantizeE2M1& problem, Width width) {
   int32_t draws[kFp8Chunk] = {}, numbers[kFp8Chunk];
   const auto chunk = [&](const float* values, int64_t begin, int64_t count) {
     if constexpr (kStochastic)
       fill_draws<Build>(problem, problem.offset + static_cast<uint64_t>(begin), count, draws);
-    for (int64_t block = 0; block < count; block += kE2M1Block) {
-      const float factor = problem.factors[(begin + block) / kE2M1Block];
-      for (int64_t i = block; i < block + kE2M1Block; ++i)
-        // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): widen() has filled the whole chunk
-        numbers[i] = encode_e2m1<Build, kStochastic>(values[i] * factor, draws[i]);
-    }
+    for_each_column(
+        width, count,
+        problem.factors + begin / width, [&](int64_t i, float factor) __attribute__((always_inline)) {
+          // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): widen() has filled it
+          numbers[i] = encode_e2m1<Build, kStochastic>(values[i] * factor, draws[i]);
+        });
     uint8_t* const __restrict codes = problem.codes + begin / 2;
     for (int64_t i = 0; i < count / 2; ++i)
       codes[i] = static_cast<uint8_t>(numbers[2 * i] | numbers[2 * i + 1] << 4);
@@ -239,10 +261,17 @@ void quantize_e2m1_as(const QuantizeE2M1& problem) {
       });
 }
 
+template <class Build, bool kStochastic>
+void quantize_e2m1_rounded(const QuantizeE2M1& problem) {
+  problem.width == 1
+      ? quantize_e2m1_as<Build, kStochastic>(problem, std::integral_constant<int64_t, 1>{})
+      : quantize_e2m1_as<Build, kStochastic>(problem, std::integral_constant<int64_t, kE2M1Block>{});
+}
+
 template <class Build>
 void quantize_e2m1_with(const QuantizeE2M1& problem) {
-  problem.rounds_stochastically ? quantize_e2m1_as<Build, true>(problem)
-                                : quantize_e2m1_as<Build, false>(problem);
+  problem.rounds_stochastically ? quantize_e2m1_rounded<Build, true>(problem)
+                                : quantize_e2m1_rounded<Build, false>(problem);
 }
 
 }  // namespace mantissa::kernels::cpu

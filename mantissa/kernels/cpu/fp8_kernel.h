@@ -12,24 +12,36 @@ using FindMagnitudesOf = Magnitudes(const FindMagnitudes&);
 using QuantizeFp8Values = Magnitudes(const QuantizeFp8&);
 using DequantizeFp8Values = void(const DequantizeFp8&);
 using QuantizeE2M1Values = void(const QuantizeE2M1&);
+using FindBlockMagnitudesOf = void(const FindBlockMagnitudes&);
+using QuantizeBlocksOf = void(const QuantizeFp8Blocks&);
+using RestoreBlocksOf = bool(const RestoreBlocks&);
 
 namespace generic {
 FindMagnitudesOf find_magnitudes;
 QuantizeFp8Values quantize_fp8;
 DequantizeFp8Values dequantize_fp8;
 QuantizeE2M1Values quantize_e2m1;
+FindBlockMagnitudesOf find_block_magnitudes;
+QuantizeBlocksOf quantize_fp8_blocks;
+RestoreBlocksOf restore_blocks;
 }  // namespace generic
 namespace avx2 {
 FindMagnitudesOf find_magnitudes;
 QuantizeFp8Values quantize_fp8;
 DequantizeFp8Values dequantize_fp8;
 QuantizeE2M1Values quantize_e2m1;
+FindBlockMagnitudesOf find_block_magnitudes;
+QuantizeBlocksOf quantize_fp8_blocks;
+RestoreBlocksOf restore_blocks;
 }  // namespace avx2
 namespace avx512 {
 FindMagnitudesOf find_magnitudes;
 QuantizeFp8Values quantize_fp8;
 DequantizeFp8Values dequantize_fp8;
 QuantizeE2M1Values quantize_e2m1;
+FindBlockMagnitudesOf find_block_magnitudes;
+QuantizeBlocksOf quantize_fp8_blocks;
+RestoreBlocksOf restore_blocks;
 }  // namespace avx512
 
 }  // namespace mantissa::kernels::cpu

@@ -143,6 +143,57 @@ TEST_P(Fp8Kernels, CodesOf4BitsEqualTheGenericOnes) {
       }
 }
 
+// The last build defines the bits; the tests of the room fp8 compare it with the formulas.
+TEST_P(Fp8Kernels, BlocksEqualTheGenericOnes) {
+  torch::manual_seed(4);
+  const int64_t rows = 3, cols = 384, stride = 400;
+  const at::Tensor wide = torch::randn({rows, stride}).mul(torch::randn({rows, stride}).exp2());
+  wide[1][7] = std::numeric_limits<float>::quiet_NaN(), wide[2][300] = -kInf;
+  const auto results_of = [&](const Fp8Build& build, const at::Tensor& x, int64_t width, bool keeps_nan) {
+    at::Tensor largest = torch::zeros({cols / width}), codes = torch::zeros({rows, stride}, at::kByte);
+    build.find_block_magnitudes({x.const_data_ptr(), element_of(x.scalar_type()), rows, cols, stride, width,
+                                 keeps_nan, largest.mutable_data_ptr<float>()});
+    const at::Tensor scales = torch::linspace(0.25, 4, cols / width);
+    build.quantize_blocks({x.const_data_ptr(), element_of(x.scalar_type()), rows, cols, stride, width,
+                           scales.const_data_ptr<float>(), codes.mutable_data_ptr<uint8_t>(), Fp8::kE4M3});
+    return std::vector<at::Tensor>{largest, codes};
+  };
+  for (const at::ScalarType input : kInputs)
+    for (const int64_t width : {1, 16, 32, 128})
+      for (const bool keeps_nan : {false, true}) {
+        const at::Tensor x = wide.to(input);
+        const auto got = results_of(GetParam(), x, width, keeps_nan),
+                   want = results_of(fp8_builds().back(), x, width, keeps_nan);
+        for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(test::same_bits(got[i], want[i])) << width;
+        EXPECT_EQ(want[0].isnan().any().item<bool>(), keeps_nan);
+      }
+}
+
+TEST_P(Fp8Kernels, RestoredBlocksEqualTheGenericOnes) {
+  const int64_t rows = 2, cols = 384, stride = 400;
+  const at::Tensor codes = torch::arange(rows * stride).to(at::kByte);
+  const auto restored = [&](const Fp8Build& build, CodeFormat format, int64_t width, Element element,
+                            const at::Tensor& scales) {
+    at::Tensor out = torch::zeros({rows, stride}, element == Element::kFloat32 ? at::kFloat : at::kBFloat16);
+    const bool is_exact =
+        build.restore_blocks({codes.const_data_ptr<uint8_t>(), format, rows, cols, stride, width,
+                              scales.const_data_ptr<float>(), out.mutable_data_ptr(), element});
+    return std::pair(out, is_exact);
+  };
+  for (const CodeFormat format : {CodeFormat::kE4M3, CodeFormat::kE5M2, CodeFormat::kE2M1})
+    for (const int64_t width : {1, 16, 32, 128}) {
+      const at::Tensor powers = torch::arange(cols / width).remainder(9).to(at::kFloat).exp2();
+      const Fp8Build& generic = fp8_builds().back();
+      const auto [wide, is_wide] = restored(GetParam(), format, width, Element::kFloat32, powers);
+      EXPECT_TRUE(test::same_bits(wide, restored(generic, format, width, Element::kFloat32, powers).first));
+      const auto [narrow, is_narrow] = restored(GetParam(), format, width, Element::kBFloat16, powers);
+      EXPECT_TRUE(is_wide && is_narrow);
+      EXPECT_TRUE(at::equal(narrow.to(at::kFloat).nan_to_num(7), wide.nan_to_num(7))) << width;
+      EXPECT_FALSE(restored(GetParam(), format, width, Element::kBFloat16, powers * 1.01).second);
+      EXPECT_FALSE(restored(GetParam(), format, width, Element::kBFloat16, powers * 0x1p-140F).second);
+    }
+}
+
 TEST(Fp8KernelsInParallel, ResultsAreThoseOfOneThread) {
   torch::manual_seed(3);
   const at::Tensor x = torch::randn({300001});

@@ -1,3 +1,4 @@
+#include "mantissa/kernels/cpu/fp8_blocks_internal.h"
 #include "mantissa/kernels/cpu/fp8_internal.h"
 #include "mantissa/kernels/cpu/fp8_kernel.h"
 #include "mantissa/kernels/cpu/fp8_widen_internal.h"
@@ -16,5 +17,10 @@ Magnitudes find_magnitudes(const FindMagnitudes& problem) {
 Magnitudes quantize_fp8(const QuantizeFp8& problem) { return quantize_fp8_with<Fp8Widening>(problem); }
 void dequantize_fp8(const DequantizeFp8& problem) { dequantize_fp8_with<Fp8Widening>(problem); }
 void quantize_e2m1(const QuantizeE2M1& problem) { quantize_e2m1_with<Fp8Widening>(problem); }
+void find_block_magnitudes(const FindBlockMagnitudes& problem) {
+  find_block_magnitudes_with<Fp8Widening>(problem);
+}
+void quantize_fp8_blocks(const QuantizeFp8Blocks& problem) { quantize_fp8_blocks_with<Fp8Widening>(problem); }
+bool restore_blocks(const RestoreBlocks& problem) { return restore_blocks_with<Fp8Widening>(problem); }
 
 }  // namespace mantissa::kernels::cpu::MANTISSA_CPU_TIER
