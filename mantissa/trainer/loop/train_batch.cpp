@@ -2,6 +2,7 @@
 #include <chrono>
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
