@@ -113,7 +113,7 @@ TEST_F(Plan, OfAllModesIsMadeOnce) {
     EXPECT_EQ(result["memory_plan"], results[0]["memory_plan"]);
     EXPECT_THAT(outcome.err, HasSubstr("memory of " + result["precision"].get<std::string>() + ": planned "));
   }
-  EXPECT_EQ(results[0]["memory_plan"].size(), 13U) << "those that train no layer are planned only";
+  EXPECT_EQ(results[0]["memory_plan"].size(), 16U) << "those that train no layer are planned only";
 }
 
 TEST_F(Plan, OfARunThatIsResumed) {

@@ -180,13 +180,25 @@ TEST(Strategy, TwoProcessesTrainAsOneWithBothBatches) {
   }
 }
 
-TEST(Strategy, TwoProcessesAverageTheGradientsOfMasterWeights) {
-  const std::vector<std::vector<float>> values{{1, 2, 3}, {3, 6, 9}};
+/// Doubles the gradients that the optimizer will use, after the backward pass.
+struct DoublingAfterBackward final : Strategy {
+  void setup_optimizers(const std::vector<OptimizerConfig>& optimizers, Precision&) override {
+    parameters = main_params(*optimizers.at(0).optimizer);
+  }
+  void post_backward() override {
+    for (at::Tensor& parameter : parameters) parameter.mutable_grad().mul_(2);
+  }
+  std::vector<at::Tensor> parameters;
+};
+
+// In one process: a mode with 16-bit weights sets the default dtype, which all threads share.
+TEST(Strategy, TheGradientsOfMasterWeightsAreReduced) {
   const PrecisionOptions masters{.loss_scale = "8", .master_weights = true};
-  const auto outcomes = in_two([&](size_t rank, const auto& strategy) {
-    return train({.precision = "16-true", .precision_options = masters, .strategy = strategy}, values[rank]);
-  });
-  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.weight, -2 - 4 - 6);
+  const auto strategy = std::make_shared<DoublingAfterBackward>();
+  const auto outcome =
+      train({.precision = "16-true", .precision_options = masters, .strategy = strategy}, {1, 2, 3});
+  EXPECT_EQ(outcome.weight, -2 - 4 - 6);
+  EXPECT_EQ(strategy->parameters.at(0).scalar_type(), at::kFloat);
 }
 
 /// Doubles each gradient as soon as it is there, as a strategy that reduces while the backward pass runs.
