@@ -1,5 +1,6 @@
 #include "mantissa/layers/activation.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>

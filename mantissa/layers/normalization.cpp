@@ -1,5 +1,6 @@
 #include "mantissa/layers/normalization.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
 #include <c10/util/Exception.h>
 
