@@ -41,7 +41,7 @@ bool decides(const Tensor& tensor, const Tensor& factor) {
          weight_rule(tensor)->computes(without_mark(factor), without_mark(tensor));
 }
 
-/// Whether the rule of either factor computes their product. The second one is asked first: see multiply().
+/// Whether the rule of either factor computes their product.
 bool either_decides(const Tensor& a, const Tensor& b) { return decides(b, a) || decides(a, b); }
 
 /// Returns `x` as autocast would give it to a product, with the key under which autocast must not see the
@@ -71,9 +71,10 @@ Tensor apply(const char* operation, const Tensor& x, const Tensor& weight, const
 
 Tensor swapped(const Tensor& x) { return x.transpose(-1, -2); }
 
-/// Returns a b, of which at least one has a rule that computes the product. If both have, the second one is the weight.
-Tensor multiply(const char* operation, const Tensor& a, const Tensor& b) {
+/// Returns a b if the rule of one of them computes it. The second one is asked first.
+std::optional<Tensor> multiply(const char* operation, const Tensor& a, const Tensor& b) {
   if (decides(b, a)) return apply(operation, a, b.t());
+  if (!decides(a, b)) return std::nullopt;
   if (b.dim() == 1) return apply(operation, b, a);
   TORCH_CHECK_VALUE(b.dim() > 1, operation, ": both factors must have a dimension; got ", b.sizes());
   return swapped(apply(operation, swapped(b), a));
@@ -88,18 +89,17 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
 }
 
 Tensor matmul(const Tensor& self, const Tensor& other) {
-  if (either_decides(self, other)) return multiply("matmul", self, other);
+  if (const auto product = multiply("matmul", self, other)) return *product;
   const Below below(kKey);
   return at::matmul(without_mark(self), without_mark(other));
 }
 
 // The shapes of the following are libtorch's to check.
-bool are_matrices(const Tensor& a, const Tensor& b) {
-  return a.dim() == 2 && b.dim() == 2 && either_decides(a, b);
-}
+bool are_matrices(const Tensor& a, const Tensor& b) { return a.dim() == 2 && b.dim() == 2; }
 
 Tensor mm(const Tensor& self, const Tensor& mat2) {
-  if (are_matrices(self, mat2)) return multiply("mm", self, mat2);
+  if (are_matrices(self, mat2))
+    if (const auto product = multiply("mm", self, mat2)) return *product;
   const Below below(kKey);
   return at::mm(without_mark(self), without_mark(mat2));
 }
@@ -121,13 +121,13 @@ Tensor weighted_sum(const Tensor& addend, const Tensor& product, const at::Scala
 
 Tensor addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const at::Scalar& beta,
              const at::Scalar& alpha) {
-  if (!are_matrices(mat1, mat2)) {
-    const Below below(kKey);
-    return at::addmm(without_mark(self), without_mark(mat1), without_mark(mat2), beta, alpha);
+  if (are_matrices(mat1, mat2)) {
+    const bool is_bias = self.dim() == 1 && self.size(0) == mat2.size(1) && beta.equal(1) && alpha.equal(1);
+    if (is_bias && decides(mat2, mat1)) return apply("addmm", mat1, mat2.t(), self);
+    if (const auto product = multiply("addmm", mat1, mat2)) return weighted_sum(self, *product, beta, alpha);
   }
-  const bool is_bias = self.dim() == 1 && self.size(0) == mat2.size(1) && beta.equal(1) && alpha.equal(1);
-  if (is_bias && decides(mat2, mat1)) return apply("addmm", mat1, mat2.t(), self);
-  return weighted_sum(self, multiply("addmm", mat1, mat2), beta, alpha);
+  const Below below(kKey);
+  return at::addmm(without_mark(self), without_mark(mat1), without_mark(mat2), beta, alpha);
 }
 
 Tensor addmv(const Tensor& self, const Tensor& mat, const Tensor& vec, const at::Scalar& beta,
