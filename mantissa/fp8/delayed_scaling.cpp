@@ -124,16 +124,6 @@ QuantizedFp8 quantize_fp8_delayed(const at::Tensor& x, at::ScalarType dtype, Del
   return quantize_fp8(x, dtype, state.scale[tensor], state.amax_history[0][tensor]);
 }
 
-std::vector<DelayedScalingState> next_states(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
-                                             const DelayedScaling& recipe, const AmaxReduction& reduction) {
-  fp8_max(dtype);  // for its error
-  check_recipe(recipe);
-  std::vector<DelayedScalingState> next = copies_of(states);
-  if (recipe.reduce_amax && reduction && !next.empty()) reduce_amaxes(next, reduction);
-  for (DelayedScalingState& state : next) advance(state, dtype, recipe);
-  return next;
-}
-
 std::vector<DelayedScalingState> copies_of(c10::ArrayRef<DelayedScalingState*> states) {
   std::vector<DelayedScalingState> copies;
   copies.reserve(states.size());
@@ -176,7 +166,11 @@ void commit(const DelayedScalingState& next, DelayedScalingState& state) {
 
 void update_scales(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
                    const DelayedScaling& recipe, const AmaxReduction& reduction) {
-  const std::vector<DelayedScalingState> next = next_states(states, dtype, recipe, reduction);
+  fp8_max(dtype);  // for its error, also without states
+  check_recipe(recipe);
+  std::vector<DelayedScalingState> next = copies_of(states);
+  if (recipe.reduce_amax && reduction && !next.empty()) reduce_amaxes(next, reduction);
+  for (DelayedScalingState& state : next) advance(state, dtype, recipe);
   for (size_t i = 0; i < states.size(); ++i) commit(next[i], *states[i]);
 }
 

@@ -8,11 +8,6 @@
 
 namespace mantissa {
 
-/// Returns the states of the next step, in memory of their own; `states` keep theirs as it is.
-/// Errors: those of update_scales().
-std::vector<DelayedScalingState> next_states(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
-                                             const DelayedScaling& recipe, const AmaxReduction& reduction);
-
 /// Returns the states in memory of their own.
 /// Errors: c10::ValueError for a state of another shape than delayed_scaling_state() gives.
 std::vector<DelayedScalingState> copies_of(c10::ArrayRef<DelayedScalingState*> states);
@@ -24,7 +19,7 @@ void reduce_amaxes(c10::ArrayRef<DelayedScalingState> states, const AmaxReductio
 /// Errors: what `amax_compute` throws, and c10::ValueError if it returns another shape.
 void advance(DelayedScalingState& state, at::ScalarType dtype, const DelayedScaling& recipe);
 
-/// Copies what next_states() returned for `state` into its tensors.
+/// Copies the values of a state that was moved on into the tensors of `state`.
 void commit(const DelayedScalingState& next, DelayedScalingState& state);
 
 }  // namespace mantissa
