@@ -133,22 +133,22 @@ std::string used_with_16_bit_weights(const Request& asked) {
   return "its weights are not 16-bit; leave it out, or choose " + modes_with(has_16_bit_weights, "or");
 }
 
+/// For an option of the modes with a trait. `what` says what these do.
+std::string used_by(const Request& asked, bool (*trait)(const PrecisionTraits&), const char* what) {
+  if (trait(asked.mode.traits)) return "";
+  return "only " + modes_with(trait, "and") + " " + what + "; leave it out, or choose one of them";
+}
+
+constexpr const char* kComputeWithCodes = "compute layers with 4- or 8-bit codes";
+
 std::string used_by_quantized_layers(const Request& asked) {
-  if (has_quantized_layers(asked.mode.traits)) return "";
-  return "only " + modes_with(has_quantized_layers, "and") +
-         " compute layers with 4- or 8-bit codes; leave it out, or choose one of them";
+  return used_by(asked, has_quantized_layers, kComputeWithCodes);
 }
-
 std::string used_for_layers(const Request& asked) {
-  if (has_layers_of_its_own(asked.mode.traits)) return "";
-  return "only " + modes_with(has_layers_of_its_own, "and") +
-         " compute layers with 4- or 8-bit codes; leave it out, or choose one of them";
+  return used_by(asked, has_layers_of_its_own, kComputeWithCodes);
 }
-
 std::string used_by_fp8_layers(const Request& asked) {
-  if (has_fp8_products(asked.mode.traits)) return "";
-  return "only " + modes_with(has_fp8_products, "and") +
-         " compute layers in FP8; leave it out, or choose one of them";
+  return used_by(asked, has_fp8_products, "compute layers in FP8");
 }
 
 /// Layers of int8-training have 16-bit inputs and results.
@@ -166,8 +166,7 @@ std::string used_by_blocks(const Request& asked) {
 std::string used_for_outliers(const Request& asked) {
   const PrecisionTraits& traits = asked.mode.traits;
   if (has_int8_products(traits) || !has_quantized_layers(traits)) return used_by_quantized_layers(asked);
-  return "only " + modes_with(has_int8_products, "and") +
-         " treat outliers separately; leave it out, or choose one of them";
+  return used_by(asked, has_int8_products, "treat outliers separately");
 }
 
 /// `is_on`: false asks for what such a mode does anyway.
