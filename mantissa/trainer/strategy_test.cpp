@@ -17,10 +17,10 @@
 
 #include <torch/torch.h>
 
-#include "mantissa/amp/gradient_hooks.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/loop/interrupt.h"
+#include "mantissa/trainer/strategy_test_support_internal.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -117,12 +117,6 @@ class OneOfAGroup final : public Strategy {
   std::vector<at::Tensor> parameters_;
 };
 
-struct Outcome {
-  FitResult result;
-  double weight = 0, scale = 0;
-  int exchanges = 0;
-};
-
 /// Runs `fit` in two threads, each with its own strategy. An exception in one of them fails the test.
 template <typename Fit>
 std::vector<Outcome> in_two(const Fit& fit) {
@@ -145,26 +139,6 @@ std::vector<Outcome> in_two(const Fit& fit) {
   return outcomes;
 }
 
-/// `val`: validation batches; none if empty.
-Outcome train(OneWeight& task, TrainerOptions options, std::vector<float> values,
-              std::vector<float> val_values = {}) {
-  ListLoader loader = loader_of(std::move(values)), val = loader_of(std::move(val_values));
-  options.device = "cpu";
-  options.num_sanity_val_steps = 0;
-  Trainer trainer(std::move(options));
-  Outcome outcome;
-  outcome.result = trainer.fit(task, loader, val.size() > 0 ? &val : nullptr);
-  outcome.weight = task.weight();
-  if (const at::Tensor scale = trainer.precision().loss_scale(); scale.defined())
-    outcome.scale = scale.item<double>();
-  return outcome;
-}
-
-Outcome train(TrainerOptions options, std::vector<float> values) {
-  OneWeight task;
-  return train(task, std::move(options), std::move(values));
-}
-
 TEST(Strategy, TwoProcessesTrainAsOneWithBothBatches) {
   const std::vector<std::vector<float>> values{{1, 2, 3, 4}, {3, 6, 9, 12}};
   for (const int64_t window : {1, 3}) {
@@ -177,55 +151,6 @@ TEST(Strategy, TwoProcessesTrainAsOneWithBothBatches) {
       // The last batch of a window exchanges the gradients of the whole window.
       EXPECT_EQ(outcome.exchanges, window == 1 ? 4 : 2);
     }
-  }
-}
-
-/// Doubles the gradients that the optimizer will use, after the backward pass.
-struct DoublingAfterBackward final : Strategy {
-  void setup_optimizers(const std::vector<OptimizerConfig>& optimizers, Precision&) override {
-    parameters = main_params(*optimizers.at(0).optimizer);
-  }
-  void post_backward() override {
-    for (at::Tensor& parameter : parameters) parameter.mutable_grad().mul_(2);
-  }
-  std::vector<at::Tensor> parameters;
-};
-
-// In one process: a mode with 16-bit weights sets the default dtype, which all threads share.
-TEST(Strategy, TheGradientsOfMasterWeightsAreReduced) {
-  const PrecisionOptions masters{.loss_scale = "8", .master_weights = true};
-  const auto strategy = std::make_shared<DoublingAfterBackward>();
-  const auto outcome =
-      train({.precision = "16-true", .precision_options = masters, .strategy = strategy}, {1, 2, 3});
-  EXPECT_EQ(outcome.weight, -2 - 4 - 6);
-  EXPECT_EQ(strategy->parameters.at(0).scalar_type(), at::kFloat);
-}
-
-/// Doubles each gradient as soon as it is there, as a strategy that reduces while the backward pass runs.
-struct Doubling final : Strategy {
-  void setup_module(torch::nn::Module& module) override {
-    for (const at::Tensor& parameter : module.parameters())
-      hooks.emplace_back(parameter, GradientHookOrder::kReduce, [this](const at::Tensor& holder) {
-        ++calls;
-        if (holder.grad().defined()) holder.mutable_grad().mul_(2);
-      });
-  }
-  std::vector<GradientHook> hooks;
-  int calls = 0;
-};
-
-TEST(Strategy, AReducersHooksGetTheGradientsInEveryMode) {
-  const std::vector<std::pair<std::string, PrecisionOptions>> modes{{"32-true", {}},
-                                                                    {"bf16-true", {}},
-                                                                    {"bf16-true", {.master_weights = true}},
-                                                                    {"16-mixed", {.loss_scale = "8"}},
-                                                                    {"O2", {.loss_scale = "8"}}};
-  for (const auto& [name, precision_options] : modes) {
-    const auto strategy = std::make_shared<Doubling>();
-    const TrainerOptions options{
-        .precision = name, .precision_options = precision_options, .strategy = strategy};
-    EXPECT_EQ(train(options, {1, 2, 3}).weight, 2 * (-1 - 2 - 3)) << name;
-    EXPECT_EQ(strategy->calls, 3) << name;
   }
 }
 
