@@ -101,6 +101,15 @@ TEST(MXFP8, OtherShapesAreRefused) {
               HasSubstr("no whole blocks of 32 x 32"));
 }
 
+TEST(MXFP8, BlocksOfAnUnknownWidthAreRefused) {
+  QuantizedMXFP8 quantized = quantize_mxfp8(torch::ones({1, 256}));
+  for (const int64_t width : {-32, 0, 8, 64, 256}) {
+    quantized.block_cols = width;
+    EXPECT_THAT(error_of([&] { dequantize_fp8(quantized); }), HasSubstr("give block_cols as it was returned"))
+        << width;
+  }
+}
+
 TEST(MXFP8, ColumnsHaveTheCodesOfTheTransposedMatrix) {
   torch::manual_seed(3);
   const at::Tensor x = wide({64, 700});

@@ -66,6 +66,10 @@ void check_tiles(const at::Tensor& codes, Tile tile, const at::Tensor& scales, a
       "dequantize_fp8: the codes are no matrix on the CPU; give what the quantizing function returned");
   TORCH_CHECK_VALUE(tile.rows > 0, "dequantize_fp8: blocks have ", tile.rows,
                     " rows; give block_rows as it was returned");
+  // The kernels know no other width.
+  TORCH_CHECK_VALUE(tile.cols == 1 || tile.cols == 16 || tile.cols == 32 || tile.cols == 128,
+                    "dequantize_fp8: blocks have ", tile.cols,
+                    " columns; give block_cols as it was returned");
   const int64_t cols = codes.size(-1) * values_per_byte,
                 rows = cols == 0 ? 0 : codes.numel() / codes.size(-1);
   TORCH_CHECK_VALUE(rows % tile.rows == 0 && cols % tile.cols == 0, "dequantize_fp8: codes of ",
