@@ -39,7 +39,7 @@ TEST_F(Fp8Runs, F8_40_ARecipeIsATextOrAMap) {
   EXPECT_EQ(printed("--config text.yaml --recipe 'DelayedScaling, reduce_amax=false'", "recipe"),
             "DelayedScaling, reduce_amax=false");
   EXPECT_EQ(printed("--precision fp8-mixed", "recipe"), "auto");
-  // What is printed is read again.
+  // The printed configuration can be read again.
   write("again.yaml", fit("--config named.yaml --print-config").out);
   EXPECT_EQ(printed("--config again.yaml", "recipe"), "NVFP4BlockScaling,disable_rht=true");
 }

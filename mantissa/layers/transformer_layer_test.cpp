@@ -75,7 +75,7 @@ TEST(TransformerLayer, HasTransformerEnginesParameters) {
                   "layernorm_mlp.fc2_weight", "layernorm_mlp.fc2_bias"));
   TransformerLayer layer(fused(true));
   EXPECT_EQ(parameter(*layer, "self_attention.layernorm_qkv.weight").sizes(), (std::vector<int64_t>{40, 24}));
-  EXPECT_EQ(parameter(*layer, "self_attention.proj.weight").std().item<double>() < 0.05, true);
+  EXPECT_LT(parameter(*layer, "self_attention.proj.weight").std().item<double>(), 0.05);
 }
 
 TEST(TransformerLayer, EqualsItsFormula) {

@@ -27,12 +27,12 @@ std::regex compiled(const std::string& expression) {
 /// Returns an expression that has been compiled already if it was used lately, since each expression is matched against
 /// the names of all layers. A counted repetition such as a{999} can take megabytes, so that it is not kept.
 std::shared_ptr<const std::regex> kept(const std::string& expression) {
-  constexpr size_t kMost = 1024;
+  constexpr size_t kMaxKept = 1024;
   thread_local std::map<std::string, std::shared_ptr<const std::regex>> expressions;
   if (const auto found = expressions.find(expression); found != expressions.end()) return found->second;
   auto made = std::make_shared<const std::regex>(compiled(expression));
   if (expression.find('{') != std::string::npos) return made;
-  if (expressions.size() == kMost) expressions.clear();
+  if (expressions.size() == kMaxKept) expressions.clear();
   return expressions[expression] = std::move(made);
 }
 
