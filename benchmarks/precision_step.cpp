@@ -1,4 +1,4 @@
-// A training step in each 16-bit mode compared with the same step in 32-true. Both run in turn, A B A B ...,
+// A training step in each 16-bit mode, and of the GPTs with each FP8 recipe, compared with the same step in 32-true. Both run in turn, A B A B ...,
 // and the result is the median of the ratios, so that drift of the machine affects them equally. The mode
 // with libtorch's own CPU kernels (`stock`) is measured as well. Before a time counts, both models must have
 // learned the same from the same batches. MANTISSA_MAX_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2
@@ -14,19 +14,34 @@
 #include "benchmarks/training_internal.h"
 #include "mantissa/core/bench_internal.h"
 #include "mantissa/core/cpu_features.h"
+#include "mantissa/fp8/recipe_settings.h"
 #include "mantissa/kernels/aten/overrides.h"
 
 namespace mantissa {
 namespace {
 
-void compare(benchmark::State& state, const Case& each, const std::string& mode) {
+struct Contender {
+  std::string name, mode;
+  PrecisionOptions options = {};
+};
+
+std::vector<Contender> contenders(const Case& each) {
+  std::vector<Contender> contenders;
+  for (const std::string mode : {"bf16-mixed", "16-mixed", "bf16-true"}) contenders.push_back({mode, mode});
+  if (!each.name.starts_with("gpt")) return contenders;  // a ResNet has one linear layer
+  for (const std::string& recipe : fp8_recipe_names())
+    contenders.push_back({"fp8-mixed/" + recipe, "fp8-mixed", {.recipe = make_fp8_recipe(recipe, {})}});
+  return contenders;
+}
+
+void compare(benchmark::State& state, const Case& each, const Contender& contender) {
   torch::manual_seed(1);
   const Data data = each.data();
-  const auto make = [&](const std::string& name) {
+  const auto make = [&](const std::string& mode, const PrecisionOptions& options) {
     torch::manual_seed(2);
-    return Training(make_precision(name, at::kCPU), each.make(), data);
+    return Training(make_precision(mode, at::kCPU, options), each.make(), data);
   };
-  Training base = make("32-true"), mine = make(mode);
+  Training base = make("32-true", {}), mine = make(contender.mode, contender.options);
   const double base_loss = base.loss_after(4), my_loss = mine.loss_after(4);
   if (!(std::abs(my_loss - base_loss) < 0.05 * base_loss)) {
     state.SkipWithError("the modes learn different things");
@@ -59,9 +74,10 @@ bool register_all() {
   benchmark::AddCustomContext("hardware_tier", tier_name(hardware_cpu_tier()));
   benchmark::AddCustomContext("threads", std::to_string(at::get_num_threads()));
   for (const Case& each : cases())
-    for (const std::string mode : {"bf16-mixed", "16-mixed", "bf16-true"})
-      benchmark::RegisterBenchmark((each.name + "/" + mode).c_str(),
-                                   [&each, mode](benchmark::State& state) { compare(state, each, mode); })
+    for (const Contender& contender : contenders(each))
+      benchmark::RegisterBenchmark(
+          (each.name + "/" + contender.name).c_str(),
+          [&each, contender](benchmark::State& state) { compare(state, each, contender); })
           ->UseManualTime()
           ->Unit(benchmark::kMillisecond)
           ->Iterations(15);
