@@ -13,8 +13,6 @@
 namespace mantissa {
 namespace {
 
-constexpr const char* kFp8MixedMode = "precision 'fp8-mixed'";
-
 std::string name_of(at::ScalarType weights) {
   TORCH_CHECK_VALUE(weights == at::kHalf || weights == at::kBFloat16,
                     "TransformerEngine: weights can be kept in Half or BFloat16, got ",
@@ -44,15 +42,6 @@ void end_step(Fp8Layers& layers, StepResult& result) {
   layers.end_step(result.skipped());
 }
 
-/// Loads a state: the layers' part of it, and the rest through `load_rest`. Both are checked before either changes.
-template <typename LoadRest>
-std::vector<std::string> load(Fp8Layers& layers, const StateReader& state, const LoadRest& load_rest) {
-  layers.check_state_dict(state);
-  std::vector<std::string> differences = load_rest();
-  for (std::string& difference : layers.load_state_dict(state)) differences.push_back(std::move(difference));
-  return differences;
-}
-
 TrueDtypeOptions named(TrueDtypeOptions weights, at::ScalarType dtype) {
   weights.name = name_of(dtype);
   weights.layer_products = Format::kFloat8E4M3;
@@ -61,66 +50,59 @@ TrueDtypeOptions named(TrueDtypeOptions weights, at::ScalarType dtype) {
 
 }  // namespace
 
-Fp8Mixed::Fp8Mixed(at::Device device, Fp8LayerOptions options)
-    : Precision("fp8-mixed", {.compute = Format::kBFloat16, .layer_products = Format::kFloat8E4M3}),
-      device_(checked(device, kFp8MixedMode)),
-      layers_(kFp8MixedMode, std::move(options)) {}
-
-void Fp8Mixed::convert_module(torch::nn::Module& module) {
-  layers_.check(module, /*is_cast=*/false);
-  Precision::convert_module(module);
-  layers_.convert(module);
-}
-
-Scope Fp8Mixed::forward_context() const {
-  return std::make_shared<ForwardScope>(device_.type(), at::kBFloat16, nullptr);
-}
-
-at::Tensor Fp8Mixed::convert_output(const at::Tensor& y) const { return to_default_dtype(y); }
-
-StepResult Fp8Mixed::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
-  StepResult result = Precision::step(optimizer, closure);
-  end_step(layers_, result);
-  return result;
-}
-
-StateDict Fp8Mixed::state_dict() const { return layers_.state_dict(); }
-
-std::vector<std::string> Fp8Mixed::load_state_dict(const StateReader& state) {
-  return load(layers_, state, [&] { return Precision::load_state_dict(state); });
-}
-
-TransformerEngine::TransformerEngine(at::ScalarType dtype, at::Device device, Fp8LayerOptions options,
-                                     TrueDtypeOptions weights)
-    : TrueDtype(dtype, named(std::move(weights), dtype)),
+template <typename Base>
+template <typename... Arguments>
+Fp8Mode<Base>::Fp8Mode(at::Device device, at::ScalarType dtype, Fp8LayerOptions options, Arguments&&... base)
+    : Base(std::forward<Arguments>(base)...),
+      device_(checked(device, "precision '" + this->name() + "'")),
       dtype_(dtype),
-      device_(checked(device, "precision '" + name() + "'")),
-      layers_("precision '" + name() + "'", std::move(options)) {}
+      layers_("precision '" + this->name() + "'", std::move(options)) {}
 
-void TransformerEngine::convert_module(torch::nn::Module& module) {
-  layers_.check(module, /*is_cast=*/true);
-  TrueDtype::convert_module(module);
+template <typename Base>
+void Fp8Mode<Base>::convert_module(torch::nn::Module& module) {
+  layers_.check(module, /*is_cast=*/this->traits().weights.has_value());
+  Base::convert_module(module);
   layers_.convert(module);
 }
 
-Scope TransformerEngine::forward_context() const {
-  return std::make_shared<ForwardScope>(device_.type(), dtype_, TrueDtype::forward_context());
+template <typename Base>
+Scope Fp8Mode<Base>::forward_context() const {
+  return std::make_shared<ForwardScope>(device_.type(), dtype_, Base::forward_context());
 }
 
-StepResult TransformerEngine::step(torch::optim::Optimizer& optimizer, const LossClosure& closure) {
-  StepResult result = TrueDtype::step(optimizer, closure);
+template <typename Base>
+StepResult Fp8Mode<Base>::step(torch::optim::Optimizer& optimizer, const Precision::LossClosure& closure) {
+  StepResult result = Base::step(optimizer, closure);
   end_step(layers_, result);
   return result;
 }
 
-StateDict TransformerEngine::state_dict() const {
-  StateDict state = TrueDtype::state_dict();
+template <typename Base>
+StateDict Fp8Mode<Base>::state_dict() const {
+  StateDict state = Base::state_dict();
   state.merge(layers_.state_dict());
   return state;
 }
 
-std::vector<std::string> TransformerEngine::load_state_dict(const StateReader& state) {
-  return load(layers_, state, [&] { return TrueDtype::load_state_dict(state); });
+template <typename Base>
+std::vector<std::string> Fp8Mode<Base>::load_state_dict(const StateReader& state) {
+  layers_.check_state_dict(state);  // before the rest changes
+  std::vector<std::string> differences = Base::load_state_dict(state);
+  for (std::string& difference : layers_.load_state_dict(state)) differences.push_back(std::move(difference));
+  return differences;
 }
+
+template class Fp8Mode<Precision>;
+template class Fp8Mode<TrueDtype>;
+
+Fp8Mixed::Fp8Mixed(at::Device device, Fp8LayerOptions options)
+    : Fp8Mode(device, at::kBFloat16, std::move(options), "fp8-mixed",
+              PrecisionTraits{.compute = Format::kBFloat16, .layer_products = Format::kFloat8E4M3}) {}
+
+at::Tensor Fp8Mixed::convert_output(const at::Tensor& y) const { return to_default_dtype(y); }
+
+TransformerEngine::TransformerEngine(at::ScalarType dtype, at::Device device, Fp8LayerOptions options,
+                                     TrueDtypeOptions weights)
+    : Fp8Mode(device, dtype, std::move(options), dtype, named(std::move(weights), dtype)) {}
 
 }  // namespace mantissa

@@ -11,6 +11,35 @@
 
 namespace mantissa {
 
+/// What the FP8 modes have in common. `Base`, Precision or TrueDtype, decides about the weights.
+template <typename Base>
+class Fp8Mode : public Base {
+ public:
+  Fp8Layers& fp8_layers() { return layers_; }
+
+  std::optional<at::DeviceType> device_type() const override { return device_.type(); }
+  std::vector<LayerReport> layer_report() const override { return layers_.report(); }
+  void convert_module(torch::nn::Module& module) override;
+  Scope forward_context() const override;
+  StateDict state_dict() const override;
+  std::vector<std::string> load_state_dict(const StateReader& state) override;
+
+ protected:
+  /// `dtype`: of operations that are not computed in FP8. `base`: the arguments of Base.
+  template <typename... Arguments>
+  Fp8Mode(at::Device device, at::ScalarType dtype, Fp8LayerOptions options, Arguments&&... base);
+
+  StepResult step(torch::optim::Optimizer& optimizer, const Precision::LossClosure& closure) override;
+
+ private:
+  at::Device device_;
+  at::ScalarType dtype_;
+  Fp8Layers layers_;
+};
+
+extern template class Fp8Mode<Precision>;
+extern template class Fp8Mode<TrueDtype>;
+
 /// "fp8-mixed": the three products of torch::nn::Linear layers are computed in FP8, all other operations under autocast to
 /// bfloat16. All weights stay as they were built, usually in float32.
 ///
@@ -24,26 +53,11 @@ namespace mantissa {
 /// Errors:   those of Fp8Layers::check(), from convert_module() and before anything changes.
 ///           c10::NotImplementedError for another device.
 /// Source:   Micikevicius et al. 2022, arXiv:2209.05433; Transformer Engine.
-class Fp8Mixed final : public Precision {
+class Fp8Mixed final : public Fp8Mode<Precision> {
  public:
   explicit Fp8Mixed(at::Device device, Fp8LayerOptions options = {});
 
-  Fp8Layers& fp8_layers() { return layers_; }
-
-  std::optional<at::DeviceType> device_type() const override { return device_.type(); }
-  std::vector<LayerReport> layer_report() const override { return layers_.report(); }
-  void convert_module(torch::nn::Module& module) override;
-  Scope forward_context() const override;
   at::Tensor convert_output(const at::Tensor& y) const override;
-  StateDict state_dict() const override;
-  std::vector<std::string> load_state_dict(const StateReader& state) override;
-
- protected:
-  StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override;
-
- private:
-  at::Device device_;
-  Fp8Layers layers_;
 };
 
 /// "transformer-engine" and "transformer-engine-float16": weights, activations and gradients in one 16-bit dtype, and
@@ -53,28 +67,11 @@ class Fp8Mixed final : public Precision {
 /// Numerics: the other operations run under autocast to the same dtype, so that softmax and losses are float32.
 /// Scales, Devices, Errors: those of Fp8Mixed.
 /// Source:   Lightning's TransformerEnginePrecision.
-class TransformerEngine final : public TrueDtype {
+class TransformerEngine final : public Fp8Mode<TrueDtype> {
  public:
   /// `dtype`: kBFloat16 or kHalf. `weights`: the options of TrueDtype, without a name.
   TransformerEngine(at::ScalarType dtype, at::Device device,
                     Fp8LayerOptions options = {.first_and_last = true}, TrueDtypeOptions weights = {});
-
-  Fp8Layers& fp8_layers() { return layers_; }
-
-  std::optional<at::DeviceType> device_type() const override { return device_.type(); }
-  std::vector<LayerReport> layer_report() const override { return layers_.report(); }
-  void convert_module(torch::nn::Module& module) override;
-  Scope forward_context() const override;
-  StateDict state_dict() const override;
-  std::vector<std::string> load_state_dict(const StateReader& state) override;
-
- protected:
-  StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override;
-
- private:
-  at::ScalarType dtype_;
-  at::Device device_;
-  Fp8Layers layers_;
 };
 
 }  // namespace mantissa
