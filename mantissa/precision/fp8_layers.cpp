@@ -1,7 +1,9 @@
 #include "mantissa/precision/fp8_layers.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -50,16 +52,16 @@ int64_t history_len_of(const StateReader& saved) {
   return forward ? forward->at("amax_history").to_tensor().size(0) : 0;
 }
 
-}  // namespace
+/// What is to be done with a layer.
+struct Plan {
+  LayerReport report;
+  at::Tensor weight;
+  bool is_marked_by_user = false;
+};
 
-Fp8Layers::Fp8Layers(std::string who, Fp8LayerOptions options)
-    : who_(std::move(who)), options_(std::move(options)) {
-  check_recipe(options_.recipe);
-}
-
-std::vector<Fp8Layers::Plan> Fp8Layers::plan(const torch::nn::Module& module) const {
+std::vector<Plan> plan(const torch::nn::Module& module, const Fp8LayerOptions& options) {
   const std::vector<Layer> all = layers_of(module, {});
-  const auto chosen = weights_of(layers_of(module, {.ignore_modules = options_.ignore_modules}));
+  const auto chosen = weights_of(layers_of(module, {.ignore_modules = options.ignore_modules}));
   const bool has_fp8 =
       std::any_of(all.begin(), all.end(), [](const Layer& layer) { return is_users_fp8(layer.weight); });
   std::vector<Plan> plans;
@@ -78,7 +80,7 @@ std::vector<Fp8Layers::Plan> Fp8Layers::plan(const torch::nn::Module& module) co
       reason = "the model has FP8 layers, so no other one is converted";
     } else if (!chosen.contains(weight.unsafeGetTensorImpl())) {
       reason = "ignore_modules names it";
-    } else if (!options_.first_and_last && (is_first || is_last)) {
+    } else if (!options.first_and_last && (is_first || is_last)) {
       reason = std::string("it is the ") + (is_first ? "first" : "last") +
                " layer; fp8_first_and_last computes it in FP8, too";
     }
@@ -89,10 +91,25 @@ std::vector<Fp8Layers::Plan> Fp8Layers::plan(const torch::nn::Module& module) co
   return plans;
 }
 
+/// Returns the entry of a state from which layers with this recipe can be loaded; nothing if there is none, or if it
+/// belongs to another recipe.
+std::optional<StateReader> usable_part(const StateReader& state, const Fp8Recipe& recipe) {
+  const auto saved = state.find(kFp8StateKey);
+  if (!saved || saved->at("recipe").to_string() != recipe_name(recipe)) return std::nullopt;
+  return saved->at("layers");
+}
+
+}  // namespace
+
+Fp8Layers::Fp8Layers(std::string who, Fp8LayerOptions options)
+    : who_(std::move(who)), options_(std::move(options)) {
+  check_recipe(options_.recipe);
+}
+
 void Fp8Layers::check(const torch::nn::Module& module, bool is_cast) const {
   TORCH_CHECK_TYPE(has_layers(module, {}), who_, ": ", module.name(),
                    " has no torch::nn::Linear whose products could be computed in FP8; choose another mode");
-  for (const Plan& each : plan(module)) {
+  for (const Plan& each : plan(module, options_)) {
     if (!each.report.products || each.is_marked_by_user) continue;
     const at::Tensor& weight = each.weight;
     const std::string where = c10::str(who_, ": the weight of '", each.report.name, "' is ");
@@ -110,25 +127,25 @@ void Fp8Layers::check(const torch::nn::Module& module, bool is_cast) const {
 }
 
 void Fp8Layers::convert(const torch::nn::Module& module) {
-  std::erase_if(layers_, [](const Fp8Layer& layer) { return layer.weight.expired(); });
-  const std::vector<Plan> plans = plan(module);
+  layers_.erase_expired();
+  const std::vector<Plan> plans = plan(module, options_);
   // A module that is converted again has its rows once.
+  std::set<const c10::TensorImpl*> weights;
+  for (const Plan& each : plans) weights.insert(each.weight.unsafeGetTensorImpl());
   std::erase_if(rows_, [&](const Row& row) {
-    return row.weight.expired() || std::any_of(plans.begin(), plans.end(), [&](const Plan& each) {
-             return row.weight._unsafe_get_target() == each.weight.unsafeGetTensorImpl();
-           });
+    return row.weight.expired() || weights.contains(row.weight._unsafe_get_target());
   });
   for (const Plan& each : plans) {
     rows_.push_back({each.report, WeakKey<at::Tensor>::weak(each.weight)});
     if (!each.report.products) continue;
-    if (each.is_marked_by_user) {
-      add(each.report.name, each.weight, fp8_state_of(each.weight));
-      continue;
-    }
-    std::shared_ptr<Fp8LinearState> state = find(each.weight);
-    if (!state) state = std::make_shared<Fp8LinearState>(options_.recipe, seed_of(layers_.size()));
-    add(each.report.name, each.weight, state);
-    mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(state, /*belongs_to_mode=*/true));
+    if (!layers_.contains(each.weight))
+      add(each.report.name, each.weight,
+          each.is_marked_by_user
+              ? fp8_state_of(each.weight)
+              : std::make_shared<Fp8LinearState>(options_.recipe, seed_of(layers_.size())));
+    if (!each.is_marked_by_user)
+      mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(layers_.find(each.weight)->state,
+                                                                 /*belongs_to_mode=*/true));
   }
   warn_about_unmatched_names(module, options_.ignore_modules, who_);
   const bool converts =
@@ -145,62 +162,52 @@ std::vector<LayerReport> Fp8Layers::report() const {
   return report;
 }
 
-std::shared_ptr<Fp8LinearState> Fp8Layers::find(const at::Tensor& weight) const {
-  for (const Fp8Layer& layer : layers_)
-    if (layer.weight._unsafe_get_target() == weight.unsafeGetTensorImpl()) return layer.state;
-  return nullptr;
-}
-
 void Fp8Layers::add(const std::string& name, const at::Tensor& weight,
                     std::shared_ptr<Fp8LinearState> state) {
-  if (find(weight)) return;
-  const auto is_used = [&](const std::string& text) {
-    return std::any_of(layers_.begin(), layers_.end(),
-                       [&](const Fp8Layer& layer) { return layer.name == text; });
-  };
+  const auto used = by_name();
   std::string unused = name;
-  for (int number = 2; is_used(unused); ++number) unused = c10::str(name, "#", number);
+  for (int number = 2; used.contains(unused); ++number) unused = c10::str(name, "#", number);
   StateDict first = snapshot(state->state_dict());
-  layers_.push_back({unused, WeakKey<at::Tensor>::weak(weight), std::move(state), std::move(first)});
+  layers_.try_emplace(weight, unused, std::move(state), std::move(first));
+}
+
+std::map<std::string, const Fp8Layers::Fp8Layer*> Fp8Layers::by_name() const {
+  std::map<std::string, const Fp8Layer*> layers;
+  layers_.for_each(
+      [&](const auto& /*weight*/, const Fp8Layer& layer) { layers.emplace(layer.name, &layer); });
+  return layers;
 }
 
 void Fp8Layers::end_step(bool skipped) {
   std::vector<Fp8LinearState*> states;
-  for (const Fp8Layer& layer : layers_) {
-    if (layer.weight.expired()) continue;
-    states.push_back(layer.state.get());
-    if (skipped && layer.state->backward.amax_history.defined())
-      layer.state->backward.amax_history.select(0, 0).zero_();
+  for (const auto& [name, layer] : by_name()) {
+    states.push_back(layer->state.get());
+    if (skipped && layer->state->backward.amax_history.defined())
+      layer->state->backward.amax_history.select(0, 0).zero_();
   }
   update_scales(states, reduction_);
 }
 
 StateDict Fp8Layers::state_dict() const {
   StateDict layers;
-  for (const Fp8Layer& layer : layers_)
-    if (!layer.weight.expired()) layers.emplace(layer.name, layer.state->state_dict());
+  for (const auto& [name, layer] : by_name()) layers.emplace(name, layer->state->state_dict());
   if (layers.empty()) return {};
   return {{kFp8StateKey, StateDict{{"recipe", recipe_name(options_.recipe)}, {"layers", std::move(layers)}}}};
 }
 
-std::optional<StateReader> Fp8Layers::usable_part(const StateReader& state) const {
-  const auto saved = state.find(kFp8StateKey);
-  if (!saved || saved->at("recipe").to_string() != recipe_name(options_.recipe)) return std::nullopt;
-  return saved->at("layers");
-}
-
 void Fp8Layers::check_state_dict(const StateReader& state) const {
-  const auto saved = usable_part(state);
-  for (const Fp8Layer& layer : layers_)
-    if (const auto entry = saved ? saved->find(layer.name) : std::nullopt)
-      Fp8LinearState(layer.state->recipe()).load_state_dict(*entry);
+  const auto saved = usable_part(state, options_.recipe);
+  for (const auto& [name, layer] : by_name())
+    if (const auto entry = saved ? saved->find(name) : std::nullopt)
+      Fp8LinearState(layer->state->recipe()).load_state_dict(*entry);
 }
 
 std::vector<std::string> Fp8Layers::load_state_dict(const StateReader& state) {
   check_state_dict(state);
-  if (layers_.empty()) return {};  // the mode reports that the state is dropped
-  if (const auto saved = usable_part(state)) return load(*saved);
-  for (const Fp8Layer& layer : layers_) layer.state->load_state_dict(StateReader(layer.first_state));
+  const auto layers = by_name();
+  if (layers.empty()) return {};  // the mode reports that the state is dropped
+  if (const auto saved = usable_part(state, options_.recipe)) return load(*saved);
+  for (const auto& [name, layer] : layers) layer->state->load_state_dict(StateReader(layer->first_state));
   if (const auto saved = state.find(kFp8StateKey))
     return {c10::str("its FP8 state is that of ", saved->at("recipe").to_string(),
                      " and is dropped, because this run uses ", recipe_name(options_.recipe))};
@@ -213,16 +220,16 @@ std::vector<std::string> Fp8Layers::load(const StateReader& saved) {
   std::vector<std::string> lacking, differences;
   int64_t before = 0, now = 0;
   size_t used = 0;
-  for (const Fp8Layer& layer : layers_) {
-    const auto entry = saved.find(layer.name);
-    layer.state->load_state_dict(entry ? *entry : StateReader(layer.first_state));
+  for (const auto& [name, layer] : by_name()) {
+    const auto entry = saved.find(name);
+    layer->state->load_state_dict(entry ? *entry : StateReader(layer->first_state));
     if (!entry) {
-      lacking.push_back(layer.name);
+      lacking.push_back(name);
       continue;
     }
     ++used;
     if (const int64_t steps = history_len_of(*entry),
-        kept = history_len_of(StateReader(layer.state->state_dict()));
+        kept = history_len_of(StateReader(layer->state->state_dict()));
         steps != kept)
       before = steps, now = kept;
   }

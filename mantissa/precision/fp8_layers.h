@@ -1,8 +1,7 @@
 #pragma once
 
-#include <cstddef>
+#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,32 +24,32 @@ struct Fp8LayerOptions {
   bool first_and_last = false;
 };
 
-/// The layers of a run that compute in FP8, and their scales: what the FP8 modes (fp8.h) have in common.
+/// The layers of a run that compute in FP8, and their scales. The FP8 modes (fp8.h) share this class.
 ///
 /// Weights: convert() marks the weights of torch::nn::Linear layers (weights/marked_weight.h) and changes no value.
 /// Steps:   end_step() moves all scales on, with one reduction.
-/// State:   of each layer, by its name; layers of one name (of several modules) are "fc", "fc#2", "fc#3".
+/// State:   state_dict() has an entry for each layer, under the layer's name. Where several modules have a layer "fc",
+///          the later ones are "fc#2", "fc#3" and so on.
 class Fp8Layers {
  public:
-  /// `who` begins errors: "precision 'fp8-mixed'".
+  /// `who`: the beginning of all errors, such as "precision 'fp8-mixed'".
   /// Errors: those of check_recipe().
   Fp8Layers(std::string who, Fp8LayerOptions options);
 
-  /// Throws what convert() would, before anything changes.
-  /// Errors: c10::TypeError for a module without a torch::nn::Linear, and for a weight in another dtype than float32, float16 and
-  ///         bfloat16, unless `is_cast`; c10::NotImplementedError for a weight that is not on the CPU;
+  /// Checks that convert() can convert the module. A mode calls it before it changes anything.
+  /// `is_cast`: the mode will cast all weights to a 16-bit dtype, so they may have any dtype now.
+  /// Errors: c10::TypeError for a module without a torch::nn::Linear, and for a weight in another dtype than float32,
+  ///         float16 and bfloat16, unless `is_cast`; c10::NotImplementedError for a weight that is not on the CPU;
   ///         c10::ValueError for a weight that autograd computed.
   void check(const torch::nn::Module& module, bool is_cast) const;
 
-  /// Marks the weights of a module's layers. A weight that this object has marked before keeps its scales. If a layer has an
-  /// Fp8TrainingRule of the user's own, no other layer is converted; its steps end and its state is saved as well.
+  /// Marks the weights of a module's layers. A weight that this object has marked before keeps its scales.
+  /// If the user has given a weight of the module an Fp8TrainingRule, no other layer is converted. This object then ends
+  /// the steps of the user's layers and saves their states.
   void convert(const torch::nn::Module& module);
 
   /// Returns one row for each torch::nn::Linear of the modules that were converted, in their order.
   std::vector<LayerReport> report() const;
-
-  /// The number of layers whose states this object keeps.
-  size_t size() const { return layers_.size(); }
 
   /// Ends a step. `skipped`: its gradients overflowed, so that their magnitudes tell nothing.
   void end_step(bool skipped);
@@ -67,38 +66,25 @@ class Fp8Layers {
   std::vector<std::string> load_state_dict(const StateReader& state);
 
  private:
-  /// Models are not kept alive.
-  using WeakWeight = WeakKey<at::Tensor>::Weak;
   struct Fp8Layer {
     std::string name;
-    WeakWeight weight;
     std::shared_ptr<Fp8LinearState> state;
     StateDict first_state;  ///< that of a new run
   };
-  /// What is to be done with a layer.
-  struct Plan {
-    LayerReport report;
-    at::Tensor weight;
-    bool is_marked_by_user = false;
-  };
   struct Row {
     LayerReport report;
-    WeakWeight weight;
+    WeakKey<at::Tensor>::Weak weight;
   };
 
-  std::vector<Plan> plan(const torch::nn::Module& module) const;
-  /// Returns the state of a weight that is known; null for any other.
-  std::shared_ptr<Fp8LinearState> find(const at::Tensor& weight) const;
   void add(const std::string& name, const at::Tensor& weight, std::shared_ptr<Fp8LinearState> state);
-  /// Returns the entry of a state from which the layers can be loaded; nothing if there is none, or if it belongs to another
-  /// recipe.
-  std::optional<StateReader> usable_part(const StateReader& state) const;
+  /// Returns the layers whose weights are alive, by their names: in the same order on all ranks.
+  std::map<std::string, const Fp8Layer*> by_name() const;
   std::vector<std::string> load(const StateReader& layers);
 
   std::string who_;
   Fp8LayerOptions options_;
   AmaxReduction reduction_;
-  std::vector<Fp8Layer> layers_;
+  WeakMap<at::Tensor, Fp8Layer> layers_;
   std::vector<Row> rows_;
 };
 
