@@ -1,6 +1,7 @@
 #include "mantissa/fp8/linear_fp8.h"
 
 #include <bit>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -129,7 +130,20 @@ void Fp8LinearState::update_scales(const AmaxReduction& reduction) {
   mantissa::update_scales({this}, reduction);
 }
 
-void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction) {
+namespace {
+
+/// Sets the amaxes of the step in progress that `kept` leaves out to 0.
+void drop_amaxes(const DelayedScalingState& state, GradientAmaxes kept) {
+  if (kept == GradientAmaxes::kAll) return;
+  float* const amaxes = state.amax_history.mutable_data_ptr<float>();  // row 0
+  for (int64_t i = 0; i < state.amax_history.size(1); ++i)
+    if (kept == GradientAmaxes::kNone || !std::isfinite(amaxes[i])) amaxes[i] = 0;
+}
+
+}  // namespace
+
+void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction,
+                   GradientAmaxes gradients) {
   std::vector<Fp8LinearState*> delayed;
   std::vector<DelayedScalingState*> states;  // two for each layer
   for (Fp8LinearState* const layer : layers) {
@@ -138,6 +152,7 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
     states.insert(states.end(), {&layer->forward, &layer->backward});
   }
   std::vector<DelayedScalingState> next = copies_of(states), reduced;
+  for (size_t i = 1; i < states.size(); i += 2) drop_amaxes(next[i], gradients);
   for (size_t i = 0; i < states.size(); ++i)
     if (std::get<DelayedScaling>(delayed[i / 2]->recipe_).reduce_amax) reduced.push_back(next[i]);
   if (reduction && !reduced.empty()) reduce_amaxes(reduced, reduction);  // they share tensors with `next`

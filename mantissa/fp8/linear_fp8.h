@@ -14,6 +14,13 @@
 
 namespace mantissa {
 
+/// Which amaxes of gradients the end of a step moves into the histories. Those of inputs and weights are always valid.
+enum class GradientAmaxes : uint8_t {
+  kAll,     ///< as in Transformer Engine
+  kFinite,  ///< all but inf, which comes from a backward pass that overflowed
+  kNone     ///< none, because the step was skipped: its gradients overflowed
+};
+
 /// What one linear layer keeps between its products: the scales of DelayedScaling, a weight's codes for the
 /// micro-batches of a step, and the seed of NVFP4's random numbers.
 ///
@@ -59,7 +66,8 @@ class Fp8LinearState final : public Stateful {
 
  private:
   friend class Fp8Quantizer;
-  friend void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction);
+  friend void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction,
+                            GradientAmaxes gradients);
   struct WeightCache;
 
   Fp8Recipe recipe_;
@@ -70,9 +78,11 @@ class Fp8LinearState final : public Stateful {
 };
 
 /// Ends a step of several layers: what Fp8LinearState::update_scales() does for each of them, with one call of the
-/// reduction for the amaxes of all. Each rank passes the same layers in the same order.
+/// reduction for the amaxes of all. Each rank passes the same layers in the same order. An amax that `gradients` leaves
+/// out counts as 0.
 /// Errors: those of mantissa::update_scales(); no layer has changed then.
-void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction = nullptr);
+void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction = nullptr,
+                   GradientAmaxes gradients = GradientAmaxes::kAll);
 
 /// Returns x W^T + bias of quantized factors, with autograd: fake-quantized training on any CPU.
 ///

@@ -36,12 +36,6 @@ struct ForwardScope {
   Fp8Autocast fp8;
 };
 
-/// Ends a step of the layers, unless there was none.
-void end_step(Fp8Layers& layers, StepResult& result) {
-  if (result.is_known() && result.cause() == SkipCause::kNoGradients) return;
-  layers.end_step(result.skipped());
-}
-
 TrueDtypeOptions named(TrueDtypeOptions weights, at::ScalarType dtype) {
   weights.name = name_of(dtype);
   weights.layer_products = Format::kFloat8E4M3;
@@ -66,6 +60,12 @@ void Fp8Mode<Base>::convert_module(torch::nn::Module& module) {
 }
 
 template <typename Base>
+void Fp8Mode<Base>::setup_optimizer(torch::optim::Optimizer& optimizer) {
+  Base::setup_optimizer(optimizer);
+  layers_.add_optimizer(weights_of(optimizer));
+}
+
+template <typename Base>
 Scope Fp8Mode<Base>::forward_context() const {
   return std::make_shared<ForwardScope>(device_.type(), dtype_, Base::forward_context());
 }
@@ -73,8 +73,16 @@ Scope Fp8Mode<Base>::forward_context() const {
 template <typename Base>
 StepResult Fp8Mode<Base>::step(torch::optim::Optimizer& optimizer, const Precision::LossClosure& closure) {
   StepResult result = Base::step(optimizer, closure);
-  end_step(layers_, result);
+  const bool was_no_step = result.is_known() && result.cause() == SkipCause::kNoGradients;
+  if (!was_no_step) layers_.end_step(weights_of(optimizer), result.skipped());
   return result;
+}
+
+template <typename Base>
+std::vector<at::Tensor> Fp8Mode<Base>::weights_of(const torch::optim::Optimizer& optimizer) const {
+  std::vector<at::Tensor> weights;
+  for (const at::Tensor& stepped : main_params(optimizer)) weights.push_back(this->model_parameter(stepped));
+  return weights;
 }
 
 template <typename Base>

@@ -20,6 +20,7 @@ class Fp8Mode : public Base {
   std::optional<at::DeviceType> device_type() const override { return device_.type(); }
   std::vector<LayerReport> layer_report() const override { return layers_.report(); }
   void convert_module(torch::nn::Module& module) override;
+  void setup_optimizer(torch::optim::Optimizer& optimizer) override;
   Scope forward_context() const override;
   StateDict state_dict() const override;
   std::vector<std::string> load_state_dict(const StateReader& state) override;
@@ -32,6 +33,9 @@ class Fp8Mode : public Base {
   StepResult step(torch::optim::Optimizer& optimizer, const Precision::LossClosure& closure) override;
 
  private:
+  /// Returns the model's parameters that `optimizer` steps, also through master weights.
+  std::vector<at::Tensor> weights_of(const torch::optim::Optimizer& optimizer) const;
+
   at::Device device_;
   at::ScalarType dtype_;
   Fp8Layers layers_;
@@ -45,8 +49,8 @@ extern template class Fp8Mode<TrueDtype>;
 ///
 /// Weights:  see Fp8Layers: optimizers, files and checkpoints see ordinary weights.
 /// Numerics: a layer computes as linear_fp8(): inputs and results are bfloat16, and sums are float32.
-/// Scales:   move on once per optimizer step, for all layers. Transformer Engine moves them with each forward and backward
-///           pass; both agree where a step has one micro-batch.
+/// Scales:   those of a layer move on once per step of the optimizer that steps its weight. Transformer Engine moves them with
+///           each forward and backward pass; both agree where a step has one micro-batch.
 /// Memory:   that of bf16-mixed. A layer keeps the codes of its input for backward, and those of its weight: 1 byte per
 ///           value.
 /// Devices:  the CPU, which multiplies the codes in float32.

@@ -178,14 +178,19 @@ std::map<std::string, const Fp8Layers::Fp8Layer*> Fp8Layers::by_name() const {
   return layers;
 }
 
-void Fp8Layers::end_step(bool skipped) {
+void Fp8Layers::add_optimizer(const std::vector<at::Tensor>& weights) {
+  for (const at::Tensor& weight : weights)
+    if (Fp8Layer* const layer = layers_.find(weight)) layer->has_optimizer = true;
+}
+
+void Fp8Layers::end_step(const std::vector<at::Tensor>& weights, bool skipped) {
+  add_optimizer(weights);  // for a loop that does not call setup_optimizer()
+  std::set<const Fp8Layer*> stepped;
+  for (const at::Tensor& weight : weights) stepped.insert(layers_.find(weight));
   std::vector<Fp8LinearState*> states;
-  for (const auto& [name, layer] : by_name()) {
-    states.push_back(layer->state.get());
-    if (skipped && layer->state->backward.amax_history.defined())
-      layer->state->backward.amax_history.select(0, 0).zero_();
-  }
-  update_scales(states, reduction_);
+  for (const auto& [name, layer] : by_name())
+    if (stepped.contains(layer) || !layer->has_optimizer) states.push_back(layer->state.get());
+  update_scales(states, reduction_, skipped ? GradientAmaxes::kNone : GradientAmaxes::kFinite);
 }
 
 StateDict Fp8Layers::state_dict() const {

@@ -27,7 +27,8 @@ struct Fp8LayerOptions {
 /// The layers of a run that compute in FP8, and their scales. The FP8 modes (fp8.h) share this class.
 ///
 /// Weights: convert() marks the weights of torch::nn::Linear layers (weights/marked_weight.h) and changes no value.
-/// Steps:   end_step() moves all scales on, with one reduction.
+/// Steps:   the scales of a layer move on when the optimizer that steps its weight has taken a step. A layer whose weight
+///          no optimizer steps, because it is frozen, moves on with each step of any optimizer.
 /// State:   state_dict() has an entry for each layer, under the layer's name. Where several modules have a layer "fc",
 ///          the later ones are "fc#2", "fc#3" and so on.
 class Fp8Layers {
@@ -51,8 +52,13 @@ class Fp8Layers {
   /// Returns one row for each torch::nn::Linear of the modules that were converted, in their order.
   std::vector<LayerReport> report() const;
 
-  /// Ends a step. `skipped`: its gradients overflowed, so that their magnitudes tell nothing.
-  void end_step(bool skipped);
+  /// Says that an optimizer steps these weights of the model. Other tensors among them do not matter.
+  void add_optimizer(const std::vector<at::Tensor>& weights);
+  /// Ends a step of the optimizer that steps these weights, with one reduction.
+  /// `skipped`: the step was skipped, because gradients overflowed. Their magnitudes are then dropped. A magnitude of inf is
+  /// dropped in any case: another optimizer's backward pass may have left it.
+  /// Errors: those of update_scales(); no layer has changed then.
+  void end_step(const std::vector<at::Tensor>& weights, bool skipped);
   /// Sets how the largest magnitudes of all ranks are found; null: there is one rank.
   void set_amax_reduction(AmaxReduction reduction) { reduction_ = std::move(reduction); }
 
@@ -69,7 +75,8 @@ class Fp8Layers {
   struct Fp8Layer {
     std::string name;
     std::shared_ptr<Fp8LinearState> state;
-    StateDict first_state;  ///< that of a new run
+    StateDict first_state;       ///< that of a new run
+    bool has_optimizer = false;  ///< an optimizer steps its weight
   };
   struct Row {
     LayerReport report;

@@ -192,6 +192,92 @@ TEST(Fp8Modes, ASkippedStepLeavesNoMagnitudesOfItsGradients) {
   EXPECT_NE(run.state()->forward.scale[0].item<float>(), 1) << "the forward pass was valid";
 }
 
+/// Two layers, each with an optimizer of its own.
+struct TwoOptimizers {
+  TwoOptimizers()
+      : mode(at::kCPU, {.recipe = DelayedScaling{.amax_history_len = 3}, .first_and_last = true}) {
+    mode.convert_module(*net);
+    for (torch::optim::SGD* const each : {&first, &second}) mode.setup_optimizer(*each);
+  }
+  void backward(float x) {
+    at::Tensor loss;
+    {
+      const Scope scope = mode.forward_context();
+      loss = net->forward(torch::full({2, 4}, x)).sum();
+    }
+    mode.backward(loss);
+  }
+  std::shared_ptr<Fp8LinearState> state(int layer) const { return fp8_state_of(net->parameters()[layer]); }
+
+  Fp8Mixed mode;
+  torch::nn::Sequential net{torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)),
+                            torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false))};
+  torch::optim::SGD first{std::vector<at::Tensor>{net->parameters()[0]}, 0.1},
+      second{std::vector<at::Tensor>{net->parameters()[1]}, 0.1};
+};
+
+TEST(Fp8Modes, AnOptimizerEndsTheStepOfTheLayersThatItSteps) {
+  TwoOptimizers run;
+  run.backward(2);
+  const at::Tensor amaxes = run.state(1)->forward.amax_history[0].clone();
+  run.mode.optimizer_step(run.first);
+  EXPECT_EQ(run.state(0)->forward.scale[0].item<float>(), 224);
+  EXPECT_TRUE(at::equal(run.state(1)->forward.scale, at::ones({3})));
+  EXPECT_TRUE(at::equal(run.state(1)->forward.amax_history[0], amaxes));
+  run.mode.optimizer_step(run.second);
+  EXPECT_TRUE(at::equal(run.state(1)->forward.amax_history[2], amaxes));
+  EXPECT_EQ(run.state(0)->forward.scale[0].item<float>(), 224) << "its step ends once";
+}
+
+TEST(Fp8Modes, AFrozenLayerMovesOnWithEachStep) {
+  const auto mode = make_precision("fp8-mixed", at::kCPU, history(3));
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+  mode->convert_module(*net);
+  torch::optim::SGD head(net[2]->parameters(), 0.1);
+  mode->setup_optimizer(head);
+  at::Tensor loss;
+  {
+    const Scope scope = mode->forward_context();
+    loss = net->forward(torch::ones({2, 4})).sum();
+  }
+  mode->backward(loss);
+  mode->optimizer_step(head);
+  EXPECT_NE(fp8_state_of(net->parameters()[2])->forward.scale[0].item<float>(), 1);
+}
+
+TEST(Fp8Modes, AnInfiniteAmaxOfAnotherOptimizersPassIsDropped) {
+  TwoOptimizers run;
+  run.backward(2);
+  // As a pass that overflowed and whose step was skipped leaves it; the next pass adds its own magnitudes.
+  run.state(1)->backward.amax_history[0].fill_(INFINITY);
+  run.mode.optimizer_step(run.second);
+  EXPECT_TRUE(at::equal(run.state(1)->backward.amax_history, at::zeros({3, 2})));
+  EXPECT_TRUE(at::equal(run.state(1)->backward.scale, at::ones({2})));
+  EXPECT_NE(run.state(0)->backward.amax_history[0][0].item<float>(), 0) << "valid amaxes of others stay";
+}
+
+TEST(Fp8Modes, ASkippedStepErasesNoAmaxesOfOtherOptimizers) {
+  Fp8Layers layers("test", {.recipe = DelayedScaling{.amax_history_len = 3}, .first_and_last = true});
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+  layers.convert(*net);
+  const at::Tensor first = net->parameters()[0], second = net->parameters()[2];
+  layers.add_optimizer({first}), layers.add_optimizer({second});
+  for (const at::Tensor& weight : {first, second}) fp8_state_of(weight)->backward.amax_history[0].fill_(7);
+  layers.end_step({first}, /*skipped=*/true);
+  EXPECT_TRUE(at::equal(fp8_state_of(first)->backward.amax_history, at::zeros({3, 2})));
+  EXPECT_TRUE(at::equal(fp8_state_of(second)->backward.amax_history[0], at::full({2}, 7.F)));
+}
+
+TEST(Fp8Modes, AReductionThatFailsChangesNothing) {
+  Training run("fp8-mixed", history(3));
+  run.micro_batch(0);
+  const StateDict before = run.checkpoint();
+  auto& layers = dynamic_cast<Fp8Mixed&>(*run.mode).fp8_layers();
+  layers.set_amax_reduction([](const at::Tensor&) { throw std::runtime_error("a rank is gone"); });
+  EXPECT_THROW(layers.end_step(run.net->parameters(), /*skipped=*/true), std::runtime_error);
+  EXPECT_EQ(difference(run.checkpoint(), before), "");
+}
+
 std::vector<std::pair<std::string, PrecisionOptions>> recipes() {
   const auto options = [](const Fp8Recipe& recipe) {
     return PrecisionOptions{.recipe = recipe, .fp8_first_and_last = true};
