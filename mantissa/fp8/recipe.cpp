@@ -65,4 +65,12 @@ std::string_view recipe_name(const Fp8Recipe& recipe) {
                     recipe);
 }
 
+std::string_view fp8_format_name(const Fp8Recipe& recipe) {
+  return std::visit(c10::overloaded([](const NVFP4BlockScaling&) { return "E2M1"; },
+                                    [](const auto& in_8_bits) {
+                                      return in_8_bits.fp8_format == Fp8Format::kE4M3 ? "E4M3" : "HYBRID";
+                                    }),
+                    recipe);
+}
+
 }  // namespace mantissa

@@ -113,4 +113,7 @@ void check_recipe(const Fp8Recipe& recipe);
 /// Returns the name of the recipe's type, such as "DelayedScaling".
 std::string_view recipe_name(const Fp8Recipe& recipe);
 
+/// Returns the name of the recipe's format: "HYBRID", "E4M3", or "E2M1" for NVFP4BlockScaling.
+std::string_view fp8_format_name(const Fp8Recipe& recipe);
+
 }  // namespace mantissa

@@ -24,6 +24,12 @@ TEST(Recipe, E5M2AloneIsRefused) {
   EXPECT_THAT(error_of([] { fp8_format_of("hybrid"); }), HasSubstr("got 'hybrid'; use HYBRID or E4M3"));
 }
 
+TEST(Recipe, HasTheNameOfItsFormat) {
+  EXPECT_EQ(fp8_format_name(DelayedScaling{}), "HYBRID");
+  EXPECT_EQ(fp8_format_name(MXFP8BlockScaling{}), "E4M3");
+  EXPECT_EQ(fp8_format_name(NVFP4BlockScaling{}), "E2M1");
+}
+
 TEST(Recipe, AHistoryHasSteps) {
   EXPECT_THAT(error_of([] { check_recipe({.amax_history_len = 0}); }),
               HasSubstr("a history has at least 1 step"));

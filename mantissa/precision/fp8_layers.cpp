@@ -91,11 +91,19 @@ std::vector<Plan> plan(const torch::nn::Module& module, const Fp8LayerOptions& o
   return plans;
 }
 
+/// Returns "DelayedScaling in HYBRID": what a state's scales belong to.
+std::string scales_of(const Fp8Recipe& recipe) {
+  return c10::str(recipe_name(recipe), " in ", fp8_format_name(recipe));
+}
+std::string scales_of(const StateReader& saved) {
+  return saved.at("recipe").to_string() + " in " + saved.at("fp8_format").to_string();
+}
+
 /// Returns the entry of a state from which layers with this recipe can be loaded; nothing if there is none, or if it
-/// belongs to another recipe.
+/// belongs to another recipe or format.
 std::optional<StateReader> usable_part(const StateReader& state, const Fp8Recipe& recipe) {
   const auto saved = state.find(kFp8StateKey);
-  if (!saved || saved->at("recipe").to_string() != recipe_name(recipe)) return std::nullopt;
+  if (!saved || scales_of(*saved) != scales_of(recipe)) return std::nullopt;
   return saved->at("layers");
 }
 
@@ -197,7 +205,9 @@ StateDict Fp8Layers::state_dict() const {
   StateDict layers;
   for (const auto& [name, layer] : by_name()) layers.emplace(name, layer->state->state_dict());
   if (layers.empty()) return {};
-  return {{kFp8StateKey, StateDict{{"recipe", recipe_name(options_.recipe)}, {"layers", std::move(layers)}}}};
+  return {{kFp8StateKey, StateDict{{"recipe", recipe_name(options_.recipe)},
+                                   {"fp8_format", fp8_format_name(options_.recipe)},
+                                   {"layers", std::move(layers)}}}};
 }
 
 void Fp8Layers::check_state_dict(const StateReader& state) const {
@@ -214,8 +224,8 @@ std::vector<std::string> Fp8Layers::load_state_dict(const StateReader& state) {
   if (const auto saved = usable_part(state, options_.recipe)) return load(*saved);
   for (const auto& [name, layer] : layers) layer->state->load_state_dict(StateReader(layer->first_state));
   if (const auto saved = state.find(kFp8StateKey))
-    return {c10::str("its FP8 state is that of ", saved->at("recipe").to_string(),
-                     " and is dropped, because this run uses ", recipe_name(options_.recipe))};
+    return {c10::str("its FP8 state is that of ", scales_of(*saved),
+                     " and is dropped, because this run uses ", scales_of(options_.recipe))};
   const bool is_delayed = std::holds_alternative<DelayedScaling>(options_.recipe);
   return is_delayed ? std::vector<std::string>{"it has no FP8 scales, so these start at 1"}
                     : std::vector<std::string>();

@@ -62,7 +62,7 @@ class Fp8Layers {
   /// Sets how the largest magnitudes of all ranks are found; null: there is one rank.
   void set_amax_reduction(AmaxReduction reduction) { reduction_ = std::move(reduction); }
 
-  /// Returns {"fp8_state": {"recipe", "layers"}}; nothing without layers.
+  /// Returns {"fp8_state": {"recipe", "fp8_format", "layers"}}; nothing without layers.
   StateDict state_dict() const;
   /// Errors: c10::ValueError for a state that load_state_dict() cannot load.
   void check_state_dict(const StateReader& state) const;

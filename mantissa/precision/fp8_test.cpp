@@ -344,9 +344,21 @@ TEST(Fp8Modes, CheckpointsOfOtherModesLoadWithAStatedDifference) {
   EXPECT_THAT(fp8.load(of_bf16), ElementsAre("it has no FP8 scales, so these start at 1"));
   EXPECT_TRUE(at::equal(fp8.state()->forward.scale, at::ones({3})));
   Training blocks("fp8-mixed", {.recipe = MXFP8BlockScaling()});
-  EXPECT_THAT(blocks.load(of_fp8), ElementsAre(AllOf(HasSubstr("that of DelayedScaling and is dropped"),
-                                                     HasSubstr("MXFP8BlockScaling"))));
+  EXPECT_THAT(blocks.load(of_fp8),
+              ElementsAre(AllOf(HasSubstr("that of DelayedScaling in HYBRID and is dropped"),
+                                HasSubstr("MXFP8BlockScaling in E4M3"))));
   EXPECT_THAT(blocks.load(of_bf16), IsEmpty()) << "its scales are those of the moment";
+}
+
+// The scales are those of the format: a scale for E5M2 would saturate all gradients in E4M3.
+TEST(Fp8Modes, TheStateOfAnotherFormatIsDropped) {
+  Training hybrid("fp8-mixed", history(2)),
+      e4m3("fp8-mixed", {.recipe = DelayedScaling{.fp8_format = Fp8Format::kE4M3, .amax_history_len = 2}});
+  hybrid.step(0);
+  EXPECT_THAT(e4m3.load(hybrid.checkpoint()),
+              ElementsAre(AllOf(HasSubstr("DelayedScaling in HYBRID and is dropped"),
+                                HasSubstr("this run uses DelayedScaling in E4M3"))));
+  EXPECT_TRUE(at::equal(e4m3.state()->backward.scale, at::ones({2})));
 }
 
 TEST(Fp8Modes, AnotherChoiceOfLayersIsAStatedDifference) {
