@@ -18,14 +18,32 @@
 namespace mantissa {
 namespace {
 
-/// What backward() needs of forward(). Autograd keeps it in an IValue.
+/// What backward() needs of forward(). Autograd keeps it in an IValue, which lives as long as the graph. The tensors
+/// of the factors are saved apart, so that autograd frees them when a backward pass has used them.
 struct SavedFactors : torch::CustomClassHolder {
   std::shared_ptr<Fp8LinearState> state;
-  std::optional<Fp8Factor> transposed_input, transposed_weight;
+  std::optional<Fp8Factor> transposed_input, transposed_weight;  ///< without their tensors
   at::ScalarType input_dtype = at::kFloat, weight_dtype = at::kFloat;
   std::optional<at::ScalarType> bias_dtype;  ///< unset without a bias
   std::vector<int64_t> input_sizes;
 };
+
+/// Moves the tensors of a factor to the end of `tensors`. Autograd saves none that was made in inference mode, as kept
+/// codes of a weight may be.
+void take_tensors(std::optional<Fp8Factor>& factor, std::vector<at::Tensor>& tensors) {
+  if (!factor) return;
+  for_each_tensor(*factor, [&](at::Tensor& each) {
+    const at::Tensor taken = std::exchange(each, {});
+    tensors.push_back(taken.is_inference() ? taken.clone() : taken);
+  });
+}
+
+/// Returns a factor with the tensors that were taken from it, and moves `next` behind them.
+std::optional<Fp8Factor> with_tensors(std::optional<Fp8Factor> factor,
+                                      std::vector<at::Tensor>::const_iterator& next) {
+  if (factor) for_each_tensor(*factor, [&](at::Tensor& each) { each = *next++; });
+  return factor;
+}
 
 at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
@@ -65,6 +83,10 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
       if (call.records_graph && x.requires_grad())
         saved->transposed_weight = quantizer.quantize_transposed(weight, *factor, Fp8Role::kWeight, false);
     }
+    torch::autograd::variable_list tensors;
+    take_tensors(saved->transposed_input, tensors);
+    take_tensors(saved->transposed_weight, tensors);
+    context->save_for_backward(std::move(tensors));
     context->saved_data["factors"] = c10::IValue::make_capsule(std::move(saved));
     const at::Tensor y = product(
         *input, *factor, bias ? bias->detach().resolve_neg().contiguous() : at::Tensor(), x.scalar_type());
@@ -80,6 +102,10 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
                                 "linear_fp8: has no second derivative; call backward() without create_graph");
     const auto saved =
         c10::static_intrusive_pointer_cast<SavedFactors>(context->saved_data["factors"].toCapsule());
+    const torch::autograd::variable_list tensors = context->get_saved_variables();
+    auto next = tensors.begin();
+    const std::optional<Fp8Factor> transposed_input = with_tensors(saved->transposed_input, next),
+                                   transposed_weight = with_tensors(saved->transposed_weight, next);
     const at::Tensor& gradient = gradients[0];
     torch::autograd::variable_list result(5);
     if (!gradient.defined()) return result;
@@ -88,13 +114,12 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     if (context->needs_input_grad(0) || context->needs_input_grad(1)) {
       Fp8Quantizer quantizer(*saved->state);
       factor = quantizer.quantize(rows, Fp8Role::kGradient);
-      if (saved->transposed_input && context->needs_input_grad(1))
+      if (transposed_input && context->needs_input_grad(1))
         transposed = quantizer.quantize_transposed(rows, *factor, Fp8Role::kGradient, true);
     }
-    if (saved->transposed_weight && context->needs_input_grad(0))
-      result[0] =
-          product(*factor, *saved->transposed_weight, {}, saved->input_dtype).view(saved->input_sizes);
-    if (transposed) result[1] = product(*transposed, *saved->transposed_input, {}, saved->weight_dtype);
+    if (transposed_weight && context->needs_input_grad(0))
+      result[0] = product(*factor, *transposed_weight, {}, saved->input_dtype).view(saved->input_sizes);
+    if (transposed) result[1] = product(*transposed, *transposed_input, {}, saved->weight_dtype);
     // Autograd knows only the inputs that are tensors, and so no third one without a bias.
     if (saved->bias_dtype && context->needs_input_grad(2))
       result[2] = rows.to(at::kFloat).sum(0).to(*saved->bias_dtype);

@@ -196,6 +196,18 @@ TEST(LinearFp8, ScalesWhoseProductLeavesTheRangeOfFloat32) {
   EXPECT_NEAR(linear_fp8(large, small.narrow(1, 0, 16), {}, state).item<float>() / (16 * 3e9), 1, 1e-5);
 }
 
+TEST(LinearFp8, ABackwardPassFreesTheGraph) {
+  const at::Tensor x = torch::ones({2, 32}).set_requires_grad(true), w = torch::ones({4, 32});
+  for (const auto& [name, recipe] : recipes()) {
+    const at::Tensor y = linear_fp8(x, w, {}, state_of(recipe)).sum();
+    const auto gradient = [&](bool retain_graph) {
+      return torch::autograd::grad({y}, {x}, {}, retain_graph)[0];
+    };
+    EXPECT_TRUE(same_bits(gradient(/*retain_graph=*/true), gradient(/*retain_graph=*/false))) << name;
+    EXPECT_THAT(error_of([&] { gradient(false); }), HasSubstr("second time")) << name;
+  }
+}
+
 TEST(LinearFp8, RowsAndBatchDimensionsAndDtypes) {
   torch::manual_seed(3);
   const at::Tensor x = torch::randn({2, 3, 40}), w = torch::randn({8, 40}), dy = torch::randn({2, 3, 8});

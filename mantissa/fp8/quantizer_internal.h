@@ -8,6 +8,7 @@
 #include <variant>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/overloaded.h>
 
 #include "mantissa/fp8/block_scaling.h"
 #include "mantissa/fp8/linear_fp8.h"
@@ -24,6 +25,18 @@ struct Fp8Factor {
   int64_t rows, length;        ///< without padding, which only the codes have
   bool is_transposed = false;  ///< the codes are those of the matrix [length, rows]
 };
+
+/// Calls `visit` with each tensor of a factor.
+template <class Visit>
+void for_each_tensor(Fp8Factor& factor, const Visit& visit) {
+  std::visit(c10::overloaded([&](QuantizedFp8& each) { visit(each.codes), visit(each.scale_inv); },
+                             [&](QuantizedFp8Blocks& each) { visit(each.codes), visit(each.scale_inv); },
+                             [&](QuantizedMXFP8& each) { visit(each.codes), visit(each.exponents); },
+                             [&](QuantizedNVFP4& each) {
+                               visit(each.codes), visit(each.block_scale), visit(each.scale);
+                             }),
+             factor.quantized);
+}
 
 /// Returns the same codes for the transposed matrix.
 Fp8Factor transposed(Fp8Factor factor);
