@@ -18,9 +18,10 @@ namespace mantissa {
 ///             example in the micro-batches of an accumulation window. Whether they are the same is decided by a hash of all
 ///             bytes, so old codes are never used.
 /// Steps:      whoever marks the weight calls update_scales() (linear_fp8.h) on state() after each step. The modes do.
-/// Evaluation: a product under no-grad records nothing, so it does not matter how often a run evaluates. A layer of
-///             DelayedScaling that has ended no step yet has no scales; it evaluates with those of
-///             Float8CurrentScaling.
+/// Scales:     a layer of DelayedScaling that has ended no step yet computes with those of Float8CurrentScaling, in
+///             training and in evaluation.
+/// Evaluation: a product under no-grad records nothing, so it does not matter how often a run evaluates. It has the bits of
+///             a product in training.
 /// Threads:    any number may multiply at the same time.
 /// Errors:     those of linear_fp8().
 /// Example:    fp8_training_test.cpp, Fp8Training.APlainLinearTrains

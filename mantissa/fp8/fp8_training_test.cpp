@@ -66,7 +66,7 @@ TEST(Fp8Training, ComputesAsLinearFp8InARegionAndPlainlyOutside) {
   const at::Tensor x = wide({5, 20}), plain = layer(x).detach();
   const auto state = mark(layer);
   EXPECT_TRUE(at::equal(layer(x), plain));
-  const auto twin = std::make_shared<Fp8LinearState>(state->recipe());
+  const auto twin = std::make_shared<Fp8LinearState>(Float8CurrentScaling());  // as in the first step
   const at::Tensor expected = linear_fp8(x, layer->weight + 0, layer->bias, twin);
   EXPECT_TRUE(at::equal(step(layer, x), expected));
   EXPECT_FALSE(at::equal(expected, plain));
@@ -217,7 +217,7 @@ TEST(Fp8Training, F8_28_CodesAreKeptWithinAStepAndNeverStale) {
   }
   const at::Tensor changed = step(layer, x);
   EXPECT_FALSE(at::equal(first, changed)) << "a hash tells that the weight has changed";
-  const auto twin = std::make_shared<Fp8LinearState>(state->recipe());
+  const auto twin = std::make_shared<Fp8LinearState>(Float8CurrentScaling());  // as in the first step
   EXPECT_TRUE(at::equal(changed, linear_fp8(x, layer->weight + 0, layer->bias, twin)));
 }
 
@@ -262,6 +262,93 @@ TEST(Fp8Training, EvaluationOfAnUntrainedLayerUsesCurrentScaling) {
   const auto current = std::make_shared<Fp8LinearState>(Float8CurrentScaling());
   EXPECT_TRUE(at::equal(layer(x), linear_fp8(x, layer->weight + 0, layer->bias, current)));
   EXPECT_FALSE(state->has_scales());
+}
+
+/// Two blocks of FP8 layers, trained with and without recomputation.
+struct Blocks {
+  explicit Blocks(const Fp8Recipe& recipe) {
+    torch::manual_seed(4);
+    for (torch::nn::Sequential& block : blocks) {
+      torch::nn::Linear first(32, 48), second(48, 32);
+      block = torch::nn::Sequential(first, torch::nn::GELU(), second);
+      for (const torch::nn::Linear& layer : {first, second}) states.push_back(mark(layer, recipe));
+    }
+  }
+  at::Tensor forward(int block, const at::Tensor& x) {
+    const Fp8Autocast region;
+    return blocks[block]->forward(x);
+  }
+  /// Computes the gradients of the blocks' sum of squares.
+  void backward(const at::Tensor& x) { forward(1, forward(0, x)).square().sum().backward(); }
+  /// Does the same with activations that are recomputed, as torch.utils.checkpoint does.
+  void backward_recomputed(const at::Tensor& x) {
+    at::Tensor inputs[2] = {x};
+    at::Tensor y;
+    Fp8AutocastOptions options;
+    {
+      const torch::NoGradGuard first_pass;
+      const Fp8Autocast region;
+      options = current_fp8_autocast();
+      inputs[1] = forward(0, x), y = forward(1, inputs[1]);
+    }
+    at::Tensor gradient = 2 * y;
+    for (const int block : {1, 0}) {
+      const at::Tensor input = inputs[block].detach().set_requires_grad(true);
+      at::Tensor again;
+      {
+        const Fp8Autocast region(options);
+        again = blocks[block]->forward(input);
+      }
+      again.backward(gradient);
+      gradient = input.grad();
+    }
+  }
+  std::vector<at::Tensor> end_step() {
+    std::vector<at::Tensor> gradients;
+    const torch::NoGradGuard no_grad;
+    for (const auto& block : blocks)
+      for (at::Tensor& parameter : block->parameters()) {
+        gradients.push_back(parameter.grad());
+        parameter.sub_(parameter.grad(), 0.1);
+        parameter.mutable_grad() = at::Tensor();
+      }
+    for (const auto& state : states) state->update_scales();
+    return gradients;
+  }
+
+  torch::nn::Sequential blocks[2] = {nullptr, nullptr};
+  std::vector<std::shared_ptr<Fp8LinearState>> states;
+};
+
+TEST(Fp8Training, RecomputedActivationsGiveTheSameGradients) {
+  for (const Fp8Recipe& recipe :
+       std::vector<Fp8Recipe>{DelayedScaling{.amax_history_len = 2}, Float8CurrentScaling(),
+                              Float8BlockScaling(), MXFP8BlockScaling(), NVFP4BlockScaling()}) {
+    Blocks plain(recipe), recomputed(recipe);
+    for (int number = 0; number < 3; ++number) {
+      const at::Tensor x = 0.01 * torch::randn({8, 32});  // far from what a scale of 1 fits
+      plain.backward(x), recomputed.backward_recomputed(x);
+      const auto want = plain.end_step(), got = recomputed.end_step();
+      for (size_t i = 0; i < want.size(); ++i)
+        EXPECT_TRUE(at::equal(got[i], want[i])) << recipe_name(recipe) << ", step " << number;
+      for (size_t i = 0; i < plain.states.size(); ++i)
+        EXPECT_EQ(difference(saved(*recomputed.states[i]), saved(*plain.states[i])), "");
+    }
+  }
+}
+
+TEST(Fp8Training, AScaleOfOneIsAScale) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(16, 8).bias(false));
+  layer->weight.data().fill_(448);
+  const auto state = mark(layer);
+  step(layer, torch::full({4, 16}, 448.F));
+  EXPECT_FALSE(state->has_scales());
+  state->update_scales();
+  EXPECT_TRUE(at::equal(state->forward.scale, at::ones({3})));
+  EXPECT_TRUE(state->has_scales());
+  const auto loaded = std::make_shared<Fp8LinearState>(state->recipe());
+  loaded->load_state_dict(StateReader(saved(*state)));
+  EXPECT_TRUE(loaded->has_scales());
 }
 
 TEST(Fp8Training, ACopyOfALayerHasAStateOfItsOwn) {

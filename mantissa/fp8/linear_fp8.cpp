@@ -1,5 +1,6 @@
 #include "mantissa/fp8/linear_fp8.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <utility>
@@ -26,6 +27,7 @@ struct SavedFactors : torch::CustomClassHolder {
   at::ScalarType input_dtype = at::kFloat, weight_dtype = at::kFloat;
   std::optional<at::ScalarType> bias_dtype;  ///< unset without a bias
   std::vector<int64_t> input_sizes;
+  bool uses_current_scales = false;
 };
 
 /// Moves the tensors of a factor to the end of `tensors`. Autograd saves none that was made in inference mode, as kept
@@ -56,7 +58,9 @@ at::Tensor rows_of_input(const at::Tensor& x) {
 /// What a product does beside multiplying.
 struct Call {
   Fp8WeightCodes codes;
-  bool records_graph, records_amaxes;
+  bool records_graph;  ///< asked by the caller: in forward() no graph is recorded, whatever the caller does
+  bool records_amaxes = true;
+  bool uses_current_scales = false;
 };
 
 class LinearFp8 : public torch::autograd::Function<LinearFp8> {
@@ -71,9 +75,10 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     saved->input_dtype = x.scalar_type(), saved->weight_dtype = weight.scalar_type();
     if (bias) saved->bias_dtype = bias->scalar_type();
     saved->input_sizes = x.sizes().vec();
+    saved->uses_current_scales = call.uses_current_scales;
     std::optional<Fp8Factor> factor, input;
     {
-      Fp8Quantizer quantizer(*state, call.records_amaxes);
+      Fp8Quantizer quantizer(*state, call.records_amaxes, call.uses_current_scales);
       const at::Tensor rows = rows_of_input(x);
       // First, because it refuses a weight that has changed, and no history has been written then.
       factor = quantizer.weight_factor(weight, call.codes);
@@ -112,7 +117,7 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     const at::Tensor rows = rows_of_input(gradient).contiguous();
     std::optional<Fp8Factor> factor, transposed;
     if (context->needs_input_grad(0) || context->needs_input_grad(1)) {
-      Fp8Quantizer quantizer(*saved->state);
+      Fp8Quantizer quantizer(*saved->state, /*records_amaxes=*/true, saved->uses_current_scales);
       factor = quantizer.quantize(rows, Fp8Role::kGradient);
       if (transposed_input && context->needs_input_grad(1))
         transposed = quantizer.quantize_transposed(rows, *factor, Fp8Role::kGradient, true);
@@ -142,7 +147,8 @@ DelayedScalingState scales_from(const StateReader& state, int64_t tensors) {
 
 }  // namespace
 
-Fp8LinearState::Fp8LinearState(Fp8Recipe recipe, uint64_t seed) : recipe_(std::move(recipe)), seed_(seed) {
+Fp8LinearState::Fp8LinearState(Fp8Recipe recipe, uint64_t seed)
+    : recipe_(std::move(recipe)), seed_(seed), has_scales_(!std::holds_alternative<DelayedScaling>(recipe_)) {
   if (const auto* const delayed = std::get_if<DelayedScaling>(&recipe_)) {
     forward = delayed_scaling_state(*delayed, 3);
     backward = delayed_scaling_state(*delayed, 2);
@@ -165,6 +171,12 @@ void drop_amaxes(const DelayedScalingState& state, GradientAmaxes kept) {
     if (kept == GradientAmaxes::kNone || !std::isfinite(amaxes[i])) amaxes[i] = 0;
 }
 
+/// Whether one of the tensors has occurred in the step in progress.
+bool has_amaxes(const DelayedScalingState& state) {
+  const float* const amaxes = state.amax_history.const_data_ptr<float>();  // row 0
+  return std::any_of(amaxes, amaxes + state.amax_history.size(1), [](float amax) { return amax != 0; });
+}
+
 }  // namespace
 
 void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& reduction,
@@ -181,14 +193,18 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
   for (size_t i = 0; i < states.size(); ++i)
     if (std::get<DelayedScaling>(delayed[i / 2]->recipe_).reduce_amax) reduced.push_back(next[i]);
   if (reduction && !reduced.empty()) reduce_amaxes(reduced, reduction);  // they share tensors with `next`
+  std::vector<bool> have_amaxes;
+  for (size_t i = 0; i < states.size(); i += 2) have_amaxes.push_back(has_amaxes(next[i]));
   for (size_t i = 0; i < states.size(); ++i) {
     const auto& recipe = std::get<DelayedScaling>(delayed[i / 2]->recipe_);
     const Fp8Pass pass = i % 2 == 0 ? Fp8Pass::kForward : Fp8Pass::kBackward;
     advance(next[i], fp8_dtype(recipe.fp8_format, pass), recipe);
   }
   for (size_t i = 0; i < states.size(); ++i) commit(next[i], *states[i]);
-  for (Fp8LinearState* const layer : delayed)
-    if (layer->cache_) layer->cache_->is_of_this_step = false;
+  for (size_t i = 0; i < delayed.size(); ++i) {
+    if (have_amaxes[i]) delayed[i]->has_scales_ = true;
+    if (delayed[i]->cache_) delayed[i]->cache_->is_of_this_step = false;
+  }
 }
 
 void Fp8LinearState::record_amaxes(const at::Tensor& x, const at::Tensor& weight) {
@@ -200,12 +216,6 @@ void Fp8LinearState::record_amaxes(const at::Tensor& x, const at::Tensor& weight
   quantize_fp8_delayed(weight, dtype, forward, 1);
 }
 
-bool Fp8LinearState::has_scales() const {
-  if (!std::holds_alternative<DelayedScaling>(recipe_)) return true;
-  const float* const scales = forward.scale.const_data_ptr<float>();
-  return scales[0] != 1 || scales[1] != 1;
-}
-
 StateDict Fp8LinearState::state_dict() const {
   // The bits of the seed: a node holds no number above 2^63 - 1.
   StateDict result = {{"seed", std::bit_cast<int64_t>(seed_)}, {"stream", stream_}};
@@ -213,6 +223,7 @@ StateDict Fp8LinearState::state_dict() const {
   const auto dict_of = [](const DelayedScalingState& state) {
     return StateDict{{"scale", state.scale}, {"amax_history", state.amax_history}};
   };
+  result["has_scales"] = has_scales_;
   result["forward"] = dict_of(forward);
   result["backward"] = dict_of(backward);
   return result;
@@ -225,6 +236,7 @@ void Fp8LinearState::load_state_dict(const StateReader& state) {
                         next_backward = scales_from(state.at("backward"), backward.scale.numel());
     resize_history(next_forward, delayed->amax_history_len);
     resize_history(next_backward, delayed->amax_history_len);
+    has_scales_ = state.at("has_scales").to_bool();
     forward = std::move(next_forward), backward = std::move(next_backward);
   }
   seed_ = std::bit_cast<uint64_t>(seed), stream_ = stream;
@@ -250,17 +262,10 @@ void check_call(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
 }
 
 at::Tensor apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                 const std::shared_ptr<Fp8LinearState>& state, Fp8WeightCodes codes, bool records_amaxes) {
+                 const std::shared_ptr<Fp8LinearState>& state, const Call& call) {
   check_call(x, weight, bias, state);
   const auto its_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  // In forward() no graph is recorded, whatever the caller does.
-  const Call call{codes, at::GradMode::is_enabled(), records_amaxes};
   return LinearFp8::apply(x, weight, its_bias, state, call);
-}
-
-/// Returns the recipe without memory that is nearest to delayed scaling.
-Fp8Recipe current_scaling(const DelayedScaling& recipe) {
-  return Float8CurrentScaling{.fp8_format = recipe.fp8_format};
 }
 
 }  // namespace
@@ -270,19 +275,18 @@ at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& weight, const at::T
   const Fp8WeightCodes codes = !is_first_microbatch   ? Fp8WeightCodes::kMake
                                : *is_first_microbatch ? Fp8WeightCodes::kMakeAndKeep
                                                       : Fp8WeightCodes::kUseKept;
-  return apply(x, weight, bias, state, codes, /*records_amaxes=*/true);
+  return apply(x, weight, bias, state, {codes, at::GradMode::is_enabled()});
 }
 
 at::Tensor linear_fp8_in_training(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                   const std::shared_ptr<Fp8LinearState>& state) {
   TORCH_CHECK_VALUE(state, "linear_fp8: got no state; make one with the recipe");
-  if (at::GradMode::is_enabled())
-    return apply(x, weight, bias, state, Fp8WeightCodes::kUseKeptIfSame, /*records_amaxes=*/true);
-  if (state->has_scales())
-    return apply(x, weight, bias, state, Fp8WeightCodes::kUseKeptOrMake, /*records_amaxes=*/false);
-  const auto now =
-      std::make_shared<Fp8LinearState>(current_scaling(std::get<DelayedScaling>(state->recipe())));
-  return apply(x, weight, bias, now, Fp8WeightCodes::kMake, /*records_amaxes=*/false);
+  const bool has_graph = at::GradMode::is_enabled();
+  return apply(x, weight, bias, state,
+               {.codes = has_graph ? Fp8WeightCodes::kUseKeptIfSame : Fp8WeightCodes::kUseKeptOrMake,
+                .records_graph = has_graph,
+                .records_amaxes = has_graph,
+                .uses_current_scales = !state->has_scales()});
 }
 
 }  // namespace mantissa

@@ -49,14 +49,16 @@ class Fp8LinearState final : public Stateful {
   /// Errors: those of quantize_fp8().
   void record_amaxes(const at::Tensor& x, const at::Tensor& weight);
 
-  /// Whether a step has given input or weight a scale. True with other recipes, which need no step.
-  bool has_scales() const;
+  /// Whether a step has ended in which the input or the weight had an amax. Before that, a weight with an
+  /// Fp8TrainingRule computes with the scales of Float8CurrentScaling. True with other recipes, which need no step.
+  bool has_scales() const { return has_scales_; }
 
   /// NVFP4's random numbers: the key, and the number of gradients that have been quantized.
   uint64_t seed() const { return seed_; }
   int64_t stream() const { return stream_; }
 
-  /// Returns "seed", "stream" and, with DelayedScaling, "forward" and "backward" with "scale" and "amax_history" each.
+  /// Returns "seed", "stream" and, with DelayedScaling, "has_scales", and "forward" and "backward" with "scale" and
+  /// "amax_history" each.
   /// Memory: shares the tensors: see snapshot().
   StateDict state_dict() const override;
   /// Continues from a state that has the same recipe. A history of another length is cut or padded by
@@ -73,6 +75,7 @@ class Fp8LinearState final : public Stateful {
   Fp8Recipe recipe_;
   uint64_t seed_;
   int64_t stream_ = 0;
+  bool has_scales_;
   std::unique_ptr<WeightCache> cache_;
   std::mutex mutex_;  ///< of products, which write amaxes, the cache and the stream
 };

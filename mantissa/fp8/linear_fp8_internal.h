@@ -11,8 +11,9 @@
 namespace mantissa {
 
 /// Returns what linear_fp8() does. The weight's codes are kept until the step ends, and used again while its bytes
-/// are the same. Under no-grad nothing is recorded or kept; a layer of DelayedScaling without any history
-/// is evaluated with Float8CurrentScaling.
+/// are the same. Under no-grad nothing is recorded or kept, and the scales are the same, so that a forward pass that is
+/// recomputed with a graph has the same bits. A layer of DelayedScaling without has_scales() uses those of
+/// Float8CurrentScaling.
 at::Tensor linear_fp8_in_training(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                   const std::shared_ptr<Fp8LinearState>& state);
 

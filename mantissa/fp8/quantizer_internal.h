@@ -59,9 +59,13 @@ enum class Fp8WeightCodes : uint8_t {
 /// Quantizes the factors of a layer's products by its recipe. While one lives, no other thread uses the state.
 class Fp8Quantizer {
  public:
-  /// `records_amaxes`: false leaves the state as it is.
-  explicit Fp8Quantizer(Fp8LinearState& state, bool records_amaxes = true)
-      : state_(state), lock_(state.mutex_), records_amaxes_(records_amaxes) {}
+  /// `records_amaxes`: false leaves the state as it is. `uses_current_scales`: with DelayedScaling, the scales are those of
+  /// Float8CurrentScaling.
+  Fp8Quantizer(Fp8LinearState& state, bool records_amaxes, bool uses_current_scales)
+      : state_(state),
+        lock_(state.mutex_),
+        records_amaxes_(records_amaxes),
+        uses_current_scales_(uses_current_scales) {}
 
   Fp8Factor quantize(const at::Tensor& matrix, Fp8Role role);
 
@@ -81,7 +85,7 @@ class Fp8Quantizer {
 
   Fp8LinearState& state_;
   std::lock_guard<std::mutex> lock_;
-  bool records_amaxes_;
+  bool records_amaxes_, uses_current_scales_;
 };
 
 struct Fp8LinearState::WeightCache {

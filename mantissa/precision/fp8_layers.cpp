@@ -227,7 +227,7 @@ std::vector<std::string> Fp8Layers::load_state_dict(const StateReader& state) {
     return {c10::str("its FP8 state is that of ", scales_of(*saved),
                      " and is dropped, because this run uses ", scales_of(options_.recipe))};
   const bool is_delayed = std::holds_alternative<DelayedScaling>(options_.recipe);
-  return is_delayed ? std::vector<std::string>{"it has no FP8 scales, so these start at 1"}
+  return is_delayed ? std::vector<std::string>{"it has no FP8 scales, so these start anew"}
                     : std::vector<std::string>();
 }
 
