@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -19,6 +20,9 @@ class Fp8Mode : public Base {
 
   std::optional<at::DeviceType> device_type() const override { return device_.type(); }
   std::vector<LayerReport> layer_report() const override { return layers_.report(); }
+  void set_max_reduction(Precision::MaxReduction reduction) override {
+    layers_.set_amax_reduction(std::move(reduction));
+  }
   void convert_module(torch::nn::Module& module) override;
   void setup_optimizer(torch::optim::Optimizer& optimizer) override;
   Scope forward_context() const override;

@@ -107,6 +107,13 @@ class Precision {
   /// Returns the model's parameter behind a master weight, or any other tensor itself.
   virtual at::Tensor model_parameter(const at::Tensor& parameter) const { return parameter; }
 
+  /// Replaces each element of a tensor by the largest one of all processes, in place.
+  using MaxReduction = std::function<void(const at::Tensor& values)>;
+  /// Tells the mode how the processes that train one model find the largest value of any of them; null: there is one
+  /// process. A mode that scales by magnitudes needs it, so that all processes compute with the same scales. The base
+  /// class needs none.
+  virtual void set_max_reduction(MaxReduction /*reduction*/) {}
+
   // Scopes and conversions.
 
   /// While it lives, settings of the process have the values that the mode needs from the first forward pass

@@ -16,7 +16,8 @@ enum class ReduceOp { kSum, kMax };
 ///
 /// Order of a fit:  setup_module, setup_optimizers, then pre_backward and post_backward around the last
 ///                  backward pass before a step, and finally teardown. all_reduce is called at the start,
-///                  between batches, for the metrics of an epoch or a validation, and for each loss of LBFGS.
+///                  between batches, for the metrics of an epoch or a validation, for each loss of LBFGS, and after
+///                  each step of a mode whose processes need common scales, such as fp8-mixed.
 /// A fit bases its decisions on results of all_reduce(), so all processes make the same calls in the same
 /// order. Every process must therefore have the same callbacks in the same order, the same number
 /// of training batches, and log the same metrics. Validation, test and prediction call only all_reduce and

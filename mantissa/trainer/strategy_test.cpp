@@ -165,6 +165,40 @@ TEST(Strategy, AnOverflowInOneProcessSkipsTheStepInAll) {
   }
 }
 
+/// As OneWeight, with a product that modes compute in FP8.
+struct OneProduct final : OneWeight {
+  at::Tensor training_step(const Batch& batch, int64_t) override { return net->forward(batch.data).sum(); }
+};
+
+/// Takes the state of the precision.
+struct StateAtEnd final : Callback {
+  void on_fit_end(Trainer& trainer, const FitResult&) override {
+    state = snapshot(trainer.precision().state_dict());
+  }
+  StateDict state;
+};
+
+TEST(Strategy, AllProcessesScaleByTheLargestMagnitudes) {
+  const std::vector<std::vector<float>> values{{1, 2, 3}, {7, 1, 6}};
+  std::vector<StateDict> states(2);
+  in_two([&](size_t rank, const auto& strategy) {
+    OneProduct task;
+    const auto end = std::make_shared<StateAtEnd>();
+    const PrecisionOptions fp8{.recipe = DelayedScaling{.amax_history_len = 3}, .fp8_first_and_last = true};
+    Outcome outcome = train(
+        task, {.precision = "fp8-mixed", .precision_options = fp8, .strategy = strategy, .callbacks = {end}},
+        values[rank]);
+    states[rank] = end->state;
+    return outcome;
+  });
+  EXPECT_EQ(difference(states[0], states[1]), "") << "so a checkpoint of one process is that of all";
+  const StateReader layer = StateReader(states[0]).at("fp8_state").at("layers").at("weight");
+  const at::Tensor& history = layer.at("forward").at("amax_history").to_tensor();
+  EXPECT_EQ(history[1][0].item<float>(), 2);
+  EXPECT_EQ(history[2][0].item<float>(), 6);
+  EXPECT_EQ(layer.at("forward").at("scale").to_tensor()[0].item<float>(), 448.F / 7);
+}
+
 /// Calls `act` after one step of one process.
 struct AtStep final : Callback {
   AtStep(int64_t step, std::function<void(Trainer&)> act) : step_(step), act_(std::move(act)) {}

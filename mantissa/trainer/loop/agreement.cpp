@@ -13,6 +13,12 @@ std::vector<int64_t> max_of_processes(Strategy& strategy, const std::vector<int6
   return {begin, begin + largest.numel()};
 }
 
+Precision::MaxReduction max_reduction(Strategy& strategy) {
+  return [&strategy](const at::Tensor& values) {
+    values.copy_(strategy.all_reduce(values.to(at::kDouble), ReduceOp::kMax));
+  };
+}
+
 at::Tensor mean_of_processes(Strategy& strategy, const at::Tensor& loss) {
   if (strategy.world_size() == 1 || !loss.defined()) return loss;
   const at::Tensor own = at::tensor({loss.item<double>()}, at::kDouble);

@@ -4,12 +4,16 @@
 #include <utility>
 #include <vector>
 
+#include "mantissa/precision/precision.h"
 #include "mantissa/trainer/strategy.h"
 
 namespace mantissa {
 
 /// Returns the maximum of each number over all processes of `strategy`.
 std::vector<int64_t> max_of_processes(Strategy& strategy, const std::vector<int64_t>& numbers);
+
+/// Returns what replaces a mode's magnitudes by the largest ones of all processes. `strategy` must outlive it.
+Precision::MaxReduction max_reduction(Strategy& strategy);
 
 /// Returns the smallest and the largest `number` of all processes. `number` is not the most negative one.
 std::pair<int64_t, int64_t> range_of_processes(Strategy& strategy, int64_t number);

@@ -10,6 +10,7 @@
 #include <torch/nn/module.h>
 
 #include "mantissa/core/device.h"
+#include "mantissa/trainer/loop/agreement_internal.h"
 #include "mantissa/trainer/loop/fit_run_internal.h"
 #include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/loop/same_random_numbers_internal.h"
@@ -134,6 +135,8 @@ void FitRun::set_up(const std::filesystem::path& ckpt_path) {
   strategy_.setup_module(task_.module());
   optimizers_.set_up(options_);
   strategy_.setup_optimizers(optimizers_.configs(), precision_);
+  reduces_magnitudes_ = strategy_.world_size() > 1;
+  if (reduces_magnitudes_) precision_.set_max_reduction(max_reduction(strategy_));
   for (OptimizerConfig& config : optimizers_.configs())
     task_optimizers_.push_back(TaskOptimizer(*this, config));
   set_up_epochs();
@@ -262,6 +265,7 @@ void FitRun::end_validation() {
 
 /// The Trainer keeps this run, and the loaders may be destroyed before it.
 void FitRun::release() {
+  if (std::exchange(reduces_magnitudes_, false)) precision_.set_max_reduction(nullptr);
   tracer_.clear();
   saved_objects_.set_loader(nullptr);
   train_ = val_ = nullptr;

@@ -90,7 +90,8 @@ class FitRun final : public TrainerRun {
   const GradientClipAlgorithm clip_algorithm_;
   const bool is_automatic_;
   bool is_inside_training_step_ = false;
-  bool is_resuming_ = false;  ///< whether the run's parts still lack the checkpoint's state
+  bool is_resuming_ = false;         ///< whether the run's parts still lack the checkpoint's state
+  bool reduces_magnitudes_ = false;  ///< whether the precision has this run's Precision::MaxReduction
   /// The batches of overfit_batches. They outlive an exception in the fit, after which callbacks may still
   /// save the run.
   std::unique_ptr<Loader> first_batches_, same_batches_;
