@@ -39,9 +39,12 @@ at::Tensor Fp8TrainingRule::linear(const at::Tensor& x, const at::Tensor& weight
 }
 
 WeightRulePtr Fp8TrainingRule::for_copy() const {
-  auto copy = std::make_shared<Fp8LinearState>(state_->recipe());
-  copy->load_state_dict(StateReader(state_->state_dict()));
-  return std::make_shared<Fp8TrainingRule>(std::move(copy), belongs_to_mode_);
+  if (!belongs_to_mode_) return std::make_shared<Fp8TrainingRule>(state_->copy());
+  // Odd multiples of an odd number, so that a copy's seed is neither that of the weight nor that of another copy.
+  constexpr uint64_t kStep = 0xbf58476d1ce4e5b9;
+  const uint64_t seed = state_->seed() + kStep * (2 * copies_++ + 1);
+  return std::make_shared<Fp8TrainingRule>(std::make_shared<Fp8LinearState>(state_->recipe(), seed),
+                                           /*belongs_to_mode=*/true);
 }
 
 std::shared_ptr<Fp8LinearState> fp8_state_of(const at::Tensor& weight) {

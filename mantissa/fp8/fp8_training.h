@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -37,13 +39,16 @@ class Fp8TrainingRule final : public WeightRule {
   /// Whether the region of this thread is enabled. In a calibrating one, records the magnitudes.
   bool computes(const at::Tensor& factor, const at::Tensor& weight) const override;
   at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const override;
-  /// Returns a rule whose state begins with the values of this one's.
+  /// Returns a rule with a state of its own. If the rule belongs to a mode, the state is new, with other random numbers:
+  /// no mode ends the steps of a copy, so it computes with the scales of Float8CurrentScaling. If not, the state begins with
+  /// the values of this one's.
   WeightRulePtr for_copy() const override;
   bool belongs_to_mode() const override { return belongs_to_mode_; }
 
  private:
   std::shared_ptr<Fp8LinearState> state_;
   bool belongs_to_mode_;
+  mutable std::atomic<uint64_t> copies_ = 0;
 };
 
 /// Returns the state of a weight that is trained in FP8; null for any other tensor.

@@ -367,6 +367,30 @@ TEST(Fp8Training, ACopyOfALayerHasAStateOfItsOwn) {
   EXPECT_EQ(fp8_state_of(torch::ones({2, 2})), nullptr);
 }
 
+// No mode ends the steps of a copy, so the scales that it began with would stay for ever.
+TEST(Fp8Training, ACopyOfAModesLayerBeginsANewState) {
+  for (const Fp8Recipe& recipe :
+       std::vector<Fp8Recipe>{DelayedScaling{.amax_history_len = 4}, NVFP4BlockScaling()}) {
+    torch::nn::Linear layer(16, 8);
+    const auto state = std::make_shared<Fp8LinearState>(recipe, /*seed=*/5);
+    mark_weight(layer->weight, std::make_shared<Fp8TrainingRule>(state, /*belongs_to_mode=*/true));
+    const at::Tensor x = wide({4, 16});
+    step(layer, x);
+    state->update_scales();
+    const at::Tensor first = layer->weight.detach().clone(), second = layer->weight.detach().clone();
+    const auto its_state = fp8_state_of(first);
+    EXPECT_TRUE(weight_rule(first)->belongs_to_mode());
+    EXPECT_EQ(its_state->has_scales(), recipe_name(recipe) == "NVFP4BlockScaling");
+    EXPECT_EQ(its_state->stream(), 0);
+    EXPECT_NE(its_state->seed(), state->seed());
+    EXPECT_NE(its_state->seed(), fp8_state_of(second)->seed());
+    const Fp8Autocast region;
+    const Fp8Recipe now = its_state->has_scales() ? recipe : Float8CurrentScaling();
+    EXPECT_TRUE(at::equal(at::linear(x, first),
+                          linear_fp8(x, layer->weight + 0, {}, std::make_shared<Fp8LinearState>(now))));
+  }
+}
+
 TEST(Fp8Training, F8_22_AllLayersOfARankAreReducedInOneCall) {
   const auto make = [](float amax, const DelayedScaling& recipe) {
     auto state = std::make_shared<Fp8LinearState>(recipe);

@@ -207,6 +207,13 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
   }
 }
 
+std::shared_ptr<Fp8LinearState> Fp8LinearState::copy() const {
+  auto copy = std::make_shared<Fp8LinearState>(recipe_);
+  const std::lock_guard lock(mutex_);
+  copy->load_state_dict(StateReader(state_dict()));
+  return copy;
+}
+
 void Fp8LinearState::record_amaxes(const at::Tensor& x, const at::Tensor& weight) {
   const auto* const delayed = std::get_if<DelayedScaling>(&recipe_);
   if (!delayed) return;

@@ -49,6 +49,10 @@ class Fp8LinearState final : public Stateful {
   /// Errors: those of quantize_fp8().
   void record_amaxes(const at::Tensor& x, const at::Tensor& weight);
 
+  /// Returns a state that begins with the values of this one, without its kept codes.
+  /// Threads: as products.
+  std::shared_ptr<Fp8LinearState> copy() const;
+
   /// Whether a step has ended in which the input or the weight had an amax. Before that, a weight with an
   /// Fp8TrainingRule computes with the scales of Float8CurrentScaling. True with other recipes, which need no step.
   bool has_scales() const { return has_scales_; }
@@ -77,7 +81,7 @@ class Fp8LinearState final : public Stateful {
   int64_t stream_ = 0;
   bool has_scales_;
   std::unique_ptr<WeightCache> cache_;
-  std::mutex mutex_;  ///< of products, which write amaxes, the cache and the stream
+  mutable std::mutex mutex_;  ///< of products, which write amaxes, the cache and the stream
 };
 
 /// Ends a step of several layers: what Fp8LinearState::update_scales() does for each of them, with one call of the
