@@ -12,12 +12,28 @@
 namespace mantissa {
 namespace {
 
+/// Whether autocast is on for a product on this device.
+bool is_autocast(at::DeviceType device) {
+  return at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
+}
+
 /// Returns the factor as the product would get it.
 at::Tensor as_input(const at::Tensor& factor) {
   const at::DeviceType device = factor.device().type();
-  const bool is_cast =
-      at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
-  return is_cast ? factor.detach().to(at::autocast::get_autocast_dtype(device)) : factor.detach();
+  return is_autocast(device) ? factor.detach().to(at::autocast::get_autocast_dtype(device)) : factor.detach();
+}
+
+/// Whether the sizes and dtypes let a product of the two succeed. If not, its own error says what is wrong.
+bool can_multiply(const at::Tensor& factor, const at::Tensor& weight) {
+  const at::IntArrayRef sizes = factor.sizes();
+  const auto ends_in = [&](size_t dimension, int64_t size) {
+    return sizes.size() >= dimension && sizes[sizes.size() - dimension] == size;
+  };
+  const bool fits = ends_in(1, weight.size(1)) || ends_in(1, weight.size(0)) || ends_in(2, weight.size(1));
+  // Autocast casts no float64.
+  const bool is_cast = is_autocast(weight.device().type()) && factor.scalar_type() != at::kDouble &&
+                       weight.scalar_type() != at::kDouble;
+  return fits && (is_cast || factor.scalar_type() == weight.scalar_type());
 }
 
 }  // namespace
@@ -29,7 +45,8 @@ Fp8TrainingRule::Fp8TrainingRule(std::shared_ptr<Fp8LinearState> state, bool bel
 
 bool Fp8TrainingRule::computes(const at::Tensor& factor, const at::Tensor& weight) const {
   const Fp8AutocastOptions region = current_fp8_autocast();
-  if (!region.enabled && region.calibrating) state_->record_amaxes(as_input(factor), weight.detach());
+  if (!region.enabled && region.calibrating && can_multiply(factor, weight))
+    state_->record_amaxes(as_input(factor), weight.detach());
   return region.enabled;
 }
 

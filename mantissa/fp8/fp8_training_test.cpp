@@ -204,6 +204,27 @@ TEST(Fp8Autocast, F8_21_CalibrationRecordsAmaxesAndComputesInHighPrecision) {
   EXPECT_EQ(difference(saved(*none), before), "") << "other recipes ignore it";
 }
 
+TEST(Fp8Autocast, ACalibratingProductThatFailsRecordsNothing) {
+  torch::nn::Linear layer(16, 8);
+  const auto state = mark(layer);
+  const StateDict before = saved(*state);
+  const Fp8Autocast calibrating({.enabled = false, .calibrating = true});
+  const auto expect_refused = [&](const auto& product, const char* what) {
+    EXPECT_NE(error_of(product), "no error") << what;
+    EXPECT_EQ(difference(saved(*state), before), "") << what;
+  };
+  expect_refused([&] { layer(torch::ones({4, 12})); }, "another size");
+  expect_refused([&] { layer(torch::ones({4, 16}, at::kDouble)); }, "another dtype");
+  expect_refused([&] { at::mm(layer->weight, torch::ones({8, 4})); }, "a weight on the left");
+  expect_refused(
+      [&] {
+        state->record_amaxes(torch::ones({4, 16}), torch::ones({8, 16}, at::kDouble));
+      },
+      "a weight of another dtype");
+  at::mm(layer->weight, torch::ones({16, 4}));
+  EXPECT_EQ(state->forward.amax_history[0][0].item<float>(), 1);
+}
+
 TEST(Fp8Training, F8_28_CodesAreKeptWithinAStepAndNeverStale) {
   torch::manual_seed(2);
   torch::nn::Linear layer(16, 8);

@@ -217,6 +217,7 @@ std::shared_ptr<Fp8LinearState> Fp8LinearState::copy() const {
 void Fp8LinearState::record_amaxes(const at::Tensor& x, const at::Tensor& weight) {
   const auto* const delayed = std::get_if<DelayedScaling>(&recipe_);
   if (!delayed) return;
+  for (const at::Tensor& each : {x, weight}) fp8::check_input(each, "record_amaxes");
   const at::ScalarType dtype = fp8_dtype(delayed->fp8_format, Fp8Pass::kForward);
   const std::lock_guard lock(mutex_);
   quantize_fp8_delayed(x, dtype, forward, 0);

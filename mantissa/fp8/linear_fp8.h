@@ -46,7 +46,7 @@ class Fp8LinearState final : public Stateful {
 
   /// Calibrates: records the largest magnitudes of an input and a weight, as a product would. Does nothing with
   /// other recipes than DelayedScaling.
-  /// Errors: those of quantize_fp8().
+  /// Errors: those of quantize_fp8(). Nothing has changed then.
   void record_amaxes(const at::Tensor& x, const at::Tensor& weight);
 
   /// Returns a state that begins with the values of this one, without its kept codes.
