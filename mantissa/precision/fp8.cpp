@@ -36,6 +36,13 @@ struct ForwardScope {
   Fp8Autocast fp8;
 };
 
+/// While it lives inside a ForwardScope, products are ordinary ones.
+struct BackwardScope {
+  explicit BackwardScope(Scope outer_scope) : outer(std::move(outer_scope)), off({.enabled = false}) {}
+  Scope outer;
+  Fp8Autocast off;
+};
+
 TrueDtypeOptions named(TrueDtypeOptions weights, at::ScalarType dtype) {
   weights.name = name_of(dtype);
   weights.layer_products = Format::kFloat8E4M3;
@@ -68,6 +75,11 @@ void Fp8Mode<Base>::setup_optimizer(torch::optim::Optimizer& optimizer) {
 template <typename Base>
 Scope Fp8Mode<Base>::forward_context() const {
   return std::make_shared<ForwardScope>(device_.type(), dtype_, Base::forward_context());
+}
+
+template <typename Base>
+Scope Fp8Mode<Base>::backward_context() const {
+  return std::make_shared<BackwardScope>(Base::backward_context());
 }
 
 template <typename Base>

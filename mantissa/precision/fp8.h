@@ -26,6 +26,7 @@ class Fp8Mode : public Base {
   void convert_module(torch::nn::Module& module) override;
   void setup_optimizer(torch::optim::Optimizer& optimizer) override;
   Scope forward_context() const override;
+  Scope backward_context() const override;
   StateDict state_dict() const override;
   std::vector<std::string> load_state_dict(const StateReader& state) override;
 

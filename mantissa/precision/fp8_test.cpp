@@ -136,6 +136,19 @@ TEST(Fp8Modes, F8_42_ADisabledRegionComputesAsTheModelBefore) {
   EXPECT_TRUE(at::equal(net->forward(x), before));
 }
 
+// A hook or a custom function in a manual backward pass computes as it does outside of the forward context.
+TEST(Fp8Modes, TheBackwardContextDisablesTheRegion) {
+  for (const std::string& name : names()) {
+    const auto mode = make_precision(name, at::kCPU);
+    const Scope forward = mode->forward_context();
+    {
+      const Scope backward = mode->backward_context();
+      EXPECT_FALSE(current_fp8_autocast().enabled) << name;
+    }
+    EXPECT_TRUE(current_fp8_autocast().enabled) << name;
+  }
+}
+
 TEST(Fp8Modes, F8_18_ScalesMoveOncePerOptimizerStep) {
   Training run("fp8-mixed", history(4));
   run.optimizer->zero_grad();
