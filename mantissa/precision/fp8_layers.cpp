@@ -41,7 +41,7 @@ bool is_users_fp8(const at::Tensor& weight) {
 }
 
 /// Returns the seed of a layer's random numbers: another one for each layer, and the same one in a repetition of a run.
-uint64_t seed_of(size_t number) {
+uint64_t seed_of(uint64_t number) {
   constexpr uint64_t kStep = 0x9e3779b97f4a7c15;  // odd, so that no two layers have the same seed
   return at::detail::getDefaultCPUGenerator().current_seed() + kStep * (number + 1);
 }
@@ -150,7 +150,7 @@ void Fp8Layers::convert(const torch::nn::Module& module) {
       add(each.report.name, each.weight,
           each.is_marked_by_user
               ? fp8_state_of(each.weight)
-              : std::make_shared<Fp8LinearState>(options_.recipe, seed_of(layers_.size())));
+              : std::make_shared<Fp8LinearState>(options_.recipe, seed_of(states_made_++)));
     if (!each.is_marked_by_user)
       mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(layers_.find(each.weight)->state,
                                                                  /*belongs_to_mode=*/true));

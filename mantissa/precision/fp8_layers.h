@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -93,6 +94,7 @@ class Fp8Layers {
   AmaxReduction reduction_;
   WeakMap<at::Tensor, Fp8Layer> layers_;
   std::vector<Row> rows_;
+  uint64_t states_made_ = 0;
 };
 
 }  // namespace mantissa

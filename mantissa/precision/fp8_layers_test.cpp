@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>
+#include <set>
 
 #include <torch/torch.h>
 
@@ -242,6 +243,20 @@ TEST(Fp8Layers, LayersOfTwoModulesHaveNamesOfTheirOwn) {
   EXPECT_NE(layers.at("blocks.0").at("seed").to_int(), layers.at("blocks.0#2").at("seed").to_int());
   generator = Net(nullptr);
   EXPECT_EQ(mode->layer_report().size(), 4) << "models are not kept alive";
+}
+
+TEST(Fp8Layers, NoSeedRepeatsAfterAModelIsGone) {
+  const auto mode = fp8({.recipe = NVFP4BlockScaling()});
+  Net first, second, third;
+  mode->convert_module(*first);
+  mode->convert_module(*second);
+  first = Net(nullptr);
+  mode->convert_module(*third);
+  std::set<uint64_t> seeds;
+  for (const Net& net : {second, third})
+    for (const char* const name : {"blocks.0", "blocks.2"})
+      seeds.insert(fp8_state_of(net->weight(name))->seed());
+  EXPECT_EQ(seeds.size(), 4);
 }
 
 TEST(Fp8Layers, OtherDevicesAreRefusedBeforeAnyWork) {
