@@ -33,12 +33,14 @@ void check_state(const DelayedScalingState& state, const char* name) {
 
 constexpr float kLargestFloat = std::numeric_limits<float>::max();
 
-/// Returns the scale that follows `scale`. `quotient` maps an amax to its scale.
+/// Returns the scale that follows `scale`. `quotient` maps an amax to its scale. A scale stays where the next one would be
+/// 0, or so small that its inverse is infinite: no value could be restored.
 template <class Quotient>
 float next_scale(float scale, float amax, const Quotient& quotient) {
   if (!std::isfinite(amax) || amax <= 0) return scale;
   const float next = quotient(amax);
-  return std::isinf(next) ? kLargestFloat : next;
+  if (std::isinf(next)) return kLargestFloat;
+  return std::isinf(1 / next) ? scale : next;
 }
 
 /// One tensor's column of a history.

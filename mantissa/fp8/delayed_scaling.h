@@ -35,7 +35,8 @@ using AmaxReduction = std::function<void(const at::Tensor& amax)>;
 ///
 /// Numerics: the scale is fp8_max 2^-margin / amax, rounded once to float32; if that is infinite, float32's largest number. A tensor
 ///           whose amax of this step is 0 keeps its history and scale. An inf in the history keeps the scale until it
-///           has left; NaN counts as absent. With `amax_compute` the history always moves on, the scale is
+///           has left; NaN counts as absent. A scale whose inverse would be infinite, such as 0, is not taken: the old
+///           one stays. With `amax_compute` the history always moves on, the scale is
 ///           fp8_max / amax / 2^margin, and NaN keeps the scale: Transformer Engine's two paths differ so.
 /// Ranks:    with reduce_amax and a reduction, the amaxes of all states are reduced in one call, whose tensor has
 ///           the same size on each rank: all ranks pass the same states in the same order.

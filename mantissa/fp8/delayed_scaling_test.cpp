@@ -214,6 +214,23 @@ TEST(DelayedScaling, F8_15_OnlyTheScaleMustFitFloat32) {
 }
 
 // The example of docs/fp8.md.
+TEST(DelayedScaling, AScaleWithoutAnInverseIsNotTaken) {
+  for (const bool by_function : {false, true}) {
+    DelayedScaling recipe = {
+        .amax_history_len = 2, .amax_compute_algo = AmaxComputeAlgo::kMostRecent, .margin = 126};
+    if (by_function) recipe.amax_compute = [](const at::Tensor& history) { return history[0].clone(); };
+    DelayedScalingState state = delayed_scaling_state(recipe, 1);
+    step(state, recipe, 448);
+    EXPECT_EQ(scale_of(state), 0x1p-126F) << by_function;
+    for (const float amax : {3e38F, 448 * 8.F}) {  // 0, and 2^-129, whose inverse is beyond float32
+      step(state, recipe, amax);
+      EXPECT_EQ(scale_of(state), 0x1p-126F) << by_function << amax;
+    }
+    step(state, recipe, 448 * 2);
+    EXPECT_EQ(scale_of(state), 0x1p-127F) << by_function << ": 2^127 is a number of float32";
+  }
+}
+
 TEST(DelayedScaling, AProductOfQuantizedOperandsIsNearTheExactOne) {
   torch::manual_seed(5);
   const at::Tensor x = torch::randn({64, 96}) * 3, w = torch::randn({32, 96}) * 0.02;
