@@ -208,6 +208,15 @@ TEST(LinearFp8, ABackwardPassFreesTheGraph) {
   }
 }
 
+// The product of these scales leaves float32, so the sums are float32 first.
+TEST(LinearFp8, AProductWithoutTermsHasTheDtypeOfItsInput) {
+  const auto state = state_of(DelayedScaling{.amax_history_len = 2});
+  state->forward.scale.fill_(1e-30F);
+  const at::Tensor x = torch::empty({2, 0}, at::kBFloat16), w = torch::empty({3, 0}, at::kBFloat16);
+  EXPECT_TRUE(same_bits(linear_fp8(x, w, {}, state), torch::zeros({2, 3}, at::kBFloat16)));
+  EXPECT_EQ(linear_fp8(x, w, torch::ones({3}), state).scalar_type(), at::kBFloat16);
+}
+
 TEST(LinearFp8, RowsAndBatchDimensionsAndDtypes) {
   torch::manual_seed(3);
   const at::Tensor x = torch::randn({2, 3, 40}), w = torch::randn({8, 40}), dy = torch::randn({2, 3, 8});

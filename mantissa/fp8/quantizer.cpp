@@ -88,7 +88,7 @@ at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bia
   // The padding of the length stays: both factors have it, and the Hadamard transform has spread values into it.
   const int64_t length = left.values.size(a.is_transposed ? 0 : 1);
   if (out.numel() == 0) return out.to(dtype);
-  if (length == 0) return bias.defined() ? out.copy_(bias.expand_as(out)) : out.zero_();
+  if (length == 0) return (bias.defined() ? out.copy_(bias.expand_as(out)) : out.zero_()).to(dtype);
   kernels::Gemm g = {.m = a.rows, .n = b.rows, .k = length};
   g.a = matrix_of(a, left.values);
   g.b = matrix_of(b, right.values);
