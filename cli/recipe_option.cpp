@@ -39,8 +39,7 @@ Fp8Recipe make(const std::string& flag, const std::string& text) {
     is_first = false;
   }
   for (const std::string& key : switches)
-    TORCH_CHECK_VALUE(!is_fp8_recipe_setting(name, key) || is_fp8_recipe_switch(name, key), flag, ": ", key,
-                      " needs a value, as in ", key, "=VALUE");
+    TORCH_CHECK_VALUE(!needs_value(name, key), flag, ": ", key, " needs a value, as in ", key, "=VALUE");
   return make_fp8_recipe(name, settings);
 }
 

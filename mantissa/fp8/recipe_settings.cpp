@@ -187,13 +187,9 @@ Fp8Recipe make_fp8_recipe(const std::string& name, const std::map<std::string, s
   return recipe;
 }
 
-bool is_fp8_recipe_setting(const std::string& name, const std::string& setting) {
-  return find_setting(row_of(name), setting) != nullptr;
-}
-
-bool is_fp8_recipe_switch(const std::string& name, const std::string& setting) {
-  const Setting* const found = find_setting(row_of(name), setting);
-  return found && found->is_switch;
+bool needs_value(const std::string& recipe_name, const std::string& setting) {
+  const Setting* const found = find_setting(row_of(recipe_name), setting);
+  return found && !found->is_switch;
 }
 
 }  // namespace mantissa

@@ -20,9 +20,9 @@ std::vector<std::string> fp8_recipe_names();
 ///             is none; those of check_recipe().
 Fp8Recipe make_fp8_recipe(const std::string& name, const std::map<std::string, std::string>& settings);
 
-/// Whether the recipe has a setting of this name, and whether it is one that is true or false.
+/// Whether the recipe has a setting of this name that needs a value. A setting that is true or false needs none: its
+/// name alone means true.
 /// Errors: c10::ValueError for an unknown recipe.
-bool is_fp8_recipe_setting(const std::string& name, const std::string& setting);
-bool is_fp8_recipe_switch(const std::string& name, const std::string& setting);
+bool needs_value(const std::string& recipe_name, const std::string& setting);
 
 }  // namespace mantissa

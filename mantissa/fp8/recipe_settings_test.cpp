@@ -83,10 +83,10 @@ TEST(RecipeSettings, AnIntervalIsAcceptedWithAWarning) {
   EXPECT_THAT(warnings.texts, testing::ElementsAre(HasSubstr("DelayedScaling: interval 3 has no effect")));
 }
 
-TEST(RecipeSettings, SwitchesAreKnown) {
-  EXPECT_TRUE(is_fp8_recipe_switch("", "reduce_amax"));
-  EXPECT_FALSE(is_fp8_recipe_switch("", "margin"));
-  EXPECT_FALSE(is_fp8_recipe_switch("NVFP4BlockScaling", "reduce_amax"));
+TEST(RecipeSettings, SwitchesNeedNoValue) {
+  EXPECT_FALSE(needs_value("", "reduce_amax"));
+  EXPECT_TRUE(needs_value("", "margin"));
+  EXPECT_FALSE(needs_value("NVFP4BlockScaling", "margin")) << "it has no such setting";
 }
 
 TEST(RecipeSettings, ARecipeWithAFunctionEqualsNoOther) {
