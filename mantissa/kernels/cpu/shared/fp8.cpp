@@ -1,13 +1,26 @@
 #include "mantissa/kernels/cpu/fp8_blocks_internal.h"
 #include "mantissa/kernels/cpu/fp8_internal.h"
 #include "mantissa/kernels/cpu/fp8_kernel.h"
+
+#if __has_include(MANTISSA_CPU_VECTORS)
 #include "mantissa/kernels/cpu/fp8_widen_internal.h"
 #include "mantissa/kernels/cpu/shared/vectors_internal.h"
+#else
+#include "mantissa/kernels/cpu/generic/element_internal.h"
+#endif
 
 namespace mantissa::kernels::cpu::MANTISSA_CPU_TIER {
 namespace {
 
+#if __has_include(MANTISSA_CPU_VECTORS)
 using Fp8Widening = WidenWith<Vectors>;
+#else  // the generic tier has no vectors
+struct Fp8Widening {
+  static void widen(Element element, const void* in, int64_t begin, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = load(element, in, begin + i);
+  }
+};
+#endif
 
 }  // namespace
 
