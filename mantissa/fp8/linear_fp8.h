@@ -95,14 +95,16 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
 ///
 /// Shapes:      x [..., in], weight [out, in], bias [out] or undefined; any numbers of rows, also 0. Rows and columns
 ///              that do not fill a block are padded with zeros inside.
-/// Numerics:    both factors are quantized by the recipe, along the dimension that the product sums over. The
-///              codes are multiplied exactly, and sums are float32; products and sums below float32's normal range may
-///              become 0. Scales and bias follow in float32, and the result is rounded once to x's dtype. Backward: the gradient of the output is quantized, in E5M2 with HYBRID;
-///              the gradients of x and weight are such products as well. Casts have derivative 1 also where they
-///              saturate. The gradient of bias is the float32 sum of the gradient before its quantization.
-/// Micro-batches: `is_first_microbatch` unset quantizes the weight in each call. True also keeps its codes, which
-///              false uses: the weight's history stays as it is then. A hash of the weight's values tells whether it has
-///              changed.
+/// Numerics:    the recipe quantizes both factors along the dimension that the product sums over. The codes are
+///              multiplied exactly, and sums are float32; products and sums below float32's normal range may become 0.
+///              The sums are multiplied by the scales and the bias is added, both in float32. The result is rounded once
+///              to x's dtype.
+/// Backward:    the gradient of the output is quantized, in E5M2 with HYBRID. The gradients of x and weight are products
+///              of quantized factors as well. A cast has derivative 1, also where it saturates. The gradient of bias is
+///              the float32 sum of the gradient before its quantization.
+/// Micro-batches: without `is_first_microbatch`, each call quantizes the weight. True quantizes it and keeps the codes for
+///              later calls. False uses the kept codes and adds nothing to the weight's history. A hash of the weight's
+///              values tells whether it has changed since.
 /// Evaluation:  a call without a graph keeps and quantizes nothing for backward, and records the amaxes of input and
 ///              weight as any other call does.
 /// Memory:      the codes of x are kept for backward, not x: 1 byte per value. Recipes in blocks keep codes of the
