@@ -95,6 +95,7 @@ void TrainerRun::run(const std::function<void()>& body) {
   } catch (...) {
     error = std::current_exception();
     progress_.fail();
+    logs_.abandon_batch();
     for_each_callback(
         [&](Callback& c) { try_to("a callback", error, [&] { c.on_exception(trainer_, error); }); });
   }
