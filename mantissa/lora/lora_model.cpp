@@ -191,7 +191,7 @@ void LoraModel::State::apply() {
     }
     const at::Tensor base = base_weight(layer.module->weight);
     if (computed.empty()) {
-      if (!base.is_same(layer.module->weight)) replace_weight(layer.module->weight, base);
+      if (is_adapted(layer.module->weight)) replace_weight(layer.module->weight, base);
     } else {
       const auto data = std::make_shared<lora::LoraWeight>(base, std::move(computed));
       replace_weight(layer.module->weight, make_packed_weight(data, base.scalar_type()));

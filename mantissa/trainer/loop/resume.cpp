@@ -68,7 +68,7 @@ std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch:
 std::string restored(const std::vector<std::string>& names, const std::map<std::string, at::Tensor>& own) {
   const bool train = std::none_of(names.begin(), names.end(), [&](const std::string& name) {
     const auto weight = own.find(name);
-    return weight != own.end() && !base_weight(weight->second).is_same(weight->second);
+    return weight != own.end() && is_adapted(weight->second);
   });
   return counted(names.size(),
                  train ? "restored from 4 or 8 bits and train again" : "restored from 4 or 8 bits");
