@@ -22,6 +22,7 @@
 
 #include "cli/commands.h"
 #include "cli/convert_options.h"
+#include "cli/dtype_names.h"
 #include "cli/errors.h"
 #include "cli/find_checkpoint.h"
 #include "cli/key_map.h"
@@ -416,7 +417,7 @@ void add_convert(CLI::App& app) {
   };
   add_single("in", c.in, "IN", "a safetensors file, an index of shards, or a folder with one")->required();
   add_single("out", c.out, "OUT", "NAME.safetensors, or a folder for model.safetensors")->required();
-  add_single("--dtype", c.dtype, fmt::format("{}", fmt::join(convert_dtype_names(), "|")),
+  add_single("--dtype", c.dtype, fmt::format("{}", fmt::join(dtype_names(), "|")),
              "cast floating-point tensors; codes and scales of quantized weights stay as they are");
   add_single("--to", c.to, fmt::format("{}", fmt::join(weight_format_names(), "|")),
              "quantize the weights of Linear layers, for bitsandbytes and Mantissa");

@@ -9,24 +9,11 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/dtype_names.h"
 #include "mantissa/core/parse_number.h"
-#include "mantissa/core/suggest.h"
 
 namespace mantissa::cli {
 namespace {
-
-struct DtypeName {
-  at::ScalarType dtype;
-  std::array<const char*, 3> names;  ///< errors and help use the first name
-};
-constexpr std::array kDtypes{
-    DtypeName{at::kDouble, {"fp64", "float64", "F64"}},
-    DtypeName{at::kFloat, {"fp32", "float32", "F32"}},
-    DtypeName{at::kHalf, {"fp16", "float16", "F16"}},
-    DtypeName{at::kBFloat16, {"bf16", "bfloat16", "BF16"}},
-    DtypeName{at::kFloat8_e4m3fn, {"fp8-e4m3", "float8_e4m3fn", "F8_E4M3"}},
-    DtypeName{at::kFloat8_e5m2, {"fp8-e5m2", "float8_e5m2", "F8_E5M2"}},
-};
 
 /// Whether --to takes weights of this dtype.
 bool is_quantizable(at::ScalarType dtype) {
@@ -83,30 +70,11 @@ void check_not_swapped(const ConvertCommand& c) {
   };
   TORCH_CHECK_VALUE(!has(weight_format_names(), c.dtype), "--dtype ", c.dtype,
                     ": these are codes with scales, and no dtype; give --to ", c.dtype);
-  TORCH_CHECK_VALUE(!has(convert_dtype_names(), c.to), "--to ", c.to,
+  TORCH_CHECK_VALUE(!has(dtype_names(), c.to), "--to ", c.to,
                     ": it quantizes, and this is a dtype; give --dtype ", c.to);
 }
 
 }  // namespace
-
-at::ScalarType parse_dtype(const std::string& text, const std::vector<std::string>& choices) {
-  for (const DtypeName& row : kDtypes)
-    if (std::find(row.names.begin(), row.names.end(), text) != row.names.end()) return row.dtype;
-  TORCH_CHECK_VALUE(false, "--dtype '", text, "' is not a valid value", did_you_mean(text, choices),
-                    "; choose from ", join_names(choices));
-  return at::kFloat;
-}
-
-std::vector<std::string> convert_dtype_names() {
-  std::vector<std::string> names;
-  for (const DtypeName& row : kDtypes) names.emplace_back(row.names[0]);
-  return names;
-}
-
-bool is_castable(at::ScalarType dtype) {
-  return std::any_of(kDtypes.begin(), kDtypes.end(),
-                     [&](const DtypeName& row) { return row.dtype == dtype; });
-}
 
 void check_safetensors_name(const std::string& out) {
   constexpr std::array kOthers{".bin",  ".ckpt", ".gguf", ".h5",  ".npy",       ".npz",

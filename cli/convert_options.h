@@ -33,19 +33,7 @@ struct ParsedOptions {
 /// Errors: c10::ValueError for a value that is none of its option's, and for options that contradict each other.
 ParsedOptions parse_convert(const ConvertCommand& c);
 
-/// Returns the names of --dtype's choices that errors and help use.
-std::vector<std::string> convert_dtype_names();
-
-/// Returns the dtype that --dtype names, also by PyTorch's or safetensors' name. `choices` are the names that an error
-/// offers.
-/// Errors: c10::ValueError for another name.
-at::ScalarType parse_dtype(const std::string& text,
-                           const std::vector<std::string>& choices = convert_dtype_names());
-
 /// Throws c10::ValueError for a file whose name belongs to another format, such as net.pt.
 void check_safetensors_name(const std::string& out);
-
-/// True if --dtype may change tensors of this dtype. F8_E8M0 is left alone, because it holds scales.
-bool is_castable(at::ScalarType dtype);
 
 }  // namespace mantissa::cli

@@ -20,6 +20,7 @@
 #include "cli/adapters.h"
 #include "cli/commands.h"
 #include "cli/convert_options.h"
+#include "cli/dtype_names.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
 #include "cli/model_weights.h"

@@ -12,7 +12,7 @@
 #include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
-#include "cli/convert_options.h"
+#include "cli/dtype_names.h"
 #include "cli/fit_options.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/io/atomic_file.h"
@@ -46,10 +46,7 @@ std::map<std::string, at::ScalarType> dtypes_of(const std::map<std::string, Safe
 std::string mode_of_weights(const std::map<std::string, SafetensorsEntry>& tensors) {
   std::set<std::string> modes;
   for (const auto& [weight, stored] : find_stored_weights(dtypes_of(tensors))) {
-    const Format format = stored.is_int8                 ? Format::kInt8
-                          : stored.json.ends_with("fp4") ? Format::kFP4
-                                                         : Format::kNF4;
-    modes.insert(mode_for_weights(format, tensors.contains(weight + ".nested_absmax"))->name);
+    modes.insert(mode_for_weights(format_of(stored), tensors.contains(weight + ".nested_absmax"))->name);
   }
   if (!modes.empty()) return fmt::format("{}", fmt::join(modes, " and "));
   std::map<at::ScalarType, int64_t> elements;

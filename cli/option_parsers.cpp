@@ -9,6 +9,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "cli/dtype_names.h"
 #include "mantissa/core/parse_number.h"
 #include "mantissa/core/suggest.h"
 
@@ -33,8 +34,10 @@ std::vector<std::string> parts_of(const std::string& flag, const std::string& te
 
 void check_choice(const std::string& flag, const std::string& value,
                   const std::vector<std::string>& choices) {
-  TORCH_CHECK_VALUE(std::find(choices.begin(), choices.end(), value) != choices.end(), flag, " '", value,
-                    "' is not a valid value", did_you_mean(value, choices), "; choose from ",
+  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+  const std::string dtype = other_dtype_name(value, choices);
+  TORCH_CHECK_VALUE(false, flag, " '", value, "' is not a valid value",
+                    did_you_mean(dtype.empty() ? value : dtype, choices), "; choose from ",
                     join_names(choices));
 }
 

@@ -171,6 +171,8 @@ TEST_F(QuantizedRuns, WrongOptionsAreRefused) {
                {"'bf16-mixed' with --blocksize 64", "leave it out"});
   expect_error(fit(kShort + "--precision nf4 --ignore-modules a,,b"), 2, {"--ignore-modules 'a,,b'"});
   expect_error(fit(kShort + "--precision nf4 --quant-dtype half"), 2, {"--quant-dtype 'half'", "float16"});
+  expect_error(fit(kShort + "--precision nf4 --quant-dtype bf16"), 2,
+               {"--quant-dtype 'bf16' is not a valid value; did you mean 'bfloat16'?"});
 }
 
 TEST_F(QuantizedRuns, ShardsAreReadLikeOneFile) {

@@ -137,7 +137,12 @@ std::string canonical_name(const std::string& precision) {
 }  // namespace
 
 bool reads_text(const OptionValues& given) {
-  if (const auto* const model = given.get_if<std::string>("model")) return *model == "gpt-tiny";
+  if (const auto* const model = given.get_if<std::string>("model")) {
+    const auto reads = [&](const ModelEntry& row) {
+      return row.name == *model && row.input == InputKind::kTokens;
+    };
+    return std::any_of(models().begin(), models().end(), reads);
+  }
   const auto* const data = given.get_if<std::string>("data");
   return data && data->starts_with("text:");
 }

@@ -1,9 +1,12 @@
+#include <fmt/format.h>
 #include <string>
 #include <vector>
 
 #include "cli/fit_options.h"
 #include "cli/option_destination.h"
 #include "cli/options/groups.h"
+#include "mantissa/amp/grad_scaler.h"
+#include "mantissa/precision/quantize_module.h"
 
 namespace mantissa::cli {
 namespace {
@@ -18,10 +21,18 @@ const std::vector<std::string>& auto_or_truth() {
   return words;
 }
 
+/// Returns a default of the library as the help shows it.
+template <typename Number>
+std::string shown(Number value) {
+  return fmt::format("{}", value);
+}
+
 }  // namespace
 
 std::vector<Option> precision_options() {
   constexpr auto kGroup = Group::kPrecision;
+  const GradScalerOptions scaler;
+  const QuantizeModuleOptions quantized;
   return {
       {.name = "precision",
        .group = kGroup,
@@ -42,22 +53,24 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::init_scale),
        .default_value = "auto",
-       .help = "dynamic loss scale: initial value; auto: 65536"},
+       .help = "dynamic loss scale: initial value; auto: " + shown(scaler.init_scale)},
       {.name = "growth_factor",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::growth_factor),
        .default_value = "auto",
-       .help = "dynamic loss scale: growth factor; auto: 2"},
+       .help = "dynamic loss scale: growth factor; auto: " + shown(scaler.growth_factor)},
       {.name = "backoff_factor",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::backoff_factor),
        .default_value = "auto",
-       .help = "dynamic loss scale: backoff factor, after an overflow; auto: 0.5"},
+       .help =
+           "dynamic loss scale: backoff factor, after an overflow; auto: " + shown(scaler.backoff_factor)},
       {.name = "growth_interval",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::growth_interval),
        .default_value = "auto",
-       .help = "dynamic loss scale: growth interval, in steps without overflow; auto: 2000"},
+       .help = "dynamic loss scale: growth interval, in steps without overflow; auto: " +
+               shown(scaler.growth_interval)},
       {.name = "min_scale",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::min_scale),
@@ -74,12 +87,14 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::hysteresis_steps),
        .default_value = "auto",
-       .help = "dynamic loss scale: hysteresis, in overflows until it backs off; auto: 1"},
+       .help = "dynamic loss scale: hysteresis, in overflows until it backs off; auto: " +
+               shown(scaler.hysteresis_steps)},
       {.name = "warn_after_skips",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::warn_after_skips),
        .default_value = "auto",
-       .help = "warn after this many skipped steps in a row; 0: never; auto: 10"},
+       .help =
+           "warn after this many skipped steps in a row; 0: never; auto: " + shown(scaler.warn_after_skips)},
       {.name = "keep_batchnorm_fp32",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::keep_batchnorm_fp32),
@@ -112,14 +127,16 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::blocksize),
        .default_value = "auto",
-       .help = "4-bit modes: values per scale, a power of two from 32 to 4096; auto: 64",
+       .help = "4-bit modes: values per scale, a power of two from 32 to 4096; auto: " +
+               shown(quantized.blocksize),
        .known_as = {"block_size"}},
       {.name = "llm_int8_threshold",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::llm_int8_threshold),
        .default_value = "auto",
        .help = "int8 and int8-training: input columns with a magnitude of at least this are computed in "
-               "float32; 0: none; auto: 6"},
+               "float32; 0: none; auto: " +
+               shown(quantized.threshold)},
       {.name = "quantize_embeddings",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::quantize_embeddings),

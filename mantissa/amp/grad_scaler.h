@@ -17,7 +17,6 @@
 #include "mantissa/amp/grad_scaler_state.h"
 #include "mantissa/amp/step_result.h"
 #include "mantissa/core/tree.h"
-#include "mantissa/core/weak_map.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -25,17 +24,8 @@ class Optimizer;
 
 namespace mantissa {
 
-class StepSupportsAmpScaling;
-struct GradientRecord;
-
-/// Where the gradients of an optimizer stand between their backward pass and their step.
-enum class GradientStage {
-  kScaled,    ///< as the backward pass left them
-  kChecked,   ///< checked for inf and nan, perhaps clipped, and still scaled: the step will unscale them
-  kUnscaled,  ///< in the loss's own units
-  kMixed,   ///< a backward pass has added scaled gradients to checked or unscaled ones: no step can use them
-  kStepped  ///< used by a step, or dropped by it
-};
+class IterationTracker;
+struct ScalerData;
 
 struct GradScalerOptions {
   double init_scale = 65536.0;     ///< the first scale; a plain factor
@@ -101,6 +91,9 @@ concept TensorTree = is_tensor_tree<T>;
 ///     clip_grad_norm_(model->parameters(), 1.0);
 ///     scaler.step(optimizer);                           // once for every optimizer
 ///     scaler.update();                                  // once an iteration, last
+///
+/// IterationTracker (iteration_tracker.h) replaces update() in a loop that does not know where an iteration
+/// ends.
 ///
 /// The scaler knows an optimizer by its address, from unscale_() or step() to update(); the optimizer must
 /// live until then.
@@ -207,63 +200,6 @@ class GradScaler {
   /// warn_after_skips. step() knows this for all other optimizers.
   void note_step(const torch::optim::Optimizer& optimizer, bool stepped);
 
-  /// The following functions replace update() in a loop that does not say where an iteration ends, such as
-  /// the loop around a Precision. The gradients themselves show what has happened to them.
-  ///
-  /// Call watch() once an optimizer was made. If an optimizer accumulates gradients over several iterations of
-  /// others and the scale moves meanwhile, these gradients are multiplied by the new scale over the old one.
-  /// Without watch(), this starts at the optimizer's first step.
-  void watch(const torch::optim::Optimizer& optimizer);
-  /// Call begin_backward() before each backward pass and end_backward() after it. What is written to gradients
-  /// between the two counts as computed by that pass; what the loop writes at another time, for example to
-  /// clip gradients, does not. Without end_backward(), the pass ends at the next begin_backward(). If hooks of
-  /// the loop may write to gradients between begin_backward() and the pass, call restart_backward() after
-  /// them.
-  ///
-  /// begin_backward() ends the iteration if a step was taken and no optimizer still waits for its step. If the
-  /// gradients of an optimizer that waits were cleared and computed anew, the loop has left that optimizer
-  /// out; its gradients count as new. If a backward pass has added to them instead, begin_step(), step() and
-  /// clipping refuse the sum.
-  ///
-  /// A backward pass without begin_backward() or Precision::backward() around it is not seen. What it adds after a step
-  /// counts as gradients that the step has used, so they do not follow the scale when that moves.
-  /// Sync:    none, unless a backward pass has written gradients of an optimizer that waits; the host then
-  ///          reads whether they were 0 before.
-  /// Threads: the backward pass may accumulate on any threads.
-  void begin_backward();
-  void restart_backward();
-  void end_backward();
-  /// Call end_iteration() when the loop has ended. It ends the iteration if a step was taken in it, and forgets
-  /// the gradients that no step has used. abandon_iteration() forgets everything that this iteration has found,
-  /// and does not move the scale.
-  void end_iteration();
-  void abandon_iteration();
-  /// Call begin_step() before the first look at the gradients of `optimizer`. It ends the iteration if
-  /// `optimizer` has already stepped in it; gradients of other optimizers that still wait belong to the next
-  /// one. If gradients of `optimizer` were cleared and computed anew since they were last checked, they count
-  /// as new.
-  /// Errors: c10::Error if a backward pass has added to gradients that were already unscaled or clipped
-  ///         (kMixed). Nothing has changed then.
-  void begin_step(const torch::optim::Optimizer& optimizer);
-  /// Returns the stage of the gradients that `optimizer` has now, also across iterations: gradients that a
-  /// step has used stay kStepped until a backward pass writes new ones.
-  GradientStage gradient_stage(const torch::optim::Optimizer& optimizer) const;
-
-  /// Returns what the next step of `optimizer` divides its gradients by in addition to the scale, because they
-  /// were clipped while scaled. Shape: 0-dim, on the scale's device; undefined if there is no such divisor.
-  /// Sync: none.
-  at::Tensor clip_divisor(const torch::optim::Optimizer& optimizer) const;
-  /// Sets the stage of gradients that were loaded from a checkpoint, which was written between a backward pass
-  /// and its step. `stage` and `clip_divisor` are what gradient_stage() and
-  /// clip_divisor() returned when the gradients were saved. Gradients that wait for their step are checked
-  /// for inf and nan again. Call it after the gradients and the state of the scaler have been loaded.
-  /// `scale`: the scale that scaled gradients carry, if it may differ from the scaler's: next_state_dict() has
-  /// the scale of the next iteration. Gradients that no one has looked at are then multiplied by the ratio.
-  /// Sync:   none.
-  /// Errors: c10::ValueError for a `clip_divisor` that `stage` does not have. Nothing has changed then.
-  void restore_gradient_stage(const torch::optim::Optimizer& optimizer, GradientStage stage,
-                              const at::Tensor& clip_divisor = {}, const at::Tensor& scale = {});
-
   /// Sets the names of parameters in warnings and in StepResult, unless the options did.
   void set_parameter_name(std::function<std::string(const at::Tensor& parameter)> name);
 
@@ -272,9 +208,9 @@ class GradScaler {
   /// Sync: none.
   at::Tensor found_inf(const torch::optim::Optimizer& optimizer) const;
 
-  bool is_enabled() const { return options_.enabled; }
+  bool is_enabled() const;
   /// Whether the limits of the scale are equal, so that no overflow and no clean step moves it.
-  bool is_scale_fixed() const { return options_.min_scale == options_.max_scale; }
+  bool is_scale_fixed() const;
   /// Returns the scale, or 1 if the scaler is disabled.
   /// Sync: reads one value from the device.
   double get_scale() const;
@@ -285,21 +221,18 @@ class GradScaler {
   /// limits or hysteresis.
   /// Sync: reads one value from the device.
   int64_t get_growth_tracker() const;
-  double get_growth_factor() const { return options_.growth_factor; }
-  double get_backoff_factor() const { return options_.backoff_factor; }
-  int64_t get_growth_interval() const { return options_.growth_interval; }
+  double get_growth_factor() const;
+  double get_backoff_factor() const;
+  int64_t get_growth_interval() const;
   /// As in torch, these accept any value. If the new interval is at or below the growth tracker, the scale
   /// does not grow before the tracker's next reset.
-  void set_growth_factor(double growth_factor) { options_.growth_factor = growth_factor; }
-  void set_backoff_factor(double backoff_factor) { options_.backoff_factor = backoff_factor; }
-  void set_growth_interval(int64_t growth_interval) { options_.growth_interval = growth_interval; }
+  void set_growth_factor(double growth_factor);
+  void set_backoff_factor(double backoff_factor);
+  void set_growth_interval(int64_t growth_interval);
 
   /// Returns the state that load_state_dict(), here or in Python, needs to resume; empty if disabled. Call it
   /// after update().
   GradScalerState state_dict() const;
-  /// Returns state_dict() as it will be after the update that is due, for a loop that does not call update()
-  /// itself (see begin_backward()).
-  GradScalerState next_state_dict() const;
   /// Resumes from a saved state; the state of the current iteration stays. Without _hysteresis_tracker the
   /// count starts full. Unknown keys are ignored; a disabled scaler ignores everything.
   /// Errors: c10::Error if `state` is empty; c10::ValueError if a key is missing, if the scale is not
@@ -309,80 +242,17 @@ class GradScaler {
   void load_state_dict(const GradScalerState& state);
 
  private:
-  /// One value on several devices, copied to each device at its first use.
-  using PerDevice = std::vector<std::pair<at::Device, at::Tensor>>;
-  /// The tensors that change at the end of an iteration; undefined before the first scale().
-  struct Scale {
-    at::Tensor value;               ///< 0-dim float32
-    at::Tensor growth_tracker;      ///< 0-dim int32
-    at::Tensor hysteresis_tracker;  ///< 0-dim int32: overflows until a backoff; undefined without hysteresis
-  };
-
-  at::Tensor scale_leaf(const at::Tensor& output, PerDevice& scales);
-  void create_state(at::Device device);
-  void check_initialized(const char* function) const;
-  void check_usable(const char* function, const torch::optim::Optimizer& optimizer) const;
-  static void check_not_mixed(const char* function, const GradientRecord& record);
-  static void check_factors(const char* function, const GradScalerOptions& options);
-  /// Returns null if nothing was recorded about `optimizer`.
-  GradientRecord* find_record(const torch::optim::Optimizer& optimizer) const;
-  GradientRecord& record_of(const torch::optim::Optimizer& optimizer);
-  /// Multiplies by `inv_scale` and returns the overflow flags of each device that holds gradients.
-  PerDevice check_and_unscale(const torch::optim::Optimizer& optimizer, const at::Tensor& inv_scale,
-                              bool allow_fp16);
-  /// Records any inf or nan and leaves the gradients as they are.
-  void check(const torch::optim::Optimizer& optimizer, GradientRecord& record);
-  void step_self_unscaling(torch::optim::Optimizer& optimizer, StepSupportsAmpScaling& scaling,
-                           GradientRecord& record);
-  /// Returns the divisor for a step whose gradients are still scaled.
-  at::Tensor divisor(const StepSupportsAmpScaling& scaling, const GradientRecord& record) const;
-  /// If gradients have to be clipped while scaled, returns the optimizer as StepSupportsAmpScaling. Otherwise
-  /// unscales them, if that was not done yet, and returns null.
-  StepSupportsAmpScaling* unscale_or_check(torch::optim::Optimizer& optimizer);
-  /// Returns an undefined tensor if `flags` is empty.
-  at::Tensor sum_on_scale_device(const PerDevice& flags) const;
-  /// Whether a gradient of any optimizer overflowed in this iteration; undefined if none was checked.
-  at::Tensor any_found_inf() const;
-  /// Updates `scale` in place from what this iteration found.
-  void move(const Scale& scale, const at::Tensor& found_inf) const;
-  /// Restores the scale `before` the backoff while overflows are still tolerated.
-  void apply_hysteresis(const Scale& scale, const at::Tensor& before, const at::Tensor& found_inf) const;
-  void bound(const at::Tensor& scale) const;
-  double bounded(double scale) const;
-  GradScalerState state_of(const Scale& scale) const;
-  /// Whether a step was taken in this iteration and the iteration has not ended.
-  bool update_is_due() const;
-  /// Whether a gradient of a step in this iteration overflowed; undefined if none was checked.
-  at::Tensor found_inf_of_steps() const;
-  /// Returns the gradients that no step has used and that carry the present scale.
-  std::vector<at::Tensor> scaled_gradients() const;
-  /// Whether the present scale is `scale`. Asks only if that waits for no device, and if the steps of this
-  /// iteration have read their flags on the host anyway; otherwise the answer is no.
-  bool is_known_to_be(const at::Tensor& scale) const;
-  /// For gradients that carry the scale `before`: makes their step divide by the present scale.
-  void follow_scale(const std::vector<at::Tensor>& gradients, const at::Tensor& before) const;
-  void follow_scale(GradientRecord& record, const at::Tensor& before) const;
-  /// If an update is due, ends the iteration of the optimizers that have stepped. Gradients that wait for
-  /// their step keep waiting.
-  void end_steps();
-  static bool has_overflowed(const GradientRecord& record);
-  bool warns_at(int64_t skips) const;
-  std::string nonfinite_gradients(const GradientRecord& record) const;
-
-  at::Device device_;
-  GradScalerOptions options_;  // a state that is loaded before the first scale() also sets init_scale
-  int64_t init_growth_tracker_ = 0;
-  int64_t init_hysteresis_tracker_ = 0;
-  Scale scale_;
-  std::vector<std::shared_ptr<GradientRecord>> records_;  // one for each optimizer
-  WeakMap<at::Tensor, bool> restored_;  // gradients that were loaded scaled and now carry the present scale
+  friend class IterationTracker;
+  std::unique_ptr<ScalerData> data_;
 };
 
 template <TensorTree Tree>
 Tree GradScaler::scale(const Tree& outputs) {
-  if (!is_enabled()) return outputs;
-  PerDevice scales;
-  return map_tensors(outputs, [&](const at::Tensor& output) { return scale_leaf(output, scales); });
+  std::vector<at::Tensor> tensors;
+  map_tensors(outputs, [&](const at::Tensor& output) { return tensors.emplace_back(output); });
+  tensors = scale(tensors);
+  size_t next = 0;
+  return map_tensors(outputs, [&](const at::Tensor&) { return tensors[next++]; });
 }
 
 }  // namespace mantissa

@@ -17,6 +17,7 @@
 #include "mantissa/amp/gradient_record_internal.h"
 #include "mantissa/amp/gradients_internal.h"
 #include "mantissa/amp/optimizer_kind.h"
+#include "mantissa/amp/scaler_data_internal.h"
 #include "mantissa/core/step_scaling.h"
 
 namespace mantissa {
@@ -54,53 +55,57 @@ at::Tensor total_norm(const std::vector<GradientGroup>& groups, double norm_type
   return fits ? total / on_device(divisor, total.device()) : total;
 }
 
-}  // namespace
-
-StepSupportsAmpScaling* GradScaler::unscale_or_check(torch::optim::Optimizer& optimizer) {
-  if (!is_enabled()) return nullptr;
-  check_usable("clip_grad", optimizer);
-  GradientRecord& record = record_of(optimizer);
-  check_not_mixed("clip_grad", record);
+/// If gradients have to be clipped while scaled, checks them and returns the optimizer as
+/// StepSupportsAmpScaling. Otherwise unscales them, if that was not done yet, and returns null.
+StepSupportsAmpScaling* unscale_or_check(GradScaler& scaler, ScalerData& data,
+                                         torch::optim::Optimizer& optimizer) {
+  if (!scaler.is_enabled()) return nullptr;
+  data.check_usable("clip_grad", optimizer);
+  GradientRecord& record = data.record_of(optimizer);
+  check_not_mixed("GradScaler::clip_grad", record);
   if (record.stage == GradientStage::kUnscaled) return nullptr;
   auto* scaling = as_self_unscaling(optimizer);
   if (record.stage == GradientStage::kScaled && scaling != nullptr && has_fp16_gradients(optimizer)) {
     // Check now: clipping may hide an inf, because a clamp makes it finite.
-    check(optimizer, record);
+    data.check(optimizer, record);
     record.stage = GradientStage::kChecked;
   }
   if (record.stage == GradientStage::kChecked) return scaling;
   check_dense(parameters_of(optimizer));
-  unscale_(optimizer);
+  scaler.unscale_(optimizer);
   return nullptr;
 }
+
+}  // namespace
 
 at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                                        double norm_type) {
   check_clip_norm(max_norm, norm_type);
-  const auto* scaling = unscale_or_check(optimizer);
+  const auto* scaling = unscale_or_check(*this, *data_, optimizer);
   if (scaling == nullptr) return mantissa::clip_grad_norm_(parameters_of(optimizer), max_norm, norm_type);
   const at::NoGradGuard no_grad;
-  GradientRecord& record = record_of(optimizer);
-  const at::Tensor norm = total_norm(gradient_groups(optimizer), norm_type, divisor(*scaling, record));
+  GradientRecord& record = data_->record_of(optimizer);
+  const at::Tensor norm = total_norm(gradient_groups(optimizer), norm_type, data_->divisor(*scaling, record));
   const at::Tensor shrink =
-      on_device(((norm + 1e-6) / max_norm).clamp_min(1.0).to(at::kFloat), scale_.value.device());
+      on_device(((norm + 1e-6) / max_norm).clamp_min(1.0).to(at::kFloat), data_->scale.value.device());
   record.clip_divisor = record.clip_divisor.defined() ? record.clip_divisor * shrink : shrink;
   return norm;
 }
 
 void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {
   check_clip_value(clip_value);
-  const auto* scaling = unscale_or_check(optimizer);
+  const auto* scaling = unscale_or_check(*this, *data_, optimizer);
   if (scaling == nullptr) {
     mantissa::clip_grad_value_(parameters_of(optimizer), clip_value);
     return;
   }
   const at::NoGradGuard no_grad;
-  GradientRecord& record = record_of(optimizer);
+  GradientRecord& record = data_->record_of(optimizer);
   // After clipping to the norm 0 the divisor is inf; multiplied by a value of 0 it gives nan.
-  const at::Tensor limit = (divisor(*scaling, record) * clip_value).nan_to_num_(0.0);
+  const at::Tensor limit = (data_->divisor(*scaling, record) * clip_value).nan_to_num_(0.0);
   // Overflowed gradients keep their infinities, so that they can be inspected; this step is skipped anyway.
-  if (!record.found_inf.empty()) limit.masked_fill_(sum_on_scale_device(record.found_inf) != 0, HUGE_VAL);
+  if (!record.found_inf.empty())
+    limit.masked_fill_(data_->sum_on_scale_device(record.found_inf) != 0, HUGE_VAL);
   for (const auto& group : gradient_groups(optimizer)) {
     const at::Tensor high = on_device(limit, group.device), low = -high;
     for (const at::Tensor& gradient : group.gradients) gradient.clamp_(low, high);

@@ -8,6 +8,7 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/amp/scaler_data_internal.h"
 #include "mantissa/core/suggest.h"
 
 namespace mantissa {
@@ -37,31 +38,23 @@ int64_t read_integer(const GradScalerState& state, const std::string& key, int64
 
 }  // namespace
 
-GradScalerState GradScaler::state_of(const Scale& scale) const {
-  const bool exists = scale.value.defined();
-  GradScalerState state = {
-      {"scale", exists ? scale.value.item<float>() : options_.init_scale},
-      {"growth_factor", options_.growth_factor},
-      {"backoff_factor", options_.backoff_factor},
-      {"growth_interval", options_.growth_interval},
-      {"_growth_tracker", exists ? scale.growth_tracker.item<int>() : init_growth_tracker_}};
-  if (options_.hysteresis_steps > 1) {
-    state[kHysteresisTracker] = scale.hysteresis_tracker.defined()
-                                    ? static_cast<int64_t>(scale.hysteresis_tracker.item<int>())
-                                    : init_hysteresis_tracker_;
+GradScalerState ScalerData::state_dict_of(const Scale& of) const {
+  const bool exists = of.value.defined();
+  GradScalerState state = {{"scale", exists ? of.value.item<float>() : options.init_scale},
+                           {"growth_factor", options.growth_factor},
+                           {"backoff_factor", options.backoff_factor},
+                           {"growth_interval", options.growth_interval},
+                           {"_growth_tracker", exists ? of.growth_tracker.item<int>() : init_growth_tracker}};
+  if (options.hysteresis_steps > 1) {
+    state[kHysteresisTracker] = of.hysteresis_tracker.defined()
+                                    ? static_cast<int64_t>(of.hysteresis_tracker.item<int>())
+                                    : init_hysteresis_tracker;
   }
   return state;
 }
 
-GradScalerState GradScaler::state_dict() const { return is_enabled() ? state_of(scale_) : GradScalerState(); }
-
-GradScalerState GradScaler::next_state_dict() const {
-  if (!is_enabled() || !update_is_due()) return state_dict();
-  Scale next = scale_;
-  for (at::Tensor* tensor : {&next.value, &next.growth_tracker, &next.hysteresis_tracker})
-    if (tensor->defined()) *tensor = tensor->clone();
-  if (const at::Tensor found_inf = found_inf_of_steps(); found_inf.defined()) move(next, found_inf);
-  return state_of(next);
+GradScalerState GradScaler::state_dict() const {
+  return is_enabled() ? data_->state_dict_of(data_->scale) : GradScalerState();
 }
 
 void GradScaler::load_state_dict(const GradScalerState& state) {
@@ -77,14 +70,14 @@ void GradScaler::load_state_dict(const GradScalerState& state) {
                       join_names(present), did_you_mean(key, present),
                       "; a state comes from state_dict(), here or in Python's torch.amp.GradScaler");
   }
-  GradScalerOptions loaded = options_;
+  GradScalerOptions loaded = data_->options;
   loaded.init_scale = read_number(state, "scale");
-  TORCH_CHECK_VALUE(loaded.init_scale > 0 || (loaded.init_scale == 0 && options_.min_scale == 0),
+  TORCH_CHECK_VALUE(loaded.init_scale > 0 || (loaded.init_scale == 0 && data_->options.min_scale == 0),
                     "GradScaler::load_state_dict: 'scale' must be positive; got ", loaded.init_scale,
                     " (where torch's scaler has underflowed to 0, continue without its state)");
   TORCH_CHECK_VALUE(loaded.init_scale <= std::numeric_limits<float>::max(),
                     "GradScaler::load_state_dict: 'scale' must fit in float32; got ", loaded.init_scale);
-  loaded.init_scale = bounded(loaded.init_scale);
+  loaded.init_scale = data_->bounded(loaded.init_scale);
   loaded.growth_factor = read_number(state, "growth_factor");
   loaded.backoff_factor = read_number(state, "backoff_factor");
   check_factors("GradScaler::load_state_dict", loaded);
@@ -92,19 +85,19 @@ void GradScaler::load_state_dict(const GradScalerState& state) {
   loaded.growth_interval = read_integer(state, "growth_interval", 1, kMaxExact);
   constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
   const int64_t growth = read_integer(state, "_growth_tracker", 0, kMaxInt);
-  int64_t hysteresis = options_.hysteresis_steps;
-  if (options_.hysteresis_steps > 1 && state.count(kHysteresisTracker) != 0) {
+  int64_t hysteresis = data_->options.hysteresis_steps;
+  if (data_->options.hysteresis_steps > 1 && state.count(kHysteresisTracker) != 0) {
     hysteresis = std::min(hysteresis, read_integer(state, kHysteresisTracker, 0, kMaxInt));
   }
 
-  options_ = loaded;
-  init_growth_tracker_ = growth;
-  init_hysteresis_tracker_ = hysteresis;
-  if (!scale_.value.defined()) return;
-  scale_.value.fill_(loaded.init_scale);
-  scale_.growth_tracker.fill_(growth);
-  if (scale_.hysteresis_tracker.defined()) scale_.hysteresis_tracker.fill_(hysteresis);
-  restored_ = {};
+  data_->options = loaded;
+  data_->init_growth_tracker = growth;
+  data_->init_hysteresis_tracker = hysteresis;
+  if (!data_->scale.value.defined()) return;
+  data_->scale.value.fill_(loaded.init_scale);
+  data_->scale.growth_tracker.fill_(growth);
+  if (data_->scale.hysteresis_tracker.defined()) data_->scale.hysteresis_tracker.fill_(hysteresis);
+  data_->restored = {};
 }
 
 std::map<std::string, at::Tensor> scaler_state_to_tensors(const GradScalerState& state) {

@@ -134,7 +134,8 @@ TEST(GradScaler, GS51_GS52_LoadingKeepsTheIterationsState) {
 }
 
 TEST(GradScaler, ARestoredStageReplacesTheOneBefore) {
-  auto scaler = used_scaler({.init_scale = 8.0});
+  TrackedScaler scaler({.init_scale = 8.0});
+  scaler.scale(torch::zeros({}));
   const auto p = with_grad({8.f});
   SGD optimizer({p}, 1.0);
   scaler.unscale_(optimizer);

@@ -117,7 +117,8 @@ TEST(GradScaler, GS45_GS54_AnIterationOfSelfUnscalingOptimizersReadsNothing) {
 }
 
 TEST(GradScaler, GradientsThatWaitThroughAnotherBackwardPassAreNotReadOnTheHost) {
-  auto scaler = used_scaler();
+  TrackedScaler scaler;
+  scaler.scale(torch::zeros({}));
   const auto waits = with_grad({8.F}, at::kHalf), other = with_grad({8.F});
   KernelSgd a({waits}, 0.5), b({other}, 0.5);
   HostReads reads;

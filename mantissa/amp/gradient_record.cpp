@@ -21,7 +21,7 @@ GradientRecord::GradientRecord(const torch::optim::Optimizer& of) : optimizer(&o
   for (size_t group = 0; group < of.param_groups().size(); ++group) {
     const auto& parameters = of.param_groups()[group].params();
     for (size_t number = 0; number < parameters.size(); ++number)
-      parameters_.push_back({WeakTensor(parameters[number].getIntrusivePtr()), group, number});
+      parameters_.push_back({WeakKey<at::Tensor>::weak(parameters[number]), group, number});
   }
 }
 

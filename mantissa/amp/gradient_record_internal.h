@@ -9,8 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/gradient_watch_internal.h"
+#include "mantissa/amp/iteration_tracker.h"
 
 namespace mantissa {
 

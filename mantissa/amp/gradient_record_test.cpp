@@ -6,6 +6,7 @@
 
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/gradient_record_internal.h"
+#include "mantissa/amp/iteration_tracker.h"
 #include "mantissa/amp/test_support_internal.h"
 
 // What a scaler knows about an optimizer's gradients if the loop does not say where an iteration ends.
@@ -19,16 +20,16 @@ struct Net {
 };
 
 /// A scaler that starts at 4 and doubles after every clean iteration.
-GradScaler scaler() { return GradScaler(at::kCPU, {.init_scale = 4, .growth_interval = 1}); }
+TrackedScaler scaler() { return TrackedScaler({.init_scale = 4, .growth_interval = 1}); }
 
-void backward(GradScaler& scaler, const at::Tensor& loss) {
+void backward(TrackedScaler& scaler, const at::Tensor& loss) {
   scaler.begin_backward();
   scaler.scale(loss).backward();
   scaler.end_backward();
 }
 
 TEST(GradientStage, FollowsTheGradientsThemselves) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net;
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
   backward(s, net.w.sum());
@@ -52,7 +53,7 @@ TEST(GradientStage, FollowsTheGradientsThemselves) {
 }
 
 TEST(GradientStage, UsedGradientsStaySoWhenTheIterationEnds) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net, other;
   backward(s, net.w.sum());
   s.step(net.sgd);
@@ -63,7 +64,7 @@ TEST(GradientStage, UsedGradientsStaySoWhenTheIterationEnds) {
 }
 
 TEST(GradientStage, WaitsThroughAnotherOptimizersBackwardPass) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net, other;
   backward(s, net.w.sum());
   s.begin_step(net.sgd);
@@ -81,7 +82,7 @@ TEST(GradientStage, WaitsThroughAnotherOptimizersBackwardPass) {
 }
 
 TEST(GradientStage, OfClearedAndRecomputedGradientsStartsAfresh) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net;
   backward(s, net.w.sum());
   s.begin_step(net.sgd);
@@ -98,7 +99,7 @@ TEST(GradientStage, OfClearedAndRecomputedGradientsStartsAfresh) {
 }
 
 TEST(GradientStage, TheLoopsOwnWritesAreNoBackwardPass) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net, other;
   backward(s, net.w.sum());
   s.begin_step(net.sgd);
@@ -115,7 +116,7 @@ TEST(GradientStage, TheLoopsOwnWritesAreNoBackwardPass) {
 }
 
 TEST(GradientStage, WhatHooksWriteBeforeThePassIsNotOfThePass) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net, cleared;
   backward(s, net.w.sum() + cleared.w.sum());
   s.unscale_(net.sgd);
@@ -131,7 +132,7 @@ TEST(GradientStage, WhatHooksWriteBeforeThePassIsNotOfThePass) {
 }
 
 TEST(GradientStage, OfViewsOfOneBucketIsEachOptimizersOwn) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net a, b;
   const at::Tensor bucket = torch::zeros({4});
   a.w.mutable_grad() = bucket.narrow(0, 0, 2);
@@ -149,7 +150,7 @@ TEST(GradientStage, OfViewsOfOneBucketIsEachOptimizersOwn) {
 }
 
 TEST(GradientStage, ASumOfUnscaledAndScaledGradientsIsRefusedUntilItIsCleared) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net;
   const auto refused = [&](const auto& call) { expect_error(call, "has added scaled gradients"); };
   backward(s, net.w.sum());
@@ -170,7 +171,7 @@ TEST(GradientStage, ASumOfUnscaledAndScaledGradientsIsRefusedUntilItIsCleared) {
 }
 
 TEST(GradientStage, AFirstGradientBesideUnscaledOnesIsAMixture) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
   torch::optim::SGD sgd({a, b}, 0.5);
   backward(s, a.sum());
@@ -182,7 +183,7 @@ TEST(GradientStage, AFirstGradientBesideUnscaledOnesIsAMixture) {
 }
 
 TEST(GradientStage, AMixtureThatIsNeverSteppedHoldsNothingUp) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net mixed, net;
   backward(s, mixed.w.sum());
   s.unscale_(mixed.sgd);
@@ -195,7 +196,7 @@ TEST(GradientStage, AMixtureThatIsNeverSteppedHoldsNothingUp) {
 }
 
 TEST(GradientStage, ALoopWithoutEndBackwardIsFollowedToo) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net, other;
   const auto backward = [&](const at::Tensor& loss) {
     s.begin_backward();
@@ -211,7 +212,7 @@ TEST(GradientStage, ALoopWithoutEndBackwardIsFollowedToo) {
 }
 
 TEST(GradientStage, ASecondStepEndsTheIterationAndThoseThatWaitGoOnWaiting) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net fast, slow;
   backward(s, fast.w.sum() + slow.w.sum());
   s.begin_step(slow.sgd);
@@ -230,7 +231,7 @@ TEST(GradientStage, ASecondStepEndsTheIterationAndThoseThatWaitGoOnWaiting) {
 }
 
 TEST(GradientStage, GradientsThatAddUpFollowTheScaleThatAnothersStepMoves) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net steps, adds_up;
   s.watch(adds_up.sgd);  // before its first step, the scaler has not met it
   for (int pass = 0; pass < 2; ++pass) {
@@ -245,7 +246,7 @@ TEST(GradientStage, GradientsThatAddUpFollowTheScaleThatAnothersStepMoves) {
 }
 
 TEST(GradientStage, AnothersSelfUnscaledStepIsNotReadForGradientsThatAddUp) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net adds_up;
   const at::Tensor p = with_grad({1.F});
   KernelSgd steps({p}, 1.0);
@@ -263,7 +264,7 @@ TEST(GradientStage, AnothersSelfUnscaledStepIsNotReadForGradientsThatAddUp) {
 }
 
 TEST(GradientStage, ClippedFp16GradientsKeepTheirDivisorWhileTheyWait) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   const at::Tensor p = with_grad({16.F}, at::kHalf);
   KernelSgd waits({p}, 1.0);
   Net other;
@@ -282,7 +283,7 @@ TEST(GradientStage, ClippedFp16GradientsKeepTheirDivisorWhileTheyWait) {
 }
 
 TEST(GradientStage, EndAndAbandonDifferInTheScale) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net, waits;
   backward(s, net.w.sum() + waits.w.sum());
   s.step(net.sgd);
@@ -299,7 +300,7 @@ TEST(GradientStage, EndAndAbandonDifferInTheScale) {
 }
 
 TEST(GradientStage, TheEndOfAnIterationDropsThoseThatWaitEvenIfNoneStepped) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net;
   backward(s, net.w.sum());
   s.unscale_(net.sgd);
@@ -310,7 +311,7 @@ TEST(GradientStage, TheEndOfAnIterationDropsThoseThatWaitEvenIfNoneStepped) {
 }
 
 TEST(GradientStage, WaitsInASecondIterationAsInTheFirst) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net, other;
   for (int iteration = 0; iteration < 2; ++iteration) {
     net.sgd.zero_grad();
@@ -326,18 +327,18 @@ TEST(GradientStage, WaitsInASecondIterationAsInTheFirst) {
 
 /// What a checkpoint would restore: gradients, stage and divisor in new objects.
 struct Loaded {
-  Loaded(const GradScaler& s, const Net& saved) {
+  Loaded(const TrackedScaler& s, const Net& saved) {
     net.w.mutable_grad() = saved.w.grad().clone();
     loaded.load_state_dict(s.next_state_dict());
     loaded.restore_gradient_stage(net.sgd, s.gradient_stage(saved.sgd), s.clip_divisor(saved.sgd));
   }
-  GradScaler loaded = scaler();
+  TrackedScaler loaded = scaler();
   Net net;
 };
 
 TEST(RestoredGradientStage, ScaledAndUnscaledGradientsTakeTheStepThatWasDue) {
   for (const bool is_unscaled : {false, true}) {
-    GradScaler s = scaler();
+    TrackedScaler s = scaler();
     Net net;
     backward(s, net.w.sum());
     if (is_unscaled) s.unscale_(net.sgd);
@@ -353,7 +354,7 @@ TEST(RestoredGradientStage, ScaledAndUnscaledGradientsTakeTheStepThatWasDue) {
 }
 
 TEST(RestoredGradientStage, ScaledGradientsFollowTheScaleAlsoAfterAStep) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net, other;
   s.watch(other.sgd);
   backward(s, net.w.sum() + other.w.sum());
@@ -368,7 +369,7 @@ TEST(RestoredGradientStage, ScaledGradientsFollowTheScaleAlsoAfterAStep) {
 }
 
 TEST(RestoredGradientStage, UsedGradientsStayUsed) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net;
   backward(s, net.w.sum());
   s.step(net.sgd);
@@ -379,7 +380,7 @@ TEST(RestoredGradientStage, UsedGradientsStayUsed) {
 }
 
 TEST(RestoredGradientStage, AMixtureStaysRefused) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net;
   backward(s, net.w.sum());
   s.unscale_(net.sgd);
@@ -389,7 +390,7 @@ TEST(RestoredGradientStage, AMixtureStaysRefused) {
 }
 
 TEST(RestoredGradientStage, FindsAnOverflowAgain) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net;
   backward(s, (net.w * kInf).sum());
   s.unscale_(net.sgd);
@@ -398,7 +399,7 @@ TEST(RestoredGradientStage, FindsAnOverflowAgain) {
 }
 
 TEST(RestoredGradientStage, TheSavedScaleHasMovedOnlyWithStepsThatWereTaken) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net stepped, waits;
   backward(s, stepped.w.sum() + (waits.w * kInf).sum());
   s.unscale_(waits.sgd);
@@ -411,12 +412,13 @@ TEST(RestoredGradientStage, TheSavedScaleHasMovedOnlyWithStepsThatWereTaken) {
 }
 
 TEST(RestoredGradientStage, OfClippedFp16GradientsHasTheirDivisor) {
-  GradScaler s = used_scaler({.init_scale = 4});
+  TrackedScaler s({.init_scale = 4});
+  s.scale(torch::zeros({}));
   const at::Tensor saved = with_grad({16.F}, at::kHalf), loaded = with_grad({16.F}, at::kHalf);
   KernelSgd sgd({saved}, 1.0), loaded_sgd({loaded}, 1.0);
   s.clip_grad_norm_(sgd, 1.0);
   EXPECT_EQ(s.gradient_stage(sgd), GradientStage::kChecked);
-  GradScaler again(at::kCPU, {.init_scale = 4});
+  TrackedScaler again({.init_scale = 4});
   again.restore_gradient_stage(loaded_sgd, s.gradient_stage(sgd), s.clip_divisor(sgd));
   s.step(sgd);
   again.step(loaded_sgd);
@@ -425,7 +427,7 @@ TEST(RestoredGradientStage, OfClippedFp16GradientsHasTheirDivisor) {
 }
 
 TEST(RestoredGradientStage, RefusesADivisorThatItsStageDoesNotHave) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net net;
   expect_error<c10::ValueError>(
       [&] { s.restore_gradient_stage(net.sgd, GradientStage::kUnscaled, torch::ones({})); }, "clip_divisor");
@@ -462,7 +464,7 @@ TEST(GradientRecord, DiesWithItsParameters) {
 }
 
 TEST(GradientRecord, AnOptimizerThatDiesWhileItWaitsHoldsNothingUp) {
-  GradScaler s = scaler();
+  TrackedScaler s = scaler();
   Net stays;
   {
     Net dies;
@@ -476,7 +478,7 @@ TEST(GradientRecord, AnOptimizerThatDiesWhileItWaitsHoldsNothingUp) {
 }
 
 TEST(LastStep, IsKnownOfAPlainOptimizerAndNamesTheParameter) {
-  GradScaler s(at::kCPU, {.init_scale = 4});
+  TrackedScaler s({.init_scale = 4});
   s.set_parameter_name([](const at::Tensor&) { return std::string("fc.weight"); });
   Net net;
   EXPECT_FALSE(s.last_step(net.sgd).skipped()) << "no step yet";

@@ -12,7 +12,7 @@ GradientWatch::GradientWatch(const std::vector<at::Tensor>& parameters) {
 }
 
 void GradientWatch::add(const at::Tensor& parameter, const at::Tensor& gradient) {
-  Watched watched{gradient.defined(), WeakTensor(gradient.getIntrusivePtr()), version_of(gradient), nullptr,
+  Watched watched{gradient.defined(), WeakKey<at::Tensor>::weak(gradient), version_of(gradient), nullptr,
                   at::Tensor()};
   if (gradient.defined() && !gradient.unsafeGetTensorImpl()->unique_version()) {
     watched.is_accumulated = std::make_shared<std::atomic<bool>>(false);

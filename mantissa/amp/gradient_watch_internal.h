@@ -9,10 +9,11 @@
 #include <ATen/core/Tensor.h>
 
 #include "mantissa/amp/gradient_hooks.h"
+#include "mantissa/core/weak_map.h"
 
 namespace mantissa {
 
-using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
+using WeakTensor = WeakKey<at::Tensor>::Weak;
 
 /// Returns the gradient of `parameter`, which is undefined if it is gone.
 inline at::Tensor gradient_of(const at::Tensor& parameter) {
@@ -24,11 +25,11 @@ inline uint32_t version_of(const at::Tensor& gradient) {
   return gradient.defined() ? static_cast<uint32_t>(gradient._version()) : 0;
 }
 
-/// Where one gradient comes from, seen from the moment when all gradients of its optimizer were checked.
+/// What has happened to a gradient since its optimizer's gradients were checked for inf and nan.
 enum class GradientOrigin : uint8_t {
-  kChecked,  ///< it was there then, or the loop has written it since
-  kNew,      ///< a backward pass has computed it since
-  kMixed,    ///< a backward pass has since added to one that was there
+  kChecked,  ///< it was checked, or the loop has written it since
+  kNew,      ///< a backward pass has made it since, or filled it after it was cleared
+  kMixed,    ///< a backward pass has added to a checked one
   kZero      ///< it was set to 0, and no backward pass has written it since
 };
 

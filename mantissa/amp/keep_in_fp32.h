@@ -23,16 +23,16 @@ namespace mantissa {
 /// as running statistics) are kept. Other operations and other weights run as before.
 ///
 /// Which:    all operations of autocast's lists for CPU and CUDA (linear, products, convolutions, layer and
-///           group norm, cells, ...), and batch, instance and RMS norm, LSTM, GRU and RNN. A weight is
-///           recognised by itself, through its views (t(), a slice) and through detach(), also after an
-///           optimizer step, Module::to(device) and loading. The result is float32; the next product outside
-///           the module casts it down again.
+///           group norm, cells, ...), and batch, instance and RMS norm, LSTM, GRU and RNN. A region recognises the
+///           weight, its views (t(), a slice) and what detach() returns, also after an optimizer step,
+///           Module::to(device) and loading. The result is float32; the next product outside the module casts it
+///           down again.
 /// Not:      operations without a weight (softmax, activations, losses, the q*k and p*v products of
 ///           attention): use in_fp32() for them. A tensor that is computed from a weight (its clone,
 ///           Module::clone(), weight normalisation) is a different tensor: mark the clone again. Regions that
-///           are opened through at::autocast's flags instead of Autocast do not recognise kept weights. A
-///           backward pass inside a region, which torch advises against, casts operations down if they do not
-///           touch a kept weight.
+///           are opened through at::autocast's flags instead of Autocast do not recognise kept weights. torch
+///           advises against a backward pass inside a region; there, operations that touch no kept weight are cast
+///           down.
 /// Tied:     a weight that two modules share is kept in both.
 /// Memory:   no copies of weights. 16-bit inputs get a float32 cast, which backward saves instead of them.
 /// Speed:    no cost while no weight is kept; otherwise one look-up per tensor argument of those operations,

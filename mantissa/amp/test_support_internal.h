@@ -16,6 +16,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/amp/iteration_tracker.h"
 #include "mantissa/core/host_reads_internal.h"
 #include "mantissa/core/step_scaling.h"
 #include "mantissa/core/test_support_internal.h"
@@ -48,6 +49,12 @@ inline GradScaler used_scaler(const GradScalerOptions& options = {}) {
   scaler.scale(torch::zeros({}));
   return scaler;
 }
+
+/// A scaler and the tracker of its iterations.
+struct TrackedScaler : GradScaler, IterationTracker {
+  explicit TrackedScaler(const GradScalerOptions& options = {})
+      : GradScaler(at::kCPU, options), IterationTracker(static_cast<GradScaler&>(*this)) {}
+};
 
 /// Runs one iteration with this gradient; returns whether the optimizer stepped.
 inline bool iterate(GradScaler& scaler, torch::optim::Optimizer& optimizer, float gradient) {

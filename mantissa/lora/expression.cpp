@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <regex>
 #include <string>
-#include <utility>
 
 #include <c10/util/StringUtil.h>
 
@@ -24,18 +22,6 @@ std::regex compiled(const std::string& expression) {
 #endif
 }
 
-/// Returns an expression that has been compiled already if it was used lately, since each expression is matched against
-/// the names of all layers. A counted repetition such as a{999} can take megabytes, so that it is not kept.
-std::shared_ptr<const std::regex> kept(const std::string& expression) {
-  constexpr size_t kMaxKept = 1024;
-  thread_local std::map<std::string, std::shared_ptr<const std::regex>> expressions;
-  if (const auto found = expressions.find(expression); found != expressions.end()) return found->second;
-  auto made = std::make_shared<const std::regex>(compiled(expression));
-  if (expression.find('{') != std::string::npos) return made;
-  if (expressions.size() == kMaxKept) expressions.clear();
-  return expressions[expression] = std::move(made);
-}
-
 }  // namespace
 
 std::string problem_of(const std::string& expression) {
@@ -52,7 +38,17 @@ std::string problem_of(const std::string& expression) {
 }
 
 bool matches_whole(const std::string& name, const std::string& expression) {
-  return std::regex_match(name, *kept(expression));
+  // A counted repetition such as a{999} can take megabytes, so it is not kept.
+  if (expression.find('{') != std::string::npos) return std::regex_match(name, compiled(expression));
+  // Each expression is matched against the names of all layers, so it is compiled once.
+  constexpr size_t kMaxKept = 1024;
+  thread_local std::map<std::string, std::regex> kept;
+  auto found = kept.find(expression);
+  if (found == kept.end()) {
+    if (kept.size() == kMaxKept) kept.clear();
+    found = kept.emplace(expression, compiled(expression)).first;
+  }
+  return std::regex_match(name, found->second);
 }
 
 }  // namespace mantissa::lora

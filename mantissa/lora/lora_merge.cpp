@@ -87,7 +87,7 @@ std::vector<MergedLayer> LoraModel::merge_adapter(bool dequantize) {
   std::vector<std::pair<Layer*, at::Tensor>> merged;
   std::vector<MergedLayer> reports;
   for (Layer& layer : state.layers) {
-    if (base_weight(layer.module->weight).is_same(layer.module->weight)) continue;  // no active adapter
+    if (!is_adapted(layer.module->weight)) continue;  // no active adapter
     Merged each = merge(layer, dequantize);
     merged.emplace_back(&layer, std::move(each.weight));
     reports.push_back(std::move(each.report));

@@ -58,7 +58,7 @@ void warn_of_large_ranks(const std::vector<FoundLayer>& layers, const LoraConfig
   const auto others = std::count_if(first + 1, layers.end(), is_above);
   TORCH_WARN("LoRA: r=", config.rank_of(first->name), " is above ", full_rank(*first),
              ", the smaller side of the weight of '", first->name, "' ", first->module->weight.sizes(),
-             others == 0 ? "" : c10::str(" (and of ", others, " more layers)"),
+             others == 0 ? "" : c10::str(" (and of ", others, " more layer", others == 1 ? "" : "s", ")"),
              "; a rank above that only costs memory: choose at most ", full_rank(*first),
              " for this layer, or give it no adapter");
 }
@@ -86,10 +86,11 @@ void end_rules_of_modes(const std::vector<FoundLayer>& found) {
   for (const FoundLayer& each : found)
     if (is_marked(each.module->weight)) marked.push_back(&each);
   if (marked.empty()) return;
+  const size_t others = marked.size() - 1;
   const std::string rule = weight_rule(marked.front()->module->weight)->description();
   for (const FoundLayer* const each : marked) unmark_weight(each->module->weight);
   TORCH_WARN("LoRA: '", marked.front()->name, "'",
-             marked.size() == 1 ? "" : c10::str(" (and ", marked.size() - 1, " more layers)"),
+             others == 0 ? "" : c10::str(" (and ", others, " more layer", others == 1 ? "" : "s", ")"),
              " no longer computes by the mode's rule (", rule,
              "), because its weight is frozen below an adapter; int8 is "
              "the mode for frozen weights in 8 bits");
@@ -191,7 +192,7 @@ void LoraModel::State::apply() {
     }
     const at::Tensor base = base_weight(layer.module->weight);
     if (computed.empty()) {
-      if (!base.is_same(layer.module->weight)) replace_weight(layer.module->weight, base);
+      if (is_adapted(layer.module->weight)) replace_weight(layer.module->weight, base);
     } else {
       const auto data = std::make_shared<lora::LoraWeight>(base, std::move(computed));
       replace_weight(layer.module->weight, make_packed_weight(data, base.scalar_type()));

@@ -22,10 +22,11 @@ struct MergedLayer {
   /// The largest difference between a weight of the merged layer and the exact sum of base and adapter: what
   /// rounding to the base's dtype or format costs. 0 for a float32 base.
   double max_error = 0;
-  /// The root of the mean square of the differences, over that of the sum.
+  /// The root mean square of these differences, divided by that of the exact sum.
   double relative_error = 0;
-  /// The same, over the root of the mean square of what the adapters change. Near 1, rounding undoes as much as they
-  /// do: merge with dequantize = true, or into a base of float32. 0 if they change nothing.
+  /// The root mean square of these differences, divided by that of the change that the adapters make. A value near 1
+  /// means that rounding loses about as much as the adapters have learned: merge with dequantize = true, or into a base
+  /// of float32. It is 0 if the adapters change nothing.
   double error_over_change = 0;
 };
 
@@ -95,8 +96,8 @@ class LoraModel {
   void disable_adapters();
   void enable_adapters();
 
-  /// Adds the active adapters to the weights, so that the layers cost what they cost without. A packed base is
-  /// quantized again in its own format; with `dequantize` it becomes a plain weight of its nominal dtype.
+  /// Adds the active adapters to the weights, so that the layers are as fast as layers without adapters. A packed base
+  /// is quantized again in its own format; with `dequantize` it becomes a plain weight of its nominal dtype.
   /// Returns what rounding cost each layer.
   /// Numerics: the sum is computed in float32 and rounded once to the dtype of the weight. In bfloat16 this loses up to
   ///           half a unit in the last place, at most 2^-8 of the sum, also with `dequantize`, whose plain weights have

@@ -319,7 +319,7 @@ TEST_F(LoraModels, AModesRuleEndsWithAWarningAndAUsersIsRefused) {
   const LoraModel lora(*net, {.r = 2, .target_modules = {"up"}});
   EXPECT_THAT(
       testing::internal::GetCapturedStderr(),
-      AllOf(HasSubstr("'blocks.0.up' (and 1 more layers) no longer computes by the mode's rule (plain)"),
+      AllOf(HasSubstr("'blocks.0.up' (and 1 more layer) no longer computes by the mode's rule (plain)"),
             HasSubstr("int8 is the mode for frozen weights")));
   EXPECT_FALSE(is_marked(base_weight(net->up(0).weight)) || is_marked(base_weight(net->up(1).weight)));
   LoraNet own;

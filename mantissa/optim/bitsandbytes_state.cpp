@@ -20,7 +20,7 @@ using kernels::DynamicMap;
 
 constexpr const char* kWrapper = "__bnb_optimizer_quant_state__";
 
-StateDict group_of(const LowBitOptimizer::Hyperparameters& h, const StateValue& params, bool has_two_states) {
+StateDict group_of(const LowBitHyperparameters& h, const StateValue& params, bool has_two_states) {
   StateDict group = {{"lr", h.lr},
                      {"betas", StateList{h.beta1, h.beta2}},
                      {"eps", h.eps},
@@ -113,7 +113,7 @@ StateDict bitsandbytes_state(const LowBitOptimizer& optimizer, bool is_wrapped) 
     TORCH_CHECK_VALUE(!h.maximize, "bitsandbytes_state: parameter group ", i,
                       " maximizes, which bitsandbytes cannot; negate the loss instead");
     their_groups.emplace_back(
-        group_of(h, groups.at(i).to_dict().at("params"), kernels::has_second_state(optimizer.form().rule)));
+        group_of(h, groups.at(i).to_dict().at("params"), kernels::has_second_state(optimizer.form_.rule)));
   }
   return {{"state", std::move(their_states)}, {"param_groups", std::move(their_groups)}};
 }

@@ -57,8 +57,7 @@ at::Tensor& fit(at::Tensor& state, const at::Tensor& parameter, at::IntArrayRef 
 }
 
 /// The factors of step number `t`.
-kernels::UpdateFactors factors_of(const LowBitOptimizer::Form& form,
-                                  const LowBitOptimizer::Hyperparameters& h, double t) {
+kernels::UpdateFactors factors_of(const LowBitForm& form, const LowBitHyperparameters& h, double t) {
   const auto narrow = [](double value) { return static_cast<float>(value); };
   kernels::UpdateFactors f = {.step_size = narrow(h.lr),
                               .beta1 = narrow(h.beta1),
@@ -77,8 +76,7 @@ kernels::UpdateFactors factors_of(const LowBitOptimizer::Form& form,
 }
 
 /// The same for a step number on a device.
-UpdateFactorTensors factors_of(UpdateRule rule, const LowBitOptimizer::Hyperparameters& h,
-                               const at::Tensor& step) {
+UpdateFactorTensors factors_of(UpdateRule rule, const LowBitHyperparameters& h, const at::Tensor& step) {
   if (!kernels::has_second_state(rule))
     return {at::scalar_tensor(h.lr, step.options()), at::scalar_tensor(h.eps, step.options())};
   const at::Tensor t = step.to(at::kDouble);
@@ -198,8 +196,7 @@ void LowBitOptimizer::override_config(const at::Tensor& parameter, const LowBitO
                         state().find(parameter.unsafeGetTensorImpl()) == state().end(),
                     name_, ": a parameter of shape ", parameter.sizes(),
                     " has states already, so that their bits are fixed; override them before the first step");
-  auto& [own, all] = overrides_[parameter.unsafeGetTensorImpl()];
-  own = parameter;
+  LowBitOverride& all = *overrides_.try_emplace(parameter).first;
   const auto set = [](auto& old, const auto& value) {
     if (value) old = value;
   };
@@ -227,22 +224,17 @@ void LowBitOptimizer::override_config(const torch::nn::Module& module, const std
 }
 
 void LowBitOptimizer::replaced_parameter(const at::Tensor& before, const at::Tensor& now) {
-  const auto found = overrides_.find(before.unsafeGetTensorImpl());
-  if (found == overrides_.end()) return;
-  Override moved = {now, found->second.settings};
-  overrides_.erase(found);
-  overrides_.insert_or_assign(now.unsafeGetTensorImpl(), std::move(moved));
-}
-
-const LowBitOverride* LowBitOptimizer::override_of(const at::Tensor& parameter) const {
-  const auto found = overrides_.find(parameter.unsafeGetTensorImpl());
-  return found == overrides_.end() ? nullptr : &found->second.settings;
+  const LowBitOverride* const found = overrides_.find(before);
+  if (!found) return;
+  const LowBitOverride settings = *found;
+  overrides_.erase(before);
+  overrides_.insert_or_assign(now, settings);
 }
 
 LowBitOptimizer::Hyperparameters LowBitOptimizer::hyperparameters_of(
     const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
   Hyperparameters h = hyperparameters(options);
-  if (const LowBitOverride* const own = override_of(parameter)) {
+  if (const LowBitOverride* const own = overrides_.find(parameter)) {
     h.lr = own->lr.value_or(h.lr);
     h.beta1 = own->beta1.value_or(h.beta1);
     h.beta2 = own->beta2.value_or(h.beta2);
@@ -253,7 +245,7 @@ LowBitOptimizer::Hyperparameters LowBitOptimizer::hyperparameters_of(
 }
 
 int64_t LowBitOptimizer::optim_bits(const at::Tensor& parameter) const {
-  const LowBitOverride* const own = override_of(parameter);
+  const LowBitOverride* const own = overrides_.find(parameter);
   const int64_t least = own ? own->min_8bit_size.value_or(min_8bit_size_) : min_8bit_size_;
   const int64_t bits = own ? own->optim_bits.value_or(form_.bits) : form_.bits;
   const bool has_whole_blocks = bits != 4 || parameter.numel() % kState4Block == 0;

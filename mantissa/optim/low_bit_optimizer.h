@@ -4,11 +4,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "mantissa/kernels/blockwise.h"
+#include "mantissa/core/state_dict.h"
+#include "mantissa/core/weak_map.h"
 #include "mantissa/optim/fused_optimizer.h"
+#include "mantissa/optim/low_bit_form.h"
 
 namespace torch::nn {
 class Module;
@@ -97,28 +98,13 @@ class LowBitOptimizer : public FusedOptimizer {
   /// 128 elements.
   int64_t optim_bits(const at::Tensor& parameter) const;
 
-  /// How an optimizer computes, and what its states are.
-  struct Form {
-    kernels::UpdateRule rule;
-    int64_t bits;  ///< of the states: 8 or 4; 32: none has codes
-    /// Weight decay shrinks the parameter by lr * weight_decay. If not, it is added to the gradient.
-    bool decouples_decay;
-  };
-  const Form& form() const { return form_; }
   /// Whether bitsandbytes has an optimizer with these states.
   virtual bool is_in_bitsandbytes() const { return form_.bits == 8; }
 
-  /// The settings of an update, under the names of bitsandbytes.
-  struct Hyperparameters {
-    double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-    bool maximize = false;
-  };
-  virtual Hyperparameters hyperparameters(const torch::optim::OptimizerOptions& options) const = 0;
-  /// Writes the settings, except maximize, into a group's options.
-  virtual void set_hyperparameters(torch::optim::OptimizerOptions& options,
-                                   const Hyperparameters& settings) const = 0;
-
  protected:
+  using Form = LowBitForm;
+  using Hyperparameters = LowBitHyperparameters;
+
   LowBitOptimizer(const char* name, const Form& form,
                   const std::vector<torch::optim::OptimizerParamGroup>& groups,
                   std::unique_ptr<torch::optim::OptimizerOptions> defaults, const LowBitOptions& options);
@@ -134,18 +120,21 @@ class LowBitOptimizer : public FusedOptimizer {
   /// Appends the formats of one state.
   void add_formats(std::vector<StateFormat>& formats, const at::Tensor& parameter, std::string values,
                    std::string absmax) const;
+  /// Returns the settings of a group.
+  virtual Hyperparameters hyperparameters(const torch::optim::OptimizerOptions& options) const = 0;
+  /// Writes the settings, except maximize, into a group's options.
+  virtual void set_hyperparameters(torch::optim::OptimizerOptions& options,
+                                   const Hyperparameters& settings) const = 0;
+  /// Returns the settings of a parameter: those of its group with its override.
   Hyperparameters hyperparameters_of(const at::Tensor& parameter,
                                      const torch::optim::OptimizerOptions& options) const;
 
  private:
-  struct Override {
-    at::Tensor parameter;  ///< keeps the address from being used again
-    LowBitOverride settings;
-  };
+  friend StateDict bitsandbytes_state(const LowBitOptimizer& optimizer, bool is_wrapped);
+  friend void load_bitsandbytes_state(LowBitOptimizer& optimizer, const StateReader& state);
 
   void check_override(const LowBitOverride& settings) const;
   bool steps(const at::Tensor& parameter) const;
-  const LowBitOverride* override_of(const at::Tensor& parameter) const;
   void update_on_cpu(const std::vector<Slot>& slots, const Batch& batch,
                      const torch::optim::OptimizerOptions& options) const;
   void update_elsewhere(const std::vector<Slot>& slots, const Batch& batch,
@@ -154,7 +143,7 @@ class LowBitOptimizer : public FusedOptimizer {
   const char* name_;
   Form form_;
   int64_t min_8bit_size_;
-  std::unordered_map<const c10::TensorImpl*, Override> overrides_;
+  WeakMap<at::Tensor, LowBitOverride> overrides_;
 };
 
 }  // namespace mantissa

@@ -124,7 +124,7 @@ void Muon::load(torch::serialize::InputArchive& archive) {
   load_draws(archive);
 }
 
-LowBitOptimizer::Hyperparameters Muon::hyperparameters(const torch::optim::OptimizerOptions& options) const {
+LowBitHyperparameters Muon::hyperparameters(const torch::optim::OptimizerOptions& options) const {
   const auto& o = static_cast<const MuonOptions&>(options);
   const auto [beta1, beta2] = o.betas();
   return {o.lr(), o.use_muon() ? o.momentum() : beta1, beta2, o.eps(), o.weight_decay(), /*maximize=*/false};

@@ -103,9 +103,6 @@ class Muon : public LowBitOptimizer {
   void load(torch::serialize::InputArchive& archive) final;
   std::vector<StateFormat> state_formats(const at::Tensor& parameter) const final;
   bool is_in_bitsandbytes() const final { return false; }
-  Hyperparameters hyperparameters(const torch::optim::OptimizerOptions& options) const final;
-  void set_hyperparameters(torch::optim::OptimizerOptions& options,
-                           const Hyperparameters& settings) const final;
 
  protected:
   Muon(const char* name, int64_t bits, const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -116,6 +113,9 @@ class Muon : public LowBitOptimizer {
   void add_state(Slot& slot, const torch::optim::OptimizerOptions& options, at::ScalarType dtype) final;
   void update(const std::vector<Slot>& slots, const Batch& batch,
               const torch::optim::OptimizerOptions& options) final;
+  Hyperparameters hyperparameters(const torch::optim::OptimizerOptions& options) const final;
+  void set_hyperparameters(torch::optim::OptimizerOptions& options,
+                           const Hyperparameters& settings) const final;
 
  private:
   void update_matrix(const Slot& slot, const Batch& batch, size_t index, const MuonOptions& options);

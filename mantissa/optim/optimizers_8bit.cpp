@@ -9,7 +9,6 @@ namespace mantissa {
 
 using kernels::UpdateRule;
 using torch::optim::RMSpropOptions;
-using Hyperparameters = LowBitOptimizer::Hyperparameters;
 
 /// Every comparison is false for NaN, so NaN is refused too.
 void validate(const char* optimizer, const LionOptions& options) {
@@ -50,7 +49,7 @@ struct Family;
 
 template <>
 struct Family<AdamOptions> {
-  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kAdam, 8, /*decouples_decay=*/true};
+  static constexpr LowBitForm kForm8bit = {UpdateRule::kAdam, 8, /*decouples_decay=*/true};
   static constexpr const char* kOption = "betas";
 
   static void check(const char* name, const AdamOptions& o) {
@@ -58,33 +57,33 @@ struct Family<AdamOptions> {
                       ": amsgrad would need a third state, which is not kept in few bits; use FusedAdam, or"
                       " leave amsgrad out");
   }
-  static Hyperparameters read(const AdamOptions& o) {
+  static LowBitHyperparameters read(const AdamOptions& o) {
     const auto [beta1, beta2] = o.betas();
     return {o.lr(), beta1, beta2, o.eps(), o.weight_decay(), o.maximize()};
   }
-  static void write(AdamOptions& o, const Hyperparameters& h) {
+  static void write(AdamOptions& o, const LowBitHyperparameters& h) {
     o.lr(h.lr).betas({h.beta1, h.beta2}).eps(h.eps).weight_decay(h.weight_decay);
   }
 };
 
 template <>
 struct Family<LionOptions> {
-  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kLion, 8, /*decouples_decay=*/true};
+  static constexpr LowBitForm kForm8bit = {UpdateRule::kLion, 8, /*decouples_decay=*/true};
   static constexpr const char* kOption = "betas";
 
   static void check(const char* /*name*/, const LionOptions& /*options*/) {}
-  static Hyperparameters read(const LionOptions& o) {
+  static LowBitHyperparameters read(const LionOptions& o) {
     const auto [beta1, beta2] = o.betas();
     return {o.lr(), beta1, beta2, 0, o.weight_decay(), o.maximize()};
   }
-  static void write(LionOptions& o, const Hyperparameters& h) {
+  static void write(LionOptions& o, const LowBitHyperparameters& h) {
     o.lr(h.lr).betas({h.beta1, h.beta2}).weight_decay(h.weight_decay);
   }
 };
 
 template <>
 struct Family<SGDOptions> {
-  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kSGD, 8, /*decouples_decay=*/false};
+  static constexpr LowBitForm kForm8bit = {UpdateRule::kSGD, 8, /*decouples_decay=*/false};
   static constexpr const char* kOption = "nesterov";
 
   static void check(const char* name, const SGDOptions& o) {
@@ -94,17 +93,17 @@ struct Family<SGDOptions> {
     TORCH_CHECK_VALUE(o.dampening() == 0 && !o.nesterov(), name, ": dampening ", o.dampening(),
                       " and nesterov ", o.nesterov(), " have no 8-bit form; leave them out, or use FusedSGD");
   }
-  static Hyperparameters read(const SGDOptions& o) {
+  static LowBitHyperparameters read(const SGDOptions& o) {
     return {o.lr(), o.momentum(), 0, 0, o.weight_decay(), o.maximize()};
   }
-  static void write(SGDOptions& o, const Hyperparameters& h) {
+  static void write(SGDOptions& o, const LowBitHyperparameters& h) {
     o.lr(h.lr).momentum(h.beta1).weight_decay(h.weight_decay);
   }
 };
 
 template <>
 struct Family<RMSpropOptions> {
-  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kRMSprop, 8, /*decouples_decay=*/false};
+  static constexpr LowBitForm kForm8bit = {UpdateRule::kRMSprop, 8, /*decouples_decay=*/false};
   static constexpr const char* kOption = "alpha";
 
   static void check(const char* name, const RMSpropOptions& o) {
@@ -112,17 +111,17 @@ struct Family<RMSpropOptions> {
     TORCH_CHECK_VALUE(o.momentum() == 0 && !o.centered(), name, ": momentum ", o.momentum(), " and centered ",
                       o.centered(), " would need further states, which have no 8-bit form; leave them out");
   }
-  static Hyperparameters read(const RMSpropOptions& o) {
+  static LowBitHyperparameters read(const RMSpropOptions& o) {
     return {o.lr(), o.alpha(), 0, o.eps(), o.weight_decay(), false};
   }
-  static void write(RMSpropOptions& o, const Hyperparameters& h) {
+  static void write(RMSpropOptions& o, const LowBitHyperparameters& h) {
     o.lr(h.lr).alpha(h.beta1).eps(h.eps).weight_decay(h.weight_decay);
   }
 };
 
 template <>
 struct Family<AdagradOptions> {
-  static constexpr LowBitOptimizer::Form kForm8bit = {UpdateRule::kAdagrad, 8, /*decouples_decay=*/false};
+  static constexpr LowBitForm kForm8bit = {UpdateRule::kAdagrad, 8, /*decouples_decay=*/false};
   static constexpr const char* kOption = "lr_decay";
 
   static void check(const char* name, const AdagradOptions& o) {
@@ -130,10 +129,10 @@ struct Family<AdagradOptions> {
                       o.lr_decay(), " and initial_accumulator_value ", o.initial_accumulator_value(),
                       " have no 8-bit form; leave them out, or use FusedAdagrad");
   }
-  static Hyperparameters read(const AdagradOptions& o) {
+  static LowBitHyperparameters read(const AdagradOptions& o) {
     return {o.lr(), 0, 0, o.eps(), o.weight_decay(), o.maximize()};
   }
-  static void write(AdagradOptions& o, const Hyperparameters& h) {
+  static void write(AdagradOptions& o, const LowBitHyperparameters& h) {
     o.lr(h.lr).eps(h.eps).weight_decay(h.weight_decay);
   }
 };
@@ -189,7 +188,7 @@ void LowBitOptimizerWith<Options>::load(torch::serialize::InputArchive& archive)
 }
 
 template <typename Options>
-Hyperparameters LowBitOptimizerWith<Options>::hyperparameters(
+LowBitHyperparameters LowBitOptimizerWith<Options>::hyperparameters(
     const torch::optim::OptimizerOptions& options) const {
   return Family<Options>::read(static_cast<const Options&>(options));
 }

@@ -46,9 +46,6 @@ class LowBitOptimizerWith : public LowBitOptimizer {
   /// Errors: c10::ValueError for a file of another optimizer, of other parameters, or whose states have other
   ///         bits: repeat the overrides before loading. Nothing has changed then.
   void load(torch::serialize::InputArchive& archive) final;
-  Hyperparameters hyperparameters(const torch::optim::OptimizerOptions& options) const final;
-  void set_hyperparameters(torch::optim::OptimizerOptions& options,
-                           const Hyperparameters& settings) const final;
 
  protected:
   /// Makes an 8-bit optimizer.
@@ -59,6 +56,9 @@ class LowBitOptimizerWith : public LowBitOptimizer {
                       const LowBitOptions& options);
   const torch::optim::OptimizerOptions& checked_options(
       const torch::optim::OptimizerParamGroup& group) const final;
+  Hyperparameters hyperparameters(const torch::optim::OptimizerOptions& options) const final;
+  void set_hyperparameters(torch::optim::OptimizerOptions& options,
+                           const Hyperparameters& settings) const final;
 
  private:
   const char* name_;

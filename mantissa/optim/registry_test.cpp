@@ -48,7 +48,7 @@ TEST_P(OptimizerRegistry, TheRowIsTrue) {
     EXPECT_EQ(group.at("eps").to_double(), row.defaults.eps);
   }
   const auto* const low_bit = dynamic_cast<LowBitOptimizer*>(optimizer.get());
-  EXPECT_EQ(row.takes("min_8bit_size"), low_bit && low_bit->form().bits < 32);
+  EXPECT_EQ(row.takes("min_8bit_size"), low_bit && low_bit->optim_bits(torch::zeros({64, 128})) < 32);
   EXPECT_EQ(row.squares_gradients, row.takes("eps") && !low_bit);
   EXPECT_FALSE(StateReader(state).find("stochastic_rounding_seed"));
 }

@@ -31,6 +31,7 @@ GradientStage stage_of(const StateReader& state) {
 ScaledPrecision::ScaledPrecision(std::string name, PrecisionTraits traits, std::unique_ptr<GradScaler> scaler)
     : Precision(std::move(name), traits), scaler_(std::move(scaler)) {
   if (!scaler_) return;
+  iterations_.emplace(*scaler_);
   scaler_->set_parameter_name([this](const at::Tensor& parameter) { return parameter_name(parameter); });
   first_state_ = scaler_->state_dict();
 }
@@ -43,12 +44,12 @@ bool ScaledPrecision::keeps_scale(const torch::optim::Optimizer& optimizer) cons
 
 bool ScaledPrecision::are_gradients_scaled(const torch::optim::Optimizer& optimizer) const {
   if (!scales()) return false;
-  const GradientStage stage = scaler_->gradient_stage(optimizer);
+  const GradientStage stage = iterations_->gradient_stage(optimizer);
   return stage == GradientStage::kScaled || stage == GradientStage::kChecked;
 }
 
 void ScaledPrecision::watch(const torch::optim::Optimizer& optimizer) {
-  if (scales()) scaler_->watch(optimizer);
+  if (scales()) iterations_->watch(optimizer);
 }
 
 void ScaledPrecision::setup_optimizer(torch::optim::Optimizer& optimizer) {
@@ -58,18 +59,18 @@ void ScaledPrecision::setup_optimizer(torch::optim::Optimizer& optimizer) {
 
 void ScaledPrecision::backward(const at::Tensor& loss, const LossHook& before) {
   if (!scales()) return Precision::backward(loss, before);
-  scaler_->begin_backward();
+  iterations_->begin_backward();
   const LossHook before_and_restart = [&](const at::Tensor& scaled) {
     before(scaled);
-    scaler_->restart_backward();  // what the hook has written was not computed by this pass
+    iterations_->restart_backward();  // what the hook has written was not computed by this pass
   };
   Precision::backward(scaler_->scale(loss), before ? before_and_restart : nullptr);
-  scaler_->end_backward();
+  iterations_->end_backward();
 }
 
 GradientStage ScaledPrecision::usable_stage(const torch::optim::Optimizer& optimizer) const {
-  const GradientStage stage = scaler_->gradient_stage(optimizer);
-  if (stage == GradientStage::kMixed) scaler_->begin_step(optimizer);  // throws
+  const GradientStage stage = iterations_->gradient_stage(optimizer);
+  if (stage == GradientStage::kMixed) iterations_->begin_step(optimizer);  // throws
   return stage;
 }
 
@@ -84,7 +85,7 @@ void ScaledPrecision::unscale_gradients(torch::optim::Optimizer& optimizer) {
         "become 0 as they would without a scale; FusedAdamW, FusedAdam, FusedSGD and FusedAdagrad divide in "
         "float32, and master_weights keeps float32 gradients");
   }
-  scaler_->begin_step(optimizer);
+  iterations_->begin_step(optimizer);
   scaler_->unscale_(optimizer);
 }
 
@@ -96,7 +97,7 @@ at::Tensor ScaledPrecision::clip_gradients(torch::optim::Optimizer& optimizer, d
   const GradientStage stage = usable_stage(optimizer);
   if (stage == GradientStage::kStepped) return Precision::clip_gradients(optimizer, clip_val, algorithm);
   if (stage == GradientStage::kChecked || (stage == GradientStage::kScaled && keeps_scale(optimizer))) {
-    scaler_->begin_step(optimizer);
+    iterations_->begin_step(optimizer);
     if (by_norm) return scaler_->clip_grad_norm_(optimizer, clip_val);
     scaler_->clip_grad_value_(optimizer, clip_val);
     return {};
@@ -123,13 +124,13 @@ StepResult ScaledPrecision::step(torch::optim::Optimizer& optimizer, const LossC
   if (has_line_search(optimizer)) check_line_search();
   // Without gradients there is nothing to check for overflow, so this step must not move the scale.
   if (!has_gradients(optimizer)) {
-    const GradientStage stage = scaler_->gradient_stage(optimizer);
+    const GradientStage stage = iterations_->gradient_stage(optimizer);
     if (stage == GradientStage::kChecked || stage == GradientStage::kUnscaled) scaler_->forget(optimizer);
     return StepResult(SkipCause::kNoGradients);
   }
-  TORCH_CHECK(scaler_->gradient_stage(optimizer) != GradientStage::kStepped,
+  TORCH_CHECK(iterations_->gradient_stage(optimizer) != GradientStage::kStepped,
               "optimizer_step: a step has already used these gradients; call backward() before each step");
-  scaler_->begin_step(optimizer);
+  iterations_->begin_step(optimizer);
   try {
     return step_scaled(optimizer);
   } catch (...) {
@@ -152,7 +153,7 @@ StepResult ScaledPrecision::step_scaled(torch::optim::Optimizer& optimizer) {
 
 StateDict ScaledPrecision::state_dict() const {
   if (!scales()) return {};
-  return {{kLossScaleKey, scalars_to_state(scaler_->next_state_dict())}};
+  return {{kLossScaleKey, scalars_to_state(iterations_->next_state_dict())}};
 }
 
 std::vector<std::string> ScaledPrecision::load_state_dict(const StateReader& state) {
@@ -161,19 +162,19 @@ std::vector<std::string> ScaledPrecision::load_state_dict(const StateReader& sta
   const auto saved = state.find(kLossScaleKey);
   // The scale of an earlier run was found for other weights.
   scaler_->load_state_dict(saved ? scalars_from_state(*saved) : first_state_);
-  scaler_->abandon_iteration();
+  iterations_->abandon_iteration();
   if (!saved) differences.emplace_back("it has no loss scale, so the scale starts at its initial value");
   return differences;
 }
 
 StateDict ScaledPrecision::gradient_state(const torch::optim::Optimizer& optimizer) const {
   if (!scales()) return {};
-  const GradientStage stage = scaler_->gradient_stage(optimizer);
+  const GradientStage stage = iterations_->gradient_stage(optimizer);
   StateDict state{{kStageKey, kStageNames.at(static_cast<size_t>(stage))}};
   const bool are_scaled = stage == GradientStage::kScaled || stage == GradientStage::kChecked;
   if (are_scaled) state.emplace(kScaleKey, scaler_->scale_on_device());  // state_dict() has the next scale
   if (stage != GradientStage::kChecked) return state;
-  if (const at::Tensor divisor = scaler_->clip_divisor(optimizer); divisor.defined())
+  if (const at::Tensor divisor = iterations_->clip_divisor(optimizer); divisor.defined())
     state.emplace(kClipDivisorKey, divisor);
   return state;
 }
@@ -185,19 +186,19 @@ bool ScaledPrecision::can_take_gradients(const StateReader& state) const {
 void ScaledPrecision::load_gradient_state(torch::optim::Optimizer& optimizer, const StateReader& state) {
   if (!scales()) return;
   if (!state.find(kStageKey)) {  // they are in the loss's own units, so they carry a scale of 1
-    scaler_->restore_gradient_stage(optimizer, GradientStage::kScaled, {}, at::ones({}));
+    iterations_->restore_gradient_stage(optimizer, GradientStage::kScaled, {}, at::ones({}));
     return;
   }
   const auto tensor = [&](const char* key) {
     const auto saved = state.find(key);
     return saved ? saved->to_tensor() : at::Tensor();
   };
-  scaler_->restore_gradient_stage(optimizer, stage_of(state.at(kStageKey)), tensor(kClipDivisorKey),
-                                  tensor(kScaleKey));
+  iterations_->restore_gradient_stage(optimizer, stage_of(state.at(kStageKey)), tensor(kClipDivisorKey),
+                                      tensor(kScaleKey));
 }
 
 void ScaledPrecision::teardown() {
-  if (scales()) scaler_->end_iteration();
+  if (scales()) iterations_->end_iteration();
 }
 
 }  // namespace mantissa

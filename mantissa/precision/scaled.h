@@ -1,10 +1,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "mantissa/amp/grad_scaler.h"
+#include "mantissa/amp/iteration_tracker.h"
 #include "mantissa/precision/precision.h"
 
 namespace mantissa {
@@ -52,7 +54,7 @@ class ScaledPrecision : public Precision {
 
   StepResult step(torch::optim::Optimizer& optimizer, const LossClosure& closure) override;
   void check_line_search() const override;
-  /// Makes the weights that `optimizer` steps known to the scaler (see GradScaler::watch()).
+  /// Makes the weights that `optimizer` steps known to the scaler (see IterationTracker::watch()).
   void watch(const torch::optim::Optimizer& optimizer);
 
  private:
@@ -64,7 +66,8 @@ class ScaledPrecision : public Precision {
   StepResult step_scaled(torch::optim::Optimizer& optimizer);
 
   std::unique_ptr<GradScaler> scaler_;
-  GradScalerState first_state_;  ///< the scaler's state when this object was made
+  std::optional<IterationTracker> iterations_;  ///< of the scaler
+  GradScalerState first_state_;                 ///< the scaler's state when this object was made
   bool has_warned_about_fp16_ = false;
 };
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include <ATen/ops/isfinite.h>
 #include <c10/util/irange.h>
 
+#include "mantissa/core/formats.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/quant/operations_4bit_internal.h"
 #include "mantissa/quant/quant_state_json_internal.h"
@@ -36,6 +39,13 @@ at::Tensor bytes_of_text(const std::string& text) {
   at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
   return bytes;
+}
+
+/// Returns the 4-bit format that a state calls `type`.
+std::optional<Format> format_named(const std::string& type) {
+  for (const Format format : {Format::kNF4, Format::kFP4})
+    if (type == info(format).name) return format;
+  return std::nullopt;
 }
 
 /// The components of one weight, by name without the weight's own name.
@@ -63,8 +73,7 @@ Components components_of(const Tensors& tensors, const std::string& name) {
                         result.packed_as, "' and '", it->first, "'; remove the one that is not its own");
       result.packed_as = it->first;
       result.quant_type = last.substr(kPacked.size());
-      TORCH_CHECK_VALUE(result.quant_type == "nf4" || result.quant_type == "fp4", "unpack_state_4bit: '",
-                        it->first,
+      TORCH_CHECK_VALUE(format_named(result.quant_type), "unpack_state_4bit: '", it->first,
                         "' is the state of an unknown type; it has to end in bitsandbytes__nf4 or "
                         "bitsandbytes__fp4");
       continue;
@@ -191,12 +200,12 @@ bool has_state_4bit(const std::map<std::string, at::Tensor>& tensors, const std:
 QuantStateInfo read_quant_state(const at::Tensor& json_bytes, const std::string& name) {
   const quant::QuantStateJson json = json_of(json_bytes, name);
   const std::string type = name.substr(std::min(name.size(), name.rfind("__") + 2));
-  TORCH_CHECK_VALUE(json.quant_type == type && (type == "nf4" || type == "fp4"), "unpack_state_4bit: '", name,
+  TORCH_CHECK_VALUE(json.quant_type == type && format_named(type), "unpack_state_4bit: '", name,
                     "' says that its type is '", json.quant_type,
                     "'; it has to be nf4 or fp4, and the two "
                     "have to agree");
-  QuantStateInfo result{json.quant_type == "nf4" ? Format::kNF4 : Format::kFP4, json.shape,
-                        checked_dtype(json.dtype, name), json.blocksize, json.nested.has_value()};
+  QuantStateInfo result{*format_named(type), json.shape, checked_dtype(json.dtype, name), json.blocksize,
+                        json.nested.has_value()};
   check_options({.format = result.format, .blocksize = result.blocksize});
   TORCH_CHECK_VALUE(elements_of(json.shape), "unpack_state_4bit: '", name,
                     "' is the state of a tensor of shape ", at::IntArrayRef(json.shape),
@@ -220,7 +229,7 @@ Quantized4Bit unpack_state_4bit(const std::map<std::string, at::Tensor>& tensors
   TORCH_CHECK_VALUE(json.quant_type == from.quant_type, "unpack_state_4bit: '", from.packed_as,
                     "' says that its type is '", json.quant_type, "'; the two have to agree");
   Quantized4Bit result;
-  result.format = json.quant_type == "nf4" ? Format::kNF4 : Format::kFP4;
+  result.format = *format_named(from.quant_type);
   result.shape = json.shape;
   result.blocksize = json.blocksize;
   result.dtype = checked_dtype(json.dtype, from.packed_as);

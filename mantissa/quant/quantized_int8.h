@@ -28,8 +28,8 @@ struct QuantizedInt8 {
 /// Shapes:   [rows, cols], also empty.
 /// Numerics: float32, float16 or bfloat16. A code is value * (127 / scale), rounded to nearest, ties to even.
 ///           If `threshold` is positive, a column with a magnitude of at least `threshold` is an outlier
-///           column: its codes are 0, and such values do not count for the scales. A row with inf or NaN has
-///           such a scale. On the CPU the bits depend neither on its instructions nor on the number of threads.
+///           column: its codes are 0, and its values do not count for the scales. If a row has an inf or a
+///           NaN, its scale is inf or NaN, too. On the CPU the bits depend neither on its instructions nor on the number of threads.
 /// Sync:     with a threshold, waits for the device.
 /// Errors:   c10::ValueError for another shape or a negative threshold; c10::TypeError for another dtype.
 /// Source:   Dettmers et al. 2022, arXiv:2208.07339, section 3.

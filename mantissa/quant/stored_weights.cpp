@@ -92,6 +92,11 @@ std::map<std::string, StoredWeight> find_stored_weights(const std::map<std::stri
   return found;
 }
 
+Format format_of(const StoredWeight& weight) {
+  if (weight.is_int8) return Format::kInt8;
+  return weight.json.ends_with(info(Format::kFP4).name) ? Format::kFP4 : Format::kNF4;
+}
+
 std::vector<std::string> quantized_weights_of(const std::map<std::string, at::ScalarType>& dtypes) {
   std::vector<std::string> names;
   for (const auto& [name, weight] : find_stored_weights(dtypes))

@@ -8,6 +8,8 @@
 #include <ATen/core/ScalarType.h>
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/core/formats.h"
+
 namespace mantissa {
 
 /// A weight that a file has in 4 or 8 bits.
@@ -21,6 +23,9 @@ struct StoredWeight {
 /// in 4 bits is listed even if some of its tensors are missing.
 /// Errors: c10::ValueError that names the weight for codes in int8 without their scales.
 std::map<std::string, StoredWeight> find_stored_weights(const std::map<std::string, at::ScalarType>& dtypes);
+
+/// Returns the format of the codes; NF4 for a weight in 4 bits whose quant_state is missing.
+Format format_of(const StoredWeight& weight);
 
 /// Returns the names of these weights, without ones in 4 bits whose quant_state is missing. Names alone do not decide:
 /// a float `fc.weight` beside a parameter `fc.SCB` is a float weight.

@@ -46,9 +46,9 @@ class WeightRule {
   virtual bool belongs_to_mode() const { return false; }
 };
 
-/// Marks a weight that is trained, so that it decides the arithmetic of its products. A module that holds it
-/// as a weight computes with the rule without a change to its code. All else sees the ordinary tensor that it
-/// was: optimizers (also fused ones), operations in place, gradients, averages, saving, printing.
+/// Marks a weight that is trained: from then on, `rule` computes the products of the weight. The code of the module
+/// that holds the weight does not change. For everything else the weight stays an ordinary tensor: optimizers (also
+/// fused ones), operations in place, gradients, averages, saving, printing.
 ///
 /// Products: linear(), matmul(), mm(), mv(), addmm(), and an einsum() that sums over one dimension of the
 ///           weight. The weight may be the left or the right factor, and transposed. All other operations,

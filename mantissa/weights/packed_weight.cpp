@@ -125,16 +125,18 @@ at::Tensor dequantize(const at::Tensor& tensor) {
   return is_packed(tensor) ? packed::dequantize(tensor, tensor.scalar_type()) : tensor;
 }
 
+bool is_adapted(const at::Tensor& weight) {
+  return is_packed(weight) && packed_data(weight)->base().defined();
+}
+
 at::Tensor base_weight(const at::Tensor& weight) {
-  if (!is_packed(weight)) return weight;
-  const at::Tensor base = packed_data(weight)->base();
-  return base.defined() ? base : weight;
+  return is_adapted(weight) ? packed_data(weight)->base() : weight;
 }
 
 at::Tensor with_base_weight(const at::Tensor& weight, const at::Tensor& base) {
   TORCH_CHECK_VALUE(weight.defined() && base.defined() && weight.sizes() == base.sizes(),
                     "with_base_weight: the weight and its new base must have the same sizes");
-  if (!is_packed(weight) || !packed_data(weight)->base().defined()) return base;
+  if (!is_adapted(weight)) return base;
   return make_packed_weight(packed_data(weight)->with_base(base), base.scalar_type());
 }
 

@@ -40,6 +40,9 @@ PackedDataPtr packed_data(const at::Tensor& tensor);
 /// is. Tensor::dequantize() does the same for packed weights.
 at::Tensor dequantize(const at::Tensor& tensor);
 
+/// Whether `weight` is that of a layer with an adapter, which wraps the layer's own weight.
+bool is_adapted(const at::Tensor& weight);
+
 /// Returns the weight that an adapter wraps, plain or packed (see PackedData::base()); any other tensor is
 /// returned as it is. A mode that quantizes a model asks this for the weight to quantize.
 at::Tensor base_weight(const at::Tensor& weight);

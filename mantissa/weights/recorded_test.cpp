@@ -109,8 +109,11 @@ TEST_F(RecordedWeights, ClonesMayBeRefused) {
 TEST_F(RecordedWeights, TheBaseIsExchangedUnderTheWrapper) {
   EXPECT_TRUE(at::equal(base_weight(weight_), plain_));
   EXPECT_TRUE(base_weight(plain_).is_same(plain_));
+  EXPECT_TRUE(is_adapted(weight_));
+  EXPECT_FALSE(is_adapted(plain_) || is_adapted(at::Tensor()));
   const Tensor packed = pack(plain_);
   EXPECT_TRUE(base_weight(packed).is_same(packed));
+  EXPECT_FALSE(is_adapted(packed));
   const Tensor around = with_base_weight(weight_, packed);
   EXPECT_EQ(packed_data(around)->description(), "scaled");
   EXPECT_EQ(packed_data(base_weight(around)), packed_data(packed));

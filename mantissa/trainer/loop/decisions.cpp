@@ -70,6 +70,14 @@ Decision Decisions::decide(const Boundary& boundary, const Vote& wants_checkpoin
   return decision;
 }
 
+int64_t common_batches(Strategy& strategy, int64_t batches) {
+  return max_of_processes(strategy, {batches})[0];
+}
+
+bool is_evaluation_cut_short(Strategy& strategy) {
+  return max_of_processes(strategy, {InterruptScope::requested()})[0] != 0;
+}
+
 bool Decisions::has_enough(int64_t whole_epochs) const {
   return whole_epochs >= options_.min_epochs && progress_.now().steps >= options_.min_steps;
 }

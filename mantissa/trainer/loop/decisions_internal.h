@@ -32,7 +32,7 @@ struct Decision {
 
 /// Makes the decisions between batches, which several processes must make alike. Here a fit checks signals,
 /// the clock and stop(), and asks callbacks whether a checkpoint is due. Any process's answer counts for
-/// every process (max_of_processes()). TrainerRun::is_cut_short() does the same inside a validation.
+/// every process (max_of_processes()). The two functions below do the same inside a pass without gradients.
 /// Everything else follows from numbers that are the same everywhere: counts, metrics, which are means over
 /// all processes, and skipped steps, which follow from gradients that were summed over the processes.
 ///
@@ -73,5 +73,11 @@ class Decisions final : public RunPart {
   int64_t batches_per_epoch_ = 0, validate_every_ = 0;
   int interrupted_by_ = 0;
 };
+
+/// Returns how many batches a pass without gradients takes: as many as the process with the most has, so that
+/// all processes ask is_evaluation_cut_short() equally often.
+int64_t common_batches(Strategy& strategy, int64_t batches);
+/// Whether a signal to any process ends the pass now.
+bool is_evaluation_cut_short(Strategy& strategy);
 
 }  // namespace mantissa

@@ -7,9 +7,8 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
-#include "mantissa/trainer/loop/agreement_internal.h"
+#include "mantissa/trainer/loop/decisions_internal.h"
 #include "mantissa/trainer/loop/evaluation_run_internal.h"
-#include "mantissa/trainer/loop/interrupt.h"
 
 namespace mantissa {
 namespace {
@@ -45,9 +44,7 @@ void check_not_empty(const Loader& loader, const char* what) {
 
 }  // namespace
 
-bool TrainerRun::is_cut_short() const {
-  return max_of_processes(strategy_, {InterruptScope::requested()})[0] != 0;
-}
+bool TrainerRun::is_cut_short() const { return is_evaluation_cut_short(strategy_); }
 
 bool TrainerRun::evaluate(Loader& loader, int64_t batches,
                           const std::function<void(const Batch&, int64_t)>& step) {
@@ -62,8 +59,7 @@ bool TrainerRun::evaluate(Loader& loader, int64_t batches,
       batches = 0;
     }
   };
-  // All processes ask is_cut_short() equally often, also those with fewer batches.
-  const int64_t most_batches = max_of_processes(strategy_, {batches})[0];
+  const int64_t most_batches = common_batches(strategy_, batches);
   loader.set_epoch(0);
   // A GPU computes with one batch while the next is on its way.
   if (!trainer_.device().is_cpu()) begin_next();

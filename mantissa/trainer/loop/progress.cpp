@@ -1,10 +1,10 @@
-#include <charconv>
+#include <optional>
 #include <string>
-#include <system_error>
 
 #include <c10/util/Exception.h>
 
 #include "mantissa/trainer/loop/progress_internal.h"
+#include "mantissa/trainer/loop/saved_parts_internal.h"
 
 namespace mantissa {
 namespace {
@@ -31,18 +31,11 @@ FitProgress progress_of(const StateReader& state) {
 
 /// Checks the batch against the number of batches per epoch, if the checkpoint has that.
 void check_inside_epoch(const StateReader& state, const FitProgress& progress) {
-  const auto setup = state.find("setup");
-  const auto text = setup ? setup->find(kBatchesAnEpoch) : std::nullopt;
-  if (!text) return;
-  const std::string& digits = text->to_string();
-  int64_t batches = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), batches);
-  if (error != std::errc() || end != digits.data() + digits.size() || batches < 0 || batches > kMaxCount)
-    text->fail(c10::str("is '", digits, "'; a number from 0 to ", kMaxCount, " was expected"));
-  if (progress.batches > batches)
+  const std::optional<int64_t> batches = SavedSettings::batches_per_epoch_in(state);
+  if (batches && progress.batches > *batches)
     state.at("progress")
         .at("batches")
-        .fail(c10::str("is ", progress.batches, ", which is above the ", batches,
+        .fail(c10::str("is ", progress.batches, ", which is above the ", *batches,
                        " batches of an epoch in setup"));
 }
 
@@ -87,6 +80,8 @@ void Progress::save(StateDict& state) const {
   state.emplace("exact", resumes_exactly());
   state.emplace("seconds", seconds());
 }
+
+StateReader Progress::steps_in(const StateReader& state) { return state.at("progress").at("global_step"); }
 
 void Progress::load(const StateReader& state, Differences& differences) {
   const FitProgress progress = progress_of(state.at("progress"));

@@ -48,6 +48,8 @@ class Progress final : public RunPart {
 
   void save(StateDict& state) const override;
   void load(const StateReader& state, Differences& differences) override;
+  /// Returns the number of steps in a saved state.
+  static StateReader steps_in(const StateReader& state);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -61,8 +63,5 @@ class Progress final : public RunPart {
   Clock::time_point start_ = Clock::now();
   double earlier_seconds_ = 0;
 };
-
-/// The key in "setup" under which a checkpoint stores the number of batches per epoch.
-inline constexpr const char* kBatchesAnEpoch = "number of batches an epoch";
 
 }  // namespace mantissa

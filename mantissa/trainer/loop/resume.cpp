@@ -68,7 +68,7 @@ std::string narrowed(const std::map<std::string, at::Tensor>& from, const torch:
 std::string restored(const std::vector<std::string>& names, const std::map<std::string, at::Tensor>& own) {
   const bool train = std::none_of(names.begin(), names.end(), [&](const std::string& name) {
     const auto weight = own.find(name);
-    return weight != own.end() && !base_weight(weight->second).is_same(weight->second);
+    return weight != own.end() && is_adapted(weight->second);
   });
   return counted(names.size(),
                  train ? "restored from 4 or 8 bits and train again" : "restored from 4 or 8 bits");
@@ -78,7 +78,7 @@ std::string restored(const std::vector<std::string>& names, const std::map<std::
 /// weights rounded from them, so they are loaded in every mode.
 std::map<std::string, at::Tensor> master_weights_for(const torch::nn::Module& module,
                                                      const Checkpoint& checkpoint, const std::string& from) {
-  const StateReader state = StateReader(checkpoint.state, from).at("precision").at("state");
+  const StateReader state = SavedPrecision::state_in(StateReader(checkpoint.state, from));
   std::map<std::string, at::Tensor> all = master_weights_of(state), found;
   for (const auto& parameter : module.named_parameters()) {
     const auto master = all.find(parameter.key());
@@ -161,9 +161,8 @@ void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
   packed.load();
   std::erase(changes, "");
   if (!changes.empty()) {
-    TORCH_WARN("'", from, "' was saved in ",
-               StateReader(checkpoint.state).at("precision").at("name").to_string(), ", and this run uses ",
-               precision_.name(), ": ", join_names(changes));
+    TORCH_WARN("'", from, "' was saved in ", SavedPrecision::name_in(StateReader(checkpoint.state)),
+               ", and this run uses ", precision_.name(), ": ", join_names(changes));
   }
   for_each_callback([&](Callback& c) { c.on_load_checkpoint(trainer_, checkpoint); });
   load_master_weights(module, masters);
@@ -171,7 +170,7 @@ void FitRun::load_model(const Checkpoint& checkpoint, const std::string& from) {
 
 void FitRun::resume(const Checkpoint& checkpoint, const std::string& from) {
   const StateReader state(checkpoint.state, from);
-  const StateReader steps = state.at("progress").at("global_step");
+  const StateReader steps = Progress::steps_in(state);
   if (steps.to_count() != checkpoint.step)
     steps.fail(c10::str("is ", steps.to_count(), ", and the checkpoint's step is ", checkpoint.step));
   Differences differences;
@@ -180,7 +179,7 @@ void FitRun::resume(const Checkpoint& checkpoint, const std::string& from) {
   if (differences.empty()) return;
   std::string text;
   for (const std::string& what : differences) text += (text.empty() ? "" : "; ") + what;
-  const std::string& mode = state.at("precision").at("name").to_string();
+  const std::string& mode = SavedPrecision::name_in(state);
   TORCH_WARN("resuming from '", from, "'",
              mode == precision_.name() ? "" : " of " + mode + " in " + precision_.name(), ": ", text);
 }

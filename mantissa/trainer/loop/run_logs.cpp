@@ -20,6 +20,11 @@ void RunLogs::begin_batch(bool makes_row) {
 
 void RunLogs::end_batch(const Progress& progress) { add(*std::exchange(batch_row_, std::nullopt), progress); }
 
+void RunLogs::abandon_batch() {
+  batch_row_.reset();
+  makes_row_ = false;
+}
+
 void RunLogs::add(const MetricValues& metrics, const Progress& progress) {
   for (const auto& [name, value] : metrics) check_metric_name("log_metrics", name);
   if (!has_loggers_ || metrics.empty()) return;
@@ -47,8 +52,6 @@ void RunLogs::save_to_disk() {
 }
 
 void RunLogs::finalize(const std::string& status) {
-  batch_row_.reset();
-  makes_row_ = false;
   end_row();
   each([&](Logger& logger) { logger.finalize(status); });
 }
@@ -62,7 +65,7 @@ void RunLogs::save(StateDict& state) const {
 
 /// If a checkpoint has a logger's number of rows, rows after these are void; else the rows of later steps.
 void RunLogs::load(const StateReader& state, Differences& /*differences*/) {
-  const int64_t step = state.at("progress").at("global_step").to_count();
+  const int64_t step = Progress::steps_in(state).to_count();
   const auto rows = state.find("loggers");
   const auto keyed = by_key();
   each([&](Logger& logger) {

@@ -36,6 +36,9 @@ class RunLogs final : public RunPart {
     if (makes_row_ && batch_row_) batch_row_->insert_or_assign(name + "_step", MetricValue(value));
   }
   void end_batch(const Progress& progress);
+  /// Drops the row of a batch that has failed. What is logged after it, as by on_exception(), makes a row of
+  /// its own.
+  void abandon_batch();
 
   /// Adds to the row of the current step.
   /// Errors: c10::ValueError for a name that loggers refuse.

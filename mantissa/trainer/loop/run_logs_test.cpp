@@ -114,6 +114,19 @@ TEST(RunLogs, TheStatusTellsHowItEnded) {
   EXPECT_THAT(interrupted.lines(), ElementsAre("interrupted")) << "no mean of a part of the epoch";
 }
 
+TEST(RunLogs, WhatCallbacksLogOfAFailureInsideABatchIsARow) {
+  struct LogsFailure final : Callback {
+    void on_exception(Trainer& trainer, const std::exception_ptr&) override {
+      trainer.log_metrics({{"failed", 1}});
+    }
+    void teardown(Trainer& trainer, Stage) override { trainer.log_metrics({{"torn_down", 1}}); }
+  };
+  Fit failed{.options = {.callbacks = {std::make_shared<LogsFailure>()}, .log_every_n_steps = 1}};
+  failed.task.throws_at = 2;
+  EXPECT_THAT(failed.lines(), ElementsAre("1: epoch=0 skipped_steps=0 train_loss_step=0 x_step=1",
+                                          "1: epoch=0 failed=1 skipped_steps=0 torn_down=1", "failed"));
+}
+
 TEST(RunLogs, OneThatFailsIsLeftOutAndTheOthersGetTheirs) {
   const auto bad = std::make_shared<RecordingLogger>(), good = std::make_shared<RecordingLogger>();
   bad->fails = true;

@@ -1,17 +1,23 @@
 #include <algorithm>
+#include <charconv>
 #include <map>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
+
+#include <c10/util/Exception.h>
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/data/loader.h"
 #include "mantissa/kernels/aten/choice.h"
 #include "mantissa/trainer/loop/keys_internal.h"
-#include "mantissa/trainer/loop/progress_internal.h"
 #include "mantissa/trainer/loop/saved_parts_internal.h"
 
 namespace mantissa {
 namespace {
+
+constexpr const char* kBatchesPerEpoch = "number of batches an epoch";
 
 /// Callbacks by their keys in a checkpoint.
 std::map<std::string, Callback*> by_key(const std::vector<std::shared_ptr<Callback>>& callbacks) {
@@ -43,7 +49,7 @@ void SavedPrecision::save(StateDict& state) const {
 }
 
 void SavedPrecision::load(const StateReader& state, Differences& differences) {
-  for (std::string& difference : precision_.load_state_dict(state.at("precision").at("state")))
+  for (std::string& difference : precision_.load_state_dict(state_in(state)))
     differences.push_back(std::move(difference));
   const auto kernels = state.find("cpu_kernels");
   if (!kernels) return;
@@ -77,8 +83,26 @@ void SavedObjects::load(const StateReader& state, Differences& differences) {
   load_stateful(train_, state, "loader", "the training loader", differences);
 }
 
+const std::string& SavedPrecision::name_in(const StateReader& state) {
+  return state.at("precision").at("name").to_string();
+}
+
+StateReader SavedPrecision::state_in(const StateReader& state) { return state.at("precision").at("state"); }
+
+std::optional<int64_t> SavedSettings::batches_per_epoch_in(const StateReader& state) {
+  const auto setup = state.find("setup");
+  const auto text = setup ? setup->find(kBatchesPerEpoch) : std::nullopt;
+  if (!text) return std::nullopt;
+  const std::string& digits = text->to_string();
+  int64_t batches = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), batches);
+  if (error != std::errc() || end != digits.data() + digits.size() || batches < 0 || batches > kMaxCount)
+    text->fail(c10::str("is '", digits, "'; a number from 0 to ", kMaxCount, " was expected"));
+  return batches;
+}
+
 StateDict SavedSettings::settings() const {
-  return {{kBatchesAnEpoch, std::to_string(batches_per_epoch_)},
+  return {{kBatchesPerEpoch, std::to_string(batches_per_epoch_)},
           {"accumulate_grad_batches", options_.accumulate_grad_batches.to_string()},
           {"gradient_clip_val", c10::str(options_.gradient_clip_val)},
           {"gradient_clip_algorithm", options_.gradient_clip_algorithm},

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "mantissa/trainer/loop/run_part_internal.h"
 #include "mantissa/trainer/task.h"
@@ -16,6 +18,9 @@ class SavedPrecision final : public RunPart {
   explicit SavedPrecision(Precision& precision) : precision_(precision) {}
   void save(StateDict& state) const override;
   void load(const StateReader& state, Differences& differences) override;
+  /// Returns the name of the mode that wrote a saved state, and that mode's own state.
+  static const std::string& name_in(const StateReader& state);
+  static StateReader state_in(const StateReader& state);
 
  private:
   Precision& precision_;
@@ -43,6 +48,9 @@ class SavedSettings final : public RunPart {
       : options_(options), batches_per_epoch_(batches_per_epoch) {}
   void save(StateDict& state) const override;
   void load(const StateReader& state, Differences& differences) override;
+  /// Returns the batches per epoch in a saved state, if it has them.
+  /// Errors: c10::ValueError for text that is no count.
+  static std::optional<int64_t> batches_per_epoch_in(const StateReader& state);
 
  private:
   StateDict settings() const;

@@ -95,6 +95,7 @@ void TrainerRun::run(const std::function<void()>& body) {
   } catch (...) {
     error = std::current_exception();
     progress_.fail();
+    logs_.abandon_batch();
     for_each_callback(
         [&](Callback& c) { try_to("a callback", error, [&] { c.on_exception(trainer_, error); }); });
   }
@@ -122,7 +123,7 @@ void TrainerRun::explain_if_out_of_memory(c10::Error& error) const {
   error.add_context(c10::str("the run in ", precision_.name(), " on ", device.str(), " was ", batch, "; ",
                              describe_memory(device)));
   std::string cures = "use smaller batches, and raise accumulate_grad_batches to keep the samples per step";
-  if (!is_16_bit(precision_.traits().compute)) cures += ", or use precision bf16-mixed or 16-true";
+  if (!is_16_bit(precision_.traits().compute)) cures += ", or use a mode that computes in 16 bits";
   cures += "; plan_memory() predicts the memory of a mode";
   if (const std::string cure = fragmentation_cure(device); !cure.empty()) cures += "; " + cure;
   error.add_context(std::move(cures));
