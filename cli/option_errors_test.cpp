@@ -75,19 +75,19 @@ TEST_F(Program, WrongConfigurationsNameFileLineKeyAndCure) {
   expect_error(fit("--config folder"), 1, {"folder", "it is a folder"});
   write("two.yaml", "model: mlp\n---\nlr: 1\n");
   expect_error(fit("--config two.yaml"), 2, {"two.yaml", "several YAML documents"});
-  // YAML::LoadAll() finds an endless number of documents in this text.
+  // YAML::LoadAll() would never end with this text: it finds one document after another.
   write("endless.yaml", "---\n&a b\n? data\n: x\n");
   expect_error(fit("--config endless.yaml"), 2, {"endless.yaml", "must be a map"});
   write("empty_first.yaml", "---\n---\nlr: 1\n");
   expect_error(fit("--config empty_first.yaml"), 2, {"several YAML documents"});
-  // Bytes that the run's own config.yaml could not repeat.
+  // The run's own config.yaml could not contain these bytes.
   write("latin1.yaml", "lr: 1\ndata: \"idx:\xff\\n\"\n");
   write("zero.yaml", "model: mlp\noutput: \"run\\0elsewhere\"\n");
   expect_error(fit("--config zero.yaml"), 2, {"zero.yaml:2:", "'output'", "without zero bytes"});
   write("deep.yaml", "model: " + std::string(100'000, '[') + "\n");
   expect_error(fit("--config deep.yaml"), 2, {"deep.yaml"});
   expect_error(fit("--config latin1.yaml"), 2, {"latin1.yaml:2:", "'data'", "write it in UTF-8"});
-  // No text of a file that could move the cursor reaches the terminal.
+  // Control characters of a file do not reach the terminal, where they could move the cursor.
   write("bell.yaml", "\"l\\er\": 1\n");
   expect_error(fit("--config bell.yaml"), 2, {"unknown key 'l?r'"});
   write("key.yaml", "model: mlp\n? [a, b]\n: 3\n");

@@ -41,7 +41,7 @@ std::vector<Option> data_options() {
        .group = kGroup,
        .to = to(&DataLoaderOptions::num_workers),
        .default_value = 0,
-       .help = "threads that read batches ahead, with the same result; 0: the training's own",
+       .help = "threads that read batches ahead; the result is the same; 0: the training thread reads",
        .range = {{0, 1024, "choose 0 (none) to 1024"}},
        .known_as = {"workers"}},
       {.name = "seed",

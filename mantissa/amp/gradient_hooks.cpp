@@ -20,7 +20,7 @@ struct GradientHook::Registered {
 
 namespace {
 
-/// Holds libtorch's one place for a hook: the hook that was there before, and ours.
+/// Takes a parameter's only slot for a hook. It calls the hook that was there before, and then ours.
 struct Shared final : PostAccumulateGradHook {
   void operator()(const at::Tensor& parameter) override {
     if (before) (*before)(parameter);
@@ -29,8 +29,8 @@ struct Shared final : PostAccumulateGradHook {
       if (order != GradientHookOrder::kMove || holder.is_same(parameter)) (*call)(holder);
   }
   std::unique_ptr<PostAccumulateGradHook> before;
-  /// By order, the latest first: a hook that moves a gradient takes it from the hooks that were added before
-  /// it.
+  /// Sorted by order. Among equal orders the newest comes first: a hook that moves a gradient takes it away from
+  /// the hooks that were added before.
   std::vector<std::pair<GradientHookOrder, const GradientHook::Call*>> calls;
 };
 

@@ -204,7 +204,8 @@ TEST_F(CheckpointFiles, IsDatedWhenItIsWritten) {
 
 TEST_F(CheckpointFiles, AManifestFarTooLargeIsRefused) {
   save_checkpoint(folder_ / "a", a_checkpoint(1));
-  fs::resize_file(folder_ / "a" / "manifest.json", 1'000'000'001);  // it has no more data on the disk
+  fs::resize_file(folder_ / "a" / "manifest.json",
+                  1'000'000'001);  // sparse: the disk holds no more than before
   EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "a"); }),
               HasSubstr("has 1000000001 bytes, which are over the limit of 1000000000 for a manifest"));
 }
@@ -217,7 +218,7 @@ TEST_F(CheckpointFiles, FollowsALink) {
   EXPECT_EQ(load_checkpoint(folder_ / "step=1").step, 2);
 }
 
-// Replaces as on a file system without RENAME_EXCHANGE.
+// Without RENAME_EXCHANGE, which some file systems lack, two renames replace a checkpoint.
 TEST_F(CheckpointFiles, ReplacesAlsoInTwoMoves) {
   save_checkpoint(folder_ / "old", a_checkpoint(1));
   save_checkpoint(folder_ / "new", a_checkpoint(2));
@@ -257,7 +258,7 @@ TEST_F(CheckpointFiles, WrittenLaterAreOfTheMomentOfTheCall) {
       run.weights.at("0.weight").add_(1);
     }
     save_checkpoint_later(writer, folder_ / "none" / "a", run);
-    // One of the two calls reports the error, and the first accepts its checkpoint anyway.
+    // Either call may report the error of "none". The checkpoint "last" is written in both cases.
     EXPECT_THAT(error_of([&] {
                   save_checkpoint_later(writer, folder_ / "last", run);
                   writer.flush();

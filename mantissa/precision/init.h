@@ -10,9 +10,9 @@
 
 namespace mantissa {
 
-/// While it lives, new floating-point tensors are made in the mode's dtype (Lightning: `init_tensor`).
+/// During its lifetime, new floating-point tensors have the mode's dtype (Lightning: `init_tensor`).
 ///
-/// Threads: sets libtorch's process-wide default dtype.
+/// Threads, errors: those of DefaultDtypeGuard, because it sets the process's default dtype.
 class TensorInit {
  public:
   explicit TensorInit(const Precision& precision) : scope_(precision.tensor_init_context()) {}
@@ -23,9 +23,9 @@ class TensorInit {
   Scope scope_;
 };
 
-/// While it lives, new modules are made as the mode needs them, without a float32 copy in between.
+/// During its lifetime, new modules have the mode's dtypes from the start, without a float32 copy in between.
 ///
-/// Threads: sets libtorch's process-wide default dtype.
+/// Threads, errors: those of DefaultDtypeGuard, because it sets the process's default dtype.
 class ModuleInit {
  public:
   explicit ModuleInit(const Precision& precision) : scope_(precision.module_init_context()) {}
@@ -41,13 +41,13 @@ void move_module(torch::nn::Module& module, at::Device device);
 
 struct InitOptions {
   /// Skips the random initialisation (see EmptyInit), for a module whose weights are loaded next. Unlike in
-  /// Lightning this includes torch::rand() and torch::randn(): make buffers that are not loaded outside. A mode with
-  /// quantized weights makes weights of zeros instead.
+  /// Lightning this includes torch::rand() and torch::randn(), so fill random buffers that are not loaded afterwards.
+  /// In a mode with quantized weights, the weights are zeros.
   bool empty_init = false;
 };
 
 /// Makes a module as `precision` needs it, on `device` (Lightning: `init_module`). A mode with quantized weights
-/// quantizes it, so that a model can be made part by part which is too large in float.
+/// quantizes the module, so a model that is too large in float can be made part by part.
 /// `make`: a function without arguments that returns a module holder or a pointer to a module.
 /// Errors:  those of `make` and of the mode.
 /// Example: init_test.cpp, InitModule.MakesTheModuleInItsDtype.

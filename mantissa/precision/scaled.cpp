@@ -68,7 +68,7 @@ void ScaledPrecision::backward(const at::Tensor& loss, const LossHook& before) {
   iterations_->end_backward();
 }
 
-GradientStage ScaledPrecision::usable_stage(const torch::optim::Optimizer& optimizer) const {
+GradientStage ScaledPrecision::usable_stage(const torch::optim::Optimizer& optimizer) {
   const GradientStage stage = iterations_->gradient_stage(optimizer);
   if (stage == GradientStage::kMixed) iterations_->begin_step(optimizer);  // throws
   return stage;

@@ -62,7 +62,7 @@ class ScaledPrecision : public Precision {
   /// Whether the gradients of `optimizer` stay scaled until its step, which divides them (see Numerics).
   bool keeps_scale(const torch::optim::Optimizer& optimizer) const;
   /// Errors: c10::Error for gradients that no step can use (GradientStage::kMixed).
-  GradientStage usable_stage(const torch::optim::Optimizer& optimizer) const;
+  GradientStage usable_stage(const torch::optim::Optimizer& optimizer);
   StepResult step_scaled(torch::optim::Optimizer& optimizer);
 
   std::unique_ptr<GradScaler> scaler_;

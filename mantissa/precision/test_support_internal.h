@@ -1,6 +1,6 @@
 #pragma once
 
-// For tests: the loss scale that the next backward pass will use, and what moves it.
+// For tests: the state of a mode's loss scaler, and the scale of the next backward pass.
 #include "mantissa/amp/grad_scaler_state.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/precision/precision.h"

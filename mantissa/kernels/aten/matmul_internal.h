@@ -3,17 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
 
-#include "mantissa/kernels/gemm.h"
+#include "mantissa/kernels/aten/gemm.h"
 
 /// The products that registration.cpp registers, with the signatures of libtorch's. Each one computes what
 /// our kernels multiply faster than libtorch's. It passes everything else, and therefore every error, to
 /// libtorch's own kernel without re-entering the dispatcher.
 namespace mantissa::kernels::aten::matmul {
-
-/// Computes `g` with our build that was chosen for such products, or with our best build if libtorch's kernel
-/// was chosen. Nothing is measured for a product of two float32 operands, such as the sums of a bias's
-/// gradient.
-void gemm(const Gemm& g);
 
 at::Tensor mm(const at::Tensor& self, const at::Tensor& mat2);
 at::Tensor& mm_out(const at::Tensor& self, const at::Tensor& mat2, at::Tensor& out);
