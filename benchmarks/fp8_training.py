@@ -12,7 +12,7 @@ import statistics
 import sys
 
 REFERENCE = "bf16-mixed"
-# the largest distance of the mean loss from the reference's.
+# The largest distance of the mean loss from the reference's that counts as success.
 LIMITS = {"DelayedScaling": 0.01, "Float8CurrentScaling": 0.01, "Float8BlockScaling": 0.01, "NVFP4BlockScaling": 0.015}
 
 
