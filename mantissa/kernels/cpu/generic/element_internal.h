@@ -49,7 +49,7 @@ uint16_t narrow_fp16(float value) {
   return sign | static_cast<uint16_t>((magnitude + 0xfff + ((magnitude >> 13) & 1) - (112U << 23)) >> 13);
 }
 
-float load(Element element, const void* data, int64_t index) {
+inline float load(Element element, const void* data, int64_t index) {
   switch (element) {
     case Element::kBFloat16:
       return widen_bf16(static_cast<const uint16_t*>(data)[index]);
@@ -61,7 +61,7 @@ float load(Element element, const void* data, int64_t index) {
   return static_cast<const float*>(data)[index];
 }
 
-void store(Element element, void* data, int64_t index, float value) {
+inline void store(Element element, void* data, int64_t index, float value) {
   switch (element) {
     case Element::kBFloat16:
       static_cast<uint16_t*>(data)[index] = narrow_bf16(value);
