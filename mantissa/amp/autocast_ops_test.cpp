@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -411,6 +412,28 @@ TEST(AutocastOps, PE20_CudasPolicies) {
   EXPECT_EQ(at::softmax(low, 0, at::kDouble).scalar_type(), at::kDouble);  // an explicit output dtype wins
   for (const at::Tensor& y : {at::dot(x[0], low[0]), at::atan2(x, low), at::addcmul(x, low, low)})
     EXPECT_EQ(y.scalar_type(), at::kFloat);
+}
+
+// The cache of casts belongs to one dtype.
+TEST(AutocastOps, ARegionOfAnotherDtypeUsesNoCastOfTheOuterOne) {
+  const auto x = torch::ones({2, 2}), weight = torch::ones({2, 2}).requires_grad_();
+  const auto cast_to = [&](at::ScalarType dtype) {
+    return at::autocast::cached_cast(dtype, weight, at::kCPU);
+  };
+  const Autocast outer(at::kCPU, {.dtype = at::kBFloat16});
+  const at::Tensor cast = cast_to(at::kBFloat16);
+  {
+    const Autocast same(at::kCPU, {.dtype = at::kBFloat16});
+    EXPECT_TRUE(cast_to(at::kBFloat16).is_same(cast));
+  }
+  EXPECT_TRUE(cast_to(at::kBFloat16).is_same(cast));
+  {
+    const Autocast inner(at::kCPU, {.dtype = at::kHalf});
+    EXPECT_EQ(cast_to(at::kHalf).scalar_type(), at::kHalf);
+    EXPECT_EQ(at::mm(x, weight).scalar_type(), at::kHalf);
+  }
+  EXPECT_EQ(cast_to(at::kBFloat16).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(at::mm(x, weight).scalar_type(), at::kBFloat16);
 }
 
 }  // namespace

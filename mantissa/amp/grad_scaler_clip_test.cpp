@@ -211,6 +211,15 @@ TEST(GradScaler, GS46_ScaledFp16GradientsAreClippedByValue) {
   EXPECT_EQ(p.grad()[0].item<float>(), 0.f);
 }
 
+TEST(GradScaler, AnInfOfScaledGradientsStaysToBeInspectedAfterClippingByValue) {
+  auto scaler = used_scaler({.init_scale = 4.0});
+  const auto p = with_grad({kInf, -kInf, 8.f}, at::kHalf), mate = with_grad({16.f});
+  KernelSgd fused({p, mate}, 1.0);
+  scaler.clip_grad_value_(fused, 1.0);
+  EXPECT_TRUE(at::equal(p.grad(), torch::tensor({kInf, -kInf, 8.f}).to(at::kHalf)));
+  EXPECT_EQ(mate.grad().item<float>(), 16) << "this step is skipped for all parameters";
+}
+
 TEST(GradScaler, CL09_AClampedInfOfScaledGradientsIsStillSkipped) {
   for (const float bad : {kInf, -kInf, kNan}) {
     auto scaler = used_scaler({.init_scale = 4.0});

@@ -270,6 +270,17 @@ TEST_F(KeepInFp32, NeighboursInOneStorageAreNotKept) {
   EXPECT_EQ(at::mm(flat.view({8, 8}), torch::eye(8)).scalar_type(), at::kBFloat16);
 }
 
+// It has no bytes, so it is no part of the weight at whose end it lies, nor of the next one in the storage.
+TEST_F(KeepInFp32, AnEmptySliceIsNotKept) {
+  torch::nn::Linear a(8, 4);
+  keep_in_fp32(*a);
+  const Autocast region(at::kCPU);
+  const at::Tensor x = torch::ones({1, 4});
+  EXPECT_EQ(at::mm(x, a->weight.slice(1, 0, 2)).scalar_type(), at::kFloat);
+  for (const int64_t place : {0, 3, 8})
+    EXPECT_EQ(at::mm(x, a->weight.slice(1, place, place)).scalar_type(), at::kBFloat16) << place;
+}
+
 TEST_F(KeepInFp32, PatternsNameWeightsAndModules) {
   Net net;
   EXPECT_EQ(keep_in_fp32(*net, "head"), 2u);

@@ -2,7 +2,7 @@
 
 // Defines the bits of StochasticRound once for all code that computes them: loops over numbers and tensor
 // operations. Each of them instantiates these templates with Ops, a struct of its own anonymous namespace,
-// under the rules of element.h. Ops has these members:
+// under the rules of element.h. They are constexpr, so that CUDA's device code can call them, too. Ops has these members:
 //
 //   Word, Constant              an unsigned 32-bit word, and the type of a constant operand
 //   Bits                        the 32 bits of a float32, signed
@@ -28,7 +28,7 @@ struct PhiloxBlock {
 };
 
 template <class Ops>
-PhiloxBlock<typename Ops::Word> philox(PhiloxBlock<typename Ops::Word> block, uint64_t seed) {
+constexpr PhiloxBlock<typename Ops::Word> philox(PhiloxBlock<typename Ops::Word> block, uint64_t seed) {
   using Constant = typename Ops::Constant;
   auto key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -60,7 +60,7 @@ constexpr Format16 kFormatFloat16 = {0x38800000, 0x47800000, 0x38000000, 3,
 /// Returns the index of `magnitude` among the format's numbers, counted from zero, with 16 bits of fraction.
 /// The fraction is 0 where the rounding is not random.
 template <class Ops>
-typename Ops::Bits place(const typename Ops::Bits& magnitude, const Format16& format) {
+constexpr typename Ops::Bits place(const typename Ops::Bits& magnitude, const Format16& format) {
   using Bits = typename Ops::Bits;
   const int32_t scale = 1 << format.shift, nearest_overflows = format.largest << 16 | 0x8000;
   Bits result = (Ops::at_most(magnitude, format.too_large) - format.bias) * scale;
@@ -79,8 +79,8 @@ typename Ops::Bits place(const typename Ops::Bits& magnitude, const Format16& fo
 /// Returns the 16 bits of the float32 `bits`, rounded up if adding the 16-bit number `draw` to the discarded
 /// fraction carries.
 template <class Ops>
-typename Ops::Bits stochastically_rounded(const typename Ops::Bits& bits, const typename Ops::Bits& draw,
-                                          const Format16& format) {
+constexpr typename Ops::Bits stochastically_rounded(const typename Ops::Bits& bits,
+                                                    const typename Ops::Bits& draw, const Format16& format) {
   return Ops::right_shift(place<Ops>(bits & 0x7fffffff, format) + draw, 16) |
          (Ops::right_shift(bits, 16) & 0x8000);
 }

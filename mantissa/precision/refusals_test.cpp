@@ -1,0 +1,111 @@
+// At which value each refusal of this room begins, and what it says. Each part of a condition has a value that only this
+// part refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/core/test_support_internal.h"
+#include "mantissa/precision/mixed.h"
+#include "mantissa/precision/quantize_module.h"
+#include "mantissa/precision/registry.h"
+#include "mantissa/precision/true_dtype.h"
+
+namespace mantissa::refusals_test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+std::unique_ptr<GradScaler> a_scaler() { return std::make_unique<GradScaler>(at::kCPU); }
+
+TEST(Refusals, OfDtypesThatAMixedModeLacks) {
+  const auto error = [](at::ScalarType dtype, std::unique_ptr<GradScaler> scaler) {
+    return error_of([&] { MixedPrecision(dtype, at::kCPU, std::move(scaler)); });
+  };
+  EXPECT_EQ(error(at::kHalf, nullptr), "no error");
+  EXPECT_EQ(error(at::kHalf, a_scaler()), "no error");
+  EXPECT_EQ(error(at::kBFloat16, nullptr), "no error");
+  EXPECT_THAT(error(at::kBFloat16, a_scaler()), HasSubstr("bf16-mixed uses no scaler"));
+  EXPECT_THAT(error(at::kFloat, nullptr), HasSubstr("products can run in Half or BFloat16, got Float"));
+}
+
+TEST(Refusals, OfOptionsThatATrueModeLacks) {
+  const auto error = [](at::ScalarType dtype, TrueDtypeOptions options) {
+    return error_of([&] { TrueDtype(dtype, std::move(options)); });
+  };
+  EXPECT_THAT(error(at::kFloat, {}), HasSubstr("can be kept in Double, Half or BFloat16, got Float"));
+  EXPECT_THAT(error(at::kDouble, {.keep_batchnorm_fp32 = true}),
+              HasSubstr("64-true: its weights are not 16-bit"));
+  EXPECT_THAT(error(at::kDouble, {.master_weights = true}), HasSubstr("64-true: its weights are not 16-bit"));
+  EXPECT_EQ(error(at::kDouble, {}), "no error");
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    EXPECT_EQ(error(dtype, {.keep_batchnorm_fp32 = true}), "no error");
+    EXPECT_EQ(error(dtype, {.master_weights = true}), "no error");
+  }
+  EXPECT_THAT(error(at::kBFloat16, {.scaler = a_scaler()}),
+              HasSubstr("bf16-true: only fp16 gradients need a"));
+  EXPECT_EQ(error(at::kHalf, {.scaler = a_scaler()}), "no error");
+}
+
+TEST(Refusals, OfLineSearchesNameTheirReason) {
+  torch::nn::Linear net(2, 2);
+  torch::optim::LBFGS lbfgs(net->parameters(), 0.1);
+  const auto error = [&](const char* name, const PrecisionOptions& options) {
+    const auto mode = make_precision(name, at::kCPU, options);
+    return error_of([&] { mode->setup_optimizer(lbfgs); });
+  };
+  EXPECT_THAT(error("16-mixed", {}),
+              HasSubstr("16-mixed: LBFGS evaluates its loss several times a step, which a"));
+  EXPECT_THAT(error("16-true", {.loss_scale = "dynamic"}),
+              HasSubstr("which a gradient scaler cannot follow"));
+  EXPECT_THAT(error("bf16-true", {.master_weights = true}), HasSubstr("which master weights cannot follow"));
+  for (const char* good : {"32-true", "bf16-mixed", "16-true", "bf16-true"})
+    EXPECT_EQ(error(good, {}), "no error");
+}
+
+TEST(Refusals, OfALineSearchWithoutALoss) {
+  const auto mode = make_precision("32-true", at::kCPU);
+  torch::nn::Linear net(2, 2);
+  torch::optim::LBFGS lbfgs(net->parameters(), 0.1);
+  EXPECT_THAT(error_of([&] { mode->optimizer_step(lbfgs, [] { return at::Tensor(); }); }),
+              HasSubstr("LBFGS compares losses, so every batch needs one"));
+}
+
+TEST(Refusals, OfASecondStepWithTheSameGradients) {
+  const auto mode = make_precision("16-mixed", at::kCPU);
+  torch::nn::Linear net(2, 2);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  mode->convert_module(*net);
+  mode->setup_optimizer(optimizer);
+  mode->backward(net->bias.sum());
+  EXPECT_FALSE(mode->optimizer_step(optimizer).skipped());
+  EXPECT_THAT(error_of([&] { mode->optimizer_step(optimizer); }),
+              HasSubstr("a step has already used these gradients; call backward() before each step"));
+}
+
+TEST(Refusals, OfModulesWithoutLayersNameWhatWouldHelp) {
+  torch::nn::Sequential net{torch::nn::ReLU()};
+  const auto error = [&](const PrecisionOptions& options) {
+    return error_of([&] { make_precision("nf4", at::kCPU, options)->convert_module(*net); });
+  };
+  EXPECT_THAT(error({}),
+              AllOf(HasSubstr("has no torch::nn::Linear whose weight could be quantized"),
+                    HasSubstr("choose another mode, or quantize_embeddings or quantize_convolutions")));
+  EXPECT_THAT(error({.quantize_embeddings = true}),
+              AllOf(HasSubstr("has no torch::nn::Linear, no embedding whose"),
+                    HasSubstr(", or quantize_embeddings or")));
+  EXPECT_THAT(
+      error({.quantize_convolutions = true}),
+      AllOf(HasSubstr("has no torch::nn::Linear, no convolution whose"), HasSubstr(", or quantize_emb")));
+  EXPECT_THAT(error({.quantize_embeddings = true, .quantize_convolutions = true}),
+              AllOf(HasSubstr("no embedding, no convolution whose"), Not(HasSubstr("or quantize_"))));
+}
+
+}  // namespace
+}  // namespace mantissa::refusals_test
