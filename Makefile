@@ -61,6 +61,8 @@ bench: configure
 	$(BUILD)/amp_bench --benchmark_out=$(BUILD)/amp_bench.json
 	$(BUILD)/kernels_bench --benchmark_out=$(BUILD)/kernels_bench.json
 	$(BUILD)/trainer_bench --benchmark_out=$(BUILD)/trainer_bench.json
+	$(BUILD)/quant_bench --benchmark_out=$(BUILD)/quant_bench.json
+	$(BUILD)/optim_bench --benchmark_out=$(BUILD)/optim_bench.json
 	$(BUILD)/precision_step_bench --benchmark_out=$(BUILD)/precision_step_bench.json
 	$(BUILD)/peak_memory_bench
 	$(BUILD)/replay_point_bench
@@ -72,6 +74,9 @@ bench: configure
 	.deps/peers/bin/python benchmarks/python_models.py --build $(BUILD) --ordinary-cpu
 	.deps/peers/bin/python benchmarks/low_bit_products.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/low_bit_products.py --build $(BUILD) --ordinary-cpu
+	.deps/peers/bin/python benchmarks/eight_bit_optimizers.py --build $(BUILD)
+	.deps/peers/bin/python benchmarks/eight_bit_optimizers.py --build $(BUILD) --ordinary-cpu
+	.deps/peers/bin/python benchmarks/low_bit_table.py --build $(BUILD)
 
 # Each target for FUZZ_SECONDS, 600 if unset: see tools/fuzz.
 fuzz:

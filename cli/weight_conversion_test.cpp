@@ -468,6 +468,11 @@ TEST_F(WeightConversion, PeakMemoryIsAtMostTwoTensors) {
               (2 * 64 + 32) << 10)
         << format;
   }
+  // From shards of one tensor to shards of several.
+  ASSERT_EQ(run("convert in.safetensors wide --max-shard-size 64MiB").status, 0);
+  EXPECT_LT(peak_kib("convert wide narrow --to nf4-dq --max-shard-size 20MB") - least, (2 * 64 + 32) << 10);
+  EXPECT_LT(peak_kib("convert narrow back --dequantize --dtype fp32 --max-shard-size 64MiB") - least,
+            (2 * 64 + 32) << 10);
 }
 
 TEST_F(WeightConversion, AnInterruptLeavesNothing) {

@@ -10,7 +10,6 @@
 #include "mantissa/data/text.h"
 #include "mantissa/lora/lora_model.h"
 #include "mantissa/models/gpt.h"
-#include "mantissa/optim/adamw.h"
 #include "mantissa/trainer/classification_task.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -18,20 +17,15 @@ int main(int argc, char** argv) {
   if (argc < 3) return std::fputs("usage: example_lora BASE.txt NEW.txt [ADAPTER_FOLDER]\n", stderr), 2;
   mantissa::keep_threads_apart();  // for a machine that is shared with other programs
   at::manual_seed(1);
-  const auto windows = [](const at::Tensor& text, int64_t stride) {
-    return std::make_shared<mantissa::TextDataset>(text, /*context=*/64, stride);
+  const auto batches_of = [](const at::Tensor& text) {
+    return mantissa::DataLoader(std::make_shared<mantissa::TextDataset>(text, /*context=*/64),
+                                {.batch_size = 16, .shuffle = true});
   };
   const auto [text, held_out] = mantissa::split_text(mantissa::load_text(argv[2]), 0.1);
-  mantissa::DataLoader base(windows(mantissa::load_text(argv[1]), 1), {.batch_size = 16, .shuffle = true});
-  mantissa::DataLoader train(windows(text, 1), {.batch_size = 16, .shuffle = true});
-  mantissa::DataLoader val(windows(held_out, 64), {.batch_size = 16});
+  auto base = batches_of(mantissa::load_text(argv[1])), train = batches_of(text), val = batches_of(held_out);
 
   mantissa::Gpt model(mantissa::GptOptions{.layers = 2, .width = 64, .heads = 2, .context = 64});
-  mantissa::ClassificationTask task(
-      model.ptr(), [&](const at::Tensor& tokens) { return model->forward(tokens); },
-      [](torch::nn::Module& module) -> mantissa::OptimizerConfig {
-        return {std::make_shared<mantissa::AdamW>(module.parameters(), mantissa::AdamWOptions(3e-3))};
-      });
+  mantissa::ClassificationTask task(model, "adamw", {.lr = 3e-3});
   mantissa::Trainer({.precision = "32-true", .max_steps = 300}).fit(task, base);
 
   mantissa::LoraModel lora(*model, {.r = 8, .lora_alpha = 16});          // freezes the model

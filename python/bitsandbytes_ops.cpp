@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "bitsandbytes_optimizer.h"
 #include "mantissa/kernels/aten/override_warning_internal.h"
 #include "mantissa/quant/linear_4bit.h"
 #include "mantissa/quant/quantized_4bit.h"
@@ -180,6 +181,7 @@ std::unique_ptr<torch::Library> register_kernels() {
   library->impl("int8_linear_matmul", int8_linear_matmul);
   library->impl("int8_scaled_mm", int8_scaled_mm);
   library->impl("int8_vectorwise_quant", int8_vectorwise_quant);
+  library->impl("optimizer_update_8bit_blockwise", optimizer_update_8bit_blockwise);
   return library;
 }
 

@@ -30,6 +30,12 @@ ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module
                                        MakeOptimizer make_optimizer)
     : module_(std::move(module)), forward_(std::move(forward)), make_optimizer_(std::move(make_optimizer)) {}
 
+ClassificationTask::MakeOptimizer ClassificationTask::optimizer_called(const std::string& name,
+                                                                       const OptimizerSettings& settings) {
+  find_optimizer(name);  // its error belongs here, not into the fit
+  return [=](torch::nn::Module& module) { return OptimizerConfig{make_optimizer(name, module, settings)}; };
+}
+
 at::Tensor ClassificationTask::training_step(const Batch& batch, int64_t /*batch_index*/) {
   const auto [logits, target] = score(forward_, batch);
   return at::cross_entropy_loss(logits, target);

@@ -2,7 +2,9 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
+#include "mantissa/optim/registry.h"
 #include "mantissa/trainer/task.h"
 
 namespace mantissa {
@@ -22,6 +24,18 @@ class ClassificationTask : public Task {
 
   ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward,
                      MakeOptimizer make_optimizer);
+  /// The same for a module holder, such as Gpt, whose forward() maps `batch.data` to logits. The optimizer is that of
+  /// make_optimizer(optimizer, module, settings).
+  ///
+  ///     ClassificationTask task(model, "adamw", {.lr = 3e-3});
+  ///
+  /// Errors: c10::ValueError for an unknown name; the others of make_optimizer() when a fit begins.
+  template <typename Holder>
+  ClassificationTask(const Holder& model, const std::string& optimizer,
+                     const OptimizerSettings& settings = {})
+      : ClassificationTask(
+            model.ptr(), [net = model](const at::Tensor& x) mutable { return net->forward(x); },
+            optimizer_called(optimizer, settings)) {}
 
   torch::nn::Module& module() override { return *module_; }
   std::vector<OptimizerConfig> configure_optimizers() override { return {make_optimizer_(*module_)}; }
@@ -31,6 +45,7 @@ class ClassificationTask : public Task {
   c10::IValue predict_step(const Batch& batch, int64_t batch_index) override;
 
  private:
+  static MakeOptimizer optimizer_called(const std::string& name, const OptimizerSettings& settings);
   void log_scores(const char* prefix, const Batch& batch);
 
   std::shared_ptr<torch::nn::Module> module_;

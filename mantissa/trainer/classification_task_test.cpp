@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/device.h"
+#include "mantissa/optim/sgd.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/test_support_internal.h"
 #include "mantissa/trainer/trainer.h"
@@ -48,6 +49,26 @@ TEST(ClassificationTask, RefusesTargetsThatDoNotFit) {
       });
   const Batch wrong{torch::ones({3, 1}), torch::zeros({2}, at::kLong), {}};
   EXPECT_THAT(error_of([&] { task.training_step(wrong, 0); }), testing::HasSubstr("do not fit targets [2]"));
+}
+
+TEST(ClassificationTask, AHolderAndTheNameOfAnOptimizerMakeTheSameTask) {
+  const at::Tensor x = torch::randn({16, 8}), y = (x.select(1, 0) > 0).to(at::kLong);
+  torch::manual_seed(0);
+  torch::nn::Linear named(8, 2);
+  torch::manual_seed(0);
+  torch::nn::Linear by_hand(8, 2);
+  ClassificationTask short_task(named, "sgd", {.lr = 0.5, .momentum = 0.9});
+  ClassificationTask long_task(
+      by_hand.ptr(), [&](const at::Tensor& input) { return by_hand->forward(input); },
+      [](torch::nn::Module& module) {
+        return OptimizerConfig{std::make_shared<SGD>(module.parameters(), SGDOptions(0.5).momentum(0.9))};
+      });
+  for (ClassificationTask* const task : {&short_task, &long_task}) {
+    ListLoader train({{x, y, {}}});
+    Trainer({.precision = "32-true", .max_epochs = 3}).fit(*task, train);
+  }
+  EXPECT_TRUE(at::equal(named->weight, by_hand->weight));
+  EXPECT_THAT(error_of([&] { ClassificationTask(named, "sdg"); }), testing::HasSubstr("did you mean 'sgd'"));
 }
 
 TEST(ClassificationTask, SixteenBitLogitsAreScoredInFloat32) {

@@ -36,7 +36,7 @@ def kernel_of(operator):
 
 def test_the_switch_replaces_and_restores(replaced):
     for operator in ("quantize_4bit", "dequantize_4bit", "gemm_4bit", "gemv_4bit", "int8_linear_matmul",
-                     "int8_scaled_mm", "int8_vectorwise_quant"):
+                     "int8_scaled_mm", "int8_vectorwise_quant", "optimizer_update_8bit_blockwise"):
         assert "bitsandbytes_ops.cpp" in kernel_of(operator), operator
         assert "bitsandbytes_ops.cpp" not in own(replaced, lambda: kernel_of(operator)), operator
     assert replaced.bitsandbytes_kernels(True) is True

@@ -19,6 +19,7 @@
 #include "mantissa/kernels/aten/attention_internal.h"
 #include "mantissa/kernels/aten/calibration_internal.h"
 #include "mantissa/kernels/aten/convolution_internal.h"
+#include "mantissa/kernels/aten/low_bit_internal.h"
 #include "mantissa/kernels/aten/matmul_internal.h"
 #include "mantissa/kernels/aten/tensors_internal.h"
 #include "mantissa/kernels/aten/unscale_internal.h"
@@ -124,6 +125,7 @@ bool has_two_sizes(KernelFamily family) {
     case KernelFamily::kGelu:
     case KernelFamily::kGeluBackward:
     case KernelFamily::kUnscale:
+    case KernelFamily::kFewRows4Bit:
       return false;
     default:
       return true;
@@ -148,7 +150,57 @@ Call unscale_call(at::ScalarType dtype) {
   };
 }
 
+struct Shape {
+  int64_t rows, out, in;
+};
+
+Shape shape_of_low_bit(KernelFamily family, Size size) {
+  if (family == KernelFamily::kFewRows4Bit) return {1, 1024, 1024};
+  return size == Size::kSmall ? Shape{16, 192, 192} : Shape{64, 512, 512};
+}
+
+/// Codes and scales do not matter for the time.
+Call product4_call(const Shape& s, bool transposed, at::ScalarType dtype) {
+  constexpr int64_t kBlock = 64;
+  const Tensor codes = at::full({s.out * s.in / 2}, 0x5A, at::kByte),
+               scales = at::full({s.out * s.in / kBlock}, 1, at::kFloat);
+  const int64_t from = transposed ? s.in : s.out, to = transposed ? s.out : s.in;
+  const Tensor a = numbers({s.rows, from}, dtype), out = at::full({s.rows, to}, 0, dtype);
+  kernels::Product4 p;
+  p.m = s.rows;
+  p.a = matrix(a.const_data_ptr(), a);
+  p.weight = {codes.const_data_ptr<uint8_t>(), scales.const_data_ptr<float>(), s.out, s.in, kBlock};
+  p.transposed = transposed;
+  p.out = matrix(out.mutable_data_ptr(), out);
+  return [p, memory = std::vector{codes, scales, a, out}] { aten::low_bit::product4(p); };
+}
+
+Call product_int8_call(const Shape& s, at::ScalarType dtype) {
+  const Tensor a = at::full({s.rows, s.in}, 3, at::kChar), b = at::full({s.out, s.in}, 5, at::kChar),
+               scales = at::full({std::max(s.rows, s.out)}, 1, at::kFloat),
+               out = at::full({s.rows, s.out}, 0, dtype);
+  kernels::ProductInt8 p;
+  p.m = s.rows;
+  p.n = s.out;
+  p.k = p.a_stride = p.b_stride = s.in;
+  p.a = a.const_data_ptr<int8_t>();
+  p.b = b.const_data_ptr<int8_t>();
+  p.a_scales = p.b_scales = scales.const_data_ptr<float>();
+  p.out = matrix(out.mutable_data_ptr(), out);
+  return [p, memory = std::vector{a, b, scales, out}] { aten::low_bit::product_int8(p); };
+}
+
+Call low_bit_call(KernelFamily family, at::ScalarType dtype, Size size) {
+  const Shape shape = shape_of_low_bit(family, size);
+  return family == KernelFamily::kProductInt8
+             ? product_int8_call(shape, dtype)
+             : product4_call(shape, family != KernelFamily::kGradient4Bit, dtype);
+}
+
+bool is_low_bit(KernelFamily family) { return family >= KernelFamily::kFewRows4Bit; }
+
 Call call_of(KernelFamily family, at::ScalarType dtype, Size size) {
+  if (is_low_bit(family)) return low_bit_call(family, dtype, size);
   const bool small = size == Size::kSmall;
   if (family >= KernelFamily::kConvolution && family < KernelFamily::kAttention) {
     const int pass = (static_cast<int>(family) - static_cast<int>(KernelFamily::kConvolution)) % 3;
@@ -213,6 +265,13 @@ Call make_call(KernelFamily family, at::ScalarType dtype, Size size) {
   return call_of(family, dtype, size);
 }
 
+/// Returns the same call in float32. For a weight in 4 or 8 bits it is the product with a float32 weight.
+Call make_wide_call(KernelFamily family, Size size) {
+  if (!is_low_bit(family)) return make_call(family, at::kFloat, size);
+  const auto [rows, out, in] = shape_of_low_bit(family, size);
+  return product_call(rows, in, out, at::kFloat);
+}
+
 /// Returns the least time of several calls for each kernel, with the kernels in turn. A first, untimed call
 /// allocates scratch memory or compiles code. A kernel that takes longer than `max_seconds` is not called
 /// again.
@@ -249,7 +308,7 @@ std::vector<KernelTiming> time_here(const Contest& contest) {
   const double max_seconds = std::max(5 * times[best], kShortCall);
   times.push_back(least_times(small, family, {kLibtorchs}, max_seconds)[0]);
   if (has_two_sizes(family)) {
-    const double wide = least_times(make_call(family, at::kFloat, Size::kSmall), family, {kLibtorchs})[0];
+    const double wide = least_times(make_wide_call(family, Size::kSmall), family, {kLibtorchs})[0];
     if (times[stock] < kMaxSlowdown * std::max(wide, times[best])) {
       const Call typical = make_call(family, dtype, Size::kTypical);
       const std::vector<double> both =
@@ -306,10 +365,9 @@ std::vector<std::vector<KernelTiming>> time_kernels(const std::vector<Contest>& 
 double over_float32(KernelFamily family, at::ScalarType dtype, Kernel kernel) {
   double ratio = 0;
   on_a_thread([&] {
-    const auto time_as = [&, as = family](at::ScalarType type, Kernel by) {
-      return least_times(make_call(as, type, Size::kTypical), as, {by})[0];
-    };
-    ratio = time_as(dtype, kernel) / time_as(at::kFloat, kLibtorchs);
+    const Call narrow = make_call(family, dtype, Size::kTypical),
+               wide = make_wide_call(family, Size::kTypical);
+    ratio = least_times(narrow, family, {kernel})[0] / least_times(wide, family, {kLibtorchs})[0];
   });
   return ratio;
 }

@@ -33,7 +33,8 @@ struct Contest {
 /// Errors:  std::system_error if no thread can be created.
 std::vector<std::vector<KernelTiming>> time_kernels(const std::vector<Contest>& contests, double& budget);
 
-/// Returns the time of a typical call with `kernel`, divided by the time of libtorch's kernel in float32.
+/// Returns the time of a typical call with `kernel`, divided by that of the same call in float32 with libtorch's kernel:
+/// see KernelChoice.
 double over_float32(KernelFamily family, at::ScalarType dtype, Kernel kernel);
 
 /// Returns the index of the first timing, unless another one is faster by at least this factor. Chance

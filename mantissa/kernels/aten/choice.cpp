@@ -17,6 +17,7 @@
 #include "mantissa/kernels/aten/calibration_internal.h"
 #include "mantissa/kernels/aten/choice_cache_internal.h"
 #include "mantissa/kernels/aten/choice_internal.h"
+#include "mantissa/kernels/aten/environment.h"
 
 namespace mantissa {
 namespace {
@@ -29,9 +30,24 @@ struct NamedElement {
 constexpr std::array<NamedElement, 3> kElements = {
     {{"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}}};
 
-/// True if there is a choice: among float32 operations, only unscaling has a kernel of ours.
+/// True if there is a choice: among float32 operations, unscaling and products with weights in 4 and 8 bits have kernels
+/// of ours.
 bool is_chosen(size_t element, size_t family) {
-  return kElements[element].dtype != at::kFloat || family == static_cast<size_t>(KernelFamily::kUnscale);
+  return kElements[element].dtype != at::kFloat || family >= static_cast<size_t>(KernelFamily::kUnscale);
+}
+
+/// True if a family has builds of its own for pairs of bf16.
+bool has_pairs(KernelFamily family, at::ScalarType dtype) {
+  return dtype == at::kBFloat16 &&
+         (family == KernelFamily::kProduct || family == KernelFamily::kSmallProduct ||
+          family == KernelFamily::kBatchedProduct || family == KernelFamily::kProduct4Bit ||
+          family == KernelFamily::kGradient4Bit);
+}
+
+/// True if a family has a build of its own for a tier.
+bool has_build(KernelFamily family, at::ScalarType dtype, CpuTier tier) {
+  if (tier == CpuTier::kAvx512Vnni) return family == KernelFamily::kProductInt8;
+  return tier != CpuTier::kAvx512Bf16 || has_pairs(family, dtype);
 }
 
 std::string key_of(size_t element, size_t family) {
@@ -40,15 +56,11 @@ std::string key_of(size_t element, size_t family) {
 
 /// Returns the kernels of a family that are distinct builds, the likely fastest first, and libtorch's last.
 std::vector<Kernel> candidates(size_t element, size_t family) {
-  const auto f = static_cast<KernelFamily>(family);
-  const bool has_pairs =
-      kElements[element].dtype == at::kBFloat16 &&
-      (f == KernelFamily::kProduct || f == KernelFamily::kSmallProduct || f == KernelFamily::kBatchedProduct);
   std::vector<Kernel> result;
   for (auto tier = cpu_tiers().rbegin(); tier != cpu_tiers().rend(); ++tier) {
     if (*tier == CpuTier::kGeneric && !result.empty()) continue;
-    if (*tier == CpuTier::kAvx512Vnni) continue;  // only int8 products, which are not chosen, have this build
-    if (cpu_features().includes(features_of(*tier)) && (*tier != CpuTier::kAvx512Bf16 || has_pairs))
+    if (cpu_features().includes(features_of(*tier)) &&
+        has_build(static_cast<KernelFamily>(family), kElements[element].dtype, *tier))
       result.push_back({*tier});
   }
   result.push_back(kLibtorchs);
@@ -161,8 +173,7 @@ std::vector<Entry> parse_entry(const std::string& entry, const std::string& aske
     for (const auto f : c10::irange(family_names().size()))
       if (matches(family, family_names()[f]) && is_chosen(element, f)) pins.push_back({element, f, kernel});
   }
-  TORCH_CHECK_VALUE(has_dtype, asked, ": there are no kernels for '", dtype,
-                    "'; choose bf16 or fp16 (fp32 for unscale)");
+  TORCH_CHECK_VALUE(has_dtype, asked, ": there are no kernels for '", dtype, "'; choose bf16, fp16 or fp32");
   const std::vector<std::string> names(family_names().begin(), family_names().end());
   TORCH_CHECK_VALUE(!pins.empty(), asked, ": there is no family '", family, "' of kernels",
                     did_you_mean(family, names), "; choose one of ", join_names(names));
@@ -295,6 +306,10 @@ Kernel kernel_for(KernelFamily family, kernels::Element element) {
   return decide(table(), e, f);
 }
 
+Kernel kernel_for_own_operator(KernelFamily family, kernels::Element element) {
+  return forced != nullptr || cpu_kernels_by_environment() ? kernel_for(family, element) : kLibtorchs;
+}
+
 std::vector<std::string> choice::entries_of(const std::string& text) {
   std::vector<std::string> entries;
   for (size_t begin = 0; !text.empty() && begin <= text.size();) {
@@ -364,8 +379,9 @@ std::vector<KernelChoice> choice::rows() {
   std::vector<KernelChoice> rows;
   const std::lock_guard lock(table().mutex);
   table().budget.seconds = 1e6;  // a caller who asks for all families is willing to wait
-  for (const auto element : c10::irange(size_t{1}, kElements.size()))
+  for (const auto element : c10::irange(kElements.size()))
     for (const auto family : c10::irange(family_names().size())) {
+      if (!is_chosen(element, family)) continue;
       const Kernel kernel = decide(table(), element, family);
       const Decision& decision = table().decisions[element][family];
       rows.push_back({kElements[element].name, family_names()[family], kernel_name(kernel), decision.source,

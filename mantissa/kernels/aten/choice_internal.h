@@ -27,6 +27,10 @@ constexpr Kernel kLibtorchs{};
 /// Errors: c10::ValueError of MANTISSA_KERNELS or MANTISSA_MAX_ISA, at the first call.
 Kernel kernel_for(KernelFamily family, kernels::Element element);
 
+/// As kernel_for(), for an operator of Mantissa's own, which the switch of overrides.h does not reach: with
+/// MANTISSA_CPU_KERNELS=0 the kernel is libtorch's.
+Kernel kernel_for_own_operator(KernelFamily family, kernels::Element element);
+
 /// The functions of choice.h, applied to the choices of this copy of the library. The functions of choice.h
 /// call the copy whose kernels are registered.
 namespace choice {

@@ -118,7 +118,7 @@ TEST_F(Choice, BadPinsNameTheCureAndChangeNothing) {
   EXPECT_THAT(error("avx51"), HasSubstr("did you mean 'avx512'?"));
   EXPECT_THAT(error("product=libtorch,produkt=libtorch"),
               HasSubstr("no family 'produkt' of kernels; did you mean 'product'?"));
-  EXPECT_THAT(error("fp8.product=libtorch"), HasSubstr("no kernels for 'fp8'; choose bf16 or fp16"));
+  EXPECT_THAT(error("fp8.product=libtorch"), HasSubstr("no kernels for 'fp8'; choose bf16, fp16 or fp32"));
   EXPECT_THAT(error("fp32.product=libtorch"), HasSubstr("no family 'product'"));
   EXPECT_THAT(error("product="), HasSubstr("there is no kernel ''"));
   EXPECT_THAT(error("generic,"), HasSubstr("there is no kernel ''"));
@@ -189,7 +189,8 @@ TEST_F(Choice, IsTheFastestThatWasTimedAndThePreferredOneOfEquals) {
 /// On every CPU, each row of the table follows from its timings.
 TEST_F(Choice, TheTableHoldsItsOwnReasons) {
   const std::vector<KernelChoice> rows = cpu_kernel_table();
-  EXPECT_EQ(rows.size(), size_t{2} * kKernelFamilies);
+  // Unscaling and the four families of weights in 4 and 8 bits exist in float32, too.
+  EXPECT_EQ(rows.size(), size_t{2} * kKernelFamilies + 5);
   for (const KernelChoice& row : rows) {
     SCOPED_TRACE(row.dtype + "." + row.family);
     ASSERT_THAT(row.source, testing::AnyOf("measured", "cached"));

@@ -1,5 +1,6 @@
 #include "mantissa/kernels/aten/device_kernels.h"
 
+#include "mantissa/kernels/aten/low_bit_internal.h"
 #include "mantissa/kernels/cpu/blockwise.h"
 #include "mantissa/kernels/cpu/int8.h"
 #include "mantissa/kernels/cpu/quantized4.h"
@@ -17,11 +18,11 @@ constexpr DeviceKernels kDevices[] = {
      .quantize4 = [](const Quantize4& p) { cpu::quantize4(p, cpu::quantized4_build()); },
      .dequantize4 = [](const Dequantize4& p) { cpu::dequantize4(p, cpu::quantized4_build()); },
      .dequantize_rows4 = [](const DequantizeRows4& p) { cpu::dequantize_rows4(p, cpu::quantized4_build()); },
-     .product4 = [](const Product4& p) { cpu::product4(p, cpu::quantized4_build()); },
+     .product4 = &low_bit::product4,
      .quantize_int8 = [](const QuantizeInt8& p,
                          uint8_t* outliers) { cpu::quantize_int8(p, outliers, cpu::int8_build()); },
      .dequantize_int8 = [](const DequantizeInt8& p) { cpu::dequantize_int8(p, cpu::int8_build()); },
-     .product_int8 = [](const ProductInt8& p) { cpu::product_int8(p, cpu::int8_build()); }},
+     .product_int8 = &low_bit::product_int8},
 };
 constexpr DeviceKernels kNone;
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "mantissa/kernels/aten/kernel_family_internal.h"
+#include "mantissa/kernels/cpu/quantized4_kernel.h"
 
 namespace mantissa {
 namespace {
@@ -13,7 +14,8 @@ std::vector<std::string> make_family_names() {
        {"convolution", "small_convolution", "grouped_convolution", "grouped_convolution_last", "depthwise",
         "strided_depthwise", "depthwise_last", "large_depthwise_last", "strided_depthwise_last"})
     for (const char* const pass : {"", "_by_input", "_by_weight"}) names.push_back(std::string(kind) + pass);
-  for (const char* const name : {"attention", "attention_backward", "gelu", "gelu_backward", "unscale"})
+  for (const char* const name : {"attention", "attention_backward", "gelu", "gelu_backward", "unscale",
+                                 "few_rows_4bit", "product_4bit", "gradient_4bit", "product_int8"})
     names.emplace_back(name);
   return names;
 }
@@ -31,6 +33,11 @@ KernelFamily family_of(const kernels::Gemm& g, bool is_dot) {
   if (std::min(g.m, g.n) < 4) return KernelFamily::kFewRows;
   if (g.m * g.n * g.k * g.batch * g.terms < kLarge) return KernelFamily::kSmallProduct;
   return g.batch > 1 ? KernelFamily::kBatchedProduct : KernelFamily::kProduct;
+}
+
+KernelFamily family_of(const kernels::Product4& product) {
+  if (!product.transposed) return KernelFamily::kGradient4Bit;
+  return kernels::cpu::is_few_rows4(product) ? KernelFamily::kFewRows4Bit : KernelFamily::kProduct4Bit;
 }
 
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
@@ -53,7 +60,8 @@ KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind) {
 
 int kind_of(KernelFamily family) {
   return (family >= KernelFamily::kConvolution) + (family >= KernelFamily::kAttention) +
-         (family >= KernelFamily::kGelu) + (family >= KernelFamily::kUnscale);
+         (family >= KernelFamily::kGelu) + (family >= KernelFamily::kUnscale) +
+         (family >= KernelFamily::kFewRows4Bit) + (family >= KernelFamily::kProductInt8);
 }
 
 FamilyGroup group_of(size_t family) {
@@ -64,7 +72,10 @@ FamilyGroup group_of(size_t family) {
     const size_t first = family - (family - kFirstKind) % 3;
     return {first, first + 3};
   }
-  if (family == static_cast<size_t>(KernelFamily::kUnscale)) return {family, family + 1};
+  constexpr auto kUnscale = static_cast<size_t>(KernelFamily::kUnscale);
+  constexpr auto kInt8 = static_cast<size_t>(KernelFamily::kProductInt8);
+  if (family == kUnscale || family == kInt8) return {family, family + 1};
+  if (family > kUnscale) return {kUnscale + 1, kInt8};
   const size_t first = family - (family - kAttention) % 2;
   return {first, first + 2};
 }
@@ -72,6 +83,11 @@ FamilyGroup group_of(size_t family) {
 bool are_alike(size_t family, size_t other) {
   constexpr auto kFirst = static_cast<size_t>(KernelFamily::kConvolution);
   constexpr auto kEnd = static_cast<size_t>(KernelFamily::kAttention);
+  const auto is_4bit = [](size_t each) {
+    return each >= static_cast<size_t>(KernelFamily::kFewRows4Bit) &&
+           each < static_cast<size_t>(KernelFamily::kProductInt8);
+  };
+  if (is_4bit(family) || is_4bit(other)) return is_4bit(family) && is_4bit(other);
   if (family < kFirst || other < kFirst) return family < kFirst && other < kFirst;
   return family < kEnd && other < kEnd && (family - kFirst) % 3 == (other - kFirst) % 3;
 }

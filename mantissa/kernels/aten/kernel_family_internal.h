@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "mantissa/kernels/gemm.h"
+#include "mantissa/kernels/quantized4.h"
 
 namespace mantissa {
 
@@ -47,14 +48,19 @@ enum class KernelFamily : uint8_t {
   kAttentionBackward,
   kGelu,
   kGeluBackward,
-  kUnscale
+  kUnscale,
+  kFewRows4Bit,  ///< products of up to three rows with a weight in 4 bits; from here on, float32 has choices, too
+  kProduct4Bit,   ///< more rows with a weight in 4 bits
+  kGradient4Bit,  ///< the same with the weight as it is, not transposed: gradients of a layer's input
+  kProductInt8    ///< products of 8-bit integers, by the dtype of the result
 };
-constexpr int kKernelFamilies = static_cast<int>(KernelFamily::kUnscale) + 1;
+constexpr int kKernelFamilies = static_cast<int>(KernelFamily::kProductInt8) + 1;
 
 /// Returns the names of the families: "product", "convolution_by_weight", "attention", ...
 const std::vector<std::string>& family_names();
 
 KernelFamily family_of(const kernels::Gemm& g, bool is_dot = false);
+KernelFamily family_of(const kernels::Product4& product);
 
 enum class ConvolutionPass : uint8_t { kForward, kByInput, kByWeight };
 
@@ -67,7 +73,8 @@ struct ConvolutionKind {
 };
 KernelFamily family_of(ConvolutionPass pass, const ConvolutionKind& kind);
 
-/// Returns the kind of operation: products, convolutions, attention, GELU or unscaling. A small call of one
+/// Returns the kind of operation: products, convolutions, attention, GELU, unscaling, products with weights in 4 bits or in
+/// 8 bits. A small call of one
 /// family may belong to another family of the same kind.
 int kind_of(KernelFamily family);
 
@@ -77,8 +84,8 @@ struct FamilyGroup {
 };
 FamilyGroup group_of(size_t family);
 
-/// True if the times of one family say something about the other: both are products, or the same pass of
-/// convolutions.
+/// True if the times of one family say something about the other: both are products, products with weights in 4 bits, or
+/// the same pass of convolutions.
 bool are_alike(size_t family, size_t other);
 
 }  // namespace mantissa

@@ -161,6 +161,7 @@ constexpr Switch kSwitch = {
     .resume = choice::resume,
     .choices = choice::all,
     .choice_rows = choice::rows,
+    .kernel_for_own_operator = kernel_for_own_operator,
 };
 
 /// A later copy of this library finds the switch through the one thing that all copies share: an operator of
@@ -168,7 +169,7 @@ constexpr Switch kSwitch = {
 /// address, or 0 if the layout differs from this one.
 constexpr const char* kNamespace = "mantissa";
 constexpr const char* kName = "mantissa::cpu_kernel_switch";
-constexpr int64_t kLayout = 1;
+constexpr int64_t kLayout = 2;
 
 int64_t address_of_switch(int64_t layout) {
   return layout == kLayout ? reinterpret_cast<int64_t>(&kSwitch) : 0;

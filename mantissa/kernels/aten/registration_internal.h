@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "mantissa/kernels/aten/choice.h"
+#include "mantissa/kernels/aten/choice_internal.h"
 
 /// Registers the kernels on libtorch's dispatcher, once in a process. They are never removed; a flag decides
 /// at each call whether our kernel or libtorch's computes.
@@ -43,6 +43,7 @@ struct Switch {
   std::vector<std::string> (*resume)(const std::string&);
   std::string (*choices)();
   std::vector<KernelChoice> (*choice_rows)();
+  Kernel (*kernel_for_own_operator)(KernelFamily, kernels::Element);  ///< see choice_internal.h
 };
 
 /// Returns the switch of the copy whose kernels are registered, which is the first copy that called this.
