@@ -6,6 +6,7 @@
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/empty_cpu_dispatch.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 
 #include "mantissa/kernels/aten/choice_internal.h"
@@ -73,6 +74,20 @@ void product_int8_by_libtorch(const ProductInt8& p) {
   view_of(p.out, p.m, p.n).copy_(values);
 }
 
+/// Whether libtorch's sums are exact. Without VNNI instructions, oneDNN adds pairs of products in 16 bits, which saturate. What
+/// it may use depends on its own environment variables, too, so the product of the largest codes is compared.
+bool is_int_mm_exact() {
+  static const bool is_exact = [] {
+    const at::NoGradGuard no_grad;
+    for (const auto& [m, k, n] : {std::array<int64_t, 3>{1, 2, 13}, {9, 77, 13}, {40, 256, 64}}) {
+      const at::Tensor a = at::full({m, k}, 127, at::kChar), b = at::full({n, k}, -127, at::kChar);
+      if (!at::cpu::_int_mm(a, b.t()).eq(-127 * 127 * k).all().item<bool>()) return false;
+    }
+    return true;
+  }();
+  return is_exact;
+}
+
 }  // namespace
 
 void product4(const Product4& problem) {
@@ -90,6 +105,7 @@ void product_int8(const ProductInt8& problem) {
   const Kernel kernel = chosen(KernelFamily::kProductInt8, element);
   if (kernel.tier)
     return cpu::product_int8(problem, cpu::build_for(cpu::int8_builds(), features_of(*kernel.tier)));
+  if (!is_int_mm_exact()) return cpu::product_int8(problem, cpu::int8_build());
   const at::NoGradGuard no_grad;
   product_int8_by_libtorch(problem);
 }
