@@ -57,8 +57,9 @@ at::Tensor rows_of_input(const at::Tensor& x) {
 
 /// What a product does beside multiplying.
 struct Call {
-  Fp8WeightCodes codes;
-  bool records_graph;  ///< asked by the caller: in forward() no graph is recorded, whatever the caller does
+  Fp8WeightCodes codes = {};
+  bool records_graph =
+      false;  ///< asked by the caller: in forward() no graph is recorded, whatever the caller does
   bool records_amaxes = true;
   bool uses_current_scales = false;
 };

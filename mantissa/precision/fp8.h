@@ -20,8 +20,8 @@ class Fp8Mode : public Base {
 
   std::optional<at::DeviceType> device_type() const override { return device_.type(); }
   std::vector<LayerReport> layer_report() const override { return layers_.report(); }
-  void set_max_reduction(Precision::MaxReduction reduction) override {
-    layers_.set_amax_reduction(std::move(reduction));
+  void set_max_reduction(const Precision::MaxReduction& reduction) override {
+    layers_.set_amax_reduction(reduction);
   }
   void convert_module(torch::nn::Module& module) override;
   void setup_optimizer(torch::optim::Optimizer& optimizer) override;

@@ -112,7 +112,7 @@ class Precision {
   /// Tells the mode how the processes that train one model find the largest value of any of them; null: there is one
   /// process. A mode that scales by magnitudes needs it, so that all processes compute with the same scales. The base
   /// class needs none.
-  virtual void set_max_reduction(MaxReduction /*reduction*/) {}
+  virtual void set_max_reduction(const MaxReduction& /*reduction*/) {}
 
   // Scopes and conversions.
 

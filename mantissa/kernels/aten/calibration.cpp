@@ -192,14 +192,15 @@ Call product_int8_call(const Shape& s, at::ScalarType dtype) {
 
 Call low_bit_call(KernelFamily family, at::ScalarType dtype, Size size) {
   const Shape shape = shape_of_low_bit(family, size);
-  return family == KernelFamily::kProductInt8
-             ? product_int8_call(shape, dtype)
-             : product4_call(shape, family != KernelFamily::kGradient4Bit, dtype);
+  if (family == KernelFamily::kProductInt8) return product_int8_call(shape, dtype);
+  return product4_call(shape, family != KernelFamily::kGradient4Bit, dtype);
 }
 
 bool is_low_bit(KernelFamily family) { return family >= KernelFamily::kFewRows4Bit; }
 
 Call call_of(KernelFamily family, at::ScalarType dtype, Size size) {
+  // The analyzer does not see that std::function frees what it holds.
+  // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
   if (is_low_bit(family)) return low_bit_call(family, dtype, size);
   const bool small = size == Size::kSmall;
   if (family >= KernelFamily::kConvolution && family < KernelFamily::kAttention) {

@@ -81,7 +81,7 @@ bool is_int_mm_exact() {
     const at::NoGradGuard no_grad;
     for (const auto& [m, k, n] : {std::array<int64_t, 3>{1, 2, 13}, {9, 77, 13}, {40, 256, 64}}) {
       const at::Tensor a = at::full({m, k}, 127, at::kChar), b = at::full({n, k}, -127, at::kChar);
-      if (!at::cpu::_int_mm(a, b.t()).eq(-127 * 127 * k).all().item<bool>()) return false;
+      if (!at::cpu::_int_mm(a, b.t()).eq(int64_t{-127} * 127 * k).all().item<bool>()) return false;
     }
     return true;
   }();
