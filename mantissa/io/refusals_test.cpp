@@ -23,18 +23,11 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-class Refusals : public testing::Test {
+class Refusals : public InFolder {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "refusals-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string save(const std::string& name, const Checkpoint& checkpoint = {}) const {
     return error_of([&] { save_checkpoint(folder_ / name, checkpoint); });
   }
-  fs::path folder_;
 };
 
 TEST_F(Refusals, OfCheckpointsBeginWhereTheySay) {

@@ -31,6 +31,23 @@ def mixed(request, kernels):
     kernels.mixed_products(False)
 
 
+@pytest.fixture
+def replaced(kernels):
+    """Runs the test with our kernels in place of bitsandbytes's own."""
+    torch.manual_seed(3)
+    assert kernels.bitsandbytes_kernels(True) is False
+    yield kernels
+    assert kernels.bitsandbytes_kernels(False) is True
+
+
+def own(kernels, call):
+    """Returns what bitsandbytes's own kernels return."""
+    kernels.bitsandbytes_kernels(False)
+    result = call()
+    kernels.bitsandbytes_kernels(True)
+    return result
+
+
 @contextlib.contextmanager
 def stock():
     """Uses PyTorch's own kernels inside the block."""

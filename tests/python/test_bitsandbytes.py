@@ -4,29 +4,15 @@ import threading
 
 import pytest
 import torch
+from conftest import own
 
 bnb = pytest.importorskip("bitsandbytes")
 F = bnb.functional
+pytestmark = pytest.mark.usefixtures("replaced")
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # A sum in another order; one rounding of the weight and one of the result in 16 bits.
 BOUND = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-@pytest.fixture(autouse=True)
-def replaced(kernels):
-    torch.manual_seed(3)
-    assert kernels.bitsandbytes_kernels(True) is False
-    yield kernels
-    assert kernels.bitsandbytes_kernels(False) is True
-
-
-def own(kernels, call):
-    """Returns what bitsandbytes's own kernels return."""
-    kernels.bitsandbytes_kernels(False)
-    result = call()
-    kernels.bitsandbytes_kernels(True)
-    return result
 
 
 def kernel_of(operator):

@@ -8,9 +8,11 @@ import copy
 
 import pytest
 import torch
+from conftest import own
 
 bnb = pytest.importorskip("bitsandbytes")
 
+pytestmark = pytest.mark.usefixtures("replaced")
 STEPS = 10
 CASES = {
     "Adam8bit": {"lr": 1e-3},
@@ -24,14 +26,6 @@ CASES = {
     "AdEMAMix8bit": {"lr": 1e-3},
 }
 ADAM = {"beta1": 0.9, "beta2": 0.999, "beta3": 0.0, "alpha": 0.0, "eps": 1e-8, "step": 1, "lr": 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def replaced(kernels):
-    torch.manual_seed(3)
-    assert kernels.bitsandbytes_kernels(True) is False
-    yield kernels
-    assert kernels.bitsandbytes_kernels(False) is True
 
 
 def trained(name, dtype, gradients, start):
@@ -48,9 +42,7 @@ def trained(name, dtype, gradients, start):
 def test_steps_are_near_bitsandbytes_own(replaced, name, dtype):
     start, gradients = torch.randn(70, 90), [torch.randn(70, 90) + 1e-4 for _ in range(STEPS)]
     ours, _ = trained(name, dtype, gradients, start)
-    replaced.bitsandbytes_kernels(False)
-    theirs, _ = trained(name, dtype, gradients, start)
-    replaced.bitsandbytes_kernels(True)
+    theirs, _ = own(replaced, lambda: trained(name, dtype, gradients, start))
     difference = (ours.float() - theirs.float()).abs()
     # A state near the middle between two codes may get either. A rounded weight may be a step of its dtype away.
     lr, step = CASES[name]["lr"], {torch.float32: 0, torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype]
