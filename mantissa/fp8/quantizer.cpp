@@ -11,7 +11,7 @@
 #include "mantissa/fp8/hadamard.h"
 #include "mantissa/fp8/quantizer_internal.h"
 #include "mantissa/fp8/restore_internal.h"
-#include "mantissa/kernels/aten/matmul_internal.h"
+#include "mantissa/kernels/aten/gemm.h"
 #include "mantissa/kernels/aten/tensor_content.h"
 
 namespace mantissa {

@@ -100,12 +100,11 @@ void product4(const Product4& problem) {
 
 void product_int8(const ProductInt8& problem) {
   const Element element = problem.sums != nullptr ? Element::kFloat32 : problem.out.element;
-  // libtorch's kernel takes the stride of a transposed factor with one row for that of its columns, and reads past the end.
-  if (problem.k == 1) return cpu::product_int8(problem, cpu::int8_build());
   const Kernel kernel = chosen(KernelFamily::kProductInt8, element);
   if (kernel.tier)
     return cpu::product_int8(problem, cpu::build_for(cpu::int8_builds(), features_of(*kernel.tier)));
-  if (!is_int_mm_exact()) return cpu::product_int8(problem, cpu::int8_build());
+  // libtorch's kernel takes the stride of a transposed factor with one row for that of its columns, and reads past the end.
+  if (problem.k == 1 || !is_int_mm_exact()) return cpu::product_int8(problem, cpu::int8_build());
   const at::NoGradGuard no_grad;
   product_int8_by_libtorch(problem);
 }
