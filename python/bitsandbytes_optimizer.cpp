@@ -10,6 +10,8 @@
 
 #include "mantissa/core/code_tables.h"
 #include "mantissa/kernels/aten/device_kernels.h"
+#include "mantissa/kernels/aten/operand.h"
+#include "mantissa/kernels/aten/update_factors.h"
 
 namespace mantissa::python {
 namespace {
@@ -64,45 +66,14 @@ bool is_kernels_dtype(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
 }
 
-kernels::Element element_of(at::ScalarType dtype) {
-  return dtype == at::kHalf       ? kernels::Element::kFloat16
-         : dtype == at::kBFloat16 ? kernels::Element::kBFloat16
-                                  : kernels::Element::kFloat32;
-}
-
-/// A tensor in the form that the kernels take; write_back() copies it to where it came from.
-struct Plain {
-  Tensor original, plain;
-
-  explicit Plain(const Tensor& tensor) : original(tensor), plain(tensor.contiguous()) {}
-  Plain(const Tensor& tensor, at::ScalarType dtype)
-      : original(tensor), plain(tensor.to(dtype).contiguous()) {}
-  void write_back() const {
-    if (!plain.is_same(original)) original.copy_(plain);
-  }
-};
-
-kernels::UpdateState state_of(const Plain& codes, const Plain& absmax) {
+kernels::UpdateState state_of(const Operand& codes, const Operand& absmax) {
   return {codes.plain.mutable_data_ptr<uint8_t>(), absmax.plain.mutable_data_ptr<float>(), nullptr};
 }
 
 kernels::UpdateFactors factors_of(UpdateRule rule, const Settings& s) {
   const bool decouples_decay = rule == UpdateRule::kAdam || rule == UpdateRule::kLion;
-  const auto narrow = [](double value) { return static_cast<float>(value); };
-  kernels::UpdateFactors f = {.step_size = narrow(s.lr),
-                              .beta1 = narrow(s.beta1),
-                              .beta2 = narrow(s.beta2),
-                              .rest1 = narrow(1 - s.beta1),
-                              .rest2 = narrow(1 - s.beta2),
-                              .eps = narrow(s.eps),
-                              .decay = decouples_decay ? 0 : narrow(s.weight_decay),
-                              .keep = decouples_decay ? narrow(1 - s.lr * s.weight_decay) : 1};
-  if (!kernels::has_second_state(rule)) return f;
-  const auto t = static_cast<double>(s.step);
-  const double root = std::sqrt(1 - std::pow(s.beta2, t));
-  f.step_size = narrow(s.lr * root / (1 - std::pow(s.beta1, t)));
-  f.eps = narrow(s.eps * root);
-  return f;
+  return kernels::update_factors(rule, decouples_decay, {s.lr, s.beta1, s.beta2, s.eps, s.weight_decay},
+                                 static_cast<double>(s.step));
 }
 
 Tensor decoded(const Tensor& state, const Tensor& absmax, DynamicMap map) {
@@ -115,7 +86,7 @@ Tensor decoded(const Tensor& state, const Tensor& absmax, DynamicMap map) {
 }
 
 void encode(const Tensor& values, const Tensor& state, const Tensor& absmax, DynamicMap map) {
-  const Plain codes(state), scales(absmax);
+  const Operand codes(state), scales(absmax);
   const Tensor numbers = values.contiguous();
   kernels::aten::device_kernels(at::kCPU).quantize_blockwise(
       {numbers.const_data_ptr<float>(), codes.plain.mutable_data_ptr<uint8_t>(),
@@ -146,8 +117,8 @@ void update_ademamix(const Tensor& gradient, const Tensor& p, const Tensor& stat
 void update(UpdateRule rule, const Tensor& g, const Tensor& p, const Tensor& state1, const Tensor& state2,
             const Tensor& absmax1, const Tensor& absmax2, const Settings& s) {
   const at::ScalarType dtype = is_kernels_dtype(p.scalar_type()) ? p.scalar_type() : at::kFloat;
-  std::vector<Plain> all = {Plain(p, dtype), Plain(state1), Plain(absmax1)};
-  const Plain gradient(g, dtype);
+  std::vector<Operand> all = {Operand(p, dtype), Operand(state1), Operand(absmax1)};
+  const Operand gradient(g, dtype);
   kernels::BlockwiseUpdate u;
   u.rule = rule;
   u.element = element_of(dtype);
@@ -155,13 +126,13 @@ void update(UpdateRule rule, const Tensor& g, const Tensor& p, const Tensor& sta
   u.gradient = gradient.plain.mutable_data_ptr();
   u.state1 = state_of(all[1], all[2]);
   if (kernels::has_second_state(rule)) {
-    all.insert(all.end(), {Plain(state2), Plain(absmax2)});
+    all.insert(all.end(), {Operand(state2), Operand(absmax2)});
     u.state2 = state_of(all[3], all[4]);
   }
   u.count = p.numel();
   u.factors = factors_of(rule, s);
   kernels::aten::device_kernels(at::kCPU).update_blockwise({u});
-  for (const Plain& each : all) each.write_back();
+  for (const Operand& each : all) each.write_back();
 }
 
 }  // namespace

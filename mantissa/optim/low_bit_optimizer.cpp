@@ -1,7 +1,6 @@
 #include "mantissa/optim/low_bit_optimizer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
@@ -13,6 +12,8 @@
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/kernels/aten/device_kernels.h"
+#include "mantissa/kernels/aten/operand.h"
+#include "mantissa/kernels/aten/update_factors.h"
 #include "mantissa/optim/blockwise_internal.h"
 #include "mantissa/optim/fused_optimizer_internal.h"
 #include "mantissa/optim/optimizer_internal.h"
@@ -56,23 +57,9 @@ at::Tensor& fit(at::Tensor& state, const at::Tensor& parameter, at::IntArrayRef 
   return state;
 }
 
-/// The factors of step number `t`.
-kernels::UpdateFactors factors_of(const LowBitForm& form, const LowBitHyperparameters& h, double t) {
-  const auto narrow = [](double value) { return static_cast<float>(value); };
-  kernels::UpdateFactors f = {.step_size = narrow(h.lr),
-                              .beta1 = narrow(h.beta1),
-                              .beta2 = narrow(h.beta2),
-                              .rest1 = narrow(1 - h.beta1),
-                              .rest2 = narrow(1 - h.beta2),
-                              .eps = narrow(h.eps),
-                              .decay = form.decouples_decay ? 0 : narrow(h.weight_decay),
-                              .keep = form.decouples_decay ? narrow(1 - h.lr * h.weight_decay) : 1};
-  if (kernels::has_second_state(form.rule)) {
-    const double root = std::sqrt(1 - std::pow(h.beta2, t));
-    f.step_size = narrow(h.lr * root / (1 - std::pow(h.beta1, t)));
-    f.eps = narrow(h.eps * root);
-  }
-  return f;
+kernels::UpdateFactors factors_of(const LowBitForm& form, const LowBitHyperparameters& h, double step) {
+  return kernels::update_factors(form.rule, form.decouples_decay,
+                                 {h.lr, h.beta1, h.beta2, h.eps, h.weight_decay}, step);
 }
 
 /// The same for a step number on a device.
@@ -83,23 +70,6 @@ UpdateFactorTensors factors_of(UpdateRule rule, const LowBitHyperparameters& h, 
   const at::Tensor root = (1 - at::pow(h.beta2, t)).sqrt();
   return {(h.lr * root / (1 - at::pow(h.beta1, t))).to(at::kFloat), (h.eps * root).to(at::kFloat)};
 }
-
-kernels::Element element_of(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf       ? kernels::Element::kFloat16
-         : tensor.scalar_type() == at::kBFloat16 ? kernels::Element::kBFloat16
-                                                 : kernels::Element::kFloat32;
-}
-
-/// A tensor in the form that the kernels take, and where it came from.
-struct Plain {
-  at::Tensor original, plain;
-
-  Plain(const at::Tensor& tensor, at::ScalarType dtype)
-      : original(tensor), plain(tensor.to(dtype).contiguous()) {}
-  void write_back() const {
-    if (!plain.is_same(original)) original.copy_(plain);
-  }
-};
 
 kernels::UpdateState update_state(const at::Tensor& state, const at::Tensor& absmax) {
   if (!absmax.defined()) return {nullptr, nullptr, state.mutable_data_ptr<float>()};
@@ -302,7 +272,7 @@ void LowBitOptimizer::update(const std::vector<Slot>& slots, const Batch& batch,
 void LowBitOptimizer::update_on_cpu(const std::vector<Slot>& slots, const Batch& batch,
                                     const torch::optim::OptimizerOptions& options) const {
   if (batch.found_inf && *batch.found_inf->const_data_ptr<float>() != 0) return;
-  std::vector<Plain> parameters, gradients;
+  std::vector<Operand> parameters, gradients;
   std::vector<BlockwiseUpdate> updates;
   for (size_t i = 0; i < slots.size(); ++i) {
     const at::Tensor& parameter = batch.parameters[i];
@@ -312,7 +282,7 @@ void LowBitOptimizer::update_on_cpu(const std::vector<Slot>& slots, const Batch&
     const Hyperparameters h = hyperparameters_of(parameter, options);
     BlockwiseUpdate update;
     update.rule = form_.rule;
-    update.element = element_of(parameter);
+    update.element = element_of(parameter.scalar_type());
     update.parameter = parameters.back().plain.mutable_data_ptr();
     update.gradient = gradients.back().plain.mutable_data_ptr();
     update.state1 = update_state(states.state1, states.absmax1);
@@ -329,7 +299,7 @@ void LowBitOptimizer::update_on_cpu(const std::vector<Slot>& slots, const Batch&
     updates.push_back(update);
   }
   kernels::aten::device_kernels(at::kCPU).update_blockwise(updates);
-  for (const Plain& parameter : parameters) {
+  for (const Operand& parameter : parameters) {
     parameter.write_back();
     parameter.original.unsafeGetTensorImpl()->bump_version();
   }
@@ -339,14 +309,14 @@ void LowBitOptimizer::update_on_cpu(const std::vector<Slot>& slots, const Batch&
 void LowBitOptimizer::update_elsewhere(const std::vector<Slot>& slots, const Batch& batch,
                                        const torch::optim::OptimizerOptions& options) {
   for (size_t i = 0; i < slots.size(); ++i) {
-    const Plain parameter(batch.parameters[i], batch.parameters[i].scalar_type());
-    const Plain gradient(batch.gradients[i], batch.parameters[i].scalar_type());
+    const Operand parameter(batch.parameters[i], batch.parameters[i].scalar_type());
+    const Operand gradient(batch.gradients[i], batch.parameters[i].scalar_type());
     const States states(slots[i].states);
     const Hyperparameters h = hyperparameters_of(batch.parameters[i], options);
     BlockwiseUpdate update;
     update.rule = form_.rule;
     update.has_4_bit_codes = optim_bits(batch.parameters[i]) == 4;
-    update.factors = factors_of(form_, h, /*t=*/1.0);
+    update.factors = factors_of(form_, h, /*step=*/1.0);
     update.maximize = h.maximize;
     update.seed = draw_seed();
     update.first_draw = slots[i].first_draw;

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "mantissa/kernels/aten/device_kernels.h"
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/quant/quantized_4bit_internal.h"
 
 namespace mantissa {
@@ -35,7 +36,7 @@ at::Tensor multiply(const at::Tensor& x, const Quantized4Bit& weight, const std:
   }
   const at::Tensor rows = x.dim() == 2 ? x : x.reshape({-1, x.size(-1)}), absmax = absmax_of(weight);
   at::Tensor out = at::empty(sizes, x.options());
-  const kernels::Element element = quant::element_of(x.scalar_type());
+  const kernels::Element element = element_of(x.scalar_type());
   kernels::Product4 p;
   p.m = rows.size(0);
   p.a = {rows.const_data_ptr(), element, rows.stride(0), rows.stride(1)};

@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/kernels/aten/device_kernels.h"
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/quant/int8_state.h"
 #include "mantissa/quant/linear_4bit.h"
 #include "mantissa/quant/operations_4bit_internal.h"
@@ -56,7 +57,7 @@ at::Tensor rows_by_kernel(const Quantized4Bit& quantized, const at::Tensor& rows
       .rows = numbers.const_data_ptr<int64_t>(),
       .count = numbers.numel(),
       .values = out.mutable_data_ptr(),
-      .element = quant::element_of(dtype)};
+      .element = element_of(dtype)};
   if (quantized.is_nested()) {
     problem.nested = {
         quantized.absmax.const_data_ptr<uint8_t>(), quantized.nested_map.const_data_ptr<float>(),

@@ -19,13 +19,12 @@
 #include "mantissa/core/code_tables.h"
 #include "mantissa/core/parallel_internal.h"
 #include "mantissa/kernels/aten/device_kernels.h"
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/quant/operations_4bit_internal.h"
 #include "mantissa/quant/quantized_4bit_internal.h"
 
 namespace mantissa {
 namespace {
-
-using kernels::Element;
 
 constexpr std::array kStorageDtypes = {at::kByte, at::kHalf, at::kBFloat16, at::kFloat};
 
@@ -169,12 +168,6 @@ kernels::Code4 code_of(Format format) {
   return format == Format::kNF4 ? kernels::Code4::kNF4 : kernels::Code4::kFP4;
 }
 
-Element element_of(at::ScalarType dtype) {
-  return dtype == at::kFloat      ? Element::kFloat32
-         : dtype == at::kBFloat16 ? Element::kBFloat16
-                                  : Element::kFloat16;
-}
-
 }  // namespace quant
 
 int64_t Quantized4Bit::numel() const { return c10::multiply_integers(shape); }
@@ -244,7 +237,7 @@ Quantized4Bit quantize_4bit(const at::Tensor& tensor, const Quantize4BitOptions&
   if (auto* const kernel = kernels::aten::device_kernels(values.device().type()).quantize4) {
     result.codes = at::empty({bytes}, values.options().dtype(at::kByte));
     result.absmax = at::empty({blocks_of(count, options.blocksize)}, values.options().dtype(at::kFloat));
-    kernel({values.const_data_ptr(), quant::element_of(dtype), count, options.blocksize,
+    kernel({values.const_data_ptr(), element_of(dtype), count, options.blocksize,
             quant::code_of(options.format), result.codes.mutable_data_ptr<uint8_t>(),
             result.absmax.mutable_data_ptr<float>()});
   } else {
@@ -288,7 +281,7 @@ at::Tensor dequantize_4bit(const Quantized4Bit& quantized, at::ScalarType dtype)
         .view(quantized.shape);
   at::Tensor out = at::empty(quantized.shape, absmax.options().dtype(dtype));
   kernel({bytes.const_data_ptr<uint8_t>(), absmax.const_data_ptr<float>(), count, quantized.blocksize,
-          quant::code_of(quantized.format), out.mutable_data_ptr(), quant::element_of(dtype)});
+          quant::code_of(quantized.format), out.mutable_data_ptr(), element_of(dtype)});
   return out;
 }
 

@@ -23,7 +23,4 @@ int64_t width_of(const Quantized4Bit& quantized);
 
 kernels::Code4 code_of(Format format);
 
-/// `dtype` is float32, bf16 or fp16.
-kernels::Element element_of(at::ScalarType dtype);
-
 }  // namespace mantissa::quant

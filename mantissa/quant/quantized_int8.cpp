@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "mantissa/kernels/aten/device_kernels.h"
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/quant/operations_int8_internal.h"
 #include "mantissa/quant/packed_formats_internal.h"
 #include "mantissa/quant/quantized_4bit_internal.h"
@@ -33,9 +34,8 @@ QuantizedInt8 quantize_rows(const at::Tensor& rows, float threshold) {
   at::Tensor outliers;
   if (threshold > 0) outliers = at::zeros({rows.size(1)}, on.dtype(at::kByte));
   kernels_of(rows).quantize_int8(
-      {rows.const_data_ptr(), quant::element_of(rows.scalar_type()), rows.size(0), rows.size(1),
-       rows.stride(0), threshold, result.codes.mutable_data_ptr<int8_t>(),
-       result.scales.mutable_data_ptr<float>()},
+      {rows.const_data_ptr(), element_of(rows.scalar_type()), rows.size(0), rows.size(1), rows.stride(0),
+       threshold, result.codes.mutable_data_ptr<int8_t>(), result.scales.mutable_data_ptr<float>()},
       threshold > 0 ? outliers.mutable_data_ptr<uint8_t>() : nullptr);
   if (threshold > 0) {
     result.outlier_cols = outliers.nonzero().view({-1});
@@ -70,18 +70,6 @@ void check_scales(const char* function, const QuantizedInt8& quantized) {
       scales.defined() ? c10::str(scales.scalar_type(), " ", scales.sizes(), " on ", scales.device())
                        : "undefined",
       "; codes of ", codes.sizes(), " on ", codes.device(), " need float32 [", codes.size(0), "] there");
-}
-
-kernels::ProductInt8 product_of(const at::Tensor& a, const at::Tensor& b) {
-  kernels::ProductInt8 p;
-  p.m = a.size(0);
-  p.n = b.size(0);
-  p.k = a.size(1);
-  p.a = a.const_data_ptr<int8_t>();
-  p.b = b.const_data_ptr<int8_t>();
-  p.a_stride = a.stride(0);
-  p.b_stride = b.stride(0);
-  return p;
 }
 
 }  // namespace
@@ -171,7 +159,7 @@ at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b) {
   if (kernel == nullptr || a.numel() == 0 || b.numel() == 0) return quant::int8_matmul_by_operations(a, b);
   const at::Tensor left = a.resolve_neg().contiguous(), right = b.resolve_neg().contiguous();
   at::Tensor sums = at::empty({a.size(0), b.size(0)}, a.options().dtype(at::kInt));
-  kernels::ProductInt8 p = product_of(left, right);
+  kernels::ProductInt8 p = product_of_codes(left, right);
   p.sums = sums.mutable_data_ptr<int32_t>();
   kernel(p);
   return sums;
@@ -197,13 +185,13 @@ at::Tensor int8_scaled_matmul(const QuantizedInt8& a, const QuantizedInt8& b, co
   at::Tensor addend = bias;
   if (bias.defined()) addend = (is_float(bias.scalar_type()) ? bias : bias.to(at::kFloat)).resolve_neg();
   at::Tensor out = at::empty({left.size(0), right.size(0)}, left.options().dtype(dtype));
-  kernels::ProductInt8 p = product_of(left, right);
+  kernels::ProductInt8 p = product_of_codes(left, right);
   p.a_scales = a_scales.const_data_ptr<float>();
   p.b_scales = b_scales.const_data_ptr<float>();
   p.scale = 1.0F / (127 * 127);
   if (addend.defined())
-    p.addend = {addend.const_data_ptr(), quant::element_of(addend.scalar_type()), 0, addend.stride(0)};
-  p.out = {out.mutable_data_ptr(), quant::element_of(dtype), out.stride(0), 1};
+    p.addend = {addend.const_data_ptr(), element_of(addend.scalar_type()), 0, addend.stride(0)};
+  p.out = {out.mutable_data_ptr(), element_of(dtype), out.stride(0), 1};
   kernel(p);
   return out;
 }

@@ -179,12 +179,7 @@ Call product_int8_call(const Shape& s, at::ScalarType dtype) {
   const Tensor a = at::full({s.rows, s.in}, 3, at::kChar), b = at::full({s.out, s.in}, 5, at::kChar),
                scales = at::full({std::max(s.rows, s.out)}, 1, at::kFloat),
                out = at::full({s.rows, s.out}, 0, dtype);
-  kernels::ProductInt8 p;
-  p.m = s.rows;
-  p.n = s.out;
-  p.k = p.a_stride = p.b_stride = s.in;
-  p.a = a.const_data_ptr<int8_t>();
-  p.b = b.const_data_ptr<int8_t>();
+  kernels::ProductInt8 p = product_of_codes(a, b);
   p.a_scales = p.b_scales = scales.const_data_ptr<float>();
   p.out = matrix(out.mutable_data_ptr(), out);
   return [p, memory = std::vector{a, b, scales, out}] { aten::low_bit::product_int8(p); };

@@ -95,14 +95,7 @@ at::Tensor product_int8(const at::Tensor& a, const at::Tensor& b, const at::Tens
                         at::ScalarType dtype, bool sums) {
   const at::Tensor scales = at::arange(1, 1 + std::max(a.size(0), b.size(0)), at::kFloat) / 3,
                    out = at::empty({a.size(0), b.size(0)}, sums ? at::kInt : dtype);
-  ProductInt8 p;
-  p.m = a.size(0);
-  p.n = b.size(0);
-  p.k = a.size(1);
-  p.a = a.const_data_ptr<int8_t>();
-  p.b = b.const_data_ptr<int8_t>();
-  p.a_stride = a.stride(0);
-  p.b_stride = b.stride(0);
+  ProductInt8 p = product_of_codes(a, b);
   p.a_scales = p.b_scales = scales.const_data_ptr<float>();
   p.scale = 1.0F / (127 * 127);
   if (bias.defined()) p.addend = {bias.const_data_ptr(), element_of(bias.scalar_type()), 0, 1};

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "mantissa/core/torch_compat_internal.h"
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/kernels/cpu/gemm_kernel.h"
 
 namespace mantissa {
@@ -12,13 +13,6 @@ namespace mantissa {
 inline bool is_plain(const at::Tensor& x) {
   return x.layout() == at::kStrided && x.key_set().highestBackendKey() == c10::BackendComponent::CPUBit &&
          x.is_cpu() && !x.is_conj() && !x.is_neg() && !has_names(x);
-}
-
-/// `dtype` is float32, bf16 or fp16.
-inline kernels::Element element_of(at::ScalarType dtype) {
-  return dtype == at::kFloat      ? kernels::Element::kFloat32
-         : dtype == at::kBFloat16 ? kernels::Element::kBFloat16
-                                  : kernels::Element::kFloat16;
 }
 
 /// `x` as a matrix if it has two dimensions, as a batch of matrices if it has three; a vector is one column.
