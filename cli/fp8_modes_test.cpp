@@ -96,6 +96,30 @@ TEST_F(Fp8Runs, TheLayersArePrintedOnceWithTheReasons) {
   EXPECT_THAT(none.err, HasSubstr("no layer of mantissa::ConvnetImpl computes in FP8"));
 }
 
+TEST_F(Fp8Runs, ARecipeComputesAttentionWhereAModelHasOne) {
+  write("text.txt", std::string(4000, 'a') + "b c d\n");
+  const std::string arguments = "--data text:text.txt --model gpt-tiny --max-steps 1 --batch-size 2 ";
+  const Outcome run =
+      Program::run("fit --device cpu --precision fp8-mixed --recipe fp8_dpa=true --output run " + arguments);
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.err, testing::ContainsRegex("blocks.0 +attention +float8_e4m3fn"));
+  write("run.yaml", "precision: transformer-engine\nrecipe: {name: Float8CurrentScaling, fp8_dpa: true}\n");
+  EXPECT_EQ(fit("--config run.yaml --output te " + arguments).status, 0);
+  expect_error(fit("--precision fp8-mixed --recipe fp8_dpa=true --model mlp --output none"), 1,
+               {"the recipe has fp8_dpa, and ", "has no attention", "leave fp8_dpa out"});
+}
+
+TEST_F(Fp8Runs, TheMonitorWritesColumnsOfLayers) {
+  const Outcome run = fit(
+      "--model mlp --precision fp8-mixed --max-steps 2 --log-every-n-steps 1 --logger csv,jsonl,tensorboard "
+      "--callbacks PrecisionMonitor --precision-every-n-steps 2 --error-every-n-steps 2 --output run");
+  ASSERT_EQ(run.status, 0) << run.err;
+  for (const char* file : {"run/metrics.csv", "run/metrics.jsonl"})
+    EXPECT_THAT(read(folder_ / file),
+                AllOf(HasSubstr("quantization/amax/"), HasSubstr("quantization/overflows_total"),
+                      HasSubstr("quantization/error/"), HasSubstr("/grad_output")));
+}
+
 TEST_F(Fp8Runs, ModesListsThemAsEmulated) {
   const std::string out = run("modes").out;
   const size_t row = out.find("\nfp8-mixed ");

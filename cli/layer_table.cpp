@@ -18,9 +18,9 @@ std::string layer_table(const std::vector<LayerReport>& rows) {
   std::string table = fmt::format("{:<{}} {:<12} {:<14} {}\n", "layer", width, "weight", "products", "why");
   for (const LayerReport& row : rows) {
     const std::string products = row.products ? std::string(info(*row.products).name) : "as the model";
+    const std::string weight = row.sizes.empty() ? "attention" : fmt::format("{}", fmt::join(row.sizes, "x"));
     std::string line =
-        fmt::format("{:<{}} {:<12} {:<14} {}", row.name, width, fmt::format("{}", fmt::join(row.sizes, "x")),
-                    products, with_flags(row.reason));
+        fmt::format("{:<{}} {:<12} {:<14} {}", row.name, width, weight, products, with_flags(row.reason));
     line.resize(line.find_last_not_of(' ') + 1);
     table += line + "\n";
   }

@@ -8,6 +8,7 @@
 
 #include "mantissa/fp8/fp8_autocast.h"
 #include "mantissa/fp8/linear_fp8_internal.h"
+#include "mantissa/fp8/region_state_internal.h"
 
 namespace mantissa {
 namespace {
@@ -52,7 +53,7 @@ bool Fp8TrainingRule::computes(const at::Tensor& factor, const at::Tensor& weigh
 
 at::Tensor Fp8TrainingRule::linear(const at::Tensor& x, const at::Tensor& weight,
                                    const at::Tensor& bias) const {
-  return linear_fp8_in_training(x, weight, bias, state_);
+  return linear_fp8_in_training(x, weight, bias, state_in_region(state_));
 }
 
 WeightRulePtr Fp8TrainingRule::for_copy() const {

@@ -15,9 +15,16 @@
 #include "mantissa/fp8/input_internal.h"
 #include "mantissa/fp8/linear_fp8_internal.h"
 #include "mantissa/fp8/quantizer_internal.h"
+#include "mantissa/fp8/statistics_internal.h"
 
 namespace mantissa {
 namespace {
+
+/// The factors before quantization, of a product whose errors are sampled.
+struct Original {
+  std::shared_ptr<Fp8Sample> sample;
+  at::Tensor rows, weight;
+};
 
 /// What backward() needs of forward(). Autograd keeps it in an IValue, which lives as long as the graph. The tensors
 /// of the factors are saved apart, so that autograd frees them when a backward pass has used them.
@@ -28,6 +35,7 @@ struct SavedFactors : torch::CustomClassHolder {
   std::optional<at::ScalarType> bias_dtype;  ///< unset without a bias
   std::vector<int64_t> input_sizes;
   bool uses_current_scales = false;
+  std::optional<Original> original;
 };
 
 /// Moves the tensors of a factor to the end of `tensors`. Autograd saves none that was made in inference mode, as kept
@@ -63,6 +71,16 @@ struct Call {
   bool uses_current_scales = false;
 };
 
+/// Adds those of the gradients that a backward pass has computed.
+void add_errors(const Original& original, const at::Tensor& rows, const at::Tensor& grad_input,
+                const at::Tensor& grad_weight) {
+  if (grad_input.defined())
+    original.sample->add_error("grad_input", rows_of_input(grad_input),
+                               reference_product(rows, original.weight.t()));
+  if (grad_weight.defined())
+    original.sample->add_error("grad_weight", grad_weight, reference_product(rows.t(), original.rows.t()));
+}
+
 class LinearFp8 : public torch::autograd::Function<LinearFp8> {
  public:
   using Context = torch::autograd::AutogradContext;
@@ -77,9 +95,9 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     saved->input_sizes = x.sizes().vec();
     saved->uses_current_scales = call.uses_current_scales;
     std::optional<Fp8Factor> factor, input;
+    const at::Tensor rows = rows_of_input(x);
     {
       Fp8Quantizer quantizer(*state, call.records_amaxes, call.uses_current_scales);
-      const at::Tensor rows = rows_of_input(x);
       // First, because it refuses a weight that has changed, and no history has been written then.
       factor = quantizer.weight_factor(weight, call.codes);
       input = quantizer.quantize(rows, Fp8Role::kInput);
@@ -87,14 +105,20 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
         saved->transposed_input = quantizer.quantize_transposed(rows, *input, Fp8Role::kInput, true);
       if (call.records_graph && x.requires_grad())
         saved->transposed_weight = quantizer.quantize_transposed(weight, *factor, Fp8Role::kWeight, false);
+      quantizer.record(rows, *input, Fp8Role::kInput);
+      quantizer.record(weight, *factor, Fp8Role::kWeight);
+      if (auto sample = quantizer.sample_of_errors())
+        saved->original = {std::move(sample), rows.detach().clone(), weight.detach()};  // x may change later
     }
     torch::autograd::variable_list tensors;
     take_tensors(saved->transposed_input, tensors);
     take_tensors(saved->transposed_weight, tensors);
     context->save_for_backward(std::move(tensors));
+    const at::Tensor its_bias = bias ? bias->detach().resolve_neg().contiguous() : at::Tensor();
+    const at::Tensor y = product(*input, *factor, its_bias, x.scalar_type());
+    if (saved->original)
+      saved->original->sample->add_error("output", y, reference_product(rows, weight), its_bias);
     context->saved_data["factors"] = c10::IValue::make_capsule(std::move(saved));
-    const at::Tensor y = product(
-        *input, *factor, bias ? bias->detach().resolve_neg().contiguous() : at::Tensor(), x.scalar_type());
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     // Autograd lets a caller change no view of a function's result in place.
@@ -121,10 +145,12 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
       factor = quantizer.quantize(rows, Fp8Role::kGradient);
       if (transposed_input && context->needs_input_grad(1))
         transposed = quantizer.quantize_transposed(rows, *factor, Fp8Role::kGradient, true);
+      quantizer.record(rows, *factor, Fp8Role::kGradient);
     }
     if (transposed_weight && context->needs_input_grad(0))
       result[0] = product(*factor, *transposed_weight, {}, saved->input_dtype).view(saved->input_sizes);
     if (transposed) result[1] = product(*transposed, *transposed_input, {}, saved->weight_dtype);
+    if (saved->original) add_errors(*saved->original, rows, result[0], result[1]);
     // Autograd knows only the inputs that are tensors, and so no third one without a bias.
     if (saved->bias_dtype && context->needs_input_grad(2))
       result[2] = rows.to(at::kFloat).sum(0).to(*saved->bias_dtype);

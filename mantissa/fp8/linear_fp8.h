@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include "mantissa/core/layer_statistics.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/fp8/delayed_scaling.h"
 #include "mantissa/fp8/recipe.h"
@@ -20,6 +21,8 @@ enum class GradientAmaxes : uint8_t {
   kFinite,  ///< all but inf, which comes from a backward pass that overflowed
   kNone     ///< none, because the step was skipped: its gradients overflowed
 };
+
+class Fp8Sample;
 
 /// What one linear layer keeps between its products: the scales of DelayedScaling, a weight's codes for the
 /// micro-batches of a step, and the seed of NVFP4's random numbers.
@@ -57,6 +60,18 @@ class Fp8LinearState final : public Stateful {
   /// Fp8TrainingRule computes with the scales of Float8CurrentScaling. True with other recipes, which need no step.
   bool has_scales() const { return has_scales_; }
 
+  /// Counts from now on what quantization does to the layer's tensors, in all products that record amaxes; what was counted
+  /// before is dropped. A sampled product has the same bits.
+  /// Speed:  about ten passes over each tensor; with errors, each product is computed a second time in float32.
+  /// Memory: with errors, the input is kept for backward beside its codes.
+  void sample(LayerSampling sampling);
+  /// Returns what was counted since sample(); nothing without sampling.
+  LayerStatistics statistics() const;
+
+  /// Returns a state with another recipe for one product and its gradients. It shares this one's sample and takes its next
+  /// random numbers.
+  std::shared_ptr<Fp8LinearState> for_product(const Fp8Recipe& recipe);
+
   /// NVFP4's random numbers: the key, and the number of gradients that have been quantized.
   uint64_t seed() const { return seed_; }
   int64_t stream() const { return stream_; }
@@ -81,7 +96,8 @@ class Fp8LinearState final : public Stateful {
   int64_t stream_ = 0;
   bool has_scales_;
   std::unique_ptr<WeightCache> cache_;
-  mutable std::mutex mutex_;  ///< of products, which write amaxes, the cache and the stream
+  std::shared_ptr<Fp8Sample> sample_;  ///< null unless the layer is sampled
+  mutable std::mutex mutex_;           ///< of products, which write amaxes, the cache and the stream
 };
 
 /// Ends a step of several layers: what Fp8LinearState::update_scales() does for each of them, with one call of the

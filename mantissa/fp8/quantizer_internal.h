@@ -74,6 +74,12 @@ class Fp8Quantizer {
   Fp8Factor quantize_transposed(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role,
                                 bool is_for_weight);
 
+  /// Adds to the layer's sample, if it has one, what quantizing the matrix to this factor did. The state's scales must be
+  /// those of the factor.
+  void record(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role) const;
+  /// Returns the layer's sample if it wants the errors of products; null otherwise.
+  std::shared_ptr<Fp8Sample> sample_of_errors() const;
+
   /// Errors: c10::Error for kUseKept without codes of this weight.
   Fp8Factor weight_factor(const at::Tensor& weight, Fp8WeightCodes codes);
 

@@ -49,7 +49,7 @@ void check_recipe(const DelayedScaling& recipe) {
 bool DelayedScaling::operator==(const DelayedScaling& other) const {
   return fp8_format == other.fp8_format && amax_history_len == other.amax_history_len &&
          amax_compute_algo == other.amax_compute_algo && !amax_compute && !other.amax_compute &&
-         margin == other.margin && reduce_amax == other.reduce_amax;
+         margin == other.margin && reduce_amax == other.reduce_amax && fp8_dpa == other.fp8_dpa;
 }
 
 void check_recipe(const Fp8Recipe& recipe) {

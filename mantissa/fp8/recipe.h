@@ -58,6 +58,7 @@ struct DelayedScaling {
   std::function<at::Tensor(const at::Tensor& history)> amax_compute = nullptr;
   int64_t margin = 0;       ///< the scale is divided by 2^margin
   bool reduce_amax = true;  ///< all ranks use the largest amax of any rank
+  bool fp8_dpa = false;     ///< attention's two products are computed in FP8, too (attention_fp8.h)
 
   /// A recipe with a function of the user's own equals no other one.
   bool operator==(const DelayedScaling& other) const;
@@ -70,6 +71,7 @@ void check_recipe(const DelayedScaling& recipe);
 struct Float8CurrentScaling {
   Fp8Format fp8_format = Fp8Format::kHybrid;
   Fp8ScaleOptions scale = {};
+  bool fp8_dpa = false;  ///< as in DelayedScaling
 
   bool operator==(const Float8CurrentScaling&) const = default;
 };

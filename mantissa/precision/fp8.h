@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +21,8 @@ class Fp8Mode : public Base {
 
   std::optional<at::DeviceType> device_type() const override { return device_.type(); }
   std::vector<LayerReport> layer_report() const override { return layers_.report(); }
+  void sample_layers(LayerSampling sampling) override { layers_.sample(sampling); }
+  std::map<std::string, LayerStatistics> layer_statistics() const override { return layers_.statistics(); }
   void set_max_reduction(Precision::MaxReduction reduction) override {
     layers_.set_amax_reduction(std::move(reduction));
   }

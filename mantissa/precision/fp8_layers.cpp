@@ -114,9 +114,15 @@ Fp8Layers::Fp8Layers(std::string who, Fp8LayerOptions options)
   check_recipe(options_.recipe);
 }
 
-void Fp8Layers::check(const torch::nn::Module& module, bool is_cast) const {
+void Fp8Layers::check(torch::nn::Module& module, bool is_cast) const {
   TORCH_CHECK_TYPE(has_layers(module, {}), who_, ": ", module.name(),
                    " has no torch::nn::Linear whose products could be computed in FP8; choose another mode");
+  TORCH_CHECK_VALUE(
+      !computes_attention(options_.recipe) || !attentions_of(module).empty(), who_,
+      ": the recipe has fp8_dpa, and ", module.name(),
+      " has no attention whose products could be computed in FP8: that is one of Mantissa's Gpt, "
+      "MultiheadAttention or TransformerLayer, or of a module that derives from HasAttention; leave "
+      "fp8_dpa out");
   for (const Plan& each : plan(module, options_)) {
     if (!each.report.products || each.is_marked_by_user) continue;
     const at::Tensor& weight = each.weight;
@@ -134,14 +140,14 @@ void Fp8Layers::check(const torch::nn::Module& module, bool is_cast) const {
   }
 }
 
-void Fp8Layers::convert(const torch::nn::Module& module) {
+void Fp8Layers::convert(torch::nn::Module& module) {
   layers_.erase_expired();
   const std::vector<Plan> plans = plan(module, options_);
   // A module that is converted again has its rows once.
   std::set<const c10::TensorImpl*> weights;
   for (const Plan& each : plans) weights.insert(each.weight.unsafeGetTensorImpl());
   std::erase_if(rows_, [&](const Row& row) {
-    return row.weight.expired() || weights.contains(row.weight._unsafe_get_target());
+    return row.key.expired() || weights.contains(row.key._unsafe_get_target());
   });
   for (const Plan& each : plans) {
     rows_.push_back({each.report, WeakKey<at::Tensor>::weak(each.weight)});
@@ -155,6 +161,7 @@ void Fp8Layers::convert(const torch::nn::Module& module) {
       mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(layers_.find(each.weight)->state,
                                                                  /*belongs_to_mode=*/true));
   }
+  convert_attentions(module);
   warn_about_unmatched_names(module, options_.ignore_modules, who_);
   const bool converts =
       std::any_of(plans.begin(), plans.end(), [](const Plan& each) { return each.report.products; });
@@ -166,23 +173,43 @@ void Fp8Layers::convert(const torch::nn::Module& module) {
 std::vector<LayerReport> Fp8Layers::report() const {
   std::vector<LayerReport> report;
   for (const Row& row : rows_)
-    if (!row.weight.expired()) report.push_back(row.report);
+    if (!row.key.expired()) report.push_back(row.report);
   return report;
+}
+
+void Fp8Layers::sample(LayerSampling sampling) {
+  for (const auto& [name, layer] : by_name()) layer->state->sample(sampling);
+}
+
+std::map<std::string, LayerStatistics> Fp8Layers::statistics() const {
+  std::map<std::string, LayerStatistics> all;
+  for (const auto& [name, layer] : by_name())
+    if (LayerStatistics counted = layer->state->statistics(); !counted.tensors.empty())
+      all.emplace(name, std::move(counted));
+  return all;
 }
 
 void Fp8Layers::add(const std::string& name, const at::Tensor& weight,
                     std::shared_ptr<Fp8LinearState> state) {
+  StateDict first = snapshot(state->state_dict());
+  layers_.try_emplace(weight, unused(name), std::move(state), std::move(first));
+}
+
+std::string Fp8Layers::unused(const std::string& name) const {
   const auto used = by_name();
   std::string unused = name;
   for (int number = 2; used.contains(unused); ++number) unused = c10::str(name, "#", number);
-  StateDict first = snapshot(state->state_dict());
-  layers_.try_emplace(weight, unused, std::move(state), std::move(first));
+  return unused;
 }
 
 std::map<std::string, const Fp8Layers::Fp8Layer*> Fp8Layers::by_name() const {
   std::map<std::string, const Fp8Layer*> layers;
   layers_.for_each(
       [&](const auto& /*weight*/, const Fp8Layer& layer) { layers.emplace(layer.name, &layer); });
+  attentions_.for_each([&](const auto& /*identity*/, const Fp8Attention& attention) {
+    for (const Fp8Layer* const layer : {&attention.scores, &attention.context})
+      layers.emplace(layer->name, layer);
+  });
   return layers;
 }
 
