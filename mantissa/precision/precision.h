@@ -104,6 +104,8 @@ class Precision {
   /// Returns one row for each layer of the modules that were converted, in their order, for modes that choose among
   /// layers; empty for other modes.
   virtual std::vector<LayerReport> layer_report() const { return {}; }
+  /// Returns in one line who computes the products of these layers, or "".
+  virtual std::string layer_note() const { return ""; }
   /// Returns the model's parameter behind a master weight, or any other tensor itself.
   virtual at::Tensor model_parameter(const at::Tensor& parameter) const { return parameter; }
 
