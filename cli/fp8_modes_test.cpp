@@ -63,6 +63,9 @@ TEST_F(Fp8Runs, WrongRecipesAreRefusedWithTheChoices) {
   expect_error(fit("--precision bf16-mixed --recipe MXFP8BlockScaling"), 2,
                {"'bf16-mixed' with --recipe MXFP8BlockScaling", "only fp8-mixed, transformer-engine"});
   expect_error(fit("--precision nf4 --fp8-first-and-last true"), 2, {"'nf4' with --fp8-first-and-last true"});
+  expect_error(fit("--precision fp8-mixed --device cpu --fp8-native required"), 2,
+               {"precision 'fp8-mixed': --fp8-native is required, but cpu cannot", "auto or off"});
+  expect_error(fit("--precision bf16-mixed --fp8-native off"), 2, {"'bf16-mixed' with --fp8-native off"});
   write("run.yaml", "precision: fp8-mixed\nrecipe: {margin: [1]}\n");
   expect_error(fit("--config run.yaml"), 2,
                {"run.yaml:2:", "'recipe' has a setting that is no `key: value`"});

@@ -28,7 +28,9 @@ std::string layer_table(const std::vector<LayerReport>& rows) {
 }
 
 void PrintsLayers::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/) {
-  print_to_stderr(layer_table(trainer.precision().layer_report()));
+  const std::string note = trainer.precision().layer_note();
+  print_to_stderr(layer_table(trainer.precision().layer_report()) +
+                  (note.empty() ? "" : with_flags(note) + "\n"));
 }
 
 }  // namespace mantissa::cli

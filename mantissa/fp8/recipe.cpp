@@ -73,4 +73,14 @@ std::string_view fp8_format_name(const Fp8Recipe& recipe) {
                     recipe);
 }
 
+Fp8Native fp8_native_of(std::string_view name) {
+  TORCH_CHECK_VALUE(name == "auto" || name == "required" || name == "off", "fp8_native: got '", name,
+                    "'; use auto, required or off");
+  return name == "auto" ? Fp8Native::kAuto : name == "required" ? Fp8Native::kRequired : Fp8Native::kOff;
+}
+
+std::string name_of(Fp8Native native) {
+  return native == Fp8Native::kAuto ? "auto" : native == Fp8Native::kRequired ? "required" : "off";
+}
+
 }  // namespace mantissa

@@ -134,9 +134,6 @@ void Fp8Layers::check(torch::nn::Module& module, bool is_cast) const {
     TORCH_CHECK_TYPE(
         is_cast || dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, where, dtype,
         ", and FP8 products need Float, Half or BFloat16; convert it, or name the layer in ignore_modules");
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        weight.is_cpu() || weight.is_meta(), where, "on ", weight.device(),
-        ", and FP8 products are computed on the CPU only so far; move the model there, or choose bf16-mixed");
   }
 }
 
@@ -157,9 +154,10 @@ void Fp8Layers::convert(torch::nn::Module& module) {
           each.is_marked_by_user
               ? fp8_state_of(each.weight)
               : std::make_shared<Fp8LinearState>(options_.recipe, seed_of(states_made_++)));
-    if (!each.is_marked_by_user)
-      mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(layers_.find(each.weight)->state,
-                                                                 /*belongs_to_mode=*/true));
+    if (each.is_marked_by_user) continue;
+    const std::shared_ptr<Fp8LinearState>& state = layers_.find(each.weight)->state;
+    state->set_native(options_.native);
+    mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(state, /*belongs_to_mode=*/true));
   }
   convert_attentions(module);
   warn_about_unmatched_names(module, options_.ignore_modules, who_);
@@ -187,6 +185,14 @@ std::map<std::string, LayerStatistics> Fp8Layers::statistics() const {
     if (LayerStatistics counted = layer->state->statistics(); !counted.tensors.empty())
       all.emplace(name, std::move(counted));
   return all;
+}
+
+std::string Fp8Layers::note(at::Device device) const {
+  const FormatSupportInfo support = fp8_support(device, options_.recipe);
+  const bool is_off = options_.native == Fp8Native::kOff && support.support == FormatSupport::kNative;
+  const bool is_native = support.support == FormatSupport::kNative && !is_off;
+  return c10::str("FP8 products (", recipe_name(options_.recipe), ") are ", is_native ? "native" : "emulated",
+                  " on ", device, ": ", is_off ? "fp8_native is off" : support.reason);
 }
 
 void Fp8Layers::add(const std::string& name, const at::Tensor& weight,

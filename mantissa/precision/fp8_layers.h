@@ -25,6 +25,7 @@ struct Fp8LayerOptions {
   std::vector<std::string> ignore_modules = {};
   /// Whether the first and the last torch::nn::Linear of a module compute in FP8, too.
   bool first_and_last = false;
+  Fp8Native native = Fp8Native::kAuto;
 };
 
 /// The layers of a run that compute in FP8, and their scales. The FP8 modes (fp8.h) share this class.
@@ -43,9 +44,8 @@ class Fp8Layers {
   /// Checks that convert() can convert the module. A mode calls it before it changes anything.
   /// `is_cast`: the mode will cast all weights to a 16-bit dtype, so they may have any dtype now.
   /// Errors: c10::TypeError for a module without a torch::nn::Linear, and for a weight in another dtype than float32,
-  ///         float16 and bfloat16, unless `is_cast`; c10::NotImplementedError for a weight that is not on the CPU;
-  ///         c10::ValueError for a weight that autograd computed.
-  ///         c10::ValueError if the recipe has fp8_dpa and the module has no attention (weights/attention.h).
+  ///         float16 and bfloat16, unless `is_cast`; c10::ValueError for a weight that autograd computed, and if the recipe
+  ///         has fp8_dpa and the module has no attention (weights/attention.h).
   void check(torch::nn::Module& module, bool is_cast) const;
 
   /// Marks the weights of a module's layers. A weight that this object has marked before keeps its scales.
@@ -61,6 +61,8 @@ class Fp8Layers {
   /// What Precision::sample_layers() and layer_statistics() do.
   void sample(LayerSampling sampling);
   std::map<std::string, LayerStatistics> statistics() const;
+  /// Returns who multiplies the codes on `device`: "FP8 products (DelayedScaling) are emulated on cpu: ...".
+  std::string note(at::Device device) const;
 
   /// Says that an optimizer steps these weights of the model. Other tensors among them do not matter.
   void add_optimizer(const std::vector<at::Tensor>& weights);

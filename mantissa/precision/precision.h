@@ -111,6 +111,8 @@ class Precision {
   /// Returns what was counted since sample_layers(), by the layers' names, for the layers that have computed since;
   /// empty for modes without such layers.
   virtual std::map<std::string, LayerStatistics> layer_statistics() const { return {}; }
+  /// Returns in one line who computes the products of these layers, or "".
+  virtual std::string layer_note() const { return ""; }
   /// Returns the model's parameter behind a master weight, or any other tensor itself.
   virtual at::Tensor model_parameter(const at::Tensor& parameter) const { return parameter; }
 
