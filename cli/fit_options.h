@@ -43,6 +43,7 @@ struct FitOptions {
   bool enable_checkpointing = true;
   ModelCheckpointOptions checkpoints;
   std::vector<std::string> loggers, callbacks;
+  int64_t precision_every_n_steps = 0, error_every_n_steps = 0;  ///< of PrecisionMonitor; 0: unset
 
   /// The mode's canonical name, or "all".
   const std::string& precision() const { return *trainer.precision; }

@@ -63,6 +63,9 @@ TEST_F(Fp8Runs, WrongRecipesAreRefusedWithTheChoices) {
   expect_error(fit("--precision bf16-mixed --recipe MXFP8BlockScaling"), 2,
                {"'bf16-mixed' with --recipe MXFP8BlockScaling", "only fp8-mixed, transformer-engine"});
   expect_error(fit("--precision nf4 --fp8-first-and-last true"), 2, {"'nf4' with --fp8-first-and-last true"});
+  expect_error(fit("--precision fp8-mixed --device cpu --fp8-native required"), 2,
+               {"precision 'fp8-mixed': --fp8-native is required, but cpu cannot", "auto or off"});
+  expect_error(fit("--precision bf16-mixed --fp8-native off"), 2, {"'bf16-mixed' with --fp8-native off"});
   write("run.yaml", "precision: fp8-mixed\nrecipe: {margin: [1]}\n");
   expect_error(fit("--config run.yaml"), 2,
                {"run.yaml:2:", "'recipe' has a setting that is no `key: value`"});
@@ -94,6 +97,30 @@ TEST_F(Fp8Runs, TheLayersArePrintedOnceWithTheReasons) {
   EXPECT_THAT(fit("--model mlp --precision fp8-mixed --max-steps 1 --output quiet").err, IsEmpty());
   const Outcome none = fit("--model convnet --precision fp8-mixed --max-steps 1 --output none");
   EXPECT_THAT(none.err, HasSubstr("no layer of mantissa::ConvnetImpl computes in FP8"));
+}
+
+TEST_F(Fp8Runs, ARecipeComputesAttentionWhereAModelHasOne) {
+  write("text.txt", std::string(4000, 'a') + "b c d\n");
+  const std::string arguments = "--data text:text.txt --model gpt-tiny --max-steps 1 --batch-size 2 ";
+  const Outcome run =
+      Program::run("fit --device cpu --precision fp8-mixed --recipe fp8_dpa=true --output run " + arguments);
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.err, testing::ContainsRegex("blocks.0 +attention +float8_e4m3fn"));
+  write("run.yaml", "precision: transformer-engine\nrecipe: {name: Float8CurrentScaling, fp8_dpa: true}\n");
+  EXPECT_EQ(fit("--config run.yaml --output te " + arguments).status, 0);
+  expect_error(fit("--precision fp8-mixed --recipe fp8_dpa=true --model mlp --output none"), 1,
+               {"the recipe has fp8_dpa, and ", "has no attention", "leave fp8_dpa out"});
+}
+
+TEST_F(Fp8Runs, TheMonitorWritesColumnsOfLayers) {
+  const Outcome run = fit(
+      "--model mlp --precision fp8-mixed --max-steps 2 --log-every-n-steps 1 --logger csv,jsonl,tensorboard "
+      "--callbacks PrecisionMonitor --precision-every-n-steps 2 --error-every-n-steps 2 --output run");
+  ASSERT_EQ(run.status, 0) << run.err;
+  for (const char* file : {"run/metrics.csv", "run/metrics.jsonl"})
+    EXPECT_THAT(read(folder_ / file),
+                AllOf(HasSubstr("quantization/amax/"), HasSubstr("quantization/overflows_total"),
+                      HasSubstr("quantization/error/"), HasSubstr("/grad_output")));
 }
 
 TEST_F(Fp8Runs, ModesListsThemAsEmulated) {

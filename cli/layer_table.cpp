@@ -18,9 +18,9 @@ std::string layer_table(const std::vector<LayerReport>& rows) {
   std::string table = fmt::format("{:<{}} {:<12} {:<14} {}\n", "layer", width, "weight", "products", "why");
   for (const LayerReport& row : rows) {
     const std::string products = row.products ? std::string(info(*row.products).name) : "as the model";
+    const std::string weight = row.sizes.empty() ? "attention" : fmt::format("{}", fmt::join(row.sizes, "x"));
     std::string line =
-        fmt::format("{:<{}} {:<12} {:<14} {}", row.name, width, fmt::format("{}", fmt::join(row.sizes, "x")),
-                    products, with_flags(row.reason));
+        fmt::format("{:<{}} {:<12} {:<14} {}", row.name, width, weight, products, with_flags(row.reason));
     line.resize(line.find_last_not_of(' ') + 1);
     table += line + "\n";
   }
@@ -28,7 +28,9 @@ std::string layer_table(const std::vector<LayerReport>& rows) {
 }
 
 void PrintsLayers::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/) {
-  print_to_stderr(layer_table(trainer.precision().layer_report()));
+  const std::string note = trainer.precision().layer_note();
+  print_to_stderr(layer_table(trainer.precision().layer_report()) +
+                  (note.empty() ? "" : with_flags(note) + "\n"));
 }
 
 }  // namespace mantissa::cli

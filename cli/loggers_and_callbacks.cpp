@@ -1,5 +1,8 @@
 #include "cli/loggers_and_callbacks.h"
 
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -31,6 +34,13 @@ Hyperparameter hyperparameter(const T& value) {
   } else {
     return value;
   }
+}
+
+std::shared_ptr<PrecisionMonitor> precision_monitor(const FitOptions& o) {
+  const auto unless_0 = [](int64_t n) { return n == 0 ? std::nullopt : std::optional(n); };
+  return std::make_shared<PrecisionMonitor>(
+      PrecisionMonitorOptions{.every_n_steps = unless_0(o.precision_every_n_steps),
+                              .error_every_n_steps = unless_0(o.error_every_n_steps)});
 }
 
 const char* mode_of(const std::string& metric) { return metric.ends_with("accuracy") ? "max" : "min"; }
@@ -79,7 +89,7 @@ std::vector<std::shared_ptr<Callback>> make_callbacks(const FitOptions& o,
   }
   for (const std::string& word : o.callbacks) {
     if (word == "LearningRateMonitor") callbacks.push_back(std::make_shared<LearningRateMonitor>());
-    if (word == "PrecisionMonitor") callbacks.push_back(std::make_shared<PrecisionMonitor>());
+    if (word == "PrecisionMonitor") callbacks.push_back(precision_monitor(o));
     if (word == "DeviceStatsMonitor") callbacks.push_back(std::make_shared<DeviceStatsMonitor>());
   }
   if (o.ema.decay > 0)

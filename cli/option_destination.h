@@ -97,6 +97,8 @@ T parse_for_mode(const std::string& flag, const std::string& text) {
     return text == "true";
   } else if constexpr (std::is_same_v<T, Fp8Recipe>) {
     return parse_recipe(flag, text);
+  } else if constexpr (std::is_same_v<T, Fp8Native>) {
+    return fp8_native_of(text);
   } else if constexpr (std::is_same_v<T, at::ScalarType>) {
     for (const FormatInfo& format : formats())
       if (format.name == text && format.dtype) return *format.dtype;

@@ -66,6 +66,19 @@ class Warnings {
       if (given_.has(option)) warn(option, "no --early-stopping");
   }
 
+  void of_the_monitor() const {
+    const bool monitors = std::count(o_.callbacks.begin(), o_.callbacks.end(), "PrecisionMonitor") > 0;
+    const auto is_above_0 = [&](const char* option) {
+      const auto* const n = given_.get_if<int64_t>(option);
+      return n && *n > 0;
+    };
+    for (const char* option : {"precision_every_n_steps", "error_every_n_steps"})
+      if (is_above_0(option) && !monitors) warn(option, "no --callbacks PrecisionMonitor");
+    if (is_above_0("error_every_n_steps") && monitors && o_.precision() != "all" &&
+        !o_.traits().layer_products)
+      warn("error_every_n_steps", "--precision " + o_.precision() + ", which has no FP8 products");
+  }
+
   void of_the_mode() const {
     if (o_.precision() == "all") return;
     const std::string precision = "--precision " + o_.precision();
@@ -127,6 +140,7 @@ void warn_without_effect(const OptionValues& given, const FitOptions& resolved) 
   const Warnings warnings(given, resolved);
   warnings.of_the_optimizer();
   warnings.of_checkpoints_and_stopping();
+  warnings.of_the_monitor();
   warnings.of_the_mode();
   warnings.of_model_and_data();
 }

@@ -27,6 +27,19 @@ TEST_F(Program, AFlagWithoutEffectIsWarnedOf) {
   EXPECT_EQ(fit(saving + stopping + "--early-stopping val_loss --print-config").err, "");
 }
 
+TEST_F(Program, IntervalsOfAMissingMonitorAreWarnedOf) {
+  const std::string intervals = "--precision-every-n-steps 5 --error-every-n-steps 10 --print-config ";
+  const std::string without = fit(intervals).err;
+  for (const char* flag : {"--precision-every-n-steps", "--error-every-n-steps"})
+    EXPECT_THAT(without,
+                HasSubstr(std::string(flag) + " has no effect with no --callbacks PrecisionMonitor"));
+  EXPECT_THAT(
+      fit(intervals + "--callbacks PrecisionMonitor --precision bf16-mixed").err,
+      HasSubstr(
+          "--error-every-n-steps has no effect with --precision bf16-mixed, which has no FP8 products"));
+  EXPECT_EQ(fit(intervals + "--callbacks PrecisionMonitor --precision fp8-mixed").err, "");
+}
+
 TEST_F(Program, MemoryFormatAndBenchmarkWithoutConvolutionsAreWarnedOf) {
   const std::string both = "fit --quiet --print-config --channels-last --benchmark --model ";
   EXPECT_EQ(run(both + "resnet-tiny").err, "");

@@ -32,6 +32,18 @@ std::vector<Option> logging_options() {
            "comma-separated list of LearningRateMonitor, PrecisionMonitor and DeviceStatsMonitor; or none",
        .choices = {"LearningRateMonitor", "PrecisionMonitor", "DeviceStatsMonitor", "none"},
        .is_list = true},
+      {.name = "precision_every_n_steps",
+       .group = kGroup,
+       .to = to(&FitOptions::precision_every_n_steps),
+       .default_value = 0,
+       .help = "PrecisionMonitor: examine every N optimizer steps; 0: the steps that log metrics",
+       .range = kFromZero},
+      {.name = "error_every_n_steps",
+       .group = kGroup,
+       .to = to(&FitOptions::error_every_n_steps),
+       .default_value = 0,
+       .help = "PrecisionMonitor: measure the errors of FP8 products every N optimizer steps; 0: never",
+       .range = kFromZero},
   };
 }
 

@@ -166,6 +166,14 @@ std::vector<Option> precision_options() {
        .help = "FP8 modes: compute the first and the last linear layer in FP8, too: true, false or auto: the "
                "mode's own",
        .choices = auto_or_truth()},
+      {.name = "fp8_native",
+       .group = kGroup,
+       .to = to_mode(&PrecisionOptions::fp8_native),
+       .default_value = "auto",
+       .help =
+           "FP8 modes: whether the device multiplies 8-bit codes itself: required, off (emulated) or auto: "
+           "where it can",
+       .choices = {"auto", "required", "off"}},
       {.name = "transactional",
        .group = kGroup,
        .to = to(&TrainerOptions::transactional),

@@ -12,6 +12,7 @@ using DriverGetVersion = int(int* version);
 using DeviceGet = int(int* device, int ordinal);
 using DeviceGetAttribute = int(int* value, int attribute, int device);
 constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+using DeviceGetName = int(char* name, int length, int device);
 using GetErrorName = int(int status, const char** name);
 
 template <typename Function>
@@ -69,6 +70,17 @@ int cuda_compute_capability(int device, const char* library) {
       attribute(&minor, kCapabilityMinor, found) != 0)
     return 0;
   return 10 * major + minor;
+}
+
+std::string cuda_device_name(int device, const char* library) {
+  if (const CudaDriver driver = ask_cuda_driver(library); !driver.is_loaded || driver.status != 0) return "";
+  void* const handle = dlopen(library, RTLD_NOW);
+  auto* const get = find<DeviceGet>(handle, "cuDeviceGet");
+  auto* const get_name = find<DeviceGetName>(handle, "cuDeviceGetName");
+  int found = 0;
+  char name[256] = {};
+  if (!get || !get_name || get(&found, device) != 0 || get_name(name, sizeof name - 1, found) != 0) return "";
+  return name;
 }
 
 std::string why_driver_has_no_device(const CudaDriver& driver, int64_t needed, const char* visible_devices) {

@@ -27,4 +27,7 @@ std::string why_driver_has_no_device(const CudaDriver& driver, int64_t needed, c
 /// Returns the compute capability of a device, 90 for sm_90, or 0 if the driver does not report it.
 int cuda_compute_capability(int device, const char* library = "libcuda.so.1");
 
+/// Returns the driver's name of a device, such as "NVIDIA H100 80GB HBM3"; "" if it does not report one.
+std::string cuda_device_name(int device, const char* library = "libcuda.so.1");
+
 }  // namespace mantissa

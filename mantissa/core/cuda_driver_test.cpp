@@ -58,6 +58,8 @@ TEST(NvidiaDriver, NamesTheComputeCapabilityOfADevice) {
   fake_driver("13000", "0");
   EXPECT_EQ(cuda_compute_capability(0, library.c_str()), 86);
   EXPECT_EQ(cuda_compute_capability(1, library.c_str()), 0) << "no such device";
+  EXPECT_EQ(cuda_device_name(0, library.c_str()), "Fake GPU");
+  EXPECT_EQ(cuda_device_name(1, library.c_str()), "") << "no such device";
   EXPECT_EQ(cuda_compute_capability(0, "libno_such_driver.so.1"), 0);
   fake_driver("13000", "100");
   EXPECT_EQ(cuda_compute_capability(0, library.c_str()), 0) << "a driver without devices";

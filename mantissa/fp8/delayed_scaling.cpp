@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/fp8/delayed_scaling_internal.h"
+#include "mantissa/fp8/device_path_internal.h"
 
 namespace mantissa {
 namespace {
@@ -18,17 +19,19 @@ namespace {
 /// Throws c10::ValueError unless the state has the shape that delayed_scaling_state() gives it.
 void check_state(const DelayedScalingState& state, const char* name) {
   const auto is_of = [](const at::Tensor& tensor, int64_t dimensions) {
-    return tensor.defined() && tensor.is_cpu() && tensor.scalar_type() == at::kFloat &&
-           tensor.dim() == dimensions && tensor.is_contiguous() && !tensor.is_neg();
+    return tensor.defined() && tensor.scalar_type() == at::kFloat && tensor.dim() == dimensions &&
+           tensor.is_contiguous() && !tensor.is_neg();
   };
   const auto shape_of = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.sizes() : at::IntArrayRef();
   };
   TORCH_CHECK_VALUE(is_of(state.scale, 1) && is_of(state.amax_history, 2) &&
-                        state.amax_history.size(0) >= 1 && state.amax_history.size(1) == state.scale.numel(),
+                        state.amax_history.size(0) >= 1 &&
+                        state.amax_history.size(1) == state.scale.numel() &&
+                        state.amax_history.device() == state.scale.device(),
                     name, ": the state has scales of ", shape_of(state.scale), " and a history of ",
                     shape_of(state.amax_history),
-                    "; they must be [tensors] and [steps, tensors], contiguous, in float32 on the CPU");
+                    "; they must be [tensors] and [steps, tensors], contiguous, in float32 on one device");
 }
 
 constexpr float kLargestFloat = std::numeric_limits<float>::max();
@@ -78,6 +81,7 @@ float quotient_of(float max, int64_t margin, float amax) {
 }
 
 void update(DelayedScalingState& state, float max, const DelayedScaling& recipe) {
+  if (!fp8::uses_cpu_kernels(state.scale)) return advance_by_operators(state, max, recipe);
   float* const scale = state.scale.mutable_data_ptr<float>();
   for (int64_t i = 0; i < state.scale.numel(); ++i) {
     const Column column(state, i);
@@ -97,10 +101,11 @@ at::Tensor computed_amax(const DelayedScalingState& state, const DelayedScaling&
                     "DelayedScaling: amax_compute returned ",
                     amax.defined() ? c10::str("shape ", amax.sizes()) : "an undefined tensor",
                     " for a history of ", state.amax_history.sizes(), "; return one amax for each column");
-  return amax.detach().to(at::kCPU, at::kFloat).contiguous();
+  return amax.detach().to(state.scale.device(), at::kFloat).contiguous();
 }
 
 void update_by(const at::Tensor& amax, DelayedScalingState& state, float max, int64_t margin) {
+  if (!fp8::uses_cpu_kernels(state.scale)) return advance_by_operators(state, amax, max, margin);
   float* const scale = state.scale.mutable_data_ptr<float>();
   const float* const found = amax.const_data_ptr<float>();
   for (int64_t i = 0; i < state.scale.numel(); ++i) {
@@ -140,7 +145,14 @@ void reduce_amaxes(c10::ArrayRef<DelayedScalingState> states, const AmaxReductio
   std::vector<at::Tensor> rows;
   rows.reserve(states.size());
   for (const DelayedScalingState& state : states) rows.push_back(state.amax_history[0]);
-  const at::Tensor all = at::cat(rows);
+  // A layer that has not run yet has its state on the CPU.
+  at::Device device = at::kCPU;
+  for (const at::Tensor& row : rows)
+    if (!row.is_cpu()) device = row.device();
+  std::vector<at::Tensor> there;
+  there.reserve(rows.size());
+  for (const at::Tensor& row : rows) there.push_back(row.to(device));
+  const at::Tensor all = at::cat(there);
   reduction(all);
   int64_t begin = 0;
   for (const at::Tensor& row : rows) {
@@ -157,15 +169,6 @@ void advance(DelayedScalingState& state, at::ScalarType dtype, const DelayedScal
     update(state, max, recipe);
 }
 
-void commit(const DelayedScalingState& next, DelayedScalingState& state) {
-  const auto copy = [](const at::Tensor& from, const at::Tensor& to) {
-    const float* const values = from.const_data_ptr<float>();
-    std::copy(values, values + from.numel(), to.mutable_data_ptr<float>());
-  };
-  copy(next.scale, state.scale);
-  copy(next.amax_history, state.amax_history);
-}
-
 void update_scales(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
                    const DelayedScaling& recipe, const AmaxReduction& reduction) {
   fp8_max(dtype);  // for its error, also without states
@@ -173,14 +176,14 @@ void update_scales(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dt
   std::vector<DelayedScalingState> next = copies_of(states);
   if (recipe.reduce_amax && reduction && !next.empty()) reduce_amaxes(next, reduction);
   for (DelayedScalingState& state : next) advance(state, dtype, recipe);
-  for (size_t i = 0; i < states.size(); ++i) commit(next[i], *states[i]);
+  commit(next, states);
 }
 
 void resize_history(DelayedScalingState& state, int64_t steps) {
   TORCH_CHECK_VALUE(steps >= 1, "resize_history: got ", steps, " steps; a history has at least 1");
   check_state(state, "resize_history");
   const int64_t kept = std::min(steps, state.amax_history.size(0));
-  at::Tensor history = at::zeros({steps, state.amax_history.size(1)}, at::kFloat);
+  at::Tensor history = at::zeros({steps, state.amax_history.size(1)}, state.amax_history.options());
   history.narrow(0, 0, kept).copy_(state.amax_history.narrow(0, 0, kept));
   state.amax_history = history;
 }

@@ -10,7 +10,7 @@
 
 namespace mantissa {
 
-/// The scales of some tensors and the largest magnitudes that they have had, in float32 on the CPU. Row 0 of the
+/// The scales of some tensors and the largest magnitudes that they have had, in float32 on one device. Row 0 of the
 /// history is that of the step in progress; the others are those of earlier steps, the oldest one first.
 struct DelayedScalingState {
   at::Tensor scale;         ///< [tensors]

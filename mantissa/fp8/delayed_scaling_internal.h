@@ -19,7 +19,16 @@ void reduce_amaxes(c10::ArrayRef<DelayedScalingState> states, const AmaxReductio
 /// Errors: what `amax_compute` throws, and c10::ValueError if it returns another shape.
 void advance(DelayedScalingState& state, at::ScalarType dtype, const DelayedScaling& recipe);
 
-/// Copies the values of a state that was moved on into the tensors of `state`.
-void commit(const DelayedScalingState& next, DelayedScalingState& state);
+/// Does the same for states of one recipe that are on one device, with a few operators for all of them.
+void advance_together(c10::ArrayRef<DelayedScalingState*> states, at::ScalarType dtype,
+                      const DelayedScaling& recipe);
+
+/// advance() by libtorch's operators, with the same bits. Nothing reads from the device.
+void advance_by_operators(DelayedScalingState& state, float max, const DelayedScaling& recipe);
+/// Does the same with the amaxes that the recipe's function has found.
+void advance_by_operators(DelayedScalingState& state, const at::Tensor& amax, float max, int64_t margin);
+
+/// Copies the values of states that were moved on into the tensors of `states`.
+void commit(c10::ArrayRef<DelayedScalingState> next, c10::ArrayRef<DelayedScalingState*> states);
 
 }  // namespace mantissa

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <optional>
+
+#include "mantissa/fp8/recipe.h"
+
 namespace mantissa {
 
 struct Fp8AutocastOptions {
@@ -8,6 +12,10 @@ struct Fp8AutocastOptions {
   /// With `enabled` false: the layers of DelayedScaling record the largest magnitudes of their inputs and weights, so that
   /// the next step's scales fit them.
   bool calibrating = false;
+  /// Takes the place of the layers' own recipes, for example in a nested region. The layers' histories are then neither used
+  /// nor changed. Attention computes in FP8 if this recipe's fp8_dpa is set. A DelayedScaling other than a layer's own has
+  /// no history there, so the layer refuses it.
+  std::optional<Fp8Recipe> recipe = std::nullopt;
 };
 
 /// Returns the options of this thread's region; outside of all regions, those of a disabled one. Use it for code that
@@ -17,7 +25,8 @@ Fp8AutocastOptions current_fp8_autocast();
 /// Linear layers whose weights have an Fp8TrainingRule compute in FP8 for the rest of the scope. A mode's
 /// forward_context() contains such a region.
 ///
-/// Regions nest, and the innermost one counts: a disabled region inside an enabled one computes in high precision. The
+/// Regions nest, and the innermost one counts in all its options: a disabled region inside an enabled one computes in high
+/// precision, and one without a recipe uses the layers' own. The
 /// destructor restores the outer region, also after an exception. The backward pass is outside of regions: it computes as the
 /// forward pass did. No region changes a scale: a step's end does (update_scales() in linear_fp8.h).
 ///

@@ -8,19 +8,14 @@
 
 #include "mantissa/fp8/fp8_autocast.h"
 #include "mantissa/fp8/linear_fp8_internal.h"
+#include "mantissa/fp8/region_state_internal.h"
 
 namespace mantissa {
 namespace {
 
-/// Whether autocast is on for a product on this device.
+/// Whether autocast casts the factors of a product on this device.
 bool is_autocast(at::DeviceType device) {
   return at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
-}
-
-/// Returns the factor as the product would get it.
-at::Tensor as_input(const at::Tensor& factor) {
-  const at::DeviceType device = factor.device().type();
-  return is_autocast(device) ? factor.detach().to(at::autocast::get_autocast_dtype(device)) : factor.detach();
 }
 
 /// Whether the sizes and dtypes let a product of the two succeed. If not, its own error says what is wrong.
@@ -36,6 +31,14 @@ bool can_multiply(const at::Tensor& factor, const at::Tensor& weight) {
   return fits && (is_cast || factor.scalar_type() == weight.scalar_type());
 }
 
+at::ScalarType dtype_of_product(const at::Tensor& factor) {
+  return is_autocast(factor.device().type()) ? at::autocast::get_autocast_dtype(factor.device().type())
+                                             : factor.scalar_type();
+}
+
+/// Returns the factor as the product would get it.
+at::Tensor as_input(const at::Tensor& factor) { return factor.detach().to(dtype_of_product(factor)); }
+
 }  // namespace
 
 Fp8TrainingRule::Fp8TrainingRule(std::shared_ptr<Fp8LinearState> state, bool belongs_to_mode)
@@ -47,12 +50,15 @@ bool Fp8TrainingRule::computes(const at::Tensor& factor, const at::Tensor& weigh
   const Fp8AutocastOptions region = current_fp8_autocast();
   if (!region.enabled && region.calibrating && can_multiply(factor, weight))
     state_->record_amaxes(as_input(factor), weight.detach());
-  return region.enabled;
+  if (!region.enabled) return false;
+  // A plain product that is an error is that of FP8 as well, whose error says more.
+  return !can_multiply(factor, weight) ||
+         state_->is_faster_in_fp8(factor, dtype_of_product(factor), weight.detach());
 }
 
 at::Tensor Fp8TrainingRule::linear(const at::Tensor& x, const at::Tensor& weight,
                                    const at::Tensor& bias) const {
-  return linear_fp8_in_training(x, weight, bias, state_);
+  return linear_fp8_in_training(x, weight, bias, state_in_region(state_));
 }
 
 WeightRulePtr Fp8TrainingRule::for_copy() const {
@@ -60,8 +66,9 @@ WeightRulePtr Fp8TrainingRule::for_copy() const {
   // Odd multiples of an odd number, so that a copy's seed is neither that of the weight nor that of another copy.
   constexpr uint64_t kStep = 0xbf58476d1ce4e5b9;
   const uint64_t seed = state_->seed() + kStep * (2 * copies_++ + 1);
-  return std::make_shared<Fp8TrainingRule>(std::make_shared<Fp8LinearState>(state_->recipe(), seed),
-                                           /*belongs_to_mode=*/true);
+  auto copy = std::make_shared<Fp8LinearState>(state_->recipe(), seed);
+  copy->set_native(state_->native());
+  return std::make_shared<Fp8TrainingRule>(std::move(copy), /*belongs_to_mode=*/true);
 }
 
 std::shared_ptr<Fp8LinearState> fp8_state_of(const at::Tensor& weight) {

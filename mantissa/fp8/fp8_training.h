@@ -36,7 +36,7 @@ class Fp8TrainingRule final : public WeightRule {
   const std::shared_ptr<Fp8LinearState>& state() const { return state_; }
 
   std::string description() const override { return "FP8 training"; }
-  /// Whether the region of this thread is enabled. In a calibrating one, records the magnitudes.
+  /// Whether the region of this thread is enabled, and FP8 makes the layer faster (Fp8LinearState::is_faster_in_fp8()). In a calibrating one, records the magnitudes.
   bool computes(const at::Tensor& factor, const at::Tensor& weight) const override;
   at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const override;
   /// Returns a rule with a state of its own. If the rule belongs to a mode, the state is new, with other random numbers:

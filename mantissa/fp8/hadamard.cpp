@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "mantissa/fp8/device_path_internal.h"
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/operators_internal.h"
 #include "mantissa/fp8/tiles_internal.h"
 
 namespace mantissa {
@@ -43,11 +45,14 @@ void transform_columns(float* values, int64_t stride, int64_t count) {
     for (int64_t i = 0; i < count; ++i) values[row * stride + i] = rows[row][i] * 0.25F;
 }
 
-/// Calls block(values) for each 16 values of a float32 copy, and returns it.
-template <class Block>
-at::Tensor transformed(const at::Tensor& x, const char* name, const Block& block) {
+/// Calls block(values) for each 16 values of a float32 copy, and returns it. On other devices, by_operators() does the same.
+template <class ByOperators, class Block>
+at::Tensor transformed(const at::Tensor& x, const char* name, const ByOperators& by_operators,
+                       const Block& block) {
   const fp8::Rows rows = fp8::rows_of(x, name);
   fp8::check_blocks(rows, 1, kHadamardSize, name);
+  if (!fp8::uses_cpu_kernels(x))
+    return by_operators(rows, at::ArrayRef<float>(kHadamardSigns, kHadamardSize));
   at::Tensor out = rows.tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   float* const values = out.mutable_data_ptr<float>();
   fp8::for_each_part(out.numel() / kHadamardSize, kHadamardSize, [&](int64_t begin, int64_t end) {
@@ -59,7 +64,7 @@ at::Tensor transformed(const at::Tensor& x, const char* name, const Block& block
 }  // namespace
 
 at::Tensor hadamard_transform(const at::Tensor& x) {
-  return transformed(x, "hadamard_transform", [](float* values) {
+  return transformed(x, "hadamard_transform", fp8::operators::hadamard, [](float* values) {
     for (int64_t i = 0; i < kHadamardSize; ++i) values[i] *= kHadamardSigns[i];
     multiply_by_h(values);
     for (int64_t i = 0; i < kHadamardSize; ++i) values[i] *= 0.25F;
@@ -69,6 +74,8 @@ at::Tensor hadamard_transform(const at::Tensor& x) {
 at::Tensor hadamard_transform_columns(const at::Tensor& x) {
   const fp8::Rows rows = fp8::rows_of(x, "hadamard_transform_columns");
   fp8::check_blocks(rows, kHadamardSize, 1, "hadamard_transform_columns");
+  if (!fp8::uses_cpu_kernels(x))
+    return fp8::operators::hadamard_columns(rows, at::ArrayRef<float>(kHadamardSigns, kHadamardSize));
   at::Tensor out = rows.tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   float* const values = out.mutable_data_ptr<float>();
   fp8::for_each_band(rows.rows, rows.cols, {kHadamardSize, 1}, [&](const fp8::Band& band, float*) {
@@ -80,7 +87,7 @@ at::Tensor hadamard_transform_columns(const at::Tensor& x) {
 }
 
 at::Tensor inverse_hadamard_transform(const at::Tensor& x) {
-  return transformed(x, "inverse_hadamard_transform", [](float* values) {
+  return transformed(x, "inverse_hadamard_transform", fp8::operators::inverse_hadamard, [](float* values) {
     multiply_by_h(values);
     for (int64_t i = 0; i < kHadamardSize; ++i) values[i] *= 0.25F * kHadamardSigns[i];
   });

@@ -11,7 +11,7 @@ namespace mantissa {
 /// Shapes:   [..., cols]; cols is a multiple of 16.
 /// Numerics: float32 sums in a fixed order: the bits depend neither on the CPU nor on the number of threads.
 /// Errors:   c10::ValueError for another shape; c10::TypeError for another input than float32, float16 or bfloat16;
-///           c10::NotImplementedError for a tensor that is not on the CPU.
+///           c10::NotImplementedError for a tensor that is not dense.
 /// Source:   Transformer Engine, whose signs these are; NVIDIA 2025, arXiv:2509.25149.
 at::Tensor hadamard_transform(const at::Tensor& x);
 

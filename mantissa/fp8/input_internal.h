@@ -32,12 +32,11 @@ inline kernels::Element element_of(at::ScalarType dtype) {
 
 /// Throws unless the functions of this room can read the tensor; `name` is the function that the error names.
 /// Errors: c10::ValueError for an undefined tensor; c10::TypeError for another dtype than float32, float16 and
-///         bfloat16; c10::NotImplementedError for a tensor that is not on the CPU.
+///         bfloat16; c10::NotImplementedError for a tensor that is not dense.
 inline void check_input(const at::Tensor& x, std::string_view name) {
   TORCH_CHECK_VALUE(x.defined(), name, ": got an undefined tensor");
-  TORCH_CHECK_NOT_IMPLEMENTED(x.is_cpu() && x.layout() == at::kStrided, name, ": got a tensor on ",
-                              x.device(), " with layout ", x.layout(),
-                              "; only dense tensors on the CPU are quantized so far");
+  TORCH_CHECK_NOT_IMPLEMENTED(x.layout() == at::kStrided, name, ": got a tensor with layout ", x.layout(),
+                              "; convert it with to_dense()");
   const at::ScalarType dtype = x.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, name, ": got ", dtype,
                    "; use float32, float16 or bfloat16");

@@ -8,16 +8,28 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "mantissa/fp8/delayed_scaling_internal.h"
+#include "mantissa/fp8/device_path_internal.h"
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/layer_speed_internal.h"
 #include "mantissa/fp8/linear_fp8_internal.h"
 #include "mantissa/fp8/quantizer_internal.h"
+#include "mantissa/fp8/statistics_internal.h"
 
 namespace mantissa {
 namespace {
+
+/// The factors before quantization, of a product whose errors are sampled.
+struct Original {
+  std::shared_ptr<Fp8Sample> sample;
+  at::Tensor rows, weight;
+};
 
 /// What backward() needs of forward(). Autograd keeps it in an IValue, which lives as long as the graph. The tensors
 /// of the factors are saved apart, so that autograd frees them when a backward pass has used them.
@@ -28,6 +40,8 @@ struct SavedFactors : torch::CustomClassHolder {
   std::optional<at::ScalarType> bias_dtype;  ///< unset without a bias
   std::vector<int64_t> input_sizes;
   bool uses_current_scales = false;
+  std::optional<Original> original;
+  bool is_native = false;  ///< whether the device multiplies the codes
 };
 
 /// Moves the tensors of a factor to the end of `tensors`. Autograd saves none that was made in inference mode, as kept
@@ -64,6 +78,16 @@ struct Call {
   bool uses_current_scales = false;
 };
 
+/// Adds those of the gradients that a backward pass has computed.
+void add_errors(const Original& original, const at::Tensor& rows, const at::Tensor& grad_input,
+                const at::Tensor& grad_weight) {
+  if (grad_input.defined())
+    original.sample->add_error("grad_input", rows_of_input(grad_input),
+                               reference_product(rows, original.weight.t()));
+  if (grad_weight.defined())
+    original.sample->add_error("grad_weight", grad_weight, reference_product(rows.t(), original.rows.t()));
+}
+
 class LinearFp8 : public torch::autograd::Function<LinearFp8> {
  public:
   using Context = torch::autograd::AutogradContext;
@@ -77,10 +101,12 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     if (bias) saved->bias_dtype = bias->scalar_type();
     saved->input_sizes = x.sizes().vec();
     saved->uses_current_scales = call.uses_current_scales;
+    saved->is_native = state->multiplies_natively(x);
+    const Fp8Product how = saved->is_native ? Fp8Product::kNativeFast : Fp8Product::kEmulated;
     std::optional<Fp8Factor> factor, input;
+    const at::Tensor rows = rows_of_input(x);
     {
       Fp8Quantizer quantizer(*state, call.records_amaxes, call.uses_current_scales);
-      const at::Tensor rows = rows_of_input(x);
       // First, because it refuses a weight that has changed, and no history has been written then.
       factor = quantizer.weight_factor(weight, call.codes);
       input = quantizer.quantize(rows, Fp8Role::kInput);
@@ -88,14 +114,20 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
         saved->transposed_input = quantizer.quantize_transposed(rows, *input, Fp8Role::kInput, true);
       if (call.records_graph && x.requires_grad())
         saved->transposed_weight = quantizer.quantize_transposed(weight, *factor, Fp8Role::kWeight, false);
+      quantizer.record(rows, *input, Fp8Role::kInput);
+      quantizer.record(weight, *factor, Fp8Role::kWeight);
+      if (auto sample = quantizer.sample_of_errors())
+        saved->original = {std::move(sample), rows.detach().clone(), weight.detach()};  // x may change later
     }
     torch::autograd::variable_list tensors;
     take_tensors(saved->transposed_input, tensors);
     take_tensors(saved->transposed_weight, tensors);
     context->save_for_backward(std::move(tensors));
+    const at::Tensor its_bias = bias ? bias->detach().resolve_neg().contiguous() : at::Tensor();
+    const at::Tensor y = product(*input, *factor, its_bias, x.scalar_type(), how);
+    if (saved->original)
+      saved->original->sample->add_error("output", y, reference_product(rows, weight), its_bias);
     context->saved_data["factors"] = c10::IValue::make_capsule(std::move(saved));
-    const at::Tensor y = product(
-        *input, *factor, bias ? bias->detach().resolve_neg().contiguous() : at::Tensor(), x.scalar_type());
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     // Autograd lets a caller change no view of a function's result in place.
@@ -122,10 +154,13 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
       factor = quantizer.quantize(rows, Fp8Role::kGradient);
       if (transposed_input && context->needs_input_grad(1))
         transposed = quantizer.quantize_transposed(rows, *factor, Fp8Role::kGradient, true);
+      quantizer.record(rows, *factor, Fp8Role::kGradient);
     }
+    const Fp8Product how = saved->is_native ? Fp8Product::kNative : Fp8Product::kEmulated;
     if (transposed_weight && context->needs_input_grad(0))
-      result[0] = product(*factor, *transposed_weight, {}, saved->input_dtype).view(saved->input_sizes);
-    if (transposed) result[1] = product(*transposed, *transposed_input, {}, saved->weight_dtype);
+      result[0] = product(*factor, *transposed_weight, {}, saved->input_dtype, how).view(saved->input_sizes);
+    if (transposed) result[1] = product(*transposed, *transposed_input, {}, saved->weight_dtype, how);
+    if (saved->original) add_errors(*saved->original, rows, result[0], result[1]);
     // Autograd knows only the inputs that are tensors, and so no third one without a bias.
     if (saved->bias_dtype && context->needs_input_grad(2))
       result[2] = rows.to(at::kFloat).sum(0).to(*saved->bias_dtype);
@@ -144,6 +179,24 @@ DelayedScalingState scales_from(const StateReader& state, int64_t tensors) {
     return snapshot(tensor);
   };
   return {read("scale", 1), read("amax_history", 2)};
+}
+
+/// States whose step ends with the same operators. On the CPU each state is a group of its own.
+struct StepGroup {
+  std::vector<DelayedScalingState*> states;
+  at::ScalarType dtype;
+  const DelayedScaling* recipe;
+};
+
+void add_to(std::vector<StepGroup>& groups, DelayedScalingState& state, at::ScalarType dtype,
+            const DelayedScaling& recipe) {
+  for (StepGroup& group : groups) {
+    const at::Tensor& other = group.states[0]->scale;
+    const bool fits = !state.scale.is_cpu() && other.device() == state.scale.device() &&
+                      group.dtype == dtype && *group.recipe == recipe;
+    if (fits) return group.states.push_back(&state);
+  }
+  groups.push_back({{&state}, dtype, &recipe});
 }
 
 }  // namespace
@@ -167,6 +220,12 @@ namespace {
 /// Sets the amaxes of the step in progress that `kept` leaves out to 0.
 void drop_amaxes(const DelayedScalingState& state, GradientAmaxes kept) {
   if (kept == GradientAmaxes::kAll) return;
+  if (!state.amax_history.is_cpu()) {
+    const at::Tensor row = state.amax_history[0];
+    row.copy_(at::where(kept == GradientAmaxes::kNone ? at::zeros_like(row, at::kBool) : at::isfinite(row),
+                        row, 0));
+    return;
+  }
   float* const amaxes = state.amax_history.mutable_data_ptr<float>();  // row 0
   for (int64_t i = 0; i < state.amax_history.size(1); ++i)
     if (kept == GradientAmaxes::kNone || !std::isfinite(amaxes[i])) amaxes[i] = 0;
@@ -174,6 +233,7 @@ void drop_amaxes(const DelayedScalingState& state, GradientAmaxes kept) {
 
 /// Whether one of the tensors has occurred in the step in progress.
 bool has_amaxes(const DelayedScalingState& state) {
+  if (!state.amax_history.is_cpu()) return state.amax_history[0].ne(0).any().item<bool>();
   const float* const amaxes = state.amax_history.const_data_ptr<float>();  // row 0
   return std::any_of(amaxes, amaxes + state.amax_history.size(1), [](float amax) { return amax != 0; });
 }
@@ -195,13 +255,16 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
     if (std::get<DelayedScaling>(delayed[i / 2]->recipe_).reduce_amax) reduced.push_back(next[i]);
   if (reduction && !reduced.empty()) reduce_amaxes(reduced, reduction);  // they share tensors with `next`
   std::vector<bool> have_amaxes;
-  for (size_t i = 0; i < states.size(); i += 2) have_amaxes.push_back(has_amaxes(next[i]));
+  for (size_t i = 0; i < states.size(); i += 2)
+    have_amaxes.push_back(delayed[i / 2]->has_scales_ || has_amaxes(next[i]));
+  std::vector<StepGroup> groups;
   for (size_t i = 0; i < states.size(); ++i) {
     const auto& recipe = std::get<DelayedScaling>(delayed[i / 2]->recipe_);
     const Fp8Pass pass = i % 2 == 0 ? Fp8Pass::kForward : Fp8Pass::kBackward;
-    advance(next[i], fp8_dtype(recipe.fp8_format, pass), recipe);
+    add_to(groups, next[i], fp8_dtype(recipe.fp8_format, pass), recipe);
   }
-  for (size_t i = 0; i < states.size(); ++i) commit(next[i], *states[i]);
+  for (const StepGroup& group : groups) advance_together(group.states, group.dtype, *group.recipe);
+  commit(next, states);
   for (size_t i = 0; i < delayed.size(); ++i) {
     if (have_amaxes[i]) delayed[i]->has_scales_ = true;
     if (delayed[i]->cache_) delayed[i]->cache_->is_of_this_step = false;
@@ -212,7 +275,15 @@ std::shared_ptr<Fp8LinearState> Fp8LinearState::copy() const {
   auto copy = std::make_shared<Fp8LinearState>(recipe_);
   const std::lock_guard lock(mutex_);
   copy->load_state_dict(StateReader(state_dict()));
+  copy->native_ = native_;
   return copy;
+}
+
+void Fp8LinearState::to(at::Device device) {
+  for (DelayedScalingState* const state : {&forward, &backward}) {
+    if (!state->scale.defined() || state->scale.device() == device) continue;
+    *state = {state->scale.to(device), state->amax_history.to(device)};
+  }
 }
 
 void Fp8LinearState::record_amaxes(const at::Tensor& x, const at::Tensor& weight) {
@@ -221,13 +292,35 @@ void Fp8LinearState::record_amaxes(const at::Tensor& x, const at::Tensor& weight
   for (const at::Tensor& each : {x, weight}) fp8::check_input(each, "record_amaxes");
   const at::ScalarType dtype = fp8_dtype(delayed->fp8_format, Fp8Pass::kForward);
   const std::lock_guard lock(mutex_);
+  to(x.device());
   quantize_fp8_delayed(x, dtype, forward, 0);
   quantize_fp8_delayed(weight, dtype, forward, 1);
+}
+
+bool Fp8LinearState::multiplies_natively(const at::Tensor& x) const {
+  if (fp8::path_of(x) == fp8::DevicePath::kCpuKernels || native_ == Fp8Native::kOff) return false;
+  if (fp8::path_of(x) == fp8::DevicePath::kNative) return true;
+  return fp8_support(x.device(), recipe_).support == FormatSupport::kNative;
+}
+
+bool Fp8LinearState::is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype, const at::Tensor& weight) {
+  if (native_ != Fp8Native::kAuto || !multiplies_natively(x)) return true;
+  const std::lock_guard lock(mutex_);
+  const bool can_decide = at::GradMode::is_enabled() && x.dim() > 0 && x.numel() > 0 && weight.numel() > 0 &&
+                          x.size(-1) == weight.size(-1);
+  if (!is_faster_ && can_decide) {
+    const Fp8LayerShape shape = {
+        recipe_,        x.device(),    dtype, weight.scalar_type(), x.numel() / x.size(-1),
+        weight.size(1), weight.size(0)};
+    is_faster_ = fp8::layer_speeds(x.device()).of(shape).is_fp8_faster();
+  }
+  return is_faster_.value_or(true);
 }
 
 StateDict Fp8LinearState::state_dict() const {
   // The bits of the seed: a node holds no number above 2^63 - 1.
   StateDict result = {{"seed", std::bit_cast<int64_t>(seed_)}, {"stream", stream_}};
+  if (is_faster_) result["is_faster_in_fp8"] = *is_faster_;
   if (!std::holds_alternative<DelayedScaling>(recipe_)) return result;
   const auto dict_of = [](const DelayedScalingState& state) {
     return StateDict{{"scale", state.scale}, {"amax_history", state.amax_history}};
@@ -240,6 +333,8 @@ StateDict Fp8LinearState::state_dict() const {
 
 void Fp8LinearState::load_state_dict(const StateReader& state) {
   const int64_t seed = state.at("seed").to_int(), stream = state.at("stream").to_count();
+  const auto decision = state.find("is_faster_in_fp8");
+  const auto is_faster = decision ? std::optional(decision->to_bool()) : std::nullopt;
   if (const auto* const delayed = std::get_if<DelayedScaling>(&recipe_)) {
     DelayedScalingState next_forward = scales_from(state.at("forward"), forward.scale.numel()),
                         next_backward = scales_from(state.at("backward"), backward.scale.numel());
@@ -248,7 +343,7 @@ void Fp8LinearState::load_state_dict(const StateReader& state) {
     has_scales_ = state.at("has_scales").to_bool();
     forward = std::move(next_forward), backward = std::move(next_backward);
   }
-  seed_ = std::bit_cast<uint64_t>(seed), stream_ = stream;
+  seed_ = std::bit_cast<uint64_t>(seed), stream_ = stream, is_faster_ = is_faster;
   cache_.reset();
 }
 
@@ -268,6 +363,11 @@ void check_call(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   fp8::check_input(x, "linear_fp8");
   fp8::check_input(weight, "linear_fp8");
   if (bias.defined()) fp8::check_input(bias, "linear_fp8");
+  TORCH_CHECK_VALUE(weight.device() == x.device() && (!bias.defined() || bias.device() == x.device()),
+                    "linear_fp8: the input is on ", x.device(), ", the weight on ", weight.device(),
+                    bias.defined() ? c10::str(" and the bias on ", bias.device()) : "",
+                    "; move them to one device");
+  check_fp8_native("linear_fp8", state->native(), x.device(), state->recipe());
 }
 
 at::Tensor apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

@@ -8,8 +8,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include "mantissa/core/layer_statistics.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/fp8/delayed_scaling.h"
+#include "mantissa/fp8/fp8_device.h"
 #include "mantissa/fp8/recipe.h"
 
 namespace mantissa {
@@ -20,6 +22,8 @@ enum class GradientAmaxes : uint8_t {
   kFinite,  ///< all but inf, which comes from a backward pass that overflowed
   kNone     ///< none, because the step was skipped: its gradients overflowed
 };
+
+class Fp8Sample;
 
 /// What one linear layer keeps between its products: the scales of DelayedScaling, a weight's codes for the
 /// micro-batches of a step, and the seed of NVFP4's random numbers.
@@ -53,16 +57,37 @@ class Fp8LinearState final : public Stateful {
   /// Threads: as products.
   std::shared_ptr<Fp8LinearState> copy() const;
 
+  /// Whether the device of `x` multiplies the layer's codes by instructions of its own. Otherwise its products are emulated.
+  bool multiplies_natively(const at::Tensor& x) const;
+  /// Whether FP8 makes a product of an input in `dtype` and the weight faster. Decided once, by the first product with
+  /// a graph on a device that multiplies the codes itself, with fp8_native auto: its shape is measured in FP8 and in `dtype`,
+  /// or found in the user's cache. True everywhere else: emulation is there to study FP8, and nothing replaces it.
+  bool is_faster_in_fp8(const at::Tensor& x, at::ScalarType dtype, const at::Tensor& weight);
+  Fp8Native native() const { return native_; }
+  void set_native(Fp8Native native) { native_ = native; }
+
   /// Whether a step has ended in which the input or the weight had an amax. Before that, a weight with an
   /// Fp8TrainingRule computes with the scales of Float8CurrentScaling. True with other recipes, which need no step.
   bool has_scales() const { return has_scales_; }
+
+  /// Counts from now on what quantization does to the layer's tensors, in all products that record amaxes; what was counted
+  /// before is dropped. A sampled product has the same bits.
+  /// Speed:  about ten passes over each tensor; with errors, each product is computed a second time in float32.
+  /// Memory: with errors, the input is kept for backward beside its codes.
+  void sample(LayerSampling sampling);
+  /// Returns what was counted since sample(); nothing without sampling.
+  LayerStatistics statistics() const;
+
+  /// Returns a state with another recipe for one product and its gradients. It shares this one's sample and takes its next
+  /// random numbers.
+  std::shared_ptr<Fp8LinearState> for_product(const Fp8Recipe& recipe);
 
   /// NVFP4's random numbers: the key, and the number of gradients that have been quantized.
   uint64_t seed() const { return seed_; }
   int64_t stream() const { return stream_; }
 
   /// Returns "seed", "stream" and, with DelayedScaling, "has_scales", and "forward" and "backward" with "scale" and
-  /// "amax_history" each.
+  /// "amax_history" each; and "is_faster_in_fp8" if that was decided, so that a resumed run computes the same.
   /// Memory: shares the tensors: see snapshot().
   StateDict state_dict() const override;
   /// Continues from a state that has the same recipe. A history of another length is cut or padded by
@@ -76,12 +101,18 @@ class Fp8LinearState final : public Stateful {
                             GradientAmaxes gradients);
   struct WeightCache;
 
+  /// Moves the scales to the device of a product.
+  void to(at::Device device);
+
   Fp8Recipe recipe_;
+  Fp8Native native_ = Fp8Native::kAuto;
+  std::optional<bool> is_faster_;  ///< in FP8, once it was decided
   uint64_t seed_;
   int64_t stream_ = 0;
   bool has_scales_;
   std::unique_ptr<WeightCache> cache_;
-  mutable std::mutex mutex_;  ///< of products, which write amaxes, the cache and the stream
+  std::shared_ptr<Fp8Sample> sample_;  ///< null unless the layer is sampled
+  mutable std::mutex mutex_;           ///< of products, which write amaxes, the cache and the stream
 };
 
 /// Ends a step of several layers: what Fp8LinearState::update_scales() does for each of them, with one call of the
@@ -109,9 +140,14 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
 ///              weight as any other call does.
 /// Memory:      the codes of x are kept for backward, not x: 1 byte per value. Recipes in blocks keep codes of the
 ///              transposed x.
+/// Devices:     on other devices than the CPU, codes and scales have the same bits, and nothing reads from the device. Where it
+///              multiplies the codes itself (fp8_support()), sums are those of at::_scaled_mm: in forward() with fast
+///              accumulation, as in Transformer Engine, and a bias in a 16-bit product is rounded to its dtype first.
+///              Elsewhere at::mm sums in float32. The weight is quantized in each call, because only reading it would tell
+///              whether it has changed: false then only leaves its history as it is.
 /// Errors:      c10::ValueError for shapes that do not fit; c10::TypeError for another dtype than float32, float16 or
 ///              bfloat16, also of the bias; c10::Error for false without kept codes, or if the weight has changed since;
-///              c10::NotImplementedError for tensors that are not on the CPU. No history has changed then.
+///              c10::ValueError if native products are required and the device has none. No history has changed then.
 ///              c10::NotImplementedError for a second derivative.
 /// Source:      Transformer Engine's Linear. It uses old codes where the weight has changed.
 at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

@@ -367,8 +367,8 @@ TEST(LinearFp8, ACallThatIsRefusedWritesNoHistory) {
   };
   EXPECT_THAT(refused(x, w.to(at::kDouble), {}), HasSubstr("linear_fp8: got Double"));
   EXPECT_THAT(refused(x.to(at::kDouble), w, {}), HasSubstr("linear_fp8: got Double"));
-  EXPECT_THAT(refused(x, meta, {}), HasSubstr("linear_fp8: got a tensor on meta"));
-  EXPECT_THAT(refused(x, w, torch::ones({4}, at::kMeta)), HasSubstr("linear_fp8: got a tensor on meta"));
+  EXPECT_THAT(refused(x, meta, {}), HasSubstr("linear_fp8: the input is on cpu, the weight on meta"));
+  EXPECT_THAT(refused(x, w, torch::ones({4}, at::kMeta)), HasSubstr("and the bias on meta"));
   EXPECT_THAT(refused(x, w, {}, false), HasSubstr("no call with true has kept"));
 }
 

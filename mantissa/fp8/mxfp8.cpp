@@ -4,7 +4,9 @@
 
 #include <ATen/ops/empty.h>
 
+#include "mantissa/fp8/device_path_internal.h"
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/operators_internal.h"
 #include "mantissa/fp8/restore_internal.h"
 #include "mantissa/fp8/tiles_internal.h"
 
@@ -43,6 +45,7 @@ QuantizedMXFP8 quantized(const at::Tensor& x, at::ScalarType dtype, fp8::Tile ti
   const float inverse_max = 1 / fp8_max(dtype);
   const fp8::Rows rows = fp8::rows_of(x, name);
   fp8::check_blocks(rows, tile.rows, tile.cols, name);
+  if (!fp8::uses_cpu_kernels(x)) return fp8::operators::quantize_mxfp8(rows, dtype, tile);
   const auto options = rows.tensor.options();
   QuantizedMXFP8 out = {
       at::empty(x.sizes(), options.dtype(dtype)),
@@ -84,6 +87,7 @@ at::Tensor dequantize_fp8(const QuantizedMXFP8& quantized, at::ScalarType dtype)
   fp8::check_fp8_codes(quantized.codes);
   fp8::check_tiles(quantized.codes, {quantized.block_rows, quantized.block_cols}, quantized.exponents,
                    at::kFloat8_e8m0fnu);
+  if (!fp8::uses_cpu_kernels(quantized.codes)) return fp8::operators::restored(quantized).to(dtype);
   return fp8::restored_in_float32(quantized).to(dtype);
 }
 

@@ -5,11 +5,14 @@
 #include <limits>
 #include <vector>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Float8_e4m3fn.h>
 
+#include "mantissa/fp8/device_path_internal.h"
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/operators_internal.h"
 #include "mantissa/fp8/restore_internal.h"
 #include "mantissa/fp8/tiles_internal.h"
 #include "mantissa/kernels/cpu/fp8.h"
@@ -109,6 +112,8 @@ QuantizedNVFP4 quantize_nvfp4(const at::Tensor& x, const QuantizeNVFP4Options& o
   TORCH_CHECK_VALUE(!options.stochastic_rounding || options.stochastic_rounding->offset % kNVFP4Block == 0,
                     "quantize_nvfp4: the offset of the draws is ", options.stochastic_rounding->offset,
                     "; use a multiple of 16");
+  if (!fp8::uses_cpu_kernels(x))
+    return fp8::operators::quantize_nvfp4(rows, tile, options.stochastic_rounding);
   const float scale = tensor_scale(rows);
   const auto tensor_options = rows.tensor.options();
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -137,7 +142,9 @@ bool fp8::restore(const QuantizedNVFP4& quantized, const at::Tensor& out) {
 at::Tensor dequantize_fp8(const QuantizedNVFP4& quantized, at::ScalarType dtype) {
   fp8::check_tiles(quantized.codes, {quantized.block_rows, quantized.block_cols}, quantized.block_scale,
                    at::kFloat8_e4m3fn, /*values_per_byte=*/2);
-  fp8::check_one_scale(quantized.scale);
+  fp8::check_one_scale(quantized.scale, quantized.codes.device());
+  if (!fp8::uses_cpu_kernels(quantized.codes))
+    return (fp8::operators::restored(quantized) / quantized.scale).to(dtype);
   QuantizedNVFP4 whole = quantized;
   whole.codes = quantized.codes.contiguous();
   std::vector<int64_t> sizes = whole.codes.sizes().vec();

@@ -46,7 +46,7 @@ struct QuantizeNVFP4Options {
 ///           on the number of threads.
 /// Errors:   c10::TypeError for another input than float32, float16 or bfloat16; c10::ValueError for another shape, for
 ///           an offset of draws that is no multiple of 16, and for both two_dimensional and by_columns;
-///           c10::NotImplementedError for a tensor that is not on the CPU.
+///           c10::NotImplementedError for a tensor that is not dense.
 QuantizedNVFP4 quantize_nvfp4(const at::Tensor& x, const QuantizeNVFP4Options& options = {});
 
 /// Restores (code * block_scale) / scale in float32, rounded once to `dtype`.

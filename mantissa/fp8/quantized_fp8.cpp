@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <array>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
 
+#include "mantissa/fp8/device_path_internal.h"
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/operators_internal.h"
 #include "mantissa/fp8/restore_internal.h"
 #include "mantissa/fp8/tiles_internal.h"
 #include "mantissa/kernels/cpu/fp8.h"
@@ -15,12 +18,12 @@
 namespace mantissa {
 namespace {
 
-void check_scalar(const at::Tensor& scalar, const char* name) {
-  TORCH_CHECK_VALUE(
-      scalar.defined() && scalar.is_cpu() && scalar.numel() == 1 && scalar.scalar_type() == at::kFloat,
-      "quantize_fp8: ", name, " must be one float32 on the CPU",
-      scalar.defined() ? ", but has shape " : ", but is undefined",
-      scalar.defined() ? c10::str(scalar.sizes(), " and dtype ", scalar.scalar_type()) : "");
+void check_scalar(const at::Tensor& scalar, at::Device device, const char* name) {
+  TORCH_CHECK_VALUE(scalar.defined() && scalar.device() == device && scalar.numel() == 1 &&
+                        scalar.scalar_type() == at::kFloat,
+                    "quantize_fp8: ", name, " must be one float32 on ", device,
+                    scalar.defined() ? ", but has shape " : ", but is undefined",
+                    scalar.defined() ? c10::str(scalar.sizes(), " and dtype ", scalar.scalar_type()) : "");
 }
 
 at::Tensor codes_like(const fp8::Rows& x, at::ScalarType dtype) {
@@ -42,8 +45,9 @@ QuantizedFp8 quantize_fp8(const at::Tensor& x, at::ScalarType dtype, const at::T
                           const at::Tensor& amax) {
   fp8_max(dtype);  // for its error
   const fp8::Rows rows = fp8::rows_of(x, "quantize_fp8");
-  check_scalar(scale, "scale");
-  if (amax.defined()) check_scalar(amax, "amax");
+  check_scalar(scale, x.device(), "scale");
+  if (amax.defined()) check_scalar(amax, x.device(), "amax");
+  if (!fp8::uses_cpu_kernels(x)) return fp8::operators::quantize(rows, dtype, scale, amax);
   const float factor = *scale.const_data_ptr<float>();
   kernels::Magnitudes found;
   QuantizedFp8 result = {quantized(rows, dtype, factor, found), at::scalar_tensor(1 / factor, at::kFloat)};
@@ -57,6 +61,7 @@ QuantizedFp8 quantize_fp8(const at::Tensor& x, at::ScalarType dtype, const at::T
 QuantizedFp8 quantize_fp8_current(const at::Tensor& x, at::ScalarType dtype, const Fp8ScaleOptions& options) {
   const float max = fp8_max(dtype);
   const fp8::Rows rows = fp8::rows_of(x, "quantize_fp8_current");
+  if (!fp8::uses_cpu_kernels(x)) return fp8::operators::quantize_current(rows, dtype, options);
   const kernels::Magnitudes found =
       kernels::cpu::find_magnitudes({rows.tensor.const_data_ptr(), rows.element, rows.tensor.numel()});
   return quantize_fp8(rows.tensor, dtype,
@@ -64,7 +69,8 @@ QuantizedFp8 quantize_fp8_current(const at::Tensor& x, at::ScalarType dtype, con
 }
 
 at::Tensor cast_to_fp8(const at::Tensor& x, at::ScalarType dtype) {
-  return quantize_fp8(x, dtype, at::scalar_tensor(1, at::kFloat)).codes;
+  TORCH_CHECK_VALUE(x.defined(), "cast_to_fp8: got an undefined tensor");
+  return quantize_fp8(x, dtype, at::scalar_tensor(1, x.options().dtype(at::kFloat))).codes;
 }
 
 bool fp8::restore(const QuantizedFp8& quantized, const at::Tensor& out) {
@@ -90,7 +96,9 @@ bool fp8::restore(const QuantizedFp8& quantized, const at::Tensor& out) {
 
 at::Tensor dequantize_fp8(const QuantizedFp8& quantized, at::ScalarType dtype) {
   fp8::check_fp8_codes(quantized.codes);
-  fp8::check_one_scale(quantized.scale_inv);
+  fp8::check_one_scale(quantized.scale_inv, quantized.codes.device());
+  if (!fp8::uses_cpu_kernels(quantized.codes))
+    return (fp8::operators::restored(quantized) * quantized.scale_inv).to(dtype);
   const at::Tensor codes = quantized.codes.contiguous();
   at::Tensor out = at::empty(codes.sizes(), codes.options().dtype(at::kFloat));
   kernels::cpu::dequantize_fp8(

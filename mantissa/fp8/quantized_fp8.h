@@ -25,7 +25,7 @@ struct QuantizedFp8 {
 /// Speed:    one pass over the tensor, with and without amax.
 /// Errors:   c10::TypeError for a dtype that is no FP8 format, and for another input than float32, float16 or
 ///           bfloat16; c10::ValueError for a scale or amax of another shape; c10::NotImplementedError for a tensor that
-///           is not on the CPU.
+///           is not dense.
 QuantizedFp8 quantize_fp8(const at::Tensor& x, at::ScalarType dtype, const at::Tensor& scale,
                           const at::Tensor& amax = {});
 

@@ -71,8 +71,10 @@ TEST(QuantizeFp8, RefusesWhatItCannotQuantize) {
               HasSubstr("scale must be one float32"));
   EXPECT_THAT(error_of([&] { quantize_fp8(x, at::kFloat8_e5m2, scale, x); }),
               HasSubstr("amax must be one float32"));
+  EXPECT_THAT(error_of([&] { quantize_fp8(x.to_sparse(), at::kFloat8_e5m2, scale); }),
+              HasSubstr("layout Sparse; convert it with to_dense()"));
   EXPECT_THAT(error_of([&] { quantize_fp8(x.to(at::kMeta), at::kFloat8_e5m2, scale); }),
-              HasSubstr("only dense tensors on the CPU"));
+              HasSubstr("scale must be one float32 on meta"));
 }
 
 TEST(CurrentScaling, F8_6_ZerosHaveScale1) {
@@ -137,7 +139,7 @@ TEST(QuantizedFp8, CodesAndScalesThatDoNotFitAreNotRestored) {
               HasSubstr("have dtype Float;"));
   const QuantizedFp8Blocks blocks = quantize_fp8_blocks(x, dtype, Fp8Block::k1x128);
   EXPECT_THAT(error(blocks, [](auto& q) { q.scale_inv = q.scale_inv.narrow(0, 0, 1); }),
-              HasSubstr("need 256 contiguous scales on the CPU; they have [1, 2]"));
+              HasSubstr("need 256 contiguous scales on cpu; they have [1, 2]"));
   EXPECT_THAT(error(blocks, [](auto& q) { q.block = Fp8Block::k128x128; }),
               HasSubstr("need 2 contiguous scales"));
   EXPECT_THAT(error(blocks, [](auto& q) { q.codes = q.codes.narrow(1, 0, 100); }),

@@ -8,9 +8,11 @@
 #include <c10/util/Exception.h>
 #include <c10/util/overloaded.h>
 
+#include "mantissa/fp8/device_path_internal.h"
 #include "mantissa/fp8/hadamard.h"
 #include "mantissa/fp8/quantizer_internal.h"
 #include "mantissa/fp8/restore_internal.h"
+#include "mantissa/fp8/scaled_mm_internal.h"
 #include "mantissa/kernels/aten/gemm.h"
 #include "mantissa/kernels/aten/tensor_content.h"
 
@@ -80,7 +82,19 @@ Fp8Factor transposed(Fp8Factor factor) {
   return factor;
 }
 
-at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bias, at::ScalarType dtype) {
+const at::Tensor& fp8::codes_of(const Fp8Factor& factor) {
+  return std::visit([](const auto& quantized) -> const at::Tensor& { return quantized.codes; },
+                    factor.quantized);
+}
+
+at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bias, at::ScalarType dtype,
+                   Fp8Product how) {
+  if (!fp8::uses_cpu_kernels(fp8::codes_of(a))) {
+    const bool is_empty = a.rows == 0 || b.rows == 0 || a.length == 0;
+    if (how != Fp8Product::kEmulated && !is_empty && fp8::has_scaled_mm(a, b))
+      return fp8::scaled_mm(a, b, bias, dtype, how == Fp8Product::kNativeFast);
+    return fp8::operators::product(a, b, bias, dtype);
+  }
   const auto [left, right] = restored(a, b);
   const auto scale_inv = static_cast<float>(left.scale_inv * right.scale_inv);
   const bool is_scaled_apart = !std::isnormal(scale_inv);
@@ -106,6 +120,7 @@ at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bia
 }
 
 Fp8Factor Fp8Quantizer::quantize(const at::Tensor& matrix, Fp8Role role) {
+  state_.to(matrix.device());
   const bool is_weight = role == Fp8Role::kWeight;
   using Quantized = decltype(Fp8Factor::quantized);
   const auto quantized = c10::overloaded(
@@ -180,11 +195,20 @@ Fp8Factor Fp8Quantizer::quantize_transposed(const at::Tensor& matrix, const Fp8F
   return is_same_transposed(role) ? transposed(factor) : quantize_columns(matrix, role, is_for_weight);
 }
 
+Fp8Factor Fp8Quantizer::weight_factor_on_device(const at::Tensor& weight, Fp8WeightCodes codes) {
+  const bool records = records_amaxes_;
+  records_amaxes_ = records && codes != Fp8WeightCodes::kUseKept;
+  Fp8Factor factor = quantize(weight, Fp8Role::kWeight);
+  records_amaxes_ = records;
+  return factor;
+}
+
 Fp8Factor Fp8Quantizer::weight_factor(const at::Tensor& weight, Fp8WeightCodes codes) {
   using Codes = Fp8WeightCodes;
   using Cache = Fp8LinearState::WeightCache;
   std::unique_ptr<Cache>& cache = state_.cache_;
   if (codes == Codes::kMake) return quantize(weight, Fp8Role::kWeight);
+  if (!fp8::uses_cpu_kernels(weight)) return weight_factor_on_device(weight, codes);
   TORCH_CHECK(
       cache || codes != Codes::kUseKept,
       "linear_fp8: is_first_microbatch is false, but no call with true has kept the weight's codes; pass "

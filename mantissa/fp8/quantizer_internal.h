@@ -41,8 +41,25 @@ void for_each_tensor(Fp8Factor& factor, const Visit& visit) {
 /// Returns the same codes for the transposed matrix.
 Fp8Factor transposed(Fp8Factor factor);
 
+/// Who multiplies the codes.
+enum class Fp8Product : uint8_t {
+  kEmulated,   ///< float32 products
+  kNative,     ///< the device, where at::_scaled_mm knows the factors
+  kNativeFast  ///< the same with fast accumulation, whose sums have fewer digits
+};
+
 /// Returns a b^T + bias, summed in float32 and rounded once to `dtype`. `bias` may be undefined.
+at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bias, at::ScalarType dtype,
+                   Fp8Product how = Fp8Product::kEmulated);
+
+namespace fp8 {
+/// Returns the codes of a factor as they are in memory.
+const at::Tensor& codes_of(const Fp8Factor& factor);
+namespace operators {
+/// Returns what product() does, by libtorch's operators.
 at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bias, at::ScalarType dtype);
+}  // namespace operators
+}  // namespace fp8
 
 /// What a factor is quantized as.
 enum class Fp8Role : uint8_t { kInput, kWeight, kGradient };
@@ -74,10 +91,18 @@ class Fp8Quantizer {
   Fp8Factor quantize_transposed(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role,
                                 bool is_for_weight);
 
+  /// Adds to the layer's sample, if it has one, what quantizing the matrix to this factor did. The state's scales must be
+  /// those of the factor.
+  void record(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role) const;
+  /// Returns the layer's sample if it wants the errors of products; null otherwise.
+  std::shared_ptr<Fp8Sample> sample_of_errors() const;
+
   /// Errors: c10::Error for kUseKept without codes of this weight.
   Fp8Factor weight_factor(const at::Tensor& weight, Fp8WeightCodes codes);
 
  private:
+  /// Returns the factor of a weight on another device, whose codes are not kept.
+  Fp8Factor weight_factor_on_device(const at::Tensor& weight, Fp8WeightCodes codes);
   bool is_same_transposed(Fp8Role role) const;
   Fp8Factor quantize_columns(const at::Tensor& matrix, Fp8Role role, bool is_for_weight);
   decltype(Fp8Factor::quantized) quantize_fp4(const at::Tensor& blocks, Fp8Role role,

@@ -49,7 +49,7 @@ void check_recipe(const DelayedScaling& recipe) {
 bool DelayedScaling::operator==(const DelayedScaling& other) const {
   return fp8_format == other.fp8_format && amax_history_len == other.amax_history_len &&
          amax_compute_algo == other.amax_compute_algo && !amax_compute && !other.amax_compute &&
-         margin == other.margin && reduce_amax == other.reduce_amax;
+         margin == other.margin && reduce_amax == other.reduce_amax && fp8_dpa == other.fp8_dpa;
 }
 
 void check_recipe(const Fp8Recipe& recipe) {
@@ -71,6 +71,16 @@ std::string_view fp8_format_name(const Fp8Recipe& recipe) {
                                       return in_8_bits.fp8_format == Fp8Format::kE4M3 ? "E4M3" : "HYBRID";
                                     }),
                     recipe);
+}
+
+Fp8Native fp8_native_of(std::string_view name) {
+  TORCH_CHECK_VALUE(name == "auto" || name == "required" || name == "off", "fp8_native: got '", name,
+                    "'; use auto, required or off");
+  return name == "auto" ? Fp8Native::kAuto : name == "required" ? Fp8Native::kRequired : Fp8Native::kOff;
+}
+
+std::string name_of(Fp8Native native) {
+  return native == Fp8Native::kAuto ? "auto" : native == Fp8Native::kRequired ? "required" : "off";
 }
 
 }  // namespace mantissa

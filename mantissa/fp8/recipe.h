@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <variant>
 
@@ -58,6 +59,7 @@ struct DelayedScaling {
   std::function<at::Tensor(const at::Tensor& history)> amax_compute = nullptr;
   int64_t margin = 0;       ///< the scale is divided by 2^margin
   bool reduce_amax = true;  ///< all ranks use the largest amax of any rank
+  bool fp8_dpa = false;     ///< attention's two products are computed in FP8, too (attention_fp8.h)
 
   /// A recipe with a function of the user's own equals no other one.
   bool operator==(const DelayedScaling& other) const;
@@ -70,6 +72,7 @@ void check_recipe(const DelayedScaling& recipe);
 struct Float8CurrentScaling {
   Fp8Format fp8_format = Fp8Format::kHybrid;
   Fp8ScaleOptions scale = {};
+  bool fp8_dpa = false;  ///< as in DelayedScaling
 
   bool operator==(const Float8CurrentScaling&) const = default;
 };
@@ -115,5 +118,18 @@ std::string_view recipe_name(const Fp8Recipe& recipe);
 
 /// Returns the name of the recipe's format: "HYBRID", "E4M3", or "E2M1" for NVFP4BlockScaling.
 std::string_view fp8_format_name(const Fp8Recipe& recipe);
+
+/// Whether products of FP8 codes are computed by a device's own instructions.
+enum class Fp8Native : uint8_t {
+  kAuto,      ///< where the device has them, and emulated elsewhere
+  kRequired,  ///< an error where the device lacks them
+  kOff        ///< emulated everywhere
+};
+
+/// Returns the setting that is called `name`: "auto", "required" or "off".
+/// Errors: c10::ValueError for another name.
+Fp8Native fp8_native_of(std::string_view name);
+/// Returns the name of a setting.
+std::string name_of(Fp8Native native);
 
 }  // namespace mantissa

@@ -79,12 +79,18 @@ void set_interval(Fp8Recipe& /*recipe*/, const std::string& where, const std::st
              " has no effect: scales change once per step, as in Transformer Engine since 2.0; leave it out");
 }
 
-/// Attention's products are not computed in FP8.
-void set_attention(Fp8Recipe& /*recipe*/, const std::string& where, const std::string& value) {
+template <typename Recipe>
+void set_attention(Fp8Recipe& recipe, const std::string& where, const std::string& value) {
+  std::get<Recipe>(recipe).fp8_dpa = to_switch(where, value);
+}
+
+/// Tensors between layers stay in high precision.
+void set_attention_with_projections(Fp8Recipe& /*recipe*/, const std::string& where,
+                                    const std::string& value) {
   TORCH_CHECK_VALUE(
       !to_switch(where, value), where,
-      " true: attention is computed in high precision; only linear layers have FP8 products. Leave it "
-      "out");
+      " true: attention's inputs and results stay in high precision; write fp8_dpa=true for its two "
+      "products in FP8");
 }
 
 void set_power_2(Fp8Recipe& recipe, const std::string& where, const std::string& value) {
@@ -114,7 +120,8 @@ void set_disabled(Fp8Recipe& recipe, const std::string& where, const std::string
 
 const std::vector<RecipeRow>& recipes() {
   static const Setting power_2 = {"power_2_scale", true, &set_power_2},
-                       epsilon = {"amax_epsilon", false, &set_epsilon};
+                       epsilon = {"amax_epsilon", false, &set_epsilon},
+                       fp8_mha = {"fp8_mha", true, &set_attention_with_projections};
   static const std::vector<RecipeRow> table{
       {"DelayedScaling",
        DelayedScaling{},
@@ -124,11 +131,15 @@ const std::vector<RecipeRow>& recipes() {
         {"margin", false, &set_margin},
         {"reduce_amax", true, &set_reduce_amax},
         {"interval", false, &set_interval},
-        {"fp8_dpa", true, &set_attention},
-        {"fp8_mha", true, &set_attention}}},
+        {"fp8_dpa", true, &set_attention<DelayedScaling>},
+        fp8_mha}},
       {"Float8CurrentScaling",
        Float8CurrentScaling{},
-       {format_setting<Float8CurrentScaling>(), power_2, epsilon}},
+       {format_setting<Float8CurrentScaling>(),
+        power_2,
+        epsilon,
+        {"fp8_dpa", true, &set_attention<Float8CurrentScaling>},
+        fp8_mha}},
       {"Float8BlockScaling", Float8BlockScaling{}, {format_setting<Float8BlockScaling>(), power_2, epsilon}},
       {"MXFP8BlockScaling",
        MXFP8BlockScaling{},

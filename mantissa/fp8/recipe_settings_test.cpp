@@ -72,7 +72,10 @@ TEST(RecipeSettings, F8_26_ValuesThatAreNoneAreRefused) {
               HasSubstr("DelayedScaling: amax_history_len 'many'"));
   EXPECT_THAT(refused("", {{"amax_compute_algo", "mean"}}), HasSubstr("choose max or most_recent"));
   EXPECT_THAT(refused("", {{"reduce_amax", "1"}}), HasSubstr("choose true or false"));
-  EXPECT_THAT(refused("", {{"fp8_dpa", "true"}}), HasSubstr("attention is computed in high precision"));
+  EXPECT_THAT(refused("", {{"fp8_mha", "true"}}),
+              HasSubstr("fp8_mha true: attention's inputs and results stay"));
+  EXPECT_THAT(refused("MXFP8BlockScaling", {{"fp8_dpa", "true"}}),
+              HasSubstr("it is a setting of DelayedScaling, Float8CurrentScaling"));
   for (const char* const epsilon : {"-1", "1e300"})
     EXPECT_THAT(refused("Float8BlockScaling", {{"amax_epsilon", epsilon}}), HasSubstr("choose 0 or more"));
 }

@@ -61,9 +61,8 @@ bool restore_tiles(const CodedMatrix& matrix, Tile tile, FillScales fill_scales,
 
 void check_tiles(const at::Tensor& codes, Tile tile, const at::Tensor& scales, at::ScalarType scale_dtype,
                  int64_t values_per_byte) {
-  TORCH_CHECK_VALUE(
-      codes.defined() && codes.is_cpu() && codes.dim() > 0,
-      "dequantize_fp8: the codes are no matrix on the CPU; give what the quantizing function returned");
+  TORCH_CHECK_VALUE(codes.defined() && codes.dim() > 0,
+                    "dequantize_fp8: the codes are no matrix; give what the quantizing function returned");
   TORCH_CHECK_VALUE(tile.rows > 0, "dequantize_fp8: blocks have ", tile.rows,
                     " rows; give block_rows as it was returned");
   // The kernels know no other width.
@@ -75,24 +74,26 @@ void check_tiles(const at::Tensor& codes, Tile tile, const at::Tensor& scales, a
   TORCH_CHECK_VALUE(rows % tile.rows == 0 && cols % tile.cols == 0, "dequantize_fp8: codes of ",
                     codes.sizes(), " are no whole blocks of ", tile.rows, " x ", tile.cols, " values");
   const int64_t tiles = rows / tile.rows * (cols / tile.cols);
-  TORCH_CHECK_VALUE(scales.defined() && scales.is_cpu() && scales.is_contiguous() && scales.numel() == tiles,
+  TORCH_CHECK_VALUE(scales.defined() && scales.device() == codes.device() && scales.is_contiguous() &&
+                        scales.numel() == tiles,
                     "dequantize_fp8: codes of ", codes.sizes(), " in blocks of ", tile.rows, " x ", tile.cols,
-                    " need ", tiles, " contiguous scales on the CPU; they have ",
-                    scales.defined() ? c10::str(scales.sizes()) : "none");
+                    " need ", tiles, " contiguous scales on ", codes.device(), "; they have ",
+                    scales.defined() ? c10::str(scales.sizes(), " on ", scales.device()) : "none");
   TORCH_CHECK_TYPE(scales.scalar_type() == scale_dtype, "dequantize_fp8: the scales have dtype ",
                    scales.scalar_type(), "; they are ", scale_dtype);
 }
 
-void check_one_scale(const at::Tensor& scale) {
+void check_one_scale(const at::Tensor& scale, at::Device device) {
   TORCH_CHECK_VALUE(
-      scale.defined() && scale.is_cpu() && scale.numel() == 1 && scale.scalar_type() == at::kFloat,
-      "dequantize_fp8: the scale must be one float32 on the CPU; it is ",
+      scale.defined() && scale.device() == device && scale.numel() == 1 && scale.scalar_type() == at::kFloat,
+      "dequantize_fp8: the scale must be one float32 on ", device, "; it is ",
       scale.defined() ? c10::str(scale.scalar_type(), " ", scale.sizes(), " on ", scale.device())
                       : "undefined");
 }
 
 void check_fp8_codes(const at::Tensor& codes) {
-  TORCH_CHECK_VALUE(codes.defined() && codes.is_cpu(), "dequantize_fp8: the codes must be on the CPU");
+  TORCH_CHECK_VALUE(codes.defined(),
+                    "dequantize_fp8: got no codes; give what the quantizing function returned");
   TORCH_CHECK_TYPE(codes.scalar_type() == at::kFloat8_e4m3fn || codes.scalar_type() == at::kFloat8_e5m2,
                    "dequantize_fp8: the codes have dtype ", codes.scalar_type(),
                    "; they are Float8_e4m3fn or Float8_e5m2");

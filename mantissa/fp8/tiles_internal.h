@@ -54,8 +54,8 @@ bool restore_tiles(const CodedMatrix& matrix, Tile tile, FillScales fill_scales,
 void check_tiles(const at::Tensor& codes, Tile tile, const at::Tensor& scales, at::ScalarType scale_dtype,
                  int64_t values_per_byte = 1);
 
-/// Throws unless `scale` is one float32 on the CPU.
-void check_one_scale(const at::Tensor& scale);
+/// Throws unless `scale` is one float32 on `device`.
+void check_one_scale(const at::Tensor& scale, at::Device device);
 
 /// Throws c10::TypeError unless `codes` has one of the FP8 dtypes.
 void check_fp8_codes(const at::Tensor& codes);

@@ -38,9 +38,9 @@ using Matrix = MatrixOf<void*>;
 ///           matrix.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0, batch = 1, terms = 1;
-  ConstMatrix a, b;
-  ConstMatrix addend;  ///< not read, whatever beta is, if data is nullptr
-  Matrix out;
+  ConstMatrix a = {}, b = {};
+  ConstMatrix addend = {};  ///< not read, whatever beta is, if data is nullptr
+  Matrix out = {};
   float alpha = 1, beta = 1;
   Activation activation = Activation::kNone;
   /// Unless this is kFloat32, a float32 addend is rounded to this type when it is read, and a float32 result

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <ATen/ops/linear.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "mantissa/layers/parameters_internal.h"
 
@@ -69,16 +68,17 @@ std::vector<at::Tensor> MultiheadAttentionImpl::heads_of(std::vector<at::Tensor>
   return parts;
 }
 
-at::Tensor MultiheadAttentionImpl::attend(std::vector<at::Tensor> qkv,
-                                          const at::Tensor& attention_mask) const {
+at::Tensor MultiheadAttentionImpl::attend_to(std::vector<at::Tensor> qkv,
+                                             const at::Tensor& attention_mask) const {
   const bool sequence_first = options_.attn_input_format == AttnInputFormat::kSbhd;
   for (at::Tensor& part : qkv)  // -> [B, heads, S, channels]
     part = sequence_first ? part.permute({1, 2, 0, 3}) : part.transpose(1, 2);
-  const at::Tensor y = at::scaled_dot_product_attention(
-      qkv[0], qkv[1], qkv[2],
-      attention_mask.defined() ? std::optional<at::Tensor>(attention_mask.logical_not()) : std::nullopt,
-      is_training() ? options_.attention_dropout : 0, options_.attn_mask_type == AttnMaskType::kCausal,
-      /*scale=*/std::nullopt, /*enable_gqa=*/groups() != options_.num_attention_heads);
+  const at::Tensor y = attend({.query = qkv[0],
+                               .key = qkv[1],
+                               .value = qkv[2],
+                               .mask = attention_mask.defined() ? attention_mask.logical_not() : at::Tensor(),
+                               .dropout = is_training() ? options_.attention_dropout : 0,
+                               .is_causal = options_.attn_mask_type == AttnMaskType::kCausal});
   return (sequence_first ? y.permute({2, 0, 1, 3}) : y.transpose(1, 2)).flatten(2);
 }
 
@@ -95,7 +95,7 @@ std::pair<at::Tensor, at::Tensor> MultiheadAttentionImpl::forward_with_norm(
                  : "an attention_mask was given, which only attn_mask_type kArbitrary uses; set it, or "
                    "leave the mask out");
   auto [parts, normalized] = layernorm_qkv_->forward_with_norm(x);
-  const at::Tensor y = attend(heads_of(std::move(parts)), attention_mask);
+  const at::Tensor y = attend_to(heads_of(std::move(parts)), attention_mask);
   return {at::linear(y, proj_->weight, proj_->bias), normalized};
 }
 

@@ -10,6 +10,7 @@
 #include <torch/nn/pimpl.h>
 
 #include "mantissa/layers/layer_norm_linear.h"
+#include "mantissa/weights/attention.h"
 
 namespace mantissa {
 
@@ -48,11 +49,14 @@ struct MultiheadAttentionOptions {
 ///
 /// Shapes: x [S, B, hidden] or [B, S, hidden] (attn_input_format) -> the same. Group g of the keys serves the heads from
 ///         g * heads / groups on.
+/// FP8:    a mode whose recipe has fp8_dpa computes attention's two products in FP8, as does an Fp8AttentionRule that you set
+///         (fp8/attention_fp8.h).
 /// Errors: c10::ValueError for sizes that are not positive, heads that are no multiple of the groups, a hidden size that
 ///         the heads do not divide (unless kv_channels is given), a dropout outside [0, 1), an x of another shape, and a
 ///         mask where the type of mask has none, or none where it needs one.
 /// Source: Transformer Engine's MultiheadAttention.
-class MultiheadAttentionImpl final : public torch::nn::Cloneable<MultiheadAttentionImpl> {
+class MultiheadAttentionImpl final : public torch::nn::Cloneable<MultiheadAttentionImpl>,
+                                     public HasAttention {
  public:
   explicit MultiheadAttentionImpl(MultiheadAttentionOptions options);
   void reset() override;
@@ -70,7 +74,7 @@ class MultiheadAttentionImpl final : public torch::nn::Cloneable<MultiheadAttent
   int64_t groups() const { return options_.num_gqa_groups.value_or(options_.num_attention_heads); }
   int64_t channels() const;
   std::vector<at::Tensor> heads_of(std::vector<at::Tensor> parts) const;
-  at::Tensor attend(std::vector<at::Tensor> qkv, const at::Tensor& attention_mask) const;
+  at::Tensor attend_to(std::vector<at::Tensor> qkv, const at::Tensor& attention_mask) const;
 
   MultiheadAttentionOptions options_;
   LayerNormLinear layernorm_qkv_{nullptr};

@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/models/linear_internal.h"
@@ -34,18 +33,17 @@ GptBlockImpl::GptBlockImpl(const GptOptions& options) : heads_(options.heads) {
 }
 
 at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
-  const at::Tensor y = x + attend(norm1_(x));
+  const at::Tensor y = x + self_attention(norm1_(x));
   return y + linear(contract_, at::gelu(linear(expand_, norm2_(y))));
 }
 
-at::Tensor GptBlockImpl::attend(const at::Tensor& x) {
+at::Tensor GptBlockImpl::self_attention(const at::Tensor& x) {
   const int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
   std::vector<at::Tensor> parts = linear(qkv_, x).split(width, 2);
   for (at::Tensor& part : parts) {  // [B, T, width] -> [B, heads, T, width / heads]
     part = part.view({batch, length, heads_, width / heads_}).transpose(1, 2);
   }
-  const at::Tensor y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
-                                                        /*dropout_p=*/0.0, /*is_causal=*/true);
+  const at::Tensor y = attend({.query = parts[0], .key = parts[1], .value = parts[2], .is_causal = true});
   return linear(projection_, y.transpose(1, 2).reshape({batch, length, width}));
 }
 

@@ -8,6 +8,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include "mantissa/models/tensor_module.h"
+#include "mantissa/weights/attention.h"
 
 namespace mantissa {
 
@@ -24,13 +25,13 @@ struct GptOptions {
 /// Computes x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))).
 ///
 /// Shapes: input and output are [B, T, width]; position t attends to 0..t.
-class GptBlockImpl final : public TensorModule {
+class GptBlockImpl final : public TensorModule, public HasAttention {
  public:
   explicit GptBlockImpl(const GptOptions& options);
   at::Tensor forward(const at::Tensor& x) override;
 
  private:
-  at::Tensor attend(const at::Tensor& x);
+  at::Tensor self_attention(const at::Tensor& x);
 
   int64_t heads_;
   torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};

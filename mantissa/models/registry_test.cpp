@@ -10,11 +10,12 @@
 #include "mantissa/models/mlp.h"
 #include "mantissa/models/resnet.h"
 
-namespace mantissa::registry_test {
+namespace mantissa {
 
-/// For test names; without it, gtest would print the row's bytes.
+/// For test names: without it, gtest would print the row's bytes. It looks in the namespace of ModelEntry.
 static void PrintTo(const ModelEntry& entry, std::ostream* out) { *out << entry.name; }
 
+namespace registry_test {
 namespace {
 
 constexpr ModelInput kDigits{
@@ -125,4 +126,5 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryModel, testing::ValuesIn(models()), [](c
 });
 
 }  // namespace
-}  // namespace mantissa::registry_test
+}  // namespace registry_test
+}  // namespace mantissa

@@ -20,11 +20,10 @@ std::string name_of(at::ScalarType weights) {
   return weights == at::kHalf ? "transformer-engine-float16" : "transformer-engine";
 }
 
-at::Device checked(at::Device device, const std::string& mode) {
-  TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu(), mode,
-                              ": FP8 products are computed on the CPU only so far, not on ", device,
-                              "; choose the device cpu, or bf16-mixed");
-  return device;
+/// Returns the options of a mode that the device can run.
+Fp8LayerOptions checked(Fp8LayerOptions options, at::Device device, const std::string& mode) {
+  check_fp8_native(mode, options.native, device, options.recipe);
+  return options;
 }
 
 /// While it lives, a forward pass has FP8 products, and others in `dtype`.
@@ -55,9 +54,10 @@ template <typename Base>
 template <typename... Arguments>
 Fp8Mode<Base>::Fp8Mode(at::Device device, at::ScalarType dtype, Fp8LayerOptions options, Arguments&&... base)
     : Base(std::forward<Arguments>(base)...),
-      device_(checked(device, "precision '" + this->name() + "'")),
+      device_(device),
       dtype_(dtype),
-      layers_("precision '" + this->name() + "'", std::move(options)) {}
+      layers_("precision '" + this->name() + "'",
+              checked(std::move(options), device, "precision '" + this->name() + "'")) {}
 
 template <typename Base>
 void Fp8Mode<Base>::convert_module(torch::nn::Module& module) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +21,9 @@ class Fp8Mode : public Base {
 
   std::optional<at::DeviceType> device_type() const override { return device_.type(); }
   std::vector<LayerReport> layer_report() const override { return layers_.report(); }
+  void sample_layers(LayerSampling sampling) override { layers_.sample(sampling); }
+  std::map<std::string, LayerStatistics> layer_statistics() const override { return layers_.statistics(); }
+  std::string layer_note() const override { return layers_.note(device_); }
   void set_max_reduction(const Precision::MaxReduction& reduction) override {
     layers_.set_amax_reduction(reduction);
   }
@@ -58,9 +62,9 @@ extern template class Fp8Mode<TrueDtype>;
 ///           each forward and backward pass; both agree where a step has one micro-batch.
 /// Memory:   that of bf16-mixed. A layer keeps the codes of its input for backward, and those of its weight: 1 byte per
 ///           value.
-/// Devices:  the CPU, which multiplies the codes in float32.
+/// Devices:  fp8_support() says which multiply the codes by instructions of their own. All others multiply them in float32.
 /// Errors:   those of Fp8Layers::check(), from convert_module() and before anything changes.
-///           c10::NotImplementedError for another device.
+///           c10::ValueError if native products are required on a device that has none.
 /// Source:   Micikevicius et al. 2022, arXiv:2209.05433; Transformer Engine.
 class Fp8Mixed final : public Fp8Mode<Precision> {
  public:

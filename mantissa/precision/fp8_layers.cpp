@@ -114,9 +114,15 @@ Fp8Layers::Fp8Layers(std::string who, Fp8LayerOptions options)
   check_recipe(options_.recipe);
 }
 
-void Fp8Layers::check(const torch::nn::Module& module, bool is_cast) const {
+void Fp8Layers::check(torch::nn::Module& module, bool is_cast) const {
   TORCH_CHECK_TYPE(has_layers(module, {}), who_, ": ", module.name(),
                    " has no torch::nn::Linear whose products could be computed in FP8; choose another mode");
+  TORCH_CHECK_VALUE(
+      !computes_attention(options_.recipe) || !attentions_of(module).empty(), who_,
+      ": the recipe has fp8_dpa, and ", module.name(),
+      " has no attention whose products could be computed in FP8: that is one of Mantissa's Gpt, "
+      "MultiheadAttention or TransformerLayer, or of a module that derives from HasAttention; leave "
+      "fp8_dpa out");
   for (const Plan& each : plan(module, options_)) {
     if (!each.report.products || each.is_marked_by_user) continue;
     const at::Tensor& weight = each.weight;
@@ -128,20 +134,17 @@ void Fp8Layers::check(const torch::nn::Module& module, bool is_cast) const {
     TORCH_CHECK_TYPE(
         is_cast || dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, where, dtype,
         ", and FP8 products need Float, Half or BFloat16; convert it, or name the layer in ignore_modules");
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        weight.is_cpu() || weight.is_meta(), where, "on ", weight.device(),
-        ", and FP8 products are computed on the CPU only so far; move the model there, or choose bf16-mixed");
   }
 }
 
-void Fp8Layers::convert(const torch::nn::Module& module) {
+void Fp8Layers::convert(torch::nn::Module& module) {
   layers_.erase_expired();
   const std::vector<Plan> plans = plan(module, options_);
   // A module that is converted again has its rows once.
   std::set<const c10::TensorImpl*> weights;
   for (const Plan& each : plans) weights.insert(each.weight.unsafeGetTensorImpl());
   std::erase_if(rows_, [&](const Row& row) {
-    return row.weight.expired() || weights.contains(row.weight._unsafe_get_target());
+    return row.key.expired() || weights.contains(row.key._unsafe_get_target());
   });
   for (const Plan& each : plans) {
     rows_.push_back({each.report, WeakKey<at::Tensor>::weak(each.weight)});
@@ -151,10 +154,12 @@ void Fp8Layers::convert(const torch::nn::Module& module) {
           each.is_marked_by_user
               ? fp8_state_of(each.weight)
               : std::make_shared<Fp8LinearState>(options_.recipe, seed_of(states_made_++)));
-    if (!each.is_marked_by_user)
-      mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(layers_.find(each.weight)->state,
-                                                                 /*belongs_to_mode=*/true));
+    if (each.is_marked_by_user) continue;
+    const std::shared_ptr<Fp8LinearState>& state = layers_.find(each.weight)->state;
+    state->set_native(options_.native);
+    mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(state, /*belongs_to_mode=*/true));
   }
+  convert_attentions(module);
   warn_about_unmatched_names(module, options_.ignore_modules, who_);
   const bool converts =
       std::any_of(plans.begin(), plans.end(), [](const Plan& each) { return each.report.products; });
@@ -166,23 +171,51 @@ void Fp8Layers::convert(const torch::nn::Module& module) {
 std::vector<LayerReport> Fp8Layers::report() const {
   std::vector<LayerReport> report;
   for (const Row& row : rows_)
-    if (!row.weight.expired()) report.push_back(row.report);
+    if (!row.key.expired()) report.push_back(row.report);
   return report;
+}
+
+void Fp8Layers::sample(LayerSampling sampling) {
+  for (const auto& [name, layer] : by_name()) layer->state->sample(sampling);
+}
+
+std::map<std::string, LayerStatistics> Fp8Layers::statistics() const {
+  std::map<std::string, LayerStatistics> all;
+  for (const auto& [name, layer] : by_name())
+    if (LayerStatistics counted = layer->state->statistics(); !counted.tensors.empty())
+      all.emplace(name, std::move(counted));
+  return all;
+}
+
+std::string Fp8Layers::note(at::Device device) const {
+  const FormatSupportInfo support = fp8_support(device, options_.recipe);
+  const bool is_off = options_.native == Fp8Native::kOff && support.support == FormatSupport::kNative;
+  const bool is_native = support.support == FormatSupport::kNative && !is_off;
+  return c10::str("FP8 products (", recipe_name(options_.recipe), ") are ", is_native ? "native" : "emulated",
+                  " on ", device, ": ", is_off ? "fp8_native is off" : support.reason);
 }
 
 void Fp8Layers::add(const std::string& name, const at::Tensor& weight,
                     std::shared_ptr<Fp8LinearState> state) {
+  StateDict first = snapshot(state->state_dict());
+  layers_.try_emplace(weight, unused(name), std::move(state), std::move(first));
+}
+
+std::string Fp8Layers::unused(const std::string& name) const {
   const auto used = by_name();
   std::string unused = name;
   for (int number = 2; used.contains(unused); ++number) unused = c10::str(name, "#", number);
-  StateDict first = snapshot(state->state_dict());
-  layers_.try_emplace(weight, unused, std::move(state), std::move(first));
+  return unused;
 }
 
 std::map<std::string, const Fp8Layers::Fp8Layer*> Fp8Layers::by_name() const {
   std::map<std::string, const Fp8Layer*> layers;
   layers_.for_each(
       [&](const auto& /*weight*/, const Fp8Layer& layer) { layers.emplace(layer.name, &layer); });
+  attentions_.for_each([&](const auto& /*identity*/, const Fp8Attention& attention) {
+    for (const Fp8Layer* const layer : {&attention.scores, &attention.context})
+      layers.emplace(layer->name, layer);
+  });
   return layers;
 }
 

@@ -9,8 +9,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/core/layer_statistics.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/core/weak_map.h"
+#include "mantissa/fp8/attention_fp8.h"
 #include "mantissa/fp8/linear_fp8.h"
 #include "mantissa/fp8/recipe.h"
 #include "mantissa/precision/precision.h"
@@ -23,6 +25,7 @@ struct Fp8LayerOptions {
   std::vector<std::string> ignore_modules = {};
   /// Whether the first and the last torch::nn::Linear of a module compute in FP8, too.
   bool first_and_last = false;
+  Fp8Native native = Fp8Native::kAuto;
 };
 
 /// The layers of a run that compute in FP8, and their scales. The FP8 modes (fp8.h) share this class.
@@ -41,17 +44,25 @@ class Fp8Layers {
   /// Checks that convert() can convert the module. A mode calls it before it changes anything.
   /// `is_cast`: the mode will cast all weights to a 16-bit dtype, so they may have any dtype now.
   /// Errors: c10::TypeError for a module without a torch::nn::Linear, and for a weight in another dtype than float32,
-  ///         float16 and bfloat16, unless `is_cast`; c10::NotImplementedError for a weight that is not on the CPU;
-  ///         c10::ValueError for a weight that autograd computed.
-  void check(const torch::nn::Module& module, bool is_cast) const;
+  ///         float16 and bfloat16, unless `is_cast`; c10::ValueError for a weight that autograd computed, and if the recipe
+  ///         has fp8_dpa and the module has no attention (weights/attention.h).
+  void check(torch::nn::Module& module, bool is_cast) const;
 
   /// Marks the weights of a module's layers. A weight that this object has marked before keeps its scales.
   /// If the user has given a weight of the module an Fp8TrainingRule, no other layer is converted. This object then ends
-  /// the steps of the user's layers and saves their states.
-  void convert(const torch::nn::Module& module);
+  /// the steps of the user's layers and saves their states. If the recipe has fp8_dpa, sets the rules of the module's
+  /// attentions. A rule of the user's own stays, and is treated as such layers are if it is an Fp8AttentionRule.
+  void convert(torch::nn::Module& module);
 
-  /// Returns one row for each torch::nn::Linear of the modules that were converted, in their order.
+  /// Returns one row for each torch::nn::Linear of the modules that were converted, in their order, and after those of a
+  /// module, with fp8_dpa, one for each of its attentions.
   std::vector<LayerReport> report() const;
+
+  /// What Precision::sample_layers() and layer_statistics() do.
+  void sample(LayerSampling sampling);
+  std::map<std::string, LayerStatistics> statistics() const;
+  /// Returns who multiplies the codes on `device`: "FP8 products (DelayedScaling) are emulated on cpu: ...".
+  std::string note(at::Device device) const;
 
   /// Says that an optimizer steps these weights of the model. Other tensors among them do not matter.
   void add_optimizer(const std::vector<at::Tensor>& weights);
@@ -81,11 +92,20 @@ class Fp8Layers {
   };
   struct Row {
     LayerReport report;
-    WeakKey<at::Tensor>::Weak weight;
+    WeakKey<at::Tensor>::Weak key;  ///< the weight, or the attention's identity
+  };
+
+  /// The products of an attention. They belong to no optimizer.
+  struct Fp8Attention {
+    Fp8AttentionState state;
+    Fp8Layer scores, context;
   };
 
   void add(const std::string& name, const at::Tensor& weight, std::shared_ptr<Fp8LinearState> state);
-  /// Returns the layers whose weights are alive, by their names: in the same order on all ranks.
+  void convert_attentions(torch::nn::Module& module);
+  /// Returns the name, or "name#2" and so on if a layer has it already.
+  std::string unused(const std::string& name) const;
+  /// Returns the layers whose weights are alive, and the products of attentions, by their names: in the same order on all ranks.
   std::map<std::string, const Fp8Layer*> by_name() const;
   std::vector<std::string> load(const StateReader& layers);
 
@@ -93,6 +113,7 @@ class Fp8Layers {
   Fp8LayerOptions options_;
   AmaxReduction reduction_;
   WeakMap<at::Tensor, Fp8Layer> layers_;
+  WeakMap<at::Tensor, Fp8Attention> attentions_;  ///< by HasAttention::identity()
   std::vector<Row> rows_;
   uint64_t states_made_ = 0;
 };

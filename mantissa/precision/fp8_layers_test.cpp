@@ -259,13 +259,25 @@ TEST(Fp8Layers, NoSeedRepeatsAfterAModelIsGone) {
   EXPECT_EQ(seeds.size(), 4);
 }
 
-TEST(Fp8Layers, OtherDevicesAreRefusedBeforeAnyWork) {
-  EXPECT_THAT(error_of([] { Fp8Mixed(at::kCUDA); }), AllOf(HasSubstr("'fp8-mixed'"), HasSubstr("CPU only")));
-  EXPECT_THAT(error_of([] { TransformerEngine(at::kHalf, at::kCUDA); }),
-              AllOf(HasSubstr("'transformer-engine-float16'"), HasSubstr("cuda")));
+TEST(Fp8Layers, F8_50_RequiredNativeProductsAreRefusedBeforeAnyWork) {
+  for (const char* const name : {"fp8-mixed", "transformer-engine", "transformer-engine-float16"})
+    EXPECT_THAT(error_of([&] { make_precision(name, at::kCPU, {.fp8_native = Fp8Native::kRequired}); }),
+                AllOf(HasSubstr(c10::str("precision '", name, "': fp8_native is required, but cpu cannot")),
+                      HasSubstr("choose fp8_native auto or off to emulate them")));
+  EXPECT_THAT(error_of([] { make_precision("bf16-mixed", at::kCPU, {.fp8_native = Fp8Native::kOff}); }),
+              HasSubstr("with fp8_native off: only fp8-mixed"));
   EXPECT_THAT(error_of([] { TransformerEngine(at::kFloat, at::kCPU); }), HasSubstr("got Float"));
-  EXPECT_THAT(error_of([] { make_precision("fp8-mixed", at::kCUDA); }),
-              HasSubstr("cannot run on cuda: FP8 products are computed on the CPU only so far"));
+}
+
+TEST(Fp8Layers, ANoteSaysWhoMultiplies) {
+  for (const Fp8Native native : {Fp8Native::kAuto, Fp8Native::kOff})
+    EXPECT_EQ(make_precision("fp8-mixed", at::kCPU, {.fp8_native = native})->layer_note(),
+              "FP8 products (DelayedScaling) are emulated on cpu: FP8 codes are multiplied in float32");
+}
+
+TEST(Fp8Layers, CudaModesExistOnlyWhereThereIsAGpu) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_THAT(error_of([] { make_precision("fp8-mixed", at::kCUDA); }), HasSubstr(why_no_cuda()));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/precision/layers_internal.h"
+#include "mantissa/weights/attention.h"
 #include "mantissa/weights/linear_weights.h"
 
 namespace mantissa {
@@ -25,11 +26,6 @@ bool is_chosen_kind(const Module& module, const LayerChoice& choice) {
           module.as<torch::nn::ConvTranspose2d>() || module.as<torch::nn::ConvTranspose3d>());
 }
 
-bool is_ignored(const std::string& name, const std::vector<std::string>& ignored) {
-  return std::any_of(ignored.begin(), ignored.end(),
-                     [&](const std::string& prefix) { return name.starts_with(prefix); });
-}
-
 /// The weights that the layer's forward() uses, by their names in the module.
 std::vector<Layer> weights_of(const Module& module) {
   // Tying two layers by an assignment changes the member and not the list of parameters.
@@ -43,6 +39,20 @@ std::vector<Layer> weights_of(const Module& module) {
 }
 
 }  // namespace
+
+bool is_ignored(const std::string& name, const std::vector<std::string>& ignored) {
+  return std::any_of(ignored.begin(), ignored.end(),
+                     [&](const std::string& prefix) { return name.starts_with(prefix); });
+}
+
+std::vector<Attention> attentions_of(Module& module) {
+  std::vector<Attention> attentions;
+  if (auto* const own = dynamic_cast<HasAttention*>(&module)) attentions.push_back({"", own});
+  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false))
+    if (auto* const part = dynamic_cast<HasAttention*>(item.value().get()))
+      attentions.push_back({item.key(), part});
+  return attentions;
+}
 
 bool has_layers(const Module& module, const LayerChoice& choice) {
   if (is_chosen_kind(module, choice)) return true;

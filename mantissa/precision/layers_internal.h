@@ -11,6 +11,8 @@ class Module;
 
 namespace mantissa {
 
+class HasAttention;
+
 /// Which layers a mode converts: every torch::nn::Linear and what has such weights (weights/linear_weights.h), and further
 /// kinds by choice.
 struct LayerChoice {
@@ -29,6 +31,17 @@ bool has_layers(const torch::nn::Module& module, const LayerChoice& choice);
 
 /// Returns the chosen layers of a module, each weight once. A weight that an ignored layer shares is left out.
 std::vector<Layer> layers_of(const torch::nn::Module& module, const LayerChoice& choice);
+
+/// A module that is an attention, or a part that is.
+struct Attention {
+  std::string name;  ///< with dots; "" for the module itself
+  HasAttention* module;
+};
+
+std::vector<Attention> attentions_of(torch::nn::Module& module);
+
+/// Whether one of `ignored` is the beginning of a dotted name.
+bool is_ignored(const std::string& name, const std::vector<std::string>& ignored);
 
 /// Errors: c10::ValueError, which begins with `who`, if autograd computed the layer's weight. It would be computed
 ///         again, and lose what a mode has done to it.

@@ -62,6 +62,7 @@ std::string shown(const std::string& value) { return "'" + value + "'"; }
 std::string shown(double value) { return c10::str(value); }
 std::string shown(int64_t value) { return c10::str(value); }
 
+std::string shown(Fp8Native value) { return name_of(value); }
 std::string shown(const Fp8Recipe& recipe) { return std::string(recipe_name(recipe)); }
 
 template <typename T>
@@ -218,6 +219,7 @@ const std::vector<ModeOption>& mode_options() {
       row<&O::quantize_convolutions>("quantize_convolutions", used_by_convolutions),
       row<&O::recipe>("recipe", used_by_fp8_layers),
       row<&O::fp8_first_and_last>("fp8_first_and_last", used_by_fp8_layers),
+      row<&O::fp8_native>("fp8_native", used_by_fp8_layers),
   };
   return table;
 }

@@ -12,7 +12,9 @@
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/clip_grad.h"
 #include "mantissa/amp/matmul_precision.h"
+#include "mantissa/precision/layers_internal.h"
 #include "mantissa/precision/state_keys_internal.h"
+#include "mantissa/weights/attention.h"
 #include "mantissa/weights/marked_weight.h"
 
 namespace mantissa {
@@ -41,6 +43,10 @@ void Precision::convert_module(torch::nn::Module& module) {
     // An earlier mode of this module ends here. A mode with a rule of its own marks the weights after this.
     const WeightRulePtr rule = weight_rule(parameter.value());
     if (rule && rule->belongs_to_mode()) unmark_weight(parameter.value());
+  }
+  for (const Attention& attention : attentions_of(module)) {
+    const auto& rule = attention.module->attention_rule();
+    if (rule && rule->belongs_to_mode()) attention.module->set_attention_rule(nullptr);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "mantissa/amp/optimizer_kind.h"
 #include "mantissa/amp/step_result.h"
 #include "mantissa/core/formats.h"
+#include "mantissa/core/layer_statistics.h"
 #include "mantissa/core/state_dict.h"
 #include "mantissa/core/tree.h"
 #include "mantissa/core/weak_map.h"
@@ -50,7 +51,7 @@ struct PrecisionTraits {
 /// What a mode has done with one layer of a module.
 struct LayerReport {
   std::string name;                               ///< with dots; "weight" for a module that is a layer itself
-  std::vector<int64_t> sizes;                     ///< of its weight
+  std::vector<int64_t> sizes;                     ///< of its weight; empty for an attention
   std::optional<Format> products = std::nullopt;  ///< unset: those of the rest of the model
   std::string reason = {};  ///< why the mode has left the layer as it was; "" if it has not
 };
@@ -104,6 +105,14 @@ class Precision {
   /// Returns one row for each layer of the modules that were converted, in their order, for modes that choose among
   /// layers; empty for other modes.
   virtual std::vector<LayerReport> layer_report() const { return {}; }
+  /// Counts from now on what quantization does to the tensors of FP8 layers in training; what was counted before is dropped. A
+  /// sampled step has the same bits and costs more. Call it before the first forward pass of the step.
+  virtual void sample_layers(LayerSampling /*sampling*/) {}
+  /// Returns what was counted since sample_layers(), by the layers' names, for the layers that have computed since;
+  /// empty for modes without such layers.
+  virtual std::map<std::string, LayerStatistics> layer_statistics() const { return {}; }
+  /// Returns in one line who computes the products of these layers, or "".
+  virtual std::string layer_note() const { return ""; }
   /// Returns the model's parameter behind a master weight, or any other tensor itself.
   virtual at::Tensor model_parameter(const at::Tensor& parameter) const { return parameter; }
 

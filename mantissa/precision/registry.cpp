@@ -73,7 +73,8 @@ std::unique_ptr<Precision> make_narrow(const Mode& mode, at::Device device, cons
 Fp8LayerOptions fp8_layers(const Mode& mode, const PrecisionOptions& options) {
   return {.recipe = options.recipe.value_or(DelayedScaling()),
           .ignore_modules = options.ignore_modules,
-          .first_and_last = options.fp8_first_and_last.value_or(mode.traits.weights.has_value())};
+          .first_and_last = options.fp8_first_and_last.value_or(mode.traits.weights.has_value()),
+          .native = options.fp8_native.value_or(Fp8Native::kAuto)};
 }
 
 std::unique_ptr<Precision> make_fp8_mixed(const Mode& mode, at::Device device,
@@ -270,12 +271,9 @@ PrecisionTraits traits_of(const Mode& mode, const PrecisionOptions& options) {
 }
 
 FormatSupportInfo mode_support(const Mode& mode, at::Device device) {
-  if (mode.traits.layer_products == Format::kFloat8E4M3)
-    return device.is_cpu()
-               ? FormatSupportInfo{FormatSupport::kEmulated, "FP8 codes are multiplied in float32"}
-               : FormatSupportInfo{FormatSupport::kUnavailable,
-                                   "FP8 products are computed on the CPU only so far"};
   const FormatSupportInfo support = format_support(device, mode.traits.compute);
+  const bool is_fp8 = mode.traits.layer_products == Format::kFloat8E4M3;
+  if (is_fp8 && support.support != FormatSupport::kUnavailable) return fp8_support(device, DelayedScaling());
   // Quantized modes compute in float16 where there is no bfloat16.
   if (support.support == FormatSupport::kUnavailable && mode.traits.frozen_weights)
     return format_support(device, Format::kFloat16);

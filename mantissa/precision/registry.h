@@ -11,6 +11,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "mantissa/core/device.h"
+#include "mantissa/fp8/fp8_device.h"
 #include "mantissa/fp8/recipe.h"
 #include "mantissa/precision/precision.h"
 
@@ -61,6 +62,8 @@ struct PrecisionOptions {
   std::optional<Fp8Recipe> recipe = std::nullopt;
   /// Whether the first and the last Linear of a model compute in FP8, too. Unset: false in fp8-mixed, true in transformer-engine.
   std::optional<bool> fp8_first_and_last = std::nullopt;
+  /// Whether the device multiplies FP8 codes by instructions of its own (fp8_support()). Unset: kAuto, where it has them.
+  std::optional<Fp8Native> fp8_native = std::nullopt;
 
   bool operator==(const PrecisionOptions&) const = default;
 };

@@ -15,12 +15,13 @@ DRIVER = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(DRIVER.parent))
 from gpu_parts import context, duels, networks, unit_tests  # noqa: E402
 
-PARTS = ["tests", "modes", "sync", "gpt2", "vision"]
+PARTS = ["tests", "modes", "sync", "fp8", "gpt2", "vision"]
 # Some cases of each part, which cover every network, mode and peer. `benchmarks/gpu all --device cpu` runs
 # all cases.
 SOME = {"tests": "core_test|convnet|gpt-tiny 32-true",
         "modes": "gpt2 32-true|gpt2 16-mixed|resnet50 bf16-mixed|vit-l bf16-true|vit-l 16-true",
         "sync": "fused-sgd",
+        "fp8": "DelayedScaling|Float8BlockScaling",
         "gpt2": "bf16-mixed|16-mixed off device trainer",
         "vision": "resnet50 bf16-mixed|vit-l bf16-mixed off device hand torch.compile"}
 

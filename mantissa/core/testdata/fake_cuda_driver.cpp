@@ -1,4 +1,5 @@
 // A stand-in for libcuda.so.1; environment variables set its answers.
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 
@@ -19,6 +20,11 @@ int cuDeviceGet(int* device, int ordinal) {
 /// Answers as an sm_86 device.
 int cuDeviceGetAttribute(int* value, int attribute, int /*device*/) {
   *value = attribute == 75 ? 8 : attribute == 76 ? 6 : -1;
+  return 0;
+}
+
+int cuDeviceGetName(char* name, int length, int /*device*/) {
+  std::snprintf(name, static_cast<size_t>(length), "Fake GPU");
   return 0;
 }
 

@@ -21,6 +21,7 @@ namespace {
 /// Raise this when a kernel becomes faster or a family's typical call changes: it invalidates earlier
 /// measurements.
 constexpr int kRevision = 7;
+constexpr int kLayersRevision = 1;  // the same for FP8 layers
 constexpr size_t kMaxBytes = size_t{1} << 16;
 
 std::string environment(const char* name) {
@@ -36,7 +37,21 @@ std::string cache_folder() {
   return home.empty() ? "" : home + "/.cache/mantissa";
 }
 
-/// Everything that the times depend on, in one line.
+std::string without_line_ends(std::string line) {
+  for (char& letter : line)
+    if (letter == '\n') letter = ' ';
+  return line;
+}
+
+/// Everything that the times of FP8 layers depend on, in one line.
+std::string title_of_device(const std::string& name) {
+  std::ostringstream text;
+  text << "Mantissa " MANTISSA_VERSION " fp8 layers " << kLayersRevision << ", libtorch " TORCH_VERSION ", "
+       << name;
+  return without_line_ends(text.str());
+}
+
+/// The same for the CPU's kernels.
 std::string title() {
   std::ostringstream text;
   text << "Mantissa " MANTISSA_VERSION " kernels " << kRevision << ", libtorch " TORCH_VERSION ", "
@@ -45,10 +60,7 @@ std::string title() {
                                  "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS"})
     if (const std::string value = environment(name); !value.empty()) text << ", " << name << '=' << value;
   if (!at::globalContext().userEnabledMkldnn()) text << ", without oneDNN";
-  std::string line = text.str();
-  for (char& letter : line)
-    if (letter == '\n') letter = ' ';
-  return line;
+  return without_line_ends(text.str());
 }
 
 /// Returns the hash of `text` in hexadecimal. It only names a file; the file contains the title as well.
@@ -107,12 +119,18 @@ void write_file(const std::string& path, std::string_view text) {
 
 }  // namespace
 
-ChoiceCache ChoiceCache::read() {
+ChoiceCache ChoiceCache::read() { return read("cpu-kernels-", title()); }
+
+ChoiceCache ChoiceCache::read_of_device(const std::string& name) {
+  return name.empty() ? ChoiceCache() : read("fp8-layers-", title_of_device(name));
+}
+
+ChoiceCache ChoiceCache::read(const std::string& file, const std::string& title) {
   ChoiceCache cache;
   const std::string folder = cache_folder();
   if (folder.empty()) return cache;
-  cache.title_ = title();
-  cache.path_ = folder + "/cpu-kernels-" + hash_of(cache.title_);
+  cache.title_ = title;
+  cache.path_ = folder + "/" + file + hash_of(cache.title_);
   cache.rows_ = parse(read_file(cache.path_), cache.title_);
   return cache;
 }

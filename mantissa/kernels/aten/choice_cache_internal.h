@@ -15,7 +15,11 @@ namespace mantissa {
 class ChoiceCache {
  public:
   static ChoiceCache read();
+  /// Reads the times of FP8 layers on a device, for which there is a file for each name, release and libtorch. There is
+  /// none for the name "".
+  static ChoiceCache read_of_device(const std::string& name);
 
+  const std::map<std::string, std::vector<KernelTiming>>& rows() const { return rows_; }
   /// Returns an empty list if there are none.
   std::vector<KernelTiming> timings(const std::string& key) const;
   /// Writes a new file and renames it into place, so that no reader sees half of it.
@@ -28,6 +32,8 @@ class ChoiceCache {
                                                                 const std::string& title);
 
  private:
+  static ChoiceCache read(const std::string& file, const std::string& title);
+
   std::string path_, title_;
   std::map<std::string, std::vector<KernelTiming>> rows_;
 };

@@ -58,6 +58,33 @@ PrecisionReport::Shares shares(const Seen& seen) {
   return {share[0], share[1], share[2]};
 }
 
+/// Whether the coming step, or the step in progress, of each optimizer is one of every `n`.
+bool is_one_of(const Trainer& trainer, std::optional<int64_t> n) {
+  const auto optimizers = static_cast<int64_t>(trainer.optimizers().size());
+  return n && (trainer.progress().steps / optimizers + 1) % *n == 0;
+}
+
+void check_interval(const char* name, std::optional<int64_t> interval) {
+  TORCH_CHECK_VALUE(interval.value_or(1) >= 1, "PrecisionMonitor: ", name, "=", *interval,
+                    "; give 1 or more, or leave it unset");
+}
+
+/// Adds the metrics of a layer.
+void add_layer(const std::string& layer, const LayerStatistics& counted, MetricValues& metrics) {
+  const auto add = [&](const char* what, const std::string& of, double value) {
+    metrics.emplace(c10::str("quantization/", what, "/", layer, "/", of), value);
+  };
+  for (const auto& [name, tensor] : counted.tensors) {
+    add("amax", name, tensor.amax);
+    add("underflows", name, tensor.underflow_share());
+    add("overflows", name, tensor.overflow_share());
+    if (!tensor.scale_min) continue;
+    add("scale_min", name, *tensor.scale_min);
+    add("scale_max", name, *tensor.scale_max);
+  }
+  for (const auto& [name, error] : counted.products) add("error", name, error.relative());
+}
+
 }  // namespace
 
 struct PrecisionMonitor::Measurement {
@@ -66,6 +93,7 @@ struct PrecisionMonitor::Measurement {
   at::Tensor scale;                        ///< 0-dim; undefined where the mode does not scale
   std::map<size_t, at::Tensor> grad_norm;  ///< 0-dim
   std::map<std::string, Seen> gradients;
+  std::map<std::string, LayerStatistics> layers;
 
   Seen total() const {
     Seen sum;
@@ -78,30 +106,46 @@ struct PrecisionMonitor::Measurement {
 };
 
 PrecisionMonitor::PrecisionMonitor(PrecisionMonitorOptions options) : options_(options) {
-  TORCH_CHECK_VALUE(options_.every_n_steps.value_or(1) >= 1,
-                    "PrecisionMonitor: every_n_steps=", *options_.every_n_steps,
-                    "; give 1 or more, or leave it unset");
+  check_interval("every_n_steps", options_.every_n_steps);
+  check_interval("error_every_n_steps", options_.error_every_n_steps);
 }
 
 PrecisionMonitor::~PrecisionMonitor() = default;
 
 StateDict PrecisionMonitor::state_dict() const { return {{"skipped_steps", as_count(skipped_before_)}}; }
 
-void PrecisionMonitor::on_fit_start(Trainer& /*trainer*/, const FitPlan& /*plan*/) {
+void PrecisionMonitor::on_fit_start(Trainer& trainer, const FitPlan& /*plan*/) {
+  trainer.precision().sample_layers(LayerSampling::kNone);
+  sampled_.reset();
   now_.reset();
   last_.reset();
   skipped_before_ = count_of(0);
 }
 
-void PrecisionMonitor::on_train_batch_start(Trainer& /*trainer*/, const Batch& /*batch*/,
+void PrecisionMonitor::on_train_batch_start(Trainer& trainer, const Batch& /*batch*/,
                                             int64_t /*batch_index*/) {
   now_.reset();
+  const int64_t steps = trainer.progress().steps;
+  if (sampled_ == steps) return;  // another batch of the same window
+  const LayerSampling sampling = sampling_of(trainer);
+  if (!sampled_ && sampling == LayerSampling::kNone) return;
+  trainer.precision().sample_layers(sampling);
+  sampled_ = sampling == LayerSampling::kNone ? std::nullopt : std::optional(steps);
+}
+
+LayerSampling PrecisionMonitor::sampling_of(const Trainer& trainer) const {
+  if (is_one_of(trainer, options_.error_every_n_steps)) return LayerSampling::kTensorsAndErrors;
+  // Only the last batch of a window knows that its step makes a row.
+  const int64_t rows = trainer.options().loggers.empty() ? 0 : trainer.options().log_every_n_steps;
+  const auto interval = options_.every_n_steps ? options_.every_n_steps
+                        : rows > 0             ? std::optional(rows)
+                                               : std::nullopt;
+  return is_one_of(trainer, interval) || is_due(trainer) ? LayerSampling::kTensors : LayerSampling::kNone;
 }
 
 bool PrecisionMonitor::is_due(const Trainer& trainer) const {
-  if (!options_.every_n_steps) return trainer.should_log();
-  const auto optimizers = static_cast<int64_t>(trainer.optimizers().size());
-  return (trainer.progress().steps / optimizers + 1) % *options_.every_n_steps == 0;
+  return is_one_of(trainer, options_.error_every_n_steps) ||
+         (options_.every_n_steps ? is_one_of(trainer, options_.every_n_steps) : trainer.should_log());
 }
 
 void PrecisionMonitor::on_before_optimizer_step(Trainer& trainer, torch::optim::Optimizer& optimizer) {
@@ -145,6 +189,9 @@ void PrecisionMonitor::on_before_optimizer_step(Trainer& trainer, torch::optim::
 void PrecisionMonitor::on_train_batch_end(Trainer& trainer, const TrainBatch& batch) {
   if (!now_) return;
   now_->global_step = batch.global_step;
+  now_->layers = trainer.precision().layer_statistics();
+  if (sampled_) trainer.precision().sample_layers(LayerSampling::kNone);
+  sampled_.reset();
   const at::Tensor skipped = trainer.skipped_steps().count_on_device();
   now_->skipped_steps = skipped - skipped_before_.to(skipped.device());
   skipped_before_ = skipped;
@@ -169,6 +216,15 @@ void PrecisionMonitor::log(Trainer& trainer) const {
   add("_total", last_->total());
   if (options_.per_parameter)
     for (const auto& [name, seen] : last_->gradients) add("/" + name, seen);
+  TensorStatistics tensors;
+  for (const auto& [name, layer] : last_->layers) {
+    if (options_.per_parameter) add_layer(name, layer, metrics);
+    for (const auto& [tensor, counted] : layer.tensors) tensors.add(counted);
+  }
+  if (tensors.numel > 0) {
+    metrics.emplace("quantization/underflows_total", tensors.underflow_share());
+    metrics.emplace("quantization/overflows_total", tensors.overflow_share());
+  }
   trainer.log_metrics(metrics);
 }
 
@@ -179,6 +235,7 @@ std::optional<PrecisionReport> PrecisionMonitor::report() const {
   for (const auto& [index, norm] : last_->grad_norm) report.grad_norm.emplace(index, norm.item<double>());
   report.total = shares(last_->total());
   for (const auto& [name, seen] : last_->gradients) report.gradients.emplace(name, shares(seen));
+  report.layers = last_->layers;
   return report;
 }
 

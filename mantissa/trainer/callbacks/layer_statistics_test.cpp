@@ -1,0 +1,219 @@
+// Tests of PrecisionMonitor's statistics of FP8 layers.
+#include <cmath>
+#include <filesystem>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "mantissa/trainer/callbacks/model_checkpoint.h"
+#include "mantissa/trainer/callbacks/precision_monitor.h"
+#include "mantissa/trainer/test_support_internal.h"
+
+namespace mantissa::layer_statistics_test {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Key;
+using testing::Not;
+
+/// Layer "1" gets the batch as it is, and its output has the gradient 1. Nothing is learned.
+struct Layers : Task {
+  Layers() {
+    const at::NoGradGuard no_grad;
+    for (const auto& entry : net->named_parameters()) entry.value().zero_();
+    for (const char* name : {"0.weight", "1.weight"}) net->named_parameters()[name].copy_(torch::eye(4));
+    net->named_parameters()["2.weight"].fill_(1);
+  }
+  torch::nn::Module& module() override { return *net; }
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<torch::optim::SGD>(net->parameters(), 0.0)}};
+  }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    at::Tensor x = net[0]->as<torch::nn::Linear>()->forward(batch.data);
+    for (int i = 0; i < calls; ++i) x = net[1]->as<torch::nn::Linear>()->forward(x);
+    return net[2]->as<torch::nn::Linear>()->forward(x).sum();
+  }
+  void validation_step(const Batch& batch, int64_t) override { log("val_y", net->forward(batch.data).sum()); }
+
+  torch::nn::Sequential net{torch::nn::Linear(4, 4), torch::nn::Linear(4, 4), torch::nn::Linear(4, 1)};
+  int calls = 1;
+};
+
+std::vector<Batch> batches_of(const std::vector<std::vector<float>>& rows) {
+  std::vector<Batch> batches;
+  for (const auto& row : rows)
+    batches.push_back({torch::tensor(row).view({-1, 4}), torch::zeros({1}, at::kLong), {}});
+  return batches;
+}
+
+/// Notes, after each backward pass, how many layers are sampled.
+struct Sampled final : Callback {
+  void on_after_backward(Trainer& trainer) override {
+    layers.push_back(trainer.precision().layer_statistics().size());
+  }
+  std::vector<size_t> layers;
+};
+
+struct Fit {
+  std::string precision = "fp8-mixed";
+  PrecisionOptions precision_options = {};
+  std::vector<std::vector<float>> rows;
+  PrecisionMonitorOptions options = {.every_n_steps = 1};
+  TrainerOptions run = {};
+  int calls = 1;
+  std::filesystem::path from = {};
+  std::shared_ptr<RecordingLogger> logger = std::make_shared<RecordingLogger>();
+  std::shared_ptr<Sampled> sampled = std::make_shared<Sampled>();
+
+  PrecisionReport report() {
+    Layers task;
+    task.calls = calls;
+    const auto monitor = std::make_shared<PrecisionMonitor>(options);
+    run.device = "cpu";
+    run.precision = precision;
+    run.precision_options = precision_options;
+    run.callbacks.insert(run.callbacks.begin(), {monitor, sampled});
+    if (logger) run.loggers = {logger};
+    ListLoader train(batches_of(rows)), val(batches_of({{9, 9, 9, 9}}));
+    Trainer(run).fit(task, train, &val, from);
+    return monitor->report().value_or(PrecisionReport{.global_step = -1});
+  }
+};
+
+TEST(PrecisionMonitorLayers, LogsWhatQuantizationDoesToEachTensor) {
+  // The first step scales by each tensor itself, and the second one by the amaxes of the first.
+  Fit run{.rows = {{448, 0, 0, 0}, {0, 464, 0x1p-11F, 1000}}};
+  const PrecisionReport report = run.report();
+  ASSERT_THAT(report.layers, ElementsAre(Key("1"))) << "the first and the last layer are not in FP8";
+  const LayerStatistics& layer = report.layers.at("1");
+  EXPECT_EQ(layer.tensors.at("input"),
+            (TensorStatistics{
+                .numel = 4, .underflows = 1, .overflows = 1, .amax = 1000, .scale_min = 1, .scale_max = 1}));
+  EXPECT_EQ(layer.tensors.at("weight").numel, 16);
+  EXPECT_EQ(layer.tensors.at("grad_output").amax, 1);
+  EXPECT_THAT(layer.products, IsEmpty());
+  EXPECT_THAT(
+      run.logger->lines[1],
+      AllOf(HasSubstr(" quantization/amax/1/input=1000 "), HasSubstr(" quantization/scale_min/1/input=1 "),
+            HasSubstr(" quantization/scale_max/1/weight=448 "),
+            HasSubstr(" quantization/underflows/1/input=0.25 "),
+            HasSubstr(" quantization/overflows/1/grad_output=0 "),
+            HasSubstr(" quantization/overflows/1/input=0.25 "),
+            HasSubstr(" quantization/overflows_total=0.0416"), Not(HasSubstr("/error/"))));
+}
+
+TEST(PrecisionMonitorLayers, WithoutParametersOnlyTotalsAreLogged) {
+  Fit run{.rows = {{1, 1, 1, 1000}},
+          .options = {.every_n_steps = 1, .per_parameter = false, .error_every_n_steps = 1}};
+  EXPECT_EQ(run.report().layers.size(), 1);
+  EXPECT_THAT(run.logger->lines[0],
+              AllOf(HasSubstr("quantization/underflows_total=0"), Not(HasSubstr("quantization/amax"))));
+}
+
+TEST(PrecisionMonitorLayers, CountsAWindowAndNeitherOtherStepsNorEvaluation) {
+  Fit run{.rows = {{1, 1, 1, 1}, {2, 2, 2, 2}, {3, 3, 3, 3}, {0, 0, 0, 4}, {5, 5, 5, 5}, {6, 6, 6, 6}},
+          .options = {.every_n_steps = 2},
+          .run = {.accumulate_grad_batches = 2}};
+  run.run.val_check_interval = 1;
+  const PrecisionReport report = run.report();
+  EXPECT_EQ(report.global_step, 2);
+  EXPECT_EQ(report.layers.at("1").tensors.at("input").numel, 8);
+  EXPECT_EQ(report.layers.at("1").tensors.at("input").amax, 4);
+  EXPECT_EQ(report.layers.at("1").tensors.at("grad_output").amax, 0.5) << "half of the window";
+  EXPECT_THAT(run.sampled->layers, ElementsAre(0, 0, 1, 1, 0, 0));
+}
+
+TEST(PrecisionMonitorLayers, CountsTheWholeWindowOfAStepThatMakesARow) {
+  Fit run{.rows = {{1, 1, 1, 1}, {2, 2, 2, 2}, {3, 3, 3, 3}, {4, 4, 4, 4}},
+          .options = {},
+          .run = {.accumulate_grad_batches = 2, .log_every_n_steps = 2}};
+  EXPECT_EQ(run.report().layers.at("1").tensors.at("input").numel, 8);
+  EXPECT_THAT(run.sampled->layers, ElementsAre(0, 0, 1, 1));
+  run = Fit{.rows = run.rows, .options = {}, .run = {.log_every_n_steps = 1}, .logger = nullptr};
+  EXPECT_EQ(run.report().global_step, -1);
+  EXPECT_THAT(run.sampled->layers, ElementsAre(0, 0, 0, 0)) << "nobody reads them without a logger";
+}
+
+TEST(PrecisionMonitorLayers, ErrorsHaveAnIntervalOfTheirOwn) {
+  // After the first step the scale of inputs is 1, and 17 becomes 16. The gradient of the weight has 4 rows with it.
+  Fit run{.rows = {{448, 0, 0, 0}, {17, 0, 0, 0}, {1, 0, 0, 0}},
+          .options = {.every_n_steps = 3, .error_every_n_steps = 2}};
+  run.report();
+  ASSERT_GE(run.logger->lines.size(), 2U);
+  EXPECT_THAT(run.logger->lines[0],
+              AllOf(testing::StartsWith("2:"), HasSubstr("quantization/error/1/output=0.0588"),
+                    HasSubstr("quantization/error/1/grad_weight=0.0588"),
+                    HasSubstr("quantization/error/1/grad_input=0"), HasSubstr("precision/grad_norm")));
+  EXPECT_THAT(run.logger->lines[1], AllOf(testing::StartsWith("3:"), HasSubstr("quantization/amax/1/input=1"),
+                                          Not(HasSubstr("/error/"))));
+  EXPECT_THAT(run.sampled->layers, ElementsAre(0, 1, 1));
+}
+
+TEST(PrecisionMonitorLayers, SeveralCallsInAStepAddUp) {
+  Fit run{.rows = {{1, 2, 3, 4}}, .calls = 2};
+  EXPECT_EQ(run.report().layers.at("1").tensors.at("input").numel, 8);
+}
+
+TEST(PrecisionMonitorLayers, NaNAndInfAreThere) {
+  Fit run{.rows = {{kInf, NAN, 1, 1}}, .options = {.every_n_steps = 1, .error_every_n_steps = 1}};
+  const LayerStatistics layer = run.report().layers.at("1");
+  // The first layer spreads them: inf * 0 is NaN.
+  EXPECT_EQ(layer.tensors.at("input").numel, 4);
+  EXPECT_TRUE(std::isnan(layer.products.at("output").relative()));
+  EXPECT_THAT(run.logger->lines[0], HasSubstr("quantization/error/1/output=nan"));
+}
+
+TEST(PrecisionMonitorLayers, AnEmptyBatchLeavesOnlyTheWeight) {
+  Fit run{.rows = {{}}, .options = {.every_n_steps = 1, .error_every_n_steps = 1}};
+  const LayerStatistics layer = run.report().layers.at("1");
+  EXPECT_THAT(layer.tensors, ElementsAre(Key("weight")));
+  EXPECT_EQ(layer.products.count("output"), 0);
+}
+
+TEST(PrecisionMonitorLayers, IgnoredLayersAndOtherModesHaveNone) {
+  Fit ignoring{.precision_options = {.ignore_modules = {"1"}, .fp8_first_and_last = true},
+               .rows = {{1, 2, 3, 4}}};
+  EXPECT_THAT(ignoring.report().layers, ElementsAre(Key("0"), Key("2")));
+  Fit other{.precision = "bf16-mixed", .rows = {{1, 2, 3, 4}}};
+  EXPECT_THAT(other.report().layers, IsEmpty());
+  EXPECT_THAT(other.logger->lines, Not(Contains(HasSubstr("quantization/"))));
+}
+
+TEST(PrecisionMonitorLayers, RefusesAnIntervalBelowOne) {
+  EXPECT_THAT(error_of([] { PrecisionMonitor monitor({.error_every_n_steps = 0}); }),
+              HasSubstr("error_every_n_steps=0"));
+}
+
+class PrecisionMonitorLayersFiles : public InFolder {};
+
+TEST_F(PrecisionMonitorLayersFiles, AResumedRunLogsWhatTheWholeRunLogs) {
+  const auto fit = [&](int64_t max_steps, const std::string& to, const std::filesystem::path& from) {
+    Fit run{.precision_options = {.recipe = NVFP4BlockScaling{}},
+            .rows = {{1, 2, 3, 4}, {5, 6, 7, 0.1F}, {9, 1, 0.2F, 3}},
+            .options = {.every_n_steps = 1, .error_every_n_steps = 1},
+            .from = from};
+    run.run.max_steps = max_steps;
+    run.run.callbacks = {std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / to})};
+    run.report();
+    std::vector<std::string> rows;
+    for (const std::string& line : run.logger->lines)
+      if (line.find("quantization/error/1/grad_weight") != std::string::npos) rows.push_back(line);
+    return rows;
+  };
+  const auto whole = fit(-1, "whole", {});
+  ASSERT_EQ(whole.size(), 3);
+  fit(1, "first", {});
+  EXPECT_EQ(fit(-1, "rest", folder_ / "first"), (std::vector<std::string>{whole[1], whole[2]}));
+}
+
+}  // namespace
+}  // namespace mantissa::layer_statistics_test
