@@ -2,7 +2,7 @@ include(GoogleTest)
 
 # mantissa_pch(<name> <headers>... [LIBS <targets>...]): makes a precompiled header for mantissa_use_pch(), to
 # be used by any number of targets with the same compile options. Sources still include what they use, because
-# clang-tidy and the header check compile without it.
+# clang-tidy compiles without it.
 function(mantissa_pch name)
   if(MANTISSA_PCH)
     cmake_parse_arguments(ARG "" "" "LIBS" ${ARGN})
@@ -39,9 +39,14 @@ function(mantissa_room room)
 endfunction()
 
 # mantissa_parallel(<room> <sources>...): enables OpenMP for the sources that call at::parallel_for(), which
-# otherwise runs serially. They do not use the precompiled header, because it is compiled without OpenMP.
+# otherwise runs serially. They do not use the precompiled header, because it is compiled without OpenMP. Where there
+# is none, the whole room has OpenMP, so that these sources share a unit with the others.
 function(mantissa_parallel room)
-  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
+  if(MANTISSA_PCH)
+    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
+  else()
+    target_compile_options(mantissa_${room} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+  endif()
   target_link_libraries(mantissa_${room} PRIVATE Torch::openmp)
 endfunction()
 

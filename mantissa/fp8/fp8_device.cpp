@@ -2,7 +2,6 @@
 
 #include <array>
 #include <atomic>
-#include <cstddef>
 #include <string>
 
 #include <ATen/DeviceAccelerator.h>
@@ -29,10 +28,10 @@ std::string needs(int capability, std::string_view what) {
 int capability_of(at::Device device) {
   static std::array<std::atomic<int>, 64> known{};  // 0: not asked yet
   const auto index =
-      static_cast<size_t>(device.has_index() ? device.index() : at::accelerator::getDeviceIndex());
-  if (index >= known.size()) return cuda_compute_capability(static_cast<int>(index));
+      static_cast<unsigned char>(device.has_index() ? device.index() : at::accelerator::getDeviceIndex());
+  if (index >= known.size()) return cuda_compute_capability(index);
   int capability = known[index];
-  if (capability == 0) known[index] = capability = cuda_compute_capability(static_cast<int>(index));
+  if (capability == 0) known[index] = capability = cuda_compute_capability(index);
   return capability;
 }
 

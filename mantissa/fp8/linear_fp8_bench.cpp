@@ -127,7 +127,7 @@ bool register_all() {
       for (const auto& [name, recipe] : recipes)
         benchmark::RegisterBenchmark(
             ("block/" + std::to_string(width) + "/tokens:" + std::to_string(tokens) + "/" + name).c_str(),
-            [=](benchmark::State& state) { compare(state, width, tokens, recipe); })
+            [=, recipe = recipe](benchmark::State& state) { compare(state, width, tokens, recipe); })
             ->UseManualTime()
             ->Unit(benchmark::kMillisecond)
             ->Iterations(width == 256 ? 21 : 11);

@@ -104,7 +104,7 @@ bool register_all() {
           const std::string name = std::string("conv/") + (dtype == at::kHalf ? "fp16/" : "bf16/") + s.name +
                                    (channels_last ? "/NHWC/" : "/NCHW/") + part_name;
           register_twins(
-              name, [=] { return twins(s, dtype, part, channels_last); }, 11);
+              name, [=, part = part] { return twins(s, dtype, part, channels_last); }, 11);
         }
   return true;
 }

@@ -8,7 +8,7 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-constexpr int64_t kGrain = 64;  // blocks: about 20 microseconds of work
+constexpr int64_t kBlocksPerTask = 64;  // blocks: about 20 microseconds of work
 
 const BlockwiseBuild& best_build() {
   static const BlockwiseBuild& best = build_for(blockwise_builds(), cpu_features());
@@ -31,12 +31,12 @@ const std::vector<BlockwiseBuild>& blockwise_builds() {
 }
 
 void quantize_blockwise(const QuantizeBlockwise& problem, const BlockwiseBuild& build) {
-  at::parallel_for(0, blocks_of(problem.count), kGrain,
+  at::parallel_for(0, blocks_of(problem.count), kBlocksPerTask,
                    [&](int64_t begin, int64_t end) { build.quantize(problem, begin, end); });
 }
 
 void dequantize_blockwise(const DequantizeBlockwise& problem, const BlockwiseBuild& build) {
-  at::parallel_for(0, blocks_of(problem.count), kGrain,
+  at::parallel_for(0, blocks_of(problem.count), kBlocksPerTask,
                    [&](int64_t begin, int64_t end) { build.dequantize(problem, begin, end); });
 }
 
@@ -48,7 +48,7 @@ void update_blockwise(const std::vector<BlockwiseUpdate>& problems, const Blockw
     begins.push_back(total);
     total += blocks_of(problem.count);
   }
-  at::parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, total, kBlocksPerTask, [&](int64_t begin, int64_t end) {
     auto i = static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), begin) - begins.begin()) - 1;
     for (; i < problems.size() && begins[i] < end; ++i) {
       const int64_t first = std::max(begin, begins[i]) - begins[i];

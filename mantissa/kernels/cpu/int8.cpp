@@ -9,7 +9,7 @@
 namespace mantissa::kernels::cpu {
 namespace {
 
-constexpr int64_t kValuesPerTask = 1 << 15;  // about ten microseconds
+constexpr int64_t kCodesPerTask = 1 << 15;  // about ten microseconds
 
 }  // namespace
 
@@ -32,7 +32,7 @@ const Int8Build& int8_build() {
 
 void quantize_int8(const QuantizeInt8& problem, uint8_t* outliers, const Int8Build& build) {
   std::mutex mutex;
-  at::parallel_for(0, problem.rows, divide_up(kValuesPerTask, problem.cols), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, problem.rows, divide_up(kCodesPerTask, problem.cols), [&](int64_t begin, int64_t end) {
     if (outliers == nullptr) return build.quantize(problem, begin, end, nullptr);
     std::vector<uint8_t> found(static_cast<size_t>(problem.cols), 0);
     build.quantize(problem, begin, end, found.data());
@@ -43,7 +43,7 @@ void quantize_int8(const QuantizeInt8& problem, uint8_t* outliers, const Int8Bui
 }
 
 void dequantize_int8(const DequantizeInt8& problem, const Int8Build& build) {
-  at::parallel_for(0, problem.count, divide_up(kValuesPerTask, problem.cols),
+  at::parallel_for(0, problem.count, divide_up(kCodesPerTask, problem.cols),
                    [&](int64_t begin, int64_t end) { build.dequantize(problem, begin, end); });
 }
 
