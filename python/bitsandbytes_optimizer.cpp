@@ -66,10 +66,6 @@ bool is_kernels_dtype(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
 }
 
-kernels::UpdateState state_of(const Operand& codes, const Operand& absmax) {
-  return {codes.plain.mutable_data_ptr<uint8_t>(), absmax.plain.mutable_data_ptr<float>(), nullptr};
-}
-
 kernels::UpdateFactors factors_of(UpdateRule rule, const Settings& s) {
   const bool decouples_decay = rule == UpdateRule::kAdam || rule == UpdateRule::kLion;
   return kernels::update_factors(rule, decouples_decay, {s.lr, s.beta1, s.beta2, s.eps, s.weight_decay},
@@ -79,18 +75,14 @@ kernels::UpdateFactors factors_of(UpdateRule rule, const Settings& s) {
 Tensor decoded(const Tensor& state, const Tensor& absmax, DynamicMap map) {
   const Tensor codes = state.contiguous(), scales = absmax.contiguous();
   Tensor out = at::empty(codes.sizes(), scales.options());
-  kernels::aten::device_kernels(at::kCPU).dequantize_blockwise(
-      {codes.const_data_ptr<uint8_t>(), scales.const_data_ptr<float>(), out.mutable_data_ptr<float>(),
-       codes.numel(), map});
+  kernels::aten::device_kernels(at::kCPU).dequantize_blockwise(decoding_of(codes, scales, out, map));
   return out;
 }
 
 void encode(const Tensor& values, const Tensor& state, const Tensor& absmax, DynamicMap map) {
   const Operand codes(state), scales(absmax);
-  const Tensor numbers = values.contiguous();
   kernels::aten::device_kernels(at::kCPU).quantize_blockwise(
-      {numbers.const_data_ptr<float>(), codes.plain.mutable_data_ptr<uint8_t>(),
-       scales.plain.mutable_data_ptr<float>(), numbers.numel(), map});
+      encoding_of(values.contiguous(), codes.plain, scales.plain, map));
   codes.write_back();
   scales.write_back();
 }
@@ -124,10 +116,10 @@ void update(UpdateRule rule, const Tensor& g, const Tensor& p, const Tensor& sta
   u.element = element_of(dtype);
   u.parameter = all[0].plain.mutable_data_ptr();
   u.gradient = gradient.plain.mutable_data_ptr();
-  u.state1 = state_of(all[1], all[2]);
+  u.state1 = update_state(all[1].plain, all[2].plain);
   if (kernels::has_second_state(rule)) {
     all.insert(all.end(), {Operand(state2), Operand(absmax2)});
-    u.state2 = state_of(all[3], all[4]);
+    u.state2 = update_state(all[3].plain, all[4].plain);
   }
   u.count = p.numel();
   u.factors = factors_of(rule, s);

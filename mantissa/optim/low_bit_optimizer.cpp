@@ -71,11 +71,6 @@ UpdateFactorTensors factors_of(UpdateRule rule, const LowBitHyperparameters& h, 
   return {(h.lr * root / (1 - at::pow(h.beta1, t))).to(at::kFloat), (h.eps * root).to(at::kFloat)};
 }
 
-kernels::UpdateState update_state(const at::Tensor& state, const at::Tensor& absmax) {
-  if (!absmax.defined()) return {nullptr, nullptr, state.mutable_data_ptr<float>()};
-  return {state.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(), nullptr};
-}
-
 /// The tensors of a slot, whose states are state1, absmax1, state2, absmax2 as far as there are any.
 struct States {
   at::Tensor state1, absmax1, state2, absmax2;
