@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/code_tables.h"
@@ -90,20 +91,20 @@ void encode(const Tensor& values, const Tensor& state, const Tensor& absmax, Dyn
 /// Pagliardini et al. 2024, arXiv:2409.03137: a fast and a slow average of the gradient, in one tensor each half.
 void update_ademamix(const Tensor& gradient, const Tensor& p, const Tensor& state1, const Tensor& state2,
                      const Tensor& absmax1, const Tensor& absmax2, const Settings& s) {
-  const Tensor g = gradient.to(at::kFloat);
-  Tensor fast = decoded(state1[0], absmax1[0], DynamicMap::kSigned),
-         slow = decoded(state1[1], absmax1[1], DynamicMap::kSigned),
-         square = decoded(state2, absmax2, DynamicMap::kUnsigned);
-  fast.mul_(s.beta1).add_(g, 1 - s.beta1);
-  slow.mul_(s.beta3).add_(g, 1 - s.beta3);
-  square.mul_(s.beta2).addcmul_(g, g, 1 - s.beta2);
+  const Tensor g = gradient.to(at::kFloat), is_finite = g.isfinite();
+  const Tensor fast = decoded(state1[0], absmax1[0], DynamicMap::kSigned).mul_(s.beta1).add_(g, 1 - s.beta1),
+               slow = decoded(state1[1], absmax1[1], DynamicMap::kSigned).mul_(s.beta3).add_(g, 1 - s.beta3),
+               square =
+                   decoded(state2, absmax2, DynamicMap::kUnsigned).mul_(s.beta2).addcmul_(g, g, 1 - s.beta2);
   const auto t = static_cast<double>(s.step);
   const double correction1 = 1 - std::pow(s.beta1, t), correction2 = std::sqrt(1 - std::pow(s.beta2, t));
   const Tensor update = (fast / correction1 + slow * s.alpha) / (square.sqrt() / correction2 + s.eps);
-  p.copy_(p.to(at::kFloat).mul_(1 - s.lr * s.weight_decay).add_(update, -s.lr));
-  encode(fast, state1[0], absmax1[0], DynamicMap::kSigned);
-  encode(slow, state1[1], absmax1[1], DynamicMap::kSigned);
-  encode(square, state2, absmax2, DynamicMap::kUnsigned);
+  const Tensor before = p.to(at::kFloat);
+  // As with the other optimizers, an element whose gradient is inf or nan stays, and its states become 0.
+  p.copy_(at::where(is_finite, (before * (1 - s.lr * s.weight_decay)).add_(update, -s.lr), before));
+  encode(at::where(is_finite, fast, 0.0), state1[0], absmax1[0], DynamicMap::kSigned);
+  encode(at::where(is_finite, slow, 0.0), state1[1], absmax1[1], DynamicMap::kSigned);
+  encode(at::where(is_finite, square, 0.0), state2, absmax2, DynamicMap::kUnsigned);
 }
 
 void update(UpdateRule rule, const Tensor& g, const Tensor& p, const Tensor& state1, const Tensor& state2,
