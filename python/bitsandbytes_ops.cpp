@@ -39,7 +39,7 @@ Tensor as_bytes(const Tensor& codes) { return codes.contiguous().view(at::kByte)
 Quantized4Bit weight_of(const Tensor& codes, const Tensor& absmax, at::IntArrayRef shape, int64_t blocksize,
                         Format format, at::ScalarType dtype) {
   Quantized4Bit weight{.codes = as_bytes(codes),
-                       .absmax = absmax.to(at::kFloat).contiguous().view({-1}),
+                       .absmax = absmax.contiguous().view({-1}),
                        .nested_absmax = {},
                        .nested_map = {},
                        .nested_offset = {},
@@ -61,7 +61,6 @@ Quantized4Bit nested_weight_of(const Tensor& codes, const Tensor& absmax, at::In
                                int64_t blocksize, Format format, at::ScalarType dtype,
                                const Tensor& absmax_8bit, const Tensor& code, const Tensor& offset) {
   Quantized4Bit weight = weight_of(codes, absmax_8bit, shape, blocksize, format, dtype);
-  weight.absmax = absmax_8bit.contiguous().view({-1});
   weight.nested_absmax = absmax.to(at::kFloat).contiguous().view({-1});
   weight.nested_map = code.to(at::kFloat).contiguous();
   weight.nested_offset = offset.to(at::kFloat);
@@ -85,8 +84,8 @@ std::tuple<Tensor, Tensor> quantize_4bit(const Tensor& a, int64_t blocksize, con
 Tensor dequantize_4bit(const Tensor& a, const Tensor& absmax, int64_t blocksize,
                        const std::string& quant_type, at::IntArrayRef shape, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
-  return mantissa::dequantize_4bit(weight_of(a, absmax, shape, blocksize, format_of_name(quant_type), dtype),
-                                   dtype);
+  return mantissa::dequantize_4bit(
+      weight_of(a, absmax.to(at::kFloat), shape, blocksize, format_of_name(quant_type), dtype), dtype);
 }
 
 Tensor gemm_4bit(const Tensor& a, const Tensor& b, at::IntArrayRef shape, const Tensor& absmax,
@@ -96,7 +95,8 @@ Tensor gemm_4bit(const Tensor& a, const Tensor& b, at::IntArrayRef shape, const 
   const at::NoGradGuard no_grad;
   const Format format = format_of_name(quant_type);
   if (!absmax_8bit)
-    return linear_4bit(a, weight_of(b, absmax, shape, blocksize, format, a.scalar_type()), bias);
+    return linear_4bit(a, weight_of(b, absmax.to(at::kFloat), shape, blocksize, format, a.scalar_type()),
+                       bias);
   TORCH_CHECK_VALUE(absmax_code && absmax_offset,
                     "gemm_4bit: absmax_8bit needs absmax_code and absmax_offset");
   return linear_4bit(a,
@@ -133,8 +133,9 @@ Tensor gemv_4bit(const Tensor& a, const Tensor& b, at::IntArrayRef shape, const 
   const at::NoGradGuard no_grad;
   const Format format = code[1].item<float>() > 0 ? Format::kFP4 : Format::kNF4;
   const bool is_packed = is_packed_for_cpu(absmax);
-  return linear_4bit(a, weight_of(is_packed ? unpacked_codes(b, shape) : b, is_packed ? absmax.t() : absmax,
-                                  shape, blocksize, format, a.scalar_type()));
+  return linear_4bit(
+      a, weight_of(is_packed ? unpacked_codes(b, shape) : b, (is_packed ? absmax.t() : absmax).to(at::kFloat),
+                   shape, blocksize, format, a.scalar_type()));
 }
 
 at::DimVector sizes_of_product(const Tensor& a, const Tensor& b) {

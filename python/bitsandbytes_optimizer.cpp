@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 
 #include "mantissa/core/code_tables.h"
@@ -66,10 +67,6 @@ bool is_kernels_dtype(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
 }
 
-kernels::UpdateState state_of(const Operand& codes, const Operand& absmax) {
-  return {codes.plain.mutable_data_ptr<uint8_t>(), absmax.plain.mutable_data_ptr<float>(), nullptr};
-}
-
 kernels::UpdateFactors factors_of(UpdateRule rule, const Settings& s) {
   const bool decouples_decay = rule == UpdateRule::kAdam || rule == UpdateRule::kLion;
   return kernels::update_factors(rule, decouples_decay, {s.lr, s.beta1, s.beta2, s.eps, s.weight_decay},
@@ -79,18 +76,14 @@ kernels::UpdateFactors factors_of(UpdateRule rule, const Settings& s) {
 Tensor decoded(const Tensor& state, const Tensor& absmax, DynamicMap map) {
   const Tensor codes = state.contiguous(), scales = absmax.contiguous();
   Tensor out = at::empty(codes.sizes(), scales.options());
-  kernels::aten::device_kernels(at::kCPU).dequantize_blockwise(
-      {codes.const_data_ptr<uint8_t>(), scales.const_data_ptr<float>(), out.mutable_data_ptr<float>(),
-       codes.numel(), map});
+  kernels::aten::device_kernels(at::kCPU).dequantize_blockwise(decoding_of(codes, scales, out, map));
   return out;
 }
 
 void encode(const Tensor& values, const Tensor& state, const Tensor& absmax, DynamicMap map) {
   const Operand codes(state), scales(absmax);
-  const Tensor numbers = values.contiguous();
   kernels::aten::device_kernels(at::kCPU).quantize_blockwise(
-      {numbers.const_data_ptr<float>(), codes.plain.mutable_data_ptr<uint8_t>(),
-       scales.plain.mutable_data_ptr<float>(), numbers.numel(), map});
+      encoding_of(values.contiguous(), codes.plain, scales.plain, map));
   codes.write_back();
   scales.write_back();
 }
@@ -98,20 +91,20 @@ void encode(const Tensor& values, const Tensor& state, const Tensor& absmax, Dyn
 /// Pagliardini et al. 2024, arXiv:2409.03137: a fast and a slow average of the gradient, in one tensor each half.
 void update_ademamix(const Tensor& gradient, const Tensor& p, const Tensor& state1, const Tensor& state2,
                      const Tensor& absmax1, const Tensor& absmax2, const Settings& s) {
-  const Tensor g = gradient.to(at::kFloat);
-  Tensor fast = decoded(state1[0], absmax1[0], DynamicMap::kSigned),
-         slow = decoded(state1[1], absmax1[1], DynamicMap::kSigned),
-         square = decoded(state2, absmax2, DynamicMap::kUnsigned);
-  fast.mul_(s.beta1).add_(g, 1 - s.beta1);
-  slow.mul_(s.beta3).add_(g, 1 - s.beta3);
-  square.mul_(s.beta2).addcmul_(g, g, 1 - s.beta2);
+  const Tensor g = gradient.to(at::kFloat), is_finite = g.isfinite();
+  const Tensor fast = decoded(state1[0], absmax1[0], DynamicMap::kSigned).mul_(s.beta1).add_(g, 1 - s.beta1),
+               slow = decoded(state1[1], absmax1[1], DynamicMap::kSigned).mul_(s.beta3).add_(g, 1 - s.beta3),
+               square =
+                   decoded(state2, absmax2, DynamicMap::kUnsigned).mul_(s.beta2).addcmul_(g, g, 1 - s.beta2);
   const auto t = static_cast<double>(s.step);
   const double correction1 = 1 - std::pow(s.beta1, t), correction2 = std::sqrt(1 - std::pow(s.beta2, t));
   const Tensor update = (fast / correction1 + slow * s.alpha) / (square.sqrt() / correction2 + s.eps);
-  p.copy_(p.to(at::kFloat).mul_(1 - s.lr * s.weight_decay).add_(update, -s.lr));
-  encode(fast, state1[0], absmax1[0], DynamicMap::kSigned);
-  encode(slow, state1[1], absmax1[1], DynamicMap::kSigned);
-  encode(square, state2, absmax2, DynamicMap::kUnsigned);
+  const Tensor before = p.to(at::kFloat);
+  // As with the other optimizers, an element whose gradient is inf or nan stays, and its states become 0.
+  p.copy_(at::where(is_finite, (before * (1 - s.lr * s.weight_decay)).add_(update, -s.lr), before));
+  encode(at::where(is_finite, fast, 0.0), state1[0], absmax1[0], DynamicMap::kSigned);
+  encode(at::where(is_finite, slow, 0.0), state1[1], absmax1[1], DynamicMap::kSigned);
+  encode(at::where(is_finite, square, 0.0), state2, absmax2, DynamicMap::kUnsigned);
 }
 
 void update(UpdateRule rule, const Tensor& g, const Tensor& p, const Tensor& state1, const Tensor& state2,
@@ -124,10 +117,10 @@ void update(UpdateRule rule, const Tensor& g, const Tensor& p, const Tensor& sta
   u.element = element_of(dtype);
   u.parameter = all[0].plain.mutable_data_ptr();
   u.gradient = gradient.plain.mutable_data_ptr();
-  u.state1 = state_of(all[1], all[2]);
+  u.state1 = update_state(all[1].plain, all[2].plain);
   if (kernels::has_second_state(rule)) {
     all.insert(all.end(), {Operand(state2), Operand(absmax2)});
-    u.state2 = state_of(all[3], all[4]);
+    u.state2 = update_state(all[3].plain, all[4].plain);
   }
   u.count = p.numel();
   u.factors = factors_of(rule, s);

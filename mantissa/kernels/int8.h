@@ -12,9 +12,9 @@ namespace mantissa::kernels {
 /// Quantizes each row of a matrix [rows, cols].
 ///
 /// Numerics: scales[i] is the largest magnitude of row i; NaN if the row has a NaN. A code is value * (127 /
-///           scale), rounded to the nearest integer, ties to even; 0 in a row of zeros. If `threshold` is not
-///           0, values whose magnitude reaches it are outliers: they do not count for the scale, and their
-///           codes are undefined.
+///           scale), rounded to the nearest integer, ties to even; 0 in a row of zeros. Where 127 / scale would
+///           overflow, it is the largest float32. If `threshold` is not 0, values whose magnitude reaches it
+///           are outliers: they do not count for the scale, and their codes are undefined.
 struct QuantizeInt8 {
   const void* values = nullptr;
   Element element = Element::kFloat32;

@@ -1,7 +1,6 @@
 #include "mantissa/optim/bitsandbytes_state.h"
 
 #include <cmath>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -80,22 +79,14 @@ void add_values(const StateReader& saved, StateDict& ours) {
     } else if (name == "qmap1" || name == "qmap2") {
       check_map(saved.at(name), name == "qmap1" ? DynamicMap::kSigned : DynamicMap::kUnsigned);
     } else if (name == "step") {
-      const double step = value.get_if<at::Tensor>() ? saved.at(name).to_tensor().item<double>()
-                                                     : static_cast<double>(saved.at(name).to_count());
+      const auto* const tensor = value.get_if<at::Tensor>();
+      if (tensor && tensor->numel() != 1) saved.at(name).fail("is not a single number");
+      const double step = tensor ? tensor->item<double>() : static_cast<double>(saved.at(name).to_count());
       ours.insert_or_assign(name, at::scalar_tensor(step, at::kFloat));
     } else {
       ours.insert_or_assign(name, value);  // load_optimizer_state() refuses what is not ours
     }
   }
-}
-
-/// Returns an option that its optimizer would refuse in its next step if it were not in [0, limit].
-double option_of(const StateReader& value, double limit) {
-  const double number = value.to_double();
-  if (!(number >= 0 && number <= limit))
-    value.fail(
-        c10::str("is ", number, "; it must be ", limit == 1 ? "from 0 to 1" : "0 or more, and finite"));
-  return number;
 }
 
 }  // namespace
@@ -130,25 +121,30 @@ void load_bitsandbytes_state(LowBitOptimizer& optimizer, const StateReader& stat
   }
   ours.insert_or_assign("state", std::move(states));
 
-  // The options that both have are set on copies first, so that an error changes nothing.
+  // The options that both have are set on copies first, and checked as in a step, so that an error changes nothing.
   auto& our_groups = *ours.at("param_groups").get_if<StateList>();
   if (saved_groups.size() != our_groups.size())
     saved_groups.fail(c10::str("are ", saved_groups.size(), "; the optimizer has ", our_groups.size()));
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
+  std::vector<torch::optim::OptimizerParamGroup> groups;
   for (size_t i = 0; i < our_groups.size(); ++i) {
-    const StateReader saved = saved_groups.at(i);
-    const StateReader betas = saved.at("betas");
-    options.push_back(optimizer.param_groups()[i].options().clone());
-    auto h = optimizer.hyperparameters(*options.back());
-    constexpr double kAny = std::numeric_limits<double>::max();
-    h.lr = option_of(saved.at("lr"), kAny), h.eps = option_of(saved.at("eps"), kAny);
-    h.beta1 = option_of(betas.at(0), 1), h.beta2 = option_of(betas.at(1), 1);
-    h.weight_decay = option_of(saved.at("weight_decay"), kAny);
-    optimizer.set_hyperparameters(*options.back(), h);
+    const StateReader saved = saved_groups.at(i), betas = saved.at("betas");
+    auto& group =
+        groups.emplace_back(std::vector<at::Tensor>(), optimizer.param_groups()[i].options().clone());
+    auto h = optimizer.hyperparameters(group.options());
+    h.lr = saved.at("lr").to_double(), h.eps = saved.at("eps").to_double();
+    h.beta1 = betas.at(0).to_double(), h.beta2 = betas.at(1).to_double();
+    h.weight_decay = saved.at("weight_decay").to_double();
+    optimizer.set_hyperparameters(group.options(), h);
+    try {
+      optimizer.checked_options(group);
+    } catch (const c10::ValueError& error) {
+      saved.fail(error.what_without_backtrace());
+    }
     our_groups[i].get_if<StateDict>()->insert_or_assign("params", saved.to_dict().at("params"));
   }
   load_optimizer_state(optimizer, StateReader(ours, state.path()));
-  for (size_t i = 0; i < options.size(); ++i) optimizer.param_groups()[i].set_options(std::move(options[i]));
+  for (size_t i = 0; i < groups.size(); ++i)
+    optimizer.param_groups()[i].set_options(groups[i].options().clone());
 }
 
 }  // namespace mantissa

@@ -17,6 +17,7 @@
 
 #include "mantissa/core/code_tables.h"
 #include "mantissa/kernels/aten/device_kernels.h"
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/optim/blockwise_internal.h"
 #include "mantissa/optim/stochastic_round.h"
 
@@ -109,8 +110,7 @@ BlockwiseCodes quantize_blockwise(const at::Tensor& values, bool is_signed) {
   if (kernel == nullptr) return quantize_by_operations(numbers, map_of(is_signed));
   const BlockwiseCodes out = {at::empty(numbers.sizes(), numbers.options().dtype(at::kByte)),
                               at::empty({blocks_of(numbers.numel())}, numbers.options())};
-  kernel({numbers.const_data_ptr<float>(), out.codes.mutable_data_ptr<uint8_t>(),
-          out.absmax.mutable_data_ptr<float>(), numbers.numel(), map_of(is_signed)});
+  kernel(encoding_of(numbers, out.codes, out.absmax, map_of(is_signed)));
   return out;
 }
 
@@ -127,8 +127,7 @@ at::Tensor dequantize_blockwise(const BlockwiseCodes& quantized, bool is_signed)
   const BlockwiseCodes in = {codes.contiguous(), absmax.contiguous()};
   if (kernel == nullptr) return dequantize_by_operations(in, map_of(is_signed));
   const at::Tensor out = at::empty(codes.sizes(), absmax.options());
-  kernel({in.codes.const_data_ptr<uint8_t>(), in.absmax.const_data_ptr<float>(),
-          out.mutable_data_ptr<float>(), codes.numel(), map_of(is_signed)});
+  kernel(decoding_of(in.codes, in.absmax, out, map_of(is_signed)));
   return out;
 }
 

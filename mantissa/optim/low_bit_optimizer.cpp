@@ -71,11 +71,6 @@ UpdateFactorTensors factors_of(UpdateRule rule, const LowBitHyperparameters& h, 
   return {(h.lr * root / (1 - at::pow(h.beta1, t))).to(at::kFloat), (h.eps * root).to(at::kFloat)};
 }
 
-kernels::UpdateState update_state(const at::Tensor& state, const at::Tensor& absmax) {
-  if (!absmax.defined()) return {nullptr, nullptr, state.mutable_data_ptr<float>()};
-  return {state.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(), nullptr};
-}
-
 /// The tensors of a slot, whose states are state1, absmax1, state2, absmax2 as far as there are any.
 struct States {
   at::Tensor state1, absmax1, state2, absmax2;
@@ -157,7 +152,7 @@ void LowBitOptimizer::check_override(const LowBitOverride& settings) const {
                     settings.min_8bit_size.value_or(0), " is invalid; it must be 0 or more");
 }
 
-void LowBitOptimizer::override_config(const at::Tensor& parameter, const LowBitOverride& settings) {
+void LowBitOptimizer::check_override(const at::Tensor& parameter, const LowBitOverride& settings) const {
   check_override(settings);
   TORCH_CHECK_VALUE(parameter.defined() && steps(parameter), name_,
                     ": an override is for a parameter that this optimizer does not step; add the parameter to"
@@ -166,6 +161,10 @@ void LowBitOptimizer::override_config(const at::Tensor& parameter, const LowBitO
                         state().find(parameter.unsafeGetTensorImpl()) == state().end(),
                     name_, ": a parameter of shape ", parameter.sizes(),
                     " has states already, so that their bits are fixed; override them before the first step");
+}
+
+void LowBitOptimizer::override_config(const at::Tensor& parameter, const LowBitOverride& settings) {
+  check_override(parameter, settings);
   LowBitOverride& all = *overrides_.try_emplace(parameter).first;
   const auto set = [](auto& old, const auto& value) {
     if (value) old = value;
@@ -181,6 +180,7 @@ void LowBitOptimizer::override_config(const torch::nn::Module& module, const Low
     if (steps(parameter)) stepped.push_back(parameter);
   TORCH_CHECK_VALUE(!stepped.empty(), name_, ": an override is for a module '", module.name(),
                     "' of which this optimizer steps no parameter; give it a module that it trains");
+  for (const at::Tensor& parameter : stepped) check_override(parameter, settings);
   for (const at::Tensor& parameter : stepped) override_config(parameter, settings);
 }
 

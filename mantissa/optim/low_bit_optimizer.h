@@ -80,7 +80,7 @@ class LowBitOptimizer : public FusedOptimizer {
   void override_config(const at::Tensor& parameter, const LowBitOverride& settings);
   /// The same for all parameters of a module and of the modules in it. Parameters that do not train may be
   /// missing in the optimizer.
-  /// Errors: c10::ValueError if the optimizer steps none of them.
+  /// Errors: those above; c10::ValueError if the optimizer steps none of them. No parameter has changed then.
   void override_config(const torch::nn::Module& module, const LowBitOverride& settings);
   /// The same for the parameter that module.named_parameters() calls `name`.
   /// Errors: c10::ValueError for another name; it suggests the nearest one.
@@ -133,6 +133,8 @@ class LowBitOptimizer : public FusedOptimizer {
   friend StateDict bitsandbytes_state(const LowBitOptimizer& optimizer, bool is_wrapped);
   friend void load_bitsandbytes_state(LowBitOptimizer& optimizer, const StateReader& state);
 
+  /// Throws if override_config() cannot give the parameter these settings.
+  void check_override(const at::Tensor& parameter, const LowBitOverride& settings) const;
   void check_override(const LowBitOverride& settings) const;
   bool steps(const at::Tensor& parameter) const;
   void update_on_cpu(const std::vector<Slot>& slots, const Batch& batch,

@@ -167,14 +167,14 @@ void fit_state(at::Tensor& state, const at::Tensor& parameter, at::ScalarType dt
 
 at::Tensor& step_on(at::Device device, at::Tensor& step) {
   if (!step.defined()) step = at::scalar_tensor(0.0, at::kFloat);
-  step = step.to(device);
+  step = step.to(device, at::kFloat);
   return step;
 }
 
 void read_step(torch::serialize::InputArchive& archive, at::Tensor& step) {
   c10::IValue stored;
   if (!archive.try_read("step", stored)) return;
-  step = stored.isInt() ? at::scalar_tensor(stored.toInt(), at::kFloat) : stored.toTensor();
+  step = stored.isTensor() ? stored.toTensor() : at::scalar_tensor(stored.toScalar(), at::kFloat);
 }
 
 }  // namespace mantissa

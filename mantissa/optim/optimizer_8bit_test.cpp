@@ -1,7 +1,7 @@
 // What is particular to the 8-bit optimizers. fused_optimizer_test.cpp and optimizer_state_test.cpp test what
 // they share with the others.
 #include "mantissa/core/test_support_internal.h"
-#include "mantissa/optim/bitsandbytes_state.h"
+#include "mantissa/optim/eight_bit_test_support_internal.h"
 #include "mantissa/optim/low_bit_optimizer.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/optim/optimizers_8bit.h"
@@ -10,43 +10,13 @@
 namespace mantissa::optimizer_8bit_test {
 namespace {
 
+using namespace test8bit;
 using testing::HasSubstr;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::RMSpropOptions;
-using Made = std::unique_ptr<LowBitOptimizer>;
 
-struct Kind {
-  std::string name;
-  std::function<Made(std::vector<at::Tensor>, const LowBitOptions&)> make;
-};
-void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
-
-template <typename Optimizer, typename Options>
-Kind kind(const std::string& name, const Options& options) {
-  return {name, [options](std::vector<at::Tensor> parameters, const LowBitOptions& all) {
-            return std::make_unique<Optimizer>(std::move(parameters), options, all);
-          }};
-}
-
-class EightBit : public testing::TestWithParam<Kind> {
- protected:
-  static Made make(std::vector<at::Tensor> parameters, const LowBitOptions& options = {}) {
-    return GetParam().make(std::move(parameters), options);
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Kinds, EightBit,
-                         testing::Values(kind<Adam8bit>("Adam8bit", AdamOptions(0.01)),
-                                         kind<AdamW8bit>("AdamW8bit", AdamWOptions(0.01)),
-                                         kind<Lion8bit>("Lion8bit", LionOptions(0.01)),
-                                         kind<SGD8bit>("SGD8bit", SGDOptions(0.01).momentum(0.9)),
-                                         kind<RMSprop8bit>("RMSprop8bit", RMSpropOptions(0.01)),
-                                         kind<Adagrad8bit>("Adagrad8bit", AdagradOptions(0.01))),
+INSTANTIATE_TEST_SUITE_P(Kinds, EightBit, testing::ValuesIn(all_8bit_optimizers()),
                          [](const auto& info) { return info.param.name; });
-
-at::Tensor weight(int64_t count) {
-  torch::manual_seed(6);
-  return at::randn({count}).set_requires_grad(true);
-}
 
 const LowBitParamState& state_of(const LowBitOptimizer& optimizer, const at::Tensor& parameter) {
   return dynamic_cast<const LowBitParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
@@ -201,6 +171,27 @@ TEST_P(EightBit, AStateWithOtherStridesContinuesBitForBit) {
   }
 }
 
+TEST_P(EightBit, StepsMayBeCountedInAnotherDtype) {
+  const at::Tensor p = weight(5000);
+  const auto straight = make({p});
+  take_noisy_steps(*straight, 0, 3);
+  const at::Tensor start = twin(p);
+  StateDict saved = snapshot(optimizer_state(*straight));
+  take_noisy_steps(*straight, 3, 5);
+  StateValue& steps = saved.at("state").get_if<StateDict>()->at("0").get_if<StateDict>()->at("step");
+  for (const auto dtype : {at::kDouble, at::kLong}) {
+    steps = at::full({1}, 3, dtype);
+    const at::Tensor q = twin(start);
+    const auto resumed = make({q});
+    load_optimizer_state(*resumed, StateReader(saved));
+    take_noisy_steps(*resumed, 3, 5);
+    EXPECT_TRUE(at::equal(q, p)) << dtype;
+  }
+  steps = 3.0;
+  EXPECT_THAT(value_error([&] { load_optimizer_state(*straight, StateReader(saved)); }),
+              HasSubstr("the optimizer does not load all of it (loaded and saved: state.0.step"));
+}
+
 TEST_P(EightBit, TakesGradientsOfAnotherDtypeAndLeavesThemUnscaled) {
   const at::Tensor p = weight(4096).to(at::kBFloat16).detach().set_requires_grad(true), q = twin(p);
   const auto one = make({p}), two = make({q});
@@ -317,6 +308,10 @@ TEST_P(EightBit, RefusesOverridesThatMatchNothingOrComeTooLate) {
       value_error([&] { optimizer->override_config(net.fc->weight, {.optim_bits = 32}); }),
       HasSubstr("has states already, so that their bits are fixed; override them before the first step"));
   EXPECT_TRUE(has_8_bits(*optimizer, net.fc->weight));
+  optimizer->add_param_group(OptimizerParamGroup({net.embed->weight}));  // it has no state yet
+  EXPECT_THAT(value_error([&] { optimizer->override_config(net, {.optim_bits = 32}); }),
+              HasSubstr("has states already"));
+  EXPECT_EQ(optimizer->optim_bits(net.embed->weight), 8) << "no parameter of the module has changed";
   optimizer->override_config(net.fc->weight, {.lr = 0});
   const at::Tensor before = net.fc->weight.detach().clone();
   take_noisy_steps(*optimizer, 1, 2);
@@ -351,73 +346,6 @@ TEST_P(EightBit, AParameterThatWasResizedIsRefusedBeforeAnythingIsWritten) {
     EXPECT_THAT(error_of([&] { optimizer->step(); }), HasSubstr("which does not fit; it was resized"));
     EXPECT_TRUE(at::equal(other, was) && at::equal(p, resized)) << before << " to " << after;
   }
-}
-
-TEST_P(EightBit, ConvertsToTheLayoutOfBitsandbytesAndBack) {
-  const auto make_net = [] { return std::vector<at::Tensor>{weight(4097), weight(5)}; };
-  for (const bool is_wrapped : {true, false}) {
-    const auto net = make_net(), resumed_net = make_net();
-    const auto straight = make(net), resumed = make(resumed_net);
-    take_noisy_steps(*straight, 0, 3);
-    straight->param_groups()[0].options().set_lr(0.002);
-    const StateDict theirs = snapshot(bitsandbytes_state(*straight, is_wrapped));
-    const StateReader first = StateReader(theirs).at("state").at("0");
-    EXPECT_EQ(first.at("step").to_int(), 3);
-    const StateReader tensors = is_wrapped ? first.at("__bnb_optimizer_quant_state__") : first;
-    EXPECT_EQ(tensors.at("qmap1").to_tensor().numel(), 256);
-    EXPECT_EQ(tensors.at("absmax1").to_tensor().numel(), 17);
-    EXPECT_EQ(StateReader(theirs).at("param_groups").at(0).at("lr").to_double(), 0.002);
-    {
-      const at::NoGradGuard no_grad;
-      for (size_t i = 0; i < net.size(); ++i) at::Tensor(resumed_net[i]).copy_(net[i]);
-    }
-    load_bitsandbytes_state(*resumed, StateReader(theirs));
-    EXPECT_EQ(difference(optimizer_state(*resumed), optimizer_state(*straight)), "");
-    take_noisy_steps(*straight, 3, 5);
-    take_noisy_steps(*resumed, 3, 5);
-    for (size_t i = 0; i < net.size(); ++i) EXPECT_TRUE(at::equal(net[i], resumed_net[i]));
-  }
-}
-
-TEST_P(EightBit, AStateOfBitsandbytesThatDoesNotFitChangesNothing) {
-  const at::Tensor p = weight(4096);
-  const auto optimizer = make({p});
-  take_noisy_steps(*optimizer, 0, 2);
-  const StateDict before = snapshot(optimizer_state(*optimizer));
-  const auto error_with = [&](const std::function<void(StateDict&, StateDict&)>& change) {
-    StateDict theirs = snapshot(bitsandbytes_state(*optimizer, /*is_wrapped=*/false));
-    StateDict& state = *theirs.at("state").get_if<StateDict>()->at("0").get_if<StateDict>();
-    StateDict& group = *(*theirs.at("param_groups").get_if<StateList>())[0].get_if<StateDict>();
-    group.insert_or_assign("lr", 77.0);
-    change(state, group);
-    const std::string error =
-        error_of([&] { load_bitsandbytes_state(*optimizer, StateReader(theirs, "theirs")); });
-    EXPECT_EQ(difference(optimizer_state(*optimizer), before), "");
-    return error;
-  };
-  EXPECT_THAT(
-      error_with([](auto& state, auto&) { state.insert_or_assign("qmap1", at::linspace(-1, 1, 256)); }),
-      HasSubstr("theirs.state.0.qmap1: is another map"));
-  EXPECT_THAT(error_with([](auto& state, auto&) { state.insert_or_assign("unorm_vec", at::ones({1})); }),
-              HasSubstr("state.0.unorm_vec: is not a value of this optimizer's state"));
-  EXPECT_THAT(error_with([](auto& state, auto&) { state.erase("absmax1"); }), HasSubstr("has no 'absmax1'"));
-  EXPECT_THAT(error_with([](auto& state, auto&) { state.insert_or_assign("absmax1", at::ones({3})); }),
-              HasSubstr("absmax1: has shape [3]; [16] was expected"));
-  EXPECT_THAT(error_with([](auto& state, auto&) { state.insert_or_assign("state1", at::ones({4096})); }),
-              HasSubstr("state1: is Float; Byte was expected"));
-  EXPECT_THAT(error_with([](auto&, auto& group) {
-                group.insert_or_assign("params", StateList{0, 1});
-              }),
-              HasSubstr("params: the 2 saved parameters do not match"));
-  EXPECT_THAT(error_with([](auto&, auto& group) { group.erase("betas"); }), HasSubstr("'betas' is missing"));
-  EXPECT_THAT(error_with([](auto&, auto& group) { group.insert_or_assign("lr", -1.0); }),
-              HasSubstr("lr: is -1; it must be 0 or more"));
-  EXPECT_THAT(error_with([](auto&, auto& group) {
-                group.insert_or_assign("betas", StateList{1.5, 0.9});
-              }),
-              HasSubstr("is 1.5; it must be from 0 to 1"));
-  EXPECT_THAT(error_with([](auto&, auto& group) { group.insert_or_assign("lr", "fast"); }),
-              HasSubstr("lr: is text"));
 }
 
 TEST(EightBitOptions, Q47_WhatHasNo8BitFormIsRefused) {
@@ -481,11 +409,6 @@ TEST(EightBitOptions, AFileOfAnotherEightBitOptimizerIsRefused) {
   take_noisy_steps(lion, 0, 1);
   EXPECT_THAT(value_error([&] { save_and_load(adam, lion); }), HasSubstr("a state2"));
   EXPECT_THAT(value_error([&] { save_and_load(lion, adam); }), HasSubstr("no state2"));
-}
-
-TEST(EightBitOptions, AGroupThatMaximizesHasNoFormInBitsandbytes) {
-  EXPECT_THAT(value_error([] { bitsandbytes_state(Adam8bit({weight(9)}, AdamOptions().maximize(true))); }),
-              HasSubstr("parameter group 0 maximizes"));
 }
 
 }  // namespace

@@ -118,9 +118,10 @@ State& state_in(ParamStateSlot& slot) {
 /// parameter was converted, is brought to the parameter's device, layout in memory and `dtype`.
 void fit_state(at::Tensor& state, const at::Tensor& parameter, at::ScalarType dtype);
 
-/// Brings `step`, the 0-dim float32 counter of a state, to `device`; an undefined counter becomes 0.
+/// Brings `step`, the counter of a state, to `device` as float32; an undefined counter becomes 0. That of a file may have
+/// another dtype: Python's optimizers count in float64 where it is the default dtype.
 at::Tensor& step_on(at::Device device, at::Tensor& step);
-/// Reads "step", also as the integer that libtorch's own optimizers write.
+/// Reads "step", also as the number that libtorch's own optimizers write.
 void read_step(torch::serialize::InputArchive& archive, at::Tensor& step);
 
 /// Returns the state of Adam and its fused version; makes it if it is missing. The moments have `dtype`.

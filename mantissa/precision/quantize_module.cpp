@@ -102,9 +102,11 @@ void quantize_module(Module& module, const QuantizeModuleOptions& options, const
       " whose weight could be quantized; choose another mode",
       options.embeddings && options.convolutions ? "" : ", or quantize_embeddings or quantize_convolutions");
   if (const auto existing = quantized_weights(module); !existing.empty()) {
+    std::vector<PackedDataPtr> made;
     for (const auto& [name, weight] : existing)
-      if (const PackedDataPtr data = with_options(*packed_data(base_weight(weight)), options))
-        set_weight(weight, data);
+      made.push_back(with_options(*packed_data(base_weight(weight)), options));
+    for (size_t i = 0; i < made.size(); ++i)
+      if (made[i]) set_weight(existing[i].second, made[i]);
     return;
   }
   const std::vector<Layer> layers = layers_to_quantize(module, options);

@@ -183,6 +183,20 @@ TEST_F(QuantizeModule, Q56_ExistingInt8WeightsTakeTheThreshold) {
   EXPECT_TRUE(same_bits(torch::matmul(x, net->weight.t()), torch::matmul(x, same->weight.t())));
 }
 
+TEST_F(QuantizeModule, AnErrorChangesNoExistingWeight) {
+  torch::nn::Linear four(64, 8), eight(8, 8);
+  quantize_module(*four, {}, "here");
+  quantize_module(*eight, {.format = Format::kInt8}, "here");
+  torch::nn::Sequential net(four, eight);
+  const PackedDataPtr before = packed_data(four->weight);
+  EXPECT_THAT(error_of([&] {
+                quantize_module(
+                    *net, {.format = Format::kInt8, .threshold = -1, .compute_dtype = at::kBFloat16}, "here");
+              }),
+              HasSubstr("the threshold is -1"));
+  EXPECT_EQ(packed_data(four->weight), before);
+}
+
 TEST_F(QuantizeModule, Q56_ERR21_AModuleWithoutALinearIsATypeError) {
   torch::nn::Sequential net(torch::nn::Conv1d(2, 2, 1), torch::nn::LayerNorm(std::vector<int64_t>{4}));
   EXPECT_THROW(quantize_module(*net, {}, "here"), c10::TypeError);

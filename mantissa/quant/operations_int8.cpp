@@ -28,7 +28,8 @@ QuantizedInt8 quantize_int8_by_operations(const at::Tensor& matrix, double thres
   result.scales = matrix.size(1) == 0 ? at::zeros({matrix.size(0)}, values.options()) : counted.amax(1);
   // Not 127 / scales, which libtorch computes as 127 * (1 / scales).
   const at::Tensor factors = at::where(result.scales == 0, at::zeros_like(result.scales),
-                                       at::full_like(result.scales, 127) / result.scales);
+                                       at::full_like(result.scales, 127) / result.scales)
+                                 .clamp_max(std::numeric_limits<float>::max());
   const at::Tensor scaled = values * factors.unsqueeze(1);
   result.codes = scaled.masked_fill(scaled.isnan(), -127).clamp(-127, 127).round().to(at::kChar);
   if (result.outlier_cols.defined()) result.codes.index_fill_(1, result.outlier_cols, 0);

@@ -89,6 +89,19 @@ def test_weights_without_gradient_stay(replaced, name):
     assert not torch.equal(weight[has_gradient], start[has_gradient])
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_gradient_that_is_not_finite_stays_at_its_element(replaced, name):
+    odd, start = torch.tensor([7, 300]), torch.randn(5000)
+    clean = [torch.randn(5000).index_fill(0, odd, 0) for _ in range(3)]
+    gradients = [clean[0], clean[1].index_copy(0, odd, torch.tensor([float("nan"), float("-inf")])), clean[2]]
+    before, after = (trained(name, torch.float32, gradients[:count], start)[0] for count in (1, 2))
+    assert torch.equal(after[odd], before[odd]) and not torch.equal(after, before)
+    ours, expected = (trained(name, torch.float32, given, start)[0] for given in (gradients, clean))
+    assert ours.isfinite().all()
+    others = torch.ones(5000, dtype=torch.bool).index_fill(0, odd, False)
+    assert torch.equal(ours[others], expected[others])
+
+
 def state_of(count):
     blocks, create = -(count // -256), bnb.functional.create_dynamic_map
     return {"state1": torch.zeros(count, dtype=torch.uint8), "state2": torch.zeros(count, dtype=torch.uint8),

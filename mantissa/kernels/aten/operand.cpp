@@ -28,4 +28,21 @@ kernels::ProductInt8 product_of_codes(const at::Tensor& a, const at::Tensor& b) 
   return p;
 }
 
+kernels::QuantizeBlockwise encoding_of(const at::Tensor& values, const at::Tensor& codes,
+                                       const at::Tensor& absmax, kernels::DynamicMap map) {
+  return {values.const_data_ptr<float>(), codes.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(),
+          values.numel(), map};
+}
+
+kernels::DequantizeBlockwise decoding_of(const at::Tensor& codes, const at::Tensor& absmax,
+                                         const at::Tensor& values, kernels::DynamicMap map) {
+  return {codes.const_data_ptr<uint8_t>(), absmax.const_data_ptr<float>(), values.mutable_data_ptr<float>(),
+          codes.numel(), map};
+}
+
+kernels::UpdateState update_state(const at::Tensor& state, const at::Tensor& absmax) {
+  if (!absmax.defined()) return {nullptr, nullptr, state.mutable_data_ptr<float>()};
+  return {state.mutable_data_ptr<uint8_t>(), absmax.mutable_data_ptr<float>(), nullptr};
+}
+
 }  // namespace mantissa

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/kernels/blockwise.h"
 #include "mantissa/kernels/element.h"
 #include "mantissa/kernels/int8.h"
 
@@ -23,5 +24,15 @@ struct Operand {
 /// Returns the product of int8 codes a [m, k] and b [n, k], whose rows may have gaps. Scales, addend and result are left
 /// to the caller.
 kernels::ProductInt8 product_of_codes(const at::Tensor& a, const at::Tensor& b);
+
+/// Return the problems that write the codes and scales of `values`, and the values of codes. All tensors are contiguous: values
+/// and absmax are float32, codes are uint8.
+kernels::QuantizeBlockwise encoding_of(const at::Tensor& values, const at::Tensor& codes,
+                                       const at::Tensor& absmax, kernels::DynamicMap map);
+kernels::DequantizeBlockwise decoding_of(const at::Tensor& codes, const at::Tensor& absmax,
+                                         const at::Tensor& values, kernels::DynamicMap map);
+
+/// Returns an optimizer's state in contiguous tensors: codes with their absmax, or float32 values if absmax is undefined.
+kernels::UpdateState update_state(const at::Tensor& state, const at::Tensor& absmax);
 
 }  // namespace mantissa

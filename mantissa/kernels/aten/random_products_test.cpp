@@ -12,6 +12,7 @@
 #include "mantissa/core/cpu_features.h"
 #include "mantissa/kernels/aten/choice.h"
 #include "mantissa/kernels/aten/choice_internal.h"
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/kernels/aten/overrides.h"
 #include "mantissa/kernels/cpu/gemm.h"
 #include "mantissa/kernels/test_support_internal.h"
@@ -161,15 +162,9 @@ TEST(RandomProducts, AreWithinTheBoundOrLibtorchs) {
 
 class RandomGemm : public testing::TestWithParam<kernels::cpu::GemmBuild> {};
 
-kernels::Element element_of(const at::Tensor& x) {
-  return x.scalar_type() == at::kFloat  ? kernels::Element::kFloat32
-         : x.scalar_type() == at::kHalf ? kernels::Element::kFloat16
-                                        : kernels::Element::kBFloat16;
-}
-
 template <typename M>
 M matrix(const at::Tensor& x) {
-  return {x.data_ptr(), element_of(x), x.stride(1), x.stride(2), x.stride(0)};
+  return {x.data_ptr(), element_of(x.scalar_type()), x.stride(1), x.stride(2), x.stride(0)};
 }
 
 TEST_P(RandomGemm, IsWithinTheBound) {

@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/code_tables.h"
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/kernels/state_codes.h"
 #include "mantissa/kernels/test_support_internal.h"
 
@@ -143,12 +144,6 @@ TEST_P(Blockwise, NanIsStoredAsZero) {
     EXPECT_EQ(dequantized(GetParam(), map, out)[2], 0);
     EXPECT_EQ(out.absmax[0], 1);
   }
-}
-
-Element element_of(at::ScalarType dtype) {
-  return dtype == at::kHalf       ? Element::kFloat16
-         : dtype == at::kBFloat16 ? Element::kBFloat16
-                                  : Element::kFloat32;
 }
 
 /// Returns gradients that reach every branch. Each is made once, because that takes longer than a step.

@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/kernels/test_support_internal.h"
 
 namespace mantissa::kernels::cpu::fp8_test {
@@ -18,12 +19,6 @@ namespace {
 constexpr at::ScalarType kInputs[] = {at::kFloat, at::kBFloat16, at::kHalf};
 constexpr int64_t kCounts[] = {0, 1, 7, 8, 15, 16, 17, 31, 33, 255, 256, 257, 1023, 1025, 3000};
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-Element element_of(at::ScalarType dtype) {
-  return dtype == at::kFloat  ? Element::kFloat32
-         : dtype == at::kHalf ? Element::kFloat16
-                              : Element::kBFloat16;
-}
 
 at::ScalarType dtype_of(Fp8 format) { return format == Fp8::kE4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2; }
 

@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/kernels/cpu/builds_internal.h"
 #include "mantissa/kernels/test_support_internal.h"
 
@@ -19,12 +20,6 @@ namespace mantissa::kernels::cpu::gemm_test {
 void PrintTo(const GemmBuild& build, std::ostream* out) { *out << tier_name(build.tier); }
 
 namespace {
-
-Element element_of(at::ScalarType dtype) {
-  return dtype == at::kFloat  ? Element::kFloat32
-         : dtype == at::kHalf ? Element::kFloat16
-                              : Element::kBFloat16;
-}
 
 template <typename M>
 M matrix(const at::Tensor& x) {

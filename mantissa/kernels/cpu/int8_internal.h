@@ -72,7 +72,7 @@ void mark_outliers(const typename Source::Storage* from, int64_t count, float th
 
 template <class V, class Source>
 void quantize_row(const typename Source::Storage* from, int64_t count, float scale, int8_t* to) {
-  const auto factor = V::set(scale == 0 ? 0 : 127 / scale), low = V::set(-127), high = V::set(127);
+  const auto factor = V::set(int8_factor<V>(scale)), low = V::set(-127), high = V::set(127);
   for (int64_t i = 0; i < count; i += kInt8Group) {
     typename V::Float values[kInt8Group / V::kLanes];
 #pragma GCC unroll 4

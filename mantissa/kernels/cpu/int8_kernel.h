@@ -30,6 +30,14 @@ constexpr Gemm gemm_of(const ProductInt8& p) {
   return g;
 }
 
+/// Returns the factor of the values of a row: see QuantizeInt8.
+template <class Build>
+float int8_factor(float scale) {
+  constexpr float kLargest = 0x1.fffffep127F;
+  const float factor = scale == 0 ? 0 : 127 / scale;
+  return factor > kLargest ? kLargest : factor;  // 0 times inf would be NaN
+}
+
 namespace generic {  // the reference implementation
 QuantizeInt8Part quantize_int8;
 DequantizeInt8Part dequantize_int8;

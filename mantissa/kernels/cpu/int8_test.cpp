@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/kernels/test_support_internal.h"
 
 namespace mantissa::kernels::cpu::int8_test {
@@ -21,12 +22,6 @@ namespace {
 using test::same_bits;
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kHalf, at::kBFloat16};
-
-Element element_of(at::ScalarType dtype) {
-  return dtype == at::kFloat  ? Element::kFloat32
-         : dtype == at::kHalf ? Element::kFloat16
-                              : Element::kBFloat16;
-}
 
 struct Rows {
   at::Tensor codes, scales, outliers;
@@ -64,6 +59,17 @@ TEST_P(Int8, RowsFollowTheDefinition) {
     // libtorch, too, rounds ties to even.
     EXPECT_TRUE(
         at::equal(got.codes, (wide * (at::full({9}, 127.0) / scales).unsqueeze(1)).round().to(at::kChar)));
+  }
+}
+
+// 127 over the largest of such numbers is infinite, and 0 times that NaN.
+TEST_P(Int8, ZerosBesideTinyNumbersStayZeros) {
+  for (const float largest : {1e-36F, 3.7e-37F, 1e-40F}) {
+    at::Tensor x = at::zeros({1, 40});
+    x[0][1] = -largest;
+    const Rows got = quantized(x, 0, GetParam());
+    EXPECT_EQ(got.codes.count_nonzero().item<int64_t>(), largest > 1e-39F ? 1 : 0) << largest;
+    EXPECT_EQ(got.scales[0].item<float>(), largest);
   }
 }
 
@@ -140,14 +146,7 @@ Problem problem(int64_t m, int64_t n, int64_t k) {
 }
 
 ProductInt8 product_of(const Problem& p) {
-  ProductInt8 product;
-  product.m = p.a.size(0);
-  product.n = p.b.size(0);
-  product.k = p.a.size(1);
-  product.a = p.a.const_data_ptr<int8_t>();
-  product.b = p.b.const_data_ptr<int8_t>();
-  product.a_stride = p.a.stride(0);
-  product.b_stride = p.b.stride(0);
+  ProductInt8 product = product_of_codes(p.a, p.b);
   product.a_scales = p.a_scales.const_data_ptr<float>();
   product.b_scales = p.b_scales.const_data_ptr<float>();
   product.scale = 1.0F / (127 * 127);

@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/code_tables.h"
+#include "mantissa/kernels/aten/operand.h"
 #include "mantissa/kernels/test_support_internal.h"
 
 namespace mantissa::kernels::cpu::quantized4_test {
@@ -24,12 +25,6 @@ using test::same_bits;
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kHalf, at::kBFloat16};
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-Element element_of(at::ScalarType dtype) {
-  return dtype == at::kFloat  ? Element::kFloat32
-         : dtype == at::kHalf ? Element::kFloat16
-                              : Element::kBFloat16;
-}
 
 struct Codes {
   at::Tensor codes, absmax;

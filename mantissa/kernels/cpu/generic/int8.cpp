@@ -5,6 +5,12 @@
 
 namespace mantissa::kernels::cpu::generic {
 
+namespace {
+
+struct Here;  // makes this build's own copies of the templates
+
+}  // namespace
+
 void quantize_int8(const QuantizeInt8& q, int64_t begin, int64_t end, uint8_t* outliers) {
   for (int64_t row = begin; row < end; ++row) {
     const auto value = [&](int64_t j) { return load(q.element, q.values, row * q.row_stride + j); };
@@ -19,7 +25,7 @@ void quantize_int8(const QuantizeInt8& q, int64_t begin, int64_t end, uint8_t* o
     }
     if (std::isnan(scale)) scale = std::numeric_limits<float>::quiet_NaN();
     q.scales[row] = scale;
-    const float factor = scale == 0 ? 0 : 127 / scale;
+    const float factor = int8_factor<Here>(scale);
     for (int64_t j = 0; j < q.cols; ++j) {
       float code = value(j) * factor;
       code = code > -127 ? code : -127;
