@@ -51,6 +51,7 @@ Json plan_mode(FitOptions o) {
           {"weights", plan.weights},
           {"buffers", plan.buffers},
           {"masters", plan.masters},
+          {"mode_states", plan.mode_states},
           {"gradients", plan.gradients},
           {"optimizer_states", plan.optimizer_states},
           {"activations", plan.activations},
@@ -73,16 +74,16 @@ void print_plan(const FitOptions& o, const Json& plan, std::FILE* to) {
   const size_t width = mode_column_width() + 2;
   std::string table = fmt::format(
       "memory plan in MiB: {}, batches of {}, {}\n"
-      "{:<{}} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
-      o.model, o.loader.batch_size, o.optimizer, "precision", width, "weights", "buffers", "masters",
+      "{:<{}} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+      o.model, o.loader.batch_size, o.optimizer, "precision", width, "weights", "buffers", "masters", "mode",
       "gradients", "states", "activations", "total", "peak");
   for (const Json& row : plan) {
     const auto name = row["precision"].get<std::string>();
-    table += fmt::format("{:<{}} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+    table += fmt::format("{:<{}} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
                          name + (name == o.precision() ? " *" : ""), width, mebibytes(row["weights"]),
-                         mebibytes(row["buffers"]), mebibytes(row["masters"]), mebibytes(row["gradients"]),
-                         mebibytes(row["optimizer_states"]), mebibytes(row["activations"]),
-                         mebibytes(row["total"]), mebibytes(row["peak"]));
+                         mebibytes(row["buffers"]), mebibytes(row["masters"]), mebibytes(row["mode_states"]),
+                         mebibytes(row["gradients"]), mebibytes(row["optimizer_states"]),
+                         mebibytes(row["activations"]), mebibytes(row["total"]), mebibytes(row["peak"]));
   }
   std::fputs((table + "\n").c_str(), to);
   std::fflush(to);  // before a long run, and before other processes write to it

@@ -17,12 +17,26 @@ size_t count_parameters(const torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
-GradientRecord::GradientRecord(const torch::optim::Optimizer& of) : optimizer(&of) {
+GradientRecord::GradientRecord(const torch::optim::Optimizer& of) : optimizer(&of) { add_parameters(of); }
+
+void GradientRecord::add_parameters(const torch::optim::Optimizer& of) {
+  const auto is_known = [&](size_t group, size_t number) {
+    return std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& parameter) {
+      return parameter.group == group && parameter.number == number;
+    });
+  };
+  const bool is_new = parameters_.empty();
   for (size_t group = 0; group < of.param_groups().size(); ++group) {
     const auto& parameters = of.param_groups()[group].params();
-    for (size_t number = 0; number < parameters.size(); ++number)
+    for (size_t number = 0; number < parameters.size(); ++number) {
+      if (!is_new && is_known(group, number)) continue;
       parameters_.push_back({WeakKey<at::Tensor>::weak(parameters[number]), group, number});
+    }
   }
+  const at::Tensor none;  // the last step used no gradient of theirs
+  if (!stepped.empty())
+    stepped.resize(parameters_.size(), {WeakKey<at::Tensor>::weak(none), version_of(none)});
+  if (watch_) restart_backward();
 }
 
 bool GradientRecord::belongs_to(const torch::optim::Optimizer& other) const {

@@ -27,8 +27,8 @@ struct GradientRecord {
   bool belongs_to(const torch::optim::Optimizer& other) const;
   /// Whether it has all parameters of `other`, to which groups may have been added.
   bool is_complete(const torch::optim::Optimizer& other) const;
-  /// Whether it knows anything about gradients: a step, or gradients that wait for one.
-  bool has_history() const { return stage != GradientStage::kScaled || !stepped.empty(); }
+  /// Adds the parameters of `other`, which it belongs to, that it does not have yet.
+  void add_parameters(const torch::optim::Optimizer& other);
   /// Whether all its parameters have been destroyed.
   bool is_dead() const;
   /// The gradients that its parameters have now, and whether they are those of `fingerprint`.

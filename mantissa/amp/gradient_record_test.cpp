@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -490,6 +491,26 @@ TEST(LastStep, IsKnownOfAPlainOptimizerAndNamesTheParameter) {
   net.sgd.zero_grad();
   EXPECT_EQ(s.last_step(net.sgd).first_nonfinite_parameter(), "") << "the gradients are gone";
   EXPECT_TRUE(s.last_step(net.sgd).skipped());
+}
+
+TEST(GradientStage, OfParametersThatWereAddedAfterAStepAndTrainAlone) {
+  TrackedScaler s = scaler();
+  Net net;
+  const at::Tensor added = torch::ones({2}, at::requires_grad());
+  const auto iterate = [&](const at::Tensor& weight) {
+    net.sgd.zero_grad();
+    backward(s, weight.sum());
+    ASSERT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
+    s.begin_step(net.sgd);
+    s.step(net.sgd);
+    EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kStepped);
+  };
+  iterate(net.w);
+  net.w.set_requires_grad(false);
+  net.sgd.add_param_group(torch::optim::OptimizerParamGroup(std::vector{added}));
+  for (int i = 0; i < 3; ++i) iterate(added);
+  EXPECT_EQ(net.w[0].item<float>(), 0.5);
+  EXPECT_EQ(added[0].item<float>(), -0.5);
 }
 
 }  // namespace

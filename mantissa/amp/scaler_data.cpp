@@ -152,8 +152,8 @@ GradientRecord* ScalerData::find_record(const torch::optim::Optimizer& optimizer
 
 GradientRecord& ScalerData::record_of(const torch::optim::Optimizer& optimizer) {
   if (GradientRecord* record = find_record(optimizer)) {
-    // Groups may have been added between watch() and the first step.
-    if (record->is_complete(optimizer) || record->has_history()) return *record;
+    if (!record->is_complete(optimizer)) record->add_parameters(optimizer);
+    return *record;
   }
   // Another optimizer may have had this address, and others may have died with their parameters.
   std::erase_if(records,

@@ -42,7 +42,7 @@ void Fp8Layers::convert_attentions(torch::nn::Module& module) {
       const Fp8AttentionState state = users ? users->state() : Fp8AttentionState(options_.recipe);
       const auto layer_of = [&](const char* product, const std::shared_ptr<Fp8LinearState>& its_state) {
         const std::string name = each.name.empty() ? product : each.name + "." + product;
-        return Fp8Layer{unused(name), its_state, snapshot(its_state->state_dict())};
+        return make_layer(name, its_state, users != nullptr);
       };
       attentions_.try_emplace(identity, state, layer_of("scores", state.scores),
                               layer_of("context", state.context));

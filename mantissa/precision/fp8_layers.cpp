@@ -150,10 +150,12 @@ void Fp8Layers::convert(torch::nn::Module& module) {
     rows_.push_back({each.report, WeakKey<at::Tensor>::weak(each.weight)});
     if (!each.report.products) continue;
     if (!layers_.contains(each.weight))
-      add(each.report.name, each.weight,
-          each.is_marked_by_user
-              ? fp8_state_of(each.weight)
-              : std::make_shared<Fp8LinearState>(options_.recipe, seed_of(states_made_++)));
+      layers_.try_emplace(each.weight,
+                          make_layer(each.report.name,
+                                     each.is_marked_by_user ? fp8_state_of(each.weight)
+                                                            : std::make_shared<Fp8LinearState>(
+                                                                  options_.recipe, seed_of(states_made_++)),
+                                     each.is_marked_by_user));
     if (each.is_marked_by_user) continue;
     const std::shared_ptr<Fp8LinearState>& state = layers_.find(each.weight)->state;
     state->set_native(options_.native);
@@ -195,10 +197,17 @@ std::string Fp8Layers::note(at::Device device) const {
                   " on ", device, ": ", is_off ? "fp8_native is off" : support.reason);
 }
 
-void Fp8Layers::add(const std::string& name, const at::Tensor& weight,
-                    std::shared_ptr<Fp8LinearState> state) {
-  StateDict first = snapshot(state->state_dict());
-  layers_.try_emplace(weight, unused(name), std::move(state), std::move(first));
+StateDict Fp8Layers::Fp8Layer::first_state() const {
+  return users_first_state.empty() ? Fp8LinearState(state->recipe(), first_seed).state_dict()
+                                   : users_first_state;
+}
+
+Fp8Layers::Fp8Layer Fp8Layers::make_layer(const std::string& name, std::shared_ptr<Fp8LinearState> state,
+                                          bool is_users) const {
+  Fp8Layer layer{unused(name), std::move(state)};
+  layer.first_seed = layer.state->seed();
+  if (is_users) layer.users_first_state = snapshot(layer.state->state_dict());
+  return layer;
 }
 
 std::string Fp8Layers::unused(const std::string& name) const {
@@ -255,7 +264,10 @@ std::vector<std::string> Fp8Layers::load_state_dict(const StateReader& state) {
   const auto layers = by_name();
   if (layers.empty()) return {};  // the mode reports that the state is dropped
   if (const auto saved = usable_part(state, options_.recipe)) return load(*saved);
-  for (const auto& [name, layer] : layers) layer->state->load_state_dict(StateReader(layer->first_state));
+  for (const auto& [name, layer] : layers) {
+    const StateDict first = layer->first_state();
+    layer->state->load_state_dict(StateReader(first));
+  }
   if (const auto saved = state.find(kFp8StateKey))
     return {c10::str("its FP8 state is that of ", scales_of(*saved),
                      " and is dropped, because this run uses ", scales_of(options_.recipe))};
@@ -270,8 +282,11 @@ std::vector<std::string> Fp8Layers::load(const StateReader& saved) {
   size_t used = 0;
   for (const auto& [name, layer] : by_name()) {
     const auto entry = saved.find(name);
-    layer->state->load_state_dict(entry ? *entry : StateReader(layer->first_state));
-    if (!entry) {
+    if (entry) {
+      layer->state->load_state_dict(*entry);
+    } else {
+      const StateDict first = layer->first_state();
+      layer->state->load_state_dict(StateReader(first));
       lacking.push_back(name);
       continue;
     }

@@ -87,8 +87,12 @@ class Fp8Layers {
   struct Fp8Layer {
     std::string name;
     std::shared_ptr<Fp8LinearState> state;
-    StateDict first_state;       ///< that of a new run
-    bool has_optimizer = false;  ///< an optimizer steps its weight
+    uint64_t first_seed = 0;
+    StateDict users_first_state = {};  ///< of a layer that the user has marked, else empty
+    bool has_optimizer = false;        ///< an optimizer steps its weight
+
+    /// Returns the state of a new run. The layer does not keep it, because a history takes more memory than a small weight.
+    StateDict first_state() const;
   };
   struct Row {
     LayerReport report;
@@ -101,7 +105,8 @@ class Fp8Layers {
     Fp8Layer scores, context;
   };
 
-  void add(const std::string& name, const at::Tensor& weight, std::shared_ptr<Fp8LinearState> state);
+  /// `is_users`: the state may have left its beginning before it came here.
+  Fp8Layer make_layer(const std::string& name, std::shared_ptr<Fp8LinearState> state, bool is_users) const;
   void convert_attentions(torch::nn::Module& module);
   /// Returns the name, or "name#2" and so on if a layer has it already.
   std::string unused(const std::string& name) const;

@@ -128,13 +128,51 @@ MasterWeights::MasterWeights(torch::optim::Optimizer& optimizer) : optimizer_(&o
       throw;
     }
   }
-  for (size_t i = 0; i < model_.size(); ++i) {
+  move_gradients_from(0);
+}
+
+void MasterWeights::move_gradients_from(size_t first) {
+  for (size_t i = first; i < model_.size(); ++i) {
     move_gradient(model_[i], master_[i]);
     hooks_.emplace_back(model_[i], GradientHookOrder::kMove, [master = master_[i]](at::Tensor& holder) {
       move_gradient(holder, master);
       holder = master;
     });
   }
+}
+
+bool MasterWeights::add_parameters(torch::optim::Optimizer& optimizer) {
+  std::vector<std::pair<at::Tensor*, Place>> added;
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    std::vector<at::Tensor>& parameters = optimizer.param_groups()[group].params();
+    for (size_t number = 0; number < parameters.size(); ++number)
+      if (is_16_bit(parameters[number]) && !is_packed(parameters[number]))
+        added.push_back({&parameters[number], {group, number}});
+  }
+  if (added.empty()) return false;
+  std::unordered_set<const at::TensorImpl*> known;
+  for (const at::Tensor& parameter : model_) known.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& [parameter, place] : added) {
+    TORCH_CHECK_VALUE(known.insert(parameter->unsafeGetTensorImpl()).second, "optimizer_step: parameter ",
+                      place.number, " of group ", place.group,
+                      " was added to an optimizer that has a master weight for it already; add it once");
+    TORCH_CHECK_VALUE(optimizer.state().count(parameter->unsafeGetTensorImpl()) == 0,
+                      "optimizer_step: parameter ", place.number, " of group ", place.group,
+                      " was added to the optimizer and stepped without a master weight; step with the "
+                      "precision's optimizer_step()");
+  }
+  const at::NoGradGuard no_grad;
+  const size_t first = model_.size();
+  auto* const observer = dynamic_cast<Steps16BitWeights*>(&optimizer);
+  for (const auto& [parameter, place] : added) {
+    model_.push_back(*parameter);
+    master_.push_back(parameter->detach().to(at::kFloat).set_requires_grad(parameter->requires_grad()));
+    places_.push_back(place);
+    *parameter = master_.back();
+    if (observer) observer->replaced_parameter(model_.back(), master_.back());
+  }
+  move_gradients_from(first);
+  return true;
 }
 
 bool MasterWeights::are_stepped_by(const torch::optim::Optimizer& optimizer) const {

@@ -38,6 +38,11 @@ class MasterWeights {
   MasterWeights(const MasterWeights&) = delete;
   MasterWeights& operator=(const MasterWeights&) = delete;
 
+  /// Makes master weights for 16-bit parameters that were added to `optimizer`, the one that was set up, since. Returns
+  /// whether there were any.
+  /// Errors: c10::ValueError for one that the optimizer has already, or has stepped. Nothing has changed then.
+  bool add_parameters(torch::optim::Optimizer& optimizer);
+
   /// Copies values that were written into the model's parameters since, for example by loading a file or
   /// through data(), to the master weights. Call it before a step.
   /// Sync: none.
@@ -61,6 +66,9 @@ class MasterWeights {
   struct Place {
     size_t group, number;
   };
+
+  /// Gives the gradients of the model's parameters from this one on to their master weights.
+  void move_gradients_from(size_t first);
 
   torch::optim::Optimizer* optimizer_;
   std::vector<at::Tensor> model_, master_;

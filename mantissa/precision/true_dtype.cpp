@@ -171,11 +171,31 @@ void TrueDtype::setup_optimizer(torch::optim::Optimizer& optimizer) {
     return each.masters->belongs_to(optimizer) || each.masters->share_a_parameter_with(*made);
   });
   models_.erase_expired();
-  made->for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
-    models_.insert_or_assign(master, parameter);
-  });
+  remember_models(*made);
   master_weights_.push_back({std::move(made), run_});
   watch(optimizer);  // its weights are others now
+}
+
+void TrueDtype::remember_models(const MasterWeights& masters) {
+  masters.for_each([&](const at::Tensor& parameter, const at::Tensor& master) {
+    models_.insert_or_assign(master, parameter);
+  });
+}
+
+void TrueDtype::add_masters(torch::optim::Optimizer& optimizer) {
+  MasterWeights* const masters = traits().master_weights ? masters_of(optimizer) : nullptr;
+  if (masters && masters->add_parameters(optimizer)) remember_models(*masters);
+}
+
+void TrueDtype::unscale_gradients(torch::optim::Optimizer& optimizer) {
+  add_masters(optimizer);
+  ScaledPrecision::unscale_gradients(optimizer);
+}
+
+at::Tensor TrueDtype::clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
+                                     GradientClipAlgorithm algorithm) {
+  add_masters(optimizer);
+  return ScaledPrecision::clip_gradients(optimizer, clip_val, algorithm);
 }
 
 void TrueDtype::begin_run_if_over() {
@@ -207,6 +227,7 @@ StepResult TrueDtype::step(torch::optim::Optimizer& optimizer, const LossClosure
       ": optimizer_step() of an optimizer without master weights: either setup_optimizer() was not called "
       "once after it was made, or another optimizer with some of the same weights was set up since and has "
       "taken them over; give every weight to one optimizer");
+  add_masters(optimizer);
   masters->copy_changes_from_model();
   const StepResult result = ScaledPrecision::step(optimizer, closure);
   // If only the device knows the outcome of a step, the master weights are copied in any case: after a

@@ -52,6 +52,9 @@ class TrueDtype : public ScaledPrecision {
   /// as BatchNorm's batch counter.
   void convert_module(torch::nn::Module& module) override;
   void setup_optimizer(torch::optim::Optimizer& optimizer) override;
+  void unscale_gradients(torch::optim::Optimizer& optimizer) override;
+  at::Tensor clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
+                            GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm) override;
   Scope tensor_init_context() const override;
   Scope forward_context() const override { return tensor_init_context(); }
   at::Tensor convert_input(const at::Tensor& x) const override;
@@ -79,6 +82,9 @@ class TrueDtype : public ScaledPrecision {
   void warn_about_small_eps(const torch::optim::Optimizer& optimizer);
   /// Returns the master weights that `optimizer` steps; null if it was not set up.
   MasterWeights* masters_of(const torch::optim::Optimizer& optimizer) const;
+  /// Makes master weights for parameters that were added to `optimizer` after setup_optimizer().
+  void add_masters(torch::optim::Optimizer& optimizer);
+  void remember_models(const MasterWeights& masters);
   void begin_run_if_over();
   /// Returns this run's master weights with their keys in a state.
   std::vector<NamedMaster> named_masters() const;

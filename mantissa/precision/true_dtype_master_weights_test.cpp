@@ -45,6 +45,48 @@ TEST(TrueDtypeMasterWeights, TakeSmallStepsAndASkippedOneChangesNothing) {
   EXPECT_EQ(o2.weight(), 0.9375);
 }
 
+TEST(TrueDtypeMasterWeights, AParameterThatIsAddedLaterHasOneToo) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  o2.step(0x1p-14);
+  o2.net->weight.set_requires_grad(false);
+  const at::Tensor added = torch::ones({2}, at::kHalf).requires_grad_();
+  o2.optimizer.add_param_group(torch::optim::OptimizerParamGroup(std::vector{added}));
+  const at::Tensor weight = o2.net->weight.clone();
+  for (int i = 0; i < 1024; ++i) {
+    o2.optimizer.zero_grad();
+    o2.mode.backward((added.to(at::kFloat) * 0x1p-14).sum());
+    if (i % 2 == 0) o2.mode.clip_gradients(o2.optimizer, 1e9);
+    EXPECT_FALSE(o2.mode.optimizer_step(o2.optimizer).skipped());
+  }
+  EXPECT_EQ(added[0].item<float>(), 0.9375);  // 2^-14 is an eighth of an fp16 ulp there
+  EXPECT_TRUE(torch::equal(o2.net->weight, weight)) << "it is frozen";
+  EXPECT_TRUE(o2.mode.model_parameter(o2.optimizer.param_groups()[1].params()[0]).is_same(added));
+  EXPECT_EQ(o2.mode.state_dict().at("master_weights").get_if<StateDict>()->size(), 2U);
+}
+
+TEST(TrueDtypeMasterWeights, AParameterThatIsAddedTwiceOrHasSteppedIsRefused) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  o2.step(1);
+  const at::Tensor weight = o2.net->weight.clone();
+  o2.optimizer.add_param_group(torch::optim::OptimizerParamGroup(std::vector<at::Tensor>{o2.net->weight}));
+  EXPECT_THAT([&] { o2.step(1); },
+              testing::ThrowsMessage<c10::ValueError>(
+                  testing::HasSubstr("parameter 0 of group 1 was added to an optimizer that has a master")));
+  EXPECT_TRUE(torch::equal(o2.net->weight, weight));
+
+  O2 other;
+  torch::optim::AdamW adam(other.net->parameters(), 0.1);
+  other.mode.setup_optimizer(adam);
+  const at::Tensor added = torch::ones({2}, at::kHalf).requires_grad_();
+  adam.add_param_group(torch::optim::OptimizerParamGroup(std::vector{added}));
+  added.mutable_grad() = torch::ones({2}, at::kHalf);
+  adam.step();
+  EXPECT_THAT([&] { other.mode.unscale_gradients(adam); },
+              testing::ThrowsMessage<c10::ValueError>(testing::HasSubstr("stepped without a master weight")));
+}
+
 TEST(TrueDtypeMasterWeights, AStateHoldsTheMasterWeightsAndResumesBitForBit) {
   O2 straight, resumed;
   straight.mode.setup_optimizer(straight.optimizer);

@@ -113,23 +113,32 @@ class LiveBytes final : public torch::profiler::impl::ProfilerStateBase {
     const std::lock_guard lock(mutex_);
     peak_ = now_;
   }
+  /// Whether the block at this address was handed out since the counting began.
+  bool contains(const void* block) const {
+    const std::lock_guard lock(mutex_);
+    return blocks_.contains(block);
+  }
 
  private:
   SilencedOlderBlocks silenced_;
   at::DeviceType type_;
   mutable std::mutex mutex_;  // a GPU's backward pass runs in a thread of its own
-  std::unordered_map<void*, int64_t> blocks_;
+  std::unordered_map<const void*, int64_t> blocks_;
   int64_t now_ = 0, peak_ = 0;
 };
 
 /// Bytes of tensors; each storage counts once.
 class TensorBytes {
  public:
+  /// `since`: if given, only blocks that it has counted.
+  explicit TensorBytes(const LiveBytes* since = nullptr) : since_(since) {}
+
   int64_t add(const at::Tensor& tensor) {
     if (!tensor.defined()) return 0;
     if (tensor.is_sparse()) return add(tensor._indices()) + add(tensor._values());
-    if (!tensor.has_storage()) return static_cast<int64_t>(tensor.nbytes());
+    if (!tensor.has_storage()) return since_ ? 0 : static_cast<int64_t>(tensor.nbytes());
     const at::Storage& storage = tensor.storage();
+    if (since_ && !since_->contains(storage.data())) return 0;
     return seen_.insert(storage.unsafeGetStorageImpl()).second ? static_cast<int64_t>(storage.nbytes()) : 0;
   }
   int64_t add(const std::vector<at::Tensor>& tensors) {
@@ -148,8 +157,30 @@ class TensorBytes {
   }
 
  private:
+  const LiveBytes* since_;
   std::unordered_set<const void*> seen_;
 };
+
+/// Returns what a run holds now, without activations and peak.
+/// `since`: if given, only what was allocated since its counting began.
+MemoryPlan held_by(const Trainer& trainer, const LiveBytes* since = nullptr) {
+  TensorBytes counted(since);
+  MemoryPlan held;
+  held.weights = counted.add(trainer.module()->parameters());
+  held.buffers = counted.add(trainer.module()->buffers());
+  std::vector<at::Tensor> parameters = trainer.module()->parameters();
+  for (const OptimizerConfig& config : trainer.optimizers()) {
+    for (const at::Tensor& stepped : main_params(*config.optimizer)) {
+      held.masters += counted.add(stepped);
+      parameters.push_back(stepped);
+    }
+  }
+  held.mode_states = counted.add(trainer.precision().state_dict());
+  for (const at::Tensor& parameter : parameters) held.gradients += counted.add(parameter.grad());
+  for (const OptimizerConfig& config : trainer.optimizers())
+    held.optimizer_states += counted.add(optimizer_state(*config.optimizer));
+  return held;
+}
 
 /// cuBLAS keeps a workspace for each thread that uses it, including the thread of the backward pass.
 /// libtorch's allocator provides it at the first product: tens of MiB that belong to no tensor of the model.
@@ -169,10 +200,6 @@ class MemoryCounter final : public Callback {
   /// Runs before any batch is on its way to a GPU.
   void on_train_start(Trainer& trainer) override {
     plan.precision = trainer.precision().name();
-    TensorBytes counted;
-    plan.weights = counted.add(trainer.module()->parameters());
-    plan.buffers = counted.add(trainer.module()->buffers());
-    plan.masters = counted.add(stepped(trainer));
     trainer.module()->zero_grad();  // an earlier pass's gradients would be freed during the count
     for (const OptimizerConfig& config : trainer.optimizers()) config.optimizer->zero_grad();
     make_workspaces(trainer.device());
@@ -190,53 +217,40 @@ class MemoryCounter final : public Callback {
 
   void on_before_backward(Trainer& trainer, const at::Tensor& /*loss*/) override {
     if (has_stepped) return;
-    // A task that steps by itself may hold gradients and states of an earlier step in this batch.
-    const int64_t held = gradients(trainer) + states(trainer);
+    // A task that steps by itself may hold gradients and states of an earlier step in this batch, and a mode may
+    // have made its state in the forward pass.
+    const int64_t held = held_by(trainer, live_.get()).total();
     plan.activations = std::max(plan.activations, live_->now() - held - batches_);
   }
 
   void on_after_backward(Trainer& trainer) override {
     // A step that a scaler skips would create no state.
     const at::NoGradGuard no_grad;
-    for (at::Tensor& parameter : stepped(trainer))
-      if (parameter.grad().defined()) parameter.mutable_grad().zero_();
+    for (const OptimizerConfig& config : trainer.optimizers())
+      for (at::Tensor& parameter : main_params(*config.optimizer))
+        if (parameter.grad().defined()) parameter.mutable_grad().zero_();
   }
 
   void on_before_optimizer_step(Trainer& trainer, torch::optim::Optimizer& /*optimizer*/) override {
-    plan.gradients = std::max(plan.gradients, gradients(trainer));
+    plan.gradients = std::max(plan.gradients, held_by(trainer).gradients);
   }
 
   void on_train_batch_end(Trainer& trainer, const TrainBatch& batch) override {
     has_stepped = has_stepped || (batch.stepped && !batch.step.skipped());
-    plan.optimizer_states = states(trainer);
-    plan.peak = plan.weights + plan.buffers + plan.masters + live_->peak();
+    const MemoryPlan held = held_by(trainer);
+    plan.weights = held.weights;
+    plan.buffers = held.buffers;
+    plan.masters = held.masters;
+    plan.mode_states = held.mode_states;
+    plan.optimizer_states = held.optimizer_states;
+    const int64_t older = held.total() - held_by(trainer, live_.get()).total();
+    plan.peak = older + live_->peak();
     if (batch.batch_index > 0) trainer.stop("the count is complete");
   }
 
   void teardown(Trainer& /*trainer*/, Stage /*stage*/) override { guard_.reset(); }
 
  private:
-  static std::vector<at::Tensor> stepped(const Trainer& trainer) {
-    std::vector<at::Tensor> parameters;
-    for (const OptimizerConfig& config : trainer.optimizers())
-      for (const at::Tensor& parameter : main_params(*config.optimizer)) parameters.push_back(parameter);
-    return parameters;
-  }
-  static int64_t gradients(const Trainer& trainer) {
-    TensorBytes counted;
-    int64_t bytes = 0;
-    for (const at::Tensor& parameter : trainer.module()->parameters()) bytes += counted.add(parameter.grad());
-    for (const at::Tensor& parameter : stepped(trainer)) bytes += counted.add(parameter.grad());
-    return bytes;
-  }
-  static int64_t states(const Trainer& trainer) {
-    TensorBytes counted;
-    int64_t bytes = 0;
-    for (const OptimizerConfig& config : trainer.optimizers())
-      bytes += counted.add(optimizer_state(*config.optimizer));
-    return bytes;
-  }
-
   std::shared_ptr<LiveBytes> live_;
   std::optional<c10::DebugInfoGuard> guard_;
   int64_t batches_ = 0;  ///< copies of batches at the start of the first forward pass

@@ -21,6 +21,7 @@ struct MemoryPlan {
   int64_t weights = 0;           ///< the module's parameters
   int64_t buffers = 0;           ///< such as batch norm's statistics
   int64_t masters = 0;           ///< parameters that the optimizer steps and the module does not have
+  int64_t mode_states = 0;       ///< other tensors of Precision::state_dict(), such as FP8 histories
   int64_t gradients = 0;         ///< of weights and masters, just before the step
   int64_t optimizer_states = 0;  ///< after a step
   int64_t activations = 0;       ///< tensors kept for the backward pass, the loss included
@@ -30,7 +31,9 @@ struct MemoryPlan {
   /// afterwards.
   int64_t peak = 0;
 
-  int64_t total() const { return weights + buffers + masters + gradients + optimizer_states + activations; }
+  int64_t total() const {
+    return weights + buffers + masters + mode_states + gradients + optimizer_states + activations;
+  }
 };
 
 /// Counts the memory that Trainer(options).fit() would hold while it trains `task` on batches like `batch`.

@@ -1,7 +1,9 @@
 #include "mantissa/trainer/memory_plan.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -108,6 +110,113 @@ TEST(MemoryPlan, StatesAreThoseThatTheOptimizerReallyMakes) {
     const MemoryPlan plan = plan_memory(task, some_batch(), {.precision = "bf16-true", .device = "cpu"});
     const int64_t moments = 2 * kWeights * (fused ? 4 : 2);  // stochastic rounding wants float32 moments
     EXPECT_THAT(plan.optimizer_states, AllOf(Ge(moments), Le(moments + 8))) << "and a step counter";
+  }
+}
+
+struct WithFirstState final : OneLayer {
+  std::vector<OptimizerConfig> configure_optimizers() override {
+    return {{std::make_shared<torch::optim::Adagrad>(net->parameters())}};
+  }
+};
+
+TEST(MemoryPlan, AStateFromBeforeTheFirstStepIsNoActivationAndIsInThePeak) {
+  WithFirstState task;
+  const MemoryPlan plan = plan_memory(task, some_batch(), {.precision = "32-true", .device = "cpu"});
+  EXPECT_EQ(plan.optimizer_states, kWeights * 4);
+  EXPECT_EQ(plan.activations, (kSamples * kOut + 1) * 4) << "relu's result and the loss";
+  EXPECT_GE(plan.peak, plan.total());
+}
+
+/// A mode whose state has tensors: one from the beginning, and one that its first forward pass makes.
+class WithTensors final : public Precision {
+ public:
+  static constexpr int64_t kFirst = 1000, kLater = 3000;
+  WithTensors() : Precision("with-tensors") {}
+  Scope forward_context() const override {
+    if (!later_.defined()) later_ = torch::zeros({kLater}, at::kByte);
+    return {};
+  }
+  StateDict state_dict() const override {
+    StateDict state{{"first", first_}};
+    if (later_.defined()) state["lists"] = StateList{later_, later_.narrow(0, 0, 2)};
+    return state;
+  }
+
+ private:
+  at::Tensor first_ = torch::zeros({kFirst}, at::kByte);
+  mutable at::Tensor later_;
+};
+
+TEST(MemoryPlan, TheStateOfAModeOfOnesOwnIsCounted) {
+  OneLayer plain, task;
+  const MemoryPlan without = plan_memory(plain, some_batch(), {.precision = "32-true", .device = "cpu"});
+  const MemoryPlan plan =
+      plan_memory(task, some_batch(), {.precision_plugin = std::make_shared<WithTensors>(), .device = "cpu"});
+  EXPECT_EQ(without.mode_states, 0);
+  EXPECT_EQ(plan.mode_states, WithTensors::kFirst + WithTensors::kLater);
+  EXPECT_EQ(plan.activations, without.activations);
+  EXPECT_EQ(plan.total(), without.total() + plan.mode_states);
+  EXPECT_EQ(plan.peak, without.peak + plan.mode_states);
+}
+
+/// Counts the bytes that the CPU's allocator has handed out and not taken back.
+struct AllBytes final : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void* block, int64_t bytes, size_t, size_t, c10::Device) override {
+    now += bytes > 0 ? bytes : -blocks[block];
+    blocks[block] = std::max<int64_t>(bytes, 0);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::map<void*, int64_t> blocks;
+  int64_t now = 0;
+};
+
+/// Measures what exists when a backward pass begins, and the gradients that it makes.
+struct Measuring final : Callback {
+  explicit Measuring(const AllBytes& all_bytes) : all(all_bytes) {}
+  void on_before_backward(Trainer& /*trainer*/, const at::Tensor& /*loss*/) override { bytes = all.now; }
+  void on_before_optimizer_step(Trainer& /*trainer*/, torch::optim::Optimizer& optimizer) override {
+    for (const at::Tensor& parameter : main_params(optimizer))
+      bytes += static_cast<int64_t>(parameter.grad().nbytes());
+  }
+  const AllBytes& all;
+  int64_t bytes = 0;
+};
+
+/// Returns what the third step of a run holds, of everything that was made for the run.
+int64_t measured_bytes(const Batch& batch, TrainerOptions options) {
+  const auto all = std::make_shared<AllBytes>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, all);
+  const auto measuring = std::make_shared<Measuring>(*all);
+  options.callbacks = {measuring};
+  OneLayer task(/*momentum=*/0.9);
+  ListLoader train({batch, batch, batch});
+  Trainer(options).fit(task, train);
+  return measuring->bytes;
+}
+
+TEST(MemoryPlan, IsWhatARunHolds) {
+  struct Case {
+    const char* mode;
+    PrecisionOptions precision;
+    at::ScalarType input;
+  };
+  const std::vector<Case> cases{
+      {"32-true", {}, at::kFloat},
+      {"16-mixed", {.init_scale = 1}, at::kFloat},
+      {"bf16-true", {.master_weights = true}, at::kBFloat16},
+      {"fp8-mixed", {.fp8_first_and_last = true}, at::kFloat},
+      {"fp8-mixed", {.recipe = MXFP8BlockScaling(), .fp8_first_and_last = true}, at::kFloat},
+      {"transformer-engine", {.master_weights = true, .fp8_first_and_last = true}, at::kBFloat16},
+      {"int8-training", {.init_scale = 1}, at::kFloat}};
+  for (const Case& each : cases) {
+    Batch batch = some_batch();
+    batch.data = batch.data.to(each.input);  // the mode takes it as it is, and makes no copy
+    const TrainerOptions options{
+        .precision = each.mode, .precision_options = each.precision, .device = "cpu", .max_epochs = 1};
+    OneLayer task(/*momentum=*/0.9);
+    const MemoryPlan plan = plan_memory(task, batch, options);
+    const int64_t measured = measured_bytes(batch, options);
+    EXPECT_THAT(measured, AllOf(Ge(plan.total()), Le(plan.total() + 64))) << each.mode;
   }
 }
 

@@ -116,6 +116,8 @@ TEST(Refusals, OfLossesNameTheBatchAndTheReason) {
   EXPECT_THAT(error(two, true),
               HasSubstr("batch 0 of epoch 0 returned more than one number; return a scalar made"));
   EXPECT_THAT(error(detached, true), HasSubstr("batch 0 of epoch 0 returned a loss without a gradient"));
+  const auto complex = [](const at::Tensor& y) { return y.sum().to(at::kComplexFloat); };
+  EXPECT_THAT(error(complex, true), HasSubstr("batch 0 of epoch 0 returned a complex loss; return a scalar"));
   EXPECT_THAT(error(two, false),
               HasSubstr("batch 0 of epoch 0 returned more than one number; return a scalar for display"));
   EXPECT_EQ(error(detached, false), "no error");

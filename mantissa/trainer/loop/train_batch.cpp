@@ -124,9 +124,11 @@ at::Tensor FitRun::forward(const Batch& batch, int64_t batch_index) {
 void FitRun::check_loss(const at::Tensor& loss) const {
   const FitProgress& now = progress_.now();
   TORCH_CHECK_VALUE(
-      !loss.defined() || (loss.numel() == 1 && loss.requires_grad()), "training_step() of batch ",
-      now.batches, " of epoch ", now.epoch, " returned ",
-      loss.numel() == 1 ? "a loss without a gradient" : "more than one number",
+      !loss.defined() || (loss.numel() == 1 && loss.requires_grad() && !loss.is_complex()),
+      "training_step() of batch ", now.batches, " of epoch ", now.epoch, " returned ",
+      loss.numel() != 1   ? "more than one number"
+      : loss.is_complex() ? "a complex loss"
+                          : "a loss without a gradient",
       "; return a scalar made from the model's parameters, or an undefined tensor to leave the batch out");
   TORCH_CHECK(loss.defined() || strategy_.world_size() == 1, "training_step() of batch ", now.batches,
               " of epoch ", now.epoch, " returned no loss, and the other ", strategy_.world_size() - 1,
