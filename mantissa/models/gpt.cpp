@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/models/linear_internal.h"
+#include "mantissa/models/tokens_internal.h"
 
 namespace mantissa {
 namespace {
@@ -83,28 +84,10 @@ void GptImpl::initialize_weights() {
   }
 }
 
-at::Tensor GptImpl::embed(const at::Tensor& tokens) {
-  try {
-    return token_embedding_(tokens);
-  } catch (const c10::IndexError&) {
-    // The look-up has already checked every token; checking first would read all tokens in every step.
-    TORCH_CHECK_INDEX(false, "Gpt: tokens run from ", tokens.min().item<int64_t>(), " to ",
-                      tokens.max().item<int64_t>(), ", and the vocabulary is 0 to ", options_.vocabulary - 1,
-                      "; make the model with a larger vocabulary");
-  }
-}
-
 at::Tensor GptImpl::forward(const at::Tensor& tokens) {
-  TORCH_CHECK_TYPE(tokens.scalar_type() == at::kLong || tokens.scalar_type() == at::kInt,
-                   "Gpt: expects tokens of int64 or int32; got ", tokens.scalar_type(),
-                   "; convert with .to(at::kLong)");
-  TORCH_CHECK_VALUE(tokens.dim() == 2 && tokens.size(1) > 0, "Gpt: expects tokens [batch, length]; got ",
-                    tokens.sizes(), "; add a batch dimension with unsqueeze(0)");
-  TORCH_CHECK_VALUE(tokens.size(1) <= options_.context, "Gpt: a sequence of ", tokens.size(1),
-                    " tokens is longer than the context of ", options_.context,
-                    "; cut it, or make the model with a larger context");
+  const at::Tensor vectors = embed_tokens("Gpt", token_embedding_, tokens, options_.context);
   const at::Tensor positions = at::arange(tokens.size(1), tokens.options().dtype(at::kLong));
-  at::Tensor x = embed(tokens) + position_embedding_(positions);
+  at::Tensor x = vectors + position_embedding_(positions);
   for (const auto& block : *blocks_) x = block->as<GptBlock>()->forward(x);
   return linear(head_, norm_(x));
 }

@@ -55,7 +55,6 @@ class GptImpl final : public TensorModule {
 
  private:
   void initialize_weights();
-  at::Tensor embed(const at::Tensor& tokens);
 
   GptOptions options_;
   torch::nn::Embedding token_embedding_{nullptr}, position_embedding_{nullptr};

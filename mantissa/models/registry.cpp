@@ -5,6 +5,8 @@
 #include "mantissa/core/suggest.h"
 #include "mantissa/models/convnet.h"
 #include "mantissa/models/gpt.h"
+#include "mantissa/models/llama.h"
+#include "mantissa/models/llama_files.h"
 #include "mantissa/models/mlp.h"
 #include "mantissa/models/resnet.h"
 
@@ -29,6 +31,30 @@ std::shared_ptr<TensorModule> make_gpt(const ModelInput& input) {
   return std::make_shared<GptImpl>(GptOptions{.context = input.context, .vocabulary = input.vocabulary});
 }
 
+std::shared_ptr<TensorModule> make_llama(const ModelInput& input) {
+  return std::make_shared<LlamaImpl>(LlamaOptions{.vocab_size = input.vocabulary,
+                                                  .hidden_size = 256,
+                                                  .intermediate_size = 688,
+                                                  .num_hidden_layers = 4,
+                                                  .num_attention_heads = 4,
+                                                  .num_key_value_heads = 2,
+                                                  .max_position_embeddings = input.context});
+}
+
+/// Returns the row of a model whose config.json is `path`, or in the folder `path`.
+ModelEntry entry_of_config(const std::string& name, const std::string& path) {
+  const LlamaOptions options = load_llama_config(path);
+  const auto make = [=](const ModelInput& input) {
+    TORCH_CHECK_VALUE(
+        input.vocabulary <= options.vocab_size && input.context <= options.max_position_embeddings,
+        "make_model: '", name, "' has a vocabulary of ", options.vocab_size, " and a context of ",
+        options.max_position_embeddings, " tokens, and this data has ", input.vocabulary, " and ",
+        input.context, "; give a model that is large enough, or other data");
+    return std::make_shared<LlamaImpl>(options);
+  };
+  return {name, "the Llama of a config.json", InputKind::kTokens, make};
+}
+
 std::vector<std::string> names_of_kind(InputKind kind) {
   std::vector<std::string> names;
   for (const ModelEntry& entry : models()) {
@@ -48,22 +74,30 @@ const std::vector<ModelEntry>& models() {
       {"resnet-tiny", "three basic blocks with batch norm, 32-64-128 channels", InputKind::kImages,
        &make_resnet},
       {"gpt-tiny", "transformer over bytes: 4 layers, 256 wide, 4 heads", InputKind::kTokens, &make_gpt},
+      {"llama-tiny", "Llama over bytes: 4 layers, 256 wide, 4 heads in 2 groups", InputKind::kTokens,
+       &make_llama},
   };
   return table;
 }
 
-std::shared_ptr<TensorModule> make_model(const std::string& name, const ModelInput& input) {
+ModelEntry find_model(const std::string& name) {
+  if (name.starts_with(kConfigPrefix))
+    return entry_of_config(name, name.substr(std::char_traits<char>::length(kConfigPrefix)));
   std::vector<std::string> names;
   for (const ModelEntry& entry : models()) {
+    if (entry.name == name) return entry;
     names.push_back(entry.name);
-    if (entry.name != name) continue;
-    TORCH_CHECK_VALUE(entry.input == input.kind, "make_model: '", name, "' reads ",
-                      input_kind_name(entry.input), ", and this data holds ", input_kind_name(input.kind),
-                      "; choose one of ", join_names(names_of_kind(input.kind)));
-    return entry.make(input);
   }
   TORCH_CHECK_VALUE(false, "make_model: no model is called '", name, "'", did_you_mean(name, names),
-                    " (models: ", join_names(names), ")");
+                    " (models: ", join_names(names), ", or hf:FOLDER with a config.json)");
+}
+
+std::shared_ptr<TensorModule> make_model(const std::string& name, const ModelInput& input) {
+  const ModelEntry entry = find_model(name);
+  TORCH_CHECK_VALUE(entry.input == input.kind, "make_model: '", name, "' reads ",
+                    input_kind_name(entry.input), ", and this data holds ", input_kind_name(input.kind),
+                    "; choose one of ", join_names(names_of_kind(input.kind)));
+  return entry.make(input);
 }
 
 }  // namespace mantissa

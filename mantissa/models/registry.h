@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,18 +35,28 @@ struct ModelEntry {
   /// A summary of one line, for --help.
   std::string summary;
   InputKind input;
-  std::shared_ptr<TensorModule> (*make)(const ModelInput&);
+  std::function<std::shared_ptr<TensorModule>(const ModelInput&)> make;
 };
 
-/// Returns every model that make_model() knows, for the command line's help and for tests over all models.
+/// Returns every model that make_model() knows by its name alone, for the command line's help and for tests over all
+/// models.
 const std::vector<ModelEntry>& models();
 
-/// Makes the model called `name` in its default size, with weights drawn from the global generator in the
-/// default dtype.
+/// The prefix of a model that its config.json describes: "hf:FOLDER" or "hf:FOLDER/config.json".
+inline constexpr const char* kConfigPrefix = "hf:";
+
+/// Returns the row of `name`, or a row for a model of a config.json. Makes no model.
 ///
-/// Errors: c10::ValueError for an unknown name (the message has the nearest name and the list), for a model
-///         that reads the other kind of input (the message has the models that fit), and for sizes that the
-///         model refuses.
+/// Errors: c10::ValueError for an unknown name (the message has the nearest name and the list); those of
+///         load_llama_config() for a model of a config.json.
+ModelEntry find_model(const std::string& name);
+
+/// Makes the model called `name` in its default size, or in that of its config.json, with weights drawn from the global
+/// generator in the default dtype.
+///
+/// Errors: those of find_model(); c10::ValueError for a model that reads the other kind of input (the message has the
+///         models that fit), for sizes that the model refuses, and for tokens that a config.json's vocabulary or
+///         context is too small for.
 std::shared_ptr<TensorModule> make_model(const std::string& name, const ModelInput& input);
 
 }  // namespace mantissa

@@ -1,12 +1,16 @@
 #include "mantissa/models/registry.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 
 #include <ATen/autocast_mode.h>
 
 #include "mantissa/core/default_dtype.h"
 #include "mantissa/models/convnet.h"
 #include "mantissa/models/gpt.h"
+#include "mantissa/models/llama.h"
+#include "mantissa/models/llama_config.h"
 #include "mantissa/models/mlp.h"
 #include "mantissa/models/resnet.h"
 
@@ -34,7 +38,7 @@ std::string error_of(const std::string& name, const ModelInput& input) {
 TEST(Registry, UnknownNameIsAnsweredWithTheNearestAndTheList) {
   const std::string error = error_of("resnet-tinny", kDigits);
   EXPECT_THAT(error, testing::HasSubstr("'resnet-tinny'; did you mean 'resnet-tiny'?"));
-  EXPECT_THAT(error, testing::HasSubstr("mlp, convnet, resnet-tiny, gpt-tiny"));
+  EXPECT_THAT(error, testing::HasSubstr("mlp, convnet, resnet-tiny, gpt-tiny, llama-tiny"));
   EXPECT_THAT(error_of("", kDigits), testing::HasSubstr("no model is called ''"));
 }
 
@@ -43,7 +47,7 @@ TEST(Registry, WrongKindOfInputIsAnsweredWithThoseThatFit) {
       error_of("gpt-tiny", kDigits),
       testing::HasSubstr(
           "'gpt-tiny' reads tokens, and this data holds images; choose one of mlp, convnet, resnet-tiny"));
-  EXPECT_THAT(error_of("mlp", kBytes), testing::EndsWith("choose one of gpt-tiny"));
+  EXPECT_THAT(error_of("mlp", kBytes), testing::EndsWith("choose one of gpt-tiny, llama-tiny"));
 }
 
 TEST(Registry, SizesThatTheModelRefuses) {
@@ -58,6 +62,33 @@ TEST(Registry, MakesTheNamedClass) {
   EXPECT_TRUE(std::dynamic_pointer_cast<ConvnetImpl>(make_model("convnet", kDigits)));
   EXPECT_TRUE(std::dynamic_pointer_cast<ResnetImpl>(make_model("resnet-tiny", kDigits)));
   EXPECT_TRUE(std::dynamic_pointer_cast<GptImpl>(make_model("gpt-tiny", kBytes)));
+  EXPECT_TRUE(std::dynamic_pointer_cast<LlamaImpl>(make_model("llama-tiny", kBytes)));
+}
+
+TEST(Registry, MakesTheModelOfAConfig) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "registry_config";
+  std::filesystem::create_directories(folder);
+  const LlamaOptions options{.vocab_size = 256,
+                             .hidden_size = 8,
+                             .intermediate_size = 8,
+                             .num_hidden_layers = 1,
+                             .num_attention_heads = 2,
+                             .max_position_embeddings = 128};
+  std::ofstream(folder / "config.json") << make_llama_config(options, at::kFloat);
+  const std::string name = "hf:" + folder.string();
+  const auto model = std::dynamic_pointer_cast<LlamaImpl>(make_model(name, kBytes));
+  ASSERT_TRUE(model);
+  EXPECT_EQ(model->options().hidden_size, 8);
+  EXPECT_EQ(find_model(name + "/config.json").input, InputKind::kTokens);
+  EXPECT_THAT(error_of(name, kDigits), testing::HasSubstr("reads tokens, and this data holds images"));
+  ModelInput longer = kBytes;
+  longer.context = 129;
+  EXPECT_THAT(error_of(name, longer),
+              testing::HasSubstr("context of 128 tokens, and this data has 256 and 129"));
+  ModelInput larger = kBytes;
+  larger.vocabulary = 257;
+  EXPECT_THAT(error_of(name, larger), testing::HasSubstr("vocabulary of 256"));
+  std::filesystem::remove_all(folder);
 }
 
 class EveryModel : public testing::TestWithParam<ModelEntry> {

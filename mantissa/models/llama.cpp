@@ -1,0 +1,157 @@
+#include "mantissa/models/llama.h"
+
+#include <cmath>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/silu.h>
+#include <c10/util/Exception.h>
+
+#include "mantissa/models/linear_internal.h"
+#include "mantissa/models/tokens_internal.h"
+
+namespace mantissa {
+namespace {
+
+torch::nn::Linear linear_layer(int64_t in, int64_t out, bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+}
+
+bool is_positive(double value) { return value > 0 && std::isfinite(value); }
+
+void check_rope_scaling(const RopeScaling& scaling, const std::string& who) {
+  TORCH_CHECK_VALUE(is_positive(scaling.factor), who, ": the factor ", scaling.factor,
+                    " of rope_scaling is not above 0; 1 changes nothing");
+  if (scaling.kind != RopeScaling::Kind::kLlama3) return;
+  TORCH_CHECK_VALUE(is_positive(scaling.low_freq_factor) && is_positive(scaling.high_freq_factor) &&
+                        scaling.low_freq_factor < scaling.high_freq_factor,
+                    who, ": rope_scaling has low_freq_factor ", scaling.low_freq_factor,
+                    " and high_freq_factor ", scaling.high_freq_factor,
+                    "; both must be above 0, and the first below the second");
+  TORCH_CHECK_VALUE(scaling.original_max_position_embeddings > 0, who,
+                    ": original_max_position_embeddings of rope_scaling is ",
+                    scaling.original_max_position_embeddings,
+                    "; give the model's context before it was extended");
+}
+
+}  // namespace
+
+void check_llama_options(const LlamaOptions& o, const std::string& who) {
+  for (const auto& [name, size] : {std::pair("vocab_size", o.vocab_size),
+                                   {"hidden_size", o.hidden_size},
+                                   {"intermediate_size", o.intermediate_size},
+                                   {"num_hidden_layers", o.num_hidden_layers},
+                                   {"num_attention_heads", o.num_attention_heads},
+                                   {"max_position_embeddings", o.max_position_embeddings}})
+    TORCH_CHECK_VALUE(size > 0, who, ": ", name, " is ", size, "; give a number above 0");
+  for (const auto& [name, number] : {std::pair("rope_theta", o.rope_theta),
+                                     {"rms_norm_eps", o.rms_norm_eps},
+                                     {"initializer_range", o.initializer_range}})
+    TORCH_CHECK_VALUE(is_positive(number), who, ": ", name, " is ", number, "; give a number above 0");
+  TORCH_CHECK_VALUE(o.num_key_value_heads >= 0 && o.num_attention_heads % o.key_value_heads() == 0, who,
+                    ": num_attention_heads ", o.num_attention_heads,
+                    " is not a multiple of num_key_value_heads ", o.num_key_value_heads,
+                    "; change one of them");
+  TORCH_CHECK_VALUE(o.head_dim > 0 || (o.head_dim == 0 && o.hidden_size % o.num_attention_heads == 0), who,
+                    ": head_dim is ", o.head_dim, ", and hidden_size ", o.hidden_size,
+                    " is not a multiple of num_attention_heads ", o.num_attention_heads,
+                    "; give a head_dim above 0");
+  TORCH_CHECK_VALUE(o.channels() % 2 == 0, who, ": a head has ", o.channels(),
+                    " channels, which rotary embeddings turn in pairs; choose an even head_dim");
+  TORCH_CHECK_VALUE(!o.pad_token_id || (*o.pad_token_id >= 0 && *o.pad_token_id < o.vocab_size), who,
+                    ": pad_token_id ", o.pad_token_id.value_or(0), " is outside of the vocabulary, 0 to ",
+                    o.vocab_size - 1, "; leave it out if texts have no padding");
+  if (o.rope_scaling) check_rope_scaling(*o.rope_scaling, who);
+}
+
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaOptions& o) : channels_(o.channels()) {
+  const int64_t heads = o.num_attention_heads * channels_, groups = o.key_value_heads() * channels_;
+  q_proj_ = register_module("q_proj", linear_layer(o.hidden_size, heads, o.attention_bias));
+  k_proj_ = register_module("k_proj", linear_layer(o.hidden_size, groups, o.attention_bias));
+  v_proj_ = register_module("v_proj", linear_layer(o.hidden_size, groups, o.attention_bias));
+  o_proj_ = register_module("o_proj", linear_layer(heads, o.hidden_size, o.attention_bias));
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& angles) {
+  const int64_t batch = x.size(0), length = x.size(1);
+  const auto heads_of = [&](torch::nn::Linear& layer) {  // [B, heads, T, channels]
+    return linear(layer, x).view({batch, length, -1, channels_}).transpose(1, 2);
+  };
+  const at::Tensor query = rotate(heads_of(q_proj_), angles), key = rotate(heads_of(k_proj_), angles);
+  const at::Tensor value = heads_of(v_proj_);
+  // Under autocast the rotation of 16-bit channels is float32. Attention would round it to 16 bits itself.
+  const at::ScalarType dtype = value.scalar_type();
+  const at::Tensor y =
+      attend({.query = query.to(dtype), .key = key.to(dtype), .value = value, .is_causal = true});
+  return linear(o_proj_, y.transpose(1, 2).reshape({batch, length, -1}));
+}
+
+LlamaMlpImpl::LlamaMlpImpl(const LlamaOptions& o) {
+  gate_proj_ = register_module("gate_proj", linear_layer(o.hidden_size, o.intermediate_size, o.mlp_bias));
+  up_proj_ = register_module("up_proj", linear_layer(o.hidden_size, o.intermediate_size, o.mlp_bias));
+  down_proj_ = register_module("down_proj", linear_layer(o.intermediate_size, o.hidden_size, o.mlp_bias));
+}
+
+at::Tensor LlamaMlpImpl::forward(const at::Tensor& x) {
+  return linear(down_proj_, at::silu(linear(gate_proj_, x)) * linear(up_proj_, x));
+}
+
+LlamaLayerImpl::LlamaLayerImpl(const LlamaOptions& o) {
+  self_attn_ = register_module("self_attn", LlamaAttention(o));
+  mlp_ = register_module("mlp", LlamaMlp(o));
+  input_layernorm_ = register_module("input_layernorm", RmsNorm(o.hidden_size, o.rms_norm_eps));
+  post_attention_layernorm_ =
+      register_module("post_attention_layernorm", RmsNorm(o.hidden_size, o.rms_norm_eps));
+}
+
+at::Tensor LlamaLayerImpl::forward(const at::Tensor& x, const RotaryAngles& angles) {
+  const at::Tensor y = x + self_attn_(input_layernorm_(x), angles);
+  return y + mlp_(post_attention_layernorm_(y));
+}
+
+LlamaBodyImpl::LlamaBodyImpl(const LlamaOptions& o)
+    : context_(o.max_position_embeddings),
+      frequencies_(rotary_frequencies(o.channels(), o.rope_theta, o.rope_scaling)) {
+  torch::nn::EmbeddingOptions table(o.vocab_size, o.hidden_size);
+  if (o.pad_token_id) table.padding_idx(o.pad_token_id);
+  embed_tokens_ = register_module("embed_tokens", torch::nn::Embedding(table));
+  register_module("layers", layers_);
+  for (int64_t i = 0; i < o.num_hidden_layers; ++i) layers_->push_back(LlamaLayer(o));
+  norm_ = register_module("norm", RmsNorm(o.hidden_size, o.rms_norm_eps));
+}
+
+at::Tensor LlamaBodyImpl::forward(const at::Tensor& tokens) {
+  at::Tensor x = mantissa::embed_tokens("Llama", embed_tokens_, tokens, context_);
+  const RotaryAngles angles = rotary_angles(frequencies_, tokens.size(1), x);
+  for (const auto& layer : *layers_) x = layer->as<LlamaLayer>()->forward(x, angles);
+  return norm_(x);
+}
+
+LlamaImpl::LlamaImpl(const LlamaOptions& options) : options_(options) {
+  check_llama_options(options, "Llama");
+  model_ = register_module("model", LlamaBody(options));
+  if (!options.tie_word_embeddings)
+    lm_head_ = register_module("lm_head", linear_layer(options.hidden_size, options.vocab_size, false));
+  initialize_weights();
+}
+
+void LlamaImpl::initialize_weights() {
+  const at::NoGradGuard no_grad;
+  for (auto& item : named_parameters()) {
+    at::Tensor& parameter = item.value();
+    if (parameter.dim() == 2) {
+      parameter.normal_(0.0, options_.initializer_range);
+    } else if (item.key().ends_with("bias")) {
+      parameter.zero_();
+    }
+  }
+  if (options_.pad_token_id) model_->embeddings()[*options_.pad_token_id].zero_();
+}
+
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
+  const at::Tensor x = model_(tokens);
+  return options_.tie_word_embeddings ? at::linear(x, model_->embeddings()) : linear(lm_head_, x);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/embedding.h>
+
+namespace mantissa {
+
+/// Returns the vectors of `tokens`; `model` is the model's name in errors.
+///
+/// Shapes: [B, T] of int64 or int32, 1 <= T <= context -> [B, T, width].
+/// Errors: c10::TypeError for tokens that are not integers; c10::ValueError for another shape and for sequences that
+///         are too long; c10::IndexError, on the CPU, for a token outside of the vocabulary.
+at::Tensor embed_tokens(const char* model, torch::nn::Embedding& embedding, const at::Tensor& tokens,
+                        int64_t context);
+
+}  // namespace mantissa
