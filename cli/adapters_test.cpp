@@ -250,11 +250,18 @@ TEST_F(Adapters, DequantizedFilesHaveNoPackedWeights) {
     EXPECT_THAT(name, Not(HasSubstr("quant_state"))) << "layers without an adapter are plain, too";
   const json seen = json::parse(run("inspect --json --no-values plain.safetensors").out)[0];
   EXPECT_EQ(seen["metadata"]["precision"], "32-true");
+  const std::string validate = "validate run --weights plain.safetensors --device cpu --quiet";
+  EXPECT_THAT(run(validate).err, AllOf(HasSubstr("'plain.safetensors' has its weights in float, and nf4-dq"),
+                                       HasSubstr("--precision 32-true")))
+      << "whoever restored the weights does not want them quantized unseen";
+  for (const std::string mode : {"32-true", "nf4-dq"})
+    EXPECT_THAT(run(validate + " --precision " + mode).err, testing::IsEmpty()) << "as asked for: " << mode;
   const Outcome converted = run("convert plain.safetensors again.safetensors --to nf4-dq");
   EXPECT_EQ(converted.status, 0) << converted.err;
 
   const Outcome lossy = run("merge run --device cpu --output packed.safetensors");
   EXPECT_EQ(lossy.status, 0);
+  EXPECT_THAT(run("validate run --weights packed.safetensors --device cpu --quiet").err, testing::IsEmpty());
   EXPECT_THAT(lossy.out, HasSubstr("error relative to the adapter's change is "));
   EXPECT_THAT(lossy.err, AllOf(HasSubstr("hardly better than the base model"), HasSubstr("--dequantize")))
       << "one step changes less than 4 bits can tell";

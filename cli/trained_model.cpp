@@ -159,6 +159,18 @@ void make_trained_model(TrainedModel& run, const FitOptions& trained, const Save
                       pixels(input), "; give images of the size that it was trained on");
 }
 
+/// Warns about a file in float that the mode of its run quantizes, such as the output of `mantissa merge --dequantize`:
+/// the result is then not that of the file's own weights.
+void warn_of_quantization(const FitOptions& o, const SavedWeights& weights) {
+  if (o.weights.empty() || !o.traits().frozen_weights || !quantized_weights_of(weights.dtypes).empty())
+    return;
+  TORCH_WARN(
+      "'", o.weights, "' has its weights in float, and ", o.precision(),
+      ", the precision of the run, quantizes them; give --precision 32-true to measure them as they are, or "
+      "--precision ",
+      o.precision(), " if you mean that");
+}
+
 }  // namespace
 
 OptionValues read_run_config(const fs::path& folder) {
@@ -210,6 +222,7 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   const SavedWeights weights = find_weights(folder, o.weights);
   run.weights = weights.path;
   run.dtypes = weights.dtypes;
+  if (!command.flags.has("precision")) warn_of_quantization(o, weights);
   // The weights decide which labels are valid, not --classes. Here any byte is accepted.
   FitOptions readable = o;
   readable.classes = 256;

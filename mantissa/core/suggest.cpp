@@ -40,6 +40,12 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   // A name of a million letters comes from a file, not from a typing error, and would take hours to compare.
   constexpr size_t kMaxNameLength = 1000;
   if (name.size() > kMaxNameLength) return "";
+  // "adam8" is the beginning of "adam8bit", although fewer edits lead to "adamw".
+  const auto begins = [&](const std::string& candidate) {
+    return name.size() > 2 && candidate.starts_with(name);
+  };
+  if (std::count_if(candidates.begin(), candidates.end(), begins) == 1)
+    return *std::find_if(candidates.begin(), candidates.end(), begins);
   std::string best;
   size_t best_distance = std::max<size_t>(name.size() / 3, 1) + 1;
   for (const std::string& candidate : candidates) {

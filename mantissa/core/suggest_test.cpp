@@ -1,6 +1,8 @@
 #include "mantissa/core/suggest.h"
 
 #include <gtest/gtest.h>
+#include <string>
+#include <vector>
 
 namespace mantissa::suggest_test {
 namespace {
@@ -47,6 +49,14 @@ TEST(Suggest, LongNamesAreNoDelay) {
 TEST(Suggest, JoinsNames) {
   EXPECT_EQ(join_names({}), "");
   EXPECT_EQ(join_names({"a", "b"}), "a, b");
+}
+
+TEST(Suggest, TheOnlyNameThatBeginsWithTheWordIsMeant) {
+  const std::vector<std::string> names{"adam", "adamw", "adam8bit", "adamw8bit"};
+  EXPECT_EQ(nearest_name("adam8", names), "adam8bit") << "and not adam, one edit away";
+  EXPECT_EQ(nearest_name("adamw8", names), "adamw8bit");
+  EXPECT_EQ(nearest_name("adamx", names), "adam") << "nothing begins so";
+  EXPECT_EQ(nearest_name("ada", names), "adam") << "several begin so, and this one is the nearest";
 }
 
 TEST(Suggest, TheOnlyNameThatContainsTheWordIsMeant) {

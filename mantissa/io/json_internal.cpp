@@ -38,7 +38,10 @@ class DomBuilder final : public json::json_sax_t {
   bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
                    const nlohmann::detail::exception& error) override {
     const std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
-    fail_("is not valid JSON (" + fit_for_message(what.substr(what.find("] ") + 2)) + ")");
+    const std::size_t begin = what.find("] ") + 2;
+    // What the parser expected instead does not fit into the message.
+    fail_("is not valid JSON (" +
+          fit_for_message(what.substr(begin, what.find("; expected", begin) - begin)) + ")");
     return false;
   }
 

@@ -24,6 +24,12 @@ struct Described {
   at::IntArrayRef shape;
 };
 
+/// Whether a weight holds codes instead of numbers, so that nothing can be copied into it. libtorch has a key for other
+/// projects, which only the weights of mantissa/weights have.
+bool is_packed(const at::Tensor& weight) {
+  return weight.key_set().has_backend(c10::BackendComponent::PrivateUse2Bit);
+}
+
 /// Returns why `stored` cannot be loaded into `weight`, or "".
 std::string misfit(const Described& stored, const at::Tensor& weight) {
   std::ostringstream why;
@@ -34,14 +40,17 @@ std::string misfit(const Described& stored, const at::Tensor& weight) {
         << c10::toString(weight.scalar_type());
   } else if (weight.is_meta()) {
     why << "is on the meta device; materialise the module first";
+  } else if (is_packed(weight)) {
+    why << "is packed in the module (4- or 8-bit codes, or an adapter's weight); load it with PartsLoader";
   }
   return why.str();
 }
 
-/// Whether a tensor of this name belongs to a weight in 4 or 8 bits, by bitsandbytes's names.
-bool is_part_of_quantized(const std::string& name) {
-  return name.find(".quant_state.bitsandbytes__") != std::string::npos || name == "SCB" ||
-         name.ends_with(".SCB");
+/// Returns the weight in 4 or 8 bits to which a tensor of this name belongs, by bitsandbytes's names, or "".
+std::string quantized_weight_of(const std::string& name) {
+  const size_t end = name.find(".quant_state.bitsandbytes__");
+  if (end != std::string::npos) return name.substr(0, end);
+  return name == "SCB" || name.ends_with(".SCB") ? name.substr(0, name.size() - 3) + "weight" : "";
 }
 
 /// Whether a tensor of this name belongs to an adapter, by PEFT's names.
@@ -72,10 +81,14 @@ void check_fit(const std::map<std::string, Described>& stored,
       "load_weights: '", from,
       "' is an adapter without the weights of its model; load the model's file, and the "
       "adapter's folder on top: LoraModel::from_pretrained(), or mantissa fit --adapter");
-  TORCH_CHECK_VALUE(
-      std::none_of(unknown.begin(), unknown.end(), is_part_of_quantized), "load_weights: '", from,
-      "' has weights in 4 or 8 bits, and the module has none; convert the module by a mode such as "
-      "nf4 or int8 and load it with PartsLoader, or restore the numbers with dequantize_stored()");
+  for (const std::string& name : unknown) {
+    const std::string weight = quantized_weight_of(name);
+    TORCH_CHECK_VALUE(
+        weight.empty(), "load_weights: '", from, "' has '", fit_for_message(weight),
+        "' in 4 or 8 bits; convert the module by the mode of the file, such as nf4 or int8, and load it "
+        "with PartsLoader, or restore the numbers first: dequantize_stored(), or dequantize_plain() for "
+        "the weights that the module has in float");
+  }
   TORCH_CHECK_VALUE(
       unknown.size() < wrong.size() || !std::all_of(unknown.begin(), unknown.end(), is_part_of_adapter),
       "load_weights: '", from, "' has ", unknown.size(), " tensors of an adapter, such as '",

@@ -142,10 +142,25 @@ TEST_F(Weights, AFileOfQuantizedWeightsIsNamedAsSuch) {
     auto tensors = named_weights(*module);
     tensors[part] = at::ones({1});
     save_safetensors(path_, tensors);
-    EXPECT_THAT(load_error(*module), AllOf(HasSubstr("has weights in 4 or 8 bits, and the module has none"),
-                                           HasSubstr("dequantize_stored()")))
+    EXPECT_THAT(load_error(*module), AllOf(HasSubstr(part == "SCB" ? "has 'weight' in 4 or 8 bits"
+                                                                   : "has '0.weight' in 4 or 8 bits"),
+                                           HasSubstr("dequantize_stored(), or dequantize_plain()")))
         << part;
   }
+}
+
+// A tensor with the key of a packed weight; the room `weights` makes real ones.
+TEST_F(Weights, NumbersForAPackedWeightAreRefusedBeforeAnythingIsLoaded) {
+  torch::nn::Module module;
+  const at::Tensor first = module.register_buffer("a", at::zeros({2}));
+  const at::Tensor packed =
+      at::detail::make_tensor<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse2),
+                                               caffe2::TypeMeta::Make<float>(), at::Device(at::kCPU));
+  packed.unsafeGetTensorImpl()->set_sizes_contiguous({2});
+  module.register_buffer("b", packed);
+  save_safetensors(path_, {{"a", at::ones({2})}, {"b", at::ones({2})}});
+  EXPECT_THAT(load_error(module), HasSubstr("'b' is packed in the module"));
+  EXPECT_TRUE(at::equal(first, at::zeros({2})));
 }
 
 TEST_F(Weights, NamesOutOfAFileDoNotFillTheScreen) {

@@ -139,7 +139,8 @@ std::vector<FoundLayer> find_layers(const torch::nn::Module& root, const std::ve
   for (const std::string& name : names) {
     const auto module = by_name.find(name);
     TORCH_CHECK_VALUE(module != by_name.end(), from, " has weights for '", name,
-                      "', a layer that the model does not have", did_you_mean(name, survey.linear_names()));
+                      "', a layer that the model does not have", did_you_mean(name, survey.linear_names()),
+                      "; give the model that the adapter was trained on");
     found.push_back({name, survey.checked(name, module->second)});
   }
   return found;

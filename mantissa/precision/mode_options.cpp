@@ -109,6 +109,9 @@ bool has_16_bit_weights(const PrecisionTraits& traits) {
   return traits.weights && is_16_bit(*traits.weights);
 }
 bool has_int8_products(const PrecisionTraits& traits) { return traits.layer_products == Format::kInt8; }
+bool has_frozen_weights(const PrecisionTraits& traits) { return traits.frozen_weights; }
+/// Whether weights have one scale for each block of values.
+bool has_blocks(const PrecisionTraits& traits) { return traits.frozen_weights && !has_int8_products(traits); }
 bool has_fp8_products(const PrecisionTraits& traits) { return traits.layer_products == Format::kFloat8E4M3; }
 /// Whether layers have codes for their weights or for the factors of their products.
 bool has_quantized_layers(const PrecisionTraits& traits) {
@@ -161,12 +164,10 @@ std::string used_as_dtype(const Request& asked) {
 
 std::string used_by_blocks(const Request& asked) {
   return has_int8_products(asked.mode.traits) ? "it has one scale per row and no blocks; leave it out"
-                                              : used_by_quantized_layers(asked);
+                                              : used_by(asked, has_blocks, "have a scale for each block");
 }
 
 std::string used_for_outliers(const Request& asked) {
-  const PrecisionTraits& traits = asked.mode.traits;
-  if (has_int8_products(traits) || !has_quantized_layers(traits)) return used_by_quantized_layers(asked);
   return used_by(asked, has_int8_products, "treat outliers separately");
 }
 
@@ -175,7 +176,7 @@ std::string used_by_frozen_layers(const Request& asked, std::optional<bool> is_o
   const PrecisionTraits& traits = asked.mode.traits;
   if (has_int8_products(traits) && !traits.frozen_weights)
     return *is_on ? "only products of Linear layers are trained in 8 bits; leave it out, or choose int8" : "";
-  return used_by_quantized_layers(asked);
+  return used_by(asked, has_frozen_weights, "store weights in 4 or 8 bits");
 }
 std::string used_by_embeddings(const Request& asked) {
   return used_by_frozen_layers(asked, asked.options.quantize_embeddings);

@@ -111,10 +111,13 @@ TEST_F(QuantizedModes, OptionsOfOtherModesAreRefused) {
     EXPECT_THAT(error(mode, {.ignore_modules = {"lm_head"}}),
                 AllOf(HasSubstr("precision '" + mode + "' with ignore_modules 'lm_head'"),
                       HasSubstr("leave it out")));
-    EXPECT_THAT(error(mode, {.blocksize = 64}), HasSubstr("with blocksize 64"));
+    EXPECT_THAT(error(mode, {.blocksize = 64}),
+                HasSubstr("with blocksize 64: only nf4, nf4-dq, fp4 and fp4-dq have a scale"));
     EXPECT_THAT(error(mode, {.dtype = at::kHalf}), HasSubstr("with dtype float16"));
-    EXPECT_THAT(error(mode, {.llm_int8_threshold = 6}), HasSubstr("with llm_int8_threshold 6"));
-    EXPECT_THAT(error(mode, {.quantize_convolutions = false}), HasSubstr("with quantize_convolutions false"));
+    EXPECT_THAT(error(mode, {.llm_int8_threshold = 6}),
+                HasSubstr("with llm_int8_threshold 6: only int8 and int8-training treat outliers"));
+    EXPECT_THAT(error(mode, {.quantize_convolutions = false}),
+                HasSubstr("with quantize_convolutions false: only nf4, nf4-dq, fp4, fp4-dq and int8 store"));
   }
   EXPECT_THAT(error("int8", {.blocksize = 64}), HasSubstr("no blocks"));
   EXPECT_THAT(error("nf4", {.llm_int8_threshold = 6}), HasSubstr("only int8 and int8-training"));
