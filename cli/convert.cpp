@@ -27,6 +27,7 @@
 #include "cli/find_checkpoint.h"
 #include "cli/key_map.h"
 #include "cli/model_weights.h"
+#include "cli/run_folder.h"
 #include "cli/terminal_text.h"
 #include "cli/weight_conversion.h"
 #include "mantissa/core/suggest.h"
@@ -268,6 +269,21 @@ std::map<std::string, CastLoss> write(const ConvertCommand& c, const Safetensors
       });
 }
 
+/// Returns the config.json beside the input, without which transformers cannot read a folder with its weights. Returns ""
+/// if there is none, if the output is no such folder, or if the file would not describe quantized weights.
+/// Errors: c10::Error if the output has such a file already.
+fs::path config_to_copy(const ConvertCommand& c, const SafetensorsModel& model) {
+  const fs::path config = model.files().front().parent_path() / kModelConfig,
+                 copy = fs::path(c.out) / kModelConfig;
+  std::error_code error;
+  const bool is_file = fs::path(c.out).filename().string().ends_with(".safetensors");
+  if (is_file || !c.to.empty() || !fs::is_regular_file(config, error) || fs::equivalent(config, copy, error))
+    return {};
+  TORCH_CHECK(c.overwrite || !fs::exists(fs::symlink_status(copy, error)), "'", copy.string(),
+              "' already exists; choose another place, or give --overwrite");
+  return config;
+}
+
 /// The combined loss of all casts from one dtype to another.
 struct CastGroup {
   int64_t tensors = 0;
@@ -380,11 +396,17 @@ void convert(const ConvertCommand& c) {
   std::map<std::string, std::string> metadata = model.metadata();
   correct_precision(metadata, model, plan);
   for (const auto& [key, value] : parsed.metadata) metadata[key] = value;
+  const fs::path config = config_to_copy(c, model);
+  if (!config.empty()) metadata.emplace("format", "pt");  // transformers refuses a file without it
   const SafetensorsLayout layout =
       lay_out_safetensors(c.out, header_of(model, plan, metadata), parsed.max_shard_bytes);
   check_outputs(c, model, layout);
   std::map<std::string, CastLoss> losses;
-  if (!c.dry_run) losses = write(c, model, plan, layout);
+  if (!c.dry_run) {
+    losses = write(c, model, plan, layout);
+    if (!config.empty())
+      fs::copy_file(config, fs::path(c.out) / kModelConfig, fs::copy_options::overwrite_existing);
+  }
 
   int64_t overflowed = 0;
   for (const auto& [name, loss] : losses) overflowed += loss.overflowed;

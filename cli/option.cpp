@@ -39,6 +39,7 @@ void check_value(const Option& option, const OptionValue& value) {
   const std::string flag = flag_of(option.name);
   if (const auto* const text = std::get_if<std::string>(&value)) {
     if (option.is_list || option.choices.empty() || (option.may_be_empty && text->empty())) return;
+    if (!option.choice_prefix.empty() && text->starts_with(option.choice_prefix)) return;
     check_choice(flag, *text, option.choices);
   }
   if (!option.range) return;

@@ -49,6 +49,8 @@ struct Option {
   std::optional<Range> range = std::nullopt;
   /// The values that the option accepts; empty if it accepts any value.
   std::vector<std::string> choices = {};
+  /// A text that begins with this is accepted beside the choices; "": none is.
+  std::string choice_prefix = {};
   /// The text is a list with commas between its elements: of choices, if the option has any.
   bool is_list = false;
   /// The text is a list of settings, such as r=16,targets=a+b,dora: a setting without a value is a switch that is on,

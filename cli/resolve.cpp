@@ -122,8 +122,8 @@ void check_model_reads_data(const FitOptions& o) {
   std::vector<std::string> fitting;
   for (const ModelEntry& model : models())
     if (model.input == kind) fitting.push_back(model.name);
-  TORCH_CHECK_VALUE(std::find(fitting.begin(), fitting.end(), o.model) != fitting.end(), "--model ", o.model,
-                    " cannot read --data ", o.data, "; choose from ", join_names(fitting), ", or other data");
+  TORCH_CHECK_VALUE(find_model(o.model).input == kind, "--model ", o.model, " cannot read --data ", o.data,
+                    "; choose from ", join_names(fitting), ", or other data");
 }
 
 /// Returns a mode's name for its alias, without the alias's warning, and any other text as it is.
@@ -138,6 +138,7 @@ std::string canonical_name(const std::string& precision) {
 
 bool reads_text(const OptionValues& given) {
   if (const auto* const model = given.get_if<std::string>("model")) {
+    if (model->starts_with(kConfigPrefix)) return find_model(*model).input == InputKind::kTokens;
     const auto reads = [&](const ModelEntry& row) {
       return row.name == *model && row.input == InputKind::kTokens;
     };

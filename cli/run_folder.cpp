@@ -19,7 +19,8 @@ namespace fs = std::filesystem;
 namespace {
 
 /// The files that show that a folder holds a run.
-constexpr std::array kFiles{"config.yaml", "metrics.csv", "metrics.jsonl", kWeights, kResult, kCheckpoints};
+constexpr std::array kFiles{"config.yaml", "metrics.csv", "metrics.jsonl", kModelConfig,
+                            kWeights,      kResult,       kCheckpoints};
 /// A file that a run writes as well, but that is no sign of a run: TensorBoard's folders have it, too.
 constexpr const char* kHparams = "hparams.yaml";
 

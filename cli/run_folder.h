@@ -13,6 +13,8 @@ namespace mantissa::cli {
 
 /// The folder inside a run's folder that contains the checkpoints.
 inline constexpr const char* kCheckpoints = "checkpoints";
+/// What transformers reads beside the weights of a model with Hugging Face's names.
+inline constexpr const char* kModelConfig = "config.json";
 /// The files that training writes at its end, in this order. From the first step of a resumed run until its
 /// end, kResult does not exist, and kWeights contains the weights from before the resume.
 inline constexpr const char* kWeights = "weights.safetensors";

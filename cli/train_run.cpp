@@ -33,6 +33,8 @@
 #include "mantissa/core/out_of_memory.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
+#include "mantissa/models/llama.h"
+#include "mantissa/models/llama_config.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/callbacks/progress_bar.h"
 #include "mantissa/trainer/loop/interrupt.h"
@@ -87,6 +89,14 @@ void warn_if_not_finite(const FitOptions& o, const Metrics& metrics) {
                  ": training diverged; try a smaller --lr or another --precision");
     }
   }
+}
+
+/// Returns the part of a run's name that tells its model: of "hf:models/llama", it is "llama".
+std::string label_of(const std::string& model) {
+  if (!model.starts_with(kConfigPrefix)) return model;
+  std::filesystem::path folder = std::filesystem::absolute(model.substr(3)).lexically_normal();
+  if (folder.filename().empty() || folder.filename() == "config.json") folder = folder.parent_path();
+  return folder.filename().string();
 }
 
 /// Otherwise a run that hardly learns would be a surprise.
@@ -232,6 +242,7 @@ class TrainingRun {
     warn_if_not_finite(o_, result.metrics);
     warn_if_all_steps_were_skipped(result);
     save_model_weights(*model_, folder_->file(kWeights), about);
+    save_config();
     save_adapter();
     Json json = to_json(o_, trainer, result, parameters(), folder_->path());
     if (adapter_) json["trained_parameters"] = adapter_->get_nb_trainable_parameters().first;
@@ -250,8 +261,8 @@ class TrainingRun {
   void open_folder() {
     if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
     if (!resumed_) {
-      fresh_ = std::make_unique<RunFolder>(o_.output,
-                                           fmt::format("{}-{}-{}", data_.name, o_.model, o_.precision()));
+      fresh_ = std::make_unique<RunFolder>(
+          o_.output, fmt::format("{}-{}-{}", data_.name, label_of(o_.model), o_.precision()));
     }
     folder_ = resumed_ ? resumed_ : fresh_.get();
     OptionValues repeatable = o_.values;
@@ -260,6 +271,16 @@ class TrainingRun {
     if (fresh_) write_file_atomically(folder_->file("config.yaml"), yaml_, Links::kReplace);
     // A run that is resumed reads its settings. The trained adapter of such a run is loaded later.
     if (!resumes_from_checkpoint_) save_adapter();
+  }
+
+  /// Writes what transformers needs beside the weights of a Llama.
+  void save_config() const {
+    const auto* const llama = dynamic_cast<const LlamaImpl*>(model_.get());
+    const auto weights = named_weights(*model_);
+    if (!llama || adapter_ || plain_weights(weights).size() != weights.size()) return;
+    const at::ScalarType dtype = weights.at("model.embed_tokens.weight").scalar_type();
+    write_file_atomically(folder_->file(kModelConfig), make_llama_config(llama->options(), dtype),
+                          Links::kReplace);
   }
 
   void save_adapter() const {

@@ -5,7 +5,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "mantissa/models/llama.h"
+#include "mantissa/models/llama_options.h"
 
 namespace mantissa {
 

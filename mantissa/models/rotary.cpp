@@ -33,9 +33,8 @@ at::Tensor rotary_frequencies(int64_t head_dim, double theta, const std::optiona
 }
 
 RotaryAngles rotary_angles(const at::Tensor& frequencies, int64_t length, const at::Tensor& like) {
-  const at::Device device = like.device();
-  const at::Tensor positions = at::arange(length, at::TensorOptions(at::kFloat).device(device));
-  const at::Tensor half = positions.unsqueeze(1) * frequencies.to(device);
+  const at::Tensor positions = at::arange(length, at::TensorOptions(at::kFloat).device(like.device()));
+  const at::Tensor half = positions.unsqueeze(1) * frequencies;
   const at::Tensor angles = at::cat({half, half}, 1);
   return {angles.cos().to(like.scalar_type()), angles.sin().to(like.scalar_type())};
 }

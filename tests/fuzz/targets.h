@@ -22,6 +22,7 @@ Target adapter_config;      // adapter_config.json of PEFT
 Target config;              // YAML of `mantissa fit --config`
 Target events;              // TensorBoard event files
 Target idx;                 // IDX files, not gzip'd
+Target llama_config;        // config.json of a Llama
 Target lora_options;        // --lora, and in a second line an expression for layers' names
 Target manifest;            // manifest.json of a checkpoint, whatever its checksum
 Target quant_state;         // JSON of a 4-bit weight that bitsandbytes has saved
@@ -33,6 +34,7 @@ inline constexpr std::pair<const char*, Target*> kTargets[] = {
     {"config", config},
     {"events", events},
     {"idx", idx},
+    {"llama_config", llama_config},
     {"lora_options", lora_options},
     {"manifest", manifest},
     {"quant_state", quant_state},

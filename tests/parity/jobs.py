@@ -9,7 +9,7 @@ def make_data(model, batches, batch_size, image_size):
     """Makes inputs that both sides read from one file: noise with a class-dependent pattern, or random bytes."""
     generator = torch.Generator().manual_seed(7)
     samples = 4 * batch_size
-    if model == "gpt-tiny":
+    if model in ("gpt-tiny", "llama-tiny"):
         text = torch.randint(0, 64, (samples, 129), generator=generator)
         data, target = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     else:

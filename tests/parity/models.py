@@ -128,6 +128,19 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
+def make_llama(vocabulary, context):
+    """Returns the model of transformers. It returns its logits."""
+    import transformers  # here, because most users of this file do without it
+
+    class Llama(transformers.LlamaForCausalLM):
+        def forward(self, tokens):
+            return super().forward(tokens, use_cache=False).logits
+
+    return Llama(transformers.LlamaConfig(
+        vocab_size=vocabulary, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=context, attn_implementation="sdpa"))
+
+
 def make_model(name, channels=1, height=8, width=8, classes=10, vocabulary=256, context=128):
     """The twin of mantissa::make_model."""
     if name == "mlp":
@@ -138,4 +151,6 @@ def make_model(name, channels=1, height=8, width=8, classes=10, vocabulary=256, 
         return Resnet(channels, classes)
     if name == "gpt-tiny":
         return Gpt(context=context, vocabulary=vocabulary)
-    raise ValueError(f"make_model: no model is called {name!r} (models: mlp, convnet, resnet-tiny, gpt-tiny)")
+    if name == "llama-tiny":
+        return make_llama(vocabulary, context)
+    raise ValueError(f"make_model: no model is called {name!r} (models: mlp, convnet, resnet-tiny, gpt-tiny, llama-tiny)")
