@@ -83,9 +83,10 @@ TEST_P(AdaptersInModes, TrainOnAFrozenBaseAndStayInFloat32) {
     const auto [first, last] = train(*precision, net);
     EXPECT_LT(last, 0.7 * first);
     EXPECT_TRUE(at::equal(base_of(net, "0.weight"), before));
-    for (const auto& item : net->named_parameters())
-      if (item.key().find("lora_") != std::string::npos)
-        EXPECT_EQ(item.value().scalar_type(), at::kFloat) << item.key();
+    for (const auto& item : net->named_parameters()) {
+      if (item.key().find("lora_") == std::string::npos) continue;
+      EXPECT_EQ(item.value().scalar_type(), at::kFloat) << item.key();
+    }
     const at::Tensor base = base_weight(net->named_parameters()["0.weight"]);
     const bool has_16_bits =
         mode.traits.weights == Format::kFloat16 || mode.traits.weights == Format::kBFloat16;
