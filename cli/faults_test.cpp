@@ -177,7 +177,7 @@ TEST_F(Faults, TooLittleMemoryIsReportedWithItsCure) {
   int reported = 0, reported_by_trainer = 0;
   bool is_enough = false;
   // From a limit below which the program cannot be loaded to one in which the whole run fits.
-  for (int64_t mib = 256; mib <= 16'384 && !is_enough; mib += mib / 8) {
+  for (int64_t mib = 256; mib <= 16'384 && !is_enough; mib += mib / 16) {
     const std::string limit =
         "(export OMP_NUM_THREADS=1; ulimit -c 0; ulimit -v " + std::to_string(mib * 1024) + "; $mantissa ";
     const Outcome loaded = shell(limit + "--version >/dev/null); echo status $?");

@@ -138,7 +138,9 @@ class TensorBytes {
     if (tensor.is_sparse()) return add(tensor._indices()) + add(tensor._values());
     if (!tensor.has_storage()) return since_ ? 0 : static_cast<int64_t>(tensor.nbytes());
     const at::Storage& storage = tensor.storage();
-    if (since_ && !since_->contains(storage.data())) return 0;
+    // Without storage.data(): a packed weight's storage refuses it. Packed weights are older than the count.
+    if (since_ && !since_->contains(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()))
+      return 0;
     return seen_.insert(storage.unsafeGetStorageImpl()).second ? static_cast<int64_t>(storage.nbytes()) : 0;
   }
   int64_t add(const std::vector<at::Tensor>& tensors) {
