@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include <c10/core/DispatchKey.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>

@@ -127,7 +127,9 @@ std::vector<FoundLayer> find_targets(const torch::nn::Module& root, const LoraCo
   }
   TORCH_CHECK_VALUE(!found.empty(), "LoRA: target_modules (", targets.text(), ") matches no linear layer of ",
                     root.name(), config.exclude_modules.text().empty() ? "" : " that exclude_modules leaves",
-                    "; choose from ", join_names(last_parts(survey.linear_names())));
+                    survey.linear_names().empty()
+                        ? "; give a model with a torch::nn::Linear among its submodules"
+                        : "; choose from " + join_names(last_parts(survey.linear_names())));
   return found;
 }
 

@@ -126,8 +126,9 @@ TEST_F(LoraFiles, AnAdapterOfAnotherRankOrModelIsRefusedBeforeAnythingChanges) {
   Tensor bad = torch::zeros({4, 6});
   bad[3][5] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(error_after(a, bad), AllOf(HasSubstr(a), HasSubstr("nan")));
-  EXPECT_THAT(error_after("base_model.model.tail.lora_A.weight", torch::zeros({4, 6})),
-              AllOf(HasSubstr("'tail'"), HasSubstr("does not have")));
+  EXPECT_THAT(
+      error_after("base_model.model.tail.lora_A.weight", torch::zeros({4, 6})),
+      AllOf(HasSubstr("'tail'"), HasSubstr("does not have"), HasSubstr("give the model that the adapter")));
   EXPECT_THAT(error_after("base_model.model.norm.lora_A.weight", torch::zeros({4, 6})),
               AllOf(HasSubstr("'norm'"), HasSubstr("LayerNorm")));
   EXPECT_THAT(error_after("head.weight", torch::zeros({3, 6})), HasSubstr("'head.weight'"));

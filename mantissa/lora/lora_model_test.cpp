@@ -176,6 +176,10 @@ TEST_F(LoraModels, TargetsThatFitNothingAreErrorsBeforeAnythingChanges) {
   EXPECT_THAT(error_of([] { ModuleNames("(up"); }), HasSubstr("regular expression"));
   EXPECT_THAT(error_of([] { ModuleNames(""); }), HasSubstr("empty"));
   EXPECT_THAT(error({.target_modules = ModuleNames()}), HasSubstr("target_modules"));
+  torch::nn::Linear alone(2, 2);
+  EXPECT_THAT(error_of([&] { LoraModel(*alone, {}); }),
+              testing::EndsWith("torch::nn::Linear among its submodules"))
+      << "there is nothing to choose from";
   expect_untouched(net);
 }
 
