@@ -65,6 +65,7 @@ bench: configure
 	$(BUILD)/optim_bench --benchmark_out=$(BUILD)/optim_bench.json
 	$(BUILD)/precision_step_bench --benchmark_out=$(BUILD)/precision_step_bench.json
 	$(BUILD)/peak_memory_bench
+	$(BUILD)/saved_activations_bench
 	$(BUILD)/replay_point_bench
 	.deps/peers/bin/python benchmarks/train_step.py --build $(BUILD)
 	.deps/peers/bin/python benchmarks/trainer_cost.py --build $(BUILD)

@@ -9,7 +9,6 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
-#include "cli/loggers_and_callbacks.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
 #include "mantissa/core/device.h"
@@ -31,7 +30,7 @@ void evaluate(const EvaluateCommand& command, bool is_test) {
   const FitOptions& o = run.options;
   ClassificationTask task = make_task(o, run.model, /*steps=*/1);
   const auto loader = val_loader(o, run.data);
-  Trainer trainer(trainer_options(o));
+  Trainer trainer(evaluation_options(run));
   const Metrics metrics = with_memory_cure(
       [&] { return memory_cure(o); },
       [&] { return is_test ? trainer.test(task, *loader) : trainer.validate(task, *loader); });

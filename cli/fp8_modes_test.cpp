@@ -168,6 +168,48 @@ TEST_F(Fp8Runs, ACheckpointLoadsInBf16AndBack) {
   EXPECT_THAT(back.err, HasSubstr("it has no FP8 scales, so these start anew"));
 }
 
+TEST_F(Fp8Runs, ValidateUsesTheTrainedScales) {
+  const auto loss_of = [](const std::string& text) {
+    return nlohmann::json::parse(text)["val_loss"].get<double>();
+  };
+  for (const std::string mode : {"fp8-mixed --recipe amax_history_len=6", "transformer-engine",
+                                 "fp8-mixed --recipe NVFP4BlockScaling"}) {
+    SCOPED_TRACE(mode);
+    ASSERT_EQ(
+        fit("--model mlp --max-steps 40 --fp8-first-and-last true --output run --precision " + mode).status,
+        0);
+    const double trained = loss_of(read(folder_ / "run/result.json"));
+    const Outcome again = run("validate run --quiet --json -");
+    EXPECT_EQ(loss_of(again.out), trained);
+    EXPECT_THAT(again.err, Not(HasSubstr("warning")));
+    fs::remove(folder_ / "run/result.json");
+    EXPECT_EQ(loss_of(run("validate run --quiet --json -").out), trained) << "of the newest checkpoint";
+    fs::remove_all(folder_ / "run");
+  }
+}
+
+TEST_F(Fp8Runs, WithoutTrainedScalesValidateSaysSo) {
+  const std::string words =
+      "--model mlp --max-steps 40 --fp8-first-and-last true --precision fp8-mixed --recipe "
+      "amax_history_len=6 ";
+  ASSERT_EQ(fit(words + "--output run").status, 0);
+  ASSERT_EQ(fit(words + "--no-enable-checkpointing --output bare").status, 0);
+  const auto anew = HasSubstr("it has no FP8 scales, so these start anew");
+  const Outcome bare = run("validate bare --quiet --json -");
+  EXPECT_THAT(bare.err, AllOf(HasSubstr("evaluating 'bare/weights.safetensors' in fp8-mixed"), anew));
+  EXPECT_NE(nlohmann::json::parse(bare.out)["val_loss"],
+            nlohmann::json::parse(read(folder_ / "run/result.json"))["val_loss"])
+      << "so the scales matter";
+  EXPECT_THAT(run("test run --quiet --weights run/weights.safetensors").err, anew) << "a file of its own";
+  EXPECT_THAT(run("predict run --quiet --precision bf16-mixed --output none.csv").err, IsEmpty());
+  EXPECT_THAT(run("predict run --quiet --output some.csv").err, IsEmpty());
+  for (const auto& entry : fs::directory_iterator(folder_ / "run/checkpoints"))
+    fs::resize_file(entry.path() / "state.safetensors", 10);
+  const Outcome damaged = run("validate run --quiet");
+  EXPECT_EQ(damaged.status, 0);
+  EXPECT_THAT(damaged.err, AllOf(HasSubstr("the state of the mode cannot be read"), anew));
+}
+
 TEST_F(Fp8Runs, ReachTheAccuracyOfBf16) {
   const auto accuracy = [&](const std::string& words, const std::string& name) {
     EXPECT_EQ(fit("--model mlp --max-epochs 6 --output " + name + " --precision " + words).status, 0);

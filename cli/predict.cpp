@@ -13,7 +13,6 @@
 #include "cli/commands.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
-#include "cli/loggers_and_callbacks.h"
 #include "cli/run_folder.h"
 #include "cli/train_run.h"
 #include "cli/trained_model.h"
@@ -52,7 +51,7 @@ void write_predictions(const TrainedModel& run, std::ostream& out) {
   const FitOptions& o = run.options;
   ClassificationTask task = make_task(o, run.model, /*steps=*/1);
   const auto loader = val_loader(o, run.data);
-  TrainerOptions options = trainer_options(o);
+  TrainerOptions options = evaluation_options(run);
   options.callbacks.push_back(std::make_shared<WritesRows>(out));
   Trainer trainer(std::move(options));
   with_memory_cure([&] { return memory_cure(o); },

@@ -20,6 +20,8 @@
 #include "cli/config_file.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/loggers_and_callbacks.h"
+#include "cli/mode_state.h"
 #include "cli/model_weights.h"
 #include "cli/resolve.h"
 #include "cli/run_folder.h"
@@ -50,6 +52,7 @@ struct SavedWeights {
   std::map<std::string, at::Tensor> tensors;  ///< empty: `path` has not been read yet
   Shapes shapes;
   std::map<std::string, at::ScalarType> dtypes;  ///< of the tensors as they are stored
+  StateDict mode_state;                          ///< of a checkpoint, which has been read
 };
 
 bool has_adapter_weights(const SavedWeights& weights) {
@@ -59,7 +62,7 @@ bool has_adapter_weights(const SavedWeights& weights) {
 
 SavedWeights read_shapes(const fs::path& path) {
   const SafetensorsModel model(path);
-  SavedWeights found{path, read_if_quantized(model), {}, dtypes_of(model.entries())};
+  SavedWeights found{path, read_if_quantized(model), {}, dtypes_of(model.entries()), {}};
   if (!found.tensors.empty()) {
     found.shapes = stored_shapes(found.tensors);
     return found;
@@ -69,18 +72,28 @@ SavedWeights read_shapes(const fs::path& path) {
 }
 
 /// The weights of a checkpoint, which has been read.
-SavedWeights as_saved(const fs::path& path, std::map<std::string, at::Tensor> tensors) {
-  SavedWeights found{path, {}, stored_shapes(tensors), {}};
+SavedWeights as_saved(NewestCheckpoint newest) {
+  std::map<std::string, at::Tensor>& tensors = newest.checkpoint.weights;
+  SavedWeights found{newest.path / kCheckpointWeights,
+                     {},
+                     stored_shapes(tensors),
+                     {},
+                     mode_state_in(newest.checkpoint.state)};
   for (const auto& [name, tensor] : tensors) found.dtypes.emplace(name, tensor.scalar_type());
   found.tensors = std::move(tensors);
   return found;
 }
 
-SavedWeights find_weights(const fs::path& folder, const std::string& given) {
+/// Returns the state of the mode only with `wants_state`: it is read together with that of the optimizer.
+SavedWeights find_weights(const fs::path& folder, const std::string& given, bool wants_state) {
   if (!given.empty()) return read_shapes(given);
   const fs::path weights = folder / kWeights, checkpoints = folder / kCheckpoints;
   // Without a result, training has continued since these weights were written.
-  if (fs::exists(weights) && fs::exists(folder / kResult)) return read_shapes(weights);
+  if (fs::exists(weights) && fs::exists(folder / kResult)) {
+    SavedWeights found = read_shapes(weights);
+    if (wants_state) found.mode_state = mode_state_of_result(folder);
+    return found;
+  }
   auto newest = fs::is_directory(checkpoints) ? load_newest(checkpoints) : std::nullopt;
   TORCH_CHECK(newest || fs::exists(weights), "the run in ", folder.string(),
               " has neither weights.safetensors nor a checkpoint; give --weights FILE");
@@ -88,7 +101,7 @@ SavedWeights find_weights(const fs::path& folder, const std::string& given) {
   for (const std::string& warning : newest->warnings) {
     TORCH_WARN(warning);
   }
-  return as_saved(newest->path / kCheckpointWeights, std::move(newest->checkpoint.weights));
+  return as_saved(*std::move(newest));
 }
 
 /// Returns the number of classes of a model with these weights: the length of the dimension that grows with
@@ -199,6 +212,13 @@ void add_trained_model_flags(CLI::App& subcommand, TrainedModelCommand& command)
   add_fit_flags(subcommand, command.flags, FlagsOf::kTrained);
 }
 
+TrainerOptions evaluation_options(const TrainedModel& run) {
+  TrainerOptions options = trainer_options(run.options);
+  if (run.options.traits().layer_products)
+    options.callbacks.push_back(loads_mode_state(run.mode_state, run.weights.string()));
+  return options;
+}
+
 std::string memory_cure(const FitOptions& o) {
   return fmt::format(
       " (--model {}, --precision {}); choose a 16-bit --precision or another --device, free some, or raise "
@@ -219,10 +239,13 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   if (o.precision() == "all") throw UsageError("--precision all is for fit; choose one mode");
   warn_without_effect(command.flags, o);
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
-  const SavedWeights weights = find_weights(folder, o.weights);
+  // Only modes that choose among layers have a state that forward passes need.
+  const bool wants_state = o.traits().layer_products.has_value();
+  const SavedWeights weights = find_weights(folder, o.weights, wants_state);
   run.weights = weights.path;
   run.dtypes = weights.dtypes;
   if (!command.flags.has("precision")) warn_of_quantization(o, weights);
+  if (wants_state) run.mode_state = weights.mode_state;
   // The weights decide which labels are valid, not --classes. Here any byte is accepted.
   FitOptions readable = o;
   readable.classes = 256;

@@ -13,8 +13,10 @@
 
 #include "cli/fit_options.h"
 #include "cli/run_data.h"
+#include "mantissa/core/state_dict.h"
 #include "mantissa/lora/lora_model.h"
 #include "mantissa/models/registry.h"
+#include "mantissa/trainer/trainer_options.h"
 
 namespace mantissa::cli {
 
@@ -38,12 +40,16 @@ struct TrainedModel {
   std::optional<LoraModel> adapter;              ///< of `model`, which has it
   std::filesystem::path weights;                 ///< the file that the weights come from
   std::map<std::string, at::ScalarType> dtypes;  ///< of the tensors in that file
+  StateDict mode_state;  ///< what the mode had beside these weights; empty if that is unknown
 };
 
 /// Opens the model and its data. The weights are those of `--weights`, else weights.safetensors, else those
 /// of the newest checkpoint. With `unsplit`, a data set other than the run's is not split.
 /// Errors: c10::Error and c10::ValueError that name a missing or unsuitable file.
 TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit);
+
+/// Returns the options of the Trainer that evaluates it, with the state of the mode.
+TrainerOptions evaluation_options(const TrainedModel& run);
 
 /// Returns, for with_memory_cure(), the options that would need less memory.
 std::string memory_cure(const FitOptions& options);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_safe_softmax.h>
@@ -17,8 +18,10 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "mantissa/fp8/device_path_internal.h"
 #include "mantissa/fp8/fp8_autocast.h"
 #include "mantissa/fp8/input_internal.h"
+#include "mantissa/fp8/operators_internal.h"
 #include "mantissa/fp8/quantizer_internal.h"
 #include "mantissa/fp8/region_state_internal.h"
 #include "mantissa/fp8/restore_internal.h"
@@ -37,8 +40,11 @@ struct Matrices {
   std::vector<int64_t> sizes;
 
   /// What is to be multiplied by the scale's inverse.
-  at::Tensor values() const { return fp8::restored_in_float32(quantized).view(sizes); }
-  double scale_inv() const { return fp8::scale_inv_of(quantized); }
+  at::Tensor values() const {
+    return (fp8::uses_cpu_kernels(quantized.codes) ? fp8::restored_in_float32(quantized)
+                                                   : fp8::operators::restored(quantized))
+        .view(sizes);
+  }
 };
 
 Matrices quantized(Fp8Quantizer& quantizer, const at::Tensor& x, Fp8Role role) {
@@ -49,12 +55,21 @@ Matrices quantized(Fp8Quantizer& quantizer, const at::Tensor& x, Fp8Role role) {
   return {std::get<QuantizedFp8>(factor.quantized), x.sizes().vec()};
 }
 
-/// Returns a b times both scales' inverses. Their product may be outside of float32's range, where the result need not be.
-at::Tensor product(const at::Tensor& a, double a_scale_inv, const at::Tensor& b, double b_scale_inv) {
+/// Returns the product of values of two factors, which may be transposed, times both scales' inverses. Their product may be
+/// outside of float32's range, where the result need not be.
+at::Tensor product(const at::Tensor& a, const Matrices& a_factor, const at::Tensor& b,
+                   const Matrices& b_factor) {
+  const at::NoTF32Guard no_tf32;
   const at::Tensor sums = at::matmul(a, b);
-  const auto both = static_cast<float>(a_scale_inv * b_scale_inv);
+  if (!fp8::uses_cpu_kernels(a_factor.quantized.codes)) {
+    fp8::operators::scale_sums(sums, fp8::operators::scale_inv_of(a_factor.quantized),
+                               fp8::operators::scale_inv_of(b_factor.quantized));
+    return sums;
+  }
+  const double one = fp8::scale_inv_of(a_factor.quantized), other = fp8::scale_inv_of(b_factor.quantized);
+  const auto both = static_cast<float>(one * other);
   if (std::isnormal(both)) return sums.mul_(both);
-  return sums.mul_(std::max(a_scale_inv, b_scale_inv)).mul_(std::min(a_scale_inv, b_scale_inv));
+  return sums.mul_(std::max(one, other)).mul_(std::min(one, other));
 }
 
 /// What backward() needs of forward(). Autograd keeps it in an IValue.
@@ -84,8 +99,7 @@ class MatmulFp8 : public torch::autograd::Function<MatmulFp8> {
       saved->b = quantized(quantizer, b, Fp8Role::kWeight);
       saved->sample = quantizer.sample_of_errors();
     }
-    const at::Tensor y = product(saved->a.values(), saved->a.scale_inv(), saved->b.values().transpose(-1, -2),
-                                 saved->b.scale_inv());
+    const at::Tensor y = product(saved->a.values(), saved->a, saved->b.values().transpose(-1, -2), saved->b);
     if (saved->sample) {
       saved->original_a = a.detach().to(at::kFloat), saved->original_b = b.detach().to(at::kFloat);
       saved->sample->add_error("output", y,
@@ -112,10 +126,9 @@ class MatmulFp8 : public torch::autograd::Function<MatmulFp8> {
     }
     const at::Tensor values = dy.values(), columns = values.transpose(-1, -2);
     if (context->needs_input_grad(0))
-      result[0] = product(values, dy.scale_inv(), saved->b.values(), saved->b.scale_inv()).to(saved->a_dtype);
+      result[0] = product(values, dy, saved->b.values(), saved->b).to(saved->a_dtype);
     if (context->needs_input_grad(1))
-      result[1] =
-          product(columns, dy.scale_inv(), saved->a.values(), saved->a.scale_inv()).to(saved->b_dtype);
+      result[1] = product(columns, dy, saved->a.values(), saved->a).to(saved->b_dtype);
     if (saved->sample) add_errors(*saved, gradients[0], result);
     return result;
   }
@@ -159,7 +172,7 @@ at::Tensor for_all_heads(const at::Tensor& x, int64_t heads) {
 
 at::Tensor mask_of(const AttentionCall& call) {
   if (!call.is_causal) return call.mask;
-  return at::ones({call.query.size(2), call.key.size(2)}, at::TensorOptions(at::kBool)).tril();
+  return at::ones({call.query.size(2), call.key.size(2)}, call.query.options().dtype(at::kBool)).tril();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
+#include "mantissa/fp8/device_path_internal.h"
 #include "mantissa/fp8/fp8_autocast.h"
 #include "mantissa/fp8/quantized_fp8.h"
 #include "mantissa/fp8/test_support_internal.h"
@@ -71,6 +72,30 @@ TEST(AttentionFp8, IsNearHighPrecisionWithMasksAndSharedKeys) {
       EXPECT_LT(error, 0.06);
       EXPECT_GT(error, 0.005) << "FP8 shows";
     }
+  }
+}
+
+// As on another device.
+TEST(AttentionFp8, OperatorsAgreeWithTheKernels) {
+  for (const Fp8Recipe& recipe :
+       {Fp8Recipe(Float8CurrentScaling{}), Fp8Recipe(DelayedScaling{.amax_history_len = 2})}) {
+    Factors want(2), got(2);
+    const Fp8AttentionState kernels(recipe), operators(recipe);
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor y = attention_fp8(want.causal(), kernels);
+      y.backward(want.dy);
+      {
+        const ForcedPath path(DevicePath::kOperators);
+        const at::Tensor other = attention_fp8(got.causal(), operators);
+        EXPECT_LT(distance(other.detach(), y.detach()), 1e-6);
+        other.backward(got.dy);
+      }
+      for (const Fp8AttentionState& each : {kernels, operators})
+        update_scales({each.scores.get(), each.context.get()});
+    }
+    EXPECT_LT(distance(got.v.grad(), want.v.grad()), 1e-6);
+    EXPECT_LT(distance(got.q.grad(), want.q.grad()), 1e-2) << "a last digit may change a code";
+    EXPECT_LT(distance(got.k.grad(), want.k.grad()), 1e-2);
   }
 }
 

@@ -214,6 +214,16 @@ TEST(Fp8Autocast, ACalibratingProductThatFailsRecordsNothing) {
     EXPECT_EQ(difference(saved(*state), before), "") << what;
   };
   expect_refused([&] { layer(torch::ones({4, 12})); }, "another size");
+  expect_refused([&] { layer(torch::ones({4, 8})); }, "the size of the result");
+  expect_refused(
+      [&] {
+        layer(torch::ones({16, 4}));
+      },
+      "another size with as many rows as the weight has columns");
+  expect_refused([&] { at::mm(torch::ones({4, 16}), layer->weight); }, "a weight that is not transposed");
+  expect_refused([&] { at::mm(layer->weight, torch::ones({4, 8})); }, "the size of the result, on the right");
+  expect_refused([&] { at::mv(layer->weight, torch::ones(8)); }, "a vector");
+  expect_refused([&] { at::addmm(torch::ones(16), torch::ones({4, 16}), layer->weight); }, "a sum");
   expect_refused([&] { layer(torch::ones({4, 16}, at::kDouble)); }, "another dtype");
   expect_refused([&] { at::mm(layer->weight, torch::ones({8, 4})); }, "a weight on the left");
   expect_refused(

@@ -54,6 +54,10 @@ at::Tensor restored(const QuantizedFp8Blocks& quantized);
 at::Tensor restored(const QuantizedMXFP8& quantized);
 at::Tensor restored(const QuantizedNVFP4& quantized);
 
+/// Multiplies sums in place by two scales in float64. Where the product of the scales is no normal number of float32, the
+/// larger one comes first, as on the CPU.
+void scale_sums(const at::Tensor& sums, const at::Tensor& one, const at::Tensor& other);
+
 /// Returns what the restored values are still to be multiplied by, in float64 without dimensions.
 at::Tensor scale_inv_of(const QuantizedFp8& quantized);
 at::Tensor scale_inv_of(const QuantizedFp8Blocks& quantized);

@@ -8,6 +8,7 @@
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/where.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "mantissa/fp8/operators_internal.h"
 #include "mantissa/fp8/quantizer_internal.h"
@@ -26,8 +27,8 @@ at::Tensor scale_of(const Fp8Factor& factor) {
   return std::visit([](const auto& quantized) { return scale_inv_of(quantized); }, factor.quantized);
 }
 
-/// Multiplies sums by two scales. Where the product of the scales is no normal number of float32, the larger one comes
-/// first, as on the CPU.
+}  // namespace
+
 void scale_sums(const at::Tensor& sums, const at::Tensor& one, const at::Tensor& other) {
   const at::Tensor both = (one * other).to(at::kFloat);
   const at::Tensor is_normal = at::isfinite(both).logical_and(both >= std::numeric_limits<float>::min());
@@ -35,10 +36,9 @@ void scale_sums(const at::Tensor& sums, const at::Tensor& one, const at::Tensor&
   sums.mul_(at::where(is_normal, 1.0F, at::minimum(one, other).to(at::kFloat)));
 }
 
-}  // namespace
-
 at::Tensor product(const Fp8Factor& a, const Fp8Factor& b, const at::Tensor& bias, at::ScalarType dtype) {
   const at::NoTF32Guard no_tf32;  // scales of blocks have more digits than TF32
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::Tensor sums = at::mm(matrix_of(a), matrix_of(b).t());
   scale_sums(sums, scale_of(a), scale_of(b));
   if (bias.defined()) sums.add_(bias);

@@ -97,7 +97,12 @@ TEST(Fp8RegionRecipe, AHistoryIsOnlyOfTheLayersOwnRecipe) {
   Layer current(Float8CurrentScaling{}), delayed(DelayedScaling{.amax_history_len = 3});
   const Fp8Autocast region({.recipe = DelayedScaling{.amax_history_len = 3}});
   EXPECT_THAT(error_of([&] { current.linear(current.x); }),
-              HasSubstr("that of its own Float8CurrentScaling; choose a recipe without history"));
+              HasSubstr("a DelayedScaling other than the layer's own, which is Float8CurrentScaling: "));
+  {
+    const Fp8Autocast longer({.recipe = DelayedScaling{.amax_history_len = 4}});
+    EXPECT_THAT(error_of([&] { delayed.linear(delayed.x); }),
+                HasSubstr("which is DelayedScaling with other settings: "));
+  }
   delayed.linear(delayed.x);
   EXPECT_GT(delayed.state->forward.amax_history[0][0].item<float>(), 0) << "the layer's own";
 }

@@ -25,10 +25,12 @@ std::shared_ptr<Fp8LinearState> state_in_region(const std::shared_ptr<Fp8LinearS
   if (!recipe || *recipe == layer->recipe()) return layer;
   TORCH_CHECK_VALUE(
       !std::holds_alternative<DelayedScaling>(*recipe),
-      "Fp8Autocast: the region's recipe is DelayedScaling, whose scales come from a history, and the layer's "
-      "history is that of its own ",
+      "Fp8Autocast: the region's recipe is a DelayedScaling other than the layer's own, which is ",
       recipe_name(layer->recipe()),
-      "; choose a recipe without history for the region, such as Float8CurrentScaling");
+      std::holds_alternative<DelayedScaling>(layer->recipe()) ? " with other settings" : "",
+      ": its scales come from a history, and the layer has none of that recipe; make the layer with it, or "
+      "choose a "
+      "recipe without history for the region, such as Float8CurrentScaling");
   return layer->for_product(*recipe);
 }
 

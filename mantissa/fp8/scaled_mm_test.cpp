@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/autocast_mode.h>
+
 #include "mantissa/fp8/device_path_internal.h"
 #include "mantissa/fp8/linear_test_support_internal.h"
 #include "mantissa/fp8/scaled_mm_internal.h"
@@ -77,6 +79,19 @@ TEST(ScaledMm, LayersOfAnyShapeAgreeWithTheEmulation) {
         expect_close(pass_on(DevicePath::kNative, c, recipe), want, c, what);
         expect_close(pass_on(DevicePath::kOperators, c, recipe), want, c, what + " by operators");
       }
+}
+
+TEST(ScaledMm, AutocastLeavesTheProductsOfOperatorsInFloat32) {
+  const Case c = make_case(64, 512, 32, at::kFloat);
+  for (const auto& [name, recipe] : recipes()) {
+    const Pass want = pass_on(DevicePath::kOperators, c, recipe);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const Pass got = pass_on(DevicePath::kOperators, c, recipe);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    using test::same_bits;
+    EXPECT_TRUE(same_bits(got.y, want.y) && same_bits(got.dx, want.dx) && same_bits(got.dw, want.dw)) << name;
+  }
 }
 
 TEST(ScaledMm, EveryRecipeIsEmulatedByOperators) {

@@ -2,14 +2,17 @@
 #include <cmath>
 #include <limits>
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/overloaded.h>
 
 #include "mantissa/core/formats.h"
@@ -156,6 +159,11 @@ at::Tensor reference_product(const at::Tensor& a, const at::Tensor& b) {
   // Not by ATen's operators, because a marked weight would multiply by its rule again.
   const auto in_float32 = [](const at::Tensor& x) { return x.detach().resolve_neg().to(at::kFloat); };
   const at::Tensor left = in_float32(a), right = in_float32(b);
+  if (!left.is_cpu()) {
+    const at::NoTF32Guard no_tf32;
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return at::mm(left * 1, (right * 1).t());  // a product with a number has no mark
+  }
   at::Tensor out = at::zeros({left.size(0), right.size(0)}, at::TensorOptions(at::kFloat));
   if (out.numel() == 0 || left.size(1) == 0) return out;
   kernels::Gemm g = {.m = left.size(0), .n = right.size(0), .k = left.size(1)};
@@ -196,9 +204,10 @@ TensorStatistics tensor_statistics(const at::Tensor& matrix, const Fp8Factor& fa
 void Fp8Quantizer::record(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role) const {
   if (!state_.sample_ || !records_amaxes_) return;
   const at::Tensor& scales = role == Fp8Role::kGradient ? state_.backward.scale : state_.forward.scale;
-  const float delayed_scale =
-      scales.defined() ? scales.const_data_ptr<float>()[role == Fp8Role::kWeight ? 1 : 0] : 1;
-  state_.sample_->add(role, tensor_statistics(matrix, factor, state_.recipe_, delayed_scale));
+  const float delayed_scale = scales.defined() ? scales[role == Fp8Role::kWeight ? 1 : 0].item<float>() : 1;
+  Fp8Factor on_cpu = factor;  // counting reads the memory
+  for_each_tensor(on_cpu, [](at::Tensor& each) { each = each.cpu(); });
+  state_.sample_->add(role, tensor_statistics(matrix.detach().cpu(), on_cpu, state_.recipe_, delayed_scale));
 }
 
 std::shared_ptr<Fp8Sample> Fp8Quantizer::sample_of_errors() const {

@@ -450,6 +450,34 @@ TEST_F(SharedFolder, OnlyTheFirstProcessWritesCheckpointsAndLogs) {
   EXPECT_THAT(loggers[1]->lines, testing::IsEmpty());
 }
 
+// Only the first process writes the checkpoint, and all read it.
+TEST_F(SharedFolder, AllProcessesResumeWithTheSameScales) {
+  const std::vector<std::vector<float>> values{{1, 2, 3}, {7, 1, 6}};
+  const auto fit = [&](const char* name, int64_t epochs, const std::filesystem::path& from = {}) {
+    std::vector<StateDict> states(2);
+    in_two([&](size_t rank, const auto& strategy) {
+      OneProduct task;
+      const auto end = std::make_shared<StateAtEnd>();
+      TrainerOptions options{.precision = "fp8-mixed", .strategy = strategy};
+      options.precision_options = {.recipe = DelayedScaling{.amax_history_len = 5},
+                                   .fp8_first_and_last = true};
+      options.device = "cpu";
+      options.max_epochs = epochs;
+      options.callbacks = {
+          end, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_ / name})};
+      ListLoader loader = loader_of(values[rank]);
+      Trainer(options).fit(task, loader, nullptr, from);
+      states[rank] = end->state;
+      return Outcome();
+    });
+    EXPECT_EQ(difference(states[0], states[1]), "") << name;
+    return states[1];
+  };
+  const StateDict whole = fit("whole", 2), half = fit("half", 1);
+  EXPECT_NE(difference(half, whole), "");
+  EXPECT_EQ(difference(fit("resumed", 2, folder_ / "half"), whole), "");
+}
+
 TEST(Strategy, NoLossIsAnErrorWhereOthersWaitForIt) {
   const auto strategy = std::make_shared<Diary>();
   strategy->world = 3;

@@ -71,17 +71,30 @@ Tensor apply(const char* operation, const Tensor& x, const Tensor& weight, const
 
 Tensor swapped(const Tensor& x) { return x.transpose(-1, -2); }
 
+/// Whether the sizes of two factors let their matrix product succeed.
+bool can_multiply(const Tensor& a, const Tensor& b) {
+  return a.dim() > 0 && b.dim() > 0 && a.size(-1) == b.size(b.dim() == 1 ? 0 : -2);
+}
+
+/// Whether the rule of `tensor` answers for its product with `factor`. It is not asked about factors that do not fit,
+/// because it may record what it is asked about: apply() refuses them.
+bool answers(const Tensor& tensor, const Tensor& factor, bool fits) {
+  return fits ? decides(tensor, factor) : is_marked_matrix(tensor);
+}
+
 /// Returns a b if the rule of one of them computes it. The second one is asked first.
 std::optional<Tensor> multiply(const char* operation, const Tensor& a, const Tensor& b) {
-  if (decides(b, a)) return apply(operation, a, b.t());
-  if (!decides(a, b)) return std::nullopt;
+  const bool fits = can_multiply(a, b);
+  if (answers(b, a, fits)) return apply(operation, a, b.t());
+  if (!answers(a, b, fits)) return std::nullopt;
   if (b.dim() == 1) return apply(operation, b, a);
   TORCH_CHECK_VALUE(b.dim() > 1, operation, ": both factors must have a dimension; got ", b.sizes());
   return swapped(apply(operation, swapped(b), a));
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
-  if (decides(weight, input)) return apply("linear", input, weight, bias.value_or(Tensor()));
+  const bool fits = weight.dim() == 2 && can_multiply(input, weight.t());
+  if (answers(weight, input, fits)) return apply("linear", input, weight, bias.value_or(Tensor()));
   const Below below(kKey);
   std::optional<Tensor> plain_bias;
   if (bias && bias->defined()) plain_bias = without_mark(*bias);
@@ -105,7 +118,7 @@ Tensor mm(const Tensor& self, const Tensor& mat2) {
 }
 
 Tensor mv(const Tensor& self, const Tensor& vec) {
-  if (vec.dim() == 1 && decides(self, vec)) return apply("mv", vec, self);
+  if (vec.dim() == 1 && can_multiply(self, vec) && decides(self, vec)) return apply("mv", vec, self);
   const Below below(kKey);
   return at::mv(without_mark(self), without_mark(vec));
 }
@@ -123,7 +136,8 @@ Tensor addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const a
              const at::Scalar& alpha) {
   if (are_matrices(mat1, mat2)) {
     const bool is_bias = self.dim() == 1 && self.size(0) == mat2.size(1) && beta.equal(1) && alpha.equal(1);
-    if (is_bias && decides(mat2, mat1)) return apply("addmm", mat1, mat2.t(), self);
+    if (is_bias && can_multiply(mat1, mat2) && decides(mat2, mat1))
+      return apply("addmm", mat1, mat2.t(), self);
     if (const auto product = multiply("addmm", mat1, mat2)) return weighted_sum(self, *product, beta, alpha);
   }
   const Below below(kKey);
@@ -132,7 +146,8 @@ Tensor addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const a
 
 Tensor addmv(const Tensor& self, const Tensor& mat, const Tensor& vec, const at::Scalar& beta,
              const at::Scalar& alpha) {
-  if (vec.dim() == 1 && decides(mat, vec)) return weighted_sum(self, apply("addmv", vec, mat), beta, alpha);
+  if (vec.dim() == 1 && can_multiply(mat, vec) && decides(mat, vec))
+    return weighted_sum(self, apply("addmv", vec, mat), beta, alpha);
   const Below below(kKey);
   return at::addmv(without_mark(self), without_mark(mat), without_mark(vec), beta, alpha);
 }
