@@ -143,6 +143,7 @@ Json to_json(const FitOptions& o, const Trainer& trainer, const FitResult& resul
           {"epochs", result.epochs},
           {"steps", result.steps},
           {"skipped_steps", result.skipped_steps},
+          {"retries", result.retries},
           {"train_loss", metric(result.metrics, "train_loss")},
           {"val_loss", metric(result.metrics, "val_loss")},
           {"val_accuracy", metric(result.metrics, "val_accuracy")},

@@ -85,6 +85,9 @@ class Warnings {
     const PrecisionTraits traits = o_.traits();
     if (is_given("transactional") && !traits.scales_loss)
       warn("transactional", precision + ", which never skips a step without a loss scale");
+    const auto* const overflow = given_.get_if<std::string>("on_overflow");
+    if (overflow && *overflow == "retry" && !traits.scales_loss)
+      warn("on_overflow", precision + ", which never skips a step without a loss scale");
     if (is_given("transactional") && traits.scales_loss && !has_buffers(o_.model))
       warn("transactional", "--model " + o_.model + ", which has no batch norm");
     if (is_given("stochastic_rounding") && !is_16_bit(traits.gradients))

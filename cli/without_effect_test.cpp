@@ -119,6 +119,9 @@ TEST_F(Program, OptionsOfTheModeWithoutEffectAreWarnedOf) {
   EXPECT_THAT(warning("--model mlp --transactional --precision O2"),
               MatchesRegex(in_vain("--transactional", "--model mlp, which has no batch norm")));
   EXPECT_EQ(warning("--model mlp --no-transactional"), "");
+  EXPECT_THAT(warning("--model mlp --on-overflow retry --precision bf16-mixed"),
+              MatchesRegex(in_vain("--on-overflow", "--precision bf16-mixed, which never skips a step")));
+  EXPECT_EQ(warning("--model mlp --on-overflow retry --precision 16-mixed"), "");
 }
 
 }  // namespace

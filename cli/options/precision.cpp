@@ -174,6 +174,13 @@ std::vector<Option> precision_options() {
            "FP8 modes: whether the device multiplies 8-bit codes itself: required, off (emulated) or auto: "
            "where it can",
        .choices = {"auto", "required", "off"}},
+      {.name = "on_overflow",
+       .group = kGroup,
+       .to = to(&TrainerOptions::on_overflow),
+       .default_value = "skip",
+       .help = "fp16 modes: skip a step whose gradients overflow at the loss scale, or retry its batches at "
+               "a lower scale",
+       .choices = {"skip", "retry"}},
       {.name = "transactional",
        .group = kGroup,
        .to = to(&TrainerOptions::transactional),

@@ -165,6 +165,29 @@ TEST(Strategy, AnOverflowInOneProcessSkipsTheStepInAll) {
   }
 }
 
+TEST(Strategy, AllProcessesRetryAnOverflowOfOne) {
+  const std::vector<std::vector<float>> values{{1, 1, 1}, {1, 2e38F, 1}};
+  for (const Outcome& outcome : in_two([&](size_t rank, const auto&strategy) {
+         return train({.precision = "16-mixed", .strategy = strategy, .on_overflow = "retry"}, values[rank]);
+       })) {
+    EXPECT_EQ(outcome.result.skipped_steps, 0);
+    EXPECT_EQ(outcome.result.retries, 16);
+    EXPECT_EQ(outcome.scale, 1);
+    EXPECT_EQ(outcome.weight, -1 - 1e38F - 1);
+  }
+}
+
+TEST(Strategy, NoProcessRetriesALossThatIsNotFiniteInOne) {
+  const std::vector<std::vector<float>> values{{1, 1, 1}, {1, kInf, 1}};
+  for (const Outcome& outcome : in_two([&](size_t rank, const auto&strategy) {
+         return train({.precision = "16-mixed", .strategy = strategy, .on_overflow = "retry"}, values[rank]);
+       })) {
+    EXPECT_EQ(outcome.result.skipped_steps, 1);
+    EXPECT_EQ(outcome.result.retries, 0);
+    EXPECT_EQ(outcome.scale, 32768);
+  }
+}
+
 /// As OneWeight, with a product that modes compute in FP8.
 struct OneProduct final : OneWeight {
   at::Tensor training_step(const Batch& batch, int64_t) override { return net->forward(batch.data).sum(); }

@@ -28,6 +28,7 @@ struct FitResult {
   int64_t epochs = 0;  ///< completed
   int64_t steps = 0;   ///< optimizer steps, skipped ones included
   int64_t skipped_steps = 0;
+  int64_t retries = 0;            ///< windows computed again, with TrainerOptions::on_overflow "retry"
   Metrics metrics;                ///< the last epoch's "train_loss" and every metric that the task logged
   double seconds = 0;             ///< whole fit, validation included
   double step_ms = 0;             ///< median host time of a training batch, over the last 10,000 batches

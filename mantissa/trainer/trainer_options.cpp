@@ -90,6 +90,12 @@ GradientClipAlgorithm parse_clip_algorithm(std::string name) {
   return name == "norm" ? GradientClipAlgorithm::kNorm : GradientClipAlgorithm::kValue;
 }
 
+bool parse_on_overflow(const std::string& name) {
+  TORCH_CHECK_VALUE(name == "skip" || name == "retry", "unknown on_overflow '", name, "'",
+                    did_you_mean(name, {"skip", "retry"}), "; choose skip or retry");
+  return name == "retry";
+}
+
 void check(const TrainerOptions& options) {
   check_precision(options);
   check_loggers(options);
@@ -100,6 +106,7 @@ void check(const TrainerOptions& options) {
                     "Trainer: gradient_clip_val must be at least 0 (0: no clipping), got ",
                     options.gradient_clip_val);
   parse_clip_algorithm(options.gradient_clip_algorithm);
+  parse_on_overflow(options.on_overflow);
   for (const auto& callback : options.callbacks)
     TORCH_CHECK_VALUE(callback, "Trainer: a callback is null; leave it out");
 }

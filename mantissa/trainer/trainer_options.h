@@ -95,6 +95,19 @@ struct TrainerOptions {
   /// (torch::autograd::DetectAnomalyGuard). This is slow. A dynamic loss scale overflows on purpose from time
   /// to time; trace_nonfinite takes that into account, and this option does not.
   bool detect_anomaly = false;
+  /// What becomes of a step whose gradients overflow at the loss scale. "skip": it is left out, and training continues with the
+  /// next batch at a lower scale. "retry": its accumulation window is computed again at the lower scale, with the same
+  /// random numbers and buffers, until its gradients are finite, so that no batch is lost and the weights have the bits of a
+  /// run that had this scale from the start. A window is skipped after all if one of its losses is not finite, or if its
+  /// gradients are not finite at a scale below 1, because no scale cures these; the scale is then lowered once. Each retry
+  /// runs training_step() and the hooks from on_before_zero_grad() to on_before_optimizer_step() again; what it logs is not
+  /// counted again. A mode without a loss scale has no overflows. This works only with automatic optimization and a dynamic
+  /// scale.
+  /// Memory: "retry" keeps the batches of a window and a copy of the buffers for each.
+  /// Sync:   "retry" reads whether each step was skipped.
+  std::string on_overflow = "skip";
+  /// The most retries of a window.
+  static constexpr int kMaxRetries = 100;
   /// Undoes a skipped step completely: buffers (such as batch norm's statistics) get back the values that
   /// they had before its accumulation window (the batches of one step). A skipped step never changes
   /// parameters, optimizer and schedule. This option costs a copy of the buffers per window.
@@ -127,5 +140,9 @@ void check(const TrainerOptions& options);
 
 /// Errors: c10::ValueError for a name other than "norm" and "value".
 GradientClipAlgorithm parse_clip_algorithm(std::string name);
+
+/// Returns whether on_overflow is "retry".
+/// Errors: c10::ValueError for a name other than "skip" and "retry".
+bool parse_on_overflow(const std::string& name);
 
 }  // namespace mantissa

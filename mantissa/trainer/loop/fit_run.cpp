@@ -61,6 +61,10 @@ void check_task(const Task& task, const TrainerOptions& options) {
   TORCH_CHECK_VALUE(!options.transactional && !options.trace_nonfinite,
                     "fit: transactional and trace_nonfinite follow the Trainer's own steps, and this task "
                     "steps by itself; leave them out");
+  TORCH_CHECK_VALUE(
+      !parse_on_overflow(options.on_overflow),
+      "fit: on_overflow=retry repeats the Trainer's own steps, and this task steps by itself; leave it "
+      "out, and repeat a step in training_step() where its StepResult says that it was skipped");
 }
 
 }  // namespace
@@ -69,6 +73,7 @@ FitRun::FitRun(Trainer& trainer, Task& task, GradientClipAlgorithm clip_algorith
     : TrainerRun(trainer, Stage::kFit, task, Progress()),
       clip_algorithm_(clip_algorithm),
       is_automatic_(task.automatic_optimization()),
+      retries_overflows_(parse_on_overflow(options_.on_overflow)),
       optimizers_(task, precision_),
       saved_precision_(precision_),
       saved_objects_(options_, task),
@@ -107,6 +112,10 @@ FitResult FitRun::fit(Loader& train, Loader* val, const std::filesystem::path& c
 void FitRun::check(const Loader& train, const Loader* val) const {
   check_loaders(train, val);
   check_task(task_, options_);
+  TORCH_CHECK_VALUE(!retries_overflows_ || !precision_.is_loss_scale_fixed(),
+                    "fit: on_overflow=retry lowers the loss scale, "
+                    "which is fixed in this run of '",
+                    precision_.name(), "': give loss_scale=dynamic, or on_overflow=skip");
 }
 
 void FitRun::set_up_loaders(Loader& train, Loader* val) {
@@ -267,6 +276,7 @@ void FitRun::end_validation() {
 void FitRun::release() {
   if (std::exchange(reduces_magnitudes_, false)) precision_.set_max_reduction(nullptr);
   tracer_.clear();
+  window_.clear();
   saved_objects_.set_loader(nullptr);
   train_ = val_ = nullptr;
   first_batches_.reset();
@@ -278,6 +288,7 @@ FitResult FitRun::result() const {
   result.epochs = progress_.now().epoch;
   result.steps = progress_.now().steps;
   result.skipped_steps = progress_.skipped_steps().count();
+  result.retries = progress_.retries();
   result.metrics = metrics_.of_epoch();
   result.seconds = progress_.own_seconds();
   result.step_ms = step_times_.median_ms();

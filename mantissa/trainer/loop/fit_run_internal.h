@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mantissa/io/checkpoint.h"
+#include "mantissa/trace/replay_point.h"
 #include "mantissa/trainer/loop/decisions_internal.h"
 #include "mantissa/trainer/loop/fit_optimizers_internal.h"
 #include "mantissa/trainer/loop/random_numbers_internal.h"
@@ -62,6 +63,11 @@ class FitRun final : public TrainerRun {
   void step_with_line_search(const Batch& batch, TrainBatch& done);
   void step_manually(const Batch& batch, TrainBatch& done);
   at::Tensor forward(const Batch& batch, int64_t batch_index);
+  /// Runs forward, backward and, after the last batch of a window, the reduction. Returns the loss, detached; undefined if the
+  /// batch is left out.
+  at::Tensor compute_gradients(const Batch& batch, int64_t batch_index, bool begins_window, bool ends_window);
+  /// Unscales, clips and steps.
+  StepResult take_step();
   /// Errors: c10::ValueError for a loss that is no scalar of the model; c10::Error without a loss for which
   ///         other processes wait.
   void check_loss(const at::Tensor& loss) const;
@@ -72,6 +78,12 @@ class FitRun final : public TrainerRun {
   void end_window(const StepResult& step);
   void note_step(const OptimizerConfig& config, const StepResult& step);
   bool makes_row(bool ends_window) const;
+
+  // A window whose gradients have overflowed: retry.cpp.
+  void keep_batch(const Batch& batch, int64_t batch_index, bool begins_window);
+  /// Computes the window again until its gradients are finite. Returns the last step, which may be skipped, too.
+  StepResult retry(const StepResult& overflowed);
+  bool can_retry() const;
 
   // Checkpoints: resume.cpp.
   /// Returns the parts in the order in which they are loaded. The progress comes after the parts that may
@@ -89,6 +101,7 @@ class FitRun final : public TrainerRun {
 
   const GradientClipAlgorithm clip_algorithm_;
   const bool is_automatic_;
+  const bool retries_overflows_;
   bool is_inside_training_step_ = false;
   bool is_resuming_ = false;         ///< whether the run's parts still lack the checkpoint's state
   bool reduces_magnitudes_ = false;  ///< whether the precision has this run's Precision::MaxReduction
@@ -99,6 +112,15 @@ class FitRun final : public TrainerRun {
   int64_t batches_per_epoch_ = 0;
   int64_t window_size_ = 1;  ///< batches per accumulation window
   StepResult manual_step_;   ///< the last step of the current batch
+
+  /// A batch of the open window, kept for a retry.
+  struct KeptBatch {
+    Batch batch;
+    int64_t index = 0;
+    ReplayPoint before;
+    at::Tensor loss = {};  ///< undefined if it was left out
+  };
+  std::vector<KeptBatch> window_;
 
   FitOptimizers optimizers_;
   SavedPrecision saved_precision_;

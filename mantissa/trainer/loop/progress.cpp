@@ -76,6 +76,7 @@ void Progress::save(StateDict& state) const {
                                       {"total_batches", progress.total_batches},
                                       {"global_step", progress.steps},
                                       {"skipped_steps", skipped_steps_.count()},
+                                      {"retries", retries_},
                                       {"validated_batches", progress.validated_batches}});
   state.emplace("exact", resumes_exactly());
   state.emplace("seconds", seconds());
@@ -90,6 +91,8 @@ void Progress::load(const StateReader& state, Differences& differences) {
     differences.emplace_back("it was saved inside a batch or an accumulation window, which is repeated");
   earlier_seconds_ = state.at("seconds").to_double(0, kMaxSeconds);
   skipped_steps_ = SkippedSteps(state.at("progress").at("skipped_steps").to_count());
+  const auto retries = state.at("progress").find("retries");  // checkpoints of earlier versions have none
+  retries_ = retries ? retries->to_count() : 0;
   now_ = progress;
 }
 

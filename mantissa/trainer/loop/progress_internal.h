@@ -18,6 +18,8 @@ class Progress final : public RunPart {
  public:
   const FitProgress& now() const { return now_; }
   const SkippedSteps& skipped_steps() const { return skipped_steps_; }
+  /// How often a window was computed again because its gradients had overflowed.
+  int64_t retries() const { return retries_; }
   /// Includes the time of all runs that this one resumes.
   double seconds() const { return earlier_seconds_ + own_seconds(); }
   double own_seconds() const;
@@ -37,6 +39,7 @@ class Progress final : public RunPart {
   void extend_window() { ++window_batches_; }
   void end_window() { window_batches_ = 0; }
   void add_step(const StepResult& step);
+  void add_retry() { ++retries_; }
   /// The batch has made its last write, and its callbacks come next.
   void end_computing() { place_ = Place::kReporting; }
   void count_batch();
@@ -57,6 +60,7 @@ class Progress final : public RunPart {
 
   FitProgress now_;
   SkippedSteps skipped_steps_;
+  int64_t retries_ = 0;
   int64_t window_batches_ = 0;
   Place place_ = Place::kBetweenBatches;
   bool is_broken_ = false;

@@ -59,33 +59,44 @@ bool FitRun::makes_row(bool ends_window) const {
 
 /// Forward, backward, reduce and, where the window ends, unscale, clip and step.
 void FitRun::step_automatically(const Batch& batch, TrainBatch& done) {
-  torch::optim::Optimizer& optimizer = optimizers_.first();
   torch::nn::Module& module = task_.module();
   const at::AutoGradMode with_gradients(true);
   const bool begins_window = !progress_.is_inside_window();
   if (begins_window) tracer_.begin_window(module, window_size_);
   tracer_.begin_batch(module, batch);
+  if (retries_overflows_) keep_batch(batch, done.batch_index, begins_window);
 
-  done.loss = forward(batch, done.batch_index);
-  if (begins_window) clear_gradients(optimizer);
-  check_loss(done.loss);
-  if (done.loss.defined()) {
-    backward(window_size_ > 1 ? done.loss / window_size_ : done.loss, /*is_reduced=*/done.stepped);
-    if (done.stepped) strategy_.post_backward();  // has reduced the gradients when it returns
-    after_backward();
-    done.loss = done.loss.detach();
-  }
+  done.loss = compute_gradients(batch, done.batch_index, begins_window, done.stepped);
+  if (retries_overflows_) window_.back().loss = done.loss;
   tracer_.end_batch(module, done.loss);
   if (!done.stepped) return progress_.extend_window();
 
+  done.step = take_step();
+  if (retries_overflows_ && done.step.cause() == SkipCause::kNonFiniteGradients) done.step = retry(done.step);
+  end_window(done.step);
+}
+
+at::Tensor FitRun::compute_gradients(const Batch& batch, int64_t batch_index, bool begins_window,
+                                     bool ends_window) {
+  const at::Tensor loss = forward(batch, batch_index);
+  if (begins_window) clear_gradients(optimizers_.first());
+  check_loss(loss);
+  if (!loss.defined()) return loss;
+  backward(window_size_ > 1 ? loss / window_size_ : loss, /*is_reduced=*/ends_window);
+  if (ends_window) strategy_.post_backward();  // has reduced the gradients when it returns
+  after_backward();
+  return loss.detach();
+}
+
+StepResult FitRun::take_step() {
+  torch::optim::Optimizer& optimizer = optimizers_.first();
   if (has_gradients(optimizer)) {
     precision_.unscale_gradients(optimizer);
-    tracer_.check_gradients(module, optimizer);
+    tracer_.check_gradients(task_.module(), optimizer);
     before_step(optimizer);
     precision_.clip_gradients(optimizer, options_.gradient_clip_val, clip_algorithm_);
   }
-  done.step = precision_.optimizer_step(optimizer);
-  end_window(done.step);
+  return precision_.optimizer_step(optimizer);
 }
 
 /// LBFGS computes the loss and its gradients several times within a step. Each batch is a window, which
@@ -149,6 +160,7 @@ void FitRun::after_backward() {
 }
 
 void FitRun::end_window(const StepResult& step) {
+  window_.clear();
   progress_.end_window();
   tracer_.end_window(task_.module(), step);
   note_step(optimizers_.configs().front(), step);
