@@ -128,6 +128,8 @@ OptionValue value_of(const Option& option, const YAML::Node& node, const std::st
     if constexpr (std::is_same_v<Value, std::string>)
       if (option.takes_map && node.IsMap() && node.size() > 0)
         value = text_of_map(node, where + "'" + option.name + "' ");
+    if constexpr (std::is_same_v<Value, std::string>)
+      if (option.is_list && node.size() > 0) value = joined(node, ",");
     try {
       if (node.IsScalar()) value = scalar<Value>(node, where + "'" + option.name + "' ");
     } catch (const YAML::Exception&) {

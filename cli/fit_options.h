@@ -12,6 +12,7 @@
 #include "mantissa/optim/ema.h"
 #include "mantissa/optim/lr_scheduler.h"
 #include "mantissa/optim/registry.h"
+#include "mantissa/trainer/callbacks/divergence_monitor.h"
 #include "mantissa/trainer/callbacks/early_stopping.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/trainer_options.h"
@@ -43,6 +44,8 @@ struct FitOptions {
   bool enable_checkpointing = true;
   ModelCheckpointOptions checkpoints;
   std::vector<std::string> loggers, callbacks;
+  std::vector<std::string> fallback;  ///< the modes after precision(), by their canonical names
+  DivergenceMonitorOptions divergence;
   int64_t precision_every_n_steps = 0, error_every_n_steps = 0;  ///< of PrecisionMonitor; 0: unset
 
   /// The mode's canonical name, or "all".

@@ -1,5 +1,6 @@
 #include "cli/loggers_and_callbacks.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "cli/option.h"
 #include "cli/run_folder.h"
 #include "mantissa/trainer/callbacks/device_stats_monitor.h"
+#include "mantissa/trainer/callbacks/divergence_monitor.h"
 #include "mantissa/trainer/callbacks/early_stopping.h"
 #include "mantissa/trainer/callbacks/learning_rate_monitor.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
@@ -87,6 +89,9 @@ std::vector<std::shared_ptr<Callback>> make_callbacks(const FitOptions& o,
     stopping.mode = mode_of(stopping.monitor);
     callbacks.push_back(std::make_shared<EarlyStopping>(std::move(stopping)));
   }
+  const bool has_monitor = std::count(o.callbacks.begin(), o.callbacks.end(), "DivergenceMonitor") > 0;
+  if (has_monitor || !o.fallback.empty())
+    callbacks.push_back(std::make_shared<DivergenceMonitor>(o.divergence));
   for (const std::string& word : o.callbacks) {
     if (word == "LearningRateMonitor") callbacks.push_back(std::make_shared<LearningRateMonitor>());
     if (word == "PrecisionMonitor") callbacks.push_back(precision_monitor(o));

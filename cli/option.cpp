@@ -38,7 +38,11 @@ const OptionValue& default_of(const Option& option, bool reads_text) {
 void check_value(const Option& option, const OptionValue& value) {
   const std::string flag = flag_of(option.name);
   if (const auto* const text = std::get_if<std::string>(&value)) {
-    if (option.is_list || option.choices.empty() || (option.may_be_empty && text->empty())) return;
+    if (option.choices.empty() || (option.may_be_empty && text->empty())) return;
+    if (option.is_list) {
+      parse_list(flag, *text, option.choices);
+      return;
+    }
     if (!option.choice_prefix.empty() && text->starts_with(option.choice_prefix)) return;
     check_choice(flag, *text, option.choices);
   }

@@ -51,7 +51,8 @@ struct Option {
   std::vector<std::string> choices = {};
   /// A text that begins with this is accepted beside the choices; "": none is.
   std::string choice_prefix = {};
-  /// The text is a list with commas between its elements: of choices, if the option has any.
+  /// The text is a list with commas between its elements: of choices, if the option has any. A configuration file may also
+  /// write it as a list.
   bool is_list = false;
   /// The text is a list of settings, such as r=16,targets=a+b,dora: a setting without a value is a switch that is on,
   /// and a value that is a list itself has a + between its elements.

@@ -52,6 +52,8 @@ Part& part_of(FitOptions& o) {
     return o.ema;
   } else if constexpr (std::is_same_v<Part, EarlyStoppingOptions>) {
     return o.early_stopping;
+  } else if constexpr (std::is_same_v<Part, DivergenceMonitorOptions>) {
+    return o.divergence;
   } else {
     static_assert(std::is_same_v<Part, ModelCheckpointOptions>, "FitOptions has no such part");
     return o.checkpoints;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -13,12 +15,14 @@
 #include "cli/adapters.h"
 #include "cli/errors.h"
 #include "cli/option.h"
+#include "cli/option_parsers.h"
 #include "cli/run_data.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/kernels/aten/choice.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/optim/registry.h"
 #include "mantissa/precision/registry.h"
+#include "mantissa/trainer/callbacks/divergence_monitor.h"
 
 namespace mantissa::cli {
 namespace {
@@ -38,6 +42,30 @@ std::optional<double> own_momentum(const std::string& optimizer) {
   return std::nullopt;
 }
 
+/// Returns the mode to begin with, and those to fall back to in the form of --fallback. The two options may give them
+/// together: "16-mixed,bf16-mixed" is "16-mixed" with the fallback "bf16-mixed".
+std::pair<std::string, std::string> modes_in(const std::string& precision, const std::string& fallback) {
+  const size_t comma = precision.find(',');
+  if (comma == std::string::npos && fallback == "none") return {precision, fallback};
+  TORCH_CHECK_VALUE(comma == std::string::npos || fallback == "none", "--precision ", precision,
+                    " names the modes to fall back to, and --fallback ", fallback,
+                    " does, too; leave one of them out");
+  const std::string first = precision.substr(0, comma);
+  std::vector<std::string> names{first};
+  const std::string others = comma == std::string::npos ? fallback : precision.substr(comma + 1);
+  for (const std::string& name : parse_list("--fallback", others, find_option("precision")->choices))
+    names.push_back(name);
+  TORCH_CHECK_VALUE(
+      std::count(names.begin(), names.end(), "all") == 0,
+      "--precision all trains in every mode, and falls back to none; leave out 'all' or --fallback");
+  for (std::string& name : names) {
+    name = find_mode(name).name;
+    TORCH_CHECK_VALUE(std::count(names.begin(), names.end(), name) == 1, "--fallback: ", name,
+                      " is named twice, and a mode that has diverged would diverge again; name it once");
+  }
+  return {first, fmt::format("{}", fmt::join(names.begin() + 1, names.end(), ","))};
+}
+
 /// Returns every option, with the library's names for the values.
 OptionValues complete(const OptionValues& given) {
   OptionValues values = merge(given, defaults(reads_text(given)));
@@ -51,12 +79,13 @@ OptionValues complete(const OptionValues& given) {
   if (momentum && !given.has("momentum")) values.set("momentum", *momentum);
   for (const char* limit : {"max_epochs", "max_steps"})
     if (!values.has(limit)) values.set(limit, -1);
-  std::string mode = naming_flags([&] {
-    return mode_of_amp_flags(text_or_none("precision"), text_or_none("amp_backend"),
-                             text_or_none("amp_level"));
+  const auto [first, fallback] = modes_in(text_or_none("precision"), text_or_none("fallback"));
+  std::string mode = naming_flags([&, &precision = first] {
+    return mode_of_amp_flags(precision, text_or_none("amp_backend"), text_or_none("amp_level"));
   });
   if (mode != "all") mode = find_mode(mode).name;
   values.set("precision", mode);
+  values.set("fallback", fallback);
   values.set("amp_backend", "native"), values.set("amp_level", "");  // the precision expresses it now
   return values;
 }
@@ -106,7 +135,9 @@ void check_metrics(const FitOptions& o) {
     TORCH_CHECK_VALUE(
         validates || !metric.starts_with("val_"), flag, " ", metric,
         " is measured in validations, of which --limit-val-batches 0 has none; choose train_loss");
-  TORCH_CHECK_VALUE(!o.loggers.empty() || o.callbacks.empty(), "--callbacks ",
+  const bool writes_rows = std::any_of(o.callbacks.begin(), o.callbacks.end(),
+                                       [](const std::string& name) { return name != "DivergenceMonitor"; });
+  TORCH_CHECK_VALUE(!o.loggers.empty() || !writes_rows, "--callbacks ",
                     *o.values.get_if<std::string>("callbacks"),
                     " write to a logger, and --logger is none; leave one of the two out");
 }
@@ -124,6 +155,16 @@ void check_model_reads_data(const FitOptions& o) {
     if (model.input == kind) fitting.push_back(model.name);
   TORCH_CHECK_VALUE(find_model(o.model).input == kind, "--model ", o.model, " cannot read --data ", o.data,
                     "; choose from ", join_names(fitting), ", or other data");
+}
+
+/// Each mode must be able to train with the other options, before the first one does.
+void check_fallback(const FitOptions& o) {
+  const DivergenceMonitor checked(o.divergence);
+  if (o.fallback.empty()) return;
+  TORCH_CHECK_VALUE(
+      o.enable_checkpointing, "--fallback ", *o.values.get_if<std::string>("fallback"),
+      " continues from a checkpoint, and --no-enable-checkpointing saves none; leave one of the two out");
+  falling_back(o);
 }
 
 /// Returns a mode's name for its alias, without the alias's warning, and any other text as it is.
@@ -191,7 +232,21 @@ FitOptions resolve(const OptionValues& given) {
   check_adapter(o);
   check_metrics(o);
   check_threads(o.threads);
+  check_fallback(o);
   return o;
+}
+
+FitOptions falling_back(const FitOptions& o) {
+  OptionValues changes;
+  changes.set("precision", o.fallback.front());
+  const std::string rest = fmt::format("{}", fmt::join(o.fallback.begin() + 1, o.fallback.end(), ","));
+  changes.set("fallback", rest.empty() ? "none" : rest);
+  // The last mode is watched, too: a state that is not good must not replace the last good one.
+  std::vector<std::string> callbacks = o.callbacks;
+  if (std::count(callbacks.begin(), callbacks.end(), "DivergenceMonitor") == 0)
+    callbacks.emplace_back("DivergenceMonitor");
+  changes.set("callbacks", fmt::format("{}", fmt::join(callbacks, ",")));
+  return resolve(merge(changes, options_of_run(o.values, changes)));
 }
 
 }  // namespace mantissa::cli

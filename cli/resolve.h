@@ -14,6 +14,10 @@ FitOptions resolve(const OptionValues& given);
 /// run's own mode that the command does not take are unset: they may have no meaning in the other mode.
 OptionValues options_of_run(const OptionValues& saved, const OptionValues& flags);
 
+/// Returns the options of the run that continues after one with `options` has diverged, in the first of its modes to fall
+/// back to. There must be one.
+FitOptions falling_back(const FitOptions& options);
+
 /// True if the defaults for text apply, because of the model or else of the data.
 bool reads_text(const OptionValues& given);
 

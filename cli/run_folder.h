@@ -19,6 +19,8 @@ inline constexpr const char* kModelConfig = "config.json";
 /// end, kResult does not exist, and kWeights contains the weights from before the resume.
 inline constexpr const char* kWeights = "weights.safetensors";
 inline constexpr const char* kResult = "result.json";
+/// The changes of mode in a run that has diverged, as they happened.
+inline constexpr const char* kFallbacks = "fallbacks.json";
 
 /// The folder for a run's files. A FolderLock keeps other runs out while this object lives. Unless keep() was
 /// called, the destructor removes the folder with everything that was written into it, the parent folders

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fmt/format.h>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -24,6 +25,7 @@
 #include "cli/layer_table.h"
 #include "cli/loggers_and_callbacks.h"
 #include "cli/model_weights.h"
+#include "cli/resolve.h"
 #include "cli/run_data.h"
 #include "cli/run_folder.h"
 #include "cli/run_length.h"
@@ -35,6 +37,7 @@
 #include "mantissa/io/weights.h"
 #include "mantissa/models/llama.h"
 #include "mantissa/models/llama_config.h"
+#include "mantissa/trainer/callbacks/divergence_monitor.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/callbacks/progress_bar.h"
 #include "mantissa/trainer/loop/interrupt.h"
@@ -197,6 +200,14 @@ void replace_if_lost(RunFolder& folder, const std::vector<std::shared_ptr<Callba
   TORCH_WARN("the folder ", before, " was lost; the run's files are in ", folder.path().string(), " now");
 }
 
+/// Returns the changes of mode in a run's folder so far, as a JSON array. A file that cannot be read counts as none: it is
+/// a record only.
+Json earlier_modes(const RunFolder& folder) {
+  std::ifstream in(folder.file(kFallbacks));
+  const Json all = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  return all.is_array() ? all : Json::array();
+}
+
 /// A training of the command line, from its data to the files of its folder.
 class TrainingRun {
  public:
@@ -228,7 +239,8 @@ class TrainingRun {
     adapter_ = add_adapter(o, *model_, resumes_from_checkpoint_ ? resumed->path() : std::filesystem::path());
   }
 
-  /// Returns the content of result.json.
+  /// Returns the content of result.json. A training that has diverged and has a mode to fall back to returns null, and
+  /// leaves no result.
   Json train(bool quiet, const Json& plan) {
     open_folder();
     add_callbacks_and_loggers(quiet);
@@ -240,12 +252,14 @@ class TrainingRun {
     const FitResult result = fit(trainer, task, about);
     run_start_->mark();  // if there was no step to take
     replace_if_lost(*folder_, trainer.options().callbacks, yaml_);
+    if (falls_back(result)) return nullptr;
     warn_if_not_finite(o_, result.metrics);
     warn_if_all_steps_were_skipped(result);
     save_model_weights(*model_, folder_->file(kWeights), about);
     save_config();
     save_adapter();
     Json json = to_json(o_, trainer, result, parameters(), folder_->path());
+    if (const Json earlier = earlier_modes(*folder_); !earlier.empty()) json["fallbacks"] = earlier;
     if (adapter_) json["trained_parameters"] = adapter_->get_nb_trainable_parameters().first;
     if (!plan.is_null()) {
       json["memory_plan"] = plan;
@@ -256,7 +270,32 @@ class TrainingRun {
     return json;
   }
 
+  /// Returns the folder that was made for the run; null for that of a resumed run. Call it after train().
+  std::unique_ptr<RunFolder> release_folder() { return std::move(fresh_); }
+
  private:
+  /// Whether the training continues in another mode. Records that, and warns of it.
+  bool falls_back(const FitResult& result) const {
+    if (o_.fallback.empty() || !monitor_->has_diverged()) return false;
+    const std::vector<CheckpointEntry> checkpoints = folder_->checkpoints();
+    const auto good = std::find_if(checkpoints.begin(), checkpoints.end(),
+                                   [](const CheckpointEntry& entry) { return entry.problem.empty(); });
+    const int64_t continues = good == checkpoints.end() ? 0 : good->step;
+    const std::string& next = o_.fallback.front();
+    Json all = earlier_modes(*folder_);
+    const Json fallback{{"from", o_.precision()},
+                        {"to", next},
+                        {"step", result.steps},
+                        {"continues", continues},
+                        {"reason", monitor_->reason()}};
+    // A training that was killed before its next mode has begun diverges here again.
+    if (all.empty() || all.back() != fallback) all.push_back(fallback);
+    write_file_atomically(folder_->file(kFallbacks), dump(all) + "\n", Links::kReplace);
+    TORCH_WARN("the training in ", o_.precision(), " has diverged at step ", result.steps, ": ",
+               monitor_->reason(), ". It continues in ", next, " from step ", continues);
+    return true;
+  }
+
   /// Makes the folder of a new run, with its configuration: a run that is killed before its first step can be
   /// resumed, too.
   void open_folder() {
@@ -290,6 +329,9 @@ class TrainingRun {
 
   void add_callbacks_and_loggers(bool quiet) {
     options_.callbacks = make_callbacks(o_, folder_->path());
+    for (const auto& callback : options_.callbacks)
+      if (auto monitor = std::dynamic_pointer_cast<DivergenceMonitor>(callback))
+        monitor_ = std::move(monitor);
     run_start_ = std::make_shared<MarksRunStarted>(*folder_, fresh_ ? "" : yaml_, !o_.enable_checkpointing);
     options_.callbacks.push_back(run_start_);
     if (!quiet) options_.callbacks.push_back(std::make_shared<PrintsLayers>());
@@ -348,13 +390,22 @@ class TrainingRun {
   std::shared_ptr<TensorModule> model_;
   std::optional<LoraModel> adapter_;
   std::shared_ptr<MarksRunStarted> run_start_;
+  std::shared_ptr<DivergenceMonitor> monitor_;  ///< null if nothing watches
   std::string yaml_;
 };
 
 /// Trains in the folder `resumed`, or in a new folder if it is null.
 Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
-  return TrainingRun(o, resumed).train(quiet, plan);
+  std::optional<FitOptions> next;
+  std::unique_ptr<RunFolder> fresh;
+  while (true) {
+    TrainingRun run(next ? *next : o, resumed);
+    const Json json = run.train(quiet, plan);
+    if (!json.is_null()) return json;
+    next = falling_back(next ? *next : o);
+    if (auto made = run.release_folder()) fresh = std::move(made), resumed = fresh.get();
+  }
 }
 
 std::string cell(const Json& value) { return value.is_number() ? format_metric(value.get<double>()) : "-"; }

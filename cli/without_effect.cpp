@@ -79,6 +79,13 @@ class Warnings {
       warn("error_every_n_steps", "--precision " + o_.precision() + ", which has no FP8 products");
   }
 
+  void of_divergence() const {
+    const bool monitors = std::count(o_.callbacks.begin(), o_.callbacks.end(), "DivergenceMonitor") > 0;
+    for (const char* option : {"divergence_patience", "divergence_factor"})
+      if (given_.has(option) && o_.fallback.empty() && !monitors)
+        warn(option, "neither --fallback nor --callbacks DivergenceMonitor");
+  }
+
   void of_the_mode() const {
     if (o_.precision() == "all") return;
     const std::string precision = "--precision " + o_.precision();
@@ -144,6 +151,7 @@ void warn_without_effect(const OptionValues& given, const FitOptions& resolved) 
   warnings.of_the_optimizer();
   warnings.of_checkpoints_and_stopping();
   warnings.of_the_monitor();
+  warnings.of_divergence();
   warnings.of_the_mode();
   warnings.of_model_and_data();
 }

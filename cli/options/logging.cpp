@@ -28,9 +28,11 @@ std::vector<Option> logging_options() {
        .group = kGroup,
        .to = to_list(&FitOptions::callbacks),
        .default_value = "none",
-       .help =
-           "comma-separated list of LearningRateMonitor, PrecisionMonitor and DeviceStatsMonitor; or none",
-       .choices = {"LearningRateMonitor", "PrecisionMonitor", "DeviceStatsMonitor", "none"},
+       .help = "comma-separated list of LearningRateMonitor, PrecisionMonitor, DeviceStatsMonitor and "
+               "DivergenceMonitor; "
+               "or none",
+       .choices = {"LearningRateMonitor", "PrecisionMonitor", "DeviceStatsMonitor", "DivergenceMonitor",
+                   "none"},
        .is_list = true},
       {.name = "precision_every_n_steps",
        .group = kGroup,
@@ -43,6 +45,18 @@ std::vector<Option> logging_options() {
        .to = to(&FitOptions::error_every_n_steps),
        .default_value = 0,
        .help = "PrecisionMonitor: measure the errors of FP8 products every N optimizer steps; 0: never",
+       .range = kFromZero},
+      {.name = "divergence_patience",
+       .group = kGroup,
+       .to = to(&DivergenceMonitorOptions::patience),
+       .default_value = 20,
+       .help = "DivergenceMonitor: steps in a row without a finite loss or gradient that end a run",
+       .range = {{1, kLargest, "choose at least 1"}}},
+      {.name = "divergence_factor",
+       .group = kGroup,
+       .to = to(&DivergenceMonitorOptions::factor),
+       .default_value = 2.0,
+       .help = "DivergenceMonitor: a mean loss of this many times the first one ends a run; 0: none does",
        .range = kFromZero},
   };
 }

@@ -38,12 +38,25 @@ std::vector<Option> precision_options() {
        .group = kGroup,
        .to = to(&TrainerOptions::precision),
        .default_value = "bf16-mixed",
-       .help = "a mode of `mantissa modes`, or all: every mode in turn",
+       .help =
+           "a mode of `mantissa modes`; several with commas: the first one, and those to fall back to (see "
+           "--fallback); or all: every mode in turn",
        .choices = with(registered_names(Registry::kModes), "all"),
+       .is_list = true,
        .in_resume = true,
        .in_trained = true,
        .help_elsewhere = "a mode of `mantissa modes`",
        .known_as = {"dtype", "amp"}},
+      {.name = "fallback",
+       .group = kGroup,
+       .to = to_list(&FitOptions::fallback),
+       .default_value = "none",
+       .help = "comma-separated modes: if the training diverges, it continues from its last good checkpoint "
+               "in the next "
+               "of them; or none",
+       .choices = with(registered_names(Registry::kModes), "none"),
+       .is_list = true,
+       .in_resume = true},
       {.name = "loss_scale",
        .group = kGroup,
        .to = to_mode(&PrecisionOptions::loss_scale),

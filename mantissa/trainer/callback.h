@@ -88,6 +88,8 @@ class Callback {
   }
   /// Saves the run, after is_checkpoint_due() returned true.
   virtual void on_checkpoint_due(Trainer& /*trainer*/) {}
+  /// Whether a run would do well to resume from its present state. While one callback says no, ModelCheckpoint saves nothing.
+  virtual bool is_state_good(const Trainer& /*trainer*/) const { return true; }
   /// on_validation_start() and on_validation_end() enclose each pass over the validation data. After an
   /// exception, on_exception() is called instead of on_validation_end().
   virtual void on_validation_start(Trainer& /*trainer*/) {}

@@ -1,5 +1,6 @@
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <functional>
 #include <random>
@@ -190,7 +191,10 @@ void ModelCheckpoint::teardown(Trainer& /*trainer*/, Stage /*stage*/) {
 }
 
 void ModelCheckpoint::save(Trainer& trainer, std::optional<double> score) {
-  if (!lock_) return;             // fast_dev_run, or another process saves
+  if (!lock_) return;  // fast_dev_run, or another process saves
+  const auto& callbacks = trainer.options().callbacks;
+  const auto finds_it_good = [&](const auto& callback) { return callback->is_state_good(trainer); };
+  if (!std::all_of(callbacks.begin(), callbacks.end(), finds_it_good)) return;
   if (writer_) writer_->flush();  // avoids two copies, and makes failures known
   undo_failed_writes();
   if (folder_->is_lost()) take_another_folder();

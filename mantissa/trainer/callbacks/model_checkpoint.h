@@ -56,7 +56,7 @@ struct ModelCheckpointOptions {
 ///
 /// If a checkpoint cannot be written, a warning reports it and training continues. If it was the run's last
 /// checkpoint, fit() fails with the reason, after everything else has ended. Nothing is saved in
-/// fast_dev_run. Of several processes that train together, only the first one saves, and only its paths are
+/// fast_dev_run, and while a callback's is_state_good() is false. Of several processes that train together, only the first one saves, and only its paths are
 /// set. If the folder is removed or moved during the run, the next checkpoint is saved in another
 /// folder (HeldFolder::replace()), and fit() ends with an error that names it.
 ///
