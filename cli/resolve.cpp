@@ -52,8 +52,10 @@ std::pair<std::string, std::string> modes_in(const std::string& precision, const
                     " does, too; leave one of them out");
   const std::string first = precision.substr(0, comma);
   std::vector<std::string> names{first};
-  const std::string others = comma == std::string::npos ? fallback : precision.substr(comma + 1);
-  for (const std::string& name : parse_list("--fallback", others, find_option("precision")->choices))
+  const bool are_listed = comma != std::string::npos;
+  const std::string others = are_listed ? precision.substr(comma + 1) : fallback;
+  for (const std::string& name :
+       parse_list(are_listed ? "--precision" : "--fallback", others, find_option("precision")->choices))
     names.push_back(name);
   TORCH_CHECK_VALUE(
       std::count(names.begin(), names.end(), "all") == 0,
