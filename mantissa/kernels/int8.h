@@ -35,8 +35,9 @@ struct DequantizeInt8 {
   Element element = Element::kFloat32;
 };
 
-/// The longest sum of products of codes from -127 to 127 that int32 can hold.
-constexpr int64_t kMaxInt8Depth = 0x7fffffff / (127 * 127);
+/// The longest sum of products of codes that int32 can hold. quantize_int8() makes codes from -127 to 127; a file of
+/// another program may have -128.
+constexpr int64_t kMaxInt8Depth = 0x7fffffff / (128 * 128);
 
 /// Computes out = (a b^T) * scale * a_scales[row] * b_scales[column] + addend.
 ///

@@ -36,6 +36,9 @@ bool is_unset(const json& value) {
          ((value.is_array() || value.is_object()) && value.empty());
 }
 
+/// Returns how an error about the file `from` begins.
+std::string subject_of(const std::string& from) { return "adapter_config: '" + from + "' "; }
+
 /// Reads the object, key by key.
 class ConfigReader {
  public:
@@ -133,9 +136,7 @@ class ConfigReader {
   static std::string shown(const json& value) {
     return fit_for_message(value.dump(-1, ' ', false, json::error_handler_t::replace));
   }
-  [[noreturn]] void fail(const std::string& what) const {
-    TORCH_CHECK_VALUE(false, "adapter_config: '", from_, "' ", what);
-  }
+  [[noreturn]] void fail(const std::string& what) const { TORCH_CHECK_VALUE(false, subject_of(from_), what); }
 
   json root_;
   const std::string from_;
@@ -181,9 +182,15 @@ std::string to_adapter_config(const LoraConfig& config) {
 }
 
 LoraConfig parse_adapter_config(std::string_view text, const std::string& from) {
-  LoraConfig config = ConfigReader(text, from).read();
-  check_lora_config(config);
-  return config;
+  try {
+    LoraConfig config = ConfigReader(text, from).read();
+    check_lora_config(config);
+    return config;
+  } catch (const c10::ValueError& error) {
+    const std::string what = error.what_without_backtrace(), subject = subject_of(from);
+    if (what.starts_with(subject)) throw;
+    TORCH_CHECK_VALUE(false, subject, "has a setting that cannot be: ", what);
+  }
 }
 
 }  // namespace mantissa

@@ -67,17 +67,19 @@ TEST(AdapterConfig, SettingsThatChangeTheResultAreRefusedByName) {
 TEST(AdapterConfig, WrongTypesAndRangesAreErrors) {
   EXPECT_THAT(error_with(R"("use_dora": 1)"), HasSubstr("needs true or false for use_dora; got 1"));
   EXPECT_THAT(error_with(R"("lora_alpha": "8")"), HasSubstr("needs a number for lora_alpha"));
-  EXPECT_THAT(error_with(R"("lora_dropout": 1.5)"), HasSubstr("lora_dropout must be"));
+  EXPECT_THAT(error_with(R"("lora_dropout": 1.5)"),
+              AllOf(HasSubstr("adapter_config: 'a.json' has"), HasSubstr("lora_dropout must be")));
   EXPECT_THAT(error_with(R"("lora_alpha": 1e999)"), HasSubstr("a.json"));
   EXPECT_THAT(error_with(R"("rank_pattern": [1])"), HasSubstr("needs an object for rank_pattern"));
   EXPECT_THAT(error_with(R"("rank_pattern": {"a": 1.5})"), HasSubstr("needs an integer"));
   EXPECT_THAT(error_with(R"("rank_pattern": {"a": 18446744073709551615})"), HasSubstr("needs an integer"));
   EXPECT_THAT(error_with(R"("alpha_pattern": {"[": 1})"), HasSubstr("alpha_pattern has the key '['"));
   EXPECT_THAT(error_with(R"("exclude_modules": [1])"), HasSubstr("needs a text for exclude_modules"));
-  EXPECT_THAT(error_with(R"("exclude_modules": "(")"), HasSubstr("regular expression"));
+  EXPECT_THAT(error_with(R"("exclude_modules": "(")"),
+              AllOf(HasSubstr("'a.json'"), HasSubstr("regular expression")));
   EXPECT_THAT(error_with(R"("base_model_name_or_path": {"a": 1})"), HasSubstr("base_model_name_or_path"));
   EXPECT_THAT(error_of([] { parsed(R"({"peft_type": "LORA", "r": -1, "target_modules": "x"})"); }),
-              HasSubstr("r must be 1"));
+              AllOf(HasSubstr("'a.json'"), HasSubstr("r must be 1")));
 }
 
 TEST(AdapterConfig, OtherTextsAreErrors) {

@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/lora/state_internal.h"
+#include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/packed_weight.h"
 #include "mantissa/weights/replace_weight.h"
 
@@ -43,14 +44,17 @@ at::Tensor in_format_of(const at::Tensor& base, const at::Tensor& values, const 
 /// Returns the merged weight of a layer: `exact` in the format or dtype of `base`.
 at::Tensor merged_weight(const at::Tensor& base, const at::Tensor& exact, bool dequantize,
                          const std::string& name) {
-  if (!is_packed(base) || dequantize) return exact.to(base.scalar_type());
+  if (!is_packed(base)) return with_rule_of(base, exact.to(base.scalar_type()));
+  if (dequantize) return exact.to(base.scalar_type());
   return in_format_of(base, exact, name, "merge_adapter", "merge with dequantize = true");
 }
 
-/// Returns the weight that a merged layer gets back. The model may have been moved, cast or quantized meanwhile.
+/// Returns the weight that a merged layer gets back. The model may have been moved, cast or quantized meanwhile, and
+/// another mode may have given it another rule or none: replace_weight() keeps the rule of the weight that it replaces.
 at::Tensor restored_weight(const Layer& layer) {
   const at::Tensor& weight = layer.module->weight;
   at::Tensor before = layer.unmerged.to(weight.device(), weight.scalar_type());
+  unmark_weight(before);
   if (!is_packed(weight) || is_packed(before)) return before;
   return in_format_of(weight, before, layer.name, "unmerge_adapter",
                       "no layer has changed: give it a plain weight with replace_weight() first");

@@ -13,7 +13,6 @@
 
 #include "mantissa/core/suggest.h"
 #include "mantissa/lora/state_internal.h"
-#include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/packed_weight.h"
 #include "mantissa/weights/replace_weight.h"
 
@@ -36,7 +35,8 @@ LayerValues complete(LayerValues values, const torch::nn::LinearImpl& layer, int
   const at::Device device = layer.weight.device();
   if (!values.a.defined()) {
     values.a = at::empty({rank, layer.weight.size(1)}, float32_on(device));
-    torch::nn::init::kaiming_uniform_(values.a, std::sqrt(5.0));
+    // The bound of a layer without inputs would be infinite.
+    if (values.a.numel() > 0) torch::nn::init::kaiming_uniform_(values.a, std::sqrt(5.0));
   }
   if (!values.b.defined()) values.b = at::zeros({layer.weight.size(0), rank}, float32_on(device));
   if (use_dora && !values.magnitude.defined())
@@ -47,12 +47,14 @@ LayerValues complete(LayerValues values, const torch::nn::LinearImpl& layer, int
 }
 
 /// Warns, once for all layers, of a rank above what a layer's weight can have. B A then takes more memory than a change
-/// of full rank, and reaches no change that the smaller rank would not.
+/// of full rank, and reaches no change that the smaller rank would not. No rank suits an empty weight better.
 void warn_of_large_ranks(const std::vector<FoundLayer>& layers, const LoraConfig& config) {
   const auto full_rank = [](const FoundLayer& each) {
     return std::min(each.module->weight.size(0), each.module->weight.size(1));
   };
-  const auto is_above = [&](const FoundLayer& each) { return config.rank_of(each.name) > full_rank(each); };
+  const auto is_above = [&](const FoundLayer& each) {
+    return full_rank(each) > 0 && config.rank_of(each.name) > full_rank(each);
+  };
   const auto first = std::find_if(layers.begin(), layers.end(), is_above);
   if (first == layers.end()) return;
   const auto others = std::count_if(first + 1, layers.end(), is_above);
@@ -78,22 +80,6 @@ void remove_factor(torch::nn::LinearImpl& layer, const char* kind, const std::st
   if (!found) return;
   if ((*found)->named_children().contains(adapter)) (*found)->unregister_module(adapter);
   if ((*found)->named_children().is_empty()) layer.unregister_module(kind);
-}
-
-/// Products of a layer with an adapter are the adapter's, so a mode's rule for its weight would no longer apply.
-void end_rules_of_modes(const std::vector<FoundLayer>& found) {
-  std::vector<const FoundLayer*> marked;
-  for (const FoundLayer& each : found)
-    if (is_marked(each.module->weight)) marked.push_back(&each);
-  if (marked.empty()) return;
-  const size_t others = marked.size() - 1;
-  const std::string rule = weight_rule(marked.front()->module->weight)->description();
-  for (const FoundLayer* const each : marked) unmark_weight(each->module->weight);
-  TORCH_WARN("LoRA: '", marked.front()->name, "'",
-             others == 0 ? "" : c10::str(" (and ", others, " more layer", others == 1 ? "" : "s", ")"),
-             " no longer computes by the mode's rule (", rule,
-             "), because its weight is frozen below an adapter; int8 is "
-             "the mode for frozen weights in 8 bits");
 }
 
 }  // namespace
@@ -144,16 +130,10 @@ void LoraModel::State::add(const std::string& name, const KnownAdapter& adapter,
   for (const FoundLayer& each : found) {
     TORCH_CHECK_VALUE(find_layer(each.module.get()) || !each.module->named_children().contains(kA), "LoRA: '",
                       each.name, "' has adapters of another LoraModel; add yours with its add_adapter()");
-    const WeightRulePtr rule = weight_rule(each.module->weight);
-    TORCH_CHECK_VALUE(!rule || rule->belongs_to_mode(), "LoRA: the weight of '", each.name,
-                      "' computes by a rule of its own (", rule->description(),
-                      "), which an adapter cannot keep; unmark_weight() it first, or leave the layer "
-                      "out with exclude_modules");
     const auto given = values.find(each.name);
     complete_values.push_back(complete(given == values.end() ? LayerValues() : given->second, *each.module,
                                        adapter.config.rank_of(each.name), adapter.config.use_dora));
   }
-  end_rules_of_modes(found);
   if (known.empty()) {
     for (const at::Tensor& parameter : model.parameters()) {
       if (!parameter.requires_grad()) continue;

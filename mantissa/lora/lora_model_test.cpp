@@ -44,6 +44,29 @@ TEST_F(LoraModels, ANewAdapterChangesNothing) {
   }
 }
 
+TEST_F(LoraModels, AnEmptyLayerHasAnEmptyAdapter) {
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{0, 3}, {4, 0}, {0, 0}})
+    for (const bool use_dora : {false, true}) {
+      torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(4, 2)));
+      net->push_back(torch::nn::Linear(torch::nn::LinearOptions(1, 1)));
+      torch::nn::LinearImpl& layer = *net[1]->as<torch::nn::Linear>();
+      layer.weight.set_data(at::empty({out, in}));
+      layer.bias.set_data(at::ones({out}));
+      testing::internal::CaptureStderr();
+      LoraModel lora(*net, {.r = 2, .use_dora = use_dora, .target_modules = {"1"}});
+      EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+      EXPECT_EQ(parameter(*net, "1.lora_A.default.weight").sizes(), at::IntArrayRef({2, in}));
+      EXPECT_EQ(parameter(*net, "1.lora_B.default.weight").sizes(), at::IntArrayRef({out, 2}));
+      const Tensor y = layer.forward(torch::ones({5, in}));
+      EXPECT_TRUE(at::equal(y, at::ones({5, out})));
+      y.sum().backward();
+      EXPECT_EQ(lora.merge_adapter().size(), 1u);
+      EXPECT_TRUE(at::equal(layer.forward(torch::ones({5, in})), y));
+      lora.unload();
+      EXPECT_FALSE(is_packed(layer.weight));
+    }
+}
+
 TEST_F(LoraModels, ParametersHavePeftsNamesAndShapes) {
   LoraNet net;
   const LoraModel lora(*net, {.r = 4, .use_dora = true, .target_modules = {"up"}});
@@ -304,34 +327,48 @@ TEST_F(LoraModels, AnAdapterThatIsNotActiveStaysAsItIs) {
   EXPECT_TRUE(at::equal(factor.grad(), gradient)) << "a pause between micro-batches loses nothing";
 }
 
-/// Computes as any layer, on behalf of a mode or of the user.
-struct PlainRule final : WeightRule {
-  explicit PlainRule(bool of_mode) : of_mode(of_mode) {}
-  std::string description() const override { return "plain"; }
+/// Doubles the product, on behalf of a mode or of the user.
+struct TwiceRule final : WeightRule {
+  explicit TwiceRule(bool of_mode) : of_mode(of_mode) {}
+  std::string description() const override { return "twice"; }
   Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) const override {
-    return at::matmul(x, weight.t()) + bias;
+    const Tensor product = 2 * at::matmul(x, weight.t());
+    return bias.defined() ? product + bias : product;
   }
-  WeightRulePtr for_copy() const override { return std::make_shared<PlainRule>(of_mode); }
+  WeightRulePtr for_copy() const override { return std::make_shared<TwiceRule>(of_mode); }
   bool belongs_to_mode() const override { return of_mode; }
   const bool of_mode;
 };
 
-TEST_F(LoraModels, AModesRuleEndsWithAWarningAndAUsersIsRefused) {
-  LoraNet net;
-  for (const int block : {0, 1}) mark_weight(net->up(block).weight, std::make_shared<PlainRule>(true));
-  testing::internal::CaptureStderr();
-  const LoraModel lora(*net, {.r = 2, .target_modules = {"up"}});
-  EXPECT_THAT(
-      testing::internal::GetCapturedStderr(),
-      AllOf(HasSubstr("'blocks.0.up' (and 1 more layer) no longer computes by the mode's rule (plain)"),
-            HasSubstr("int8 is the mode for frozen weights")));
-  EXPECT_FALSE(is_marked(base_weight(net->up(0).weight)) || is_marked(base_weight(net->up(1).weight)));
-  LoraNet own;
-  mark_weight(own->up(1).weight, std::make_shared<PlainRule>(false));
-  EXPECT_THAT(error_of([&] { const LoraModel refused(*own, {.r = 2}); }),
-              HasSubstr("the weight of 'blocks.1.up' computes by a rule of its own (plain)"));
-  EXPECT_TRUE(is_marked(own->up(1).weight));
-  EXPECT_TRUE(own->up(0).weight.requires_grad()) << "nothing has changed";
+TEST_F(LoraModels, TheRuleOfABaseStays) {
+  for (const bool of_mode : {true, false}) {
+    LoraNet net;
+    const auto rule = std::make_shared<TwiceRule>(of_mode);
+    mark_weight(net->head->weight, rule);
+    const Tensor before = net->head(x_).detach();
+    testing::internal::CaptureStderr();
+    LoraModel lora(*net, {.r = 2, .target_modules = {"head"}});
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    EXPECT_TRUE(at::equal(net->head(x_), before)) << "B is zero";
+    randomize(*net);
+    const Tensor added =
+        4 * x_.mm(parameter(*net, "head.lora_A.default.weight").t())
+                .mm(parameter(*net, "head.lora_B.default.weight").t());  // lora_alpha / r = 4
+    EXPECT_TRUE(at::allclose(net->head(x_), before + added, 1e-5, 1e-5));
+    net->to(at::kBFloat16);
+    EXPECT_EQ(weight_rule(base_weight(net->head->weight)), rule) << "after a cast";
+    net->to(at::kFloat);
+    lora.merge_adapter();
+    EXPECT_EQ(weight_rule(net->head->weight), rule) << "merged";
+    lora.unmerge_adapter();
+    EXPECT_EQ(weight_rule(base_weight(net->head->weight)), rule);
+    lora.merge_adapter();
+    unmark_weight(net->head->weight);  // as another mode does it
+    lora.unmerge_adapter();
+    EXPECT_FALSE(is_marked(base_weight(net->head->weight)));
+    lora.unload();
+    EXPECT_FALSE(is_marked(net->head->weight));
+  }
 }
 
 TEST_F(LoraModels, AnAdapterIsDeleted) {

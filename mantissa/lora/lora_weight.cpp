@@ -14,6 +14,7 @@
 #include <c10/util/Exception.h>
 
 #include "mantissa/lora/lora_weight_internal.h"
+#include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/packed_weight.h"
 
 namespace mantissa::lora {
@@ -120,8 +121,8 @@ PackedDataPtr LoraWeight::with_state(const Parts& stored, const std::string& nam
 PackedDataPtr LoraWeight::with_values(const Tensor& values, const std::string& name) const {
   if (is_packed(base_))
     return with_base(make_packed_weight(packed_data(base_)->with_values(values, name), base_.scalar_type()));
-  return with_base(
-      values.detach().to(base_.device(), base_.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  return with_base(with_rule_of(
+      base_, values.detach().to(base_.device(), base_.scalar_type(), /*non_blocking=*/false, /*copy=*/true)));
 }
 
 PackedDataPtr LoraWeight::with_base(const Tensor& base) const {
@@ -130,7 +131,7 @@ PackedDataPtr LoraWeight::with_base(const Tensor& base) const {
 
 PackedDataPtr LoraWeight::with_dtype(at::ScalarType dtype) const {
   if (dtype == base_.scalar_type()) return nullptr;
-  return with_base(base_.to(dtype));
+  return with_base(with_rule_of(base_, base_.to(dtype)));
 }
 
 void LoraWeight::check_clone() const {
@@ -140,8 +141,10 @@ void LoraWeight::check_clone() const {
       "adapters are added, or after unload() or merge_and_unload()");
 }
 
-Tensor LoraWeight::base_for(at::ScalarType dtype) const {
-  return is_packed(base_) ? base_ : base_.to(dtype);  // a packed weight multiplies inputs of any dtype
+Tensor LoraWeight::base_for(const Tensor& x) const {
+  if (is_packed(base_)) return base_;  // it multiplies inputs of any dtype
+  const WeightRulePtr rule = weight_rule(base_);
+  return rule && rule->computes(x, base_) ? base_ : base_.to(x.scalar_type());
 }
 
 Tensor LoraWeight::dequantize(at::ScalarType dtype) const {
@@ -161,7 +164,7 @@ Tensor LoraWeight::dequantize(at::ScalarType dtype) const {
 
 Tensor LoraWeight::multiply(const Tensor& x, const Tensor& bias) const {
   const at::ScalarType dtype = x.scalar_type();
-  const Tensor base = base_for(dtype);
+  const Tensor base = base_for(x);
   const bool has_magnitudes = std::any_of(adapters_.begin(), adapters_.end(),
                                           [](const AdapterPtr& adapter) { return !!adapter->magnitude; });
   // DoRA scales the product and not the bias.
@@ -186,7 +189,7 @@ Tensor LoraWeight::multiply(const Tensor& x, const Tensor& bias) const {
 
 Tensor LoraWeight::multiply_transposed(const Tensor& x) const {
   const at::ScalarType dtype = x.scalar_type();
-  const Tensor base = base_for(dtype);
+  const Tensor base = base_for(x);
   Tensor y = at::matmul(x, base);
   for (const AdapterPtr& adapter : adapters_) {
     const Tensor a = adapter->a->weight.to(dtype), b = adapter->b->weight.to(dtype);

@@ -49,8 +49,8 @@ struct Adapter {
 };
 using AdapterPtr = std::shared_ptr<const Adapter>;
 
-/// A frozen weight with the adapters that are active: what a layer's weight becomes. The base, a plain matrix or a
-/// packed weight of any format, computes its own product.
+/// A frozen weight with the adapters that are active: what a layer's weight becomes. The base, a plain or marked matrix
+/// or a packed weight of any format, computes its own product.
 class LoraWeight final : public PackedData {
  public:
   LoraWeight(const at::Tensor& base, std::vector<AdapterPtr> adapters);
@@ -76,8 +76,8 @@ class LoraWeight final : public PackedData {
   PackedDataPtr with_base(const at::Tensor& base) const override;
 
  private:
-  /// Returns the base for a product with an input of `dtype`.
-  at::Tensor base_for(at::ScalarType dtype) const;
+  /// Returns the base for a product with `x`.
+  at::Tensor base_for(const at::Tensor& x) const;
 
   const at::Tensor base_;
   const std::vector<AdapterPtr> adapters_;

@@ -1,4 +1,5 @@
 // A property that holds for every row of the registry, so that a new mode is tested without a new test.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "mantissa/amp/matmul_precision.h"
 #include "mantissa/core/device.h"
 #include "mantissa/core/host_reads_internal.h"
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/optim/fused_sgd.h"
 #include "mantissa/optim/optimizer_state.h"
 #include "mantissa/precision/registry.h"
@@ -244,6 +246,30 @@ TEST_P(EveryMode, AStepWithoutGradientsIsSkippedAlike) {
   mode->setup_optimizer(optimizer);
   EXPECT_EQ(mode->optimizer_step(optimizer).cause(), SkipCause::kNoGradients);
   EXPECT_EQ(mode->optimizer_step(optimizer, [] { return at::Tensor(); }).cause(), SkipCause::kNoGradients);
+}
+
+TEST_P(EveryMode, ALossOfAnotherModelIsWarnedOfOnce) {
+  const auto mode = precision();
+  torch::nn::Linear net(2, 2), other(2, 1);
+  mode->convert_module(*net);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  mode->setup_optimizer(optimizer);
+  const auto warning_of_a_step = [&] {
+    testing::internal::CaptureStderr();
+    mode->backward(other(at::ones({1, 2}, device())).sum());
+    EXPECT_EQ(mode->optimizer_step(optimizer).cause(), SkipCause::kNoGradients);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(warning_of_a_step(),
+              testing::HasSubstr("none of the 2 parameters of the optimizer got a gradient"));
+  EXPECT_EQ(warning_of_a_step(), "");
+}
+
+TEST_P(EveryMode, ALossWithoutAGradientIsRefused) {
+  const auto mode = precision();
+  for (const at::Tensor& loss : {at::ones({}), at::Tensor()})
+    EXPECT_THAT(error_of([&] { mode->backward(loss); }),
+                testing::HasSubstr("give a loss of a model that trains"));
 }
 
 TEST_P(EveryMode, IntegersAndMasksKeepTheirDtype) {

@@ -36,8 +36,8 @@ std::set<const c10::TensorImpl*> weights_of(const std::vector<Layer>& layers) {
 
 /// Whether the user has marked the weight for training in FP8.
 bool is_users_fp8(const at::Tensor& weight) {
-  const WeightRulePtr rule = weight_rule(weight);
-  return rule && !rule->belongs_to_mode() && fp8_state_of(weight);
+  const WeightRulePtr rule = weight_rule(base_weight(weight));
+  return rule && !rule->belongs_to_mode() && fp8_state_of(base_weight(weight));
 }
 
 /// Returns the seed of a layer's random numbers: another one for each layer, and the same one in a repetition of a run.
@@ -67,12 +67,13 @@ std::vector<Plan> plan(const torch::nn::Module& module, const Fp8LayerOptions& o
   std::vector<Plan> plans;
   for (const Layer& layer : all) {
     const at::Tensor& weight = layer.weight;
-    const WeightRulePtr rule = weight_rule(weight);
+    const at::Tensor base = base_weight(weight);  // of an adapter, or the weight itself
+    const WeightRulePtr rule = weight_rule(base);
     const bool is_first = &layer == &all.front(), is_last = &layer == &all.back();
     std::string reason;
     if (is_users_fp8(weight)) {
       reason = "it was an FP8 layer before";
-    } else if (is_packed(weight)) {
+    } else if (is_packed(base)) {
       reason = "its weight is frozen and has an arithmetic of its own";
     } else if (rule && !rule->belongs_to_mode()) {
       reason = "its weight has an arithmetic of its own: " + rule->description();
@@ -152,14 +153,14 @@ void Fp8Layers::convert(torch::nn::Module& module) {
     if (!layers_.contains(each.weight))
       layers_.try_emplace(each.weight,
                           make_layer(each.report.name,
-                                     each.is_marked_by_user ? fp8_state_of(each.weight)
+                                     each.is_marked_by_user ? fp8_state_of(base_weight(each.weight))
                                                             : std::make_shared<Fp8LinearState>(
                                                                   options_.recipe, seed_of(states_made_++)),
                                      each.is_marked_by_user));
     if (each.is_marked_by_user) continue;
     const std::shared_ptr<Fp8LinearState>& state = layers_.find(each.weight)->state;
     state->set_native(options_.native);
-    mark_weight(each.weight, std::make_shared<Fp8TrainingRule>(state, /*belongs_to_mode=*/true));
+    mark_weight(base_weight(each.weight), std::make_shared<Fp8TrainingRule>(state, /*belongs_to_mode=*/true));
   }
   convert_attentions(module);
   warn_about_unmatched_names(module, options_.ignore_modules, who_);

@@ -25,13 +25,14 @@ std::vector<Layer> trained_layers(const torch::nn::Module& module, const LayerCh
       has_layers(module, choice), kInt8TrainingMode, ": ", module.name(),
       " has no torch::nn::Linear whose products could be computed in 8 bits; choose another mode");
   std::vector<Layer> layers = layers_of(module, choice);
-  // A packed weight is frozen and has its own arithmetic.
-  const size_t packed = std::erase_if(layers, [](const Layer& layer) { return is_packed(layer.weight); });
+  // A packed weight is frozen and has its own arithmetic. An adapter's base is marked like any other weight.
+  const size_t packed =
+      std::erase_if(layers, [](const Layer& layer) { return is_packed(base_weight(layer.weight)); });
   if (packed > 0)
     TORCH_WARN(
         kInt8TrainingMode, ": ", packed, " linear layers of ", module.name(),
-        " have frozen weights (of an adapter, or in 4 or 8 bits), whose products are not computed in 8 bits; "
-        "precision 'int8' does that");
+        " have weights in 4 or 8 bits, which are frozen and compute by their own format; precision 'int8' is "
+        "the mode for them");
   return layers;
 }
 
@@ -59,7 +60,8 @@ void Int8Training::convert_module(torch::nn::Module& module) {
   const std::vector<Layer> layers = trained_layers(module, {.ignore_modules = ignore_modules_});
   for (const Layer& layer : layers) {
     check_is_leaf(layer, kInt8TrainingMode);
-    if (!layer.weight.is_meta()) quantize_int8(layer.weight, "'" + layer.name + "'");  // for its errors
+    const at::Tensor weight = base_weight(layer.weight);
+    if (!weight.is_meta()) quantize_int8(weight, "'" + layer.name + "'");  // for its errors
   }
   warn_about_unmatched_names(module, ignore_modules_, kInt8TrainingMode);
   if (!ignore_modules_.empty() && layers_of(module, {.ignore_modules = ignore_modules_}).empty())
@@ -67,7 +69,8 @@ void Int8Training::convert_module(torch::nn::Module& module) {
                "' leaves no layer whose products would be computed in 8 bits");
   Precision::convert_module(module);
   for (const Layer& layer : layers)
-    mark_weight(layer.weight, std::make_shared<Int8TrainingRule>(threshold_, "'" + layer.name + "'"));
+    mark_weight(base_weight(layer.weight),
+                std::make_shared<Int8TrainingRule>(threshold_, "'" + layer.name + "'"));
 }
 
 Scope Int8Training::forward_context() const {

@@ -16,6 +16,7 @@
 #include "mantissa/precision/state_keys_internal.h"
 #include "mantissa/weights/attention.h"
 #include "mantissa/weights/marked_weight.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 
@@ -41,8 +42,9 @@ void Precision::convert_module(torch::nn::Module& module) {
     if (named.insert(parameter.value().unsafeGetTensorImpl()).second)
       names_.insert_or_assign(parameter.value(), parameter.key());
     // An earlier mode of this module ends here. A mode with a rule of its own marks the weights after this.
-    const WeightRulePtr rule = weight_rule(parameter.value());
-    if (rule && rule->belongs_to_mode()) unmark_weight(parameter.value());
+    const at::Tensor weight = base_weight(parameter.value());
+    const WeightRulePtr rule = weight_rule(weight);
+    if (rule && rule->belongs_to_mode()) unmark_weight(weight);
   }
   for (const Attention& attention : attentions_of(module)) {
     const auto& rule = attention.module->attention_rule();
@@ -57,8 +59,28 @@ void Precision::setup_optimizer(torch::optim::Optimizer& optimizer) {
 Scope Precision::backward_context() const { return std::make_shared<AutocastOff>(); }
 
 void Precision::backward(const at::Tensor& loss, const LossHook& before) {
+  check_requires_gradient(loss);
   if (before) before(loss);
   loss.backward();
+  has_run_backward_ = true;
+}
+
+void Precision::check_requires_gradient(const at::Tensor& loss) const {
+  TORCH_CHECK_VALUE(loss.defined() && loss.requires_grad(), "backward: precision '", name_, "' got ",
+                    loss.defined()
+                        ? "a loss that requires no gradient, because no parameter that it was computed from "
+                          "requires one, or it was computed without autograd"
+                        : "no loss",
+                    "; give a loss of a model that trains");
+}
+
+void Precision::warn_of_no_gradients(const torch::optim::Optimizer& optimizer) {
+  has_warned_of_no_gradients_ = true;
+  TORCH_WARN("optimizer_step: precision '", name_, "': backward() has run, and none of the ",
+             main_params(optimizer).size(),
+             " parameters of the optimizer got a gradient, so this step changes nothing; the loss must come "
+             "from the "
+             "model whose parameters the optimizer was given");
 }
 
 at::Tensor Precision::clip_gradients(torch::optim::Optimizer& optimizer, double clip_val,
@@ -72,6 +94,10 @@ at::Tensor Precision::clip_gradients(torch::optim::Optimizer& optimizer, double 
 
 StepResult Precision::optimizer_step(torch::optim::Optimizer& optimizer) {
   StepResult result = step(optimizer, nullptr);
+  const bool has_run_backward = std::exchange(has_run_backward_, false);
+  if (has_run_backward && !has_warned_of_no_gradients_ && result.is_known() &&
+      result.cause() == SkipCause::kNoGradients)
+    warn_of_no_gradients(optimizer);
   at::autocast::clear_cache();  // it may hold casts of the weights from before the step
   return result;
 }

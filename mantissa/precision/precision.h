@@ -145,7 +145,8 @@ class Precision {
   /// Gives the optimizer the weights that the mode wants it to step, for example master weights. The
   /// optimizer must not have stepped yet, and this object must live as long as the optimizer is used. The base
   /// class changes nothing.
-  /// Errors: c10::TypeError for LBFGS if the mode does not support it.
+  /// Errors: c10::TypeError for LBFGS if the mode does not support it; c10::ValueError if the mode has frozen every
+  ///         parameter of the optimizer.
   virtual void setup_optimizer(torch::optim::Optimizer& optimizer);
 
   /// While it lives, new floating-point tensors have the mode's dtype (see init.h).
@@ -183,6 +184,7 @@ class Precision {
   /// Runs the backward pass of `loss`, scaled if the mode scales. Call it outside the forward context, or in
   /// backward_context().
   /// `before` is called with the loss that the backward pass starts from, that is, with the scaled loss.
+  /// Errors: c10::ValueError for a loss that requires no gradient.
   virtual void backward(const at::Tensor& loss, const LossHook& before = nullptr);
 
   /// Brings gradients into the loss's own units, for code that reads them. A second call in a step changes
@@ -201,7 +203,8 @@ class Precision {
                                     GradientClipAlgorithm algorithm = GradientClipAlgorithm::kNorm);
 
   using LossClosure = std::function<at::Tensor()>;
-  /// Steps `optimizer` with the gradients that its parameters have. Without any gradient the step is skipped.
+  /// Steps `optimizer` with the gradients that its parameters have. Without any gradient the step is skipped; the first
+  /// time that happens although backward() has run since the step before, a warning says so.
   /// After the step, also inside forward_context(), a forward pass sees the new weights.
   StepResult optimizer_step(torch::optim::Optimizer& optimizer);
   /// Runs `closure` and steps `optimizer`. The closure does the forward pass, the backward pass and clipping,
@@ -250,12 +253,17 @@ class Precision {
   /// Throws if the mode does not support LBFGS.
   virtual void check_line_search() const {}
   const std::optional<std::string>& float32_matmul_precision() const { return float32_matmul_precision_; }
+  /// Throws for a loss that has no backward pass.
+  void check_requires_gradient(const at::Tensor& loss) const;
 
  private:
+  void warn_of_no_gradients(const torch::optim::Optimizer& optimizer);
+
   std::string name_;
   PrecisionTraits traits_;
   std::optional<std::string> float32_matmul_precision_;
   WeakMap<at::Tensor, std::string> names_;
+  bool has_run_backward_ = false, has_warned_of_no_gradients_ = false;
 };
 
 /// Returns all parameters of all groups of `optimizer`, each once.

@@ -1,5 +1,6 @@
 #include "mantissa/precision/quantized.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -68,7 +69,8 @@ void QuantizedPrecision::convert_module(torch::nn::Module& module) {
   warn_about_unmatched_names(module, weights_.ignore_modules, "precision '" + name() + "'");
   if (!weights_.ignore_modules.empty() && quantized_formats(module).empty())
     TORCH_WARN("precision '", name(), "': ignore_modules '", join_names(weights_.ignore_modules),
-               "' leaves no layer to quantize, so all weights stay in float and train");
+               "' leaves no layer to quantize, so all weights stay in float; name fewer layers, or choose "
+               "another mode");
   for (const std::string& format : existing) {
     if (is_of_mode(format, name())) continue;
     TORCH_WARN("precision '", name(), "': ", module.name(), " has weights in ", format,
@@ -76,10 +78,24 @@ void QuantizedPrecision::convert_module(torch::nn::Module& module) {
   }
 }
 
+void QuantizedPrecision::check_anything_trains(const std::vector<at::Tensor>& parameters) const {
+  const bool trains = std::any_of(parameters.begin(), parameters.end(),
+                                  [](const at::Tensor& parameter) { return parameter.requires_grad(); });
+  // Plain weights that are frozen may train later, and packed ones never do.
+  TORCH_CHECK_VALUE(
+      trains || std::none_of(parameters.begin(), parameters.end(), is_packed), "setup_optimizer: precision '",
+      name(),
+      "' freezes the weights that it quantizes, and the optimizer has no other parameter to train; "
+      "make the optimizer after LoRA adapters were added, name layers to train in ignore_modules, or "
+      "choose another mode");
+}
+
 void QuantizedPrecision::setup_optimizer(torch::optim::Optimizer& optimizer) {
+  const std::vector<at::Tensor> parameters = main_params(optimizer);
+  check_anything_trains(parameters);
   ScaledPrecision::setup_optimizer(optimizer);
   if (!has_line_search(optimizer)) return;
-  for (const at::Tensor& parameter : main_params(optimizer))
+  for (const at::Tensor& parameter : parameters)
     TORCH_CHECK_TYPE(!is_packed(parameter), name(), ": LBFGS steps all of its parameters together, and '",
                      parameter_name(parameter),
                      "' is quantized; give it the parameters that require a gradient");

@@ -30,7 +30,8 @@ struct QuantizedPrecisionOptions {
 /// Errors:   c10::ValueError for another dtype, and for int8 with another one than float16; those of
 ///           quantize_module(). init_module() with ignore_modules throws c10::Error, because it may make only a
 ///           part of the model, whose layers do not have their full names yet. setup_optimizer() throws
-///           c10::TypeError for LBFGS with a quantized weight among its parameters.
+///           c10::TypeError for LBFGS with a quantized weight among its parameters, and c10::ValueError if none of
+///           the optimizer's parameters trains.
 /// Source:   Lightning's BitsandbytesPrecision; Dettmers et al. 2022 and 2023, arXiv:2208.07339, 2305.14314.
 class QuantizedPrecision final : public ScaledPrecision {
  public:
@@ -49,6 +50,7 @@ class QuantizedPrecision final : public ScaledPrecision {
 
  private:
   void quantize(torch::nn::Module& module, bool zeros) const;
+  void check_anything_trains(const std::vector<at::Tensor>& parameters) const;
 
   at::Device device_;
   at::ScalarType dtype_;

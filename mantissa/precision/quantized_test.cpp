@@ -70,6 +70,23 @@ TEST_F(QuantizedModes, Q53_NamesMapToFormats) {
   EXPECT_EQ(packed_data(layer->weight)->description(), "fp4, blocks of 256");
 }
 
+TEST_F(QuantizedModes, AnOptimizerWithoutAnythingToTrainIsRefused) {
+  torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(64, 32).bias(false)));
+  const auto mode = make_precision("nf4", at::kCPU);
+  mode->convert_module(*net);
+  torch::optim::SGD nothing(net->parameters(), 0.1);
+  EXPECT_THAT(error_of([&] { mode->setup_optimizer(nothing); }),
+              AllOf(HasSubstr("setup_optimizer: precision 'nf4' freezes the weights"),
+                    HasSubstr("after LoRA adapters were added")));
+  std::vector<at::Tensor> parameters = net->parameters();
+  parameters.push_back(at::ones({2}).set_requires_grad(true));
+  torch::optim::SGD something(parameters, 0.1);
+  mode->setup_optimizer(something);
+  at::Tensor paused = at::ones({2});
+  torch::optim::SGD later({paused}, 0.1);
+  mode->setup_optimizer(later);  // its parameter may train later
+}
+
 /// The threshold is 6 unless it is given: one large column of an input is computed in float32.
 TEST_F(QuantizedModes, Q53_Int8HasTheThresholdOfLightning) {
   torch::nn::Linear own(64, 32), none(64, 32);

@@ -59,6 +59,7 @@ void ScaledPrecision::setup_optimizer(torch::optim::Optimizer& optimizer) {
 
 void ScaledPrecision::backward(const at::Tensor& loss, const LossHook& before) {
   if (!scales()) return Precision::backward(loss, before);
+  check_requires_gradient(loss);
   iterations_->begin_backward();
   const LossHook before_and_restart = [&](const at::Tensor& scaled) {
     before(scaled);

@@ -45,7 +45,7 @@ at::Tensor dequantize_rows_int8_by_operations(const QuantizedInt8& quantized,
 }
 
 at::Tensor int8_matmul_by_operations(const at::Tensor& a, const at::Tensor& b) {
-  constexpr int64_t kSteps = 1024;  // 1024 * 127 * 127 < 2^24
+  constexpr int64_t kSteps = 1024;  // 1024 * 128 * 128 = 2^24, up to which float32 has every integer
   at::Tensor sums = at::zeros({a.size(0), b.size(0)}, a.options().dtype(at::kInt));
   for (int64_t k = 0; k < a.size(1); k += kSteps) {
     const int64_t depth = std::min(kSteps, a.size(1) - k);

@@ -1,8 +1,11 @@
 #include <cmath>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
 
+#include "mantissa/core/test_support_internal.h"
+#include "mantissa/kernels/int8.h"
 #include "mantissa/quant/operations_int8_internal.h"
 #include "mantissa/quant/test_support_internal.h"
 
@@ -58,6 +61,15 @@ TEST(OperationsInt8, ProductsEqualTheKernelsBitForBit) {
                             int8_scaled_matmul(left, right, bias, dtype)))
           << k;
   }
+}
+
+TEST(OperationsInt8, TheLargestSumOfCodesOfOtherProgramsIsExact) {
+  const at::Tensor a = at::full({1, kernels::kMaxInt8Depth}, -128, at::kChar);
+  EXPECT_EQ(quant::int8_matmul_by_operations(a, a).item<int64_t>(), kernels::kMaxInt8Depth * 128 * 128);
+  EXPECT_EQ(int8_matmul(a, a).item<int64_t>(), kernels::kMaxInt8Depth * 128 * 128);
+  const at::Tensor deeper = at::full({1, kernels::kMaxInt8Depth + 1}, -128, at::kChar);
+  EXPECT_THAT(error_of([&] { int8_matmul(deeper, deeper); }),
+              testing::HasSubstr("sums of 131072 products may overflow int32"));
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ at::Tensor dequantize_int8(const QuantizedInt8& quantized, at::ScalarType dtype 
 /// Returns the int32 sums a b^T of two matrices of codes: bitsandbytes's int8_linear_matmul().
 ///
 /// Shapes: a [m, k] and b [n, k], int8, also empty; returns [m, n].
-/// Errors: c10::ValueError for shapes that do not fit, tensors on two devices, or a k above 133,144, where sums
-///         may overflow; c10::TypeError for another dtype.
+/// Errors: c10::ValueError for shapes that do not fit, tensors on two devices, or a k above 131,071, where sums
+///         of codes of -128 may overflow; c10::TypeError for another dtype.
 at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b);
 
 /// Returns a b^T of two quantized matrices: the sums times the scales of rows and columns, divided by 127^2,

@@ -16,7 +16,7 @@ constexpr std::string_view kState4Bit = ".quant_state.bitsandbytes__", kScales8B
                            kFormat8Bit = "weight_format";
 
 bool is_last_part(const std::string& name, std::string_view part) {
-  return name == part || name.ends_with("." + std::string(part));
+  return name.ends_with(part) && (name.size() == part.size() || name[name.size() - part.size() - 1] == '.');
 }
 
 /// Returns the name of the 8-bit weight whose scales have the name `scales`, or "" if there is none. `is_weight` says

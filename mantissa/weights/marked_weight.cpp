@@ -114,6 +114,11 @@ void unmark_weight(const at::Tensor& weight) {
   if (is_marked(weight)) marked::set_key(weight, false);
 }
 
+at::Tensor with_rule_of(const at::Tensor& weight, at::Tensor values) {
+  if (WeightRulePtr rule = weight_rule(weight)) mark_weight(values, std::move(rule));
+  return values;
+}
+
 bool is_marked(const at::Tensor& tensor) { return tensor.defined() && marked::has_key(tensor); }
 
 WeightRulePtr weight_rule(const at::Tensor& tensor) {

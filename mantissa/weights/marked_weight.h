@@ -72,6 +72,11 @@ void mark_weight(const at::Tensor& weight, WeightRulePtr rule);
 /// and the rule. Does nothing for other tensors.
 void unmark_weight(const at::Tensor& weight);
 
+/// Returns `values` for a tensor that takes the place of `weight`: marked with the same rule if `weight` is marked, and
+/// as they are if not.
+/// Errors: as mark_weight().
+at::Tensor with_rule_of(const at::Tensor& weight, at::Tensor values);
+
 /// Whether `tensor` is marked. An undefined tensor is not.
 bool is_marked(const at::Tensor& tensor);
 

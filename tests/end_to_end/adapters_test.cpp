@@ -16,6 +16,7 @@
 #include "mantissa/optim/fused_adam.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trace/trace_nonfinite.h"
+#include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/packed_weight.h"
 
 namespace mantissa::adapters_test {
@@ -32,6 +33,14 @@ torch::nn::Sequential make_net() {
 
 at::Tensor base_of(const torch::nn::Sequential& net, const std::string& name) {
   return mantissa::dequantize(base_weight(net->named_parameters()[name])).detach().clone();
+}
+
+/// Returns what the net computes in the mode, with random numbers that are the same in each call.
+at::Tensor output_of(const Precision& mode, torch::nn::Sequential& net, const at::Tensor& x) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(5);
+  const Scope scope = mode.forward_context();
+  return mode.convert_output(net->forward(mode.convert_input(x)));
 }
 
 /// Trains in a hand-written loop; returns the first and the last loss.
@@ -103,6 +112,68 @@ INSTANTIATE_TEST_SUITE_P(Order, AdaptersInModes, testing::Combine(testing::Bool(
                            return std::string(std::get<0>(info.param) ? "BeforeTheMode" : "AfterTheMode") +
                                   (std::get<1>(info.param) ? "Dora" : "Lora");
                          });
+
+/// An adapter's layer rounds its bias to 16 bits, and an FP8 layer adds it in float32.
+void round_biases(torch::nn::Sequential& net) {
+  const at::NoGradGuard no_grad;
+  for (auto& item : net->named_parameters())
+    if (item.key().ends_with("bias")) item.value().copy_(item.value().to(at::kBFloat16));
+}
+
+class AdaptersInModesWithRules : public testing::TestWithParam<const char*> {};
+
+// The base computes as the mode does it, so a new adapter changes no bit, and one that is not active changes nothing.
+TEST_P(AdaptersInModesWithRules, KeepTheRuleOfTheBase) {
+  const at::Tensor x = torch::randn({16, kWidth});
+  for (const bool comes_first : {false, true}) {
+    SCOPED_TRACE(comes_first);
+    torch::manual_seed(0);
+    torch::nn::Sequential net = make_net();
+    torch::manual_seed(0);
+    torch::nn::Sequential plain = make_net();
+    for (auto* const each : {&net, &plain}) round_biases(*each);
+    PrecisionOptions options;
+    if (GetParam() == std::string("fp8-mixed")) options.fp8_first_and_last = true;
+    const auto mode = make_precision(GetParam(), at::kCPU, options);
+    const auto other = make_precision(GetParam(), at::kCPU, options);
+    other->convert_module(*plain);
+    const at::Tensor before = output_of(*other, plain, x);
+    std::optional<LoraModel> lora;
+    if (comes_first) lora.emplace(*net, LoraConfig{.target_modules = {"0"}}, "first");
+    mode->convert_module(*net);
+    if (!comes_first) lora.emplace(*net, LoraConfig{.target_modules = {"0"}}, "first");
+    EXPECT_TRUE(at::equal(output_of(*mode, net, x), before)) << "B is zero";
+    lora->add_adapter("second", {});
+    EXPECT_TRUE(at::equal(output_of(*mode, net, x), before)) << "the second is not active";
+    lora->set_adapter("second");
+    EXPECT_TRUE(at::equal(output_of(*mode, net, x), before));
+    {
+      const at::NoGradGuard no_grad;
+      net->named_parameters()["0.lora_B.second.weight"].normal_(0, 0.1);
+    }
+    const at::Tensor with = output_of(*mode, net, x);
+    EXPECT_GT((with - before).abs().max().item<double>(), 0.01);
+    const at::Tensor values = mantissa::dequantize(net->named_parameters()["0.weight"]).detach();
+    lora->merge_adapter();
+    EXPECT_TRUE(is_marked(net->named_parameters()["0.weight"]));
+    {
+      const at::NoGradGuard no_grad;
+      plain->named_parameters()["0.weight"].copy_(values);
+    }
+    EXPECT_TRUE(at::equal(output_of(*mode, net, x), output_of(*other, plain, x))) << "merged";
+    lora->unmerge_adapter();
+    EXPECT_TRUE(at::equal(output_of(*mode, net, x), with)) << "unmerged";
+    lora->unload();
+    EXPECT_TRUE(at::equal(output_of(*mode, net, x), before)) << "unloaded";
+    EXPECT_TRUE(is_marked(net->named_parameters()["0.weight"]));
+    EXPECT_TRUE(net->named_parameters()["0.weight"].requires_grad());
+    make_precision("16-mixed", at::kCPU)->convert_module(*net);
+    EXPECT_FALSE(is_marked(net->named_parameters()["0.weight"]));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Mode, AdaptersInModesWithRules, testing::Values("int8-training", "fp8-mixed"),
+                         [](const auto& info) { return std::string(info.param).substr(0, 3); });
 
 TEST(AdaptersAnywhere, AutocastOfMantissaAndModulesKeptInFloat32) {
   torch::manual_seed(0);

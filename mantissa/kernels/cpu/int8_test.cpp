@@ -136,8 +136,8 @@ struct Problem {
 
 Problem problem(int64_t m, int64_t n, int64_t k) {
   // Gaps between the rows, and the extremes, where sums of pairs in 16 bits would overflow.
-  Problem p{at::randint(-127, 128, {m, k + 5}, at::kChar).narrow(1, 2, k),
-            at::randint(-127, 128, {n, k + 1}, at::kChar).narrow(1, 0, k), at::rand({m}) + 0.1,
+  Problem p{at::randint(-128, 128, {m, k + 5}, at::kChar).narrow(1, 2, k),
+            at::randint(-128, 128, {n, k + 1}, at::kChar).narrow(1, 0, k), at::rand({m}) + 0.1,
             at::rand({n}) + 0.1, at::randn({n})};
   p.a.select(0, 0).fill_(-127);
   p.b.select(0, 0).fill_(-127);
@@ -185,10 +185,13 @@ TEST_P(Int8, SumsAreExact) {
 }
 
 TEST_P(Int8, TheLargestDepthDoesNotOverflow) {
-  const at::Tensor a = at::full({1, kMaxInt8Depth}, -127, at::kChar), b = a.neg();
-  const at::Tensor one = at::ones({1});
-  EXPECT_EQ(sums_of({a, b, one, one, one}, GetParam()).item<int64_t>(), -kMaxInt8Depth * 127 * 127);
-  EXPECT_GT((kMaxInt8Depth + 1) * 127 * 127, std::numeric_limits<int32_t>::max());
+  const at::Tensor a = at::full({1, kMaxInt8Depth}, -128, at::kChar), one = at::ones({1});
+  for (const int64_t code : {-128, 127}) {
+    const at::Tensor b = at::full({1, kMaxInt8Depth}, code, at::kChar);
+    EXPECT_EQ(sums_of({a, b, one, one, one}, GetParam()).item<int64_t>(), kMaxInt8Depth * -128 * code);
+    EXPECT_EQ(sums_of({b, a, one, one, one}, GetParam()).item<int64_t>(), kMaxInt8Depth * -128 * code);
+  }
+  EXPECT_GT((kMaxInt8Depth + 1) * 128 * 128, std::numeric_limits<int32_t>::max());
 }
 
 TEST_P(Int8, ScaledResultsEqualGenericBitForBit) {
