@@ -90,6 +90,8 @@ bool takes(FlagsOf commands, const Option& option) {
       return option.in_resume;
     case FlagsOf::kTrained:
       return option.in_trained;
+    case FlagsOf::kGenerate:
+      return option.in_trained && option.name != "data";
   }
   return false;
 }

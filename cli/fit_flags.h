@@ -10,8 +10,8 @@
 namespace mantissa::cli {
 
 /// The commands that take options. `fit` takes all options; `resume` and the commands for trained models take
-/// some.
-enum class FlagsOf { kFit, kResume, kTrained };
+/// some, and `generate` those of them that do not concern data.
+enum class FlagsOf { kFit, kResume, kTrained, kGenerate };
 /// Whether `commands` take `option`.
 bool takes(FlagsOf commands, const Option& option);
 

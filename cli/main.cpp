@@ -164,6 +164,7 @@ int run(int argc, char** argv) {
   mantissa::cli::add_resume(app);
   mantissa::cli::add_evaluate(app);
   mantissa::cli::add_predict(app);
+  mantissa::cli::add_generate(app);
   mantissa::cli::add_merge(app);
   mantissa::cli::add_modes(app);
   mantissa::cli::add_inspect(app);

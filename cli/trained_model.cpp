@@ -226,34 +226,38 @@ std::string memory_cure(const FitOptions& o) {
       o.model, o.precision());
 }
 
-TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit) {
-  const fs::path folder = command.folder;
-  OptionValues saved = usage([&] { return read_run_config(folder); });
-  saved.erase("weights");  // the weights from which the training began
-  // Options that shortened the training do not apply to its model.
-  for (const char* option : {"limit_val_batches", "fast_dev_run", "overfit_batches"}) saved.erase(option);
-  saved = usage([&] { return options_of_run(saved, command.flags); });
+namespace {
+
+/// What a command knows of a model before it makes it.
+struct Opened {
   TrainedModel run;
-  run.options = usage([&] { return resolve(merge(command.flags, saved)); });
+  OptionValues saved;  ///< the options of the run, without those that the flags make meaningless
+  SavedWeights weights;
+};
+
+/// Opens the weights of a folder whose options are `saved`.
+Opened open_weights(const TrainedModelCommand& command, OptionValues saved) {
+  Opened opened;
+  opened.saved = usage([&] { return options_of_run(saved, command.flags); });
+  TrainedModel& run = opened.run;
+  run.options = usage([&] { return resolve(merge(command.flags, opened.saved)); });
   const FitOptions& o = run.options;
   if (o.precision() == "all") throw UsageError("--precision all is for fit; choose one mode");
   warn_without_effect(command.flags, o);
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
   // Only modes that choose among layers have a state that forward passes need.
   const bool wants_state = o.traits().layer_products.has_value();
-  const SavedWeights weights = find_weights(folder, o.weights, wants_state);
-  run.weights = weights.path;
-  run.dtypes = weights.dtypes;
-  if (!command.flags.has("precision")) warn_of_quantization(o, weights);
-  if (wants_state) run.mode_state = weights.mode_state;
-  // The weights decide which labels are valid, not --classes. Here any byte is accepted.
-  FitOptions readable = o;
-  readable.classes = 256;
-  run.data = unsplit && command.flags.has("data") ? load_all_data(readable) : load_data(readable);
-  OptionValues before = command.flags;
-  before.erase("data");
-  make_trained_model(run, usage([&] { return resolve(merge(before, saved)); }), weights,
-                     command.flags.has("data"));
+  opened.weights = find_weights(command.folder, o.weights, wants_state);
+  run.weights = opened.weights.path;
+  run.dtypes = opened.weights.dtypes;
+  if (!command.flags.has("precision")) warn_of_quantization(o, opened.weights);
+  if (wants_state) run.mode_state = opened.weights.mode_state;
+  return opened;
+}
+
+/// Adds the adapter to the model that was made, and loads its weights.
+void load(TrainedModel& run, const SavedWeights& weights, const fs::path& folder) {
+  const FitOptions& o = run.options;
   // A file without an adapter, such as the output of `mantissa merge`, is evaluated as it is.
   if (o.weights.empty() || has_adapter_weights(weights)) run.adapter = add_adapter(o, *run.model, folder);
   if (weights.tensors.empty()) {
@@ -261,7 +265,60 @@ TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit
   } else {
     load_model_weights(*run.model, weights.tensors, weights.path.string(), o);
   }
-  return run;
+}
+
+OptionValues saved_options(const fs::path& folder) {
+  OptionValues saved = usage([&] { return read_run_config(folder); });
+  saved.erase("weights");  // the weights from which the training began
+  // Options that shortened the training do not apply to its model.
+  for (const char* option : {"limit_val_batches", "fast_dev_run", "overfit_batches"}) saved.erase(option);
+  return saved;
+}
+
+/// Returns options of a run that would have trained the model of a folder with a config.json and weights.
+OptionValues options_of_public_model(const TrainedModelCommand& command) {
+  const auto* const given = command.flags.get_if<std::string>("weights");
+  const std::string weights = given ? *given : command.folder;
+  const std::string mode = mode_of_weights(SafetensorsModel(weights).entries());
+  OptionValues options;
+  options.set("model", kConfigPrefix + command.folder);
+  options.set("data", "text:" + command.folder);  // any text; it is not read
+  options.set("weights", weights);
+  options.set("optimizer", "sgd");  // fits every mode
+  options.set("precision", mode.empty() ? "32-true" : mode);
+  return options;
+}
+
+}  // namespace
+
+TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit) {
+  auto [run, saved, weights] = open_weights(command, saved_options(command.folder));
+  // The weights decide which labels are valid, not --classes. Here any byte is accepted.
+  FitOptions readable = run.options;
+  readable.classes = 256;
+  run.data = unsplit && command.flags.has("data") ? load_all_data(readable) : load_data(readable);
+  OptionValues before = command.flags;
+  before.erase("data");
+  make_trained_model(run, usage([&, &from = saved] { return resolve(merge(before, from)); }), weights,
+                     command.flags.has("data"));
+  load(run, weights, command.folder);
+  return std::move(run);
+}
+
+TrainedModel open_text_model(const TrainedModelCommand& command) {
+  const fs::path folder = command.folder;
+  const bool is_public = !fs::exists(folder / "config.yaml") && fs::exists(folder / kModelConfig);
+  auto [run, saved, weights] =
+      open_weights(command, is_public ? options_of_public_model(command) : saved_options(folder));
+  const FitOptions& o = run.options;
+  TORCH_CHECK_VALUE(find_model(o.model).input == InputKind::kTokens, "the model of ", folder.string(), ", ",
+                    o.model, ", reads images; give one that reads text, such as gpt-tiny");
+  run.data.input = {.kind = InputKind::kTokens};
+  // The sizes of a config.json are its own, and there is no data that they have to fit.
+  if (o.model.starts_with(kConfigPrefix)) run.data.input.vocabulary = run.data.input.context = 0;
+  run.model = make_model(o.model, run.data.input);
+  load(run, weights, is_public ? fs::path() : folder);
+  return std::move(run);
 }
 
 }  // namespace mantissa::cli

@@ -48,6 +48,11 @@ struct TrainedModel {
 /// Errors: c10::Error and c10::ValueError that name a missing or unsuitable file.
 TrainedModel open_trained_model(const TrainedModelCommand& command, bool unsplit);
 
+/// Opens a model that reads tokens, without data: of a run's folder, as above, or of a folder with a config.json and
+/// weights, whose mode is that of the weights.
+/// Errors: those of open_trained_model(); c10::ValueError for a model that reads images.
+TrainedModel open_text_model(const TrainedModelCommand& command);
+
 /// Returns the options of the Trainer that evaluates it, with the state of the mode.
 TrainerOptions evaluation_options(const TrainedModel& run);
 

@@ -33,18 +33,18 @@ GptBlockImpl::GptBlockImpl(const GptOptions& options) : heads_(options.heads) {
   contract_ = register_module("contract", torch::nn::Linear(4 * width, width));
 }
 
-at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
-  const at::Tensor y = x + self_attention(norm1_(x));
+at::Tensor GptBlockImpl::forward(const at::Tensor& x, const CachedLayer& cached) {
+  const at::Tensor y = x + self_attention(norm1_(x), cached);
   return y + linear(contract_, at::gelu(linear(expand_, norm2_(y))));
 }
 
-at::Tensor GptBlockImpl::self_attention(const at::Tensor& x) {
+at::Tensor GptBlockImpl::self_attention(const at::Tensor& x, const CachedLayer& cached) {
   const int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
   std::vector<at::Tensor> parts = linear(qkv_, x).split(width, 2);
   for (at::Tensor& part : parts) {  // [B, T, width] -> [B, heads, T, width / heads]
     part = part.view({batch, length, heads_, width / heads_}).transpose(1, 2);
   }
-  const at::Tensor y = attend({.query = parts[0], .key = parts[1], .value = parts[2], .is_causal = true});
+  const at::Tensor y = attend(causal_attention(parts[0], parts[1], parts[2], cached));
   return linear(projection_, y.transpose(1, 2).reshape({batch, length, width}));
 }
 
@@ -84,12 +84,20 @@ void GptImpl::initialize_weights() {
   }
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& tokens) {
-  const at::Tensor vectors = embed_tokens("Gpt", token_embedding_, tokens, options_.context);
-  const at::Tensor positions = at::arange(tokens.size(1), tokens.options().dtype(at::kLong));
+at::Tensor GptImpl::forward(const at::Tensor& tokens) { return linear(head_, body(tokens, nullptr)); }
+
+at::Tensor GptImpl::next_logits(const at::Tensor& tokens, KeyValueCache& cache) {
+  return linear(head_, body(tokens, &cache).narrow(1, -1, 1)).squeeze(1);
+}
+
+at::Tensor GptImpl::body(const at::Tensor& tokens, KeyValueCache* cache) {
+  const int64_t before = cache ? cache->length() : 0;
+  const at::Tensor vectors = embed_tokens("Gpt", token_embedding_, tokens, options_.context, before);
+  const at::Tensor positions = at::arange(before, before + tokens.size(1), tokens.options().dtype(at::kLong));
   at::Tensor x = vectors + position_embedding_(positions);
-  for (const auto& block : *blocks_) x = block->as<GptBlock>()->forward(x);
-  return linear(head_, norm_(x));
+  for (size_t i = 0; i < blocks_->size(); ++i) x = blocks_[i]->as<GptBlock>()->forward(x, {cache, i});
+  if (cache) cache->advance(tokens.size(1));
+  return norm_(x);
 }
 
 }  // namespace mantissa

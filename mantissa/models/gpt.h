@@ -7,7 +7,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "mantissa/models/tensor_module.h"
+#include "mantissa/models/causal_model.h"
+#include "mantissa/models/key_value_cache.h"
 #include "mantissa/weights/attention.h"
 
 namespace mantissa {
@@ -25,13 +26,13 @@ struct GptOptions {
 /// Computes x + projection(attention(norm1(x))), then x + contract(gelu(expand(norm2(x)))).
 ///
 /// Shapes: input and output are [B, T, width]; position t attends to 0..t.
-class GptBlockImpl final : public TensorModule, public HasAttention {
+class GptBlockImpl final : public torch::nn::Module, public HasAttention {
  public:
   explicit GptBlockImpl(const GptOptions& options);
-  at::Tensor forward(const at::Tensor& x) override;
+  at::Tensor forward(const at::Tensor& x, const CachedLayer& cached = {});
 
  private:
-  at::Tensor self_attention(const at::Tensor& x);
+  at::Tensor self_attention(const at::Tensor& x, const CachedLayer& cached);
 
   int64_t heads_;
   torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
@@ -48,13 +49,18 @@ TORCH_MODULE(GptBlock);
 /// Errors: c10::ValueError for options out of range and for sequences that are too long; c10::TypeError for
 ///         tokens that are not integers; c10::IndexError, on the CPU, for a token outside of the vocabulary.
 /// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
-class GptImpl final : public TensorModule {
+class GptImpl final : public CausalModel {
  public:
   explicit GptImpl(const GptOptions& options);
   at::Tensor forward(const at::Tensor& tokens) override;
+  int64_t context() const override { return options_.context; }
+  int64_t vocabulary() const override { return options_.vocabulary; }
+  at::Tensor next_logits(const at::Tensor& tokens, KeyValueCache& cache) override;
 
  private:
   void initialize_weights();
+  /// Returns the input of the output layer, [B, T, width].
+  at::Tensor body(const at::Tensor& tokens, KeyValueCache* cache);
 
   GptOptions options_;
   torch::nn::Embedding token_embedding_{nullptr}, position_embedding_{nullptr};

@@ -25,7 +25,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaOptions& o) : channels_(o.chan
   o_proj_ = register_module("o_proj", linear_layer(heads, o.hidden_size, o.attention_bias));
 }
 
-at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& angles) {
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& angles,
+                                       const CachedLayer& cached) {
   const int64_t batch = x.size(0), length = x.size(1);
   const auto heads_of = [&](torch::nn::Linear& layer) {  // [B, heads, T, channels]
     return linear(layer, x).view({batch, length, -1, channels_}).transpose(1, 2);
@@ -34,8 +35,7 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& 
   const at::Tensor value = heads_of(v_proj_);
   // Under autocast the rotation of 16-bit channels is float32. Attention would round it to 16 bits itself.
   const at::ScalarType dtype = value.scalar_type();
-  const at::Tensor y =
-      attend({.query = query.to(dtype), .key = key.to(dtype), .value = value, .is_causal = true});
+  const at::Tensor y = attend(causal_attention(query.to(dtype), key.to(dtype), value, cached));
   return linear(o_proj_, y.transpose(1, 2).reshape({batch, length, -1}));
 }
 
@@ -57,8 +57,9 @@ LlamaLayerImpl::LlamaLayerImpl(const LlamaOptions& o) {
       register_module("post_attention_layernorm", RmsNorm(o.hidden_size, o.rms_norm_eps));
 }
 
-at::Tensor LlamaLayerImpl::forward(const at::Tensor& x, const RotaryAngles& angles) {
-  const at::Tensor y = x + self_attn_(input_layernorm_(x), angles);
+at::Tensor LlamaLayerImpl::forward(const at::Tensor& x, const RotaryAngles& angles,
+                                   const CachedLayer& cached) {
+  const at::Tensor y = x + self_attn_(input_layernorm_(x), angles, cached);
   return y + mlp_(post_attention_layernorm_(y));
 }
 
@@ -73,12 +74,15 @@ LlamaBodyImpl::LlamaBodyImpl(const LlamaOptions& o)
   norm_ = register_module("norm", RmsNorm(o.hidden_size, o.rms_norm_eps));
 }
 
-at::Tensor LlamaBodyImpl::forward(const at::Tensor& tokens) {
-  at::Tensor x = mantissa::embed_tokens("Llama", embed_tokens_, tokens, context_);
+at::Tensor LlamaBodyImpl::forward(const at::Tensor& tokens, KeyValueCache* cache) {
+  const int64_t before = cache ? cache->length() : 0;
+  at::Tensor x = mantissa::embed_tokens("Llama", embed_tokens_, tokens, context_, before);
   // Once per device, since nothing may be copied from the host while a CUDA graph is recorded.
   if (frequencies_.device() != x.device()) frequencies_ = frequencies_.to(x.device());
-  const RotaryAngles angles = rotary_angles(frequencies_, tokens.size(1), x);
-  for (const auto& layer : *layers_) x = layer->as<LlamaLayer>()->forward(x, angles);
+  const RotaryAngles angles = rotary_angles(frequencies_, tokens.size(1), x, before);
+  for (size_t i = 0; i < layers_->size(); ++i)
+    x = layers_[i]->as<LlamaLayer>()->forward(x, angles, {cache, i});
+  if (cache) cache->advance(tokens.size(1));
   return norm_(x);
 }
 
@@ -103,8 +107,13 @@ void LlamaImpl::initialize_weights() {
   if (options_.pad_token_id) model_->embeddings()[*options_.pad_token_id].zero_();
 }
 
-at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
-  const at::Tensor x = model_(tokens);
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens) { return output_layer(model_(tokens)); }
+
+at::Tensor LlamaImpl::next_logits(const at::Tensor& tokens, KeyValueCache& cache) {
+  return output_layer(model_(tokens, &cache).narrow(1, -1, 1)).squeeze(1);
+}
+
+at::Tensor LlamaImpl::output_layer(const at::Tensor& x) {
   return options_.tie_word_embeddings ? at::linear(x, model_->embeddings()) : linear(lm_head_, x);
 }
 

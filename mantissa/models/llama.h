@@ -1,15 +1,17 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include "mantissa/models/causal_model.h"
+#include "mantissa/models/key_value_cache.h"
 #include "mantissa/models/llama_options.h"
 #include "mantissa/models/rms_norm.h"
 #include "mantissa/models/rotary.h"
-#include "mantissa/models/tensor_module.h"
 #include "mantissa/weights/attention.h"
 
 namespace mantissa {
@@ -20,7 +22,7 @@ namespace mantissa {
 class LlamaAttentionImpl final : public torch::nn::Module, public HasAttention {
  public:
   explicit LlamaAttentionImpl(const LlamaOptions& options);
-  at::Tensor forward(const at::Tensor& x, const RotaryAngles& angles);
+  at::Tensor forward(const at::Tensor& x, const RotaryAngles& angles, const CachedLayer& cached);
 
  private:
   int64_t channels_;
@@ -43,7 +45,7 @@ TORCH_MODULE(LlamaMlp);
 class LlamaLayerImpl final : public torch::nn::Module {
  public:
   explicit LlamaLayerImpl(const LlamaOptions& options);
-  at::Tensor forward(const at::Tensor& x, const RotaryAngles& angles);
+  at::Tensor forward(const at::Tensor& x, const RotaryAngles& angles, const CachedLayer& cached);
 
  private:
   RmsNorm input_layernorm_{nullptr}, post_attention_layernorm_{nullptr};
@@ -53,11 +55,13 @@ class LlamaLayerImpl final : public torch::nn::Module {
 TORCH_MODULE(LlamaLayer);
 
 /// Llama without its output layer.
-class LlamaBodyImpl final : public TensorModule {
+class LlamaBodyImpl final : public torch::nn::Module {
  public:
   explicit LlamaBodyImpl(const LlamaOptions& options);
+  /// Reads tokens that follow those in `cache`, if there is one, and adds them to it.
+  ///
   /// Shapes: [B, T] -> [B, T, hidden_size].
-  at::Tensor forward(const at::Tensor& tokens) override;
+  at::Tensor forward(const at::Tensor& tokens, KeyValueCache* cache = nullptr);
   const at::Tensor& embeddings() const { return embed_tokens_->weight; }
 
  private:
@@ -81,14 +85,19 @@ TORCH_MODULE(LlamaBody);
 ///           tokens that are not integers; c10::IndexError, on the CPU, for a token outside of the vocabulary.
 /// Source:   Touvron et al. 2023, arXiv:2302.13971; Grattafiori et al. 2024, arXiv:2407.21783.
 /// Example:  llama_test.cpp, Llama.NamesOfParameters
-class LlamaImpl final : public TensorModule {
+class LlamaImpl final : public CausalModel {
  public:
   explicit LlamaImpl(const LlamaOptions& options);
   at::Tensor forward(const at::Tensor& tokens) override;
+  int64_t context() const override { return options_.max_position_embeddings; }
+  int64_t vocabulary() const override { return options_.vocab_size; }
+  std::vector<int64_t> stop_tokens() const override { return options_.eos_token_id; }
+  at::Tensor next_logits(const at::Tensor& tokens, KeyValueCache& cache) override;
   const LlamaOptions& options() const { return options_; }
 
  private:
   void initialize_weights();
+  at::Tensor output_layer(const at::Tensor& x);
 
   LlamaOptions options_;
   LlamaBody model_{nullptr};

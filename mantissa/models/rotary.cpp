@@ -32,8 +32,10 @@ at::Tensor rotary_frequencies(int64_t head_dim, double theta, const std::optiona
   return scaling ? scale(frequencies, *scaling) : frequencies;
 }
 
-RotaryAngles rotary_angles(const at::Tensor& frequencies, int64_t length, const at::Tensor& like) {
-  const at::Tensor positions = at::arange(length, at::TensorOptions(at::kFloat).device(like.device()));
+RotaryAngles rotary_angles(const at::Tensor& frequencies, int64_t length, const at::Tensor& like,
+                           int64_t first) {
+  const at::Tensor positions =
+      at::arange(first, first + length, at::TensorOptions(at::kFloat).device(like.device()));
   const at::Tensor half = positions.unsqueeze(1) * frequencies;
   const at::Tensor angles = at::cat({half, half}, 1);
   return {angles.cos().to(like.scalar_type()), angles.sin().to(like.scalar_type())};

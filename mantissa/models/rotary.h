@@ -35,9 +35,10 @@ struct RotaryAngles {
 /// Source:   Su et al. 2021, arXiv:2104.09864, section 3.2.2.
 at::Tensor rotary_frequencies(int64_t head_dim, double theta, const std::optional<RopeScaling>& scaling);
 
-/// Returns the angles of the positions 0 to length - 1, computed in float32 and rounded to the dtype of `like`.
+/// Returns the angles of the positions from `first` to first + length - 1, computed in float32 and rounded to the dtype of `like`.
 /// `frequencies` and `like` are on one device.
-RotaryAngles rotary_angles(const at::Tensor& frequencies, int64_t length, const at::Tensor& like);
+RotaryAngles rotary_angles(const at::Tensor& frequencies, int64_t length, const at::Tensor& like,
+                           int64_t first = 0);
 
 /// Turns each pair of channels (i, i + head_dim / 2) of x by its position's angle.
 ///

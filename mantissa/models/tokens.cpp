@@ -5,13 +5,13 @@
 namespace mantissa {
 
 at::Tensor embed_tokens(const char* model, torch::nn::Embedding& embedding, const at::Tensor& tokens,
-                        int64_t context) {
+                        int64_t context, int64_t before) {
   TORCH_CHECK_TYPE(tokens.scalar_type() == at::kLong || tokens.scalar_type() == at::kInt, model,
                    ": expects tokens of int64 or int32; got ", tokens.scalar_type(),
                    "; convert with .to(at::kLong)");
   TORCH_CHECK_VALUE(tokens.dim() == 2 && tokens.size(1) > 0, model, ": expects tokens [batch, length]; got ",
                     tokens.sizes(), "; add a batch dimension with unsqueeze(0)");
-  TORCH_CHECK_VALUE(tokens.size(1) <= context, model, ": a sequence of ", tokens.size(1),
+  TORCH_CHECK_VALUE(before + tokens.size(1) <= context, model, ": a sequence of ", before + tokens.size(1),
                     " tokens is longer than the context of ", context,
                     "; cut it, or make the model with a larger context");
   try {

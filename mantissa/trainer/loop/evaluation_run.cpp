@@ -7,35 +7,12 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
+#include "mantissa/core/evaluation_mode.h"
 #include "mantissa/trainer/loop/decisions_internal.h"
 #include "mantissa/trainer/loop/evaluation_run_internal.h"
 
 namespace mantissa {
 namespace {
-
-/// Puts a module into evaluation mode, and at its end restores the mode of each submodule: a layer that the
-/// user has frozen stays frozen.
-class EvaluationMode {
- public:
-  explicit EvaluationMode(torch::nn::Module& module) : root_(module) {
-    for (const auto& part : module.modules(/*include_self=*/false))
-      parts_.emplace_back(part, part->is_training());
-    was_training_ = module.is_training();
-    module.eval();
-  }
-  ~EvaluationMode() {
-    root_.train(was_training_);
-    // modules() lists parents before children, and train() also sets the children, so children are set last.
-    for (const auto& [part, was_training] : parts_) part->train(was_training);
-  }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-
- private:
-  torch::nn::Module& root_;
-  bool was_training_ = true;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
-};
 
 void check_not_empty(const Loader& loader, const char* what) {
   TORCH_CHECK_VALUE(loader.size() > 0, what,

@@ -1,0 +1,193 @@
+#include "mantissa/models/generate.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fmt/format.h>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/errors.h"
+#include "cli/fit_flags.h"
+#include "cli/prompt.h"
+#include "cli/run_folder.h"
+#include "cli/train_run.h"
+#include "cli/trained_model.h"
+#include "mantissa/core/device.h"
+#include "mantissa/core/parse_number.h"
+#include "mantissa/data/loader.h"
+#include "mantissa/trainer/loop/interrupt.h"
+#include "mantissa/trainer/trainer.h"
+
+namespace mantissa::cli {
+namespace {
+
+struct GenerateCommand {
+  TrainedModelCommand model;
+  std::optional<std::string> prompt, prompt_tokens, stop_tokens;
+  uint64_t seed = 1;
+  GenerateOptions options;
+  std::string json;
+};
+
+/// Writes on where a trained model would predict.
+class WritesOn final : public ClassificationTask {
+ public:
+  WritesOn(const TrainedModel& run, CausalModel& model, const GenerateOptions& options)
+      : ClassificationTask(make_task(run.options, run.model, /*steps=*/1)),
+        model_(model),
+        options_(options) {}
+  c10::IValue predict_step(const Batch& batch, int64_t /*batch_index*/) override {
+    made_ = generate(model_, batch.data, options_);
+    return {};
+  }
+  const std::optional<Generated>& made() const { return made_; }
+
+ private:
+  CausalModel& model_;
+  const GenerateOptions& options_;
+  std::optional<Generated> made_;
+};
+
+Prompt read_prompt(const GenerateCommand& c) {
+  if (c.prompt.has_value() == c.prompt_tokens.has_value())
+    throw UsageError("give the prompt: --prompt TEXT or --prompt-tokens LIST, one of the two");
+  return usage([&] {
+    if (c.prompt_tokens) return token_prompt(*c.prompt_tokens);
+    TORCH_CHECK_VALUE(!c.prompt->empty(), "--prompt is empty; give at least one character");
+    TORCH_CHECK_VALUE(std::filesystem::exists(std::filesystem::path(c.model.folder) / "config.yaml"),
+                      "--prompt: '", c.model.folder,
+                      "' is no run, and tokens of its model are not bytes; encode the text with the model's "
+                      "tokenizer, and give --prompt-tokens");
+    return byte_prompt(*c.prompt);
+  });
+}
+
+/// Fills in what the flags say in words of their own.
+GenerateOptions parse(const GenerateCommand& c) {
+  GenerateOptions options = c.options;
+  options.seed = c.seed;
+  usage([&] {
+    check_sampling_options(options.sampling);
+    TORCH_CHECK_VALUE(options.max_new_tokens > 0, "--max-new-tokens ", options.max_new_tokens,
+                      ": there is nothing to write; choose a number above 0");
+    if (!c.stop_tokens) return;
+    options.stop_tokens =
+        *c.stop_tokens == "none" ? std::vector<int64_t>() : parse_tokens(*c.stop_tokens, "--stop-tokens");
+  });
+  return options;
+}
+
+std::vector<int64_t> row_of(const at::Tensor& tokens) {
+  const at::Tensor row = tokens[0].contiguous();
+  return {row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + row.numel()};
+}
+
+Json to_json(const TrainedModel& run, const Trainer& trainer, const at::Tensor& prompt, const Generated& made,
+             const std::string& text) {
+  return {{"precision", trainer.precision().name()},
+          {"device", trainer.device().str()},
+          {"model", run.options.model},
+          {"weights", run.weights.string()},
+          {"prompt_tokens", row_of(prompt)},
+          {"tokens", row_of(made.tokens)},
+          {"text", text},
+          {"ended_by", generate_end_name(made.end)},
+          {"prompt_seconds", made.prompt_seconds},
+          {"seconds", made.seconds},
+          {"tokens_per_second", made.tokens_per_second()},
+          {"peak_memory_bytes", peak_memory_bytes(trainer.device())}};
+}
+
+void run_generate(const GenerateCommand& c) {
+  check_json(c.json);
+  GenerateOptions options = parse(c);
+  Prompt prompt = read_prompt(c);
+  const InterruptScope interrupt;
+  const TrainedModel run = open_text_model(c.model);
+  auto* const model = dynamic_cast<CausalModel*>(run.model.get());
+  TORCH_CHECK(model, "the model ", run.options.model,
+              " cannot write text: it is no CausalModel; give one that is");
+  const std::vector<int64_t> stops = options.stop_tokens.value_or(model->stop_tokens());
+  std::string text;
+  options.on_token = [&](const at::Tensor& tokens) {
+    const auto token = tokens.item<int64_t>();
+    if (c.prompt && std::find(stops.begin(), stops.end(), token) != stops.end()) return true;
+    const std::string piece = prompt.shown(token);
+    text += piece;
+    if (c.json != "-") std::fwrite(piece.data(), 1, piece.size(), stdout), std::fflush(stdout);
+    return InterruptScope::requested() == 0;
+  };
+  WritesOn task(run, *model, options);
+  DataLoader loader(std::make_shared<TensorDataset>(prompt.tokens), {.batch_size = 1});
+  Trainer trainer(evaluation_options(run));
+  with_memory_cure([&] { return memory_cure(run.options); },
+                   [&] { trainer.predict(task, loader, /*return_predictions=*/false); });
+  if (c.json != "-" && task.made()) std::fputc('\n', stdout);
+  if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
+  const Generated& made = task.made().value();
+  write_json(to_json(run, trainer, prompt.tokens, made, text), c.json);
+  if (c.model.quiet) return;
+  print_to_stderr(
+      fmt::format("{} prompt tokens in {:.3g} s, then {} tokens in {:.3g} s, {:.4g} a second; ended by {}\n",
+                  prompt.tokens.size(1), made.prompt_seconds, made.tokens.size(1) - 1, made.seconds,
+                  made.tokens_per_second(), generate_end_name(made.end)));
+}
+
+template <typename Number>
+void add_number(CLI::App& sub, const char* flag, Number& to, const char* word, const std::string& help) {
+  sub.add_option_function<std::string>(
+         flag, [&to](const std::string& text) { to = *parse_number<Number>(text).value; }, help)
+      ->check([](const std::string& text) { return parse_number<Number>(text).problem; }, "")
+      ->option_text(word);
+}
+
+void add_text(CLI::App& sub, const char* flag, std::optional<std::string>& to, const char* word,
+              const char* help) {
+  sub.add_option_function<std::string>(
+         flag, [&to](const std::string& text) { to = text; }, help)
+      ->option_text(word);
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("generate", "Writes on from a prompt with a language model");
+  const auto command = std::make_shared<GenerateCommand>();
+  GenerateCommand& c = *command;
+  sub->add_option("model", c.model.folder, "a run's folder, or a folder with config.json and weights")
+      ->required()
+      ->option_text("MODEL");
+  add_text(*sub, "--prompt", c.prompt, "TEXT", "the text to continue, of which the model reads the bytes");
+  add_text(*sub, "--prompt-tokens", c.prompt_tokens, "LIST",
+           "the tokens to continue, such as 1,15,7; the new tokens are printed in the same way");
+  add_number(*sub, "--max-new-tokens", c.options.max_new_tokens, "N", "the most tokens to write [128]");
+  add_number(*sub, "--temperature", c.options.sampling.temperature, "T",
+             "divides the logits: below 1 likely tokens become likelier; 0: always the likeliest token [1]");
+  add_number(*sub, "--top-k", c.options.sampling.top_k, "K",
+             "draw only from the K likeliest tokens; 0: from all [0]");
+  add_number(*sub, "--top-p", c.options.sampling.top_p, "P",
+             "draw only from the likeliest tokens that together have this probability [1]");
+  add_number(*sub, "--seed", c.seed, "SEED", "seed of the choice of tokens [1]");
+  add_text(*sub, "--stop-tokens", c.stop_tokens, "LIST",
+           "tokens that end the text, such as 2,7, or none; left out: the model's own");
+  sub->add_flag("--slide", c.options.slide,
+                "when the context is full, forget its older half and go on; left out, the text ends there");
+  add_json_flag(*sub, c.json);
+  sub->add_flag("--quiet", c.model.quiet, "no times on standard error");
+  add_fit_flags(*sub, c.model.flags, FlagsOf::kGenerate);
+  sub->footer("The text is written to standard output as it is made, and the times to standard error.");
+  sub->callback([command] { run_generate(*command); });
+}
+
+}  // namespace mantissa::cli
