@@ -15,8 +15,8 @@
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/manifest.h"
+#include "mantissa/trainer/callbacks/checkpoint_keeper_internal.h"
 #include "mantissa/trainer/callbacks/failure_of_internal.h"
-#include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/trainer.h"
 
 namespace mantissa {
@@ -42,7 +42,7 @@ std::optional<StateDict> state_of_run(const std::filesystem::path& checkpoint, c
 
 /// Loads the state from this callback's own checkpoint of `steps`, if there is one. A run may resume from the
 /// checkpoint of another ModelCheckpoint, which saves before this one and so holds an older state of it.
-void ModelCheckpoint::load_newer_own_state(int64_t steps) {
+void ModelCheckpoint::Keeper::load_newer_own_state(int64_t steps) {
   const std::string last = state_.last_path.filename().string();
   for (const CheckpointEntry& entry : list_checkpoints(dirpath_)) {
     if (entry.step != steps || !entry.problem.empty()) continue;
@@ -55,7 +55,7 @@ void ModelCheckpoint::load_newer_own_state(int64_t steps) {
 
 /// Compares the state with the contents of the folder, where another run's checkpoints may have the same
 /// names.
-void ModelCheckpoint::reconcile_with_folder(const Trainer& trainer) {
+void ModelCheckpoint::Keeper::reconcile_with_folder(const Trainer& trainer) {
   const FitProgress now = trainer.resumes_at();
   load_newer_own_state(now.steps);
   std::set<std::string> mine;
@@ -120,7 +120,7 @@ void ModelCheckpoint::reconcile_with_folder(const Trainer& trainer) {
 }
 
 /// Ranks the newest checkpoint instead of writing one now, from which a run would resume less exactly.
-void ModelCheckpoint::rank_last(double score) {
+void ModelCheckpoint::Keeper::rank_last(double score) {
   Write ranked;
   const std::string name = state_.last_path.filename().string();
   state_.last_kept = Kept{score, state_.order};
@@ -131,7 +131,7 @@ void ModelCheckpoint::rank_last(double score) {
 }
 
 /// Removes checkpoints that could not be written from the best ones; those that they replaced still exist.
-void ModelCheckpoint::undo_failed_writes() {
+void ModelCheckpoint::Keeper::undo_failed_writes() {
   std::vector<Write> failed;
   {
     const std::lock_guard lock(outcome_->mutex);
@@ -162,7 +162,7 @@ void ModelCheckpoint::undo_failed_writes() {
   note_best();
 }
 
-bool ModelCheckpoint::is_better(const Kept& a, const Kept& b) const {
+bool ModelCheckpoint::Keeper::is_better(const Kept& a, const Kept& b) const {
   // A nan is worse than any number, as in Lightning.
   if (std::isnan(a.score) || std::isnan(b.score)) {
     if (std::isnan(a.score) != std::isnan(b.score)) return std::isnan(b.score);
@@ -172,12 +172,13 @@ bool ModelCheckpoint::is_better(const Kept& a, const Kept& b) const {
   return a.order > b.order;
 }
 
-std::map<std::string, ModelCheckpoint::Kept>::const_iterator ModelCheckpoint::worst_of_the_best() const {
+std::map<std::string, ModelCheckpoint::Keeper::Kept>::const_iterator
+ModelCheckpoint::Keeper::worst_of_the_best() const {
   return std::max_element(state_.best.begin(), state_.best.end(),
                           [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
 }
 
-void ModelCheckpoint::keep(const std::string& name, std::optional<double> score, Write& write) {
+void ModelCheckpoint::Keeper::keep(const std::string& name, std::optional<double> score, Write& write) {
   if (options_.save_top_k == 0 || (!options_.monitor.empty() && !score)) return;
   state_.best[name] = {score.value_or(0), state_.order++};
   while (options_.save_top_k > 0 && static_cast<int64_t>(state_.best.size()) > options_.save_top_k) {
@@ -189,7 +190,7 @@ void ModelCheckpoint::keep(const std::string& name, std::optional<double> score,
   note_best();
 }
 
-void ModelCheckpoint::note_best() {
+void ModelCheckpoint::Keeper::note_best() {
   state_.best_path.clear();
   state_.best_score.reset();
   const auto best =

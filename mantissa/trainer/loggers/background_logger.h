@@ -1,17 +1,12 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <filesystem>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "mantissa/trainer/loggers/logger.h"
@@ -85,29 +80,10 @@ class BackgroundLogger : public Logger {
   void finalize(const std::string& status) override;
 
  private:
-  void run();
-  void write_queued();
-  void after_queued(const std::function<void(LogWriter&)>& call);
-  void discard_rows(int64_t step, std::optional<int64_t> rows);
-  void fail(std::exception_ptr error);
-  bool throw_or_failed();
-
+  class Queue;
   const std::string name_;
   const std::filesystem::path log_dir_;
-  const BackgroundOptions options_;
-
-  std::mutex writing_;  ///< held while writer_ is called; taken before queue_mutex_ where both are
-  const std::unique_ptr<LogWriter> writer_;
-  std::vector<LogRow> taken_;  ///< rows from the queue, to be written
-
-  mutable std::mutex queue_mutex_;
-  std::condition_variable wake_, room_;
-  std::vector<LogRow> queue_;
-  std::optional<int64_t> rows_;  ///< in the file and on their way to it
-  std::exception_ptr error_;     ///< not thrown yet
-  bool failed_ = false, stop_ = false;
-
-  std::thread thread_;  ///< last: it uses all of the above
+  const std::unique_ptr<Queue> queue_;
 };
 
 }  // namespace mantissa
