@@ -113,11 +113,11 @@ INSTANTIATE_TEST_SUITE_P(Order, AdaptersInModes, testing::Combine(testing::Bool(
                                   (std::get<1>(info.param) ? "Dora" : "Lora");
                          });
 
-/// An adapter's layer rounds its bias to 16 bits, and an FP8 layer adds it in float32.
-void round_biases(torch::nn::Sequential& net) {
+/// Autocast rounds the weight and the bias of a layer with an adapter to 16 bits, and those of an FP8 layer without one
+/// stay in float32.
+void round_values(torch::nn::Sequential& net) {
   const at::NoGradGuard no_grad;
-  for (auto& item : net->named_parameters())
-    if (item.key().ends_with("bias")) item.value().copy_(item.value().to(at::kBFloat16));
+  for (at::Tensor& parameter : net->parameters()) parameter.copy_(parameter.to(at::kBFloat16));
 }
 
 class AdaptersInModesWithRules : public testing::TestWithParam<const char*> {};
@@ -131,7 +131,7 @@ TEST_P(AdaptersInModesWithRules, KeepTheRuleOfTheBase) {
     torch::nn::Sequential net = make_net();
     torch::manual_seed(0);
     torch::nn::Sequential plain = make_net();
-    for (auto* const each : {&net, &plain}) round_biases(*each);
+    for (auto* const each : {&net, &plain}) round_values(*each);
     PrecisionOptions options;
     if (GetParam() == std::string("fp8-mixed")) options.fp8_first_and_last = true;
     const auto mode = make_precision(GetParam(), at::kCPU, options);
