@@ -114,7 +114,7 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double no
 }
 
 at::Tensor clip_grad_norm_unless_(const at::Tensor& found_inf, at::TensorList parameters, double max_norm) {
-  check_clip_norm(max_norm, 2.0);
+  check_clip_norm(max_norm);
   check_dense(parameters);
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);

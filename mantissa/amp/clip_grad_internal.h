@@ -15,7 +15,7 @@ void clip_grad_value_unless_(const at::Tensor& found_inf, at::TensorList paramet
 // The checks that clipping makes before it touches a gradient, for code that changes gradients before
 // clipping.
 
-void check_clip_norm(double max_norm, double norm_type);
+void check_clip_norm(double max_norm, double norm_type = 2);
 void check_clip_value(double clip_value);
 void check_dense(at::TensorList parameters);
 

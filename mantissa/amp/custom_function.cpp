@@ -39,7 +39,7 @@ CustomForward::CustomForward(torch::autograd::AutogradContext* ctx, at::DeviceTy
     }
     state.enabled = false;
   }
-  ctx->saved_data[kStateKey] = std::vector<int64_t>{static_cast<int64_t>(device_type), state.enabled ? 1 : 0,
+  ctx->saved_data[kStateKey] = std::vector<int64_t>{static_cast<int64_t>(device_type), state.enabled,
                                                     static_cast<int64_t>(*state.dtype)};
 }
 

@@ -69,13 +69,9 @@ at::Tensor GradScaler::scale(const at::Tensor& outputs) {
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) {
   if (!is_enabled()) return outputs;
-  PerDevice scales;
   return map_tensors(outputs, [&](const at::Tensor& output) {
     if (!data_->scale.value.defined()) data_->create_scale(output.device());
-    for (const auto& [device, scale] : scales)
-      if (device == output.device()) return output * scale;
-    scales.emplace_back(output.device(), on_device(data_->scale.value, output.device()));
-    return output * scales.back().second;
+    return output * on_device(data_->scale.value, output.device());
   });
 }
 
@@ -137,7 +133,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   record.may_accumulate = false;
   record.is_step_known = scaling == nullptr;
   record.step_found_inf = scaling != nullptr ? data_->sum_on_scale_device(record.found_inf)
-                                             : at::full({}, overflowed ? 1.0 : 0.0, at::kFloat);
+                                             : at::full({}, static_cast<double>(overflowed), at::kFloat);
   if (scaling == nullptr) note_step(optimizer, !overflowed);
   return !overflowed;
 }

@@ -102,7 +102,7 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
   const at::NoGradGuard no_grad;
   GradientRecord& record = data_->record_of(optimizer);
   // After clipping to the norm 0 the divisor is inf; multiplied by a value of 0 it gives nan.
-  const at::Tensor limit = (data_->divisor(*scaling, record) * clip_value).nan_to_num_(0.0);
+  const at::Tensor limit = (data_->divisor(*scaling, record) * clip_value).nan_to_num_();
   // Overflowed gradients keep their infinities, so that they can be inspected; this step is skipped anyway.
   if (!record.found_inf.empty())
     limit.masked_fill_(data_->sum_on_scale_device(record.found_inf) != 0, HUGE_VAL);

@@ -137,6 +137,14 @@ TEST(GradScaler, ScaledFp16GradientsAreClippedByAnyOrderOfNorm) {
   }
 }
 
+TEST(GradScaler, ScaledFloat64GradientsAreSummedUpInFloat64) {
+  auto scaler = used_scaler({.init_scale = 1.0});
+  const auto half = with_grad({0.f}, at::kHalf);
+  const auto wide = parameter(torch::ones({1}, at::kDouble), torch::full({1}, 1 + 1e-12, at::kDouble));
+  KernelSgd optimizer({half, wide}, 1.0);
+  EXPECT_EQ(scaler.clip_grad_norm_(optimizer, 10.0).item<double>(), 1 + 1e-12);
+}
+
 TEST(GradScaler, ClippingRefusesSparseGradientsInALineBeforeItUnscales) {
   auto scaler = used_scaler({.init_scale = 4.0});
   const auto dense = with_grad({8.f, 8.f}), p = torch::ones({2}).requires_grad_();

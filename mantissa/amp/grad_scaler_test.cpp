@@ -432,5 +432,31 @@ TEST(GradScaler, TrainsOneStep) {
   EXPECT_EQ(scaler.get_growth_tracker(), 2);
 }
 
+TEST(GradScaler, ForgetsAnOptimizerWhoseStepIsNotTaken) {
+  auto scaler = used_scaler({.init_scale = 4.0});
+  const auto p = with_grad({8.f});
+  SGD optimizer({p}, 1.0);
+  scaler.unscale_(optimizer);
+  scaler.forget(optimizer);
+  set_grad(p, 8.f);
+  EXPECT_NO_THROW(scaler.unscale_(optimizer));
+  EXPECT_EQ(p.grad().item<float>(), 2.f);
+}
+
+TEST(LastStep, IsThatOfTheOptimizerInQuestion) {
+  auto scaler = used_scaler();
+  SGD first({with_grad({1.f})}, 1.0), second({with_grad({kInf})}, 1.0), third({with_grad({1.f})}, 1.0);
+  for (SGD* optimizer : {&first, &second, &third}) scaler.step(*optimizer);
+  EXPECT_FALSE(scaler.last_step(first).skipped());
+  EXPECT_TRUE(scaler.last_step(second).skipped());
+  EXPECT_FALSE(scaler.last_step(third).skipped());
+}
+
+TEST(GradScaler, ANegativeNewScaleBecomesTheLeastOne) {
+  auto scaler = used_scaler({.min_scale = 0});
+  scaler.update(torch::full({}, -2.f));
+  EXPECT_EQ(scaler.get_scale(), 0);
+}
+
 }  // namespace
 }  // namespace mantissa::grad_scaler_test

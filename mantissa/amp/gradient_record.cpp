@@ -88,7 +88,7 @@ std::vector<at::Tensor> GradientRecord::defined_gradients() const {
 
 // Most questions are answered by the first parameter, whose gradient is a new tensor in each iteration.
 bool GradientRecord::has_gradients(const GradientFingerprint& fingerprint) const {
-  if (fingerprint.empty() || fingerprint.size() != parameters_.size()) return false;
+  if (fingerprint.empty()) return false;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = gradient_of(at::Tensor(parameters_[i].tensor.lock()));
     if (fingerprint[i].first._unsafe_get_target() != gradient.unsafeGetTensorImpl() ||
@@ -130,8 +130,6 @@ void GradientRecord::end_backward() {
   if (!watch_) return;
   origins_ = origins(current_gradients());
   watch_.reset();
-  const auto is_checked = [](GradientOrigin from) { return from == GradientOrigin::kChecked; };
-  if (std::all_of(origins_.begin(), origins_.end(), is_checked)) origins_.clear();
 }
 
 void GradientRecord::mark_as_mixed() { origins_.assign(parameters_.size(), GradientOrigin::kMixed); }

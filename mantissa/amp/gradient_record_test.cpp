@@ -435,49 +435,6 @@ TEST(RestoredGradientStage, RefusesADivisorThatItsStageDoesNotHave) {
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
 }
 
-TEST(GradientRecord, KnowsItsOptimizerFromAnotherAtItsAddress) {
-  const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
-  std::optional<torch::optim::SGD> sgd(std::in_place, std::vector<at::Tensor>{a}, 0.5);
-  const GradientRecord record(*sgd);
-  EXPECT_TRUE(record.belongs_to(*sgd));
-  sgd->add_param_group(torch::optim::OptimizerParamGroup({b}));
-  EXPECT_TRUE(record.belongs_to(*sgd)) << "with a group more it is the same";
-  sgd.emplace(std::vector<at::Tensor>{b}, 0.5);
-  EXPECT_FALSE(record.belongs_to(*sgd));
-  EXPECT_FALSE(record.is_dead());
-}
-
-TEST(GradientRecord, AParameterThatMovedToAnotherGroupIsNoLongerTheOneItKnows) {
-  const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
-  torch::optim::SGD sgd({a, b}, 0.5);
-  const GradientRecord record(sgd);
-  sgd.param_groups()[0].params().pop_back();
-  sgd.add_param_group(torch::optim::OptimizerParamGroup({b}));
-  EXPECT_FALSE(record.belongs_to(sgd));
-}
-
-TEST(GradientRecord, DiesWithItsParameters) {
-  std::optional<Net> net(std::in_place);
-  const GradientRecord record(net->sgd);
-  net.reset();
-  EXPECT_TRUE(record.is_dead());
-  EXPECT_TRUE(record.named_parameters(nullptr).empty());
-}
-
-TEST(GradientRecord, AnOptimizerThatDiesWhileItWaitsHoldsNothingUp) {
-  TrackedScaler s = scaler();
-  Net stays;
-  {
-    Net dies;
-    backward(s, stays.w.sum() + dies.w.sum());
-    s.unscale_(dies.sgd);
-  }
-  s.step(stays.sgd);
-  stays.sgd.zero_grad();
-  backward(s, stays.w.sum());
-  EXPECT_EQ(s.get_scale(), 8);
-}
-
 TEST(LastStep, IsKnownOfAPlainOptimizerAndNamesTheParameter) {
   TrackedScaler s({.init_scale = 4});
   s.set_parameter_name([](const at::Tensor&) { return std::string("fc.weight"); });

@@ -109,5 +109,22 @@ TEST(GradientWatch, LooksAtEmptySparseAndFp16Gradients) {
   EXPECT_EQ(origin(watch, p, 2), kMixed) << "the smallest fp16 number is not 0";
 }
 
+TEST(GradientWatch, AGradientWhoseSquareIsZeroWasNotCleared) {
+  const std::vector<at::Tensor> p = {weight()};
+  p[0].mutable_grad() = torch::full({2}, 1e-30F);
+  const GradientWatch watch(p);
+  p[0].sum().backward();
+  EXPECT_EQ(origin(watch, p, 0), kMixed);
+}
+
+TEST(GradientWatch, AZeroThatTheLoopHasFilledCountsAsChecked) {
+  const std::vector<at::Tensor> p = {weight()};
+  p[0].sum().backward();  // stands for what the loop wrote over the zeros
+  const GradientWatch watch(p);
+  EXPECT_EQ(origin(watch, p, 0, GradientOrigin::kZero), kChecked);
+  p[0].sum().backward();
+  EXPECT_EQ(origin(watch, p, 0, GradientOrigin::kZero), kMixed);
+}
+
 }  // namespace
 }  // namespace mantissa::gradient_watch_test

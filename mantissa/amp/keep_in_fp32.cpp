@@ -1,7 +1,6 @@
 #include "mantissa/amp/keep_in_fp32.h"
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
@@ -63,27 +62,23 @@ class Registry {
   void add(const std::vector<at::Tensor>& weights) {
     const std::unique_lock lock(mutex_);
     for (const at::Tensor& weight : weights) weights_.try_emplace(weight);
-    size_ = weights_.size();
   }
 
   size_t remove(const std::vector<at::Tensor>& weights) {
     const std::unique_lock lock(mutex_);
     size_t removed = 0;
     for (const at::Tensor& weight : weights) removed += weights_.erase(weight);
-    size_ = weights_.size();
     index();
     return removed;
   }
 
-  bool empty() const { return size_ == 0; }
-
   /// Forgets weights that have been destroyed and looks up the current storages of the others, which
-  /// set_data() may have changed.
-  void refresh() {
+  /// set_data() may have changed. Returns whether there are any.
+  bool refresh() {
     const std::unique_lock lock(mutex_);
     weights_.erase_expired();
-    size_ = weights_.size();
     index();
+    return !by_storage_.empty();
   }
 
   bool contains(const at::Tensor& tensor) const {
@@ -108,7 +103,6 @@ class Registry {
   struct Kept {};
   WeakMap<at::Tensor, Kept> weights_;
   std::unordered_multimap<const void*, WeakWeight> by_storage_;
-  std::atomic<size_t> size_ = 0;
 };
 
 Registry& registry() {
@@ -117,7 +111,7 @@ Registry& registry() {
 }
 
 bool is_kept(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != at::kDouble &&
+  return tensor.defined() && tensor.scalar_type() != at::kDouble &&
          at::autocast::is_autocast_available(tensor.device().type()) &&
          at::autocast::is_autocast_enabled(tensor.device().type()) && registry().contains(tensor);
 }
@@ -272,9 +266,7 @@ Fp32Region::Fp32Region() {
 namespace kept_weights {
 
 bool begin_watch() {
-  if (registry().empty()) return false;
-  registry().refresh();
-  if (registry().empty() || c10::impl::tls_is_dispatch_key_included(kKey)) return false;
+  if (!registry().refresh() || c10::impl::tls_is_dispatch_key_included(kKey)) return false;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
   return true;
 }

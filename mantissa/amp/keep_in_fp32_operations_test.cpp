@@ -1,6 +1,9 @@
 // Which operations run in float32 because one of their arguments is a kept weight.
+#include <optional>
 #include <tuple>
 #include <vector>
+
+#include <torch/library.h>
 
 #include "mantissa/amp/keep_in_fp32.h"
 #include "mantissa/amp/test_support_internal.h"
@@ -138,6 +141,31 @@ TEST_F(KeptOperations, AttentionsProjectionsAreFloat32) {
     const auto same = low(x).to(at::kFloat);
     EXPECT_TRUE(at::equal(exact, std::get<0>(attention(same, same, same))));
   }
+}
+
+TEST_F(KeptOperations, AnOperationThatAutocastLeavesAloneKeepsItsDtype) {
+  torch::nn::Linear layer(8, 4);
+  layer->to(at::kBFloat16);
+  keep_in_fp32(*layer);
+  const Autocast region(at::kCPU);
+  EXPECT_EQ((layer->weight + 1).scalar_type(), at::kBFloat16);
+}
+
+at::Tensor twice(const at::Tensor& x) { return x + x; }
+at::Tensor twice_in_bf16(const at::Tensor& x) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+  return twice(x.to(at::kBFloat16));
+}
+
+TEST_F(KeptOperations, AProgramsOwnOperationDoesWhatItsOwnAutocastKernelDoes) {
+  torch::Library library(torch::Library::FRAGMENT, "mantissa_amp_test", std::nullopt, __FILE__, __LINE__);
+  library.def("twice(Tensor x) -> Tensor", twice);
+  library.impl("twice", c10::DispatchKey::AutocastCPU, twice_in_bf16);
+  torch::nn::Linear layer(8, 4);
+  keep_in_fp32(*layer);
+  const Autocast region(at::kCPU);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mantissa_amp_test::twice", "");
+  EXPECT_EQ(op.typed<decltype(twice)>().call(layer->weight).scalar_type(), at::kBFloat16);
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
+
 #include "mantissa/amp/kept_weights_internal.h"
 #include "mantissa/amp/test_support_internal.h"
 #include "mantissa/core/device.h"
@@ -452,6 +454,42 @@ TEST(InFp32, CarriesGradientsAndRestoresAfterAThrow) {
   EXPECT_THROW(in_fp32([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("body"); }, x),
                std::runtime_error);
   EXPECT_EQ(at::mm(x, x.to(at::kFloat)).scalar_type(), at::kBFloat16);
+}
+
+TEST_F(KeepInFp32, AFunctionInFp32RunsWithoutAutocastOfEitherDevice) {
+  for (const auto device : {at::kCPU, at::kCUDA}) at::autocast::set_autocast_enabled(device, true);
+  const bool any_inside = in_fp32([] {
+    return at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
+  });
+  EXPECT_FALSE(any_inside);
+  for (const auto device : {at::kCPU, at::kCUDA}) {
+    EXPECT_TRUE(at::autocast::is_autocast_enabled(device));
+    at::autocast::set_autocast_enabled(device, false);
+  }
+}
+
+TEST_F(KeepInFp32, APieceThatBeginsBeforeTheWeightIsNotKept) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(3, 1).bias(false));
+  const auto flat = torch::randn({8});
+  layer->weight.set_data(flat.slice(0, 5, 8).view({1, 3}));
+  keep_in_fp32(*layer);
+  const Autocast region(at::kCPU);
+  EXPECT_EQ(layer(torch::ones({1, 3})).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::mm(torch::ones({1, 4}), flat.slice(0, 4, 8).view({4, 1})).scalar_type(), at::kBFloat16);
+}
+
+TEST_F(KeepInFp32, TheFormerStorageOfAWeightIsNotKept) {
+  torch::nn::Linear layer(8, 4);
+  keep_in_fp32(*layer);
+  const Autocast region(at::kCPU);
+  const at::Tensor former = layer->weight.detach();
+  layer->weight.set_data(layer->weight.detach().clone());
+  EXPECT_EQ(at::linear(torch::ones({1, 8}), former).scalar_type(), at::kBFloat16);
+}
+
+TEST_F(KeepInFp32, IntegerBuffersAreNotCounted) {
+  torch::nn::BatchNorm1d norm(4);
+  EXPECT_EQ(keep_in_fp32(*norm), 4u) << "weight, bias, mean and variance, and not the number of batches";
 }
 
 }  // namespace

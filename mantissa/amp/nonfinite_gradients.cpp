@@ -26,7 +26,7 @@ std::vector<NonfiniteGradient> find_nonfinite_gradients(
     if (!parameter.defined() || !parameter.grad().defined()) continue;
     const at::Tensor& gradient = parameter.grad();
     const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
-    all[i] = {name, gradient.sizes().vec(), 0, 0, values.numel()};
+    all[i] = {.name = name, .sizes = gradient.sizes().vec(), .numel = values.numel()};
     auto& counts = by_device[values.device().str()];
     counts.owners.push_back(i);
     counts.tensors.push_back(at::isinf(values).sum());

@@ -109,7 +109,7 @@ TEST(GradScaler, TheWarningTakesTheCallersNamesAndReadsOnlyThen) {
 
 // A norm of nan makes every gradient nan, and clamping makes inf finite.
 TEST(GradScaler, TheWarningNamesTheGradientsAsTheyWereBeforeClipping) {
-  for (const int64_t warn_after : {1, 2})
+  for (const int64_t warn_after : {1, 2, 3})
     for (const bool by_norm : {false, true}) {
       auto scaler = used_scaler({.warn_after_skips = warn_after});
       const auto good = with_grad({1.f, 1.f}), bad = with_grad({1.f, 1.f});
@@ -170,6 +170,32 @@ TEST(GradScaler, NoWarningWhenOffOrSelfUnscaling) {
     scaler.update();
   }
   EXPECT_TRUE(warnings.texts.empty());
+}
+
+TEST(GradScaler, UnscalingForAnOptimizerThatDividesReadsNothingBeforeASkipWasReported) {
+  auto scaler = used_scaler({.warn_after_skips = 1});
+  const auto a = with_grad({kInf}), b = with_grad({1.f});
+  KernelSgd optimizer({a, b}, 0.1);
+  Warnings warnings;
+  HostReads reads;
+  scaler.unscale_(optimizer);
+  scaler.step(optimizer);
+  EXPECT_EQ(reads.count(), 0);
+  scaler.note_step(optimizer, false);
+  scaler.update();
+  set_grad(a, kInf);
+  const int before = reads.count();
+  scaler.unscale_(optimizer);
+  EXPECT_GT(reads.count(), before);
+  scaler.update();
+  set_grad(a, 1.f);
+  set_grad(b, kInf);
+  scaler.step(optimizer);
+  scaler.note_step(optimizer, false);
+  ASSERT_EQ(warnings.texts.size(), 2u);
+  EXPECT_THAT(warnings.texts[0], HasSubstr("inf or nan: group 0, parameter 0 [1]"));
+  EXPECT_THAT(warnings.texts[1], HasSubstr("inf or nan: group 0, parameter 1 [1]"))
+      << "those of its own step";
 }
 
 }  // namespace

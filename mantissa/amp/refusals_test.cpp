@@ -7,6 +7,7 @@
 
 #include "mantissa/amp/autocast.h"
 #include "mantissa/amp/clip_grad.h"
+#include "mantissa/amp/clip_grad_internal.h"
 #include "mantissa/amp/grad_norm.h"
 #include "mantissa/amp/grad_scaler.h"
 #include "mantissa/amp/grad_scaler_state.h"
@@ -42,6 +43,21 @@ TEST(Refusals, OfClippingBeginBelow0) {
                 }),
                 HasSubstr("grad_norm: norm_type must be above 0 or inf, got "));
   EXPECT_EQ(grad_norm({{"p", p}}, HUGE_VAL).count("grad_inf_norm_total"), 1U);
+}
+
+TEST(Refusals, OfClippingUnlessThereWasAnOverflowAreTheSame) {
+  const at::Tensor p = with_grad({3.F, 4.F}), clean = torch::zeros({});
+  EXPECT_THAT(error_of([&] { clip_grad_norm_unless_(clean, p, -1e-9); }),
+              HasSubstr("max_norm must be at least 0"));
+  EXPECT_THAT(error_of([&] { clip_grad_value_unless_(clean, p, -1e-9); }),
+              HasSubstr("clip_value must be at least 0"));
+  EXPECT_EQ(p.grad()[1].item<float>(), 4.F) << "a refused call changes nothing";
+  EXPECT_EQ(error_of([&] { clip_grad_norm_unless_(clean, p, 0); }), "no error");
+  const at::Tensor embedding = parameter(torch::ones({2}), sparse({1.F, 2.F}));
+  EXPECT_THAT(error_of([&] { clip_grad_norm_unless_(clean, embedding, 1); }),
+              HasSubstr("has a sparse gradient"));
+  EXPECT_THAT(error_of([&] { clip_grad_value_unless_(clean, embedding, 1); }),
+              HasSubstr("has a sparse gradient"));
 }
 
 TEST(Refusals, OfAScalersOptionsBeginWhereTheySay) {
@@ -111,6 +127,10 @@ TEST(Refusals, OfTensorsInTheStateOfAScaler) {
                   scaler_state_from_tensors({{"scale", wrong}});
                 }),
                 HasSubstr("scaler_state_from_tensors: 'scale' must be one real number; got "));
+  EXPECT_THAT(error_of([] {
+                scaler_state_from_tensors({{"scale", torch::ones({2})}});
+              }),
+              HasSubstr(" of shape [2];"));
   EXPECT_EQ(scaler_state_from_tensors({{"scale", torch::full({1}, 2.0)}}).at("scale").toDouble(), 2.0);
 }
 

@@ -32,7 +32,6 @@ void check_gradients(const torch::optim::Optimizer& optimizer, bool allow_fp16) 
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
-      if (!gradient.defined()) continue;
       TORCH_CHECK_VALUE(
           allow_fp16 || gradient.scalar_type() != at::kHalf,
           "GradScaler::unscale_: Attempting to unscale FP16 gradients, which overflow in fp16 itself; ",
@@ -65,16 +64,13 @@ PerDevice check_and_unscale(const torch::optim::Optimizer& optimizer, const at::
   const at::NoGradGuard no_grad;
   check_gradients(optimizer, allow_fp16);
   PerDevice found_inf;
-  PerDevice inv_scales;
   for (const auto& group : gradient_groups(optimizer)) {
-    size_t i = 0;
-    while (i < found_inf.size() && found_inf[i].first != group.device) ++i;
-    if (i == found_inf.size()) {
-      found_inf.emplace_back(group.device, at::zeros({}, inv_scale.options().device(group.device)));
-      inv_scales.emplace_back(group.device, on_device(inv_scale, group.device));
-    }
-    at::_amp_foreach_non_finite_check_and_unscale_(group.gradients, found_inf[i].second,
-                                                   inv_scales[i].second);
+    auto found = std::find_if(found_inf.begin(), found_inf.end(),
+                              [&](const auto& flag) { return flag.first == group.device; });
+    if (found == found_inf.end())
+      found = found_inf.emplace(found, group.device, at::zeros({}, inv_scale.options().device(group.device)));
+    at::_amp_foreach_non_finite_check_and_unscale_(group.gradients, found->second,
+                                                   on_device(inv_scale, group.device));
   }
   return found_inf;
 }
@@ -211,16 +207,10 @@ void ScalerData::apply_hysteresis(const Scale& moved, const at::Tensor& before,
 }
 
 double ScalerData::bounded(double value) const {
-  if (options.min_scale > 0) value = std::max(value, options.min_scale);
-  return std::min(value, options.max_scale);
+  return std::clamp(value, options.min_scale, options.max_scale);
 }
 
-void ScalerData::bound(const at::Tensor& value) const {
-  if (options.min_scale > 0)
-    value.clamp_(options.min_scale, options.max_scale);
-  else
-    value.clamp_max_(options.max_scale);
-}
+void ScalerData::bound(const at::Tensor& value) const { value.clamp_(options.min_scale, options.max_scale); }
 
 void ScalerData::forget_iteration() {
   for (const auto& record : records) record->reset_iteration();

@@ -1,6 +1,7 @@
 #include "mantissa/amp/step_result.h"
 
 #include <gtest/gtest.h>
+#include <memory>
 #include <string>
 
 #include <torch/torch.h>
@@ -64,14 +65,25 @@ TEST(StepResult, AFlagInTheHostsMemoryIsKnownAtOnce) {
   EXPECT_THROW(StepResult(at::Tensor(), nullptr), c10::ValueError);
 }
 
+TEST(StepResult, NeedsTheGradientsOnlyUntilItIsRead) {
+  const auto gradients = std::make_shared<int>();
+  const StepResult step(on_device(1), [gradients] { return std::string("w"); });
+  EXPECT_GT(gradients.use_count(), 1);
+  EXPECT_EQ(step.first_nonfinite_parameter(), "w");
+  EXPECT_EQ(gradients.use_count(), 1);
+}
+
 TEST(SkippedSteps, KeepFewOfTheFlags) {
   SkippedSteps steps(0);
   const at::Tensor first = on_device(1);
   steps.add(StepResult(first, nullptr));
   EXPECT_EQ(first.use_count(), 2);
-  for (int i = 0; i < 3000; ++i) steps.add(StepResult(on_device(0), nullptr));
-  EXPECT_EQ(first.use_count(), 1) << "it has been added to the sum";
-  EXPECT_EQ(steps.count(), 1);
+  for (int i = 1; i < 1023; ++i) steps.add(StepResult(on_device(0), nullptr));
+  EXPECT_EQ(first.use_count(), 2);
+  steps.add(StepResult(on_device(1), nullptr));
+  EXPECT_EQ(first.use_count(), 1) << "1024 flags have been added up";
+  steps.add(StepResult(on_device(1), nullptr));
+  EXPECT_EQ(steps.count(), 3);
 }
 
 TEST(SkippedSteps, AreReadTogether) {
