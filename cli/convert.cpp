@@ -26,11 +26,13 @@
 #include "cli/errors.h"
 #include "cli/find_checkpoint.h"
 #include "cli/key_map.h"
+#include "cli/model_config.h"
 #include "cli/model_weights.h"
 #include "cli/run_folder.h"
 #include "cli/terminal_text.h"
 #include "cli/weight_conversion.h"
 #include "mantissa/core/suggest.h"
+#include "mantissa/io/atomic_file.h"
 #include "mantissa/io/checkpoint.h"
 #include "mantissa/io/sharded.h"
 #include "mantissa/trainer/loop/interrupt.h"
@@ -404,8 +406,7 @@ void convert(const ConvertCommand& c) {
   std::map<std::string, CastLoss> losses;
   if (!c.dry_run) {
     losses = write(c, model, plan, layout);
-    if (!config.empty())
-      fs::copy_file(config, fs::path(c.out) / kModelConfig, fs::copy_options::overwrite_existing);
+    if (!config.empty()) write_file_atomically(fs::path(c.out) / kModelConfig, config_for(layout, config));
   }
 
   int64_t overflowed = 0;

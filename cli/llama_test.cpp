@@ -52,6 +52,8 @@ TEST_F(HuggingFace, ALlamaIsFineTunedAndConvertedToAFolderForTransformers) {
   const Outcome converted = run("convert " + run_folder + "/weights.safetensors tuned --dtype fp32");
   ASSERT_EQ(converted.status, 0) << converted.err;
   EXPECT_EQ(inspected("tuned")["metadata"]["format"], "pt");
+  EXPECT_EQ(json::parse(read(folder_ / "tuned" / "config.json"))["torch_dtype"], "float32")
+      << "that of the new weights";
   const Llama before = load_llama(folder_ / "llama"), after = load_llama(folder_ / "tuned");
   EXPECT_EQ(after->options(), before->options());
   const auto moved = [&](const char* name) {

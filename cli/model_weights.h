@@ -35,11 +35,12 @@ std::map<std::string, at::Tensor> read_if_quantized(const SafetensorsModel& mode
 /// Errors: those of load_weights(), PartsLoader and dequantize_stored().
 void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tensor> stored,
                         const std::string& from, const FitOptions& o);
-/// The same for a safetensors file, the index of a model in shards, or a folder with one of them.
+/// The same for a safetensors file, the index of a model in shards, or a folder with one of them. It has the form of the
+/// model's public files (models/weight_form.h).
 /// Errors: those of SafetensorsModel, too.
 void load_model_weights(torch::nn::Module& model, const std::filesystem::path& file, const FitOptions& o);
 
-/// Writes a model's weights as save_weights() does, and packed ones as bitsandbytes does. An existing link is
+/// Writes a model's weights as save_weights() does, in the form of its public files, and packed ones as bitsandbytes does. An existing link is
 /// replaced.
 void save_model_weights(const torch::nn::Module& model, const std::filesystem::path& file,
                         const std::map<std::string, std::string>& about);

@@ -1,6 +1,7 @@
 #include <functional>
 
 #include "cli/option.h"
+#include "mantissa/models/gpt2_options.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/optim/registry.h"
 #include "mantissa/precision/registry.h"
@@ -26,8 +27,11 @@ std::vector<std::string> names_in(const Table& table) {
 
 std::vector<std::string> registered_names(Registry registry) {
   switch (registry) {
-    case Registry::kModels:
-      return names_in(models());
+    case Registry::kModels: {
+      std::vector<std::string> names = names_in(models());
+      names.insert(names.end(), gpt2_sizes().begin(), gpt2_sizes().end());
+      return names;
+    }
     case Registry::kModes:
       return names_in(modes());
     case Registry::kApexLevels:

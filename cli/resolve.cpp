@@ -181,11 +181,10 @@ std::string canonical_name(const std::string& precision) {
 
 bool reads_text(const OptionValues& given) {
   if (const auto* const model = given.get_if<std::string>("model")) {
-    if (model->starts_with(kConfigPrefix)) return find_model(*model).input == InputKind::kTokens;
-    const auto reads = [&](const ModelEntry& row) {
-      return row.name == *model && row.input == InputKind::kTokens;
-    };
-    return std::any_of(models().begin(), models().end(), reads);
+    const std::vector<std::string> names = registered_names(Registry::kModels);
+    const bool is_known =
+        model->starts_with(kConfigPrefix) || std::find(names.begin(), names.end(), *model) != names.end();
+    return is_known && find_model(*model).input == InputKind::kTokens;
   }
   const auto* const data = given.get_if<std::string>("data");
   return data && data->starts_with("text:");

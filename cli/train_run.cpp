@@ -35,8 +35,7 @@
 #include "mantissa/core/out_of_memory.h"
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/models/llama.h"
-#include "mantissa/models/llama_config.h"
+#include "mantissa/models/causal_model.h"
 #include "mantissa/trainer/callbacks/divergence_monitor.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/callbacks/progress_bar.h"
@@ -313,14 +312,13 @@ class TrainingRun {
     if (!resumes_from_checkpoint_) save_adapter();
   }
 
-  /// Writes what transformers needs beside the weights of a Llama.
+  /// Writes what transformers needs beside the weights of a model that they know.
   void save_config() const {
-    const auto* const llama = dynamic_cast<const LlamaImpl*>(model_.get());
+    const auto* const causal = dynamic_cast<const CausalModel*>(model_.get());
     const auto weights = named_weights(*model_);
-    if (!llama || adapter_ || plain_weights(weights).size() != weights.size()) return;
-    const at::ScalarType dtype = weights.at("model.embed_tokens.weight").scalar_type();
-    write_file_atomically(folder_->file(kModelConfig), make_llama_config(llama->options(), dtype),
-                          Links::kReplace);
+    if (!causal || adapter_ || plain_weights(weights).size() != weights.size()) return;
+    const std::string config = causal->config_json(causal->parameters().front().scalar_type());
+    if (!config.empty()) write_file_atomically(folder_->file(kModelConfig), config, Links::kReplace);
   }
 
   void save_adapter() const {

@@ -49,7 +49,7 @@ Shapes shapes_of(const std::map<std::string, at::Tensor>& weights) {
 /// The weights that a run's model will load.
 struct SavedWeights {
   fs::path path;
-  std::map<std::string, at::Tensor> tensors;  ///< empty: `path` has not been read yet
+  std::map<std::string, at::Tensor> tensors;  ///< of a checkpoint; empty: `path` is a file, to be read
   Shapes shapes;
   std::map<std::string, at::ScalarType> dtypes;  ///< of the tensors as they are stored
   StateDict mode_state;                          ///< of a checkpoint, which has been read
@@ -65,6 +65,7 @@ SavedWeights read_shapes(const fs::path& path) {
   SavedWeights found{path, read_if_quantized(model), {}, dtypes_of(model.entries()), {}};
   if (!found.tensors.empty()) {
     found.shapes = stored_shapes(found.tensors);
+    found.tensors.clear();  // load_model_weights() knows in which form a file has them
     return found;
   }
   for (const auto& [name, entry] : model.entries()) found.shapes[name] = entry.shape;

@@ -16,7 +16,7 @@ std::vector<Option> model_options() {
        .group = kGroup,
        .to = to(&FitOptions::model),
        .default_value = "convnet",
-       .help = either(names) + "; hf:FOLDER makes the Llama of the folder's config.json",
+       .help = either(names) + "; hf:FOLDER makes the Llama or GPT-2 of the folder's config.json",
        .default_for_text = "gpt-tiny",
        .choices = names,
        .choice_prefix = "hf:",

@@ -136,13 +136,25 @@ void load_weights(torch::nn::Module& module, const std::map<std::string, at::Ten
 }
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {
+  load_weights(named_weights(module), path, [](const std::string& name) { return name; });
+}
+
+void load_weights(const std::map<std::string, at::Tensor>& own, const std::filesystem::path& path,
+                  const OwnName& own_name) {
   const SafetensorsModel file(path);
   std::map<std::string, Described> stored;
-  for (const auto& [name, entry] : file.entries()) stored.emplace(name, Described{entry.dtype, entry.shape});
-  const std::map<std::string, at::Tensor> own = named_weights(module);
+  std::map<std::string, std::string> names;  // of the file, by the module's
+  for (const auto& [name, entry] : file.entries()) {
+    const std::string to = own_name(name);
+    if (to.empty()) continue;
+    TORCH_CHECK_VALUE(names.emplace(to, name).second, "load_weights: '", path.string(), "' has the weight '",
+                      fit_for_message(to), "' twice, as '", fit_for_message(names[to]), "' and '",
+                      fit_for_message(name), "'; remove one of them");
+    stored.emplace(to, Described{entry.dtype, entry.shape});
+  }
   check_fit(stored, own, path.string());
   const at::NoGradGuard no_grad;
-  for (const auto& [name, weight] : own) weight.copy_(file.read(name));
+  for (const auto& [name, weight] : own) weight.copy_(file.read(names.at(name)));
 }
 
 }  // namespace mantissa

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -49,5 +50,13 @@ void load_weights(torch::nn::Module& module, const std::map<std::string, at::Ten
 ///           file with weights in 4 or 8 bits; those of SafetensorsModel. All are found before anything is
 ///           changed.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path);
+
+/// Returns the name that a module has for a tensor of a file, or "" for one that it does not need.
+using OwnName = std::function<std::string(const std::string& name)>;
+
+/// The same for the tensors `own`, which may be views, and a file with other names.
+/// Errors: c10::ValueError, too, if two tensors of the file are the same weight.
+void load_weights(const std::map<std::string, at::Tensor>& own, const std::filesystem::path& path,
+                  const OwnName& own_name);
 
 }  // namespace mantissa

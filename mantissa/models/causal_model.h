@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +19,13 @@ class CausalModel : public TensorModule {
   virtual int64_t vocabulary() const = 0;
   /// The tokens that end a text.
   virtual std::vector<int64_t> stop_tokens() const { return {}; }
+  /// Returns the text of a config.json for Hugging Face's transformers, for weights of `dtype`; "" if they do not know the model.
+  /// Errors: c10::ValueError for a dtype that transformers does not have.
+  virtual std::string config_json(at::ScalarType /*dtype*/) const { return ""; }
+  /// Returns the model's name for a tensor of its public files, or "" for one that it does not need.
+  virtual std::string own_name(const std::string& name) const { return name; }
+  /// Whether its public files have the weight of this name transposed.
+  virtual bool is_transposed_in_files(const std::string& /*name*/) const { return false; }
   /// Reads tokens that follow those in `cache`, adds them to it, and returns the logits of the token that comes after
   /// the last one.
   ///

@@ -6,6 +6,7 @@
 #include <ATen/ops/silu.h>
 
 #include "mantissa/models/linear_internal.h"
+#include "mantissa/models/llama_config.h"
 #include "mantissa/models/tokens_internal.h"
 
 namespace mantissa {
@@ -112,6 +113,8 @@ at::Tensor LlamaImpl::forward(const at::Tensor& tokens) { return output_layer(mo
 at::Tensor LlamaImpl::next_logits(const at::Tensor& tokens, KeyValueCache& cache) {
   return output_layer(model_(tokens, &cache).narrow(1, -1, 1)).squeeze(1);
 }
+
+std::string LlamaImpl::config_json(at::ScalarType dtype) const { return make_llama_config(options_, dtype); }
 
 at::Tensor LlamaImpl::output_layer(const at::Tensor& x) {
   return options_.tie_word_embeddings ? at::linear(x, model_->embeddings()) : linear(lm_head_, x);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <torch/nn/modules/container/modulelist.h>
@@ -93,6 +94,7 @@ class LlamaImpl final : public CausalModel {
   int64_t vocabulary() const override { return options_.vocab_size; }
   std::vector<int64_t> stop_tokens() const override { return options_.eos_token_id; }
   at::Tensor next_logits(const at::Tensor& tokens, KeyValueCache& cache) override;
+  std::string config_json(at::ScalarType dtype) const override;
   const LlamaOptions& options() const { return options_; }
 
  private:

@@ -1,13 +1,22 @@
 #include "mantissa/models/registry.h"
 
+#include <algorithm>
+
 #include <c10/util/Exception.h>
 
+#include <nlohmann/json.hpp>
+
 #include "mantissa/core/suggest.h"
+#include "mantissa/io/json_internal.h"
+#include "mantissa/models/config_fields_internal.h"
 #include "mantissa/models/convnet.h"
 #include "mantissa/models/gpt.h"
+#include "mantissa/models/gpt2.h"
+#include "mantissa/models/gpt2_config.h"
 #include "mantissa/models/llama.h"
-#include "mantissa/models/llama_files.h"
+#include "mantissa/models/llama_config.h"
 #include "mantissa/models/mlp.h"
+#include "mantissa/models/model_folder_internal.h"
 #include "mantissa/models/resnet.h"
 
 namespace mantissa {
@@ -41,18 +50,42 @@ std::shared_ptr<TensorModule> make_llama(const ModelInput& input) {
                                                   .max_position_embeddings = input.context});
 }
 
+template <typename Model, typename Options>
+ModelEntry entry_of_options(const std::string& name, const std::string& summary, const Options& options,
+                            int64_t vocabulary, int64_t context) {
+  const auto make = [=](const ModelInput& input) {
+    TORCH_CHECK_VALUE(input.vocabulary <= vocabulary && input.context <= context, "make_model: '", name,
+                      "' has a vocabulary of ", vocabulary, " and a context of ", context,
+                      " tokens, and this data has ", input.vocabulary, " and ", input.context,
+                      "; give a model that is large enough, or other data");
+    return std::make_shared<Model>(options);
+  };
+  return {name, summary, InputKind::kTokens, make};
+}
+
 /// Returns the row of a model whose config.json is `path`, or in the folder `path`.
 ModelEntry entry_of_config(const std::string& name, const std::string& path) {
-  const LlamaOptions options = load_llama_config(path);
-  const auto make = [=](const ModelInput& input) {
-    TORCH_CHECK_VALUE(
-        input.vocabulary <= options.vocab_size && input.context <= options.max_position_embeddings,
-        "make_model: '", name, "' has a vocabulary of ", options.vocab_size, " and a context of ",
-        options.max_position_embeddings, " tokens, and this data has ", input.vocabulary, " and ",
-        input.context, "; give a model that is large enough, or other data");
-    return std::make_shared<LlamaImpl>(options);
+  const ConfigFile config = read_config_file(path);
+  const std::string type = model_type_of(config.text, config.name);
+  if (type == "gpt2") {
+    const Gpt2Options o = parse_gpt2_config(config.text, config.name);
+    return entry_of_options<Gpt2Impl>(name, "the GPT-2 of a config.json", o, o.vocab_size, o.n_positions);
+  }
+  TORCH_CHECK_VALUE(type == "llama", quoted(config.name), ": model_type is '", type,
+                    "'; only gpt2 and llama can be read here");
+  const LlamaOptions o = parse_llama_config(config.text, config.name);
+  return entry_of_options<LlamaImpl>(name, "the Llama of a config.json", o, o.vocab_size,
+                                     o.max_position_embeddings);
+}
+
+/// Returns the row of one of GPT-2's public sizes. Its vocabulary and context are those of the data.
+ModelEntry entry_of_gpt2(const std::string& size) {
+  Gpt2Options options = gpt2_options(size);
+  const auto make = [=](const ModelInput& input) mutable {
+    options.vocab_size = input.vocabulary, options.n_positions = input.context;
+    return std::make_shared<Gpt2Impl>(options);
   };
-  return {name, "the Llama of a config.json", InputKind::kTokens, make};
+  return {size, "GPT-2 of a public size", InputKind::kTokens, make};
 }
 
 std::vector<std::string> names_of_kind(InputKind kind) {
@@ -83,7 +116,8 @@ const std::vector<ModelEntry>& models() {
 ModelEntry find_model(const std::string& name) {
   if (name.starts_with(kConfigPrefix))
     return entry_of_config(name, name.substr(std::char_traits<char>::length(kConfigPrefix)));
-  std::vector<std::string> names;
+  std::vector<std::string> names = gpt2_sizes();
+  if (std::find(names.begin(), names.end(), name) != names.end()) return entry_of_gpt2(name);
   for (const ModelEntry& entry : models()) {
     if (entry.name == name) return entry;
     names.push_back(entry.name);

@@ -38,8 +38,8 @@ struct ModelEntry {
   std::function<std::shared_ptr<TensorModule>(const ModelInput&)> make;
 };
 
-/// Returns every model that make_model() knows by its name alone, for the command line's help and for tests over all
-/// models.
+/// Returns the small models that make_model() knows by their names, for the command line's help and for tests over all
+/// models. It also knows GPT-2's public sizes: gpt2_sizes().
 const std::vector<ModelEntry>& models();
 
 /// The prefix of a model that its config.json describes: "hf:FOLDER" or "hf:FOLDER/config.json".

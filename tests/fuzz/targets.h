@@ -22,6 +22,7 @@ Target adapter_config;      // adapter_config.json of PEFT
 Target config;              // YAML of `mantissa fit --config`
 Target events;              // TensorBoard event files
 Target idx;                 // IDX files, not gzip'd
+Target gpt2_config;         // config.json of a GPT-2
 Target llama_config;        // config.json of a Llama
 Target lora_options;        // --lora, and in a second line an expression for layers' names
 Target manifest;            // manifest.json of a checkpoint, whatever its checksum
@@ -34,6 +35,7 @@ inline constexpr std::pair<const char*, Target*> kTargets[] = {
     {"config", config},
     {"events", events},
     {"idx", idx},
+    {"gpt2_config", gpt2_config},
     {"llama_config", llama_config},
     {"lora_options", lora_options},
     {"manifest", manifest},

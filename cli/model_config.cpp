@@ -1,0 +1,46 @@
+#include "cli/model_config.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
+
+#include <c10/core/ScalarType.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/dtype_names.h"
+
+namespace mantissa::cli {
+namespace {
+
+/// Returns what transformers calls the dtype that most floating-point values have; "" if it has no name for it.
+std::string dtype_of(const SafetensorsLayout& weights) {
+  static const std::map<at::ScalarType, const char*> names{
+      {at::kDouble, "float64"}, {at::kFloat, "float32"}, {at::kBFloat16, "bfloat16"}, {at::kHalf, "float16"}};
+  std::map<at::ScalarType, uint64_t> bytes;
+  for (const auto& file : weights.files)
+    for (const auto& [name, entry] : file.header.tensors)
+      if (is_castable(entry.dtype)) bytes[entry.dtype] += entry.end - entry.begin;
+  const auto most = std::max_element(bytes.begin(), bytes.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == bytes.end() || !names.contains(most->first) ? "" : names.at(most->first);
+}
+
+}  // namespace
+
+std::string config_for(const SafetensorsLayout& weights, const std::filesystem::path& config) {
+  std::ifstream in(config, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(in), {}), dtype = dtype_of(weights);
+  auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (dtype.empty() || !json.is_object()) return text;
+  const char* const key =
+      json.contains("dtype") ? "dtype" : "torch_dtype";  // the first since transformers 4.56
+  if (json[key] == dtype) return text;
+  json[key] = dtype;
+  return json.dump(2) + "\n";
+}
+
+}  // namespace mantissa::cli

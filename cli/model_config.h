@@ -1,0 +1,14 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "mantissa/io/sharded.h"
+
+namespace mantissa::cli {
+
+/// Returns the text of a config.json for other files of the model's weights: its dtype is the one that most of their values
+/// have. A dtype that transformers has no name for, and a text that is no JSON object, leave it as it is.
+std::string config_for(const SafetensorsLayout& weights, const std::filesystem::path& config);
+
+}  // namespace mantissa::cli
