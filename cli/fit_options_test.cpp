@@ -202,18 +202,19 @@ TEST_F(Program, EveryOptionIsInHelpAndConfigurationAndComesBack) {
     EXPECT_THAT(help, testing::ContainsRegex("  " + flag + "[ ,]"));
   }
   EXPECT_GT(options, 40);
-  const Outcome told = fit(
-      "--precision O2 --loss-scale dynamic --init-scale 1024 --growth-factor 1.5 --backoff-factor 0.125 "
-      "--growth-interval 30 --min-scale 0.5 --max-scale 4096 --hysteresis-steps 2 --warn-after-skips 0 "
-      "--keep-batchnorm-fp32 false --master-weights false --float32-matmul-precision highest --on-overflow retry --transactional "
-      "--trace-nonfinite --model resnet-tiny --print-config");
+  const Outcome told =
+      fit("--precision O2 --loss-scale dynamic --init-scale 1024 --growth-factor 1.5 --backoff-factor 0.125 "
+          "--growth-interval 30 --min-scale 0.5 --max-scale 4096 --hysteresis-steps 2 --warn-after-skips 0 "
+          "--keep-batchnorm-fp32 false --master-weights false --float32-matmul-precision highest "
+          "--on-overflow retry --transactional "
+          "--trace-nonfinite --model resnet-tiny --print-config");
   ASSERT_EQ(told.status, 0) << told.err;
   for (const char* line :
        {"precision: O2 ", "loss_scale: dynamic ", "init_scale: 1024 ", "growth_factor: 1.5 ",
         "backoff_factor: 0.125 ", "growth_interval: 30 ", "min_scale: 0.5 ", "max_scale: 4096 ",
         "hysteresis_steps: 2 ", "warn_after_skips: 0 ", "keep_batchnorm_fp32: false ",
-        "master_weights: false ", "float32_matmul_precision: highest ", "on_overflow: retry ", "transactional: true ",
-        "trace_nonfinite: true "})
+        "master_weights: false ", "float32_matmul_precision: highest ", "on_overflow: retry ",
+        "transactional: true ", "trace_nonfinite: true "})
     EXPECT_THAT(told.out, HasSubstr(line));
   EXPECT_THAT(fit("--precision O2 --min-loss-scale 2 --print-config").out, HasSubstr("min_scale: 2 "));
   write("apex.yaml", "precision: O2\nmax_loss_scale: 2048\n");
