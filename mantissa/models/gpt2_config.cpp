@@ -5,7 +5,7 @@
 namespace mantissa {
 namespace {
 
-void check_features(ConfigFields& fields) {
+void check_gpt2_features(ConfigFields& fields) {
   check_decoder_features(fields);
   fields.accept_only("scale_attn_weights", true);
   fields.accept_only("scale_attn_by_inverse_layer_idx", false);
@@ -21,7 +21,7 @@ Gpt2Options parse_gpt2_config(std::string_view text, const std::string& file) {
   const nlohmann::json json = parse_config(text, file);
   ConfigFields fields(json, quoted(file));
   check_architecture(fields, "gpt2", "GPT2LMHeadModel");
-  check_features(fields);
+  check_gpt2_features(fields);
   Gpt2Options options;
   fields.read("vocab_size", options.vocab_size);
   fields.read("n_positions", options.n_positions);

@@ -53,7 +53,7 @@ void read_rope(ConfigFields& fields, LlamaOptions& options) {
   }
 }
 
-void check_features(ConfigFields& fields) {
+void check_llama_features(ConfigFields& fields) {
   check_decoder_features(fields);
   fields.accept_only("hidden_act", "silu");
   fields.accept_only("attention_dropout", 0);
@@ -77,7 +77,7 @@ LlamaOptions parse_llama_config(std::string_view text, const std::string& file) 
   const Json json = parse_config(text, file);
   ConfigFields fields(json, quoted(file));
   check_architecture(fields, "llama", "LlamaForCausalLM");
-  check_features(fields);
+  check_llama_features(fields);
   for (const char* size :
        {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"})
     fields.require(size);
