@@ -10,19 +10,10 @@
 namespace mantissa::gradient_record_lifetime_test {
 namespace {
 
-struct Net {
-  at::Tensor w = torch::ones({2}).set_requires_grad(true);
-  torch::optim::SGD sgd{std::vector{w}, 0.5};
-};
+using Net = TrackedNet;
 
 /// A scaler that starts at 4 and doubles after every clean iteration.
 TrackedScaler scaler() { return TrackedScaler({.init_scale = 4, .growth_interval = 1}); }
-
-void backward(TrackedScaler& scaler, const at::Tensor& loss) {
-  scaler.begin_backward();
-  scaler.scale(loss).backward();
-  scaler.end_backward();
-}
 
 TEST(GradientRecord, KnowsItsOptimizerFromAnotherAtItsAddress) {
   const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
@@ -58,12 +49,12 @@ TEST(GradientRecord, AnOptimizerThatDiesWhileItWaitsHoldsNothingUp) {
   Net stays;
   {
     Net dies;
-    backward(s, stays.w.sum() + dies.w.sum());
+    tracked_backward(s, stays.w.sum() + dies.w.sum());
     s.unscale_(dies.sgd);
   }
   s.step(stays.sgd);
   stays.sgd.zero_grad();
-  backward(s, stays.w.sum());
+  tracked_backward(s, stays.w.sum());
   EXPECT_EQ(s.get_scale(), 8);
 }
 
@@ -71,7 +62,7 @@ TEST(GradientRecord, AnOptimizerThatIsGoneWithItsUnscaledGradientsDoesNotHoldUpA
   TrackedScaler s = scaler();
   Net stays;
   auto gone = std::make_unique<Net>();
-  backward(s, stays.w.sum() + gone->w.sum());
+  tracked_backward(s, stays.w.sum() + gone->w.sum());
   s.unscale_(gone->sgd);
   s.step(stays.sgd);
   gone.reset();
@@ -97,7 +88,7 @@ TEST(GradientRecord, OfADestroyedOptimizerIsRemovedWhenAnotherIsSeen) {
 TEST(GradientRecord, KeepsItsStageWhenAGroupIsAdded) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
   for (int i = 0; i < 2; ++i) {
     const std::vector<at::Tensor> added = {torch::ones({2}, at::requires_grad()),
@@ -128,7 +119,7 @@ TEST(GradientRecord, KnowsItsOptimizerByTheNumberOfGroups) {
 TEST(GradientRecord, WatchingAgainDuringABackwardPassDoesNotHideWhatItWrites) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
   s.begin_backward();
   s.scale(net.w.sum()).backward();
@@ -140,7 +131,7 @@ TEST(GradientRecord, WatchingAgainDuringABackwardPassDoesNotHideWhatItWrites) {
 TEST(GradientRecord, AGroupThatIsAddedDuringABackwardPassIsWatchedToo) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
   s.begin_backward();
   const at::Tensor added = torch::ones({2}, at::requires_grad());

@@ -14,26 +14,16 @@
 namespace mantissa::gradient_record_test {
 namespace {
 
-struct Net {
-  explicit Net(float value = 1) : w(torch::full({2}, value).set_requires_grad(true)), sgd({w}, 0.5) {}
-  at::Tensor w;
-  torch::optim::SGD sgd;
-};
+using Net = TrackedNet;
 
 /// A scaler that starts at 4 and doubles after every clean iteration.
 TrackedScaler scaler() { return TrackedScaler({.init_scale = 4, .growth_interval = 1}); }
-
-void backward(TrackedScaler& scaler, const at::Tensor& loss) {
-  scaler.begin_backward();
-  scaler.scale(loss).backward();
-  scaler.end_backward();
-}
 
 TEST(GradientStage, FollowsTheGradientsThemselves) {
   TrackedScaler s = scaler();
   Net net;
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
   s.begin_step(net.sgd);
   s.unscale_(net.sgd);
@@ -47,7 +37,7 @@ TEST(GradientStage, FollowsTheGradientsThemselves) {
   EXPECT_EQ(s.state_dict().at("scale").toDouble(), 4);
   EXPECT_EQ(s.get_scale(), 4) << "a const function moves nothing";
   net.sgd.zero_grad();
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   EXPECT_EQ(s.get_scale(), 8);
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled) << "new ones";
   EXPECT_EQ(net.w.grad()[0].item<float>(), 8);
@@ -56,9 +46,9 @@ TEST(GradientStage, FollowsTheGradientsThemselves) {
 TEST(GradientStage, UsedGradientsStaySoWhenTheIterationEnds) {
   TrackedScaler s = scaler();
   Net net, other;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.step(net.sgd);
-  backward(s, other.w.sum());  // ends the iteration
+  tracked_backward(s, other.w.sum());  // ends the iteration
   EXPECT_EQ(s.get_scale(), 8);
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kStepped);
   EXPECT_EQ(s.gradient_stage(other.sgd), GradientStage::kScaled);
@@ -67,30 +57,30 @@ TEST(GradientStage, UsedGradientsStaySoWhenTheIterationEnds) {
 TEST(GradientStage, WaitsThroughAnotherOptimizersBackwardPass) {
   TrackedScaler s = scaler();
   Net net, other;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.begin_step(net.sgd);
   s.unscale_(net.sgd);
   for (int i = 0; i < 3; ++i) {
-    backward(s, other.w.sum());
+    tracked_backward(s, other.w.sum());
     EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled) << i;
   }
   EXPECT_EQ(s.get_scale(), 4);
   EXPECT_TRUE(s.step(net.sgd));
   s.begin_step(other.sgd);
   EXPECT_TRUE(s.step(other.sgd));
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   EXPECT_EQ(s.get_scale(), 8) << "one iteration";
 }
 
 TEST(GradientStage, OfClearedAndRecomputedGradientsStartsAfresh) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.begin_step(net.sgd);
   s.unscale_(net.sgd);
   net.sgd.zero_grad();
   for (int i = 0; i < 2; ++i) {
-    backward(s, net.w.sum());
+    tracked_backward(s, net.w.sum());
     EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled) << i;
   }
   s.begin_step(net.sgd);
@@ -102,13 +92,13 @@ TEST(GradientStage, OfClearedAndRecomputedGradientsStartsAfresh) {
 TEST(GradientStage, TheLoopsOwnWritesAreNoBackwardPass) {
   TrackedScaler s = scaler();
   Net net, other;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.begin_step(net.sgd);
   s.unscale_(net.sgd);
-  backward(s, other.w.sum());
+  tracked_backward(s, other.w.sum());
   net.w.grad().mul_(0.5);
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled);
-  backward(s, other.w.sum());
+  tracked_backward(s, other.w.sum());
   net.w.mutable_grad() = net.w.grad() * 0.5;
   s.begin_step(net.sgd);
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled);
@@ -119,7 +109,7 @@ TEST(GradientStage, TheLoopsOwnWritesAreNoBackwardPass) {
 TEST(GradientStage, WhatHooksWriteBeforeThePassIsNotOfThePass) {
   TrackedScaler s = scaler();
   Net net, cleared;
-  backward(s, net.w.sum() + cleared.w.sum());
+  tracked_backward(s, net.w.sum() + cleared.w.sum());
   s.unscale_(net.sgd);
   s.unscale_(cleared.sgd);
   s.begin_backward();
@@ -138,9 +128,9 @@ TEST(GradientStage, OfViewsOfOneBucketIsEachOptimizersOwn) {
   const at::Tensor bucket = torch::zeros({4});
   a.w.mutable_grad() = bucket.narrow(0, 0, 2);
   b.w.mutable_grad() = bucket.narrow(0, 2, 2);
-  backward(s, a.w.sum());
+  tracked_backward(s, a.w.sum());
   s.unscale_(a.sgd);
-  backward(s, b.w.sum());
+  tracked_backward(s, b.w.sum());
   EXPECT_EQ(s.gradient_stage(a.sgd), GradientStage::kUnscaled);
   s.unscale_(b.sgd);
   for (Net* net : {&a, &b}) {
@@ -154,18 +144,18 @@ TEST(GradientStage, ASumOfUnscaledAndScaledGradientsIsRefusedUntilItIsCleared) {
   TrackedScaler s = scaler();
   Net net;
   const auto refused = [&](const auto& call) { expect_error(call, "has added scaled gradients"); };
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kMixed);
   refused([&] { s.begin_step(net.sgd); });
   refused([&] { s.step(net.sgd); });
   refused([&] { s.clip_grad_norm_(net.sgd, 1); });
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kMixed);
   EXPECT_EQ(net.w.grad()[0].item<float>(), 9) << "nothing has changed";
   net.sgd.zero_grad();
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.begin_step(net.sgd);
   EXPECT_TRUE(s.step(net.sgd));
   EXPECT_EQ(net.w[0].item<float>(), 0.5);
@@ -175,9 +165,9 @@ TEST(GradientStage, AFirstGradientBesideUnscaledOnesIsAMixture) {
   TrackedScaler s = scaler();
   const at::Tensor a = torch::ones({1}).set_requires_grad(true), b = torch::ones({1}).set_requires_grad(true);
   torch::optim::SGD sgd({a, b}, 0.5);
-  backward(s, a.sum());
+  tracked_backward(s, a.sum());
   s.unscale_(sgd);
-  backward(s, b.sum());
+  tracked_backward(s, b.sum());
   EXPECT_EQ(s.gradient_stage(sgd), GradientStage::kMixed);
   a.mutable_grad() = at::Tensor();
   EXPECT_EQ(s.gradient_stage(sgd), GradientStage::kScaled) << "only the new one is left";
@@ -186,12 +176,12 @@ TEST(GradientStage, AFirstGradientBesideUnscaledOnesIsAMixture) {
 TEST(GradientStage, AMixtureThatIsNeverSteppedHoldsNothingUp) {
   TrackedScaler s = scaler();
   Net mixed, net;
-  backward(s, mixed.w.sum());
+  tracked_backward(s, mixed.w.sum());
   s.unscale_(mixed.sgd);
-  backward(s, mixed.w.sum() + net.w.sum());
+  tracked_backward(s, mixed.w.sum() + net.w.sum());
   s.step(net.sgd);
   net.sgd.zero_grad();
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   EXPECT_EQ(s.get_scale(), 8);
   EXPECT_EQ(s.gradient_stage(mixed.sgd), GradientStage::kMixed);
 }
@@ -215,13 +205,13 @@ TEST(GradientStage, ALoopWithoutEndBackwardIsFollowedToo) {
 TEST(GradientStage, ASecondStepEndsTheIterationAndThoseThatWaitGoOnWaiting) {
   TrackedScaler s = scaler();
   Net fast, slow;
-  backward(s, fast.w.sum() + slow.w.sum());
+  tracked_backward(s, fast.w.sum() + slow.w.sum());
   s.begin_step(slow.sgd);
   s.unscale_(slow.sgd);
   s.begin_step(fast.sgd);
   s.step(fast.sgd);
   fast.sgd.zero_grad();
-  backward(s, fast.w.sum());
+  tracked_backward(s, fast.w.sum());
   EXPECT_EQ(s.get_scale(), 4) << "one still waits";
   s.begin_step(fast.sgd);
   EXPECT_EQ(s.get_scale(), 8);
@@ -237,7 +227,7 @@ TEST(GradientStage, GradientsThatAddUpFollowTheScaleThatAnothersStepMoves) {
   s.watch(adds_up.sgd);  // before its first step, the scaler has not met it
   for (int pass = 0; pass < 2; ++pass) {
     steps.sgd.zero_grad();
-    backward(s, steps.w.sum() + adds_up.w.sum());
+    tracked_backward(s, steps.w.sum() + adds_up.w.sum());
     EXPECT_EQ(s.get_scale(), pass == 0 ? 4 : 8);
     s.step(steps.sgd);
   }
@@ -251,16 +241,16 @@ TEST(GradientStage, AnothersSelfUnscaledStepIsNotReadForGradientsThatAddUp) {
   Net adds_up;
   const at::Tensor p = with_grad({1.F});
   KernelSgd steps({p}, 1.0);
-  backward(s, p.sum() + adds_up.w.sum());
+  tracked_backward(s, p.sum() + adds_up.w.sum());
   s.step(steps);
   s.step(adds_up.sgd);
   adds_up.sgd.zero_grad();
   steps.zero_grad();
-  backward(s, p.sum() + adds_up.w.sum());
+  tracked_backward(s, p.sum() + adds_up.w.sum());
   s.step(steps);
   steps.zero_grad();
   const HostReads reads;
-  backward(s, p.sum() + adds_up.w.sum());
+  tracked_backward(s, p.sum() + adds_up.w.sum());
   EXPECT_EQ(reads.count(), 0) << "whether the scale has moved is known on the device alone";
 }
 
@@ -269,11 +259,11 @@ TEST(GradientStage, ClippedFp16GradientsKeepTheirDivisorWhileTheyWait) {
   const at::Tensor p = with_grad({16.F}, at::kHalf);
   KernelSgd waits({p}, 1.0);
   Net other;
-  backward(s, other.w.sum());
+  tracked_backward(s, other.w.sum());
   s.clip_grad_norm_(waits, 1.0);  // from 16 / 4
   s.step(other.sgd);
   other.sgd.zero_grad();
-  backward(s, other.w.sum());
+  tracked_backward(s, other.w.sum());
   s.clip_grad_value_(waits, 100.0);
   EXPECT_EQ(s.gradient_stage(waits), GradientStage::kChecked);
   s.begin_step(other.sgd);
@@ -286,7 +276,7 @@ TEST(GradientStage, ClippedFp16GradientsKeepTheirDivisorWhileTheyWait) {
 TEST(GradientStage, EndAndAbandonDifferInTheScale) {
   TrackedScaler s = scaler();
   Net net, waits;
-  backward(s, net.w.sum() + waits.w.sum());
+  tracked_backward(s, net.w.sum() + waits.w.sum());
   s.step(net.sgd);
   s.unscale_(waits.sgd);
   s.abandon_iteration();
@@ -294,7 +284,7 @@ TEST(GradientStage, EndAndAbandonDifferInTheScale) {
   EXPECT_NO_THROW(s.end_iteration()) << "nothing to end";
   EXPECT_EQ(s.get_scale(), 4);
   net.sgd.zero_grad();
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.step(net.sgd);
   s.end_iteration();
   EXPECT_EQ(s.get_scale(), 8);
@@ -303,7 +293,7 @@ TEST(GradientStage, EndAndAbandonDifferInTheScale) {
 TEST(GradientStage, TheEndOfAnIterationDropsThoseThatWaitEvenIfNoneStepped) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
   s.end_iteration();
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
@@ -316,10 +306,10 @@ TEST(GradientStage, WaitsInASecondIterationAsInTheFirst) {
   Net net, other;
   for (int iteration = 0; iteration < 2; ++iteration) {
     net.sgd.zero_grad();
-    backward(s, net.w.sum());
+    tracked_backward(s, net.w.sum());
     s.unscale_(net.sgd);
-    backward(s, other.w.sum());
-    backward(s, other.w.sum());
+    tracked_backward(s, other.w.sum());
+    tracked_backward(s, other.w.sum());
     EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled) << iteration;
     EXPECT_TRUE(s.step(net.sgd));
     s.update();
@@ -341,11 +331,11 @@ TEST(RestoredGradientStage, ScaledAndUnscaledGradientsTakeTheStepThatWasDue) {
   for (const bool is_unscaled : {false, true}) {
     TrackedScaler s = scaler();
     Net net;
-    backward(s, net.w.sum());
+    tracked_backward(s, net.w.sum());
     if (is_unscaled) s.unscale_(net.sgd);
     Loaded again(s, net);
     EXPECT_EQ(again.loaded.gradient_stage(again.net.sgd), s.gradient_stage(net.sgd));
-    backward(again.loaded, torch::ones({1}).set_requires_grad(true).sum());
+    tracked_backward(again.loaded, torch::ones({1}).set_requires_grad(true).sum());
     again.loaded.begin_step(again.net.sgd);
     EXPECT_TRUE(again.loaded.step(again.net.sgd));
     EXPECT_EQ(again.net.w[0].item<float>(), 0.5) << is_unscaled;
@@ -358,7 +348,7 @@ TEST(RestoredGradientStage, ScaledGradientsFollowTheScaleAlsoAfterAStep) {
   TrackedScaler s = scaler();
   Net net, other;
   s.watch(other.sgd);
-  backward(s, net.w.sum() + other.w.sum());
+  tracked_backward(s, net.w.sum() + other.w.sum());
   s.step(net.sgd);
   s.end_iteration();
   net.w.mutable_grad() = torch::full({2}, 8.F);
@@ -372,7 +362,7 @@ TEST(RestoredGradientStage, ScaledGradientsFollowTheScaleAlsoAfterAStep) {
 TEST(RestoredGradientStage, UsedGradientsStayUsed) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.step(net.sgd);
   Loaded again(s, net);
   EXPECT_EQ(again.loaded.gradient_stage(again.net.sgd), GradientStage::kStepped);
@@ -383,9 +373,9 @@ TEST(RestoredGradientStage, UsedGradientsStayUsed) {
 TEST(RestoredGradientStage, AMixtureStaysRefused) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   Loaded again(s, net);
   EXPECT_EQ(again.loaded.gradient_stage(again.net.sgd), GradientStage::kMixed);
 }
@@ -393,7 +383,7 @@ TEST(RestoredGradientStage, AMixtureStaysRefused) {
 TEST(RestoredGradientStage, FindsAnOverflowAgain) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, (net.w * kInf).sum());
+  tracked_backward(s, (net.w * kInf).sum());
   s.unscale_(net.sgd);
   Loaded again(s, net);
   EXPECT_FALSE(again.loaded.step(again.net.sgd));
@@ -402,7 +392,7 @@ TEST(RestoredGradientStage, FindsAnOverflowAgain) {
 TEST(RestoredGradientStage, TheSavedScaleHasMovedOnlyWithStepsThatWereTaken) {
   TrackedScaler s = scaler();
   Net stepped, waits;
-  backward(s, stepped.w.sum() + (waits.w * kInf).sum());
+  tracked_backward(s, stepped.w.sum() + (waits.w * kInf).sum());
   s.unscale_(waits.sgd);
   s.step(stepped.sgd);
   Loaded again(s, waits);
@@ -440,7 +430,7 @@ TEST(LastStep, IsKnownOfAPlainOptimizerAndNamesTheParameter) {
   s.set_parameter_name([](const at::Tensor&) { return std::string("fc.weight"); });
   Net net;
   EXPECT_FALSE(s.last_step(net.sgd).skipped()) << "no step yet";
-  backward(s, (net.w * std::numeric_limits<float>::infinity()).sum());
+  tracked_backward(s, (net.w * std::numeric_limits<float>::infinity()).sum());
   EXPECT_FALSE(s.step(net.sgd));
   const StepResult step = s.last_step(net.sgd);
   EXPECT_EQ(step.cause(), SkipCause::kNonFiniteGradients);
@@ -456,7 +446,7 @@ TEST(GradientStage, OfParametersThatWereAddedAfterAStepAndTrainAlone) {
   const at::Tensor added = torch::ones({2}, at::requires_grad());
   const auto iterate = [&](const at::Tensor& weight) {
     net.sgd.zero_grad();
-    backward(s, weight.sum());
+    tracked_backward(s, weight.sum());
     ASSERT_EQ(s.gradient_stage(net.sgd), GradientStage::kScaled);
     s.begin_step(net.sgd);
     s.step(net.sgd);

@@ -8,55 +8,46 @@
 namespace mantissa::iteration_tracker_test {
 namespace {
 
-struct Net {
-  at::Tensor w = torch::ones({2}).set_requires_grad(true);
-  torch::optim::SGD sgd{std::vector{w}, 0.5};
-};
+using Net = TrackedNet;
 
 /// A scaler that starts at 4 and doubles after every clean iteration.
 TrackedScaler scaler() { return TrackedScaler({.init_scale = 4, .growth_interval = 1}); }
 
-void backward(TrackedScaler& scaler, const at::Tensor& loss) {
-  scaler.begin_backward();
-  scaler.scale(loss).backward();
-  scaler.end_backward();
-}
-
 TEST(IterationTracker, ABackwardPassThatFailedIsStillCountedWhenTheNextOneBegins) {
   TrackedScaler s = scaler();
   Net net, other;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
   s.begin_backward();
   s.scale(net.w.sum()).backward();  // the loop's exception keeps end_backward() from being called
-  backward(s, other.w.sum());
+  tracked_backward(s, other.w.sum());
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kMixed);
 }
 
 TEST(IterationTracker, NewGradientsOfAnOptimizerWhoseStepWasLeftOutFollowTheScale) {
   TrackedScaler s = scaler();
   Net left_out, other;
-  backward(s, left_out.w.sum());
+  tracked_backward(s, left_out.w.sum());
   s.unscale_(left_out.sgd);
   left_out.sgd.zero_grad();
-  backward(s, left_out.w.sum() + other.w.sum());
+  tracked_backward(s, left_out.w.sum() + other.w.sum());
   s.begin_backward();
   s.end_backward();
   s.step(other.sgd);
-  backward(s, left_out.w.sum());  // the scale has moved from 4 to 8
+  tracked_backward(s, left_out.w.sum());  // the scale has moved from 4 to 8
   EXPECT_EQ(left_out.w.grad()[0].item<float>(), 16) << "two passes at the scale 8";
 }
 
 TEST(IterationTracker, GradientsThatAddUpFollowTheScaleAlsoAfterAStepOfTheirOwn) {
   TrackedScaler s = scaler();
   Net adds_up, other;
-  backward(s, adds_up.w.sum());
+  tracked_backward(s, adds_up.w.sum());
   s.step(adds_up.sgd);
   adds_up.sgd.zero_grad();
-  backward(s, adds_up.w.sum() + other.w.sum());
+  tracked_backward(s, adds_up.w.sum() + other.w.sum());
   ASSERT_EQ(s.get_scale(), 8);
   s.step(other.sgd);
-  backward(s, adds_up.w.sum());
+  tracked_backward(s, adds_up.w.sum());
   ASSERT_EQ(s.get_scale(), 16);
   EXPECT_EQ(adds_up.w.grad()[0].item<float>(), 32) << "two passes at the scale 16";
 }
@@ -67,9 +58,9 @@ TEST(IterationTracker, AParameterWithoutAGradientDoesNotKeepTheOthersFromFollowi
   torch::optim::SGD adds_up({unused, w}, 0.5);
   Net other;
   s.watch(adds_up);
-  backward(s, w.sum() + other.w.sum());
+  tracked_backward(s, w.sum() + other.w.sum());
   s.step(other.sgd);
-  backward(s, w.sum());
+  tracked_backward(s, w.sum());
   EXPECT_EQ(w.grad()[0].item<float>(), 16) << "two passes at the scale 8";
   EXPECT_FALSE(unused.grad().defined());
 }
@@ -77,13 +68,13 @@ TEST(IterationTracker, AParameterWithoutAGradientDoesNotKeepTheOthersFromFollowi
 TEST(IterationTracker, AnAbandonedMixtureIsForgotten) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   ASSERT_EQ(s.gradient_stage(net.sgd), GradientStage::kMixed);
   s.abandon_iteration();
   net.sgd.zero_grad();
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled);
 }
@@ -91,12 +82,12 @@ TEST(IterationTracker, AnAbandonedMixtureIsForgotten) {
 TEST(IterationTracker, AnIterationThatIsAbandonedInItsBackwardPassIsForgotten) {
   TrackedScaler s = scaler();
   Net net;
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
   s.begin_backward();
   s.abandon_iteration();
   net.sgd.zero_grad();
-  backward(s, net.w.sum());
+  tracked_backward(s, net.w.sum());
   s.unscale_(net.sgd);
   EXPECT_EQ(s.gradient_stage(net.sgd), GradientStage::kUnscaled);
 }
@@ -104,11 +95,11 @@ TEST(IterationTracker, AnIterationThatIsAbandonedInItsBackwardPassIsForgotten) {
 TEST(IterationTracker, GradientsThatTheLoopWritesAfterTheirStepDoNotFollowTheScale) {
   TrackedScaler s = scaler();
   Net net, other;
-  backward(s, net.w.sum() + other.w.sum());
+  tracked_backward(s, net.w.sum() + other.w.sum());
   s.step(net.sgd);
   net.w.grad().fill_(3);
   s.step(other.sgd);
-  backward(s, torch::ones({}, at::requires_grad()).sum());
+  tracked_backward(s, torch::ones({}, at::requires_grad()).sum());
   ASSERT_EQ(s.get_scale(), 8);
   EXPECT_EQ(net.w.grad()[0].item<float>(), 3);
 }
@@ -117,7 +108,7 @@ TEST(IterationTracker, GradientsThatAddUpAreNotWrittenWhileTheScaleStays) {
   TrackedScaler s({.init_scale = 4});
   Net adds_up, other;
   s.watch(adds_up.sgd);
-  backward(s, adds_up.w.sum() + other.w.sum());
+  tracked_backward(s, adds_up.w.sum() + other.w.sum());
   s.step(other.sgd);
   const auto version = adds_up.w.grad()._version();
   s.begin_backward();
@@ -131,7 +122,7 @@ TEST(IterationTracker, UnscaledGradientsOfASharedParameterDoNotFollowTheScale) {
   torch::optim::SGD waits({shared}, 0.5), adds_up({shared, own}, 0.5);
   Net other;
   s.watch(adds_up);
-  backward(s, shared.sum() + own.sum() + other.w.sum());
+  tracked_backward(s, shared.sum() + own.sum() + other.w.sum());
   s.unscale_(waits);
   s.step(other.sgd);
   s.begin_step(other.sgd);  // a second step ends the iteration of the first

@@ -56,6 +56,20 @@ struct TrackedScaler : GradScaler, IterationTracker {
       : GradScaler(at::kCPU, options), IterationTracker(static_cast<GradScaler&>(*this)) {}
 };
 
+/// One parameter of two elements, and its optimizer.
+struct TrackedNet {
+  explicit TrackedNet(float value = 1) : w(torch::full({2}, value).set_requires_grad(true)), sgd({w}, 0.5) {}
+  at::Tensor w;
+  torch::optim::SGD sgd;
+};
+
+/// Runs a backward pass whose begin and end the tracker knows.
+inline void tracked_backward(TrackedScaler& scaler, const at::Tensor& loss) {
+  scaler.begin_backward();
+  scaler.scale(loss).backward();
+  scaler.end_backward();
+}
+
 /// Runs one iteration with this gradient; returns whether the optimizer stepped.
 inline bool iterate(GradScaler& scaler, torch::optim::Optimizer& optimizer, float gradient) {
   scaler.scale(torch::zeros({}));

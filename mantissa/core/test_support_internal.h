@@ -14,12 +14,12 @@
 
 namespace mantissa {
 
-/// Returns the message of the c10::Error that `f` throws, or "no error".
-template <typename F>
+/// Returns the message of the Error that `f` throws, or "no error". Any other exception is let through.
+template <typename Error = c10::Error, typename F>
 std::string error_of(const F& f) {
   try {
     f();
-  } catch (const c10::Error& error) {
+  } catch (const Error& error) {
     return error.what_without_backtrace();
   }
   return "no error";

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "mantissa/core/default_dtype.h"
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/models/gpt.h"
 #include "mantissa/models/llama.h"
 
@@ -50,16 +51,6 @@ at::Tensor greedy_without_cache(CausalModel& model, at::Tensor tokens, int64_t c
   for (int64_t i = 0; i < count; ++i)
     tokens = at::cat({tokens, model.forward(tokens).select(1, -1).argmax(-1, /*keepdim=*/true)}, 1);
   return tokens.slice(1, before);
-}
-
-template <typename Error>
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
 }
 
 constexpr SamplingOptions kGreedy{.temperature = 0};

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/models/generate.h"
 
 namespace mantissa::gpt2_test {
@@ -13,16 +14,6 @@ using testing::HasSubstr;
 Gpt2Options small() { return {.vocab_size = 10, .n_positions = 8, .n_embd = 16, .n_layer = 2, .n_head = 4}; }
 
 at::Tensor some_tokens(int64_t batch, int64_t length) { return at::randint(10, {batch, length}, at::kLong); }
-
-template <typename Error>
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 
 std::string error_with(const std::function<void(Gpt2Options&)>& change) {
   Gpt2Options options = small();

@@ -2,22 +2,14 @@
 
 #include <cmath>
 
+#include "mantissa/core/test_support_internal.h"
+
 namespace mantissa::gpt_test {
 namespace {
 
 constexpr GptOptions kSmall{.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 10};
 
 at::Tensor some_tokens(int64_t batch, int64_t length) { return at::randint(10, {batch, length}, at::kLong); }
-
-template <typename Error>
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 
 TEST(Gpt, RefusesASequenceLongerThanItsContextWithTheCure) {
   Gpt model(kSmall);

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "mantissa/core/test_support_internal.h"
+
 namespace mantissa::llama_config_test {
 namespace {
 
@@ -23,12 +25,7 @@ Json llama32() {
 }
 
 std::string error_of(const std::string& text) {
-  try {
-    parse_llama_config(text, "dir/config.json");
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
+  return mantissa::error_of<c10::ValueError>([&] { parse_llama_config(text, "dir/config.json"); });
 }
 
 std::string error_with(const std::string& field, const Json& value) {

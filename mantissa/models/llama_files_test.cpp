@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "mantissa/core/default_dtype.h"
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
 
@@ -26,24 +27,7 @@ LlamaOptions small() {
           .rope_scaling = RopeScaling{.original_max_position_embeddings = 4}};
 }
 
-class LlamaFiles : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              (std::string("llama_files_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  static std::string error_of(const std::function<void()>& body) {
-    try {
-      body();
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "no error";
-  }
-  fs::path folder_;
-};
+class LlamaFiles : public InFolder {};
 
 TEST_F(LlamaFiles, ASavedModelIsReadBack) {
   Llama model(small());

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <functional>
 
+#include "mantissa/core/test_support_internal.h"
+
 namespace mantissa::llama_test {
 namespace {
 
@@ -17,16 +19,6 @@ LlamaOptions small() {
 }
 
 at::Tensor some_tokens(int64_t batch, int64_t length) { return at::randint(10, {batch, length}, at::kLong); }
-
-template <typename Error>
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 
 std::string error_with(const std::function<void(LlamaOptions&)>& change) {
   LlamaOptions options = small();

@@ -7,6 +7,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include "mantissa/core/test_support_internal.h"
+
 namespace mantissa::sampling_test {
 namespace {
 
@@ -30,13 +32,10 @@ std::set<int64_t> tokens_of(const std::vector<int64_t>& counts) {
 }
 
 std::string error_of(const SamplingOptions& options, const at::Tensor& logits = halves()) {
-  try {
+  return mantissa::error_of<c10::ValueError>([&] {
     check_sampling_options(options);
     sample(logits.unsqueeze(0), options);
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
+  });
 }
 
 using Set = std::set<int64_t>;

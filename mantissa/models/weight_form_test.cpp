@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "mantissa/core/test_support_internal.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/models/gpt2_files.h"
@@ -14,27 +15,11 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-class WeightForm : public testing::Test {
+class WeightForm : public InFolder {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              (std::string("weight_form_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  static std::string error_of(const std::function<void()>& body) {
-    try {
-      body();
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "no error";
-  }
   static Gpt2 make() {
     return Gpt2(Gpt2Options{.vocab_size = 10, .n_positions = 8, .n_embd = 16, .n_layer = 1, .n_head = 4});
   }
-  fs::path folder_;
 };
 
 TEST_F(WeightForm, SquareWeightsAreTurnedToo) {
