@@ -125,11 +125,11 @@ OptionValue value_of(const Option& option, const YAML::Node& node, const std::st
   return visit_kind(option.to.kind, [&](auto* type) -> OptionValue {
     using Value = std::remove_pointer_t<decltype(type)>;
     std::optional<Value> value;
-    if constexpr (std::is_same_v<Value, std::string>)
+    if constexpr (std::is_same_v<Value, std::string>) {
       if (option.takes_map && node.IsMap() && node.size() > 0)
         value = text_of_map(node, where + "'" + option.name + "' ");
-    if constexpr (std::is_same_v<Value, std::string>)
       if (option.is_list && node.size() > 0) value = joined(node, ",");
+    }
     try {
       if (node.IsScalar()) value = scalar<Value>(node, where + "'" + option.name + "' ");
     } catch (const YAML::Exception&) {

@@ -395,14 +395,16 @@ class TrainingRun {
 /// Trains in the folder `resumed`, or in a new folder if it is null.
 Json train(const FitOptions& o, bool quiet, const Json& plan, RunFolder* resumed) {
   if (o.threads > 0) at::set_num_threads(static_cast<int>(o.threads));
-  std::optional<FitOptions> next;
+  FitOptions options = o;
   std::unique_ptr<RunFolder> fresh;
   while (true) {
-    TrainingRun run(next ? *next : o, resumed);
-    const Json json = run.train(quiet, plan);
-    if (!json.is_null()) return json;
-    next = falling_back(next ? *next : o);
-    if (auto made = run.release_folder()) fresh = std::move(made), resumed = fresh.get();
+    {
+      TrainingRun run(options, resumed);
+      const Json json = run.train(quiet, plan);
+      if (!json.is_null()) return json;
+      if (auto made = run.release_folder()) fresh = std::move(made), resumed = fresh.get();
+    }
+    options = falling_back(options);
   }
 }
 

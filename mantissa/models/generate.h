@@ -19,8 +19,8 @@ struct GenerateOptions {
   std::optional<uint64_t> seed = std::nullopt;
   /// A sequence ends with one of these; unset: the model's own. Empty: none does.
   std::optional<std::vector<int64_t>> stop_tokens = std::nullopt;
-  /// Goes on when the context is full: forgets the older half of it and reads the newer half again. Otherwise the text
-  /// ends there.
+  /// When the context is full, the model forgets the older half of it, reads the newer half again and continues. If false, the
+  /// text ends there.
   bool slide = false;
   /// Is called with each new token of every sequence, [B] of int64 on the CPU, as soon as it is chosen. The text ends
   /// there if it returns false.

@@ -100,9 +100,9 @@ struct TrainerOptions {
   /// random numbers and buffers, until its gradients are finite, so that no batch is lost and the weights have the bits of a
   /// run that had this scale from the start. A window is skipped after all if one of its losses is not finite, or if its
   /// gradients are not finite at a scale below 1, because no scale cures these; the scale is then lowered once. Each retry
-  /// runs training_step() and the hooks from on_before_zero_grad() to on_before_optimizer_step() again; what it logs is not
-  /// counted again. A mode without a loss scale has no overflows. This works only with automatic optimization and a dynamic
-  /// scale.
+  /// calls training_step() and the hooks from on_before_zero_grad() to on_before_optimizer_step() again. What
+  /// training_step() logs counts once. A mode without a loss scale has no overflows. This works only with automatic
+  /// optimization and a dynamic scale.
   /// Memory: "retry" keeps the batches of a window and a copy of the buffers for each.
   /// Sync:   "retry" reads whether each step was skipped.
   std::string on_overflow = "skip";
