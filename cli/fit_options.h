@@ -28,6 +28,8 @@ struct FitOptions {
   std::string data, model, weights, output;
   std::optional<LoraConfig> lora;
   std::string adapter;  ///< a folder of PEFT's to begin with; "": none
+  bool activation_checkpointing = false;
+  int64_t loss_chunk = 0;  ///< positions whose logits are computed at a time; 0: all of a batch
   double val_fraction = 0;
   int64_t classes = 0, threads = 0;
   uint64_t seed = 0;

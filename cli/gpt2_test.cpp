@@ -75,6 +75,32 @@ TEST_F(Gpt2Command, QuantizedWeightsAndAdaptersAreReadBack) {
   }
 }
 
+TEST_F(Gpt2Command, OptionsThatSaveMemoryChangeNoResult) {
+  const auto trained = [&](const std::string& options) {
+    fs::remove_all(folder_ / "run");
+    const Outcome outcome =
+        fit_gpt2("--precision bf16-mixed --max-steps 2 --seed 3 --json - --quiet " + options);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(outcome.out);
+  };
+  const json plain = trained(""), layers = trained("--activation-checkpointing");
+  EXPECT_EQ(layers["val_loss"], plain["val_loss"]);
+  EXPECT_EQ(layers["train_loss"], plain["train_loss"]);
+  const json chunked = trained("--loss-chunk 50");
+  EXPECT_NEAR(chunked["val_loss"].get<double>(), plain["val_loss"].get<double>(), 1e-3);
+  EXPECT_NEAR(loss("--loss-chunk 7"), loss("--loss-chunk 0"), 1e-5);
+}
+
+TEST_F(Gpt2Command, OptionsThatSaveMemoryNeedAModelThatCanUseThem) {
+  const Outcome layers = fit("--model mlp --data digits --activation-checkpointing --output images");
+  EXPECT_THAT(layers.err, testing::HasSubstr("--model mlp has no layers that can be computed again"));
+  const Outcome chunks = fit("--model mlp --data digits --loss-chunk 8 --output images");
+  EXPECT_THAT(chunks.err,
+              testing::HasSubstr("--loss-chunk 8 divides the positions of a text, and --model mlp"));
+  EXPECT_FALSE(fs::exists(folder_ / "images"));
+  EXPECT_EQ(fit("--loss-chunk -1").status, 2);
+}
+
 TEST_F(Gpt2Command, PublicSizesAreKnownByTheirNames) {
   EXPECT_THAT(run("fit --help").out, testing::HasSubstr("gpt2-xl"));
   expect_error(fit("--model gpt2-medium --data digits"), 2, {"gpt2-medium cannot read --data digits"});

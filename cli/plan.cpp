@@ -43,7 +43,7 @@ Json plan_mode(FitOptions o) {
   const auto train = train_loader(o, data);
   train->set_epoch(0);
   const std::optional<Batch> batch = train->next();
-  const std::shared_ptr<TensorModule> model = make_model(o.model, data.input);
+  const std::shared_ptr<TensorModule> model = make_model_of(o, data.input);
   const auto adapter = add_adapter(o, *model);
   ClassificationTask task = make_task(o, model, /*steps=*/2);
   const MemoryPlan plan = plan_memory(task, *batch, options);

@@ -36,6 +36,7 @@
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/models/causal_model.h"
+#include "mantissa/precision/recompute.h"
 #include "mantissa/trainer/callbacks/divergence_monitor.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
 #include "mantissa/trainer/callbacks/progress_bar.h"
@@ -226,7 +227,7 @@ class TrainingRun {
         resumes_from_checkpoint_(resumed && !resumed->checkpoints().empty()),
         memory_before_(peak_memory_bytes(at::kCPU)) {
     torch::manual_seed(o.seed);
-    model_ = make_model(o.model, data_.input);
+    model_ = make_model_of(o, data_.input);
     if (resumed && !resumes_from_checkpoint_) {
       TORCH_WARN("the run in ", resumed->path().string(),
                  " has no checkpoint to resume from and starts again");
@@ -476,10 +477,31 @@ void report(const std::vector<Json>& results, const std::string& json, bool as_a
   write_json(as_array ? Json(results) : results[0], json);
 }
 
+std::shared_ptr<TensorModule> make_model_of(const FitOptions& options, const ModelInput& input) {
+  auto model = make_model(options.model, input);
+  TORCH_CHECK_VALUE(options.loss_chunk == 0 || dynamic_cast<const CausalModel*>(model.get()), "--loss-chunk ",
+                    options.loss_chunk, " divides the positions of a text, and --model ", options.model,
+                    " does not predict text; leave it out");
+  try {
+    if (options.activation_checkpointing) set_activation_checkpointing(*model, true);
+  } catch (const c10::ValueError&) {
+    TORCH_CHECK_VALUE(false, "--activation-checkpointing: --model ", options.model,
+                      " has no layers that can be computed again; leave it out, or choose a transformer");
+  }
+  return model;
+}
+
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,
                              int64_t steps) {
-  return {model, [model](const at::Tensor& x) { return model->forward(x); },
-          [options, steps](torch::nn::Module& module) { return make_optimizer(options, module, steps); }};
+  ClassificationTask task(
+      model, [model](const at::Tensor& x) { return model->forward(x); },
+      [options, steps](torch::nn::Module& module) { return make_optimizer(options, module, steps); });
+  if (const auto causal = std::dynamic_pointer_cast<CausalModel>(model); causal && options.loss_chunk > 0) {
+    task.set_chunked_loss([causal](const at::Tensor& x) { return causal->hidden_states(x); },
+                          [causal](const at::Tensor& x) { return causal->output_layer(x); },
+                          options.loss_chunk);
+  }
+  return task;
 }
 
 }  // namespace mantissa::cli

@@ -43,6 +43,10 @@ Json resume_fit(const FitOptions& options, RunFolder& folder, bool quiet, const 
 /// `as_array` even a single result is an array.
 void report(const std::vector<Json>& results, const std::string& json, bool as_array);
 
+/// Makes the model of the options for data of this form, with activation checkpointing if the options have it.
+/// Errors: those of make_model(); c10::ValueError for a model that the options about memory do not fit.
+std::shared_ptr<TensorModule> make_model_of(const FitOptions& options, const ModelInput& input);
+
 /// Makes the task that trains `model` with the optimizer of the options. The learning-rate schedule needs
 /// `steps`, the number of steps of the whole run.
 ClassificationTask make_task(const FitOptions& options, const std::shared_ptr<TensorModule>& model,

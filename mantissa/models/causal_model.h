@@ -14,6 +14,14 @@ namespace mantissa {
 /// A model that predicts the next token of a text: forward() takes tokens [B, T] and returns logits [B, T, vocabulary].
 class CausalModel : public TensorModule {
  public:
+  at::Tensor forward(const at::Tensor& tokens) override { return output_layer(hidden_states(tokens)); }
+  /// The first part of forward(): everything before the output layer, for a loss that never has all logits in memory
+  /// (precision/chunked_cross_entropy.h).
+  ///
+  /// Shapes: [B, T] -> [B, T, width].
+  virtual at::Tensor hidden_states(const at::Tensor& tokens) = 0;
+  /// The second part: [..., width] -> [..., vocabulary].
+  virtual at::Tensor output_layer(const at::Tensor& hidden_states) = 0;
   /// The longest sequence.
   virtual int64_t context() const = 0;
   virtual int64_t vocabulary() const = 0;

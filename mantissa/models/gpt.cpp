@@ -84,10 +84,12 @@ void GptImpl::initialize_weights() {
   }
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& tokens) { return linear(head_, body(tokens, nullptr)); }
+at::Tensor GptImpl::hidden_states(const at::Tensor& tokens) { return body(tokens, nullptr); }
+
+at::Tensor GptImpl::output_layer(const at::Tensor& x) { return linear(head_, x); }
 
 at::Tensor GptImpl::next_logits(const at::Tensor& tokens, KeyValueCache& cache) {
-  return linear(head_, body(tokens, &cache).narrow(1, -1, 1)).squeeze(1);
+  return output_layer(body(tokens, &cache).narrow(1, -1, 1)).squeeze(1);
 }
 
 at::Tensor GptImpl::body(const at::Tensor& tokens, KeyValueCache* cache) {
@@ -95,7 +97,12 @@ at::Tensor GptImpl::body(const at::Tensor& tokens, KeyValueCache* cache) {
   const at::Tensor vectors = embed_tokens("Gpt", token_embedding_, tokens, options_.context, before);
   const at::Tensor positions = at::arange(before, before + tokens.size(1), tokens.options().dtype(at::kLong));
   at::Tensor x = vectors + position_embedding_(positions);
-  for (size_t i = 0; i < blocks_->size(); ++i) x = blocks_[i]->as<GptBlock>()->forward(x, {cache, i});
+  for (size_t i = 0; i < blocks_->size(); ++i) {
+    const auto block = [=, its = blocks_->ptr<GptBlockImpl>(i)](const at::Tensor& h) {
+      return its->forward(h, {cache, i});
+    };
+    x = cache ? block(x) : checkpointed(block, x);
+  }
   if (cache) cache->advance(tokens.size(1));
   return norm_(x);
 }

@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include "mantissa/core/activation_checkpointing.h"
 #include "mantissa/models/causal_model.h"
 #include "mantissa/models/key_value_cache.h"
 #include "mantissa/weights/attention.h"
@@ -49,10 +50,11 @@ TORCH_MODULE(GptBlock);
 /// Errors: c10::ValueError for options out of range and for sequences that are too long; c10::TypeError for
 ///         tokens that are not integers; c10::IndexError, on the CPU, for a token outside of the vocabulary.
 /// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
-class GptImpl final : public CausalModel {
+class GptImpl final : public CausalModel, public HasActivationCheckpointing {
  public:
   explicit GptImpl(const GptOptions& options);
-  at::Tensor forward(const at::Tensor& tokens) override;
+  at::Tensor hidden_states(const at::Tensor& tokens) override;
+  at::Tensor output_layer(const at::Tensor& hidden_states) override;
   int64_t context() const override { return options_.context; }
   int64_t vocabulary() const override { return options_.vocabulary; }
   at::Tensor next_logits(const at::Tensor& tokens, KeyValueCache& cache) override;

@@ -74,7 +74,12 @@ at::Tensor Gpt2BodyImpl::forward(const at::Tensor& tokens, KeyValueCache* cache)
   const at::Tensor vectors = embed_tokens("Gpt2", wte_, tokens, context_, before);
   const at::Tensor positions = at::arange(before, before + tokens.size(1), tokens.options().dtype(at::kLong));
   at::Tensor x = at::dropout(vectors + wpe_(positions), embd_pdrop_, is_training());
-  for (size_t i = 0; i < h_->size(); ++i) x = h_[i]->as<Gpt2Block>()->forward(x, {cache, i});
+  for (size_t i = 0; i < h_->size(); ++i) {
+    const auto block = [=, its = h_->ptr<Gpt2BlockImpl>(i)](const at::Tensor& h) {
+      return its->forward(h, {cache, i});
+    };
+    x = cache ? block(x) : checkpointed(block, x);
+  }
   if (cache) cache->advance(tokens.size(1));
   return ln_f_(x);
 }
@@ -103,7 +108,7 @@ void Gpt2Impl::initialize_weights() {
   }
 }
 
-at::Tensor Gpt2Impl::forward(const at::Tensor& tokens) { return output_layer(transformer_(tokens)); }
+at::Tensor Gpt2Impl::hidden_states(const at::Tensor& tokens) { return transformer_(tokens); }
 
 at::Tensor Gpt2Impl::next_logits(const at::Tensor& tokens, KeyValueCache& cache) {
   return output_layer(transformer_(tokens, &cache).narrow(1, -1, 1)).squeeze(1);

@@ -9,6 +9,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include "mantissa/core/activation_checkpointing.h"
 #include "mantissa/models/causal_model.h"
 #include "mantissa/models/gpt2_options.h"
 #include "mantissa/models/key_value_cache.h"
@@ -57,7 +58,7 @@ class Gpt2BlockImpl final : public torch::nn::Module {
 TORCH_MODULE(Gpt2Block);
 
 /// GPT-2 without its output layer.
-class Gpt2BodyImpl final : public torch::nn::Module {
+class Gpt2BodyImpl final : public torch::nn::Module, public HasActivationCheckpointing {
  public:
   explicit Gpt2BodyImpl(const Gpt2Options& options);
   /// Reads tokens that follow those in `cache`, if there is one, and adds them to it.
@@ -91,7 +92,8 @@ TORCH_MODULE(Gpt2Body);
 class Gpt2Impl final : public CausalModel {
  public:
   explicit Gpt2Impl(const Gpt2Options& options);
-  at::Tensor forward(const at::Tensor& tokens) override;
+  at::Tensor hidden_states(const at::Tensor& tokens) override;
+  at::Tensor output_layer(const at::Tensor& hidden_states) override;
   int64_t context() const override { return options_.n_positions; }
   int64_t vocabulary() const override { return options_.vocab_size; }
   std::vector<int64_t> stop_tokens() const override { return options_.eos_token_id; }
@@ -104,7 +106,6 @@ class Gpt2Impl final : public CausalModel {
 
  private:
   void initialize_weights();
-  at::Tensor output_layer(const at::Tensor& x);
 
   Gpt2Options options_;
   Gpt2Body transformer_{nullptr};

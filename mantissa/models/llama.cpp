@@ -81,8 +81,12 @@ at::Tensor LlamaBodyImpl::forward(const at::Tensor& tokens, KeyValueCache* cache
   // Once per device, since nothing may be copied from the host while a CUDA graph is recorded.
   if (frequencies_.device() != x.device()) frequencies_ = frequencies_.to(x.device());
   const RotaryAngles angles = rotary_angles(frequencies_, tokens.size(1), x, before);
-  for (size_t i = 0; i < layers_->size(); ++i)
-    x = layers_[i]->as<LlamaLayer>()->forward(x, angles, {cache, i});
+  for (size_t i = 0; i < layers_->size(); ++i) {
+    const auto layer = [=, its = layers_->ptr<LlamaLayerImpl>(i)](const at::Tensor& h) {
+      return its->forward(h, angles, {cache, i});
+    };
+    x = cache ? layer(x) : checkpointed(layer, x);
+  }
   if (cache) cache->advance(tokens.size(1));
   return norm_(x);
 }
@@ -108,7 +112,7 @@ void LlamaImpl::initialize_weights() {
   if (options_.pad_token_id) model_->embeddings()[*options_.pad_token_id].zero_();
 }
 
-at::Tensor LlamaImpl::forward(const at::Tensor& tokens) { return output_layer(model_(tokens)); }
+at::Tensor LlamaImpl::hidden_states(const at::Tensor& tokens) { return model_(tokens); }
 
 at::Tensor LlamaImpl::next_logits(const at::Tensor& tokens, KeyValueCache& cache) {
   return output_layer(model_(tokens, &cache).narrow(1, -1, 1)).squeeze(1);

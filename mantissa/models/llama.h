@@ -8,6 +8,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include "mantissa/core/activation_checkpointing.h"
 #include "mantissa/models/causal_model.h"
 #include "mantissa/models/key_value_cache.h"
 #include "mantissa/models/llama_options.h"
@@ -56,7 +57,7 @@ class LlamaLayerImpl final : public torch::nn::Module {
 TORCH_MODULE(LlamaLayer);
 
 /// Llama without its output layer.
-class LlamaBodyImpl final : public torch::nn::Module {
+class LlamaBodyImpl final : public torch::nn::Module, public HasActivationCheckpointing {
  public:
   explicit LlamaBodyImpl(const LlamaOptions& options);
   /// Reads tokens that follow those in `cache`, if there is one, and adds them to it.
@@ -89,7 +90,8 @@ TORCH_MODULE(LlamaBody);
 class LlamaImpl final : public CausalModel {
  public:
   explicit LlamaImpl(const LlamaOptions& options);
-  at::Tensor forward(const at::Tensor& tokens) override;
+  at::Tensor hidden_states(const at::Tensor& tokens) override;
+  at::Tensor output_layer(const at::Tensor& hidden_states) override;
   int64_t context() const override { return options_.max_position_embeddings; }
   int64_t vocabulary() const override { return options_.vocab_size; }
   std::vector<int64_t> stop_tokens() const override { return options_.eos_token_id; }
@@ -99,7 +101,6 @@ class LlamaImpl final : public CausalModel {
 
  private:
   void initialize_weights();
-  at::Tensor output_layer(const at::Tensor& x);
 
   LlamaOptions options_;
   LlamaBody model_{nullptr};

@@ -8,8 +8,10 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>
 
 #include "mantissa/amp/autocast.h"
+#include "mantissa/core/activation_checkpointing.h"
 #include "mantissa/core/default_dtype.h"
 #include "mantissa/core/rng_state.h"
 #include "mantissa/fp8/fp8_autocast.h"
@@ -85,12 +87,28 @@ class Recompute : public torch::autograd::Function<Recompute> {
   }
 };
 
+bool set_in(torch::nn::Module& module, bool on) {
+  auto* const layers = dynamic_cast<HasActivationCheckpointing*>(&module);
+  if (layers) layers->set_recompute(on ? &recompute : nullptr);
+  return layers != nullptr;
+}
+
 }  // namespace
 
 at::Tensor recompute(const std::function<at::Tensor(const at::Tensor&)>& f, const at::Tensor& x) {
   TORCH_CHECK_VALUE(f, "recompute: got no function");
   if (!at::GradMode::is_enabled()) return f(x);
   return Recompute::apply(x, at::empty({0}).requires_grad_(), f);
+}
+
+void set_activation_checkpointing(torch::nn::Module& model, bool on) {
+  bool is_found = false;
+  for (const auto& module : model.modules(/*include_self=*/false)) is_found |= set_in(*module, on);
+  is_found |= set_in(model, on);
+  TORCH_CHECK_VALUE(
+      is_found || !on, "set_activation_checkpointing: ", model.name(),
+      " has no layers that compute themselves again; derive it from HasActivationCheckpointing, or "
+      "call recompute() in its forward()");
 }
 
 }  // namespace mantissa

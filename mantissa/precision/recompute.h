@@ -4,6 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
+namespace torch::nn {
+class Module;
+}
+
 namespace mantissa {
 
 /// Returns f(x) without keeping what its backward pass needs: the backward pass computes f(x) again. This saves the memory of
@@ -20,5 +24,13 @@ namespace mantissa {
 /// Source:   torch.utils.checkpoint and Transformer Engine's checkpoint(); Chen et al. 2016, arXiv:1604.06174.
 /// Example:  recompute_test.cpp, Recompute.GivesTheBitsOfTheForwardPass
 at::Tensor recompute(const std::function<at::Tensor(const at::Tensor&)>& f, const at::Tensor& x);
+
+/// Makes the layers of a model recompute() themselves, if the model has HasActivationCheckpointing, as those of models/ for tokens
+/// do: a transformer then keeps one activation per layer. With `on` false, they keep their activations again.
+///
+/// Numerics: the bits of losses and gradients do not change.
+/// Errors:   c10::ValueError, with `on`, for a model without such layers.
+/// Example:  recompute_test.cpp, ActivationCheckpointing.GivesTheSameBitsInLessMemory
+void set_activation_checkpointing(torch::nn::Module& model, bool on);
 
 }  // namespace mantissa

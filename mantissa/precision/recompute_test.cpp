@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/core/activation_checkpointing.h"
 #include "mantissa/core/test_support_internal.h"
 #include "mantissa/precision/registry.h"
 
@@ -117,6 +118,59 @@ TEST(Recompute, RefusesNoFunctionAndASecondDerivative) {
   const at::Tensor y = recompute([](const at::Tensor& input) { return input * input; }, x);
   EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, {}, /*create_graph=*/true); }),
               HasSubstr("no second derivative"));
+}
+
+/// Three layers that a mode can compute again.
+struct LayersImpl : torch::nn::Module, HasActivationCheckpointing {
+  LayersImpl() {
+    register_module("layers", layers);
+    for (int i = 0; i < 3; ++i) layers->push_back(torch::nn::Linear(8, 8));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = 0; i < layers->size(); ++i)
+      x = checkpointed(
+          [this, its = layers->ptr<torch::nn::LinearImpl>(i)](const at::Tensor& h) {
+            ++passes;
+            return its->forward(h).relu();
+          },
+          x);
+    return x;
+  }
+  torch::nn::ModuleList layers;
+  int passes = 0;
+};
+TORCH_MODULE(Layers);
+
+TEST(ActivationCheckpointing, LayersOfPartsAndOfTheModelComputeAgain) {
+  for (const bool inside : {false, true}) {
+    torch::manual_seed(2);
+    Layers layers;
+    torch::nn::Sequential outer(layers);
+    torch::nn::Module& model = inside ? static_cast<torch::nn::Module&>(*outer) : *layers;
+    const at::Tensor x = torch::randn({4, 8});
+    const auto gradient = [&] {
+      model.zero_grad();
+      layers->forward(x).sum().backward();
+      return layers->parameters()[0].grad().clone();
+    };
+    const at::Tensor want = gradient();
+    EXPECT_EQ(layers->passes, 3);
+    set_activation_checkpointing(model, true);
+    EXPECT_TRUE(layers->has_recompute());
+    EXPECT_TRUE(at::equal(gradient(), want));
+    EXPECT_EQ(layers->passes, 9);
+    set_activation_checkpointing(model, false);
+    gradient();
+    EXPECT_EQ(layers->passes, 12);
+  }
+}
+
+TEST(ActivationCheckpointing, AModelWithoutSuchLayersIsAnError) {
+  torch::nn::Linear net(2, 2);
+  EXPECT_THAT(
+      error_of<c10::ValueError>([&] { set_activation_checkpointing(*net, true); }),
+      testing::AllOf(HasSubstr("LinearImpl"), HasSubstr("derive it from HasActivationCheckpointing")));
+  set_activation_checkpointing(*net, false);
 }
 
 }  // namespace

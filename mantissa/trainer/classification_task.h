@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "mantissa/optim/registry.h"
 #include "mantissa/trainer/task.h"
@@ -37,6 +38,12 @@ class ClassificationTask : public Task {
             model.ptr(), [net = model](const at::Tensor& x) mutable { return net->forward(x); },
             optimizer_called(optimizer, settings)) {}
 
+  /// For a model with a large vocabulary: losses are computed by chunked_cross_entropy(), which never has all logits in memory.
+  /// The forward function then serves predictions only, and has to be output_layer(hidden_states(x)).
+  ///
+  /// Errors: c10::ValueError for a chunk below 1 and for missing functions.
+  void set_chunked_loss(Forward hidden_states, Forward output_layer, int64_t chunk);
+
   torch::nn::Module& module() override { return *module_; }
   std::vector<OptimizerConfig> configure_optimizers() override { return {make_optimizer_(*module_)}; }
   at::Tensor training_step(const Batch& batch, int64_t batch_index) override;
@@ -46,11 +53,15 @@ class ClassificationTask : public Task {
 
  private:
   static MakeOptimizer optimizer_called(const std::string& name, const OptimizerSettings& settings);
+  /// The loss of a batch, and the share of positions that the largest logit predicts.
+  std::pair<at::Tensor, at::Tensor> scores(const Batch& batch);
   void log_scores(const char* prefix, const Batch& batch);
 
   std::shared_ptr<torch::nn::Module> module_;
   Forward forward_;
   MakeOptimizer make_optimizer_;
+  Forward hidden_states_, output_layer_;  ///< null without set_chunked_loss()
+  int64_t chunk_ = 0;
 };
 
 }  // namespace mantissa

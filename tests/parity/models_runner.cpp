@@ -62,7 +62,8 @@ class Recorder final : public CausalModel {
  public:
   explicit Recorder(std::shared_ptr<CausalModel> model)
       : model_(register_module("model", std::move(model))) {}
-  at::Tensor forward(const at::Tensor& tokens) override { return model_->forward(tokens); }
+  at::Tensor hidden_states(const at::Tensor& tokens) override { return model_->hidden_states(tokens); }
+  at::Tensor output_layer(const at::Tensor& x) override { return model_->output_layer(x); }
   int64_t context() const override { return model_->context(); }
   int64_t vocabulary() const override { return model_->vocabulary(); }
   std::vector<int64_t> stop_tokens() const override { return model_->stop_tokens(); }
