@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/test_support_internal.h"
+#include "mantissa/precision/fp8_layers.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/precision/quantize_module.h"
 #include "mantissa/precision/registry.h"
@@ -87,6 +88,30 @@ TEST(Refusals, OfASecondStepWithTheSameGradients) {
   EXPECT_FALSE(mode->optimizer_step(optimizer).skipped());
   EXPECT_THAT(error_of([&] { mode->optimizer_step(optimizer); }),
               HasSubstr("a step has already used these gradients; call backward() before each step"));
+}
+
+TEST(Refusals, OfRecipesThatNothingCanFollow) {
+  const Fp8Recipe wrong = DelayedScaling{.amax_history_len = 0};
+  EXPECT_THAT(error_of([&] { make_precision("32-true", at::kCPU, {.recipe = wrong}); }),
+              HasSubstr("DelayedScaling: amax_history_len is 0"))
+      << "in a mode without FP8, too";
+  EXPECT_THAT(error_of([&] { Fp8Layers("test", {.recipe = wrong}); }),
+              HasSubstr("DelayedScaling: amax_history_len is 0"));
+}
+
+TEST(Refusals, AClipOf0LeavesTheGradients) {
+  for (const char* const name : {"32-true", "16-mixed"}) {
+    for (const auto algorithm : {GradientClipAlgorithm::kNorm, GradientClipAlgorithm::kValue}) {
+      const auto mode = make_precision(name, at::kCPU);
+      torch::nn::Linear net(2, 2);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      mode->setup_optimizer(optimizer);
+      mode->backward(net->bias.sum());
+      const at::Tensor before = net->bias.grad().clone();
+      EXPECT_FALSE(mode->clip_gradients(optimizer, 0, algorithm).defined());
+      EXPECT_TRUE(at::equal(net->bias.grad(), before)) << name;
+    }
+  }
 }
 
 TEST(Refusals, OfModulesWithoutLayersNameWhatWouldHelp) {
