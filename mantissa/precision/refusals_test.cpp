@@ -13,6 +13,7 @@
 #include "mantissa/precision/fp8_layers.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/precision/quantize_module.h"
+#include "mantissa/precision/quantized.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/precision/true_dtype.h"
 
@@ -52,6 +53,46 @@ TEST(Refusals, OfOptionsThatATrueModeLacks) {
   EXPECT_THAT(error(at::kBFloat16, {.scaler = a_scaler()}),
               HasSubstr("bf16-true: only fp16 gradients need a"));
   EXPECT_EQ(error(at::kHalf, {.scaler = a_scaler()}), "no error");
+}
+
+TEST(Refusals, OfDtypesThatAQuantizedModeLacks) {
+  const auto error = [](Format format, at::ScalarType dtype) {
+    return error_of(
+        [&] { QuantizedPrecision("mine", at::kCPU, {.weights = {.format = format}, .dtype = dtype}); });
+  };
+  EXPECT_THAT(error(Format::kInt8, at::kBFloat16),
+              HasSubstr("precision 'mine' with dtype bfloat16: it only works with float16; leave dtype out"));
+  EXPECT_EQ(error(Format::kInt8, at::kHalf), "no error");
+  EXPECT_THAT(error(Format::kNF4, at::kDouble), HasSubstr("computed in float32, float16 or bfloat16"));
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16})
+    EXPECT_EQ(error(Format::kNF4, dtype), "no error");
+}
+
+TEST(Refusals, OfAMatmulPrecisionThatDoesNotExistKeepTheOneBefore) {
+  const auto mode = make_precision("32-true", at::kCPU);
+  mode->set_float32_matmul_precision("high");
+  EXPECT_THAT(error_of([&] { mode->set_float32_matmul_precision("fast"); }), HasSubstr("'fast'"));
+  EXPECT_NE(mode->run_context(), nullptr);
+  EXPECT_EQ(error_of([&] { mode->set_float32_matmul_precision(std::nullopt); }), "no error");
+  EXPECT_EQ(mode->run_context(), nullptr);
+}
+
+TEST(Refusals, OfALineSearchComeBeforeTheClosureRuns) {
+  struct WithoutLineSearch : Precision {
+    WithoutLineSearch() : Precision("mine") {}
+    void check_line_search() const override { TORCH_CHECK_TYPE(false, "no line search"); }
+  } mode;
+  torch::nn::Linear net(2, 2);
+  torch::optim::LBFGS lbfgs(net->parameters(), 0.1);
+  bool has_run = false;
+  EXPECT_THAT(error_of([&] {
+                mode.optimizer_step(lbfgs, [&] {
+                  has_run = true;
+                  return at::ones({});
+                });
+              }),
+              HasSubstr("no line search"));
+  EXPECT_FALSE(has_run);
 }
 
 TEST(Refusals, OfLineSearchesNameTheirReason) {

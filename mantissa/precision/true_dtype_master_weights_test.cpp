@@ -268,6 +268,14 @@ TEST(TrueDtypeMasterWeights, TheStateOfANewRunLeavesOutTheLastRunsModules) {
                         pair.optimizer_of_first.param_groups()[0].params()[0]));
 }
 
+TEST(TrueDtypeMasterWeights, ARunBeginsWithItsFirstOptimizerThoughTheRunBeforeHadIt) {
+  Pair pair;
+  pair.mode.setup_optimizer(pair.optimizer_of_first);
+  pair.mode.teardown();
+  pair.set_up();  // the optimizer of the first module is known, that of the second one is new
+  EXPECT_THAT(pair.keys(), testing::ElementsAre("bias", "bias#2", "weight", "weight#2"));
+}
+
 TEST(TrueDtypeMasterWeights, AMasterWeightHasTheNameInTheModuleConvertedLast) {
   O2 o2;
   o2.mode.setup_optimizer(o2.optimizer);
