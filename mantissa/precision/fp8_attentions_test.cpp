@@ -134,6 +134,20 @@ TEST(Fp8Attentions, IgnoredOnesAndThoseOfTheUserStayAsTheyAre) {
   EXPECT_EQ(run.mode->layer_report().back().reason, "it was an FP8 attention before");
 }
 
+TEST(Fp8Attentions, AUsersOneStartsAsItCameToTheModeWhereAStateLacksIt) {
+  Training run;
+  const Fp8AttentionState state(DelayedScaling{.amax_history_len = 4, .fp8_dpa = true});
+  state.scores->forward.scale.fill_(8);
+  run.attention().set_attention_rule(std::make_shared<Fp8AttentionRule>(state));
+  const auto mode = make_precision("fp8-mixed", at::kCPU, with_attention());
+  mode->convert_module(*run.net);
+  state.scores->forward.scale.fill_(16);
+  const StateDict none;
+  mode->load_state_dict(StateReader(none));
+  EXPECT_TRUE(at::equal(state.scores->forward.scale, at::full_like(state.scores->forward.scale, 8)));
+  EXPECT_EQ(state.context->forward.scale[0].item<float>(), 1);
+}
+
 TEST(Fp8Attentions, TheNextModeEndsThemAndAnotherConversionKeepsTheirScales) {
   Training run;
   run.step(0);

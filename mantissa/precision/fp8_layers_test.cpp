@@ -259,6 +259,77 @@ TEST(Fp8Layers, NoSeedRepeatsAfterAModelIsGone) {
   EXPECT_EQ(seeds.size(), 4);
 }
 
+// The seeds decide the random numbers of a run, so a run with the same manual seed has them again.
+TEST(Fp8Layers, SeedsCountUpFromThatOfTheGenerator) {
+  constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
+  Net net;
+  const auto mode = fp8({.recipe = NVFP4BlockScaling()});
+  torch::manual_seed(5);
+  mode->convert_module(*net);
+  EXPECT_EQ(fp8_state_of(net->weight("blocks.0"))->seed(), 5 + kStep);
+  EXPECT_EQ(fp8_state_of(net->weight("blocks.2"))->seed(), 5 + 2 * kStep);
+}
+
+TEST(Fp8Layers, OnlyLayersThatComputeInFp8NeedADtypeThatFp8Has) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    Net net;
+    net->blocks->to(dtype);
+    EXPECT_NO_THROW(fp8()->convert_module(*net)) << dtype;
+    EXPECT_TRUE(is_marked(net->weight("blocks.0")));
+  }
+  Net net;
+  net->in->to(at::kDouble);  // the first layer
+  net->blocks[2]->to(at::kDouble);
+  net->head->weight = net->head->weight * 1;  // the last layer, computed by autograd
+  EXPECT_NO_THROW(fp8({.ignore_modules = {"blocks.2"}})->convert_module(*net));
+  EXPECT_TRUE(is_marked(net->weight("blocks.0")));
+  Net users;
+  users->blocks[0]->to(at::kDouble);
+  mark_weight(users->weight("blocks.0"),
+              std::make_shared<Fp8TrainingRule>(std::make_shared<Fp8LinearState>(Float8CurrentScaling())));
+  EXPECT_NO_THROW(fp8()->convert_module(*users)) << "the user has decided about this layer";
+}
+
+TEST(Fp8Layers, AUsersLayerKeepsItsRuleInEveryMode) {
+  Net net;
+  const auto state = std::make_shared<Fp8LinearState>(Float8CurrentScaling());
+  mark_weight(net->weight("blocks.0"), std::make_shared<Fp8TrainingRule>(state));
+  fp8({.fp8_native = Fp8Native::kOff})->convert_module(*net);
+  EXPECT_EQ(state->native(), Fp8Native::kAuto);
+  EXPECT_FALSE(weight_rule(net->weight("blocks.0"))->belongs_to_mode());
+  make_precision("bf16-mixed", at::kCPU)->convert_module(*net);
+  EXPECT_EQ(fp8_state_of(net->weight("blocks.0")), state);
+}
+
+TEST(Fp8Layers, AModesLayersHaveItsChoiceOfProducts) {
+  Net net;
+  fp8({.fp8_native = Fp8Native::kOff})->convert_module(*net);
+  EXPECT_EQ(fp8_state_of(net->weight("blocks.0"))->native(), Fp8Native::kOff);
+}
+
+// Without a mode, nothing removes the marks between two conversions.
+TEST(Fp8Layers, MarksOfTheirOwnAreNoLayersOfTheUser) {
+  Net net;
+  Fp8Layers layers("test", {});
+  for (int i = 0; i < 2; ++i) layers.convert(*net);
+  ASSERT_EQ(layers.report().size(), 4);
+  EXPECT_EQ(layers.report()[1].reason, "");
+  EXPECT_TRUE(weight_rule(net->weight("blocks.0"))->belongs_to_mode());
+  net->blocks->to(at::kDouble);
+  EXPECT_THAT(error_of([&] { layers.check(*net, /*is_cast=*/false); }),
+              HasSubstr("test: the weight of 'blocks.0' is Double"));
+  EXPECT_NO_THROW(layers.check(*net, /*is_cast=*/true));
+}
+
+TEST(Fp8Layers, AModuleWithoutLayersIsConvertedInSilence) {
+  torch::nn::ReLU relu;
+  Fp8Layers layers("test", {});
+  const Warnings warnings;
+  layers.convert(*relu);
+  EXPECT_THAT(warnings.texts, IsEmpty());
+  EXPECT_THAT(layers.report(), IsEmpty());
+}
+
 TEST(Fp8Layers, F8_50_RequiredNativeProductsAreRefusedBeforeAnyWork) {
   for (const char* const name : {"fp8-mixed", "transformer-engine", "transformer-engine-float16"})
     EXPECT_THAT(error_of([&] { make_precision(name, at::kCPU, {.fp8_native = Fp8Native::kRequired}); }),

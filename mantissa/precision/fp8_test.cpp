@@ -394,6 +394,22 @@ TEST(Fp8Modes, AStateThatDoesNotFitIsRefusedUnchanged) {
   EXPECT_EQ(difference(run.checkpoint(), good), "");
 }
 
+TEST(Fp8Modes, AStateThatDoesNotFitLeavesTheLossScale) {
+  Training run("transformer-engine-float16", {.loss_scale = "dynamic"});
+  StateDict bad = snapshot(run.mode->state_dict());
+  auto& layers = *bad["fp8_state"].get_if<StateDict>()->at("layers").get_if<StateDict>();
+  layers["2"].get_if<StateDict>()->at("forward").get_if<StateDict>()->at("scale") = at::ones({7});
+  bad["loss_scale"].get_if<StateDict>()->at("scale") = 4.0;
+  EXPECT_THROW(run.mode->load_state_dict(StateReader(bad)), c10::ValueError);
+  EXPECT_EQ(run.mode->loss_scale().item<float>(), 65536);
+}
+
+TEST(Fp8Modes, AModeThatIsMadeWithoutTheRegistryHasItsName) {
+  EXPECT_EQ(TransformerEngine(at::kHalf, at::kCPU).name(), "transformer-engine-float16");
+  EXPECT_EQ(TransformerEngine(at::kBFloat16, at::kCPU).name(), "transformer-engine");
+  EXPECT_EQ(Fp8Mixed(at::kCPU).name(), "fp8-mixed");
+}
+
 TEST(Fp8Modes, TheLossFollowsThatOfBf16) {
   const auto final_loss = [](const std::string& name, const PrecisionOptions& options = {}) {
     Training run(name, options);

@@ -274,6 +274,40 @@ TEST(Int8TrainingMode, UnmarksLayersThatAreIgnoredLater) {
   EXPECT_FALSE(is_marked(net->lm_head2->weight));
 }
 
+TEST(Int8TrainingMode, ScalesTheLossUnlessItsScalerIsDisabled) {
+  const Int8Training by_default(at::kCPU, {});
+  EXPECT_TRUE(by_default.traits().scales_loss);
+  EXPECT_EQ(by_default.loss_scale().item<float>(), 65536);
+  auto off = std::make_unique<GradScaler>(at::kCPU, GradScalerOptions{.enabled = false});
+  EXPECT_FALSE(Int8Training(at::kCPU, {.scaler = std::move(off)}).traits().scales_loss);
+}
+
+TEST(Int8TrainingMode, AWeightThatAutogradComputedIsRefused) {
+  torch::nn::Linear first(4, 4), second(4, 4);
+  second->weight = second->weight * 1;
+  torch::nn::Sequential net(first, second);
+  EXPECT_THAT(error_of([&] { int8_training()->convert_module(*net); }),
+              HasSubstr("precision 'int8-training': autograd computed '1.weight'"));
+  EXPECT_FALSE(is_marked(first->weight));
+}
+
+TEST(Int8TrainingMode, AnIgnoredNameWithoutAModuleIsWarnedOf) {
+  Net net;
+  Warnings warnings;
+  int8_training({.ignore_modules = {"lm_hed"}})->convert_module(*net);
+  EXPECT_THAT(warnings.texts,
+              testing::ElementsAre(HasSubstr("ignore_modules 'lm_hed' matches no submodule")));
+}
+
+TEST(Int8TrainingMode, SaysThatOneFrozenWeightIsNotComputedIn8Bits) {
+  torch::nn::Linear frozen(8, 8);
+  make_precision("nf4", at::kCPU)->convert_module(*frozen);
+  torch::nn::Sequential net(frozen, torch::nn::Linear(8, 8));
+  Warnings warnings;
+  int8_training()->convert_module(*net);
+  EXPECT_THAT(warnings.texts, testing::ElementsAre(HasSubstr(": 1 linear layers of")));
+}
+
 TEST(Int8TrainingMode, SaysThatFrozenWeightsAreNotComputedIn8Bits) {
   Net net;
   make_precision("nf4", at::kCPU)->convert_module(*net);

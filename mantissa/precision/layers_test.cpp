@@ -115,6 +115,11 @@ TEST(Layers, NamesThatMatchNothingAreWarnedOf) {
                                 HasSubstr("'lm_head'"))));
 }
 
+TEST(Layers, TheNameOfAModuleWithoutParametersMatches) {
+  Net net;
+  EXPECT_THAT(unmatched_names(*net, {"body.1", "body.3"}), ElementsAre("body.3"));
+}
+
 TEST(Layers, AWeightThatAutogradComputedIsRefused) {
   const at::Tensor leaf = at::ones({2, 2}).requires_grad_();
   EXPECT_NO_THROW(check_is_leaf({"fc.weight", leaf}, "here"));

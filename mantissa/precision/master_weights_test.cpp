@@ -9,6 +9,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/amp/gradient_hooks.h"
 #include "mantissa/optim/adam.h"
 #include "mantissa/optim/optimizers_8bit.h"
 #include "mantissa/optim/steps_16bit_weights.h"
@@ -236,6 +237,80 @@ TEST(MasterWeights, TakeOverTheOverridesOfAnEightBitOptimizer) {
   optimizer.step();
   EXPECT_EQ(parameters[0][0][0].item<float>(), 0.75);
   EXPECT_EQ(parameters[1][0].item<float>(), 0.5);
+}
+
+TEST(MasterWeights, AreSteppedOnlyByAnOptimizerThatHasThemInTheirPlaces) {
+  torch::nn::Linear net = half_net(at::kHalf), another = half_net(at::kHalf);
+  using Group = torch::optim::OptimizerParamGroup;
+  torch::optim::SGD optimizer({Group({net->weight}), Group({net->bias})}, torch::optim::SGDOptions(1.0));
+  const torch::optim::SGD other(another->parameters(), 1.0);
+  const MasterWeights masters(optimizer);
+  EXPECT_TRUE(masters.are_stepped_by(optimizer));
+  EXPECT_FALSE(masters.are_stepped_by(other));
+  auto& groups = optimizer.param_groups();
+  for (Group& group : groups) {
+    const at::Tensor master = group.params()[0];
+    group.params()[0] = torch::ones(1);
+    EXPECT_FALSE(masters.are_stepped_by(optimizer)) << "another parameter has its place";
+    group.params().clear();
+    EXPECT_FALSE(masters.are_stepped_by(optimizer)) << "its group is empty";
+    group.params().push_back(master);
+    EXPECT_TRUE(masters.are_stepped_by(optimizer));
+  }
+  groups.pop_back();
+  EXPECT_FALSE(masters.are_stepped_by(optimizer)) << "its group is gone";
+}
+
+TEST(MasterWeights, AreMadeOnceForAParameterThatIsAddedToAnyGroup) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  torch::optim::SGD optimizer({net->weight}, 1.0);
+  MasterWeights masters(optimizer);
+  EXPECT_FALSE(masters.add_parameters(optimizer));
+  auto& parameters = optimizer.param_groups()[0].params();
+  parameters.push_back(net->bias);
+  EXPECT_TRUE(masters.add_parameters(optimizer));
+  EXPECT_EQ(parameters[1].scalar_type(), at::kFloat);
+  EXPECT_TRUE(masters.are_stepped_by(optimizer));
+  EXPECT_FALSE(masters.add_parameters(optimizer));
+}
+
+TEST(MasterWeights, TellWhoSendsAGradientWhereItIs) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  torch::optim::SGD optimizer({net->weight}, 1.0);
+  const MasterWeights masters(optimizer);
+  at::Tensor sent;
+  const GradientHook send(net->weight, GradientHookOrder::kReduce,
+                          [&](at::Tensor& holder) { sent = holder; });
+  net->weight.sum().backward();
+  EXPECT_TRUE(sent.is_same(optimizer.param_groups()[0].params()[0]));
+}
+
+TEST(MasterWeights, AddToAGradientInItsPlace) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  torch::optim::SGD optimizer({net->weight}, 1.0);
+  const MasterWeights masters(optimizer);
+  net->weight.sum().backward();
+  const at::Tensor first = optimizer.param_groups()[0].params()[0].grad();
+  net->weight.sum().backward();
+  EXPECT_EQ(first[0][0].item<float>(), 2);
+}
+
+TEST(MasterWeights, LeaveTheStateOfDoublesAlone) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  const at::Tensor wide = torch::ones(1, torch::dtype(at::kDouble).requires_grad(true));
+  torch::optim::Adagrad optimizer({net->weight, wide}, torch::optim::AdagradOptions(0.01));
+  const MasterWeights masters(optimizer);
+  const auto& state = optimizer.state().at(wide.unsafeGetTensorImpl());
+  EXPECT_EQ(static_cast<const torch::optim::AdagradParamState&>(*state).sum().scalar_type(), at::kDouble);
+}
+
+TEST(MasterWeights, RefuseAnOptimizerThatHasCountedAStep) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  torch::optim::Adagrad optimizer({net->weight});
+  net->weight.sum().backward();
+  optimizer.step();
+  EXPECT_THAT([&] { MasterWeights{optimizer}; },
+              testing::ThrowsMessage<c10::ValueError>(testing::HasSubstr("the optimizer has stepped")));
 }
 
 TEST(MasterWeights, GiveGradientsBackAtTheirEndButNotASuccessors) {

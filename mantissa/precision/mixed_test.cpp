@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include "mantissa/amp/grad_scaler.h"
@@ -304,6 +305,32 @@ TEST(MixedPrecision, AutocastIsOnInsideTheContextAndOffOutside) {
     EXPECT_EQ(a.mm(a).scalar_type(), at::kFloat);
     EXPECT_EQ(precision.convert_output(a.to(dtype)).scalar_type(), at::kFloat);
     EXPECT_EQ(precision.convert_input(a).scalar_type(), at::kFloat);
+  }
+}
+
+/// Whether the region's cast of the weight is the one that libtorch's cache should have.
+bool is_cast_fresh(const at::Tensor& weight) {
+  return at::equal(at::autocast::cached_cast(at::kBFloat16, weight, at::kCPU), weight.to(at::kBFloat16));
+}
+
+// A loop may keep the region open over its steps.
+TEST(MixedPrecision, AStepDropsTheCastsOfTheWeightsThatItChanges) {
+  for (const bool line_search : {false, true}) {
+    MixedPrecision mode(at::kBFloat16, at::kCPU);
+    torch::nn::Linear net(1, 1);
+    std::unique_ptr<torch::optim::Optimizer> optimizer =
+        std::make_unique<torch::optim::SGD>(net->parameters(), 0.5);
+    if (line_search) optimizer = std::make_unique<torch::optim::LBFGS>(net->parameters(), 0.5);
+    const Scope region = mode.forward_context();
+    EXPECT_TRUE(is_cast_fresh(net->weight));
+    mode.optimizer_step(*optimizer, [&] {
+      EXPECT_TRUE(is_cast_fresh(net->weight));
+      optimizer->zero_grad();
+      at::Tensor loss = (net->weight - 3).square().sum();
+      mode.backward(loss);
+      return loss;
+    });
+    EXPECT_TRUE(is_cast_fresh(net->weight)) << line_search;
   }
 }
 

@@ -13,6 +13,8 @@
 #include "mantissa/quant/packed_4bit.h"
 #include "mantissa/quant/packed_int8.h"
 #include "mantissa/weights/packed_weight.h"
+#include "mantissa/weights/replace_weight.h"
+#include "mantissa/weights/test_support_internal.h"
 
 namespace mantissa::quantize_module_test {
 namespace {
@@ -69,6 +71,23 @@ class QuantizeModule : public testing::Test {
  protected:
   void SetUp() override { torch::manual_seed(0); }
 };
+
+TEST_F(QuantizeModule, AWeightInAFormatOfTheUsersOwnStaysAsItIs) {
+  Net net;
+  replace_weight(net->lm_head->weight, mantissa::pack(net->lm_head->weight));
+  quantize_module(*net, {}, "here");
+  EXPECT_EQ(packed_data(net->lm_head->weight)->description(), "int8 per row");
+  EXPECT_NE(find_4bit(*packed_data(net->lm_head2->weight)), nullptr);
+}
+
+TEST_F(QuantizeModule, AWeightThatAutogradComputedIsRefusedByItsName) {
+  torch::nn::Linear first(16, 4), second(16, 4);
+  second->weight = second->weight * 1;
+  torch::nn::Sequential net(first, second);
+  EXPECT_THAT(error_of([&] { quantize_module(*net, {}, "here"); }),
+              HasSubstr("quantize_module: autograd computed '1.weight'"));
+  EXPECT_FALSE(is_packed(first->weight));
+}
 
 TEST_F(QuantizeModule, ReplacesTheWeightsOfAllLinearLayers) {
   Net net;

@@ -98,6 +98,8 @@ TEST_F(QuantizedModes, Q53_Int8HasTheThresholdOfLightning) {
   make_precision("int8", at::kCPU, {.llm_int8_threshold = 0})->convert_module(*none);
   at::Tensor x = at::randn({8, 64}).clamp(-3, 3);
   EXPECT_TRUE(same_bits(own(x), none(x))) << "nothing reaches 6";
+  x.select(1, 5).fill_(6.5);
+  EXPECT_FALSE(same_bits(own(x), none(x)));
   x.select(1, 5).fill_(60);
   const at::Tensor exact = at::linear(x, plain, own->bias);
   EXPECT_LT((own(x) - exact).abs().max().item<float>(), 0.3 * (none(x) - exact).abs().max().item<float>());
@@ -366,6 +368,14 @@ TEST_F(QuantizedModes, LbfgsTakesTheParametersThatTrain) {
     return loss;
   });
   EXPECT_FALSE(same_bits(trained[1], before));
+}
+
+TEST_F(QuantizedModes, LbfgsIsRefusedWithALossScale) {
+  const auto mode = make_precision("nf4", at::kCPU, {.loss_scale = "128", .dtype = at::kHalf});
+  torch::nn::Sequential net = two_layers();
+  mode->convert_module(*net);
+  torch::optim::LBFGS lbfgs({net->parameters()[1]}, 1.0);
+  EXPECT_THAT(error_of([&] { mode->setup_optimizer(lbfgs); }), HasSubstr("a gradient scaler cannot follow"));
 }
 
 TEST_F(QuantizedModes, ModulesMoveCopyAndPrint) {

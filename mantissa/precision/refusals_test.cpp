@@ -10,8 +10,10 @@
 #include <torch/torch.h>
 
 #include "mantissa/core/test_support_internal.h"
+#include "mantissa/precision/fp8_layers.h"
 #include "mantissa/precision/mixed.h"
 #include "mantissa/precision/quantize_module.h"
+#include "mantissa/precision/quantized.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/precision/true_dtype.h"
 
@@ -53,6 +55,46 @@ TEST(Refusals, OfOptionsThatATrueModeLacks) {
   EXPECT_EQ(error(at::kHalf, {.scaler = a_scaler()}), "no error");
 }
 
+TEST(Refusals, OfDtypesThatAQuantizedModeLacks) {
+  const auto error = [](Format format, at::ScalarType dtype) {
+    return error_of(
+        [&] { QuantizedPrecision("mine", at::kCPU, {.weights = {.format = format}, .dtype = dtype}); });
+  };
+  EXPECT_THAT(error(Format::kInt8, at::kBFloat16),
+              HasSubstr("precision 'mine' with dtype bfloat16: it only works with float16; leave dtype out"));
+  EXPECT_EQ(error(Format::kInt8, at::kHalf), "no error");
+  EXPECT_THAT(error(Format::kNF4, at::kDouble), HasSubstr("computed in float32, float16 or bfloat16"));
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16})
+    EXPECT_EQ(error(Format::kNF4, dtype), "no error");
+}
+
+TEST(Refusals, OfAMatmulPrecisionThatDoesNotExistKeepTheOneBefore) {
+  const auto mode = make_precision("32-true", at::kCPU);
+  mode->set_float32_matmul_precision("high");
+  EXPECT_THAT(error_of([&] { mode->set_float32_matmul_precision("fast"); }), HasSubstr("'fast'"));
+  EXPECT_NE(mode->run_context(), nullptr);
+  EXPECT_EQ(error_of([&] { mode->set_float32_matmul_precision(std::nullopt); }), "no error");
+  EXPECT_EQ(mode->run_context(), nullptr);
+}
+
+TEST(Refusals, OfALineSearchComeBeforeTheClosureRuns) {
+  struct WithoutLineSearch : Precision {
+    WithoutLineSearch() : Precision("mine") {}
+    void check_line_search() const override { TORCH_CHECK_TYPE(false, "no line search"); }
+  } mode;
+  torch::nn::Linear net(2, 2);
+  torch::optim::LBFGS lbfgs(net->parameters(), 0.1);
+  bool has_run = false;
+  EXPECT_THAT(error_of([&] {
+                mode.optimizer_step(lbfgs, [&] {
+                  has_run = true;
+                  return at::ones({});
+                });
+              }),
+              HasSubstr("no line search"));
+  EXPECT_FALSE(has_run);
+}
+
 TEST(Refusals, OfLineSearchesNameTheirReason) {
   torch::nn::Linear net(2, 2);
   torch::optim::LBFGS lbfgs(net->parameters(), 0.1);
@@ -87,6 +129,30 @@ TEST(Refusals, OfASecondStepWithTheSameGradients) {
   EXPECT_FALSE(mode->optimizer_step(optimizer).skipped());
   EXPECT_THAT(error_of([&] { mode->optimizer_step(optimizer); }),
               HasSubstr("a step has already used these gradients; call backward() before each step"));
+}
+
+TEST(Refusals, OfRecipesThatNothingCanFollow) {
+  const Fp8Recipe wrong = DelayedScaling{.amax_history_len = 0};
+  EXPECT_THAT(error_of([&] { make_precision("32-true", at::kCPU, {.recipe = wrong}); }),
+              HasSubstr("DelayedScaling: amax_history_len is 0"))
+      << "in a mode without FP8, too";
+  EXPECT_THAT(error_of([&] { Fp8Layers("test", {.recipe = wrong}); }),
+              HasSubstr("DelayedScaling: amax_history_len is 0"));
+}
+
+TEST(Refusals, AClipOf0LeavesTheGradients) {
+  for (const char* const name : {"32-true", "16-mixed"}) {
+    for (const auto algorithm : {GradientClipAlgorithm::kNorm, GradientClipAlgorithm::kValue}) {
+      const auto mode = make_precision(name, at::kCPU);
+      torch::nn::Linear net(2, 2);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      mode->setup_optimizer(optimizer);
+      mode->backward(net->bias.sum());
+      const at::Tensor before = net->bias.grad().clone();
+      EXPECT_FALSE(mode->clip_gradients(optimizer, 0, algorithm).defined());
+      EXPECT_TRUE(at::equal(net->bias.grad(), before)) << name;
+    }
+  }
 }
 
 TEST(Refusals, OfModulesWithoutLayersNameWhatWouldHelp) {

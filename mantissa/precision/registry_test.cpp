@@ -419,6 +419,14 @@ TEST(Registry, TakesTheScalersNumbersUpToTheirLimits) {
   EXPECT_NO_THROW(make_precision("16-mixed", at::kCPU, {.loss_scale = "1.1754943508222875e-38"})) << smallest;
   EXPECT_NO_THROW(make_precision("16-mixed", at::kCPU, {.growth_interval = 1, .hysteresis_steps = 1}));
   EXPECT_NO_THROW(make_precision("16-mixed", at::kCPU, {.warn_after_skips = 0}));
+  EXPECT_NO_THROW(
+      make_precision("16-mixed", at::kCPU, {.growth_factor = 1.5, .growth_interval = 2147483647}));
+  EXPECT_NO_THROW(make_precision("16-mixed", at::kCPU, {.min_scale = 4, .max_scale = 4}));
+  EXPECT_NO_THROW(make_precision("16-mixed", at::kCPU, {.loss_scale = "3.4028234663852886e38"}));
+  EXPECT_THAT(error_of([] { make_precision("32-true", at::kCPU, {.loss_scale = "big"}); }),
+              testing::HasSubstr("loss_scale 'big' is not a scale"));
+  EXPECT_THAT(error_of([] { make_precision("16-mixed", at::kCPU, {.growth_interval = 2147483648}); }),
+              testing::HasSubstr("growth_interval 2147483648 is out of range; choose 1 to 2147483647"));
   for (const double init_scale : {4.0, 8.0})
     EXPECT_NO_THROW(
         make_precision("16-mixed", at::kCPU, {.init_scale = init_scale, .min_scale = 4, .max_scale = 8}));

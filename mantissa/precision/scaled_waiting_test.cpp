@@ -54,6 +54,18 @@ TEST(WaitingGradients, OfFusedOptimizersKeepTheirClipDivisor) {
   EXPECT_NEAR(a.item<float>(), -1, 1e-3);
 }
 
+TEST(WaitingGradients, OfFusedOptimizersLoseTheirClipDivisorWhenTheyAreMadeAnew) {
+  const auto precision = make_precision("16-true", at::kCPU, {.loss_scale = "8"});
+  const at::Tensor a = torch::zeros({1}, at::kHalf).set_requires_grad(true);
+  FusedSGD optimizer({a}, SGDOptions(1.0));
+  precision->backward(a.sum() * 4);
+  precision->clip_gradients(optimizer, 1.0);
+  optimizer.zero_grad();
+  precision->backward(a.sum() * 4);
+  precision->optimizer_step(optimizer);
+  EXPECT_EQ(a.item<float>(), -4);
+}
+
 TEST(WaitingGradients, AreNotAddedToOnceTheyAreUnscaled) {
   const auto precision = make_precision("16-mixed", at::kCPU);
   Weight a;
@@ -160,6 +172,25 @@ TEST(AccumulatingGradients, OfAnOptimizerThatStepsTwiceWhileAnotherWaits) {
   EXPECT_EQ(a.value(), -2);
   precision->optimizer_step(b.sgd);
   EXPECT_EQ(b.value(), -1);
+}
+
+TEST(AccumulatingGradients, OfAFusedOptimizerThatStepsTwiceWhileAnotherWaits) {
+  const auto precision = with_moving_scale();
+  const at::Tensor twice = torch::zeros({1}).set_requires_grad(true);
+  FusedSGD optimizer({twice}, SGDOptions(1.0));
+  Weight once;
+  precision->setup_optimizer(optimizer);
+  precision->setup_optimizer(once.sgd);
+  precision->backward(twice.sum() + once.w.sum());
+  precision->unscale_gradients(once.sgd);
+  for (int i = 1; i <= 2; ++i) {
+    precision->optimizer_step(optimizer);
+    EXPECT_EQ(twice.item<float>(), -i);
+    optimizer.zero_grad();
+    precision->backward(twice.sum());
+  }
+  precision->optimizer_step(once.sgd);
+  EXPECT_EQ(once.value(), -1);
 }
 
 TEST(AccumulatingGradients, ThatAStepHasUsedStayAsTheyAre) {

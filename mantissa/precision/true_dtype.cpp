@@ -59,7 +59,6 @@ template <typename Convert>
 void convert_own_tensors(torch::nn::Module& module, const Convert& convert) {
   for (at::Tensor& parameter : module.parameters(/*recurse=*/false)) {
     const at::Tensor gradient = parameter.grad();
-    parameter.mutable_grad() = at::Tensor();  // set_data() refuses a dtype that differs from the gradient's
     parameter.set_data(convert(parameter.data()));
     if (gradient.defined()) parameter.mutable_grad() = convert(gradient);
   }

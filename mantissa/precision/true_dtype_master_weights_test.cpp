@@ -65,6 +65,24 @@ TEST(TrueDtypeMasterWeights, AParameterThatIsAddedLaterHasOneToo) {
   EXPECT_EQ(o2.mode.state_dict().at("master_weights").get_if<StateDict>()->size(), 2U);
 }
 
+TEST(TrueDtypeMasterWeights, AParameterThatIsAddedLaterHasOneWithoutAScaleToo) {
+  TrueDtype mode(at::kBFloat16, {.master_weights = true});
+  torch::nn::Linear net(1, 1);
+  mode.convert_module(*net);
+  torch::optim::SGD optimizer({net->weight}, 1.0);
+  mode.setup_optimizer(optimizer);
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup(std::vector{net->bias}));
+  mode.backward(net->bias.sum());
+  EXPECT_FALSE(mode.optimizer_step(optimizer).skipped());
+  EXPECT_EQ(optimizer.param_groups()[1].params()[0].scalar_type(), at::kFloat);
+  const at::Tensor clipped = torch::ones({1}, at::kBFloat16).requires_grad_();
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup(std::vector{clipped}));
+  mode.backward(clipped.sum());
+  mode.clip_gradients(optimizer, 0.5);
+  EXPECT_EQ(optimizer.param_groups()[2].params()[0].scalar_type(), at::kFloat)
+      << "its gradient is clipped in float32";
+}
+
 TEST(TrueDtypeMasterWeights, AParameterThatIsAddedTwiceOrHasSteppedIsRefused) {
   O2 o2;
   o2.mode.setup_optimizer(o2.optimizer);
@@ -220,6 +238,16 @@ TEST(TrueDtypeMasterWeights, AStateThatHoldsOneOfTwoEqualNamesStillLoads) {
       at::equal(loaded.at("weight"), StateReader(saved).at("master_weights").at("weight").to_tensor()));
 }
 
+TEST(TrueDtypeMasterWeights, AStateThatLacksOneMasterWeightSaysSo) {
+  Pair straight, resumed;
+  straight.set_up();
+  StateDict saved = snapshot(straight.mode.state_dict());
+  saved.at("master_weights").get_if<StateDict>()->erase("bias#2");
+  resumed.set_up();
+  EXPECT_THAT(resumed.mode.load_state_dict(StateReader(saved)),
+              testing::ElementsAre(testing::HasSubstr("it lacks 1 master weights")));
+}
+
 TEST(TrueDtypeMasterWeights, TheStateOfANewRunLeavesOutTheLastRunsModules) {
   Pair pair;
   pair.mode.setup_optimizer(pair.optimizer_of_first);
@@ -238,6 +266,14 @@ TEST(TrueDtypeMasterWeights, TheStateOfANewRunLeavesOutTheLastRunsModules) {
   const StateDict both = pair.mode.state_dict();
   EXPECT_TRUE(at::equal(master_weights_of(StateReader(both)).at("weight#2"),
                         pair.optimizer_of_first.param_groups()[0].params()[0]));
+}
+
+TEST(TrueDtypeMasterWeights, ARunBeginsWithItsFirstOptimizerThoughTheRunBeforeHadIt) {
+  Pair pair;
+  pair.mode.setup_optimizer(pair.optimizer_of_first);
+  pair.mode.teardown();
+  pair.set_up();  // the optimizer of the first module is known, that of the second one is new
+  EXPECT_THAT(pair.keys(), testing::ElementsAre("bias", "bias#2", "weight", "weight#2"));
 }
 
 TEST(TrueDtypeMasterWeights, AMasterWeightHasTheNameInTheModuleConvertedLast) {
