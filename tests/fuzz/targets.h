@@ -29,6 +29,7 @@ Target manifest;            // manifest.json of a checkpoint, whatever its check
 Target quant_state;         // JSON of a 4-bit weight that bitsandbytes has saved
 Target safetensors_header;  // 8 little-endian bytes with the number of data bytes that follow, then the JSON
 Target shard_index;         // model.safetensors.index.json
+Target token_file;          // a byte that chooses 16 or 32 bits, then a file of token ids
 
 inline constexpr std::pair<const char*, Target*> kTargets[] = {
     {"adapter_config", adapter_config},
@@ -42,6 +43,7 @@ inline constexpr std::pair<const char*, Target*> kTargets[] = {
     {"quant_state", quant_state},
     {"shard_index", shard_index},
     {"safetensors_header", safetensors_header},
+    {"token_file", token_file},
 };
 
 /// Throws no c10::Error, because parsers refuse bytes with that.
