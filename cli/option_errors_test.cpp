@@ -254,7 +254,7 @@ TEST_F(Program, AWordThatIsNearlyOneIsReported) {
                  {"did you mean '16-mixed' (", " or '16-true' ("});
   for (const char* word : {"mixed", "amp"})
     expect_error(fit(std::string("--precision ") + word), 2, {"'16-mixed' (", " or 'bf16-mixed' ("});
-  expect_error(fit("--model resnet"), 2, {"did you mean 'resnet-tiny'?"});
+  expect_error(fit("--model resnet"), 2, {"did you mean 'resnet18'?"});
   expect_error(fit("--data digit"), 2, {"did you mean 'digits'?"});
   expect_error(fit("--data txt:a"), 2, {"did you mean 'text'?"});
   expect_error(fit("--optimizer adamx"), 2, {"did you mean 'adamw'?"});

@@ -1,7 +1,7 @@
 #include <functional>
+#include <utility>
 
 #include "cli/option.h"
-#include "mantissa/models/gpt2_options.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/optim/registry.h"
 #include "mantissa/precision/registry.h"
@@ -29,7 +29,7 @@ std::vector<std::string> registered_names(Registry registry) {
   switch (registry) {
     case Registry::kModels: {
       std::vector<std::string> names = names_in(models());
-      names.insert(names.end(), gpt2_sizes().begin(), gpt2_sizes().end());
+      for (std::string& name : names_in(public_models())) names.push_back(std::move(name));
       return names;
     }
     case Registry::kModes:

@@ -13,15 +13,19 @@
 #include "cli/option.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/models/registry.h"
+#include "mantissa/precision/empty_init.h"
 #include "mantissa/precision/registry.h"
 
 namespace mantissa::cli {
 namespace {
 
-/// Makes a model for small images.
+/// Makes a model for small images, without values; null for other models.
 std::shared_ptr<TensorModule> example_of(const std::string& model) {
-  for (const ModelEntry& entry : models())
-    if (entry.name == model) return entry.make({.kind = entry.input, .height = 8, .width = 8, .classes = 10});
+  const EmptyInit no_values;
+  for (const auto* const table : {&models(), &public_models()})
+    for (const ModelEntry& entry : *table)
+      if (entry.name == model && entry.input == InputKind::kImages)
+        return entry.make({.kind = entry.input, .height = 32, .width = 32, .classes = 10});
   return nullptr;
 }
 

@@ -18,6 +18,7 @@
 #include "mantissa/models/mlp.h"
 #include "mantissa/models/model_folder_internal.h"
 #include "mantissa/models/resnet.h"
+#include "mantissa/models/torchvision_resnet.h"
 
 namespace mantissa {
 namespace {
@@ -88,6 +89,15 @@ ModelEntry entry_of_gpt2(const std::string& size) {
   return {size, "GPT-2 of a public size", InputKind::kTokens, make};
 }
 
+ModelEntry entry_of_resnet(const std::string& name, const std::string& summary,
+                           TorchvisionResnetOptions options) {
+  const auto make = [=](const ModelInput& input) mutable {
+    options.channels = input.channels, options.classes = input.classes;
+    return std::make_shared<TorchvisionResnetImpl>(options);
+  };
+  return {name, summary, InputKind::kImages, make};
+}
+
 std::vector<std::string> names_of_kind(InputKind kind) {
   std::vector<std::string> names;
   for (const ModelEntry& entry : models()) {
@@ -113,14 +123,26 @@ const std::vector<ModelEntry>& models() {
   return table;
 }
 
+const std::vector<ModelEntry>& public_models() {
+  static const std::vector<ModelEntry> table = [] {
+    std::vector<ModelEntry> all;
+    for (const std::string& size : gpt2_sizes()) all.push_back(entry_of_gpt2(size));
+    all.push_back(entry_of_resnet("resnet18", "ResNet-18 with torchvision's names", resnet18_options()));
+    all.push_back(entry_of_resnet("resnet50", "ResNet-50 with torchvision's names", resnet50_options()));
+    return all;
+  }();
+  return table;
+}
+
 ModelEntry find_model(const std::string& name) {
   if (name.starts_with(kConfigPrefix))
     return entry_of_config(name, name.substr(std::char_traits<char>::length(kConfigPrefix)));
-  std::vector<std::string> names = gpt2_sizes();
-  if (std::find(names.begin(), names.end(), name) != names.end()) return entry_of_gpt2(name);
-  for (const ModelEntry& entry : models()) {
-    if (entry.name == name) return entry;
-    names.push_back(entry.name);
+  std::vector<std::string> names;
+  for (const auto* const table : {&models(), &public_models()}) {
+    for (const ModelEntry& entry : *table) {
+      if (entry.name == name) return entry;
+      names.push_back(entry.name);
+    }
   }
   TORCH_CHECK_VALUE(false, "make_model: no model is called '", name, "'", did_you_mean(name, names),
                     " (models: ", join_names(names), ", or hf:FOLDER with a config.json)");

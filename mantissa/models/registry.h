@@ -39,8 +39,12 @@ struct ModelEntry {
 };
 
 /// Returns the small models that make_model() knows by their names, for the command line's help and for tests over all
-/// models. It also knows GPT-2's public sizes: gpt2_sizes().
+/// models. It also knows those of public_models().
 const std::vector<ModelEntry>& models();
+
+/// Returns the models of public sizes that make_model() knows: GPT-2's (gpt2_sizes()), resnet18 and resnet50. Making one can
+/// take seconds and more than a GiB.
+const std::vector<ModelEntry>& public_models();
 
 /// The prefix of a model that its config.json describes: "hf:FOLDER" or "hf:FOLDER/config.json".
 inline constexpr const char* kConfigPrefix = "hf:";

@@ -13,6 +13,7 @@
 #include "mantissa/models/llama_config.h"
 #include "mantissa/models/mlp.h"
 #include "mantissa/models/resnet.h"
+#include "mantissa/models/torchvision_resnet.h"
 
 namespace mantissa {
 
@@ -63,6 +64,14 @@ TEST(Registry, MakesTheNamedClass) {
   EXPECT_TRUE(std::dynamic_pointer_cast<ResnetImpl>(make_model("resnet-tiny", kDigits)));
   EXPECT_TRUE(std::dynamic_pointer_cast<GptImpl>(make_model("gpt-tiny", kBytes)));
   EXPECT_TRUE(std::dynamic_pointer_cast<LlamaImpl>(make_model("llama-tiny", kBytes)));
+}
+
+TEST(Registry, APublicResnetHasTheChannelsAndClassesOfItsData) {
+  const auto model = std::dynamic_pointer_cast<TorchvisionResnetImpl>(make_model("resnet18", kDigits));
+  ASSERT_TRUE(model);
+  EXPECT_EQ(model->options().channels, 1);
+  EXPECT_EQ(model->options().classes, 10);
+  EXPECT_EQ(find_model("resnet50").input, InputKind::kImages);
 }
 
 TEST(Registry, MakesTheModelOfAConfig) {
