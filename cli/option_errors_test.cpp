@@ -195,6 +195,8 @@ TEST_F(Program, NumbersBeyondTheirTypeAreReported) {
 }
 
 TEST_F(Program, SGDIn8BitsNeedsAMomentum) {
+  expect_error(fit("--optimizer sgd --optim-32bit-modules head"), 2,
+               {"--optim-32bit-modules", "--optimizer sgd have more bits", "such as adamw8bit"});
   expect_error(fit("--optimizer sgd8bit --momentum 0"), 2,
                {"--momentum 0 with --optimizer sgd8bit", "--optimizer fused-sgd"});
 }

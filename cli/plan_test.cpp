@@ -1,4 +1,6 @@
 // The memory plan is printed before a run, in every mode, and changes nothing about the run.
+#include <filesystem>
+
 #include <nlohmann/json.hpp>
 
 #include "cli/modes_test_support_internal.h"
@@ -74,6 +76,24 @@ TEST_F(Plan, TheRunComesFirstAndEveryOtherModeBesideIt) {
                                  HasSubstr("\nbf16-mixed *"), HasSubstr("\n32-true "),
                                  HasSubstr("memory of bf16-mixed: planned "), HasSubstr("measured peak "),
                                  HasSubstr("of it before the model was made\n")));
+}
+
+TEST_F(Plan, ModulesWith32BitStatesTakeTheirBytes) {
+  const auto states = [&](const std::string& options) {
+    const json result = plan("--model mlp --optimizer adamw8bit " + options);
+    return result["memory_plan"][0]["optimizer_states"].get<int64_t>();
+  };
+  const int64_t hidden = 128 * 128, blocks = hidden / 256;
+  const int64_t saved = 2 * hidden * 4 - 2 * (hidden + blocks * 4);
+  const int64_t in_8_bits = states("");
+  EXPECT_EQ(states("--optim-32bit-modules layers.1.weight") - in_8_bits, saved);
+  EXPECT_EQ(states("--optim-32bit-modules layers.1"), states("--optim-32bit-modules layers.1.weight"));
+  const Outcome wrong =
+      fit("--model mlp --max-steps 1 --optimizer adamw8bit --optim-32bit-modules layer.1 --output wrong");
+  EXPECT_EQ(wrong.status, 1);
+  EXPECT_THAT(wrong.err, testing::HasSubstr(
+                             "no module or weight 'layer.1'; did you mean 'layers.1'? (mantissa inspect"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "wrong"));
 }
 
 TEST_F(Plan, ChangesNothingAboutTheRun) {

@@ -110,6 +110,11 @@ void check_optimizer(const FitOptions& o) {
                     ": without a momentum there is no state to keep in 8 "
                     "bits; choose --optimizer ",
                     optimizer.for_momentum_0, ", or a momentum above 0");
+  TORCH_CHECK_VALUE(
+      o.optim_32bit_modules.empty() || optimizer.takes("min_8bit_size"),
+      "--optim-32bit-modules gives some weights of an 8- or 4-bit optimizer 32-bit states, and all states of "
+      "--optimizer ",
+      o.optimizer, " have more bits; leave it out, or choose an optimizer such as adamw8bit");
   std::vector<std::string> rounding;
   for (const OptimizerEntry& entry : optimizers())
     if (entry.takes("stochastic_rounding")) rounding.push_back(entry.name);

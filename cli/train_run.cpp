@@ -36,6 +36,7 @@
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/models/causal_model.h"
+#include "mantissa/precision/empty_init.h"
 #include "mantissa/precision/recompute.h"
 #include "mantissa/trainer/callbacks/divergence_monitor.h"
 #include "mantissa/trainer/callbacks/model_checkpoint.h"
@@ -118,11 +119,20 @@ void warn_if_all_steps_were_skipped(const FitResult& result) {
 }
 
 /// Otherwise a loss of nan after the training would be blamed on the training.
+/// Counts piece by piece, because at::isfinite() makes several tensors of its argument's size.
+int64_t nonfinite_values(const at::Tensor& weight) {
+  constexpr int64_t kPiece = int64_t{1} << 20;
+  int64_t count = 0;
+  for (const at::Tensor& piece : weight.flatten().split(kPiece))
+    count += piece.numel() - at::isfinite(piece).sum().item<int64_t>();
+  return count;
+}
+
 void check_finite_weights(const torch::nn::Module& module, const std::string& file) {
   std::string first;
   int64_t tensors = 0;
   for (const auto& [name, weight] : plain_weights(named_weights(module))) {
-    const int64_t wrong = weight.numel() - at::isfinite(weight).sum().item<int64_t>();
+    const int64_t wrong = nonfinite_values(weight);
     if (wrong == 0 || tensors++ > 0) continue;
     first = fmt::format("{} of the {} values of '{}'", wrong, weight.numel(), name);
   }
@@ -227,7 +237,13 @@ class TrainingRun {
         resumes_from_checkpoint_(resumed && !resumed->checkpoints().empty()),
         memory_before_(peak_memory_bytes(at::kCPU)) {
     torch::manual_seed(o.seed);
-    model_ = make_model_of(o, data_.input);
+    {
+      // Memory that nobody has written to is not there yet, which large models need. A run that is resumed converts its
+      // model before it loads the weights, and needs values until then.
+      std::optional<EmptyInit> are_loaded;
+      if (!o.weights.empty() && !resumes_from_checkpoint_) are_loaded.emplace();
+      model_ = make_model_of(o, data_.input);
+    }
     if (resumed && !resumes_from_checkpoint_) {
       TORCH_WARN("the run in ", resumed->path().string(),
                  " has no checkpoint to resume from and starts again");

@@ -30,6 +30,7 @@
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/sharded.h"
 #include "mantissa/io/weights.h"
+#include "mantissa/precision/empty_init.h"
 #include "mantissa/quant/stored_weights.h"
 
 namespace mantissa::cli {
@@ -166,6 +167,7 @@ void make_trained_model(TrainedModel& run, const FitOptions& trained, const Save
       check_labels(*run.data.val, *classes, o.data);
     }
   }
+  const EmptyInit are_loaded;  // memory that nobody has written to is not there yet
   run.model = make_model(o.model, input);
   if (is_other_data && input.kind == InputKind::kImages && o.weights.empty() &&
       !fits(*run.model, weights.shapes))
@@ -317,7 +319,10 @@ TrainedModel open_text_model(const TrainedModelCommand& command) {
   run.data.input = {.kind = InputKind::kTokens};
   // The sizes of a config.json are its own, and there is no data that they have to fit.
   if (o.model.starts_with(kConfigPrefix)) run.data.input.vocabulary = run.data.input.context = 0;
-  run.model = make_model(o.model, run.data.input);
+  {
+    const EmptyInit are_loaded;
+    run.model = make_model(o.model, run.data.input);
+  }
   load(run, weights, is_public ? fs::path() : folder);
   return std::move(run);
 }

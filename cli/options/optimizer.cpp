@@ -4,6 +4,7 @@
 
 #include "cli/fit_options.h"
 #include "cli/option_destination.h"
+#include "cli/option_parsers.h"
 #include "cli/options/groups.h"
 #include "mantissa/core/suggest.h"
 #include "mantissa/optim/registry.h"
@@ -19,6 +20,10 @@ std::string own_momenta() {
     if (entry.defaults.momentum.value_or(0) > 0)
       all.push_back(fmt::format("{} has {}", entry.name, *entry.defaults.momentum));
   return join_names(all);
+}
+
+std::vector<std::string> parse_names(const std::string& flag, const std::string& text) {
+  return text.empty() ? std::vector<std::string>() : parse_words(flag, text);
 }
 
 }  // namespace
@@ -73,6 +78,14 @@ std::vector<Option> optimizer_options() {
        .default_value = 4096,
        .help = "8-bit and 4-bit optimizers: smaller tensors have 32-bit states",
        .range = {{0, 1e15, "choose 0 or more"}}},
+      {.name = "optim_32bit_modules",
+       .group = kGroup,
+       .to = to(&FitOptions::optim_32bit_modules, parse_names),
+       .default_value = "",
+       .help = "8-bit and 4-bit optimizers: modules and weights with 32-bit states, for example "
+               "token_embedding,head",
+       .is_list = true,
+       .known_as = {"optim_bits"}},
       {.name = "weight_decay",
        .group = kGroup,
        .to = to(&OptimizerSettings::weight_decay),

@@ -76,7 +76,7 @@ class Fp32Region {
 ///           also computed in float32 in the "16-true" and "bf16-true" modes.
 template <typename F, typename... Inputs>
 auto in_fp32(F&& f, const Inputs&... inputs) {
-  const auto cast = [](const at::Tensor& t) {
+  [[maybe_unused]] const auto cast = [](const at::Tensor& t) {  // unused without inputs
     const bool is_16_bit = t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
     return is_16_bit ? t.to(at::kFloat) : t;
   };
