@@ -120,6 +120,17 @@ TEST(Fp8Attentions, AModelWithoutAttentionIsRefused) {
             HasSubstr("leave fp8_dpa out")));
 }
 
+TEST(Fp8Attentions, AModuleThatIsOneItselfIsConverted) {
+  SelfAttention attention;
+  const auto mode = make_precision("fp8-mixed", at::kCPU, with_attention());
+  mode->convert_module(*attention);
+  EXPECT_TRUE(std::dynamic_pointer_cast<const Fp8AttentionRule>(attention->attention_rule()));
+  EXPECT_EQ(mode->layer_report().back().name, "attention");
+  const StateDict state = mode->state_dict();
+  const StateReader layers = StateReader(state).at("fp8_state").at("layers");
+  EXPECT_TRUE(layers.find("scores") && layers.find("context"));
+}
+
 TEST(Fp8Attentions, IgnoredOnesAndThoseOfTheUserStayAsTheyAre) {
   Training ignoring(with_attention({"1"}));
   EXPECT_FALSE(ignoring.attention().attention_rule());

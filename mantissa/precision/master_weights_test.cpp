@@ -274,6 +274,18 @@ TEST(MasterWeights, AreMadeOnceForAParameterThatIsAddedToAnyGroup) {
   EXPECT_FALSE(masters.add_parameters(optimizer));
 }
 
+TEST(MasterWeights, TellAnOptimizerWhichAddedParametersTheyReplace) {
+  torch::nn::Linear net = half_net(at::kHalf);
+  Observing<torch::optim::SGD> optimizer(std::vector<at::Tensor>{net->weight}, 0.1);
+  MasterWeights masters(optimizer);
+  optimizer.replaced.clear();
+  optimizer.param_groups()[0].params().push_back(net->bias);
+  EXPECT_TRUE(masters.add_parameters(optimizer));
+  ASSERT_EQ(optimizer.replaced.size(), 1);
+  EXPECT_TRUE(optimizer.replaced[0].first.is_same(net->bias));
+  EXPECT_TRUE(optimizer.replaced[0].second.is_same(optimizer.param_groups()[0].params()[1]));
+}
+
 TEST(MasterWeights, TellWhoSendsAGradientWhereItIs) {
   torch::nn::Linear net = half_net(at::kHalf);
   torch::optim::SGD optimizer({net->weight}, 1.0);

@@ -140,6 +140,27 @@ TEST(Refusals, OfRecipesThatNothingCanFollow) {
               HasSubstr("DelayedScaling: amax_history_len is 0"));
 }
 
+TEST(Refusals, OfALossSayWhatItLacks) {
+  for (const char* const name : {"32-true", "16-mixed"}) {
+    const auto mode = make_precision(name, at::kCPU);
+    EXPECT_THAT(error_of([&] { mode->backward(at::ones({})); }),
+                HasSubstr("got a loss that requires no gradient"));
+    EXPECT_THAT(error_of([&] { mode->backward(at::Tensor()); }), HasSubstr("got no loss;"));
+  }
+}
+
+TEST(Refusals, AClipByValueIsTheSameWithAndWithoutAScale) {
+  for (const char* const name : {"32-true", "16-mixed"}) {
+    const auto mode = make_precision(name, at::kCPU);
+    torch::nn::Linear net(2, 2);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    mode->setup_optimizer(optimizer);
+    mode->backward((net->bias * at::tensor({4.F, 0.25F})).sum());
+    EXPECT_FALSE(mode->clip_gradients(optimizer, 0.5, GradientClipAlgorithm::kValue).defined());
+    EXPECT_TRUE(at::equal(net->bias.grad(), at::tensor({0.5F, 0.25F}))) << name;
+  }
+}
+
 TEST(Refusals, AClipOf0LeavesTheGradients) {
   for (const char* const name : {"32-true", "16-mixed"}) {
     for (const auto algorithm : {GradientClipAlgorithm::kNorm, GradientClipAlgorithm::kValue}) {

@@ -8,6 +8,7 @@
 
 #include <torch/torch.h>
 
+#include "mantissa/precision/mode_suggestion.h"
 #include "mantissa/precision/scaled.h"
 #include "mantissa/precision/test_support_internal.h"
 
@@ -84,6 +85,22 @@ TEST(Registry, WhatANameBeginsWithCountsForMoreThanItsTypingErrors) {
   for (const char* const name : {"fp8", "fp8-dq", "nf8", "fp16-dq"})
     EXPECT_THAT(meant(name), AllOf(Not(HasSubstr("'fp4")), Not(HasSubstr("'nf4")))) << name;
   EXPECT_THAT(meant("nf5"), StartsWith("'nf4'")) << "no mode has 5 bits";
+}
+
+TEST(Registry, WordsBesideTheFormatChooseTheMode) {
+  const auto names = [](const std::string& name, const std::vector<std::string>& allowed) {
+    const std::string text = suggest_modes(name, allowed);
+    std::string found;
+    for (const Mode& mode : modes())
+      if (text.find("'" + mode.name + "' (") != std::string::npos) found += mode.name + " ";
+    return found;
+  };
+  const std::vector<std::string> all{"32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"};
+  EXPECT_EQ(names("half-precision", all), "16-mixed 16-true ");
+  EXPECT_EQ(names("pure bf16", all), "bf16-true ");
+  EXPECT_EQ(names("amp-bf16", all), "bf16-mixed ");
+  EXPECT_EQ(names("pure", all), "32-true 16-true bf16-true ");
+  EXPECT_EQ(names("half-precision", {"32-true", "16-true"}), "16-true ") << "the others are not allowed";
 }
 
 TEST(Registry, NamesOfFp8MeanTheModesThatTrainInIt) {

@@ -152,6 +152,24 @@ TEST(ScaledPrecision, AStepThatThrowsDoesNotMoveTheScale) {
   EXPECT_EQ(next_scale(*mode), 1024);
 }
 
+TEST(ScaledPrecision, AFusedStepThatThrewMayBeRepeated) {
+  struct ThrowsOnce : SelfUnscaling {
+    using SelfUnscaling::SelfUnscaling;
+    at::Tensor step(LossClosure /*closure*/) override {
+      if (++calls == 1) throw std::runtime_error("step");
+      return {};
+    }
+    int calls = 0;
+  };
+  const auto mode = scaled_by_1024();
+  Part part;
+  ThrowsOnce optimizer(part.net->parameters(), 1.0);
+  mode->backward(part.loss(0.25, 0));
+  EXPECT_THROW(mode->optimizer_step(optimizer), std::runtime_error);
+  EXPECT_FALSE(mode->optimizer_step(optimizer).skipped());
+  EXPECT_EQ(optimizer.calls, 2);
+}
+
 TEST(ScaledPrecision, ATiedWeightHasItsFirstName) {
   struct Tied : torch::nn::Module {
     Tied() {

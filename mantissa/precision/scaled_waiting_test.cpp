@@ -54,6 +54,51 @@ TEST(WaitingGradients, OfFusedOptimizersKeepTheirClipDivisor) {
   EXPECT_NEAR(a.item<float>(), -1, 1e-3);
 }
 
+/// fp16 weights of 0 and gradients of 4 and 0.5 at a scale of 8, of an optimizer that unscales in its step.
+struct Fused {
+  Fused() { precision->backward((w * at::tensor({4.F, 0.5F}).to(at::kHalf)).sum()); }
+  bool steps_to(float first, float second) {
+    return !precision->optimizer_step(sgd).skipped() &&
+           at::allclose(w.detach(), at::tensor({first, second}).to(at::kHalf), 1e-3);
+  }
+  std::unique_ptr<Precision> precision = make_precision("16-true", at::kCPU, {.loss_scale = "8"});
+  at::Tensor w = torch::zeros({2}, at::kHalf).set_requires_grad(true);
+  FusedSGD sgd{{w}, SGDOptions(1.0)};
+};
+
+TEST(WaitingGradients, OfFusedOptimizersAreClippedByEitherAlgorithm) {
+  Fused by_norm, by_value;
+  EXPECT_TRUE(by_norm.precision->clip_gradients(by_norm.sgd, 1.0).defined());
+  EXPECT_TRUE(by_norm.steps_to(-0.99228F, -0.12404F));
+  EXPECT_FALSE(
+      by_value.precision->clip_gradients(by_value.sgd, 1.0, GradientClipAlgorithm::kValue).defined());
+  EXPECT_TRUE(by_value.steps_to(-1, -0.5));
+}
+
+TEST(WaitingGradients, OfFusedOptimizersResumeWithTheirClipDivisor) {
+  Fused saved, resumed;
+  saved.precision->clip_gradients(saved.sgd, 1.0);
+  const StateDict state = saved.precision->gradient_state(saved.sgd);
+  resumed.w.mutable_grad() = saved.w.grad().clone();
+  resumed.precision->load_gradient_state(resumed.sgd, StateReader(state));
+  EXPECT_TRUE(resumed.steps_to(-0.99228F, -0.12404F));
+}
+
+TEST(WaitingGradients, OfFusedOptimizersMayBeClippedAgainAfterTheirStepWhileOthersWait) {
+  Fused fused;
+  const at::Tensor other = torch::zeros({1}, at::kHalf).set_requires_grad(true);
+  FusedSGD waits({other}, SGDOptions(1.0));
+  fused.precision->backward(other.sum());
+  fused.precision->clip_gradients(waits, 100.0);
+  EXPECT_TRUE(fused.steps_to(-4, -0.5));
+  fused.sgd.zero_grad();
+  fused.precision->backward(fused.w.sum());
+  fused.precision->clip_gradients(fused.sgd, 100.0);
+  EXPECT_TRUE(fused.steps_to(-5, -1.5));
+  EXPECT_FALSE(fused.precision->optimizer_step(waits).skipped());
+  EXPECT_EQ(other.item<float>(), -1);
+}
+
 TEST(WaitingGradients, OfFusedOptimizersLoseTheirClipDivisorWhenTheyAreMadeAnew) {
   const auto precision = make_precision("16-true", at::kCPU, {.loss_scale = "8"});
   const at::Tensor a = torch::zeros({1}, at::kHalf).set_requires_grad(true);

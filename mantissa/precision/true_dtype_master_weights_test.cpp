@@ -83,6 +83,14 @@ TEST(TrueDtypeMasterWeights, AParameterThatIsAddedLaterHasOneWithoutAScaleToo) {
       << "its gradient is clipped in float32";
 }
 
+TEST(TrueDtypeMasterWeights, TheEndOfARunMovesTheScale) {
+  O2 o2;
+  o2.mode.setup_optimizer(o2.optimizer);
+  EXPECT_TRUE(o2.step(HUGE_VAL).skipped());
+  o2.mode.teardown();
+  EXPECT_EQ(o2.mode.scaler()->get_scale(), 128);
+}
+
 TEST(TrueDtypeMasterWeights, AParameterThatIsAddedTwiceOrHasSteppedIsRefused) {
   O2 o2;
   o2.mode.setup_optimizer(o2.optimizer);
@@ -340,6 +348,7 @@ TEST(TrueDtypeMasterWeights, RefuseLbfgs) {
   EXPECT_THROW(mode.setup_optimizer(lbfgs), c10::TypeError);
   EXPECT_TRUE(lbfgs.param_groups()[0].params()[0].is_same(net->weight));
   EXPECT_THROW(mode.optimizer_step(lbfgs, [] { return torch::ones({}); }), c10::TypeError);
+  EXPECT_THROW(mode.optimizer_step(lbfgs), c10::TypeError);
 }
 
 TEST(TrueDtypeMasterWeights, TwoOptimizersOfOneWeightAreRefusedAtTheStepOfTheFirst) {

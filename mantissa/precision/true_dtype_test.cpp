@@ -119,6 +119,28 @@ TEST(TrueDtype, AnEpsDoesNotHarmWhatIsWiderOrFrozen) {
   EXPECT_THAT(warnings.texts, testing::IsEmpty());
 }
 
+TEST(TrueDtype, AnEpsThatFp16HoldsDoesNotWarn) {
+  Warnings warnings;
+  Net net;
+  TrueDtype mode(at::kHalf);
+  mode.convert_module(net);
+  torch::optim::Adam held(net.parameters(), torch::optim::AdamOptions().eps(0x1p-14));
+  mode.setup_optimizer(held);
+  EXPECT_THAT(warnings.texts, testing::IsEmpty()) << "the smallest normal number of fp16";
+}
+
+TEST(TrueDtype, AnEpsThatFp16LosesWarnsOnceForAllModules) {
+  Warnings warnings;
+  Net nets[2];
+  TrueDtype mode(at::kHalf);
+  for (Net& net : nets) {
+    mode.convert_module(net);
+    torch::optim::Adam adam(net.parameters());
+    mode.setup_optimizer(adam);
+  }
+  EXPECT_EQ(warnings.texts.size(), 1);
+}
+
 TEST(TrueDtype, AModeOfAnotherDtypeSaysNothingOfFp16) {
   Warnings warnings;
   torch::optim::Adam adam(std::vector{torch::ones(1, at::kHalf).requires_grad_()});
