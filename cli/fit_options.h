@@ -29,7 +29,7 @@ struct FitOptions {
   std::optional<LoraConfig> lora;
   std::string adapter;  ///< a folder of PEFT's to begin with; "": none
   double val_fraction = 0;
-  int64_t classes = 0, threads = 0;
+  int64_t classes = 0, vocabulary = 0, threads = 0;
   uint64_t seed = 0;
   DataLoaderOptions loader;
   /// Has no callbacks and loggers, because these write into a run's folder.
