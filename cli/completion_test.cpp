@@ -75,7 +75,7 @@ TEST_F(Program, BashCompletes) {
   };
   EXPECT_EQ(complete("i"), "inspect ");
   EXPECT_EQ(complete("''"),
-            "fit resume validate test predict generate merge modes inspect convert completion man ");
+            "fit resume validate test predict generate tokenize merge modes inspect convert completion man ");
   EXPECT_EQ(complete("--v"), "--version ");
   EXPECT_EQ(complete("inspect --no"), "--no-values ");
   EXPECT_EQ(complete("inspect --no-values --so"), "--sort ");

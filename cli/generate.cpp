@@ -26,6 +26,7 @@
 #include "mantissa/core/device.h"
 #include "mantissa/core/parse_number.h"
 #include "mantissa/data/loader.h"
+#include "mantissa/data/tokenizers/tokenizer.h"
 #include "mantissa/trainer/loop/interrupt.h"
 #include "mantissa/trainer/trainer.h"
 
@@ -34,7 +35,7 @@ namespace {
 
 struct GenerateCommand {
   TrainedModelCommand model;
-  std::optional<std::string> prompt, prompt_tokens, stop_tokens;
+  std::optional<std::string> prompt, prompt_tokens, stop_tokens, tokenizer;
   uint64_t seed = 1;
   GenerateOptions options;
   std::string json;
@@ -59,17 +60,28 @@ class WritesOn final : public ClassificationTask {
   std::optional<Generated> made_;
 };
 
+/// Returns the tokenizer of `--tokenizer`, or that of a public model's folder; nothing if the model reads bytes.
+std::optional<Tokenizer> find_tokenizer(const GenerateCommand& c) {
+  if (c.tokenizer) return load_tokenizer(*c.tokenizer);
+  const std::filesystem::path folder = c.model.folder;
+  if (std::filesystem::exists(folder / "config.yaml")) return std::nullopt;
+  TORCH_CHECK_VALUE(
+      std::filesystem::exists(folder / "tokenizer.json") || std::filesystem::exists(folder / "vocab.json"),
+      "--prompt: '", c.model.folder,
+      "' is no run, and has no tokenizer; give --tokenizer, or the ids of a text as --prompt-tokens");
+  return load_tokenizer(folder);
+}
+
 Prompt read_prompt(const GenerateCommand& c) {
   if (c.prompt.has_value() == c.prompt_tokens.has_value())
     throw UsageError("give the prompt: --prompt TEXT or --prompt-tokens LIST, one of the two");
   return usage([&] {
+    TORCH_CHECK_VALUE(!c.tokenizer || c.prompt,
+                      "--tokenizer encodes the text of --prompt; give that, or leave it out");
     if (c.prompt_tokens) return token_prompt(*c.prompt_tokens);
     TORCH_CHECK_VALUE(!c.prompt->empty(), "--prompt is empty; give at least one character");
-    TORCH_CHECK_VALUE(std::filesystem::exists(std::filesystem::path(c.model.folder) / "config.yaml"),
-                      "--prompt: '", c.model.folder,
-                      "' is no run, and tokens of its model are not bytes; encode the text with the model's "
-                      "tokenizer, and give --prompt-tokens");
-    return byte_prompt(*c.prompt);
+    const std::optional<Tokenizer> tokenizer = find_tokenizer(c);
+    return tokenizer ? text_prompt(*c.prompt, *tokenizer) : byte_prompt(*c.prompt);
   });
 }
 
@@ -120,12 +132,14 @@ void run_generate(const GenerateCommand& c) {
               " cannot write text: it is no CausalModel; give one that is");
   const std::vector<int64_t> stops = options.stop_tokens.value_or(model->stop_tokens());
   std::string text;
+  const auto print = [&](const std::string& piece) {
+    text += piece;
+    if (c.json != "-") std::fwrite(piece.data(), 1, piece.size(), stdout), std::fflush(stdout);
+  };
   options.on_token = [&](const at::Tensor& tokens) {
     const auto token = tokens.item<int64_t>();
     if (c.prompt && std::find(stops.begin(), stops.end(), token) != stops.end()) return true;
-    const std::string piece = prompt.shown(token);
-    text += piece;
-    if (c.json != "-") std::fwrite(piece.data(), 1, piece.size(), stdout), std::fflush(stdout);
+    print(prompt.shown(token));
     return InterruptScope::requested() == 0;
   };
   WritesOn task(run, *model, options);
@@ -133,6 +147,7 @@ void run_generate(const GenerateCommand& c) {
   Trainer trainer(evaluation_options(run));
   with_memory_cure([&] { return memory_cure(run.options); },
                    [&] { trainer.predict(task, loader, /*return_predictions=*/false); });
+  print(prompt.rest());
   if (c.json != "-" && task.made()) std::fputc('\n', stdout);
   if (const int signal = InterruptScope::requested()) throw Interrupted{signal};
   const Generated& made = task.made().value();
@@ -168,7 +183,10 @@ void add_generate(CLI::App& app) {
   sub->add_option("model", c.model.folder, "a run's folder, or a folder with config.json and weights")
       ->required()
       ->option_text("MODEL");
-  add_text(*sub, "--prompt", c.prompt, "TEXT", "the text to continue, of which the model reads the bytes");
+  add_text(*sub, "--prompt", c.prompt, "TEXT",
+           "the text to continue; a run's model reads its bytes, unless --tokenizer is given");
+  add_text(*sub, "--tokenizer", c.tokenizer, "PATH",
+           "a tokenizer's file or folder, for --prompt and the answer; left out: that of the model's folder");
   add_text(*sub, "--prompt-tokens", c.prompt_tokens, "LIST",
            "the tokens to continue, such as 1,15,7; the new tokens are printed in the same way");
   add_number(*sub, "--max-new-tokens", c.options.max_new_tokens, "N", "the most tokens to write [128]");

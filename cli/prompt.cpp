@@ -23,17 +23,27 @@ Prompt byte_prompt(const std::string& text) {
     for (const char c : text) all.push_back(static_cast<unsigned char>(c));
     return all;
   }();
-  return {as_batch(bytes), [](int64_t token) {
+  return {as_batch(bytes),
+          [](int64_t token) {
             return token < 256 ? std::string(1, static_cast<char>(token)) : std::string("\xEF\xBF\xBD");
-          }};
+          },
+          [] { return std::string(); }};
+}
+
+Prompt text_prompt(const std::string& text, const Tokenizer& tokenizer) {
+  const auto stream = std::make_shared<TokenText>(tokenizer);
+  return {as_batch(tokenizer.encode(text)), [stream](int64_t token) { return stream->push(token); },
+          [stream] { return stream->finish(); }};
 }
 
 Prompt token_prompt(const std::string& list) {
-  return {as_batch(parse_tokens(list, "--prompt-tokens")), [is_first = true](int64_t token) mutable {
+  return {as_batch(parse_tokens(list, "--prompt-tokens")),
+          [is_first = true](int64_t token) mutable {
             const std::string text = (is_first ? "" : ",") + std::to_string(token);
             is_first = false;
             return text;
-          }};
+          },
+          [] { return std::string(); }};
 }
 
 std::vector<int64_t> parse_tokens(const std::string& list, const std::string& flag) {

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mantissa/data/tokenizers/tokenizer.h"
+
 namespace mantissa::cli {
 
 /// A prompt as a model reads it, and the way back.
@@ -14,11 +16,17 @@ struct Prompt {
   at::Tensor tokens;  ///< [1, T], int64
   /// Returns how the next token of the answer is printed.
   std::function<std::string(int64_t token)> shown;
+  /// Returns what is printed after the last token, such as the beginning of a character whose end did not come.
+  std::function<std::string()> rest;
 };
 
 /// Returns the prompt of a text, whose tokens are its bytes. An answer is printed as bytes, and a token that is no byte as
 /// U+FFFD.
 Prompt byte_prompt(const std::string& text);
+
+/// Returns the prompt of a text that goes through a tokenizer, and so does the answer.
+/// Errors: those of Tokenizer::encode().
+Prompt text_prompt(const std::string& text, const Tokenizer& tokenizer);
 
 /// Returns the prompt of a list of numbers, such as "1,15,7". An answer is printed as such a list.
 Prompt token_prompt(const std::string& list);

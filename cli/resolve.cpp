@@ -76,7 +76,7 @@ OptionValues complete(const OptionValues& given) {
     return text ? *text : std::string();
   };
   TORCH_CHECK_VALUE(values.has("data"), "--model ", text_or_none("model"),
-                    " needs text; give --data text:FILE");
+                    " needs text; give --data text:FILE or tokens:FILE");
   const std::optional<double> momentum = own_momentum(text_or_none("optimizer"));
   if (momentum && !given.has("momentum")) values.set("momentum", *momentum);
   for (const char* limit : {"max_epochs", "max_steps"})
@@ -192,7 +192,7 @@ bool reads_text(const OptionValues& given) {
     return is_known && find_model(*model).input == InputKind::kTokens;
   }
   const auto* const data = given.get_if<std::string>("data");
-  return data && data->starts_with("text:");
+  return data && (data->starts_with("text:") || data->starts_with("tokens:"));
 }
 
 void check_optimizer_state(const FitOptions& o) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <system_error>
 #include <tuple>
 
 #include <c10/util/Exception.h>
@@ -10,6 +12,7 @@
 #include "mantissa/data/digits.h"
 #include "mantissa/data/idx.h"
 #include "mantissa/data/text.h"
+#include "mantissa/data/token_file.h"
 
 namespace mantissa::cli {
 namespace {
@@ -21,12 +24,11 @@ struct DataSpec {
 DataSpec parse_data(const std::string& text) {
   const size_t colon = text.find(':');
   DataSpec spec{text.substr(0, colon), colon == std::string::npos ? "" : text.substr(colon + 1)};
+  const bool takes_path = spec.kind == "idx" || spec.kind == "text" || spec.kind == "tokens";
   TORCH_CHECK_VALUE(
-      (spec.kind == "digits" && colon == std::string::npos) ||
-          ((spec.kind == "idx" || spec.kind == "text") && !spec.path.empty()),
-      "--data '", text, "' names no data",
-      spec.kind == "idx" || spec.kind == "text" ? "" : did_you_mean(spec.kind, {"digits", "idx", "text"}),
-      "; write digits, idx:DIR or text:FILE");
+      (spec.kind == "digits" && colon == std::string::npos) || (takes_path && !spec.path.empty()), "--data '",
+      text, "' names no data", takes_path ? "" : did_you_mean(spec.kind, {"digits", "idx", "text", "tokens"}),
+      "; write digits, idx:DIR, text:FILE or tokens:FILE");
   return spec;
 }
 
@@ -45,17 +47,60 @@ Data load_images(const DataSpec& spec, const FitOptions& o) {
            .classes = loaded.classes}};
 }
 
+/// The tokens to train on, and those to validate on: a file, of which the end is held out, or a folder with both.
+Data load_tokens(const DataSpec& spec, const FitOptions& o) {
+  const ModelInput input = token_input(o);
+  const int64_t context = ModelInput{}.context, vocabulary = input.vocabulary;
+  const auto windows = [&](const std::shared_ptr<TokenFile>& file, int64_t stride, int64_t begin,
+                           int64_t end) {
+    return std::make_shared<TokenDataset>(file, context, vocabulary, stride, begin, end);
+  };
+  const std::filesystem::path path = spec.path;
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored))
+    return {spec.kind, windows(std::make_shared<TokenFile>(path / "train.bin"), 1, 0, -1),
+            windows(std::make_shared<TokenFile>(path / "val.bin"), context, 0, -1), input};
+  const auto file = std::make_shared<TokenFile>(path);
+  const int64_t held = std::llround(static_cast<double>(file->size()) * o.val_fraction);
+  const int64_t kept = file->size() - held;
+  TORCH_CHECK_VALUE(std::min(held, kept) > context, "token file '", spec.path, "': --val-fraction ",
+                    o.val_fraction, " splits its ", file->size(), " tokens into ", kept, " to train on and ",
+                    held, " to validate, but each needs ", context + 1,
+                    "; give a longer file or another --val-fraction");
+  return {spec.kind, windows(file, 1, 0, kept), windows(file, context, kept, -1), input};
+}
+
+Data load_all_tokens(const DataSpec& spec, const FitOptions& o) {
+  const ModelInput input = token_input(o);
+  std::error_code ignored;
+  const std::filesystem::path path = spec.path;
+  const auto file =
+      std::make_shared<TokenFile>(std::filesystem::is_directory(path, ignored) ? path / "val.bin" : path);
+  const int64_t context = ModelInput{}.context;
+  return {spec.kind, nullptr, std::make_shared<TokenDataset>(file, context, input.vocabulary, context),
+          input};
+}
+
 }  // namespace
+
+ModelInput token_input(const FitOptions& o) {
+  ModelInput input{.kind = InputKind::kTokens};
+  if (parse_data(o.data).kind != "tokens") return input;
+  input.vocabulary = o.vocabulary;
+  return input;
+}
 
 void check_data(const std::string& data) { parse_data(data); }
 
 InputKind input_kind_of(const std::string& data) {
-  return parse_data(data).kind == "text" ? InputKind::kTokens : InputKind::kImages;
+  const std::string kind = parse_data(data).kind;
+  return kind == "text" || kind == "tokens" ? InputKind::kTokens : InputKind::kImages;
 }
 
 Data load_data(const FitOptions& o) {
   const DataSpec spec = parse_data(o.data);
   const uint64_t seed = o.seed;
+  if (spec.kind == "tokens") return load_tokens(spec, o);
   if (spec.kind == "text") {
     const int64_t context = ModelInput{}.context;
     const at::Tensor bytes = load_text(spec.path);
@@ -78,6 +123,7 @@ Data load_data(const FitOptions& o) {
 
 Data load_all_data(const FitOptions& o) {
   const DataSpec spec = parse_data(o.data);
+  if (spec.kind == "tokens") return load_all_tokens(spec, o);
   if (spec.kind == "text") {
     const int64_t context = ModelInput{}.context;
     const at::Tensor bytes = load_text(spec.path);

@@ -12,7 +12,7 @@ namespace mantissa::cli {
 
 /// The data that `--data` names, loaded and split.
 struct Data {
-  std::string name;  ///< "digits", "idx", "text": for the run's folder
+  std::string name;  ///< "digits", "idx", "text", "tokens": for the run's folder
   std::shared_ptr<const Dataset> train, val;
   ModelInput input;
 };
@@ -23,6 +23,9 @@ void check_data(const std::string& data);
 /// Returns the kind of model that can read what `--data` names.
 /// Errors: those of check_data().
 InputKind input_kind_of(const std::string& data);
+
+/// Returns the input of a model for `--data` that holds tokens. It reads no file of data.
+ModelInput token_input(const FitOptions& options);
 
 /// Errors: c10::Error that names a missing, truncated or inconsistent file.
 Data load_data(const FitOptions& options);

@@ -316,7 +316,7 @@ TrainedModel open_text_model(const TrainedModelCommand& command) {
   const FitOptions& o = run.options;
   TORCH_CHECK_VALUE(find_model(o.model).input == InputKind::kTokens, "the model of ", folder.string(), ", ",
                     o.model, ", reads images; give one that reads text, such as gpt-tiny");
-  run.data.input = {.kind = InputKind::kTokens};
+  run.data.input = token_input(o);
   // The sizes of a config.json are its own, and there is no data that they have to fit.
   if (o.model.starts_with(kConfigPrefix)) run.data.input.vocabulary = run.data.input.context = 0;
   {

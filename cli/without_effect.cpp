@@ -130,6 +130,7 @@ class Warnings {
       if (is_given("benchmark") && (on_cpu || !convolves))
         warn("benchmark", on_cpu ? "--device cpu, which has no cuDNN" : no_convolutions);
     }
+    if (given_.has("vocabulary") && !o_.data.starts_with("tokens:")) warn("vocabulary", "--data " + o_.data);
     if (given_.has("classes") && !o_.data.starts_with("idx:")) warn("classes", "--data " + o_.data);
   }
 

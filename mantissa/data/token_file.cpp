@@ -111,17 +111,16 @@ std::pair<std::shared_ptr<const char>, int64_t> map_file(const fs::path& path) {
           static_cast<int64_t>(size)};
 }
 
-/// Widens tokens. The bytes of a token need not be aligned.
+/// Widens tokens. The two loops over 16 or 32 bits are ones that compilers vectorize for every CPU.
 template <typename Id>
-std::optional<int64_t> widen(const char* from, int64_t count, int64_t vocabulary, int64_t* to) {
-  int64_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    Id id = 0;
-    std::memcpy(&id, from + i * int64_t{sizeof(Id)}, sizeof id);
-    to[i] = id;
-    largest = std::max(largest, to[i]);
-  }
-  if (largest < vocabulary) return std::nullopt;
+std::optional<int64_t> widen(const char* bytes, int64_t count, int64_t vocabulary, int64_t* to) {
+  const auto* const from = reinterpret_cast<const Id*>(bytes);  // a mapping, and a header of 1,024 bytes
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+  if (vocabulary > int64_t{std::numeric_limits<Id>::max()}) return std::nullopt;
+  const auto limit = static_cast<Id>(std::max<int64_t>(vocabulary, 0));
+  Id found = 0;
+  for (int64_t i = 0; i < count; ++i) found |= static_cast<Id>(from[i] >= limit);
+  if (found == 0) return std::nullopt;
   return std::find_if(to, to + count, [&](int64_t id) { return id >= vocabulary; }) - to;
 }
 

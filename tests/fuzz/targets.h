@@ -30,6 +30,7 @@ Target quant_state;         // JSON of a 4-bit weight that bitsandbytes has save
 Target safetensors_header;  // 8 little-endian bytes with the number of data bytes that follow, then the JSON
 Target shard_index;         // model.safetensors.index.json
 Target token_file;          // a byte that chooses 16 or 32 bits, then a file of token ids
+Target tokenizer;           // tokenizer.json; vocab.json with merges.txt
 
 inline constexpr std::pair<const char*, Target*> kTargets[] = {
     {"adapter_config", adapter_config},
@@ -44,6 +45,7 @@ inline constexpr std::pair<const char*, Target*> kTargets[] = {
     {"shard_index", shard_index},
     {"safetensors_header", safetensors_header},
     {"token_file", token_file},
+    {"tokenizer", tokenizer},
 };
 
 /// Throws no c10::Error, because parsers refuse bytes with that.

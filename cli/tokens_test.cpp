@@ -1,0 +1,110 @@
+// Tests of files of token ids and of tokenizers on the command line.
+#include <nlohmann/json.hpp>
+
+#include "cli/test_support_internal.h"
+
+namespace mantissa::cli::tokens_test {
+namespace {
+
+namespace fs = std::filesystem;
+using json = nlohmann::json;
+using testing::HasSubstr;
+
+/// A tokenizer over bytes, of the letters that the tests use.
+constexpr const char* kVocabulary =
+    R"({"a": 0, "b": 1, "c": 2, "Ġ": 3, "ab": 4, "Ġab": 5, "Ã": 6, "©": 7, "<|endoftext|>": 8})";
+constexpr const char* kMerges = "#version: 0.2\na b\nĠ ab\n";
+
+class Tokens : public Program {
+ protected:
+  void SetUp() override {
+    Program::SetUp();
+    write("tokenizer/vocab.json", kVocabulary);
+    write("tokenizer/merges.txt", kMerges);
+    std::string text;
+    for (int i = 0; i < 1000; ++i) text += "ab abc ";
+    write("text.txt", text);
+  }
+  Outcome tokenize(const std::string& arguments) const {
+    return run("tokenize text.txt --tokenizer tokenizer " + arguments);
+  }
+  Outcome train(const std::string& arguments) const {
+    return fit(
+        "--model llama-tiny --vocabulary 9 --batch-size 4 --limit-val-batches 1 --lr-schedule constant "
+        "--precision 32-true " +
+        arguments);
+  }
+  std::string ids(const std::string& bytes, int count) const {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += bytes;
+    return all;
+  }
+};
+
+TEST_F(Tokens, ATextBecomesAFile) {
+  const Outcome made = tokenize("-o plain.bin --no-header --json -");
+  ASSERT_EQ(made.status, 0) << made.err;
+  EXPECT_THAT(made.err, HasSubstr("plain.bin: 3001 tokens of 7000 bytes, vocabulary 9"));
+  EXPECT_EQ(json::parse(made.out)["tokens"], 3001);
+  EXPECT_EQ(read(folder_ / "plain.bin").substr(0, 8), std::string("\4\0\5\0\2\0\5\0", 8));
+  ASSERT_EQ(tokenize("-o counted.bin --quiet").err, "");
+  EXPECT_EQ(read(folder_ / "counted.bin").substr(1024), read(folder_ / "plain.bin"));
+}
+
+TEST_F(Tokens, TokenizeNamesWhatIsWrong) {
+  write("bad.txt", "ab\xFF");
+  expect_error(run("tokenize bad.txt --tokenizer tokenizer -o t.bin"), 1, {"not UTF-8 at byte 2"});
+  write("other.txt", "xyz");
+  expect_error(run("tokenize other.txt --tokenizer tokenizer -o t.bin"), 1, {"'other.txt' has no text"});
+  expect_error(run("tokenize text.txt --tokenizer none -o t.bin"), 1, {"none': no such file"});
+  expect_error(run("tokenize none.txt --tokenizer tokenizer -o t.bin"), 1, {"none.txt': no such file"});
+  expect_error(tokenize("-o none/t.bin"), 1, {"none"});
+}
+
+TEST_F(Tokens, ARunTrainsResumesAndWrites) {
+  ASSERT_EQ(tokenize("-o tokens.bin --quiet").status, 0);
+  const std::string data = "--data tokens:tokens.bin ";
+  const Outcome whole = train(data + "--max-steps 30 --output whole");
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  ASSERT_EQ(train(data + "--max-steps 7 --output run").status, 0);
+  const Outcome resumed = run("resume run --quiet --max-steps 30");
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_EQ(read(folder_ / "run/weights.safetensors"), read(folder_ / "whole/weights.safetensors"));
+  const Outcome validated = run("validate run --quiet --json -");
+  ASSERT_EQ(validated.status, 0) << validated.err;
+  EXPECT_EQ(json::parse(validated.out)["samples"], 2);  // windows of 128 in a tenth of 3,001 tokens
+  fs::remove(folder_ / "tokens.bin");                   // the data is not needed
+  const Outcome made =
+      run("generate run --tokenizer tokenizer --prompt 'ab abc ab abc ab' --temperature 0 --max-new-tokens 1 "
+          "--quiet");
+  EXPECT_EQ(made.status, 0) << made.err;
+  EXPECT_EQ(made.out, " ab\n");
+}
+
+TEST_F(Tokens, AFolderHasBothParts) {
+  write("data/train.bin", ids(std::string("\1\0\2\0", 4), 100));
+  expect_error(train("--data tokens:data --max-steps 1 --output run"), 1, {"data/val.bin", "No such file"});
+  write("data/val.bin", ids(std::string("\1\0\2\0", 4), 200));
+  ASSERT_EQ(train("--data tokens:data --max-steps 1 --output run").status, 0);
+  const Outcome tested = run("test run --quiet --json - --data tokens:data");
+  ASSERT_EQ(tested.status, 0) << tested.err;
+  EXPECT_EQ(json::parse(tested.out)["samples"], 3);
+}
+
+TEST_F(Tokens, BadFilesAreNamed) {
+  write("bad.bin", ids(std::string("\1\0\2\0", 4), 1000) + ids(std::string("\x9\0", 2), 1000));
+  expect_error(train("--data tokens:bad.bin --max-steps 500"), 1,
+               {"token file 'bad.bin': the id at position ", " is 9, and the vocabulary is 0 to 8"});
+  write("odd.bin", "abc");
+  expect_error(train("--data tokens:odd.bin"), 1, {"'odd.bin'", "3 bytes are no whole number of ids"});
+  write("short.bin", ids(std::string("\1\0", 2), 1000));
+  expect_error(train("--data tokens:short.bin"), 1, {"'short.bin'", "900", "100", "129", "--val-fraction"});
+  expect_error(train("--data tokens:none.bin"), 1, {"none.bin"});
+  expect_error(fit("--data tokens:short.bin --model convnet"), 2, {"--model convnet cannot read"});
+  expect_error(fit("--data tokens:short.bin --vocabulary 0"), 2, {"--vocabulary 0"});
+  expect_error(run("generate absent --prompt-tokens 1 --tokenizer tokenizer"), 2,
+               {"--tokenizer encodes the text"});
+}
+
+}  // namespace
+}  // namespace mantissa::cli::tokens_test
