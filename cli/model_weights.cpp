@@ -18,7 +18,7 @@
 #include "mantissa/io/atomic_file.h"
 #include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
-#include "mantissa/models/causal_model.h"
+#include "mantissa/models/public_model.h"
 #include "mantissa/models/weight_form.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/quant/stored_weights.h"
@@ -99,22 +99,21 @@ void load_model_weights(torch::nn::Module& model, std::map<std::string, at::Tens
 
 void load_model_weights(torch::nn::Module& model, const std::filesystem::path& file, const FitOptions& o) {
   const SafetensorsModel opened(file);
-  auto* const causal = dynamic_cast<CausalModel*>(&model);
+  auto* const known = dynamic_cast<PublicModel*>(&model);
   std::map<std::string, at::Tensor> stored = read_if_quantized(opened);
   const std::map<std::string, at::Tensor> own = named_weights(model);
   if (stored.empty() && plain_weights(own).size() == own.size())
-    return causal ? load_weight_file(*causal, file)
-                  : load_weights(model, file);  // reads one tensor at a time
+    return known ? load_weight_file(*known, file) : load_weights(model, file);  // reads one tensor at a time
   if (stored.empty()) stored = read_all(opened);
-  if (causal) stored = as_in_model(*causal, stored, file.string());
+  if (known) stored = as_in_model(*known, stored, file.string());
   load_model_weights(model, std::move(stored), file.string(), o);
 }
 
 void save_model_weights(const torch::nn::Module& model, const std::filesystem::path& file,
                         const std::map<std::string, std::string>& about) {
   std::map<std::string, at::Tensor> parts = named_parts(named_weights(model));
-  if (const auto* const causal = dynamic_cast<const CausalModel*>(&model))
-    parts = as_in_files(*causal, std::move(parts));
+  if (const auto* const known = dynamic_cast<const PublicModel*>(&model))
+    parts = as_in_files(*known, std::move(parts));
   save_safetensors(file, parts, about, Links::kReplace);
 }
 

@@ -30,6 +30,7 @@
 #include "mantissa/io/checkpoint_folder.h"
 #include "mantissa/io/sharded.h"
 #include "mantissa/io/weights.h"
+#include "mantissa/models/public_model.h"
 #include "mantissa/precision/empty_init.h"
 #include "mantissa/quant/stored_weights.h"
 
@@ -45,6 +46,15 @@ Shapes shapes_of(const std::map<std::string, at::Tensor>& weights) {
   Shapes shapes;
   for (const auto& [name, weight] : weights) shapes[name] = weight.sizes().vec();
   return shapes;
+}
+
+/// Returns the shapes of a file's tensors under the names that the module has for them.
+Shapes named_as_in(const torch::nn::Module& module, const Shapes& stored) {
+  const auto* const known = dynamic_cast<const PublicModel*>(&module);
+  if (!known) return stored;
+  Shapes named;
+  for (const auto& [name, shape] : stored) named[known->own_name(name)] = shape;
+  return named;
 }
 
 /// The weights that a run's model will load.
@@ -109,12 +119,15 @@ SavedWeights find_weights(const fs::path& folder, const std::string& given, bool
 /// Returns the number of classes of a model with these weights: the length of the dimension that grows with
 /// the classes. Returns nothing for the weights of another model, which load_weights() refuses with a full
 /// explanation.
-std::optional<int64_t> classes_of(const std::string& model, ModelInput input, const Shapes& weights) {
+std::optional<int64_t> classes_of(const std::string& model, ModelInput input, const Shapes& stored) {
+  const EmptyInit no_values;
   const auto shapes_for = [&](int64_t classes) {
     input.classes = classes;
     return shapes_of(named_weights(*make_model(model, input)));
   };
   const Shapes two = shapes_for(2), three = shapes_for(3);
+  input.classes = 2;
+  const Shapes weights = named_as_in(*make_model(model, input), stored);
   for (const auto& [name, shape] : two) {
     const auto differs = std::mismatch(shape.begin(), shape.end(), three.at(name).begin()).first;
     if (differs == shape.end()) continue;
@@ -147,7 +160,8 @@ std::string images_of(const FitOptions& run) {
   }
 }
 
-bool fits(const torch::nn::Module& module, const Shapes& weights) {
+bool fits(const torch::nn::Module& module, const Shapes& stored) {
+  const Shapes weights = named_as_in(module, stored);
   const Shapes shapes = shapes_of(named_weights(module));
   return std::all_of(shapes.begin(), shapes.end(), [&](const auto& wanted) {
     const auto found = weights.find(wanted.first);

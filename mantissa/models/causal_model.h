@@ -7,12 +7,12 @@
 #include <ATen/core/Tensor.h>
 
 #include "mantissa/models/key_value_cache.h"
-#include "mantissa/models/tensor_module.h"
+#include "mantissa/models/public_model.h"
 
 namespace mantissa {
 
 /// A model that predicts the next token of a text: forward() takes tokens [B, T] and returns logits [B, T, vocabulary].
-class CausalModel : public TensorModule {
+class CausalModel : public PublicModel {
  public:
   at::Tensor forward(const at::Tensor& tokens) override { return output_layer(hidden_states(tokens)); }
   /// The first part of forward(): everything before the output layer, for a loss that never has all logits in memory
@@ -30,10 +30,6 @@ class CausalModel : public TensorModule {
   /// Returns the text of a config.json for Hugging Face's transformers, for weights of `dtype`; "" if they do not know the model.
   /// Errors: c10::ValueError for a dtype that transformers does not have.
   virtual std::string config_json(at::ScalarType /*dtype*/) const { return ""; }
-  /// Returns the model's name for a tensor of its public files, or "" for one that it does not need.
-  virtual std::string own_name(const std::string& name) const { return name; }
-  /// Whether its public files have the weight of this name transposed.
-  virtual bool is_transposed_in_files(const std::string& /*name*/) const { return false; }
   /// Reads tokens that follow those in `cache`, adds them to it, and returns the logits of the token that comes after
   /// the last one.
   ///

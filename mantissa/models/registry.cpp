@@ -19,6 +19,7 @@
 #include "mantissa/models/model_folder_internal.h"
 #include "mantissa/models/resnet.h"
 #include "mantissa/models/torchvision_resnet.h"
+#include "mantissa/models/vit.h"
 
 namespace mantissa {
 namespace {
@@ -98,6 +99,19 @@ ModelEntry entry_of_resnet(const std::string& name, const std::string& summary,
   return {name, summary, InputKind::kImages, make};
 }
 
+ModelEntry entry_of_vit(const std::string& name, const std::string& summary, VitOptions options,
+                        VitNames names) {
+  options.names = names;
+  const auto make = [=](const ModelInput& input) mutable {
+    TORCH_CHECK_VALUE(input.height == input.width && input.height % options.patch_size == 0, "make_model: '",
+                      name, "' reads square images whose sides are multiples of ", options.patch_size,
+                      ", and this data has ", input.height, "x", input.width, "; resize the images");
+    options.channels = input.channels, options.num_classes = input.classes, options.image_size = input.height;
+    return std::make_shared<VitImpl>(options);
+  };
+  return {name, summary, InputKind::kImages, make};
+}
+
 std::vector<std::string> names_of_kind(InputKind kind) {
   std::vector<std::string> names;
   for (const ModelEntry& entry : models()) {
@@ -129,6 +143,14 @@ const std::vector<ModelEntry>& public_models() {
     for (const std::string& size : gpt2_sizes()) all.push_back(entry_of_gpt2(size));
     all.push_back(entry_of_resnet("resnet18", "ResNet-18 with torchvision's names", resnet18_options()));
     all.push_back(entry_of_resnet("resnet50", "ResNet-50 with torchvision's names", resnet50_options()));
+    const auto add_vit = [&](const char* torchvision, const char* timm, const std::string& size,
+                             const VitOptions& options) {
+      all.push_back(
+          entry_of_vit(torchvision, size + " with torchvision's names", options, VitNames::kTorchvision));
+      all.push_back(entry_of_vit(timm, size + " with timm's names", options, VitNames::kTimm));
+    };
+    add_vit("vit_b_16", "vit_base_patch16_224", "ViT-B/16", vit_b_16_options());
+    add_vit("vit_l_16", "vit_large_patch16_224", "ViT-L/16", vit_l_16_options());
     return all;
   }();
   return table;

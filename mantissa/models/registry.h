@@ -42,8 +42,8 @@ struct ModelEntry {
 /// models. It also knows those of public_models().
 const std::vector<ModelEntry>& models();
 
-/// Returns the models of public sizes that make_model() knows: GPT-2's (gpt2_sizes()), resnet18 and resnet50. Making one can
-/// take seconds and more than a GiB.
+/// Returns the models of public sizes that make_model() knows: GPT-2's (gpt2_sizes()), resnet18 and resnet50, and two Vision
+/// Transformers by their names in torchvision and in timm, which their files have. Making one can take seconds and more than a GiB.
 const std::vector<ModelEntry>& public_models();
 
 /// The prefix of a model that its config.json describes: "hf:FOLDER" or "hf:FOLDER/config.json".

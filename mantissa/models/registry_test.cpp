@@ -74,6 +74,17 @@ TEST(Registry, APublicResnetHasTheChannelsAndClassesOfItsData) {
   EXPECT_EQ(find_model("resnet50").input, InputKind::kImages);
 }
 
+TEST(Registry, AVisionTransformerNeedsSquareImagesOfWholePatches) {
+  ModelInput input = kDigits;
+  input.height = input.width = 24;
+  EXPECT_THAT(error_of("vit_l_16", input), testing::HasSubstr("multiples of 16, and this data has 24x24"));
+  input.height = input.width = 0;
+  EXPECT_THAT(error_of("vit_b_16", input), testing::HasSubstr("image_size is 0"));
+  input.height = 16, input.width = 32;
+  EXPECT_THAT(error_of("vit_large_patch16_224", input), testing::HasSubstr("16x32; resize"));
+  EXPECT_EQ(find_model("vit_base_patch16_224").input, InputKind::kImages);
+}
+
 TEST(Registry, MakesTheModelOfAConfig) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "registry_config";
   std::filesystem::create_directories(folder);

@@ -1,5 +1,6 @@
 #include "mantissa/models/weight_form.h"
 
+#include "mantissa/io/safetensors.h"
 #include "mantissa/io/weights.h"
 
 namespace mantissa {
@@ -9,14 +10,16 @@ bool is_matrix(const at::Tensor& tensor) { return tensor.is_floating_point() && 
 
 }  // namespace
 
-std::map<std::string, at::Tensor> as_in_files(const CausalModel& model,
+std::map<std::string, at::Tensor> as_in_files(const PublicModel& model,
                                               std::map<std::string, at::Tensor> weights) {
+  std::map<std::string, at::Tensor> stored;
   for (auto& [name, tensor] : weights)
-    if (model.is_transposed_in_files(name) && is_matrix(tensor)) tensor = tensor.detach().t();
-  return weights;
+    stored[model.name_in_files(name)] =
+        model.is_transposed_in_files(name) && is_matrix(tensor) ? tensor.detach().t() : tensor;
+  return stored;
 }
 
-std::map<std::string, at::Tensor> as_in_model(const CausalModel& model,
+std::map<std::string, at::Tensor> as_in_model(const PublicModel& model,
                                               const std::map<std::string, at::Tensor>& stored,
                                               const std::string& from) {
   std::map<std::string, at::Tensor> weights;
@@ -32,9 +35,15 @@ std::map<std::string, at::Tensor> as_in_model(const CausalModel& model,
   return weights;
 }
 
-void load_weight_file(CausalModel& model, const std::filesystem::path& path) {
-  load_weights(as_in_files(model, named_weights(model)), path,
-               [&](const std::string& name) { return model.own_name(name); });
+void load_weight_file(PublicModel& model, const std::filesystem::path& path) {
+  load_weights(as_in_files(model, named_weights(model)), path, [&](const std::string& name) {
+    const std::string own = model.own_name(name);
+    return own.empty() ? own : model.name_in_files(own);
+  });
+}
+
+void save_weight_file(const PublicModel& model, const std::filesystem::path& path) {
+  save_safetensors(path, as_in_files(model, named_weights(model)));
 }
 
 }  // namespace mantissa
