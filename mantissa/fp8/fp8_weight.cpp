@@ -161,7 +161,7 @@ void make_fp8_weight(const at::Tensor& parameter, const std::shared_ptr<Fp8Linea
   const at::Tensor made = make_packed_weight(
       std::make_shared<Fp8Weight>(state->recipe(), nearest(values, *state), std::move(init_val)),
       parameter.scalar_type());
-  mark_weight(made, std::make_shared<Fp8TrainingRule>(state, options.belongs_to_mode));
+  mark_weight(made, std::make_shared<Fp8TrainingRule>(state));
   at::Tensor weight = parameter;
   const bool trains = weight.requires_grad();
   weight.mutable_grad() = at::Tensor();

@@ -11,8 +11,6 @@ namespace mantissa {
 struct Fp8WeightOptions {
   /// Keeps the values from before the quantization in the host's memory: high_precision_init_val().
   bool preserve_high_precision_init_val = false;
-  /// Whether the rule belongs to a precision mode (WeightRule::belongs_to_mode()).
-  bool belongs_to_mode = false;
 };
 
 /// How a weight that is stored in FP8 takes new values.
