@@ -44,6 +44,8 @@ class Fp8TrainingRule final : public WeightRule {
   /// the values of this one's.
   WeightRulePtr for_copy() const override;
   bool belongs_to_mode() const override { return belongs_to_mode_; }
+  /// True: fp8_weight.h stores weights as codes.
+  bool takes_packed() const override { return true; }
 
  private:
   std::shared_ptr<Fp8LinearState> state_;

@@ -21,6 +21,7 @@
 #include "mantissa/fp8/linear_fp8_internal.h"
 #include "mantissa/fp8/quantizer_internal.h"
 #include "mantissa/fp8/statistics_internal.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 namespace {
@@ -117,7 +118,8 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
       quantizer.record(rows, *input, Fp8Role::kInput);
       quantizer.record(weight, *factor, Fp8Role::kWeight);
       if (auto sample = quantizer.sample_of_errors())
-        saved->original = {std::move(sample), rows.detach().clone(), weight.detach()};  // x may change later
+        saved->original = {std::move(sample), rows.detach().clone(),  // x may change later
+                           mantissa::dequantize(weight.detach())};
     }
     torch::autograd::variable_list tensors;
     take_tensors(saved->transposed_input, tensors);
@@ -126,7 +128,8 @@ class LinearFp8 : public torch::autograd::Function<LinearFp8> {
     const at::Tensor its_bias = bias ? bias->detach().resolve_neg().contiguous() : at::Tensor();
     const at::Tensor y = product(*input, *factor, its_bias, x.scalar_type(), how);
     if (saved->original)
-      saved->original->sample->add_error("output", y, reference_product(rows, weight), its_bias);
+      saved->original->sample->add_error("output", y, reference_product(rows, saved->original->weight),
+                                         its_bias);
     context->saved_data["factors"] = c10::IValue::make_capsule(std::move(saved));
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
@@ -294,7 +297,12 @@ void Fp8LinearState::record_amaxes(const at::Tensor& x, const at::Tensor& weight
   const std::lock_guard lock(mutex_);
   to(x.device());
   quantize_fp8_delayed(x, dtype, forward, 0);
-  quantize_fp8_delayed(weight, dtype, forward, 1);
+  quantize_fp8_delayed(mantissa::dequantize(weight), dtype, forward, 1);
+}
+
+int64_t Fp8LinearState::next_stream() {
+  const std::lock_guard lock(mutex_);
+  return stream_++;
 }
 
 bool Fp8LinearState::multiplies_natively(const at::Tensor& x) const {

@@ -82,9 +82,11 @@ class Fp8LinearState final : public Stateful {
   /// random numbers.
   std::shared_ptr<Fp8LinearState> for_product(const Fp8Recipe& recipe);
 
-  /// NVFP4's random numbers: the key, and the number of gradients that have been quantized.
+  /// The random numbers of stochastic rounding: the key, and the number of tensors that have been rounded.
   uint64_t seed() const { return seed_; }
   int64_t stream() const { return stream_; }
+  /// Returns the number of the next stream of random numbers, and counts it.
+  int64_t next_stream();
 
   /// Returns "seed", "stream" and, with DelayedScaling, "has_scales", and "forward" and "backward" with "scale" and
   /// "amax_history" each; and "is_faster_in_fp8" if that was decided, so that a resumed run computes the same.
@@ -135,7 +137,8 @@ void update_scales(c10::ArrayRef<Fp8LinearState*> layers, const AmaxReduction& r
 ///              the float32 sum of the gradient before its quantization.
 /// Micro-batches: without `is_first_microbatch`, each call quantizes the weight. True quantizes it and keeps the codes for
 ///              later calls. False uses the kept codes and adds nothing to the weight's history. A hash of the weight's
-///              values tells whether it has changed since.
+///              values tells whether it has changed since. A weight that is stored in FP8 (fp8_weight.h) has its codes, and
+///              `is_first_microbatch` only decides whether its amax is recorded.
 /// Evaluation:  a call without a graph keeps and quantizes nothing for backward, and records the amaxes of input and
 ///              weight as any other call does.
 /// Memory:      the codes of x are kept for backward, not x: 1 byte per value. Recipes in blocks keep codes of the

@@ -31,14 +31,20 @@ struct Words {
   }
 };
 
+/// Returns the random numbers of blocks `first` to `first + count`, each word of them as int64 [count].
+kernels::PhiloxBlock<at::Tensor> random_blocks(uint64_t seed, int64_t stream, int64_t first, int64_t count,
+                                               const at::Tensor& like) {
+  const at::Tensor block = at::arange(count, like.options().dtype(at::kLong)) + first;
+  const auto word = [&](int64_t value) { return at::full_like(block, value & 0xffffffff); };
+  return kernels::philox<Words>(
+      {{block & 0xffffffff, block.bitwise_right_shift(32), word(stream), word(stream >> 32)}}, seed);
+}
+
 /// Returns the draws of `count` values, int32 [count]. `count` is a multiple of 16.
 at::Tensor draws_of(const NVFP4Draws& draws, int64_t count, const at::Tensor& like) {
-  const at::Tensor block = at::arange(count / kernels::kDrawsPerBlock, like.options().dtype(at::kLong)) +
-                           static_cast<int64_t>(draws.offset / kernels::kDrawsPerBlock);
-  const auto word = [&](int64_t value) { return at::full_like(block, value & 0xffffffff); };
-  const auto random = kernels::philox<Words>(
-      {{block & 0xffffffff, block.bitwise_right_shift(32), word(draws.stream), word(draws.stream >> 32)}},
-      draws.seed);
+  const auto random =
+      random_blocks(draws.seed, draws.stream, static_cast<int64_t>(draws.offset / kernels::kDrawsPerBlock),
+                    count / kernels::kDrawsPerBlock, like);
   std::vector<at::Tensor> halves;
   for (const at::Tensor& each : random.words) halves.push_back(each & 0xffff);
   for (const at::Tensor& each : random.words) halves.push_back(each.bitwise_right_shift(16));
@@ -94,6 +100,12 @@ at::Tensor times_h(at::Tensor values, int64_t dim) {
 }
 
 }  // namespace
+
+at::Tensor random_words(uint64_t seed, int64_t stream, int64_t count, const at::Tensor& like) {
+  constexpr int64_t kWords = 4;
+  const auto random = random_blocks(seed, stream, 0, (count + kWords - 1) / kWords, like);
+  return at::stack(at::TensorList(random.words), 1).flatten().narrow(0, 0, count);
+}
 
 QuantizedNVFP4 quantize_nvfp4(const Rows& x, Tile tile, const std::optional<NVFP4Draws>& draws) {
   const at::Tensor amax = amax_of(x.tensor);

@@ -43,6 +43,10 @@ QuantizedFp8Blocks quantize_blocks(const Rows& x, at::ScalarType dtype, Fp8Block
 QuantizedMXFP8 quantize_mxfp8(const Rows& x, at::ScalarType dtype, Tile tile);
 QuantizedNVFP4 quantize_nvfp4(const Rows& x, Tile tile, const std::optional<NVFP4Draws>& draws);
 
+/// Returns `count` random numbers below 2^32 on the device of `like`, int64 [count]: Philox4x32-10, whose block i has the
+/// numbers 4 i to 4 i + 3 of stream `stream` under key `seed`.
+at::Tensor random_words(uint64_t seed, int64_t stream, int64_t count, const at::Tensor& like);
+
 /// Multiplies 16 adjacent values of each row, or of each column, by (1/4) S H, or by its inverse.
 at::Tensor hadamard(const Rows& x, at::ArrayRef<float> signs);
 at::Tensor inverse_hadamard(const Rows& x, at::ArrayRef<float> signs);

@@ -5,16 +5,19 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/maximum.h>
 #include <c10/util/Exception.h>
 #include <c10/util/overloaded.h>
 
 #include "mantissa/fp8/device_path_internal.h"
+#include "mantissa/fp8/fp8_weight_internal.h"
 #include "mantissa/fp8/hadamard.h"
 #include "mantissa/fp8/quantizer_internal.h"
 #include "mantissa/fp8/restore_internal.h"
 #include "mantissa/fp8/scaled_mm_internal.h"
 #include "mantissa/kernels/aten/gemm.h"
 #include "mantissa/kernels/aten/tensor_content.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 namespace {
@@ -192,7 +195,8 @@ bool Fp8Quantizer::is_same_transposed(Fp8Role role) const {
 
 Fp8Factor Fp8Quantizer::quantize_transposed(const at::Tensor& matrix, const Fp8Factor& factor, Fp8Role role,
                                             bool is_for_weight) {
-  return is_same_transposed(role) ? transposed(factor) : quantize_columns(matrix, role, is_for_weight);
+  return is_same_transposed(role) || is_packed(matrix) ? transposed(factor)
+                                                       : quantize_columns(matrix, role, is_for_weight);
 }
 
 Fp8Factor Fp8Quantizer::weight_factor_on_device(const at::Tensor& weight, Fp8WeightCodes codes) {
@@ -203,8 +207,20 @@ Fp8Factor Fp8Quantizer::weight_factor_on_device(const at::Tensor& weight, Fp8Wei
   return factor;
 }
 
+Fp8Factor Fp8Quantizer::stored_weight_factor(const at::Tensor& weight, Fp8WeightCodes codes) {
+  const at::Tensor& amax = fp8_weight_data(weight)->codes().amax;
+  state_.to(weight.device());
+  if (records_amaxes_ && codes != Fp8WeightCodes::kUseKept && amax.defined() &&
+      state_.forward.scale.defined()) {
+    const at::Tensor largest = state_.forward.amax_history[0][1];
+    largest.copy_(at::maximum(largest, amax));
+  }
+  return stored_factor(weight);
+}
+
 Fp8Factor Fp8Quantizer::weight_factor(const at::Tensor& weight, Fp8WeightCodes codes) {
   using Codes = Fp8WeightCodes;
+  if (is_packed(weight)) return stored_weight_factor(weight, codes);
   using Cache = Fp8LinearState::WeightCache;
   std::unique_ptr<Cache>& cache = state_.cache_;
   if (codes == Codes::kMake) return quantize(weight, Fp8Role::kWeight);

@@ -101,6 +101,8 @@ class Fp8Quantizer {
   Fp8Factor weight_factor(const at::Tensor& weight, Fp8WeightCodes codes);
 
  private:
+  /// Returns the factor of a weight that is stored in FP8.
+  Fp8Factor stored_weight_factor(const at::Tensor& weight, Fp8WeightCodes codes);
   /// Returns the factor of a weight on another device, whose codes are not kept.
   Fp8Factor weight_factor_on_device(const at::Tensor& weight, Fp8WeightCodes codes);
   bool is_same_transposed(Fp8Role role) const;

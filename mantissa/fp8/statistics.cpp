@@ -20,6 +20,7 @@
 #include "mantissa/fp8/statistics_internal.h"
 #include "mantissa/kernels/aten/gemm.h"
 #include "mantissa/kernels/cpu/fp8.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 namespace {
@@ -207,7 +208,8 @@ void Fp8Quantizer::record(const at::Tensor& matrix, const Fp8Factor& factor, Fp8
   const float delayed_scale = scales.defined() ? scales[role == Fp8Role::kWeight ? 1 : 0].item<float>() : 1;
   Fp8Factor on_cpu = factor;  // counting reads the memory
   for_each_tensor(on_cpu, [](at::Tensor& each) { each = each.cpu(); });
-  state_.sample_->add(role, tensor_statistics(matrix.detach().cpu(), on_cpu, state_.recipe_, delayed_scale));
+  state_.sample_->add(role, tensor_statistics(mantissa::dequantize(matrix.detach()).cpu(), on_cpu,
+                                              state_.recipe_, delayed_scale));
 }
 
 std::shared_ptr<Fp8Sample> Fp8Quantizer::sample_of_errors() const {

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "mantissa/weights/marked_weight_internal.h"
 #include "mantissa/weights/operators_internal.h"
 #include "mantissa/weights/packed_tensor_internal.h"
 #include "mantissa/weights/packed_weight.h"
@@ -25,13 +26,20 @@ at::ScalarType checked_dtype(const at::Tensor& self, std::optional<at::ScalarTyp
   return to;
 }
 
+/// Returns a copy with another nominal dtype. Packed data never changes, so it is shared. The storage is not shared if the
+/// weight trains, because the storage of such a weight gets other data.
+at::Tensor copy_of(const at::Tensor& self, at::ScalarType dtype) {
+  if (!marked::has_key(self)) return with_dtype(self, dtype);
+  const at::Tensor copy = make_packed_weight(data_of(self), dtype);
+  return is_transposed(self) ? transposed(copy) : copy;
+}
+
 }  // namespace
 
-// Packed data never changes, so a clone may share it.
 at::Tensor clone(const at::Tensor& self, std::optional<at::MemoryFormat> memory_format) {
   if (memory_format == at::MemoryFormat::Contiguous && is_transposed(self)) refuse("contiguous", self);
   data_of(self)->check_clone();
-  return with_dtype(self, self.scalar_type());
+  return copy_of(self, self.scalar_type());
 }
 
 // The memory format is ignored: it describes strides, and the parts of a packed weight have their own.
@@ -48,7 +56,7 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype,
   if (device && *device != self.device()) data = data->to(*device, non_blocking);
   if (to != self.scalar_type())
     if (PackedDataPtr converted = data->with_dtype(to)) data = std::move(converted);
-  if (data == data_of(self)) return with_dtype(self, to);
+  if (data == data_of(self)) return copy_of(self, to);
   const at::Tensor copy = make_packed_weight(std::move(data), to);
   return is_transposed(self) ? transposed(copy) : copy;
 }
@@ -59,7 +67,8 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
   if (find_data(from)) {
     TORCH_CHECK_VALUE(self.is_leaf(),
                       "set_data: a tensor that autograd computed cannot become a packed weight; detach() it");
-    self.unsafeGetTensorImpl()->set_requires_grad(false);
+    const bool trains = marked::has_key(from) || (marked::has_key(self) && find_data(self));
+    if (!trains) self.unsafeGetTensorImpl()->set_requires_grad(false);
     return true;
   }
   const PackedDataPtr* const data = find_data(self);

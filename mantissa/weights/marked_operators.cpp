@@ -18,6 +18,7 @@
 #include <ATen/ops/mv.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "mantissa/weights/einsum_internal.h"
@@ -31,6 +32,24 @@ namespace {
 
 using at::Tensor;
 using Below = c10::impl::ExcludeDispatchKeyGuard;
+
+/// Passes the gradient of the values on to the packed weight.
+class Dequantized : public torch::autograd::Function<Dequantized> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* /*context*/, const Tensor& weight) {
+    return mantissa::dequantize(weight);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* /*context*/,
+                                                 torch::autograd::variable_list gradients) {
+    return gradients;
+  }
+};
+
+/// Returns `tensor` for an operation that no rule computes: without its mark, and the values of a packed weight.
+Tensor plain(const Tensor& tensor) {
+  if (!has_key(tensor) || !is_packed(tensor)) return without_mark(tensor);
+  return Dequantized::apply(without_mark(tensor));
+}
 
 /// Whether `tensor` is marked and can be a factor that has a rule.
 bool is_marked_matrix(const Tensor& tensor) { return is_marked(tensor) && tensor.dim() == 2; }
@@ -64,9 +83,9 @@ Tensor apply(const char* operation, const Tensor& x, const Tensor& weight, const
   TORCH_CHECK_VALUE(x.device() == weight.device(), operation, ": the input is on ", x.device(),
                     " and the weight (", rule->description(), ") on ", weight.device(),
                     "; move one of them with to()");
-  const auto [input, autocast_key] = autocast(without_mark(x));
+  const auto [input, autocast_key] = autocast(plain(x));
   const Below below(autocast_key | c10::DispatchKeySet(kKey));
-  return rule->linear(input, without_mark(weight), bias.defined() ? without_mark(bias) : bias);
+  return rule->linear(input, without_mark(weight), bias.defined() ? plain(bias) : bias);
 }
 
 Tensor swapped(const Tensor& x) { return x.transpose(-1, -2); }
@@ -97,14 +116,14 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   if (answers(weight, input, fits)) return apply("linear", input, weight, bias.value_or(Tensor()));
   const Below below(kKey);
   std::optional<Tensor> plain_bias;
-  if (bias && bias->defined()) plain_bias = without_mark(*bias);
-  return at::linear(without_mark(input), without_mark(weight), plain_bias);
+  if (bias && bias->defined()) plain_bias = plain(*bias);
+  return at::linear(plain(input), plain(weight), plain_bias);
 }
 
 Tensor matmul(const Tensor& self, const Tensor& other) {
   if (const auto product = multiply("matmul", self, other)) return *product;
   const Below below(kKey);
-  return at::matmul(without_mark(self), without_mark(other));
+  return at::matmul(plain(self), plain(other));
 }
 
 // The shapes of the following are libtorch's to check.
@@ -114,13 +133,13 @@ Tensor mm(const Tensor& self, const Tensor& mat2) {
   if (are_matrices(self, mat2))
     if (const auto product = multiply("mm", self, mat2)) return *product;
   const Below below(kKey);
-  return at::mm(without_mark(self), without_mark(mat2));
+  return at::mm(plain(self), plain(mat2));
 }
 
 Tensor mv(const Tensor& self, const Tensor& vec) {
   if (vec.dim() == 1 && can_multiply(self, vec) && decides(self, vec)) return apply("mv", vec, self);
   const Below below(kKey);
-  return at::mv(without_mark(self), without_mark(vec));
+  return at::mv(plain(self), plain(vec));
 }
 
 /// Returns beta addend + alpha product.
@@ -128,7 +147,7 @@ Tensor weighted_sum(const Tensor& addend, const Tensor& product, const at::Scala
                     const at::Scalar& alpha) {
   const Tensor y = alpha.equal(1) ? product : product * alpha;
   if (beta.equal(0)) return y;  // as in libtorch, NaN in `addend` does not matter then
-  const Tensor cast = without_mark(addend).to(y.scalar_type());
+  const Tensor cast = plain(addend).to(y.scalar_type());
   return y + (beta.equal(1) ? cast : cast * beta);
 }
 
@@ -141,7 +160,7 @@ Tensor addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const a
     if (const auto product = multiply("addmm", mat1, mat2)) return weighted_sum(self, *product, beta, alpha);
   }
   const Below below(kKey);
-  return at::addmm(without_mark(self), without_mark(mat1), without_mark(mat2), beta, alpha);
+  return at::addmm(plain(self), plain(mat1), plain(mat2), beta, alpha);
 }
 
 Tensor addmv(const Tensor& self, const Tensor& mat, const Tensor& vec, const at::Scalar& beta,
@@ -149,7 +168,7 @@ Tensor addmv(const Tensor& self, const Tensor& mat, const Tensor& vec, const at:
   if (vec.dim() == 1 && can_multiply(mat, vec) && decides(mat, vec))
     return weighted_sum(self, apply("addmv", vec, mat), beta, alpha);
   const Below below(kKey);
-  return at::addmv(without_mark(self), without_mark(mat), without_mark(vec), beta, alpha);
+  return at::addmv(plain(self), plain(mat), plain(vec), beta, alpha);
 }
 
 Tensor einsum(std::string_view equation, at::TensorList tensors, at::OptionalIntArrayRef path) {
@@ -157,9 +176,9 @@ Tensor einsum(std::string_view equation, at::TensorList tensors, at::OptionalInt
                               either_decides(tensors[0], tensors[1]);
   if (may_be_product)
     if (auto product = einsum_as_product(equation, tensors, &is_marked_matrix)) return *product;
-  std::vector<Tensor> plain;
-  for (const Tensor& tensor : tensors) plain.push_back(tensor.defined() ? without_mark(tensor) : tensor);
-  return at::einsum(equation, plain, path);
+  std::vector<Tensor> factors;
+  for (const Tensor& tensor : tensors) factors.push_back(tensor.defined() ? plain(tensor) : tensor);
+  return at::einsum(equation, factors, path);
 }
 
 /// Marks a copy of `weight` with a rule of its own.
@@ -197,7 +216,8 @@ bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
     const Below below(kKey);
     is_compatible = at::_has_compatible_shallow_copy_type(self, from);
   }
-  const bool can_be_marked = from.layout() == at::kStrided && from.is_floating_point() && !is_packed(from);
+  const bool can_be_marked =
+      from.layout() == at::kStrided && from.is_floating_point() && is_packed(from) == is_packed(self);
   if (is_compatible && is_marked(self) && !is_marked(from) && can_be_marked) {
     insert_rule(from, weight_rule(self));
     set_key(from, true);
@@ -261,7 +281,7 @@ constexpr Registration kRegistration = {.insert = insert_rule, .find = find_rule
 const Registration& in_charge() {
   // The layout covers Registration and the virtual functions of WeightRule.
   static const void* const first = find_or_register({.name = "marked_weights",
-                                                     .layout = 3,
+                                                     .layout = 4,
                                                      .registration = &kRegistration,
                                                      .function = "mark_weight",
                                                      .make = &make_kernels});

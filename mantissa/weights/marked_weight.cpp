@@ -98,7 +98,7 @@ at::Tensor without_mark(const at::Tensor& tensor) {
 void mark_weight(const at::Tensor& weight, WeightRulePtr rule) {
   TORCH_CHECK_VALUE(weight.defined() && rule, "mark_weight: got ", rule ? "an undefined tensor" : "no rule",
                     "; give a weight and a rule");
-  TORCH_CHECK_VALUE(!is_packed(weight),
+  TORCH_CHECK_VALUE(!is_packed(weight) || rule->takes_packed(),
                     "mark_weight: the weight is packed, and so has an arithmetic already; "
                     "exchange it with mantissa::replace_weight() for a plain tensor first");
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.layout() == at::kStrided,

@@ -44,6 +44,10 @@ class WeightRule {
   /// Whether the rule is what a precision mode does to the layers of a module. The next mode that converts the
   /// module then removes the mark. A rule of the user's own stays in every mode.
   virtual bool belongs_to_mode() const { return false; }
+
+  /// Whether the rule trains packed weights, too (packed_weight.h). linear() then gets the packed tensor, which can
+  /// require a gradient. A product that the rule does not compute, has the dequantized values and sends them its gradient.
+  virtual bool takes_packed() const { return false; }
 };
 
 /// Marks a weight that is trained: from then on, `rule` computes the products of the weight. The code of the module
@@ -62,7 +66,8 @@ class WeightRule {
 /// Saving:   the mark is not saved. Mark a model again after it was built; loading into it keeps marks.
 /// Speed:    other tensors are unaffected. Other operations on the weight cost what they did.
 /// Threads:  marking is not allowed while another thread uses the weight; using it is.
-/// Errors:   c10::ValueError for an undefined tensor, no rule, a tensor that is no matrix, and a packed weight;
+/// Errors:   c10::ValueError for an undefined tensor, no rule, a tensor that is no matrix, and a packed weight, unless
+///           the rule takes those;
 ///           c10::TypeError for another dtype than a real floating-point one. Nothing has changed then.
 ///           A product throws c10::Error if code beside libtorch's operations has given the weight other memory.
 /// Example:  marked_weight_test.cpp, MarkedWeight.APlainLinearComputesWithTheRule

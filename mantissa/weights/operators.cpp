@@ -129,6 +129,7 @@ void add_arithmetic(const KernelLibrary& library) {
 KernelLibrary backend_library() {
   KernelLibrary library = kernel_library(c10::DispatchKey::PrivateUse2);
   add_arithmetic(library);
+  library->impl("alias", TORCH_FN(alias));
   library->impl("t", TORCH_FN(t));
   library->impl("transpose.int", TORCH_FN(transpose));
   library->impl("permute", TORCH_FN(permute));

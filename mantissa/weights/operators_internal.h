@@ -32,6 +32,7 @@ struct Registration {
 const Registration& in_charge();
 
 // views.cpp
+at::Tensor alias(const at::Tensor& self);
 at::Tensor t(const at::Tensor& self);
 at::Tensor transpose(const at::Tensor& self, int64_t dim0, int64_t dim1);
 at::Tensor permute(const at::Tensor& self, at::IntArrayRef dims);

@@ -5,7 +5,9 @@
 #include <torch/nn/module.h>
 
 #include "mantissa/core/suggest.h"
+#include "mantissa/weights/marked_weight.h"
 #include "mantissa/weights/operators_internal.h"
+#include "mantissa/weights/packed_weight.h"
 
 namespace mantissa {
 
@@ -20,6 +22,7 @@ void replace(const at::Tensor& parameter, const at::Tensor& weight, const std::s
                     ", so it would be computed again; replace the tensors that it is computed from");
   const at::NoGradGuard no_grad;
   const packed::MayUnpack scope;
+  if (is_packed(parameter)) unmark_weight(parameter);  // the mark belongs to the packed values
   at::Tensor(parameter).set_data(weight.detach());
   parameter.mutable_grad() = at::Tensor();
 }

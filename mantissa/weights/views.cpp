@@ -26,6 +26,8 @@ bool is_size_of(const at::Tensor& self, at::IntArrayRef size) {
 
 }  // namespace
 
+at::Tensor alias(const at::Tensor& self) { return same(self); }
+
 at::Tensor t(const at::Tensor& self) {
   if (self.dim() != 2) refuse("t", self);
   return transposed(self);
