@@ -61,17 +61,17 @@ std::shared_ptr<TensorModule> make_model(const Json& model) {
   const std::string kind = model["kind"];
   if (kind == "gpt") return std::make_shared<GptImpl>(gpt_options(model));
   if (kind == "resnet")
-    return std::make_shared<BottleneckResnetImpl>(
-        BottleneckResnetOptions{.blocks = model["blocks"].get<std::vector<int64_t>>(),
-                                .width = model["width"],
-                                .classes = model["classes"]});
+    return std::make_shared<twins::BottleneckResnetImpl>(
+        twins::BottleneckResnetOptions{.blocks = model["blocks"].get<std::vector<int64_t>>(),
+                                       .width = model["width"],
+                                       .classes = model["classes"]});
   TORCH_CHECK_VALUE(kind == "vit", "gpu_train: no model is called '", kind, "'; choose gpt, resnet or vit");
-  return std::make_shared<VitImpl>(VitOptions{.layers = model["layers"],
-                                              .width = model["width"],
-                                              .heads = model["heads"],
-                                              .image = model["image"],
-                                              .patch = model["patch"],
-                                              .classes = model["classes"]});
+  return std::make_shared<twins::VitImpl>(twins::VitOptions{.layers = model["layers"],
+                                                            .width = model["width"],
+                                                            .heads = model["heads"],
+                                                            .image = model["image"],
+                                                            .patch = model["patch"],
+                                                            .classes = model["classes"]});
 }
 
 std::shared_ptr<TensorModule> load_model(const Json& job, const Precision& precision, at::Device device) {

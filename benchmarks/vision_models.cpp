@@ -10,7 +10,7 @@
 
 #include "mantissa/models/linear_internal.h"
 
-namespace mantissa {
+namespace mantissa::twins {
 namespace {
 
 torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
@@ -114,4 +114,4 @@ at::Tensor VitImpl::forward(const at::Tensor& images) {
   return linear(head_, norm_(x).select(1, 0));
 }
 
-}  // namespace mantissa
+}  // namespace mantissa::twins

@@ -1,6 +1,7 @@
 #pragma once
 
-// The two networks of benchmarks/gpu that mantissa/models does not have. Their twins in
+// The two networks of benchmarks/gpu. Unlike those of mantissa/models, they are written as PyTorch alone can repeat them, because the
+// machine with the GPU has neither torchvision nor timm. Their twins in
 // benchmarks/gpu_parts/twins.py have the same names and the same operations in the same order.
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 #include "mantissa/models/tensor_module.h"
 
-namespace mantissa {
+namespace mantissa::twins {
 
 /// Computes relu(norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x)))))))) + shortcut(x)): a 1x1 convolution
 /// down to `width`, a 3x3 convolution with the stride, and a 1x1 convolution up to 4 * width. The shortcut is
@@ -102,4 +103,4 @@ class VitImpl final : public TensorModule {
 };
 TORCH_MODULE(Vit);
 
-}  // namespace mantissa
+}  // namespace mantissa::twins

@@ -31,7 +31,7 @@ struct FitOptions {
   bool activation_checkpointing = false;
   int64_t loss_chunk = 0;  ///< positions whose logits are computed at a time; 0: all of a batch
   double val_fraction = 0;
-  int64_t classes = 0, vocabulary = 0, threads = 0;
+  int64_t classes = 0, vocabulary = 0, context = 0, threads = 0;
   uint64_t seed = 0;
   DataLoaderOptions loader;
   /// Has no callbacks and loggers, because these write into a run's folder.

@@ -50,7 +50,7 @@ Data load_images(const DataSpec& spec, const FitOptions& o) {
 /// The tokens to train on, and those to validate on: a file, of which the end is held out, or a folder with both.
 Data load_tokens(const DataSpec& spec, const FitOptions& o) {
   const ModelInput input = token_input(o);
-  const int64_t context = ModelInput{}.context, vocabulary = input.vocabulary;
+  const int64_t context = input.context, vocabulary = input.vocabulary;
   const auto windows = [&](const std::shared_ptr<TokenFile>& file, int64_t stride, int64_t begin,
                            int64_t end) {
     return std::make_shared<TokenDataset>(file, context, vocabulary, stride, begin, end);
@@ -76,7 +76,7 @@ Data load_all_tokens(const DataSpec& spec, const FitOptions& o) {
   const std::filesystem::path path = spec.path;
   const auto file =
       std::make_shared<TokenFile>(std::filesystem::is_directory(path, ignored) ? path / "val.bin" : path);
-  const int64_t context = ModelInput{}.context;
+  const int64_t context = input.context;
   return {spec.kind, nullptr, std::make_shared<TokenDataset>(file, context, input.vocabulary, context),
           input};
 }
@@ -84,7 +84,7 @@ Data load_all_tokens(const DataSpec& spec, const FitOptions& o) {
 }  // namespace
 
 ModelInput token_input(const FitOptions& o) {
-  ModelInput input{.kind = InputKind::kTokens};
+  ModelInput input{.kind = InputKind::kTokens, .context = o.context};
   if (parse_data(o.data).kind != "tokens") return input;
   input.vocabulary = o.vocabulary;
   return input;
@@ -102,7 +102,8 @@ Data load_data(const FitOptions& o) {
   const uint64_t seed = o.seed;
   if (spec.kind == "tokens") return load_tokens(spec, o);
   if (spec.kind == "text") {
-    const int64_t context = ModelInput{}.context;
+    const ModelInput input = token_input(o);
+    const int64_t context = input.context;
     const at::Tensor bytes = load_text(spec.path);
     const int64_t size = bytes.size(0), needed = context + 1;
     const int64_t held = std::llround(static_cast<double>(size) * o.val_fraction);
@@ -111,10 +112,8 @@ Data load_data(const FitOptions& o) {
                       held, " to validate, but each needs ", needed,
                       "; give a longer file or another --val-fraction");
     const auto [train, held_out] = split_text(bytes, o.val_fraction);
-    return {"text",
-            std::make_shared<TextDataset>(train, context),
-            std::make_shared<TextDataset>(held_out, context, /*stride=*/context),
-            {.kind = InputKind::kTokens}};
+    return {"text", std::make_shared<TextDataset>(train, context),
+            std::make_shared<TextDataset>(held_out, context, /*stride=*/context), input};
   }
   Data data = load_images(spec, o);
   if (!data.val) std::tie(data.train, data.val) = random_split(data.train, o.val_fraction, seed);
@@ -125,14 +124,12 @@ Data load_all_data(const FitOptions& o) {
   const DataSpec spec = parse_data(o.data);
   if (spec.kind == "tokens") return load_all_tokens(spec, o);
   if (spec.kind == "text") {
-    const int64_t context = ModelInput{}.context;
+    const ModelInput input = token_input(o);
+    const int64_t context = input.context;
     const at::Tensor bytes = load_text(spec.path);
     TORCH_CHECK_VALUE(bytes.size(0) > context, "text file '", spec.path, "' has ", bytes.size(0),
                       " bytes, but a window needs ", context + 1, "; give a longer file");
-    return {"text",
-            nullptr,
-            std::make_shared<TextDataset>(bytes, context, /*stride=*/context),
-            {.kind = InputKind::kTokens}};
+    return {"text", nullptr, std::make_shared<TextDataset>(bytes, context, /*stride=*/context), input};
   }
   Data data = load_images(spec, o);
   if (!data.val) data.val = data.train;
@@ -146,7 +143,7 @@ std::unique_ptr<Loader> train_loader(const FitOptions& o, const Data& data) {
   if (data.input.kind == InputKind::kTokens) {
     // Windows overlap. An epoch has as many windows as cover the text once, each drawn at a random position.
     options.replacement = true;
-    options.num_samples = std::max<int64_t>(1, data.train->size() / ModelInput{}.context);
+    options.num_samples = std::max<int64_t>(1, data.train->size() / data.input.context);
   }
   return std::make_unique<DataLoader>(data.train, options);
 }

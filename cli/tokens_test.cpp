@@ -106,5 +106,22 @@ TEST_F(Tokens, BadFilesAreNamed) {
                {"--tokenizer encodes the text"});
 }
 
+TEST_F(Tokens, TheContextIsThatOfTheWindowsAndOfTheModel) {
+  write("short.bin", ids(std::string("\1\0", 2), 400));
+  const std::string folder = "--data tokens:short.bin --max-steps 1 --output run --json - --quiet ";
+  expect_error(train(folder), 1, {"'short.bin'", "40 to validate", "129"});
+  const Outcome trained = train(folder + "--context 20");
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const Outcome validated = run("validate run --device cpu --quiet --json -");
+  EXPECT_EQ(json::parse(validated.out)["samples"], 1)
+      << "windows of 20 and the token after them, in 40 tokens";
+  expect_error(run("generate run --prompt-tokens 1,1,1 --max-new-tokens 30 --context 20"), 2, {"--context"});
+  const Outcome written = run("generate run --device cpu --prompt-tokens 1,1,1 --max-new-tokens 30 --json -");
+  EXPECT_EQ(json::parse(written.out)["ended_by"], "context");
+  EXPECT_THAT(fit("--model mlp --context 20 --max-steps 0 --output images").err,
+              HasSubstr("--context has no effect with --data digits"));
+  expect_error(fit("--data text:short.bin --context 0"), 2, {"--context 0"});
+}
+
 }  // namespace
 }  // namespace mantissa::cli::tokens_test

@@ -11,6 +11,7 @@
 
 #include "cli/adapters.h"
 #include "cli/option.h"
+#include "cli/run_data.h"
 #include "mantissa/core/formats.h"
 #include "mantissa/models/registry.h"
 #include "mantissa/precision/empty_init.h"
@@ -130,6 +131,8 @@ class Warnings {
       if (is_given("benchmark") && (on_cpu || !convolves))
         warn("benchmark", on_cpu ? "--device cpu, which has no cuDNN" : no_convolutions);
     }
+    if (given_.has("context") && input_kind_of(o_.data) == InputKind::kImages)
+      warn("context", "--data " + o_.data);
     if (given_.has("vocabulary") && !o_.data.starts_with("tokens:")) warn("vocabulary", "--data " + o_.data);
     if (given_.has("classes") && !o_.data.starts_with("idx:")) warn("classes", "--data " + o_.data);
   }

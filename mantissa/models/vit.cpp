@@ -149,7 +149,9 @@ at::Tensor VitImpl::forward(const at::Tensor& images) {
   const at::Tensor patches = patch_embed_(images);
   at::Tensor x = at::cat({cls_token_.expand({images.size(0), -1, -1}), patches}, 1) + pos_embed_;
   x = at::dropout(x, options_.dropout, is_training());
-  for (const auto& block : *blocks_) x = block->as<VitBlock>()->forward(x);
+  for (size_t i = 0; i < blocks_->size(); ++i)
+    x = checkpointed([its = blocks_->ptr<VitBlockImpl>(i)](const at::Tensor& h) { return its->forward(h); },
+                     x);
   return linear(head_, norm_(x).select(1, 0));
 }
 

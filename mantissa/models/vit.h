@@ -8,6 +8,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include "mantissa/core/activation_checkpointing.h"
 #include "mantissa/models/public_model.h"
 #include "mantissa/weights/attention.h"
 
@@ -105,7 +106,7 @@ TORCH_MODULE(VitPatches);
 /// Errors:   c10::ValueError for options out of range, and from forward() for other shapes.
 /// Source:   Dosovitskiy et al. 2021, arXiv:2010.11929.
 /// Example:  vit_test.cpp, VitFiles.EitherKindIsReadByEither
-class VitImpl final : public PublicModel {
+class VitImpl final : public PublicModel, public HasActivationCheckpointing {
  public:
   explicit VitImpl(const VitOptions& options);
   at::Tensor forward(const at::Tensor& images) override;

@@ -12,6 +12,7 @@
 #include "mantissa/models/gpt.h"
 #include "mantissa/models/gpt2.h"
 #include "mantissa/models/llama.h"
+#include "mantissa/models/vit.h"
 #include "mantissa/precision/recompute.h"
 #include "mantissa/precision/registry.h"
 #include "mantissa/trainer/classification_task.h"
@@ -53,10 +54,19 @@ Batch some_batch() {
   return {tokens.narrow(1, 0, 32), tokens.narrow(1, 1, 32), {}};
 }
 
+/// With dropout, too.
+std::shared_ptr<TensorModule> make_vit() {
+  VitOptions options;
+  options.image_size = 32, options.patch_size = 8, options.hidden_dim = 64, options.mlp_dim = 96;
+  options.num_layers = 4, options.num_heads = 4, options.num_classes = 10, options.dropout = 0.1;
+  return std::make_shared<VitImpl>(options);
+}
+
 class InMode : public testing::TestWithParam<std::string> {};
 
 /// Returns the weights after two steps. Frozen weights are trained through adapters.
-std::vector<at::Tensor> trained(Make make, const std::string& mode_name, const Batch& batch,
+template <typename Make>
+std::vector<at::Tensor> trained(const Make& make, const std::string& mode_name, const Batch& batch,
                                 bool checkpoints) {
   torch::manual_seed(5);
   const auto model = make();
@@ -76,8 +86,8 @@ std::vector<at::Tensor> trained(Make make, const std::string& mode_name, const B
     at::Tensor loss;
     {
       const Scope scope = mode->forward_context();
-      const at::Tensor logits = model->forward(batch.data);
-      loss = at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), batch.target.flatten());
+      const at::Tensor logits = model->forward(mode->convert_input(batch.data));
+      loss = at::cross_entropy_loss(logits.flatten(0, -2).to(at::kFloat), batch.target.flatten());
     }
     mode->backward(loss);
     mode->optimizer_step(optimizer);
@@ -85,14 +95,19 @@ std::vector<at::Tensor> trained(Make make, const std::string& mode_name, const B
   return trains;
 }
 
+template <typename Make>
+void expect_same_bits(const Make& make, const std::string& mode, const Batch& batch) {
+  const auto want = trained(make, mode, batch, false), got = trained(make, mode, batch, true);
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
+}
+
 TEST_P(InMode, CheckpointingChangesNoBit) {
   torch::manual_seed(1);
   const Batch batch = some_batch();
-  for (const Make make : kModels) {
-    const auto want = trained(make, GetParam(), batch, false), got = trained(make, GetParam(), batch, true);
-    ASSERT_EQ(got.size(), want.size());
-    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
-  }
+  for (const Make make : kModels) expect_same_bits(make, GetParam(), batch);
+  expect_same_bits(make_vit, GetParam(),
+                   {torch::randn({3, 3, 32, 32}), torch::randint(10, {3}, torch::kLong), {}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, InMode,
