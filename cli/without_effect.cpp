@@ -119,6 +119,11 @@ class Warnings {
           "--precision ", o_.precision(),
           " freezes the weights that it quantizes, which are random without --weights; give the file of "
           "the model to fine-tune");
+    } else if (given_.has("train_only") && !o_.train_only.empty() && o_.weights.empty()) {
+      TORCH_WARN(
+          "--train-only freezes the other weights, which are random without --weights; give the file of the "
+          "model "
+          "to fine-tune");
     }
   }
 
@@ -130,6 +135,7 @@ class Warnings {
       if (is_given("benchmark") && (on_cpu || !convolves))
         warn("benchmark", on_cpu ? "--device cpu, which has no cuDNN" : no_convolutions);
     }
+    if (is_given("new_head") && o_.weights.empty()) warn("new_head", "no --weights");
     if (given_.has("classes") && !o_.data.starts_with("idx:")) warn("classes", "--data " + o_.data);
   }
 
