@@ -166,7 +166,7 @@ TEST_F(Faults, ALostFolderWithoutCheckpointsCostsNoWeightsEither) {
 
 TEST_F(Faults, AFileThatMayNotGrowIsAnError) {
   // In units of 512 or 1024 bytes: only the weights do not fit.
-  const Outcome outcome = shell("(ulimit -f 20; $mantissa fit --device cpu --quiet " + kFit +
+  const Outcome outcome = shell("(ulimit -f 40; $mantissa fit --device cpu --quiet " + kFit +
                                 "--max-epochs 2 --output run); echo status $?");
   EXPECT_THAT(outcome.out, HasSubstr("status 1\n")) << outcome.err;
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("mantissa: error: "), HasSubstr("writing failed: File too large"),

@@ -26,6 +26,8 @@ struct FitOptions {
   OptionValues values;
 
   std::string data, model, weights, output;
+  bool new_head = false;                ///< --weights leaves the output layer as it is
+  std::vector<std::string> train_only;  ///< names for cli::train_only(); empty: all
   std::optional<LoraConfig> lora;
   std::string adapter;  ///< a folder of PEFT's to begin with; "": none
   bool activation_checkpointing = false;

@@ -15,6 +15,7 @@
 #include "cli/all_modes.h"
 #include "cli/child_process.h"
 #include "cli/errors.h"
+#include "cli/fine_tuning.h"
 #include "cli/loggers_and_callbacks.h"
 #include "cli/option.h"
 #include "cli/run_data.h"
@@ -45,6 +46,7 @@ Json plan_mode(FitOptions o) {
   const std::optional<Batch> batch = train->next();
   const std::shared_ptr<TensorModule> model = make_model_of(o, data.input);
   const auto adapter = add_adapter(o, *model);
+  usage([&] { train_only(*model, o.train_only); });
   ClassificationTask task = make_task(o, model, /*steps=*/2);
   const MemoryPlan plan = plan_memory(task, *batch, options);
   return {{"precision", plan.precision},

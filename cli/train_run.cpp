@@ -22,6 +22,7 @@
 #include "cli/all_modes.h"
 #include "cli/config_file.h"
 #include "cli/errors.h"
+#include "cli/fine_tuning.h"
 #include "cli/layer_table.h"
 #include "cli/loggers_and_callbacks.h"
 #include "cli/model_weights.h"
@@ -241,7 +242,7 @@ class TrainingRun {
       // Memory that nobody has written to is not there yet, which large models need. A run that is resumed converts its
       // model before it loads the weights, and needs values until then.
       std::optional<EmptyInit> are_loaded;
-      if (!o.weights.empty() && !resumes_from_checkpoint_) are_loaded.emplace();
+      if (!o.weights.empty() && !o.new_head && !resumes_from_checkpoint_) are_loaded.emplace();
       model_ = make_model_of(o, data_.input);
     }
     if (resumed && !resumes_from_checkpoint_) {
@@ -249,10 +250,11 @@ class TrainingRun {
                  " has no checkpoint to resume from and starts again");
     }
     if (!o.weights.empty() && !resumes_from_checkpoint_) {
-      load_model_weights(*model_, o.weights, o);
+      o.new_head ? load_weights_below_head(*model_, o.weights, o) : load_model_weights(*model_, o.weights, o);
       check_finite_weights(*model_, o.weights);
     }
     adapter_ = add_adapter(o, *model_, resumes_from_checkpoint_ ? resumed->path() : std::filesystem::path());
+    usage([&] { train_only(*model_, o.train_only); });
   }
 
   /// Returns the content of result.json. A training that has diverged and has a mode to fall back to returns null, and
@@ -276,7 +278,7 @@ class TrainingRun {
     save_adapter();
     Json json = to_json(o_, trainer, result, parameters(), folder_->path());
     if (const Json earlier = earlier_modes(*folder_); !earlier.empty()) json["fallbacks"] = earlier;
-    if (adapter_) json["trained_parameters"] = adapter_->get_nb_trainable_parameters().first;
+    if (adapter_ || !o_.train_only.empty()) json["trained_parameters"] = trained_parameters();
     if (!plan.is_null()) {
       json["memory_plan"] = plan;
       // The peak of a GPU is counted from the start of the fit.
@@ -389,6 +391,13 @@ class TrainingRun {
   int64_t parameters() const {
     int64_t count = 0;
     for (const at::Tensor& p : model_->parameters()) count += p.numel();
+    return count;
+  }
+
+  int64_t trained_parameters() const {
+    int64_t count = 0;
+    for (const at::Tensor& p : model_->parameters())
+      if (p.requires_grad()) count += p.numel();
     return count;
   }
 

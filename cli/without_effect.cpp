@@ -120,6 +120,11 @@ class Warnings {
           "--precision ", o_.precision(),
           " freezes the weights that it quantizes, which are random without --weights; give the file of "
           "the model to fine-tune");
+    } else if (given_.has("train_only") && !o_.train_only.empty() && o_.weights.empty()) {
+      TORCH_WARN(
+          "--train-only freezes the other weights, which are random without --weights; give the file of the "
+          "model "
+          "to fine-tune");
     }
   }
 
@@ -134,6 +139,7 @@ class Warnings {
     if (given_.has("context") && input_kind_of(o_.data) == InputKind::kImages)
       warn("context", "--data " + o_.data);
     if (given_.has("vocabulary") && !o_.data.starts_with("tokens:")) warn("vocabulary", "--data " + o_.data);
+    if (is_given("new_head") && o_.weights.empty()) warn("new_head", "no --weights");
     if (given_.has("classes") && !o_.data.starts_with("idx:")) warn("classes", "--data " + o_.data);
   }
 

@@ -4,9 +4,18 @@
 #include "cli/fit_options.h"
 #include "cli/lora_option.h"
 #include "cli/option_destination.h"
+#include "cli/option_parsers.h"
 #include "cli/options/groups.h"
 
 namespace mantissa::cli {
+
+namespace {
+
+std::vector<std::string> parse_train_only(const std::string& flag, const std::string& text) {
+  return text.empty() ? std::vector<std::string>() : parse_words(flag, text);
+}
+
+}  // namespace
 
 std::vector<Option> model_options() {
   constexpr auto kGroup = Group::kModel;
@@ -28,6 +37,19 @@ std::vector<Option> model_options() {
        .help = "start from this safetensors file, or from a model in shards: its index or folder",
        .names_a_file = true,
        .in_trained = true},
+      {.name = "new_head",
+       .group = kGroup,
+       .to = to(&FitOptions::new_head),
+       .default_value = false,
+       .help =
+           "leave out the output layer of --weights, which may have other classes; the new one is random"},
+      {.name = "train_only",
+       .group = kGroup,
+       .to = to(&FitOptions::train_only, parse_train_only),
+       .default_value = "",
+       .help = "train these parameters and freeze the others, for example head,norm or *.bias: names of "
+               "parameters or "
+               "modules, or shell patterns; head: the output layer; empty: train all"},
       {.name = "lora",
        .group = kGroup,
        .to = to(&FitOptions::lora, parse_lora),

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace mantissa::cli {
+
+struct FitOptions;
+
+/// Returns the name of a model's output layer: the one whose parameters come last.
+/// Errors: c10::ValueError that begins with `flag` if this is no linear layer, as in a model whose output layer is its table of
+///         embeddings.
+std::string output_layer(const torch::nn::Module& model, const std::string& flag);
+
+/// Loads the weights of a file as load_model_weights() does, except those of the output layer, which keeps its values.
+/// The file's may have another shape, or be missing.
+/// Memory: the whole file if it is quantized.
+/// Errors: those of load_model_weights() and output_layer().
+void load_weights_below_head(torch::nn::Module& model, const std::filesystem::path& file,
+                             const FitOptions& o);
+
+/// Freezes all parameters but those that `names` select and those of an adapter. A name is that of a parameter, of a module,
+/// which selects all its parameters, or a shell pattern for names of parameters, as the model or its files have them; "head" is
+/// also the output layer. Nothing changes if `names` is empty.
+/// Errors: c10::ValueError for a name that selects nothing, and for a weight that cannot be trained, because it is quantized or
+///         has an adapter. Nothing has changed then.
+void train_only(torch::nn::Module& model, const std::vector<std::string>& names);
+
+}  // namespace mantissa::cli
