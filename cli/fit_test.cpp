@@ -70,7 +70,7 @@ TEST_F(Program, ALossThatIsNotFiniteIsWarnedOf) {
 
 // Four checkpoints fail, in the thread that writes them.
 TEST_F(Program, WarningsOfAllThreadsArePlainAndComeOnce) {
-  const std::string limit = "trap '' XFSZ; ulimit -f 16; ";  // like a full disk, above 16 or 8 KiB
+  const std::string limit = "trap '' XFSZ; ulimit -f 32; ";  // like a full disk, above 32 or 16 KiB
   const std::string command =
       "cd '" + folder_.string() + "' && (" + limit + MANTISSA_PROGRAM +
       " fit --device cpu --quiet --model mlp --max-epochs 4 --logger none --output run"
