@@ -41,15 +41,12 @@ std::vector<Option> model_options() {
        .group = kGroup,
        .to = to(&FitOptions::new_head),
        .default_value = false,
-       .help =
-           "leave out the output layer of --weights, which may have other classes; the new one is random"},
+       .help = "leave out the last linear layer of --weights, for other classes"},
       {.name = "train_only",
        .group = kGroup,
        .to = to(&FitOptions::train_only, parse_train_only),
        .default_value = "",
-       .help = "train these parameters and freeze the others, for example head,norm or *.bias: names of "
-               "parameters or "
-               "modules, or shell patterns; head: the output layer; empty: train all"},
+       .help = "parameters, modules or shell patterns to train, such as head,norm or *.bias; empty: all"},
       {.name = "lora",
        .group = kGroup,
        .to = to(&FitOptions::lora, parse_lora),
