@@ -41,7 +41,8 @@ struct FitOptions {
   std::string optimizer;
   /// The settings of all optimizers; settings_taken() selects those that `optimizer` takes.
   OptimizerSettings optimizer_settings;
-  std::vector<std::string> optim_32bit_modules;  ///< names of modules and weights; for 8- and 4-bit optimizers
+  std::vector<std::string>
+      optim_32bit_modules;  ///< names of modules and weights; for 8- and 4-bit optimizers
   std::string lr_schedule;
   WarmupCosineOptions warmup;
   EmaOptions ema;

@@ -57,7 +57,8 @@ TEST(ProgressBar, IsNotRedrawnForEveryBatch) {
   bar.on_fit_start(trainer, {.batches_per_epoch = 1000, .max_epochs = 1, .max_steps = -1});
   bar.on_train_epoch_start(trainer, 0);
   const auto start = std::chrono::steady_clock::now();
-  for (int64_t i = 0; i < 1000; ++i) bar.on_train_batch_end(trainer, {.batch_index = i, .loss = {}, .stepped = true});
+  for (int64_t i = 0; i < 1000; ++i)
+    bar.on_train_batch_end(trainer, {.batch_index = i, .loss = {}, .stepped = true});
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   std::string text(static_cast<size_t>(std::ftell(out)), '\0');
   std::rewind(out);
