@@ -75,6 +75,22 @@ TEST_F(Gpt2Command, QuantizedWeightsAndAdaptersAreReadBack) {
   }
 }
 
+TEST_F(Gpt2Command, AMergedModelIsAPublicModel) {
+  const Outcome tuned = fit_gpt2("--max-steps 2 --lora r=2,targets=c_attn+c_proj --precision nf4");
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  fs::create_directory(folder_ / "merged");
+  const Outcome merged = run("merge run --output merged/model.safetensors --dequantize");
+  ASSERT_EQ(merged.status, 0) << merged.err;
+  EXPECT_EQ(load_gpt2(folder_ / "merged")->options(), kOptions);
+  EXPECT_EQ(run("generate merged --device cpu --quiet --prompt-tokens 1,2 --max-new-tokens 3").status, 0);
+  fs::remove(folder_ / "merged" / "model.safetensors");
+  const Outcome again = run("merge run --output merged/model.safetensors --dequantize");
+  EXPECT_THAT(again.err, testing::HasSubstr("'merged/config.json' already exists"));
+  fs::create_directory(folder_ / "packed");
+  EXPECT_EQ(run("merge run --output packed/model.safetensors").status, 0);
+  EXPECT_FALSE(fs::exists(folder_ / "packed" / "config.json")) << "transformers has no such weights";
+}
+
 TEST_F(Gpt2Command, OptionsThatSaveMemoryChangeNoResult) {
   const auto trained = [&](const std::string& options) {
     fs::remove_all(folder_ / "run");

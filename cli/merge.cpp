@@ -23,9 +23,11 @@
 #include "cli/dtype_names.h"
 #include "cli/errors.h"
 #include "cli/fit_flags.h"
+#include "cli/model_config.h"
 #include "cli/model_weights.h"
 #include "cli/run_folder.h"
 #include "cli/trained_model.h"
+#include "mantissa/io/atomic_file.h"
 #include "mantissa/io/weights.h"
 #include "mantissa/quant/stored_weights.h"
 #include "mantissa/weights/named_parts.h"
@@ -123,14 +125,25 @@ std::map<std::string, SafetensorsEntry> entries_of(const torch::nn::Module& modu
   return entries;
 }
 
+/// Returns the place of a config.json for an output that has the name of a public model's file; "" for another output.
+std::string config_beside(const std::string& output) {
+  const std::filesystem::path path = output;
+  return path.filename() == "model.safetensors" ? (path.parent_path() / kModelConfig).string() : "";
+}
+
+void check_output(const std::string& file, bool overwrite) {
+  std::error_code error;
+  TORCH_CHECK(overwrite || !std::filesystem::exists(std::filesystem::symlink_status(file, error)), "'", file,
+              "' already exists; choose another place, or give --overwrite");
+  check_writable(file);
+}
+
 void merge(const MergeCommand& command) {
   usage([&] { check_safetensors_name(command.output); });
   const auto dtype = usage([&] { return parse_merged_dtype(command.dtype); });
-  std::error_code error;
-  TORCH_CHECK(
-      command.overwrite || !std::filesystem::exists(std::filesystem::symlink_status(command.output, error)),
-      "'", command.output, "' already exists; choose another place, or give --overwrite");
-  check_writable(command.output);
+  const std::string config = config_beside(command.output);
+  check_output(command.output, command.overwrite);
+  if (!config.empty()) check_output(config, command.overwrite);
   TrainedModel run = open_trained_model(command.run, /*unsplit=*/false);
   if (!run.adapter && has_adapter(run.options))
     throw UsageError("--weights " + run.options.weights +
@@ -144,6 +157,8 @@ void merge(const MergeCommand& command) {
   if (command.dequantize) dequantize_all(*run.model);
   save_model_weights(*run.model, command.output,
                      {{"model", run.options.model}, {"precision", mode_of_weights(entries_of(*run.model))}});
+  if (const std::string text = config.empty() ? "" : config_of(*run.model); !text.empty())
+    write_file_atomically(config, text, Links::kReplace);
   report_merged(layers, command.output);
 }
 

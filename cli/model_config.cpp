@@ -8,10 +8,14 @@
 #include <optional>
 
 #include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/dtype_names.h"
+#include "mantissa/io/weights.h"
+#include "mantissa/models/causal_model.h"
+#include "mantissa/weights/named_parts.h"
 
 namespace mantissa::cli {
 namespace {
@@ -41,6 +45,13 @@ std::string config_for(const SafetensorsLayout& weights, const std::filesystem::
   if (json[key] == dtype) return text;
   json[key] = dtype;
   return json.dump(2) + "\n";
+}
+
+std::string config_of(const torch::nn::Module& model) {
+  const auto* const causal = dynamic_cast<const CausalModel*>(&model);
+  const auto weights = named_weights(model);
+  if (!causal || plain_weights(weights).size() != weights.size()) return "";
+  return causal->config_json(causal->parameters().front().scalar_type());
 }
 
 }  // namespace mantissa::cli

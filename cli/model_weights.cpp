@@ -112,8 +112,7 @@ void load_model_weights(torch::nn::Module& model, const std::filesystem::path& f
 void save_model_weights(const torch::nn::Module& model, const std::filesystem::path& file,
                         const std::map<std::string, std::string>& about) {
   std::map<std::string, at::Tensor> parts = named_parts(named_weights(model));
-  if (const auto* const known = dynamic_cast<const PublicModel*>(&model))
-    parts = as_in_files(*known, std::move(parts));
+  if (const auto* const known = dynamic_cast<const PublicModel*>(&model)) parts = as_in_files(*known, parts);
   save_safetensors(file, parts, about, Links::kReplace);
 }
 

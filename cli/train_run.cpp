@@ -25,6 +25,7 @@
 #include "cli/fine_tuning.h"
 #include "cli/layer_table.h"
 #include "cli/loggers_and_callbacks.h"
+#include "cli/model_config.h"
 #include "cli/model_weights.h"
 #include "cli/resolve.h"
 #include "cli/run_data.h"
@@ -333,10 +334,7 @@ class TrainingRun {
 
   /// Writes what transformers needs beside the weights of a model that they know.
   void save_config() const {
-    const auto* const causal = dynamic_cast<const CausalModel*>(model_.get());
-    const auto weights = named_weights(*model_);
-    if (!causal || adapter_ || plain_weights(weights).size() != weights.size()) return;
-    const std::string config = causal->config_json(causal->parameters().front().scalar_type());
+    const std::string config = adapter_ ? "" : config_of(*model_);
     if (!config.empty()) write_file_atomically(folder_->file(kModelConfig), config, Links::kReplace);
   }
 

@@ -32,7 +32,7 @@ TEST(CudaBuild, HasCodeForTheDevice) {
     GTEST_SKIP() << "compiled for sm_80 and newer, and this GPU is sm_" << device.major << device.minor;
   const at::Tensor told = at::zeros({2}, at::device(at::Device(at::kCUDA, 0)).dtype(at::kInt));
   report_architecture<<<1, 1, 0, c10::cuda::getCurrentCUDAStream()>>>(told.mutable_data_ptr<int>(),
-                                                                      told.mutable_data_ptr<int>() + 1);
+                                                                    told.mutable_data_ptr<int>() + 1);
   ASSERT_EQ(cudaGetLastError(), cudaSuccess);
   const bool is_hopper = device.major == 9 && device.minor == 0;
   EXPECT_EQ(told[0].item<int>(), is_hopper ? 900 : 800);

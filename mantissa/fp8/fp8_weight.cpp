@@ -30,7 +30,7 @@ at::Tensor one_number(float value, const at::Tensor& like) {
 }
 
 /// Returns the largest magnitude of the values; NaN does not count.
-at::Tensor amax_of(const at::Tensor& values) {
+at::Tensor magnitude_of(const at::Tensor& values) {
   at::Tensor amax = one_number(0, values);
   quantize_fp8(values, at::kFloat8_e4m3fn, one_number(1, values), amax);
   return amax;
@@ -40,11 +40,11 @@ at::Tensor amax_of(const at::Tensor& values) {
 Fp8Weight::Codes nearest(const at::Tensor& values, Fp8LinearState& state) {
   Fp8Quantizer quantizer(state, /*records_amaxes=*/false, /*uses_current_scales=*/!state.has_scales());
   const bool is_delayed = std::holds_alternative<DelayedScaling>(state.recipe());
-  return {quantizer.quantize(values, Fp8Role::kWeight), is_delayed ? amax_of(values) : at::Tensor()};
+  return {quantizer.quantize(values, Fp8Role::kWeight), is_delayed ? magnitude_of(values) : at::Tensor()};
 }
 
 Fp8Weight::Codes stochastic(const at::Tensor& values, Fp8LinearState& state) {
-  const at::Tensor amax = amax_of(values);
+  const at::Tensor amax = magnitude_of(values);
   const at::Tensor scale =
       fp8::operators::scales_of(amax, fp8_max(at::kFloat8_e4m3fn), {.power_of_two = true});
   const at::Tensor rounded =
@@ -162,11 +162,10 @@ void make_fp8_weight(const at::Tensor& parameter, const std::shared_ptr<Fp8Linea
       std::make_shared<Fp8Weight>(state->recipe(), nearest(values, *state), std::move(init_val)),
       parameter.scalar_type());
   mark_weight(made, std::make_shared<Fp8TrainingRule>(state));
-  at::Tensor weight = parameter;
-  const bool trains = weight.requires_grad();
-  weight.mutable_grad() = at::Tensor();
-  weight.set_data(made);
-  weight.set_requires_grad(trains);
+  const bool trains = parameter.requires_grad();
+  parameter.mutable_grad() = at::Tensor();
+  parameter.set_data(made);
+  parameter.set_requires_grad(trains);
 }
 
 void store_fp8_weight(const at::Tensor& weight, const at::Tensor& values, Fp8Rounding rounding) {

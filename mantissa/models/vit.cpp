@@ -127,14 +127,12 @@ void VitImpl::initialize_weights() {
     } else if (name == "patch_embed.proj.weight") {
       // torchvision cuts this distribution off at 2, which is more than 10 standard deviations.
       p.normal_(0, std::sqrt(1.0 / static_cast<double>(p[0].numel())));
-    } else if (name.starts_with("head.")) {
-      p.zero_();
     } else if (name.ends_with(".attn.qkv.weight") || name.ends_with(".fc1.weight") ||
                name.ends_with(".fc2.weight")) {
       xavier_uniform(p);
     } else if (name.ends_with(".fc1.bias") || name.ends_with(".fc2.bias")) {
       p.normal_(0, 1e-6);
-    } else if (name.ends_with(".bias")) {
+    } else if (name.starts_with("head.") || name.ends_with(".bias")) {
       p.zero_();
     }  // Others, such as attn.proj.weight, keep the values that libtorch's layers begin with.
   }

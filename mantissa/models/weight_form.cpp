@@ -11,9 +11,9 @@ bool is_matrix(const at::Tensor& tensor) { return tensor.is_floating_point() && 
 }  // namespace
 
 std::map<std::string, at::Tensor> as_in_files(const PublicModel& model,
-                                              std::map<std::string, at::Tensor> weights) {
+                                              const std::map<std::string, at::Tensor>& weights) {
   std::map<std::string, at::Tensor> stored;
-  for (auto& [name, tensor] : weights)
+  for (const auto& [name, tensor] : weights)
     stored[model.name_in_files(name)] =
         model.is_transposed_in_files(name) && is_matrix(tensor) ? tensor.detach().t() : tensor;
   return stored;

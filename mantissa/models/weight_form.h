@@ -16,7 +16,7 @@ namespace mantissa {
 
 /// Returns a model's tensors, which have its own names, as its public files have them, under the names there: transposed ones become views.
 std::map<std::string, at::Tensor> as_in_files(const PublicModel& model,
-                                              std::map<std::string, at::Tensor> weights);
+                                              const std::map<std::string, at::Tensor>& weights);
 
 /// Returns the tensors of a file as the model has them. `from` is the file's name in errors.
 /// Errors: c10::ValueError if two of them are the same weight.
