@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <gtest/gtest.h>
 #include <string>
@@ -36,6 +38,17 @@ inline void expect_within_bound(const at::Tensor& got, const at::Tensor& exact, 
   EXPECT_TRUE(at::allclose(got.to(at::kDouble).masked_fill(~not_finite, 0),
                            special.masked_fill(~not_finite, 0), 0, 0, /*equal_nan=*/true));
 }
+
+/// Counts the bytes that this thread has allocated, minus those it has freed.
+class LiveBytes : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+    now += size;
+    peak = std::max(peak, now);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t now = 0, peak = 0;
+};
 
 /// True if both hold the same numbers bit for bit; NaN equals NaN.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {

@@ -165,17 +165,6 @@ TEST_P(MixedProducts, CastNoWeight) {
   EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
 }
 
-/// Counts the bytes that this thread has allocated, minus those it has freed.
-class LiveBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
-    now += size;
-    peak = std::max(peak, now);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t now = 0, peak = 0;
-};
-
 /// No copy is made or kept. (libtorch makes one per matrix of a batch, for a weight without gradients.)
 TEST_P(MixedProducts, KeepNoCopyOfAWeight) {
   constexpr int64_t kRows = 32, kInputs = 512, kOutputs = 256;  // a copy is larger than everything else
@@ -184,7 +173,7 @@ TEST_P(MixedProducts, KeepNoCopyOfAWeight) {
   const at::Tensor w = at::randn({kOutputs, kInputs}).requires_grad_();
   const Region region(GetParam());
   at::linear(x, w.detach().clone().requires_grad_());  // allocates what is made once per region
-  const auto live = std::make_shared<LiveBytes>();
+  const auto live = std::make_shared<test::LiveBytes>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
   const at::Tensor y = at::linear(x, w);
   EXPECT_GE(live->now, kRows * kOutputs * 2);
